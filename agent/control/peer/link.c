@@ -11,54 +11,47 @@
 /* Bytes of one side in the context of the key. */
 #define SIDE_SIZE (NONCE_SIZE + 16 + 8)
 
-static uint8_t *put_side(uint8_t *p, const uint8_t nonce[NONCE_SIZE], const uint8_t agent_id[16],
-			 uint64_t incarnation)
+static void put_side(uint8_t *p, const uint8_t nonce[NONCE_SIZE], const uint8_t agent_id[16],
+		     uint64_t incarnation)
 {
 	memcpy(p, nonce, NONCE_SIZE);
 	memcpy(p + NONCE_SIZE, agent_id, 16);
 	dray_le_put64(p + NONCE_SIZE + 16, incarnation);
-	return p + SIDE_SIZE;
 }
 
 /* The key is bound to both nonces, ids and incarnations; the connecting side comes first. */
 static int derive_key(struct peer *peer, uint8_t ret[STREAM_KEY_SIZE])
 {
 	const struct peers_deps *d = &peer->p->deps;
-	uint8_t context[2 * SIDE_SIZE], *p = context;
+	bool initiator = peer->fsm.initiator;
+	uint8_t context[2 * SIDE_SIZE];
 
-	if (peer->fsm.initiator)
-		p = put_side(p, peer->nonce, d->agent_id, d->incarnation);
-	p = put_side(p, peer->peer_nonce, peer->agent_id, peer->incarnation);
-	if (!peer->fsm.initiator)
-		put_side(p, peer->nonce, d->agent_id, d->incarnation);
+	put_side(context + (initiator ? 0 : SIDE_SIZE), peer->nonce, d->agent_id, d->incarnation);
+	put_side(context + (initiator ? SIDE_SIZE : 0), peer->peer_nonce, peer->agent_id,
+		 peer->incarnation);
 	return conn_export(peer->conn, KEY_LABEL, context, sizeof(context), ret, STREAM_KEY_SIZE);
 }
 
 /*
- * The address that we connected to is proved. A peer that connected to us only claims its segment. A name, or its
- * loopback seen from another host, cannot be used; then its source address is tried with the segment's port.
- * Family 0 if it has no listener.
+ * The address that we connected to is proved. A peer that connected to us only claims its segment. A name, or a
+ * loopback address of another host, cannot be used; then the peer's source address is tried with the segment's port.
+ * Family 0 if the peer has no listener.
  */
-static void find_addr(const struct peer *peer, struct dray_addr *ret)
+static struct dray_addr find_addr(const struct peer *peer)
 {
-	const char *port = strrchr(peer->segment, ':');
-	struct dray_addr claimed;
-	unsigned n = 0;
+	struct dray_addr ret = peer->addr, claimed;
+	char host[DRAY_HOST_BYTES];
+	unsigned port;
 
-	*ret = peer->addr;
 	if (peer->fsm.initiator)
-		return;
+		return ret;
 	if (dray_addr_parse(peer->segment, &claimed) == 0 &&
-	    (!dray_addr_is_loopback(&claimed) || dray_addr_is_loopback(&peer->addr))) {
-		*ret = claimed;
-		return;
-	}
-	for (port = port ? port + 1 : ""; *port; port++)
-		n = n * 10 + (unsigned)(*port - '0');
-	if (n)
-		dray_addr_set_port(ret, n);
-	else
-		*ret = (struct dray_addr){ .len = 0 };
+	    (!dray_addr_is_loopback(&claimed) || dray_addr_is_loopback(&ret)))
+		return claimed;
+	if (dray_host_port_split(peer->segment, host, &port) < 0 || !port)
+		return (struct dray_addr){ .len = 0 };
+	dray_addr_set_port(&ret, port);
+	return ret;
 }
 
 int link_up(struct peer *peer, struct dray_err *reterr)
@@ -74,7 +67,7 @@ int link_up(struct peer *peer, struct dray_err *reterr)
 				    "OpenSSL exports no key for data streams");
 	}
 	l->peer = peer->handle;
-	find_addr(peer, &l->addr);
+	l->addr = find_addr(peer);
 	memcpy(l->agent_id, d->agent_id, sizeof(l->agent_id));
 	memcpy(l->peer_agent_id, peer->agent_id, sizeof(l->peer_agent_id));
 	l->incarnation = d->incarnation;

@@ -77,6 +77,20 @@ static int make_memory(const char *name, uint64_t bytes, int *fd, uint8_t **ret,
 	return 0;
 }
 
+static int make_doorbells(struct ring_memory *ring, int *fds, struct dray_err *reterr)
+{
+	int r;
+
+	ring->doorbell_fd = dray_wake_new();
+	if (ring->doorbell_fd >= 0)
+		fds[FD_DOORBELL] = fcntl(ring->doorbell_fd, F_DUPFD_CLOEXEC, 3);
+	r = fds[FD_DOORBELL] < 0 ? -errno :
+				   dray_doorbell_new(&ring->completion_fd, &fds[FD_COMPLETION]);
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_NO_FDS, "the doorbells cannot be made: %s",
+				    dray_errno_text(r)) :
+		       0;
+}
+
 static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struct dray_err *reterr)
 {
 	int r;
@@ -98,28 +112,7 @@ static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struc
 	dray_le_put32(ring->ring + DMSG_RING_CQ_ENTRIES, ring->cq_entries);
 	dray_le_put32(ring->ring + DMSG_RING_SQ_OFFSET, ring->sq_offset);
 	dray_le_put32(ring->ring + DMSG_RING_CQ_OFFSET, ring->cq_offset);
-	ring->doorbell_fd = dray_wake_new();
-	if (ring->doorbell_fd >= 0)
-		fds[FD_DOORBELL] = fcntl(ring->doorbell_fd, F_DUPFD_CLOEXEC, 3);
-	r = fds[FD_DOORBELL] < 0 ? -errno :
-				   dray_doorbell_new(&ring->completion_fd, &fds[FD_COMPLETION]);
-	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "the doorbells cannot be made: %s",
-				    dray_errno_text(r));
-	return 0;
-}
-
-static int make(struct ring_memory *ring, const struct dmsg_ring_open *m, int *fds,
-		struct dray_err *reterr)
-{
-	int r;
-
-	ring->arena_bytes = whole_pages(m->arena_bytes ? m->arena_bytes : 1);
-	r = make_memory("dray-arena", ring->arena_bytes, &fds[FD_ARENA], &ring->arena, reterr);
-	if (r < 0)
-		return r;
-	fault_guard_memory(ring->arena, ring->arena_bytes);
-	return m->sq_entries ? make_ring(ring, m->sq_entries, fds, reterr) : 0;
+	return make_doorbells(ring, fds, reterr);
 }
 
 void session_ring_close(struct session *s)
@@ -139,26 +132,33 @@ int request_ring_open(struct session *s, struct request *rq, struct dray_err *re
 {
 	const struct dmsg_ring_open *m = &rq->m.ring_open;
 	int fds[FD_N] = { -1, -1, -1, -1 };
+	struct ring_memory *ring = &s->ring;
 	int r = check(s, m, reterr);
 
 	if (r < 0)
 		return r;
-	r = make(&s->ring, m, fds, reterr);
+	ring->arena_bytes = whole_pages(m->arena_bytes ? m->arena_bytes : 1);
+	r = make_memory("dray-arena", ring->arena_bytes, &fds[FD_ARENA], &ring->arena, reterr);
+	if (r >= 0)
+		fault_guard_memory(ring->arena, ring->arena_bytes);
+	if (r >= 0 && m->sq_entries)
+		r = make_ring(ring, m->sq_entries, fds, reterr);
 	if (r < 0) {
 		for (unsigned i = 0; i < FD_N; i++)
 			dray_close(fds[i]);
 		session_ring_close(s);
 		return r;
 	}
-	worker_post(s->owner->deps.pool->workers[s->worker],
-		    &(struct command){
-			    .type = COMMAND_RING_OPEN, .session = s->handle, .ring = &s->ring });
-	session_send_fds(
-		s, rq->id, DMSG_RING_OPEN_REPLY,
-		&(union dmsg_body){ .ring_open_reply = { .sq_entries = s->ring.sq_entries,
-							 .cq_entries = s->ring.cq_entries,
-							 .arena_bytes = s->ring.arena_bytes,
-							 .ring_bytes = s->ring.ring_bytes } },
-		fds, m->sq_entries ? FD_N : 1);
+	worker_post(
+		s->owner->deps.pool->workers[s->worker],
+		&(struct command){ .type = COMMAND_RING_OPEN, .session = s->handle, .ring = ring });
+	session_send_fds(s, rq->id, DMSG_RING_OPEN_REPLY,
+			 &(union dmsg_body){ .ring_open_reply = {
+						     .sq_entries = ring->sq_entries,
+						     .cq_entries = ring->cq_entries,
+						     .arena_bytes = ring->arena_bytes,
+						     .ring_bytes = ring->ring_bytes,
+					     } },
+			 fds, m->sq_entries ? FD_N : 1);
 	return 0;
 }
