@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make              build/drayd, build/drayctl (manual, completion), build/libdray.so.0, build/libdray.a, and
-#                     build/dray-cuda.so where a CUDA toolkit is
+#                     build/dray-cuda.so if a CUDA toolkit is found
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
 #   make check-long   longer fuzzing, and the virtual machine's tests with sanitizers and in all variants
-#   make bench        measurements against their ceilings, into build/bench/*.json, docs/benchmarks.md and its plots
-#   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..."
+#   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
+#   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
 #   make install      DESTDIR= PREFIX=/usr/local
-#   make deps         install what demo and check need
+#   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
 #   make hooks        refuse commits of C files that are not formatted
 #   make compile_commands.json   for clangd
@@ -28,7 +28,7 @@ CC := gcc
 endif
 VARIANT ?= release
 PREFIX ?= /usr/local
-# Debian's own interpreter: the modules that the packages bring are for it alone.
+# Debian's own interpreter, because Debian's packages install their Python modules only for it.
 PYTHON ?= /usr/bin/python3
 JOBS ?= 2
 Q := $(if $(V),,@)
@@ -45,7 +45,7 @@ O := $(B)/obj
 include mk/flags.mk
 
 # --- sources ----------------------------------------------------------------------------------
-# Each folder becomes one static archive, so that a test program links just what it touches.
+# Each folder becomes one static archive, so that a test program links only the objects that it uses.
 # Programs add their main; main.c is in no archive.
 SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
 SRC_gpu := $(sort $(wildcard gpu/*.c))
@@ -83,7 +83,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 # --- compile and link ---------------------------------------------------------------------------
-# The stamps change only when their text does; objects depend on the flags, archives on the list.
+# A stamp file is rewritten only when its text changes. Objects depend on the flags, archives on the list of sources.
 $(B)/flags: TEXT = $(CC) $(CFLAGS_all) : $(LDFLAGS_all)
 $(B)/sources: TEXT = $(SRC)
 $(B)/flags $(B)/sources: FORCE
@@ -117,14 +117,14 @@ $(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetd
 $(B)/drayctl.1: schema/gen/drayctl.1
 	$(Q)sed 's|@VERSION@|$(VERSION)|' $< >$@
 
-# Tables, and behind them what reads them.
+# The generated tables, followed by the shell functions that read them.
 $(B)/drayctl.bash: schema/gen/drayctl.bash ctl/completion/drayctl.bash
 	$(Q)cat $^ >$@
 
 $(B)/_drayctl: schema/gen/drayctl.zsh ctl/completion/drayctl.zsh
 	$(Q)cat $^ >$@
 
-# The shared library exports what its map names and nothing of lib/ and schema/.
+# The shared library exports the names in its map, and nothing of lib/ and schema/.
 MAP := $(wildcard client/libdray.map)
 $(B)/libdray.so.0: $(call obj,$(SRC_client)) $(B)/libbase.a $(MAP)
 	$(call link,-shared -Wl$(,)-soname$(,)libdray.so.0 $(addprefix -Wl$(,)--version-script=,$(MAP)) \
@@ -134,7 +134,7 @@ $(B)/libdray.so.0: $(call obj,$(SRC_client)) $(B)/libbase.a $(MAP)
 $(B)/libdray.so: $(B)/libdray.so.0
 	$(Q)ln -sf $(<F) $@
 
-# The static one is a single object whose hidden names have been made local, for the same reason.
+# The static library is one object whose hidden symbols are made local, for the same reason.
 $(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
 	$(Q)$(LD) -r -o $(O)/dray.o $(filter %.o %.a,$^)
 	$(Q)objcopy --localize-hidden $(O)/dray.o
@@ -142,7 +142,7 @@ $(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
 
 include mk/cuda.mk
 
-# Tools of the benchmarks, the demo and the integration tests know nothing of cmocka.
+# Tools of the benchmarks, the demo and the integration tests do not link cmocka.
 define tool
 $(B)/tests/$(1)/%: $(O)/tests/$(1)/%.o $(filter-out $(B)/libtest.a,$(ARCHIVES))
 	$$(call link,-pie $$(FUZZLINK) $$(filter %.o,$$^) -Wl$$(,)--start-group $$(filter %.a,$$^) \
@@ -152,23 +152,24 @@ $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
 $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_gpu tcp_lab_io) $(call obj,$(SRC_fake_gpu))
 $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
 $(B)/tests/bench/ceiling_tcp: $(O)/tests/unit/tcp_loop.o
-# Its --uring is there only where liburing is.
+# Its option --uring exists only if liburing is installed.
 $(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
-# A GPU plug-in without GPUs, for agents that are tested.
+# A GPU plug-in that needs no GPU, for agents under test.
 FAKE_GPU := $(B)/tests/gpu/dray-fake-gpu.so
 $(FAKE_GPU): $(call obj,$(SRC_fake_gpu)) $(B)/libbase.a
 	$(call link,-shared $(filter %.o %.a,$^))
 
-# A driver without a GPU, for programs that load libcuda.so.1 at run time. Not sanitized: Python loads it too.
+# A CUDA driver that needs no GPU, for programs that load libcuda.so.1 at run time. Python loads it too, so it is built
+# without sanitizers.
 FAKE_LIBCUDA := $(B)/tests/gpu/libcuda.so.1
 $(FAKE_LIBCUDA): tests/gpu/fake_libcuda.c tests/gpu/fake_libcuda.h client/cuda_driver.h $(B)/flags
 	@mkdir -p $(@D)
 	@printf '  %-7s %s\n' LD $@
 	$(Q)$(CC) $(LANGUAGE) $(WARN) -g -O1 -shared -Wl,-soname,$(@F) -o $@ $<
 
-# Engines with memory on GPUs need neither a toolkit to be built nor a GPU to start.
+# The test engine with GPU memory needs no CUDA toolkit at build time and no GPU to start.
 GPU_ENGINE := $(B)/tests/gpu/engine
 $(GPU_ENGINE): $(call obj,$(SRC_gpu_engine)) $(B)/libclient.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) -ldl)
@@ -176,8 +177,8 @@ SIMULATED_DRIVER := $(B)/tests/gpu/simulated/libcuda.so.1
 $(SIMULATED_DRIVER): $(O)/tests/gpu/simulated_driver.o
 	$(call link,-shared -Wl$(,)-soname$(,)libcuda.so.1 $^)
 
-# Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
-# Fuzzers know neither drayctl nor libdray, and what runs under TSan no drayctl: they need not be built for them.
+# Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.
+# Fuzzers use neither drayctl nor libdray, and TSan programs do not use drayctl, so these variants do not build them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
 $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
@@ -210,7 +211,7 @@ bench:
 	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$f"; DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) $$f; done
 
-# Everything in one run of the machine; its records land beside the others.
+# All RDMA benchmarks in one run of the virtual machine; their records go into build/bench too.
 bench-vm:
 	@scripts/deps bench
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
@@ -230,11 +231,11 @@ fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))
 	clang-format -i gpu/cuda/copy.cu
 
-# Checks formatting at each commit of this clone.
+# Makes git check the format at each commit in this clone.
 hooks:
 	git config core.hooksPath scripts/hooks
 
-# For clangd and other tools that want to know how each file is compiled.
+# For clangd and other tools that need the compiler's command line of each file.
 compile_commands.json: $(B)/flags $(B)/sources
 	$(Q)scripts/compile-commands '$(CC) $(CFLAGS_all) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
 
@@ -271,7 +272,7 @@ define NL
 
 endef
 
-# build/vm holds the kernel that was fetched for the virtual machine: clean leaves it.
+# build/vm holds the kernel that was fetched for the virtual machine, so clean keeps it.
 clean:
 	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -exec rm -rf {} +)
 

@@ -3,10 +3,10 @@
 # `make check`: stages in order, each with a budget in seconds on two cores; together under 12
 # minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
-# two do much waiting: with JOBS of 2 and more they run side by side, and the longer counts.
+# two spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longer one counts.
 #
-# `make check-long`: what takes longer. Each fuzzer searches for a minute; the virtual machines have two processors, run
-# programs with sanitizers, all variants of the tests, and 300 reconnects where `make check` has 6.
+# `make check-long`: an hour. Each fuzzer searches for a minute. The virtual machines have two processors and programs with
+# sanitizers, and run every variant of every test and 300 reconnects instead of 6.
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm
@@ -22,8 +22,8 @@ LONG_BUDGET_fuzz := 900
 LONG_BUDGET_vm := 5400
 
 FUZZ_SECONDS ?= 4
-# The build whose programs the integration tests start, and the one of those in the virtual machine: where that is
-# emulated, sanitizers would double its time.
+# Variants whose programs the integration tests and the tests in the virtual machine start. Sanitizers would double the
+# time of an emulated machine.
 TEST_VARIANT ?= asan
 VM_VARIANT ?= gcc
 
@@ -31,8 +31,8 @@ PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 SUB = -s --no-print-directory $(PARALLEL) WERROR=1
 CHECK := $(PYTHON) scripts/check
 
-# Sanitizers want their reports complete and their findings fatal. detect_stack_use_after_return is
-# off in gcc's by default. PYTHONPYCACHEPREFIX keeps the source tree clean.
+# Reports of sanitizers are complete, and findings are fatal. gcc's AddressSanitizer has
+# detect_stack_use_after_return off by default. PYTHONPYCACHEPREFIX keeps the source tree clean.
 export ASAN_OPTIONS ?= abort_on_error=0:detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
@@ -57,12 +57,12 @@ check-long:
 check-lint:
 	@$(CHECK) tap lint -- scripts/lint
 
-# Both compilers. Builds of their own, so that warnings of an earlier, laxer build cannot hide.
+# Both compilers, each with a folder of its own: objects of a build without -Werror would hide warnings.
 check-build:
 	@status=0; \
 	$(CHECK) one "gcc, no warnings" -- $(MAKE) $(SUB) VARIANT=gcc all tools || status=1; \
 	$(CHECK) one "clang, no warnings" -- $(MAKE) $(SUB) VARIANT=clang all tools || status=1; \
-	$(CHECK) one "built once, not again" -- \
+	$(CHECK) one "a second make builds nothing" -- \
 		sh -c 'test -z "$$($(MAKE) $(SUB) VARIANT=gcc all tools)"' || status=1; \
 	$(CHECK) one "make install" -- $(MAKE) $(SUB) VARIANT=gcc install PREFIX=/usr \
 		DESTDIR=$(CURDIR)/build/check/root || status=1; \
@@ -71,15 +71,15 @@ check-build:
 		'test "$$(nm -D --defined-only build/gcc/dray-cuda.so | cut -d" " -f3)" = gpu_plugin_ops' || status=1;) \
 	exit $$status
 
-# With -k: a test program that does not compile fails alone, by not being there. The longest first, since the last one
-# is waited for.
+# With -k, a test program that does not compile is missing and fails alone. The longest programs start first, so that
+# none of them runs alone at the end.
 UNIT_LONGEST := $(patsubst %,tests/unit/test_%.c,state_kill state_faults gpu_transport tcp_pair)
 UNIT_SOURCES := $(UNIT_LONGEST) $(filter-out $(UNIT_LONGEST),$(sort $(wildcard tests/unit/test_*.c)))
 check-unit:
 	-@$(MAKE) $(SUB) -k VARIANT=asan unit-programs
 	@$(CHECK) unit $(patsubst %.c,build/asan/%,$(UNIT_SOURCES))
 
-# What is sure without a lock: under ThreadSanitizer, and of a model of it.
+# Lock-free code: its test programs under ThreadSanitizer, and its models in Spin.
 check-tsan:
 	-@$(MAKE) $(SUB) -k VARIANT=tsan unit-programs
 	@status=0; $(CHECK) unit $(patsubst %.c,build/tsan/%,$(sort $(wildcard tests/unit/tsan_*.c))) || \
@@ -89,7 +89,7 @@ check-fuzz:
 	-@$(MAKE) $(SUB) -k VARIANT=fuzz fuzz-programs
 	@$(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 
-# One of the two builds, the other waits for it.
+# These two stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
@@ -100,6 +100,6 @@ check-vm:
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) vm tests/vm
 
 .PHONY: unit-programs fuzz-programs
-# libdray is tested against the agent of the same variant too.
+# Some unit programs start the agent of the same variant.
 unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
 fuzz-programs: $(FUZZ)

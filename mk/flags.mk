@@ -3,7 +3,7 @@
 # How C is compiled: language, warnings (each with its reason), hardening, and what the variants add.
 # Sets CFLAGS_all, LDFLAGS_all and FUZZLINK for the current CC and VARIANT.
 
-# The variants gcc, clang and fuzz say themselves which compiler they are for.
+# The variants gcc, clang and fuzz determine the compiler.
 ifneq ($(filter gcc clang,$(VARIANT)),)
 override CC := $(VARIANT)
 else ifeq ($(VARIANT)$(findstring clang,$(CC)),fuzz)
@@ -12,40 +12,40 @@ endif
 CC_IS_CLANG := $(findstring clang,$(CC))
 
 # --- language ---------------------------------------------------------------------------------
-# PIC for every object, not PIE for programs and PIC for the library: with hidden visibility the
-# two give the same code on the architectures meant here, and each source is compiled once.
+# PIC for every object, not PIE for programs and PIC for the library: with hidden visibility both
+# give the same code on the supported architectures, so each source is compiled once.
 LANGUAGE := -std=gnu11 -D_GNU_SOURCE -I. -DDRAY_VERSION=\"$(VERSION)\" \
 	-fPIC -fvisibility=hidden -fno-common -pthread -ffunction-sections -fdata-sections \
 	-ffile-prefix-map=$(CURDIR)=.
 
 # --- warnings ---------------------------------------------------------------------------------
 WARN := -Wall -Wextra
-WARN += -Wshadow                 # an inner name that hides an outer one is read wrongly
+WARN += -Wshadow                 # readers mistake an inner name for the outer one that it hides
 WARN += -Wundef                  # a misspelt macro in #if is silently 0
 WARN += -Wformat=2               # formats are checked, and are literals
-WARN += -Wstrict-prototypes      # f() takes anything; f(void) does not
+WARN += -Wstrict-prototypes      # f() accepts any arguments, f(void) none
 WARN += -Wold-style-definition   # the same, for definitions
-WARN += -Wmissing-prototypes     # a function is static or in a header
+WARN += -Wmissing-prototypes     # a function is static or declared in a header
 WARN += -Wredundant-decls        # one declaration, in one header
-WARN += -Wnested-externs         # and not inside a function
+WARN += -Wnested-externs         # no declaration inside a function
 WARN += -Wwrite-strings          # string literals are const
 WARN += -Wcast-qual              # no cast drops const
 WARN += -Wpointer-arith          # no arithmetic on void *
-WARN += -Wswitch-enum            # a new enum value must be looked at everywhere
-WARN += -Wvla                    # no stack use that input decides
+WARN += -Wswitch-enum            # every switch must handle a new enum value
+WARN += -Wvla                    # input must not determine the stack use
 WARN += -Wdate-time              # builds are reproducible
-WARN += -Wimplicit-fallthrough   # falling through a case is said
-WARN += -Wnull-dereference       # paths on which a pointer is known to be NULL
+WARN += -Wimplicit-fallthrough   # falling through a case is marked
+WARN += -Wnull-dereference       # no path dereferences a pointer that is known to be NULL
 WARN += -Wdouble-promotion       # no silent float to double
-WARN += -Wno-unused-parameter    # callbacks have the parameters their type says
+WARN += -Wno-unused-parameter    # a callback has all parameters of its type, used or not
 ifdef CC_IS_CLANG
 WARN += -Wconditional-uninitialized  # what gcc calls maybe-uninitialized
-WARN += -Wassign-enum                # only its own values go into an enum
+WARN += -Wassign-enum                # an enum holds only its own values
 WARN += -Wcomma                      # a comma that should be a semicolon
 else
 WARN += -Wlogical-op             # && where & was meant
 WARN += -Wduplicated-cond        # the same condition twice in an if chain
-WARN += -Wduplicated-branches    # both branches alike
+WARN += -Wduplicated-branches    # both branches do the same
 WARN += -Wjump-misses-init       # goto over the start of a cleanup variable
 WARN += -Walloca                 # see -Wvla
 endif
@@ -54,33 +54,33 @@ WARN += $(if $(WERROR),-Werror)
 # --- hardening --------------------------------------------------------------------------------
 HARDEN := -fstack-protector-strong -fstack-clash-protection
 HARDEN_LD := -Wl,-z,relro,-z,now,-z,noexecstack,--as-needed
-# What a program does not use of lib/ and schema/ stays out of it.
+# Parts of lib/ and schema/ that a program does not use are not linked into it.
 SPARE_LD := -Wl,--gc-sections
 HARDEN_LD += $(if $(filter release gcc clang,$(VARIANT)),$(SPARE_LD))
 
 # --- variants ---------------------------------------------------------------------------------
-# DRAY_TEST=1 marks builds that are only ever tested (fault injection sites exist there).
-# Reports need line numbers, and no more; CFLAGS=-g adds variables for a debugger.
+# DRAY_TEST=1 marks builds for tests only; they contain fault injection sites.
+# Reports need only line numbers; CFLAGS=-g adds variables for a debugger.
 SANITIZED := -g1 -fno-omit-frame-pointer -DDRAY_TEST=1
 ifndef CC_IS_CLANG
-# gcc says itself that instrumentation makes these guess wrong; the plain build checks them.
+# Instrumentation gives these warnings false positives, as gcc's manual says; the plain build has them.
 SANITIZED += -Wno-null-dereference -Wno-maybe-uninitialized -Wno-stringop-overflow
 endif
 
 OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
 OPT_gcc := $(OPT_release)
-# its warnings come before it optimises, unlike gcc's, and nothing of this variant is run
+# Unlike gcc, clang finds its warnings without optimising, and no program of this variant is run.
 OPT_clang := -g -O0
 # -Og compiles in less than half the time of -O1, and the tests run as fast.
 OPT_asan := -Og $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
 OPT_tsan := -Og $(SANITIZED) -fsanitize=thread
-# a search of seconds gains less by -O1 than that takes to compile
+# A search of some seconds gains less time from -O1 than compiling with -O1 takes.
 OPT_fuzz := -O0 $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
 LD_release := -Wl,-z,defs
 LD_gcc := $(LD_release)
 LD_clang := $(LD_release)
-# gold links a test program in a third of the time; there are more than a hundred.
+# gold links a test program in a third of the time of ld, and there are more than a hundred programs.
 LD_fast := $(if $(filter asan tsan,$(VARIANT)),$(if $(shell command -v ld.gold),-fuse-ld=gold))
 LD_asan := $(LD_fast) -fsanitize=address,undefined
 LD_tsan := $(LD_fast) -fsanitize=thread
