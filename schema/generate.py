@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes everything that follows from the schema: C, Python, reference pages.
+"""Writes all files that are generated from the schema: C, Python, reference pages.
 
 generate.py [--check] [--out ROOT] [--schema DIR]
 """

@@ -339,8 +339,8 @@ struct dray_config {
 		/*
 		 * Listening sockets of this network namespace that are segments: PORT or FIRST-
 		 * LAST, then :PORT if the segment's port differs from the listener's, then
-		 * optionally a blank and the probe: tcp (the default), dray or mooncake. none: no
-		 * listener.
+		 * optionally a blank and the probe: tcp (the default), dray or mooncake. none:
+		 * listening sockets are not used.
 		 */
 		struct dray_strv ports;
 		/* Interval of the search for listening sockets; 0: never. */
@@ -385,7 +385,7 @@ struct dray_config {
 		int64_t owner_rpc;
 	} mooncake;
 	struct {
-		int64_t ttl; /* Lifetime of a hint that names none. */
+		int64_t ttl; /* Lifetime of a hint that does not name its own. */
 	} hint;
 	struct {
 		/*
@@ -487,10 +487,10 @@ struct dray_config {
 		int64_t slice_size;
 		/* Time after which the stream of a slice without an answer is torn down. */
 		int64_t slice_timeout;
-		int64_t deadline; /* Deadline of transfers that name none. */
+		int64_t deadline; /* Deadline of transfers that do not name their own. */
 		/*
 		 * A transfer that takes longer, apart from waiting for its wait word, is logged
-		 * with its path and the time of each stage; 0: none is.
+		 * with its path and the time of each stage; 0: no transfer is.
 		 */
 		int64_t slow;
 	} transfer;

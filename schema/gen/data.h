@@ -182,12 +182,13 @@ struct dmsg_header {
 	uint32_t length; /* Bytes of body that follow. */
 	uint64_t request_id; /* Chosen by the requester and repeated in the reply. 0 for events. */
 };
-/*
- * Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO.
- */
+/* Checks magic, version, flags and the bound of length, without reading the body. 0 or -EPROTO. */
 int dmsg_header_decode(const void *p, size_t len, struct dmsg_header *ret, struct dray_err *reterr);
 void dmsg_header_put(void *p, const struct dmsg_header *h);
-/* Request id of a message whose header may be refused; 0 if the message has none. */
+/*
+ * Request id of a message, even if its header is refused; 0 if it has no whole header with our
+ * magic.
+ */
 uint64_t dmsg_header_id(const void *p, size_t len);
 /* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */
 int dmsg_packet_check(const struct dmsg_header *h, size_t packet_len, struct dray_err *reterr);

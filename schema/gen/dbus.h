@@ -80,8 +80,8 @@
 /* Starts a drain that is due at once, or makes a running drain due at once. */
 #define DRAY_DBUS_METHOD_DRAIN_NOW "DrainNow"
 /*
- * Checks every worker for life. Returns whether the agent is alive, or the reason why not, and
- * whether it is ready, with each condition.
+ * Checks that every worker answers. Returns whether the agent is alive, with the reason if it is
+ * not, and whether it is ready, with each condition.
  */
 #define DRAY_DBUS_METHOD_HEALTH "Health"
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
@@ -107,11 +107,11 @@
 
 /* Drain: the agent is draining, drained or stopping already. */
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
-/* Resume: the agent is exiting, or SIGTERM told it to. */
+/* Resume: the agent is exiting, or drains because of SIGTERM. */
 #define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
 /* There is no such session, transfer, rail or hint. */
 #define DRAY_DBUS_ERROR_NOT_FOUND "dev.dray.Error.NotFound"
-/* Another caller's request for the same is in progress. */
+/* A request of another caller for the same object is in progress. */
 #define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy"
 /* Reload: the configuration is invalid; nothing has changed. */
 #define DRAY_DBUS_ERROR_CONFIG "dev.dray.Error.Config"
@@ -125,7 +125,7 @@ struct dray_dbus_method {
 #define DRAY_DBUS_METHOD_N 26
 extern const struct dray_dbus_method dray_dbus_methods[26];
 
-/* What a field holds. */
+/* Kind of a field's value. */
 enum dray_dbus_kind {
 	DRAY_DBUS_KIND_TEXT,
 	DRAY_DBUS_KIND_STATE, /* the name of a state */

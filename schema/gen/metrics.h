@@ -148,11 +148,8 @@ struct dray_family_info {
 	enum dray_metric_type type;
 	const char *unit; /* "" for plain numbers */
 	unsigned n_labels;
-	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
-	/*
-	 * of histograms: upper bounds of the buckets but the last, which has none, in 1/scale of
-	 * the unit
-	 */
+	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* names of the labels */
+	/* histograms: upper bounds in 1/scale of the unit; the last bucket has none */
 	const uint64_t *bounds;
 	unsigned n_bounds;
 	uint64_t scale;

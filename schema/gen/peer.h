@@ -96,9 +96,7 @@ struct pmsg_header {
 	uint32_t length; /* Bytes of body that follow. */
 	uint64_t request_id; /* Chosen by the requester and repeated in the reply. */
 };
-/*
- * Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO.
- */
+/* Checks magic, version, flags and the bound of length, without reading the body. 0 or -EPROTO. */
 int pmsg_header_decode(const void *p, size_t len, struct pmsg_header *ret, struct dray_err *reterr);
 void pmsg_header_put(void *p, const struct pmsg_header *h);
 

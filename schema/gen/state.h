@@ -7,8 +7,10 @@
 #define DRAY_STATE_APPLICATION_ID 0x64726179
 #define DRAY_STATE_PAGE_SIZE 16384
 
-#define DRAY_STATE_MAX_SEGMENT_EVENTS 32 /* Newest events that are kept of one segment. */
-#define DRAY_STATE_MAX_EVENTS 16384 /* Newest events that are kept of all segments. */
+/* Number of events that are kept of one segment, the newest. */
+#define DRAY_STATE_MAX_SEGMENT_EVENTS 32
+/* Number of events that are kept of all segments, the newest. */
+#define DRAY_STATE_MAX_EVENTS 16384
 
 struct dray_state_migration {
 	const char *doc;

@@ -264,11 +264,11 @@ class Writer:
 
     def header_functions_declared(self):
         px, up = self.px, self.up
-        out = (f"/* Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO. */\n"
+        out = (f"/* Checks magic, version, flags and the bound of length, without reading the body. 0 or -EPROTO. */\n"
                f"int {px}_header_decode(const void *p, size_t len, struct {px}_header *ret, struct dray_err *reterr);\n"
                f"void {px}_header_put(void *p, const struct {px}_header *h);\n")
         if self.pr.framing == "packet":
-            out += (f"/* Request id of a message whose header may be refused; 0 if the message has none. */\n"
+            out += (f"/* Request id of a message, even if its header is refused; 0 if it has no whole header with our magic. */\n"
                     f"uint64_t {px}_header_id(const void *p, size_t len);\n"
                     f"/* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */\n"
                     f"int {px}_packet_check(const struct {px}_header *h, size_t packet_len, struct dray_err *reterr);\n")

@@ -169,8 +169,8 @@ struct dray_family_info {{
 	enum dray_metric_type type;
 	const char *unit; /* "" for plain numbers */
 	unsigned n_labels;
-	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
-	/* of histograms: upper bounds of the buckets but the last, which has none, in 1/scale of the unit */
+	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* names of the labels */
+	/* histograms: upper bounds in 1/scale of the unit; the last bucket has none */
 	const uint64_t *bounds;
 	unsigned n_bounds;
 	uint64_t scale;
@@ -213,7 +213,7 @@ def signature(args):
 
 
 def kind_of(f):
-    """What a field holds; its name says so."""
+    """The kind of a field's value, from the field's name."""
     name = f["name"]
     if f["type"] == "s":
         return "STATE" if name in ("state", "rail_state", "status", "old", "new") else "TEXT"
@@ -272,7 +272,7 @@ struct dray_dbus_method {
     h += f"#define {names.add('DRAY_DBUS_METHOD_N', 'methods')} {n}\n"
     h += f"extern const struct dray_dbus_method dray_dbus_methods[{n}];\n"
     h += """
-/* What a field holds. */
+/* Kind of a field's value. */
 enum dray_dbus_kind {
 	DRAY_DBUS_KIND_TEXT,
 	DRAY_DBUS_KIND_STATE, /* the name of a state */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that all parts of the model use."""
+"""Checks that all loaders of the schema share."""
 
 import re
 

@@ -8,7 +8,7 @@ from generator.text import Names, banner, quoted, snake
 
 NUMBERS = {"N": "COUNT", "SIZE": "SIZE", "DURATION": "DURATION"}
 KINDS = ("file", "dir", "verb", "device", "session")
-# The verbs that list the present values of a kind, and the column of these in their --plain output.
+# The verb that lists the current values of each kind, and the column of the value in its --plain output.
 SOURCES = {"device": "detect 1", "session": "sessions 1"}
 WORDS = re.compile(r"^[a-z0-9][a-z0-9_-]*(\|[a-z0-9][a-z0-9_-]*)*$")
 EVERY = "."
@@ -18,7 +18,7 @@ COLUMNS_MAX = 16
 
 
 class Value:
-    """What an option or an argument takes."""
+    """The value of an option or an argument."""
 
     def __init__(self, where, name, kind):
         if kind is not None and kind not in KINDS:
@@ -40,7 +40,7 @@ class Option:
         self.type = "FLAG" if not self.value else "WORD" if self.value.words else NUMBERS.get(raw["value"], "TEXT")
         self.numeric = self.type in NUMBERS.values()
         if self.numeric != ("min" in raw and "max" in raw) or ("default" in raw or self.optional) > self.numeric:
-            raise SchemaError(f"{where}: min, max, default and implied are for N, SIZE and DURATION")
+            raise SchemaError(f"{where}: only N, SIZE and DURATION have min, max, default and implied")
         self.min, self.max, self.default, self.implied = (
             self.number(where, raw.get(key, 0)) for key in ("min", "max", "default", "implied"))
         if not self.min <= self.max <= INT64_MAX:
@@ -70,11 +70,11 @@ class Verb:
             raise SchemaError(f"{where}: more than {ARGUMENTS_MAX} arguments")
         for name in raw.get("options", []):
             if name not in options or options[name].every:
-                raise SchemaError(f"{where}: {name} is no option of a verb")
+                raise SchemaError(f"{where}: {name} is not an option of verbs")
         self.options = [options[name] for name in raw.get("options", [])]
         unique(where, "option", [(o.flag, o.name) for o in self.options])
         if self.name not in self.example:
-            raise SchemaError(f"{where}: the example is one of another verb")
+            raise SchemaError(f"{where}: the example does not start with drayctl and this verb")
 
 
 class List:

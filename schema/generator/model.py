@@ -38,23 +38,23 @@ class Field:
         else:
             raise SchemaError(f"{where}: unknown type {self.type}")
         if self.var and not (isinstance(self.max, int) and 0 < self.max < 2**31):
-            raise SchemaError(f"{where}: {self.type} wants a max")
+            raise SchemaError(f"{where}: {self.type} needs a max")
         if not self.var and self.max is not None:
-            raise SchemaError(f"{where}: max is for str, blob and vec")
+            raise SchemaError(f"{where}: only str, blob and vec have a max")
         if (self.type == "vec") != (self.of is not None):
-            raise SchemaError(f"{where}: of goes with vec, and vec with of")
+            raise SchemaError(f"{where}: a vec needs the attribute of, and no other type has it")
         if (self.enum or self.bits or self.zero) and self.type not in INTS:
-            raise SchemaError(f"{where}: enum, bits and zero are for integers")
+            raise SchemaError(f"{where}: only integers have enum, bits or zero")
         if bool(self.enum) + bool(self.bits) + bool(self.zero) > 1:
-            raise SchemaError(f"{where}: one of enum, bits and zero at most")
+            raise SchemaError(f"{where}: at most one of enum, bits and zero is allowed")
         if self.open and not (self.enum or self.bits):
-            raise SchemaError(f"{where}: open goes with enum or bits")
+            raise SchemaError(f"{where}: open needs enum or bits")
         if not isinstance(self.since, int) or self.since < 0:
-            raise SchemaError(f"{where}: since is a minor version")
+            raise SchemaError(f"{where}: since is not a minor version")
 
     @property
     def checked(self):
-        """The decoder checks its value."""
+        """True if the decoder checks the value."""
         return self.zero or bool((self.enum or self.bits) and not self.open)
 
 
@@ -68,7 +68,7 @@ class Fixed:
         offset, align = 0, 1
         for f in self.fields:
             if f.since:
-                raise SchemaError(f"{where}: field {f.name}: since is for messages")
+                raise SchemaError(f"{where}: field {f.name}: only fields of messages have since")
             if offset % f.align:
                 raise SchemaError(f"{where}: field {f.name}: offset {offset} is not a multiple of {f.align}")
             f.offset = offset
@@ -88,7 +88,7 @@ class Fixed:
 
 
 class Layout:
-    """Offsets in shared memory."""
+    """A layout in shared memory: fields at given offsets."""
 
     def __init__(self, where, raw):
         check_keys(where, raw, ("name", "doc", "fields", "size"))
@@ -282,12 +282,12 @@ class ConfigKey:
         if self.flag is not None and not re.match(r"^--[a-z][a-z-]*$", self.flag):
             raise SchemaError(f"{where}: bad flag {self.flag}")
         if bool(self.choices) != (self.type == "enum"):
-            raise SchemaError(f"{where}: choices go with enum, and enum with choices")
+            raise SchemaError(f"{where}: type enum needs choices, and no other type has them")
         if self.octal and self.type != "int":
-            raise SchemaError(f"{where}: octal goes with int")
+            raise SchemaError(f"{where}: only type int can be octal")
         self.numeric = self.type in ("int", "size", "duration")
         if ("min" in raw or "max" in raw) and not self.numeric:
-            raise SchemaError(f"{where}: min and max go with numbers")
+            raise SchemaError(f"{where}: only numbers have min and max")
         default = raw["default"]
         if self.type == "bool":
             if not isinstance(default, bool):
@@ -318,7 +318,7 @@ class ConfigKey:
             if any(not NAME.match(c) for c in self.choices):
                 raise SchemaError(f"{where}: bad choice")
             if self.default not in self.choices:
-                raise SchemaError(f"{where}: default {self.default} is none of its choices")
+                raise SchemaError(f"{where}: default {self.default} is not one of the choices")
 
     def allowed(self):
         if self.type == "int":
@@ -346,7 +346,7 @@ def load_errors(raw):
         check_keys(f"errors.yaml: {e['name']}", e, ("name", "code", "doc", "fix"))
     unique("errors.yaml", "code", [(e["code"], e["name"]) for e in errors])
     if [e["code"] for e in errors] != list(range(len(errors))) or errors[0]["name"] != "ok":
-        raise SchemaError("errors.yaml: codes go up by one from ok, 0")
+        raise SchemaError("errors.yaml: codes do not count up by one from 0, which is ok")
     return errors
 
 
@@ -363,7 +363,7 @@ def check_metric_type(where, m, types):
     if m["type"] not in types:
         raise SchemaError(f"{where}: unknown type {m['type']}")
     if (m["type"] == "counter") != m["name"].endswith("_total"):
-        raise SchemaError(f"{where}: counters end in _total, and nothing else does")
+        raise SchemaError(f"{where}: a counter's name ends in _total, and no other name does")
 
 
 def load_metrics(raw):
@@ -382,14 +382,14 @@ def load_metrics(raw):
 
 def check_buckets(where, f):
     if (f["type"] == "histogram") != ("buckets" in f and "scale" in f):
-        raise SchemaError(f"{where}: buckets and scale go with a histogram, and with nothing else")
+        raise SchemaError(f"{where}: a histogram needs buckets and scale, and no other type has them")
     buckets = f.get("buckets", [])
     if not isinstance(buckets, list) or any(type(n) is not int for n in buckets + [f.get("scale", 1)]):
-        raise SchemaError(f"{where}: buckets is a list of integers, scale an integer")
+        raise SchemaError(f"{where}: buckets is not a list of integers, or scale is not an integer")
     if f["type"] == "histogram" and (not 0 < len(buckets) <= BUCKETS_MAX or f["scale"] < 1):
-        raise SchemaError(f"{where}: 1 to {BUCKETS_MAX} buckets, and a scale from 1")
+        raise SchemaError(f"{where}: not 1 to {BUCKETS_MAX} buckets, or scale is below 1")
     if any(n < 1 for n in buckets) or buckets != sorted(set(buckets)):
-        raise SchemaError(f"{where}: buckets rise, from 1")
+        raise SchemaError(f"{where}: buckets do not rise from at least 1")
 
 
 def load_families(raw):
@@ -402,9 +402,9 @@ def load_families(raw):
         check_metric_type(where, f, FAMILY_TYPES)
         labels = f.get("labels", [])
         if not isinstance(labels, list) or any(not NAME.match(str(n)) for n in labels):
-            raise SchemaError(f"{where}: labels are a list of names")
+            raise SchemaError(f"{where}: labels is not a list of names")
         if len(labels) > LABELS_MAX:
-            raise SchemaError(f"{where}: at most {LABELS_MAX} labels")
+            raise SchemaError(f"{where}: more than {LABELS_MAX} labels")
         unique(where, "label", [(n, n) for n in labels])
         check_buckets(where, f)
     unique("metrics.yaml", "name", [(m["name"], m["name"]) for m in raw["metrics"] + families])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state database: reads state.yaml, tries its SQL out, and writes gen/state."""
+"""The state database: reads state.yaml, runs its SQL on a database in memory, and writes gen/state."""
 
 import re
 import sqlite3
@@ -11,12 +11,12 @@ COLUMN_TYPES = ("text", "integer")
 
 
 def sentence(text):
-    """SQL as one line; no literal of ours holds blanks."""
+    """SQL as one line; no literal in state.yaml contains blanks."""
     return " ".join(text.split())
 
 
 def migrated(raw):
-    """A database in memory that all migrations have been through."""
+    """A database in memory, after all migrations."""
     db = sqlite3.connect(":memory:", isolation_level=None)
     for number, m in enumerate(raw["migrations"], 1):
         where = f"state.yaml: migration {number}"
@@ -38,17 +38,17 @@ def check_tables(db, tables):
             if c["type"] not in COLUMN_TYPES:
                 raise SchemaError(f"{where}: column {c['name']}: unknown type {c['type']}")
         if t["name"] not in found:
-            raise SchemaError(f"{where}: no migration makes it")
+            raise SchemaError(f"{where}: no migration creates it")
         strict = db.execute("SELECT strict FROM pragma_table_list(?)", (t["name"],)).fetchone()
         if not strict[0]:
-            raise SchemaError(f"{where}: it is not STRICT")
+            raise SchemaError(f"{where}: the table is not STRICT")
         made = [(r[1], r[2].lower()) for r in db.execute(f"PRAGMA table_info({t['name']})")]
         listed = [(c["name"], c["type"]) for c in t["columns"]]
         if made != listed:
-            raise SchemaError(f"{where}: the migrations make the columns {made}")
+            raise SchemaError(f"{where}: the migrations create other columns: {made}")
     left = found - {t["name"] for t in tables}
     if left:
-        raise SchemaError(f"state.yaml: the migrations make tables that are not listed: {', '.join(sorted(left))}")
+        raise SchemaError(f"state.yaml: the migrations create tables that are not listed: {', '.join(sorted(left))}")
 
 
 def check_statement(db, s):
@@ -57,9 +57,9 @@ def check_statement(db, s):
     s["text"] = sentence(s["text"])
     in_text = list(dict.fromkeys(re.findall(r":([a-z_]+)", s["text"])))
     if in_text != s["parameters"]:
-        raise SchemaError(f"{where}: its text has the parameters {', '.join(in_text) or 'none'}")
+        raise SchemaError(f"{where}: the text has other parameters: {', '.join(in_text) or 'none'}")
     if ";" in s["text"]:
-        raise SchemaError(f"{where}: one statement without a semicolon")
+        raise SchemaError(f"{where}: not a single statement without a semicolon")
     try:
         cursor = db.execute(s["text"], dict.fromkeys(s["parameters"], 1))
     except sqlite3.Error as e:
@@ -70,9 +70,9 @@ def check_statement(db, s):
 def load(raw):
     check_keys("state.yaml", raw, ("database", "application_id", "page_size", "limits", "tables", "migrations", "statements"))
     if not isinstance(raw["application_id"], int) or not 0 < raw["application_id"] < 2**31:
-        raise SchemaError("state.yaml: application_id is a number of 31 bits, not 0")
+        raise SchemaError("state.yaml: application_id is not a number of 31 bits above 0")
     if raw["page_size"] not in [512 << i for i in range(8)]:
-        raise SchemaError("state.yaml: page_size is a power of two from 512 to 65536")
+        raise SchemaError("state.yaml: page_size is not a power of two from 512 to 65536")
     for n in named("state.yaml: limits", raw["limits"]):
         check_keys(f"state.yaml: limit {n['name']}", n, ("name", "value", "doc"))
         if type(n["value"]) is not int or n["value"] < 1:
@@ -89,7 +89,7 @@ def load(raw):
 
 
 def literal(text, indent):
-    """A string of C on as many lines as it takes."""
+    """A C string on as many lines as it needs."""
     words, lines = text.split(" "), [""]
     for w in words:
         if lines[-1] and len(lines[-1]) + len(w) > 76:

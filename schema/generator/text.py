@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits of text that every writer needs."""
+"""Text helpers that every writer needs."""
 
 import re
 import textwrap
@@ -62,7 +62,7 @@ def comment(indent, text):
 
 
 def cut(line):
-    """Where to break a line of code: after the last comma or operator that is in no string and fits; 0: nowhere."""
+    """Column at which to break a line of code: after the last comma or operator outside strings that fits; 0: none."""
     best, inside, skip = 0, False, False
     for i, c in enumerate(line):
         if skip:
@@ -77,7 +77,7 @@ def cut(line):
 
 
 def fit(text):
-    """C with long lines broken and long comments moved above what they belong to."""
+    """C code with long lines broken and long comments moved to the line above."""
     out = []
     for line in text.split("\n"):
         indent = indent_of(line)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes test vectors: tests/data/golden/*.hex, packed by the generated Python, and
-tests/unit/schema_vectors.[ch], which say what C has to find in them."""
+tests/unit/schema_vectors.[ch], which check that C decodes the same values."""
 
 import struct
 
@@ -23,22 +23,22 @@ HEADER_H = banner("/*", " */") + """/* clang-format off */
 
 enum vector_protocol { VECTOR_DATA, VECTOR_PEER, VECTOR_PROTOCOL_N };
 
-/* A message with another value in each field. */
+/* A message with a different value in each field. */
 struct vector {
 	enum vector_protocol protocol;
 	uint16_t type;
 	const char *name;
-	size_t min, body_max; /* of this version; min: nothing of variable size */
-	const char *(*check)(const void *body, size_t len); /* the field that is not as it should be, or NULL */
+	size_t min, body_max; /* of this version; min: all fields of variable size are empty */
+	const char *(*check)(const void *body, size_t len); /* the first field with a wrong value, or NULL */
 	int (*encode)(void *buf, size_t cap);
-	int (*encode_empty)(void *buf, size_t cap); /* only what must not be 0, and nothing of variable size */
+	int (*encode_empty)(void *buf, size_t cap); /* fields are 0 where that is valid, and empty if of variable size */
 	unsigned int n_older;
-	const size_t *older; /* where bodies of earlier minor versions end */
+	const size_t *older; /* lengths of the bodies of earlier minor versions */
 };
 extern const struct vector vectors[];
 extern const size_t n_vectors;
 
-/* A value written over a part of that message's body, and the error it makes (0: none). */
+/* A value written over a part of that message's body, and the error that results (0: none). */
 struct vector_poke {
 	const struct vector *vector;
 	const char *field;
@@ -50,7 +50,7 @@ struct vector_poke {
 extern const struct vector_poke vector_pokes[];
 extern const size_t n_vector_pokes;
 
-/* A string, blob or vector: in the message whose every such field is empty its count lies at `at`. */
+/* A string, blob or vector. at: offset of its count in a message whose fields of variable size are all empty. */
 struct vector_limit {
 	const struct vector *vector;
 	const char *field;
@@ -71,7 +71,7 @@ struct vector_record {
 extern const struct vector_record vector_records[];
 extern const size_t n_vector_records;
 
-/* Decodes a body and encodes what was found. Bytes written, -EPROTO (reterr says why), -ENOENT for an unknown type. */
+/* Decodes a body and encodes the result. Returns bytes written, -EPROTO (reason in reterr), -ENOENT for an unknown type. */
 int vector_recode(enum vector_protocol protocol, unsigned int type, const void *body, size_t len,
 		  uint64_t request_id, void *buf, size_t cap, struct dray_err *reterr);
 
@@ -178,7 +178,7 @@ def initialiser(f, value, pr):
 
 
 def older_ends(pr, m):
-    """Sizes of the full body as each earlier minor version sends it, where they differ."""
+    """Sizes of the full body in each earlier minor version that differs."""
     values = values_of(pr, m, "full")
     return [sum(len(wire_value(pr, f, values.get(f.name, 0))) for f in m.fields if f.since < since)
             for since in sorted({f.since for f in m.fields if f.since})]
@@ -228,7 +228,7 @@ def record_c(pr, r):
 
 
 def bad_values(pr, f):
-    """Values that must be refused, or taken where the field is open, and their code."""
+    """Values that must be refused with their code, or accepted if the field is open."""
     if f.enum:
         yield max(v["value"] for v in pr.enums[f.enum]["values"]) + 1, "0" if f.open else "DRAY_E_INVALID"
         yield (1 << 8 * f.size) - 1, "0" if f.open else "DRAY_E_INVALID"
@@ -319,7 +319,7 @@ def source(protocols):
 
 
 def golden(pr, module, low):
-    """NAME VARIANT HEX, a whole message each."""
+    """Lines of NAME VARIANT HEX, each with a whole message."""
     out = banner("#")
     for m in pr.messages:
         for variant in VARIANTS:

@@ -13,22 +13,22 @@
 
 enum vector_protocol { VECTOR_DATA, VECTOR_PEER, VECTOR_PROTOCOL_N };
 
-/* A message with another value in each field. */
+/* A message with a different value in each field. */
 struct vector {
 	enum vector_protocol protocol;
 	uint16_t type;
 	const char *name;
-	size_t min, body_max; /* of this version; min: nothing of variable size */
-	const char *(*check)(const void *body, size_t len); /* the field that is not as it should be, or NULL */
+	size_t min, body_max; /* of this version; min: all fields of variable size are empty */
+	const char *(*check)(const void *body, size_t len); /* the first field with a wrong value, or NULL */
 	int (*encode)(void *buf, size_t cap);
-	int (*encode_empty)(void *buf, size_t cap); /* only what must not be 0, and nothing of variable size */
+	int (*encode_empty)(void *buf, size_t cap); /* fields are 0 where that is valid, and empty if of variable size */
 	unsigned int n_older;
-	const size_t *older; /* where bodies of earlier minor versions end */
+	const size_t *older; /* lengths of the bodies of earlier minor versions */
 };
 extern const struct vector vectors[];
 extern const size_t n_vectors;
 
-/* A value written over a part of that message's body, and the error it makes (0: none). */
+/* A value written over a part of that message's body, and the error that results (0: none). */
 struct vector_poke {
 	const struct vector *vector;
 	const char *field;
@@ -40,7 +40,7 @@ struct vector_poke {
 extern const struct vector_poke vector_pokes[];
 extern const size_t n_vector_pokes;
 
-/* A string, blob or vector: in the message whose every such field is empty its count lies at `at`. */
+/* A string, blob or vector. at: offset of its count in a message whose fields of variable size are all empty. */
 struct vector_limit {
 	const struct vector *vector;
 	const char *field;
@@ -61,7 +61,7 @@ struct vector_record {
 extern const struct vector_record vector_records[];
 extern const size_t n_vector_records;
 
-/* Decodes a body and encodes what was found. Bytes written, -EPROTO (reterr says why), -ENOENT for an unknown type. */
+/* Decodes a body and encodes the result. Returns bytes written, -EPROTO (reason in reterr), -ENOENT for an unknown type. */
 int vector_recode(enum vector_protocol protocol, unsigned int type, const void *body, size_t len,
 		  uint64_t request_id, void *buf, size_t cap, struct dray_err *reterr);
 
