@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <openssl/crypto.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -393,6 +394,7 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 	struct rig *rig = calloc(1, sizeof(struct regions));
 
 	dray_assert(rig);
+	signal(SIGPIPE, SIG_IGN); /* as agent_watch_signals() */
 	rig->event = event;
 	rig->sessions = (struct sessions *)rig;
 	rig->rails = (struct rails *)rig;

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -376,5 +377,6 @@ int main(void)
 		cmocka_unit_test(test_other_clients),
 	};
 
+	signal(SIGPIPE, SIG_IGN); /* as agent_watch_signals() */
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

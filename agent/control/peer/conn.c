@@ -245,7 +245,7 @@ void conn_fail(struct conn *c, struct dray_err why)
 		return;
 	c->failure = why;
 	/* send the queued messages: the last may be the error for the peer */
-	if (c->phase == CONN_OPEN && !c->tls.failed && !c->tls.eof)
+	if (c->phase == CONN_OPEN && !c->tls.failed)
 		flush(c);
 	c->phase = CONN_FAILED;
 	if (c->io)
@@ -267,7 +267,6 @@ static int conn_open(struct conn **ret, sd_event *event, struct tls *tls, int fd
 				    .owner = owner,
 				    .phase = phase,
 				    .fd = dray_take_fd(fd),
-				    .tls = TLS_CONN_NULL,
 				    .message_max = PMSG_MESSAGE_MAX };
 		r = sd_event_add_defer(event, &c->defer, on_defer, c);
 	}

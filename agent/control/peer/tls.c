@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * OpenSSL uses the socket through a BIO of our own, because its socket BIO raises SIGPIPE and does not keep errno.
- */
 #include "agent/control/peer/tls.h"
 
 #include <errno.h>
@@ -21,65 +18,14 @@ static const uint8_t insecure_key[] = "dray without a key proves nothing";
 /* TLS_AES_128_GCM_SHA256: a pre-shared key is tied to the hash of its cipher suite. */
 static const uint8_t cipher_id[] = { 0x13, 0x01 };
 
-static int sock_write(BIO *b, const char *data, size_t n, size_t *ret_n)
+/* Keeps the first byte that is received, which shows if the other side speaks TLS. */
+static void on_record(int sent, int version, int type, const void *buf, size_t n, SSL *ssl,
+		      void *arg)
 {
-	struct tls_conn *c = BIO_get_data(b);
-	ssize_t r;
+	struct tls_conn *c = arg;
 
-	BIO_clear_retry_flags(b);
-	r = send(c->fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
-	if (r >= 0) {
-		*ret_n = (size_t)r;
-		return 1;
-	}
-	if (errno == EAGAIN || errno == EINTR)
-		BIO_set_retry_write(b);
-	else
-		c->io_errno = errno;
-	return 0;
-}
-
-static int sock_read(BIO *b, char *data, size_t n, size_t *ret_n)
-{
-	struct tls_conn *c = BIO_get_data(b);
-	ssize_t r;
-
-	BIO_clear_retry_flags(b);
-	r = recv(c->fd, data, n, MSG_DONTWAIT);
-	if (r > 0) {
-		if (!c->first)
-			c->first = (uint8_t)data[0];
-		*ret_n = (size_t)r;
-		return 1;
-	}
-	if (r == 0)
-		c->eof = true;
-	else if (errno == EAGAIN || errno == EINTR)
-		BIO_set_retry_read(b);
-	else
-		c->io_errno = errno;
-	return 0;
-}
-
-static long sock_ctrl(BIO *b, int cmd, long num, void *ptr)
-{
-	struct tls_conn *c = BIO_get_data(b);
-
-	if (cmd == BIO_CTRL_FLUSH)
-		return 1;
-	return cmd == BIO_CTRL_EOF ? c->eof : 0;
-}
-
-static BIO_METHOD *bio_method_new(void)
-{
-	BIO_METHOD *m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "dray socket");
-
-	if (!m || !BIO_meth_set_write_ex(m, sock_write) || !BIO_meth_set_read_ex(m, sock_read) ||
-	    !BIO_meth_set_ctrl(m, sock_ctrl)) {
-		BIO_meth_free(m);
-		return NULL;
-	}
-	return m;
+	if (!sent && type == SSL3_RT_HEADER && n && !c->first)
+		c->first = *(const uint8_t *)buf;
 }
 
 static SSL_SESSION *psk_session(SSL *ssl, const struct tls *t)
@@ -165,9 +111,8 @@ int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
 		memcpy(t->key.bytes, insecure_key, t->key.n);
 		t->identity = INSECURE_IDENTITY;
 	}
-	t->bio = bio_method_new();
 	t->ctx = SSL_CTX_new(TLS_method());
-	if (!t->bio || !t->ctx || !ctx_setup(t->ctx)) {
+	if (!t->ctx || !ctx_setup(t->ctx)) {
 		ERR_clear_error();
 		return dray_err_set(
 			reterr, -EIO, DRAY_E_UNSUPPORTED,
@@ -183,7 +128,6 @@ struct tls *tls_free(struct tls *t)
 	if (!t)
 		return NULL;
 	SSL_CTX_free(t->ctx);
-	BIO_meth_free(t->bio);
 	OPENSSL_cleanse(&t->key, sizeof(t->key));
 	free(t);
 	return NULL;
@@ -191,20 +135,17 @@ struct tls *tls_free(struct tls *t)
 
 int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr)
 {
-	BIO *b = BIO_new(t->bio);
 	SSL *ssl = SSL_new(t->ctx);
 
-	if (!b || !ssl) {
-		BIO_free(b);
+	if (!ssl || !SSL_set_fd(ssl, fd)) {
 		SSL_free(ssl);
 		ERR_clear_error();
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for a TLS connection");
 	}
-	*c = (struct tls_conn){ .ssl = ssl, .fd = fd };
-	BIO_set_data(b, c);
-	BIO_set_init(b, 1);
-	SSL_set_bio(ssl, b, b);
+	*c = (struct tls_conn){ .ssl = ssl };
+	SSL_set_msg_callback(ssl, on_record);
+	SSL_set_msg_callback_arg(ssl, c);
 	if (server) {
 		SSL_set_accept_state(ssl);
 	} else {
@@ -218,45 +159,49 @@ int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray
 void tls_close(struct tls_conn *c)
 {
 	SSL_free(c->ssl);
-	*c = TLS_CONN_NULL;
+	*c = (struct tls_conn){ 0 };
 }
 
-/* The result of a call from the state of OpenSSL and the BIO. r: what the call returned. */
+/* Before each call of OpenSSL: errno and the error queue show the failure of this call alone. */
+static SSL *begin(struct tls_conn *c)
+{
+	ERR_clear_error();
+	errno = 0;
+	return c->ssl;
+}
+
+/* The result of a call of OpenSSL. r: what the call returned. */
 static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
 {
-	int kind = r == 1 ? SSL_ERROR_NONE : SSL_get_error(c->ssl, r);
+	int err = errno, kind = r == 1 ? SSL_ERROR_NONE : SSL_get_error(c->ssl, r);
 	unsigned long e = ERR_peek_error();
 	int reason = ERR_GET_LIB(e) == ERR_LIB_SSL ? ERR_GET_REASON(e) : 0;
 
+	ERR_clear_error();
 	c->want_write = kind == SSL_ERROR_WANT_WRITE;
 	if (kind == SSL_ERROR_NONE)
 		return 0;
 	if (kind == SSL_ERROR_WANT_READ || kind == SSL_ERROR_WANT_WRITE)
 		return TLS_E_AGAIN;
-	if (kind == SSL_ERROR_ZERO_RETURN || (c->eof && reason < SSL_AD_REASON_OFFSET)) {
-		ERR_clear_error();
-		return TLS_E_EOF;
-	}
 	c->failed = true;
-	if (c->io_errno)
-		dray_err_set(reterr, 0, DRAY_E_PEER_LOST, "%s", dray_errno_text(c->io_errno));
-	else if (reason >= SSL_AD_REASON_OFFSET)
-		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED, "the other side ended TLS: %s",
-			     SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
-	else
-		dray_err_set(reterr, 0, DRAY_E_PROTOCOL, "TLS: %s",
-			     e ? ERR_reason_error_string(e) : "unknown error");
-	ERR_clear_error();
-	return TLS_E_FAILED;
+	if (kind == SSL_ERROR_ZERO_RETURN || reason == SSL_R_UNEXPECTED_EOF_WHILE_READING)
+		return TLS_E_EOF;
+	if (kind == SSL_ERROR_SYSCALL && err)
+		return dray_err_set(reterr, TLS_E_FAILED, DRAY_E_PEER_LOST, "%s",
+				    dray_errno_text(err));
+	if (reason >= SSL_AD_REASON_OFFSET)
+		return dray_err_set(reterr, TLS_E_FAILED, DRAY_E_PEER_DENIED,
+				    "the other side ended TLS: %s",
+				    SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
+	return dray_err_set(reterr, TLS_E_FAILED, DRAY_E_PROTOCOL, "TLS: %s",
+			    e ? ERR_reason_error_string(e) : "unknown error");
 }
 
 int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 {
 	struct dray_err why = DRAY_ERR_NULL;
-	int r;
+	int r = outcome(c, SSL_do_handshake(begin(c)), &why);
 
-	ERR_clear_error();
-	r = outcome(c, SSL_do_handshake(c->ssl), &why);
 	/* OpenSSL reports an accepted pre-shared key as a reused session */
 	if (r == 0 && !SSL_session_reused(c->ssl))
 		r = dray_err_set(&why, TLS_E_FAILED, DRAY_E_PEER_DENIED,
@@ -272,23 +217,20 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr)
 {
-	ERR_clear_error();
-	return outcome(c, SSL_read_ex(c->ssl, buf, cap, ret_n), reterr);
+	return outcome(c, SSL_read_ex(begin(c), buf, cap, ret_n), reterr);
 }
 
 int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n, struct dray_err *reterr)
 {
-	ERR_clear_error();
-	return outcome(c, SSL_write_ex(c->ssl, buf, n, ret_n), reterr);
+	return outcome(c, SSL_write_ex(begin(c), buf, n, ret_n), reterr);
 }
 
 void tls_goodbye(struct tls_conn *c)
 {
 	/* OpenSSL must not be called again after a fatal error */
-	if (!c->ssl || c->eof || c->failed || !SSL_is_init_finished(c->ssl))
+	if (!c->ssl || c->failed || !SSL_is_init_finished(c->ssl))
 		return;
-	ERR_clear_error();
-	SSL_shutdown(c->ssl);
+	SSL_shutdown(begin(c));
 	ERR_clear_error();
 }
 

@@ -38,7 +38,6 @@ int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_e
 /* Key and settings of all connections. */
 struct tls {
 	SSL_CTX *ctx;
-	BIO_METHOD *bio;
 	struct tls_key key;
 	const char *identity; /* borrowed */
 };
@@ -50,18 +49,13 @@ struct tls *tls_free(struct tls *t);
 
 DRAY_DEFINE_CLEANUP(struct tls *, tls_free);
 
-/* One connection over a non-blocking socket. Must not move once opened. */
+/* One connection over a non-blocking socket. Must not move once opened. The process ignores SIGPIPE. */
 struct tls_conn {
 	SSL *ssl;
-	int fd;        /* borrowed */
-	uint8_t first; /* first byte received; 0: none yet */
-	bool eof;
+	uint8_t first;   /* first byte received; 0: none yet */
 	bool want_write; /* the last call waits for room in the socket, not for input */
-	bool failed;     /* fatal error: OpenSSL must not be called to send close_notify */
-	int io_errno;
+	bool failed;     /* or closed by the other side: OpenSSL must not be called any more */
 };
-
-#define TLS_CONN_NULL ((struct tls_conn){ .fd = -1 })
 
 enum {
 	TLS_E_AGAIN = 1, /* call again when the socket is ready */
