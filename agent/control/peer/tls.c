@@ -5,7 +5,6 @@
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
