@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extents in host memory. The checks of a client's descriptors come in an order in which none can block: F_GET_SEALS
- * answers for memory files alone, so no request reaches a file system in user space.
+ * Extents that are mapped or, for DMA-BUFs, have reserved addresses. The checks of a client's descriptors come in an order
+ * in which none can block: F_GET_SEALS succeeds only for memory files, and the kernel itself answers for DMA-BUFs, so no
+ * request reaches a file system in user space.
  *
  * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for it. The proof is a walk
  * over all pages, which for tens of GiB would hold up the control thread. So a file with a block for each of its pages
@@ -31,20 +32,38 @@
 /* Extents with a known NUMA node: each one costs the control thread a system call. */
 #define NODES_MAX 1024
 
-/* A client's memfd. */
+/* What one descriptor refers to. */
 struct file {
-	int fd;
-	bool checked;
+	struct file_id id;
 	bool huge;
 	uint64_t size, allocated; /* bytes */
 	struct mapping *map;      /* borrowed from struct extents */
 };
 
-int extents_init(struct extents *e, const struct piece *v, uint32_t n, uint16_t access,
+static int compare_places(const void *a, const void *b)
+{
+	const struct piece *x = a, *y = b;
+
+	return x->part != y->part ? dray_compare(x->part, y->part) :
+				    dray_compare(x->offset, y->offset);
+}
+
+static int check_overlap(const struct piece *v, uint32_t n, struct dray_err *reterr)
+{
+	for (uint32_t i = 1; i < n; i++)
+		if (v[i].part == v[i - 1].part && v[i].offset < v[i - 1].offset + v[i - 1].length)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "extents %" PRIu32 " and %" PRIu32
+					    " overlap, which only a read-only region may have",
+					    v[i - 1].index, v[i].index);
+	return 0;
+}
+
+int extents_init(struct extents *e, struct piece *v, const struct dmsg_region_add *m,
 		 struct dray_err *reterr)
 {
+	uint32_t n = m->extents.n, k = 0;
 	uint64_t start = 0, end = 0;
-	uint32_t k = 0;
 
 	e->view = calloc(1, sizeof(*e->view) + n * sizeof(e->view->extents[0]));
 	e->parts = calloc(n, sizeof(*e->parts));
@@ -66,8 +85,9 @@ int extents_init(struct extents *e, const struct piece *v, uint32_t n, uint16_t 
 	}
 	e->view->n_extents = k;
 	e->view->o.length = start;
-	e->view->o.access = access;
-	return 0;
+	e->view->o.access = m->access;
+	qsort(v, n, sizeof(*v), compare_places);
+	return m->access & DMSG_ACCESS_WRITE ? check_overlap(v, n, reterr) : 0;
 }
 
 void extents_release(struct extents *e)
@@ -75,9 +95,6 @@ void extents_release(struct extents *e)
 	for (uint32_t i = 0; i < e->n_maps; i++)
 		mapping_unref(e->maps[i]);
 	e->n_maps = 0;
-	for (uint32_t i = 0; i < e->n_buffers; i++)
-		closer_unmap(e->closer, e->buffers[i].base, e->buffers[i].bytes, e->buffers[i].fd);
-	e->n_buffers = 0;
 }
 
 void extents_deinit(struct extents *e)
@@ -87,12 +104,15 @@ void extents_deinit(struct extents *e)
 	free(e->view);
 	free(e->parts);
 	free(e->dmabufs);
-	free(e->buffers);
 	*e = (struct extents){ .view = NULL };
 }
 
-static int file_check(struct file *f, struct file_id *id, int fd, uint32_t index, bool write,
-		      struct dray_err *reterr)
+static int refuse_file(struct dray_err *reterr, int code, unsigned index, const char *why)
+{
+	return dray_err_set(reterr, -EINVAL, code, "descriptor %u %s", index, why);
+}
+
+static int check_memfd(struct file *f, int fd, unsigned index, bool write, struct dray_err *reterr)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 	int flags = fcntl(fd, F_GETFL);
@@ -100,29 +120,23 @@ static int file_check(struct file *f, struct file_id *id, int fd, uint32_t index
 	struct stat st;
 
 	if (seals < 0 || flags < 0)
-		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
-				     "its descriptor is not a memfd");
+		return refuse_file(reterr, DRAY_E_REGION_KIND, index, "is not a memfd");
 	if (!(seals & F_SEAL_SHRINK))
-		return pieces_refuse(
-			reterr, DRAY_E_REGION_UNSEALED, index,
-			"its memfd lacks F_SEAL_SHRINK; create it with MFD_ALLOW_SEALING and "
-			"add the seal");
+		return refuse_file(reterr, DRAY_E_REGION_UNSEALED, index,
+				   "is a memfd without F_SEAL_SHRINK; create it with "
+				   "MFD_ALLOW_SEALING and add the seal");
 	if ((flags & O_ACCMODE) == O_WRONLY)
-		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
-				     "its descriptor is open for writing only");
+		return refuse_file(reterr, DRAY_E_REGION_KIND, index,
+				   "is open for writing only; open it for reading, too");
 	if (write &&
 	    ((flags & O_ACCMODE) != O_RDWR || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
-		return pieces_refuse(
-			reterr, DRAY_E_REGION_READ_ONLY, index,
-			"write access was asked for, but its descriptor is read-only or sealed "
-			"against writing");
+		return refuse_file(reterr, DRAY_E_REGION_READ_ONLY, index,
+				   "is read-only or sealed against writing; add the region "
+				   "without write access");
 	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 || !S_ISREG(st.st_mode))
-		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
-				     "its descriptor is not a memfd");
-	*id = (struct file_id){ st.st_dev, st.st_ino };
+		return refuse_file(reterr, DRAY_E_REGION_KIND, index, "is not a memfd");
 	*f = (struct file){
-		.fd = fd,
-		.checked = true,
+		.id = { st.st_dev, st.st_ino },
 		.huge = fs.f_type == HUGETLBFS_TYPE,
 		.size = (uint64_t)st.st_size,
 		.allocated = (uint64_t)st.st_blocks * BLOCK_BYTES,
@@ -130,25 +144,75 @@ static int file_check(struct file *f, struct file_id *id, int fd, uint32_t index
 	return 0;
 }
 
-static int check_files(const struct piece *v, uint32_t n, const int *fds, bool write,
-		       struct file *files, struct file_id *ids, struct dray_err *reterr)
+/* Only DMA-BUFs name their exporter. */
+static bool is_dmabuf(int fd)
+{
+	char path[40], line[256];
+	bool found = false;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	f = fopen(path, "re");
+	if (!f)
+		return false;
+	while (!found && fgets(line, sizeof(line), f))
+		found = !strncmp(line, "exp_name:", strlen("exp_name:"));
+	fclose(f);
+	return found;
+}
+
+static int check_dmabuf(struct file *f, int fd, unsigned index, bool write, struct dray_err *reterr)
+{
+	struct stat st;
+	off_t bytes;
+
+	if (!is_dmabuf(fd))
+		return refuse_file(reterr, DRAY_E_REGION_KIND, index, "is not a DMA-BUF");
+	if (write && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY)
+		return refuse_file(reterr, DRAY_E_REGION_READ_ONLY, index,
+				   "is a read-only DMA-BUF; add the region without write access");
+	bytes = lseek(fd, 0, SEEK_END);
+	if (bytes <= 0 || fstat(fd, &st) < 0)
+		return refuse_file(reterr, DRAY_E_REGION_KIND, index,
+				   "is a DMA-BUF of unknown size");
+	*f = (struct file){ .id = { st.st_dev, st.st_ino }, .size = (uint64_t)bytes };
+	return 0;
+}
+
+/* A file that came by several descriptors counts as the first of these parts. */
+static void join_files(const struct file *files, struct piece *v, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		struct file *f = &files[v[i].part];
-		uint64_t end = v[i].offset + v[i].length;
-		int r = f->checked ?
-				0 :
-				file_check(f, &ids[v[i].part], fds[v[i].part], i, write, reterr);
+		const struct file_id *id = &files[v[i].part].id;
+		uint32_t k = 0;
 
-		if (r < 0)
-			return r;
-		if (end > f->size)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
-					    "extent %" PRIu32 " ends at %" PRIu64
-					    ", its file has %" PRIu64 " bytes",
-					    i, end, f->size);
+		while (files[k].id.dev != id->dev || files[k].id.ino != id->ino)
+			k++;
+		v[i].part = k;
 	}
-	return 0;
+}
+
+static int check_files(const struct extents_request *q, enum region_memory memory,
+		       struct file *files, struct piece *v, struct dray_err *reterr)
+{
+	bool write = q->m->access & DMSG_ACCESS_WRITE;
+	int r = 0;
+
+	for (unsigned i = 0; i < q->n_fds && r >= 0; i++)
+		r = memory == REGION_RDMA ? check_dmabuf(&files[i], q->fds[i], i, write, reterr) :
+					    check_memfd(&files[i], q->fds[i], i, write, reterr);
+	for (uint32_t i = 0; i < q->m->extents.n && r >= 0; i++) {
+		uint64_t end = v[i].offset + v[i].length, size = files[v[i].part].size;
+
+		if (end > size)
+			r = dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+					 "extent %" PRIu32 " ends at %" PRIu64
+					 ", its descriptor has %" PRIu64 " bytes",
+					 i, end, size);
+	}
+	if (r >= 0)
+		join_files(files, v, q->m->extents.n);
+	return r;
 }
 
 /* [from, to) has no hole. The descriptor's file offset belongs to the client: it is restored. */
@@ -167,54 +231,63 @@ static bool file_full(const struct file *f)
 	return f->allocated >= f->size;
 }
 
-/* The pieces are sorted by place: SEEK_HOLE walks pages, and so walks each page once however many extents lie on it. */
-static int check_resident(const struct file *files, const struct piece *v, uint32_t n,
-			  struct dray_err *reterr)
+/* The pieces are sorted by place, so SEEK_HOLE walks each page once however many extents lie on it. */
+static int check_resident(const struct extents_request *q, const struct file *files,
+			  const struct piece *v, struct dray_err *reterr)
 {
-	for (uint32_t i = 0; i < n;) {
+	for (uint32_t i = 0, n = q->m->extents.n; i < n;) {
 		const struct piece *first = &v[i];
 		const struct file *f = &files[first->part];
 		uint64_t end = first->offset + first->length;
-		bool ok = file_full(f) && (f->huge || f->map->guarded);
+		bool ok = f->huge || (file_full(f) && f->map->guarded);
 
 		for (i++; i < n && v[i].part == first->part && v[i].offset <= end; i++)
 			end = dray_max(end, v[i].offset + v[i].length);
-		/* huge-page files do not support SEEK_HOLE: all of the file or nothing */
-		if (!ok && !f->huge)
-			ok = run_resident(f->fd, first->offset, end);
-		if (!ok)
+		if (!ok && !run_resident(q->fds[first->part], first->offset, end))
 			return pieces_refuse(
 				reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
-				f->huge ? "its huge-page file is not populated in full" :
-					  "its memory has holes; populate it (MADV_POPULATE_WRITE) "
-					  "before REGION_ADD");
+				"its memory has holes; populate it (MADV_POPULATE_WRITE) before "
+				"REGION_ADD");
 	}
 	return 0;
 }
 
-static int map_files(struct mappings *ms, dray_handle session, struct file *files,
-		     const struct file_id *ids, unsigned n, bool write, uint64_t limit,
-		     struct extents *e, struct dray_err *reterr)
+static int map_file(struct mappings *ms, const struct extents_request *q, unsigned index,
+		    struct file *f, struct dray_err *reterr)
 {
-	e->maps = calloc(n, sizeof(struct mapping *));
+	struct mapping_key key = { f->id, q->m->access & DMSG_ACCESS_WRITE,
+				   f->huge ? q->session : 0 };
+
+	if (f->size > q->bytes_max)
+		return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
+				    "a file of %" PRIu64 " bytes is mapped whole and is over "
+				    "limits.bytes_per_session (%" PRIu64 ")",
+				    f->size, q->bytes_max);
+	/*
+	 * Huge-page files do not support SEEK_HOLE, so they must be populated in full. This check is before the mapping, which
+	 * would reserve huge pages for the missing part.
+	 */
+	if (f->huge && !file_full(f))
+		return refuse_file(reterr, DRAY_E_REGION_NOT_RESIDENT, index,
+				   "is a huge-page file that is not populated in full");
+	return mapping_get(ms, &key, q->fds[index], f->size, &f->map, reterr);
+}
+
+static int map_files(struct mappings *ms, const struct extents_request *q,
+		     enum region_memory memory, struct file *files, struct extents *e,
+		     struct dray_err *reterr)
+{
+	int r = 0;
+
+	e->maps = calloc(q->n_fds, sizeof(struct mapping *));
 	if (!e->maps)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	for (unsigned i = 0; i < n; i++) {
+	for (unsigned i = 0; i < q->n_fds; i++) {
 		struct file *f = &files[i];
-		struct mapping_key key = { ids[i], write, f->huge ? session : 0 };
-		int r;
 
-		if (f->size > limit)
-			return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
-					    "a file of %" PRIu64
-					    " bytes is mapped whole and is over "
-					    "limits.bytes_per_session (%" PRIu64 ")",
-					    f->size, limit);
-		/* before the file is mapped, which would reserve huge pages for the missing part */
-		if (f->huge && !file_full(f))
-			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_NOT_RESIDENT,
-					    "a huge-page file is not populated in full");
-		r = mapping_get(ms, &key, f->fd, f->size, &f->map, reterr);
+		r = memory == REGION_RDMA ?
+			    mapping_reserve(ms, q->fds[i], f->size, &f->map, reterr) :
+			    map_file(ms, q, i, f, reterr);
 		if (r < 0)
 			return r;
 		e->maps[e->n_maps++] = f->map;
@@ -258,54 +331,50 @@ static void find_nodes(struct region_view *v)
 	}
 }
 
-/* Sets the addresses of host memory. */
-static void place(struct extents *e)
+/* Sets the addresses of the view's extents. */
+static void place(struct extents *e, enum region_memory memory)
 {
+	e->view->memory = memory;
 	e->view->fault_guarded = true;
 	for (uint32_t i = 0; i < e->view->n_extents; i++) {
 		const struct mapping *map = e->maps[e->parts[i]];
 
 		e->view->extents[i].base = map->base + e->dmabufs[i].offset;
 		e->view->fault_guarded &= map->guarded;
+		e->dmabufs[i].fd = map->fd;
 	}
+	if (memory == REGION_RDMA)
+		return;
 	free(e->dmabufs);
 	e->dmabufs = NULL;
 }
 
-int extents_map(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
-		const int *fds, unsigned n_fds, uint64_t limit, struct extents *ret,
-		struct dray_err *reterr)
+int extents_map(struct mappings *ms, const struct extents_request *q, enum region_memory memory,
+		struct extents *ret, struct dray_err *reterr)
 {
-	struct file *files dray_auto_free = calloc(n_fds + 1, sizeof(*files));
-	struct file_id *ids dray_auto_free = calloc(n_fds + 1, sizeof(*ids));
+	struct file *files dray_auto_free = calloc(q->n_fds + 1, sizeof(*files));
 	struct piece *pieces dray_auto_free = NULL;
-	bool write = m->access & DMSG_ACCESS_WRITE;
-	uint32_t n = m->extents.n;
 	struct extents e = { .view = NULL };
 	int r;
 
-	if (!files || !ids)
+	if (!files)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	r = pieces_read(m, n_fds, 0, &pieces, reterr);
+	r = pieces_read(q->m, q->n_fds, 0, &pieces, reterr);
 	if (r >= 0)
-		r = check_files(pieces, n, fds, write, files, ids, reterr);
-	if (r < 0)
-		return r;
-	pieces_join(pieces, n, ids);
-	r = extents_init(&e, pieces, n, m->access, reterr);
+		r = check_files(q, memory, files, pieces, reterr);
 	if (r >= 0)
-		r = map_files(ms, session, files, ids, n_fds, write, limit, &e, reterr);
-	pieces_by_place(pieces, n);
-	if (r >= 0 && write)
-		r = pieces_check_overlap(pieces, n, reterr);
+		r = extents_init(&e, pieces, q->m, reterr);
 	if (r >= 0)
-		r = check_resident(files, pieces, n, reterr);
+		r = map_files(ms, q, memory, files, &e, reterr);
+	if (r >= 0 && memory == REGION_HOST)
+		r = check_resident(q, files, pieces, reterr);
 	if (r < 0) {
 		extents_deinit(&e);
 		return r;
 	}
-	place(&e);
-	find_nodes(e.view);
+	place(&e, memory);
+	if (memory == REGION_HOST)
+		find_nodes(e.view);
 	*ret = e;
 	return 0;
 }
@@ -321,24 +390,10 @@ static int64_t huge_page_bytes(void)
 	return fstat(fd, &st) < 0 ? -errno : (int64_t)st.st_blksize;
 }
 
-static int check_pool(const struct dmsg_region_add *m, struct dmsg_extent *ret,
-		      struct dray_err *reterr)
+int extents_map_pool(struct mappings *ms, const struct extents_request *q, struct extents *ret,
+		     uint64_t *ret_bytes, struct dray_err *reterr)
 {
-	dmsg_extent_get(m->extents.p, ret);
-	if (m->extents.n != 1)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "a pool is the only extent of its region");
-	if (ret->fd_index != UINT16_MAX || ret->offset)
-		return pieces_refuse(reterr, DRAY_E_INVALID, 0,
-				     "a pool has fd_index 65535 and offset 0");
-	return 0;
-}
-
-int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
-		     uint64_t room, struct extents *ret, uint64_t *ret_bytes,
-		     struct dray_err *reterr)
-{
-	bool huge = m->flags & DMSG_REGION_FLAG_HUGE;
+	bool huge = q->m->flags & DMSG_REGION_FLAG_HUGE;
 	int64_t page = huge ? huge_page_bytes() : (int64_t)sysconf(_SC_PAGESIZE);
 	int fd dray_auto_close = -1;
 	struct mapping_key key;
@@ -348,19 +403,23 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 	uint64_t bytes;
 	int r;
 
-	r = check_pool(m, &x, reterr);
-	if (r < 0)
-		return r;
+	dmsg_extent_get(q->m->extents.p, &x);
+	if (q->n_fds)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
+				    "descriptors came with a pool; send none");
+	if (x.fd_index != UINT16_MAX || x.offset)
+		return pieces_refuse(reterr, DRAY_E_INVALID, 0,
+				     "a pool has fd_index 65535 and offset 0");
 	if (page <= 0)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "this kernel has no huge pages: %s",
+				    "this kernel has no huge pages: %s; leave out flag huge",
 				    dray_errno_text((int)page));
 	bytes = (x.length + (uint64_t)page - 1) / (uint64_t)page * (uint64_t)page;
-	if (bytes > room)
+	if (bytes > q->bytes_max)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "a pool of %" PRIu64
 				    " bytes is over what limits.pool_bytes leaves (%" PRIu64 ")",
-				    bytes, room);
+				    bytes, q->bytes_max);
 	fd = dray_memfd_new("dray-pool", bytes, huge);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, fd < 0 ? fd : -errno,
@@ -368,10 +427,10 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 								     DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
-	r = extents_init(&e, &(struct piece){ .length = x.length }, 1, m->access, reterr);
+	r = extents_init(&e, &(struct piece){ .length = x.length }, q->m, reterr);
 	key = (struct mapping_key){ { st.st_dev, st.st_ino },
-				    m->access & DMSG_ACCESS_WRITE,
-				    huge ? session : 0 };
+				    q->m->access & DMSG_ACCESS_WRITE,
+				    huge ? q->session : 0 };
 	e.maps = calloc(1, sizeof(struct mapping *));
 	if (r >= 0 && !e.maps)
 		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
@@ -383,7 +442,7 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 	}
 	e.n_maps = 1;
 	/* no page of a pool is touched yet, so its NUMA node is not known */
-	place(&e);
+	place(&e, REGION_HOST);
 	*ret = e;
 	*ret_bytes = bytes;
 	return 0;

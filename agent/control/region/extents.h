@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the extents of a REGION_ADD to the memory of a region: every check that a client's descriptors must pass. */
+/*
+ * From the extents of a REGION_ADD to the memory of a region: every check that a client's descriptors must pass. A part is
+ * a descriptor or a legacy CUDA IPC handle that came with the message; a piece is the range of a part that one extent
+ * takes. Descriptors stay the caller's.
+ */
 #ifndef DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 #define DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/region/mapping.h"
-#include "agent/control/region/pieces.h"
+#include "agent/model/view.h"
 #include "lib/handle.h"
-
-/* A DMA-BUF, and the addresses that stand for it: see device_extents.c. */
-struct extent_buffer {
-	int fd; /* a duplicate */
-	uint8_t *base;
-	uint64_t bytes; /* of address space; 0: none */
-};
+#include "schema/gen/data.h"
 
 /* The memory of a region, and a view of it without its head. */
 struct extents {
@@ -21,48 +19,42 @@ struct extents {
 	uint32_t *parts;          /* of each of the view's extents */
 	/* of each of the view's extents: its offset in the part, and its DMA-BUF. NULL for host memory */
 	struct region_dmabuf *dmabufs;
-	struct mapping **maps; /* host memory; one reference each */
+	struct mapping **maps; /* of each descriptor, unless it is of a GPU; one reference each */
 	uint32_t n_maps;
-	struct extent_buffer *buffers; /* kind dmabuf */
-	uint32_t n_buffers;
-	struct dray_jobs *closer; /* of buffers; borrowed */
 };
 
-/*
- * Adds the view of the pieces, which are in the order of the extents, to e, which starts as zeros. Extents that follow
- * each other in one part become one. Their addresses are left to the caller. 0 or -ENOMEM with reterr; then, too, the
- * caller calls extents_deinit().
- */
-int extents_init(struct extents *e, const struct piece *v, uint32_t n, uint16_t access,
-		 struct dray_err *reterr);
+struct extents_request {
+	const struct dmsg_region_add *m;
+	const int *fds;
+	unsigned n_fds;
+	dray_handle session;
+	uint64_t bytes_max; /* of a file, or of a pool */
+};
+
+/* Sum of the extents' lengths. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
+int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);
 
 /*
- * Memfd extents. limit: largest file that is mapped. Errors as REGION_ADD lists; nothing is held
- * then. The descriptors stay the caller's.
+ * Checks the extents without their descriptors. Returns the kind of the first one and the memory of all. Errors of
+ * extents_length(), and `invalid` if kinds differ; cuda_ipc and cuda_vmm may be mixed.
  */
-int extents_map(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
-		const int *fds, unsigned n_fds, uint64_t limit, struct extents *ret,
-		struct dray_err *reterr);
+int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
+		  enum region_memory *ret_memory, struct dray_err *reterr);
+
+/* Maps memfds, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists; nothing is held then. */
+int extents_map(struct mappings *ms, const struct extents_request *q, enum region_memory memory,
+		struct extents *ret, struct dray_err *reterr);
 
 /* A pool: new memory of the agent. *ret_bytes: its length in whole pages. */
-int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
-		     uint64_t room, struct extents *ret, uint64_t *ret_bytes,
-		     struct dray_err *reterr);
+int extents_map_pool(struct mappings *ms, const struct extents_request *q, struct extents *ret,
+		     uint64_t *ret_bytes, struct dray_err *reterr);
 
 /*
- * DMA-BUFs: duplicates their descriptors, and reserves addresses for each. Calls nothing but the kernel's own DMA-BUF code.
- * The closer, which must outlive them, releases both.
+ * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(): descriptors first, then handles. The
+ * view has no addresses until extents_opened() sets them.
  */
-int extents_take_buffers(struct dray_jobs *closer, const struct dmsg_region_add *m, const int *fds,
-			 unsigned n_fds, struct extents *ret, struct dray_err *reterr);
-
-/*
- * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(), in the order of descriptors, then
- * handles. The view has no addresses until extents_opened() sets them. The descriptors stay the caller's.
- */
-int extents_read_gpu(const struct dmsg_region_add *m, const int *fds, unsigned n_fds,
-		     struct extents *ret, struct gpu_part **ret_parts, unsigned *ret_n,
-		     struct dray_err *reterr);
+int extents_read_gpu(const struct extents_request *q, struct extents *ret,
+		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr);
 
 /* dmabufs: of each part; they must outlive the view. */
 void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts,
@@ -71,5 +63,29 @@ void extents_opened(struct extents *e, unsigned device, const struct gpu_part *p
 /* Releases the memory. The view stays until extents_deinit(). */
 void extents_release(struct extents *e);
 void extents_deinit(struct extents *e);
+
+/* --- for the files that make extents --- */
+
+struct piece {
+	uint64_t offset, length; /* in the part */
+	uint32_t part;           /* descriptors first, then handles */
+	uint32_t index;          /* of the extent */
+};
+
+/* Refuses one extent: sets "extent INDEX: why" and returns -EINVAL. */
+int pieces_refuse(struct dray_err *reterr, int code, uint32_t index, const char *why);
+
+/* One piece for each extent, to be freed. Checks that every part belongs to an extent. 0 or -errno with reterr. */
+int pieces_read(const struct dmsg_region_add *m, unsigned n_fds, unsigned n_handles,
+		struct piece **ret, struct dray_err *reterr);
+
+/*
+ * Adds the view of the pieces, which are in the order of the extents, to e, which starts as zeros. Extents that follow
+ * each other in one part become one. The caller sets their addresses. Then sorts the pieces by part and offset. Error
+ * `invalid` if extents overlap in a region that is written to: transfers to different offsets would overwrite each other.
+ * After an error the caller calls extents_deinit(), too.
+ */
+int extents_init(struct extents *e, struct piece *v, const struct dmsg_region_add *m,
+		 struct dray_err *reterr);
 
 #endif

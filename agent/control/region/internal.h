@@ -3,7 +3,6 @@
 #ifndef DRAY_AGENT_CONTROL_REGION_INTERNAL_H
 #define DRAY_AGENT_CONTROL_REGION_INTERNAL_H
 
-#include "agent/control/region/closer.h"
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
 #include "lib/handle.h"
@@ -41,7 +40,7 @@ struct regions {
 struct region {
 	struct regions *regions;
 	dray_handle handle;
-	uint32_t *session_tokens;
+	struct region_owner owner;
 	char name[NAME_BYTES];
 	enum dmsg_kind kind;
 	uint32_t n_extents; /* of the request */

@@ -8,10 +8,65 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "agent/process/privilege.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
+
+/* Enough for system calls. */
+#define CLOSER_STACK_BYTES (128 << 10)
+
+struct closing {
+	struct dray_job job;
+	void *p; /* NULL: nothing to unmap */
+	uint64_t bytes;
+	int fd;
+};
+
+static void close_now(const struct closing *c)
+{
+	if (c->p)
+		munmap(c->p, c->bytes);
+	dray_close(c->fd);
+}
+
+static void close_run(struct dray_job *j)
+{
+	struct closing *c = dray_container_of(j, struct closing, job);
+
+	close_now(c);
+	free(c);
+}
+
+static void closer_begin(void)
+{
+	privilege_drop();
+}
+
+int closer_new(struct dray_jobs **ret)
+{
+	return dray_jobs_new(ret, "dray-closer", CLOSER_STACK_BYTES, closer_begin);
+}
+
+static void unmap(struct dray_jobs *closer, void *p, uint64_t bytes, int fd)
+{
+	const struct closing closing = { .p = p, .bytes = bytes, .fd = fd };
+	struct closing *c = malloc(sizeof(*c));
+
+	if (!c) {
+		close_now(&closing);
+		return;
+	}
+	*c = closing;
+	dray_jobs_add(closer, &c->job, close_run, NULL);
+}
+
+void closer_close(struct dray_jobs *closer, int fd)
+{
+	if (fd >= 0)
+		unmap(closer, NULL, 0, fd);
+}
 
 void mappings_init(struct mappings *ms, struct dray_jobs *closer)
 {
@@ -95,12 +150,31 @@ static void mapping_free(struct mapping *m)
 
 DRAY_DEFINE_CLEANUP(struct mapping *, mapping_free);
 
+static int mapping_new(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+		       struct dray_err *reterr)
+{
+	struct mapping *m = *ret = calloc(1, sizeof(*m));
+
+	if (!m)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
+	*m = (struct mapping){
+		.mappings = ms, .refs = 1, .bytes = bytes, .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)
+	};
+	dray_list_init(&m->link);
+	if (m->fd < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+				    "the descriptor of a region cannot be duplicated: %s",
+				    dray_errno_text(errno));
+	return 0;
+}
+
 int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
 		struct mapping **ret, struct dray_err *reterr)
 {
 	dray_auto(mapping_free) struct mapping *m = NULL;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct mapping *known;
+	int r;
 
 	bytes = (bytes + page - 1) / page * page;
 	known = find(ms, key, bytes);
@@ -109,16 +183,10 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 		*ret = known;
 		return 0;
 	}
-	m = calloc(1, sizeof(*m));
-	if (!m)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
-	*m = (struct mapping){ .mappings = ms, .key = *key, .refs = 1, .bytes = bytes };
-	dray_list_init(&m->link);
-	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-	if (m->fd < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-				    "the descriptor of a region cannot be duplicated: %s",
-				    dray_errno_text(errno));
+	r = mapping_new(ms, fd, bytes, &m, reterr);
+	if (r < 0)
+		return r;
+	m->key = *key;
 	if (!map_guarded(m))
 		return map_error(reterr, errno, bytes);
 	madvise(m->base, bytes, MADV_DONTDUMP);
@@ -127,12 +195,28 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 	return 0;
 }
 
-struct mapping *mapping_unref(struct mapping *m)
+int mapping_reserve(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+		    struct dray_err *reterr)
 {
-	if (!m || --m->refs)
-		return NULL;
+	dray_auto(mapping_free) struct mapping *m = NULL;
+	int r = mapping_new(ms, fd, bytes, &m, reterr);
+
+	if (r < 0)
+		return r;
+	m->base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (m->base == MAP_FAILED)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no address space for a DMA-BUF of %llu bytes",
+				    (unsigned long long)bytes);
+	*ret = dray_take(m);
+	return 0;
+}
+
+void mapping_unref(struct mapping *m)
+{
+	if (--m->refs)
+		return;
 	dray_list_del(&m->link);
-	closer_unmap(m->mappings->closer, m->base, m->bytes, m->fd);
+	unmap(m->mappings->closer, m->base, m->bytes, m->fd);
 	free(m);
-	return NULL;
 }

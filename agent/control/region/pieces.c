@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/region/pieces.h"
-
+/* The extents of a REGION_ADD as the client names them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "agent/control/region/extents.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -27,7 +27,7 @@ int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct
 
 	if (!m->extents.n)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "a region has at least one extent");
+				    "the request has no extents; a region needs at least one");
 	for (uint32_t i = 0; i < m->extents.n; i++) {
 		struct dmsg_extent e = extent_at(m, i);
 
@@ -58,49 +58,59 @@ static enum region_memory memory_of(enum dmsg_kind kind)
 	return REGION_HOST;
 }
 
-/* Refuses a field that only other kinds of memory have. */
-static int check_field(bool wrong, const char *field, const char *kinds, enum dmsg_kind kind,
-		       struct dray_err *reterr)
+/* Refuses fields that only other kinds of memory have. */
+static int check_fields(const struct dmsg_region_add *m, enum dmsg_kind kind,
+			struct dray_err *reterr)
 {
-	if (!wrong)
+	enum region_memory memory = memory_of(kind);
+	const char *field = NULL, *kinds = "GPU memory";
+
+	if (memory == REGION_HOST && m->device.n) {
+		field = "device is";
+	} else if (memory != REGION_GPU && m->handles.n) {
+		field = "handles are";
+		kinds = "kind cuda_ipc";
+	} else if (memory != REGION_GPU && m->allocations.n) {
+		field = "sizes of allocations are";
+		kinds = "kind cuda_vmm";
+	} else if (kind != DMSG_KIND_POOL && m->flags & DMSG_REGION_FLAG_HUGE) {
+		field = "flag huge is";
+		kinds = "pools";
+	}
+	if (!field)
 		return 0;
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "%s for %s, and extents are of kind %s; leave it out", field, kinds,
+			    "%s for %s, and the extents are of kind %s; leave it out", field, kinds,
 			    dmsg_kind_name(kind));
 }
 
-int extents_memory(const struct dmsg_region_add *m, enum region_memory *ret,
-		   enum dmsg_kind *ret_kind, struct dray_err *reterr)
+int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
+		  enum region_memory *ret_memory, struct dray_err *reterr)
 {
-	enum dmsg_kind kind = (enum dmsg_kind)extent_at(m, 0).kind;
-	int r;
+	uint64_t length;
+	int r = extents_length(m, &length, reterr);
+	enum dmsg_kind kind;
 
-	*ret_kind = kind;
-	*ret = memory_of(kind);
+	if (r < 0)
+		return r;
+	kind = *ret_kind = (enum dmsg_kind)extent_at(m, 0).kind;
+	*ret_memory = memory_of(kind);
 	for (uint32_t i = 1; i < m->extents.n; i++) {
 		enum dmsg_kind other = (enum dmsg_kind)extent_at(m, i).kind;
 
 		if (kind == DMSG_KIND_POOL || other == DMSG_KIND_POOL)
 			return pieces_refuse(reterr, DRAY_E_INVALID, i,
 					     "a pool is the only extent of its region");
-		if (memory_of(other) != *ret)
+		if (memory_of(other) != *ret_memory)
 			return dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
 				"extent %" PRIu32
-				" is of kind %s and others of %s: a region is all "
-				"memfd, all dmabuf, or all cuda_ipc and cuda_vmm of one "
-				"GPU; add one for each",
+				" is of kind %s and extent 0 of %s: the extents of "
+				"a region are all memfd, all dmabuf, or all on one GPU; add a region "
+				"for each",
 				i, dmsg_kind_name(other), dmsg_kind_name(kind));
 	}
-	r = check_field(*ret == REGION_HOST && m->device.n, "device is", "GPU memory", kind,
-			reterr);
-	if (r >= 0)
-		r = check_field(*ret != REGION_GPU && m->handles.n, "handles are", "kind cuda_ipc",
-				kind, reterr);
-	if (r >= 0)
-		r = check_field(*ret != REGION_GPU && m->allocations.n, "sizes of allocations are",
-				"kind cuda_vmm", kind, reterr);
-	return r;
+	return check_fields(m, kind, reterr);
 }
 
 static int check_used(const bool *used, unsigned n, const char *what, int code,
@@ -128,10 +138,9 @@ int pieces_read(const struct dmsg_region_add *m, unsigned n_fds, unsigned n_hand
 
 		if (e.fd_index >= (ipc ? n_handles : n_fds))
 			return pieces_refuse(reterr, ipc ? DRAY_E_INVALID : DRAY_E_FD_COUNT, i,
-					     ipc ? "fd_index is not that of a handle that came "
-						   "with the message" :
-						   "fd_index is not that of a descriptor that "
-						   "came with the message");
+					     ipc ? "fd_index is beyond the handles of the message" :
+						   "fd_index is beyond the descriptors of the "
+						   "message");
 		v[i] = (struct piece){ e.offset, e.length, e.fd_index + (ipc ? n_fds : 0), i };
 		used[v[i].part] = true;
 	}
@@ -141,51 +150,4 @@ int pieces_read(const struct dmsg_region_add *m, unsigned n_fds, unsigned n_hand
 	if (r >= 0)
 		*ret = dray_take(v);
 	return r;
-}
-
-void pieces_join(struct piece *v, uint32_t n, const struct file_id *ids)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t k = 0, part = v[i].part;
-
-		while (ids[k].dev != ids[part].dev || ids[k].ino != ids[part].ino)
-			k++;
-		v[i].part = k;
-	}
-}
-
-static int compare_places(const void *a, const void *b)
-{
-	const struct piece *x = a, *y = b;
-
-	return x->part != y->part ? dray_compare(x->part, y->part) :
-				    dray_compare(x->offset, y->offset);
-}
-
-static int compare_indexes(const void *a, const void *b)
-{
-	const struct piece *x = a, *y = b;
-
-	return dray_compare(x->index, y->index);
-}
-
-void pieces_by_place(struct piece *v, uint32_t n)
-{
-	qsort(v, n, sizeof(*v), compare_places);
-}
-
-void pieces_by_index(struct piece *v, uint32_t n)
-{
-	qsort(v, n, sizeof(*v), compare_indexes);
-}
-
-int pieces_check_overlap(const struct piece *v, uint32_t n, struct dray_err *reterr)
-{
-	for (uint32_t i = 1; i < n; i++)
-		if (v[i].part == v[i - 1].part && v[i].offset < v[i - 1].offset + v[i - 1].length)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "extents %" PRIu32 " and %" PRIu32
-					    " overlap, which is allowed for reading only",
-					    v[i - 1].index, v[i].index);
-	return 0;
 }

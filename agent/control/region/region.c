@@ -96,56 +96,7 @@ void regions_close_fds(struct regions *r, int *fds, unsigned n)
 	}
 }
 
-static bool is_pool(const struct dmsg_region_add *m)
-{
-	struct dmsg_extent e;
-
-	dmsg_extent_get(m->extents.p, &e);
-	return e.kind == DMSG_KIND_POOL;
-}
-
-static int check_request(struct regions *r, const struct dmsg_region_add *m, unsigned n_fds,
-			 struct dray_err *reterr)
-{
-	uint64_t length;
-	int e;
-
-	if (r->draining)
-		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-				    "the agent is draining and takes no new regions");
-	if (!m->access)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "access is neither read nor write; set at least one");
-	e = extents_length(m, &length, reterr);
-	if (e < 0)
-		return e;
-	if (m->flags & DMSG_REGION_FLAG_HUGE && !is_pool(m))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "flag huge is for pools; leave it out");
-	if (is_pool(m) && n_fds)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
-				    "a pool takes no descriptors");
-	return 0;
-}
-
-static int map_extents(struct region *region, const struct region_spec *spec,
-		       struct dray_err *reterr)
-{
-	struct regions *r = region->regions;
-	/* a reload may have lowered the limit below the use */
-	uint64_t limit = (uint64_t)r->deps.cfg->limits.pool_bytes;
-	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
-
-	if (region->kind == DMSG_KIND_POOL)
-		return extents_map_pool(&r->mappings, spec->owner->session, spec->m, room,
-					&region->extents, &region->pool_bytes, reterr);
-	return extents_map(&r->mappings, spec->owner->session, spec->m, spec->fds, spec->n_fds,
-			   (uint64_t)r->deps.cfg->limits.bytes_per_session, &region->extents,
-			   reterr);
-}
-
-static int handle_new(struct region *region, const struct region_owner *owner,
-		      struct dray_err *reterr)
+static int handle_new(struct region *region, struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
 	struct object_view *o = &region->extents.view->o;
@@ -158,8 +109,8 @@ static int handle_new(struct region *region, const struct region_owner *owner,
 				    r->regions.count);
 	o->kind = OBJECT_REGION;
 	o->handle = region->handle;
-	o->group = owner->group;
-	o->session = owner->session;
+	o->group = region->owner.group;
+	o->session = region->owner.session;
 	r->bytes += o->length;
 	r->pool_bytes += region->pool_bytes;
 	return 0;
@@ -186,17 +137,6 @@ static void region_begin(struct region *region)
 		gpus_region_added(r->deps.gpus, v);
 }
 
-static int add_host(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
-{
-	int e = map_extents(region, spec, reterr);
-
-	if (e >= 0)
-		e = handle_new(region, spec->owner, reterr);
-	if (e >= 0)
-		region_begin(region);
-	return e;
-}
-
 static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 			  const struct gpu_part *parts, const struct dray_err *err)
 {
@@ -216,9 +156,8 @@ static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 	added(added_arg, err);
 }
 
-static int add_gpu(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
+static int open_gpu(struct region *region, const struct extents_request *q, struct dray_err *reterr)
 {
-	const struct dmsg_region_add *m = spec->m;
 	struct gpu_part *parts dray_auto_free = NULL;
 	struct regions *r = region->regions;
 	char device[DEVICE_BYTES];
@@ -229,37 +168,37 @@ static int add_gpu(struct region *region, const struct region_spec *spec, struct
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "kind %s: this agent takes no GPU memory; use memfd",
 				    dmsg_kind_name(region->kind));
-	e = extents_read_gpu(m, spec->fds, spec->n_fds, &region->extents, &parts, &n, reterr);
+	e = extents_read_gpu(q, &region->extents, &parts, &n, reterr);
 	if (e >= 0)
-		e = handle_new(region, spec->owner, reterr);
+		e = handle_new(region, reterr);
 	if (e < 0)
 		return e;
-	snprintf(device, sizeof(device), "%.*s", (int)m->device.n, m->device.p);
-	e = gpu_open(r->deps.gpus, device, parts, n, m->access & DMSG_ACCESS_WRITE, handle_opened,
-		     region, reterr);
+	snprintf(device, sizeof(device), "%.*s", (int)q->m->device.n, q->m->device.p);
+	e = gpu_open(r->deps.gpus, device, parts, n, q->m->access & DMSG_ACCESS_WRITE,
+		     handle_opened, region, reterr);
 	if (e < 0)
 		handle_del(region);
 	return e;
 }
 
-static int add_buffers(struct region *region, const struct region_spec *spec,
+static int map_extents(struct region *region, struct extents_request *q, enum region_memory memory,
 		       struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
-	int e;
+	const struct dray_config *cfg = r->deps.cfg;
+	uint64_t pool_max = (uint64_t)cfg->limits.pool_bytes;
 
-	if (!r->deps.cfg->rdma.enable)
+	if (memory == REGION_RDMA && !cfg->rdma.enable)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			"kind dmabuf is for RDMA devices, which this agent does not use "
 			"(rdma.enable is false)");
-	e = extents_take_buffers(r->closer, spec->m, spec->fds, spec->n_fds, &region->extents,
-				 reterr);
-	if (e >= 0)
-		e = handle_new(region, spec->owner, reterr);
-	if (e >= 0)
-		region_begin(region);
-	return e;
+	q->bytes_max = (uint64_t)cfg->limits.bytes_per_session;
+	if (region->kind != DMSG_KIND_POOL)
+		return extents_map(&r->mappings, q, memory, &region->extents, reterr);
+	/* a reload may have lowered the limit below the use */
+	q->bytes_max = pool_max > r->pool_bytes ? pool_max - r->pool_bytes : 0;
+	return extents_map_pool(&r->mappings, q, &region->extents, &region->pool_bytes, reterr);
 }
 
 void region_registered(struct regions *r, dray_handle handle, bool usable, const char *why)
@@ -274,60 +213,65 @@ void region_registered(struct regions *r, dray_handle handle, bool usable, const
 		return;
 	}
 	dray_err_set(&region->refused, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-		     "no RDMA device takes this DMA-BUF: %s", why);
+		     "no RDMA device can register this DMA-BUF: %s", why);
 	region_end(region, DRAY_E_UNSUPPORTED, true);
 }
 
-static int region_new(struct regions *r, const struct region_spec *spec, struct region **ret,
-		      enum region_memory *ret_memory, struct dray_err *reterr)
+static int check_request(struct regions *r, const struct dmsg_region_add *m, enum dmsg_kind *ret,
+			 enum region_memory *ret_memory, struct dray_err *reterr)
 {
+	if (r->draining)
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent is draining and takes no new regions");
+	if (!m->access)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "access is neither read nor write; set at least one");
+	return extents_check(m, ret, ret_memory, reterr);
+}
+
+int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
+	       struct dray_err *reterr)
+{
+	struct extents_request q = { .m = spec->m,
+				     .fds = spec->fds,
+				     .n_fds = spec->n_fds,
+				     .session = spec->owner->session };
+	dray_auto(region_free) struct region *region = NULL;
 	const struct dray_str *name = &spec->m->name;
 	enum dmsg_kind kind = DMSG_KIND_MEMFD;
-	struct region *region;
-	int e = check_request(r, spec->m, spec->n_fds, reterr);
+	enum region_memory memory;
+	int e = check_request(r, spec->m, &kind, &memory, reterr);
 
-	if (e >= 0)
-		e = extents_memory(spec->m, ret_memory, &kind, reterr);
 	if (e < 0)
 		return e;
 	region = calloc(1, sizeof(*region));
 	if (!region)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
 	region->regions = r;
-	region->session_tokens = spec->owner->tokens;
+	region->owner = *spec->owner;
 	region->kind = kind;
 	region->n_extents = spec->m->extents.n;
-	region->opening = *ret_memory != REGION_HOST;
+	region->opening = memory != REGION_HOST;
 	region->added = spec->added;
 	region->added_arg = spec->arg;
 	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
 	dray_list_init(&region->tokens);
 	dray_list_init(&region->revocations);
-	*ret = region;
-	return 0;
-}
-
-int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
-	       struct dray_err *reterr)
-{
-	dray_auto(region_free) struct region *region = NULL;
-	enum region_memory memory = REGION_HOST;
-	int e = region_new(r, spec, &region, &memory, reterr);
-
-	if (e < 0)
-		return e;
-	if (memory == REGION_GPU)
-		e = add_gpu(region, spec, reterr);
-	else if (memory == REGION_RDMA)
-		e = add_buffers(region, spec, reterr);
-	else
-		e = add_host(region, spec, reterr);
+	if (memory == REGION_GPU) {
+		e = open_gpu(region, &q, reterr);
+	} else {
+		e = map_extents(region, &q, memory, reterr);
+		if (e >= 0)
+			e = handle_new(region, reterr);
+		if (e >= 0)
+			region_begin(region);
+	}
 	if (e < 0)
 		return e;
 	*ret = (struct region_added){
 		.region = region->handle,
 		.length = region_view_of(region)->o.length,
-		.pool_fd = region->kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1,
+		.pool_fd = kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1,
 		.pending = region->opening,
 	};
 	region = NULL;

@@ -88,8 +88,8 @@ static void token_free(struct token *t, uint32_t code)
 	dray_handles_del(&r->tokens, t->handle);
 	dray_heap_del(&r->expiry, &t->expiry);
 	region->n_tokens--;
-	if (region->session_tokens)
-		(*region->session_tokens)--;
+	if (region->owner.tokens)
+		(*region->owner.tokens)--;
 	free(t);
 	if (!revoked)
 		return;
@@ -156,7 +156,7 @@ static int check_export(struct regions *r, const struct region *region,
 			reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
 			"this agent's segment has more than %d bytes; shorten peer.advertise",
 			PMSG_TOKEN_SEGMENT_MAX);
-	if (region->session_tokens && *region->session_tokens >= max)
+	if (region->owner.tokens && *region->owner.tokens >= max)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
 			"the region's session has %" PRIu32
@@ -197,8 +197,8 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 	dray_list_init(&t->local_imports);
 	dray_list_add(&region->tokens, &t->link);
 	region->n_tokens++;
-	if (region->session_tokens)
-		(*region->session_tokens)++;
+	if (region->owner.tokens)
+		(*region->owner.tokens)++;
 	return dray_take(t);
 }
 

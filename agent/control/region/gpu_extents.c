@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Extents in GPU memory. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/region/extents.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+static int check_handles(const struct dmsg_region_add *m, unsigned n_fds, struct dray_err *reterr)
+{
+	if (!m->device.n)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_GPU_DEVICE,
+			"kinds cuda_ipc and cuda_vmm need the GPU that the memory is on: "
+			"give its UUID or PCI address as device");
+	if (m->handles.n % GPU_HANDLE_BYTES)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "handles are %d bytes each, and %" PRIu32 " came",
+				    GPU_HANDLE_BYTES, m->handles.n);
+	if (m->allocations.n > n_fds)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "sizes of %" PRIu32 " allocations came with %u descriptors",
+				    m->allocations.n, n_fds);
+	for (uint32_t i = GPU_HANDLE_BYTES; i < m->handles.n; i += GPU_HANDLE_BYTES)
+		for (uint32_t k = 0; k < i; k += GPU_HANDLE_BYTES)
+			if (!memcmp(m->handles.p + i, m->handles.p + k, GPU_HANDLE_BYTES))
+				return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+						    "handles %u and %u are the same: send it once",
+						    k / GPU_HANDLE_BYTES, i / GPU_HANDLE_BYTES);
+	return 0;
+}
+
+/* The client's statement of the size of a descriptor's allocation; 0: none. */
+static uint64_t allocation_at(const struct dmsg_region_add *m, unsigned fd)
+{
+	struct dmsg_allocation a = { 0 };
+
+	if (fd < m->allocations.n)
+		dmsg_allocation_get(m->allocations.p + (size_t)fd * DMSG_ALLOCATION_SIZE, &a);
+	return a.bytes;
+}
+
+static int parts_new(const struct extents_request *q, const struct piece *v, unsigned n,
+		     struct gpu_part **ret, struct dray_err *reterr)
+{
+	struct gpu_part *parts dray_auto_free = calloc(n, sizeof(*parts));
+
+	if (!parts)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	for (uint32_t i = 0; i < q->m->extents.n; i++) {
+		struct gpu_part *p = &parts[v[i].part];
+
+		p->bytes = dray_max(p->bytes, v[i].offset + v[i].length);
+	}
+	for (unsigned i = 0; i < q->n_fds; i++) {
+		struct gpu_part *p = &parts[i];
+
+		p->kind = GPU_IMPORT_VMM;
+		p->fd = q->fds[i];
+		p->allocation = allocation_at(q->m, i);
+		if (p->allocation && p->allocation < p->bytes)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+					    "extents of descriptor %u end at %" PRIu64
+					    ", its allocation has %" PRIu64 " bytes",
+					    i, p->bytes, p->allocation);
+	}
+	for (unsigned i = q->n_fds; i < n; i++) {
+		parts[i].kind = GPU_IMPORT_IPC;
+		parts[i].fd = -1;
+		memcpy(parts[i].handle, q->m->handles.p + (size_t)(i - q->n_fds) * GPU_HANDLE_BYTES,
+		       GPU_HANDLE_BYTES);
+	}
+	*ret = dray_take(parts);
+	return 0;
+}
+
+int extents_read_gpu(const struct extents_request *q, struct extents *ret,
+		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr)
+{
+	unsigned n_handles = q->m->handles.n / GPU_HANDLE_BYTES;
+	struct piece *pieces dray_auto_free = NULL;
+	int r = check_handles(q->m, q->n_fds, reterr);
+
+	*ret = (struct extents){ .view = NULL };
+	*ret_n = q->n_fds + n_handles;
+	if (r >= 0)
+		r = pieces_read(q->m, q->n_fds, n_handles, &pieces, reterr);
+	if (r >= 0)
+		r = extents_init(ret, pieces, q->m, reterr);
+	if (r >= 0)
+		r = parts_new(q, pieces, *ret_n, ret_parts, reterr);
+	if (r < 0) {
+		extents_deinit(ret);
+		return r;
+	}
+	ret->view->memory = REGION_GPU;
+	return 0;
+}
+
+void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts,
+		    const int *dmabufs)
+{
+	e->view->gpu = (uint8_t)device;
+	for (uint32_t i = 0; i < e->view->n_extents; i++) {
+		uint32_t part = e->parts[i];
+
+		e->view->extents[i].base =
+			(uint8_t *)(uintptr_t)(parts[part].address + e->dmabufs[i].offset);
+		e->dmabufs[i].fd = dmabufs[part];
+	}
+}
