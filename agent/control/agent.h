@@ -53,6 +53,14 @@ struct transfer_cancel {
 	uint64_t id; /* agent_cancel() sets it */
 };
 
+/* Each kind has a listing of its own, so that a health check never waits for the listing of another caller. */
+enum listing_kind {
+	LISTING_IN_FLIGHT, /* transfers in flight */
+	LISTING_ENDED,     /* the records of transfers that ended last */
+	LISTING_HEALTH,    /* totals and first_due of transfers in flight, without the transfers */
+	LISTING_N
+};
+
 /* transfer_queries.c */
 struct listing {
 	struct dray_list asked,
@@ -84,8 +92,8 @@ struct agent {
 	struct watchdog *watchdog;     /* NULL: the service manager has none */
 	struct dray_cpus cpus;         /* at the last count */
 	int worker_nodes[WORKERS_MAX]; /* NUMA node of each worker, -1: anywhere */
-	struct listing listings[2];    /* of transfers in flight, and of ended ones */
-	struct dray_list cancels;      /* of struct transfer_cancel */
+	struct listing listings[LISTING_N];
+	struct dray_list cancels; /* of struct transfer_cancel */
 	uint64_t last_cancel;
 	int64_t started_ns;
 
@@ -169,11 +177,10 @@ int agent_watch_signals(struct agent *a);
 const char *agent_state_name(enum agent_state s);
 
 /*
- * Asks every worker for its transfers in flight, or for the records of transfers that ended last. q->fn runs once: later
- * with the snapshots, which are valid until it returns, or without memory with n 0, possibly inside the call. The caller
+ * Requests a listing from every worker. q->fn runs once: later with the snapshots, which are valid until it returns, or without memory with n 0, possibly inside the call. The caller
  * owns q; dray_list_del(&q->link) cancels it.
  */
-void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q);
+void agent_list_transfers(struct agent *a, enum listing_kind kind, struct transfers_query *q);
 
 /*
  * Cancels a transfer. c->fn runs once. ended: the transfer has ended with code, which is `cancelled` unless it ended before.

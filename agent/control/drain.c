@@ -140,7 +140,7 @@ static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
-	agent_list_transfers(a, false, &a->drain_query);
+	agent_list_transfers(a, LISTING_IN_FLIGHT, &a->drain_query);
 	return 0;
 }
 

@@ -47,13 +47,16 @@ static void answer(struct listing *l, struct snapshot *const *snapshots, unsigne
 
 static void start(struct agent *a, struct listing *l)
 {
-	bool ended = l == &a->listings[true];
+	static const uint32_t most[LISTING_N] = {
+		[LISTING_IN_FLIGHT] = SNAPSHOT_MAX, [LISTING_ENDED] = RECORDS_MAX
+	};
+	enum listing_kind kind = (enum listing_kind)(l - a->listings);
 
 	if (l->n || dray_list_empty(&l->waiting))
 		return;
 	dray_list_splice(&l->asked, &l->waiting);
 	for (; l->n < a->pool.n; l->n++) {
-		l->snapshots[l->n] = snapshot_new(l, ended, ended ? RECORDS_MAX : SNAPSHOT_MAX);
+		l->snapshots[l->n] = snapshot_new(l, kind == LISTING_ENDED, most[kind]);
 		if (!l->snapshots[l->n]) {
 			snapshots_free(l);
 			answer(l, NULL, 0);
@@ -78,10 +81,10 @@ void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct s
 	start(a, l);
 }
 
-void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
+void agent_list_transfers(struct agent *a, enum listing_kind kind, struct transfers_query *q)
 {
-	dray_list_add(&a->listings[ended].waiting, &q->link);
-	start(a, &a->listings[ended]);
+	dray_list_add(&a->listings[kind].waiting, &q->link);
+	start(a, &a->listings[kind]);
 }
 
 int agent_cancel(struct agent *a, dray_handle session, uint64_t request, struct transfer_cancel *c)

@@ -41,12 +41,12 @@ static void check(bool ok)
 
 /* --- the agent ---------------------------------------------------------------------------------- */
 
-void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
+void agent_list_transfers(struct agent *a, enum listing_kind kind, struct transfers_query *q)
 {
 	check(!fake.query);
 	fake.query = q;
 	dray_list_add(&fake.asked, &q->link);
-	a->listings[ended].missing = 1;
+	a->listings[kind].missing = 1;
 }
 
 static void workers_answer(void)

@@ -106,7 +106,7 @@ static void listing_answer(void)
 	for (unsigned i = 0; i < n; i++) {
 		struct snapshot *s = asked[i];
 
-		s->n = i % FAKE_WORKERS ? 0 : 2;
+		s->n = i % FAKE_WORKERS ? 0 : dray_min(s->cap, 2u);
 		if (s->n && s->transfers) {
 			s->transfers[0] = (struct transfer_info){ .session = 7,
 								  .request = 8,

@@ -500,6 +500,21 @@ static void ask_health(sd_bus *bus, int want_alive, const char *want_reason)
 	sd_bus_message_unref(m);
 }
 
+static void health_does_not_wait_for_a_listing(void **state)
+{
+	sd_bus *one = client(true), *two = client(true);
+	int counts[2] = { 0 };
+
+	fake.hold = true;
+	ask_transfers(one, counts);
+	ask_health(two, false, "worker 0, 1 has not answered for 0.");
+	assert_int_equal(fake.listings, 2);
+	order(ORDER_ANSWER);
+	settle(one, &counts[0], 1);
+	sd_bus_flush_close_unref(one);
+	sd_bus_flush_close_unref(two);
+}
+
 static void health_is_asked_of_the_workers(void **state)
 {
 	sd_bus *bus = client(true), *gone = client(true);
@@ -941,6 +956,7 @@ int main(void)
 		TEST(hints_are_put_and_forgotten),
 		TEST(health_is_asked_of_the_workers),
 		TEST(listings_are_shared),
+		TEST(health_does_not_wait_for_a_listing),
 		TEST(drain_is_told_to_all),
 		TEST(changes_answer_as_the_interface_says),
 		TEST(cancels_that_wait_are_bounded_and_forgotten),

@@ -22,7 +22,7 @@ static struct {
 	struct dray_list asked;
 } fake;
 
-void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
+void agent_list_transfers(struct agent *a, enum listing_kind kind, struct transfers_query *q)
 {
 	fake.listings++;
 	if (fake.no_memory) {
@@ -31,7 +31,7 @@ void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q
 	}
 	assert_true(dray_list_empty(&fake.asked));
 	dray_list_add(&fake.asked, &q->link);
-	a->listings[ended].missing = 5;
+	a->listings[kind].missing = 5;
 }
 
 /* Two workers; the second has a transfer that ends in `left`. */

@@ -139,7 +139,8 @@ static void list_cancel(struct pending_reply *reply)
 	dray_list_del(&dray_container_of(reply, struct list_call, reply)->query.link);
 }
 
-static int request(struct bus_conn *c, bool ended, sd_bus_message *m, sd_bus_error *reterr)
+static int request(struct bus_conn *c, enum listing_kind listing, sd_bus_message *m,
+		   sd_bus_error *reterr)
 {
 	static const struct reply_kind kind = { .what = "lists of transfers",
 						.max = CALLS_MAX,
@@ -153,19 +154,19 @@ static int request(struct bus_conn *c, bool ended, sd_bus_message *m, sd_bus_err
 	if (!l)
 		return -sd_bus_error_get_errno(reterr);
 	l->query.fn = listed;
-	l->fill = ended ? fill_ended : fill_transfers;
-	agent_list_transfers(c->server->agent, ended, &l->query);
+	l->fill = listing == LISTING_ENDED ? fill_ended : fill_transfers;
+	agent_list_transfers(c->server->agent, listing, &l->query);
 	return 1;
 }
 
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	return request(userdata, false, m, reterr);
+	return request(userdata, LISTING_IN_FLIGHT, m, reterr);
 }
 
 int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	return request(userdata, true, m, reterr);
+	return request(userdata, LISTING_ENDED, m, reterr);
 }
 
 struct health_call {

@@ -57,7 +57,7 @@ static bool is_asking(const struct health *h)
 
 static void report_silence(const struct health *h, int64_t now, struct health_report *ret)
 {
-	uint32_t missing = is_asking(h) ? h->agent->listings[false].missing : 0;
+	uint32_t missing = is_asking(h) ? h->agent->listings[LISTING_HEALTH].missing : 0;
 	char names[8 * WORKERS_MAX] = "";
 	size_t at = 0;
 
@@ -140,7 +140,7 @@ void health_ask(struct health *h, struct health_check *c)
 	dray_list_add(&h->checks, &c->link);
 	if (!is_asking(h)) {
 		h->asked_ns = now;
-		agent_list_transfers(h->agent, false, &h->query);
+		agent_list_transfers(h->agent, LISTING_HEALTH, &h->query);
 	}
 	timer_arm(h);
 }
