@@ -177,7 +177,7 @@ def test_pages_methods_and_limits(new_agent, lab):
     assert ask(agent, "/healthz", where=agent.probes)[0] == 200
     assert ask(agent, "/readyz", where=agent.probes)[0] == 200
     status, _, body = ask(agent, "/metrics", where=agent.probes)
-    assert status == 404 and body == "there is /healthz and /readyz\n"
+    assert status == 404 and body == "not found; this address serves /healthz and /readyz\n"
     # several requests in one packet
     with connect(agent) as sock:
         sock.sendall(3 * b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -132,7 +132,7 @@ static char *ready_json(const struct ready *r)
 	int bad = !root;
 
 	for (size_t i = 0; !bad && i < r->n; i++) {
-		const struct ready_condition *c = &r->conditions[i];
+		const struct dray_dbus_condition *c = &r->conditions[i];
 
 		bad = json_array_append_new(all,
 					    json_pack("{s:o, s:b, s:b, s:o}", "name",
@@ -246,8 +246,9 @@ enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *
 	if (!strcmp(url, "/metrics") && !s->probes_only)
 		return metrics_page(s, mhd);
 	return send_text(mhd, MHD_HTTP_NOT_FOUND,
-			 s->probes_only ? "there is /healthz and /readyz\n" :
-					  "there is /metrics, /healthz and /readyz\n");
+			 s->probes_only ? "not found; this address serves /healthz and /readyz\n" :
+					  "not found; this address serves /metrics, /healthz and "
+					  "/readyz\n");
 }
 
 void page_completed(void *cls, struct MHD_Connection *mhd, void **request,
