@@ -76,7 +76,8 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 void agent_ready(struct agent *a, struct ready *ret)
 {
 	*ret = (struct ready){ .ready = !fake.overdue, .n = 1 };
-	ret->conditions[0] = (struct ready_condition){ "running", true, true, "\"quoted\" \xff" };
+	ret->conditions[0] =
+		(struct dray_dbus_condition){ "running", true, true, "\"quoted\" \xff" };
 }
 
 /* --- the client --------------------------------------------------------------------------------- */

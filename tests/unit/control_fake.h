@@ -217,9 +217,9 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 void agent_ready(struct agent *a, struct ready *ret)
 {
 	*ret = (struct ready){ .ready = false, .n = 2 };
-	ret->conditions[0] = (struct ready_condition){ "running", true, true, "running" };
+	ret->conditions[0] = (struct dray_dbus_condition){ "running", true, true, "running" };
 	ret->conditions[1] =
-		(struct ready_condition){ "segment:1.2.3.4:5", false, true, "bad \xff byte" };
+		(struct dray_dbus_condition){ "segment:1.2.3.4:5", false, true, "bad \xff byte" };
 }
 
 void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct dray_dbus_session *s),

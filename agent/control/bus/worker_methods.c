@@ -179,17 +179,8 @@ static void fill_conditions(struct dictionaries *d)
 	struct ready ready;
 
 	agent_ready(d->agent, &ready);
-	for (size_t i = 0; i < ready.n; i++) {
-		const struct ready_condition *c = &ready.conditions[i];
-		const struct dray_dbus_condition record = {
-			.name = c->name,
-			.ok = c->ok,
-			.required = c->required,
-			.reason = c->reason,
-		};
-
-		DICTIONARY_APPEND(d, condition, &record);
-	}
+	for (size_t i = 0; i < ready.n; i++)
+		DICTIONARY_APPEND(d, condition, &ready.conditions[i]);
 }
 
 static void checked(struct health_check *check, const struct health_report *report)

@@ -12,15 +12,15 @@
 static void __attribute__((format(printf, 5, 6)))
 add(struct ready *r, const char *name, bool ok, bool required, const char *fmt, ...)
 {
-	struct ready_condition *c = &r->conditions[r->n++];
+	char *reason = r->reasons[r->n];
 	va_list ap;
 
-	c->name = name;
-	c->ok = ok;
-	c->required = required;
 	va_start(ap, fmt);
-	vsnprintf(c->reason, sizeof(c->reason), fmt, ap);
+	vsnprintf(reason, READY_REASON_BYTES, fmt, ap);
 	va_end(ap);
+	r->conditions[r->n++] = (struct dray_dbus_condition){
+		.name = name, .ok = ok, .required = required, .reason = reason
+	};
 	r->ready &= ok || !required;
 }
 

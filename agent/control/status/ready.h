@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "agent/config/words.h"
+#include "schema/gen/dbus.h"
 
 /* running, listener, rdma, tcp, and each required segment. */
 #define READY_CONDITIONS_MAX (4 + READY_REQUIRE_MAX)
@@ -14,20 +15,14 @@
 
 struct agent;
 
-struct ready_condition {
-	const char *name; /* static, or a word in the configuration */
-	bool ok;
-	bool required; /* the agent is not ready unless it holds */
-	char reason[READY_REASON_BYTES];
-};
-
 struct ready {
 	bool ready; /* every required condition holds */
 	size_t n;
-	struct ready_condition conditions[READY_CONDITIONS_MAX];
+	struct dray_dbus_condition conditions[READY_CONDITIONS_MAX];
+	char reasons[READY_CONDITIONS_MAX][READY_REASON_BYTES];
 };
 
-/* *ret borrows words of ready.require. */
+/* *ret borrows words of ready.require. It must not be copied: conditions refer to reasons. */
 void agent_ready(struct agent *a, struct ready *ret);
 
 #endif
