@@ -7,29 +7,19 @@
 
 #include "lib/cleanup.h"
 
-/* Linux allows 65,536 supplementary groups. */
-#define GROUPS_BYTES_MAX (65536 * sizeof(gid_t))
-
 static bool in_group(int fd, gid_t primary, gid_t group)
 {
 	dray_auto_free gid_t *groups = NULL;
-	socklen_t n = 64 * sizeof(gid_t);
+	socklen_t n = 0;
 
 	if (primary == group)
 		return true;
-	for (;;) {
-		socklen_t room = n;
-
-		free(groups);
-		groups = malloc(n);
-		if (!groups)
-			return false;
-		if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &n) == 0)
-			break;
-		/* with ERANGE the kernel stores the size it needs */
-		if (errno != ERANGE || n <= room || n > GROUPS_BYTES_MAX)
-			return false;
-	}
+	/* with ERANGE the kernel stores the size it needs; the groups of a connection do not change */
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n) == 0 || errno != ERANGE)
+		return false;
+	groups = malloc(n);
+	if (!groups || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &n) < 0)
+		return false;
 	for (size_t i = 0; i < n / sizeof(gid_t); i++)
 		if (groups[i] == group)
 			return true;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Methods of dev.dray.Agent1 that change things, for clients that may do so. */
 #include <errno.h>
-#include <stdarg.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
@@ -16,31 +17,47 @@
 /* Pending calls of CancelTransfer of one connection. */
 #define CANCELS_MAX 64
 
-/* Reads the arguments of m if this connection may change things. >= 0, or < 0 with the error set. */
-static int read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
-		       const char *types, ...)
+/* 0, or < 0 with the error set. */
+static int check_access(const struct bus_conn *c, const char *method, sd_bus_error *reterr)
 {
-	const char *method = sd_bus_message_get_member(m);
-	va_list ap;
-	int ret;
-
-	if (!c->who.may_change) {
-		log_limited(DRAY_LOG_WARNING, "control",
-			    "%s refused: the client is not root, the agent's user or in the group "
-			    "of control.group uid=%u gid=%u pid=%d",
-			    method, c->who.uid, c->who.gid, c->who.pid);
-		return sd_bus_error_setf(reterr, SD_BUS_ERROR_ACCESS_DENIED,
-					 "%s is for root, the agent's own user and members of "
-					 "control.group%s; you are uid %u, gid %u",
-					 method,
-					 c->server->rules.has_group ? "" : ", which is not set",
-					 c->who.uid, c->who.gid);
-	}
-	va_start(ap, types);
-	ret = sd_bus_message_readv(m, types, ap);
-	va_end(ap);
-	return ret;
+	if (c->who.may_change)
+		return 0;
+	log_limited(DRAY_LOG_WARNING, "control",
+		    "%s refused: the client is not root, the agent's user or in the group of "
+		    "control.group uid=%u gid=%u pid=%d",
+		    method, c->who.uid, c->who.gid, c->who.pid);
+	return sd_bus_error_setf(
+		reterr, SD_BUS_ERROR_ACCESS_DENIED,
+		"%s is for root, the agent's own user and members of control.group%s; you are uid "
+		"%u, gid %u",
+		method, c->server->rules.has_group ? "" : ", which is not set", c->who.uid,
+		c->who.gid);
 }
+
+typedef int change_fn(struct bus_conn *c, struct agent *a, sd_bus_message *m, sd_bus_error *reterr);
+
+static int change(sd_bus_message *m, struct bus_conn *c, change_fn *fn, sd_bus_error *reterr)
+{
+	int ret = check_access(c, sd_bus_message_get_member(m), reterr);
+
+	if (ret >= 0)
+		ret = fn(c, c->server->agent, m, reterr);
+	return ret ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
+/* Defines a method. The body that follows returns 0 for an empty reply, 1 if it replies itself, or < 0. */
+#define CHANGE(name)                                                                    \
+	static change_fn name;                                                          \
+	int dbus_method_##name(sd_bus_message *m, void *userdata, sd_bus_error *reterr) \
+	{                                                                               \
+		return change(m, userdata, name, reterr);                               \
+	}                                                                               \
+	static int name(struct bus_conn *c, struct agent *a, sd_bus_message *m,         \
+			sd_bus_error *reterr)
+
+/* Logs a change with the client that made it. */
+#define LOG_CHANGE(c, fmt, ...) \
+	log_notice("control", fmt " uid=%u pid=%d", ##__VA_ARGS__, (c)->who.uid, (c)->who.pid)
 
 static int no_session(sd_bus_error *reterr, uint64_t session)
 {
@@ -48,62 +65,51 @@ static int no_session(sd_bus_error *reterr, uint64_t session)
 				 "there is no session %" PRIu64 "; ListSessions has them", session);
 }
 
-int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(drain)
 {
-	struct bus_conn *c = userdata;
-	struct agent *a = c->server->agent;
 	uint32_t timeout_ms;
 	int stay, ret;
 
-	ret = read_change(c, m, reterr, "ub", &timeout_ms, &stay);
+	ret = sd_bus_message_read(m, "ub", &timeout_ms, &stay);
 	if (ret < 0)
 		return ret;
 	if (a->state == AGENT_RUNNING && !a->stopping)
-		log_notice("control", "Drain was called stay=%s uid=%u pid=%d", stay ? "yes" : "no",
-			   c->who.uid, c->who.pid);
+		LOG_CHANGE(c, "Drain was called stay=%s", stay ? "yes" : "no");
 	ret = agent_drain(a, timeout_ms ? timeout_ms * DRAY_NS_PER_MS : -1, stay);
 	if (ret == -EALREADY)
 		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_DRAINING,
 					 "the agent is %s already",
 					 a->stopping ? "stopping" : agent_state_name(a->state));
-	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+	return ret;
 }
 
-int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(resume)
 {
-	struct bus_conn *c = userdata;
-	struct agent *a = c->server->agent;
 	int ret;
 
-	ret = read_change(c, m, reterr, "");
-	if (ret < 0)
-		return ret;
 	if (a->state != AGENT_RUNNING)
-		log_notice("control", "Resume was called uid=%u pid=%d", c->who.uid, c->who.pid);
+		LOG_CHANGE(c, "Resume was called");
 	ret = agent_resume(a);
 	if (ret == -ESHUTDOWN)
 		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_STOPPING,
 					 "the agent is %s and will exit",
 					 a->stopping ? "stopping" : agent_state_name(a->state));
-	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+	return ret;
 }
 
-int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(drain_now)
 {
-	struct bus_conn *c = userdata;
-	struct agent *a = c->server->agent;
 	int stay, ret;
 
-	ret = read_change(c, m, reterr, "b", &stay);
+	ret = sd_bus_message_read(m, "b", &stay);
 	if (ret < 0)
 		return ret;
-	log_notice("control", "DrainNow was called stay=%s uid=%u pid=%d", stay ? "yes" : "no",
-		   c->who.uid, c->who.pid);
+	LOG_CHANGE(c, "DrainNow was called stay=%s", stay ? "yes" : "no");
 	ret = agent_drain_now(a, stay);
 	if (ret == -ESHUTDOWN)
 		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_STOPPING,
 					"the agent is stopping already");
-	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+	return ret;
 }
 
 static int keys_append(sd_bus_message *reply, const char *const *keys, unsigned n)
@@ -115,45 +121,40 @@ static int keys_append(sd_bus_message *reply, const char *const *keys, unsigned 
 	return ret < 0 ? ret : sd_bus_message_close_container(reply);
 }
 
-int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(reload)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
-	struct bus_conn *c = userdata;
 	struct config_changes changes;
 	int ret;
 
-	ret = read_change(c, m, reterr, "");
-	if (ret < 0)
-		return ret;
-	log_notice("control", "Reload was called uid=%u pid=%d", c->who.uid, c->who.pid);
-	if (agent_reload(c->server->agent, &changes, &err) < 0)
+	LOG_CHANGE(c, "Reload was called");
+	if (agent_reload(a, &changes, &err) < 0)
 		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_CONFIG, err.msg);
 	ret = sd_bus_message_new_method_return(m, &reply);
 	if (ret >= 0)
 		ret = keys_append(reply, changes.applied, changes.n_applied);
 	if (ret >= 0)
 		ret = keys_append(reply, changes.restart, changes.n_restart);
-	return ret < 0 ? ret : sd_bus_send(c->bus, reply, NULL);
+	return ret < 0 ? ret : bus_conn_send(c, reply, 0);
 }
 
-int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(set_log_level)
 {
 	const struct dray_config_key *key = &dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL];
-	struct bus_conn *c = userdata;
 	const char *level;
 	char who[64];
 	int ret;
 
-	ret = read_change(c, m, reterr, "s", &level);
+	ret = sd_bus_message_read(m, "s", &level);
 	if (ret < 0)
 		return ret;
 	for (size_t i = 0; i < key->n_choices; i++) {
 		if (strcmp(key->choices[i], level))
 			continue;
 		snprintf(who, sizeof(who), "uid %u", c->who.uid);
-		agent_set_log_level(c->server->agent, (enum dray_log_level)i, who);
-		return sd_bus_reply_method_return(m, NULL);
+		agent_set_log_level(a, (enum dray_log_level)i, who);
+		return 0;
 	}
 	return sd_bus_error_setf(
 		reterr, SD_BUS_ERROR_INVALID_ARGS,
@@ -161,23 +162,21 @@ int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *r
 		level);
 }
 
-int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(close_session)
 {
-	struct bus_conn *c = userdata;
 	const char *reason;
 	uint64_t session;
 	char why[200];
 	int ret;
 
-	ret = read_change(c, m, reterr, "ts", &session, &reason);
+	ret = sd_bus_message_read(m, "ts", &session, &reason);
 	if (ret < 0)
 		return ret;
 	snprintf(why, sizeof(why), "closed by an operator%s%.160s", *reason ? ": " : "", reason);
-	if (sessions_close(c->server->agent->sessions, session, why) < 0)
+	if (sessions_close(a->sessions, session, why) < 0)
 		return no_session(reterr, session);
-	log_notice("control", "session=%" PRIu64 " %s uid=%u pid=%d", session, why, c->who.uid,
-		   c->who.pid);
-	return sd_bus_reply_method_return(m, NULL);
+	LOG_CHANGE(c, "session=%" PRIu64 " %s", session, why);
+	return 0;
 }
 
 struct cancel_call {
@@ -205,94 +204,87 @@ static void cancel_forget(struct pending_reply *call)
 	dray_list_del(&dray_container_of(call, struct cancel_call, reply)->cancel.link);
 }
 
-int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(cancel_transfer)
 {
 	static const struct reply_kind kind = { .what = "calls of CancelTransfer",
 						.max = CANCELS_MAX,
 						.cancel = cancel_forget };
-	struct bus_conn *c = userdata;
 	uint64_t session, request;
 	struct cancel_call *call;
 	int ret;
 
-	ret = read_change(c, m, reterr, "tt", &session, &request);
+	ret = sd_bus_message_read(m, "tt", &session, &request);
 	if (ret < 0)
 		return ret;
 	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
 	if (!call)
 		return -sd_bus_error_get_errno(reterr);
 	call->cancel.fn = cancelled;
-	if (agent_cancel(c->server->agent, session, request, &call->cancel) < 0) {
+	if (agent_cancel(a, session, request, &call->cancel) < 0) {
 		pending_reply_free(&call->reply);
 		return no_session(reterr, session);
 	}
-	log_notice("control",
-		   "CancelTransfer was called session=%" PRIu64 " request=%" PRIu64
-		   " uid=%u pid=%d",
-		   session, request, c->who.uid, c->who.pid);
+	LOG_CHANGE(c, "CancelTransfer was called session=%" PRIu64 " request=%" PRIu64, session,
+		   request);
 	return 1;
 }
 
-static int rail_switch(sd_bus_message *m, struct bus_conn *c, bool disable, sd_bus_error *reterr)
+static int rail_switch(struct agent *a, sd_bus_message *m, bool disable, sd_bus_error *reterr)
 {
 	const char *device;
 	uint32_t port;
 	int ret;
 
-	ret = read_change(c, m, reterr, "su", &device, &port);
+	ret = sd_bus_message_read(m, "su", &device, &port);
 	if (ret < 0)
 		return ret;
-	ret = rails_disable(c->server->agent->rails, device, port, disable);
+	ret = rails_disable(a->rails, device, port, disable);
 	if (ret == -ENOENT)
 		return sd_bus_error_setf(
 			reterr, DRAY_DBUS_ERROR_NOT_FOUND,
 			"the agent has no rail on port %.60s/%u; ListRails has them", device, port);
-	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+	return ret;
 }
 
-int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(disable_rail)
 {
-	return rail_switch(m, userdata, true, reterr);
+	return rail_switch(a, m, true, reterr);
 }
 
-int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(enable_rail)
 {
-	return rail_switch(m, userdata, false, reterr);
+	return rail_switch(a, m, false, reterr);
 }
 
-int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(set_hint)
 {
-	struct bus_conn *c = userdata;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
 	int ret;
 
-	ret = read_change(c, m, reterr, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
+	ret = sd_bus_message_read(m, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
 	if (ret < 0)
 		return ret;
-	if (hints_put(c->server->agent->hints, &put, &err) < 0)
+	if (hints_put(a->hints, &put, &err) < 0)
 		return sd_bus_error_set(reterr,
 					err.code == DRAY_E_INVALID ? SD_BUS_ERROR_INVALID_ARGS :
 								     SD_BUS_ERROR_LIMITS_EXCEEDED,
 					err.msg);
-	log_notice("control", "hint scope=%s segment=%s uid=%u pid=%d",
-		   *put.scope ? put.scope : "\"\"", put.segment, c->who.uid, c->who.pid);
-	return sd_bus_reply_method_return(m, NULL);
+	LOG_CHANGE(c, "hint scope=%s segment=%s", *put.scope ? put.scope : "\"\"", put.segment);
+	return 0;
 }
 
-int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+CHANGE(forget_hints)
 {
-	struct bus_conn *c = userdata;
 	const char *scope, *segment;
 	uint32_t count;
 	int all, ret;
 
-	ret = read_change(c, m, reterr, "ssb", &scope, &segment, &all);
+	ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
 	if (ret < 0)
 		return ret;
-	count = hints_forget(c->server->agent->hints, scope, *segment ? segment : NULL, all);
+	count = hints_forget(a->hints, scope, *segment ? segment : NULL, all);
 	if (count)
-		log_notice("control", "%u hints forgotten uid=%u pid=%d", count, c->who.uid,
-			   c->who.pid);
+		LOG_CHANGE(c, "%u hints forgotten", count);
 	return sd_bus_reply_method_return(m, "u", count);
 }
