@@ -23,65 +23,6 @@
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
-static void qp_free(struct qp *q)
-{
-	struct rail_peer *peer = q->peer;
-
-	if (q->was_up)
-		rails_tell(peer->rails, q->worker, RDMA_QP_DEAD, peer->handle, q->id, NULL);
-	dray_handles_del(&peer->rails->qps, q->id);
-	dray_list_del(&q->link);
-	free(q);
-	if (peer->down)
-		rail_peer_check(peer);
-	else
-		connect_peer(peer);
-}
-
-static void qp_check(struct qp *q)
-{
-	if (q->local_dead && q->remote_dead)
-		qp_free(q);
-}
-
-static void destroy_done(struct dray_job *j)
-{
-	struct qp *q = qp_of(j);
-	struct device *d = q->device;
-	int error = q->error;
-
-	q->rail->cq_used[q->worker] -= q->depth;
-	q->device = NULL;
-	q->local_dead = true;
-	qp_check(q);
-	device_qp_gone(d, error);
-}
-
-static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
-{
-	struct qp *q = arg;
-
-	/* on an error the peer is lost, and its end with it */
-	q->remote_dead = true;
-	qp_check(q);
-}
-
-static void qp_die(struct qp *q)
-{
-	struct rail_peer *peer = q->peer;
-
-	if (q->state == QP_DYING)
-		return;
-	if (q->state == QP_CREATING || q->state == QP_CONNECTING) {
-		q->doomed = true;
-		return;
-	}
-	q->remote_dead =
-		!q->requested || peer->down ||
-		peers_qp_close(peer->rails->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
-	qp_destroy(q, destroy_done);
-}
-
 static void path_failed(struct path *path, const char *what, const char *why)
 {
 	struct rails *r = path->peer->rails;
@@ -326,53 +267,14 @@ void connect_peer(struct rail_peer *peer)
 			connect_worker(peer, i);
 }
 
-void connect_tick(struct rails *r)
-{
-	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
-		connect_peer(peer);
-}
-
 void connect_lose(struct qp *q)
 {
-	switch (q->state) {
-	case QP_CREATING:
-	case QP_REQUESTED:
-	case QP_CONNECTING:
+	if (q->state < QP_UP)
 		qp_die(q);
-		break;
-	case QP_UP:
-		q->state = QP_LOSING;
-		rails_tell(q->peer->rails, q->worker, RDMA_QP_LOSE, q->peer->handle, q->id, NULL);
-		break;
-	case QP_LOSING:
-	case QP_DYING:
-	case QP_STATE_N:
-		break;
-	}
-}
-
-void connect_lose_rail(struct rail *rail)
-{
-	struct qp *q;
-
-	for (uint32_t at = 0; (q = dray_handles_next(&rail->rails->qps, &at, NULL));)
-		if (q->rail == rail)
-			connect_lose(q);
-}
-
-void connect_lose_path(struct path *path)
-{
-	dray_list_for_each(&path->peer->qps, q, struct qp, link)
-		if (q->path == path)
-			connect_lose(q);
-}
-
-void connect_peer_down(struct rail_peer *peer)
-{
-	/* the worker of a queue pair that is up learns of the peer's end by itself, and sends QP_LOST */
-	dray_list_for_each(&peer->qps, q, struct qp, link)
-		if (q->state < QP_UP)
-			qp_die(q);
+	if (q->state != QP_UP)
+		return;
+	q->state = QP_LOSING;
+	rails_tell(q->peer->rails, q->worker, RDMA_QP_LOSE, q->peer->handle, q->id, NULL);
 }
 
 static const char *loss_text(uint32_t code)

@@ -134,7 +134,8 @@ static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
 
 static void device_lost(struct device *d, const char *why)
 {
-	device_for_each_rail(d, rail) rail_event(rail, RAIL_EVENT_GONE, "%s", why);
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
+		rail_event(rail, RAIL_EVENT_GONE, "%s", why);
 }
 
 static void handle_event(struct device *d, const struct ibv_async_event *e)
@@ -145,8 +146,7 @@ static void handle_event(struct device *d, const struct ibv_async_event *e)
 	if (e->event_type == IBV_EVENT_DEVICE_FATAL) {
 		device_lost(d, "the device reports a fatal error");
 	} else if (e->event_type == IBV_EVENT_PORT_ERR) {
-		device_for_each_rail(d, rail)
-		{
+		dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 			if (rail->port != (uint32_t)e->element.port_num || !rail->usable)
 				continue;
 			rail->usable = false;
@@ -194,6 +194,12 @@ static void opened(struct device *d)
 	registrations_device_up(d);
 }
 
+static void device_leave(struct rail *rail)
+{
+	rail->device = NULL;
+	dray_list_del(&rail->device_link);
+}
+
 static void open_done(struct dray_job *j)
 {
 	struct rail *rail = rail_of(j);
@@ -201,7 +207,7 @@ static void open_done(struct dray_job *j)
 
 	d->jobs--;
 	if (rail->open_error < 0 && rail->state == RAIL_OPENING) {
-		rail->device = NULL;
+		device_leave(rail);
 		rail_event(rail, RAIL_EVENT_OPEN_FAILED, "%s: %s", rail->open_step,
 			   dray_errno_text(rail->open_error));
 		device_close(d);
@@ -228,6 +234,7 @@ static struct device *device_get(struct rails *r, const char *name)
 	d = calloc(1, sizeof(*d));
 	dray_assert(d);
 	d->rails = r;
+	dray_list_init(&d->used_by);
 	snprintf(d->name, sizeof(d->name), "%s", name);
 	dray_list_add(&r->devices, &d->link);
 	return d;
@@ -245,6 +252,7 @@ void device_open(struct rail *rail)
 	struct device *d = device_get(rail->rails, rail->device_name);
 
 	rail->device = d;
+	dray_list_add(&d->used_by, &rail->device_link);
 	device_job(d, rail->rails->slow, &rail->job, open_run, open_done);
 }
 
@@ -257,7 +265,8 @@ static void device_free(struct device *d)
 void device_end(struct device *d)
 {
 	d->async = sd_event_source_disable_unref(d->async);
-	device_for_each_rail(d, rail) close_cqs(rail);
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
+		close_cqs(rail);
 	close_context(d);
 	device_free(d);
 }
@@ -266,8 +275,9 @@ static void close_run(struct dray_job *j)
 {
 	struct device *d = dray_container_of(j, struct device, job);
 
-	for (unsigned i = 0; i < d->n_closing_rails; i++)
-		close_cqs(d->closing_rails[i]);
+	/* a closing device gets no rails, and keeps those that it has until close_done() */
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
+		close_cqs(rail);
 	close_context(d);
 }
 
@@ -277,9 +287,8 @@ static void close_done(struct dray_job *j)
 	struct rails *r = d->rails;
 
 	log_info(AREA, "closed device=%s", d->name);
-	device_for_each_rail(d, rail)
-	{
-		rail->device = NULL;
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
+		device_leave(rail);
 		memset(rail->cq_used, 0, sizeof(rail->cq_used));
 		rail_event(rail, RAIL_EVENT_CLOSED, "%s",
 			   rail->present ? "the device was closed" : "the device is gone");
@@ -290,21 +299,13 @@ static void close_done(struct dray_job *j)
 		rails_follow(r, r->scan);
 }
 
-void device_rail_gone(struct rail *rail)
-{
-	rail->cqs_in_use--;
-	if (rail->device)
-		device_check(rail->device);
-}
-
 /* Withdraws the completion queues from the workers. True when all have released them. */
 static bool cqs_gone(struct device *d)
 {
 	struct worker_pool *pool = d->rails->deps.pool;
 	bool gone = true;
 
-	device_for_each_rail(d, rail)
-	{
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 		if (rail->cqs_told) {
 			rail->cqs_told = false;
 			rail->cqs_in_use = pool->n;
@@ -326,22 +327,9 @@ void device_check(struct device *d)
 	if (d->qps || !cqs_gone(d) || d->mrs || d->jobs)
 		return;
 	d->close_begun = true;
-	device_for_each_rail(d, rail) d->closing_rails[d->n_closing_rails++] = rail;
 	/* before the context closes its descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
 	dray_jobs_add(d->rails->slow, &d->job, close_run, close_done);
-}
-
-void device_qp_gone(struct device *d, int error)
-{
-	/* the kernel destroys it with the context */
-	if (error < 0)
-		log_error(AREA,
-			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
-			  dray_errno_text(error), d->name);
-	d->jobs--;
-	d->qps--;
-	device_check(d);
 }
 
 void device_close(struct device *d)
@@ -349,7 +337,9 @@ void device_close(struct device *d)
 	if (d->closing)
 		return;
 	/* another rail of the device may be in use, if only this one failed to open */
-	device_for_each_rail(d, rail) if (rail->state != RAIL_CLOSING) return;
+	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
+		if (rail->state != RAIL_CLOSING)
+			return;
 	d->closing = true;
 	atomic_store(&d->hurry, true);
 	device_check(d);

@@ -36,6 +36,7 @@ struct window;
 struct device {
 	struct dray_list link;
 	struct rails *rails;
+	struct dray_list used_by; /* of struct rail, from OPENING to ABSENT */
 	char name[ND_DEVICE_NAME_MAX];
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -57,9 +58,6 @@ struct device {
 	bool open;               /* its objects may be used */
 	bool closing, close_begun;
 	_Atomic bool hurry; /* long jobs end early */
-	/* the rails whose completion queues close with it: a copy for the closing job */
-	struct rail *closing_rails[RAILS_MAX];
-	unsigned n_closing_rails;
 	struct dray_job job;
 };
 
@@ -70,7 +68,8 @@ struct rail {
 	uint32_t port;
 	enum rail_state state;
 	char reason[REASON_MAX];
-	struct device *device; /* from OPENING to ABSENT */
+	struct device *device;      /* NULL: none */
+	struct dray_list device_link; /* on device->used_by */
 	/* results of the last scan */
 	bool usable, present;
 	bool disabled;         /* by an operator */
@@ -244,13 +243,6 @@ void device_open(struct rail *rail);
 /* Closes it when it has no users left; RAIL_EVENT_CLOSED to its rails. */
 void device_close(struct device *d);
 void device_check(struct device *d);
-/* The body runs for each rail of the device. */
-#define device_for_each_rail(d, rail)                                                  \
-	for (struct rail **rail##_at_ = (d)->rails->v, *rail;                          \
-	     rail##_at_ < &(d)->rails->v[(d)->rails->n] && (rail = *rail##_at_, true); \
-	     rail##_at_++)                                                             \
-		if (rail->device == (d))
-
 static inline bool device_is_open(const struct device *d)
 {
 	return d && d->open && !d->closing;
@@ -258,10 +250,6 @@ static inline bool device_is_open(const struct device *d)
 /* Adds a job that counts as a user of the device; done() decrements d->jobs. */
 void device_job(struct device *d, struct dray_jobs *js, struct dray_job *j,
 		void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
-/* The job that destroys a queue pair of the device has ended; error: its result. */
-void device_qp_gone(struct device *d, int error);
-/* A worker has released the rail's completion queue. */
-void device_rail_gone(struct rail *rail);
 /* At the end of the agent, without jobs and users: closes and frees it. */
 void device_end(struct device *d);
 
@@ -339,19 +327,14 @@ void paths_refresh(struct rails *r);
 /* --- connect.c --- */
 /* Creates the queue pairs that the peer's paths lack and workers want. */
 void connect_peer(struct rail_peer *peer);
-void connect_tick(struct rails *r);
-/* Ends the queue pairs of a rail, of a path, or one. */
-void connect_lose_rail(struct rail *rail);
-void connect_lose_path(struct path *path);
+/* Its rail or path is lost: makes the worker stop using it, then destroys it. */
 void connect_lose(struct qp *q);
-/* The peer is down: destroys the queue pairs that no worker uses. */
-void connect_peer_down(struct rail_peer *peer);
 /* From the worker. */
 void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code);
 
 /* --- serve.c --- */
-void serve_lose_rail(struct rail *rail);
-void serve_peer_down(struct rail_peer *peer);
+/* It is destroyed: answers the peer's request for that. */
+void serve_ended(struct qp *q);
 
 /* --- window.c --- */
 /* The peer was granted GPU memory that no rail reaches. */
@@ -370,8 +353,8 @@ void window_handle_stage(struct rails *r, struct rdma_stage_request *request);
 /* Adds it to the list, and starts the job that creates it. peer and id are set. */
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
-/* Starts the job that destroys it; its error is in q->error. */
-void qp_destroy(struct qp *q, void (*done)(struct dray_job *j));
+/* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */
+void qp_die(struct qp *q);
 /* The verbs of a queue pair, on a job's thread. qp_create() sets sges and inline_bytes. 0 or -errno. */
 int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes);
 int qp_to_init(struct qp *q, unsigned access);

@@ -225,9 +225,9 @@ static void match_done(struct dray_job *j)
 		path->active = false;
 	n = choose(peer);
 	log_no_path(peer, n);
-	dray_list_for_each(&peer->paths, old, struct path, link)
-		if (!old->active)
-			connect_lose_path(old);
+	dray_list_for_each(&peer->qps, q, struct qp, link)
+		if (!q->path->active)
+			connect_lose(q);
 	dray_list_for_each(&peer->paths, gone, struct path, link) {
 		if (gone->active || path_in_use(gone))
 			continue;
@@ -321,8 +321,12 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 		rail_peer_check(peer);
 		return false;
 	}
-	serve_peer_down(peer);
-	connect_peer_down(peer);
+	dray_list_for_each(&peer->serving, serving, struct qp, link)
+		qp_die(serving);
+	/* the worker of a queue pair that is up detects by itself that the peer is down, and sends QP_LOST */
+	dray_list_for_each(&peer->qps, q, struct qp, link)
+		if (q->state < QP_UP)
+			qp_die(q);
 	return peer->quiet_due;
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queue pairs from RESET to RTS (IBTA 10.3.1, ibv_modify_qp(3)). */
+/* What queue pairs that post and that serve share: their verbs (IBTA 10.3.1, ibv_modify_qp(3)), begin and end. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
+#include "lib/log.h"
 
 #define HOP_LIMIT 64
 /* No request consumes a receive, so "receiver not ready" does not occur. */
@@ -108,12 +110,83 @@ int qp_to_rts(struct qp *q)
 			      IBV_QP_RNR_RETRY | IBV_QP_TIMEOUT);
 }
 
+static void qp_free(struct qp *q)
+{
+	struct rail_peer *peer = q->peer;
+	bool posts = q->path;
+
+	if (q->was_up)
+		rails_tell(peer->rails, q->worker, RDMA_QP_DEAD, peer->handle, q->id, NULL);
+	if (posts)
+		dray_handles_del(&peer->rails->qps, q->id);
+	dray_list_del(&q->link);
+	free(q);
+	if (peer->down)
+		rail_peer_check(peer);
+	else if (posts)
+		connect_peer(peer);
+}
+
+static void qp_check(struct qp *q)
+{
+	if (q->local_dead && q->remote_dead)
+		qp_free(q);
+}
+
 static void destroy_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 
 	q->error = q->qp ? q->peer->rails->verbs->destroy_qp(q->qp) : 0;
 	q->qp = NULL;
+}
+
+static void destroy_done(struct dray_job *j)
+{
+	struct qp *q = qp_of(j);
+	struct device *d = q->device;
+
+	/* the kernel destroys it with the context */
+	if (q->error < 0)
+		log_error(AREA,
+			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
+			  dray_errno_text(q->error), d->name);
+	if (q->path)
+		q->rail->cq_used[q->worker] -= q->depth;
+	else
+		serve_ended(q);
+	q->device = NULL;
+	q->local_dead = true;
+	qp_check(q);
+	d->jobs--;
+	d->qps--;
+	device_check(d);
+}
+
+static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+{
+	struct qp *q = arg;
+
+	/* an error means that the peer is lost, and its end with it */
+	q->remote_dead = true;
+	qp_check(q);
+}
+
+void qp_die(struct qp *q)
+{
+	struct rail_peer *peer = q->peer;
+	struct rails *r = peer->rails;
+
+	if (q->state == QP_DYING)
+		return;
+	if (q->state == QP_CREATING || q->state == QP_CONNECTING) {
+		q->doomed = true;
+		return;
+	}
+	q->remote_dead = !q->requested || peer->down ||
+			 peers_qp_close(r->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
+	q->state = QP_DYING;
+	device_job(q->device, r->slow, &q->job, destroy_run, destroy_done);
 }
 
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
@@ -127,10 +200,4 @@ void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_l
 	q->device->qps++;
 	dray_list_add(list, &q->link);
 	device_job(q->device, rail->rails->connector, &q->job, run, done);
-}
-
-void qp_destroy(struct qp *q, void (*done)(struct dray_job *j))
-{
-	q->state = QP_DYING;
-	device_job(q->device, q->peer->rails->slow, &q->job, destroy_run, done);
 }

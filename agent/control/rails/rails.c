@@ -52,14 +52,25 @@ void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, 
 						    .arg = arg } });
 }
 
+static void lose_queue_pairs(const struct rail *rail)
+{
+	dray_list_for_each(&rail->rails->peers, peer, struct rail_peer, link) {
+		dray_list_for_each(&peer->qps, q, struct qp, link)
+			if (q->rail == rail)
+				connect_lose(q);
+		dray_list_for_each(&peer->serving, q, struct qp, link)
+			if (q->rail == rail)
+				qp_die(q);
+	}
+}
+
 static void rail_actions(struct rail *rail, unsigned actions)
 {
 	struct rails *r = rail->rails;
 
 	if (actions & RAIL_ACTION_LOSE) {
 		r->lost_total++;
-		connect_lose_rail(rail);
-		serve_lose_rail(rail);
+		lose_queue_pairs(rail);
 	}
 	if (actions & RAIL_ACTION_OPEN)
 		device_open(rail);
@@ -117,6 +128,7 @@ static void rail_make(struct rails *r, const char *device, uint32_t port)
 	if (!rail)
 		return;
 	rail->rails = r;
+	dray_list_init(&rail->device_link);
 	rail->number = r->n;
 	rail->port = port;
 	snprintf(rail->device_name, sizeof(rail->device_name), "%s", device);
@@ -274,7 +286,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 		else
 			rails_timer(r, rail->retry_ns);
 	}
-	connect_tick(r);
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		connect_peer(peer);
 	return 0;
 }
 
@@ -374,10 +387,14 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m)
 {
 	struct rail_peer *peer;
+	struct rail *rail;
 
 	switch ((enum rdma_event)m->type) {
 	case RDMA_RAIL_GONE:
-		device_rail_gone(r->v[m->id]);
+		rail = r->v[m->id];
+		rail->cqs_in_use--;
+		if (rail->device)
+			device_check(rail->device);
 		break;
 	case RDMA_QP_LOST:
 		connect_handle_lost(r, m->id, m->code);

@@ -14,30 +14,14 @@
 /* Limit of the field in struct ibv_qp_attr. */
 #define READS_MAX 255
 
-static void destroy_done(struct dray_job *j)
+void serve_ended(struct qp *q)
 {
-	struct qp *q = qp_of(j);
 	struct rail_peer *peer = q->peer;
-	struct device *d = q->device;
-	int error = q->error;
 
 	if (q->close_request && !peer->down)
 		peers_qp_close_reply(peer->rails->deps.peers, peer->handle, q->close_request);
 	q->rail->serving--;
 	peer->rails->n_serving--;
-	dray_list_del(&q->link);
-	free(q);
-	device_qp_gone(d, error);
-	if (peer->down)
-		rail_peer_check(peer);
-}
-
-static void serve_die(struct qp *q)
-{
-	if (q->state == QP_CREATING)
-		q->doomed = true;
-	else if (q->state != QP_DYING)
-		qp_destroy(q, destroy_done);
 }
 
 static void make_run(struct dray_job *j)
@@ -71,7 +55,7 @@ static void make_done(struct dray_job *j)
 		rails_refuse(
 			peer->rails, peer->handle, q->connect_request, DRAY_E_IO, "a queue pair",
 			q->error < 0 ? dray_errno_text(q->error) : "the request was withdrawn");
-	qp_destroy(q, destroy_done);
+	qp_die(q);
 }
 
 static struct qp *find(struct rail_peer *peer, uint64_t id)
@@ -146,19 +130,5 @@ void rails_peer_close(struct rails *r, dray_handle handle, uint64_t request_id, 
 		return;
 	}
 	q->close_request = request_id;
-	serve_die(q);
-}
-
-void serve_lose_rail(struct rail *rail)
-{
-	dray_list_for_each(&rail->rails->peers, peer, struct rail_peer, link)
-		dray_list_for_each(&peer->serving, q, struct qp, link)
-			if (q->rail == rail)
-				serve_die(q);
-}
-
-void serve_peer_down(struct rail_peer *peer)
-{
-	dray_list_for_each(&peer->serving, q, struct qp, link)
-		serve_die(q);
+	qp_die(q);
 }
