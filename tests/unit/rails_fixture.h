@@ -308,13 +308,13 @@ void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
 }
 
 void grants_of_region(struct regions *r, dray_handle region,
-		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
-				 uint64_t length),
-		      void *arg)
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
 	(void)r;
-	(void)region;
-	fn(arg, PEER, 5, 4096, 8192);
+	fn(arg, &(struct grant_view){ .o = { .handle = 5, .length = 8192 },
+				      .peer = PEER,
+				      .region = region,
+				      .offset = 4096 });
 }
 
 const char *peers_segment_of(struct peers *p, dray_handle peer)
@@ -446,14 +446,15 @@ void peers_quiet(struct peers *p, dray_handle peer)
 	lab->quiet++;
 }
 
-bool grant_range(struct regions *r, dray_handle peer, dray_handle grant, dray_handle *ret_region,
-		 uint64_t *ret_offset, uint64_t *ret_length)
+const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle grant)
 {
+	static struct grant_view view;
+
 	assert_int_equal(peer, PEER);
-	*ret_region = lab->granted.region;
-	*ret_offset = lab->granted.offset;
-	*ret_length = lab->granted.length;
-	return true;
+	view = (struct grant_view){ .o = { .length = lab->granted.length },
+				    .region = lab->granted.region,
+				    .offset = lab->granted.offset };
+	return &view;
 }
 
 bool region_is_gpu(struct regions *r, dray_handle region)

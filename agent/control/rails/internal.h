@@ -68,7 +68,7 @@ struct rail {
 	uint32_t port;
 	enum rail_state state;
 	char reason[REASON_MAX];
-	struct device *device;      /* NULL: none */
+	struct device *device;        /* NULL: none */
 	struct dray_list device_link; /* on device->used_by */
 	/* results of the last scan */
 	bool usable, present;
@@ -254,12 +254,14 @@ void device_job(struct device *d, struct dray_jobs *js, struct dray_job *j,
 void device_end(struct device *d);
 
 /* --- registration.c --- */
+enum mrs_state { MRS_MAKING, MRS_READY, MRS_FAILED, MRS_DROPPING };
+
 /* The memory regions of a registration with one device. */
 struct mrs {
 	struct dray_list link; /* on registration->mrs */
 	struct registration *registration;
 	struct device *device;
-	enum { MRS_MAKING, MRS_READY, MRS_FAILED, MRS_DROPPING } state;
+	enum mrs_state state;
 	bool drop; /* as soon as they are made */
 	uint32_t n, n_made;
 	uint64_t slice;       /* bytes of each but the last */
@@ -306,9 +308,9 @@ void rail_regions_check(struct rails *r);
 /* Rails or registrations have changed: decides which regions are usable, and which importers need windows. */
 void rail_regions_decide(struct rails *r);
 void rail_regions_free(struct rails *r);
-/* Registers a window like a region; window_published() receives its keys. NULL: no memory. */
-struct rail_region *rail_region_window(struct window *w, struct rails *r, void *base,
-				       uint64_t bytes);
+/* Registers staging memory of a worker, or a window, whose keys window_published() receives. NULL: no memory. */
+struct rail_region *rail_region_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
+				    struct window *window);
 /* done(arg) when no device has its memory any more; possibly inside the call. */
 void rail_region_remove(struct rail_region *region, void (*done)(void *arg), void *arg);
 /* Writes the keys of [offset, offset + length) as records of pmsg_rail. Returns their number. */

@@ -57,15 +57,23 @@ static struct rail_region *region_get(struct rails *r, dray_handle handle)
 
 static void region_check(struct rail_region *region);
 
-static bool is_registered(const struct rail_region *region, const struct device *d)
+/*
+ * How far its registration with the device is: the state of the first part that is not ready. MRS_DROPPING: there is none
+ * yet. *ret_why: of a failure; may be NULL.
+ */
+static enum mrs_state state_on(const struct rail_region *region, const struct device *d,
+			       const char **ret_why)
 {
 	for (uint32_t i = 0; i < region->n; i++) {
 		const struct mrs *m = registration_mrs(region->parts[i].registration, d);
 
-		if (!m || m->state != MRS_READY)
-			return false;
+		if (m && m->state == MRS_READY)
+			continue;
+		if (m && ret_why)
+			*ret_why = m->why;
+		return m ? m->state : MRS_DROPPING;
 	}
-	return true;
+	return MRS_READY;
 }
 
 /* A device may still register it. */
@@ -77,12 +85,8 @@ static bool is_pending(struct rails *r, const struct rail_region *region)
 		if (r->v[i]->state == RAIL_OPENING)
 			return true;
 	dray_list_for_each(&r->devices, d, struct device, link)
-		for (uint32_t i = 0; device_is_open(d) && i < region->n; i++) {
-			const struct mrs *m = registration_mrs(region->parts[i].registration, d);
-
-			if (m && m->state == MRS_MAKING)
-				return true;
-		}
+		if (device_is_open(d) && state_on(region, d, NULL) == MRS_MAKING)
+			return true;
 	return false;
 }
 
@@ -140,7 +144,7 @@ static uint32_t add_keys(struct rail_keys *k, uint32_t at, const struct rail_reg
 static bool has_keys(const struct rail *rail, const struct rail_region *region)
 {
 	return rail->cqs_told && device_is_open(rail->device) &&
-	       is_registered(region, rail->device);
+	       state_on(region, rail->device, NULL) == MRS_READY;
 }
 
 static struct rail_keys *keys_new(struct rail_region *region)
@@ -203,8 +207,7 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 	return n;
 }
 
-static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
-			  uint64_t length)
+static void tell_importer(void *arg, const struct grant_view *g)
 {
 	struct rail_region *region = arg;
 	uint8_t *buf dray_auto_free = malloc((size_t)RAILS_KEYS_MAX * PMSG_RAIL_SIZE);
@@ -212,14 +215,13 @@ static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64
 
 	if (!buf)
 		return;
-	v.n = rail_keys_write(region->keys, offset, length, buf, RAILS_KEYS_MAX);
-	peers_send_keys(region->rails->deps.peers, peer, grant, &v);
+	v.n = rail_keys_write(region->keys, g->offset, g->o.length, buf, RAILS_KEYS_MAX);
+	peers_send_keys(region->rails->deps.peers, g->peer, g->o.handle, &v);
 }
 
-static void want_window(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
-			uint64_t length)
+static void want_window(void *arg, const struct grant_view *g)
 {
-	window_want(arg, peer);
+	window_want(arg, g->peer);
 }
 
 /* No device has registered it: its importers need windows, unless a device may still do so. */
@@ -273,16 +275,11 @@ void rail_regions_publish(struct rails *r, const struct registration *g)
 unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, uint8_t *buf,
 			  unsigned max)
 {
-	struct rail_region *region;
-	uint64_t offset, length;
-	dray_handle handle;
-	unsigned n;
+	const struct grant_view *g = grant_find(r->deps.regions, peer, grant);
+	struct rail_region *region = g ? region_get(r, g->region) : NULL;
+	unsigned n = region ? rail_keys_write(region->keys, g->offset, g->o.length, buf, max) : 0;
 
-	if (!grant_range(r->deps.regions, peer, grant, &handle, &offset, &length))
-		return 0;
-	region = region_get(r, handle);
-	n = rail_keys_write(region ? region->keys : NULL, offset, length, buf, max);
-	if (n || !region_is_gpu(r->deps.regions, handle))
+	if (!g || n || !region_is_gpu(r->deps.regions, g->region))
 		return n;
 	if (region && is_pending(r, region))
 		region->undecided = true;
@@ -417,8 +414,8 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 		add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
 }
 
-static struct rail_region *add_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
-				   struct window *window)
+struct rail_region *rail_region_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
+				    struct window *window)
 {
 	const struct rail_region like = {
 		.memory = REGION_HOST, .length = bytes, .worker = worker, .window = window
@@ -431,13 +428,7 @@ static struct rail_region *add_own(struct rails *r, void *base, uint64_t bytes, 
 void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
 {
 	if (r->cfg->rdma.enable)
-		add_own(r, base, bytes, worker, NULL);
-}
-
-struct rail_region *rail_region_window(struct window *w, struct rails *r, void *base,
-				       uint64_t bytes)
-{
-	return add_own(r, base, bytes, 0, w);
+		rail_region_own(r, base, bytes, worker, NULL);
 }
 
 void rail_region_remove(struct rail_region *region, void (*done)(void *arg), void *arg)
@@ -477,20 +468,16 @@ const char *rails_region_text(struct rails *r, dray_handle handle, char *buf, si
 
 	*buf = '\0';
 	dray_list_for_each(&r->devices, d, struct device, link) {
-		const char *state = "registered";
+		const char *text = "pending";
+		enum mrs_state state;
 
-		for (uint32_t i = 0; region && i < region->n; i++) {
-			const struct mrs *m = registration_mrs(region->parts[i].registration, d);
-
-			if (!m || m->state == MRS_MAKING)
-				state = "pending";
-			else if (m->state == MRS_FAILED)
-				state = m->why;
-		}
 		if (!region || !device_is_open(d) || at >= size)
 			continue;
+		state = state_on(region, d, &text);
+		if (state != MRS_FAILED)
+			text = state == MRS_READY ? "registered" : "pending";
 		at += (size_t)snprintf(buf + at, size - at, "%s%s: %s", at ? "; " : "", d->name,
-				       state);
+				       text);
 	}
 	return buf;
 }
@@ -510,7 +497,7 @@ static void explain_no_device(const struct rails *r, char *buf, size_t size)
 static bool is_usable(struct rails *r, const struct rail_region *region)
 {
 	dray_list_for_each(&r->devices, d, struct device, link)
-		if (device_is_open(d) && is_registered(region, d))
+		if (device_is_open(d) && state_on(region, d, NULL) == MRS_READY)
 			return true;
 	return false;
 }

@@ -112,7 +112,7 @@ static void handle_made(void *arg, struct gpu_host *h, void *base, const struct 
 			    "transport: %s peer=%" PRIx64,
 			    err->msg, w->peer);
 	if (h && !w->ending) {
-		w->region = rail_region_window(w, r, base, w->bytes);
+		w->region = rail_region_own(r, base, w->bytes, 0, w);
 		if (w->region)
 			return;
 	}

@@ -195,11 +195,18 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 	peer_unref(p);
 }
 
-dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle handle)
+const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle handle)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
-	return g && !g->ending ? g->view.region : 0;
+	return g && !g->ending ? &g->view : NULL;
+}
+
+dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	const struct grant_view *g = grant_find(r, peer, handle);
+
+	return g ? g->region : 0;
 }
 
 void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
@@ -210,29 +217,14 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
 		g->exposed = true;
 }
 
-bool grant_range(struct regions *r, dray_handle peer, dray_handle handle, dray_handle *ret_region,
-		 uint64_t *ret_offset, uint64_t *ret_length)
-{
-	struct grant *g = grant_get(r, peer, handle);
-
-	if (!g || g->ending)
-		return false;
-	*ret_region = g->view.region;
-	*ret_offset = g->view.offset;
-	*ret_length = g->view.o.length;
-	return true;
-}
-
 void grants_of_region(struct regions *r, dray_handle region,
-		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
-				 uint64_t length),
-		      void *arg)
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
 	struct grant *g;
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		if (g->peer && !g->ending && g->view.region == region)
-			fn(arg, g->view.peer, g->view.o.handle, g->view.offset, g->view.o.length);
+			fn(arg, &g->view);
 }
 
 uint32_t grants_total(struct regions *r)

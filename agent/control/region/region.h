@@ -176,13 +176,10 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* Runs fn for each live grant of the region. */
 void grants_of_region(struct regions *r, dray_handle region,
-		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
-				 uint64_t length),
-		      void *arg);
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg);
 
-/* The range of a live grant of this peer. False if there is none. */
-bool grant_range(struct regions *r, dray_handle peer, dray_handle grant, dray_handle *ret_region,
-		 uint64_t *ret_offset, uint64_t *ret_length);
+/* A live grant of this peer. NULL: there is none. */
+const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* The peer is lost: all its grants end, and their fences count as acknowledged. */
 void grants_peer_gone(struct regions *r, dray_handle peer);
