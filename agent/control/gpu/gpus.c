@@ -157,9 +157,7 @@ bool gpus_free(struct gpus *g)
 	ended = jobs_free(g->opener) && ended;
 	if (!ended)
 		return false;
-	memories_free(g);
-	gpu_hosts_free(g);
-	pins_free(g);
+	host_regions_free(g);
 	free(g);
 	return true;
 }

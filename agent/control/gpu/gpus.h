@@ -47,23 +47,26 @@ bool gpus_free(struct gpus *g);
 
 /* One handle of a region, and the used part of its allocation. */
 struct gpu_part {
-	enum gpu_import_kind kind;
-	uint8_t handle[GPU_HANDLE_BYTES];
-	int fd;         /* vmm: the call duplicates it, and closes the duplicate after the import */
-	uint64_t bytes; /* the end of the last extent in it */
-	uint64_t allocation; /* vmm: bytes of the allocation, 0: not known */
-	uint64_t address;    /* result: where the allocation begins */
+	/*
+	 * bytes: the end of the last extent in it. fd: the module duplicates it, and closes the duplicate after the import.
+	 * The module sets the device.
+	 */
+	struct gpu_import_spec spec;
+	/* results */
+	uint64_t address; /* where the allocation begins */
+	int dmabuf; /* of the allocation, for RDMA devices, until gpu_close(); -1: the driver gives none */
+	struct gpu_import *import;
 };
 
 /*
  * Opens n parts on the device (UUID or PCI address); loads the plug-in and starts the device if needed. done(): the memory
- * with the index of the device and the parts' addresses (`parts` are the module's copy, until gpu_close()), or NULL with
+ * with the index of the device and the parts' results (`parts` are the module's copy, until gpu_close()), or NULL with
  * err. 0, or -errno with reterr, without done().
  */
 typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, unsigned device,
 			      const struct gpu_part *parts, const struct dray_err *err);
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     bool write, gpu_opened_fn done, void *arg, struct dray_err *reterr);
+	     gpu_opened_fn done, void *arg, struct dray_err *reterr);
 
 /*
  * Cancels the gpu_open() with this arg: its done() will not run. Closes what was opened, then runs cancelled(arg).
@@ -72,11 +75,6 @@ void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg));
 
 /* Closes memory that is not used any more, before any later request, then runs done(done_arg). */
 void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg);
-
-/*
- * For each part a DMA-BUF of its allocation for RDMA devices, or -1 if the driver gives none. They last until gpu_close().
- */
-const int *gpu_memory_dmabufs(const struct gpu_memory *m);
 
 /*
  * Makes all earlier writes of RDMA devices visible to the device; takes microseconds. False: it is lost or not in use.

@@ -87,12 +87,8 @@ void gpus_host_free(struct gpu_host *h)
 
 void gpu_hosts_release(struct gpus *g)
 {
-	dray_list_for_each(&g->hosts, h, struct gpu_host, link)
+	dray_list_for_each(&g->hosts, h, struct gpu_host, link) {
 		release(h);
-}
-
-void gpu_hosts_free(struct gpus *g)
-{
-	dray_list_for_each(&g->hosts, h, struct gpu_host, link)
 		free(h);
+	}
 }

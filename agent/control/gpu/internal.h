@@ -120,21 +120,19 @@ void memories_step(struct gpus *g, const struct dray_err *why);
 void memories_refuse(struct gpu_device *d, const struct dray_err *why);
 /* Closes those that waited for gpu_copies_ended(). */
 void memories_close_held(struct gpus *g);
-/* On the opener's thread: closes all. */
+/* At the end, on the opener's thread: closes and frees all. */
 void memories_release(struct gpus *g);
-void memories_free(struct gpus *g);
 
 /* --- host.c --- */
-/* On the opener's thread: frees all. */
+/* At the end, on the opener's thread: frees all. */
 void gpu_hosts_release(struct gpus *g);
-void gpu_hosts_free(struct gpus *g);
 
 /* --- pin.c --- */
 void pins_begin(struct gpus *g);
 /* Drops those that waited for gpu_copies_ended(). */
 void pins_drop_held(struct gpus *g);
-/* On a job's thread, while no other runs. */
+/* At the end, on the opener's thread: unpins and frees all. */
 void pins_release(struct gpus *g);
-void pins_free(struct gpus *g);
+void host_regions_free(struct gpus *g);
 
 #endif

@@ -27,7 +27,6 @@ struct gpu_memory {
 	struct gpu_device *device; /* NULL: not known yet */
 	char name[DEVICE_NAME];
 	enum memory_state state;
-	bool write, want_dmabufs;
 	bool cancelled; /* closed after its job */
 	bool pending;   /* memories_step() or memories_refuse() has still to visit it */
 	bool held;      /* closed after gpu_copies_ended() */
@@ -40,18 +39,19 @@ struct gpu_memory {
 	struct dray_err err;
 	struct dray_job job;
 	unsigned n;
-	int *dmabufs;
-	struct gpu_import **imports;
 	struct gpu_part parts[];
 };
 
-static void memory_free(struct gpu_memory *m)
+static void close_fds(struct gpu_memory *m)
 {
 	for (unsigned i = 0; i < m->n; i++)
-		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].fd, 1);
+		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].spec.fd, 1);
+}
+
+static void memory_free(struct gpu_memory *m)
+{
+	close_fds(m);
 	dray_list_del(&m->link);
-	free(m->dmabufs);
-	free(m->imports);
 	free(m);
 }
 
@@ -59,10 +59,12 @@ static void memory_free(struct gpu_memory *m)
 static void release(struct gpu_memory *m)
 {
 	for (unsigned i = 0; i < m->n; i++) {
-		m->dmabufs[i] = dray_close(m->dmabufs[i]);
-		if (m->imports[i])
-			m->gpus->ops->release(m->imports[i]);
-		m->imports[i] = NULL;
+		struct gpu_part *p = &m->parts[i];
+
+		p->dmabuf = dray_close(p->dmabuf);
+		if (p->import)
+			m->gpus->ops->release(p->import);
+		p->import = NULL;
 	}
 }
 
@@ -112,32 +114,25 @@ void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg)
 	memory_close(m);
 }
 
-static int import(struct gpu_memory *m, unsigned i)
+static int import(struct gpu_memory *m, struct gpu_part *p)
 {
 	const struct gpus *g = m->gpus;
-	struct gpu_part *p = &m->parts[i];
-	struct gpu_import_spec spec = { .kind = p->kind,
-					.device = m->device->index,
-					.fd = p->fd,
-					.bytes = p->bytes,
-					.allocation = p->allocation,
-					.write = m->write };
 	uint64_t bytes;
 	int ret;
 
-	memcpy(spec.handle, p->handle, sizeof(spec.handle));
-	ret = g->ops->import(g->plugin, &spec, &m->imports[i], &p->address, &bytes, &m->err);
+	p->spec.device = m->device->index;
+	ret = g->ops->import(g->plugin, &p->spec, &p->import, &p->address, &bytes, &m->err);
 	if (ret < 0)
 		return ret;
-	if (bytes < p->bytes)
+	if (bytes < p->spec.bytes)
 		return dray_err_set(&m->err, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "extents end at %llu, their allocation has %llu bytes",
-				    (unsigned long long)p->bytes, (unsigned long long)bytes);
+				    (unsigned long long)p->spec.bytes, (unsigned long long)bytes);
 	/* without a DMA-BUF RDMA devices cannot reach it, and all else works */
-	if (m->want_dmabufs) {
-		ret = g->ops->export_dmabuf(m->imports[i], 0, (p->bytes + PAGE - 1) / PAGE * PAGE,
+	if (g->cfg->rdma.enable) {
+		ret = g->ops->export_dmabuf(p->import, 0, (p->spec.bytes + PAGE - 1) / PAGE * PAGE,
 					    NULL);
-		m->dmabufs[i] = ret >= 0 ? ret : -1;
+		p->dmabuf = dray_max(ret, -1);
 		if (ret == -EIO)
 			return dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost");
 	}
@@ -150,7 +145,7 @@ static void open_run(struct dray_job *j)
 
 	m->error = 0;
 	for (unsigned i = 0; i < m->n && m->error >= 0; i++)
-		m->error = import(m, i);
+		m->error = import(m, &m->parts[i]);
 	if (m->error < 0)
 		release(m);
 }
@@ -172,8 +167,7 @@ static void opened(struct gpu_memory *m)
 	struct gpu_device *d = m->device;
 
 	m->state = MEMORY_OPEN;
-	for (unsigned i = 0; i < m->n; i++)
-		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].fd, 1);
+	close_fds(m);
 	d->regions++;
 	d->bytes += m->bytes;
 	m->done(m->arg, m, d->index, m->parts, NULL);
@@ -216,7 +210,7 @@ static int check_kinds(const struct gpu_memory *m, struct dray_err *reterr)
 	const struct gpu_device_info *info = &m->device->info;
 
 	for (unsigned i = 0; i < m->n; i++) {
-		bool ipc = m->parts[i].kind == GPU_IMPORT_IPC;
+		bool ipc = m->parts[i].spec.kind == GPU_IMPORT_IPC;
 
 		if (ipc ? !info->ipc : !info->vmm)
 			return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
@@ -300,21 +294,13 @@ static struct gpu_memory *memory_new(struct gpus *g, const char *device,
 
 	if (!m)
 		return NULL;
-	m->dmabufs = malloc(n * sizeof(*m->dmabufs));
-	m->imports = calloc(n, sizeof(struct gpu_import *));
-	if (!m->dmabufs || !m->imports) {
-		free(m->dmabufs);
-		free(m->imports);
-		free(m);
-		return NULL;
-	}
 	m->gpus = g;
 	snprintf(m->name, sizeof(m->name), "%s", device);
 	for (unsigned i = 0; i < n; i++) {
 		m->parts[i] = parts[i];
-		m->parts[i].fd = -1;
-		m->dmabufs[i] = -1;
-		m->bytes += parts[i].bytes;
+		m->parts[i].spec.fd = -1;
+		m->parts[i].dmabuf = -1;
+		m->bytes += parts[i].spec.bytes;
 	}
 	m->n = n;
 	dray_list_add(&g->memories, &m->link);
@@ -322,7 +308,7 @@ static struct gpu_memory *memory_new(struct gpus *g, const char *device,
 }
 
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     bool write, gpu_opened_fn done, void *arg, struct dray_err *reterr)
+	     gpu_opened_fn done, void *arg, struct dray_err *reterr)
 {
 	struct gpu_memory *m;
 	int ret = 0;
@@ -334,14 +320,12 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the handles of GPU memory");
-	m->write = write;
-	m->want_dmabufs = g->cfg->rdma.enable;
 	m->done = done;
 	m->arg = arg;
 	for (unsigned i = 0; i < n && ret >= 0; i++) {
-		if (parts[i].kind != GPU_IMPORT_VMM)
+		if (parts[i].spec.kind != GPU_IMPORT_VMM)
 			continue;
-		m->parts[i].fd = ret = fcntl(parts[i].fd, F_DUPFD_CLOEXEC, 3);
+		m->parts[i].spec.fd = ret = fcntl(parts[i].spec.fd, F_DUPFD_CLOEXEC, 3);
 		if (ret < 0)
 			ret = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
 					   "the descriptor of a handle cannot be duplicated: %s",
@@ -371,19 +355,12 @@ void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
 	}
 }
 
-const int *gpu_memory_dmabufs(const struct gpu_memory *m)
-{
-	return m->dmabufs;
-}
-
 void memories_release(struct gpus *g)
 {
-	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link) {
 		release(m);
-}
-
-void memories_free(struct gpus *g)
-{
-	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		memory_free(m);
+		for (unsigned i = 0; i < m->n; i++)
+			dray_close(m->parts[i].spec.fd);
+		free(m);
+	}
 }

@@ -331,16 +331,16 @@ void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *
 
 void pins_release(struct gpus *g)
 {
-	dray_list_for_each(&g->pins, p, struct pin, link)
+	dray_list_for_each(&g->pins, p, struct pin, link) {
 		unpin_run(&p->job);
+		free(p);
+	}
 }
 
-void pins_free(struct gpus *g)
+void host_regions_free(struct gpus *g)
 {
 	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
 		free(r->pins);
 		free(r);
 	}
-	dray_list_for_each(&g->pins, p, struct pin, link)
-		free(p);
 }

@@ -56,9 +56,8 @@ int extents_map_pool(struct mappings *ms, const struct extents_request *q, struc
 int extents_read_gpu(const struct extents_request *q, struct extents *ret,
 		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr);
 
-/* dmabufs: of each part; they must outlive the view. */
-void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts,
-		    const int *dmabufs);
+/* Sets addresses and DMA-BUFs, which must outlive the view. */
+void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts);
 
 /* Releases the memory. The view stays until extents_deinit(). */
 void extents_release(struct extents *e);

@@ -51,27 +51,29 @@ static int parts_new(const struct extents_request *q, const struct piece *v, uns
 	if (!parts)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
 	for (uint32_t i = 0; i < q->m->extents.n; i++) {
-		struct gpu_part *p = &parts[v[i].part];
+		uint64_t *bytes = &parts[v[i].part].spec.bytes;
 
-		p->bytes = dray_max(p->bytes, v[i].offset + v[i].length);
+		*bytes = dray_max(*bytes, v[i].offset + v[i].length);
 	}
-	for (unsigned i = 0; i < q->n_fds; i++) {
-		struct gpu_part *p = &parts[i];
+	for (unsigned i = 0; i < n; i++) {
+		struct gpu_import_spec *s = &parts[i].spec;
 
-		p->kind = GPU_IMPORT_VMM;
-		p->fd = q->fds[i];
-		p->allocation = allocation_at(q->m, i);
-		if (p->allocation && p->allocation < p->bytes)
+		s->write = q->m->access & DMSG_ACCESS_WRITE;
+		if (i >= q->n_fds) {
+			s->kind = GPU_IMPORT_IPC;
+			s->fd = -1;
+			memcpy(s->handle, q->m->handles.p + (i - q->n_fds) * GPU_HANDLE_BYTES,
+			       GPU_HANDLE_BYTES);
+			continue;
+		}
+		s->kind = GPU_IMPORT_VMM;
+		s->fd = q->fds[i];
+		s->allocation = allocation_at(q->m, i);
+		if (s->allocation && s->allocation < s->bytes)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 					    "extents of descriptor %u end at %" PRIu64
 					    ", its allocation has %" PRIu64 " bytes",
-					    i, p->bytes, p->allocation);
-	}
-	for (unsigned i = q->n_fds; i < n; i++) {
-		parts[i].kind = GPU_IMPORT_IPC;
-		parts[i].fd = -1;
-		memcpy(parts[i].handle, q->m->handles.p + (size_t)(i - q->n_fds) * GPU_HANDLE_BYTES,
-		       GPU_HANDLE_BYTES);
+					    i, s->bytes, s->allocation);
 	}
 	*ret = dray_take(parts);
 	return 0;
@@ -100,15 +102,14 @@ int extents_read_gpu(const struct extents_request *q, struct extents *ret,
 	return 0;
 }
 
-void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts,
-		    const int *dmabufs)
+void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts)
 {
 	e->view->gpu = (uint8_t)device;
 	for (uint32_t i = 0; i < e->view->n_extents; i++) {
-		uint32_t part = e->parts[i];
+		const struct gpu_part *p = &parts[e->parts[i]];
 
 		e->view->extents[i].base =
-			(uint8_t *)(uintptr_t)(parts[part].address + e->dmabufs[i].offset);
-		e->dmabufs[i].fd = dmabufs[part];
+			(uint8_t *)(uintptr_t)(p->address + e->dmabufs[i].offset);
+		e->dmabufs[i].fd = p->dmabuf;
 	}
 }

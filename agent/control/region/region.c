@@ -150,7 +150,7 @@ static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 	} else {
 		region->gpu_memory = memory;
 		region->opening = false;
-		extents_opened(&region->extents, device, parts, gpu_memory_dmabufs(memory));
+		extents_opened(&region->extents, device, parts);
 		region_begin(region);
 	}
 	added(added_arg, err);
@@ -174,8 +174,7 @@ static int open_gpu(struct region *region, const struct extents_request *q, stru
 	if (e < 0)
 		return e;
 	snprintf(device, sizeof(device), "%.*s", (int)q->m->device.n, q->m->device.p);
-	e = gpu_open(r->deps.gpus, device, parts, n, q->m->access & DMSG_ACCESS_WRITE,
-		     handle_opened, region, reterr);
+	e = gpu_open(r->deps.gpus, device, parts, n, handle_opened, region, reterr);
 	if (e < 0)
 		handle_del(region);
 	return e;
