@@ -192,16 +192,17 @@ static void join_files(const struct file *files, struct piece *v, uint32_t n)
 	}
 }
 
-static int check_files(const struct extents_request *q, enum region_memory memory,
+static int check_files(const struct region_spec *spec, enum region_memory memory,
 		       struct file *files, struct piece *v, struct dray_err *reterr)
 {
-	bool write = q->m->access & DMSG_ACCESS_WRITE;
+	bool write = spec->m->access & DMSG_ACCESS_WRITE;
 	int r = 0;
 
-	for (unsigned i = 0; i < q->n_fds && r >= 0; i++)
-		r = memory == REGION_RDMA ? check_dmabuf(&files[i], q->fds[i], i, write, reterr) :
-					    check_memfd(&files[i], q->fds[i], i, write, reterr);
-	for (uint32_t i = 0; i < q->m->extents.n && r >= 0; i++) {
+	for (unsigned i = 0; i < spec->n_fds && r >= 0; i++)
+		r = memory == REGION_RDMA ?
+			    check_dmabuf(&files[i], spec->fds[i], i, write, reterr) :
+			    check_memfd(&files[i], spec->fds[i], i, write, reterr);
+	for (uint32_t i = 0; i < spec->m->extents.n && r >= 0; i++) {
 		uint64_t end = v[i].offset + v[i].length, size = files[v[i].part].size;
 
 		if (end > size)
@@ -211,7 +212,7 @@ static int check_files(const struct extents_request *q, enum region_memory memor
 					 i, end, size);
 	}
 	if (r >= 0)
-		join_files(files, v, q->m->extents.n);
+		join_files(files, v, spec->m->extents.n);
 	return r;
 }
 
@@ -232,10 +233,10 @@ static bool file_full(const struct file *f)
 }
 
 /* The pieces are sorted by place, so SEEK_HOLE walks each page once however many extents lie on it. */
-static int check_resident(const struct extents_request *q, const struct file *files,
+static int check_resident(const struct region_spec *spec, const struct file *files,
 			  const struct piece *v, struct dray_err *reterr)
 {
-	for (uint32_t i = 0, n = q->m->extents.n; i < n;) {
+	for (uint32_t i = 0, n = spec->m->extents.n; i < n;) {
 		const struct piece *first = &v[i];
 		const struct file *f = &files[first->part];
 		uint64_t end = first->offset + first->length;
@@ -243,7 +244,7 @@ static int check_resident(const struct extents_request *q, const struct file *fi
 
 		for (i++; i < n && v[i].part == first->part && v[i].offset <= end; i++)
 			end = dray_max(end, v[i].offset + v[i].length);
-		if (!ok && !run_resident(q->fds[first->part], first->offset, end))
+		if (!ok && !run_resident(spec->fds[first->part], first->offset, end))
 			return pieces_refuse(
 				reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
 				"its memory has holes; populate it (MADV_POPULATE_WRITE) before "
@@ -252,17 +253,17 @@ static int check_resident(const struct extents_request *q, const struct file *fi
 	return 0;
 }
 
-static int map_file(struct mappings *ms, const struct extents_request *q, unsigned index,
-		    struct file *f, struct dray_err *reterr)
+static int map_file(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
+		    unsigned index, struct file *f, struct dray_err *reterr)
 {
-	struct mapping_key key = { f->id, q->m->access & DMSG_ACCESS_WRITE,
-				   f->huge ? q->session : 0 };
+	struct mapping_key key = { f->id, spec->m->access & DMSG_ACCESS_WRITE,
+				   f->huge ? spec->owner->session : 0 };
 
-	if (f->size > q->bytes_max)
+	if (f->size > limit)
 		return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
 				    "a file of %" PRIu64 " bytes is mapped whole and is over "
 				    "limits.bytes_per_session (%" PRIu64 ")",
-				    f->size, q->bytes_max);
+				    f->size, limit);
 	/*
 	 * Huge-page files do not support SEEK_HOLE, so they must be populated in full. This check is before the mapping, which
 	 * would reserve huge pages for the missing part.
@@ -270,24 +271,23 @@ static int map_file(struct mappings *ms, const struct extents_request *q, unsign
 	if (f->huge && !file_full(f))
 		return refuse_file(reterr, DRAY_E_REGION_NOT_RESIDENT, index,
 				   "is a huge-page file that is not populated in full");
-	return mapping_get(ms, &key, q->fds[index], f->size, &f->map, reterr);
+	return mapping_get(ms, &key, spec->fds[index], f->size, &f->map, reterr);
 }
 
-static int map_files(struct mappings *ms, const struct extents_request *q,
-		     enum region_memory memory, struct file *files, struct extents *e,
-		     struct dray_err *reterr)
+static int map_files(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
+		     uint64_t limit, struct file *files, struct extents *e, struct dray_err *reterr)
 {
 	int r = 0;
 
-	e->maps = calloc(q->n_fds, sizeof(struct mapping *));
+	e->maps = calloc(spec->n_fds, sizeof(struct mapping *));
 	if (!e->maps)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	for (unsigned i = 0; i < q->n_fds; i++) {
+	for (unsigned i = 0; i < spec->n_fds; i++) {
 		struct file *f = &files[i];
 
 		r = memory == REGION_RDMA ?
-			    mapping_reserve(ms, q->fds[i], f->size, &f->map, reterr) :
-			    map_file(ms, q, i, f, reterr);
+			    mapping_reserve(ms, spec->fds[i], f->size, &f->map, reterr) :
+			    map_file(ms, spec, limit, i, f, reterr);
 		if (r < 0)
 			return r;
 		e->maps[e->n_maps++] = f->map;
@@ -349,25 +349,25 @@ static void place(struct extents *e, enum region_memory memory)
 	e->dmabufs = NULL;
 }
 
-int extents_map(struct mappings *ms, const struct extents_request *q, enum region_memory memory,
-		struct extents *ret, struct dray_err *reterr)
+int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
+		uint64_t limit, struct extents *ret, struct dray_err *reterr)
 {
-	struct file *files dray_auto_free = calloc(q->n_fds + 1, sizeof(*files));
+	struct file *files dray_auto_free = calloc(spec->n_fds + 1, sizeof(*files));
 	struct piece *pieces dray_auto_free = NULL;
 	struct extents e = { .view = NULL };
 	int r;
 
 	if (!files)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	r = pieces_read(q->m, q->n_fds, 0, &pieces, reterr);
+	r = pieces_read(spec->m, spec->n_fds, 0, &pieces, reterr);
 	if (r >= 0)
-		r = check_files(q, memory, files, pieces, reterr);
+		r = check_files(spec, memory, files, pieces, reterr);
 	if (r >= 0)
-		r = extents_init(&e, pieces, q->m, reterr);
+		r = extents_init(&e, pieces, spec->m, reterr);
 	if (r >= 0)
-		r = map_files(ms, q, memory, files, &e, reterr);
+		r = map_files(ms, spec, memory, limit, files, &e, reterr);
 	if (r >= 0 && memory == REGION_HOST)
-		r = check_resident(q, files, pieces, reterr);
+		r = check_resident(spec, files, pieces, reterr);
 	if (r < 0) {
 		extents_deinit(&e);
 		return r;
@@ -390,10 +390,10 @@ static int64_t huge_page_bytes(void)
 	return fstat(fd, &st) < 0 ? -errno : (int64_t)st.st_blksize;
 }
 
-int extents_map_pool(struct mappings *ms, const struct extents_request *q, struct extents *ret,
-		     uint64_t *ret_bytes, struct dray_err *reterr)
+int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
+		     struct extents *ret, uint64_t *ret_bytes, struct dray_err *reterr)
 {
-	bool huge = q->m->flags & DMSG_REGION_FLAG_HUGE;
+	bool huge = spec->m->flags & DMSG_REGION_FLAG_HUGE;
 	int64_t page = huge ? huge_page_bytes() : (int64_t)sysconf(_SC_PAGESIZE);
 	int fd dray_auto_close = -1;
 	struct mapping_key key;
@@ -403,8 +403,8 @@ int extents_map_pool(struct mappings *ms, const struct extents_request *q, struc
 	uint64_t bytes;
 	int r;
 
-	dmsg_extent_get(q->m->extents.p, &x);
-	if (q->n_fds)
+	dmsg_extent_get(spec->m->extents.p, &x);
+	if (spec->n_fds)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
 				    "descriptors came with a pool; send none");
 	if (x.fd_index != UINT16_MAX || x.offset)
@@ -415,11 +415,11 @@ int extents_map_pool(struct mappings *ms, const struct extents_request *q, struc
 				    "this kernel has no huge pages: %s; leave out flag huge",
 				    dray_errno_text((int)page));
 	bytes = (x.length + (uint64_t)page - 1) / (uint64_t)page * (uint64_t)page;
-	if (bytes > q->bytes_max)
+	if (bytes > limit)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "a pool of %" PRIu64
 				    " bytes is over what limits.pool_bytes leaves (%" PRIu64 ")",
-				    bytes, q->bytes_max);
+				    bytes, limit);
 	fd = dray_memfd_new("dray-pool", bytes, huge);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, fd < 0 ? fd : -errno,
@@ -427,10 +427,10 @@ int extents_map_pool(struct mappings *ms, const struct extents_request *q, struc
 								     DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
-	r = extents_init(&e, &(struct piece){ .length = x.length }, q->m, reterr);
+	r = extents_init(&e, &(struct piece){ .length = x.length }, spec->m, reterr);
 	key = (struct mapping_key){ { st.st_dev, st.st_ino },
-				    q->m->access & DMSG_ACCESS_WRITE,
-				    huge ? q->session : 0 };
+				    spec->m->access & DMSG_ACCESS_WRITE,
+				    huge ? spec->owner->session : 0 };
 	e.maps = calloc(1, sizeof(struct mapping *));
 	if (r >= 0 && !e.maps)
 		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");

@@ -7,11 +7,8 @@
 #ifndef DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 #define DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 
-#include "agent/control/gpu/gpus.h"
 #include "agent/control/region/mapping.h"
-#include "agent/model/view.h"
-#include "lib/handle.h"
-#include "schema/gen/data.h"
+#include "agent/control/region/region.h"
 
 /* The memory of a region, and a view of it without its head. */
 struct extents {
@@ -21,14 +18,6 @@ struct extents {
 	struct region_dmabuf *dmabufs;
 	struct mapping **maps; /* of each descriptor, unless it is of a GPU; one reference each */
 	uint32_t n_maps;
-};
-
-struct extents_request {
-	const struct dmsg_region_add *m;
-	const int *fds;
-	unsigned n_fds;
-	dray_handle session;
-	uint64_t bytes_max; /* of a file, or of a pool */
 };
 
 /* Sum of the extents' lengths. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
@@ -41,19 +30,22 @@ int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct
 int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
 		  enum region_memory *ret_memory, struct dray_err *reterr);
 
-/* Maps memfds, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists; nothing is held then. */
-int extents_map(struct mappings *ms, const struct extents_request *q, enum region_memory memory,
-		struct extents *ret, struct dray_err *reterr);
+/*
+ * Maps memfds of at most `limit` bytes, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists;
+ * nothing is held then.
+ */
+int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
+		uint64_t limit, struct extents *ret, struct dray_err *reterr);
 
-/* A pool: new memory of the agent. *ret_bytes: its length in whole pages. */
-int extents_map_pool(struct mappings *ms, const struct extents_request *q, struct extents *ret,
-		     uint64_t *ret_bytes, struct dray_err *reterr);
+/* A pool: new memory of the agent. *ret_bytes: its length in whole pages, at most `limit`. */
+int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
+		     struct extents *ret, uint64_t *ret_bytes, struct dray_err *reterr);
 
 /*
  * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(): descriptors first, then handles. The
  * view has no addresses until extents_opened() sets them.
  */
-int extents_read_gpu(const struct extents_request *q, struct extents *ret,
+int extents_read_gpu(const struct region_spec *spec, struct extents *ret,
 		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr);
 
 /* Sets addresses and DMA-BUFs, which must outlive the view. */

@@ -43,14 +43,14 @@ static uint64_t allocation_at(const struct dmsg_region_add *m, unsigned fd)
 	return a.bytes;
 }
 
-static int parts_new(const struct extents_request *q, const struct piece *v, unsigned n,
+static int parts_new(const struct region_spec *spec, const struct piece *v, unsigned n,
 		     struct gpu_part **ret, struct dray_err *reterr)
 {
 	struct gpu_part *parts dray_auto_free = calloc(n, sizeof(*parts));
 
 	if (!parts)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	for (uint32_t i = 0; i < q->m->extents.n; i++) {
+	for (uint32_t i = 0; i < spec->m->extents.n; i++) {
 		uint64_t *bytes = &parts[v[i].part].spec.bytes;
 
 		*bytes = dray_max(*bytes, v[i].offset + v[i].length);
@@ -58,17 +58,17 @@ static int parts_new(const struct extents_request *q, const struct piece *v, uns
 	for (unsigned i = 0; i < n; i++) {
 		struct gpu_import_spec *s = &parts[i].spec;
 
-		s->write = q->m->access & DMSG_ACCESS_WRITE;
-		if (i >= q->n_fds) {
+		s->write = spec->m->access & DMSG_ACCESS_WRITE;
+		if (i >= spec->n_fds) {
 			s->kind = GPU_IMPORT_IPC;
 			s->fd = -1;
-			memcpy(s->handle, q->m->handles.p + (i - q->n_fds) * GPU_HANDLE_BYTES,
+			memcpy(s->handle, spec->m->handles.p + (i - spec->n_fds) * GPU_HANDLE_BYTES,
 			       GPU_HANDLE_BYTES);
 			continue;
 		}
 		s->kind = GPU_IMPORT_VMM;
-		s->fd = q->fds[i];
-		s->allocation = allocation_at(q->m, i);
+		s->fd = spec->fds[i];
+		s->allocation = allocation_at(spec->m, i);
 		if (s->allocation && s->allocation < s->bytes)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 					    "extents of descriptor %u end at %" PRIu64
@@ -79,21 +79,21 @@ static int parts_new(const struct extents_request *q, const struct piece *v, uns
 	return 0;
 }
 
-int extents_read_gpu(const struct extents_request *q, struct extents *ret,
+int extents_read_gpu(const struct region_spec *spec, struct extents *ret,
 		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr)
 {
-	unsigned n_handles = q->m->handles.n / GPU_HANDLE_BYTES;
+	unsigned n_handles = spec->m->handles.n / GPU_HANDLE_BYTES;
 	struct piece *pieces dray_auto_free = NULL;
-	int r = check_handles(q->m, q->n_fds, reterr);
+	int r = check_handles(spec->m, spec->n_fds, reterr);
 
 	*ret = (struct extents){ .view = NULL };
-	*ret_n = q->n_fds + n_handles;
+	*ret_n = spec->n_fds + n_handles;
 	if (r >= 0)
-		r = pieces_read(q->m, q->n_fds, n_handles, &pieces, reterr);
+		r = pieces_read(spec->m, spec->n_fds, n_handles, &pieces, reterr);
 	if (r >= 0)
-		r = extents_init(ret, pieces, q->m, reterr);
+		r = extents_init(ret, pieces, spec->m, reterr);
 	if (r >= 0)
-		r = parts_new(q, pieces, *ret_n, ret_parts, reterr);
+		r = parts_new(spec, pieces, *ret_n, ret_parts, reterr);
 	if (r < 0) {
 		extents_deinit(ret);
 		return r;

@@ -156,7 +156,7 @@ static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 	added(added_arg, err);
 }
 
-static int open_gpu(struct region *region, const struct extents_request *q, struct dray_err *reterr)
+static int open_gpu(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
 {
 	struct gpu_part *parts dray_auto_free = NULL;
 	struct regions *r = region->regions;
@@ -168,36 +168,38 @@ static int open_gpu(struct region *region, const struct extents_request *q, stru
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "kind %s: this agent takes no GPU memory; use memfd",
 				    dmsg_kind_name(region->kind));
-	e = extents_read_gpu(q, &region->extents, &parts, &n, reterr);
+	e = extents_read_gpu(spec, &region->extents, &parts, &n, reterr);
 	if (e >= 0)
 		e = handle_new(region, reterr);
 	if (e < 0)
 		return e;
-	snprintf(device, sizeof(device), "%.*s", (int)q->m->device.n, q->m->device.p);
+	snprintf(device, sizeof(device), "%.*s", (int)spec->m->device.n, spec->m->device.p);
 	e = gpu_open(r->deps.gpus, device, parts, n, handle_opened, region, reterr);
 	if (e < 0)
 		handle_del(region);
 	return e;
 }
 
-static int map_extents(struct region *region, struct extents_request *q, enum region_memory memory,
-		       struct dray_err *reterr)
+static int map_extents(struct region *region, const struct region_spec *spec,
+		       enum region_memory memory, struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
 	const struct dray_config *cfg = r->deps.cfg;
-	uint64_t pool_max = (uint64_t)cfg->limits.pool_bytes;
+	uint64_t pools = (uint64_t)cfg->limits.pool_bytes;
 
 	if (memory == REGION_RDMA && !cfg->rdma.enable)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			"kind dmabuf is for RDMA devices, which this agent does not use "
 			"(rdma.enable is false)");
-	q->bytes_max = (uint64_t)cfg->limits.bytes_per_session;
 	if (region->kind != DMSG_KIND_POOL)
-		return extents_map(&r->mappings, q, memory, &region->extents, reterr);
+		return extents_map(&r->mappings, spec, memory,
+				   (uint64_t)cfg->limits.bytes_per_session, &region->extents,
+				   reterr);
 	/* a reload may have lowered the limit below the use */
-	q->bytes_max = pool_max > r->pool_bytes ? pool_max - r->pool_bytes : 0;
-	return extents_map_pool(&r->mappings, q, &region->extents, &region->pool_bytes, reterr);
+	pools = pools > r->pool_bytes ? pools - r->pool_bytes : 0;
+	return extents_map_pool(&r->mappings, spec, pools, &region->extents, &region->pool_bytes,
+				reterr);
 }
 
 void region_registered(struct regions *r, dray_handle handle, bool usable, const char *why)
@@ -231,10 +233,6 @@ static int check_request(struct regions *r, const struct dmsg_region_add *m, enu
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr)
 {
-	struct extents_request q = { .m = spec->m,
-				     .fds = spec->fds,
-				     .n_fds = spec->n_fds,
-				     .session = spec->owner->session };
 	dray_auto(region_free) struct region *region = NULL;
 	const struct dray_str *name = &spec->m->name;
 	enum dmsg_kind kind = DMSG_KIND_MEMFD;
@@ -257,9 +255,9 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	dray_list_init(&region->tokens);
 	dray_list_init(&region->revocations);
 	if (memory == REGION_GPU) {
-		e = open_gpu(region, &q, reterr);
+		e = open_gpu(region, spec, reterr);
 	} else {
-		e = map_extents(region, &q, memory, reterr);
+		e = map_extents(region, spec, memory, reterr);
 		if (e >= 0)
 			e = handle_new(region, reterr);
 		if (e >= 0)
