@@ -107,6 +107,15 @@ unsigned ring_end_reap(struct ring_end *e)
 	return n;
 }
 
+uint32_t ring_end_status(struct ring_end *e)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_cqe cqe;
+
+	dray_assert(dc_ring_take(&e->ring, &cqe, &err) == 1);
+	return cqe.status;
+}
+
 bool ring_end_pending(const struct ring_end *e)
 {
 	return dc_ring_pending(&e->ring);

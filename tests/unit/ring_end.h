@@ -24,6 +24,8 @@ void ring_end_put(struct ring_end *e, const struct dmsg_sqe *sqe);
 void ring_end_submit(struct ring_end *e);
 /* Takes all completions, which must be good ones of 64 bytes; how many there were. */
 unsigned ring_end_reap(struct ring_end *e);
+/* Takes the next completion, which must be there, and returns its status. */
+uint32_t ring_end_status(struct ring_end *e);
 bool ring_end_pending(const struct ring_end *e);
 /* As dc_ring_set_sleeping(). */
 bool ring_end_set_sleeping(struct ring_end *e, bool sleeping);

@@ -159,6 +159,56 @@ static void a_resting_session_may_be_closed(void **state)
 	assert_int_equal(rig.shared[OTHER].own.transfers, 0);
 }
 
+static uint32_t status_of(const struct dmsg_sqe *sqe)
+{
+	ring_end_put(rig.ends[OTHER], sqe);
+	ring_end_submit(rig.ends[OTHER]);
+	busy_turn();
+	return ring_end_status(rig.ends[OTHER]);
+}
+
+/* The arena has room for the operations and for the notification: their number alone is the reason. */
+static void an_entry_beyond_a_limit_is_out_of_range(void **state)
+{
+	static uint8_t arena[(DMSG_OPS_MAX + 1) * DMSG_OP_SIZE];
+	struct ring_memory *m = &rig.rings[OTHER];
+	struct dmsg_sqe e = ring_rig_write64;
+
+	m->arena = arena;
+	m->arena_bytes = sizeof(arena);
+	e.flags = DMSG_TRANSFER_FLAG_ARENA;
+	e.op_count = DMSG_OPS_MAX + 1;
+	assert_int_equal(status_of(&e), DRAY_E_RANGE);
+	e = ring_rig_write64;
+	e.flags = DMSG_TRANSFER_FLAG_NOTIFY;
+	e.notify_length = DMSG_NOTIFY_MAX + 1;
+	assert_int_equal(status_of(&e), DRAY_E_RANGE);
+	e.notify_length = 0;
+	e.notify_offset = sizeof(arena) + 1;
+	assert_int_equal(status_of(&e), DRAY_E_RANGE);
+	m->arena = NULL;
+	m->arena_bytes = 0;
+}
+
+/* A drain is the answer to every entry, whatever else is wrong with it. */
+static void a_drain_refuses_malformed_entries_too(void **state)
+{
+	struct dmsg_sqe none = ring_rig_write64, far = ring_rig_write64;
+
+	none.op_count = 0;
+	far.flags = DMSG_TRANSFER_FLAG_ARENA;
+	far.arena_offset = UINT64_MAX;
+	assert_int_equal(status_of(&none), DRAY_E_INVALID);
+	assert_int_equal(status_of(&far), DRAY_E_RANGE);
+	rig.worker->draining = true;
+	for (unsigned i = 0; i < 2; i++) {
+		ring_end_put(rig.ends[OTHER], i ? &none : &far);
+		ring_end_submit(rig.ends[OTHER]);
+		worker_turn(rig.worker, false);
+		assert_int_equal(ring_end_status(rig.ends[OTHER]), DRAY_E_DRAINING);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -171,6 +221,10 @@ int main(void)
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(a_resting_session_may_die, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_resting_session_may_be_closed, setup, teardown),
+		cmocka_unit_test_setup_teardown(an_entry_beyond_a_limit_is_out_of_range, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_drain_refuses_malformed_entries_too, setup,
+						teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

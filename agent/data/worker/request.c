@@ -9,30 +9,21 @@
 
 #include "agent/data/worker/internal.h"
 
-void request_start(struct wsession *s, struct xfer_request *r, uint64_t arena_offset,
-		   struct dray_err *err)
+bool request_may_start(const struct wsession *s, struct dray_err *err)
 {
-	struct worker *w = s->worker;
-
-	if (w->draining) {
+	if (s->worker->draining)
 		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
 			     "the agent is draining and takes no new transfers");
-		return;
-	}
-	if (r->spec.flags & DMSG_TRANSFER_FLAG_ARENA) {
-		r->ops = arena_at(s, arena_offset, (uint64_t)r->n_ops * DMSG_OP_SIZE);
-		if (!r->ops) {
-			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
-				     "%u operations at %llu exceed the session's arena", r->n_ops,
-				     (unsigned long long)arena_offset);
-			return;
-		}
-	}
+	return !s->worker->draining;
+}
+
+void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err)
+{
 	/* the id is added first, because the transfer may end inside xfer_start() */
 	if (idset_add(&s->ids, r->request_id) < 0)
 		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
 			     (unsigned long long)r->request_id);
-	else if (xfer_start(&w->core, &s->xs, r, err) < 0)
+	else if (xfer_start(&s->worker->core, &s->xs, r, err) < 0)
 		idset_del(&s->ids, r->request_id);
 }
 
@@ -42,7 +33,7 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 	struct xfer_request r;
 	struct dmsg_transfer m;
 
-	if (dmsg_transfer_decode(body, h->length, &m, err) < 0)
+	if (dmsg_transfer_decode(body, h->length, &m, err) < 0 || !request_may_start(s, err))
 		return;
 	r = (struct xfer_request){
 		.spec = m.spec,
@@ -60,8 +51,15 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 			return;
 		}
 		r.n_ops = m.arena_ops;
+		r.ops = arena_at(s, m.arena_offset, (uint64_t)r.n_ops * DMSG_OP_SIZE);
+		if (!r.ops) {
+			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
+				     "%u operations at %llu exceed the session's arena", r.n_ops,
+				     (unsigned long long)m.arena_offset);
+			return;
+		}
 	}
-	request_start(s, &r, m.arena_offset, err);
+	request_start(s, &r, err);
 }
 
 struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request)

@@ -99,6 +99,29 @@ void ring_close(struct wsession *s)
 	s->ring = NULL;
 }
 
+/* Finds the operations and the notification of an entry. Returns 0 or an error code. */
+static uint32_t entry_read(const struct wsession *s, const struct dmsg_sqe *e,
+			   uint8_t op[DMSG_OP_SIZE], struct xfer_request *r)
+{
+	if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
+		r->ops = arena_at(s, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE);
+		if (!r->ops || e->op_count > DMSG_OPS_MAX)
+			return DRAY_E_RANGE;
+	} else if (e->op_count == 1) {
+		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
+		r->ops = op;
+		r->ops_ours = true;
+	} else {
+		return DRAY_E_INVALID;
+	}
+	if (e->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
+		r->notify = arena_at(s, e->notify_offset, e->notify_length);
+		if (!r->notify || e->notify_length > DMSG_NOTIFY_MAX)
+			return DRAY_E_RANGE;
+	}
+	return 0;
+}
+
 static void submit(struct wsession *s, const struct dmsg_sqe *e)
 {
 	uint8_t op[DMSG_OP_SIZE];
@@ -112,23 +135,11 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 	};
 
 	dray_err_init(&err);
-	if (!(e->flags & DMSG_TRANSFER_FLAG_ARENA)) {
-		if (e->op_count != 1)
-			dray_err_set(
-				&err, -EINVAL, DRAY_E_INVALID,
-				"a submission without the arena flag has exactly one operation");
-		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
-		r.ops = op;
-		r.ops_ours = true;
+	if (request_may_start(s, &err)) {
+		err.code = (int)entry_read(s, e, op, &r);
+		if (!err.code)
+			request_start(s, &r, &err);
 	}
-	if (e->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
-		r.notify = arena_at(s, e->notify_offset, e->notify_length);
-		if (!r.notify)
-			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
-				     "the notification exceeds the arena");
-	}
-	if (!err.code)
-		request_start(s, &r, e->arena_offset, &err);
 	if (err.code)
 		ring_complete(s, &(struct dmsg_cqe){ .user_data = e->user_data,
 						     .status = (uint32_t)err.code });
