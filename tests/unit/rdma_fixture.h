@@ -69,7 +69,7 @@ struct lab {
 	uint64_t flush;
 	unsigned flushes;
 	bool soft_roce;
-	dray_handle from; /* local region of submitted transfers */
+	dray_handle from, to; /* local region and remote of submitted transfers */
 	struct dray_list adopted;
 	struct channel spare;
 	bool spare_open;
@@ -291,6 +291,7 @@ static int setup(void **state)
 	lab = calloc(1, sizeof(*lab));
 	assert_non_null(lab);
 	lab->from = REGION;
+	lab->to = REMOTE;
 	c = &lab->rig.core;
 	rig_init(&lab->rig);
 	transport_local.deinit(c, c->transport_state[0]);
@@ -411,7 +412,7 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 	struct xfer_request r = { .request_id = ++id,
 				  .spec.direction = (uint8_t)way,
 				  .spec.local = lab->from,
-				  .spec.remote = REMOTE,
+				  .spec.remote = lab->to,
 				  .spec.flags = notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
 				  .notify = (const uint8_t *)"" };
 

@@ -589,6 +589,67 @@ static void test_replaced_while_lost(void **state)
 	assert_int_equal(lab->rig.n_ended, 2);
 }
 
+static enum { DIRECT, STAGED, WINDOWED } kind_of(const struct posted *p)
+{
+	uint8_t *to = (uint8_t *)(uintptr_t)p->wr.wr.rdma.remote_addr;
+	uint8_t *from = (uint8_t *)(uintptr_t)p->sge[0].addr;
+
+	if (to < lab->there + 2 * SHARE)
+		return WINDOWED;
+	return (uint64_t)(from - gpu.staging.base) < gpu.staging.bytes ? STAGED : DIRECT;
+}
+
+static unsigned count(const struct dray_list *l)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(l, s, struct slice, link)
+		n++;
+	return n;
+}
+
+/* A queue pair that is always full takes as many slices of each kind. */
+static void test_equal_shares(void **state)
+{
+	struct remote_view registered = lab->remote;
+	struct core *c = &lab->rig.core;
+	struct rdma_channel *ch = &rdma_peer_get(rdma(), PEER)->channels[DMSG_CLASS_BULK];
+	struct fake_qp *f;
+	unsigned posted[3] = { 0 };
+
+	registered.o.handle = REMOTE + 100;
+	assert_int_equal(object_publish(c, &registered.o), 0);
+	object_set_keys(c, OBJECT_REMOTE, registered.o.handle, remote_keys(1));
+	staged_on(1);
+	f = window_qp();
+	move(DMSG_DIRECTION_WRITE, 0, 0, 32 * UNIT);
+	lab->to = registered.o.handle;
+	move(DMSG_DIRECTION_WRITE, 0, 4 * SHARE, 32 * UNIT);
+	lab->from = GPU_REGION;
+	move(DMSG_DIRECTION_WRITE, 0, 4 * SHARE, 32 * UNIT);
+	gpu_turn();
+	for (unsigned round = 0; round < 7; round++) {
+		/* slices are gathered while others are in flight */
+		while (count(&ch->ch.ready) < 2) {
+			gpu_turn();
+			sched_yield();
+		}
+		while (f->head != f->tail) {
+			const struct posted *p = &f->q[f->head % POSTED_MAX];
+
+			if (round && p->wr.opcode == IBV_WR_RDMA_WRITE)
+				posted[kind_of(p)]++;
+			run(f, 1);
+		}
+		gpu_turn();
+		while (hear())
+			serve_one();
+	}
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(posted[i], 8);
+	until_done(3);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, paths_setup, window_teardown)
 
 int main(void)
@@ -614,6 +675,7 @@ int main(void)
 		TEST(tiny),
 		TEST(shorter),
 		TEST(replaced_while_lost),
+		TEST(equal_shares),
 		cmocka_unit_test_setup_teardown(test_before_paths, window_setup, window_teardown),
 	};
 

@@ -377,7 +377,7 @@ static bool any_has_room(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
-/* The next slice: first those to retry, then those through the window and others in turn. */
+/* The next slice: first those to retry, then direct, staged, and windowed slices in turn. */
 static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 {
 	struct slice *s = dray_list_first(&ch->ch.retry, struct slice, link);
@@ -386,9 +386,13 @@ static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 		dray_list_del(&s->link);
 		return s;
 	}
-	for (unsigned i = 0; i < 2 && !s; i++) {
-		ch->windowed_next = !ch->windowed_next;
-		s = ch->windowed_next ? window_channel_next(ch) : stage_channel_next(c, &ch->ch);
+	stage_channel_fill(c, &ch->ch);
+	for (unsigned i = 0; i < 3 && !s; i++) {
+		ch->kind = (ch->kind + 1) % 3;
+		if (ch->kind == 0)
+			s = sched_next(c, &ch->ch.direct, 0);
+		else
+			s = ch->kind == 1 ? stage_channel_take(&ch->ch) : window_channel_next(ch);
 	}
 	return s;
 }

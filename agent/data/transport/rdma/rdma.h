@@ -114,7 +114,7 @@ struct rdma_channel {
 	struct stage_channel ch; /* first: the direct channel is that of registered local memory */
 	struct stage_channel
 		win; /* the same for transfers through the peer's window; retry: without a buffer */
-	bool windowed_next; /* slices of both alternate */
+	unsigned kind; /* of the last slice taken: direct, staged, windowed; each has an equal share of the turns */
 	struct rdma_peer *peer;
 	struct dray_list pull_link; /* on rdma->pulling[class] while it may have slices to post */
 	struct dray_list queues, lost;

@@ -111,6 +111,11 @@ static unsigned count_ahead(const struct stage_channel *p)
 	return n;
 }
 
+static bool wants_buffer(const struct stage_channel *p)
+{
+	return !dray_list_empty(&p->unstaged) || channel_pending(&p->staged);
+}
+
 /* The next slice without a buffer; a slice that is too long for a buffer is split. */
 static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 {
@@ -133,8 +138,8 @@ static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 
 void stage_channel_fill(struct core *c, struct stage_channel *p)
 {
-	for (unsigned n = count_ahead(p);
-	     n < AHEAD && (!dray_list_empty(&p->unstaged) || channel_pending(&p->staged)); n++) {
+	for (unsigned n = wants_buffer(p) ? count_ahead(p) : AHEAD; n < AHEAD && wants_buffer(p);
+	     n++) {
 		struct stage_buffer *b = stage_get(c, STAGE_OWN, p->staged.class, p->account);
 		struct slice *s;
 
@@ -151,12 +156,10 @@ void stage_channel_fill(struct core *c, struct stage_channel *p)
 	}
 }
 
-static struct slice *next_ready(struct core *c, struct stage_channel *p)
+struct slice *stage_channel_take(struct stage_channel *p)
 {
-	struct slice *s;
+	struct slice *s = dray_list_first(&p->ready, struct slice, link);
 
-	stage_channel_fill(c, p);
-	s = dray_list_first(&p->ready, struct slice, link);
 	if (s)
 		dray_list_del(&s->link);
 	return s;
@@ -166,9 +169,10 @@ struct slice *stage_channel_next(struct core *c, struct stage_channel *p)
 {
 	struct slice *s = NULL;
 
+	stage_channel_fill(c, p);
 	for (unsigned i = 0; i < 2 && !s; i++) {
 		p->staged_next = !p->staged_next;
-		s = p->staged_next ? next_ready(c, p) : sched_next(c, &p->direct, p->max);
+		s = p->staged_next ? stage_channel_take(p) : sched_next(c, &p->direct, p->max);
 	}
 	return s;
 }

@@ -63,6 +63,8 @@ static inline bool stage_channel_has(const struct stage_channel *p, const struct
 void stage_channel_collect(struct core *c, struct stage_channel *p);
 /* Gives buffers to further slices, as many as the transport will need next. */
 void stage_channel_fill(struct core *c, struct stage_channel *p);
+/* A staged slice that can be sent, or NULL. */
+struct slice *stage_channel_take(struct stage_channel *p);
 /* A new slice to send, or NULL: staged and other slices in turn. */
 struct slice *stage_channel_next(struct core *c, struct stage_channel *p);
 /* All bytes of a READ are in its buffer: scatters them, then ends the slice. */
