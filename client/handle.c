@@ -13,19 +13,6 @@
 #include "lib/cleanup.h"
 #include "lib/units.h"
 
-_Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
-		       (int)DRAY_KIND_DMABUF == DMSG_KIND_DMABUF &&
-		       (int)DRAY_KIND_CUDA_IPC == DMSG_KIND_CUDA_IPC &&
-		       (int)DRAY_KIND_CUDA_VMM == DMSG_KIND_CUDA_VMM &&
-		       (int)DRAY_READ == DMSG_ACCESS_READ && (int)DRAY_WRITE == DMSG_ACCESS_WRITE &&
-		       (int)DRAY_DIRECTION_WRITE == DMSG_DIRECTION_WRITE &&
-		       (int)DRAY_DIRECTION_READ == DMSG_DIRECTION_READ &&
-		       (int)DRAY_PRIORITY_LATENCY == DMSG_CLASS_LATENCY &&
-		       (int)DRAY_TRANSPORT_RDMA == DMSG_TRANSPORT_RDMA &&
-		       (int)DRAY_TRANSPORT_GPU == DMSG_TRANSPORT_GPU &&
-		       DRAY_OPS_MAX == DMSG_OPS_MAX && DRAY_NOTIFY_MAX == DMSG_NOTIFY_MAX,
-	       "the public header repeats the schema");
-
 #define DEFAULT_SOCKET "/run/dray/dray.sock"
 #define DEFAULT_RING 256
 #define DEFAULT_ARENA (4U << 20)

@@ -241,6 +241,9 @@ void dc_transfer_cancel_failed(struct dray *d, struct request *cancel, int statu
 struct region *dc_region_find(struct dray *d, dray_region handle);
 /* For callers of the library: not while the region is being added or removed. */
 struct region *dc_region_get(struct dray *d, dray_region handle);
+/* dc_request_start() for a request about a region that dc_region_get() finds. */
+struct request *dc_region_request(struct dray *d, uint16_t type, dray_region region, void *arg,
+				  struct region **ret);
 struct region *dc_region_find_agent(struct dray *d, uint64_t agent);
 void dc_region_free(struct dray *d, struct region *g);
 int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id);

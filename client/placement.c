@@ -6,22 +6,6 @@
 
 #include "client/internal.h"
 
-_Static_assert((int)DRAY_SEGMENT_PROBING == DMSG_SEGMENT_STATE_PROBING &&
-		       (int)DRAY_SEGMENT_READY == DMSG_SEGMENT_STATE_READY &&
-		       (int)DRAY_SEGMENT_LOST == DMSG_SEGMENT_STATE_LOST &&
-		       (int)DRAY_SEGMENT_UNVERIFIED == DMSG_SEGMENT_FLAG_UNVERIFIED &&
-		       (int)DRAY_SEGMENT_NODE_LOCAL == DMSG_SEGMENT_FLAG_NODE_LOCAL &&
-		       (int)DRAY_SEGMENT_PREFERRED == DMSG_SEGMENT_FLAG_PREFERRED &&
-		       (int)DRAY_PREFERENCE_EXPLICIT == DMSG_PREFERENCE_EXPLICIT &&
-		       (int)DRAY_PREFERENCE_ENVIRONMENT == DMSG_PREFERENCE_ENVIRONMENT &&
-		       (int)DRAY_PREFERENCE_HINT == DMSG_PREFERENCE_HINT &&
-		       (int)DRAY_PREFERENCE_DETECTED == DMSG_PREFERENCE_DETECTED &&
-		       (int)DRAY_HINT_EXPLICIT == DMSG_HINT_SOURCE_EXPLICIT &&
-		       (int)DRAY_HINT_ENVIRONMENT == DMSG_HINT_SOURCE_ENVIRONMENT &&
-		       (int)DRAY_HINT_DETECTED == DMSG_HINT_SOURCE_DETECTED &&
-		       (int)DRAY_HINT_CLIENT == DMSG_HINT_SOURCE_CLIENT,
-	       "the public header repeats the schema");
-
 /* Bytes of a scope, a segment, or a list of profiles. */
 #define TEXT_MAX 256
 
@@ -119,73 +103,44 @@ int dc_placement_answered(struct request *r, const union dmsg_body *m, struct dr
 	return env_answered(r, &m->env_get_reply, reterr);
 }
 
-/* What a request asks for. Strings may be NULL, which is empty. */
-struct question {
-	uint16_t type;
-	const char *scope, *segment, *profiles;
-	uint32_t score;
-	uint64_t ttl_ms;
-};
-
-static int encode(struct dray *d, const struct question *q, uint64_t id)
-{
-	struct dray_str scope = dc_text(q->scope ? q->scope : "");
-	struct dmsg_hint_put put = { .score = q->score,
-				     .ttl_ms = q->ttl_ms,
-				     .scope = scope,
-				     .segment = dc_text(q->segment ? q->segment : "") };
-
-	switch (q->type) {
-	case DMSG_HINT_GET:
-		return dmsg_hint_get_encode(d->out, DMSG_MESSAGE_MAX, id,
-					    &(struct dmsg_hint_get){ scope });
-	case DMSG_HINT_PUT:
-		return dmsg_hint_put_encode(d->out, DMSG_MESSAGE_MAX, id, &put);
-	case DMSG_SEGMENT_GET:
-		return dmsg_segment_get_encode(d->out, DMSG_MESSAGE_MAX, id,
-					       &(struct dmsg_segment_get){ scope });
-	default:
-		return dmsg_env_get_encode(
-			d->out, DMSG_MESSAGE_MAX, id,
-			&(struct dmsg_env_get){ dc_text(q->profiles ? q->profiles : "") });
-	}
-}
-
-static bool is_short(struct dray *d, const char *what, const char *text)
+/* Checks a text argument, which may be NULL. 0, or a negated code. */
+static int take_text(struct dray *d, const char *what, const char *text, struct dray_str *ret)
 {
 	size_t n = text ? strlen(text) : 0;
 
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	if (n > TEXT_MAX)
-		dc_fail(d, DRAY_E_TOO_LARGE, "%s has %zu bytes, the limit is %d", what, n,
-			TEXT_MAX);
-	return n <= TEXT_MAX;
+		return dc_fail(d, DRAY_E_TOO_LARGE, "%s has %zu bytes, the limit is %d", what, n,
+			       TEXT_MAX);
+	*ret = (struct dray_str){ text, (uint32_t)n };
+	return 0;
 }
 
-static struct request *start(struct dray *d, const struct question *q)
+/* Sends a request with the fields of m, and waits for its end. */
+static int run(struct dray *d, uint16_t type, const union dmsg_body *m)
 {
-	struct request *r = dc_request_start(d, q->type, NULL);
-	int n;
+	struct request *r = dc_request_start(d, type, NULL);
+	uint64_t id;
+	int n, error;
 
 	if (!r)
-		return NULL;
-	if (!is_short(d, "the scope", q->scope) || !is_short(d, "the segment", q->segment) ||
-	    !is_short(d, "the list of profiles", q->profiles)) {
-		dc_request_free(d, r);
-		return NULL;
-	}
-	n = encode(d, q, r->id);
+		return -d->error.code;
+	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, m);
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_INVALID,
 					 "the text is not UTF-8 without control characters");
-	r = dc_request_keep(d, r, d->out, (size_t)n);
-	return r ? dc_request_go(d, r) : NULL;
+	error = dc_request_go_with(d, r, d->out, (size_t)n, &id);
+	return dc_request_wait(d, error, &id, 0, NULL);
 }
 
 int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
 {
-	int error = dc_request_wait(
-		d, start(d, &(struct question){ .type = DMSG_HINT_GET, .scope = scope }), 0, NULL);
+	union dmsg_body m;
+	int error = take_text(d, "the scope", scope, &m.hint_get.scope);
 
+	if (!error)
+		error = run(d, DMSG_HINT_GET, &m);
 	if (!error)
 		*ret = ((const struct answer *)d->answer)->hint;
 	return error;
@@ -194,30 +149,27 @@ int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
 int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
 		  uint64_t ttl_ms)
 {
-	const struct question q = { .type = DMSG_HINT_PUT,
-				    .scope = scope,
-				    .segment = segment,
-				    .score = score,
-				    .ttl_ms = ttl_ms };
-	int error = dc_enter(d);
+	union dmsg_body m = { .hint_put = { .score = score, .ttl_ms = ttl_ms } };
+	int error = take_text(d, "the scope", scope, &m.hint_put.scope);
 
+	if (!error)
+		error = take_text(d, "the segment", segment, &m.hint_put.segment);
 	if (error)
 		return error;
-	/*
-	 * the wire forgets the hint for an empty segment; here it is more likely an unset variable
-	 */
+	/* an empty segment would forget the hint; it is more likely an unset variable */
 	if (segment && !*segment)
 		return dc_fail(d, DRAY_E_INVALID,
 			       "the segment is empty; pass NULL to forget the hint of the scope");
-	return dc_request_wait(d, start(d, &q), 0, NULL);
+	return run(d, DMSG_HINT_PUT, &m);
 }
 
 int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret)
 {
-	int error = dc_request_wait(
-		d, start(d, &(struct question){ .type = DMSG_SEGMENT_GET, .scope = scope }), 0,
-		NULL);
+	union dmsg_body m;
+	int error = take_text(d, "the scope", scope, &m.segment_get.scope);
 
+	if (!error)
+		error = run(d, DMSG_SEGMENT_GET, &m);
 	if (!error)
 		*ret = ((const struct answer *)d->answer)->segment;
 	return error;
@@ -225,10 +177,11 @@ int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret
 
 int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret)
 {
-	int error = dc_request_wait(
-		d, start(d, &(struct question){ .type = DMSG_ENV_GET, .profiles = profiles }), 0,
-		NULL);
+	union dmsg_body m;
+	int error = take_text(d, "the list of profiles", profiles, &m.env_get.profiles);
 
+	if (!error)
+		error = run(d, DMSG_ENV_GET, &m);
 	if (!error)
 		*ret = ((const struct answer *)d->answer)->env;
 	return error;

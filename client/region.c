@@ -83,35 +83,30 @@ static int region_take(struct dray *d, struct region *g, const struct dray_regio
 	return dc_extents_take(d, g, s);
 }
 
-static struct request *start_add(struct dray *d, const struct dray_region_spec *spec, void *arg)
+int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,
+			  uint64_t *ret_id)
 {
 	struct request *r = dc_request_start(d, DMSG_REGION_ADD, arg);
 	struct region *g = NULL;
 
-	if (!r)
-		return NULL;
-	if (dc_extents_check(d, spec) == 0)
+	if (r && dc_extents_check(d, spec) == 0)
 		g = region_new(d);
 	if (g && region_take(d, g, spec) == 0) {
 		r->region = g->handle;
-		return dc_request_go(d, r);
+		return dc_request_go(d, r, ret_id);
 	}
 	if (g)
 		dc_region_free(d, g);
-	dc_request_free(d, r);
-	return NULL;
-}
-
-int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,
-			  uint64_t *ret_id)
-{
-	return dc_request_started(d, start_add(d, spec, arg), ret_id);
+	if (r)
+		dc_request_free(d, r);
+	return -d->error.code;
 }
 
 int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_region *ret)
 {
 	struct dray_completion c;
-	int error = dc_request_wait(d, start_add(d, spec, NULL), 0, &c);
+	uint64_t id;
+	int error = dc_request_wait(d, dray_region_add_start(d, spec, NULL, &id), &id, 0, &c);
 
 	if (!error)
 		*ret = c.handle;
@@ -249,18 +244,29 @@ void dc_region_ended(struct dray *d, struct request *r, struct dray_str text)
 	}
 }
 
-static struct request *start_remove(struct dray *d, dray_region region, void *arg)
+struct request *dc_region_request(struct dray *d, uint16_t type, dray_region region, void *arg,
+				  struct region **ret)
 {
-	struct request *r = dc_request_start(d, DMSG_REGION_REMOVE, arg);
-	struct region *g;
+	struct request *r = dc_request_start(d, type, arg);
 
 	if (!r)
 		return NULL;
-	g = dc_region_get(d, region);
-	if (!g)
-		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such region");
-	g->state = REGION_REMOVING;
 	r->region = region;
+	*ret = dc_region_get(d, region);
+	if (*ret)
+		return r;
+	dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such region");
+	return NULL;
+}
+
+int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint64_t *ret_id)
+{
+	struct region *g;
+	struct request *r = dc_region_request(d, DMSG_REGION_REMOVE, region, arg, &g);
+
+	if (!r)
+		return -d->error.code;
+	g->state = REGION_REMOVING;
 	if (g->borrowed)
 		dc_request_end(d, r, 0, NO_TEXT);
 	else if (d->state == SESSION_CLOSED)
@@ -268,18 +274,15 @@ static struct request *start_remove(struct dray *d, dray_region region, void *ar
 	else if (d->state == SESSION_DOWN || d->state == SESSION_HELLO)
 		dc_request_hold(d, r); /* the reply to HELLO decides */
 	else
-		dc_request_go(d, r);
-	return r;
-}
-
-int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_remove(d, region, arg), ret_id);
+		return dc_request_go(d, r, ret_id);
+	return dc_request_started(r, ret_id);
 }
 
 int dray_region_remove(struct dray *d, dray_region region)
 {
-	return dc_request_wait(d, start_remove(d, region, NULL), 0, NULL);
+	uint64_t id;
+
+	return dc_request_wait(d, dray_region_remove_start(d, region, NULL, &id), &id, 0, NULL);
 }
 
 void dc_regions_lost(struct dray *d)

@@ -101,34 +101,29 @@ void dc_remotes_free(struct dray *d)
 	dray_handles_deinit(&d->remotes);
 }
 
-static struct request *start_import(struct dray *d, const struct dray_token *token,
-				    unsigned int timeout_ms, void *arg)
+int dray_remote_import_start(struct dray *d, const struct dray_token *token,
+			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
 	struct request *r = dc_request_start(d, DMSG_REMOTE_IMPORT, arg);
 	struct dmsg_remote_import m = { { token->data, token->length }, timeout_ms };
 	int n;
 
 	if (!r)
-		return NULL;
+		return -d->error.code;
 	n = token->length ? dmsg_remote_import_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
 					 token->length);
-	r = dc_request_keep(d, r, d->out, (size_t)n);
-	return r ? dc_request_go(d, r) : NULL;
-}
-
-int dray_remote_import_start(struct dray *d, const struct dray_token *token,
-			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_import(d, token, timeout_ms, arg), ret_id);
+	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
 }
 
 int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
 		       dray_remote *ret)
 {
 	struct dray_completion c;
-	int error = dc_request_wait(d, start_import(d, token, timeout_ms, NULL), timeout_ms, &c);
+	uint64_t id;
+	int error = dc_request_wait(d, dray_remote_import_start(d, token, timeout_ms, NULL, &id),
+				    &id, timeout_ms, &c);
 
 	if (!error)
 		*ret = c.handle;
@@ -145,43 +140,41 @@ static struct request *start(struct dray *d, uint16_t type, dray_remote remote, 
 		return NULL;
 	r->remote = remote;
 	*ret = dc_remote_find(d, remote);
-	if (!*ret || (*ret)->releasing)
-		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such remote");
-	return r;
+	if (*ret && !(*ret)->releasing)
+		return r;
+	dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such remote");
+	return NULL;
 }
 
-static struct request *start_release(struct dray *d, dray_remote remote, void *arg)
+int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uint64_t *ret_id)
 {
 	struct remote *m;
 	struct request *r = start(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
 
 	if (!r)
-		return NULL;
+		return -d->error.code;
 	m->releasing = true;
 	if (m->agent && !m->borrowed)
-		return dc_request_go(d, r);
+		return dc_request_go(d, r, ret_id);
 	dc_request_end(d, r, 0, NO_TEXT);
-	return r;
-}
-
-int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_release(d, remote, arg), ret_id);
+	return dc_request_started(r, ret_id);
 }
 
 int dray_remote_release(struct dray *d, dray_remote remote)
 {
-	return dc_request_wait(d, start_release(d, remote, NULL), 0, NULL);
+	uint64_t id;
+
+	return dc_request_wait(d, dray_remote_release_start(d, remote, NULL, &id), &id, 0, NULL);
 }
 
-static struct request *start_notify(struct dray *d, dray_remote remote, uint64_t tag,
-				    const void *payload, size_t length, void *arg)
+int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
+		      size_t length, void *arg, uint64_t *ret_id)
 {
 	struct remote *m;
 	struct request *r = start(d, DMSG_NOTIFY, remote, arg, &m);
 
 	if (!r)
-		return NULL;
+		return -d->error.code;
 	if (m->lost)
 		return dc_request_refuse(d, r, -m->lost, "the remote is lost: %s",
 					 dray_strerror(m->lost));
@@ -190,20 +183,16 @@ static struct request *start_notify(struct dray *d, dray_remote remote, uint64_t
 					 "%zu bytes of payload, the limit is %d", length,
 					 DRAY_NOTIFY_MAX);
 	r->number = tag;
-	r = dc_request_keep(d, r, payload, length);
-	return r ? dc_request_go(d, r) : NULL;
-}
-
-int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
-		      size_t length, void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_notify(d, remote, tag, payload, length, arg), ret_id);
+	return dc_request_go_with(d, r, payload, length, ret_id);
 }
 
 int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 		size_t length)
 {
-	return dc_request_wait(d, start_notify(d, remote, tag, payload, length, NULL), 0, NULL);
+	uint64_t id;
+	int error = dray_notify_start(d, remote, tag, payload, length, NULL, &id);
+
+	return dc_request_wait(d, error, &id, 0, NULL);
 }
 
 int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_info *ret)

@@ -133,36 +133,27 @@ struct request *dc_request_start(struct dray *d, uint16_t type, void *arg)
 	return r;
 }
 
-struct request *dc_request_keep(struct dray *d, struct request *r, const void *data, size_t n)
-{
-	if (!n)
-		return r;
-	r->data = malloc(n);
-	if (!r->data)
-		return dc_request_refuse(d, r, DRAY_E_NO_MEMORY, "no memory for another request");
-	memcpy(r->data, data, n);
-	r->length = (uint32_t)n;
-	return r;
-}
-
-struct request *dc_request_go(struct dray *d, struct request *r)
+int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id)
 {
 	if (d->state == SESSION_CLOSED) {
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->break_text));
-		return r;
+	} else {
+		dc_request_queue(d, r);
+		dc_requests_flush(d);
 	}
-	dc_request_queue(d, r);
-	dc_requests_flush(d);
-	return r;
+	return dc_request_started(r, ret_id);
 }
 
-int dc_request_started(const struct dray *d, const struct request *r, uint64_t *ret_id)
+int dc_request_go_with(struct dray *d, struct request *r, const void *data, size_t n,
+		       uint64_t *ret_id)
 {
-	if (!r)
-		return -d->error.code;
-	if (ret_id)
-		*ret_id = r->id;
-	return 0;
+	r->data = malloc(n + 1);
+	if (!r->data)
+		return dc_request_refuse(d, r, DRAY_E_NO_MEMORY, "no memory for another request");
+	if (n)
+		memcpy(r->data, data, n);
+	r->length = (uint32_t)n;
+	return dc_request_go(d, r, ret_id);
 }
 
 void dc_request_queue(struct dray *d, struct request *r)
@@ -376,18 +367,19 @@ int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completio
 			       timeout_ms);
 }
 
-int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
+int dc_request_wait(struct dray *d, int error, const uint64_t *id, unsigned int extra_ms,
 		    struct dray_completion *ret)
 {
 	struct dray_completion c = { 0 };
+	struct request *r;
 	bool ended;
-	int error = 0;
 
 	if (!ret)
 		ret = &c;
 	*ret = c;
+	r = error ? NULL : dray_handles_get(&d->requests.table, *id);
 	if (!r)
-		return -d->error.code;
+		return error;
 	ended = has_ended(d, r) ||
 		wait_until(d, r, dray_now().ns + d->request_ns + extra_ms * DRAY_NS_PER_MS);
 	if (!ended && r->state == REQUEST_QUEUED) {

@@ -98,18 +98,26 @@ struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region r
  */
 struct request *dc_request_start(struct dray *d, uint16_t type, void *arg);
 
-/* Frees a request that was started, and sets the handle's error. Returns NULL. */
-#define dc_request_refuse(d, r, ...) \
-	((void)dc_fail(d, __VA_ARGS__), (void)dc_request_free(d, r), (struct request *)NULL)
+/* Frees a request that was started, and sets the handle's error. Returns the negated code. */
+#define dc_request_refuse(d, r, ...) ((void)dc_request_free(d, r), dc_fail(d, __VA_ARGS__))
 
-/* Keeps a copy of n bytes that the request needs when it is sent. NULL as dc_request_refuse(). */
-struct request *dc_request_keep(struct dray *d, struct request *r, const void *data, size_t n);
+/*
+ * Sends or queues r; if the session is closed for good, r ends at once. Returns 0 with the id of r
+ * in *ret_id, which may be NULL.
+ */
+int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id);
 
-/* Sends or queues r; if the session is closed for good, r ends at once. Returns r. */
-struct request *dc_request_go(struct dray *d, struct request *r);
+/* As dc_request_go(), with a copy of n bytes that r needs when it is sent. Or a negated code. */
+int dc_request_go_with(struct dray *d, struct request *r, const void *data, size_t n,
+		       uint64_t *ret_id);
 
-/* Result of a public function that does not block; r may be NULL. */
-int dc_request_started(const struct dray *d, const struct request *r, uint64_t *ret_id);
+/* The result of a function that starts r. */
+static inline int dc_request_started(const struct request *r, uint64_t *ret_id)
+{
+	if (ret_id)
+		*ret_id = r->id;
+	return 0;
+}
 
 /* Adds a request that is on no list to the end of the queue. */
 void dc_request_queue(struct dray *d, struct request *r);
@@ -142,11 +150,12 @@ void dc_requests_call_back(struct dray *d);
 void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret);
 
 /*
- * Result of a public function that blocks: waits for r (may be NULL) for the handle's request_ms
- * and extra_ms more, and returns its status; *ret (may be NULL) has the completion. On timeout a
- * request that was not sent is cancelled, and one that was sent is abandoned.
+ * Result of a public function that blocks. `error` is the result of starting the request *id, and
+ * returned if it is not 0. Waits for the handle's request_ms and extra_ms more, and returns the
+ * status; *ret (may be NULL) has the completion. On timeout a request that was not sent is
+ * cancelled, and one that was sent is abandoned.
  */
-int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
+int dc_request_wait(struct dray *d, int error, const uint64_t *id, unsigned int extra_ms,
 		    struct dray_completion *ret);
 
 #endif

@@ -12,7 +12,6 @@
 
 _Static_assert(PREFIX_N + TEXT_LENGTH(DMSG_TOKEN_MAX) < DRAY_TOKEN_TEXT_MAX,
 	       "the text of any token fits");
-_Static_assert(DRAY_TOKEN_MAX == DMSG_TOKEN_MAX, "the public header repeats the schema");
 
 static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -94,28 +93,15 @@ void dc_token_ended(struct dray *d, struct request *r)
 		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, 0, r->number);
 }
 
-/* Starts a request about a region of the caller's. */
-static struct request *start(struct dray *d, uint16_t type, dray_region region, void *arg,
-			     const struct region **ret)
-{
-	struct request *r = dc_request_start(d, type, arg);
-
-	if (!r)
-		return NULL;
-	r->region = region;
-	*ret = dc_region_get(d, region);
-	return *ret ? r : dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such region");
-}
-
-static struct request *start_export(struct dray *d, dray_region region,
-				    const struct dray_export *what, void *arg)
+int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
+			     void *arg, uint64_t *ret_id)
 {
 	static const struct dray_export whole;
-	const struct region *g;
-	struct request *r = start(d, DMSG_REGION_EXPORT, region, arg, &g);
+	struct region *g;
+	struct request *r = dc_region_request(d, DMSG_REGION_EXPORT, region, arg, &g);
 
 	if (!r)
-		return NULL;
+		return -d->error.code;
 	if (!what)
 		what = &whole;
 	if (!what->length && g->borrowed)
@@ -131,49 +117,42 @@ static struct request *start_export(struct dray *d, dray_region region,
 		.ttl_ms = what->ttl_ms,
 	};
 	memcpy(r->what.audience, what->audience, sizeof(r->what.audience));
-	return dc_request_go(d, r);
-}
-
-int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
-			     void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_export(d, region, what, arg), ret_id);
+	return dc_request_go(d, r, ret_id);
 }
 
 int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
 		       struct dray_token *ret)
 {
 	struct dray_completion c;
-	int error = dc_request_wait(d, start_export(d, region, what, NULL), 0, &c);
+	uint64_t id;
+	int error = dc_request_wait(d, dray_region_export_start(d, region, what, NULL, &id), &id, 0,
+				    &c);
 
 	if (!error)
 		*ret = *c.token;
 	return error;
 }
 
-static struct request *start_revoke(struct dray *d, dray_region region,
-				    const struct dray_token *token, void *arg)
+int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,
+			     void *arg, uint64_t *ret_id)
 {
-	const struct region *g;
-	struct request *r = start(d, DMSG_REGION_REVOKE, region, arg, &g);
+	struct region *g;
+	struct request *r = dc_region_request(d, DMSG_REGION_REVOKE, region, arg, &g);
 
 	if (!r)
-		return NULL;
+		return -d->error.code;
 	/* its id may be another token's by now */
 	if (token && token->epoch != d->epoch)
 		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND,
 					 "the token is of an earlier session, and void");
 	r->number = token ? token->id : 0;
-	return dc_request_go(d, r);
-}
-
-int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,
-			     void *arg, uint64_t *ret_id)
-{
-	return dc_request_started(d, start_revoke(d, region, token, arg), ret_id);
+	return dc_request_go(d, r, ret_id);
 }
 
 int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token)
 {
-	return dc_request_wait(d, start_revoke(d, region, token, NULL), 0, NULL);
+	uint64_t id;
+
+	return dc_request_wait(d, dray_region_revoke_start(d, region, token, NULL, &id), &id, 0,
+			       NULL);
 }

@@ -413,7 +413,7 @@ int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completi
 		return error;
 	}
 	/* the agent keeps the deadline; the longer limit is for an agent that has stopped */
-	error = dc_request_wait(d, r, with_deadline.deadline_ms, &c);
+	error = dc_request_wait(d, 0, &r->id, with_deadline.deadline_ms, &c);
 	if (ret && c.id)
 		*ret = c;
 	return error;

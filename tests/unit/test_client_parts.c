@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What of libdray needs no agent: arena, ring checks, tokens, error codes, memory. */
+/* The parts of libdray that need no agent: arena, ring checks, tokens, error codes, memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -311,6 +311,35 @@ static void tokens_have_one_text(void **state)
 		assert_int_equal(dray_token_parse(bad[i], &a), -DRAY_E_TOKEN_INVALID);
 	assert_int_equal(dray_token_parse(NULL, &a), -DRAY_E_TOKEN_INVALID);
 }
+
+/* Constants of the public header that repeat the schema. */
+_Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
+		       (int)DRAY_KIND_DMABUF == DMSG_KIND_DMABUF &&
+		       (int)DRAY_KIND_CUDA_IPC == DMSG_KIND_CUDA_IPC &&
+		       (int)DRAY_KIND_CUDA_VMM == DMSG_KIND_CUDA_VMM &&
+		       (int)DRAY_READ == DMSG_ACCESS_READ && (int)DRAY_WRITE == DMSG_ACCESS_WRITE &&
+		       (int)DRAY_DIRECTION_WRITE == DMSG_DIRECTION_WRITE &&
+		       (int)DRAY_DIRECTION_READ == DMSG_DIRECTION_READ &&
+		       (int)DRAY_PRIORITY_LATENCY == DMSG_CLASS_LATENCY &&
+		       (int)DRAY_TRANSPORT_RDMA == DMSG_TRANSPORT_RDMA &&
+		       (int)DRAY_TRANSPORT_GPU == DMSG_TRANSPORT_GPU &&
+		       DRAY_OPS_MAX == DMSG_OPS_MAX && DRAY_NOTIFY_MAX == DMSG_NOTIFY_MAX &&
+		       (int)DRAY_SEGMENT_PROBING == DMSG_SEGMENT_STATE_PROBING &&
+		       (int)DRAY_SEGMENT_READY == DMSG_SEGMENT_STATE_READY &&
+		       (int)DRAY_SEGMENT_LOST == DMSG_SEGMENT_STATE_LOST &&
+		       (int)DRAY_SEGMENT_UNVERIFIED == DMSG_SEGMENT_FLAG_UNVERIFIED &&
+		       (int)DRAY_SEGMENT_NODE_LOCAL == DMSG_SEGMENT_FLAG_NODE_LOCAL &&
+		       (int)DRAY_SEGMENT_PREFERRED == DMSG_SEGMENT_FLAG_PREFERRED &&
+		       (int)DRAY_PREFERENCE_EXPLICIT == DMSG_PREFERENCE_EXPLICIT &&
+		       (int)DRAY_PREFERENCE_ENVIRONMENT == DMSG_PREFERENCE_ENVIRONMENT &&
+		       (int)DRAY_PREFERENCE_HINT == DMSG_PREFERENCE_HINT &&
+		       (int)DRAY_PREFERENCE_DETECTED == DMSG_PREFERENCE_DETECTED &&
+		       (int)DRAY_HINT_EXPLICIT == DMSG_HINT_SOURCE_EXPLICIT &&
+		       (int)DRAY_HINT_ENVIRONMENT == DMSG_HINT_SOURCE_ENVIRONMENT &&
+		       (int)DRAY_HINT_DETECTED == DMSG_HINT_SOURCE_DETECTED &&
+		       (int)DRAY_HINT_CLIENT == DMSG_HINT_SOURCE_CLIENT &&
+		       DRAY_TOKEN_MAX == DMSG_TOKEN_MAX,
+	       "the public header repeats the schema");
 
 #define CODE(NAME, name)             \
 	{                            \
