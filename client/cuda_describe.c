@@ -52,15 +52,36 @@ static void described_free(struct described *w)
 }
 DRAY_DEFINE_CLEANUP(struct described *, described_free);
 
-static int refuse_unsupported(const struct found *f, const char *why, struct dray_err *reterr)
+/* The description of ranges in progress. */
+struct walk {
+	const struct cuda_driver *c;
+	struct described *w;
+	const enum dray_kind *kinds;
+	size_t kinds_n;
+	cu_device device; /* of the first allocation; -1 before that */
+	struct found f;
+	struct dray_err *err;
+};
+
+/* The functions below return 0, or negative with k->err. */
+
+#define refuse(k, code, ...) dray_err_set((k)->err, -1, (code), __VA_ARGS__)
+
+static int refuse_unsupported(struct walk *k, const char *why)
 {
-	return dray_err_set(reterr, -1, DRAY_E_UNSUPPORTED, "memory at 0x%" PRIx64 " %s", f->at,
-			    why);
+	return refuse(k, DRAY_E_UNSUPPORTED, "memory at 0x%" PRIx64 " %s", k->f.at, why);
 }
 
-/* Queries the driver for the allocation at f->at. */
-static int find(const struct cuda_driver *c, struct found *f, struct dray_err *reterr)
+static int check(struct walk *k, cu_result error, const char *what)
 {
+	return dc_cuda_check(k->c, error, what, k->err);
+}
+
+/* Queries the driver for the allocation at k->f.at. */
+static int find(struct walk *k)
+{
+	const struct cuda_driver *c = k->c;
+	struct found *f = &k->f;
 	unsigned type = 0;
 	int managed = 0, ordinal = 0;
 	void *address;
@@ -68,13 +89,11 @@ static int find(const struct cuda_driver *c, struct found *f, struct dray_err *r
 	if (c->pointer_attribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, f->at) ||
 	    type != CU_MEMORY_DEVICE ||
 	    c->pointer_attribute(&ordinal, CU_ATTRIBUTE_DEVICE_ORDINAL, f->at))
-		return dray_err_set(reterr, -1, DRAY_E_INVALID,
-				    "there is no memory of a GPU at 0x%" PRIx64, f->at);
+		return refuse(k, DRAY_E_INVALID, "there is no memory of a GPU at 0x%" PRIx64,
+			      f->at);
 	if (!c->pointer_attribute(&managed, CU_ATTRIBUTE_IS_MANAGED, f->at) && managed)
-		return refuse_unsupported(f,
-					  "is managed memory, which cannot be shared; use "
-					  "cudaMalloc() or cuMemCreate()",
-					  reterr);
+		return refuse_unsupported(k, "is managed memory, which cannot be shared; use "
+					     "cudaMalloc() or cuMemCreate()");
 	f->device = ordinal;
 	if (c->pointer_attribute(&f->context, CU_ATTRIBUTE_CONTEXT, f->at))
 		f->context = NULL;
@@ -84,23 +103,22 @@ static int find(const struct cuda_driver *c, struct found *f, struct dray_err *r
 	return 0;
 }
 
-static bool is_part_of(const struct cuda_driver *c, cu_pointer p, cu_allocation allocation)
+static bool is_part(const struct walk *k, cu_pointer p)
 {
 	cu_allocation other = 0;
 	void *address;
 
 	memcpy(&address, &p, sizeof(address));
-	if (c->allocation_retain(&other, address))
+	if (k->c->allocation_retain(&other, address))
 		return false;
-	c->allocation_release(other);
-	return other == allocation;
+	k->c->allocation_release(other);
+	return other == k->f.allocation;
 }
 
-static bool is_mapping(const struct cuda_driver *c, const struct found *f, cu_pointer base,
-		       size_t bytes, struct share *ret)
+static bool is_mapping(const struct walk *k, cu_pointer base, size_t bytes, struct share *ret)
 {
-	if (base > f->at || f->at - base >= bytes || !is_part_of(c, base, f->allocation) ||
-	    !is_part_of(c, base + bytes - 1, f->allocation))
+	if (base > k->f.at || k->f.at - base >= bytes || !is_part(k, base) ||
+	    !is_part(k, base + bytes - 1))
 		return false;
 	ret->base = base;
 	ret->bytes = bytes;
@@ -112,52 +130,46 @@ static bool is_mapping(const struct cuda_driver *c, const struct found *f, cu_po
  * this mapping and which about all adjacent ones: a result is used if both ends are of this
  * allocation.
  */
-static int find_mapping(const struct cuda_driver *c, const struct found *f, struct share *s,
-			struct dray_err *reterr)
+static int find_mapping(struct walk *k, struct share *s)
 {
+	const struct cuda_driver *c = k->c;
 	cu_pointer base;
 	size_t bytes;
 
-	if (!c->pointer_attribute(&base, CU_ATTRIBUTE_MAPPING_BASE, f->at) &&
-	    !c->pointer_attribute(&bytes, CU_ATTRIBUTE_MAPPING_SIZE, f->at) &&
-	    is_mapping(c, f, base, bytes, s))
+	if (!c->pointer_attribute(&base, CU_ATTRIBUTE_MAPPING_BASE, k->f.at) &&
+	    !c->pointer_attribute(&bytes, CU_ATTRIBUTE_MAPPING_SIZE, k->f.at) &&
+	    is_mapping(k, base, bytes, s))
 		return 0;
-	if (!c->address_range(&base, &bytes, f->at) && is_mapping(c, f, base, bytes, s))
+	if (!c->address_range(&base, &bytes, k->f.at) && is_mapping(k, base, bytes, s))
 		return 0;
-	return refuse_unsupported(f, "is mapped, but the driver does not tell from where to where",
-				  reterr);
+	return refuse_unsupported(k, "is mapped, but the driver does not tell from where to where");
 }
 
-static int own_descriptor(struct described *w, struct share *s, int fd, struct dray_err *reterr)
+static int own_descriptor(struct walk *k, struct share *s, int fd)
 {
 	s->fd = fd;
 	if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
-		return dray_err_set(reterr, -1, DRAY_E_IO, "descriptor %d of the driver: %s", fd,
-				    dray_errno_text(errno));
-	if (w->fds_n == DMSG_FDS_MAX)
-		return dray_err_set(
-			reterr, -1, DRAY_E_FD_LIMIT,
-			"the ranges need more than %d descriptors, one for each allocation; "
-			"make several regions, or larger allocations",
-			DMSG_FDS_MAX);
+		return refuse(k, DRAY_E_IO, "descriptor %d of the driver: %s", fd,
+			      dray_errno_text(errno));
+	if (k->w->fds_n == DMSG_FDS_MAX)
+		return refuse(k, DRAY_E_FD_LIMIT,
+			      "the ranges need more than %d descriptors, one for each allocation; "
+			      "make several regions, or larger allocations",
+			      DMSG_FDS_MAX);
 	return 0;
 }
 
-static int share_vmm(const struct cuda_driver *c, struct described *w, const struct found *f,
-		     struct share *s, struct dray_err *reterr)
+static int share_vmm(struct walk *k, struct share *s)
 {
 	struct cu_allocation_prop prop = { 0 };
-	cu_result error;
 	int fd = -1;
 
-	if (find_mapping(c, f, s, reterr) < 0)
+	if (find_mapping(k, s) < 0 || check(k, k->c->allocation_prop(&prop, k->f.allocation),
+					    "cuMemGetAllocationPropertiesFromHandle") < 0)
 		return -1;
-	error = c->allocation_prop(&prop, f->allocation);
-	if (error)
-		return dc_cuda_error(c, error, "cuMemGetAllocationPropertiesFromHandle", reterr);
 	if (!(prop.handle_types & CU_HANDLE_POSIX_FD))
 		return refuse_unsupported(
-			f,
+			k,
 			prop.handle_types & CU_HANDLE_FABRIC ?
 				"exports fabric handles only: make it with a POSIX descriptor "
 				"handle; PyTorch: take expandable_segments out of "
@@ -166,40 +178,33 @@ static int share_vmm(const struct cuda_driver *c, struct described *w, const str
 				"was made without a handle for export: make it with "
 				"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; PyTorch: set "
 				"TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=1, or take expandable_segments "
-				"out of PYTORCH_CUDA_ALLOC_CONF",
-			reterr);
-	error = c->allocation_export(&fd, f->allocation, CU_HANDLE_POSIX_FD, 0);
-	if (error)
-		return dc_cuda_error(c, error, "cuMemExportToShareableHandle", reterr);
-	return own_descriptor(w, s, fd, reterr);
+				"out of PYTORCH_CUDA_ALLOC_CONF");
+	if (check(k, k->c->allocation_export(&fd, k->f.allocation, CU_HANDLE_POSIX_FD, 0),
+		  "cuMemExportToShareableHandle") < 0)
+		return -1;
+	return own_descriptor(k, s, fd);
 }
 
-static int share_ipc(const struct cuda_driver *c, struct described *w, const struct found *f,
-		     struct share *s, struct dray_err *reterr)
+static int share_ipc(struct walk *k, struct share *s)
 {
+	const struct cuda_driver *c = k->c;
 	int capable = 1;
 	size_t bytes = 0;
-	cu_result error;
 
-	if (!c->pointer_attribute(&capable, CU_ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, f->at) && !capable)
-		return refuse_unsupported(f,
-					  "cannot be shared by a legacy IPC handle (memory of a "
-					  "stream-ordered pool, cudaMallocAsync, never can); use "
-					  "cudaMalloc() or cuMemCreate()",
-					  reterr);
-	error = c->address_range(&s->base, &bytes, f->at);
-	if (error)
-		return dc_cuda_error(c, error, "cuMemGetAddressRange", reterr);
+	if (!c->pointer_attribute(&capable, CU_ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, k->f.at) &&
+	    !capable)
+		return refuse_unsupported(k, "cannot be shared by a legacy IPC handle (memory of a "
+					     "stream-ordered pool, cudaMallocAsync, never can); "
+					     "use cudaMalloc() or cuMemCreate()");
+	if (check(k, c->address_range(&s->base, &bytes, k->f.at), "cuMemGetAddressRange") < 0 ||
+	    check(k, c->ipc_handle(&s->handle, s->base), "cuIpcGetMemHandle") < 0)
+		return -1;
 	s->bytes = bytes;
-	error = c->ipc_handle(&s->handle, s->base);
-	if (error)
-		return dc_cuda_error(c, error, "cuIpcGetMemHandle", reterr);
-	if (w->handles_n == HANDLES_MAX)
-		return dray_err_set(
-			reterr, -1, DRAY_E_TOO_LARGE,
-			"the ranges need more than %d handles, one for each allocation; make "
-			"several regions",
-			HANDLES_MAX);
+	if (k->w->handles_n == HANDLES_MAX)
+		return refuse(k, DRAY_E_TOO_LARGE,
+			      "the ranges need more than %d handles, one for each allocation; make "
+			      "several regions",
+			      HANDLES_MAX);
 	return 0;
 }
 
@@ -207,106 +212,85 @@ static int share_ipc(const struct cuda_driver *c, struct described *w, const str
  * The driver exports whole pages. An allocation may begin inside a page; the export, from which
  * offsets count, then begins before it.
  */
-static int share_dmabuf(const struct cuda_driver *c, struct described *w, const struct found *f,
-			struct share *s, struct dray_err *reterr)
+static int share_dmabuf(struct walk *k, struct share *s)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	cu_pointer base = f->at, end = f->end;
+	const struct cuda_driver *c = k->c;
+	cu_pointer base = k->f.at, end = k->f.end;
 	int supported = 0, fd = -1;
 	size_t bytes = 0;
-	cu_result error;
 
 	if (!c->range_handle ||
-	    c->device_attribute(&supported, CU_DEVICE_DMABUF_SUPPORTED, f->device) || !supported)
-		return refuse_unsupported(f, "cannot be shared as DMA-BUF by this GPU and driver",
-					  reterr);
-	if (!f->allocation) {
-		error = c->address_range(&base, &bytes, f->at);
-		if (error)
-			return dc_cuda_error(c, error, "cuMemGetAddressRange", reterr);
+	    c->device_attribute(&supported, CU_DEVICE_DMABUF_SUPPORTED, k->f.device) || !supported)
+		return refuse_unsupported(k, "cannot be shared as DMA-BUF by this GPU and driver");
+	if (!k->f.allocation) {
+		if (check(k, c->address_range(&base, &bytes, k->f.at), "cuMemGetAddressRange") < 0)
+			return -1;
 		end = base + bytes;
 	}
 	base -= base % page;
 	end += (page - end % page) % page;
-	error = c->range_handle(&fd, base, end - base, CU_RANGE_DMABUF, 0);
-	if (error)
-		return dc_cuda_error(c, error, "cuMemGetHandleForAddressRange", reterr);
+	if (check(k, c->range_handle(&fd, base, end - base, CU_RANGE_DMABUF, 0),
+		  "cuMemGetHandleForAddressRange") < 0)
+		return -1;
 	s->base = base;
 	s->bytes = end - base;
-	return own_descriptor(w, s, fd, reterr);
+	return own_descriptor(k, s, fd);
 }
 
-/*
- * Shares by the first kind that works. On failure reports the error of the first kind that applies.
- */
-static int share_by(const struct cuda_driver *c, struct described *w, const struct found *f,
-		    const enum dray_kind *kinds, size_t kinds_n, struct share *s,
-		    struct dray_err *reterr)
+/* Shares by the first kind that works. On failure, k->err is of the first kind that applies. */
+static int share_by_kinds(struct walk *k, struct share *s)
 {
-	struct dray_err first = DRAY_ERR_NULL;
+	bool vmm = k->f.allocation;
 
-	for (size_t i = 0; i < kinds_n; i++) {
-		struct dray_err err = DRAY_ERR_NULL;
+	for (size_t i = 0; i < k->kinds_n; i++) {
 		int error = -1;
 
-		s->kind = kinds[i];
-		if (kinds[i] == DRAY_KIND_DMABUF)
-			error = share_dmabuf(c, w, f, s, &err);
-		else if (kinds[i] == DRAY_KIND_CUDA_VMM && f->allocation)
-			error = share_vmm(c, w, f, s, &err);
-		else if (kinds[i] == DRAY_KIND_CUDA_IPC && !f->allocation)
-			error = share_ipc(c, w, f, s, &err);
-		if (!error)
+		s->kind = k->kinds[i];
+		if (s->kind == DRAY_KIND_DMABUF)
+			error = share_dmabuf(k, s);
+		else if (s->kind == DRAY_KIND_CUDA_VMM && vmm)
+			error = share_vmm(k, s);
+		else if (s->kind == DRAY_KIND_CUDA_IPC && !vmm)
+			error = share_ipc(k, s);
+		if (!error) {
+			*k->err = DRAY_ERR_NULL;
 			return 0;
+		}
 		s->fd = dray_close(s->fd);
-		if (err.code && !first.code)
-			first = err;
 	}
-	if (first.code)
-		return dray_err_set(reterr, -1, first.code, "%s", first.msg);
-	return refuse_unsupported(f,
-				  f->allocation ? "is of cuMemCreate(): use kind cuda_vmm" :
-						  "is not of cuMemCreate(): use kind cuda_ipc",
-				  reterr);
+	return refuse_unsupported(k, vmm ? "is of cuMemCreate(): use kind cuda_vmm" :
+					   "is not of cuMemCreate(): use kind cuda_ipc");
 }
 
-struct walk {
-	const struct cuda_driver *c;
-	struct described *w;
-	const enum dray_kind *kinds;
-	size_t kinds_n;
-	cu_device device; /* of the first allocation; -1 before that */
-};
-
-static int share_new(struct walk *k, struct found *f, const struct share *before,
-		     struct dray_err *reterr)
+static int share_new(struct walk *k, const struct share *before)
 {
 	struct share s = { .fd = -1 };
 	struct cuda_scope scope;
-	int error = find(k->c, f, reterr);
+	int error = find(k);
 
 	if (error)
 		return error;
-	s.continues = f->allocation;
-	if (before && !s.continues)
-		error = dray_err_set(reterr, -1, DRAY_E_INVALID,
-				     "the allocations behind the range end at 0x%" PRIx64, f->at);
-	else if (k->device >= 0 && k->device != f->device)
-		error = dray_err_set(
-			reterr, -1, DRAY_E_GPU_DEVICE,
+	s.continues = k->f.allocation;
+	if (before && !s.continues) {
+		error = refuse(k, DRAY_E_INVALID,
+			       "the allocations behind the range end at 0x%" PRIx64, k->f.at);
+	} else if (k->device >= 0 && k->device != k->f.device) {
+		error = refuse(
+			k, DRAY_E_GPU_DEVICE,
 			"memory at 0x%" PRIx64
 			" is on device %d, the memory before it on %d: make a region for each",
-			f->at, f->device, k->device);
-	if (!error) {
-		dc_cuda_enter(k->c, f->context, f->device, &scope);
-		error = share_by(k->c, k->w, f, k->kinds, k->kinds_n, &s, reterr);
+			k->f.at, k->f.device, k->device);
+	} else {
+		dc_cuda_enter(k->c, k->f.context, k->f.device, &scope);
+		error = share_by_kinds(k, &s);
 		dc_cuda_leave(k->c, &scope);
 	}
-	if (f->allocation)
-		k->c->allocation_release(f->allocation);
+	if (k->f.allocation)
+		k->c->allocation_release(k->f.allocation);
 	if (error)
 		return error;
-	k->device = f->device;
+	k->device = k->f.device;
 	k->w->shares[k->w->shares_n++] = s;
 	k->w->fds_n += s.fd >= 0;
 	k->w->handles_n += s.kind == DRAY_KIND_CUDA_IPC;
@@ -322,61 +306,56 @@ static const struct share *share_find(const struct described *w, cu_pointer at)
 	return NULL;
 }
 
-static int range_describe(struct walk *k, const struct dray_cuda_range *range,
-			  struct dray_err *reterr)
+static int range_describe(struct walk *k, const struct dray_cuda_range *range)
 {
-	struct found f = { .at = range->address };
+	struct described *w = k->w;
+	struct found *f = &k->f;
 	const struct share *s = NULL;
 
-	if (!range->length || __builtin_add_overflow(range->address, range->length, &f.end))
-		return dray_err_set(reterr, -1, DRAY_E_INVALID,
-				    "the range at 0x%" PRIx64
-				    " is empty, or passes the end of memory",
-				    range->address);
-	while (f.at < f.end) {
+	*f = (struct found){ .at = range->address };
+	if (!range->length || __builtin_add_overflow(range->address, range->length, &f->end))
+		return refuse(k, DRAY_E_INVALID,
+			      "the range at 0x%" PRIx64 " is empty, or passes the end of memory",
+			      range->address);
+	while (f->at < f->end) {
 		const struct share *before = s;
 		uint64_t length;
 
 		if (before && !before->continues)
-			return dray_err_set(reterr, -1, DRAY_E_INVALID,
-					    "the allocation behind the range ends at 0x%" PRIx64,
-					    f.at);
-		s = share_find(k->w, f.at);
+			return refuse(k, DRAY_E_INVALID,
+				      "the allocation behind the range ends at 0x%" PRIx64, f->at);
+		s = share_find(w, f->at);
 		if (!s) {
-			int error = share_new(k, &f, before, reterr);
-
-			if (error)
-				return error;
-			s = &k->w->shares[k->w->shares_n - 1];
+			if (share_new(k, before) < 0)
+				return -1;
+			s = &w->shares[w->shares_n - 1];
 		}
-		if (k->w->extents_n == DMSG_EXTENTS_MAX)
-			return dray_err_set(reterr, -1, DRAY_E_TOO_LARGE, "more than %d extents",
-					    DMSG_EXTENTS_MAX);
-		length = dray_min(f.end - f.at, s->bytes - (f.at - s->base));
-		k->w->extents[k->w->extents_n++] = (struct dray_extent){
+		if (w->extents_n == DMSG_EXTENTS_MAX)
+			return refuse(k, DRAY_E_TOO_LARGE, "more than %d extents",
+				      DMSG_EXTENTS_MAX);
+		length = dray_min(f->end - f->at, s->bytes - (f->at - s->base));
+		w->extents[w->extents_n++] = (struct dray_extent){
 			.kind = s->kind,
 			.fd = s->fd,
-			.offset = f.at - s->base,
+			.offset = f->at - s->base,
 			.length = length,
 			.handle = s->kind == DRAY_KIND_CUDA_IPC ? &s->handle : NULL,
 			.allocation = s->kind == DRAY_KIND_CUDA_VMM ? s->bytes : 0,
 		};
-		f.at += length;
+		f->at += length;
 	}
 	return 0;
 }
 
-static int device_name(const struct cuda_driver *c, cu_device device, char ret[48],
-		       struct dray_err *reterr)
+static int device_name(struct walk *k, char ret[48])
 {
 	static const char pattern[] = "GPU-xxxx-xx-xx-xx-xxxxxx"; /* an x for each byte */
 	struct cu_uuid uuid;
-	cu_result error = c->device_uuid(&uuid, device);
 	unsigned byte = 0;
 	size_t n = 0;
 
-	if (error)
-		return dc_cuda_error(c, error, "cuDeviceGetUuid", reterr);
+	if (check(k, k->c->device_uuid(&uuid, k->device), "cuDeviceGetUuid") < 0)
+		return -1;
 	for (const char *p = pattern; *p; p++)
 		if (*p == 'x')
 			n += (size_t)snprintf(ret + n, 48 - n, "%02x", uuid.bytes[byte++]);
@@ -388,46 +367,33 @@ static int device_name(const struct cuda_driver *c, cu_device device, char ret[4
 
 static const enum dray_kind default_kinds[] = { DRAY_KIND_CUDA_VMM, DRAY_KIND_CUDA_IPC };
 
-static int check_arguments(size_t ranges_n, const enum dray_kind *kinds, size_t kinds_n,
-			   struct dray_err *reterr)
-{
-	if (!ranges_n)
-		return dray_err_set(reterr, -1, DRAY_E_INVALID, "there are no ranges");
-	for (size_t i = 0; kinds && i < kinds_n; i++)
-		if (kinds[i] != DRAY_KIND_CUDA_VMM && kinds[i] != DRAY_KIND_CUDA_IPC &&
-		    kinds[i] != DRAY_KIND_DMABUF)
-			return dray_err_set(reterr, -1, DRAY_E_INVALID,
-					    "kind %u is not a kind of GPU memory", kinds[i]);
-	return 0;
-}
-
 static int describe(const struct cuda_driver *c, const struct dray_cuda_range *ranges,
 		    size_t ranges_n, const enum dray_kind *kinds, size_t kinds_n,
 		    struct dray_cuda_extents *ret, struct dray_err *reterr)
 {
 	struct described *w dray_auto(described_free) = calloc(1, sizeof(*w));
 	struct dray_cuda_extents e = { .extents = NULL };
-	struct walk k = { c, w, kinds, kinds_n, -1 };
-	int error = 0;
+	struct walk k = {
+		.c = c,
+		.w = w,
+		.kinds = kinds ? kinds : default_kinds,
+		.kinds_n = kinds ? kinds_n : DRAY_ARRAY_SIZE(default_kinds),
+		.device = -1,
+		.err = reterr,
+	};
 
 	if (!w)
-		return dray_err_set(reterr, -1, DRAY_E_NO_MEMORY, "no memory");
-	if (!kinds) {
-		k.kinds = default_kinds;
-		k.kinds_n = DRAY_ARRAY_SIZE(default_kinds);
-	}
-	for (size_t i = 0; i < ranges_n && !error; i++)
-		error = range_describe(&k, &ranges[i], reterr);
-	if (!error && w->dmabufs_n && w->dmabufs_n != w->shares_n)
-		error = dray_err_set(
-			reterr, -1, DRAY_E_UNSUPPORTED,
-			"%u of %u allocations can be shared only as dmabuf, which one region does "
-			"not mix with other kinds: make several regions",
-			w->dmabufs_n, w->shares_n);
-	if (!error)
-		error = device_name(c, k.device, e.device, reterr);
-	if (error)
-		return error;
+		return refuse(&k, DRAY_E_NO_MEMORY, "no memory");
+	for (size_t i = 0; i < ranges_n; i++)
+		if (range_describe(&k, &ranges[i]) < 0)
+			return -1;
+	if (w->dmabufs_n && w->dmabufs_n != w->shares_n)
+		return refuse(&k, DRAY_E_UNSUPPORTED,
+			      "%u of %u allocations can be shared only as dmabuf, which one region "
+			      "does not mix with other kinds: make several regions",
+			      w->dmabufs_n, w->shares_n);
+	if (device_name(&k, e.device) < 0)
+		return -1;
 	e.extents = w->extents;
 	e.extents_n = w->extents_n;
 	e.own = dray_take(w);
@@ -440,9 +406,16 @@ static int open_and_describe(const struct dray_cuda_range *ranges, size_t ranges
 			     struct dray_cuda_extents *ret, struct dray_err *reterr)
 {
 	struct cuda_driver c;
-	int error = check_arguments(ranges_n, kinds, kinds_n, reterr);
+	int error;
 
-	if (error || dc_cuda_open(&c, reterr) < 0)
+	if (!ranges_n)
+		return dray_err_set(reterr, -1, DRAY_E_INVALID, "there are no ranges");
+	for (size_t i = 0; kinds && i < kinds_n; i++)
+		if (kinds[i] != DRAY_KIND_CUDA_VMM && kinds[i] != DRAY_KIND_CUDA_IPC &&
+		    kinds[i] != DRAY_KIND_DMABUF)
+			return dray_err_set(reterr, -1, DRAY_E_INVALID,
+					    "kind %u is not a kind of GPU memory", kinds[i]);
+	if (dc_cuda_open(&c, reterr) < 0)
 		return -1;
 	error = describe(&c, ranges, ranges_n, kinds, kinds_n, ret, reterr);
 	dc_cuda_close(&c);

@@ -78,7 +78,7 @@ static bool is_lost(cu_result error)
 	}
 }
 
-int dc_cuda_error(const struct cuda_driver *c, cu_result error, const char *what,
+int dc_cuda_check(const struct cuda_driver *c, cu_result error, const char *what,
 		  struct dray_err *reterr)
 {
 	const char *name = NULL;
@@ -86,6 +86,8 @@ int dc_cuda_error(const struct cuda_driver *c, cu_result error, const char *what
 		   error == CU_OUT_OF_MEMORY ? DRAY_E_NO_MEMORY :
 					       DRAY_E_IO;
 
+	if (!error)
+		return 0;
 	if (c->error_name(error, &name) || !name)
 		name = "an unknown error";
 	return dray_err_set(reterr, -1, code, "%s: %s (%d)", what, name, error);

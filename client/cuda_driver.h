@@ -107,8 +107,8 @@ struct cuda_driver {
 int dc_cuda_open(struct cuda_driver *ret, struct dray_err *reterr);
 void dc_cuda_close(struct cuda_driver *c);
 
-/* Sets reterr from an error of the driver: "<what>: <name of the error>". Negative. */
-int dc_cuda_error(const struct cuda_driver *c, cu_result error, const char *what,
+/* 0; or for an error of the driver negative, with reterr: "<what>: <name of the error>". */
+int dc_cuda_check(const struct cuda_driver *c, cu_result error, const char *what,
 		  struct dray_err *reterr);
 
 /* Copies the text of err to why (n bytes, may be NULL). Returns the negated code. */

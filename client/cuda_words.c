@@ -47,13 +47,13 @@ static int words_register(struct dray_cuda_words *w, struct dray_err *reterr)
 	error = w->c.host_register(w->memory.address, w->memory.length,
 				   CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP);
 	if (error)
-		return dc_cuda_error(&w->c, error, "cuMemHostRegister", reterr);
+		return dc_cuda_check(&w->c, error, "cuMemHostRegister", reterr);
 	error = w->c.host_device_pointer(&w->address, w->memory.address, 0);
 	if (!error)
 		return 0;
 	w->address = 0;
 	w->c.host_unregister(w->memory.address);
-	return dc_cuda_error(&w->c, error, "cuMemHostGetDevicePointer", reterr);
+	return dc_cuda_check(&w->c, error, "cuMemHostGetDevicePointer", reterr);
 }
 
 int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_words **ret)
@@ -112,8 +112,8 @@ uint32_t *dray_cuda_words_memory(const struct dray_cuda_words *w)
 }
 
 /* Enqueues a write, or for `wait` not NULL a wait, with the stream's context current. */
-static int enqueue(const struct dray_cuda_words *w, cu_stream stream, unsigned index,
-		   uint32_t value, const enum dray_cuda_wait *wait, struct dray_err *reterr)
+static int try_enqueue(const struct dray_cuda_words *w, cu_stream stream, unsigned index,
+		       uint32_t value, const enum dray_cuda_wait *wait, struct dray_err *reterr)
 {
 	cu_pointer word = w->address + index * sizeof(uint32_t);
 	cu_context context = NULL, popped;
@@ -125,37 +125,36 @@ static int enqueue(const struct dray_cuda_words *w, cu_stream stream, unsigned i
 	if (wait && *wait != DRAY_CUDA_WAIT_GEQ && *wait != DRAY_CUDA_WAIT_EQ)
 		return dray_err_set(reterr, -1, DRAY_E_INVALID, "%u is not a way to wait", *wait);
 	error = stream ? w->c.stream_context(stream, &context) : 0;
-	if (error)
-		return dc_cuda_error(&w->c, error, "cuStreamGetCtx", reterr);
+	if (dc_cuda_check(&w->c, error, "cuStreamGetCtx", reterr) < 0)
+		return -1;
 	error = context ? w->c.context_push(context) : 0;
-	if (error)
-		return dc_cuda_error(&w->c, error, "cuCtxPushCurrent", reterr);
+	if (dc_cuda_check(&w->c, error, "cuCtxPushCurrent", reterr) < 0)
+		return -1;
 	error = wait ? w->c.stream_wait(stream, word, value, *wait) :
 		       w->c.stream_write(stream, word, value, 0);
 	if (context)
 		w->c.context_pop(&popped);
-	return error ? dc_cuda_error(&w->c, error,
-				     wait ? "cuStreamWaitValue32" : "cuStreamWriteValue32",
-				     reterr) :
-		       0;
+	return dc_cuda_check(&w->c, error, wait ? "cuStreamWaitValue32" : "cuStreamWriteValue32",
+			     reterr);
+}
+
+static int enqueue(const struct dray_cuda_words *w, cu_stream stream, unsigned index,
+		   uint32_t value, const enum dray_cuda_wait *wait, char *why, size_t why_size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int error = try_enqueue(w, stream, index, value, wait, &err);
+
+	return error ? dc_cuda_why(&err, why, why_size) : 0;
 }
 
 int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream, unsigned int index,
 			   uint32_t value, char *why, size_t why_size)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-
-	if (enqueue(w, stream, index, value, NULL, &err) == 0)
-		return 0;
-	return dc_cuda_why(&err, why, why_size);
+	return enqueue(w, stream, index, value, NULL, why, why_size);
 }
 
 int dray_cuda_stream_wait(const struct dray_cuda_words *w, void *stream, unsigned int index,
 			  uint32_t value, enum dray_cuda_wait wait, char *why, size_t why_size)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-
-	if (enqueue(w, stream, index, value, &wait, &err) == 0)
-		return 0;
-	return dc_cuda_why(&err, why, why_size);
+	return enqueue(w, stream, index, value, &wait, why, why_size);
 }
