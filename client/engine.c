@@ -276,11 +276,10 @@ static int ready_or_closed(struct dray *d, uint32_t called_back)
 
 int dray_process(struct dray *d, int timeout_ms)
 {
-	int error = dc_enter(d);
 	uint32_t called_back;
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	called_back = d->called_back;
 	take(d);
 	/* a wait polls by itself */
@@ -297,11 +296,10 @@ int dray_process(struct dray *d, int timeout_ms)
 
 int dray_poll(struct dray *d)
 {
-	int error = dc_enter(d);
 	uint32_t called_back;
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	called_back = d->called_back;
 	if (d->armed)
 		disarm(d);

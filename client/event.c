@@ -81,10 +81,9 @@ void dc_events_free(struct dray *d)
 int dray_next_event(struct dray *d, struct dray_event *ret)
 {
 	struct event *e;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	e = dray_list_first(&d->events, struct event, link);
 	if (!e)
 		return 0;

@@ -249,10 +249,8 @@ void dray_disconnect(struct dray *d)
 
 int dray_get_info(const struct dray *d, struct dray_info *ret)
 {
-	int error = dc_enter(d);
-
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	*ret = (struct dray_info){
 		.connected = dc_session_is_up(d),
 		.session = d->session,

@@ -35,6 +35,7 @@
 #include "lib/handle.h"
 #include "lib/linger.h"
 #include "lib/list.h"
+#include "lib/seqpacket.h"
 #include "lib/time.h"
 
 #define NAME_MAX_BYTES 64
@@ -189,15 +190,17 @@ enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
 
 /* session.c */
 void dc_session_start(struct dray *d);
-void dc_session_break(struct dray *d, int code, const char *fmt, ...)
+/* Marks the session as lost, by its first reason. Returns -code. */
+int dc_session_break(struct dray *d, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+#define dc_session_defect(d, ...) dc_session_break((d), DRAY_E_PROTOCOL, __VA_ARGS__)
 /* Carries out the loss that dc_session_break() marked. False if there is none. */
 bool dc_session_settle(struct dray *d);
 void dc_session_tick(struct dray *d, int64_t now);
 int64_t dc_session_next_tick(const struct dray *d);
 void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m);
-void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m, int *fds,
-			   unsigned n);
+void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
+			   struct dray_fds *fds);
 /* Registers the regions again; the session is ready when all are answered. */
 void dc_session_restore(struct dray *d);
 void dc_session_restored(struct dray *d);
@@ -246,12 +249,12 @@ struct request *dc_region_request(struct dray *d, uint16_t type, dray_region reg
 				  struct region **ret);
 struct region *dc_region_find_agent(struct dray *d, uint64_t agent);
 void dc_region_free(struct dray *d, struct region *g);
-int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id);
 /*
- * The reply to REGION_ADD. Takes the pool's descriptor out of fds. 0, a negated code, or -EPROTO.
+ * The reply to REGION_ADD. Takes the pool's descriptor out of fds. 0, or a negated code; the agent's
+ * defects also break the session, as in the other functions for replies.
  */
 int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_add_reply *m,
-		    int *fds, unsigned n_fds, struct dray_err *reterr);
+		    struct dray_fds *fds);
 /* A REGION_ADD or REGION_REMOVE has ended. */
 void dc_region_ended(struct dray *d, struct request *r, struct dray_str message);
 void dc_regions_lost(struct dray *d);
@@ -271,8 +274,8 @@ int dc_memory_populate(int fd, uint64_t offset, uint64_t length, struct dray_err
 int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m);
 void dc_token_ended(struct dray *d, struct request *r);
 
-/* placement.c: 0, a negated code, or -EPROTO. */
-int dc_placement_answered(struct request *r, const union dmsg_body *m, struct dray_err *reterr);
+/* placement.c: 0, or a negated code. */
+int dc_placement_answered(struct dray *d, struct request *r, const union dmsg_body *m);
 
 /* remote.c */
 struct remote *dc_remote_find(struct dray *d, dray_remote handle);

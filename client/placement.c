@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hints, the preferred segment, the launcher's environment: all of it is the agent's. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,14 +73,12 @@ static bool is_lines(struct dray_blob b)
 	return !b.n || (b.p[b.n - 1] == '\n' && !memchr(b.p, 0, b.n));
 }
 
-static int env_answered(struct request *r, const struct dmsg_env_get_reply *m,
-			struct dray_err *reterr)
+static int env_answered(struct dray *d, struct request *r, const struct dmsg_env_get_reply *m)
 {
 	struct answer *a;
 
 	if (!is_lines(m->variables) || !is_lines(m->notes))
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent's answer to ENV_GET is not lines of text");
+		return dc_session_defect(d, "the agent's answer to ENV_GET is not lines of text");
 	a = answer_new(r, m->variables.p, m->variables.n, m->notes.p, m->notes.n);
 	if (!a)
 		return -DRAY_E_NO_MEMORY;
@@ -94,13 +91,13 @@ static int env_answered(struct request *r, const struct dmsg_env_get_reply *m,
 	return 0;
 }
 
-int dc_placement_answered(struct request *r, const union dmsg_body *m, struct dray_err *reterr)
+int dc_placement_answered(struct dray *d, struct request *r, const union dmsg_body *m)
 {
 	if (r->type == DMSG_HINT_GET)
 		return hint_answered(r, &m->hint_get_reply);
 	if (r->type == DMSG_SEGMENT_GET)
 		return segment_answered(r, &m->segment_get_reply);
-	return env_answered(r, &m->env_get_reply, reterr);
+	return env_answered(d, r, &m->env_get_reply);
 }
 
 /* Checks a text argument, which may be NULL. 0, or a negated code. */

@@ -7,10 +7,11 @@
 #include <string.h>
 
 #include "client/internal.h"
-#include "lib/seqpacket.h"
 
 /* Messages taken at once, so that a flood of events does not delay what the caller waits for. */
 #define BATCH 256
+
+#define MALFORMED "the agent sent a malformed message"
 
 /* Accepts codes of later versions; a larger number is a defect of the agent. */
 static int status_of(uint32_t code)
@@ -46,16 +47,8 @@ static void handle_error(struct dray *d, struct request *r, const struct dmsg_er
 	}
 }
 
-/* ERROR with request id 0: the agent closes the session. */
-static void handle_closing(struct dray *d, const struct dmsg_error *m)
-{
-	break_with(d, d->state == SESSION_READY ? DRAY_E_SESSION_CLOSED : -status_of(m->code),
-		   m->message);
-}
-
-/* 0, or -EPROTO. */
-static int handle_reply(struct dray *d, struct request *r, const union dmsg_body *m,
-			struct dray_fds *fds, struct dray_err *err)
+static void handle_reply(struct dray *d, struct request *r, const union dmsg_body *m,
+			 struct dray_fds *fds)
 {
 	struct dray_str text = NO_TEXT;
 	int status = 0;
@@ -64,13 +57,13 @@ static int handle_reply(struct dray *d, struct request *r, const union dmsg_body
 	case DMSG_HELLO:
 		dc_request_end(d, r, 0, NO_TEXT);
 		dc_session_hello_reply(d, &m->hello_reply);
-		return 0;
+		return;
 	case DMSG_RING_OPEN:
 		dc_request_end(d, r, 0, NO_TEXT);
-		dc_session_ring_reply(d, &m->ring_open_reply, fds->fd, fds->n);
-		return 0;
+		dc_session_ring_reply(d, &m->ring_open_reply, fds);
+		return;
 	case DMSG_REGION_ADD:
-		status = dc_region_added(d, r, &m->region_add_reply, fds->fd, fds->n, err);
+		status = dc_region_added(d, r, &m->region_add_reply, fds);
 		break;
 	case DMSG_REGION_EXPORT:
 		status = dc_token_made(d, r, &m->region_export_reply);
@@ -84,7 +77,7 @@ static int handle_reply(struct dray *d, struct request *r, const union dmsg_body
 	case DMSG_HINT_GET:
 	case DMSG_SEGMENT_GET:
 	case DMSG_ENV_GET:
-		status = dc_placement_answered(r, m, err);
+		status = dc_placement_answered(d, r, m);
 		break;
 	case DMSG_TRANSFER:
 		r->transport = m->transfer_done.transport;
@@ -96,10 +89,9 @@ static int handle_reply(struct dray *d, struct request *r, const union dmsg_body
 	default:
 		break;
 	}
-	if (status == -EPROTO)
-		return -EPROTO;
-	dc_request_end(d, r, status, text);
-	return 0;
+	/* a session that is broken ends all its requests */
+	if (!d->broken)
+		dc_request_end(d, r, status, text);
 }
 
 /* Events of later versions are ignored. */
@@ -118,42 +110,46 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 	} else if (type == DMSG_SEGMENT_CHANGED) {
 		dc_event_segment(d, &m->segment_changed);
 	} else if (type == DMSG_ERROR) {
-		handle_closing(d, &m->error);
+		/* the agent closes the session */
+		break_with(d,
+			   d->state == SESSION_READY ? DRAY_E_SESSION_CLOSED :
+						       -status_of(m->error.code),
+			   m->error.message);
 	}
 }
 
-static int handle(struct dray *d, size_t n, struct dray_fds *fds, struct dray_err *err)
+static void handle(struct dray *d, size_t n, struct dray_fds *fds)
 {
+	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_header h;
 	union dmsg_body m;
 	struct request *r;
 
-	if (dmsg_header_decode(d->in, n, &h, err) < 0 || dmsg_packet_check(&h, n, err) < 0 ||
-	    dmsg_body_decode(h.type, d->in + DMSG_HEADER_SIZE, h.length, &m, err) < 0)
-		return -EPROTO;
+	if (dmsg_header_decode(d->in, n, &h, &err) < 0 || dmsg_packet_check(&h, n, &err) < 0 ||
+	    dmsg_body_decode(h.type, d->in + DMSG_HEADER_SIZE, h.length, &m, &err) < 0) {
+		dc_session_defect(d, "%s", err.code ? err.msg : MALFORMED);
+		return;
+	}
 	if (!h.request_id) {
 		handle_event(d, h.type, &m);
-		return 0;
+		return;
 	}
 	r = dray_handles_get(&d->requests.table, h.request_id);
 	if (!r || r->state != REQUEST_SENT || r->on_ring)
-		return dray_err_set(err, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent sent %s for a request that is not pending",
-				    dmsg_type_name(h.type));
-	if (h.type == DMSG_ERROR) {
+		dc_session_defect(d, "the agent sent %s for a request that is not pending",
+				  dmsg_type_name(h.type));
+	else if (h.type == DMSG_ERROR)
 		handle_error(d, r, &m.error);
-		return 0;
-	}
-	if (h.type != (r->type | 0x8000))
-		return dray_err_set(err, -EPROTO, DRAY_E_PROTOCOL, "the agent answered %s with %s",
-				    dmsg_type_name(r->type), dmsg_type_name(h.type));
-	return handle_reply(d, r, &m, fds, err);
+	else if (h.type != (r->type | 0x8000))
+		dc_session_defect(d, "the agent answered %s with %s", dmsg_type_name(r->type),
+				  dmsg_type_name(h.type));
+	else
+		handle_reply(d, r, &m, fds);
 }
 
 /* False at the end of the stream, or when the socket is empty. */
 static bool receive_one(struct dray *d)
 {
-	struct dray_err err = DRAY_ERR_NULL;
 	bool short_data, short_fds;
 	struct dray_fds fds;
 	ssize_t n = dray_seqpacket_recv(d->sock, d->in, DMSG_MESSAGE_MAX, &fds, &short_data,
@@ -174,9 +170,10 @@ static bool receive_one(struct dray *d)
 	d->fds_lost = short_fds;
 	if (short_fds)
 		dray_fds_close(&fds);
-	if (short_data || handle(d, (size_t)n, &fds, &err) < 0)
-		dc_session_break(d, DRAY_E_PROTOCOL, "%s",
-				 err.code ? err.msg : "the agent sent a malformed message");
+	if (short_data)
+		dc_session_defect(d, MALFORMED);
+	else
+		handle(d, (size_t)n, &fds);
 	dray_fds_close(&fds);
 	return true;
 }

@@ -135,40 +135,24 @@ int dray_region_add_pool(struct dray *d, uint64_t bytes, unsigned int access, un
 	return dray_region_add(d, &spec, ret);
 }
 
-int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id)
-{
-	struct dmsg_region_add m = {
-		.access = g->access,
-		.flags = g->flags,
-		.name = { g->name, g->name_n },
-		.extents = { g->extents, g->extents_n },
-		.device = { g->device, g->device_n },
-		.handles = { g->handles, g->handles_n * DRAY_CUDA_IPC_BYTES },
-		.allocations = { g->allocations, g->has_sizes ? g->fds_n : 0 },
-	};
-
-	return dmsg_region_add_encode(d->out, DMSG_MESSAGE_MAX, id, &m);
-}
-
 /* Maps the pool's memory, which is a memfd extent of the region from then on. */
-static int map_pool(struct dray *d, struct region *g, uint64_t bytes, int *fds, unsigned n_fds,
-		    struct dray_err *reterr)
+static int map_pool(struct dray *d, struct region *g, uint64_t bytes, struct dray_fds *fds)
 {
 	struct dmsg_extent e = { .kind = DMSG_KIND_MEMFD, .length = bytes };
 	void *p;
 
 	if (d->fds_lost)
 		return -DRAY_E_FD_LIMIT;
-	if (n_fds != 1 || !dc_shared_memory_ok(fds[0], bytes) || bytes < g->length)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent's pool has %u descriptors and %" PRIu64
-				    " bytes, %" PRIu64 " were requested",
-				    n_fds, bytes, g->length);
-	p = dray_map_shared(fds[0], 0, bytes, PROT_READ | PROT_WRITE);
+	if (fds->n != 1 || !dc_shared_memory_ok(fds->fd[0], bytes) || bytes < g->length)
+		return dc_session_defect(d,
+					 "the agent's pool has %u descriptors and %" PRIu64
+					 " bytes, %" PRIu64 " were requested",
+					 fds->n, bytes, g->length);
+	p = dray_map_shared(fds->fd[0], 0, bytes, PROT_READ | PROT_WRITE);
 	if (p == MAP_FAILED)
 		return -dc_code_of_errno(errno);
 	dmsg_extent_put(g->extents, &e);
-	g->fds[0] = dray_take_fd(fds[0]);
+	g->fds[0] = dray_take_fd(fds->fd[0]);
 	g->fds_n = 1;
 	g->flags = 0;
 	g->map = p;
@@ -177,20 +161,20 @@ static int map_pool(struct dray *d, struct region *g, uint64_t bytes, int *fds, 
 }
 
 int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_add_reply *m,
-		    int *fds, unsigned n_fds, struct dray_err *reterr)
+		    struct dray_fds *fds)
 {
 	struct region *g = dc_region_find(d, r->region);
 
 	if (!g || !m->region)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent added a region without a handle");
+		return dc_session_defect(d, "the agent added a region without a handle");
 	g->agent = m->region;
 	if (g->is_pool && !g->map)
-		return map_pool(d, g, m->length, fds, n_fds, reterr);
+		return map_pool(d, g, m->length, fds);
 	if (m->length != g->length)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the region has %" PRIu64 " bytes, the agent says %" PRIu64,
-				    g->length, m->length);
+		return dc_session_defect(d,
+					 "the region has %" PRIu64
+					 " bytes, the agent says %" PRIu64,
+					 g->length, m->length);
 	if ((d->flags & DRAY_OPTION_NO_RECONNECT) && !g->is_pool)
 		close_fds(g);
 	return 0;
@@ -320,10 +304,9 @@ int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint
 		    int *ret_fd)
 {
 	const struct region *g;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
 	if (!g)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region");
@@ -339,10 +322,9 @@ int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint
 int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
 {
 	const struct region *g;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
 	if (!g || !g->agent)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region, or it is not registered now");
@@ -353,10 +335,9 @@ int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
 int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_region *ret)
 {
 	struct region *g;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	if (!agent_region)
 		return dc_fail(d, DRAY_E_INVALID, "0 is not a region");
 	if (!dc_session_is_up(d))

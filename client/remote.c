@@ -198,10 +198,9 @@ int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *pa
 int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_info *ret)
 {
 	const struct remote *m;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	m = dc_remote_find(d, remote);
 	if (!m)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "no such remote");
@@ -212,10 +211,9 @@ int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_
 int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret)
 {
 	struct remote *m;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	if (!agent_remote)
 		return dc_fail(d, DRAY_E_INVALID, "0 is not a remote");
 	if (!dc_session_is_up(d))

@@ -302,10 +302,9 @@ void dc_requests_call_back(struct dray *d)
 int dray_next_completion(struct dray *d, struct dray_completion *ret)
 {
 	struct request *r;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_list_first(&d->requests.done, struct request, link);
 	if (!r)
 		return 0;
@@ -348,10 +347,9 @@ int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completio
 {
 	struct request *r;
 	bool ended;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->internal || r->abandoned || r->waited)
 		return dc_fail(d, DRAY_E_NOT_FOUND,

@@ -23,9 +23,12 @@ struct message {
 	int own_fd; /* sent instead of fds, then closed */
 };
 
-static struct message message_of(int n)
+static struct message message_of(struct dray *d, const struct request *r, const union dmsg_body *m)
 {
-	return (struct message){ .n = n, .own_fd = -1 };
+	return (struct message){
+		.n = dmsg_body_encode(r->type, d->out, DMSG_MESSAGE_MAX, r->id, m),
+		.own_fd = -1,
+	};
 }
 
 static struct message ends_with(int status, const char *why)
@@ -33,88 +36,95 @@ static struct message ends_with(int status, const char *why)
 	return (struct message){ .status = status, .why = why, .own_fd = -1 };
 }
 
-static struct message encode_hello(struct dray *d, struct request *r)
+static struct message encode_hello(struct dray *d, const struct request *r)
 {
 	struct message msg;
 	/* the agent sees our death by it, even if a forked child keeps the socket open */
 	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-	struct dmsg_hello m = {
-		.major_min = DMSG_MAJOR,
-		.major_max = DMSG_MAJOR,
-		.group = dc_text(d->group),
-		.name = dc_text(d->name),
-	};
+	union dmsg_body m = { .hello = {
+				      .major_min = DMSG_MAJOR,
+				      .major_max = DMSG_MAJOR,
+				      .group = dc_text(d->group),
+				      .name = dc_text(d->name),
+			      } };
 
 	d->segments_asked = (d->flags & DRAY_OPTION_SEGMENTS) && !d->segments_refused;
 	if (fd >= 0)
-		m.flags |= DMSG_HELLO_FLAG_PIDFD;
+		m.hello.flags |= DMSG_HELLO_FLAG_PIDFD;
 	if (d->flags & DRAY_OPTION_NOTIFICATIONS)
-		m.flags |= DMSG_HELLO_FLAG_NOTIFICATIONS;
+		m.hello.flags |= DMSG_HELLO_FLAG_NOTIFICATIONS;
 	if (d->segments_asked)
-		m.flags |= DMSG_HELLO_FLAG_SEGMENTS;
-	msg = message_of(dmsg_hello_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m));
+		m.hello.flags |= DMSG_HELLO_FLAG_SEGMENTS;
+	msg = message_of(d, r, &m);
 	msg.own_fd = fd;
 	return msg;
 }
 
-static struct message encode_add(struct dray *d, struct request *r, const struct region *g)
+static struct message encode_add(struct dray *d, const struct request *r, const struct region *g)
 {
+	union dmsg_body m = { .region_add = {
+				      .access = g->access,
+				      .flags = g->flags,
+				      .name = { g->name, g->name_n },
+				      .extents = { g->extents, g->extents_n },
+				      .device = { g->device, g->device_n },
+				      .handles = { g->handles, g->handles_n * DRAY_CUDA_IPC_BYTES },
+				      .allocations = { g->allocations,
+						       g->has_sizes ? g->fds_n : 0 },
+			      } };
 	struct message msg;
 
 	if (g->needs_gpu && d->minor < GPU_MINOR)
 		return ends_with(-DRAY_E_UNSUPPORTED,
 				 "the agent is too old for GPU memory (data protocol before 1.2); "
 				 "upgrade it");
-	msg = message_of(dc_region_encode_add(d, g, r->id));
+	msg = message_of(d, r, &m);
 	msg.fds = g->fds;
 	msg.fds_n = g->fds_n;
 	return msg;
 }
 
-static struct message encode_region(struct dray *d, struct request *r)
+static struct message encode_region(struct dray *d, const struct request *r)
 {
-	struct region *g = dc_region_find(d, r->region);
+	const struct region *g = dc_region_find(d, r->region);
+	union dmsg_body m;
 
 	if (!g)
 		return ends_with(-DRAY_E_NOT_FOUND, NULL);
-	switch (r->type) {
-	case DMSG_REGION_ADD:
+	if (r->type == DMSG_REGION_ADD)
 		return encode_add(d, r, g);
-	case DMSG_REGION_REMOVE:
-		/* a region that is not registered cannot be accessed */
-		if (!g->agent || g->borrowed)
-			return ends_with(0, NULL);
-		return message_of(dmsg_region_remove_encode(
-			d->out, DMSG_MESSAGE_MAX, r->id, &(struct dmsg_region_remove){ g->agent }));
-	default:
-		break;
-	}
+	/* a region that is not registered cannot be accessed */
+	if (r->type == DMSG_REGION_REMOVE && (!g->agent || g->borrowed))
+		return ends_with(0, NULL);
 	if (!g->agent)
 		return ends_with(g->code ? g->code : -DRAY_E_NOT_FOUND, NULL);
-	if (r->type == DMSG_REGION_REVOKE)
-		return message_of(dmsg_region_revoke_encode(
-			d->out, DMSG_MESSAGE_MAX, r->id,
-			&(struct dmsg_region_revoke){ g->agent, r->number }));
-	r->what.region = g->agent;
-	return message_of(dmsg_region_export_encode(d->out, DMSG_MESSAGE_MAX, r->id, &r->what));
+	if (r->type == DMSG_REGION_REMOVE) {
+		m.region_remove = (struct dmsg_region_remove){ g->agent };
+	} else if (r->type == DMSG_REGION_REVOKE) {
+		m.region_revoke = (struct dmsg_region_revoke){ g->agent, r->number };
+	} else {
+		m.region_export = r->what;
+		m.region_export.region = g->agent;
+	}
+	return message_of(d, r, &m);
 }
 
-static struct message encode_remote(struct dray *d, struct request *r)
+static struct message encode_remote(struct dray *d, const struct request *r)
 {
-	struct remote *m = dc_remote_find(d, r->remote);
+	const struct remote *remote = dc_remote_find(d, r->remote);
+	union dmsg_body m;
 
 	if (r->type == DMSG_REMOTE_RELEASE) {
-		if (!m || !m->agent || m->borrowed)
+		if (!remote || !remote->agent || remote->borrowed)
 			return ends_with(0, NULL);
-		return message_of(
-			dmsg_remote_release_encode(d->out, DMSG_MESSAGE_MAX, r->id,
-						   &(struct dmsg_remote_release){ m->agent }));
+		m.remote_release = (struct dmsg_remote_release){ remote->agent };
+	} else {
+		if (!remote || !remote->agent)
+			return ends_with(remote && remote->lost ? remote->lost : -DRAY_E_NOT_FOUND,
+					 NULL);
+		m.notify = (struct dmsg_notify){ remote->agent, r->number, { r->data, r->length } };
 	}
-	if (!m || !m->agent)
-		return ends_with(m && m->lost ? m->lost : -DRAY_E_NOT_FOUND, NULL);
-	return message_of(dmsg_notify_encode(
-		d->out, DMSG_MESSAGE_MAX, r->id,
-		&(struct dmsg_notify){ m->agent, r->number, { r->data, r->length } }));
+	return message_of(d, r, &m);
 }
 
 /* Messages without a handle of the session are encoded when the request is started. */
@@ -125,22 +135,22 @@ static struct message encoded(struct dray *d, const struct request *r)
 				 "the agent is too old for hints, segments and environment (data "
 				 "protocol 1.0); upgrade it");
 	memcpy(d->out, r->data, r->length);
-	return message_of((int)r->length);
+	return (struct message){ .n = (int)r->length, .own_fd = -1 };
 }
 
-static struct message encode(struct dray *d, struct request *r)
+static struct message encode(struct dray *d, const struct request *r)
 {
+	union dmsg_body m;
+
 	switch (r->type) {
 	case DMSG_HELLO:
 		return encode_hello(d, r);
 	case DMSG_RING_OPEN:
-		return message_of(dmsg_ring_open_encode(
-			d->out, DMSG_MESSAGE_MAX, r->id,
-			&(struct dmsg_ring_open){ d->ring_entries, d->arena_wanted }));
+		m.ring_open = (struct dmsg_ring_open){ d->ring_entries, d->arena_wanted };
+		return message_of(d, r, &m);
 	case DMSG_TRANSFER_CANCEL:
-		return message_of(
-			dmsg_transfer_cancel_encode(d->out, DMSG_MESSAGE_MAX, r->id,
-						    &(struct dmsg_transfer_cancel){ r->number }));
+		m.transfer_cancel = (struct dmsg_transfer_cancel){ r->number };
+		return message_of(d, r, &m);
 	case DMSG_REMOTE_RELEASE:
 	case DMSG_NOTIFY:
 		return encode_remote(d, r);

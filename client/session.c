@@ -27,7 +27,6 @@
 #include "lib/backoff.h"
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
-#include "lib/seqpacket.h"
 
 int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds)
 {
@@ -41,17 +40,18 @@ int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds)
 	return r == -ECONNRESET || r == -ENOTCONN ? -EPIPE : r;
 }
 
-void dc_session_break(struct dray *d, int code, const char *fmt, ...)
+int dc_session_break(struct dray *d, int code, const char *fmt, ...)
 {
 	va_list ap;
 
 	if (d->broken)
-		return;
+		return -code;
 	d->broken = true;
 	d->break_code = -code;
 	va_start(ap, fmt);
 	vsnprintf(d->break_text, sizeof(d->break_text), fmt, ap);
 	va_end(ap);
+	return -code;
 }
 
 /* Sends the request that takes the session to `next`. */
@@ -145,68 +145,64 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
 		advance(d, SESSION_RING, DMSG_RING_OPEN);
 }
 
-static int map_arena(struct dray *d, int fd, uint64_t bytes, struct dray_err *reterr)
+/* Breaks the session on failure, as open_ring() does. */
+static void map_arena(struct dray *d, int fd, uint64_t bytes)
 {
+	int error = 0;
 	void *base;
-	int error;
 
-	if (bytes > DMSG_ARENA_MAX || !dc_shared_memory_ok(fd, bytes))
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent's arena is too large, or not a sealed memfd");
+	if (bytes > DMSG_ARENA_MAX || !dc_shared_memory_ok(fd, bytes)) {
+		dc_session_defect(d, "the agent's arena is too large, or not a sealed memfd");
+		return;
+	}
 	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (base != MAP_FAILED) {
+	if (base == MAP_FAILED) {
+		error = -errno;
+	} else {
 		d->arena_base = base;
 		d->arena_bytes = bytes;
 		/* touched here first, so that the pages are charged to this process */
 		error = dray_populate(base, bytes);
-		if (!error)
-			error = dc_arena_init(&d->arena, bytes);
-	} else {
-		error = -errno;
 	}
-	return error ? dray_err_set(reterr, error, dc_code_of_errno(error), "mapping the arena: %s",
-				    dray_errno_text(error)) :
-		       0;
+	if (!error)
+		error = dc_arena_init(&d->arena, bytes);
+	if (error)
+		dc_session_break(d, dc_code_of_errno(error), "mapping the arena: %s",
+				 dray_errno_text(error));
 }
 
-static int open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int *fds,
-		     struct dray_err *reterr)
+static void open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int *fds)
 {
 	struct epoll_event ev = { .events = EPOLLIN | EPOLLET, .data.u32 = ENGINE_DOORBELL };
-	int error = dc_ring_open(&d->ring, m, d->ring_entries, fds[1], fds[2], fds[3], reterr);
+	struct dray_err err = DRAY_ERR_NULL;
+	int error = dc_ring_open(&d->ring, m, d->ring_entries, fds[1], fds[2], fds[3], &err);
 
 	fds[1] = fds[2] = fds[3] = -1;
 	d->armed = false;
 	/* CPU limits may have changed since the last session */
 	dc_engine_limit(d);
-	if (!error && epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
-		error = dray_err_set(reterr, -errno, DRAY_E_IO, "watching the ring: %s",
-				     dray_errno_text(errno));
-	return error;
+	if (error)
+		dc_session_break(d, err.code, "%s", err.msg);
+	else if (epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
+		dc_session_break(d, DRAY_E_IO, "watching the ring: %s", dray_errno_text(errno));
 }
 
-void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m, int *fds,
-			   unsigned n)
+void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
+			   struct dray_fds *fds)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-	int error;
-
 	if (d->fds_lost) {
 		/* the session works without a ring, which stays open in the agent */
 		dc_session_restore(d);
 		return;
 	}
-	if (n != (d->ring_entries ? 4 : 1) || (m->sq_entries != 0) != (d->ring_entries != 0)) {
-		dc_session_break(d, DRAY_E_PROTOCOL, "RING_OPEN was answered with %u descriptors",
-				 n);
+	if (fds->n != (d->ring_entries ? 4 : 1) || (m->sq_entries != 0) != (d->ring_entries != 0)) {
+		dc_session_defect(d, "RING_OPEN was answered with %u descriptors", fds->n);
 		return;
 	}
-	error = map_arena(d, fds[0], m->arena_bytes, &err);
-	if (!error && n == 4)
-		error = open_ring(d, m, fds, &err);
-	if (error)
-		dc_session_break(d, err.code, "%s", err.msg);
-	else
+	map_arena(d, fds->fd[0], m->arena_bytes);
+	if (!d->broken && fds->n == 4)
+		open_ring(d, m, fds->fd);
+	if (!d->broken)
 		dc_session_restore(d);
 }
 

@@ -320,10 +320,9 @@ void dc_transfer_take_ring(struct dray *d)
 int dray_cancel(struct dray *d, uint64_t id)
 {
 	struct request *r;
-	int error = dc_enter(d);
 
-	if (error)
-		return error;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
