@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Steps that a process cannot take back run in a child. */
+/* Runs code that a process cannot undo, such as dropping privileges, in a child process. */
 #ifndef DRAY_TESTS_UNIT_CHILD_H
 #define DRAY_TESTS_UNIT_CHILD_H
 
@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In the child: what does not hold ends it. */
+/* In the child: exits with a failure if the condition does not hold. */
 #define CHILD_CHECK(condition)                                                              \
 	do {                                                                                \
 		if (!(condition)) {                                                         \
@@ -18,7 +18,7 @@
 		}                                                                           \
 	} while (0)
 
-/* Its wait status; 0 is a child that came to the end of fn. */
+/* Runs fn in a child. Returns its wait status; 0: fn returned. */
 static inline int child_run(void (*fn)(void *arg), void *arg)
 {
 	pid_t pid = fork();

@@ -105,7 +105,7 @@ static bool entry(struct fake *f)
 	return true;
 }
 
-/* All entries; says that it sleeps when there are none. */
+/* Takes all entries from the ring; sets agent_sleeping if there are none. */
 static void entries(struct fake *f)
 {
 	if (!f->ring || f->ignore_ring)
@@ -308,7 +308,7 @@ static void answer(struct fake *f, const struct dmsg_header *h, const uint8_t *b
 		fake_send(f, n, buf);
 }
 
-/* True where a message was there. */
+/* Receives one message; returns true if there was one. */
 static bool receive(struct fake *f)
 {
 	static uint8_t buf[DMSG_MESSAGE_MAX];
@@ -334,7 +334,7 @@ static bool receive(struct fake *f)
 	return true;
 }
 
-/* What was sent before fake_do() was called is seen first. */
+/* Runs the function of fake_do() after all messages that were sent before the call. */
 static void run_fn(struct fake *f)
 {
 	while (f->conn >= 0 && receive(f))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An agent for the tests of libdray: a thread that serves one client on a socket of its own. It
- * answers everything at once and moves no byte. A test bends it by a hook, which sees each message
- * first, and by running functions of its own on the thread (fake_do).
+ * An agent for the tests of libdray: a thread that serves one client on its own socket. It answers
+ * everything at once and moves no bytes. A test changes its behaviour by a hook, which gets each
+ * message first, and by functions that fake_do() runs on the thread.
  */
 #ifndef DRAY_TESTS_UNIT_CLIENT_FAKE_H
 #define DRAY_TESTS_UNIT_CLIENT_FAKE_H
@@ -18,7 +18,7 @@
 
 struct fake;
 
-/* True: the message is dealt with. */
+/* Returns true if it has handled the message. */
 typedef bool (*fake_hook)(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			  struct dray_fds *fds);
 typedef void (*fake_fn)(struct fake *f, void *arg);
@@ -31,21 +31,21 @@ struct fake {
 	/* settings: before fake_start(), or by fake_do() */
 	fake_hook hook;
 	uint64_t incarnation;
-	uint8_t agent_id; /* each of its bytes */
+	uint8_t agent_id; /* value of each byte of the id */
 	uint32_t ops_inline_max;
-	bool hold_transfers; /* TRANSFERs and ring entries are not answered */
-	bool ignore_ring;    /* entries are not even taken */
+	bool hold_transfers; /* do not answer TRANSFERs and ring entries */
+	bool ignore_ring;    /* do not take ring entries */
 	uint32_t transfer_status;
-	bool is_old; /* of data protocol 1.0 */
-	bool no_gpu; /* of data protocol 1.1 */
+	bool is_old; /* speaks data protocol 1.0 */
+	bool no_gpu; /* speaks data protocol 1.1 */
 
-	/* the ring, as the agent has it */
+	/* the ring as the agent maps it */
 	uint8_t *ring, *arena;
 	uint64_t ring_bytes, arena_bytes;
 	uint32_t sq_entries, sq_head, cq_tail;
 	int doorbell_fd, completion_fd;
 
-	/* what was seen; read by fake_do(), or after fake_stop() */
+	/* what happened; read by fake_do(), or after fake_stop() */
 	uint32_t connections, hellos, rings_open, doorbells;
 	uint16_t types[FAKE_LOG_MAX];
 	uint32_t types_n;
@@ -54,7 +54,7 @@ struct fake {
 	uint32_t last_add_fds;
 	struct dmsg_extent last_extents[16];
 	char last_device[65];
-	uint8_t last_handles[4 * 64]; /* its first four */
+	uint8_t last_handles[4 * 64]; /* the first four handles */
 	uint8_t last_allocations[4 * DMSG_ALLOCATION_SIZE];
 	uint64_t last_transfer; /* request id */
 	uint32_t last_transfer_ops;
@@ -64,7 +64,7 @@ struct fake {
 	uint32_t last_payload_n;
 	uint16_t last_hello_flags;
 
-	/* fake_do() */
+	/* state of fake_do() */
 	pthread_mutex_t lock;
 	pthread_cond_t done_cond;
 	fake_fn fn;
@@ -78,15 +78,15 @@ void fake_stop(struct fake *f);
 /* Runs fn on the agent's thread and waits for it. */
 void fake_do(struct fake *f, fake_fn fn, void *arg);
 
-/* On the agent's thread: */
+/* Call these only on the agent's thread. */
 void fake_send(struct fake *f, int n, const uint8_t *buf);
 void fake_send_error(struct fake *f, uint64_t id, uint32_t code, const char *text);
-/* The completion doorbell. */
+/* Rings the completion doorbell. */
 void fake_ring(struct fake *f);
 void fake_complete(struct fake *f, uint64_t user_data, uint32_t status);
 void fake_hang_up(struct fake *f);
 
-/* Times a message of this type came. */
+/* Returns how many messages of this type were received. */
 uint32_t fake_count(struct fake *f, uint16_t type);
 
 #endif

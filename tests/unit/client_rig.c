@@ -76,7 +76,7 @@ void client_close_with_error(struct fake *f, void *arg)
 	fake_hang_up(f);
 }
 
-/* The next event, which must be of this type. */
+/* Waits for the next event, which must be of this type. */
 struct dray_event client_event(struct dray *d, enum dray_event_type type)
 {
 	struct dray_event e;

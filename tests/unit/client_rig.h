@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fake agent and clients of it, for the tests of libdray's sessions and of what lives in them. */
+/* A fake agent and its clients, for the tests of libdray's sessions and of the objects in them. */
 #ifndef DRAY_TESTS_UNIT_CLIENT_RIG_H
 #define DRAY_TESTS_UNIT_CLIENT_RIG_H
 
@@ -8,22 +8,25 @@
 
 extern struct fake client_fake;
 
-/* Before and after each test. */
+/* Run before and after each test. */
 int client_setup(void **state);
 int client_teardown(void **state);
 
-/* Short pauses and limits. */
+/* Options with short pauses and limits. */
 struct dray_options client_options(void);
 struct dray *client_connect(unsigned int flags);
 
-/* 64 KiB, registered; the memory is the caller's. */
+/* Registers 64 KiB; the caller frees the memory. */
 void client_region(struct dray *d, dray_region *ret, struct dray_memory *m);
 void client_remote(struct dray *d, dray_remote *ret);
 
-/* The next event, which must be of this type. */
+/* Waits for the next event, which must be of this type. */
 struct dray_event client_event(struct dray *d, enum dray_event_type type);
 
-/* For fake_do(): the agent closes; closes and is another incarnation; says why and closes. */
+/*
+ * For fake_do(): close the connection; close it and change the incarnation; send an error and close
+ * it.
+ */
 void client_hang_up(struct fake *f, void *arg);
 void client_restart(struct fake *f, void *arg);
 void client_close_with_error(struct fake *f, void *arg);

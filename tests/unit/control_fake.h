@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An agent that is made up, for the control socket: what agent/control/ asks of the modules below it. For one
- * test or fuzzer each, which turns its loop.
+ * A fake agent for the control socket: it defines the functions that agent/control/ calls in the
+ * modules below it. For one source file of a test or fuzzer, which runs its event loop.
  */
 #ifndef DRAY_TESTS_UNIT_CONTROL_FAKE_H
 #define DRAY_TESTS_UNIT_CONTROL_FAKE_H
@@ -36,13 +36,15 @@ static struct {
 	struct config config;
 	char path[FAKE_PATH_BYTES];
 	_Atomic int n_sessions, listings, drains;
-	bool hold;                                /* listings are answered by order only */
-	struct snapshot *asked[2 * FAKE_WORKERS]; /* not answered: of each kind, of each worker */
+	/* listings are answered only by listing_answer() */
+	bool hold;
+	/* requests without an answer, of each kind and worker */
+	struct snapshot *asked[2 * FAKE_WORKERS];
 	unsigned n_asked;
 	int64_t drain_timeout;
 	bool bad_config, disabled;
 	char closed[300];
-	char hint[600]; /* that was put or forgotten last */
+	char hint[600]; /* the last hint that was put or forgotten */
 } fake;
 
 const char *agent_state_name(enum agent_state s)
@@ -95,7 +97,10 @@ int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
 	return 0;
 }
 
-/* Every worker answers what it was asked: two transfers, or two that ended, in no order; only one worker has some. */
+/*
+ * Every worker answers a listing of transfers in flight or ended. Only one has entries: two, not
+ * sorted.
+ */
 static void listing_answer(void)
 {
 	struct snapshot *asked[DRAY_ARRAY_SIZE(fake.asked)];
@@ -142,7 +147,7 @@ static int answer_later(sd_event_source *s, void *arg)
 	return 0;
 }
 
-/* Transfer 1 is cancelled, 2 ends first, 3 is not there, 4 has no end. */
+/* Transfer 1 is cancelled, 2 has ended, 3 does not exist, 4 never ends. */
 static void cancel_answer(const struct command *cmd)
 {
 	static const uint32_t codes[] = { DRAY_E_BUSY, DRAY_E_CANCELLED, DRAY_OK,
@@ -234,7 +239,7 @@ void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct dray_d
 						     .ring = true });
 }
 
-/* --- what control asks of rails --- */
+/* --- functions of rails ----------- */
 
 void rails_describe(struct rails *r, struct dray_dbus_rail *record)
 {
@@ -257,7 +262,7 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 	return 1;
 }
 
-/* --- GPUs: one that works, one that does not --- */
+/* --- GPUs: one works, one is lost -------------- */
 
 void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg)
 {
@@ -423,7 +428,7 @@ const char *peers_segment(struct peers *p)
 	return "127.0.0.1:7411";
 }
 
-/* The control socket at fake.path, with a loop that nobody turns yet. 0 or -1. */
+/* Opens the control socket at fake.path, with a loop that the caller runs. Returns 0 or -1. */
 static int fake_open(void)
 {
 	struct dray_err err = DRAY_ERR_NULL;

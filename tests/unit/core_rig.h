@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A data plane without a worker around it: sessions, regions and remotes of one agent, driven by hand. */
+/* A data plane without a worker: sessions, regions and remotes of one agent, driven by the test. */
 #ifndef DRAY_TESTS_UNIT_CORE_RIG_H
 #define DRAY_TESTS_UNIT_CORE_RIG_H
 
@@ -44,18 +44,21 @@ void rig_init(struct rig *r);
 void rig_deinit(struct rig *r);
 void rig_session_init(struct rig *r, struct rig_session *s, dray_handle handle);
 
-/* A region of n_extents equal pieces of one memfd, in reverse order of their place in it; published. */
+/*
+ * Publishes a region of n_extents equal pieces of one memfd, in reverse order of their offsets in
+ * it.
+ */
 void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dray_handle session,
 		     uint64_t bytes, uint32_t n_extents);
 void rig_region_deinit(struct rig_region *g);
-/* Byte of the region by its offset, through the test's own mapping. */
+/* Address of a byte of the region in the test's own mapping. */
 uint8_t *rig_at(struct rig_region *g, uint64_t offset);
 
-/* A local remote of the whole region, published; the view is to be freed after the core. */
+/* Publishes a local remote of the whole region. Free the view after the core. */
 struct remote_view *rig_remote(struct rig *r, dray_handle handle, struct rig_region *g,
 			       dray_handle session);
 
-/* One turn; true if there is more to do. */
+/* Runs one turn; returns true if there is more to do. */
 bool rig_turn(struct rig *r);
 
 /* Submits operations given as {local, remote, length} triples. */

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libdray with an agent that is none (client_rig.h) and a CUDA driver without a GPU (tests/gpu/fake_libcuda.h). */
+/*
+ * libdray with a fake agent (client_rig.h) and a CUDA driver without a GPU
+ * (tests/gpu/fake_libcuda.h).
+ */
 #ifndef DRAY_TESTS_UNIT_CUDA_RIG_H
 #define DRAY_TESTS_UNIT_CUDA_RIG_H
 
@@ -14,7 +17,7 @@
 #define CUDA_DEVICE_0 "GPU-000102a0-0405-0607-0809-0a0b0c0d0e0f"
 #define CUDA_DEVICE_1 "GPU-000102a1-0405-0607-0809-0a0b0c0d0e0f"
 
-/* The driver's own functions. */
+/* Functions of the fake driver. */
 struct cuda_rig {
 	void (*reset)(void);
 	void (*range)(int kind, uint64_t base, uint64_t bytes, int device, int handle_types);
@@ -23,14 +26,17 @@ struct cuda_rig {
 };
 extern struct cuda_rig cuda;
 
-/* For a group: loads the driver as an engine does, by whatever path. It stays loaded. */
+/* Setup of a group: loads the driver as an engine does, from any path. It stays loaded. */
 int cuda_load(void **state);
 
-/* For each test. Whatever it did, the driver has back what was taken, and the caller's context is current. */
+/*
+ * Setup and teardown of a test. The teardown checks that everything was given back to the driver
+ * and that the library left no context pushed.
+ */
 int cuda_setup(void **state);
 int cuda_teardown(void **state);
 
-/* Three mappings side by side from CUDA_BASE on, as PyTorch makes them. */
+/* Makes three adjacent mappings from CUDA_BASE on, as PyTorch does. */
 void cuda_chunks(void);
 
 #define CUDA_TEST(f) cmocka_unit_test_setup_teardown(f, cuda_setup, cuda_teardown)

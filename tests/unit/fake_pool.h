@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In place of the workers: objects that were published, and drops that are answered when the test
- * says so. Defines the functions of agent/data/data.h, so that the real ones are not linked;
- * for one source of a program.
+ * A fake of the workers: it records published objects, and answers a drop when the test calls for
+ * it. It defines the functions of agent/data/data.h, so that the real ones are not linked. For one
+ * source file of a program.
  */
 #ifndef DRAY_TESTS_UNIT_FAKE_POOL_H
 #define DRAY_TESTS_UNIT_FAKE_POOL_H
@@ -62,7 +62,7 @@ static struct fake_drop *fake_drop_find(enum object_kind kind, dray_handle handl
 	return NULL;
 }
 
-/* How many drops wait. */
+/* Number of drops without an answer. */
 static inline unsigned fake_waiting(void)
 {
 	unsigned n = 0;
@@ -85,7 +85,7 @@ static void fake_finish(struct fake_drop *d)
 	free(d);
 }
 
-/* Every worker has dropped this object. */
+/* Answers the drop of this object, as after the last worker. */
 static inline void fake_answer(enum object_kind kind, dray_handle handle)
 {
 	struct fake_drop *d;
@@ -94,7 +94,7 @@ static inline void fake_answer(enum object_kind kind, dray_handle handle)
 		fake_finish(d);
 }
 
-/* All that wait, and those that follow from them. */
+/* Answers all drops, and those that the answers cause. */
 static inline void fake_answer_all(void)
 {
 	struct fake_drop *d;
@@ -103,7 +103,7 @@ static inline void fake_answer_all(void)
 		fake_finish(d);
 }
 
-/* All but these, such as the barriers of revocations. */
+/* Answers all drops except of this object, such as the barriers of revocations. */
 static inline void fake_answer_others(enum object_kind kind, dray_handle handle)
 {
 	dray_list_for_each(&fake_drops, d, struct fake_drop, link)

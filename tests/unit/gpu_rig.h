@@ -27,34 +27,34 @@ struct gpu_rig {
 	struct remote_view *remotes[8];
 };
 
-/* pieces: pieces that each queue has room for. */
+/* pieces: number of pieces that each queue holds */
 void gpu_rig_init(struct gpu_rig *g, uint32_t pieces);
 /* Checks that everything the plug-in gave was returned, and that no forbidden memory was accessed. */
 void gpu_rig_deinit(struct gpu_rig *g);
 
 /*
- * Like the core rig's regions; device below 0: host memory. The handles of region and remote have the same
- * number, from 1 on.
+ * As the core rig's regions; device below 0: host memory. The handles of region and remote have the
+ * same number, counted from 1.
  */
 struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes,
 				  uint32_t n_extents);
-/* Makes a region of host memory reachable for devices. */
+/* Makes a region of host memory accessible to devices. */
 void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
-/* Memory for lists that devices read. */
+/* Adds memory for lists of pieces that devices read. */
 void gpu_rig_lists(struct gpu_rig *g);
-/* Memory to stage in. */
+/* Adds staging memory. */
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes);
 dray_handle gpu_rig_handle(unsigned n);
 
-/* A transfer between local region and remote, by number. Its request id is `id`. */
+/* Submits a transfer between a local region and a remote, given by number. id is its request id. */
 void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, unsigned remote,
 		    const uint64_t (*ops)[3], uint32_t n);
-/* A transfer in flight, by its request id. */
+/* Finds a transfer in flight by its request id. */
 struct xfer *gpu_rig_xfer(struct gpu_rig *g, uint64_t id);
 bool gpu_rig_turn(struct gpu_rig *g);
-/* Runs until n transfers have ended in all. */
+/* Runs until n transfers in total have ended. */
 void gpu_rig_until(struct gpu_rig *g, unsigned ended);
-/* Runs until n copies wait to be released. */
+/* Waits until n copies wait to be released. */
 void gpu_rig_held(uint64_t n);
 
 #endif

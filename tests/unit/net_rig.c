@@ -43,7 +43,7 @@ struct dns_server {
 	char text[DRAY_ADDR_TEXT_MAX];
 };
 
-/* The question's name with dots; returns where its type stands. */
+/* Decodes the name of the question, with dots; returns the position of its type. */
 static const uint8_t *name_read(const uint8_t *p, char *name, size_t n)
 {
 	size_t used = 0;
@@ -58,7 +58,7 @@ static const uint8_t *name_read(const uint8_t *p, char *name, size_t n)
 
 static uint8_t *record_write(uint8_t *p, uint16_t type, const char *text)
 {
-	/* the name of the question, the internet's class */
+	/* reference to the question's name; class IN */
 	const uint8_t head[] = { 0xc0, 12, 0, (uint8_t)type, 0, 1, 0, 0, 0, TTL_S, 0 };
 	uint8_t n = type == TYPE_A ? 4 : 16;
 
@@ -77,12 +77,12 @@ static size_t reply_write(const struct dns_entry *e, const uint8_t *q, size_t n,
 	uint8_t count = 0;
 
 	memcpy(to, q, n);
-	to[2] = 0x84; /* an answer, of authority */
+	to[2] = 0x84; /* an authoritative answer */
 	to[3] = (uint8_t)(0x80 | e->rcode);
 	for (; !e->rcode && count < 24 && v[count]; count++)
 		p = record_write(p, type, v[count]);
 	to[7] = count;
-	/* nothing else follows, such as the asker's EDNS */
+	/* no further records, such as EDNS of the question */
 	to[9] = to[11] = 0;
 	return (size_t)(p - to);
 }
@@ -131,7 +131,10 @@ struct dns_server *dns_server_new(sd_event *event, struct dns_entry *table)
 	assert_non_null(s);
 	s->table = table;
 	s->fd = loopback(SOCK_DGRAM, false, 0, &a);
-	/* a burst of questions fits: what is dropped is asked again after seconds, and not for ever */
+	/*
+	 * room for a burst of questions, because a client repeats a lost question only after
+	 * seconds, and not for ever
+	 */
 	assert_int_equal(setsockopt(s->fd, SOL_SOCKET, SO_RCVBUF, &(int){ 1 << 20 }, sizeof(int)),
 			 0);
 	dray_addr_show(&a, s->text, sizeof(s->text));
@@ -186,7 +189,10 @@ static void conn_free(struct page_conn *c)
 	free(c);
 }
 
-/* All of it is sent. True: the connection is gone, or nothing is left to do. */
+/*
+ * Called when the whole reply was sent. Returns true if the connection is closed or there is
+ * nothing left to do.
+ */
 static bool conn_end(struct page_conn *c)
 {
 	struct linger reset = { 1, 0 };
@@ -210,7 +216,7 @@ static bool conn_end(struct page_conn *c)
 	return true;
 }
 
-/* One write for each time that it can be written, or that the pause is over. */
+/* Writes one piece, each time that the socket is writable or the pause is over. */
 static void conn_write(struct page_conn *c)
 {
 	const struct page_reply *r = &c->reply;
@@ -258,7 +264,7 @@ static int on_conn(sd_event_source *s, int fd, uint32_t revents, void *arg)
 		return 0;
 	}
 	n = recv(fd, c->request + c->n, sizeof(c->request) - 1 - c->n, 0);
-	/* the client has gone */
+	/* the client has closed the connection */
 	if (n <= 0) {
 		conn_free(c);
 		return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A name server and a server of pages in the test's own event loop, over real sockets of the loopback. */
+/* A name server and an HTTP server in the test's event loop, over real loopback sockets. */
 #ifndef DRAY_TESTS_UNIT_NET_RIG_H
 #define DRAY_TESTS_UNIT_NET_RIG_H
 
@@ -31,10 +31,10 @@ struct dns_entry {
 	const char *v4[24], *v6[24];
 	int rcode; /* 2 SERVFAIL, 3 NXDOMAIN, 5 REFUSED */
 	enum dns_how how;
-	unsigned asked; /* A and AAAA each count */
+	unsigned asked; /* questions; A and AAAA count separately */
 };
 
-/* Answers for what the table has, its end being a name of NULL, and that there is no such name for the rest. */
+/* Answers from the table, which ends with a NULL name; answers NXDOMAIN for other names. */
 struct dns_server;
 struct dns_server *dns_server_new(sd_event *event, struct dns_entry *table);
 struct dns_server *dns_server_free(struct dns_server *s);
@@ -50,19 +50,20 @@ struct page_reply {
 	size_t n;
 	size_t first, piece; /* bytes of the first write, and of each further one; 0: all */
 	unsigned pause_us;   /* between the writes */
-	enum page_end end;   /* then; PAGE_REPEAT: from the beginning, for ever */
-	bool unread;         /* before the request is read */
+	/* what follows; PAGE_REPEAT: the reply from its beginning, without end */
+	enum page_end end;
+	bool unread; /* reply before the request is read */
 };
 
-/* request: all of its head. */
+/* request: the whole head of the request */
 typedef void (*page_fn)(void *arg, const char *request, struct page_reply *ret);
 
 struct page_server;
-/* v6: on [::1], not 127.0.0.1. port: 0 for any */
+/* v6: listen on [::1] instead of 127.0.0.1. port: 0 for any */
 struct page_server *page_server_new(sd_event *event, bool v6, unsigned port, page_fn fn, void *arg);
 struct page_server *page_server_free(struct page_server *s);
 unsigned page_server_port(const struct page_server *s);
-/* Connections so far, and those that are open. */
+/* Connections in total, and open ones. */
 unsigned page_server_accepted(const struct page_server *s);
 unsigned page_server_open(const struct page_server *s);
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The upcalls of regions to RDMA devices, where there are none: what nobody registered is let go of at once. */
+/*
+ * Upcalls of regions for a node without RDMA devices: nothing is registered, so removal completes
+ * at once.
+ */
 #ifndef DRAY_TESTS_UNIT_NO_DEVICES_H
 #define DRAY_TESTS_UNIT_NO_DEVICES_H
 
@@ -27,7 +30,7 @@ static inline void no_devices_revoked(struct rails *rails, dray_handle region)
 	(void)region;
 }
 
-/* In an initializer of struct regions_upcalls. */
+/* For an initializer of struct regions_upcalls. */
 #define NO_DEVICES \
 	.added = no_devices_added, .removed = no_devices_removed, .revoked = no_devices_revoked
 

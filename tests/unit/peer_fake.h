@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the peer module stands on, workers and regions, faked: their functions are defined in this header, so
- * that a program that includes it links the fakes and not the real ones. Each agent is a struct rig, which
- * keeps count of what happened to it.
+ * Fakes of the modules that the peer module calls: workers and regions. Their functions are defined
+ * in this header, so that a program that includes it links the fakes instead of the real ones. Each
+ * agent is a struct rig, which counts what happened to it.
  */
 #ifndef DRAY_TESTS_UNIT_PEER_FAKE_H
 #define DRAY_TESTS_UNIT_PEER_FAKE_H
@@ -44,16 +44,16 @@ struct rig {
 	struct dray_config cfg;
 	struct peers_deps deps;
 	struct peers *peers;
-	struct sessions *sessions; /* the rig, for upcalls */
+	struct sessions *sessions; /* points to the rig, for upcalls */
 	struct rails *rails;       /* likewise */
 	uint8_t agent_id[16];
 	uint64_t incarnation;
 	sd_event_source *downs_event;
-	bool hold_downs; /* the workers do not let go of links */
+	bool hold_downs; /* workers keep their links after a drop */
 	struct rig_down downs[64];
 	unsigned n_downs;
 
-	/* what happened */
+	/* counts of what happened */
 	unsigned ups, downs_done, lost, changed, draining, gone, fences_seen, notified, released,
 		fenced;
 	struct peer_link *link; /* of the last peer that came up */
@@ -62,14 +62,14 @@ struct rig {
 	char lost_why[DRAY_ERR_MSG_MAX];
 	unsigned rdma_ups, rails_down, ports_said, n_ports, keys_said, n_keys, keys_to_give,
 		qp_connects, qp_closes, exposed;
-	bool rails_serve; /* queue pairs serve the peer: its end takes peers_quiet() */
+	bool rails_serve; /* queue pairs serve the peer, so its end waits for peers_quiet() */
 	uint64_t keys_grant, qp_request, qp_closed;
 	dray_handle qp_peer;
 	struct pmsg_qp_connect qp_asked;
 	uint64_t window, window_length, stage_request;
 	unsigned n_window_rails, n_stage_segs, stages;
 	dray_handle stage_peer;
-	struct pmsg_stage stage_asked; /* but for its segments */
+	struct pmsg_stage stage_asked; /* without its segments */
 	uint64_t fence_grant, released_grant, fenced_grant, next_grant, grants_held;
 	uint64_t notify_tag;
 	char notify_payload[64];
@@ -79,7 +79,7 @@ struct rig {
 };
 
 struct regions {
-	struct rig rig; /* a pointer to it is all that is needed */
+	struct rig rig; /* the modules need only a pointer to it */
 };
 
 static inline struct rig *rig_of(struct regions *r)
@@ -200,7 +200,7 @@ void worker_post(struct worker *w, const struct command *cmd)
 	rig->commands[rig->n_commands++] = *cmd;
 }
 
-/* --- the parts above ------------------------------------------------------------------------------ */
+/* --- upcalls to the modules above ----------------------------------------------------------------- */
 
 static void rig_fenced(struct sessions *sessions, dray_handle peer, uint64_t grant, uint32_t code)
 {
@@ -250,7 +250,7 @@ static void rig_draining(struct sessions *sessions, dray_handle peer)
 	rig->draining++;
 }
 
-/* Rails: what peers say of them is kept; connects are answered by the test. */
+/* Rails: records the peer's messages; the test answers connect requests. */
 static void rig_up(struct rails *rails, dray_handle peer, uint64_t features)
 {
 	struct rig *r = (struct rig *)rails;
@@ -361,7 +361,7 @@ static const struct peers_upcalls rig_upcalls = {
 	.stage = rig_stage,
 };
 
-/* --- making --------------------------------------------------------------------------------------- */
+/* --- making agents -------------------------------------------------------------------------------- */
 
 static char rig_empty[] = "", rig_identity[] = "dray";
 static char rig_loopback[] = "127.0.0.1:0";
@@ -387,10 +387,10 @@ static void rig_config(struct dray_config *c)
 	c->limits.grants_per_peer = 100;
 }
 
-/* An agent that is not started yet. n: its id; higher n, higher id. */
+/* Makes an agent without starting it. n: its id; a higher n is a higher id. */
 static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 {
-	/* struct regions has its place in front */
+	/* struct regions comes first in memory */
 	struct rig *rig = calloc(1, sizeof(struct regions));
 
 	dray_assert(rig);
@@ -399,7 +399,7 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 	rig->sessions = (struct sessions *)rig;
 	rig->rails = (struct rails *)rig;
 	rig->incarnation = incarnation;
-	/* one bucket for all: collisions are the rule here */
+	/* one bucket for all keys, so that collisions always occur */
 	rig->agent_id[15] = n;
 	rig->answer_fences = true;
 	rig->pool.n = 2;
@@ -430,7 +430,7 @@ static inline int rig_try_start(struct rig *rig, struct dray_err *err)
 	return peers_new(&rig->peers, &rig->deps, err);
 }
 
-/* The process is gone: sockets close, nobody says goodbye. */
+/* Ends an agent as if its process had died: sockets close without BYE. */
 static inline struct rig *rig_kill(struct rig *rig)
 {
 	if (!rig)

@@ -11,7 +11,7 @@
 
 #include "tests/unit/peer_fake.h"
 
-/* --- driving -------------------------------------------------------------------------------------- */
+/* --- running -------------------------------------------------------------------------------------- */
 
 static inline struct rig *rig_started(struct rig *rig)
 {
@@ -27,7 +27,7 @@ static inline struct rig *rig_start(sd_event *event, uint8_t n, uint64_t incarna
 	return rig_started(rig_new(event, n, incarnation));
 }
 
-/* One that is not started yet will give others up soon. */
+/* Gives an agent that is not started short limits. */
 static inline struct rig *rig_prompt(struct rig *rig)
 {
 	rig->cfg.peer.heartbeat_limit = 200 * MS;
@@ -52,7 +52,10 @@ static inline void rig_turn(sd_event *event)
 	assert_true(sd_event_run(event, 5000) >= 0);
 }
 
-/* Of what is to come about however long the machine stands still, ms: of the loop, of an import. */
+/*
+ * Limits in ms for an event that must come, even on a machine that pauses: for the loop, and for an
+ * import.
+ */
 #define RIG_LIMIT 30000
 #define RIG_DEADLINE 20000
 
@@ -70,8 +73,8 @@ static inline void rig_turn(sd_event *event)
 #define rig_for(event, ms) ((void)rig_until_at_most(event, ms, false))
 
 /*
- * A machine that stands still for a while makes anything late, so that a test with an upper bound has some tries; what
- * waits too long does so in each of them.
+ * A machine that pauses delays everything. So a test with an upper bound on time gets several
+ * tries, and fails only if the bound is missed in all of them.
  */
 static bool rig_late;
 
@@ -155,7 +158,7 @@ static inline void rig_start_import(struct rig *rig, struct rig *owner, struct r
 		fail_msg("%s", i->err.msg);
 }
 
-/* Imports and waits for success. */
+/* Imports a token, and waits until that succeeds. */
 static inline void rig_connect(struct rig *rig, struct rig *owner, struct rig_import *i)
 {
 	rig_start_import(rig, owner, i);
@@ -175,18 +178,18 @@ static inline uint32_t rig_count(struct rig *rig)
 	return peers_totals(rig->peers).peers;
 }
 
-/* --- a peer that says what the test wants --------------------------------------------------------- */
+/* --- a peer whose messages the test chooses ------------------------------------------------------- */
 
 struct puppet {
 	struct tls *tls;
 	struct conn *conn;
 	bool secured, failed;
 	struct dray_err why;
-	uint16_t types[64]; /* of the messages that came */
+	uint16_t types[64]; /* types of the messages received */
 	uint64_t ids[64];
 	unsigned n;
 	struct pmsg_hello hello;
-	uint32_t error; /* the last one's code */
+	uint32_t error; /* code of the last one */
 	uint32_t bye;
 };
 
@@ -246,7 +249,7 @@ static inline uint64_t puppet_id_of(const struct puppet *p, uint16_t type)
 	return 0;
 }
 
-/* TLS with the agent; HELLO of the agent has come. */
+/* Connects by TLS to the agent, and receives its HELLO. */
 static inline void puppet_dial(struct puppet *p, struct rig *to)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -289,7 +292,7 @@ static inline void puppet_say_hello(struct puppet *p, uint8_t n, uint64_t incarn
 			  (size_t)pmsg_##type##_encode(buf_, sizeof(buf_), id, &m_)); \
 	} while (0)
 
-/* Up and known to the agent. */
+/* Connects, and becomes a peer of the agent. */
 static inline void puppet_join(struct puppet *p, struct rig *to, uint8_t n, uint64_t incarnation)
 {
 	puppet_dial(p, to);

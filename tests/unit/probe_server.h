@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A listener on the test's own event loop that behaves as it is told: it opens late, does not accept, resets, says
- * this or that, all at once or byte by byte, asked or not. And a probe that waits for its end.
+ * A listener on the test's event loop whose behaviour the test sets: it opens late, does not
+ * accept, resets, or sends given bytes, at once or byte by byte, before or after a request. And a
+ * probe, whose end the test waits for.
  */
 #ifndef DRAY_TESTS_UNIT_PROBE_SERVER_H
 #define DRAY_TESTS_UNIT_PROBE_SERVER_H
@@ -49,21 +50,22 @@ struct server {
 	char where[DRAY_ADDR_TEXT_MAX];
 	struct dray_list guests;
 
-	/* what it does with a connection */
+	/* behaviour towards a connection */
 	bool resets, closes; /* at once */
-	size_t want;         /* bytes that it waits for before it speaks */
-	const void *say;     /* NULL: nothing, ever */
+	size_t want;         /* bytes that it receives before it sends */
+	const void *say;     /* NULL: sends nothing */
 	size_t n_say;
-	size_t chunk;      /* bytes in one turn of the loop; 0: as many as go */
-	bool closes_after; /* what it says */
-	bool half_closes;  /* the same, but it waits for the other's end */
+	size_t chunk;      /* bytes in one turn of the loop; 0: no limit */
+	bool closes_after; /* after it has sent say */
+	/* likewise, but only its sending side; it waits for the other side's close */
+	bool half_closes;
 
-	/* what happened */
+	/* counts of what happened */
 	unsigned accepted, open, most_open;
-	unsigned ended; /* by the other side, in good order */
-	unsigned reset; /* by the other side */
+	unsigned ended; /* closed by the other side */
+	unsigned reset; /* reset by the other side */
 	uint8_t heard[4096];
-	size_t n_heard; /* of the last one */
+	size_t n_heard; /* of the last connection */
 };
 
 struct guest {
@@ -84,7 +86,7 @@ static inline void guest_free(struct guest *g)
 	free(g);
 }
 
-/* False: it is gone. */
+/* Returns false if the connection is gone. */
 static inline bool guest_hear(struct guest *g)
 {
 	struct server *v = g->v;
@@ -182,7 +184,7 @@ static inline int server_on_io(sd_event_source *s, int fd, uint32_t revents, voi
 	return 0;
 }
 
-/* Listens where it did before, or at addr the first time. */
+/* Listens at the previous address, or at addr the first time. */
 static inline void server_open(struct server *v)
 {
 	int on = 1;
@@ -197,7 +199,7 @@ static inline void server_open(struct server *v)
 	assert_true(sd_event_add_io(v->event, &v->io, v->fd, EPOLLIN, server_on_io, v) >= 0);
 }
 
-/* Nobody listens there any more, and who was there is cut off. */
+/* Closes the listener and all its connections. */
 static inline void server_shut(struct server *v)
 {
 	v->io = sd_event_source_disable_unref(v->io);
@@ -216,7 +218,7 @@ static inline void server_init(struct server *v, sd_event *event, const char *wh
 	server_open(v);
 }
 
-/* Connections are accepted by the kernel alone. */
+/* Stops accepting; only the kernel accepts connections. */
 static inline void server_ignore(struct server *v, bool ignore)
 {
 	sd_event_source_set_enabled(v->io, ignore ? SD_EVENT_OFF : SD_EVENT_ON);
@@ -276,7 +278,7 @@ static inline void outcome_of(struct outcome *o, const struct probe_deps *deps, 
 
 	snprintf(text, sizeof(text), "%s://%s%s", kind, where, path);
 	if (outcome_begin(o, deps, text, timeout_ns) < 0) {
-		/* the same in the end: nobody is there */
+		/* the result is the same: no connection */
 		assert_true(o->err.code && *o->err.msg);
 		o->r.ok = false;
 		snprintf(o->r.reason, sizeof(o->r.reason), "%s", o->err.msg);
@@ -286,10 +288,11 @@ static inline void outcome_of(struct outcome *o, const struct probe_deps *deps, 
 	assert_int_equal(o->done, 1);
 }
 
-#define assert_says(reason, text)                                                       \
-	do {                                                                            \
-		if (!strstr(reason, text))                                              \
-			fail_msg("the reason is \"%s\", without \"%s\"", reason, text); \
+#define assert_says(reason, text)                                                            \
+	do {                                                                                 \
+		if (!strstr(reason, text))                                                   \
+			fail_msg("the reason is \"%s\" and does not contain \"%s\"", reason, \
+				 text);                                                      \
 	} while (0)
 
 #define assert_ready(o)                                \

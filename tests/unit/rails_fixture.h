@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rails, registrations and queue pairs on verbs that are functions here, with workers and peers that only
- * keep what they are told. Jobs run in their real threads; the loop is turned until what is awaited is there. For one
- * source of a program.
+ * Rails, registrations and queue pairs on simulated verbs, with workers and peers that only record
+ * messages. Jobs run in real threads; the test runs the loop until a condition holds. For one
+ * source file of a program.
  */
 #ifndef DRAY_TESTS_UNIT_RAILS_FIXTURE_H
 #define DRAY_TESTS_UNIT_RAILS_FIXTURE_H
@@ -36,18 +36,18 @@ struct lab {
 	struct rails *rails;
 	struct nd_scan *scan;
 
-	/* what workers and peers were told */
+	/* messages to workers and peers */
 	struct transport_message told[TOLD_MAX];
 	unsigned n_told;
-	struct rail_keys *keys;    /* of the region that was published last; one reference */
-	struct rail_keys *held;    /* as a work request in flight would */
-	struct rail_keys *staging; /* as told last; its reference */
+	struct rail_keys *keys;    /* of the region published last; one reference */
+	struct rail_keys *held;    /* a reference, as of a work request in flight */
+	struct rail_keys *staging; /* from the last message; one reference */
 	unsigned published, ports, n_ports, keys_sent, quiet;
 	struct {
 		dray_handle region;
 		uint64_t offset, length;
 		bool gpu;
-	} granted; /* any grant */
+	} granted; /* matches any grant */
 	struct pmsg_qp_connect asked[16];
 	peer_qp_fn asked_fn[16];
 	void *asked_arg[16];
@@ -55,15 +55,15 @@ struct lab {
 	peer_qp_fn close_fn;
 	void *close_arg;
 	unsigned closes, replies, refusals, close_replies;
-	struct pmsg_window window; /* as told last, but for its rails */
+	struct pmsg_window window; /* from the last message, without its rails */
 	unsigned windows, window_rails;
 	peer_done_fn stage_fn;
 	void *stage_arg;
 	int stage_error;
-	uint64_t staged; /* the request that was answered last */
+	uint64_t staged; /* request id of the last reply */
 	uint32_t stage_code;
-	struct rdma_share share; /* as told last; its keys */
-	/* memory that was asked for, and given back */
+	struct rdma_share share; /* from the last message; owns its keys */
+	/* memory that was requested and released */
 	gpu_host_fn pinned_fn;
 	void *pinned_arg;
 	uint64_t pinned_bytes;
@@ -74,10 +74,10 @@ struct lab {
 	char why[400];
 };
 
-/* What the verbs do; written by the test between jobs. */
+/* Behaviour of the verbs; the test writes it between jobs. */
 static struct {
 	_Atomic int open_error, reg_error, create_error, modify_error;
-	_Atomic int max_cqe; /* 0: plenty */
+	_Atomic int max_cqe; /* 0: no limit */
 	_Atomic unsigned least_depth;
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
@@ -112,7 +112,7 @@ static inline int v_open(const char *device, struct ibv_context **ret)
 
 static inline int v_close(struct ibv_context *c)
 {
-	/* not an assertion: this is another thread */
+	/* no assertion, because this runs in another thread */
 	dev.closed_in_use += ((struct context *)c)->objects != 0;
 	close(c->async_fd);
 	free(c);
@@ -133,7 +133,7 @@ static inline int v_query_device(struct ibv_context *c, struct ibv_device_attr *
 	return 0;
 }
 
-/* Each object counts in one place and is a piece of memory of its own. */
+/* Counts each object by kind and allocates memory for it. */
 #define MAKE(type, of, counter)              \
 	type *o_ = calloc(1, sizeof(*o_));   \
 	if (!o_)                             \
@@ -170,7 +170,7 @@ static inline int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, 
 		dev.last_fd = fd;
 		dev.last_offset = offset;
 	}
-	/* the device's own flush word is always taken */
+	/* registration of the device's own flush word always succeeds */
 	if (dev.reg_error && bytes != FLUSH_BYTES)
 		return dev.reg_error;
 	MAKE(struct ibv_mr, pd->context, mrs)
@@ -419,7 +419,7 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 	lab->stage_code = code;
 }
 
-/* Each of ours reaches the one of theirs that has its number. */
+/* Each local rail reaches the peer's rail of the same number. */
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,
 		size_t n_ports, struct nd_rail **ret, size_t *ret_n)
@@ -462,9 +462,9 @@ bool region_is_gpu(struct regions *r, dray_handle region)
 	return lab->granted.gpu;
 }
 
-/* --- the lab --------------------------------------------------------------------------------------------- */
+/* --- the fixture ----------------------------------------------------------------------------------------- */
 
-/* So many devices of one port each; `active` of them have a link. */
+/* Reports a scan with this number of one-port devices; `active` of them have a link. */
 static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
 {
 	struct nd_scan *s = calloc(1, sizeof(*s));
@@ -494,7 +494,7 @@ static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
 	nd_scan_free(s);
 }
 
-/* Turns the loop until it holds. */
+/* Runs the loop until the condition holds. */
 #define UNTIL(condition)                                \
 	do {                                            \
 		for (int n_ = 0; !(condition); n_++) {  \
@@ -556,7 +556,7 @@ static inline int setup(void **state)
 	return 0;
 }
 
-/* The keys that the peer gets with a grant. Returns their number. */
+/* Writes the keys that a grant gives the peer; returns their number. */
 static inline unsigned grant_keys(dray_handle region, uint64_t offset, uint64_t length,
 				  uint8_t *buf, unsigned max)
 {
@@ -566,7 +566,7 @@ static inline unsigned grant_keys(dray_handle region, uint64_t offset, uint64_t 
 	return rails_grant_keys(lab->rails, PEER, 1, buf, max);
 }
 
-/* The peer is granted GPU memory that has no keys yet. */
+/* Grants the peer GPU memory that has no keys yet. */
 static inline void grant_staged(dray_handle region)
 {
 	lab->granted.gpu = true;
@@ -601,7 +601,7 @@ static inline void say(enum rdma_event type, uint64_t id, uint32_t code)
 							  .code = code });
 }
 
-/* Workers let go of the completion queues of rails that are down. */
+/* Workers release the completion queues of rails that are down. */
 static inline void let_go(unsigned *said)
 {
 	for (; *said < lab->n_told; ++*said)
@@ -629,7 +629,7 @@ static inline uint64_t metric(enum dray_metric m)
 
 #define IS(device, text) (!strcmp(state_of(device), text))
 
-/* Everything goes, and nothing of the devices is left. */
+/* Ends everything and checks that nothing of the devices is left. */
 static inline int teardown(void **state)
 {
 	unsigned said = lab->n_told;

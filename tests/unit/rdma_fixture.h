@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport rdma on simulated devices: libibverbs' fast calls go through a context's table, which this
- * fixture fills. Posted requests are checked against the keys, and carried out when the test says so.
- * Included by one source of a program.
+ * Transport rdma on simulated devices: libibverbs' fast calls go through the context's table, which
+ * this fixture fills. It checks posted requests against the keys, and carries them out when the
+ * test calls for it. Included by one source file of a program.
  */
 #ifndef DRAY_TESTS_UNIT_RDMA_FIXTURE_H
 #define DRAY_TESTS_UNIT_RDMA_FIXTURE_H
@@ -37,7 +37,7 @@ struct posted {
 };
 
 struct fake_qp {
-	struct ibv_qp qp; /* first */
+	struct ibv_qp qp; /* must be the first member */
 	struct posted *q;
 	unsigned head, tail;
 	unsigned lists; /* doorbells */
@@ -188,7 +188,7 @@ static unsigned run(struct fake_qp *f, unsigned n)
 	return done;
 }
 
-/* The first pending request fails, the others are flushed. */
+/* Fails the first pending request and flushes the others. */
 static inline void break_down(struct fake_qp *f, enum ibv_wc_status status)
 {
 	while (f->head != f->tail) {
@@ -213,7 +213,7 @@ static inline void run_all(void)
 	turn();
 }
 
-/* A second transport, which takes over transfers from the first one. */
+/* A second transport, which takes over transfers from the first. */
 static struct channel *spare_channel(struct core *c, void *state, const struct xfer *x)
 {
 	(void)c;
@@ -267,7 +267,7 @@ static struct rail_keys *local_keys(unsigned rails)
 	return k;
 }
 
-/* Two memory regions for each rail, so that pieces end between them. */
+/* Two memory regions for each rail, so that pieces end at their boundary. */
 static struct rail_keys *remote_keys(unsigned rails)
 {
 	struct rail_keys *k = rail_keys_new(2 * rails);

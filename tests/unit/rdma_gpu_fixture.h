@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport rdma with the fake GPU and a region of its memory. Included by one source of a program. */
+/*
+ * Transport rdma with the fake GPU and a region of its memory. Included by one source file of a
+ * program.
+ */
 #ifndef DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
 #define DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
 
@@ -13,7 +16,7 @@
 #define GPU_REGION (1ull << 32 | 8)
 #define PIECES 4096u
 #define UNIT 65536u
-/* Half of the buffers are for requests of peers. */
+/* half of the buffers; the others are for requests of peers */
 #define OWN 8u
 
 static struct {
@@ -22,7 +25,7 @@ static struct {
 	struct gpu_staging staging;
 	struct gpu_import *import;
 	struct region_view *view;
-	uint8_t *memory; /* of the GPU, as the test sees it */
+	uint8_t *memory; /* the GPU's memory, as the test sees it */
 	int fd;
 	uint64_t flushes;
 	uint8_t path; /* of the last transfer that ended */
@@ -186,12 +189,12 @@ static inline int gpu_teardown(void **state)
 	struct core *c = &lab->rig.core;
 
 	fake_gpu_hold(false);
-	/* Only requests of the device keep buffers; the device ended with the test. */
+	/* only requests of the device hold buffers, and the device has ended with the test */
 	assert_int_equal(buffers_left(), OWN);
 	gpu_message(GPU_DOWN, NULL);
 	while (!lab->rig.n_told || lab->rig.told[lab->rig.n_told - 1].type != GPU_GONE)
 		gpu_turn();
-	/* its queues are idle, so they do not need memory that the fixture frees */
+	/* the queues are idle, so they need no memory that the fixture frees */
 	c->n_transports = 2;
 	transport_gpu.deinit(c, gpu_state());
 	teardown(state);

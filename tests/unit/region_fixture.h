@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions over a fake pool, with memfds in every condition and upcalls that are recorded. */
+/* Regions over a fake pool, with memfds in various states and upcalls that record their calls. */
 #ifndef DRAY_TESTS_UNIT_REGION_FIXTURE_H
 #define DRAY_TESTS_UNIT_REGION_FIXTURE_H
 
@@ -22,7 +22,7 @@
 #define EXTENTS_MAX 64
 
 struct fixture {
-	/* the upcalls get the fixture itself */
+	/* set to the fixture itself, for the upcalls */
 	struct peers *peers;
 	struct sessions *sessions;
 	struct rails *rails;
@@ -34,7 +34,7 @@ struct fixture {
 	unsigned fences, revoked_locals;
 	dray_handle fenced[16], revoked_local[16];
 	bool last_urgent;
-	int fds; /* open at the start */
+	int fds; /* descriptors open at the start */
 };
 
 static const uint8_t our_id[16] = { 1, 2, 3 };
@@ -90,7 +90,7 @@ static int fixture_setup(void **state)
 	return 0;
 }
 
-/* Whatever the test did not end goes now; nothing may be left. */
+/* Ends everything that the test left and checks that nothing remains. */
 static int fixture_teardown(void **state)
 {
 	struct fixture *f = *state;
@@ -99,7 +99,9 @@ static int fixture_teardown(void **state)
 	fake_answer_all();
 	regions_totals(f->regions, &regions, &bytes, &tokens);
 	regions_free(f->regions);
-	/* the closer has ended, so what it had to close is closed; the one for userfaultfd stays */
+	/*
+	 * the closer has ended, so its descriptors are closed; the one for userfaultfd stays open
+	 */
 	if (!regions)
 		assert_in_range(cm_fds_count(), f->fds, f->fds + 1);
 	free(f);
@@ -147,7 +149,7 @@ struct adding {
 
 static struct dray_err last_err;
 
-/* 0 or the error code. */
+/* Returns 0 or the error code. */
 static inline int add(struct fixture *f, const struct adding *a, dray_handle *ret)
 {
 	uint8_t wire[EXTENTS_MAX * DMSG_EXTENT_SIZE];
@@ -170,7 +172,7 @@ static inline int add(struct fixture *f, const struct adding *a, dray_handle *re
 	return last_err.code;
 }
 
-/* One extent of one memfd. */
+/* Adds a region with one extent of one memfd. */
 static inline int add_one(struct fixture *f, int fd, uint64_t offset, uint64_t length,
 			  uint16_t access, dray_handle *ret)
 {
@@ -189,7 +191,7 @@ static inline const struct region_view *last_region(void)
 	return (const struct region_view *)fake_last[OBJECT_REGION];
 }
 
-/* A plain region of n pages for everything that is not about its memory. */
+/* Adds a plain region of n pages, for tests of other properties than its memory. */
 static inline dray_handle add_plain(struct fixture *f, uint64_t pages)
 {
 	int fd = make_memfd(pages * PAGE, WHOLE);

@@ -12,7 +12,7 @@
 #include "tests/unit/worker_parts.h"
 
 #define GROUP 7
-#define WORD 2048 /* in the region: what transfers wait for */
+#define WORD 2048 /* offset in the region of the wait word */
 #define GO 5
 
 const struct dmsg_sqe ring_rig_write64 = { .direction = DMSG_DIRECTION_WRITE,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A real worker, with or without a thread, and sessions of it whose clients are libdray's own end of a ring. */
+/*
+ * A real worker, with or without a thread, and its sessions. Their clients are libdray's own end of
+ * a ring.
+ */
 #ifndef DRAY_TESTS_UNIT_RING_RIG_H
 #define DRAY_TESTS_UNIT_RING_RIG_H
 
@@ -8,42 +11,42 @@
 
 #define RING_RIG_SESSIONS 8
 #define RING_RIG_BYTES 65536
-#define RING_RIG_FROM (1ull << 32 | 1) /* region */
-#define RING_RIG_TO (1ull << 32 | 1)   /* remote */
+#define RING_RIG_FROM (1ull << 32 | 1) /* handle of the region */
+#define RING_RIG_TO (1ull << 32 | 1)   /* handle of the remote */
 
 struct ring_rig {
 	struct worker *worker;
 	unsigned n;
 	struct ring_end *ends[RING_RIG_SESSIONS];
-	int clients[RING_RIG_SESSIONS]; /* their ends of the data sockets */
+	int clients[RING_RIG_SESSIONS]; /* the clients' ends of the data sockets */
 	struct session_shared shared[RING_RIG_SESSIONS];
 	struct ring_memory rings[RING_RIG_SESSIONS];
 	struct quota group, agent;
 	struct region_view *regions[2];
 	struct remote_view remote;
 	uint8_t memory[2][RING_RIG_BYTES]
-		__attribute__((aligned(64))); /* of the region, and behind the remote */
+		__attribute__((aligned(64))); /* the region's memory, and the remote's */
 	bool threaded;
 };
 
-/* 64 bytes from the region to the remote. */
+/* Writes 64 bytes from the region to the remote. */
 extern const struct dmsg_sqe ring_rig_write64;
 
-/* n sessions with rings of so many entries. Aborts where anything cannot be had. */
+/* Opens n sessions with rings of this many entries. Aborts on failure. */
 void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t poll_time_ns,
 		   bool threaded);
-/* Closes the sessions, waits for them to be gone, ends the worker. */
+/* Closes the sessions, waits until the worker has dropped them, and ends the worker. */
 void ring_rig_deinit(struct ring_rig *r);
 
-/* n such writes, for which there is room, published at once. */
+/* Submits n such writes at once; the ring needs room. */
 void ring_rig_submit(struct ring_rig *r, unsigned i, unsigned n);
-/* One that does not start before ring_rig_let_go(). */
+/* Submits a write that waits until ring_rig_let_go(). */
 void ring_rig_submit_waiting(struct ring_rig *r, unsigned i);
 void ring_rig_let_go(struct ring_rig *r);
-/* "Agent sleeping" as its client sees it. */
+/* The word agent_sleeping, as the client sees it. */
 bool ring_rig_announced(struct ring_rig *r, unsigned i);
 
-/* As the worker knows it; without a thread alone. */
+/* The worker's struct of a session; only without a thread. */
 struct wsession *ring_rig_session(struct ring_rig *r, unsigned i);
 
 #endif

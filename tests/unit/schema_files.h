@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of the schema share: heap copies without slack, so that the sanitizer sees any step outside. */
+/*
+ * Helpers for the tests of the schema. Copies on the heap have exact sizes, so that the sanitizer
+ * finds every access beyond.
+ */
 #ifndef DRAY_TESTS_SCHEMA_FILES_H
 #define DRAY_TESTS_SCHEMA_FILES_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* A heap copy of n bytes, to be freed. */
+/* Returns a heap copy of n bytes; the caller frees it. */
 uint8_t *exact_copy(const void *src, size_t n);
 
-/* All of a file, to be freed; fails the test where there is none. */
+/* Returns the content of a file; the caller frees it. Fails the test if the file cannot be read. */
 uint8_t *read_whole(const char *path, size_t *ret_n);
 
-/* Decodes lower-case hex in place of out; returns bytes. */
+/* Decodes lower-case hex to out; returns the number of bytes. */
 size_t unhex(const char *hex, uint8_t *out, size_t cap);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sessions with real regions, real workers and real sockets, in one thread with their clients:
- * whoever waits for a message lets the loop run meanwhile. Peers are faked: their functions are
- * defined here, so that the real ones are not linked; for one source of a program.
+ * Sessions with real regions, workers and sockets, in one thread with their clients: waiting for a
+ * message runs the loop. Peers are faked: their functions are defined here, so that the real ones
+ * are not linked. For one source file of a program.
  */
 #ifndef DRAY_TESTS_UNIT_SESSION_FIXTURE_H
 #define DRAY_TESTS_UNIT_SESSION_FIXTURE_H
@@ -49,7 +49,7 @@ struct peers {
 	uint32_t notify_length;
 	peer_done_fn notify_fn;
 	void *notify_arg;
-	int import_code; /* refused at once with it */
+	int import_code; /* error with which imports are refused */
 };
 
 struct lab {
@@ -58,23 +58,20 @@ struct lab {
 	sd_event *event;
 	struct worker_pool pool;
 	sd_event_source *sources[LAB_WORKERS];
-	struct gpus *gpus; /* of tests that have some */
+	struct gpus *gpus; /* set by tests that use GPUs */
 	struct regions *regions;
 	struct peers peers;
 	struct sessions *sessions;
-	const struct placement_upcalls *placement; /* of tests that ask for it */
+	const struct placement_upcalls *placement; /* set by tests that use placement */
 	char dir[CM_DIR_BYTES], path[100];
 	unsigned stopped;
-	int fds; /* open at the start */
+	int fds; /* descriptors open at the start */
 };
 
 static const uint8_t lab_id[16] = { 0xaa, 0xbb };
 static const uint8_t other_id[16] = { 0xcc, 0xdd };
 
-/*
- * --- peers
- * ----------------------------------------------------------------------------------------
- */
+/* --- peers ------------------------------------------------------------------------------------ */
 
 const char *peers_segment(struct peers *p)
 {
@@ -86,7 +83,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 		struct dray_err *reterr)
 {
 	if (p->import_code)
-		return dray_err_set(reterr, -EPERM, p->import_code, "as the test wants it");
+		return dray_err_set(reterr, -EPERM, p->import_code, "refused by the test");
 	p->token = *token;
 	snprintf(p->segment, sizeof(p->segment), "%s", segment);
 	p->timeout_ns = timeout_ns;
@@ -126,14 +123,11 @@ int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, 
 	return 0;
 }
 
-/*
- * --- the agent around it
- * --------------------------------------------------------------------------
- */
+/* --- the agent around it ---------------------------------------------------------------------- */
 
 static void lab_fence(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code)
 {
-	fail_msg("nobody has imported from us");
+	fail_msg("unexpected call: no peer imports from this agent");
 }
 
 static struct peers *no_peers;
@@ -213,7 +207,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 			    err);
 }
 
-/* All but regions and sessions. */
+/* Sets up everything except regions and sessions. */
 static int lab_setup_workers(void **state)
 {
 	struct lab *l = calloc(1, sizeof(*l));
@@ -264,7 +258,7 @@ static void lab_regions(struct lab *l)
 			 0);
 }
 
-/* All but the sessions, so that a test can change the configuration first. */
+/* Sets up everything except sessions, so that a test can first change the configuration. */
 static inline int lab_setup_closed(void **state)
 {
 	lab_setup_workers(state);
@@ -339,16 +333,13 @@ static int lab_teardown(void **state)
 	sd_event_unref(l->event);
 	config_deinit(&l->config);
 	cm_dir_remove(l->dir);
-	/* the one for userfaultfd stays with the process */
+	/* the one for userfaultfd stays open while the process lives */
 	assert_in_range(cm_fds_count(), l->fds, l->fds + 1);
 	free(l);
 	return 0;
 }
 
-/*
- * --- clients
- * --------------------------------------------------------------------------------------
- */
+/* --- clients ---------------------------------------------------------------------------------- */
 
 struct client {
 	struct lab *lab;
@@ -385,7 +376,10 @@ static inline const uint8_t *client_body(const struct client *c)
 	return c->buf + DMSG_HEADER_SIZE;
 }
 
-/* Bytes of the next packet, 0 at the end, or -errno; descriptors are in c->fds. */
+/*
+ * Receives the next packet. Returns its bytes, 0 at the end of the connection, or -errno;
+ * descriptors are in c->fds.
+ */
 static inline ssize_t client_recv(struct client *c)
 {
 	int64_t end = dray_now().ns + LIMIT_NS;
@@ -396,13 +390,13 @@ static inline ssize_t client_recv(struct client *c)
 	while ((n = dray_seqpacket_recv(c->fd, c->buf, sizeof(c->buf), &c->fds, &t1, &t2)) ==
 	       -EAGAIN) {
 		if (dray_now().ns > end)
-			fail_msg("nothing came");
+			fail_msg("no message arrived");
 		assert_true(sd_event_run(c->lab->event, 1000) >= 0);
 	}
 	return n;
 }
 
-/* The next message is of this type. */
+/* Checks that the next message has this type. */
 static inline void client_expect(struct client *c, uint16_t type)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -426,7 +420,7 @@ static inline void client_expect_end(struct client *c)
 	assert_int_equal(client_recv(c), 0);
 }
 
-/* The answer to request `id` is this error. */
+/* Checks that request `id` is answered with this error. */
 static inline void client_expect_error(struct client *c, uint64_t id, uint32_t code)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -445,7 +439,7 @@ static inline void client_send_raw(struct client *c, const void *p, size_t n, co
 	assert_int_equal(dray_seqpacket_send(c->fd, p, n, fds, n_fds), 0);
 }
 
-/* Encodes m as a dmsg_X with the next request id and sends it with descriptors. */
+/* Encodes m as a dmsg_X with the next request id, and sends it with descriptors. */
 #define CLIENT_SEND_FDS(c, x, m, fds, n_fds)                                          \
 	do {                                                                          \
 		int n_ = dmsg_##x##_encode((c)->buf, sizeof((c)->buf), ++(c)->id, m); \
@@ -454,7 +448,7 @@ static inline void client_send_raw(struct client *c, const void *p, size_t n, co
 	} while (0)
 #define CLIENT_SEND(c, x, m) CLIENT_SEND_FDS(c, x, m, NULL, 0)
 
-/* The answer to the last request, into m. */
+/* Receives the answer to the last request into m. */
 #define CLIENT_RECV(c, x, type_, m)                                                              \
 	do {                                                                                     \
 		struct dray_err err_ = DRAY_ERR_NULL;                                            \
@@ -486,10 +480,7 @@ static inline struct client *client_open(struct lab *l, const char *group, uint1
 	return c;
 }
 
-/*
- * --- memory
- * ---------------------------------------------------------------------------------------
- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static inline int memory_fd(uint64_t bytes, uint8_t fill)
 {
@@ -525,7 +516,7 @@ static inline uint64_t client_add(struct client *c, int fd, uint64_t bytes)
 	return reply.region;
 }
 
-/* A region of its own, filled. */
+/* Adds a region of its own memory, filled. */
 static inline uint64_t client_add_filled(struct client *c, uint64_t bytes, uint8_t fill)
 {
 	int fd = memory_fd(bytes, fill);

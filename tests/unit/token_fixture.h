@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens made, imported and taken back, over a region fixture. */
+/* Exporting, importing and revoking tokens, on a region fixture. */
 #ifndef DRAY_TESTS_UNIT_TOKEN_FIXTURE_H
 #define DRAY_TESTS_UNIT_TOKEN_FIXTURE_H
 

@@ -8,12 +8,12 @@
 
 struct shim_file {
 	sqlite3_file base;
-	sqlite3_file *real; /* behind this struct */
+	sqlite3_file *real; /* lies behind this struct */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-/* under the lock */
+/* protected by the lock */
 static struct {
 	unsigned ops;
 	int code;
@@ -24,7 +24,7 @@ static struct {
 
 static sqlite3_vfs *real_vfs, shim_vfs;
 
-/* SQLITE_OK: the real one is to do it. */
+/* Returns SQLITE_OK if the real file system should do the call. */
 static int passes(enum shim_op op)
 {
 	int code = SQLITE_OK;
@@ -117,7 +117,7 @@ static int file_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
 	return code ? code : real(f)->pMethods->xRead(real(f), p, n, at);
 }
 
-/* A disk that fills takes the first part. */
+/* A disk that becomes full writes the first part. */
 static int file_write(sqlite3_file *f, const void *p, int n, sqlite3_int64 at)
 {
 	int code = passes(SHIM_WRITE);
@@ -176,7 +176,7 @@ static int file_kind(sqlite3_file *f)
 	return real(f)->pMethods->xDeviceCharacteristics(real(f));
 }
 
-/* Version 1: without shared memory, which a database that one process has alone does not take. */
+/* version 1, without shared memory, which a database of a single process does not need */
 static const sqlite3_io_methods methods = {
 	.iVersion = 1,
 	.xClose = file_close,

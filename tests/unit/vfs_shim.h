@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sqlite3's view of the disk with faults: everything goes to the real one, but for what is made to fail. */
+/*
+ * A file system for sqlite3 with faults: every call goes to the real one, except those that shall
+ * fail.
+ */
 #ifndef DRAY_TESTS_UNIT_VFS_SHIM_H
 #define DRAY_TESTS_UNIT_VFS_SHIM_H
 
@@ -8,23 +11,23 @@
 
 enum shim_op { SHIM_OPEN, SHIM_READ, SHIM_WRITE, SHIM_SYNC, SHIM_TRUNCATE, SHIM_OP_N };
 
-/* From now on every database of this process. */
+/* Installs it for every database that this process opens from now on. */
 void shim_install(void);
 void shim_remove(void);
 
 /*
- * The n-th call (from 0) of those in `ops` (bits 1 << op) fails with this code of sqlite3, and all after it unless
- * `once`. Starts counting anew.
+ * The n-th call (from 0) of those in `ops` (bits 1 << op) fails with this code of sqlite3, and so
+ * do all later ones unless `once`. Restarts the count.
  */
 void shim_fail(unsigned ops, int code, uint32_t n, bool once);
 
-/* Nothing fails any more; whether something has since shim_fail(). */
+/* Ends all faults. Returns whether a call has failed since shim_fail(). */
 bool shim_heal(void);
 
-/* Writes wait until the disk is released. */
+/* Makes writes wait until the disk is released. */
 void shim_hang(void);
 void shim_release(void);
-/* Waits until somebody hangs in it. */
+/* Waits until a thread hangs in a write. */
 void shim_wait_hanging(void);
 
 #endif

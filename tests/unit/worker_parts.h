@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker under test is made of: settings, quotas and views that nothing in the test depends on. */
+/* Parts of a worker under test that the tests do not depend on: settings, quotas and views. */
 #ifndef TESTS_UNIT_WORKER_PARTS_H
 #define TESTS_UNIT_WORKER_PARTS_H
 
@@ -25,7 +25,7 @@ static inline struct data_config worker_part_config(int64_t poll_time_ns)
 				     .poll_time_ns = poll_time_ns };
 }
 
-/* Quotas that no test comes near to. */
+/* Quotas that no test reaches. */
 static inline struct session_shared worker_part_shared(dray_handle session, dray_handle group,
 						       struct quota *group_quota,
 						       struct quota *agent_quota)
@@ -40,7 +40,7 @@ static inline struct session_shared worker_part_shared(dray_handle session, dray
 					.requests_max = 4 };
 }
 
-/* A region of host memory, one extent; free() it. */
+/* A region of host memory with one extent; the caller frees it. */
 static inline struct region_view *worker_part_region(dray_handle region, dray_handle session,
 						     dray_handle group, uint8_t *base,
 						     uint64_t bytes)
@@ -54,7 +54,7 @@ static inline struct region_view *worker_part_region(dray_handle region, dray_ha
 	return v;
 }
 
-/* All of a region of this agent. */
+/* A remote of a whole region of this agent. */
 static inline struct remote_view worker_part_remote(dray_handle remote, dray_handle session,
 						    dray_handle group, dray_handle region,
 						    uint64_t bytes)

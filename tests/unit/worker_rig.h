@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A real worker with sessions over socket pairs, regions and remotes published by hand. */
+/*
+ * A real worker with sessions over socket pairs, and regions and remotes that the test publishes.
+ */
 #ifndef DRAY_TESTS_UNIT_WORKER_RIG_H
 #define DRAY_TESTS_UNIT_WORKER_RIG_H
 
@@ -12,7 +14,7 @@ struct wrig {
 	struct session_shared shared;
 	int client;     /* the client's end of the data socket */
 	uint8_t *a, *b; /* memory of two regions of `bytes` */
-	int fd_a, fd_b; /* memfds of it, not sealed */
+	int fd_a, fd_b; /* its memfds, not sealed */
 	uint64_t bytes;
 	struct region_view *region_a, *region_b;
 	struct remote_view remote_b;
@@ -26,13 +28,13 @@ struct wrig {
 #define WRIG_REGION_B (1ull << 32 | 2)
 #define WRIG_REMOTE_B (1ull << 32 | 1)
 
-/* Aborts the program where anything cannot be had. sq_entries 0: no ring. */
+/* Aborts the program on failure. sq_entries 0: no ring. */
 void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes);
-/* The same with others beside; the session is the first one's. */
+/* The same with further workers; the session belongs to the first. */
 void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, uint64_t bytes);
-/* Closes the session, waits for it to be gone, stops the worker. */
+/* Closes the session, waits for its end, and stops the worker. */
 void wrig_deinit(struct wrig *r);
-/* The next event of the worker; waits for it. */
+/* Waits for the next event of the worker. */
 struct event wrig_event(struct wrig *r);
 
 #endif
