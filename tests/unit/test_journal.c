@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A journal of the test's own, in a mount namespace. */
+/* Log lines to a journal socket of the test, in a mount namespace. */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>

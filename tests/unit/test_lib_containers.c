@@ -12,7 +12,7 @@
 #include "lib/wire.h"
 #include "tests/unit/cm.h"
 
-static void handles_go_stale(void **state)
+static void handles_become_stale(void **state)
 {
 	struct dray_handles t;
 	dray_handle a, b;
@@ -112,7 +112,7 @@ static struct pair *pair_find(const struct dray_map *m, unsigned key)
 	return dray_map_entry(dray_map_find(m, &key, sizeof(key)), struct pair, node);
 }
 
-static void maps_find_what_is_there(void **state)
+static void maps_find_existing_keys(void **state)
 {
 	static struct pair pairs[5000];
 	unsigned seen = 0;
@@ -169,8 +169,8 @@ static void maps_keep_the_order_of_equal_keys(void **state)
 	dray_map_deinit(&m);
 }
 
-/* Lengths around the words that the hash takes, and keys that differ in one byte. */
-static void maps_tell_keys_apart(void **state)
+/* Lengths around the hash's word size, and keys that differ in one byte. */
+static void maps_distinguish_keys(void **state)
 {
 	struct dray_map_node nodes[41][2] = { 0 };
 	char keys[41][2][40] = { 0 };
@@ -252,7 +252,7 @@ static void ring_is_full_and_empty(void **state)
 	uint64_t v;
 
 	assert_int_equal(dray_spsc_init(&r, 4, sizeof(v)), 0);
-	/* around the end of the slots, and of the counters */
+	/* across the end of the slots, and of the counters */
 	atomic_store(&r.tail, UINT32_MAX - 5);
 	atomic_store(&r.head, UINT32_MAX - 5);
 	for (uint64_t round = 0; round < 10; round++) {
@@ -301,7 +301,7 @@ static void cursors_stay_inside(void **state)
 	r = dray_rd_init(buf, 3);
 	assert_int_equal(dray_rd_u32(&r), 0);
 	assert_true(r.bad);
-	/* the error sticks, even where bytes are left */
+	/* the error stays set, even with bytes left */
 	assert_int_equal(dray_rd_u8(&r), 0);
 	r = dray_rd_init(buf, 3);
 	assert_null(dray_rd_bytes(&r, SIZE_MAX));
@@ -310,13 +310,13 @@ static void cursors_stay_inside(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(handles_go_stale),
+		cmocka_unit_test(handles_become_stale),
 		cmocka_unit_test(handles_have_a_limit),
 		cmocka_unit_test(handles_can_be_deleted_in_a_walk),
 		cmocka_unit_test(lists_keep_order),
-		cmocka_unit_test(maps_find_what_is_there),
+		cmocka_unit_test(maps_find_existing_keys),
 		cmocka_unit_test(maps_keep_the_order_of_equal_keys),
-		cmocka_unit_test(maps_tell_keys_apart),
+		cmocka_unit_test(maps_distinguish_keys),
 		cmocka_unit_test(heap_gives_the_smallest_key_first),
 		cmocka_unit_test(heap_stays_ordered_while_nodes_move),
 		cmocka_unit_test(ring_is_full_and_empty),

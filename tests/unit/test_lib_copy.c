@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies past the caches: every byte arrives and no other changes, for all alignments and lengths. */
+/*
+ * Copies that bypass the caches: for all alignments and lengths every byte arrives and no other
+ * byte changes.
+ */
 #include "lib/copy.h"
 
 #include <stdint.h>
@@ -50,7 +53,7 @@ static void all_lengths_and_alignments(void **state)
 			}
 }
 
-/* The result is undefined inside the destination, and only there. */
+/* The result is undefined, but only inside the destination. */
 static void overlap_stays_inside(void **state)
 {
 	uint8_t *p dray_auto_free = pattern();
@@ -61,7 +64,10 @@ static void overlap_stays_inside(void **state)
 	assert_memory_equal(p + 100 + 2 * BLOCK, was + 100 + 2 * BLOCK, ROOM - 100 - 2 * BLOCK);
 }
 
-/* Three pieces of every length up to a few lines, and of those around a block, at all alignments of interest. */
+/*
+ * Three pieces of every length up to some cache lines and around a block, with all relevant
+ * alignments.
+ */
 static void lists(void **state)
 {
 	static const size_t starts[] = { 0, 1, 15, 33, 63 };
@@ -92,7 +98,7 @@ static void lists(void **state)
 			}
 }
 
-/* More than are fetched ahead, of mixed lengths. */
+/* More pieces than the copy prefetches, of mixed lengths. */
 static void long_list(void **state)
 {
 	uint8_t *from dray_auto_free = pattern();

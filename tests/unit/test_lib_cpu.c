@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CPU limit out of recorded /proc and cgroup files. */
+/* The CPU limit from recorded /proc and cgroup files. */
 #include "lib/cpu.h"
 
 #include <limits.h>
@@ -20,7 +20,7 @@ static void proc(const char *cgroup, const char *mountinfo)
 	cm_file_write(cm_dir, "proc/self/mountinfo", mountinfo);
 }
 
-static void nothing_there_is_no_limit(void **state)
+static void missing_files_are_no_limit(void **state)
 {
 	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 	proc("", "");
@@ -29,7 +29,7 @@ static void nothing_there_is_no_limit(void **state)
 	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 }
 
-static void v2_takes_the_least_upwards(void **state)
+static void v2_uses_the_lowest_limit_up_to_the_root(void **state)
 {
 	proc("0::/kube/pod/box\n", "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V2_MOUNT);
 	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/box/cpu.max", "max 100000\n");
@@ -47,10 +47,10 @@ static void v2_in_a_namespace_reads_the_mount(void **state)
 	proc("0::/\n", V2_MOUNT);
 	cm_file_write(cm_dir, "sys/fs/cgroup/cpu.max", "150000 100000\n");
 	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
-	/* moved out of the namespace's root */
+	/* the process was moved out of the root of its cgroup namespace */
 	proc("0::/../other\n", V2_MOUNT);
 	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
-	/* a mount of a folder, as container engines bind it; and an escaped name */
+	/* a mount of a folder, as container engines bind it, and a name with an escape */
 	proc("0::/a/b/c\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
 	cm_file_write(cm_dir, "sys/fs/c g/c/cpu.max", "700000 100000\n");
 	assert_int_equal(dray_cpu_quota(cm_dir), 7000);
@@ -68,7 +68,7 @@ static void v1_reads_quota_and_period(void **state)
 	assert_int_equal(dray_cpu_quota(cm_dir), 4100);
 }
 
-static void nonsense_is_no_limit(void **state)
+static void malformed_files_are_no_limit(void **state)
 {
 	static const char *const bad[] = { "",         "\n",
 					   "x 1",      "100000 0",
@@ -84,7 +84,7 @@ static void nonsense_is_no_limit(void **state)
 	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 }
 
-static void whole_ones_are_counted(void **state)
+static void whole_cpus_are_counted(void **state)
 {
 	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, UINT_MAX }), 8);
 	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, 3999 }), 3);
@@ -92,7 +92,7 @@ static void whole_ones_are_counted(void **state)
 	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, 100 }), 1);
 }
 
-static void spinning_takes_two_whole_ones(void **state)
+static void polling_needs_two_whole_cpus(void **state)
 {
 	static const struct {
 		struct dray_cpus c;
@@ -126,7 +126,7 @@ static void *placed(void *arg)
 	return (void *)(uintptr_t)c.allowed;
 }
 
-/* The mask of the process counts, whoever asks. */
+/* The affinity mask of the process counts, whichever thread asks. */
 static void affinity_counts(void **state)
 {
 	cpu_set_t before, one;
@@ -154,13 +154,13 @@ static void affinity_counts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cm_test_in_dir(nothing_there_is_no_limit),
-		cm_test_in_dir(v2_takes_the_least_upwards),
+		cm_test_in_dir(missing_files_are_no_limit),
+		cm_test_in_dir(v2_uses_the_lowest_limit_up_to_the_root),
 		cm_test_in_dir(v2_in_a_namespace_reads_the_mount),
 		cm_test_in_dir(v1_reads_quota_and_period),
-		cm_test_in_dir(nonsense_is_no_limit),
-		cmocka_unit_test(whole_ones_are_counted),
-		cmocka_unit_test(spinning_takes_two_whole_ones),
+		cm_test_in_dir(malformed_files_are_no_limit),
+		cmocka_unit_test(whole_cpus_are_counted),
+		cmocka_unit_test(polling_needs_two_whole_cpus),
 		cmocka_unit_test(affinity_counts),
 	};
 

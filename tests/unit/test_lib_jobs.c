@@ -67,7 +67,7 @@ static int setup(void **state)
 	return 0;
 }
 
-/* Until n jobs are delivered. */
+/* Runs the loop until n jobs are delivered. */
 static void deliver(struct dray_jobs *js, int n)
 {
 	struct pollfd p = { .fd = js->done_fd, .events = POLLIN };
@@ -130,7 +130,7 @@ static void a_job_without_done_may_free_itself(void **state)
 	assert_true(dray_jobs_free(js));
 }
 
-static void the_end_runs_what_is_queued_and_delivers_nothing(void **state)
+static void the_end_runs_queued_jobs_and_delivers_none(void **state)
 {
 	struct task t[3] = { 0 };
 	struct dray_jobs *js;
@@ -153,7 +153,7 @@ static void the_end_does_not_wait_for_a_job_that_hangs(void **state)
 	dray_jobs_add(js, &hangs.job, run_when_allowed, done);
 	dray_jobs_add(js, &behind.job, run_and_post, NULL);
 	assert_false(dray_jobs_free(js));
-	/* the thread goes on and frees the queue by itself */
+	/* the thread continues and frees the queue itself */
 	sem_post(&may_run);
 	sem_wait(&ended);
 	assert_true(hangs.ran);
@@ -165,7 +165,7 @@ static void *signals_of(void *arg)
 	return NULL;
 }
 
-static void a_thread_takes_no_signals_but_its_faults(void **state)
+static void a_thread_gets_no_signals_except_its_own_faults(void **state)
 {
 	sigset_t before, after, inside;
 	pthread_t t;
@@ -186,9 +186,9 @@ int main(void)
 		cmocka_unit_test_setup(jobs_run_and_are_delivered_in_order, setup),
 		cmocka_unit_test_setup(a_job_can_be_delivered_without_running, setup),
 		cmocka_unit_test_setup(a_job_without_done_may_free_itself, setup),
-		cmocka_unit_test_setup(the_end_runs_what_is_queued_and_delivers_nothing, setup),
+		cmocka_unit_test_setup(the_end_runs_queued_jobs_and_delivers_none, setup),
 		cmocka_unit_test_setup(the_end_does_not_wait_for_a_job_that_hangs, setup),
-		cmocka_unit_test(a_thread_takes_no_signals_but_its_faults),
+		cmocka_unit_test(a_thread_gets_no_signals_except_its_own_faults),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long to poll, by a clock that is made up. */
+/* How long to poll before sleeping, with a clock of the test. */
 #include "lib/linger.h"
 
 #include "tests/unit/cm.h"
 
 #define MAX 16000
-#define TURN 100 /* ns between two looks */
+#define TURN 100 /* ns between two polls */
 
 struct life {
 	struct dray_linger l;
-	int64_t now, polled; /* polled: in all */
+	int64_t now, polled; /* polled: total time spent polling */
 	unsigned sleeps;
 };
 
-/* Work comes `after` ns from now, and wakes us up `late` ns after that if we sleep. */
+/* Work arrives `after` ns from now. If this side sleeps, it wakes up `late` ns after that. */
 static void wait(struct life *f, int64_t after, int64_t late)
 {
 	int64_t begin = f->now;
@@ -29,7 +29,7 @@ static void wait(struct life *f, int64_t after, int64_t late)
 	}
 	f->polled += f->now - begin;
 	f->sleeps++;
-	/* asleep stays asleep */
+	/* it stays asleep */
 	assert_false(dray_linger_idle(&f->l, f->now));
 	f->now = begin + after + late > f->now ? begin + after + late : f->now + late;
 	dray_linger_worked(&f->l, f->now);
@@ -57,7 +57,7 @@ static void zeroed_never_polls(void **state)
 	assert_int_equal(f.polled, 0);
 }
 
-static void a_busy_one_never_sleeps(void **state)
+static void busy_never_sleeps(void **state)
 {
 	struct life f = life();
 
@@ -67,8 +67,8 @@ static void a_busy_one_never_sleeps(void **state)
 	assert_int_equal(f.l.budget_ns, MAX);
 }
 
-/* The work itself may take longer than the budget: only what comes after it counts. */
-static void long_work_is_no_waiting(void **state)
+/* Work itself may take longer than the budget: only the time after it counts. */
+static void work_does_not_count_as_waiting(void **state)
 {
 	struct life f = life();
 
@@ -81,7 +81,7 @@ static void long_work_is_no_waiting(void **state)
 	assert_int_equal(f.l.budget_ns, MAX);
 }
 
-static void an_idle_one_halves_to_nothing(void **state)
+static void an_idle_budget_halves_to_zero(void **state)
 {
 	static const int64_t budgets[] = { MAX / 2, MAX / 4, MAX / 8, MAX / 16, 0, 0 };
 	struct life f = life();
@@ -96,8 +96,11 @@ static void an_idle_one_halves_to_nothing(void **state)
 	assert_int_equal(f.polled, 0);
 }
 
-/* A first request finds it asleep, the second shows that there are more, the third finds it awake. */
-static void a_sleeper_learns_at_once(void **state)
+/*
+ * The first request finds this side asleep, the second raises the budget, the third finds it
+ * polling.
+ */
+static void polling_starts_with_the_second_request(void **state)
 {
 	struct life f = life();
 
@@ -112,7 +115,7 @@ static void a_sleeper_learns_at_once(void **state)
 	assert_int_equal(f.sleeps, 1);
 }
 
-static void success_doubles(void **state)
+static void success_doubles_the_budget(void **state)
 {
 	struct life f = life();
 
@@ -127,7 +130,10 @@ static void success_doubles(void **state)
 	assert_int_equal(f.l.budget_ns, MAX);
 }
 
-/* Both ends on one CPU, unseen: what is waited for happens only once we sleep, and soon then. */
+/*
+ * Both sides share a CPU without knowing it: work arrives only after this side sleeps, and then
+ * soon.
+ */
 static void wait_sharing(struct life *f)
 {
 	dray_linger_worked(&f->l, f->now);
@@ -136,8 +142,8 @@ static void wait_sharing(struct life *f)
 	f->now += 3000;
 }
 
-/* Polling stops but for trials, and these get rare. */
-static void a_shared_cpu_stops_it(void **state)
+/* Polling stops except for trials, which become rare. */
+static void a_shared_cpu_stops_polling(void **state)
 {
 	struct life f = life();
 
@@ -149,8 +155,8 @@ static void a_shared_cpu_stops_it(void **state)
 	assert_in_range(f.polled, 1, (10000 / DRAY_LINGER_EARLY_MAX + 2) * (MAX + TURN));
 }
 
-/* The CPU is given to whom we wait for in the middle of polling: no success of ours. */
-static void losing_the_cpu_is_no_success(void **state)
+/* The peer gets the CPU in the middle of our polling: that is no success of polling. */
+static void losing_the_cpu_is_not_a_success(void **state)
 {
 	struct life f = life();
 
@@ -164,8 +170,8 @@ static void losing_the_cpu_is_no_success(void **state)
 	assert_int_equal(f.l.budget_ns, 0);
 }
 
-/* It recovers from the longest disappointment within so many wake-ups. */
-static void hope_returns(void **state)
+/* After the longest series of failures the budget recovers within this number of wake-ups. */
+static void the_budget_recovers(void **state)
 {
 	struct life f = life();
 
@@ -180,7 +186,7 @@ static void hope_returns(void **state)
 	assert_int_equal(f.sleeps, 0);
 }
 
-static void a_wait_that_was_given_up_says_nothing(void **state)
+static void an_abandoned_wait_changes_nothing(void **state)
 {
 	struct life f = life();
 
@@ -192,7 +198,7 @@ static void a_wait_that_was_given_up_says_nothing(void **state)
 	assert_int_equal(f.l.budget_ns, MAX);
 }
 
-static void another_limit_starts_anew(void **state)
+static void a_new_limit_starts_anew(void **state)
 {
 	struct life f = life();
 
@@ -208,16 +214,16 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(zeroed_never_polls),
-		cmocka_unit_test(a_busy_one_never_sleeps),
-		cmocka_unit_test(long_work_is_no_waiting),
-		cmocka_unit_test(an_idle_one_halves_to_nothing),
-		cmocka_unit_test(a_sleeper_learns_at_once),
-		cmocka_unit_test(success_doubles),
-		cmocka_unit_test(a_shared_cpu_stops_it),
-		cmocka_unit_test(losing_the_cpu_is_no_success),
-		cmocka_unit_test(hope_returns),
-		cmocka_unit_test(a_wait_that_was_given_up_says_nothing),
-		cmocka_unit_test(another_limit_starts_anew),
+		cmocka_unit_test(busy_never_sleeps),
+		cmocka_unit_test(work_does_not_count_as_waiting),
+		cmocka_unit_test(an_idle_budget_halves_to_zero),
+		cmocka_unit_test(polling_starts_with_the_second_request),
+		cmocka_unit_test(success_doubles_the_budget),
+		cmocka_unit_test(a_shared_cpu_stops_polling),
+		cmocka_unit_test(losing_the_cpu_is_not_a_success),
+		cmocka_unit_test(the_budget_recovers),
+		cmocka_unit_test(an_abandoned_wait_changes_nothing),
+		cmocka_unit_test(a_new_limit_starts_anew),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comes out on stderr, caught in a file of the test's own. */
+/* Output on stderr, captured in a file. */
 #include "lib/log.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ static void stderr_catch(void)
 	assert_true(dup2(catcher, STDERR_FILENO) >= 0);
 }
 
-/* What was caught; stderr is itself again. */
+/* Returns the captured text and restores stderr. */
 static const char *stderr_caught(void)
 {
 	ssize_t n;
@@ -39,7 +39,7 @@ static const char *stderr_caught(void)
 	return text;
 }
 
-/* After the time stamp of a text line. */
+/* The part of a text line after its time. */
 static const char *after_time(const char *line)
 {
 	int n = 0;
@@ -123,7 +123,7 @@ static void json_is_always_utf8(void **state)
 			       "\\u0001\"}\n"));
 }
 
-/* Whatever the length, each form is one line of at most 1,000 bytes that ends as it should. */
+/* Whatever the length, each format writes one complete line of at most 1,000 bytes. */
 static void long_lines_are_cut(void **state)
 {
 	static const char fills[] = { 'x', '\n', '"', '\xff' };
@@ -151,7 +151,7 @@ static void long_lines_are_cut(void **state)
 			}
 }
 
-static void errno_is_kept_and_bad_stderr_is_harmless(void **state)
+static void errno_is_kept_and_a_bad_stderr_does_no_harm(void **state)
 {
 	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_TEXT);
 	stderr_catch();
@@ -162,7 +162,7 @@ static void errno_is_kept_and_bad_stderr_is_harmless(void **state)
 	stderr_caught();
 }
 
-static void auto_knows_the_journal(void **state)
+static void auto_detects_the_journal(void **state)
 {
 	struct stat st;
 	char env[64];
@@ -174,7 +174,7 @@ static void auto_knows_the_journal(void **state)
 	setenv("JOURNAL_STREAM", env, 1);
 	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_AUTO);
 	log_info("a", "journal");
-	/* inherited by something with another stderr */
+	/* inherited by a process with another stderr */
 	snprintf(env, sizeof(env), "%llu:%llu", (unsigned long long)st.st_dev,
 		 (unsigned long long)st.st_ino + 1);
 	setenv("JOURNAL_STREAM", env, 1);
@@ -189,7 +189,7 @@ static void auto_knows_the_journal(void **state)
 	assert_null(strstr(text + 3, "<6>"));
 }
 
-static void limit_counts_what_it_drops(void **state)
+static void a_limit_counts_dropped_lines(void **state)
 {
 	struct dray_log_limit l = { 0 };
 	uint32_t dropped;
@@ -240,7 +240,7 @@ static void the_journal_gets_fields(void **state)
 	setup_as_journal(DRAY_LOG_FORMAT_AUTO);
 	journal_takes = true;
 	log_warning("peer", "it is\nlost peer=7 dev=mlx5_0");
-	/* whatever the journal does not take */
+	/* a journal that refuses everything */
 	journal_takes = false;
 	log_info("peer", "it is back");
 	dray_log_set_journal(NULL);
@@ -262,7 +262,7 @@ static void the_journal_gets_lines_escaped(void **state)
 			    "4 peer [peer: it is\\nlost peer=7 dev=mlx5_0] peer:7 dev:mlx5_0");
 }
 
-/* The journal is not where stderr leads. */
+/* stderr is not the journal. */
 static void a_file_gets_no_journal(void **state)
 {
 	dray_log_set_journal(take);
@@ -285,9 +285,9 @@ int main(void)
 		cmocka_unit_test(json_members_are_never_twice),
 		cmocka_unit_test(json_is_always_utf8),
 		cmocka_unit_test(long_lines_are_cut),
-		cmocka_unit_test(errno_is_kept_and_bad_stderr_is_harmless),
-		cmocka_unit_test(auto_knows_the_journal),
-		cmocka_unit_test(limit_counts_what_it_drops),
+		cmocka_unit_test(errno_is_kept_and_a_bad_stderr_does_no_harm),
+		cmocka_unit_test(auto_detects_the_journal),
+		cmocka_unit_test(a_limit_counts_dropped_lines),
 		cmocka_unit_test(the_journal_gets_fields),
 		cmocka_unit_test(the_journal_gets_lines_escaped),
 		cmocka_unit_test(a_file_gets_no_journal),

@@ -56,7 +56,7 @@ static void populate_fills_pages_and_keeps_bytes(void **state)
 	dray_close(fd);
 }
 
-/* Where the file has a huge page the mapping has room for it. */
+/* A mapping begins where the file's huge pages fit. */
 static void shared_mappings_are_aligned(void **state)
 {
 	const uint64_t huge = 2 << 20, bytes = 3 * huge + 5000;
@@ -75,14 +75,14 @@ static void shared_mappings_are_aligned(void **state)
 		assert_int_equal(byte, i + 1);
 		assert_int_equal(munmap(p, bytes), 0);
 	}
-	/* small ones, and what cannot be mapped at all */
+	/* small mappings, and files that cannot be mapped at all */
 	assert_true(dray_map_shared(fd, 0, 100, PROT_READ) != MAP_FAILED);
 	assert_true(dray_map_shared(-1, 0, bytes, PROT_READ) == MAP_FAILED);
 	assert_int_equal(errno, EBADF);
 	dray_close(fd);
 }
 
-static void populate_reports_what_cannot_be(void **state)
+static void populate_reports_errors(void **state)
 {
 	long page = sysconf(_SC_PAGESIZE);
 	uint8_t *p = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -100,7 +100,7 @@ int main(void)
 		cmocka_unit_test(impossible_sizes_are_refused),
 		cmocka_unit_test(populate_fills_pages_and_keeps_bytes),
 		cmocka_unit_test(shared_mappings_are_aligned),
-		cmocka_unit_test(populate_reports_what_cannot_be),
+		cmocka_unit_test(populate_reports_errors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

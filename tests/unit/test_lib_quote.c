@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quoted texts, as shells read them. */
+/* Quoted texts, checked with real shells. */
 #include "lib/quote.h"
 
 #include <fcntl.h>
@@ -60,7 +60,7 @@ static const char *const values[] = {
 
 static const char *const shells[] = { "/bin/sh", "/bin/bash", "/bin/dash" };
 
-/* What the script writes: each text with a newline behind. */
+/* Runs the script; returns its output, each text followed by a newline. */
 static char *run(const char *shell, const char *script)
 {
 	char c[] = "-c", *argv[] = { strdup(shell), c, strdup(script), NULL };
@@ -135,7 +135,7 @@ static void a_file_that_shells_read(void **state)
 	}
 }
 
-static void dotenv_is_as_bare_as_can_be(void **state)
+static void dotenv_quotes_only_where_needed(void **state)
 {
 	static const char *const rows[][2] = {
 		{ "", "" },
@@ -180,7 +180,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cm_test_in_dir(words_of_a_command),
 		cm_test_in_dir(a_file_that_shells_read),
-		cmocka_unit_test(dotenv_is_as_bare_as_can_be),
+		cmocka_unit_test(dotenv_quotes_only_where_needed),
 		cmocka_unit_test(names_of_variables),
 	};
 

@@ -9,7 +9,10 @@ static void fill_writes_all_bytes_and_no_others(void **state)
 {
 	static uint8_t seen[1001], bytes[1001];
 
-	/* a byte that stays 0 in 20 draws was not written: 2^-160 by chance */
+	/*
+	 * a byte that is 0 in all 20 draws was not written; by chance this has the probability
+	 * 2^-160
+	 */
 	for (unsigned draw = 0; draw < 20; draw++) {
 		assert_int_equal(dray_random_fill(bytes, 1000), 0);
 		for (unsigned i = 0; i < 1001; i++)

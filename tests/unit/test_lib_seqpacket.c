@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Real sockets and descriptors; after each test as many are open as before. */
+/* Real sockets and descriptors. Each test checks that it leaves no descriptor open. */
 #include "lib/seqpacket.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static ssize_t receive(struct fixture *f, void *buf, size_t cap)
 	return dray_seqpacket_recv(f->s[1], buf, cap, &f->got, &f->cut_data, &f->cut_fds);
 }
 
-static void packets_keep_their_edges(void **state)
+static void packets_keep_their_boundaries(void **state)
 {
 	struct fixture *f = *state;
 	char buf[16];
@@ -74,11 +74,11 @@ static void closed_socket_is_end_or_error(void **state)
 
 	f->s[0] = dray_close(f->s[0]);
 	assert_int_equal(receive(f, buf, sizeof(buf)), 0);
-	/* and no SIGPIPE */
+	/* without SIGPIPE */
 	assert_int_equal(dray_seqpacket_send(f->s[1], "x", 1, NULL, 0), -EPIPE);
 }
 
-static void too_long_packet_is_told(void **state)
+static void a_too_long_packet_is_reported(void **state)
 {
 	struct fixture *f = *state;
 	char buf[4];
@@ -89,7 +89,7 @@ static void too_long_packet_is_told(void **state)
 	assert_false(f->cut_fds);
 }
 
-static void full_socket_says_so(void **state)
+static void a_full_socket_is_reported(void **state)
 {
 	struct fixture *f = *state;
 	char buf[4096] = "";
@@ -120,7 +120,7 @@ static void descriptors_come_close_on_exec(void **state)
 	assert_int_equal(f->got.n, 0);
 }
 
-static void as_many_as_the_kernel_lets(void **state)
+static void the_kernels_limit_of_descriptors_is_reached(void **state)
 {
 	struct fixture *f = *state;
 	int fds[DRAY_FDS_MAX + 1];
@@ -133,12 +133,14 @@ static void as_many_as_the_kernel_lets(void **state)
 	assert_int_equal(receive(f, buf, sizeof(buf)), 2);
 	assert_int_equal(f->got.n, DRAY_FDS_MAX);
 	assert_false(f->cut_fds);
-	/* so that the other end is seen to close */
+	/* closes them, so that the other end sees the close */
 	dray_fds_close(&f->got);
 }
 
-/* At the limit of open files the kernel drops the rest and says so; what came is not lost. */
-static void lost_descriptors_are_told(void **state)
+/*
+ * At the limit of open files the kernel drops descriptors and reports it; the others are not lost.
+ */
+static void lost_descriptors_are_reported(void **state)
 {
 	struct fixture *f = *state;
 	struct rlimit saved, tight;
@@ -158,7 +160,10 @@ static void lost_descriptors_are_told(void **state)
 	assert_true(f->got.n < 8);
 }
 
-/* Credentials that somebody turned on come in the same control buffer and are passed over. */
+/*
+ * Credentials, if another program has enabled them, come in the same control buffer and are
+ * ignored.
+ */
 static void other_control_messages_are_ignored(void **state)
 {
 	struct fixture *f = *state;
@@ -177,14 +182,14 @@ static void other_control_messages_are_ignored(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(packets_keep_their_edges),
+		TEST(packets_keep_their_boundaries),
 		TEST(empty_socket_does_not_block),
 		TEST(closed_socket_is_end_or_error),
-		TEST(too_long_packet_is_told),
-		TEST(full_socket_says_so),
+		TEST(a_too_long_packet_is_reported),
+		TEST(a_full_socket_is_reported),
 		TEST(descriptors_come_close_on_exec),
-		TEST(as_many_as_the_kernel_lets),
-		TEST(lost_descriptors_are_told),
+		TEST(the_kernels_limit_of_descriptors_is_reached),
+		TEST(lost_descriptors_are_reported),
 		TEST(other_control_messages_are_ignored),
 	};
 

@@ -22,7 +22,7 @@ static void waiting_counts(void **state)
 	assert_true(dray_timeout_passed(&p, 30 * MS));
 }
 
-static void standing_still_does_not(void **state)
+static void descheduled_time_does_not_count(void **state)
 {
 	struct dray_timeout p = { .limit_ns = 2 * DRAY_TIMEOUT_STEP };
 
@@ -32,7 +32,7 @@ static void standing_still_does_not(void **state)
 	assert_true(dray_timeout_passed(&p, 9000 * MS));
 }
 
-static void begins_now(void **state)
+static void begins_at_once(void **state)
 {
 	struct dray_timeout p = dray_timeout_start(MS);
 
@@ -52,7 +52,7 @@ static void *say_ended(void *arg)
 	return NULL;
 }
 
-static void an_end_is_awaited(void **state)
+static void an_end_is_waited_for(void **state)
 {
 	struct awaited a = { .ended = false };
 	pthread_condattr_t attr;
@@ -78,9 +78,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(waiting_counts),
-		cmocka_unit_test(standing_still_does_not),
-		cmocka_unit_test(begins_now),
-		cmocka_unit_test(an_end_is_awaited),
+		cmocka_unit_test(descheduled_time_does_not_count),
+		cmocka_unit_test(begins_at_once),
+		cmocka_unit_test(an_end_is_waited_for),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

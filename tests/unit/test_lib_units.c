@@ -134,7 +134,7 @@ static void integers_are_read(void **state)
 	check(parse_octal, octal, DRAY_ARRAY_SIZE(octal));
 }
 
-static void what_is_shown_is_read_again(void **state)
+static void shown_values_are_read_back(void **state)
 {
 	static const struct {
 		int64_t v;
@@ -175,7 +175,7 @@ int main(void)
 		cmocka_unit_test(sizes_are_read),
 		cmocka_unit_test(durations_are_read),
 		cmocka_unit_test(integers_are_read),
-		cmocka_unit_test(what_is_shown_is_read_again),
+		cmocka_unit_test(shown_values_are_read_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each ring is heard, by one that waits and by one that watches, and nobody has to answer. */
+/* Each ring wakes the other side, whether it waits or watches, and needs no answer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void test_wake(void **state)
 	assert_true(dray_wake_clear(fd));
 	assert_int_equal(epoll_wait(loop, &ev, 1, 0), 0);
 	assert_false(dray_wake_clear(fd));
-	/* full: one more neither blocks nor is lost */
+	/* full: another ring neither blocks nor is lost */
 	assert_int_equal(eventfd_write(fd, UINT64_MAX - 1), 0);
 	dray_wake(fd);
 	assert_true(dray_wake_clear(fd));
@@ -69,13 +69,13 @@ static void test_watched(void **state)
 	assert_int_equal(epoll_ctl(outermost, EPOLL_CTL_ADD, outer, &ev), 0);
 	for (int i = 0; i < 1000; i++) {
 		assert_int_equal(write(bell, &one, sizeof(one)), sizeof(one));
-		/* as an engine's own loop sees dray_fd() */
+		/* as the loop of an engine watches dray_fd() */
 		assert_int_equal(epoll_wait(outermost, &ev, 1, 0), 1);
 		assert_int_equal(epoll_wait(outer, &ev, 1, 0), 1);
 		assert_int_equal(epoll_wait(outer, &ev, 1, 0), 0);
 		assert_int_equal(epoll_wait(outermost, &ev, 1, 0), 0);
 	}
-	/* several are one */
+	/* several rings cause one event */
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(write(bell, &one, sizeof(one)), sizeof(one));
 	assert_int_equal(epoll_wait(outer, &ev, 1, 0), 1);

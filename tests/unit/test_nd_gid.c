@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GID of a port is used; known mistakes of others have a test each. */
+/* Which GID of a port is chosen; each mistake known from other software has a test. */
 #include "netdetect/choose/gid.h"
 
 #include <arpa/inet.h>
@@ -23,7 +23,10 @@ static int setup(void **state)
 	return 0;
 }
 
-/* netdev NULL: none in this namespace. It is up unless the test says otherwise. */
+/*
+ * Adds a GID. netdev NULL: it has none in this namespace. The netdev is up unless the test changes
+ * that.
+ */
 static struct nd_gid *add(uint32_t index, enum nd_gid_type type, const char *gid,
 			  const char *netdev)
 {
@@ -47,7 +50,7 @@ static const struct nd_gid *best(const struct nd_gid_choice *choice)
 	for (size_t i = 0; i < gids.n; i++) {
 		assert_true(*gids.v[i].reason);
 		assert_int_equal(gids.v[i].rejected, gids.v[i].score < 0);
-		/* rejected ones are behind all others */
+		/* rejected GIDs come last */
 		assert_true(!i || !gids.v[i - 1].rejected || gids.v[i].rejected);
 	}
 	return nd_gids_best(&gids);
@@ -64,7 +67,7 @@ static void best_is(const struct nd_gid_choice *choice, uint32_t index)
 static void says(const struct nd_gid *g, const char *words)
 {
 	if (!strstr(g->reason, words))
-		fail_msg("\"%s\" does not say \"%s\"", g->reason, words);
+		fail_msg("\"%s\" does not contain \"%s\"", g->reason, words);
 }
 
 static void without_live_netdev_does_not_beat_private(void **state)
@@ -103,7 +106,7 @@ static void each_port_has_its_own_index(void **state)
 	best_is(&any, 5);
 }
 
-/* Two addresses of one netdev: which one is used does not hang on the order of the table. */
+/* Two addresses of one netdev: the choice does not depend on their order in the table. */
 static void same_choice_after_a_flap(void **state)
 {
 	struct in6_addr before;
@@ -127,7 +130,7 @@ static void ipv6_only(void **state)
 	says(&gids.v[0], "IPv6 fd00::1");
 }
 
-static void link_local_only_is_used_and_said(void **state)
+static void link_local_alone_is_used_and_reported(void **state)
 {
 	add(0, ND_GID_ROCE_V1, "fe80::1", "eth0");
 	add(1, ND_GID_ROCE_V2, "fe80::1", "eth0");
@@ -135,7 +138,7 @@ static void link_local_only_is_used_and_said(void **state)
 	says(&gids.v[0], "link-local");
 }
 
-static void family_is_heeded(void **state)
+static void the_configured_family_is_preferred(void **state)
 {
 	struct nd_gid_choice v6 = { .family = AF_INET6, .fixed_index = -1 };
 	struct nd_gid_choice v4 = { .family = AF_INET, .fixed_index = -1 };
@@ -160,7 +163,7 @@ static void fixed_index_wins(void **state)
 	says(&gids.v[0], "fixed by configuration although");
 }
 
-static void fixed_index_that_is_not_there_is_not_replaced(void **state)
+static void a_missing_fixed_index_is_not_replaced(void **state)
 {
 	struct nd_gid_choice fixed = { .fixed_index = 7 };
 
@@ -192,7 +195,7 @@ static void bridges_of_containers_are_last(void **state)
 	add(1, ND_GID_ROCE_V2, "::ffff:10.0.0.1", "eth0");
 	best_is(&any, 1);
 	setup(state);
-	/* every host has that address: no other machine reaches it */
+	/* every host has that address, so it reaches no other machine */
 	add(0, ND_GID_ROCE_V2, "::ffff:172.17.0.1", "docker0");
 	add(1, ND_GID_ROCE_V2, "fd00::1", "eth0");
 	best_is(&any, 1);
@@ -215,7 +218,7 @@ static void infiniband_routable(void **state)
 	choice.flid = nd_gids_flid(&gids);
 	assert_int_equal(choice.flid, 0x12);
 	best_is(&choice, 1);
-	/* an alias GUID at that index is no FLID */
+	/* an alias GUID at that index is not an FLID */
 	setup(state);
 	add(0, ND_GID_IB, "fe80::2", NULL);
 	add(1, ND_GID_IB, "fe80::9:8:7:6", NULL);
@@ -248,7 +251,7 @@ static void classes_and_texts(void **state)
 	}
 }
 
-static void nothing_has_no_best(void **state)
+static void no_gids_have_no_best(void **state)
 {
 	nd_gids_rank(&gids, &any);
 	assert_null(nd_gids_best(&gids));
@@ -263,17 +266,17 @@ int main(void)
 		cmocka_unit_test_setup(each_port_has_its_own_index, setup),
 		cmocka_unit_test_setup(same_choice_after_a_flap, setup),
 		cmocka_unit_test_setup(ipv6_only, setup),
-		cmocka_unit_test_setup(link_local_only_is_used_and_said, setup),
-		cmocka_unit_test_setup(family_is_heeded, setup),
+		cmocka_unit_test_setup(link_local_alone_is_used_and_reported, setup),
+		cmocka_unit_test_setup(the_configured_family_is_preferred, setup),
 		cmocka_unit_test_setup(fixed_index_wins, setup),
-		cmocka_unit_test_setup(fixed_index_that_is_not_there_is_not_replaced, setup),
+		cmocka_unit_test_setup(a_missing_fixed_index_is_not_replaced, setup),
 		cmocka_unit_test_setup(refused_by_the_device, setup),
 		cmocka_unit_test_setup(roce_v1_only, setup),
 		cmocka_unit_test_setup(bridges_of_containers_are_last, setup),
 		cmocka_unit_test_setup(infiniband_uses_the_first, setup),
 		cmocka_unit_test_setup(infiniband_routable, setup),
 		cmocka_unit_test_setup(classes_and_texts, setup),
-		cmocka_unit_test_setup(nothing_has_no_best, setup),
+		cmocka_unit_test_setup(no_gids_have_no_best, setup),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Netlink messages of links, addresses, routes and listeners: whole, cut short, and lying; and what follows from them. */
+/*
+ * Netlink messages of links, addresses, routes and listeners: complete, truncated, and with wrong
+ * lengths; and the choice of the address to advertise.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/if_addr.h>
@@ -113,7 +116,10 @@ static void kinds_of_links(void **state)
 	nd_links_deinit(&l);
 }
 
-/* Cut anywhere, a message is refused or understood as far as it goes, and nothing behind it is read. */
+/*
+ * A message truncated at any byte is refused, or understood up to there; the parser reads nothing
+ * behind it.
+ */
 static void cut_short(void **state)
 {
 	const struct building messages[] = { link_message(1, "eth0", UP, "vlan"),
@@ -134,7 +140,7 @@ static void cut_short(void **state)
 		}
 }
 
-static void lying_lengths(void **state)
+static void wrong_lengths(void **state)
 {
 	for (uint32_t lie = 0; lie < 65536; lie += 7) {
 		struct building b = link_message(1, "eth0", UP, "bond");
@@ -244,7 +250,10 @@ static void addresses_are_ranked(void **state)
 	expect_first(&l, true, true, "172.17.0.1");
 	take(&l, RTM_NEWADDR, addr_message(4, "10.8.0.1", 16, 0));
 	expect_first(&l, true, true, "10.8.0.1");
-	/* of whatever family, a real interface comes before overlays and bridges of containers */
+	/*
+	 * an address of a real interface comes before overlays and bridges of containers, whatever
+	 * its family
+	 */
 	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::1", 64, 0));
 	expect_first(&l, true, true, "2001:db8::1");
 	expect_first(&l, true, false, "10.8.0.1");
@@ -254,14 +263,14 @@ static void addresses_are_ranked(void **state)
 	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.8", 16, IFA_F_TENTATIVE));
 	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.7", 16, IFA_F_DEPRECATED));
 	expect_first(&l, true, true, "10.0.0.9");
-	/* the default route decides between interfaces, the one with the least metric */
+	/* among interfaces the default route with the lowest metric decides */
 	take(&l, RTM_NEWADDR, addr_message(2, "10.1.0.1", 16, 0));
 	expect_first(&l, true, true, "10.0.0.9");
 	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 2, 100));
 	expect_first(&l, true, true, "10.1.0.1");
 	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 1, 50));
 	expect_first(&l, true, true, "10.0.0.9");
-	/* by a bridge of containers it leads nowhere */
+	/* a default route by a bridge of containers does not count */
 	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 3, 1));
 	expect_first(&l, true, true, "10.0.0.9");
 	nd_links_deinit(&l);
@@ -289,7 +298,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(kinds_of_links),
 		cmocka_unit_test(cut_short),
-		cmocka_unit_test(lying_lengths),
+		cmocka_unit_test(wrong_lengths),
 		cmocka_unit_test(streams_of_messages),
 		cmocka_unit_test(listeners),
 		cmocka_unit_test(addresses_are_ranked),

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events of links as they come, and what happens when more come than are read; in a network namespace of its own. */
+/*
+ * Events of link changes, also when more arrive than are read; in a network namespace of the test.
+ */
 #include "netdetect/monitor.h"
 
 #include <errno.h>
@@ -41,7 +43,7 @@ static bool readable(struct nd_monitor *m, int ms)
 	return poll(&p, 1, ms) == 1;
 }
 
-/* Runs in a child, since a process cannot go back to the namespace it came from. */
+/* Runs fn in a child, because a process cannot return to its former namespace. */
 static void in_namespace(void (*fn)(void))
 {
 	int status;
@@ -60,7 +62,7 @@ static void in_namespace(void (*fn)(void))
 	assert_int_equal(status, 0);
 }
 
-/* Of a child: no assertion of the test library, which would go on with the other tests. */
+/* For a child: an assertion of cmocka would continue with the other tests there. */
 #define CHECK(x)                                                       \
 	do {                                                           \
 		if (!(x)) {                                            \
@@ -98,14 +100,14 @@ static void storm(void)
 	CHECK(readable(m, 10000));
 	CHECK(nd_monitor_read(m) & ND_CHANGE_OVERRUN);
 	CHECK(nd_monitor_read(m) == 0);
-	/* and it goes on */
+	/* later changes still arrive */
 	batch("del", "10.1", 1);
 	CHECK(readable(m, 10000));
 	CHECK(nd_monitor_read(m) == ND_CHANGE_LINKS);
 	nd_monitor_free(m);
 }
 
-/* Dumps that are interrupted by changes start again, and what comes out is whole. */
+/* Dumps that changes interrupt are repeated, and the result is complete. */
 static void scan_while_it_changes(void)
 {
 	pid_t changing;
@@ -124,7 +126,7 @@ static void scan_while_it_changes(void)
 		size_t steady = 0;
 		int r = nd_links_scan(&ND_SOURCE_LIVE, &l, &err);
 
-		/* eight times in a row interrupted, it gives up and says so */
+		/* after eight interruptions in a row the scan ends with an error */
 		CHECK(r == 0 || r == -EINTR || r == -ENOBUFS);
 		for (size_t k = 0; k < l.n_addrs; k++)
 			steady += l.addrs[k].addr.s6_addr[12] == 10;

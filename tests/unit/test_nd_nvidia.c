@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVIDIA's driver without CUDA: what its files say, device nodes, and where libcuda is. */
+/* NVIDIA's driver without CUDA: the content of its files, device nodes, and the path of libcuda. */
 #include "netdetect/gpu/nvidia.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 	"GCC version:  gcc 13.3.0\n"
 #define CLOSED_535 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb\n"
 
-/* With the NULs in it. */
+/* Writes bytes, which can include NUL. */
 static void write_bytes(const char *name, const void *bytes, size_t n)
 {
 	char path[128];
@@ -46,7 +46,7 @@ static void information(void **state)
 	assert_string_equal(g.name, "NVIDIA H200");
 	assert_string_equal(g.uuid, "GPU-01234567-89ab-cdef-0123-456789abcdef");
 	assert_int_equal(g.minor, 3);
-	/* a GPU that nobody has opened yet */
+	/* a GPU that no process has opened yet */
 	nd_nvidia_parse("Model: Unknown\nGPU UUID: GPU-????????"
 			"-????"
 			"-????"
@@ -74,7 +74,7 @@ static void scan(struct nd_nvidia *ret)
 	assert_int_equal(nd_nvidia_scan(&s, &gpu, 1, ret), 0);
 }
 
-static void nothing_is_there(void **state)
+static void no_driver(void **state)
 {
 	struct nd_nvidia n;
 
@@ -84,7 +84,7 @@ static void nothing_is_there(void **state)
 	nd_nvidia_deinit(&n);
 }
 
-static void a_container_with_one_of_two(void **state)
+static void a_container_with_one_of_two_gpus(void **state)
 {
 	struct nd_nvidia n;
 
@@ -133,7 +133,7 @@ static void without_dma_buf(void **state)
 	assert_false(n.dma_buf);
 	assert_non_null(strstr(n.dma_buf_reason, "5.12"));
 	nd_nvidia_deinit(&n);
-	/* nodes alone, as sandboxes show it */
+	/* device nodes only, as in sandboxes */
 	cm_file_write(cm_dir, "proc/driver/nvidia/version", "");
 	cm_file_write(cm_dir, "dev/nvidiactl", "");
 	scan(&n);
@@ -153,7 +153,7 @@ static const char *libcuda(bool *ret_loads)
 	return path;
 }
 
-static void the_loaders_places(void **state)
+static void the_loaders_directories(void **state)
 {
 	static const char environment[] =
 		"A=1\0LD_LIBRARY_PATH=:/none:/usr/local/nvidia/lib64\0B=2";
@@ -161,14 +161,14 @@ static void the_loaders_places(void **state)
 
 	assert_string_equal(libcuda(&loads), "");
 	assert_false(loads);
-	/* where nothing but LD_LIBRARY_PATH leads */
+	/* a directory that only LD_LIBRARY_PATH names */
 	cm_file_write(cm_dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF64);
 	assert_string_equal(libcuda(&loads), "/usr/local/nvidia/lib64/libcuda.so.1");
 	assert_false(loads);
 	write_bytes("proc/self/environ", environment, sizeof(environment));
 	assert_string_equal(libcuda(&loads), "/usr/local/nvidia/lib64/libcuda.so.1");
 	assert_true(loads);
-	/* of the other word size, and gone: neither serves */
+	/* neither a library of the other word size nor a missing one is used */
 	cm_file_write(cm_dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF32);
 	assert_string_equal(libcuda(&loads), "");
 	assert_false(loads);
@@ -187,8 +187,8 @@ static void the_loaders_cache(void **state)
 	assert_true(loads);
 }
 
-/* Whatever a cache holds, what is found is a whole path within it. */
-static void a_cache_of_noise(void **state)
+/* Whatever the cache contains, the result is a complete path inside it. */
+static void a_cache_of_random_bytes(void **state)
 {
 	static const char words[][20] = { "/libcuda.so.1", "/", "a", "libcuda.so.1", "" };
 	char noise[512];
@@ -226,12 +226,12 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(information),
-		cm_test_in_dir(nothing_is_there),
-		cm_test_in_dir(a_container_with_one_of_two),
+		cm_test_in_dir(no_driver),
+		cm_test_in_dir(a_container_with_one_of_two_gpus),
 		cm_test_in_dir(without_dma_buf),
-		cm_test_in_dir(the_loaders_places),
+		cm_test_in_dir(the_loaders_directories),
 		cm_test_in_dir(the_loaders_cache),
-		cmocka_unit_test(a_cache_of_noise),
+		cmocka_unit_test(a_cache_of_random_bytes),
 		cmocka_unit_test(kernels),
 	};
 

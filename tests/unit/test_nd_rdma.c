@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RDMA netlink messages made by hand, and devices of a recorded machine. */
+/* RDMA netlink messages that the test builds, and the devices of a recorded machine. */
 #include "netdetect/rdma/device.h"
 
 #include <errno.h>
@@ -134,7 +134,7 @@ static void device_is_read(void **state)
 	assert_int_equal(d->node_type, 1);
 	assert_int_equal(d->numa, -1);
 	assert_null(nd_device_by_name(&devices, "mlx5_1"));
-	/* an event may say it again */
+	/* an event can repeat it */
 	assert_int_equal(feed(RDMA_NLDEV_CMD_GET, &m), 0);
 	assert_int_equal(devices.n, 1);
 }
@@ -182,7 +182,7 @@ static void resources_and_mode(void **state)
 	assert_int_equal(devices.netns, ND_NETNS_SHARED);
 }
 
-/* In memory of just that size, so that a byte too far is seen. */
+/* Parses in memory of the exact size, so that the sanitizer finds every access beyond. */
 static void cut(uint16_t cmd, const struct message *m)
 {
 	for (size_t n = 0; n <= m->n; n++) {
@@ -209,7 +209,7 @@ static void truncated_at_each_byte(void **state)
 	cut(RDMA_NLDEV_CMD_SYS_GET, &d);
 }
 
-static void lying_lengths(void **state)
+static void wrong_lengths(void **state)
 {
 	static const uint16_t lies[] = { 0, 1, 3, 0x7fff, 0xffff };
 	struct message good = device_message(4, "mlx5_0");
@@ -220,15 +220,15 @@ static void lying_lengths(void **state)
 		memcpy(m.bytes, &lies[i], sizeof(lies[i]));
 		assert_int_equal(feed(RDMA_NLDEV_CMD_GET, &m), -EBADMSG);
 	}
-	/* within what is nested */
+	/* inside a nested attribute */
 	good = resource_message(4);
 	good.bytes[8 + sizeof(struct nlattr)] = 0xff;
 	assert_int_equal(feed(RDMA_NLDEV_CMD_RES_GET, &good), -EBADMSG);
 	assert_int_equal(devices.n, 0);
 }
 
-/* Names become parts of paths. */
-static void names_that_lead_elsewhere(void **state)
+/* Names become parts of paths, so they must not lead to other directories. */
+static void names_with_paths_are_refused(void **state)
 {
 	static const char *const bad[] = { "", ".", "..", "../../etc", "a/b" };
 
@@ -240,7 +240,7 @@ static void names_that_lead_elsewhere(void **state)
 	assert_int_equal(devices.n, 0);
 }
 
-static void unknown_is_passed_over(void **state)
+static void unknown_attributes_are_ignored(void **state)
 {
 	struct message m = device_message(4, "mlx5_0");
 
@@ -303,7 +303,7 @@ static void scan(const struct nd_links *links)
 		}
 }
 
-static void no_rdma_is_no_error(void **state)
+static void no_rdma_is_not_an_error(void **state)
 {
 	struct nd_links none = { 0 };
 
@@ -350,7 +350,7 @@ static void netdev_elsewhere_is_not_used(void **state)
 	struct nd_links none = { 0 };
 
 	record_roce("mlx5_0");
-	/* netdev of another namespace: listed, and not to be used */
+	/* a netdev of another namespace is listed but not used */
 	scan(&none);
 	assert_int_equal(devices.v[0].ports[0].gids.n, 2);
 	assert_null(nd_gids_best(&devices.v[0].ports[0].gids));
@@ -398,12 +398,18 @@ static void infiniband_of_sysfs(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(device_is_read),         TEST(ports_go_to_their_device),
-		TEST(resources_and_mode),     TEST(truncated_at_each_byte),
-		TEST(lying_lengths),          TEST(names_that_lead_elsewhere),
-		TEST(unknown_is_passed_over), TEST(no_rdma_is_no_error),
-		TEST(roce_of_sysfs),          TEST(netdev_elsewhere_is_not_used),
-		TEST(names_in_natural_order), TEST(infiniband_of_sysfs),
+		TEST(device_is_read),
+		TEST(ports_go_to_their_device),
+		TEST(resources_and_mode),
+		TEST(truncated_at_each_byte),
+		TEST(wrong_lengths),
+		TEST(names_with_paths_are_refused),
+		TEST(unknown_attributes_are_ignored),
+		TEST(no_rdma_is_not_an_error),
+		TEST(roce_of_sysfs),
+		TEST(netdev_elsewhere_is_not_used),
+		TEST(names_in_natural_order),
+		TEST(infiniband_of_sysfs),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

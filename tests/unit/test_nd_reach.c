@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which local ports reach which of a peer's: scans made by hand, with recorded routes. */
+/*
+ * Which local ports reach which ports of a peer: scans that the test builds, with recorded routes.
+ */
 #include "netdetect/choose/rail.h"
 
 #include <arpa/inet.h>
@@ -11,7 +13,7 @@
 
 #define PORTS_MAX 2
 
-/* Not the kernel: routes are those of the scan. */
+/* routes come from the scan instead of the kernel */
 static const struct nd_source recorded = { "/nowhere" };
 
 static struct {
@@ -92,7 +94,7 @@ static void route_add(int ifindex, const char *dst, uint8_t prefix, const char *
 				   .gateway = gateway ? address(gateway) : in6addr_any };
 }
 
-/* A device of one port with one GID. */
+/* Adds a device of one port with one GID. */
 static struct nd_port *port_add(enum nd_link_layer layer, enum nd_gid_type type, const char *gid,
 				int ifindex)
 {
@@ -130,7 +132,7 @@ static void ask(const struct nd_remote_port *ports, size_t n)
 	assert_int_equal(n_rails, rig.scan.devices.n * n);
 	for (size_t i = 0; i < n_rails; i++) {
 		assert_true(*rails[i].reason);
-		/* reachable ones come first */
+		/* reachable rails come first */
 		assert_true(!i || rails[i - 1].reachable || !rails[i].reachable);
 	}
 }
@@ -138,7 +140,7 @@ static void ask(const struct nd_remote_port *ports, size_t n)
 static void says(const struct nd_rail *r, const char *words)
 {
 	if (!strstr(r->reason, words))
-		fail_msg("\"%s\" does not say \"%s\"", r->reason, words);
+		fail_msg("\"%s\" does not contain \"%s\"", r->reason, words);
 }
 
 static void eth0_with_subnet(void)

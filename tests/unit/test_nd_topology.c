@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PCI distance, and which RNICs each GPU should use. */
+/* PCI distances, and the choice of RNICs for each GPU. */
 #include "netdetect/topology/topology.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static struct nd_pci_place place(const char *host, int numa, const char *a, cons
 
 static void distances(void **state)
 {
-	/* below one switch: root port, upstream port, then a downstream port for each */
+	/* below one switch: root port, upstream port, and a downstream port for each device */
 	struct nd_pci_place gpu =
 		place("pci0000:15", 0, "15:01.0", "16:00.0", "17:00.0", "19:00.0");
 	struct nd_pci_place near =
@@ -32,7 +32,9 @@ static void distances(void **state)
 	/* below another switch of the same root port */
 	struct nd_pci_place far =
 		place("pci0000:15", 0, "15:01.0", "20:00.0", "21:00.0", "22:00.0");
-	/* by another root port of the same complex, another complex, another socket */
+	/*
+	 * below another root port of the same complex, below another complex, and on another socket
+	 */
 	struct nd_pci_place root = place("pci0000:15", 0, "15:02.0", "30:00.0", NULL, NULL);
 	struct nd_pci_place node = place("pci0000:40", 0, "40:01.0", "41:00.0", NULL, NULL);
 	struct nd_pci_place sys = place("pci0000:80", 1, "80:01.0", "81:00.0", NULL, NULL);
@@ -58,7 +60,7 @@ static void distances(void **state)
 static struct nd_device devices[DEVICES];
 static struct nd_port ports[DEVICES];
 static struct nd_gpu gpus[4];
-/* GPUs and devices without a place are all at the same distance. */
+/* GPUs and devices without a PCI place all have the same distance. */
 static struct nd_topology choose(unsigned n_gpus, unsigned n_devices, unsigned k, unsigned down)
 {
 	struct nd_source s = ND_SOURCE_LIVE;
@@ -93,7 +95,7 @@ static unsigned preferred(const struct nd_topology *t, unsigned gpu)
 	return n;
 }
 
-static void equal_ones_are_spread(void **state)
+static void equal_rnics_are_spread(void **state)
 {
 	struct nd_topology t = choose(4, 4, 1, 0);
 
@@ -113,14 +115,14 @@ static void ports_that_are_down_come_last(void **state)
 	assert_int_equal(of(&t, 0), 2);
 	assert_int_equal(of(&t, 1), 3);
 	free(t.pairs);
-	/* and are taken where there is nothing else */
+	/* they are used if there are no others */
 	t = choose(2, 2, 1, 0x3);
 	assert_int_equal(of(&t, 0), 0);
 	assert_int_equal(of(&t, 1), 1);
 	free(t.pairs);
 }
 
-static void as_many_as_asked_for(void **state)
+static void the_requested_number_is_chosen(void **state)
 {
 	struct nd_topology t = choose(2, 4, 2, 0);
 
@@ -158,14 +160,14 @@ static void function(const char *bdf, const char *vendor, const char *class)
 	cm_file_write(cm_dir, path, class);
 }
 
-static void what_is_a_gpu(void **state)
+static void functions_that_are_gpus(void **state)
 {
 	struct nd_topology t;
 
 	function("0000:01:00.0", "0x10de\n", "0x030200\n"); /* 3D controller */
-	function("0000:02:00.0", "0x10de\n", "0x030000\n"); /* with a picture */
-	function("0000:03:00.0", "0x10de\n", "0x040300\n"); /* its sound */
-	function("0000:04:00.0", "0x1a03\n", "0x030000\n"); /* the board's console */
+	function("0000:02:00.0", "0x10de\n", "0x030000\n"); /* with a display */
+	function("0000:03:00.0", "0x10de\n", "0x040300\n"); /* its audio function */
+	function("0000:04:00.0", "0x1a03\n", "0x030000\n"); /* the mainboard's console */
 	function("0000:05:00.0", "0x1002\n", "0x120000\n"); /* accelerator */
 	function("0000:06:00.0", "0x10de\n", "nonsense\n");
 	scan(&t);
@@ -197,7 +199,7 @@ static void nodes_and_their_cpus(void **state)
 	nd_topology_deinit(&t);
 }
 
-static void hidden_ones_are_counted(void **state)
+static void hidden_gpus_are_counted(void **state)
 {
 	struct nd_topology t;
 
@@ -222,13 +224,10 @@ static void hidden_ones_are_counted(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(distances),
-		TEST(equal_ones_are_spread),
-		TEST(ports_that_are_down_come_last),
-		TEST(as_many_as_asked_for),
-		TEST(what_is_a_gpu),
-		TEST(nodes_and_their_cpus),
-		TEST(hidden_ones_are_counted),
+		cmocka_unit_test(distances),         TEST(equal_rnics_are_spread),
+		TEST(ports_that_are_down_come_last), TEST(the_requested_number_is_chosen),
+		TEST(functions_that_are_gpus),       TEST(nodes_and_their_cpus),
+		TEST(hidden_gpus_are_counted),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
