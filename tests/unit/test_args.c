@@ -11,7 +11,7 @@
 
 #define WORDS_MAX 8
 
-/* The words of text, parsed; they stay until the next call. */
+/* Parses the words of text, which stay valid until the next call. */
 static int parse(struct args *a, const char *text, struct dray_err *reterr)
 {
 	static char words[512];
@@ -47,7 +47,7 @@ static void bad(const char *text, const char *message)
 	args_deinit(&a);
 }
 
-static void actions_are_told_apart(void **state)
+static void actions_are_distinguished(void **state)
 {
 	static const struct {
 		const char *text;
@@ -58,7 +58,7 @@ static void actions_are_told_apart(void **state)
 		{ "-h", ARGS_HELP },
 		{ "--version", ARGS_VERSION },
 		{ "--check-config", ARGS_CHECK_CONFIG },
-		/* somebody who asks for help gets it, whatever follows */
+		/* help is printed, whatever follows */
 		{ "--check-config --help --nonsense", ARGS_HELP },
 	};
 
@@ -114,7 +114,7 @@ static void switches_need_no_value(void **state)
 	args_deinit(&a);
 }
 
-static void wrong_use_is_one_line(void **state)
+static void errors_of_usage_are_one_line(void **state)
 {
 	bad("--confg x", "unknown option --confg, did you mean --config?");
 	bad("--state_dir=/x", "unknown option --state_dir, did you mean --state-dir?");
@@ -155,7 +155,7 @@ static void help_has_every_key_and_flag(void **state)
 	assert_non_null(strstr(text, "--check-config"));
 }
 
-/* No flag of a key hides another option, or is the beginning of one with a =. */
+/* No flag of a key equals another option, or another option's text before its =. */
 static void flags_are_distinct(void **state)
 {
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
@@ -168,11 +168,11 @@ static void flags_are_distinct(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(actions_are_told_apart),
+		cmocka_unit_test(actions_are_distinguished),
 		cmocka_unit_test(values_follow_or_are_attached),
 		cmocka_unit_test(list_flags_add_up),
 		cmocka_unit_test(switches_need_no_value),
-		cmocka_unit_test(wrong_use_is_one_line),
+		cmocka_unit_test(errors_of_usage_are_one_line),
 		cmocka_unit_test(help_has_every_key_and_flag),
 		cmocka_unit_test(flags_are_distinct),
 	};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ceilings that dray is measured beside do the work that they claim to do. */
+/* The ceilings that dray is compared with do the work that they claim to do. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static uint8_t *memory(uint8_t value)
 
 /* --- copies ------------------------------------------------------------------------------------- */
 
-static void copies_go_round_the_list(void **state)
+static void copies_repeat_the_list(void **state)
 {
 	static const struct dray_op ops[] = { { 0, 100, 10 }, { 50, 0, 5 }, { 60, 200, 1 } };
 	uint8_t near[256], far[256];
@@ -49,7 +49,7 @@ static void copies_go_round_the_list(void **state)
 	assert_int_equal(near[10], 1);
 	assert_int_equal(near[54], 2);
 	assert_int_equal(near[60], 1);
-	/* the third, then the first again, the other way */
+	/* the third entry, then the first again, in the other direction */
 	memset(near, 3, sizeof(near));
 	assert_int_equal(ceiling_copy(&w, DRAY_DIRECTION_WRITE, &at, 2), 11);
 	assert_int_equal(at, 1);
@@ -71,7 +71,7 @@ static void offsets_may_be_addresses(void **state)
 
 /* --- round trips -------------------------------------------------------------------------------- */
 
-static void echoes_come_back(void **state)
+static void echoes_return_the_message(void **state)
 {
 	for (int way = 0; way < CEILING_ECHO_N; way++) {
 		struct ceiling_echo e;
@@ -88,7 +88,7 @@ static void echoes_come_back(void **state)
 	}
 }
 
-static void a_message_may_be_large(void **state)
+static void messages_can_be_large(void **state)
 {
 	struct ceiling_echo e;
 
@@ -97,7 +97,7 @@ static void a_message_may_be_large(void **state)
 	ceiling_echo_close(&e);
 }
 
-static void a_dead_echo_is_told(void **state)
+static void a_dead_echo_is_reported(void **state)
 {
 	struct ceiling_echo e;
 
@@ -110,7 +110,7 @@ static void a_dead_echo_is_told(void **state)
 	ceiling_echo_close(&e);
 }
 
-/* Who spins does so in its rounds only. */
+/* A spinning child polls only during its rounds. */
 static void a_paused_child_is_stopped(void **state)
 {
 	struct ceiling_echo e;
@@ -130,7 +130,7 @@ static void a_paused_child_is_stopped(void **state)
 /* --- the bare socket loop of the benchmarks ----------------------------------------------------- */
 
 struct loop {
-	struct ceiling_tcp_plan plan; /* of the side that sends */
+	struct ceiling_tcp_plan plan; /* of the sending side */
 	struct ceiling_tcp *sender;
 	pid_t child;
 };
@@ -154,7 +154,7 @@ static void loop_open(struct loop *l, const struct ceiling_tcp_plan *plan)
 	assert_int_equal(ceiling_tcp_connect(l->sender, "127.0.0.1", port), 0);
 }
 
-/* 100 operations of different lengths, back to front on the other side. */
+/* 100 operations of different lengths; their order is reversed on the other side. */
 static struct dray_op *list_make(void)
 {
 	struct dray_op *ops = calloc(100, sizeof(*ops));
@@ -186,7 +186,7 @@ static void all_bytes_arrive(const struct ceiling_tcp_plan *shape)
 		assert_int_equal(ceiling_tcp_send(l.sender, 100, &moved, &bytes), 0);
 		assert_true(moved >= 100 && moved < 100 + plan.batch * plan.streams);
 		assert_true(bytes >= sum);
-		/* when it returns, all is in place */
+		/* when the call returns, all bytes are in place */
 		for (unsigned i = 0; i < 100; i++)
 			assert_memory_equal(near + ops[i].local, far + ops[i].remote,
 					    ops[i].length);
@@ -199,7 +199,7 @@ static void all_bytes_arrive(const struct ceiling_tcp_plan *shape)
 	munmap(far, BYTES);
 }
 
-static void every_shape_moves_all_bytes(void **state)
+static void every_plan_moves_all_bytes(void **state)
 {
 	static const struct ceiling_tcp_plan shapes[] = {
 		{ .streams = 1, .batch = 1 },
@@ -207,7 +207,7 @@ static void every_shape_moves_all_bytes(void **state)
 		{ .streams = 2, .batch = 5 },
 		{ .streams = 4, .batch = 25, .threads = 2, .local = true },
 		{ .streams = 5, .batch = 4, .threads = 1, .buffer = 65536 },
-		{ .streams = 1, .batch = 200 }, /* more than the list holds */
+		{ .streams = 1, .batch = 200 }, /* more than the list has */
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(shapes); i++)
@@ -216,10 +216,10 @@ static void every_shape_moves_all_bytes(void **state)
 
 /* --- hooks of the loop -------------------------------------------------------------------------- */
 
-/* Of this side: the child that receives has a copy. */
+/* Each side has its own; the receiving child has a copy. */
 struct hooked {
 	unsigned tuned, moves, settled, pumps;
-	int refuse; /* what tune returns */
+	int refuse; /* result of tune */
 	pid_t sender;
 };
 
@@ -234,7 +234,7 @@ static int count_tune(void *arg, int sock)
 	return h->refuse;
 }
 
-/* One piece at most, and every third time none. */
+/* Moves at most one piece, and every third time nothing. */
 static ssize_t count_move(void *arg, unsigned stream, int sock, struct msghdr *m, int flags)
 {
 	struct hooked *h = arg;
@@ -253,7 +253,7 @@ static int count_settle(void *arg, unsigned stream, int sock)
 	struct hooked *h = arg;
 
 	assert_true(sock >= 0);
-	/* in order, and once a round */
+	/* in order, and once for each round */
 	assert_int_equal(h->settled++ % 2, stream);
 	return 0;
 }
@@ -270,7 +270,7 @@ static int count_pump(void *arg, struct ceiling_tcp *t, unsigned first, unsigned
 		while (!ret && (m = ceiling_tcp_next(t, i, &sock))) {
 			ssize_t n = sending ? sendmsg(sock, m, MSG_NOSIGNAL) : recvmsg(sock, m, 0);
 
-			/* what does no harm, and the same batch again */
+			/* harmless errors, then the same batch again */
 			assert_int_equal(ceiling_tcp_moved(t, i, -EAGAIN), 0);
 			assert_int_equal(ceiling_tcp_moved(t, i, -EINTR), 0);
 			assert_ptr_equal(ceiling_tcp_next(t, i, &sock), m);
@@ -280,7 +280,7 @@ static int count_pump(void *arg, struct ceiling_tcp *t, unsigned first, unsigned
 	return ret;
 }
 
-static void calls_may_be_replaced(void **state)
+static void hooks_replace_calls(void **state)
 {
 	static const struct ceiling_tcp_hooks hooks = { .tune = count_tune,
 							.move = count_move,
@@ -291,13 +291,15 @@ static void calls_may_be_replaced(void **state)
 	};
 
 	all_bytes_arrive(&plan);
-	/* three rounds of 100 operations, a piece each; the socket that listened was tuned here too */
+	/*
+	 * three rounds of 100 operations, one piece each; the listening socket was tuned here too
+	 */
 	assert_int_equal(h.settled, 3 * 2);
 	assert_true(h.moves - h.moves / 3 >= 3 * 100);
 	assert_int_equal(h.tuned, 1 + 2);
 }
 
-static void the_inner_loop_may_be_replaced(void **state)
+static void a_hook_replaces_the_inner_loop(void **state)
 {
 	static const struct ceiling_tcp_hooks hooks = { .pump = count_pump };
 	struct hooked h = { .sender = getpid() };
@@ -309,7 +311,7 @@ static void the_inner_loop_may_be_replaced(void **state)
 	assert_int_equal(h.pumps, 3);
 }
 
-static void a_refusal_to_tune_is_told(void **state)
+static void a_failed_tune_is_reported(void **state)
 {
 	static const struct ceiling_tcp_hooks hooks = { .tune = count_tune };
 	struct hooked h = { .refuse = -EOPNOTSUPP };
@@ -334,7 +336,7 @@ static void a_refusal_to_tune_is_told(void **state)
 	ceiling_tcp_free(t);
 }
 
-static void a_dead_receiver_is_told(void **state)
+static void a_dead_receiver_is_reported(void **state)
 {
 	uint8_t *near = memory(1);
 	struct dray_op op = { 0, 0, BYTES };
@@ -354,7 +356,7 @@ static void a_dead_receiver_is_told(void **state)
 	munmap(near, BYTES);
 }
 
-static void nobody_there_is_told(void **state)
+static void a_missing_listener_is_reported(void **state)
 {
 	struct dray_op op = { 0, 0, 1 };
 	struct ceiling_tcp_plan plan = { .work = { &op, 1, 0, 0 }, .streams = 1, .batch = 1 };
@@ -378,7 +380,7 @@ static void the_loop_moves_all_bytes(void **state)
 	static const struct ceiling_loop shapes[] = {
 		{ .streams = 1, .batch = 1 },   { .streams = 1, .batch = 10, .local = true },
 		{ .streams = 2, .batch = 5 },   { .streams = 5, .batch = 25, .local = true },
-		{ .streams = 1, .batch = 200 }, /* more than the list holds */
+		{ .streams = 1, .batch = 200 }, /* more than the list has */
 	};
 	uint8_t *near = memory(0), *far = memory(0);
 	dray_auto_free struct dray_op *ops = list_make();
@@ -406,7 +408,7 @@ static void the_loop_moves_all_bytes(void **state)
 	munmap(far, BYTES);
 }
 
-static void a_dead_child_of_the_loop_is_told(void **state)
+static void a_dead_child_of_the_loop_is_reported(void **state)
 {
 	uint8_t *near = memory(1);
 	struct dray_op op = { 0, 0, BYTES };
@@ -428,20 +430,20 @@ static void a_dead_child_of_the_loop_is_told(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(copies_go_round_the_list),
+		cmocka_unit_test(copies_repeat_the_list),
 		cmocka_unit_test(offsets_may_be_addresses),
-		cmocka_unit_test(echoes_come_back),
-		cmocka_unit_test(a_message_may_be_large),
-		cmocka_unit_test(a_dead_echo_is_told),
+		cmocka_unit_test(echoes_return_the_message),
+		cmocka_unit_test(messages_can_be_large),
+		cmocka_unit_test(a_dead_echo_is_reported),
 		cmocka_unit_test(a_paused_child_is_stopped),
-		cmocka_unit_test(every_shape_moves_all_bytes),
-		cmocka_unit_test(calls_may_be_replaced),
-		cmocka_unit_test(the_inner_loop_may_be_replaced),
-		cmocka_unit_test(a_refusal_to_tune_is_told),
-		cmocka_unit_test(a_dead_receiver_is_told),
-		cmocka_unit_test(nobody_there_is_told),
+		cmocka_unit_test(every_plan_moves_all_bytes),
+		cmocka_unit_test(hooks_replace_calls),
+		cmocka_unit_test(a_hook_replaces_the_inner_loop),
+		cmocka_unit_test(a_failed_tune_is_reported),
+		cmocka_unit_test(a_dead_receiver_is_reported),
+		cmocka_unit_test(a_missing_listener_is_reported),
 		cmocka_unit_test(the_loop_moves_all_bytes),
-		cmocka_unit_test(a_dead_child_of_the_loop_is_told),
+		cmocka_unit_test(a_dead_child_of_the_loop_is_reported),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

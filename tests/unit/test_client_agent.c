@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * libdray with a real agent, two of them where bytes go over TCP. Skipped where drayd has not been
- * built.
- */
+/* libdray with a real agent, and with two for bytes over TCP. Skipped if drayd was not built. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -95,7 +92,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Owner and importer, with a region each. */
+/* Owner and importer, each with a region. */
 struct pair {
 	struct dray *owner, *user;
 	struct dray_memory from, to;
@@ -156,7 +153,7 @@ static struct dray_event event(struct dray *d, enum dray_event_type type)
 	return e;
 }
 
-/* Blocks in reverse order, of a size that is no multiple of anything, all in one transfer. */
+/* Moves blocks of an odd size in reverse order, in one transfer. */
 static void scattered(struct pair *p, unsigned transport)
 {
 	enum { N = 4500, SIZE = 1009 };
@@ -267,7 +264,7 @@ static void between_two_agents(void **state)
 	moves(&agents[0], &agents[1], DRAY_TRANSPORT_TCP, DRAY_OPTION_NO_RING);
 }
 
-static void revoke_is_told(void **state)
+static void revoke_is_reported(void **state)
 {
 	struct dray_op op = { 0, 0, 8 };
 	struct dray_transfer t;
@@ -285,7 +282,7 @@ static void revoke_is_told(void **state)
 	pair_end(&p);
 }
 
-/* A word that never comes to hold the value: the transfer waits until it is cancelled. */
+/* The wait word never gets its value, so the transfer waits until it is cancelled. */
 static void waiting_is_cancelled(void **state)
 {
 	struct dray_op op = { 4096, 0, 8 };
@@ -342,7 +339,7 @@ static void agent_is_killed(void **state)
 	event(p.user, DRAY_EVENT_LOST);
 	e = event(p.user, DRAY_EVENT_RESTORED);
 	assert_int_equal(e.restarted, 1);
-	/* the regions are back; the token of the other agent is imported anew */
+	/* the regions exist again; the other agent's token is imported anew */
 	ok(p.user, dray_remote_release(p.user, p.remote));
 	ok(p.user, dray_remote_import(p.user, &p.token, 0, &p.remote));
 	scattered(&p, DRAY_TRANSPORT_TCP);
@@ -355,7 +352,7 @@ static void agent_is_killed(void **state)
 	pair_end(&p);
 }
 
-static void drain_is_told(void **state)
+static void drain_is_reported(void **state)
 {
 	struct dray *d = client(&agents[0], NULL, 0);
 	struct dray_event e;
@@ -373,7 +370,7 @@ static void drain_is_told(void **state)
 	dray_disconnect(d);
 }
 
-static void refusals_have_their_code(void **state)
+static void refusals_have_the_right_code(void **state)
 {
 	struct dray *d = client(&agents[0], NULL, 0);
 	int hole = memfd_create("hole", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -400,7 +397,10 @@ static void refusals_have_their_code(void **state)
 	dray_disconnect(d);
 }
 
-/* More at once than limits.requests_per_session: the library sends them as they fit. */
+/*
+ * More requests at once than limits.requests_per_session: the library sends each when there is
+ * room.
+ */
 static void many_requests(void **state)
 {
 	struct dray *d = client(&agents[0], NULL, 0);
@@ -425,7 +425,7 @@ static void many_requests(void **state)
 			regions[n++] = c.handle;
 		}
 	}
-	/* and again after a restart */
+	/* again after a restart */
 	agent_kill(&agents[0], SIGKILL);
 	agent_start(&agents[0]);
 	event(d, DRAY_EVENT_LOST);
@@ -452,9 +452,14 @@ static void find_drayd(const char *self)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(within_one_agent),         TEST(between_two_agents), TEST(revoke_is_told),
-		TEST(waiting_is_cancelled),     TEST(agent_is_killed),    TEST(drain_is_told),
-		TEST(refusals_have_their_code), TEST(many_requests),
+		TEST(within_one_agent),
+		TEST(between_two_agents),
+		TEST(revoke_is_reported),
+		TEST(waiting_is_cancelled),
+		TEST(agent_is_killed),
+		TEST(drain_is_reported),
+		TEST(refusals_have_the_right_code),
+		TEST(many_requests),
 	};
 
 	find_drayd(argv[0]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libdray: device pointers into extents. */
+/* libdray describes device pointers as extents. */
 #include <fcntl.h>
 #include <string.h>
 
@@ -78,17 +78,17 @@ static void expandable_segments_become_several_extents(void **state)
 {
 	cuda_chunks();
 	check_chunks();
-	/* the attributes tell of the whole reservation */
+	/* the attributes describe the whole reservation */
 	cuda.set("joined", 2);
 	cuda.set("primary", 1);
 	check_chunks();
-	/* they are not known, in an older driver */
+	/* an older driver does not have them */
 	cuda.set("joined", 0);
 	cuda.set("mapping", 0);
 	check_chunks();
 }
 
-static void a_mapping_without_ends_is_refused(void **state)
+static void a_mapping_of_unknown_range_is_refused(void **state)
 {
 	struct dray_cuda_extents e;
 
@@ -99,7 +99,7 @@ static void a_mapping_without_ends_is_refused(void **state)
 	assert_non_null(strstr(why, "from where to where"));
 }
 
-static void what_is_not_exportable_is_refused_in_words(void **state)
+static void memory_that_cannot_be_exported_is_refused_with_a_reason(void **state)
 {
 	static const enum dray_kind kinds[] = { DRAY_KIND_CUDA_VMM, DRAY_KIND_DMABUF };
 	struct dray_cuda_range r = { CUDA_BASE, 100 };
@@ -128,7 +128,7 @@ static void what_is_not_exportable_is_refused_in_words(void **state)
 	assert_non_null(strstr(why, "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=1"));
 }
 
-static void other_memory_is_refused_in_words(void **state)
+static void other_memory_is_refused_with_a_reason(void **state)
 {
 	struct dray_cuda_extents e;
 
@@ -145,7 +145,7 @@ static void other_memory_is_refused_in_words(void **state)
 	assert_int_equal(describe(CUDA_BASE + 4 * CUDA_MIB, 10, &e), -DRAY_E_INVALID);
 	assert_int_equal(describe(CUDA_BASE + 5 * CUDA_MIB, 10, &e), -DRAY_E_INVALID);
 	assert_non_null(strstr(why, "0x7f1200500000"));
-	/* ranges that go on behind the end of their memory */
+	/* ranges that end beyond their memory */
 	assert_int_equal(describe(CUDA_BASE + 6 * CUDA_MIB, CUDA_MIB + 1, &e), -DRAY_E_INVALID);
 	assert_non_null(strstr(why, "ends at 0x7f1200700000"));
 	assert_int_equal(describe(CUDA_BASE + 8 * CUDA_MIB, CUDA_MIB + 1, &e), -DRAY_E_INVALID);
@@ -159,7 +159,7 @@ static void other_memory_is_refused_in_words(void **state)
 	assert_int_equal(dray_cuda_describe(NULL, 0, NULL, 0, &e, NULL, 0), -DRAY_E_INVALID);
 }
 
-static void dmabufs_are_of_whole_pages(void **state)
+static void dmabufs_cover_whole_pages(void **state)
 {
 	const uint64_t small = CUDA_BASE + CUDA_CHUNK + 512;
 	static const enum dray_kind kinds[] = { DRAY_KIND_DMABUF };
@@ -167,7 +167,7 @@ static void dmabufs_are_of_whole_pages(void **state)
 	struct dray_cuda_extents e;
 	int fds = cm_fds_count();
 
-	/* an allocation that begins inside of a page */
+	/* an allocation that does not begin at a page */
 	cuda.range(FAKE_CUDA_MALLOC, small, 1000, 0, 0);
 	assert_int_equal(dray_cuda_describe(r, 2, kinds, 1, &e, why, sizeof(why)), 0);
 	assert_int_equal(e.extents_n, 2);
@@ -179,7 +179,7 @@ static void dmabufs_are_of_whole_pages(void **state)
 	assert_int_equal(cm_fds_count(), fds + 1);
 	dray_cuda_extents_free(&e);
 
-	/* one for a range over several mappings */
+	/* one DMA-BUF for a range over several mappings */
 	cuda.reset();
 	cuda_chunks();
 	cuda.set("current", 1);
@@ -193,7 +193,7 @@ static void dmabufs_are_of_whole_pages(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-static void a_region_is_of_one_device_and_not_partly_dmabuf(void **state)
+static void a_region_has_one_device_and_does_not_mix_dmabuf(void **state)
 {
 	static const enum dray_kind kinds[] = { DRAY_KIND_CUDA_VMM, DRAY_KIND_DMABUF };
 	struct dray_cuda_range r[] = { { CUDA_BASE, 10 }, { CUDA_BASE + CUDA_CHUNK, 10 } };
@@ -210,7 +210,7 @@ static void a_region_is_of_one_device_and_not_partly_dmabuf(void **state)
 	assert_int_equal(dray_cuda_describe(r, 2, kinds, 2, &e, why, sizeof(why)),
 			 -DRAY_E_UNSUPPORTED);
 	assert_non_null(strstr(why, "does not mix"));
-	/* of the other two kinds it may be */
+	/* a mix of the other two kinds is allowed */
 	assert_int_equal(dray_cuda_describe(r, 2, NULL, 0, &e, why, sizeof(why)), 0);
 	assert_int_equal(e.extents[0].kind, DRAY_KIND_CUDA_VMM);
 	assert_int_equal(e.extents[1].kind, DRAY_KIND_CUDA_IPC);
@@ -218,7 +218,7 @@ static void a_region_is_of_one_device_and_not_partly_dmabuf(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-static void more_than_a_region_takes_is_refused(void **state)
+static void more_extents_than_a_region_has_are_refused(void **state)
 {
 	struct dray_cuda_extents e;
 	static struct dray_cuda_range r[1025];
@@ -249,7 +249,7 @@ static void more_than_a_region_takes_is_refused(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-static void the_callers_context_stays(void **state)
+static void the_callers_context_stays_current(void **state)
 {
 	struct dray_cuda_extents e;
 
@@ -261,7 +261,10 @@ static void the_callers_context_stays(void **state)
 		dray_cuda_extents_free(&e);
 		assert_int_equal(cuda.get("current"), current);
 	}
-	/* memory of no context: one of its device that is there already, or the driver's own answer */
+	/*
+	 * memory without a context: the library uses an existing context of its device, or reports
+	 * the driver's error
+	 */
 	cuda.set("current", 1);
 	assert_int_equal(describe_as(DRAY_KIND_DMABUF, CUDA_BASE + CUDA_CHUNK, 10, &e), 0);
 	dray_cuda_extents_free(&e);
@@ -274,8 +277,11 @@ static void the_callers_context_stays(void **state)
 	assert_int_equal(cuda.get("current"), 0);
 }
 
-/* Whichever call it is that fails: all is given back, or the answer is right all the same. */
-static void any_call_may_fail(void **state)
+/*
+ * Any call to the driver can fail: then everything is given back, or the result is right
+ * nevertheless.
+ */
+static void any_call_can_fail(void **state)
 {
 	static const enum dray_kind kinds[] = { DRAY_KIND_CUDA_VMM, DRAY_KIND_CUDA_IPC,
 						DRAY_KIND_DMABUF };
@@ -327,7 +333,7 @@ static void errors_of_the_driver_are_typed(void **state)
 		assert_int_equal(describe(CUDA_BASE, 10, &e), 0);
 		dray_cuda_extents_free(&e);
 		calls = cuda.get("calls") - calls;
-		/* the last is that for the UUID */
+		/* the last call asks for the UUID */
 		cuda.set("error", table[i].error);
 		cuda.set("fail_at", calls);
 		assert_int_equal(describe(CUDA_BASE, 10, &e), -table[i].code);
@@ -340,14 +346,14 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CUDA_TEST(tensors_of_one_allocation_share_its_handle),
 		CUDA_TEST(expandable_segments_become_several_extents),
-		CUDA_TEST(a_mapping_without_ends_is_refused),
-		CUDA_TEST(what_is_not_exportable_is_refused_in_words),
-		CUDA_TEST(other_memory_is_refused_in_words),
-		CUDA_TEST(dmabufs_are_of_whole_pages),
-		CUDA_TEST(a_region_is_of_one_device_and_not_partly_dmabuf),
-		CUDA_TEST(more_than_a_region_takes_is_refused),
-		CUDA_TEST(the_callers_context_stays),
-		CUDA_TEST(any_call_may_fail),
+		CUDA_TEST(a_mapping_of_unknown_range_is_refused),
+		CUDA_TEST(memory_that_cannot_be_exported_is_refused_with_a_reason),
+		CUDA_TEST(other_memory_is_refused_with_a_reason),
+		CUDA_TEST(dmabufs_cover_whole_pages),
+		CUDA_TEST(a_region_has_one_device_and_does_not_mix_dmabuf),
+		CUDA_TEST(more_extents_than_a_region_has_are_refused),
+		CUDA_TEST(the_callers_context_stays_current),
+		CUDA_TEST(any_call_can_fail),
 		CUDA_TEST(errors_of_the_driver_are_typed),
 	};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libdray: regions of GPU memory, and words between transfers and streams. */
+/* libdray: regions of GPU memory, and wait and set words for GPU streams. */
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -76,7 +76,7 @@ static void regions_of_gpu_memory_survive_a_restart(void **state)
 	dray_disconnect(d);
 }
 
-/* Extents of one descriptor: one that says how large it is is enough, two that differ are refused. */
+/* Extents of one descriptor: one stated size is enough, and two different sizes are refused. */
 static void sizes_of_an_allocation_agree(void **state)
 {
 	struct dray_extent e[3] = { { .kind = DRAY_KIND_CUDA_VMM, .length = 10 },
@@ -128,7 +128,7 @@ static void hand_made_extents_are_checked(void **state)
 	dray_disconnect(d);
 }
 
-static void older_agents_are_not_asked(void **state)
+static void older_agents_get_no_gpu_regions(void **state)
 {
 	struct dray_cuda_range r = { CUDA_BASE, 10 };
 	struct dray_region_spec spec = { .access = DRAY_READ };
@@ -148,7 +148,7 @@ static void older_agents_are_not_asked(void **state)
 	dray_disconnect(d);
 }
 
-static void words_order_streams_and_transfers(void **state)
+static void words_synchronise_streams_and_transfers(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_cuda_words *w = NULL;
@@ -171,7 +171,7 @@ static void words_order_streams_and_transfers(void **state)
 	assert_int_equal(word.value, 7);
 	assert_int_equal(dray_cuda_word(w, 3, 7).region, 0);
 
-	/* the stream of another device */
+	/* a stream of another device */
 	assert_int_equal(dray_cuda_stream_write(w, &stream_device, 2, 7, why, sizeof(why)), 0);
 	assert_int_equal(cuda.get("writes"), 1);
 	assert_int_equal(cuda.get("address"), address + 8);
@@ -194,7 +194,7 @@ static void words_order_streams_and_transfers(void **state)
 	assert_int_equal(fake_count(&client_fake, DMSG_REGION_REMOVE), 1);
 	assert_int_equal(cuda.get("registered"), 0);
 	assert_int_equal(settled_fds(), fds);
-	/* after the session */
+	/* after the session has closed */
 	assert_int_equal(dray_cuda_words_new(d, 1, &w), 0);
 	dray_disconnect(d);
 	dray_cuda_words_free(NULL, w);
@@ -209,7 +209,7 @@ static bool refuse_regions(struct fake *f, const struct dmsg_header *h, const ui
 	return true;
 }
 
-static void words_give_everything_back_on_failure(void **state)
+static void words_release_everything_on_failure(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_cuda_words *w;
@@ -236,9 +236,9 @@ int main(void)
 		CUDA_TEST(regions_of_gpu_memory_survive_a_restart),
 		CUDA_TEST(sizes_of_an_allocation_agree),
 		CUDA_TEST(hand_made_extents_are_checked),
-		CUDA_TEST(older_agents_are_not_asked),
-		CUDA_TEST(words_order_streams_and_transfers),
-		CUDA_TEST(words_give_everything_back_on_failure),
+		CUDA_TEST(older_agents_get_no_gpu_regions),
+		CUDA_TEST(words_synchronise_streams_and_transfers),
+		CUDA_TEST(words_release_everything_on_failure),
 	};
 
 	return cmocka_run_group_tests(tests, cuda_load, NULL);

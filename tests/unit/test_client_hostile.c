@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray against an agent that lies. Whatever it sends, the client ends the session with
- * `protocol` (or takes it, where it is merely strange), ends what is in flight, leaks nothing and
- * does not crash.
+ * libdray against an agent that sends invalid messages. The client ends the session with
+ * `protocol`, or accepts a message that is unusual but harmless. It ends the requests in flight,
+ * leaks nothing, and does not crash.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +76,7 @@ static void lie_cq_tail(struct fake *f, void *arg)
 	fake_ring(f);
 }
 
-static void completion_tail_lies(void **state)
+static void completion_tail_is_invalid(void **state)
 {
 	static const uint32_t lies[] = { 2, 512, 513, 1u << 31, UINT32_MAX };
 	int fds = cm_fds_count();
@@ -105,7 +105,7 @@ static void lie_user_data(struct fake *f, void *arg)
 	fake_complete(f, *(uint64_t *)arg, 0);
 }
 
-static void completion_of_nothing(void **state)
+static void completion_of_an_unknown_transfer(void **state)
 {
 	struct dray *d = connected();
 	uint64_t id, lie;
@@ -124,7 +124,7 @@ static void lie_twice(struct fake *f, void *arg)
 	fake_complete(f, *(uint64_t *)arg, 0);
 }
 
-static void completed_twice(void **state)
+static void transfer_completed_twice(void **state)
 {
 	struct dray *d = connected();
 	struct dray_completion c;
@@ -147,7 +147,7 @@ static void lie_sq_head(struct fake *f, void *arg)
 	__atomic_store_n(word(f, DMSG_RING_SQ_HEAD), 777, __ATOMIC_SEQ_CST);
 }
 
-static void submission_head_lies(void **state)
+static void submission_head_is_invalid(void **state)
 {
 	static const struct dray_op op = { 0, 0, 1 };
 	struct dray *d = connected();
@@ -156,7 +156,7 @@ static void submission_head_lies(void **state)
 	fake.ignore_ring = true;
 	assert_int_equal(dray_region_borrow(d, 1, &t.local), 0);
 	assert_int_equal(dray_remote_borrow(d, 2, &t.remote), 0);
-	/* it shows when the ring looks full */
+	/* the client notices when the ring looks full */
 	for (unsigned i = 0; i < 256; i++)
 		assert_int_equal(dray_submit(d, &t, NULL), 0);
 	fake_do(&fake, lie_sq_head, NULL);
@@ -165,9 +165,9 @@ static void submission_head_lies(void **state)
 	dray_disconnect(d);
 }
 
-/* What a hook sends in place of an answer. */
+/* The message that a hook sends instead of an answer. */
 static struct {
-	uint16_t to; /* type of the request */
+	uint16_t to; /* type of the request that it replaces */
 	uint8_t bytes[512];
 	int n;
 	bool right_id;
@@ -273,7 +273,7 @@ static void truncated_event(void)
 	lie.right_id = false;
 }
 
-static void answers_that_cannot_be(void **state)
+static void invalid_answers(void **state)
 {
 	static void (*const lies[])(
 		void) = { magic,         version,          flags,          short_header, cut_off,
@@ -302,7 +302,7 @@ static void answers_that_cannot_be(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-/* Strange, but harmless: a tail of a later version, an unknown code, an unknown event. */
+/* Unusual but harmless: a tail of a later version, an unknown code, an unknown event. */
 static void answers_of_later_versions(void **state)
 {
 	struct dray *d;
@@ -314,7 +314,7 @@ static void answers_of_later_versions(void **state)
 	memset(&lie, 0, sizeof(lie));
 	whole(DMSG_REMOTE_IMPORT_REPLY, 60);
 	dray_le_put64(lie.bytes + 24, 5);
-	dray_le_put16(lie.bytes + 42, 99); /* a transport yet to come */
+	dray_le_put16(lie.bytes + 42, 99); /* a transport of a later version */
 	lie.to = DMSG_REMOTE_IMPORT;
 	d = connected();
 	assert_int_equal(dray_remote_import(d, &t, 0, &remote), 0);
@@ -363,7 +363,7 @@ static bool pool_too_small(struct fake *f, const struct dmsg_header *h, const ui
 	return true;
 }
 
-static void pools_that_are_none(void **state)
+static void invalid_pools(void **state)
 {
 	int fds = cm_fds_count();
 	dray_region region = 0;
@@ -390,8 +390,8 @@ static int ready_fd;
 static struct rlimit descriptors;
 
 /*
- * Lowers the limit to the descriptors that are open: while the fake answers this request it opens
- * and closes none, and what it closed after its answer to an earlier one is closed.
+ * Lowers the limit of descriptors to those that are open. While the fake answers this request it
+ * opens and closes none, and the descriptors of earlier answers are closed.
  */
 static bool pool_without_room(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			      struct dray_fds *fds)
@@ -413,7 +413,8 @@ static bool pool_without_room(struct fake *f, const struct dmsg_header *h, const
 }
 
 /*
- * No room for the descriptor of a pool: the session stays, and the agent is told to drop the pool.
+ * There is no descriptor left for a pool: the session continues, and the client removes the pool at
+ * the agent.
  */
 static void out_of_descriptors(void **state)
 {
@@ -436,7 +437,7 @@ static void out_of_descriptors(void **state)
 	dray_disconnect(d);
 }
 
-/* Every byte of an answer changed in turn; and random bytes in its place. */
+/* Changes each byte of an answer in turn, and sends random bytes instead. */
 static void answers_at_random(void **state)
 {
 	struct dray_token t;
@@ -479,10 +480,14 @@ static void answers_at_random(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(completion_tail_lies),   TEST(completion_of_nothing),
-		TEST(completed_twice),        TEST(submission_head_lies),
-		TEST(answers_that_cannot_be), TEST(answers_of_later_versions),
-		TEST(pools_that_are_none),    TEST(out_of_descriptors),
+		TEST(completion_tail_is_invalid),
+		TEST(completion_of_an_unknown_transfer),
+		TEST(transfer_completed_twice),
+		TEST(submission_head_is_invalid),
+		TEST(invalid_answers),
+		TEST(answers_of_later_versions),
+		TEST(invalid_pools),
+		TEST(out_of_descriptors),
 		TEST(answers_at_random),
 	};
 

@@ -38,7 +38,7 @@ static void regions_tokens_remotes(void **state)
 	dray_disconnect(d);
 }
 
-/* Descriptors of this process, once the fake has closed what it took. */
+/* Descriptors of this process, after the fake has closed those that it received. */
 static int settled_fds(void)
 {
 	fake_count(&client_fake, 0);
@@ -65,7 +65,7 @@ static void extents_share_descriptors(void **state)
 					     .length = 100 + i };
 	fds = settled_fds();
 	assert_int_equal(dray_region_add(d, &spec, &region), 0);
-	/* two duplicates here */
+	/* two duplicates in this process */
 	assert_int_equal(settled_fds(), fds + 2);
 	assert_int_equal(client_fake.last_add_fds, 2);
 	for (unsigned i = 0; i < 6; i++) {
@@ -114,7 +114,7 @@ static void send_events(struct fake *f, void *arg)
 		  buf);
 }
 
-static void events_are_told(void **state)
+static void events_are_delivered(void **state)
 {
 	struct dray *d = client_connect(DRAY_OPTION_NOTIFICATIONS);
 	struct dray_memory m;
@@ -160,7 +160,7 @@ static void flood(struct fake *f, void *arg)
 			  buf);
 }
 
-/* A full queue stops the reading, not the requests of those who wait. */
+/* A full queue of events stops receiving events, but not the requests of blocked callers. */
 static void events_have_a_limit(void **state)
 {
 	struct dray_options o = client_options();
@@ -192,7 +192,7 @@ static void events_have_a_limit(void **state)
 	dray_disconnect(d);
 }
 
-static void blocking_calls_leave_a_wake_up(void **state)
+static void blocking_calls_keep_the_wake_up(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_completion c;
@@ -202,7 +202,7 @@ static void blocking_calls_leave_a_wake_up(void **state)
 
 	client_remote(d, &remote);
 	assert_int_equal(dray_notify_start(d, remote, 1, "x", 1, NULL, &id), 0);
-	/* its answer comes before that of the blocking one */
+	/* the agent answers it before the blocking call */
 	assert_int_equal(dray_notify(d, remote, 2, "y", 1), 0);
 	assert_int_equal(poll(&p, 1, 0), 1);
 	assert_int_equal(dray_process(d, 0), 1);
@@ -235,7 +235,7 @@ static void answer_add(struct fake *f, void *arg)
 		  buf);
 }
 
-/* What comes too late for its caller is undone. */
+/* An object whose reply comes after its caller's timeout is released. */
 static void late_answers_are_undone(void **state)
 {
 	struct dray_options o = client_options();
@@ -256,7 +256,7 @@ static void late_answers_are_undone(void **state)
 	dray_disconnect(d);
 }
 
-static void groups_lend(void **state)
+static void groups_share_regions(void **state)
 {
 	struct dray *d = client_connect(0);
 	dray_region region;
@@ -287,7 +287,7 @@ static void groups_lend(void **state)
 static uint64_t pending[2];
 static unsigned pending_n, refused;
 
-/* An agent that takes two requests at a time. */
+/* An agent that accepts two requests at a time. */
 static bool two_at_a_time(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			  struct dray_fds *fds)
 {
@@ -313,7 +313,7 @@ static void answer_pending(struct fake *f, void *arg)
 			  buf);
 }
 
-static void busy_is_waited_out(void **state)
+static void busy_requests_are_retried(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_completion c;
@@ -333,7 +333,7 @@ static void busy_is_waited_out(void **state)
 			ended++;
 		}
 	}
-	/* it learns: by far not every request is refused once for each that passes */
+	/* the library adapts: far fewer requests are refused than pass */
 	assert_in_range(refused, 1, 100);
 	dray_disconnect(d);
 }
@@ -345,12 +345,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(regions_tokens_remotes),
 		TEST(extents_share_descriptors),
-		TEST(events_are_told),
+		TEST(events_are_delivered),
 		TEST(events_have_a_limit),
-		TEST(blocking_calls_leave_a_wake_up),
+		TEST(blocking_calls_keep_the_wake_up),
 		TEST(late_answers_are_undone),
-		TEST(groups_lend),
-		TEST(busy_is_waited_out),
+		TEST(groups_share_regions),
+		TEST(busy_requests_are_retried),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of libdray that need no agent: arena, ring checks, tokens, error codes, memory. */
+/* Parts of libdray that need no agent: arena, ring checks, tokens, error codes, memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
 
-static void arena_gives_back_everything(void **state)
+static void arena_reuses_all_of_its_memory(void **state)
 {
 	enum { N = 200 };
 	struct arena a;
@@ -61,7 +61,7 @@ static void arena_gives_back_everything(void **state)
 	free(owner);
 }
 
-static void arena_refuses_what_cannot_be(void **state)
+static void arena_refuses_impossible_sizes(void **state)
 {
 	struct arena a;
 	uint64_t at;
@@ -74,7 +74,7 @@ static void arena_refuses_what_cannot_be(void **state)
 	dc_arena_deinit(&a);
 }
 
-/* A ring as an agent would make it, in a file that can still be changed. */
+/* A ring as an agent makes it, in a file that the test can change. */
 struct rig {
 	struct dmsg_ring_open_reply m;
 	int memory, doorbell, completion, bell;
@@ -206,7 +206,7 @@ static void ring_is_checked(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-static void ring_indices_that_lie(void **state)
+static void invalid_ring_indices(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_cqe cqe;
@@ -221,7 +221,10 @@ static void ring_indices_that_lie(void **state)
 	assert_int_equal(dc_ring_take(&ring, &cqe, &err), -EPROTO);
 	*word(&r, DMSG_RING_CQ_TAIL) = 0xffffffffu;
 	assert_int_equal(dc_ring_take(&ring, &cqe, &err), -EPROTO);
-	/* entries taken that were never there: it shows when room is asked for that the agent must have made */
+	/*
+	 * the agent claims entries that were never submitted; the client notices when it asks for
+	 * room
+	 */
 	for (uint32_t i = 0; i < 8; i++) {
 		assert_int_equal(dc_ring_room(&ring, &err), 1);
 		dc_ring_put(&ring, &(struct dmsg_sqe){ .user_data = i });
@@ -238,7 +241,7 @@ static void ring_indices_that_lie(void **state)
 	rig_end(&r);
 }
 
-/* 2^32 is passed without notice. */
+/* The indices pass 2^32 without effect. */
 static void ring_wraps(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -273,9 +276,9 @@ static void ring_wraps(void **state)
 	rig_end(&r);
 }
 
-static void tokens_have_one_text(void **state)
+static void tokens_have_one_text_form(void **state)
 {
-	/* RFC 4648 */
+	/* test vectors of RFC 4648 */
 	static const char *const known[][2] = {
 		{ "f", "dray1:Zg" },          { "fo", "dray1:Zm8" },
 		{ "foo", "dray1:Zm9v" },      { "foob", "dray1:Zm9vYg" },
@@ -346,8 +349,8 @@ _Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
 		DRAY_E_##NAME, #name \
 	}
 
-/* The public header repeats the schema's codes: each by its name, and none is missing. */
-static void codes_are_the_schemas(void **state)
+/* The public header has every code of the schema, with the same name. */
+static void codes_match_the_schema(void **state)
 {
 	static const struct {
 		int code;
@@ -428,7 +431,7 @@ static void memory_is_ready_to_register(void **state)
 	assert_int_equal(m.length, (1 << 20) + 4096);
 	assert_true(fcntl(m.fd, F_GET_SEALS) & F_SEAL_SHRINK);
 	assert_true(fcntl(m.fd, F_GETFD) & FD_CLOEXEC);
-	/* no holes */
+	/* the file has no holes */
 	assert_int_equal(lseek(m.fd, 0, SEEK_HOLE), (off_t)m.length);
 	memset(m.address, 1, m.length);
 	dray_memory_free(&m);
@@ -454,7 +457,7 @@ static int populate_code(int fd, uint64_t offset, uint64_t length)
 	return dc_memory_populate(fd, offset, length, &err) ? err.code : 0;
 }
 
-static void populating_touches_just_the_extent(void **state)
+static void populating_touches_only_the_extent(void **state)
 {
 	int fd = memfd_of(1 << 20, true), loose = memfd_of(1 << 20, false);
 	int reading = -1, null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -468,7 +471,7 @@ static void populating_touches_just_the_extent(void **state)
 	assert_int_equal(populate_code(loose, 0, 4096), DRAY_E_REGION_UNSEALED);
 	assert_int_equal(populate_code(null, 0, 4096), DRAY_E_REGION_KIND);
 	assert_int_equal(populate_code(-1, 0, 4096), DRAY_E_REGION_KIND);
-	/* through a descriptor that cannot write, too */
+	/* also through a read-only descriptor */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	reading = open(path, O_RDONLY | O_CLOEXEC);
 	assert_int_equal(populate_code(reading, 1 << 19, 4096), 0);
@@ -482,15 +485,15 @@ static void populating_touches_just_the_extent(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(arena_gives_back_everything),
-		cmocka_unit_test(arena_refuses_what_cannot_be),
+		cmocka_unit_test(arena_reuses_all_of_its_memory),
+		cmocka_unit_test(arena_refuses_impossible_sizes),
 		cmocka_unit_test(ring_is_checked),
-		cmocka_unit_test(ring_indices_that_lie),
+		cmocka_unit_test(invalid_ring_indices),
 		cmocka_unit_test(ring_wraps),
-		cmocka_unit_test(tokens_have_one_text),
-		cmocka_unit_test(codes_are_the_schemas),
+		cmocka_unit_test(tokens_have_one_text_form),
+		cmocka_unit_test(codes_match_the_schema),
 		cmocka_unit_test(memory_is_ready_to_register),
-		cmocka_unit_test(populating_touches_just_the_extent),
+		cmocka_unit_test(populating_touches_only_the_extent),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,14 +14,14 @@
 
 #define REPLY_BYTES (DMSG_HEADER_SIZE + DMSG_ENV_GET_REPLY_BODY_MAX)
 
-/* What the fake was asked last; read behind fake_do() or an answer. */
+/* The last request to the fake; read it after fake_do() or after an answer. */
 static struct {
 	char scope[300], segment[300];
 	uint32_t score;
 	uint64_t ttl_ms;
 } asked;
 
-/* What it says. */
+/* The fake's answers. */
 static struct dmsg_env_get_reply env;
 static struct dmsg_segment_get_reply preferred;
 
@@ -193,7 +193,7 @@ static void environment(void **state)
 	free(longest);
 }
 
-static void environment_that_is_no_text(void **state)
+static void invalid_environment(void **state)
 {
 	static const struct dray_blob bad[] = { { (const uint8_t *)"A=1", 3 },
 						{ (const uint8_t *)"A=1\0\n", 5 } };
@@ -232,7 +232,7 @@ static void text_is_checked(void **state)
 	assert_int_equal(dray_hint_put(d, "", "", 0, 0), -DRAY_E_INVALID);
 	assert_int_equal(fake_count(&client_fake, DMSG_HINT_PUT), 0);
 	assert_int_equal(fake_count(&client_fake, DMSG_HINT_GET), 0);
-	/* the longest passes */
+	/* the longest allowed one */
 	assert_int_equal(dray_hint_get(d, longer + 1, &h), 0);
 	assert_string_equal(asked.scope, longer + 1);
 	dray_disconnect(d);
@@ -247,7 +247,7 @@ static bool refuses(struct fake *f, const struct dmsg_header *h, const uint8_t *
 	return true;
 }
 
-/* Closes at the first question. */
+/* Closes the connection at the first request. */
 static bool goes_away(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 		      struct dray_fds *fds)
 {
@@ -279,7 +279,7 @@ static void answer_late(struct fake *f, void *arg)
 	dray_assert(answers(f, &h, body + DMSG_HEADER_SIZE, NULL));
 }
 
-static void answers_that_fail(void **state)
+static void failed_requests(void **state)
 {
 	struct dray_options o = client_options();
 	struct dray_hint h = { .score = 99 };
@@ -297,14 +297,14 @@ static void answers_that_fail(void **state)
 	o.request_ms = 30;
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
 	assert_int_equal(dray_hint_get(d, "x", &h), -DRAY_E_TIMEOUT);
-	/* what comes after all is nobody's, and breaks nothing */
+	/* a late answer has no caller and does no harm */
 	fake_do(&client_fake, answer_late, NULL);
 	assert_int_equal(dray_process(d, 0), 0);
 	dray_disconnect(d);
 	d = client_connect(0);
 	client_fake.hook = goes_away;
 	assert_int_equal(dray_hint_get(d, "x", &h), -DRAY_E_AGENT_RESTARTED);
-	/* it waits for the new session */
+	/* the call waits for the new session */
 	client_fake.hook = answers;
 	assert_int_equal(dray_segment_get(d, "x", &s), 0);
 	dray_disconnect(d);
@@ -364,7 +364,7 @@ static void changes(void **state)
 	assert_string_equal(e.segment, "");
 	assert_string_equal(e.message, "");
 	assert_int_equal(e.segment_flags, DRAY_SEGMENT_PREFERRED);
-	/* asked for again after a reconnect */
+	/* requested again after a reconnect */
 	fake_do(&client_fake, client_restart, NULL);
 	e = client_event(d, DRAY_EVENT_LOST);
 	assert_string_equal(e.segment, "");
@@ -398,7 +398,7 @@ static void old_agent(void **state)
 
 	client_fake.is_old = true;
 	d = client_connect(DRAY_OPTION_SEGMENTS);
-	/* once with, once without */
+	/* once with the flag, once without */
 	assert_int_equal(fake_count(&client_fake, DMSG_HELLO), 2);
 	assert_int_equal(segments_of(d), 0);
 	assert_string_equal(dray_last_error(d), "");
@@ -409,7 +409,7 @@ static void old_agent(void **state)
 	assert_int_equal(dray_segment_get(d, "x", &s), -DRAY_E_UNSUPPORTED);
 	assert_int_equal(dray_env_get(d, "", &e), -DRAY_E_UNSUPPORTED);
 	assert_int_equal(fake_count(&client_fake, DMSG_HINT_GET), 0);
-	/* what came of it in the meantime is found out at the next session */
+	/* the library looks for the new version at the next session */
 	fake_do(&client_fake, client_restart, NULL);
 	client_event(d, DRAY_EVENT_LOST);
 	client_event(d, DRAY_EVENT_RESTORED);
@@ -438,7 +438,7 @@ static bool supports_nothing(struct fake *f, const struct dmsg_header *h, const 
 	return true;
 }
 
-/* Goes for good where it was to be asked again. */
+/* Refuses and removes the socket, so that the next attempt finds no agent. */
 static bool leaves(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 		   struct dray_fds *fds)
 {
@@ -463,7 +463,7 @@ static void refused_twice(void **state)
 	assert_null(d);
 }
 
-static void child_may_not(void **state)
+static void a_child_cannot_use_the_session(void **state)
 {
 	struct dray *d = client_connect(0);
 	int status;
@@ -494,10 +494,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(hints),           TEST(preferred_segment),
-		TEST(environment),     TEST(environment_that_is_no_text),
-		TEST(text_is_checked), TEST(answers_that_fail),
+		TEST(environment),     TEST(invalid_environment),
+		TEST(text_is_checked), TEST(failed_requests),
 		TEST(changes),         TEST(old_agent),
-		TEST(refused_twice),   TEST(child_may_not),
+		TEST(refused_twice),   TEST(a_child_cannot_use_the_session),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

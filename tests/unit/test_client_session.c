@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray: opening, losing and restoring a session; regions, tokens, remotes and events on the way.
+ * libdray: opening, losing and restoring a session, with its regions, tokens, remotes and events.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include "tests/unit/client_rig.h"
 #include "tests/unit/cm.h"
 
-static void opens_and_tells(void **state)
+static void opening_gives_the_sessions_properties(void **state)
 {
 	int fds = cm_fds_count();
 	struct dray *d = client_connect(0);
@@ -35,7 +35,7 @@ static void opens_and_tells(void **state)
 	assert_int_equal(dray_process(d, 0), 0);
 	dray_disconnect(d);
 	dray_disconnect(NULL);
-	/* the fake has its own end, which it closes when it sees ours gone */
+	/* the fake has its own end, and closes it when the client's end is closed */
 	assert_int_equal(fake_count(&client_fake, DMSG_HELLO), 1);
 	fake_do(&client_fake, client_hang_up, NULL);
 	assert_int_equal(cm_fds_count(), fds);
@@ -123,7 +123,7 @@ static void works_without_ring(void **state)
 	dray_disconnect(d);
 }
 
-static void restart_is_survived(void **state)
+static void a_session_survives_a_restart(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_event e;
@@ -148,7 +148,7 @@ static void restart_is_survived(void **state)
 	assert_int_equal(e.code, -DRAY_E_AGENT_RESTARTED);
 	e = client_event(d, DRAY_EVENT_RESTORED);
 	assert_int_equal(e.restarted, 1);
-	/* the pool came back as our own memory, at its place */
+	/* the pool is back as the client's own memory, at the same address */
 	assert_int_equal(fake_count(&client_fake, DMSG_REGION_ADD), 4);
 	assert_int_equal(client_fake.last_extents[0].kind, DMSG_KIND_MEMFD);
 	assert_int_equal(dray_region_map(d, pool, &again, &bytes, NULL), 0);
@@ -156,7 +156,7 @@ static void restart_is_survived(void **state)
 	assert_string_equal(again, "still here");
 	assert_int_equal(dray_region_agent_handle(d, region, &after), 0);
 	assert_true(after != before);
-	/* what named the old agent is void */
+	/* objects of the old agent are invalid */
 	assert_int_equal(dray_region_revoke(d, region, &t), -DRAY_E_NOT_FOUND);
 	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
 	assert_int_equal(info.lost, -DRAY_E_AGENT_RESTARTED);
@@ -169,7 +169,10 @@ static void restart_is_survived(void **state)
 	dray_disconnect(d);
 }
 
-/* A submission looks for a session that is down, and may be the one to find it again: the program, which polls, must hear of that. */
+/*
+ * A submission tries to restore a lost session and may succeed. A program that polls must notice
+ * that.
+ */
 static void submitting_finds_the_session(void **state)
 {
 	struct dray *d = client_connect(0);
@@ -191,7 +194,7 @@ static void submitting_finds_the_session(void **state)
 	dray_disconnect(d);
 }
 
-static void closing_says_why(void **state)
+static void an_agent_closes_with_a_reason(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_event e;
@@ -221,7 +224,7 @@ static void no_reconnect_means_closed(void **state)
 	assert_int_equal(e.code, -DRAY_E_AGENT_RESTARTED);
 	assert_int_equal(dray_process(d, 0), -DRAY_E_SESSION_CLOSED);
 	assert_int_equal(dray_process(d, -1), -DRAY_E_SESSION_CLOSED);
-	/* nobody proves anything any more */
+	/* the library can no longer prove that the memory is unused */
 	assert_int_equal(dray_region_remove(d, region), -DRAY_E_AGENT_RESTARTED);
 	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), -DRAY_E_SESSION_CLOSED);
 	dray_memory_free(&m);
@@ -248,8 +251,11 @@ static bool swallow_remove(struct fake *f, const struct dmsg_header *h, const ui
 	return h->type == DMSG_REGION_REMOVE || h->type == DMSG_REGION_REVOKE;
 }
 
-/* In mid-flight: the new incarnation is the proof, the same one is not. */
-static void removal_is_proved_by_death(void **state)
+/*
+ * A removal in flight: a new incarnation proves that the old agent is dead, the same incarnation
+ * does not.
+ */
+static void a_dead_agent_proves_a_removal(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_completion c;
@@ -274,7 +280,7 @@ static void removal_is_proved_by_death(void **state)
 	fake_do(&client_fake, client_close_with_error, NULL);
 	assert_int_equal(dray_wait(d, id, 5000, &c), 0);
 	assert_int_equal(c.status, -DRAY_E_SESSION_CLOSED);
-	/* neither was registered again */
+	/* neither region was registered again */
 	client_event(d, DRAY_EVENT_LOST);
 	client_event(d, DRAY_EVENT_RESTORED);
 	assert_int_equal(fake_count(&client_fake, DMSG_REGION_ADD), 3);
@@ -282,7 +288,7 @@ static void removal_is_proved_by_death(void **state)
 	dray_disconnect(d);
 }
 
-/* How the agent goes, what comes in its place, and whether that proves that the old one is dead. */
+/* How the agent ends, what replaces it, and whether that proves that the old agent is dead. */
 static const struct passing {
 	bool says_why, other_incarnation, other_id;
 	int status;
@@ -306,7 +312,7 @@ static void pass(struct fake *f, void *arg)
 	f->agent_id += p->other_id;
 }
 
-static void proof_is_a_dead_agent(void **state)
+static void only_a_dead_agent_is_a_proof(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_memory m;
@@ -340,7 +346,7 @@ static bool refuse_regions(struct fake *f, const struct dmsg_header *h, const ui
 	return true;
 }
 
-static void region_that_does_not_come_back(void **state)
+static void a_region_that_cannot_be_restored(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_memory m;
@@ -364,7 +370,7 @@ static void region_that_does_not_come_back(void **state)
 	dray_disconnect(d);
 }
 
-static void child_may_not(void **state)
+static void a_child_cannot_use_the_session(void **state)
 {
 	struct dray *d = client_connect(0);
 	struct dray_completion c;
@@ -396,12 +402,15 @@ static void child_may_not(void **state)
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
-	/* ours goes on */
+	/* the parent's session continues */
 	client_remote(d, &remote);
 	dray_disconnect(d);
 }
 
-/* The child keeps the socket open: the loss of it here must not make epoll ring for ever. */
+/*
+ * The child keeps the socket open: after the loss of the session, epoll in the parent must not
+ * report it for ever.
+ */
 static void child_keeps_the_socket(void **state)
 {
 	struct dray *d = client_connect(0);
@@ -411,7 +420,7 @@ static void child_keeps_the_socket(void **state)
 	pid_t pid = fork();
 
 	if (!pid) {
-		/* of the library's descriptors only, not of the fake's */
+		/* only the library's descriptors, not the fake's */
 		close(client_fake.conn);
 		close(client_fake.completion_fd);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -439,7 +448,10 @@ static void requests_wait_for_the_session(void **state)
 	client_region(d, &region, &m);
 	for (int i = 0; i < 20; i++) {
 		fake_do(&client_fake, client_restart, NULL);
-		/* without dray_process(): whether it has seen the loss or not, it gets there */
+		/*
+		 * without dray_process(): the call succeeds, whether the client has noticed the
+		 * loss yet or not
+		 */
 		if (i % 2)
 			dray_process(d, 0);
 		{
@@ -462,19 +474,19 @@ static void requests_wait_for_the_session(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(opens_and_tells),
+		TEST(opening_gives_the_sessions_properties),
 		TEST(refuses_to_open),
 		TEST(waits_for_an_agent),
 		TEST(works_without_ring),
-		TEST(restart_is_survived),
+		TEST(a_session_survives_a_restart),
 		TEST(submitting_finds_the_session),
-		TEST(closing_says_why),
+		TEST(an_agent_closes_with_a_reason),
 		TEST(no_reconnect_means_closed),
 		TEST(gives_up_in_time),
-		TEST(removal_is_proved_by_death),
-		TEST(proof_is_a_dead_agent),
-		TEST(region_that_does_not_come_back),
-		TEST(child_may_not),
+		TEST(a_dead_agent_proves_a_removal),
+		TEST(only_a_dead_agent_is_a_proof),
+		TEST(a_region_that_cannot_be_restored),
+		TEST(a_child_cannot_use_the_session),
 		TEST(child_keeps_the_socket),
 		TEST(requests_wait_for_the_session),
 	};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray: the ways of a transfer (ring, arena, message), completions, callbacks, busy, cancel,
- * loss.
+ * libdray: transfers by ring, arena and message; completions, callbacks, busy, cancel, and loss of
+ * the agent.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -85,7 +85,7 @@ static struct dray_op *many(size_t n)
 	return ops;
 }
 
-static void one_goes_by_the_ring(void **state)
+static void one_operation_goes_by_the_ring(void **state)
 {
 	struct rig r = rig();
 	struct dray_transfer t = transfer(&r);
@@ -112,7 +112,7 @@ static void one_goes_by_the_ring(void **state)
 	rig_end(&r);
 }
 
-static void many_go_by_the_arena(void **state)
+static void many_operations_go_by_the_arena(void **state)
 {
 	struct rig r = rig();
 	struct dray_op *ops = many(DRAY_OPS_MAX);
@@ -173,7 +173,7 @@ static void messages_without_ring(void **state)
 	rig_end(&r);
 }
 
-/* An arena too small for a transfer does not stop it, as long as a message can carry it. */
+/* A transfer that does not fit into the arena goes by a message if a message can hold it. */
 static void small_arena(void **state)
 {
 	struct rig r = rig_with((struct dray_options){ .arena_bytes = 4096 });
@@ -234,7 +234,7 @@ static void complete_last(struct fake *f, void *arg)
 	fake_complete(f, f->last_transfer, *(uint32_t *)arg);
 }
 
-static void full_is_busy(void **state)
+static void a_full_ring_is_busy(void **state)
 {
 	struct rig r = rig_with((struct dray_options){ .ring_entries = 8, .arena_bytes = 8192 });
 	struct dray_transfer t[40];
@@ -247,7 +247,7 @@ static void full_is_busy(void **state)
 		t[i] = transfer(&r);
 	fake_do(&fake, set_hold, &fake);
 	n = dray_submit_many(r.d, t, 40, ids);
-	/* the entries of one ring, or more where the agent took some meanwhile */
+	/* as many as the ring has entries, or more if the agent took some meanwhile */
 	assert_in_range(n, 8, 16);
 	for (int i = 0; i < 1000 && n < 16; i++) {
 		more = dray_submit_many(r.d, t, 1, &ids[n]);
@@ -257,7 +257,7 @@ static void full_is_busy(void **state)
 			assert_int_equal(more, -DRAY_E_BUSY);
 		dray_process(r.d, 1);
 	}
-	/* never more than completions have room */
+	/* at most as many as the completion ring has entries */
 	assert_int_equal(n, 16);
 	assert_int_equal(dray_submit(r.d, t, NULL), -DRAY_E_BUSY);
 	dray_get_info(r.d, &info);
@@ -277,7 +277,7 @@ static void full_is_busy(void **state)
 	rig_end(&r);
 }
 
-static void full_arena_is_busy(void **state)
+static void a_full_arena_is_busy(void **state)
 {
 	struct rig r = rig_with((struct dray_options){ .arena_bytes = 8192 });
 	struct dray_op *ops = many(300);
@@ -300,7 +300,7 @@ static void full_arena_is_busy(void **state)
 	rig_end(&r);
 }
 
-static void fd_wakes_for_the_ring(void **state)
+static void the_descriptor_signals_completions(void **state)
 {
 	struct rig r = rig();
 	struct dray_transfer t = transfer(&r);
@@ -323,7 +323,7 @@ static void fd_wakes_for_the_ring(void **state)
 	rig_end(&r);
 }
 
-static void polling_needs_no_fd(void **state)
+static void polling_needs_no_descriptor(void **state)
 {
 	struct rig r = rig();
 	struct dray_transfer t = transfer(&r);
@@ -338,7 +338,7 @@ static void polling_needs_no_fd(void **state)
 	rig_end(&r);
 }
 
-/* Many of all sorts at once; each ends once. */
+/* Many transfers of all kinds at once; each ends exactly once. */
 static void storm(void **state)
 {
 	struct rig r = rig_with((struct dray_options){ .ring_entries = 64, .arena_bytes = 65536 });
@@ -392,7 +392,7 @@ static void callbacks_run(void **state)
 	while (n.calls < 11)
 		assert_true(dray_process(r.d, 5000) > 0);
 	assert_int_equal(dray_next_completion(r.d, &c), 0);
-	/* waited for: the callback runs, and the completion is told */
+	/* a blocking wait: the callback runs, and the call returns the completion */
 	n.resubmit = 0;
 	assert_int_equal(dray_submit(r.d, &n.t, &id), 0);
 	assert_int_equal(dray_wait(r.d, id, 5000, &c), 0);
@@ -411,8 +411,8 @@ static void take_all(struct dray *d, const struct dray_completion *c)
 		dray_assert(other.id != waited_id);
 }
 
-/* What a blocking call waits for cannot be taken from under it by a callback. */
-static void callbacks_take_others_only(void **state)
+/* A callback cannot take the completion that a blocking call waits for. */
+static void callbacks_do_not_take_awaited_completions(void **state)
 {
 	struct rig r = rig();
 	struct dray_transfer t = transfer(&r);
@@ -438,7 +438,7 @@ static void restart(struct fake *f, void *arg)
 	f->hold_transfers = false;
 }
 
-static void loss_ends_everything(void **state)
+static void loss_of_the_agent_ends_all_transfers(void **state)
 {
 	struct rig r = rig();
 	struct dray_transfer t = transfer(&r);
@@ -452,7 +452,7 @@ static void loss_ends_everything(void **state)
 		assert_int_equal(dray_submit(r.d, &t, &ids[i]), 0);
 	while (fake.last_transfer != ids[7])
 		dray_process(r.d, 1);
-	/* one that had ended before is not lost */
+	/* a transfer that ended before is not lost */
 	fake.last_transfer = ids[5];
 	fake_do(&fake, complete_last, &status);
 	fake_do(&fake, restart, NULL);
@@ -460,7 +460,7 @@ static void loss_ends_everything(void **state)
 		assert_int_equal(dray_wait(r.d, ids[i], 5000, &c), 0);
 		assert_int_equal(c.status, i == 5 ? 0 : -DRAY_E_AGENT_RESTARTED);
 	}
-	/* the remote is of the old session */
+	/* the remote belongs to the old session */
 	while (dray_submit(r.d, &t, NULL) == -DRAY_E_SESSION_CLOSED)
 		dray_process(r.d, 10);
 	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_AGENT_RESTARTED);
@@ -479,7 +479,7 @@ static bool cancel_known(struct fake *f, const struct dmsg_header *h, const uint
 
 	if (h->type != DMSG_TRANSFER_CANCEL)
 		return false;
-	/* the first time it comes early */
+	/* the first cancel arrives before the transfer */
 	if (f->connections++ == 1) {
 		fake_send_error(f, h->request_id, DRAY_E_NOT_FOUND, "no such transfer");
 		return true;
@@ -512,7 +512,7 @@ static void cancelling(void **state)
 	rig_end(&r);
 }
 
-static void run_gives_up_on_a_stopped_agent(void **state)
+static void run_times_out_on_a_stopped_agent(void **state)
 {
 	struct rig r = rig_with((struct dray_options){ .request_ms = 30 });
 	struct dray_transfer t = transfer(&r);
@@ -528,21 +528,21 @@ static void run_gives_up_on_a_stopped_agent(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(one_goes_by_the_ring),
-		TEST(many_go_by_the_arena),
+		TEST(one_operation_goes_by_the_ring),
+		TEST(many_operations_go_by_the_arena),
 		TEST(messages_without_ring),
 		TEST(small_arena),
 		TEST(bad_transfers),
-		TEST(full_is_busy),
-		TEST(full_arena_is_busy),
-		TEST(fd_wakes_for_the_ring),
-		TEST(polling_needs_no_fd),
+		TEST(a_full_ring_is_busy),
+		TEST(a_full_arena_is_busy),
+		TEST(the_descriptor_signals_completions),
+		TEST(polling_needs_no_descriptor),
 		TEST(storm),
 		TEST(callbacks_run),
-		TEST(callbacks_take_others_only),
-		TEST(loss_ends_everything),
+		TEST(callbacks_do_not_take_awaited_completions),
+		TEST(loss_of_the_agent_ends_all_transfers),
 		TEST(cancelling),
-		TEST(run_gives_up_on_a_stopped_agent),
+		TEST(run_times_out_on_a_stopped_agent),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each value's way from its place into struct dray_config, and each way it can be wrong. */
+/*
+ * How a value gets from each source into struct dray_config, and every way in which it can be
+ * wrong.
+ */
 #include "agent/config/config.h"
 
 #include <errno.h>
@@ -30,7 +33,7 @@ static int group_teardown(void **state)
 	return 0;
 }
 
-/* The result of a file with that text, environment and command line (lists that end in NULL). */
+/* Loads a file with this text, environment and command line (lists that end in NULL). */
 static int load(struct config *c, const char *text, char *const *env, char **argv,
 		struct dray_err *reterr)
 {
@@ -62,7 +65,7 @@ static void good(struct config *c, const char *text)
 		fail_msg("%s: %s", text ? text : "no file", e.msg);
 }
 
-/* Refused, with this after the file's name in the message. */
+/* Checks that the text is refused with this message after the file's name. */
 static void bad(const char *text, const char *message)
 {
 	struct dray_err e;
@@ -94,7 +97,7 @@ static void no_file_gives_the_defaults(void **state)
 	config_deinit(&c);
 }
 
-static void file_that_is_named_must_be_there(void **state)
+static void a_named_file_must_exist(void **state)
 {
 	struct config_args args = { .file = "/nonexistent/drayd.conf" };
 	struct dray_err e = DRAY_ERR_NULL;
@@ -142,7 +145,7 @@ static void every_type_is_read(void **state)
 }
 
 /* libconfig alone would read 0, 0, -1 and 660. */
-static void numbers_are_never_cut(void **state)
+static void numbers_are_never_truncated(void **state)
 {
 	struct config c;
 
@@ -161,7 +164,7 @@ static void numbers_are_never_cut(void **state)
 	    "\"1024TiB\")");
 	bad("data: { allow_uids = [ 4294967296 ]; };",
 	    ":1: data.allow_uids: \"4294967296\" is not a number of 0 to 4294967294");
-	/* two on one line, one of them wrong */
+	/* two values on one line, one of them wrong */
 	bad("tcp: { streams = 1; }; agent: { workers = 9; };",
 	    ":1: agent.workers: \"9\" is not allowed (allowed: 0 to 8)");
 	good(&c, "limits: { pool_bytes = 4294967296L; };");
@@ -203,7 +206,7 @@ static void modes_are_octal(void **state)
 	    ":1: agent.workers: \"04\" is not allowed (allowed: 0 to 8)");
 }
 
-static void units_are_asked_for(void **state)
+static void units_are_required(void **state)
 {
 	struct config c;
 
@@ -304,7 +307,7 @@ static void odd_bytes_are_refused(void **state)
 	assert_non_null(strstr(e.msg, "107 bytes"));
 }
 
-/* A text need not end in NUL. */
+/* A text without a NUL at its end. */
 static void a_number_can_end_the_text(void **state)
 {
 	static const char text[] = "agent: { workers = 4; }; zzz = 06";
@@ -372,7 +375,7 @@ static void keys_are_checked_against_each_other(void **state)
 	config_deinit(&c);
 	good(&c, "peer: { listen = [ \"[::]:1\" ]; allow_insecure = true; };");
 	config_deinit(&c);
-	/* the smaller limit counts anyway; that a default is over it is nobody's fault */
+	/* the smaller limit is effective; a default above it is no error */
 	good(&c, "limits: { sessions = 10; regions = 5; regions_per_group = 6; };");
 	assert_int_equal(c.warnings.n, 1);
 	assert_string_equal(
@@ -419,7 +422,7 @@ static void includes_are_found_and_named(void **state)
 	assert_string_equal(e.msg, want);
 	assert_int_equal(load(&c, "@include \"drayd.conf\"", NULL, NULL, &e), -EINVAL);
 	assert_non_null(strstr(e.msg, "nested more than 10 deep"));
-	/* not in a comment, nor in a string */
+	/* not in a comment or a string */
 	good(&c,
 	     "# @include \"gone\"\n/*\n@include \"gone\"\n*/ agent: { state_dir = \"@include\"; };");
 	config_deinit(&c);
@@ -492,8 +495,10 @@ static void environment_errors_name_the_variable(void **state)
 	}
 }
 
-/* A Service named dray, or dray-peer, puts these into every container of its namespace. */
-static void injected_variables_are_passed_over(void **state)
+/*
+ * Kubernetes puts these into every container of a namespace with a Service named dray or dray-peer.
+ */
+static void injected_variables_are_ignored(void **state)
 {
 	char *env[] = { (char[]){ "DRAY_PORT=tcp://10.0.0.1:7411" },
 			(char[]){ "DRAY_PORT_7411_TCP=tcp://10.0.0.1:7411" },
@@ -568,8 +573,8 @@ static void wrong_variables_of_other_programs_only_warn(void **state)
 	}
 }
 
-/* What Kubernetes may inject is never a key's name, for any Service name. */
-static void no_key_looks_injected(void **state)
+/* For any Service name, no variable that Kubernetes injects is the name of a key's variable. */
+static void no_key_matches_an_injected_variable(void **state)
 {
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
 		const char *env = dray_config_keys[i].env;
@@ -608,7 +613,7 @@ static char *show(const struct config *c)
 	return text;
 }
 
-/* What --check-config prints is a file that gives the same values again. */
+/* The output of --check-config is a configuration file that gives the same values. */
 static void shown_configuration_round_trips(void **state)
 {
 	char *env[] = { (char[]){ "DRAY_DATA_ALLOW_UIDS=1,2,3" }, NULL };
@@ -645,7 +650,7 @@ static void shown_configuration_round_trips(void **state)
 	config_deinit(&b);
 }
 
-/* Every key can be set by each of its ways, with its own default. */
+/* Every key can be set to its own default by each source. */
 static void every_key_takes_its_default(void **state)
 {
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
@@ -687,12 +692,12 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(no_file_gives_the_defaults),
-		cmocka_unit_test(file_that_is_named_must_be_there),
+		cmocka_unit_test(a_named_file_must_exist),
 		cmocka_unit_test(every_type_is_read),
-		cmocka_unit_test(numbers_are_never_cut),
+		cmocka_unit_test(numbers_are_never_truncated),
 		cmocka_unit_test(numa_nodes_are_numbers_or_none),
 		cmocka_unit_test(modes_are_octal),
-		cmocka_unit_test(units_are_asked_for),
+		cmocka_unit_test(units_are_required),
 		cmocka_unit_test(unknown_keys_are_refused),
 		cmocka_unit_test(duplicates_are_refused),
 		cmocka_unit_test(wrong_types_are_refused),
@@ -705,10 +710,10 @@ int main(void)
 		cmocka_unit_test(includes_cannot_grow_without_end),
 		cmocka_unit_test(later_sources_win),
 		cmocka_unit_test(environment_errors_name_the_variable),
-		cmocka_unit_test(injected_variables_are_passed_over),
+		cmocka_unit_test(injected_variables_are_ignored),
 		cmocka_unit_test(unknown_variables_only_warn),
 		cmocka_unit_test(wrong_variables_of_other_programs_only_warn),
-		cmocka_unit_test(no_key_looks_injected),
+		cmocka_unit_test(no_key_matches_an_injected_variable),
 		cmocka_unit_test(systemd_names_the_default_state_directory),
 		cmocka_unit_test(shown_configuration_round_trips),
 		cmocka_unit_test(every_key_takes_its_default),

@@ -7,7 +7,7 @@
 
 #include "tests/unit/cm.h"
 
-static void rules_decide_who_may_change(void **state)
+static void changes_need_permission(void **state)
 {
 	struct access_rules rules = { .owner = geteuid() };
 	struct bus_client who;
@@ -37,7 +37,7 @@ static void rules_decide_who_may_change(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(rules_decide_who_may_change) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(changes_need_permission) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

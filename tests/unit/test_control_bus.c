@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The control socket around an agent that is made up: its loop runs in a thread of its own, the tests are
- * the clients.
+ * The control socket with a fake agent: its loop runs in a thread, and the tests are its clients.
  */
 #include "agent/control/bus/bus.h"
 #include "agent/control/status/health.h"
@@ -33,9 +32,9 @@
 
 #define SECOND (1000 * 1000ull)
 
-/* --- its loop ----------------------------------------------------------------------------------- */
+/* --- the agent's loop --------------------------------------------------------------------------- */
 
-/* What the loop is asked to do from outside. */
+/* Orders from the test to the loop. */
 enum order { ORDER_NONE, ORDER_ANSWER, ORDER_COUNT, ORDER_FLUSH, ORDER_QUIT };
 
 static struct {
@@ -43,7 +42,7 @@ static struct {
 	pthread_t thread;
 	int order_fd, done_fd;
 	enum order order;
-	bool cancels; /* some are pending */
+	bool cancels; /* cancels are pending */
 	int fds;
 } its;
 
@@ -101,11 +100,11 @@ static int tear_down(void **state)
 	close(its.order_fd);
 	close(its.done_fd);
 	cm_dir_remove(its.dir);
-	/* descriptors tell of connections that were kept */
+	/* open descriptors would show connections that were kept */
 	return cm_fds_count() == its.fds ? 0 : -1;
 }
 
-/* --- its clients -------------------------------------------------------------------------------- */
+/* --- clients ------------------------------------------------------------------------------------ */
 
 static sd_bus *client(bool hello)
 {
@@ -131,7 +130,7 @@ static int raw_client(void)
 	return fd;
 }
 
-/* End of file within some seconds? */
+/* Returns true if the connection ends within some seconds. */
 static bool ends(int fd)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -209,7 +208,10 @@ static void properties_are_read(void **state)
 	}
 }
 
-/* Rows of a list, each with exactly these keys and types in order; `see` looks at the strings. */
+/*
+ * Checks that each row of a list has exactly these keys and types in order; `see` checks the
+ * strings.
+ */
 static int rows_check(sd_bus_message *m, const struct dray_dbus_field *fields, size_t n,
 		      void (*see)(int row, const char *key, const char *value))
 {
@@ -263,7 +265,7 @@ static void see(int row, const char *key, const char *value)
 			assert_string_equal(value, expected[i].value);
 }
 
-/* By the time of their end. */
+/* Rows are sorted by the time of their end. */
 static void see_ended(int row, const char *key, const char *value)
 {
 	if (!strcmp(key, "status"))
@@ -324,7 +326,7 @@ static void lists_have_the_keys_of_the_schema(void **state)
 
 /* --- placement ---------------------------------------------------------------------------------- */
 
-/* The answer to a call with these arguments, or NULL and *err. */
+/* Calls a method with these arguments. Returns the answer, or NULL and *err. */
 static sd_bus_message *call_with(sd_bus *bus, const char *method, sd_bus_error *err,
 				 const char *types, ...)
 {
@@ -436,7 +438,7 @@ static void ask_transfers(sd_bus *bus, int *counts)
 	assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 					     DRAY_DBUS_INTERFACE, "ListTransfers", count_answer,
 					     counts, "") >= 0);
-	/* what was sent before this has been seen by the agent after it */
+	/* the agent has handled everything that was sent before this call */
 	get_string(bus, "State", "running");
 }
 
@@ -451,7 +453,7 @@ static void listings_are_shared(void **state)
 	ask_transfers(two, others);
 	ask_transfers(gone, lost);
 	assert_int_equal(fake.listings, 1);
-	/* a fifth is refused at once */
+	/* the fifth is refused at once */
 	ask_transfers(one, counts);
 	settle(one, &counts[1], 1);
 	assert_int_equal(counts[0], 0);
@@ -461,14 +463,14 @@ static void listings_are_shared(void **state)
 	order(ORDER_ANSWER);
 	settle(one, &counts[0], 1);
 	assert_int_equal(others[0], 0);
-	/* those that came while it was under way have one of their own */
+	/* requests during that listing share a second one */
 	assert_int_equal(fake.listings, 2);
 	order(ORDER_ANSWER);
 	settle(one, &counts[0], 4);
 	settle(two, &others[0], 1);
 	assert_int_equal(fake.listings, 2);
 
-	/* and one that is still open when the agent ends is nobody's problem */
+	/* a request that is open when the agent ends does no harm */
 	ask_transfers(two, others);
 	sd_bus_flush_close_unref(one);
 	sd_bus_flush_close_unref(two);
@@ -515,17 +517,17 @@ static void health_does_not_wait_for_a_listing(void **state)
 	sd_bus_flush_close_unref(two);
 }
 
-static void health_is_asked_of_the_workers(void **state)
+static void health_asks_the_workers(void **state)
 {
 	sd_bus *bus = client(true), *gone = client(true);
 
 	ask_health(bus, true, "");
-	/* workers that do not answer are asked once, however often somebody wants to know */
+	/* workers that do not answer are asked once, however many callers request their health */
 	fake.hold = true;
 	for (int i = 0; i < 3; i++)
 		ask_health(bus, false, "worker 0, 1 has not answered for 0.");
 	assert_int_equal(fake.listings, 2);
-	/* who leaves meanwhile is nobody's problem */
+	/* a caller that leaves meanwhile does no harm */
 	assert_true(sd_bus_call_method_async(gone, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 					     DRAY_DBUS_INTERFACE, "Health", NULL, NULL, "") >= 0);
 	sd_bus_flush_close_unref(gone);
@@ -576,7 +578,7 @@ static int resume(sd_bus *bus, sd_bus_error *err)
 				  "Resume", err, NULL, NULL);
 }
 
-static void drain_is_told_to_all(void **state)
+static void drain_is_signalled_to_all(void **state)
 {
 	sd_bus_error err = SD_BUS_ERROR_NULL;
 	sd_bus *buses[2] = { client(true), client(false) };
@@ -621,7 +623,7 @@ static void drain_is_told_to_all(void **state)
 		sd_bus_flush_close_unref(buses[i]);
 }
 
-/* The error's name, or the answer's first string; "" for an answer without. */
+/* Returns the name of the error, or the first string of the answer; "" for an answer without. */
 static const char *change(sd_bus *bus, const char *method, const char *types, uint64_t a,
 			  uint64_t b, const char *text)
 {
@@ -652,7 +654,7 @@ static const char *change(sd_bus *bus, const char *method, const char *types, ui
 	return result;
 }
 
-static void changes_answer_as_the_interface_says(void **state)
+static void changes_follow_the_interface(void **state)
 {
 	sd_bus *bus = client(true);
 
@@ -683,7 +685,7 @@ static void changes_answer_as_the_interface_says(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
-static void cancels_that_wait_are_bounded_and_forgotten(void **state)
+static void pending_cancels_are_limited_and_end_with_their_caller(void **state)
 {
 	sd_bus *bus = client(true), *other = client(true);
 	int counts[2] = { 0, 0 };
@@ -693,10 +695,10 @@ static void cancels_that_wait_are_bounded_and_forgotten(void **state)
 						     DRAY_DBUS_INTERFACE, "CancelTransfer",
 						     count_answer, counts, "tt", (uint64_t)7,
 						     (uint64_t)4) >= 0);
-	/* one too many; the others have no end */
+	/* one too many; the others never end */
 	settle(bus, &counts[1], 1);
 	assert_int_equal(counts[0], 0);
-	/* its end is the end of them */
+	/* closing the connection ends its requests */
 	sd_bus_flush_close_unref(bus);
 	for (int tries = 0; order(ORDER_COUNT), its.cancels; tries++) {
 		assert_true(tries < 10000);
@@ -736,7 +738,7 @@ static void bus_clients_find_a_bus(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
-static void those_who_do_not_read_are_cut_off(void **state)
+static void clients_that_do_not_read_are_disconnected(void **state)
 {
 	sd_bus *slow = client(true), *other = client(true);
 	int counts[2] = { 0 };
@@ -745,7 +747,7 @@ static void those_who_do_not_read_are_cut_off(void **state)
 	fake.n_sessions = 1000;
 	get_string(slow, "State", "running");
 	for (int i = 0; i < 100000 && !refused; i++) {
-		/* sends only: nothing here reads */
+		/* only sends, and never reads */
 		refused = sd_bus_call_method_async(slow, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 						   DRAY_DBUS_INTERFACE,
 						   i % 2 ? "ListSessions" : "ListRegions",
@@ -758,13 +760,13 @@ static void those_who_do_not_read_are_cut_off(void **state)
 	get_string(other, "State", "running");
 	sd_bus_close_unref(slow);
 
-	/* one that reads gets as much as it likes */
+	/* a client that reads gets every answer */
 	for (int i = 0; i < 40; i++)
 		sd_bus_message_unref(call(other, "ListSessions"));
 	sd_bus_flush_close_unref(other);
 }
 
-static void strangers_do_no_harm(void **state)
+static void unauthenticated_connections_do_no_harm(void **state)
 {
 	static const char garbage[] = "GET / HTTP/1.1\r\nHost: dray\r\n\r\n";
 	static const char half[] = "\0AUTH EXTERNAL ";
@@ -787,13 +789,13 @@ static void strangers_do_no_harm(void **state)
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
 
-	/* the 256 that there may be; the silent one is among them */
+	/* as many connections as are allowed; the silent one is among them */
 	for (int i = 0; i < 256; i++)
 		fds[i] = raw_client();
 	assert_true(ends(fds[255]));
 	for (int i = 0; i < 256; i++)
 		close(fds[i]);
-	/* as soon as the agent has noticed that they are gone, others get in */
+	/* others are accepted as soon as the agent has noticed that these are gone */
 	for (int tries = 0;; tries++) {
 		bus = client(true);
 		if (sd_bus_get_bus_id(bus, &id) >= 0)
@@ -806,7 +808,7 @@ static void strangers_do_no_harm(void **state)
 	close(silent);
 }
 
-static void accepting_rests_without_descriptors(void **state)
+static void accepting_pauses_without_descriptors(void **state)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 	struct rlimit old, none;
@@ -820,7 +822,7 @@ static void accepting_rests_without_descriptors(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
 	assert_int_equal(connect(fd, (const struct sockaddr *)&sa, sizeof(sa)), 0);
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &began);
-	/* long enough to tell a loop that turns from one that rests */
+	/* long enough to distinguish a loop that spins from one that sleeps */
 	poll(NULL, 0, 150);
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
@@ -834,8 +836,8 @@ static void accepting_rests_without_descriptors(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
-/* The client reads nothing: without a bound this would never return. */
-static void flushing_is_bounded(void **state)
+/* The client reads nothing, so a flush without a limit would never return. */
+static void flushing_has_a_limit(void **state)
 {
 	int counts[2] = { 0 };
 	sd_bus *slow = client(true);
@@ -852,7 +854,7 @@ static void flushing_is_bounded(void **state)
 
 /* --- busctl ------------------------------------------------------------------------------------- */
 
-/* Its tables are as wide as their widest value: all counters on one line. */
+/* busctl's tables are as wide as their widest value: all counters are on one line */
 #define BUSCTL_MAX (1 << 20)
 
 static void busctl(const char *args, const char *const *expected)
@@ -896,7 +898,7 @@ static void busctl_works(void **state)
 	busctl("call " AGENT " " DRAY_DBUS_INTERFACE " Drain ub 0 false", EXPECT(""));
 }
 
-/* Reads on until the text is in buf. */
+/* Reads until the text is in buf. */
 static void read_until(int fd, char *buf, size_t size, const char *text)
 {
 	size_t n = strlen(buf);
@@ -933,7 +935,7 @@ static void busctl_monitors(void **state)
 		_exit(127);
 	}
 	close(out[1]);
-	/* it says this as soon as it is one */
+	/* busctl prints this as soon as it is a monitor */
 	read_until(out[0], text, sizeof(text), "Monitoring");
 	bus = client(true);
 	assert_true(drain(bus, 0, true, NULL) >= 0);
@@ -954,17 +956,17 @@ int main(void)
 		TEST(lists_have_the_keys_of_the_schema),
 		TEST(placement_is_listed),
 		TEST(hints_are_put_and_forgotten),
-		TEST(health_is_asked_of_the_workers),
+		TEST(health_asks_the_workers),
 		TEST(listings_are_shared),
 		TEST(health_does_not_wait_for_a_listing),
-		TEST(drain_is_told_to_all),
-		TEST(changes_answer_as_the_interface_says),
-		TEST(cancels_that_wait_are_bounded_and_forgotten),
+		TEST(drain_is_signalled_to_all),
+		TEST(changes_follow_the_interface),
+		TEST(pending_cancels_are_limited_and_end_with_their_caller),
 		TEST(bus_clients_find_a_bus),
-		TEST(those_who_do_not_read_are_cut_off),
-		TEST(strangers_do_no_harm),
-		TEST(accepting_rests_without_descriptors),
-		TEST(flushing_is_bounded),
+		TEST(clients_that_do_not_read_are_disconnected),
+		TEST(unauthenticated_connections_do_no_harm),
+		TEST(accepting_pauses_without_descriptors),
+		TEST(flushing_has_a_limit),
 		TEST(busctl_works),
 		TEST(busctl_monitors),
 	};

@@ -161,7 +161,7 @@ static void usage_errors_are_one_line(void **state)
 	}
 }
 
-static void help_names_everything(void **state)
+static void help_lists_every_verb_and_option(void **state)
 {
 	struct run all = run_with(&env, "--help");
 	char line[80];
@@ -212,7 +212,7 @@ static void parse(struct ctl *c, int argc, char *const *argv, const char *verb)
 		assert_null(c->verb);
 }
 
-static void options_are_taken(void **state)
+static void options_are_parsed(void **state)
 {
 	struct ctl c;
 	char control[] = "--control=/x", json[] = "--json", drain[] = "drain", t[] = "--timeout";
@@ -227,7 +227,7 @@ static void options_are_taken(void **state)
 	assert_string_equal(c.control, "/x");
 	assert_int_equal(c.format, CTL_JSON);
 
-	/* Before the verb, the global option is meant; after it, that of drain. */
+	/* Before the verb it is the global option, after it the option of drain. */
 	parse(&c, 7, ARGV(t, two, drain, wait, t, ten), "drain");
 	assert_int_equal(c.numbers[CTL_OPTION_TIMEOUT], 2 * DRAY_NS_PER_SEC);
 	assert_string_equal(c.values[CTL_OPTION_LIMIT], "10s");
@@ -237,7 +237,7 @@ static void options_are_taken(void **state)
 	assert_false(c.color);
 }
 
-static void the_environment_comes_last(void **state)
+static void options_override_the_environment(void **state)
 {
 	struct ctl_env empty = { .control = "" };
 	struct ctl c = { .env = &empty };
@@ -247,7 +247,7 @@ static void the_environment_comes_last(void **state)
 	assert_string_equal(c.control, "/run/dray/control.sock");
 }
 
-static void a_missing_agent_is_no_usage_error(void **state)
+static void a_missing_agent_is_not_a_usage_error(void **state)
 {
 	static const char *const verbs[] = { "",        "status",       "sessions",
 					     "regions", "peers",        "transfers",
@@ -264,14 +264,14 @@ static void a_missing_agent_is_no_usage_error(void **state)
 	r = run_with(&env, "bench --socket /nowhere/data.sock");
 	assert_int_equal(r.status, CTL_EXIT_UNREACHABLE);
 	done(&r);
-	/* The release of drayctl is known without an agent. */
+	/* drayctl knows its own release without an agent. */
 	r = run_with(&env, "version --plain");
 	assert_int_equal(r.status, CTL_EXIT_OK);
 	assert_string_equal(r.out, "drayctl\t" DRAY_VERSION "\ndrayd\t\n");
 	done(&r);
 }
 
-static void a_full_disk_is_no_success(void **state)
+static void a_full_disk_is_an_error(void **state)
 {
 	FILE *full = fopen("/dev/full", "w"), *err = tmpfile();
 	char *argv[] = { (char[]){ "drayctl" }, (char[]){ "--help" }, NULL };
@@ -287,11 +287,11 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(usage_errors_are_one_line),
-		cmocka_unit_test(help_names_everything),
-		cmocka_unit_test(options_are_taken),
-		cmocka_unit_test(the_environment_comes_last),
-		cmocka_unit_test(a_missing_agent_is_no_usage_error),
-		cmocka_unit_test(a_full_disk_is_no_success),
+		cmocka_unit_test(help_lists_every_verb_and_option),
+		cmocka_unit_test(options_are_parsed),
+		cmocka_unit_test(options_override_the_environment),
+		cmocka_unit_test(a_missing_agent_is_not_a_usage_error),
+		cmocka_unit_test(a_full_disk_is_an_error),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

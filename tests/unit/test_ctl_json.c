@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What drayctl --json prints of an agent that is made up, byte by byte, against tests/data/golden/json;
- * DRAY_GOLDEN=write makes these files anew.
+ * The output of drayctl --json for a fake agent, compared byte by byte with tests/data/golden/json.
+ * DRAY_GOLDEN=write writes these files anew.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 #include "tests/unit/cm.h"
 
 #define GOLDEN "tests/data/golden/json"
-#define RELEASE "0.0.0" /* of the agent, and in the files */
+#define RELEASE "0.0.0" /* of the fake agent, and in the golden files */
 #define BIGGEST "18446744073709551615"
 
 /* --- the agent ---------------------------------------------------------------------------------- */
@@ -136,7 +136,7 @@ static void value_append(sd_bus_message *m, const struct dray_dbus_field *field,
 	sd_bus_message_close_container(m);
 }
 
-/* fields: those of an earlier release are fewer. */
+/* fields: number of fields; an earlier release has fewer. */
 static void list_append(sd_bus_message *m, const struct list *l, unsigned fields)
 {
 	sd_bus_message_open_container(m, 'a', "a{sv}");
@@ -228,7 +228,7 @@ static struct {
 	sd_bus_message_handler_t answer;
 } agent;
 
-/* One of an earlier release: fewer methods, properties and fields. */
+/* An agent of an earlier release: fewer methods, properties and fields. */
 static int answer_old(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	const char *member = sd_bus_message_get_member(m);
@@ -255,7 +255,7 @@ static int answer_old(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	return 1;
 }
 
-/* One client after the other, until the socket is shut. */
+/* Serves one client after the other until the socket is closed. */
 static void *serve(void *arg)
 {
 	sd_id128_t id = { .bytes = { 1 } };
@@ -313,7 +313,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* --- what is printed ---------------------------------------------------------------------------- */
+/* --- the output --------------------------------------------------------------------------------- */
 
 static void compare(const char *name, const char *text)
 {
@@ -325,11 +325,11 @@ static void compare(const char *name, const char *text)
 		cm_file_write(GOLDEN, file, text);
 	golden = cm_file_read(GOLDEN, file);
 	if (strcmp(golden, text))
-		fail_msg("%s is not what %s/%s says; DRAY_GOLDEN=write makes it anew:\n%s", name,
-			 GOLDEN, file, text);
+		fail_msg("output of %s differs from %s/%s; DRAY_GOLDEN=write writes it anew:\n%s",
+			 name, GOLDEN, file, text);
 }
 
-/* Our own release changes, the files do not. */
+/* Our own release changes, but the golden files do not. */
 static char *without_release(char *text)
 {
 	static const char ours[] = "\"" DRAY_VERSION "\"", theirs[] = "\"" RELEASE "\"";
@@ -345,7 +345,7 @@ static char *without_release(char *text)
 static void verbs_print_the_golden_text(void **state)
 {
 	static const struct {
-		const char *name, *line; /* NULL: the same */
+		const char *name, *line; /* line NULL: the same as name */
 	} runs[] = {
 		{ "status", NULL },
 		{ "sessions", NULL },
@@ -390,7 +390,7 @@ static void verbs_print_the_golden_text(void **state)
 		snprintf(line, sizeof(line), "%s", runs[i].line ? runs[i].line : runs[i].name);
 		for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
 			argv[argc++] = w;
-		/* not ready is no failure of this */
+		/* wait does not fail when the agent is not ready */
 		assert_int_equal(ctl_run(&env, f, stderr, argc, argv),
 				 strcmp(runs[i].name, "health") ? CTL_EXIT_OK : CTL_EXIT_FAILED);
 		fclose(f);
@@ -399,7 +399,7 @@ static void verbs_print_the_golden_text(void **state)
 	}
 }
 
-/* For programs that start others, by an option of its own. */
+/* The output of an option for programs that start others. */
 static void env_prints_the_golden_text(void **state)
 {
 	const struct ctl_env env = { .control = agent.path, .in = -1 };
@@ -414,8 +414,8 @@ static void env_prints_the_golden_text(void **state)
 	compare("env", out);
 }
 
-/* What it does not tell is null, "-" or 0; what it cannot do is said in one line. */
-static void an_earlier_agent_is_understood(void **state)
+/* Missing values are null, "-" or 0; a missing method is an error of one line. */
+static void an_agent_of_an_earlier_release_is_understood(void **state)
 {
 	static const struct {
 		const char *verb, *format, *out, *err;
@@ -452,7 +452,7 @@ static void an_earlier_agent_is_understood(void **state)
 	}
 }
 
-/* Each list method of the interface is one of those above. */
+/* The lists above have every list method of the interface. */
 static void no_list_is_missing(void **state)
 {
 	for (size_t i = 0; i < DRAY_DBUS_METHOD_N; i++) {
@@ -462,9 +462,9 @@ static void no_list_is_missing(void **state)
 		for (size_t k = 0; k < DRAY_ARRAY_SIZE(lists); k++)
 			found = found || !strcmp(m->name, lists[k].member);
 		if (!found)
-			fail_msg("%s has no rows here", m->name);
+			fail_msg("method %s has no rows in this test", m->name);
 	}
-	/* and each row has all of its fields */
+	/* each row has all fields */
 	for (size_t k = 0; k < DRAY_ARRAY_SIZE(lists); k++)
 		for (const char *const *row = lists[k].rows; *row; row++) {
 			unsigned n = 1;
@@ -518,8 +518,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(verbs_print_the_golden_text, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(env_prints_the_golden_text, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(an_earlier_agent_is_understood, set_up_old,
-						tear_down),
+		cmocka_unit_test_setup_teardown(an_agent_of_an_earlier_release_is_understood,
+						set_up_old, tear_down),
 		cmocka_unit_test(no_list_is_missing),
 		cmocka_unit_test(bench_prints_the_golden_text),
 	};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every message of both protocols against the generated vectors: round trip, each limit, each
- * enumeration and bit, an end at every byte, tails. Bodies lie in heap blocks of just their size.
+ * Every message of both protocols, checked with the generated vectors: round trip, each limit, each
+ * enumeration and bit, truncation at every byte, tails. Bodies are heap blocks of their exact size.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@
 #include "tests/unit/schema_files.h"
 #include "tests/unit/schema_vectors.h"
 
-/* Both protocols have the same header, magic apart. */
+/* Both protocols have the same header, except for the magic number. */
 _Static_assert(DMSG_HEADER_SIZE == 24 && PMSG_HEADER_SIZE == 24, "header size");
 #define HEADER DMSG_HEADER_SIZE
 
@@ -49,7 +49,7 @@ static int header_decode(enum vector_protocol protocol, const void *p, size_t n,
 	return r;
 }
 
-/* Decodes n bytes at src as a body of v in a block of their own; the error code, or 0. */
+/* Decodes n bytes at src as a body of v, in a block of that size. Returns the error code, or 0. */
 static int refuse(const struct vector *v, const void *src, size_t n)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -117,7 +117,10 @@ static bool older_end(const struct vector *v, size_t n)
 	return false;
 }
 
-/* A body that ends early is truncated wherever it ends, and *ret stays as it was; unless an earlier version ends there. */
+/*
+ * A truncated body is refused and *ret is unchanged, unless a body of an earlier version ends
+ * there.
+ */
 static void test_truncated(void **state)
 {
 	for (size_t i = 0; i < n_vectors; i++) {
@@ -175,7 +178,7 @@ static void test_limits(void **state)
 		min = l->vector->min;
 		assert_int_equal(l->vector->encode_empty(buf, sizeof(buf)), (int)(HEADER + min));
 		for (size_t count = l->max; count <= l->max + 1; count++) {
-			/* what followed the empty field moves behind its elements */
+			/* the bytes after the empty field move behind its elements */
 			n = count * l->unit;
 			memcpy(body, buf + HEADER, l->at);
 			memcpy(body + l->at + 4 + n, buf + HEADER + l->at + 4, min - l->at - 4);
@@ -185,14 +188,14 @@ static void test_limits(void **state)
 			assert_int_equal(refuse(l->vector, body, min + n),
 					 count > l->max ? DRAY_E_TOO_LARGE : 0);
 		}
-		/* a count that would overflow */
+		/* a count that overflows */
 		dray_le_put32(body + l->at, UINT32_MAX);
 		assert_int_equal(refuse(l->vector, body, min + n), DRAY_E_TOO_LARGE);
 		free(body);
 	}
 }
 
-/* The encoder keeps to the limits as well. */
+/* The encoder checks the limits too. */
 static void test_encode_limits(void **state)
 {
 	static uint8_t big[(DMSG_OPS_INLINE_MAX + 1) * DMSG_OP_SIZE];
@@ -219,7 +222,7 @@ static void test_encode_limits(void **state)
 	h.name.n = 65;
 	assert_int_equal(dmsg_hello_encode(buf, sizeof(buf), 1, &h), -EINVAL);
 
-	/* An answer must arrive: its text is mended. */
+	/* an answer must arrive, so invalid bytes of its text are replaced */
 	e.message = (struct dray_str){ "\xc3\xa4\n\x80 ok\xe2\x82", 10 };
 	assert_true(dmsg_error_encode(buf, sizeof(buf), 1, &e) > 0);
 	assert_int_equal(dmsg_error_decode(buf + HEADER, DMSG_ERROR_MIN + 10, &got, NULL), 0);
@@ -374,7 +377,7 @@ static void test_packet(void **state)
 	assert_int_equal(err.code, DRAY_E_INVALID);
 }
 
-/* Packed by Python, found by C; and both write the same bytes. */
+/* Python has packed these messages; C decodes them and encodes the same bytes. */
 static void golden(enum vector_protocol protocol, const char *path)
 {
 	size_t n, seen = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What earlier versions sent must go on being read: every file of tests/data/corpus-MAJOR.MINOR/
- * decodes, and encoded again it says the same as far as the older one says anything.
+ * Messages of earlier versions stay readable: every file of tests/data/corpus-MAJOR.MINOR/ decodes,
+ * and the encoded result equals it in every field that it has.
  */
 #include <dirent.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@
 #include "tests/unit/schema_vectors.h"
 
 #define ROOT "tests/data"
-/* bytes that make_corpus.py puts behind what it calls longer */
+/* number of bytes that make_corpus.py adds to messages named "longer" */
 #define IMAGINED 8
 
 static uint8_t again[DMSG_MESSAGE_MAX];
@@ -55,7 +55,7 @@ static void replay(const char *path, enum vector_protocol protocol)
 	body = exact_copy(raw + DMSG_HEADER_SIZE, length);
 	r = vector_recode(protocol, type, body, length, 1, again, sizeof(again), &err);
 	if (r < 0 && strstr(path, "-longer.bin") && length > IMAGINED) {
-		/* the tail of a version that was to come: fields stand there by now, where the message has grown */
+		/* the added bytes lie where the message has new fields now */
 		free(body);
 		length -= IMAGINED;
 		body = exact_copy(raw + DMSG_HEADER_SIZE, length);

@@ -108,7 +108,7 @@ static void test_metrics(void **state)
 	assert_int_equal(dray_metrics[DRAY_METRIC_PEERS].owner, DRAY_METRIC_OWNER_CONTROL);
 }
 
-/* The table that sd-bus gets is made of functions whose names the schema decides. */
+/* The schema determines the names of the functions in the table for sd-bus. */
 #define GETTER(x)                                                                     \
 	int dbus_get_##x(sd_bus *bus, const char *path, const char *interface,        \
 			 const char *property, sd_bus_message *reply, void *userdata, \
@@ -180,7 +180,7 @@ static void test_dbus(void **state)
 					 strcmp(dray_dbus_methods[i].name, "DumpConfig") &&
 					 strcmp(dray_dbus_methods[i].name, "Health"));
 
-	/* sd-bus looks the table over when it is added: signatures, names of parameters, flags. */
+	/* sd-bus checks the table when it is added: signatures, names of parameters, flags */
 	assert_int_equal(sd_bus_new(&bus), 0);
 	assert_int_equal(sd_bus_add_object_vtable(bus, &slot, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 						  dbus_vtable, NULL),
