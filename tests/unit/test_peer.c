@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers among themselves: connecting, imports, fences, notifications, streams, drain and stop. */
+/* The peer module: connections, imports, fences, notifications, streams, drain and stop. */
 #include "tests/unit/peer_rig.h"
 
 static sd_event *loop(void)
@@ -24,7 +24,7 @@ static void test_import(void **state)
 	assert_int_not_equal(i.grant, 0);
 	assert_int_equal(rig_ready(a), 1);
 	assert_int_equal(rig_ready(b), 1);
-	/* the link says the same on both sides */
+	/* both sides have the same link */
 	assert_int_equal(a->ups, 1);
 	assert_int_equal(b->ups, 1);
 	assert_int_equal(a->link->peer, i.peer);
@@ -56,7 +56,7 @@ static void test_imports_share_a_connection(void **state)
 	}
 	assert_int_equal(a->ups, 1);
 	assert_int_equal(rig_count(a), 1);
-	/* and in the other direction */
+	/* an import in the other direction */
 	rig_connect(b, a, &i[0]);
 	assert_int_equal(b->ups, 1);
 	rig_kill(a);
@@ -94,7 +94,7 @@ static void test_bad_tokens(void **state)
 	assert_true(rig_import_token(a, &t, "some.host.example:7411", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
 	assert_non_null(strstr(i.err.msg, "names are not resolved"));
-	/* no key: who answers beyond loopback could be anybody */
+	/* without a key, any host beyond loopback could answer */
 	assert_true(rig_import_token(a, &t, "192.0.2.1:7411", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_PEER_DENIED);
 	t = rig_token(a);
@@ -138,7 +138,7 @@ static void test_nobody_there(void **state)
 	assert_non_null(strstr(i.err.msg, "refused"));
 	assert_true(i.at_ns - began >= 200 * MS);
 	rig_in_time(i.at_ns - began < 400 * MS);
-	/* and nothing goes on */
+	/* no activity remains */
 	assert_true(rig_until(e, rig_count(a) == 0));
 	rig_kill(a);
 }
@@ -171,19 +171,19 @@ static void test_cancel(void **state)
 	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
 	struct rig_import i, j;
 
-	/* before it has gone anywhere */
+	/* before anything was sent */
 	rig_start_import(a, b, &i);
 	peer_import_cancel(a->peers, i.id);
 	assert_true(rig_until(e, rig_count(a) == 0));
 	assert_int_equal(i.done, 0);
-	/* while the answer is on its way: the grant is given back */
+	/* while the answer is on its way: the grant is released */
 	rig_connect(a, b, &j);
 	rig_start_import(a, b, &i);
 	peer_import_cancel(a->peers, i.id);
 	assert_true(rig_until(e, b->released == 1));
 	assert_int_equal(i.done, 0);
 	assert_int_equal(b->released_grant, 2);
-	/* what has ended cannot be cancelled */
+	/* an import that has ended cannot be cancelled */
 	peer_import_cancel(a->peers, j.id);
 	peer_import_cancel(a->peers, 12345);
 	rig_kill(a);
@@ -227,17 +227,17 @@ static void test_fence(void **state)
 	peers_fence_ack(a->peers, a->fenced_peer, i.grant);
 	assert_true(rig_until(e, b->fenced));
 	assert_int_equal(b->fenced_grant, i.grant);
-	/* a grant that is not held any more is acknowledged without asking */
+	/* a fence for a released grant is acknowledged without a request */
 	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
 	assert_true(rig_until(e, b->fenced == 2));
 	assert_int_equal(a->fences_seen, 1);
-	/* both sides live on */
+	/* the connection stays */
 	assert_int_equal(rig_ready(b), 1);
 	rig_kill(a);
 	rig_kill(b);
 }
 
-/* A release that crosses the fence answers it, too. */
+/* A release that crosses a fence counts as its acknowledgement. */
 static void test_fence_and_release(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -274,7 +274,7 @@ static void test_fence_times_out(void **state)
 	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
 	assert_int_equal(b->gone, 1);
 	assert_true(rig_until(e, a->lost));
-	/* a fence of a closed peer has nothing to wait for */
+	/* a fence for a peer that is gone */
 	peers_fence(b->peers, peer, 77, DRAY_E_REVOKED);
 	assert_int_equal(b->fenced, 1);
 	assert_int_equal(b->fenced_grant, 77);
@@ -334,7 +334,7 @@ static void test_notify(void **state)
 	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.code, DRAY_E_NOTIFY_REFUSED);
 
-	/* of a grant that is none, to a peer that is none, too much */
+	/* an unknown grant, an unknown peer, a payload that is too large */
 	assert_int_equal(notify(a, i.peer, 999, 7, "", &n, &err), 0);
 	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.code, DRAY_E_REVOKED);
@@ -367,7 +367,7 @@ static void test_many_notifications(void **state)
 		else
 			refused += err.code == DRAY_E_BUSY;
 	}
-	/* the limit is a typed answer, and what was taken arrives */
+	/* the limit gives a typed error, and accepted notifications arrive */
 	assert_true(refused > 0 && sent + refused == 3000);
 	assert_true(rig_until(e, n.done == sent));
 	assert_int_equal(b->notified, sent);
@@ -424,7 +424,7 @@ static void test_drain(void **state)
 	rig_start_import(a, b, &i);
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_DRAINING);
-	/* one that comes now hears of it at once */
+	/* a peer that connects now is notified at once */
 	rig_start_import(c, b, &i);
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_DRAINING);
@@ -452,7 +452,7 @@ static void test_stop(void **state)
 	char segment[64];
 
 	rig_connect(a, b, &i);
-	/* one that is still being connected */
+	/* a peer whose connection is not established yet */
 	snprintf(segment, sizeof(segment), "%s", peers_segment(c->peers));
 	rig_kill(c);
 	assert_int_equal(rig_import_token(a, &t, segment, RIG_DEADLINE, &j), 0);
@@ -465,7 +465,7 @@ static void test_stop(void **state)
 	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
 	assert_int_equal(b->gone, 1);
 	rig_for(e, 50);
-	/* not before the workers have let go */
+	/* not before the workers have released the links */
 	assert_int_equal(stopped, 0);
 	a->hold_downs = false;
 	sd_event_source_set_enabled(a->downs_event, SD_EVENT_ONESHOT);
@@ -491,7 +491,7 @@ static void test_idle(void **state)
 	assert_int_equal(rig_ready(a), 1);
 	peer_release(a->peers, i.peer, i.grant);
 	assert_true(rig_until(e, rig_count(a) == 0 && rig_count(b) == 0));
-	/* that is no loss; the peer comes back when it is needed */
+	/* this is not a loss, and the peer connects again when needed */
 	assert_int_equal(peers_totals(a->peers).lost, 0);
 	assert_int_equal(peers_totals(b->peers).lost, 0);
 	rig_connect(a, b, &i);
@@ -499,7 +499,7 @@ static void test_idle(void **state)
 	rig_kill(b);
 }
 
-/* An import meets the goodbye of an idle owner: it goes out again, over a new connection. */
+/* An import crosses the BYE of an idle owner: it is sent again over a new connection. */
 static void test_import_meets_goodbye(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();

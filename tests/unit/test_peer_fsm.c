@@ -18,11 +18,11 @@
 #define SEC 1000000000LL
 
 struct rig {
-	struct peer_fsm f; /* first */
+	struct peer_fsm f; /* must be the first member */
 	int64_t now;
 	unsigned dials, ups, drops, closed, heartbeats, changes;
 	bool was_up, needed, in_use, busy;
-	bool told_rests; /* by the last heartbeat */
+	bool told_rests; /* content of the last heartbeat */
 	int dial_result, up_result;
 };
 
@@ -112,7 +112,7 @@ static void step(struct rig *r, enum peer_event e)
 	peer_step(&r->f, e, r->now, &why);
 }
 
-/* To the next timer, and the timer. */
+/* Advances the time to the next timer, and handles it. */
 static void pass(struct rig *r)
 {
 	assert_true(r->f.timer_ns != INT64_MAX);
@@ -150,7 +150,7 @@ static void test_acceptor(void **state)
 	assert_int_equal(r.f.state, PEER_STATE_HELLO);
 	step(&r, PEER_EVENT_AGREED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
-	/* one that connected is not connected to again */
+	/* the accepting side does not connect itself */
 	step(&r, PEER_EVENT_FAILED);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 	assert_true(r.was_up);
@@ -167,7 +167,7 @@ static void test_attempt_times_out(void **state)
 	step(&r, PEER_EVENT_DIAL);
 	r.now += 4 * SEC;
 	step(&r, PEER_EVENT_CONNECTED);
-	/* one limit for all of it: the handshake has what connecting left */
+	/* one limit for connect and handshake together */
 	assert_int_equal(r.f.timer_ns, began + 5 * SEC);
 	pass(&r);
 	assert_int_equal(r.f.state, PEER_STATE_BACKOFF);
@@ -192,7 +192,7 @@ static void test_backoff_doubles(void **state)
 		pass(&r);
 	}
 	assert_int_equal(r.dials, 21);
-	/* a success forgets them */
+	/* a success resets the back-off */
 	r.dial_result = 0;
 	pass(&r);
 	step(&r, PEER_EVENT_CONNECTED);
@@ -232,7 +232,7 @@ static void test_not_needed(void **state)
 	pass(&r);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 
-	/* once up that is no reason */
+	/* once the connection is up, that is no reason to close it */
 	to_ready(&r);
 	r.needed = false;
 	step(&r, PEER_EVENT_UNNEEDED);
@@ -267,7 +267,7 @@ static void test_heartbeats(void **state)
 	}
 	assert_int_equal(r.heartbeats, 10);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
-	/* other messages count */
+	/* other messages count as signs of life */
 	r.f.heard_ns = r.f.sent_ns = r.now += 500 * MS;
 	r.f.timer_ns = r.now;
 	pass(&r);
@@ -296,7 +296,7 @@ static void heard(struct rig *r, int64_t rest_ns)
 	step(r, PEER_EVENT_HEARTBEAT);
 }
 
-/* Three seconds without work; the peer still has some. */
+/* Three seconds without work on this side; the peer still has work. */
 static void to_rest(struct rig *r)
 {
 	to_ready(r);
@@ -315,7 +315,7 @@ static void to_slow(struct rig *r)
 {
 	to_rest(r);
 	heard(r, 20 * SEC);
-	/* the next multiple: other peers' heartbeats go then, too */
+	/* the next multiple of the interval, when other peers' heartbeats are sent too */
 	assert_int_equal(r->f.timer_ns, (r->now / (15 * SEC) + 1) * 15 * SEC);
 	r->heartbeats = 0;
 }
@@ -330,14 +330,17 @@ static void test_rest(void **state)
 	pass(&r);
 	assert_int_equal(r.heartbeats, 1);
 	assert_true(r.told_rests);
-	/* three of what the peer promised */
+	/* three times the interval that the peer announced */
 	while (r.f.state == PEER_STATE_READY)
 		pass(&r);
 	assert_int_equal(r.now - last, 60 * SEC);
 	assert_int_equal(r.f.why.code, DRAY_E_PEER_LOST);
 }
 
-/* Work on this side: the peer is told at once, and has no more than the usual time to answer. */
+/*
+ * Work on this side: a heartbeat tells the peer at once, and the usual limit for its answer
+ * applies.
+ */
 static void test_work_ends_rest(void **state)
 {
 	struct rig r;
@@ -356,7 +359,7 @@ static void test_work_ends_rest(void **state)
 	assert_int_equal(r.now - began, 3 * SEC);
 }
 
-/* Work on the peer's side: it is answered at once, though there is none here. */
+/* Work on the peer's side: its heartbeat is answered at once, even without work here. */
 static void test_peer_ends_rest(void **state)
 {
 	struct rig r;
@@ -367,13 +370,13 @@ static void test_peer_ends_rest(void **state)
 	assert_int_equal(r.heartbeats, 1);
 	assert_true(r.told_rests);
 	assert_int_equal(r.f.timer_ns, r.now + 1 * SEC);
-	/* nothing to tell: no answer */
+	/* no change: no answer */
 	heard(&r, 0);
 	heard(&r, 15 * SEC);
 	assert_int_equal(r.heartbeats, 1);
 }
 
-/* While one side works, or has just done so, the pace stays. */
+/* While one side has work, or just had some, the interval stays short. */
 static void test_no_rest(void **state)
 {
 	struct rig r;
@@ -395,7 +398,7 @@ static void test_no_rest(void **state)
 	assert_int_equal(r.heartbeats, 20);
 }
 
-/* Our own process slept: the peer gets one more heartbeat's time to be heard. */
+/* Our process was stopped: the peer gets the time of one more heartbeat. */
 static void test_late_timer(void **state)
 {
 	struct rig r;
@@ -459,7 +462,7 @@ static void test_claim(void **state)
 	step(&r, PEER_EVENT_AGREED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
 
-	/* it does not wait for ever */
+	/* the claim does not wait for ever */
 	init(&r, false);
 	step(&r, PEER_EVENT_ACCEPTED);
 	step(&r, PEER_EVENT_RIVAL);
@@ -479,7 +482,10 @@ static void test_up_fails(void **state)
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 }
 
-/* Whatever comes in whatever order: no assertion, no timer in a dead machine, an end at most once. */
+/*
+ * Any events in any order: no assertion fails, no timer runs in an ended machine, and the end comes
+ * at most once.
+ */
 static void test_random_walk(void **state)
 {
 	uint64_t x = 88172645463325252u;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is there: keys, restarts, rivals, both at once, silence, and peers that break the protocol. */
+/*
+ * Identity of peers: keys, restarts, two agents with one id, simultaneous connects, silence, and
+ * peers that break the protocol.
+ */
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -51,7 +54,7 @@ static void test_keys(void **state)
 	d = rig_start(e, 4, 10);
 
 	rig_connect(a, b, &i);
-	/* wrong and missing keys are known at once: no retries until the time-out */
+	/* wrong and missing keys are refused at once, without retries until the timeout */
 	began = rig_now();
 	rig_start_import(a, c, &i);
 	assert_true(rig_until(e, i.done));
@@ -77,7 +80,7 @@ static void test_keys(void **state)
 	rmdir(dir);
 }
 
-/* --- both at once --------------------------------------------------------------------------------- */
+/* --- simultaneous connects ------------------------------------------------------------------------ */
 
 static void both_at_once(uint8_t first, uint8_t second, unsigned turns_between)
 {
@@ -92,7 +95,7 @@ static void both_at_once(uint8_t first, uint8_t second, unsigned turns_between)
 	assert_true(rig_until(e, i.done && j.done));
 	if (i.err.code || j.err.code)
 		fail_msg("%u turns: %s / %s", turns_between, i.err.msg, j.err.msg);
-	/* one connection, the same on both sides, which nobody lost */
+	/* one connection, the same on both sides, and no loss */
 	rig_for(e, 60);
 	assert_int_equal(rig_count(a), 1);
 	assert_int_equal(rig_count(b), 1);
@@ -106,7 +109,7 @@ static void both_at_once(uint8_t first, uint8_t second, unsigned turns_between)
 
 static void test_both_at_once(void **state)
 {
-	/* however far the first has come when the second starts */
+	/* for each progress of the first agent when the second one starts */
 	for (unsigned turns = 0; turns < 24; turns++) {
 		both_at_once(1, 2, turns);
 		both_at_once(2, 1, turns);
@@ -138,7 +141,7 @@ static void test_restart(void **state)
 	began = rig_now();
 	rig_kill(b);
 	assert_true(rig_until(e, a->lost));
-	/* the connection says it, not the silence */
+	/* the connection reports it, not a heartbeat limit */
 	rig_in_time(rig_now() - began < 100 * MS);
 	assert_int_equal(a->lost_code, DRAY_E_PEER_LOST);
 	assert_int_equal(a->lost_peer, i.peer);
@@ -148,7 +151,7 @@ static void test_restart(void **state)
 	b = start_at(e, 2, 21, segment);
 	rig_connect(a, b, &j);
 	assert_int_not_equal(i.peer, j.peer);
-	/* a token of before */
+	/* a token of the old incarnation */
 	assert_true(rig_import_token(a, &old, segment, RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_INCARNATION);
 	rig_kill(a);
@@ -170,7 +173,7 @@ static void test_old_token_alone(void **state)
 	rig_kill(b);
 }
 
-/* The peer died without a word, and its successor connects while the old connection still looks alive. */
+/* The peer died silently, and its successor connects while the old connection still looks alive. */
 static void test_successor_of_a_silent_peer(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -180,7 +183,7 @@ static void test_successor_of_a_silent_peer(void **state)
 	uint8_t buf[512];
 	int64_t began;
 
-	/* it promises to be heard of seldom, so that its silence alone tells nothing */
+	/* it announces a long heartbeat interval, so that its silence alone proves nothing */
 	h.heartbeat_ms = 10000;
 	puppet_dial(&old, a);
 	conn_send(old.conn, buf, (size_t)pmsg_hello_encode(buf, sizeof(buf), 0, &h));
@@ -188,7 +191,7 @@ static void test_successor_of_a_silent_peer(void **state)
 	began = rig_now();
 	puppet_dial(&new, a);
 	puppet_say_hello(&new, 5, 51);
-	/* the old one gets its time to answer, and does not */
+	/* the old connection gets its time to answer, and does not answer */
 	assert_true(rig_until(e, puppet_got(&new, PMSG_READY)));
 	assert_true(rig_now() - began >= 100 * MS);
 	assert_int_equal(a->lost, 1);
@@ -200,7 +203,7 @@ static void test_successor_of_a_silent_peer(void **state)
 	rig_kill(a);
 }
 
-/* The same, and the old connection is reset: no need to wait. */
+/* The same, but the old connection is reset, so there is no wait. */
 static void test_successor_of_a_dead_peer(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -221,7 +224,7 @@ static void test_successor_of_a_dead_peer(void **state)
 	rig_kill(a);
 }
 
-/* --- rivals --------------------------------------------------------------------------------------- */
+/* --- two agents with one id ----------------------------------------------------------------------- */
 
 static void rival(uint64_t incarnation, uint32_t expect)
 {
@@ -236,7 +239,7 @@ static void rival(uint64_t incarnation, uint32_t expect)
 	assert_true(rig_until(e, p.failed));
 	assert_int_equal(p.error, expect);
 	assert_false(puppet_got(&p, PMSG_READY));
-	/* the one that was there stays */
+	/* the first one keeps its connection */
 	assert_int_equal(a->lost, 0);
 	assert_int_equal(rig_ready(a), 1);
 	assert_int_equal(rig_ready(b), 1);
@@ -246,14 +249,14 @@ static void rival(uint64_t incarnation, uint32_t expect)
 	rig_kill(b);
 }
 
-static void test_two_of_one_id(void **state)
+static void test_two_agents_with_one_id(void **state)
 {
 	rival(51, DRAY_E_IDENTITY);
 	rival(49, DRAY_E_IDENTITY);
 	rival(50, DRAY_E_EXISTS);
 }
 
-static void test_many_rivals(void **state)
+static void test_many_agents_with_one_id(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10);
@@ -296,7 +299,7 @@ static void test_our_own_id(void **state)
 	assert_true(rig_until(e, p.failed));
 	assert_int_equal(p.error, DRAY_E_PEER_UNREACHABLE);
 	puppet_end(&p);
-	/* a token that leads to ourselves, and one that leads to our twin */
+	/* a token that leads to this agent, and one that leads to another agent with its id */
 	t.agent_id[15] = 9;
 	assert_int_equal(rig_import_token(a, &t, peers_segment(a->peers), RIG_DEADLINE, &i), 0);
 	assert_true(rig_until(e, i.done));
@@ -309,7 +312,7 @@ static void test_our_own_id(void **state)
 	rig_kill(twin);
 }
 
-/* Forged tokens must not disturb the peer that stands behind their segment. */
+/* Forged tokens must not disturb the peer whose segment they name. */
 static void test_forged_tokens(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -329,7 +332,7 @@ static void test_forged_tokens(void **state)
 	assert_int_equal(rig_import_token(a, &t, peers_segment(b->peers), RIG_DEADLINE, &i), 0);
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
-	/* the right id at a dead segment does not hold up the right segment */
+	/* the right id at a dead segment does not block the right segment */
 	assert_int_equal(rig_import_token(a, &t, "127.0.0.1:1", RIG_DEADLINE, &i), 0);
 	rig_for(e, 100);
 	assert_int_equal(a->lost + b->lost, 0);
@@ -348,7 +351,7 @@ static void test_two_segments_one_agent(void **state)
 	struct pmsg_token t = rig_token(b);
 	struct rig_import i, j;
 
-	/* nobody answers at the first; both are served over the second */
+	/* the first does not answer; the second connection serves both */
 	assert_int_equal(rig_import_token(a, &t, "127.0.0.1:1", RIG_DEADLINE, &i), 0);
 	rig_for(e, 20);
 	assert_int_equal(rig_import_token(a, &t, peers_segment(b->peers), RIG_DEADLINE, &j), 0);
@@ -397,8 +400,8 @@ static void test_silent_peer(void **state)
 	rig_kill(a);
 }
 
-/* A peer that promises less often is not lost by our own, shorter limit. */
-static void test_slow_heart(void **state)
+/* A peer that announces a longer heartbeat interval is not lost by our own, shorter limit. */
+static void test_long_heartbeat_interval(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start_prompt(e, 1, 10);
@@ -417,7 +420,7 @@ static void test_slow_heart(void **state)
 	rig_kill(a);
 }
 
-/* --- the protocol broken -------------------------------------------------------------------------- */
+/* --- violations of the protocol ------------------------------------------------------------------- */
 
 static void test_versions(void **state)
 {
@@ -434,7 +437,7 @@ static void test_versions(void **state)
 	assert_true(rig_until(e, p.failed));
 	assert_int_equal(p.error, DRAY_E_VERSION);
 	puppet_end(&p);
-	/* a range that holds ours is fine */
+	/* a range that contains our version is accepted */
 	h.major_min = 1;
 	puppet_dial(&p, a);
 	conn_send(p.conn, buf, (size_t)pmsg_hello_encode(buf, sizeof(buf), 0, &h));
@@ -455,7 +458,7 @@ static void test_before_hello(void **state)
 	assert_int_equal(p.error, DRAY_E_OUT_OF_ORDER);
 	assert_int_equal(a->grants_held, 0);
 	puppet_end(&p);
-	/* and a second one */
+	/* and a second HELLO */
 	puppet_join(&p, a, 5, 50);
 	puppet_say_hello(&p, 5, 50);
 	assert_true(rig_until(e, p.failed));
@@ -465,7 +468,7 @@ static void test_before_hello(void **state)
 	rig_kill(a);
 }
 
-static void test_answers_that_nobody_asked_for(void **state)
+static void test_answers_without_a_request(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10);
@@ -473,7 +476,7 @@ static void test_answers_that_nobody_asked_for(void **state)
 
 	puppet_join(&p, a, 5, 50);
 	puppet_say(&p, import_reply, 77, { .grant = 9, .length = 1 });
-	/* taken for a late answer: the grant goes back */
+	/* the agent takes it for a late answer, and releases the grant */
 	assert_true(rig_until(e, puppet_got(&p, PMSG_RELEASE)));
 	puppet_say(&p, fence_ack, 78, {});
 	puppet_say(&p, notify_reply, 79, {});
@@ -506,7 +509,7 @@ static void test_unknown_type(void **state)
 	assert_int_equal(p.error, DRAY_E_UNKNOWN_TYPE);
 	assert_int_equal(puppet_id_of(&p, PMSG_ERROR), 42);
 	assert_int_equal(a->lost, 0);
-	/* but not one with an unknown flag, or no magic */
+	/* but messages with an unknown flag or a wrong magic number are refused */
 	h.flags = 1;
 	pmsg_header_put(buf, &h);
 	conn_send(p.conn, buf, sizeof(buf));
@@ -516,7 +519,10 @@ static void test_unknown_type(void **state)
 	rig_kill(a);
 }
 
-/* A peer that asks and never reads the answers is let go before it fills our memory. */
+/*
+ * A peer that sends requests and never reads the answers is disconnected before it fills our
+ * memory.
+ */
 static void test_does_not_read(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -531,7 +537,7 @@ static void test_does_not_read(void **state)
 	assert_int_equal(setsockopt(p.conn->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)), 0);
 	puppet_say_hello(&p, 5, 50);
 	assert_true(rig_until(e, puppet_got(&p, PMSG_READY)));
-	/* it writes, but its loop does not look at what comes in */
+	/* it writes, but its loop does not read */
 	sd_event_source_set_enabled(p.conn->io, SD_EVENT_OFF);
 	for (size_t k = 0; k < DRAY_ARRAY_SIZE(requests); k++)
 		pmsg_header_put(requests[k], &(struct pmsg_header){ PMSG_MAGIC, PMSG_MAJOR, 0,
@@ -555,17 +561,17 @@ int main(void)
 		cmocka_unit_test(test_old_token_alone),
 		cmocka_unit_test(test_successor_of_a_silent_peer),
 		rig_timed_test(test_successor_of_a_dead_peer),
-		cmocka_unit_test(test_two_of_one_id),
-		cmocka_unit_test(test_many_rivals),
+		cmocka_unit_test(test_two_agents_with_one_id),
+		cmocka_unit_test(test_many_agents_with_one_id),
 		cmocka_unit_test(test_our_own_id),
 		cmocka_unit_test(test_forged_tokens),
 		cmocka_unit_test(test_two_segments_one_agent),
 		rig_timed_test(test_heartbeats),
 		rig_timed_test(test_silent_peer),
-		rig_timed_test(test_slow_heart),
+		rig_timed_test(test_long_heartbeat_interval),
 		cmocka_unit_test(test_versions),
 		cmocka_unit_test(test_before_hello),
-		cmocka_unit_test(test_answers_that_nobody_asked_for),
+		cmocka_unit_test(test_answers_without_a_request),
 		cmocka_unit_test(test_unknown_type),
 		cmocka_unit_test(test_does_not_read),
 	};

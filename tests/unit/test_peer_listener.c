@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Listeners: what they are bound to, what they advertise, and the strangers that come to them. */
+/*
+ * Listeners: their addresses, the segment that they advertise, and connections that have not
+ * authenticated.
+ */
 #include <sys/resource.h>
 
 #include "tests/unit/peer_rig.h"
@@ -70,7 +73,10 @@ static void test_listen_wildcard(void **state)
 	struct listening l = try("0.0.0.0:0", "[::]:0", true, "");
 	struct dray_addr a;
 
-	/* one port each, and an address that others can use; loopback where there is no other */
+	/*
+	 * one port for both families, and an address that other hosts can reach; loopback if there
+	 * is none
+	 */
 	assert_int_equal(l.r, 0);
 	assert_int_equal(l.n, 2);
 	assert_true(dray_endpoint_valid(l.segment));
@@ -84,7 +90,7 @@ static void test_listen_refused(void **state)
 
 	assert_true(l.r < 0);
 	assert_int_equal(l.err.code, DRAY_E_DENIED);
-	/* both ways out */
+	/* the message names both remedies */
 	assert_non_null(strstr(l.err.msg, "peer.key_file"));
 	assert_non_null(strstr(l.err.msg, "peer.allow_insecure"));
 	l = try("[::]:0", NULL, false, "");
@@ -148,7 +154,7 @@ static void test_passed_sockets(void **state)
 	c->deps.listen_fds = fds;
 	c->deps.n_listen_fds = 2;
 	assert_true(rig_try_start(c, &err) < 0);
-	/* consumed all the same */
+	/* consumed nevertheless */
 	assert_true(close(fds[0]) < 0 && close(fds[1]) < 0);
 	rig_kill(c);
 }
@@ -163,13 +169,13 @@ static void test_no_listener(void **state)
 	a->cfg.peer.listen = (struct dray_strv){ list, 1 };
 	rig_started(a);
 	rig_connect(a, b, &i);
-	/* it cannot be connected to */
+	/* no address to connect to */
 	assert_int_equal(b->link->addr.len, 0);
 	rig_kill(a);
 	rig_kill(b);
 }
 
-/* --- strangers ------------------------------------------------------------------------------------ */
+/* --- connections that have not authenticated ------------------------------------------------------ */
 
 static int dial(struct rig *rig)
 {
@@ -200,7 +206,7 @@ static void test_garbage(void **state)
 	struct rig *a = rig_start_prompt(e, 1, 10), *b = rig_start(e, 2, 20);
 	static const char *const garbage[] = {
 		"GET / HTTP/1.0\r\n\r\n",
-		"\x16", /* the beginning of TLS, and nothing more */
+		"\x16", /* the beginning of a TLS record, and nothing more */
 		"\x16\x03\x01\xff\xff garbage",
 		"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 		"S", /* the beginning of a data stream */
@@ -217,7 +223,7 @@ static void test_garbage(void **state)
 		fd[k] = dial(a);
 		assert_true(send(fd[k], garbage[k], strlen(garbage[k]), MSG_NOSIGNAL) > 0);
 	}
-	/* meanwhile others are served */
+	/* meanwhile the agent serves others */
 	rig_connect(b, a, &i);
 	do {
 		rig_turn(e);
@@ -226,7 +232,7 @@ static void test_garbage(void **state)
 			closed += is_closed(fd[k]);
 	} while (closed < DRAY_ARRAY_SIZE(garbage) && rig_now() - began < RIG_LIMIT * MS);
 	assert_int_equal(closed, DRAY_ARRAY_SIZE(garbage));
-	/* the slow ones after peer.connect_timeout */
+	/* slow connections are closed after peer.connect_timeout */
 	rig_in_time(rig_now() - began < 1500 * MS);
 	assert_int_equal(peers_totals(a->peers).incoming_refused, DRAY_ARRAY_SIZE(garbage));
 	assert_int_equal(a->peers->n_incoming, 0);
@@ -253,7 +259,7 @@ static void test_says_nothing(void **state)
 	rig_kill(a);
 }
 
-/* TLS is fine, but the HELLO does not come. */
+/* The TLS handshake succeeds, but HELLO does not arrive. */
 static void test_no_hello(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -274,7 +280,7 @@ static void test_flood(void **state)
 	int fd[400];
 	struct rig_import i;
 
-	/* half of them silent, half of them with the beginning of a handshake */
+	/* half of them silent, half with the beginning of a handshake */
 	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(fd); k++) {
 		fd[k] = dial(a);
 		if (k & 1)
@@ -294,7 +300,10 @@ static void test_flood(void **state)
 	rig_kill(b);
 }
 
-/* Out of descriptors: accepting pauses instead of spinning, and goes on when there are some again. */
+/*
+ * Without descriptors, accepting pauses instead of spinning, and continues when descriptors are
+ * free again.
+ */
 static void test_no_descriptors(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -325,7 +334,7 @@ static void test_no_descriptors(void **state)
 	rig_kill(a);
 }
 
-/* More peers than limits.peers: a typed answer, and the others stay. */
+/* More peers than limits.peers: a typed error, and the other peers stay. */
 static void test_too_many_peers(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();

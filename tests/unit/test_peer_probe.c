@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Probes of agents by agents: both sides, over real TLS, and agents that say what a test wants. */
+/* Probes between agents: both sides, over real TLS, and agents whose answers the test chooses. */
 #include "tests/unit/peer_rig.h"
 
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static sd_event *loop(void)
 	return e;
 }
 
-/* Nothing of a probe is left, and neither side has a peer or has lost one. */
+/* Checks that nothing of a probe remains, and that neither side has or has lost a peer. */
 static void assert_no_trace(struct rig *rig)
 {
 	assert_true(rig_until(rig->event, !rig->peers->n_incoming));
@@ -95,7 +95,7 @@ static void test_beside_a_peer(void **state)
 	assert_int_equal(q.err.code, 0);
 	ask(b, peers_segment(a->peers), &q);
 	assert_int_equal(q.err.code, 0);
-	/* the connection that stands is not touched */
+	/* the existing connection is not affected */
 	assert_int_equal(rig_ready(a), 1);
 	assert_int_equal(rig_ready(b), 1);
 	assert_int_equal(a->ups, 1);
@@ -132,7 +132,7 @@ static void test_self(void **state)
 	ask(a, peers_segment(a->peers), &q);
 	assert_int_equal(q.err.code, 0);
 	assert_true(q.r.self);
-	/* the same id is not the same agent */
+	/* another agent with the same id */
 	ask(a, peers_segment(twin->peers), &q);
 	assert_int_equal(q.err.code, DRAY_E_IDENTITY);
 	assert_non_null(strstr(q.err.msg, "state directory"));
@@ -163,7 +163,7 @@ static void test_cancel(void **state)
 	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
 	struct asked q, r;
 
-	/* at every stage, as far as turns of the loop tell them apart */
+	/* after each number of turns of the loop, so at every stage */
 	for (unsigned turns = 0; turns < 12; turns++) {
 		assert_int_equal(try_ask(a, peers_segment(b->peers), &q), 0);
 		for (unsigned i = 0; i < turns && !q.done; i++)
@@ -227,7 +227,7 @@ static void test_keys(void **state)
 	assert_int_equal(q.err.code, DRAY_E_PEER_DENIED);
 	ask(none, peers_segment(a->peers), &q);
 	assert_int_equal(q.err.code, DRAY_E_PEER_DENIED);
-	/* without a key an answer from beyond this host would prove nothing */
+	/* without a key, an answer from another host would prove nothing */
 	assert_int_equal(try_ask(none, "192.0.2.1:7411", &q), -EPERM);
 	assert_int_equal(q.err.code, DRAY_E_PEER_DENIED);
 	assert_non_null(strstr(q.err.msg, "peer.key_file, or peer.allow_insecure"));
@@ -241,7 +241,7 @@ static void test_keys(void **state)
 	rmdir(dir);
 }
 
-/* --- agents that say what a test wants ------------------------------------------------------------ */
+/* --- agents whose answers the test chooses -------------------------------------------------------- */
 
 /* Listens, and serves one connection by TLS. */
 struct host {
@@ -251,10 +251,10 @@ struct host {
 	sd_event *event;
 	int fd;
 	char where[DRAY_ADDR_TEXT_MAX];
-	uint8_t minor;              /* of its HELLO */
-	uint8_t major_min;          /* that it speaks */
+	uint8_t minor;              /* in its HELLO */
+	uint8_t major_min;          /* lowest version that it speaks */
 	uint64_t other_incarnation; /* in its reply; 0: the same */
-	uint16_t answer;            /* to PROBE: type of the message; 0: goes away */
+	uint16_t answer;            /* type of the answer to PROBE; 0: closes the connection */
 	uint16_t probe_state;
 	unsigned probes, hellos;
 };
@@ -382,26 +382,26 @@ static void test_older_release(void **state)
 	host_start(&h, e);
 	for (h.minor = 0; h.minor < 2; h.minor++) {
 		ask(a, h.where, &q);
-		/* it is there, and is asked nothing that it does not know */
+		/* the agent answers, and gets no message that it does not know */
 		assert_int_equal(q.err.code, 0);
 		assert_true(q.r.known && !q.r.told_state);
 		assert_string_equal(q.r.version, "test");
 		assert_int_equal(h.probes, 0);
 	}
-	/* a later one says so if it knows probes no more */
+	/* a later release without probes answers with an error */
 	h.minor = 77;
 	h.answer = PMSG_ERROR;
 	ask(a, h.where, &q);
 	assert_int_equal(q.err.code, DRAY_E_UNKNOWN_TYPE);
 	assert_string_equal(q.err.msg, "the peer refuses: what is?that?");
 	assert_int_equal(h.probes, 1);
-	/* and who we are was never said */
+	/* and our identity was never sent */
 	assert_int_equal(h.hellos, 0);
 	host_stop(&h);
 	rig_kill(a);
 }
 
-static void test_strange_answers(void **state)
+static void test_invalid_answers(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10);
@@ -435,7 +435,7 @@ static void test_strange_answers(void **state)
 	rig_kill(a);
 }
 
-/* --- servers that are no agents ------------------------------------------------------------------- */
+/* --- servers that are not agents ------------------------------------------------------------------ */
 
 struct server {
 	const char *says; /* NULL: closes at once */
@@ -486,7 +486,7 @@ static void test_no_agent(void **state)
 	rig_kill(a);
 }
 
-/* --- those who probe ------------------------------------------------------------------------------ */
+/* --- violations by the probing side --------------------------------------------------------------- */
 
 static void test_hello_after_probe(void **state)
 {
@@ -494,7 +494,7 @@ static void test_hello_after_probe(void **state)
 	struct rig *b = rig_start(e, 2, 20);
 	struct puppet p;
 
-	/* a probe is the end: what follows it is not read */
+	/* a probe ends the connection: later messages are not read */
 	puppet_dial(&p, b);
 	puppet_say(&p, probe, 5, {});
 	puppet_say_hello(&p, 7, 70);
@@ -504,7 +504,7 @@ static void test_hello_after_probe(void **state)
 	assert_int_equal(rig_count(b), 0);
 	puppet_end(&p);
 
-	/* and a peer does not ask what a stranger may */
+	/* and a peer must not send PROBE */
 	puppet_join(&p, b, 7, 70);
 	puppet_say(&p, probe, 6, {});
 	assert_true(rig_until(e, puppet_got(&p, PMSG_ERROR)));
@@ -525,7 +525,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_keys),
 		cmocka_unit_test(test_older_release),
-		cmocka_unit_test(test_strange_answers),
+		cmocka_unit_test(test_invalid_answers),
 		cmocka_unit_test(test_no_agent),
 		cmocka_unit_test(test_hello_after_probe),
 	};

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What peers tell each other of rails: ports, keys, queue pairs; and when what was granted is out of reach. */
+/*
+ * Messages between peers about rails: ports, keys, queue pairs, windows; and grants whose memory
+ * becomes unreachable.
+ */
 #include "tests/unit/peer_rig.h"
 
 static struct {
@@ -33,7 +36,7 @@ static void connect_both(struct rig_import *i)
 
 #define UNTIL(cond) assert_true(rig_until(s.event, cond))
 
-/* --- what is said --------------------------------------------------------------------------------- */
+/* --- ports and keys ------------------------------------------------------------------------------- */
 
 static void test_ports(void **state)
 {
@@ -53,7 +56,7 @@ static void test_ports(void **state)
 	peers_send_ports(s.a->peers, i.peer, &ports);
 	UNTIL(s.b->ports_said == 2);
 	assert_int_equal(s.b->n_ports, 0);
-	/* nobody of that handle: nothing happens */
+	/* no such peer: nothing happens */
 	peers_send_ports(s.a->peers, i.peer + 1000, &ports);
 	rig_connect(s.a, s.b, &i);
 	assert_int_equal(s.b->ports_said, 2);
@@ -72,7 +75,7 @@ static void test_one_side_without(void **state)
 	assert_int_equal(s.b->exposed, 0);
 }
 
-/* Keys that leave the agent make the grant one that is exposed; keys for a grant nobody holds go nowhere. */
+/* Keys that are sent to a peer mark the grant as exposed; keys for an unknown grant are dropped. */
 static void test_keys(void **state)
 {
 	uint8_t buf[2 * PMSG_RAIL_SIZE];
@@ -90,7 +93,7 @@ static void test_keys(void **state)
 	assert_int_equal(s.a->keys_grant, i.grant);
 	assert_int_equal(s.a->n_keys, 2);
 	assert_int_equal(s.b->exposed, 1);
-	/* an empty list takes them back and exposes nothing */
+	/* an empty list withdraws the keys and exposes nothing */
 	rails.n = 0;
 	peers_send_keys(s.b->peers, s.b->link->peer, i.grant, &rails);
 	UNTIL(s.a->keys_said == 2);
@@ -98,7 +101,7 @@ static void test_keys(void **state)
 	assert_int_equal(s.b->exposed, 1);
 	rails.n = 2;
 	peers_send_keys(s.b->peers, s.b->link->peer, i.grant + 50, &rails);
-	/* with the import's answer, where there are some already */
+	/* with the answer to an import, if keys exist already */
 	s.b->keys_to_give = 2;
 	rig_connect(s.a, s.b, &i);
 	assert_int_equal(i.n_keys, 2);
@@ -165,7 +168,7 @@ static void test_queue_pair(void **state)
 	assert_int_equal(n.done, 1);
 }
 
-/* What no queue pair can be set to is refused before it reaches a device. */
+/* Values that no queue pair can have are refused before they reach a device. */
 static void test_bad_answers(void **state)
 {
 	const struct pmsg_qp_connect_reply bad[] = {
@@ -190,7 +193,10 @@ static void test_bad_answers(void **state)
 	assert_int_equal(s.a->lost, 0);
 }
 
-/* A connect without an answer is given up alone; a close without one takes the peer with it: what could still land? */
+/*
+ * After a connect without an answer only that queue pair ends; after a close without an answer the
+ * peer is lost, because bytes could still arrive.
+ */
 static void test_no_answer(void **state)
 {
 	struct answer opened = {}, closed = {};
@@ -203,7 +209,7 @@ static void test_no_answer(void **state)
 	UNTIL(opened.done);
 	assert_int_equal(opened.code, DRAY_E_TIMEOUT);
 	assert_int_equal(s.a->lost, 0);
-	/* it comes after all */
+	/* the late answer */
 	peers_qp_connect_reply(
 		s.b->peers, s.b->qp_peer, s.b->qp_request,
 		&(struct pmsg_qp_connect_reply){ .qpn = 1, .mtu = 1024, .reads = 1 });
@@ -288,7 +294,7 @@ static void test_window(void **state)
 	assert_int_equal(n.done, 1);
 }
 
-/* Without an answer nobody knows what is still copied: the peer goes with it. */
+/* Without an answer the copy may still be going on, so the peer is lost. */
 static void test_stage_no_answer(void **state)
 {
 	struct staged n = {};
@@ -319,7 +325,7 @@ static void test_stage_lost_in_between(void **state)
 
 /* --- the end of a peer ----------------------------------------------------------------------------- */
 
-/* What the peer was granted stays pinned until no queue pair serves it any more. */
+/* The peer's grants stay pinned until no queue pair serves it. */
 static void test_grants_wait_for_quiet(void **state)
 {
 	struct rig_import i;
@@ -350,7 +356,7 @@ static void test_grants_go_at_once(void **state)
 	UNTIL(s.b->gone == 1);
 }
 
-/* --- strangers to the rules -------------------------------------------------------------------------- */
+/* --- invalid requests -------------------------------------------------------------------------------- */
 
 static void test_requests_need_ids(void **state)
 {

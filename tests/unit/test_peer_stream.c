@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data streams as the control thread sees them: greeting, adoption, resets. */
+/* Data streams on the control thread: greeting, adoption, resets. */
 #include "tests/unit/peer_rig.h"
 
 static sd_event *loop(void)
@@ -10,14 +10,14 @@ static sd_event *loop(void)
 	return e;
 }
 
-/* Two agents that know each other; streams go from a to b. */
+/* Two agents that are peers; streams go from a to b. */
 struct duo {
 	sd_event *event;
 	struct rig *a, *b;
 	struct rig_import i;
 };
 
-/* prompt: a gives up soon. */
+/* prompt: a has short limits. */
 static void duo_start_as(struct duo *d, bool prompt)
 {
 	d->event = loop();
@@ -72,7 +72,7 @@ static int dial(struct rig *rig)
 	return fd;
 }
 
-/* Sends the hello and waits for the answer to it. */
+/* Sends the hello and waits for its answer. */
 static int open_stream(struct duo *d, const struct pmsg_stream_hello *h,
 		       struct pmsg_stream_welcome *w)
 {
@@ -122,7 +122,7 @@ static void test_adopted(void **state)
 	assert_int_equal(d.b->commands[0].session, d.b->link->peer);
 	assert_int_equal(d.b->commands[0].id, h.stream_id);
 	assert_int_equal(d.b->commands[0].class, DMSG_CLASS_LATENCY);
-	/* what follows the hello is the worker's */
+	/* bytes after the hello are for the worker */
 	assert_int_equal(send(fd, "frame", 5, MSG_NOSIGNAL), 5);
 	rig_for(d.event, 20);
 	assert_int_equal(recv(d.b->commands[0].fd, buf, sizeof(buf), MSG_DONTWAIT), 5);
@@ -131,7 +131,7 @@ static void test_adopted(void **state)
 	duo_end(&d);
 }
 
-/* The hello in pieces, with the first frame right behind it. */
+/* The hello in pieces, directly followed by the first frame. */
 static void test_in_pieces(void **state)
 {
 	struct pmsg_stream_hello h;
@@ -163,7 +163,7 @@ static void test_refused(void **state)
 	struct duo d;
 
 	duo_start(&d);
-	/* no key, another key's, a bit of it changed afterwards */
+	/* no key, another key, a bit changed after signing */
 	h = greeting(&d, 1);
 	assert_int_equal(try(&d, &h), DRAY_E_PEER_DENIED);
 	sign(&d, &h);
@@ -172,7 +172,7 @@ static void test_refused(void **state)
 	h.mac[31] ^= 1;
 	h.class ^= 1;
 	assert_int_equal(try(&d, &h), DRAY_E_PEER_DENIED);
-	/* for whom it is, and from whom */
+	/* wrong sender and wrong receiver */
 	h = greeting(&d, 1);
 	h.to_incarnation--;
 	sign(&d, &h);
@@ -197,11 +197,11 @@ static void test_refused(void **state)
 	h.class = 9;
 	sign(&d, &h);
 	assert_int_equal(try(&d, &h), DRAY_E_INVALID);
-	/* none of that has used up the id */
+	/* none of these has used up the id */
 	h = greeting(&d, 1);
 	sign(&d, &h);
 	assert_int_equal(try(&d, &h), DRAY_OK);
-	/* played again: while it is open, and after it was closed */
+	/* a repeated hello: while the stream is open, and after it was closed */
 	assert_int_equal(try(&d, &h), DRAY_E_EXISTS);
 	peers_handle_stream_closed(d.b->peers, d.b->link->peer, 1);
 	assert_int_equal(try(&d, &h), DRAY_E_EXISTS);
@@ -226,14 +226,14 @@ static void test_our_stream_is_lost(void **state)
 	sign(&d, &h);
 	fd = open_stream(&d, &h, &w);
 	peers_handle_stream_lost(d.a->peers, d.i.peer, id);
-	/* the other side's worker is asked */
+	/* the other side's worker gets the request */
 	assert_true(rig_until(d.event, d.b->n_commands == 2));
 	assert_int_equal(d.b->commands[1].type, COMMAND_STREAM_RESET);
 	assert_int_equal(d.b->commands[1].id, id);
 	assert_int_equal(d.b->command_worker[1], d.b->command_worker[0]);
 	rig_for(d.event, 30);
 	assert_int_equal(d.a->n_commands, 0);
-	/* and only its word counts */
+	/* and only its answer counts */
 	peers_handle_stream_closed(d.b->peers, d.b->link->peer, id);
 	assert_true(rig_until(d.event, d.a->n_commands == 1));
 	assert_int_equal(d.a->commands[0].type, COMMAND_STREAM_DEAD);
@@ -254,11 +254,11 @@ static void test_reset_of_no_stream(void **state)
 	assert_true(rig_until(d.event, d.a->n_commands == 1));
 	assert_int_equal(d.a->commands[0].type, COMMAND_STREAM_DEAD);
 	assert_int_equal(d.b->n_commands, 0);
-	/* its hello comes late: it has been said that it is dead */
+	/* a late hello of a stream that was reported dead is refused */
 	h = greeting(&d, 6);
 	sign(&d, &h);
 	assert_int_equal(try(&d, &h), DRAY_E_EXISTS);
-	/* events of peers and streams that are none */
+	/* events of unknown peers and streams */
 	peers_handle_stream_lost(d.a->peers, 4711, 6);
 	peers_handle_stream_closed(d.a->peers, 4711, 6);
 	peers_handle_stream_closed(d.a->peers, d.i.peer, 6);
@@ -279,7 +279,7 @@ static void test_reset_is_not_answered(void **state)
 	fd = open_stream(&d, &h, &w);
 	began = rig_now();
 	peers_handle_stream_lost(d.a->peers, d.i.peer, 5);
-	/* the other worker hangs: then the peer is as good as lost */
+	/* the other worker hangs: the peer is lost */
 	assert_true(rig_until(d.event, d.a->lost));
 	assert_true(rig_now() - began >= 300 * MS);
 	rig_in_time(rig_now() - began < 600 * MS);
@@ -289,7 +289,7 @@ static void test_reset_is_not_answered(void **state)
 	duo_end(&d);
 }
 
-/* A stream of the accepting side reaches us before we have read its READY: it waits. */
+/* A stream of the accepting side can arrive before we have read its READY: it waits. */
 static void test_held_until_ready(void **state)
 {
 	sd_event *e = loop();
@@ -306,7 +306,7 @@ static void test_held_until_ready(void **state)
 
 	h.agent_id[15] = 2;
 	h.to_agent_id[15] = 1;
-	/* a connection of ours that has come as far as our HELLO, without a network */
+	/* a connection of ours that has got as far as our HELLO, without a network */
 	assert_int_equal(peer_new(&peer, a->peers, h.agent_id, true, &err), 0);
 	assert_true(conn_new_detached(&peer->conn, e, &peer_conn_ops, peer) >= 0);
 	peer->fsm.state = PEER_STATE_HELLO;
@@ -315,7 +315,10 @@ static void test_held_until_ready(void **state)
 	peer->known = peer->hello_sent = true;
 	peer->incarnation = 20;
 
-	/* the detached connection's key is of another making than the test's: a MAC under the key to come */
+	/*
+	 * the detached connection derives its stream key differently from the test: this MAC uses
+	 * the later key
+	 */
 	fd = dial(a);
 	peer->peer_ready = false;
 	pmsg_stream_hello_put(wire, &h);

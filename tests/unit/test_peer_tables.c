@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The small parts under the peer module: messages in buffers, used stream ids, MACs. */
+/* Small parts of the peer module: messages in buffers, used stream ids, MACs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +82,7 @@ static void test_messages_together(void **state)
 		assert_int_equal(h.request_id, id);
 		msgbuf_taken(&b, PMSG_HEADER_SIZE + h.length);
 	}
-	/* what a burst took is given back */
+	/* the memory of a burst is freed */
 	assert_int_equal(b.cap, 0);
 	msgbuf_deinit(&b);
 }
@@ -123,12 +123,12 @@ static void test_stream_ids(void **state)
 
 	assert_int_equal(stream_table_use(&t, sid(0, 5)), 0);
 	assert_int_equal(stream_table_use(&t, sid(0, 5)), -EEXIST);
-	/* out of order, and per worker */
+	/* out of order, and for each worker */
 	assert_int_equal(stream_table_use(&t, sid(0, 3)), 0);
 	assert_int_equal(stream_table_use(&t, sid(1, 5)), 0);
 	assert_int_equal(stream_table_use(&t, sid(0, 3)), -EEXIST);
 	assert_int_equal(stream_table_use(&t, sid(0, 4)), 0);
-	/* the window moves on */
+	/* the window moves */
 	assert_int_equal(stream_table_use(&t, sid(0, 5 + 64)), 0);
 	assert_int_equal(stream_table_use(&t, sid(0, 5)), -EEXIST);
 	assert_int_equal(stream_table_use(&t, sid(0, 6)), 0);
@@ -147,7 +147,7 @@ static void test_stream_ids(void **state)
 	stream_table_deinit(&t);
 }
 
-/* Against a plain set of all ids. */
+/* Compares with a plain set of all ids. */
 static void test_stream_ids_random(void **state)
 {
 	static bool used[4096];
@@ -198,7 +198,7 @@ static void test_macs(void **state)
 	assert_int_equal(stream_hello_mac(key, hello, a), 0);
 	assert_int_equal(stream_hello_mac(other, hello, b), 0);
 	assert_memory_not_equal(a, b, 32);
-	/* its own place is not part of it, every other byte is */
+	/* the MAC does not cover its own bytes, but covers every other byte */
 	hello[PMSG_STREAM_HELLO_SIZE - 1] = 1;
 	assert_int_equal(stream_hello_mac(key, hello, b), 0);
 	assert_memory_equal(a, b, 32);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS with a pre-shared key, over a socket pair; key files. */
+/* TLS with a pre-shared key over a socket pair, and key files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,17 +32,17 @@ static void test_key_forms(void **state)
 	struct dray_err err;
 	struct tls_key k;
 
-	/* hexadecimal text, with and without a line end, in either case */
+	/* hexadecimal text, with and without a line end, in both cases */
 	assert_int_equal(parse("000102030405060708090a0b0c0d0e0f", 32, &k, &err), 0);
 	assert_int_equal(k.n, 16);
 	assert_int_equal(k.bytes[10], 10);
 	assert_int_equal(parse("000102030405060708090A0B0C0D0E0F\n", 33, &k, &err), 0);
 	assert_int_equal(k.n, 16);
 	assert_int_equal(k.bytes[15], 15);
-	/* text that is no hexadecimal is the key as it stands */
+	/* other text is the key itself */
 	assert_int_equal(parse("a pass phrase for us\n", 21, &k, &err), 0);
 	assert_int_equal(k.n, 20);
-	/* raw bytes, of which the last may be a line end */
+	/* raw bytes, the last of which can be a line end */
 	assert_int_equal(parse("\x80\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\n", 16,
 			       &k, &err),
 			 0);
@@ -73,7 +73,7 @@ static void test_key_lengths(void **state)
 	assert_int_equal(k.n, 64);
 }
 
-/* The error's code where that user reads it. */
+/* Loads the key as this user; returns the error code. */
 static int load_as(uid_t id, const char *path)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -131,7 +131,10 @@ static void test_key_file(void **state)
 		assert_true(tls_key_load(path, &k, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_DENIED);
 		assert_non_null(strstr(err.msg, "chown 0 "));
-		/* a secret as Kubernetes mounts it for a pod that is not root; to root itself a group is others */
+		/*
+		 * a secret as Kubernetes mounts it for a pod that is not root; for root, a group
+		 * counts as others
+		 */
 		chmod(dir, 0755);
 		assert_int_equal(chown(path, 0, 4711), 0);
 		chmod(path, 0440);
@@ -155,7 +158,7 @@ struct pair {
 	struct tls *ts, *tc;
 	struct tls_conn s, c;
 	int fd[2];
-	int rs, rc; /* of the handshake */
+	int rs, rc; /* results of the handshake */
 	struct dray_err es, ec;
 };
 
@@ -211,7 +214,7 @@ static void test_same_key(void **state)
 	assert_int_equal(p.rc, 0);
 	assert_string_equal(SSL_get_version(p.c.ssl), "TLSv1.3");
 	assert_string_equal(SSL_get_cipher_name(p.c.ssl), "TLS_AES_128_GCM_SHA256");
-	/* nothing but the handshake: no ticket is on its way */
+	/* only the handshake: no session ticket follows */
 	assert_int_equal(tls_read(&p.c, buf, sizeof(buf), &n, &err), TLS_E_AGAIN);
 
 	assert_int_equal(tls_write(&p.c, "hello", 5, &n, &err), 0);
@@ -219,7 +222,7 @@ static void test_same_key(void **state)
 	assert_int_equal(tls_read(&p.s, buf, sizeof(buf), &n, &err), 0);
 	assert_memory_equal(buf, "hello", 5);
 
-	/* the key for streams: the same on both sides, and another for each context */
+	/* the key for streams is the same on both sides, and differs for each context */
 	assert_int_equal(tls_export(&p.s, "EXPORTER-x", "ctx", 3, a, 32), 0);
 	assert_int_equal(tls_export(&p.c, "EXPORTER-x", "ctx", 3, b, 32), 0);
 	assert_memory_equal(a, b, 32);
@@ -287,7 +290,7 @@ static void test_bad_identity(void **state)
 	assert_null(t);
 }
 
-/* Garbage for a handshake, and an end in the middle of one. */
+/* Garbage instead of a handshake, and an end of file in the middle of one. */
 static void test_garbage(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -307,7 +310,7 @@ static void test_garbage(void **state)
 	close(fd[0]);
 	close(fd[1]);
 
-	/* half of a true hello, then the end */
+	/* half of a valid hello, then the end */
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
 	assert_int_equal(tls_open(&c, t, fd[1], false, &err), 0);
 	assert_int_equal(tls_handshake(&c, &err), TLS_E_AGAIN);
@@ -327,7 +330,7 @@ static void test_garbage(void **state)
 	tls_free(t);
 }
 
-/* A client that speaks TLS 1.2 at most, or has no key at all, gets nowhere. */
+/* Clients that speak at most TLS 1.2, or have no key, are refused. */
 static void test_other_clients(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions: what is let in and why not, mappings, and the ways in which a region ends. */
+/*
+ * Regions: which memory is accepted and the reasons of refusals, mappings, and the ways in which a
+ * region ends.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -61,10 +64,7 @@ static void test_plain(void **state)
 	assert_int_equal(bytes, 0);
 }
 
-/*
- * Extents in any order, of any alignment, that go on in memory where the one before ends or do
- * not.
- */
+/* Extents in any order and of any alignment, contiguous in memory or not. */
 static void test_extents(void **state)
 {
 	struct fixture *f = *state;
@@ -135,7 +135,7 @@ static void test_descriptors(void **state)
 	disk = mkstemp(path);
 	assert_true(disk >= 0);
 	unlink(path);
-	/* a file of tmpfs is a memory file without the seal */
+	/* a file on tmpfs is a memfd without the seal */
 	assert_int_equal(ftruncate(disk, PAGE), 0);
 	{
 		dray_handle h;
@@ -178,7 +178,7 @@ static void test_read_only(void **state)
 	close(fd);
 	end(f, h);
 
-	/* guarded all the same where a writable one is: by way of the file's mode */
+	/* guarded if a writable mapping would be: by the mode of the file */
 	h = add_plain(f, 1);
 	v = last_region();
 	if (v->fault_guarded) {
@@ -205,18 +205,16 @@ static void test_resident(void **state)
 	assert_int_equal(lseek(fd, 123, SEEK_SET), 123);
 	assert_int_equal(add_one(f, fd, 0, 3 * PAGE, R, &h), DRAY_E_REGION_NOT_RESIDENT);
 	assert_int_equal(add_one(f, fd, 2 * PAGE + 5, 1, R, &h), DRAY_E_REGION_NOT_RESIDENT);
-	/* what lies around the hole may be used */
+	/* the pages around the hole can be used */
 	assert_int_equal(add_one(f, fd, 0, 2 * PAGE, RW, &h), 0);
 	end(f, h);
 	assert_int_equal(add_one(f, fd, 3 * PAGE, PAGE, RW, &h), 0);
 	end(f, h);
-	/* the file's offset is the client's */
+	/* the file's offset belongs to the client and is not changed */
 	assert_int_equal(lseek(fd, 0, SEEK_CUR), 123);
 	close(fd);
 
-	/*
-	 * blocks past the end do not make up for a hole: found by the walk, or by the guard later
-	 */
+	/* blocks past the end do not hide a hole: the walk or, later, the guard finds it */
 	fd = memfd_create("odd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_int_equal(ftruncate(fd, 2 * PAGE), 0);
 	assert_int_equal(pwrite(fd, "x", 1, 0), 1);
@@ -315,11 +313,11 @@ static void test_shared_mappings(void **state)
 	assert_int_equal(add_one(f, fd, PAGE, PAGE, RW, &h[1]), 0);
 	f->owner.session--;
 	assert_ptr_equal(last_region()->extents[0].base, write + PAGE);
-	/* another access is another mapping */
+	/* another access gets another mapping */
 	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h[2]), 0);
 	read = last_region()->extents[0].base;
 	assert_ptr_not_equal(read, write);
-	/* a file that has grown too */
+	/* so does a file that has grown */
 	assert_int_equal(ftruncate(fd, 4 * PAGE), 0);
 	p = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_ptr_not_equal(p, MAP_FAILED);
@@ -384,14 +382,14 @@ static void test_pool(void **state)
 	assert_int_equal(last_region()->extents[0].base[2 * PAGE], 9);
 	munmap(p, 3 * PAGE);
 
-	/* 1 MiB in all, whole pages */
+	/* 1 MiB in total, in whole pages */
 	assert_int_equal(add_pool(f, (1 << 20) - 2 * PAGE, 0, &fd, &second), DRAY_E_QUOTA);
 	assert_int_equal(add_pool(f, (1 << 20) - 3 * PAGE, 0, &fd, &second), 0);
 	end(f, h);
 	end(f, second);
 	assert_int_equal(add_pool(f, 1 << 20, 0, &fd, &h), 0);
 	end(f, h);
-	/* huge pages, or a refusal */
+	/* huge pages, or an error */
 	f->cfg.limits.pool_bytes = 1ll << 40;
 	if (add_pool(f, 1, DMSG_REGION_FLAG_HUGE, &fd, &h) == 0)
 		end(f, h);
@@ -421,7 +419,7 @@ static void test_pool_alone(void **state)
 	close(fd);
 }
 
-/* Huge pages say nothing of single pages: all of the file is there, or it is refused. */
+/* Huge pages do not show single pages: the whole file is resident, or the region is refused. */
 static void test_huge(void **state)
 {
 	struct fixture *f = *state;
@@ -470,7 +468,7 @@ static void test_remove(void **state)
 	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), 0);
 	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), -ENOENT);
 	assert_int_equal(region_group(f->regions, h, NULL), 0);
-	/* memory stays as long as workers may touch it */
+	/* the memory stays while workers may access it */
 	assert_int_equal(last_region()->extents[0].base[0], 0x5a);
 	assert_int_equal(done, 0);
 	fake_answer(OBJECT_REGION, h);
@@ -504,7 +502,7 @@ static void test_close_fds(void **state)
 	regions_close_fds(f->regions, fds, 3);
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(fds[i], -1);
-	/* the teardown counts */
+	/* the teardown checks the number of descriptors */
 }
 
 int main(void)

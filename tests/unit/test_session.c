@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The data socket, strangers, HELLO, and the ways in which a session ends. */
+/* The data socket, connections before HELLO, HELLO, and the ways in which a session ends. */
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -47,7 +47,7 @@ static void test_hello(void **state)
 
 	CLIENT_SEND(c, hello, &again);
 	client_expect_error(c, c->id, DRAY_E_OUT_OF_ORDER);
-	/* it goes on */
+	/* the session continues */
 	assert_int_equal(open_sessions(l), 1);
 	client_close(c);
 	lab_until(l, open_sessions(l) == 0);
@@ -87,7 +87,7 @@ static void test_hello_refused(void **state)
 	sessions_resume(l->sessions);
 	assert_int_equal(refused(l), 6);
 
-	/* requests that follow at once do not cost it the reason */
+	/* requests directly after HELLO do not hide the reason */
 	c = client_connect(l);
 	m.major_max = 0;
 	CLIENT_SEND(c, hello, &m);
@@ -135,7 +135,7 @@ static void test_first_message(void **state)
 	assert_int_equal(open_sessions(l), 0);
 }
 
-/* A later minor version may send more than is known here. */
+/* A later minor version may send more fields than this one knows. */
 static void test_longer_hello(void **state)
 {
 	struct lab *l = *state;
@@ -189,7 +189,7 @@ static void test_session_limits(void **state)
 	refuse(l, m, NULL, 0, DRAY_E_QUOTA);
 	client_close(c[0]);
 	lab_until(l, open_sessions(l) == 2);
-	/* its place is free once nothing is left of it */
+	/* the place is free once everything of the session has ended */
 	for (;;) {
 		struct client *again = client_connect(l);
 
@@ -205,8 +205,8 @@ static void test_session_limits(void **state)
 	client_close(c[2]);
 }
 
-/* Silent connections: the oldest goes when there are too many, and each after five seconds. */
-static void test_strangers(void **state)
+/* Silent connections: the oldest is closed if there are too many, and each after five seconds. */
+static void test_silent_connections(void **state)
 {
 	struct lab *l = *state;
 	struct client *c[4], *good;
@@ -226,7 +226,7 @@ static void test_strangers(void **state)
 	assert_true(dray_now().ns - before >= 4500 * DRAY_NS_PER_MS);
 	for (unsigned i = 0; i < 4; i++)
 		client_close(c[i]);
-	/* one that goes by itself is forgotten */
+	/* a connection that the client closes is forgotten */
 	client_close(client_connect(l));
 	assert_int_equal(open_sessions(l), 1);
 	client_close(good);
@@ -249,7 +249,7 @@ static void test_flood(void **state)
 	}
 	assert_true(n > 64);
 	good = NULL;
-	/* the backlog is full: a client waits its turn */
+	/* the backlog is full, so a client waits */
 	for (unsigned i = 0; i < 50; i++)
 		sd_event_run(l->event, 0);
 	good = client_open(l, "", 0);
@@ -268,12 +268,12 @@ static void test_out_of_descriptors(void **state)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &former), 0);
 	c = client_connect(l);
 	low = former;
-	/* the descriptor itself was the last one to be had */
+	/* that descriptor was the last one allowed */
 	low.rlim_cur = (rlim_t)c->fd + 1;
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 	for (unsigned i = 0; i < 3; i++)
 		sd_event_run(l->event, 0);
-	/* no busy loop: the listener is out of the loop for a while */
+	/* no busy loop: the loop ignores the listener for a while */
 	assert_int_equal(sd_event_run(l->event, 0), 0);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &former), 0);
 	CLIENT_SEND(c, hello, (&(struct dmsg_hello){ .major_min = 1, .major_max = 1 }));
@@ -299,7 +299,7 @@ static void test_socket_file(void **state)
 	lab_start(l);
 	assert_int_equal(stat(l->path, &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0640);
-	/* somebody listens */
+	/* the socket has a listener */
 	first = l->sessions;
 	assert_int_equal(lab_open(l, -1, &err), -EADDRINUSE);
 	assert_int_equal(err.code, DRAY_E_BUSY);
@@ -308,7 +308,7 @@ static void test_socket_file(void **state)
 	assert_int_equal(access(l->path, F_OK), -1);
 	l->sessions = NULL;
 
-	/* nobody listens any more */
+	/* the socket has no listener any more */
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	{
 		struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -353,11 +353,11 @@ static void test_passed_socket(void **state)
 	assert_int_equal(lab_open(l, fd, &err), 0);
 	client_close(client_open(l, "", 0));
 	lab_stop(l);
-	/* it is systemd's to remove */
+	/* systemd removes the file */
 	assert_int_equal(access(addr.sun_path, F_OK), 0);
 }
 
-/* The process behind the pidfd ends while another one keeps the socket. */
+/* The process of the pidfd ends while another process keeps the socket open. */
 static void test_pidfd(void **state)
 {
 	struct lab *l = *state;
@@ -452,7 +452,7 @@ int main(void)
 		T(test_longer_hello),
 		CLOSED(test_allow_lists),
 		CLOSED(test_session_limits),
-		CLOSED(test_strangers),
+		CLOSED(test_silent_connections),
 		T(test_flood),
 		T(test_out_of_descriptors),
 		CLOSED(test_socket_file),

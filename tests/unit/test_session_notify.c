@@ -33,7 +33,7 @@ static uint64_t notified(struct lab *l, uint64_t *ret_refused)
 	return t.notified;
 }
 
-/* Every reader of the owner's group gets it, and nobody else. */
+/* Every reader of the owner's group gets it, and no other session. */
 static void test_notify_local(void **state)
 {
 	struct lab *l = *state;
@@ -68,7 +68,7 @@ static void test_notify_local(void **state)
 
 	client_close(reader);
 	client_close(second);
-	/* the group is left with its owner, who does not read */
+	/* only the owner remains in the group, and it does not read */
 	for (unsigned i = 0; !refused; i++) {
 		assert_true(i < 1000);
 		send_notify(user, remote, 3, "");
@@ -79,7 +79,7 @@ static void test_notify_local(void **state)
 	client_close(user);
 }
 
-/* One group name, two uids or two empty names: these are different groups. */
+/* The same group name with two uids, or two empty names: these are different groups. */
 static void test_groups(void **state)
 {
 	struct lab *l = *state;
@@ -91,7 +91,7 @@ static void test_groups(void **state)
 
 	send_notify(user, remote, 1, "");
 	client_expect_error(user, user->id, DRAY_E_NOTIFY_REFUSED);
-	/* a mate may use the remote, not release it */
+	/* another session of the group may use the remote, but not release it */
 	send_notify(mate, remote, 1, "");
 	client_expect_error(mate, mate->id, DRAY_E_NOTIFY_REFUSED);
 	send_notify(other, remote, 1, "");
@@ -104,7 +104,7 @@ static void test_groups(void **state)
 	client_close(mate);
 }
 
-/* A reader that does not read: its socket fills, then its queue, then others are refused. */
+/* A client does not read: its socket fills, then its queue, and then notifications are refused. */
 static void test_notify_limit(void **state)
 {
 	struct lab *l = *state;
@@ -128,7 +128,7 @@ static void test_notify_limit(void **state)
 		assert_true(delivered < 10000);
 	}
 	assert_true(delivered >= 8);
-	/* what was taken arrives, in order */
+	/* accepted notifications arrive, in order */
 	for (unsigned i = 0; i < delivered; i++)
 		assert_int_equal(notification(owner).tag, i);
 	send_notify(user, remote, 77, "again");
@@ -167,7 +167,7 @@ static void test_deliver(void **state)
 	assert_int_equal(notification(c).id, 1);
 	assert_int_equal(notification(c).id, 2);
 	assert_int_equal(notification(c).incarnation, 2);
-	/* the oldest is forgotten in the end, the youngest is not */
+	/* the oldest id is forgotten at some time, the newest is not */
 	l->cfg->limits.notifications_per_session = 65536;
 	for (uint64_t id = 10; id < 10 + n; id += 256) {
 		for (uint64_t i = id; i < id + 256; i++) {
@@ -216,7 +216,7 @@ static void test_notify_peer(void **state)
 	assert_int_not_equal(l->peers.notify_id, first);
 	l->peers.notify_fn(l->peers.notify_arg, DRAY_E_NOTIFY_REFUSED);
 	client_expect_error(c, c->id, DRAY_E_NOTIFY_REFUSED);
-	/* the answer comes after the session has gone */
+	/* the answer comes after the session has ended */
 	send_notify(c, remote, 9, "abc");
 	lab_until(l, l->peers.notifies == 3);
 	client_close(c);
@@ -261,10 +261,7 @@ static void test_notify_transfer(void **state)
 	client_close(user);
 }
 
-/*
- * --- rings
- * --------------------------------------------------------------------------------------
- */
+/* --- rings ------------------------------------------------------------------------------------ */
 
 static void refuse_ring(struct client *c, uint32_t entries, uint64_t arena, uint32_t code)
 {
@@ -317,7 +314,7 @@ static void store(uint8_t *ring, uint32_t offset, uint32_t v)
 	__atomic_store_n((uint32_t *)(void *)(ring + offset), v, __ATOMIC_SEQ_CST);
 }
 
-/* The whole of it once: a submission in the ring, its completion, both doorbells. */
+/* One complete round: a submission in the ring, its completion, both doorbells. */
 static void test_ring(void **state)
 {
 	struct lab *l = *state;

@@ -5,7 +5,7 @@
 
 #define TEXT_MAX 256
 
-/* What the upcalls were asked last, and what they answer. */
+/* The last arguments of the upcalls, and their answers. */
 static struct asked {
 	unsigned calls;
 	uid_t uid;
@@ -15,7 +15,7 @@ static struct asked {
 } asked;
 
 static struct answers {
-	int code; /* refuse with it */
+	int code; /* error with which they refuse */
 	struct dmsg_hint_get_reply hint;
 	struct dmsg_segment_get_reply segment;
 	const char *variables, *notes;
@@ -25,7 +25,7 @@ static int refuse_or(int code, const char *scope, struct dray_err *reterr)
 {
 	asked.calls++;
 	snprintf(asked.scope, sizeof(asked.scope), "%s", scope);
-	return code ? dray_err_set(reterr, -EINVAL, code, "as the test wants it") : 0;
+	return code ? dray_err_set(reterr, -EINVAL, code, "refused by the test") : 0;
 }
 
 static int up_hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
@@ -156,7 +156,10 @@ static void test_segment(void **state)
 	assert_string_equal(asked.scope, "");
 	assert_int_equal(m.preference, DMSG_PREFERENCE_NONE);
 	assert_text(m.segment, "");
-	/* a reason is cut, between characters: each of these has two bytes, behind one of one */
+	/*
+	 * a reason is truncated between characters: these have two bytes each, after one of one
+	 * byte
+	 */
 	for (size_t i = 1; i < sizeof(reason) - 1; i += 2)
 		memcpy(reason + i, "é", 2);
 	reason[0] = 'x';
@@ -219,7 +222,7 @@ static void test_env(void **state)
 	CLIENT_REPLY(c, env_get_reply, DMSG_ENV_GET_REPLY, &m);
 	assert_int_equal(m.variables.n, PLACEMENT_ENV_MAX);
 	assert_int_equal(m.notes.n, PLACEMENT_ENV_MAX);
-	/* a kernel that allows less */
+	/* a kernel with a lower limit of message sizes */
 	assert_true(s->message_max >= DMSG_HEADER_SIZE + DMSG_ENV_GET_REPLY_BODY_MAX);
 	s->message_max = DMSG_HEADER_SIZE + DMSG_ENV_GET_REPLY_BODY_MAX - 1;
 	ask_env(c, "");
@@ -228,7 +231,7 @@ static void test_env(void **state)
 	client_close(c);
 }
 
-/* What the answerer refuses, and what it must not say. */
+/* Refusals of the upcalls, and answers that are not allowed. */
 static void test_refused(void **state)
 {
 	struct lab *l = *state;
@@ -260,7 +263,7 @@ static void test_refused(void **state)
 	client_close(c);
 }
 
-/* Sends what was encoded, with its last bytes replaced by what the encoder would not take. */
+/* Sends an encoded message with its last bytes replaced by some that the encoder would refuse. */
 static void send_patched(struct client *c, int n, const char *bad, size_t bad_n)
 {
 	assert_true(n > 0);
@@ -305,7 +308,7 @@ static void test_text(void **state)
 	client_close(c);
 }
 
-/* Cut short at every length, and with descriptors that nobody wants. */
+/* Truncated at every length, and with descriptors that the message does not need. */
 static void test_malformed(void **state)
 {
 	struct lab *l = *state;
@@ -361,10 +364,7 @@ static void test_draining(void **state)
 	client_close(c);
 }
 
-/*
- * --- events
- * ---------------------------------------------------------------------------------------
- */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static void changed(struct lab *l, const char *segment, uint16_t new, uint32_t flags,
 		    const char *reason)
@@ -398,7 +398,7 @@ static void test_events(void **state)
 	struct dmsg_segment_changed m;
 	char reason[300];
 
-	/* nobody listens: nothing is kept */
+	/* no session listens, so nothing is kept */
 	changed(l, "before:1", DMSG_SEGMENT_STATE_READY, 0, "r");
 	assert_int_equal(waiting(l), 0);
 	c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
@@ -412,7 +412,7 @@ static void test_events(void **state)
 	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_NODE_LOCAL | DMSG_SEGMENT_FLAG_PREFERRED);
 	assert_text(m.segment, "a:1");
 	assert_int_equal(m.reason.n, TEXT_MAX);
-	/* one that comes later hears of later changes; the empty segment is one like others */
+	/* a later session gets later changes; the empty segment counts like any other */
 	late = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
 	changed(l, "", DMSG_SEGMENT_STATE_UNKNOWN, DMSG_SEGMENT_FLAG_PREFERRED, "");
 	m = event_of(late);
@@ -420,7 +420,7 @@ static void test_events(void **state)
 	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_PREFERRED);
 	assert_text(event_of(c).segment, "");
 	lab_until(l, waiting(l) == 0);
-	/* the other one was told nothing of all this: its next message is its own */
+	/* the other session got no event: its next message is its own answer */
 	ask_segment(silent, "");
 	client_expect(silent, DMSG_SEGMENT_GET_REPLY);
 	client_close(silent);
@@ -439,7 +439,10 @@ static const char *name_of(unsigned i)
 	return name;
 }
 
-/* Reads until the last change; the last state of each segment is in seen. Messages read. */
+/*
+ * Reads until the last change, and stores the last state of each segment in seen. Returns the
+ * number of messages.
+ */
 static unsigned read_all(struct client *c, uint32_t *seen, uint32_t n)
 {
 	for (unsigned messages = 1;; messages++) {
@@ -452,13 +455,16 @@ static unsigned read_all(struct client *c, uint32_t *seen, uint32_t n)
 			return messages;
 		assert_int_equal(sscanf(name, "segment-with-a-long-name-%u.", &i), 1);
 		assert_true(i < n);
-		/* states come in the order in which they were */
+		/* states arrive in order */
 		assert_true(m.flags >= seen[i]);
 		seen[i] = m.flags;
 	}
 }
 
-/* One does not read: it costs a fixed amount, holds up nobody, and hears of the last states. */
+/*
+ * A session that does not read costs a fixed amount of memory, delays no other session, and gets
+ * the last states.
+ */
 static void test_reader_that_does_not_read(void **state)
 {
 	struct lab *l = *state;
@@ -480,7 +486,7 @@ static void test_reader_that_does_not_read(void **state)
 			client_close(fast);
 		}
 	}
-	/* far more than fits into a socket */
+	/* far more than the socket holds */
 	assert_true(waiting(l) > SEGMENTS / 2);
 	changed(l, "end:1", 0, 0, "");
 	reads = read_all(slow, seen, SEGMENTS);
@@ -488,7 +494,7 @@ static void test_reader_that_does_not_read(void **state)
 	for (unsigned i = 0; i < SEGMENTS; i++)
 		assert_int_equal(seen[i], ROUNDS);
 	lab_until(l, waiting(l) == 0);
-	/* and then of new ones at once */
+	/* later changes arrive at once */
 	changed(l, "fresh:1", DMSG_SEGMENT_STATE_PROBING, 0, "");
 	assert_text(event_of(slow).segment, "fresh:1");
 	free(seen);
@@ -517,8 +523,8 @@ static void test_events_limit(void **state)
 	client_close(c);
 }
 
-/* What waits for it goes with it. */
-static void test_reader_that_goes(void **state)
+/* The events of a session that closes are freed. */
+static void test_reader_that_closes(void **state)
 {
 	struct lab *l = *state;
 	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
@@ -528,7 +534,7 @@ static void test_reader_that_goes(void **state)
 	assert_true(waiting(l) > 0);
 	client_close(c);
 	lab_until(l, waiting(l) == 0);
-	/* and with the sessions, where they end first */
+	/* likewise if the sessions end first */
 	c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
 	for (unsigned i = 0; i < SEGMENTS; i++)
 		changed(l, name_of(i), DMSG_SEGMENT_STATE_READY, 0, "why");
@@ -550,7 +556,7 @@ int main(void)
 		T(test_events),
 		T(test_reader_that_does_not_read),
 		T(test_events_limit),
-		T(test_reader_that_goes),
+		T(test_reader_that_closes),
 	};
 
 	return cmocka_run_group_tests_name("session_placement", tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions, tokens and remotes as requests of sessions, with the bytes that they are for. */
+/* Regions, tokens and remotes as requests of sessions, with the bytes that move through them. */
 #include <sys/resource.h>
 
 #include "tests/unit/session_fixture.h"
@@ -46,7 +46,7 @@ static void test_add_refused(void **state)
 	client_expect_error(c, c->id, DRAY_E_REGION_TOO_SMALL);
 	client_send_add(c, null, PAGE, DMSG_ACCESS_READ);
 	client_expect_error(c, c->id, DRAY_E_REGION_KIND);
-	/* descriptors with what takes none */
+	/* descriptors with a request that has none */
 	CLIENT_SEND_FDS(c, region_remove, &m, &null, 1);
 	client_expect_error(c, c->id, DRAY_E_FD_COUNT);
 	sessions_drain(l->sessions, 1);
@@ -59,7 +59,7 @@ static void test_add_refused(void **state)
 	client_close(c);
 }
 
-/* The agent has room for some of the descriptors only. */
+/* The agent has room for only some of the descriptors. */
 static void test_fds_lost(void **state)
 {
 	struct lab *l = *state;
@@ -79,7 +79,7 @@ static void test_fds_lost(void **state)
 	CLIENT_SEND_FDS(c, region_add, &m, fds, 40);
 	client_expect_error(c, c->id, DRAY_E_FD_LIMIT);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &former), 0);
-	/* what came along was closed, and the session goes on */
+	/* the received descriptors were closed, and the session continues */
 	client_add(c, fd, PAGE);
 	CLIENT_SEND_FDS(c, region_add, &m, fds, 40);
 	client_expect_error(c, c->id, DRAY_E_FD_COUNT);
@@ -106,7 +106,7 @@ static void test_malformed(void **state)
 	client_expect_error(c, 51, DRAY_E_TRUNCATED);
 	client_send_raw(c, buf, DMSG_HEADER_SIZE + 9, NULL, 0);
 	client_expect_error(c, 51, DRAY_E_TRUNCATED);
-	/* an event is no request */
+	/* an event is not a request */
 	h.type = DMSG_REMOTE_LOST;
 	h.length = 0;
 	h.request_id++;
@@ -196,7 +196,7 @@ static struct dmsg_transfer_done move(struct client *c, uint8_t direction, uint6
 	return done;
 }
 
-/* Two clients of different groups, joined by a token; then the owner takes it back. */
+/* Two clients of different groups share a region by a token; then the owner revokes it. */
 static void test_local_remote(void **state)
 {
 	struct lab *l = *state;
@@ -233,7 +233,7 @@ static void test_local_remote(void **state)
 	assert_int_equal(lost.code, DRAY_E_REVOKED);
 	assert_true(lost.message.n > 0);
 	assert_int_equal(totals(l).tokens, 0);
-	/* a dead handle until it is released */
+	/* the handle is invalid until it is released */
 	CLIENT_SEND(user, notify, &(struct dmsg_notify){ .remote = reply.remote });
 	client_expect_error(user, user->id, DRAY_E_REVOKED);
 	assert_int_equal(totals(l).remotes, 1);
@@ -268,7 +268,7 @@ static void test_import_refused(void **state)
 	t.wire[24] ^= 1; /* incarnation */
 	client_send_import(c, &t);
 	client_expect_error(c, c->id, DRAY_E_INCARNATION);
-	/* another group's region */
+	/* a region of another group */
 	CLIENT_SEND(stranger, region_export,
 		    (&(struct dmsg_region_export){
 			    .region = region, .length = 1, .access = DMSG_ACCESS_READ }));
@@ -288,7 +288,7 @@ static void test_import_refused(void **state)
 	client_close(stranger);
 }
 
-/* The owner's client dies: everything of it is gone, and whoever used it hears. */
+/* The owner's client dies: all its objects end, and the users are notified. */
 static void test_owner_dies(void **state)
 {
 	struct lab *l = *state;
@@ -307,7 +307,7 @@ static void test_owner_dies(void **state)
 	client_close(user);
 }
 
-/* The user's client dies: the token is as it was. */
+/* The user's client dies: the token stays valid. */
 static void test_user_dies(void **state)
 {
 	struct lab *l = *state;
@@ -325,7 +325,10 @@ static void test_user_dies(void **state)
 	client_close(owner);
 }
 
-/* A hole under a transfer: typed error, and the session whose memory it was ends. */
+/*
+ * A hole appears during a transfer: the transfer gets a typed error, and the session that owns the
+ * memory ends.
+ */
 static void test_fault(void **state)
 {
 	struct lab *l = *state;
@@ -356,10 +359,7 @@ static void test_fault(void **state)
 		skip();
 }
 
-/*
- * --- remotes of peers
- * ---------------------------------------------------------------------------
- */
+/* --- remotes of peers ------------------------------------------------------------------------- */
 
 static struct token foreign_token(struct client *c)
 {
@@ -424,7 +424,7 @@ static void test_peer_import(void **state)
 	assert_int_equal(l->peers.released[0], 11);
 	assert_int_equal(totals(l).remotes, 0);
 
-	/* a client that dies takes its open imports along */
+	/* the open imports of a client that dies are cancelled */
 	client_send_import(c, &t);
 	lab_until(l, l->peers.imports == 3);
 	client_close(c);
@@ -442,11 +442,11 @@ static void test_fence(void **state)
 
 	for (unsigned i = 0; i < 200; i++)
 		remotes[i] = import_peer(c, &t, 1000 + i);
-	/* one that is not known here is nobody's */
+	/* a fence for an unknown remote is acknowledged at once */
 	sessions_remote_fenced(l->sessions, LAB_PEER, 7, DRAY_E_REVOKED);
 	assert_int_equal(l->peers.n_acked, 1);
 	sessions_remote_fenced(l->sessions, LAB_PEER, 1042, DRAY_E_REVOKED);
-	/* not before the workers have let go */
+	/* not before the workers have released the remote */
 	assert_int_equal(l->peers.n_acked, 1);
 	CLIENT_RECV(c, remote_lost, DMSG_REMOTE_LOST, &lost);
 	assert_int_equal(lost.remote, remotes[42]);
@@ -457,7 +457,7 @@ static void test_fence(void **state)
 	client_expect(c, DMSG_REMOTE_RELEASE_REPLY);
 	assert_int_equal(l->peers.n_released, 0);
 
-	/* a fence that meets a release */
+	/* a fence crosses a release */
 	CLIENT_SEND(c, remote_release, &(struct dmsg_remote_release){ .remote = remotes[43] });
 	CLIENT_SEND(c, remote_release, &(struct dmsg_remote_release){ .remote = remotes[44] });
 	client_expect(c, DMSG_REMOTE_RELEASE_REPLY);
@@ -465,7 +465,7 @@ static void test_fence(void **state)
 	sessions_remote_fenced(l->sessions, LAB_PEER, 1044, DRAY_E_REVOKED);
 	assert_int_equal(l->peers.n_acked, 3);
 
-	/* the peer dies: nobody is told, every remote of it is lost once */
+	/* the peer dies: nothing is sent to it, and every remote of it is lost once */
 	l->peers.n_released = 0;
 	sessions_peer_lost(l->sessions, LAB_PEER, DRAY_E_PEER_LOST, "silent for 3 s");
 	sessions_peer_lost(l->sessions, LAB_PEER, DRAY_E_PEER_LOST, "silent for 3 s");
@@ -482,7 +482,7 @@ static void test_fence(void **state)
 	assert_int_equal(l->peers.n_acked, 3);
 }
 
-/* A session that ends while its remote is fenced still acknowledges, once. */
+/* A session that ends while its remote is fenced still acknowledges the fence, once. */
 static void test_fence_and_death(void **state)
 {
 	struct lab *l = *state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens: their form, who may make and who may import them, and until when. */
+/* Tokens: their form, who may make and import them, and how long they are valid. */
 #include "tests/unit/token_fixture.h"
 
 static uint64_t live_tokens(struct fixture *f)
@@ -92,7 +92,7 @@ static void test_export(void **state)
 	m.region++;
 	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_NOT_FOUND);
 	m.region--;
-	/* another group has no such region, another session of the group has */
+	/* another group has no such region; another session of the group has it */
 	f->owner.group++;
 	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_NOT_FOUND);
 	f->owner = (struct region_owner){ SESSION + 1, GROUP, NULL };
@@ -151,7 +151,7 @@ static void test_import(void **state)
 	assert_int_equal(import_as(f, &x.t, PEER + 1, &grants[4]), 0);
 	assert_int_equal(grants_count(f->regions, PEER), 4);
 
-	/* another peer's word is nothing */
+	/* a release by another peer has no effect */
 	grant_release(f->regions, PEER + 1, grants[0]);
 	assert_int_equal(fake_waiting(), 0);
 	grant_release(f->regions, PEER, grants[0]);
@@ -165,7 +165,7 @@ static void test_import(void **state)
 	assert_int_equal(f->fences, 0);
 	fake_answer_all();
 	assert_int_equal(grants_count(f->regions, PEER), 0);
-	/* the token is as good as before */
+	/* the token is still valid */
 	assert_int_equal(import(f, &x.t, &grants[0]), 0);
 	grants_peer_gone(f->regions, PEER);
 	remove_all(f, region);
@@ -205,7 +205,7 @@ static void test_single_use(void **state)
 	assert_int_equal(f->tokens, 1);
 	grant_release(f->regions, PEER, grant);
 	fake_answer_all();
-	/* it takes no place any more, and whoever comes late is still told why */
+	/* it no longer counts for the quota, and a later import still gets the reason */
 	assert_int_equal(f->tokens, 0);
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_USED);
 	x.t.capability[0] ^= 1;
@@ -237,7 +237,7 @@ static void test_expiry(void **state)
 
 	assert_int_equal(export_with(f, m, SEGMENT, &x), 0);
 	assert_in_range(x.t.expiry_ms, dray_unix_ms() + 3590000, dray_unix_ms() + 3600000);
-	/* short, and longer where a busy machine has let it pass before the import */
+	/* a short time to live, and a longer one if a busy machine let it pass before the import */
 	m.ttl_ms = 10;
 	do {
 		m.ttl_ms *= 2;
@@ -248,7 +248,7 @@ static void test_expiry(void **state)
 	pass_ms(m.ttl_ms);
 	assert_int_equal(import(f, &brief.t, &grant), DRAY_E_TOKEN_EXPIRED);
 	assert_int_equal(import(f, &unused.t, &grant), DRAY_E_TOKEN_EXPIRED);
-	/* what was imported in time stays */
+	/* a grant that was made in time stays */
 	assert_int_equal(grant_region(f->regions, PEER, held), region);
 	assert_int_equal(live_tokens(f), 2);
 	assert_int_equal(f->tokens, 2);
@@ -261,7 +261,7 @@ static void test_expiry(void **state)
 	remove_all(f, region);
 }
 
-/* A full session gets on as its tokens expire. */
+/* A session at its quota can export again when its tokens expire. */
 static void test_expiry_quota(void **state)
 {
 	struct fixture *f = *state;

@@ -15,7 +15,7 @@ static void test_revoke(void **state)
 	assert_int_equal(start_revoke(f, region, x.id, &one), DRAY_E_NOT_FOUND);
 	f->owner.group--;
 
-	/* nobody has imported it */
+	/* no peer has imported it */
 	assert_int_equal(start_revoke(f, region, x.id, &one), 0);
 	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
 	fake_answer_all();
@@ -24,7 +24,7 @@ static void test_revoke(void **state)
 	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
 	assert_int_equal(start_revoke(f, region, x.id, &one), DRAY_E_NOT_FOUND);
 
-	/* a peer and a local remote: neither worker's nor peer's word alone is enough */
+	/* a peer and a local remote: the answers of both the workers and the peer are needed */
 	assert_int_equal(import(f, &y.t, &grant), 0);
 	assert_int_equal(import_local(f, &y.t, 77), 0);
 	assert_int_equal(start_revoke(f, region, 0, &one), 0);
@@ -34,7 +34,7 @@ static void test_revoke(void **state)
 	assert_int_equal(f->revoked_local[0], 77);
 	assert_false(f->last_urgent);
 	assert_int_equal(import(f, &y.t, &other), DRAY_E_REVOKED);
-	/* asked again it waits for the same */
+	/* a second request waits for the same end */
 	assert_int_equal(start_revoke(f, region, y.id, &two), 0);
 	fake_answer_all();
 	assert_int_equal(one.calls + two.calls, 0);
@@ -57,8 +57,8 @@ static void test_revoke(void **state)
 }
 
 /*
- * The acknowledgement may come before the workers', a release may cross the fence, the peer may
- * die.
+ * The acknowledgement can come before the answers of the workers, a release can cross the fence,
+ * and the peer can die.
  */
 static void test_revoke_orders(void **state)
 {
@@ -81,14 +81,14 @@ static void test_revoke_orders(void **state)
 		assert_int_equal(o.calls, 0);
 		fake_answer_all();
 		assert_int_equal(o.calls, 1);
-		/* late words about it */
+		/* late messages about the grant */
 		grant_fenced(f->regions, PEER, grant);
 		grant_release(f->regions, PEER, grant);
 	}
 	remove_all(f, region);
 }
 
-/* One of two tokens: the other stays. */
+/* One of two tokens is revoked: the other stays. */
 static void test_revoke_one(void **state)
 {
 	struct fixture *f = *state;
@@ -134,8 +134,8 @@ static void test_remove_fenced(void **state)
 }
 
 /*
- * A dead session's memory goes with the workers' word; the peer's acknowledgement finds only its
- * grant.
+ * The memory of a dead session is released when the workers have answered; the peer's
+ * acknowledgement then finds only its grant.
  */
 static void test_remove_urgent(void **state)
 {
@@ -150,7 +150,7 @@ static void test_remove_urgent(void **state)
 	assert_true(f->last_urgent);
 	assert_int_equal(f->fences, 1);
 	fake_answer(OBJECT_REGION, region);
-	/* its grant is still served by a worker */
+	/* a worker still serves the grant */
 	assert_int_equal(done, 0);
 	fake_answer(OBJECT_GRANT, grant);
 	assert_int_equal(done, 1);
@@ -184,7 +184,7 @@ static void test_hurry_fenced(void **state)
 	assert_int_equal(grants_count(f->regions, PEER), 0);
 }
 
-/* More dead than are remembered. */
+/* More dead tokens than are remembered. */
 static void test_graves(void **state)
 {
 	struct fixture *f = *state;

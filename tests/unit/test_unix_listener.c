@@ -56,7 +56,7 @@ static int connect_to(const char *path, int type)
 	return -errno;
 }
 
-/* A listening socket that its owner leaves behind when it is closed. */
+/* A listening socket whose file stays when it is closed. */
 static int leave(const char *path, int type)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
@@ -109,7 +109,7 @@ static void replaces_a_stale_socket(void **state)
 	}
 }
 
-static void leaves_others_alone(void **state)
+static void does_not_touch_other_files(void **state)
 {
 	static const int types[] = { SOCK_STREAM, SOCK_SEQPACKET };
 	struct place *p = *state;
@@ -143,7 +143,7 @@ static void leaves_others_alone(void **state)
 	}
 }
 
-static void removes_only_its_own(void **state)
+static void removes_only_its_own_socket(void **state)
 {
 	struct place *p = *state;
 	const struct unix_listener_kind *kind = p->kind;
@@ -159,7 +159,7 @@ static void removes_only_its_own(void **state)
 	close(fd);
 }
 
-static void says_what_is_wrong(void **state)
+static void errors_have_the_reason(void **state)
 {
 	struct place *p = *state;
 	const struct unix_listener_kind *kind = p->kind;
@@ -184,7 +184,7 @@ static void says_what_is_wrong(void **state)
 	assert_non_null(strstr(err.msg, path));
 }
 
-static void adopts_only_what_fits(void **state)
+static void adopts_only_matching_sockets(void **state)
 {
 	struct place *p = *state;
 	const struct unix_listener_kind *kind = p->kind;
@@ -199,7 +199,7 @@ static void adopts_only_what_fits(void **state)
 	assert_int_equal(unix_listener_adopt(&l, kind, leave(p->path, kind->type), &err), 0);
 	assert_null(l.path);
 	unix_listener_close(&l);
-	/* it is systemd's */
+	/* systemd owns the file */
 	assert_int_equal(access(p->path, F_OK), 0);
 	unlink(p->path);
 
@@ -238,14 +238,14 @@ static void groups_are_found(void **state)
 	assert_non_null(strstr(err.msg, "no such group"));
 	snprintf(key, sizeof(key), "%s.group: ", kind->section);
 	assert_ptr_equal(strstr(err.msg, key), err.msg);
-	/* (gid_t)-1 means "leave it" to chown */
+	/* chown takes (gid_t)-1 as "no change" */
 	err = DRAY_ERR_NULL;
 	assert_true(unix_listener_group_parse(kind, "4294967295", &gid, &err) < 0);
 	assert_true(unix_listener_group_parse(kind, "-1", &gid, &err) < 0);
 }
 
-/* As another user, who may write nowhere. */
-static void codes_say_why(void **state)
+/* As another user, who may not write anywhere. */
+static void codes_give_the_reason(void **state)
 {
 	struct place *p = *state;
 	const struct unix_listener_kind *kind = p->kind;
@@ -275,12 +275,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(binds_with_mode_and_directory),
 		TEST(replaces_a_stale_socket),
-		TEST(leaves_others_alone),
-		TEST(removes_only_its_own),
-		TEST(says_what_is_wrong),
-		TEST(adopts_only_what_fits),
+		TEST(does_not_touch_other_files),
+		TEST(removes_only_its_own_socket),
+		TEST(errors_have_the_reason),
+		TEST(adopts_only_matching_sockets),
 		TEST(groups_are_found),
-		TEST(codes_say_why),
+		TEST(codes_give_the_reason),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
