@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launcher's environment, out of scans of recorded machines (tests/machines). */
+/* The launcher's environment, from scans of recorded machines (tests/machines). */
 #include "agent/placement/environment/env.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 static struct env_facts facts;
 static struct nd_scan *scan;
 
-/* The machine of that name, with k RNICs for each GPU; its scan is the facts' from then on. */
+/* Loads the scan of a recorded machine into facts, with k RNICs for each GPU. */
 static void machine(const char *name, unsigned k)
 {
 	static char write_it[] = "import sys; sys.path.insert(0, 'tests')\n"
@@ -84,7 +84,7 @@ static const struct env_variable *of(const struct env *e, const char *name)
 	return NULL;
 }
 
-/* value NULL: left out. words: in the reason. */
+/* Checks a variable. value NULL: it is left out. words: part of the reason. */
 static void check(const char *profile, const char *name, const char *value, const char *words)
 {
 	struct env e = made(profile);
@@ -140,7 +140,7 @@ static void a_gpu_without_a_nic_keeps_its_place(void **state)
 {
 	machine("hgx_8x8", 1);
 	scan->devices.v[3].ports[0].state = ND_PORT_DOWN;
-	/* the nearest in its node, those of other GPUs */
+	/* the nearest RNIC of its NUMA node that belongs to another GPU */
 	check("vllm-mooncake", "MOONCAKE_DEVICE",
 	      "mlx5_0,mlx5_1,mlx5_2,mlx5_0,mlx5_4,mlx5_5,mlx5_6,mlx5_7",
 	      "GPU 3 (0000:49:00.0) has no usable RNIC of its own and shares mlx5_0 (NODE)");
@@ -150,11 +150,11 @@ static void a_gpu_without_a_nic_keeps_its_place(void **state)
 	check("nccl", "NCCL_IB_HCA",
 	      "=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_4:1,mlx5_5:1,mlx5_6:1,mlx5_7:1",
 	      "left out: mlx5_3/1 (the port is DOWN)");
-	/* two share: not the same one twice */
+	/* two GPUs without RNICs share two different ones */
 	scan->devices.v[2].ports[0].state = ND_PORT_INIT;
 	check("vllm-mooncake", "MOONCAKE_DEVICE",
 	      "mlx5_0,mlx5_1,mlx5_0,mlx5_1,mlx5_4,mlx5_5,mlx5_6,mlx5_7", "shares mlx5_1");
-	/* one is for all, and needs no places */
+	/* one RNIC for all GPUs; the order has no meaning */
 	for (unsigned i = 1; i < 8; i++)
 		scan->devices.v[i].ports[0].state = ND_PORT_DOWN;
 	check("vllm-mooncake", "MOONCAKE_DEVICE", "mlx5_0", "shares mlx5_0 (SYS)");
@@ -165,7 +165,7 @@ static void a_gpu_without_a_nic_keeps_its_place(void **state)
 	check("mooncake", "MOONCAKE_PROTOCOL", "tcp", "no RDMA port can be used");
 }
 
-/* How many entries, and a bit for each mlx5 number. */
+/* Returns the number of entries; sets a bit for each mlx5 number. */
 static unsigned devices_count(unsigned *ret_seen, const char *words)
 {
 	struct env e = made("vllm-mooncake");
@@ -188,11 +188,11 @@ static void several_nics_for_a_gpu(void **state)
 {
 	unsigned seen;
 
-	/* 8 GPUs, 16 NICs: those beyond the first of each GPU follow behind the places */
+	/* 8 GPUs, 16 RNICs: the second RNIC of each GPU follows after the list of the first ones */
 	machine("two_rails_16", 2);
 	assert_int_equal(devices_count(&seen, "behind them 8 more"), 16);
 	assert_int_equal(seen, 0xffff);
-	/* one for each: the others are nobody's */
+	/* one RNIC for each GPU: the others belong to no GPU */
 	machine("two_rails_16", 1);
 	assert_int_equal(devices_count(&seen, "each of 8 GPUs"), 8);
 	assert_int_equal(__builtin_popcount(seen), 8);
@@ -203,18 +203,18 @@ static void gpus_that_are_not_in_sys(void **state)
 	machine("sriov_pod", 1);
 	facts.host = "10.244.3.17";
 	check("vllm-mooncake", "MOONCAKE_DEVICE", NULL, "8 GPUs are not in this /sys");
-	/* the other function's GIDs are not this pod's */
+	/* the GIDs of the other function do not belong to this pod */
 	check("ucx", "UCX_NET_DEVICES", "mlx5_3:1", "left out: mlx5_0/1 (");
 	check("ucx", "UCX_IB_GID_INDEX", "3", "10.56.217.9");
 	check("nccl", "NCCL_SOCKET_IFNAME", "=eth0", "10.244.3.17");
-	/* without any GPU, one device is for whoever comes, several have no places */
+	/* without a GPU: a single device is for all, several devices cannot be assigned */
 	scan->topology.hidden_gpus = 0;
 	check("vllm-mooncake", "MOONCAKE_DEVICE", "mlx5_3", "the only usable RNIC");
 	machine("no_netdev_gids", 1);
 	check("vllm-mooncake", "MOONCAKE_DEVICE", NULL, "no GPU is in /sys");
 }
 
-static void an_index_that_is_not_right_for_all(void **state)
+static void one_index_does_not_fit_all_ports(void **state)
 {
 	machine("hgx_8x8", 1);
 	scan->devices.v[1].ports[0].gids.v[0].index = 5;
@@ -225,7 +225,7 @@ static void an_index_that_is_not_right_for_all(void **state)
 	check("vllm-mooncake", "MC_GID_INDEX", NULL, "5 on mlx5_1, mlx5_6");
 	check("mooncake", "MC_GID_INDEX", NULL, "5 on mlx5_1, mlx5_6");
 	check("ucx", "UCX_IB_GID_INDEX", NULL, "5 on mlx5_1, mlx5_6");
-	/* those that are not used have no say */
+	/* ports that are not used do not count */
 	scan->devices.v[1].ports[0].state = ND_PORT_DOWN;
 	scan->devices.v[6].ports[0].state = ND_PORT_DOWN;
 	check("nccl", "NCCL_IB_GID_INDEX", "3", "all, as mlx5_0");
@@ -243,7 +243,7 @@ static void infiniband_needs_no_index(void **state)
 	check("nccl", "NCCL_IB_GID_INDEX", NULL, "InfiniBand: no GID index is needed");
 	check("mooncake", "MC_GID_INDEX", NULL, "InfiniBand: no GID index is needed");
 	check("ucx", "UCX_NET_DEVICES", "mlx5_0:1", "1 active port;");
-	/* beside an Ethernet port */
+	/* with an Ethernet port */
 	machine("hgx_8x8", 1);
 	scan->devices.v[2].ports[0].layer = ND_LAYER_INFINIBAND;
 	check("nccl", "NCCL_IB_GID_INDEX", NULL,
@@ -262,12 +262,12 @@ static void ports_that_others_cannot_use(void **state)
 	check("nccl", "NCCL_IB_HCA", "=mlx5_1:2,mlx5_5:1,mlx5_6:1,mlx5_7:1",
 	      "mlx5_0/1 (neither InfiniBand nor RoCE), mlx5_2/1 (its link layer is not known), "
 	      "a,b c/1 (lists cannot carry this name), mlx5_4/1 (no usable GID");
-	/* Mooncake takes port 1 */
+	/* Mooncake uses port 1 */
 	check("mooncake", "MC_TE_FILTERS", "mlx5_5,mlx5_6,mlx5_7",
 	      "mlx5_1/2 (only port 1 is used)");
 }
 
-static void no_rdma_is_no_error(void **state)
+static void no_rdma_is_not_an_error(void **state)
 {
 	static const char *const names[][2] = {
 		{ "vllm-mooncake", "MC_GID_INDEX" },    { "vllm-mooncake", "MOONCAKE_DEVICE" },
@@ -284,7 +284,7 @@ static void no_rdma_is_no_error(void **state)
 	check("mooncake", "MOONCAKE_PROTOCOL", "tcp", "there is no RDMA device");
 	check("mooncake-owner", "--protocol", "tcp", "there is no RDMA device");
 	check("nccl", "NCCL_SOCKET_IFNAME", "=ens3", "192.0.2.10");
-	/* why there is none may be known */
+	/* a note can have the reason */
 	scan->n_notes = 1;
 	scan->notes[0] = (struct nd_note){ "devices", "RDMA netlink: permission denied" };
 	check("nccl", "NCCL_IB_HCA", NULL, "RDMA netlink: permission denied");
@@ -307,7 +307,7 @@ static void hosts(void **state)
 	check("vllm-mooncake", "MC_USE_IPV6", "1", "2001:db8:7::11 is IPv6");
 	check("mooncake-owner", "--host", "[2001:db8:7::11]:50053", "default route");
 	check("nccl", "NCCL_SOCKET_IFNAME", "=eth0", "2001:db8:7::11");
-	/* its presence alone would say it */
+	/* its presence alone changes the setting */
 	facts.host = "10.0.0.1";
 	e = made("mooncake");
 	assert_null(of(&e, "MC_USE_IPV6"));
@@ -328,7 +328,7 @@ static void hosts(void **state)
 	      "no address to advertise was found");
 }
 
-static void what_is_not_known_is_left_out(void **state)
+static void unknown_values_are_left_out(void **state)
 {
 	static const struct env_facts none;
 
@@ -348,7 +348,7 @@ static void what_is_not_known_is_left_out(void **state)
 	facts.preferred.name = "10.0.0.1:5";
 	facts.preferred.reason = NULL;
 	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", "10.0.0.1:5", "preferred, unknown");
-	/* what no line can carry */
+	/* values that do not fit on a line */
 	facts.data_socket = "/run/a\nb=c";
 	check("dray", "DRAY_SOCKET", NULL, "newline");
 }
@@ -411,7 +411,7 @@ static void as_lines(void **state)
 	assert_non_null(strstr(notes, "MC_GID_INDEX: InfiniBand: no GID index is needed\n"));
 	assert_non_null(strstr(notes, "--host: an argument, --host=10.20.0.11:50053\n"));
 
-	/* what two profiles say is there once */
+	/* a variable of two profiles is printed once */
 	free(dray_take(text));
 	machine("hgx_8x8", 1);
 	assert_int_equal(env_make(&facts, profiles, 3, &e, NULL), 0);
@@ -427,12 +427,12 @@ int main(void)
 		cmocka_unit_test_teardown(a_gpu_without_a_nic_keeps_its_place, tear_down),
 		cmocka_unit_test_teardown(several_nics_for_a_gpu, tear_down),
 		cmocka_unit_test_teardown(gpus_that_are_not_in_sys, tear_down),
-		cmocka_unit_test_teardown(an_index_that_is_not_right_for_all, tear_down),
+		cmocka_unit_test_teardown(one_index_does_not_fit_all_ports, tear_down),
 		cmocka_unit_test_teardown(infiniband_needs_no_index, tear_down),
 		cmocka_unit_test_teardown(ports_that_others_cannot_use, tear_down),
-		cmocka_unit_test_teardown(no_rdma_is_no_error, tear_down),
+		cmocka_unit_test_teardown(no_rdma_is_not_an_error, tear_down),
 		cmocka_unit_test_teardown(hosts, tear_down),
-		cmocka_unit_test_teardown(what_is_not_known_is_left_out, tear_down),
+		cmocka_unit_test_teardown(unknown_values_are_left_out, tear_down),
 		cmocka_unit_test_teardown(profiles_by_name, tear_down),
 		cmocka_unit_test_teardown(as_lines, tear_down),
 	};

@@ -70,7 +70,7 @@ static void beside_the_data_socket(void **state)
 	env_file_deinit(&f);
 }
 
-static void only_what_has_changed_is_written(void **state)
+static void only_changes_are_written(void **state)
 {
 	struct env_file f;
 	ino_t first;
@@ -82,7 +82,7 @@ static void only_what_has_changed_is_written(void **state)
 	first = inode();
 	env_file_write(&f, W("A=1\n"));
 	assert_int_equal(inode(), first);
-	/* who has it open goes on reading the old one */
+	/* a reader that has the file open still sees the old one */
 	reader = fopen(path, "re");
 	assert_non_null(reader);
 	env_file_write(&f, W("A=2\n"));
@@ -94,7 +94,7 @@ static void only_what_has_changed_is_written(void **state)
 	env_file_deinit(&f);
 }
 
-static void what_a_crash_left_is_replaced(void **state)
+static void leftovers_of_a_crash_are_replaced(void **state)
 {
 	struct env_file f;
 
@@ -131,7 +131,7 @@ static void links_are_not_followed(void **state)
 	says("precious", "keep\n");
 }
 
-static void what_is_not_ours_is_left_alone(void **state)
+static void files_of_other_programs_are_not_changed(void **state)
 {
 	struct env_file f;
 	struct stat st;
@@ -141,12 +141,12 @@ static void what_is_not_ours_is_left_alone(void **state)
 	env_file_write(&f, W("A=1\n"));
 	assert_true(f.failed);
 	says("env", "PATH=/bin\n");
-	/* it may come to be ours */
+	/* the agent takes the file over once it is empty */
 	cm_file_write(dir, "env", "");
 	env_file_write(&f, W("A=1\n"));
 	assert_false(f.failed);
 	says("env", W("A=1\n"));
-	/* and what somebody has put there since is not */
+	/* a file that another program has written since is not changed */
 	cm_file_write(dir, "env", "PATH=/bin\n");
 	env_file_write(&f, W("A=2\n"));
 	assert_true(f.failed);
@@ -160,7 +160,7 @@ static void what_is_not_ours_is_left_alone(void **state)
 	assert_true(S_ISFIFO(st.st_mode));
 }
 
-static void one_of_somebody_else_stays(void **state)
+static void a_file_of_another_program_stays(void **state)
 {
 	struct env_file f, other;
 
@@ -172,7 +172,7 @@ static void one_of_somebody_else_stays(void **state)
 	says("env", W("A=2\n"));
 	env_file_deinit(&other);
 	assert_int_not_equal(access(path, F_OK), 0);
-	/* and what was never written is not removed */
+	/* a file that the agent never wrote is not removed */
 	cm_file_write(dir, "env", "A=3\n");
 	assert_int_equal(env_file_init(&f, path, data_socket), 0);
 	env_file_deinit(&f);
@@ -205,14 +205,14 @@ static void a_place_that_cannot_be_written(void **state)
 	assert_true(f.failed);
 	assert_null(f.text);
 	env_file_write(&f, W("A=1\n"));
-	/* it comes later */
+	/* the directory appears later */
 	cm_file_write(dir, "not/there/x", "");
 	env_file_write(&f, W("A=1\n"));
 	assert_false(f.failed);
 	says("not/there/env", W("A=1\n"));
 	env_file_deinit(&f);
 	assert_int_not_equal(access(nowhere, F_OK), 0);
-	/* a directory stands there */
+	/* the path is a directory */
 	assert_int_equal(env_file_init(&f, dir, data_socket), 0);
 	env_file_write(&f, W("A=1\n"));
 	assert_true(f.failed);
@@ -226,12 +226,13 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(beside_the_data_socket, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(only_what_has_changed_is_written, set_up,
+		cmocka_unit_test_setup_teardown(only_changes_are_written, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(leftovers_of_a_crash_are_replaced, set_up,
 						tear_down),
-		cmocka_unit_test_setup_teardown(what_a_crash_left_is_replaced, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(links_are_not_followed, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(what_is_not_ours_is_left_alone, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(one_of_somebody_else_stays, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(files_of_other_programs_are_not_changed, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(a_file_of_another_program_stays, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(no_file_is_wanted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_place_that_cannot_be_written, set_up, tear_down),
 	};

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Alive or not, ready or not, and the text of the metrics, around an agent whose workers are made up. */
+/*
+ * Whether the agent is alive and ready, and the text of the metrics, with a fake agent whose
+ * workers the test answers for.
+ */
 #include "agent/control/status/health.h"
 
 #include <stdio.h>
@@ -34,7 +37,7 @@ void agent_list_transfers(struct agent *a, enum listing_kind kind, struct transf
 	a->listings[kind].missing = 5;
 }
 
-/* Two workers; the second has a transfer that ends in `left`. */
+/* Answers for two workers; the second has a transfer whose deadline is in `left`. */
 static void workers_answer(int64_t left)
 {
 	struct snapshot idle = { .in_flight = 0 };
@@ -97,14 +100,14 @@ static void wait_for(const struct asker *a, unsigned answers)
 		assert_true(sd_event_run(fake.agent.event, UINT64_MAX) >= 0);
 }
 
-static void those_who_ask_share_an_answer(void **state)
+static void requests_share_a_check(void **state)
 {
 	struct asker one, two, three;
 
 	ask(&one);
 	ask(&two);
 	assert_int_equal(fake.listings, 1);
-	/* who asks from a callback asks anew */
+	/* a request from a callback begins a new check */
 	three = (struct asker){ .again = NULL };
 	three.check = HEALTH_CHECK_INIT(three.check, hear);
 	one.again = &three;
@@ -114,7 +117,7 @@ static void those_who_ask_share_an_answer(void **state)
 	assert_int_equal(fake.listings, 2);
 	workers_answer(1);
 	assert_int_equal(three.answers, 1);
-	/* and nobody asks by themselves */
+	/* and no check begins without a request */
 	assert_int_equal(sd_event_run(fake.agent.event, 10000), 0);
 	assert_int_equal(fake.listings, 2);
 }
@@ -132,7 +135,7 @@ static void silent_workers_are_named_and_asked_once(void **state)
 	wait_for(&b, 1);
 	assert_int_equal(a.answers, 1);
 	assert_int_equal(fake.listings, 1);
-	/* the late answer is for those who wait by then */
+	/* the late answer counts for later requests */
 	ask(&a);
 	workers_answer(1);
 	assert_true(a.answers == 1 && a.report.alive);
@@ -142,7 +145,7 @@ static void transfers_must_end(void **state)
 {
 	struct asker a;
 
-	/* being stopped may take slice_timeout and heartbeat_limit */
+	/* stopping a transfer may take slice_timeout and heartbeat_limit */
 	ask(&a);
 	workers_answer(-3 * DRAY_NS_PER_SEC);
 	assert_true(a.report.alive);
@@ -154,7 +157,7 @@ static void transfers_must_end(void **state)
 		"transfer 17 of session 3 in worker 1 has not ended 3.5 s after its deadline");
 }
 
-static void without_memory_it_is_not_alive(void **state)
+static void an_agent_without_memory_is_not_alive(void **state)
 {
 	struct asker a;
 
@@ -169,7 +172,7 @@ static void without_memory_it_is_not_alive(void **state)
 	assert_true(a.report.alive);
 }
 
-static void cancelled_is_never_answered(void **state)
+static void a_cancelled_request_is_never_answered(void **state)
 {
 	struct asker a, b, c;
 
@@ -232,7 +235,7 @@ static void judge(const char *listen, const char *words, struct ready *ret)
 	agent_ready(&fake.agent, ret);
 }
 
-static void ready_is_what_is_required(void **state)
+static void ready_needs_the_required_conditions(void **state)
 {
 	static const char any[] = "0.0.0.0:0";
 	struct ready r;
@@ -263,7 +266,7 @@ static void ready_is_what_is_required(void **state)
 	dray_strv_clear(&fake.config.v.ready.require);
 }
 
-static void wrong_words_are_refused(void **state)
+static void unknown_conditions_are_refused(void **state)
 {
 	static const char *const words[] = {
 		"", "gpu", "rdma ", "segment:", "segment:a:1", "segment:0.0.0.0:1", "segment:[::1]"
@@ -311,13 +314,13 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 	const struct CMUnitTest tests[] = {
-		TEST(those_who_ask_share_an_answer),
+		TEST(requests_share_a_check),
 		TEST(silent_workers_are_named_and_asked_once),
 		TEST(transfers_must_end),
-		TEST(without_memory_it_is_not_alive),
-		TEST(cancelled_is_never_answered),
-		TEST(ready_is_what_is_required),
-		cmocka_unit_test(wrong_words_are_refused),
+		TEST(an_agent_without_memory_is_not_alive),
+		TEST(a_cancelled_request_is_never_answered),
+		TEST(ready_needs_the_required_conditions),
+		cmocka_unit_test(unknown_conditions_are_refused),
 		cmocka_unit_test(metrics_are_escaped_and_exact),
 	};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hints by clocks of the test's own, and over a real database. */
+/* Hints with clocks of the test, and with a real database. */
 #include "agent/placement/hint/hints.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ struct fixture {
 	struct hints *h;
 	int64_t unix_ms, boot_ms;
 	bool real_clocks;
-	char log[1024]; /* upcalls */
+	char log[1024]; /* text of the upcalls */
 	char dir[CM_DIR_BYTES];
 };
 
@@ -202,7 +202,7 @@ static void refused(struct fixture *x, const char *scope, const char *segment, i
 	assert_log(x, "");
 }
 
-static void the_strongest_counts(void **state)
+static void the_strongest_hint_is_effective(void **state)
 {
 	struct fixture *x = *state;
 	struct hint best;
@@ -211,12 +211,12 @@ static void the_strongest_counts(void **state)
 	put(x, "m", A, CLIENT, 1, 5, 0);
 	assert_log(x, "+" A ";m;");
 	pass(x, 10);
-	put(x, "m", B, CLIENT, 2, 5, 0); /* as good, and younger */
+	put(x, "m", B, CLIENT, 2, 5, 0); /* equal, but newer */
 	assert_log(x, "+" B ";m;");
 	put(x, "m", A, CLIENT, 3, 4, 0);
 	assert_log(x, "");
 	assert_best(x, "m", B);
-	put(x, "m", A, CLIENT, 3, 6, 0); /* better now */
+	put(x, "m", A, CLIENT, 3, 6, 0); /* a higher score now */
 	assert_log(x, "m;");
 	put(x, "m", B, DETECTED, 0, 0, 0);
 	put(x, "m", C, ENVIRONMENT, 0, 0, 0);
@@ -235,12 +235,12 @@ static void the_strongest_counts(void **state)
 	assert_int_equal(best.expires_ms, x->unix_ms + DAY_MS);
 	assert_int_equal(best.left_ms, DAY_MS);
 	assert_int_equal(hints_count(x->h), 8);
-	/* scopes are apart */
+	/* scopes are separate */
 	assert_best(x, "", NULL);
 	assert_best(x, "m2", NULL);
 }
 
-static void a_client_s_hint_replaces_what_its_uid_said(void **state)
+static void a_clients_hint_replaces_that_of_its_uid(void **state)
 {
 	struct fixture *x = *state;
 
@@ -249,7 +249,7 @@ static void a_client_s_hint_replaces_what_its_uid_said(void **state)
 	assert_log(x, "+" A ";m;+" B ";m;-" A ";");
 	assert_int_equal(hints_count(x->h), 1);
 	assert_best(x, "m", B);
-	put(x, "m", B, CLIENT, 1000, 1, 0); /* says it again */
+	put(x, "m", B, CLIENT, 1000, 1, 0); /* put again */
 	assert_log(x, "");
 	assert_false(hints_names(x->h, A));
 	assert_true(hints_names(x->h, B));
@@ -289,7 +289,7 @@ static void hints_are_checked(void **state)
 	assert_best(x, longest, "host.example:1");
 }
 
-static void quotas_hold(void **state)
+static void quotas_are_kept(void **state)
 {
 	struct fixture *x = *state;
 	char scope[32];
@@ -302,12 +302,15 @@ static void quotas_hold(void **state)
 	}
 	x->log[0] = '\0';
 	refused(x, "3", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints_per_uid = 3");
-	put(x, "2", B, CLIENT, 7, 0, 0); /* in the place of another */
+	put(x, "2", B, CLIENT, 7, 0, 0); /* replaces another one */
 	put(x, "3", A, CLIENT, 8, 0, 5000);
 	put(x, "e", A, EXPLICIT, 0, 0, 1);
 	put(x, "d", A, DETECTED, 0, 0, 10);
 	x->log[0] = '\0';
-	/* the client's that expires first goes, not the explicit one that expires before it */
+	/*
+	 * above the limit the client's hint that expires first is dropped, not the explicit hint
+	 * that expires before it
+	 */
 	put(x, "4", A, CLIENT, 9, 0, 0);
 	assert_log(x, "0;4;");
 	put(x, "d2", A, DETECTED, 0, 0, 0);
@@ -321,9 +324,10 @@ static void quotas_hold(void **state)
 	x->log[0] = '\0';
 	refused(x, "4", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints = 6");
 	refused(x, "4", A, DETECTED, 0, DRAY_E_QUOTA, "limits.hints = 6");
-	put(x, "e6", A, EXPLICIT, 0, 0, 0); /* among equals the first to expire goes */
+	/* among equal sources the hint that expires first is dropped */
+	put(x, "e6", A, EXPLICIT, 0, 0, 0);
 	assert_log(x, "e;e6;");
-	/* lowered while there are more */
+	/* the limit is lowered below the number of hints */
 	x->cfg.limits.hints = 2;
 	put(x, "e7", A, EXPLICIT, 0, 0, 0);
 	assert_int_equal(hints_count(x->h), 2);
@@ -332,7 +336,7 @@ static void quotas_hold(void **state)
 	assert_best(x, "e7", A);
 }
 
-static void they_expire(void **state)
+static void expired_hints_are_removed(void **state)
 {
 	struct fixture *x = *state;
 
@@ -343,7 +347,7 @@ static void they_expire(void **state)
 	hints_expire(x->h);
 	assert_log(x, "");
 	pass(x, 1);
-	assert_best(x, "m", B); /* before the timer */
+	assert_best(x, "m", B); /* before the timer runs */
 	hints_expire(x->h);
 	assert_log(x, "m;-" A ";");
 	pass(x, 5000);
@@ -390,7 +394,7 @@ static void collect(void *arg, const struct hint *h)
 	note(arg, "", line);
 }
 
-static void all_can_be_seen(void **state)
+static void all_hints_are_listed(void **state)
 {
 	struct fixture *x = *state;
 
@@ -408,19 +412,19 @@ static void all_can_be_seen(void **state)
 	assert_false(hints_names(x->h, B));
 }
 
-/* The wall clock goes on while the agent is away. */
-static void a_restart_knows_them_again(void **state)
+/* The wall clock advances while the agent is not running. */
+static void a_restart_restores_hints(void **state)
 {
 	struct fixture *x = *state;
 	struct hint best;
 
 	put(x, "m", A, CLIENT, 1000, 3, 10000);
-	put(x, "m", B, ENVIRONMENT, 0, 0, 0); /* read anew at each start */
+	put(x, "m", B, ENVIRONMENT, 0, 0, 0); /* read again at each start */
 	put(x, "gone", B, DETECTED, 0, 0, 2000);
 	close_hints(x);
 	x->log[0] = '\0';
 	x->unix_ms += 4000;
-	x->boot_ms = 100; /* another machine, or this one started again */
+	x->boot_ms = 100; /* another boot, or another machine */
 	open_hints(x);
 	assert_int_equal(hints_count(x->h), 1);
 	assert_true(hints_best(x->h, "m", &best));
@@ -432,7 +436,7 @@ static void a_restart_knows_them_again(void **state)
 	assert_int_equal(best.age_ms, 4000);
 }
 
-static void a_clock_set_back_revives_nothing_for_long(void **state)
+static void a_clock_set_back_keeps_hints_only_briefly(void **state)
 {
 	struct fixture *x = *state;
 	struct hint best;
@@ -444,13 +448,13 @@ static void a_clock_set_back_revives_nothing_for_long(void **state)
 	open_hints(x);
 	assert_true(hints_best(x->h, "m", &best));
 	assert_int_equal(best.left_ms, 10000);
-	/* and it is told the disk: the next start does not begin anew */
+	/* the database gets the new times, so that the next start does not repeat this */
 	close_hints(x);
 	x->unix_ms += 6000;
 	open_hints(x);
 	assert_true(hints_best(x->h, "m", &best));
 	assert_int_equal(best.left_ms, 4000);
-	/* to the first second of 1970 */
+	/* back to the first second of 1970 */
 	close_hints(x);
 	x->unix_ms = 0;
 	open_hints(x);
@@ -471,7 +475,7 @@ static void a_clock_set_while_running_changes_nothing(void **state)
 	assert_true(hints_best(x->h, "m", &best));
 	assert_int_equal(best.left_ms, 9000);
 	assert_int_equal(best.expires_ms, x->unix_ms + 9000);
-	reopen(x); /* by the clock as it is now */
+	reopen(x); /* by the present clock */
 	assert_true(hints_best(x->h, "m", &best));
 	assert_int_equal(best.left_ms, 9000);
 	x->unix_ms -= 2000 * DAY_MS;
@@ -481,7 +485,7 @@ static void a_clock_set_while_running_changes_nothing(void **state)
 	assert_int_equal(best.left_ms, 9000);
 }
 
-/* As a file could have them, whoever wrote it. */
+/* Rows that a file can have but the agent would not write. */
 static void rows_are_checked(void **state)
 {
 	struct fixture *x = *state;
@@ -512,14 +516,14 @@ static void rows_are_checked(void **state)
 	hints_loaded(x->h);
 	assert_log(x, "+" B ";");
 	assert_int_equal(hints_count(x->h), 3);
-	assert_best(x, "m", B); /* of one uid the youngest */
+	assert_best(x, "m", B); /* of one uid the newest counts */
 	assert_true(hints_best(x->h, "far", &best));
 	assert_int_equal(best.left_ms, 1);
 	assert_true(hints_best(x->h, "long", &best));
 	assert_int_equal(best.left_ms, HINT_TTL_MAX_MS);
 }
 
-static void refill_puts_all_again(void **state)
+static void a_refill_writes_all_hints(void **state)
 {
 	struct fixture *x = *state;
 
@@ -533,7 +537,7 @@ static void refill_puts_all_again(void **state)
 	assert_best(x, "n", B);
 }
 
-static void the_timer_takes_them_away(void **state)
+static void the_timer_removes_expired_hints(void **state)
 {
 	struct fixture *x = *state;
 	int64_t until = dray_now().ns + 20 * DRAY_NS_PER_SEC;
@@ -547,7 +551,7 @@ static void the_timer_takes_them_away(void **state)
 	assert_best(x, "m", NULL);
 }
 
-/* Many hints at random, against a list that is searched from end to end. */
+/* Random hints, compared with a list that is searched linearly. */
 struct model {
 	char scope[8];
 	unsigned segment, source;
@@ -579,7 +583,7 @@ static void check_model(struct fixture *x, const struct model *m, unsigned n)
 		for (unsigned i = 0; i < n; i++) {
 			if (!m[i].live)
 				continue;
-			/* what the agent found names nothing that it would not know otherwise */
+			/* a segment counts as named only by explicit hints and hints of clients */
 			named[m[i].segment] |= m[i].source == EXPLICIT || m[i].source == CLIENT;
 			if (!strcmp(m[i].scope, scope) && is_better(&m[i], best))
 				best = &m[i];
@@ -627,7 +631,7 @@ static void random_walk(void **state)
 		x->log[0] = '\0';
 		if (n % 500 == 0) {
 			reopen(x);
-			/* the environment is read anew */
+			/* hints of the environment are read again */
 			for (unsigned i = 0; i < n; i++)
 				m[i].live &= m[i].source != ENVIRONMENT;
 		}
@@ -642,22 +646,23 @@ static void random_walk(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(the_strongest_counts, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_client_s_hint_replaces_what_its_uid_said, setup,
+		cmocka_unit_test_setup_teardown(the_strongest_hint_is_effective, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_clients_hint_replaces_that_of_its_uid, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(hints_are_checked, setup, teardown),
-		cmocka_unit_test_setup_teardown(quotas_hold, setup, teardown),
-		cmocka_unit_test_setup_teardown(they_expire, setup, teardown),
+		cmocka_unit_test_setup_teardown(quotas_are_kept, setup, teardown),
+		cmocka_unit_test_setup_teardown(expired_hints_are_removed, setup, teardown),
 		cmocka_unit_test_setup_teardown(forgetting, setup, teardown),
-		cmocka_unit_test_setup_teardown(all_can_be_seen, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_restart_knows_them_again, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_clock_set_back_revives_nothing_for_long, setup,
+		cmocka_unit_test_setup_teardown(all_hints_are_listed, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_restart_restores_hints, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_clock_set_back_keeps_hints_only_briefly, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_clock_set_while_running_changes_nothing, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(rows_are_checked, setup, teardown),
-		cmocka_unit_test_setup_teardown(refill_puts_all_again, setup, teardown),
-		cmocka_unit_test_setup_teardown(the_timer_takes_them_away, setup_real, teardown),
+		cmocka_unit_test_setup_teardown(a_refill_writes_all_hints, setup, teardown),
+		cmocka_unit_test_setup_teardown(the_timer_removes_expired_hints, setup_real,
+						teardown),
 		cmocka_unit_test_setup_teardown(random_walk, setup, teardown),
 	};
 

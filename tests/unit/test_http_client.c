@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* URLs, and GETs from a server that answers as it is told. */
+/* URLs, and GET requests to a server whose answers the test sets. */
 #include "agent/placement/net/http_client.h"
 
 #include <stdio.h>
@@ -61,7 +61,7 @@ static void assert_no_url(const char *s, const char *words)
 	assert_int_equal(err.code, DRAY_E_INVALID);
 	assert_int_equal(url.port, 7);
 	if (!strstr(err.msg, words))
-		fail_msg("\"%s\" does not say \"%s\"", err.msg, words);
+		fail_msg("\"%s\" does not contain \"%s\"", err.msg, words);
 	for (const char *p = err.msg; *p; p++)
 		assert_in_range(*p, ' ', '~');
 }
@@ -225,7 +225,7 @@ static void assert_why(struct rig *r, int64_t timeout_ns, int code, const char *
 
 	fetch(r, timeout_ns, &g);
 	if (g.err.code != code || !strstr(g.err.msg, words))
-		fail_msg("error %d, \"%s\", does not say \"%s\"", g.err.code, g.err.msg, words);
+		fail_msg("error %d, \"%s\", does not contain \"%s\"", g.err.code, g.err.msg, words);
 	assert_int_equal(strncmp(g.err.msg, "http://127.0.0.1:", 17), 0);
 	free(g.body);
 }
@@ -251,7 +251,7 @@ static void test_whole(void **state)
 	assert_non_null(strstr(r->request, "GET /page?x=1 HTTP/1.1\r\n"));
 	assert_non_null(strstr(r->request, "\r\nHost: 127.0.0.1:"));
 	assert_non_null(strstr(r->request, "\r\nConnection: close\r\n"));
-	/* its end is known without the connection's */
+	/* the length is reached, so the end of the connection is not needed */
 	assert_got(r, LENGTH, PAGE_HOLD, 200, "hello");
 	assert_got(r, CHUNKED, PAGE_HOLD, 200, "hello");
 	assert_got(r, PLAIN "\r\nhello", PAGE_CLOSE, 200, "hello");
@@ -259,7 +259,7 @@ static void test_whole(void **state)
 	assert_got(r, "HTTP/1.1 204 No Content\r\n\r\n", PAGE_HOLD, 204, "");
 	assert_got(r, PLAIN "Content-Length: 0\r\n\r\n", PAGE_HOLD, 200, "");
 	assert_got(r, LENGTH "and more that belongs to nothing", PAGE_CLOSE, 200, "hello");
-	/* any status is an answer; a redirect is not followed */
+	/* every status is an answer; a redirect is not followed */
 	assert_got(r, "HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\nno", PAGE_CLOSE, 503, "no");
 	assert_got(r,
 		   "HTTP/1.1 302 X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
@@ -289,7 +289,7 @@ static void test_split_anywhere(void **state)
 	struct got g = { .body = NULL };
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(texts); i++) {
-		/* in two at each place, then byte by byte */
+		/* in two parts at each position, then byte by byte */
 		for (size_t at = 0; at < strlen(texts[i]); at++) {
 			reply(r, texts[i], PAGE_CLOSE);
 			r->reply.first = at;
@@ -331,7 +331,7 @@ static void test_reset(void **state)
 	reply(r, "", PAGE_RESET);
 	r->reply.unread = true;
 	assert_why(r, LONG_NS, DRAY_E_PEER_LOST, "");
-	/* who answers without having read */
+	/* a server that answers without reading */
 	reply(r, LENGTH, PAGE_CLOSE);
 	r->reply.unread = true;
 	r->reply.first = 10;
@@ -355,7 +355,7 @@ static void test_slow(void **state)
 	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "no response to the request within 500ms");
 	reply(r, PLAIN "Content-Length: 9\r\n\r\nhello", PAGE_HOLD);
 	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "incomplete after 500ms: ");
-	/* a byte now and then does not help */
+	/* bytes that arrive slowly do not extend the limit */
 	reply(r, CHUNKED CHUNKED CHUNKED, PAGE_HOLD);
 	r->reply.piece = 1;
 	r->reply.pause_us = 20000;
@@ -373,7 +373,7 @@ static void test_endless(void **state)
 	assert_non_null(big);
 	reply(r, "HTTP/1.1 100 Continue\r\nX-Filler: 0123456789\r\n\r\n", PAGE_REPEAT);
 	assert_why(r, LONG_NS, DRAY_E_TOO_LARGE, "head");
-	/* as much as is allowed, and one more: declared, in chunks, until the end */
+	/* as much as is allowed, and one byte more: declared, in chunks, until the end */
 	head = snprintf(big, BODY_MAX, PLAIN "\r\n");
 	memset(big + head, 'x', BODY_MAX + 1);
 	r->reply = (struct page_reply){ .bytes = big, .n = (size_t)head + BODY_MAX };
@@ -451,7 +451,10 @@ static void test_unreachable(void **state)
 	assert_true(net_until(r->event, g.called));
 	assert_int_equal(g.err.code, DRAY_E_PEER_UNREACHABLE);
 	assert_non_null(strstr(g.err.msg, "there is no such name"));
-	/* no socket may send there: that is known at once, yet not told within the call */
+	/*
+	 * no socket may send to this address: the call itself detects that, but reports it from the
+	 * loop
+	 */
 	start(r, "http://255.255.255.255:1/", LONG_NS, &g);
 	assert_true(net_until(r->event, g.called));
 	assert_int_equal(g.err.code, DRAY_E_PEER_UNREACHABLE);
@@ -485,7 +488,7 @@ static void test_no_answer(void **state)
 	rig_stop(r);
 }
 
-/* Nothing listens at the first address of the name. */
+/* The first address of the name has no listener. */
 static void test_next_address(void **state)
 {
 	struct rig *r = rig_start();
@@ -500,7 +503,7 @@ static void test_next_address(void **state)
 	assert_int_equal(g.status, 200);
 	assert_non_null(strstr(r->request, "\r\nHost: two.test:"));
 	page_server_free(six);
-	/* and then at none: the last one is named */
+	/* then no address has one; the error names the last */
 	start(r, url, LONG_NS, &g);
 	assert_true(net_until(r->event, g.called));
 	assert_int_equal(g.err.code, DRAY_E_PEER_UNREACHABLE);
@@ -517,7 +520,7 @@ static void test_cancel(void **state)
 
 	reply(r, PLAIN "Content-Length: 9\r\n\r\nhello", PAGE_HOLD);
 	snprintf(url, sizeof(url), "http://127.0.0.1:%u/", page_server_port(r->server));
-	/* while the name is looked up, and while the answer is on its way */
+	/* during the look-up of the name, and during the answer */
 	http_get_cancel(start(r, url, LONG_NS, &g));
 	assert_int_equal(page_server_accepted(r->server), 0);
 	get = start(r, url, LONG_NS, &g);

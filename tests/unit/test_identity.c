@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Real directories; a full disk is a small tmpfs in a mount namespace of a child's own. */
+/* Real directories. A full disk is a small tmpfs in the mount namespace of a child. */
 #include "agent/state/identity.h"
 
 #include <errno.h>
@@ -60,7 +60,7 @@ static void refused(int r, int code, const char *part)
 	assert_int_equal(cm_fds_count(), fds_before);
 }
 
-static void id_stays_and_incarnation_grows(void **state)
+static void the_id_stays_and_the_incarnation_grows(void **state)
 {
 	char text[IDENTITY_TEXT_BYTES];
 	struct identity first, id;
@@ -95,7 +95,7 @@ static void two_directories_are_two_agents(void **state)
 	identity_close(&b);
 }
 
-/* The clock may be set back, or have been wrong; the number grows all the same. */
+/* The number also grows if the clock is set back, or was wrong. */
 static void incarnation_grows_against_the_clock(void **state)
 {
 	struct identity id;
@@ -120,7 +120,7 @@ static void lock_names_its_holder(void **state)
 	int lock;
 
 	start(&id);
-	/* flock is by open file, so that a second open is as good as another process */
+	/* flock belongs to the open file, so a second open acts like another process */
 	snprintf(pid, sizeof(pid), "process %ld", (long)getpid());
 	fds_before += 2;
 	refused(-EBUSY, DRAY_E_BUSY, pid);
@@ -186,7 +186,7 @@ static void corrupt_files_are_refused(void **state)
 		cm_file_write(dir, "a/b/agent_id", ids[i]);
 		refused(-EBADMSG, DRAY_E_INVALID, "agent_id is corrupt; restore it, or remove it");
 	}
-	/* and is left as it is */
+	/* the file is not changed */
 	kept = cm_file_read(state_dir, "agent_id");
 	assert_string_equal(kept, ids[DRAY_ARRAY_SIZE(ids) - 1]);
 	cm_file_write(dir, "a/b/agent_id", "0123456789abcdef0123456789abcdef");
@@ -230,7 +230,10 @@ static void impossible_places_are_explained(void **state)
 	refused(-ENOTDIR, DRAY_E_IO, "Not a directory");
 }
 
-/* In a child with its own mount namespace, as root of a user namespace where we are not root. */
+/*
+ * In a child with its own mount namespace, and as root of a user namespace if the test is not run
+ * by root.
+ */
 static bool tmpfs_mount(const char *options)
 {
 	int flags = CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0);
@@ -251,7 +254,7 @@ static int full_disk_child(void)
 
 	if (!tmpfs_mount("size=64k"))
 		return CHILD_SKIPPED;
-	/* an agent that has been here, then a full disk */
+	/* an agent that has run here before, then a full disk */
 	if (identity_open(&id, state_dir, &e) < 0)
 		return 1;
 	identity_close(&id);
@@ -266,7 +269,7 @@ static int full_disk_child(void)
 	snprintf(path, sizeof(path), "%s/incarnation.new", state_dir);
 	if (stat(path, &st) == 0)
 		return 3;
-	/* nothing was lost: with space again it goes on as the same agent */
+	/* nothing was lost: with free space the same agent continues */
 	if (ftruncate(fd, 0) < 0)
 		return 4;
 	e = DRAY_ERR_NULL;
@@ -309,12 +312,12 @@ static void child_runs(int (*child)(void))
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void full_disk_leaves_nothing_half(void **state)
+static void a_full_disk_leaves_no_partial_file(void **state)
 {
 	child_runs(full_disk_child);
 }
 
-static void full_disk_at_first_start(void **state)
+static void a_full_disk_at_the_first_start(void **state)
 {
 	child_runs(full_disk_at_first_start_child);
 }
@@ -324,7 +327,7 @@ static void full_disk_at_first_start(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(id_stays_and_incarnation_grows),
+		TEST(the_id_stays_and_the_incarnation_grows),
 		TEST(two_directories_are_two_agents),
 		TEST(incarnation_grows_against_the_clock),
 		TEST(lock_names_its_holder),
@@ -333,8 +336,8 @@ int main(void)
 		TEST(leftovers_of_a_killed_start_do_no_harm),
 		TEST(links_are_not_followed),
 		TEST(impossible_places_are_explained),
-		TEST(full_disk_leaves_nothing_half),
-		TEST(full_disk_at_first_start),
+		TEST(a_full_disk_leaves_no_partial_file),
+		TEST(a_full_disk_at_the_first_start),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

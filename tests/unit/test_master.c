@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of a Mooncake master, and reading them from a server that is not always well. */
+/* Parsing the pages of a Mooncake master, and reading them from a server that can fail. */
 #include "agent/placement/master/master.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 typedef int (*page_parse_fn)(const char *body, size_t n, struct master_list *ret,
 			     struct dray_err *reterr);
 
-/* As name endpoint status protocol capacity allocated, and a semicolon. */
+/* Prints each segment as "name endpoint status protocol capacity allocated;". */
 static void show(const struct master_segment *v, size_t n, char *buf, size_t max)
 {
 	size_t used = 0;
@@ -53,7 +53,7 @@ static void assert_bad(page_parse_fn fn, const char *page, const char *words)
 		fail_msg("%s is taken", page);
 	assert_int_equal(err.code, DRAY_E_PROTOCOL);
 	if (!strstr(err.msg, words))
-		fail_msg("\"%s\" does not say \"%s\"", err.msg, words);
+		fail_msg("\"%s\" does not contain \"%s\"", err.msg, words);
 	master_list_deinit(&l);
 }
 
@@ -81,7 +81,7 @@ static void test_detail(void **state)
 		    " {\n\"x\" : [1, {\"segments\": 2}] ,\t\"segments\"\r: [ {\"size_bytes\":1 , "
 		    "\"segment_name\" : \"a.b:1\"} ] , \"y\" : null }\n ",
 		    0, "a.b:1    1 -1;");
-	/* several pieces of one owner; one good piece is enough */
+	/* several pieces of one owner; one usable piece is enough */
 	assert_page(
 		master_page_detail,
 		"{\"segments\":[{\"segment_name\":\"a:1\",\"size_bytes\":5,\"status\":\"DRAINING\","
@@ -90,7 +90,7 @@ static void test_detail(void **state)
 		"\"h:9\",\"allocator_used_bytes\":3},{\"segment_name\":\"a:1\",\"size_bytes\":1,"
 		"\"status\":\"UNMOUNTING\"}]}",
 		0, "a:1 h:9 OK  13 5;b:1    1 -1;");
-	/* names that are no segments, and words that are none */
+	/* invalid segment names, and unknown words */
 	assert_page(
 		master_page_detail,
 		"{\"segments\":[{\"segment_name\":\"a\\\"b\\\\c\",\"size_bytes\":1},"
@@ -99,7 +99,7 @@ static void test_detail(void **state)
 		"{\"segment_name\":\"a:1\",\"size_bytes\":1,\"te_endpoint\":\"/x\",\"status\":\"O K\","
 		"\"protocol\":null}]}",
 		4, "a:1    1 -1;");
-	/* numbers and text at the end of what is read, and a member longer than a segment may be */
+	/* numbers and text at the end of the buffer, and a value longer than a segment */
 	memset(piece, ' ', sizeof(piece) - 1);
 	piece[sizeof(piece) - 1] = '\0';
 	snprintf(page, sizeof(page), "{\"a\":12%s,\"b\":\"x\",\"segments\":[]}", piece);
@@ -115,7 +115,7 @@ static void test_detail_types(void **state)
 	static const char *const no_number[] = { "\"1\"", "1.5", "1e3", "false", "[]", "{}" };
 	char page[256], words[64];
 
-	/* the first one is right where it is not the one in question */
+	/* the other fields of the object are valid */
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(strings); i++) {
 		snprintf(words, sizeof(words), "segments[0].%s is no string", strings[i]);
 		for (size_t j = 0; j < DRAY_ARRAY_SIZE(no_string); j++) {
@@ -181,7 +181,7 @@ static void test_detail_refused(void **state)
 	assert_bad(master_page_detail, "{\"a\":1 \"b\":2}", "a comma is missing");
 	assert_bad(master_page_detail, "{\"a\":\"\xff\"}", "no JSON");
 	assert_bad(master_page_detail, "{\"a\":'b'}", "no JSON");
-	/* one segment of 17 KiB; an array that is deeper than anybody needs */
+	/* a segment of 17 KiB; arrays nested too deeply */
 	n = (size_t)snprintf(long_one, sizeof(long_one), "{\"segments\":[{\"segment_name\":\"");
 	memset(long_one + n, 'x', 17000);
 	snprintf(long_one + n + 17000, 8, "\"}]}");
@@ -218,13 +218,13 @@ static void test_metrics(void **state)
 	assert_page(master_page_metrics, METRICS_PAGE, 0, METRICS_SEGMENTS);
 	assert_page(master_page_metrics, "", 0, "");
 	assert_page(master_page_metrics, "master_key_count 0\n", 0, "");
-	/* several labels, any order, other clusters' share of one name */
+	/* several labels in any order; a name shared with other clusters */
 	assert_page(
 		master_page_metrics,
 		"segment_total_capacity_bytes{cluster=\"a\",segment=\"a:1\"} 5\n"
 		"segment_total_capacity_bytes{segment=\"a:1\", cluster=\"b\",} 6e0 1700000000123\n",
 		0, "a:1    11 -1;");
-	/* what is left of an owner after one of its chunks has gone */
+	/* the remaining chunks of an owner after one has gone */
 	assert_page(master_page_metrics,
 		    "segment_allocated_bytes{segment=\"10.0.0.5:12345\"} -4096\n", 0,
 		    "10.0.0.5:12345    -1 -1;");
@@ -255,7 +255,7 @@ struct rig {
 	struct resolver *resolver;
 	struct master *master;
 	struct page_reply detail, metrics;
-	char asked[4096]; /* paths, each with a blank */
+	char asked[4096]; /* paths of the requests, separated by blanks */
 	char shown[2048];
 	size_t n;
 	unsigned good, failed;
@@ -371,7 +371,8 @@ static void assert_failed(struct rig *r, int code, const char *words)
 {
 	read_once(r);
 	if (!r->failed || r->err.code != code || !strstr(r->err.msg, words))
-		fail_msg("error %d, \"%s\", does not say \"%s\"", r->err.code, r->err.msg, words);
+		fail_msg("error %d, \"%s\", does not contain \"%s\"", r->err.code, r->err.msg,
+			 words);
 }
 
 #define DETAIL "/get_segments_detail "
@@ -401,7 +402,10 @@ static void test_read_fails(void **state)
 	r->detail = reply(UNAVAILABLE);
 	assert_failed(r, DRAY_E_BUSY, "not the leader");
 	assert_string_equal(r->asked, DETAIL);
-	/* cut on its way: the same may happen to the other page, so it is not asked for */
+	/*
+	 * the transfer was cut off, which could happen to the other page too, so that is not
+	 * requested
+	 */
 	r->detail = reply("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{\"segments\":[");
 	assert_failed(r, DRAY_E_PEER_LOST, "cut off");
 	assert_string_equal(r->asked, DETAIL);
@@ -415,10 +419,10 @@ static void test_read_fails(void **state)
 	r->detail = reply("220 smtp.test\r\n");
 	assert_failed(r, DRAY_E_PROTOCOL, "not HTTP");
 
-	/* cut where nothing but the page itself can tell */
+	/* cut off in a way that only the page's syntax shows */
 	r->detail = reply(OK_HEAD "{\"segments\":[{\"segment_name\":\"a:1\"");
 	assert_failed(r, DRAY_E_PROTOCOL, "the page was cut off");
-	/* metrics would know less: they are for masters that have nothing else */
+	/* the metrics page is not requested, because it has less information */
 	assert_string_equal(r->asked, DETAIL);
 	r->detail = reply(OK_HEAD "<html>");
 	assert_failed(r, DRAY_E_PROTOCOL, "no JSON object");
@@ -439,7 +443,7 @@ static void test_read_fails(void **state)
 	rig_stop(r);
 }
 
-/* An endless page is too large, too. */
+/* An endless page exceeds the limit too. */
 static void test_too_large(void **state)
 {
 	struct rig *r = rig_start();
@@ -540,7 +544,7 @@ static void test_url(void **state)
 	rig_stop(r);
 }
 
-/* It goes on after good reads and after failures, and by new limits at once. */
+/* Reading continues after success and failure, and uses a new interval at once. */
 static void test_interval(void **state)
 {
 	struct rig *r = rig_start();
@@ -554,7 +558,7 @@ static void test_interval(void **state)
 	r->good = 0;
 	assert_true(net_until(r->event, r->good == 3));
 
-	/* an hour is too long to wait for */
+	/* longer than the test waits */
 	limits.interval_ns = 3600 * DRAY_NS_PER_SEC;
 	read_with(r, "", limits);
 	limits.interval_ns = 5 * MS;
@@ -570,7 +574,7 @@ static void test_end(void **state)
 	struct rig *r = rig_start();
 	struct master_limits limits = { 5 * MS, 5000 * MS, 4000000 };
 
-	/* by whoever is told, for each way a read ends */
+	/* freed from the callback, for each way in which a read ends */
 	r->free_master = true;
 	read_with(r, "", limits);
 	assert_null(r->master);
@@ -581,7 +585,7 @@ static void test_end(void **state)
 	r->metrics = reply(NOT_FOUND);
 	read_with(r, "", limits);
 	r->free_master = false;
-	/* while a page is on its way */
+	/* during the reading of a page */
 	r->detail = reply(OK_HEAD "{");
 	r->detail.end = PAGE_HOLD;
 	read_with(r, "", (struct master_limits){ 5 * MS, 50 * MS, 4000000 });

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On which NUMA nodes workers run. */
+/* The NUMA nodes that workers run on. */
 #include "agent/placement/detect/pinning.h"
 
 #include "lib/cleanup.h"
@@ -10,7 +10,7 @@ static struct nd_port port = { .number = 1, .state = ND_PORT_ACTIVE };
 static struct nd_device devices[2];
 static struct nd_gpu gpu;
 
-/* Three nodes of two CPUs. */
+/* A scan with nodes of two CPUs each, and two RNICs on nodes numa_a and numa_b. */
 static struct nd_scan scan(unsigned n_nodes, int numa_a, int numa_b)
 {
 	for (int i = 0; i < 3; i++) {
@@ -53,7 +53,7 @@ static void by_the_rnics(void **state)
 	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 2);
 	assert_int_equal(pin(&s, &cfg, 1, 6, 2), 1);
 	assert_int_equal(pin(&s, &cfg, 2, 6, 2), 2);
-	/* node 2 has no CPU that may be used */
+	/* node 2 has no allowed CPU */
 	assert_int_equal(pin(&s, &cfg, 0, 4, 2), 1);
 	assert_int_equal(pin(&s, &cfg, 1, 3, 1), 1);
 	assert_int_equal(pin(&s, &cfg, 0, 2, 2), -1);
@@ -63,7 +63,7 @@ static void by_the_rnics(void **state)
 	s.topology.gpus = &gpu;
 	s.topology.n_gpus = 1;
 	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 1);
-	/* one node: nothing to choose */
+	/* one node: no choice */
 	s = scan(1, 0, 0);
 	assert_int_equal(pin(&s, &cfg, 0, 6, 6), -1);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Capabilities as they are given back, each time in a child. Who has none sees that this is no error. */
+/* Dropping capabilities, each time in a child. Without capabilities it succeeds too. */
 #include "agent/process/privilege.h"
 
 #include <pthread.h>
@@ -9,10 +9,10 @@
 
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
-/* after cmocka, whose assertions it uses */
+/* after cmocka, because it uses cmocka's assertions */
 #include "tests/unit/child.h"
 
-/* Effective, permitted and inheritable capabilities of this thread, a bit for each. */
+/* Effective, permitted and inheritable capabilities of this thread, one bit each. */
 struct held {
 	uint64_t set[3];
 };
@@ -66,7 +66,7 @@ static void do_drop(void *arg)
 	CHILD_CHECK(is(held(), had & start));
 	for (cap_value_t c = 0; had & BIT(CAP_SETPCAP) && cap_get_bound(c) >= 0; c++)
 		CHILD_CHECK(cap_get_bound(c) == 0);
-	/* each thread for itself */
+	/* each thread drops its own */
 	CHILD_CHECK(pthread_create(&thread, NULL, drop, &other) == 0);
 	CHILD_CHECK(pthread_join(thread, NULL) == 0);
 	CHILD_CHECK(is(other, had & work) && is(held(), had & start));
@@ -81,7 +81,9 @@ static void test_drop(void **state)
 	assert_int_equal(child_run(do_drop, NULL), 0);
 }
 
-/* What lies in the permitted set alone is taken into effect, and an ambient set goes. */
+/*
+ * A capability in the permitted set only is made effective first, and the ambient set is cleared.
+ */
 static void do_ambient(void *arg)
 {
 	static const cap_value_t caps[] = { CAP_IPC_LOCK, CAP_NET_RAW };

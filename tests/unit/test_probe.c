@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Targets of probes; probes of ports, pages and agents over real sockets. */
+/* Targets of probes, and probes of ports, pages and agents over real sockets. */
 #include "tests/unit/peer_rig.h"
 
 #include <sys/resource.h>
@@ -32,7 +32,7 @@ static void test_targets(void **state)
 		assert_string_equal(t.host, good[i].host);
 		assert_string_equal(t.path, good[i].path);
 		assert_int_equal(t.port, good[i].port);
-		/* and back */
+		/* and back to text */
 		probe_target_show(&t, text, sizeof(text));
 		if (i != 3)
 			assert_string_equal(text, good[i].text);
@@ -90,7 +90,7 @@ static void test_bad_targets(void **state)
 		assert_int_equal(err.code, DRAY_E_INVALID);
 		assert_true(*err.msg);
 	}
-	/* as long as may be, and longer; names as well */
+	/* the longest path, and a longer one; likewise for names */
 	memset(text + 11, 'x', PROBE_PATH_MAX - 1);
 	assert_int_equal(probe_target_parse(text, &t, &err), 0);
 	assert_int_equal(strlen(t.path), PROBE_PATH_MAX);
@@ -100,7 +100,7 @@ static void test_bad_targets(void **state)
 	memcpy(text, "tcp://", 6);
 	memcpy(text + 300, ":5", 3);
 	assert_int_equal(probe_target_parse(text, &t, &err), -EINVAL);
-	/* what was there is left alone */
+	/* a failure does not change the target */
 	assert_int_equal(t.port, 5);
 }
 
@@ -151,10 +151,10 @@ static void test_tcp(void **state)
 	lab_start(&l);
 	outcome_of(&o, &l.deps, "tcp", l.v.where, "", 5000 * MS);
 	assert_ready(&o);
-	/* an end in good order, not a reset */
+	/* an orderly close, not a reset */
 	assert_true(server_until(l.event, 5000, l.v.ended == 1));
 	assert_int_equal(l.v.reset, 0);
-	/* also one whose process does not accept at the moment, as the kernel does it */
+	/* also if the process does not accept now, because the kernel accepts */
 	server_ignore(&l.v, true);
 	outcome_of(&o, &l.deps, "tcp", l.v.where, "", 5000 * MS);
 	assert_ready(&o);
@@ -164,7 +164,7 @@ static void test_tcp(void **state)
 	lab_stop(&l);
 }
 
-/* A listener whose queue is full swallows what comes. */
+/* A listener with a full queue drops new connections. */
 static void test_silence(void **state)
 {
 	struct outcome o, more[8];
@@ -176,7 +176,7 @@ static void test_silence(void **state)
 	for (unsigned i = 0; i < 8; i++)
 		outcome_of(&more[i], &l.deps, "tcp", l.v.where, "", 100 * MS);
 	outcome_of(&o, &l.deps, "tcp", l.v.where, "", 100 * MS);
-	/* those before it were closed, but wait to be accepted */
+	/* earlier connections were closed, but wait to be accepted */
 	assert_not_ready(&o, "no connection within 1");
 	assert_true(o.r.latency_ns >= 100 * MS);
 	lab_stop(&l);
@@ -272,7 +272,7 @@ static void test_pages(void **state)
 		{ "200 OK", "{\"status\":{}}", "its status is not a string" },
 		{ "200 OK", "{\"status\":\"a\\nb\"}", "its status is a?b" },
 		{ "200 OK", "{\"status\":\"ok\"", "begins like JSON, but it is not JSON" },
-		/* the client while it does not */
+		/* the client while it does not serve */
 		{ "503 Service Unavailable", "{\"status\":\"unhealthy\"}",
 		  "HTTP status 503, and its status is unhealthy" },
 		{ "503 Service Unavailable", "{\"status\":\"ok\"}", "HTTP status 503" },
@@ -343,7 +343,7 @@ static void test_agents(void **state)
 	peers_drain(b->peers, 60000);
 	outcome_of(&o, &l.deps, "dray", where, "", 5000 * MS);
 	assert_not_ready(&o, "draining");
-	/* nobody who speaks, and nobody */
+	/* a server that is silent, and a closed port */
 	outcome_of(&o, &l.deps, "dray", l.v.where, "", 100 * MS);
 	assert_not_ready(&o, "no answer of a dray agent within");
 	server_shut(&l.v);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state machine of probes in virtual time, and the heap that orders them. */
+/* The state machine of probes in virtual time, and the heap that orders probes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void init(struct rig *r)
 	probe_fsm_init(&r->f, DMSG_SEGMENT_STATE_UNKNOWN, r->now);
 }
 
-/* Waits until a probe is due, which takes that long and ends so. Returns the wait. */
+/* Waits for the next probe, which takes 3 ms and ends as given. Returns the wait. */
 static int64_t probe(struct rig *r, bool ok)
 {
 	int64_t wait = r->f.next_ns - r->now;
@@ -76,7 +76,7 @@ static void test_first(void **state)
 	assert_int_equal(r.f.since_ns, r.now);
 	assert_string_not_equal(r.f.reason, "");
 	r.now += 5 * MS;
-	/* one success is enough for what never was lost */
+	/* one success is enough for a segment that was never lost */
 	assert_int_equal(probe_fsm_end(&r.f, &cfg, true, "fine", 5 * MS, r.now),
 			 DMSG_SEGMENT_STATE_PROBING);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
@@ -98,10 +98,10 @@ static void test_never_there(void **state)
 	since = r.f.since_ns;
 	for (unsigned i = 0; i < 50; i++) {
 		wait = probe(&r, false);
-		/* doubles up to the limit, less up to half */
+		/* the pause doubles up to the limit, minus jitter of up to half */
 		assert_true(wait >= full / 2 && wait <= full);
 		full = dray_min(2 * full, cfg.probe.backoff_max);
-		/* what never was there is not lost */
+		/* a segment that never answered does not become lost */
 		assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_PROBING);
 		assert_int_equal(r.f.since_ns, since);
 		assert_false(r.f.verified);
@@ -118,7 +118,7 @@ static void test_interval(void **state)
 	struct rig r;
 
 	to_ready(&r);
-	/* at first any part, so that those begun together part */
+	/* the first interval is random, so that probes that began together spread out */
 	wait = probe(&r, true);
 	assert_true(wait > 0 && wait <= cfg.probe.interval);
 	for (unsigned i = 0; i < 200; i++) {
@@ -130,7 +130,7 @@ static void test_interval(void **state)
 	assert_true(high - low > cfg.probe.interval / 16);
 }
 
-static void test_begun_together_part(void **state)
+static void test_probes_begun_together_spread_out(void **state)
 {
 	unsigned slots[10] = { 0 };
 	struct rig r;
@@ -153,12 +153,12 @@ static void test_fall(void **state)
 	to_ready(&r);
 	since = r.f.since_ns;
 	probe(&r, false);
-	/* from now on soon, not after an interval */
+	/* after a failure the next probe comes soon, not after the interval */
 	assert_true(probe(&r, false) <= cfg.probe.backoff_min);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	assert_int_equal(r.f.since_ns, since);
 	assert_string_equal(r.f.reason, "refused");
-	/* in a row: one success begins the count anew */
+	/* failures in a row: one success restarts the count */
 	probe(&r, true);
 	assert_true(probe(&r, false) > cfg.probe.interval / 2);
 	probe(&r, false);
@@ -179,7 +179,7 @@ static void test_rise(void **state)
 	probe(&r, true);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
 	assert_string_equal(r.f.reason, "it answers again, 1 of 2 times: fine");
-	/* in a row */
+	/* successes in a row */
 	assert_true(probe(&r, false) <= cfg.probe.backoff_min);
 	probe(&r, true);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
@@ -205,7 +205,7 @@ static void test_pause_of_ready_is_bounded(void **state)
 	struct dray_config odd = cfg;
 	struct rig r;
 
-	/* a back-off longer than the interval must not make a death be seen later */
+	/* a back-off longer than the interval must not delay the detection of a loss */
 	odd.probe.backoff_min = odd.probe.backoff_max = 60 * SEC;
 	to_ready(&r);
 	r.now = r.f.next_ns;
@@ -213,14 +213,14 @@ static void test_pause_of_ready_is_bounded(void **state)
 	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	assert_true(r.f.next_ns - r.now <= odd.probe.interval);
-	/* and one whose limits are the wrong way round works */
+	/* limits in the wrong order have no effect */
 	odd.probe.backoff_max = 10 * MS;
 	probe_fsm_begin(&r.f, r.now);
 	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
 	assert_true(r.f.next_ns > r.now);
 }
 
-static void test_believed(void **state)
+static void test_restored_state(void **state)
 {
 	struct rig r;
 
@@ -252,7 +252,7 @@ static void test_believed(void **state)
 	probe(&r, true);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 
-	/* that somebody was being probed says nothing */
+	/* a restored state of probing has no information */
 	init(&r);
 	probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_UNKNOWN);
@@ -266,10 +266,10 @@ static void test_hurry(void **state)
 	r.now += MS;
 	probe_fsm_hurry(&r.f, r.now);
 	assert_int_equal(r.f.next_ns, r.now);
-	/* one that is overdue keeps its place */
+	/* an overdue probe keeps its place */
 	probe_fsm_hurry(&r.f, r.now + SEC);
 	assert_int_equal(r.f.next_ns, r.now);
-	/* while under way: a failure may have been too early, a success is not asked for twice */
+	/* during a probe: after a failure another one follows at once, after a success not */
 	for (unsigned ok = 0; ok < 2; ok++) {
 		probe_fsm_begin(&r.f, r.now);
 		probe_fsm_hurry(&r.f, r.now);
@@ -277,7 +277,7 @@ static void test_hurry(void **state)
 		probe_fsm_end(&r.f, &cfg, ok, "so it is", 0, r.now);
 		assert_true(ok ? r.f.next_ns > r.now : r.f.next_ns == r.now);
 	}
-	/* and that holds once */
+	/* only once */
 	probe_fsm_begin(&r.f, r.now);
 	probe_fsm_end(&r.f, &cfg, false, "refused", 0, r.now);
 	assert_true(r.f.next_ns > r.now);
@@ -311,7 +311,7 @@ static void test_put_off(void **state)
 	r.now = r.f.next_ns + 100 * SEC;
 	probe_fsm_postpone(&r.f, &cfg, r.now);
 	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.probe.interval);
-	/* not what is being waited for */
+	/* a probe that must confirm a failure is not postponed */
 	probe(&r, false);
 	next = r.f.next_ns;
 	r.now += 100 * SEC;
@@ -391,12 +391,12 @@ int main(void)
 		cmocka_unit_test(test_first),
 		cmocka_unit_test(test_never_there),
 		cmocka_unit_test(test_interval),
-		cmocka_unit_test(test_begun_together_part),
+		cmocka_unit_test(test_probes_begun_together_spread_out),
 		cmocka_unit_test(test_fall),
 		cmocka_unit_test(test_rise),
 		cmocka_unit_test(test_lost_long),
 		cmocka_unit_test(test_pause_of_ready_is_bounded),
-		cmocka_unit_test(test_believed),
+		cmocka_unit_test(test_restored_state),
 		cmocka_unit_test(test_hurry),
 		cmocka_unit_test(test_reconfigured),
 		cmocka_unit_test(test_put_off),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Probes of Mooncake's handshake daemon. The daemon here is written from the description of its wire, and shares
- * no code with what is tested: u64 little-endian length of what follows, type byte, JSON; one reply to one request, a
- * half-close, and then it waits for the other's end.
+ * Probes of Mooncake's handshake daemon. The daemon here follows the description of the protocol
+ * and shares no code with the probe: u64 little-endian length of the rest, type byte, JSON; one
+ * reply to one request, a half-close, and then it waits for the other side's close.
  */
 #include "tests/unit/probe_server.h"
 
@@ -17,7 +17,7 @@ struct daemon {
 	struct server v;
 	sd_event *event;
 	struct probe_deps deps;
-	uint8_t *frame; /* what it answers */
+	uint8_t *frame; /* the answer */
 };
 
 static void daemon_start(struct daemon *d)
@@ -37,7 +37,7 @@ static void daemon_stop(struct daemon *d)
 	sd_event_unref(d->event);
 }
 
-/* length: as declared. */
+/* length: as declared in the frame */
 static void answer_frame(struct daemon *d, uint64_t length, uint8_t type, const char *body,
 			 size_t n)
 {
@@ -73,7 +73,10 @@ static void test_good(void **state)
 	probe(&d, &o);
 	assert_ready(&o);
 	assert_says(o.r.reason, "127.0.0.1:16029 over tcp, 1 buffers");
-	/* it has asked for that and no more, and then left at once: nobody else can be served before */
+	/*
+	 * the probe sent only that request and closed at once, because the daemon serves one
+	 * connection at a time
+	 */
 	assert_true(server_until(d.event, 5000, d.v.ended == 1));
 	assert_int_equal(d.v.n_heard, sizeof(request));
 	assert_memory_equal(d.v.heard, request, sizeof(request));
@@ -81,12 +84,12 @@ static void test_good(void **state)
 	daemon_stop(&d);
 }
 
-static void test_leaves_before_the_daemon_does(void **state)
+static void test_the_probe_closes_first(void **state)
 {
 	struct daemon d;
 	struct outcome o;
 
-	/* also where the daemon says nothing of the end */
+	/* also if the daemon does not close first */
 	daemon_start(&d);
 	d.v.half_closes = false;
 	answer(&d, descriptor);
@@ -96,7 +99,7 @@ static void test_leaves_before_the_daemon_does(void **state)
 	daemon_stop(&d);
 }
 
-static void test_bytes_one_by_one(void **state)
+static void test_single_bytes(void **state)
 {
 	struct daemon d;
 	struct outcome o;
@@ -124,7 +127,7 @@ static void test_no_segment_yet(void **state)
 static void test_descriptors(void **state)
 {
 	static const struct {
-		const char *body, *says; /* NULL: in order */
+		const char *body, *says; /* NULL: accepted */
 	} cases[] = {
 		{ "{\"name\":\"h:1\",\"protocol\":\"rdma\",\"buffers\":[]}", NULL },
 		{ "{\"name\":\"h:1\",\"protocol\":[\"tcp\",\"rdma\"],\"buffers\":[{},{}]}", NULL },
@@ -205,7 +208,7 @@ static void test_frames(void **state)
 	struct outcome o;
 
 	daemon_start(&d);
-	/* another type than the request's, such as of an untyped reply or of a notification */
+	/* a type other than the request's, as in an untyped reply or a notification */
 	answer_frame(&d, n + 1, 2, descriptor, n);
 	probe(&d, &o);
 	assert_not_ready(&o, "its type is 2");
@@ -224,7 +227,7 @@ static void test_frames(void **state)
 	daemon_stop(&d);
 }
 
-/* A descriptor of exactly n bytes. */
+/* Makes a descriptor of exactly n bytes. */
 static char *large(size_t n)
 {
 	static const char head[] = "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":[";
@@ -250,7 +253,7 @@ static void test_limit(void **state)
 	struct outcome o;
 
 	daemon_start(&d);
-	/* the largest frame that engines read, whole and in pieces */
+	/* the largest frame that engines read, complete and in pieces */
 	answer_frame(&d, LIMIT, 1, body, LIMIT - 1);
 	probe(&d, &o);
 	assert_ready(&o);
@@ -259,15 +262,15 @@ static void test_limit(void **state)
 	probe(&d, &o);
 	assert_ready(&o);
 	d.v.chunk = 0;
-	/* and one byte more, of which nothing but the head is read */
+	/* one byte more: only the head is read */
 	answer_frame(&d, LIMIT + 1, 1, body, 0);
 	probe(&d, &o);
 	assert_not_ready(&o, "1048577 bytes, more than the 1048576");
 	daemon_stop(&d);
 }
 
-/* What is small on the wire and large in memory. */
-static void test_dense(void **state)
+/* Replies that are small on the wire and large in memory. */
+static void test_small_replies_with_many_values(void **state)
 {
 	static const char *const pieces[] = { "{},", "[],", "0,", "[[],{}]," };
 	struct daemon d;
@@ -305,7 +308,7 @@ static void test_ends_early(void **state)
 	probe(&d, &o);
 	assert_false(o.r.ok);
 	d.v.resets = false;
-	/* in the head, at its end, in the body */
+	/* in the head, after the head, in the body */
 	answer(&d, descriptor);
 	d.v.closes_after = true;
 	for (size_t n = 1; n < 30; n += 4) {
@@ -313,7 +316,7 @@ static void test_ends_early(void **state)
 		probe(&d, &o);
 		assert_not_ready(&o, "bytes into its reply");
 	}
-	/* what does not understand the request closes */
+	/* a daemon that does not understand the request closes the connection */
 	d.v.n_say = 0;
 	probe(&d, &o);
 	assert_not_ready(&o, "without a reply");
@@ -347,7 +350,7 @@ static void test_silence(void **state)
 	struct outcome o;
 
 	daemon_start(&d);
-	/* whoever stays silent, also after a beginning, is left when the time is over */
+	/* a server that stays silent, also after some bytes, costs only the time limit */
 	outcome_of(&o, &d.deps, "mooncake", d.v.where, "", 50 * MS);
 	assert_not_ready(&o, "no reply within");
 	assert_true(o.r.latency_ns >= 50 * MS);
@@ -357,7 +360,10 @@ static void test_silence(void **state)
 	outcome_of(&o, &d.deps, "mooncake", d.v.where, "", 50 * MS);
 	assert_not_ready(&o, "no reply within");
 	assert_true(server_until(d.event, 5000, d.v.ended == 2));
-	/* one that is not accepted has asked already: the daemon is not kept waiting when it comes to it */
+	/*
+	 * a connection that is not accepted has sent its request already, so the daemon need not
+	 * wait for it later
+	 */
 	server_ignore(&d.v, true);
 	outcome_of(&o, &d.deps, "mooncake", d.v.where, "", 50 * MS);
 	assert_not_ready(&o, "no reply within");
@@ -371,14 +377,14 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_good),
-		cmocka_unit_test(test_leaves_before_the_daemon_does),
-		cmocka_unit_test(test_bytes_one_by_one),
+		cmocka_unit_test(test_the_probe_closes_first),
+		cmocka_unit_test(test_single_bytes),
 		cmocka_unit_test(test_no_segment_yet),
 		cmocka_unit_test(test_descriptors),
 		cmocka_unit_test(test_long_names),
 		cmocka_unit_test(test_frames),
 		cmocka_unit_test(test_limit),
-		cmocka_unit_test(test_dense),
+		cmocka_unit_test(test_small_replies_with_many_values),
 		cmocka_unit_test(test_ends_early),
 		cmocka_unit_test(test_others_on_the_port),
 		cmocka_unit_test(test_silence),

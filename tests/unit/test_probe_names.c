@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Probes of names, some with several addresses. Names come from a name server that is in the test. */
+/* Probes of names, some with several addresses. The test contains the name server. */
 #include "tests/unit/probe_server.h"
 
 #include <unistd.h>
@@ -11,15 +11,15 @@ struct lab {
 	struct resolver *resolver;
 	struct probe_deps deps;
 	sd_event_source *io;
-	int dns; /* UDP */
+	int dns; /* UDP socket */
 	char servers[32];
 	unsigned questions;
 	bool mute;
 };
 
 /*
- * Any name has the addresses 127.0.0.1 and 127.0.0.2, and none of IPv6. The answer is the question with two more
- * records behind it.
+ * Every name has the addresses 127.0.0.1 and 127.0.0.2, and no IPv6 address. The answer is the
+ * question followed by two records.
  */
 static int dns_on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
 {
@@ -80,7 +80,7 @@ static void lab_stop(struct lab *l)
 	sd_event_unref(l->event);
 }
 
-/* A listener on one of the addresses, and nobody on the other with the same port. */
+/* Listens on one of the addresses; the other has no listener on that port. */
 static void serve_on(struct server *v, struct lab *l, const char *address)
 {
 	char where[64];
@@ -135,7 +135,7 @@ static void test_next_address(void **state)
 	lab_stop(&l);
 }
 
-/* One address takes connections and says nothing: the other one has its share of the time. */
+/* One address accepts connections and stays silent: the other still gets its share of the time. */
 static void test_silent_address(void **state)
 {
 	static const char reply[] =
@@ -159,9 +159,9 @@ static void test_silent_address(void **state)
 		outcome_of(&o, &l.deps, "mooncake", at_name(&good, where), "", 2000 * MS);
 		assert_ready(&o);
 		assert_says(o.r.reason, ", 3 buffers");
-		/* no connection is left behind */
+		/* no connection is left open */
 		assert_true(server_until(l.event, 5000, !bad.open && !good.open));
-		/* both silent: no longer than was said, unless this machine stood still each time */
+		/* both silent: the probe keeps its limit, unless this machine paused each time */
 		good.say = NULL;
 		for (unsigned k = 0; k < 10; k++) {
 			outcome_of(&o, &l.deps, "mooncake", at_name(&good, where), "", 100 * MS);
@@ -182,7 +182,7 @@ static void test_no_name(void **state)
 	struct lab l;
 
 	lab_start(&l);
-	/* a name that cannot be, and a name server that is silent */
+	/* an invalid name, and a silent name server */
 	resolver_pretend(l.resolver, "127.0.0.1:1", NULL);
 	outcome_of(&o, &l.deps, "tcp", "nowhere.invalid:5", "", 5000 * MS);
 	assert_not_ready(&o, "nowhere.invalid");
@@ -190,7 +190,7 @@ static void test_no_name(void **state)
 	l.mute = true;
 	outcome_of(&o, &l.deps, "tcp", "silent.example:5", "", 100 * MS);
 	assert_false(o.r.ok);
-	/* and cancelled while nobody answers */
+	/* and cancelled before an answer */
 	assert_int_equal(outcome_begin(&o, &l.deps, "mooncake://late.example:5", 5000 * MS), 0);
 	assert_true(sd_event_run(l.event, 10000) >= 0);
 	o.probe = probe_cancel(o.probe);

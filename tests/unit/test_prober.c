@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many targets over and over: states, limits, fairness, and callbacks that take away what they are about. */
+/* Many targets over time: states, limits, fairness, and callbacks that free their own target. */
 #include "tests/unit/probe_server.h"
 
 #include <unistd.h>
@@ -14,9 +14,9 @@ struct owner {
 	struct lab *l;
 	struct watch *w;
 	unsigned changes, probed;
-	enum dmsg_segment_state states[16]; /* that it came to */
+	enum dmsg_segment_state states[16]; /* states in the order of their changes */
 	char reason[DRAY_ERR_MSG_MAX];      /* of the last change */
-	bool free_self;                     /* on the next change */
+	bool free_self;                     /* frees itself at the next change */
 	bool free_when_probed;
 	struct owner *free_other;
 };
@@ -99,7 +99,7 @@ static struct owner *watch(struct lab *l, unsigned i, const char *kind, const ch
 	assert_int_equal(
 		prober_watch(l->p, &t, STATE(UNKNOWN), &l->owners[i], &l->owners[i].w, &err), 0);
 	assert_true(probe_target_equal(watch_target(l->owners[i].w), &t));
-	/* nothing is said inside the call */
+	/* no callback runs inside the call */
 	assert_int_equal(l->owners[i].changes, 0);
 	return &l->owners[i];
 }
@@ -152,7 +152,7 @@ static void test_flaps(void **state)
 	lab_start(&l);
 	o = watch(&l, 0, "tcp", l.v.where);
 	until(&l, o->changes == 2);
-	/* fewer failures than probe.fall are nothing */
+	/* fewer failures than probe.fall change nothing */
 	l.cfg.probe.fall = 50;
 	server_shut(&l.v);
 	until(&l, info(o).failed >= 3);
@@ -236,7 +236,7 @@ static void test_fails_at_once(void **state)
 	struct owner *o;
 	struct lab l;
 
-	/* without a resolver a name fails inside of probe_start() */
+	/* without a resolver, a probe of a name fails inside probe_start() */
 	lab_start(&l);
 	for (unsigned i = 0; i < 64; i++)
 		watch(&l, i, "tcp", "some.name.example:5");
@@ -244,7 +244,7 @@ static void test_fails_at_once(void **state)
 	until(&l, o->probed == 3);
 	assert_int_equal(info(o).state, STATE(PROBING));
 	assert_says(info(o).reason, "names are not resolved");
-	/* one that is taken away by what is said of it, there */
+	/* a watch that its own callback frees */
 	o->free_when_probed = true;
 	l.owners[7].free_other = &l.owners[8];
 	l.owners[7].free_when_probed = true;
@@ -252,9 +252,9 @@ static void test_fails_at_once(void **state)
 	lab_stop(&l);
 }
 
-/* --- how many, and who ---------------------------------------------------------------------------- */
+/* --- limits --------------------------------------------------------------------------------------- */
 
-/* Watches of one port at as many addresses, where connections are taken and nothing is said. */
+/* Watches of one port at many addresses, which accept connections and stay silent. */
 static void watch_many(struct lab *l, unsigned n)
 {
 	char where[64];
@@ -277,13 +277,13 @@ static void test_concurrency(void **state)
 	l.cfg.probe.timeout = 10 * MS;
 	l.cfg.probe.concurrency = 4;
 	watch_many(&l, 40);
-	/* nobody is passed over, though there is never room for all that is due */
+	/* every target gets its turn, though there is never room for all that are due */
 	for (unsigned i = 0; i < 40; i++)
 		until(&l, l.owners[i].probed >= 4);
 	for (unsigned i = 0; i < 40; i++)
 		assert_true(l.owners[i].probed <= 9);
 	assert_int_equal(l.most_in_flight, 4);
-	/* a change is for what comes */
+	/* a new limit applies to later probes */
 	l.cfg.probe.concurrency = 9;
 	until(&l, l.most_in_flight == 9);
 	l.cfg.probe.concurrency = 2;
@@ -305,7 +305,7 @@ static void test_one_of_each_host(void **state)
 	for (unsigned i = 0; i < 5; i++)
 		until(&l, l.owners[i].probed >= 3);
 	assert_int_equal(l.most_in_flight, 1);
-	/* those that wait for the host go, and so does the one under way */
+	/* frees the watches that wait for the host, and the one in flight */
 	for (unsigned i = 0; i < 4; i++)
 		l.owners[i].w = watch_free(l.owners[i].w);
 	l.owners[4].probed = 0;
@@ -344,13 +344,13 @@ static void test_now(void **state)
 	server_shut(&l.v);
 	o = watch(&l, 0, "tcp", l.v.where);
 	until(&l, o->probed == 1);
-	/* it was seen to open */
+	/* the probe sees that the port is open */
 	server_open(&l.v);
 	watch_now(o->w);
 	assert_int_equal(o->probed, 1);
 	until(&l, o->probed == 2);
 	assert_int_equal(info(o).state, STATE(READY));
-	/* and now the configuration has another interval */
+	/* the configuration has a shorter interval */
 	l.cfg.probe.interval = 20 * MS;
 	prober_reconfigured(l.p);
 	until(&l, o->probed >= 5);
@@ -376,15 +376,15 @@ static void test_after_a_pause(void **state)
 	for (unsigned i = 0; i < 64; i++)
 		until(&l, l.owners[i].probed >= 2);
 	until(&l, (t = *prober_totals(l.p), t.in_flight == 0));
-	/* the process is stopped, and all of them are overdue when it goes on */
+	/* the process is stopped, and all probes are overdue when it continues */
 	assert_int_equal(nanosleep(&pause, NULL), 0);
-	/* spread over so long that few of them are due in these turns, though the machine is busy */
+	/* spread over a time so long that few are due in these turns, even on a busy machine */
 	l.cfg.probe.interval = 60000 * MS;
 	for (unsigned i = 0; i < 8; i++)
 		assert_true(sd_event_run(l.event, 0) >= 0);
 	u = *prober_totals(l.p);
 	assert_true(u.in_flight + u.probes - t.probes < 16);
-	/* put off, not left out */
+	/* postponed, not dropped */
 	l.cfg.probe.interval = 200 * MS;
 	prober_reconfigured(l.p);
 	for (unsigned i = 0; i < 64; i++)
@@ -394,7 +394,7 @@ static void test_after_a_pause(void **state)
 	lab_stop(&l);
 }
 
-/* --- what callbacks may do ------------------------------------------------------------------------ */
+/* --- frees in callbacks --------------------------------------------------------------------------- */
 
 static void test_free_in_callbacks(void **state)
 {
@@ -435,7 +435,7 @@ static void test_end_under_way(void **state)
 	watch_many(&l, 20);
 	until(&l, l.v.open == 20);
 	l.p = prober_free(l.p);
-	/* every connection is closed, and nothing is said */
+	/* every connection is closed, and no callback runs */
 	until(&l, !l.v.open);
 	for (unsigned i = 0; i < 20; i++)
 		assert_int_equal(l.owners[i].probed, 0);

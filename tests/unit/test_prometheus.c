@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text format: what is read, and what is refused in which line. */
+/* Prometheus' text format: samples that are read, and lines that are refused. */
 #include "agent/placement/master/prometheus.h"
 
 #include <errno.h>
@@ -13,7 +13,10 @@
 #include "tests/unit/cm.h"
 
 struct seen {
-	char text[4096]; /* each sample as name{label=value,...} value, ? unless it is whole, and a semicolon */
+	/*
+	 * each sample as "name{label=value,...} value;"; ? for a value that is not a whole number
+	 */
+	char text[4096];
 	unsigned n;
 	int stop_with;
 };
@@ -44,7 +47,7 @@ static int on_sample(void *arg, const struct prometheus_sample *p)
 	return s->stop_with;
 }
 
-/* From a copy without NUL, so that nothing behind it is read unseen. */
+/* Parses a copy without a NUL, so that the sanitizer finds every read beyond. */
 static int parse(const char *text, size_t n, struct seen *s, struct dray_err *err)
 {
 	dray_auto_free char *copy = malloc(n ? n : 1);
@@ -71,11 +74,11 @@ static void assert_refused(const char *text, unsigned line, const char *words)
 	char where[32];
 
 	if (parse(text, strlen(text), &s, &err) != -EPROTO)
-		fail_msg("\"%s\" is taken for %s", text, s.text);
+		fail_msg("\"%s\" is read as %s", text, s.text);
 	assert_int_equal(err.code, DRAY_E_PROTOCOL);
 	snprintf(where, sizeof(where), "line %u: ", line);
 	if (strncmp(err.msg, where, strlen(where)) != 0 || !strstr(err.msg, words))
-		fail_msg("\"%s\" does not say \"%s%s\"", err.msg, where, words);
+		fail_msg("\"%s\" does not contain \"%s%s\"", err.msg, where, words);
 }
 
 static void test_samples(void **state)
@@ -104,7 +107,9 @@ static void test_escapes(void **state)
 	assert_refused("x{a=\"b\\\n", 1, "backslash");
 }
 
-/* As some masters write a name with a quote in it: no other name may come of it. */
+/*
+ * Some masters write a name with an unescaped quote: the parser must not read another name from it.
+ */
 static void test_not_escaped(void **state)
 {
 	assert_refused("up 1\nsegment_total_capacity_bytes{segment=\"a\"b\\c\"} 5\n", 2,
@@ -167,7 +172,7 @@ static void test_refused(void **state)
 	assert_refused("x{a=\"b\"}} 1\n", 1, "the value");
 }
 
-/* A page that was cut anywhere but between two lines is refused. */
+/* A page that was cut off anywhere but between two lines is refused. */
 static void test_truncated(void **state)
 {
 	static const char page[] = "# HELP x y\nx{a=\"b\"} 4096\ny 2\n";
@@ -201,13 +206,13 @@ static void test_limits(void **state)
 		n += (size_t)snprintf(many + n, sizeof(many) - n, "l%u=\"\",", i);
 	snprintf(many + n, sizeof(many) - n, "} 1\n");
 	assert_refused(many, 1, "too many labels");
-	/* the last label but one more than may be */
+	/* one label more than is allowed */
 	snprintf(strstr(many, "l32="), 8, "} 1\n");
 
 	assert_int_equal(parse(many, strlen(many), &s, &err), 0);
 	assert_int_equal(s.n, 1);
 
-	/* as long as can be, with names as short as can be */
+	/* the longest line, with the shortest names */
 	memset(line, 'x', PROMETHEUS_LINE_MAX);
 	memcpy(line + PROMETHEUS_LINE_MAX - 2, " 1\n", 4);
 	s = (struct seen){ .n = 0 };

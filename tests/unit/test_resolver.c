@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names against a name server of the test's own. */
+/* Looking up names, with a name server of the test. */
 #include "agent/placement/net/resolver.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct asked {
 	unsigned called, n;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
 	struct dray_err err;
-	/* what to do when called */
+	/* actions in the callback */
 	struct resolver_query *cancel;
 	bool again, free_resolver;
 };
@@ -89,7 +89,7 @@ static struct resolver_query *ask(struct rig *r, const char *host, int64_t timeo
 	a->rig = r;
 	if (resolver_lookup(r->resolver, host, 7411, timeout_ns, on_answer, a, &q, &err) < 0)
 		fail_msg("%s", err.msg);
-	/* never in there */
+	/* the callback never runs inside the call */
 	assert_int_equal(a->called, 0);
 	return q;
 }
@@ -118,7 +118,7 @@ static void assert_why(const struct asked *a, int code, const char *words)
 	assert_int_equal(a->n, 0);
 	assert_int_equal(a->err.code, code);
 	if (!strstr(a->err.msg, words))
-		fail_msg("\"%s\" does not say \"%s\"", a->err.msg, words);
+		fail_msg("\"%s\" does not contain \"%s\"", a->err.msg, words);
 }
 
 static void test_families(void **state)
@@ -145,7 +145,7 @@ static void test_families(void **state)
 	rig_stop(&r);
 }
 
-/* What cannot be sent to comes last, and no more than are asked for come at all. */
+/* Addresses that cannot be reached come last, and the result is no longer than requested. */
 static void test_order_and_bound(void **state)
 {
 	struct dns_entry table[] = {
@@ -162,7 +162,7 @@ static void test_order_and_bound(void **state)
 		table[1].v4[i] = text[i];
 	}
 	a = look_up(&r, "order.test", LONG_NS);
-	/* the broadcast address, which no ordinary socket may send to */
+	/* the broadcast address, to which no ordinary socket may send */
 	assert_int_equal(a.n, 2);
 	assert_addr(&a, 0, "127.0.0.9:7411");
 	assert_addr(&a, 1, "255.255.255.255:7411");
@@ -250,7 +250,7 @@ static void test_failures(void **state)
 	rig_stop(&r);
 }
 
-/* The asker's own limit, and that of the lookup. */
+/* The limit of the caller, and that of the look-up. */
 static void test_silence(void **state)
 {
 	struct dns_entry table[] = {
@@ -263,7 +263,7 @@ static void test_silence(void **state)
 	struct asked a = look_up(&r, "silent.test", 20 * DRAY_NS_PER_MS), late = { .called = 0 };
 
 	assert_why(&a, DRAY_E_TIMEOUT, "silent.test: no name server answered within 20ms");
-	/* the same lookup, whose end is waited for */
+	/* the same look-up, until its end */
 	ask(&r, "silent.test", LONG_NS, &late);
 	a = look_up(&r, "garbage.test", 20 * DRAY_NS_PER_MS);
 	assert_why(&a, DRAY_E_TIMEOUT, "garbage.test");
@@ -271,7 +271,7 @@ static void test_silence(void **state)
 	assert_why(&a, DRAY_E_TIMEOUT, "short.test");
 	assert_true(net_until(r.event, late.called));
 	assert_why(&late, DRAY_E_TIMEOUT, "no name server answers at 127.0.0.1");
-	/* tried again, and no more often than that */
+	/* the server was asked again, but not more often */
 	assert_in_range(table[0].asked, 4, 8);
 	rig_stop(&r);
 }
@@ -283,19 +283,19 @@ static void test_no_server(void **state)
 	char closed[DRAY_ADDR_TEXT_MAX];
 	struct asked a;
 
-	/* a port that was just given back */
+	/* a port that was just closed */
 	snprintf(closed, sizeof(closed), "%s", dns_server_text(r.dns));
 	dns_server_free(r.dns);
 	resolver_pretend(r.resolver, closed, r.conf);
 	a = look_up(&r, "any.test", LONG_NS);
-	/* silent or refusing, as luck has it */
+	/* silent or refusing, depending on timing */
 	assert_why(&a, a.err.code, "any.test: no name server answers at 127.0.0.1");
 	assert_null(strstr(a.err.msg, "resolv.conf"));
 	unlink(r.conf);
 	resolver_pretend(r.resolver, closed, r.conf);
 	a = look_up(&r, "any.test", LONG_NS);
 	assert_why(&a, a.err.code, "there is no /etc/resolv.conf");
-	/* names of this host, and numbers, do without */
+	/* names of this host and numeric addresses need no server */
 	a = look_up(&r, "localhost", LONG_NS);
 	assert_true(a.n > 0);
 	r.dns = dns_server_new(r.event, table);
@@ -321,7 +321,7 @@ static void test_shared_and_kept(void **state)
 		assert_int_equal(many[i].n, 2);
 	}
 	assert_int_equal(called, 1000);
-	/* A and AAAA */
+	/* one question for A and one for AAAA */
 	assert_int_equal(table[0].asked, 2);
 	look_up(&r, "both.test", LONG_NS);
 	assert_int_equal(table[0].asked, 2);
@@ -346,18 +346,21 @@ static void test_cancel(void **state)
 	struct asked d = { .called = 0 }, e = { .again = true };
 	struct resolver_query *q = ask(&r, "four.test", LONG_NS, &a);
 
-	/* one of two, before it is looked up; a number; one whose answer is there already */
+	/*
+	 * one of two callers, before the look-up; a numeric address; a name whose answer has
+	 * arrived
+	 */
 	ask(&r, "four.test", LONG_NS, &b);
 	assert_null(resolver_cancel(q));
 	assert_null(resolver_cancel(ask(&r, "127.0.0.1", LONG_NS, &c)));
 	assert_true(net_until(r.event, b.called));
 	assert_null(resolver_cancel(ask(&r, "four.test", LONG_NS, &c)));
-	/* by the call for another, which asks again itself */
+	/* cancelled from the callback of another caller, which starts another look-up */
 	ask(&r, "four.test", LONG_NS, &e);
 	e.cancel = ask(&r, "four.test", LONG_NS, &d);
 	assert_true(net_until(r.event, e.called == 2));
 	resolver_cancel(ask(&r, "silent.test", LONG_NS, &a));
-	/* nothing is left waiting for the others: the next answer is none of theirs */
+	/* no later answer goes to a cancelled caller */
 	look_up(&r, "four.test", LONG_NS);
 	assert_int_equal(a.called, 0);
 	assert_int_equal(c.called, 0);
@@ -366,7 +369,7 @@ static void test_cancel(void **state)
 	rig_stop(&r);
 }
 
-/* By whoever is answered, with others waiting in every stage. */
+/* The resolver is freed from a callback, while other callers wait in every stage. */
 static void test_end(void **state)
 {
 	struct dns_entry table[] = {
@@ -378,7 +381,7 @@ static void test_end(void **state)
 	struct asked a = look_up(&r, "four.test", LONG_NS), others = { .called = 0 };
 	int fds = cm_fds_count();
 
-	/* with nothing kept */
+	/* without cached answers */
 	resolver_pretend(r.resolver, dns_server_text(r.dns), r.conf);
 	a = (struct asked){ .free_resolver = true };
 	ask(&r, "silent.test", LONG_NS, &others);
@@ -393,7 +396,7 @@ static void test_end(void **state)
 	rig_stop(&r);
 }
 
-/* More names than are sent to servers at once. */
+/* More names than questions may be in flight. */
 static void test_many_names(void **state)
 {
 	struct dns_entry table[] = { { .name = NULL } };
@@ -432,7 +435,7 @@ static void test_resolv_conf_changes(void **state)
 	char new[CM_DIR_BYTES + 8];
 
 	assert_addr(&a, 0, "127.0.0.1:7411");
-	/* one is under way when it changes, and still when all ends */
+	/* a look-up is in flight when the file changes, and when the resolver ends */
 	ask(&r, "silent.test", LONG_NS, &old);
 	assert_true(net_until(r.event, table[2].asked));
 	cm_file_write(r.dir, "new", "nameserver 127.0.0.1\nsearch there.test\n");

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What runs, what fails and what kills under the filter, each in a child. */
+/*
+ * System calls that the filter allows, refuses, or answers by ending the process, each in a child.
+ */
 #include "agent/process/sandbox.h"
 
 #include <dlfcn.h>
@@ -22,11 +24,11 @@
 #include "agent/process/sandbox_calls.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
-/* after cmocka, whose assertions it uses */
+/* after cmocka, because it uses cmocka's assertions */
 #include "tests/unit/child.h"
 #include "tests/unit/net_rig.h"
 
-/* younger than the C library's headers may be */
+/* newer than the C library's headers may be */
 #ifndef SYS_io_uring_setup
 #define SYS_io_uring_setup 425
 #endif
@@ -49,7 +51,7 @@ static void enter(enum dray_config_agent_seccomp mode)
 	CHILD_CHECK(sandbox_enter(mode, &err) == 0);
 }
 
-/* Filters that this process is under; a container may have one of its own. */
+/* Filters of this process; a container can have one of its own. */
 static int filters(void)
 {
 	FILE *f = fopen("/proc/self/status", "re");
@@ -89,7 +91,7 @@ static void do_work(void *arg)
 	p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHILD_CHECK(p != MAP_FAILED && mprotect(p, 4096, PROT_READ) == 0);
 	CHILD_CHECK(memfd_create("x", MFD_CLOEXEC) >= 0);
-	/* as libibverbs does, when the first device appears */
+	/* as libibverbs does when the first device appears */
 	CHILD_CHECK(dlopen("libBrokenLocale.so.1", RTLD_NOW));
 	errno = 0;
 	CHILD_CHECK(getgrnam("there-is-no-such-group") == NULL && errno != EPERM);
@@ -97,7 +99,9 @@ static void do_work(void *arg)
 	CHILD_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 
-/* The database is made, written, read, and set aside; what was opened before the filter too. */
+/*
+ * Creates, writes, reads and replaces the database; likewise one that was opened before the filter.
+ */
 static void do_state(void *arg)
 {
 	const char *dir = arg;
@@ -139,7 +143,7 @@ static void test_work(void **state)
 		assert_int_equal(child_run(do_work, &mode[i]), 0);
 }
 
-/* The kernel would answer each of these otherwise, or do it. */
+/* The kernel would answer each of these calls differently, or carry it out. */
 static void do_refused(void *arg)
 {
 	int fds[2], fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -209,12 +213,15 @@ static void test_forbidden(void **state)
 		if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGSYS)
 			fail_msg("%s: wait status %#x", f.name, status);
 	}
-	/* setuid and its kind take -1 for no change: these two say for sure that they ran */
+	/*
+	 * setuid and similar calls with -1 change nothing, so these two prove whether the call was
+	 * carried out
+	 */
 	assert_int_equal(child_run(do_logged, &(struct forbidden)FORBIDDEN(execve)), 0);
 	assert_int_equal(child_run(do_logged, &(struct forbidden)FORBIDDEN(mount)), 0);
 }
 
-/* A thread that was there before. */
+/* A thread that started before the filter. */
 static void *wait_and_try(void *arg)
 {
 	int *pipe_end = arg, fds[2];
@@ -257,7 +264,7 @@ static void on_addresses(void *arg, const struct dray_addr *addrs, unsigned n,
 	++*(unsigned *)arg;
 }
 
-/* All of c-ares, its reading of files and looking for randomness included, under the filter. */
+/* All of c-ares under the filter, including its configuration files and random numbers. */
 static void do_resolve(void *arg)
 {
 	struct dns_entry table[] = {
@@ -289,7 +296,7 @@ static void test_off(void **state)
 	assert_int_equal(child_run(do_off, NULL), 0);
 }
 
-/* A kernel that knows no filters: here one that answers so. */
+/* A kernel without filters, here simulated by one that answers so. */
 static void do_without(void *arg)
 {
 	struct sock_filter code[] = {
@@ -328,7 +335,7 @@ static bool is_in(const char *name, const char *const *list)
 	return false;
 }
 
-/* A call in both lists would be allowed or not by the order of rules. */
+/* The order of rules would decide about a call that is in both lists. */
 static void test_lists(void **state)
 {
 	for (const char *const *a = sandbox_allowed; *a; a++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which segment is preferred, and why not the others. */
+/* The preferred segment, and the reasons of the other candidates. */
 #include "agent/placement/segment/preferred.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #define LOST DMSG_SEGMENT_STATE_LOST
 #define PROBING DMSG_SEGMENT_STATE_PROBING
 
-/* By name, as the facts want them. */
+/* sorted by name, as the facts need them */
 static struct preferred_segment segments[5];
 static struct preferred_facts facts;
 
@@ -48,7 +48,10 @@ static void set_state(size_t i, enum dmsg_segment_state s)
 	segments[i].answers = s == READY || s == DMSG_SEGMENT_STATE_UNKNOWN;
 }
 
-/* "name preference", "-" for none; every candidate has its reason, and only the chosen one is chosen. */
+/*
+ * Returns "name preference", "-" for none. Checks that every candidate has a reason, and that only
+ * one is chosen.
+ */
 static const char *chosen(void)
 {
 	static char text[128];
@@ -84,7 +87,7 @@ static void precedence(void **state)
 	assert_string_equal(chosen(), "elsewhere:9 explicit");
 }
 
-static void a_word_stands_whatever_the_state(void **state)
+static void a_configured_segment_needs_no_state(void **state)
 {
 	facts.explicit_name = "10.0.0.5:2";
 	set_state(1, LOST);
@@ -94,7 +97,7 @@ static void a_word_stands_whatever_the_state(void **state)
 	assert_string_equal(chosen(), "10.0.0.5:2 environment");
 }
 
-static void own_words(void **state)
+static void words_for_this_node(void **state)
 {
 	static const char *const own[] = { "local", "self", "own" };
 	struct preferred_hint hint = { "10.0.0.9:1", "about" };
@@ -103,13 +106,13 @@ static void own_words(void **state)
 		facts.explicit_name = own[i];
 		assert_string_equal(chosen(), "10.0.0.5:1 explicit");
 	}
-	/* the best of them, also where none is ready yet */
+	/* the best of them, even if none is ready */
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(segments); i++)
 		set_state(i, PROBING);
 	assert_string_equal(chosen(), "10.0.0.5:1 explicit");
 	set_state(1, READY);
 	assert_string_equal(chosen(), "10.0.0.5:2 explicit");
-	/* none: somebody wants this node's own and nothing else */
+	/* none, because only segments of this node are wanted */
 	facts.hints = &hint;
 	facts.n_hints = 1;
 	for (size_t i = 0; i < 4; i++)
@@ -117,7 +120,7 @@ static void own_words(void **state)
 	assert_string_equal(chosen(), "-");
 }
 
-static void hints_of_the_dead_do_not_count(void **state)
+static void hints_for_lost_segments_do_not_count(void **state)
 {
 	struct preferred_hint hints[] = { { "10.0.0.9:1", "first" },
 					  { "unknown:1", "second" },
@@ -135,7 +138,10 @@ static void hints_of_the_dead_do_not_count(void **state)
 
 static void found_on_this_node(void **state)
 {
-	/* configured before others, then what others can reach, then what it was before, then what a master lists */
+	/*
+	 * configured segments first, then those that other nodes can reach, then the previous one,
+	 * then those of a master
+	 */
 	segments[1].configured = true;
 	assert_string_equal(chosen(), "10.0.0.5:2 detected");
 	segments[1].configured = false;
@@ -147,7 +153,7 @@ static void found_on_this_node(void **state)
 	segments[1].listed = false;
 	segments[1].capacity = 5;
 	assert_string_equal(chosen(), "10.0.0.5:2 detected");
-	/* not what is not ready, an agent, or elsewhere */
+	/* not segments that are lost, that belong to an agent, or that are on other nodes */
 	set_state(0, LOST);
 	set_state(1, PROBING);
 	assert_string_equal(chosen(), "127.0.0.1:1 detected");
@@ -155,18 +161,18 @@ static void found_on_this_node(void **state)
 	assert_string_equal(chosen(), "-");
 }
 
-static void what_was_found_before_a_restart(void **state)
+static void the_segment_found_before_a_restart(void **state)
 {
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(segments); i++)
 		set_state(i, DMSG_SEGMENT_STATE_UNKNOWN);
 	assert_string_equal(chosen(), "-");
-	/* before this node's addresses are known, and after */
+	/* before the addresses of this node are known, and after */
 	facts.remembered = "10.0.0.5:2";
 	segments[1].local = segments[1].located = false;
 	assert_string_equal(chosen(), "10.0.0.5:2 detected");
 	segments[1].local = segments[1].located = true;
 	assert_string_equal(chosen(), "10.0.0.5:2 detected");
-	/* something is ready; it is dead; it is another node's now; it is an agent */
+	/* another segment is ready; the remembered one is lost, on another node, or an agent */
 	set_state(0, READY);
 	assert_string_equal(chosen(), "10.0.0.5:1 detected");
 	set_state(0, LOST);
@@ -179,7 +185,7 @@ static void what_was_found_before_a_restart(void **state)
 	assert_string_equal(chosen(), "-");
 }
 
-static void every_candidate_is_there(void **state)
+static void every_candidate_is_listed(void **state)
 {
 	struct preferred_hint hint = { "10.0.0.9:1", "about" };
 	struct candidate *v;
@@ -194,13 +200,13 @@ static void every_candidate_is_there(void **state)
 	assert_int_equal(v[0].preference, DMSG_PREFERENCE_EXPLICIT);
 	assert_int_equal(v[1].preference, DMSG_PREFERENCE_ENVIRONMENT);
 	assert_int_equal(v[2].preference, DMSG_PREFERENCE_HINT);
-	/* this node's first */
+	/* the segments of this node first */
 	assert_string_equal(v[n - 1].name, "10.0.0.9:1");
 	assert_string_equal(v[n - 1].reason, "where it is");
 	free(v);
 }
 
-static void nothing_is_known(void **state)
+static void no_segment_is_known(void **state)
 {
 	facts = (struct preferred_facts){ .last = "", .remembered = "" };
 	assert_string_equal(chosen(), "-");
@@ -214,13 +220,13 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(precedence),
-		TEST(a_word_stands_whatever_the_state),
-		TEST(own_words),
-		TEST(hints_of_the_dead_do_not_count),
+		TEST(a_configured_segment_needs_no_state),
+		TEST(words_for_this_node),
+		TEST(hints_for_lost_segments_do_not_count),
 		TEST(found_on_this_node),
-		TEST(what_was_found_before_a_restart),
-		TEST(every_candidate_is_there),
-		TEST(nothing_is_known),
+		TEST(the_segment_found_before_a_restart),
+		TEST(every_candidate_is_listed),
+		TEST(no_segment_is_known),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

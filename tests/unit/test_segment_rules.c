@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The words of segment.* keys, and which addresses are this node's. */
+/* The values of segment.* keys, and which addresses belong to this node. */
 #include "agent/placement/segment/locality.h"
 #include "agent/config/internal.h"
 #include "agent/config/segment_rules.h"
@@ -20,7 +20,7 @@ static struct dray_strv words(const char *const *v, size_t n)
 	return r;
 }
 
-/* Which key of these is refused; -1: none. */
+/* Returns which of these keys is refused; -1: none. */
 static int refused(const struct dray_config *cfg, struct dray_err *reterr)
 {
 	enum dray_config_key_id key = DRAY_CONFIG_KEY_N;
@@ -129,7 +129,7 @@ static void ports(void **state)
 	}
 }
 
-static void none_is_a_word_of_its_own(void **state)
+static void none_must_stand_alone(void **state)
 {
 	struct dray_strv none = words((const char *[]){ "none" }, 1);
 	struct dray_strv two = words((const char *[]){ "none", "50053" }, 2);
@@ -165,7 +165,7 @@ static void preferred_words(void **state)
 	assert_false(preferred_is_own("10.0.0.5:1"));
 }
 
-/* --- which addresses are this node's ------------------------------------------------------------- */
+/* --- addresses of this node ---------------------------------------------------------------------- */
 
 static struct in6_addr number(const char *text)
 {
@@ -211,7 +211,7 @@ static void addresses_of_this_node(void **state)
 	assert_int_equal(locality_set_addresses(&l, &links, &node), 1);
 	assert_int_equal(locality_set_addresses(&l, &links, &node), 0);
 	assert_int_equal(locality_set_rules(&l, &local), 0);
-	/* every interface, both families, the node's, loopback */
+	/* every interface, both families, node.addresses, loopback */
 	assert_int_equal(judge(&l, "10.0.0.5:1"), 1);
 	assert_int_equal(judge(&l, "172.16.0.5:50053"), 1);
 	assert_int_equal(judge(&l, "[2001:db8::5]:1"), 1);
@@ -219,11 +219,11 @@ static void addresses_of_this_node(void **state)
 	assert_int_equal(judge(&l, "[2001:db8::9]:1"), 1);
 	assert_int_equal(judge(&l, "127.0.0.99:1"), 1);
 	assert_int_equal(judge(&l, "[::1]:1"), 1);
-	/* an IPv4 address in IPv6 clothes is the same address */
+	/* an IPv4-mapped IPv6 address is the same address */
 	assert_int_equal(judge(&l, "[::ffff:10.0.0.5]:1"), 1);
 	assert_int_equal(judge(&l, "10.0.0.6:1"), 0);
 	assert_int_equal(judge(&l, "[2001:db8::6]:1"), 0);
-	/* what only the configuration knows */
+	/* an address that only the configuration has */
 	assert_int_equal(judge(&l, "203.0.113.7:50053"), 1);
 	assert_int_equal(judge(&l, "203.0.113.7:50054"), 0);
 	assert_int_equal(judge(&l, "[2001:db8:f::1]:50054"), 1);
@@ -231,7 +231,7 @@ static void addresses_of_this_node(void **state)
 	assert_int_equal(judge(&l, "nat.example:1"), 1);
 	assert_int_equal(judge(&l, "nat.example:2"), -EAGAIN);
 	assert_int_equal(judge(&l, "other.example:1"), -EAGAIN);
-	/* what is gone is gone */
+	/* removed addresses no longer count */
 	assert_int_equal(locality_set_addresses(&l, NULL, &node), 1);
 	assert_int_equal(judge(&l, "10.0.0.5:1"), 0);
 	locality_deinit(&l);
@@ -258,7 +258,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(known_segments),  cmocka_unit_test(a_segment_is_known_once),
-		cmocka_unit_test(ports),           cmocka_unit_test(none_is_a_word_of_its_own),
+		cmocka_unit_test(ports),           cmocka_unit_test(none_must_stand_alone),
 		cmocka_unit_test(preferred_words), cmocka_unit_test(addresses_of_this_node),
 		cmocka_unit_test(local_words),
 	};

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The preferred segment of a node outlives the agent, at whatever change of the database it is killed. */
+/*
+ * The preferred segment of a node survives the agent, whichever change of the database the agent is
+ * killed at.
+ */
 #include "agent/placement/segment/segments.h"
 
 #include <netinet/in.h>
@@ -11,12 +14,12 @@
 #define LIMIT_MS 20000
 #define CHANGES_MAX 64
 
-/* --- a database of one segment, which keeps each of its contents ----------------------------------- */
+/* --- a database of one segment, which records every version of its content ------------------------- */
 
 struct content {
 	char preferred[128];
 	char name[128], probe[16], target[PROBE_TARGET_TEXT_MAX], sources[64], reason[256];
-	struct state_segment segment; /* its strings are above; name NULL: there is no row */
+	struct state_segment segment; /* its strings are above; name NULL: no row */
 };
 
 static struct content contents[CHANGES_MAX];
@@ -73,7 +76,7 @@ void state_info(struct state *s, struct state_info *ret)
 
 /* --- an agent ------------------------------------------------------------------------------------- */
 
-/* Its part that places. */
+/* The placement part of an agent. */
 struct agent {
 	sd_event *event;
 	struct dray_config cfg;
@@ -82,7 +85,10 @@ struct agent {
 	enum dmsg_segment_state seen; /* the last state that was reported */
 };
 
-/* The owner of the segment outlives the agents. Its loop never runs: the kernel accepts connections. */
+/*
+ * The owner of the segment outlives the agents. Its loop never runs, and the kernel accepts
+ * connections.
+ */
 static struct server owner;
 static char port[8], automatic[] = "auto";
 static char *ports[] = { port };
@@ -135,7 +141,7 @@ static void restore(struct agent *a, const struct content *c)
 	segments_restore(a->segments, &row);
 }
 
-/* The start of an agent, until the addresses of the node are known. */
+/* Starts an agent, until the addresses of the node are known. */
 static void agent_open(struct agent *a, const struct content *found)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -185,7 +191,7 @@ static void agent_close(struct agent *a)
 	a->event = sd_event_unref(a->event);
 }
 
-/* A new one, until it has found the segment to be ready. */
+/* Starts an agent on an empty database, until it has found the segment ready. */
 static void agent_open_first(struct agent *a)
 {
 	agent_open(a, &(struct content){ .preferred = "" });
@@ -222,7 +228,7 @@ static void assert_known_after_restart(const struct content *found)
 	agent_close(&a);
 }
 
-/* Its decision is still pending then. */
+/* The decision about the preferred segment is still pending then. */
 static void test_stopped_as_soon_as_ready(void **state)
 {
 	struct agent a;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes into the database comes out of it; and files that are not what they should be. */
+/* Rows that are written can be read again; and files that are damaged. */
 #include "agent/state/state.h"
 
 #include <dirent.h>
@@ -42,7 +42,7 @@ static const char *path_of(const char *name)
 	return path;
 }
 
-/* Entries of the directory that begin so. */
+/* Counts entries of the directory with this prefix. */
 static unsigned count_files(const char *prefix)
 {
 	const struct dirent *e;
@@ -56,7 +56,7 @@ static unsigned count_files(const char *prefix)
 	return n;
 }
 
-/* As another program would: one statement and its first value. */
+/* Runs one statement as another program would; returns its first value. */
 static int64_t sql(const char *name, const char *text)
 {
 	sqlite3 *db = NULL;
@@ -96,7 +96,7 @@ static void assert_one_of_each(const struct rig *r)
 	assert_string_equal(r->rows.line[4], "event h:1 8 2 3 second");
 }
 
-static void what_goes_in_comes_out(void **state)
+static void rows_are_written_and_read(void **state)
 {
 	struct rig r = { 0 };
 	struct state_info info;
@@ -107,7 +107,7 @@ static void what_goes_in_comes_out(void **state)
 	put_one_of_each(&r); /* before the thread runs */
 	rig_start(&r);
 	assert_int_equal(rig_flush(&r), 0);
-	assert_int_equal(rig_flush(&r), 0); /* with nothing to do */
+	assert_int_equal(rig_flush(&r), 0); /* without changes */
 	state_info(r.s, &info);
 	assert_false(info.in_memory);
 	assert_true(info.writes >= 1);
@@ -124,7 +124,7 @@ static void what_goes_in_comes_out(void **state)
 						   .source = 4,
 						   .uid = 4000000000u });
 	state_drop_segment(r.s, "h:1");
-	rig_reopen(&r); /* the end of a state commits what it has */
+	rig_reopen(&r); /* closing a state commits its changes */
 	assert_int_equal(r.rows.n, 3);
 	assert_string_equal(r.rows.line[0], "preferred  0 10");
 	assert_string_equal(r.rows.line[1], "event h:1 7 1 2 first");
@@ -133,7 +133,7 @@ static void what_goes_in_comes_out(void **state)
 	assert_int_equal(count_files("state.db."), 0);
 }
 
-static void the_last_of_a_key_stands(void **state)
+static void the_last_change_of_a_key_counts(void **state)
 {
 	struct rig r = { .deps = { .gather_ns = 1000000000 } };
 	struct state_info info;
@@ -153,7 +153,7 @@ static void the_last_of_a_key_stands(void **state)
 	rig_close(&r);
 }
 
-static void history_is_bounded(void **state)
+static void history_has_a_limit(void **state)
 {
 	struct rig r = { 0 };
 	char reason[32];
@@ -178,7 +178,7 @@ static void history_is_bounded(void **state)
 	rig_close(&r);
 }
 
-static void long_texts_are_cut_and_long_names_refused(void **state)
+static void long_texts_are_truncated_and_long_names_refused(void **state)
 {
 	struct rig r = { 0 };
 	struct state_info info;
@@ -203,7 +203,7 @@ static void long_texts_are_cut_and_long_names_refused(void **state)
 	assert_int_equal(sql("state.db", "SELECT count(*) FROM hint"), 0);
 }
 
-static void a_state_that_is_not_there_keeps_nothing(void **state)
+static void a_state_without_a_file_keeps_nothing(void **state)
 {
 	struct rig r = { .s = NULL };
 	struct state_info info;
@@ -215,7 +215,7 @@ static void a_state_that_is_not_there_keeps_nothing(void **state)
 	assert_null(state_free(NULL));
 }
 
-/* --- all anew ------------------------------------------------------------------------------------ */
+/* --- refill -------------------------------------------------------------------------------------- */
 
 static void refill_some(struct rig *r)
 {
@@ -224,7 +224,7 @@ static void refill_some(struct rig *r)
 	state_save_segment(r->s, &(struct state_segment){ "h:9", "", "", "", 1, .reason = "" });
 }
 
-static void too_many_changes_are_asked_for_anew(void **state)
+static void too_many_changes_cause_a_refill(void **state)
 {
 	struct rig r = { .deps = { .queue_bytes = 4096 }, .refill = refill_some };
 
@@ -241,7 +241,7 @@ static void too_many_changes_are_asked_for_anew(void **state)
 	assert_int_equal(rig_flush(&r), 0);
 	r.deps.queue_bytes = 0;
 	rig_reopen(&r);
-	/* in the place of what was there, but for events */
+	/* it replaces the other rows, but not events */
 	assert_true(rig_has(&r, "event h:1 1 1 2 before"));
 	assert_true(rig_has(&r, "hint scope-19 4 1005 10.0.0.1:50053 77 1000 2000"));
 	rig_close(&r);
@@ -264,7 +264,7 @@ static void a_file_that_was_removed_is_made_again(void **state)
 	assert_int_equal(sql("state.db", "SELECT count(*) FROM hint"), 20);
 }
 
-/* --- files that are not what they should be -------------------------------------------------------- */
+/* --- damaged files --------------------------------------------------------------------------------- */
 
 static void make_good(struct rig *r)
 {
@@ -300,7 +300,7 @@ static void file_write(const char *name, const char *data, size_t n)
 	assert_int_equal(fclose(f), 0);
 }
 
-/* Whatever is there: the state opens, writes, and what it wrote is there at the next start. */
+/* Whatever the file is, the state opens and writes, and the rows are there at the next start. */
 static void assert_works(struct rig *r)
 {
 	rig_open(r, dir);
@@ -317,7 +317,7 @@ static void assert_works(struct rig *r)
 			 1);
 }
 
-static void garbage_is_set_aside(void **state)
+static void garbage_is_moved_away(void **state)
 {
 	static const char *const garbage[] = { "x", "SQLite format 3",
 					       "not a database, but longer "
@@ -336,7 +336,7 @@ static void garbage_is_set_aside(void **state)
 	rig_close(&r);
 }
 
-static void an_empty_file_is_a_new_one(void **state)
+static void an_empty_file_becomes_a_new_database(void **state)
 {
 	struct rig r = { 0 };
 
@@ -347,7 +347,7 @@ static void an_empty_file_is_a_new_one(void **state)
 	rig_close(&r);
 }
 
-static void a_directory_is_set_aside(void **state)
+static void a_directory_is_moved_away(void **state)
 {
 	struct rig r = { 0 };
 
@@ -357,7 +357,7 @@ static void a_directory_is_set_aside(void **state)
 	rig_close(&r);
 }
 
-static void another_program_s_database_is_set_aside(void **state)
+static void another_programs_database_is_moved_away(void **state)
 {
 	struct rig r = { 0 };
 
@@ -373,7 +373,7 @@ static void another_program_s_database_is_set_aside(void **state)
 	rig_close(&r);
 }
 
-static void a_newer_file_is_set_aside(void **state)
+static void a_newer_file_is_moved_away(void **state)
 {
 	struct rig r = { 0 };
 
@@ -389,7 +389,7 @@ static void a_newer_file_is_set_aside(void **state)
 	rig_close(&r);
 }
 
-/* The oldest goes, with what belongs to it. */
+/* The oldest is removed, with its journal files. */
 static void three_are_kept(void **state)
 {
 	char names[5][QUARANTINE_NAME_BYTES];
@@ -430,7 +430,7 @@ static void truncated_files_open(void **state)
 	rig_close(&r);
 }
 
-/* Noise at many places of a page's head, its cells, and the file's head. */
+/* Random bytes in a page's head, its cells, and the file's head. */
 static void flipped_bytes_open(void **state)
 {
 	struct rig r = { 0 };
@@ -459,8 +459,8 @@ static void flipped_bytes_open(void **state)
 	rig_close(&r);
 }
 
-/* STRICT says what a column may hold, but not how much. */
-static void rows_out_of_shape_are_left_out(void **state)
+/* STRICT determines the type of a column, but not its length. */
+static void invalid_rows_are_ignored(void **state)
 {
 	struct rig r = { 0 };
 
@@ -479,26 +479,26 @@ static void rows_out_of_shape_are_left_out(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(what_goes_in_comes_out, setup, teardown),
-		cmocka_unit_test_setup_teardown(the_last_of_a_key_stands, setup, teardown),
-		cmocka_unit_test_setup_teardown(history_is_bounded, setup, teardown),
-		cmocka_unit_test_setup_teardown(long_texts_are_cut_and_long_names_refused, setup,
-						teardown),
-		cmocka_unit_test(a_state_that_is_not_there_keeps_nothing),
-		cmocka_unit_test_setup_teardown(too_many_changes_are_asked_for_anew, setup,
-						teardown),
+		cmocka_unit_test_setup_teardown(rows_are_written_and_read, setup, teardown),
+		cmocka_unit_test_setup_teardown(the_last_change_of_a_key_counts, setup, teardown),
+		cmocka_unit_test_setup_teardown(history_has_a_limit, setup, teardown),
+		cmocka_unit_test_setup_teardown(long_texts_are_truncated_and_long_names_refused,
+						setup, teardown),
+		cmocka_unit_test(a_state_without_a_file_keeps_nothing),
+		cmocka_unit_test_setup_teardown(too_many_changes_cause_a_refill, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_file_that_was_removed_is_made_again, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(garbage_is_set_aside, setup, teardown),
-		cmocka_unit_test_setup_teardown(an_empty_file_is_a_new_one, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_directory_is_set_aside, setup, teardown),
-		cmocka_unit_test_setup_teardown(another_program_s_database_is_set_aside, setup,
+		cmocka_unit_test_setup_teardown(garbage_is_moved_away, setup, teardown),
+		cmocka_unit_test_setup_teardown(an_empty_file_becomes_a_new_database, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_newer_file_is_set_aside, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_directory_is_moved_away, setup, teardown),
+		cmocka_unit_test_setup_teardown(another_programs_database_is_moved_away, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_newer_file_is_moved_away, setup, teardown),
 		cmocka_unit_test_setup_teardown(three_are_kept, setup, teardown),
 		cmocka_unit_test_setup_teardown(truncated_files_open, setup, teardown),
 		cmocka_unit_test_setup_teardown(flipped_bytes_open, setup, teardown),
-		cmocka_unit_test_setup_teardown(rows_out_of_shape_are_left_out, setup, teardown),
+		cmocka_unit_test_setup_teardown(invalid_rows_are_ignored, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

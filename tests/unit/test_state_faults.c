@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A disk that is full, fails, can only be read, or does not answer: the agent goes on, and writes when it can. */
+/*
+ * A disk that is full, fails, is read-only, or does not answer: the agent continues, and writes
+ * when it can.
+ */
 #include "agent/state/state.h"
 
 #include <errno.h>
@@ -17,7 +20,7 @@
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
 #include "tests/unit/vfs_shim.h"
-/* after cmocka, whose assertions it uses */
+/* after cmocka, because it uses cmocka's assertions */
 #include "tests/unit/child.h"
 
 static char dir[CM_DIR_BYTES];
@@ -55,7 +58,7 @@ static void refill_all(struct rig *r)
 		rig_put_hint(r, i, 1);
 }
 
-/* What is queued during the fault is there after it, whatever failed and when. */
+/* Changes that are queued during a fault are written after it, whichever call failed and when. */
 static bool fails_and_heals(unsigned ops, int code, uint32_t n, bool once)
 {
 	struct rig r = { .refill = refill_all };
@@ -73,7 +76,7 @@ static bool fails_and_heals(unsigned ops, int code, uint32_t n, bool once)
 		rig_put_hint(&r, i, 1);
 	if (rig_flush(&r) != 0) {
 		assert_true(rig_in_memory(&r));
-		/* and that stays so, or does not */
+		/* and the fault stays, or not */
 		assert_int_equal(rig_flush(&r), once ? 0 : -EIO);
 	}
 	failed = shim_heal();
@@ -119,7 +122,7 @@ static void files_that_do_not_open(void **state)
 	fail_everywhere(1u << SHIM_OPEN, SQLITE_CANTOPEN);
 }
 
-/* Of these there are few: when the log is begun, and when it goes into the file. */
+/* There are few such calls: when the log is started, and when it is copied into the file. */
 static void syncs_and_truncations_that_fail(void **state)
 {
 	unsigned ops = 1u << SHIM_SYNC | 1u << SHIM_TRUNCATE;
@@ -127,11 +130,14 @@ static void syncs_and_truncations_that_fail(void **state)
 
 	while (fails_and_heals(ops, SQLITE_IOERR_FSYNC, n, false))
 		n++;
-	/* the log goes into the file at the end at least, which nobody hears of */
+	/*
+	 * the log is copied into the file at the end, if not before, and that failure is not
+	 * reported
+	 */
 	fail_everywhere(1u << SHIM_WRITE | ops, SQLITE_IOERR);
 }
 
-/* The log of a state that fails has one line for the fault and one for its end. */
+/* A failing state logs one line for the fault and one for its end. */
 static void counts_and_reason(void **state)
 {
 	struct rig r = { .refill = refill_all };
@@ -149,11 +155,11 @@ static void counts_and_reason(void **state)
 	assert_true(info.errors >= 1);
 	assert_int_equal(info.queued, 1);
 	assert_non_null(strstr(info.why, "no space left; free some, or set agent.state_dir"));
-	/* the end does not wait for a disk that is full */
+	/* closing does not wait for a full disk */
 	rig_close(&r);
 }
 
-/* Old rows are known although nothing can be written. */
+/* Old rows are loaded although nothing can be written. */
 static void a_full_disk_is_read(void **state)
 {
 	struct rig r = { .refill = refill_all };
@@ -168,8 +174,11 @@ static void a_full_disk_is_read(void **state)
 	rig_close(&r);
 }
 
-/* Changes that wait for a disk are bounded: then all is asked for, once it can be written. */
-static void more_changes_than_are_kept(void **state)
+/*
+ * Changes that wait for a disk have a limit: above it a refill follows once the disk can be
+ * written.
+ */
+static void more_changes_than_the_queue_holds(void **state)
 {
 	struct rig r = { .deps = { .queue_bytes = 8192 }, .refill = refill_all };
 
@@ -193,7 +202,7 @@ static void more_changes_than_are_kept(void **state)
 	rig_close(&r);
 }
 
-/* A thread that hangs in the disk is left behind, and cleans up by itself should the disk answer. */
+/* A thread that hangs in the disk is abandoned, and frees everything itself if the disk answers. */
 static void a_disk_that_does_not_answer(void **state)
 {
 	int threads = cm_threads_count();
@@ -208,7 +217,7 @@ static void a_disk_that_does_not_answer(void **state)
 	rig_put_hint(&r, 2, 1); /* queueing does not wait */
 	rig_close(&r);
 	shim_release();
-	/* gone altogether: a child of a later test would inherit the locks that it has */
+	/* wait for its end, because a child of a later test would inherit its locks */
 	until = dray_now().ns + 10 * DRAY_NS_PER_SEC;
 	while (cm_threads_count() > threads && dray_now().ns < until)
 		poll(NULL, 0, 1);
@@ -219,7 +228,10 @@ static void a_disk_that_does_not_answer(void **state)
 
 #define SKIPPED 77
 
-/* In a child with its own mount namespace, as root of a user namespace where we are not root. */
+/*
+ * In a child with its own mount namespace, and as root of a user namespace if the test is not run
+ * by root.
+ */
 static bool mount_tmpfs(const char *options)
 {
 	int flags = CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0);
@@ -264,12 +276,12 @@ static void do_read_only(void *arg)
 	_exit(0);
 }
 
-static void a_file_system_that_can_only_be_read(void **state)
+static void a_read_only_file_system(void **state)
 {
 	run_child(do_read_only);
 }
 
-/* Nothing there, and nothing can be made. */
+/* The directory is empty, and no file can be created. */
 static void do_read_only_and_empty(void *arg)
 {
 	struct rig r = { .refill = refill_all };
@@ -290,12 +302,12 @@ static void do_read_only_and_empty(void *arg)
 	_exit(0);
 }
 
-static void a_file_system_that_can_only_be_read_and_is_empty(void **state)
+static void an_empty_read_only_file_system(void **state)
 {
 	run_child(do_read_only_and_empty);
 }
 
-/* A corrupt file that cannot be set aside. */
+/* A corrupt file that cannot be moved. */
 static void do_read_only_and_corrupt(void *arg)
 {
 	struct rig r = { .refill = refill_all };
@@ -360,12 +372,12 @@ static void do_full(void *arg)
 	_exit(0);
 }
 
-static void a_disk_that_is_really_full(void **state)
+static void a_real_full_disk(void **state)
 {
 	run_child(do_full);
 }
 
-/* A file of another owner's, in a directory of ours: read as nobody, who may do nothing. */
+/* A file of another owner in a directory of ours, read as a user without rights. */
 static void do_denied(void *arg)
 {
 	char text[4096] = "";
@@ -387,12 +399,12 @@ static void do_denied(void *arg)
 	_exit(0);
 }
 
-static void a_file_that_may_not_be_opened_is_set_aside(void **state)
+static void a_file_without_permission_is_moved_away(void **state)
 {
 	run_child(do_denied);
 }
 
-/* Somebody looks at the file with a tool of their own. */
+/* Another process has the file open with a tool. */
 static void a_file_that_another_process_has_open(void **state)
 {
 	struct rig r = { .refill = refill_all };
@@ -426,7 +438,7 @@ static void a_file_that_another_process_has_open(void **state)
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	rig_wait(&r, rig_on_disk, "writing");
 	assert_int_equal(rig_flush(&r), 0);
-	/* what the file had, and what came while it could not be read */
+	/* the rows of the file, and changes from the time when it could not be read */
 	rig_reopen(&r);
 	assert_int_equal(r.loaded, 41);
 	rig_close(&r);
@@ -446,16 +458,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(syncs_and_truncations_that_fail, setup, teardown),
 		cmocka_unit_test_setup_teardown(counts_and_reason, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_full_disk_is_read, setup, teardown),
-		cmocka_unit_test_setup_teardown(more_changes_than_are_kept, setup, teardown),
+		cmocka_unit_test_setup_teardown(more_changes_than_the_queue_holds, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_disk_that_does_not_answer, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_file_system_that_can_only_be_read, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(a_file_system_that_can_only_be_read_and_is_empty,
-						setup, teardown),
+		cmocka_unit_test_setup_teardown(a_read_only_file_system, setup, teardown),
+		cmocka_unit_test_setup_teardown(an_empty_read_only_file_system, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_corrupt_file_that_cannot_be_moved, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_disk_that_is_really_full, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_file_that_may_not_be_opened_is_set_aside, setup,
+		cmocka_unit_test_setup_teardown(a_real_full_disk, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_file_without_permission_is_moved_away, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_file_that_another_process_has_open, setup,
 						teardown),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process that writes is killed, 200 times, and the next one goes on with its database. What a flush reported is
- * there each time, and the file is whole.
+ * A writing process is killed 200 times, and the next one continues with its database. Each time
+ * the file is intact and has everything that a flush reported.
  */
 #include "agent/state/state.h"
 
@@ -15,11 +15,11 @@
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
-/* after cmocka, whose assertions it uses */
+/* after cmocka, because it uses cmocka's assertions */
 #include "tests/unit/child.h"
 
 #define ROUNDS 200
-/* Hints that are put over and over, so that pages change and go. */
+/* hints that are put repeatedly, so that pages change and are freed */
 #define SCOPES 500
 #define BATCH_MAX 40
 
@@ -36,7 +36,7 @@ static void put_one(struct rig *r, uint32_t i)
 	state_save_preferred(r->s, &(struct state_preferred){ "h:1", 4, i });
 }
 
-/* Tells of each number from `first` that is on disk. */
+/* Reports each number from `first` when it is on disk. */
 static void write_for_ever(int fd, uint32_t first, bool fresh)
 {
 	struct rig r = { 0 };
@@ -69,7 +69,7 @@ static int64_t sql(sqlite3 *db, const char *text)
 	return v;
 }
 
-/* Returns the last number that is there. */
+/* Returns the last number in the file. */
 static uint32_t check_file(uint32_t committed)
 {
 	char path[128];
@@ -81,7 +81,10 @@ static uint32_t check_file(uint32_t committed)
 	assert_int_equal(sql(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
 	at = sql(db, "SELECT at_ms FROM preferred");
 	assert_true(at >= committed);
-	/* of one number's changes some may be in the next batch, even between a segment's end and its return */
+	/*
+	 * changes of one number can be split between two batches, even between removing a segment
+	 * and putting it back
+	 */
 	if ((at + 1) % 3 || sql(db, "SELECT count(*) FROM segment")) {
 		assert_true(sql(db, "SELECT seen_ms FROM segment") >= at - 1);
 		assert_true(sql(db, "SELECT max(at_ms) FROM segment_event") >= at - 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Databases of every version there was, and how one becomes the next. */
+/* Databases of every earlier version, and their migration. */
 #include "agent/state/database.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 static char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 16];
 static int fds_before;
 
-/* What later releases could do. */
+/* Migrations that later releases could have. */
 static const struct dray_state_migration later[] = {
 	{ "first", NULL },
 	{ "a column and a table",
@@ -47,7 +47,10 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* tests/data/state/vN.db goes to where the state is; false: there is none of that version. */
+/*
+ * Copies tests/data/state/vN.db to the state's place. Returns false if there is none of that
+ * version.
+ */
 static bool copy_golden(unsigned version)
 {
 	char name[64], buf[4096];
@@ -122,8 +125,8 @@ static void every_version_is_read(void **state)
 	assert_false(copy_golden(DRAY_STATE_VERSION + 1));
 }
 
-/* A new file and one of version 1 come to the same tables. */
-static void migrations_go_on_from_each_version(void **state)
+/* A new file and one of version 1 get the same tables. */
+static void migrations_continue_from_each_version(void **state)
 {
 	struct database_info info;
 	char msg[240];
@@ -140,13 +143,13 @@ static void migrations_go_on_from_each_version(void **state)
 	assert_int_equal(sql("SELECT count(*) FROM segment WHERE zone = 'here'"), 1);
 	assert_int_equal(sql("SELECT count(*) FROM zone"), 1);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
-	/* once */
+	/* the migrations run once */
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_int_equal(info.version, 3);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 }
 
-static void there_is_no_way_back(void **state)
+static void a_newer_version_is_refused(void **state)
 {
 	struct database_info info;
 	char msg[240];
@@ -156,12 +159,12 @@ static void there_is_no_way_back(void **state)
 	assert_int_equal(open_with(NULL, &info, msg), DATABASE_E_NEWER);
 	assert_int_equal(info.version, 3);
 	assert_non_null(strstr(msg, "of version 3, this release knows 1"));
-	/* and it was left alone */
+	/* and the file was not changed */
 	assert_int_equal(sql("PRAGMA user_version"), 3);
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 }
 
-/* All steps or none. */
+/* All steps take effect, or none. */
 static void a_migration_that_fails_changes_nothing(void **state)
 {
 	struct database_info info;
@@ -211,9 +214,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(every_version_is_read, setup, teardown),
-		cmocka_unit_test_setup_teardown(migrations_go_on_from_each_version, setup,
+		cmocka_unit_test_setup_teardown(migrations_continue_from_each_version, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(there_is_no_way_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_newer_version_is_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_migration_that_fails_changes_nothing, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_migration_on_a_disk_that_fails_changes_nothing,
