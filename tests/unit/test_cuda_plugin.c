@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA plug-in over a driver that has no GPU, where there was a toolkit to build both. */
+/* The CUDA plug-in on a driver without a GPU. Built only with a CUDA toolkit. */
 #include "tests/gpu/plugin_driver.h"
 
 #include <dlfcn.h>
@@ -32,11 +32,11 @@ static struct {
 static const struct gpu_plugin_ops *ops;
 static struct gpu_plugin *plugin;
 static struct dray_err err;
-static uint32_t peers; /* of the device that was started last */
+static uint32_t peers; /* peers of the device that was started last */
 
-/* --- beginning and end ---------------------------------------------------------------------------- */
+/* --- set-up and teardown -------------------------------------------------------------------------- */
 
-/* Of the build that this program is of. */
+/* The path of a file of this program's build. */
 static const char *beside(const char *name, char buf[PATH_MAX])
 {
 	char self[PATH_MAX / 2];
@@ -87,7 +87,7 @@ static int setup(void **state)
 	return ops->open(&plugin, &err);
 }
 
-/* Everything was given back. */
+/* Checks that everything was given back to the driver. */
 static int teardown(void **state)
 {
 	if (!ops)
@@ -106,7 +106,7 @@ static int teardown(void **state)
 			skip(); \
 	} while (0)
 
-/* --- what tests do -------------------------------------------------------------------------------- */
+/* --- steps of tests ------------------------------------------------------------------------------- */
 
 static int start(unsigned device)
 {
@@ -151,7 +151,7 @@ static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
 	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
 }
 
-/* Of an allocation of 16 MiB on device 0; granules are 2 MiB. */
+/* Opens an allocation of 16 MiB on device 0; the driver's granularity is 2 MiB. */
 static int open_vmm(uint64_t bytes, uint64_t allocation, struct gpu_import **ret)
 {
 	struct gpu_import_spec spec = {
@@ -169,9 +169,9 @@ static int open_vmm(uint64_t bytes, uint64_t allocation, struct gpu_import **ret
 	return r;
 }
 
-/* --- who waits for a queue ------------------------------------------------------------------------ */
+/* --- notifications of a queue --------------------------------------------------------------------- */
 
-static void tells_once(void **state)
+static void notifies_once(void **state)
 {
 	unsigned first = 0, second = 0;
 	struct gpu_queue *q;
@@ -190,13 +190,13 @@ static void tells_once(void **state)
 	driver.hold(true);
 	assert_int_equal(submit(q), 0);
 	assert_int_equal(ops->notify(q, called, &second), 0);
-	/* waits for what is under way */
+	/* waits for the copy in flight */
 	ops->queue_free(q);
 	assert_int_equal(first + second, 2);
 	ops->stop(plugin, 0);
 }
 
-static void tells_of_a_loss(void **state)
+static void notifies_of_a_loss(void **state)
 {
 	unsigned n[GPU_NOTIFY_MAX] = { 0 }, late = 0;
 	struct gpu_queue *q;
@@ -215,7 +215,7 @@ static void tells_of_a_loss(void **state)
 		assert_int_equal(n[i], 1);
 	assert_int_equal(ops->notify(q, called, &late), -EIO);
 	assert_int_equal(submit(q), -EIO);
-	/* the driver calls for them too, when the context ends */
+	/* the driver also calls these callbacks when the context ends */
 	assert_int_equal(driver.count("waiting", 0), GPU_NOTIFY_MAX);
 	ops->queue_free(q);
 	ops->stop(plugin, 0);
@@ -224,7 +224,7 @@ static void tells_of_a_loss(void **state)
 	assert_int_equal(late, 0);
 }
 
-static void tells_when_it_is_freed(void **state)
+static void notifies_when_the_queue_is_freed(void **state)
 {
 	struct gpu_queue *q;
 	unsigned n = 0;
@@ -242,10 +242,13 @@ static void tells_when_it_is_freed(void **state)
 	assert_int_equal(n, 1);
 }
 
-/* --- what is lost while copies are under way ------------------------------------------------------ */
+/* --- loss while copies are in flight -------------------------------------------------------------- */
 
-/* Somebody else's call fails, or one that is no fault: a copy may be under way for as long as it likes. */
-static void waits_for_no_hanging_copy(void **state)
+/*
+ * The call of another user fails, or a call fails without a fault of the device: a copy can stay in
+ * flight for any time.
+ */
+static void does_not_wait_for_a_hanging_copy(void **state)
 {
 	struct gpu_queue *q, *other;
 	int waits;
@@ -264,14 +267,14 @@ static void waits_for_no_hanging_copy(void **state)
 	assert_int_equal(driver.count("waits", 0), waits);
 	assert_int_equal(*q->done, 0);
 	ops->queue_free(other);
-	/* waits for what is under way */
+	/* waits for the copy in flight */
 	ops->queue_free(q);
 	assert_int_equal(driver.count("cut", 0), 0);
 	ops->stop(plugin, 0);
 }
 
-/* The driver refuses to wait, as after a fault of another device, while a copy goes on. */
-static void ends_after_what_is_under_way(void **state)
+/* The driver refuses to wait, as after a fault of another device, while a copy continues. */
+static void ends_after_copies_in_flight(void **state)
 {
 	struct gpu_queue *q;
 
@@ -292,7 +295,7 @@ static void ends_after_what_is_under_way(void **state)
 #define WRITES_ORDERING 118
 #define FLUSH_OPTIONS 117
 
-/* How its driver answers to a flush, and whether RDMA devices may have its memory. */
+/* Sets how the driver answers a flush, and whether RDMA devices may access its memory. */
 static void rdma(int ordering, int options, int flush, int dmabuf)
 {
 	struct gpu_import *i;
@@ -333,7 +336,7 @@ static void opens_for_peers(void **state)
 	assert_int_equal(driver.count("opened", 1), 1);
 	assert_int_equal(start(2), 0);
 	assert_int_equal(driver.count("opened", 2), 1);
-	/* nothing of it keeps a context that was stopped */
+	/* no import keeps a context that was stopped */
 	ops->stop(plugin, 1);
 	assert_int_equal(driver.count("contexts", 1), 0);
 	assert_int_equal(start(1), 0);
@@ -347,7 +350,7 @@ static void opens_for_peers(void **state)
 	ops->stop(plugin, 2);
 }
 
-/* Memory that cannot be opened for a device that starts: it goes without that peer. */
+/* Memory that cannot be opened for a starting device: the device starts without that peer. */
 static void starts_without_a_peer(void **state)
 {
 	struct gpu_import *first, *second, *own;
@@ -361,7 +364,7 @@ static void starts_without_a_peer(void **state)
 	assert_int_equal(peers, 1 << 2);
 	assert_non_null(strstr(err.msg, "OUT_OF_MEMORY"));
 	driver.refuse(NULL, 0, 0);
-	/* neither of the two has more from the other, until it starts anew */
+	/* the two devices do not access each other until one starts anew */
 	assert_int_equal(import_ipc(0, 2, &second), 0);
 	assert_int_equal(driver.count("opened", 1), 0);
 	assert_int_equal(import_ipc(1, 3, &own), 0);
@@ -390,8 +393,8 @@ static void starts_where_access_is_refused(void **state)
 	ops->stop(plugin, 1);
 }
 
-/* It says itself that it is lost; nobody else is. */
-static void a_lost_peer_is_no_concern(void **state)
+/* A lost peer reports its own loss; other devices are not affected. */
+static void a_lost_peer_affects_no_other_device(void **state)
 {
 	struct gpu_import *i, *k;
 	struct gpu_queue *q;
@@ -417,8 +420,8 @@ static void a_lost_peer_is_no_concern(void **state)
 	ops->stop(plugin, 2);
 }
 
-/* A peer that is left out is no reason; the reason is what is told. */
-static void tells_why_it_does_not_start(void **state)
+/* A peer that is left out is no reason for a failure; the message has the real reason. */
+static void reports_why_a_device_does_not_start(void **state)
 {
 	struct gpu_import *i;
 
@@ -440,7 +443,7 @@ static void tells_why_it_does_not_start(void **state)
 		ops->stop(plugin, k);
 }
 
-/* It goes without the memory that a lost peer leaves behind, and without that peer. */
+/* A device starts without a lost peer and without its memory. */
 static void starts_beside_a_lost_peer(void **state)
 {
 	struct gpu_import *i;
@@ -455,7 +458,7 @@ static void starts_beside_a_lost_peer(void **state)
 	assert_int_equal(peers, 1 << 2);
 	assert_int_equal(err.code, DRAY_E_GPU_LOST);
 	ops->stop(plugin, 1);
-	/* its memory may be there longer than its context */
+	/* the memory of a device can outlive its context */
 	ops->stop(plugin, 0);
 	assert_int_equal(start(1), 0);
 	assert_int_equal(peers, 1 << 2);
@@ -463,8 +466,8 @@ static void starts_beside_a_lost_peer(void **state)
 	ops->stop(plugin, 1);
 }
 
-/* Of the owner, when its peers get access. */
-static void a_fault_is_its_own_devices(void **state)
+/* A fault of the owner, while its peers get access. */
+static void a_fault_belongs_to_its_own_device(void **state)
 {
 	struct gpu_import *i;
 
@@ -481,8 +484,8 @@ static void a_fault_is_its_own_devices(void **state)
 		ops->stop(plugin, k);
 }
 
-/* Its owner is told, and others keep what they have. */
-static void refuses_what_a_peer_cannot_open(void **state)
+/* The owner gets an error, and other peers keep their access. */
+static void refuses_memory_that_a_peer_cannot_open(void **state)
 {
 	struct gpu_import *i;
 
@@ -517,7 +520,7 @@ static void maps_whole_allocations(void **state)
 	assert_int_equal(driver.count("maps", 0), 7);
 	assert_int_equal(import_vmm(3 * MIB, 16 * MIB), 0);
 	assert_int_equal(driver.count("maps", 0), 8);
-	/* no more is tried than what was said */
+	/* no size above the stated one is tried */
 	assert_int_equal(import_vmm(3 * MIB, 14 * MIB), -EINVAL);
 	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
 	assert_int_equal(import_vmm(3 * MIB, 18 * MIB), -EINVAL);
@@ -536,21 +539,21 @@ static void maps_whole_allocations(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		PLUGIN_TEST(tells_once),
-		PLUGIN_TEST(tells_of_a_loss),
-		PLUGIN_TEST(tells_when_it_is_freed),
-		PLUGIN_TEST(waits_for_no_hanging_copy),
-		PLUGIN_TEST(ends_after_what_is_under_way),
+		PLUGIN_TEST(notifies_once),
+		PLUGIN_TEST(notifies_of_a_loss),
+		PLUGIN_TEST(notifies_when_the_queue_is_freed),
+		PLUGIN_TEST(does_not_wait_for_a_hanging_copy),
+		PLUGIN_TEST(ends_after_copies_in_flight),
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(opens_for_peers),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
-		PLUGIN_TEST(a_lost_peer_is_no_concern),
+		PLUGIN_TEST(a_lost_peer_affects_no_other_device),
 		PLUGIN_TEST(starts_beside_a_lost_peer),
-		PLUGIN_TEST(tells_why_it_does_not_start),
-		PLUGIN_TEST(a_fault_is_its_own_devices),
-		PLUGIN_TEST(refuses_what_a_peer_cannot_open),
+		PLUGIN_TEST(reports_why_a_device_does_not_start),
+		PLUGIN_TEST(a_fault_belongs_to_its_own_device),
+		PLUGIN_TEST(refuses_memory_that_a_peer_cannot_open),
 	};
 
 	return cmocka_run_group_tests(tests, load, NULL);

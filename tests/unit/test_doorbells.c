@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who rings whom, and how often: libdray's end of a ring and the worker's, in one thread, so that each order of
- * their steps is a choice.
+ * Which side rings the doorbell, and how often: libdray's end of a ring and the worker's end in one
+ * thread, so that the test chooses the order of their steps.
  */
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -26,7 +26,10 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Times that the client has rung since this was last asked. The agent may not hear of them any more. */
+/*
+ * Returns how often the client has rung since the last call. The agent does not see these
+ * doorbells.
+ */
 static unsigned rung(unsigned session)
 {
 	eventfd_t n = 0;
@@ -36,7 +39,7 @@ static unsigned rung(unsigned session)
 	return (unsigned)n;
 }
 
-/* Has the agent rung? */
+/* Returns true if the agent has rung. */
 static bool told(unsigned session)
 {
 	struct epoll_event ev;
@@ -76,7 +79,7 @@ static void a_sleeping_agent_is_rung_once(void **state)
 		assert_false(ring_announce(r));
 		ring_rig_submit(&rig, 0, 3);
 		assert_int_equal(rung(0), 1);
-		/* it is on its way: what comes meanwhile is found as well */
+		/* the doorbell is not handled yet: the agent also finds later entries */
 		ring_rig_submit(&rig, 0, 3);
 		ring_rig_submit(&rig, 0, 1);
 		assert_int_equal(rung(0), 0);
@@ -103,7 +106,7 @@ static void doorbells_are_counted(void **state)
 	}
 }
 
-static void work_that_came_first_is_seen(void **state)
+static void entries_before_the_announcement_are_seen(void **state)
 {
 	ring_rig_submit(&rig, 0, 1);
 	assert_true(ring_announce(ring_rig_session(&rig, 0)->ring));
@@ -114,7 +117,7 @@ static void work_that_came_first_is_seen(void **state)
 	ring_awake(ring_rig_session(&rig, 0)->ring);
 }
 
-static void a_client_that_looks_is_not_rung(void **state)
+static void a_polling_client_is_not_rung(void **state)
 {
 	for (unsigned i = 0; i < 20; i++) {
 		ring_rig_submit(&rig, 0, ENTRIES);
@@ -142,7 +145,7 @@ static void a_sleeping_client_is_rung_once_for_a_batch(void **state)
 	}
 }
 
-static void completions_that_came_first_are_seen(void **state)
+static void completions_before_the_announcement_are_seen(void **state)
 {
 	ring_rig_submit(&rig, 0, 1);
 	while (!ring_end_pending(rig.ends[0]))
@@ -153,8 +156,11 @@ static void completions_that_came_first_are_seen(void **state)
 	turn_until_done(0);
 }
 
-/* Some transports find work that is done only after the rings were announced: who sees its end begins anew without a doorbell. */
-static void an_agent_that_completes_is_not_rung(void **state)
+/*
+ * Some transports complete work only after the worker has set agent_sleeping: a client that sees
+ * the completion and submits again need not ring.
+ */
+static void an_agent_that_completes_work_is_not_rung(void **state)
 {
 	struct worker *w = rig.worker;
 
@@ -168,7 +174,7 @@ static void an_agent_that_completes_is_not_rung(void **state)
 	assert_int_equal(ring_end_reap(rig.ends[0]), 1);
 	ring_rig_submit(&rig, 0, 1);
 	assert_int_equal(rung(0), 0);
-	/* the other ring is announced still */
+	/* the other ring still has agent_sleeping set */
 	ring_rig_submit(&rig, 1, 1);
 	assert_int_equal(rung(1), 1);
 	rings_awake(w);
@@ -176,8 +182,11 @@ static void an_agent_that_completes_is_not_rung(void **state)
 	turn_until_done(1);
 }
 
-/* The worker's own turns: it polls, announces, sleeps, is woken up, and takes its announcement back. */
-static void a_turn_that_sleeps_announces(void **state)
+/*
+ * The worker's own turns: it polls, sets agent_sleeping, sleeps, wakes up, and clears
+ * agent_sleeping.
+ */
+static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
 {
 	struct data_config *cfg = malloc(sizeof(*cfg));
 
@@ -190,7 +199,10 @@ static void a_turn_that_sleeps_announces(void **state)
 		struct wsession *s = ring_rig_session(&rig, 1);
 
 		ring_rig_submit(&rig, 0, 2);
-		/* it ends: with work it does not sleep, and what follows is woken by an event that waits already */
+		/*
+		 * with the work done the worker sleeps, and an event that waits already wakes it
+		 * for later entries
+		 */
 		worker_turn(rig.worker, true);
 		assert_false(s->ring->announced);
 		dray_wake(rig.worker->command_fd);
@@ -210,15 +222,17 @@ int main(void)
 		cmocka_unit_test_setup_teardown(an_awake_agent_is_not_rung, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_sleeping_agent_is_rung_once, setup, teardown),
 		cmocka_unit_test_setup_teardown(doorbells_are_counted, setup, teardown),
-		cmocka_unit_test_setup_teardown(work_that_came_first_is_seen, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_client_that_looks_is_not_rung, setup, teardown),
+		cmocka_unit_test_setup_teardown(entries_before_the_announcement_are_seen, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_polling_client_is_not_rung, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_sleeping_client_is_rung_once_for_a_batch, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(completions_that_came_first_are_seen, setup,
+		cmocka_unit_test_setup_teardown(completions_before_the_announcement_are_seen, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(an_agent_that_completes_is_not_rung, setup,
+		cmocka_unit_test_setup_teardown(an_agent_that_completes_work_is_not_rung, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_announces, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_sets_agent_sleeping, setup,
+						teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client memory whose pages are gone: errors, and no page brought back at the agent's expense. */
+/* Accesses to client memory without pages fail, and allocate no page at the agent's expense. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,14 +18,14 @@
 
 #define PAGE 4096ul
 
-/* In every test: the framework catches the signal too, anew for each. */
+/* Installs the handler in every test, because cmocka installs its own for each. */
 static void ready(void)
 {
 	assert_int_equal(fault_init(), 0);
 	assert_int_equal(fault_init(), 0);
 }
 
-/* Pages of a file, of which only the first ones are there. */
+/* Pages of a file, of which only the first exist. */
 struct memory {
 	int fd;
 	uint8_t *p;
@@ -50,7 +50,7 @@ static void drop(struct memory *m)
 	close(m->fd);
 }
 
-/* Past the end of its file a mapping faults with or without userfaultfd. */
+/* A mapping past the end of its file faults with and without userfaultfd. */
 static struct memory make_cut(void)
 {
 	struct memory m = make(2, 2);
@@ -83,13 +83,13 @@ static void test_copy(void **state)
 	assert_int_equal(fault_copy(buf, m.p, 2 * PAGE), -EFAULT);
 	assert_int_equal(fault_copy(buf, m.p + PAGE, 1), -EFAULT);
 	assert_int_equal(fault_copy(m.p + PAGE - 4, buf, 8), -EFAULT);
-	/* and again: the handler has left everything as it was */
+	/* again: the handler has restored everything */
 	assert_int_equal(fault_copy(m.p + PAGE, buf, 8), -EFAULT);
 	assert_int_equal(fault_copy(buf, m.p, PAGE), 0);
 	drop(&m);
 }
 
-/* One guard for a whole list; the address says which piece it was, and which side of it. */
+/* One guard for a whole list; the address tells the piece and the side of the fault. */
 static void test_copy_pieces(void **state)
 {
 	static const size_t lengths[] = { 1, 64, 200, 1000, PAGE, 16 * PAGE };
@@ -106,7 +106,7 @@ static void test_copy_pieces(void **state)
 					   { buf + 32 * PAGE, m.p + 32 * PAGE, n },
 					   { buf + 64 * PAGE, m.p + 48 * PAGE, n } };
 
-		/* fetching ahead what is not there is no access */
+		/* prefetching missing pages is no access */
 		assert_int_equal(fault_copy_pieces(v, 3, false, &at), 0);
 		assert_memory_equal(v[2].to, v[2].from, n);
 		v[1].from = m.p + 64 * PAGE - (n - 1);
@@ -175,7 +175,7 @@ static void test_guarded(void **state)
 	assert_int_equal(fallocate(m.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE), 0);
 	assert_int_equal(fault_copy(&byte, m.p, 1), -EFAULT);
 	assert_int_equal(allocated(m.fd), PAGE);
-	/* the client brings it back */
+	/* the client writes the page again */
 	assert_int_equal(pwrite(m.fd, "x", 1, 0), 1);
 	assert_int_equal(fault_copy(&byte, m.p, 1), 0);
 	assert_int_equal(byte, 'x');
@@ -222,7 +222,7 @@ static void *copy_often(void *arg)
 	return NULL;
 }
 
-/* A guard is its thread's own. */
+/* A guard belongs to its thread. */
 static void test_threads(void **state)
 {
 	struct copier c[4];
@@ -247,7 +247,7 @@ static void expect_death(void (*fn)(void *arg), void *arg)
 
 	assert_true(pid >= 0);
 	if (!pid) {
-		/* what a sanitizer has to say about it is not wanted here */
+		/* hides the sanitizer's report */
 		close(STDERR_FILENO);
 		signal(SIGBUS, SIG_DFL);
 		if (fault_init() == 0)
@@ -264,7 +264,7 @@ static void touch(void *arg)
 	struct memory *m = arg;
 	uint8_t byte;
 
-	/* a guard that has done its work must not catch what comes after */
+	/* a finished guard must not catch later faults */
 	fault_copy(&byte, m->p + PAGE, 1);
 	*(volatile uint8_t *)(m->p + PAGE) = 1;
 }
@@ -287,7 +287,7 @@ static void exit_quietly(int sig)
 	_exit(7);
 }
 
-/* Whoever handled the signal before us still gets what is not ours. */
+/* Faults that are not ours still go to the previous handler. */
 static void test_chained(void **state)
 {
 	int status;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said where there is no plug-in, something else in its place, or a plug-in and no driver. */
+/*
+ * Errors of the loader if there is no plug-in, another file in its place, or a plug-in without a
+ * driver.
+ */
 #include <errno.h>
 #include <limits.h>
 #include <setjmp.h>
@@ -14,7 +17,7 @@
 #include "gpu/loader.h"
 #include "schema/gen/errors.h"
 
-/* Beside the programs of the build, where there was a toolkit to build it. */
+/* Path of the plug-in of this build; false if it was not built. */
 static bool plugin_path(char *buf)
 {
 	const char *build = getenv("DRAY_BUILD");
@@ -23,7 +26,7 @@ static bool plugin_path(char *buf)
 	return access(buf, R_OK) == 0;
 }
 
-static void says_what_is_missing(void **state)
+static void reports_what_is_missing(void **state)
 {
 	const struct gpu_plugin_ops *ops = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -34,12 +37,12 @@ static void says_what_is_missing(void **state)
 	assert_null(ops);
 }
 
-static void takes_nothing_else(void **state)
+static void refuses_other_files(void **state)
 {
 	const struct gpu_plugin_ops *ops = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	/* a library, and no plug-in */
+	/* a library that is not a plug-in */
 	if (access("/lib/x86_64-linux-gnu/libm.so.6", R_OK) < 0)
 		skip();
 	assert_int_equal(gpu_load("/lib/x86_64-linux-gnu/libm.so.6", &ops, &err), -ELIBBAD);
@@ -82,8 +85,8 @@ static void loads_without_a_driver(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(says_what_is_missing),
-		cmocka_unit_test(takes_nothing_else),
+		cmocka_unit_test(reports_what_is_missing),
+		cmocka_unit_test(refuses_other_files),
 		cmocka_unit_test(loads_without_a_driver),
 	};
 

@@ -124,7 +124,7 @@ static uint8_t *at(struct lab *l, uint64_t address, uint64_t bytes)
 	return l->memory[k] + e->start + (address - (uintptr_t)e->base);
 }
 
-/* Carries out a list like a device. */
+/* Carries out a list as a device does. */
 static void carry_out(struct lab *l, const struct gpu_plan *p)
 {
 	uint64_t bytes = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker's queues of GPUs with tasks that are not transport gpu's. */
+/* A worker's queues of GPUs, with tasks of other users than transport gpu. */
 
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

@@ -22,7 +22,7 @@ static uint64_t counter(struct gpu_rig *g, enum dray_metric m)
 	return atomic_load(&g->rig.counters.v[m]);
 }
 
-/* Sides: a device, or -1: host memory that is not pinned. */
+/* The two sides: a device, or -1: host memory that is not pinned. */
 static const struct {
 	int local, remote;
 } ways[] = { { 0, -1 }, { -1, 1 }, { 0, 1 }, { 1, 0 } };
@@ -116,7 +116,7 @@ static void faults(void **state)
 	}
 }
 
-/* In each step: stopped, stopped urgently, and with a lost device. */
+/* Ends a transfer in each of its steps: by a stop, by an urgent stop, and by loss of the device. */
 static void ends_early(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, BYTES } };
@@ -154,7 +154,10 @@ static void ends_early(void **state)
 	}
 }
 
-/* All buffers are in use: transfers wait for one, and the worker does not sleep once one is free. */
+/*
+ * All buffers are in use, so transfers wait; when one becomes free, the worker does not go to
+ * sleep.
+ */
 static void waits_for_a_buffer(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, BYTES } };

@@ -23,7 +23,7 @@ static uint64_t counter(struct gpu_rig *g, enum dray_metric m)
 	return atomic_load(&g->rig.counters.v[m]);
 }
 
-/* The region's bytes in the order of their offsets. */
+/* Returns the region's bytes in the order of their offsets. */
 static uint8_t *bytes_of(struct rig_region *r)
 {
 	uint64_t piece = r->bytes / r->view->n_extents;
@@ -124,7 +124,10 @@ static void pages(void **state)
 	free(ops);
 }
 
-/* Lists that devices read in place: they need no room, stay while they are read, and are reused afterwards. */
+/*
+ * Lists that devices read in place need no room. They stay allocated while they are read, and are
+ * reused afterwards.
+ */
 static void lists(void **state)
 {
 	enum { N = 40000, PAGE = 64, ROOM = 1024, TRANSFERS = 90 };
@@ -257,7 +260,7 @@ static void polls(void **state)
 	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
 	fake_gpu_hold(false);
 	gpu_rig_until(&g, 1);
-	/* 200 times as much over PCIe takes long enough to sleep */
+	/* over PCIe the copy takes 200 times as long, long enough to sleep */
 	fake_gpu_hold(true);
 	for (unsigned i = 0; i < 20; i++)
 		gpu_rig_submit(&g, 1 + i, true, 1, 2, (const uint64_t[1][3]){ { 0, 0, MIB } }, 1);

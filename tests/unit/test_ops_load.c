@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Long lists of operations: read by two workers they give what one gives, the first fault included. */
+/*
+ * Long lists of operations: the result of two workers equals that of one worker, including the
+ * first fault.
+ */
 #include "agent/data/transfer/xfer_internal.h"
 
 #include <errno.h>
@@ -93,7 +96,7 @@ static void put(uint32_t i, uint64_t local, uint64_t remote, uint64_t length)
 	dmsg_op_put(t.wire + (size_t)i * DMSG_OP_SIZE, &(struct dmsg_op){ local, remote, length });
 }
 
-/* Pages in no order, none behind the other. */
+/* Pages in random order, none adjacent to the next. */
 static void list_make(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
@@ -112,7 +115,7 @@ static int load(struct workshare *workshare, struct xfer_op *room, uint32_t n, s
 	return ops_load(&t.rig.core, ret, &r, err);
 }
 
-/* With help and without: the same, in everything. Returns what was said. */
+/* Reads the list with and without help and compares all results. Returns the result. */
 static int both(uint32_t n)
 {
 	struct dray_err a = DRAY_ERR_NULL, b = DRAY_ERR_NULL;
@@ -142,7 +145,7 @@ static void good_lists(void **state)
 		assert_int_equal(both(lengths[i]), 0);
 }
 
-static void somebody_helps(void **state)
+static void another_worker_helps(void **state)
 {
 	int64_t ends = dray_now().ns + 20 * DRAY_NS_PER_SEC;
 
@@ -155,8 +158,8 @@ static void somebody_helps(void **state)
 	}
 }
 
-/* What takes longer to be moved than to be read is no work for two. */
-static void pages_are_read_alone(void **state)
+/* Operations that take longer to move than to read are read by one worker. */
+static void large_operations_are_read_by_one_worker(void **state)
 {
 	unsigned before = atomic_load(&t.helped);
 
@@ -166,7 +169,7 @@ static void pages_are_read_alone(void **state)
 	assert_int_equal(atomic_load(&t.helped), before);
 }
 
-static void one_is_bad(void **state)
+static void one_operation_is_invalid(void **state)
 {
 	static const uint32_t places[] = {
 		0, 1, OPS_READ_MAX - 1, OPS_READ_MAX, 9 * OPS_READ_MAX + 7, N - 1
@@ -183,7 +186,7 @@ static void one_is_bad(void **state)
 	}
 }
 
-/* Operations that are neighbours on both sides become one, inside of a task and from one to the next. */
+/* Operations that are adjacent on both sides are merged, inside a task and across tasks. */
 static void neighbours(void **state)
 {
 	static const uint32_t places[] = {
@@ -208,11 +211,11 @@ static void neighbours(void **state)
 	assert_int_equal(x.n_ops, 1);
 }
 
-static void memory_that_is_not_there(void **state)
+static void missing_memory(void **state)
 {
 	unsigned before = t.rig.n_faults;
 
-	/* the library of tests has put its own handler in the place */
+	/* cmocka has installed its own handler */
 	assert_int_equal(fault_init(), 0);
 	list_make(N);
 	assert_int_equal(ftruncate(t.memory, (off_t)(WIRE_BYTES / 2)), 0);
@@ -224,9 +227,12 @@ static void memory_that_is_not_there(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(good_lists),           cmocka_unit_test(somebody_helps),
-		cmocka_unit_test(pages_are_read_alone), cmocka_unit_test(one_is_bad),
-		cmocka_unit_test(neighbours),           cmocka_unit_test(memory_that_is_not_there),
+		cmocka_unit_test(good_lists),
+		cmocka_unit_test(another_worker_helps),
+		cmocka_unit_test(large_operations_are_read_by_one_worker),
+		cmocka_unit_test(one_operation_is_invalid),
+		cmocka_unit_test(neighbours),
+		cmocka_unit_test(missing_memory),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations looked at together: what is called good is what each of them, looked at by itself, says. */
+/* Operations checked in groups: a group is accepted exactly if each operation alone is. */
 #include "agent/data/transfer/ops_read.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ static struct xfer_op good(uint64_t i)
 	return (struct xfer_op){ i * 12289, FAR - (i + 1) * 8192, 1 + i * 7919 % 8192 };
 }
 
-/* One by one, in numbers that hold every sum. */
+/* Checks operations one by one, with integers that hold every sum. */
 static bool want(const struct xfer_op *ops, uint32_t n, const struct ops_bounds *b,
 		 struct ops_seen *ret)
 {
@@ -62,7 +62,7 @@ static void check(const struct xfer_op *ops, uint32_t n, const struct ops_bounds
 	assert_int_equal(seen.longest, wanted.longest);
 }
 
-static void one_is_bad(void **state)
+static void one_operation_is_invalid(void **state)
 {
 	static const uint64_t odd[] = { 0,
 					1,
@@ -96,7 +96,7 @@ static void one_is_bad(void **state)
 		}
 }
 
-/* The last byte of each side is in, the one behind it is not, whatever length a side may claim. */
+/* An operation may end at the last byte of a side but not beyond, for any length of the side. */
 static void at_the_end(void **state)
 {
 	static const uint64_t lengths[] = { 16, 4096, FAR, 1ull << 52, 1ull << 63, UINT64_MAX };
@@ -114,7 +114,7 @@ static void at_the_end(void **state)
 			uint64_t *side = k % 2 ? &ops[k / 2 % 16].local : &ops[k / 2 % 16].remote;
 
 			*side = length - 1 + over;
-			/* what reaches that far is looked at by itself */
+			/* operations of this size are checked one by one */
 			if (length < 1ull << 52 || over)
 				check(ops, 16, &b);
 		}
@@ -162,7 +162,7 @@ static void lengths(void **state)
 	}
 }
 
-static void not_there(void **state)
+static void missing_memory(void **state)
 {
 	const struct ops_bounds b = { NEAR, FAR, UINT64_MAX, UINT64_MAX };
 	int fd dray_auto_close = memfd_create("ops", MFD_CLOEXEC);
@@ -185,8 +185,11 @@ static void not_there(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_is_bad), cmocka_unit_test(at_the_end), cmocka_unit_test(joins),
-		cmocka_unit_test(lengths),    cmocka_unit_test(not_there),
+		cmocka_unit_test(one_operation_is_invalid),
+		cmocka_unit_test(at_the_end),
+		cmocka_unit_test(joins),
+		cmocka_unit_test(lengths),
+		cmocka_unit_test(missing_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for operations: blocks in use never meet, and pinned memory serves every class in turn. */
+/*
+ * Memory for operations: blocks in use never overlap, and pinned memory can serve each size class
+ * in turn.
+ */
 #include "agent/data/transfer/ops_store.h"
 
 #include <stdlib.h>
@@ -29,7 +32,7 @@ static void check(const struct block *b)
 		assert_int_equal(p[i], b->mark);
 }
 
-static void apart(void **state)
+static void blocks_do_not_overlap(void **state)
 {
 	struct ops_store s = { .kept = 0 };
 	void *memory = malloc(OPS_PINNED_BYTES);
@@ -70,7 +73,7 @@ static void apart(void **state)
 	free(memory);
 }
 
-/* All of it for one class, whatever had it before. */
+/* Allocates all memory in one class, after another class has used it. */
 static void every_class(void **state)
 {
 	struct ops_store s = { .kept = 0 };
@@ -100,7 +103,7 @@ static void every_class(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(apart),
+		cmocka_unit_test(blocks_do_not_overlap),
 		cmocka_unit_test(every_class),
 	};
 

@@ -53,7 +53,7 @@ static void test_cover(void **state)
 
 static void test_by_base(void **state)
 {
-	/* extents lie in memory in another order than in the region */
+	/* the extents' order in memory differs from that in the region */
 	static const struct rail_key v[] = { { 0, 1, 0x3000, 0, 0x1000, 0 },
 					     { 0, 2, 0x1000, 0x1000, 0x1000, 0 },
 					     { 1, 3, 0x1000, 0, 0x2000, 0 } };
@@ -134,7 +134,7 @@ static void test_states(void **state)
 	steps(RAIL_CLOSING, RAIL_EVENT_USABLE, true, RAIL_CLOSING, 0);
 }
 
-/* Whatever happens in whatever order: a device that is open is used or closed, and none is opened twice. */
+/* Any events in any order: an open device is used or closed, and no device is opened twice. */
 static void test_any_order(void **state)
 {
 	(void)state;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows, as the control thread has them: who gets one, what may be asked of it, and when its memory goes. */
+/*
+ * Windows on the control thread: which peers get one, which requests are allowed, and when the
+ * memory is released.
+ */
 #include "tests/unit/rails_fixture.h"
 #include "schema/gen/errors.h"
 #include "lib/time.h"
@@ -19,7 +22,7 @@ static int window_setup(void **state)
 	return ret;
 }
 
-/* The memory that was asked for is there. */
+/* The requested memory was pinned. */
 static void pinned(void)
 {
 	lab->pinned_fn(lab->pinned_arg, GPU_HOST, (void *)BASE, NULL);
@@ -73,9 +76,9 @@ static void copied(struct rdma_copy *copy, uint32_t code)
 							  .arg = copy });
 }
 
-/* --- who gets one --------------------------------------------------------------------------------------- */
+/* --- which peers get a window --------------------------------------------------------------------------- */
 
-static void test_given(void **state)
+static void test_a_peer_gets_a_window(void **state)
 {
 	give();
 	assert_int_equal(lab->pinned_bytes, WINDOW);
@@ -85,17 +88,17 @@ static void test_given(void **state)
 			 IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
 	assert_int_equal(bytes(), WINDOW);
 	assert_int_equal(told(RDMA_STAGING), 0);
-	/* one is enough */
+	/* one window is enough for all grants */
 	grant_staged(REGION(2));
 	assert_int_equal(lab->pins, 1);
-	/* it goes with the peer: first no device knows it */
+	/* it ends with the peer: first the devices deregister it */
 	rails_peer_down(lab->rails, PEER);
 	UNTIL(lab->unpins == 1);
 	assert_int_equal(dev.mrs, 1);
 	assert_int_equal(bytes(), 0);
 }
 
-/* A rail that comes later reaches it, too, and one that goes does not any more. */
+/* A rail that comes later reaches the window too, and a rail that is lost no longer does. */
 static void test_keys_follow(void **state)
 {
 	unsigned said = 0;
@@ -111,7 +114,7 @@ static void test_keys_follow(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
-static void test_not_before_there_is_a_path(void **state)
+static void test_not_before_a_path(void **state)
 {
 	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW);
 	grant_staged(REGION(1));
@@ -121,7 +124,7 @@ static void test_not_before_there_is_a_path(void **state)
 	assert_int_equal(lab->pins, 0);
 	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 1);
-	/* it is down before the memory is there */
+	/* the path is down before the memory is pinned */
 	rails_peer_down(lab->rails, PEER);
 	assert_int_equal(bytes(), WINDOW);
 	pinned();
@@ -158,8 +161,8 @@ static void test_limits(void **state)
 	rails_peer_down(lab->rails, PEER);
 }
 
-/* A peer that came back before the memory of its former window did. */
-static void test_used_up(void **state)
+/* A peer that reconnects before the memory of its former window is released. */
+static void test_peer_returns_early(void **state)
 {
 	struct rdma_copy *copy;
 
@@ -195,7 +198,7 @@ static void test_no_memory(void **state)
 	rails_peer_down(lab->rails, PEER);
 }
 
-/* A device may yet take the region: that is awaited. */
+/* The agent waits while a device may still register the region. */
 static void test_pending(void **state)
 {
 	const struct region_dmabuf at = { 7, 0 };
@@ -209,7 +212,7 @@ static void test_pending(void **state)
 	UNTIL(lab->keys);
 	assert_int_equal(lab->pins, 0);
 	remove_region(v);
-	/* one that none takes */
+	/* a region that no device registers */
 	dev.reg_error = -EINVAL;
 	v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
 	v->memory = REGION_GPU;
@@ -223,7 +226,7 @@ static void test_pending(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
-/* No device takes it, and the one that was awaited cannot be opened. */
+/* No device registers the region, and the awaited device cannot be opened. */
 static void test_pending_device_fails(void **state)
 {
 	const struct region_dmabuf at = { 7, 0 };
@@ -244,7 +247,7 @@ static void test_pending_device_fails(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
-/* --- what may be asked of it ----------------------------------------------------------------------------- */
+/* --- requests of the peer -------------------------------------------------------------------------------- */
 
 static void test_copies(void **state)
 {
@@ -310,7 +313,7 @@ static void test_refused(void **state)
 	m = stage(0, 64);
 	m.segs.n = 0;
 	refused(m, DRAY_E_INVALID);
-	/* segments that are more, less, or nothing */
+	/* segments whose sum is larger, smaller, or zero */
 	m = stage(0, 64);
 	m.length = 65;
 	refused(m, DRAY_E_INVALID);
@@ -326,7 +329,7 @@ static void test_refused(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
-/* Never more under way than there is memory. */
+/* Copies in flight never exceed the window. */
 static void test_too_many(void **state)
 {
 	struct rdma_copy *copy;
@@ -348,7 +351,7 @@ static void test_too_many(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
-/* The memory stays until the last copy is over, and who asked for it hears nothing any more. */
+/* The memory stays until the last copy has ended, and the peer gets no answer. */
 static void test_down_while_copying(void **state)
 {
 	struct rdma_copy *copy;
@@ -361,7 +364,7 @@ static void test_down_while_copying(void **state)
 	copied(copy, 0);
 	UNTIL(lab->unpins == 1);
 	assert_int_equal(bytes(), 0);
-	/* likewise where the devices have let go of it long since */
+	/* likewise if the devices deregistered it before */
 	lab->n_told = lab->pins = lab->window_rails = 0;
 	give();
 	copy = ask(2, 0, 4096);
@@ -375,7 +378,7 @@ static void test_down_while_copying(void **state)
 	assert_int_equal(lab->unpins, 2);
 }
 
-/* What a lost GPU may still write to is nobody's any more. */
+/* Memory that a lost GPU may still write to is not used again. */
 static void test_gpu_lost(void **state)
 {
 	struct rdma_copy *first, *second;
@@ -392,7 +395,7 @@ static void test_gpu_lost(void **state)
 	assert_int_equal(lab->stage_code, DRAY_E_GPU_LOST);
 	refused(stage(0, 64), DRAY_E_NOT_FOUND);
 	copied(second, 0);
-	/* other memory, if there may be so much */
+	/* another window, if the limit allows it */
 	lab->window_rails = 0;
 	assert_int_equal(lab->pins, 2);
 	lab->pinned_fn(lab->pinned_arg, GPU_HOST, (void *)(BASE + GIB), NULL);
@@ -404,7 +407,7 @@ static void test_gpu_lost(void **state)
 	assert_int_equal(bytes(), WINDOW);
 }
 
-/* --- the other way round --------------------------------------------------------------------------------- */
+/* --- windows of peers ------------------------------------------------------------------------------------ */
 
 static void test_share(void **state)
 {
@@ -412,7 +415,7 @@ static void test_share(void **state)
 	struct pmsg_window m = { .window = 9, .length = WINDOW, .rails = { buf, 1 } };
 
 	pmsg_rail_put(buf, &(struct pmsg_rail){ .rkey = 77, .base = BASE, .length = WINDOW });
-	rails_peer_window(lab->rails, PEER, &m); /* nobody has met it */
+	rails_peer_window(lab->rails, PEER, &m); /* not a peer */
 	assert_int_equal(told(RDMA_WINDOW), 0);
 	meet(1);
 	rails_peer_window(lab->rails, PEER, &m);
@@ -422,7 +425,7 @@ static void test_share(void **state)
 	assert_int_equal(lab->share.length, WINDOW);
 	assert_int_equal(lab->share.keys->rails, 1);
 	assert_int_equal(rail_keys_find(lab->share.keys, 0, 5)->key, 77);
-	/* keys with a gap are of no use */
+	/* keys with a gap cannot be used */
 	m.length++;
 	rails_peer_window(lab->rails, PEER, &m);
 	assert_int_equal(lab->share.keys->rails, 0);
@@ -434,7 +437,7 @@ static void test_share(void **state)
 	part();
 }
 
-static void test_asks(void **state)
+static void test_requests_to_the_peer(void **state)
 {
 	struct rdma_stage_request ask = { .peer = PEER };
 	struct transport_message m = {
@@ -448,7 +451,7 @@ static void test_asks(void **state)
 	assert_int_equal(told(RDMA_STAGED), 1);
 	assert_int_equal(last(RDMA_STAGED)->code, DRAY_E_DENIED);
 	assert_ptr_equal(last(RDMA_STAGED)->arg, &ask);
-	/* each is answered, also where the peer cannot be asked */
+	/* every request is answered, also if it cannot be sent to the peer */
 	lab->stage_error = -ENOTCONN;
 	rails_handle_message(lab->rails, 0, &m);
 	assert_int_equal(told(RDMA_STAGED), 2);
@@ -461,12 +464,12 @@ static void test_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(given),
+		TEST(a_peer_gets_a_window),
 		TEST(keys_follow),
-		TEST(not_before_there_is_a_path),
+		TEST(not_before_a_path),
 		TEST(older_peer),
 		TEST(limits),
-		TEST(used_up),
+		TEST(peer_returns_early),
 		TEST(no_memory),
 		TEST(pending),
 		TEST(pending_device_fails),
@@ -476,7 +479,7 @@ int main(void)
 		TEST(down_while_copying),
 		TEST(gpu_lost),
 		TEST(share),
-		TEST(asks),
+		TEST(requests_to_the_peer),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

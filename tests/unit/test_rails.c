@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rails, registrations and queue pairs, as the control thread has them. */
+/* Rails, registrations and queue pairs on the control thread. */
 #include "tests/unit/rails_fixture.h"
 #include "schema/gen/errors.h"
 
-/* Told to its worker alone, for all rails that are up; peers reach none of it, and hear nothing of it. */
+/* Keys of staging memory go only to its worker, for all rails that are up; peers get none. */
 static void test_staging(void **state)
 {
 	unsigned said = 0;
@@ -16,7 +16,7 @@ static void test_staging(void **state)
 	assert_non_null(rail_keys_find(lab->staging, 1, 64 * GIB + (1 << 20) - 1));
 	assert_null(rail_keys_find(lab->staging, 1, 64 * GIB + (1 << 20)));
 	assert_int_equal(lab->published + lab->keys_sent, 0);
-	/* a device that has gone waits for whoever has keys of it */
+	/* a device that has gone stays open while its keys are in use */
 	see(1, 1, 3);
 	UNTIL(lab->staging->rails == 1);
 	UNTIL((let_go(&said), dev.contexts == 1));
@@ -52,7 +52,7 @@ static void test_up_and_down(void **state)
 	assert_int_equal(metric(DRAY_METRIC_RAILS_LOST_TOTAL), 1);
 }
 
-/* By an operator: like a port that is down, until it is taken back, whatever is found meanwhile. */
+/* A port that an operator disabled counts as down until it is enabled, whatever scans find. */
 static void test_disabled(void **state)
 {
 	see(2, 2, 3);
@@ -66,7 +66,7 @@ static void test_disabled(void **state)
 	assert_int_equal(rails_disable(lab->rails, "dev7", 1, false), -ENOENT);
 	assert_int_equal(rails_disable(lab->rails, "dev1", 1, false), 0);
 	assert_true(IS(1, "up"));
-	/* one that is not there hears of it when it comes back */
+	/* a port that is absent is disabled when it comes back */
 	assert_int_equal(rails_disable(lab->rails, "dev0", 1, true), 0);
 	see(0, 0, 0);
 	UNTIL(told(RDMA_RAIL_DOWN) == 2);
@@ -80,7 +80,7 @@ static void test_disabled(void **state)
 	UNTIL(IS(0, "up"));
 }
 
-static void test_open_fails_then_not(void **state)
+static void test_open_fails_and_then_succeeds(void **state)
 {
 	dev.open_error = -EACCES;
 	see(1, 1, 3);
@@ -130,7 +130,7 @@ static void test_slices(void **state)
 	assert_string_equal(text_of(v), "dev0: registered; dev1: registered");
 	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGIONS), 6);
 	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGION_BYTES), 2 * (10 * GIB + 5));
-	/* a range that crosses from one to the next */
+	/* a range that crosses from one memory region to the next */
 	assert_int_equal(grant_keys(REGION(1), 3 * GIB, GIB, buf, 8), 4);
 	pmsg_rail_get(buf, &w);
 	assert_int_equal(w.base, 4 * GIB);
@@ -139,7 +139,7 @@ static void test_slices(void **state)
 	pmsg_rail_get(buf + PMSG_RAIL_SIZE, &w);
 	assert_int_equal(w.offset, GIB / 2);
 	assert_true(w.rkey > 1000);
-	/* rails are told whole or not at all */
+	/* a rail's keys are given completely or not at all */
 	assert_int_equal(grant_keys(REGION(1), 3 * GIB, GIB, buf, 3), 2);
 	assert_int_equal(grant_keys(REGION(2), 0, 1, buf, 8), 0);
 	remove_region(v);
@@ -172,7 +172,7 @@ static void test_shared(void **state)
 	assert_int_equal(dev.mrs, 1);
 }
 
-/* Nothing is deregistered as long as somebody may post with it. */
+/* A memory region is not deregistered while a worker may post with it. */
 static void test_keys_in_use(void **state)
 {
 	struct region_view *v = view_new(REGION(1), GIB, GIB, DMSG_ACCESS_ALL);
@@ -226,7 +226,7 @@ static void refused(int error, uint16_t access, int dmabuf, const char *text)
 	dev.reg_error = 0;
 }
 
-static void test_causes(void **state)
+static void test_reasons_for_refusals(void **state)
 {
 	struct rlimit former, small = { 1 << 20, 1 << 20 };
 
@@ -254,7 +254,7 @@ static struct region_view *dmabuf_view(dray_handle handle)
 	return v;
 }
 
-/* Whoever added it hears once what became of it, whenever devices come. */
+/* The session that added the region gets one answer, whenever devices appear. */
 static void test_dmabuf(void **state)
 {
 	const struct region_dmabuf at = { 7, 12288 }, none = { -1, 0 };
@@ -271,7 +271,7 @@ static void test_dmabuf(void **state)
 	assert_int_equal(dev.last_fd, 7);
 	assert_int_equal(dev.last_offset, 12288 + (3584ull << 20));
 	remove_region(v);
-	/* those of the same memory have nothing in common, and one that fails is told of */
+	/* regions of the same memory are independent, and a failed one is reported */
 	dev.reg_error = -EOPNOTSUPP;
 	v = dmabuf_view(REGION(2));
 	rails_region_add(lab->rails, v, &at);
@@ -281,12 +281,12 @@ static void test_dmabuf(void **state)
 	assert_null(lab->keys);
 	remove_region(v);
 	dev.reg_error = 0;
-	/* who is gone before that hears nothing */
+	/* a region that was removed before gets no answer */
 	v = dmabuf_view(REGION(3));
 	rails_region_add(lab->rails, v, &at);
 	remove_region(v);
 	assert_int_equal(lab->answers, 2);
-	/* GPU memory that the driver gives no DMA-BUF for has no keys */
+	/* GPU memory without a DMA-BUF has no keys */
 	v = dmabuf_view(REGION(4));
 	v->memory = REGION_GPU;
 	rails_region_add(lab->rails, v, &none);
@@ -337,7 +337,7 @@ static void test_connect(void **state)
 	assert_int_equal(lab->asked[0].reads, 4);
 	answer_all(0);
 	UNTIL(told(RDMA_QP_UP) == 3);
-	/* one is lost: dead when both ends are, and then made anew */
+	/* a queue pair is lost: it is dead when both ends are, and then replaced */
 	id = last(RDMA_QP_UP)->id;
 	say(RDMA_QP_LOST, id, IBV_WC_RETRY_EXC_ERR);
 	UNTIL(dev.qps == 2 && lab->closes == 1);
@@ -360,7 +360,7 @@ static void test_connect_fails(void **state)
 	dev.create_error = -ENOMEM;
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(told(RDMA_UNREACHABLE) == 2);
-	/* it goes on trying, and says so once */
+	/* attempts continue, and the failure is reported once */
 	dev.create_error = 0;
 	UNTIL(lab->n_asked == 3);
 	answer_all(DRAY_E_QUOTA);
@@ -373,7 +373,7 @@ static void note_reason(void *arg, const struct dray_dbus_path *info)
 	snprintf(arg, 256, "%s", info->reason);
 }
 
-/* A completion queue ends at max_cqe: the last queue pair has less depth. */
+/* max_cqe limits the completion queue, so the last queue pair has less depth. */
 static void test_completion_queue_short(void **state)
 {
 	dev.max_cqe = 1024 + 1024 + 100;
@@ -388,7 +388,7 @@ static void test_completion_queue_short(void **state)
 	part();
 }
 
-/* One that would have next to none is not made, and the path says why. */
+/* A queue pair that would have almost no depth is not made, and the path has the reason. */
 static void test_completion_queue_full(void **state)
 {
 	char why[256] = "";
@@ -402,7 +402,7 @@ static void test_completion_queue_full(void **state)
 	rails_each_path(lab->rails, note_reason, why);
 	assert_non_null(strstr(why, "max_cqe is 1034"));
 	assert_non_null(strstr(why, "rdma.queue_depth"));
-	/* bulk goes elsewhere, and nobody else does */
+	/* only bulk uses another transport */
 	UNTIL(told(RDMA_UNREACHABLE) == 1);
 	assert_int_equal(last(RDMA_UNREACHABLE)->id, DMSG_CLASS_BULK);
 	answer_all(0);
@@ -437,7 +437,7 @@ static void test_rail_lost(void **state)
 	see(2, 1, 3);
 	assert_int_equal(told(RDMA_QP_LOSE), 3);
 	assert_int_equal(lab->n_ports, 1);
-	/* and when its GID has moved */
+	/* likewise when its GID has moved */
 	see(2, 1, 5);
 	assert_int_equal(told(RDMA_QP_LOSE), 6);
 	part();
@@ -452,7 +452,7 @@ static void test_serve(void **state)
 	see(1, 1, 3);
 	UNTIL(IS(0, "up"));
 	rails_peer_connect(lab->rails, PEER, 1, &m);
-	assert_int_equal(lab->refusals, 1); /* nobody has met it */
+	assert_int_equal(lab->refusals, 1); /* not a peer */
 	meet(1);
 	rails_peer_connect(lab->rails, PEER, 1, &m);
 	UNTIL(lab->replies == 1);
@@ -477,7 +477,7 @@ static void test_serve(void **state)
 	assert_int_equal(lab->close_replies, 1);
 	UNTIL(lab->close_replies == 2);
 	assert_int_equal(dev.qps, 0);
-	/* the peer is lost with one: it is dead before the peer's grants go */
+	/* the peer is lost while it has a queue pair, which is dead before the peer's grants end */
 	rails_peer_connect(lab->rails, PEER, 8, &m);
 	UNTIL(lab->replies == 2);
 	assert_true(rails_peer_down(lab->rails, PEER));
@@ -486,7 +486,7 @@ static void test_serve(void **state)
 	assert_int_equal(dev.qps, 0);
 }
 
-/* At the end of the agent all of it goes at once, whatever is under way. */
+/* At the end of the agent everything ends at once, whatever is in progress. */
 static void test_end_with_all_up(void **state)
 {
 	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
@@ -503,7 +503,7 @@ static void test_end_with_all_up(void **state)
 	answer_all(0);
 	rails_peer_connect(lab->rails, PEER, 1, &m);
 	UNTIL(lab->replies == 1 && told(RDMA_QP_UP));
-	/* some of these jobs will have been run, and their results never looked at */
+	/* some of these jobs have run, and their results were not used */
 	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
 	rails_region_remove(lab->rails, v->o.handle, removed, NULL);
 	lab->rails = rails_free(lab->rails);
@@ -520,13 +520,13 @@ int main(void)
 		TEST(staging_fails),
 		TEST(up_and_down),
 		TEST(disabled),
-		TEST(open_fails_then_not),
+		TEST(open_fails_and_then_succeeds),
 		TEST(device_gone_and_back),
 		TEST(slices),
 		TEST(shared),
 		TEST(keys_in_use),
 		TEST(revoked),
-		TEST(causes),
+		TEST(reasons_for_refusals),
 		TEST(dmabuf),
 		TEST(dmabuf_without_devices),
 		TEST(connect),

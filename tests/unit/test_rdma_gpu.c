@@ -78,8 +78,8 @@ static void test_not_registered(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* Its registration ends while slices wait: they move to the next transport. */
-static void test_registered_no_more(void **state)
+/* The region's registration ends while slices wait: they move to the next transport. */
+static void test_registration_ends(void **state)
 {
 	struct fake_qp *f = staged_qp();
 
@@ -101,7 +101,7 @@ static void test_registered_no_more(void **state)
 	assert_int_equal(lab->rig.n_ended, 2);
 }
 
-/* It is registered with another rail, the one with a queue pair. */
+/* The region is registered with another rail, the one with a queue pair. */
 static void test_registered_later(void **state)
 {
 	staged_on(1);
@@ -117,7 +117,10 @@ static void test_registered_later(void **state)
 	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
 }
 
-/* Its session is dead while the device still reads the buffers: they are not reused before the device is done. */
+/*
+ * The session is dead while the device still reads the buffers: they are not reused before the
+ * device is done.
+ */
 static void test_urgent_write(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -167,7 +170,7 @@ static void test_cancelled_read(void **state)
 	assert_int_equal(gpu.memory[0], before);
 }
 
-/* Stopped while being gathered: ends with the copy. */
+/* Stopped while the GPU gathers its bytes: the slice ends with the copy. */
 static void test_cancelled_gather(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -275,7 +278,7 @@ static void direct_keys(void)
 			keys_of(gpu.view->extents[0].base, BYTES, 1));
 }
 
-/* The requests name the GPU's addresses; the test does the devices' work on those. */
+/* The requests name the GPU's addresses; the test moves the bytes there as the devices would. */
 static void by_device(struct fake_qp *f)
 {
 	for (; f->head != f->tail; f->head++) {
@@ -333,7 +336,7 @@ static int no_flush(struct gpu_plugin *p, unsigned device)
 	return -EOPNOTSUPP;
 }
 
-/* A driver without it loses nothing. */
+/* A driver without flush loses nothing. */
 static void test_without_flush(void **state)
 {
 	struct gpu_plugin_ops ops = gpu_plugin_ops;
@@ -352,23 +355,12 @@ static void test_without_flush(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(staged),
-		TEST(host_beside_gpu),
-		TEST(no_buffers),
-		TEST(not_registered),
-		TEST(registered_no_more),
-		TEST(registered_later),
-		TEST(urgent_write),
-		TEST(urgent_on_lost),
-		TEST(cancelled_read),
-		TEST(cancelled_gather),
-		TEST(device_lost),
-		TEST(peer_goes),
-		TEST(other_rail),
-		TEST(no_rail),
-		TEST(direct),
-		TEST(flush_fails),
-		TEST(without_flush),
+		TEST(staged),           TEST(host_beside_gpu),   TEST(no_buffers),
+		TEST(not_registered),   TEST(registration_ends), TEST(registered_later),
+		TEST(urgent_write),     TEST(urgent_on_lost),    TEST(cancelled_read),
+		TEST(cancelled_gather), TEST(device_lost),       TEST(peer_goes),
+		TEST(other_rail),       TEST(no_rail),           TEST(direct),
+		TEST(flush_fails),      TEST(without_flush),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,7 +42,9 @@ static void test_lists(void **state)
 	assert_int_equal(last()->code, 0);
 	for (unsigned i = 0; i < 1024; i++)
 		assert_same(ops[i][0], ops[i][1], 4096);
-	/* at most two operations cross a border of memory regions there, or of extents here */
+	/*
+	 * at most two operations cross a border of memory regions at the peer, or of extents here
+	 */
 	assert_in_range(counted(DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL), 1024, 1026);
 	assert_in_range(f->lists, 16, 17);
 	assert_int_equal(counted(DRAY_METRIC_RDMA_COMPLETIONS_TOTAL), f->lists);
@@ -63,12 +65,12 @@ static struct cost cost_now(void)
 			      counted(DRAY_METRIC_RDMA_INLINED_TOTAL) };
 }
 
-/* Runs n transfers to their end, each with a batch of operations without neighbours. */
+/* Runs n transfers to their end, each with a batch of operations that are not adjacent. */
 static struct cost cost_of(enum dmsg_direction way, unsigned transfers, unsigned batch,
 			   uint64_t bytes)
 {
 	uint64_t(*ops)[3] = calloc(batch, sizeof(*ops));
-	/* behind the first memory region there, so that none is cut */
+	/* behind the first memory region at the peer, so that no request is cut */
 	uint64_t first = 3000000 / bytes + 1, slots = BYTES / bytes - first;
 	struct cost since = cost_now(), now;
 
@@ -94,8 +96,9 @@ static struct cost cost_of(enum dmsg_direction way, unsigned transfers, unsigned
 }
 
 /*
- * One doorbell and one completion for each list of 64 requests, or of 64 KiB if transfers are smaller than
- * a list, whatever the depth of the queue. A full queue pair is polled once for many requests.
+ * One doorbell and one completion for each list of 64 requests, or of 64 KiB if transfers are
+ * smaller than a list, whatever the depth of the queue. A full queue pair is polled once for many
+ * requests.
  */
 static void test_counts(void **state)
 {
@@ -164,7 +167,10 @@ static void test_counts_under_way(void **state)
 	assert_int_equal(c.polls, 103);
 }
 
-/* A range that is contiguous there is gathered from pieces here, as many as the queue pair takes. */
+/*
+ * A range that is contiguous at the peer is gathered from pieces here, as many as the queue pair
+ * allows.
+ */
 static void test_gather(void **state)
 {
 	uint64_t ops[6][3];
@@ -238,7 +244,7 @@ static void test_flush_before_notification(void **state)
 	turn();
 	assert_int_equal(f->tail, 2);
 	assert_int_equal(f->q[1].wr.opcode, IBV_WR_RDMA_READ);
-	/* of the last written byte, in any kind of memory */
+	/* a read of the last written byte, in any kind of memory */
 	assert_int_equal(f->q[1].wr.wr.rdma.remote_addr, (uintptr_t)lab->there + 99);
 	assert_int_equal(f->q[1].wr.wr.rdma.rkey, RKEY(0));
 	assert_int_equal(f->q[1].sge[0].length, 1);
@@ -426,7 +432,7 @@ static void test_error_moves_slices(void **state)
 	assert_int_equal(counted(DRAY_METRIC_SLICES_RESENT_TOTAL),
 			 counted(DRAY_METRIC_RDMA_FAILOVERS_TOTAL));
 	assert_int_equal(lab->path.failovers, counted(DRAY_METRIC_RDMA_FAILOVERS_TOTAL));
-	/* late completions of the dead one are ignored */
+	/* late completions of the dead queue pair are ignored */
 	lab->rails[0].wc[lab->rails[0].n_wc++] =
 		(struct ibv_wc){ .wr_id = 77, .status = IBV_WC_WR_FLUSH_ERR };
 	turn();
@@ -481,7 +487,7 @@ static void test_cancel(void **state)
 	assert_true(last()->bytes < BYTES);
 }
 
-/* In the middle of a slice that is posted in parts. */
+/* A cancel in the middle of a slice that is posted in parts. */
 static void test_cancel_partial(void **state)
 {
 	uint64_t(*ops)[3] = scattered(200);

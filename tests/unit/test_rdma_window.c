@@ -8,7 +8,7 @@
 
 #define WINDOW 7
 #define SHARE (16u * UNIT)
-#define START (64u << 10) /* of the share, in the window */
+#define START (64u << 10) /* offset of the share in the window */
 #define ASKS_MAX 64
 
 static struct {
@@ -51,7 +51,7 @@ static int window_teardown(void **state)
 	return ret;
 }
 
-/* Keys of n rails, for a number of bytes. */
+/* Gives keys of n rails for this number of bytes. */
 static void give_keys(uint64_t id, uint64_t length, unsigned rails, uint64_t keyed)
 {
 	struct rdma_share *share = calloc(1, sizeof(*share));
@@ -216,7 +216,7 @@ static void test_both_staged(void **state)
 }
 
 /* Memory that the owner has registered is reached directly. */
-static void test_straight_first(void **state)
+static void test_direct_access_is_preferred(void **state)
 {
 	window_qp();
 	set_keys(1, 1);
@@ -286,7 +286,7 @@ static void test_refused(void **state)
 }
 
 /* The owner does not stage this kind of memory: the remote uses the next transport from then on. */
-static void test_not_staged_there(void **state)
+static void test_owner_cannot_stage(void **state)
 {
 	struct fake_qp *f = window_qp();
 	unsigned n = 0;
@@ -348,7 +348,7 @@ static void test_cancelled_in_flight(void **state)
 	assert_int_equal(free_buffers(), 16);
 }
 
-/* Its session is dead: buffer and remote wait for the answer in the slice's place. */
+/* The session is dead: buffer and remote are held for the answer instead of the slice. */
 static void test_urgent_while_asked(void **state)
 {
 	window_qp();
@@ -481,7 +481,7 @@ static void test_replaced(void **state)
 	assert_int_equal(owner.asks[0]->m.window, WINDOW + 1);
 	until_done(1);
 	assert_int_equal(last()->code, 0);
-	/* without another window it is the answer */
+	/* without another window the error is the answer */
 	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
 	until_asked(1);
 	answer_to(next_ask(), DRAY_E_NOT_FOUND);
@@ -533,7 +533,7 @@ static void test_before_paths(void **state)
 	assert_int_equal(owner.total, 0);
 }
 
-/* A share that is too small for a buffer is none. */
+/* A share that is too small for a buffer is not used. */
 static void test_tiny(void **state)
 {
 	lab->spare_open = true;
@@ -657,11 +657,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(window),
 		TEST(both_staged),
-		TEST(straight_first),
+		TEST(direct_access_is_preferred),
 		TEST(order),
 		TEST(room_for_latency),
 		TEST(refused),
-		TEST(not_staged_there),
+		TEST(owner_cannot_stage),
 		TEST(cancelled_while_requested),
 		TEST(cancelled_in_flight),
 		TEST(urgent_while_asked),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owning side of windows in a worker: which copies a peer may request, and that no byte moves after
- * their end.
+ * The owning side of windows in a worker: which copies a peer may request, and that no byte moves
+ * after they have ended.
  */
 #include "agent/data/transfer/object.h"
 #include "tests/unit/rdma_gpu_fixture.h"
@@ -162,7 +162,7 @@ static void test_refused(void **state)
 	assert_int_equal(all(WRITE_GRANT, false, 0, 64), DRAY_E_DENIED);
 	assert_int_equal(all(WRITE_GRANT, true, 0, 64), 0);
 	assert_int_equal(all(HOST_GRANT, false, 0, 64), DRAY_E_UNSUPPORTED);
-	/* another peer's */
+	/* a grant of another peer */
 	owner.grants[0].peer = PEER + 1;
 	assert_int_equal(all(SMALL_GRANT, false, 0, 64), DRAY_E_REVOKED);
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 64);
@@ -185,7 +185,7 @@ static void test_dropped(void **state)
 	assert_int_equal(all(CUT_GRANT, true, 0, 64), DRAY_E_REVOKED);
 }
 
-/* Its session is dead: no byte moves after the call returns. */
+/* The session is dead: no byte moves after the call returns. */
 static void test_dropped_urgently(void **state)
 {
 	begin(CUT_GRANT, true, &(struct pmsg_seg){ 0, PAGES * 4096ull }, 1);

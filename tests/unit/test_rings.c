@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rings a worker looks at while one of them keeps it busy; the worker's turns are the test's own. */
+/* Which rings a worker polls while one of them keeps it busy; the test runs the worker's turns. */
 #include <sys/eventfd.h>
 
 #include "schema/gen/errors.h"
@@ -7,7 +7,7 @@
 #include "tests/unit/ring_rig.h"
 
 #define ENTRIES 8
-/* More than enough for an idle ring to be left alone. */
+/* more than enough turns for an idle ring to rest */
 #define MANY 2000
 
 enum { BUSY, OTHER };
@@ -26,13 +26,13 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Doorbells that have reached the worker. */
+/* Doorbells that the worker has received. */
 static unsigned received(void)
 {
 	return (unsigned)worker_counters(rig.worker)->v[DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL];
 }
 
-/* A turn in which the busy one has had something done. */
+/* A turn with work on the busy ring. */
 static void busy_turn(void)
 {
 	ring_rig_submit(&rig, BUSY, 1);
@@ -40,7 +40,7 @@ static void busy_turn(void)
 	assert_int_equal(ring_end_reap(rig.ends[BUSY]), 1);
 }
 
-/* Between turns, and not while a doorbell is on its way. */
+/* Whether ring i rests; call it between turns, without a doorbell in flight. */
 static bool resting(unsigned i)
 {
 	bool rests = dray_list_empty(&ring_rig_session(&rig, i)->ring->polled_link);
@@ -49,7 +49,7 @@ static bool resting(unsigned i)
 	return rests;
 }
 
-/* Until the other one is left alone; how many turns that took. */
+/* Runs turns until the other ring rests; returns their number. */
 static unsigned until_rest(void)
 {
 	unsigned n = 0;
@@ -60,9 +60,9 @@ static unsigned until_rest(void)
 	return n;
 }
 
-static void an_idle_ring_rests_and_its_doorbell_brings_it_back(void **state)
+static void an_idle_ring_rests_until_its_doorbell(void **state)
 {
-	/* it has its chance: a doorbell is dearer than some looks */
+	/* it rests only after a while, because a doorbell costs more than some polls */
 	assert_true(until_rest() > 50);
 	assert_false(resting(BUSY));
 
@@ -71,7 +71,7 @@ static void an_idle_ring_rests_and_its_doorbell_brings_it_back(void **state)
 		busy_turn();
 	assert_int_equal(ring_end_reap(rig.ends[OTHER]), 2);
 	assert_int_equal(received(), 1);
-	/* awake: the next needs none */
+	/* awake: the next entry needs no doorbell */
 	assert_false(resting(OTHER));
 	ring_rig_submit(&rig, OTHER, 1);
 	busy_turn();
@@ -80,7 +80,7 @@ static void an_idle_ring_rests_and_its_doorbell_brings_it_back(void **state)
 	until_rest();
 }
 
-static void nothing_rests_while_there_is_no_work_elsewhere(void **state)
+static void no_ring_rests_while_no_other_has_work(void **state)
 {
 	for (unsigned i = 0; i < MANY; i++)
 		worker_turn(rig.worker, false);
@@ -88,7 +88,7 @@ static void nothing_rests_while_there_is_no_work_elsewhere(void **state)
 	assert_false(resting(BUSY));
 }
 
-static void a_completion_brings_a_ring_back(void **state)
+static void a_completion_ends_the_rest(void **state)
 {
 	unsigned done = 0;
 
@@ -108,17 +108,20 @@ static void a_completion_brings_a_ring_back(void **state)
 	assert_int_equal(received(), 0);
 }
 
-/* Reaping rings no doorbell: a ring that waits for room in it is looked at until it has some. */
+/*
+ * Taking completions rings no doorbell, so the worker keeps polling a ring that waits for room for
+ * completions.
+ */
 static void a_ring_that_waits_for_its_client_does_not_rest(void **state)
 {
 	for (unsigned i = 0; i < 3; i++) {
-		/* more than dc_ring_room() would have allowed */
+		/* more than dc_ring_room() would allow */
 		for (unsigned k = 0; k < ENTRIES; k++)
 			ring_end_put(rig.ends[OTHER], &ring_rig_write64);
 		ring_end_submit(rig.ends[OTHER]);
 		busy_turn();
 	}
-	/* two rounds of entries are completed, and the third finds no room for its completions */
+	/* two rounds of entries are completed, and the third has no room for its completions */
 	for (unsigned i = 0; i < MANY; i++)
 		busy_turn();
 	assert_false(resting(OTHER));
@@ -128,14 +131,17 @@ static void a_ring_that_waits_for_its_client_does_not_rest(void **state)
 	assert_int_equal(received(), 0);
 }
 
-static void a_resting_session_may_die(void **state)
+static void a_resting_session_can_end_by_an_invalid_index(void **state)
 {
 	uint8_t *ring = rig.rings[OTHER].ring;
 	struct event ev;
 	bool told = false;
 
 	until_rest();
-	/* an index that claims more than the ring holds ends the session, also where its doorbell tells of it */
+	/*
+	 * an index that claims more than the ring holds ends the session, also if its doorbell
+	 * announces it
+	 */
 	atomic_store((_Atomic uint32_t *)(void *)(ring + DMSG_RING_SQ_TAIL), 1000);
 	assert_int_equal(eventfd_write(rig.rings[OTHER].doorbell_fd, 1), 0);
 	for (unsigned i = 0; i < MANY; i++)
@@ -145,8 +151,11 @@ static void a_resting_session_may_die(void **state)
 	assert_true(told);
 }
 
-/* With news for its client that nobody was told of, and among the rings that are looked at again: both let go of it. */
-static void a_resting_session_may_be_closed(void **state)
+/*
+ * The session has a completion that its client was not notified of, and its ring is about to be
+ * polled again: both lists drop it.
+ */
+static void a_resting_session_can_be_closed(void **state)
 {
 	ring_rig_submit_waiting(&rig, OTHER);
 	until_rest();
@@ -212,15 +221,16 @@ static void a_drain_refuses_malformed_entries_too(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(an_idle_ring_rests_and_its_doorbell_brings_it_back,
-						setup, teardown),
-		cmocka_unit_test_setup_teardown(nothing_rests_while_there_is_no_work_elsewhere,
-						setup, teardown),
-		cmocka_unit_test_setup_teardown(a_completion_brings_a_ring_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(an_idle_ring_rests_until_its_doorbell, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(no_ring_rests_while_no_other_has_work, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_completion_ends_the_rest, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_ring_that_waits_for_its_client_does_not_rest,
 						setup, teardown),
-		cmocka_unit_test_setup_teardown(a_resting_session_may_die, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_resting_session_may_be_closed, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_resting_session_can_end_by_an_invalid_index,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(a_resting_session_can_be_closed, setup, teardown),
 		cmocka_unit_test_setup_teardown(an_entry_beyond_a_limit_is_out_of_range, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_drain_refuses_malformed_entries_too, setup,

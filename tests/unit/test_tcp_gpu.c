@@ -77,7 +77,7 @@ static void expect_data(uint64_t id, const uint8_t *want, uint64_t n)
 	assert_memory_equal(got, want, n);
 }
 
-/* Frames are received while the GPU copies, and answered in order, whatever memory they are on. */
+/* Frames are received while the GPU copies, and answered in order, whatever memory they access. */
 static void test_answers_in_order(void **state)
 {
 	static uint8_t want[50000];
@@ -263,7 +263,7 @@ static void test_owner_loses_device(void **state)
 }
 
 /* A copy that finds the device lost ends in the next turn, which follows at once. */
-static void test_lost_device_is_told_at_once(void **state)
+static void test_lost_device_is_reported_at_once(void **state)
 {
 	struct pmsg_seg seg = { 0, 5000 };
 
@@ -380,7 +380,7 @@ static void test_peer_down_while_copying(void **state)
 }
 
 /* Without free buffers, transfers of host memory in the same session continue. */
-static void test_host_memory_goes_on(void **state)
+static void test_host_memory_continues(void **state)
 {
 	uint8_t op[DMSG_OP_SIZE];
 	struct xfer_request r = { .request_id = 100,
@@ -553,13 +553,13 @@ int main(void)
 		cmocka_unit_test(test_revoke_read),
 		cmocka_unit_test(test_reset_while_copying),
 		cmocka_unit_test(test_owner_loses_device),
-		cmocka_unit_test(test_lost_device_is_told_at_once),
+		cmocka_unit_test(test_lost_device_is_reported_at_once),
 		cmocka_unit_test(test_latency_beside_stalled_bulk),
 		cmocka_unit_test(test_importer_loses_device),
 		cmocka_unit_test(test_session_ends_while_copying),
 		cmocka_unit_test(test_cancelled_while_copying),
 		cmocka_unit_test(test_peer_down_while_copying),
-		cmocka_unit_test(test_host_memory_goes_on),
+		cmocka_unit_test(test_host_memory_continues),
 		cmocka_unit_test(test_stalled_peer_leaves_buffers),
 		cmocka_unit_test(test_taken_over_slices_are_cut),
 		cmocka_unit_test(test_taken_over_buffers_are_ours),

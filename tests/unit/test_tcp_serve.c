@@ -247,8 +247,8 @@ static void test_grant_just_published(void **state)
 }
 
 /*
- * A peer that does not read its answers is served only as far as the sockets take them; when it reads, all
- * answers come.
+ * A peer that does not read its answers is served only until the sockets are full; when it reads,
+ * all answers come.
  */
 static void test_back_pressure(void **state)
 {
@@ -411,7 +411,7 @@ static void test_peer_down(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-/* Memory that a burst made resident is given back. */
+/* Memory that a burst made resident is freed. */
 static void test_buffers_trimmed(void **state)
 {
 	struct tcp *t = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages of a client to a real worker, and what it makes of bad ones. */
+/* Messages of a client to a real worker, valid and invalid. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ struct reply {
 	uint32_t code; /* of error or transfer_done */
 };
 
-/* The next message from the agent; type 0 at end of file. */
+/* Receives the next message from the agent; type 0 at end of file. */
 static struct reply next(struct wrig *r)
 {
 	static uint8_t buf[DMSG_MESSAGE_MAX];
@@ -93,7 +93,7 @@ static size_t transfer(uint8_t *buf, uint64_t id, uint64_t length, uint16_t flag
 	return (size_t)n;
 }
 
-/* The session works: a transfer is carried out. */
+/* Checks that the session works: a transfer succeeds. */
 static void works(struct wrig *r, uint64_t id)
 {
 	uint8_t buf[4096];
@@ -108,7 +108,7 @@ static void works(struct wrig *r, uint64_t id)
 	assert_int_equal(r->b[63], (uint8_t)id);
 }
 
-static void transfers_are_carried_out(void **state)
+static void transfers_succeed(void **state)
 {
 	struct wrig *r = *state;
 
@@ -116,7 +116,7 @@ static void transfers_are_carried_out(void **state)
 		works(r, id);
 }
 
-static void answerable_mistakes_are_answered(void **state)
+static void mistakes_with_a_request_id_are_answered(void **state)
 {
 	struct wrig *r = *state;
 	static uint8_t big[DMSG_MESSAGE_MAX + 100];
@@ -138,7 +138,7 @@ static void answerable_mistakes_are_answered(void **state)
 	assert_int_equal(reply.h.request_id, 2);
 	assert_int_equal(reply.code, DRAY_E_RANGE);
 
-	/* unknown flags of the header */
+	/* unknown flags in the header */
 	n = transfer(buf, 3, 64, 0);
 	buf[8] = 1;
 	say(r, buf, n);
@@ -201,7 +201,7 @@ static void other_requests_go_to_the_control_thread_within_their_limit(void **st
 		say(r, buf,
 		    (size_t)dmsg_remote_release_encode(buf, sizeof(buf), id,
 						       &(struct dmsg_remote_release){ id }));
-	/* the fifth is over requests_max */
+	/* the fifth exceeds requests_max */
 	reply = next(r);
 	assert_int_equal(reply.h.request_id, 5);
 	assert_int_equal(reply.code, DRAY_E_BUSY);
@@ -223,7 +223,7 @@ static void other_requests_go_to_the_control_thread_within_their_limit(void **st
 	works(r, 1);
 }
 
-static void garbage_ends_the_session_with_a_word(void **state)
+static void garbage_ends_the_session_with_an_error(void **state)
 {
 	struct wrig *r = *state;
 	struct reply reply;
@@ -239,7 +239,7 @@ static void garbage_ends_the_session_with_a_word(void **state)
 	assert_int_equal(ev.code, DRAY_E_BAD_MAGIC);
 }
 
-static void a_lying_ring_ends_the_session(void **state)
+static void an_invalid_ring_ends_the_session(void **state)
 {
 	struct wrig *r = *state;
 	struct reply reply;
@@ -255,7 +255,7 @@ static void a_lying_ring_ends_the_session(void **state)
 	assert_int_equal(wrig_event(r).type, EVENT_SESSION_EOF);
 }
 
-static void the_client_s_end_ends_its_transfers(void **state)
+static void the_end_of_a_client_ends_its_transfers(void **state)
 {
 	struct wrig *r = *state;
 	uint8_t buf[4096];
@@ -286,7 +286,7 @@ static uint32_t cancel(struct wrig *r, dray_handle session, uint64_t request, ui
 	}
 }
 
-static void an_operator_cancels_one(void **state)
+static void an_operator_cancels_a_transfer(void **state)
 {
 	struct wrig *r = *state;
 	uint8_t buf[4096];
@@ -315,7 +315,7 @@ static struct snapshot *snapshot(struct wrig *r, bool ended, uint32_t cap)
 	return s;
 }
 
-static void a_snapshot_counts_what_it_has_no_room_for(void **state)
+static void a_snapshot_counts_transfers_beyond_its_room(void **state)
 {
 	struct wrig *r = *state;
 	uint8_t buf[4096];
@@ -329,7 +329,7 @@ static void a_snapshot_counts_what_it_has_no_room_for(void **state)
 	assert_int_equal(s->n, 1);
 	assert_int_equal(s->in_flight, 2);
 	assert_int_equal(s->bytes_left, 164);
-	/* both have the same deadline, and the first of them is the first due */
+	/* both have the same deadline; the first one is reported */
 	assert_int_equal(s->first_due.request, 2);
 	assert_true(s->first_due.left_ns > 0);
 	free(s);
@@ -346,7 +346,7 @@ static void a_snapshot_counts_what_it_has_no_room_for(void **state)
 	free(s);
 }
 
-static void a_new_configuration_is_taken_over(void **state)
+static void a_new_configuration_is_applied(void **state)
 {
 	const struct data_config ours = { .slice_size = 1 << 20,
 					  .slice_timeout_ns = DRAY_NS_PER_SEC,
@@ -380,21 +380,22 @@ static void a_new_configuration_is_taken_over(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(transfers_are_carried_out, setup, teardown),
-		cmocka_unit_test_setup_teardown(answerable_mistakes_are_answered, setup, teardown),
+		cmocka_unit_test_setup_teardown(transfers_succeed, setup, teardown),
+		cmocka_unit_test_setup_teardown(mistakes_with_a_request_id_are_answered, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(a_used_id_is_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			other_requests_go_to_the_control_thread_within_their_limit, setup,
 			teardown),
-		cmocka_unit_test_setup_teardown(garbage_ends_the_session_with_a_word, setup,
+		cmocka_unit_test_setup_teardown(garbage_ends_the_session_with_an_error, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_lying_ring_ends_the_session, setup, teardown),
-		cmocka_unit_test_setup_teardown(the_client_s_end_ends_its_transfers, setup,
+		cmocka_unit_test_setup_teardown(an_invalid_ring_ends_the_session, setup, teardown),
+		cmocka_unit_test_setup_teardown(the_end_of_a_client_ends_its_transfers, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(an_operator_cancels_one, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_snapshot_counts_what_it_has_no_room_for, setup,
+		cmocka_unit_test_setup_teardown(an_operator_cancels_a_transfer, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_snapshot_counts_transfers_beyond_its_room, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_new_configuration_is_taken_over, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_new_configuration_is_applied, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

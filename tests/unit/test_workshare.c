@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One large copy by several workers. What depends on who comes first is played by hand: the core rig is the worker
- * that lends, the test takes tasks as the others would. At the end real workers.
+ * One large copy by several workers. To control the order of events, the core rig is the worker
+ * that shares, and the test takes tasks as the other workers would. Real workers follow at the end.
  */
 #include "agent/data/transfer/workshare.h"
 
@@ -91,7 +91,7 @@ static bool woken(struct lab *l, unsigned worker)
 	return read(l->fds[worker], &n, sizeof(n)) == sizeof(n);
 }
 
-/* All as `worker` would; bytes. */
+/* Takes tasks as `worker` would; returns the number of bytes. */
 static uint64_t help(struct lab *l, unsigned worker, unsigned times)
 {
 	uint64_t sum = 0, bytes;
@@ -106,7 +106,7 @@ static uint64_t help(struct lab *l, unsigned worker, unsigned times)
 	return sum;
 }
 
-/* Nobody stays awake for this lender. */
+/* Checks that no worker stays awake for this owner. */
 static void assert_at_rest(struct lab *l)
 {
 	bool member = false;
@@ -129,7 +129,7 @@ static void shared_between_both(void **state)
 	lab_init(&l, 2, 1);
 	assert_int_equal(help(&l, 1, 1), 0);
 	submit(&l, 1, BYTES);
-	/* at the end of a turn there is more out than the helper takes before the next */
+	/* one turn offers more than the helper takes before the next turn */
 	while (rig_turn(&l.rig))
 		helped += help(&l, 1, 2);
 	assert_true(helped >= BYTES / 16);
@@ -142,8 +142,8 @@ static void shared_between_both(void **state)
 	lab_deinit(&l);
 }
 
-/* A helper that never comes back for more costs its lender no more than the one task it holds. */
-static void works_alone_too(void **state)
+/* A helper that takes no further task delays the owner only by the one task that it holds. */
+static void works_without_helpers(void **state)
 {
 	struct lab l;
 
@@ -153,7 +153,7 @@ static void works_alone_too(void **state)
 		;
 	assert_int_equal(l.rig.n_ended, 1);
 	assert_copied(&l);
-	/* small work is not lent, nor is anybody woken for it */
+	/* small slices are not shared, and wake no worker */
 	workshare_sleep(l.workshare, 1);
 	submit(&l, 2, MIB);
 	rig_turn(&l.rig);
@@ -185,12 +185,12 @@ static void wakes_once_for_a_transfer(void **state)
 	while (rig_turn(&l.rig))
 		;
 	assert_true(woken(&l, 1));
-	/* one that is awake needs no call; the next one is woken in its place */
+	/* an awake worker needs no wake-up; the next one is woken instead */
 	assert_true(woken(&l, 3));
 	lab_deinit(&l);
 }
 
-static void so_many_help_at_a_time(void **state)
+static void the_number_of_helpers_is_limited(void **state)
 {
 	bool first = false, second = false;
 	uint64_t bytes;
@@ -212,7 +212,7 @@ static void so_many_help_at_a_time(void **state)
 	lab_deinit(&l);
 }
 
-/* As after a file was cut: every access faults. */
+/* As after truncation of the file: every access faults. */
 static void take_away(struct rig_region *g)
 {
 	uint8_t *base = g->view->extents[g->view->n_extents - 1].base;
@@ -224,12 +224,15 @@ static void take_away(struct rig_region *g)
 	close(fd);
 }
 
-/* The memory of one side is gone; met by the helper or by the lender, the session of that side is blamed. */
+/*
+ * The memory of one side is gone. Whether the helper or the owner finds out, the session of that
+ * side gets the fault.
+ */
 static void fault(bool of_local, bool by_helper)
 {
 	struct lab l;
 	lab_init(&l, 2, 1);
-	/* again: cmocka has put a handler of its own in its place */
+	/* cmocka has installed its own handler */
 	assert_int_equal(fault_init(), 0);
 	submit(&l, 1, BYTES);
 	rig_turn(&l.rig);
@@ -254,7 +257,7 @@ static void faults(void **state)
 	fault(false, false);
 }
 
-/* When a stop returns nobody has a task, and none is to be had. */
+/* When a stop returns, no worker holds a task, and no task can be taken. */
 static void stopped(void **state)
 {
 	for (unsigned urgent = 0; urgent < 2; urgent++) {
@@ -270,7 +273,7 @@ static void stopped(void **state)
 		assert_int_equal(help(&l, 1, 1), 0);
 		assert_false(rig_turn(&l.rig));
 		assert_at_rest(&l);
-		/* others go on */
+		/* other transfers continue */
 		submit(&l, 2, BYTES);
 		while (rig_turn(&l.rig))
 			help(&l, 1, 1);
@@ -296,7 +299,7 @@ static void dropped(void **state)
 	lab_deinit(&l);
 }
 
-/* Pieces of all sizes, in an order of their own. */
+/* Pieces of all sizes, in random order. */
 static void scattered(void **state)
 {
 	static uint64_t ops[2048][3];
@@ -330,18 +333,21 @@ static void by_nodes(void **state)
 {
 	static const int two[] = { 0, 0, 1, 1 }, mixed[] = { 0, -1, 1, 2 };
 
-	/* owner 0, destination on its own node: its neighbour there, not those of the other */
+	/*
+	 * owner 0, destination on the owner's node: the other worker of that node helps, those of
+	 * the other node do not
+	 */
 	assert_true(workshare_suits(two, 4, 0, 1, 0));
 	assert_false(workshare_suits(two, 4, 0, 2, 0));
-	/* on the other node: those there */
+	/* destination on the other node: the workers there help */
 	assert_false(workshare_suits(two, 4, 0, 1, 1));
 	assert_true(workshare_suits(two, 4, 0, 3, 1));
-	/* nobody there, or nothing known of it: anybody */
+	/* no worker on that node, or an unknown node: every worker helps */
 	assert_true(workshare_suits(two, 4, 0, 1, 2));
 	assert_true(workshare_suits(two, 4, 0, 2, -1));
-	/* the owner itself is no helper */
+	/* the owner itself does not help */
 	assert_true(workshare_suits(mixed, 4, 0, 2, 0));
-	/* one that runs anywhere */
+	/* a worker that is not pinned */
 	assert_true(workshare_suits(mixed, 4, 0, 1, 2));
 	assert_false(workshare_suits(mixed, 4, 0, 2, 2));
 	assert_true(workshare_suits(mixed, 4, 0, 3, 2));
@@ -398,7 +404,7 @@ static struct dmsg_cqe ring_reap(struct wrig *r, uint32_t i)
 {
 	struct dmsg_cqe e;
 
-	/* what goes wrong here shows as a time-out */
+	/* a failure shows as a timeout */
 	for (int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC;
 	     atomic_load(word(r, DMSG_RING_CQ_TAIL)) == i;) {
 		assert_true(dray_now().ns < end);
@@ -421,7 +427,7 @@ static uint64_t helped(struct wrig *r)
 	return sum;
 }
 
-/* A sleeping worker is woken, helps, and finds its sleep again. */
+/* A sleeping worker is woken, helps, and goes to sleep again. */
 static void workers_help(void **state)
 {
 	struct dray_cpus cpus;
@@ -448,7 +454,10 @@ static void count_gone(void *arg)
 	++*(volatile unsigned *)arg;
 }
 
-/* Once every worker has dropped a region its memory may go; a helper that came late would end this program. */
+/*
+ * When every worker has dropped a region, its memory may be unmapped; a late helper would crash
+ * this program.
+ */
 static void workers_drop(void **state)
 {
 	for (unsigned round = 0; round < 20; round++) {
@@ -498,9 +507,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(shared_between_both),
-		cmocka_unit_test(works_alone_too),
+		cmocka_unit_test(works_without_helpers),
 		cmocka_unit_test(wakes_once_for_a_transfer),
-		cmocka_unit_test(so_many_help_at_a_time),
+		cmocka_unit_test(the_number_of_helpers_is_limited),
 		cmocka_unit_test(faults),
 		cmocka_unit_test(stopped),
 		cmocka_unit_test(dropped),

@@ -16,7 +16,7 @@ struct two {
 	struct rig rig;
 	struct rig_session a, b;
 	struct rig_region ra, rb;
-	struct remote_view *remote; /* of rb, for a */
+	struct remote_view *remote; /* the remote of rb, for session a */
 };
 
 #define SESSION_A (1ull << 32 | 1)
@@ -74,7 +74,7 @@ static void run(struct two *t)
 		;
 }
 
-static void bytes_arrive_where_they_belong(void **state)
+static void bytes_arrive_at_their_destination(void **state)
 {
 	struct two *t = *state;
 	unsigned seed = 7;
@@ -92,7 +92,7 @@ static void bytes_arrive_where_they_belong(void **state)
 		q.spec.direction = round % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
 		if (round % 2)
 			memcpy(t->rb.memory, t->ra.memory, BYTES);
-		/* destinations do not overlap: they go up, with gaps or without */
+		/* destinations do not overlap: their offsets rise, with and without gaps */
 		while (n < 2000) {
 			uint64_t length = 1 + (uint64_t)rand_r(&seed) % (round % 3 ? 300 : 200000);
 			uint64_t source = (uint64_t)rand_r(&seed) % BYTES;
@@ -111,7 +111,9 @@ static void bytes_arrive_where_they_belong(void **state)
 		run(t);
 		assert_int_equal(t->rig.n_ended, round + 1);
 		assert_int_equal(t->rig.ended[round].code, 0);
-		/* sources may have been overwritten where ranges meet in one region; here they are two */
+		/*
+		 * in one region a destination could overwrite a source; here there are two regions
+		 */
 		for (uint32_t i = 0; i < n; i++)
 			for (uint64_t k = 0; k<ops[i][2]; k += ops[i][2]> 1 ? ops[i][2] - 1 : 1)
 				assert_int_equal(*rig_at(&t->ra, ops[i][0] + k),
@@ -119,7 +121,7 @@ static void bytes_arrive_where_they_belong(void **state)
 	}
 }
 
-static void neighbours_are_merged(void **state)
+static void adjacent_operations_are_merged(void **state)
 {
 	struct two *t = *state;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -138,7 +140,10 @@ static void neighbours_are_merged(void **state)
 	assert_int_equal(t->rig.ended[0].bytes, 256 * 4096);
 	assert_int_equal(xfers_records(&t->rig.core, &last, 1), 1);
 	assert_int_equal(last.operations, 1);
-	/* a turn's worth each; what is not merged counts for more than its bytes */
+	/*
+	 * each is one turn's amount of bytes; operations that are not merged count for more than
+	 * their bytes
+	 */
 	assert_int_equal(t->rig.counters.v[DRAY_METRIC_SLICES_TOTAL], 4);
 	assert_int_equal(t->rig.counters.v[DRAY_METRIC_OPERATIONS_TOTAL], 256);
 }
@@ -155,7 +160,7 @@ static void refused(struct two *t, struct xfer_request q, uint64_t local, uint64
 	assert_int_equal(t->rig.n_ended, 0);
 }
 
-static void bad_requests_leave_no_trace(void **state)
+static void invalid_requests_have_no_effect(void **state)
 {
 	struct two *t = *state;
 	struct xfer_request q = request(1);
@@ -211,14 +216,14 @@ static int submit_one(struct two *t, struct rig_session *s, struct xfer_request 
 	return rig_submit(&t->rig, s, &q, ops, 1, &err);
 }
 
-static void two_sessions_share_by_bytes(void **state)
+static void two_sessions_get_the_same_bytes(void **state)
 {
 	struct two *t = *state;
 	uint64_t ops[2000][3];
 	struct dray_err err = DRAY_ERR_NULL;
 	struct xfer_request q = request(1);
 
-	/* one asks for two large pieces, the other for many small ones that cannot be merged */
+	/* one session requests two large pieces, the other many small ones that cannot be merged */
 	assert_int_equal(submit_one(t, &t->a, request(1), BYTES), 0);
 	for (uint64_t i = 0; i < 2000; i++) {
 		ops[i][0] = i * 4096;
@@ -229,7 +234,7 @@ static void two_sessions_share_by_bytes(void **state)
 	assert_int_equal(rig_submit(&t->rig, &t->b, &q, (const uint64_t(*)[3])ops, 2000, &err), 0);
 	while (rig_turn(&t->rig) && !t->rig.n_ended)
 		;
-	/* when the first has ended the other is not far behind */
+	/* when the first has ended, the other is almost done */
 	while (t->rig.n_ended < 2) {
 		uint64_t left = t->b.xs.xfers.next != &t->b.xs.xfers ?
 					dray_list_first(&t->b.xs.xfers, struct xfer, session_link)
@@ -241,8 +246,11 @@ static void two_sessions_share_by_bytes(void **state)
 	run(t);
 }
 
-/* Sessions of one shape: when the first has moved all, the others have as well but for their last slices. */
-static void many_sessions_move_the_same(void **state)
+/*
+ * Sessions with the same kind of operations: when the first has moved all bytes, the others lack
+ * only their last slices.
+ */
+static void many_sessions_get_the_same_bytes(void **state)
 {
 	enum { N = 16, OPS = 400 };
 	static struct rig_session many[N];
@@ -251,7 +259,10 @@ static void many_sessions_move_the_same(void **state)
 	struct xfer_request q = request(1);
 	uint64_t ops[OPS][3], least;
 
-	/* whole megabytes, or hundreds of small pieces: half of the sessions each */
+	/*
+	 * half of the sessions have operations of whole megabytes, the others hundreds of small
+	 * pieces
+	 */
 	for (uint64_t i = 0; i < OPS; i++) {
 		ops[i][0] = i * 4096;
 		ops[i][1] = (OPS - 1 - i) * 4096;
@@ -281,9 +292,9 @@ first:
 			least = dray_min(least, (uint64_t)many[i].shared.bytes_moved);
 			most = dray_max(most, (uint64_t)many[i].shared.bytes_moved);
 		}
-		/* of the same shape no two are more than two slices apart */
+		/* two sessions of the same kind differ by at most two slices */
 		assert_true(most - least <= 2 << 20);
-		/* small pieces cost more than their bytes, but nobody starves */
+		/* small pieces cost more than their bytes, but no session starves */
 		assert_true(least >= 16ull * OPS * 4096 * 8 / 10);
 	}
 	run(t);
@@ -293,8 +304,8 @@ first:
 	}
 }
 
-/* A session with tiny operations gets no more of a worker than one with large ones, and no less. */
-static void tiny_operations_starve_nobody(void **state)
+/* A session with tiny operations gets the same share of a worker as one with large operations. */
+static void tiny_operations_starve_no_session(void **state)
 {
 	enum { OPS = 4096 };
 	struct two *t = *state;
@@ -315,7 +326,7 @@ static void tiny_operations_starve_nobody(void **state)
 		assert_int_equal(submit_one(t, &t->b, request(100 + i), BYTES), 0);
 	for (unsigned i = 0; i < 80; i++)
 		assert_true(rig_turn(&t->rig));
-	/* as the scheduler counts: a segment costs 512 bytes more than it has */
+	/* the scheduler counts 512 bytes for each segment beside its bytes */
 	cost_tiny = t->a.shared.bytes_moved / 64 * (64 + 512);
 	cost_large = t->b.shared.bytes_moved;
 	assert_true(cost_tiny > 4 << 20 && cost_large > 4 << 20);
@@ -332,7 +343,7 @@ static void latency_comes_first(void **state)
 		assert_int_equal(submit_one(t, &t->a, request(i), BYTES), 0);
 	rig_turn(&t->rig);
 	assert_int_equal(t->rig.n_ended, 0);
-	/* in the session that has the bulk, and in another: in the very next turn */
+	/* in the session with the bulk transfer and in another one: in the next turn */
 	q.spec.class = DMSG_CLASS_LATENCY;
 	assert_int_equal(submit_one(t, &t->a, q, 65536), 0);
 	q.request_id = 101;
@@ -345,11 +356,11 @@ static void latency_comes_first(void **state)
 	assert_int_equal(t->rig.n_ended, 18);
 }
 
-/* What is small does not wait for a turn; what has something to wait for does. */
-static void small_ones_end_at_once(void **state)
+/* A small transfer does not wait for a turn, unless it has to wait for something else. */
+static void small_transfers_end_at_once(void **state)
 {
 	struct two *t = *state;
-	/* over the end of an extent on both sides */
+	/* across the end of an extent on both sides */
 	uint64_t edge = BYTES / 4 - 100, ops[5][3] = { { edge, edge, 200 }, { 0, 5000, 1 } };
 	const struct data_counters *c = &t->rig.counters;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -380,7 +391,7 @@ static void small_ones_end_at_once(void **state)
 	assert_int_equal(last.transport, DMSG_TRANSPORT_LOCAL);
 	assert_int_equal(last.slices, 1);
 
-	/* 4,096 bytes in four operations; more of either wait for the turn */
+	/* the limit is 4,096 bytes in four operations; more of either waits for the turn */
 	for (unsigned i = 0; i < 5; i++) {
 		ops[i][0] = ops[i][1] = i * 8192;
 		ops[i][2] = 1024;
@@ -409,7 +420,7 @@ static void small_ones_end_at_once(void **state)
 	assert_int_equal(t->rig.last_fault, SESSION_B);
 }
 
-static void a_deadline_and_a_cancel_end_it_once(void **state)
+static void a_deadline_and_a_cancel_end_a_transfer_once(void **state)
 {
 	struct two *t = *state;
 	struct xfer_request q = request(1);
@@ -462,8 +473,11 @@ static void words_order_a_transfer(void **state)
 	assert_int_equal(*set, 6);
 }
 
-/* One that was submitted ahead of others has waited for long when its turn comes: its word is looked for soon all the same. */
-static void words_that_follow_each_other_are_seen_soon(void **state)
+/*
+ * A transfer that was submitted ahead of others has waited for long when its turn comes: its wait
+ * word is still checked soon.
+ */
+static void wait_words_in_a_row_are_seen_soon(void **state)
 {
 	struct two *t = *state;
 	struct core *c = &t->rig.core;
@@ -494,7 +508,7 @@ static void words_that_follow_each_other_are_seen_soon(void **state)
 	assert_int_equal(t->rig.n_ended, 2);
 }
 
-static void a_notification_comes_after_the_bytes_and_ends_it(void **state)
+static void a_notification_follows_the_bytes_and_ends_the_transfer(void **state)
 {
 	struct two *t = *state;
 	struct xfer_request q = request(1);
@@ -518,7 +532,7 @@ static void a_notification_comes_after_the_bytes_and_ends_it(void **state)
 	assert_int_equal(t->rig.n_ended, 1);
 }
 
-static void a_dropped_region_is_not_touched_again(void **state)
+static void a_dropped_region_is_not_accessed_again(void **state)
 {
 	struct two *t = *state;
 	struct xfer_request q = request(1);
@@ -538,7 +552,7 @@ static void a_dropped_region_is_not_touched_again(void **state)
 		assert_int_equal(t->rb.memory[i], 0);
 	t->rig.n_ended = 0;
 	refused(t, request(2), 0, 0, 1, DRAY_E_REVOKED);
-	/* an unknown one answers at once */
+	/* a drop of an unknown grant is answered at once */
 	object_drop(&t->rig.core, OBJECT_GRANT, 99, DRAY_E_REVOKED, false);
 	assert_int_equal(t->rig.n_dropped, 2);
 }
@@ -547,14 +561,14 @@ static void missing_memory_ends_its_own_session(void **state)
 {
 	struct two *t = *state;
 
-	/* again: cmocka has put a handler of its own in its place */
+	/* cmocka has installed its own handler */
 	assert_int_equal(fault_init(), 0);
 	if (fallocate(t->rb.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES) < 0)
 		skip();
 	assert_int_equal(submit_one(t, &t->a, request(1), BYTES), 0);
 	run(t);
 	if (!t->rig.n_faults)
-		skip(); /* this sandbox has no userfaultfd: the page is allocated instead */
+		skip(); /* this sandbox has no userfaultfd: a page is allocated instead */
 	assert_int_equal(t->rig.n_ended, 1);
 	assert_int_equal(t->rig.ended[0].code, DRAY_E_REGION_FAULT);
 	assert_int_equal(t->rig.last_fault, SESSION_B);
@@ -562,13 +576,16 @@ static void missing_memory_ends_its_own_session(void **state)
 
 static void end_the_session(struct rig *r, struct xfer *x)
 {
-	r->on_end = NULL; /* it ends once */
+	r->on_end = NULL; /* the callback is for one end only */
 	dray_list_for_each(&x->session->xfers, other, struct xfer, session_link)
 		xfer_stop(&r->core, other, DRAY_E_SESSION_CLOSED, NULL, true);
 }
 
-/* The end of one that waits ends its session, as a socket that is gone does, and so the others that wait. */
-static void waiting_ones_end_together(void **state)
+/*
+ * A waiting transfer that faults ends its session, as a closed socket does, and with it the
+ * session's other waiting transfers.
+ */
+static void waiting_transfers_end_together(void **state)
 {
 	struct two *t = *state;
 
@@ -607,7 +624,7 @@ static uint64_t in_buckets(const struct data_histogram *h, enum dray_family f)
 	return n;
 }
 
-static void what_became_of_them_is_on_record(void **state)
+static void results_are_recorded(void **state)
 {
 	struct two *t = *state;
 	const struct data_counters *c = &t->rig.counters;
@@ -627,11 +644,11 @@ static void what_became_of_them_is_on_record(void **state)
 	assert_int_equal(last[0].request, 6);
 	assert_int_equal(last[RECORDS_MAX - 1].request, RECORDS_MAX + 5);
 	assert_int_equal(last[RECORDS_MAX - 1].bytes, 3 << 20);
-	/* of 256 KiB each */
+	/* slices of 256 KiB each */
 	assert_int_equal(last[RECORDS_MAX - 1].slices, 12);
 	assert_int_equal(last[0].slices, 1);
 	assert_int_equal(last[0].peer, 0);
-	/* 4 KiB are within the bound of 4,096 bytes, the second; 3 MiB within 4 MiB */
+	/* 4 KiB belong to the second bucket, up to 4,096 bytes; 3 MiB to the one up to 4 MiB */
 	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[1], RECORDS_MAX + 4);
 	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[6], 1);
 	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].sum, (RECORDS_MAX + 4) * 4096 + (3 << 20));
@@ -642,7 +659,7 @@ static void what_became_of_them_is_on_record(void **state)
 			 0);
 	assert_int_equal(t->a.shared.transfers_ended, RECORDS_MAX + 5);
 	assert_int_equal(t->a.shared.bytes_moved, (RECORDS_MAX + 4) * 4096 + (3 << 20));
-	/* one that fails is on record, and in no histogram */
+	/* a failed transfer is recorded, but not in a histogram */
 	q = request(1);
 	q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
 	q.spec.wait_region = REGION_A;
@@ -662,27 +679,26 @@ static void what_became_of_them_is_on_record(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(bytes_arrive_where_they_belong, setup, teardown),
-		cmocka_unit_test_setup_teardown(what_became_of_them_is_on_record, setup, teardown),
-		cmocka_unit_test_setup_teardown(neighbours_are_merged, setup, teardown),
-		cmocka_unit_test_setup_teardown(bad_requests_leave_no_trace, setup, teardown),
-		cmocka_unit_test_setup_teardown(two_sessions_share_by_bytes, setup, teardown),
-		cmocka_unit_test_setup_teardown(many_sessions_move_the_same, setup, teardown),
-		cmocka_unit_test_setup_teardown(tiny_operations_starve_nobody, setup, teardown),
+		cmocka_unit_test_setup_teardown(bytes_arrive_at_their_destination, setup, teardown),
+		cmocka_unit_test_setup_teardown(results_are_recorded, setup, teardown),
+		cmocka_unit_test_setup_teardown(adjacent_operations_are_merged, setup, teardown),
+		cmocka_unit_test_setup_teardown(invalid_requests_have_no_effect, setup, teardown),
+		cmocka_unit_test_setup_teardown(two_sessions_get_the_same_bytes, setup, teardown),
+		cmocka_unit_test_setup_teardown(many_sessions_get_the_same_bytes, setup, teardown),
+		cmocka_unit_test_setup_teardown(tiny_operations_starve_no_session, setup, teardown),
 		cmocka_unit_test_setup_teardown(latency_comes_first, setup, teardown),
-		cmocka_unit_test_setup_teardown(small_ones_end_at_once, setup, teardown),
-		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_it_once, setup,
+		cmocka_unit_test_setup_teardown(small_transfers_end_at_once, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_a_transfer_once, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(words_order_a_transfer, setup, teardown),
-		cmocka_unit_test_setup_teardown(words_that_follow_each_other_are_seen_soon, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(a_notification_comes_after_the_bytes_and_ends_it,
-						setup, teardown),
-		cmocka_unit_test_setup_teardown(a_dropped_region_is_not_touched_again, setup,
+		cmocka_unit_test_setup_teardown(wait_words_in_a_row_are_seen_soon, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			a_notification_follows_the_bytes_and_ends_the_transfer, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_dropped_region_is_not_accessed_again, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(missing_memory_ends_its_own_session, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(waiting_ones_end_together, setup, teardown),
+		cmocka_unit_test_setup_teardown(waiting_transfers_end_together, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -71,7 +71,7 @@ static uint32_t code_of(struct client *c)
 	return done.status;
 }
 
-/* Waits for the answer of a request, past ends of transfers. Returns its code. */
+/* Waits for the answer to a request, and skips ends of transfers. Returns its code. */
 static uint32_t answer(struct user *u, uint64_t id)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -109,7 +109,7 @@ static void place_free(struct place *p)
 	close(p->fd);
 }
 
-/* 0, or the error code. */
+/* Returns 0 or the error code. */
 static uint32_t place_open(struct user *u, unsigned on)
 {
 	static const char *const gpus[GPUS] = { "GPU-00000000-0000-4000-8000-000000000000",
@@ -272,7 +272,7 @@ static void flights_end(struct user *u, const struct place *failed)
 
 enum event_of_round { NOTHING, COMES_AND_GOES, DIES, IS_LOST, N_EVENTS };
 
-/* With copies in flight. Clients that open memory there meanwhile get an error. */
+/* Loses a device with copies in flight. Clients that open memory there meanwhile get an error. */
 static void lose(struct world *w, unsigned device)
 {
 	const struct gpus *g = w->lab->gpus;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clients, by libdray's own end of the ring, and a real worker that serves them all: submissions in bursts, and
- * each way of waiting on both ends by turns, so that every way of waking is met many times. The first client never
- * pauses before the others have ended, and they do, each more often than the one before: so their rings come to
- * rest while the worker works for others, and are brought back. A lost wake-up shows as a time-out.
+ * Clients, by libdray's own end of the ring, and a real worker that serves them all. Clients submit
+ * in bursts, and both sides use each way of waiting in turn, so that every way of waking occurs
+ * many times. The first client never pauses before the others have ended. The others pause, each
+ * more often than the previous one, so that their rings rest while the worker works for others, and
+ * wake up again. A lost wake-up shows as a timeout.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -19,12 +20,12 @@
 
 #define ENTRIES 64
 #define CLIENTS 4
-#define TRANSFERS 12000 /* of each client, but for the first, which has more */
+#define TRANSFERS 12000 /* of each client; the first one has more */
 #define WAIT_MS 20000
 #define SPIN_NS 200000 /* under the sanitizer everything takes ten times as long */
 
 static struct ring_rig rig;
-static _Atomic unsigned seldom = CLIENTS - 1; /* those that pause and have not ended */
+static _Atomic unsigned seldom = CLIENTS - 1; /* number of pausing clients that have not ended */
 
 struct client {
 	struct ring_end *end;
@@ -66,7 +67,10 @@ static void sleep_once(struct client *c)
 		lost(c, "no completion");
 }
 
-/* For some time, or until the worker asks for a doorbell: since the ring rests, or the worker is about to sleep. */
+/*
+ * Waits for some time, or until the worker needs a doorbell: because the ring rests, or the worker
+ * is about to sleep.
+ */
 static void pause_once(struct client *c)
 {
 	int64_t ends = dray_now().ns + WAIT_MS * DRAY_NS_PER_MS;
@@ -78,16 +82,19 @@ static void pause_once(struct client *c)
 	c->paused++;
 	while (!ring_rig_announced(&rig, c->number)) {
 		if (dray_now().ns > ends)
-			lost(c, "its ring never rests");
+			lost(c, "the ring never rests");
 		sched_yield();
 	}
 }
 
-/* As dc_engine_wait(): spins for as long as that pays, then sleeps; armed in the end. */
+/*
+ * Like dc_engine_wait(): spins while that is useful, then sleeps; the descriptor is armed
+ * afterwards.
+ */
 static void wait_in_library(struct client *c)
 {
 	ring_end_set_sleeping(c->end, false);
-	/* a full budget at times, however hopeless it looks on a busy machine */
+	/* sometimes a full budget, although spinning rarely succeeds on a busy machine */
 	if (rand_r(&c->seed) % 4 == 0)
 		c->linger.budget_ns = c->linger.max_ns;
 	dray_linger_begin(&c->linger);
@@ -107,7 +114,7 @@ static void wait_in_library(struct client *c)
 	ring_end_set_sleeping(c->end, true);
 }
 
-/* As a program that polls dray_fd(), which stays armed all the time. */
+/* Like a program that polls dray_fd(), which stays armed. */
 static void poll_armed(struct client *c)
 {
 	if (!c->armed) {
@@ -119,7 +126,7 @@ static void poll_armed(struct client *c)
 		sleep_once(c);
 }
 
-/* As dray_poll(). */
+/* Like dray_poll(). */
 static void poll_awake(struct client *c)
 {
 	c->armed = false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two threads on lib/spsc.h: each element that goes in comes out once, whole, in order, for sizes
- * that do and do not fit into one load, on a ring so small that it is full and empty all the time.
- * Under ThreadSanitizer this also shows that every access is ordered.
+ * Two threads on lib/spsc.h: each element is received once, complete and in order, for sizes that
+ * fit into one load and sizes that do not, on a ring so small that it is full and empty all the
+ * time. ThreadSanitizer proves that every access is ordered.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -35,7 +35,7 @@ static void *produce(void *arg)
 
 		if (!room)
 			sched_yield();
-		/* as many as it promised */
+		/* as many as the ring has room for */
 		for (; room && i < ELEMENTS; room--, i++) {
 			element_fill(e, s->words, i);
 			if (!dray_spsc_push(&s->ring, e)) {
@@ -57,12 +57,12 @@ static int consume(struct shared *s)
 			continue;
 		}
 		if (!dray_spsc_pop(&s->ring, e)) {
-			fprintf(stderr, "not empty, yet nothing there\n");
+			fprintf(stderr, "the ring is not empty but has no element\n");
 			return -1;
 		}
 		element_fill(want, s->words, i);
 		if (memcmp(e, want, s->words * sizeof(*e))) {
-			fprintf(stderr, "element %llu is not what went in\n",
+			fprintf(stderr, "element %llu differs from the one sent\n",
 				(unsigned long long)i);
 			return -1;
 		}
@@ -80,11 +80,11 @@ static int run(uint32_t entries, unsigned words)
 
 	if (dray_spsc_init(&s.ring, entries, (uint32_t)(words * sizeof(uint64_t))) < 0 ||
 	    pthread_create(&thread, NULL, produce, &s)) {
-		fprintf(stderr, "cannot start\n");
+		fprintf(stderr, "cannot start the thread\n");
 		return -1;
 	}
 	r = consume(&s);
-	if (r < 0) /* the producer may wait for room for ever */
+	if (r < 0) /* the producer could wait for room for ever */
 		return r;
 	pthread_join(thread, &result);
 	dray_spsc_deinit(&s.ring);
@@ -99,9 +99,9 @@ int main(void)
 	for (unsigned i = 0; i < 4; i++)
 		for (unsigned j = 0; j < 3; j++)
 			if (run(entries[i], words[j]) < 0) {
-				printf("not ok - every element once, whole and in order\n");
+				printf("not ok - every element once, complete and in order\n");
 				return 1;
 			}
-	printf("ok - every element once, whole and in order\n");
+	printf("ok - every element once, complete and in order\n");
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The queue between the control thread and the one that writes: changes, flushes, questions, a queue that overflows and
- * is filled anew, and the end, all under ThreadSanitizer. Every change is on disk at the end.
+ * The queue between the control thread and the writing thread, under ThreadSanitizer: changes,
+ * flushes, questions, an overflow with its refill, and the end. Every change is on disk at the end.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 struct run {
 	sd_event *event;
 	struct state *s;
-	uint32_t last[SCOPES]; /* what each scope had last */
+	uint32_t last[SCOPES]; /* the last score of each scope */
 	unsigned refills, rows, wrong;
 };
 

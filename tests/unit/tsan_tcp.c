@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two data planes on their own threads, which share only sockets, and counters that other threads may read. */
+/* Two data planes on threads of their own, which share only sockets and counters. */
 #include <pthread.h>
 #include <string.h>
 
@@ -25,7 +25,10 @@ static void turn(struct lab_side *s)
 	loop_turn(&c->loop, 100000);
 }
 
-/* Each side starts transfers with its own memory on both ends, and serves the other side meanwhile. */
+/*
+ * Each side starts transfers in its own half of both regions, and serves the other side
+ * meanwhile.
+ */
 static void *run_side(void *arg)
 {
 	struct lab_side *s = arg;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two workers that lend and two that help, as fast as they can. Each job is finished or stopped half way; either way
- * its memory is the lender's alone afterwards and filled anew at once, so that a helper that still looked at it shows as a
- * race. Every so often the lender leaves all of the work to helpers that may be asleep: a lost wake-up shows as a
- * time-out.
+ * Two workers that share slices and two that help, as fast as they can. Each slice is finished or
+ * stopped half way. Afterwards only the owner uses the memory and fills it anew at once, so that a
+ * helper that still reads it shows as a race. From time to time the owner leaves all work to
+ * helpers that may be asleep: a lost wake-up shows as a timeout.
  */
 #include <errno.h>
 #include <poll.h>
@@ -84,7 +84,7 @@ static void work_free(struct work *w)
 
 static void lost(const char *what)
 {
-	printf("not ok - copies that are shared # %s\n", what);
+	printf("not ok - shared copies # %s\n", what);
 	exit(1);
 }
 
@@ -92,7 +92,7 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 {
 	struct workshare_job *job = workshare_job(workshare, worker);
 	bool alone = rand_r(seed) % 8 == 0, stop = rand_r(seed) % 4 == 0;
-	/* one task for the most part: what wakes and what ends are as with four, and bytes cost most of the time */
+	/* mostly one task: wake-ups and ends are as with four, but bytes cost most of the time */
 	uint64_t length = round % 16 ? BYTES_SHORT : BYTES;
 	int64_t end = dray_now().ns + LIMIT_NS;
 	struct local_walk walk;
@@ -114,14 +114,14 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 	} else {
 		while (!workshare_job_over(job, &fault)) {
 			if (dray_now().ns > end)
-				lost("nobody woke up to help");
+				lost("no helper woke up");
 			if (alone || !workshare_work(job, &bytes))
 				dray_cpu_relax();
 		}
 		dray_assert(!fault && !memcmp(w->from, w->to, length));
 	}
 	workshare_job_put(job);
-	/* helpers may have fallen asleep, or be about to, when the next one comes */
+	/* before the next slice, helpers may be asleep or about to sleep */
 	for (unsigned n = (unsigned)rand_r(seed) % 4096; n; n--)
 		dray_cpu_relax();
 	if (rand_r(seed) % 2)
@@ -162,7 +162,7 @@ static void *helper(void *arg)
 		if (!workshare_sleep(workshare, worker)) {
 			atomic_fetch_add(&slept, 1);
 			if (poll(&p, 1, (int)(LIMIT_NS / DRAY_NS_PER_MS)) != 1)
-				lost("nobody woke the helper");
+				lost("a helper was not woken");
 			dray_assert(read(p.fd, &n, sizeof(n)) == sizeof(n) || errno == EAGAIN);
 		}
 		workshare_awake(workshare, worker);
@@ -188,7 +188,7 @@ int main(void)
 	for (unsigned i = 0; i < WORKERS; i++)
 		close(wake_fds[i]);
 	workshare_free(workshare);
-	printf("ok - copies that are shared # %llu bytes helped with, %llu sleeps\n",
+	printf("ok - shared copies # %llu bytes by helpers, %llu sleeps\n",
 	       (unsigned long long)atomic_load(&helped), (unsigned long long)atomic_load(&slept));
 	return atomic_load(&helped) ? 0 : 1;
 }
