@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of libdray that need no agent: arena, ring checks, tokens, error codes, memory. */
+/* Parts of libdray that need no agent: arena, checks of the ring, tokens, error codes, memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
