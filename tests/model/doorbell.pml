@@ -1,49 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The doorbells of a ring, for the model checker Spin. tests/model/run has it look at all that can happen, as
- * the code is and with each of the mistakes below. The code is client/ring.c and client/engine.c on one end,
- * agent/data/worker/ring.c and turn.c on the other, and has the names that are used here.
+ * The doorbells of a ring, for the model checker Spin. tests/model/run verifies every order of steps, for the
+ * model of the code and for each of the mistakes below. The code is client/ring.c and client/engine.c on one side,
+ * agent/data/worker/ring.c and turn.c on the other. The model uses the code's names.
  *
- * Each end has a store buffer, as processors have that keep their stores in order: a plain store (relaxed or
- * release) goes there and reaches memory some time later; a load looks at memory. A sequentially consistent
- * store empties it, and so do a fence and a system call. No end loads a word that it may still have in there.
+ * Each side has a store buffer, like a processor that keeps its stores in order: a plain store (relaxed or
+ * release) goes there and reaches memory some time later; a load reads memory. A sequentially consistent
+ * store empties the buffer, and so do a fence and a system call. No side loads a word that its buffer may hold.
  *
- * Entries are not modelled: an index stands for what lies before it. Both ends keep to the rules, so that the
+ * Entries are not modelled: an index stands for the entries before it. Both sides follow the protocol, so the
  * completion ring always has room (dc_ring_room()).
  *
- * A doorbell is an eventfd that is never read, watched edge-triggered: ringing makes it pending, epoll_wait()
- * takes that, and rings in between are one. client_sleeping asks for it while the client sleeps in the library,
- * and also, from the first call of dray_fd() on, while it is elsewhere ("armed"), where the program may poll that.
+ * A doorbell is an eventfd that is never read and watched edge-triggered: ringing makes it pending, epoll_wait()
+ * clears that, and several rings in between count once. client_sleeping requests a doorbell while the client
+ * sleeps in the library. From the first call of dray_fd() on, it does so also while the client is outside the
+ * library ("armed"), where the program may poll the descriptor.
  *
- * An agent that is busy with other rings lets this one rest: announced, and not looked at. To this ring that is
- * as if the agent slept; but what else wakes an agent up, and makes it look at the rings that it announced in order
- * to sleep, does not end a rest. A doorbell does, and so does a completion, before the client can see that.
+ * An agent that is busy with other rings lets this one rest: agent_sleeping is set, and the agent does not poll the
+ * ring. For the ring this is as if the agent slept. But other events, which wake a sleeping agent so that it polls
+ * its rings, do not end a rest. A doorbell ends it, and so does a completion, before the client can see the latter.
  *
  * Mistakes:
- *   AGENT_NO_SECOND_LOOK    sleeps after announcing without a look at sq_tail
- *   AGENT_LOOKS_FIRST       looks at sq_tail for the last time before it announces
- *   AGENT_RELAXED_ANNOUNCE  agent_sleeping is stored like any other word
- *   AGENT_ANNOUNCES_ONCE    takes agent_sleeping for set still, when it sleeps again
- *   AGENT_CLEARS_AFTER_LOOK clears agent_sleeping when it has looked and is about to sleep
- *   AGENT_FORGETS_RESTING   clears agent_sleeping when something else wakes it, also while the ring goes on resting
- *   AGENT_RELEASE_TAIL      no fence stands between the store of cq_tail and the look at client_sleeping
- *   AGENT_RINGS_ALWAYS      does not look at client_sleeping
- *   CLIENT_NO_SECOND_LOOK   sleeps after asking for a doorbell without a look at cq_tail
- *   CLIENT_LOOKS_FIRST      looks at cq_tail for the last time before it asks
- *   CLIENT_RELAXED_ASK      client_sleeping is stored like any other word
- *   CLIENT_CLEARS_AFTER_LOOK clears client_sleeping when it has looked and is about to sleep
- *   CLIENT_ARMED_FOR_EVER   takes client_sleeping for set still, when a wait has cleared it
- *   CLIENT_TAKES_BELL_LAST  armed: looks at cq_tail, and then takes what rang
- *   CLIENT_RELEASE_TAIL     sq_tail is stored like any other word
- *   CLIENT_LOOKS_BEFORE_TAIL looks at agent_sleeping before it stores sq_tail
+ *   AGENT_NO_SECOND_LOOK    sets agent_sleeping and sleeps without reading sq_tail again
+ *   AGENT_LOOKS_FIRST       reads sq_tail for the last time before it sets agent_sleeping
+ *   AGENT_RELAXED_ANNOUNCE  sets agent_sleeping by a plain store
+ *   AGENT_ANNOUNCES_ONCE    assumes that agent_sleeping is still set when it sleeps again
+ *   AGENT_CLEARS_AFTER_LOOK clears agent_sleeping between its last read of sq_tail and the sleep
+ *   AGENT_FORGETS_RESTING   clears agent_sleeping when another event wakes it, although the ring still rests
+ *   AGENT_RELEASE_TAIL      has no fence between storing cq_tail and reading client_sleeping
+ *   AGENT_RINGS_ALWAYS      does not read client_sleeping before it rings
+ *   CLIENT_NO_SECOND_LOOK   sets client_sleeping and sleeps without reading cq_tail again
+ *   CLIENT_LOOKS_FIRST      reads cq_tail for the last time before it sets client_sleeping
+ *   CLIENT_RELAXED_ASK      sets client_sleeping by a plain store
+ *   CLIENT_CLEARS_AFTER_LOOK clears client_sleeping between its last read of cq_tail and the sleep
+ *   CLIENT_ARMED_FOR_EVER   assumes that client_sleeping is still set after a wait has cleared it
+ *   CLIENT_TAKES_BELL_LAST  armed: reads cq_tail first, and clears the pending doorbell afterwards
+ *   CLIENT_RELEASE_TAIL     stores sq_tail by a plain store
+ *   CLIENT_LOOKS_BEFORE_TAIL reads agent_sleeping before it stores sq_tail
  *   CLIENT_CLEARS_LATE      clears agent_sleeping after it has rung
- *   CLIENT_NEVER_CLEARS     does not clear it, and so rings more than once for one sleep
- *   CLIENT_RINGS_ALWAYS     does not look at agent_sleeping
+ *   CLIENT_NEVER_CLEARS     does not clear agent_sleeping, and so rings more than once for one sleep
+ *   CLIENT_RINGS_ALWAYS     does not read agent_sleeping before it rings
  */
 
 #define ENTRIES 2     /* of the submission ring */
 #define SUBMISSIONS 3 /* in all, in batches of one or two */
-#define OTHER_EVENTS 1 /* that wake the agent up, and have nothing to do with this ring */
+#define OTHER_EVENTS 1 /* events of other rings that wake the agent */
 
 byte sq_tail, sq_head, cq_tail;
 bit agent_sleeping, client_sleeping;
@@ -52,13 +53,13 @@ mtype = { SQ_TAIL, SQ_HEAD, CQ_TAIL, AGENT_SLEEPING, CLIENT_SLEEPING };
 chan client_stores = [2] of { mtype, byte };
 chan agent_stores = [2] of { mtype, byte };
 
-bit doorbell, completion; /* rung, and not taken yet */
+bit doorbell, completion; /* pending */
 
-/* for the properties alone */
-byte announced; /* times that agent_sleeping was announced, less doorbells that were rung */
+/* only for the verified properties */
+byte announced; /* times that agent_sleeping was set, minus doorbells that were rung */
 bit asked;      /* client_sleeping was ever set */
 
-/* capped: a doorbell on its way, one more announcement in memory and one in the store buffer are all there can be */
+/* at most 3: a pending doorbell, agent_sleeping set in memory, and set once more in the store buffer */
 #define ANNOUNCE                                   \
 	atomic {                                   \
 		STORE(agent_stores, AGENT_SLEEPING, 1); \
@@ -91,7 +92,7 @@ end_empty:
 
 /* --- the agent ---------------------------------------------------------------------------------- */
 
-/* ring_complete() and ring_flush(): all that is outstanding, or some of it. */
+/* ring_complete() and ring_flush(): complete all outstanding entries, or some. */
 inline ring_flush()
 {
 	assert(outstanding > 0);
@@ -168,11 +169,11 @@ proctype agent()
 		fi;
 		if
 		:: outstanding -> ring_flush()
-		:: true -> skip /* its bytes are on their way */
+		:: true -> skip /* the bytes are not in place yet */
 		fi;
 		if
-		:: sq_tail != head -> skip /* found while it polls */
-		:: true -> /* enough of that, or none at all */
+		:: sq_tail != head -> skip /* polling finds an entry */
+		:: true -> /* the agent stops polling, or does not poll */
 			ring_announce();
 			if
 			:: look != head -> skip
@@ -181,7 +182,7 @@ proctype agent()
 end_asleep:
 				if
 				:: doorbell -> doorbell = 0
-				:: outstanding -> skip /* they are in place */
+				:: outstanding -> skip /* the bytes are in place */
 				:: others < OTHER_EVENTS ->
 					others++;
 					if
@@ -248,7 +249,7 @@ inline dc_ring_submit()
 	flag = 0
 }
 
-/* dc_ring_set_sleeping(true): news says whether there is a completion already */
+/* dc_ring_set_sleeping(true): sets news if there is a completion already */
 inline dc_ring_set_sleeping()
 {
 	asked = 1;
@@ -274,7 +275,7 @@ inline take()
 	head = cq_tail
 }
 
-/* arm(): on the way out of the library */
+/* arm(): before a call returns to the program */
 inline arm()
 {
 	if
@@ -287,7 +288,7 @@ inline arm()
 	fi
 }
 
-/* dc_engine_wait(): for one completion at least */
+/* dc_engine_wait(): waits for at least one completion */
 inline dc_engine_wait()
 {
 	dc_ring_set_awake();
@@ -295,7 +296,7 @@ inline dc_engine_wait()
 	armed = 0;
 #endif
 	do
-	:: cq_tail != head -> break /* found while it spins */
+	:: cq_tail != head -> break /* spinning finds a completion */
 	:: true ->           /* sleep_until() */
 		dc_ring_set_sleeping();
 #ifdef CLIENT_CLEARS_AFTER_LOOK
@@ -313,13 +314,13 @@ inline dc_engine_wait()
 		dc_ring_set_awake();
 		if
 		:: cq_tail != head -> break
-		:: else /* rung by an earlier one */
+		:: else /* the doorbell was for an earlier completion */
 		fi
 	od;
 	take();
 	if
 	:: arm()
-	:: true -> skip /* dray_fd() was never called so far */
+	:: true -> skip /* dray_fd() has not been called yet */
 	fi
 }
 
@@ -340,7 +341,7 @@ inline program_polls()
 #endif
 }
 
-/* dray_poll(): not armed from then on */
+/* dray_poll(): ends the armed state */
 inline dray_poll()
 {
 	dc_ring_set_awake();
@@ -360,7 +361,7 @@ proctype client()
 	:: head != tail && armed -> dray_poll()
 	:: head == SUBMISSIONS -> break
 	od
-	/* every batch was completed, and seen */
+	/* every batch is completed and seen by the client */
 }
 
 init
