@@ -59,7 +59,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(log.format), .def = "auto",
 	  .allowed = "auto, text, journal, json",
 	  .choices = log_format_choices, .n_choices = 4,
-	  .doc = "Format of log lines. auto: entries with fields (DRAY_*) if stderr is the journal, text otherwise. journal: elsewhere, lines with syslog priorities." },
+	  .doc = "Format of log lines. auto: entries with fields (DRAY_*) if stderr is the journal, text otherwise. journal: the same entries if stderr is the journal, lines with syslog priorities otherwise." },
 	{ .path = "log.transfers", .section = "log", .name = "transfers",
 	  .env = "DRAY_LOG_TRANSFERS", .type = DRAY_CONFIG_BOOL,
 	  CONFIG_MEMBER(log.transfers), .def = "false",

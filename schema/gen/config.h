@@ -206,7 +206,8 @@ struct dray_config {
 		int level; /* Lowest level that is logged. */
 		/*
 		 * Format of log lines. auto: entries with fields (DRAY_*) if stderr is the journal,
-		 * text otherwise. journal: elsewhere, lines with syslog priorities.
+		 * text otherwise. journal: the same entries if stderr is the journal, lines with
+		 * syslog priorities otherwise.
 		 */
 		int format;
 		bool transfers; /* Log a line for each transfer that ends. */

@@ -690,7 +690,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 		.options = { CTL_OPTION_INTERVAL, CTL_OPTION_TIMES },
 		.help =
 			"Usage: drayctl [OPTION]... top [--interval DURATION] [--count N]\n"
-			"show the present rates, in total, by rail and by session\n"
+			"show the current rates, in total, by rail and by session\n"
 			"\n"
 			"Prints bytes and transfers per second between two outputs; the first output has\n"
 			"zeros. On a terminal, each output replaces the one before.\n"
@@ -1238,7 +1238,7 @@ const char ctl_help_text[] =
 	"  paths      list the RDMA paths to peers, with their traffic\n"
 	"  gpus       list the GPUs that the agent uses, and its memory on each\n"
 	"  transfers  list transfers in flight, or those that ended last\n"
-	"  top        show the present rates, in total, by rail and by session\n"
+	"  top        show the current rates, in total, by rail and by session\n"
 	"  events     list recent changes of states, rails, peers, sessions, configuration\n"
 	"  cancel     stop a transfer; returns when none of its bytes can move any more\n"
 	"  close      end a session as if its client had died\n"
