@@ -58,7 +58,7 @@ static void copies_repeat_the_list(void **state)
 	assert_int_equal(far[0], 2);
 }
 
-static void offsets_may_be_addresses(void **state)
+static void offsets_can_be_addresses(void **state)
 {
 	uint8_t from[8] = "abcdefg", to[8] = "";
 	struct dray_op op = { (uintptr_t)to, (uintptr_t)from, 8 };
@@ -431,7 +431,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(copies_repeat_the_list),
-		cmocka_unit_test(offsets_may_be_addresses),
+		cmocka_unit_test(offsets_can_be_addresses),
 		cmocka_unit_test(echoes_return_the_message),
 		cmocka_unit_test(messages_can_be_large),
 		cmocka_unit_test(a_dead_echo_is_reported),

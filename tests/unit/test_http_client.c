@@ -242,7 +242,7 @@ static void assert_fails(struct rig *r, const char *text, enum page_end end, int
 #define CHUNKED \
 	PLAIN "Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nTrailer: x\r\n\r\n"
 
-static void test_whole(void **state)
+static void test_complete(void **state)
 {
 	struct rig *r = rig_start();
 	struct got g = { .body = NULL };
@@ -541,7 +541,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_url),       cmocka_unit_test(test_url_refused),
-		cmocka_unit_test(test_whole),     cmocka_unit_test(test_split_anywhere),
+		cmocka_unit_test(test_complete),  cmocka_unit_test(test_split_anywhere),
 		cmocka_unit_test(test_truncated), cmocka_unit_test(test_reset),
 		cmocka_unit_test(test_slow),      cmocka_unit_test(test_endless),
 		cmocka_unit_test(test_garbage),   cmocka_unit_test(test_unreachable),

@@ -117,7 +117,7 @@ static void a_job_can_be_delivered_without_running(void **state)
 	assert_true(dray_jobs_free(js));
 }
 
-static void a_job_without_done_may_free_itself(void **state)
+static void a_job_without_done_can_free_itself(void **state)
 {
 	struct task *t = calloc(1, sizeof(*t)), last = { .n = 3 };
 	struct dray_jobs *js;
@@ -185,7 +185,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(jobs_run_and_are_delivered_in_order, setup),
 		cmocka_unit_test_setup(a_job_can_be_delivered_without_running, setup),
-		cmocka_unit_test_setup(a_job_without_done_may_free_itself, setup),
+		cmocka_unit_test_setup(a_job_without_done_can_free_itself, setup),
 		cmocka_unit_test_setup(the_end_runs_queued_jobs_and_delivers_none, setup),
 		cmocka_unit_test_setup(the_end_does_not_wait_for_a_job_that_hangs, setup),
 		cmocka_unit_test(a_thread_gets_no_signals_except_its_own_faults),

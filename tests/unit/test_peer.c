@@ -121,7 +121,7 @@ static void test_localhost(void **state)
 	rig_kill(b);
 }
 
-static void test_nobody_there(void **state)
+static void test_no_listener(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
@@ -500,7 +500,7 @@ static void test_idle(void **state)
 }
 
 /* An import crosses the BYE of an idle owner: it is sent again over a new connection. */
-static void test_import_meets_goodbye(void **state)
+static void test_import_crosses_bye(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
@@ -553,7 +553,7 @@ int main(void)
 		cmocka_unit_test(test_refused_by_owner),
 		cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_localhost),
-		rig_timed_test(test_nobody_there),
+		rig_timed_test(test_no_listener),
 		cmocka_unit_test(test_owner_starts_late),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_release),
@@ -566,7 +566,7 @@ int main(void)
 		cmocka_unit_test(test_drain),
 		cmocka_unit_test(test_stop),
 		cmocka_unit_test(test_idle),
-		cmocka_unit_test(test_import_meets_goodbye),
+		cmocka_unit_test(test_import_crosses_bye),
 		cmocka_unit_test(test_index_is_not_reused_before_release),
 	};
 

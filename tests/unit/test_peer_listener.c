@@ -243,7 +243,7 @@ static void test_garbage(void **state)
 	rig_kill(b);
 }
 
-static void test_says_nothing(void **state)
+static void test_silent_connection(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start_prompt(e, 1, 10);
@@ -360,7 +360,7 @@ int main(void)
 		cmocka_unit_test(test_listen),         cmocka_unit_test(test_listen_wildcard),
 		cmocka_unit_test(test_listen_refused), cmocka_unit_test(test_port_taken),
 		cmocka_unit_test(test_passed_sockets), cmocka_unit_test(test_no_listener),
-		rig_timed_test(test_garbage),          rig_timed_test(test_says_nothing),
+		rig_timed_test(test_garbage),          rig_timed_test(test_silent_connection),
 		cmocka_unit_test(test_no_hello),       cmocka_unit_test(test_flood),
 		cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_too_many_peers),
 	};

@@ -141,7 +141,7 @@ static void test_self(void **state)
 	rig_kill(twin);
 }
 
-static void test_nobody_there(void **state)
+static void test_no_listener(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
@@ -521,7 +521,7 @@ int main(void)
 		cmocka_unit_test(test_beside_a_peer),
 		cmocka_unit_test(test_draining),
 		cmocka_unit_test(test_self),
-		cmocka_unit_test(test_nobody_there),
+		cmocka_unit_test(test_no_listener),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_keys),
 		cmocka_unit_test(test_older_release),

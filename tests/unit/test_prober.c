@@ -313,7 +313,7 @@ static void test_one_of_each_host(void **state)
 	lab_stop(&l);
 }
 
-static void test_silent_hosts_hold_up_nobody(void **state)
+static void test_silent_hosts_delay_no_others(void **state)
 {
 	struct server good;
 	struct owner *o;
@@ -453,7 +453,7 @@ int main(void)
 		cmocka_unit_test(test_fails_at_once),
 		cmocka_unit_test(test_concurrency),
 		cmocka_unit_test(test_one_of_each_host),
-		cmocka_unit_test(test_silent_hosts_hold_up_nobody),
+		cmocka_unit_test(test_silent_hosts_delay_no_others),
 		cmocka_unit_test(test_now),
 		cmocka_unit_test(test_after_a_pause),
 		cmocka_unit_test(test_free_in_callbacks),

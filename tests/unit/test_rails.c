@@ -90,7 +90,7 @@ static void test_open_fails_and_then_succeeds(void **state)
 	assert_int_equal(dev.contexts, 1);
 }
 
-static void test_device_gone_and_back(void **state)
+static void test_device_removed_and_added(void **state)
 {
 	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
 	uint32_t key;
@@ -521,7 +521,7 @@ int main(void)
 		TEST(up_and_down),
 		TEST(disabled),
 		TEST(open_fails_and_then_succeeds),
-		TEST(device_gone_and_back),
+		TEST(device_removed_and_added),
 		TEST(slices),
 		TEST(shared),
 		TEST(keys_in_use),

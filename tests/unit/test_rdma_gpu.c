@@ -202,7 +202,7 @@ static void test_device_lost(void **state)
 	assert_int_equal(last()->code, DRAY_E_GPU_LOST);
 }
 
-static void test_peer_goes(void **state)
+static void test_peer_lost(void **state)
 {
 	struct fake_qp *f = staged_qp();
 	struct core *c = &lab->rig.core;
@@ -358,7 +358,7 @@ int main(void)
 		TEST(staged),           TEST(host_beside_gpu),   TEST(no_buffers),
 		TEST(not_registered),   TEST(registration_ends), TEST(registered_later),
 		TEST(urgent_write),     TEST(urgent_on_lost),    TEST(cancelled_read),
-		TEST(cancelled_gather), TEST(device_lost),       TEST(peer_goes),
+		TEST(cancelled_gather), TEST(device_lost),       TEST(peer_lost),
 		TEST(other_rail),       TEST(no_rail),           TEST(direct),
 		TEST(flush_fails),      TEST(without_flush),
 	};

@@ -349,7 +349,7 @@ static void test_cancelled_in_flight(void **state)
 }
 
 /* The session is dead: buffer and remote are held for the answer instead of the slice. */
-static void test_urgent_while_asked(void **state)
+static void test_urgent_while_requested(void **state)
 {
 	window_qp();
 	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
@@ -501,7 +501,7 @@ static void test_new_keys(void **state)
 }
 
 /* The peer is gone when all requests are answered. */
-static void test_peer_goes(void **state)
+static void test_peer_lost(void **state)
 {
 	struct core *c = &lab->rig.core;
 
@@ -664,14 +664,14 @@ int main(void)
 		TEST(owner_cannot_stage),
 		TEST(cancelled_while_requested),
 		TEST(cancelled_in_flight),
-		TEST(urgent_while_asked),
+		TEST(urgent_while_requested),
 		TEST(urgent_in_flight),
 		TEST(other_rail),
 		TEST(no_rail),
 		TEST(withdrawn),
 		TEST(replaced),
 		TEST(new_keys),
-		TEST(peer_goes),
+		TEST(peer_lost),
 		TEST(tiny),
 		TEST(shorter),
 		TEST(replaced_while_lost),

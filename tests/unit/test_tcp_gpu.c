@@ -114,7 +114,7 @@ static void test_answers_in_order(void **state)
 
 /*
  * A buffer becomes free for a READ in the turn in which the stream meets a frame on an unknown grant. The
- * stream must only be looked at again in later turns.
+ * stream must be served again only in later turns.
  */
 static void test_unknown_grant_behind_waiting_read(void **state)
 {
@@ -466,7 +466,7 @@ static void test_taken_over_slices_are_cut(void **state)
  * The slice keeps its buffer, which is no longer charged to the other transport's account, so that
  * transport may forget the peer first.
  */
-static void test_taken_over_buffers_are_ours(void **state)
+static void test_taken_over_buffers_change_account(void **state)
 {
 	struct stage_account *former = calloc(1, sizeof(*former));
 	static uint8_t bytes[MIB];
@@ -562,7 +562,7 @@ int main(void)
 		cmocka_unit_test(test_host_memory_continues),
 		cmocka_unit_test(test_stalled_peer_leaves_buffers),
 		cmocka_unit_test(test_taken_over_slices_are_cut),
-		cmocka_unit_test(test_taken_over_buffers_are_ours),
+		cmocka_unit_test(test_taken_over_buffers_change_account),
 		cmocka_unit_test(test_both_out_of_buffers),
 		cmocka_unit_test(test_counted),
 	};
