@@ -398,7 +398,7 @@ def test_memlock(rdma_lab):
         with Side(a, 8 * MIB, noise(8 * MIB)) as here, Side(b, 8 * MIB) as there:
             until(lambda: "limit of 1024 KiB" in listed(a, "regions")[0]["rdma"], "the refusal")
             text = listed(a, "regions")[0]["rdma"]
-            assert "8192 KiB asked for" in text and "LimitMEMLOCK" in text
+            assert "8192 KiB, added to" in text and "LimitMEMLOCK" in text
             assert whole(here, there, here.reach(there)) == "tcp"
             assert counters(a)["dray_registration_failures_total"] >= 1
             assert "are not registered" in a.text()

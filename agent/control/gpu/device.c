@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Devices. The first memory that is opened on a device starts it. It stays started: its context costs GPU memory, but the
- * next engine does not wait for a start. The workers and the owners of its regions are told of its loss. A device without
- * progress counts as lost while its copies may go on: so its queues are freed first, which waits for these copies, then its
- * memory is closed. A device without memory is stopped, and the next use starts it anew.
+ * next engine does not wait for a start. When it is lost, the workers stop using it and its regions end. A device without
+ * progress counts as lost although its copies may go on. So its queues are freed first, which waits for these copies; then
+ * its memory is closed. Without memory the device is stopped, and the next use starts it anew.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -274,7 +274,7 @@ bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 	return true;
 }
 
-/* Only the memory that its copies may use still waits for it. The log and new requests say so. */
+/* The copies of a lost device have not ended in time. The memory that they may use stays held; new requests are refused. */
 static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct gpu_device *d = arg;
@@ -325,7 +325,7 @@ void gpu_device_worker_gone(struct gpu_device *d)
 	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)
 		log_warning(
 			AREA,
-			"no thread for the end of the GPU, so other GPUs may wait for it gpu=%s",
+			"no thread can be started for the end of the GPU, so other GPUs may wait for it gpu=%s",
 			d->info.uuid);
 	/* without the timer a hang is not reported; all else works */
 	if (sd_event_add_time_relative(g->deps.event, &d->late, CLOCK_MONOTONIC, END_LIMIT_US, 0,

@@ -23,7 +23,7 @@ struct gpu_memory; /* the opened handles of one region */
 struct gpu_host;   /* pinned host memory of a window */
 
 struct gpus_upcalls {
-	/* The device is lost: regions on it end with gpu_lost, each by gpu_close(). */
+	/* The device is lost: ends regions on it with gpu_lost, each by gpu_close(). */
 	void (*lost)(struct regions *regions, unsigned device);
 	/* The worker has staging memory, which lasts until gpus_free(). At most once for each worker. */
 	void (*staging)(struct rails *rails, unsigned worker, void *base, uint64_t bytes);
@@ -68,17 +68,13 @@ typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, unsigned dev
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
 	     gpu_opened_fn done, void *arg, struct dray_err *reterr);
 
-/*
- * Cancels the gpu_open() with this arg: its done() will not run. Closes what was opened, then runs cancelled(arg).
- */
+/* Cancels the gpu_open() with this arg: its done() will not run. Closes parts that are open, then runs cancelled(arg). */
 void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg));
 
 /* Closes memory that is not used any more, before any later request, then runs done(done_arg). */
 void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg);
 
-/*
- * Makes all earlier writes of RDMA devices visible to the device; takes microseconds. False: it is lost or not in use.
- */
+/* Makes all earlier writes of RDMA devices visible to the device; takes microseconds. False: it is lost or not in use. */
 bool gpus_flush_rdma(struct gpus *g, unsigned device);
 
 /* Regions of host memory, pinned while a GPU is in use. removed() unpins, then runs done(done_arg), possibly inside the call. */
@@ -97,7 +93,7 @@ void gpus_host_free(struct gpu_host *h);
 /* From transport gpu of a worker. */
 void gpus_message(struct gpus *g, const struct transport_message *m);
 
-/* Finds none before the plug-in is loaded. */
+/* Runs fn for each GPU that the plug-in has found; there are none before it is loaded. */
 void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg);
 /* "" for an unknown device. */
 const char *gpus_uuid(const struct gpus *g, unsigned device);

@@ -114,11 +114,11 @@ void staging_make(struct gpus *g, struct dray_err *reterr);
 void staging_free(struct gpus *g);
 
 /* --- memory.c --- */
-/* Continues those that wait for the plug-in or a device; why: the plug-in cannot be used. */
+/* Continues memory that waits for the plug-in or a device. why: the plug-in cannot be used; else NULL. */
 void memories_step(struct gpus *g, const struct dray_err *why);
-/* Refuses those that wait for this device, which did not start. */
+/* Refuses memory that waits for this device, which did not start. */
 void memories_refuse(struct gpu_device *d, const struct dray_err *why);
-/* Closes those that waited for gpu_copies_ended(). */
+/* Closes memory that waited for gpu_copies_ended(). */
 void memories_close_held(struct gpus *g);
 /* At the end, on the opener's thread: closes and frees all. */
 void memories_release(struct gpus *g);
@@ -129,7 +129,7 @@ void gpu_hosts_release(struct gpus *g);
 
 /* --- pin.c --- */
 void pins_begin(struct gpus *g);
-/* Drops those that waited for gpu_copies_ended(). */
+/* Drops pins that waited for gpu_copies_ended(). */
 void pins_drop_held(struct gpus *g);
 /* At the end, on the opener's thread: unpins and frees all. */
 void pins_release(struct gpus *g);

@@ -268,7 +268,7 @@ void gpus_region_added(struct gpus *g, const struct region_view *view)
 		region_pin(r);
 }
 
-/* Some of its pages are being unpinned, or pinned for no region any more. */
+/* Some of its pages are in a pin that has no region any more and is not unpinned yet. */
 static bool is_pinned(const struct host_region *r)
 {
 	dray_list_for_each(&r->gpus->pins, p, struct pin, link) {

@@ -50,17 +50,17 @@ void http_listen_close(struct http_server *s);
 /* --- server.c --- */
 
 int server_init(struct http_server *s, struct agent *a, bool probes_only, unsigned max_conns);
-/* Also if server_init() was not called, or has failed. */
+/* May be called without server_init(), or after it has failed. */
 void server_deinit(struct http_server *s);
 /* Consumes the socket. 0, or -errno if MHD accepts no more connections. */
 int server_add(struct http_server *s, int fd, const struct dray_addr *from);
 /* Lets MHD serve its connections. */
 void server_run(struct http_server *s);
-/* The same from the event loop, after this time. */
+/* Calls server_run() from the event loop after this time. */
 void server_wake(struct http_server *s, uint64_t usec);
 /* Restarts the connection's time. */
 void conn_touch(struct http_server *s, struct http_conn *c);
-/* Stops it until conn_touch(). */
+/* Stops the connection's time until conn_touch(). */
 void conn_rest(struct http_conn *c);
 
 /* --- pages.c --- */

@@ -15,7 +15,7 @@
 #include "lib/random.h"
 #include "schema/gen/errors.h"
 
-/* The loss of a queue pair that was up for longer is no failure of its path. */
+/* If a queue pair is lost that was up for longer, its path has not failed. */
 #define LIVED_NS DRAY_NS_PER_SEC
 /* Largest work request in bytes. */
 #define MESSAGE_MAX (1u << 20)
@@ -41,7 +41,7 @@ static void qp_failed(struct qp *q, const char *what, const char *why)
 	qp_die(q);
 }
 
-/* No worker knows it yet. False: it ends, because of an error or because it is doomed. */
+/* After a job, before a worker knows the queue pair. False: it failed or is doomed, and is destroyed. */
 static bool job_ended(struct qp *q, const char *what)
 {
 	bool ok = !q->doomed && q->error == 0;

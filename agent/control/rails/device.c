@@ -294,7 +294,7 @@ static void close_done(struct dray_job *j)
 			   rail->present ? "the device was closed" : "the device is gone");
 	}
 	device_free(d);
-	/* the last scan may have found them again */
+	/* the last scan may have found its ports again */
 	if (r->scan)
 		rails_follow(r, r->scan);
 }
@@ -336,7 +336,7 @@ void device_close(struct device *d)
 {
 	if (d->closing)
 		return;
-	/* another rail of the device may be in use, if only this one failed to open */
+	/* if only this rail failed to open, another one may use the device */
 	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
 		if (rail->state != RAIL_CLOSING)
 			return;

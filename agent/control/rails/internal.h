@@ -26,7 +26,7 @@
 #define REASON_MAX ND_REASON_MAX
 /* Memory of a device for the read that proves earlier writes to be in place. */
 #define FLUSH_BYTES 4096
-/* Pieces that one message takes. */
+/* Most pieces in one message. */
 #define RAILS_KEYS_MAX ((PMSG_KEYS_BODY_MAX - PMSG_KEYS_MIN) / PMSG_RAIL_SIZE)
 
 struct rail;
@@ -48,13 +48,13 @@ struct device {
 	 * Soft-RoCE (drivers/infiniband/sw/rxe of Linux 6.1). Requests that are posted while a read is being answered
 	 * overtake each other, and are sent again (hw_counters: out_of_seq_request, duplicate_request). A read whose
 	 * answer is sent again from its middle ends with success and without its bytes: check_ack() fails the queue
-	 * pair and leaves the status of the work request as it was; what is behind such a read is flushed. So reads
-	 * are posted alone, are short, and are confirmed by another one behind them.
+	 * pair but leaves the status of the work request as it was; the work requests behind such a read are flushed.
+	 * So reads are posted alone, are short, and are confirmed by another one behind them.
 	 */
 	bool soft_roce;
 	sd_event_source *async;
-	uint32_t qps, mrs, jobs; /* users */
-	uint32_t key_sets;       /* that name memory regions of it */
+	uint32_t qps, mrs, jobs; /* its users */
+	uint32_t key_sets;       /* that name its memory regions */
 	bool open;               /* its objects may be used */
 	bool closing, close_begun;
 	_Atomic bool hurry; /* long jobs end early */
@@ -240,7 +240,7 @@ void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, 
 /* --- device.c --- */
 /* Opens the rail's device, unless it is open, and its completion queues; RAIL_EVENT_OPENED or _OPEN_FAILED. */
 void device_open(struct rail *rail);
-/* Closes it when it has no users left; RAIL_EVENT_CLOSED to its rails. */
+/* Closes the device when it has no users left; RAIL_EVENT_CLOSED to its rails. */
 void device_close(struct device *d);
 void device_check(struct device *d);
 static inline bool device_is_open(const struct device *d)
@@ -290,20 +290,20 @@ struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t l
 void registration_unref(struct registration *g);
 /* Registers it with the device, unless it is. */
 void registration_make(struct registration *g, struct device *d);
-/* Deregisters it from every device. True if it was registered, or is being registered or deregistered, with one. */
+/* Deregisters it from every device. True if that takes time: a device has memory regions of it. */
 bool registration_drop(struct registration *g);
-/* Those with the device; NULL: none. */
+/* Its memory regions with the device; NULL: none. */
 struct mrs *registration_mrs(const struct registration *g, const struct device *d);
-/* The device is open: everything is registered with it. */
+/* The device is open: registers everything with it. */
 void registrations_device_up(struct device *d);
-/* The device closes: its keys are withdrawn, then its memory regions are deregistered. */
+/* The device closes: withdraws its keys, then deregisters its memory regions. */
 void registrations_device_down(struct device *d);
 void registrations_free(struct rails *r);
 
 /* --- rail_region.c --- */
 /* Publishes new keys of all regions, or of those with the registration, to workers and importers. */
 void rail_regions_publish(struct rails *r, const struct registration *g);
-/* A registration is gone: regions may have waited for that. */
+/* A registration is gone: continues regions that waited for that. */
 void rail_regions_check(struct rails *r);
 /* Rails or registrations have changed: decides which regions are usable, and which importers need windows. */
 void rail_regions_decide(struct rails *r);
@@ -321,7 +321,7 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 /* NULL: unknown, or down. */
 struct rail_peer *rail_peer_get(struct rails *r, dray_handle peer);
 void rail_peer_free(struct rail_peer *peer);
-/* Frees a peer that is down and has nothing left. */
+/* Frees a peer that is down and has no queue pairs and no job left. */
 void rail_peer_check(struct rail_peer *peer);
 /* Rails have changed: tells the peers, and matches paths anew. */
 void paths_refresh(struct rails *r);
@@ -344,7 +344,7 @@ void window_want(struct rails *r, dray_handle peer);
 /* Makes a window for a peer that wants one, lacks it and is reached. */
 void window_check(struct rail_peer *peer);
 void window_published(struct window *w, const struct rail_keys *keys);
-/* The peer is down: its windows end. */
+/* The peer is down: ends its windows. */
 void windows_peer_down(struct rails *r, dray_handle peer);
 void windows_free(struct rails *r);
 /* From a worker: the end of a copy for a peer; a request to a peer for a copy. */
@@ -352,7 +352,7 @@ void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code
 void window_handle_stage(struct rails *r, struct rdma_stage_request *request);
 
 /* --- qp.c --- */
-/* Adds it to the list, and starts the job that creates it. peer and id are set. */
+/* Adds a queue pair, whose peer and id are set, to the list, and starts the job that creates it. */
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
 /* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */

@@ -185,7 +185,7 @@ static void log_no_path(struct rail_peer *peer, unsigned n)
 		peer->no_path_logged = peer->no_path_logged && !n;
 		return;
 	}
-	/* without rails on either side nothing is missing */
+	/* without rails on both sides no path is expected */
 	if (!peer->n_ports && !peer->rails->n)
 		return;
 	peer->no_path_logged = true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions as rails see them, staging memory and windows among them: their registrations, and the keys of these.
+ * The registrations and keys of regions, of staging memory and of windows.
  *
  * Keys reach workers and importers as a set. A replaced set lives on until the last work request with one of its keys has
  * ended. Only then may the memory regions of its keys be deregistered.
@@ -39,8 +39,8 @@ struct rail_region {
 	struct dray_list sets;
 	bool removing;
 	bool announce;  /* region_registered() is pending */
-	bool undecided; /* whether the importers need windows */
-	bool renew;     /* registered anew after the last use of the former keys */
+	bool undecided; /* a device may register it, so it is open whether importers need windows */
+	bool renew;     /* it is registered anew after the last use of the former keys */
 	void (*done)(void *arg);
 	void *arg;
 	uint32_t n_parts, n; /* n: with a registration */
@@ -312,7 +312,7 @@ static bool parts_drop(struct rail_region *region)
 	return any;
 }
 
-/* A device still has some of the memory, be it by a registration that other regions have released. */
+/* A device still has some of its memory, perhaps by a registration that every region has released. */
 static bool is_held(const struct rail_region *region)
 {
 	dray_list_for_each(&region->rails->registrations, g, struct registration, link)
@@ -325,7 +325,7 @@ static bool is_held(const struct rail_region *region)
 	return false;
 }
 
-/* After the last use of a key set or a registration may have ended. May free the region. */
+/* Continues its removal or renewal when a key set or a registration may have ended. May free the region. */
 static void region_check(struct rail_region *region)
 {
 	void (*done)(void *arg) = region->done;
@@ -364,7 +364,7 @@ static bool is_registrable(const struct region_view *view, const struct region_d
 	return true;
 }
 
-/* like: what is known of the region. dmabufs: of each extent, or NULL. NULL: no memory. */
+/* like: initial values. dmabufs: of each extent, or NULL. Returns NULL without memory. */
 static struct rail_region *add(struct rails *r, const struct rail_region *like,
 			       const struct extent_view *v, uint32_t n, uint16_t access,
 			       const struct region_dmabuf *dmabufs)

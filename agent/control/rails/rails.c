@@ -119,7 +119,7 @@ struct rail *rail_find(struct rails *r, const char *device, uint32_t port)
 	return NULL;
 }
 
-/* Adds a rail for the port, unless there is one, or as many as possible. */
+/* Adds a rail for the port, unless the port has one or there are RAILS_MAX. */
 static void rail_make(struct rails *r, const char *device, uint32_t port)
 {
 	struct rail *rail =

@@ -55,45 +55,43 @@ void rails_follow(struct rails *r, struct nd_scan *scan);
  */
 int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable);
 
-/* From workers. */
+/* A message from transport rdma of a worker. */
 void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m);
 
 /*
- * Registers its memory with every device. The view, and device memory's dmabufs (of each extent; else NULL), live until
- * `done` of rails_region_remove(). Device memory without them is not registered. A region of REGION_RDMA hears the result by
- * region_registered(), never inside this call.
+ * Registers the memory of a region with every device. dmabufs: of each extent of device memory, which is not registered
+ * without them; NULL for host memory. They and the view must live until `done` of rails_region_remove(). For REGION_RDMA
+ * region_registered() reports the result, never inside this call.
  */
 void rails_region_add(struct rails *r, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs);
-/* No worker and no peer uses it any more. done(arg) when no device has its memory; possibly inside the call. */
+/* No worker and no peer uses the region any more. done(arg) when no device has its memory; possibly inside the call. */
 void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
-/* Its last token was revoked: registers its memory anew, so that the keys that importers saw become invalid. */
+/* The region's last token was revoked: registers its memory anew, so that the keys that importers got become invalid. */
 void rails_region_revoked(struct rails *r, dray_handle region);
-/* Describes its registration with each device; "" without rails. Fills and returns buf. */
+/* Describes the registration of a region with each device; "" without rails. Fills and returns buf. */
 const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size);
 
-/*
- * Staging memory of a worker: registered until rails_free(), without access for peers.
- */
+/* Registers staging memory of a worker until rails_free(), without access for peers. */
 void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes);
 
 /* The control connection is up. features: PMSG_FEATURE_* that both sides support. */
 void rails_peer_up(struct rails *r, dray_handle peer, uint64_t features);
-/* It is down. True: peers_quiet() follows; false: no queue pair served the peer. */
+/* The control connection is down. True: peers_quiet() follows; false: no queue pair served the peer. */
 bool rails_peer_down(struct rails *r, dray_handle peer);
 void rails_peer_ports(struct rails *r, dray_handle peer, const struct dray_vec *ports);
 void rails_peer_connect(struct rails *r, dray_handle peer, uint64_t request_id,
 			const struct pmsg_qp_connect *m);
 void rails_peer_close(struct rails *r, dray_handle peer, uint64_t request_id, uint64_t qp);
 /*
- * Writes the keys of a grant of the peer as records of pmsg_rail. Returns their number. GPU memory without keys: the peer
- * gets a window unless keys follow.
+ * Writes the keys of a grant of the peer as records of pmsg_rail. Returns their number. For GPU memory without keys the peer
+ * gets a window, unless a device registers the memory later.
  */
 unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, uint8_t *buf,
 			  unsigned max);
-/* The peer announces its window for us. */
+/* The peer announces the window that it has made for this agent. */
 void rails_peer_window(struct rails *r, dray_handle peer, const struct pmsg_window *m);
-/* It requests a copy between its window and a grant. */
+/* The peer requests a copy between its window here and a grant. */
 void rails_peer_stage(struct rails *r, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
 

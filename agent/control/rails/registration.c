@@ -40,16 +40,16 @@ static void explain(const struct registration *g, const struct device *d, int er
 
 	if (error == -ENOMEM && getrlimit(RLIMIT_MEMLOCK, &l) == 0 && l.rlim_cur != RLIM_INFINITY)
 		snprintf(buf, REASON_MAX,
-			 "%" PRIu64 " KiB asked for and %" PRIu64
-			 " KiB pinned pass a limit of %llu KiB: raise the memlock limit "
+			 "%" PRIu64 " KiB, added to %" PRIu64
+			 " KiB that are pinned, exceed the memlock limit of %llu KiB: raise it "
 			 "(LimitMEMLOCK=infinity) or give CAP_IPC_LOCK",
 			 g->length >> 10, status_kib("VmPin") + status_kib("VmLck"),
 			 (unsigned long long)l.rlim_cur >> 10);
 	else if (error == -EFAULT && !(g->access & DMSG_ACCESS_WRITE))
 		snprintf(
 			buf, REASON_MAX,
-			"it is mapped for reading only, which this kernel does not register; add the "
-			"region with write access");
+			"this kernel does not register memory that is mapped for reading only; add "
+			"the region with write access");
 	else if (g->dmabuf.fd >= 0 &&
 		 (error == -EOPNOTSUPP || error == -EINVAL || error == -EPROTONOSUPPORT))
 		snprintf(buf, REASON_MAX, "the kernel or the device may lack DMA-BUF support: %s",
@@ -102,7 +102,7 @@ static void make_run(struct dray_job *j)
 		explain(g, m->device, r, m->why);
 }
 
-/* A memory region whose deregistration fails goes with the context. */
+/* If a deregistration fails, the kernel releases the memory region with the context. */
 static void drop_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);

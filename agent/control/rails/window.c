@@ -7,7 +7,8 @@
  * A window ends when the peer is down, no device has its memory and no copy of it is in flight. If a lost GPU may still
  * write to it, the memory stays unused until the plug-in ends.
  *
- * In the other direction, a peer's announcement of its window for us goes to the workers, and their requests go to the peer.
+ * In the other direction, this file passes the announcement of a window that a peer has made for this agent to the workers,
+ * and the requests of the workers to the peer.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -32,7 +33,7 @@ struct window {
 	struct rail_region *region; /* for its registration */
 	bool making;                /* its memory is being pinned */
 	bool ending, removing;
-	bool lost; /* a lost GPU may write to it */
+	bool lost; /* a lost GPU may still write to it */
 	uint64_t copying;
 	uint32_t n_copies;
 	struct dray_list copies;
@@ -118,7 +119,7 @@ static void handle_made(void *arg, struct gpu_host *h, void *base, const struct 
 	}
 	if (peer && peer->window == w) {
 		peer->window = NULL;
-		/* a retry would fail, too */
+		/* another attempt would fail, too */
 		peer->no_window = true;
 	}
 	w->ending = true;
@@ -272,7 +273,7 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 	dray_list_add(&w->copies, &copy->link);
 	w->n_copies++;
 	w->copying += m->length;
-	/* the same part of the window is always the same worker's */
+	/* each part of the window has its worker */
 	rails_tell(r, (unsigned)(m->offset * r->deps.pool->n / w->bytes), RDMA_COPY, handle, 0,
 		   copy);
 }
@@ -293,7 +294,7 @@ static void window_lose(struct window *w)
 		return;
 	peer->window = NULL;
 	tell(w, 0, NULL);
-	/* for memory of the other GPUs */
+	/* memory of the other GPUs needs a new window */
 	window_check(peer);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The region module's insides, shared by region.c, token.c and grant.c. */
+/* Shared by region.c, token.c and grant.c. */
 #ifndef DRAY_AGENT_CONTROL_REGION_INTERNAL_H
 #define DRAY_AGENT_CONTROL_REGION_INTERNAL_H
 
@@ -54,7 +54,7 @@ struct region {
 	bool opening; /* added() is pending */
 	bool ending, urgent;
 	bool dropped; /* by every worker */
-	bool leaving; /* only devices may still use it */
+	bool leaving; /* only devices still use it */
 	bool ended;   /* its memory is released */
 	void (*added)(void *arg, const struct dray_err *err);
 	void *added_arg;
@@ -120,15 +120,13 @@ static inline const struct region_view *region_view_of(const struct region *r)
 	return r->extents.view;
 }
 
-/* It may be exported and used. */
+/* Clients and peers may use it. */
 static inline bool region_is_live(const struct region *r)
 {
 	return !r->opening && !r->ending && !r->done;
 }
 
-/*
- * region.c: continues a removal after a step that it may have waited for; may free the region.
- */
+/* region.c: continues a removal after a step that it may have waited for; may free the region. */
 void region_check(struct region *r);
 
 /* token.c */

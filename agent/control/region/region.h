@@ -40,10 +40,10 @@ struct regions_upcalls {
 	 */
 	void (*added)(struct rails *rails, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs);
-	/* Deregister it, then run done(done_arg), possibly inside the call. */
+	/* Deregister the region, then run done(done_arg), possibly inside the call. */
 	void (*removed)(struct rails *rails, dray_handle region, void (*done)(void *arg),
 			void *done_arg);
-	/* All its tokens are revoked, and no importer is left. */
+	/* All tokens of the region are revoked, and no importer is left. */
 	void (*revoked)(struct rails *rails, dray_handle region);
 };
 
@@ -96,21 +96,21 @@ struct region_added {
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr);
 
-/* An RDMA device has registered its memory (usable), or none can: why. Not inside `added` of the upcalls. */
+/* An RDMA device has registered the region (usable), or none can, because of `why`. Not inside `added` of the upcalls. */
 void region_registered(struct regions *r, dray_handle region, bool usable, const char *why);
 
-/* A GPU is lost: regions on it end with gpu_lost, and their memory is closed. Their handles stay until region_remove(). */
+/* A GPU is lost: ends regions on it with gpu_lost and closes their memory. Their handles stay until region_remove(). */
 void regions_gpu_lost(struct regions *r, unsigned device);
 
-/* A live region on a GPU. */
+/* The region is live and on a GPU. */
 bool region_is_gpu(struct regions *r, dray_handle region);
 
-/* Makes earlier writes of RDMA devices to it visible to its GPU, if it has one. False: the GPU is lost. */
+/* Makes earlier writes of RDMA devices to the region visible to its GPU, if it has one. False: the GPU is lost. */
 bool region_flush_rdma(struct regions *r, dray_handle region);
 
 /*
- * Ends all use of it, releases its memory and forgets it, then runs done(arg). urgent: its session is dead. -ENOENT if it
- * is not this session's, or is being removed already.
+ * Ends all use of the region, releases its memory and its handle, then runs done(arg). urgent: its session is dead. -ENOENT
+ * if it is a region of another session, or is being removed already.
  */
 int region_remove(struct regions *r, dray_handle region, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg);
@@ -122,7 +122,7 @@ void region_hurry(struct regions *r, dray_handle region);
 void regions_close_fds(struct regions *r, int *fds, unsigned n);
 
 /*
- * Makes a token with this segment, as binary, in ret_token (DMSG_TOKEN_MAX bytes). Any member of the region's group may
+ * Makes a token with this segment, in binary form, in ret_token (DMSG_TOKEN_MAX bytes). Any member of the region's group may
  * export it.
  */
 int region_export(struct regions *r, const struct region_owner *owner,
@@ -137,7 +137,7 @@ int region_revoke(struct regions *r, dray_handle region, const struct region_own
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr);
 
-/* Parses a binary token, and checks its form only. segment: 256 bytes. 0 or -EINVAL with token_invalid. */
+/* Parses a binary token and checks only its form. ret_segment: 256 bytes. 0 or -EINVAL with token_invalid. */
 int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
 		struct dray_err *reterr);
 
@@ -150,10 +150,10 @@ int token_import_local(struct regions *r, const struct pmsg_token *token, dray_h
 		       uint16_t *ret_access, struct dray_err *reterr);
 void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote);
 
-/* Group that owns a live region, 0 if unknown. */
+/* The group that owns a live region; 0 for an unknown region. ret_session may be NULL. */
 dray_handle region_group(struct regions *r, dray_handle region, dray_handle *ret_session);
 
-/* New exports and imports are refused. */
+/* on: refuses new regions, exports and imports. */
 void regions_drain(struct regions *r, bool on);
 
 /*
@@ -165,13 +165,13 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
 		 uint16_t *ret_access, struct dray_err *reterr);
 
-/* The peer has released it. Unknown grants, and those of another peer, are ignored. */
+/* The peer has released the grant. Ignores unknown grants and grants of other peers. */
 void grant_release(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* The peer has acknowledged the fence (or cannot use the grant any more). */
 void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);
 
-/* The peer has RDMA keys of the range: an urgent end waits for its acknowledgement, too. */
+/* The peer has RDMA keys of the range, so an urgent end waits for its acknowledgement, too. */
 void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* Runs fn for each live grant of the region. */

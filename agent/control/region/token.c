@@ -419,7 +419,7 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 				  .region = region,
 				  .all = !only };
 	v->count = tokens_revoke(region, only, v->number);
-	/* the remaining ones, and those of earlier revocations, step it when they end */
+	/* each token that remains, also of an earlier revocation, steps this one when it ends */
 	dray_list_for_each(&region->tokens, t, struct token, link)
 		v->pending += t->revoked != 0;
 	dray_list_add(&region->revocations, &v->link);

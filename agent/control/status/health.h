@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the agent is alive. A check asks every worker for its transfers. The agent is alive if the event loop turns,
- * which the answer itself proves, if every worker answers within health.worker_limit, and if no transfer has passed its
- * deadline by more than transfer.slice_timeout plus peer.heartbeat_limit, the longest that its end may take. Without
- * checks nothing runs. Control thread only; nothing blocks.
+ * Whether the agent is alive. A check queries every worker. The agent is alive if the event loop turns, which the answer
+ * itself proves, if every worker answers within health.worker_limit, and if no transfer has passed its deadline by more
+ * than transfer.slice_timeout plus peer.heartbeat_limit, the longest time that its end may take. Without checks nothing
+ * runs. Control thread only; nothing blocks.
  */
 #ifndef DRAY_AGENT_CONTROL_STATUS_HEALTH_H
 #define DRAY_AGENT_CONTROL_STATUS_HEALTH_H
@@ -38,8 +38,8 @@ int health_new(struct health **ret, struct agent *a);
 struct health *health_free(struct health *h);
 
 /*
- * c->fn runs exactly once, after this call and within health.worker_limit. Checks during a query of the workers share
- * its answer; workers that have not answered are not asked again.
+ * c->fn runs exactly once, after this call and within health.worker_limit. Checks that come during a query of the workers
+ * share its answer; a worker that has not answered gets no second query.
  */
 void health_ask(struct health *h, struct health_check *c);
 
