@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared by the files of HTTP. A server is one MHD daemon without a listening socket: listen.c accepts the connections, so
+ * Shared by the files of HTTP. A server is one MHD daemon without a listening socket: http.c accepts the connections, so
  * that it can pause. There are two servers, so that clients of /metrics cannot use up the connections for probes.
  */
 #ifndef DRAY_AGENT_CONTROL_HTTP_INTERNAL_H
@@ -40,12 +40,9 @@ struct http_conn {
 	int64_t end_ns;
 };
 
-/* --- listen.c --- */
+/* --- http.c --- */
 
-/* Listens on every address; key: for errors. 0 or -errno with reterr. */
-int http_listen(struct http_server *s, const char *key, const struct dray_strv *addresses,
-		struct dray_err *reterr);
-void http_listen_close(struct http_server *s);
+void http_listeners_close(struct http_server *s);
 
 /* --- server.c --- */
 

@@ -163,7 +163,7 @@ void server_deinit(struct http_server *s)
 {
 	if (!s->daemon)
 		return;
-	http_listen_close(s);
+	http_listeners_close(s);
 	pages_stop(s);
 	s->io = sd_event_source_disable_unref(s->io);
 	MHD_stop_daemon(s->daemon);
