@@ -334,10 +334,6 @@ void connect_lose(struct qp *q);
 /* From the worker. */
 void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code);
 
-/* --- serve.c --- */
-/* It is destroyed: answers the peer's request for that. */
-void serve_ended(struct qp *q);
-
 /* --- window.c --- */
 /* The peer was granted GPU memory that no rail reaches. */
 void window_want(struct rails *r, dray_handle peer);

@@ -207,20 +207,22 @@ void windows_free(struct rails *r)
 	}
 }
 
-static bool read_segs(struct rdma_copy *copy, const struct dray_vec *segs)
+/* False: a segment is empty, or their sum is not the length. */
+static bool read_segs(struct rdma_copy *copy, const struct pmsg_stage *m)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = 0; i < segs->n; i++) {
+	copy->length = m->length;
+	copy->n_segs = m->segs.n;
+	for (uint32_t i = 0; i < m->segs.n; i++) {
 		struct pmsg_seg *seg = &copy->segs[i];
 
-		pmsg_seg_get(segs->p + (size_t)i * PMSG_SEG_SIZE, seg);
-		if (!seg->length || seg->length > copy->length)
+		pmsg_seg_get(m->segs.p + (size_t)i * PMSG_SEG_SIZE, seg);
+		if (!seg->length || seg->length > m->length)
 			return false;
 		sum += seg->length; /* no overflow: each is at most frame_bytes_max */
 	}
-	copy->n_segs = segs->n;
-	return sum == copy->length;
+	return sum == m->length;
 }
 
 /* An error code, or 0: the copy lies within the window and the limits. */
@@ -244,23 +246,22 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
 	struct window *w = peer ? peer->window : NULL;
-	struct rdma_copy *copy;
+	struct rdma_copy *copy = NULL;
 	const char *why;
 	uint32_t code = check(w, m, &why);
 
+	if (!code) {
+		copy = rdma_copy_new();
+		if (!copy) {
+			code = DRAY_E_NO_MEMORY;
+			why = "no memory";
+		} else if (!read_segs(copy, m)) {
+			code = DRAY_E_INVALID;
+		}
+	}
 	if (code) {
-		rails_refuse(r, handle, request_id, code, "a copy", why);
-		return;
-	}
-	copy = rdma_copy_new();
-	if (!copy) {
-		rails_refuse(r, handle, request_id, DRAY_E_NO_MEMORY, "a copy", "no memory");
-		return;
-	}
-	copy->length = m->length;
-	if (!read_segs(copy, &m->segs)) {
 		free(copy);
-		rails_refuse(r, handle, request_id, DRAY_E_INVALID, "a copy", why);
+		rails_refuse(r, handle, request_id, code, "a copy", why);
 		return;
 	}
 	copy->window = w;
