@@ -32,15 +32,21 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 	}                                                                               \
 	static void name(struct dictionaries *d)
 
-static void session_append(void *arg, const struct dray_dbus_session *session)
-{
-	DICTIONARY_APPEND(arg, session, session);
-}
+/* The same for records that a module passes one by one as struct dray_dbus_RECORD. */
+#define LIST_EACH(name, record, each, module)                                          \
+	static void record##_append(void *arg, const struct dray_dbus_##record *value) \
+	{                                                                              \
+		DICTIONARY_APPEND(arg, record, value);                                 \
+	}                                                                              \
+	LIST(name)                                                                     \
+	{                                                                              \
+		each(d->agent->module, record##_append, d);                            \
+	}                                                                              \
+	struct dray_swallow_semicolon
 
-LIST(list_sessions)
-{
-	sessions_each(d->agent->sessions, session_append, d);
-}
+LIST_EACH(list_sessions, session, sessions_each, sessions);
+LIST_EACH(list_paths, path, rails_each_path, rails);
+LIST_EACH(list_gpus, gpu, gpus_each, gpus);
 
 static void region_append(void *arg, const struct dray_dbus_region *region)
 {
@@ -106,26 +112,6 @@ LIST(list_rails)
 	for (size_t i = 0; scan && i < scan->devices.n; i++)
 		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
 			rail_append(d, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
-}
-
-static void path_append(void *arg, const struct dray_dbus_path *path)
-{
-	DICTIONARY_APPEND(arg, path, path);
-}
-
-LIST(list_paths)
-{
-	rails_each_path(d->agent->rails, path_append, d);
-}
-
-static void gpu_append(void *arg, const struct dray_dbus_gpu *gpu)
-{
-	DICTIONARY_APPEND(arg, gpu, gpu);
-}
-
-LIST(list_gpus)
-{
-	gpus_each(d->agent->gpus, gpu_append, d);
 }
 
 static void event_append(void *arg, const struct history_event *e)

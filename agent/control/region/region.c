@@ -276,8 +276,9 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 }
 
 /* The memory is released: only the pending reply remains. */
-static void region_finish(struct region *region)
+static void region_finish(void *of)
 {
+	struct region *region = of;
 	void (*added)(void *arg, const struct dray_err *err) = region->added;
 	void *added_arg = region->added_arg;
 	struct dray_err refused = region->refused;
@@ -441,11 +442,6 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 	}
 }
 
-static void handle_cancelled(void *arg)
-{
-	region_finish(arg);
-}
-
 /* A region that ended by itself is removed after another answer of the workers, since done() must not run in this call. */
 int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg)
@@ -457,7 +453,7 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 	region->done = done;
 	region->arg = arg;
 	if (region->opening && region_view_of(region)->memory == REGION_GPU) {
-		gpu_open_cancel(r->deps.gpus, region, handle_cancelled);
+		gpu_open_cancel(r->deps.gpus, region, region_finish);
 	} else if (region->ended) {
 		region->barriers++;
 		pool_drop(r->deps.pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false,
