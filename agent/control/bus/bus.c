@@ -320,7 +320,7 @@ static void emit(struct bus_server *server, const char *signal, const char *type
 		if (signal_append(m, types, each) >= 0)
 			sd_bus_send(c->bus, m, NULL);
 		va_end(each);
-		/* the one property that emits changes */
+		/* the only property whose changes are signalled */
 		if (!strcmp(signal, DRAY_DBUS_SIGNAL_STATE_CHANGED))
 			sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 						       DRAY_DBUS_PROPERTY_STATE, NULL);

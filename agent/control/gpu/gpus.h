@@ -98,7 +98,7 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu 
 /* "" for an unknown device. */
 const char *gpus_uuid(const struct gpus *g, unsigned device);
 
-/* The state of the plug-in: "not loaded yet", its version, or why it cannot be used. */
+/* The state of the plug-in: "not loaded yet", its version, or the reason why it cannot be used. */
 const char *gpus_plugin(const struct gpus *g);
 void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N]);
 

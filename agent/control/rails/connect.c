@@ -237,7 +237,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 	unsigned expected[DRAY_ARRAY_SIZE(want)] = { 0 };
 
 	dray_list_for_each(&peer->paths, path, struct path, link) {
-		/* the latency class comes first, in case there is no room for all */
+		/* the latency class comes first, because the completion queue may lack room for both */
 		for (unsigned class = DRAY_ARRAY_SIZE(want); class -- > 0;) {
 			unsigned n = count(path, worker, (enum dmsg_class) class);
 

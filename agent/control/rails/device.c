@@ -169,7 +169,7 @@ static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg
 	struct device *d = arg;
 	struct ibv_async_event e;
 
-	/* no more events follow */
+	/* the kernel sends no more events */
 	if (revents & (EPOLLHUP | EPOLLERR)) {
 		sd_event_source_set_enabled(source, SD_EVENT_OFF);
 		device_lost(d, "the kernel has removed the device");

@@ -19,7 +19,7 @@
 #define TIMEOUT_UNIT_NS 4096
 #define TIMEOUT_MAX 31
 
-/* For one peer: enough for eight workers, eight rails, and the most queue pairs that can be configured. */
+/* Most queue pairs that serve one peer: enough for eight workers, eight rails, and the highest rdma.queue_pairs. */
 #define SERVING_MAX 1024
 
 /* Limit of the field in struct ibv_qp_attr. */
@@ -166,7 +166,7 @@ static void destroy_done(struct dray_job *j)
 	struct qp *q = qp_of(j);
 	struct device *d = q->device;
 
-	/* the kernel destroys it with the context */
+	/* the kernel destroys the queue pair with the context */
 	if (q->error < 0)
 		log_error(AREA,
 			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
@@ -187,7 +187,7 @@ static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect
 {
 	struct qp *q = arg;
 
-	/* an error means that the peer is lost, and its end with it */
+	/* an error means that the peer is lost, so its end is gone, too */
 	q->remote_dead = true;
 	qp_check(q);
 }

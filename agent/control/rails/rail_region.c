@@ -43,7 +43,7 @@ struct rail_region {
 	bool renew;     /* it is registered anew after the last use of the former keys */
 	void (*done)(void *arg);
 	void *arg;
-	uint32_t n_parts, n; /* n: with a registration */
+	uint32_t n_parts, n; /* n: parts with a registration */
 	struct part parts[];
 };
 
@@ -58,8 +58,8 @@ static struct rail_region *region_get(struct rails *r, dray_handle handle)
 static void region_check(struct rail_region *region);
 
 /*
- * How far its registration with the device is: the state of the first part that is not ready. MRS_DROPPING: there is none
- * yet. *ret_why: of a failure; may be NULL.
+ * How far the registration of the region with the device is: the state of the first part that is not ready. MRS_DROPPING:
+ * the part has no memory regions yet. *ret_why: of a failure; may be NULL.
  */
 static enum mrs_state state_on(const struct rail_region *region, const struct device *d,
 			       const char **ret_why)
@@ -76,7 +76,7 @@ static enum mrs_state state_on(const struct rail_region *region, const struct de
 	return MRS_READY;
 }
 
-/* A device may still register it. */
+/* A device may still register the region. */
 static bool is_pending(struct rails *r, const struct rail_region *region)
 {
 	if (!r->scan)
@@ -224,7 +224,7 @@ static void want_window(void *arg, const struct grant_view *g)
 	window_want(arg, g->peer);
 }
 
-/* No device has registered it: its importers need windows, unless a device may still do so. */
+/* No device has registered the region: its importers need windows, unless a device may still register it. */
 static void want_windows(struct rail_region *region)
 {
 	struct rails *r = region->rails;
@@ -312,7 +312,7 @@ static bool parts_drop(struct rail_region *region)
 	return any;
 }
 
-/* A device still has some of its memory, perhaps by a registration that every region has released. */
+/* A device still has some of the region's memory, perhaps by a registration that every region has released. */
 static bool is_held(const struct rail_region *region)
 {
 	dray_list_for_each(&region->rails->registrations, g, struct registration, link)
@@ -325,7 +325,7 @@ static bool is_held(const struct rail_region *region)
 	return false;
 }
 
-/* Continues its removal or renewal when a key set or a registration may have ended. May free the region. */
+/* Continues the removal or renewal of a region when a key set or a registration may have ended. May free the region. */
 static void region_check(struct rail_region *region)
 {
 	void (*done)(void *arg) = region->done;

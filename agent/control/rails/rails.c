@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rails, as netdetect finds their ports. */
+/* Rails and their states, which follow the ports in the scans of netdetect. */
 #include "agent/control/rails/rails.h"
 
 #include <errno.h>
@@ -188,7 +188,7 @@ static bool learn(struct rail *rail, const struct nd_device *d, const struct nd_
 		     old.pkey != rail->pkey);
 }
 
-/* The rail's port in the last scan; NULL: it is not there. */
+/* The rail's port in the last scan; NULL: the scan does not have it. */
 static const struct nd_port *port_of(const struct rail *rail, const struct nd_device **ret_device)
 {
 	const struct nd_devices *devices = &rail->rails->scan->devices;

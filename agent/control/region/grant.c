@@ -53,7 +53,7 @@ void grant_detach(struct grant *g)
 	g->token = NULL;
 }
 
-/* Frees it when both sides have released it, then its token and region if they wait for that. */
+/* Frees a grant that both sides have released, then its token and region if they waited for that. */
 static void grant_check(struct grant *g)
 {
 	struct token *t = g->token;

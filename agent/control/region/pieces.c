@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extents of a REGION_ADD as the client names them. */
+/* Checks of the extents of a REGION_ADD that need no descriptor. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
 
 /* Tokens and grants have limits of their own for each session and peer. */
 #define HANDLES_MAX (1u << 30)
-/* A device's name, as long as the schema has it. */
+/* The longest name of a device in the schema, with its NUL. */
 #define DEVICE_BYTES 65
 
 static void region_end(struct region *region, uint32_t code, bool urgent);
@@ -125,7 +125,7 @@ static void handle_del(struct region *region)
 	r->pool_bytes -= region->pool_bytes;
 }
 
-/* Publishes it to workers and devices. */
+/* Publishes the region to workers and devices. */
 static void region_begin(struct region *region)
 {
 	struct regions *r = region->regions;
@@ -306,7 +306,7 @@ static void memory_released(void *of)
 		region_finish(region);
 }
 
-/* RDMA devices have released it; GPUs follow. */
+/* RDMA devices have released the region; GPUs release it next. */
 static void handle_deregistered(void *of)
 {
 	struct region *region = of;
@@ -320,7 +320,7 @@ static void handle_deregistered(void *of)
 		memory_released(region);
 }
 
-/* A peer that has not acknowledged its fence may still reach it by an RDMA device. */
+/* A peer that has not acknowledged its fence may still reach the region by an RDMA device. */
 static bool exposed(const struct region *region)
 {
 	dray_list_for_each(&region->tokens, t, struct token, link)
@@ -361,7 +361,7 @@ static void handle_dropped(void *arg)
 	region_check(region);
 }
 
-/* Ends all use of it; transfers end with code. */
+/* Ends all use of the region; transfers end with `code`. */
 static void region_end(struct region *region, uint32_t code, bool urgent)
 {
 	struct regions *r = region->regions;
@@ -403,7 +403,7 @@ static void handle_barrier(void *arg)
 	region_check(region);
 }
 
-/* Makes an end under way urgent: a second drop of an object speeds up the first. */
+/* Makes an end under way urgent: a second, urgent drop of an object also makes the first one urgent. */
 static void make_urgent(struct region *region, uint32_t code)
 {
 	struct regions *r = region->regions;
@@ -442,7 +442,9 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 	}
 }
 
-/* A region that ended by itself is removed after another answer of the workers, since done() must not run in this call. */
+/*
+ * done() must not run in this call, so a region that has ended already is removed after another answer of the workers.
+ */
 int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg)
 {

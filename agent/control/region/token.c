@@ -41,11 +41,11 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 		return malformed(reterr, "has a length that does not fit its content");
 	if (!t.access || t.access & ~DMSG_ACCESS_ALL || !t.length ||
 	    t.length > UINT64_MAX - t.offset)
-		return malformed(reterr, "names an impossible range or access");
+		return malformed(reterr, "has an impossible range or access");
 	memcpy(segment, p + SEGMENT_AT, length);
 	segment[length] = 0;
 	if (strlen(segment) != length || (length && !dray_endpoint_valid(segment)))
-		return malformed(reterr, "names a malformed segment");
+		return malformed(reterr, "has a malformed segment");
 	memcpy(ret_segment, segment, length + 1);
 	*ret = t;
 	return 0;
