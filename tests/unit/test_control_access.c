@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/bus/access.h"
+#include "agent/control/bus/internal.h"
 
 #include <errno.h>
 #include <sys/socket.h>

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/bus/access.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include "agent/control/bus/internal.h"
 #include "lib/cleanup.h"
 
 static bool in_group(int fd, gid_t primary, gid_t group)

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/bus/dictionaries.h"
-
 #include <string.h>
 
 #include "agent/control/bus/internal.h"

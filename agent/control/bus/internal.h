@@ -6,17 +6,31 @@
 #include <systemd/sd-bus.h>
 
 #include "agent/control/agent.h"
-#include "agent/control/bus/access.h"
-#include "agent/control/bus/dictionaries.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
 #include "lib/list.h"
+#include "schema/gen/dbus.h"
 
 /* Longest text in a signal or property, with its NUL; names have at most 64 bytes, reasons the length of an error. */
 #define BUS_TEXT_BYTES 256
 
 /* Sender of every message of the agent. The connections are :1.1 and up. */
 #define BUS_SENDER ":1.0"
+
+/* Root, the owner, and members of the group may change things. The mode of the socket decides which clients may read. */
+struct access_rules {
+	uid_t owner;
+	bool has_group;
+	gid_t group;
+};
+
+/* The client of a connection, as the kernel reports it. */
+struct bus_client {
+	uid_t uid;
+	gid_t gid;
+	pid_t pid; /* for log lines; 0 across PID namespaces */
+	bool may_change;
+};
 
 struct bus_server {
 	struct agent *agent;
@@ -77,7 +91,40 @@ void pending_reply_end(struct pending_reply *reply, int ret);
 int bus_driver_add(struct bus_conn *c);
 int bus_object_add(struct bus_conn *c);
 
-/* --- dictionaries.c --- */
+/* --- access.c --- */
+/* fd: a connected Unix socket. 0 or -errno. */
+int bus_client_get(int fd, const struct access_rules *rules, struct bus_client *ret);
+
+/* --- dictionaries.c: lists in replies, arrays of dictionaries, made from the structs of records by the schema's tables --- */
+struct dictionaries {
+	struct agent *agent;
+	sd_bus_message *call, *reply;
+	sd_bus_error *reterr;              /* NULL: the reply comes later than the call */
+	struct snapshot *const *snapshots; /* of the workers, for lists of transfers */
+	unsigned n_snapshots;
+	int ret;      /* first error */
+	size_t bytes; /* estimate of the list's size */
+};
+
+/* Appends the records of one list; reads the arguments of d->call. Errors go to d->ret. */
+typedef void dictionaries_fn(struct dictionaries *d);
+
+/* Appends the array that fn fills. 0, or the first error. */
+int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn);
+
+/* Replies to d->call with the array that fn fills. > 0, or the first error. */
+int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn);
+
+/* Appends a record. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become question marks. */
+void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
+		       const void *record);
+
+/* name: of the record in the schema. record: a struct dray_dbus_NAME. */
+#define DICTIONARY_APPEND(d, name, record)                            \
+	dictionary_append(d, dray_dbus_##name##_fields,               \
+			  DRAY_ARRAY_SIZE(dray_dbus_##name##_fields), \
+			  (const struct dray_dbus_##name *){ record })
+
 /* Copies s without bytes that are not UTF-8, for which D-Bus refuses a message; clients choose some names. */
 const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES]);
 

@@ -7,8 +7,77 @@
 #ifndef DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 #define DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 
-#include "agent/control/region/mapping.h"
+#include <sys/types.h>
+
 #include "agent/control/region/region.h"
+#include "lib/jobs.h"
+#include "lib/list.h"
+
+/* --- mapping.c: mappings of client files, and the threads that close and unmap --- */
+
+/*
+ * A closer is a thread for calls that may take long: the last close of a large memfd frees its pages, and the close of a
+ * file on FUSE or NFS waits for another process. dray_jobs_free() ends it. 0 or -errno.
+ */
+int closer_new(struct dray_jobs **ret);
+
+/* Closes fd unless it is -1. Without memory for the job the calling thread closes it. */
+void closer_close(struct dray_jobs *closer, int fd);
+
+struct mappings {
+	struct dray_list list;
+	struct dray_jobs *closer; /* unmaps; borrowed */
+};
+
+/* Descriptors with the same id refer to the same file. */
+struct file_id {
+	dev_t dev;
+	ino_t ino;
+};
+
+/* What identifies a mapping. */
+struct mapping_key {
+	struct file_id file;
+	bool writable;
+	/*
+	 * The session, for huge-page files: their inode numbers are 32 bits of a counter that wraps, so they do not identify a
+	 * file of another session. 0 for other files.
+	 */
+	uint64_t owner;
+};
+
+/*
+ * Shared by the extents and regions in the same file with the same access. A mapping covers the whole file. The agent never
+ * populates it.
+ */
+struct mapping {
+	struct dray_list link; /* a reservation is in no list */
+	struct mappings *mappings;
+	struct mapping_key key;
+	uint32_t refs;
+	uint8_t *base;
+	uint64_t bytes;
+	bool guarded; /* by fault_guard_memory() */
+	int fd;       /* a duplicate */
+};
+
+void mappings_init(struct mappings *ms, struct dray_jobs *closer);
+
+/* A mapping of `bytes`, the size of the file, or more; one reference. The descriptor is duplicated, not consumed. */
+int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
+		struct mapping **ret, struct dray_err *reterr);
+
+/*
+ * Reserves addresses for a DMA-BUF, which the CPU does not map: RDMA devices need an address for it, and the agent tells
+ * registrations apart by their addresses. An access faults. One reference; the descriptor is duplicated, not consumed.
+ */
+int mapping_reserve(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+		    struct dray_err *reterr);
+
+/* The closer unmaps it after the last reference. */
+void mapping_unref(struct mapping *m);
+
+/* --- extents --- */
 
 /* The memory of a region, and a view of it without its head. */
 struct extents {
@@ -19,9 +88,6 @@ struct extents {
 	struct mapping **maps; /* of each descriptor, unless it is of a GPU; one reference each */
 	uint32_t n_maps;
 };
-
-/* Sum of the extents' lengths. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
-int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);
 
 /*
  * Checks the extents without their descriptors. Returns the kind of the first one and the memory of all. Errors of

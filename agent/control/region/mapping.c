@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/region/mapping.h"
+#include "agent/control/region/extents.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -96,6 +96,9 @@ struct region_added {
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr);
 
+/* Sum of the lengths of the request's extents. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
+int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);
+
 /* An RDMA device has registered the region (usable), or none can, because of `why`. Not inside `added` of the upcalls. */
 void region_registered(struct regions *r, dray_handle region, bool usable, const char *why);
 

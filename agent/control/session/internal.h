@@ -5,7 +5,7 @@
 
 #include <sys/socket.h>
 
-#include "agent/control/region/extents.h"
+#include "agent/control/region/region.h"
 #include "agent/control/session/session.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
