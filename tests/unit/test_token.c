@@ -210,6 +210,10 @@ static void test_single_use(void **state)
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_USED);
 	x.t.capability[0] ^= 1;
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_INVALID);
+	/* nor do zeros match a record of ended tokens that is not used yet */
+	x.t.token_id = 0;
+	memset(x.t.capability, 0, sizeof(x.t.capability));
+	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_INVALID);
 	x = export(f, region, DMSG_EXPORT_FLAG_SINGLE_USE);
 	assert_int_equal(import_local(f, &x.t, 77), 0);
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_USED);

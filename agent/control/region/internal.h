@@ -33,7 +33,7 @@ struct regions {
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;
-	struct dead_token *dead; /* ring, allocated for the first one */
+	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
 };
 

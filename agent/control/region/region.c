@@ -80,7 +80,6 @@ struct regions *regions_free(struct regions *r)
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->tokens);
 	dray_handles_deinit(&r->grants);
-	free(r->dead);
 	dray_heap_deinit(&r->expiry);
 	free(r);
 	return NULL;

@@ -53,13 +53,8 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 
 static void remember_dead(struct regions *r, const struct token *t, uint32_t code)
 {
-	struct dead_token *g;
+	struct dead_token *g = &r->dead[r->dead_at++ % DEAD_TOKENS];
 
-	if (!r->dead)
-		r->dead = calloc(DEAD_TOKENS, sizeof(*r->dead));
-	if (!r->dead)
-		return;
-	g = &r->dead[r->dead_at++ % DEAD_TOKENS];
 	g->token = t->handle;
 	memcpy(g->capability, t->capability, CAPABILITY_BYTES);
 	g->code = code;
@@ -67,10 +62,10 @@ static void remember_dead(struct regions *r, const struct token *t, uint32_t cod
 
 static uint32_t dead_code(const struct regions *r, dray_handle token, const uint8_t *capability)
 {
-	for (uint32_t i = 0; r->dead && i < DEAD_TOKENS; i++) {
+	for (uint32_t i = 0; i < DEAD_TOKENS; i++) {
 		const struct dead_token *g = &r->dead[i];
 
-		if (g->token == token &&
+		if (g->code && g->token == token &&
 		    !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
 			return g->code;
 	}
