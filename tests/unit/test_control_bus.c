@@ -509,7 +509,7 @@ static void health_does_not_wait_for_a_listing(void **state)
 
 	fake.hold = true;
 	ask_transfers(one, counts);
-	ask_health(two, false, "worker 0, 1 has not answered for 0.");
+	ask_health(two, false, "worker 0,1 has not answered for 0.");
 	assert_int_equal(fake.listings, 2);
 	order(ORDER_ANSWER);
 	settle(one, &counts[0], 1);
@@ -525,7 +525,7 @@ static void health_asks_the_workers(void **state)
 	/* workers that do not answer are asked once, however many callers request their health */
 	fake.hold = true;
 	for (int i = 0; i < 3; i++)
-		ask_health(bus, false, "worker 0, 1 has not answered for 0.");
+		ask_health(bus, false, "worker 0,1 has not answered for 0.");
 	assert_int_equal(fake.listings, 2);
 	/* a caller that leaves meanwhile does no harm */
 	assert_true(sd_bus_call_method_async(gone, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,

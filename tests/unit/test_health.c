@@ -129,7 +129,7 @@ static void silent_workers_are_named_and_asked_once(void **state)
 	ask(&a);
 	wait_for(&a, 1);
 	assert_false(a.report.alive);
-	assert_non_null(strstr(a.report.reason, "worker 0, 2 has not answered for 0.0 s"));
+	assert_non_null(strstr(a.report.reason, "worker 0,2 has not answered for 0.0 s"));
 	ask(&a);
 	ask(&b);
 	wait_for(&b, 1);

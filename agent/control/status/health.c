@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "agent/control/agent.h"
+#include "agent/control/status/transfer_log.h"
 #include "lib/time.h"
 
 /* Below that of the workers' events: an answer that has arrived in time must not count as missing. */
@@ -58,17 +59,13 @@ static bool is_asking(const struct health *h)
 static void report_silence(const struct health *h, int64_t now, struct health_report *ret)
 {
 	uint32_t missing = is_asking(h) ? h->agent->listings[LISTING_HEALTH].missing : 0;
-	char names[8 * WORKERS_MAX] = "";
-	size_t at = 0;
+	char workers[4 * WORKERS_MAX];
 
-	for (unsigned i = 0; i < WORKERS_MAX; i++)
-		if (missing & 1u << i)
-			at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%u",
-					       at ? ", " : "", i);
 	*ret = (struct health_report){ .alive = false };
 	if (missing)
 		snprintf(ret->reason, sizeof(ret->reason), "worker %s has not answered for %.1f s",
-			 names, seconds(now - h->asked_ns));
+			 numbers_text(missing, workers, sizeof(workers)),
+			 seconds(now - h->asked_ns));
 	else
 		snprintf(ret->reason, sizeof(ret->reason),
 			 "out of memory: the workers cannot be asked");

@@ -13,14 +13,14 @@
 #define RAILS_TEXT 160
 #define LINE_MAX_BYTES 600
 
-const char *report_rails(uint64_t rails, char *buf, size_t n)
+const char *numbers_text(uint64_t set, char *buf, size_t n)
 {
 	size_t at = 0;
 
 	*buf = '\0';
-	for (; rails && at < n; rails &= rails - 1)
+	for (; set && at < n; set &= set - 1)
 		at += (size_t)snprintf(buf + at, n - at, "%s%d", at ? "," : "",
-				       __builtin_ctzll(rails));
+				       __builtin_ctzll(set));
 	return buf;
 }
 
@@ -45,7 +45,7 @@ void report_log(struct report *report)
 		 r->bytes_done, r->bytes, r->operations, r->slices, r->resent,
 		 dray_error_name(r->code), r->session, r->request, r->peer,
 		 dmsg_transport_name(r->transport),
-		 r->rails ? report_rails(r->rails, rails, sizeof(rails)) : "-",
+		 r->rails ? numbers_text(r->rails, rails, sizeof(rails)) : "-",
 		 dmsg_class_name(r->class));
 	if (report->slow && report->all)
 		log_warning("transfer", "slow: %s", text);

@@ -8,7 +8,7 @@
 /* Frees the report. */
 void report_log(struct report *r);
 
-/* The numbers of the rails, such as "0,2", cut at the end of buf. Returns buf. */
-const char *report_rails(uint64_t rails, char *buf, size_t n);
+/* The numbers whose bits are set, such as "0,2", cut at the end of buf. Returns buf. */
+const char *numbers_text(uint64_t set, char *buf, size_t n);
 
 #endif
