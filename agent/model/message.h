@@ -11,13 +11,28 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "agent/model/data_config.h"
 #include "agent/model/quota.h"
-#include "agent/model/record.h"
+#include "agent/model/transfer.h"
 #include "agent/model/view.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 #include "schema/gen/data.h"
+
+/* The part of the configuration that workers use. */
+struct data_config {
+	uint64_t slice_size; /* bytes */
+	int64_t slice_timeout_ns;
+	int64_t deadline_ns; /* default */
+	uint32_t slices_per_session;
+	uint32_t tcp_streams, tcp_latency_streams;
+	uint32_t tcp_slices_in_flight; /* each stream */
+	uint64_t tcp_buffer;           /* bytes, 0: autotuning */
+	int64_t connect_timeout_ns;
+	int64_t backoff_min_ns, backoff_max_ns;
+	int64_t poll_time_ns;
+	int64_t slow_ns; /* longer transfers are logged; 0: none */
+	bool report_all;
+};
 
 /* A packet with descriptors from or to a client. packet_free() closes the descriptors that are still in fds. */
 struct packet {
@@ -51,13 +66,9 @@ struct ring_memory {
 
 /* The state of a transfer at one moment. */
 struct transfer_info {
-	dray_handle session;
-	uint64_t request;
-	uint8_t direction, class, transport, gpu_path, state;
-	uint64_t rails;
-	uint32_t operations, slices;
-	uint64_t bytes, bytes_done;
-	int64_t age_ns, left_ns; /* left: below 0 once the deadline has passed */
+	struct transfer_record record; /* as if it ended now; slices: in flight */
+	uint8_t state;                 /* enum xfer_state */
+	int64_t left_ns;               /* below 0 once the deadline has passed */
 };
 
 /* At most `cap` transfers of one worker: in flight, or the records of ended ones. */
@@ -89,6 +100,13 @@ struct transport_message {
 	void *arg; /* the type says whether the receiver frees it */
 };
 
+/* What happens to the users of an object that is dropped; later modes are stricter. */
+enum drop_mode {
+	DROP_RETIRE, /* they may finish */
+	DROP_STOP,   /* they end, with some grace for what is in flight */
+	DROP_URGENT, /* its owner is dead: they end at once */
+};
+
 enum command_type {
 	COMMAND_SESSION_ADD,   /* fd consumed; shared borrowed until EVENT_SESSION_GONE */
 	COMMAND_SESSION_CLOSE, /* its transfers end with code; answered by EVENT_SESSION_GONE */
@@ -96,10 +114,8 @@ enum command_type {
 	COMMAND_RING_OPEN,     /* ring borrowed until the session has ended */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
 	COMMAND_KEYS,          /* new keys of an object (one reference, or NULL) */
-	COMMAND_DROP,          /* answered by EVENT_DROPPED */
-	COMMAND_RETIRE,        /* a drop whose users may finish; answered by EVENT_DROPPED */
-	COMMAND_DROP_ESCALATE, /* makes a pending drop stricter; has no answer of its own */
-	COMMAND_PEER_UP,       /* link borrowed until EVENT_PEER_GONE */
+	COMMAND_DROP, /* answered by EVENT_DROPPED, unless it only makes a pending drop stricter */
+	COMMAND_PEER_UP, /* link borrowed until EVENT_PEER_GONE */
 	COMMAND_PEER_DOWN,
 	COMMAND_STREAM_ADOPT, /* fd consumed */
 	COMMAND_STREAM_RESET, /* answered by EVENT_STREAM_CLOSED */
@@ -128,7 +144,8 @@ struct command {
 		};
 		struct {
 			enum object_kind kind;
-			bool urgent;
+			enum drop_mode mode;
+			bool again; /* a drop of this object is pending */
 		};
 	};
 	union {

@@ -64,7 +64,8 @@ static void grant_drop(bool urgent)
 {
 	unsigned n = owner->n_dropped;
 
-	object_drop(&owner->core, OBJECT_GRANT, target->grant.o.handle, DRAY_E_REVOKED, urgent);
+	object_drop(&owner->core, OBJECT_GRANT, target->grant.o.handle, DRAY_E_REVOKED,
+		    urgent ? DROP_URGENT : DROP_STOP);
 	lab_check(!urgent || owner->n_dropped == n + 1);
 	if (owner->n_dropped == n) {
 		/* a READ answer may take some time to finish, and so may copies of a GPU */

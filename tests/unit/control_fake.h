@@ -113,18 +113,20 @@ static void listing_answer(void)
 
 		s->n = i % FAKE_WORKERS ? 0 : dray_min(s->cap, 2u);
 		if (s->n && s->transfers) {
-			s->transfers[0] = (struct transfer_info){ .session = 7,
-								  .request = 8,
-								  .direction = DMSG_DIRECTION_READ,
-								  .class = DMSG_CLASS_LATENCY,
-								  .transport = DMSG_TRANSPORT_TCP,
-								  .state = XFER_RUNNING,
-								  .operations = 3,
-								  .bytes = 1ull << 40,
-								  .left_ns = -5 };
-			s->transfers[1] = (struct transfer_info){ .direction = 99,
-								  .state = 99,
-								  .transport = 99 };
+			s->transfers[0] = (struct transfer_info){
+				.record = { .session = 7,
+					    .request = 8,
+					    .direction = DMSG_DIRECTION_READ,
+					    .class = DMSG_CLASS_LATENCY,
+					    .transport = DMSG_TRANSPORT_TCP,
+					    .operations = 3,
+					    .bytes = 1ull << 40 },
+				.state = XFER_RUNNING,
+				.left_ns = -5
+			};
+			s->transfers[1] = (struct transfer_info){
+				.record = { .direction = 99, .transport = 99 }, .state = 99
+			};
 		}
 		for (unsigned k = 0; k < s->n && s->records; k++)
 			s->records[k] =

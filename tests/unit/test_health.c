@@ -42,7 +42,8 @@ static void workers_answer(int64_t left)
 {
 	struct snapshot idle = { .in_flight = 0 };
 	struct snapshot busy = { .in_flight = 2,
-				 .first_due = { .session = 3, .request = 17, .left_ns = left } };
+				 .first_due = { .record = { .session = 3, .request = 17 },
+						.left_ns = left } };
 	struct snapshot *both[] = { &idle, &busy };
 	struct transfers_query *q = dray_list_first(&fake.asked, struct transfers_query, link);
 

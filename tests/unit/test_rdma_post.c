@@ -531,8 +531,8 @@ static void test_urgent(void **state)
 	stop_all(DRAY_E_SESSION_CLOSED, true);
 	assert_int_equal(lab->rig.n_ended, 1);
 	assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 0);
-	object_drop(c, OBJECT_REGION, REGION, DRAY_E_SESSION_CLOSED, true);
-	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_SESSION_CLOSED, true);
+	object_drop(c, OBJECT_REGION, REGION, DRAY_E_SESSION_CLOSED, DROP_URGENT);
+	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_SESSION_CLOSED, DROP_URGENT);
 	assert_int_equal(lab->rig.n_dropped, 1);
 	assert_int_equal(lab->rig.last_dropped, REGION);
 	assert_false(gone);

@@ -359,7 +359,8 @@ static void test_urgent_while_requested(void **state)
 		assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
 		assert_int_equal(free_buffers(), 15);
 		if (way == DMSG_DIRECTION_READ) {
-			object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED, false);
+			object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED,
+				    DROP_STOP);
 			assert_int_equal(lab->rig.n_dropped, 0);
 		}
 		serve_one();

@@ -133,7 +133,7 @@ static void test_bytes(void **state)
 	}
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 2 * (1000001 + 1 + 65537));
 	/* the objects are released */
-	object_drop(&lab->rig.core, OBJECT_GRANT, SMALL_GRANT, DRAY_E_REVOKED, false);
+	object_drop(&lab->rig.core, OBJECT_GRANT, SMALL_GRANT, DRAY_E_REVOKED, DROP_STOP);
 	assert_int_equal(lab->rig.n_dropped, 1);
 }
 
@@ -174,7 +174,7 @@ static void test_dropped(void **state)
 	fake_gpu_hold(true);
 	begin(CUT_GRANT, true, &(struct pmsg_seg){ 0, PAGES * 4096ull }, 1);
 	gpu_turn();
-	object_drop(&lab->rig.core, OBJECT_GRANT, CUT_GRANT, DRAY_E_REVOKED, false);
+	object_drop(&lab->rig.core, OBJECT_GRANT, CUT_GRANT, DRAY_E_REVOKED, DROP_STOP);
 	gpu_turn();
 	assert_int_equal(lab->rig.n_dropped, 0);
 	assert_false(over());
@@ -189,7 +189,7 @@ static void test_dropped(void **state)
 static void test_dropped_urgently(void **state)
 {
 	begin(CUT_GRANT, true, &(struct pmsg_seg){ 0, PAGES * 4096ull }, 1);
-	object_drop(&lab->rig.core, OBJECT_REGION, CUT_REGION, DRAY_E_SESSION_CLOSED, true);
+	object_drop(&lab->rig.core, OBJECT_REGION, CUT_REGION, DRAY_E_SESSION_CLOSED, DROP_URGENT);
 	assert_true(over());
 	assert_int_equal(lab->rig.told[0].code, DRAY_E_REVOKED);
 	assert_int_equal(lab->rig.n_dropped, 1);

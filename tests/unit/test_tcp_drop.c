@@ -20,7 +20,7 @@ static struct lab_side *const b = &hand.lab.side[1];
 static void drop(enum object_kind kind, bool urgent)
 {
 	object_drop(&b->core, kind, kind == OBJECT_GRANT ? LAB_GRANT : LAB_REGION, DRAY_E_REVOKED,
-		    urgent);
+		    urgent ? DROP_URGENT : DROP_STOP);
 }
 
 static void revoke_write(enum object_kind kind, bool urgent)
@@ -124,7 +124,7 @@ static void test_revoke_read_escalated(void **state)
 	start_stuck_read(4 * MIB);
 	drop(OBJECT_GRANT, false);
 	assert_int_equal(b->n_dropped, 0);
-	object_drop_escalate(&b->core, OBJECT_GRANT, LAB_GRANT, DRAY_E_SESSION_CLOSED, true);
+	object_drop(&b->core, OBJECT_GRANT, LAB_GRANT, DRAY_E_SESSION_CLOSED, DROP_URGENT);
 	assert_int_equal(b->n_dropped, 1);
 	assert_int_equal(b->closed.n, 1);
 	hand_import_finish();

@@ -174,11 +174,11 @@ static void revoke_write(enum object_kind kind, bool urgent)
 	lab_until(&hand.lab, atomic_load(&fake_gpu_status()->held) == 1);
 	if (urgent) {
 		assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
-		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, true);
+		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, DROP_URGENT);
 		assert_int_equal(owner->n_dropped, 1);
 		assert_int_equal(pthread_join(thread, NULL), 0);
 	} else {
-		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, false);
+		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, DROP_STOP);
 		lab_settle(&hand.lab);
 		/* the GPU still writes there */
 		assert_int_equal(owner->n_dropped, 0);
@@ -210,7 +210,7 @@ static void test_revoke_read(void **state)
 	send_read(1, LAB_GRANT, 0, MIB);
 	lab_until(&hand.lab, hand_grant()->users == 1);
 	lab_until(&hand.lab, hand_grant()->users == 0);
-	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_REVOKED, true);
+	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_REVOKED, DROP_URGENT);
 	assert_int_equal(owner->n_dropped, 1);
 	expect_data(1, want, MIB);
 	send_read(2, LAB_GRANT, 0, MIB);
@@ -257,7 +257,7 @@ static void test_owner_loses_device(void **state)
 	/* later frames find no device, then no region */
 	send_write(5, LAB_GRANT, 0, 5000);
 	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 5, DRAY_E_GPU_LOST, 0);
-	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
+	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, DROP_STOP);
 	assert_int_equal(owner->n_dropped, 1);
 	hand_import_finish();
 }
@@ -319,7 +319,7 @@ static void test_importer_loses_device(void **state)
 	fake_gpu_hold(false);
 	lab_until(&lab, a->gpu.n_lost == 1);
 	/* transfers without a copy end when the control thread drops the region */
-	object_drop(&a->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
+	object_drop(&a->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, DROP_STOP);
 	lab_until(&lab, a->n_ended == 16);
 	for (unsigned i = 0; i < 16; i++)
 		assert_int_equal(a->ended[i].code, DRAY_E_GPU_LOST);

@@ -330,7 +330,7 @@ static void a_snapshot_counts_transfers_beyond_its_room(void **state)
 	assert_int_equal(s->in_flight, 2);
 	assert_int_equal(s->bytes_left, 164);
 	/* both have the same deadline; the first one is reported */
-	assert_int_equal(s->first_due.request, 2);
+	assert_int_equal(s->first_due.record.request, 2);
 	assert_true(s->first_due.left_ns > 0);
 	free(s);
 	s = snapshot(r, true, 10);

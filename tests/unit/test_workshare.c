@@ -291,7 +291,7 @@ static void dropped(void **state)
 	lab_init(&l, 2, 1);
 	submit(&l, 1, BYTES);
 	rig_turn(&l.rig);
-	object_drop(&l.rig.core, OBJECT_REGION, B, DRAY_E_SESSION_CLOSED, true);
+	object_drop(&l.rig.core, OBJECT_REGION, B, DRAY_E_SESSION_CLOSED, DROP_URGENT);
 	assert_int_equal(l.rig.n_dropped, 1);
 	assert_int_equal(l.rig.n_ended, 1);
 	assert_int_equal(help(&l, 1, 1), 0);

@@ -541,7 +541,7 @@ static void a_dropped_region_is_not_accessed_again(void **state)
 	assert_int_equal(submit_one(t, &t->a, q, BYTES), 0);
 	rig_turn(&t->rig);
 	assert_int_equal(t->rig.n_ended, 0);
-	object_drop(&t->rig.core, OBJECT_REGION, REGION_B, DRAY_E_REVOKED, false);
+	object_drop(&t->rig.core, OBJECT_REGION, REGION_B, DRAY_E_REVOKED, DROP_STOP);
 	assert_int_equal(t->rig.n_ended, 1);
 	assert_int_equal(t->rig.ended[0].code, DRAY_E_REVOKED);
 	assert_true(t->rig.ended[0].bytes < BYTES);
@@ -553,7 +553,7 @@ static void a_dropped_region_is_not_accessed_again(void **state)
 	t->rig.n_ended = 0;
 	refused(t, request(2), 0, 0, 1, DRAY_E_REVOKED);
 	/* a drop of an unknown grant is answered at once */
-	object_drop(&t->rig.core, OBJECT_GRANT, 99, DRAY_E_REVOKED, false);
+	object_drop(&t->rig.core, OBJECT_GRANT, 99, DRAY_E_REVOKED, DROP_STOP);
 	assert_int_equal(t->rig.n_dropped, 2);
 }
 

@@ -32,21 +32,22 @@ static const char *state_text(uint8_t state)
 
 static void transfer_append(struct dictionaries *d, const struct transfer_info *i)
 {
+	const struct transfer_record *t = &i->record;
 	char rails[BUS_TEXT_BYTES];
 	const struct dray_dbus_transfer record = {
-		.session = i->session,
-		.request = i->request,
-		.direction = dmsg_direction_name(i->direction),
-		.class = dmsg_class_name(i->class),
-		.transport = dmsg_transport_name(i->transport),
-		.gpu_path = dmsg_gpu_path_name(i->gpu_path),
-		.rails = numbers_text(i->rails, rails, sizeof(rails)),
+		.session = t->session,
+		.request = t->request,
+		.direction = dmsg_direction_name(t->direction),
+		.class = dmsg_class_name(t->class),
+		.transport = dmsg_transport_name(t->transport),
+		.gpu_path = dmsg_gpu_path_name(t->gpu_path),
+		.rails = numbers_text(t->rails, rails, sizeof(rails)),
 		.state = state_text(i->state),
-		.operations = i->operations,
-		.bytes = i->bytes,
-		.bytes_done = i->bytes_done,
-		.slices = i->slices,
-		.age_ns = dray_span(i->age_ns),
+		.operations = t->operations,
+		.bytes = t->bytes,
+		.bytes_done = t->bytes_done,
+		.slices = t->slices,
+		.age_ns = dray_span(record_duration(t)),
 		.left_ns = dray_span(i->left_ns),
 	};
 

@@ -47,7 +47,7 @@ static void check_deadlines(const struct health *h, struct snapshot *const *snap
 		snprintf(ret->reason, sizeof(ret->reason),
 			 "transfer %" PRIu64 " of session %" PRIu64
 			 " in worker %u has not ended %.1f s after its deadline",
-			 t->request, t->session, i, seconds(late));
+			 t->record.request, t->record.session, i, seconds(late));
 	}
 }
 

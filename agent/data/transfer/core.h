@@ -18,7 +18,6 @@
 
 #include "agent/data/transfer/loop.h"
 #include "agent/model/counters.h"
-#include "agent/model/data_config.h"
 #include "agent/model/message.h"
 #include "agent/model/quota.h"
 #include "agent/model/transfer.h"
@@ -52,10 +51,9 @@ struct object {
 	dray_handle handle; /* 0: slot empty */
 	uint32_t users;
 	uint32_t drop_code; /* not 0: being dropped; what its users end with */
-	bool retired;       /* its users may finish */
 	bool pinned;        /* regions of host memory: GPUs reach it */
-	bool drop_urgent;   /* its owner is dead: no grace */
-	bool no_window;     /* remotes: its owner does not stage it */
+	enum drop_mode drop_mode;
+	bool no_window; /* remotes: its owner does not stage it */
 	struct rail_keys *
 		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 };

@@ -34,17 +34,11 @@ void object_release(struct core *c, struct object *o);
 
 /* drop.c */
 /*
- * Drops the object: new use is refused, and transfers and slices that hold it are stopped with `code`. When the last of
- * them has ended EVENT_DROPPED runs, possibly inside this call. For an unknown handle it runs at once.
+ * Drops the object: new use is refused, and transfers and slices that hold it end with `code`, unless the mode lets them
+ * finish. When the last of them has ended EVENT_DROPPED runs, possibly inside this call; for an unknown handle it runs at
+ * once. A second call only makes the first one stricter.
  */
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-		 bool urgent);
-
-/* The same, but transfers and slices that hold the object may finish. */
-void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code);
-
-/* Stops the users of an object that is being retired, or makes a drop urgent. It has no answer of its own. */
-void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-			  bool urgent);
+		 enum drop_mode mode);
 
 #endif

@@ -104,9 +104,8 @@ static void drop_link(struct xfer *x)
 	x->link = NULL;
 }
 
-/* Describes the transfer, which ends now. */
-static void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
-			int64_t now_ns)
+void xfer_describe(struct transfer_record *ret, const struct core *c, const struct xfer *x,
+		   int64_t now_ns)
 {
 	const struct remote_view *remote = object_remote(x->remote);
 
@@ -141,7 +140,7 @@ static void xfer_record(struct core *c, const struct xfer *x)
 	bool slow;
 
 	/* not the time of the turn: a copy may have taken most of it */
-	record_make(&r, c, x, dray_now().ns);
+	xfer_describe(&r, c, x, dray_now().ns);
 	c->xfers->records[c->xfers->n_records++ % RECORDS_MAX] = r;
 	/* without the time in which the client had not set the wait word */
 	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];

@@ -49,6 +49,10 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 /* Handles deadlines and wait words; returns when to call again at the latest (ns, INT64_MAX: never). */
 int64_t xfers_tick(struct core *c);
 
+/* The record of the transfer, if it ended now. */
+void xfer_describe(struct transfer_record *ret, const struct core *c, const struct xfer *x,
+		   int64_t now_ns);
+
 /* Copies the records of the transfers that ended last, at most max, in order of their end. Returns how many. */
 uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_t max);
 

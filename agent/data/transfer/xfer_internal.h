@@ -5,7 +5,6 @@
 
 #include "agent/data/transfer/ops_store.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/model/record.h"
 
 struct xfers {
 	struct dray_handles table;

@@ -97,25 +97,15 @@ static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
 static void take_info(struct core *c, struct xfer *x, void *arg)
 {
 	struct snapshot *s = arg;
-	struct transfer_info info = {
-		.session = x->session->handle,
-		.request = x->request_id,
-		.direction = (uint8_t)x->direction,
-		.class = (uint8_t)x->class,
-		.transport = (uint8_t)(x->state == XFER_WAITING ?
-					       DMSG_TRANSPORT_NONE :
-					       c->transports[x->transport_index]->id),
-		.gpu_path = x->gpu_path,
-		.state = (uint8_t)x->state,
-		.rails = x->rails,
-		.operations = x->n_ops,
-		.slices = x->slices,
-		.bytes = x->bytes,
-		.bytes_done = x->bytes_done,
-		.age_ns = c->now_ns - x->accepted_ns,
-		.left_ns = x->deadline.key - c->now_ns,
-	};
+	struct transfer_info info = { .state = (uint8_t)x->state,
+				      .left_ns = x->deadline.key - c->now_ns };
 
+	xfer_describe(&info.record, c, x, c->now_ns);
+	info.record.transport = (uint8_t)(x->state == XFER_WAITING ?
+						  DMSG_TRANSPORT_NONE :
+						  c->transports[x->transport_index]->id);
+	info.record.gpu_path = x->gpu_path;
+	info.record.slices = x->slices;
 	s->bytes_left += x->bytes - x->bytes_done;
 	if (!s->in_flight++ || info.left_ns < s->first_due.left_ns)
 		s->first_due = info;
@@ -233,13 +223,9 @@ static void run_command(struct worker *w, const struct command *cmd)
 		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);
 		break;
 	case COMMAND_DROP:
-		object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
-		break;
-	case COMMAND_RETIRE:
-		object_retire(c, cmd->kind, cmd->handle, cmd->code);
-		break;
-	case COMMAND_DROP_ESCALATE:
-		object_drop_escalate(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
+		/* an object that is gone was answered for by the first drop */
+		if (!cmd->again || object_find(c, cmd->kind, cmd->handle))
+			object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->mode);
 		break;
 	case COMMAND_PEER_UP:
 		WORKER_EACH_TRANSPORT(w, i)

@@ -188,35 +188,35 @@ void pool_message(struct worker_pool *p, const struct transport_message *m)
 	post_all(p, &(struct command){ .type = COMMAND_TRANSPORT, .message = *m });
 }
 
-void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
-	       bool urgent, void (*done)(void *arg), void *arg)
+static void drop(struct worker_pool *p, struct command *cmd, void (*done)(void *arg), void *arg)
 {
-	struct command cmd = {
-		.type = COMMAND_DROP, .kind = kind, .handle = handle, .code = code, .urgent = urgent
-	};
-	struct broadcast *b = find(&p->drops, kind, handle);
+	struct broadcast *b = find(&p->drops, cmd->kind, cmd->handle);
 
+	cmd->type = COMMAND_DROP;
+	cmd->again = b;
 	if (!b) {
-		broadcast(p, &p->drops, kind, handle, done, arg, &cmd);
+		broadcast(p, &p->drops, cmd->kind, cmd->handle, done, arg, cmd);
 		return;
 	}
 	wait_for(b, done, arg);
-	cmd.type = COMMAND_DROP_ESCALATE;
-	post_all(p, &cmd);
+	post_all(p, cmd);
+}
+
+void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+	       bool urgent, void (*done)(void *arg), void *arg)
+{
+	struct command cmd = { .kind = kind, .handle = handle, .code = code };
+
+	cmd.mode = urgent ? DROP_URGENT : DROP_STOP;
+	drop(p, &cmd, done, arg);
 }
 
 void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 		 void (*done)(void *arg), void *arg)
 {
-	struct broadcast *b = find(&p->drops, kind, handle);
+	struct command cmd = { .kind = kind, .mode = DROP_RETIRE, .handle = handle, .code = code };
 
-	if (b) {
-		wait_for(b, done, arg);
-		return;
-	}
-	broadcast(p, &p->drops, kind, handle, done, arg,
-		  &(struct command){
-			  .type = COMMAND_RETIRE, .kind = kind, .handle = handle, .code = code });
+	drop(p, &cmd, done, arg);
 }
 
 void pool_peer_up(struct worker_pool *p, struct peer_link *link)

@@ -124,7 +124,7 @@ void rdma_copies_progress(struct rdma *r)
 
 void rdma_copies_drop(struct rdma *r, const struct object *o)
 {
-	if (o->drop_urgent)
+	if (o->drop_mode == DROP_URGENT)
 		dray_list_for_each(&r->copies, w, struct window_copy, link)
 			if (granted_has(&w->held, o))
 				stage_finish(r->c, &w->b);

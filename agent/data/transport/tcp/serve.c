@@ -454,7 +454,7 @@ static void frame_drop(struct serve *v, const struct object *o)
 		release(v);
 		return;
 	}
-	if (!v->head_gone || o->drop_urgent) {
+	if (!v->head_gone || o->drop_mode == DROP_URGENT) {
 		fail_read(v, status);
 		return;
 	}

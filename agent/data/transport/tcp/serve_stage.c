@@ -332,7 +332,7 @@ void serve_stage_drop(struct serve *v, const struct object *o)
 		/* Copies in flight may end, but the frame waits for no further buffers. */
 		if (v->rx == f)
 			fail(f, grant_drop_code(o));
-		if (o->drop_urgent)
+		if (o->drop_mode == DROP_URGENT)
 			chunks_finish(f);
 		frame_release(f);
 		requeue(v);
