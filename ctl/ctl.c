@@ -6,28 +6,28 @@
 
 #include "lib/err.h"
 
-int ctl_err_set(struct ctl_err *e, enum ctl_exit status, const char *fmt, ...)
+int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
 {
 	va_list ap;
 
-	if (!e || e->exit)
+	if (c->failure.exit)
 		return -1;
-	e->exit = status;
+	c->failure.exit = status;
 	va_start(ap, fmt);
-	vsnprintf(e->msg, sizeof(e->msg), fmt, ap);
+	vsnprintf(c->failure.msg, sizeof(c->failure.msg), fmt, ap);
 	va_end(ap);
 	return -1;
 }
 
-int ctl_no_memory(struct ctl_err *reterr)
+int ctl_no_memory(struct ctl *c)
 {
-	return ctl_err_set(reterr, CTL_EXIT_FAILED, "drayctl is out of memory");
+	return ctl_fail(c, CTL_EXIT_FAILED, "drayctl is out of memory");
 }
 
-int ctl_flush(struct ctl *c, struct ctl_err *reterr)
+int ctl_flush(struct ctl *c)
 {
 	if (fflush(c->out) != 0 || ferror(c->out))
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot write to standard output: %s",
-				   dray_errno_text(errno));
+		return ctl_fail(c, CTL_EXIT_FAILED, "cannot write to standard output: %s",
+				dray_errno_text(errno));
 	return 0;
 }

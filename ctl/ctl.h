@@ -25,20 +25,15 @@ enum ctl_exit {
 	CTL_EXIT_NOT_FOUND = 127,
 };
 
-/* The exit status and one sentence about a failure. The first one set wins. */
-struct ctl_err {
+/* The exit status and one sentence about a failure. */
+struct ctl_failure {
 	enum ctl_exit exit;
 	char name[96]; /* D-Bus error, or "" */
 	bool absent;   /* no process listens on the control socket */
 	char msg[400];
 };
 
-#define CTL_ERR_NULL ((struct ctl_err){ CTL_EXIT_OK, .name = "" })
-
-/* Returns -1. */
-int ctl_err_set(struct ctl_err *e, enum ctl_exit status, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-int ctl_no_memory(struct ctl_err *reterr);
+#define CTL_FAILURE_NULL ((struct ctl_failure){ CTL_EXIT_OK, .name = "" })
 
 enum ctl_format { CTL_TEXT, CTL_PLAIN, CTL_JSON };
 
@@ -76,16 +71,22 @@ struct ctl {
 	struct sd_bus *bus;
 	int64_t bus_timeout_ns;
 	struct ctl_news news;
+	struct ctl_failure failure;
 };
 
 /* The whole program; returns its exit status. */
 int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv);
 
-/* Writes what the stream holds. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
-int ctl_flush(struct ctl *c, struct ctl_err *reterr);
+/* Sets c->failure, unless it is set already. Functions return -1 with it. */
+int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+int ctl_no_memory(struct ctl *c);
 
-/* The verbs: the exit status, or -1 with reterr. */
-#define CTL_DECLARE(id, function) int function(struct ctl *c, struct ctl_err *reterr);
+/* Writes what the stream holds. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
+int ctl_flush(struct ctl *c);
+
+/* The verbs: the exit status, or -1 with c->failure. */
+#define CTL_DECLARE(id, function) int function(struct ctl *c);
 CTL_VERB_FUNCTIONS(CTL_DECLARE)
 #undef CTL_DECLARE
 

@@ -11,8 +11,7 @@
 #include "lib/err.h"
 #include "lib/time.h"
 
-static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns,
-			struct ctl_err *reterr)
+static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns)
 {
 	int64_t ends = dray_now().ns + timeout_ns;
 	struct signalfd_siginfo got;
@@ -27,9 +26,9 @@ static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns,
 		int n = signals < 0 ? -1 : poll(p, 3, ms);
 
 		if (n < 0 && errno != EINTR)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED,
-					   "cannot wait for events and signals: %s",
-					   dray_errno_text(errno));
+			return ctl_fail(c, CTL_EXIT_FAILED,
+					"cannot wait for events and signals: %s",
+					dray_errno_text(errno));
 		/* A signal left pending would kill the process when it is unblocked. */
 		if (n > 0 && p[0].revents && read(signals, &got, sizeof(got)) > 0)
 			return CTL_WAKE_END;
@@ -42,7 +41,7 @@ static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns,
 	}
 }
 
-int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns, struct ctl_err *reterr)
+int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns)
 {
 	sigset_t stop, former;
 	int signals, ret;
@@ -52,7 +51,7 @@ int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns, struct ctl_err
 	sigaddset(&stop, SIGTERM);
 	sigprocmask(SIG_BLOCK, &stop, &former);
 	signals = signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK);
-	ret = wait_blocked(c, signals, fd, timeout_ns, reterr);
+	ret = wait_blocked(c, signals, fd, timeout_ns);
 	dray_close(signals);
 	sigprocmask(SIG_SETMASK, &former, NULL);
 	return ret;

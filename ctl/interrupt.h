@@ -16,6 +16,6 @@ enum ctl_wake {
 };
 
 /* fd may be -1; timeout_ns below 0 is no limit. One of enum ctl_wake, or -1. */
-int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns, struct ctl_err *reterr);
+int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns);
 
 #endif

@@ -13,47 +13,45 @@
 #define MEMORY_DEFAULT (256ull << 20) /* of all sessions */
 
 /* Checks that transfers in flight share no byte, and that there is room for their lists of operations. */
-static int memory_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+static int memory_read(struct ctl *c, struct bench_plan *p)
 {
 	uint64_t most = (uint64_t)ctl_options[CTL_OPTION_SIZE].max, room, all;
 	char text[32];
 
 	if (__builtin_mul_overflow(p->size, p->ops * p->batch, &room) ||
 	    __builtin_mul_overflow(room, p->sessions, &all) || all > most)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"--size times --ops times --batch%s is too large; use at most %s",
-			p->sessions > 1 ? " times --sessions" : "",
-			dray_size_show((int64_t)most, text, sizeof(text)));
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--size times --ops times --batch%s is too large; use at most %s",
+				p->sessions > 1 ? " times --sessions" : "",
+				dray_size_show((int64_t)most, text, sizeof(text)));
 	if (bench_list_bytes(p) * p->batch > DMSG_ARENA_MAX)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--ops times --batch is too large for the %s of lists of a "
-				   "session; use --batch %llu or less",
-				   dray_size_show(DMSG_ARENA_MAX, text, sizeof(text)),
-				   (unsigned long long)(DMSG_ARENA_MAX / bench_list_bytes(p)));
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--ops times --batch is too large for the %s of lists of a "
+				"session; use --batch %llu or less",
+				dray_size_show(DMSG_ARENA_MAX, text, sizeof(text)),
+				(unsigned long long)(DMSG_ARENA_MAX / bench_list_bytes(p)));
 	if (!p->memory)
 		p->memory = dray_max(MEMORY_DEFAULT / p->sessions, room);
 	if (p->memory < room && !c->values[CTL_OPTION_SERVE])
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
+		return ctl_fail(
+			c, CTL_EXIT_USAGE,
 			"--memory %s is not enough; --size times --ops times --batch needs %s",
 			c->values[CTL_OPTION_MEMORY],
 			dray_size_show((int64_t)room, text, sizeof(text)));
 	return 0;
 }
 
-static int length_check(const struct bench_plan *p, struct ctl_err *reterr)
+static int length_check(const struct bench_plan *p)
 {
 	char a[32];
 
 	if (p->count && p->count < p->rounds)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"--count %llu is not enough for --rounds %llu; each round needs 1",
-			(unsigned long long)p->count, (unsigned long long)p->rounds);
+		return ctl_fail(p->ctl, CTL_EXIT_USAGE,
+				"--count %llu is not enough for --rounds %llu; each round needs 1",
+				(unsigned long long)p->count, (unsigned long long)p->rounds);
 	if (!p->count && p->duration_ns < (int64_t)p->rounds * DRAY_NS_PER_MS)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
+		return ctl_fail(
+			p->ctl, CTL_EXIT_USAGE,
 			"--duration %s is not enough for --rounds %llu; each round needs 1ms",
 			dray_duration_show(p->duration_ns, a, sizeof(a)),
 			(unsigned long long)p->rounds);
@@ -65,11 +63,12 @@ static uint64_t number(const struct ctl *c, enum ctl_option_id id)
 	return (uint64_t)c->numbers[id];
 }
 
-static int plan_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+static int plan_read(struct ctl *c, struct bench_plan *p)
 {
 	const char *socket = c->values[CTL_OPTION_SOCKET];
 
 	*p = (struct bench_plan){
+		.ctl = c,
 		.timeout_ns = c->numbers[CTL_OPTION_TIMEOUT],
 		.socket = socket ? socket : c->env->socket,
 		.owner = c->values[CTL_OPTION_OWNER],
@@ -90,11 +89,11 @@ static int plan_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *
 				    DRAY_PRIORITY_LATENCY :
 				    DRAY_PRIORITY_BULK,
 	};
-	return length_check(p, reterr) < 0 ? -1 : memory_read(c, p, reterr);
+	return length_check(p) < 0 ? -1 : memory_read(c, p);
 }
 
 /* "-" keeps the token out of the command line, which everybody on the machine can see. */
-static int token_read(const struct ctl *c, char **ret, struct ctl_err *reterr)
+static int token_read(struct ctl *c, char **ret)
 {
 	FILE *f = fdopen(dup(c->env->in), "r");
 	size_t cap = 0;
@@ -105,26 +104,26 @@ static int token_read(const struct ctl *c, char **ret, struct ctl_err *reterr)
 		fclose(f);
 	}
 	if (n <= 0)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
+		return ctl_fail(
+			c, CTL_EXIT_USAGE,
 			"--token -: standard input has no token; pipe the output of --serve");
 	(*ret)[strcspn(*ret, "\r\n")] = '\0';
 	return 0;
 }
 
-static int measure(struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+static int measure(struct ctl *c, struct bench_plan *p)
 {
 	dray_auto_free struct bench_result *result = calloc(1, sizeof(*result));
 	dray_auto_free char *token = NULL;
 
 	if (!result)
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	if (p->token && !strcmp(p->token, "-")) {
-		if (token_read(c, &token, reterr) < 0)
+		if (token_read(c, &token) < 0)
 			return -1;
 		p->token = token;
 	}
-	if (bench_run(p, c->err, result, reterr) < 0)
+	if (bench_run(p, result) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		bench_json(p, result, c->out);
@@ -135,12 +134,11 @@ static int measure(struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
 	return 0;
 }
 
-int ctl_bench(struct ctl *c, struct ctl_err *reterr)
+int ctl_bench(struct ctl *c)
 {
 	struct bench_plan plan;
 
-	if (plan_read(c, &plan, reterr) < 0)
+	if (plan_read(c, &plan) < 0)
 		return -1;
-	return c->values[CTL_OPTION_SERVE] ? bench_serve(c, &plan, reterr) :
-					     measure(c, &plan, reterr);
+	return c->values[CTL_OPTION_SERVE] ? bench_serve(c, &plan) : measure(c, &plan);
 }

@@ -9,6 +9,7 @@
 #include "lib/cleanup.h"
 
 struct bench_plan {
+	struct ctl *ctl;    /* for failures and remarks; borrowed */
 	const char *socket; /* NULL: libdray's default */
 	const char *owner;  /* data socket of the other end's agent; NULL: the same agent */
 	int64_t timeout_ns;
@@ -63,11 +64,11 @@ enum bench_role {
 
 /* Opens session and memory. 0 or -1; the caller closes in any case. */
 int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
-		   uint64_t memory, struct ctl_err *reterr);
+		   uint64_t memory);
 void bench_end_close(struct bench_end *e);
 
 /* Sets libdray's message about a failed call; ret is its negated code. Returns -1. */
-int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what, int ret);
+int bench_failed(struct ctl *c, const struct dray *d, const char *what, int ret);
 
 /* The rate per second of n in this time. */
 static inline double bench_per_second(uint64_t n, int64_t ns)
@@ -78,11 +79,10 @@ static inline double bench_per_second(uint64_t n, int64_t ns)
 /* Bytes of a transfer's list in the arena; 0 for a single operation, which is in the ring. */
 uint64_t bench_list_bytes(const struct bench_plan *p);
 
-/* Measures. 0 or -1. notes: stream for remarks about missing measurements. */
-int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret,
-	      struct ctl_err *reterr);
+/* Measures. 0 or -1. Remarks about missing measurements go to the error stream. */
+int bench_run(const struct bench_plan *p, struct bench_result *ret);
 /* Exports memory and serves it until standard input ends. 0 or -1. */
-int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr);
+int bench_serve(struct ctl *c, const struct bench_plan *p);
 
 void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f);
 /* The columns are stable; new ones go to the end. */

@@ -185,14 +185,14 @@ static int one_open(struct bench_ceilings *c, const struct bench_ceiling_ops *ki
 
 int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 			const struct bench_session *sessions, const struct bench_end *far,
-			unsigned transport, FILE *notes, struct ctl_err *reterr)
+			unsigned transport)
 {
 	const struct bench_ceiling_ops *kinds[BENCH_CEILINGS_MAX + 1];
 	int err;
 
 	*c = (struct bench_ceilings){ .plan = p, .sessions = sessions, .far = far };
 	if (transport != DMSG_TRANSPORT_LOCAL && transport != DMSG_TRANSPORT_TCP) {
-		fprintf(notes,
+		fprintf(p->ctl->err,
 			"drayctl: there is no ceiling for %s here; make bench-vm compares it with "
 			"perftest\n",
 			dmsg_transport_name(transport));
@@ -204,11 +204,11 @@ int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 	for (unsigned i = 0; !err && kinds[i]; i++) {
 		err = one_open(c, kinds[i]);
 		if (err)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: cannot open %s: %s",
-					   kinds[i]->text, dray_errno_text(err));
+			return ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling: cannot open %s: %s",
+					kinds[i]->text, dray_errno_text(err));
 	}
-	return err ? ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling failed: %s",
-				 dray_errno_text(err)) :
+	return err ? ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling failed: %s",
+			      dray_errno_text(err)) :
 		     0;
 }
 
@@ -228,16 +228,15 @@ void bench_ceilings_close(struct bench_ceilings *c)
 	*c = (struct bench_ceilings){ .n = 0 };
 }
 
-int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray,
-		       struct ctl_err *reterr)
+int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray)
 {
 	for (unsigned i = 0; i < c->n; i++) {
 		struct bench_ceiling *one = &c->v[i];
 		int err = one->kind->round(c, one, dray, &one->now);
 
 		if (err)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s failed: %s",
-					   one->kind->text, dray_errno_text(err));
+			return ctl_fail(c->plan->ctl, CTL_EXIT_FAILED, "--ceiling: %s failed: %s",
+					one->kind->text, dray_errno_text(err));
 	}
 	return 0;
 }

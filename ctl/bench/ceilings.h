@@ -35,12 +35,11 @@ struct bench_ceilings {
  */
 int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 			const struct bench_session *sessions, const struct bench_end *far,
-			unsigned transport, FILE *notes, struct ctl_err *reterr);
+			unsigned transport);
 void bench_ceilings_close(struct bench_ceilings *c);
 
 /* Runs a round of each, with as much work as the last round of dray. 0 or -1. */
-int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray,
-		       struct ctl_err *reterr);
+int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray);
 /* Stores the results of that round as a pair with this round of dray. */
 void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dray);
 /* Fills the results from all pairs. */

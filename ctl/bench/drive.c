@@ -21,14 +21,14 @@ static int silence_ms(const struct bench_drive *d)
 	return SILENCE_MS + (int)(d->plan->timeout_ns / DRAY_NS_PER_MS);
 }
 
-static int silent(const struct bench_drive *d, struct ctl_err *reterr)
+static int silent(const struct bench_drive *d)
 {
-	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent has ended no transfer for %d s; check whether it is stopped",
-			   silence_ms(d) / 1000);
+	return ctl_fail(d->plan->ctl, CTL_EXIT_UNREACHABLE,
+			"the agent has ended no transfer for %d s; check whether it is stopped",
+			silence_ms(d) / 1000);
 }
 
-static int start(struct bench_drive *d, struct bench_session *s, struct ctl_err *reterr)
+static int start(struct bench_drive *d, struct bench_session *s)
 {
 	int64_t now = dray_now().ns;
 	int n;
@@ -36,7 +36,7 @@ static int start(struct bench_drive *d, struct bench_session *s, struct ctl_err 
 	d->active_ns = now;
 	if (!d->left || now >= d->ends_ns)
 		return 0;
-	n = bench_session_start(s, d->left, now, reterr);
+	n = bench_session_start(s, d->left, now);
 	if (n < 0)
 		return -1;
 	d->left -= (uint64_t)n;
@@ -45,23 +45,23 @@ static int start(struct bench_drive *d, struct bench_session *s, struct ctl_err 
 }
 
 /* Takes what libdray has ready, and starts new transfers. The number that ended, or -1. */
-static int serve(struct bench_drive *d, struct bench_session *s, int ready, struct ctl_err *reterr)
+static int serve(struct bench_drive *d, struct bench_session *s, int ready)
 {
 	int n;
 
 	if (!ready)
 		return 0;
 	if (ready < 0)
-		return bench_failed(reterr, s->end.d, "the session has ended", ready);
-	n = bench_session_complete(s, d->lap, reterr);
+		return bench_failed(d->plan->ctl, s->end.d, "the session has ended", ready);
+	n = bench_session_complete(s, d->lap);
 	if (n < 0)
 		return -1;
 	d->in_flight -= (uint64_t)n;
-	return start(d, s, reterr) < 0 ? -1 : n;
+	return start(d, s) < 0 ? -1 : n;
 }
 
 /* Polls each session. arm: prepares their descriptors for a sleep. The functions below return as serve() does. */
-static int look(struct bench_drive *d, bool arm, struct ctl_err *reterr)
+static int look(struct bench_drive *d, bool arm)
 {
 	int n = 0;
 
@@ -71,7 +71,7 @@ static int look(struct bench_drive *d, bool arm, struct ctl_err *reterr)
 
 		if (!s->in_flight)
 			continue;
-		got = serve(d, s, arm ? dray_process(s->end.d, 0) : dray_poll(s->end.d), reterr);
+		got = serve(d, s, arm ? dray_process(s->end.d, 0) : dray_poll(s->end.d));
 		if (got < 0)
 			return -1;
 		n += got;
@@ -79,40 +79,40 @@ static int look(struct bench_drive *d, bool arm, struct ctl_err *reterr)
 	return n;
 }
 
-static int spin(struct bench_drive *d, struct ctl_err *reterr)
+static int spin(struct bench_drive *d)
 {
 	for (unsigned i = 0; i < TURNS_PER_CLOCK; i++) {
-		int n = look(d, false, reterr);
+		int n = look(d, false);
 
 		if (n)
 			return n;
 	}
 	if (dray_now().ns - d->active_ns > silence_ms(d) * DRAY_NS_PER_MS)
-		return silent(d, reterr);
+		return silent(d);
 	return 0;
 }
 
-static int wait_for_one(struct bench_drive *d, struct ctl_err *reterr)
+static int wait_for_one(struct bench_drive *d)
 {
 	struct bench_session *s = d->sessions;
 	int ready = dray_process(s->end.d, silence_ms(d));
 
-	return ready ? serve(d, s, ready, reterr) : silent(d, reterr);
+	return ready ? serve(d, s, ready) : silent(d);
 }
 
-static int sleep_on_all(struct bench_drive *d, struct ctl_err *reterr)
+static int sleep_on_all(struct bench_drive *d)
 {
 	struct epoll_event ev[CTL_SESSIONS_MAX];
 	int n = epoll_wait(d->epoll_fd, ev, CTL_SESSIONS_MAX, silence_ms(d)), ended = 0;
 
 	if (n < 0 && errno != EINTR)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll failed: %s",
-				   dray_errno_text(errno));
+		return ctl_fail(d->plan->ctl, CTL_EXIT_FAILED, "epoll failed: %s",
+				dray_errno_text(errno));
 	if (!n)
-		return silent(d, reterr);
+		return silent(d);
 	for (int i = 0; i < n; i++) {
 		struct bench_session *s = ev[i].data.ptr;
-		int got = serve(d, s, dray_process(s->end.d, 0), reterr);
+		int got = serve(d, s, dray_process(s->end.d, 0));
 
 		if (got < 0)
 			return -1;
@@ -121,30 +121,30 @@ static int sleep_on_all(struct bench_drive *d, struct ctl_err *reterr)
 	return ended;
 }
 
-static int wait_for_all(struct bench_drive *d, struct ctl_err *reterr)
+static int wait_for_all(struct bench_drive *d)
 {
 	int64_t until = dray_now().ns + d->spin_ns;
 	int n = 0;
 
 	/* Without polls in between, the descriptors are still prepared. */
 	if (!d->spin_ns)
-		return sleep_on_all(d, reterr);
+		return sleep_on_all(d);
 	while (!n && dray_now().ns < until)
-		n = look(d, false, reterr);
+		n = look(d, false);
 	if (!n)
-		n = look(d, true, reterr);
-	return n ? n : sleep_on_all(d, reterr);
+		n = look(d, true);
+	return n ? n : sleep_on_all(d);
 }
 
-static int turn(struct bench_drive *d, struct ctl_err *reterr)
+static int turn(struct bench_drive *d)
 {
 	if (d->plan->wait == CTL_WAIT_METHOD_SPIN)
-		return spin(d, reterr);
-	return d->plan->sessions == 1 ? wait_for_one(d, reterr) : wait_for_all(d, reterr);
+		return spin(d);
+	return d->plan->sessions == 1 ? wait_for_one(d) : wait_for_all(d);
 }
 
 int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
-		    struct bench_lap *ret, struct ctl_err *reterr)
+		    struct bench_lap *ret)
 {
 	int64_t began = dray_now().ns;
 
@@ -153,17 +153,17 @@ int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 	d->left = count ? count : UINT64_MAX;
 	d->ends_ns = count ? INT64_MAX : began + duration_ns;
 	for (uint64_t i = 0; i < d->plan->sessions; i++)
-		if (start(d, &d->sessions[i], reterr) < 0)
+		if (start(d, &d->sessions[i]) < 0)
 			return -1;
 	while (d->in_flight)
-		if (turn(d, reterr) < 0)
+		if (turn(d) < 0)
 			return -1;
 	ret->duration_ns = dray_now().ns - began;
 	return 0;
 }
 
 int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
-		     struct bench_session *sessions, struct ctl_err *reterr)
+		     struct bench_session *sessions)
 {
 	struct dray_cpus cpus;
 
@@ -177,8 +177,8 @@ int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 
 		if (d->epoll_fd < 0 ||
 		    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, dray_fd(sessions[i].end.d), &ev))
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot use epoll: %s",
-					   dray_errno_text(errno));
+			return ctl_fail(p->ctl, CTL_EXIT_FAILED, "cannot use epoll: %s",
+					dray_errno_text(errno));
 	}
 	return 0;
 }

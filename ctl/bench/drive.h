@@ -26,11 +26,11 @@ struct bench_drive {
 
 /* 0 or -1; the caller closes in any case. */
 int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
-		     struct bench_session *sessions, struct ctl_err *reterr);
+		     struct bench_session *sessions);
 void bench_drive_close(struct bench_drive *d);
 
 /* Runs `count` transfers, or for this time if count is 0, until all have ended. Fills *ret. 0 or -1. */
 int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
-		    struct bench_lap *ret, struct ctl_err *reterr);
+		    struct bench_lap *ret);
 
 #endif

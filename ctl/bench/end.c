@@ -32,12 +32,12 @@ static enum ctl_exit exit_of(int code)
 	}
 }
 
-int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what, int ret)
+int bench_failed(struct ctl *c, const struct dray *d, const char *what, int ret)
 {
 	const char *why = d ? dray_last_error(d) : "";
 
-	return ctl_err_set(reterr, exit_of(-ret), "%s failed: %s (%s)", what,
-			   *why ? why : dray_strerror(ret), dray_strerrorname(ret));
+	return ctl_fail(c, exit_of(-ret), "%s failed: %s (%s)", what,
+			*why ? why : dray_strerror(ret), dray_strerrorname(ret));
 }
 
 uint64_t bench_list_bytes(const struct bench_plan *p)
@@ -68,8 +68,7 @@ static void options_of_role(const struct bench_plan *p, enum bench_role role,
 	o->arena_bytes = dray_max((uint64_t)ARENA_BYTES_MIN, bench_list_bytes(p) * p->batch);
 }
 
-static int session_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
-			struct ctl_err *reterr)
+static int session_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role)
 {
 	unsigned ms = (unsigned)(p->timeout_ns / DRAY_NS_PER_MS);
 	struct dray_options options = { .socket = p->owner ? p->owner : p->socket,
@@ -84,25 +83,25 @@ static int session_open(struct bench_end *e, const struct bench_plan *p, enum be
 	if (!ret)
 		return 0;
 	if (ret == -DRAY_E_PEER_UNREACHABLE || ret == -DRAY_E_TIMEOUT)
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "%s",
-				   *why ? why : dray_strerror(ret));
-	return ctl_err_set(reterr, exit_of(-ret), "%s (%s)", *why ? why : dray_strerror(ret),
-			   dray_strerrorname(ret));
+		return ctl_fail(p->ctl, CTL_EXIT_UNREACHABLE, "%s",
+				*why ? why : dray_strerror(ret));
+	return ctl_fail(p->ctl, exit_of(-ret), "%s (%s)", *why ? why : dray_strerror(ret),
+			dray_strerrorname(ret));
 }
 
 int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
-		   uint64_t memory, struct ctl_err *reterr)
+		   uint64_t memory)
 {
 	int ret;
 
 	*e = BENCH_END_NULL;
-	if (session_open(e, p, role, reterr) < 0)
+	if (session_open(e, p, role) < 0)
 		return -1;
 	ret = dray_memory_alloc(memory, 0, &e->memory);
 	if (ret)
-		return bench_failed(reterr, NULL, "allocating memory", ret);
+		return bench_failed(p->ctl, NULL, "allocating memory", ret);
 	ret = dray_region_add_memory(e->d, &e->memory, DRAY_READ | DRAY_WRITE, &e->region);
-	return ret ? bench_failed(reterr, e->d, "registering memory", ret) : 0;
+	return ret ? bench_failed(p->ctl, e->d, "registering memory", ret) : 0;
 }
 
 void bench_end_close(struct bench_end *e)

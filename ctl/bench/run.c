@@ -20,7 +20,7 @@ struct run {
 };
 
 /* Using more memory than is available would make the kernel kill a process. */
-static int memory_check(const struct bench_plan *p, struct ctl_err *reterr)
+static int memory_check(const struct bench_plan *p)
 {
 	uint64_t needed = p->memory * p->sessions * (p->token ? 1 : 2), available = UINT64_MAX;
 	char line[128], a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
@@ -34,52 +34,51 @@ static int memory_check(const struct bench_plan *p, struct ctl_err *reterr)
 		fclose(f);
 	if (needed <= available)
 		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_FAILED,
-			   "this needs %s of memory, but %s are available; reduce --size, --ops, "
-			   "--batch, --sessions or --memory",
-			   ctl_show_size(needed, a), ctl_show_size(available, b));
+	return ctl_fail(p->ctl, CTL_EXIT_FAILED,
+			"this needs %s of memory, but %s are available; reduce --size, --ops, "
+			"--batch, --sessions or --memory",
+			ctl_show_size(needed, a), ctl_show_size(available, b));
 }
 
-static int token_get(struct run *r, struct dray_token *ret, struct ctl_err *reterr)
+static int token_get(struct run *r, struct dray_token *ret)
 {
 	const struct bench_plan *p = r->plan;
 	int err;
 
 	if (p->token) {
 		err = dray_token_parse(p->token, ret);
-		return err ? ctl_err_set(
-				     reterr, CTL_EXIT_USAGE,
-				     "--token: this is not a token; use the output of --serve") :
+		return err ? ctl_fail(r->plan->ctl, CTL_EXIT_USAGE,
+				      "--token: this is not a token; use the output of --serve") :
 			     0;
 	}
 	/* Each session uses its own part. */
-	if (bench_end_open(&r->far, p, BENCH_OWNS, p->memory * p->sessions, reterr) < 0)
+	if (bench_end_open(&r->far, p, BENCH_OWNS, p->memory * p->sessions) < 0)
 		return -1;
 	err = dray_region_export(r->far.d, r->far.region, NULL, ret);
-	return err ? bench_failed(reterr, r->far.d, "exporting the memory", err) : 0;
+	return err ? bench_failed(r->plan->ctl, r->far.d, "exporting the memory", err) : 0;
 }
 
-static int sessions_open(struct run *r, struct ctl_err *reterr)
+static int sessions_open(struct run *r)
 {
 	const struct bench_end *far = r->far.d ? &r->far : NULL;
 	struct dray_token token;
 
-	if (memory_check(r->plan, reterr) < 0 || token_get(r, &token, reterr) < 0)
+	if (memory_check(r->plan) < 0 || token_get(r, &token) < 0)
 		return -1;
 	for (unsigned i = 0; i < r->plan->sessions; i++)
-		if (bench_session_open(&r->sessions[i], r->plan, i, &token, reterr) < 0)
+		if (bench_session_open(&r->sessions[i], r->plan, i, &token) < 0)
 			return -1;
 	for (unsigned i = 0; i < r->plan->sessions; i++)
-		if (bench_session_rehearse(&r->sessions[i], far, &r->result->transport, reterr) < 0)
+		if (bench_session_rehearse(&r->sessions[i], far, &r->result->transport) < 0)
 			return -1;
-	return bench_drive_open(&r->drive, r->plan, r->sessions, reterr);
+	return bench_drive_open(&r->drive, r->plan, r->sessions);
 }
 
-static int lap(struct run *r, uint64_t count, int64_t duration_ns, struct ctl_err *reterr)
+static int lap(struct run *r, uint64_t count, int64_t duration_ns)
 {
 	struct bench_result *res = r->result;
 
-	if (bench_drive_lap(&r->drive, count, duration_ns, r->lap, reterr) < 0)
+	if (bench_drive_lap(&r->drive, count, duration_ns, r->lap) < 0)
 		return -1;
 	res->transfers += r->lap->transfers;
 	res->bytes += r->lap->bytes;
@@ -90,7 +89,7 @@ static int lap(struct run *r, uint64_t count, int64_t duration_ns, struct ctl_er
 }
 
 /* dray and the ceilings take turns in going first, so that both profit equally from warm caches. */
-static int round_run(struct run *r, unsigned i, struct ctl_err *reterr)
+static int round_run(struct run *r, unsigned i)
 {
 	const struct bench_plan *p = r->plan;
 	uint64_t count = p->count / p->rounds + (i < p->count % p->rounds);
@@ -98,30 +97,30 @@ static int round_run(struct run *r, unsigned i, struct ctl_err *reterr)
 	int ret = 0;
 
 	if (i % 2)
-		ret = bench_ceilings_run(&r->ceilings, r->lap, reterr);
+		ret = bench_ceilings_run(&r->ceilings, r->lap);
 	if (!ret)
-		ret = lap(r, count, ns, reterr);
+		ret = lap(r, count, ns);
 	if (!ret && i % 2 == 0)
-		ret = bench_ceilings_run(&r->ceilings, r->lap, reterr);
+		ret = bench_ceilings_run(&r->ceilings, r->lap);
 	if (!ret)
 		bench_ceilings_compare(&r->ceilings, r->lap);
 	return ret;
 }
 
-static int measure(struct run *r, FILE *notes, struct ctl_err *reterr)
+static int measure(struct run *r)
 {
 	const struct bench_plan *p = r->plan;
 	unsigned first = r->result->transport;
 	int ret = 0;
 
 	if (!p->rounds)
-		return lap(r, p->count, p->duration_ns, reterr);
-	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first, notes, reterr);
+		return lap(r, p->count, p->duration_ns);
+	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first);
 	for (unsigned i = 0; !ret && i < p->rounds; i++)
-		ret = round_run(r, i, reterr);
+		ret = round_run(r, i);
 	/* A registration may end late, or a rail may be lost. */
 	if (!ret && r->result->transport != first)
-		fprintf(notes,
+		fprintf(p->ctl->err,
 			"drayctl: the path changed from %s to %s during the measurement, so there is "
 			"no ceiling; run it again\n",
 			dmsg_transport_name(first), dmsg_transport_name(r->result->transport));
@@ -142,8 +141,7 @@ static double fairness(const struct bench_session *s, uint64_t n)
 	return squares > 0 ? sum * sum / ((double)n * squares) : 1;
 }
 
-int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret_result,
-	      struct ctl_err *reterr)
+int bench_run(const struct bench_plan *p, struct bench_result *ret_result)
 {
 	struct run r = { .plan = p,
 			 .result = ret_result,
@@ -154,13 +152,13 @@ int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret_
 	int ret = 0;
 
 	if (!r.sessions || !r.lap)
-		ret = ctl_no_memory(reterr);
+		ret = ctl_no_memory(p->ctl);
 	for (uint64_t i = 0; !ret && i < p->sessions; i++)
 		r.sessions[i].end = BENCH_END_NULL;
 	if (!ret)
-		ret = sessions_open(&r, reterr);
+		ret = sessions_open(&r);
 	if (!ret)
-		ret = measure(&r, notes, reterr);
+		ret = measure(&r);
 	if (!ret)
 		ret_result->fairness = fairness(r.sessions, p->sessions);
 	bench_ceilings_close(&r.ceilings);

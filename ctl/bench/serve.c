@@ -8,24 +8,24 @@
 #include "ctl/render/json.h"
 #include "lib/err.h"
 
-static int token_print(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+static int token_print(struct ctl *c, const struct bench_end *e)
 {
 	struct ctl_json j = CTL_JSON(c->out);
 	struct dray_token token;
 	int ret = dray_region_export(e->d, e->region, NULL, &token);
 
 	if (ret)
-		return bench_failed(reterr, e->d, "exporting the memory", ret);
+		return bench_failed(c, e->d, "exporting the memory", ret);
 	if (c->format == CTL_JSON)
 		ctl_json_record(&j, NULL, J_TEXT("token", token.text),
 				J_UINT("length", e->memory.length));
 	else
 		fprintf(c->out, "%s\n", token.text);
 	/* A reader of a pipe waits for the token. */
-	return ctl_flush(c, reterr);
+	return ctl_flush(c);
 }
 
-static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+static int events_take(struct ctl *c, const struct bench_end *e)
 {
 	struct dray_event ev;
 
@@ -33,14 +33,14 @@ static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err 
 		switch (ev.type) {
 		case DRAY_EVENT_RESTORED:
 			/* The old token became invalid with the old session. */
-			if (token_print(c, e, reterr) < 0)
+			if (token_print(c, e) < 0)
 				return -1;
 			break;
 		case DRAY_EVENT_CLOSED:
 		case DRAY_EVENT_REGION_LOST:
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "the session has ended: %s",
-					   ev.message && *ev.message ? ev.message :
-								       dray_strerror(ev.code));
+			return ctl_fail(c, CTL_EXIT_FAILED, "the session has ended: %s",
+					ev.message && *ev.message ? ev.message :
+								    dray_strerror(ev.code));
 		case DRAY_EVENT_DRAINING:
 			fputs("drayctl: the agent is draining\n", c->err);
 			break;
@@ -66,7 +66,7 @@ static bool input_ended(int fd, short revents)
 	return revents && read(fd, drop, sizeof(drop)) <= 0 && errno != EINTR && errno != EAGAIN;
 }
 
-static int serve(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+static int serve(struct ctl *c, const struct bench_end *e)
 {
 	struct pollfd p[] = {
 		{ .fd = c->env->in, .events = POLLIN },
@@ -78,28 +78,28 @@ static int serve(struct ctl *c, const struct bench_end *e, struct ctl_err *reter
 		int ret = dray_process(e->d, 0);
 
 		if (ret < 0)
-			return bench_failed(reterr, e->d, "the session has ended", ret);
-		if (events_take(c, e, reterr) < 0)
+			return bench_failed(c, e->d, "the session has ended", ret);
+		if (events_take(c, e) < 0)
 			return -1;
 		errno = 0;
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "poll failed: %s",
-					   dray_errno_text(errno));
+			return ctl_fail(c, CTL_EXIT_FAILED, "poll failed: %s",
+					dray_errno_text(errno));
 		errno = 0;
 		if (input_ended(p[0].fd, p[0].revents))
 			return 0;
 	}
 }
 
-int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr)
+int bench_serve(struct ctl *c, const struct bench_plan *p)
 {
 	struct bench_end end;
-	int ret = bench_end_open(&end, p, BENCH_SERVES, p->memory, reterr);
+	int ret = bench_end_open(&end, p, BENCH_SERVES, p->memory);
 
 	if (!ret)
-		ret = token_print(c, &end, reterr);
+		ret = token_print(c, &end);
 	if (!ret)
-		ret = serve(c, &end, reterr);
+		ret = serve(c, &end);
 	bench_end_close(&end);
 	return ret;
 }

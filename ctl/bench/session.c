@@ -16,8 +16,7 @@ static uint64_t slot_bytes(const struct bench_plan *p)
 	return p->size * p->ops;
 }
 
-static int remote_get(struct bench_session *s, const struct dray_token *token, uint64_t *ret_length,
-		      struct ctl_err *reterr)
+static int remote_get(struct bench_session *s, const struct dray_token *token, uint64_t *ret_length)
 {
 	const struct bench_plan *p = s->plan;
 	unsigned wanted = p->direction == DRAY_DIRECTION_READ ? DRAY_READ : DRAY_WRITE;
@@ -29,19 +28,18 @@ static int remote_get(struct bench_session *s, const struct dray_token *token, u
 	if (!err)
 		err = dray_remote_get_info(s->end.d, s->remote, &info);
 	if (err)
-		return bench_failed(reterr, s->end.d, "importing the token", err);
+		return bench_failed(s->plan->ctl, s->end.d, "importing the token", err);
 	if (!(info.access & wanted))
-		return ctl_err_set(
-			reterr, CTL_EXIT_REFUSED,
-			"the token does not allow to %s; use another token or --direction",
-			wanted == DRAY_READ ? "read" : "write");
+		return ctl_fail(s->plan->ctl, CTL_EXIT_REFUSED,
+				"the token does not allow to %s; use another token or --direction",
+				wanted == DRAY_READ ? "read" : "write");
 	*ret_length = info.length;
 	return 0;
 }
 
 /* Sets the number of slots, and the start of this session's part of the far memory. */
 static int slots_get(struct bench_session *s, unsigned number, uint64_t far_length,
-		     uint64_t *ret_far_at, struct ctl_err *reterr)
+		     uint64_t *ret_far_at)
 {
 	const struct bench_plan *p = s->plan;
 	uint64_t part = far_length / p->sessions, lists;
@@ -51,19 +49,19 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 		part -= part % PAGE_BYTES;
 	s->slots = dray_min(s->end.memory.length, part) / slot_bytes(p);
 	if (s->slots < p->batch)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED,
-				   "the token is for %s, but --size times --ops times --batch%s "
-				   "needs %s; start --serve with more --memory",
-				   ctl_show_size(far_length, a),
-				   p->sessions > 1 ? " times --sessions" : "",
-				   ctl_show_size(slot_bytes(p) * p->batch * p->sessions, b));
+		return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED,
+				"the token is for %s, but --size times --ops times --batch%s "
+				"needs %s; start --serve with more --memory",
+				ctl_show_size(far_length, a),
+				p->sessions > 1 ? " times --sessions" : "",
+				ctl_show_size(slot_bytes(p) * p->batch * p->sessions, b));
 	lists = dray_max(BENCH_LISTS_OPS / p->sessions / p->ops, p->batch);
 	s->slots = dray_min(s->slots, lists);
 	*ret_far_at = part * number;
 	return 0;
 }
 
-static int lists_make(struct bench_session *s, uint64_t far_at, struct ctl_err *reterr)
+static int lists_make(struct bench_session *s, uint64_t far_at)
 {
 	const struct bench_plan *p = s->plan;
 	struct dray_op *op;
@@ -72,7 +70,7 @@ static int lists_make(struct bench_session *s, uint64_t far_at, struct ctl_err *
 	s->wave = calloc(p->batch, sizeof(*s->wave));
 	s->flights = calloc(p->batch, sizeof(*s->flights));
 	if (!s->ops || !s->wave || !s->flights)
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(s->plan->ctl);
 	op = s->ops;
 	for (uint64_t slot = 0; slot < s->slots; slot++)
 		for (uint64_t i = 0; i < p->ops; i++, op++) {
@@ -97,16 +95,15 @@ static int lists_make(struct bench_session *s, uint64_t far_at, struct ctl_err *
 }
 
 int bench_session_open(struct bench_session *s, const struct bench_plan *p, unsigned number,
-		       const struct dray_token *token, struct ctl_err *reterr)
+		       const struct dray_token *token)
 {
 	uint64_t far_length = 0, far_at = 0;
 
 	*s = (struct bench_session){ .plan = p, .end = BENCH_END_NULL };
-	if (bench_end_open(&s->end, p, BENCH_SUBMITS, p->memory, reterr) < 0 ||
-	    remote_get(s, token, &far_length, reterr) < 0 ||
-	    slots_get(s, number, far_length, &far_at, reterr) < 0)
+	if (bench_end_open(&s->end, p, BENCH_SUBMITS, p->memory) < 0 ||
+	    remote_get(s, token, &far_length) < 0 || slots_get(s, number, far_length, &far_at) < 0)
 		return -1;
-	return lists_make(s, far_at, reterr);
+	return lists_make(s, far_at);
 }
 
 void bench_session_close(struct bench_session *s)
@@ -132,7 +129,7 @@ static void fill(uint8_t *p, uint64_t n, uint64_t seed)
 }
 
 int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
-			   unsigned *ret_transport, struct ctl_err *reterr)
+			   unsigned *ret_transport)
 {
 	const struct bench_plan *p = s->plan;
 	struct dray_transfer t = s->wave[0];
@@ -147,13 +144,12 @@ int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
 	t.ops = s->ops;
 	err = dray_run(s->end.d, &t, &c);
 	if (err)
-		return bench_failed(reterr, s->end.d, "the first transfer", err);
+		return bench_failed(s->plan->ctl, s->end.d, "the first transfer", err);
 	for (uint64_t i = 0; far && i < p->ops; i++)
 		if (memcmp(local + s->ops[i].local, remote + s->ops[i].remote, p->size))
-			return ctl_err_set(
-				reterr, CTL_EXIT_FAILED,
-				"operation %llu of the first transfer copied wrong bytes",
-				(unsigned long long)i);
+			return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED,
+					"operation %llu of the first transfer copied wrong bytes",
+					(unsigned long long)i);
 	*ret_transport = c.transport;
 	return 0;
 }
@@ -173,7 +169,7 @@ static void wave_load(struct bench_session *s, uint64_t n, int64_t now)
 	}
 }
 
-int bench_session_start(struct bench_session *s, uint64_t most, int64_t now, struct ctl_err *reterr)
+int bench_session_start(struct bench_session *s, uint64_t most, int64_t now)
 {
 	uint64_t n = dray_min(most, s->plan->batch - s->in_flight);
 	int started;
@@ -186,7 +182,7 @@ int bench_session_start(struct bench_session *s, uint64_t most, int64_t now, str
 	if (started == -DRAY_E_BUSY && s->in_flight)
 		return 0;
 	if (started < 0)
-		return bench_failed(reterr, s->end.d, "submitting", started);
+		return bench_failed(s->plan->ctl, s->end.d, "submitting", started);
 	for (int i = 0; i < started; i++)
 		s->idle = s->idle->next;
 	s->next_slot = (s->next_slot + (uint64_t)started) % s->slots;
@@ -194,7 +190,7 @@ int bench_session_start(struct bench_session *s, uint64_t most, int64_t now, str
 	return started;
 }
 
-int bench_session_complete(struct bench_session *s, struct bench_lap *lap, struct ctl_err *reterr)
+int bench_session_complete(struct bench_session *s, struct bench_lap *lap)
 {
 	int64_t now = dray_now().ns;
 	struct dray_completion c;
@@ -205,9 +201,9 @@ int bench_session_complete(struct bench_session *s, struct bench_lap *lap, struc
 		struct bench_flight *f = c.arg;
 
 		if (c.status)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "a transfer failed: %s (%s)",
-					   *c.message ? c.message : dray_strerror(c.status),
-					   dray_strerrorname(c.status));
+			return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED, "a transfer failed: %s (%s)",
+					*c.message ? c.message : dray_strerror(c.status),
+					dray_strerrorname(c.status));
 		ctl_histogram_add(&lap->latency, (uint64_t)(now - f->began_ns));
 		f->next = s->idle;
 		s->idle = f;

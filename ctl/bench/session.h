@@ -40,7 +40,7 @@ struct bench_lap {
 
 /* number: index of the session in the plan. 0 or -1; the caller closes in any case. */
 int bench_session_open(struct bench_session *s, const struct bench_plan *p, unsigned number,
-		       const struct dray_token *token, struct ctl_err *reterr);
+		       const struct dray_token *token);
 void bench_session_close(struct bench_session *s);
 
 /*
@@ -48,12 +48,11 @@ void bench_session_close(struct bench_session *s);
  * NULL), compares the bytes. 0 or -1.
  */
 int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
-			   unsigned *ret_transport, struct ctl_err *reterr);
+			   unsigned *ret_transport);
 
 /* Starts transfers up to the plan's batch, at most this many. The number started, or -1. */
-int bench_session_start(struct bench_session *s, uint64_t most, int64_t now,
-			struct ctl_err *reterr);
+int bench_session_start(struct bench_session *s, uint64_t most, int64_t now);
 /* Takes the completions. Their number, or -1. */
-int bench_session_complete(struct bench_session *s, struct bench_lap *lap, struct ctl_err *reterr);
+int bench_session_complete(struct bench_session *s, struct bench_lap *lap);
 
 #endif

@@ -17,93 +17,92 @@
 /* Between two tries while the agent's queue of new connections is full, which no descriptor reports. */
 #define CONNECT_PAUSE_MS 10
 
-static int no_answer(const struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
+static int no_answer(struct ctl *c, int64_t timeout_ns)
 {
 	char span[CTL_HUMAN_BYTES];
 
-	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent on %s did not answer within %s; check whether it is stopped, "
-			   "or give a longer --timeout",
-			   c->control, ctl_show_span((uint64_t)timeout_ns, span));
+	return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+			"the agent on %s did not answer within %s; check whether it is stopped, "
+			"or give a longer --timeout",
+			c->control, ctl_show_span((uint64_t)timeout_ns, span));
 }
 
-static int connect_failed(const struct ctl *c, int err, struct ctl_err *reterr)
+static int connect_failed(struct ctl *c, int err)
 {
-	reterr->absent = err == ENOENT || err == ECONNREFUSED;
+	c->failure.absent = err == ENOENT || err == ECONNREFUSED;
 	switch (err) {
 	case ENOENT:
-		return ctl_err_set(
-			reterr, CTL_EXIT_UNREACHABLE,
-			"no agent on %s: the socket does not exist; start drayd, or name "
-			"its socket with --control",
-			c->control);
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+				"no agent on %s: the socket does not exist; start drayd, or name "
+				"its socket with --control",
+				c->control);
 	case ECONNREFUSED:
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-				   "no agent on %s: the agent that made this socket has ended; "
-				   "start drayd",
-				   c->control);
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+				"no agent on %s: the agent that made this socket has ended; "
+				"start drayd",
+				c->control);
 	case EACCES:
 	case EPERM:
-		return ctl_err_set(reterr, CTL_EXIT_REFUSED,
-				   "cannot connect to %s: permission denied; the socket's owner "
-				   "and mode (control.group, control.mode) decide who may connect",
-				   c->control);
+		return ctl_fail(c, CTL_EXIT_REFUSED,
+				"cannot connect to %s: permission denied; the socket's owner "
+				"and mode (control.group, control.mode) decide who may connect",
+				c->control);
 	default:
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "cannot connect to %s: %s",
-				   c->control, dray_errno_text(err));
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE, "cannot connect to %s: %s", c->control,
+				dray_errno_text(err));
 	}
 }
 
-static int closed(const struct ctl *c, int err, struct ctl_err *reterr)
+static int closed(struct ctl *c, int err)
 {
 	/* D-Bus authentication failed: the agent is in another user namespace, or the server is no agent. */
 	if (err == -EPERM)
-		return ctl_err_set(reterr, CTL_EXIT_REFUSED,
-				   "the agent on %s rejected our credentials; run drayctl in the "
-				   "agent's user namespace",
-				   c->control);
-	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent on %s closed the connection: it has ended, or has too many "
-			   "connections; check it and try again",
-			   c->control);
+		return ctl_fail(c, CTL_EXIT_REFUSED,
+				"the agent on %s rejected our credentials; run drayctl in the "
+				"agent's user namespace",
+				c->control);
+	return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+			"the agent on %s closed the connection: it has ended, or has too many "
+			"connections; check it and try again",
+			c->control);
 }
 
 /* A connected socket, or -1. */
-static int socket_open(const struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
+static int socket_open(struct ctl *c, int64_t timeout_ns)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 	int64_t ends = dray_now().ns + timeout_ns;
 	int fd dray_auto_close = -1;
 
 	if (strlen(c->control) >= sizeof(sa.sun_path))
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--control: the path is too long for a socket; use at most %zu "
-				   "bytes",
-				   sizeof(sa.sun_path) - 1);
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--control: the path is too long for a socket; use at most %zu "
+				"bytes",
+				sizeof(sa.sun_path) - 1);
 	memcpy(sa.sun_path, c->control, strlen(c->control));
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot make a socket: %s",
-				   dray_errno_text(errno));
+		return ctl_fail(c, CTL_EXIT_FAILED, "cannot make a socket: %s",
+				dray_errno_text(errno));
 	while (connect(fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0) {
 		if (errno == EINTR)
 			continue;
 		if (errno != EAGAIN)
-			return connect_failed(c, errno, reterr);
+			return connect_failed(c, errno);
 		if (dray_now().ns >= ends)
-			return no_answer(c, timeout_ns, reterr);
+			return no_answer(c, timeout_ns);
 		poll(NULL, 0, CONNECT_PAUSE_MS);
 	}
 	return dray_take_fd(fd);
 }
 
-int ctl_bus_open(struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
+int ctl_bus_open(struct ctl *c, int64_t timeout_ns)
 {
 	int fd, ret;
 
 	ctl_bus_close(c);
 	c->bus_timeout_ns = timeout_ns;
-	fd = socket_open(c, timeout_ns, reterr);
+	fd = socket_open(c, timeout_ns);
 	if (fd < 0)
 		return -1;
 	ret = sd_bus_new(&c->bus);
@@ -118,9 +117,9 @@ int ctl_bus_open(struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
 	ctl_bus_close(c);
 	/* sd_bus_start() sends the first bytes of the authentication; the agent may be gone by then. */
 	if (ret == -EPIPE || ret == -ECONNRESET || ret == -ENOTCONN)
-		return closed(c, ret, reterr);
-	return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot use D-Bus on %s: %s", c->control,
-			   dray_errno_text(ret));
+		return closed(c, ret);
+	return ctl_fail(c, CTL_EXIT_FAILED, "cannot use D-Bus on %s: %s", c->control,
+			dray_errno_text(ret));
 }
 
 void ctl_bus_close(struct ctl *c)
@@ -131,14 +130,13 @@ void ctl_bus_close(struct ctl *c)
 	c->news = (struct ctl_news){ .any = false };
 }
 
-int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret,
-		     struct ctl_err *reterr)
+int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret)
 {
-	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT], reterr) < 0)
+	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT]) < 0)
 		return -1;
 	if (sd_bus_message_new_method_call(c->bus, ret, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 					   interface, member) < 0)
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	return 0;
 }
 
@@ -149,7 +147,7 @@ static int reply_take(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 }
 
 /* Turns the agent's error into an exit status and its text. */
-static void error_take(const struct ctl *c, const sd_bus_error *e, struct ctl_err *reterr)
+static void error_take(struct ctl *c, const sd_bus_error *e)
 {
 	static const struct {
 		const char *name;
@@ -165,22 +163,22 @@ static void error_take(const struct ctl *c, const sd_bus_error *e, struct ctl_er
 	};
 	char text[300];
 
-	snprintf(reterr->name, sizeof(reterr->name), "%s", e->name);
+	snprintf(c->failure.name, sizeof(c->failure.name), "%s", e->name);
 	if (!strcmp(e->name, SD_BUS_ERROR_NO_REPLY) || !strcmp(e->name, SD_BUS_ERROR_DISCONNECTED))
-		closed(c, 0, reterr);
+		closed(c, 0);
 	ctl_show_text(e->message ? e->message : e->name, text, sizeof(text));
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++)
 		if (!strcmp(e->name, known[i].name))
-			ctl_err_set(reterr, known[i].exit, "%s%s", known[i].prefix, text);
+			ctl_fail(c, known[i].exit, "%s%s", known[i].prefix, text);
 	if (!strcmp(e->name, SD_BUS_ERROR_UNKNOWN_METHOD) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_OBJECT) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_INTERFACE))
-		ctl_err_set(reterr, CTL_EXIT_FAILED,
-			    "the server on %s does not know this method: %s; check that it is a "
-			    "drayd of the same release",
-			    c->control, text);
+		ctl_fail(c, CTL_EXIT_FAILED,
+			 "the server on %s does not know this method: %s; check that it is a "
+			 "drayd of the same release",
+			 c->control, text);
 	/* The first error set wins. */
-	ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", text);
+	ctl_fail(c, CTL_EXIT_FAILED, "%s", text);
 }
 
 /* Handles what the agent sends, for at most this long. 1: it sent something, 0: nothing, below 0: it is gone. */
@@ -197,8 +195,7 @@ static int turn(struct ctl *c, int64_t timeout_ns)
 	return ret == -EINTR ? 0 : ret;
 }
 
-int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr)
+int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply)
 {
 	int64_t ends = dray_now().ns + c->bus_timeout_ns, left;
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
@@ -212,37 +209,37 @@ int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply,
 		ret = turn(c, left);
 	sd_bus_slot_unref(slot);
 	if (!reply)
-		return ret < 0 ? closed(c, ret, reterr) : no_answer(c, c->bus_timeout_ns, reterr);
+		return ret < 0 ? closed(c, ret) : no_answer(c, c->bus_timeout_ns);
 	if (sd_bus_message_is_method_error(reply, NULL)) {
-		error_take(c, sd_bus_message_get_error(reply), reterr);
+		error_take(c, sd_bus_message_get_error(reply));
 		return -1;
 	}
 	*ret_reply = dray_take(reply);
 	return 0;
 }
 
-int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply,
-		  struct ctl_err *reterr, const char *types, va_list ap)
+int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply, const char *types,
+		  va_list ap)
 {
 	sd_bus_message *m;
 
-	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, member, &m, reterr) < 0)
+	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, member, &m) < 0)
 		return -1;
 	if (types && sd_bus_message_appendv(m, types, ap) < 0) {
 		sd_bus_message_unref(m);
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	}
-	return ctl_bus_send(c, m, ret_reply, reterr);
+	return ctl_bus_send(c, m, ret_reply);
 }
 
-int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr, const char *types, ...)
+int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply, const char *types,
+		 ...)
 {
 	va_list ap;
 	int ret;
 
 	va_start(ap, types);
-	ret = ctl_bus_callv(c, member, ret_reply, reterr, types, ap);
+	ret = ctl_bus_callv(c, member, ret_reply, types, ap);
 	va_end(ap);
 	return ret;
 }
@@ -261,17 +258,17 @@ static int signal_handle(sd_bus_message *m, void *userdata, sd_bus_error *reterr
 	return 0;
 }
 
-int ctl_bus_subscribe(struct ctl *c, const char *signal, struct ctl_err *reterr)
+int ctl_bus_subscribe(struct ctl *c, const char *signal)
 {
-	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT], reterr) < 0)
+	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT]) < 0)
 		return -1;
 	if (sd_bus_match_signal(c->bus, NULL, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal,
 				signal_handle, &c->news) < 0)
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	return 0;
 }
 
-int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns, struct ctl_err *reterr)
+int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns)
 {
 	while (!c->news.any) {
 		int64_t left = ends_ns ? ends_ns - dray_now().ns : -1;
@@ -285,17 +282,17 @@ int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns, struct ctl_
 			return CTL_WAKE_TIME;
 		if (!interruptible)
 			continue;
-		ret = ctl_interrupt_wait(c, sd_bus_get_fd(c->bus), left, reterr);
+		ret = ctl_interrupt_wait(c, sd_bus_get_fd(c->bus), left);
 		if (ret <= CTL_WAKE_END)
 			return ret;
 	}
 	return CTL_WAKE_READY;
 }
 
-int ctl_bus_bad_reply(struct ctl_err *reterr, const char *member, int error)
+int ctl_bus_bad_reply(struct ctl *c, const char *member, int error)
 {
-	return ctl_err_set(reterr, CTL_EXIT_FAILED,
-			   "%s: the agent's reply does not have the types of the interface (%s); "
-			   "check that it is a drayd of the same release",
-			   member, dray_errno_text(error));
+	return ctl_fail(c, CTL_EXIT_FAILED,
+			"%s: the agent's reply does not have the types of the interface (%s); "
+			"check that it is a drayd of the same release",
+			member, dray_errno_text(error));
 }

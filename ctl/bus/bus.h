@@ -15,33 +15,32 @@
 #define CTL_STATE_DRAINED "drained"
 
 /* Replaces the connection by a new one, whose calls have this timeout. 0 or -1. */
-int ctl_bus_open(struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr);
+int ctl_bus_open(struct ctl *c, int64_t timeout_ns);
 void ctl_bus_close(struct ctl *c);
 
 /* A new call of a method of the agent, to be filled and passed on. Opens the connection. 0 or -1. */
-int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret,
-		     struct ctl_err *reterr);
+int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member,
+		     sd_bus_message **ret);
 
 /* Sends the call, which is consumed, and waits for the reply. 0 or -1. */
-int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr);
+int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply);
 
 /* Calls a method of dev.dray.Agent1; types and arguments as of sd_bus_message_append(3), NULL: none. 0 or -1. */
-int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr, const char *types, ...);
-int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply,
-		  struct ctl_err *reterr, const char *types, va_list ap);
+int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply, const char *types,
+		 ...);
+int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply, const char *types,
+		  va_list ap);
 
 /* From now on, a signal of this name sets c->news. Opens the connection. 0 or -1. */
-int ctl_bus_subscribe(struct ctl *c, const char *signal, struct ctl_err *reterr);
+int ctl_bus_subscribe(struct ctl *c, const char *signal);
 
 /*
  * Handles the agent's messages until c->news.any is set (CTL_WAKE_READY) or until ends_ns; 0 is no limit.
  * interruptible: ends as ctl_interrupt_wait() does; without it, there must be a limit. One of enum ctl_wake, or -1.
  */
-int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns, struct ctl_err *reterr);
+int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns);
 
 /* For a reply that does not have the types of the interface. Returns -1. */
-int ctl_bus_bad_reply(struct ctl_err *reterr, const char *member, int error);
+int ctl_bus_bad_reply(struct ctl *c, const char *member, int error);
 
 #endif

@@ -129,13 +129,12 @@ static int table_print(struct ctl *c, const struct ctl_list *l, const struct ctl
 	return ctl_table_finish(&t, c->out, c->color);
 }
 
-int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows,
-		   struct ctl_err *reterr)
+int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows)
 {
 	struct ctl_json j = CTL_JSON(c->out);
 
 	if (c->format == CTL_TEXT)
-		return table_print(c, l, rows) < 0 ? ctl_no_memory(reterr) : 0;
+		return table_print(c, l, rows) < 0 ? ctl_no_memory(c) : 0;
 	if (c->format == CTL_PLAIN) {
 		ctl_rows_plain(c->out, rows);
 		return 0;
@@ -146,31 +145,31 @@ int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_row
 	return 0;
 }
 
-int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, struct ctl_err *reterr)
+int ctl_list_read(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows)
 {
 	int ret = ctl_rows_read(rows, l->fields, l->n_fields);
 
-	return ret < 0 ? ctl_bus_bad_reply(reterr, l->member, ret) : 0;
+	return ret < 0 ? ctl_bus_bad_reply(c, l->member, ret) : 0;
 }
 
-int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows,
-		 struct ctl_err *reterr, const char *types, ...)
+int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows, const char *types,
+		 ...)
 {
 	va_list ap;
 	int ret;
 
 	*rows = CTL_ROWS_NULL;
 	va_start(ap, types);
-	ret = ctl_bus_callv(c, l->member, &rows->reply, reterr, types, ap);
+	ret = ctl_bus_callv(c, l->member, &rows->reply, types, ap);
 	va_end(ap);
-	return ret < 0 ? ret : ctl_list_read(l, rows, reterr);
+	return ret < 0 ? ret : ctl_list_read(c, l, rows);
 }
 
-int ctl_list_run(struct ctl *c, const struct ctl_list *l, struct ctl_err *reterr)
+int ctl_list_run(struct ctl *c, const struct ctl_list *l)
 {
 	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
 
-	if (ctl_list_get(c, l, &rows, reterr, NULL) < 0)
+	if (ctl_list_get(c, l, &rows, NULL) < 0)
 		return -1;
-	return ctl_list_print(c, l, &rows, reterr);
+	return ctl_list_print(c, l, &rows);
 }

@@ -12,18 +12,17 @@
 #include "ctl/render/table.h"
 
 /* Calls the list's method; types and arguments as of ctl_bus_call(). 0 or -1; the caller owns the rows in any case. */
-int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows,
-		 struct ctl_err *reterr, const char *types, ...);
+int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows, const char *types,
+		 ...);
 
 /* Reads the reply that is in the rows. 0 or -1. */
-int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, struct ctl_err *reterr);
+int ctl_list_read(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows);
 
 /* Prints the rows in the format of the run. 0 or -1. */
-int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows,
-		   struct ctl_err *reterr);
+int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows);
 
 /* Calls a method without arguments, and prints its rows. 0 or -1. */
-int ctl_list_run(struct ctl *c, const struct ctl_list *l, struct ctl_err *reterr);
+int ctl_list_run(struct ctl *c, const struct ctl_list *l);
 
 /* The parts of ctl_list_print(): an array in JSON, and lines. */
 void ctl_rows_json(struct ctl_json *j, const char *key, const struct ctl_rows *r);

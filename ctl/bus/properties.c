@@ -60,7 +60,7 @@ static int all_read(struct ctl_properties *p, sd_bus_message *m)
 	return ret;
 }
 
-int ctl_properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *reterr)
+int ctl_properties_get(struct ctl *c, struct ctl_properties *p)
 {
 	const char *none = "";
 	sd_bus_message *m;
@@ -70,16 +70,16 @@ int ctl_properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *
 	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++)
 		if (*dray_dbus_properties[i].type == 's')
 			memcpy((char *)&p->v + dray_dbus_properties[i].offset, &none, sizeof(none));
-	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
+	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", "GetAll", &m) < 0)
 		return -1;
 	if (sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE) < 0) {
 		sd_bus_message_unref(m);
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	}
-	if (ctl_bus_send(c, m, &p->reply, reterr) < 0)
+	if (ctl_bus_send(c, m, &p->reply) < 0)
 		return -1;
 	ret = all_read(p, p->reply);
-	return ret < 0 ? ctl_bus_bad_reply(reterr, "GetAll", ret) : 0;
+	return ret < 0 ? ctl_bus_bad_reply(c, "GetAll", ret) : 0;
 }
 
 void ctl_properties_deinit(struct ctl_properties *p)

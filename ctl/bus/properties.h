@@ -20,7 +20,7 @@ struct ctl_properties {
 #define CTL_PROPERTIES_NULL ((struct ctl_properties){ .reply = NULL })
 
 /* 0 or -1. */
-int ctl_properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *reterr);
+int ctl_properties_get(struct ctl *c, struct ctl_properties *p);
 void ctl_properties_deinit(struct ctl_properties *p);
 #define ctl_auto_properties __attribute__((cleanup(ctl_properties_deinit)))
 

@@ -34,8 +34,7 @@ static enum ctl_option_id option_find(const struct ctl_verb *verb, const char *a
 	return found;
 }
 
-static int unknown_option(const struct ctl_verb *verb, const char *arg, size_t n,
-			  struct ctl_err *reterr)
+static int unknown_option(struct ctl *c, const struct ctl_verb *verb, const char *arg, size_t n)
 {
 	char word[64];
 	struct dray_nearest nearest = DRAY_NEAREST(word);
@@ -48,20 +47,19 @@ static int unknown_option(const struct ctl_verb *verb, const char *arg, size_t n
 		}
 		for (unsigned v = 0; v < CTL_VERB_N && !strcmp(word, ctl_options[i].name); v++)
 			if (is_own(&ctl_verbs[v], (enum ctl_option_id)i))
-				return ctl_err_set(reterr, CTL_EXIT_USAGE,
-						   "%s is an option of drayctl %s; put it after "
-						   "the verb",
-						   word, ctl_verbs[v].name);
+				return ctl_fail(c, CTL_EXIT_USAGE,
+						"%s is an option of drayctl %s; put it after "
+						"the verb",
+						word, ctl_verbs[v].name);
 	}
 	if (nearest.best)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "unknown option %s, did you mean %s?",
-				   word, nearest.best);
-	return ctl_err_set(reterr, CTL_EXIT_USAGE,
-			   "unknown option %s; drayctl %s%s--help lists all", word,
-			   verb ? verb->name : "", verb ? " " : "");
+		return ctl_fail(c, CTL_EXIT_USAGE, "unknown option %s, did you mean %s?", word,
+				nearest.best);
+	return ctl_fail(c, CTL_EXIT_USAGE, "unknown option %s; drayctl %s%s--help lists all", word,
+			verb ? verb->name : "", verb ? " " : "");
 }
 
-static int option_take(struct ctl *c, int argc, char *const *argv, int *i, struct ctl_err *reterr)
+static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 {
 	const char *arg = strcmp(argv[*i], "-h") ? argv[*i] : "--help", *value = NULL;
 	size_t n = strcspn(arg, "=");
@@ -69,23 +67,23 @@ static int option_take(struct ctl *c, int argc, char *const *argv, int *i, struc
 	const struct ctl_option *o;
 
 	if (id == CTL_OPTION_N)
-		return unknown_option(c->verb, arg, n, reterr);
+		return unknown_option(c, c->verb, arg, n);
 	o = &ctl_options[id];
 	if (arg[n])
 		value = arg + n + 1;
 	if (!o->value && value)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s takes no value", o->name);
+		return ctl_fail(c, CTL_EXIT_USAGE, "%s takes no value", o->name);
 	if (o->value && !value && !o->optional) {
 		if (*i + 1 >= argc)
-			return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s needs a value: %s", o->name,
-					   o->value);
+			return ctl_fail(c, CTL_EXIT_USAGE, "%s needs a value: %s", o->name,
+					o->value);
 		value = argv[++*i];
 	}
 	c->values[id] = value ? value : "";
 	return 0;
 }
 
-const struct ctl_verb *ctl_verb_find(const char *name, struct ctl_err *reterr)
+const struct ctl_verb *ctl_verb_find(struct ctl *c, const char *name)
 {
 	struct dray_nearest nearest = DRAY_NEAREST(name);
 
@@ -94,28 +92,28 @@ const struct ctl_verb *ctl_verb_find(const char *name, struct ctl_err *reterr)
 			return &ctl_verbs[i];
 		dray_nearest_offer(&nearest, ctl_verbs[i].name);
 	}
-	ctl_err_set(reterr, CTL_EXIT_USAGE, "unknown verb %.60s%s%s%s", name,
-		    nearest.best ? ", did you mean " : "; drayctl --help lists all",
-		    nearest.best ? nearest.best : "", nearest.best ? "?" : "");
+	ctl_fail(c, CTL_EXIT_USAGE, "unknown verb %.60s%s%s%s", name,
+		 nearest.best ? ", did you mean " : "; drayctl --help lists all",
+		 nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	return NULL;
 }
 
-static int word_take(struct ctl *c, const char *word, struct ctl_err *reterr)
+static int word_take(struct ctl *c, const char *word)
 {
 	static const char *const counts[] = { "no argument", "one argument", "two arguments" };
 
 	if (!c->verb) {
-		c->verb = ctl_verb_find(word, reterr);
+		c->verb = ctl_verb_find(c, word);
 		return c->verb ? 0 : -1;
 	}
 	if (c->n_args == c->verb->max_args)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "drayctl %s takes %s; remove \"%.60s\"",
-				   c->verb->name, counts[c->verb->max_args], word);
+		return ctl_fail(c, CTL_EXIT_USAGE, "drayctl %s takes %s; remove \"%.60s\"",
+				c->verb->name, counts[c->verb->max_args], word);
 	c->args[c->n_args++] = word;
 	return 0;
 }
 
-static int rules_check(const struct ctl *c, struct ctl_err *reterr)
+static int rules_check(struct ctl *c)
 {
 	for (unsigned i = 0; i < CTL_OPTION_RULES_N; i++) {
 		const struct ctl_option_rule *r = &ctl_option_rules[i];
@@ -125,12 +123,11 @@ static int rules_check(const struct ctl *c, struct ctl_err *reterr)
 		if (!c->values[r->option] || !c->values[r->other] != r->needs)
 			continue;
 		if (!r->needs)
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "%s and %s exclude each other; %s", option, other,
-					   r->advice);
+			return ctl_fail(c, CTL_EXIT_USAGE, "%s and %s exclude each other; %s",
+					option, other, r->advice);
 		if (is_own(c->verb, r->other))
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "%s has no effect without %s; give both", option, other);
+			return ctl_fail(c, CTL_EXIT_USAGE, "%s has no effect without %s; give both",
+					option, other);
 	}
 	return 0;
 }
@@ -152,8 +149,7 @@ static const char *number_show(enum ctl_option_type type, int64_t v, char *buf, 
 	return buf;
 }
 
-static int number_read(const struct ctl_option *o, const char *text, int64_t *ret,
-		       struct ctl_err *reterr)
+static int number_read(struct ctl *c, const struct ctl_option *o, const char *text, int64_t *ret)
 {
 	char a[32], b[32];
 
@@ -163,22 +159,21 @@ static int number_read(const struct ctl_option *o, const char *text, int64_t *re
 	}
 	if (number_parse(o->type, text, ret) == 0 && *ret >= o->min && *ret <= o->max)
 		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s", o->name,
-			   text, number_show(o->type, o->min, a, sizeof(a)),
-			   number_show(o->type, o->max, b, sizeof(b)));
+	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s", o->name, text,
+			number_show(o->type, o->min, a, sizeof(a)),
+			number_show(o->type, o->max, b, sizeof(b)));
 }
 
-static int word_read(const struct ctl_option *o, const char *text, int64_t *ret,
-		     struct ctl_err *reterr)
+static int word_read(struct ctl *c, const struct ctl_option *o, const char *text, int64_t *ret)
 {
 	for (*ret = 0; o->words[*ret]; ++*ret)
 		if (!strcmp(text, o->words[*ret]))
 			return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s", o->name, text,
-			   o->value);
+	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s", o->name, text,
+			o->value);
 }
 
-static int numbers_read(struct ctl *c, struct ctl_err *reterr)
+static int numbers_read(struct ctl *c)
 {
 	for (unsigned i = 0; i < CTL_OPTION_N; i++) {
 		const struct ctl_option *o = &ctl_options[i];
@@ -186,31 +181,31 @@ static int numbers_read(struct ctl *c, struct ctl_err *reterr)
 
 		c->numbers[i] = o->def;
 		if (c->values[i] && o->words)
-			ret = word_read(o, c->values[i], &c->numbers[i], reterr);
+			ret = word_read(c, o, c->values[i], &c->numbers[i]);
 		else if (c->values[i] && o->max)
-			ret = number_read(o, c->values[i], &c->numbers[i], reterr);
+			ret = number_read(c, o, c->values[i], &c->numbers[i]);
 		if (ret < 0)
 			return ret;
 	}
 	return 0;
 }
 
-static int settings_read(struct ctl *c, struct ctl_err *reterr)
+static int settings_read(struct ctl *c)
 {
 	c->control = c->values[CTL_OPTION_CONTROL];
 	if (!c->control)
 		c->control = c->env->control && *c->env->control ? c->env->control :
 								   CONTROL_DEFAULT;
 	if (!*c->control)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--control needs a path");
+		return ctl_fail(c, CTL_EXIT_USAGE, "--control needs a path");
 	c->format = c->values[CTL_OPTION_JSON]  ? CTL_JSON :
 		    c->values[CTL_OPTION_PLAIN] ? CTL_PLAIN :
 						  CTL_TEXT;
 	c->color = c->env->color && !c->values[CTL_OPTION_NO_COLOR];
-	return numbers_read(c, reterr);
+	return numbers_read(c);
 }
 
-int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *reterr)
+int ctl_args_parse(struct ctl *c, int argc, char *const *argv)
 {
 	bool words_only = false;
 
@@ -228,11 +223,11 @@ int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *r
 			continue;
 		}
 		if (!words_only && argv[i][0] == '-' && argv[i][1])
-			ret = option_take(c, argc, argv, &i, reterr);
+			ret = option_take(c, argc, argv, &i);
 		else
-			ret = word_take(c, argv[i], reterr);
+			ret = word_take(c, argv[i]);
 		if (ret < 0)
 			return ret;
 	}
-	return rules_check(c, reterr) < 0 ? -1 : settings_read(c, reterr);
+	return rules_check(c) < 0 ? -1 : settings_read(c);
 }

@@ -9,9 +9,9 @@
  * Fills verb, values, numbers, args and settings of c. Options may stand anywhere, those of a verb after it. 0, or -1 with
  * CTL_EXIT_USAGE.
  */
-int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *reterr);
+int ctl_args_parse(struct ctl *c, int argc, char *const *argv);
 
 /* The verb of that name, or NULL with CTL_EXIT_USAGE and the nearest name. */
-const struct ctl_verb *ctl_verb_find(const char *name, struct ctl_err *reterr);
+const struct ctl_verb *ctl_verb_find(struct ctl *c, const char *name);
 
 #endif

@@ -3,15 +3,15 @@
 #include "ctl/bus/list.h"
 #include "ctl/command_line/args.h"
 
-static int (*const functions[CTL_VERB_N])(struct ctl *c, struct ctl_err *reterr) = {
+static int (*const functions[CTL_VERB_N])(struct ctl *c) = {
 #define CTL_FUNCTION(id, function) [CTL_VERB_##id] = (function),
 	CTL_VERB_FUNCTIONS(CTL_FUNCTION)
 #undef CTL_FUNCTION
 };
 
-int ctl_help(struct ctl *c, struct ctl_err *reterr)
+int ctl_help(struct ctl *c)
 {
-	const struct ctl_verb *verb = c->n_args ? ctl_verb_find(c->args[0], reterr) : NULL;
+	const struct ctl_verb *verb = c->n_args ? ctl_verb_find(c, c->args[0]) : NULL;
 
 	if (c->n_args && !verb)
 		return -1;
@@ -19,7 +19,7 @@ int ctl_help(struct ctl *c, struct ctl_err *reterr)
 	return CTL_EXIT_OK;
 }
 
-static int dispatch(struct ctl *c, struct ctl_err *reterr)
+static int dispatch(struct ctl *c)
 {
 	if (c->values[CTL_OPTION_HELP]) {
 		fputs(c->verb ? c->verb->help : ctl_help_text, c->out);
@@ -31,23 +31,21 @@ static int dispatch(struct ctl *c, struct ctl_err *reterr)
 	}
 	if (!c->verb)
 		c->verb = &ctl_verbs[0];
-	return c->verb->list ? ctl_list_run(c, c->verb->list, reterr) :
-			       functions[c->verb - ctl_verbs](c, reterr);
+	return c->verb->list ? ctl_list_run(c, c->verb->list) : functions[c->verb - ctl_verbs](c);
 }
 
 int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv)
 {
 	struct ctl c = { .env = env, .out = out, .err = err };
-	struct ctl_err e = CTL_ERR_NULL;
-	int status = ctl_args_parse(&c, argc, argv, &e);
+	int status = ctl_args_parse(&c, argc, argv);
 
 	if (!status)
-		status = dispatch(&c, &e);
+		status = dispatch(&c);
 	ctl_bus_close(&c);
 	if (status == CTL_EXIT_OK)
-		status = ctl_flush(&c, &e);
+		status = ctl_flush(&c);
 	if (status >= 0)
 		return status;
-	fprintf(err, "drayctl: %s\n", e.msg);
-	return (int)e.exit;
+	fprintf(err, "drayctl: %s\n", c.failure.msg);
+	return (int)c.failure.exit;
 }

@@ -8,8 +8,7 @@
 #include "lib/err.h"
 
 /* Splits "a, b"; blanks around members are allowed, empty members are not. */
-static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
-		 struct ctl_err *reterr)
+static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret)
 {
 	const char *at = c->values[id];
 
@@ -22,31 +21,31 @@ static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
 		while (n && at[n - 1] == ' ')
 			n--;
 		if (!n)
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "%s: \"%.100s\" has an empty member; remove it",
-					   ctl_options[id].name, c->values[id]);
+			return ctl_fail(c, CTL_EXIT_USAGE,
+					"%s: \"%.100s\" has an empty member; remove it",
+					ctl_options[id].name, c->values[id]);
 		if (dray_strv_add(ret, at, n) < 0)
-			return ctl_no_memory(reterr);
+			return ctl_no_memory(c);
 		at = end ? end + 1 : NULL;
 	}
 	return 0;
 }
 
-static int addresses(const struct dray_strv *node, struct ctl_err *reterr)
+static int addresses(struct ctl *c, const struct dray_strv *node)
 {
 	struct in6_addr any;
 
 	for (size_t i = 0; i < node->n; i++)
 		if (inet_pton(AF_INET, node->v[i], &any) != 1 &&
 		    inet_pton(AF_INET6, node->v[i], &any) != 1)
-			return ctl_err_set(
-				reterr, CTL_EXIT_USAGE,
+			return ctl_fail(
+				c, CTL_EXIT_USAGE,
 				"--node-addresses: \"%.60s\" is not an address; use numbers, such as 10.0.0.1 or 2001:db8::1",
 				node->v[i]);
 	return 0;
 }
 
-static int source(struct ctl *c, struct nd_source *ret, struct ctl_err *reterr)
+static int source(struct ctl *c, struct nd_source *ret)
 {
 	const char *dir = c->values[CTL_OPTION_FROM_SYSFS];
 	int r;
@@ -56,13 +55,13 @@ static int source(struct ctl *c, struct nd_source *ret, struct ctl_err *reterr)
 		return 0;
 	r = nd_source_open(ret, dir);
 	if (r < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED,
-				   "--from-sysfs %.200s: %s; use a directory that contains sys/",
-				   dir, dray_errno_text(r));
+		return ctl_fail(c, CTL_EXIT_FAILED,
+				"--from-sysfs %.200s: %s; use a directory that contains sys/", dir,
+				dray_errno_text(r));
 	return 0;
 }
 
-int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
+int ctl_detect_open(struct ctl_detect *d, struct ctl *c)
 {
 	static const uint8_t families[] = {
 		[CTL_FAMILY_AUTO] = AF_UNSPEC, [CTL_FAMILY_IPV4] = AF_INET, [CTL_FAMILY_IPV6] = AF_INET6
@@ -75,14 +74,14 @@ int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 		.rnics_per_gpu = (unsigned)c->numbers[CTL_OPTION_RNICS],
 		.gid_family = families[c->numbers[CTL_OPTION_FAMILY]],
 	};
-	if (source(c, &d->source, reterr) < 0 || split(c, CTL_OPTION_ONLY, &o->only, reterr) < 0 ||
-	    split(c, CTL_OPTION_WITHOUT, &o->without, reterr) < 0 ||
-	    split(c, CTL_OPTION_GID_INDEX, &o->gid_indices, reterr) < 0 ||
-	    split(c, CTL_OPTION_NODE_ADDRESSES, &o->node_addresses, reterr) < 0 ||
-	    addresses(&o->node_addresses, reterr) < 0)
+	if (source(c, &d->source) < 0 || split(c, CTL_OPTION_ONLY, &o->only) < 0 ||
+	    split(c, CTL_OPTION_WITHOUT, &o->without) < 0 ||
+	    split(c, CTL_OPTION_GID_INDEX, &o->gid_indices) < 0 ||
+	    split(c, CTL_OPTION_NODE_ADDRESSES, &o->node_addresses) < 0 ||
+	    addresses(c, &o->node_addresses) < 0)
 		return -1;
 	if (nd_scan_options_check(o, &err) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", err.msg);
+		return ctl_fail(c, CTL_EXIT_USAGE, "%s", err.msg);
 	return 0;
 }
 
@@ -94,7 +93,7 @@ void ctl_detect_close(struct ctl_detect *d)
 	dray_strv_clear(&d->options.node_addresses);
 }
 
-static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
+static int print(struct ctl *c, const struct ctl_detect *d)
 {
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -102,9 +101,9 @@ static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *rete
 	int r;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
 	if (c->values[CTL_OPTION_EXPLAIN])
-		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN], reterr);
+		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN]);
 	if (c->format == CTL_PLAIN) {
 		r = ctl_detect_plain(c, scan);
 	} else {
@@ -113,17 +112,16 @@ static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *rete
 		r = c->format == CTL_JSON ? ctl_detect_json(c, scan, &cuda) :
 					    ctl_detect_text(c, scan, &cuda);
 	}
-	return r < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
+	return r < 0 ? ctl_fail(c, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
 }
 
-int ctl_detect(struct ctl *c, struct ctl_err *reterr)
+int ctl_detect(struct ctl *c)
 {
 	struct ctl_detect d;
-	int ret = ctl_detect_open(&d, c, reterr);
+	int ret = ctl_detect_open(&d, c);
 
 	if (!ret)
-		ret = c->values[CTL_OPTION_WATCH] ? ctl_detect_watch(c, &d, reterr) :
-						    print(c, &d, reterr);
+		ret = c->values[CTL_OPTION_WATCH] ? ctl_detect_watch(c, &d) : print(c, &d);
 	ctl_detect_close(&d);
 	return ret;
 }

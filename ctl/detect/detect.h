@@ -14,7 +14,7 @@ struct ctl_detect {
 };
 
 /* Reads the options. 0 or -1; the caller closes in any case. */
-int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr);
+int ctl_detect_open(struct ctl_detect *d, struct ctl *c);
 void ctl_detect_close(struct ctl_detect *d);
 
 /* Print the whole scan for people, for scripts, and as in schema/ctl/detect.json. 0 or -errno. */
@@ -23,10 +23,9 @@ int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan);
 int ctl_detect_json(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 
 /* Prints one device or port ("mlx5_0", "mlx5_0/1"). 0 or -1. */
-int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what,
-		       struct ctl_err *reterr);
+int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what);
 
 /* Prints changes until SIGINT, SIGTERM, or until the reader closes the output. 0 or -1. */
-int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr);
+int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d);
 
 #endif

@@ -59,7 +59,7 @@ static int worst(const struct nd_findings *f)
 	return status;
 }
 
-static int examine(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
+static int examine(struct ctl *c, const struct ctl_detect *d)
 {
 	uint64_t register_bytes = (uint64_t)c->numbers[CTL_OPTION_REGISTER];
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
@@ -69,13 +69,13 @@ static int examine(struct ctl *c, const struct ctl_detect *d, struct ctl_err *re
 	int status;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
 	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
 	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
 		nd_findings_deinit(&found);
-		return ctl_no_memory(reterr);
+		return ctl_no_memory(c);
 	}
 	if (c->format == CTL_JSON)
 		print_json(c, &found);
@@ -86,16 +86,16 @@ static int examine(struct ctl *c, const struct ctl_detect *d, struct ctl_err *re
 	status = worst(&found);
 	nd_findings_deinit(&found);
 	/* ctl_run() flushes for the status 0 only. */
-	return ctl_flush(c, reterr) < 0 ? -1 : status;
+	return ctl_flush(c) < 0 ? -1 : status;
 }
 
-int ctl_doctor(struct ctl *c, struct ctl_err *reterr)
+int ctl_doctor(struct ctl *c)
 {
 	struct ctl_detect d;
-	int ret = ctl_detect_open(&d, c, reterr);
+	int ret = ctl_detect_open(&d, c);
 
 	if (!ret)
-		ret = examine(c, &d, reterr);
+		ret = examine(c, &d);
 	ctl_detect_close(&d);
 	return ret;
 }

@@ -223,8 +223,7 @@ static void explain_device(struct ctl *c, const struct nd_scan *scan, const stru
 	}
 }
 
-int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what,
-		       struct ctl_err *reterr)
+int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what)
 {
 	char name[ND_DEVICE_NAME_MAX];
 	const char *slash = strchr(what, '/');
@@ -239,10 +238,9 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 
 		for (size_t i = 0; i < scan->devices.n; i++)
 			dray_nearest_offer(&nearest, scan->devices.v[i].name);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "there is no RDMA device %.60s%s%s%s",
-				   name,
-				   nearest.best ? ", did you mean " : "; drayctl detect lists all",
-				   nearest.best ? nearest.best : "", nearest.best ? "?" : "");
+		return ctl_fail(c, CTL_EXIT_FAILED, "there is no RDMA device %.60s%s%s%s", name,
+				nearest.best ? ", did you mean " : "; drayctl detect lists all",
+				nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	}
 	explain_device(c, scan, d);
 	for (size_t i = 0; i < d->n_ports; i++) {
@@ -250,11 +248,10 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 			continue;
 		any = true;
 		if (explain_port(c, d, &d->ports[i]) < 0)
-			return ctl_no_memory(reterr);
+			return ctl_no_memory(c);
 	}
 	if (slash && !any)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED,
-				   "%s has no port %.20s; drayctl detect lists all", name,
-				   slash + 1);
+		return ctl_fail(c, CTL_EXIT_FAILED,
+				"%s has no port %.20s; drayctl detect lists all", name, slash + 1);
 	return 0;
 }

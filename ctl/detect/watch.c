@@ -37,22 +37,22 @@ static void line_print(const char *line, void *arg)
 
 /* Scans again, and prints the differences from *scan, which the new scan replaces. */
 static int look(struct ctl *c, const struct ctl_detect *d, struct nd_monitor *monitor,
-		struct nd_scan **scan, struct ctl_err *reterr)
+		struct nd_scan **scan)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_scan *now;
 
 	if (nd_scan_run(&d->source, &d->options, &now, &err) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
 	nd_monitor_follow(monitor, now);
 	if (*scan)
 		nd_scan_diff(*scan, now, line_print, c);
 	nd_scan_free(*scan);
 	*scan = now;
-	return ctl_flush(c, reterr);
+	return ctl_flush(c);
 }
 
-int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
+int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d)
 {
 	dray_auto(nd_monitor_free) struct nd_monitor *monitor = NULL;
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
@@ -60,17 +60,17 @@ int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d, struct ctl_err *
 	int ret;
 
 	if (nd_monitor_new(&monitor, &e) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", e.msg);
-	ret = look(c, d, monitor, &scan, reterr);
+		return ctl_fail(c, CTL_EXIT_FAILED, "%s", e.msg);
+	ret = look(c, d, monitor, &scan);
 	if (!ret && c->format != CTL_JSON)
 		fprintf(c->out, "watching by %s\n", nd_monitor_describe(monitor));
-	while (!ret && (ret = ctl_flush(c, reterr)) == 0) {
+	while (!ret && (ret = ctl_flush(c)) == 0) {
 		do
-			ret = ctl_interrupt_wait(c, nd_monitor_fd(monitor), -1, reterr);
+			ret = ctl_interrupt_wait(c, nd_monitor_fd(monitor), -1);
 		while (ret == CTL_WAKE_READY && !nd_monitor_read(monitor));
 		if (ret <= CTL_WAKE_END)
 			return ret;
-		ret = look(c, d, monitor, &scan, reterr);
+		ret = look(c, d, monitor, &scan);
 	}
 	return ret;
 }

@@ -22,26 +22,26 @@ void ctl_result_print(struct ctl *c, const char *key, const char *value)
 }
 
 /* Reads a handle or a request id; what: its name in the help. */
-static int handle_parse(const char *what, const char *text, uint64_t *ret, struct ctl_err *reterr)
+static int handle_parse(struct ctl *c, const char *what, const char *text, uint64_t *ret)
 {
 	char *end;
 
 	*ret = strtoull(text, &end, 10);
 	if (*text >= '0' && *text <= '9' && !*end)
 		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not a number", what, text);
+	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not a number", what, text);
 }
 
 /* A call without a result, which prints the new state. */
-static int change(struct ctl *c, const char *key, const char *value, struct ctl_err *reterr,
-		  const char *member, const char *types, ...)
+static int change(struct ctl *c, const char *key, const char *value, const char *member,
+		  const char *types, ...)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	va_list ap;
 	int ret;
 
 	va_start(ap, types);
-	ret = ctl_bus_callv(c, member, &reply, reterr, types, ap);
+	ret = ctl_bus_callv(c, member, &reply, types, ap);
 	va_end(ap);
 	if (!ret)
 		ctl_result_print(c, key, value);
@@ -73,7 +73,7 @@ static void keys_print(struct ctl *c, struct ctl_json *j, const char *key, const
 		ctl_json_end(j);
 }
 
-int ctl_reload(struct ctl *c, struct ctl_err *reterr)
+int ctl_reload(struct ctl *c)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	dray_auto(keys_free) char **applied = NULL;
@@ -81,13 +81,13 @@ int ctl_reload(struct ctl *c, struct ctl_err *reterr)
 	struct ctl_json j = CTL_JSON(c->out);
 	int ret;
 
-	if (ctl_bus_call(c, DRAY_DBUS_METHOD_RELOAD, &reply, reterr, NULL) < 0)
+	if (ctl_bus_call(c, DRAY_DBUS_METHOD_RELOAD, &reply, NULL) < 0)
 		return -1;
 	ret = sd_bus_message_read_strv(reply, &applied);
 	if (ret >= 0)
 		ret = sd_bus_message_read_strv(reply, &restart);
 	if (ret < 0)
-		return ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_RELOAD, ret);
+		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_RELOAD, ret);
 	if (c->format == CTL_JSON)
 		ctl_json_object(&j, NULL);
 	keys_print(c, &j, "applied", "applied", applied);
@@ -99,33 +99,33 @@ int ctl_reload(struct ctl *c, struct ctl_err *reterr)
 	return CTL_EXIT_OK;
 }
 
-int ctl_log_level(struct ctl *c, struct ctl_err *reterr)
+int ctl_log_level(struct ctl *c)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 
 	if (c->n_args)
-		return change(c, "log_level", c->args[0], reterr, DRAY_DBUS_METHOD_SET_LOG_LEVEL,
-			      "s", c->args[0]);
-	if (ctl_properties_get(c, &p, reterr) < 0)
+		return change(c, "log_level", c->args[0], DRAY_DBUS_METHOD_SET_LOG_LEVEL, "s",
+			      c->args[0]);
+	if (ctl_properties_get(c, &p) < 0)
 		return -1;
 	ctl_result_print(c, "log_level", p.v.log_level);
 	return CTL_EXIT_OK;
 }
 
-int ctl_close(struct ctl *c, struct ctl_err *reterr)
+int ctl_close(struct ctl *c)
 {
 	uint64_t session;
 
 	if (!c->n_args)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "close needs SESSION; drayctl sessions lists sessions");
-	if (handle_parse("SESSION", c->args[0], &session, reterr) < 0)
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"close needs SESSION; drayctl sessions lists sessions");
+	if (handle_parse(c, "SESSION", c->args[0], &session) < 0)
 		return -1;
-	return change(c, "closed", c->args[0], reterr, DRAY_DBUS_METHOD_CLOSE_SESSION, "ts",
-		      session, c->n_args > 1 ? c->args[1] : "");
+	return change(c, "closed", c->args[0], DRAY_DBUS_METHOD_CLOSE_SESSION, "ts", session,
+		      c->n_args > 1 ? c->args[1] : "");
 }
 
-int ctl_cancel(struct ctl *c, struct ctl_err *reterr)
+int ctl_cancel(struct ctl *c)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	uint64_t session, request;
@@ -133,23 +133,20 @@ int ctl_cancel(struct ctl *c, struct ctl_err *reterr)
 	int ret;
 
 	if (c->n_args < 2)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"cancel needs SESSION and REQUEST; drayctl transfers lists both");
-	if (handle_parse("SESSION", c->args[0], &session, reterr) < 0 ||
-	    handle_parse("REQUEST", c->args[1], &request, reterr) < 0 ||
-	    ctl_bus_call(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, &reply, reterr, "tt", session,
-			 request) < 0)
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"cancel needs SESSION and REQUEST; drayctl transfers lists both");
+	if (handle_parse(c, "SESSION", c->args[0], &session) < 0 ||
+	    handle_parse(c, "REQUEST", c->args[1], &request) < 0 ||
+	    ctl_bus_call(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, &reply, "tt", session, request) < 0)
 		return -1;
 	ret = sd_bus_message_read(reply, "s", &result);
 	if (ret < 0)
-		return ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_CANCEL_TRANSFER, ret);
+		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, ret);
 	ctl_result_print(c, "result", result);
 	return CTL_EXIT_OK;
 }
 
-static int rail_switch(struct ctl *c, enum ctl_option_id id, const char *key, const char *member,
-		       struct ctl_err *reterr)
+static int rail_switch(struct ctl *c, enum ctl_option_id id, const char *key, const char *member)
 {
 	const char *given = c->values[id];
 	const char *slash = strrchr(given, '/');
@@ -158,20 +155,19 @@ static int rail_switch(struct ctl *c, enum ctl_option_id id, const char *key, co
 	int64_t port = 1;
 
 	if (slash && (dray_int_parse(slash + 1, 0, &port) < 0 || port < 1 || port > 255))
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "%s %.60s is not allowed; use DEVICE or DEVICE/PORT",
-				   ctl_options[id].name, given);
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"%s %.60s is not allowed; use DEVICE or DEVICE/PORT",
+				ctl_options[id].name, given);
 	snprintf(device, sizeof(device), "%.*s", (int)length, given);
-	return change(c, key, given, reterr, member, "su", device, (uint32_t)port);
+	return change(c, key, given, member, "su", device, (uint32_t)port);
 }
 
-int ctl_rails(struct ctl *c, struct ctl_err *reterr)
+int ctl_rails(struct ctl *c)
 {
 	if (c->values[CTL_OPTION_ENABLE])
-		return rail_switch(c, CTL_OPTION_ENABLE, "enabled", DRAY_DBUS_METHOD_ENABLE_RAIL,
-				   reterr);
+		return rail_switch(c, CTL_OPTION_ENABLE, "enabled", DRAY_DBUS_METHOD_ENABLE_RAIL);
 	if (c->values[CTL_OPTION_DISABLE])
-		return rail_switch(c, CTL_OPTION_DISABLE, "disabled", DRAY_DBUS_METHOD_DISABLE_RAIL,
-				   reterr);
-	return ctl_list_run(c, &ctl_list_rails, reterr);
+		return rail_switch(c, CTL_OPTION_DISABLE, "disabled",
+				   DRAY_DBUS_METHOD_DISABLE_RAIL);
+	return ctl_list_run(c, &ctl_list_rails);
 }

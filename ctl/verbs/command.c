@@ -26,26 +26,26 @@ static int file_check(const char *file)
 	return faccessat(AT_FDCWD, file, X_OK, AT_EACCESS) < 0 ? errno : 0;
 }
 
-static int not_run(struct ctl_err *reterr, const char *name, int err)
+static int not_run(struct ctl *c, const char *name, int err)
 {
 	if (err == ENOENT || err == ENOTDIR)
-		return ctl_err_set(reterr, CTL_EXIT_NOT_FOUND, "%.200s: command not found", name);
-	return ctl_err_set(reterr, CTL_EXIT_NOT_EXECUTABLE, "cannot run %.200s: %s", name,
-			   dray_errno_text(err));
+		return ctl_fail(c, CTL_EXIT_NOT_FOUND, "%.200s: command not found", name);
+	return ctl_fail(c, CTL_EXIT_NOT_EXECUTABLE, "cannot run %.200s: %s", name,
+			dray_errno_text(err));
 }
 
-int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_err *reterr)
+int ctl_command_find(struct ctl *c, const char *name, const char *path, char **ret)
 {
 	int why = ENOENT;
 
 	if (!*name)
-		return not_run(reterr, "\"\"", ENOENT);
+		return not_run(c, "\"\"", ENOENT);
 	if (strchr(name, '/')) {
 		why = file_check(name);
 		if (why)
-			return not_run(reterr, name, why);
+			return not_run(c, name, why);
 		*ret = strdup(name);
-		return *ret ? 0 : ctl_no_memory(reterr);
+		return *ret ? 0 : ctl_no_memory(c);
 	}
 	for (const char *at = path ? path : PATH_DEFAULT; at;) {
 		size_t n = strcspn(at, ":");
@@ -54,7 +54,7 @@ int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_
 
 		/* An empty entry is the working directory. */
 		if (asprintf(&file, "%.*s%s%s", (int)n, at, n ? "/" : "./", name) < 0)
-			return ctl_no_memory(reterr);
+			return ctl_no_memory(c);
 		err = file_check(file);
 		if (!err) {
 			*ret = dray_take(file);
@@ -65,15 +65,14 @@ int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_
 			why = err;
 		at = at[n] ? at + n + 1 : NULL;
 	}
-	return not_run(reterr, name, why);
+	return not_run(c, name, why);
 }
 
-int ctl_command_exec(const char *file, char *const *argv, char *const *variables,
-		     struct ctl_err *reterr)
+int ctl_command_exec(struct ctl *c, const char *file, char *const *argv, char *const *variables)
 {
 	/* The file has a slash, so there is no search; a file without #! is run by sh. */
 	execvpe(file, argv, variables);
-	return not_run(reterr, file, errno);
+	return not_run(c, file, errno);
 }
 
 static const char *base_name(const char *path)

@@ -9,11 +9,10 @@
  * Finds the file that a shell would run, which the caller frees; path: $PATH, or NULL. 0, or -1 with
  * CTL_EXIT_NOT_FOUND or CTL_EXIT_NOT_EXECUTABLE.
  */
-int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_err *reterr);
+int ctl_command_find(struct ctl *c, const char *name, const char *path, char **ret);
 
 /* Returns only on failure: -1. A file without #! is a script of sh, as with execvp(3). */
-int ctl_command_exec(const char *file, char *const *argv, char *const *variables,
-		     struct ctl_err *reterr);
+int ctl_command_exec(struct ctl *c, const char *file, char *const *argv, char *const *variables);
 
 /* True for vllm serve and python -m vllm.entrypoints..., also behind numactl and similar programs. */
 bool ctl_command_is_vllm(char *const *argv, unsigned n);

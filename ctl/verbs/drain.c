@@ -12,25 +12,25 @@
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)
 
 /* Sets *ret_already if the agent is draining or drained. */
-static int state_before(struct ctl *c, bool *ret_already, struct ctl_err *reterr)
+static int state_before(struct ctl *c, bool *ret_already)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 
-	if (ctl_properties_get(c, &p, reterr) < 0)
+	if (ctl_properties_get(c, &p) < 0)
 		return -1;
 	*ret_already = strcmp(p.v.state, CTL_STATE_RUNNING) != 0;
 	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
 	return 0;
 }
 
-static int ended(struct ctl_err *reterr)
+static int ended(struct ctl *c)
 {
-	return ctl_err_set(reterr, CTL_EXIT_FAILED,
-			   "the agent ended before it reported that it was drained; see its log");
+	return ctl_fail(c, CTL_EXIT_FAILED,
+			"the agent ended before it reported that it was drained; see its log");
 }
 
 /* 0 also if the agent is draining already, because the request is fulfilled. */
-static int drain_start(struct ctl *c, bool *already, struct ctl_err *reterr)
+static int drain_start(struct ctl *c, bool *already)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	int64_t ms = (c->numbers[CTL_OPTION_LIMIT] + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
@@ -38,23 +38,22 @@ static int drain_start(struct ctl *c, bool *already, struct ctl_err *reterr)
 	int ret;
 
 	if (c->values[CTL_OPTION_FORCE])
-		ret = ctl_bus_call(c, DRAY_DBUS_METHOD_DRAIN_NOW, &reply, reterr, "b", stay);
+		ret = ctl_bus_call(c, DRAY_DBUS_METHOD_DRAIN_NOW, &reply, "b", stay);
 	else
-		ret = ctl_bus_call(c, DRAY_DBUS_METHOD_DRAIN, &reply, reterr, "ub", (uint32_t)ms,
-				   stay);
+		ret = ctl_bus_call(c, DRAY_DBUS_METHOD_DRAIN, &reply, "ub", (uint32_t)ms, stay);
 	if (!ret)
 		return 0;
-	if (!strcmp(reterr->name, DRAY_DBUS_ERROR_DRAINING) ||
-	    !strcmp(reterr->name, DRAY_DBUS_ERROR_STOPPING)) {
+	if (!strcmp(c->failure.name, DRAY_DBUS_ERROR_DRAINING) ||
+	    !strcmp(c->failure.name, DRAY_DBUS_ERROR_STOPPING)) {
 		*already = true;
-		*reterr = CTL_ERR_NULL;
+		c->failure = CTL_FAILURE_NULL;
 		return 0;
 	}
 	/* The earlier drain may have ended, and the agent with it. */
-	if (!*already || reterr->exit != CTL_EXIT_UNREACHABLE)
+	if (!*already || c->failure.exit != CTL_EXIT_UNREACHABLE)
 		return -1;
-	*reterr = CTL_ERR_NULL;
-	return c->news.drained ? 0 : ended(reterr);
+	c->failure = CTL_FAILURE_NULL;
+	return c->news.drained ? 0 : ended(c);
 }
 
 const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n)
@@ -75,12 +74,12 @@ const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n)
 }
 
 /* Reads the state, and prints progress on the error stream, since scripts read only the end. */
-static int state_look(struct ctl *c, struct ctl_err *reterr)
+static int state_look(struct ctl *c)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 	char text[CTL_DRAIN_BYTES];
 
-	if (ctl_properties_get(c, &p, reterr) < 0)
+	if (ctl_properties_get(c, &p) < 0)
 		return -1;
 	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
 	c->news.running |= !strcmp(p.v.state, CTL_STATE_RUNNING);
@@ -92,24 +91,24 @@ static int state_look(struct ctl *c, struct ctl_err *reterr)
 }
 
 /* Waits until the drain ends. The agent enforces the limit; here, only its silence ends the wait. */
-static int drain_wait(struct ctl *c, struct ctl_err *reterr)
+static int drain_wait(struct ctl *c)
 {
 	int64_t look_ns = dray_now().ns + LOOK_NS;
 
 	while (!c->news.drained && !c->news.running) {
-		int ret = ctl_bus_wait(c, false, look_ns, reterr);
+		int ret = ctl_bus_wait(c, false, look_ns);
 
 		c->news.any = false;
 		if (ret == CTL_WAKE_CLOSED)
-			return ended(reterr);
+			return ended(c);
 		if (ret != CTL_WAKE_TIME)
 			continue;
-		if (state_look(c, reterr) < 0 && !c->news.drained) {
+		if (state_look(c) < 0 && !c->news.drained) {
 			if (sd_bus_is_open(c->bus) > 0)
 				return -1;
 			/* The agent ended between the call and its answer. */
-			*reterr = CTL_ERR_NULL;
-			return ended(reterr);
+			c->failure = CTL_FAILURE_NULL;
+			return ended(c);
 		}
 		look_ns = dray_now().ns + LOOK_NS;
 	}
@@ -127,17 +126,17 @@ static void state_print(struct ctl *c, const char *state, bool already, const ch
 		fprintf(c->out, "%s%s\n", state, c->format == CTL_TEXT ? note : "");
 }
 
-int ctl_drain(struct ctl *c, struct ctl_err *reterr)
+int ctl_drain(struct ctl *c)
 {
 	bool already, drained;
 
 	/* The signal is needed before the call, since the agent may be drained before the answer arrives. */
-	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED, reterr) < 0 ||
-	    state_before(c, &already, reterr) < 0 || drain_start(c, &already, reterr) < 0 ||
-	    (c->values[CTL_OPTION_WAIT] && drain_wait(c, reterr) < 0))
+	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED) < 0 ||
+	    state_before(c, &already) < 0 || drain_start(c, &already) < 0 ||
+	    (c->values[CTL_OPTION_WAIT] && drain_wait(c) < 0))
 		return -1;
 	if (c->news.running)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "a resume ended the drain");
+		return ctl_fail(c, CTL_EXIT_FAILED, "a resume ended the drain");
 	drained = c->news.drained;
 	state_print(c, drained ? CTL_STATE_DRAINED : "draining", already,
 		    !already || drained         ? "" :
@@ -146,14 +145,14 @@ int ctl_drain(struct ctl *c, struct ctl_err *reterr)
 	return CTL_EXIT_OK;
 }
 
-int ctl_resume(struct ctl *c, struct ctl_err *reterr)
+int ctl_resume(struct ctl *c)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	bool draining;
 
 	/* A running agent gets the call too, because a drain may have begun since. */
-	if (state_before(c, &draining, reterr) < 0 ||
-	    ctl_bus_call(c, DRAY_DBUS_METHOD_RESUME, &reply, reterr, NULL) < 0)
+	if (state_before(c, &draining) < 0 ||
+	    ctl_bus_call(c, DRAY_DBUS_METHOD_RESUME, &reply, NULL) < 0)
 		return -1;
 	state_print(c, CTL_STATE_RUNNING, !draining, draining ? "" : " already");
 	return CTL_EXIT_OK;

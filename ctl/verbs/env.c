@@ -29,7 +29,7 @@ static void lines_print(struct ctl *c, const struct ctl_variables *v)
 	}
 }
 
-static int arguments_print(struct ctl *c, const struct ctl_variables *v, struct ctl_err *reterr)
+static int arguments_print(struct ctl *c, const struct ctl_variables *v)
 {
 	bool some = false, any = false;
 
@@ -47,8 +47,8 @@ static int arguments_print(struct ctl *c, const struct ctl_variables *v, struct 
 		fputc('\n', c->out);
 	if (any)
 		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE,
-			   "these profiles have no arguments; use --profile mooncake-owner");
+	return ctl_fail(c, CTL_EXIT_USAGE,
+			"these profiles have no arguments; use --profile mooncake-owner");
 }
 
 static void json_print(struct ctl *c, const struct ctl_variables *v)
@@ -85,31 +85,31 @@ static void json_print(struct ctl *c, const struct ctl_variables *v)
 	ctl_json_end(&j);
 }
 
-static int print(struct ctl *c, const struct ctl_variables *v, struct ctl_err *reterr)
+static int print(struct ctl *c, const struct ctl_variables *v)
 {
 	int64_t format = c->numbers[CTL_OPTION_ENV_FORMAT];
 
 	/* --json and --plain print the records of the interface, as they do for other lists. */
 	if (c->format != CTL_TEXT)
-		return ctl_list_print(c, &ctl_list_variables, &v->rows, reterr);
+		return ctl_list_print(c, &ctl_list_variables, &v->rows);
 	if (format == CTL_ENV_FORMAT_JSON) {
 		json_print(c, v);
 		return 0;
 	}
 	ctl_variables_note(c, v);
 	if (format == CTL_ENV_FORMAT_ARGS)
-		return arguments_print(c, v, reterr);
+		return arguments_print(c, v);
 	lines_print(c, v);
 	return 0;
 }
 
-int ctl_env(struct ctl *c, struct ctl_err *reterr)
+int ctl_env(struct ctl *c)
 {
 	struct ctl_variables v = CTL_VARIABLES_NULL;
-	int ret = ctl_variables_get(c, &v, reterr);
+	int ret = ctl_variables_get(c, &v);
 
 	if (!ret)
-		ret = print(c, &v, reterr);
+		ret = print(c, &v);
 	ctl_rows_deinit(&v.rows);
 	return ret;
 }

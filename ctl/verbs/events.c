@@ -20,41 +20,40 @@ static void lines_print(struct ctl *c, const struct ctl_rows *rows)
 }
 
 /* Prints the events after number *last. */
-static int new_print(struct ctl *c, uint64_t *last, struct ctl_err *reterr)
+static int new_print(struct ctl *c, uint64_t *last)
 {
 	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
 
 	c->news.any = false;
-	if (ctl_list_get(c, &ctl_list_events, &rows, reterr, "t", *last) < 0)
+	if (ctl_list_get(c, &ctl_list_events, &rows, "t", *last) < 0)
 		return -1;
 	if (rows.n) {
 		*last = ctl_rows_at(&rows, rows.n - 1, DRAY_DBUS_EVENT_FIELD_NUMBER)->n;
 		if (c->format == CTL_TEXT)
 			lines_print(c, &rows);
-		else if (ctl_list_print(c, &ctl_list_events, &rows, reterr) < 0)
+		else if (ctl_list_print(c, &ctl_list_events, &rows) < 0)
 			return -1;
 	}
-	return ctl_flush(c, reterr);
+	return ctl_flush(c);
 }
 
-int ctl_events(struct ctl *c, struct ctl_err *reterr)
+int ctl_events(struct ctl *c)
 {
 	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
 	uint64_t last = 0;
 	int ret;
 
 	if (!c->values[CTL_OPTION_WATCH]) {
-		if (ctl_list_get(c, &ctl_list_events, &rows, reterr, "t", last) < 0)
+		if (ctl_list_get(c, &ctl_list_events, &rows, "t", last) < 0)
 			return -1;
-		return ctl_list_print(c, &ctl_list_events, &rows, reterr);
+		return ctl_list_print(c, &ctl_list_events, &rows);
 	}
-	ret = ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_EVENT_ADDED, reterr);
+	ret = ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_EVENT_ADDED);
 	if (!ret)
-		ret = new_print(c, &last, reterr);
-	while (!ret && (ret = ctl_bus_wait(c, true, 0, reterr)) == CTL_WAKE_READY)
-		ret = new_print(c, &last, reterr);
+		ret = new_print(c, &last);
+	while (!ret && (ret = ctl_bus_wait(c, true, 0)) == CTL_WAKE_READY)
+		ret = new_print(c, &last);
 	if (ret == CTL_WAKE_CLOSED)
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "the agent on %s has ended",
-				   c->control);
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE, "the agent on %s has ended", c->control);
 	return ret;
 }

@@ -43,7 +43,7 @@ static void run_deinit(struct run *r)
 	ctl_rows_deinit(&r->variables.rows);
 }
 
-static int json_check(const char *text, struct ctl_err *reterr)
+static int json_check(struct ctl *c, const char *text)
 {
 	json_error_t where;
 	json_t *j = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
@@ -51,30 +51,29 @@ static int json_check(const char *text, struct ctl_err *reterr)
 	char why[JSON_ERROR_TEXT_LENGTH];
 
 	if (!j)
-		ctl_err_set(reterr, CTL_EXIT_USAGE,
-			    "--kv-transfer-config is not valid JSON: %s, at byte %d",
-			    ctl_show_text(where.text, why, sizeof(why)), where.position);
+		ctl_fail(c, CTL_EXIT_USAGE,
+			 "--kv-transfer-config is not valid JSON: %s, at byte %d",
+			 ctl_show_text(where.text, why, sizeof(why)), where.position);
 	else if (!object)
-		ctl_err_set(reterr, CTL_EXIT_USAGE,
-			    "--kv-transfer-config is not a JSON object; use {...}");
+		ctl_fail(c, CTL_EXIT_USAGE, "--kv-transfer-config is not a JSON object; use {...}");
 	json_decref(j);
 	return object ? 0 : -1;
 }
 
-static int kv_transfer_check(struct run *r, struct ctl_err *reterr)
+static int kv_transfer_check(struct run *r)
 {
 	struct ctl *c = r->c;
 	const char *given = c->values[CTL_OPTION_KV_TRANSFER];
 
 	if (!given)
 		return 0;
-	if (json_check(given, reterr) < 0)
+	if (json_check(r->c, given) < 0)
 		return -1;
 	if (!ctl_command_is_vllm(c->command, c->n_command))
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--kv-transfer-config needs vllm serve or python -m "
-				   "vllm.entrypoints...; the command is %.100s",
-				   c->command[0]);
+		return ctl_fail(r->c, CTL_EXIT_USAGE,
+				"--kv-transfer-config needs vllm serve or python -m "
+				"vllm.entrypoints...; the command is %.100s",
+				c->command[0]);
 	if (ctl_command_has_kv_transfer(c->command, c->n_command))
 		fputs("drayctl: the command already has a --kv-transfer-config, which stays\n",
 		      c->err);
@@ -83,64 +82,65 @@ static int kv_transfer_check(struct run *r, struct ctl_err *reterr)
 	return 0;
 }
 
-static int options_read(struct run *r, struct ctl_err *reterr)
+static int options_read(struct run *r)
 {
 	struct ctl *c = r->c;
 	const char *wait = c->values[CTL_OPTION_WAIT_READY];
 	int64_t span;
 
 	if (!c->n_command)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
+		return ctl_fail(
+			r->c, CTL_EXIT_USAGE,
 			"exec needs a command: drayctl exec [OPTION]... -- COMMAND [ARG]...");
 	/* A duration here would otherwise be taken as the command. */
 	if (wait && !*wait && dray_duration_parse(c->command[0], &span) == 0)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--wait-ready takes its value after =; write --wait-ready=%.20s",
-				   c->command[0]);
-	if (kv_transfer_check(r, reterr) < 0)
+		return ctl_fail(r->c, CTL_EXIT_USAGE,
+				"--wait-ready takes its value after =; write --wait-ready=%.20s",
+				c->command[0]);
+	if (kv_transfer_check(r) < 0)
 		return -1;
 	/* A command that does not exist must fail before the wait. */
-	return ctl_command_find(c->command[0], ctl_variable_given(c, "PATH"), &r->file, reterr);
+	return ctl_command_find(r->c, c->command[0], ctl_variable_given(c, "PATH"), &r->file);
 }
 
-static int variables_read(struct run *r, struct ctl_err *reterr)
+static int variables_read(struct run *r)
 {
 	ctl_rows_deinit(&r->variables.rows);
-	return ctl_variables_get(r->c, &r->variables, reterr);
+	return ctl_variables_get(r->c, &r->variables);
 }
 
 /*
  * Connects, and waits as long as the agent stays. 1: the segment is ready, or there is no wait; 0: not yet, with r->why;
  * -1: it never will be.
  */
-static int try(struct run *r, int64_t ends_ns, struct ctl_err *reterr)
+static int try(struct run *r, int64_t ends_ns)
 {
 	static const struct ctl_segment_goal goal = { CTL_SEGMENT_PREFERRED, "ready", true };
 	struct ctl_wait_state w = { .reached = !r->wait_ns };
-	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_failure *failure = &r->c->failure;
 	int64_t time_ns = r->c->numbers[CTL_OPTION_TIMEOUT];
 	int ret;
 
 	if (r->wait_ns)
 		time_ns = dray_min(time_ns, ends_ns - dray_now().ns);
-	ret = ctl_bus_open(r->c, dray_max(time_ns, LOOK_NS), &err);
+	ret = ctl_bus_open(r->c, dray_max(time_ns, LOOK_NS));
 	/* The first call reports an unknown profile at once; the second one has the values after the wait. */
 	if (!ret)
-		ret = variables_read(r, &err);
+		ret = variables_read(r);
 	if (!ret && r->wait_ns)
-		ret = ctl_segment_wait(r->c, false, &goal, ends_ns, &w, &err);
+		ret = ctl_segment_wait(r->c, false, &goal, ends_ns, &w);
 	if (!ret && r->wait_ns)
-		ret = variables_read(r, &err);
+		ret = variables_read(r);
 	if (!ret && w.reached)
 		return 1;
-	snprintf(r->why, sizeof(r->why), "%s", ret ? err.msg : w.why);
-	if (!ret || err.exit == CTL_EXIT_UNREACHABLE)
-		return 0;
-	return ctl_err_set(reterr, err.exit, "%s", err.msg);
+	if (ret && failure->exit != CTL_EXIT_UNREACHABLE)
+		return -1;
+	snprintf(r->why, sizeof(r->why), "%s", ret ? failure->msg : w.why);
+	*failure = CTL_FAILURE_NULL;
+	return 0;
 }
 
-static int gave_up(struct run *r, struct ctl_err *reterr)
+static int gave_up(struct run *r)
 {
 	char span[CTL_HUMAN_BYTES];
 
@@ -150,25 +150,25 @@ static int gave_up(struct run *r, struct ctl_err *reterr)
 		return 0;
 	}
 	if (!r->wait_ns)
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "%s", r->why);
-	return ctl_err_set(reterr, CTL_EXIT_TIMED_OUT,
-			   "no preferred segment was ready within %s: %s; --on-timeout=start "
-			   "starts the command anyway",
-			   ctl_show_span((uint64_t)r->wait_ns, span), r->why);
+		return ctl_fail(r->c, CTL_EXIT_UNREACHABLE, "%s", r->why);
+	return ctl_fail(r->c, CTL_EXIT_TIMED_OUT,
+			"no preferred segment was ready within %s: %s; --on-timeout=start "
+			"starts the command anyway",
+			ctl_show_span((uint64_t)r->wait_ns, span), r->why);
 }
 
-static int ready_wait(struct run *r, struct ctl_err *reterr)
+static int ready_wait(struct run *r)
 {
 	int64_t ends_ns = dray_now().ns + r->wait_ns;
 
 	for (;;) {
-		int ret = try(r, ends_ns, reterr);
+		int ret = try(r, ends_ns);
 		int64_t left = ends_ns - dray_now().ns;
 
 		if (ret)
 			return ret < 0 ? ret : 0;
 		if (!r->wait_ns || left <= 0)
-			return gave_up(r, reterr);
+			return gave_up(r);
 		poll(NULL, 0, (int)(dray_min(left, LOOK_NS) / DRAY_NS_PER_MS) + 1);
 	}
 }
@@ -229,39 +229,39 @@ static int argv_make(struct run *r)
 }
 
 /* exec does not change the arguments of a command, except for --kv-transfer-config. */
-static int arguments_refuse(struct run *r, struct ctl_err *reterr)
+static int arguments_refuse(struct run *r)
 {
 	for (size_t i = 0; i < r->variables.rows.n; i++) {
 		struct ctl_variable v = ctl_variable_at(r->c, &r->variables, i);
 
 		if (v.fate == CTL_FATE_ARGUMENT)
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "profile %.40s has arguments, which exec does not add; "
-					   "drayctl env --profile %.40s --format args prints them",
-					   v.profile, v.profile);
+			return ctl_fail(r->c, CTL_EXIT_USAGE,
+					"profile %.40s has arguments, which exec does not add; "
+					"drayctl env --profile %.40s --format args prints them",
+					v.profile, v.profile);
 	}
 	return 0;
 }
 
-int ctl_exec(struct ctl *c, struct ctl_err *reterr)
+int ctl_exec(struct ctl *c)
 {
 	struct run r = { .c = c,
 			 .wait_ns = c->numbers[CTL_OPTION_WAIT_READY],
 			 .variables = CTL_VARIABLES_NULL };
 	int ret;
 
-	ret = options_read(&r, reterr);
+	ret = options_read(&r);
 	if (!ret)
-		ret = ready_wait(&r, reterr);
+		ret = ready_wait(&r);
 	if (!ret)
-		ret = arguments_refuse(&r, reterr);
+		ret = arguments_refuse(&r);
 	if (!ret && (environment_make(&r) < 0 || argv_make(&r) < 0))
-		ret = ctl_no_memory(reterr);
+		ret = ctl_no_memory(c);
 	if (!ret) {
 		ctl_variables_note(c, &r.variables);
 		fflush(c->out);
 		fflush(c->err);
-		ret = ctl_command_exec(r.file, r.argv, r.environment, reterr);
+		ret = ctl_command_exec(c, r.file, r.argv, r.environment);
 	}
 	run_deinit(&r);
 	return ret;

@@ -57,28 +57,28 @@ static void text_print(const struct ctl_health *h, FILE *f, bool color)
 	}
 }
 
-int ctl_health_get(struct ctl *c, struct ctl_health *h, struct ctl_err *reterr)
+int ctl_health_get(struct ctl *c, struct ctl_health *h)
 {
 	struct ctl_rows *r = &h->conditions;
 	int alive, ready, ret;
 
-	if (ctl_bus_call(c, DRAY_DBUS_METHOD_HEALTH, &r->reply, reterr, NULL) < 0)
+	if (ctl_bus_call(c, DRAY_DBUS_METHOD_HEALTH, &r->reply, NULL) < 0)
 		return -1;
 	ret = sd_bus_message_read(r->reply, "bsb", &alive, &h->reason, &ready);
 	if (ret >= 0)
 		ret = ctl_rows_read(r, dray_dbus_condition_fields, DRAY_DBUS_CONDITION_FIELD_N);
 	if (ret < 0)
-		return ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_HEALTH, ret);
+		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_HEALTH, ret);
 	h->alive = alive;
 	h->ready = ready;
 	return 0;
 }
 
-int ctl_health(struct ctl *c, struct ctl_err *reterr)
+int ctl_health(struct ctl *c)
 {
 	bool live = c->values[CTL_OPTION_LIVE], ready = c->values[CTL_OPTION_READY];
 	struct ctl_health h = CTL_HEALTH_NULL;
-	int ret = ctl_health_get(c, &h, reterr);
+	int ret = ctl_health_get(c, &h);
 
 	if (!ret && c->format == CTL_JSON)
 		json_print(&h, c->out);

@@ -15,46 +15,46 @@ struct hint {
 	const char *segment;
 };
 
-static int hint_parse(enum ctl_option_id id, const char *text, size_t n, const char *segment,
-		      struct hint *ret, struct ctl_err *reterr)
+static int hint_parse(struct ctl *c, enum ctl_option_id id, const char *text, size_t n,
+		      const char *segment, struct hint *ret)
 {
 	if (n > SCOPE_MAX)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "%s: the scope is too long; use at most %u bytes",
-				   ctl_options[id].name, SCOPE_MAX);
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"%s: the scope is too long; use at most %u bytes",
+				ctl_options[id].name, SCOPE_MAX);
 	memcpy(ret->scope, text, n);
 	ret->scope[n] = '\0';
 	ret->segment = segment;
 	return 0;
 }
 
-static int set_parse(const char *text, struct hint *ret, struct ctl_err *reterr)
+static int set_parse(struct ctl *c, const char *text, struct hint *ret)
 {
 	const char *equals = strrchr(text, '=');
 
 	if (!equals || !dray_endpoint_valid(equals + 1))
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
-	return hint_parse(CTL_OPTION_SET, text, (size_t)(equals - text), equals + 1, ret, reterr);
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
+	return hint_parse(c, CTL_OPTION_SET, text, (size_t)(equals - text), equals + 1, ret);
 }
 
 /* A scope may contain =, so only a valid segment after it is taken as one. */
-static int forget_parse(const char *text, struct hint *ret, struct ctl_err *reterr)
+static int forget_parse(struct ctl *c, const char *text, struct hint *ret)
 {
 	const char *equals = strrchr(text, '=');
 	bool both = equals && dray_endpoint_valid(equals + 1);
 
-	return hint_parse(CTL_OPTION_FORGET, text, both ? (size_t)(equals - text) : strlen(text),
-			  both ? equals + 1 : "", ret, reterr);
+	return hint_parse(c, CTL_OPTION_FORGET, text, both ? (size_t)(equals - text) : strlen(text),
+			  both ? equals + 1 : "", ret);
 }
 
-static int set(struct ctl *c, struct ctl_err *reterr)
+static int set(struct ctl *c)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	struct hint h;
 
-	if (set_parse(c->values[CTL_OPTION_SET], &h, reterr) < 0 ||
-	    ctl_bus_call(c, DRAY_DBUS_METHOD_SET_HINT, &reply, reterr, "ssut", h.scope, h.segment,
+	if (set_parse(c, c->values[CTL_OPTION_SET], &h) < 0 ||
+	    ctl_bus_call(c, DRAY_DBUS_METHOD_SET_HINT, &reply, "ssut", h.scope, h.segment,
 			 (uint32_t)c->numbers[CTL_OPTION_SCORE],
 			 (uint64_t)(c->numbers[CTL_OPTION_TTL] / DRAY_NS_PER_MS)) < 0)
 		return -1;
@@ -62,7 +62,7 @@ static int set(struct ctl *c, struct ctl_err *reterr)
 	return CTL_EXIT_OK;
 }
 
-static int forget(struct ctl *c, struct ctl_err *reterr)
+static int forget(struct ctl *c)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	bool all = c->values[CTL_OPTION_FORGET_ALL];
@@ -71,13 +71,13 @@ static int forget(struct ctl *c, struct ctl_err *reterr)
 	uint32_t n;
 	int ret;
 
-	if ((!all && forget_parse(c->values[CTL_OPTION_FORGET], &h, reterr) < 0) ||
-	    ctl_bus_call(c, DRAY_DBUS_METHOD_FORGET_HINTS, &reply, reterr, "ssb", h.scope,
-			 h.segment, (int)all) < 0)
+	if ((!all && forget_parse(c, c->values[CTL_OPTION_FORGET], &h) < 0) ||
+	    ctl_bus_call(c, DRAY_DBUS_METHOD_FORGET_HINTS, &reply, "ssb", h.scope, h.segment,
+			 (int)all) < 0)
 		return -1;
 	ret = sd_bus_message_read(reply, "u", &n);
 	if (ret <= 0)
-		return ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_FORGET_HINTS, ret);
+		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_FORGET_HINTS, ret);
 	if (c->format == CTL_JSON)
 		ctl_json_record(&j, NULL, J_UINT("forgotten", n));
 	else if (c->format == CTL_PLAIN)
@@ -87,11 +87,11 @@ static int forget(struct ctl *c, struct ctl_err *reterr)
 	return CTL_EXIT_OK;
 }
 
-int ctl_hints(struct ctl *c, struct ctl_err *reterr)
+int ctl_hints(struct ctl *c)
 {
 	if (c->values[CTL_OPTION_SET])
-		return set(c, reterr);
+		return set(c);
 	if (c->values[CTL_OPTION_FORGET] || c->values[CTL_OPTION_FORGET_ALL])
-		return forget(c, reterr);
-	return ctl_list_run(c, &ctl_list_hints, reterr);
+		return forget(c);
+	return ctl_list_run(c, &ctl_list_hints);
 }

@@ -66,19 +66,18 @@ static void rows_check(const struct ctl_rows *r, const struct ctl_segment_goal *
 		 old ? " from before the agent's start" : "", *reason ? ": " : "", reason);
 }
 
-static int look(struct ctl *c, const struct ctl_segment_goal *goal, struct ctl_wait_state *w,
-		struct ctl_err *reterr)
+static int look(struct ctl *c, const struct ctl_segment_goal *goal, struct ctl_wait_state *w)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
 
 	w->reached = false;
-	if (ctl_list_get(c, &ctl_list_segments, &rows, reterr, NULL) < 0)
+	if (ctl_list_get(c, &ctl_list_segments, &rows, NULL) < 0)
 		return -1;
 	rows_check(&rows, goal, w);
 	if (!goal->running || !w->reached)
 		return 0;
-	if (ctl_properties_get(c, &p, reterr) < 0)
+	if (ctl_properties_get(c, &p) < 0)
 		return -1;
 	w->reached = !strcmp(p.v.state, CTL_STATE_RUNNING);
 	if (!w->reached)
@@ -87,7 +86,7 @@ static int look(struct ctl *c, const struct ctl_segment_goal *goal, struct ctl_w
 }
 
 int ctl_segment_wait(struct ctl *c, bool interruptible, const struct ctl_segment_goal *goal,
-		     int64_t ends_ns, struct ctl_wait_state *w, struct ctl_err *reterr)
+		     int64_t ends_ns, struct ctl_wait_state *w)
 {
 	static const char *const signals[] = { DRAY_DBUS_SIGNAL_SEGMENT_CHANGED,
 					       DRAY_DBUS_SIGNAL_PREFERRED_CHANGED,
@@ -96,18 +95,18 @@ int ctl_segment_wait(struct ctl *c, bool interruptible, const struct ctl_segment
 
 	/* The signals come first, so that no change is missed between the look and the wait. */
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(signals); i++)
-		if (ctl_bus_subscribe(c, signals[i], reterr) < 0)
+		if (ctl_bus_subscribe(c, signals[i]) < 0)
 			return -1;
 	for (;;) {
 		int64_t next_ns = dray_now().ns + LOOK_NS;
 
 		c->news.any = false;
-		if (look(c, goal, w, reterr) < 0)
+		if (look(c, goal, w) < 0)
 			return -1;
 		if (w->reached || (ends_ns && dray_now().ns >= ends_ns))
 			return 0;
-		ret = ctl_bus_wait(c, interruptible, ends_ns ? dray_min(next_ns, ends_ns) : next_ns,
-				   reterr);
+		ret = ctl_bus_wait(c, interruptible,
+				   ends_ns ? dray_min(next_ns, ends_ns) : next_ns);
 		if (ret < 0)
 			return ret;
 		if (ret == CTL_WAKE_CLOSED) {

@@ -26,6 +26,6 @@ struct ctl_wait_state {
  * interruptible: as of ctl_bus_wait(). 0, or -1 if the agent cannot answer.
  */
 int ctl_segment_wait(struct ctl *c, bool interruptible, const struct ctl_segment_goal *goal,
-		     int64_t ends_ns, struct ctl_wait_state *w, struct ctl_err *reterr);
+		     int64_t ends_ns, struct ctl_wait_state *w);
 
 #endif

@@ -121,11 +121,11 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		count(p, "notifications_delivered_total"), count(p, "notifications_refused_total"));
 }
 
-int ctl_status(struct ctl *c, struct ctl_err *reterr)
+int ctl_status(struct ctl *c)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 
-	if (ctl_properties_get(c, &p, reterr) < 0)
+	if (ctl_properties_get(c, &p) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		json_print(&p, c->out);
@@ -137,11 +137,10 @@ int ctl_status(struct ctl *c, struct ctl_err *reterr)
 }
 
 /* An agent that does not answer is not an error, because the release of drayctl is known without it. */
-int ctl_version(struct ctl *c, struct ctl_err *reterr)
+int ctl_version(struct ctl *c)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
-	struct ctl_err err = CTL_ERR_NULL;
-	bool known = ctl_properties_get(c, &p, &err) == 0;
+	bool known = ctl_properties_get(c, &p) == 0;
 	struct ctl_json j = CTL_JSON(c->out);
 
 	switch (c->format) {
@@ -154,8 +153,9 @@ int ctl_version(struct ctl *c, struct ctl_err *reterr)
 		break;
 	case CTL_TEXT:
 		fprintf(c->out, "drayctl %s\ndrayd   %s%s\n", DRAY_VERSION,
-			known ? p.v.version : "unknown: ", known ? "" : err.msg);
+			known ? p.v.version : "unknown: ", known ? "" : c->failure.msg);
 		break;
 	}
+	c->failure = CTL_FAILURE_NULL;
 	return CTL_EXIT_OK;
 }

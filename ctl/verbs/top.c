@@ -69,14 +69,14 @@ static void sample_deinit(struct sample *s)
 	*s = (struct sample){ .when_ns = 0 };
 }
 
-static int sample_take(struct ctl *c, struct sample *s, struct ctl_err *reterr)
+static int sample_take(struct ctl *c, struct sample *s)
 {
 	int ret;
 
 	*s = (struct sample){ .when_ns = dray_now().ns };
-	ret = ctl_properties_get(c, &s->p, reterr);
+	ret = ctl_properties_get(c, &s->p);
 	for (size_t i = 0; !ret && i < PARTS; i++)
-		ret = ctl_list_get(c, parts[i].list, &s->rows[i], reterr, NULL);
+		ret = ctl_list_get(c, parts[i].list, &s->rows[i], NULL);
 	return ret;
 }
 
@@ -234,12 +234,12 @@ static int text_print(const struct top *t, FILE *f, bool color)
 	return ret;
 }
 
-static int print(struct ctl *c, void *arg, struct ctl_err *reterr)
+static int print(struct ctl *c, void *arg)
 {
 	struct top *t = arg;
 	int ret = 0;
 
-	if (sample_take(c, &t->now, reterr) < 0)
+	if (sample_take(c, &t->now) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		json_print(t, c->out);
@@ -251,13 +251,13 @@ static int print(struct ctl *c, void *arg, struct ctl_err *reterr)
 	t->old = t->now;
 	t->now = (struct sample){ .when_ns = 0 };
 	t->some = true;
-	return ret < 0 ? ctl_no_memory(reterr) : 0;
+	return ret < 0 ? ctl_no_memory(c) : 0;
 }
 
-int ctl_top(struct ctl *c, struct ctl_err *reterr)
+int ctl_top(struct ctl *c)
 {
 	struct top t = { .some = false };
-	int ret = ctl_watch(c, print, &t, reterr);
+	int ret = ctl_watch(c, print, &t);
 
 	sample_deinit(&t.old);
 	sample_deinit(&t.now);

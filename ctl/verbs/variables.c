@@ -18,7 +18,7 @@ static bool flag_at(const struct ctl_variables *v, size_t i, unsigned field)
 }
 
 /* Adds the names of --profile to the call; without any, the agent uses its configuration. */
-static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *reterr)
+static int profiles_append(struct ctl *c, sd_bus_message *m)
 {
 	const char *at = c->values[CTL_OPTION_PROFILE];
 	int ret = sd_bus_message_open_container(m, 'a', "s");
@@ -29,9 +29,9 @@ static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *ret
 
 		if (!length || length >= sizeof(name) || n == PROFILES_MAX ||
 		    (at[length] == ',' && !at[length + 1]))
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "--profile %.60s is not allowed; use NAME[,NAME]...",
-					   c->values[CTL_OPTION_PROFILE]);
+			return ctl_fail(c, CTL_EXIT_USAGE,
+					"--profile %.60s is not allowed; use NAME[,NAME]...",
+					c->values[CTL_OPTION_PROFILE]);
 		memcpy(name, at, length);
 		name[length] = '\0';
 		ret = sd_bus_message_append(m, "s", name);
@@ -39,11 +39,11 @@ static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *ret
 	}
 	if (ret >= 0)
 		ret = sd_bus_message_close_container(m);
-	return ret < 0 ? ctl_no_memory(reterr) : 0;
+	return ret < 0 ? ctl_no_memory(c) : 0;
 }
 
 /* The names go to eval and to execve, so drayctl checks them too. */
-static int names_check(const struct ctl_variables *v, struct ctl_err *reterr)
+static int names_check(struct ctl *c, const struct ctl_variables *v)
 {
 	for (size_t i = 0; i < v->rows.n; i++) {
 		const char *name = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_NAME);
@@ -51,30 +51,28 @@ static int names_check(const struct ctl_variables *v, struct ctl_err *reterr)
 
 		if (argument ? strncmp(name, "--", 2) || name[strspn(name, LETTERS)] :
 			       !dray_env_name_valid(name))
-			return ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_LIST_ENVIRONMENT,
-						 EBADMSG);
+			return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_LIST_ENVIRONMENT, EBADMSG);
 	}
 	return 0;
 }
 
-int ctl_variables_get(struct ctl *c, struct ctl_variables *v, struct ctl_err *reterr)
+int ctl_variables_get(struct ctl *c, struct ctl_variables *v)
 {
 	const struct ctl_list *l = &ctl_list_variables;
 	const char *given = c->values[CTL_OPTION_PROFILE];
 	sd_bus_message *m;
 
 	if (given && !*given)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--profile needs a name");
-	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, l->member, &m, reterr) < 0)
+		return ctl_fail(c, CTL_EXIT_USAGE, "--profile needs a name");
+	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, l->member, &m) < 0)
 		return -1;
-	if (profiles_append(c, m, reterr) < 0) {
+	if (profiles_append(c, m) < 0) {
 		sd_bus_message_unref(m);
 		return -1;
 	}
-	if (ctl_bus_send(c, m, &v->rows.reply, reterr) < 0 ||
-	    ctl_list_read(l, &v->rows, reterr) < 0)
+	if (ctl_bus_send(c, m, &v->rows.reply) < 0 || ctl_list_read(c, l, &v->rows) < 0)
 		return -1;
-	return names_check(v, reterr);
+	return names_check(c, v);
 }
 
 const char *ctl_variable_given(const struct ctl *c, const char *name)

@@ -14,7 +14,7 @@ struct ctl_variables {
 #define CTL_VARIABLES_NULL ((struct ctl_variables){ .rows = CTL_ROWS_NULL })
 
 /* Calls the agent for the profiles of --profile. 0 or -1, also for names that a shell cannot assign. */
-int ctl_variables_get(struct ctl *c, struct ctl_variables *v, struct ctl_err *reterr);
+int ctl_variables_get(struct ctl *c, struct ctl_variables *v);
 
 enum ctl_fate {
 	CTL_FATE_SET,

@@ -19,14 +19,14 @@ struct ctl_health {
 #define CTL_HEALTH_NULL ((struct ctl_health){ .reason = "", .conditions = CTL_ROWS_NULL })
 
 /* 0 or -1; the caller owns the conditions in any case. */
-int ctl_health_get(struct ctl *c, struct ctl_health *h, struct ctl_err *reterr);
+int ctl_health_get(struct ctl *c, struct ctl_health *h);
 
 /* The work that is left of a drain, and its limit. Fills buf and returns it. */
 #define CTL_DRAIN_BYTES 200
 const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n);
 
 /* Calls `print` every --interval, --count times or until interrupted. On a terminal, each output replaces the last. */
-typedef int (*ctl_print_fn)(struct ctl *c, void *arg, struct ctl_err *reterr);
-int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg, struct ctl_err *reterr);
+typedef int (*ctl_print_fn)(struct ctl *c, void *arg);
+int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg);
 
 #endif

@@ -29,10 +29,10 @@ static void not_ready(const struct ctl_rows *r, char *buf, size_t n)
 	}
 }
 
-static int health_look(struct ctl *c, bool live, struct ctl_wait_state *w, struct ctl_err *reterr)
+static int health_look(struct ctl *c, bool live, struct ctl_wait_state *w)
 {
 	struct ctl_health h = CTL_HEALTH_NULL;
-	int ret = ctl_health_get(c, &h, reterr);
+	int ret = ctl_health_get(c, &h);
 
 	w->reached = !ret && (live ? h.alive : h.ready);
 	if (!ret && !w->reached && live)
@@ -44,20 +44,19 @@ static int health_look(struct ctl *c, bool live, struct ctl_wait_state *w, struc
 }
 
 /* Waits for the signal, because an agent that ends is drained only for a moment. */
-static int drained_wait(struct ctl *c, int64_t ends_ns, struct ctl_wait_state *w,
-			struct ctl_err *reterr)
+static int drained_wait(struct ctl *c, int64_t ends_ns, struct ctl_wait_state *w)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 	int ret = CTL_WAKE_READY;
 
-	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED, reterr) < 0 ||
-	    ctl_properties_get(c, &p, reterr) < 0)
+	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED) < 0 ||
+	    ctl_properties_get(c, &p) < 0)
 		return -1;
 	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
 	snprintf(w->why, sizeof(w->why), "the agent is %s", p.v.state);
 	while (!c->news.drained && ret == CTL_WAKE_READY) {
 		c->news.any = false;
-		ret = ctl_bus_wait(c, true, ends_ns, reterr);
+		ret = ctl_bus_wait(c, true, ends_ns);
 	}
 	w->reached = c->news.drained;
 	w->interrupted = ret == CTL_WAKE_END;
@@ -69,88 +68,88 @@ static int drained_wait(struct ctl *c, int64_t ends_ns, struct ctl_wait_state *w
  * later; an agent that refuses us is an error.
  */
 static int look(struct ctl *c, const struct ctl_segment_goal *segment, int64_t ends_ns,
-		struct ctl_wait_state *w, struct ctl_err *reterr)
+		struct ctl_wait_state *w)
 {
 	int64_t goal = c->numbers[CTL_OPTION_FOR];
-	struct ctl_err err = CTL_ERR_NULL;
 	/* Even at the end of the time, the agent gets a moment to answer. */
 	int64_t left = dray_max(ends_ns - dray_now().ns, (int64_t)LOOK_NS);
 	int64_t timeout_ns = c->numbers[CTL_OPTION_TIMEOUT];
-	int ret = ctl_bus_open(c, ends_ns ? dray_min(timeout_ns, left) : timeout_ns, &err);
+	int ret = ctl_bus_open(c, ends_ns ? dray_min(timeout_ns, left) : timeout_ns);
 
 	w->reached = false;
 	if (!ret && segment->segment)
-		ret = ctl_segment_wait(c, true, segment, ends_ns, w, &err);
+		ret = ctl_segment_wait(c, true, segment, ends_ns, w);
 	else if (!ret && goal == CTL_FOR_GONE)
 		snprintf(w->why, sizeof(w->why), "the agent is still there");
 	else if (!ret && goal == CTL_FOR_DRAINED)
-		ret = drained_wait(c, ends_ns, w, &err);
+		ret = drained_wait(c, ends_ns, w);
 	else if (!ret)
-		ret = health_look(c, goal == CTL_FOR_LIVE, w, &err);
+		ret = health_look(c, goal == CTL_FOR_LIVE, w);
 	ctl_bus_close(c);
 	if (!ret)
 		return 0;
-	if (err.exit != CTL_EXIT_UNREACHABLE)
-		return ctl_err_set(reterr, err.exit, "%s", err.msg);
+	if (c->failure.exit != CTL_EXIT_UNREACHABLE)
+		return -1;
 	/* An agent that does not answer, or has too many clients, is still there. */
-	w->reached = goal == CTL_FOR_GONE && err.absent;
-	snprintf(w->why, sizeof(w->why), "%s", err.msg);
+	w->reached = goal == CTL_FOR_GONE && c->failure.absent;
+	snprintf(w->why, sizeof(w->why), "%s", c->failure.msg);
+	c->failure = CTL_FAILURE_NULL;
 	return 0;
 }
 
 static int goal_wait(struct ctl *c, const struct ctl_segment_goal *segment,
-		     struct ctl_wait_state *w, struct ctl_err *reterr)
+		     struct ctl_wait_state *w)
 {
 	int64_t limit_ns = c->numbers[CTL_OPTION_WAIT_LIMIT];
 	int64_t ends_ns = limit_ns ? dray_now().ns + limit_ns : 0;
 
 	for (;;) {
 		int64_t pause_ns = LOOK_NS;
-		int ret = look(c, segment, ends_ns, w, reterr);
+		int ret = look(c, segment, ends_ns, w);
 
 		if (ret < 0 || w->reached)
 			return ret;
 		if (ends_ns)
 			pause_ns = dray_min(pause_ns, ends_ns - dray_now().ns);
 		if (!w->interrupted && pause_ns > 0) {
-			ret = ctl_interrupt_wait(c, -1, pause_ns, reterr);
+			ret = ctl_interrupt_wait(c, -1, pause_ns);
 			if (ret < 0)
 				return ret;
 			w->interrupted = ret == CTL_WAKE_END;
 		}
 		if (w->interrupted)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "interrupted: %s", w->why);
+			return ctl_fail(c, CTL_EXIT_FAILED, "interrupted: %s", w->why);
 		if (ends_ns && dray_now().ns >= ends_ns)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", w->why);
+			return ctl_fail(c, CTL_EXIT_FAILED, "%s", w->why);
 	}
 }
 
-static int state_find(const char *name, const char **ret, struct ctl_err *reterr)
+static int state_find(struct ctl *c, const char *name, const char **ret)
 {
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(states); i++)
 		if (!strcmp(states[i], name)) {
 			*ret = states[i];
 			return 0;
 		}
-	return ctl_err_set(reterr, CTL_EXIT_USAGE,
-			   "state=%.40s is not allowed; use unknown, probing, ready or lost", name);
+	return ctl_fail(c, CTL_EXIT_USAGE,
+			"state=%.40s is not allowed; use unknown, probing, ready or lost", name);
 }
 
-static int segment_find(const char *name, const char **ret, struct ctl_err *reterr)
+static int segment_find(struct ctl *c, const char *name, const char **ret)
 {
 	*ret = name;
 	if (!strcmp(name, "self") || !strcmp(name, "own"))
 		*ret = CTL_SEGMENT_LOCAL;
 	else if (strcmp(name, CTL_SEGMENT_LOCAL) && strcmp(name, CTL_SEGMENT_PREFERRED) &&
 		 !dray_endpoint_valid(name))
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"segment=%.100s is not allowed; use HOST:PORT, local or preferred", name);
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"segment=%.100s is not allowed; use HOST:PORT, local or preferred",
+				name);
 	return 0;
 }
 
 /* Reads segment=... and state=..., in any order. */
-static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret, struct ctl_err *reterr)
+static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret)
 {
 	*ret = (struct ctl_segment_goal){ .state = "ready" };
 	for (unsigned i = 0; i < c->n_args; i++) {
@@ -158,35 +157,34 @@ static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret, struct ctl_
 		int r;
 
 		if (!strncmp(arg, "segment=", 8))
-			r = segment_find(arg + 8, &ret->segment, reterr);
+			r = segment_find(c, arg + 8, &ret->segment);
 		else if (!strncmp(arg, "state=", 6))
-			r = state_find(arg + 6, &ret->state, reterr);
+			r = state_find(c, arg + 6, &ret->state);
 		else
-			r = ctl_err_set(
-				reterr, CTL_EXIT_USAGE,
+			r = ctl_fail(
+				c, CTL_EXIT_USAGE,
 				"unknown argument \"%.60s\"; use segment=SEGMENT and state=STATE",
 				arg);
 		if (r < 0)
 			return r;
 	}
 	if (!ret->segment)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "state= has no effect without segment=; give both");
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"state= has no effect without segment=; give both");
 	if (c->values[CTL_OPTION_FOR])
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--for and segment= exclude each other; give one of them");
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--for and segment= exclude each other; give one of them");
 	return 0;
 }
 
-int ctl_wait(struct ctl *c, struct ctl_err *reterr)
+int ctl_wait(struct ctl *c)
 {
 	struct ctl_segment_goal segment = { .segment = NULL };
 	struct ctl_wait_state w = { .why = "" };
 	struct ctl_json j = CTL_JSON(c->out);
 	const char *reached;
 
-	if ((c->n_args && segment_goal(c, &segment, reterr) < 0) ||
-	    goal_wait(c, &segment, &w, reterr) < 0)
+	if ((c->n_args && segment_goal(c, &segment) < 0) || goal_wait(c, &segment, &w) < 0)
 		return -1;
 	reached = segment.segment ? segment.state :
 				    ctl_options[CTL_OPTION_FOR].words[c->numbers[CTL_OPTION_FOR]];

@@ -201,11 +201,9 @@ static void help_lists_every_verb_and_option(void **state)
 
 static void parse(struct ctl *c, int argc, char *const *argv, const char *verb)
 {
-	struct ctl_err err = CTL_ERR_NULL;
-
 	*c = (struct ctl){ .env = &env };
-	if (ctl_args_parse(c, argc, argv, &err) < 0)
-		fail_msg("%s", err.msg);
+	if (ctl_args_parse(c, argc, argv) < 0)
+		fail_msg("%s", c->failure.msg);
 	if (verb)
 		assert_string_equal(c->verb ? c->verb->name : "none", verb);
 	else
@@ -241,9 +239,8 @@ static void options_override_the_environment(void **state)
 {
 	struct ctl_env empty = { .control = "" };
 	struct ctl c = { .env = &empty };
-	struct ctl_err err = CTL_ERR_NULL;
 
-	assert_int_equal(ctl_args_parse(&c, 1, ARGV(), &err), 0);
+	assert_int_equal(ctl_args_parse(&c, 1, ARGV()), 0);
 	assert_string_equal(c.control, "/run/dray/control.sock");
 }
 
