@@ -189,7 +189,6 @@ static inline int dc_enter(const struct dray *d)
 enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
 
 /* session.c */
-void dc_session_start(struct dray *d);
 /* Marks the session as lost, by its first reason. Returns -code. */
 int dc_session_break(struct dray *d, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -99,6 +99,13 @@ void dc_request_free(struct dray *d, struct request *r)
 	}
 }
 
+/* Adds a request that is on no list to the end of the queue. */
+static void enqueue(struct dray *d, struct request *r)
+{
+	dray_list_add(&d->requests.queued, &r->link);
+	d->requests.queued_n++;
+}
+
 struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region region,
 				    dray_remote remote, uint64_t number)
 {
@@ -110,7 +117,7 @@ struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region r
 	r->region = region;
 	r->remote = remote;
 	r->number = number;
-	dc_request_queue(d, r);
+	enqueue(d, r);
 	return r;
 }
 
@@ -138,7 +145,7 @@ int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id)
 	if (d->state == SESSION_CLOSED) {
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->break_text));
 	} else {
-		dc_request_queue(d, r);
+		enqueue(d, r);
 		dc_requests_flush(d);
 	}
 	return dc_request_started(r, ret_id);
@@ -154,12 +161,6 @@ int dc_request_go_with(struct dray *d, struct request *r, const void *data, size
 		memcpy(r->data, data, n);
 	r->length = (uint32_t)n;
 	return dc_request_go(d, r, ret_id);
-}
-
-void dc_request_queue(struct dray *d, struct request *r)
-{
-	dray_list_add(&d->requests.queued, &r->link);
-	d->requests.queued_n++;
 }
 
 void dc_request_sent(struct dray *d, struct request *r)
@@ -254,7 +255,8 @@ static const uint8_t public_types[] = {
 	[DMSG_NOTIFY] = DRAY_REQUEST_NOTIFY,
 };
 
-void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret)
+/* Fills a completion and frees r. Strings and token become the handle's. */
+static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 {
 	free(d->message);
 	free(d->token);
@@ -292,7 +294,7 @@ void dc_requests_call_back(struct dray *d)
 		void (*done)(struct dray *, const struct dray_completion *) = r->done;
 		struct dray_completion c;
 
-		dc_request_take(d, r, &c);
+		take(d, r, &c);
 		d->called_back++;
 		done(d, &c);
 	}
@@ -308,7 +310,7 @@ int dray_next_completion(struct dray *d, struct dray_completion *ret)
 	r = dray_list_first(&d->requests.done, struct request, link);
 	if (!r)
 		return 0;
-	dc_request_take(d, r, ret);
+	take(d, r, ret);
 	return 1;
 }
 
@@ -335,7 +337,7 @@ static void take_waited(struct dray *d, struct request *r, struct dray_completio
 {
 	void (*done)(struct dray *, const struct dray_completion *) = r->done;
 
-	dc_request_take(d, r, ret);
+	take(d, r, ret);
 	if (!done)
 		return;
 	done(d, ret);
@@ -385,7 +387,7 @@ int dc_request_wait(struct dray *d, int error, const uint64_t *id, unsigned int 
 		ended = true;
 	}
 	if (ended) {
-		dc_request_take(d, r, ret);
+		take(d, r, ret);
 		if (ret->status)
 			error = dc_fail(d, -ret->status, "%s", ret->message);
 	} else {

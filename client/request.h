@@ -119,9 +119,6 @@ static inline int dc_request_started(const struct request *r, uint64_t *ret_id)
 	return 0;
 }
 
-/* Adds a request that is on no list to the end of the queue. */
-void dc_request_queue(struct dray *d, struct request *r);
-
 /* The message of r is in the socket, or its entry in the ring. */
 void dc_request_sent(struct dray *d, struct request *r);
 
@@ -145,9 +142,6 @@ void dc_requests_flush(struct dray *d);
 
 /* Runs pending callbacks, unless called from one. */
 void dc_requests_call_back(struct dray *d);
-
-/* Fills a completion and frees r. Strings and token become the handle's. */
-void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret);
 
 /*
  * Result of a public function that blocks. `error` is the result of starting the request *id, and

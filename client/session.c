@@ -77,7 +77,7 @@ static int open_socket(struct dray *d)
 	return 0;
 }
 
-void dc_session_start(struct dray *d)
+static void start(struct dray *d)
 {
 	int error = open_socket(d);
 	/* EAGAIN: the agent's backlog is full */
@@ -342,7 +342,7 @@ void dc_session_tick(struct dray *d, int64_t now)
 {
 	if (d->state == SESSION_DOWN) {
 		if (now >= d->retry_at)
-			dc_session_start(d);
+			start(d);
 	} else if (d->state != SESSION_CLOSED && now >= d->state_until) {
 		dc_session_break(d, DRAY_E_TIMEOUT, "the agent did not answer %s in time",
 				 d->state == SESSION_HELLO ? "HELLO" :
