@@ -35,8 +35,7 @@ struct nd_port {
 	uint32_t lanes;               /* width: 1, 2, 4, 8, 12 */
 	uint32_t active_mtu, max_mtu; /* bytes */
 	uint32_t lid, sm_lid;
-	uint64_t capabilities; /* RDMA_NLDEV_ATTR_CAP_FLAGS */
-	int ifindex;           /* netdev, 0: none in this namespace */
+	int ifindex; /* netdev, 0: none in this namespace */
 	char netdev[IFNAMSIZ];
 	struct nd_gids gids;
 	struct nd_pkey *pkeys;

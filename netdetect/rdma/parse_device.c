@@ -52,7 +52,6 @@ static int parse_port(const void *p, size_t n, struct nd_devices *out)
 	static const struct nd_field fields[] = {
 		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_INDEX, 4, struct parsed_port, device),
 		ND_NUMBER(RDMA_NLDEV_ATTR_PORT_INDEX, 4, struct parsed_port, port.number),
-		ND_NUMBER(RDMA_NLDEV_ATTR_CAP_FLAGS, 8, struct parsed_port, port.capabilities),
 		ND_NUMBER(RDMA_NLDEV_ATTR_LID, 4, struct parsed_port, port.lid),
 		ND_NUMBER(RDMA_NLDEV_ATTR_SM_LID, 4, struct parsed_port, port.sm_lid),
 		ND_NUMBER(RDMA_NLDEV_ATTR_PORT_STATE, 1, struct parsed_port, port.state),
