@@ -18,17 +18,18 @@
 
 struct bench_ceiling_ops {
 	const char *name, *text;
-	bool latency;
-	/* 0 or a negated errno */
+	unsigned transport;
+	enum ceiling_echo_way way; /* of round trips; CEILING_ECHO_N: measures throughput */
+	/* 0 or a negated errno; may be NULL */
 	int (*open)(struct bench_ceilings *c, struct bench_ceiling *one);
 	/* As much work as in the lap of dray; *ret: bytes per second, or nanoseconds. */
 	int (*round)(struct bench_ceilings *c, struct bench_ceiling *one,
 		     const struct bench_lap *dray, double *ret);
 };
 
-static int copy_open(struct bench_ceilings *c, struct bench_ceiling *one)
+static bool is_latency(const struct bench_ceiling_ops *kind)
 {
-	return 0;
+	return kind->way != CEILING_ECHO_N;
 }
 
 static int copy_round(struct bench_ceilings *c, struct bench_ceiling *one,
@@ -70,19 +71,9 @@ static int tcp_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	return err;
 }
 
-static int memory_open(struct bench_ceilings *c, struct bench_ceiling *one)
+static int echo_open(struct bench_ceilings *c, struct bench_ceiling *one)
 {
-	return ceiling_echo_open(&one->echo, CEILING_ECHO_MEMORY, 1);
-}
-
-static int eventfd_open(struct bench_ceilings *c, struct bench_ceiling *one)
-{
-	return ceiling_echo_open(&one->echo, CEILING_ECHO_EVENTFD, 1);
-}
-
-static int request_open(struct bench_ceilings *c, struct bench_ceiling *one)
-{
-	return ceiling_echo_open(&one->echo, CEILING_ECHO_TCP, c->plan->size);
+	return ceiling_echo_open(&one->echo, one->kind->way, c->plan->size);
 }
 
 /* As many trips as transfers of dray, or for the same time. */
@@ -114,38 +105,35 @@ static int echo_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	return err;
 }
 
-static const struct bench_ceiling_ops copy = { "memcpy", "memcpy in one thread", false, copy_open,
-					       copy_round };
-static const struct bench_ceiling_ops socket_loop = { "socket_loop", "bare socket loop", false,
-						      tcp_open, tcp_round };
-static const struct bench_ceiling_ops memory_echo = { "memory_echo", "shared-memory ping-pong",
-						      true, memory_open, echo_round };
-static const struct bench_ceiling_ops eventfd_echo = { "eventfd_echo", "eventfd ping-pong", true,
-						       eventfd_open, echo_round };
-static const struct bench_ceiling_ops tcp_echo = { "tcp_echo", "bare TCP request and answer", true,
-						   request_open, echo_round };
+static const struct bench_ceiling_ops kinds[] = {
+	{ "memcpy", "memcpy in one thread", DMSG_TRANSPORT_LOCAL, CEILING_ECHO_N, NULL,
+	  copy_round },
+	{ "socket_loop", "bare socket loop", DMSG_TRANSPORT_TCP, CEILING_ECHO_N, tcp_open,
+	  tcp_round },
+	{ "tcp_echo", "bare TCP request and answer", DMSG_TRANSPORT_TCP, CEILING_ECHO_TCP,
+	  echo_open, echo_round },
+	{ "memory_echo", "shared-memory ping-pong", DMSG_TRANSPORT_LOCAL, CEILING_ECHO_MEMORY,
+	  echo_open, echo_round },
+	{ "eventfd_echo", "eventfd ping-pong", DMSG_TRANSPORT_LOCAL, CEILING_ECHO_EVENTFD,
+	  echo_open, echo_round },
+};
 
-/* The ceilings that fit, and NULL. */
-static void choose(const struct bench_plan *p, unsigned transport,
-		   const struct bench_ceiling_ops *ret[BENCH_CEILINGS_MAX + 1])
+static bool fits(const struct bench_plan *p, const struct bench_ceiling_ops *kind,
+		 unsigned transport)
 {
-	bool trips = p->batch == 1 && p->ops == 1 && p->sessions == 1, can_spin;
 	struct dray_cpus cpus;
-	unsigned n = 0;
+	bool can_spin;
 
+	if (kind->transport != transport || !is_latency(kind))
+		return kind->transport == transport;
+	if (p->batch != 1 || p->ops != 1 || p->sessions != 1)
+		return false;
+	/* Two processes that spin on one processor would measure its scheduler. */
 	dray_cpus_get(&cpus);
 	can_spin = dray_cpus_can_spin(&cpus, NULL, 0);
-	ret[n++] = transport == DMSG_TRANSPORT_TCP ? &socket_loop : &copy;
-	if (trips && transport == DMSG_TRANSPORT_TCP)
-		ret[n++] = &tcp_echo;
-	/* Two processes that spin on one processor would measure its scheduler. */
-	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != CTL_WAIT_METHOD_SLEEP &&
-	    can_spin)
-		ret[n++] = &memory_echo;
-	if (trips && transport == DMSG_TRANSPORT_LOCAL &&
-	    (p->wait != CTL_WAIT_METHOD_SPIN || !can_spin))
-		ret[n++] = &eventfd_echo;
-	ret[n] = NULL;
+	if (kind->way == CEILING_ECHO_MEMORY)
+		return p->wait != CTL_WAIT_METHOD_SLEEP && can_spin;
+	return kind->way == CEILING_ECHO_TCP || p->wait != CTL_WAIT_METHOD_SPIN || !can_spin;
 }
 
 /* The operations of all sessions in turn, slot by slot. */
@@ -180,14 +168,15 @@ static int one_open(struct bench_ceilings *c, const struct bench_ceiling_ops *ki
 	one->values = calloc(c->plan->rounds, sizeof(*one->values));
 	one->dray = calloc(c->plan->rounds, sizeof(*one->dray));
 	one->ratios = calloc(c->plan->rounds, sizeof(*one->ratios));
-	return one->values && one->dray && one->ratios ? kind->open(c, one) : -ENOMEM;
+	if (!one->values || !one->dray || !one->ratios)
+		return -ENOMEM;
+	return kind->open ? kind->open(c, one) : 0;
 }
 
 int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 			const struct bench_session *sessions, const struct bench_end *far,
 			unsigned transport)
 {
-	const struct bench_ceiling_ops *kinds[BENCH_CEILINGS_MAX + 1];
 	int err;
 
 	*c = (struct bench_ceilings){ .plan = p, .sessions = sessions, .far = far };
@@ -198,18 +187,17 @@ int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 			dmsg_transport_name(transport));
 		return 0;
 	}
-	c->v = calloc(BENCH_CEILINGS_MAX, sizeof(*c->v));
-	err = c->v ? list_make(c) : -ENOMEM;
-	choose(p, transport, kinds);
-	for (unsigned i = 0; !err && kinds[i]; i++) {
-		err = one_open(c, kinds[i]);
+	err = list_make(c);
+	if (err)
+		return ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling failed: %s",
+				dray_errno_text(err));
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(kinds); i++) {
+		err = fits(p, &kinds[i], transport) ? one_open(c, &kinds[i]) : 0;
 		if (err)
 			return ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling: cannot open %s: %s",
-					kinds[i]->text, dray_errno_text(err));
+					kinds[i].text, dray_errno_text(err));
 	}
-	return err ? ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling failed: %s",
-			      dray_errno_text(err)) :
-		     0;
+	return 0;
 }
 
 void bench_ceilings_close(struct bench_ceilings *c)
@@ -223,7 +211,6 @@ void bench_ceilings_close(struct bench_ceilings *c)
 		free(one->dray);
 		free(one->ratios);
 	}
-	free(c->v);
 	free(c->list);
 	*c = (struct bench_ceilings){ .n = 0 };
 }
@@ -246,7 +233,7 @@ void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dr
 	for (unsigned i = 0; i < c->n; i++) {
 		struct bench_ceiling *one = &c->v[i];
 
-		one->dray[c->rounds] = one->kind->latency ?
+		one->dray[c->rounds] = is_latency(one->kind) ?
 					       (double)ctl_histogram_quantile(&dray->latency, 0.5) :
 					       bench_per_second(dray->bytes, dray->duration_ns);
 		one->values[c->rounds] = one->now;
@@ -257,9 +244,7 @@ void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dr
 
 static int by_size(const void *a, const void *b)
 {
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
+	return dray_compare(*(const double *)a, *(const double *)b);
 }
 
 static double median(double *v, unsigned n)
@@ -276,7 +261,7 @@ void bench_ceilings_result(struct bench_ceilings *c, struct bench_result *ret)
 		ret->ceilings[i] = (struct bench_ceiling_result){
 			.name = one->kind->name,
 			.text = one->kind->text,
-			.latency = one->kind->latency,
+			.latency = is_latency(one->kind),
 			.dray = median(one->dray, c->rounds),
 			.ceiling = median(one->values, c->rounds),
 			.ratio = median(one->ratios, c->rounds),

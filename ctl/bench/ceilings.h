@@ -25,7 +25,7 @@ struct bench_ceilings {
 	struct dray_op *list; /* of all sessions, with addresses instead of offsets */
 	struct ceiling_work work;
 	size_t at; /* position of copies in the list */
-	struct bench_ceiling *v;
+	struct bench_ceiling v[BENCH_CEILINGS_MAX];
 	unsigned n, rounds;
 };
 
