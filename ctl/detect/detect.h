@@ -5,6 +5,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/detect/cuda.h"
+#include "ctl/render/json.h"
 #include "netdetect/scan.h"
 
 /* The options of a scan, which own their lists. */
@@ -21,6 +22,13 @@ void ctl_detect_close(struct ctl_detect *d);
 int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan);
 int ctl_detect_json(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
+
+/* Prints nothing if there are no GPUs. 0 or -errno. */
+int ctl_detect_gpus_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
+
+/* "gpus", "hidden_gpus", "gpu_driver" and "cuda" of schema/ctl/detect.json. */
+void ctl_detect_gpus_json(struct ctl_json *j, const struct nd_scan *scan,
+			  const struct ctl_cuda *cuda);
 
 /* Prints one device or port ("mlx5_0", "mlx5_0/1"). 0 or -1. */
 int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/detect/gpus.h"
+#include "ctl/detect/detect.h"
 
 #include <string.h>
 

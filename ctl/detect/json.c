@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "ctl/detect/detect.h"
-#include "ctl/detect/gpus.h"
 #include "ctl/render/json.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ctl/detect/detect.h"
-#include "ctl/detect/gpus.h"
 #include "ctl/render/human.h"
 #include "ctl/render/table.h"
 #include "lib/cleanup.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/verbs/command.h"
+#include "ctl/verbs/verbs.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,8 +2,7 @@
 /* env: the environment of an engine, in forms that a shell or a program reads. */
 #include <stdlib.h>
 
-#include "ctl/bus/list.h"
-#include "ctl/verbs/variables.h"
+#include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"
 #include "lib/quote.h"
 

@@ -10,11 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/bus/bus.h"
 #include "ctl/render/human.h"
-#include "ctl/verbs/command.h"
-#include "ctl/verbs/segment_wait.h"
-#include "ctl/verbs/variables.h"
+#include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "lib/units.h"

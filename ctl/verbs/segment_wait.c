@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/verbs/segment_wait.h"
-
 #include <string.h>
 
 #include "ctl/render/human.h"

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "ctl/bus/properties.h"
 #include "ctl/render/human.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"

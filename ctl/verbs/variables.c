@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/verbs/variables.h"
+#include "ctl/verbs/verbs.h"
 
 #include <errno.h>
 #include <string.h>
 
-#include "ctl/bus/list.h"
 #include "ctl/render/human.h"
 #include "lib/quote.h"
 

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ctl/command_line/args.h"
-#include "ctl/verbs/segment_wait.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
