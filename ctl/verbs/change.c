@@ -10,7 +10,8 @@
 #include "lib/cleanup.h"
 #include "lib/units.h"
 
-void ctl_result_print(struct ctl *c, const char *key, const char *value)
+/* Prints the result of a change: {"key": "value"} in JSON, else the value alone. */
+static void result_print(struct ctl *c, const char *key, const char *value)
 {
 	struct ctl_json j = CTL_JSON(c->out);
 	char text[CTL_CELL_BYTES];
@@ -32,9 +33,8 @@ static int handle_parse(struct ctl *c, const char *what, const char *text, uint6
 	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not a number", what, text);
 }
 
-/* A call without a result, which prints the new state. */
-static int change(struct ctl *c, const char *key, const char *value, const char *member,
-		  const char *types, ...)
+int ctl_change(struct ctl *c, const char *key, const char *value, const char *member,
+	       const char *types, ...)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	va_list ap;
@@ -44,7 +44,7 @@ static int change(struct ctl *c, const char *key, const char *value, const char 
 	ret = ctl_bus_callv(c, member, &reply, types, ap);
 	va_end(ap);
 	if (!ret)
-		ctl_result_print(c, key, value);
+		result_print(c, key, value);
 	return ret;
 }
 
@@ -104,11 +104,11 @@ int ctl_log_level(struct ctl *c)
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 
 	if (c->n_args)
-		return change(c, "log_level", c->args[0], DRAY_DBUS_METHOD_SET_LOG_LEVEL, "s",
-			      c->args[0]);
+		return ctl_change(c, "log_level", c->args[0], DRAY_DBUS_METHOD_SET_LOG_LEVEL, "s",
+				  c->args[0]);
 	if (ctl_properties_get(c, &p) < 0)
 		return -1;
-	ctl_result_print(c, "log_level", p.v.log_level);
+	result_print(c, "log_level", p.v.log_level);
 	return CTL_EXIT_OK;
 }
 
@@ -121,8 +121,8 @@ int ctl_close(struct ctl *c)
 				"close needs SESSION; drayctl sessions lists sessions");
 	if (handle_parse(c, "SESSION", c->args[0], &session) < 0)
 		return -1;
-	return change(c, "closed", c->args[0], DRAY_DBUS_METHOD_CLOSE_SESSION, "ts", session,
-		      c->n_args > 1 ? c->args[1] : "");
+	return ctl_change(c, "closed", c->args[0], DRAY_DBUS_METHOD_CLOSE_SESSION, "ts", session,
+			  c->n_args > 1 ? c->args[1] : "");
 }
 
 int ctl_cancel(struct ctl *c)
@@ -142,7 +142,7 @@ int ctl_cancel(struct ctl *c)
 	ret = sd_bus_message_read(reply, "s", &result);
 	if (ret < 0)
 		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, ret);
-	ctl_result_print(c, "result", result);
+	result_print(c, "result", result);
 	return CTL_EXIT_OK;
 }
 
@@ -159,7 +159,7 @@ static int rail_switch(struct ctl *c, enum ctl_option_id id, const char *key, co
 				"%s %.60s is not allowed; use DEVICE or DEVICE/PORT",
 				ctl_options[id].name, given);
 	snprintf(device, sizeof(device), "%.*s", (int)length, given);
-	return change(c, key, given, member, "su", device, (uint32_t)port);
+	return ctl_change(c, key, given, member, "su", device, (uint32_t)port);
 }
 
 int ctl_rails(struct ctl *c)

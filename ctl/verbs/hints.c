@@ -50,16 +50,14 @@ static int forget_parse(struct ctl *c, const char *text, struct hint *ret)
 
 static int set(struct ctl *c)
 {
-	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	const char *text = c->values[CTL_OPTION_SET];
 	struct hint h;
 
-	if (set_parse(c, c->values[CTL_OPTION_SET], &h) < 0 ||
-	    ctl_bus_call(c, DRAY_DBUS_METHOD_SET_HINT, &reply, "ssut", h.scope, h.segment,
-			 (uint32_t)c->numbers[CTL_OPTION_SCORE],
-			 (uint64_t)(c->numbers[CTL_OPTION_TTL] / DRAY_NS_PER_MS)) < 0)
+	if (set_parse(c, text, &h) < 0)
 		return -1;
-	ctl_result_print(c, "set", c->values[CTL_OPTION_SET]);
-	return CTL_EXIT_OK;
+	return ctl_change(c, "set", text, DRAY_DBUS_METHOD_SET_HINT, "ssut", h.scope, h.segment,
+			  (uint32_t)c->numbers[CTL_OPTION_SCORE],
+			  (uint64_t)(c->numbers[CTL_OPTION_TTL] / DRAY_NS_PER_MS));
 }
 
 static int forget(struct ctl *c)

@@ -7,8 +7,12 @@
 #include "ctl/bus/properties.h"
 #include "ctl/ctl.h"
 
-/* Prints the result of a change: {"key": "value"} in JSON, else the value alone. */
-void ctl_result_print(struct ctl *c, const char *key, const char *value);
+/*
+ * Calls a method without a result, with types and arguments as of ctl_bus_call(), and prints the new state: {"key":
+ * "value"} in JSON, else the value alone. 0 or -1.
+ */
+int ctl_change(struct ctl *c, const char *key, const char *value, const char *member,
+	       const char *types, ...);
 
 /* The agent's health; the conditions own the reply. */
 struct ctl_health {

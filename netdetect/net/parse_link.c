@@ -47,24 +47,16 @@ static enum nd_link_kind kind_of(const char *text, unsigned type)
 	return ND_LINK_OTHER;
 }
 
-static int vlan_attr(const struct nd_attr *a, void *arg)
-{
-	struct nd_link *l = arg;
-
-	if (a->type == IFLA_VLAN_ID)
-		l->vlan = (uint32_t)nd_attr_number(a, 2);
-	return 0;
-}
-
 static int info_attr(const struct nd_attr *a, void *arg)
 {
+	static const struct nd_field vlan[] = { ND_NUMBER(IFLA_VLAN_ID, 2, struct nd_link, vlan) };
 	struct nd_link *l = arg;
 
 	if (a->type == IFLA_INFO_KIND)
 		nd_attr_text(a, l->kind_text, sizeof(l->kind_text));
 	/* the kernel sends the kind before its data */
 	if (a->type == IFLA_INFO_DATA && !strcmp(l->kind_text, "vlan"))
-		return nd_attrs(a->data, a->n, vlan_attr, l);
+		return nd_attrs_store(a->data, a->n, ND_FIELDS(vlan), l);
 	return 0;
 }
 

@@ -25,12 +25,7 @@ static void read_device(const struct nd_source *s, struct nd_link *l)
 		l->speed = (uint32_t)speed;
 }
 
-static int by_index(const void *a, const void *b)
-{
-	const struct nd_link *x = a, *y = b;
-
-	return dray_compare(x->ifindex, y->ifindex);
-}
+ND_ORDER(by_index, struct nd_link, ifindex);
 
 /*
  * Insertion, because it is stable: the kernel's order within an interface is the order of preference. A dump comes by

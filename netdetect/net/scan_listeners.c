@@ -48,12 +48,7 @@ static bool is_of_node(const struct nd_listener *l, const struct nd_links *links
 	       is_local(links, &a);
 }
 
-static int by_inode(const void *a, const void *b)
-{
-	const struct nd_listener *x = a, *y = b;
-
-	return dray_compare(x->inode, y->inode);
-}
+ND_ORDER(by_inode, struct nd_listener, inode);
 
 static void set_owner(const struct nd_source *s, struct nd_listeners *l, uint32_t inode, int pid)
 {

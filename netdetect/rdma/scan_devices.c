@@ -97,12 +97,7 @@ static void match_netdev(const struct nd_links *links, struct nd_device *d, stru
 		p->active_mtu = roce_mtu(link->mtu);
 }
 
-static int by_number(const void *a, const void *b)
-{
-	const struct nd_port *x = a, *y = b;
-
-	return dray_compare(x->number, y->number);
-}
+ND_ORDER(by_number, struct nd_port, number);
 
 static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_device *d)
 {

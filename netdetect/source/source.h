@@ -63,6 +63,14 @@ const char *nd_next_entry(DIR *dir);
 /* Reads a PCI address, "0000:3b:00.0", in its usual form into ret; "" if text is none. */
 void nd_bdf_parse(const char *text, char ret[16]);
 
+/* Defines a function for qsort(3) that orders elements of a type by a number in them. */
+#define ND_ORDER(function, type, member)                                                   \
+	static int function(const void *a, const void *b)                                  \
+	{                                                                                  \
+		return dray_compare(((const type *)a)->member, ((const type *)b)->member); \
+	}                                                                                  \
+	struct dray_swallow_semicolon
+
 /* "6.8.0-45-generic", "" if unknown. Returns buf. */
 const char *nd_kernel_release(const struct nd_source *s, char buf[ND_RELEASE_MAX]);
 

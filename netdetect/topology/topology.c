@@ -36,10 +36,7 @@ static uint64_t node_memory(const struct nd_source *s, int id)
 	return at ? strtoull(at + strlen("MemTotal:"), NULL, 10) * 1024 : 0;
 }
 
-static int by_id(const void *a, const void *b)
-{
-	return ((const struct nd_node *)a)->id - ((const struct nd_node *)b)->id;
-}
+ND_ORDER(by_id, struct nd_node, id);
 
 static int scan_nodes(const struct nd_source *s, struct nd_topology *t)
 {
