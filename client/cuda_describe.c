@@ -16,7 +16,7 @@
 #include "client/internal.h"
 #include "lib/cleanup.h"
 
-/* Each has a descriptor or a handle, whose number is limited for a region. */
+/* Each share has a descriptor or a handle, and a region limits the number of both. */
 #define SHARES_MAX (DMSG_FDS_MAX + HANDLES_MAX)
 
 /* An allocation that is shared. */
@@ -142,7 +142,8 @@ static int find_mapping(struct walk *k, struct share *s)
 		return 0;
 	if (!c->address_range(&base, &bytes, k->f.at) && is_mapping(k, base, bytes, s))
 		return 0;
-	return refuse_unsupported(k, "is mapped, but the driver does not tell from where to where");
+	return refuse_unsupported(
+		k, "is mapped, but the driver does not report the bounds of its mapping");
 }
 
 static int own_descriptor(struct walk *k, struct share *s, int fd)

@@ -78,7 +78,7 @@ static void socket_ready(struct dray *d, uint32_t events)
 		dc_receive_all(d);
 }
 
-/* Polls epoll and handles what it reports, then everything that follows from it. */
+/* Polls epoll once and handles its events, then timers, completions and queued requests. */
 static void poll_all(struct dray *d, int timeout_ms)
 {
 	struct epoll_event ev[3];
@@ -176,7 +176,7 @@ static void sleep_until(struct dray *d, int64_t until)
 	dc_ring_set_sleeping(&d->ring, false);
 }
 
-/* Without a call of dray_fd() nobody can wait on it, and the agent need not ring. */
+/* Before dray_fd() is called, no program waits on the descriptor, and the agent need not ring. */
 static void arm(struct dray *d)
 {
 	if (d->armed || !d->fd_given)

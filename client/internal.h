@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The handle (struct dray) and what the files of libdray call in each other.
+ * The handle (struct dray) and the functions that the files of libdray share.
  *
  * handle.c    options, dray_connect(), dray_disconnect()
  * session.c   connecting, HELLO, the ring, registering regions again; the loss of a session
@@ -120,7 +120,7 @@ struct dray {
 	uint32_t restoring;    /* REGION_ADDs that are pending */
 	int64_t state_until;   /* timeout of the state; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
-	int64_t timer_at;      /* what the timer is set to; INT64_MAX: off */
+	int64_t timer_at;      /* expiry of the timer; INT64_MAX: off */
 	bool segments_asked;   /* by the last HELLO */
 	bool segments_refused; /* the agent is too old for them: HELLO is repeated without */
 	bool ever_ready, broken;

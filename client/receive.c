@@ -8,7 +8,7 @@
 
 #include "client/internal.h"
 
-/* Messages taken at once, so that a flood of events does not delay what the caller waits for. */
+/* Messages taken at once, so that a flood of events does not delay the caller's reply. */
 #define BATCH 256
 
 #define MALFORMED "the agent sent a malformed message"

@@ -70,7 +70,7 @@ void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
 	struct remote *remote = find_agent(d, m->remote);
 	struct dray_event *e;
 
-	/* it was released meanwhile, or belongs to another session of the group */
+	/* the remote was released meanwhile, or belongs to another session of the group */
 	if (!remote || remote->lost)
 		return;
 	remote->lost = code;

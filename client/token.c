@@ -141,7 +141,7 @@ int dray_region_revoke_start(struct dray *d, dray_region region, const struct dr
 
 	if (!r)
 		return -d->error.code;
-	/* its id may be another token's by now */
+	/* in this session, the id may belong to another token */
 	if (token && token->epoch != d->epoch)
 		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND,
 					 "the token is of an earlier session, and void");

@@ -82,7 +82,7 @@ int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 int ctl_no_memory(struct ctl *c);
 
-/* Writes what the stream holds. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
+/* Flushes standard output. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
 int ctl_flush(struct ctl *c);
 
 /* The verbs: the exit status, or -1 with c->failure. */

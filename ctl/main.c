@@ -5,7 +5,7 @@
 
 #include "ctl/ctl.h"
 
-/* Colour is for terminals that can show it, and for people who have not said no (no-color.org). */
+/* Colour is for terminals that can show it, unless $NO_COLOR is set (no-color.org). */
 static bool wants_color(void)
 {
 	const char *term = getenv("TERM"), *no = getenv("NO_COLOR");

@@ -17,7 +17,7 @@ struct fact {
 	char value[128]; /* "ACTIVE", "1500" */
 	char more[ND_REASON_MAX +
 		  160]; /* printed behind "appeared", and behind the new value of a part */
-	char owner[ND_DEVICE_NAME_MAX]; /* key of the fact with which this one goes silently; "": none */
+	char owner[ND_DEVICE_NAME_MAX]; /* key of the fact whose disappearance hides that of this one; "": none */
 	bool part;                      /* of its owner: only a change of the value counts */
 };
 
@@ -25,7 +25,7 @@ struct facts {
 	struct fact *v;
 	size_t n;
 	bool failed;       /* no memory */
-	struct fact spare; /* takes what has no memory */
+	struct fact spare; /* takes the facts for which there is no memory */
 };
 
 /* Adds a fact. The caller fills the rest of it. */

@@ -92,7 +92,7 @@ static int plan_read(struct ctl *c, struct bench_plan *p)
 	return length_check(p) < 0 ? -1 : memory_read(c, p);
 }
 
-/* "-" keeps the token out of the command line, which everybody on the machine can see. */
+/* "-" keeps the token out of the command line, which every user of the machine can see. */
 static int token_read(struct ctl *c, char **ret)
 {
 	FILE *f = fdopen(dup(c->env->in), "r");

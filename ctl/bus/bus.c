@@ -181,7 +181,7 @@ static void error_take(struct ctl *c, const sd_bus_error *e)
 	ctl_fail(c, CTL_EXIT_FAILED, "%s", text);
 }
 
-/* Handles what the agent sends, for at most this long. 1: it sent something, 0: nothing, below 0: it is gone. */
+/* Handles the agent's messages for at most this long. 1: there was one, 0: none, below 0: the agent is gone. */
 static int turn(struct ctl *c, int64_t timeout_ns)
 {
 	int ret = sd_bus_process(c->bus, NULL);

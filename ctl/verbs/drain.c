@@ -8,7 +8,7 @@
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
-/* The state is read this often, because no signal says that the agent is stopped. */
+/* The state is read this often, because no signal reports that the agent is stopped. */
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)
 
 /* Sets *ret_already if the agent is draining or drained. */

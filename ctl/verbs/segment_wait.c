@@ -29,7 +29,7 @@ static bool is_reached(const struct ctl_rows *r, size_t row, const struct ctl_se
 	return !strcmp(ctl_rows_text(r, row, FIELD(STATE)), goal->state);
 }
 
-/* Finds the row that reaches the goal; otherwise, reports what the first row that could reach it still misses. */
+/* Finds the row that reaches the goal; otherwise, describes the first row that could reach it. */
 static void rows_check(const struct ctl_rows *r, const struct ctl_segment_goal *goal,
 		       struct ctl_wait_state *w)
 {

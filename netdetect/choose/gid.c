@@ -29,7 +29,7 @@ __attribute__((format(printf, 2, 3))) static void add_reason(struct nd_gid *g, c
 	va_end(args);
 }
 
-/* Container runtimes name their bridges, and the ports of these, so. */
+/* By the names that container runtimes give to bridges and to their ports. */
 static bool is_of_containers(const struct nd_gid *g)
 {
 	static const char *const prefixes[] = { "docker", "cni",     "br-",   "virbr",

@@ -27,7 +27,7 @@ void nd_check_gpus(struct examination *x)
 		nd_finding_ok(x, "no GPUs");
 }
 
-/* Only opening shows whether the device cgroup allows what the mode of the node allows. */
+/* Opens the node, because its mode does not show whether the device cgroup allows access. */
 static int try_open(struct examination *x, const char *name, int error)
 {
 	char path[ND_PATH_MAX];

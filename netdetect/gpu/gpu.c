@@ -18,7 +18,7 @@
 #define VENDOR_AMD 0x1002
 #define VENDOR_INTEL 0x8086
 
-/* Only vendors of GPUs that compute: the display controller of a server's console is none. */
+/* Only vendors of GPUs that compute, so that the display controller of a server's console is excluded. */
 static bool is_gpu(int vendor, int class)
 {
 	int kind = class >> 8;

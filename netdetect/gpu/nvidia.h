@@ -48,7 +48,7 @@ const struct nd_nvidia_gpu *nd_nvidia_by_bdf(const struct nd_nvidia *n, const ch
 /* "yes", "not here", "unknown", or another reason why the node cannot be opened. */
 const char *nd_nvidia_node_text(int error);
 
-/* Sets what the text of /proc/driver/nvidia/gpus/BDF/information says. Pure; public for its test. */
+/* Parses the text of /proc/driver/nvidia/gpus/BDF/information into g. Pure; public for its test. */
 void nd_nvidia_parse(const char *text, struct nd_nvidia_gpu *g);
 
 #endif

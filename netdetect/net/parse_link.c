@@ -188,7 +188,7 @@ static int route_attr(const struct nd_attr *a, void *arg)
 	return 0;
 }
 
-/* Leaves out what the kernel makes for itself: this host's addresses, broadcasts, clones. */
+/* Excludes the routes that the kernel adds itself: to this host's addresses, broadcasts, clones. */
 static bool is_configured(const struct nd_route *r, const struct rtmsg *m)
 {
 	return !(m->rtm_flags & RTM_F_CLONED) &&

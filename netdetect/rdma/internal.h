@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the readers of this folder share. */
+/* Functions that the readers of this folder share. */
 #ifndef DRAY_NETDETECT_RDMA_INTERNAL_H
 #define DRAY_NETDETECT_RDMA_INTERNAL_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads RDMA devices: netlink first, sysfs for what it lacks, then the tables by libibverbs or sysfs. */
+/* Reads RDMA devices: netlink first, then sysfs for the missing fields, then the tables by libibverbs or sysfs. */
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_netlink.h>

@@ -116,7 +116,7 @@ static void prove(struct ibv_pd *pd, const struct nd_port *p, struct nd_gid *g)
 		ibv_destroy_ah(ah);
 }
 
-/* A port that is down refuses every handle, which says nothing about its GIDs. */
+/* Only of active ports, because a port that is down refuses every handle. */
 static void prove_all(struct ibv_context *context, struct nd_device *d)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);

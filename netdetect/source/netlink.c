@@ -18,7 +18,7 @@
 
 #define REPEATS_MAX 8
 #define ANSWER_SECONDS 5
-/* The kernel fills what a reader offers, up to 32 KiB for each message of a dump. */
+/* The kernel fills the reader's buffer, up to 32 KiB for each message of a dump. */
 #define BUFFER 65536
 #define RECEIVE_BUFFER (1 << 20)
 #define REQUEST_MAX 256

@@ -60,7 +60,7 @@ DIR *nd_open_dir(const struct nd_source *s, const char *fmt, ...)
 /* The next name that does not begin with a dot; NULL at the end, and if dir is NULL. */
 const char *nd_next_entry(DIR *dir);
 
-/* Reads a PCI address, "0000:3b:00.0", in its usual form into ret; "" if text is none. */
+/* Reads a PCI address, "0000:3b:00.0", in its usual form into ret; "" if the text is not one. */
 void nd_bdf_parse(const char *text, char ret[16]);
 
 /* Defines a function for qsort(3) that orders elements of a type by a number in them. */

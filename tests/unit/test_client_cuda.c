@@ -96,7 +96,7 @@ static void a_mapping_of_unknown_range_is_refused(void **state)
 	cuda.set("joined", 1);
 	cuda.set("primary", 1);
 	assert_int_equal(describe(CUDA_BASE, 10, &e), -DRAY_E_UNSUPPORTED);
-	assert_non_null(strstr(why, "from where to where"));
+	assert_non_null(strstr(why, "the bounds of its mapping"));
 }
 
 static void memory_that_cannot_be_exported_is_refused_with_a_reason(void **state)
