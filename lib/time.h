@@ -10,7 +10,6 @@ struct dray_time {
 	int64_t ns;
 };
 
-#define DRAY_TIME_NEVER ((struct dray_time){ INT64_MAX })
 #define DRAY_NS_PER_MS 1000000LL
 #define DRAY_NS_PER_SEC 1000000000LL
 
