@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "agent/config/internal.h"
+#include "lib/array.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -75,19 +76,9 @@ static int text_put(struct lexer *x, const char *s, size_t n)
 /* Records that the next output line comes from the current line of the lexer's file. */
 static int line_begin(struct lexer *x)
 {
-	struct config_text *t = x->t;
+	struct config_text_line line = { x->file, x->line };
 
-	if (t->n_lines == t->cap_lines) {
-		size_t cap = t->cap_lines * 2 + 64;
-		struct config_text_line *lines = reallocarray(t->lines, cap, sizeof(*lines));
-
-		if (!lines)
-			return config_no_memory(x->reterr);
-		t->lines = lines;
-		t->cap_lines = cap;
-	}
-	t->lines[t->n_lines++] = (struct config_text_line){ x->file, x->line };
-	return 0;
+	return DRAY_APPEND(x->t->lines, x->t->n_lines, line) < 0 ? config_no_memory(x->reterr) : 0;
 }
 
 static int newline(struct lexer *x)

@@ -20,7 +20,7 @@ struct config_text {
 	char *buf; /* ends in NUL */
 	size_t n, cap;
 	struct config_text_line *lines;
-	size_t n_lines, cap_lines;
+	size_t n_lines;
 	struct dray_strv files;
 	size_t bytes_read;
 	/* while reading: the last token's first character, and the open brackets */
