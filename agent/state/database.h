@@ -9,7 +9,6 @@
 #include "agent/state/queue.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
-#include "schema/gen/state.h"
 
 /* The caller must handle these. Errors below 0 may be temporary: it closes the file and opens it again later. */
 enum database_error {
@@ -40,12 +39,6 @@ int database_open(struct database **ret, const char *path, const struct database
 
 /* Returns NULL. as_it_is: does not merge the log into the file, so that both can be examined. */
 struct database *database_close(struct database *s, bool as_it_is);
-
-static inline struct database *database_free(struct database *s)
-{
-	return database_close(s, false);
-}
-DRAY_DEFINE_CLEANUP(struct database *, database_free);
 
 /* Verifies every page. 0, DATABASE_E_CORRUPT, or -errno; with reterr. */
 int database_check(struct database *s, struct dray_err *reterr);

@@ -39,20 +39,20 @@ static int64_t read_number(struct reader *r, int64_t max)
 	return v;
 }
 
-static void read_field(struct reader *r, union state_row *row, const struct row_field *f)
+static void read_field(struct reader *r, union state_row *row, const struct state_field *f)
 {
 	void *value = row_member(row, f);
 
 	switch (f->type) {
-	case FIELD_NAME:
-	case FIELD_TEXT:
+	case STATE_FIELD_NAME:
+	case STATE_FIELD_TEXT:
 		*(const char **)value = read_text(r);
 		break;
-	case FIELD_U32:
+	case STATE_FIELD_U32:
 		*(uint32_t *)value = (uint32_t)read_number(r, UINT32_MAX);
 		break;
-	case FIELD_I64:
-	case FIELD_U64:
+	case STATE_FIELD_I64:
+	case STATE_FIELD_U64:
 		*(int64_t *)value = read_number(r, INT64_MAX);
 		break;
 	}
@@ -61,7 +61,7 @@ static void read_field(struct reader *r, union state_row *row, const struct row_
 static int load_table(struct database *s, enum state_kind kind, state_row_fn fn, void *arg,
 		      uint64_t *n, uint64_t *refused, struct dray_err *reterr)
 {
-	const struct row_format *format = &row_formats[kind];
+	const struct state_format *format = &dray_state_formats[kind];
 	sqlite3_stmt *q = s->statements[format->all];
 	int code = SQLITE_ROW;
 

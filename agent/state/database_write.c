@@ -60,22 +60,22 @@ static int run(struct writer *w, struct dray_err *reterr)
 	return code;
 }
 
-static void bind_field(struct writer *w, const union state_row *row, const struct row_field *f)
+static void bind_field(struct writer *w, const union state_row *row, const struct state_field *f)
 {
 	const void *value = row_member(row, f);
 
 	switch (f->type) {
-	case FIELD_NAME:
-	case FIELD_TEXT:
+	case STATE_FIELD_NAME:
+	case STATE_FIELD_TEXT:
 		bind_text(w, *(const char *const *)value);
 		break;
-	case FIELD_U32:
+	case STATE_FIELD_U32:
 		bind_number(w, *(const uint32_t *)value);
 		break;
-	case FIELD_I64:
+	case STATE_FIELD_I64:
 		bind_number(w, *(const int64_t *)value);
 		break;
-	case FIELD_U64:
+	case STATE_FIELD_U64:
 		bind_number(w, (int64_t)dray_min(*(const uint64_t *)value, (uint64_t)INT64_MAX));
 		break;
 	}
@@ -83,7 +83,7 @@ static void bind_field(struct writer *w, const union state_row *row, const struc
 
 static int write_change(struct writer *w, const struct change *c, struct dray_err *reterr)
 {
-	const struct row_format *format = &row_formats[c->kind];
+	const struct state_format *format = &dray_state_formats[c->kind];
 
 	begin(w, c->drop ? format->drop : format->save);
 	for (unsigned i = 0; i < (c->drop ? format->n_key : format->n); i++)
@@ -96,7 +96,7 @@ static int clear_all(struct writer *w, struct dray_err *reterr)
 	int r = 0;
 
 	for (unsigned kind = 0; !r && kind < STATE_EVENT; kind++) {
-		begin(w, row_formats[kind].clear);
+		begin(w, dray_state_formats[kind].clear);
 		r = run(w, reterr);
 	}
 	return r;

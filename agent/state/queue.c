@@ -5,31 +5,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "schema/gen/state.h"
-
 /* Bytes of the text that are kept: a long one is cut between characters. -EMSGSIZE for a name that is too long. */
-static ssize_t text_length(const struct row_field *f, const char *s)
+static ssize_t text_length(const struct state_field *f, const char *s)
 {
 	size_t n = strnlen(s, STATE_TEXT_MAX + 1);
 
 	if (n <= STATE_TEXT_MAX)
 		return (ssize_t)n;
-	if (f->type == FIELD_NAME)
+	if (f->type == STATE_FIELD_NAME)
 		return -EMSGSIZE;
 	for (n = STATE_TEXT_MAX; n && ((unsigned char)s[n] & 0xc0) == 0x80; n--)
 		;
 	return (ssize_t)n;
 }
 
-static const char *text_of(const union state_row *row, const struct row_field *f)
+static const char *text_of(const union state_row *row, const struct state_field *f)
 {
-	return f->type > FIELD_TEXT ? NULL : *(const char *const *)row_member(row, f);
+	return f->type > STATE_FIELD_TEXT ? NULL : *(const char *const *)row_member(row, f);
 }
 
 /* Appends the field's bytes at `at` and returns their end. Numbers are appended only as a part of the key. */
-static char *field_copy(struct change *c, const struct row_field *f, bool key, char *at)
+static char *field_copy(struct change *c, const struct state_field *f, bool key, char *at)
 {
-	size_t number = f->type == FIELD_U32 ? sizeof(uint32_t) : sizeof(uint64_t);
+	size_t number = f->type == STATE_FIELD_U32 ? sizeof(uint32_t) : sizeof(uint64_t);
 	const char *text = text_of(&c->row, f);
 	size_t n;
 
@@ -47,7 +45,7 @@ static char *field_copy(struct change *c, const struct row_field *f, bool key, c
 
 struct change *change_new(enum state_kind kind, bool drop, const union state_row *row)
 {
-	const struct row_format *format = &row_formats[kind];
+	const struct state_format *format = &dray_state_formats[kind];
 	unsigned n = drop ? format->n_key : format->n;
 	size_t bytes = 1 + n * sizeof(uint64_t);
 	struct change *c;

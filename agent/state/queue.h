@@ -3,9 +3,15 @@
 #ifndef DRAY_AGENT_STATE_QUEUE_H
 #define DRAY_AGENT_STATE_QUEUE_H
 
-#include "agent/state/row.h"
+#include "agent/state/state.h"
 #include "lib/list.h"
 #include "lib/map.h"
+
+/* The value of a field of the row, as the type of the field says. */
+static inline void *row_member(const union state_row *row, const struct state_field *f)
+{
+	return (char *)(uintptr_t)row + f->offset;
+}
 
 /* One block; the row's strings lie behind it, and those of the key come first. */
 struct change {

@@ -21,46 +21,10 @@
 
 #include "lib/cleanup.h"
 #include "lib/err.h"
+#include "schema/gen/state.h"
 
 /* Longest text of any field. A longer text for people is cut; a row with a longer name is not saved. */
 #define STATE_TEXT_MAX 1024
-
-/* Key: scope, source, uid and segment. */
-struct state_hint {
-	const char *scope, *segment;
-	uint32_t source; /* enum dmsg_hint_source */
-	uint32_t uid, score;
-	int64_t put_ms, expires_ms;
-};
-
-/* Key: name. */
-struct state_segment {
-	const char *name;
-	const char *probe;   /* how it is probed; "" not at all */
-	const char *target;  /* where it is probed; "" at its own address */
-	const char *sources; /* where it is known from, separated by commas */
-	uint32_t state;      /* enum dmsg_segment_state */
-	int64_t since_ms;    /* in that state */
-	int64_t ready_ms;    /* when it was last ready; 0 never */
-	const char *reason;
-	uint64_t capacity, allocated; /* bytes; up to INT64_MAX */
-	int64_t seen_ms;              /* when a source last mentioned it */
-};
-
-/* The newest events of each segment, and of all segments, are kept. */
-struct state_event {
-	const char *segment;
-	int64_t at_ms;
-	uint32_t old, new; /* enum dmsg_segment_state */
-	const char *reason;
-};
-
-/* One row: the last preferred segment. */
-struct state_preferred {
-	const char *name;    /* "" none */
-	uint32_t preference; /* enum dmsg_preference */
-	int64_t at_ms;
-};
 
 struct state;
 
@@ -76,15 +40,6 @@ struct state_deps {
 	/* The pause before a batch, and the pauses after failures. 0: the default in state.c. */
 	int64_t gather_ns, retry_min_ns, retry_max_ns;
 	uint64_t queue_bytes; /* of changes that wait; 0: the default in state.c */
-};
-
-enum state_kind { STATE_PREFERRED, STATE_SEGMENT, STATE_HINT, STATE_EVENT, STATE_KIND_N };
-
-union state_row {
-	struct state_preferred preferred;
-	struct state_segment segment;
-	struct state_hint hint;
-	struct state_event event;
 };
 
 typedef void (*state_row_fn)(void *arg, enum state_kind kind, const union state_row *row);

@@ -3,6 +3,9 @@
 #ifndef DRAY_SCHEMA_GEN_STATE_H
 #define DRAY_SCHEMA_GEN_STATE_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #define DRAY_STATE_DATABASE "state.db"
 #define DRAY_STATE_APPLICATION_ID 0x64726179
 #define DRAY_STATE_PAGE_SIZE 16384
@@ -48,5 +51,88 @@ enum dray_state_statement_id {
  * In the order of enum dray_state_statement_id. Parameters are numbered from 1, in the order above.
  */
 extern const char *const dray_state_statements[DRAY_STATE_STATEMENT_N];
+
+/* The last preferred segment; its name is empty if there was none. At most one row. */
+struct state_preferred {
+	const char *name; /* host:port; empty: there was none. */
+	uint32_t preference; /* Enumeration preference of the data protocol. */
+	int64_t at_ms; /* Time of the change, milliseconds since 1970. */
+};
+
+/* Key: name. */
+struct state_segment {
+	const char *name; /* host:port. */
+	const char *probe; /* Kind of probe; empty: it is not probed. */
+	const char *target; /* Address that is probed; empty: the segment itself. */
+	const char *sources; /* Sources that know it, separated by commas. */
+	uint32_t state; /* Enumeration segment_state of the data protocol. */
+	int64_t since_ms; /* Time of the last change of state, milliseconds since 1970. */
+	int64_t ready_ms; /* Time when it was last ready, milliseconds since 1970; 0: never. */
+	const char *reason; /* Why it is in that state. */
+	uint64_t capacity; /* Bytes; 0 unknown. */
+	uint64_t allocated; /* Bytes in use. */
+	int64_t seen_ms; /* Time when a source last reported it, milliseconds since 1970. */
+};
+
+/* Key: scope, source, uid and segment. */
+struct state_hint {
+	const char *scope; /* Scope; empty: the whole node. */
+	uint32_t source; /* Enumeration hint_source of the data protocol. */
+	uint32_t uid; /* User id of the client that stored it; 0 for other sources. */
+	const char *segment; /* host:port. */
+	uint32_t score; /* Higher is better. */
+	int64_t put_ms; /* Time when it was stored, milliseconds since 1970. */
+	int64_t expires_ms; /* Time when it expires, milliseconds since 1970. */
+};
+
+/* The newest events of each segment, and of all segments, are kept. */
+struct state_event {
+	const char *segment; /* host:port. */
+	int64_t at_ms; /* Time of the change, milliseconds since 1970. */
+	uint32_t old; /* State before the change, enumeration segment_state. */
+	uint32_t new; /* State after the change. */
+	const char *reason; /* Reason. */
+};
+
+enum state_kind {
+	STATE_PREFERRED,
+	STATE_SEGMENT,
+	STATE_HINT,
+	STATE_EVENT,
+	STATE_KIND_N,
+};
+
+union state_row {
+	struct state_preferred preferred;
+	struct state_segment segment;
+	struct state_hint hint;
+	struct state_event event;
+};
+
+enum state_field_type {
+	STATE_FIELD_NAME, /* a text that is never cut: a row whose name is too long is refused */
+	STATE_FIELD_TEXT,
+	STATE_FIELD_U32,
+	STATE_FIELD_I64,
+	STATE_FIELD_U64,
+};
+
+struct state_field {
+	enum state_field_type type;
+	size_t offset; /* in union state_row */
+};
+
+/*
+ * A kind of rows: its fields in the order of the parameters and columns of its statements, those of
+ * the key first.
+ */
+struct state_format {
+	struct state_field fields[11];
+	unsigned n, n_key;
+	/* events are never dropped or cleared */
+	enum dray_state_statement_id save, drop, clear, all;
+};
+
+extern const struct state_format dray_state_formats[STATE_KIND_N];
 
 #endif

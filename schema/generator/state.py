@@ -8,6 +8,8 @@ from generator.check import SchemaError, check_keys, named, unique
 from generator.text import Names, banner, quoted
 
 COLUMN_TYPES = ("text", "integer")
+MEMBER_TYPES = {"name": "const char *", "text": "const char *", "u32": "uint32_t ", "i64": "int64_t ", "u64": "uint64_t "}
+ROW_STATEMENTS = ("save", "drop", "clear", "all")
 
 
 def sentence(text):
@@ -67,8 +69,27 @@ def check_statement(db, s):
     cursor.close()
 
 
+def check_row(row, tables, statements):
+    """Adds the members, and how many of them are the key, to the row."""
+    where = f"state.yaml: row {row['name']}"
+    check_keys(where, row, ("name", "doc", "types", "save", "all"), ("drop", "clear"))
+    for use in ROW_STATEMENTS:
+        if row.get(use) not in [None, *statements]:
+            raise SchemaError(f"{where}: there is no statement {row[use]}")
+    parameters = statements[row["save"]]["parameters"]
+    table = tables[re.search(r"INTO (\w+)", statements[row["save"]]["text"])[1]]
+    docs = {c["name"]: c["doc"] for c in table["columns"]}
+    for name, kind in row["types"].items():
+        if name not in parameters or kind not in MEMBER_TYPES:
+            raise SchemaError(f"{where}: unknown member or type: {name}: {kind}")
+    row["members"] = [(p, row["types"].get(p, "i64"), docs[p]) for p in parameters]
+    row["n_key"] = len(statements[row["drop"]]["parameters"]) if "drop" in row else 0
+    if "drop" in row and statements[row["drop"]]["parameters"] != parameters[:row["n_key"]]:
+        raise SchemaError(f"{where}: the parameters of {row['drop']} are not the first ones of {row['save']}")
+
+
 def load(raw):
-    check_keys("state.yaml", raw, ("database", "application_id", "page_size", "limits", "tables", "migrations", "statements"))
+    check_keys("state.yaml", raw, ("database", "application_id", "page_size", "limits", "tables", "migrations", "rows", "statements"))
     if not isinstance(raw["application_id"], int) or not 0 < raw["application_id"] < 2**31:
         raise SchemaError("state.yaml: application_id is not a number of 31 bits above 0")
     if raw["page_size"] not in [512 << i for i in range(8)]:
@@ -85,6 +106,8 @@ def load(raw):
     for s in named("state.yaml: statements", raw["statements"]):
         check_statement(db, s)
     db.close()
+    for row in named("state.yaml: rows", raw["rows"]):
+        check_row(row, {t["name"]: t for t in raw["tables"]}, {s["name"]: s for s in raw["statements"]})
     return raw
 
 
@@ -99,8 +122,55 @@ def literal(text, indent):
     return f"\n{indent}".join(quoted(line) for line in lines)
 
 
+def rows_header(rows):
+    h = ""
+    for row in rows:
+        h += f"\n/* {row['doc']} */\nstruct state_{row['name']} {{\n"
+        for name, kind, doc in row["members"]:
+            h += f"\t{MEMBER_TYPES[kind]}{name}; /* {doc} */\n"
+        h += "};\n"
+    h += "\nenum state_kind {\n" + "".join(f"\tSTATE_{row['name'].upper()},\n" for row in rows) + "\tSTATE_KIND_N,\n};\n"
+    h += "\nunion state_row {\n" + "".join(f"\tstruct state_{row['name']} {row['name']};\n" for row in rows) + "};\n"
+    most = max(len(row["members"]) for row in rows)
+    return h + f"""
+enum state_field_type {{
+	STATE_FIELD_NAME, /* a text that is never cut: a row whose name is too long is refused */
+	STATE_FIELD_TEXT,
+	STATE_FIELD_U32,
+	STATE_FIELD_I64,
+	STATE_FIELD_U64,
+}};
+
+struct state_field {{
+	enum state_field_type type;
+	size_t offset; /* in union state_row */
+}};
+
+/* A kind of rows: its fields in the order of the parameters and columns of its statements, those of the key first. */
+struct state_format {{
+	struct state_field fields[{most}];
+	unsigned n, n_key;
+	enum dray_state_statement_id save, drop, clear, all; /* events are never dropped or cleared */
+}};
+
+extern const struct state_format dray_state_formats[STATE_KIND_N];
+"""
+
+
+def rows_source(rows):
+    c = "\nconst struct state_format dray_state_formats[STATE_KIND_N] = {\n"
+    for row in rows:
+        c += f"\t[STATE_{row['name'].upper()}] = {{\n\t\t.fields = {{\n"
+        for name, kind, _ in row["members"]:
+            c += f"\t\t\t{{ STATE_FIELD_{kind.upper()}, offsetof(union state_row, {row['name']}.{name}) }},\n"
+        c += f"\t\t}},\n\t\t.n = {len(row['members'])},\n\t\t.n_key = {row['n_key']},\n"
+        c += "".join(f"\t\t.{use} = DRAY_STATE_{row[use].upper()},\n" for use in ROW_STATEMENTS if use in row) + "\t},\n"
+    return c + "};\n"
+
+
 def header(state, names):
-    h = f"#define {names.add('DRAY_STATE_DATABASE', 'database')} {quoted(state['database'])}\n"
+    h = "#include <stddef.h>\n#include <stdint.h>\n\n"
+    h += f"#define {names.add('DRAY_STATE_DATABASE', 'database')} {quoted(state['database'])}\n"
     h += f"#define {names.add('DRAY_STATE_APPLICATION_ID', 'application_id')} 0x{state['application_id']:08x}\n"
     h += f"#define {names.add('DRAY_STATE_PAGE_SIZE', 'page_size')} {state['page_size']}\n\n"
     for n in state["limits"]:
@@ -125,7 +195,7 @@ enum dray_state_statement_id {{
 
 /* In the order of enum dray_state_statement_id. Parameters are numbered from 1, in the order above. */
 extern const char *const dray_state_statements[DRAY_STATE_STATEMENT_N];
-"""
+""" + rows_header(state["rows"])
 
 
 def source(state):
@@ -136,7 +206,7 @@ def source(state):
     c += "};\n\nconst char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {\n"
     for s in state["statements"]:
         c += f"\t{literal(s['text'], '	')},\n"
-    return c + "};\n"
+    return c + "};\n" + rows_source(state["rows"])
 
 
 def write(state):

@@ -490,20 +490,20 @@ static void rows_are_checked(void **state)
 {
 	struct fixture *x = *state;
 	const struct state_hint bad[] = {
-		{ "m", "nonsense", CLIENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m\n", A, CLIENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", A, 0, 0, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", A, 77, 0, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", A, ENVIRONMENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", A, CLIENT, 0, 0, x->unix_ms + 10, x->unix_ms + 5 },
-		{ "m", A, CLIENT, 0, 0, 0, 0 },
+		{ "m", CLIENT, 0, "nonsense", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m\n", CLIENT, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", 0, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", 77, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", ENVIRONMENT, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", CLIENT, 0, A, 0, x->unix_ms + 10, x->unix_ms + 5 },
+		{ "m", CLIENT, 0, A, 0, 0, 0 },
 	};
 	const struct state_hint good[] = {
-		{ "m", A, CLIENT, 5, 0, x->unix_ms - 20, x->unix_ms + 1000 },
-		{ "m", B, CLIENT, 5, 0, x->unix_ms - 10, x->unix_ms + 1000 },
-		{ "m", C, CLIENT, 5, 0, x->unix_ms - 30, x->unix_ms + 1000 },
-		{ "far", A, DETECTED, 0, 0, INT64_MAX - 1, INT64_MAX },
-		{ "long", A, DETECTED, 0, 0, 0, INT64_MAX },
+		{ "m", CLIENT, 5, A, 0, x->unix_ms - 20, x->unix_ms + 1000 },
+		{ "m", CLIENT, 5, B, 0, x->unix_ms - 10, x->unix_ms + 1000 },
+		{ "m", CLIENT, 5, C, 0, x->unix_ms - 30, x->unix_ms + 1000 },
+		{ "far", DETECTED, 0, A, 0, INT64_MAX - 1, INT64_MAX },
+		{ "long", DETECTED, 0, A, 0, 0, INT64_MAX },
 	};
 	struct hint best;
 
@@ -529,8 +529,8 @@ static void a_refill_writes_all_hints(void **state)
 
 	put(x, "m", A, CLIENT, 1, 0, 0);
 	put(x, "n", B, EXPLICIT, 0, 0, 0);
-	state_drop_hint(x->state, &(struct state_hint){ "m", A, CLIENT, 1, 0, 0, 0 });
-	state_drop_hint(x->state, &(struct state_hint){ "n", B, EXPLICIT, 0, 0, 0, 0 });
+	state_drop_hint(x->state, &(struct state_hint){ "m", CLIENT, 1, A, 0, 0, 0 });
+	state_drop_hint(x->state, &(struct state_hint){ "n", EXPLICIT, 0, B, 0, 0, 0 });
 	hints_refill(x->h);
 	reopen(x);
 	assert_int_equal(hints_count(x->h), 2);

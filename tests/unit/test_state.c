@@ -74,7 +74,7 @@ static int64_t sql(const char *name, const char *text)
 
 static void put_one_of_each(struct rig *r)
 {
-	state_save_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", "[::1]:5", 4, 4000000000u,
+	state_save_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", 4, 4000000000u, "[::1]:5",
 						    4000000000u, 1, 2 });
 	state_save_segment(r->s, &(struct state_segment){ "h:1", "http", "http://h:2/x",
 							  "config,listener", 2, 3, 4, "it's \"ok\"",
@@ -191,7 +191,7 @@ static void long_texts_are_truncated_and_long_names_refused(void **state)
 	rig_open(&r, dir);
 	rig_start(&r);
 	state_add_event(r.s, &(struct state_event){ "h:1", 1, 1, 2, text });
-	state_save_hint(r.s, &(struct state_hint){ text, "h:1", 4, 0, 0, 1, 2 });
+	state_save_hint(r.s, &(struct state_hint){ text, 4, 0, "h:1", 0, 1, 2 });
 	state_drop_segment(r.s, text);
 	state_save_preferred(r.s, &(struct state_preferred){ text, 0, 0 });
 	assert_int_equal(rig_flush(&r), 0);
