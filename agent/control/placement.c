@@ -384,7 +384,7 @@ void agent_placement_detected(struct agent *a, const struct nd_scan *scan)
 	environment_changed(a);
 }
 
-void agent_placement_listeners(void *arg, const struct nd_listeners *now)
+void agent_placement_listeners(void *arg, struct nd_listeners *now)
 {
 	struct agent *a = arg;
 

@@ -24,7 +24,7 @@ extern const struct placement_upcalls agent_placement;
 
 /* Something that placement depends on has changed. */
 void agent_placement_detected(struct agent *a, const struct nd_scan *scan);
-void agent_placement_listeners(void *arg, const struct nd_listeners *now);
+void agent_placement_listeners(void *arg, struct nd_listeners *now);
 void agent_placement_reload(struct agent *a);
 
 /* No profiles: those of env.profiles. The caller ends *ret with env_deinit(). 0, -EINVAL (unknown profile), -ENOMEM. */

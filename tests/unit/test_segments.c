@@ -169,13 +169,15 @@ static void agent_open(struct agent *a, const struct content *found)
 
 static void agent_finds_listener(struct agent *a)
 {
-	struct nd_listener l = { .family = AF_INET,
-				 .port = ntohs(owner.addr.in.sin_port),
-				 .match = ND_MATCH_LOOPBACK };
+	struct nd_listener *l = calloc(1, sizeof(*l));
 
-	l.addr.s6_addr[10] = l.addr.s6_addr[11] = 0xff;
-	memcpy(&l.addr.s6_addr[12], &owner.addr.in.sin_addr, 4);
-	segments_listeners_changed(a->segments, &(struct nd_listeners){ .v = &l, .n = 1 });
+	assert_non_null(l);
+	l->family = AF_INET;
+	l->port = ntohs(owner.addr.in.sin_port);
+	l->match = ND_MATCH_LOOPBACK;
+	l->addr.s6_addr[10] = l->addr.s6_addr[11] = 0xff;
+	memcpy(&l->addr.s6_addr[12], &owner.addr.in.sin_addr, 4);
+	segments_listeners_changed(a->segments, &(struct nd_listeners){ .v = l, .n = 1 });
 }
 
 static const char *agent_preferred(struct agent *a, struct preferred *p)

@@ -26,8 +26,11 @@ struct detect_deps {
 	 * scan and each read of listening sockets.
 	 */
 	void (*cpus)(void *arg, const struct dray_cpus *now);
-	/* The listening sockets have changed; their addresses are matched with the last scan. NULL: they are not read. */
-	void (*listeners)(void *arg, const struct nd_listeners *now);
+	/*
+	 * The listening sockets have changed; their addresses are matched with the last scan. It may take over the
+	 * array. NULL: they are not read.
+	 */
+	void (*listeners)(void *arg, struct nd_listeners *now);
 	void *arg;
 };
 

@@ -198,16 +198,11 @@ void listeners_apply(struct segments *ss)
 			listener_leave(s);
 }
 
-void segments_listeners_changed(struct segments *ss, const struct nd_listeners *now)
+void segments_listeners_changed(struct segments *ss, struct nd_listeners *now)
 {
-	struct nd_listener *v = calloc(dray_max(now->n, (size_t)1), sizeof(*v));
-
-	if (!v)
-		return;
-	if (now->n)
-		memcpy(v, now->v, now->n * sizeof(*v));
 	nd_listeners_deinit(&ss->listeners);
-	ss->listeners = (struct nd_listeners){ .v = v, .n = now->n };
+	ss->listeners = *now;
+	*now = (struct nd_listeners){ .v = NULL };
 	listeners_apply(ss);
 }
 

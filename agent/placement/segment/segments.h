@@ -78,7 +78,8 @@ void segments_refill(struct segments *ss);
 /* News. */
 void segments_links_changed(struct segments *ss, const struct nd_links *links,
 			    const char *own_segment);
-void segments_listeners_changed(struct segments *ss, const struct nd_listeners *now);
+/* Takes over the array. */
+void segments_listeners_changed(struct segments *ss, struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
 void segments_hint_changed(struct segments *ss, const char *segment, bool named);
 /* The effective hint of the empty scope changed. */
