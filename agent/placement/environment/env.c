@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/placement/environment/internal.h"
+#include "lib/array.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -123,19 +124,17 @@ int env_host(const struct env_input *in, struct env_answer *a)
 static int variable_add(struct env *e, enum env_profile_id id, const struct env_rule *rule,
 			struct env_answer *a)
 {
-	struct env_variable *v;
+	struct env_variable v = { .profile = env_profile_names[id],
+				  .name = rule->name,
+				  .value = a->value,
+				  .reason = a->reason,
+				  .argument = env_profiles[id]->arguments };
 
 	if (a->skip)
 		return 0;
-	v = reallocarray(e->v, e->n + 1, sizeof(*v));
-	if (!v)
+	if (DRAY_APPEND(e->v, e->n, v) < 0)
 		return -ENOMEM;
-	e->v = v;
-	v[e->n++] = (struct env_variable){ .profile = env_profile_names[id],
-					   .name = rule->name,
-					   .value = dray_take(a->value),
-					   .reason = dray_take(a->reason),
-					   .argument = env_profiles[id]->arguments };
+	a->value = a->reason = NULL;
 	return 0;
 }
 

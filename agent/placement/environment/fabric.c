@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/placement/environment/internal.h"
+#include "lib/array.h"
 #include "lib/cleanup.h"
 
 #define NODE_CHANNEL_ADAPTER 1 /* RDMA_NODE_IB_CA: InfiniBand and RoCE, not iWARP */
@@ -50,17 +51,6 @@ static bool port_ok(const struct nd_device *d, const struct nd_port *p, struct e
 	return !*buf;
 }
 
-static int port_add(struct env_fabric *f, const struct env_port *port)
-{
-	struct env_port *v = reallocarray(f->v, f->n + 1, sizeof(*v));
-
-	if (!v)
-		return -ENOMEM;
-	f->v = v;
-	v[f->n++] = *port;
-	return 0;
-}
-
 /* Writes the ports that cannot be used, with the reasons, to left. */
 static int ports_look(struct env_fabric *f, const struct nd_devices *devices, uint32_t only,
 		      FILE *left)
@@ -80,7 +70,7 @@ static int ports_look(struct env_fabric *f, const struct nd_devices *devices, ui
 			if (only && p->number != only)
 				snprintf(why, sizeof(why), "only port %u is used", only);
 			else if (port_ok(d, p, &port, why, sizeof(why))) {
-				if (port_add(f, &port) < 0)
+				if (DRAY_APPEND(f->v, f->n, port) < 0)
 					return -ENOMEM;
 				continue;
 			}

@@ -12,6 +12,7 @@
 
 #include "agent/placement/master/prometheus.h"
 #include "lib/addr.h"
+#include "lib/array.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -54,28 +55,19 @@ static const char *list_text(struct master_list *l, const char *s)
 
 static int list_add(struct master_list *l, const struct master_segment *s, struct dray_err *reterr)
 {
-	struct master_segment *to;
+	struct master_segment copy;
 
 	if (!dray_endpoint_valid(s->name)) {
 		l->left_out++;
 		return 0;
 	}
-	if (l->n == l->max) {
-		size_t max = dray_max(2 * l->max, (size_t)64);
-		struct master_segment *v = reallocarray(l->v, max, sizeof(*v));
-
-		if (!v)
-			return no_memory(reterr);
-		l->v = v;
-		l->max = max;
-	}
-	to = &l->v[l->n++];
-	*to = *s;
-	to->name = list_text(l, s->name);
-	to->endpoint = list_text(l, s->endpoint);
-	to->status = list_text(l, s->status);
-	to->protocol = list_text(l, s->protocol);
-	return 0;
+	copy = (struct master_segment){ .name = list_text(l, s->name),
+					.endpoint = list_text(l, s->endpoint),
+					.status = list_text(l, s->status),
+					.protocol = list_text(l, s->protocol),
+					.capacity = s->capacity,
+					.allocated = s->allocated };
+	return DRAY_APPEND(l->v, l->n, copy) < 0 ? no_memory(reterr) : 0;
 }
 
 /* By name; entries of one name in the order of the page, which is the order of their copies. */

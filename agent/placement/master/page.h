@@ -20,13 +20,13 @@ struct master_segment {
 
 struct master_list {
 	struct master_segment *v; /* sorted by name; several entries of one name are summed */
-	size_t n, max;
+	size_t n;
 	size_t left_out; /* entries whose name is no segment */
 	char *text;      /* holds the strings */
 	size_t used;
 };
 
-#define MASTER_LIST_NULL ((struct master_list){ NULL, 0, 0, 0, NULL, 0 })
+#define MASTER_LIST_NULL ((struct master_list){ .v = NULL })
 
 void master_list_deinit(struct master_list *l);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/placement/segment/internal.h"
+#include "lib/array.h"
 #include "lib/log.h"
 
 #define DECIDE_PAUSE_NS (20 * DRAY_NS_PER_MS)
@@ -15,7 +16,6 @@ struct gathered {
 	struct preferred_facts facts;
 	struct preferred_segment *segments;
 	struct preferred_hint *hints;
-	size_t n_hints, max_hints;
 	bool failed;
 };
 
@@ -96,26 +96,14 @@ static int gather_segments(struct segments *ss, struct gathered *g)
 static void add_hint(void *arg, const struct hint *h)
 {
 	struct gathered *g = arg;
-	struct preferred_hint *ret;
+	struct preferred_hint hint = { .segment = h->segment };
 
 	if (!hint_is_given(h->source) || g->failed)
 		return;
-	if (g->n_hints == g->max_hints) {
-		size_t max = dray_max(g->max_hints * 2, (size_t)8);
-		struct preferred_hint *hints = realloc(g->hints, max * sizeof(*hints));
-
-		if (!hints) {
-			g->failed = true;
-			return;
-		}
-		g->hints = hints;
-		g->max_hints = max;
-	}
-	ret = &g->hints[g->n_hints++];
-	ret->segment = h->segment;
-	snprintf(ret->about, sizeof(ret->about), "%s%.90s, by %s, score %u",
+	snprintf(hint.about, sizeof(hint.about), "%s%.90s, by %s, score %u",
 		 *h->scope ? "scope " : "of the whole node", h->scope,
 		 dmsg_hint_source_name(h->source), h->score);
+	g->failed = DRAY_APPEND(g->hints, g->facts.n_hints, hint) < 0;
 }
 
 static int gather_hints(struct segments *ss, const char *scope, struct gathered *g)
@@ -124,7 +112,6 @@ static int gather_hints(struct segments *ss, const char *scope, struct gathered 
 		hints_each_of(ss->deps.hints, scope, add_hint, g);
 	hints_each_of(ss->deps.hints, "", add_hint, g);
 	g->facts.hints = g->hints;
-	g->facts.n_hints = g->n_hints;
 	return g->failed ? -ENOMEM : 0;
 }
 
