@@ -176,15 +176,19 @@ static void on_got(void *arg, const struct http_answer *response, const struct d
 static struct http_get *start(struct rig *r, const char *url_text, int64_t timeout_ns,
 			      struct got *g)
 {
-	struct http_get_deps deps = { r->event, r->resolver };
-	struct http_limits limits = { timeout_ns, BODY_MAX };
-	struct http_url url = url_of(url_text);
+	struct http_request request = { .event = r->event,
+					.resolver = r->resolver,
+					.url = url_of(url_text),
+					.timeout_ns = timeout_ns,
+					.body_bytes = BODY_MAX,
+					.fn = on_got,
+					.arg = g };
 	struct dray_err err = DRAY_ERR_NULL;
 	struct http_get *get = NULL;
 
 	free(g->body);
 	*g = (struct got){ .rig = r };
-	if (http_get(&get, &deps, &url, &limits, on_got, g, &err) < 0)
+	if (http_get(&get, &request, &err) < 0)
 		fail_msg("%s", err.msg);
 	assert_int_equal(g->called, 0);
 	return get;

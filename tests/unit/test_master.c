@@ -254,6 +254,7 @@ struct rig {
 	struct page_server *server;
 	struct resolver *resolver;
 	struct master *master;
+	struct dray_config cfg;
 	struct page_reply detail, metrics;
 	char asked[4096]; /* paths of the requests, separated by blanks */
 	char shown[2048];
@@ -328,16 +329,27 @@ static void rig_stop(struct rig *r)
 	free(r);
 }
 
-static void read_with(struct rig *r, const char *path, struct master_limits limits)
+/* mooncake.interval, timeout and page_bytes. */
+struct limits {
+	int64_t interval_ns, timeout_ns, page_bytes;
+};
+
+static void set_limits(struct rig *r, struct limits limits)
+{
+	r->cfg.mooncake.interval = limits.interval_ns;
+	r->cfg.mooncake.timeout = limits.timeout_ns;
+	r->cfg.mooncake.page_bytes = limits.page_bytes;
+}
+
+static void read_with(struct rig *r, const char *path, struct limits limits)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct master_deps deps = { .event = r->event,
-				    .resolver = r->resolver,
-				    .limits = limits,
-				    .up = on_read,
-				    .arg = r };
+	struct master_deps deps = {
+		.event = r->event, .resolver = r->resolver, .cfg = &r->cfg, .up = on_read, .arg = r
+	};
 	char url[128];
 
+	set_limits(r, limits);
 	r->master = master_free(r->master);
 	r->good = r->failed = 0;
 	r->n = 0;
@@ -351,7 +363,7 @@ static void read_with(struct rig *r, const char *path, struct master_limits limi
 	assert_true(net_until(r->event, r->good + r->failed));
 }
 
-#define ONCE(timeout_ns) ((struct master_limits){ 3600 * DRAY_NS_PER_SEC, timeout_ns, 4000000 })
+#define ONCE(timeout_ns) ((struct limits){ 3600 * DRAY_NS_PER_SEC, timeout_ns, 4000000 })
 
 static void read_once(struct rig *r)
 {
@@ -548,7 +560,7 @@ static void test_url(void **state)
 static void test_interval(void **state)
 {
 	struct rig *r = rig_start();
-	struct master_limits limits = { 5 * MS, 5000 * MS, 4000000 };
+	struct limits limits = { 5 * MS, 5000 * MS, 4000000 };
 
 	read_with(r, "", limits);
 	assert_true(net_until(r->event, r->good == 5));
@@ -563,7 +575,8 @@ static void test_interval(void **state)
 	read_with(r, "", limits);
 	limits.interval_ns = 5 * MS;
 	limits.page_bytes = 10;
-	master_configure(r->master, &limits);
+	set_limits(r, limits);
+	master_reconfigured(r->master);
 	assert_true(net_until(r->event, r->failed));
 	assert_int_equal(r->err.code, DRAY_E_TOO_LARGE);
 	rig_stop(r);
@@ -572,7 +585,7 @@ static void test_interval(void **state)
 static void test_end(void **state)
 {
 	struct rig *r = rig_start();
-	struct master_limits limits = { 5 * MS, 5000 * MS, 4000000 };
+	struct limits limits = { 5 * MS, 5000 * MS, 4000000 };
 
 	/* freed from the callback, for each way in which a read ends */
 	r->free_master = true;
@@ -588,7 +601,7 @@ static void test_end(void **state)
 	/* during the reading of a page */
 	r->detail = reply(OK_HEAD "{");
 	r->detail.end = PAGE_HOLD;
-	read_with(r, "", (struct master_limits){ 5 * MS, 50 * MS, 4000000 });
+	read_with(r, "", (struct limits){ 5 * MS, 50 * MS, 4000000 });
 	*r->asked = '\0';
 	assert_true(net_until(r->event, *r->asked));
 	r->good = r->failed = 0;

@@ -40,7 +40,7 @@ static void schedule(struct master *m, int64_t pause_ns)
 
 static int64_t pause_next(struct master *m)
 {
-	int64_t interval = m->deps.limits.interval_ns, tenth = interval / 10;
+	int64_t interval = m->deps.cfg->mooncake.interval, tenth = interval / 10;
 	int64_t longest = dray_max(interval, RETRY_MAX_NS);
 
 	if (m->failed)
@@ -108,14 +108,18 @@ static void on_metrics(void *arg, const struct http_answer *response, const stru
 
 static void get(struct master *m, const char *page, http_get_fn fn)
 {
-	struct http_get_deps deps = { m->deps.event, m->deps.resolver };
-	struct http_limits limits = { m->deps.limits.timeout_ns, m->deps.limits.page_bytes };
+	struct http_request request = { .event = m->deps.event,
+					.resolver = m->deps.resolver,
+					.url = m->base,
+					.timeout_ns = m->deps.cfg->mooncake.timeout,
+					.body_bytes = (size_t)m->deps.cfg->mooncake.page_bytes,
+					.fn = fn,
+					.arg = m };
+	size_t n = strlen(m->base.target);
 	struct dray_err err = DRAY_ERR_NULL;
-	struct http_url url = m->base;
-	size_t n = strlen(url.target);
 
-	snprintf(url.target + n, sizeof(url.target) - n, "%s", page);
-	if (http_get(&m->get, &deps, &url, &limits, fn, m, &err) < 0)
+	snprintf(request.url.target + n, sizeof(request.url.target) - n, "%s", page);
+	if (http_get(&m->get, &request, &err) < 0)
 		end_read(m, NULL, &err);
 }
 
@@ -208,12 +212,11 @@ struct master *master_free(struct master *m)
 	return NULL;
 }
 
-void master_configure(struct master *m, const struct master_limits *limits)
+void master_reconfigured(struct master *m)
 {
 	uint64_t due, soonest;
 	int on;
 
-	m->deps.limits = *limits;
 	/* off: a read is in progress, and the next one follows after the new interval */
 	if (sd_event_source_get_enabled(m->timer, &on) < 0 || on == SD_EVENT_OFF ||
 	    sd_event_source_get_time(m->timer, &due) < 0)

@@ -13,6 +13,7 @@
 #include "agent/placement/net/resolver.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
+#include "schema/gen/config.h"
 
 struct master;
 
@@ -23,18 +24,15 @@ struct master;
 typedef void (*master_read_fn)(void *arg, const struct master_list *list,
 			       const struct dray_err *why);
 
-struct master_limits {
-	/* Between reads, plus or minus 10 %. After failures 1 s, doubling up to a minute or the interval. */
-	int64_t interval_ns;
-	int64_t timeout_ns; /* of each page */
-	size_t page_bytes;  /* of the largest page */
-};
-
 struct master_deps {
 	sd_event *event;           /* borrowed */
 	struct resolver *resolver; /* borrowed; outlives the master */
 	const char *url; /* http://HOST:PORT; a page such as /metrics is cut off; copied */
-	struct master_limits limits;
+	/*
+	 * borrowed; mooncake.interval, timeout and page_bytes are read anew at each use. Reads are an interval apart, plus
+	 * or minus 10 %; after failures 1 s, doubling up to a minute or the interval.
+	 */
+	const struct dray_config *cfg;
 	master_read_fn up;
 	void *arg;
 };
@@ -46,7 +44,7 @@ struct master *master_free(struct master *m);
 
 DRAY_DEFINE_CLEANUP(struct master *, master_free);
 
-/* The limits count from the next read, which comes earlier if the new interval is shorter. */
-void master_configure(struct master *m, const struct master_limits *limits);
+/* cfg has new values: the next read comes earlier if the new interval is shorter. */
+void master_reconfigured(struct master *m);
 
 #endif

@@ -20,11 +20,7 @@
 #define REQUEST_BYTES_MAX (HTTP_TARGET_MAX + HTTP_AUTHORITY_MAX + 160)
 
 struct http_get {
-	struct http_get_deps deps;
-	struct http_url url;
-	struct http_limits limits;
-	http_get_fn fn;
-	void *arg;
+	struct http_request request;
 	char host[HTTP_AUTHORITY_MAX];
 	int64_t end_ns;
 
@@ -36,8 +32,8 @@ struct http_get {
 	int fd;
 	sd_event_source *io, *timer;
 	bool connected;
-	char request[REQUEST_BYTES_MAX];
-	size_t request_n, sent;
+	char text[REQUEST_BYTES_MAX];
+	size_t text_n, sent;
 
 	struct http_answer *answer;
 };
@@ -65,13 +61,10 @@ struct http_get *http_get_cancel(struct http_get *g)
 /* The callback may do anything, so everything that is open is closed first. */
 static void finish(struct http_get *g, const struct http_answer *answer, const struct dray_err *why)
 {
-	http_get_fn fn = g->fn;
-	void *arg = g->arg;
-
 	g->query = resolver_cancel(g->query);
 	disconnect(g);
 	g->timer = sd_event_source_disable_unref(g->timer);
-	fn(arg, answer, why);
+	g->request.fn(g->request.arg, answer, why);
 	http_get_cancel(g);
 }
 
@@ -138,15 +131,15 @@ static void on_readable(struct http_get *g)
 /* If the server does not read the request, its response is still read. */
 static void send_request(struct http_get *g)
 {
-	while (g->sent < g->request_n) {
-		ssize_t n = send(g->fd, g->request + g->sent, g->request_n - g->sent, MSG_NOSIGNAL);
+	while (g->sent < g->text_n) {
+		ssize_t n = send(g->fd, g->text + g->sent, g->text_n - g->sent, MSG_NOSIGNAL);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN)
 			return;
 		if (n < 0)
-			g->sent = g->request_n;
+			g->sent = g->text_n;
 		else
 			g->sent += (size_t)n;
 	}
@@ -171,7 +164,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 		sd_event_source_set_time(g->timer, (uint64_t)g->end_ns / 1000 + 1);
 		sd_event_source_set_io_events(g->io, EPOLLIN | EPOLLOUT);
 	}
-	if (g->sent < g->request_n && (revents & EPOLLOUT))
+	if (g->sent < g->text_n && (revents & EPOLLOUT))
 		send_request(g);
 	if (revents & (EPOLLIN | EPOLLHUP | EPOLLERR))
 		on_readable(g);
@@ -187,7 +180,7 @@ static int start_connecting(struct http_get *g, const struct dray_addr *a)
 		return -errno;
 	if (connect(g->fd, &a->sa, a->len) < 0 && errno != EINPROGRESS)
 		return -errno;
-	r = sd_event_add_io(g->deps.event, &g->io, g->fd, EPOLLOUT, on_io, g);
+	r = sd_event_add_io(g->request.event, &g->io, g->fd, EPOLLOUT, on_io, g);
 	return r < 0 ? r : 0;
 }
 
@@ -236,7 +229,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 		refused(g, DRAY_E_TIMEOUT, "no answer");
 		return 0;
 	}
-	dray_duration_show(g->limits.timeout_ns, time, sizeof(time));
+	dray_duration_show(g->request.timeout_ns, time, sizeof(time));
 	if (g->fd < 0)
 		fail(g, DRAY_E_TIMEOUT, "its name was not resolved within %s", time);
 	else if (!g->answer->received)
@@ -251,37 +244,31 @@ static int start(struct http_get *g, struct dray_err *reterr)
 {
 	int r;
 
-	http_url_authority(&g->url, g->host, sizeof(g->host));
-	g->request_n =
-		(size_t)snprintf(g->request, sizeof(g->request),
-				 "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
-				 "\r\nAccept: */*\r\nConnection: close\r\n\r\n",
-				 g->url.target, g->host);
-	g->end_ns = dray_now().ns + g->limits.timeout_ns;
-	r = sd_event_add_time(g->deps.event, &g->timer, CLOCK_MONOTONIC,
+	http_url_authority(&g->request.url, g->host, sizeof(g->host));
+	g->text_n = (size_t)snprintf(g->text, sizeof(g->text),
+				     "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
+				     "\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+				     g->request.url.target, g->host);
+	g->end_ns = dray_now().ns + g->request.timeout_ns;
+	r = sd_event_add_time(g->request.event, &g->timer, CLOCK_MONOTONIC,
 			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->host,
 				    dray_errno_text(r));
-	return resolver_lookup(g->deps.resolver, g->url.host, g->url.port, g->limits.timeout_ns,
-			       on_addresses, g, &g->query, reterr);
+	return resolver_lookup(g->request.resolver, g->request.url.host, g->request.url.port,
+			       g->request.timeout_ns, on_addresses, g, &g->query, reterr);
 }
 
-int http_get(struct http_get **ret, const struct http_get_deps *deps, const struct http_url *url,
-	     const struct http_limits *limits, http_get_fn fn, void *arg, struct dray_err *reterr)
+int http_get(struct http_get **ret, const struct http_request *request, struct dray_err *reterr)
 {
 	dray_auto(http_get_cancel) struct http_get *g = calloc(1, sizeof(*g));
 	int r;
 
 	if (!g)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	g->deps = *deps;
-	g->url = *url;
-	g->limits = *limits;
-	g->fn = fn;
-	g->arg = arg;
+	g->request = *request;
 	g->fd = -1;
-	g->answer = http_answer_new(limits->body_bytes);
+	g->answer = http_answer_new(request->body_bytes);
 	if (!g->answer)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	r = start(g, reterr);

@@ -17,16 +17,6 @@
 
 struct http_get;
 
-struct http_get_deps {
-	sd_event *event;           /* borrowed */
-	struct resolver *resolver; /* borrowed; outlives the request */
-};
-
-struct http_limits {
-	int64_t timeout_ns; /* of the whole request, name lookup included; more than 0 */
-	size_t body_bytes;  /* a longer body is an error */
-};
-
 /*
  * answer: a complete response of any status, valid during the call; NULL on failure. why: NULL, or the reason, which
  * names the host: DRAY_E_TIMEOUT, DRAY_E_TOO_LARGE, DRAY_E_PROTOCOL (not HTTP, or truncated), DRAY_E_PEER_UNREACHABLE
@@ -36,13 +26,22 @@ struct http_limits {
 typedef void (*http_get_fn)(void *arg, const struct http_answer *answer,
 			    const struct dray_err *why);
 
+struct http_request {
+	sd_event *event;           /* borrowed */
+	struct resolver *resolver; /* borrowed; outlives the request */
+	struct http_url url;
+	int64_t timeout_ns; /* of the whole request, name lookup included; more than 0 */
+	size_t body_bytes;  /* a longer body is an error */
+	http_get_fn fn;
+	void *arg;
+};
+
 /*
- * url, limits: copied. fn is called exactly once unless the request is cancelled, from the event loop and not inside
+ * The request is copied. fn is called exactly once unless the request is cancelled, from the event loop and not inside
  * this call. The addresses of a name are tried in turn, each for its share of the time left. 0, or -errno with reterr
  * and no callback.
  */
-int http_get(struct http_get **ret, const struct http_get_deps *deps, const struct http_url *url,
-	     const struct http_limits *limits, http_get_fn fn, void *arg, struct dray_err *reterr);
+int http_get(struct http_get **ret, const struct http_request *request, struct dray_err *reterr);
 
 /* Closes the connection; fn will not be called. Takes NULL. Returns NULL. */
 struct http_get *http_get_cancel(struct http_get *g);

@@ -94,18 +94,23 @@ static void answered(void *arg, const struct http_answer *h, const struct dray_e
 
 static int run(struct probe *p, struct dray_err *reterr)
 {
-	const struct http_get_deps deps = { p->deps.event, p->deps.resolver };
-	const struct http_limits limits = { p->end_ns - p->start_ns, BODY_MAX };
-	struct http_url url = { .port = p->target.port };
+	struct http_request request = { .event = p->deps.event,
+					.resolver = p->deps.resolver,
+					.url.port = p->target.port,
+					.timeout_ns = p->end_ns - p->start_ns,
+					.body_bytes = BODY_MAX,
+					.fn = answered,
+					.arg = p };
 
 	if (!p->deps.resolver)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "http probes need a resolver, and this agent has none");
-	snprintf(url.host, sizeof(url.host), "%s", p->target.host);
-	snprintf(url.target, sizeof(url.target), "%s", *p->target.path ? p->target.path : "/");
+	snprintf(request.url.host, sizeof(request.url.host), "%s", p->target.host);
+	snprintf(request.url.target, sizeof(request.url.target), "%s",
+		 *p->target.path ? p->target.path : "/");
 	/* the request has its own time limit */
 	sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
-	return http_get(&p->http, &deps, &url, &limits, answered, p, reterr);
+	return http_get(&p->http, &request, reterr);
 }
 
 static void stop(struct probe *p)

@@ -9,13 +9,6 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-static struct master_limits limits_of(const struct dray_config *cfg)
-{
-	return (struct master_limits){ .interval_ns = cfg->mooncake.interval,
-				       .timeout_ns = cfg->mooncake.timeout,
-				       .page_bytes = (size_t)cfg->mooncake.page_bytes };
-}
-
 static void list_segment(struct master_entry *e, const struct master_segment *m)
 {
 	struct segments *ss = e->ss;
@@ -176,9 +169,7 @@ static int entry_open(struct segments *ss, const char *url, struct dray_err *ret
 		struct master_entry *other = &ss->masters[i];
 
 		if (other->url && !strcmp(other->url, url)) {
-			struct master_limits limits = limits_of(ss->deps.cfg);
-
-			master_configure(other->master, &limits);
+			master_reconfigured(other->master);
 			return 0;
 		}
 		e = !e && !other->url ? other : e;
@@ -193,7 +184,7 @@ static int entry_open(struct segments *ss, const char *url, struct dray_err *ret
 		       &(struct master_deps){ .event = ss->deps.event,
 					      .resolver = ss->resolver,
 					      .url = url,
-					      .limits = limits_of(ss->deps.cfg),
+					      .cfg = ss->deps.cfg,
 					      .up = on_read,
 					      .arg = e },
 		       reterr);
