@@ -230,11 +230,13 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .pool = &a->pool,
 						    .regions = a->regions,
 						    .peers = a->peers,
+						    .hints = a->hints,
+						    .segments = a->segments,
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
 						    .listen_fd = passed.data,
 						    .closed = on_session_closed,
-						    .placement = &agent_placement,
+						    .env_get = agent_environment_lines,
 						    .arg = a },
 			   reterr);
 	if (ret < 0)

@@ -14,7 +14,6 @@
 #include "agent/control/session/session.h"
 #include "agent/data/data.h"
 #include "agent/placement/environment/env_file.h"
-#include "agent/placement/segment/preferred.h"
 #include "agent/state/identity.h"
 #include "lib/cpu.h"
 #include "lib/list.h"
@@ -103,7 +102,6 @@ struct agent {
 	struct segments *segments;
 	struct env_file env_file;
 	sd_event_source *env_write;
-	char preferred_reason[PREFERRED_REASON_BYTES]; /* of the current SEGMENT_GET reply */
 
 	/* drain.c */
 	enum agent_state state;

@@ -114,13 +114,6 @@ static void environment_changed(struct agent *a)
 		sd_event_source_set_enabled(a->env_write, SD_EVENT_ONESHOT);
 }
 
-static uint32_t flags_of(const struct segment_info *s)
-{
-	return (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
-	       (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0) |
-	       (s->preferred ? DMSG_SEGMENT_FLAG_PREFERRED : 0);
-}
-
 static void notify_sessions(struct agent *a, const char *segment, enum dmsg_segment_state old,
 			    enum dmsg_segment_state now, uint32_t flags, const char *reason)
 {
@@ -142,7 +135,7 @@ static void on_segment_changed(void *arg, const struct segment_info *s, enum dms
 	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", s->name, before, after,
 		     s->reason);
 	if (a->sessions)
-		notify_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
+		notify_sessions(a, s->name, old, s->state, segment_flags(s), s->reason);
 	environment_changed(a);
 }
 
@@ -150,7 +143,7 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 				 const struct segment_info *s, const char *reason)
 {
 	enum dmsg_segment_state state = s ? s->state : DMSG_SEGMENT_STATE_UNKNOWN;
-	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? flags_of(s) :
+	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? segment_flags(s) :
 							*now ? DMSG_SEGMENT_FLAG_UNVERIFIED :
 							       0);
 	struct agent *a = arg;
@@ -290,70 +283,8 @@ void agent_placement_stop(struct agent *a)
 	a->state_db = state_free(a->state_db);
 }
 
-static int hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
-		    struct dray_err *reterr)
-{
-	struct segment_info s;
-	struct agent *a = arg;
-	struct hint h;
-
-	if (!hints_best(a->hints, scope, &h))
-		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no hint is known for %s",
-				    *scope ? scope : "the whole node");
-	*ret = (struct dmsg_hint_get_reply){ .source = (uint16_t)h.source,
-					     .score = h.score,
-					     .left_ms = h.left_ms > 0 ? (uint64_t)h.left_ms : 0,
-					     .flags = DMSG_SEGMENT_FLAG_UNVERIFIED,
-					     .segment = str(h.segment) };
-	if (segments_find(a->segments, h.segment, &s)) {
-		ret->state = (uint16_t)s.state;
-		ret->flags = flags_of(&s);
-	}
-	return 0;
-}
-
-static int hint_put(void *arg, uid_t uid, const char *scope, const char *segment, uint32_t score,
-		    uint64_t ttl_ms, struct dray_err *reterr)
-{
-	struct agent *a = arg;
-
-	if (*segment)
-		return hints_put(a->hints,
-				 &(struct hint_put){ .scope = scope,
-						     .segment = segment,
-						     .source = DMSG_HINT_SOURCE_CLIENT,
-						     .uid = uid,
-						     .score = score,
-						     .ttl_ms = ttl_ms },
-				 reterr);
-	if (hints_forget_client(a->hints, scope, uid))
-		return 0;
-	return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			    "clients of uid %u have set no hint for %s", uid,
-			    *scope ? scope : "the whole node");
-}
-
-static int segment_get(void *arg, const char *scope, struct dmsg_segment_get_reply *ret,
-		       struct dray_err *reterr)
-{
-	struct agent *a = arg;
-	struct preferred p;
-
-	segments_preferred(a->segments, scope, &p);
-	/* it must stay valid until the reply is written */
-	snprintf(a->preferred_reason, sizeof(a->preferred_reason), "%s", p.reason);
-	*ret = (struct dmsg_segment_get_reply){ .preference = (uint16_t)p.preference,
-						.state = (uint16_t)p.state,
-						.flags = p.flags,
-						.capacity = p.capacity,
-						.allocated = p.allocated,
-						.segment = str(p.name),
-						.reason = str(a->preferred_reason) };
-	return 0;
-}
-
-static int env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
-		   struct dray_err *reterr)
+int agent_environment_lines(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+			    struct dray_err *reterr)
 {
 	struct dray_strv words = DRAY_STRV_NULL;
 	struct env env = ENV_NULL;
@@ -370,13 +301,6 @@ static int env_get(void *arg, const char *profiles, char **ret_variables, char *
 		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "out of memory");
 	return ret;
 }
-
-const struct placement_upcalls agent_placement = {
-	.hint_get = hint_get,
-	.hint_put = hint_put,
-	.segment_get = segment_get,
-	.env_get = env_get,
-};
 
 void agent_placement_detected(struct agent *a, const struct nd_scan *scan)
 {

@@ -8,7 +8,6 @@
 #include "agent/placement/segment/segments.h"
 
 struct agent;
-struct placement_upcalls;
 
 /* Opens and reads the state database, and starts the probes. Needs peers. 0 or -errno with reterr. */
 int agent_placement_start(struct agent *a, struct dray_err *reterr);
@@ -19,9 +18,6 @@ int agent_placement_ready(struct agent *a);
 /* Writes queued changes, for a limited time. Idempotent. */
 void agent_placement_stop(struct agent *a);
 
-/* Upcalls of sessions; arg is the agent. */
-extern const struct placement_upcalls agent_placement;
-
 /* Something that placement depends on has changed. */
 void agent_placement_detected(struct agent *a, const struct nd_scan *scan);
 void agent_placement_listeners(void *arg, struct nd_listeners *now);
@@ -30,5 +26,8 @@ void agent_placement_reload(struct agent *a);
 /* No profiles: those of env.profiles. The caller ends *ret with env_deinit(). 0, -EINVAL (unknown profile), -ENOMEM. */
 int agent_environment(struct agent *a, const struct dray_strv *profiles, struct env *ret,
 		      struct dray_err *reterr);
+/* For env_get of struct sessions_deps; arg is the agent. */
+int agent_environment_lines(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+			    struct dray_err *reterr);
 
 #endif

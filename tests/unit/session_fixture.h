@@ -62,7 +62,9 @@ struct lab {
 	struct regions *regions;
 	struct peers peers;
 	struct sessions *sessions;
-	const struct placement_upcalls *placement; /* set by tests that use placement */
+	/* set by tests that use the environment */
+	int (*env_get)(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+		       struct dray_err *reterr);
 	char dir[CM_DIR_BYTES], path[100];
 	unsigned stopped;
 	int fds; /* descriptors open at the start */
@@ -202,7 +204,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 						     .agent_id = lab_id,
 						     .incarnation = 5,
 						     .listen_fd = listen_fd,
-						     .placement = l->placement,
+						     .env_get = l->env_get,
 						     .arg = l },
 			    err);
 }

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hints, the preferred segment and the environment over the data socket, and SEGMENT_CHANGED. */
 #include "agent/control/session/internal.h"
+#include "agent/placement/hint/hints.h"
+#include "agent/placement/segment/segments.h"
 #include "tests/unit/session_fixture.h"
 
 #define TEXT_MAX 256
 
-/* The last arguments of the upcalls, and their answers. */
+/* The last arguments of the modules below, and their answers. */
 static struct asked {
 	unsigned calls;
 	uid_t uid;
@@ -16,68 +18,75 @@ static struct asked {
 
 static struct answers {
 	int code; /* error with which they refuse */
-	struct dmsg_hint_get_reply hint;
-	struct dmsg_segment_get_reply segment;
+	struct hint hint;
+	struct preferred preferred;
+	struct segment_info info; /* of the hint's segment; name NULL: unknown */
 	const char *variables, *notes;
 } answers;
 
-static int refuse_or(int code, const char *scope, struct dray_err *reterr)
+static void note(const char *scope)
 {
 	asked.calls++;
 	snprintf(asked.scope, sizeof(asked.scope), "%s", scope);
-	return code ? dray_err_set(reterr, -EINVAL, code, "refused by the test") : 0;
 }
 
-static int up_hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
-		       struct dray_err *reterr)
+bool hints_best(struct hints *h, const char *scope, struct hint *ret)
 {
+	note(scope);
 	*ret = answers.hint;
-	return refuse_or(answers.code, scope, reterr);
+	return answers.hint.segment;
 }
 
-static int up_hint_put(void *arg, uid_t uid, const char *scope, const char *segment, uint32_t score,
-		       uint64_t ttl_ms, struct dray_err *reterr)
+int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
 {
+	note(put->scope);
+	assert_int_equal(put->source, DMSG_HINT_SOURCE_CLIENT);
+	asked.uid = put->uid;
+	snprintf(asked.segment, sizeof(asked.segment), "%s", put->segment);
+	asked.score = put->score;
+	asked.ttl_ms = put->ttl_ms;
+	return answers.code ? dray_err_set(reterr, -EINVAL, answers.code, "refused by the test") :
+			      0;
+}
+
+bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
+{
+	note(scope);
 	asked.uid = uid;
-	snprintf(asked.segment, sizeof(asked.segment), "%s", segment);
-	asked.score = score;
-	asked.ttl_ms = ttl_ms;
-	return refuse_or(answers.code, scope, reterr);
+	return !answers.code;
 }
 
-static int up_segment_get(void *arg, const char *scope, struct dmsg_segment_get_reply *ret,
-			  struct dray_err *reterr)
+void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
 {
-	*ret = answers.segment;
-	return refuse_or(answers.code, scope, reterr);
+	note(scope);
+	*ret = answers.preferred;
 }
 
-static int up_env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
-		      struct dray_err *reterr)
+bool segments_find(struct segments *ss, const char *name, struct segment_info *ret)
 {
-	int r = refuse_or(answers.code, profiles, reterr);
+	*ret = answers.info;
+	return answers.info.name && !strcmp(answers.info.name, name);
+}
 
+static int env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+		   struct dray_err *reterr)
+{
+	note(profiles);
 	*ret_variables = answers.variables ? strdup(answers.variables) : NULL;
 	*ret_notes = answers.notes ? strdup(answers.notes) : NULL;
-	return r;
+	return answers.code ? dray_err_set(reterr, -EINVAL, answers.code, "refused by the test") :
+			      0;
 }
-
-static const struct placement_upcalls upcalls = {
-	.hint_get = up_hint_get,
-	.hint_put = up_hint_put,
-	.segment_get = up_segment_get,
-	.env_get = up_env_get,
-};
 
 static int setup(void **state)
 {
 	struct lab *l;
 
 	asked = (struct asked){ 0 };
-	answers = (struct answers){ 0 };
+	answers = (struct answers){ .hint.segment = "", .preferred.name = "" };
 	lab_setup_closed(state);
 	l = *state;
-	l->placement = &upcalls;
+	l->env_get = env_get;
 	lab_start(l);
 	return 0;
 }
@@ -124,23 +133,33 @@ static void test_hint(void **state)
 	put = (struct dmsg_hint_put){ .scope = text("s") };
 	CLIENT_SEND(c, hint_put, &put);
 	client_expect(c, DMSG_HINT_PUT_REPLY);
-	assert_string_equal(asked.segment, "");
+	assert_int_equal(asked.calls, 2);
+	assert_string_equal(asked.scope, "s");
 
-	answers.hint = (struct dmsg_hint_get_reply){ .source = DMSG_HINT_SOURCE_CLIENT,
-						     .state = DMSG_SEGMENT_STATE_READY,
-						     .score = 8,
-						     .left_ms = 12345,
-						     .flags = DMSG_SEGMENT_FLAG_UNVERIFIED,
-						     .segment = text("[fd00::1]:1") };
+	answers.hint = (struct hint){ .source = DMSG_HINT_SOURCE_CLIENT,
+				      .score = 8,
+				      .left_ms = 12345,
+				      .segment = "[fd00::1]:1" };
 	ask_hint(c, text("s"));
 	CLIENT_REPLY(c, hint_get_reply, DMSG_HINT_GET_REPLY, &m);
 	assert_string_equal(asked.scope, "s");
 	assert_int_equal(m.source, DMSG_HINT_SOURCE_CLIENT);
-	assert_int_equal(m.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(m.state, DMSG_SEGMENT_STATE_UNKNOWN);
 	assert_int_equal(m.score, 8);
 	assert_int_equal(m.left_ms, 12345);
 	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_UNVERIFIED);
 	assert_text(m.segment, "[fd00::1]:1");
+	/* its segment is known, and the hint ends now */
+	answers.hint.left_ms = -1;
+	answers.info = (struct segment_info){ .name = "[fd00::1]:1",
+					      .state = DMSG_SEGMENT_STATE_READY,
+					      .verified = true,
+					      .local = true };
+	ask_hint(c, text("s"));
+	CLIENT_REPLY(c, hint_get_reply, DMSG_HINT_GET_REPLY, &m);
+	assert_int_equal(m.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(m.left_ms, 0);
+	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_NODE_LOCAL);
 	client_close(c);
 }
 
@@ -149,28 +168,19 @@ static void test_segment(void **state)
 	struct lab *l = *state;
 	struct client *c = client_open(l, "", 0);
 	struct dmsg_segment_get_reply m;
-	char reason[400];
 
 	ask_segment(c, "");
 	CLIENT_REPLY(c, segment_get_reply, DMSG_SEGMENT_GET_REPLY, &m);
 	assert_string_equal(asked.scope, "");
 	assert_int_equal(m.preference, DMSG_PREFERENCE_NONE);
 	assert_text(m.segment, "");
-	/*
-	 * a reason is truncated between characters: these have two bytes each, after one of one
-	 * byte
-	 */
-	for (size_t i = 1; i < sizeof(reason) - 1; i += 2)
-		memcpy(reason + i, "é", 2);
-	reason[0] = 'x';
-	reason[sizeof(reason) - 1] = 0;
-	answers.segment = (struct dmsg_segment_get_reply){ .preference = DMSG_PREFERENCE_DETECTED,
-							   .state = DMSG_SEGMENT_STATE_LOST,
-							   .flags = DMSG_SEGMENT_FLAG_ALL,
-							   .capacity = 1ull << 50,
-							   .allocated = 3,
-							   .segment = text("node:1"),
-							   .reason = text(reason) };
+	answers.preferred = (struct preferred){ .preference = DMSG_PREFERENCE_DETECTED,
+						.state = DMSG_SEGMENT_STATE_LOST,
+						.flags = DMSG_SEGMENT_FLAG_ALL,
+						.capacity = 1ull << 50,
+						.allocated = 3,
+						.name = "node:1",
+						.reason = "it is on this node" };
 	ask_segment(c, "model");
 	CLIENT_REPLY(c, segment_get_reply, DMSG_SEGMENT_GET_REPLY, &m);
 	assert_string_equal(asked.scope, "model");
@@ -180,8 +190,7 @@ static void test_segment(void **state)
 	assert_int_equal(m.capacity, 1ull << 50);
 	assert_int_equal(m.allocated, 3);
 	assert_text(m.segment, "node:1");
-	assert_int_equal(m.reason.n, 255);
-	assert_memory_equal(m.reason.p, reason, 255);
+	assert_text(m.reason, "it is on this node");
 	client_close(c);
 }
 
@@ -238,16 +247,16 @@ static void test_refused(void **state)
 	struct client *c = client_open(l, "", 0);
 	char longer[TEXT_MAX + 2];
 
-	answers.code = DRAY_E_NOT_FOUND;
+	answers.hint.segment = NULL;
 	ask_hint(c, text("x"));
 	client_expect_error(c, c->id, DRAY_E_NOT_FOUND);
 	answers.code = DRAY_E_QUOTA;
 	CLIENT_SEND(c, hint_put,
 		    (&(struct dmsg_hint_put){ .scope = text("x"), .segment = text("a:1") }));
 	client_expect_error(c, c->id, DRAY_E_QUOTA);
+	CLIENT_SEND(c, hint_put, (&(struct dmsg_hint_put){ .scope = text("x") }));
+	client_expect_error(c, c->id, DRAY_E_NOT_FOUND);
 	answers.code = DRAY_E_INVALID;
-	ask_segment(c, "x");
-	client_expect_error(c, c->id, DRAY_E_INVALID);
 	answers.variables = "freed=all the same\n";
 	ask_env(c, "nothing");
 	client_expect_error(c, c->id, DRAY_E_INVALID);
@@ -255,7 +264,7 @@ static void test_refused(void **state)
 
 	memset(longer, 's', sizeof(longer) - 1);
 	longer[sizeof(longer) - 1] = 0;
-	answers = (struct answers){ .hint.segment = text(longer), .segment.segment = text(longer) };
+	answers = (struct answers){ .hint.segment = longer, .preferred.name = longer };
 	ask_hint(c, text(""));
 	client_expect_error(c, c->id, DRAY_E_INTERNAL);
 	ask_segment(c, "");
@@ -295,7 +304,7 @@ static void test_text(void **state)
 	char longest[TEXT_MAX + 1];
 	static const char *const bad[] = { "\xff", "a\nb", "\x7f", "\xed\xa0\x80", "\xc0\x80" };
 
-	answers.hint.segment = text("a:1");
+	answers.hint.segment = "a:1";
 	memset(longest, 's', TEXT_MAX);
 	longest[TEXT_MAX] = 0;
 	ask_hint(c, text(longest));
@@ -402,7 +411,10 @@ static void test_events(void **state)
 	changed(l, "before:1", DMSG_SEGMENT_STATE_READY, 0, "r");
 	assert_int_equal(waiting(l), 0);
 	c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
-	memset(reason, 'r', sizeof(reason) - 1);
+	/* a reason is truncated between characters: these have two bytes each, after one of one byte */
+	for (size_t i = 1; i < sizeof(reason) - 1; i += 2)
+		memcpy(reason + i, "é", 2);
+	reason[0] = 'x';
 	reason[sizeof(reason) - 1] = 0;
 	changed(l, "a:1", DMSG_SEGMENT_STATE_LOST,
 		DMSG_SEGMENT_FLAG_NODE_LOCAL | DMSG_SEGMENT_FLAG_PREFERRED, reason);
@@ -411,7 +423,8 @@ static void test_events(void **state)
 	assert_int_equal(m.new, DMSG_SEGMENT_STATE_LOST);
 	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_NODE_LOCAL | DMSG_SEGMENT_FLAG_PREFERRED);
 	assert_text(m.segment, "a:1");
-	assert_int_equal(m.reason.n, TEXT_MAX);
+	assert_int_equal(m.reason.n, 255);
+	assert_memory_equal(m.reason.p, reason, 255);
 	/* a later session gets later changes; the empty segment counts like any other */
 	late = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
 	changed(l, "", DMSG_SEGMENT_STATE_UNKNOWN, DMSG_SEGMENT_FLAG_PREFERRED, "");

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages about hints, the preferred segment and the launcher's environment; session.h describes their meaning. */
+/*
+ * Requests about hints, the preferred segment and the launcher's environment. They are carried out while the agent
+ * drains, too: a client then needs them to find another segment.
+ */
 #include <errno.h>
 #include <string.h>
 
 #include "agent/control/session/internal.h"
+#include "agent/placement/hint/hints.h"
+#include "agent/placement/segment/segments.h"
 #include "schema/gen/errors.h"
 
 /* Text of these requests, terminated. */
@@ -17,17 +22,41 @@ static int check_segment(struct dray_str segment, struct dray_err *reterr)
 			    "the segment has %u bytes, the limit is %d", segment.n, TEXT_BYTES - 1);
 }
 
+uint32_t segment_flags(const struct segment_info *s)
+{
+	return (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
+	       (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0) |
+	       (s->preferred ? DMSG_SEGMENT_FLAG_PREFERRED : 0);
+}
+
+static const char *show_scope(const char *scope)
+{
+	return *scope ? scope : "the whole node";
+}
+
 int request_hint_get(struct session *s, struct request *rq, struct dray_err *reterr)
 {
 	const struct sessions_deps *d = &s->owner->deps;
-	union dmsg_body reply = { .hint_get_reply = { 0 } };
+	union dmsg_body reply = { .hint_get_reply = { .flags = DMSG_SEGMENT_FLAG_UNVERIFIED } };
+	struct dmsg_hint_get_reply *m = &reply.hint_get_reply;
+	struct segment_info segment;
 	char scope[TEXT_BYTES];
+	struct hint h;
 	int r;
 
 	text_copy(scope, sizeof(scope), rq->m.hint_get.scope);
-	r = d->placement->hint_get(d->arg, scope, &reply.hint_get_reply, reterr);
-	if (r >= 0)
-		r = check_segment(reply.hint_get_reply.segment, reterr);
+	if (!hints_best(d->hints, scope, &h))
+		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no hint is known for %s",
+				    show_scope(scope));
+	m->source = (uint16_t)h.source;
+	m->score = h.score;
+	m->left_ms = dray_span(h.left_ms);
+	m->segment = (struct dray_str){ h.segment, (uint32_t)strlen(h.segment) };
+	if (segments_find(d->segments, h.segment, &segment)) {
+		m->state = (uint16_t)segment.state;
+		m->flags = segment_flags(&segment);
+	}
+	r = check_segment(m->segment, reterr);
 	if (r >= 0)
 		session_send(s, rq->id, DMSG_HINT_GET_REPLY, &reply);
 	return r;
@@ -38,11 +67,22 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 	const struct sessions_deps *d = &s->owner->deps;
 	const struct dmsg_hint_put *m = &rq->m.hint_put;
 	char scope[TEXT_BYTES], segment[TEXT_BYTES];
-	int r;
+	const struct hint_put put = { .scope = scope,
+				      .segment = segment,
+				      .source = DMSG_HINT_SOURCE_CLIENT,
+				      .uid = s->who.uid,
+				      .score = m->score,
+				      .ttl_ms = m->ttl_ms };
+	int r = 0;
 
 	text_copy(scope, sizeof(scope), m->scope);
 	text_copy(segment, sizeof(segment), m->segment);
-	r = d->placement->hint_put(d->arg, s->who.uid, scope, segment, m->score, m->ttl_ms, reterr);
+	if (*segment)
+		r = hints_put(d->hints, &put, reterr);
+	else if (!hints_forget_client(d->hints, scope, s->who.uid))
+		r = dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+				 "clients of uid %u have set no hint for %s", s->who.uid,
+				 show_scope(scope));
 	if (r >= 0)
 		session_send(s, rq->id, DMSG_HINT_PUT_REPLY, NULL);
 	return r;
@@ -50,17 +90,22 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 
 int request_segment_get(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	const struct sessions_deps *d = &s->owner->deps;
-	union dmsg_body reply = { .segment_get_reply = { 0 } };
+	union dmsg_body reply;
 	struct dmsg_segment_get_reply *m = &reply.segment_get_reply;
 	char scope[TEXT_BYTES];
+	struct preferred p;
 	int r;
 
 	text_copy(scope, sizeof(scope), rq->m.segment_get.scope);
-	r = d->placement->segment_get(d->arg, scope, m, reterr);
-	if (r >= 0)
-		r = check_segment(m->segment, reterr);
-	m->reason = text_fit(m->reason, TEXT_BYTES - 1);
+	segments_preferred(s->owner->deps.segments, scope, &p);
+	*m = (struct dmsg_segment_get_reply){ .preference = (uint16_t)p.preference,
+					      .state = (uint16_t)p.state,
+					      .flags = p.flags,
+					      .capacity = p.capacity,
+					      .allocated = p.allocated,
+					      .segment = { p.name, (uint32_t)strlen(p.name) },
+					      .reason = { p.reason, (uint32_t)strlen(p.reason) } };
+	r = check_segment(m->segment, reterr);
 	if (r >= 0)
 		session_send(s, rq->id, DMSG_SEGMENT_GET_REPLY, &reply);
 	return r;
@@ -94,7 +139,7 @@ int request_env_get(struct session *s, struct request *rq, struct dray_err *rete
 	int r;
 
 	text_copy(profiles, sizeof(profiles), rq->m.env_get.profiles);
-	r = d->placement->env_get(d->arg, profiles, &variables, &notes, reterr);
+	r = d->env_get(d->arg, profiles, &variables, &notes, reterr);
 	if (r < 0)
 		return r;
 	n_variables = variables ? strlen(variables) : 0;

@@ -13,42 +13,13 @@
 #include "agent/data/data.h"
 #include "schema/gen/dbus.h"
 
+struct hints;
+struct segment_info;
+struct segments;
 struct sessions;
 
 /* Bytes of each text of an environment. */
 #define PLACEMENT_ENV_MAX ((DMSG_ENV_GET_REPLY_BODY_MAX - DMSG_ENV_GET_REPLY_MIN) / 2)
-
-/*
- * The requests of clients about placement. Sessions read and write the messages; these functions carry out the
- * requests. They do not block, and are called while the agent drains, too: a client then needs them to find another
- * segment.
- *
- * Text arguments are terminated UTF-8 without control characters, of up to 256 bytes, and belong to the caller. Text in
- * *ret belongs to the callee, and is valid until the next of these calls or until the callee returns to the event loop;
- * it is UTF-8 without control characters; a segment has up to 256 bytes, a reason is cut to 256. They return 0, or -errno
- * with reterr, which the client gets; *ret is read only on 0.
- */
-struct placement_upcalls {
-	/* The effective hint of a scope. DRAY_E_NOT_FOUND: there is none. */
-	int (*hint_get)(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
-			struct dray_err *reterr);
-	/*
-	 * Stores a hint of uid for the scope and replaces the former one. ttl_ms 0: hint.ttl. segment "": deletes
-	 * it, DRAY_E_NOT_FOUND if there is none. DRAY_E_INVALID: not a segment; DRAY_E_QUOTA: too many hints.
-	 */
-	int (*hint_put)(void *arg, uid_t uid, const char *scope, const char *segment,
-			uint32_t score, uint64_t ttl_ms, struct dray_err *reterr);
-	/* The preferred segment. If there is none: 0, preference none, and the reason. */
-	int (*segment_get)(void *arg, const char *scope, struct dmsg_segment_get_reply *ret,
-			   struct dray_err *reterr);
-	/*
-	 * profiles: separated by commas, "": env.profiles; DRAY_E_INVALID: an unknown profile. The results are lines
-	 * NAME=VALUE and NAME: reason, each with a newline, allocated for the caller; NULL: no line. If either has more
-	 * than PLACEMENT_ENV_MAX bytes, the client gets DRAY_E_TOO_LARGE.
-	 */
-	int (*env_get)(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
-		       struct dray_err *reterr);
-};
 
 struct sessions_deps {
 	sd_event *event;
@@ -59,10 +30,19 @@ struct sessions_deps {
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
+	struct hints *hints;
+	struct segments *segments;
 	/* A session has begun to end. */
 	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
-	const struct placement_upcalls *placement; /* borrowed */
-	void *arg;                                 /* of all of these callbacks */
+	/*
+	 * The environment for a launcher. profiles: terminated, separated by commas, "": env.profiles; DRAY_E_INVALID: an
+	 * unknown profile. The results are lines NAME=VALUE and NAME: reason, each with a newline, allocated for the
+	 * caller; NULL: no line. If either has more than PLACEMENT_ENV_MAX bytes, the client gets DRAY_E_TOO_LARGE. 0, or
+	 * -errno with reterr. Does not block.
+	 */
+	int (*env_get)(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+		       struct dray_err *reterr);
+	void *arg; /* of both callbacks */
 };
 
 /* The listener is open when it returns. listen_fd is consumed, also on errors. */
@@ -101,6 +81,8 @@ uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m)
  * limits.segments segments; then the oldest is dropped.
  */
 void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m);
+/* The flags of a segment in messages to clients. */
+uint32_t segment_flags(const struct segment_info *s);
 /* EVENT_SENT: the client has room for more segment changes. */
 void sessions_handle_sent(struct sessions *s, dray_handle session);
 
