@@ -40,7 +40,7 @@ void incoming_refuse(struct incoming *in, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(why, sizeof(why), fmt, ap);
 	va_end(ap);
-	in->p->incoming_refused++;
+	in->p->totals.incoming_refused++;
 	log_limited(DRAY_LOG_INFO, AREA, "refused a connection: %s from=%s", why,
 		    dray_addr_show(&in->from, text, sizeof(text)));
 	incoming_free(in);

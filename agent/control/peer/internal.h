@@ -47,7 +47,7 @@ struct peers {
 	unsigned n_probes;              /* of ours, in progress */
 	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];
-	uint64_t lost_total, incoming_refused;
+	struct peers_totals totals; /* without those of now */
 	bool draining, stopping;
 	int64_t drain_end_ns;
 	void (*stop_done)(void *arg);

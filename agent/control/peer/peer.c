@@ -157,7 +157,7 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	sd_event_source_set_enabled(peer->timer, SD_EVENT_OFF);
 	retire(peer);
 	if (was_up) {
-		p->lost_total += f->why.code != DRAY_OK && f->why.code != DRAY_E_SESSION_CLOSED;
+		p->totals.lost += f->why.code != DRAY_OK && f->why.code != DRAY_E_SESSION_CLOSED;
 		/* its grants end once its queue pairs cannot reach our memory any more */
 		if (!d->up->down(*d->rails, handle))
 			grants_peer_gone(d->regions, handle);

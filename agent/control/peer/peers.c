@@ -222,7 +222,7 @@ const char *peers_segment_of(struct peers *p, dray_handle handle)
 
 struct peers_totals peers_totals(struct peers *p)
 {
-	struct peers_totals t = { .lost = p->lost_total, .incoming_refused = p->incoming_refused };
+	struct peers_totals t = p->totals;
 
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
 		t.peers++;

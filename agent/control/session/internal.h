@@ -48,8 +48,8 @@ struct sessions {
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
 	struct dedup dedup;
 	struct segment_changes segment_changes;
-	uint64_t notify_id; /* the last one used */
-	uint64_t opened, refused, notified, notify_refused;
+	uint64_t notify_id;            /* the last one used */
+	struct sessions_totals totals; /* without those of now */
 
 	bool draining, stopping;
 	void (*stopped)(void *arg);
@@ -181,19 +181,11 @@ void text_copy(char *to, size_t size, struct dray_str from);
 /* As much of UTF-8 text as fits, in whole characters. */
 struct dray_str text_fit(struct dray_str s, uint32_t max);
 
-/* Handlers of requests. 0: answered now or later; below 0: the dispatcher answers with reterr. */
-int request_region_add(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_region_remove(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_region_export(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_region_revoke(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_remote_release(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_notify(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_ring_open(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_hint_get(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_hint_put(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_segment_get(struct session *s, struct request *rq, struct dray_err *reterr);
-int request_env_get(struct session *s, struct request *rq, struct dray_err *reterr);
+/* A handler of a request. 0: answered now or later; below 0: the dispatcher answers with reterr. */
+typedef int request_fn(struct session *s, struct request *rq, struct dray_err *reterr);
+request_fn request_region_add, request_region_remove, request_region_export, request_region_revoke,
+	request_remote_import, request_remote_release, request_notify, request_ring_open,
+	request_hint_get, request_hint_put, request_segment_get, request_env_get;
 
 /* request_region.c: removes all regions, urgently. */
 void session_regions_close(struct session *s);

@@ -113,12 +113,12 @@ uint32_t sessions_deliver(struct sessions *ss, const struct dmsg_notification *m
 	if (n < 0)
 		return DRAY_E_TOO_LARGE;
 	if (!deliver_to_group(g, buf, n)) {
-		ss->notify_refused++;
+		ss->totals.notify_refused++;
 		return DRAY_E_NOTIFY_REFUSED;
 	}
 	if (!ours)
 		dedup_add(&ss->dedup, m);
-	ss->notified++;
+	ss->totals.notified++;
 	return DRAY_OK;
 }
 

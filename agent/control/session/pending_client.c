@@ -80,7 +80,7 @@ static void refuse(struct pending_client *c, uint64_t request_id, struct dray_er
 				.message = { err.msg, (uint32_t)strlen(err.msg) } };
 	int n = dmsg_error_encode(buf, sizeof(buf), request_id, &m);
 
-	c->owner->refused++;
+	c->owner->totals.refused++;
 	log_limited(DRAY_LOG_NOTICE, "session", "refused a client: %s uid=%u gid=%u pid=%d code=%s",
 		    err.msg, c->who.uid, c->who.gid, c->who.pid, dray_error_name(m.code));
 	if (n > 0)

@@ -10,7 +10,7 @@ enum { FDS = 1 /* may carry descriptors */, NEW_WORK = 2 /* refused while the ag
 static const struct handler {
 	uint16_t type;
 	unsigned flags;
-	int (*handle)(struct session *s, struct request *rq, struct dray_err *reterr);
+	request_fn *handle;
 } handlers[] = {
 	{ DMSG_REGION_ADD, FDS, request_region_add },
 	{ DMSG_REGION_REMOVE, 0, request_region_remove },

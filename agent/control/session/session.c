@@ -244,7 +244,7 @@ void session_start(struct session *s, int fd)
 				       .session = s->handle,
 				       .fd = fd,
 				       .shared = &s->shared });
-	ss->opened++;
+	ss->totals.opened++;
 	log_info("session",
 		 "opened by %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
 		 *s->name ? s->name : "a client without a name", s->handle,
@@ -429,12 +429,9 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct dray_
 
 struct sessions_totals sessions_totals(struct sessions *ss)
 {
-	struct sessions_totals t = { .remotes = ss->remotes.count,
-				     .opened = ss->opened,
-				     .refused = ss->refused,
-				     .notified = ss->notified,
-				     .notify_refused = ss->notify_refused };
+	struct sessions_totals t = ss->totals;
 
+	t.remotes = ss->remotes.count;
 	for (uint32_t at = 0; session_next(ss, &at);)
 		t.open++;
 	return t;
