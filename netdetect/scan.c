@@ -162,6 +162,16 @@ static void rank_gids(struct nd_scan *scan, const struct nd_scan_options *o)
 				 o->gid_indices.v[i], pin.device);
 }
 
+/* The /sys of a pod can lack GPUs that the driver shows. */
+static unsigned count_hidden(const struct nd_scan *scan)
+{
+	size_t known = dray_max(scan->nvidia.n_gpus, (size_t)scan->nvidia.nodes), seen = 0;
+
+	for (size_t i = 0; i < scan->topology.n_gpus; i++)
+		seen += scan->topology.gpus[i].vendor == ND_VENDOR_NVIDIA;
+	return known > seen ? (unsigned)(known - seen) : 0;
+}
+
 static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
 		      struct nd_scan *scan)
 {
@@ -186,21 +196,21 @@ static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o
 			 nd_listeners_scan(s, &scan->links, &o->node_addresses,
 					   o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
 			 &err);
-	if (r >= 0 && t->hidden_gpus)
+	if (r < 0)
+		return r;
+	t->hidden_gpus = count_hidden(scan);
+	if (t->hidden_gpus)
 		add_note(
 			scan, "gpus",
 			"%u GPUs of the driver are hidden from /sys, so their distance to RNICs is "
 			"unknown: mount the host's /sys",
 			t->hidden_gpus);
-	return r;
+	return 0;
 }
 
-int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
-		struct nd_scan **ret, struct dray_err *reterr)
+int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o, struct nd_scan **ret,
+		struct dray_err *reterr)
 {
-	static const struct nd_scan_options defaults = { .flags = ND_SCAN_LISTENERS,
-							 .rnics_per_gpu = ND_RNICS_PER_GPU };
-	const struct nd_scan_options *o = options ? options : &defaults;
 	int64_t start = dray_now().ns;
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	int r = nd_scan_options_check(o, reterr);

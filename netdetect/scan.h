@@ -11,8 +11,6 @@
 #include "netdetect/rdma/device.h"
 #include "netdetect/topology/topology.h"
 
-#define ND_RNICS_PER_GPU 1 /* default of rnics_per_gpu */
-
 enum nd_scan_flags {
 	ND_SCAN_LISTENERS = 1, /* listening sockets */
 	ND_SCAN_OWNERS = 2,    /* and their processes */
@@ -50,11 +48,11 @@ struct nd_scan {
 };
 
 /*
- * options may be NULL. 0, -ENOMEM, or -EINVAL for bad options; any other failure becomes a note. Release *ret by
+ * 0, -ENOMEM, or -EINVAL for bad options; any other failure becomes a note. Release *ret by
  * nd_scan_free(). Any thread. Blocks for milliseconds, unless a device hangs in open().
  */
-int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
-		struct nd_scan **ret, struct dray_err *reterr);
+int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o, struct nd_scan **ret,
+		struct dray_err *reterr);
 /* Adds a reference, to be dropped by nd_scan_free(). Any thread; a shared scan is immutable. */
 struct nd_scan *nd_scan_ref(struct nd_scan *scan);
 struct nd_scan *nd_scan_free(struct nd_scan *scan);

@@ -108,16 +108,6 @@ static unsigned count_nodes(const struct nd_source *s)
 	return n;
 }
 
-unsigned nd_nvidia_count(const struct nd_source *s)
-{
-	dray_auto(closedir) DIR *dir = nd_open_dir(s, PROC "/gpus");
-	unsigned listed = 0, nodes = count_nodes(s);
-
-	while (nd_next_entry(dir))
-		listed++;
-	return dray_max(listed, nodes);
-}
-
 /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ..." */
 static void read_version(const struct nd_source *s, struct nd_nvidia *n)
 {

@@ -39,9 +39,6 @@ int nd_nvidia_scan(const struct nd_source *s, const struct nd_gpu *gpus, size_t 
 		   struct nd_nvidia *ret);
 void nd_nvidia_deinit(struct nd_nvidia *n);
 
-/* GPUs of the driver: those that it lists, or their device nodes if there are more of these. */
-unsigned nd_nvidia_count(const struct nd_source *s);
-
 /* NULL if the driver does not list it. */
 const struct nd_nvidia_gpu *nd_nvidia_by_bdf(const struct nd_nvidia *n, const char *bdf);
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/gpu/nvidia.h"
 #include "lib/array.h"
 
 #define NODES "/sys/devices/system/node"
@@ -60,16 +59,6 @@ static int scan_nodes(const struct nd_source *s, struct nd_topology *t)
 	return r;
 }
 
-/* The /sys of a pod can lack GPUs that the driver shows. */
-static unsigned count_hidden(const struct nd_source *s, const struct nd_topology *t)
-{
-	unsigned known = nd_nvidia_count(s), seen = 0;
-
-	for (size_t i = 0; i < t->n_gpus; i++)
-		seen += t->gpus[i].vendor == ND_VENDOR_NVIDIA;
-	return known > seen ? known - seen : 0;
-}
-
 int nd_topology_scan(const struct nd_source *s, struct nd_topology *ret)
 {
 	struct nd_topology t = { 0 };
@@ -81,7 +70,6 @@ int nd_topology_scan(const struct nd_source *s, struct nd_topology *ret)
 		nd_topology_deinit(&t);
 		return r;
 	}
-	t.hidden_gpus = count_hidden(s, &t);
 	*ret = t;
 	return 0;
 }

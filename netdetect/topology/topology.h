@@ -31,7 +31,7 @@ struct nd_topology {
 	/* set by nd_affinity_make(): by GPU, then preferred first, then by distance and name of the device */
 	struct nd_affinity *pairs;
 	size_t n_pairs;
-	unsigned hidden_gpus; /* known to the NVIDIA driver and not in /sys */
+	unsigned hidden_gpus; /* known to the NVIDIA driver and not in /sys; set by nd_scan_run() */
 };
 
 /* Without pairs. 0, or -ENOMEM with *ret unchanged. Any thread; blocks on sysfs. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "netdetect/choose/rnic.h"
+#include "netdetect/scan.h"
 #include "netdetect/topology/pci.h"
 #include "tests/unit/cm.h"
 
@@ -199,24 +200,31 @@ static void nodes_and_their_cpus(void **state)
 	nd_topology_deinit(&t);
 }
 
+static void check_hidden(unsigned expected)
+{
+	struct nd_scan_options options = { .flags = 0 };
+	struct nd_scan *scan;
+	struct nd_source s;
+
+	assert_int_equal(nd_source_open(&s, cm_dir), 0);
+	assert_int_equal(nd_scan_run(&s, &options, &scan, NULL), 0);
+	assert_int_equal(scan->topology.hidden_gpus, expected);
+	nd_scan_free(scan);
+}
+
 static void hidden_gpus_are_counted(void **state)
 {
-	struct nd_topology t;
-
+	cm_file_write(cm_dir, "sys/here", "");
 	cm_file_write(cm_dir, "dev/nvidia0", "");
 	cm_file_write(cm_dir, "dev/nvidia1", "");
 	cm_file_write(cm_dir, "dev/nvidia1x", "");
 	cm_file_write(cm_dir, "dev/nvidiactl", "");
 	function("0000:01:00.0", "0x10de\n", "0x030200\n");
-	scan(&t);
-	assert_int_equal(t.hidden_gpus, 1);
-	nd_topology_deinit(&t);
+	check_hidden(1);
 	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/0000:01:00.0/information", "");
 	function("0000:02:00.0", "0x10de\n", "0x030200\n");
 	function("0000:03:00.0", "0x10de\n", "0x030200\n");
-	scan(&t);
-	assert_int_equal(t.hidden_gpus, 0);
-	nd_topology_deinit(&t);
+	check_hidden(0);
 }
 
 #define TEST(f) cm_test_in_dir(f)
