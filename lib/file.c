@@ -10,6 +10,22 @@
 
 #include "lib/cleanup.h"
 
+ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_t size)
+{
+	int fd dray_auto_close = openat(dir_fd, path, O_RDONLY | O_CLOEXEC | flags);
+	ssize_t got = fd < 0 ? -1 : 1;
+	size_t n = 0;
+
+	while (got > 0 && n < size - 1) {
+		do
+			got = read(fd, buf + n, size - 1 - n);
+		while (got < 0 && errno == EINTR);
+		n += got > 0 ? (size_t)got : 0;
+	}
+	buf[n] = '\0';
+	return got < 0 ? -errno : (ssize_t)n;
+}
+
 static int write_all(int fd, const char *s, size_t n)
 {
 	while (n) {

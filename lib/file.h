@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small files that are replaced as a whole. */
+/* Small files that are read and replaced as a whole. */
 #ifndef DRAY_LIB_FILE_H
 #define DRAY_LIB_FILE_H
 
 #include <stdbool.h>
 #include <sys/stat.h>
+#include <sys/types.h>
+
+/*
+ * Reads up to size - 1 bytes of a file into buf and adds a NUL. flags: for openat(2), besides O_RDONLY and O_CLOEXEC.
+ * Returns the number of bytes, or -errno with buf undefined.
+ */
+ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_t size);
 
 /*
  * Writes text to PATH.new, which is removed first, and renames it to path, so that a reader finds the old text or the

@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #include "agent/config/internal.h"
 #include "lib/array.h"
 #include "lib/cleanup.h"
+#include "lib/file.h"
 #include "schema/gen/errors.h"
 
 #define INCLUDE_DEPTH 10 /* as libconfig */
@@ -387,28 +387,20 @@ static int text_add(struct config_text *t, const char *name, const char *text, s
 static int text_read(struct config_text *t, const char *name, unsigned depth,
 		     struct dray_err *reterr)
 {
-	dray_auto_free char *text = malloc(BYTES_MAX + 1);
-	int fd dray_auto_close = -1;
+	/* a byte more than is allowed, and a NUL */
+	dray_auto_free char *text = malloc(BYTES_MAX + 2);
 	char place[CONFIG_CLIP_BYTES];
-	size_t n = 0;
-	ssize_t got;
+	ssize_t n;
 
 	if (!text)
 		return config_no_memory(reterr);
-	fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-	if (fd < 0 && errno == ENOENT)
+	n = dray_file_read(AT_FDCWD, name, O_NOCTTY, text, BYTES_MAX + 2);
+	if (n == -ENOENT)
 		return -ENOENT;
-	if (fd < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_IO, "%s: %s", config_clip(name, place),
-				    dray_errno_text(errno));
-	do {
-		got = read(fd, text + n, BYTES_MAX + 1 - n);
-		if (got < 0 && errno != EINTR)
-			return dray_err_set(reterr, -errno, DRAY_E_IO, "%s: %s",
-					    config_clip(name, place), dray_errno_text(errno));
-		n += got > 0 ? (size_t)got : 0;
-	} while (got);
-	return text_add(t, name, text, n, depth, reterr);
+	if (n < 0)
+		return dray_err_set(reterr, (int)n, DRAY_E_IO, "%s: %s", config_clip(name, place),
+				    dray_errno_text((int)n));
+	return text_add(t, name, text, (size_t)n, depth, reterr);
 }
 
 int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -12,19 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lib/cleanup.h"
-
-/* Reads a small file of /proc. False if it cannot be read. */
-static bool read_text(const char *path, char *buf, size_t size)
-{
-	dray_auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, buf, size - 1);
-
-	if (n < 0)
-		return false;
-	buf[n] = '\0';
-	return true;
-}
+#include "lib/file.h"
 
 static double clock_seconds(clockid_t clock)
 {
@@ -42,7 +29,7 @@ double process_start_time(void)
 	char text[1024];
 	const char *p;
 
-	if (found > 0 || !read_text("/proc/self/stat", text, sizeof(text)))
+	if (found > 0 || dray_file_read(AT_FDCWD, "/proc/self/stat", 0, text, sizeof(text)) < 0)
 		return found;
 	/* field 22; field 3 follows the name, which may contain any character */
 	p = strrchr(text, ')');
@@ -64,7 +51,7 @@ uint64_t process_resident_bytes(void)
 	uint64_t pages;
 	char text[256];
 
-	if (!read_text("/proc/self/statm", text, sizeof(text)) ||
+	if (dray_file_read(AT_FDCWD, "/proc/self/statm", 0, text, sizeof(text)) < 0 ||
 	    sscanf(text, "%*u %" SCNu64, &pages) != 1)
 		return 0;
 	return pages * (uint64_t)sysconf(_SC_PAGESIZE);

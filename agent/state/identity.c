@@ -107,28 +107,18 @@ static long holder_of(const struct stat *st)
 	return 0;
 }
 
-static void comm_read(long pid, char *buf, size_t n)
-{
-	dray_auto(fclose) FILE *f = NULL;
-	char path[40];
-	size_t got;
-
-	snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-	f = fopen(path, "re");
-	got = f ? fread(buf, 1, n - 1, f) : 0;
-	buf[got] = '\0';
-	buf[strcspn(buf, "\n")] = '\0';
-}
-
 static int lock_busy(int fd, const char *dir, struct dray_err *reterr)
 {
-	char text[32] = "", comm[32], holder[80] = "another process";
+	char text[32] = "", path[40], comm[32], holder[80] = "another process";
 	struct stat st;
 	long pid = fstat(fd, &st) == 0 ? holder_of(&st) : 0;
 
 	if (pid) {
-		comm_read(pid, comm, sizeof(comm));
-		snprintf(holder, sizeof(holder), "process %ld (%s)", pid, *comm ? comm : "?");
+		snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+		if (dray_file_read(AT_FDCWD, path, 0, comm, sizeof(comm)) <= 0)
+			snprintf(comm, sizeof(comm), "?");
+		comm[strcspn(comm, "\n")] = '\0';
+		snprintf(holder, sizeof(holder), "process %ld (%s)", pid, comm);
 	} else if (pread(fd, text, sizeof(text) - 1, 0) > 0 && (pid = strtol(text, NULL, 10)) > 0) {
 		snprintf(holder, sizeof(holder), "process %ld (of its PID namespace)", pid);
 	}
@@ -164,25 +154,13 @@ static int lock_take(struct identity *id, const char *dir, struct dray_err *rete
 static ssize_t file_read(const struct identity *id, const char *dir, const char *name, char *buf,
 			 size_t cap, struct dray_err *reterr)
 {
-	int fd dray_auto_close =
-		openat(id->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	size_t n = 0;
-	ssize_t got;
+	ssize_t n = dray_file_read(id->dir_fd, name, O_NOFOLLOW | O_NONBLOCK, buf, cap);
 
-	if (fd < 0 && errno == ENOENT)
-		return -ENOENT;
-	if (fd < 0)
-		return io_error(reterr, errno, "opening", dir, name);
-	do {
-		got = read(fd, buf + n, cap - 1 - n);
-		if (got < 0 && errno != EINTR)
-			return io_error(reterr, errno, "reading", dir, name);
-		n += got > 0 ? (size_t)got : 0;
-	} while (got && n < cap - 1);
-	buf[n] = '\0';
-	if (n && buf[n - 1] == '\n')
+	if (n < 0 && n != -ENOENT)
+		return io_error(reterr, (int)-n, "reading", dir, name);
+	if (n > 0 && buf[n - 1] == '\n')
 		buf[--n] = '\0';
-	return (ssize_t)n;
+	return n;
 }
 
 /* The lock on the directory excludes another writer. */
