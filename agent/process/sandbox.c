@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/process/sandbox_calls.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"

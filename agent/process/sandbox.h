@@ -26,4 +26,10 @@
  */
 int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr);
 
+/*
+ * sandbox_calls.c: names of system calls, ending in NULL. Names unknown to the architecture or to libseccomp are
+ * ignored.
+ */
+extern const char *const sandbox_allowed[], *const sandbox_forbidden[];
+
 #endif

@@ -3,7 +3,7 @@
  * Calls of the agent and its libraries, also of the C library on other architectures and in newer releases. io_uring is
  * not allowed, because its operations pass no filter.
  */
-#include "agent/process/sandbox_calls.h"
+#include "agent/process/sandbox.h"
 
 #include <stddef.h>
 

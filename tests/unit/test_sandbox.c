@@ -21,7 +21,6 @@
 #include <sys/syscall.h>
 
 #include "agent/placement/net/resolver.h"
-#include "agent/process/sandbox_calls.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
 /* after cmocka, because it uses cmocka's assertions */
