@@ -57,22 +57,11 @@ static void object(const char *body, size_t n, char *why, size_t n_why)
 	}
 }
 
-static const char *skip_blanks(const char *s, size_t n, size_t *ret_n)
-{
-	while (n && (*s == ' ' || *s == '\t' || *s == '\r' || *s == '\n')) {
-		s++;
-		n--;
-	}
-	*ret_n = n;
-	return s;
-}
-
 static void answered(void *arg, const struct http_answer *h, const struct dray_err *why)
 {
 	struct probe *p = arg;
 	char objection[160] = "";
 	const char *body;
-	size_t n;
 
 	/* the request has ended */
 	p->http = NULL;
@@ -80,9 +69,9 @@ static void answered(void *arg, const struct http_answer *h, const struct dray_e
 		probe_fail(p, "%s", why->msg);
 		return;
 	}
-	body = skip_blanks(h->body, h->n, &n);
-	if (n && *body == '{')
-		object(body, n, objection, sizeof(objection));
+	body = h->body + strspn(h->body, " \t\r\n");
+	if (*body == '{')
+		object(body, h->n - (size_t)(body - h->body), objection, sizeof(objection));
 	if (h->status < 200 || h->status > 299)
 		probe_fail(p, "HTTP status %u%s%s", h->status, *objection ? ", and " : "",
 			   objection);

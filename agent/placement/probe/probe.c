@@ -215,20 +215,12 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 	return 0;
 }
 
-static bool numeric(const struct probe_target *t, struct dray_addr *ret)
-{
-	char text[DRAY_HOST_BYTES + 16];
-	bool v6 = strchr(t->host, ':') != NULL;
-
-	snprintf(text, sizeof(text), "%s%s%s:%u", v6 ? "[" : "", t->host, v6 ? "]" : "", t->port);
-	return dray_addr_parse(text, ret) == 0;
-}
-
 static int begin(struct probe *p, int64_t timeout_ns, struct dray_err *reterr)
 {
 	if (p->ops->run)
 		return p->ops->run(p, reterr);
-	if (numeric(&p->target, &p->addrs[0])) {
+	if (dray_host_is_address(p->target.host, &p->addrs[0])) {
+		dray_addr_set_port(&p->addrs[0], p->target.port);
 		p->n_addrs = 1;
 		return next_address(p, reterr);
 	}
