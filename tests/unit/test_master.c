@@ -117,7 +117,7 @@ static void test_detail_types(void **state)
 
 	/* the other fields of the object are valid */
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(strings); i++) {
-		snprintf(words, sizeof(words), "segments[0].%s is no string", strings[i]);
+		snprintf(words, sizeof(words), "segments[0].%s is not a string", strings[i]);
 		for (size_t j = 0; j < DRAY_ARRAY_SIZE(no_string); j++) {
 			snprintf(page, sizeof(page),
 				 "{\"segments\":[{%s\"size_bytes\":1,\"%s\":%s}]}",
@@ -127,7 +127,7 @@ static void test_detail_types(void **state)
 	}
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(numbers); i++) {
 		for (size_t j = 0; j < DRAY_ARRAY_SIZE(no_number); j++) {
-			snprintf(words, sizeof(words), "segments[0].%s is no whole number",
+			snprintf(words, sizeof(words), "segments[0].%s is not a whole number",
 				 numbers[i]);
 			snprintf(page, sizeof(page),
 				 "{\"segments\":[{\"segment_name\":\"a:1\",%s\"%s\":%s}]}",
@@ -147,11 +147,11 @@ static void test_detail_types(void **state)
 		"{\"segments\":[{\"segment_name\":\"a:1\",\"size_bytes\":1},{\"segment_name\":\"a:1\"}]}",
 		"segments[1].size_bytes is missing");
 	assert_bad(master_page_detail, "{\"segments\":[{\"segment_name\":null,\"size_bytes\":1}]}",
-		   "segments[0].segment_name is no string");
+		   "segments[0].segment_name is not a string");
 	assert_bad(
 		master_page_detail,
 		"{\"segments\":[{\"segment_name\":\"a:1\",\"size_bytes\":18446744073709551616}]}",
-		"no JSON");
+		"not JSON");
 	assert_bad(master_page_detail,
 		   "{\"segments\":[{\"segment_name\":\"a:1\",\"size_bytes\":9223372036854775807},"
 		   "{\"segment_name\":\"a:1\",\"size_bytes\":1}]}",
@@ -165,22 +165,22 @@ static void test_detail_refused(void **state)
 	size_t n;
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(outer); i++)
-		assert_bad(master_page_detail, outer[i], "no JSON object");
+		assert_bad(master_page_detail, outer[i], "not a JSON object");
 	assert_bad(master_page_detail, "{}", "no \"segments\"");
 	assert_bad(master_page_detail, "{\"success\":false,\"error_code\":-1}", "no \"segments\"");
-	assert_bad(master_page_detail, "{\"segments\":{}}", "no array");
-	assert_bad(master_page_detail, "{\"segments\":null}", "no array");
-	assert_bad(master_page_detail, "{\"segments\":[1]}", "segments[0] is no object");
+	assert_bad(master_page_detail, "{\"segments\":{}}", "not an array");
+	assert_bad(master_page_detail, "{\"segments\":null}", "not an array");
+	assert_bad(master_page_detail, "{\"segments\":[1]}", "segments[0] is not an object");
 	assert_bad(master_page_detail, "{\"segments\":[],\"segments\":[]}", "twice");
 	assert_bad(master_page_detail, "{\"segments\":[{\"a\":1,\"a\":2}]}", "twice");
 	assert_bad(master_page_detail, "{\"segments\":[]} x", "follows the page");
-	assert_bad(master_page_detail, "{\"segments\":[],}", "no JSON");
+	assert_bad(master_page_detail, "{\"segments\":[],}", "not JSON");
 	assert_bad(master_page_detail, "{\"segments\":[{},]}", "segment_name is missing");
-	assert_bad(master_page_detail, "{1:2}", "no string");
+	assert_bad(master_page_detail, "{1:2}", "not a string");
 	assert_bad(master_page_detail, "{\"a\" 1}", "a colon is missing");
 	assert_bad(master_page_detail, "{\"a\":1 \"b\":2}", "a comma is missing");
-	assert_bad(master_page_detail, "{\"a\":\"\xff\"}", "no JSON");
-	assert_bad(master_page_detail, "{\"a\":'b'}", "no JSON");
+	assert_bad(master_page_detail, "{\"a\":\"\xff\"}", "not JSON");
+	assert_bad(master_page_detail, "{\"a\":'b'}", "not JSON");
 	/* a segment of 17 KiB; arrays nested too deeply */
 	n = (size_t)snprintf(long_one, sizeof(long_one), "{\"segments\":[{\"segment_name\":\"");
 	memset(long_one + n, 'x', 17000);
@@ -189,7 +189,7 @@ static void test_detail_refused(void **state)
 	n = (size_t)snprintf(long_one, sizeof(long_one), "{\"a\":");
 	memset(long_one + n, '[', 15000);
 	long_one[n + 15000] = '\0';
-	assert_bad(master_page_detail, long_one, "no JSON");
+	assert_bad(master_page_detail, long_one, "not JSON");
 }
 
 static void test_detail_truncated(void **state)
@@ -234,9 +234,9 @@ static void test_metrics(void **state)
 		"segment_total_capacity_bytes{segment=\"a\\\"b\\\\c:1\"} 5\n",
 		3, "");
 	assert_bad(master_page_metrics, "segment_total_capacity_bytes{segment=\"a:1\"} 1.5\n",
-		   "segment_total_capacity_bytes is no number of bytes");
+		   "segment_total_capacity_bytes is not a number of bytes");
 	assert_bad(master_page_metrics, "segment_allocated_bytes{segment=\"a:1\"} NaN\n",
-		   "segment_allocated_bytes is no number of bytes");
+		   "segment_allocated_bytes is not a number of bytes");
 	assert_bad(master_page_metrics,
 		   "x 1\nsegment_total_capacity_bytes{segment=\"a\"b\\c\"} 5\n", "line 2");
 	assert_bad(master_page_metrics, "segment_total_capacity_bytes{segment=\"a:1\"} 42",
@@ -437,7 +437,7 @@ static void test_read_fails(void **state)
 	/* the metrics page is not requested, because it has less information */
 	assert_string_equal(r->asked, DETAIL);
 	r->detail = reply(OK_HEAD "<html>");
-	assert_failed(r, DRAY_E_PROTOCOL, "no JSON object");
+	assert_failed(r, DRAY_E_PROTOCOL, "not a JSON object");
 	assert_string_equal(r->asked, DETAIL);
 	r->detail = reply("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n");
 	assert_failed(r, DRAY_E_PROTOCOL, "HTTP status 500");

@@ -166,7 +166,7 @@ static int take_value(struct cursor *c, json_t **ret)
 	if (!v && json_error_code(&e) == json_error_duplicate_key)
 		return bad(c, "the object that begins here has a member twice");
 	if (!v)
-		return bad(c, "the text that begins here is no JSON");
+		return bad(c, "the text that begins here is not JSON");
 	c->p += e.position;
 	*ret = v;
 	return 0;
@@ -178,42 +178,42 @@ static int wrong(const struct cursor *c, size_t i, const char *member, const cha
 			    what);
 }
 
-/* The member; NULL if it is missing, or null and not needed. */
-static int get_member(const struct cursor *c, size_t i, const json_t *s, const char *member,
-		      bool needed, const json_t **ret)
+static const struct {
+	const char *name;
+	size_t offset;
+	bool number, needed;
+} members[] = {
+	{ "segment_name", offsetof(struct master_segment, name), .needed = true },
+	{ "te_endpoint", offsetof(struct master_segment, endpoint), .needed = false },
+	{ "status", offsetof(struct master_segment, status), .needed = false },
+	{ "protocol", offsetof(struct master_segment, protocol), .needed = false },
+	{ "size_bytes", offsetof(struct master_segment, capacity), .number = true, .needed = true },
+	{ "allocator_used_bytes", offsetof(struct master_segment, allocated), .number = true },
+};
+
+/* Reads member k of segment i. One that is not needed may be missing or null. */
+static int read_known(const struct cursor *c, size_t i, const json_t *object, size_t k,
+		      struct master_segment *ret)
 {
-	*ret = json_object_get(s, member);
-	if (!*ret && needed)
-		return wrong(c, i, member, "missing");
-	if (json_is_null(*ret) && !needed)
-		*ret = NULL;
+	const json_t *v = json_object_get(object, members[k].name);
+	void *to = (char *)ret + members[k].offset;
+
+	if (!v && members[k].needed)
+		return wrong(c, i, members[k].name, "missing");
+	if (json_is_null(v) && !members[k].needed)
+		v = NULL;
+	if (members[k].number) {
+		if (v && !json_is_integer(v))
+			return wrong(c, i, members[k].name, "not a whole number");
+		if (v && json_integer_value(v) < 0)
+			return wrong(c, i, members[k].name, "below zero");
+		*(int64_t *)to = v ? json_integer_value(v) : -1;
+		return 0;
+	}
+	if (v && !json_is_string(v))
+		return wrong(c, i, members[k].name, "not a string");
+	*(const char **)to = v ? json_string_value(v) : "";
 	return 0;
-}
-
-static int get_string(const struct cursor *c, size_t i, const json_t *s, const char *member,
-		      bool needed, const char **ret)
-{
-	const json_t *v;
-	int r = get_member(c, i, s, member, needed, &v);
-
-	if (r == 0 && v && !json_is_string(v))
-		r = wrong(c, i, member, "no string");
-	*ret = r == 0 && v ? json_string_value(v) : "";
-	return r;
-}
-
-static int get_bytes(const struct cursor *c, size_t i, const json_t *s, const char *member,
-		     bool needed, int64_t *ret)
-{
-	const json_t *v;
-	int r = get_member(c, i, s, member, needed, &v);
-
-	if (r == 0 && v && !json_is_integer(v))
-		r = wrong(c, i, member, "no whole number");
-	else if (r == 0 && v && json_integer_value(v) < 0)
-		r = wrong(c, i, member, "below zero");
-	*ret = r == 0 && v ? json_integer_value(v) : -1;
-	return r;
 }
 
 /* Words go into lists and logs. Any other text is treated as unknown. */
@@ -228,24 +228,13 @@ static const char *word(const char *s)
 static int read_segment(struct cursor *c, size_t i, const json_t *v, struct master_list *ret)
 {
 	struct master_segment s;
-	int r;
 
 	if (!json_is_object(v))
-		return dray_err_set(c->err, -EPROTO, DRAY_E_PROTOCOL, "segments[%zu] is no object",
-				    i);
-	r = get_string(c, i, v, "segment_name", true, &s.name);
-	if (r >= 0)
-		r = get_string(c, i, v, "te_endpoint", false, &s.endpoint);
-	if (r >= 0)
-		r = get_string(c, i, v, "status", false, &s.status);
-	if (r >= 0)
-		r = get_string(c, i, v, "protocol", false, &s.protocol);
-	if (r >= 0)
-		r = get_bytes(c, i, v, "size_bytes", true, &s.capacity);
-	if (r >= 0)
-		r = get_bytes(c, i, v, "allocator_used_bytes", false, &s.allocated);
-	if (r < 0)
-		return r;
+		return dray_err_set(c->err, -EPROTO, DRAY_E_PROTOCOL,
+				    "segments[%zu] is not an object", i);
+	for (size_t k = 0; k < DRAY_ARRAY_SIZE(members); k++)
+		if (read_known(c, i, v, k, &s) < 0)
+			return -EPROTO;
 	s.endpoint = dray_endpoint_valid(s.endpoint) ? s.endpoint : "";
 	s.status = word(s.status);
 	s.protocol = word(s.protocol);
@@ -255,7 +244,7 @@ static int read_segment(struct cursor *c, size_t i, const json_t *v, struct mast
 static int read_segments(struct cursor *c, struct master_list *ret)
 {
 	if (!take(c, '['))
-		return bad(c, "\"segments\" is no array");
+		return bad(c, "\"segments\" is not an array");
 	if (take(c, ']'))
 		return 0;
 	for (size_t i = 0;; i++) {
@@ -284,7 +273,7 @@ static int take_key(struct cursor *c, bool *ret_segments)
 	if (r < 0)
 		return r;
 	if (!json_is_string(key))
-		r = bad(c, "the name of a member is no string");
+		r = bad(c, "the name of a member is not a string");
 	*ret_segments = r == 0 && !strcmp(json_string_value(key), "segments");
 	json_decref(key);
 	if (r == 0 && !take(c, ':'))
@@ -321,7 +310,7 @@ int master_page_detail(const char *body, size_t n, struct master_list *ret, stru
 	if (r < 0)
 		return r;
 	if (!take(&c, '{'))
-		return bad(&c, "the page is no JSON object");
+		return bad(&c, "the page is not a JSON object");
 	if (!take(&c, '}')) {
 		do {
 			r = read_member(&c, &seen, ret);
@@ -358,7 +347,7 @@ static int on_sample(void *arg, const struct prometheus_sample *p)
 		s.name = "";
 	if (!p->whole)
 		return dray_err_set(g->err, -EPROTO, DRAY_E_PROTOCOL,
-				    "a value of %s is no number of bytes", p->name);
+				    "a value of %s is not a number of bytes", p->name);
 	*(capacity ? &s.capacity : &s.allocated) = dray_max(p->integer, (int64_t)-1);
 	return list_add(g->list, &s, g->err);
 }
