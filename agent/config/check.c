@@ -26,9 +26,9 @@ static int node_address_check(const char *word, struct dray_err *reterr)
 
 	if (inet_pton(AF_INET, word, &any) == 1 || inet_pton(AF_INET6, word, &any) == 1)
 		return 0;
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "\"%s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
-			    word);
+	return dray_err_set(
+		reterr, -EINVAL, DRAY_E_INVALID,
+		"\"%s\" is not an address: write numbers such as 10.0.0.1 or 2001:db8::1", word);
 }
 
 static int numa_node_check(const char *word, struct dray_err *reterr)
@@ -36,7 +36,7 @@ static int numa_node_check(const char *word, struct dray_err *reterr)
 	if (numa_node_parse(word) >= 0)
 		return 0;
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "\"%s\" is no NUMA node: write numbers such as 0, 1, or none alone",
+			    "\"%s\" is not a NUMA node: write numbers such as 0, 1, or none alone",
 			    word);
 }
 
@@ -90,7 +90,7 @@ static int mtu_check(int64_t mtu, struct dray_err *reterr)
 	if (mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0))
 		return 0;
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "%lld is no path MTU: use 256, 512, 1024, 2048, 4096 or 0",
+			    "%lld is not a path MTU: use 256, 512, 1024, 2048, 4096 or 0",
 			    (long long)mtu);
 }
 

@@ -41,7 +41,7 @@ static const char *text_error(const char *s)
 /* HOST[:PORT] of n bytes. NULL, or what is wrong. */
 static const char *authority_parse(const char *s, size_t n, struct http_url *url)
 {
-	static const char no_url[] = "this is no URL: write http://HOST:PORT/PATH";
+	static const char no_url[] = "this is not a URL: write http://HOST:PORT/PATH";
 	bool brackets = *s == '[', no_port;
 	const char *end = memchr(s, brackets ? ']' : ':', n);
 	char text[DRAY_HOST_BYTES + 16];
@@ -62,9 +62,10 @@ static const char *authority_parse(const char *s, size_t n, struct http_url *url
 		return "a port is 1 to 65535";
 	address = dray_host_is_address(url->host, &a);
 	if (brackets && (!address || a.sa.sa_family != AF_INET6))
-		return "the text in brackets is no IPv6 address (zones are not allowed)";
-	return address || dray_host_is_name(url->host) ? NULL :
-							 "this is no host name and no address";
+		return "the text in brackets is not an IPv6 address (zones are not allowed)";
+	return address || dray_host_is_name(url->host) ?
+		       NULL :
+		       "this is neither a host name nor an address";
 }
 
 int http_url_parse(const char *s, struct http_url *ret, struct dray_err *reterr)

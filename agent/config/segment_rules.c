@@ -39,13 +39,13 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_endpoint_valid(r.segment))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"\"%.100s\" is no segment: write HOST:PORT, such as 10.0.0.5:50053, "
+			"\"%.100s\" is not a segment: write HOST:PORT, such as 10.0.0.5:50053, "
 			"then optionally a blank and how to probe it",
 			word);
 	if (*how && !strstr(how, "://") && (probe_kind_parse(how, &kind) < 0 || kind == PROBE_HTTP))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"\"%.100s\": \"%.60s\" is no probe (allowed: tcp, dray, mooncake, "
+			"\"%.100s\": \"%.60s\" is not a kind of probe (allowed: tcp, dray, mooncake, "
 			"or a URL such as http://10.0.0.5:9300/health)",
 			word, how);
 	err = strstr(how, "://") ? probe_target_parse(how, &r.target, reterr) :
@@ -74,7 +74,7 @@ int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *
 	snprintf(text, sizeof(text), number ? "[%s]:%u" : "%s:%u", r.host, r.port ? r.port : 1);
 	if (strlen(word) >= DRAY_HOST_BYTES || !dray_endpoint_valid(text))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.100s\" is no host: write HOST or HOST:PORT, such as "
+				    "\"%.100s\" is not a host: write HOST or HOST:PORT, such as "
 				    "203.0.113.7 or 203.0.113.7:50053",
 				    word);
 	if (dray_addr_parse(text, &r.addr) < 0)
@@ -126,14 +126,15 @@ int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *re
 
 	if (halves(word, ports, sizeof(ports), &how) < 0 || !take_ports(ports, &r))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.80s\" is no port: write PORT, FIRST-LAST or "
+				    "\"%.80s\" is not a port: write PORT, FIRST-LAST or "
 				    "PORT:SEGMENT_PORT, and after a blank tcp, dray or mooncake",
 				    word);
 	if (*how && (probe_kind_parse(how, &r.kind) < 0 || r.kind == PROBE_HTTP))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.80s\": \"%.40s\" is no probe of a listener (allowed: tcp, "
-				    "dray, mooncake)",
-				    word, how);
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"\"%.80s\": \"%.40s\" is not a kind of probe of a listener (allowed: tcp, "
+			"dray, mooncake)",
+			word, how);
 	*ret = r;
 	return 0;
 }
@@ -158,10 +159,11 @@ int preferred_check(const char *text, struct dray_err *reterr)
 				    "segment, or leave it out");
 	if (preferred_is_own(text) || dray_endpoint_valid(text))
 		return 0;
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "\"%.100s\" is no segment: write HOST:PORT, such as 10.0.0.5:50053 or "
-			    "[2001:db8::1]:50053, or local, self or own for this node's own",
-			    text);
+	return dray_err_set(
+		reterr, -EINVAL, DRAY_E_INVALID,
+		"\"%.100s\" is not a segment: write HOST:PORT, such as 10.0.0.5:50053 or "
+		"[2001:db8::1]:50053, or local, self or own for this node's own",
+		text);
 }
 
 /* --- checks -------------------------------------------------------------------------------------- */
@@ -195,7 +197,7 @@ int master_check(const char *text, struct dray_err *reterr)
 		return -EINVAL;
 	if (strchr(url.target, '?') || strlen(url.target) > MASTER_PATH_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.120s\" is no master: write http://HOST:PORT", text);
+				    "\"%.120s\" is not a master: write http://HOST:PORT", text);
 	return 0;
 }
 

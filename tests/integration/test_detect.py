@@ -565,7 +565,7 @@ def test_agent_lists_rails(agent):
 
 
 @pytest.mark.parametrize("setting, says", [
-    ("rdma.gid_index=mlx5_0", "write DEVICE:INDEX"), ("rdma.mtu=300", "300 is no path MTU"), ("agent.numa_nodes=zero", "no NUMA node"), ("node.addresses=node-1", "no address"),
+    ("rdma.gid_index=mlx5_0", "write DEVICE:INDEX"), ("rdma.mtu=300", "300 is not a path MTU"), ("agent.numa_nodes=zero", "not a NUMA node"), ("node.addresses=node-1", "not an address"),
     ("rdma.gid_family=inet", "ipv4"), ("rdma.rnics_per_gpu=99", "64"),
 ])
 def test_agent_refuses_settings(setting, says):

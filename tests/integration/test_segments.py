@@ -407,7 +407,7 @@ def test_precedence(lab, new_agent):
 
 @pytest.mark.parametrize("how, words", [
     ({"args": ["--set", "segment.preferred="]}, "segment.preferred: it is blank"),
-    ({"args": ["--set", "segment.preferred=10.0.0.5"]}, '"10.0.0.5" is no segment'),
+    ({"args": ["--set", "segment.preferred=10.0.0.5"]}, '"10.0.0.5" is not a segment'),
     ({"args": ["--set", "segment.known=10.0.0.5"]}, "segment.known"),
     ({"args": ["--set", "segment.ports=70000"]}, "segment.ports"),
     ({"args": ["--set", "segment.local=a b"]}, "segment.local"),

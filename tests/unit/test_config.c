@@ -181,9 +181,9 @@ static void numa_nodes_are_numbers_or_none(void **state)
 	good(&c, "agent: { numa_nodes = [ \"none\" ]; };");
 	config_deinit(&c);
 	bad("agent: { numa_nodes = [ \"1x\" ]; };",
-	    ":1: agent.numa_nodes: \"1x\" is no NUMA node: write numbers such as 0, 1, or none alone");
+	    ":1: agent.numa_nodes: \"1x\" is not a NUMA node: write numbers such as 0, 1, or none alone");
 	bad("agent: { numa_nodes = [ \"0\", \"none\" ]; };",
-	    ":1: agent.numa_nodes: \"none\" is no NUMA node: write numbers such as 0, 1, or none alone");
+	    ":1: agent.numa_nodes: \"none\" is not a NUMA node: write numbers such as 0, 1, or none alone");
 }
 
 static void modes_are_octal(void **state)

@@ -312,15 +312,16 @@ static void hosts(void **state)
 	e = made("mooncake");
 	assert_null(of(&e, "MC_USE_IPV6"));
 	env_deinit(&e);
-	check("nccl", "NCCL_SOCKET_IFNAME", NULL, "10.0.0.1 is no address of an interface here");
+	check("nccl", "NCCL_SOCKET_IFNAME", NULL,
+	      "10.0.0.1 is not an address of an interface of this node");
 	facts.host = "node7.example";
 	check("vllm", "VLLM_HOST_IP", NULL, "node7.example is a name");
 	check("vllm", "VLLM_NIXL_SIDE_CHANNEL_HOST", "node7.example", "default route");
 	check("mooncake-owner", "--host", "node7.example:50053", "mooncake.owner_segment");
 	facts.host = "0.0.0.0";
-	check("mooncake-owner", "--host", NULL, "no address that others can use");
+	check("mooncake-owner", "--host", NULL, "not an address that others can use");
 	facts.host = "::";
-	check("vllm", "VLLM_HOST_IP", NULL, "no address that others can use");
+	check("vllm", "VLLM_HOST_IP", NULL, "not an address that others can use");
 	facts.host = NULL;
 	check("vllm", "VLLM_HOST_IP", NULL, "no address to advertise: eno1");
 	facts.host_reason = NULL;
@@ -344,7 +345,7 @@ static void unknown_values_are_left_out(void **state)
 	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", NULL,
 	      "no segment is preferred: nothing is ready on this node");
 	facts.preferred.name = "10.0.0.1";
-	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", NULL, "is no HOST:PORT");
+	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", NULL, "is not HOST:PORT");
 	facts.preferred.name = "10.0.0.1:5";
 	facts.preferred.reason = NULL;
 	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", "10.0.0.1:5", "preferred, unknown");

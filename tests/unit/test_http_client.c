@@ -74,10 +74,10 @@ static void test_url_refused(void **state)
 	assert_no_url("m:9003", "write http://");
 	assert_no_url("", "write http://");
 	assert_no_url("ftp://m/", "write http://");
-	assert_no_url("http://", "no URL");
-	assert_no_url("http:///x", "no URL");
-	assert_no_url("http://m:x/", "no URL");
-	assert_no_url("http://m:65536/", "no URL");
+	assert_no_url("http://", "not a URL");
+	assert_no_url("http:///x", "not a URL");
+	assert_no_url("http://m:x/", "not a URL");
+	assert_no_url("http://m:65536/", "not a URL");
 	assert_no_url("http://m:0/", "port");
 	assert_no_url("http://u:p@m/", "user names");
 	assert_no_url("http://m/#x", "#");
@@ -87,7 +87,7 @@ static void test_url_refused(void **state)
 	assert_no_url("http://a..b/", "host name");
 	assert_no_url("http://10.0.0.300/", "host name");
 	assert_no_url("http://[::1%lo]/", "IPv6");
-	assert_no_url("http://[::1/", "no URL");
+	assert_no_url("http://[::1/", "not a URL");
 	assert_no_url("http://[1.2.3.4]/", "");
 	memset(longest + 9, 'a', sizeof(longest) - 10);
 	assert_no_url(longest, "too long");

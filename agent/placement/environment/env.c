@@ -108,7 +108,7 @@ int env_host_check(const struct env_input *in, struct env_answer *a)
 		r = env_omit(a, "no address to advertise%s%s", why ? ": " : " was found",
 			     why ? f->host_reason : "");
 	else if (!strcmp(f->host, "0.0.0.0") || !strcmp(f->host, "::"))
-		r = env_omit(a, "%s is no address that others can use", f->host);
+		r = env_omit(a, "%s is not an address that others can use", f->host);
 	else
 		r = 1;
 	return r;

@@ -50,7 +50,7 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 		return env_omit(a, "interfaces have not been looked at yet");
 	l = link_of_host(f);
 	if (!l)
-		return env_omit(a, "%s is no address of an interface here", f->host);
+		return env_omit(a, "%s is not an address of an interface of this node", f->host);
 	if (strpbrk(l->name, ",:=^"))
 		return env_omit(a, "a list cannot carry the name of interface %s", l->name);
 	return env_set(a, env_format("=%s", l->name), "it has %s: %s", f->host, env_host_reason(f));

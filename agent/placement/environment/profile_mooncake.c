@@ -15,7 +15,7 @@ static int preferred_segment(const struct env_input *in, struct env_answer *a)
 				env_has(f->preferred.reason) ? ": " : "",
 				env_has(f->preferred.reason) ? f->preferred.reason : "");
 	if (!dray_endpoint_valid(f->preferred.name))
-		return env_omit(a, "\"%.100s\" is no HOST:PORT", f->preferred.name);
+		return env_omit(a, "\"%.100s\" is not HOST:PORT", f->preferred.name);
 	return env_set(a, strdup(f->preferred.name), "%s, %s%s%s",
 		       env_has(f->preferred.preference) ? f->preferred.preference : "preferred",
 		       state, env_has(f->preferred.reason) ? ": " : "",

@@ -21,7 +21,7 @@ struct master_segment {
 struct master_list {
 	struct master_segment *v; /* sorted by name; several entries of one name are summed */
 	size_t n;
-	size_t left_out; /* entries whose name is no segment */
+	size_t left_out; /* entries whose name is not a segment */
 	char *text;      /* holds the strings */
 	size_t used;
 };

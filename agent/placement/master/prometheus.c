@@ -192,7 +192,7 @@ static bool take_number(struct line *l, struct prometheus_sample *s)
 	if (!take_word(l, text, sizeof(text)))
 		return fail(l, "the value is missing, or too long");
 	if (!to_double(text, &value))
-		return fail(l, "the value is no number");
+		return fail(l, "the value is not a number");
 	s->whole = to_int64(text, &s->integer);
 	if (!s->whole && fabs(value) < EXACT_MAX && trunc(value) == value) {
 		s->whole = true;
@@ -210,7 +210,7 @@ static bool skip_timestamp(struct line *l)
 	if (l->p == l->end)
 		return true;
 	if (!take_word(l, text, sizeof(text)) || !to_int64(text, &ms))
-		return fail(l, "the time stamp is no whole number");
+		return fail(l, "the time stamp is not a whole number");
 	skip_blanks(l);
 	return l->p == l->end || fail(l, "something follows the time stamp");
 }

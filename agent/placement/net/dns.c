@@ -213,7 +213,7 @@ static const char *servers_show(const struct dns *d, char *buf, size_t n)
 
 static const char *without_file(const struct dns *d)
 {
-	return d->exists ? "" : ", asked since there is no " RESOLV_CONF;
+	return d->exists ? "" : " (used because " RESOLV_CONF " does not exist)";
 }
 
 static void reason_set(const struct dns *d, int status, struct dns_answer *a)

@@ -334,7 +334,7 @@ int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t
 	    (!dray_host_is_address(host, &a) && !dray_host_is_name(host)))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"\"%.100s\" is no host: write a name or an address, such as 10.0.0.9 or 2001:db8::9",
+			"\"%.100s\" is not a host: write a name or an address, such as 10.0.0.9 or 2001:db8::9",
 			host);
 	q = calloc(1, sizeof(*q));
 	if (q) {
