@@ -179,7 +179,7 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 {
 	struct sessions *ss = c->owner;
 	struct dmsg_hello m;
-	struct session *s;
+	struct session *s = NULL;
 	int r;
 
 	if (h->type != DMSG_HELLO)
