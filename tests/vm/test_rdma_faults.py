@@ -25,12 +25,14 @@ SHORT_LIMITS = {"peer__heartbeat": "200ms", "peer__heartbeat_limit": "4s", "peer
           "transfer__slice_timeout": "4s"}
 
 
-def resources():
-    """Number of the kernel's objects of each kind: queue pairs except the devices' own, memory regions, completion queues."""
+def resources(*agents):
+    """Number of the kernel's objects of each kind that these agents own: queue pairs, memory regions, completion queues."""
+    threads = {int(task) for agent in agents for task in os.listdir(f"/proc/{agent.pid}/task")}
+
     def rows(kind):
         return json.loads(run("rdma", "-j", "resource", "show", kind) or "[]")
 
-    return {kind: len([r for r in rows(kind) if r.get("type") not in ("SMI", "GSI") and "pid" in r]) for kind in ("qp", "mr", "cq", "pd")}
+    return {kind: len([r for r in rows(kind) if r.get("pid") in threads]) for kind in ("qp", "mr", "cq", "pd")}
 
 
 def path_of(agent, rail, side=0):
@@ -325,7 +327,7 @@ def test_client_killed(new_pair, direction):
     a, b = new_pair()
     size = 8 * MIB
     with Side(b, size) as there:
-        mrs = resources()["mr"]
+        mrs = resources(a, b)["mr"]
         with Actor(CLIENT, socket=a.socket, size=size, token=there.export(), direction=direction, ring=0) as actor:
             remote = there.client.import_token(actor.hear(), timeout=LIMIT)
             actor.tell("go")
@@ -335,7 +337,7 @@ def test_client_killed(new_pair, direction):
             assert event is not None and event.remote == remote.handle
             remote.release()
         until(lambda: a.resources().mappings == 0, "its memory's unmapping")
-        until(lambda: resources()["mr"] == mrs, "its memory regions' end")
+        until(lambda: resources(a, b)["mr"] == mrs, "its memory regions' end")
         if direction == "write":
             there.view[:] = bytes(size)
             a.client().close()
@@ -449,12 +451,13 @@ def rounds(a, b, n):
 def test_reconnects_leak_nothing(new_pair):
     """After many reconnects and sessions the kernel has as many objects as before."""
     a, b = new_pair()
-    idle = resources()["qp"]  # other agents may have some
     rounds(a, b, 1)
-    until(lambda: resources()["qp"] == idle, "the queue pairs' end")
-    before, fds = resources(), [x.resources().fds for x in (a, b)]
+    until(lambda: resources(a, b)["qp"] == 0, "the end of the queue pairs")
+    until(lambda: not listed(a, "regions") and not listed(b, "regions"), "the end of the regions")
+    before, fds = resources(a, b), [x.resources().fds for x in (a, b)]
     for done in range(0, ROUNDS, 10):
         rounds(a, b, min(10, ROUNDS - done))
-    until(lambda: resources() == before, f"as many objects as before: {before}, not {resources()}")
+    assert before["mr"] and before["cq"] and before["pd"]
+    until(lambda: resources(a, b) == before, f"as many objects as before: {before}")
     until(lambda: [x.resources().fds for x in (a, b)] == fds, "as many descriptors as before")
     assert not any(r["queue_pairs"] or r["serving"] for x in (a, b) for r in listed(x, "rails"))
