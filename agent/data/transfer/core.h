@@ -91,7 +91,8 @@ struct slice {
 	uint64_t id; /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
-	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */
+	uint32_t end_code; /* transport gpu's, while it waits for its end */
+	bool retried;      /* some of it was sent before, on a stream or queue pair that is dead */
 	/* for transports that walk operations (transport.h): where it begins, and how many it touches; no lists */
 	struct xfer_cursor from;
 	uint32_t n_ops;
@@ -104,6 +105,7 @@ struct slice {
 struct channel {
 	const struct transport_ops *ops;
 	struct peer_link *link; /* NULL: this agent's own regions */
+	void *owner;            /* the transport's: what the channel is a part of */
 	enum dmsg_class class;
 	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
 	struct dray_list flows; /* with something to send, in round-robin order */

@@ -38,8 +38,7 @@ static int gpu_init(struct core *c, void **ret_state)
 		return ret;
 	for (unsigned i = 0; i < 2; i++)
 		dray_list_init(&g->ready[i]);
-	for (unsigned i = 0; i < GPU_END_N; i++)
-		dray_list_init(&g->over[i]);
+	dray_list_init(&g->over);
 	dray_list_init(&g->free);
 	dray_list_init(&g->free_jobs);
 	*ret_state = dray_take(g);
@@ -156,11 +155,10 @@ static void gpu_kick(struct core *c, void *state, struct channel *ch)
 	gpu_path_ready(path_of(ch));
 }
 
-/* The slice ends in this way; none of its bytes move any more. */
-static void slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
+void gpu_slice_over(struct gpu_transport *g, struct slice *s, uint32_t code)
 {
-	dray_list_del(&s->link);
-	dray_list_add(&g->over[end], &s->link);
+	s->end_code = code;
+	dray_list_add(&g->over, &s->link);
 }
 
 /* Ends the session whose host memory is gone, and no other. */
@@ -172,49 +170,48 @@ static void report_fault(struct core *c, const struct xfer *x)
 	xfer_memory_fault(c, o->view->session);
 }
 
-static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
+static void slice_end(struct core *c, struct slice *s)
 {
+	uint32_t code = s->end_code;
+
 	dray_list_del(&s->link);
-	switch (end) {
-	case GPU_END_OK:
+	if (!code)
 		core_count(c->counters, DRAY_METRIC_GPU_BYTES_TOTAL, s->bytes);
-		xfer_slice_done(c, s, 0, NULL);
-		break;
-	case GPU_END_LOST:
-		xfer_slice_done(c, s, DRAY_E_GPU_LOST, LOST);
-		break;
-	case GPU_END_FAULT:
+	if (code == DRAY_E_REGION_FAULT)
 		report_fault(c, s->xfer);
-		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
-		break;
-	case GPU_END_STOPPED:
-	case GPU_END_N:
+	if (code == DRAY_E_CANCELLED)
 		xfer_slice_done(c, s, s->xfer->code, NULL);
-		break;
-	}
+	else
+		xfer_slice_done(c, s, code, code == DRAY_E_GPU_LOST ? LOST : XFER_FAULT_DETAIL);
 }
 
-/* The first slice with this end, of one transfer or (NULL) of any. */
-static struct slice *over_first(struct gpu_transport *g, const struct xfer *x, enum gpu_end end)
+/* The first slice of one transfer or (NULL) of any that is over. */
+static struct slice *over_first(struct gpu_transport *g, const struct xfer *x)
 {
-	dray_list_for_each(&g->over[end], s, struct slice, link)
+	dray_list_for_each(&g->over, s, struct slice, link)
 		if (!x || s->xfer == x)
 			return s;
 	return NULL;
 }
 
-/* Ends the slices in `over`. Each end may stop other transfers, so the lists are read again after each. */
+/* Ends the slices in `over`. Each end may stop other transfers, so the list is read again after each. */
 static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer *x)
 {
 	bool any = false;
 	struct slice *s;
 
-	for (unsigned i = 0; i < GPU_END_N; i++)
-		while ((s = over_first(g, x, (enum gpu_end)i))) {
-			slice_end(c, s, (enum gpu_end)i);
-			any = true;
-		}
+	for (; (s = over_first(g, x)); any = true)
+		slice_end(c, s);
 	return any;
+}
+
+/* All slices of the list are over. */
+static void slices_over(struct gpu_transport *g, struct dray_list *slices, uint32_t code)
+{
+	if (code)
+		dray_list_for_each(slices, s, struct slice, link)
+			s->end_code = code;
+	dray_list_splice(&g->over, slices);
 }
 
 /* A lost device may still read the lists. */
@@ -232,8 +229,8 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 
 	if (code)
 		lists_lost(b);
-	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_OK], &b->slices);
-	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_STOPPED], &b->stopped);
+	slices_over(g, &b->slices, code);
+	slices_over(g, &b->stopped, code ? code : DRAY_E_CANCELLED);
 	p->n_batches--;
 	p->bytes -= b->bytes;
 	if (p->carrier == b)
@@ -305,7 +302,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	b->bytes = plan.bytes;
 	if (gpu_submit(c, p->device, p->channel.class, &copy, plan.n, &b->task) < 0) {
 		lists_lost(b);
-		dray_list_splice(&g->over[GPU_END_LOST], &b->slices);
+		slices_over(g, &b->slices, DRAY_E_GPU_LOST);
 		return false;
 	}
 	if (part)
@@ -326,9 +323,9 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 	if (p->open && p->carrier)
 		return;
 	if (p->open)
-		slice_over(g, dray_take(p->open), GPU_END_LOST);
+		gpu_slice_over(g, dray_take(p->open), DRAY_E_GPU_LOST);
 	while ((s = sched_next(c, &p->channel, gpu_plan_limits[p->kind].slice)))
-		slice_over(g, s, GPU_END_LOST);
+		gpu_slice_over(g, s, DRAY_E_GPU_LOST);
 }
 
 /* Does a bounded part of the path's work. True: there is more to do at once. */
@@ -349,14 +346,6 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 	return more;
 }
 
-static bool over_any(const struct gpu_transport *g)
-{
-	for (unsigned i = 0; i < GPU_END_N; i++)
-		if (!dray_list_empty(&g->over[i]))
-			return true;
-	return false;
-}
-
 static bool gpu_progress(struct core *c, void *state)
 {
 	struct gpu_transport *g = state;
@@ -371,7 +360,7 @@ static bool gpu_progress(struct core *c, void *state)
 		dray_list_for_each(&g->ready[class], p, struct gpu_path, link)
 			more |= path_run(c, g, p);
 	}
-	return any || more || over_any(g);
+	return any || more || !dray_list_empty(&g->over);
 }
 
 static bool batch_has(const struct gpu_batch *b, const struct xfer *x)
@@ -394,7 +383,7 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		if (p->carrier)
 			dray_list_add(&p->carrier->stopped, &p->open->link);
 		else
-			slice_over(g, p->open, GPU_END_STOPPED);
+			gpu_slice_over(g, p->open, DRAY_E_CANCELLED);
 		p->open = NULL;
 		p->carrier = NULL;
 	}

@@ -15,15 +15,6 @@
 
 extern const struct transport_ops transport_gpu;
 
-/* Ends of a slice. */
-enum gpu_end {
-	GPU_END_OK,
-	GPU_END_LOST,    /* its device was lost */
-	GPU_END_STOPPED, /* its transfer stops */
-	GPU_END_FAULT,   /* memory of the side in host memory is gone */
-	GPU_END_N
-};
-
 struct gpu_path;
 struct gpu_transport;
 
@@ -73,7 +64,7 @@ struct gpu_transport {
 	struct gpu_path *devices[GPU_DEVICES_MAX];
 	uint32_t peers[GPU_DEVICES_MAX]; /* by device: those that reach each other and are up */
 	struct dray_list ready[2];       /* by class */
-	struct dray_list over[GPU_END_N];
+	struct dray_list over; /* slices none of whose bytes move any more, with their end_code */
 	struct dray_list free; /* batches */
 	struct gpu_batch *batches;
 	struct dray_list free_jobs;
@@ -81,6 +72,8 @@ struct gpu_transport {
 	bool buffer_came; /* since the last turn, for a path that waited */
 };
 
+/* The slice, which is on no list, ends with this code; DRAY_E_CANCELLED: with that of its transfer, which stops. */
+void gpu_slice_over(struct gpu_transport *g, struct slice *s, uint32_t code);
 /* Queues a path that has work. */
 void gpu_path_ready(struct gpu_path *p);
 

@@ -36,11 +36,11 @@ void gpu_staged_deinit(struct gpu_transport *g)
 	free(g->jobs);
 }
 
-static void job_end(struct gpu_job *j, enum gpu_end end)
+static void job_end(struct gpu_job *j, uint32_t code)
 {
 	struct gpu_transport *g = j->path->owner;
 
-	dray_list_add(&g->over[end], &j->slice->link);
+	gpu_slice_over(g, j->slice, code);
 	j->slice = NULL;
 	dray_list_del(&j->link);
 	dray_list_add_front(&g->free_jobs, &j->link);
@@ -140,14 +140,14 @@ static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 
 	while (!j->busy) {
 		if (j->code || !slice_wanted(j->slice)) {
-			job_end(j, j->code ? GPU_END_LOST : GPU_END_STOPPED);
+			job_end(j, j->code ? j->code : DRAY_E_CANCELLED);
 			return true;
 		}
 		if (local_walk_ended(&j->walk)) {
 			if (j->second) {
 				core_count(c->counters, DRAY_METRIC_GPU_STAGED_BYTES_TOTAL,
 					   j->slice->bytes);
-				job_end(j, GPU_END_OK);
+				job_end(j, 0);
 				return true;
 			}
 			step_begin(j, true);
@@ -157,14 +157,14 @@ static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 				return false;
 			*budget -= dray_min(*budget, j->slice->bytes);
 			if (!copy_host(j)) {
-				job_end(j, GPU_END_FAULT);
+				job_end(j, DRAY_E_REGION_FAULT);
 				return true;
 			}
 			continue;
 		}
 		ret = copy_submit(c, j);
 		if (ret < 0 && ret != -EAGAIN)
-			job_end(j, GPU_END_LOST);
+			job_end(j, DRAY_E_GPU_LOST);
 		if (ret < 0)
 			return true;
 	}
@@ -227,7 +227,7 @@ void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, b
 		if (j->busy && urgent)
 			gpu_finish(c, &j->task);
 		if (!j->busy)
-			job_end(j, GPU_END_STOPPED);
+			job_end(j, DRAY_E_CANCELLED);
 	}
 }
 
@@ -235,5 +235,5 @@ void gpu_staged_fail(struct gpu_path *p)
 {
 	dray_list_for_each(&p->jobs, j, struct gpu_job, link)
 		if (!j->busy)
-			job_end(j, GPU_END_LOST);
+			job_end(j, DRAY_E_GPU_LOST);
 }

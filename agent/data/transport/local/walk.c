@@ -102,26 +102,6 @@ static inline void consume(struct local_walk *w, uint64_t bytes)
 	}
 }
 
-static void walk_piece(struct local_walk *w, struct dray_piece *v, uint64_t max_bytes)
-{
-	locate(w, v);
-	v->bytes = dray_min(v->bytes, max_bytes);
-	consume(w, v->bytes);
-}
-
-unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes)
-{
-	unsigned n = 0;
-
-	while (n < max && w->left) {
-		if (!w->done)
-			n += walk_whole(w, v + n, max - n, max_bytes);
-		if (n < max && w->left)
-			walk_piece(w, &v[n++], max_bytes);
-	}
-	return n;
-}
-
 unsigned local_walk_short(struct local_walk *w, struct dray_piece *v, unsigned max,
 			  uint64_t longest, struct dray_piece *ret_long)
 {
@@ -139,6 +119,19 @@ unsigned local_walk_short(struct local_walk *w, struct dray_piece *v, unsigned m
 			break;
 		}
 		consume(w, v[n++].bytes);
+	}
+	return n;
+}
+
+unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes)
+{
+	struct dray_piece next;
+	unsigned n = 0;
+
+	while ((n += local_walk_short(w, v + n, max - n, max_bytes, &next)) < max && w->left) {
+		next.bytes = max_bytes;
+		v[n++] = next;
+		consume(w, max_bytes);
 	}
 	return n;
 }

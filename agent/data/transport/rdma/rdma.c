@@ -60,9 +60,9 @@ static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
-		stage_channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link,
+		stage_channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link, ch,
 				   &peer->staged, &ch->pull_link, &r->pulling[k]);
-		stage_channel_init(&ch->win, &transport_rdma, (enum dmsg_class)k, link,
+		stage_channel_init(&ch->win, &transport_rdma, (enum dmsg_class)k, link, ch,
 				   &peer->staged, &ch->pull_link, &r->pulling[k]);
 		ch->win.direct.gpu_path = DMSG_GPU_PATH_STAGED;
 		ch->peer = peer;
@@ -153,19 +153,6 @@ void rdma_queue_request(struct rdma_channel *ch)
 	rdma_event(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0, NULL);
 }
 
-static struct rdma_channel *channel_of(struct rdma *r, const struct channel *ch)
-{
-	struct rdma_peer *peer = rdma_peer_get(r, ch->link->peer);
-
-	dray_assert(peer);
-	return &peer->channels[ch->class];
-}
-
-static void rdma_kick(struct core *c, void *state, struct channel *ch)
-{
-	rdma_pull_later(channel_of(state, ch));
-}
-
 static void pull(struct rdma *r, enum dmsg_class class)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
@@ -219,17 +206,6 @@ static bool rdma_announce(struct core *c, void *state)
 	for (uint64_t left = r->rails_up; left; left &= left - 1)
 		work |= rdma_rail_arm(&r->rails[__builtin_ctzll(left)]);
 	return work;
-}
-
-static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
-{
-	if (x->channel && x->channel->ops == &transport_rdma)
-		rdma_channel_stop(channel_of(state, x->channel), x, urgent);
-}
-
-static void rdma_drop(struct core *c, void *state, struct object *o)
-{
-	rdma_copies_drop(state, o);
 }
 
 static int64_t queue_tick(struct rdma_queue *p)
@@ -386,11 +362,11 @@ const struct transport_ops transport_rdma = {
 	.init = rdma_init,
 	.deinit = rdma_deinit,
 	.channel = rdma_channel,
-	.kick = rdma_kick,
+	.kick = stage_channel_kick,
 	.progress = rdma_progress,
 	.announce = rdma_announce,
-	.stop = rdma_stop,
-	.drop = rdma_drop,
+	.stop = rdma_channel_stop,
+	.drop = rdma_copies_drop,
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,

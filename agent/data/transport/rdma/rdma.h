@@ -266,7 +266,8 @@ void rdma_queue_dead(struct rdma_queue *p);
  */
 void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgent,
 		       struct dray_list *over);
-void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
+/* The operation stop(). */
+void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);
 /*
@@ -300,7 +301,7 @@ void window_free(struct rdma_window *w);
 void rdma_copy_start(struct rdma *r, struct rdma_copy *copy);
 /* Continues the copies whose round has ended. */
 void rdma_copies_progress(struct rdma *r);
-/* Ends copies that use an object which is being dropped. */
-void rdma_copies_drop(struct rdma *r, const struct object *o);
+/* The operation drop(): ends copies that use the object. */
+void rdma_copies_drop(struct core *c, void *state, struct object *o);
 
 #endif

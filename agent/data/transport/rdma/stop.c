@@ -133,8 +133,9 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 	}
 }
 
-void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
+void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
+	struct rdma_channel *ch = x->channel->owner;
 	struct dray_list over = DRAY_LIST_INIT(over);
 
 	rdma_channel_take(ch, x, urgent, &over);
@@ -142,5 +143,5 @@ void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
 		stop_on(p, x, urgent, &over);
 	dray_list_for_each(&ch->lost, l, struct rdma_queue, link)
 		stop_on(l, x, urgent, &over);
-	xfer_slices_end(ch->peer->rdma->c, &over, 0);
+	xfer_slices_end(c, &over, 0);
 }

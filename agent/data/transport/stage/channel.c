@@ -12,12 +12,13 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 }
 
 void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops,
-			enum dmsg_class class, struct peer_link *link,
+			enum dmsg_class class, struct peer_link *link, void *owner,
 			struct stage_account *account, struct dray_list *pull_link,
 			struct dray_list *pulling)
 {
 	channel_init(&p->direct, ops, class, link);
 	channel_init(&p->staged, ops, class, link);
+	p->direct.owner = p->staged.owner = owner;
 	p->staged.gpu_path = DMSG_GPU_PATH_STAGED;
 	dray_list_init(&p->retry);
 	dray_list_init(&p->unstaged);
@@ -30,6 +31,11 @@ void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops
 	p->pull_link = pull_link;
 	p->pulling = pulling;
 	dray_list_init(pull_link);
+}
+
+void stage_channel_kick(struct core *c, void *state, struct channel *ch)
+{
+	stage_channel_pull_later(ch->owner);
 }
 
 void stage_channel_deinit(struct stage_channel *p)

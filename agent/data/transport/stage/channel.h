@@ -32,10 +32,13 @@ struct stage_channel {
 	struct dray_list *pull_link, *pulling;
 };
 
+/* owner: the transport's channel, which begins with a struct stage_channel. */
 void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops,
-			enum dmsg_class class, struct peer_link *link,
+			enum dmsg_class class, struct peer_link *link, void *owner,
 			struct stage_account *account, struct dray_list *pull_link,
 			struct dray_list *pulling);
+/* The operation kick() of these transports. */
+void stage_channel_kick(struct core *c, void *state, struct channel *ch);
 /* The channel has no slices. */
 void stage_channel_deinit(struct stage_channel *p);
 

@@ -312,8 +312,6 @@ static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	s->payload_left = wire.length;
 	s->sink = !f->slice;
 	p->rx = f;
-	p->rx_iov = 0;
-	p->rx_offset = 0;
 	return PMSG_FRAME_SIZE;
 }
 
@@ -325,13 +323,17 @@ static bool answer_blocked(const struct tcp_stream *s)
 static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
 			      uint64_t *ret_bytes)
 {
-	struct tcp_requester *p = requester_of(s);
-	uint64_t skip = p->rx_offset, bytes = 0;
+	const struct tcp_frame *f = requester_of(s)->rx;
+	uint64_t skip = f->bytes - s->payload_left, bytes = 0;
 	struct iovec staged;
 	unsigned n = 0, n_memory;
-	const struct iovec *memory = slice_memory(p->rx->slice, &staged, &n_memory);
+	const struct iovec *memory = slice_memory(f->slice, &staged, &n_memory);
 
-	for (uint32_t i = p->rx_iov; i < n_memory && n < max; i++) {
+	for (unsigned i = 0; i < n_memory && n < max; i++) {
+		if (skip >= memory[i].iov_len) {
+			skip -= memory[i].iov_len;
+			continue;
+		}
 		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
 					 memory[i].iov_len - skip };
 		bytes += iov[n++].iov_len;
@@ -341,16 +343,9 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 	return n;
 }
 
+/* The position is what is left of the payload. */
 static void answer_advance(struct tcp_stream *s, uint64_t n)
 {
-	struct tcp_requester *p = requester_of(s);
-	struct iovec staged;
-	unsigned n_memory;
-	const struct iovec *memory = slice_memory(p->rx->slice, &staged, &n_memory);
-
-	p->rx_offset += n;
-	while (p->rx_iov < n_memory && p->rx_offset >= memory[p->rx_iov].iov_len)
-		p->rx_offset -= memory[p->rx_iov++].iov_len;
 }
 
 static void answer_fault(struct tcp_stream *s)

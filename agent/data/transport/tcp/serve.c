@@ -464,8 +464,10 @@ static void frame_drop(struct serve *v, const struct object *o)
 	tcp_timer(v->s.tcp, v->grace_ns);
 }
 
-void tcp_serve_drop(struct tcp *t, struct object *o)
+void tcp_serve_drop(struct core *c, void *state, struct object *o)
 {
+	struct tcp *t = state;
+
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		if (s->side != &serve_side)
 			continue;

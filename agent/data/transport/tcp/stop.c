@@ -44,11 +44,12 @@ static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 	return tear;
 }
 
-void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
+void tcp_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
+	struct tcp_channel *ch = x->channel->owner;
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	stage_channel_stop(tcp_of(ch)->c, &ch->ch, x, urgent, &over);
+	stage_channel_stop(c, &ch->ch, x, urgent, &over);
 	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
@@ -61,7 +62,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link)
 			slices_take(&p->waiting, x, &over);
-	xfer_slices_end(tcp_of(ch)->c, &over, 0);
+	xfer_slices_end(c, &over, 0);
 }
 
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)

@@ -66,7 +66,7 @@ static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
 
 static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
 {
-	stage_channel_init(&ch->ch, &transport_tcp, class, peer->link, &peer->staged[STAGE_OWN],
+	stage_channel_init(&ch->ch, &transport_tcp, class, peer->link, ch, &peer->staged[STAGE_OWN],
 			   &ch->pull_link, &peer->tcp->pulling[class]);
 	ch->peer = peer;
 	dray_list_init(&ch->streams);
@@ -148,14 +148,9 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 	return stage_reaches(c, local) ? &ch->staged : NULL;
 }
 
-static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
-{
-	return &peer_get(t, ch->link->peer)->channels[ch->class];
-}
-
 static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)
 {
-	struct tcp_channel *to = channel_of(state, ch);
+	struct tcp_channel *to = ch->owner;
 
 	/* The other transport forgets the peer first. */
 	if (s->staged)
@@ -163,11 +158,6 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 	dray_list_add(ch == &to->ch.staged && !s->staged ? &to->ch.unstaged : &to->ch.retry,
 		      &s->link);
 	tcp_channel_pull_later(to);
-}
-
-static void tcp_kick(struct core *c, void *state, struct channel *ch)
-{
-	tcp_channel_pull_later(channel_of(state, ch));
 }
 
 /* Gives slices to streams that have room. A channel whose streams take none now leaves the list. */
@@ -250,17 +240,6 @@ static bool tcp_progress(struct core *c, void *state)
 	return more || !dray_list_empty(&t->parked) || stage_wants(c);
 }
 
-static void tcp_stop(struct core *c, void *state, struct xfer *x, bool urgent)
-{
-	if (x->channel && x->channel->ops == &transport_tcp)
-		tcp_channel_stop(channel_of(state, x->channel), x, urgent);
-}
-
-static void tcp_drop(struct core *c, void *state, struct object *o)
-{
-	tcp_serve_drop(state, o);
-}
-
 /* Timeouts may have made work for progress(), which has run in this turn. */
 static int64_t next_tick(const struct tcp *t)
 {
@@ -319,10 +298,10 @@ const struct transport_ops transport_tcp = {
 	.deinit = tcp_deinit,
 	.channel = tcp_channel,
 	.adopt = tcp_adopt,
-	.kick = tcp_kick,
+	.kick = stage_channel_kick,
 	.progress = tcp_progress,
-	.stop = tcp_stop,
-	.drop = tcp_drop,
+	.stop = tcp_channel_stop,
+	.drop = tcp_serve_drop,
 	.tick = tcp_tick,
 	.peer_up = tcp_peer_up,
 	.peer_down = tcp_peer_down,

@@ -154,11 +154,9 @@ struct tcp_requester {
 	struct tcp_channel *ch;
 	uint32_t head, sent, tail;
 	uint64_t sent_of;
-	uint64_t in_flight;   /* payload bytes in q */
-	bool useful;          /* a frame was answered */
-	struct tcp_frame *rx; /* its READ_DATA is being received */
-	uint32_t rx_iov;
-	uint64_t rx_offset;
+	uint64_t in_flight;       /* payload bytes in q */
+	bool useful;              /* a frame was answered */
+	struct tcp_frame *rx;     /* its READ_DATA is being received */
 	struct dray_list waiting; /* lost: WRITEs that the owner may still receive */
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
@@ -277,7 +275,8 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 void tcp_requester_lose(struct tcp_requester *p);
 
 /* stop.c */
-void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);
+/* The operation stop(). */
+void tcp_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
 /*
  * Both ends of the lost stream are closed: its slices can be sent again. False: the stream is not of this
  * channel.
@@ -291,6 +290,7 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 		     enum dmsg_class class);
 /* Closes an adopted stream. report: to the control thread. */
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report);
-void tcp_serve_drop(struct tcp *t, struct object *o);
+/* The operation drop(). */
+void tcp_serve_drop(struct core *c, void *state, struct object *o);
 
 #endif
