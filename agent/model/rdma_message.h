@@ -57,7 +57,7 @@ enum rdma_event {
 enum rdma_loss {
 	RDMA_LOSS_TIMEOUT = 1000, /* no completion within transfer.slice_timeout */
 	RDMA_LOSS_POST,           /* the device refused a work request */
-	RDMA_LOSS_TOLD,           /* by QP_LOSE */
+	RDMA_LOSS_COMMAND,        /* by QP_LOSE */
 	RDMA_LOSS_PEER,           /* the peer is down */
 	RDMA_LOSS_UNUSED,         /* the queue pair came too late to be used */
 };

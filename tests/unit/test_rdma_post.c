@@ -645,7 +645,7 @@ static void test_no_other_transport(void **state)
 	write_all(BYTES);
 	turn();
 	message(RDMA_QP_LOSE, 1, NULL);
-	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_LOSS_TOLD);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_LOSS_COMMAND);
 	message(RDMA_QP_LOSE, 1, NULL);
 	assert_int_equal(told(RDMA_QP_LOST), 1);
 	message(RDMA_UNREACHABLE, 0, NULL);

@@ -284,7 +284,7 @@ static const char *loss_text(uint32_t code)
 		return "no completion within transfer.slice_timeout";
 	case RDMA_LOSS_POST:
 		return "the device refused a work request";
-	case RDMA_LOSS_TOLD:
+	case RDMA_LOSS_COMMAND:
 	case RDMA_LOSS_PEER:
 	case RDMA_LOSS_UNUSED:
 		return NULL;

@@ -25,7 +25,7 @@ struct ring {
 	uint32_t cq_tail;     /* next completion to fill */
 	uint32_t cq_head;     /* the client's index when last loaded */
 	uint32_t outstanding; /* taken and not completed; each has a reserved completion entry */
-	uint32_t vain;        /* polls since the last submission, while there was work elsewhere */
+	uint32_t idle_polls;  /* polls since the last submission, while there was work elsewhere */
 	bool announced;       /* "agent sleeping" is set */
 	struct wsession *session;
 	struct dray_list polled_link; /* on worker->polled; not while it rests */

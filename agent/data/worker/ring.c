@@ -31,9 +31,9 @@
 #define TAKE_MAX 64u
 
 /* This many polls cost about as much as a doorbell and its event. */
-#define LOOKS_MAX 256
+#define IDLE_POLLS_MAX 256
 /* An announcement and its end cost this many polls: a store that other processors must see, and a cache miss. */
-#define ANNOUNCE_LOOKS 8
+#define ANNOUNCE_POLLS 8
 
 static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
 {
@@ -145,7 +145,7 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 						     .status = (uint32_t)err.code });
 }
 
-static void break_lying(struct wsession *s, uint32_t tail)
+static void break_invalid(struct wsession *s, uint32_t tail)
 {
 	const struct ring *r = s->ring;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -170,7 +170,7 @@ static uint32_t cq_room(struct ring *r, uint32_t wanted)
 }
 
 /* The client's index claims more than was completed. */
-static bool cq_head_lies(const struct ring *r)
+static bool cq_head_invalid(const struct ring *r)
 {
 	return r->cq_tail - r->cq_head > r->m->cq_entries;
 }
@@ -186,13 +186,13 @@ bool ring_poll(struct wsession *s)
 	/* acquire: the entries up to tail are complete */
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
 	if (tail == r->sq_head) {
-		r->vain += s->worker->busy;
+		r->idle_polls += s->worker->busy;
 		return false;
 	}
-	r->vain = 0;
+	r->idle_polls = 0;
 	room = cq_room(r, dray_min(tail - r->sq_head, TAKE_MAX));
-	if (tail - r->sq_head > m->sq_entries || cq_head_lies(r)) {
-		break_lying(s, tail);
+	if (tail - r->sq_head > m->sq_entries || cq_head_invalid(r)) {
+		break_invalid(s, tail);
 		return false;
 	}
 	/* no free completion entry: the submission stays until the client has reaped some */
@@ -259,8 +259,8 @@ bool ring_announce(struct ring *r)
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_seq_cst);
 	if (tail == r->sq_head)
 		return false;
-	r->vain = 0;
-	if (cq_room(r, 1) || cq_head_lies(r))
+	r->idle_polls = 0;
+	if (cq_room(r, 1) || cq_head_invalid(r))
 		return true;
 	/* no completion entry is free, and reaping rings no doorbell: the worker must look again */
 	r->session->worker->stalled = true;
@@ -279,7 +279,7 @@ void ring_wake(struct ring *r)
 {
 	struct worker *w = r->session->worker;
 
-	r->vain = 0;
+	r->idle_polls = 0;
 	ring_awake(r);
 	if (dray_list_empty(&r->polled_link))
 		dray_list_add(&w->polled, &r->polled_link);
@@ -290,7 +290,7 @@ static bool rest(struct ring *r)
 {
 	ring_announce(r);
 	/* a new submission resets the count */
-	if (r->vain > LOOKS_MAX)
+	if (r->idle_polls > IDLE_POLLS_MAX)
 		return true;
 	ring_awake(r);
 	return false;
@@ -303,7 +303,7 @@ bool rings_poll(struct worker *w)
 	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
 		if (ring_poll(r->session))
 			did = true;
-		else if (r->vain > LOOKS_MAX && rest(r))
+		else if (r->idle_polls > IDLE_POLLS_MAX && rest(r))
 			dray_list_del(&r->polled_link);
 	}
 	return did;
@@ -325,8 +325,8 @@ bool rings_announce(struct worker *w)
 		w->announced = true;
 		if (ring_announce(r))
 			work = true;
-		else if (r->vain)
-			r->vain += ANNOUNCE_LOOKS;
+		else if (r->idle_polls)
+			r->idle_polls += ANNOUNCE_POLLS;
 	}
 	return work;
 }
@@ -337,7 +337,7 @@ void rings_awake(struct worker *w)
 		return;
 	w->announced = false;
 	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
-		if (r->announced && r->vain > LOOKS_MAX)
+		if (r->announced && r->idle_polls > IDLE_POLLS_MAX)
 			dray_list_del(&r->polled_link);
 		else
 			ring_awake(r);

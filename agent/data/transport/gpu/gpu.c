@@ -144,7 +144,7 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 		to = x->local;
 	}
 	choice = gpu_plan_path(object_region(from), from->pinned, object_region(to), to->pinned,
-			       g->peers, stage_is_up(c));
+			       g->peers, c->stage);
 	if (choice.kind == GPU_PATH_NONE)
 		return NULL;
 	return &g->devices[choice.device][x->class * GPU_PATH_N + choice.kind].channel;

@@ -331,7 +331,7 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	case RDMA_QP_LOSE:
 		p = queue_find(r, m->peer, m->id);
 		if (p && !p->lost)
-			rdma_queue_lose(p, RDMA_LOSS_TOLD);
+			rdma_queue_lose(p, RDMA_LOSS_COMMAND);
 		break;
 	case RDMA_QP_DEAD:
 		p = queue_find(r, m->peer, m->id);

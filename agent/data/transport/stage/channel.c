@@ -40,7 +40,7 @@ void stage_channel_kick(struct core *c, void *state, struct channel *ch)
 
 void stage_channel_deinit(struct stage_channel *p)
 {
-	stage_unwait(&p->waiter);
+	dray_list_del(&p->waiter.link);
 	dray_list_del(p->pull_link);
 	channel_deinit(&p->direct);
 	channel_deinit(&p->staged);
@@ -201,5 +201,5 @@ void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xf
 			stage_finish(c, s->staged);
 	slices_take(&p->copied, x, over);
 	if (!x)
-		stage_unwait(&p->waiter);
+		dray_list_del(&p->waiter.link);
 }

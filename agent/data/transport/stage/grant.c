@@ -76,7 +76,7 @@ static uint32_t reachable(const struct core *c, const struct region_view *r)
 {
 	if (r->memory == REGION_HOST)
 		return 0;
-	if (r->memory != REGION_GPU || !stage_is_up(c))
+	if (r->memory != REGION_GPU || !c->stage)
 		return DRAY_E_UNSUPPORTED;
 	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
 }

@@ -75,11 +75,6 @@ void stage_deinit(struct core *c)
 	c->stage = NULL;
 }
 
-bool stage_is_up(const struct core *c)
-{
-	return c->stage;
-}
-
 bool stage_reaches(const struct core *c, const struct region_view *r)
 {
 	return r->memory == REGION_GPU && c->stage && gpu_is_up(c, r->gpu);
@@ -181,11 +176,6 @@ void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum
 {
 	if (dray_list_empty(&w->link))
 		dray_list_add(&c->stage->waiters[use][class], &w->link);
-}
-
-void stage_unwait(struct stage_waiter *w)
-{
-	dray_list_del(&w->link);
 }
 
 static void finished(struct core *c, struct stage_buffer *b, uint32_t code)

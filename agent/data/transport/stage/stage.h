@@ -68,7 +68,6 @@ uint64_t stage_cut(const struct core *c, uint64_t bytes, uint64_t n_min);
 int stage_up(struct core *c, const struct gpu_staging *staging);
 /* No copy is in flight, or its end is not read any more. */
 void stage_deinit(struct core *c);
-bool stage_is_up(const struct core *c);
 /* The region is GPU memory that this worker can copy through staging memory now. */
 bool stage_reaches(const struct core *c, const struct region_view *r);
 /* Bytes of a buffer, at most a slice; 0: no staging memory. */
@@ -96,9 +95,8 @@ void stage_device_up(struct core *c, unsigned device);
 void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class class);
 /* Gives back a buffer that is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
-/* Does nothing if it already waits. The pool exists. */
+/* Does nothing if it already waits. The pool exists. The waiter leaves the list by dray_list_del(). */
 void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum dmsg_class class);
-void stage_unwait(struct stage_waiter *w);
 
 /*
  * Copies between the buffer and its ranges on one device: to_gpu scatters, otherwise gathers. done() runs

@@ -73,7 +73,7 @@ static void chunk_release(struct serve *v)
 		stage_put(v->s.tcp->c, v->chunk);
 	v->chunk = NULL;
 	v->chunks_left = 0;
-	stage_unwait(&v->waiter);
+	dray_list_del(&v->waiter.link);
 }
 
 /* No further copy of the frame begins. */
