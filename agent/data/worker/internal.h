@@ -165,8 +165,7 @@ static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset,
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
 /* The transfer with this request id, or NULL. */
 struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request);
-/* False, with err: the agent is draining. A drain is the first reason to refuse a transfer. */
-bool request_may_start(const struct wsession *s, struct dray_err *err);
+/* Starts a transfer; the agent is not draining. */
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err);
 
 /* ring.c */

@@ -9,14 +9,6 @@
 
 #include "agent/data/worker/internal.h"
 
-bool request_may_start(const struct wsession *s, struct dray_err *err)
-{
-	if (s->worker->draining)
-		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
-			     "the agent is draining and takes no new transfers");
-	return !s->worker->draining;
-}
-
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err)
 {
 	/* the id is added first, because the transfer may end inside xfer_start() */
@@ -33,8 +25,13 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 	struct xfer_request r;
 	struct dmsg_transfer m;
 
-	if (dmsg_transfer_decode(body, h->length, &m, err) < 0 || !request_may_start(s, err))
+	if (dmsg_transfer_decode(body, h->length, &m, err) < 0)
 		return;
+	if (s->worker->draining) {
+		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
+			     "the agent is draining and takes no new transfers");
+		return;
+	}
 	r = (struct xfer_request){
 		.spec = m.spec,
 		.request_id = h->request_id,

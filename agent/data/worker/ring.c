@@ -99,10 +99,12 @@ void ring_close(struct wsession *s)
 	s->ring = NULL;
 }
 
-/* Finds the operations and the notification of an entry. Returns 0 or an error code. */
-static uint32_t entry_read(const struct wsession *s, const struct dmsg_sqe *e,
-			   uint8_t op[DMSG_OP_SIZE], struct xfer_request *r)
+/* Finds the operations and the notification of an entry. Returns 0 or an error code; a drain comes first. */
+static inline uint32_t entry_read(const struct wsession *s, const struct dmsg_sqe *e,
+				  uint8_t op[DMSG_OP_SIZE], struct xfer_request *r)
 {
+	if (s->worker->draining)
+		return DRAY_E_DRAINING;
 	if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
 		r->ops = arena_at(s, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE);
 		if (!r->ops || e->op_count > DMSG_OPS_MAX)
@@ -135,11 +137,9 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 	};
 
 	dray_err_init(&err);
-	if (request_may_start(s, &err)) {
-		err.code = (int)entry_read(s, e, op, &r);
-		if (!err.code)
-			request_start(s, &r, &err);
-	}
+	err.code = (int)entry_read(s, e, op, &r);
+	if (!err.code)
+		request_start(s, &r, &err);
 	if (err.code)
 		ring_complete(s, &(struct dmsg_cqe){ .user_data = e->user_data,
 						     .status = (uint32_t)err.code });
