@@ -352,11 +352,6 @@ void dns_lookup(struct dns *d, const char *host, dns_fn fn, void *arg)
 	arm(d);
 }
 
-bool dns_idle(const struct dns *d)
-{
-	return !d->lookups;
-}
-
 bool dns_outdated(const struct dns *d)
 {
 	struct stat now;

@@ -34,9 +34,6 @@ struct dns *dns_free(struct dns *d);
 /* fn is called once, within some seconds, unless the channel is freed before. */
 void dns_lookup(struct dns *d, const char *host, dns_fn fn, void *arg);
 
-/* True if no lookup is in progress. */
-bool dns_idle(const struct dns *d);
-
 /* True if resolv.conf has changed since the channel was made. */
 bool dns_outdated(const struct dns *d);
 

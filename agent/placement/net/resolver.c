@@ -55,8 +55,7 @@ struct resolver {
 	struct dray_map by_host; /* struct name */
 	struct dray_list waiting, ready, cached, in_flight;
 	unsigned n_names, n_in_flight, n_cached;
-	struct dns *dns;     /* may be NULL */
-	struct dns *old[16]; /* of an earlier resolv.conf, until their lookups have ended */
+	struct dns *dns; /* may be NULL */
 	sd_event_source *turn;
 };
 
@@ -129,30 +128,20 @@ static void name_ready(struct name *n, int64_t keep_s)
 	wake(n->resolver);
 }
 
-static void old_free(struct resolver *r)
+/* Closes the channel. Lookups in progress begin again on the next one. */
+static void dns_close(struct resolver *r)
 {
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++)
-		if (r->old[i] && dns_idle(r->old[i]))
-			r->old[i] = dns_free(r->old[i]);
-}
-
-/* False: the channel stays in use, since too many earlier ones are still busy. */
-static bool dns_retire(struct resolver *r)
-{
-	old_free(r);
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++) {
-		if (r->old[i])
-			continue;
-		r->old[i] = dray_take(r->dns);
-		return true;
-	}
-	return false;
+	r->dns = dns_free(r->dns);
+	dray_list_splice(&r->waiting, &r->in_flight);
+	r->n_in_flight = 0;
+	wake(r);
 }
 
 static int dns_ready(struct resolver *r, struct dray_err *reterr)
 {
-	if (r->dns && (!dns_outdated(r->dns) || !dns_retire(r)))
+	if (r->dns && !dns_outdated(r->dns))
 		return 0;
+	dns_close(r);
 	return dns_new(&r->dns, r->event, r->servers, r->resolv_conf, reterr);
 }
 
@@ -252,7 +241,6 @@ static int on_turn(sd_event_source *s, void *arg)
 	struct resolver *r = arg;
 	struct name *n;
 
-	old_free(r);
 	start_lookups(r);
 	n = dray_list_first(&r->ready, struct name, queue);
 	if (!n)
@@ -412,8 +400,6 @@ struct resolver *resolver_free(struct resolver *r)
 		return NULL;
 	/* lookups refer to their names, so they end first */
 	dns_free(r->dns);
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++)
-		dns_free(r->old[i]);
 	names_free(&r->in_flight);
 	names_free(&r->waiting);
 	names_free(&r->ready);
@@ -428,11 +414,7 @@ void resolver_pretend(struct resolver *r, const char *servers, const char *resol
 {
 	r->servers = servers;
 	r->resolv_conf = resolv_conf;
-	if (r->dns)
-		dns_retire(r);
+	dns_close(r);
 	dray_list_for_each(&r->cached, n, struct name, queue)
 		cached_free(n);
-	/* what is being looked up answers its own queries, but no later ones */
-	dray_map_for_each(&r->by_host, n, struct name, node)
-		dray_map_del(&r->by_host, &n->node);
 }
