@@ -37,11 +37,6 @@ static const char *const for_sanitizers[] = {
 /* of an int: the kernel ignores the upper half */
 #define EQUAL(i, value) MASKED(i, UINT32_MAX, (uint32_t)(value))
 
-static const char *const mmaps[] = { "mmap", "mmap2" };
-static const int families[] = { AF_UNIX, AF_INET, AF_INET6, AF_NETLINK };
-static const int prctls[] = { PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_GET_DUMPABLE,
-			      PR_SET_VMA };
-
 static bool sanitizers_need(const char *call)
 {
 	for (size_t i = 0; WITH_SANITIZERS && i < DRAY_ARRAY_SIZE(for_sanitizers); i++)
@@ -61,12 +56,6 @@ static int add(scmp_filter_ctx ctx, uint32_t action, const char *call, unsigned 
 	return seccomp_rule_add_array(ctx, action, number, n, args);
 }
 
-static int add_rule(scmp_filter_ctx ctx, const char *call, unsigned n,
-		    const struct scmp_arg_cmp *args)
-{
-	return sanitizers_need(call) ? 0 : add(ctx, SCMP_ACT_ALLOW, call, n, args);
-}
-
 static int add_names(scmp_filter_ctx ctx, uint32_t action, const char *const *calls)
 {
 	int ret = 0;
@@ -77,47 +66,42 @@ static int add_names(scmp_filter_ctx ctx, uint32_t action, const char *const *ca
 	return ret;
 }
 
-static int add_memory(scmp_filter_ctx ctx)
-{
-	const struct scmp_arg_cmp plain = MASKED(2, PROT_EXEC, 0);
-	const struct scmp_arg_cmp library[] = {
-		MASKED(2, PROT_EXEC | PROT_WRITE, PROT_EXEC),
-		MASKED(3, MAP_ANONYMOUS, 0),
-	};
-	int ret = add_rule(ctx, "mprotect", 1, &plain);
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(mmaps) && ret >= 0; i++) {
-		ret = add_rule(ctx, mmaps[i], 1, &plain);
-		if (ret >= 0)
-			ret = add_rule(ctx, mmaps[i], 2, library);
-	}
-	return ret;
-}
-
 /* Calls that are allowed with certain arguments. */
 static int add_with_arguments(scmp_filter_ctx ctx)
 {
-	const struct scmp_arg_cmp unix_pair = EQUAL(0, AF_UNIX);
-	const struct scmp_arg_cmp thread = MASKED(0, CLONE_THREAD | CLONE_NEWUSER, CLONE_THREAD);
-	const struct scmp_arg_cmp own = EQUAL(0, getpid());
-	const struct scmp_arg_cmp no_signal = EQUAL(1, 0);
-	int ret = add_memory(ctx);
+	const struct scmp_arg_cmp plain = MASKED(2, PROT_EXEC, 0);
+	const struct scmp_arg_cmp code = MASKED(2, PROT_EXEC | PROT_WRITE, PROT_EXEC);
+	const struct scmp_arg_cmp file = MASKED(3, MAP_ANONYMOUS, 0);
+	const struct {
+		const char *call;
+		struct scmp_arg_cmp args[2];
+		unsigned n;
+	} rules[] = {
+		{ "mprotect", { plain }, 1 },
+		{ "mmap", { plain }, 1 },
+		{ "mmap", { code, file }, 2 },
+		{ "mmap2", { plain }, 1 },
+		{ "mmap2", { code, file }, 2 },
+		{ "socket", { EQUAL(0, AF_UNIX) }, 1 },
+		{ "socket", { EQUAL(0, AF_INET) }, 1 },
+		{ "socket", { EQUAL(0, AF_INET6) }, 1 },
+		{ "socket", { EQUAL(0, AF_NETLINK) }, 1 },
+		{ "socketpair", { EQUAL(0, AF_UNIX) }, 1 },
+		{ "prctl", { EQUAL(0, PR_SET_NAME) }, 1 },
+		{ "prctl", { EQUAL(0, PR_GET_NAME) }, 1 },
+		{ "prctl", { EQUAL(0, PR_CAPBSET_READ) }, 1 },
+		{ "prctl", { EQUAL(0, PR_GET_DUMPABLE) }, 1 },
+		{ "prctl", { EQUAL(0, PR_SET_VMA) }, 1 },
+		{ "clone", { MASKED(0, CLONE_THREAD | CLONE_NEWUSER, CLONE_THREAD) }, 1 },
+		{ "tgkill", { EQUAL(0, getpid()) }, 1 },
+		/* to find out whether a client's descriptor is a pidfd */
+		{ "pidfd_send_signal", { EQUAL(1, 0) }, 1 },
+	};
+	int ret = add(ctx, SCMP_ACT_ERRNO(ENOSYS), "clone3", 0, NULL);
 
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(families) && ret >= 0; i++)
-		ret = add_rule(ctx, "socket", 1, &EQUAL(0, families[i]));
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(prctls) && ret >= 0; i++)
-		ret = add_rule(ctx, "prctl", 1, &EQUAL(0, prctls[i]));
-	if (ret >= 0)
-		ret = add_rule(ctx, "socketpair", 1, &unix_pair);
-	if (ret >= 0)
-		ret = add_rule(ctx, "clone", 1, &thread);
-	if (ret >= 0)
-		ret = add_rule(ctx, "tgkill", 1, &own);
-	/* to find out whether a client's descriptor is a pidfd */
-	if (ret >= 0)
-		ret = add_rule(ctx, "pidfd_send_signal", 1, &no_signal);
-	if (ret >= 0)
-		ret = add(ctx, SCMP_ACT_ERRNO(ENOSYS), "clone3", 0, NULL);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rules) && ret >= 0; i++)
+		if (!sanitizers_need(rules[i].call))
+			ret = add(ctx, SCMP_ACT_ALLOW, rules[i].call, rules[i].n, rules[i].args);
 	return ret;
 }
 
