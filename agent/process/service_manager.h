@@ -25,6 +25,6 @@ void notify_watchdog(struct notify *n);
 void notify_extend(struct notify *n, int64_t ns);
 
 /* One line for `systemctl status`. */
-__attribute__((format(printf, 2, 3))) void notify_status(struct notify *n, const char *fmt, ...);
+void notify_status(struct notify *n, const char *status);
 
 #endif
