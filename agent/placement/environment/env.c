@@ -138,46 +138,41 @@ static int variable_add(struct env *e, enum env_profile_id id, const struct env_
 	return 0;
 }
 
-static int profile_add(struct env *e, const struct env_input *in, enum env_profile_id id)
+static int profile_add(struct env *e, const struct env_facts *facts, enum env_profile_id id)
 {
-	int ret = 0;
+	struct env_input in = { .facts = facts, .profile = env_profiles[id] };
+	int ret = env_fabric_make(&in.fabric, facts->scan, in.profile->port);
 
-	for (const struct env_rule *rule = env_profiles[id]->rules; ret >= 0 && rule->name;
-	     rule++) {
+	for (const struct env_rule *rule = in.profile->rules; ret >= 0 && rule->name; rule++) {
 		struct env_answer a = ENV_ANSWER_NULL;
 
-		ret = rule->fn(in, &a);
+		ret = rule->fn(&in, &a);
 		if (ret >= 0)
 			ret = variable_add(e, id, rule, &a);
 		free(a.value);
 		free(a.reason);
 	}
+	env_fabric_deinit(&in.fabric);
 	return ret;
 }
 
 int env_make(const struct env_facts *facts, const char *const *profiles, size_t n, struct env *ret,
 	     struct dray_err *reterr)
 {
-	struct env_input in = { .facts = facts };
 	bool added[ENV_PROFILE_N] = { false };
 	struct env e = ENV_NULL;
-	int r;
+	int r = 0;
 
 	for (size_t i = 0; i < n; i++)
 		if (env_profile_check(profiles[i], reterr) < 0)
 			return -EINVAL;
-	r = env_fabric_make(&in.any, facts->scan, 0);
-	if (r >= 0)
-		r = env_fabric_make(&in.first, facts->scan, 1);
 	for (size_t i = 0; r >= 0 && i < n; i++) {
 		enum env_profile_id id = env_profile_find(profiles[i]);
 
 		if (!added[id])
-			r = profile_add(&e, &in, id);
+			r = profile_add(&e, facts, id);
 		added[id] = true;
 	}
-	env_fabric_deinit(&in.any);
-	env_fabric_deinit(&in.first);
 	if (r < 0) {
 		env_deinit(&e);
 		return dray_err_set(reterr, r, DRAY_E_INTERNAL, "no memory for the environment");

@@ -125,8 +125,9 @@ const struct env_port *env_fabric_find(const struct env_fabric *f, uint16_t devi
 	return NULL;
 }
 
-int env_devices(const struct env_fabric *f, const char *before, bool ports, struct env_answer *a)
+int env_devices(const struct env_input *in, struct env_answer *a)
 {
+	const struct env_fabric *f = &in->fabric;
 	dray_auto_free char *list = NULL;
 	size_t bytes;
 	FILE *s;
@@ -136,10 +137,10 @@ int env_devices(const struct env_fabric *f, const char *before, bool ports, stru
 	s = open_memstream(&list, &bytes);
 	if (!s)
 		return -ENOMEM;
-	fputs(before, s);
+	fputs(in->profile->exact ? "=" : "", s);
 	for (size_t i = 0; i < f->n; i++) {
 		fprintf(s, "%s%s", i ? "," : "", f->v[i].d->name);
-		if (ports)
+		if (!in->profile->port)
 			fprintf(s, ":%u", f->v[i].p->number);
 	}
 	if (fclose(s) != 0)
@@ -177,8 +178,9 @@ static int indices_differ(const struct env_fabric *f, struct env_answer *a)
 	return env_omit(a, "no one index is right for all ports: %s", text + 2);
 }
 
-int env_gid_index(const struct env_fabric *f, struct env_answer *a)
+int env_gid_index(const struct env_input *in, struct env_answer *a)
 {
+	const struct env_fabric *f = &in->fabric;
 	const struct env_port *first = NULL, *infiniband = NULL;
 
 	if (!f->n)

@@ -125,7 +125,7 @@ static int places_say(const struct places *p, struct env_answer *a)
 
 int env_gpu_devices(const struct env_input *in, struct env_answer *a)
 {
-	struct places p = { .scan = in->facts->scan, .f = &in->first };
+	struct places p = { .scan = in->facts->scan, .f = &in->fabric };
 	dray_auto_free const struct nd_affinity **v = NULL;
 	dray_auto_free unsigned *load = NULL;
 	const struct nd_topology *t;

@@ -48,17 +48,17 @@ void env_fabric_deinit(struct env_fabric *f);
 /* The port of that device, or NULL. */
 const struct env_port *env_fabric_find(const struct env_fabric *f, uint16_t device);
 
-/* The GID index of all ports; omitted with the reason if they differ. */
-int env_gid_index(const struct env_fabric *f, struct env_answer *a);
-
-/* `before` and the names, separated by commas, with :PORT if ports is set; omitted if there are no ports. */
-int env_devices(const struct env_fabric *f, const char *before, bool ports, struct env_answer *a);
-
 struct env_input {
 	const struct env_facts *facts;
-	struct env_fabric any,
-		first; /* all ports; ports with the number 1, as Mooncake takes them */
+	const struct env_profile *profile;
+	struct env_fabric fabric; /* the ports that the profile takes */
 };
+
+/* The GID index of all ports; omitted with the reason if they differ. */
+int env_gid_index(const struct env_input *in, struct env_answer *a);
+
+/* The names of the devices, separated by commas, in the form of the profile; omitted if there are no ports. */
+int env_devices(const struct env_input *in, struct env_answer *a);
 
 struct env_rule {
 	const char *name;
@@ -68,6 +68,8 @@ struct env_rule {
 struct env_profile {
 	const char *doc;
 	bool arguments;            /* of a command line, instead of variables */
+	uint32_t port;             /* takes only ports with this number; 0: all, as DEVICE:PORT */
+	bool exact;                /* lists of devices begin with = */
 	struct env_rule rules[10]; /* up to the first without a name */
 };
 

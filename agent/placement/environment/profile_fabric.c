@@ -5,17 +5,6 @@
 
 #include "agent/placement/environment/internal.h"
 
-static int gid_index(const struct env_input *in, struct env_answer *a)
-{
-	return env_gid_index(&in->any, a);
-}
-
-/* Without = mlx5_1 would also match mlx5_10. */
-static int nccl_devices(const struct env_input *in, struct env_answer *a)
-{
-	return env_devices(&in->any, "=", true, a);
-}
-
 static const struct nd_link *link_of_host(const struct env_facts *f)
 {
 	char text[INET6_ADDRSTRLEN];
@@ -58,17 +47,13 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 
 const struct env_profile env_profile_nccl = {
 	.doc = "RDMA devices, GID index and interface for NCCL",
-	.rules = { { "NCCL_IB_HCA", nccl_devices },
-		   { "NCCL_IB_GID_INDEX", gid_index },
+	.exact = true, /* otherwise mlx5_1 would also match mlx5_10 */
+	.rules = { { "NCCL_IB_HCA", env_devices },
+		   { "NCCL_IB_GID_INDEX", env_gid_index },
 		   { "NCCL_SOCKET_IFNAME", nccl_interface } },
 };
 
-static int ucx_devices(const struct env_input *in, struct env_answer *a)
-{
-	return env_devices(&in->any, "", true, a);
-}
-
 const struct env_profile env_profile_ucx = {
 	.doc = "RDMA devices and GID index for UCX, and NIXL over it",
-	.rules = { { "UCX_NET_DEVICES", ucx_devices }, { "UCX_IB_GID_INDEX", gid_index } },
+	.rules = { { "UCX_NET_DEVICES", env_devices }, { "UCX_IB_GID_INDEX", env_gid_index } },
 };

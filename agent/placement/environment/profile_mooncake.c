@@ -5,6 +5,8 @@
 #include "agent/placement/environment/internal.h"
 #include "lib/addr.h"
 
+#define FIRST_PORT 1 /* Mooncake takes no others */
+
 static int preferred_segment(const struct env_input *in, struct env_answer *a)
 {
 	const struct env_facts *f = in->facts;
@@ -29,24 +31,14 @@ static int use_ipv6(const struct env_input *in, struct env_answer *a)
 	return a->skip ? 0 : env_set(a, strdup("1"), "%s is IPv6", in->facts->host);
 }
 
-static int gid_index(const struct env_input *in, struct env_answer *a)
-{
-	return env_gid_index(&in->first, a);
-}
-
-static int all_devices(const struct env_input *in, struct env_answer *a)
-{
-	return env_devices(&in->first, "", false, a);
-}
-
 static int protocol(const struct env_input *in, struct env_answer *a)
 {
 	if (!in->facts->scan)
-		return env_omit(a, "%s", in->first.none);
-	if (!in->first.n)
-		return env_set(a, strdup("tcp"), "%s%s", in->first.none, in->first.left_out);
-	return env_set(a, strdup("rdma"), "%zu active port%s", in->first.n,
-		       in->first.n == 1 ? "" : "s");
+		return env_omit(a, "%s", in->fabric.none);
+	if (!in->fabric.n)
+		return env_set(a, strdup("tcp"), "%s%s", in->fabric.none, in->fabric.left_out);
+	return env_set(a, strdup("rdma"), "%zu active port%s", in->fabric.n,
+		       in->fabric.n == 1 ? "" : "s");
 }
 
 static int master(const struct env_input *in, struct env_answer *a)
@@ -58,21 +50,23 @@ static int master(const struct env_input *in, struct env_answer *a)
 
 const struct env_profile env_profile_vllm_mooncake = {
 	.doc = "vLLM with a Mooncake connector: the segment to prefer, this node's name, RDMA",
+	.port = FIRST_PORT,
 	.rules = { { "MOONCAKE_PREFERRED_SEGMENT", preferred_segment },
 		   { "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", env_host },
 		   { "MC_USE_IPV6", use_ipv6 },
-		   { "MC_GID_INDEX", gid_index },
+		   { "MC_GID_INDEX", env_gid_index },
 		   { "MOONCAKE_DEVICE", env_gpu_devices } },
 };
 
 const struct env_profile env_profile_mooncake = {
 	.doc = "Mooncake's transfer engine or store within a process",
+	.port = FIRST_PORT,
 	.rules = { { "MOONCAKE_LOCAL_HOSTNAME", env_host },
 		   { "MOONCAKE_MASTER", master },
 		   { "MOONCAKE_PROTOCOL", protocol },
 		   { "MC_USE_IPV6", use_ipv6 },
-		   { "MC_GID_INDEX", gid_index },
-		   { "MC_TE_FILTERS", all_devices } },
+		   { "MC_GID_INDEX", env_gid_index },
+		   { "MC_TE_FILTERS", env_devices } },
 };
 
 /* --- arguments of mooncake_client ----------------------------------------------------------------- */
@@ -102,10 +96,11 @@ static int owner_rpc(const struct env_input *in, struct env_answer *a)
 
 const struct env_profile env_profile_mooncake_owner = {
 	.doc = "arguments of mooncake_client, the owner of this node's memory",
+	.port = FIRST_PORT,
 	.arguments = true,
 	.rules = { { "--host", owner_host },
 		   { "--port", owner_rpc },
 		   { "--master_server_address", master },
 		   { "--protocol", protocol },
-		   { "--device_names", all_devices } },
+		   { "--device_names", env_devices } },
 };
