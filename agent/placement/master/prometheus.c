@@ -14,135 +14,108 @@
 /* A double holds whole numbers below this exactly. */
 #define EXACT_MAX 9007199254740992.0
 
-/* One line, read from p to end. Names and values are written to out, each with a NUL. */
-struct line {
-	const char *p, *end;
-	char *out;
-	const char *why; /* the first fault */
-};
+#define BLANKS " \t"
+#define DIGITS "0123456789"
+#define LABEL_CHARS DIGITS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+#define METRIC_CHARS LABEL_CHARS ":"
 
-static bool fail(struct line *l, const char *why)
-{
-	if (!l->why)
-		l->why = why;
-	return false;
-}
+/*
+ * One line, a text that is read from p. Names and values are written to out, each with a NUL. The functions that take a
+ * part of the line return NULL, or why the line is invalid.
+ */
+struct line {
+	const char *p;
+	char *out;
+	struct prometheus_label labels[PROMETHEUS_LABELS_MAX];
+};
 
 static void skip_blanks(struct line *l)
 {
-	while (l->p < l->end && (*l->p == ' ' || *l->p == '\t'))
-		l->p++;
-}
-
-static bool at(const struct line *l, char c)
-{
-	return l->p < l->end && *l->p == c;
+	l->p += strspn(l->p, BLANKS);
 }
 
 static bool take(struct line *l, char c)
 {
-	if (!at(l, c))
+	if (*l->p != c)
 		return false;
 	l->p++;
 	return true;
 }
 
-/* isdigit() depends on the locale. */
-static bool is_digit(char c)
-{
-	return c >= '0' && c <= '9';
-}
-
-static bool in_name(char c, bool first, bool colons)
-{
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-	       (colons && c == ':') || (!first && is_digit(c));
-}
-
 /* NULL: there is no name. */
-static const char *take_name(struct line *l, bool colons)
+static const char *take_name(struct line *l, const char *chars)
 {
-	const char *start = l->p, *name = l->out;
-	size_t n;
+	size_t n = strspn(l->p, chars);
+	char *name = l->out;
 
-	while (l->p < l->end && in_name(*l->p, l->p == start, colons))
-		l->p++;
-	n = (size_t)(l->p - start);
-	if (!n)
+	if (!n || strchr(DIGITS, *l->p))
 		return NULL;
-	memcpy(l->out, start, n);
-	l->out[n] = '\0';
+	memcpy(name, l->p, n);
+	name[n] = '\0';
+	l->p += n;
 	l->out += n + 1;
 	return name;
 }
 
-static const char *take_value(struct line *l)
+static const char *take_value(struct line *l, const char **ret)
 {
-	const char *value = l->out;
-
-	while (l->p < l->end && *l->p != '"') {
+	*ret = l->out;
+	while (*l->p != '"') {
 		char c = *l->p++;
 
+		if (!c)
+			return "a label value does not end";
 		if (c == '\\') {
-			c = l->p < l->end ? *l->p++ : '\0';
-			if (c != '\\' && c != '"' && c != 'n') {
-				fail(l,
-				     "a backslash in a label value must come before \\, \" or n");
-				return NULL;
-			}
+			c = *l->p++;
+			if (!c || !strchr("\\\"n", c))
+				return "a backslash in a label value must come before \\, \" or n";
 			c = c == 'n' ? '\n' : c;
 		}
 		*l->out++ = c;
 	}
-	if (!take(l, '"')) {
-		fail(l, "a label value does not end");
-		return NULL;
-	}
+	l->p++;
 	*l->out++ = '\0';
-	return value;
+	return NULL;
 }
 
-static bool take_label(struct line *l, struct prometheus_sample *s, struct prometheus_label *labels)
+static const char *take_label(struct line *l, struct prometheus_sample *s)
 {
-	struct prometheus_label *label = &labels[s->n_labels];
+	struct prometheus_label *label = &l->labels[s->n_labels];
+	const char *why;
 
 	if (s->n_labels == PROMETHEUS_LABELS_MAX)
-		return fail(l, "there are too many labels");
-	label->name = take_name(l, false);
+		return "there are too many labels";
+	label->name = take_name(l, LABEL_CHARS);
 	if (!label->name)
-		return fail(l, "a label name is missing");
+		return "a label name is missing";
 	if (prometheus_label(s, label->name))
-		return fail(l, "a label is there twice");
+		return "a label is there twice";
 	skip_blanks(l);
 	if (!take(l, '='))
-		return fail(l, "a label has no =");
+		return "a label has no =";
 	skip_blanks(l);
 	if (!take(l, '"'))
-		return fail(l, "a label value is not in quotes");
-	label->value = take_value(l);
-	if (!label->value)
-		return false;
-	s->n_labels++;
-	return true;
+		return "a label value is not in quotes";
+	why = take_value(l, &label->value);
+	s->n_labels += !why;
+	return why;
 }
 
 /* Called after the opening brace. */
-static bool take_labels(struct line *l, struct prometheus_sample *s,
-			struct prometheus_label *labels)
+static const char *take_labels(struct line *l, struct prometheus_sample *s)
 {
 	for (;;) {
+		const char *why;
+
 		skip_blanks(l);
 		if (take(l, '}'))
-			return true;
-		if (!take_label(l, s, labels))
-			return false;
+			return NULL;
+		why = take_label(l, s);
+		if (why)
+			return why;
 		skip_blanks(l);
-		if (at(l, '}'))
-			continue;
-		if (!take(l, ','))
-			return fail(
-				l,
-				"a comma or brace is missing after a label; was a quote not escaped?");
+		if (*l->p != '}' && !take(l, ','))
+			return "a comma or brace is missing after a label; was a quote not escaped?";
 	}
 }
 
@@ -172,118 +145,118 @@ static bool to_int64(const char *s, int64_t *ret)
 /* Takes the next word, up to a blank. False: it is missing or too long. */
 static bool take_word(struct line *l, char *word_buf, size_t max)
 {
-	size_t n = 0;
+	size_t n = strcspn(l->p, BLANKS);
 
-	while (l->p + n < l->end && l->p[n] != ' ' && l->p[n] != '\t')
-		n++;
 	if (!n || n >= max)
 		return false;
 	memcpy(word_buf, l->p, n);
 	word_buf[n] = '\0';
 	l->p += n;
+	skip_blanks(l);
 	return true;
 }
 
-static bool take_number(struct line *l, struct prometheus_sample *s)
+static const char *take_number(struct line *l, struct prometheus_sample *s)
 {
 	char text[NUMBER_MAX];
 	double value;
 
 	if (!take_word(l, text, sizeof(text)))
-		return fail(l, "the value is missing, or too long");
+		return "the value is missing, or too long";
 	if (!to_double(text, &value))
-		return fail(l, "the value is not a number");
+		return "the value is not a number";
 	s->whole = to_int64(text, &s->integer);
 	if (!s->whole && fabs(value) < EXACT_MAX && trunc(value) == value) {
 		s->whole = true;
 		s->integer = (int64_t)value;
 	}
-	return true;
+	return NULL;
 }
 
 /* The time stamp may be missing. */
-static bool skip_timestamp(struct line *l)
+static const char *skip_timestamp(struct line *l)
 {
 	char text[32];
 	int64_t ms;
 
-	if (l->p == l->end)
-		return true;
-	if (!take_word(l, text, sizeof(text)) || !to_int64(text, &ms))
-		return fail(l, "the time stamp is not a whole number");
-	skip_blanks(l);
-	return l->p == l->end || fail(l, "something follows the time stamp");
+	if (*l->p && (!take_word(l, text, sizeof(text)) || !to_int64(text, &ms)))
+		return "the time stamp is not a whole number";
+	return *l->p ? "something follows the time stamp" : NULL;
 }
 
-static bool take_sample(struct line *l, struct prometheus_sample *s,
-			struct prometheus_label *labels)
+static const char *take_sample(struct line *l, struct prometheus_sample *s)
 {
-	*s = (struct prometheus_sample){ .labels = labels };
-	s->name = take_name(l, true);
+	const char *why = NULL;
+
+	*s = (struct prometheus_sample){ .labels = l->labels };
+	s->name = take_name(l, METRIC_CHARS);
 	if (!s->name)
-		return fail(l, "the name of the metric is missing");
-	if (l->p < l->end && !at(l, '{') && !at(l, ' ') && !at(l, '\t'))
-		return fail(l, "the name of the metric has a character that is not allowed");
+		return "the name of the metric is missing";
+	if (*l->p && !strchr("{" BLANKS, *l->p))
+		return "the name of the metric has a character that is not allowed";
 	skip_blanks(l);
-	if (take(l, '{') && !take_labels(l, s, labels))
-		return false;
+	if (take(l, '{'))
+		why = take_labels(l, s);
 	skip_blanks(l);
-	if (!take_number(l, s))
-		return false;
-	skip_blanks(l);
-	return skip_timestamp(l);
-}
-
-static bool take_keyword(struct line *l, const char *keyword)
-{
-	size_t n = strlen(keyword);
-
-	if ((size_t)(l->end - l->p) < n || memcmp(l->p, keyword, n) != 0)
-		return false;
-	if (l->p + n < l->end && l->p[n] != ' ' && l->p[n] != '\t')
-		return false;
-	l->p += n;
-	skip_blanks(l);
-	return true;
+	if (!why)
+		why = take_number(l, s);
+	return why ? why : skip_timestamp(l);
 }
 
 /* Called after the #. Only HELP and TYPE comments have a form. */
-static bool check_comment(struct line *l)
+static const char *check_comment(struct line *l)
 {
+	char word[sizeof("TYPE")];
 	bool type;
 
 	skip_blanks(l);
-	type = take_keyword(l, "TYPE");
-	if (!type && !take_keyword(l, "HELP"))
-		return true;
-	if (!take_name(l, true) || (l->p < l->end && !at(l, ' ') && !at(l, '\t')))
-		return fail(l, "HELP or TYPE without the name of a metric");
+	if (!take_word(l, word, sizeof(word)))
+		return NULL;
+	type = !strcmp(word, "TYPE");
+	if (!type && strcmp(word, "HELP") != 0)
+		return NULL;
+	if (!take_name(l, METRIC_CHARS) || (*l->p && !strchr(BLANKS, *l->p)))
+		return "HELP or TYPE without the name of a metric";
 	if (!type)
-		return true;
+		return NULL;
 	skip_blanks(l);
-	if (!take_name(l, false))
-		return fail(l, "TYPE without a type");
+	if (!take_name(l, LABEL_CHARS))
+		return "TYPE without a type";
 	skip_blanks(l);
-	return l->p == l->end || fail(l, "something follows the type");
+	return *l->p ? "something follows the type" : NULL;
 }
 
-static int parse_line(struct line *l, prometheus_sample_fn fn, void *arg)
+/* Sets *ret to the result of fn. */
+static const char *parse_line(struct line *l, prometheus_sample_fn fn, void *arg, int *ret)
 {
-	struct prometheus_label labels[PROMETHEUS_LABELS_MAX];
 	struct prometheus_sample s;
+	const char *why;
 
-	if (memchr(l->p, '\0', (size_t)(l->end - l->p))) {
-		fail(l, "a NUL byte");
-		return 0;
-	}
 	skip_blanks(l);
-	if (l->p == l->end)
-		return 0;
-	if (take(l, '#')) {
-		check_comment(l);
-		return 0;
-	}
-	return take_sample(l, &s, labels) ? fn(arg, &s) : 0;
+	if (!*l->p)
+		return NULL;
+	if (take(l, '#'))
+		return check_comment(l);
+	why = take_sample(l, &s);
+	if (!why)
+		*ret = fn(arg, &s);
+	return why;
+}
+
+/* Copies the line at text, whose newline is at end (NULL: it has none), to buf. */
+static const char *copy_line(const char *text, const char *end, char *buf)
+{
+	size_t n = end ? (size_t)(end - text) : 0;
+
+	if (!end)
+		return "the page ends in the middle of it";
+	if (n > PROMETHEUS_LINE_MAX)
+		return "the line is too long";
+	if (n && text[n - 1] == '\r')
+		n--;
+	memcpy(buf, text, n);
+	buf[n] = '\0';
+	return strlen(buf) < n ? "a NUL byte" : NULL;
 }
 
 int prometheus_parse(const char *text, size_t n, prometheus_sample_fn fn, void *arg,
@@ -291,27 +264,22 @@ int prometheus_parse(const char *text, size_t n, prometheus_sample_fn fn, void *
 {
 	/* names of one character without blanks between them need the most room, for their NULs */
 	dray_auto_free char *out = malloc(2 * PROMETHEUS_LINE_MAX + 2);
+	dray_auto_free char *copy = malloc(PROMETHEUS_LINE_MAX + 1);
 	const char *end = text + n;
-	size_t number = 1;
 
-	if (!out)
+	if (!out || !copy)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	for (; text < end; number++) {
+	for (size_t number = 1; text < end; number++) {
 		const char *next = memchr(text, '\n', (size_t)(end - text));
-		struct line l = { .p = text, .end = next, .out = out };
+		struct line l = { .p = copy, .out = out };
+		const char *why = copy_line(text, next, copy);
 		int r = 0;
 
-		if (!next)
-			fail(&l, "the page ends in the middle of it");
-		else if (next - text > PROMETHEUS_LINE_MAX)
-			fail(&l, "the line is too long");
-		else if (next > text && next[-1] == '\r')
-			l.end--;
-		if (!l.why)
-			r = parse_line(&l, fn, arg);
-		if (l.why)
+		if (!why)
+			why = parse_line(&l, fn, arg, &r);
+		if (why)
 			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL, "line %zu: %s",
-					    number, l.why);
+					    number, why);
 		if (r)
 			return r;
 		text = next + 1;
