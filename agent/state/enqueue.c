@@ -57,7 +57,7 @@ static void add(struct state *s, struct change *c)
 	pthread_cond_signal(&s->wake);
 }
 
-static void enqueue(struct state *s, enum state_kind kind, bool drop, const union state_row *row)
+void state_change(struct state *s, enum state_kind kind, bool drop, const union state_row *row)
 {
 	struct change *c;
 	int err;
@@ -74,36 +74,6 @@ static void enqueue(struct state *s, enum state_kind kind, bool drop, const unio
 	else
 		add(s, c);
 	pthread_mutex_unlock(&s->lock);
-}
-
-void state_save_hint(struct state *s, const struct state_hint *row)
-{
-	enqueue(s, STATE_HINT, false, &(union state_row){ .hint = *row });
-}
-
-void state_drop_hint(struct state *s, const struct state_hint *key)
-{
-	enqueue(s, STATE_HINT, true, &(union state_row){ .hint = *key });
-}
-
-void state_save_segment(struct state *s, const struct state_segment *row)
-{
-	enqueue(s, STATE_SEGMENT, false, &(union state_row){ .segment = *row });
-}
-
-void state_drop_segment(struct state *s, const char *name)
-{
-	enqueue(s, STATE_SEGMENT, true, &(union state_row){ .segment.name = name });
-}
-
-void state_add_event(struct state *s, const struct state_event *row)
-{
-	enqueue(s, STATE_EVENT, false, &(union state_row){ .event = *row });
-}
-
-void state_save_preferred(struct state *s, const struct state_preferred *row)
-{
-	enqueue(s, STATE_PREFERRED, false, &(union state_row){ .preferred = *row });
 }
 
 void state_info(struct state *s, struct state_info *ret)

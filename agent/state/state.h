@@ -68,15 +68,23 @@ int state_start(struct state *s);
 struct state *state_free(struct state *s);
 DRAY_DEFINE_CLEANUP(struct state *, state_free);
 
-/* These never block and never fail: without memory a refill is requested later. A NULL state saves nothing. */
-void state_save_hint(struct state *s, const struct state_hint *row);
-/* Only the fields of the key count. */
-void state_drop_hint(struct state *s, const struct state_hint *key);
-void state_save_segment(struct state *s, const struct state_segment *row);
-/* Its events stay until newer ones replace them. */
-void state_drop_segment(struct state *s, const char *name);
-void state_add_event(struct state *s, const struct state_event *row);
-void state_save_preferred(struct state *s, const struct state_preferred *row);
+/*
+ * Saves the row, or drops the one with its key. Never blocks and never fails: without memory a refill is requested later.
+ * A NULL state saves nothing.
+ */
+void state_change(struct state *s, enum state_kind kind, bool drop, const union state_row *row);
+
+/* Arguments: a pointer to a row, of which only the key counts to drop it. The events of a dropped segment stay. */
+#define STATE_CHANGE_(s, kind, drop, member, ...) \
+	state_change(s, kind, drop, &(union state_row){ .member = *(__VA_ARGS__) })
+#define state_save_hint(s, ...) STATE_CHANGE_(s, STATE_HINT, false, hint, __VA_ARGS__)
+#define state_drop_hint(s, ...) STATE_CHANGE_(s, STATE_HINT, true, hint, __VA_ARGS__)
+#define state_save_segment(s, ...) STATE_CHANGE_(s, STATE_SEGMENT, false, segment, __VA_ARGS__)
+#define state_add_event(s, ...) STATE_CHANGE_(s, STATE_EVENT, false, event, __VA_ARGS__)
+#define state_save_preferred(s, ...) \
+	STATE_CHANGE_(s, STATE_PREFERRED, false, preferred, __VA_ARGS__)
+#define state_drop_segment(s, key) \
+	state_change(s, STATE_SEGMENT, true, &(union state_row){ .segment.name = (key) })
 
 struct state_info {
 	bool in_memory;             /* the database cannot be written */

@@ -35,7 +35,7 @@ static struct content *change(void)
 	return c;
 }
 
-void state_save_segment(struct state *s, const struct state_segment *row)
+static void save_segment(const struct state_segment *row)
 {
 	struct content *c = change();
 
@@ -47,26 +47,15 @@ void state_save_segment(struct state *s, const struct state_segment *row)
 	snprintf(c->reason, sizeof(c->reason), "%s", row->reason);
 }
 
-void state_drop_segment(struct state *s, const char *name)
+void state_change(struct state *s, enum state_kind kind, bool drop, const union state_row *row)
 {
-	change()->segment.name = NULL;
-}
-
-void state_save_preferred(struct state *s, const struct state_preferred *row)
-{
-	snprintf(change()->preferred, sizeof(contents->preferred), "%s", row->name);
-}
-
-void state_add_event(struct state *s, const struct state_event *row)
-{
-}
-
-void state_save_hint(struct state *s, const struct state_hint *row)
-{
-}
-
-void state_drop_hint(struct state *s, const struct state_hint *key)
-{
+	if (kind == STATE_PREFERRED)
+		snprintf(change()->preferred, sizeof(contents->preferred), "%s",
+			 row->preferred.name);
+	else if (kind == STATE_SEGMENT && drop)
+		change()->segment.name = NULL;
+	else if (kind == STATE_SEGMENT)
+		save_segment(&row->segment);
 }
 
 void state_info(struct state *s, struct state_info *ret)
