@@ -129,27 +129,21 @@ static struct host *host_ensure(struct segments *ss, const char *name)
 	return h;
 }
 
-static struct host *host_free(struct segments *ss, struct host *h)
+/* The host is freed with its last segment. */
+void segment_leave_host(struct segment *s)
 {
+	struct segments *ss = s->ss;
+	struct host *h = dray_take(s->host);
+
+	dray_list_del(&s->of_host);
+	if (!h || !dray_list_empty(&h->segments))
+		return;
 	if (h->query)
 		ss->n_lookups--;
 	resolver_cancel(h->query);
 	dray_map_del(&ss->hosts_by_name, &h->by_name);
 	dray_list_del(&h->link);
 	free(h);
-	return NULL;
-}
-
-void segment_leave_host(struct segment *s)
-{
-	struct host *h = s->host;
-
-	if (!h)
-		return;
-	dray_list_del(&s->of_host);
-	s->host = NULL;
-	if (dray_list_empty(&h->segments))
-		host_free(s->ss, h);
 }
 
 void segment_locate(struct segment *s)
@@ -175,17 +169,6 @@ void segment_locate(struct segment *s)
 		local = host_find(s->host, "", where, sizeof(where));
 	set_local(s, local, where);
 	hosts_refresh(ss);
-}
-
-void hosts_free(struct segments *ss)
-{
-	dray_list_for_each(&ss->hosts, h, struct host, link) {
-		dray_list_for_each(&h->segments, s, struct segment, of_host) {
-			dray_list_del(&s->of_host);
-			s->host = NULL;
-		}
-		host_free(ss, h);
-	}
 }
 
 bool segment_is_loopback(const struct segment *s)

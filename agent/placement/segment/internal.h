@@ -177,7 +177,6 @@ void segment_leave_host(struct segment *s);
 bool segment_is_loopback(const struct segment *s);
 /* Looks up the host names whose last lookup is too old. */
 void hosts_refresh(struct segments *ss);
-void hosts_free(struct segments *ss);
 
 /* --- decide.c --- */
 

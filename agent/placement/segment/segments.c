@@ -129,7 +129,6 @@ struct segments *segments_free(struct segments *ss)
 	segments_decide_pending(ss);
 	masters_free(ss);
 	ss->sweep = sd_event_source_disable_unref(ss->sweep);
-	hosts_free(ss);
 	dray_list_for_each(&ss->all, s, struct segment, link)
 		segment_remove(s);
 	ss->decide = sd_event_source_disable_unref(ss->decide);
