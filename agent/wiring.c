@@ -18,7 +18,6 @@
 #include "agent/control/status/watchdog.h"
 #include "agent/model/gpu_message.h"
 #include "agent/placement/detect/detect.h"
-#include "agent/placement/detect/pinning.h"
 #include "agent/process/privilege.h"
 #include "agent/process/sandbox.h"
 #include "lib/cleanup.h"

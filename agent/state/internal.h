@@ -73,6 +73,16 @@ void state_notice(struct state *s, enum dray_log_level level, const char *fmt, .
 	__attribute__((format(printf, 3, 4)));
 void state_failed(struct state *s, const struct dray_err *why);
 
+#define QUARANTINE_NAME_BYTES 96
+
+/*
+ * Renames dir/name, and the files that sqlite3 keeps beside it, to name.SORT-TIME, and removes all but the three
+ * youngest of that sort. sort: "corrupt", or "newer-3", whose sort is "newer". Blocks. 0 with the new name, or -errno
+ * with reterr and all files where they were.
+ */
+int quarantine_file(const char *dir, const char *name, const char *sort,
+		    char ret_name[QUARANTINE_NAME_BYTES], struct dray_err *reterr);
+
 /* Called by the last thread that uses the state. */
 void state_destroy(struct state *s);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/state/quarantine.h"
+#include "agent/state/internal.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -12,7 +12,6 @@
 
 #include "agent/process/privilege.h"
 #include "agent/state/internal.h"
-#include "agent/state/quarantine.h"
 #include "lib/backoff.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"

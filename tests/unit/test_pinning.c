@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The NUMA nodes that workers run on. */
-#include "agent/placement/detect/pinning.h"
+#include "agent/placement/detect/detect.h"
 
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent/state/quarantine.h"
+#include "agent/state/internal.h"
 #include "agent/state/database.h"
 #include "schema/gen/data.h"
 #include "tests/unit/cm.h"

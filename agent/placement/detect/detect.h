@@ -7,6 +7,7 @@
 #ifndef DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
 #define DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
 
+#include <sched.h>
 #include <systemd/sd-event.h>
 
 #include "lib/cleanup.h"
@@ -43,6 +44,14 @@ DRAY_DEFINE_CLEANUP(struct detect *, detect_free);
 
 /* The last scan, valid until the next `changed`. NULL before the first one, and if d is NULL. */
 const struct nd_scan *detect_scan(const struct detect *d);
+
+/*
+ * The node for worker `index`; -1: any. cpus: the CPUs of the node that are in `allowed`. Workers get the nodes of
+ * agent.numa_nodes in turn, else the nodes of RNICs with an active port, else the nodes of GPUs. Nodes without an allowed
+ * CPU are skipped. On a machine with one node only agent.numa_nodes counts. Pure.
+ */
+int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
+		 const cpu_set_t *allowed, cpu_set_t *cpus);
 
 /* A config_check: can a scan follow the keys rdma.gid_*? Pure. */
 int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,

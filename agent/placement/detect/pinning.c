@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/placement/detect/pinning.h"
+#include "agent/placement/detect/detect.h"
 
 #include "agent/config/words.h"
 

@@ -9,24 +9,24 @@
 
 #include "agent/placement/net/http_client.h"
 #include "agent/placement/probe/internal.h"
-#include "agent/placement/probe/json.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 #define BODY_MAX (64 * 1024)
 #define TEXT_MAX 64
 
-/* A value in short, for a reason. */
+/* A value in short, for a reason. Characters that do not print become ?. */
 static const char *show(const json_t *v, char *buf, size_t n)
 {
-	if (json_is_string(v))
-		return probe_clean(json_string_value(v), buf, n);
 	snprintf(buf, n, "%s",
+		 json_is_string(v) ? json_string_value(v) :
 		 json_is_true(v)   ? "true" :
 		 json_is_false(v)  ? "false" :
 		 json_is_null(v)   ? "null" :
 		 json_is_number(v) ? "a number" :
 				     "not a string");
+	for (char *c = buf; *c; c++)
+		*c = *c >= ' ' && *c <= '~' ? *c : '?';
 	return buf;
 }
 

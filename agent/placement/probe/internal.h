@@ -3,6 +3,8 @@
 #ifndef DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
 
+#include <jansson.h>
+
 #include "agent/placement/net/resolver.h"
 #include "agent/placement/probe/probe.h"
 #include "lib/addr.h"
@@ -63,7 +65,11 @@ void probe_finish(struct probe *p, bool ok, const char *fmt, ...)
 void probe_fail_address(struct probe *p, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* Copies text from outside the agent; characters that do not print become ?. Returns buf. */
-const char *probe_clean(const char *s, char *buf, size_t n);
+/*
+ * Parses one value of any type from n bytes and ignores what follows it. Integers become reals, because addresses and keys
+ * may need all 64 bits and are not used. The cost is bounded, not only the size of the text. 0 with a reference, or
+ * -EPROTO with why (n_why bytes): the text is not JSON, or has more values than such a text should have.
+ */
+int probe_json_parse(const char *text, size_t n, json_t **ret, char *why, size_t n_why);
 
 #endif

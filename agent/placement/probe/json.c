@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/placement/probe/json.h"
+#include "agent/placement/probe/internal.h"
 
 #include <errno.h>
 #include <stdbool.h>

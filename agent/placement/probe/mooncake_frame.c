@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/placement/probe/json.h"
+#include "agent/placement/probe/internal.h"
 #include "lib/cleanup.h"
 #include "lib/wire.h"
 

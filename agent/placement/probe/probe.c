@@ -26,16 +26,6 @@ static const struct probe_ops *const kinds[] = {
 	[PROBE_HTTP] = &probe_http_ops,
 };
 
-const char *probe_clean(const char *s, char *buf, size_t n)
-{
-	size_t i;
-
-	for (i = 0; s[i] && i + 1 < n; i++)
-		buf[i] = s[i] >= ' ' && s[i] <= '~' ? s[i] : '?';
-	buf[i] = '\0';
-	return buf;
-}
-
 static void stop_attempt(struct probe *p)
 {
 	if (p->ops->stop)
