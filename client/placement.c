@@ -32,72 +32,55 @@ static struct answer *answer_new(struct request *r, const void *a, size_t a_n, c
 	return answer;
 }
 
-static int hint_answered(struct request *r, const struct dmsg_hint_get_reply *m)
-{
-	struct answer *a = answer_new(r, m->segment.p, m->segment.n, NULL, 0);
-
-	if (!a)
-		return -DRAY_E_NO_MEMORY;
-	a->hint = (struct dray_hint){
-		.segment = a->text,
-		.source = m->source,
-		.state = m->state,
-		.flags = m->flags,
-		.score = m->score,
-		.left_ms = m->left_ms,
-	};
-	return 0;
-}
-
-static int segment_answered(struct request *r, const struct dmsg_segment_get_reply *m)
-{
-	struct answer *a = answer_new(r, m->segment.p, m->segment.n, m->reason.p, m->reason.n);
-
-	if (!a)
-		return -DRAY_E_NO_MEMORY;
-	a->segment = (struct dray_segment){
-		.segment = a->text,
-		.preference = m->preference,
-		.state = m->state,
-		.flags = m->flags,
-		.capacity = m->capacity,
-		.allocated = m->allocated,
-		.reason = a->text + m->segment.n + 1,
-	};
-	return 0;
-}
-
 /* Only whole lines, and no 0 that would end the string early. */
 static bool is_lines(struct dray_blob b)
 {
 	return !b.n || (b.p[b.n - 1] == '\n' && !memchr(b.p, 0, b.n));
 }
 
-static int env_answered(struct dray *d, struct request *r, const struct dmsg_env_get_reply *m)
-{
-	struct answer *a;
-
-	if (!is_lines(m->variables) || !is_lines(m->notes))
-		return dc_session_defect(d, "the agent's answer to ENV_GET is not lines of text");
-	a = answer_new(r, m->variables.p, m->variables.n, m->notes.p, m->notes.n);
-	if (!a)
-		return -DRAY_E_NO_MEMORY;
-	a->env = (struct dray_env){
-		.variables = a->text,
-		.variables_length = m->variables.n,
-		.notes = a->text + m->variables.n + 1,
-		.notes_length = m->notes.n,
-	};
-	return 0;
-}
-
 int dc_placement_answered(struct dray *d, struct request *r, const union dmsg_body *m)
 {
-	if (r->type == DMSG_HINT_GET)
-		return hint_answered(r, &m->hint_get_reply);
-	if (r->type == DMSG_SEGMENT_GET)
-		return segment_answered(r, &m->segment_get_reply);
-	return env_answered(d, r, &m->env_get_reply);
+	const struct dmsg_hint_get_reply *hint = &m->hint_get_reply;
+	const struct dmsg_segment_get_reply *segment = &m->segment_get_reply;
+	const struct dmsg_env_get_reply *env = &m->env_get_reply;
+	struct answer *a;
+
+	if (r->type == DMSG_HINT_GET) {
+		a = answer_new(r, hint->segment.p, hint->segment.n, NULL, 0);
+		if (a)
+			a->hint = (struct dray_hint){ .segment = a->text,
+						      .source = hint->source,
+						      .state = hint->state,
+						      .flags = hint->flags,
+						      .score = hint->score,
+						      .left_ms = hint->left_ms };
+	} else if (r->type == DMSG_SEGMENT_GET) {
+		a = answer_new(r, segment->segment.p, segment->segment.n, segment->reason.p,
+			       segment->reason.n);
+		if (a)
+			a->segment = (struct dray_segment){
+				.segment = a->text,
+				.preference = segment->preference,
+				.state = segment->state,
+				.flags = segment->flags,
+				.capacity = segment->capacity,
+				.allocated = segment->allocated,
+				.reason = a->text + segment->segment.n + 1,
+			};
+	} else {
+		if (!is_lines(env->variables) || !is_lines(env->notes))
+			return dc_session_defect(
+				d, "the agent's answer to ENV_GET is not lines of text");
+		a = answer_new(r, env->variables.p, env->variables.n, env->notes.p, env->notes.n);
+		if (a)
+			a->env = (struct dray_env){
+				.variables = a->text,
+				.variables_length = env->variables.n,
+				.notes = a->text + env->variables.n + 1,
+				.notes_length = env->notes.n,
+			};
+	}
+	return a ? 0 : -DRAY_E_NO_MEMORY;
 }
 
 /* Checks a text argument, which may be NULL. 0, or a negated code. */
@@ -114,8 +97,8 @@ static int take_text(struct dray *d, const char *what, const char *text, struct 
 	return 0;
 }
 
-/* Sends a request with the fields of m, and waits for its end. */
-static int run(struct dray *d, uint16_t type, const union dmsg_body *m)
+/* Sends a request with the fields of m, and waits for the answer, whose ret_n bytes *ret gets. */
+static int run(struct dray *d, uint16_t type, const union dmsg_body *m, void *ret, size_t ret_n)
 {
 	struct request *r = dc_request_start(d, type, NULL);
 	uint64_t id;
@@ -128,7 +111,10 @@ static int run(struct dray *d, uint16_t type, const union dmsg_body *m)
 		return dc_request_refuse(d, r, DRAY_E_INVALID,
 					 "the text is not UTF-8 without control characters");
 	error = dc_request_go_with(d, r, d->out, (size_t)n, &id);
-	return dc_request_wait(d, error, &id, 0, NULL);
+	error = dc_request_wait(d, error, &id, 0, NULL);
+	if (!error && ret_n)
+		memcpy(ret, d->answer, ret_n);
+	return error;
 }
 
 int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
@@ -136,11 +122,7 @@ int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
 	union dmsg_body m;
 	int error = take_text(d, "the scope", scope, &m.hint_get.scope);
 
-	if (!error)
-		error = run(d, DMSG_HINT_GET, &m);
-	if (!error)
-		*ret = ((const struct answer *)d->answer)->hint;
-	return error;
+	return error ? error : run(d, DMSG_HINT_GET, &m, ret, sizeof(*ret));
 }
 
 int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
@@ -157,7 +139,7 @@ int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32
 	if (segment && !*segment)
 		return dc_fail(d, DRAY_E_INVALID,
 			       "the segment is empty; pass NULL to forget the hint of the scope");
-	return run(d, DMSG_HINT_PUT, &m);
+	return run(d, DMSG_HINT_PUT, &m, NULL, 0);
 }
 
 int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret)
@@ -165,11 +147,7 @@ int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret
 	union dmsg_body m;
 	int error = take_text(d, "the scope", scope, &m.segment_get.scope);
 
-	if (!error)
-		error = run(d, DMSG_SEGMENT_GET, &m);
-	if (!error)
-		*ret = ((const struct answer *)d->answer)->segment;
-	return error;
+	return error ? error : run(d, DMSG_SEGMENT_GET, &m, ret, sizeof(*ret));
 }
 
 int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret)
@@ -177,9 +155,5 @@ int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret)
 	union dmsg_body m;
 	int error = take_text(d, "the list of profiles", profiles, &m.env_get.profiles);
 
-	if (!error)
-		error = run(d, DMSG_ENV_GET, &m);
-	if (!error)
-		*ret = ((const struct answer *)d->answer)->env;
-	return error;
+	return error ? error : run(d, DMSG_ENV_GET, &m, ret, sizeof(*ret));
 }
