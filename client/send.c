@@ -14,33 +14,23 @@
 #define PLACEMENT_MINOR 1
 #define GPU_MINOR 2
 
+/* What goes with the bytes in d->out. The functions below return their number, or the status of r. */
 struct message {
-	int n;      /* bytes in d->out; negative: the request does not fit */
-	int status; /* if n is 0: how the request ends without a message, and why */
-	const char *why;
+	const char *why; /* for a status; NULL: the text of the code */
 	const int *fds;
 	unsigned fds_n;
-	int own_fd; /* sent instead of fds, then closed */
+	int own_fd; /* closed after it was sent */
 };
 
-static struct message message_of(struct dray *d, const struct request *r, const union dmsg_body *m)
+static int encode(struct dray *d, const struct request *r, const union dmsg_body *m)
 {
-	return (struct message){
-		.n = dmsg_body_encode(r->type, d->out, DMSG_MESSAGE_MAX, r->id, m),
-		.own_fd = -1,
-	};
+	int n = dmsg_body_encode(r->type, d->out, DMSG_MESSAGE_MAX, r->id, m);
+
+	return n < 0 ? -DRAY_E_INVALID : n;
 }
 
-static struct message ends_with(int status, const char *why)
+static int encode_hello(struct dray *d, const struct request *r, struct message *msg)
 {
-	return (struct message){ .status = status, .why = why, .own_fd = -1 };
-}
-
-static struct message encode_hello(struct dray *d, const struct request *r)
-{
-	struct message msg;
-	/* the agent sees our death by it, even if a forked child keeps the socket open */
-	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	union dmsg_body m = { .hello = {
 				      .major_min = DMSG_MAJOR,
 				      .major_max = DMSG_MAJOR,
@@ -49,18 +39,22 @@ static struct message encode_hello(struct dray *d, const struct request *r)
 			      } };
 
 	d->segments_asked = (d->flags & DRAY_OPTION_SEGMENTS) && !d->segments_refused;
-	if (fd >= 0)
-		m.hello.flags |= DMSG_HELLO_FLAG_PIDFD;
 	if (d->flags & DRAY_OPTION_NOTIFICATIONS)
 		m.hello.flags |= DMSG_HELLO_FLAG_NOTIFICATIONS;
 	if (d->segments_asked)
 		m.hello.flags |= DMSG_HELLO_FLAG_SEGMENTS;
-	msg = message_of(d, r, &m);
-	msg.own_fd = fd;
-	return msg;
+	/* the agent sees our death by it, even if a forked child keeps the socket open */
+	msg->own_fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	if (msg->own_fd >= 0) {
+		m.hello.flags |= DMSG_HELLO_FLAG_PIDFD;
+		msg->fds = &msg->own_fd;
+		msg->fds_n = 1;
+	}
+	return encode(d, r, &m);
 }
 
-static struct message encode_add(struct dray *d, const struct request *r, const struct region *g)
+static int encode_add(struct dray *d, const struct request *r, const struct region *g,
+		      struct message *msg)
 {
 	union dmsg_body m = { .region_add = {
 				      .access = g->access,
@@ -72,32 +66,31 @@ static struct message encode_add(struct dray *d, const struct request *r, const 
 				      .allocations = { g->allocations,
 						       g->has_sizes ? g->fds_n : 0 },
 			      } };
-	struct message msg;
 
-	if (g->needs_gpu && d->minor < GPU_MINOR)
-		return ends_with(-DRAY_E_UNSUPPORTED,
-				 "the agent is too old for GPU memory (data protocol before 1.2); "
-				 "upgrade it");
-	msg = message_of(d, r, &m);
-	msg.fds = g->fds;
-	msg.fds_n = g->fds_n;
-	return msg;
+	if (g->needs_gpu && d->minor < GPU_MINOR) {
+		msg->why =
+			"the agent is too old for GPU memory (data protocol before 1.2); upgrade it";
+		return -DRAY_E_UNSUPPORTED;
+	}
+	msg->fds = g->fds;
+	msg->fds_n = g->fds_n;
+	return encode(d, r, &m);
 }
 
-static struct message encode_region(struct dray *d, const struct request *r)
+static int encode_region(struct dray *d, const struct request *r, struct message *msg)
 {
 	const struct region *g = dc_region_find(d, r->region);
 	union dmsg_body m;
 
 	if (!g)
-		return ends_with(-DRAY_E_NOT_FOUND, NULL);
+		return -DRAY_E_NOT_FOUND;
 	if (r->type == DMSG_REGION_ADD)
-		return encode_add(d, r, g);
+		return encode_add(d, r, g, msg);
 	/* a region that is not registered cannot be accessed */
 	if (r->type == DMSG_REGION_REMOVE && (!g->agent || g->borrowed))
-		return ends_with(0, NULL);
+		return 0;
 	if (!g->agent)
-		return ends_with(g->code ? g->code : -DRAY_E_NOT_FOUND, NULL);
+		return g->code ? g->code : -DRAY_E_NOT_FOUND;
 	if (r->type == DMSG_REGION_REMOVE) {
 		m.region_remove = (struct dmsg_region_remove){ g->agent };
 	} else if (r->type == DMSG_REGION_REVOKE) {
@@ -106,51 +99,51 @@ static struct message encode_region(struct dray *d, const struct request *r)
 		m.region_export = r->what;
 		m.region_export.region = g->agent;
 	}
-	return message_of(d, r, &m);
+	return encode(d, r, &m);
 }
 
-static struct message encode_remote(struct dray *d, const struct request *r)
+static int encode_remote(struct dray *d, const struct request *r)
 {
 	const struct remote *remote = dc_remote_find(d, r->remote);
 	union dmsg_body m;
 
 	if (r->type == DMSG_REMOTE_RELEASE) {
 		if (!remote || !remote->agent || remote->borrowed)
-			return ends_with(0, NULL);
+			return 0;
 		m.remote_release = (struct dmsg_remote_release){ remote->agent };
 	} else {
 		if (!remote || !remote->agent)
-			return ends_with(remote && remote->lost ? remote->lost : -DRAY_E_NOT_FOUND,
-					 NULL);
+			return remote && remote->lost ? remote->lost : -DRAY_E_NOT_FOUND;
 		m.notify = (struct dmsg_notify){ remote->agent, r->number, { r->data, r->length } };
 	}
-	return message_of(d, r, &m);
+	return encode(d, r, &m);
 }
 
 /* Messages without a handle of the session are encoded when the request is started. */
-static struct message encoded(struct dray *d, const struct request *r)
+static int encoded(struct dray *d, const struct request *r, struct message *msg)
 {
-	if (r->type != DMSG_REMOTE_IMPORT && d->minor < PLACEMENT_MINOR)
-		return ends_with(-DRAY_E_UNSUPPORTED,
-				 "the agent is too old for hints, segments and environment (data "
-				 "protocol 1.0); upgrade it");
+	if (r->type != DMSG_REMOTE_IMPORT && d->minor < PLACEMENT_MINOR) {
+		msg->why = "the agent is too old for hints, segments and environment (data "
+			   "protocol 1.0); upgrade it";
+		return -DRAY_E_UNSUPPORTED;
+	}
 	memcpy(d->out, r->data, r->length);
-	return (struct message){ .n = (int)r->length, .own_fd = -1 };
+	return (int)r->length;
 }
 
-static struct message encode(struct dray *d, const struct request *r)
+static int message_make(struct dray *d, const struct request *r, struct message *msg)
 {
 	union dmsg_body m;
 
 	switch (r->type) {
 	case DMSG_HELLO:
-		return encode_hello(d, r);
+		return encode_hello(d, r, msg);
 	case DMSG_RING_OPEN:
 		m.ring_open = (struct dmsg_ring_open){ d->ring_entries, d->arena_wanted };
-		return message_of(d, r, &m);
+		return encode(d, r, &m);
 	case DMSG_TRANSFER_CANCEL:
 		m.transfer_cancel = (struct dmsg_transfer_cancel){ r->number };
-		return message_of(d, r, &m);
+		return encode(d, r, &m);
 	case DMSG_REMOTE_RELEASE:
 	case DMSG_NOTIFY:
 		return encode_remote(d, r);
@@ -159,9 +152,9 @@ static struct message encode(struct dray *d, const struct request *r)
 	case DMSG_HINT_PUT:
 	case DMSG_SEGMENT_GET:
 	case DMSG_ENV_GET:
-		return encoded(d, r);
+		return encoded(d, r, msg);
 	default:
-		return encode_region(d, r);
+		return encode_region(d, r, msg);
 	}
 }
 
@@ -187,22 +180,16 @@ static bool may_be_sent(const struct dray *d, const struct request *r)
 /* False if the socket takes no more. */
 static bool request_send(struct dray *d, struct request *r)
 {
-	struct message msg = encode(d, r);
-	int own_fd dray_auto_close = msg.own_fd;
-	int error;
+	struct message msg = { .own_fd = -1 };
+	int n = message_make(d, r, &msg);
+	int error = n > 0 ? dc_session_send(d, (size_t)n, msg.fds, msg.fds_n) : 0;
 
-	if (msg.n <= 0) {
-		dc_request_end(d, r, msg.n < 0 ? -DRAY_E_INVALID : msg.status,
-			       msg.why ? dc_text(msg.why) : NO_TEXT);
-		return true;
-	}
-	if (own_fd >= 0)
-		error = dc_session_send(d, (size_t)msg.n, &own_fd, 1);
-	else
-		error = dc_session_send(d, (size_t)msg.n, msg.fds, msg.fds_n);
+	dray_close(msg.own_fd);
 	if (error == -EAGAIN || error == -EPIPE)
 		return false;
-	if (error)
+	if (n <= 0)
+		dc_request_end(d, r, n, msg.why ? dc_text(msg.why) : NO_TEXT);
+	else if (error)
 		dc_request_end(d, r, -dc_code_of_errno(error), NO_TEXT);
 	else
 		dc_request_sent(d, r);
