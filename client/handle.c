@@ -169,7 +169,6 @@ static void handle_free(struct dray *d)
 	dray_close(d->timer_fd);
 	dray_close(d->epoll_fd);
 	free(d->message);
-	free(d->token);
 	free(d->answer);
 	free(d->out);
 	free(d->in);

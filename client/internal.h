@@ -163,8 +163,7 @@ struct dray {
 	/* owned results of the last call */
 	struct dray_err error;
 	char *message;
-	struct dray_token *token;
-	void *answer; /* of placement.c */
+	void *answer;
 
 	uint8_t *out, *in; /* DMSG_MESSAGE_MAX each */
 	uint8_t *ops;      /* DMSG_OPS_INLINE_MAX records, before they are encoded */

@@ -25,7 +25,6 @@ static void contents_free(struct request *r)
 {
 	free(r->message);
 	free(r->data);
-	free(r->token);
 	free(r->answer);
 }
 
@@ -255,17 +254,14 @@ static const uint8_t public_types[] = {
 	[DMSG_NOTIFY] = DRAY_REQUEST_NOTIFY,
 };
 
-/* Fills a completion and frees r. Strings and token become the handle's. */
+/* Fills a completion and frees r. Text and answer become the handle's. */
 static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 {
 	free(d->message);
-	free(d->token);
 	free(d->answer);
 	d->message = r->message;
-	d->token = r->token;
 	d->answer = r->answer;
 	r->message = r->answer = NULL;
-	r->token = NULL;
 	*ret = (struct dray_completion){
 		.id = r->id,
 		.arg = r->arg,
@@ -275,7 +271,7 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.bytes = r->bytes,
 		.duration_ns = r->duration_ns,
 		.handle = r->type == DMSG_REGION_ADD ? r->region : r->remote,
-		.token = d->token,
+		.token = r->type == DMSG_REGION_EXPORT ? d->answer : NULL,
 		.message = !r->status ? "" :
 			   d->message ? d->message :
 					dray_strerror(r->status),

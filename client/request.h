@@ -65,8 +65,7 @@ struct request {
 	void *data;      /* notify: payload; import and placement: the encoded message */
 	uint32_t length;
 	struct dmsg_region_export what;
-	struct dray_token *token; /* made by an export */
-	void *answer;             /* of placement.c */
+	void *answer; /* of placement.c; of an export: struct dray_token */
 };
 
 struct requests {

@@ -75,14 +75,15 @@ int dray_token_parse(const char *text, struct dray_token *ret)
 
 int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m)
 {
+	struct dray_token *token = r->answer = malloc(sizeof(*token));
+
 	r->number = m->token_id;
-	r->token = malloc(sizeof(*r->token));
-	if (!r->token)
+	if (!token)
 		return -DRAY_E_NO_MEMORY;
-	if (dray_token_from_bytes(m->token.p, m->token.n, r->token) < 0)
+	if (dray_token_from_bytes(m->token.p, m->token.n, token) < 0)
 		return -DRAY_E_PROTOCOL;
-	r->token->id = m->token_id;
-	r->token->epoch = d->epoch;
+	token->id = m->token_id;
+	token->epoch = d->epoch;
 	return 0;
 }
 
