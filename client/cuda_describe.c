@@ -454,7 +454,7 @@ int dray_cuda_region_add(struct dray *d, const struct dray_region_spec *spec,
 	if (error)
 		return error;
 	if (open_and_describe(ranges, ranges_n, kinds, kinds_n, &e, &err) < 0)
-		return dc_fail_err(d, &err, DRAY_E_INTERNAL);
+		return dc_fail(d, err.code, "%s", err.msg);
 	whole.extents = e.extents;
 	whole.extents_n = e.extents_n;
 	whole.device = e.device;

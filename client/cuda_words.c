@@ -73,7 +73,7 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 	w->count = count;
 	w->memory.fd = -1;
 	if (dc_cuda_open(&w->c, &err) < 0)
-		return dc_fail_err(d, &err, DRAY_E_UNSUPPORTED);
+		return dc_fail(d, err.code, "%s", err.msg);
 	if (!w->c.stream_write || !w->c.stream_wait)
 		return dc_fail(d, DRAY_E_UNSUPPORTED,
 			       "the driver is too old for words of streams; they need CUDA 11.7");
@@ -81,7 +81,7 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 	if (error)
 		return dc_fail(d, -error, "memory for words: %s", dray_strerror(error));
 	if (words_register(w, &err) < 0)
-		return dc_fail_err(d, &err, DRAY_E_IO);
+		return dc_fail(d, err.code, "%s", err.msg);
 	error = dray_region_add_memory(d, &w->memory, DRAY_READ | DRAY_WRITE, &w->region);
 	if (error)
 		return error;

@@ -270,7 +270,7 @@ static int ready_or_closed(struct dray *d, uint32_t called_back)
 	size_t n = ready_count(d, called_back);
 
 	if (!n && d->state == SESSION_CLOSED)
-		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->break_text);
+		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->loss.msg);
 	return n > INT_MAX ? INT_MAX : (int)n;
 }
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 
 #include "client/internal.h"
 #include "schema/gen/errors.h"
@@ -29,24 +27,6 @@ const char *dray_strerrorfix(int error)
 const char *dray_last_error(const struct dray *d)
 {
 	return dc_enter(d) ? "a forked child cannot use the handle" : d->error.msg;
-}
-
-int dc_fail(struct dray *d, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	d->error.code = code;
-	va_start(ap, fmt);
-	vsnprintf(d->error.msg, sizeof(d->error.msg), fmt, ap);
-	va_end(ap);
-	return -code;
-}
-
-int dc_fail_err(struct dray *d, const struct dray_err *err, int code)
-{
-	if (err->code)
-		return dc_fail(d, err->code, "%s", err->msg);
-	return dc_fail(d, code, "%s", dray_strerror(code));
 }
 
 int dc_code_of_errno(int error)

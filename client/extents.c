@@ -123,7 +123,7 @@ static int take_extent(struct dray *d, struct region *g, const struct dray_regio
 		return dc_fail(d, DRAY_E_RANGE, "the extents are over 2^64 bytes");
 	if (e->kind == DRAY_KIND_MEMFD && !(s->flags & DRAY_REGION_NO_POPULATE) &&
 	    dc_memory_populate(e->fd, e->offset, e->length, &err) < 0)
-		return dc_fail_err(d, &err, DRAY_E_IO);
+		return dc_fail(d, err.code, "%s", err.msg);
 	return 0;
 }
 

@@ -123,10 +123,9 @@ struct dray {
 	int64_t timer_at;      /* expiry of the timer; INT64_MAX: off */
 	bool segments_asked;   /* by the last HELLO */
 	bool segments_refused; /* the agent is too old for them: HELLO is repeated without */
-	bool ever_ready, broken;
-	int break_code; /* negated; valid while broken */
-	char break_text[DRAY_ERR_MSG_MAX];
-	uint64_t epoch; /* counts sessions */
+	bool ever_ready;
+	struct dray_err loss; /* code 0: not broken; the text is of the last loss */
+	uint64_t epoch;       /* counts sessions */
 	uint64_t lost_incarnation;
 	uint8_t lost_agent_id[16];
 	int lost_code;
@@ -169,11 +168,10 @@ struct dray {
 	uint8_t *ops;      /* DMSG_OPS_INLINE_MAX records, before they are encoded */
 };
 
-/* error.c: sets the text for dray_last_error(). Returns -code. */
-int dc_fail(struct dray *d, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* As dc_fail() with err's code and text, or with `code` where err has none. */
-int dc_fail_err(struct dray *d, const struct dray_err *err, int code);
-/* The code for an errno value of either sign. */
+/* Sets the text for dray_last_error(). Returns -code. */
+#define dc_fail(d, reason, ...) \
+	((d)->error.code = 0, dray_err_set(&(d)->error, -(reason), (reason), __VA_ARGS__))
+/* error.c: the code for an errno value of either sign. */
 int dc_code_of_errno(int error);
 
 /* First call of every public function: 0, or the error for a forked child. */
@@ -189,8 +187,7 @@ enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
 
 /* session.c */
 /* Marks the session as lost, by its first reason. Returns -code. */
-int dc_session_break(struct dray *d, int code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
+#define dc_session_break(d, code, ...) dray_err_set(&(d)->loss, -(code), (code), __VA_ARGS__)
 #define dc_session_defect(d, ...) dc_session_break((d), DRAY_E_PROTOCOL, __VA_ARGS__)
 /* Carries out the loss that dc_session_break() marked. False if there is none. */
 bool dc_session_settle(struct dray *d);
@@ -213,7 +210,7 @@ int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds);
 
 static inline bool dc_session_is_up(const struct dray *d)
 {
-	return d->state == SESSION_READY && !d->broken;
+	return d->state == SESSION_READY && !d->loss.code;
 }
 
 /* receive.c: takes messages off the socket until it is empty. */

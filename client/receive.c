@@ -90,7 +90,7 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 		break;
 	}
 	/* a session that is broken ends all its requests */
-	if (!d->broken)
+	if (!d->loss.code)
 		dc_request_end(d, r, status, text);
 }
 
@@ -180,7 +180,7 @@ static bool receive_one(struct dray *d)
 
 void dc_receive_all(struct dray *d)
 {
-	for (int i = 0; i < BATCH && d->sock >= 0 && !d->broken; i++) {
+	for (int i = 0; i < BATCH && d->sock >= 0 && !d->loss.code; i++) {
 		if (d->events_n >= d->events_max && !d->must_read) {
 			d->reading = false;
 			dc_engine_watch(d);

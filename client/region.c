@@ -186,7 +186,7 @@ static void restored(struct dray *d, struct region *g, int status, struct dray_s
 	struct dray_event *e;
 
 	/* this session is lost too; the next one registers the region again */
-	if (d->broken)
+	if (d->loss.code)
 		return;
 	d->restoring--;
 	d->state_until = dray_now().ns + d->request_ns;
@@ -221,7 +221,7 @@ void dc_region_ended(struct dray *d, struct request *r, struct dray_str text)
 		 * end removes it
 		 */
 		g->state = REGION_REMOVING;
-		if (g->agent && !d->broken)
+		if (g->agent && !d->loss.code)
 			dc_request_internal(d, DMSG_REGION_REMOVE, g->handle, 0, 0);
 		else
 			dc_region_free(d, g);
@@ -254,7 +254,7 @@ int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint
 	if (g->borrowed)
 		dc_request_end(d, r, 0, NO_TEXT);
 	else if (d->state == SESSION_CLOSED)
-		dc_request_end(d, r, d->lost_code, dc_text(d->break_text));
+		dc_request_end(d, r, d->lost_code, dc_text(d->loss.msg));
 	else if (d->state == SESSION_DOWN || d->state == SESSION_HELLO)
 		dc_request_hold(d, r); /* the reply to HELLO decides */
 	else
@@ -279,7 +279,7 @@ void dc_regions_lost(struct dray *d)
 		if (!g->borrowed)
 			continue;
 		g->state = REGION_BROKEN;
-		g->code = d->break_code;
+		g->code = -d->loss.code;
 	}
 }
 

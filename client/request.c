@@ -142,7 +142,7 @@ struct request *dc_request_start(struct dray *d, uint16_t type, void *arg)
 int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id)
 {
 	if (d->state == SESSION_CLOSED) {
-		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->break_text));
+		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->loss.msg));
 	} else {
 		enqueue(d, r);
 		dc_requests_flush(d);

@@ -198,7 +198,7 @@ static bool request_send(struct dray *d, struct request *r)
 
 void dc_requests_flush(struct dray *d)
 {
-	if (dray_list_empty(&d->requests.queued) || d->broken || d->sock < 0)
+	if (dray_list_empty(&d->requests.queued) || d->loss.code || d->sock < 0)
 		return;
 	dray_list_for_each(&d->requests.queued, r, struct request, link) {
 		if (d->requests.control_n >= d->requests.control_max)

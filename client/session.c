@@ -16,7 +16,6 @@
  * Otherwise the old agent may still be winding down, and they end with the code of the loss.
  */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -38,20 +37,6 @@ int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds)
 	}
 	/* the agent's last messages are still to be read; the end of the stream follows them */
 	return r == -ECONNRESET || r == -ENOTCONN ? -EPIPE : r;
-}
-
-int dc_session_break(struct dray *d, int code, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (d->broken)
-		return -code;
-	d->broken = true;
-	d->break_code = -code;
-	va_start(ap, fmt);
-	vsnprintf(d->break_text, sizeof(d->break_text), fmt, ap);
-	va_end(ap);
-	return -code;
 }
 
 /* Sends the request that takes the session to `next`. */
@@ -174,16 +159,13 @@ static void map_arena(struct dray *d, int fd, uint64_t bytes)
 static void open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int *fds)
 {
 	struct epoll_event ev = { .events = EPOLLIN | EPOLLET, .data.u32 = ENGINE_DOORBELL };
-	struct dray_err err = DRAY_ERR_NULL;
-	int error = dc_ring_open(&d->ring, m, d->ring_entries, fds[1], fds[2], fds[3], &err);
+	int error = dc_ring_open(&d->ring, m, d->ring_entries, fds[1], fds[2], fds[3], &d->loss);
 
 	fds[1] = fds[2] = fds[3] = -1;
 	d->armed = false;
 	/* CPU limits may have changed since the last session */
 	dc_engine_limit(d);
-	if (error)
-		dc_session_break(d, err.code, "%s", err.msg);
-	else if (epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
+	if (!error && epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
 		dc_session_break(d, DRAY_E_IO, "watching the ring: %s", dray_errno_text(errno));
 }
 
@@ -200,9 +182,9 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 		return;
 	}
 	map_arena(d, fds->fd[0], m->arena_bytes);
-	if (!d->broken && fds->n == 4)
+	if (!d->loss.code && fds->n == 4)
 		open_ring(d, m, fds->fd);
-	if (!d->broken)
+	if (!d->loss.code)
 		dc_session_restore(d);
 }
 
@@ -259,7 +241,7 @@ static void end_requests(struct dray *d, int code)
 			dc_request_hold(d, r);
 		else
 			dc_request_end(d, r, r->type == DMSG_REMOTE_RELEASE ? 0 : code,
-				       dc_text(d->break_text));
+				       dc_text(d->loss.msg));
 	}
 	dray_list_for_each(&q->queued, r, struct request, link) {
 		if (is_proof(r))
@@ -280,8 +262,7 @@ static bool may_retry(const struct dray *d)
 {
 	if (!d->ever_ready)
 		return (d->flags & DRAY_OPTION_WAIT) &&
-		       (d->break_code == -DRAY_E_PEER_UNREACHABLE ||
-			d->break_code == -DRAY_E_DRAINING);
+		       (d->loss.code == DRAY_E_PEER_UNREACHABLE || d->loss.code == DRAY_E_DRAINING);
 	if (d->flags & DRAY_OPTION_NO_RECONNECT)
 		return false;
 	return !d->retry_for_ns || dray_now().ns - d->lost_at < d->retry_for_ns;
@@ -294,39 +275,38 @@ static void close_for_good(struct dray *d)
 	dray_list_for_each(&d->requests.queued, r, struct request, link)
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, NO_TEXT);
 	if (d->ever_ready)
-		dc_event_add(d, DRAY_EVENT_CLOSED, d->lost_code, dc_text(d->break_text));
+		dc_event_add(d, DRAY_EVENT_CLOSED, d->lost_code, dc_text(d->loss.msg));
 }
 
 bool dc_session_settle(struct dray *d)
 {
 	bool hello_again = d->segments_asked && d->segments_refused;
 	bool was_ready = d->state == SESSION_READY;
+	int code = -d->loss.code;
 
-	if (!d->broken)
+	if (!code)
 		return false;
 	if (was_ready)
 		dc_transfer_take_ring(d); /* transfers that ended before the loss */
-	if (!hello_again) {
-		d->error.code = -d->break_code;
-		memcpy(d->error.msg, d->break_text, sizeof(d->error.msg));
-	}
+	if (!hello_again)
+		d->error = d->loss;
 	d->segments_refused = hello_again;
 	d->segments_asked = false;
 	close_sockets(d);
 	d->epoch++;
 	d->restoring = 0;
 	if (was_ready) {
-		d->lost_code = d->break_code;
+		d->lost_code = code;
 		d->lost_incarnation = d->incarnation;
 		memcpy(d->lost_agent_id, d->agent_id, sizeof(d->agent_id));
 		d->lost_at = dray_now().ns;
 	}
-	end_requests(d, d->break_code);
+	end_requests(d, code);
 	unmap_arena(d);
-	dc_remotes_lost(d, d->break_code);
+	dc_remotes_lost(d, code);
 	dc_regions_lost(d);
 	if (was_ready)
-		dc_event_add(d, DRAY_EVENT_LOST, d->break_code, dc_text(d->break_text));
+		dc_event_add(d, DRAY_EVENT_LOST, code, dc_text(d->loss.msg));
 	d->state = SESSION_DOWN;
 	if (hello_again)
 		d->retry_at = dray_now().ns;
@@ -334,7 +314,7 @@ bool dc_session_settle(struct dray *d)
 		retry_later(d);
 	else
 		close_for_good(d);
-	d->broken = false;
+	d->loss.code = 0;
 	return true;
 }
 

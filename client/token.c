@@ -90,7 +90,7 @@ int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_ex
 /* Revokes a token that no caller will see. Without memory for that, it ends with the session. */
 void dc_token_ended(struct dray *d, struct request *r)
 {
-	if ((r->abandoned || r->status) && r->number && !d->broken)
+	if ((r->abandoned || r->status) && r->number && !d->loss.code)
 		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, 0, r->number);
 }
 

@@ -197,18 +197,14 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 /* *ret_ring: by the ring. -DRAY_E_BUSY if the ring is full. */
 static int choose_path(struct dray *d, const struct plan *p, bool *ret_ring)
 {
-	struct dray_err err;
 	uint64_t need = (p->t->count > 1 ? p->ops_bytes : 0) + (uint64_t)p->entry.notify_length;
 	int room;
 
 	if (!d->ring.base || need > d->arena.bytes)
 		return 0;
-	dray_err_init(&err);
-	room = dc_ring_room(&d->ring, &err);
-	if (room < 0) {
-		dc_session_break(d, DRAY_E_PROTOCOL, "%s", err.msg);
-		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", err.msg);
-	}
+	room = dc_ring_room(&d->ring, &d->loss);
+	if (room < 0)
+		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->loss.msg);
 	if (!room)
 		return dc_fail(d, DRAY_E_BUSY, "the ring is full; take completions first");
 	*ret_ring = true;
@@ -252,7 +248,7 @@ static int need_session(struct dray *d)
 	dc_engine_poll(d);
 	if (dc_session_is_up(d))
 		return 0;
-	return dc_fail(d, DRAY_E_SESSION_CLOSED, "not connected: %.200s", d->break_text);
+	return dc_fail(d, DRAY_E_SESSION_CLOSED, "not connected: %.200s", d->loss.msg);
 }
 
 int dray_submit_many(struct dray *d, const struct dray_transfer *t, size_t n, uint64_t *ids)
@@ -291,20 +287,14 @@ void dc_transfer_ended(struct dray *d, struct request *r)
 
 void dc_transfer_take_ring(struct dray *d)
 {
-	struct dray_err err;
 	struct dmsg_cqe e;
 	struct request *r;
-	int n;
 
-	if (!d->ring.base)
-		return;
-	dray_err_init(&err);
-	while ((n = dc_ring_take(&d->ring, &e, &err)) > 0) {
+	while (d->ring.base && dc_ring_take(&d->ring, &e, &d->loss) > 0) {
 		r = dray_handles_get(&d->requests.table, e.user_data);
 		if (!r || r->state != REQUEST_SENT || !r->on_ring) {
-			n = dray_err_set(&err, -EPROTO, DRAY_E_PROTOCOL,
-					 "the ring completed a transfer that is not in flight");
-			break;
+			dc_session_defect(d, "the ring completed a transfer that is not in flight");
+			return;
 		}
 		r->transport = e.transport;
 		r->bytes = e.bytes;
@@ -313,8 +303,6 @@ void dc_transfer_take_ring(struct dray *d)
 			e.status = DRAY_E_INTERNAL;
 		dc_request_end(d, r, -(int)e.status, NO_TEXT);
 	}
-	if (n < 0)
-		dc_session_break(d, DRAY_E_PROTOCOL, "%s", err.msg);
 }
 
 int dray_cancel(struct dray *d, uint64_t id)
