@@ -8,7 +8,6 @@
 #include "agent/config/internal.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
-#include "schema/gen/errors.h"
 
 #ifndef DRAY_VERSION
 #define DRAY_VERSION "unknown"
@@ -60,9 +59,9 @@ static int setting_add(struct args *a, const struct dray_config_key *key, const 
 			return config_no_memory(reterr);
 		c->settings = s;
 		s += c->n_settings++;
-		*s = (struct config_setting){ id, strdup(option), strdup(value) };
+		*s = (struct config_setting){ id, option, strdup(value) };
 	}
-	return s->option && s->value ? config_setting_check(s, reterr) : config_no_memory(reterr);
+	return s->value ? config_setting_check(s, reterr) : config_no_memory(reterr);
 }
 
 static int set_add(struct args *a, const char *text, struct dray_err *reterr)
@@ -70,12 +69,11 @@ static int set_add(struct args *a, const char *text, struct dray_err *reterr)
 	const char *equals = strchr(text, '='), *nearest;
 	const struct dray_config_key *key;
 	dray_auto_free char *path = NULL;
-	char shown[CONFIG_CLIP_BYTES];
 
 	if (!equals)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "--set %s: the form is KEY=VALUE, such as agent.workers=4",
-				    config_clip(text, shown));
+		return config_invalid(reterr,
+				      "--set %s: the form is KEY=VALUE, such as agent.workers=4",
+				      config_clip(text));
 	path = strndup(text, (size_t)(equals - text));
 	if (!path)
 		return config_no_memory(reterr);
@@ -99,7 +97,6 @@ static int unknown(const char *arg, struct dray_err *reterr)
 {
 	dray_auto_free char *word = strndup(arg, strcspn(arg, "="));
 	struct dray_nearest nearest = DRAY_NEAREST(word);
-	char shown[CONFIG_CLIP_BYTES];
 
 	if (!word)
 		return config_no_memory(reterr);
@@ -108,10 +105,10 @@ static int unknown(const char *arg, struct dray_err *reterr)
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		if (dray_config_keys[i].flag)
 			dray_nearest_offer(&nearest, dray_config_keys[i].flag);
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    nearest.best ? "unknown option %s, did you mean %s?" :
-					   "unknown option %s; drayd --help lists all%s",
-			    config_clip(word, shown), nearest.best ? nearest.best : "");
+	return config_invalid(reterr,
+			      nearest.best ? "unknown option %s, did you mean %s?" :
+					     "unknown option %s; drayd --help lists all%s",
+			      config_clip(word), nearest.best ? nearest.best : "");
 }
 
 /* The option's value: after =, or the next argument. */
@@ -121,7 +118,7 @@ static int value_take(const char *name, const char **value, int argc, char **arg
 	if (*value)
 		return 0;
 	if (*i + 1 >= argc)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s needs a value", name);
+		return config_invalid(reterr, "%s needs a value", name);
 	*value = argv[++*i];
 	return 0;
 }
@@ -129,13 +126,11 @@ static int value_take(const char *name, const char **value, int argc, char **arg
 static int option_apply(struct args *a, int option, const char *value, struct dray_err *reterr)
 {
 	if (value && !options[option].value)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s takes no value",
-				    options[option].name);
+		return config_invalid(reterr, "%s takes no value", options[option].name);
 	switch (option) {
 	case OPTION_CONFIG:
 		if (!*value)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "--config needs the name of a file");
+			return config_invalid(reterr, "--config needs the name of a file");
 		a->config.file = value;
 		return 0;
 	case OPTION_SET:
@@ -181,8 +176,7 @@ static int arg_parse(struct args *a, int argc, char **argv, int *i, bool *ret_en
 	}
 	if (*arg == '-')
 		return unknown(arg, reterr);
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "\"%.60s\" is not an option; drayd --help lists all", arg);
+	return config_invalid(reterr, "\"%.60s\" is not an option; drayd --help lists all", arg);
 }
 
 int args_parse(struct args *a, int argc, char **argv, struct dray_err *reterr)
@@ -197,10 +191,8 @@ int args_parse(struct args *a, int argc, char **argv, struct dray_err *reterr)
 
 void args_deinit(struct args *a)
 {
-	for (size_t i = 0; i < a->config.n_settings; i++) {
-		free(a->config.settings[i].option);
+	for (size_t i = 0; i < a->config.n_settings; i++)
 		free(a->config.settings[i].value);
-	}
 	free(a->config.settings);
 	*a = ARGS_NULL;
 }

@@ -12,7 +12,6 @@
 
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
-#include "agent/config/words.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 
@@ -26,18 +25,18 @@ static int node_address_check(const char *word, struct dray_err *reterr)
 
 	if (inet_pton(AF_INET, word, &any) == 1 || inet_pton(AF_INET6, word, &any) == 1)
 		return 0;
-	return dray_err_set(
-		reterr, -EINVAL, DRAY_E_INVALID,
-		"\"%s\" is not an address: write numbers such as 10.0.0.1 or 2001:db8::1", word);
+	return config_invalid(
+		reterr, "\"%s\" is not an address: write numbers such as 10.0.0.1 or 2001:db8::1",
+		word);
 }
 
 static int numa_node_check(const char *word, struct dray_err *reterr)
 {
 	if (numa_node_parse(word) >= 0)
 		return 0;
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "\"%s\" is not a NUMA node: write numbers such as 0, 1, or none alone",
-			    word);
+	return config_invalid(
+		reterr, "\"%s\" is not a NUMA node: write numbers such as 0, 1, or none alone",
+		word);
 }
 
 static const struct {
@@ -72,14 +71,13 @@ static int list_check(const struct dray_strv *words, size_t list, struct dray_er
 	if (lists[list].none && list_is_none(words))
 		return 0;
 	if (lists[list].max && words->n > lists[list].max)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "%zu are too many, %u are allowed", words->n, lists[list].max);
+		return config_invalid(reterr, "%zu are too many, %u are allowed", words->n,
+				      lists[list].max);
 	for (size_t i = 0; i < words->n; i++) {
 		if (lists[list].check(words->v[i], reterr) < 0)
 			return -EINVAL;
 		if (lists[list].unique && is_repeated(words, i))
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "\"%.100s\" is there twice", words->v[i]);
+			return config_invalid(reterr, "\"%.100s\" is there twice", words->v[i]);
 	}
 	return 0;
 }
@@ -89,9 +87,8 @@ static int mtu_check(int64_t mtu, struct dray_err *reterr)
 {
 	if (mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0))
 		return 0;
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "%lld is not a path MTU: use 256, 512, 1024, 2048, 4096 or 0",
-			    (long long)mtu);
+	return config_invalid(reterr, "%lld is not a path MTU: use 256, 512, 1024, 2048, 4096 or 0",
+			      (long long)mtu);
 }
 
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
@@ -201,14 +198,13 @@ static int nested_check(struct config *c)
 		enum dray_config_key_id in = nested[i].inner, out = nested[i].outer;
 		dray_auto_free char *in_text = NULL;
 		dray_auto_free char *out_text = NULL;
-		char place[CONFIG_CLIP_BYTES];
 
 		if (number_of(c, in) <= number_of(c, out) || c->origin[in].source == CONFIG_DEFAULT)
 			continue;
 		in_text = config_value_text(&c->v, in);
 		out_text = config_value_text(&c->v, out);
 		if (config_warn(c, "%s: %s (%s) is over %s (%s), which is the effective limit",
-				config_clip(config_origin(c, in), place), dray_config_keys[in].path,
+				config_clip(config_origin(c, in)), dray_config_keys[in].path,
 				in_text ? in_text : "?", dray_config_keys[out].path,
 				out_text ? out_text : "?") < 0)
 			return -ENOMEM;

@@ -11,7 +11,6 @@
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
 #include "lib/units.h"
-#include "schema/gen/errors.h"
 
 const struct dray_config_key *config_key_find(const char *path, const char **ret_nearest)
 {
@@ -36,12 +35,10 @@ const struct dray_config_key *config_key_find(const char *path, const char **ret
 
 int config_unknown(struct dray_err *reterr, const char *where, const char *key, const char *nearest)
 {
-	char shown[CONFIG_CLIP_BYTES];
-
 	return config_refuse(reterr, where,
 			     nearest ? "unknown key %.60s, did you mean %s?" :
 				       "unknown key %.60s; drayd --help lists all keys%s",
-			     config_clip(key, shown), nearest ? nearest : "");
+			     config_clip(key), nearest ? nearest : "");
 }
 
 const char *config_origin(const struct config *c, enum dray_config_key_id key)
@@ -146,12 +143,11 @@ static int foreign_variables_check(struct config *c, const struct config_args *a
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(variables) && !r; i++) {
 		const char *value = config_variable(args, variables[i].name);
 		struct dray_err why = DRAY_ERR_NULL;
-		char shown[CONFIG_CLIP_BYTES];
 
 		variables[i].check(value, &why);
 		if (why.code)
 			r = config_warn(c, "environment %s=\"%s\" is ignored: %s",
-					variables[i].name, config_clip(value, shown), why.msg);
+					variables[i].name, config_clip(value), why.msg);
 	}
 	return r;
 }
@@ -164,7 +160,7 @@ static int load(struct config *c, const struct config_args *args, struct dray_er
 	if (!r)
 		r = config_file_load(c, args->file, reterr);
 	if (!r)
-		r = config_env_load(c, args->env, reterr);
+		r = config_env_load(c, args, reterr);
 	if (!r)
 		r = settings_load(c, args, reterr);
 	if (!r)

@@ -21,7 +21,7 @@ enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENVIRONMENT, CONFIG_COM
 /* One key=value of the command line. */
 struct config_setting {
 	enum dray_config_key_id key;
-	char *option; /* "--set" or the key's own option */
+	const char *option; /* "--set" or the key's own option; static */
 	char *value;
 };
 

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/config/env_profile.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "agent/config/words.h"
 #include "lib/nearest.h"
-#include "schema/gen/errors.h"
 
 #define ENV_PROFILE_NAME_(id, name) [ENV_PROFILE_##id] = name,
 const char *const env_profile_names[ENV_PROFILE_N] = { ENV_PROFILES(ENV_PROFILE_NAME_) };
@@ -34,10 +32,9 @@ int env_profile_check(const char *name, struct dray_err *reterr)
 		at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
 				       env_profile_names[i]);
 	}
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "unknown profile \"%.40s\"%s%s%s; there are %s", name,
-			    nearest.best ? ", did you mean " : "", nearest.best ? nearest.best : "",
-			    nearest.best ? "?" : "", known);
+	return config_invalid(reterr, "unknown profile \"%.40s\"%s%s%s; there are %s", name,
+			      nearest.best ? ", did you mean " : "",
+			      nearest.best ? nearest.best : "", nearest.best ? "?" : "", known);
 }
 
 int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr)

@@ -13,7 +13,6 @@
 
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
-#include "schema/gen/errors.h"
 
 /* Variables of libdray, the Python client, drayctl, and test builds. */
 static const char *const foreign[] = { "DRAY_SOCKET", "DRAY_LOG", "DRAY_FAULT" };
@@ -45,7 +44,6 @@ static int is_injected(const char *name, bool *ret)
 static int unknown(struct config *c, const char *name, size_t n)
 {
 	dray_auto_free char *word = strndup(name, n);
-	char shown[CONFIG_CLIP_BYTES];
 	struct dray_nearest nearest;
 	bool ignored;
 
@@ -59,7 +57,7 @@ static int unknown(struct config *c, const char *name, size_t n)
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		dray_nearest_offer(&nearest, dray_config_keys[i].env);
 	return config_warn(c, "environment %s is not a setting, ignoring it%s%s%s",
-			   config_clip(word, shown), nearest.best ? "; did you mean " : "",
+			   config_clip(word), nearest.best ? "; did you mean " : "",
 			   nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 }
 
@@ -81,25 +79,21 @@ static int variable_load(struct config *c, const char *var, struct dray_err *ret
 			  CONFIG_ENVIRONMENT, where, NULL, reterr);
 }
 
-static const char *variable_find(char *const *env, const char *name)
+const char *config_variable(const struct config_args *args, const char *name)
 {
 	size_t n = strlen(name);
 
-	for (; env && *env; env++)
+	for (char *const *env = args->env; env && *env; env++)
 		if (!strncmp(*env, name, n) && (*env)[n] == '=')
 			return *env + n + 1;
 	return NULL;
 }
 
-const char *config_variable(const struct config_args *args, const char *name)
-{
-	return variable_find(args->env, name);
-}
-
 /* systemd's StateDirectory= replaces only the default; a value from a file stays. */
-static int state_directory_load(struct config *c, char *const *env, struct dray_err *reterr)
+static int state_directory_load(struct config *c, const struct config_args *args,
+				struct dray_err *reterr)
 {
-	const char *value = variable_find(env, "STATE_DIRECTORY");
+	const char *value = config_variable(args, "STATE_DIRECTORY");
 	dray_auto_free char *first = value ? strndup(value, strcspn(value, ":")) : NULL;
 	struct config_raw raw = { .text = first };
 
@@ -112,14 +106,11 @@ static int state_directory_load(struct config *c, char *const *env, struct dray_
 			  "environment STATE_DIRECTORY", NULL, reterr);
 }
 
-int config_env_load(struct config *c, char *const *env, struct dray_err *reterr)
+int config_env_load(struct config *c, const struct config_args *args, struct dray_err *reterr)
 {
-	int r;
+	int r = state_directory_load(c, args, reterr);
 
-	if (!env)
-		return 0;
-	r = state_directory_load(c, env, reterr);
-	for (; !r && *env; env++)
+	for (char *const *env = args->env; !r && env && *env; env++)
 		if (!strncmp(*env, "DRAY_", 5))
 			r = variable_load(c, *env, reterr);
 	return r;

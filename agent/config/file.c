@@ -159,32 +159,18 @@ static int text_load(struct config *c, const struct config_text *text, struct dr
 	return r;
 }
 
-int config_file_text(struct config *c, const char *name, const char *text, size_t n,
-		     struct dray_err *reterr)
-{
-	struct config_text t = CONFIG_TEXT_NULL;
-	int r;
-
-	r = config_text_add(&t, name, text, n, reterr);
-	if (!r)
-		r = text_load(c, &t, reterr);
-	config_text_deinit(&t);
-	return r;
-}
-
 int config_file_load(struct config *c, const char *file, struct dray_err *reterr)
 {
 	const char *name = file ? file : CONFIG_FILE_DEFAULT;
 	struct config_text t = CONFIG_TEXT_NULL;
-	char place[CONFIG_CLIP_BYTES];
 	int r;
 
 	if (!*name)
 		return 0;
-	r = config_text_read(&t, name, reterr);
+	r = config_text_read(&t, name, 0, reterr);
 	if (r == -ENOENT)
 		r = file ? dray_err_set(reterr, r, DRAY_E_INVALID, "%s: there is no such file",
-					config_clip(name, place)) :
+					config_clip(name)) :
 			   0;
 	else if (!r)
 		r = text_load(c, &t, reterr);

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/config/http_url.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
+#include "agent/config/words.h"
 #include "lib/addr.h"
-#include "schema/gen/errors.h"
 
 #define SCHEME "http://"
 
@@ -21,7 +20,7 @@ static int refuse(struct dray_err *reterr, const char *s, const char *why)
 	for (i = 0; s[i] && i < sizeof(shown) - 1; i++)
 		shown[i] = s[i] < ' ' || s[i] > '~' ? '?' : s[i];
 	shown[i] = '\0';
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "\"%s\": %s", shown, why);
+	return config_invalid(reterr, "\"%s\": %s", shown, why);
 }
 
 static const char *text_error(const char *s)

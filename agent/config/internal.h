@@ -3,11 +3,8 @@
 #ifndef DRAY_AGENT_CONFIG_INTERNAL_H
 #define DRAY_AGENT_CONFIG_INTERNAL_H
 
-#include <errno.h>
-#include <stdbool.h>
-
 #include "agent/config/config.h"
-#include "schema/gen/errors.h"
+#include "agent/config/words.h"
 
 /* A value before it is parsed. */
 struct config_raw {
@@ -37,11 +34,9 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *r
 /* Checks forms and combinations of keys; then calls `above` unless it is NULL. */
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr);
 
-int config_env_load(struct config *c, char *const *env, struct dray_err *reterr);
+int config_env_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 
-/* Loads the text of one file and the files it includes. name: for messages and relative includes. */
-int config_file_text(struct config *c, const char *name, const char *text, size_t n,
-		     struct dray_err *reterr);
+/* Loads a file and the files it includes. NULL: CONFIG_FILE_DEFAULT if it exists; "": none. */
 int config_file_load(struct config *c, const char *file, struct dray_err *reterr);
 
 /* -EINVAL with "WHERE: ..." in reterr. */
@@ -64,6 +59,7 @@ static inline const void *config_member(const struct dray_config *v, enum dray_c
 
 /* Copies text into a message: without control characters, and without its start if it is too long. */
 #define CONFIG_CLIP_BYTES 104
-const char *config_clip(const char *s, char buf[CONFIG_CLIP_BYTES]);
+#define config_clip(s) config_clip_to((s), (char[CONFIG_CLIP_BYTES]){ "" })
+const char *config_clip_to(const char *s, char buf[CONFIG_CLIP_BYTES]);
 
 #endif

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "agent/config/words.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
-#include "schema/gen/errors.h"
 
 #define PROBE_NAME_KIND_(name, text) [PROBE_##name] = text,
 static const char *const names[] = { PROBE_KINDS(PROBE_NAME_KIND_) };
@@ -36,8 +36,8 @@ int probe_target_of(const char *segment, enum probe_kind kind, struct probe_targ
 	unsigned port;
 
 	if (!dray_endpoint_valid(segment) || dray_host_port_split(segment, t.host, &port) < 0)
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.120s\" cannot be probed: write HOST:PORT, 1.2.3.4:7411 or [2001:db8::1]:7411",
 			segment);
 	t.port = (uint16_t)port;
@@ -63,15 +63,13 @@ static int parse_path(const char *text, const char *path, struct probe_target *t
 	if (!*path)
 		return 0;
 	if (t->kind != PROBE_HTTP)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.120s\": only http:// takes a path", text);
+		return config_invalid(reterr, "\"%.120s\": only http:// takes a path", text);
 	if (strlen(path) > PROBE_PATH_MAX)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.80s...\": a path has at most %d bytes", text,
-				    PROBE_PATH_MAX);
+		return config_invalid(reterr, "\"%.80s...\": a path has at most %d bytes", text,
+				      PROBE_PATH_MAX);
 	if (!path_valid(path))
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.120s\": no blanks, quotes, brackets or # in a path: write them as %%20 and the like",
 			text);
 	memcpy(t->path, path, strlen(path) + 1);
@@ -93,21 +91,19 @@ int probe_target_parse(const char *text, struct probe_target *ret, struct dray_e
 	memcpy(kind_name, text, n);
 	kind_name[n] = '\0';
 	if (probe_kind_parse(kind_name, &kind) < 0)
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.120s\": write tcp://HOST:PORT, dray://HOST:PORT, mooncake://HOST:PORT or http://HOST:PORT/PATH",
 			text);
 	rest = mark + 3;
 	n = strcspn(rest, "/?");
 	path = rest + n;
 	if (*path == '?')
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.120s\": a path must begin with /", text);
+		return config_invalid(reterr, "\"%.120s\": a path must begin with /", text);
 	snprintf(segment, sizeof(segment), "%.*s", (int)dray_min(n, sizeof(segment) - 1), rest);
 	r = n < sizeof(segment) ? probe_target_of(segment, kind, &t, reterr) : -EINVAL;
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_INVALID, "\"%.120s\": the host is too long",
-				    text);
+		return config_invalid(reterr, "\"%.120s\": the host is too long", text);
 	r = parse_path(text, path, &t, reterr);
 	if (r < 0)
 		return r;

@@ -5,7 +5,6 @@
 
 #include "agent/config/internal.h"
 #include "lib/cleanup.h"
-#include "schema/gen/errors.h"
 
 static void bytes_swap(void *a, void *b, size_t n)
 {

@@ -10,7 +10,6 @@
 #include "agent/config/words.h"
 #include "lib/cleanup.h"
 #include "lib/units.h"
-#include "schema/gen/errors.h"
 
 #define MASTER_PATH_MAX 200
 
@@ -37,14 +36,14 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 	int err;
 
 	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_endpoint_valid(r.segment))
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.100s\" is not a segment: write HOST:PORT, such as 10.0.0.5:50053, "
 			"then optionally a blank and how to probe it",
 			word);
 	if (*how && !strstr(how, "://") && (probe_kind_parse(how, &kind) < 0 || kind == PROBE_HTTP))
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.100s\": \"%.60s\" is not a kind of probe (allowed: tcp, dray, mooncake, "
 			"or a URL such as http://10.0.0.5:9300/health)",
 			word, how);
@@ -73,10 +72,10 @@ int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *
 	number = inet_pton(AF_INET6, r.host, &bare) == 1;
 	snprintf(text, sizeof(text), number ? "[%s]:%u" : "%s:%u", r.host, r.port ? r.port : 1);
 	if (strlen(word) >= DRAY_HOST_BYTES || !dray_endpoint_valid(text))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.100s\" is not a host: write HOST or HOST:PORT, such as "
-				    "203.0.113.7 or 203.0.113.7:50053",
-				    word);
+		return config_invalid(reterr,
+				      "\"%.100s\" is not a host: write HOST or HOST:PORT, such as "
+				      "203.0.113.7 or 203.0.113.7:50053",
+				      word);
 	if (dray_addr_parse(text, &r.addr) < 0)
 		r.addr.len = 0;
 	*ret = r;
@@ -125,13 +124,13 @@ int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *re
 	const char *how;
 
 	if (halves(word, ports, sizeof(ports), &how) < 0 || !take_ports(ports, &r))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.80s\" is not a port: write PORT, FIRST-LAST or "
-				    "PORT:SEGMENT_PORT, and after a blank tcp, dray or mooncake",
-				    word);
+		return config_invalid(reterr,
+				      "\"%.80s\" is not a port: write PORT, FIRST-LAST or "
+				      "PORT:SEGMENT_PORT, and after a blank tcp, dray or mooncake",
+				      word);
 	if (*how && (probe_kind_parse(how, &r.kind) < 0 || r.kind == PROBE_HTTP))
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
+		return config_invalid(
+			reterr,
 			"\"%.80s\": \"%.40s\" is not a kind of probe of a listener (allowed: tcp, "
 			"dray, mooncake)",
 			word, how);
@@ -154,13 +153,13 @@ bool preferred_is_own(const char *text)
 int preferred_check(const char *text, struct dray_err *reterr)
 {
 	if (!text[strspn(text, WORD_BLANKS)])
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "it is blank: give HOST:PORT, or local for this node's own "
-				    "segment, or leave it out");
+		return config_invalid(reterr,
+				      "it is blank: give HOST:PORT, or local for this node's own "
+				      "segment, or leave it out");
 	if (preferred_is_own(text) || dray_endpoint_valid(text))
 		return 0;
-	return dray_err_set(
-		reterr, -EINVAL, DRAY_E_INVALID,
+	return config_invalid(
+		reterr,
 		"\"%.100s\" is not a segment: write HOST:PORT, such as 10.0.0.5:50053 or "
 		"[2001:db8::1]:50053, or local, self or own for this node's own",
 		text);
@@ -196,8 +195,8 @@ int master_check(const char *text, struct dray_err *reterr)
 	if (http_url_parse(text, &url, reterr) < 0)
 		return -EINVAL;
 	if (strchr(url.target, '?') || strlen(url.target) > MASTER_PATH_MAX)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.120s\" is not a master: write http://HOST:PORT", text);
+		return config_invalid(reterr, "\"%.120s\" is not a master: write http://HOST:PORT",
+				      text);
 	return 0;
 }
 

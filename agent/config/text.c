@@ -30,14 +30,11 @@
 struct lexer {
 	struct config_text *t;
 	const char *name;
-	const char *begin, *p, *end;
+	const char *begin, *p;
 	unsigned file, line, depth;
 	bool line_start; /* only blanks stand before p on its line */
 	struct dray_err *reterr;
 };
-
-static int text_read(struct config_text *t, const char *name, unsigned depth,
-		     struct dray_err *reterr);
 
 static int __attribute__((format(printf, 3, 4)))
 refuse(struct lexer *x, unsigned line, const char *fmt, ...)
@@ -90,9 +87,7 @@ static int newline(struct lexer *x)
 
 static bool at(const struct lexer *x, const char *s)
 {
-	size_t n = strlen(s);
-
-	return (size_t)(x->end - x->p) >= n && !memcmp(x->p, s, n);
+	return !strncmp(x->p, s, strlen(s));
 }
 
 static int comment_skip(struct lexer *x)
@@ -101,22 +96,21 @@ static int comment_skip(struct lexer *x)
 	int r;
 
 	if (!at(x, "/*")) {
-		while (x->p < x->end && *x->p != '\n')
-			x->p++;
+		x->p += strcspn(x->p, "\n");
 		return 0;
 	}
 	/* a comment separates words */
 	r = text_put(x, " ", 1);
 	if (r < 0)
 		return r;
-	for (x->p += 2; x->p < x->end && !at(x, "*/"); x->p++)
+	for (x->p += 2; *x->p && !at(x, "*/"); x->p++)
 		if (*x->p == '\n') {
 			x->line++;
 			r = newline(x);
 			if (r < 0)
 				return r;
 		}
-	if (x->p == x->end)
+	if (!*x->p)
 		return refuse(x, line, "the comment that starts here does not end");
 	x->p += 2;
 	return 0;
@@ -134,12 +128,10 @@ static bool value_may_stand(const struct lexer *x)
 
 static int value_check(struct lexer *x)
 {
-	size_t n = 0;
+	size_t n = dray_min(strcspn(x->p, " \t\r\n;,"), (size_t)40);
 
 	if (value_may_stand(x))
 		return 0;
-	while (x->p + n < x->end && n < 40 && !strchr(" \t\r\n;,", x->p[n]))
-		n++;
 	return refuse(x, x->line, "%.*s: a value must follow =, and there must be only one", (int)n,
 		      x->p);
 }
@@ -151,15 +143,13 @@ static int string_copy(struct lexer *x)
 
 	if (r < 0)
 		return r;
-	for (x->p++; x->p < x->end && *x->p != '"'; x->p++) {
-		if (*x->p == '\n')
-			break;
+	for (x->p++; *x->p && *x->p != '"' && *x->p != '\n'; x->p++) {
 		if (at(x, "\\\\") || at(x, "\\\""))
 			x->p++;
 		else if (at(x, "\\x00") || at(x, "\\X00"))
 			return refuse(x, x->line, "the string has a NUL");
 	}
-	if (x->p >= x->end || *x->p != '"')
+	if (*x->p != '"')
 		return refuse(x, x->line, "the string that starts here does not end on its line");
 	x->p++;
 	x->t->last = '"';
@@ -195,7 +185,7 @@ static int name_copy(struct lexer *x)
 	const char *start = x->p;
 	size_t n;
 
-	while (x->p < x->end && is_name_char(*x->p))
+	while (is_name_char(*x->p))
 		x->p++;
 	n = (size_t)(x->p - start);
 	if (value_may_stand(x) && !(n == 4 && !strncasecmp(start, "true", n)) &&
@@ -211,9 +201,8 @@ static bool is_number(const char *s, size_t n)
 {
 	bool digit = false;
 
-	/* the text does not end in NUL */
 	for (size_t i = 0; i < n; i++) {
-		if (!isxdigit((unsigned char)s[i]) && !memchr("xX+-.L", s[i], 6))
+		if (!isxdigit((unsigned char)s[i]) && !strchr("xX+-.L", s[i]))
 			return false;
 		digit |= isdigit((unsigned char)s[i]) != 0;
 	}
@@ -232,7 +221,7 @@ static int number_copy(struct lexer *x)
 	size_t n;
 	int r;
 
-	while (x->p < x->end && (is_number_start(*x->p) || is_name_char(*x->p)))
+	while (is_number_start(*x->p) || is_name_char(*x->p))
 		x->p++;
 	n = (size_t)(x->p - start);
 	if (*start == '.' && start > x->begin && is_name_char(start[-1]))
@@ -276,21 +265,20 @@ static int include_try(struct lexer *x, bool *ret_done)
 	int r;
 
 	*ret_done = false;
-	if (!at(x, word) || p == x->end || (*p != ' ' && *p != '\t'))
+	if (!at(x, word) || (*p != ' ' && *p != '\t'))
 		return 0;
-	while (p < x->end && (*p == ' ' || *p == '\t'))
-		p++;
-	if (p == x->end || *p != '"')
+	p += strspn(p, " \t");
+	if (*p != '"')
 		return refuse(x, x->line, "@include needs a file name in quotes");
-	path = calloc(1, (size_t)(x->end - p));
+	path = calloc(1, strlen(p));
 	if (!path)
 		return config_no_memory(x->reterr);
-	for (p++; p < x->end && *p != '"' && *p != '\n'; p++) {
-		if (*p == '\\' && p + 1 < x->end && (p[1] == '\\' || p[1] == '"'))
+	for (p++; *p && *p != '"' && *p != '\n'; p++) {
+		if (*p == '\\' && (p[1] == '\\' || p[1] == '"'))
 			p++;
 		path[n++] = *p;
 	}
-	if (p == x->end || *p != '"')
+	if (*p != '"')
 		return refuse(x, x->line, "the name after @include does not end on its line");
 	if (x->depth + 1 > INCLUDE_DEPTH)
 		return refuse(x, x->line, "@include is nested more than %d deep", INCLUDE_DEPTH);
@@ -299,7 +287,7 @@ static int include_try(struct lexer *x, bool *ret_done)
 		return config_no_memory(x->reterr);
 	/* the output line has only blanks so far: it becomes the first line of the included file */
 	x->t->n_lines--;
-	r = text_read(x->t, full, x->depth + 1, x->reterr);
+	r = config_text_read(x->t, full, x->depth + 1, x->reterr);
 	if (r == -ENOENT)
 		return refuse(x, x->line, "@include: there is no file %.100s", full);
 	if (r < 0)
@@ -347,50 +335,24 @@ static int token_copy(struct lexer *x)
 	return r;
 }
 
-static int text_add(struct config_text *t, const char *name, const char *text, size_t n,
-		    unsigned depth, struct dray_err *reterr)
+int config_text_read(struct config_text *t, const char *name, unsigned depth,
+		     struct dray_err *reterr)
 {
+	/* a byte more than is allowed, and a NUL */
+	dray_auto_free char *text = malloc(BYTES_MAX + 2);
 	struct lexer x = {
 		.t = t,
 		.name = name,
 		.begin = text,
 		.p = text,
-		.end = text + n,
 		.file = (unsigned)t->files.n,
 		.line = 1,
 		.depth = depth,
 		.line_start = true,
 		.reterr = reterr,
 	};
-	char place[CONFIG_CLIP_BYTES];
-	int r;
-
-	t->bytes_read += n;
-	if (t->bytes_read > BYTES_MAX)
-		return dray_err_set(reterr, -EFBIG, DRAY_E_INVALID,
-				    "%s: the configuration with its included files is over 1 MiB",
-				    config_clip(name, place));
-	if (memchr(text, '\0', n))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: the file has a NUL byte",
-				    config_clip(name, place));
-	if (dray_strv_add(&t->files, name, strlen(name)) < 0)
-		return config_no_memory(reterr);
-	r = line_begin(&x);
-	while (!r && x.p < x.end)
-		r = token_copy(&x);
-	/* libconfig misreads some last lines without a newline */
-	if (!r && !depth)
-		r = newline(&x);
-	return r;
-}
-
-static int text_read(struct config_text *t, const char *name, unsigned depth,
-		     struct dray_err *reterr)
-{
-	/* a byte more than is allowed, and a NUL */
-	dray_auto_free char *text = malloc(BYTES_MAX + 2);
-	char place[CONFIG_CLIP_BYTES];
 	ssize_t n;
+	int r;
 
 	if (!text)
 		return config_no_memory(reterr);
@@ -398,20 +360,24 @@ static int text_read(struct config_text *t, const char *name, unsigned depth,
 	if (n == -ENOENT)
 		return -ENOENT;
 	if (n < 0)
-		return dray_err_set(reterr, (int)n, DRAY_E_IO, "%s: %s", config_clip(name, place),
+		return dray_err_set(reterr, (int)n, DRAY_E_IO, "%s: %s", config_clip(name),
 				    dray_errno_text((int)n));
-	return text_add(t, name, text, (size_t)n, depth, reterr);
-}
-
-int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,
-		    struct dray_err *reterr)
-{
-	return text_add(t, name, text, n, 0, reterr);
-}
-
-int config_text_read(struct config_text *t, const char *name, struct dray_err *reterr)
-{
-	return text_read(t, name, 0, reterr);
+	t->bytes_read += (size_t)n;
+	if (t->bytes_read > BYTES_MAX)
+		return dray_err_set(reterr, -EFBIG, DRAY_E_INVALID,
+				    "%s: the configuration with its included files is over 1 MiB",
+				    config_clip(name));
+	if (memchr(text, '\0', (size_t)n))
+		return config_invalid(reterr, "%s: the file has a NUL byte", config_clip(name));
+	if (dray_strv_add(&t->files, name, strlen(name)) < 0)
+		return config_no_memory(reterr);
+	r = line_begin(&x);
+	while (!r && *x.p)
+		r = token_copy(&x);
+	/* libconfig misreads some last lines without a newline */
+	if (!r && !depth)
+		r = newline(&x);
+	return r;
 }
 
 void config_text_deinit(struct config_text *t)
@@ -442,8 +408,7 @@ void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, 
 		p = strchr(p, '\n');
 		p += p != NULL;
 	}
-	for (; p && (*p == ' ' || *p == '\t'); p++)
-		;
+	p += p ? strspn(p, " \t") : 0;
 	for (; p && *p && *p != '\n' && at + 1 < n; p++) {
 		/* a number, without the quotes and mark that were added */
 		if (p[0] == '"' && p[1] == CONFIG_TEXT_BARE) {

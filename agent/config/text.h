@@ -31,12 +31,11 @@ struct config_text {
 
 #define CONFIG_TEXT_NULL ((struct config_text){ .buf = NULL })
 
-/* Adds a text, and the files that it includes. name: for messages and relative includes. 0 or -errno. */
-int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,
-		    struct dray_err *reterr);
-
-/* Reads a file and adds its text. 0 or -errno; -ENOENT does not set reterr. */
-int config_text_read(struct config_text *t, const char *name, struct dray_err *reterr);
+/*
+ * Reads a file, and the files that it includes. depth: of includes, 0 at first. 0 or -errno; -ENOENT does not set reterr.
+ */
+int config_text_read(struct config_text *t, const char *name, unsigned depth,
+		     struct dray_err *reterr);
 
 void config_text_deinit(struct config_text *t);
 

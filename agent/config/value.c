@@ -14,15 +14,13 @@
 #include <strings.h>
 #include <sys/un.h>
 
-#include "agent/config/words.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/units.h"
-#include "schema/gen/errors.h"
 
 #define PSK_IDENTITY_MAX 128
 
-const char *config_clip(const char *s, char buf[CONFIG_CLIP_BYTES])
+const char *config_clip_to(const char *s, char buf[CONFIG_CLIP_BYTES])
 {
 	size_t n = strlen(s), at = 0;
 
@@ -39,14 +37,13 @@ const char *config_clip(const char *s, char buf[CONFIG_CLIP_BYTES])
 
 int config_refuse(struct dray_err *reterr, const char *where, const char *fmt, ...)
 {
-	char place[CONFIG_CLIP_BYTES], why[DRAY_ERR_MSG_MAX];
+	char why[DRAY_ERR_MSG_MAX];
 	va_list ap;
 
 	va_start(ap, fmt);
 	vsnprintf(why, sizeof(why), fmt, ap);
 	va_end(ap);
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: %s", config_clip(where, place),
-			    why);
+	return config_invalid(reterr, "%s: %s", config_clip(where), why);
 }
 
 /* A value to be parsed, and where its error goes. */
@@ -60,10 +57,8 @@ struct input {
 
 static int refuse_text(const struct input *in, const char *text, const char *why)
 {
-	char shown[CONFIG_CLIP_BYTES];
-
 	return config_refuse(in->reterr, in->where, "%s: \"%.60s\" %s", in->key->path,
-			     config_clip(text, shown), why);
+			     config_clip(text), why);
 }
 
 static int __attribute__((format(printf, 2, 3)))

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "lib/addr.h"
-#include "schema/gen/errors.h"
 
 #define NUMA_NODE_MAX 4095
 
@@ -79,6 +78,5 @@ int ready_word_check(const char *word, struct dray_err *reterr)
 		fault = segment_fault(segment);
 	else if (strcmp(word, "rdma") != 0 && strcmp(word, "tcp") != 0)
 		fault = "is not allowed (allowed: rdma, tcp, segment:HOST:PORT)";
-	return fault ? dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "\"%.80s\" %s", word, fault) :
-		       0;
+	return fault ? config_invalid(reterr, "\"%.80s\" %s", word, fault) : 0;
 }

@@ -3,10 +3,15 @@
 #ifndef DRAY_AGENT_CONFIG_WORDS_H
 #define DRAY_AGENT_CONFIG_WORDS_H
 
+#include <errno.h>
 #include <stdbool.h>
 
 #include "lib/err.h"
 #include "lib/strv.h"
+#include "schema/gen/errors.h"
+
+/* The text is wrong: sets reterr, and is -EINVAL. */
+#define config_invalid(reterr, ...) dray_err_set((reterr), -EINVAL, DRAY_E_INVALID, __VA_ARGS__)
 
 #define WORD_BLANKS " \t"
 #define READY_REQUIRE_MAX 64 /* words of ready.require */

@@ -2,10 +2,13 @@
 /*
  * The text of a configuration file, from libconfig's lexical rules to checked values. A refused text must give a
  * message. The values of an accepted text must be within their limits, and printing and parsing them again must
- * give the same values. No file is opened; the unit tests cover includes.
+ * give the same values. No other file is opened; the unit tests cover includes.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "agent/config/internal.h"
 #include "lib/cleanup.h"
@@ -20,14 +23,18 @@ static void check(bool ok)
 
 static int load(struct config *c, const char *text, size_t n, struct dray_err *reterr)
 {
+	int fd dray_auto_close = memfd_create("fuzz", MFD_CLOEXEC);
 	struct config_args none = { .file = "" };
+	char name[32];
 	int r;
 
 	*reterr = DRAY_ERR_NULL;
 	*c = CONFIG_NULL;
 	r = config_load(c, &none, reterr);
 	check(r == 0);
-	return config_file_text(c, "fuzz.conf", text, n, reterr);
+	check(fd >= 0 && write(fd, text, n) == (ssize_t)n);
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+	return config_file_load(c, name, reterr);
 }
 
 static void limits_check(const struct config *c)

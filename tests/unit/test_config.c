@@ -293,10 +293,14 @@ static void odd_bytes_are_refused(void **state)
 	static const char nul[] = "agent: { workers = 4; };\0agent: { workers = 5; };";
 	struct dray_err e = DRAY_ERR_NULL;
 	struct config c = CONFIG_NULL;
+	FILE *f = fopen(file, "we");
 	char path[160];
 
-	assert_int_equal(config_file_text(&c, "x", nul, sizeof(nul), &e), -EINVAL);
-	assert_string_equal(e.msg, "x: the file has a NUL byte");
+	assert_non_null(f);
+	assert_int_equal(fwrite(nul, 1, sizeof(nul), f), sizeof(nul));
+	fclose(f);
+	assert_int_equal(config_file_load(&c, file, &e), -EINVAL);
+	assert_string_equal(e.msg + strlen(file), ": the file has a NUL byte");
 	bad("agent: { state_dir = \"/a\\nb\"; };",
 	    ":1: agent.state_dir: \"/a?b\" has a control character");
 	bad("data: { socket = \"\"; };", ":1: data.socket: \"\" must not be empty");
@@ -307,20 +311,10 @@ static void odd_bytes_are_refused(void **state)
 	assert_non_null(strstr(e.msg, "107 bytes"));
 }
 
-/* A text without a NUL at its end. */
 static void a_number_can_end_the_text(void **state)
 {
-	static const char text[] = "agent: { workers = 4; }; zzz = 06";
-	struct dray_err e = DRAY_ERR_NULL;
-	struct config c = CONFIG_NULL;
-	char *copy = malloc(sizeof(text) - 1);
-
-	assert_non_null(copy);
-	memcpy(copy, text, sizeof(text) - 1);
-	assert_int_equal(config_file_text(&c, "x", copy, sizeof(text) - 1, &e), -EINVAL);
-	assert_string_equal(e.msg, "x:1: unknown key zzz; drayd --help lists all keys");
-	free(copy);
-	config_deinit(&c);
+	bad("agent: { workers = 4; }; zzz = 06",
+	    ":1: unknown key zzz; drayd --help lists all keys");
 }
 
 static void lists_are_checked(void **state)
@@ -675,14 +669,16 @@ static void every_key_takes_its_default(void **state)
 
 static void long_names_leave_room_for_the_reason(void **state)
 {
-	char name[400], text[500];
+	char name[250], path[sizeof(dir) + sizeof(name)], text[300];
 	struct dray_err e = DRAY_ERR_NULL;
 	struct config c = CONFIG_NULL;
 
 	memset(name, 'n', sizeof(name) - 1);
 	name[sizeof(name) - 1] = '\0';
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	snprintf(text, sizeof(text), "agent: { workers = \"%s\"; };", name);
-	assert_int_equal(config_file_text(&c, name, text, strlen(text), &e), -EINVAL);
+	cm_file_write(dir, name, text);
+	assert_int_equal(config_file_load(&c, path, &e), -EINVAL);
 	assert_non_null(strstr(e.msg, "n:1: agent.workers: "));
 	assert_non_null(strstr(e.msg, "0 to 8)"));
 	config_deinit(&c);
