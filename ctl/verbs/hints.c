@@ -9,54 +9,39 @@
 
 #define SCOPE_MAX 256 /* of the data protocol */
 
-/* SCOPE=SEGMENT is divided at its last =, since a segment has none. */
 struct hint {
 	char scope[SCOPE_MAX + 1];
-	const char *segment;
+	const char *segment; /* "": none */
 };
 
-static int hint_parse(struct ctl *c, enum ctl_option_id id, const char *text, size_t n,
-		      const char *segment, struct hint *ret)
+/* Divides SCOPE=SEGMENT at the last =. A scope may contain =, so only a valid segment after it is taken as one. */
+static int hint_parse(struct ctl *c, enum ctl_option_id id, struct hint *ret)
 {
+	const char *text = c->values[id], *equals = strrchr(text, '=');
+	bool both = equals && dray_endpoint_valid(equals + 1);
+	size_t n = both ? (size_t)(equals - text) : strlen(text);
+
+	if (!both && id == CTL_OPTION_SET)
+		return ctl_fail(c, CTL_EXIT_USAGE,
+				"--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
 	if (n > SCOPE_MAX)
 		return ctl_fail(c, CTL_EXIT_USAGE,
 				"%s: the scope is too long; use at most %u bytes",
 				ctl_options[id].name, SCOPE_MAX);
 	memcpy(ret->scope, text, n);
 	ret->scope[n] = '\0';
-	ret->segment = segment;
+	ret->segment = both ? equals + 1 : "";
 	return 0;
-}
-
-static int set_parse(struct ctl *c, const char *text, struct hint *ret)
-{
-	const char *equals = strrchr(text, '=');
-
-	if (!equals || !dray_endpoint_valid(equals + 1))
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
-	return hint_parse(c, CTL_OPTION_SET, text, (size_t)(equals - text), equals + 1, ret);
-}
-
-/* A scope may contain =, so only a valid segment after it is taken as one. */
-static int forget_parse(struct ctl *c, const char *text, struct hint *ret)
-{
-	const char *equals = strrchr(text, '=');
-	bool both = equals && dray_endpoint_valid(equals + 1);
-
-	return hint_parse(c, CTL_OPTION_FORGET, text, both ? (size_t)(equals - text) : strlen(text),
-			  both ? equals + 1 : "", ret);
 }
 
 static int set(struct ctl *c)
 {
-	const char *text = c->values[CTL_OPTION_SET];
 	struct hint h;
 
-	if (set_parse(c, text, &h) < 0)
+	if (hint_parse(c, CTL_OPTION_SET, &h) < 0)
 		return -1;
-	return ctl_change(c, "set", text, DRAY_DBUS_METHOD_SET_HINT, "ssut", h.scope, h.segment,
-			  (uint32_t)c->numbers[CTL_OPTION_SCORE],
+	return ctl_change(c, "set", c->values[CTL_OPTION_SET], DRAY_DBUS_METHOD_SET_HINT, "ssut",
+			  h.scope, h.segment, (uint32_t)c->numbers[CTL_OPTION_SCORE],
 			  (uint64_t)(c->numbers[CTL_OPTION_TTL] / DRAY_NS_PER_MS));
 }
 
@@ -69,7 +54,7 @@ static int forget(struct ctl *c)
 	uint32_t n;
 	int ret;
 
-	if ((!all && forget_parse(c, c->values[CTL_OPTION_FORGET], &h) < 0) ||
+	if ((!all && hint_parse(c, CTL_OPTION_FORGET, &h) < 0) ||
 	    ctl_bus_call(c, DRAY_DBUS_METHOD_FORGET_HINTS, &reply, "ssb", h.scope, h.segment,
 			 (int)all) < 0)
 		return -1;
