@@ -77,6 +77,15 @@ struct ctl {
 /* The whole program; returns its exit status. */
 int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv);
 
+/*
+ * Reads the command line by the tables of schema/drayctl.yaml: fills verb, values, numbers, args and settings of c.
+ * Options may stand anywhere, those of a verb after it. 0, or -1 with CTL_EXIT_USAGE.
+ */
+int ctl_args_parse(struct ctl *c, int argc, char *const *argv);
+
+/* The verb of that name, or NULL with CTL_EXIT_USAGE and the nearest name. */
+const struct ctl_verb *ctl_verb_find(struct ctl *c, const char *name);
+
 /* Sets c->failure, unless it is set already. Functions return -1 with it. */
 int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
@@ -84,6 +93,20 @@ int ctl_no_memory(struct ctl *c);
 
 /* Flushes standard output. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
 int ctl_flush(struct ctl *c);
+
+enum ctl_wake {
+	CTL_WAKE_END = 0, /* a signal came, or the reader closed standard output */
+	CTL_WAKE_READY,   /* fd is readable */
+	CTL_WAKE_TIME,    /* the time is over */
+	CTL_WAKE_CLOSED,  /* only of ctl_bus_wait(): the agent closed the connection */
+};
+
+/*
+ * For verbs that run until a signal ends them. While drayctl waits here, SIGINT and SIGTERM end it in order. While it
+ * writes, they kill it as usual, because a reader that has stopped would otherwise block it. fd may be -1; timeout_ns
+ * below 0 is no limit. One of enum ctl_wake, or -1.
+ */
+int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns);
 
 /* The verbs: the exit status, or -1 with c->failure. */
 #define CTL_DECLARE(id, function) int function(struct ctl *c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/interrupt.h"
+#include "ctl/ctl.h"
 
 #include <errno.h>
 #include <poll.h>

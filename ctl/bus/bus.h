@@ -8,7 +8,7 @@
 
 #include <systemd/sd-bus.h>
 
-#include "ctl/interrupt.h"
+#include "ctl/ctl.h"
 
 /* Values of the property State. */
 #define CTL_STATE_RUNNING "running"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/command_line/args.h"
+#include "ctl/ctl.h"
 
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the command line to the verb and the exit status. */
 #include "ctl/bus/list.h"
-#include "ctl/command_line/args.h"
 
 static int (*const functions[CTL_VERB_N])(struct ctl *c) = {
 #define CTL_FUNCTION(id, function) [CTL_VERB_##id] = (function),

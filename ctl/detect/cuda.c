@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/detect/cuda.h"
-
 #include <stdio.h>
 #include <string.h>
 
+#include "ctl/detect/detect.h"
 #include "gpu/loader.h"
 #include "gpu/peers.h"
 

@@ -3,10 +3,31 @@
 #ifndef DRAY_CTL_DETECT_DETECT_H
 #define DRAY_CTL_DETECT_DETECT_H
 
+#include <limits.h>
+
 #include "ctl/ctl.h"
-#include "ctl/detect/cuda.h"
 #include "ctl/render/json.h"
-#include "netdetect/scan.h"
+#include "gpu/plugin.h"
+#include "netdetect/doctor/doctor.h"
+
+/* The report of the CUDA plug-in about this machine. It makes no CUDA context. */
+struct ctl_cuda {
+	bool asked;                    /* drayctl tried to load the plug-in */
+	char plugin[PATH_MAX];         /* its file, or "" */
+	char driver[160];              /* "" if unknown */
+	char reason[DRAY_ERR_MSG_MAX]; /* why there is no report, or "" */
+	unsigned n;
+	struct gpu_device_info v[GPU_DEVICES_MAX];
+};
+
+/*
+ * plugin: of --gpu-plugin; NULL: the default places. Queries CUDA if a GPU of NVIDIA's driver was found, or a plug-in was
+ * named. Blocks, for up to seconds.
+ */
+void ctl_cuda_look(struct ctl_cuda *ret, const char *plugin, const struct nd_scan *scan, bool live);
+
+/* Adds findings, or nothing if CUDA was not queried. False: out of memory. */
+bool ctl_cuda_check(const struct ctl_cuda *c, const struct nd_source *s, struct nd_findings *f);
 
 /* The options of a scan, which own their lists. */
 struct ctl_detect {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* detect --watch. */
 #include "ctl/detect/detect.h"
-#include "ctl/interrupt.h"
 #include "ctl/render/human.h"
 #include "lib/cleanup.h"
 #include "netdetect/monitor.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/command_line/args.h"
 #include "ctl/render/human.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"

@@ -2,7 +2,6 @@
 /* wait: returns when the agent or a segment reaches a state, even if the agent has not been started yet. */
 #include <string.h>
 
-#include "ctl/command_line/args.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"

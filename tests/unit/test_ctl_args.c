@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/command_line/args.h"
+#include "ctl/ctl.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"

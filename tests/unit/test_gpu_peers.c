@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ctl/detect/cuda.h"
+#include "ctl/detect/detect.h"
 #include "tests/unit/cm.h"
 
 static const char *text(unsigned index, uint32_t peers, uint32_t nvlink)
