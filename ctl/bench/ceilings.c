@@ -219,7 +219,7 @@ int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray)
 {
 	for (unsigned i = 0; i < c->n; i++) {
 		struct bench_ceiling *one = &c->v[i];
-		int err = one->kind->round(c, one, dray, &one->now);
+		int err = one->kind->round(c, one, dray, &one->values[c->rounds]);
 
 		if (err)
 			return ctl_fail(c->plan->ctl, CTL_EXIT_FAILED, "--ceiling: %s failed: %s",
@@ -236,8 +236,7 @@ void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dr
 		one->dray[c->rounds] = is_latency(one->kind) ?
 					       (double)ctl_histogram_quantile(&dray->latency, 0.5) :
 					       bench_per_second(dray->bytes, dray->duration_ns);
-		one->values[c->rounds] = one->now;
-		one->ratios[c->rounds] = one->dray[c->rounds] / one->now;
+		one->ratios[c->rounds] = one->dray[c->rounds] / one->values[c->rounds];
 	}
 	c->rounds++;
 }

@@ -14,7 +14,6 @@ struct bench_ceiling {
 	const struct bench_ceiling_ops *kind;
 	struct ceiling_echo echo;
 	struct ceiling_loop loop;
-	double now;                     /* result of the last round */
 	double *values, *dray, *ratios; /* of all rounds */
 };
 

@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "client/dray.h"
 
@@ -35,7 +36,24 @@ static inline void *ceiling_remote(const struct ceiling_work *w, const struct dr
  * Copies `count` operations in order by memcpy, from ops[*at] on, and advances *at. Returns the bytes. Each thread needs
  * its own *at.
  */
-uint64_t ceiling_copy(const struct ceiling_work *w, enum dray_direction direction, size_t *at,
-		      uint64_t count);
+static inline uint64_t ceiling_copy(const struct ceiling_work *w, enum dray_direction direction,
+				    size_t *at, uint64_t count)
+{
+	uint64_t bytes = 0;
+	size_t i = *at;
+
+	for (; count; count--) {
+		const struct dray_op *op = &w->ops[i];
+
+		if (direction == DRAY_DIRECTION_READ)
+			memcpy(ceiling_local(w, op), ceiling_remote(w, op), op->length);
+		else
+			memcpy(ceiling_remote(w, op), ceiling_local(w, op), op->length);
+		bytes += op->length;
+		i = i + 1 == w->n ? 0 : i + 1;
+	}
+	*at = i;
+	return bytes;
+}
 
 #endif
