@@ -47,14 +47,12 @@ struct bench_result {
 	unsigned n_ceilings;
 };
 
-/* One end of transfers: a session with its own memory. */
+/* One end of transfers: a session with its own memory. All zero: closed. */
 struct bench_end {
 	struct dray *d;
 	struct dray_memory memory;
 	dray_region region;
 };
-
-#define BENCH_END_NULL ((struct bench_end){ .d = NULL, .memory = { .fd = -1 } })
 
 enum bench_role {
 	BENCH_SUBMITS, /* submits transfers */

@@ -94,7 +94,7 @@ int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_r
 {
 	int ret;
 
-	*e = BENCH_END_NULL;
+	*e = (struct bench_end){ .d = NULL };
 	if (session_open(e, p, role) < 0)
 		return -1;
 	ret = dray_memory_alloc(memory, 0, &e->memory);
@@ -109,5 +109,5 @@ void bench_end_close(struct bench_end *e)
 	/* The agent releases everything with the session, and no transfer uses this memory again. */
 	dray_disconnect(e->d);
 	dray_memory_free(&e->memory);
-	*e = BENCH_END_NULL;
+	*e = (struct bench_end){ .d = NULL };
 }

@@ -23,7 +23,7 @@ struct run {
 static int memory_check(const struct bench_plan *p)
 {
 	uint64_t needed = p->memory * p->sessions * (p->token ? 1 : 2), available = UINT64_MAX;
-	char line[128], a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
+	char line[128];
 	FILE *f = fopen("/proc/meminfo", "re");
 	unsigned long long kib;
 
@@ -37,7 +37,7 @@ static int memory_check(const struct bench_plan *p)
 	return ctl_fail(p->ctl, CTL_EXIT_FAILED,
 			"this needs %s of memory, but %s are available; reduce --size, --ops, "
 			"--batch, --sessions or --memory",
-			ctl_show_size(needed, a), ctl_show_size(available, b));
+			ctl_size(needed), ctl_size(available));
 }
 
 static int token_get(struct run *r, struct dray_token *ret)
@@ -145,7 +145,6 @@ int bench_run(const struct bench_plan *p, struct bench_result *ret_result)
 {
 	struct run r = { .plan = p,
 			 .result = ret_result,
-			 .far = BENCH_END_NULL,
 			 .drive = BENCH_DRIVE_NULL,
 			 .sessions = calloc(p->sessions, sizeof(*r.sessions)),
 			 .lap = calloc(1, sizeof(*r.lap)) };
@@ -153,8 +152,6 @@ int bench_run(const struct bench_plan *p, struct bench_result *ret_result)
 
 	if (!r.sessions || !r.lap)
 		ret = ctl_no_memory(p->ctl);
-	for (uint64_t i = 0; !ret && i < p->sessions; i++)
-		r.sessions[i].end = BENCH_END_NULL;
 	if (!ret)
 		ret = sessions_open(&r);
 	if (!ret)

@@ -43,7 +43,6 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 {
 	const struct bench_plan *p = s->plan;
 	uint64_t part = far_length / p->sessions, lists;
-	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
 
 	if (part > PAGE_BYTES)
 		part -= part % PAGE_BYTES;
@@ -52,9 +51,8 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 		return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED,
 				"the token is for %s, but --size times --ops times --batch%s "
 				"needs %s; start --serve with more --memory",
-				ctl_show_size(far_length, a),
-				p->sessions > 1 ? " times --sessions" : "",
-				ctl_show_size(slot_bytes(p) * p->batch * p->sessions, b));
+				ctl_size(far_length), p->sessions > 1 ? " times --sessions" : "",
+				ctl_size(slot_bytes(p) * p->batch * p->sessions));
 	lists = dray_max(BENCH_LISTS_OPS / p->sessions / p->ops, p->batch);
 	s->slots = dray_min(s->slots, lists);
 	*ret_far_at = part * number;
@@ -99,7 +97,7 @@ int bench_session_open(struct bench_session *s, const struct bench_plan *p, unsi
 {
 	uint64_t far_length = 0, far_at = 0;
 
-	*s = (struct bench_session){ .plan = p, .end = BENCH_END_NULL };
+	*s = (struct bench_session){ .plan = p };
 	if (bench_end_open(&s->end, p, BENCH_SUBMITS, p->memory) < 0 ||
 	    remote_get(s, token, &far_length) < 0 || slots_get(s, number, far_length, &far_at) < 0)
 		return -1;
@@ -112,7 +110,7 @@ void bench_session_close(struct bench_session *s)
 	free(s->ops);
 	free(s->wave);
 	free(s->flights);
-	*s = (struct bench_session){ .end = BENCH_END_NULL };
+	*s = (struct bench_session){ .plan = NULL };
 }
 
 /* Pseudo-random bytes, in which a wrong offset shows. */

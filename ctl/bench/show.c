@@ -66,39 +66,32 @@ void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE 
 
 static void ceiling_text(const struct bench_ceiling_result *c, uint64_t rounds, FILE *f)
 {
-	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
-
 	if (c->latency)
 		fprintf(f, "  ceiling     %s %s, dray p50 %s: %.3g times that", c->text,
-			ctl_show_span((uint64_t)c->ceiling, a), ctl_show_span((uint64_t)c->dray, b),
-			c->ratio);
+			ctl_span((uint64_t)c->ceiling), ctl_span((uint64_t)c->dray), c->ratio);
 	else
 		fprintf(f, "  ceiling     %s %s, dray %s: %.3g of that", c->text,
-			ctl_show_rate(c->ceiling, a), ctl_show_rate(c->dray, b), c->ratio);
+			ctl_rate(c->ceiling), ctl_rate(c->dray), c->ratio);
 	fprintf(f, " (%.3g to %.3g), medians of %" PRIu64 " rounds\n", c->ratio_min, c->ratio_max,
 		rounds);
 }
 
 void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *f)
 {
-	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES], c[CTL_HUMAN_BYTES], d[CTL_HUMAN_BYTES];
-
 	fprintf(f, "%s, %s, %s: transfers of %" PRIu64 " x %s, %" PRIu64 " in flight",
 		dmsg_transport_name(r->transport), dmsg_direction_name(p->direction),
-		dmsg_class_name(p->priority), p->ops, ctl_show_size(p->size, a), p->batch);
+		dmsg_class_name(p->priority), p->ops, ctl_size(p->size), p->batch);
 	if (p->sessions > 1)
 		fprintf(f, " in each of %" PRIu64 " sessions", p->sessions);
-	fprintf(f, ", for %s\n", ctl_show_span((uint64_t)r->duration_ns, b));
+	fprintf(f, ", for %s\n", ctl_span((uint64_t)r->duration_ns));
 	fprintf(f, "  throughput  %s, %s operations/s, %s transfers\n",
-		ctl_show_rate(bench_per_second(r->bytes, r->duration_ns), a),
-		ctl_show_count((uint64_t)bench_per_second(r->transfers * p->ops, r->duration_ns),
-			       b),
-		ctl_show_count(r->transfers, c));
+		ctl_rate(bench_per_second(r->bytes, r->duration_ns)),
+		ctl_count((uint64_t)bench_per_second(r->transfers * p->ops, r->duration_ns)),
+		ctl_count(r->transfers));
 	fprintf(f, "  latency     p50 %s, p99 %s, p99.9 %s, max %s\n",
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.5), a),
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.99), b),
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.999), c),
-		ctl_show_span(r->latency.max, d));
+		ctl_span(ctl_histogram_quantile(&r->latency, 0.5)),
+		ctl_span(ctl_histogram_quantile(&r->latency, 0.99)),
+		ctl_span(ctl_histogram_quantile(&r->latency, 0.999)), ctl_span(r->latency.max));
 	if (p->sessions > 1)
 		fprintf(f, "  fairness    %.3f, Jain's index of bytes by session\n", r->fairness);
 	for (unsigned i = 0; i < r->n_ceilings; i++)

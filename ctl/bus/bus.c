@@ -19,12 +19,10 @@
 
 static int no_answer(struct ctl *c, int64_t timeout_ns)
 {
-	char span[CTL_HUMAN_BYTES];
-
 	return ctl_fail(c, CTL_EXIT_UNREACHABLE,
 			"the agent on %s did not answer within %s; check whether it is stopped, "
 			"or give a longer --timeout",
-			c->control, ctl_show_span((uint64_t)timeout_ns, span));
+			c->control, ctl_span((uint64_t)timeout_ns));
 }
 
 static int connect_failed(struct ctl *c, int err)

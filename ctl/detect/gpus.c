@@ -41,26 +41,26 @@ static int functions(struct ctl *c, const struct nd_scan *scan)
 	struct ctl_table t = CTL_TABLE_NULL;
 	char text[LINE_BYTES];
 
-	ctl_table_head(&t, "GPU", "NAME", "NUMA", "DRIVER", "DEVICE", "RNICS", NULL);
+	ctl_table_head(&t, "GPU", "NAME", "NUMA", "DRIVER", "DEVICE", "RNICS");
 	for (size_t i = 0; i < scan->topology.n_gpus; i++) {
 		const struct nd_gpu *g = &scan->topology.gpus[i];
 		const struct nd_nvidia_gpu *known = nd_nvidia_by_bdf(&scan->nvidia, g->bdf);
 
 		snprintf(text, sizeof(text), "%d", g->numa);
 		ctl_table_cells(&t, g->bdf, known ? known->name : "", g->numa < 0 ? "" : text,
-				g->driver, NULL);
+				g->driver);
 		node_cell(&t, known);
 		preferred(scan, i, text, sizeof(text));
-		ctl_table_cells(&t, text, NULL);
+		ctl_table_cells(&t, text);
 	}
 	for (size_t i = 0; i < scan->nvidia.n_gpus; i++) {
 		const struct nd_nvidia_gpu *g = &scan->nvidia.gpus[i];
 
 		if (g->in_sysfs)
 			continue;
-		ctl_table_cells(&t, g->bdf, g->name, "", "nvidia", NULL);
+		ctl_table_cells(&t, g->bdf, g->name, "", "nvidia");
 		node_cell(&t, g);
-		ctl_table_cells(&t, "unknown: the GPU is hidden from /sys", NULL);
+		ctl_table_cells(&t, "unknown: the GPU is hidden from /sys");
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -89,21 +89,21 @@ static const char *kinds(const struct gpu_device_info *d, char *buf, size_t n)
 static int devices(struct ctl *c, const struct ctl_cuda *cuda)
 {
 	struct ctl_table t = CTL_TABLE_NULL;
-	char index[16], size[CTL_HUMAN_BYTES], sms[16], compute[32], text[LINE_BYTES];
+	char index[16], sms[16], compute[32], text[LINE_BYTES];
 	char peers[GPU_PEERS_BYTES];
 
 	fprintf(c->out, "CUDA: %s\n", cuda->driver);
 	ctl_table_head(&t, "CUDA", "GPU", "UUID", "MEMORY", "SMS", "COMPUTE", "KINDS", "DMA-BUF",
-		       "PEERS", NULL);
+		       "PEERS");
 	for (unsigned i = 0; i < cuda->n; i++) {
 		const struct gpu_device_info *d = &cuda->v[i];
 
 		snprintf(index, sizeof(index), "%u", i);
 		snprintf(sms, sizeof(sms), "%u", d->multiprocessors);
 		snprintf(compute, sizeof(compute), "%u.%u", d->major, d->minor);
-		ctl_table_cells(&t, index, d->bdf, d->uuid, ctl_show_size(d->memory, size), sms,
-				compute, kinds(d, text, sizeof(text)), d->dmabuf ? "yes" : "no",
-				gpu_peers_text(d, i, peers), NULL);
+		ctl_table_cells(&t, index, d->bdf, d->uuid, ctl_size(d->memory), sms, compute,
+				kinds(d, text, sizeof(text)), d->dmabuf ? "yes" : "no",
+				gpu_peers_text(d, i, peers));
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }

@@ -38,18 +38,16 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 	char text[LINE_BYTES], speed[32], buf[32], address[INET6_ADDRSTRLEN];
 
 	snprintf(text, sizeof(text), "%s/%u", d->name, p->number);
-	ctl_table_cells(t, text, NULL);
+	ctl_table_cells(t, text);
 	ctl_table_add(t, nd_port_state_name(p->state), active ? CTL_MOOD_GOOD : CTL_MOOD_BAD);
-	ctl_table_cells(t, rate(p->rate, speed), p->netdev, number(d->numa, buf), NULL);
+	ctl_table_cells(t, rate(p->rate, speed), p->netdev, number(d->numa, buf));
 	if (g)
 		snprintf(text, sizeof(text), "%u %s", g->index, nd_gid_text(&g->gid, address));
 	ctl_table_add(t, g ? text : "none", g ? CTL_MOOD_NONE : CTL_MOOD_BAD);
-	ctl_table_cells(t,
-			g                ? g->reason :
-			p->gids.n        ? p->gids.v[0].reason :
-			p->gids.unmapped ? "its GIDs belong to other network namespaces" :
-					   "its GID table is empty",
-			NULL);
+	ctl_table_cells(t, g                ? g->reason :
+			   p->gids.n        ? p->gids.v[0].reason :
+			   p->gids.unmapped ? "its GIDs belong to other network namespaces" :
+					      "its GID table is empty");
 }
 
 static int ports(struct ctl *c, const struct nd_scan *scan)
@@ -60,7 +58,7 @@ static int ports(struct ctl *c, const struct nd_scan *scan)
 		fputs("no RDMA devices\n", c->out);
 		return 0;
 	}
-	ctl_table_head(&t, "DEVICE", "STATE", "RATE", "NETDEV", "NUMA", "GID", "WHY", NULL);
+	ctl_table_head(&t, "DEVICE", "STATE", "RATE", "NETDEV", "NUMA", "GID", "WHY");
 	for (size_t i = 0; i < scan->devices.n; i++)
 		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
 			port_row(&t, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
@@ -78,11 +76,11 @@ static int addresses(struct ctl *c, const struct nd_scan *scan)
 	if (r < 0)
 		return r;
 	fputc('\n', c->out);
-	ctl_table_head(&t, "ADDRESS", "LINK", "WHY", NULL);
+	ctl_table_head(&t, "ADDRESS", "LINK", "WHY");
 	for (size_t i = 0; i < n; i++) {
 		ctl_table_add(&t, nd_addr_text(&v[i].addr->addr, v[i].addr->family, text),
 			      i == 0 && !v[i].rejected ? CTL_MOOD_GOOD : CTL_MOOD_NONE);
-		ctl_table_cells(&t, v[i].link ? v[i].link->name : "", v[i].reason, NULL);
+		ctl_table_cells(&t, v[i].link ? v[i].link->name : "", v[i].reason);
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -110,21 +108,20 @@ static int listeners(struct ctl *c, const struct nd_scan *scan)
 	if (!scan->listeners.n)
 		return 0;
 	fputc('\n', c->out);
-	ctl_table_head(&t, "LISTENER", "REACHABLE BY", "PROCESS", NULL);
+	ctl_table_head(&t, "LISTENER", "REACHABLE BY", "PROCESS");
 	for (size_t i = 0; i < scan->listeners.n; i++) {
 		const struct nd_listener *l = &scan->listeners.v[i];
 
 		snprintf(text, sizeof(text), l->family == AF_INET ? "%s:%u" : "[%s]:%u",
 			 nd_addr_text(&l->addr, l->family, address), l->port);
 		snprintf(process, sizeof(process), "%s (%d)", l->process, l->pid);
-		ctl_table_cells(&t, text, where(l), l->pid ? process : "", NULL);
+		ctl_table_cells(&t, text, where(l), l->pid ? process : "");
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
 
 int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda)
 {
-	char took[CTL_HUMAN_BYTES];
 	int r = ports(c, scan);
 
 	if (r >= 0)
@@ -138,7 +135,7 @@ int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_
 	for (size_t i = 0; i < scan->n_notes; i++)
 		fprintf(c->out, "%s: %s\n", scan->notes[i].about, scan->notes[i].text);
 	fprintf(c->out, "\nfound in %s; --explain DEVICE shows more, doctor finds problems\n",
-		ctl_show_span((uint64_t)scan->took_ns, took));
+		ctl_span((uint64_t)scan->took_ns));
 	return r;
 }
 
@@ -170,12 +167,12 @@ static int explain_gids(struct ctl *c, const struct nd_port *p)
 		fputs("  its GID table is empty\n", c->out);
 		return 0;
 	}
-	ctl_table_head(&t, "INDEX", "GID", "SCORE", "WHY", NULL);
+	ctl_table_head(&t, "INDEX", "GID", "SCORE", "WHY");
 	for (size_t i = 0; i < p->gids.n; i++) {
 		const struct nd_gid *g = &p->gids.v[i];
 
 		ctl_table_cells(&t, number(g->index, index), nd_gid_text(&g->gid, text),
-				number(g->score, score), NULL);
+				number(g->score, score));
 		ctl_table_add(&t, g->reason,
 			      g->rejected ? CTL_MOOD_BAD :
 			      i           ? CTL_MOOD_NONE :

@@ -17,6 +17,12 @@ const char *ctl_show_count(uint64_t n, char buf[CTL_HUMAN_BYTES]);
 /* 12.3 GB/s: decimal, as networks count */
 const char *ctl_show_rate(double bytes_per_second, char buf[CTL_HUMAN_BYTES]);
 
+/* The same, in a buffer that lives until the end of the block. */
+#define ctl_size(v) ctl_show_size((v), (char[CTL_HUMAN_BYTES]){ "" })
+#define ctl_span(v) ctl_show_span((v), (char[CTL_HUMAN_BYTES]){ "" })
+#define ctl_count(v) ctl_show_count((v), (char[CTL_HUMAN_BYTES]){ "" })
+#define ctl_rate(v) ctl_show_rate((v), (char[CTL_HUMAN_BYTES]){ "" })
+
 /*
  * A foreign text made harmless for a terminal and a line: control characters and backslashes become \n, \t, \\ or
  * \xNN. At most n bytes with the final NUL.

@@ -2,7 +2,6 @@
 #include "ctl/render/table.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,26 +25,13 @@ void ctl_table_column(struct ctl_table *t, const char *title, bool right)
 	ctl_table_add(t, title, CTL_MOOD_HEAD);
 }
 
-void ctl_table_head(struct ctl_table *t, ...)
+void ctl_table_add_all(struct ctl_table *t, const char *const *texts, bool head)
 {
-	const char *title;
-	va_list ap;
-
-	va_start(ap, t);
-	while ((title = va_arg(ap, const char *)))
-		ctl_table_column(t, title, false);
-	va_end(ap);
-}
-
-void ctl_table_cells(struct ctl_table *t, ...)
-{
-	const char *text;
-	va_list ap;
-
-	va_start(ap, t);
-	while ((text = va_arg(ap, const char *)))
-		ctl_table_add(t, text, CTL_MOOD_NONE);
-	va_end(ap);
+	for (; *texts; texts++)
+		if (head)
+			ctl_table_column(t, *texts, false);
+		else
+			ctl_table_add(t, *texts, CTL_MOOD_NONE);
 }
 
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)

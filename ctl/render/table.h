@@ -28,13 +28,15 @@ struct ctl_table {
 
 /* Adds a column, before any row. */
 void ctl_table_column(struct ctl_table *t, const char *title, bool right);
-/* Adds columns aligned to the left, up to NULL. */
-void ctl_table_head(struct ctl_table *t, ...) __attribute__((sentinel));
 
 /* Adds a cell; cells come row by row. The text is copied, "-" takes the place of an empty one. */
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);
-/* Adds cells without a mood, up to NULL. */
-void ctl_table_cells(struct ctl_table *t, ...) __attribute__((sentinel));
+/* Adds columns aligned to the left, as in ctl_table_head(t, "A", "B"); or cells without a mood. */
+#define ctl_table_head(t, ...) \
+	ctl_table_add_all((t), (const char *const[]){ __VA_ARGS__, NULL }, true)
+#define ctl_table_cells(t, ...) \
+	ctl_table_add_all((t), (const char *const[]){ __VA_ARGS__, NULL }, false)
+void ctl_table_add_all(struct ctl_table *t, const char *const *texts, bool head);
 
 /* Prints the table and frees it. 0 or -ENOMEM, if any call failed. */
 int ctl_table_finish(struct ctl_table *t, FILE *f, bool color);

@@ -58,16 +58,15 @@ static int drain_start(struct ctl *c, bool *already)
 
 const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n)
 {
-	char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
 	int at = snprintf(buf, n,
 			  "%" PRIu64 " transfer%s with %s left, %" PRIu64 " grant%s of peers, ",
 			  p->v.transfers_left, p->v.transfers_left == 1 ? "" : "s",
-			  ctl_show_size(p->v.bytes_left, bytes), p->v.grants_left,
+			  ctl_size(p->v.bytes_left), p->v.grants_left,
 			  p->v.grants_left == 1 ? "" : "s");
 
 	if (p->v.deadline_ns)
 		snprintf(buf + at, n - (size_t)at, "will be stopped in %s at the latest",
-			 ctl_show_span(p->v.deadline_ns, left));
+			 ctl_span(p->v.deadline_ns));
 	else
 		snprintf(buf + at, n - (size_t)at, "being stopped");
 	return buf;

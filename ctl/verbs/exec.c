@@ -139,8 +139,6 @@ static int try(struct run *r, int64_t ends_ns)
 
 static int gave_up(struct run *r)
 {
-	char span[CTL_HUMAN_BYTES];
-
 	if (r->c->numbers[CTL_OPTION_ON_TIMEOUT] == CTL_ON_TIMEOUT_START) {
 		fprintf(r->c->err, "drayctl: starting without a preferred segment: %s\n", r->why);
 		r->variables.without_preference = true;
@@ -151,7 +149,7 @@ static int gave_up(struct run *r)
 	return ctl_fail(r->c, CTL_EXIT_TIMED_OUT,
 			"no preferred segment was ready within %s: %s; --on-timeout=start "
 			"starts the command anyway",
-			ctl_show_span((uint64_t)r->wait_ns, span), r->why);
+			ctl_span((uint64_t)r->wait_ns), r->why);
 }
 
 static int ready_wait(struct run *r)

@@ -45,12 +45,11 @@ static void plain_print(const struct ctl_properties *p, FILE *f)
 		fprintf(f, "%s\t%" PRIu64 "\n", p->counters[i].name, p->counters[i].value);
 }
 
-/* The counter of that name, for people. The buffers are enough for the calls of one line. */
-static const char *count(const struct ctl_properties *p, const char *name)
+/* The counter of that name, for people. */
+#define count(p, name) counter_text((p), (name), (char[CTL_HUMAN_BYTES]){ "" })
+static const char *counter_text(const struct ctl_properties *p, const char *name,
+				char buf[CTL_HUMAN_BYTES])
 {
-	static char bufs[8][CTL_HUMAN_BYTES];
-	static unsigned next;
-	char *buf = bufs[next++ % 8];
 	char full[64];
 
 	snprintf(full, sizeof(full), "dray_%s", name);
@@ -77,11 +76,9 @@ static void gpus_print(const struct ctl_properties *p, FILE *f)
 
 static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 {
-	char span[CTL_HUMAN_BYTES];
-
 	fprintf(f, "drayd %s  ", p->v.version);
 	ctl_mood_print(f, p->v.state, ctl_mood_of(p->v.state), color);
-	fprintf(f, ", up %s\n", ctl_show_span(p->v.uptime_ns, span));
+	fprintf(f, ", up %s\n", ctl_span(p->v.uptime_ns));
 	if (!strcmp(p->v.state, "draining")) {
 		char text[CTL_DRAIN_BYTES];
 
@@ -90,8 +87,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "  agent         %s, pid %" PRIu64 ", %" PRIu64 " worker%s\n", p->v.agent_id,
 		p->v.pid, p->v.workers, p->v.workers == 1 ? "" : "s");
 	if (p->v.poll_time_ns)
-		fprintf(f, "  polling       up to %s after work\n",
-			ctl_show_span(p->v.poll_time_ns, span));
+		fprintf(f, "  polling       up to %s after work\n", ctl_span(p->v.poll_time_ns));
 	else
 		fprintf(f, "  polling       off: %s\n", p->v.poll_reason);
 	gpus_print(p, f);

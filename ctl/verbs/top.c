@@ -214,21 +214,18 @@ static int part_table(const struct top *t, size_t part, FILE *f, bool color)
 
 static int text_print(const struct top *t, FILE *f, bool color)
 {
-	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
 	int ret = 0;
 
 	ctl_mood_print(f, t->now.p.v.state, ctl_mood_of(t->now.p.v.state), color);
 	fprintf(f, ", up %s, %" PRIu64 " transfers in flight, %.0f/s done\n",
-		ctl_show_span(t->now.p.v.uptime_ns, a),
+		ctl_span(t->now.p.v.uptime_ns),
 		ctl_properties_counter(&t->now.p, "dray_transfers_in_flight"),
 		total_rate(t, "dray_transfers_done_total"));
-	fprintf(f, "local  %s\n", ctl_show_rate(total_rate(t, "dray_local_bytes_total"), a));
-	fprintf(f, "tcp    %s out, %s in\n",
-		ctl_show_rate(total_rate(t, "dray_tcp_sent_bytes_total"), a),
-		ctl_show_rate(total_rate(t, "dray_tcp_received_bytes_total"), b));
-	fprintf(f, "rdma   %s out, %s in\n",
-		ctl_show_rate(total_rate(t, "dray_rdma_sent_bytes_total"), a),
-		ctl_show_rate(total_rate(t, "dray_rdma_received_bytes_total"), b));
+	fprintf(f, "local  %s\n", ctl_rate(total_rate(t, "dray_local_bytes_total")));
+	fprintf(f, "tcp    %s out, %s in\n", ctl_rate(total_rate(t, "dray_tcp_sent_bytes_total")),
+		ctl_rate(total_rate(t, "dray_tcp_received_bytes_total")));
+	fprintf(f, "rdma   %s out, %s in\n", ctl_rate(total_rate(t, "dray_rdma_sent_bytes_total")),
+		ctl_rate(total_rate(t, "dray_rdma_received_bytes_total")));
 	for (size_t i = 0; !ret && i < PARTS; i++)
 		ret = part_table(t, i, f, color);
 	return ret;
