@@ -51,6 +51,13 @@ static inline void dray_list_del(struct dray_list *node)
 	dray_list_init(node);
 }
 
+/* Takes the node out of its list and adds it at the end of `l`. */
+static inline void dray_list_move(struct dray_list *l, struct dray_list *node)
+{
+	dray_list_del(node);
+	dray_list_add(l, node);
+}
+
 /* Moves everything in `from` to the end of `to`. */
 static inline void dray_list_splice(struct dray_list *to, struct dray_list *from)
 {
@@ -67,6 +74,15 @@ static inline void dray_list_splice(struct dray_list *to, struct dray_list *from
 
 #define dray_list_first(l, type, member) \
 	(dray_list_empty(l) ? NULL : dray_list_entry((l)->next, type, member))
+
+/* Takes the first entry out of the list. NULL: it is empty. */
+#define dray_list_pop(l, type, member)                           \
+	({                                                       \
+		type *first_ = dray_list_first(l, type, member); \
+		if (first_)                                      \
+			dray_list_del(&first_->member);          \
+		first_;                                          \
+	})
 
 /* The body may delete or free the current entry, no other. */
 #define dray_list_for_each(l, it, type, member)                                 \

@@ -380,12 +380,10 @@ static bool any_has_room(struct rdma_channel *ch, const struct rdma_list *l)
 /* The next slice: first those to retry, then direct, staged, and windowed slices in turn. */
 static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 {
-	struct slice *s = dray_list_first(&ch->ch.retry, struct slice, link);
+	struct slice *s = dray_list_pop(&ch->ch.retry, struct slice, link);
 
-	if (s) {
-		dray_list_del(&s->link);
+	if (s)
 		return s;
-	}
 	stage_channel_fill(c, &ch->ch);
 	for (unsigned i = 0; i < 3 && !s; i++) {
 		ch->kind = (ch->kind + 1) % 3;

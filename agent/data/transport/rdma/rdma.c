@@ -159,8 +159,7 @@ static void pull(struct rdma *r, enum dmsg_class class)
 	struct rdma_channel *ch;
 
 	dray_list_splice(&now, &r->pulling[class]);
-	while ((ch = dray_list_first(&now, struct rdma_channel, pull_link))) {
-		dray_list_del(&ch->pull_link);
+	while ((ch = dray_list_pop(&now, struct rdma_channel, pull_link))) {
 		rdma_channel_pull(ch);
 	}
 }

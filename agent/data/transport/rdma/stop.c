@@ -13,8 +13,7 @@ void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 	uint64_t in_flight = p->partial && p->at.begun;
 
 	p->lost = true;
-	dray_list_del(&p->link);
-	dray_list_add(&p->ch->lost, &p->link);
+	dray_list_move(&p->ch->lost, &p->link);
 	/* Further completions are ignored, because all its slices are posted again. */
 	r->rails[p->qp.path.rail].signalled -= p->signalled;
 	p->signalled = 0;
@@ -128,8 +127,7 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 			continue;
 		s->window->slice = NULL;
 		s->window = NULL;
-		dray_list_del(&s->link);
-		dray_list_add(over, &s->link);
+		dray_list_move(over, &s->link);
 	}
 }
 

@@ -36,12 +36,10 @@ static bool may_take_buffer(const struct rdma_peer *peer, enum dmsg_class class)
 static void buffer_take(struct rdma_peer *peer, struct slice *s)
 {
 	struct rdma_window *w = peer->window;
-	struct window_buffer *b = dray_list_first(&w->free, struct window_buffer, link);
 
-	dray_assert(b);
-	dray_list_del(&b->link);
+	s->window = dray_list_pop(&w->free, struct window_buffer, link);
+	dray_assert(s->window);
 	w->n_free--;
-	s->window = b;
 }
 
 void window_free(struct rdma_window *w)

@@ -45,8 +45,7 @@ static void round_done(struct core *c, struct stage_buffer *b)
 {
 	struct window_copy *w = b->holder;
 
-	dray_list_del(&w->link);
-	dray_list_add(&w->rdma->copied, &w->link);
+	dray_list_move(&w->rdma->copied, &w->link);
 }
 
 static void next_round(struct window_copy *w)

@@ -56,8 +56,7 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 	struct slice *s = b->holder;
 	struct stage_channel *p = channel_of(s);
 
-	dray_list_del(&s->link);
-	dray_list_add(&p->copied, &s->link);
+	dray_list_move(&p->copied, &s->link);
 	stage_channel_pull_later(p);
 }
 
@@ -91,14 +90,9 @@ void stage_channel_collect(struct core *c, struct stage_channel *p)
 {
 	struct slice *s;
 
-	while ((s = dray_list_first(&p->copied, struct slice, link))) {
-		uint32_t code = s->staged->code;
-
-		dray_list_del(&s->link);
-		if (code)
-			xfer_slice_done(c, s, code, NULL);
-		else if (s->xfer->direction == DMSG_DIRECTION_READ)
-			xfer_slice_done(c, s, 0, NULL);
+	while ((s = dray_list_pop(&p->copied, struct slice, link))) {
+		if (s->staged->code || s->xfer->direction == DMSG_DIRECTION_READ)
+			xfer_slice_done(c, s, s->staged->code, NULL);
 		else if (slice_wanted(s))
 			dray_list_add(&p->ready, &s->link);
 		else
@@ -160,15 +154,6 @@ void stage_channel_fill(struct core *c, struct stage_channel *p)
 		}
 		start(c, p, s, b);
 	}
-}
-
-struct slice *stage_channel_take(struct stage_channel *p)
-{
-	struct slice *s = dray_list_first(&p->ready, struct slice, link);
-
-	if (s)
-		dray_list_del(&s->link);
-	return s;
 }
 
 struct slice *stage_channel_next(struct core *c, struct stage_channel *p)

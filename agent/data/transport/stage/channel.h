@@ -67,7 +67,11 @@ void stage_channel_collect(struct core *c, struct stage_channel *p);
 /* Gives buffers to further slices, as many as the transport will need next. */
 void stage_channel_fill(struct core *c, struct stage_channel *p);
 /* A staged slice that can be sent, or NULL. */
-struct slice *stage_channel_take(struct stage_channel *p);
+static inline struct slice *stage_channel_take(struct stage_channel *p)
+{
+	return dray_list_pop(&p->ready, struct slice, link);
+}
+
 /* A new slice to send, or NULL: staged and other slices in turn. */
 struct slice *stage_channel_next(struct core *c, struct stage_channel *p);
 /* All bytes of a READ are in its buffer: scatters them, then ends the slice. */
@@ -92,10 +96,8 @@ static inline const struct iovec *slice_memory(const struct slice *s, struct iov
 static inline void slices_take(struct dray_list *from, const struct xfer *x, struct dray_list *to)
 {
 	dray_list_for_each(from, s, struct slice, link)
-		if (!x || s->xfer == x) {
-			dray_list_del(&s->link);
-			dray_list_add(to, &s->link);
-		}
+		if (!x || s->xfer == x)
+			dray_list_move(to, &s->link);
 }
 
 #endif

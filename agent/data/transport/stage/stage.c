@@ -123,10 +123,9 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 
 	if (!st || !share_allows(st, use, class) || !account_allows(st, account, class))
 		return NULL;
-	b = dray_list_first(&st->free, struct stage_buffer, link);
+	b = dray_list_pop(&st->free, struct stage_buffer, link);
 	if (!b)
 		return NULL;
-	dray_list_del(&b->link);
 	st->held[use][class]++;
 	b->use = (uint8_t)use;
 	b->class = (uint8_t) class;
@@ -152,10 +151,8 @@ static void wake_waiters(struct core *c, struct dray_list *waiters)
 	struct stage_waiter *w;
 
 	dray_list_splice(&now, waiters);
-	while ((w = dray_list_first(&now, struct stage_waiter, link))) {
-		dray_list_del(&w->link);
+	while ((w = dray_list_pop(&now, struct stage_waiter, link)))
 		w->ready(c, w);
-	}
 }
 
 void stage_put(struct core *c, struct stage_buffer *b)
@@ -212,8 +209,7 @@ void stage_device_up(struct core *c, unsigned device)
 		if (b->device != device)
 			continue;
 		b->lost = false;
-		dray_list_del(&b->link);
-		dray_list_add(&st->free, &b->link);
+		dray_list_move(&st->free, &b->link);
 	}
 }
 

@@ -115,8 +115,7 @@ void tcp_stream_close(struct tcp_stream *s, bool reset)
 void tcp_stream_free_later(struct tcp_stream *s)
 {
 	dray_list_del(&s->peer_link);
-	dray_list_del(&s->link);
-	dray_list_add(&s->tcp->closed, &s->link);
+	dray_list_move(&s->tcp->closed, &s->link);
 }
 
 void tcp_free_closed(struct tcp *t)
