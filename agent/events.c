@@ -28,9 +28,6 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_DROPPED:
 		pool_handle_dropped(&a->pool, ev->kind, ev->handle);
 		break;
-	case EVENT_PEER_GONE:
-		pool_handle_peer_gone(&a->pool, ev->session);
-		break;
 	case EVENT_PEER_USED:
 		peers_handle_used(a->peers, ev->session);
 		break;

@@ -26,9 +26,8 @@ struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
 	unsigned n;
 	struct workshare *workshare; /* NULL: each works alone */
-	struct dray_list drops;      /* broadcasts that wait for answers */
-	struct dray_list peer_downs;
-	unsigned next; /* worker to pick */
+	struct dray_list broadcasts; /* commands that wait for answers */
+	unsigned next;               /* worker to pick */
 };
 
 /* Makes n workers without threads; commands may be posted to them. 0, or -errno with reterr and everything freed. */
@@ -63,9 +62,8 @@ void pool_peer_up(struct worker_pool *p, struct peer_link *link);
 void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
 		    void *arg);
 
-/* The caller passes on EVENT_DROPPED and EVENT_PEER_GONE. */
+/* The caller passes on EVENT_DROPPED. */
 void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle);
-void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer);
 
 /* Sends the message to the transport in every worker. Its arg must not pass ownership, because every worker gets it. */
 void pool_message(struct worker_pool *p, const struct transport_message *m);

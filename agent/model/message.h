@@ -115,8 +115,8 @@ enum command_type {
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
 	COMMAND_KEYS,          /* new keys of an object (one reference, or NULL) */
 	COMMAND_DROP, /* answered by EVENT_DROPPED, unless it only makes a pending drop stricter */
-	COMMAND_PEER_UP, /* link borrowed until EVENT_PEER_GONE */
-	COMMAND_PEER_DOWN,
+	COMMAND_PEER_UP,      /* link borrowed until COMMAND_PEER_DOWN is answered */
+	COMMAND_PEER_DOWN,    /* answered by EVENT_DROPPED of each transport that knows peers */
 	COMMAND_STREAM_ADOPT, /* fd consumed */
 	COMMAND_STREAM_RESET, /* answered by EVENT_STREAM_CLOSED */
 	COMMAND_STREAM_DEAD,
@@ -167,7 +167,6 @@ enum event_type {
 	EVENT_SESSION_EOF,   /* the client closed its connection, or violated the protocol (code) */
 	EVENT_SESSION_GONE,  /* the worker has freed the session */
 	EVENT_DROPPED,       /* kind, handle */
-	EVENT_PEER_GONE,     /* peer */
 	EVENT_PEER_USED,     /* peer: a transfer has started while the peer rests */
 	EVENT_STREAM_LOST,   /* peer, id: the stream has failed */
 	EVENT_STREAM_CLOSED, /* peer, id: the stream is closed */

@@ -11,7 +11,13 @@
 
 #include "lib/handle.h"
 
-enum object_kind { OBJECT_REGION, OBJECT_REMOTE, OBJECT_GRANT, OBJECT_KIND_N };
+enum object_kind {
+	OBJECT_REGION,
+	OBJECT_REMOTE,
+	OBJECT_GRANT,
+	OBJECT_KIND_N,
+	OBJECT_PEER = OBJECT_KIND_N /* without a view; only in commands and events */
+};
 
 struct extent_view {
 	uint64_t start;  /* offset of its first byte in the region */

@@ -170,7 +170,6 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_TRANSPORT:
 		gpus_message(l->gpus, &ev->message);
 		break;
-	case EVENT_PEER_GONE:
 	case EVENT_PEER_USED:
 	case EVENT_STREAM_LOST:
 	case EVENT_STREAM_CLOSED:

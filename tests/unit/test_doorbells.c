@@ -169,8 +169,8 @@ static void an_agent_that_completes_work_is_not_rung(void **state)
 	assert_false(rings_announce(w));
 	ring_rig_let_go(&rig);
 	xfers_tick(&w->core);
-	WORKER_EACH_TRANSPORT(w, i)
-	w->core.transports[i]->progress(&w->core, w->core.transport_state[i]);
+	transports_each(&w->core, i, progress)
+		w->core.transports[i]->progress(&w->core, w->core.transport_state[i]);
 	assert_int_equal(ring_end_reap(rig.ends[0]), 1);
 	ring_rig_submit(&rig, 0, 1);
 	assert_int_equal(rung(0), 0);

@@ -14,8 +14,6 @@
 
 #include "agent/data/transfer/core.h"
 
-struct peer_link;
-
 struct transport_ops {
 	enum dmsg_transport id;
 	/* it takes slices as ranges of at most this many operations; 0: as lists of pieces */
@@ -88,5 +86,10 @@ struct transport_ops {
 	/* From the control thread. May be NULL. */
 	void (*message)(struct core *c, void *state, const struct transport_message *m);
 };
+
+/* The transports that have this operation. */
+#define transports_each(c, i, op)                        \
+	for (unsigned i = 0; i < (c)->n_transports; i++) \
+		if ((c)->transports[i]->op)
 
 #endif

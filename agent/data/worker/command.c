@@ -36,62 +36,21 @@ static void up_event(struct core *c, const struct event *ev)
 	worker_event(worker_of(c), ev);
 }
 
-static struct departure *departure_find(struct worker *w, dray_handle peer)
-{
-	dray_list_for_each(&w->departures, d, struct departure, link)
-		if (d->peer == peer)
-			return d;
-	return NULL;
-}
-
-/* EVENT_PEER_GONE is sent when every transport has reported peer_gone. */
+/* One transport has ended its work for the peer. */
 static void up_peer_gone(struct core *c, dray_handle peer)
 {
-	struct worker *w = worker_of(c);
-	struct departure *d = departure_find(w, peer);
-
-	dray_assert(d);
-	if (--d->missing)
-		return;
-	dray_list_del(&d->link);
-	free(d);
-	worker_event(w, &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
+	worker_event(worker_of(c),
+		     &(struct event){ .type = EVENT_DROPPED, .kind = OBJECT_PEER, .handle = peer });
 }
 
-struct stop_args {
-	dray_handle peer; /* 0: all */
-	uint32_t code;
-};
-
+/* Stops the transfer if the command concerns its peer (session), or all transfers (session 0). */
 static void stop_matching(struct core *c, struct xfer *x, void *arg)
 {
-	const struct stop_args *a = arg;
+	const struct command *cmd = arg;
 	const struct remote_view *r = object_remote(x->remote);
 
-	if (!a->peer || (!r->is_local && r->peer == a->peer))
-		xfer_stop(c, x, a->code, NULL, false);
-}
-
-static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
-{
-	struct core *c = &w->core;
-	struct stop_args args = { peer, code };
-	struct departure *d = calloc(1, sizeof(*d));
-
-	dray_assert(d);
-	d->peer = peer;
-	/* one more, so that the departure does not end before every transport has been called */
-	d->missing = 1;
-	dray_list_add(&w->departures, &d->link);
-	xfers_each(c, stop_matching, &args);
-	WORKER_EACH_TRANSPORT(w, i)
-	{
-		if (!c->transports[i]->peer_down)
-			continue;
-		d->missing++;
-		c->transports[i]->peer_down(c, c->transport_state[i], peer, code);
-	}
-	up_peer_gone(c, peer);
+	if (!cmd->session || (!r->is_local && r->peer == cmd->session))
+		xfer_stop(c, x, cmd->code, NULL, false);
 }
 
 static void take_info(struct core *c, struct xfer *x, void *arg)
@@ -186,19 +145,9 @@ const struct core_upcalls worker_upcalls = {
 	.flush_rdma = gpu_flush_rdma,
 };
 
-static void transport_message(struct worker *w, const struct transport_message *m)
+static void run_command(struct worker *w, struct command *cmd)
 {
 	struct core *c = &w->core;
-
-	WORKER_EACH_TRANSPORT(w, i)
-	if (c->transports[i]->id == m->transport && c->transports[i]->message)
-		c->transports[i]->message(c, c->transport_state[i], m);
-}
-
-static void run_command(struct worker *w, const struct command *cmd)
-{
-	struct core *c = &w->core;
-	struct stop_args all = { 0, cmd->code };
 	struct wsession *s;
 
 	switch (cmd->type) {
@@ -228,22 +177,25 @@ static void run_command(struct worker *w, const struct command *cmd)
 			object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->mode);
 		break;
 	case COMMAND_PEER_UP:
-		WORKER_EACH_TRANSPORT(w, i)
-		if (c->transports[i]->peer_up)
+		transports_each(c, i, peer_up)
 			c->transports[i]->peer_up(c, c->transport_state[i], cmd->link);
 		break;
 	case COMMAND_PEER_DOWN:
-		peer_down(w, cmd->session, cmd->code);
+		xfers_each(c, stop_matching, cmd);
+		transports_each(c, i, peer_down)
+			c->transports[i]->peer_down(c, c->transport_state[i], cmd->session,
+						    cmd->code);
 		break;
 	case COMMAND_STREAM_ADOPT:
 	case COMMAND_STREAM_RESET:
 	case COMMAND_STREAM_DEAD:
-		WORKER_EACH_TRANSPORT(w, i)
-		if (c->transports[i]->stream)
+		transports_each(c, i, stream)
 			c->transports[i]->stream(c, c->transport_state[i], cmd);
 		break;
 	case COMMAND_TRANSPORT:
-		transport_message(w, &cmd->message);
+		transports_each(c, i, message)
+			if (c->transports[i]->id == cmd->message.transport)
+				c->transports[i]->message(c, c->transport_state[i], &cmd->message);
 		break;
 	case COMMAND_NOTIFIED:
 		xfer_notified(c, cmd->id, cmd->code);
@@ -266,7 +218,7 @@ static void run_command(struct worker *w, const struct command *cmd)
 		w->draining = false;
 		break;
 	case COMMAND_STOP_TRANSFERS:
-		xfers_each(c, stop_matching, &all);
+		xfers_each(c, stop_matching, cmd);
 		break;
 	case COMMAND_QUIT:
 		w->quit = true;

@@ -39,7 +39,6 @@ struct wsession {
 	struct xfer_session xs;
 	struct worker *worker;
 	struct session_shared *shared;
-	struct dray_list link;       /* on worker->sessions */
 	struct dray_list ready_link; /* on worker->ready while there is input */
 	struct loop_source source;
 	int fd;
@@ -54,13 +53,6 @@ struct wsession {
 	const struct ring_memory *memory; /* arena, also without a ring */
 };
 
-/* A peer that went down, until every transport is done with it. */
-struct departure {
-	struct dray_list link;
-	dray_handle peer;
-	unsigned missing;
-};
-
 struct worker {
 	struct core core; /* first: upcalls cast core to worker */
 	pthread_t thread;
@@ -72,8 +64,7 @@ struct worker {
 	_Atomic bool want_room; /* control waits for room in `commands` */
 	struct loop_source command_source;
 	struct dray_slots sessions; /* struct wsession */
-	struct dray_list session_list, ready;
-	struct dray_list departures;
+	struct dray_list ready;
 	struct dray_list polled;    /* rings that are polled in every turn */
 	struct dray_list completed; /* rings whose clients are told at the end of the turn */
 	bool draining, quit;
@@ -97,8 +88,6 @@ static inline struct wsession *wsession_of(struct xfer_session *xs)
 {
 	return (struct wsession *)(void *)xs;
 }
-
-#define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
 
 /* worker.c: control thread only */
 /* Makes a worker without a thread; commands may be posted to it. max_transfers: limits.transfers. 0 or -errno with reterr. */

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/worker/internal.h"
 #include "agent/model/keys.h"
@@ -12,7 +13,7 @@
 #include "lib/cpu.h"
 #include "schema/gen/errors.h"
 
-/* A broadcast that every worker must answer. A second request for the same drop waits for the same answers. */
+/* A command that workers must answer. A second request for the same drop waits for the same answers. */
 struct broadcast {
 	struct dray_list link;
 	enum object_kind kind;
@@ -54,8 +55,7 @@ int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	int ret;
 
 	*p = (struct worker_pool){ 0 };
-	dray_list_init(&p->drops);
-	dray_list_init(&p->peer_downs);
+	dray_list_init(&p->broadcasts);
 	dray_assert(n && n <= WORKERS_MAX);
 	for (; p->n < n; p->n++) {
 		ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
@@ -81,37 +81,23 @@ int pool_start(struct worker_pool *p, struct dray_err *reterr)
 	return 0;
 }
 
-static void wait_for(struct broadcast *b, void (*done)(void *arg), void *arg)
+static struct broadcast *find(struct worker_pool *p, enum object_kind kind, dray_handle handle)
 {
-	struct waiter *w;
-
-	if (!done)
-		return;
-	w = calloc(1, sizeof(*w));
-	dray_assert(w);
-	w->done = done;
-	w->arg = arg;
-	dray_list_add(&b->waiters, &w->link);
-}
-
-static struct broadcast *find(struct dray_list *l, enum object_kind kind, dray_handle handle)
-{
-	dray_list_for_each(l, b, struct broadcast, link)
+	dray_list_for_each(&p->broadcasts, b, struct broadcast, link)
 		if (b->kind == kind && b->handle == handle)
 			return b;
 	return NULL;
 }
 
-static void forget(struct dray_list *l)
+static void broadcast_free(struct broadcast *b, bool answered)
 {
-	if (!l->next)
-		return; /* never started */
-	dray_list_for_each(l, b, struct broadcast, link) {
-		dray_list_for_each(&b->waiters, w, struct waiter, link)
-			free(w);
-		free(b);
+	dray_list_del(&b->link);
+	dray_list_for_each(&b->waiters, w, struct waiter, link) {
+		if (answered)
+			w->done(w->arg);
+		free(w);
 	}
-	dray_list_init(l);
+	free(b);
 }
 
 bool pool_stop(struct worker_pool *p)
@@ -126,8 +112,10 @@ bool pool_stop(struct worker_pool *p)
 	p->n = 0;
 	/* a worker that did not end may still read it */
 	p->workshare = ended ? workshare_free(p->workshare) : NULL;
-	forget(&p->drops);
-	forget(&p->peer_downs);
+	/* NULL: the pool was never made */
+	if (p->broadcasts.next)
+		dray_list_for_each(&p->broadcasts, b, struct broadcast, link)
+			broadcast_free(b, false);
 	return ended;
 }
 
@@ -137,34 +125,31 @@ static void post_all(struct worker_pool *p, const struct command *cmd)
 		worker_post(p->workers[i], cmd);
 }
 
-static void broadcast(struct worker_pool *p, struct dray_list *l, enum object_kind kind,
-		      dray_handle handle, void (*done)(void *arg), void *arg,
-		      const struct command *cmd)
+/* Posts a command about cmd->kind and cmd->handle that is over after so many answers. */
+static void broadcast(struct worker_pool *p, struct command *cmd, unsigned answers,
+		      void (*done)(void *arg), void *arg)
 {
-	struct broadcast *b = calloc(1, sizeof(*b));
+	struct broadcast *b = find(p, cmd->kind, cmd->handle);
+	struct waiter *w;
 
-	dray_assert(b);
-	b->kind = kind;
-	b->handle = handle;
-	b->missing = p->n;
-	dray_list_init(&b->waiters);
-	wait_for(b, done, arg);
-	dray_list_add(l, &b->link);
-	post_all(p, cmd);
-}
-
-static void answered(struct dray_list *l, enum object_kind kind, dray_handle handle)
-{
-	struct broadcast *b = find(l, kind, handle);
-
-	if (!b || --b->missing)
-		return;
-	dray_list_del(&b->link);
-	dray_list_for_each(&b->waiters, w, struct waiter, link) {
-		w->done(w->arg);
-		free(w);
+	cmd->again = b;
+	if (!b) {
+		b = calloc(1, sizeof(*b));
+		dray_assert(b);
+		b->kind = cmd->kind;
+		b->handle = cmd->handle;
+		b->missing = answers;
+		dray_list_init(&b->waiters);
+		dray_list_add(&p->broadcasts, &b->link);
 	}
-	free(b);
+	if (done) {
+		w = calloc(1, sizeof(*w));
+		dray_assert(w);
+		w->done = done;
+		w->arg = arg;
+		dray_list_add(&b->waiters, &w->link);
+	}
+	post_all(p, cmd);
 }
 
 void pool_publish(struct worker_pool *p, const struct object_view *view)
@@ -188,35 +173,28 @@ void pool_message(struct worker_pool *p, const struct transport_message *m)
 	post_all(p, &(struct command){ .type = COMMAND_TRANSPORT, .message = *m });
 }
 
-static void drop(struct worker_pool *p, struct command *cmd, void (*done)(void *arg), void *arg)
-{
-	struct broadcast *b = find(&p->drops, cmd->kind, cmd->handle);
-
-	cmd->type = COMMAND_DROP;
-	cmd->again = b;
-	if (!b) {
-		broadcast(p, &p->drops, cmd->kind, cmd->handle, done, arg, cmd);
-		return;
-	}
-	wait_for(b, done, arg);
-	post_all(p, cmd);
-}
-
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 	       bool urgent, void (*done)(void *arg), void *arg)
 {
-	struct command cmd = { .kind = kind, .handle = handle, .code = code };
-
-	cmd.mode = urgent ? DROP_URGENT : DROP_STOP;
-	drop(p, &cmd, done, arg);
+	broadcast(p,
+		  &(struct command){ .type = COMMAND_DROP,
+				     .kind = kind,
+				     .mode = urgent ? DROP_URGENT : DROP_STOP,
+				     .handle = handle,
+				     .code = code },
+		  p->n, done, arg);
 }
 
 void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 		 void (*done)(void *arg), void *arg)
 {
-	struct command cmd = { .kind = kind, .mode = DROP_RETIRE, .handle = handle, .code = code };
-
-	drop(p, &cmd, done, arg);
+	broadcast(p,
+		  &(struct command){ .type = COMMAND_DROP,
+				     .kind = kind,
+				     .mode = DROP_RETIRE,
+				     .handle = handle,
+				     .code = code },
+		  p->n, done, arg);
 }
 
 void pool_peer_up(struct worker_pool *p, struct peer_link *link)
@@ -228,18 +206,25 @@ void pool_peer_up(struct worker_pool *p, struct peer_link *link)
 void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
 		    void *arg)
 {
-	broadcast(p, &p->peer_downs, OBJECT_KIND_N, peer, done, arg,
-		  &(struct command){ .type = COMMAND_PEER_DOWN, .session = peer, .code = code });
+	unsigned answers = 0;
+
+	transports_each(&p->workers[0]->core, i, peer_down)
+		answers += p->n;
+	broadcast(p,
+		  &(struct command){ .type = COMMAND_PEER_DOWN,
+				     .kind = OBJECT_PEER,
+				     .handle = peer,
+				     .session = peer,
+				     .code = code },
+		  answers, done, arg);
 }
 
 void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle)
 {
-	answered(&p->drops, kind, handle);
-}
+	struct broadcast *b = find(p, kind, handle);
 
-void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer)
-{
-	answered(&p->peer_downs, OBJECT_KIND_N, peer);
+	if (b && !--b->missing)
+		broadcast_free(b, true);
 }
 
 int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node)

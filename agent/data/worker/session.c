@@ -86,11 +86,9 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	s->source.fd = -1;
 	s->writable = true;
 	dray_list_init(&s->out);
-	dray_list_init(&s->link);
 	dray_list_init(&s->ready_link);
 	if (dray_slots_set(&w->sessions, s->xs.handle, s) < 0)
 		goto failed;
-	dray_list_add(&w->session_list, &s->link);
 	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
 		wsession_die(s, DRAY_E_NO_MEMORY);
 	return;
@@ -141,7 +139,6 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 			packet_free(p);
 		idset_deinit(&s->ids);
 		dray_list_del(&s->ready_link);
-		dray_list_del(&s->link);
 		dray_slots_set(&w->sessions, session, NULL);
 		xfer_session_deinit(&s->xs);
 		free(s);

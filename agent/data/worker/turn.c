@@ -63,38 +63,14 @@ static bool run_clients(struct worker *w)
 /* Announces every ring and transport. True if there is work after all. */
 static bool announce_sleep(struct worker *w)
 {
+	struct core *c = &w->core;
 	bool work;
 
 	w->stalled = false;
 	work = rings_announce(w);
-	WORKER_EACH_TRANSPORT(w, i)
-	if (w->core.transports[i]->announce &&
-	    w->core.transports[i]->announce(&w->core, w->core.transport_state[i]))
-		work = true;
+	transports_each(c, i, announce)
+		work |= c->transports[i]->announce(c, c->transport_state[i]);
 	return work || !dray_spsc_empty(&w->commands);
-}
-
-/* Without work of its own: helps another worker. True if there may be more. */
-static bool assist(struct worker *w)
-{
-	struct core *c = &w->core;
-	bool more = false;
-
-	WORKER_EACH_TRANSPORT(w, i)
-	if (c->transports[i]->assist)
-		more |= c->transports[i]->assist(c, c->transport_state[i]);
-	return more;
-}
-
-/* Handles timeouts of the transports; returns the earliest of theirs and `next`. */
-static int64_t tick(struct worker *w, int64_t next)
-{
-	struct core *c = &w->core;
-
-	WORKER_EACH_TRANSPORT(w, i)
-	if (c->transports[i]->tick)
-		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
-	return next;
 }
 
 /* How long to sleep without work, ns; 0: not at all, -1: until an event. */
@@ -150,11 +126,15 @@ void worker_turn(struct worker *w, bool may_sleep)
 	did |= run_clients(w);
 	/* before the transports: a transfer whose wait word is set has slices for them */
 	next = xfers_tick(c);
-	WORKER_EACH_TRANSPORT(w, i)
-	more |= c->transports[i]->progress(c, c->transport_state[i]);
-	if (!did && !more)
-		more = assist(w);
-	next = tick(w, next);
+	transports_each(c, i, progress)
+		more |= c->transports[i]->progress(c, c->transport_state[i]);
+	if (!did && !more) {
+		/* without work of its own: helps another worker */
+		transports_each(c, i, assist)
+			more |= c->transports[i]->assist(c, c->transport_state[i]);
+	}
+	transports_each(c, i, tick)
+		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
 	rings_flush(w);
 	dray_spsc_flush(&w->events);
 	if (w->event_pending) {

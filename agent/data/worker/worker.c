@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "agent/data/transport/local/local.h"
@@ -25,10 +26,8 @@ void worker_release(struct worker *w)
 {
 	struct core *c = &w->core;
 
-	WORKER_EACH_TRANSPORT(w, i)
-	c->transports[i]->deinit(c, c->transport_state[i]);
-	dray_list_for_each(&w->departures, d, struct departure, link)
-		free(d);
+	transports_each(c, i, deinit)
+		c->transports[i]->deinit(c, c->transport_state[i]);
 	stage_deinit(c);
 	xfers_deinit(c);
 	objects_deinit(c);
@@ -88,11 +87,9 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	w->core.loop.epoll_fd = -1;
 	w->core.now_ns = dray_now().ns;
 	dray_linger_limit(&w->linger, cfg->poll_time_ns);
-	dray_list_init(&w->session_list);
 	dray_list_init(&w->ready);
 	dray_list_init(&w->polled);
 	dray_list_init(&w->completed);
-	dray_list_init(&w->departures);
 	dray_list_init(&w->core.free_slices);
 	ret = worker_setup(w, max_transfers);
 	if (ret < 0) {
