@@ -28,9 +28,8 @@ struct ring {
 	uint32_t idle_polls;  /* polls since the last submission, while there was work elsewhere */
 	bool announced;       /* "agent sleeping" is set */
 	struct wsession *session;
-	struct dray_list polled_link; /* on worker->polled; not while it rests */
-	struct dray_list
-		completed_link; /* on worker->completed while the client must be told of completions */
+	struct dray_list polled_link;    /* on worker->polled; not while it rests */
+	struct dray_list completed_link; /* on worker->completed until its client is woken */
 	struct loop_source doorbell;
 };
 
@@ -38,7 +37,6 @@ struct ring {
 struct wsession {
 	struct xfer_session xs;
 	struct worker *worker;
-	struct session_shared *shared;
 	struct dray_list ready_link; /* on worker->ready while there is input */
 	struct loop_source source;
 	int fd;
@@ -163,16 +161,11 @@ void ring_close(struct wsession *s);
 /* Takes submissions, within bounds. True if there are more. */
 bool ring_poll(struct wsession *s);
 void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
-/* Wakes the client, if it sleeps, after completions. */
-void ring_flush(struct ring *r);
 /* Announces the ring. True if there is work after all. */
 bool ring_announce(struct ring *r);
 /* Ends the announcement. */
 void ring_awake(struct ring *r);
-
-/* The ring is polled from now on. */
-void ring_wake(struct ring *r);
-/* Takes submissions, within bounds. True if there are more. */
+/* The same for the rings of all sessions. */
 bool rings_poll(struct worker *w);
 /* Wakes the clients of rings with completions. */
 void rings_flush(struct worker *w);

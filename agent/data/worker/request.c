@@ -93,7 +93,7 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 			     (unsigned long long)m.request);
 		return;
 	}
-	if (x->cancel_waits) {
+	if (x->cancel_request) {
 		dray_err_set(err, -EEXIST, DRAY_E_EXISTS,
 			     "transfer %llu is being cancelled already",
 			     (unsigned long long)m.request);
@@ -104,7 +104,6 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 			     (unsigned long long)h->request_id);
 		return;
 	}
-	x->cancel_waits = true;
 	x->cancel_request = h->request_id;
 	xfer_stop(&s->worker->core, x, DRAY_E_CANCELLED, NULL, false);
 }
@@ -116,7 +115,7 @@ static void forward(struct wsession *s, const struct dmsg_header *h, const uint8
 	struct worker *w = s->worker;
 	struct packet *packet;
 
-	if (s->requests >= s->shared->requests_max) {
+	if (s->requests >= s->xs.shared->requests_max) {
 		dray_err_set(err, -EBUSY, DRAY_E_BUSY,
 			     "%u requests are pending (limits.requests_per_session)", s->requests);
 		return;

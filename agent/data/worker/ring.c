@@ -54,6 +54,25 @@ static void fence(struct ring *r)
 #endif
 }
 
+void ring_awake(struct ring *r)
+{
+	if (!r->announced)
+		return;
+	r->announced = false;
+	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 0, memory_order_relaxed);
+}
+
+/* The ring is polled from now on. */
+static void ring_wake(struct ring *r)
+{
+	struct worker *w = r->session->worker;
+
+	r->idle_polls = 0;
+	ring_awake(r);
+	if (dray_list_empty(&r->polled_link))
+		dray_list_add(&w->polled, &r->polled_link);
+}
+
 static void doorbell(struct loop_source *source, uint32_t events)
 {
 	struct ring *r = dray_container_of(source, struct ring, doorbell);
@@ -239,15 +258,6 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_release);
 }
 
-void ring_flush(struct ring *r)
-{
-	fence(r);
-	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
-		return;
-	dray_wake(r->m->completion_fd);
-	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
-}
-
 bool ring_announce(struct ring *r)
 {
 	uint32_t tail;
@@ -265,24 +275,6 @@ bool ring_announce(struct ring *r)
 	/* no completion entry is free, and reaping rings no doorbell: the worker must look again */
 	r->session->worker->stalled = true;
 	return false;
-}
-
-void ring_awake(struct ring *r)
-{
-	if (!r->announced)
-		return;
-	r->announced = false;
-	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 0, memory_order_relaxed);
-}
-
-void ring_wake(struct ring *r)
-{
-	struct worker *w = r->session->worker;
-
-	r->idle_polls = 0;
-	ring_awake(r);
-	if (dray_list_empty(&r->polled_link))
-		dray_list_add(&w->polled, &r->polled_link);
 }
 
 /* True if the ring rests: it is announced and still empty. */
@@ -313,7 +305,11 @@ void rings_flush(struct worker *w)
 {
 	dray_list_for_each(&w->completed, r, struct ring, completed_link) {
 		dray_list_del(&r->completed_link);
-		ring_flush(r);
+		fence(r);
+		if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
+			continue;
+		dray_wake(r->m->completion_fd);
+		core_count(&w->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
 	}
 }
 

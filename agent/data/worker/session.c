@@ -30,7 +30,7 @@ static void make_ready(struct wsession *s)
 static void packet_end(struct wsession *s, struct packet *p)
 {
 	if (p->is_notification)
-		atomic_fetch_sub_explicit(&s->shared->notifications, 1, memory_order_relaxed);
+		atomic_fetch_sub_explicit(&s->xs.shared->notifications, 1, memory_order_relaxed);
 	packet_free(p);
 }
 
@@ -81,7 +81,6 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 		goto failed;
 	xfer_session_init(&s->xs, shared->session, shared);
 	s->worker = w;
-	s->shared = shared;
 	s->fd = fd;
 	s->source.fd = -1;
 	s->writable = true;
@@ -281,6 +280,6 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 
 		send_bytes(s, buf, dmsg_transfer_done_encode(buf, sizeof(buf), x->request_id, &m));
 	}
-	if (x->cancel_waits)
+	if (x->cancel_request)
 		cancel_answered(s, x->cancel_request);
 }
