@@ -7,31 +7,23 @@
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds)
 {
-	struct packet *p = calloc(1, sizeof(*p) + capacity);
+	size_t fds_at = (capacity + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+	struct packet *p = calloc(1, sizeof(*p) + fds_at + n_fds * sizeof(int));
 
 	if (!p)
 		return NULL;
 	p->length = capacity;
-	if (n_fds) {
-		p->fds = malloc(n_fds * sizeof(int));
-		if (!p->fds) {
-			free(p);
-			return NULL;
-		}
-		for (unsigned i = 0; i < n_fds; i++)
-			p->fds[i] = -1;
-		p->n_fds = (uint16_t)n_fds;
-	}
+	p->n_fds = (uint16_t)n_fds;
+	p->fds = (void *)(p->data + fds_at);
+	for (unsigned i = 0; i < n_fds; i++)
+		p->fds[i] = -1;
 	return p;
 }
 
 void packet_free(struct packet *p)
 {
-	if (!p)
-		return;
-	for (unsigned i = 0; i < p->n_fds; i++)
+	for (unsigned i = 0; p && i < p->n_fds; i++)
 		dray_close(p->fds[i]);
-	free(p->fds);
 	free(p);
 }
 

@@ -42,7 +42,7 @@ struct packet {
 	bool is_notification;
 	bool report_sent; /* EVENT_SENT when it has been sent */
 	bool fds_lost;    /* the kernel dropped descriptors (MSG_CTRUNC) */
-	int *fds;
+	int *fds;         /* behind data */
 	uint8_t data[];
 };
 

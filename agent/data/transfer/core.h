@@ -160,13 +160,12 @@ struct xfer {
 	uint32_t n_slices, n_resent; /* so far */
 	uint64_t bytes, bytes_done;
 	struct xfer_word wait, set;
-	uint32_t code;             /* how it will end */
-	const char *detail;        /* static sentence that explains code, or NULL */
-	bool notify, cancel_waits; /* a TRANSFER_CANCEL waits for the end */
-	uint64_t operator_waits;   /* id of the COMMAND_CANCEL that waits for it, 0: none */
-	uint64_t notify_tag, cancel_request;
-	uint8_t *notify_payload;
-	uint32_t notify_length;
+	uint32_t code;           /* how it will end */
+	const char *detail;      /* static sentence that explains code, or NULL */
+	uint64_t cancel_request; /* the TRANSFER_CANCEL that waits for the end, 0: none */
+	uint64_t operator_waits; /* the same: id of a COMMAND_CANCEL */
+	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
+	uint64_t notify_tag;
 	int64_t accepted_ns;
 	struct dray_heap_node deadline; /* by time in ns */
 	enum xfer_phase phase;

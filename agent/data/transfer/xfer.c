@@ -82,7 +82,7 @@ void xfer_free(struct xfers *xs, struct xfer *x)
 {
 	if (x->ops && x->ops != x->ops_inline && !x->ops_lost)
 		ops_store_put(&xs->ops, x->ops, x->ops_class);
-	free(x->notify_payload);
+	packet_free(x->notify);
 	if (xs->n_free < XFERS_KEPT) {
 		dray_list_add(&xs->free, &x->flow_link);
 		xs->n_free++;

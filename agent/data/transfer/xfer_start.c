@@ -167,14 +167,12 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	if (ret < 0)
 		return ret;
 	if (spec->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
-		x->notify = true;
 		x->notify_tag = spec->notify_tag;
-		x->notify_length = r->notify_length;
-		x->notify_payload = malloc(r->notify_length + 1);
-		if (!x->notify_payload)
+		x->notify = packet_new(r->notify_length, 0);
+		if (!x->notify)
 			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 					    "no memory for the notification");
-		if (fault_copy(x->notify_payload, r->notify, r->notify_length) < 0) {
+		if (fault_copy(x->notify->data, r->notify, r->notify_length) < 0) {
 			xfer_memory_fault(c, s->handle);
 			return dray_err_set(
 				reterr, -EFAULT, DRAY_E_REGION_FAULT,

@@ -16,19 +16,12 @@
 
 static void up_notify(struct core *c, struct xfer *x)
 {
-	struct packet *p = packet_new(x->notify_length, 0);
-
-	if (!p) {
-		xfer_notified(c, x->handle, DRAY_E_NO_MEMORY);
-		return;
-	}
-	memcpy(p->data, x->notify_payload, x->notify_length);
 	worker_event(worker_of(c), &(struct event){ .type = EVENT_NOTIFY,
 						    .session = x->session->handle,
 						    .handle = x->remote->handle,
 						    .id = x->handle,
 						    .tag = x->notify_tag,
-						    .packet = p });
+						    .packet = dray_take(x->notify) });
 }
 
 static void up_event(struct core *c, const struct event *ev)
