@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker's table of published objects, and dropping them. */
+/* A worker's table of published objects. */
 #ifndef DRAY_AGENT_DATA_TRANSFER_OBJECT_H
 #define DRAY_AGENT_DATA_TRANSFER_OBJECT_H
 
@@ -31,14 +31,5 @@ static inline void object_hold(struct object *o)
 
 /* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);
-
-/* drop.c */
-/*
- * Drops the object: new use is refused, and transfers and slices that hold it end with `code`, unless the mode lets them
- * finish. When the last of them has ended EVENT_DROPPED runs, possibly inside this call; for an unknown handle it runs at
- * once. A second call only makes the first one stricter.
- */
-void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-		 enum drop_mode mode);
 
 #endif

@@ -59,6 +59,14 @@ uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);
 
+/*
+ * Drops the object: new use is refused, and transfers and slices that hold it end with `code`, unless the mode lets them
+ * finish. When the last of them has ended EVENT_DROPPED runs, possibly inside this call; for an unknown handle it runs at
+ * once. A second call only makes the first one stricter.
+ */
+void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+		 enum drop_mode mode);
+
 /* Details of slices that end with an error. */
 #define XFER_FAULT_DETAIL "memory of a region is gone: do not punch holes into regions in use"
 #define XFER_REFUSED_DETAIL "the agent that owns the remote refused a slice for this reason"

@@ -97,9 +97,9 @@ static int request_check(const struct xfer_request *r, struct dray_err *reterr)
 	return 0;
 }
 
-static bool is_gpu_memory(const struct object *region)
+static enum region_memory memory_of(const struct object *region)
 {
-	return object_region(region)->memory == REGION_GPU;
+	return object_region(region)->memory;
 }
 
 /* Memory for its operations. */
@@ -111,7 +111,7 @@ static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
 	if (n <= XFER_OPS_INLINE)
 		return true;
 	x->ops = NULL;
-	if (x->target && (is_gpu_memory(x->local) || is_gpu_memory(x->target)))
+	if (x->target && (memory_of(x->local) == REGION_GPU || memory_of(x->target) == REGION_GPU))
 		x->ops = ops_store_get_pinned(s, n, &x->ops_class);
 	x->ops_pinned = x->ops;
 	if (!x->ops)
@@ -215,11 +215,6 @@ static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
 	x->link = link;
 	if (link && link_use(link))
 		c->up->event(c, &(struct event){ .type = EVENT_PEER_USED, .session = link->peer });
-}
-
-static enum region_memory memory_of(const struct object *region)
-{
-	return object_region(region)->memory;
 }
 
 /* No transport takes it. `unsupported` if the kind of memory is the reason, because a retry would fail too. */
