@@ -329,28 +329,53 @@ static void scattered(void **state)
 	lab_deinit(&l);
 }
 
+static uint64_t no_task(struct workshare_job *j, unsigned task)
+{
+	return 0;
+}
+
+/* May the worker help owner 0 of these workers with a job for this node? */
+static bool suits(struct lab *l, const int *nodes, unsigned worker, int node)
+{
+	struct workshare_job *j = workshare_job(l->workshare, 0);
+	bool found;
+
+	for (unsigned i = 0; i < l->n; i++)
+		workshare_place(l->workshare, i, nodes[i]);
+	workshare_set(j, 1, WORKSHARE_MAX, no_task, NULL);
+	workshare_publish(l->workshare, 0, j, node);
+	found = workshare_sleep(l->workshare, worker);
+	workshare_drain(j);
+	workshare_job_put(j);
+	workshare_rest(l->workshare, 0);
+	return found;
+}
+
 static void by_nodes(void **state)
 {
 	static const int two[] = { 0, 0, 1, 1 }, mixed[] = { 0, -1, 1, 2 };
+	struct lab l;
 
+	lab_init(&l, 4, 3);
 	/*
 	 * owner 0, destination on the owner's node: the other worker of that node helps, those of
 	 * the other node do not
 	 */
-	assert_true(workshare_suits(two, 4, 0, 1, 0));
-	assert_false(workshare_suits(two, 4, 0, 2, 0));
+	assert_true(suits(&l, two, 1, 0));
+	assert_false(suits(&l, two, 2, 0));
 	/* destination on the other node: the workers there help */
-	assert_false(workshare_suits(two, 4, 0, 1, 1));
-	assert_true(workshare_suits(two, 4, 0, 3, 1));
+	assert_false(suits(&l, two, 1, 1));
+	assert_true(suits(&l, two, 3, 1));
 	/* no worker on that node, or an unknown node: every worker helps */
-	assert_true(workshare_suits(two, 4, 0, 1, 2));
-	assert_true(workshare_suits(two, 4, 0, 2, -1));
+	assert_true(suits(&l, two, 1, 2));
+	assert_true(suits(&l, two, 2, -1));
 	/* the owner itself does not help */
-	assert_true(workshare_suits(mixed, 4, 0, 2, 0));
+	assert_true(suits(&l, mixed, 2, 0));
 	/* a worker that is not pinned */
-	assert_true(workshare_suits(mixed, 4, 0, 1, 2));
-	assert_false(workshare_suits(mixed, 4, 0, 2, 2));
-	assert_true(workshare_suits(mixed, 4, 0, 3, 2));
+	assert_true(suits(&l, mixed, 1, 2));
+	assert_false(suits(&l, mixed, 2, 2));
+	assert_true(suits(&l, mixed, 3, 2));
+	lab_deinit(&l);
 }
 
 static void placed(void **state)

@@ -94,28 +94,28 @@ void workshare_place(struct workshare *c, unsigned worker, int node)
 	atomic_store_explicit(&c->seats[worker].node, node, memory_order_relaxed);
 }
 
-bool workshare_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, int node)
+static int node_of(const struct workshare *c, unsigned worker)
 {
-	if (node < 0 || nodes[worker] < 0 || nodes[worker] == node)
-		return true;
-	for (unsigned i = 0; i < n; i++)
-		if (i != owner && nodes[i] == node)
-			return false;
-	return true;
+	return atomic_load_explicit(&c->seats[worker].node, memory_order_relaxed);
 }
 
+/*
+ * May `worker` help `owner` with this job? Workers of the destination's node may; others may if the node has no worker
+ * besides the owner.
+ */
 static bool suits(const struct workshare *c, unsigned owner, unsigned worker,
 		  const struct workshare_job *j)
 {
-	int node = atomic_load_explicit(&j->node, memory_order_relaxed), nodes[WORKSHARE_MAX];
+	int node = atomic_load_explicit(&j->node, memory_order_relaxed), own = node_of(c, worker);
 
 	if ((worker + c->n - owner) % c->n > atomic_load_explicit(&j->reach, memory_order_relaxed))
 		return false;
-	if (node < 0)
+	if (node < 0 || own < 0 || own == node)
 		return true;
 	for (unsigned i = 0; i < c->n; i++)
-		nodes[i] = atomic_load_explicit(&c->seats[i].node, memory_order_relaxed);
-	return workshare_suits(nodes, c->n, owner, worker, node);
+		if (i != owner && node_of(c, i) == node)
+			return false;
+	return true;
 }
 
 struct workshare_job *workshare_job(struct workshare *c, unsigned worker)

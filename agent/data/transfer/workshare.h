@@ -51,8 +51,8 @@ struct workshare_job {
 	void *arg; /* run()'s */
 	/* of a copy */
 	bool stream;
-	uint16_t first[WORKSHARE_TASKS +
-		       1]; /* task i is the pieces from first[i] up to first[i + 1] */
+	/* task i is the pieces from first[i] up to first[i + 1] */
+	uint16_t first[WORKSHARE_TASKS + 1];
 	struct dray_piece pieces[WORKSHARE_PIECES];
 };
 
@@ -103,11 +103,5 @@ void workshare_leave(struct workshare *c, bool *member);
 /* The worker is about to sleep and will be woken for a job that it suits. True: there is such a job now. */
 bool workshare_sleep(struct workshare *c, unsigned worker);
 void workshare_awake(struct workshare *c, unsigned worker);
-
-/*
- * May `worker` help `owner` with a destination on this node? Workers of the node may; others may if the node has no worker
- * besides the owner. nodes: of the n workers, -1: any. Pure.
- */
-bool workshare_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, int node);
 
 #endif

@@ -44,9 +44,16 @@ static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
 				    "no memory for work that workers share");
-	for (unsigned i = 0; i < p->n && ret >= 0; i++)
-		ret = worker_join(p->workers[i], p->workshare, reterr);
-	return ret;
+	for (unsigned i = 0; i < p->n; i++) {
+		ret = workshare_join(p->workshare, i, p->workers[i]->command_fd);
+		if (ret < 0)
+			return dray_err_set(
+				reterr, ret, DRAY_E_NO_FDS,
+				"cannot duplicate the descriptor that wakes worker %u: %s", i,
+				dray_errno_text(ret));
+		p->workers[i]->core.workshare = p->workshare;
+	}
+	return 0;
 }
 
 int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
@@ -229,7 +236,7 @@ void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_hand
 
 int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node)
 {
-	int ret = worker_place(p->workers[worker], cpus);
+	int ret = -pthread_setaffinity_np(p->workers[worker]->thread, sizeof(*cpus), cpus);
 
 	if (ret >= 0 && p->workshare)
 		workshare_place(p->workshare, worker, node);

@@ -7,7 +7,6 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/transport.h"
-#include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "agent/data/transport/local/local.h"
 #include "agent/data/transport/rdma/rdma.h"
@@ -103,18 +102,6 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	return 0;
 }
 
-int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *reterr)
-{
-	int ret = workshare_join(workshare, w->core.index, w->command_fd);
-
-	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_NO_FDS,
-				    "cannot duplicate the descriptor that wakes worker %u: %s",
-				    w->core.index, dray_errno_text(ret));
-	w->core.workshare = workshare;
-	return 0;
-}
-
 int worker_start(struct worker *w, struct dray_err *reterr)
 {
 	char name[16];
@@ -128,11 +115,6 @@ int worker_start(struct worker *w, struct dray_err *reterr)
 				    dray_errno_text(ret));
 	w->started = true;
 	return 0;
-}
-
-int worker_place(struct worker *w, const cpu_set_t *cpus)
-{
-	return -pthread_setaffinity_np(w->thread, sizeof(*cpus), cpus);
 }
 
 bool worker_free(struct worker *w)
