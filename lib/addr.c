@@ -114,18 +114,10 @@ int dray_addr_parse(const char *s, struct dray_addr *ret)
 
 	if (r < 0)
 		return r;
-	memset(&a, 0, sizeof(a));
-	if (*s == '[') {
-		if (inet_pton(AF_INET6, host, &a.in6.sin6_addr) != 1)
-			return -EINVAL;
-		a.in6.sin6_family = AF_INET6;
-		a.len = sizeof(a.in6);
-	} else {
-		if (inet_pton(AF_INET, host, &a.in.sin_addr) != 1)
-			return name_valid(host, strlen(host)) ? -EAFNOSUPPORT : -EINVAL;
-		a.in.sin_family = AF_INET;
-		a.len = sizeof(a.in);
-	}
+	if (!dray_host_is_address(host, &a))
+		return *s != '[' && name_valid(host, strlen(host)) ? -EAFNOSUPPORT : -EINVAL;
+	if ((*s == '[') != (a.sa.sa_family == AF_INET6))
+		return -EINVAL;
 	dray_addr_set_port(&a, port);
 	*ret = a;
 	return 0;

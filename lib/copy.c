@@ -38,22 +38,6 @@ __attribute__((target("avx"))) static void stream_blocks(uint8_t *dst, const uin
 	_mm_sfence();
 }
 
-void dray_copy_stream(void *dst, const void *src, size_t n)
-{
-	size_t head = -(uintptr_t)dst & (LINE - 1), blocks;
-	uint8_t *to = dst;
-	const uint8_t *from = src;
-
-	if (n < head + (size_t)PAGE * PAGES || !__builtin_cpu_supports("avx")) {
-		memmove(dst, src, n);
-		return;
-	}
-	blocks = (n - head) / ((size_t)PAGE * PAGES) * PAGE * PAGES;
-	memmove(to, from, head);
-	stream_blocks(to + head, from + head, blocks);
-	memmove(to + head + blocks, from + head + blocks, n - head - blocks);
-}
-
 /* Up to this size a piece is copied without a call. */
 #define SMALL 256
 /* A larger piece is copied in blocks; during each the next block is prefetched. */
@@ -179,27 +163,34 @@ __attribute__((target("avx"))) static void copy_list(const struct dray_piece *v,
 	}
 }
 
+#endif
+
 void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
 {
+#ifdef __x86_64__
 	if (__builtin_cpu_supports("avx")) {
 		copy_list(v, n, stream);
 		return;
 	}
-	for (unsigned i = 0; i < n; i++)
-		memmove(v[i].to, v[i].from, v[i].bytes);
-}
-
-#else
-
-void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
-{
+#endif
 	for (unsigned i = 0; i < n; i++)
 		memmove(v[i].to, v[i].from, v[i].bytes);
 }
 
 void dray_copy_stream(void *dst, const void *src, size_t n)
 {
+#ifdef __x86_64__
+	size_t head = -(uintptr_t)dst & (LINE - 1), blocks;
+	uint8_t *to = dst;
+	const uint8_t *from = src;
+
+	if (n >= head + (size_t)PAGE * PAGES && __builtin_cpu_supports("avx")) {
+		blocks = (n - head) / ((size_t)PAGE * PAGES) * PAGE * PAGES;
+		memmove(to, from, head);
+		stream_blocks(to + head, from + head, blocks);
+		memmove(to + head + blocks, from + head + blocks, n - head - blocks);
+		return;
+	}
+#endif
 	memmove(dst, src, n);
 }
-
-#endif

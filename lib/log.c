@@ -33,11 +33,11 @@ static const char *const level_names[] = {
 	[DRAY_LOG_INFO] = "info",   [DRAY_LOG_DEBUG] = "debug",
 };
 
-static const int level_priorities[] = {
-	[DRAY_LOG_ERROR] = LOG_ERR,     [DRAY_LOG_WARNING] = LOG_WARNING,
-	[DRAY_LOG_NOTICE] = LOG_NOTICE, [DRAY_LOG_INFO] = LOG_INFO,
-	[DRAY_LOG_DEBUG] = LOG_DEBUG,
-};
+/* The levels have the order of syslog's priorities. */
+static int priority(enum dray_log_level level)
+{
+	return LOG_ERR + (int)level;
+}
 
 /* systemd sets JOURNAL_STREAM to device:inode of the stream; children with another stderr inherit it. */
 static bool stderr_is_journal(void)
@@ -284,22 +284,21 @@ static void build_line(struct line *l, const char *area, const char *msg, size_t
 	put_escaped(l, msg, n, false);
 }
 
-static void build_text(struct line *l, enum dray_log_level level, const char *area, const char *msg,
-		       size_t n)
+static void build(struct line *l, enum dray_log_level level, const char *area, const char *msg,
+		  size_t n)
 {
-	put_time(l);
-	put_text(l, " ");
-	put_text(l, level_names[level]);
-	put_text(l, " ");
-	build_line(l, area, msg, n);
-}
-
-static void build_journal(struct line *l, enum dray_log_level level, const char *area,
-			  const char *msg, size_t n)
-{
-	const char prefix[] = { '<', (char)('0' + level_priorities[level]), '>' };
-
-	put(l, prefix, sizeof(prefix));
+	if (log_format == DRAY_LOG_FORMAT_JSON) {
+		build_json(l, level, area, msg, n);
+		return;
+	}
+	if (log_format == DRAY_LOG_FORMAT_JOURNAL) {
+		put(l, (const char[]){ '<', (char)('0' + priority(level)), '>' }, 3);
+	} else {
+		put_time(l);
+		put_text(l, " ");
+		put_text(l, level_names[level]);
+		put_text(l, " ");
+	}
 	build_line(l, area, msg, n);
 }
 
@@ -312,7 +311,7 @@ static bool send_to_journal(enum dray_log_level level, const char *area, const c
 
 	build_line(&l, area, msg, n);
 	fields_split(msg, n, fields, &n_fields);
-	return journal_send(level_priorities[level], area, buf, l.n, fields, n_fields);
+	return journal_send(priority(level), area, buf, l.n, fields, n_fields);
 }
 
 void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
@@ -336,18 +335,7 @@ void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 		errno = saved;
 		return;
 	}
-	switch (log_format) {
-	case DRAY_LOG_FORMAT_JSON:
-		build_json(&l, level, area, msg, n);
-		break;
-	case DRAY_LOG_FORMAT_JOURNAL:
-		build_journal(&l, level, area, msg, n);
-		break;
-	case DRAY_LOG_FORMAT_AUTO:
-	case DRAY_LOG_FORMAT_TEXT:
-		build_text(&l, level, area, msg, n);
-		break;
-	}
+	build(&l, level, area, msg, n);
 	buf[l.n++] = '\n';
 	while (write(STDERR_FILENO, buf, l.n) < 0 && errno == EINTR)
 		;
