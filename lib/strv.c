@@ -17,6 +17,27 @@ int dray_strv_add(struct dray_strv *s, const char *str, size_t n)
 	return -ENOMEM;
 }
 
+int dray_strv_split(const char *text, struct dray_strv *ret)
+{
+	while (text[strspn(text, DRAY_STRV_BLANKS)]) {
+		size_t n, end;
+
+		text += strspn(text, DRAY_STRV_BLANKS);
+		n = end = strcspn(text, ",");
+		while (n && strchr(DRAY_STRV_BLANKS, text[n - 1]))
+			n--;
+		if (dray_strv_add(ret, text, n) < 0)
+			return -ENOMEM;
+		if (!text[end])
+			return 0;
+		text += end + 1;
+		/* an empty word at the end */
+		if (!text[strspn(text, DRAY_STRV_BLANKS)])
+			return dray_strv_add(ret, "", 0);
+	}
+	return 0;
+}
+
 void dray_strv_clear(struct dray_strv *s)
 {
 	for (size_t i = 0; i < s->n; i++)

@@ -15,6 +15,11 @@ struct dray_strv {
 /* Appends a copy of n bytes of s. Returns 0 or -ENOMEM. */
 int dray_strv_add(struct dray_strv *s, const char *str, size_t n);
 
+#define DRAY_STRV_BLANKS " \t"
+
+/* Splits at commas, strips blanks, and appends. Text of blanks alone has no words; words may be empty. 0 or -ENOMEM. */
+int dray_strv_split(const char *text, struct dray_strv *ret);
+
 /* Frees all, leaves DRAY_STRV_NULL. */
 void dray_strv_clear(struct dray_strv *s);
 

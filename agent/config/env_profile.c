@@ -40,7 +40,7 @@ int env_profile_check(const char *name, struct dray_err *reterr)
 int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr)
 {
 	struct dray_strv list = DRAY_STRV_NULL;
-	int r = words_split(text, &list);
+	int r = dray_strv_split(text, &list);
 
 	if (r >= 0 && *text && !list.n)
 		r = env_profile_check(text, reterr);

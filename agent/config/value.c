@@ -267,7 +267,7 @@ static int list_set(void *to, const struct input *in)
 {
 	__attribute__((cleanup(strv_clearp))) struct dray_strv words = DRAY_STRV_NULL;
 	const struct dray_strv *list = in->raw->list;
-	int r = in->raw->text ? words_split(in->raw->text, &words) : 0;
+	int r = in->raw->text ? dray_strv_split(in->raw->text, &words) : 0;
 
 	for (size_t i = 0; !r && list && i < list->n; i++)
 		r = dray_strv_add(&words, list->v[i], strlen(list->v[i]));

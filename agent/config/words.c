@@ -9,27 +9,6 @@
 
 #define NUMA_NODE_MAX 4095
 
-int words_split(const char *text, struct dray_strv *ret)
-{
-	while (text[strspn(text, WORD_BLANKS)]) {
-		size_t n, end;
-
-		text += strspn(text, WORD_BLANKS);
-		n = end = strcspn(text, ",");
-		while (n && strchr(WORD_BLANKS, text[n - 1]))
-			n--;
-		if (dray_strv_add(ret, text, n) < 0)
-			return -ENOMEM;
-		if (!text[end])
-			return 0;
-		text += end + 1;
-		/* an empty word at the end */
-		if (!text[strspn(text, WORD_BLANKS)])
-			return dray_strv_add(ret, "", 0);
-	}
-	return 0;
-}
-
 bool list_is_none(const struct dray_strv *words)
 {
 	return words->n == 1 && !strcmp(words->v[0], "none");

@@ -13,11 +13,8 @@
 /* The text is wrong: sets reterr, and is -EINVAL. */
 #define config_invalid(reterr, ...) dray_err_set((reterr), -EINVAL, DRAY_E_INVALID, __VA_ARGS__)
 
-#define WORD_BLANKS " \t"
+#define WORD_BLANKS DRAY_STRV_BLANKS
 #define READY_REQUIRE_MAX 64 /* words of ready.require */
-
-/* Splits at commas, strips blanks, and appends; blank text has no words. 0 or -ENOMEM. */
-int words_split(const char *text, struct dray_strv *ret);
 
 /* Is "none" the only word of the list? */
 bool list_is_none(const struct dray_strv *words);

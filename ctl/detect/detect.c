@@ -10,25 +10,17 @@
 /* Splits "a, b"; blanks around members are allowed, empty members are not. */
 static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret)
 {
-	const char *at = c->values[id];
+	const char *text = c->values[id];
+	bool empty;
 
-	while (at) {
-		const char *end = strchr(at, ',');
-		size_t n = end ? (size_t)(end - at) : strlen(at);
-
-		for (; n && *at == ' '; n--)
-			at++;
-		while (n && at[n - 1] == ' ')
-			n--;
-		if (!n)
-			return ctl_fail(c, CTL_EXIT_USAGE,
-					"%s: \"%.100s\" has an empty member; remove it",
-					ctl_options[id].name, c->values[id]);
-		if (dray_strv_add(ret, at, n) < 0)
-			return ctl_no_memory(c);
-		at = end ? end + 1 : NULL;
-	}
-	return 0;
+	if (text && dray_strv_split(text, ret) < 0)
+		return ctl_no_memory(c);
+	empty = text && !ret->n;
+	for (size_t i = 0; i < ret->n; i++)
+		empty |= !*ret->v[i];
+	return empty ? ctl_fail(c, CTL_EXIT_USAGE, "%s: \"%.100s\" has an empty member; remove it",
+				ctl_options[id].name, text) :
+		       0;
 }
 
 static int addresses(struct ctl *c, const struct dray_strv *node)
