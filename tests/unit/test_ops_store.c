@@ -14,7 +14,7 @@
 
 struct block {
 	struct xfer_op *ops;
-	uint32_t n, class;
+	uint32_t n;
 	uint8_t mark;
 };
 
@@ -46,12 +46,12 @@ static void blocks_do_not_overlap(void **state)
 
 		if (b->ops) {
 			check(b);
-			ops_store_put(&s, b->ops, b->class);
+			ops_store_put(&s, b->ops, b->n);
 		}
 		b->n = 1 +
 		       (uint32_t)(next(&random) % (1u << (5 + i / 300 % 7 + next(&random) % 5)));
 		b->mark = (uint8_t)i;
-		b->ops = ops_store_get_pinned(&s, b->n, &b->class);
+		b->ops = ops_store_get_pinned(&s, b->n);
 		pinned += b->n >= OPS_PINNED_MIN && b->ops;
 		none += b->n >= OPS_PINNED_MIN && !b->ops;
 		if (b->ops)
@@ -59,7 +59,7 @@ static void blocks_do_not_overlap(void **state)
 				b->n >= OPS_PINNED_MIN && (uint8_t *)b->ops >= (uint8_t *)memory &&
 				(uint8_t *)(b->ops + b->n) <= (uint8_t *)memory + OPS_PINNED_BYTES);
 		else
-			b->ops = ops_store_get(&s, b->n, &b->class);
+			b->ops = ops_store_get(&s, b->n);
 		assert_non_null(b->ops);
 		memset(b->ops, b->mark, b->n * sizeof(*b->ops));
 	}
@@ -67,7 +67,7 @@ static void blocks_do_not_overlap(void **state)
 	for (unsigned i = 0; i < HELD; i++)
 		if (held[i].ops) {
 			check(&held[i]);
-			ops_store_put(&s, held[i].ops, held[i].class);
+			ops_store_put(&s, held[i].ops, held[i].n);
 		}
 	ops_store_deinit(&s);
 	free(memory);
@@ -83,17 +83,16 @@ static void every_class(void **state)
 	for (uint32_t n = OPS_PINNED_MIN; n <= DMSG_OPS_MAX; n *= 2) {
 		unsigned all = OPS_SLABS * (DMSG_OPS_MAX / n);
 		struct xfer_op **got = malloc(all * sizeof(*got));
-		uint32_t class;
 
 		for (unsigned i = 0; i < all; i++) {
-			got[i] = ops_store_get_pinned(&s, n, &class);
+			got[i] = ops_store_get_pinned(&s, n);
 			assert_non_null(got[i]);
 		}
-		assert_null(ops_store_get_pinned(&s, n, &class));
-		ops_store_put(&s, got[0], class);
-		assert_ptr_equal(ops_store_get_pinned(&s, n, &class), got[0]);
+		assert_null(ops_store_get_pinned(&s, n));
+		ops_store_put(&s, got[0], n);
+		assert_ptr_equal(ops_store_get_pinned(&s, n), got[0]);
 		for (unsigned i = 0; i < all; i++)
-			ops_store_put(&s, got[i], class);
+			ops_store_put(&s, got[i], n);
 		free(got);
 	}
 	ops_store_deinit(&s);

@@ -151,7 +151,7 @@ struct xfer {
 	struct object *local, *remote, *target; /* target: region behind a local remote */
 	uint64_t target_offset;                 /* start of the remote range in target */
 	struct xfer_op *ops;                    /* merged */
-	uint32_t n_ops, n_ops_given, ops_class;
+	uint32_t n_ops, n_ops_given;
 	bool ops_pinned;  /* GPUs reach `ops` */
 	bool ops_lost;    /* and one that failed may still read them: they are not used again */
 	uint64_t longest; /* bytes of the longest of them */

@@ -14,19 +14,14 @@ static uint64_t class_bytes(uint32_t class)
 
 static uint32_t class_of(uint32_t n)
 {
-	uint32_t class = 0;
-
-	while ((4u << class) < n)
-		class ++;
-	return class;
+	return n <= 4 ? 0 : 30 - (uint32_t)__builtin_clz(n - 1);
 }
 
-struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_class)
+struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n)
 {
 	uint32_t class = class_of(n);
 	void *p = s->free[class];
 
-	*ret_class = class;
 	if (!p)
 		return malloc(class_bytes(class));
 	memcpy(&s->free[class], p, sizeof(p));
@@ -60,7 +55,7 @@ static void *slab_get(struct ops_slab *b, uint8_t *end)
 	return p;
 }
 
-struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *ret_class)
+struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n)
 {
 	uint32_t class = class_of(n), found = OPS_SLABS;
 	struct ops_slab *b;
@@ -77,7 +72,6 @@ struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *
 	if (!b->used && (b->class != class || !(b->free || b->fresh)))
 		*b = (struct ops_slab){ .class = class,
 					.fresh = (uint32_t)(SLAB_BYTES / class_bytes(class)) };
-	*ret_class = class;
 	return slab_get(b, s->pinned + (found + 1) * SLAB_BYTES);
 }
 
@@ -94,8 +88,9 @@ static void slab_put(struct ops_slab *b, void *p)
 	b->used--;
 }
 
-void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t class)
+void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t n)
 {
+	uint32_t class = class_of(n);
 	void *p = ops;
 
 	if (is_pinned(s, p)) {

@@ -30,12 +30,12 @@ struct ops_store {
 	struct ops_slab slabs[OPS_SLABS];
 };
 
-/* Room for n operations (1 to DMSG_OPS_MAX), or NULL. *ret_class goes back with it. */
-struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_class);
-void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t class);
+/* Room for n operations (1 to DMSG_OPS_MAX), or NULL. n goes back with it. */
+struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n);
+void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t n);
 void ops_store_deinit(struct ops_store *s);
 
 /* As ops_store_get(), in pinned memory. NULL: none is free, or the list is too short. */
-struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *ret_class);
+struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n);
 
 #endif

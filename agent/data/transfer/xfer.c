@@ -81,7 +81,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 void xfer_free(struct xfers *xs, struct xfer *x)
 {
 	if (x->ops && x->ops != x->ops_inline && !x->ops_lost)
-		ops_store_put(&xs->ops, x->ops, x->ops_class);
+		ops_store_put(&xs->ops, x->ops, x->n_ops_given);
 	packet_free(x->notify);
 	if (xs->n_free < XFERS_KEPT) {
 		dray_list_add(&xs->free, &x->flow_link);

@@ -112,10 +112,10 @@ static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
 		return true;
 	x->ops = NULL;
 	if (x->target && (memory_of(x->local) == REGION_GPU || memory_of(x->target) == REGION_GPU))
-		x->ops = ops_store_get_pinned(s, n, &x->ops_class);
+		x->ops = ops_store_get_pinned(s, n);
 	x->ops_pinned = x->ops;
 	if (!x->ops)
-		x->ops = ops_store_get(s, n, &x->ops_class);
+		x->ops = ops_store_get(s, n);
 	return x->ops;
 }
 
