@@ -18,10 +18,6 @@
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
 /* Size of a huge page, or -errno. An empty memfd tells it. */
 static int64_t huge_page(void)
 {
@@ -53,7 +49,7 @@ int dray_memory_alloc(uint64_t bytes, unsigned int flags, struct dray_memory *re
 	p = dray_map_shared(fd, 0, length, PROT_READ | PROT_WRITE);
 	if (p == MAP_FAILED)
 		return -dc_code_of_errno(errno);
-	error = dray_populate(p, length);
+	error = dray_populate(p, length, true);
 	if (error) {
 		munmap(p, length);
 		return error == -EFAULT ? -DRAY_E_NO_MEMORY : -dc_code_of_errno(error);
@@ -83,24 +79,6 @@ static uint64_t mapping_unit(int fd)
 	return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* A read fault fills a hole of a memfd as well. */
-static int populate_reading(void *p, uint64_t bytes)
-{
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-
-	while (madvise(p, bytes, MADV_POPULATE_READ) < 0) {
-		if (errno == EINTR || errno == EAGAIN)
-			continue;
-		if (errno != EINVAL)
-			return -errno;
-		/* before Linux 5.14 */
-		for (uint64_t at = 0; at < bytes; at += page)
-			(void)*((const volatile uint8_t *)p + at);
-		return 0;
-	}
-	return 0;
-}
-
 static int populate_range(int fd, uint64_t start, uint64_t bytes)
 {
 	void *p = dray_map_shared(fd, start, bytes, PROT_READ | PROT_WRITE);
@@ -112,7 +90,7 @@ static int populate_range(int fd, uint64_t start, uint64_t bytes)
 		p = dray_map_shared(fd, start, bytes, PROT_READ);
 	if (p == MAP_FAILED)
 		return -errno;
-	error = writable ? dray_populate(p, bytes) : populate_reading(p, bytes);
+	error = dray_populate(p, bytes, writable);
 	munmap(p, bytes);
 	return error;
 }

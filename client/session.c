@@ -147,7 +147,7 @@ static void map_arena(struct dray *d, int fd, uint64_t bytes)
 		d->arena_base = base;
 		d->arena_bytes = bytes;
 		/* touched here first, so that the pages are charged to this process */
-		error = dray_populate(base, bytes);
+		error = dray_populate(base, bytes, true);
 	}
 	if (!error)
 		error = dc_arena_init(&d->arena, bytes);

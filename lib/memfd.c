@@ -14,6 +14,7 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -72,28 +73,32 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot)
 }
 
 /* Adding 0 dirties a page and keeps concurrent writes of other threads. */
-static void touch(volatile uint8_t *p, uint64_t bytes)
+static void touch(volatile uint8_t *p, uint64_t bytes, bool write)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
 	for (uint64_t at = 0; at < bytes; at += page)
-		__atomic_fetch_add(p + at, 0, __ATOMIC_RELAXED);
+		if (write)
+			__atomic_fetch_add(p + at, 0, __ATOMIC_RELAXED);
+		else
+			(void)p[at];
 }
 
-int dray_populate(void *p, uint64_t bytes)
+int dray_populate(void *p, uint64_t bytes, bool write)
 {
+	int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
 	uint8_t *at = p;
 
 	while (bytes) {
 		uint64_t step = dray_min(bytes, (uint64_t)POPULATE_STEP);
 
-		if (madvise(at, step, MADV_POPULATE_WRITE) < 0) {
+		if (madvise(at, step, advice) < 0) {
 			if (errno == EINTR || errno == EAGAIN)
 				continue;
 			if (errno != EINVAL)
 				return -errno;
 			/* before Linux 5.14 */
-			touch(at, step);
+			touch(at, step, write);
 		}
 		at += step;
 		bytes -= step;

@@ -17,7 +17,10 @@ int dray_memfd_new(const char *name, uint64_t bytes, bool huge);
  */
 void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
 
-/* Fills page tables and pages of a writable shared mapping (MADV_POPULATE_WRITE, else by touching). 0 or -errno. */
-int dray_populate(void *p, uint64_t bytes);
+/*
+ * Fills page tables and pages of a shared mapping (MADV_POPULATE_WRITE or _READ, else by touching). A read fault fills a
+ * hole of a memfd as well. write: the mapping is writable. 0 or -errno.
+ */
+int dray_populate(void *p, uint64_t bytes, bool write);
 
 #endif

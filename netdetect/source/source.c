@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "lib/file.h"
+
 int nd_source_open(struct nd_source *s, const char *dir)
 {
 	char path[ND_PATH_MAX];
@@ -54,23 +56,11 @@ const char *nd_path(const struct nd_source *s, char ret[ND_PATH_MAX], const char
 
 static int read_text(const char *path, char *buf, size_t n)
 {
-	int fd dray_auto_close = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	size_t got = 0;
-	ssize_t r = 1;
+	ssize_t got = dray_file_read(AT_FDCWD, path, O_NONBLOCK, buf, n);
 
-	buf[0] = '\0';
-	if (fd < 0)
-		return -errno;
-	while (got < n - 1 && r > 0) {
-		r = read(fd, buf + got, n - 1 - got);
-		if (r > 0)
-			got += (size_t)r;
-		else if (r < 0 && errno == EINTR)
-			r = 1;
-	}
-	if (r < 0) {
+	if (got < 0) {
 		buf[0] = '\0';
-		return -errno;
+		return (int)got;
 	}
 	while (got && strchr(" \t\n", buf[got - 1]))
 		got--;

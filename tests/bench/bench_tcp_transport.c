@@ -276,8 +276,8 @@ int main(int argc, char **argv)
 	}
 	lab_start(&lab, REGION_BYTES, 1);
 	for (unsigned i = 0; i < 2; i++) {
-		dray_populate(lab.side[i].region.memory, REGION_BYTES);
-		dray_populate(lab.side[i].region.view->extents[0].base, REGION_BYTES);
+		dray_populate(lab.side[i].region.memory, REGION_BYTES, true);
+		dray_populate(lab.side[i].region.view->extents[0].base, REGION_BYTES, true);
 	}
 	for (unsigned i = 0; i < streams; i++)
 		lab_pair(bare_fd[i], (int)buffer);

@@ -47,11 +47,11 @@ static void populate_fills_pages_and_keeps_bytes(void **state)
 	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_true(p != MAP_FAILED);
 	p[5000] = 7;
-	assert_int_equal(dray_populate(p, bytes), 0);
+	assert_int_equal(dray_populate(p, bytes, true), 0);
 	assert_int_equal(fstat(fd, &st), 0);
 	assert_true((uint64_t)st.st_blocks * 512 >= bytes);
 	assert_int_equal(p[5000], 7);
-	assert_int_equal(dray_populate(p, 0), 0);
+	assert_int_equal(dray_populate(p, 0, true), 0);
 	munmap(p, bytes);
 	dray_close(fd);
 }
@@ -90,7 +90,7 @@ static void populate_reports_errors(void **state)
 
 	assert_true(p != MAP_FAILED);
 	munmap(p, (size_t)page);
-	assert_int_equal(dray_populate(p, (uint64_t)page), -ENOMEM);
+	assert_int_equal(dray_populate(p, (uint64_t)page, true), -ENOMEM);
 }
 
 int main(void)

@@ -103,7 +103,7 @@ static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struc
 		whole_pages(ring->cq_offset + (uint64_t)ring->cq_entries * DMSG_CQE_SIZE);
 	r = make_memory("dray-ring", ring->ring_bytes, &fds[FD_RING], &ring->ring, reterr);
 	if (r >= 0)
-		r = dray_populate(ring->ring, ring->ring_bytes);
+		r = dray_populate(ring->ring, ring->ring_bytes, true);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "the ring cannot be populated: %s",
 				    dray_errno_text(r));
