@@ -20,15 +20,14 @@ static int by_offset(const void *a, const void *b)
 {
 	const struct rail_key *x = a, *y = b;
 
-	return x->rail != y->rail ? dray_compare(x->rail, y->rail) :
-				    dray_compare(x->offset, y->offset);
+	return dray_compare(x->rail, y->rail) ?: dray_compare(x->offset, y->offset);
 }
 
 static int by_base(const void *a, const void *b)
 {
 	const struct rail_key *x = a, *y = b;
 
-	return x->rail != y->rail ? dray_compare(x->rail, y->rail) : dray_compare(x->base, y->base);
+	return dray_compare(x->rail, y->rail) ?: dray_compare(x->base, y->base);
 }
 
 void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)

@@ -54,8 +54,8 @@ struct object {
 	bool pinned;        /* regions of host memory: GPUs reach it */
 	enum drop_mode drop_mode;
 	bool no_window; /* remotes: its owner does not stage it */
-	struct rail_keys *
-		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
+	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
+	struct rail_keys *keys;
 };
 
 /* The view of an object of this kind. */
@@ -131,9 +131,8 @@ struct xfer_session {
 /* Per transfer; private to xfer.c and sched.c but for the fields named here. */
 struct xfer {
 	struct dray_list session_link; /* on its session */
-	struct dray_list
-		flow_link; /* on its flow while it has slices to hand out; or on the free list */
-	struct dray_list wait_link; /* while it waits for its word */
+	struct dray_list flow_link;    /* on its flow while slices remain, or on the free list */
+	struct dray_list wait_link;    /* while it waits for its word */
 	struct xfer_session *session;
 	struct flow *flow;
 	struct channel *channel;
@@ -241,10 +240,9 @@ struct core {
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;
-	struct workshare *
-		workshare; /* workers that help each other (agent/data/transfer/workshare.h); NULL: this one works alone */
-	struct gpu_worker *gpu; /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
-	struct stage *stage;    /* agent/data/transport/stage/stage.h */
+	struct workshare *workshare; /* workers that help each other; NULL: this one works alone */
+	struct gpu_worker *gpu;      /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
+	struct stage *stage;         /* agent/data/transport/stage/stage.h */
 };
 
 #endif

@@ -148,18 +148,14 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
 					    "the remote's region was removed");
 	}
-	if (spec->flags & DMSG_TRANSFER_FLAG_WAIT) {
-		ret = word_get(c, s, "wait", spec->wait_region, spec->wait_offset, spec->wait_value,
-			       DMSG_ACCESS_READ, &x->wait, reterr);
-		if (ret < 0)
-			return ret;
-	}
-	if (spec->flags & DMSG_TRANSFER_FLAG_SET) {
-		ret = word_get(c, s, "set", spec->set_region, spec->set_offset, spec->set_value,
-			       DMSG_ACCESS_WRITE, &x->set, reterr);
-		if (ret < 0)
-			return ret;
-	}
+	if (spec->flags & DMSG_TRANSFER_FLAG_WAIT &&
+	    word_get(c, s, "wait", spec->wait_region, spec->wait_offset, spec->wait_value,
+		     DMSG_ACCESS_READ, &x->wait, reterr) < 0)
+		return -EINVAL;
+	if (spec->flags & DMSG_TRANSFER_FLAG_SET &&
+	    word_get(c, s, "set", spec->set_region, spec->set_offset, spec->set_value,
+		     DMSG_ACCESS_WRITE, &x->set, reterr) < 0)
+		return -EINVAL;
 	if (!ops_room(c, x, r->n_ops))
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the operations");

@@ -66,14 +66,14 @@ int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	dray_assert(n && n <= WORKERS_MAX);
 	for (; p->n < n; p->n++) {
 		ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
-		if (ret < 0) {
-			pool_stop(p);
-			return ret;
-		}
+		if (ret < 0)
+			goto failed;
 	}
 	ret = workshare_up(p, reterr);
-	if (ret < 0)
-		pool_stop(p);
+	if (ret >= 0)
+		return 0;
+failed:
+	pool_stop(p);
 	return ret;
 }
 
