@@ -84,19 +84,12 @@ size_t dray_host_key(const char *host, char key[static DRAY_HOST_MAX])
 int dray_host_port_split(const char *s, char host[DRAY_HOST_BYTES], unsigned *ret_port)
 {
 	bool brackets = *s == '[';
-	const char *end;
+	const char *end = strchr(s, brackets ? ']' : ':');
 	size_t n;
 
-	if (brackets) {
-		s++;
-		end = strchr(s, ']');
-		if (!end || end[1] != ':')
-			return -EINVAL;
-	} else {
-		end = strchr(s, ':');
-		if (!end)
-			return -EINVAL;
-	}
+	if (!end || (brackets && end[1] != ':'))
+		return -EINVAL;
+	s += brackets;
 	n = (size_t)(end - s);
 	if (n >= DRAY_HOST_BYTES)
 		return -EINVAL;

@@ -62,18 +62,12 @@ static unsigned quota_of(const char *dir, bool v2)
 	long long quota, period, none;
 	char path[PATH_MAX + 32];
 
-	if (v2) {
-		snprintf(path, sizeof(path), "%s/cpu.max", dir);
-		if (!numbers_read(path, &quota, &period))
-			return UINT_MAX;
-	} else {
-		snprintf(path, sizeof(path), "%s/cpu.cfs_quota_us", dir);
-		if (!numbers_read(path, &quota, &none))
-			return UINT_MAX;
-		snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", dir);
-		if (!numbers_read(path, &period, &none))
-			return UINT_MAX;
-	}
+	snprintf(path, sizeof(path), "%s/%s", dir, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+	if (!numbers_read(path, &quota, &period))
+		return UINT_MAX;
+	snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", dir);
+	if (!v2 && !numbers_read(path, &period, &none))
+		return UINT_MAX;
 	if (quota <= 0 || period <= 0 || period > LLONG_MAX / MILLI ||
 	    quota / period >= UINT_MAX / MILLI)
 		return UINT_MAX;
@@ -153,7 +147,7 @@ static unsigned quota_upwards(const char *root, const struct mount *m, const cha
 {
 	size_t n_shown = strlen(m->shown), floor;
 	unsigned least = UINT_MAX;
-	char dir[PATH_MAX];
+	char dir[PATH_MAX], *slash;
 	int n;
 
 	/* the mount does not show this cgroup, so only the limit of the mount's own folder is known */
@@ -168,17 +162,13 @@ static unsigned quota_upwards(const char *root, const struct mount *m, const cha
 	n = snprintf(dir, sizeof(dir), "%s%s%s", root, m->point, cgroup);
 	if (n < 0 || (size_t)n >= sizeof(dir))
 		return UINT_MAX;
-	for (;;) {
-		char *slash;
-
+	do {
 		least = dray_min(least, quota_of(dir, v2));
 		slash = strrchr(dir, '/');
-		if (!slash || strlen(dir) <= floor)
-			return least;
-		*slash = '\0';
-		if (strlen(dir) < floor)
-			return least;
-	}
+		if (slash)
+			*slash = '\0';
+	} while (slash && strlen(dir) >= floor);
+	return least;
 }
 
 unsigned dray_cpu_quota(const char *root)
