@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commands of the control thread, and upcalls of the data plane. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/data/gpu_queue/gpu_queue.h"
 #include "agent/data/transfer/object.h"
