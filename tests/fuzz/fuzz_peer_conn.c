@@ -73,16 +73,18 @@ static void imported(void *arg, const struct dray_err *err, dray_handle peer,
 
 static unsigned asked;
 
-static void qp_answered(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+static void qp_answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
+	const struct pmsg_qp_connect_reply *m = code ? NULL : &reply->qp_connect_reply;
+
 	dray_assert(asked--);
 	/* limits of the values that a device is configured with */
-	dray_assert(code || !m || (m->qpn <= 0xffffff && m->mtu >= 256 && m->mtu <= 4096));
+	dray_assert(!m || (m->qpn <= 0xffffff && m->mtu >= 256 && m->mtu <= 4096));
 }
 
 static unsigned notified;
 
-static void answered(void *arg, uint32_t code)
+static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	dray_assert(notified--);
 }
@@ -188,7 +190,7 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 		conn_feed(c, p, n);
 }
 
-static void stage_answered(void *arg, uint32_t code)
+static void other_answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	(void)arg;
 	(void)code;
@@ -216,13 +218,18 @@ static void ask_for_queue_pair(struct rig *rig, dray_handle peer, const uint8_t 
 	if (asked > 64)
 		return;
 	if (n && p[0] == 0xff)
-		asked += peers_stage(rig->peers, peer,
-				     &(struct pmsg_stage){ .kind = PMSG_STAGE_KIND_GATHER },
-				     stage_answered, NULL) == 0;
+		asked += peers_request(
+				 rig->peers, peer, PMSG_STAGE,
+				 &(union pmsg_body){ .stage = { .kind = PMSG_STAGE_KIND_GATHER } },
+				 other_answered, NULL) == 0;
 	else if (n && p[0] & 1)
-		asked += peers_qp_close(rig->peers, peer, m.qp, qp_answered, NULL) == 0;
+		asked += peers_request(rig->peers, peer, PMSG_QP_CLOSE,
+				       &(union pmsg_body){ .qp_close = { m.qp } }, other_answered,
+				       NULL) == 0;
 	else
-		asked += peers_qp_connect(rig->peers, peer, &m, qp_answered, NULL) == 0;
+		asked += peers_request(rig->peers, peer, PMSG_QP_CONNECT,
+				       &(union pmsg_body){ .qp_connect = m }, qp_answered,
+				       NULL) == 0;
 }
 
 static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, size_t n)

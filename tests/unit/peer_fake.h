@@ -62,7 +62,7 @@ struct rig {
 	char lost_why[DRAY_ERR_MSG_MAX];
 	unsigned rdma_ups, rails_down, ports_said, n_ports, keys_said, n_keys, keys_to_give,
 		qp_connects, qp_closes, exposed;
-	bool rails_serve; /* queue pairs serve the peer, so its end waits for peers_quiet() */
+	bool rails_serve; /* queue pairs serve the peer, so its end waits for grants_peer_gone() */
 	uint64_t keys_grant, qp_request, qp_closed;
 	dray_handle qp_peer;
 	struct pmsg_qp_connect qp_asked;

@@ -43,21 +43,22 @@ struct lab {
 	struct rail_keys *held;    /* a reference, as of a work request in flight */
 	struct rail_keys *staging; /* from the last message; one reference */
 	unsigned published, ports, n_ports, keys_sent, quiet;
+	dray_handle exposed; /* grant whose keys a peer has */
 	struct {
 		dray_handle region;
 		uint64_t offset, length;
 		bool gpu;
 	} granted; /* matches any grant */
 	struct pmsg_qp_connect asked[16];
-	peer_qp_fn asked_fn[16];
+	peer_reply_fn asked_fn[16];
 	void *asked_arg[16];
 	unsigned n_asked;
-	peer_qp_fn close_fn;
+	peer_reply_fn close_fn;
 	void *close_arg;
 	unsigned closes, replies, refusals, close_replies;
 	struct pmsg_window window; /* from the last message, without its rails */
 	unsigned windows, window_rails;
-	peer_done_fn stage_fn;
+	peer_reply_fn stage_fn;
 	void *stage_arg;
 	int stage_error;
 	uint64_t staged; /* request id of the last reply */
@@ -322,90 +323,67 @@ const char *peers_segment_of(struct peers *p, dray_handle peer)
 	return "10.0.0.1:7411";
 }
 
-void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports)
+void grant_expose(struct regions *r, dray_handle peer, dray_handle grant)
 {
-	(void)p;
-	(void)peer;
-	lab->ports++;
-	lab->n_ports = ports->n;
-}
-
-void peers_send_keys(struct peers *p, dray_handle peer, uint64_t grant,
-		     const struct dray_vec *rails)
-{
-	(void)p;
-	(void)peer;
-	(void)rails;
-	assert_int_equal(grant, 5);
-	lab->keys_sent++;
-}
-
-int peers_qp_connect(struct peers *p, dray_handle peer, const struct pmsg_qp_connect *m,
-		     peer_qp_fn fn, void *arg)
-{
-	(void)p;
-	(void)peer;
-	assert_true(lab->n_asked < 16);
-	lab->asked[lab->n_asked] = *m;
-	lab->asked_fn[lab->n_asked] = fn;
-	lab->asked_arg[lab->n_asked++] = arg;
-	return 0;
-}
-
-int peers_qp_close(struct peers *p, dray_handle peer, uint64_t qp, peer_qp_fn fn, void *arg)
-{
-	(void)p;
-	(void)peer;
-	(void)qp;
-	lab->close_fn = fn;
-	lab->close_arg = arg;
-	lab->closes++;
-	return 0;
-}
-
-void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_id,
-			    const struct pmsg_qp_connect_reply *m)
-{
-	(void)p;
-	(void)peer;
-	(void)request_id;
-	assert_int_equal(m->qpn, 17);
-	lab->replies++;
-}
-
-void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id)
-{
-	(void)p;
-	(void)peer;
-	(void)request_id;
-	lab->close_replies++;
-}
-
-void peers_send_window(struct peers *p, dray_handle peer, const struct pmsg_window *m)
-{
-	(void)p;
 	assert_int_equal(peer, PEER);
-	lab->window = *m;
-	lab->window_rails = m->rails.n;
-	lab->windows++;
+	lab->exposed = grant;
 }
 
-int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_done_fn fn,
-		void *arg)
+void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
+		const union pmsg_body *m)
 {
-	(void)p;
-	(void)peer;
-	(void)m;
-	lab->stage_fn = fn;
-	lab->stage_arg = arg;
-	return lab->stage_error;
+	assert_int_equal(peer, PEER);
+	switch (type) {
+	case PMSG_PORTS:
+		lab->ports++;
+		lab->n_ports = m->ports.ports.n;
+		break;
+	case PMSG_KEYS:
+		assert_int_equal(m->keys.grant, 5);
+		assert_true(!m->keys.rails.n || lab->exposed == 5);
+		lab->keys_sent++;
+		break;
+	case PMSG_QP_CONNECT_REPLY:
+		assert_int_equal(m->qp_connect_reply.qpn, 17);
+		lab->replies++;
+		break;
+	case PMSG_QP_CLOSE_REPLY:
+		lab->close_replies++;
+		break;
+	case PMSG_WINDOW:
+		lab->window = m->window;
+		lab->window_rails = m->window.rails.n;
+		lab->windows++;
+		break;
+	case PMSG_STAGE_REPLY:
+		lab->staged = request_id;
+		break;
+	default:
+		fail_msg("unexpected message: %s", pmsg_type_name(type));
+	}
 }
 
-void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id)
+int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *m,
+		  peer_reply_fn fn, void *arg)
 {
-	(void)p;
-	(void)peer;
-	lab->staged = request_id;
+	switch (type) {
+	case PMSG_QP_CONNECT:
+		assert_true(lab->n_asked < 16);
+		lab->asked[lab->n_asked] = m->qp_connect;
+		lab->asked_fn[lab->n_asked] = fn;
+		lab->asked_arg[lab->n_asked++] = arg;
+		return 0;
+	case PMSG_QP_CLOSE:
+		lab->close_fn = fn;
+		lab->close_arg = arg;
+		lab->closes++;
+		return 0;
+	default:
+		assert_int_equal(type, PMSG_STAGE);
+		lab->stage_fn = fn;
+		lab->stage_arg = arg;
+		return lab->stage_error;
+	}
 }
 
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
@@ -440,7 +418,7 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 	return 0;
 }
 
-void peers_quiet(struct peers *p, dray_handle peer)
+void grants_peer_gone(struct regions *r, dray_handle peer)
 {
 	assert_int_equal(peer, PEER);
 	lab->quiet++;

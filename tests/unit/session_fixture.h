@@ -47,7 +47,7 @@ struct peers {
 	uint64_t notify_grant, notify_id, notify_tag;
 	uint8_t notify_payload[64];
 	uint32_t notify_length;
-	peer_done_fn notify_fn;
+	peer_reply_fn notify_fn;
 	void *notify_arg;
 	int import_code; /* error with which imports are refused */
 };
@@ -110,7 +110,7 @@ void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)
 	p->acked[p->n_acked++] = grant;
 }
 
-int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_done_fn fn,
+int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_reply_fn fn,
 		void *arg, struct dray_err *reterr)
 {
 	p->notifies++;

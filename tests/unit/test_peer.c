@@ -289,7 +289,7 @@ struct answer {
 	uint32_t code;
 };
 
-static void answered(void *arg, uint32_t code)
+static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct answer *n = arg;
 

@@ -49,15 +49,16 @@ static void test_ports(void **state)
 	assert_int_equal(s.b->rdma_ups, 1);
 	for (unsigned k = 0; k < 3; k++)
 		pmsg_port_put(buf + k * PMSG_PORT_SIZE, &(struct pmsg_port){ .rail = k });
-	peers_send_ports(s.a->peers, i.peer, &ports);
+	peers_send(s.a->peers, i.peer, PMSG_PORTS, 0, &(union pmsg_body){ .ports = { ports } });
 	UNTIL(s.b->ports_said == 1);
 	assert_int_equal(s.b->n_ports, 3);
 	ports.n = 0;
-	peers_send_ports(s.a->peers, i.peer, &ports);
+	peers_send(s.a->peers, i.peer, PMSG_PORTS, 0, &(union pmsg_body){ .ports = { ports } });
 	UNTIL(s.b->ports_said == 2);
 	assert_int_equal(s.b->n_ports, 0);
 	/* no such peer: nothing happens */
-	peers_send_ports(s.a->peers, i.peer + 1000, &ports);
+	peers_send(s.a->peers, i.peer + 1000, PMSG_PORTS, 0,
+		   &(union pmsg_body){ .ports = { ports } });
 	rig_connect(s.a, s.b, &i);
 	assert_int_equal(s.b->ports_said, 2);
 }
@@ -75,7 +76,7 @@ static void test_one_side_without(void **state)
 	assert_int_equal(s.b->exposed, 0);
 }
 
-/* Keys that are sent to a peer mark the grant as exposed; keys for an unknown grant are dropped. */
+/* Keys in the answer to an import mark the grant as exposed; keys for an unknown grant are dropped. */
 static void test_keys(void **state)
 {
 	uint8_t buf[2 * PMSG_RAIL_SIZE];
@@ -88,25 +89,26 @@ static void test_keys(void **state)
 	connect_both(&i);
 	assert_int_equal(i.n_keys, 0);
 	assert_int_equal(s.b->exposed, 0);
-	peers_send_keys(s.b->peers, s.b->link->peer, i.grant, &rails);
+	peers_send(s.b->peers, s.b->link->peer, PMSG_KEYS, 0,
+		   &(union pmsg_body){ .keys = { i.grant, rails } });
 	UNTIL(s.a->keys_said == 1);
 	assert_int_equal(s.a->keys_grant, i.grant);
 	assert_int_equal(s.a->n_keys, 2);
-	assert_int_equal(s.b->exposed, 1);
-	/* an empty list withdraws the keys and exposes nothing */
+	/* an empty list withdraws the keys */
 	rails.n = 0;
-	peers_send_keys(s.b->peers, s.b->link->peer, i.grant, &rails);
+	peers_send(s.b->peers, s.b->link->peer, PMSG_KEYS, 0,
+		   &(union pmsg_body){ .keys = { i.grant, rails } });
 	UNTIL(s.a->keys_said == 2);
 	assert_int_equal(s.a->n_keys, 0);
-	assert_int_equal(s.b->exposed, 1);
 	rails.n = 2;
-	peers_send_keys(s.b->peers, s.b->link->peer, i.grant + 50, &rails);
+	peers_send(s.b->peers, s.b->link->peer, PMSG_KEYS, 0,
+		   &(union pmsg_body){ .keys = { i.grant + 50, rails } });
 	/* with the answer to an import, if keys exist already */
 	s.b->keys_to_give = 2;
 	rig_connect(s.a, s.b, &i);
 	assert_int_equal(i.n_keys, 2);
 	assert_int_equal(s.a->keys_said, 2);
-	assert_int_equal(s.b->exposed, 3);
+	assert_int_equal(s.b->exposed, 1);
 }
 
 /* --- queue pairs ---------------------------------------------------------------------------------- */
@@ -117,19 +119,37 @@ struct answer {
 	struct pmsg_qp_connect_reply m;
 };
 
-static void answered(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct answer *n = arg;
 
 	n->done++;
 	n->code = code;
-	if (m)
-		n->m = *m;
+	if (reply)
+		n->m = reply->qp_connect_reply;
 }
 
 static const struct pmsg_qp_connect wanted = {
 	.qp = 5, .rail = 1, .to_rail = 2, .qpn = 0x123456, .psn = 77, .mtu = 1024, .reads = 16
 };
+
+static int connect_qp(dray_handle peer, struct answer *n)
+{
+	return peers_request(s.a->peers, peer, PMSG_QP_CONNECT,
+			     &(union pmsg_body){ .qp_connect = wanted }, answered, n);
+}
+
+static int close_qp(dray_handle peer, uint64_t qp, struct answer *n)
+{
+	return peers_request(s.a->peers, peer, PMSG_QP_CLOSE,
+			     &(union pmsg_body){ .qp_close = { qp } }, answered, n);
+}
+
+static void reply_connected(const struct pmsg_qp_connect_reply *m)
+{
+	peers_send(s.b->peers, s.b->qp_peer, PMSG_QP_CONNECT_REPLY, s.b->qp_request,
+		   &(union pmsg_body){ .qp_connect_reply = *m });
+}
 
 static void test_queue_pair(void **state)
 {
@@ -138,33 +158,32 @@ static void test_queue_pair(void **state)
 	struct rig_import i;
 
 	connect_both(&i);
-	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+	assert_int_equal(connect_qp(i.peer, &n), 0);
 	assert_int_equal(n.done, 0);
 	UNTIL(s.b->qp_connects);
 	assert_memory_equal(&s.b->qp_asked, &wanted, sizeof(wanted));
 	assert_int_equal(s.b->qp_peer, s.b->link->peer);
-	peers_qp_connect_reply(s.b->peers, s.b->qp_peer, s.b->qp_request, &m);
+	reply_connected(&m);
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_OK);
 	assert_memory_equal(&n.m, &m, sizeof(m));
 
 	n = (struct answer){};
-	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+	assert_int_equal(connect_qp(i.peer, &n), 0);
 	UNTIL(s.b->qp_connects == 2);
 	peers_refuse(s.b->peers, s.b->qp_peer, s.b->qp_request, DRAY_E_QUOTA, "full");
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_E_QUOTA);
 
 	n = (struct answer){};
-	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 5, answered, &n), 0);
+	assert_int_equal(close_qp(i.peer, 5, &n), 0);
 	UNTIL(s.b->qp_closes);
 	assert_int_equal(s.b->qp_closed, 5);
-	peers_qp_close_reply(s.b->peers, s.b->qp_peer, s.b->qp_request);
+	peers_send(s.b->peers, s.b->qp_peer, PMSG_QP_CLOSE_REPLY, s.b->qp_request, NULL);
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_OK);
-	assert_int_equal(peers_qp_connect(s.a->peers, i.peer + 1000, &wanted, answered, &n),
-			 -ENOTCONN);
-	assert_int_equal(peers_qp_close(s.a->peers, i.peer + 1000, 5, answered, &n), -ENOTCONN);
+	assert_int_equal(connect_qp(i.peer + 1000, &n), -ENOTCONN);
+	assert_int_equal(close_qp(i.peer + 1000, 5, &n), -ENOTCONN);
 	assert_int_equal(n.done, 1);
 }
 
@@ -184,9 +203,9 @@ static void test_bad_answers(void **state)
 	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(bad); k++) {
 		struct answer n = {};
 
-		assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+		assert_int_equal(connect_qp(i.peer, &n), 0);
 		UNTIL(s.b->qp_connects == k + 1);
-		peers_qp_connect_reply(s.b->peers, s.b->qp_peer, s.b->qp_request, &bad[k]);
+		reply_connected(&bad[k]);
 		UNTIL(n.done);
 		assert_int_equal(n.code, DRAY_E_PROTOCOL);
 	}
@@ -205,15 +224,13 @@ static void test_no_answer(void **state)
 	rig_prompt(s.a);
 	s.a->cfg.peer.connect_timeout = 100 * MS;
 	connect_both(&i);
-	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &opened), 0);
+	assert_int_equal(connect_qp(i.peer, &opened), 0);
 	UNTIL(opened.done);
 	assert_int_equal(opened.code, DRAY_E_TIMEOUT);
 	assert_int_equal(s.a->lost, 0);
 	/* the late answer */
-	peers_qp_connect_reply(
-		s.b->peers, s.b->qp_peer, s.b->qp_request,
-		&(struct pmsg_qp_connect_reply){ .qpn = 1, .mtu = 1024, .reads = 1 });
-	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 5, answered, &closed), 0);
+	reply_connected(&(struct pmsg_qp_connect_reply){ .qpn = 1, .mtu = 1024, .reads = 1 });
+	assert_int_equal(close_qp(i.peer, 5, &closed), 0);
 	UNTIL(s.a->lost);
 	assert_int_equal(closed.done, 1);
 	assert_int_not_equal(closed.code, DRAY_OK);
@@ -227,8 +244,8 @@ static void test_lost_in_between(void **state)
 	struct rig_import i;
 
 	connect_both(&i);
-	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &opened), 0);
-	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 4, answered, &closed), 0);
+	assert_int_equal(connect_qp(i.peer, &opened), 0);
+	assert_int_equal(close_qp(i.peer, 4, &closed), 0);
 	s.b = rig_kill(s.b);
 	UNTIL(s.a->lost);
 	UNTIL(opened.done && closed.done);
@@ -245,7 +262,7 @@ struct staged {
 	uint32_t code;
 };
 
-static void staged(void *arg, uint32_t code)
+static void staged(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct staged *n = arg;
 
@@ -263,6 +280,12 @@ static const struct pmsg_stage asked = { .window = 3,
 					 .class = DMSG_CLASS_LATENCY,
 					 .segs = { .p = segs, .n = PMSG_SEGS_MAX } };
 
+static int stage(dray_handle peer, struct staged *n)
+{
+	return peers_request(s.a->peers, peer, PMSG_STAGE, &(union pmsg_body){ .stage = asked },
+			     staged, n);
+}
+
 static void test_window(void **state)
 {
 	uint8_t buf[2 * PMSG_RAIL_SIZE] = { 0 };
@@ -271,26 +294,26 @@ static void test_window(void **state)
 	struct rig_import i;
 
 	connect_both(&i);
-	peers_send_window(s.b->peers, s.b->link->peer, &m);
+	peers_send(s.b->peers, s.b->link->peer, PMSG_WINDOW, 0, &(union pmsg_body){ .window = m });
 	UNTIL(s.a->window == 3);
 	assert_int_equal(s.a->window_length, 1 << 20);
 	assert_int_equal(s.a->n_window_rails, 2);
-	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	assert_int_equal(stage(i.peer, &n), 0);
 	assert_int_equal(n.done, 0);
 	UNTIL(s.b->stages);
 	assert_memory_equal(&s.b->stage_asked, &asked, offsetof(struct pmsg_stage, class) + 1);
 	assert_int_equal(s.b->n_stage_segs, PMSG_SEGS_MAX);
-	peers_stage_reply(s.b->peers, s.b->stage_peer, s.b->stage_request);
+	peers_send(s.b->peers, s.b->stage_peer, PMSG_STAGE_REPLY, s.b->stage_request, NULL);
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_OK);
 
 	n = (struct staged){};
-	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	assert_int_equal(stage(i.peer, &n), 0);
 	UNTIL(s.b->stages == 2);
 	peers_refuse(s.b->peers, s.b->stage_peer, s.b->stage_request, DRAY_E_DENIED, "no");
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_E_DENIED);
-	assert_int_equal(peers_stage(s.a->peers, i.peer + 1000, &asked, staged, &n), -ENOTCONN);
+	assert_int_equal(stage(i.peer + 1000, &n), -ENOTCONN);
 	assert_int_equal(n.done, 1);
 }
 
@@ -302,7 +325,7 @@ static void test_stage_no_answer(void **state)
 
 	rig_prompt(s.a);
 	connect_both(&i);
-	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	assert_int_equal(stage(i.peer, &n), 0);
 	UNTIL(s.a->lost);
 	assert_int_equal(n.done, 1);
 	assert_int_equal(n.code, DRAY_E_PEER_LOST);
@@ -315,7 +338,7 @@ static void test_stage_lost_in_between(void **state)
 	struct rig_import i;
 
 	connect_both(&i);
-	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	assert_int_equal(stage(i.peer, &n), 0);
 	s.b = rig_kill(s.b);
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_E_PEER_LOST);
@@ -329,11 +352,9 @@ static void test_stage_lost_in_between(void **state)
 static void test_grants_wait_for_quiet(void **state)
 {
 	struct rig_import i;
-	dray_handle peer;
 
 	s.b->rails_serve = true;
 	connect_both(&i);
-	peer = s.b->link->peer;
 	s.a = rig_kill(s.a);
 	UNTIL(s.b->lost);
 	assert_int_equal(s.b->rails_down, 1);
@@ -341,8 +362,6 @@ static void test_grants_wait_for_quiet(void **state)
 	rig_for(s.event, 30);
 	assert_int_equal(s.b->gone, 0);
 	assert_int_equal(s.b->grants_held, 1);
-	peers_quiet(s.b->peers, peer);
-	assert_int_equal(s.b->gone, 1);
 }
 
 static void test_grants_go_at_once(void **state)

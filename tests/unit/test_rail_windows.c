@@ -447,7 +447,7 @@ static void test_requests_to_the_peer(void **state)
 	meet(1);
 	rails_handle_message(lab->rails, 0, &m);
 	assert_int_equal(told(RDMA_STAGED), 0);
-	lab->stage_fn(lab->stage_arg, DRAY_E_DENIED);
+	lab->stage_fn(lab->stage_arg, DRAY_E_DENIED, NULL);
 	assert_int_equal(told(RDMA_STAGED), 1);
 	assert_int_equal(last(RDMA_STAGED)->code, DRAY_E_DENIED);
 	assert_ptr_equal(last(RDMA_STAGED)->arg, &ask);

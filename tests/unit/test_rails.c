@@ -315,7 +315,7 @@ static void test_dmabuf_without_devices(void **state)
 static void answer_all(uint32_t code)
 {
 	for (unsigned i = 0; i < lab->n_asked; i++) {
-		struct pmsg_qp_connect_reply m = { .qpn = 9, .mtu = 4096, .reads = 16 };
+		union pmsg_body m = { .qp_connect_reply = { .qpn = 9, .mtu = 4096, .reads = 16 } };
 
 		lab->asked_fn[i](lab->asked_arg[i], code, &m);
 	}

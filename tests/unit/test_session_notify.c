@@ -209,19 +209,19 @@ static void test_notify_peer(void **state)
 	assert_int_equal(l->peers.notify_length, 3);
 	assert_memory_equal(l->peers.notify_payload, "abc", 3);
 	first = l->peers.notify_id;
-	l->peers.notify_fn(l->peers.notify_arg, DRAY_OK);
+	l->peers.notify_fn(l->peers.notify_arg, DRAY_OK, NULL);
 	client_expect(c, DMSG_NOTIFY_REPLY);
 	send_notify(c, remote, 9, "abc");
 	lab_until(l, l->peers.notifies == 2);
 	assert_int_not_equal(l->peers.notify_id, first);
-	l->peers.notify_fn(l->peers.notify_arg, DRAY_E_NOTIFY_REFUSED);
+	l->peers.notify_fn(l->peers.notify_arg, DRAY_E_NOTIFY_REFUSED, NULL);
 	client_expect_error(c, c->id, DRAY_E_NOTIFY_REFUSED);
 	/* the answer comes after the session has ended */
 	send_notify(c, remote, 9, "abc");
 	lab_until(l, l->peers.notifies == 3);
 	client_close(c);
 	lab_until(l, l->peers.n_released == 1);
-	l->peers.notify_fn(l->peers.notify_arg, DRAY_OK);
+	l->peers.notify_fn(l->peers.notify_arg, DRAY_OK, NULL);
 }
 
 static void test_notify_transfer(void **state)

@@ -89,10 +89,7 @@ struct pending_request {
 		uint64_t grant;
 		uint64_t stream_id;
 		struct {
-			union {
-				peer_done_fn fn;
-				peer_qp_fn qp_fn;
-			};
+			peer_reply_fn fn;
 			void *arg;
 		};
 	};

@@ -193,48 +193,13 @@ void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_
 		dispatch(peer, h->type, h->request_id, &m);
 }
 
-static void send_if_up(struct peers *p, dray_handle handle, uint16_t type, uint64_t request_id,
-		       const union pmsg_body *m)
+void peers_send(struct peers *p, dray_handle handle, uint16_t type, uint64_t request_id,
+		const union pmsg_body *body)
 {
 	struct peer *peer = peer_get_up(p, handle);
 
 	if (peer)
-		peer_send(peer, type, request_id, m);
-}
-
-void peers_send_ports(struct peers *p, dray_handle handle, const struct dray_vec *ports)
-{
-	send_if_up(p, handle, PMSG_PORTS, 0, &(union pmsg_body){ .ports = { *ports } });
-}
-
-void peers_send_keys(struct peers *p, dray_handle handle, uint64_t grant,
-		     const struct dray_vec *rails)
-{
-	if (rails->n && peer_get_up(p, handle))
-		grant_expose(p->deps.regions, handle, grant);
-	send_if_up(p, handle, PMSG_KEYS, 0, &(union pmsg_body){ .keys = { grant, *rails } });
-}
-
-void peers_send_window(struct peers *p, dray_handle handle, const struct pmsg_window *m)
-{
-	send_if_up(p, handle, PMSG_WINDOW, 0, &(union pmsg_body){ .window = *m });
-}
-
-void peers_qp_connect_reply(struct peers *p, dray_handle handle, uint64_t request_id,
-			    const struct pmsg_qp_connect_reply *m)
-{
-	send_if_up(p, handle, PMSG_QP_CONNECT_REPLY, request_id,
-		   &(union pmsg_body){ .qp_connect_reply = *m });
-}
-
-void peers_qp_close_reply(struct peers *p, dray_handle handle, uint64_t request_id)
-{
-	send_if_up(p, handle, PMSG_QP_CLOSE_REPLY, request_id, NULL);
-}
-
-void peers_stage_reply(struct peers *p, dray_handle handle, uint64_t request_id)
-{
-	send_if_up(p, handle, PMSG_STAGE_REPLY, request_id, NULL);
+		peer_send(peer, type, request_id, body);
 }
 
 void peers_refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,

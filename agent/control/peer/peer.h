@@ -39,8 +39,8 @@ struct peers_upcalls {
 	/* The control connection is up. features: those that both sides have. */
 	void (*up)(struct rails *rails, dray_handle peer, uint64_t features);
 	/*
-	 * The control connection is down: queue pairs of the peer are destroyed. True: peers_quiet() follows when
-	 * they are; false: there are none. Until then the peer can reach what it was granted.
+	 * The control connection is down: queue pairs of the peer are destroyed. True: grants_peer_gone()
+	 * follows when they are; false: there are none. Until then the peer can reach what it was granted.
 	 */
 	bool (*down)(struct rails *rails, dray_handle peer);
 	/* The peer's rails, as wire records. */
@@ -51,13 +51,13 @@ struct peers_upcalls {
 	/* Writes the keys of a grant that we gave into buf, as wire records. Returns how many. */
 	unsigned (*grant_keys)(struct rails *rails, dray_handle peer, dray_handle grant,
 			       uint8_t *buf, unsigned max);
-	/* Requests of the peer; answered by peers_qp_connect_reply/_refuse() and peers_qp_close_reply(). */
+	/* Requests of the peer; answered by peers_send() or peers_refuse(). */
 	void (*qp_connect)(struct rails *rails, dray_handle peer, uint64_t request_id,
 			   const struct pmsg_qp_connect *m);
 	void (*qp_close)(struct rails *rails, dray_handle peer, uint64_t request_id, uint64_t qp);
 	/* The peer describes its window for us. */
 	void (*window)(struct rails *rails, dray_handle peer, const struct pmsg_window *m);
-	/* A request of the peer; answered by peers_stage_reply() or _refuse(). */
+	/* A request of the peer, answered in the same way. */
 	void (*stage)(struct rails *rails, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
 	/* The peer became ready, or is not ready any more. Must not call this module. */
@@ -121,46 +121,26 @@ void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant);
 /* Sends FENCE; grant_fenced() follows on its acknowledgement, on timeout (the peer is then lost) or on loss. */
 void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code);
 
-/* Result of a request without a reply body; code 0: success. Runs exactly once, not inside the call. */
-typedef void (*peer_done_fn)(void *arg, uint32_t code);
-
-/* Sends a notification. Success: the owner has queued it. m->id: unique for this incarnation. */
-int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_done_fn fn,
-		void *arg, struct dray_err *reterr);
-
-/* The queue pairs of the peer are destroyed: ends its grants. See `down`. */
-void peers_quiet(struct peers *p, dray_handle peer);
-
-/* Messages to a peer; dropped if it is not up. */
-void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports);
-void peers_send_keys(struct peers *p, dray_handle peer, uint64_t grant,
-		     const struct dray_vec *rails);
-void peers_send_window(struct peers *p, dray_handle peer, const struct pmsg_window *m);
-
-/*
- * Connects or closes the other end of a queue pair. fn runs exactly once, not inside the call: code 0
- * with the reply (of a connect), or an error. A peer that does not answer a close is lost. 0 or -errno.
- */
-typedef void (*peer_qp_fn)(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m);
-int peers_qp_connect(struct peers *p, dray_handle peer, const struct pmsg_qp_connect *m,
-		     peer_qp_fn fn, void *arg);
-int peers_qp_close(struct peers *p, dray_handle peer, uint64_t qp, peer_qp_fn fn, void *arg);
-
-void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_id,
-			    const struct pmsg_qp_connect_reply *m);
-void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
-
-/*
- * The owner copies between its window for us and a range that it granted. A peer that does not answer is lost,
- * because nothing else proves that its copy has stopped. 0 or -errno.
- */
-int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_done_fn fn,
-		void *arg);
-void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id);
-
+/* Sends a message to a peer, if it is up. request_id: of the peer's request that it answers, or 0. body: NULL without fields. */
+void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
+		const union pmsg_body *body);
 /* Answers a request of the peer with an error. why: reason and next step, in words. */
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
 		  const char *why);
+
+/* Result of a request; code 0: success. reply: NULL on errors. Runs exactly once, not inside the call. */
+typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);
+
+/*
+ * Sends QP_CONNECT, QP_CLOSE, STAGE or NOTIFY. A peer that does not answer a close or a stage is lost, because nothing
+ * else proves that the other end is closed, or that the copy has stopped. 0 or -errno.
+ */
+int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
+		  peer_reply_fn fn, void *arg);
+
+/* Sends a notification. Success: the owner has queued it. m->id: unique for this incarnation. */
+int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_reply_fn fn,
+		void *arg, struct dray_err *reterr);
 
 /* Events of workers. */
 void peers_handle_used(struct peers *p, dray_handle peer);

@@ -149,11 +149,6 @@ const char *peers_segment(struct peers *p)
 	return p->segment;
 }
 
-void peers_quiet(struct peers *p, dray_handle peer)
-{
-	grants_peer_gone(p->deps.regions, peer);
-}
-
 void peers_handle_used(struct peers *p, dray_handle handle)
 {
 	struct peer *peer = peer_get(p, handle);

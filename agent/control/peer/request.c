@@ -157,74 +157,48 @@ void requests_free(struct peer *peer)
 static void call_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		      const union pmsg_body *m)
 {
-	r->fn(r->arg, (uint32_t)err->code);
-}
-
-static void qp_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
-		    const union pmsg_body *m)
-{
 	bool connect = m && r->kind->type == PMSG_QP_CONNECT;
 	const struct pmsg_qp_connect_reply *reply = connect ? &m->qp_connect_reply : NULL;
 	bool valid = !reply || (reply->qpn <= 0xffffff && reply->mtu >= 256 && reply->mtu <= 4096 &&
 				reply->reads && reply->reads <= 255);
 
-	r->qp_fn(r->arg, valid ? (uint32_t)err->code : DRAY_E_PROTOCOL, reply);
+	r->fn(r->arg, valid ? (uint32_t)err->code : DRAY_E_PROTOCOL, m);
 }
 
-static const struct request_kind notify_kind = { .type = PMSG_NOTIFY, .done = call_done };
-
-/* A queue pair that connects after the timeout is closed by its owner, so the peer need not be lost. */
-static const struct request_kind connect_kind = { .type = PMSG_QP_CONNECT, .done = qp_done };
-
-/* The loss of the peer proves the end of its queue pairs. */
-static const struct request_kind close_kind = {
-	.type = PMSG_QP_CLOSE,
-	.vital = true,
-	.unanswered = "the peer did not close a queue pair within transfer.slice_timeout",
-	.done = qp_done,
+static const struct request_kind call_kinds[] = {
+	{ .type = PMSG_NOTIFY, .done = call_done },
+	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
+	{ .type = PMSG_QP_CONNECT, .done = call_done },
+	/* the loss of the peer proves the end of its queue pairs */
+	{ .type = PMSG_QP_CLOSE,
+	  .vital = true,
+	  .unanswered = "the peer did not close a queue pair within transfer.slice_timeout",
+	  .done = call_done },
+	{ .type = PMSG_STAGE,
+	  .unanswered = "the peer did not copy between its window and GPU memory within "
+			"transfer.slice_timeout",
+	  .done = call_done },
 };
 
-static const struct request_kind stage_kind = {
-	.type = PMSG_STAGE,
-	.unanswered = "the peer did not copy between its window and GPU memory within "
-		      "transfer.slice_timeout",
-	.done = call_done,
-};
-
-static int call(struct peers *p, dray_handle handle, const struct request_kind *kind,
-		int64_t timeout_ns, struct pending_request what, const union pmsg_body *m)
+int peers_request(struct peers *p, dray_handle handle, uint16_t type, const union pmsg_body *body,
+		  peer_reply_fn fn, void *arg)
 {
+	int64_t timeout_ns = type == PMSG_QP_CONNECT ? p->cfg->peer.connect_timeout :
+						       p->cfg->transfer.slice_timeout;
 	struct peer *peer = peer_get_up(p, handle);
+	const struct request_kind *kind = call_kinds;
 
 	if (!peer)
 		return -ENOTCONN;
-	return request_send(peer, kind, timeout_ns, what, m) ? 0 : -ENOMEM;
+	while (kind->type != type)
+		kind++;
+	return request_send(peer, kind, timeout_ns,
+			    (struct pending_request){ .fn = fn, .arg = arg }, body) ?
+		       0 :
+		       -ENOMEM;
 }
 
-int peers_qp_connect(struct peers *p, dray_handle handle, const struct pmsg_qp_connect *m,
-		     peer_qp_fn fn, void *arg)
-{
-	return call(p, handle, &connect_kind, p->cfg->peer.connect_timeout,
-		    (struct pending_request){ .qp_fn = fn, .arg = arg },
-		    &(union pmsg_body){ .qp_connect = *m });
-}
-
-int peers_qp_close(struct peers *p, dray_handle handle, uint64_t qp, peer_qp_fn fn, void *arg)
-{
-	return call(p, handle, &close_kind, p->cfg->transfer.slice_timeout,
-		    (struct pending_request){ .qp_fn = fn, .arg = arg },
-		    &(union pmsg_body){ .qp_close = { qp } });
-}
-
-int peers_stage(struct peers *p, dray_handle handle, const struct pmsg_stage *m, peer_done_fn fn,
-		void *arg)
-{
-	return call(p, handle, &stage_kind, p->cfg->transfer.slice_timeout,
-		    (struct pending_request){ .fn = fn, .arg = arg },
-		    &(union pmsg_body){ .stage = *m });
-}
-
-int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m, peer_done_fn fn,
+int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m, peer_reply_fn fn,
 		void *arg, struct dray_err *reterr)
 {
 	struct peer *peer = peer_get_up(p, handle);
@@ -242,9 +216,7 @@ int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
 				    "the notification has %u bytes, the limit is %d", m->payload.n,
 				    DMSG_NOTIFY_MAX);
-	r = call(p, handle, &notify_kind, p->cfg->transfer.slice_timeout,
-		 (struct pending_request){ .fn = fn, .arg = arg },
-		 &(union pmsg_body){ .notify = *m });
+	r = peers_request(p, handle, PMSG_NOTIFY, &(union pmsg_body){ .notify = *m }, fn, arg);
 	return r < 0 ? dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a notification") :
 		       0;
 }

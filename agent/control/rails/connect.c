@@ -111,8 +111,9 @@ static void connect_done(struct dray_job *j)
 	rails_tell(q->peer->rails, q->worker, RDMA_QP_UP, q->peer->handle, q->id, describe(q));
 }
 
-static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+static void handle_connected(void *arg, uint32_t code, const union pmsg_body *reply)
 {
+	const struct pmsg_qp_connect_reply *m;
 	struct qp *q = arg;
 
 	if (q->state != QP_REQUESTED)
@@ -121,6 +122,7 @@ static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_conn
 		qp_failed(q, "the peer refuses a queue pair", dray_error_doc(code));
 		return;
 	}
+	m = &reply->qp_connect_reply;
 	q->remote.qpn = m->qpn;
 	q->remote.psn = m->psn;
 	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
@@ -166,8 +168,9 @@ static void create_done(struct dray_job *j)
 		return;
 	m.qpn = q->qp->qp_num;
 	memcpy(m.gid, &path->gid, sizeof(m.gid));
-	q->requested = peers_qp_connect(q->peer->rails->deps.peers, q->peer->handle, &m,
-					handle_connected, q) == 0;
+	q->requested = peers_request(q->peer->rails->deps.peers, q->peer->handle, PMSG_QP_CONNECT,
+				     &(union pmsg_body){ .qp_connect = m }, handle_connected,
+				     q) == 0;
 	if (!q->requested)
 		qp_failed(q, "a queue pair cannot be requested", "the peer is not connected");
 }

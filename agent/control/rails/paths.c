@@ -43,7 +43,7 @@ void rail_peer_check(struct rail_peer *peer)
 
 	if (peer->quiet_due && dray_list_empty(&peer->serving)) {
 		peer->quiet_due = false;
-		peers_quiet(r->deps.peers, peer->handle);
+		grants_peer_gone(r->deps.regions, peer->handle);
 	}
 	if (peer->down && !peer->matching && dray_list_empty(&peer->qps) &&
 	    dray_list_empty(&peer->serving))
@@ -71,7 +71,8 @@ static void tell_ports(struct rail_peer *peer)
 		p.flush_address = (uintptr_t)rail->device->flush;
 		pmsg_port_put(buf + (size_t)ports.n++ * PMSG_PORT_SIZE, &p);
 	}
-	peers_send_ports(r->deps.peers, peer->handle, &ports);
+	peers_send(r->deps.peers, peer->handle, PMSG_PORTS, 0,
+		   &(union pmsg_body){ .ports = { ports } });
 }
 
 /* Tells the workers the active paths to the peer. */

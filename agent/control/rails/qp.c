@@ -156,7 +156,8 @@ static void serve_ended(struct qp *q)
 	struct rail_peer *peer = q->peer;
 
 	if (q->close_request && !peer->down)
-		peers_qp_close_reply(peer->rails->deps.peers, peer->handle, q->close_request);
+		peers_send(peer->rails->deps.peers, peer->handle, PMSG_QP_CLOSE_REPLY,
+			   q->close_request, NULL);
 	q->rail->serving--;
 	peer->rails->n_serving--;
 }
@@ -183,7 +184,7 @@ static void destroy_done(struct dray_job *j)
 	device_check(d);
 }
 
-static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+static void handle_closed(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct qp *q = arg;
 
@@ -204,7 +205,9 @@ void qp_die(struct qp *q)
 		return;
 	}
 	q->remote_dead = !q->requested || peer->down ||
-			 peers_qp_close(r->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
+			 peers_request(r->deps.peers, peer->handle, PMSG_QP_CLOSE,
+				       &(union pmsg_body){ .qp_close = { q->id } }, handle_closed,
+				       q) < 0;
 	q->state = QP_DYING;
 	device_job(q->device, r->slow, &q->job, destroy_run, destroy_done);
 }
@@ -239,16 +242,16 @@ static void make_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct rail_peer *peer = q->peer;
-	struct pmsg_qp_connect_reply m = { .psn = q->remote.psn,
-					   .mtu = q->remote.mtu,
-					   .reads = q->remote.reads };
+	union pmsg_body m = { .qp_connect_reply = { .psn = q->remote.psn,
+						    .mtu = q->remote.mtu,
+						    .reads = q->remote.reads } };
 
 	q->device->jobs--;
 	q->state = QP_UP;
 	if (q->error == 0 && !q->doomed) {
-		m.qpn = q->qp->qp_num;
-		peers_qp_connect_reply(peer->rails->deps.peers, peer->handle, q->connect_request,
-				       &m);
+		m.qp_connect_reply.qpn = q->qp->qp_num;
+		peers_send(peer->rails->deps.peers, peer->handle, PMSG_QP_CONNECT_REPLY,
+			   q->connect_request, &m);
 		return;
 	}
 	if (!peer->down)
@@ -326,7 +329,7 @@ void rails_peer_close(struct rails *r, dray_handle handle, uint64_t request_id, 
 	struct qp *q = peer ? find(peer, id) : NULL;
 
 	if (!q) {
-		peers_qp_close_reply(r->deps.peers, handle, request_id);
+		peers_send(r->deps.peers, handle, PMSG_QP_CLOSE_REPLY, request_id, NULL);
 		return;
 	}
 	q->close_request = request_id;

@@ -211,12 +211,15 @@ static void tell_importer(void *arg, const struct grant_view *g)
 {
 	struct rail_region *region = arg;
 	uint8_t *buf dray_auto_free = malloc((size_t)RAILS_KEYS_MAX * PMSG_RAIL_SIZE);
-	struct dray_vec v = { .p = buf };
+	struct pmsg_keys m = { .grant = g->o.handle, .rails = { .p = buf } };
+	const struct rails_deps *d = &region->rails->deps;
 
 	if (!buf)
 		return;
-	v.n = rail_keys_write(region->keys, g->offset, g->o.length, buf, RAILS_KEYS_MAX);
-	peers_send_keys(region->rails->deps.peers, g->peer, g->o.handle, &v);
+	m.rails.n = rail_keys_write(region->keys, g->offset, g->o.length, buf, RAILS_KEYS_MAX);
+	if (m.rails.n)
+		grant_expose(d->regions, g->peer, g->o.handle);
+	peers_send(d->peers, g->peer, PMSG_KEYS, 0, &(union pmsg_body){ .keys = m });
 }
 
 static void want_window(void *arg, const struct grant_view *g)

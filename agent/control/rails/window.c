@@ -89,7 +89,8 @@ static void tell(const struct window *w, uint64_t length, const struct rail_keys
 		return;
 	m.rails.p = buf;
 	m.rails.n = rail_keys_write(keys, 0, length, buf, RAILS_KEYS_MAX);
-	peers_send_window(w->rails->deps.peers, w->peer, &m);
+	peers_send(w->rails->deps.peers, w->peer, PMSG_WINDOW, 0,
+		   &(union pmsg_body){ .window = m });
 }
 
 void window_published(struct window *w, const struct rail_keys *keys)
@@ -308,7 +309,7 @@ void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code
 	if (code)
 		peers_refuse(r->deps.peers, copy->peer, copy->request, code, dray_error_doc(code));
 	else
-		peers_stage_reply(r->deps.peers, copy->peer, copy->request);
+		peers_send(r->deps.peers, copy->peer, PMSG_STAGE_REPLY, copy->request, NULL);
 	w->n_copies--;
 	w->copying -= copy->length;
 	dray_list_del(&copy->link);
@@ -339,7 +340,7 @@ void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_wi
 	rail_keys_unref(keys);
 }
 
-static void handle_staged(void *arg, uint32_t code)
+static void handle_staged(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct rdma_stage_request *request = arg;
 	const struct rails *r = request->rails;
@@ -358,7 +359,8 @@ void window_handle_stage(struct rails *r, struct rdma_stage_request *request)
 	int ret;
 
 	request->rails = r;
-	ret = peers_stage(r->deps.peers, request->peer, &request->m, handle_staged, request);
+	ret = peers_request(r->deps.peers, request->peer, PMSG_STAGE,
+			    &(union pmsg_body){ .stage = request->m }, handle_staged, request);
 	if (ret < 0)
-		handle_staged(request, ret == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_PEER_LOST);
+		handle_staged(request, ret == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_PEER_LOST, NULL);
 }

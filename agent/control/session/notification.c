@@ -140,7 +140,7 @@ static void answer(const struct notification_origin *o, uint32_t code)
 		session_send(s, o->request_id, DMSG_NOTIFY_REPLY, NULL);
 }
 
-static void handle_notified(void *arg, uint32_t code)
+static void handle_notified(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct notification_origin *o = arg;
 
