@@ -15,19 +15,11 @@
 
 static const char owner_restarted[] = "the token's owner was restarted; export the region again";
 
-int64_t imports_next_timeout(const struct peer *peer)
-{
-	int64_t end = INT64_MAX;
-
-	dray_list_for_each(&peer->imports, i, struct import, link)
-		end = dray_min(end, i->end_ns);
-	return end;
-}
-
 /* Removes it from every list; runs no callback. */
 static void import_detach(struct import *i)
 {
 	dray_list_del(&i->link);
+	dray_list_del(&i->timeout.link);
 	if (i->request) {
 		dray_list_del(&i->request->link);
 		free(i->request);
@@ -99,9 +91,10 @@ static void import_send(struct import *i)
 static void import_move(struct import *i, struct peer *to)
 {
 	dray_list_del(&i->link);
+	dray_list_del(&i->timeout.link);
 	dray_list_add(&to->imports, &i->link);
 	i->peer = to;
-	peer_add_timeout(to, i->end_ns);
+	peer_add_timeout(to, &i->timeout);
 }
 
 void imports_adopt(struct peer *to, struct peer *from)
@@ -192,6 +185,19 @@ static int import_start(struct import *i, struct dray_err *reterr)
 	return 0;
 }
 
+static void import_expired(struct peer *peer, struct peer_timeout *t)
+{
+	bool up = peer_fsm_is_up(&peer->fsm);
+	const char *why = up ? "" : peer->fsm.why.msg;
+
+	import_fail(dray_container_of(t, struct import, timeout),
+		    dray_err_of(up ? DRAY_E_TIMEOUT : DRAY_E_PEER_UNREACHABLE,
+				"the owner at %s %s%s", peer->segment,
+				*why ? "cannot be reached: " : "did not answer in time", why));
+	if (dray_list_empty(&peer->imports))
+		peer_event(peer, PEER_EVENT_UNNEEDED);
+}
+
 int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr)
@@ -215,10 +221,12 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	i->p = p;
 	i->token = *token;
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
-	i->end_ns = peers_now(p) + timeout_ns;
+	i->timeout = (struct peer_timeout){ .end_ns = peers_now(p) + timeout_ns,
+					    .expired = import_expired };
 	i->fn = fn;
 	i->arg = arg;
 	dray_list_init(&i->link);
+	dray_list_init(&i->timeout.link);
 	r = import_start(i, reterr);
 	if (r < 0) {
 		dray_handles_del(&p->imports, i->id);
@@ -252,36 +260,6 @@ void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 		return;
 	fence_answer(peer, grant);
 	peer_send(peer, PMSG_RELEASE, 0, &(union pmsg_body){ .release = { grant } });
-}
-
-static void import_time_out(struct import *i)
-{
-	const struct peer *peer = i->peer;
-	bool up = peer_fsm_is_up(&peer->fsm);
-	const char *why = up ? "" : peer->fsm.why.msg;
-
-	import_fail(i, dray_err_of(up ? DRAY_E_TIMEOUT : DRAY_E_PEER_UNREACHABLE,
-				   "the owner at %s %s%s", peer->segment,
-				   *why ? "cannot be reached: " : "did not answer in time", why));
-}
-
-static struct import *find_overdue(struct peer *peer, int64_t now)
-{
-	dray_list_for_each(&peer->imports, i, struct import, link)
-		if (i->end_ns <= now)
-			return i;
-	return NULL;
-}
-
-void imports_expire(struct peer *peer, int64_t now)
-{
-	struct import *i;
-
-	/* a callback may change the list, so each search starts again */
-	while ((i = find_overdue(peer, now)))
-		import_time_out(i);
-	if (dray_list_empty(&peer->imports))
-		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
 void imports_end(struct peer *peer, uint32_t code)

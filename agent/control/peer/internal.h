@@ -66,6 +66,13 @@ struct segment_listener {
 struct peer;
 struct pending_request;
 
+/* The time by which a request or an import of a peer must end. */
+struct peer_timeout {
+	struct dray_list link; /* in peer->timeouts */
+	int64_t end_ns;
+	void (*expired)(struct peer *peer, struct peer_timeout *t); /* ends it */
+};
+
 /* One kind of request that this agent sends to peers. */
 struct request_kind {
 	uint16_t type; /* of its message */
@@ -81,8 +88,8 @@ struct request_kind {
 /* A request of ours that waits for its reply. */
 struct pending_request {
 	struct dray_list link;
+	struct peer_timeout timeout;
 	uint64_t id;
-	int64_t end_ns;
 	const struct request_kind *kind;
 	union {
 		struct import *import;
@@ -104,13 +111,13 @@ struct fence {
 /* One call of peer_import(). */
 struct import {
 	struct dray_list link; /* in peer->imports */
+	struct peer_timeout timeout;
 	struct peers *p;
 	struct peer *peer;
 	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */
-	int64_t end_ns;
 	peer_import_fn fn;
 	void *arg;
 };
@@ -123,10 +130,11 @@ struct peer {
 	struct peer_fsm fsm;
 	struct conn *conn;
 	sd_event_source *timer;
-	int64_t timer_ns;        /* armed for; INT64_MAX: off */
-	int64_t next_timeout_ns; /* no request or import times out before */
-	uint8_t agent_id[16];    /* expected, proved once `known` */
-	uint64_t incarnation;    /* of a known peer */
+	int64_t timer_ns;          /* armed for; INT64_MAX: off */
+	struct dray_list timeouts; /* of requests and imports */
+	int64_t next_timeout_ns;   /* none of them ends before */
+	uint8_t agent_id[16];      /* expected, proved once `known` */
+	uint64_t incarnation;      /* of a known peer */
 	bool known;
 	bool hello_sent;   /* on this connection */
 	bool peer_ready;   /* we connected, and READY has arrived */
@@ -212,8 +220,7 @@ void peer_event(struct peer *peer, enum peer_event event);
 void peer_event_why(struct peer *peer, enum peer_event event, struct dray_err why);
 /* A transfer or a request begins. */
 void peer_use(struct peer *peer);
-/* A request or import of the peer times out at end_ns. */
-void peer_add_timeout(struct peer *peer, int64_t end_ns);
+void peer_add_timeout(struct peer *peer, struct peer_timeout *t);
 void peer_announce_drain(struct peer *peer);
 void peer_say_bye(struct peer *peer);
 
@@ -258,9 +265,6 @@ void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union 
 void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err);
 /* A pending request of this kind, or NULL. */
 struct pending_request *request_find(struct peer *peer, const struct request_kind *kind);
-int64_t requests_next_timeout(const struct peer *peer);
-/* Ends the overdue requests; may close the peer. */
-void requests_expire(struct peer *peer, int64_t now);
 /* The peer is closed: every request ends with code. */
 void requests_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */
@@ -273,8 +277,6 @@ void imports_ready(struct peer *peer);
 /* Moves the imports of `from` that the incarnation of `to` can serve; imports_run() sends them. */
 void imports_adopt(struct peer *to, struct peer *from);
 void imports_run(struct peer *peer);
-int64_t imports_next_timeout(const struct peer *peer);
-void imports_expire(struct peer *peer, int64_t now);
 /* The peer is closed: its imports end, or move to another connection where that helps. */
 void imports_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */

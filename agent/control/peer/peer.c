@@ -229,10 +229,30 @@ static void peer_arm(struct peer *peer)
 	sd_event_source_set_enabled(peer->timer, at == INT64_MAX ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
 }
 
-void peer_add_timeout(struct peer *peer, int64_t end_ns)
+void peer_add_timeout(struct peer *peer, struct peer_timeout *t)
 {
-	peer->next_timeout_ns = dray_min(peer->next_timeout_ns, end_ns);
+	dray_list_add(&peer->timeouts, &t->link);
+	peer->next_timeout_ns = dray_min(peer->next_timeout_ns, t->end_ns);
 	peer_arm(peer);
+}
+
+/* Ends the overdue requests and imports; may close the peer. */
+static void expire(struct peer *peer, int64_t now)
+{
+	struct peer_timeout *due;
+
+	/* a callback may change the list, so each search starts again */
+	do {
+		due = NULL;
+		peer->next_timeout_ns = INT64_MAX;
+		dray_list_for_each(&peer->timeouts, t, struct peer_timeout, link) {
+			peer->next_timeout_ns = dray_min(peer->next_timeout_ns, t->end_ns);
+			if (!due && t->end_ns <= now)
+				due = t;
+		}
+		if (due)
+			due->expired(peer, due);
+	} while (due);
 }
 
 /* Workers report a transfer that starts while this side rests. A transfer that started meanwhile ends the rest. */
@@ -278,12 +298,8 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 	peer->timer_ns = INT64_MAX;
 	if (now >= peer->fsm.timer_ns)
 		peer_event(peer, PEER_EVENT_TIMER);
-	if (now >= peer->next_timeout_ns) {
-		requests_expire(peer, now);
-		imports_expire(peer, now);
-		peer->next_timeout_ns =
-			dray_min(requests_next_timeout(peer), imports_next_timeout(peer));
-	}
+	if (now >= peer->next_timeout_ns)
+		expire(peer, now);
 	peer_arm(peer);
 	return 0;
 }
@@ -321,6 +337,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->all_link);
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->requests);
+	dray_list_init(&peer->timeouts);
 	dray_list_init(&peer->fences);
 	peer_fsm_init(&peer->fsm, &fsm_ops, p->cfg, initiator, peers_now(p));
 	if (dray_handles_add(&p->handles, peer, &peer->handle) < 0)

@@ -9,35 +9,11 @@
 
 #include "agent/control/peer/internal.h"
 
-struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
-				     int64_t timeout_ns, struct pending_request what,
-				     const union pmsg_body *body)
-{
-	struct pending_request *r = malloc(sizeof(*r));
-
-	if (!r) {
-		/* the loss of the peer ends what a vital request would have ended */
-		if (kind->vital)
-			conn_fail(peer->conn,
-				  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send %s to the peer",
-					      pmsg_type_name(kind->type)));
-		return NULL;
-	}
-	*r = what;
-	r->id = ++peer->next_request;
-	r->kind = kind;
-	r->end_ns = timeout_ns < 0 ? INT64_MAX : peers_now(peer->p) + timeout_ns;
-	dray_list_add(&peer->requests, &r->link);
-	peer_add_timeout(peer, r->end_ns);
-	peer_use(peer);
-	peer_send(peer, kind->type, r->id, body);
-	return r;
-}
-
 static void finish(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		   const union pmsg_body *m)
 {
 	dray_list_del(&r->link);
+	dray_list_del(&r->timeout.link);
 	r->kind->done(peer, r, err, m);
 	free(r);
 }
@@ -69,6 +45,44 @@ static void lose_peer(struct peer *peer, struct pending_request *r, struct dray_
 	dray_list_del(&r->link);
 	peer_event_why(peer, PEER_EVENT_CLOSE, why);
 	fail(peer, r, DRAY_E_PEER_LOST);
+}
+
+static void expired(struct peer *peer, struct peer_timeout *t)
+{
+	struct pending_request *r = dray_container_of(t, struct pending_request, timeout);
+
+	if (r->kind->unanswered)
+		lose_peer(peer, r, dray_err_of(DRAY_E_PEER_LOST, "%s", r->kind->unanswered));
+	else
+		fail(peer, r, DRAY_E_TIMEOUT);
+}
+
+struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
+				     int64_t timeout_ns, struct pending_request what,
+				     const union pmsg_body *body)
+{
+	struct pending_request *r = malloc(sizeof(*r));
+
+	if (!r) {
+		/* the loss of the peer ends what a vital request would have ended */
+		if (kind->vital)
+			conn_fail(peer->conn,
+				  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send %s to the peer",
+					      pmsg_type_name(kind->type)));
+		return NULL;
+	}
+	*r = what;
+	r->id = ++peer->next_request;
+	r->kind = kind;
+	r->timeout = (struct peer_timeout){ .end_ns = peers_now(peer->p) + timeout_ns,
+					    .expired = expired };
+	dray_list_add(&peer->requests, &r->link);
+	dray_list_init(&r->timeout.link);
+	if (timeout_ns >= 0)
+		peer_add_timeout(peer, &r->timeout);
+	peer_use(peer);
+	peer_send(peer, kind->type, r->id, body);
+	return r;
 }
 
 void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union pmsg_body *m)
@@ -103,38 +117,6 @@ void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err)
 				    dray_error_name((uint32_t)err->code), err->msg));
 	else if (r)
 		finish(peer, r, err, NULL);
-}
-
-int64_t requests_next_timeout(const struct peer *peer)
-{
-	int64_t end = INT64_MAX;
-
-	dray_list_for_each(&peer->requests, r, struct pending_request, link)
-		end = dray_min(end, r->end_ns);
-	return end;
-}
-
-static struct pending_request *find_overdue(struct peer *peer, int64_t now)
-{
-	dray_list_for_each(&peer->requests, r, struct pending_request, link)
-		if (r->end_ns <= now)
-			return r;
-	return NULL;
-}
-
-void requests_expire(struct peer *peer, int64_t now)
-{
-	struct pending_request *r;
-
-	/* a callback may change the list, so each search starts again */
-	while ((r = find_overdue(peer, now))) {
-		if (r->kind->unanswered) {
-			lose_peer(peer, r,
-				  dray_err_of(DRAY_E_PEER_LOST, "%s", r->kind->unanswered));
-			return;
-		}
-		fail(peer, r, DRAY_E_TIMEOUT);
-	}
 }
 
 void requests_end(struct peer *peer, uint32_t code)
