@@ -90,19 +90,18 @@ static inline struct rig *rig_of(struct regions *r)
 /* --- fakes ---------------------------------------------------------------------------------------- */
 
 int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		 uint64_t token_id, dray_handle region, uint64_t incarnation,
-		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
-		 uint16_t *ret_access, struct dray_err *reterr)
+		 const struct pmsg_import *m, struct pmsg_import_reply *ret,
+		 struct dray_err *reterr)
 {
 	struct rig *rig = rig_of(r);
 
-	if (incarnation != rig->incarnation)
+	if (m->incarnation != rig->incarnation)
 		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION, "not of this incarnation");
-	if (token_id != TOKEN_GOOD && token_id != TOKEN_OTHER)
+	if (m->token_id != TOKEN_GOOD && m->token_id != TOKEN_OTHER)
 		return dray_err_set(reterr, -ENOENT, DRAY_E_TOKEN_INVALID, "no such token");
-	*ret_grant = ++rig->next_grant;
-	*ret_length = 4096;
-	*ret_access = DMSG_ACCESS_READ;
+	ret->grant = ++rig->next_grant;
+	ret->length = 4096;
+	ret->access = DMSG_ACCESS_READ;
 	rig->grants_held++;
 	return 0;
 }

@@ -53,15 +53,18 @@ static inline struct exported export(struct fixture *f, dray_handle region, uint
 static inline int import_as(struct fixture *f, const struct pmsg_token *t, dray_handle peer,
 			    dray_handle *ret)
 {
-	uint64_t length;
-	uint16_t access;
+	struct pmsg_import m = { .token_id = t->token_id,
+				 .region = t->region,
+				 .incarnation = t->incarnation };
+	struct pmsg_import_reply reply = { 0 };
 
+	memcpy(m.capability, t->capability, sizeof(m.capability));
 	last_err = DRAY_ERR_NULL;
-	if (grant_import(f->regions, peer, peer_id, t->token_id, t->region, t->incarnation,
-			 t->capability, ret, &length, &access, &last_err) == 0) {
-		assert_int_equal(length, t->length);
-		assert_int_equal(access, t->access);
+	if (grant_import(f->regions, peer, peer_id, &m, &reply, &last_err) == 0) {
+		assert_int_equal(reply.length, t->length);
+		assert_int_equal(reply.access, t->access);
 	}
+	*ret = reply.grant;
 	return last_err.code;
 }
 
@@ -72,17 +75,14 @@ static inline int import(struct fixture *f, const struct pmsg_token *t, dray_han
 
 static inline int import_local(struct fixture *f, const struct pmsg_token *t, dray_handle remote)
 {
-	uint64_t offset, length;
-	dray_handle region;
-	uint16_t access;
+	struct remote_view view = { .o = { .handle = remote } };
 
 	last_err = DRAY_ERR_NULL;
-	if (token_import_local(f->regions, t, remote, &region, &offset, &length, &access,
-			       &last_err) == 0) {
-		assert_int_equal(region, t->region);
-		assert_int_equal(offset, t->offset);
-		assert_int_equal(length, t->length);
-		assert_int_equal(access, t->access);
+	if (token_import_local(f->regions, t, &view, &last_err) == 0) {
+		assert_int_equal(view.region, t->region);
+		assert_int_equal(view.offset, t->offset);
+		assert_int_equal(view.o.length, t->length);
+		assert_int_equal(view.o.access, t->access);
 	}
 	return last_err.code;
 }

@@ -32,9 +32,7 @@ static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_impo
 	if (p->draining || p->stopping)
 		dray_err_set(&why, 0, DRAY_E_DRAINING,
 			     "the owner is draining and grants nothing new");
-	else if (grant_import(p->deps.regions, peer->handle, peer->agent_id, m->token_id, m->region,
-			      m->incarnation, m->capability, &reply.grant, &reply.length,
-			      &reply.access, &why) < 0)
+	else if (grant_import(p->deps.regions, peer->handle, peer->agent_id, m, &reply, &why) < 0)
 		dray_err_set(&why, 0, DRAY_E_INTERNAL, "the owner could not grant the range");
 	if (why.code) {
 		peer_send_error(peer, id, why);

@@ -122,15 +122,15 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 }
 
 int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		 uint64_t token_id, dray_handle region, uint64_t incarnation,
-		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
-		 uint16_t *ret_access, struct dray_err *reterr)
+		 const struct pmsg_import *m, struct pmsg_import_reply *ret,
+		 struct dray_err *reterr)
 {
 	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
 	struct grant *g;
 	struct token *t;
 
-	t = token_find(r, token_id, region, capability, incarnation, peer_agent_id, reterr);
+	t = token_find(r, m->token_id, m->region, m->capability, m->incarnation, peer_agent_id,
+		       reterr);
 	if (!t)
 		return -EPERM;
 	if (grants_count(r, peer) >= max)
@@ -152,9 +152,9 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	g->view.region = t->region->handle;
 	g->view.offset = t->offset;
 	pool_publish(r->deps.pool, &g->view.o);
-	*ret_grant = g->view.o.handle;
-	*ret_length = t->length;
-	*ret_access = t->access;
+	ret->grant = g->view.o.handle;
+	ret->length = t->length;
+	ret->access = t->access;
 	return 0;
 }
 

@@ -145,12 +145,11 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 		struct dray_err *reterr);
 
 /*
- * Import by a remote of this agent (a handle of the session module): the same checks as grant_import(). It lasts until
- * local_remote_gone().
+ * Import by a remote of this agent, whose handle the session module has set: the same checks as grant_import(). Sets the
+ * range and the access of the remote. It lasts until local_remote_gone().
  */
-int token_import_local(struct regions *r, const struct pmsg_token *token, dray_handle remote,
-		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
-		       uint16_t *ret_access, struct dray_err *reterr);
+int token_import_local(struct regions *r, const struct pmsg_token *token,
+		       struct remote_view *remote, struct dray_err *reterr);
 void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote);
 
 /* The group that owns a live region; 0 for an unknown region. ret_session may be NULL. */
@@ -160,13 +159,13 @@ dray_handle region_group(struct regions *r, dray_handle region, dray_handle *ret
 void regions_drain(struct regions *r, bool on);
 
 /*
- * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Errors: token_invalid,
+ * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Sets every field of *ret
+ * but rails. Errors: token_invalid,
  * token_expired, token_used, token_audience, incarnation, revoked, quota, draining.
  */
 int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		 uint64_t token_id, dray_handle region, uint64_t incarnation,
-		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
-		 uint16_t *ret_access, struct dray_err *reterr);
+		 const struct pmsg_import *m, struct pmsg_import_reply *ret,
+		 struct dray_err *reterr);
 
 /* The peer has released the grant. Ignores unknown grants and grants of other peers. */
 void grant_release(struct regions *r, dray_handle peer, dray_handle grant);

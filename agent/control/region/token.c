@@ -294,9 +294,8 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 	return NULL;
 }
 
-int token_import_local(struct regions *r, const struct pmsg_token *token, dray_handle remote,
-		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
-		       uint16_t *ret_access, struct dray_err *reterr)
+int token_import_local(struct regions *r, const struct pmsg_token *token,
+		       struct remote_view *remote, struct dray_err *reterr)
 {
 	struct local_import *import;
 	struct token *t;
@@ -308,13 +307,13 @@ int token_import_local(struct regions *r, const struct pmsg_token *token, dray_h
 	import = calloc(1, sizeof(*import));
 	if (!import)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
-	import->remote = remote;
+	import->remote = remote->o.handle;
 	dray_list_add(&t->local_imports, &import->link);
 	t->used = true;
-	*ret_region = t->region->handle;
-	*ret_offset = t->offset;
-	*ret_length = t->length;
-	*ret_access = t->access;
+	remote->region = t->region->handle;
+	remote->offset = t->offset;
+	remote->o.length = t->length;
+	remote->o.access = t->access;
 	return 0;
 }
 

@@ -259,32 +259,22 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 	return 0;
 }
 
-static void publish(struct remote *r, uint64_t length, uint16_t access)
-{
-	r->view.o.length = length;
-	r->view.o.access = access;
-	pool_publish(deps(r)->pool, &r->view.o);
-}
-
 static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
 			struct dray_err *reterr)
 {
 	struct remote *r = remote_new(s, reterr);
-	uint16_t access;
-	uint64_t length;
 	int e;
 
 	if (!r)
 		return -ENOMEM;
 	r->view.is_local = true;
 	r->token_id = token->token_id;
-	e = token_import_local(s->owner->deps.regions, token, r->view.o.handle, &r->view.region,
-			       &r->view.offset, &length, &access, reterr);
+	e = token_import_local(s->owner->deps.regions, token, &r->view, reterr);
 	if (e < 0) {
 		remote_free(r);
 		return e;
 	}
-	publish(r, length, access);
+	pool_publish(s->owner->deps.pool, &r->view.o);
 	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL);
 	return 0;
 }
@@ -305,7 +295,9 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	r->view.peer = r->key.peer = peer;
 	r->view.grant = r->key.grant = m->grant;
 	dray_map_add(&s->owner->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
-	publish(r, m->length, m->access);
+	r->view.o.length = m->length;
+	r->view.o.access = m->access;
+	pool_publish(d->pool, &r->view.o);
 	/* before the client can use the remote */
 	if (m->rails.n)
 		sessions_remote_keys(s->owner, peer, m->grant, &m->rails);
