@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "lib/array.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
@@ -17,20 +18,14 @@ void stream_table_deinit(struct stream_table *t)
 /* NULL: too many workers, or no memory. */
 static struct stream_window *window_get(struct stream_table *t, uint32_t worker)
 {
-	struct stream_window *w;
+	const struct stream_window w = { .worker = worker };
 
-	for (uint32_t i = 0; i < t->n_windows; i++)
+	for (size_t i = 0; i < t->n_windows; i++)
 		if (t->windows[i].worker == worker)
 			return &t->windows[i];
-	if (t->n_windows == STREAM_WINDOWS_MAX)
+	if (t->n_windows == STREAM_WINDOWS_MAX || DRAY_APPEND(t->windows, t->n_windows, w) < 0)
 		return NULL;
-	w = realloc(t->windows, (t->n_windows + 1) * sizeof(*w));
-	if (!w)
-		return NULL;
-	t->windows = w;
-	w += t->n_windows++;
-	*w = (struct stream_window){ .worker = worker };
-	return w;
+	return &t->windows[t->n_windows - 1];
 }
 
 static uint64_t *word_of(struct stream_window *w, uint32_t counter, uint64_t *ret_bit)
@@ -65,26 +60,14 @@ int stream_table_use(struct stream_table *t, uint64_t id)
 
 int stream_table_add(struct stream_table *t, uint64_t id, unsigned worker)
 {
-	struct stream_entry *e;
-	uint32_t cap;
+	const struct stream_entry e = { .id = id, .worker = worker };
 
-	if (t->n == STREAM_TABLE_MAX)
-		return -ENOSPC;
-	if (t->n == t->cap) {
-		cap = t->cap ? t->cap * 2 : 8;
-		e = realloc(t->entries, cap * sizeof(*e));
-		if (!e)
-			return -ENOMEM;
-		t->entries = e;
-		t->cap = cap;
-	}
-	t->entries[t->n++] = (struct stream_entry){ .id = id, .worker = worker };
-	return 0;
+	return t->n == STREAM_TABLE_MAX ? -ENOSPC : DRAY_APPEND(t->entries, t->n, e);
 }
 
 struct stream_entry *stream_table_find(struct stream_table *t, uint64_t id)
 {
-	for (uint32_t i = 0; i < t->n; i++)
+	for (size_t i = 0; i < t->n; i++)
 		if (t->entries[i].id == id)
 			return &t->entries[i];
 	return NULL;

@@ -11,6 +11,7 @@
 #define DRAY_AGENT_CONTROL_PEER_STREAM_TABLE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define STREAM_WINDOW 256
@@ -31,9 +32,8 @@ struct stream_window {
 
 struct stream_table {
 	struct stream_entry *entries;
-	uint32_t n, cap;
 	struct stream_window *windows;
-	uint32_t n_windows;
+	size_t n, n_windows;
 };
 
 #define STREAM_TABLE_NULL ((struct stream_table){ 0 })
