@@ -103,8 +103,6 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		ret = agent_start_modules(a, cfg, reterr);
 	if (ret >= 0)
 		ret = agent_start_work(a, cfg, reterr);
-	if (ret >= 0 && agent_placement_ready(a) < 0)
-		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	if (ret < 0) {
 		agent_deinit(a);
 		return ret;

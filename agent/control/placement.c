@@ -86,7 +86,7 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 		(const char *const *)profiles->v, profiles->n, ret, reterr);
 }
 
-/* Runs when the agent is ready, and after each change. */
+/* Runs when the agent's event loop begins, and after each change. */
 static int write_file(sd_event_source *source, void *arg)
 {
 	struct dray_strv none = DRAY_STRV_NULL;
@@ -253,9 +253,10 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 	state_load(a->state_db, 1u << STATE_PREFERRED | 1u << STATE_SEGMENT | 1u << STATE_HINT,
 		   load_row, a);
 	hints_loaded(a->hints);
-	if (ret >= 0 && env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0)
-		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	return ret;
+	if (env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0 ||
+	    sd_event_add_defer(a->event, &a->env_write, write_file, a) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	return 0;
 }
 
 int agent_placement_work(struct agent *a, struct dray_err *reterr)
@@ -267,11 +268,6 @@ int agent_placement_work(struct agent *a, struct dray_err *reterr)
 				    "starting the thread that writes the state database: %s",
 				    dray_errno_text(ret));
 	return 0;
-}
-
-int agent_placement_ready(struct agent *a)
-{
-	return sd_event_add_defer(a->event, &a->env_write, write_file, a);
 }
 
 void agent_placement_stop(struct agent *a)

@@ -13,8 +13,6 @@ struct agent;
 int agent_placement_start(struct agent *a, struct dray_err *reterr);
 /* Starts the thread that writes the state. 0 or -errno with reterr. */
 int agent_placement_work(struct agent *a, struct dray_err *reterr);
-/* Writes env.file from now on. 0 or -errno. */
-int agent_placement_ready(struct agent *a);
 /* Writes queued changes, for a limited time. Idempotent. */
 void agent_placement_stop(struct agent *a);
 
