@@ -40,7 +40,7 @@ static struct listening try(const char *one, const char *two, bool insecure, con
 	l.r = rig_try_start(rig, &l.err);
 	if (l.r == 0) {
 		snprintf(l.segment, sizeof(l.segment), "%s", peers_segment(rig->peers));
-		dray_list_for_each(&rig->peers->listeners, x, struct segment_listener, link)
+		dray_list_for_each(&rig->peers->listeners.list, x, struct tcp_listener, link)
 			l.n++;
 	}
 	rig_kill(rig);

@@ -10,6 +10,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/http/http.h"
+#include "agent/control/socket/acceptor.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/ready.h"
@@ -24,7 +25,7 @@ struct http_server {
 	sd_event_source *io;    /* MHD's epoll */
 	sd_event_source *again; /* MHD's timeout */
 	sd_event_source *limit; /* end of the first connection's time */
-	struct dray_list listeners;
+	struct tcp_listeners listeners;
 	struct dray_list conns;       /* by end_ns; without connections that wait for health */
 	struct dray_list requests;    /* pending at health */
 	struct MHD_Response *metrics; /* serves all requests of one turn */
@@ -39,10 +40,6 @@ struct http_conn {
 	int fd; /* MHD's */
 	int64_t end_ns;
 };
-
-/* --- http.c --- */
-
-void http_listeners_close(struct http_server *s);
 
 /* --- server.c --- */
 

@@ -145,7 +145,7 @@ static int sources_add(struct http_server *s)
 int server_init(struct http_server *s, struct agent *a, bool probes_only, unsigned max_conns)
 {
 	*s = (struct http_server){ .agent = a, .probes_only = probes_only };
-	dray_list_init(&s->listeners);
+	dray_list_init(&s->listeners.list);
 	dray_list_init(&s->conns);
 	dray_list_init(&s->requests);
 	s->daemon = MHD_start_daemon(
@@ -163,7 +163,7 @@ void server_deinit(struct http_server *s)
 {
 	if (!s->daemon)
 		return;
-	http_listeners_close(s);
+	tcp_listeners_close(&s->listeners);
 	pages_stop(s);
 	s->io = sd_event_source_disable_unref(s->io);
 	MHD_stop_daemon(s->daemon);

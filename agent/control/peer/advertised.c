@@ -29,7 +29,7 @@ static bool allowed(const struct dray_config *cfg, const struct nd_link *link)
 }
 
 /* The address of a candidate with the port of the listener that serves its family. */
-static struct dray_addr address_of(const struct nd_addr *a, const struct segment_listener *l)
+static struct dray_addr address_of(const struct nd_addr *a, const struct tcp_listener *l)
 {
 	bool v4 = a->family == AF_INET;
 	struct dray_addr ret = { .len = v4 ? sizeof(ret.in) : sizeof(ret.in6) };
@@ -43,9 +43,9 @@ static struct dray_addr address_of(const struct nd_addr *a, const struct segment
 }
 
 /* The best address that a listener on all addresses serves (v4, v6: of that family, or NULL); else loopback. */
-static struct dray_addr find_wildcard(const struct peers *p, const struct segment_listener *v4,
-				      const struct segment_listener *v6,
-				      const struct nd_links *links, char reason[REASON_BYTES])
+static struct dray_addr find_wildcard(const struct peers *p, const struct tcp_listener *v4,
+				      const struct tcp_listener *v6, const struct nd_links *links,
+				      char reason[REASON_BYTES])
 {
 	dray_auto_free struct nd_candidate *c = NULL;
 	struct dray_addr ret;
@@ -69,13 +69,13 @@ static struct dray_addr find_wildcard(const struct peers *p, const struct segmen
 static struct dray_addr find(struct peers *p, const struct nd_links *links,
 			     char reason[REASON_BYTES])
 {
-	const struct segment_listener *v4 = NULL, *v6 = NULL, *loopback = NULL, *other = NULL;
+	const struct tcp_listener *v4 = NULL, *v6 = NULL, *loopback = NULL, *other = NULL;
 	struct dray_addr ret = { .len = 0 };
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_links own = { 0 };
 
-	dray_list_for_each(&p->listeners, l, struct segment_listener, link) {
-		const struct segment_listener **first = &other;
+	dray_list_for_each(&p->listeners.list, l, struct tcp_listener, link) {
+		const struct tcp_listener **first = &other;
 
 		if (dray_addr_is_wildcard(&l->addr))
 			first = l->addr.sa.sa_family == AF_INET ? &v4 : &v6;

@@ -40,7 +40,7 @@ struct peers {
 	struct dray_map by_id;   /* struct peer by agent id, not closed */
 	struct dray_list all;    /* not closed */
 	struct dray_list closed; /* wait for their workers, then for the defer source */
-	struct dray_list listeners;
+	struct tcp_listeners listeners;
 	struct dray_list incoming; /* oldest first */
 	uint32_t n_incoming;
 	struct dray_list kept_segments; /* to stay connected to */
@@ -52,15 +52,6 @@ struct peers {
 	int64_t drain_end_ns;
 	void (*stop_done)(void *arg);
 	void *stop_arg;
-};
-
-/* A socket that accepts control connections and data streams of other agents. */
-struct segment_listener {
-	struct dray_list link;
-	struct peers *p;
-	int fd;
-	struct dray_addr addr; /* with the port that the kernel chose */
-	struct acceptor acceptor;
 };
 
 struct peer;
@@ -329,7 +320,6 @@ void incoming_close(struct peers *p);
 
 /* segment_listener.c: opens what peer.listen and systemd specify, or the defaults; then sets the segment. */
 int segment_listeners_open(struct peers *p, struct dray_err *reterr);
-void segment_listeners_close(struct peers *p);
 
 /* advertised.c: the segment that this agent advertises, configured or found from listeners and addresses. */
 

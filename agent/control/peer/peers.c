@@ -97,7 +97,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_map_init(&p->by_id);
 	dray_list_init(&p->all);
 	dray_list_init(&p->closed);
-	dray_list_init(&p->listeners);
+	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
 	dray_list_init(&p->kept_segments);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers);
@@ -133,7 +133,7 @@ struct peers *peers_free(struct peers *p)
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)
 		peer_free(closed);
 	incoming_close(p);
-	segment_listeners_close(p);
+	tcp_listeners_close(&p->listeners);
 	close_passed(&p->deps);
 	sd_event_source_disable_unref(p->defer);
 	tls_free(p->tls);
@@ -177,7 +177,7 @@ void peers_stop(struct peers *p, void (*done)(void *arg), void *arg)
 	p->stopping = true;
 	p->stop_done = done;
 	p->stop_arg = arg;
-	segment_listeners_close(p);
+	tcp_listeners_close(&p->listeners);
 	incoming_close(p);
 	peers_wake(p);
 }
@@ -224,7 +224,7 @@ struct peers_totals peers_totals(struct peers *p)
 		t.up += peer_fsm_is_up(&peer->fsm);
 		t.states[peer->fsm.state]++;
 	}
-	dray_list_for_each(&p->listeners, l, struct segment_listener, link)
+	dray_list_for_each(&p->listeners.list, l, struct tcp_listener, link)
 		t.listeners++;
 	return t;
 }

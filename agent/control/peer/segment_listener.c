@@ -8,29 +8,16 @@
 #include "lib/log.h"
 
 #define DEFAULT(host) host ":7411"
-#define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
-
-static void listener_free(struct segment_listener *l)
-{
-	dray_list_del(&l->link);
-	acceptor_stop(&l->acceptor);
-	dray_close(l->fd);
-	free(l);
-}
 
 static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
-	struct segment_listener *l = arg;
-
-	incoming_add(l->p, fd, from);
+	incoming_add(arg, fd, from);
 }
 
 /* A peer may need only the descriptor that an unidentified connection holds. */
 static void exhausted(void *arg)
 {
-	struct segment_listener *l = arg;
-
-	incoming_evict(l->p);
+	incoming_evict(arg);
 }
 
 static const struct acceptor_ops acceptor_ops = {
@@ -39,50 +26,6 @@ static const struct acceptor_ops acceptor_ops = {
 	.accepted = accepted,
 	.exhausted = exhausted,
 };
-
-/* Accepts from a socket that already listens; consumes fd. */
-static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reterr)
-{
-	dray_auto_close int fd = fd_consumed;
-	char text[DRAY_ADDR_TEXT_MAX];
-	struct segment_listener *l;
-	int r;
-
-	l = calloc(1, sizeof(*l));
-	if (!l)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a listener");
-	l->p = p;
-	l->fd = dray_take_fd(fd);
-	dray_list_add(&p->listeners, &l->link);
-	l->addr.len = sizeof(l->addr.ss);
-	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_IO,
-				    "peer.listen: reading the address: %s", dray_errno_text(errno));
-	r = acceptor_start(&l->acceptor, p->deps.event, l->fd, &acceptor_ops, l);
-	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
-				    "peer.listen: watching the socket: %s", dray_errno_text(r));
-	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
-	return 0;
-}
-
-static int open_one(struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
-{
-	char text[DRAY_ADDR_TEXT_MAX];
-	dray_auto_close int fd = -1;
-	int on = 1;
-
-	fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
-	    (a->sa.sa_family == AF_INET6 &&
-	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
-	    bind(fd, &a->sa, a->len) < 0 || listen(fd, BACKLOG) < 0)
-		return dray_err_set(
-			reterr, -errno, DRAY_E_IO, "peer.listen: %s: %s%s",
-			dray_addr_show(a, text, sizeof(text)), dray_errno_text(errno),
-			errno == EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
-	return listener_add(p, dray_take_fd(fd), reterr);
-}
 
 static int open_configured(struct peers *p, struct dray_err *reterr)
 {
@@ -103,7 +46,7 @@ static int open_configured(struct peers *p, struct dray_err *reterr)
 						     "no address and port");
 		r = peers_check_key(p, &a, true, reterr);
 		if (r == 0)
-			r = open_one(p, &a, reterr);
+			r = tcp_listener_bind(&p->listeners, &a, reterr);
 		if (r < 0)
 			return r;
 	}
@@ -124,13 +67,13 @@ static int open_defaults(struct peers *p, struct dray_err *reterr)
 
 		dray_assert(dray_addr_parse((peers_beyond_loopback(p) ? all : loopback)[i], &a) ==
 			    0);
-		r = open_one(p, &a, &why);
+		r = tcp_listener_bind(&p->listeners, &a, &why);
 		if (r < 0 && !first.code)
 			first = why;
 		if (r < 0 && r != -EAFNOSUPPORT && r != -EADDRNOTAVAIL && r != -EPROTONOSUPPORT)
 			return dray_err_set(reterr, r, why.code, "%s", why.msg);
 	}
-	if (dray_list_empty(&p->listeners))
+	if (dray_list_empty(&p->listeners.list))
 		return dray_err_set(reterr, -EADDRNOTAVAIL, first.code, "%s", first.msg);
 	return 0;
 }
@@ -151,7 +94,7 @@ static int open_passed_one(struct peers *p, int fd_consumed, struct dray_err *re
 		return dray_err_set(reterr, -errno, DRAY_E_IO, "the socket passed as \"peer\": %s",
 				    dray_errno_text(errno));
 	r = peers_check_key(p, &a, true, reterr);
-	return r < 0 ? r : listener_add(p, dray_take_fd(fd), reterr);
+	return r < 0 ? r : tcp_listener_add(&p->listeners, dray_take_fd(fd), reterr);
 }
 
 static int open_passed(struct peers *p, struct dray_err *reterr)
@@ -168,6 +111,12 @@ int segment_listeners_open(struct peers *p, struct dray_err *reterr)
 {
 	int r;
 
+	p->listeners = (struct tcp_listeners){ .list = DRAY_LIST_INIT(p->listeners.list),
+					       .event = p->deps.event,
+					       .key = "peer.listen",
+					       .what = "listening",
+					       .ops = &acceptor_ops,
+					       .arg = p };
 	if (p->deps.n_listen_fds)
 		r = open_passed(p, reterr);
 	else if (p->cfg->peer.listen.n)
@@ -182,10 +131,4 @@ int segment_listeners_open(struct peers *p, struct dray_err *reterr)
 						  "no key: peers are not authenticated",
 			 *p->segment ? p->segment : "none");
 	return r;
-}
-
-void segment_listeners_close(struct peers *p)
-{
-	dray_list_for_each(&p->listeners, l, struct segment_listener, link)
-		listener_free(l);
 }

@@ -3,14 +3,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "lib/err.h"
+#include "lib/cleanup.h"
 #include "lib/log.h"
+#include "schema/gen/errors.h"
 
 #define ACCEPTS_PER_TURN 16
 #define PAUSE_US 100000
+#define TCP_BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
 
 static int on_resume(sd_event_source *s, uint64_t usec, void *arg)
 {
@@ -78,6 +82,63 @@ void acceptor_stop(struct acceptor *a)
 {
 	a->io = sd_event_source_disable_unref(a->io);
 	a->resume = sd_event_source_disable_unref(a->resume);
+}
+
+int tcp_listener_add(struct tcp_listeners *ls, int fd, struct dray_err *reterr)
+{
+	struct tcp_listener *l = calloc(1, sizeof(*l));
+	char text[DRAY_ADDR_TEXT_MAX];
+	int r;
+
+	if (!l) {
+		dray_close(fd);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s: no memory for a socket",
+				    ls->key);
+	}
+	l->fd = fd;
+	l->addr.len = sizeof(l->addr.ss);
+	dray_list_add(&ls->list, &l->link);
+	if (getsockname(fd, &l->addr.sa, &l->addr.len) < 0)
+		r = -errno;
+	else
+		r = acceptor_start(&l->acceptor, ls->event, fd, ls->ops, ls->arg);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_IO, "%s: watching the socket: %s", ls->key,
+				    dray_errno_text(r));
+	log_info(ls->ops->area, "%s on %s", ls->what, dray_addr_show(&l->addr, text, sizeof(text)));
+	return 0;
+}
+
+int tcp_listener_bind(struct tcp_listeners *ls, const struct dray_addr *addr,
+		      struct dray_err *reterr)
+{
+	dray_auto_close int fd =
+		socket(addr->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	char text[DRAY_ADDR_TEXT_MAX];
+	int on = 1;
+
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
+	    (addr->sa.sa_family == AF_INET6 &&
+	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
+	    bind(fd, &addr->sa, addr->len) < 0 || listen(fd, TCP_BACKLOG) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "%s: %s: %s%s", ls->key,
+				    dray_addr_show(addr, text, sizeof(text)),
+				    dray_errno_text(errno),
+				    errno == EADDRINUSE ?
+					    "; choose another port, or 0 for a free one, or none" :
+				    errno == EADDRNOTAVAIL ? "; it is not an address of this host" :
+							     "");
+	return tcp_listener_add(ls, dray_take_fd(fd), reterr);
+}
+
+void tcp_listeners_close(struct tcp_listeners *ls)
+{
+	dray_list_for_each(&ls->list, l, struct tcp_listener, link) {
+		dray_list_del(&l->link);
+		acceptor_stop(&l->acceptor);
+		dray_close(l->fd);
+		free(l);
+	}
 }
 
 static bool option_is(int fd, int option, int expected)

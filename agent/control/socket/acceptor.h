@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepts from a listening socket in the event loop, a bounded number of connections in each turn. Without a free
+ * Accepts from listening sockets in the event loop, a bounded number of connections in each turn. Without a free
  * descriptor or memory it pauses for a while, because the backlog would wake the loop again and again.
  */
 #ifndef DRAY_AGENT_CONTROL_SOCKET_ACCEPTOR_H
@@ -9,6 +9,8 @@
 #include <systemd/sd-event.h>
 
 #include "lib/addr.h"
+#include "lib/err.h"
+#include "lib/list.h"
 
 /* After the connections' input, so that a flood of new connections does not delay the existing ones. */
 #define ACCEPTOR_AFTER_CONNECTIONS (SD_EVENT_PRIORITY_NORMAL + 10)
@@ -36,6 +38,30 @@ int acceptor_start(struct acceptor *a, sd_event *event, int listen_fd,
 
 /* Also for a zeroed acceptor that was never started. */
 void acceptor_stop(struct acceptor *a);
+
+/* The TCP sockets that accept connections for one purpose. */
+struct tcp_listeners {
+	struct dray_list list; /* of struct tcp_listener */
+	sd_event *event;
+	const char *key;  /* of the configuration, for errors */
+	const char *what; /* for the log line "WHAT on ADDRESS" */
+	const struct acceptor_ops *ops;
+	void *arg;
+};
+
+struct tcp_listener {
+	struct dray_list link;
+	int fd;
+	struct dray_addr addr; /* with the port that the kernel chose */
+	struct acceptor acceptor;
+};
+
+/* Listens on the address. 0, or -errno with reterr. */
+int tcp_listener_bind(struct tcp_listeners *ls, const struct dray_addr *addr,
+		      struct dray_err *reterr);
+/* Accepts from a socket that listens already. fd: consumed, also on error. 0, or -errno with reterr. */
+int tcp_listener_add(struct tcp_listeners *ls, int fd, struct dray_err *reterr);
+void tcp_listeners_close(struct tcp_listeners *ls);
 
 /* For sockets that systemd passes. */
 
