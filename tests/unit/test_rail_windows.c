@@ -333,17 +333,19 @@ static void test_refused(void **state)
 static void test_too_many(void **state)
 {
 	struct rdma_copy *copy;
+	unsigned first;
 
 	give();
 	copy = ask(1, 0, WINDOW - 4096);
 	assert_non_null(copy);
 	refused(stage(0, 8192), DRAY_E_QUOTA);
 	copied(copy, 0);
+	first = lab->n_told;
 	for (unsigned i = 0; i < 512; i++)
 		assert_non_null(ask(2 + i, i, 1));
 	refused(stage(600, 1), DRAY_E_QUOTA);
-	for (unsigned i = 0; i < lab->n_told; i++)
-		if (lab->told[i].type == RDMA_COPY && lab->told[i].arg != copy)
+	for (unsigned i = first; i < lab->n_told; i++)
+		if (lab->told[i].type == RDMA_COPY)
 			copied(lab->told[i].arg, 0);
 	assert_non_null(copy = ask(700, 0, WINDOW));
 	copied(copy, 0);
