@@ -2,7 +2,7 @@
 /*
  * Keeps the scan of netdetect current. A thread scans, because opening a device can take long, and scans again when the
  * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so the thread
- * reads them every segment.listen_interval and passes them on when they differ.
+ * reads them every segment.listen_interval.
  */
 #ifndef DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
 #define DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
@@ -28,7 +28,7 @@ struct detect_deps {
 	 */
 	void (*cpus)(void *arg, const struct dray_cpus *now);
 	/*
-	 * The listening sockets have changed; their addresses are matched with the last scan. It may take over the
+	 * The listening sockets, after each read; their addresses are matched with the last scan. It may take over the
 	 * array. NULL: they are not read.
 	 */
 	void (*listeners)(void *arg, struct nd_listeners *now);

@@ -200,6 +200,8 @@ void listeners_apply(struct segments *ss)
 
 void segments_listeners_changed(struct segments *ss, struct nd_listeners *now)
 {
+	if (nd_listeners_equal(&ss->listeners, now))
+		return;
 	nd_listeners_deinit(&ss->listeners);
 	ss->listeners = *now;
 	*now = (struct nd_listeners){ .v = NULL };

@@ -78,7 +78,7 @@ void segments_refill(struct segments *ss);
 /* News. */
 void segments_links_changed(struct segments *ss, const struct nd_links *links,
 			    const char *own_segment);
-/* Takes over the array. */
+/* Takes over the array if it differs from the last one. */
 void segments_listeners_changed(struct segments *ss, struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
 void segments_hint_changed(struct segments *ss, const char *segment, bool named);
