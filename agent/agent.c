@@ -73,7 +73,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		struct dray_err *reterr)
 {
 	const struct dray_config *cfg = &config->v;
-	char id[IDENTITY_TEXT_BYTES], status[264];
+	char id[IDENTITY_TEXT_BYTES];
 	int ret;
 
 	*a = (struct agent){ .config = config,
@@ -110,8 +110,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	log_notice("agent", "ready agent_id=%s incarnation=%" PRIu64 " segment=%s workers=%u",
 		   identity_show(a->identity.agent_id, id), a->identity.incarnation,
 		   peers_segment(a->peers), a->pool.n);
-	snprintf(status, sizeof(status), "running, segment %s", peers_segment(a->peers));
-	notify_status(a->notify, status);
+	notify_status(a->notify, "running, segment %s", peers_segment(a->peers));
 	notify_ready(a->notify);
 	return 0;
 }

@@ -14,17 +14,13 @@
 #include "lib/cleanup.h"
 #include "lib/err.h"
 #include "lib/log.h"
-#include "lib/time.h"
 
 #define ASSIGNMENT_BYTES 264
 
-/* Variables, in the order of events. */
-enum variable { RELOADING, READY, STOPPING, WATCHDOG, EXTEND_TIMEOUT, STATUS, VARIABLES };
-
 struct notify {
 	int fd;
-	sd_event_source *source;                  /* the socket has room again */
-	char unsent[VARIABLES][ASSIGNMENT_BYTES]; /* the last assignment of each; "": none */
+	sd_event_source *source;                         /* the socket has room again */
+	char unsent[NOTIFY_VARIABLES][ASSIGNMENT_BYTES]; /* the last assignment of each; "": none */
 };
 
 static int connect_to(const char *path)
@@ -52,7 +48,7 @@ static void flush(struct notify *n)
 	size_t size = 0;
 	bool later;
 
-	for (unsigned i = 0; i < VARIABLES; i++)
+	for (unsigned i = 0; i < NOTIFY_VARIABLES; i++)
 		if (*n->unsent[i])
 			size += (size_t)snprintf(buf + size, sizeof(buf) - size, "%s\n",
 						 n->unsent[i]);
@@ -115,8 +111,7 @@ struct notify *notify_free(struct notify *n)
 	return NULL;
 }
 
-__attribute__((format(printf, 3, 4))) static void assign(struct notify *n, enum variable v,
-							 const char *fmt, ...)
+void notify_assign(struct notify *n, enum notify_variable v, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -126,34 +121,4 @@ __attribute__((format(printf, 3, 4))) static void assign(struct notify *n, enum 
 	vsnprintf(n->unsent[v], sizeof(n->unsent[v]), fmt, ap);
 	va_end(ap);
 	flush(n);
-}
-
-void notify_ready(struct notify *n)
-{
-	assign(n, READY, "READY=1");
-}
-
-void notify_stopping(struct notify *n)
-{
-	assign(n, STOPPING, "STOPPING=1");
-}
-
-void notify_watchdog(struct notify *n)
-{
-	assign(n, WATCHDOG, "WATCHDOG=1");
-}
-
-void notify_reloading(struct notify *n)
-{
-	assign(n, RELOADING, "RELOADING=1\nMONOTONIC_USEC=%lld", (long long)dray_now().ns / 1000);
-}
-
-void notify_extend(struct notify *n, int64_t ns)
-{
-	assign(n, EXTEND_TIMEOUT, "EXTEND_TIMEOUT_USEC=%lld", (long long)ns / 1000);
-}
-
-void notify_status(struct notify *n, const char *status)
-{
-	assign(n, STATUS, "STATUS=%s", status);
 }
