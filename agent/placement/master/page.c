@@ -146,6 +146,16 @@ static bool take(struct cursor *c, char what)
 	return true;
 }
 
+/* Called after an item of a list. 1: the list ends. 0: another item follows. */
+static int take_next(struct cursor *c, char end, const char *missing)
+{
+	if (take(c, end))
+		return 1;
+	if (take(c, ','))
+		return 0;
+	return bad(c, c->p == c->end ? "the page was cut off" : missing);
+}
+
 /* Parses one value, which the caller owns. */
 static int take_value(struct cursor *c, json_t **ret)
 {
@@ -248,57 +258,45 @@ static int read_segments(struct cursor *c, struct master_list *ret)
 	if (take(c, ']'))
 		return 0;
 	for (size_t i = 0;; i++) {
-		json_t *v;
+		dray_auto(json_decref) json_t *v = NULL;
 		int r = take_value(c, &v);
 
-		if (r < 0)
-			return r;
-		r = read_segment(c, i, v, ret);
-		json_decref(v);
-		if (r < 0)
-			return r;
-		if (take(c, ']'))
-			return 0;
-		if (!take(c, ','))
-			return bad(c, c->p == c->end ? "the page was cut off" :
-						       "a comma is missing between segments");
+		if (r == 0)
+			r = read_segment(c, i, v, ret);
+		if (r == 0)
+			r = take_next(c, ']', "a comma is missing between segments");
+		if (r)
+			return dray_min(r, 0);
 	}
 }
 
 static int take_key(struct cursor *c, bool *ret_segments)
 {
-	json_t *key;
+	dray_auto(json_decref) json_t *key = NULL;
 	int r = take_value(c, &key);
 
 	if (r < 0)
 		return r;
 	if (!json_is_string(key))
-		r = bad(c, "the name of a member is not a string");
-	*ret_segments = r == 0 && !strcmp(json_string_value(key), "segments");
-	json_decref(key);
-	if (r == 0 && !take(c, ':'))
-		r = bad(c, "a colon is missing after the name of a member");
-	return r;
+		return bad(c, "the name of a member is not a string");
+	*ret_segments = !strcmp(json_string_value(key), "segments");
+	return take(c, ':') ? 0 : bad(c, "a colon is missing after the name of a member");
 }
 
 static int read_member(struct cursor *c, bool *seen, struct master_list *ret)
 {
-	bool segments;
-	json_t *v;
+	dray_auto(json_decref) json_t *v = NULL;
+	bool segments = false;
 	int r = take_key(c, &segments);
 
 	if (r < 0)
 		return r;
-	if (segments && *seen)
+	if (!segments)
+		return take_value(c, &v);
+	if (*seen)
 		return bad(c, "\"segments\" is there twice");
-	if (segments) {
-		*seen = true;
-		return read_segments(c, ret);
-	}
-	r = take_value(c, &v);
-	if (r == 0)
-		json_decref(v);
-	return r;
+	*seen = true;
+	return read_segments(c, ret);
 }
 
 int master_page_detail(const char *body, size_t n, struct master_list *ret, struct dray_err *reterr)
@@ -311,16 +309,13 @@ int master_page_detail(const char *body, size_t n, struct master_list *ret, stru
 		return r;
 	if (!take(&c, '{'))
 		return bad(&c, "the page is not a JSON object");
-	if (!take(&c, '}')) {
-		do {
-			r = read_member(&c, &seen, ret);
-			if (r < 0)
-				return r;
-		} while (take(&c, ','));
-		if (!take(&c, '}'))
-			return bad(&c, c.p == c.end ? "the page was cut off" :
-						      "a comma is missing between members");
+	for (r = take(&c, '}'); r == 0;) {
+		r = read_member(&c, &seen, ret);
+		if (r == 0)
+			r = take_next(&c, '}', "a comma is missing between members");
 	}
+	if (r < 0)
+		return r;
 	skip_space(&c);
 	if (c.p != c.end)
 		return bad(&c, "something follows the page");
