@@ -60,9 +60,8 @@ static void end_read(struct master *m, const struct master_list *l, const struct
 /* Nothing may be touched after this call. */
 static void fail_read(struct master *m, int code, const char *page, const char *why)
 {
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err = dray_err_of(code, "%.80s%s: %.130s", m->url, page, why);
 
-	dray_err_set(&err, 0, code, "%.80s%s: %.130s", m->url, page, why);
 	end_read(m, NULL, &err);
 }
 

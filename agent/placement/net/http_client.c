@@ -38,8 +38,6 @@ struct http_get {
 	struct http_answer *answer;
 };
 
-static void try_next(struct http_get *g);
-
 static void disconnect(struct http_get *g)
 {
 	g->io = sd_event_source_disable_unref(g->io);
@@ -71,33 +69,28 @@ static void finish(struct http_get *g, const struct http_answer *answer, const s
 __attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int code,
 						       const char *fmt, ...)
 {
-	struct dray_err err = DRAY_ERR_NULL;
 	char text[DRAY_ERR_MSG_MAX];
+	struct dray_err err;
 	va_list ap;
 
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	dray_err_set(&err, 0, code, "http://%.100s: %s", g->host, text);
+	err = dray_err_of(code, "http://%.100s: %s", g->host, text);
 	finish(g, NULL, &err);
 }
 
-static const char *address(const struct http_get *g, char *buf, size_t n)
-{
-	return dray_addr_show(&g->addrs[g->next - 1], buf, n);
-}
-
-/* No connection to this address: tries the next one. */
+/* No connection to this address. */
 static void refused(struct http_get *g, int code, const char *why)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
 
-	g->failed = DRAY_ERR_NULL;
-	dray_err_set(&g->failed, 0, code, "connecting to %s: %s", address(g, text, sizeof(text)),
-		     why);
+	g->failed = dray_err_of(code, "connecting to %s: %s",
+				dray_addr_show(&g->addrs[g->next - 1], text, sizeof(text)), why);
 	disconnect(g);
-	try_next(g);
 }
+
+static void try_next(struct http_get *g);
 
 static void on_readable(struct http_get *g)
 {
@@ -157,6 +150,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 			err = errno;
 		if (err) {
 			refused(g, DRAY_E_PEER_UNREACHABLE, dray_errno_text(err));
+			try_next(g);
 			return 0;
 		}
 		g->connected = true;
@@ -196,11 +190,8 @@ static void try_next(struct http_get *g)
 			sd_event_source_set_enabled(g->timer, SD_EVENT_ONESHOT);
 			return;
 		}
-		disconnect(g);
-		g->failed = DRAY_ERR_NULL;
-		dray_err_set(&g->failed, 0,
-			     r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
-			     "connecting: %s", dray_errno_text(r));
+		refused(g, r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
+			dray_errno_text(r));
 	}
 	fail(g, g->failed.code, "%s", g->failed.msg);
 }
@@ -227,6 +218,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 
 	if (!g->connected && g->fd >= 0) {
 		refused(g, DRAY_E_TIMEOUT, "no answer");
+		try_next(g);
 		return 0;
 	}
 	dray_duration_show(g->request.timeout_ns, time, sizeof(time));
