@@ -167,7 +167,7 @@ static void on_hint_changed(void *arg, const char *scope)
 
 	/* only the hint of the whole node affects the preferred segment; hints of scopes are looked up on request */
 	if (!*scope && a->segments)
-		segments_hints_changed(a->segments);
+		segments_decide_soon(a->segments);
 }
 
 static void on_hint_named(void *arg, const char *segment, bool named)

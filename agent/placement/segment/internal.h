@@ -180,8 +180,6 @@ void hosts_refresh(struct segments *ss);
 
 /* --- decide.c --- */
 
-/* The preferred segment may have changed. */
-void segments_decide_soon(struct segments *ss);
 /* Makes a pending decision now: before the end, so that the next agent restores its result. */
 void segments_decide_pending(struct segments *ss);
 /* Renews the hint of the detected segment before it expires. */

@@ -82,8 +82,8 @@ void segments_links_changed(struct segments *ss, const struct nd_links *links,
 void segments_listeners_changed(struct segments *ss, struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
 void segments_hint_changed(struct segments *ss, const char *segment, bool named);
-/* The effective hint of the empty scope changed. */
-void segments_hints_changed(struct segments *ss);
+/* The preferred segment may have changed, such as by a hint for the empty scope. */
+void segments_decide_soon(struct segments *ss);
 void segments_reload(struct segments *ss);
 
 /* The preferred segment for a scope. Strings are borrowed until the next turn of the loop. */

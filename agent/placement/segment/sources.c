@@ -118,8 +118,3 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 	segment_mention(s, SEGMENT_HINT, named);
 	segment_recheck(s);
 }
-
-void segments_hints_changed(struct segments *ss)
-{
-	segments_decide_soon(ss);
-}
