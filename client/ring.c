@@ -11,6 +11,8 @@
 #include "lib/wake.h"
 #include "schema/gen/errors.h"
 
+#define defect(reterr, text) dray_err_set((reterr), -EPROTO, DRAY_E_PROTOCOL, (text))
+
 bool dc_shared_memory_ok(int fd, uint64_t bytes)
 {
 	struct stat st;
@@ -87,8 +89,7 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 	    !dc_shared_memory_ok(fd, m->ring_bytes) || !is_eventfd(doorbell_fd) ||
 	    !is_epoll(completion_fd)) {
 		dc_ring_close(r);
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent's ring differs from the one requested");
+		return defect(reterr, "the agent's ring differs from the one requested");
 	}
 	flags = fcntl(doorbell_fd, F_GETFL);
 	base = mmap(NULL, m->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -105,8 +106,7 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 	r->base = base;
 	if (!layout_fits(r)) {
 		dc_ring_close(r);
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the layout of the agent's ring is invalid");
+		return defect(reterr, "the layout of the agent's ring is invalid");
 	}
 	/* indices need not begin at 0 */
 	r->sq_tail = r->sq_published = r->sq_head =
@@ -133,8 +133,7 @@ int dc_ring_room(struct ring *r, struct dray_err *reterr)
 			DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_HEAD), __ATOMIC_ACQUIRE));
 
 		if (r->sq_tail - head > r->sq_entries)
-			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-					    "the ring's submission head is invalid");
+			return defect(reterr, "the ring's submission head is invalid");
 		r->sq_head = head;
 	}
 	return r->sq_tail - r->sq_head < r->sq_entries && r->in_flight < r->cq_entries;
@@ -172,8 +171,7 @@ int dc_ring_take(struct ring *r, struct dmsg_cqe *ret, struct dray_err *reterr)
 	if (!n)
 		return 0;
 	if (n > r->cq_entries || n > r->in_flight)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the ring's completion tail is invalid");
+		return defect(reterr, "the ring's completion tail is invalid");
 	dmsg_cqe_get(r->cqes + (uint64_t)(r->cq_head & (r->cq_entries - 1)) * DMSG_CQE_SIZE, ret);
 	r->cq_head++;
 	r->in_flight--;
