@@ -39,6 +39,15 @@ static int numa_node_check(const char *word, struct dray_err *reterr)
 		word);
 }
 
+#define RULE_CHECK(rule)                                                   \
+	static int rule##_check(const char *word, struct dray_err *reterr) \
+	{                                                                  \
+		return rule##_parse(word, &(struct rule){ 0 }, reterr);    \
+	}
+RULE_CHECK(known_rule)
+RULE_CHECK(local_rule)
+RULE_CHECK(port_rule)
+
 static const struct {
 	enum dray_config_key_id key;
 	int (*check)(const char *word, struct dray_err *reterr);

@@ -167,27 +167,6 @@ int preferred_check(const char *text, struct dray_err *reterr)
 
 /* --- checks -------------------------------------------------------------------------------------- */
 
-int known_rule_check(const char *word, struct dray_err *reterr)
-{
-	struct known_rule r;
-
-	return known_rule_parse(word, &r, reterr);
-}
-
-int local_rule_check(const char *word, struct dray_err *reterr)
-{
-	struct local_rule r;
-
-	return local_rule_parse(word, &r, reterr);
-}
-
-int port_rule_check(const char *word, struct dray_err *reterr)
-{
-	struct port_rule r;
-
-	return port_rule_parse(word, &r, reterr);
-}
-
 int master_check(const char *text, struct dray_err *reterr)
 {
 	struct http_url url;

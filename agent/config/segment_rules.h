@@ -42,10 +42,7 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr);
 int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *reterr);
 
-/* The same without a result, and for a word of mooncake.masters. */
-int known_rule_check(const char *word, struct dray_err *reterr);
-int local_rule_check(const char *word, struct dray_err *reterr);
-int port_rule_check(const char *word, struct dray_err *reterr);
+/* A word of mooncake.masters. 0, or -EINVAL with reterr. */
 int master_check(const char *text, struct dray_err *reterr);
 
 /* segment.preferred; NULL where that is auto. */
