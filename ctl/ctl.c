@@ -21,13 +21,12 @@ int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
 
 int ctl_no_memory(struct ctl *c)
 {
-	return ctl_fail(c, CTL_EXIT_FAILED, "drayctl is out of memory");
+	return ctl_failed(c, "drayctl is out of memory");
 }
 
 int ctl_flush(struct ctl *c)
 {
 	if (fflush(c->out) != 0 || ferror(c->out))
-		return ctl_fail(c, CTL_EXIT_FAILED, "cannot write to standard output: %s",
-				dray_errno_text(errno));
+		return ctl_failed(c, "cannot write to standard output: %s", dray_errno_text(errno));
 	return 0;
 }

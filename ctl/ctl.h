@@ -89,6 +89,8 @@ const struct ctl_verb *ctl_verb_find(struct ctl *c, const char *name);
 /* Sets c->failure, unless it is set already. Functions return -1 with it. */
 int ctl_fail(struct ctl *c, enum ctl_exit status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+#define ctl_failed(c, ...) ctl_fail((c), CTL_EXIT_FAILED, __VA_ARGS__)
+#define ctl_misuse(c, ...) ctl_fail((c), CTL_EXIT_USAGE, __VA_ARGS__)
 int ctl_no_memory(struct ctl *c);
 
 /* Flushes standard output. A full disk or a closed pipe must not look like a short answer. 0 or -1. */

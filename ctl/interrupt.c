@@ -26,9 +26,8 @@ static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns)
 		int n = signals < 0 ? -1 : poll(p, 3, ms);
 
 		if (n < 0 && errno != EINTR)
-			return ctl_fail(c, CTL_EXIT_FAILED,
-					"cannot wait for events and signals: %s",
-					dray_errno_text(errno));
+			return ctl_failed(c, "cannot wait for events and signals: %s",
+					  dray_errno_text(errno));
 		/* A signal left pending would kill the process when it is unblocked. */
 		if (n > 0 && p[0].revents && read(signals, &got, sizeof(got)) > 0)
 			return CTL_WAKE_END;

@@ -20,22 +20,21 @@ static int memory_read(struct ctl *c, struct bench_plan *p)
 
 	if (__builtin_mul_overflow(p->size, p->ops * p->batch, &room) ||
 	    __builtin_mul_overflow(room, p->sessions, &all) || all > most)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--size times --ops times --batch%s is too large; use at most %s",
-				p->sessions > 1 ? " times --sessions" : "",
-				dray_size_show((int64_t)most, text, sizeof(text)));
+		return ctl_misuse(c,
+				  "--size times --ops times --batch%s is too large; use at most %s",
+				  p->sessions > 1 ? " times --sessions" : "",
+				  dray_size_show((int64_t)most, text, sizeof(text)));
 	if (bench_list_bytes(p) * p->batch > DMSG_ARENA_MAX)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--ops times --batch is too large for the %s of lists of a "
-				"session; use --batch %llu or less",
-				dray_size_show(DMSG_ARENA_MAX, text, sizeof(text)),
-				(unsigned long long)(DMSG_ARENA_MAX / bench_list_bytes(p)));
+		return ctl_misuse(c,
+				  "--ops times --batch is too large for the %s of lists of a "
+				  "session; use --batch %llu or less",
+				  dray_size_show(DMSG_ARENA_MAX, text, sizeof(text)),
+				  (unsigned long long)(DMSG_ARENA_MAX / bench_list_bytes(p)));
 	if (!p->memory)
 		p->memory = dray_max(MEMORY_DEFAULT / p->sessions, room);
 	if (p->memory < room && !c->values[CTL_OPTION_SERVE])
-		return ctl_fail(
-			c, CTL_EXIT_USAGE,
-			"--memory %s is not enough; --size times --ops times --batch needs %s",
+		return ctl_misuse(
+			c, "--memory %s is not enough; --size times --ops times --batch needs %s",
 			c->values[CTL_OPTION_MEMORY],
 			dray_size_show((int64_t)room, text, sizeof(text)));
 	return 0;
@@ -46,12 +45,12 @@ static int length_check(const struct bench_plan *p)
 	char a[32];
 
 	if (p->count && p->count < p->rounds)
-		return ctl_fail(p->ctl, CTL_EXIT_USAGE,
-				"--count %llu is not enough for --rounds %llu; each round needs 1",
-				(unsigned long long)p->count, (unsigned long long)p->rounds);
+		return ctl_misuse(
+			p->ctl, "--count %llu is not enough for --rounds %llu; each round needs 1",
+			(unsigned long long)p->count, (unsigned long long)p->rounds);
 	if (!p->count && p->duration_ns < (int64_t)p->rounds * DRAY_NS_PER_MS)
-		return ctl_fail(
-			p->ctl, CTL_EXIT_USAGE,
+		return ctl_misuse(
+			p->ctl,
 			"--duration %s is not enough for --rounds %llu; each round needs 1ms",
 			dray_duration_show(p->duration_ns, a, sizeof(a)),
 			(unsigned long long)p->rounds);
@@ -104,9 +103,8 @@ static int token_read(struct ctl *c, char **ret)
 		fclose(f);
 	}
 	if (n <= 0)
-		return ctl_fail(
-			c, CTL_EXIT_USAGE,
-			"--token -: standard input has no token; pipe the output of --serve");
+		return ctl_misuse(
+			c, "--token -: standard input has no token; pipe the output of --serve");
 	(*ret)[strcspn(*ret, "\r\n")] = '\0';
 	return 0;
 }

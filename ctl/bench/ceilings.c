@@ -189,13 +189,12 @@ int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 	}
 	err = list_make(c);
 	if (err)
-		return ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling failed: %s",
-				dray_errno_text(err));
+		return ctl_failed(p->ctl, "--ceiling failed: %s", dray_errno_text(err));
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(kinds); i++) {
 		err = fits(p, &kinds[i], transport) ? one_open(c, &kinds[i]) : 0;
 		if (err)
-			return ctl_fail(p->ctl, CTL_EXIT_FAILED, "--ceiling: cannot open %s: %s",
-					kinds[i].text, dray_errno_text(err));
+			return ctl_failed(p->ctl, "--ceiling: cannot open %s: %s", kinds[i].text,
+					  dray_errno_text(err));
 	}
 	return 0;
 }
@@ -222,8 +221,8 @@ int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray)
 		int err = one->kind->round(c, one, dray, &one->values[c->rounds]);
 
 		if (err)
-			return ctl_fail(c->plan->ctl, CTL_EXIT_FAILED, "--ceiling: %s failed: %s",
-					one->kind->text, dray_errno_text(err));
+			return ctl_failed(c->plan->ctl, "--ceiling: %s failed: %s", one->kind->text,
+					  dray_errno_text(err));
 	}
 	return 0;
 }

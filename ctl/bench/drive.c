@@ -106,8 +106,7 @@ static int sleep_on_all(struct bench_drive *d)
 	int n = epoll_wait(d->epoll_fd, ev, CTL_SESSIONS_MAX, silence_ms(d)), ended = 0;
 
 	if (n < 0 && errno != EINTR)
-		return ctl_fail(d->plan->ctl, CTL_EXIT_FAILED, "epoll failed: %s",
-				dray_errno_text(errno));
+		return ctl_failed(d->plan->ctl, "epoll failed: %s", dray_errno_text(errno));
 	if (!n)
 		return silent(d);
 	for (int i = 0; i < n; i++) {
@@ -177,8 +176,7 @@ int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 
 		if (d->epoll_fd < 0 ||
 		    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, dray_fd(sessions[i].end.d), &ev))
-			return ctl_fail(p->ctl, CTL_EXIT_FAILED, "cannot use epoll: %s",
-					dray_errno_text(errno));
+			return ctl_failed(p->ctl, "cannot use epoll: %s", dray_errno_text(errno));
 	}
 	return 0;
 }

@@ -34,10 +34,10 @@ static int memory_check(const struct bench_plan *p)
 		fclose(f);
 	if (needed <= available)
 		return 0;
-	return ctl_fail(p->ctl, CTL_EXIT_FAILED,
-			"this needs %s of memory, but %s are available; reduce --size, --ops, "
-			"--batch, --sessions or --memory",
-			ctl_size(needed), ctl_size(available));
+	return ctl_failed(p->ctl,
+			  "this needs %s of memory, but %s are available; reduce --size, --ops, "
+			  "--batch, --sessions or --memory",
+			  ctl_size(needed), ctl_size(available));
 }
 
 static int token_get(struct run *r, struct dray_token *ret)
@@ -47,8 +47,8 @@ static int token_get(struct run *r, struct dray_token *ret)
 
 	if (p->token) {
 		err = dray_token_parse(p->token, ret);
-		return err ? ctl_fail(r->plan->ctl, CTL_EXIT_USAGE,
-				      "--token: this is not a token; use the output of --serve") :
+		return err ? ctl_misuse(r->plan->ctl,
+					"--token: this is not a token; use the output of --serve") :
 			     0;
 	}
 	/* Each session uses its own part. */

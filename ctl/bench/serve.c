@@ -38,9 +38,9 @@ static int events_take(struct ctl *c, const struct bench_end *e)
 			break;
 		case DRAY_EVENT_CLOSED:
 		case DRAY_EVENT_REGION_LOST:
-			return ctl_fail(c, CTL_EXIT_FAILED, "the session has ended: %s",
-					ev.message && *ev.message ? ev.message :
-								    dray_strerror(ev.code));
+			return ctl_failed(c, "the session has ended: %s",
+					  ev.message && *ev.message ? ev.message :
+								      dray_strerror(ev.code));
 		case DRAY_EVENT_DRAINING:
 			fputs("drayctl: the agent is draining\n", c->err);
 			break;
@@ -83,8 +83,7 @@ static int serve(struct ctl *c, const struct bench_end *e)
 			return -1;
 		errno = 0;
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
-			return ctl_fail(c, CTL_EXIT_FAILED, "poll failed: %s",
-					dray_errno_text(errno));
+			return ctl_failed(c, "poll failed: %s", dray_errno_text(errno));
 		errno = 0;
 		if (input_ended(p[0].fd, p[0].revents))
 			return 0;

@@ -48,11 +48,11 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 		part -= part % PAGE_BYTES;
 	s->slots = dray_min(s->end.memory.length, part) / slot_bytes(p);
 	if (s->slots < p->batch)
-		return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED,
-				"the token is for %s, but --size times --ops times --batch%s "
-				"needs %s; start --serve with more --memory",
-				ctl_size(far_length), p->sessions > 1 ? " times --sessions" : "",
-				ctl_size(slot_bytes(p) * p->batch * p->sessions));
+		return ctl_failed(s->plan->ctl,
+				  "the token is for %s, but --size times --ops times --batch%s "
+				  "needs %s; start --serve with more --memory",
+				  ctl_size(far_length), p->sessions > 1 ? " times --sessions" : "",
+				  ctl_size(slot_bytes(p) * p->batch * p->sessions));
 	lists = dray_max(BENCH_LISTS_OPS / p->sessions / p->ops, p->batch);
 	s->slots = dray_min(s->slots, lists);
 	*ret_far_at = part * number;
@@ -145,9 +145,9 @@ int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
 		return bench_failed(s->plan->ctl, s->end.d, "the first transfer", err);
 	for (uint64_t i = 0; far && i < p->ops; i++)
 		if (memcmp(local + s->ops[i].local, remote + s->ops[i].remote, p->size))
-			return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED,
-					"operation %llu of the first transfer copied wrong bytes",
-					(unsigned long long)i);
+			return ctl_failed(s->plan->ctl,
+					  "operation %llu of the first transfer copied wrong bytes",
+					  (unsigned long long)i);
 	*ret_transport = c.transport;
 	return 0;
 }
@@ -199,9 +199,9 @@ int bench_session_complete(struct bench_session *s, struct bench_lap *lap)
 		struct bench_flight *f = c.arg;
 
 		if (c.status)
-			return ctl_fail(s->plan->ctl, CTL_EXIT_FAILED, "a transfer failed: %s (%s)",
-					*c.message ? c.message : dray_strerror(c.status),
-					dray_strerrorname(c.status));
+			return ctl_failed(s->plan->ctl, "a transfer failed: %s (%s)",
+					  *c.message ? c.message : dray_strerror(c.status),
+					  dray_strerrorname(c.status));
 		ctl_histogram_add(&lap->latency, (uint64_t)(now - f->began_ns));
 		f->next = s->idle;
 		s->idle = f;

@@ -73,15 +73,14 @@ static int socket_open(struct ctl *c, int64_t timeout_ns)
 	int fd dray_auto_close = -1;
 
 	if (strlen(c->control) >= sizeof(sa.sun_path))
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--control: the path is too long for a socket; use at most %zu "
-				"bytes",
-				sizeof(sa.sun_path) - 1);
+		return ctl_misuse(c,
+				  "--control: the path is too long for a socket; use at most %zu "
+				  "bytes",
+				  sizeof(sa.sun_path) - 1);
 	memcpy(sa.sun_path, c->control, strlen(c->control));
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED, "cannot make a socket: %s",
-				dray_errno_text(errno));
+		return ctl_failed(c, "cannot make a socket: %s", dray_errno_text(errno));
 	while (connect(fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0) {
 		if (errno == EINTR)
 			continue;
@@ -116,8 +115,7 @@ int ctl_bus_open(struct ctl *c, int64_t timeout_ns)
 	/* sd_bus_start() sends the first bytes of the authentication; the agent may be gone by then. */
 	if (ret == -EPIPE || ret == -ECONNRESET || ret == -ENOTCONN)
 		return closed(c, ret);
-	return ctl_fail(c, CTL_EXIT_FAILED, "cannot use D-Bus on %s: %s", c->control,
-			dray_errno_text(ret));
+	return ctl_failed(c, "cannot use D-Bus on %s: %s", c->control, dray_errno_text(ret));
 }
 
 void ctl_bus_close(struct ctl *c)
@@ -171,12 +169,12 @@ static void error_take(struct ctl *c, const sd_bus_error *e)
 	if (!strcmp(e->name, SD_BUS_ERROR_UNKNOWN_METHOD) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_OBJECT) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_INTERFACE))
-		ctl_fail(c, CTL_EXIT_FAILED,
-			 "the server on %s does not know this method: %s; check that it is a "
-			 "drayd of the same release",
-			 c->control, text);
+		ctl_failed(c,
+			   "the server on %s does not know this method: %s; check that it is a "
+			   "drayd of the same release",
+			   c->control, text);
 	/* The first error set wins. */
-	ctl_fail(c, CTL_EXIT_FAILED, "%s", text);
+	ctl_failed(c, "%s", text);
 }
 
 /* Handles the agent's messages for at most this long. 1: there was one, 0: none, below 0: the agent is gone. */
@@ -289,8 +287,8 @@ int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns)
 
 int ctl_bus_bad_reply(struct ctl *c, const char *member, int error)
 {
-	return ctl_fail(c, CTL_EXIT_FAILED,
-			"%s: the agent's reply does not have the types of the interface (%s); "
-			"check that it is a drayd of the same release",
-			member, dray_errno_text(error));
+	return ctl_failed(c,
+			  "%s: the agent's reply does not have the types of the interface (%s); "
+			  "check that it is a drayd of the same release",
+			  member, dray_errno_text(error));
 }

@@ -47,16 +47,15 @@ static int unknown_option(struct ctl *c, const struct ctl_verb *verb, const char
 		}
 		for (unsigned v = 0; v < CTL_VERB_N && !strcmp(word, ctl_options[i].name); v++)
 			if (is_own(&ctl_verbs[v], (enum ctl_option_id)i))
-				return ctl_fail(c, CTL_EXIT_USAGE,
-						"%s is an option of drayctl %s; put it after "
-						"the verb",
-						word, ctl_verbs[v].name);
+				return ctl_misuse(c,
+						  "%s is an option of drayctl %s; put it after "
+						  "the verb",
+						  word, ctl_verbs[v].name);
 	}
 	if (nearest.best)
-		return ctl_fail(c, CTL_EXIT_USAGE, "unknown option %s, did you mean %s?", word,
-				nearest.best);
-	return ctl_fail(c, CTL_EXIT_USAGE, "unknown option %s; drayctl %s%s--help lists all", word,
-			verb ? verb->name : "", verb ? " " : "");
+		return ctl_misuse(c, "unknown option %s, did you mean %s?", word, nearest.best);
+	return ctl_misuse(c, "unknown option %s; drayctl %s%s--help lists all", word,
+			  verb ? verb->name : "", verb ? " " : "");
 }
 
 static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
@@ -72,11 +71,10 @@ static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 	if (arg[n])
 		value = arg + n + 1;
 	if (!o->value && value)
-		return ctl_fail(c, CTL_EXIT_USAGE, "%s takes no value", o->name);
+		return ctl_misuse(c, "%s takes no value", o->name);
 	if (o->value && !value && !o->optional) {
 		if (*i + 1 >= argc)
-			return ctl_fail(c, CTL_EXIT_USAGE, "%s needs a value: %s", o->name,
-					o->value);
+			return ctl_misuse(c, "%s needs a value: %s", o->name, o->value);
 		value = argv[++*i];
 	}
 	c->values[id] = value ? value : "";
@@ -92,9 +90,9 @@ const struct ctl_verb *ctl_verb_find(struct ctl *c, const char *name)
 			return &ctl_verbs[i];
 		dray_nearest_offer(&nearest, ctl_verbs[i].name);
 	}
-	ctl_fail(c, CTL_EXIT_USAGE, "unknown verb %.60s%s%s%s", name,
-		 nearest.best ? ", did you mean " : "; drayctl --help lists all",
-		 nearest.best ? nearest.best : "", nearest.best ? "?" : "");
+	ctl_misuse(c, "unknown verb %.60s%s%s%s", name,
+		   nearest.best ? ", did you mean " : "; drayctl --help lists all",
+		   nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	return NULL;
 }
 
@@ -107,8 +105,8 @@ static int word_take(struct ctl *c, const char *word)
 		return c->verb ? 0 : -1;
 	}
 	if (c->n_args == c->verb->max_args)
-		return ctl_fail(c, CTL_EXIT_USAGE, "drayctl %s takes %s; remove \"%.60s\"",
-				c->verb->name, counts[c->verb->max_args], word);
+		return ctl_misuse(c, "drayctl %s takes %s; remove \"%.60s\"", c->verb->name,
+				  counts[c->verb->max_args], word);
 	c->args[c->n_args++] = word;
 	return 0;
 }
@@ -123,11 +121,11 @@ static int rules_check(struct ctl *c)
 		if (!c->values[r->option] || !c->values[r->other] != r->needs)
 			continue;
 		if (!r->needs)
-			return ctl_fail(c, CTL_EXIT_USAGE, "%s and %s exclude each other; %s",
-					option, other, r->advice);
+			return ctl_misuse(c, "%s and %s exclude each other; %s", option, other,
+					  r->advice);
 		if (is_own(c->verb, r->other))
-			return ctl_fail(c, CTL_EXIT_USAGE, "%s has no effect without %s; give both",
-					option, other);
+			return ctl_misuse(c, "%s has no effect without %s; give both", option,
+					  other);
 	}
 	return 0;
 }
@@ -159,9 +157,9 @@ static int number_read(struct ctl *c, const struct ctl_option *o, const char *te
 	}
 	if (number_parse(o->type, text, ret) == 0 && *ret >= o->min && *ret <= o->max)
 		return 0;
-	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s", o->name, text,
-			number_show(o->type, o->min, a, sizeof(a)),
-			number_show(o->type, o->max, b, sizeof(b)));
+	return ctl_misuse(c, "%s %.60s is not allowed; use %s to %s", o->name, text,
+			  number_show(o->type, o->min, a, sizeof(a)),
+			  number_show(o->type, o->max, b, sizeof(b)));
 }
 
 static int word_read(struct ctl *c, const struct ctl_option *o, const char *text, int64_t *ret)
@@ -169,8 +167,7 @@ static int word_read(struct ctl *c, const struct ctl_option *o, const char *text
 	for (*ret = 0; o->words[*ret]; ++*ret)
 		if (!strcmp(text, o->words[*ret]))
 			return 0;
-	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s", o->name, text,
-			o->value);
+	return ctl_misuse(c, "%s %.60s is not allowed; use %s", o->name, text, o->value);
 }
 
 static int numbers_read(struct ctl *c)
@@ -197,7 +194,7 @@ static int settings_read(struct ctl *c)
 		c->control = c->env->control && *c->env->control ? c->env->control :
 								   CONTROL_DEFAULT;
 	if (!*c->control)
-		return ctl_fail(c, CTL_EXIT_USAGE, "--control needs a path");
+		return ctl_misuse(c, "--control needs a path");
 	c->format = c->values[CTL_OPTION_JSON]  ? CTL_JSON :
 		    c->values[CTL_OPTION_PLAIN] ? CTL_PLAIN :
 						  CTL_TEXT;

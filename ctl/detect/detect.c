@@ -17,8 +17,8 @@ static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret)
 	empty = text && !ret->n;
 	for (size_t i = 0; i < ret->n; i++)
 		empty |= !*ret->v[i];
-	return empty ? ctl_fail(c, CTL_EXIT_USAGE, "%s: \"%.100s\" has an empty member; remove it",
-				ctl_options[id].name, text) :
+	return empty ? ctl_misuse(c, "%s: \"%.100s\" has an empty member; remove it",
+				  ctl_options[id].name, text) :
 		       0;
 }
 
@@ -29,8 +29,8 @@ static int addresses(struct ctl *c, const struct dray_strv *node)
 	for (size_t i = 0; i < node->n; i++)
 		if (inet_pton(AF_INET, node->v[i], &any) != 1 &&
 		    inet_pton(AF_INET6, node->v[i], &any) != 1)
-			return ctl_fail(
-				c, CTL_EXIT_USAGE,
+			return ctl_misuse(
+				c,
 				"--node-addresses: \"%.60s\" is not an address; use numbers, such as 10.0.0.1 or 2001:db8::1",
 				node->v[i]);
 	return 0;
@@ -46,9 +46,8 @@ static int source(struct ctl *c, struct nd_source *ret)
 		return 0;
 	r = nd_source_open(ret, dir);
 	if (r < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED,
-				"--from-sysfs %.200s: %s; use a directory that contains sys/", dir,
-				dray_errno_text(r));
+		return ctl_failed(c, "--from-sysfs %.200s: %s; use a directory that contains sys/",
+				  dir, dray_errno_text(r));
 	return 0;
 }
 
@@ -72,7 +71,7 @@ int ctl_detect_open(struct ctl_detect *d, struct ctl *c)
 	    addresses(c, &o->node_addresses) < 0)
 		return -1;
 	if (nd_scan_options_check(o, &err) < 0)
-		return ctl_fail(c, CTL_EXIT_USAGE, "%s", err.msg);
+		return ctl_misuse(c, "%s", err.msg);
 	return 0;
 }
 
@@ -92,7 +91,7 @@ static int print(struct ctl *c, const struct ctl_detect *d)
 	int r;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_failed(c, "%s", err.msg);
 	if (c->values[CTL_OPTION_EXPLAIN])
 		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN]);
 	if (c->format == CTL_PLAIN) {
@@ -103,7 +102,7 @@ static int print(struct ctl *c, const struct ctl_detect *d)
 		r = c->format == CTL_JSON ? ctl_detect_json(c, scan, &cuda) :
 					    ctl_detect_text(c, scan, &cuda);
 	}
-	return r < 0 ? ctl_fail(c, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
+	return r < 0 ? ctl_failed(c, "%s", dray_errno_text(r)) : 0;
 }
 
 int ctl_detect(struct ctl *c)

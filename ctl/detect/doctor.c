@@ -69,7 +69,7 @@ static int examine(struct ctl *c, const struct ctl_detect *d)
 	int status;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_failed(c, "%s", err.msg);
 	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
 		return ctl_no_memory(c);
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));

@@ -234,9 +234,9 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 
 		for (size_t i = 0; i < scan->devices.n; i++)
 			dray_nearest_offer(&nearest, scan->devices.v[i].name);
-		return ctl_fail(c, CTL_EXIT_FAILED, "there is no RDMA device %.60s%s%s%s", name,
-				nearest.best ? ", did you mean " : "; drayctl detect lists all",
-				nearest.best ? nearest.best : "", nearest.best ? "?" : "");
+		return ctl_failed(c, "there is no RDMA device %.60s%s%s%s", name,
+				  nearest.best ? ", did you mean " : "; drayctl detect lists all",
+				  nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	}
 	explain_device(c, scan, d);
 	for (size_t i = 0; i < d->n_ports; i++) {
@@ -247,7 +247,7 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 			return ctl_no_memory(c);
 	}
 	if (slash && !any)
-		return ctl_fail(c, CTL_EXIT_FAILED,
-				"%s has no port %.20s; drayctl detect lists all", name, slash + 1);
+		return ctl_failed(c, "%s has no port %.20s; drayctl detect lists all", name,
+				  slash + 1);
 	return 0;
 }

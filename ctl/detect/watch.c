@@ -42,7 +42,7 @@ static int look(struct ctl *c, const struct ctl_detect *d, struct nd_monitor *mo
 	struct nd_scan *now;
 
 	if (nd_scan_run(&d->source, &d->options, &now, &err) < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED, "%s", err.msg);
+		return ctl_failed(c, "%s", err.msg);
 	nd_monitor_follow(monitor, now);
 	if (*scan)
 		nd_scan_diff(*scan, now, line_print, c);
@@ -59,7 +59,7 @@ int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d)
 	int ret;
 
 	if (nd_monitor_new(&monitor, &e) < 0)
-		return ctl_fail(c, CTL_EXIT_FAILED, "%s", e.msg);
+		return ctl_failed(c, "%s", e.msg);
 	ret = look(c, d, monitor, &scan);
 	if (!ret && c->format != CTL_JSON)
 		fprintf(c->out, "watching by %s\n", nd_monitor_describe(monitor));

@@ -29,7 +29,7 @@ static int handle_parse(struct ctl *c, const char *what, const char *text, uint6
 	*ret = strtoull(text, &end, 10);
 	if (*text >= '0' && *text <= '9' && !*end)
 		return 0;
-	return ctl_fail(c, CTL_EXIT_USAGE, "%s %.60s is not a number", what, text);
+	return ctl_misuse(c, "%s %.60s is not a number", what, text);
 }
 
 int ctl_change(struct ctl *c, const char *key, const char *value, const char *member,
@@ -116,8 +116,7 @@ int ctl_close(struct ctl *c)
 	uint64_t session;
 
 	if (!c->n_args)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"close needs SESSION; drayctl sessions lists sessions");
+		return ctl_misuse(c, "close needs SESSION; drayctl sessions lists sessions");
 	if (handle_parse(c, "SESSION", c->args[0], &session) < 0)
 		return -1;
 	return ctl_change(c, "closed", c->args[0], DRAY_DBUS_METHOD_CLOSE_SESSION, "ts", session,
@@ -132,8 +131,8 @@ int ctl_cancel(struct ctl *c)
 	int ret;
 
 	if (c->n_args < 2)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"cancel needs SESSION and REQUEST; drayctl transfers lists both");
+		return ctl_misuse(c,
+				  "cancel needs SESSION and REQUEST; drayctl transfers lists both");
 	if (handle_parse(c, "SESSION", c->args[0], &session) < 0 ||
 	    handle_parse(c, "REQUEST", c->args[1], &request) < 0 ||
 	    ctl_bus_call(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, &reply, "tt", session, request) < 0)
@@ -154,9 +153,8 @@ static int rail_switch(struct ctl *c, enum ctl_option_id id, const char *key, co
 	int64_t port = 1;
 
 	if (slash && (dray_int_parse(slash + 1, 0, &port) < 0 || port < 1 || port > 255))
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"%s %.60s is not allowed; use DEVICE or DEVICE/PORT",
-				ctl_options[id].name, given);
+		return ctl_misuse(c, "%s %.60s is not allowed; use DEVICE or DEVICE/PORT",
+				  ctl_options[id].name, given);
 	snprintf(device, sizeof(device), "%.*s", (int)length, given);
 	return ctl_change(c, key, given, member, "su", device, (uint32_t)port);
 }

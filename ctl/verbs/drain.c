@@ -25,8 +25,7 @@ static int state_before(struct ctl *c, bool *ret_already)
 
 static int ended(struct ctl *c)
 {
-	return ctl_fail(c, CTL_EXIT_FAILED,
-			"the agent ended before it reported that it was drained; see its log");
+	return ctl_failed(c, "the agent ended before it reported that it was drained; see its log");
 }
 
 /* 0 also if the agent is draining already, because the request is fulfilled. */
@@ -135,7 +134,7 @@ int ctl_drain(struct ctl *c)
 	    (c->values[CTL_OPTION_WAIT] && drain_wait(c) < 0))
 		return -1;
 	if (c->news.running)
-		return ctl_fail(c, CTL_EXIT_FAILED, "a resume ended the drain");
+		return ctl_failed(c, "a resume ended the drain");
 	drained = c->news.drained;
 	state_print(c, drained ? CTL_STATE_DRAINED : "draining", already,
 		    !already || drained         ? "" :

@@ -46,8 +46,7 @@ static int arguments_print(struct ctl *c, const struct ctl_variables *v)
 		fputc('\n', c->out);
 	if (any)
 		return 0;
-	return ctl_fail(c, CTL_EXIT_USAGE,
-			"these profiles have no arguments; use --profile mooncake-owner");
+	return ctl_misuse(c, "these profiles have no arguments; use --profile mooncake-owner");
 }
 
 static void json_print(struct ctl *c, const struct ctl_variables *v)

@@ -48,11 +48,10 @@ static int json_check(struct ctl *c, const char *text)
 	char why[JSON_ERROR_TEXT_LENGTH];
 
 	if (!j)
-		ctl_fail(c, CTL_EXIT_USAGE,
-			 "--kv-transfer-config is not valid JSON: %s, at byte %d",
-			 ctl_show_text(where.text, why, sizeof(why)), where.position);
+		ctl_misuse(c, "--kv-transfer-config is not valid JSON: %s, at byte %d",
+			   ctl_show_text(where.text, why, sizeof(why)), where.position);
 	else if (!object)
-		ctl_fail(c, CTL_EXIT_USAGE, "--kv-transfer-config is not a JSON object; use {...}");
+		ctl_misuse(c, "--kv-transfer-config is not a JSON object; use {...}");
 	json_decref(j);
 	return object ? 0 : -1;
 }
@@ -67,10 +66,10 @@ static int kv_transfer_check(struct run *r)
 	if (json_check(r->c, given) < 0)
 		return -1;
 	if (!ctl_command_is_vllm(c->command, c->n_command))
-		return ctl_fail(r->c, CTL_EXIT_USAGE,
-				"--kv-transfer-config needs vllm serve or python -m "
-				"vllm.entrypoints...; the command is %.100s",
-				c->command[0]);
+		return ctl_misuse(r->c,
+				  "--kv-transfer-config needs vllm serve or python -m "
+				  "vllm.entrypoints...; the command is %.100s",
+				  c->command[0]);
 	if (ctl_command_has_kv_transfer(c->command, c->n_command))
 		fputs("drayctl: the command already has a --kv-transfer-config, which stays\n",
 		      c->err);
@@ -86,14 +85,13 @@ static int options_read(struct run *r)
 	int64_t span;
 
 	if (!c->n_command)
-		return ctl_fail(
-			r->c, CTL_EXIT_USAGE,
-			"exec needs a command: drayctl exec [OPTION]... -- COMMAND [ARG]...");
+		return ctl_misuse(
+			r->c, "exec needs a command: drayctl exec [OPTION]... -- COMMAND [ARG]...");
 	/* A duration here would otherwise be taken as the command. */
 	if (wait && !*wait && dray_duration_parse(c->command[0], &span) == 0)
-		return ctl_fail(r->c, CTL_EXIT_USAGE,
-				"--wait-ready takes its value after =; write --wait-ready=%.20s",
-				c->command[0]);
+		return ctl_misuse(r->c,
+				  "--wait-ready takes its value after =; write --wait-ready=%.20s",
+				  c->command[0]);
 	if (kv_transfer_check(r) < 0)
 		return -1;
 	/* A command that does not exist must fail before the wait. */
@@ -230,10 +228,10 @@ static int arguments_refuse(struct run *r)
 		struct ctl_variable v = ctl_variable_at(r->c, &r->variables, i);
 
 		if (v.fate == CTL_FATE_ARGUMENT)
-			return ctl_fail(r->c, CTL_EXIT_USAGE,
-					"profile %.40s has arguments, which exec does not add; "
-					"drayctl env --profile %.40s --format args prints them",
-					v.profile, v.profile);
+			return ctl_misuse(r->c,
+					  "profile %.40s has arguments, which exec does not add; "
+					  "drayctl env --profile %.40s --format args prints them",
+					  v.profile, v.profile);
 	}
 	return 0;
 }

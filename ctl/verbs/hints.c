@@ -22,12 +22,10 @@ static int hint_parse(struct ctl *c, enum ctl_option_id id, struct hint *ret)
 	size_t n = both ? (size_t)(equals - text) : strlen(text);
 
 	if (!both && id == CTL_OPTION_SET)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
+		return ctl_misuse(c, "--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
 	if (n > SCOPE_MAX)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"%s: the scope is too long; use at most %u bytes",
-				ctl_options[id].name, SCOPE_MAX);
+		return ctl_misuse(c, "%s: the scope is too long; use at most %u bytes",
+				  ctl_options[id].name, SCOPE_MAX);
 	memcpy(ret->scope, text, n);
 	ret->scope[n] = '\0';
 	ret->segment = both ? equals + 1 : "";

@@ -28,9 +28,8 @@ static int profiles_append(struct ctl *c, sd_bus_message *m)
 
 		if (!length || length >= sizeof(name) || n == PROFILES_MAX ||
 		    (at[length] == ',' && !at[length + 1]))
-			return ctl_fail(c, CTL_EXIT_USAGE,
-					"--profile %.60s is not allowed; use NAME[,NAME]...",
-					c->values[CTL_OPTION_PROFILE]);
+			return ctl_misuse(c, "--profile %.60s is not allowed; use NAME[,NAME]...",
+					  c->values[CTL_OPTION_PROFILE]);
 		memcpy(name, at, length);
 		name[length] = '\0';
 		ret = sd_bus_message_append(m, "s", name);
@@ -62,7 +61,7 @@ int ctl_variables_get(struct ctl *c, struct ctl_variables *v)
 	sd_bus_message *m;
 
 	if (given && !*given)
-		return ctl_fail(c, CTL_EXIT_USAGE, "--profile needs a name");
+		return ctl_misuse(c, "--profile needs a name");
 	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, l->member, &m) < 0)
 		return -1;
 	if (profiles_append(c, m) < 0) {

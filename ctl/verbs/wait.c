@@ -116,9 +116,9 @@ static int goal_wait(struct ctl *c, const struct ctl_segment_goal *segment,
 			w->interrupted = ret == CTL_WAKE_END;
 		}
 		if (w->interrupted)
-			return ctl_fail(c, CTL_EXIT_FAILED, "interrupted: %s", w->why);
+			return ctl_failed(c, "interrupted: %s", w->why);
 		if (ends_ns && dray_now().ns >= ends_ns)
-			return ctl_fail(c, CTL_EXIT_FAILED, "%s", w->why);
+			return ctl_failed(c, "%s", w->why);
 	}
 }
 
@@ -129,8 +129,8 @@ static int state_find(struct ctl *c, const char *name, const char **ret)
 			*ret = states[i];
 			return 0;
 		}
-	return ctl_fail(c, CTL_EXIT_USAGE,
-			"state=%.40s is not allowed; use unknown, probing, ready or lost", name);
+	return ctl_misuse(c, "state=%.40s is not allowed; use unknown, probing, ready or lost",
+			  name);
 }
 
 static int segment_find(struct ctl *c, const char *name, const char **ret)
@@ -140,9 +140,9 @@ static int segment_find(struct ctl *c, const char *name, const char **ret)
 		*ret = CTL_SEGMENT_LOCAL;
 	else if (strcmp(name, CTL_SEGMENT_LOCAL) && strcmp(name, CTL_SEGMENT_PREFERRED) &&
 		 !dray_endpoint_valid(name))
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"segment=%.100s is not allowed; use HOST:PORT, local or preferred",
-				name);
+		return ctl_misuse(
+			c, "segment=%.100s is not allowed; use HOST:PORT, local or preferred",
+			name);
 	return 0;
 }
 
@@ -159,19 +159,17 @@ static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret)
 		else if (!strncmp(arg, "state=", 6))
 			r = state_find(c, arg + 6, &ret->state);
 		else
-			r = ctl_fail(
-				c, CTL_EXIT_USAGE,
+			r = ctl_misuse(
+				c,
 				"unknown argument \"%.60s\"; use segment=SEGMENT and state=STATE",
 				arg);
 		if (r < 0)
 			return r;
 	}
 	if (!ret->segment)
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"state= has no effect without segment=; give both");
+		return ctl_misuse(c, "state= has no effect without segment=; give both");
 	if (c->values[CTL_OPTION_FOR])
-		return ctl_fail(c, CTL_EXIT_USAGE,
-				"--for and segment= exclude each other; give one of them");
+		return ctl_misuse(c, "--for and segment= exclude each other; give one of them");
 	return 0;
 }
 
