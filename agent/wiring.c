@@ -45,7 +45,7 @@ static void on_peer_changed(void *arg, dray_handle peer, const char *segment, co
 {
 	struct agent *a = arg;
 
-	agent_record(a, HISTORY_PEER, segment, before, after, why);
+	agent_record(a, "peer", segment, before, after, why);
 	if (a->segments)
 		segments_peer_changed(a->segments, segment,
 				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
@@ -59,7 +59,7 @@ static void on_rail_changed(void *arg, const char *device, uint32_t port, const 
 	char name[ND_DEVICE_NAME_MAX + 12];
 
 	snprintf(name, sizeof(name), "%s/%u", device, port);
-	agent_record(a, HISTORY_RAIL, name, before, after, why);
+	agent_record(a, "rail", name, before, after, why);
 	agent_signal(a, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
 }
 
@@ -69,7 +69,7 @@ static void on_session_closed(void *arg, dray_handle session, const char *name, 
 	char subject[HISTORY_SUBJECT_BYTES];
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
-	agent_record(a, HISTORY_SESSION, subject, "open", "closed", why);
+	agent_record(a, "session", subject, "open", "closed", why);
 	agent_signal(a, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, name, why);
 }
 

@@ -142,7 +142,7 @@ struct drain_progress {
 struct drain_progress agent_drain_progress(struct agent *a);
 
 /* Adds a change to the history and signals it to the connections of the control socket. */
-void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
+void agent_record(struct agent *a, const char *kind, const char *subject, const char *before,
 		  const char *after, const char *reason);
 
 /*

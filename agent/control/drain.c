@@ -39,7 +39,7 @@ static void set_state(struct agent *a, enum agent_state next, const char *why)
 	a->state = next;
 	log_notice("agent", "state %s -> %s: %s", state_names[old], state_names[next], why);
 	notify_status(a->notify, "%s", state_names[next]);
-	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
+	agent_record(a, "state", "agent", state_names[old], state_names[next], why);
 	agent_signal(a, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", state_names[old], state_names[next]);
 }
 

@@ -8,9 +8,15 @@
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
+struct event {
+	uint64_t time_ns; /* since 1970 */
+	const char *kind;
+	char subject[HISTORY_SUBJECT_BYTES], before[24], after[24], reason[208];
+};
+
 struct history {
-	uint64_t n; /* events so far */
-	struct history_event v[HISTORY_MAX];
+	uint64_t n; /* events so far; the number of an event is its place, from 1 */
+	struct event v[HISTORY_MAX];
 };
 
 struct history *history_new(void)
@@ -24,46 +30,42 @@ struct history *history_free(struct history *h)
 	return NULL;
 }
 
-static int64_t wall_clock(void)
+static uint64_t wall_clock(void)
 {
 	struct timespec ts;
 
 	clock_gettime(CLOCK_REALTIME, &ts);
-	return (int64_t)ts.tv_sec * DRAY_NS_PER_SEC + ts.tv_nsec;
+	return (uint64_t)ts.tv_sec * DRAY_NS_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
-uint64_t history_add(struct history *h, enum history_kind kind, const char *subject,
-		     const char *before, const char *after, const char *reason)
+uint64_t history_add(struct history *h, const char *kind, const char *subject, const char *before,
+		     const char *after, const char *reason)
 {
-	struct history_event *e = &h->v[h->n % HISTORY_MAX];
+	struct event *e = &h->v[h->n++ % HISTORY_MAX];
 
-	e->number = ++h->n;
 	e->time_ns = wall_clock();
 	e->kind = kind;
 	snprintf(e->subject, sizeof(e->subject), "%s", subject);
 	snprintf(e->before, sizeof(e->before), "%s", before);
 	snprintf(e->after, sizeof(e->after), "%s", after);
 	snprintf(e->reason, sizeof(e->reason), "%s", reason);
-	return e->number;
+	return h->n;
 }
 
 void history_each(const struct history *h, uint64_t number,
-		  void (*fn)(void *arg, const struct history_event *e), void *arg)
+		  void (*fn)(void *arg, const struct dray_dbus_event *e), void *arg)
 {
 	uint64_t kept = dray_min(h->n, (uint64_t)HISTORY_MAX);
 
-	for (uint64_t i = dray_max(number, h->n - kept); i < h->n; i++)
-		fn(arg, &h->v[i % HISTORY_MAX]);
-}
+	for (uint64_t i = dray_max(number, h->n - kept); i < h->n; i++) {
+		const struct event *e = &h->v[i % HISTORY_MAX];
 
-const char *history_kind_name(enum history_kind kind)
-{
-	static const char *const names[HISTORY_KIND_N] = {
-		[HISTORY_STATE] = "state",     [HISTORY_RAIL] = "rail",
-		[HISTORY_PEER] = "peer",       [HISTORY_SESSION] = "session",
-		[HISTORY_CONFIG] = "config",   [HISTORY_LOG_LEVEL] = "log-level",
-		[HISTORY_SEGMENT] = "segment", [HISTORY_PREFERRED] = "preferred",
-	};
-
-	return kind < HISTORY_KIND_N ? names[kind] : "";
+		fn(arg, &(struct dray_dbus_event){ .number = i + 1,
+						   .time_ns = e->time_ns,
+						   .kind = e->kind,
+						   .subject = e->subject,
+						   .old = e->before,
+						   .new = e->after,
+						   .reason = e->reason });
+	}
 }

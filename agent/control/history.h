@@ -8,29 +8,10 @@
 
 #include <stdint.h>
 
+#include "schema/gen/dbus.h"
+
 #define HISTORY_MAX 1000
-
-enum history_kind {
-	HISTORY_STATE,
-	HISTORY_RAIL,
-	HISTORY_PEER,
-	HISTORY_SESSION,
-	HISTORY_CONFIG,
-	HISTORY_LOG_LEVEL,
-	HISTORY_SEGMENT,
-	HISTORY_PREFERRED,
-	HISTORY_KIND_N
-};
-
 #define HISTORY_SUBJECT_BYTES 112
-
-struct history_event {
-	uint64_t number; /* from 1, without gaps */
-	int64_t time_ns; /* since 1970 */
-	enum history_kind kind;
-	/* cut if longer */
-	char subject[HISTORY_SUBJECT_BYTES], before[24], after[24], reason[208];
-};
 
 struct history;
 
@@ -38,15 +19,15 @@ struct history;
 struct history *history_new(void);
 struct history *history_free(struct history *h);
 
-/* Texts are copied. Returns the number of the event. */
-uint64_t history_add(struct history *h, enum history_kind kind, const char *subject,
-		     const char *before, const char *after, const char *reason);
+/*
+ * kind: a constant, as in struct dray_dbus_event. The other texts are copied, and cut if they are too long. Returns the
+ * number of the event.
+ */
+uint64_t history_add(struct history *h, const char *kind, const char *subject, const char *before,
+		     const char *after, const char *reason);
 
 /* Calls fn for each kept event with a higher number, oldest first. */
 void history_each(const struct history *h, uint64_t number,
-		  void (*fn)(void *arg, const struct history_event *e), void *arg);
-
-/* The name in drayctl and D-Bus. */
-const char *history_kind_name(enum history_kind kind);
+		  void (*fn)(void *arg, const struct dray_dbus_event *e), void *arg);
 
 #endif

@@ -131,7 +131,7 @@ static void on_segment_changed(void *arg, const struct segment_info *s, enum dms
 		   *after = dmsg_segment_state_name(s->state);
 	struct agent *a = arg;
 
-	agent_record(a, HISTORY_SEGMENT, s->name, before, after, s->reason);
+	agent_record(a, "segment", s->name, before, after, s->reason);
 	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", s->name, before, after,
 		     s->reason);
 	if (a->sessions)
@@ -148,8 +148,8 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 							       0);
 	struct agent *a = arg;
 
-	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
-		     *now ? now : "none", reason);
+	agent_record(a, "preferred", *now ? now : old, *old ? old : "none", *now ? now : "none",
+		     reason);
 	agent_signal(a, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", old, now, reason);
 	if (a->sessions)
 		notify_sessions(a, now, state, state, flags, reason);

@@ -16,7 +16,7 @@ void agent_signal(struct agent *a, const char *signal, const char *types, ...)
 	va_end(ap);
 }
 
-void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
+void agent_record(struct agent *a, const char *kind, const char *subject, const char *before,
 		  const char *after, const char *reason)
 {
 	uint64_t number = history_add(a->history, kind, subject, before, after, reason);

@@ -139,7 +139,7 @@ static void report_reload(struct agent *a, const struct config_changes *c, const
 
 	if (refused) {
 		log_error("config", "reload refused, nothing has changed: %s", refused);
-		agent_record(a, HISTORY_CONFIG, file, "", "refused", refused);
+		agent_record(a, "config", file, "", "refused", refused);
 		return;
 	}
 	join(c->applied, c->n_applied, applied, sizeof(applied));
@@ -149,7 +149,7 @@ static void report_reload(struct agent *a, const struct config_changes *c, const
 		log_warning("config", "these keys have changed and need a restart: %s", restart);
 	for (size_t i = 0; i < a->config->warnings.n; i++)
 		log_warning("config", "%s", a->config->warnings.v[i]);
-	agent_record(a, HISTORY_CONFIG, file, "", "reloaded", applied);
+	agent_record(a, "config", file, "", "reloaded", applied);
 }
 
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
@@ -177,5 +177,5 @@ void agent_set_log_level(struct agent *a, enum dray_log_level level, const char 
 		return;
 	dray_log_set_level(level);
 	log_notice("log", "level %s -> %s, by %s", names[old], names[level], who);
-	agent_record(a, HISTORY_LOG_LEVEL, "log.level", names[old], names[level], who);
+	agent_record(a, "log-level", "log.level", names[old], names[level], who);
 }

@@ -114,19 +114,9 @@ LIST(list_rails)
 			rail_append(d, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
 }
 
-static void event_append(void *arg, const struct history_event *e)
+static void event_append(void *arg, const struct dray_dbus_event *event)
 {
-	const struct dray_dbus_event record = {
-		.number = e->number,
-		.time_ns = (uint64_t)e->time_ns,
-		.kind = history_kind_name(e->kind),
-		.subject = e->subject,
-		.old = e->before,
-		.new = e->after,
-		.reason = e->reason,
-	};
-
-	DICTIONARY_APPEND(arg, event, &record);
+	DICTIONARY_APPEND(arg, event, event);
 }
 
 LIST(list_events)
