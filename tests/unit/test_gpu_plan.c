@@ -135,15 +135,15 @@ static void carry_out(struct lab *l, const struct gpu_plan *p)
 		uint64_t n = p->pieces[i].bytes;
 
 		assert_true(n > 0);
-		if (p->engine)
+		if (p->copy.engine)
 			assert_true(n >= p->limits->engine_min);
 		else
 			assert_true(n <= GPU_PIECE_MAX);
-		memcpy(at(l, (p->swapped ? second : first) + p->to_base, n),
-		       at(l, (p->swapped ? first : second) + p->from_base, n), n);
+		memcpy(at(l, (p->copy.swapped ? second : first) + p->copy.to_base, n),
+		       at(l, (p->copy.swapped ? first : second) + p->copy.from_base, n), n);
 		bytes += n;
 	}
-	assert_int_equal(bytes, p->bytes);
+	assert_int_equal(bytes, p->copy.bytes);
 }
 
 /* Takes and carries out all slices, cut at a number of bytes, with room for a number of pieces. */
@@ -160,7 +160,7 @@ static unsigned run(struct lab *l, enum gpu_path_kind kind, uint64_t max_bytes, 
 		gpu_plan_init(&p, kind, pieces, room);
 		if (gpu_plan_add_ops(&p, s)) {
 			relative++;
-			assert_int_equal(p.bytes, s->bytes);
+			assert_int_equal(p.copy.bytes, s->bytes);
 			carry_out(l, &p);
 		} else {
 			uint64_t bytes = 0;
@@ -171,7 +171,7 @@ static unsigned run(struct lab *l, enum gpu_path_kind kind, uint64_t max_bytes, 
 				gpu_plan_init(&p, kind, pieces, room);
 				all = gpu_plan_add(&p, &w);
 				carry_out(l, &p);
-				bytes += p.bytes;
+				bytes += p.copy.bytes;
 			} while (!all);
 			assert_int_equal(bytes, s->bytes);
 		}
@@ -265,18 +265,18 @@ static void engines(void **state)
 	gpu_plan_init(&p, GPU_PATH_TO_HOST, pieces, 64);
 	assert_false(gpu_plan_add(&p, &w));
 	assert_int_equal(p.n, 1);
-	assert_false(p.engine);
+	assert_false(p.copy.engine);
 	gpu_plan_init(&p, GPU_PATH_TO_HOST, pieces, 64);
 	assert_true(gpu_plan_add(&p, &w));
 	assert_int_equal(p.n, 1);
-	assert_true(p.engine);
+	assert_true(p.copy.engine);
 	assert_int_equal(p.pieces[0].bytes, 4 * MIB);
 	/* inside a device the kernel is as fast: equal pieces */
 	local_walk_slice(&w, s);
 	gpu_plan_init(&p, GPU_PATH_WITHIN, pieces, 64);
 	assert_true(gpu_plan_add(&p, &w));
 	assert_int_equal(p.n, 17);
-	assert_false(p.engine);
+	assert_false(p.copy.engine);
 	xfer_slice_done(&l.rig.core, s, 0, NULL);
 	lab_deinit(&l);
 }

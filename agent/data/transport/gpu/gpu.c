@@ -60,7 +60,7 @@ static void gpu_deinit(struct core *c, void *state)
 	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
 		paths_free(g->devices[i]);
 	free(g->batches);
-	gpu_staged_deinit(g);
+	free(g->jobs);
 	free(g);
 }
 
@@ -251,12 +251,12 @@ static void slice_open(struct gpu_path *p, struct slice *s)
 static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
 		       struct gpu_plan *plan)
 {
-	while (plan->bytes < plan->limits->slice) {
-		uint64_t before = plan->bytes;
+	while (plan->copy.bytes < plan->limits->slice) {
+		uint64_t before = plan->copy.bytes;
 
 		if (!p->open) {
 			struct slice *s =
-				sched_next(c, &p->channel, plan->limits->slice - plan->bytes);
+				sched_next(c, &p->channel, plan->limits->slice - plan->copy.bytes);
 
 			if (!s)
 				return false;
@@ -267,7 +267,7 @@ static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
 			slice_open(p, s);
 		}
 		if (!gpu_plan_add(plan, &p->walk))
-			return plan->bytes > before;
+			return plan->copy.bytes > before;
 		dray_list_add(&b->slices, &p->open->link);
 		p->open = NULL;
 		p->carrier = NULL;
@@ -281,7 +281,6 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	struct gpu_batch *b = dray_list_first(&g->free, struct gpu_batch, link);
 	uint32_t room = gpu_room(c, p->device, p->channel.class);
 	struct gpu_plan plan;
-	struct gpu_copy copy;
 	bool part;
 
 	if (!b || !room)
@@ -290,25 +289,17 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	part = batch_fill(c, p, b, &plan);
 	if (!plan.n)
 		return false;
-	copy = (struct gpu_copy){ .pieces = plan.list,
-				  .engine = plan.engine,
-				  .swapped = plan.swapped,
-				  .to_base = plan.to_base,
-				  .from_base = plan.from_base,
-				  .route = plan.limits->route,
-				  .bytes = plan.bytes };
 	b->task.done = batch_done;
 	b->path = p;
-	b->bytes = plan.bytes;
-	if (gpu_submit(c, p->device, p->channel.class, &copy, plan.n, &b->task) < 0) {
+	b->bytes = plan.copy.bytes;
+	if (gpu_submit(c, p->device, p->channel.class, &plan.copy, plan.n, &b->task) < 0) {
 		lists_lost(b);
 		slices_over(g, &b->slices, DRAY_E_GPU_LOST);
 		return false;
 	}
 	if (part)
 		p->carrier = b;
-	dray_list_del(&b->link);
-	dray_list_add(&p->batches, &b->link);
+	dray_list_move(&p->batches, &b->link);
 	p->n_batches++;
 	p->bytes += b->bytes;
 	return true;

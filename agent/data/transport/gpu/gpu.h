@@ -80,7 +80,6 @@ void gpu_path_ready(struct gpu_path *p);
 /* staged.c */
 /* 0 or -ENOMEM. */
 int gpu_staged_init(struct gpu_transport *g);
-void gpu_staged_deinit(struct gpu_transport *g);
 /* Does a bounded part of a staged path's work. True: there is more to do at once. */
 bool gpu_staged_run(struct core *c, struct gpu_path *p);
 /* Stops the jobs of the transfer, like the transport's stop(). */

@@ -81,7 +81,10 @@ struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_p
 void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piece *pieces,
 		   uint32_t max)
 {
-	*p = (struct gpu_plan){ .limits = &gpu_plan_limits[kind], .pieces = pieces, .max = max };
+	*p = (struct gpu_plan){ .limits = &gpu_plan_limits[kind],
+				.pieces = pieces,
+				.max = max,
+				.copy.route = gpu_plan_limits[kind].route };
 }
 
 /* Adds the next piece in equal parts, as many as there is room for. */
@@ -107,25 +110,25 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
 	if (p->relative)
 		return false;
 	while (p->n < p->max) {
-		if (!p->engine)
+		if (!p->copy.engine)
 			p->n += local_walk_short(w, &p->pieces[p->n], p->max - p->n, GPU_PIECE_MAX,
 						 &next);
 		else
 			local_walk_peek(w, &next);
 		if (p->n == p->max || local_walk_ended(w))
 			break;
-		if (next.bytes < p->limits->engine_min && !p->engine) {
+		if (next.bytes < p->limits->engine_min && !p->copy.engine) {
 			add_cut(p, w, next.bytes);
 			continue;
 		}
-		if (next.bytes < p->limits->engine_min || (p->n && !p->engine))
+		if (next.bytes < p->limits->engine_min || (p->n && !p->copy.engine))
 			break;
-		p->engine = true;
+		p->copy.engine = true;
 		local_walk(w, &p->pieces[p->n++], 1, UINT64_MAX);
 		if (local_walk_ended(w))
 			break;
 	}
-	p->bytes += left - w->left;
+	p->copy.bytes += left - w->left;
 	return local_walk_ended(w);
 }
 
@@ -138,9 +141,9 @@ static void set_bases(struct gpu_plan *p, const struct xfer *x)
 	uint64_t far = (uintptr_t)target->extents[0].base + x->target_offset;
 
 	p->relative = true;
-	p->swapped = x->direction == DMSG_DIRECTION_WRITE;
-	p->to_base = p->swapped ? far : near;
-	p->from_base = p->swapped ? near : far;
+	p->copy.swapped = x->direction == DMSG_DIRECTION_WRITE;
+	p->copy.to_base = p->copy.swapped ? far : near;
+	p->copy.from_base = p->copy.swapped ? near : far;
 }
 
 bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
@@ -163,9 +166,9 @@ bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
 		return false;
 	set_bases(p, x);
 	p->n = s->n_ops;
-	p->bytes = s->bytes;
+	p->copy.bytes = s->bytes;
 	if (whole) {
-		p->list = (const struct dray_piece *)(const void *)&x->ops[s->from.op];
+		p->copy.pieces = (const struct dray_piece *)(const void *)&x->ops[s->from.op];
 		return true;
 	}
 	memcpy(pieces, &x->ops[s->from.op], s->n_ops * sizeof(*pieces));

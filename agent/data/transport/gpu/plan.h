@@ -52,13 +52,9 @@ extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
 struct gpu_plan {
 	const struct gpu_plan_limits *limits;
 	struct dray_piece *pieces;
-	const struct dray_piece *list; /* use this list in place of `pieces`; NULL: no */
 	uint32_t n, max;
-	uint64_t bytes;
-	bool engine;
-	/* pieces are unchanged operations, relative to these bases (gpu/plugin.h, struct gpu_copy) */
-	bool relative, swapped;
-	uint64_t to_base, from_base;
+	bool relative;        /* pieces are unchanged operations, relative to the copy's bases */
+	struct gpu_copy copy; /* pieces NULL: those above */
 };
 
 void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piece *pieces,

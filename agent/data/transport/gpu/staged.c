@@ -31,11 +31,6 @@ int gpu_staged_init(struct gpu_transport *g)
 	return 0;
 }
 
-void gpu_staged_deinit(struct gpu_transport *g)
-{
-	free(g->jobs);
-}
-
 static void job_end(struct gpu_job *j, uint32_t code)
 {
 	struct gpu_transport *g = j->path->owner;
@@ -192,8 +187,7 @@ static struct gpu_job *job_new(struct core *c, struct gpu_path *p)
 		return NULL;
 	}
 	s->staged = b;
-	dray_list_del(&j->link);
-	dray_list_add(&p->jobs, &j->link);
+	dray_list_move(&p->jobs, &j->link);
 	j->path = p;
 	j->slice = s;
 	j->busy = false;
