@@ -32,6 +32,8 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
 	const struct region_view *local = object_region(s->xfer->local);
 	const struct rdma_qp *qp = &p->qp;
+	/* between a buffer, which has the bytes now, and memory */
+	bool copy = write ? s->window != NULL : s->staged != NULL;
 
 	if (e->cut) {
 		xfer_slice_done(c, s, s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED, NULL);
@@ -46,22 +48,16 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 	else
 		rdma_count(qp, received, s->bytes);
 	rdma_count(qp, slices, 1);
-	if (s->window && write) {
-		if (slice_wanted(s))
-			window_request_copy(p->ch, s);
-		else
-			xfer_slice_done(c, s, s->xfer->code, NULL);
-		return;
-	}
-	slice_window_put(c, s);
 	if (!write && !s->staged && local->memory == REGION_GPU)
 		s->xfer->rdma_landed = true;
-	if (!s->staged || write)
-		xfer_slice_done(c, s, 0, NULL);
-	else if (slice_wanted(s))
+	if (!copy || !slice_wanted(s)) {
+		xfer_slice_done(c, s, copy ? s->xfer->code : 0, NULL);
+	} else if (write) {
+		window_request_copy(p->ch, s);
+	} else {
+		slice_window_put(c, s);
 		stage_channel_scatter(c, s);
-	else
-		xfer_slice_done(c, s, s->xfer->code, NULL);
+	}
 }
 
 /* All entries up to the next one that asked for a completion are done. */
