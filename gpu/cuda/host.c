@@ -68,11 +68,15 @@ static struct cuda_context *some_context(struct gpu_plugin *p)
 	return NULL;
 }
 
-static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *reterr)
+static int range_add(struct gpu_plugin *p, const struct range *range, struct dray_err *reterr)
 {
+	struct range *g = malloc(sizeof(*g));
 	struct cuda_context *c;
 	int r = 0;
 
+	if (!g)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	*g = *range;
 	pthread_mutex_lock(&p->lock);
 	g->context = some_context(p);
 	if (g->context)
@@ -98,20 +102,9 @@ static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *ret
 	if (r == 0)
 		dray_list_add(&p->ranges, &g->link);
 	pthread_mutex_unlock(&p->lock);
+	if (r < 0)
+		free(g);
 	return r;
-}
-
-static struct range *range_new(void *base, uint64_t bytes, bool write, bool allocated,
-			       struct dray_err *reterr)
-{
-	struct range *g = calloc(1, sizeof(*g));
-
-	if (!g) {
-		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-		return NULL;
-	}
-	*g = (struct range){ .base = base, .bytes = bytes, .write = write, .allocated = allocated };
-	return g;
 }
 
 void cuda_unpin(struct gpu_plugin *p, void *base)
@@ -134,18 +127,14 @@ void cuda_unpin(struct gpu_plugin *p, void *base)
 
 int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr)
 {
-	struct range *g = range_new(base, bytes, write, false, reterr);
-	int r = g ? range_add(p, g, reterr) : -ENOMEM;
-
-	if (r < 0)
-		free(g);
-	return r;
+	return range_add(p, &(struct range){ .base = base, .bytes = bytes, .write = write },
+			 reterr);
 }
 
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct range *g;
+	struct range g = { .base = base, .bytes = bytes, .write = true, .allocated = true };
 	int r;
 
 	if (base == MAP_FAILED)
@@ -155,15 +144,12 @@ int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dra
 	/* huge pages need fewer translations by the GPU; a child must not get copies of what the GPU writes */
 	madvise(base, bytes, MADV_HUGEPAGE);
 	madvise(base, bytes, MADV_DONTFORK);
-	g = range_new(base, bytes, true, true, reterr);
-	r = g ? range_add(p, g, reterr) : -ENOMEM;
-	if (r < 0) {
+	r = range_add(p, &g, reterr);
+	if (r < 0)
 		munmap(base, bytes);
-		free(g);
-		return r;
-	}
-	*ret = base;
-	return 0;
+	else
+		*ret = base;
+	return r;
 }
 
 int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dray_err *reterr)

@@ -238,12 +238,11 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	void *done;
 	int r;
 
-	if (!q)
+	if (q)
+		q->waiters = waiters_new();
+	if (!q || !q->waiters)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	q->plugin = p;
-	q->waiters = waiters_new();
-	if (!q->waiters)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	pthread_mutex_lock(&p->lock);
 	r = cuda_enter(p, spec->device, &c, reterr);
 	if (r == 0)
