@@ -93,12 +93,11 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 /* The next slice: first those to retry. */
 static struct slice *next_slice(struct tcp_channel *ch)
 {
-	struct slice *s = dray_list_first(&ch->ch.retry, struct slice, link);
+	struct slice *s = dray_list_pop(&ch->ch.retry, struct slice, link);
 	struct core *c = tcp_of(ch)->c;
 
 	if (!s)
 		return stage_channel_next(c, &ch->ch);
-	dray_list_del(&s->link);
 	if (s->retried)
 		core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
 	return s;
@@ -131,46 +130,42 @@ static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
 	return n + 1;
 }
 
+/* Adds the slice's memory behind its first *skip bytes, and takes from *skip what was skipped. */
+static unsigned add_memory(const struct slice *s, uint64_t *skip, struct iovec *iov, unsigned n,
+			   unsigned max)
+{
+	struct iovec staged;
+	unsigned n_memory;
+	const struct iovec *memory = slice_memory(s, &staged, &n_memory);
+
+	for (unsigned i = 0; i < n_memory && n < max; i++) {
+		uint64_t skipped = dray_min(*skip, (uint64_t)memory[i].iov_len);
+
+		*skip -= skipped;
+		if (skipped < memory[i].iov_len)
+			n = add_iov(iov, n, (uint8_t *)memory[i].iov_base + skipped,
+				    memory[i].iov_len - skipped);
+	}
+	return n;
+}
+
 /* Gathers the next bytes to send, of at most max_frames frames. */
 static unsigned gather_batch(struct tcp_requester *p, struct iovec *iov, uint32_t max_frames)
 {
 	uint64_t skip = p->sent_of;
 	unsigned n = 0;
 
-	for (uint32_t i = p->sent; i != p->tail && max_frames; i++) {
-		struct tcp_frame *f = tcp_frame_at(p, i);
-		const struct iovec *memory;
-		struct iovec staged;
-		unsigned n_memory;
+	for (uint32_t i = p->sent; i != p->tail && max_frames && n < TCP_IOV; i++) {
+		const struct tcp_frame *f = tcp_frame_at(p, i);
 
 		if (f->ended)
 			continue;
 		max_frames--;
-		if (n == TCP_IOV)
-			return n;
-		if (skip < f->head_bytes) {
+		if (skip < f->head_bytes)
 			n = add_iov(iov, n, p->heads + f->head_at + skip, f->head_bytes - skip);
-			skip = 0;
-		} else {
-			skip -= f->head_bytes;
-		}
-		if (f->kind != PMSG_FRAME_KIND_WRITE) {
-			skip = 0;
-			continue;
-		}
-		memory = slice_memory(f->slice, &staged, &n_memory);
-		for (unsigned k = 0; k < n_memory; k++) {
-			struct iovec piece = memory[k];
-
-			if (skip >= piece.iov_len) {
-				skip -= piece.iov_len;
-				continue;
-			}
-			if (n == TCP_IOV)
-				return n;
-			n = add_iov(iov, n, (uint8_t *)piece.iov_base + skip, piece.iov_len - skip);
-			skip = 0;
-		}
+		skip -= dray_min(skip, (uint64_t)f->head_bytes);
+		if (f->kind == PMSG_FRAME_KIND_WRITE)
+			n = add_memory(f->slice, &skip, iov, n, TCP_IOV);
 	}
 	return n;
 }
@@ -222,7 +217,7 @@ static void send_fault(struct tcp_requester *p)
 	/* The stream cannot continue after half a frame. The slice ends when the owner's end is closed. */
 	if (slice_wanted(s))
 		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL, false);
-	tcp_requester_lose(p);
+	tcp_requester_lose(&p->s);
 }
 
 static void send_batch(struct tcp_requester *p, struct tcp_budget *b)
@@ -244,7 +239,7 @@ static void send_batch(struct tcp_requester *p, struct tcp_budget *b)
 		} else if (n == -EFAULT) {
 			send_fault(p);
 		} else {
-			tcp_requester_lose(p);
+			tcp_requester_lose(&p->s);
 		}
 	}
 }
@@ -324,22 +319,12 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 			      uint64_t *ret_bytes)
 {
 	const struct tcp_frame *f = requester_of(s)->rx;
-	uint64_t skip = f->bytes - s->payload_left, bytes = 0;
-	struct iovec staged;
-	unsigned n = 0, n_memory;
-	const struct iovec *memory = slice_memory(f->slice, &staged, &n_memory);
+	uint64_t skip = f->bytes - s->payload_left;
+	unsigned n = add_memory(f->slice, &skip, iov, 0, max);
 
-	for (unsigned i = 0; i < n_memory && n < max; i++) {
-		if (skip >= memory[i].iov_len) {
-			skip -= memory[i].iov_len;
-			continue;
-		}
-		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
-					 memory[i].iov_len - skip };
-		bytes += iov[n++].iov_len;
-		skip = 0;
-	}
-	*ret_bytes = bytes;
+	*ret_bytes = 0;
+	for (unsigned i = 0; i < n; i++)
+		*ret_bytes += iov[i].iov_len;
 	return n;
 }
 
@@ -373,8 +358,9 @@ static void answer_complete(struct tcp_stream *s)
 		answered(p, f, 0);
 }
 
-void tcp_requester_lose(struct tcp_requester *p)
+void tcp_requester_lose(struct tcp_stream *stream)
 {
+	struct tcp_requester *p = requester_of(stream);
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct tcp_channel *ch = p->ch;
 	struct tcp *t = p->s.tcp;
@@ -384,8 +370,7 @@ void tcp_requester_lose(struct tcp_requester *p)
 	core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
 	ch->n_streams--;
 	ch->n_open--;
-	dray_list_del(&p->s.peer_link);
-	dray_list_add(&ch->lost, &p->s.peer_link);
+	dray_list_move(&ch->lost, &p->s.peer_link);
 	for (uint32_t i = p->head; i != p->tail; i++) {
 		struct slice *s = tcp_frame_at(p, i)->slice;
 		bool untouched = i - p->sent < p->tail - p->sent && (i != p->sent || !p->sent_of);
@@ -406,11 +391,6 @@ void tcp_requester_lose(struct tcp_requester *p)
 	xfer_slices_end(c, &over, 0);
 	if (!p->useful)
 		tcp_connect_failed(ch);
-}
-
-static void requester_broken(struct tcp_stream *s)
-{
-	tcp_requester_lose(requester_of(s));
 }
 
 /* Queues the channel if this stream's send side is idle and there is work. */
@@ -458,7 +438,7 @@ static void requester_tick(struct tcp_stream *s)
 			limit = dray_min(limit, slice->posted_ns + c->cfg.slice_timeout_ns);
 	}
 	if (c->now_ns >= limit)
-		tcp_requester_lose(p);
+		tcp_requester_lose(&p->s);
 	else
 		tcp_timer(s->tcp, limit);
 }
@@ -504,7 +484,7 @@ const struct tcp_side tcp_requester_side = {
 	.advance = answer_advance,
 	.fault = answer_fault,
 	.complete = answer_complete,
-	.broken = requester_broken,
+	.broken = tcp_requester_lose,
 	.step = requester_step,
 	.wants = requester_wants,
 	.tick = requester_tick,

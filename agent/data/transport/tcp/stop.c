@@ -54,7 +54,7 @@ void tcp_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		if (p->s.state != TCP_OPEN)
 			continue;
 		if (stop_on(p, x, urgent, &over))
-			tcp_requester_lose(p);
+			tcp_requester_lose(&p->s);
 		else if (p->sent == p->tail)
 			tcp_channel_pull_later(ch);
 	}
@@ -72,10 +72,8 @@ bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		if (p->s.id != stream_id)
 			continue;
-		dray_list_for_each(&p->waiting, s, struct slice, link) {
-			dray_list_del(&s->link);
-			dray_list_add(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
-		}
+		dray_list_for_each(&p->waiting, s, struct slice, link)
+			dray_list_move(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
 		tcp_stream_free_later(&p->s);
 		tcp_channel_pull_later(ch);
 		xfer_slices_end(tcp_of(ch)->c, &over, 0);

@@ -64,15 +64,6 @@ static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
 	return p && p->link->peer == peer ? p : NULL;
 }
 
-static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
-{
-	stage_channel_init(&ch->ch, &transport_tcp, class, peer->link, ch, &peer->staged[STAGE_OWN],
-			   &ch->pull_link, &peer->tcp->pulling[class]);
-	ch->peer = peer;
-	dray_list_init(&ch->streams);
-	dray_list_init(&ch->lost);
-}
-
 static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 {
 	struct tcp *t = state;
@@ -83,8 +74,15 @@ static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 	peer->tcp = t;
 	peer->link = link;
 	dray_list_init(&peer->adopted);
-	channel_setup(&peer->channels[DMSG_CLASS_BULK], peer, DMSG_CLASS_BULK);
-	channel_setup(&peer->channels[DMSG_CLASS_LATENCY], peer, DMSG_CLASS_LATENCY);
+	for (unsigned k = 0; k < 2; k++) {
+		struct tcp_channel *ch = &peer->channels[k];
+
+		stage_channel_init(&ch->ch, &transport_tcp, (enum dmsg_class)k, link, ch,
+				   &peer->staged[STAGE_OWN], &ch->pull_link, &t->pulling[k]);
+		ch->peer = peer;
+		dray_list_init(&ch->streams);
+		dray_list_init(&ch->lost);
+	}
 	dray_list_add(&t->peer_list, &peer->peers_link);
 }
 
@@ -167,8 +165,7 @@ static void pull(struct tcp *t, unsigned class, struct tcp_budget *b)
 	struct tcp_channel *ch;
 
 	dray_list_splice(&now, &t->pulling[class]);
-	while ((ch = dray_list_first(&now, struct tcp_channel, pull_link))) {
-		dray_list_del(&ch->pull_link);
+	while ((ch = dray_list_pop(&now, struct tcp_channel, pull_link))) {
 		if (b->left <= 0 || tcp_channel_pull(ch, b))
 			stage_channel_pull_later(&ch->ch);
 	}
@@ -181,8 +178,7 @@ static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
 
 	pull(t, class, b);
 	while (b->left > 0 &&
-	       (s = dray_list_first(&t->ready[class], struct tcp_stream, ready_link))) {
-		dray_list_del(&s->ready_link);
+	       (s = dray_list_pop(&t->ready[class], struct tcp_stream, ready_link))) {
 		before = b->left;
 		s->side->step(s, b);
 		/* A step without bytes counts too: every turn must end. */
@@ -215,6 +211,7 @@ static bool tcp_progress(struct core *c, void *state)
 {
 	static const enum dmsg_class order[] = { DMSG_CLASS_LATENCY, DMSG_CLASS_BULK };
 	struct tcp *t = state;
+	struct tcp_stream *s;
 	bool more = false;
 
 	/* Transport gpu's turn, just before this one, has ended copies and found room for others. */
@@ -222,10 +219,7 @@ static bool tcp_progress(struct core *c, void *state)
 	if (is_idle(t))
 		return false;
 	tcp_free_closed(t);
-	while (!dray_list_empty(&t->parked)) {
-		struct tcp_stream *s = dray_list_first(&t->parked, struct tcp_stream, ready_link);
-
-		dray_list_del(&s->ready_link);
+	while ((s = dray_list_pop(&t->parked, struct tcp_stream, ready_link))) {
 		s->parked = false;
 		dray_list_add(&t->ready[s->class], &s->ready_link);
 	}

@@ -14,7 +14,7 @@
  * frame that names the grant.
  *
  * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: stage/channel.c gathers slices
- * ahead of the streams and scatters what was read, serve_stage.c does the same with frames. The end of a
+ * ahead of the streams and scatters what was read, serve.c does the same with frames. The end of a
  * copy only queues its channel or stream, too.
  *
  * Nothing is freed in the middle of a turn: closed streams are freed at the start of the next one.
@@ -272,7 +272,7 @@ void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f);
 /* Gives slices to streams that have room. True: the budget ended it. */
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
-void tcp_requester_lose(struct tcp_requester *p);
+void tcp_requester_lose(struct tcp_stream *stream);
 
 /* stop.c */
 /* The operation stop(). */
