@@ -2,103 +2,167 @@
 /*
  * The owning side: checks a peer's frames against its grants and answers them in order.
  *
- * A frame holds its grant and region from its head to its last byte. When one of them is dropped meanwhile,
- * the remaining payload of a WRITE is discarded, and the answer to a READ has a short time to finish. If an
- * error cannot be reported in a head because the head was sent, the stream is closed.
+ * Every frame enters a queue, and answers leave the front of the queue. At most one frame, `rx`, still
+ * receives its payload or reads its memory; the frames behind it wait. Payload in host memory is received
+ * and sent in place. Payload in GPU memory is cut into chunks, each with a staging buffer: a WRITE's chunk
+ * is received and then scattered, a READ's chunk is gathered and then sent. Most frames are one chunk.
+ * While the GPU copies, further frames are received. A frame that gets no buffer blocks the frames behind it.
  *
- * Answers collect in an output buffer, which is sent after the received frames are handled: many
- * acknowledgements or small READ answers (copied into the buffer) go in one system call. A large READ
- * answer is sent straight from the region, behind that buffer. Until it is sent no further frame is
- * handled, so a peer that does not read its answers is not served.
- *
- * Frames on GPU memory do not end within a turn: serve_stage.c.
+ * A frame holds its grant and region until its last access to their memory. When one of them is dropped
+ * meanwhile, the remaining payload of a WRITE is discarded, and a READ answer that is sent from host memory
+ * has a short time to finish. If an error cannot be reported in a head because the head was sent, the
+ * stream is closed.
  */
 #include "agent/data/transport/tcp/serve.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 
-#include "lib/fault.h"
-
-/* READ answers up to this size are copied; above, one more system call costs less. */
-#define SMALL_READ 16384
-/* The most that a frame adds to the output buffer. */
-#define OUT_ROOM (PMSG_FRAME_SIZE + SMALL_READ)
 /* Time for a READ answer to finish when its region is dropped. */
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
 /* Turns to wait for a grant that is not known yet. */
 #define GRANT_TURNS 8
+/* The most that a frame adds to the output buffer. */
+#define OUT_ROOM (PMSG_FRAME_SIZE + SERVE_SMALL_READ)
 
 static struct serve *serve_of(const struct tcp_stream *s)
 {
 	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct serve, s);
 }
 
-static void hold(struct serve *v, const struct granted *granted)
+static void requeue(struct serve *v)
 {
-	v->held = *granted;
-	granted_hold(granted);
+	struct tcp_stream *s = &v->s;
+
+	v->progressed = true;
+	if (s->state == TCP_OPEN && !s->parked && dray_list_empty(&s->ready_link))
+		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
 }
 
-static void release(struct serve *v)
+static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
-	v->grace_ns = 0;
-	granted_release(v->s.tcp->c, &v->held);
+	requeue(dray_container_of(w, struct serve, waiter));
 }
 
-static bool out_pending(const struct serve *v)
+static void chunks_finish(struct serve_frame *f)
 {
-	struct iovec first;
-
-	return v->out_wr > v->out_rd || v->read_left || serve_stage_payload(v, &first, 1);
+	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
+		stage_finish(serve_core(f->serve), b);
 }
 
-static void put_answer(struct serve *v, uint32_t at, uint64_t slice, uint8_t kind, uint32_t status,
-		       uint64_t length)
+static void chunk_release(struct serve *v)
 {
-	struct pmsg_frame wire = {
-		.kind = kind, .status = status, .slice = slice, .length = length
-	};
-
-	pmsg_frame_put(v->out + at, &wire);
+	if (v->chunk)
+		stage_put(serve_core(v), v->chunk);
+	v->chunk = NULL;
+	v->chunks_left = 0;
+	dray_list_del(&v->waiter.link);
 }
 
-void serve_put_head(struct serve *v, uint64_t slice, uint8_t kind, uint32_t status, uint64_t length)
+/* No further access to the frame's memory begins. A frame that is still `sending` needs the stream to be closed. */
+static void fail(struct serve_frame *f, uint32_t status)
 {
-	if (!v->out)
-		v->out = tcp_pool_get(v->s.tcp);
-	v->answer_at = v->out_wr;
-	put_answer(v, v->out_wr, slice, kind, status, length);
-	v->out_wr += PMSG_FRAME_SIZE;
-}
+	struct serve *v = f->serve;
 
-/* serve_blocked() has made sure that there is room in the buffer and the queue. */
-static void answer(struct serve *v, uint8_t kind, uint32_t status)
-{
-	if (serve_queue_empty(v))
-		serve_put_head(v, v->slice, kind, status, 0);
-	else
-		serve_stage_answer(v, kind, status);
-}
-
-/* Reports in the answer's head that no payload follows, or closes the stream if the head was sent; false then. */
-static bool fail_read(struct serve *v, uint32_t status)
-{
-	if (v->head_gone) {
-		tcp_serve_close(&v->s, true, true);
-		return false;
+	if (!f->status)
+		f->status = status;
+	if (v->sending == f && !serve_head_gone(v)) {
+		/* Another head will report the error. */
+		v->out_wr -= PMSG_FRAME_SIZE;
+		v->sending = NULL;
 	}
-	put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA, status, 0);
-	v->read_left = 0;
-	release(v);
-	return true;
+	if (v->rx != f)
+		return;
+	chunk_release(v);
+	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK) {
+		/* The rest of the payload is discarded; serve_complete() ends the frame. */
+		v->s.sink = true;
+	} else {
+		f->taken = true;
+		v->rx = NULL;
+	}
 }
 
-/* Of the current frame, in host memory. */
-static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+void serve_frame_fault(struct serve_frame *f)
 {
-	return grant_walk_ranges(&v->at, &v->held, iov, max, ret_bytes);
+	xfer_memory_fault(serve_core(f->serve), f->held.region->view->session);
+	fail(f, DRAY_E_REGION_FAULT);
+	serve_frame_release(f);
+}
+
+static void copy_done(struct core *c, struct stage_buffer *b)
+{
+	struct serve_frame *f = b->holder;
+
+	f->copies--;
+	if (b->code)
+		fail(f, b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code);
+	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK)
+		stage_put(c, b);
+	serve_frame_release(f);
+	requeue(f->serve);
+}
+
+static void copy(struct serve_frame *f, struct stage_buffer *b)
+{
+	const struct region_view *r = object_region(f->held.region);
+
+	f->copies++;
+	dray_list_add(&f->chunks, &b->link);
+	stage_copy(serve_core(f->serve), b, r->gpu, f->kind == PMSG_FRAME_KIND_WRITE_ACK,
+		   copy_done);
+}
+
+/* The next bytes of the current frame, as many as fit in one buffer. NULL: no buffer is free. */
+static struct stage_buffer *next_chunk(struct serve *v)
+{
+	struct serve_frame *f = v->rx;
+	struct core *c = serve_core(v);
+	struct stage_buffer *b =
+		stage_get(c, STAGE_PEER, v->s.class, &v->s.peer->staged[STAGE_PEER]);
+	uint64_t bytes, max = stage_unit(c);
+
+	if (!b) {
+		stage_wait(c, &v->waiter, STAGE_PEER, v->s.class);
+		return NULL;
+	}
+	b->holder = f;
+	b->n_ranges = grant_walk_ranges(&v->at, &f->held, b->ranges, STAGE_RANGES_MAX, &bytes);
+	while (bytes > max) {
+		struct iovec *last = &b->ranges[b->n_ranges - 1];
+		uint64_t cut = dray_min((uint64_t)last->iov_len, bytes - max);
+
+		last->iov_len -= cut;
+		bytes -= cut;
+		b->n_ranges -= !last->iov_len;
+	}
+	b->bytes = bytes;
+	grant_walk_advance(&v->at, bytes);
+	v->chunks_left -= bytes;
+	return b;
+}
+
+/* Continues the current frame as far as there are buffers. */
+static void get_chunks(struct serve *v)
+{
+	struct serve_frame *f = v->rx;
+	struct stage_buffer *b;
+
+	if (f->host)
+		return;
+	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK) {
+		if (!v->chunk && v->chunks_left)
+			v->chunk = next_chunk(v);
+		return;
+	}
+	while (v->chunks_left) {
+		b = next_chunk(v);
+		if (!b)
+			return;
+		copy(f, b);
+	}
+	f->taken = true;
+	v->rx = NULL;
 }
 
 static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
@@ -106,54 +170,32 @@ static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned m
 {
 	struct serve *v = serve_of(s);
 
-	return v->rx ? serve_stage_place(v, iov, ret_bytes) : host_ranges(v, iov, max, ret_bytes);
+	if (v->rx->host)
+		return grant_walk_ranges(&v->at, &v->rx->held, iov, max, ret_bytes);
+	*ret_bytes = 0;
+	if (!v->chunk)
+		return 0;
+	*iov = (struct iovec){ v->chunk->base + v->chunk_at, v->chunk->bytes - v->chunk_at };
+	*ret_bytes = iov->iov_len;
+	return 1;
 }
 
 static void serve_advance(struct tcp_stream *s, uint64_t n)
 {
 	struct serve *v = serve_of(s);
+	struct stage_buffer *b = v->chunk;
 
-	if (v->rx)
-		serve_stage_received(v, n);
-	else
+	if (v->rx->host) {
 		grant_walk_advance(&v->at, n);
-}
-
-/* Copies a small answer behind its head, which completes the frame. */
-static void read_small(struct serve *v, uint64_t length)
-{
-	struct iovec *iov = v->s.tcp->iov;
-	uint32_t start = v->out_wr;
-	uint64_t bytes;
-
-	while (v->out_wr - start < length) {
-		unsigned n = host_ranges(v, iov, TCP_IOV, &bytes);
-
-		for (unsigned i = 0; i < n; i++) {
-			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
-				xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
-				v->out_wr = start;
-				put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA,
-					   DRAY_E_REGION_FAULT, 0);
-				return;
-			}
-			v->out_wr += (uint32_t)iov[i].iov_len;
-			grant_walk_advance(&v->at, iov[i].iov_len);
-		}
+		return;
 	}
-	tcp_count_sent(&v->s, length);
-}
-
-static void start_read(struct serve *v, uint64_t length)
-{
-	serve_put_head(v, v->slice, PMSG_FRAME_KIND_READ_DATA, 0, length);
-	if (length <= SMALL_READ) {
-		read_small(v, length);
-		release(v);
-	} else {
-		v->read_left = length;
-		v->head_gone = false;
-	}
+	v->chunk_at += n;
+	if (v->chunk_at < b->bytes)
+		return;
+	v->chunk = NULL;
+	v->chunk_at = 0;
+	copy(v->rx, b);
+	get_chunks(v);
 }
 
 /* Decodes segments and checks the form of a frame. */
@@ -173,38 +215,44 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 	return sum == wire->length ? 0 : -EPROTO;
 }
 
-/* Carries out or begins the frame; the objects are set if v->status is 0. False: a later turn is needed. */
-static bool take_frame(struct serve *v, const struct pmsg_frame *wire,
+/* Begins the frame. granted: its objects, if status is 0. */
+static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t status,
 		       const struct granted *granted)
 {
 	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
-	bool host = !v->status && object_region(granted->region)->memory == REGION_HOST;
+	struct serve_frame *f = serve_frame_at(v, v->q_tail++);
 
-	if (host && !write && !serve_queue_empty(v)) {
-		/* Its payload is sent from the region, after the answers before it. */
-		v->stalled = true;
-		return false;
-	}
+	*f = (struct serve_frame){
+		.serve = v,
+		.slice = wire->slice,
+		.length = write ? 0 : wire->length,
+		.status = status,
+		.kind = write ? PMSG_FRAME_KIND_WRITE_ACK : PMSG_FRAME_KIND_READ_DATA,
+		.taken = status && !write,
+	};
+	dray_list_init(&f->chunks);
 	if (write) {
 		v->s.payload_left = wire->length;
-		v->s.sink = v->status != 0;
+		v->s.sink = status != 0;
 	}
-	if (host)
-		hold(v, granted);
-	else if (!v->status)
-		serve_stage_start(v, write ? PMSG_FRAME_KIND_WRITE_ACK : PMSG_FRAME_KIND_READ_DATA,
-				  wire->length, granted);
-	if (host && !write)
-		start_read(v, wire->length);
-	else if (v->status && !write)
-		answer(v, PMSG_FRAME_KIND_READ_DATA, v->status);
-	return true;
+	if (!f->taken)
+		v->rx = f;
+	if (!status) {
+		f->held = *granted;
+		granted_hold(granted);
+		f->host = object_region(granted->region)->memory == REGION_HOST;
+		v->chunks_left = f->host ? 0 : wire->length;
+		v->chunk_at = 0;
+		get_chunks(v);
+	}
+	serve_answer(v);
 }
 
 static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
 	struct serve *v = serve_of(s);
 	struct granted granted = { 0 };
+	uint32_t status;
 	uint16_t access;
 	struct pmsg_frame wire;
 	size_t need;
@@ -221,11 +269,10 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		return 0;
 	if (decode(v, bytes, &wire) < 0)
 		return -EPROTO;
-	v->slice = wire.slice;
 	access = wire.kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
-	v->status = grant_check(s->tcp->c, s->peer->link->peer, wire.grant, access, v->segs,
-				wire.segs, &granted);
-	if (v->status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
+	status = grant_check(s->tcp->c, s->peer->link->peer, wire.grant, access, v->segs, wire.segs,
+			     &granted);
+	if (status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
 		/*
 		 * The peer may have used the grant before this worker has read the command that publishes
 		 * it. The worker reads commands between turns, and all that its ring holds within a few
@@ -234,12 +281,12 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		v->grant_waits++;
 		s->parked = true;
 		/* A buffer that became free in this turn may have queued the stream. */
-		dray_list_del(&s->ready_link);
-		dray_list_add(&s->tcp->parked, &s->ready_link);
+		dray_list_move(&s->tcp->parked, &s->ready_link);
 		return 0;
 	}
 	v->grant_waits = 0;
-	return take_frame(v, &wire, &granted) ? (int)need : 0;
+	take_frame(v, &wire, status, &granted);
+	return (int)need;
 }
 
 static bool serve_blocked(const struct tcp_stream *s)
@@ -247,92 +294,25 @@ static bool serve_blocked(const struct tcp_stream *s)
 	const struct serve *v = serve_of(s);
 
 	if (s->payload_left)
-		return v->rx && !v->chunk && !s->sink;
-	return v->read_left || v->rx || v->stalled || serve_queue_full(v) ||
-	       TCP_BUFFER - v->out_wr < OUT_ROOM;
+		return !s->sink && !v->rx->host && !v->chunk;
+	return v->rx || v->q_tail - v->q_head == SERVE_QUEUE || TCP_BUFFER - v->out_wr < OUT_ROOM;
 }
 
 static void serve_fault(struct tcp_stream *s)
 {
-	struct serve *v = serve_of(s);
-
-	xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
-	v->status = DRAY_E_REGION_FAULT;
-	s->sink = true;
-	release(v);
+	serve_frame_fault(serve_of(s)->rx);
 }
 
 static void serve_complete(struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
+	struct serve_frame *f = v->rx;
 
 	s->sink = false;
-	if (v->rx) {
-		serve_stage_complete(v);
-		return;
-	}
-	release(v);
-	answer(v, PMSG_FRAME_KIND_WRITE_ACK, v->status);
-}
-
-/* The kernel has taken n bytes of the output buffer and the answer behind it. */
-static void sent(struct serve *v, uint64_t n)
-{
-	uint64_t head = dray_min(n, (uint64_t)(v->out_wr - v->out_rd));
-
-	v->out_rd += (uint32_t)head;
-	if (v->read_left && v->out_rd > v->answer_at)
-		v->head_gone = true;
-	n -= head;
-	if (n)
-		tcp_count_sent(&v->s, n);
-	if (n && v->sending) {
-		serve_stage_sent(v, n);
-	} else if (n) {
-		grant_walk_advance(&v->at, n);
-		v->read_left -= n;
-		if (!v->read_left)
-			release(v);
-	}
-	if (v->out && v->out_rd == v->out_wr && !v->read_left) {
-		tcp_pool_put(v->s.tcp, v->out);
-		v->out = NULL;
-		v->out_rd = v->out_wr = 0;
-	}
-	serve_stage_answers(v);
-}
-
-/* Sends within the budget. False: the stream closed. */
-static bool flush(struct serve *v, struct tcp_budget *b)
-{
-	struct tcp *t = v->s.tcp;
-
-	while (out_pending(v) && v->s.writable && b->left > 0) {
-		uint64_t bytes;
-		unsigned k = 0;
-		ssize_t n;
-
-		if (v->out_wr > v->out_rd)
-			t->iov[k++] = (struct iovec){ v->out + v->out_rd, v->out_wr - v->out_rd };
-		if (v->read_left)
-			k += host_ranges(v, t->iov + k, TCP_IOV - 1, &bytes);
-		else
-			k += serve_stage_payload(v, t->iov + k, TCP_IOV - 1);
-		n = tcp_stream_send(&v->s, t->iov, k, b);
-		if (n >= 0) {
-			sent(v, (uint64_t)n);
-		} else if (n == -EAGAIN) {
-			return true;
-		} else if (n == -EFAULT && v->read_left) {
-			xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
-			if (!fail_read(v, DRAY_E_REGION_FAULT))
-				return false;
-		} else {
-			tcp_serve_close(&v->s, true, true);
-			return false;
-		}
-	}
-	return true;
+	v->rx = NULL;
+	f->taken = true;
+	serve_frame_release(f);
+	serve_answer(v);
 }
 
 static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
@@ -342,17 +322,20 @@ static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 
 	do {
 		before = b->left;
-		if (!serve_stage_step(v) || !flush(v, b) || !tcp_stream_receive(s, b) ||
-		    !flush(v, b))
+		v->progressed = false;
+		if (v->rx)
+			get_chunks(v);
+		serve_answer(v);
+		if (!serve_flush(v, b) || !tcp_stream_receive(s, b) || !serve_flush(v, b))
 			return;
 	} while (b->left > 0 && b->left < before && s->side->wants(s));
 }
 
 static bool serve_wants(const struct tcp_stream *s)
 {
-	const struct serve *v = serve_of(s);
+	struct serve *v = serve_of(s);
 
-	if (v->progressed || (s->writable && out_pending(v)))
+	if (v->progressed || (s->writable && serve_out_pending(v)))
 		return true;
 	if (s->parked || serve_blocked(s))
 		return false;
@@ -404,7 +387,8 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	v = tcp_stream_new(t, peer, &serve_side, sizeof(*v), offsetof(struct serve, segs), 2);
 	if (!v)
 		goto refuse;
-	serve_stage_init(v);
+	dray_list_init(&v->waiter.link);
+	v->waiter.ready = buffer_ready;
 	v->s.id = id;
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
 	tcp_socket_setup(t, fd);
@@ -431,9 +415,17 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 		tcp_pool_put(s->tcp, v->out);
 	v->out = NULL;
 	v->out_rd = v->out_wr = 0;
-	v->read_left = 0;
-	release(v);
-	serve_stage_close(v);
+	v->grace_ns = 0;
+	chunk_release(v);
+	v->rx = v->sending = NULL;
+	for (; v->q_head != v->q_tail; v->q_head++) {
+		struct serve_frame *f = serve_frame_at(v, v->q_head);
+
+		f->taken = true;
+		chunks_finish(f);
+		serve_chunks_release(f);
+		serve_frame_release(f);
+	}
 	tcp_stream_free_later(s);
 	if (report) {
 		core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
@@ -441,27 +433,30 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 	}
 }
 
-/* Ends the current frame's use of its objects. */
-static void frame_drop(struct serve *v, const struct object *o)
+/* Ends the frame's use of its objects. */
+static void frame_drop(struct serve_frame *f, const struct object *o)
 {
-	uint32_t status = grant_drop_code(o);
+	struct serve *v = f->serve;
 	struct tcp_budget b = { INT64_MAX };
 
-	if (!v->read_left) {
-		/* Nothing is received between turns. From now on the payload is discarded. */
-		v->s.sink = true;
-		v->status = status;
-		release(v);
+	if (f->host && v->sending == f && serve_head_gone(v) && o->drop_mode != DROP_URGENT) {
+		if (serve_flush(v, &b) && v->sending == f) {
+			v->grace_ns = serve_core(v)->now_ns + GRACE_NS;
+			tcp_timer(v->s.tcp, v->grace_ns);
+		}
+		requeue(v);
 		return;
 	}
-	if (!v->head_gone || o->drop_mode == DROP_URGENT) {
-		fail_read(v, status);
-		return;
-	}
-	if (!flush(v, &b) || !v->read_left)
-		return;
-	v->grace_ns = v->s.tcp->c->now_ns + GRACE_NS;
-	tcp_timer(v->s.tcp, v->grace_ns);
+	/* Copies in flight may end, but the frame waits for no further buffers. */
+	if (v->rx == f)
+		fail(f, grant_drop_code(o));
+	if (o->drop_mode == DROP_URGENT)
+		chunks_finish(f);
+	serve_frame_release(f);
+	if (f->host && v->sending == f)
+		tcp_serve_close(&v->s, true, true);
+	else
+		requeue(v);
 }
 
 void tcp_serve_drop(struct core *c, void *state, struct object *o)
@@ -469,12 +464,12 @@ void tcp_serve_drop(struct core *c, void *state, struct object *o)
 	struct tcp *t = state;
 
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
+		struct serve *v = serve_of(s);
+
 		if (s->side != &serve_side)
 			continue;
-		serve_stage_drop(serve_of(s), o);
-		if (!granted_has(&serve_of(s)->held, o))
-			continue;
-		frame_drop(serve_of(s), o);
-		tcp_stream_requeue(s);
+		for (uint32_t i = v->q_head, end = v->q_tail; i != end; i++)
+			if (granted_has(&serve_frame_at(v, i)->held, o))
+				frame_drop(serve_frame_at(v, i), o);
 	}
 }
