@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/file.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
@@ -147,18 +148,11 @@ static int check_memfd(struct file *f, int fd, unsigned index, bool write, struc
 /* Only DMA-BUFs name their exporter. */
 static bool is_dmabuf(int fd)
 {
-	char path[40], line[256];
-	bool found = false;
-	FILE *f;
+	char path[40], text[1024];
 
 	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-	f = fopen(path, "re");
-	if (!f)
-		return false;
-	while (!found && fgets(line, sizeof(line), f))
-		found = !strncmp(line, "exp_name:", strlen("exp_name:"));
-	fclose(f);
-	return found;
+	return dray_file_read(AT_FDCWD, path, 0, text, sizeof(text)) >= 0 &&
+	       strstr(text, "\nexp_name:");
 }
 
 static int check_dmabuf(struct file *f, int fd, unsigned index, bool write, struct dray_err *reterr)
@@ -274,39 +268,14 @@ static int map_file(struct mappings *ms, const struct region_spec *spec, uint64_
 	return mapping_get(ms, &key, spec->fds[index], f->size, &f->map, reterr);
 }
 
-static int map_files(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
-		     uint64_t limit, struct file *files, struct extents *e, struct dray_err *reterr)
-{
-	int r = 0;
-
-	e->maps = calloc(spec->n_fds, sizeof(struct mapping *));
-	if (!e->maps)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	for (unsigned i = 0; i < spec->n_fds; i++) {
-		struct file *f = &files[i];
-
-		r = memory == REGION_RDMA ?
-			    mapping_reserve(ms, spec->fds[i], f->size, &f->map, reterr) :
-			    map_file(ms, spec, limit, i, f, reterr);
-		if (r < 0)
-			return r;
-		e->maps[e->n_maps++] = f->map;
-	}
-	return 0;
-}
-
 /* More than one NUMA node is online: the list reads 0-1 or 0,2. */
 static bool several_nodes(void)
 {
-	FILE *f = fopen("/sys/devices/system/node/online", "re");
-	char text[64] = "";
-	bool several;
+	char text[64];
 
-	if (!f)
-		return false;
-	several = fgets(text, sizeof(text), f) && strpbrk(text, "-,");
-	fclose(f);
-	return several;
+	return dray_file_read(AT_FDCWD, "/sys/devices/system/node/online", 0, text, sizeof(text)) >=
+		       0 &&
+	       strpbrk(text, "-,");
 }
 
 /*
@@ -331,9 +300,25 @@ static void find_nodes(struct region_view *v)
 	}
 }
 
-/* Sets the addresses of the view's extents. */
-static void place(struct extents *e, enum region_memory memory)
+/* Maps the files, or reserves addresses for them, and sets the addresses of the view's extents. */
+static int map_files(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
+		     uint64_t limit, struct file *files, struct extents *e, struct dray_err *reterr)
 {
+	int r = 0;
+
+	e->maps = calloc(spec->n_fds, sizeof(struct mapping *));
+	if (!e->maps)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	for (unsigned i = 0; i < spec->n_fds; i++) {
+		struct file *f = &files[i];
+
+		r = memory == REGION_RDMA ?
+			    mapping_reserve(ms, spec->fds[i], f->size, &f->map, reterr) :
+			    map_file(ms, spec, limit, i, f, reterr);
+		if (r < 0)
+			return r;
+		e->maps[e->n_maps++] = f->map;
+	}
 	e->view->memory = memory;
 	e->view->fault_guarded = true;
 	for (uint32_t i = 0; i < e->view->n_extents; i++) {
@@ -344,17 +329,17 @@ static void place(struct extents *e, enum region_memory memory)
 		e->dmabufs[i].fd = map->fd;
 	}
 	if (memory == REGION_RDMA)
-		return;
+		return 0;
 	free(e->dmabufs);
 	e->dmabufs = NULL;
+	return 0;
 }
 
 int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
-		uint64_t limit, struct extents *ret, struct dray_err *reterr)
+		uint64_t limit, struct extents *e, struct dray_err *reterr)
 {
 	struct file *files dray_auto_free = calloc(spec->n_fds + 1, sizeof(*files));
 	struct piece *pieces dray_auto_free = NULL;
-	struct extents e = { .view = NULL };
 	int r;
 
 	if (!files)
@@ -363,20 +348,15 @@ int extents_map(struct mappings *ms, const struct region_spec *spec, enum region
 	if (r >= 0)
 		r = check_files(spec, memory, files, pieces, reterr);
 	if (r >= 0)
-		r = extents_init(&e, pieces, spec->m, reterr);
+		r = extents_init(e, pieces, spec->m, reterr);
 	if (r >= 0)
-		r = map_files(ms, spec, memory, limit, files, &e, reterr);
-	if (r >= 0 && memory == REGION_HOST)
-		r = check_resident(spec, files, pieces, reterr);
-	if (r < 0) {
-		extents_deinit(&e);
+		r = map_files(ms, spec, memory, limit, files, e, reterr);
+	if (r < 0 || memory == REGION_RDMA)
 		return r;
-	}
-	place(&e, memory);
-	if (memory == REGION_HOST)
-		find_nodes(e.view);
-	*ret = e;
-	return 0;
+	r = check_resident(spec, files, pieces, reterr);
+	if (r >= 0)
+		find_nodes(e->view);
+	return r;
 }
 
 /* Size of a default huge page in bytes, or -errno. */
@@ -391,14 +371,14 @@ static int64_t huge_page_bytes(void)
 }
 
 int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
-		     struct extents *ret, uint64_t *ret_bytes, struct dray_err *reterr)
+		     struct extents *e, uint64_t *ret_bytes, struct dray_err *reterr)
 {
 	bool huge = spec->m->flags & DMSG_REGION_FLAG_HUGE;
 	int64_t page = huge ? huge_page_bytes() : (int64_t)sysconf(_SC_PAGESIZE);
 	int fd dray_auto_close = -1;
-	struct mapping_key key;
+	struct region_spec own = *spec;
 	struct dmsg_extent x;
-	struct extents e = { .view = NULL };
+	struct file file;
 	struct stat st;
 	uint64_t bytes;
 	int r;
@@ -427,23 +407,11 @@ int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64
 								     DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
-	r = extents_init(&e, &(struct piece){ .length = x.length }, spec->m, reterr);
-	key = (struct mapping_key){ { st.st_dev, st.st_ino },
-				    spec->m->access & DMSG_ACCESS_WRITE,
-				    huge ? spec->owner->session : 0 };
-	e.maps = calloc(1, sizeof(struct mapping *));
-	if (r >= 0 && !e.maps)
-		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	if (r >= 0)
-		r = mapping_get(ms, &key, fd, bytes, &e.maps[0], reterr);
-	if (r < 0) {
-		extents_deinit(&e);
-		return r;
-	}
-	e.n_maps = 1;
-	/* no page of a pool is touched yet, so its NUMA node is not known */
-	place(&e, REGION_HOST);
-	*ret = e;
+	/* no page of a pool is touched yet, so its NUMA node is not known, and nothing is resident */
+	file = (struct file){ { st.st_dev, st.st_ino }, huge, bytes, .allocated = bytes };
+	own.fds = &fd;
+	own.n_fds = 1;
 	*ret_bytes = bytes;
-	return 0;
+	r = extents_init(e, &(struct piece){ .length = x.length }, spec->m, reterr);
+	return r < 0 ? r : map_files(ms, &own, REGION_HOST, limit, &file, e, reterr);
 }

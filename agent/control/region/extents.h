@@ -97,22 +97,22 @@ int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
 		  enum region_memory *ret_memory, struct dray_err *reterr);
 
 /*
- * Maps memfds of at most `limit` bytes, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists;
- * nothing is held then.
+ * Maps memfds of at most `limit` bytes, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists.
+ * This function and the next two fill e, which starts as zeros; extents_deinit() follows an error, too.
  */
 int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
-		uint64_t limit, struct extents *ret, struct dray_err *reterr);
+		uint64_t limit, struct extents *e, struct dray_err *reterr);
 
 /* A pool: new memory of the agent. *ret_bytes: its length in whole pages, at most `limit`. */
 int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
-		     struct extents *ret, uint64_t *ret_bytes, struct dray_err *reterr);
+		     struct extents *e, uint64_t *ret_bytes, struct dray_err *reterr);
 
 /*
  * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(): descriptors first, then handles. The
  * view has no addresses until extents_opened() sets them.
  */
-int extents_read_gpu(const struct region_spec *spec, struct extents *ret,
-		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr);
+int extents_read_gpu(const struct region_spec *spec, struct extents *e, struct gpu_part **ret_parts,
+		     unsigned *ret_n, struct dray_err *reterr);
 
 /* Sets addresses and DMA-BUFs, which must outlive the view. */
 void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts);

@@ -79,27 +79,23 @@ static int parts_new(const struct region_spec *spec, const struct piece *v, unsi
 	return 0;
 }
 
-int extents_read_gpu(const struct region_spec *spec, struct extents *ret,
-		     struct gpu_part **ret_parts, unsigned *ret_n, struct dray_err *reterr)
+int extents_read_gpu(const struct region_spec *spec, struct extents *e, struct gpu_part **ret_parts,
+		     unsigned *ret_n, struct dray_err *reterr)
 {
 	unsigned n_handles = spec->m->handles.n / GPU_HANDLE_BYTES;
 	struct piece *pieces dray_auto_free = NULL;
 	int r = check_handles(spec->m, spec->n_fds, reterr);
 
-	*ret = (struct extents){ .view = NULL };
 	*ret_n = spec->n_fds + n_handles;
 	if (r >= 0)
 		r = pieces_read(spec->m, spec->n_fds, n_handles, &pieces, reterr);
 	if (r >= 0)
-		r = extents_init(ret, pieces, spec->m, reterr);
+		r = extents_init(e, pieces, spec->m, reterr);
 	if (r >= 0)
 		r = parts_new(spec, pieces, *ret_n, ret_parts, reterr);
-	if (r < 0) {
-		extents_deinit(ret);
-		return r;
-	}
-	ret->view->memory = REGION_GPU;
-	return 0;
+	if (r >= 0)
+		e->view->memory = REGION_GPU;
+	return r;
 }
 
 void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts)
