@@ -44,7 +44,7 @@ static struct grant *grant_get(struct regions *r, dray_handle peer, dray_handle 
 {
 	struct grant *g = dray_handles_get(&r->grants, handle);
 
-	return g && g->peer && g->peer->peer == peer ? g : NULL;
+	return g && g->peer->peer == peer ? g : NULL;
 }
 
 void grant_detach(struct grant *g)
@@ -129,8 +129,7 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	struct grant *g;
 	struct token *t;
 
-	t = token_find(r, m->token_id, m->region, m->capability, m->incarnation, peer_agent_id,
-		       reterr);
+	t = token_find(r, m, peer_agent_id, reterr);
 	if (!t)
 		return -EPERM;
 	if (grants_count(r, peer) >= max)
@@ -223,7 +222,7 @@ void grants_of_region(struct regions *r, dray_handle region,
 	struct grant *g;
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (g->peer && !g->ending && g->view.region == region)
+		if (!g->ending && g->view.region == region)
 			fn(arg, &g->view);
 }
 
@@ -237,35 +236,4 @@ uint32_t grants_count(struct regions *r, dray_handle peer)
 	struct grant_peer *p = peer_find(r, peer);
 
 	return p ? p->n : 0;
-}
-
-static void barrier_passed(void *arg)
-{
-	struct grant *g = arg;
-	struct region *region = g->region;
-	struct revocation *v = g->revocation;
-
-	dray_handles_del(&g->regions->grants, g->view.o.handle);
-	free(g);
-	region->barriers--;
-	revocation_step(v);
-	region_check(region);
-}
-
-int grant_barrier(struct region *region, struct revocation *v)
-{
-	struct regions *r = region->regions;
-	struct grant *g = calloc(1, sizeof(*g));
-
-	if (!g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
-		free(g);
-		return -ENOMEM;
-	}
-	g->regions = r;
-	g->region = region;
-	g->revocation = v;
-	region->barriers++;
-	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false,
-		  barrier_passed, g);
-	return 0;
 }

@@ -106,10 +106,8 @@ struct grant_peer {
 struct grant {
 	struct dray_list token_link, peer_link;
 	struct regions *regions;
-	struct token *token;     /* NULL: the region is gone */
-	struct grant_peer *peer; /* NULL: a barrier, for region and revocation */
-	struct region *region;
-	struct revocation *revocation;
+	struct token *token; /* NULL: the region is gone */
+	struct grant_peer *peer;
 	struct grant_view view;
 	bool ending, dropped, fenced;
 	bool exposed; /* the peer has RDMA keys, which bypass the workers */
@@ -132,8 +130,7 @@ void region_check(struct region *r);
 /* token.c */
 
 /* Checks an import, local or by a peer. NULL with reterr. */
-struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
-			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
+struct token *token_find(struct regions *r, const struct pmsg_import *m,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
@@ -149,10 +146,5 @@ void revocation_step(struct revocation *v);
 void grant_end(struct grant *g, bool fence, bool urgent);
 /* Removes it from its token, which it outlives. */
 void grant_detach(struct grant *g);
-/*
- * Drops an unpublished grant. Its end proves that the workers have handled all earlier commands; then the revocation is
- * stepped. 0 or -ENOMEM.
- */
-int grant_barrier(struct region *region, struct revocation *v);
 
 #endif

@@ -159,9 +159,8 @@ dray_handle region_group(struct regions *r, dray_handle region, dray_handle *ret
 void regions_drain(struct regions *r, bool on);
 
 /*
- * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Sets every field of *ret
- * but rails. Errors: token_invalid,
- * token_expired, token_used, token_audience, incarnation, revoked, quota, draining.
+ * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Sets all of *ret but the
+ * rails. Errors: token_invalid, token_expired, token_used, token_audience, incarnation, revoked, quota, draining.
  */
 int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
 		 const struct pmsg_import *m, struct pmsg_import_reply *ret,

@@ -17,6 +17,9 @@
 #define SEGMENT_AT (PMSG_TOKEN_SIZE + 4)
 _Static_assert(SEGMENT_AT + PMSG_TOKEN_SEGMENT_MAX <= DMSG_TOKEN_MAX, "a token fits");
 
+/* Index of a handle that no grant has: the table of grants is smaller. */
+#define NO_GRANT UINT32_MAX
+
 static const uint8_t nobody[AGENT_ID_BYTES];
 
 static int malformed(struct dray_err *reterr, const char *why)
@@ -261,20 +264,19 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	return 0;
 }
 
-struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
-			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
+struct token *token_find(struct regions *r, const struct pmsg_import *m,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr)
 {
-	struct token *t = dray_handles_get(&r->tokens, token_id);
+	struct token *t = dray_handles_get(&r->tokens, m->token_id);
 	uint32_t code = 0;
 
 	/* an importer without the capability learns nothing else about the token */
-	if (incarnation != r->deps.incarnation)
+	if (m->incarnation != r->deps.incarnation)
 		code = DRAY_E_INCARNATION;
 	else if (!t)
-		code = dead_code(r, token_id, capability);
-	else if (CRYPTO_memcmp(t->capability, capability, CAPABILITY_BYTES) ||
-		 t->region->handle != region)
+		code = dead_code(r, m->token_id, m->capability);
+	else if (CRYPTO_memcmp(t->capability, m->capability, CAPABILITY_BYTES) ||
+		 t->region->handle != m->region)
 		code = DRAY_E_TOKEN_INVALID;
 	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) &&
 		 memcmp(t->audience, importer, AGENT_ID_BYTES))
@@ -297,11 +299,14 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 int token_import_local(struct regions *r, const struct pmsg_token *token,
 		       struct remote_view *remote, struct dray_err *reterr)
 {
+	struct pmsg_import m = { .token_id = token->token_id,
+				 .region = token->region,
+				 .incarnation = token->incarnation };
 	struct local_import *import;
 	struct token *t;
 
-	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation,
-		       r->deps.agent_id, reterr);
+	memcpy(m.capability, token->capability, CAPABILITY_BYTES);
+	t = token_find(r, &m, r->deps.agent_id, reterr);
 	if (!t)
 		return -EPERM;
 	import = calloc(1, sizeof(*import));
@@ -382,6 +387,16 @@ void revocation_step(struct revocation *v)
 	free(v);
 }
 
+static void barrier_passed(void *arg)
+{
+	struct revocation *v = arg;
+	struct region *region = v->region;
+
+	region->barriers--;
+	revocation_step(v);
+	region_check(region);
+}
+
 int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *owner,
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr)
@@ -401,17 +416,19 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 					    token_id);
 	}
 	v = calloc(1, sizeof(*v));
-	if (!v || grant_barrier(region, v) < 0) {
-		free(v);
+	if (!v)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for a revocation");
-	}
 	*v = (struct revocation){ .number = ++r->revocations,
 				  .pending = 1,
 				  .done = done,
 				  .arg = arg,
 				  .region = region,
 				  .all = !only };
+	/* the drop of a grant that does not exist proves that the workers have handled all earlier commands */
+	region->barriers++;
+	pool_drop(r->deps.pool, OBJECT_GRANT, v->number << 32 | NO_GRANT, DRAY_E_REVOKED, false,
+		  barrier_passed, v);
 	v->count = tokens_revoke(region, only, v->number);
 	/* each token that remains, also of an earlier revocation, steps this one when it ends */
 	dray_list_for_each(&region->tokens, t, struct token, link)
