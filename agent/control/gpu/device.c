@@ -181,7 +181,7 @@ static void start_done(struct dray_job *j)
 		snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
 		log_limited(DRAY_LOG_WARNING, AREA, "the GPU cannot be started: %s gpu=%s",
 			    d->err.msg, d->info.uuid);
-		memories_refuse(d, &d->err);
+		memories_refuse(d);
 		return;
 	}
 	d->state = DEVICE_READY;
@@ -291,7 +291,7 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 		"%" PRIu32 " regions on it, regions of its peers, pinned host memory; restart the "
 		"agent gpu=%s address=%s",
 		d->memories, d->info.uuid, d->info.bdf);
-	memories_refuse(d, &d->err);
+	memories_refuse(d);
 	return 0;
 }
 

@@ -45,7 +45,6 @@ static void load_run(struct dray_job *j)
 static void load_done(struct dray_job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
-	struct dray_err err;
 
 	if (g->error < 0) {
 		/* the next region retries */
@@ -55,8 +54,7 @@ static void load_done(struct dray_job *j)
 		if (strcmp(g->plugin_text, g->err.msg) != 0)
 			log_warning(AREA, "GPU memory cannot be used: %s", g->err.msg);
 		snprintf(g->plugin_text, sizeof(g->plugin_text), "%s", g->err.msg);
-		err = g->err;
-		memories_step(g, &err);
+		memories_step(g, &g->err);
 		return;
 	}
 	g->plugin_state = PLUGIN_READY;

@@ -114,10 +114,10 @@ void staging_make(struct gpus *g, struct dray_err *reterr);
 void staging_free(struct gpus *g);
 
 /* --- memory.c --- */
-/* Continues memory that waits for the plug-in or a device. why: the plug-in cannot be used; else NULL. */
+/* Continues memory that waits for the plug-in or a device; runs no callback. why: the plug-in cannot be used; else NULL. */
 void memories_step(struct gpus *g, const struct dray_err *why);
-/* Refuses memory that waits for this device, which did not start. */
-void memories_refuse(struct gpu_device *d, const struct dray_err *why);
+/* Refuses memory that waits for this device, which did not start or hangs, with its error; runs no callback. */
+void memories_refuse(struct gpu_device *d);
 /* Closes memory that waited for gpu_copies_ended(). */
 void memories_close_held(struct gpus *g);
 /* At the end, on the opener's thread: closes and frees all. */

@@ -16,9 +16,9 @@
 
 enum memory_state {
 	MEMORY_WAITING, /* for the plug-in or the device */
-	MEMORY_OPENING, /* a job imports its parts */
+	MEMORY_OPENING, /* a job imports its parts, or its refusal is under way */
 	MEMORY_OPEN,
-	MEMORY_CLOSING, /* a job releases its parts, or cancelled() is under way */
+	MEMORY_CLOSING, /* a job releases its parts */
 };
 
 struct gpu_memory {
@@ -27,8 +27,8 @@ struct gpu_memory {
 	struct gpu_device *device; /* NULL: not known yet */
 	char name[DEVICE_NAME];
 	enum memory_state state;
+	bool counted;   /* in device->memories */
 	bool cancelled; /* closed after its job */
-	bool pending;   /* memories_step() or memories_refuse() has still to visit it */
 	bool held;      /* closed after gpu_copies_ended() */
 	uint64_t bytes;
 	gpu_opened_fn done;
@@ -51,8 +51,28 @@ static void close_fds(struct gpu_memory *m)
 static void memory_free(struct gpu_memory *m)
 {
 	close_fds(m);
+	if (m->counted)
+		m->device->memories--;
 	dray_list_del(&m->link);
 	free(m);
+}
+
+/* Frees the memory, then runs the callback that waits for that, if any. */
+static void memory_end(struct gpu_memory *m)
+{
+	struct gpu_memory ended = *m;
+
+	memory_free(m);
+	if (ended.closed) {
+		ended.closed(ended.closed_arg);
+	} else if (ended.error < 0) {
+		dray_err_set(&ended.err, ended.error,
+			     ended.error == -EIO ? DRAY_E_GPU_LOST : DRAY_E_INTERNAL,
+			     "the GPU memory cannot be opened: %s", dray_errno_text(ended.error));
+		ended.done(ended.arg, NULL, 0, NULL, &ended.err);
+	}
+	if (ended.device)
+		gpu_device_check(ended.device);
 }
 
 /* On the opener's thread. */
@@ -75,19 +95,7 @@ static void close_run(struct dray_job *j)
 
 static void close_done(struct dray_job *j)
 {
-	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
-	void (*closed)(void *arg) = m->closed;
-	void *arg = m->closed_arg;
-	struct gpu_device *d = m->device;
-	bool counted = m->state == MEMORY_CLOSING && m->error >= 0 && d;
-
-	memory_free(m);
-	if (counted)
-		d->memories--;
-	if (closed)
-		closed(arg);
-	if (d)
-		gpu_device_check(d);
+	memory_end(dray_container_of(j, struct gpu_memory, job));
 }
 
 static void memory_close(struct gpu_memory *m)
@@ -150,18 +158,6 @@ static void open_run(struct dray_job *j)
 		release(m);
 }
 
-static void refuse(struct gpu_memory *m, int error, const struct dray_err *err)
-{
-	gpu_opened_fn done = m->done;
-	struct dray_err e = *err;
-	void *arg = m->arg;
-
-	dray_err_set(&e, error, error == -EIO ? DRAY_E_GPU_LOST : DRAY_E_INTERNAL,
-		     "the GPU memory cannot be opened: %s", dray_errno_text(error));
-	memory_free(m);
-	done(arg, NULL, 0, NULL, &e);
-}
-
 static void opened(struct gpu_memory *m)
 {
 	struct gpu_device *d = m->device;
@@ -177,32 +173,31 @@ static void open_done(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
 	struct gpu_device *d = m->device;
-	bool failed = m->error < 0;
 
-	/* another job may have found the device lost meanwhile */
-	if (m->error == -EIO)
+	if (m->error == -EIO && m->counted)
 		gpu_device_lost(d, m->err.msg[0] ? m->err.msg : "a handle could not be opened");
-	if (failed)
-		d->memories--;
-	if (m->cancelled) {
-		if (failed)
-			close_done(&m->job);
-		else
-			memory_close(m);
+	if (m->error < 0) {
+		memory_end(m);
 		return;
 	}
-	if (!failed && d->state != DEVICE_READY) {
+	/* another job may have found the device lost meanwhile */
+	if (!m->cancelled && d->state != DEVICE_READY) {
 		dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost: %s", d->reason);
 		m->cancelled = true;
 		m->done(m->arg, NULL, 0, NULL, &m->err);
-		memory_close(m);
-		return;
 	}
-	if (failed)
-		refuse(m, m->error, &m->err);
+	if (m->cancelled)
+		memory_close(m);
 	else
 		opened(m);
-	gpu_device_check(d);
+}
+
+/* Its done() or cancelled() runs later. */
+static void refuse(struct gpu_memory *m, int error)
+{
+	m->error = error;
+	m->state = MEMORY_OPENING;
+	dray_jobs_finish(m->gpus->opener, &m->job, open_done);
 }
 
 static int check_kinds(const struct gpu_memory *m, struct dray_err *reterr)
@@ -241,50 +236,35 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 		return 0;
 	}
 	m->state = MEMORY_OPENING;
+	m->counted = true;
 	m->device->memories++;
 	dray_jobs_add(g->opener, &m->job, open_run, open_done);
 	return 0;
 }
 
-/* The callbacks may open or close other memory, so the list is searched again after each. d: NULL for any device. */
-static struct gpu_memory *next_pending(struct gpus *g, const struct gpu_device *d)
-{
-	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		if (m->pending && m->state == MEMORY_WAITING && (!d || m->device == d)) {
-			m->pending = false;
-			return m;
-		}
-	return NULL;
-}
-
-static void mark_pending(struct gpus *g)
-{
-	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		m->pending = !m->cancelled;
-}
-
 void memories_step(struct gpus *g, const struct dray_err *why)
 {
-	struct gpu_memory *m;
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link) {
+		int ret = -EOPNOTSUPP;
 
-	mark_pending(g);
-	while ((m = next_pending(g, NULL))) {
-		struct dray_err err = DRAY_ERR_NULL;
-		int ret = why ? -EOPNOTSUPP : memory_step(m, &err);
-
+		if (m->state != MEMORY_WAITING)
+			continue;
+		if (why)
+			m->err = *why;
+		else
+			ret = memory_step(m, &m->err);
 		if (ret < 0)
-			refuse(m, ret, why ? why : &err);
+			refuse(m, ret);
 	}
 }
 
-void memories_refuse(struct gpu_device *d, const struct dray_err *why)
+void memories_refuse(struct gpu_device *d)
 {
-	struct dray_err err = *why;
-	struct gpu_memory *m;
-
-	mark_pending(d->gpus);
-	while ((m = next_pending(d->gpus, d)))
-		refuse(m, d->error, &err);
+	dray_list_for_each(&d->gpus->memories, m, struct gpu_memory, link)
+		if (m->state == MEMORY_WAITING && m->device == d) {
+			m->err = d->err;
+			refuse(m, d->error);
+		}
 }
 
 static struct gpu_memory *memory_new(struct gpus *g, const char *device,
@@ -346,11 +326,8 @@ void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
 		m->cancelled = true;
 		m->closed = cancelled;
 		m->closed_arg = arg;
-		if (m->state == MEMORY_WAITING) {
-			m->error = -ECANCELED;
-			m->state = MEMORY_CLOSING;
-			dray_jobs_finish(g->opener, &m->job, close_done);
-		}
+		if (m->state == MEMORY_WAITING)
+			refuse(m, -ECANCELED);
 		return;
 	}
 }

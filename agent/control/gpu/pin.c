@@ -19,7 +19,7 @@ struct pin {
 	uint64_t bytes;
 	bool write;
 	uint32_t refs; /* regions; 0: being unpinned */
-	enum { PIN_MAKING, PIN_MADE, PIN_FAILED, PIN_DROPPING } state;
+	enum { PIN_MAKING, PIN_MADE, PIN_FAILED } state;
 	bool made; /* by the job */
 	bool held; /* unpinned after gpu_copies_ended() */
 	struct dray_err err;
@@ -88,7 +88,6 @@ static void pin_unref(struct pin *p)
 		return;
 	if (p->state == PIN_MADE)
 		p->gpus->pinned_bytes -= p->bytes;
-	p->state = PIN_DROPPING;
 	pin_drop(p);
 }
 
