@@ -123,11 +123,11 @@ static void handle_connected(void *arg, uint32_t code, const union pmsg_body *re
 		return;
 	}
 	m = &reply->qp_connect_reply;
-	q->remote.qpn = m->qpn;
-	q->remote.psn = m->psn;
-	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
-	q->remote.lid = q->path->to.lid;
-	q->remote.reads = 1;
+	q->remote = (struct pmsg_qp_connect){ .qpn = m->qpn,
+					      .psn = m->psn,
+					      .mtu = dray_min(m->mtu, q->path->mtu),
+					      .lid = q->path->to.lid,
+					      .reads = 1 };
 	memcpy(q->remote.gid, q->path->to.gid, sizeof(q->remote.gid));
 	q->reads = dray_min(m->reads, q->reads);
 	q->state = QP_CONNECTING;

@@ -136,10 +136,7 @@ struct qp {
 	uint8_t port, gid_index;
 	uint16_t pkey_index;
 	uint32_t psn, depth, sges, inline_bytes, reads;
-	struct {
-		uint32_t qpn, psn, mtu, lid, reads;
-		uint8_t gid[16];
-	} remote; /* the other end */
+	struct pmsg_qp_connect remote; /* the other end */
 	struct dray_job job;
 	/* one that posts */
 	struct path *path;

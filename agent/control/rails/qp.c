@@ -312,12 +312,9 @@ void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id
 	q->id = m->qp;
 	q->depth = 1;
 	q->connect_request = request_id;
-	q->remote.qpn = m->qpn;
-	q->remote.psn = m->psn;
-	q->remote.lid = m->lid;
+	q->remote = *m;
 	q->remote.mtu = dray_min(m->mtu, rail->mtu);
 	q->remote.reads = dray_min(m->reads, (uint32_t)most);
-	memcpy(q->remote.gid, m->gid, sizeof(q->remote.gid));
 	rail->serving++;
 	r->n_serving++;
 	qp_begin(q, rail, rail->gid.index, &peer->serving, make_run, make_done);

@@ -308,9 +308,8 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->windows);
 	dray_handles_init(&r->qps, UINT32_MAX);
-	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, r);
-	if (e >= 0)
-		e = sd_event_source_set_enabled(r->timer, SD_EVENT_OFF);
+	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, UINT64_MAX, 1000, on_timer,
+			      r);
 	if (e >= 0)
 		e = jobs_new(&r->slow, deps->event, "dray-verbs", 0);
 	if (e >= 0)

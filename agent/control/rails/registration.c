@@ -4,6 +4,7 @@
  * same access share a registration.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,26 +12,28 @@
 #include <sys/resource.h>
 
 #include "agent/control/rails/internal.h"
+#include "lib/file.h"
 #include "lib/log.h"
 
 /* Measured: writes into memory regions of more than 4 GiB reach half of the bandwidth. */
 #define SLICE_MAX (3584ull << 20)
 #define PAGE 4096ull
 
-static uint64_t status_kib(const char *key)
+/* Memory that the process has pinned, by its status. */
+static uint64_t pinned_kib(void)
 {
-	FILE *f = fopen("/proc/self/status", "re");
-	size_t n = strlen(key);
-	uint64_t v = 0;
-	char line[128];
+	static const char *const keys[] = { "\nVmPin:", "\nVmLck:" };
+	uint64_t sum = 0;
+	char text[8192];
 
-	if (!f)
+	if (dray_file_read(AT_FDCWD, "/proc/self/status", 0, text, sizeof(text)) < 0)
 		return 0;
-	while (fgets(line, sizeof(line), f))
-		if (!strncmp(line, key, n) && line[n] == ':')
-			v = strtoull(line + n + 1, NULL, 10);
-	fclose(f);
-	return v;
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(keys); i++) {
+		const char *at = strstr(text, keys[i]);
+
+		sum += at ? strtoull(at + strlen(keys[i]), NULL, 10) : 0;
+	}
+	return sum;
 }
 
 /* Why a registration failed, and the next step. */
@@ -43,8 +46,7 @@ static void explain(const struct registration *g, const struct device *d, int er
 			 "%" PRIu64 " KiB, added to %" PRIu64
 			 " KiB that are pinned, exceed the memlock limit of %llu KiB: raise it "
 			 "(LimitMEMLOCK=infinity) or give CAP_IPC_LOCK",
-			 g->length >> 10, status_kib("VmPin") + status_kib("VmLck"),
-			 (unsigned long long)l.rlim_cur >> 10);
+			 g->length >> 10, pinned_kib(), (unsigned long long)l.rlim_cur >> 10);
 	else if (error == -EFAULT && !(g->access & DMSG_ACCESS_WRITE))
 		snprintf(
 			buf, REASON_MAX,
