@@ -30,23 +30,22 @@ static const char *state_text(uint8_t state)
 	return state < XFER_STATE_N ? names[state] : "";
 }
 
+/* Fields that the records of live and of ended transfers share. text: an array for the list of rails. */
+#define TRANSFER_FIELDS(t, text)                                                                \
+	.session = (t)->session, .request = (t)->request,                                       \
+	.direction = dmsg_direction_name((t)->direction), .class = dmsg_class_name((t)->class), \
+	.transport = dmsg_transport_name((t)->transport),                                       \
+	.gpu_path = dmsg_gpu_path_name((t)->gpu_path),                                          \
+	.rails = numbers_text((t)->rails, text, sizeof(text)), .operations = (t)->operations,   \
+	.bytes = (t)->bytes, .bytes_done = (t)->bytes_done, .slices = (t)->slices
+
 static void transfer_append(struct dictionaries *d, const struct transfer_info *i)
 {
 	const struct transfer_record *t = &i->record;
 	char rails[BUS_TEXT_BYTES];
 	const struct dray_dbus_transfer record = {
-		.session = t->session,
-		.request = t->request,
-		.direction = dmsg_direction_name(t->direction),
-		.class = dmsg_class_name(t->class),
-		.transport = dmsg_transport_name(t->transport),
-		.gpu_path = dmsg_gpu_path_name(t->gpu_path),
-		.rails = numbers_text(t->rails, rails, sizeof(rails)),
+		TRANSFER_FIELDS(t, rails),
 		.state = state_text(i->state),
-		.operations = t->operations,
-		.bytes = t->bytes,
-		.bytes_done = t->bytes_done,
-		.slices = t->slices,
 		.age_ns = dray_span(record_duration(t)),
 		.left_ns = dray_span(i->left_ns),
 	};
@@ -65,19 +64,9 @@ static void ended_append(struct dictionaries *d, const struct transfer_record *t
 {
 	char rails[BUS_TEXT_BYTES];
 	const struct dray_dbus_ended_transfer record = {
-		.session = t->session,
-		.request = t->request,
+		TRANSFER_FIELDS(t, rails),
 		.segment = t->peer ? peers_segment_of(d->agent->peers, t->peer) : "",
-		.direction = dmsg_direction_name(t->direction),
-		.class = dmsg_class_name(t->class),
-		.transport = dmsg_transport_name(t->transport),
-		.gpu_path = dmsg_gpu_path_name(t->gpu_path),
-		.rails = numbers_text(t->rails, rails, sizeof(rails)),
 		.status = dray_error_name(t->code),
-		.operations = t->operations,
-		.bytes = t->bytes,
-		.bytes_done = t->bytes_done,
-		.slices = t->slices,
 		.resent = t->resent,
 		.duration_ns = dray_span(record_duration(t)),
 		.waited_ns = dray_span(t->phase_ns[XFER_PHASE_WAIT]),
@@ -184,7 +173,7 @@ static void fill_conditions(struct dictionaries *d)
 		DICTIONARY_APPEND(d, condition, &ready.conditions[i]);
 }
 
-static void checked(struct health_check *check, const struct health_report *report)
+static void checked(struct health_check *check, const char *fault)
 {
 	struct health_call *h = dray_container_of(check, struct health_call, check);
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
@@ -196,8 +185,7 @@ static void checked(struct health_check *check, const struct health_report *repo
 	ret = sd_bus_message_new_method_return(h->reply.m, &reply);
 	d.reply = reply;
 	if (ret >= 0)
-		ret = sd_bus_message_append(reply, "bsb", report->alive, report->reason,
-					    ready.ready);
+		ret = sd_bus_message_append(reply, "bsb", !*fault, fault, ready.ready);
 	if (ret >= 0)
 		ret = dictionaries_append(&d, fill_conditions);
 	if (ret >= 0)

@@ -24,7 +24,7 @@ struct request {
 	struct http_conn *conn;
 	struct MHD_Connection *mhd;
 	struct health_check check;
-	struct health_report report;
+	char fault[DRAY_ERR_MSG_MAX]; /* "" if the agent is alive */
 };
 
 static struct http_conn *conn_of(struct MHD_Connection *mhd)
@@ -159,11 +159,11 @@ static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *
 			     response_of(text, text ? strlen(text) : 0), JSON_TYPE);
 }
 
-static void health_answered(struct health_check *check, const struct health_report *report)
+static void health_answered(struct health_check *check, const char *fault)
 {
 	struct request *r = dray_container_of(check, struct request, check);
 
-	r->report = *report;
+	snprintf(r->fault, sizeof(r->fault), "%s", fault);
 	dray_list_del(&r->link);
 	conn_touch(r->server, r->conn);
 	/* without a listening socket MHD does not wake itself */
@@ -194,9 +194,9 @@ static enum MHD_Result health_page(const struct request *r, struct MHD_Connectio
 {
 	char text[DRAY_ERR_MSG_MAX + 16];
 
-	if (r->report.alive)
+	if (!*r->fault)
 		return send_text(mhd, MHD_HTTP_OK, "alive\n");
-	snprintf(text, sizeof(text), "not alive: %s\n", r->report.reason);
+	snprintf(text, sizeof(text), "not alive: %s\n", r->fault);
 	return send_text(mhd, MHD_HTTP_SERVICE_UNAVAILABLE, text);
 }
 
@@ -206,7 +206,7 @@ void pages_stop(struct http_server *s)
 
 	while ((r = dray_list_first(&s->requests, struct request, link))) {
 		health_cancel(&r->check);
-		health_answered(&r->check, &(struct health_report){ .reason = "the agent stops" });
+		health_answered(&r->check, "the agent stops");
 	}
 }
 

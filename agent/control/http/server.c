@@ -20,11 +20,7 @@ static void limit_arm(struct http_server *s)
 {
 	const struct http_conn *first = dray_list_first(&s->conns, struct http_conn, link);
 
-	if (!first) {
-		sd_event_source_set_enabled(s->limit, SD_EVENT_OFF);
-		return;
-	}
-	sd_event_source_set_time(s->limit, (uint64_t)first->end_ns / 1000 + 1);
+	sd_event_source_set_time(s->limit, first ? (uint64_t)first->end_ns / 1000 + 1 : UINT64_MAX);
 	sd_event_source_set_enabled(s->limit, SD_EVENT_ONESHOT);
 }
 
@@ -132,13 +128,11 @@ static int sources_add(struct http_server *s)
 		return -ENOTSUP;
 	r = sd_event_add_io(event, &s->io, info->epoll_fd, EPOLLIN, on_io, s);
 	if (r >= 0)
-		r = sd_event_add_time(event, &s->again, CLOCK_MONOTONIC, 0, 1, on_again, s);
+		r = sd_event_add_time(event, &s->again, CLOCK_MONOTONIC, UINT64_MAX, 1, on_again,
+				      s);
 	if (r >= 0)
-		r = sd_event_source_set_enabled(s->again, SD_EVENT_OFF);
-	if (r >= 0)
-		r = sd_event_add_time(event, &s->limit, CLOCK_MONOTONIC, 0, 0, on_limit, s);
-	if (r >= 0)
-		r = sd_event_source_set_enabled(s->limit, SD_EVENT_OFF);
+		r = sd_event_add_time(event, &s->limit, CLOCK_MONOTONIC, UINT64_MAX, 0, on_limit,
+				      s);
 	return r;
 }
 

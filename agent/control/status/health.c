@@ -31,20 +31,19 @@ static double seconds(int64_t ns)
 }
 
 static void check_deadlines(const struct health *h, struct snapshot *const *snapshots, unsigned n,
-			    struct health_report *ret)
+			    char fault[DRAY_ERR_MSG_MAX])
 {
 	const struct dray_config *cfg = config_of(h);
-	int64_t grace = cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit, late = grace;
+	int64_t late = cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit;
 
-	*ret = (struct health_report){ .alive = true };
+	*fault = '\0';
 	for (unsigned i = 0; i < n; i++) {
 		const struct transfer_info *t = &snapshots[i]->first_due;
 
 		if (!snapshots[i]->in_flight || -t->left_ns <= late)
 			continue;
 		late = -t->left_ns;
-		ret->alive = false;
-		snprintf(ret->reason, sizeof(ret->reason),
+		snprintf(fault, DRAY_ERR_MSG_MAX,
 			 "transfer %" PRIu64 " of session %" PRIu64
 			 " in worker %u has not ended %.1f s after its deadline",
 			 t->record.request, t->record.session, i, seconds(late));
@@ -56,45 +55,39 @@ static bool is_asking(const struct health *h)
 	return !dray_list_empty(&h->query.link);
 }
 
-static void report_silence(const struct health *h, int64_t now, struct health_report *ret)
+static void report_silence(const struct health *h, int64_t now, char fault[DRAY_ERR_MSG_MAX])
 {
 	uint32_t missing = is_asking(h) ? h->agent->listings[LISTING_HEALTH].missing : 0;
 	char workers[4 * WORKERS_MAX];
 
-	*ret = (struct health_report){ .alive = false };
 	if (missing)
-		snprintf(ret->reason, sizeof(ret->reason), "worker %s has not answered for %.1f s",
+		snprintf(fault, DRAY_ERR_MSG_MAX, "worker %s has not answered for %.1f s",
 			 numbers_text(missing, workers, sizeof(workers)),
 			 seconds(now - h->asked_ns));
 	else
-		snprintf(ret->reason, sizeof(ret->reason),
-			 "out of memory: the workers cannot be asked");
+		snprintf(fault, DRAY_ERR_MSG_MAX, "out of memory: the workers cannot be asked");
 }
 
 static void timer_arm(struct health *h)
 {
 	const struct health_check *first = dray_list_first(&h->checks, struct health_check, link);
 
-	if (!first) {
-		sd_event_source_set_enabled(h->timer, SD_EVENT_OFF);
-		return;
-	}
-	sd_event_source_set_time(h->timer, (uint64_t)first->end_ns / 1000 + 1);
+	sd_event_source_set_time(h->timer, first ? (uint64_t)first->end_ns / 1000 + 1 : UINT64_MAX);
 	sd_event_source_set_enabled(h->timer, SD_EVENT_ONESHOT);
 }
 
 /* Removes the check first, because its callback may free it. */
-static void answer(struct health_check *c, const struct health_report *report)
+static void answer(struct health_check *c, const char *fault)
 {
 	dray_list_del(&c->link);
-	c->fn(c, report);
+	c->fn(c, fault);
 }
 
 static void listed(struct transfers_query *q, struct snapshot *const *snapshots, unsigned n)
 {
 	struct dray_list checks = DRAY_LIST_INIT(checks);
 	struct health *h = dray_container_of(q, struct health, query);
-	struct health_report report;
+	char fault[DRAY_ERR_MSG_MAX];
 	struct health_check *c;
 
 	/* without memory the timer answers, because this may be inside health_ask() */
@@ -104,11 +97,11 @@ static void listed(struct transfers_query *q, struct snapshot *const *snapshots,
 		timer_arm(h);
 		return;
 	}
-	check_deadlines(h, snapshots, n, &report);
+	check_deadlines(h, snapshots, n, fault);
 	/* a callback may start another check */
 	dray_list_splice(&checks, &h->checks);
 	while ((c = dray_list_first(&checks, struct health_check, link)))
-		answer(c, &report);
+		answer(c, fault);
 	timer_arm(h);
 }
 
@@ -116,12 +109,12 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct health *h = arg;
 	int64_t now = dray_now().ns;
-	struct health_report report;
+	char fault[DRAY_ERR_MSG_MAX];
 	struct health_check *c;
 
-	report_silence(h, now, &report);
+	report_silence(h, now, fault);
 	while ((c = dray_list_first(&h->checks, struct health_check, link)) && c->end_ns <= now)
-		answer(c, &report);
+		answer(c, fault);
 	timer_arm(h);
 	return 0;
 }
@@ -158,9 +151,7 @@ int health_new(struct health **ret, struct agent *a)
 	h->query.fn = listed;
 	dray_list_init(&h->query.link);
 	dray_list_init(&h->checks);
-	r = sd_event_add_time(a->event, &h->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, h);
-	if (r >= 0)
-		r = sd_event_source_set_enabled(h->timer, SD_EVENT_OFF);
+	r = sd_event_add_time(a->event, &h->timer, CLOCK_MONOTONIC, UINT64_MAX, 1000, on_timer, h);
 	if (r >= 0)
 		r = sd_event_source_set_priority(h->timer, TIMER_PRIORITY);
 	if (r < 0) {

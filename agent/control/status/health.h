@@ -8,7 +8,6 @@
 #ifndef DRAY_AGENT_CONTROL_STATUS_HEALTH_H
 #define DRAY_AGENT_CONTROL_STATUS_HEALTH_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "lib/err.h"
@@ -17,15 +16,10 @@
 struct agent;
 struct health;
 
-struct health_report {
-	bool alive;
-	char reason[DRAY_ERR_MSG_MAX]; /* "" while alive */
-};
-
 /* One check. The caller owns it, and does not move it until fn has run or the check is cancelled. */
 struct health_check {
 	struct dray_list link;
-	void (*fn)(struct health_check *c, const struct health_report *report);
+	void (*fn)(struct health_check *c, const char *fault); /* fault: "" if the agent is alive */
 	int64_t end_ns;
 };
 

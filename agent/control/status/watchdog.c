@@ -19,19 +19,19 @@ struct watchdog {
 	sd_event_source *timer;
 };
 
-static void answered(struct health_check *c, const struct health_report *report)
+static void answered(struct health_check *c, const char *fault)
 {
 	struct watchdog *w = dray_container_of(c, struct watchdog, check);
 
 	w->checking = false;
-	if (report->alive)
+	if (!*fault)
 		notify_watchdog(w->notify);
-	if (report->alive && w->silent)
+	if (!*fault && w->silent)
 		log_notice("health", "the agent is alive again; the watchdog is notified");
-	if (!report->alive && !w->silent)
+	if (*fault && !w->silent)
 		log_error("health", "the agent is not alive, so the watchdog is not notified: %s",
-			  report->reason);
-	w->silent = !report->alive;
+			  fault);
+	w->silent = *fault;
 }
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
