@@ -127,15 +127,14 @@ static void notify_sessions(struct agent *a, const char *segment, enum dmsg_segm
 
 static void on_segment_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
 {
-	const char *before = dmsg_segment_state_name(old),
-		   *after = dmsg_segment_state_name(s->state);
+	const char *name = s->record.segment, *reason = s->record.reason;
+	const char *before = dmsg_segment_state_name(old), *after = s->record.state;
 	struct agent *a = arg;
 
-	agent_record(a, "segment", s->name, before, after, s->reason);
-	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", s->name, before, after,
-		     s->reason);
+	agent_record(a, "segment", name, before, after, reason);
+	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", name, before, after, reason);
 	if (a->sessions)
-		notify_sessions(a, s->name, old, s->state, segment_flags(s), s->reason);
+		notify_sessions(a, name, old, s->state, segment_flags(&s->record), reason);
 	environment_changed(a);
 }
 
@@ -143,7 +142,7 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 				 const struct segment_info *s, const char *reason)
 {
 	enum dmsg_segment_state state = s ? s->state : DMSG_SEGMENT_STATE_UNKNOWN;
-	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? segment_flags(s) :
+	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? segment_flags(&s->record) :
 							*now ? DMSG_SEGMENT_FLAG_UNVERIFIED :
 							       0);
 	struct agent *a = arg;

@@ -304,29 +304,31 @@ void segments_preferred(struct segments *ss, const char *scope, struct preferred
 	*ret = (struct preferred){ .name = "10.0.0.1:50053", .reason = "made up" };
 }
 
-void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segment_info *s),
-		   void *arg)
+void segments_each(struct segments *ss,
+		   void (*fn)(void *arg, const struct dray_dbus_segment *segment), void *arg)
 {
 	(void)ss;
-	fn(arg, &(struct segment_info){ .name = "10.0.0.1:50053",
-					.state = DMSG_SEGMENT_STATE_READY,
-					.verified = true,
-					.preferred = true,
-					.sources = "listener,master",
-					.probe = "tcp",
-					.target = "tcp://127.0.0.1:50053",
-					.reason = "it accepts connections",
-					.capacity = 1ull << 40 });
+	fn(arg, &(struct dray_dbus_segment){ .segment = "10.0.0.1:50053",
+					     .state = "ready",
+					     .verified = true,
+					     .preferred = true,
+					     .sources = "listener,master",
+					     .probe = "tcp",
+					     .target = "tcp://127.0.0.1:50053",
+					     .reason = "it accepts connections",
+					     .capacity = 1ull << 40 });
 }
 
 int segments_explain(struct segments *ss, const char *scope,
-		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg)
+		     void (*fn)(void *arg, const struct dray_dbus_candidate *candidate), void *arg)
 {
-	struct candidate c = { .name = scope, .preference = DMSG_PREFERENCE_HINT, .chosen = true };
-
 	(void)ss;
-	snprintf(c.reason, sizeof(c.reason), "made up");
-	fn(arg, 1, &c);
+	fn(arg, &(struct dray_dbus_candidate){ .rank = 1,
+					       .segment = scope,
+					       .preference = "hint",
+					       .state = "unknown",
+					       .chosen = true,
+					       .reason = "made up" });
 	return 0;
 }
 

@@ -20,7 +20,7 @@ static struct answers {
 	int code; /* error with which they refuse */
 	struct hint hint;
 	struct preferred preferred;
-	struct segment_info info; /* of the hint's segment; name NULL: unknown */
+	struct segment_info info; /* of the hint's segment; without a name: unknown */
 	const char *variables, *notes;
 } answers;
 
@@ -65,7 +65,7 @@ void segments_preferred(struct segments *ss, const char *scope, struct preferred
 bool segments_find(struct segments *ss, const char *name, struct segment_info *ret)
 {
 	*ret = answers.info;
-	return answers.info.name && !strcmp(answers.info.name, name);
+	return answers.info.record.segment && !strcmp(answers.info.record.segment, name);
 }
 
 static int env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
@@ -151,10 +151,10 @@ static void test_hint(void **state)
 	assert_text(m.segment, "[fd00::1]:1");
 	/* its segment is known, and the hint ends now */
 	answers.hint.left_ms = -1;
-	answers.info = (struct segment_info){ .name = "[fd00::1]:1",
-					      .state = DMSG_SEGMENT_STATE_READY,
-					      .verified = true,
-					      .local = true };
+	answers.info = (struct segment_info){
+		.record = { .segment = "[fd00::1]:1", .verified = true, .local = true },
+		.state = DMSG_SEGMENT_STATE_READY
+	};
 	ask_hint(c, text("s"));
 	CLIENT_REPLY(c, hint_get_reply, DMSG_HINT_GET_REPLY, &m);
 	assert_int_equal(m.state, DMSG_SEGMENT_STATE_READY);

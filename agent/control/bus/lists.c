@@ -32,21 +32,26 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 	}                                                                               \
 	static void name(struct dictionaries *d)
 
-/* The same for records that a module passes one by one as struct dray_dbus_RECORD. */
-#define LIST_EACH(name, record, each, module)                                          \
+/* Defines the function that appends a struct dray_dbus_RECORD, which a module passes. */
+#define APPEND(record)                                                                 \
 	static void record##_append(void *arg, const struct dray_dbus_##record *value) \
 	{                                                                              \
 		DICTIONARY_APPEND(arg, record, value);                                 \
 	}                                                                              \
-	LIST(name)                                                                     \
-	{                                                                              \
-		each(d->agent->module, record##_append, d);                            \
-	}                                                                              \
+	struct dray_swallow_semicolon
+/* A list of all records that the function of a module passes. */
+#define LIST_EACH(name, record, each, module)               \
+	APPEND(record);                                     \
+	LIST(name)                                          \
+	{                                                   \
+		each(d->agent->module, record##_append, d); \
+	}                                                   \
 	struct dray_swallow_semicolon
 
 LIST_EACH(list_sessions, session, sessions_each, sessions);
 LIST_EACH(list_paths, path, rails_each_path, rails);
 LIST_EACH(list_gpus, gpu, gpus_each, gpus);
+LIST_EACH(list_segments, segment, segments_each, segments);
 
 static void region_append(void *arg, const struct dray_dbus_region *region)
 {
@@ -114,10 +119,7 @@ LIST(list_rails)
 			rail_append(d, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
 }
 
-static void event_append(void *arg, const struct dray_dbus_event *event)
-{
-	DICTIONARY_APPEND(arg, event, event);
-}
+APPEND(event);
 
 LIST(list_events)
 {
@@ -146,50 +148,7 @@ LIST(dump_config)
 	}
 }
 
-static void segment_append(void *arg, const struct segment_info *s)
-{
-	const struct dray_dbus_segment record = {
-		.segment = s->name,
-		.state = dmsg_segment_state_name(s->state),
-		.verified = s->verified,
-		.preferred = s->preferred,
-		.local = s->local,
-		.sources = s->sources,
-		.probe = s->probe,
-		.target = s->target,
-		.reason = s->reason,
-		.since_ns = dray_span(s->since_ns),
-		.latency_ns = dray_span(s->latency_ns),
-		.probes = s->probes,
-		.failures = s->failures,
-		.next_ns = dray_span(s->next_ns),
-		.capacity = s->capacity,
-		.allocated = s->allocated,
-		.ready_ago_ns = dray_span(s->ready_ago_ns),
-	};
-
-	DICTIONARY_APPEND(arg, segment, &record);
-}
-
-LIST(list_segments)
-{
-	segments_each(d->agent->segments, segment_append, d);
-}
-
-static void candidate_append(void *arg, unsigned rank, const struct candidate *c)
-{
-	enum dmsg_segment_state state = c->known ? c->known->state : DMSG_SEGMENT_STATE_UNKNOWN;
-	const struct dray_dbus_candidate record = {
-		.rank = rank,
-		.segment = c->name,
-		.preference = dmsg_preference_name(c->preference),
-		.state = dmsg_segment_state_name(state),
-		.chosen = c->chosen,
-		.reason = c->reason,
-	};
-
-	DICTIONARY_APPEND(arg, candidate, &record);
-}
+APPEND(candidate);
 
 LIST(list_candidates)
 {
@@ -222,23 +181,15 @@ LIST(list_hints)
 	hints_each(d->agent->hints, hint_append, d);
 }
 
-static void words_free(char **words)
-{
-	for (char **w = words; w && *w; w++)
-		free(*w);
-	free(words);
-}
-
 LIST(list_environment)
 {
 	struct dray_strv profiles = DRAY_STRV_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct env env = ENV_NULL;
-	char **words = NULL;
 
-	d->ret = sd_bus_message_read_strv(d->call, &words);
-	for (char **w = words; w && *w && d->ret >= 0; w++)
-		d->ret = dray_strv_add(&profiles, *w, strlen(*w));
+	d->ret = sd_bus_message_read_strv(d->call, &profiles.v);
+	while (profiles.v && profiles.v[profiles.n])
+		profiles.n++;
 	if (d->ret >= 0)
 		d->ret = agent_environment(d->agent, &profiles, &env, &err);
 	if (d->ret == -EINVAL && err.code)
@@ -258,5 +209,4 @@ LIST(list_environment)
 	}
 	env_deinit(&env);
 	dray_strv_clear(&profiles);
-	words_free(words);
 }

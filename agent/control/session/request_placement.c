@@ -22,7 +22,7 @@ static int check_segment(struct dray_str segment, struct dray_err *reterr)
 			    "the segment has %u bytes, the limit is %d", segment.n, TEXT_BYTES - 1);
 }
 
-uint32_t segment_flags(const struct segment_info *s)
+uint32_t segment_flags(const struct dray_dbus_segment *s)
 {
 	return (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
 	       (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0) |
@@ -54,7 +54,7 @@ int request_hint_get(struct session *s, struct request *rq, struct dray_err *ret
 	m->segment = (struct dray_str){ h.segment, (uint32_t)strlen(h.segment) };
 	if (segments_find(d->segments, h.segment, &segment)) {
 		m->state = (uint16_t)segment.state;
-		m->flags = segment_flags(&segment);
+		m->flags = segment_flags(&segment.record);
 	}
 	r = check_segment(m->segment, reterr);
 	if (r >= 0)

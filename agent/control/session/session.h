@@ -14,7 +14,6 @@
 #include "schema/gen/dbus.h"
 
 struct hints;
-struct segment_info;
 struct segments;
 struct sessions;
 
@@ -82,7 +81,7 @@ uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m)
  */
 void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m);
 /* The flags of a segment in messages to clients. */
-uint32_t segment_flags(const struct segment_info *s);
+uint32_t segment_flags(const struct dray_dbus_segment *s);
 /* EVENT_SENT: the client has room for more segment changes. */
 void sessions_handle_sent(struct sessions *s, dray_handle session);
 

@@ -363,15 +363,13 @@ bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
 
 static void show(const struct hints *h, const struct entry *e, bool counts, struct hint *ret)
 {
-	int64_t now = hints_boot_ms(h), offset = hints_unix_ms(h) - now;
+	int64_t now = hints_boot_ms(h);
 
 	*ret = (struct hint){ .scope = e->scope->text,
 			      .segment = e->name->text,
 			      .source = e->source,
 			      .uid = e->uid,
 			      .score = e->score,
-			      .put_ms = e->put_boot_ms + offset,
-			      .expires_ms = e->end_boot_ms + offset,
 			      .age_ms = now - e->put_boot_ms,
 			      .left_ms = e->end_boot_ms - now,
 			      .counts = counts };

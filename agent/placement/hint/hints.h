@@ -36,7 +36,6 @@ struct hint {
 	enum dmsg_hint_source source;
 	uint32_t uid; /* of clients; else 0 */
 	uint32_t score;
-	int64_t put_ms, expires_ms; /* Unix time in milliseconds, by the wall clock of now */
 	int64_t age_ms, left_ms;
 	bool counts; /* it is the effective one of its scope */
 };

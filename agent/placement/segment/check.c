@@ -69,7 +69,7 @@ static const char *segment_check_name(const struct segment *s)
 	return "";
 }
 
-static void sources_text(const struct segment *s, char *buf, size_t n)
+static const char *sources_text(const struct segment *s, char *buf, size_t n)
 {
 	static const char *const names[] = { "config", "listener", "master", "peer", "hint" };
 	size_t at = 0;
@@ -80,6 +80,7 @@ static void sources_text(const struct segment *s, char *buf, size_t n)
 			at += (size_t)snprintf(buf + at, n - at, "%s%s", at ? "," : "", names[i]);
 	if (!at)
 		snprintf(buf, n, "%s", s->check == SEGMENT_CHECK_SELF ? "" : "state");
+	return buf;
 }
 
 void segment_save(const struct segment *s)
@@ -91,14 +92,13 @@ void segment_save(const struct segment *s)
 		return;
 	if (s->check == SEGMENT_CHECK_PROBE)
 		probe_target_show(watch_target(s->watch), target, sizeof(target));
-	sources_text(s, sources, sizeof(sources));
 	state_save_segment(
 		s->ss->deps.state,
 		&(struct state_segment){
 			.name = s->name,
 			.probe = segment_check_name(s),
 			.target = target,
-			.sources = sources,
+			.sources = sources_text(s, sources, sizeof(sources)),
 			.state = s->state,
 			.since_ms = now - (dray_now().ns - s->since_ns) / DRAY_NS_PER_MS,
 			.ready_ms = (int64_t)s->ready_ms,
@@ -273,35 +273,35 @@ void segment_recheck(struct segment *s)
 
 void segment_info_of(const struct segment *s, struct segment_info *ret)
 {
-	uint64_t ready_ms = s->state == DMSG_SEGMENT_STATE_READY ? 0 : s->ready_ms;
-	int64_t now = dray_now().ns;
-	uint64_t now_ms = dray_unix_ms();
+	int64_t ready_ms = s->state == DMSG_SEGMENT_STATE_READY ? 0 : (int64_t)s->ready_ms;
+	int64_t now = dray_now().ns, now_ms = (int64_t)dray_unix_ms();
 
-	*ret = (struct segment_info){
-		.name = s->name,
-		.state = s->state,
+	ret->state = s->state;
+	ret->record = (struct dray_dbus_segment){
+		.segment = s->name,
+		.state = dmsg_segment_state_name(s->state),
 		.verified = s->verified,
 		.preferred = !strcmp(s->name, s->ss->preferred),
 		.local = s->local,
+		.sources = sources_text(s, ret->sources, sizeof(ret->sources)),
 		.probe = segment_check_name(s),
+		.target = ret->target,
 		.reason = s->reason ? s->reason : "",
-		.since_ns = now - s->since_ns,
+		.since_ns = dray_span(now - s->since_ns),
 		.capacity = s->capacity,
 		.allocated = s->allocated,
-		.ready_ago_ns = ready_ms && ready_ms < now_ms ?
-					(int64_t)(now_ms - ready_ms) * DRAY_NS_PER_MS :
-					0,
+		.ready_ago_ns = dray_span(ready_ms ? (now_ms - ready_ms) * DRAY_NS_PER_MS : 0),
 	};
-	sources_text(s, ret->sources, sizeof(ret->sources));
+	ret->target[0] = '\0';
 	if (s->watch) {
 		const struct probe_fsm *f = watch_state(s->watch);
 
 		probe_target_show(watch_target(s->watch), ret->target, sizeof(ret->target));
 		if (*f->reason)
-			ret->reason = f->reason;
-		ret->latency_ns = f->latency_ns;
-		ret->probes = f->probes;
-		ret->failures = f->failed;
-		ret->next_ns = f->next_ns == INT64_MAX || f->next_ns <= now ? 0 : f->next_ns - now;
+			ret->record.reason = f->reason;
+		ret->record.latency_ns = dray_span(f->latency_ns);
+		ret->record.probes = f->probes;
+		ret->record.failures = f->failed;
+		ret->record.next_ns = f->next_ns == INT64_MAX ? 0 : dray_span(f->next_ns - now);
 	}
 }

@@ -174,7 +174,7 @@ void segments_preferred(struct segments *ss, const char *scope, struct preferred
 }
 
 int segments_explain(struct segments *ss, const char *scope,
-		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg)
+		     void (*fn)(void *arg, const struct dray_dbus_candidate *candidate), void *arg)
 {
 	dray_auto_free struct candidate *v = NULL;
 	struct gathered g;
@@ -184,7 +184,16 @@ int segments_explain(struct segments *ss, const char *scope,
 	if (r >= 0)
 		r = preferred_rank(&g.facts, &v, &n);
 	for (size_t i = 0; i < n; i++)
-		fn(arg, (unsigned)i + 1, &v[i]);
+		fn(arg,
+		   &(struct dray_dbus_candidate){
+			   .rank = (uint32_t)i + 1,
+			   .segment = v[i].name,
+			   .preference = dmsg_preference_name(v[i].preference),
+			   .state = dmsg_segment_state_name(
+				   v[i].known ? v[i].known->state : DMSG_SEGMENT_STATE_UNKNOWN),
+			   .chosen = v[i].chosen,
+			   .reason = v[i].reason,
+		   });
 	gathered_deinit(&g);
 	return r;
 }

@@ -233,14 +233,14 @@ bool segments_find(struct segments *ss, const char *name, struct segment_info *r
 	return s != NULL;
 }
 
-void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segment_info *s),
-		   void *arg)
+void segments_each(struct segments *ss,
+		   void (*fn)(void *arg, const struct dray_dbus_segment *segment), void *arg)
 {
 	struct segment_info info;
 
 	dray_list_for_each(&ss->all, s, struct segment, link) {
 		segment_info_of(s, &info);
-		fn(arg, &info);
+		fn(arg, &info.record);
 	}
 }
 

@@ -17,28 +17,17 @@
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"
+#include "schema/gen/dbus.h"
 
 struct peers;
 struct resolver;
 struct segments;
 
-/* For lists and upcalls. Strings are borrowed until the next turn of the loop. */
+/* For lists and upcalls. Strings are borrowed until the next turn of the loop, and from the struct: it must not be copied. */
 struct segment_info {
-	const char *name;
+	struct dray_dbus_segment record;
 	enum dmsg_segment_state state;
-	bool verified;  /* the state was confirmed since the agent's start */
-	bool preferred; /* of the empty scope */
-	bool local;
-	char sources[64];  /* separated by commas */
-	const char *probe; /* tcp, dray, mooncake, http, master, peer; "": not probed */
-	char target[PROBE_TARGET_TEXT_MAX]; /* "": its own address */
-	const char *reason;
-	int64_t since_ns;   /* age of the state */
-	int64_t latency_ns; /* of the last success; 0: none */
-	uint64_t probes, failures;
-	int64_t next_ns; /* until the next probe; 0: none is due */
-	uint64_t capacity, allocated;
-	int64_t ready_ago_ns; /* 0: now, or never */
+	char sources[64], target[PROBE_TARGET_TEXT_MAX];
 };
 
 struct segments_upcalls {
@@ -99,12 +88,12 @@ void segments_preferred(struct segments *ss, const char *scope, struct preferred
 
 /* Calls fn for all candidates for a scope, best first. 0 or -ENOMEM. */
 int segments_explain(struct segments *ss, const char *scope,
-		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg);
+		     void (*fn)(void *arg, const struct dray_dbus_candidate *candidate), void *arg);
 
 /* False: it is not known. */
 bool segments_find(struct segments *ss, const char *name, struct segment_info *ret);
-void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segment_info *s),
-		   void *arg);
+void segments_each(struct segments *ss,
+		   void (*fn)(void *arg, const struct dray_dbus_segment *segment), void *arg);
 
 #define SEGMENT_STATES (DMSG_SEGMENT_STATE_LOST + 1)
 
