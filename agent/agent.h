@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starts, runs and ends the agent. Control thread only. */
-#ifndef DRAY_AGENT_AGENT_H
-#define DRAY_AGENT_AGENT_H
+#pragma once
 
 #include "agent/control/agent.h"
 
@@ -13,5 +12,3 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 int agent_run(struct agent *a);
 /* False: a worker does not end. Its memory is not freed, and the caller must exit with _exit(). */
 bool agent_deinit(struct agent *a);
-
-#endif

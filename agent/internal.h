@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by agent.c, wiring.c and events.c. Control thread only. */
-#ifndef DRAY_AGENT_INTERNAL_H
-#define DRAY_AGENT_INTERNAL_H
+#pragma once
 
 #include "agent/control/agent.h"
 
@@ -22,5 +21,3 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 
 /* Handler of the workers' event descriptors; arg: the agent. */
 int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *arg);
-
-#endif

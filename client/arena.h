@@ -4,8 +4,7 @@
  * kept apart, in private memory: a sorted array whose neighbours are always joined. There is at
  * most one more of them than blocks in use.
  */
-#ifndef DRAY_CLIENT_ARENA_H
-#define DRAY_CLIENT_ARENA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ bool dc_arena_alloc(struct arena *a, uint64_t bytes, uint64_t *ret_offset);
 
 /* Frees a block of dc_arena_alloc(), with the same bytes. Needs no memory, so it cannot fail. */
 void dc_arena_free(struct arena *a, uint64_t offset, uint64_t bytes);
-
-#endif

@@ -4,8 +4,7 @@
  * as far as it is used, so that the build needs no toolkit. A driver is opened for one call or for
  * the life of an object; the library keeps no global state.
  */
-#ifndef DRAY_CLIENT_CUDA_DRIVER_H
-#define DRAY_CLIENT_CUDA_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -128,5 +127,3 @@ void dc_cuda_enter(const struct cuda_driver *c, cu_context context, cu_device de
 		   struct cuda_scope *ret);
 /* Makes the caller's context current again. */
 void dc_cuda_leave(const struct cuda_driver *c, const struct cuda_scope *s);
-
-#endif

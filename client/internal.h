@@ -19,8 +19,7 @@
  * dc_session_break() only marks the session as lost: it can be called from any depth, also while
  * callers hold pointers to requests. dc_session_settle() carries the loss out.
  */
-#ifndef DRAY_CLIENT_INTERNAL_H
-#define DRAY_CLIENT_INTERNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -286,5 +285,3 @@ struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, int c
 void dc_event_notification(struct dray *d, const struct dmsg_notification *m);
 void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m);
 void dc_events_free(struct dray *d);
-
-#endif

@@ -13,8 +13,7 @@
  *
  * Internal requests are started by the library itself and end without a completion.
  */
-#ifndef DRAY_CLIENT_REQUEST_H
-#define DRAY_CLIENT_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -150,5 +149,3 @@ void dc_requests_call_back(struct dray *d);
  */
 int dc_request_wait(struct dray *d, int error, const uint64_t *id, unsigned int extra_ms,
 		    struct dray_completion *ret);
-
-#endif

@@ -10,8 +10,7 @@
  * other's store, and no wake-up is lost. tests/model/doorbell.pml is a model of this protocol for a
  * model checker; it says what each part is for.
  */
-#ifndef DRAY_CLIENT_RING_H
-#define DRAY_CLIENT_RING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ static inline bool dc_ring_pending(const struct ring *r)
 
 /* Tells the agent whether to ring for completions. Returns whether one is there already. */
 bool dc_ring_set_sleeping(struct ring *r, bool sleeping);
-
-#endif

@@ -3,8 +3,7 @@
  * drayctl carries out one verb a run. main.c reads the environment; all other code works on struct ctl and writes to its
  * two streams, so that tests run drayctl in their own process.
  */
-#ifndef DRAY_CTL_CTL_H
-#define DRAY_CTL_CTL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -114,5 +113,3 @@ int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns);
 #define CTL_DECLARE(id, function) int function(struct ctl *c);
 CTL_VERB_FUNCTIONS(CTL_DECLARE)
 #undef CTL_DECLARE
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds and loads the GPU plug-in. It is never unloaded: the driver's threads live as long as the process. */
-#ifndef DRAY_GPU_LOADER_H
-#define DRAY_GPU_LOADER_H
+#pragma once
 
 #include "gpu/plugin.h"
 
@@ -16,5 +15,3 @@ int gpu_load(const char *path, const struct gpu_plugin_ops **ret, struct dray_er
 
 /* The file that gpu_load() takes: the first that exists, otherwise the first. buf: PATH_MAX bytes. True if it exists. */
 bool gpu_plugin_path(const char *path, char *buf);
-
-#endif

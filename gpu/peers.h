@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs reach each other directly. Pure. */
-#ifndef DRAY_GPU_PEERS_H
-#define DRAY_GPU_PEERS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ const char *gpu_link_name(enum gpu_link l);
 /* The devices that this one reaches: "NVLink 0-2,4; PCIe 5", "none". Returns buf. */
 const char *gpu_peers_text(const struct gpu_device_info *d, unsigned index,
 			   char buf[GPU_PEERS_BYTES]);
-
-#endif

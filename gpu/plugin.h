@@ -12,8 +12,7 @@
  * and its queues, imports and memory can only be released, queues first: queue_free() returns after
  * the copies in flight have ended.
  */
-#ifndef DRAY_GPU_PLUGIN_H
-#define DRAY_GPU_PLUGIN_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -180,5 +179,3 @@ struct gpu_plugin_ops {
 	 */
 	int (*notify)(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Socket addresses as text: host:port, or [addr]:port for IPv6. Never resolves names. */
-#ifndef DRAY_LIB_ADDR_H
-#define DRAY_LIB_ADDR_H
+#pragma once
 
 #include <netinet/in.h>
 #include <stdbool.h>
@@ -46,5 +45,3 @@ void dray_addr_set_port(struct dray_addr *a, unsigned port);
 
 /* host:port that other hosts can use: an address that is neither a wildcard nor link-local, or a valid name; port 1 to 65535. */
 bool dray_endpoint_valid(const char *s);
-
-#endif

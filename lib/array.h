@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_ARRAY_H
-#define DRAY_LIB_ARRAY_H
+#pragma once
 
 #include <errno.h>
 #include <stdint.h>
@@ -32,5 +31,3 @@ static inline int dray_append(void *v, size_t *n, const void *element, size_t si
 }
 
 #define DRAY_APPEND(v, n, element) dray_append(&(v), &(n), &(element), sizeof(element))
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_ASSERT_H
-#define DRAY_LIB_ASSERT_H
+#pragma once
 
 /*
  * Programming errors only. Alive in release builds; the expression is always evaluated. libdray does
@@ -10,5 +9,3 @@
 	((void)(__builtin_expect(!!(expr), 1) || (dray_assert_fail(#expr, __FILE__, __LINE__), 0)))
 
 _Noreturn void dray_assert_fail(const char *expr, const char *file, int line);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pauses between retries. */
-#ifndef DRAY_LIB_BACKOFF_H
-#define DRAY_LIB_BACKOFF_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ static inline int64_t backoff_spread(int64_t pause)
 {
 	return pause - (int64_t)(dray_random() % (uint64_t)(pause / 2 + 1));
 }
-
-#endif

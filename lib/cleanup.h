@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scope-bound ownership: dray_auto(f) calls f for the variable when it goes out of scope. */
-#ifndef DRAY_LIB_CLEANUP_H
-#define DRAY_LIB_CLEANUP_H
+#pragma once
 
 #include <errno.h>
 #include <stdlib.h>
@@ -81,5 +80,3 @@ static inline void dray_closep(int *fd)
 		__auto_type b_ = (b);  \
 		(a_ > b_) - (a_ < b_); \
 	})
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies lists of pieces, and large pieces without filling the caches. */
-#ifndef DRAY_LIB_COPY_H
-#define DRAY_LIB_COPY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream);
  * bytes of the destination are undefined. Any thread; accesses the two ranges only.
  */
 void dray_copy_stream(void *dst, const void *src, size_t n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_CPU_H
-#define DRAY_LIB_CPU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
  * ("" outside of tests).
  */
 unsigned dray_cpu_quota(const char *root);
-
-#endif

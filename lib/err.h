@@ -5,8 +5,7 @@
  * a request also carry a struct dray_err with the protocol's error code and a sentence that says
  * what is wrong and what to do. The first error set wins.
  */
-#ifndef DRAY_LIB_ERR_H
-#define DRAY_LIB_ERR_H
+#pragma once
 
 #define DRAY_ERR_MSG_MAX 240
 
@@ -33,5 +32,3 @@ struct dray_err dray_err_of(int code, const char *fmt, ...) __attribute__((forma
 
 /* Text of an errno value (positive or negative) in a static table; thread-safe. */
 const char *dray_errno_text(int err);
-
-#endif

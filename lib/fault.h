@@ -7,8 +7,7 @@
  * fault_guard_memory() makes missing pages of a mapping fault, so that they are not allocated at this
  * process's expense (userfaultfd in SIGBUS mode, user-mode only, where the kernel allows it).
  */
-#ifndef DRAY_LIB_FAULT_H
-#define DRAY_LIB_FAULT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,5 +47,3 @@ int fault_run(void (*fn)(void *arg), void *arg);
 /* Guarded aligned 32-bit load (acquire) and store (release). 0 or -EFAULT. */
 int fault_load32(const uint32_t *p, uint32_t *ret);
 int fault_store32(uint32_t *p, uint32_t v);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small files that are read and replaced as a whole. */
-#ifndef DRAY_LIB_FILE_H
-#define DRAY_LIB_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/stat.h>
@@ -21,5 +20,3 @@ ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_
  */
 int dray_file_replace(int dir_fd, const char *path, const char *text, mode_t mode, bool sync,
 		      struct stat *ret_st);
-
-#endif

@@ -4,8 +4,7 @@
  * pointers it does not own. A stale handle is not found: a slot's generation changes when it is freed.
  * Not thread-safe: one table, one thread.
  */
-#ifndef DRAY_LIB_HANDLE_H
-#define DRAY_LIB_HANDLE_H
+#pragma once
 
 #include <stdint.h>
 #include <stddef.h>
@@ -81,5 +80,3 @@ static inline void *dray_slots_get(const struct dray_slots *s, dray_handle h)
 {
 	return dray_handle_index(h) < s->n ? s->v[dray_handle_index(h)] : NULL;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Binary heap of nodes embedded in their owners, the smallest key first. A zeroed heap and a zeroed node are valid. */
-#ifndef DRAY_LIB_HEAP_H
-#define DRAY_LIB_HEAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ void dray_heap_del(struct dray_heap *h, struct dray_heap_node *node);
 
 /* Leaves the nodes untouched. */
 void dray_heap_deinit(struct dray_heap *h);
-
-#endif

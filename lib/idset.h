@@ -3,8 +3,7 @@
  * Set of 64-bit ids, by open addressing. Unlike lib/map.h it needs no object to embed a node in, and allocates only
  * when it grows, never for an id that replaces another. Zeroed it is empty.
  */
-#ifndef DRAY_LIB_IDSET_H
-#define DRAY_LIB_IDSET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ int idset_add(struct idset *m, uint64_t id);
 bool idset_has(struct idset *m, uint64_t id);
 bool idset_del(struct idset *m, uint64_t id);
 void idset_deinit(struct idset *m);
-
-#endif

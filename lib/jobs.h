@@ -4,8 +4,7 @@
  * the queue, who polls done_fd. A job is embedded in the object it works for and queued once at a time, so
  * the number of these objects bounds the queue.
  */
-#ifndef DRAY_LIB_JOBS_H
-#define DRAY_LIB_JOBS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -49,5 +48,3 @@ void dray_jobs_deliver(struct dray_jobs *js);
  * still runs, and uses what it was given; the thread ends by itself after it.
  */
 bool dray_jobs_free(struct dray_jobs *js);
-
-#endif

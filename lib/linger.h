@@ -10,8 +10,7 @@
  *
  * Pure: the caller gives times, in nanoseconds of one clock. A zeroed struct never polls.
  */
-#ifndef DRAY_LIB_LINGER_H
-#define DRAY_LIB_LINGER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ static inline void dray_linger_begin(struct dray_linger *l)
 {
 	l->state = DRAY_LINGER_WORKING;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Intrusive doubly linked list. A node that is in no list points to itself; deleting it is harmless. */
-#ifndef DRAY_LIB_LIST_H
-#define DRAY_LIB_LIST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -90,5 +89,3 @@ static inline void dray_list_splice(struct dray_list *to, struct dray_list *from
 		  *it##_next_ = dray_list_entry(it->member.next, type, member); \
 	     &it->member != (l);                                                \
 	     it = it##_next_, it##_next_ = dray_list_entry(it##_next_->member.next, type, member))
-
-#endif

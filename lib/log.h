@@ -3,8 +3,7 @@
  * The log: one line for each event, to the journal, or to stderr as text, with syslog priority prefixes, or as JSON.
  * Not thread-safe but for the level. Libraries do not log: they return their error.
  */
-#ifndef DRAY_LIB_LOG_H
-#define DRAY_LIB_LOG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret
 				dray_log(level, area, "%u similar lines dropped", dropped_); \
 		}                                                                            \
 	} while (0)
-
-#endif

@@ -3,8 +3,7 @@
  * Hash table of nodes embedded in their owners, by a key of bytes that belongs to the owner. Keys may come from
  * untrusted peers, so each table has a random seed. Not thread-safe.
  */
-#ifndef DRAY_LIB_MAP_H
-#define DRAY_LIB_MAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -74,5 +73,3 @@ struct dray_map_node *dray_map_next(const struct dray_map *m, const struct dray_
 	     it &&                                                                            \
 	     (it##_next_ = dray_map_entry(dray_map_find_next(&it->member), type, member), 1); \
 	     it = it##_next_)
-
-#endif

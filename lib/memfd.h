@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_MEMFD_H
-#define DRAY_LIB_MEMFD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
  * hole of a memfd as well. write: the mapping is writable. 0 or -errno.
  */
 int dray_populate(void *p, uint64_t bytes, bool write);
-
-#endif

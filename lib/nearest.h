@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the known word that a misspelt word is nearest to. */
-#ifndef DRAY_LIB_NEAREST_H
-#define DRAY_LIB_NEAREST_H
+#pragma once
 
 struct dray_nearest {
 	const char *word;
@@ -16,5 +15,3 @@ void dray_nearest_offer(struct dray_nearest *n, const char *candidate);
 
 /* Number of insertions, deletions, changes and swaps of neighbours; UINT_MAX if a word has over 63 bytes. */
 unsigned dray_text_distance(const char *a, const char *b);
-
-#endif

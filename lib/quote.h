@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quotes texts for shells and dotenv files. A text has no newline and no NUL; all other bytes are kept. */
-#ifndef DRAY_LIB_QUOTE_H
-#define DRAY_LIB_QUOTE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,5 +17,3 @@ void dray_quote_dotenv(FILE *f, const char *s);
 
 /* [A-Za-z_][A-Za-z0-9_]*: a name that a shell can assign to. */
 bool dray_env_name_valid(const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random numbers of the kernel, getrandom(2). */
-#ifndef DRAY_LIB_RANDOM_H
-#define DRAY_LIB_RANDOM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,5 +13,3 @@ int dray_random_fill(void *p, size_t n);
 
 /* For seeds and jitter, not for secrets. Neither fails nor blocks: without the kernel's generator it reads the clock. */
 uint64_t dray_random(void);
-
-#endif

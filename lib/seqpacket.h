@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sends and receives packets of a SOCK_SEQPACKET socket with descriptors. Never blocks, never raises SIGPIPE. */
-#ifndef DRAY_LIB_SEQPACKET_H
-#define DRAY_LIB_SEQPACKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,5 +26,3 @@ ssize_t dray_seqpacket_recv(int sock, void *buf, size_t cap, struct dray_fds *re
 
 /* 0 or -errno; -EAGAIN if the socket is full. The caller keeps the descriptors. */
 int dray_seqpacket_send(int sock, const void *buf, size_t n, const int *fds, unsigned n_fds);
-
-#endif

@@ -4,8 +4,7 @@
  * process. The producer's release store of tail publishes the element; the consumer's acquire load
  * sees it whole; head goes the other way and frees the slot.
  */
-#ifndef DRAY_LIB_SPSC_H
-#define DRAY_LIB_SPSC_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -48,5 +47,3 @@ uint32_t dray_spsc_room(const struct dray_spsc *r);
 bool dray_spsc_pop(struct dray_spsc *r, void *ret_elem);
 
 bool dray_spsc_empty(const struct dray_spsc *r);
-
-#endif

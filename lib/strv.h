@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_STRV_H
-#define DRAY_LIB_STRV_H
+#pragma once
 
 #include <stddef.h>
 
@@ -22,5 +21,3 @@ int dray_strv_split(const char *text, struct dray_strv *ret);
 
 /* Frees all, leaves DRAY_STRV_NULL. */
 void dray_strv_clear(struct dray_strv *s);
-
-#endif

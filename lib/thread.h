@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_THREAD_H
-#define DRAY_LIB_THREAD_H
+#pragma once
 
 #include <pthread.h>
 #include <stddef.h>
@@ -11,5 +10,3 @@
  */
 int dray_thread_start(pthread_t *ret, const char *name, size_t stack, void *(*fn)(void *arg),
 		      void *arg);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_LIB_TIME_H
-#define DRAY_LIB_TIME_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -35,5 +34,3 @@ static inline uint64_t dray_unix_ms(void)
 	clock_gettime(CLOCK_REALTIME, &ts);
 	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
 }
-
-#endif

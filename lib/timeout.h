@@ -3,8 +3,7 @@
  * A time limit for a loop that polls a condition. Between two checks no more than DRAY_TIMEOUT_STEP counts: the rest is time
  * during which this thread was descheduled, and the thread it waits for may have been descheduled too.
  */
-#ifndef DRAY_LIB_TIMEOUT_H
-#define DRAY_LIB_TIMEOUT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -50,5 +49,3 @@ static inline bool dray_timeout_await(const bool *ended, pthread_cond_t *wake,
 	}
 	return *ended;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parses and writes sizes and durations with units. Pure; no allocation. */
-#ifndef DRAY_LIB_UNITS_H
-#define DRAY_LIB_UNITS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ int dray_int_parse(const char *s, int octal_ok, int64_t *ret);
 /* Writes an exact value with a short unit, such as 16GiB or 500ms. Returns buf. */
 const char *dray_size_show(int64_t bytes, char *buf, size_t n);
 const char *dray_duration_show(int64_t ns, char *buf, size_t n);
-
-#endif

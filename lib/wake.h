@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Wakes a thread that waits for a descriptor: an eventfd(2), or an eventfd behind an epoll instance. */
-#ifndef DRAY_LIB_WAKE_H
-#define DRAY_LIB_WAKE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ static inline bool dray_wake_clear(int fd)
  * an edge; there is nothing to read. Both close-on-exec, owned by the caller. 0 or -errno.
  */
 int dray_doorbell_new(int *ret_bell, int *ret_watch);
-
-#endif

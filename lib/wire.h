@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Little-endian numbers in byte buffers, and the strings, bytes and records that decoded messages point to. */
-#ifndef DRAY_LIB_WIRE_H
-#define DRAY_LIB_WIRE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ struct dray_vec {
 DRAY_WIRE_DEFINE_(16)
 DRAY_WIRE_DEFINE_(32)
 DRAY_WIRE_DEFINE_(64)
-
-#endif

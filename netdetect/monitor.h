@@ -4,8 +4,7 @@
  * (RDMA_NL_GROUP_NOTIFY, Linux 6.12, and device events), ports (async events of devices that open). The new state
  * is found by a new scan.
  */
-#ifndef DRAY_NETDETECT_MONITOR_H
-#define DRAY_NETDETECT_MONITOR_H
+#pragma once
 
 #include "netdetect/scan.h"
 
@@ -36,5 +35,3 @@ void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan);
 
 /* The sources of events that this kernel has, for the log. */
 const char *nd_monitor_describe(const struct nd_monitor *m);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything that netdetect can find, at one moment. */
-#ifndef DRAY_NETDETECT_SCAN_H
-#define DRAY_NETDETECT_SCAN_H
+#pragma once
 
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -62,5 +61,3 @@ DRAY_DEFINE_CLEANUP(struct nd_scan *, nd_scan_free);
 typedef void (*nd_change_fn)(const char *line, void *arg);
 /* Calls fn for each change, or for none without memory. */
 void nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn, void *arg);
-
-#endif

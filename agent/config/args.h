@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Command line of drayd. */
-#ifndef DRAY_AGENT_CONFIG_ARGS_H
-#define DRAY_AGENT_CONFIG_ARGS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -27,5 +26,3 @@ void args_deinit(struct args *a);
 /* Prints all options, and all keys with their defaults. */
 void args_help(FILE *f);
 void args_version(FILE *f);
-
-#endif

@@ -4,8 +4,7 @@
  * file, DRAY_* environment variables, the command line. A value that is not allowed is an error that names the place, the
  * key and the allowed values; the agent then does not start.
  */
-#ifndef DRAY_AGENT_CONFIG_CONFIG_H
-#define DRAY_AGENT_CONFIG_CONFIG_H
+#pragma once
 
 #include <stddef.h>
 #include <stdio.h>
@@ -87,5 +86,3 @@ int config_setting_check(const struct config_setting *s, struct dray_err *reterr
 
 /* A value as config_show() writes it, without quotes; the caller frees it. NULL: no memory. */
 char *config_value_text(const struct dray_config *v, enum dray_config_key_id key);
-
-#endif

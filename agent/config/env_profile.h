@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The names of the profiles that the launcher's environment is made for. */
-#ifndef DRAY_AGENT_CONFIG_ENV_PROFILE_H
-#define DRAY_AGENT_CONFIG_ENV_PROFILE_H
+#pragma once
 
 #include "lib/err.h"
 #include "lib/strv.h"
@@ -28,5 +27,3 @@ int env_profile_check(const char *name, struct dray_err *reterr);
 
 /* Parses "dray,nccl" into a list and checks it. *ret is the caller's. 0, -EINVAL as above, -ENOMEM. */
 int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* URLs of plain HTTP. Pure. */
-#ifndef DRAY_AGENT_CONFIG_HTTP_URL_H
-#define DRAY_AGENT_CONFIG_HTTP_URL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ int http_url_parse(const char *s, struct http_url *ret, struct dray_err *reterr)
 /* "HOST:PORT", with brackets where it is IPv6. Returns buf. */
 #define HTTP_AUTHORITY_MAX (HTTP_HOST_MAX + 8)
 const char *http_url_authority(const struct http_url *url, char *buf, size_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of the configuration. */
-#ifndef DRAY_AGENT_CONFIG_INTERNAL_H
-#define DRAY_AGENT_CONFIG_INTERNAL_H
+#pragma once
 
 #include "agent/config/config.h"
 #include "agent/config/words.h"
@@ -61,5 +60,3 @@ static inline const void *config_member(const struct dray_config *v, enum dray_c
 #define CONFIG_CLIP_BYTES 104
 #define config_clip(s) config_clip_to((s), (char[CONFIG_CLIP_BYTES]){ "" })
 const char *config_clip_to(const char *s, char buf[CONFIG_CLIP_BYTES]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where and how a segment is probed: kinds of probes, and targets as text. Pure. */
-#ifndef DRAY_AGENT_CONFIG_PROBE_TARGET_H
-#define DRAY_AGENT_CONFIG_PROBE_TARGET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,5 +46,3 @@ int probe_target_of(const char *segment, enum probe_kind kind, struct probe_targ
 const char *probe_target_show(const struct probe_target *t, char *buf, size_t n);
 
 bool probe_target_equal(const struct probe_target *a, const struct probe_target *b);
-
-#endif

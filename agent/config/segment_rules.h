@@ -3,8 +3,7 @@
  * The forms of the keys segment.known, segment.local, segment.ports, segment.preferred and mooncake.masters.
  * Pure. Errors name the word and what it could be.
  */
-#ifndef DRAY_AGENT_CONFIG_SEGMENT_RULES_H
-#define DRAY_AGENT_CONFIG_SEGMENT_RULES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -60,5 +59,3 @@ int preferred_check(const char *text, struct dray_err *reterr);
  */
 const char *rules_preferred_variable(const char *value, struct dray_err *reterr);
 const char *rules_master_variable(const char *value, struct dray_err *reterr);
-
-#endif

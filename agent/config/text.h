@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of a configuration file for the parser, and the origin of each line. */
-#ifndef DRAY_AGENT_CONFIG_TEXT_H
-#define DRAY_AGENT_CONFIG_TEXT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,5 +43,3 @@ char *config_text_where(const struct config_text *t, unsigned line);
 
 /* The start of a line of the text, nearly as it was written. */
 void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, size_t n);
-
-#endif

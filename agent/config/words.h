@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forms of words that stand in lists of the configuration. Pure. */
-#ifndef DRAY_AGENT_CONFIG_WORDS_H
-#define DRAY_AGENT_CONFIG_WORDS_H
+#pragma once
 
 #include <errno.h>
 #include <stdbool.h>
@@ -26,5 +25,3 @@ int numa_node_parse(const char *word);
 const char *ready_word_segment(const char *word);
 /* Checks a word of ready.require: rdma, tcp, segment:HOST:PORT. 0 or -EINVAL with reterr. */
 int ready_word_check(const char *word, struct dray_err *reterr);
-
-#endif

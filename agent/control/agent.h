@@ -2,8 +2,7 @@
 /*
  * The agent's modules, and its state running, draining or drained. Control thread only.
  */
-#ifndef DRAY_AGENT_CONTROL_AGENT_H
-#define DRAY_AGENT_CONTROL_AGENT_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -192,5 +191,3 @@ void transfer_queries_init(struct agent *a);
 void transfer_queries_free(struct agent *a);
 void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s);
 void transfer_queries_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code);
-
-#endif

@@ -3,8 +3,7 @@
  * The last HISTORY_MAX changes: states of the agent, rails, peers and segments, ended sessions, the configuration. Kept
  * in memory. Control thread only; nothing blocks.
  */
-#ifndef DRAY_AGENT_CONTROL_HISTORY_H
-#define DRAY_AGENT_CONTROL_HISTORY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ uint64_t history_add(struct history *h, const char *kind, const char *subject, c
 /* Calls fn for each kept event with a higher number, oldest first. */
 void history_each(const struct history *h, uint64_t number,
 		  void (*fn)(void *arg, const struct dray_dbus_event *e), void *arg);
-
-#endif

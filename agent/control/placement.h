@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connects segments, hints, the state database and the launcher's environment with the agent. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_PLACEMENT_H
-#define DRAY_AGENT_CONTROL_PLACEMENT_H
+#pragma once
 
 #include "agent/placement/environment/env.h"
 #include "agent/placement/hint/hints.h"
@@ -27,5 +26,3 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 /* For env_get of struct sessions_deps; arg is the agent. */
 int agent_environment_lines(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
 			    struct dray_err *reterr);
-
-#endif

@@ -3,8 +3,7 @@
  * The interface of the data plane for the control plane: single workers, and the pool of all workers, which sends a
  * command to each and counts the answers. Control thread only.
  */
-#ifndef DRAY_AGENT_DATA_DATA_H
-#define DRAY_AGENT_DATA_DATA_H
+#pragma once
 
 #include <sched.h>
 
@@ -84,5 +83,3 @@ int worker_event_fd(struct worker *w);
 bool worker_next_event(struct worker *w, struct event *ret);
 
 const struct data_counters *worker_counters(struct worker *w);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters of one worker. Only its thread writes them; the control thread reads them. */
-#ifndef DRAY_AGENT_MODEL_COUNTERS_H
-#define DRAY_AGENT_MODEL_COUNTERS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ struct data_counters {
 	struct data_histogram duration[DATA_TRANSPORTS],
 		size[DATA_TRANSPORTS]; /* by enum dmsg_transport */
 };
-
-#endif

@@ -6,8 +6,7 @@
  * to its queues. Either side may find a device lost. After DOWN the worker ends its work on the device
  * with gpu_lost and sends GONE.
  */
-#ifndef DRAY_AGENT_MODEL_GPU_MESSAGE_H
-#define DRAY_AGENT_MODEL_GPU_MESSAGE_H
+#pragma once
 
 #include "gpu/plugin.h"
 #include "schema/gen/data.h"
@@ -47,5 +46,3 @@ struct gpu_staging {
 	uint8_t *base;
 	uint64_t bytes;
 };
-
-#endif

@@ -4,8 +4,7 @@
  * owner's remote keys). Immutable after rail_keys_seal(), shared by reference between threads. A worker that posts with a
  * key holds a reference until the work request has ended, so that memory is deregistered only after its last use.
  */
-#ifndef DRAY_AGENT_MODEL_KEYS_H
-#define DRAY_AGENT_MODEL_KEYS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -55,5 +54,3 @@ static inline bool rail_keys_have(const struct rail_keys *k, uint32_t rail)
 
 /* The piece of a rail in `rails` that holds the address (by_base) or offset. NULL: none. */
 const struct rail_key *rail_keys_find(const struct rail_keys *k, uint32_t rail, uint64_t at);
-
-#endif

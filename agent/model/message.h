@@ -4,8 +4,7 @@
  * say which side owns the memory behind a pointer. Commands that find the ring full wait on the control side. A worker
  * stops reading from clients while its event ring is nearly full.
  */
-#ifndef DRAY_AGENT_MODEL_MESSAGE_H
-#define DRAY_AGENT_MODEL_MESSAGE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -194,5 +193,3 @@ struct event {
 		struct transport_message message;
 	};
 };
-
-#endif

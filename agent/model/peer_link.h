@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a worker reaches a peer. The control thread creates it; only the atomic members change. */
-#ifndef DRAY_AGENT_MODEL_PEER_LINK_H
-#define DRAY_AGENT_MODEL_PEER_LINK_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -45,5 +44,3 @@ static inline void link_release(struct peer_link *l)
 int stream_hello_mac(const uint8_t key[STREAM_KEY_SIZE], const uint8_t *hello, uint8_t ret_mac[32]);
 int stream_welcome_mac(const uint8_t key[STREAM_KEY_SIZE], const uint8_t *welcome,
 		       const uint8_t hello_mac[32], uint8_t ret_mac[32]);
-
-#endif

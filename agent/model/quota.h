@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limits on the transfers in flight of a session, a group and the agent. Shared by workers and the control thread. */
-#ifndef DRAY_AGENT_MODEL_QUOTA_H
-#define DRAY_AGENT_MODEL_QUOTA_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -40,5 +39,3 @@ static inline void shared_count(_Atomic uint64_t *v, uint64_t n)
 	atomic_store_explicit(v, atomic_load_explicit(v, memory_order_relaxed) + n,
 			      memory_order_relaxed);
 }
-
-#endif

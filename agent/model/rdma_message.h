@@ -7,8 +7,7 @@
  * the other end, and sends QP_DEAD. Only after QP_DEAD does the worker retry or end the work in flight on it: until then
  * that work may still arrive.
  */
-#ifndef DRAY_AGENT_MODEL_RDMA_MESSAGE_H
-#define DRAY_AGENT_MODEL_RDMA_MESSAGE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -154,5 +153,3 @@ struct rdma_qp {
 	uint64_t flush_remote, flush_local;
 	struct rdma_counters *path_counters, *rail_counters;
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The request of a transfer, its states and phases, and its record. */
-#ifndef DRAY_AGENT_MODEL_TRANSFER_H
-#define DRAY_AGENT_MODEL_TRANSFER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -64,5 +63,3 @@ static inline int64_t record_duration(const struct transfer_record *r)
 		sum += r->phase_ns[i];
 	return sum;
 }
-
-#endif

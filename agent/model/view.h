@@ -3,8 +3,7 @@
  * Immutable views of regions, remotes and grants. The control thread makes them, publishes them to every worker, and frees
  * them when every worker has dropped them; so workers read them without locks.
  */
-#ifndef DRAY_AGENT_MODEL_VIEW_H
-#define DRAY_AGENT_MODEL_VIEW_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -93,5 +92,3 @@ static inline uint32_t region_view_find(const struct region_view *r, uint64_t of
 	}
 	return (uint32_t)(e - r->extents);
 }
-
-#endif

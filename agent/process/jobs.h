@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lib/jobs.h with delivery of finished jobs on the control thread's event loop. */
-#ifndef DRAY_AGENT_PROCESS_JOBS_H
-#define DRAY_AGENT_PROCESS_JOBS_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -12,5 +11,3 @@ int jobs_new(struct dray_jobs **ret, sd_event *event, const char *name, size_t s
 
 /* Stops the delivery, then calls dray_jobs_free(). */
 bool jobs_free(struct dray_jobs *js);
-
-#endif

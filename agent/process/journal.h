@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Log lines to the journal with their fields (sd_journal_sendv(3)). */
-#ifndef DRAY_AGENT_PROCESS_JOURNAL_H
-#define DRAY_AGENT_PROCESS_JOURNAL_H
+#pragma once
 
 #include "lib/log.h"
 
@@ -11,5 +10,3 @@
  */
 bool journal_send(int priority, const char *area, const char *line, size_t n,
 		  const struct dray_log_field *fields, unsigned n_fields);
-
-#endif

@@ -5,8 +5,7 @@
  * RLIMIT_MEMLOCK. A capability that the process does not have is not an error here; the call that needs it fails with its
  * own message.
  */
-#ifndef DRAY_AGENT_PROCESS_PRIVILEGE_H
-#define DRAY_AGENT_PROCESS_PRIVILEGE_H
+#pragma once
 
 #include "lib/err.h"
 
@@ -21,5 +20,3 @@ int privilege_init(struct dray_err *reterr);
  * already must call this themselves. 0 or -errno. Idempotent.
  */
 int privilege_drop(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics of this process, under the names of Prometheus. */
-#ifndef DRAY_AGENT_PROCESS_PROCESS_H
-#define DRAY_AGENT_PROCESS_PROCESS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ double process_cpu_seconds(void);
 uint64_t process_resident_bytes(void);
 uint64_t process_open_fds(void);
 uint64_t process_max_fds(void);
-
-#endif

@@ -13,8 +13,7 @@
  *
  * DRAY_TEST builds also allow the calls of sanitizers: their leak check traces the process at its end.
  */
-#ifndef DRAY_AGENT_PROCESS_SANDBOX_H
-#define DRAY_AGENT_PROCESS_SANDBOX_H
+#pragma once
 
 #include "lib/err.h"
 #include "schema/gen/config.h"
@@ -31,5 +30,3 @@ int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr);
  * ignored.
  */
 extern const char *const sandbox_allowed[], *const sandbox_forbidden[];
-
-#endif

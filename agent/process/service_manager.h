@@ -3,8 +3,7 @@
  * Notifications for the service manager (sd_notify(3), $NOTIFY_SOCKET). sd_notify() blocks while the manager does not
  * read; these calls keep the message and send it when the socket has room. Control thread only.
  */
-#ifndef DRAY_AGENT_PROCESS_SERVICE_MANAGER_H
-#define DRAY_AGENT_PROCESS_SERVICE_MANAGER_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -45,5 +44,3 @@ void notify_assign(struct notify *n, enum notify_variable v, const char *fmt, ..
 
 /* One line for `systemctl status`. fmt: a literal. */
 #define notify_status(n, ...) notify_assign(n, NOTIFY_STATUS, "STATUS=" __VA_ARGS__)
-
-#endif

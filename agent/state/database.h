@@ -3,8 +3,7 @@
  * The database file. Only this module uses sqlite3. Every call may block. One thread at a time, not always the same.
  * Does not log.
  */
-#ifndef DRAY_AGENT_STATE_DATABASE_H
-#define DRAY_AGENT_STATE_DATABASE_H
+#pragma once
 
 #include "agent/state/queue.h"
 #include "lib/cleanup.h"
@@ -68,5 +67,3 @@ int database_failed(struct database *s, int code, const char *doing, struct dray
 
 /* Runs statements that have no parameters and whose rows are ignored. 0 or as above. */
 int database_run(struct database *s, const char *sql, const char *doing, struct dray_err *reterr);
-
-#endif

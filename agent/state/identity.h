@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The identity of this agent, kept in the state directory: a lasting id, and an incarnation for each start. */
-#ifndef DRAY_AGENT_STATE_IDENTITY_H
-#define DRAY_AGENT_STATE_IDENTITY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ void identity_close(struct identity *id);
 /* 32 hexadecimal characters and a terminator. */
 #define IDENTITY_TEXT_BYTES 33
 const char *identity_show(const uint8_t agent_id[16], char buf[IDENTITY_TEXT_BYTES]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the control thread (state.c, enqueue.c) and the writer, the thread that writes (writer.c). */
-#ifndef DRAY_AGENT_STATE_INTERNAL_H
-#define DRAY_AGENT_STATE_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 
@@ -85,5 +84,3 @@ int quarantine_file(const char *dir, const char *name, const char *sort,
 
 /* Called by the last thread that uses the state. */
 void state_destroy(struct state *s);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Changes that wait for the database: the last one of each key, in no order, and events in order. One thread at a time. */
-#ifndef DRAY_AGENT_STATE_QUEUE_H
-#define DRAY_AGENT_STATE_QUEUE_H
+#pragma once
 
 #include "agent/state/state.h"
 #include "lib/list.h"
@@ -50,5 +49,3 @@ static inline uint32_t queue_count(const struct queue *q)
 {
 	return q->n + q->n_events + q->wipe;
 }
-
-#endif

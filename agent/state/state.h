@@ -12,8 +12,7 @@
  * All functions belong to the control thread. Strings are copied; strings in callbacks are valid during the call.
  * Times are Unix time in milliseconds.
  */
-#ifndef DRAY_AGENT_STATE_STATE_H
-#define DRAY_AGENT_STATE_STATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -95,5 +94,3 @@ struct state_info {
 };
 
 void state_info(struct state *s, struct state_info *ret);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drayctl bench: the plan of a measurement, its result, and the two modes. */
-#ifndef DRAY_CTL_BENCH_BENCH_H
-#define DRAY_CTL_BENCH_BENCH_H
+#pragma once
 
 #include "client/dray.h"
 #include "ctl/bench/histogram.h"
@@ -86,5 +85,3 @@ void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *
 /* The columns are stable; new ones go to the end. */
 void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE *f);
 void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *f);
-
-#endif

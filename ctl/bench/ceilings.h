@@ -3,8 +3,7 @@
  * The ceilings of a run of drayctl bench: the choice of those that fit its path, and their rounds in turn with those of
  * dray. The manual describes them at --ceiling.
  */
-#ifndef DRAY_CTL_BENCH_CEILINGS_H
-#define DRAY_CTL_BENCH_CEILINGS_H
+#pragma once
 
 #include "ctl/bench/session.h"
 #include "ctl/ceiling/echo.h"
@@ -43,5 +42,3 @@ int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray);
 void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dray);
 /* Fills the results from all pairs. */
 void bench_ceilings_result(struct bench_ceilings *c, struct bench_result *ret);
-
-#endif

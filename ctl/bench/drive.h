@@ -4,8 +4,7 @@
  * cannot wait for several sessions together; for those, adaptive polls all of them for as long as libdray would, and
  * then sleeps on their descriptors.
  */
-#ifndef DRAY_CTL_BENCH_DRIVE_H
-#define DRAY_CTL_BENCH_DRIVE_H
+#pragma once
 
 #include "ctl/bench/session.h"
 
@@ -32,5 +31,3 @@ void bench_drive_close(struct bench_drive *d);
 /* Runs `count` transfers, or for this time if count is 0, until all have ended. Fills *ret. 0 or -1. */
 int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 		    struct bench_lap *ret);
-
-#endif

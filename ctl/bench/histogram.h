@@ -3,8 +3,7 @@
  * A histogram of times in constant memory, with 64 buckets for each power of two, so that a quantile is at most 1.6 %
  * above the true value.
  */
-#ifndef DRAY_CTL_BENCH_HISTOGRAM_H
-#define DRAY_CTL_BENCH_HISTOGRAM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ void ctl_histogram_merge(struct ctl_histogram *h, const struct ctl_histogram *fr
 
 /* The quantile of this share (0 to 1); 0 for an empty histogram. */
 uint64_t ctl_histogram_quantile(const struct ctl_histogram *h, double share);
-
-#endif

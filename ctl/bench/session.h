@@ -5,8 +5,7 @@
  * made in advance, so that the measured time is mostly that of libdray. Within a slot, the remote operations are in the
  * opposite order, because the agent would merge neighbours.
  */
-#ifndef DRAY_CTL_BENCH_SESSION_H
-#define DRAY_CTL_BENCH_SESSION_H
+#pragma once
 
 #include "ctl/bench/bench.h"
 
@@ -54,5 +53,3 @@ int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
 int bench_session_start(struct bench_session *s, uint64_t most, int64_t now);
 /* Takes the completions. Their number, or -1. */
 int bench_session_complete(struct bench_session *s, struct bench_lap *lap);
-
-#endif

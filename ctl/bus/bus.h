@@ -3,8 +3,7 @@
  * The client's side of the control socket; the connection is in struct ctl. No call waits longer than its timeout: an
  * agent that is stopped, or whose queue of connections is full, is an error like an agent that is not there.
  */
-#ifndef DRAY_CTL_BUS_BUS_H
-#define DRAY_CTL_BUS_BUS_H
+#pragma once
 
 #include <systemd/sd-bus.h>
 
@@ -42,5 +41,3 @@ int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns);
 
 /* For a reply that does not have the types of the interface. Returns -1. */
 int ctl_bus_bad_reply(struct ctl *c, const char *member, int error);
-
-#endif

@@ -3,8 +3,7 @@
  * Lists of the agent's records. JSON and the plain form have every field of the schema, in its order; the table for
  * people has the columns that schema/drayctl.yaml selects.
  */
-#ifndef DRAY_CTL_BUS_LIST_H
-#define DRAY_CTL_BUS_LIST_H
+#pragma once
 
 #include "ctl/bus/bus.h"
 #include "ctl/bus/rows.h"
@@ -32,5 +31,3 @@ void ctl_rows_plain(FILE *f, const struct ctl_rows *r);
 #define CTL_CELL_BYTES 1200
 const char *ctl_cell_text(const struct dray_dbus_field *field, const struct ctl_value *v,
 			  char buf[CTL_CELL_BYTES]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The agent's properties, all at once. */
-#ifndef DRAY_CTL_BUS_PROPERTIES_H
-#define DRAY_CTL_BUS_PROPERTIES_H
+#pragma once
 
 #include "ctl/bus/bus.h"
 
@@ -26,5 +25,3 @@ void ctl_properties_deinit(struct ctl_properties *p);
 
 /* 0 for a counter that the agent does not have. */
 uint64_t ctl_properties_counter(const struct ctl_properties *p, const char *name);
-
-#endif

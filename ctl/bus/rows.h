@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reply of a list method: rows of the schema's fields. */
-#ifndef DRAY_CTL_BUS_ROWS_H
-#define DRAY_CTL_BUS_ROWS_H
+#pragma once
 
 #include <stdint.h>
 #include <systemd/sd-bus.h>
@@ -45,5 +44,3 @@ static inline const char *ctl_rows_text(const struct ctl_rows *r, size_t row, un
 
 	return s ? s : "";
 }
-
-#endif

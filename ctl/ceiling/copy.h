@@ -6,8 +6,7 @@
  *
  * Functions return 0 or a negated errno, and block.
  */
-#ifndef DRAY_CTL_CEILING_COPY_H
-#define DRAY_CTL_CEILING_COPY_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ static inline uint64_t ceiling_copy(const struct ceiling_work *w, enum dray_dire
 	*at = i;
 	return bytes;
 }
-
-#endif

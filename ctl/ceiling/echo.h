@@ -3,8 +3,7 @@
  * Bare round trips between this process and a child, which inherits the CPU affinity and dies with this process. Only the
  * thread that opened an echo may use it, and the process must have no other thread at that time.
  */
-#ifndef DRAY_CTL_CEILING_ECHO_H
-#define DRAY_CTL_CEILING_ECHO_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ void ceiling_echo_pause(struct ceiling_echo *e);
 unsigned ceiling_echo_group(const struct ceiling_echo *e);
 /* Makes n round trips. -EPIPE: the child has ended, for TCP. */
 int ceiling_echo_trips(struct ceiling_echo *e, unsigned n);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * The child dies with this process. The process must have no other thread when it opens a loop.
  */
-#ifndef DRAY_CTL_CEILING_LOOP_H
-#define DRAY_CTL_CEILING_LOOP_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -46,5 +45,3 @@ void ceiling_loop_close(struct ceiling_loop *l);
  * have arrived. -EPIPE: the child has ended.
  */
 int ceiling_loop_send(struct ceiling_loop *l, uint64_t operations, uint64_t *ret_bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The forms of drayctl detect. */
-#ifndef DRAY_CTL_DETECT_DETECT_H
-#define DRAY_CTL_DETECT_DETECT_H
+#pragma once
 
 #include <limits.h>
 
@@ -56,5 +55,3 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 
 /* Prints changes until SIGINT, SIGTERM, or until the reader closes the output. 0 or -1. */
 int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers and texts for people. Each writes to buf and returns it. */
-#ifndef DRAY_CTL_RENDER_HUMAN_H
-#define DRAY_CTL_RENDER_HUMAN_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ const char *ctl_show_text(const char *s, char *buf, size_t n);
 
 /* Columns that a UTF-8 text takes. */
 size_t ctl_text_width(const char *s);
-
-#endif

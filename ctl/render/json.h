@@ -3,8 +3,7 @@
  * Writes JSON, indented, member by member. Jansson cannot take its place: its integers end at 2^63-1, and it refuses
  * texts that are not UTF-8, as names of interfaces may be.
  */
-#ifndef DRAY_CTL_RENDER_JSON_H
-#define DRAY_CTL_RENDER_JSON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,5 +69,3 @@ void ctl_json_members(struct ctl_json *j, const struct ctl_member *v, size_t n);
 		ctl_json_add((j), __VA_ARGS__); \
 		ctl_json_end(j);                \
 	} while (0)
-
-#endif

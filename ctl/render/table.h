@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Aligned columns with a head, for people. Errors of memory show at the end. */
-#ifndef DRAY_CTL_RENDER_TABLE_H
-#define DRAY_CTL_RENDER_TABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -45,5 +44,3 @@ int ctl_table_finish(struct ctl_table *t, FILE *f, bool color);
 enum ctl_mood ctl_mood_of(const char *state);
 
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions that several verbs use. */
-#ifndef DRAY_CTL_VERBS_VERBS_H
-#define DRAY_CTL_VERBS_VERBS_H
+#pragma once
 
 #include "ctl/bus/list.h"
 #include "ctl/bus/properties.h"
@@ -104,5 +103,3 @@ bool ctl_command_is_vllm(char *const *argv, unsigned n);
 
 /* True if there is a --kv-transfer-config, in any spelling that vLLM accepts. */
 bool ctl_command_has_kv_transfer(char *const *argv, unsigned n);
-
-#endif

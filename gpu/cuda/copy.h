@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments of the copy kernel, shared by its launcher in C and the kernel in CUDA. */
-#ifndef DRAY_GPU_CUDA_COPY_H
-#define DRAY_GPU_CUDA_COPY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -53,5 +52,3 @@ struct copy_args {
 	const struct copy_alias *aliases;
 	struct copy_piece few[COPY_FEW];
 };
-
-#endif

@@ -3,8 +3,7 @@
  * The NVIDIA driver's functions, looked up at run time: neither libcuda nor the CUDA runtime is linked, so the plug-in
  * loads on any machine and reports what is missing. Each name means the version of its function in cuda.h.
  */
-#ifndef DRAY_GPU_CUDA_DRIVER_H
-#define DRAY_GPU_CUDA_DRIVER_H
+#pragma once
 
 #include <cuda.h>
 #include <stdbool.h>
@@ -85,5 +84,3 @@ int cuda_driver_load(struct dray_err *reterr);
 bool cuda_is_lost(CUresult r);
 /* error.c: returns -errno for a failure, and sets reterr: "WHAT: CUDA_ERROR_X (its text)", with advice if there is any. */
 int cuda_fail(struct dray_err *reterr, CUresult r, const char *what);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * `lock` guards lists, references and the devices' contexts. Each queue belongs to one thread.
  */
-#ifndef DRAY_GPU_CUDA_PLUGIN_H
-#define DRAY_GPU_CUDA_PLUGIN_H
+#pragma once
 
 #include <pthread.h>
 
@@ -104,5 +103,3 @@ void cuda_queue_free(struct gpu_queue *head);
 int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c);
 int cuda_queue_check(struct gpu_queue *head);
 int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg);
-
-#endif

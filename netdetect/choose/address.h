@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which address of this network namespace to advertise to peers. Pure. */
-#ifndef DRAY_NETDETECT_CHOOSE_ADDRESS_H
-#define DRAY_NETDETECT_CHOOSE_ADDRESS_H
+#pragma once
 
 #include "netdetect/net/link.h"
 #include "netdetect/rdma/gid.h"
@@ -25,5 +24,3 @@ struct nd_candidate {
  */
 int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_candidate **ret,
 		      size_t *ret_n);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which GID of a port to use. Pure. */
-#ifndef DRAY_NETDETECT_CHOOSE_GID_H
-#define DRAY_NETDETECT_CHOOSE_GID_H
+#pragma once
 
 #include "netdetect/rdma/gid.h"
 
@@ -22,5 +21,3 @@ void nd_gids_rank(struct nd_gids *g, const struct nd_gid_choice *choice);
 
 /* The FLID of a routable InfiniBand port, from its table; 0: none. */
 uint32_t nd_gids_flid(const struct nd_gids *g);
-
-#endif

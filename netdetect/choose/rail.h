@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rails to a peer: which local ports can reach which ports of the peer, and with which GID. */
-#ifndef DRAY_NETDETECT_CHOOSE_RAIL_H
-#define DRAY_NETDETECT_CHOOSE_RAIL_H
+#pragma once
 
 #include "netdetect/rdma/device.h"
 
@@ -34,5 +33,3 @@ struct nd_rail {
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,
 		size_t n_ports, struct nd_rail **ret, size_t *ret_n);
-
-#endif

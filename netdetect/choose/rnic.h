@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which RNICs each GPU should use. */
-#ifndef DRAY_NETDETECT_CHOOSE_RNIC_H
-#define DRAY_NETDETECT_CHOOSE_RNIC_H
+#pragma once
 
 #include "netdetect/rdma/device.h"
 #include "netdetect/topology/topology.h"
@@ -12,5 +11,3 @@
  */
 int nd_affinity_make(const struct nd_source *s, const struct nd_devices *devices, unsigned k,
 		     struct nd_topology *t);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks this machine and this process for faults, and says how to fix each. */
-#ifndef DRAY_NETDETECT_DOCTOR_DOCTOR_H
-#define DRAY_NETDETECT_DOCTOR_DOCTOR_H
+#pragma once
 
 #include "netdetect/scan.h"
 
@@ -33,5 +32,3 @@ void nd_findings_deinit(struct nd_findings *f);
 bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
 		     const char *about, const char *fix, const char *fmt, ...)
 	__attribute__((format(printf, 6, 7)));
-
-#endif

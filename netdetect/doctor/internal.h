@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_NETDETECT_DOCTOR_INTERNAL_H
-#define DRAY_NETDETECT_DOCTOR_INTERNAL_H
+#pragma once
 
 #include "netdetect/doctor/doctor.h"
 
@@ -47,5 +46,3 @@ bool nd_skipped(struct examination *x);
 #define ND_CHECK_DECLARE(name, function) void nd_check_##function(struct examination *x);
 ND_CHECKS(ND_CHECK_DECLARE)
 #undef ND_CHECK_DECLARE
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPUs in sysfs, of any vendor. */
-#ifndef DRAY_NETDETECT_GPU_GPU_H
-#define DRAY_NETDETECT_GPU_GPU_H
+#pragma once
 
 #include "netdetect/source/source.h"
 
@@ -17,5 +16,3 @@ struct nd_gpu {
 
 /* By bdf; the caller frees *ret. 0 or -ENOMEM. Blocks on sysfs. */
 int nd_gpus_scan(const struct nd_source *s, struct nd_gpu **ret, size_t *ret_n);
-
-#endif

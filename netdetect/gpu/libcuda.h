@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds CUDA's driver library without loading it. */
-#ifndef DRAY_NETDETECT_GPU_LIBCUDA_H
-#define DRAY_NETDETECT_GPU_LIBCUDA_H
+#pragma once
 
 #include "netdetect/source/source.h"
 
@@ -17,5 +16,3 @@ bool nd_libcuda_find(const struct nd_source *s, char *buf, size_t n);
  * behind the path. Pure; public for its test.
  */
 const char *nd_libcuda_cached(const char *cache, size_t n, size_t *at);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVIDIA's driver as files show it, without CUDA: /proc/driver/nvidia, device nodes, libcuda. */
-#ifndef DRAY_NETDETECT_GPU_NVIDIA_H
-#define DRAY_NETDETECT_GPU_NVIDIA_H
+#pragma once
 
 #include "netdetect/gpu/gpu.h"
 
@@ -47,5 +46,3 @@ const char *nd_nvidia_node_text(int error);
 
 /* Parses the text of /proc/driver/nvidia/gpus/BDF/information into g. Pure; public for its test. */
 void nd_nvidia_parse(const char *text, struct nd_nvidia_gpu *g);
-
-#endif

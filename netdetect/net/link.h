@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Interfaces, addresses and routes of this network namespace (rtnetlink(7)). */
-#ifndef DRAY_NETDETECT_NET_LINK_H
-#define DRAY_NETDETECT_NET_LINK_H
+#pragma once
 
 #include <net/if.h>
 #include <netinet/in.h>
@@ -106,5 +105,3 @@ struct nd_next_hop {
  */
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
 		const struct in6_addr *from, struct nd_next_hop *ret);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listening TCP sockets of this network namespace: candidates for segments of this node (sock_diag(7)). */
-#ifndef DRAY_NETDETECT_NET_LISTENER_H
-#define DRAY_NETDETECT_NET_LISTENER_H
+#pragma once
 
 #include "lib/strv.h"
 #include "netdetect/net/link.h"
@@ -45,5 +44,3 @@ bool nd_listeners_equal(const struct nd_listeners *a, const struct nd_listeners 
 
 /* Adds a message to a struct nd_listeners, as nd_message_fn. Pure. */
 int nd_listener_message(uint16_t type, const void *payload, size_t n, void *arg);
-
-#endif

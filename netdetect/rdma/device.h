@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RDMA devices and their ports (include/uapi/rdma/rdma_netlink.h, RDMA_NL_NLDEV). */
-#ifndef DRAY_NETDETECT_RDMA_DEVICE_H
-#define DRAY_NETDETECT_RDMA_DEVICE_H
+#pragma once
 
 #include "netdetect/net/link.h"
 #include "netdetect/rdma/gid.h"
@@ -96,5 +95,3 @@ struct nd_port *nd_port_by_number(const struct nd_device *d, uint32_t number);
 
 /* Adds an answer of RDMA netlink to a struct nd_devices, as nd_link_message does. */
 int nd_rdma_message(uint16_t type, const void *payload, size_t n, void *arg);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GID tables of ports (IBTA 4.1.1, annexes A16 and A17). choose/gid.h ranks them. */
-#ifndef DRAY_NETDETECT_RDMA_GID_H
-#define DRAY_NETDETECT_RDMA_GID_H
+#pragma once
 
 #include <net/if.h>
 #include <netinet/in.h>
@@ -55,5 +54,3 @@ enum nd_gid_class nd_gid_class_of(const struct in6_addr *gid);
 
 /* "10.0.0.1" for ::ffff:10.0.0.1, "fe80::1"; buf of INET6_ADDRSTRLEN. */
 const char *nd_gid_text(const struct in6_addr *gid, char *buf);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions that the readers of this folder share. */
-#ifndef DRAY_NETDETECT_RDMA_INTERNAL_H
-#define DRAY_NETDETECT_RDMA_INTERNAL_H
+#pragma once
 
 #include "netdetect/rdma/device.h"
 
@@ -27,5 +26,3 @@ int nd_sysfs_tables(const struct nd_source *s, const struct nd_links *links, str
  * the device opens, errno is returned in d->open_error and nothing is read. 0 or -ENOMEM.
  */
 int nd_verbs_tables(const struct nd_links *links, struct nd_device *d);
-
-#endif

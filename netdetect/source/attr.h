@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parses netlink attributes. Pure; the bytes may be malformed. */
-#ifndef DRAY_NETDETECT_SOURCE_ATTR_H
-#define DRAY_NETDETECT_SOURCE_ATTR_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ void nd_attr_store(const struct nd_attr *a, struct nd_fields f, void *object);
 
 /* nd_attrs() with nd_attr_store(). */
 int nd_attrs_store(const void *p, size_t n, struct nd_fields f, void *object);
-
-#endif

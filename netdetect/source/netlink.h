@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests over netlink (libmnl), answered by the kernel or by a recorded machine. Blocks, with a timeout. */
-#ifndef DRAY_NETDETECT_SOURCE_NETLINK_H
-#define DRAY_NETDETECT_SOURCE_NETLINK_H
+#pragma once
 
 #include <linux/netlink.h>
 
@@ -43,5 +42,3 @@ const char *nd_record_name(enum nd_request r);
  */
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
 	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr);
-
-#endif

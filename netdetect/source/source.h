@@ -5,8 +5,7 @@
  *   netlink/NAME             the messages of one dump, in the order in which the kernel sent them
  * netlink.c has the names. A missing file means an empty dump.
  */
-#ifndef DRAY_NETDETECT_SOURCE_SOURCE_H
-#define DRAY_NETDETECT_SOURCE_SOURCE_H
+#pragma once
 
 #include <dirent.h>
 #include <stdbool.h>
@@ -76,5 +75,3 @@ const char *nd_kernel_release(const struct nd_source *s, char buf[ND_RELEASE_MAX
 
 /* True also for a release that cannot be parsed: an unknown kernel gets no warning. Pure. */
 bool nd_kernel_at_least(const char *release, unsigned major, unsigned minor);
-
-#endif

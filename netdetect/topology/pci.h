@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Places of PCI functions in the tree, and their distance (Documentation/ABI/testing/sysfs-bus-pci). */
-#ifndef DRAY_NETDETECT_TOPOLOGY_PCI_H
-#define DRAY_NETDETECT_TOPOLOGY_PCI_H
+#pragma once
 
 #include "netdetect/source/source.h"
 
@@ -33,5 +32,3 @@ enum nd_distance nd_pci_distance_of(const struct nd_pci_place *a, const struct n
 
 /* Distance of two PCI functions ("0000:3b:00.0"). */
 enum nd_distance nd_pci_distance(const struct nd_source *s, const char *a, const char *b);
-
-#endif

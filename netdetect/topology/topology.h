@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPUs and NUMA nodes of this machine, from sysfs, and the distance of GPUs to RDMA devices. */
-#ifndef DRAY_NETDETECT_TOPOLOGY_TOPOLOGY_H
-#define DRAY_NETDETECT_TOPOLOGY_TOPOLOGY_H
+#pragma once
 
 #include <sched.h>
 
@@ -37,5 +36,3 @@ struct nd_topology {
 /* Without pairs. 0, or -ENOMEM with *ret unchanged. Any thread; blocks on sysfs. */
 int nd_topology_scan(const struct nd_source *s, struct nd_topology *ret);
 void nd_topology_deinit(struct nd_topology *t);
-
-#endif

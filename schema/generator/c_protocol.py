@@ -2,14 +2,13 @@
 """Writes gen/data.[ch] and gen/peer.[ch]: constants, records and the codec of one protocol."""
 
 from generator.model import SchemaError
-from generator.text import Names, banner, quoted
+from generator.text import Names, banner, header_file, quoted
 
 CTYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i64": "int64_t",
           "str": "struct dray_str", "blob": "struct dray_blob", "vec": "struct dray_vec"}
 
 CHECK_H = banner("/*", " */") + """/* Helpers of the decoders and encoders of both protocols. */
-#ifndef DRAY_SCHEMA_GEN_CHECK_H
-#define DRAY_SCHEMA_GEN_CHECK_H
+#pragma once
 
 #include <errno.h>
 #include <inttypes.h>
@@ -116,8 +115,6 @@ static inline uint8_t *put_text(uint8_t *p, struct dray_str s)
 	}
 	return p + s.n;
 }
-
-#endif
 """
 
 
@@ -184,10 +181,7 @@ class Writer:
 
     def header_file(self):
         pr, px, up = self.pr, self.px, self.up
-        guard = f"DRAY_SCHEMA_GEN_{pr.name.upper()}_H"
-        out = banner("/*", " */")
-        out += f"#ifndef {guard}\n#define {guard}\n\n"
-        out += "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <string.h>\n\n"
+        out = "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <string.h>\n\n"
         out += '#include "lib/wire.h"\n\nstruct dray_err;\n\n'
         out += self.define(f"{up}_MAGIC", f"0x{pr.magic:08x}u", "magic")
         out += self.define(f"{up}_MAJOR", pr.major, "version")
@@ -234,7 +228,7 @@ class Writer:
                 " * written; -EMSGSIZE if cap is too small, -EINVAL if a field is over its limit or not text.\n */\n")
         for m in pr.messages:
             out += self.message_declared(m)
-        return out + (self.body_declared() if pr.body else "") + "\n#endif\n"
+        return header_file(out + (self.body_declared() if pr.body else ""))
 
     def body_declared(self):
         px = self.px

@@ -3,12 +3,7 @@
 
 from generator.check import INT64_MAX, SchemaError
 from generator.model import BUCKETS_MAX, LABELS_MAX
-from generator.text import Names, banner, dbus_error, quoted, snake
-
-
-def guarded(name, body):
-    guard = f"DRAY_SCHEMA_GEN_{name.upper()}_H"
-    return banner("/*", " */") + f"#ifndef {guard}\n#define {guard}\n\n{body}\n#endif\n"
+from generator.text import Names, banner, dbus_error, header_file, quoted, snake
 
 
 def errors(items):
@@ -29,7 +24,7 @@ def errors(items):
     for w in ("name", "doc", "fix"):
         c += (f"\nconst char *dray_error_{w}(uint32_t code)\n{{\n"
               f"\treturn code < DRAY_ERROR_N ? table[code].{w} : \"unknown\";\n}}\n")
-    return {"schema/gen/errors.h": guarded("errors", h), "schema/gen/errors.c": c,
+    return {"schema/gen/errors.h": header_file(h), "schema/gen/errors.c": c,
             "client/dray_errors.h": public}
 
 
@@ -116,7 +111,7 @@ extern const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N];
             c += "\t  " + ", ".join(f".{w} = true" for w in ("octal", "reload") if getattr(k, w)) + ",\n"
         c += f"\t  .doc = {quoted(k.doc)} }},\n"
     c += "};\n"
-    return {"schema/gen/config.h": guarded("config", h), "schema/gen/config.c": c}
+    return {"schema/gen/config.h": header_file(h), "schema/gen/config.c": c}
 
 
 def family_ident(f):
@@ -205,7 +200,7 @@ extern const struct dray_family_info dray_families[DRAY_FAMILY_N];
         if "buckets" in f:
             c += f",\n\t  {f['name']}_bounds, {len(f['buckets'])}, {f['scale']}"
         c += " },\n" if "buckets" in f else ",\n\t  NULL, 0, 1 },\n"
-    return {"schema/gen/metrics.h": guarded("metrics", h), "schema/gen/metrics.c": c + "};\n"}
+    return {"schema/gen/metrics.h": header_file(h), "schema/gen/metrics.c": c + "};\n"}
 
 
 def signature(args):
@@ -316,7 +311,7 @@ struct dray_dbus_field {
                   f"offsetof(struct dray_dbus_{r['name']}, {f['name']}) }}, /* {f['doc']} */\n")
         c += "};\n"
     xml = introspection(d)
-    return {"schema/gen/dbus.h": guarded("dbus", h), "schema/gen/dbus.c": c,
+    return {"schema/gen/dbus.h": header_file(h), "schema/gen/dbus.c": c,
             "schema/gen/dbus_vtable.h": vtable(d), f"schema/gen/{d['interface']}.xml": xml}
 
 
@@ -350,7 +345,7 @@ def vtable(d):
     for s in d["signals"]:
         h += (f"\tSD_BUS_SIGNAL_WITH_NAMES({quoted(s['name'])}, {quoted(signature(s['args']))}, "
               f"{params(s['args'])}, 0),\n")
-    return guarded("dbus_vtable", h + "\tSD_BUS_VTABLE_END,\n};\n#endif\n")
+    return header_file(h + "\tSD_BUS_VTABLE_END,\n};\n#endif\n")
 
 
 def introspection(d):

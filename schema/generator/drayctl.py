@@ -4,7 +4,7 @@
 import re
 
 from generator.check import INT64_MAX, SIZES, TIMES, SchemaError, check_keys, named, unique, with_unit
-from generator.text import Names, banner, quoted, snake
+from generator.text import Names, banner, header_file, quoted, snake
 
 NUMBERS = {"N": "COUNT", "SIZE": "SIZE", "DURATION": "DURATION"}
 KINDS = ("file", "dir", "verb", "device", "session")
@@ -309,9 +309,7 @@ def tables(line):
             c += "\t\t.command = true,\n"
         c += f"\t\t.help ={literal(verb_help(line, v), chr(9) * 3)},\n\t}},\n"
     c += f"}};\n\nconst char ctl_help_text[] ={literal(whole_help(line), chr(9))};\n"
-    guard = "DRAY_SCHEMA_GEN_DRAYCTL_H"
-    h = banner("/*", " */") + f"#ifndef {guard}\n#define {guard}\n\n{h}\n#endif\n"
-    return {"schema/gen/drayctl.h": h, "schema/gen/drayctl.c": c}
+    return {"schema/gen/drayctl.h": header_file(h), "schema/gen/drayctl.c": c}
 
 
 # --- completion -----------------------------------------------------------------------------------

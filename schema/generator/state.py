@@ -5,7 +5,7 @@ import re
 import sqlite3
 
 from generator.check import SchemaError, check_keys, named, unique
-from generator.text import Names, banner, quoted
+from generator.text import Names, banner, header_file, quoted
 
 COLUMN_TYPES = ("text", "integer")
 MEMBER_TYPES = {"name": "const char *", "text": "const char *", "u32": "uint32_t ", "i64": "int64_t ", "u64": "uint64_t "}
@@ -210,7 +210,6 @@ def source(state):
 
 
 def write(state):
-    guard = "DRAY_SCHEMA_GEN_STATE_H"
     h = header(state, Names("state.yaml", SchemaError))
-    return {"schema/gen/state.h": banner("/*", " */") + f"#ifndef {guard}\n#define {guard}\n\n{h}\n#endif\n",
+    return {"schema/gen/state.h": header_file(h),
             "schema/gen/state.c": source(state)}

@@ -11,8 +11,7 @@ REQUEST_ID = 0x1122334455667788
 VARIANTS = ("full", "empty")
 
 HEADER_H = banner("/*", " */") + """/* clang-format off */
-#ifndef DRAY_TESTS_SCHEMA_VECTORS_H
-#define DRAY_TESTS_SCHEMA_VECTORS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -74,8 +73,6 @@ extern const size_t n_vector_records;
 /* Decodes a body and encodes the result. Returns bytes written, -EPROTO (reason in reterr), -ENOENT for an unknown type. */
 int vector_recode(enum vector_protocol protocol, unsigned int type, const void *body, size_t len,
 		  uint64_t request_id, void *buf, size_t cap, struct dray_err *reterr);
-
-#endif
 """
 
 

@@ -8,8 +8,7 @@
  * an inherited descriptor, too: three little-endian 64-bit words for each operation, as in the arena of the
  * data protocol (local offset, remote offset, length).
  */
-#ifndef DRAY_TESTS_BENCH_BENCH_H
-#define DRAY_TESTS_BENCH_BENCH_H
+#pragma once
 
 #include <errno.h>
 #include <inttypes.h>
@@ -220,5 +219,3 @@ static inline void bench_samples_say(struct bench_samples *s)
 		  s->n ? s->v[0] : 0.0, s->n);
 	s->n = 0;
 }
-
-#endif

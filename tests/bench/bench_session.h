@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sessions and regions of programs that measure through libdray. */
-#ifndef TESTS_BENCH_BENCH_SESSION_H
-#define TESTS_BENCH_BENCH_SESSION_H
+#pragma once
 
 #include "client/dray.h"
 #include "schema/gen/data.h"
@@ -42,5 +41,3 @@ static inline const char *bench_transport_name(unsigned transport)
 
 	return name ? name : "newer";
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Options that ceiling_tcp uses instead of plain calls, as hooks of tests/unit/tcp_loop.h. If the kernel refuses an
  * option, the program ends with an error that names it.
  */
-#ifndef DRAY_TESTS_BENCH_CEILING_OPTIONS_H
-#define DRAY_TESTS_BENCH_CEILING_OPTIONS_H
+#pragma once
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -146,5 +145,3 @@ static inline void options_count(struct ceiling_options *o, uint64_t *ret_lent,
 		o->streams[i].zerocopies = o->streams[i].copied = 0;
 	}
 }
-
-#endif

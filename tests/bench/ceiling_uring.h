@@ -3,8 +3,7 @@
  * The bare socket loop with io_uring. Each stream has one request, for a whole batch, which the kernel carries out
  * completely (MSG_WAITALL). One system call submits and waits for all streams of a thread.
  */
-#ifndef DRAY_TESTS_BENCH_CEILING_URING_H
-#define DRAY_TESTS_BENCH_CEILING_URING_H
+#pragma once
 
 #include "tests/bench/bench.h"
 #include "tests/unit/tcp_loop.h"
@@ -101,5 +100,4 @@ static inline void uring_pump(struct ceiling_tcp *t, const struct ceiling_tcp_pl
 	bench_die("--uring: built without liburing; install liburing-dev and build again");
 }
 
-#endif
 #endif

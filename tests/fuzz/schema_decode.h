@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_TESTS_FUZZ_SCHEMA_DECODE_H
-#define DRAY_TESTS_FUZZ_SCHEMA_DECODE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@
  * message must encode, decode again and encode to the same bytes. Aborts if that does not hold.
  */
 void fuzz_body(enum vector_protocol protocol, unsigned int type, const uint8_t *body, size_t len);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The set-up of ceiling_gpu: the loaded plug-in, GPU memory of this program opened through it, queues. */
-#ifndef DRAY_TESTS_GPU_CEILING_LAB_H
-#define DRAY_TESTS_GPU_CEILING_LAB_H
+#pragma once
 
 #include <cuda.h>
 #include <stdio.h>
@@ -85,5 +84,3 @@ unsigned lab_check(struct lab *l, int exporter, bool quick);
 unsigned lab_check_imports(struct lab *l, int exporter);
 /* Serves lab_check_imports() from another process: exports and verifies memory until the socket is closed. */
 void lab_export(int sock);
-
-#endif

@@ -3,8 +3,7 @@
  * The functions of the CUDA driver that the tests use, resolved at run time, so that programs build without a
  * toolkit and start without a driver. Types are those of the driver's stable ABI.
  */
-#ifndef DRAY_TESTS_GPU_DRIVER_H
-#define DRAY_TESTS_GPU_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -110,5 +109,3 @@ bool cuda_ok(struct cuda *c, int rc, const char *what, char *why, size_t n);
 
 /* UUID in the form GPU-8-4-4-4-12. */
 bool cuda_uuid(struct cuda *c, int device, char uuid[48], char *why, size_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A minimal inference engine; the head of engine.c lists its commands. */
-#ifndef DRAY_TESTS_GPU_ENGINE_H
-#define DRAY_TESTS_GPU_ENGINE_H
+#pragma once
 
 #include "client/dray.h"
 #include "tests/bench/bench.h"
@@ -69,5 +68,3 @@ bool engine_check(struct engine *e, char **argv, unsigned argc);
 bool engine_free_memory(struct engine *e, char **argv, unsigned argc);
 bool engine_watch(struct engine *e, char **argv, unsigned argc);
 bool engine_devices(struct engine *e, char **argv, unsigned argc);
-
-#endif

@@ -26,8 +26,7 @@
  *   FAKE_GPU_DRY=1        copies complete at once without copying, to measure the cost around them
  *   FAKE_GPU_STATUS=PATH  file for struct fake_gpu_status
  */
-#ifndef DRAY_TESTS_GPU_FAKE_H
-#define DRAY_TESTS_GPU_FAKE_H
+#pragma once
 
 #include "gpu/plugin.h"
 
@@ -49,5 +48,3 @@ void fake_gpu_hold(bool hold);
 void fake_gpu_lose(unsigned device, bool lost);
 /* Sets whether devices reach each other; always false with FAKE_GPU_PEERS=0. */
 void fake_gpu_peers(bool peers);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of the fake plug-in. */
-#ifndef DRAY_TESTS_GPU_FAKE_INTERNAL_H
-#define DRAY_TESTS_GPU_FAKE_INTERNAL_H
+#pragma once
 
 #include <limits.h>
 
@@ -66,5 +65,3 @@ int fake_notify(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 
 /* True if FAKE_GPU_FAIL contains the name. */
 bool fake_fails(const char *what);
-
-#endif

@@ -3,8 +3,7 @@
  * A libcuda.so.1 without a GPU: the functions that libdray and dray.cuda use, over memory that a test defines by
  * fake_cuda_range(). A test loads it by path; after that, loading libcuda.so.1 by name gives it, too. For one thread.
  */
-#ifndef DRAY_TESTS_GPU_FAKE_LIBCUDA_H
-#define DRAY_TESTS_GPU_FAKE_LIBCUDA_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ FAKE_CUDA_API void fake_cuda_set(const char *name, int64_t value);
  * "address", "value", "flags".
  */
 FAKE_CUDA_API int64_t fake_cuda_get(const char *name);
-
-#endif

@@ -3,8 +3,7 @@
  * Memory of an engine, of every kind that can be a region, on a GPU or on the host. The engine writes and reads every
  * kind.
  */
-#ifndef DRAY_TESTS_GPU_MEMORY_H
-#define DRAY_TESTS_GPU_MEMORY_H
+#pragma once
 
 #include "client/dray.h"
 #include "tests/gpu/driver.h"
@@ -36,5 +35,3 @@ bool memory_read(struct memory *m, struct cuda *c, uint64_t at, void *to, uint64
 
 /* The kind in libdray's enumeration. */
 enum dray_kind memory_region_kind(const struct memory *m);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes that differ by place and seed, so that a byte at a wrong place is detected. */
-#ifndef DRAY_TESTS_GPU_PATTERN_H
-#define DRAY_TESTS_GPU_PATTERN_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -29,5 +28,3 @@ static inline void pattern_fill(uint8_t *to, uint64_t at, uint64_t n, uint64_t s
 		n -= take;
 	}
 }
-
-#endif

@@ -7,8 +7,7 @@
  * IPC handle: the device of the memory, then a number. VMM: a descriptor of a file as large as the allocation, which is
  * on device 0.
  */
-#ifndef DRAY_TESTS_GPU_PLUGIN_DRIVER_H
-#define DRAY_TESTS_GPU_PLUGIN_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -37,5 +36,3 @@ PLUGIN_DRIVER_API void plugin_driver_lose_in(const char *function, int device);
  * their stream was destroyed).
  */
 PLUGIN_DRIVER_API int plugin_driver_count(const char *what, int device);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of the plug-in's fake driver. */
-#ifndef DRAY_TESTS_GPU_PLUGIN_DRIVER_INTERNAL_H
-#define DRAY_TESTS_GPU_PLUGIN_DRIVER_INTERNAL_H
+#pragma once
 
 #pragma GCC visibility push(default)
 #include <cuda.h>
@@ -45,5 +44,3 @@ CUresult plugin_driver_entered(const char *function);
 /* plugin_driver_memory.c: number of open IPC memories of the device; frees the memory of a destroyed context */
 int plugin_driver_opened(int device);
 void plugin_driver_forget(CUcontext c);
-
-#endif

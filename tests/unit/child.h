@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs code that a process cannot undo, such as dropping privileges, in a child process. */
-#ifndef DRAY_TESTS_UNIT_CHILD_H
-#define DRAY_TESTS_UNIT_CHILD_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,5 +32,3 @@ static inline int child_run(void (*fn)(void *arg), void *arg)
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	return status;
 }
-
-#endif

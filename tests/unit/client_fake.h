@@ -4,8 +4,7 @@
  * everything at once and moves no bytes. A test changes its behaviour by a hook, which gets each
  * message first, and by functions that fake_do() runs on the thread.
  */
-#ifndef DRAY_TESTS_UNIT_CLIENT_FAKE_H
-#define DRAY_TESTS_UNIT_CLIENT_FAKE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -88,5 +87,3 @@ void fake_hang_up(struct fake *f);
 
 /* Returns how many messages of this type were received. */
 uint32_t fake_count(struct fake *f, uint16_t type);
-
-#endif

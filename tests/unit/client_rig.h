@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A fake agent and its clients, for the tests of libdray's sessions and of the objects in them. */
-#ifndef DRAY_TESTS_UNIT_CLIENT_RIG_H
-#define DRAY_TESTS_UNIT_CLIENT_RIG_H
+#pragma once
 
 #include "client/dray.h"
 #include "tests/unit/client_fake.h"
@@ -30,5 +29,3 @@ struct dray_event client_event(struct dray *d, enum dray_event_type type);
 void client_hang_up(struct fake *f, void *arg);
 void client_restart(struct fake *f, void *arg);
 void client_close_with_error(struct fake *f, void *arg);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmocka with the headers that it needs, and a temporary directory for each test. */
-#ifndef DRAY_TESTS_UNIT_CM_H
-#define DRAY_TESTS_UNIT_CM_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,5 +32,3 @@ char *cm_file_read(const char *dir, const char *name);
 int cm_fds_count(void);
 /* Counts threads of this process. */
 int cm_threads_count(void);
-
-#endif

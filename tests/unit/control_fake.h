@@ -3,8 +3,7 @@
  * A fake agent for the control socket: it defines the functions that agent/control/ calls in the
  * modules below it. For one source file of a test or fuzzer, which runs its event loop.
  */
-#ifndef DRAY_TESTS_UNIT_CONTROL_FAKE_H
-#define DRAY_TESTS_UNIT_CONTROL_FAKE_H
+#pragma once
 
 #include <errno.h>
 #include <stdarg.h>
@@ -469,5 +468,3 @@ static void fake_close(void)
 	config_deinit(&fake.config);
 	sd_event_unref(fake.agent.event);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A data plane without a worker: sessions, regions and remotes of one agent, driven by the test. */
-#ifndef DRAY_TESTS_UNIT_CORE_RIG_H
-#define DRAY_TESTS_UNIT_CORE_RIG_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/xfer.h"
@@ -64,5 +63,3 @@ bool rig_turn(struct rig *r);
 /* Submits operations given as {local, remote, length} triples. */
 int rig_submit(struct rig *r, struct rig_session *s, struct xfer_request *req,
 	       const uint64_t (*ops)[3], uint32_t n, struct dray_err *err);
-
-#endif

@@ -3,8 +3,7 @@
  * libdray with a fake agent (client_rig.h) and a CUDA driver without a GPU
  * (tests/gpu/fake_libcuda.h).
  */
-#ifndef DRAY_TESTS_UNIT_CUDA_RIG_H
-#define DRAY_TESTS_UNIT_CUDA_RIG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ int cuda_teardown(void **state);
 void cuda_chunks(void);
 
 #define CUDA_TEST(f) cmocka_unit_test_setup_teardown(f, cuda_setup, cuda_teardown)
-
-#endif

@@ -4,8 +4,7 @@
  * it. It defines the functions of agent/data/data.h, so that the real ones are not linked. For one
  * source file of a program.
  */
-#ifndef DRAY_TESTS_UNIT_FAKE_POOL_H
-#define DRAY_TESTS_UNIT_FAKE_POOL_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -110,5 +109,3 @@ static inline void fake_answer_others(enum object_kind kind, dray_handle handle)
 		if (d->kind != kind || d->handle != handle)
 			fake_finish(d);
 }
-
-#endif

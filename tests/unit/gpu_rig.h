@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The core rig with transport gpu on the fake plug-in: devices, their queues, and regions of their memory. */
-#ifndef DRAY_TESTS_UNIT_GPU_RIG_H
-#define DRAY_TESTS_UNIT_GPU_RIG_H
+#pragma once
 
 #include "agent/data/gpu_queue/gpu_queue.h"
 #include "tests/gpu/fake.h"
@@ -56,5 +55,3 @@ bool gpu_rig_turn(struct gpu_rig *g);
 void gpu_rig_until(struct gpu_rig *g, unsigned ended);
 /* Waits until n copies wait to be released. */
 void gpu_rig_held(uint64_t n);
-
-#endif

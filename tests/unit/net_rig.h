@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A name server and an HTTP server in the test's event loop, over real loopback sockets. */
-#ifndef DRAY_TESTS_UNIT_NET_RIG_H
-#define DRAY_TESTS_UNIT_NET_RIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,5 +65,3 @@ unsigned page_server_port(const struct page_server *s);
 /* Connections in total, and open ones. */
 unsigned page_server_accepted(const struct page_server *s);
 unsigned page_server_open(const struct page_server *s);
-
-#endif

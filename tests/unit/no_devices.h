@@ -3,8 +3,7 @@
  * Upcalls of regions for a node without RDMA devices: nothing is registered, so removal completes
  * at once.
  */
-#ifndef DRAY_TESTS_UNIT_NO_DEVICES_H
-#define DRAY_TESTS_UNIT_NO_DEVICES_H
+#pragma once
 
 #include "agent/control/region/region.h"
 
@@ -33,5 +32,3 @@ static inline void no_devices_revoked(struct rails *rails, dray_handle region)
 /* For an initializer of struct regions_upcalls. */
 #define NO_DEVICES \
 	.added = no_devices_added, .removed = no_devices_removed, .revoked = no_devices_revoked
-
-#endif

@@ -4,8 +4,7 @@
  * in this header, so that a program that includes it links the fakes instead of the real ones. Each
  * agent is a struct rig, which counts what happened to it.
  */
-#ifndef DRAY_TESTS_UNIT_PEER_FAKE_H
-#define DRAY_TESTS_UNIT_PEER_FAKE_H
+#pragma once
 
 #include <errno.h>
 #include <openssl/crypto.h>
@@ -451,5 +450,3 @@ static inline struct rig *rig_kill(struct rig *rig)
 	free(rig);
 	return NULL;
 }
-
-#endif

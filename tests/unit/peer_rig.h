@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several agents' peer modules in one process, on one event loop, over real sockets and real TLS. */
-#ifndef DRAY_TESTS_UNIT_PEER_RIG_H
-#define DRAY_TESTS_UNIT_PEER_RIG_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -306,5 +305,3 @@ static inline void puppet_end(struct puppet *p)
 	tls_free(p->tls);
 	memset(p, 0, sizeof(*p));
 }
-
-#endif

@@ -4,8 +4,7 @@
  * accept, resets, or sends given bytes, at once or byte by byte, before or after a request. And a
  * probe, whose end the test waits for.
  */
-#ifndef DRAY_TESTS_UNIT_PROBE_SERVER_H
-#define DRAY_TESTS_UNIT_PROBE_SERVER_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -306,5 +305,3 @@ static inline void outcome_of(struct outcome *o, const struct probe_deps *deps, 
 		assert_false((o)->r.ok);          \
 		assert_says((o)->r.reason, text); \
 	} while (0)
-
-#endif

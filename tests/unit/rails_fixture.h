@@ -4,8 +4,7 @@
  * messages. Jobs run in real threads; the test runs the loop until a condition holds. For one
  * source file of a program.
  */
-#ifndef DRAY_TESTS_UNIT_RAILS_FIXTURE_H
-#define DRAY_TESTS_UNIT_RAILS_FIXTURE_H
+#pragma once
 
 #include "agent/control/rails/rails.h"
 
@@ -686,5 +685,3 @@ static inline void part(void)
 			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
 	UNTIL(dev.qps == 0);
 }
-
-#endif

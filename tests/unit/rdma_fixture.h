@@ -4,8 +4,7 @@
  * this fixture fills. It checks posted requests against the keys, and carries them out when the
  * test calls for it. Included by one source file of a program.
  */
-#ifndef DRAY_TESTS_UNIT_RDMA_FIXTURE_H
-#define DRAY_TESTS_UNIT_RDMA_FIXTURE_H
+#pragma once
 
 #include <errno.h>
 #include <stdlib.h>
@@ -468,5 +467,3 @@ static inline void stop_all(uint32_t code, bool urgent)
 	dray_list_for_each(&lab->s.xs.xfers, x, struct xfer, session_link)
 		xfer_stop(&lab->rig.core, x, code, NULL, urgent);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Transport rdma with the fake GPU and a region of its memory. Included by one source file of a
  * program.
  */
-#ifndef DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
-#define DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
+#pragma once
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -229,5 +228,3 @@ static inline void move(enum dmsg_direction way, uint64_t local, uint64_t remote
 
 	submit(way, op, 1, false);
 }
-
-#endif

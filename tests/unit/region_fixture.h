@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Regions over a fake pool, with memfds in various states and upcalls that record their calls. */
-#ifndef DRAY_TESTS_UNIT_REGION_FIXTURE_H
-#define DRAY_TESTS_UNIT_REGION_FIXTURE_H
+#pragma once
 
 #include <fcntl.h>
 #include <string.h>
@@ -206,5 +205,3 @@ static inline void count_done(void *arg)
 {
 	(*(unsigned *)arg)++;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * A client's end of a ring, by libdray's own code (client/ring.c), with memory and doorbells as an
  * agent makes them. It has files of its own, because both ends have a struct ring.
  */
-#ifndef DRAY_TESTS_UNIT_RING_END_H
-#define DRAY_TESTS_UNIT_RING_END_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ bool ring_end_set_sleeping(struct ring_end *e, bool sleeping);
 uint32_t ring_end_in_flight(const struct ring_end *e);
 /* A descriptor for waiting with epoll. */
 int ring_end_completion_fd(const struct ring_end *e);
-
-#endif

@@ -3,8 +3,7 @@
  * A real worker, with or without a thread, and its sessions. Their clients are libdray's own end of
  * a ring.
  */
-#ifndef DRAY_TESTS_UNIT_RING_RIG_H
-#define DRAY_TESTS_UNIT_RING_RIG_H
+#pragma once
 
 #include "agent/data/worker/internal.h"
 #include "tests/unit/ring_end.h"
@@ -48,5 +47,3 @@ bool ring_rig_announced(struct ring_rig *r, unsigned i);
 
 /* The worker's struct of a session; only without a thread. */
 struct wsession *ring_rig_session(struct ring_rig *r, unsigned i);
-
-#endif

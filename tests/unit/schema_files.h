@@ -3,8 +3,7 @@
  * Helpers for the tests of the schema. Copies on the heap have exact sizes, so that the sanitizer
  * finds every access beyond.
  */
-#ifndef DRAY_TESTS_SCHEMA_FILES_H
-#define DRAY_TESTS_SCHEMA_FILES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -17,5 +16,3 @@ uint8_t *read_whole(const char *path, size_t *ret_n);
 
 /* Decodes lower-case hex to out; returns the number of bytes. */
 size_t unhex(const char *hex, uint8_t *out, size_t cap);
-
-#endif

@@ -4,8 +4,7 @@
  * message runs the loop. Peers are faked: their functions are defined here, so that the real ones
  * are not linked. For one source file of a program.
  */
-#ifndef DRAY_TESTS_UNIT_SESSION_FIXTURE_H
-#define DRAY_TESTS_UNIT_SESSION_FIXTURE_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -565,5 +564,3 @@ static inline uint64_t client_import(struct client *c, const struct token *t)
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	return reply.remote;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A state on a real file, and the rows that it loads. */
-#ifndef DRAY_TESTS_UNIT_STATE_RIG_H
-#define DRAY_TESTS_UNIT_STATE_RIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <systemd/sd-event.h>
@@ -47,5 +46,3 @@ bool rig_has(const struct rig *r, const char *line);
 
 /* Puts hint i: by a client of uid 1000 + i % 7, for scope-i. */
 void rig_put_hint(struct rig *r, unsigned i, uint32_t score);
-
-#endif

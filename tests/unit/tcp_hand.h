@@ -4,8 +4,7 @@
  * hand.fd. hand_own_*: side 0 imports, and the test answers on the streams that it accepts. For cmocka
  * tests.
  */
-#ifndef DRAY_TESTS_UNIT_TCP_HAND_H
-#define DRAY_TESTS_UNIT_TCP_HAND_H
+#pragma once
 
 #include "tests/unit/tcp_lab.h"
 
@@ -54,5 +53,3 @@ void hand_stop(uint64_t id, uint32_t code, bool urgent);
 void hand_expect_end(uint64_t id, uint32_t code);
 /* Reports that the other end of the lost-th lost stream is closed. */
 void hand_dead(unsigned lost);
-
-#endif

@@ -4,8 +4,7 @@
  * be slowed down by the test. Tests that play one side themselves get raw ends of streams. If an assumption
  * of the lab fails, the process ends, so fuzzers and benchmarks can use it too.
  */
-#ifndef DRAY_TESTS_UNIT_TCP_LAB_H
-#define DRAY_TESTS_UNIT_TCP_LAB_H
+#pragma once
 
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/gpu_message.h"
@@ -188,5 +187,3 @@ bool lab_is_closed(struct lab *l, int fd);
 size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant,
 		 const struct pmsg_seg *segs, uint16_t n);
 size_t lab_answer(uint8_t *p, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length);
-
-#endif

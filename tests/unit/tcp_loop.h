@@ -7,8 +7,7 @@
  *
  * One thread owns a side; each round starts further threads and joins them.
  */
-#ifndef DRAY_TESTS_UNIT_TCP_LOOP_H
-#define DRAY_TESTS_UNIT_TCP_LOOP_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -80,5 +79,3 @@ struct msghdr *ceiling_tcp_next(struct ceiling_tcp *t, unsigned stream, int *ret
  * and -EINTR are harmless. A result other than 0 is the error of the round.
  */
 int ceiling_tcp_moved(struct ceiling_tcp *t, unsigned stream, ssize_t n);
-
-#endif

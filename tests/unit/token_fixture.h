@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exporting, importing and revoking tokens, on a region fixture. */
-#ifndef DRAY_TESTS_UNIT_TOKEN_FIXTURE_H
-#define DRAY_TESTS_UNIT_TOKEN_FIXTURE_H
+#pragma once
 
 #include <errno.h>
 
@@ -119,5 +118,3 @@ static inline void remove_all(struct fixture *f, dray_handle region)
 	assert_int_equal(done, 1);
 	assert_int_equal(f->tokens, 0);
 }
-
-#endif

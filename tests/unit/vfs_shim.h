@@ -3,8 +3,7 @@
  * A file system for sqlite3 with faults: every call goes to the real one, except those that shall
  * fail.
  */
-#ifndef DRAY_TESTS_UNIT_VFS_SHIM_H
-#define DRAY_TESTS_UNIT_VFS_SHIM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ void shim_hang(void);
 void shim_release(void);
 /* Waits until a thread hangs in a write. */
 void shim_wait_hanging(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of a worker under test that the tests do not depend on: settings, quotas and views. */
-#ifndef TESTS_UNIT_WORKER_PARTS_H
-#define TESTS_UNIT_WORKER_PARTS_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -65,5 +64,3 @@ static inline struct remote_view worker_part_remote(dray_handle remote, dray_han
 		.region = region,
 	};
 }
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * A real worker with sessions over socket pairs, and regions and remotes that the test publishes.
  */
-#ifndef DRAY_TESTS_UNIT_WORKER_RIG_H
-#define DRAY_TESTS_UNIT_WORKER_RIG_H
+#pragma once
 
 #include "agent/model/message.h"
 #include "agent/data/data.h"
@@ -36,5 +35,3 @@ void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, ui
 void wrig_deinit(struct wrig *r);
 /* Waits for the next event of the worker. */
 struct event wrig_event(struct wrig *r);
-
-#endif

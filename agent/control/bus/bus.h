@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Control socket: D-Bus peer to peer by sd-bus, interface dev.dray.Agent1. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_BUS_BUS_H
-#define DRAY_AGENT_CONTROL_BUS_BUS_H
+#pragma once
 
 #include "agent/control/agent.h"
 
@@ -11,5 +10,3 @@ struct bus_server;
 int bus_server_new(struct bus_server **ret, struct agent *agent, int listen_fd,
 		   struct dray_err *reterr);
 struct bus_server *bus_server_free(struct bus_server *server);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of the D-Bus server. */
-#ifndef DRAY_AGENT_CONTROL_BUS_INTERNAL_H
-#define DRAY_AGENT_CONTROL_BUS_INTERNAL_H
+#pragma once
 
 #include <systemd/sd-bus.h>
 
@@ -127,5 +126,3 @@ void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fie
 
 /* Copies s without bytes that are not UTF-8, for which D-Bus refuses a message; clients choose some names. */
 const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES]);
-
-#endif

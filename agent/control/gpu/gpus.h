@@ -4,8 +4,7 @@
  * that is opened on them; host memory that is pinned for them; queues and staging memory for the workers. Control thread
  * only; calls that may block run on threads of their own. Every callback runs exactly once, never inside the call.
  */
-#ifndef DRAY_AGENT_CONTROL_GPU_GPUS_H
-#define DRAY_AGENT_CONTROL_GPU_GPUS_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -101,5 +100,3 @@ const char *gpus_uuid(const struct gpus *g, unsigned device);
 /* The state of the plug-in: "not loaded yet", its version, or the reason why it cannot be used. */
 const char *gpus_plugin(const struct gpus *g);
 void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N]);
-
-#endif

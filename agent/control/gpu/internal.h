@@ -7,8 +7,7 @@
  * thread of its own. The control thread reads the results of a job after the job. A device is stopped when it has no
  * memory left.
  */
-#ifndef DRAY_AGENT_CONTROL_GPU_INTERNAL_H
-#define DRAY_AGENT_CONTROL_GPU_INTERNAL_H
+#pragma once
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/model/gpu_message.h"
@@ -134,5 +133,3 @@ void pins_drop_held(struct gpus *g);
 /* At the end, on the opener's thread: unpins and frees all. */
 void pins_release(struct gpus *g);
 void host_regions_free(struct gpus *g);
-
-#endif

@@ -4,8 +4,7 @@
  * bodies. The number, memory and time of connections are bounded, so that HTTP clients cannot exhaust the resources of
  * the agent. Control thread only; nothing blocks.
  */
-#ifndef DRAY_AGENT_CONTROL_HTTP_HTTP_H
-#define DRAY_AGENT_CONTROL_HTTP_HTTP_H
+#pragma once
 
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -22,5 +21,3 @@ int http_new(struct http **ret, struct agent *a, struct dray_err *reterr);
 /* Closes every connection, even without an answer. Call it before health_free(). */
 struct http *http_free(struct http *h);
 DRAY_DEFINE_CLEANUP(struct http *, http_free);
-
-#endif

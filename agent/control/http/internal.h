@@ -3,8 +3,7 @@
  * Shared by the files of HTTP. A server is one MHD daemon without a listening socket: http.c accepts the connections, so
  * that it can pause. There are two servers, so that clients of /metrics cannot use up the connections for probes.
  */
-#ifndef DRAY_AGENT_CONTROL_HTTP_INTERNAL_H
-#define DRAY_AGENT_CONTROL_HTTP_INTERNAL_H
+#pragma once
 
 #include <microhttpd.h>
 
@@ -67,5 +66,3 @@ void page_completed(void *cls, struct MHD_Connection *mhd, void **request,
 		    enum MHD_RequestTerminationCode how);
 /* Answers requests that wait for health. */
 void pages_stop(struct http_server *s);
-
-#endif

@@ -6,8 +6,7 @@
  * Callbacks come from the event loop alone. Any of them may free the connection. A connection that failed reports
  * that once and then does nothing more.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_CONN_H
-#define DRAY_AGENT_CONTROL_PEER_CONN_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -89,5 +88,3 @@ void conn_fail(struct conn *c, struct dray_err why);
 /* Key material of the TLS connection; 0 or -EIO. Zeros for a detached connection. */
 int conn_export(struct conn *c, const char *label, const void *context, size_t n_context,
 		uint8_t *ret, size_t n);
-
-#endif

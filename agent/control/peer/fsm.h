@@ -14,8 +14,7 @@
  * rest, heartbeats are rare and the limit of silence is longer. A side that has work again says so at once, the other
  * answers at once, and the usual limit of silence applies again.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_FSM_H
-#define DRAY_AGENT_CONTROL_PEER_FSM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -120,5 +119,3 @@ static inline bool peer_fsm_is_attempt(const struct peer_fsm *f)
 
 const char *peer_state_name(enum peer_state s);
 const char *peer_event_name(enum peer_event e);
-
-#endif

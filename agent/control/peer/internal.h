@@ -7,8 +7,7 @@
  * its handle is dead, and the next connection to the same agent is a new peer. It stays in memory until the
  * workers have released its link. Only the defer source frees peers, so a callback never loses its peer.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_INTERNAL_H
-#define DRAY_AGENT_CONTROL_PEER_INTERNAL_H
+#pragma once
 
 #include "agent/control/peer/conn.h"
 #include "agent/control/peer/fsm.h"
@@ -327,5 +326,3 @@ int segment_listeners_open(struct peers *p, struct dray_err *reterr);
 int advertised_set(struct peers *p, struct dray_err *reterr);
 /* Parses an address; "localhost" stands for 127.0.0.1. As dray_addr_parse(). */
 int segment_parse(const char *segment, struct dray_addr *ret);
-
-#endif

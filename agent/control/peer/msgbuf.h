@@ -3,8 +3,7 @@
  * The byte queues of a control connection: input to be divided into messages, and pending output. They grow as
  * needed and shrink when they are empty, because a connection mostly carries heartbeats.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_MSGBUF_H
-#define DRAY_AGENT_CONTROL_PEER_MSGBUF_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ void msgbuf_taken(struct msgbuf *b, size_t n);
  */
 int msgbuf_next(struct msgbuf *b, size_t max, struct pmsg_header *ret_header,
 		const uint8_t **ret_body, size_t *ret_need, struct dray_err *reterr);
-
-#endif

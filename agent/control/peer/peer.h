@@ -3,8 +3,7 @@
  * Peers: other agents, their control connections, and the listener for both control connections and
  * data streams. Control thread only; nothing blocks. Callbacks never run inside the call that set them up.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_PEER_H
-#define DRAY_AGENT_CONTROL_PEER_PEER_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -182,5 +181,3 @@ extern const struct peer_probe_ops peer_probes;
 int peers_keep_connected(struct peers *p, const char *const *segments, unsigned n);
 /* True if the agent at a kept segment is connected and accepts work. Writes the reason for either. */
 bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n);
-
-#endif

@@ -7,8 +7,7 @@
  * An id is {worker of the peer:32, counter:32}. The used counters of each such worker are stored as a window of the
  * WINDOW highest; every counter below the window counts as used.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_STREAM_TABLE_H
-#define DRAY_AGENT_CONTROL_PEER_STREAM_TABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,5 +48,3 @@ int stream_table_add(struct stream_table *t, uint64_t id, unsigned worker);
 /* NULL if there is none; valid until the table changes. */
 struct stream_entry *stream_table_find(struct stream_table *t, uint64_t id);
 void stream_table_del(struct stream_table *t, struct stream_entry *e);
-
-#endif

@@ -6,8 +6,7 @@
  * Without a key file the key is a public constant and the identity is "dray-insecure": the same code runs and the
  * bytes are encrypted, but no agent is authenticated. An agent with a key and one without cannot connect.
  */
-#ifndef DRAY_AGENT_CONTROL_PEER_TLS_H
-#define DRAY_AGENT_CONTROL_PEER_TLS_H
+#pragma once
 
 #include <openssl/ssl.h>
 #include <stdbool.h>
@@ -77,5 +76,3 @@ void tls_goodbye(struct tls_conn *c);
 /* Key material of this connection for label and context (RFC 8446 section 7.5). 0 or -EIO. */
 int tls_export(struct tls_conn *c, const char *label, const void *context, size_t n_context,
 	       uint8_t *ret, size_t n);
-
-#endif

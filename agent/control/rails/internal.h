@@ -6,8 +6,7 @@
  * queue pairs, memory regions, completion queues, jobs. The device counts them, and the code that removes one calls
  * device_check().
  */
-#ifndef DRAY_AGENT_CONTROL_RAILS_INTERNAL_H
-#define DRAY_AGENT_CONTROL_RAILS_INTERNAL_H
+#pragma once
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/peer/peer.h"
@@ -355,5 +354,3 @@ int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes);
 int qp_to_init(struct qp *q, unsigned access);
 int qp_to_rtr(struct qp *q);
 int qp_to_rts(struct qp *q);
-
-#endif

@@ -9,8 +9,7 @@
  *        |  gone        failed -- retry      v        v
  *        +-------------------'               closing ----> absent
  */
-#ifndef DRAY_AGENT_CONTROL_RAILS_RAIL_FSM_H
-#define DRAY_AGENT_CONTROL_RAILS_RAIL_FSM_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -54,5 +53,3 @@ struct rail_step rail_step(enum rail_state state, enum rail_event event, bool us
 
 const char *rail_state_name(enum rail_state s);
 const char *rail_event_name(enum rail_event e);
-
-#endif

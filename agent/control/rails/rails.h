@@ -4,8 +4,7 @@
  * Control thread only; calls that may block run in threads of their own. After a failure transfers use the next transport,
  * and the log has a line.
  */
-#ifndef DRAY_AGENT_CONTROL_RAILS_RAILS_H
-#define DRAY_AGENT_CONTROL_RAILS_RAILS_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -104,5 +103,3 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 /* Rails that are up. */
 unsigned rails_up(const struct rails *r);
 void rails_metrics(const struct rails *r, uint64_t v[DRAY_METRIC_N]);
-
-#endif

@@ -4,8 +4,7 @@
  * the manual page of each says. The result of the releasing ones, except destroy_qp, means nothing: the kernel releases
  * what is left with the context. The fast verbs (post, poll, request an event) belong to the workers.
  */
-#ifndef DRAY_AGENT_CONTROL_RAILS_VERBS_H
-#define DRAY_AGENT_CONTROL_RAILS_VERBS_H
+#pragma once
 
 #include <infiniband/verbs.h>
 
@@ -32,5 +31,3 @@ struct verbs {
 };
 
 extern const struct verbs verbs_real;
-
-#endif

@@ -4,8 +4,7 @@
  * a descriptor or a legacy CUDA IPC handle that came with the message; a piece is the range of a part that one extent
  * takes. Descriptors stay the caller's.
  */
-#ifndef DRAY_AGENT_CONTROL_REGION_EXTENTS_H
-#define DRAY_AGENT_CONTROL_REGION_EXTENTS_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -144,5 +143,3 @@ int pieces_read(const struct dmsg_region_add *m, unsigned n_fds, unsigned n_hand
  */
 int extents_init(struct extents *e, struct piece *v, const struct dmsg_region_add *m,
 		 struct dray_err *reterr);
-
-#endif

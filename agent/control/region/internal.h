@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by region.c, token.c and grant.c. */
-#ifndef DRAY_AGENT_CONTROL_REGION_INTERNAL_H
-#define DRAY_AGENT_CONTROL_REGION_INTERNAL_H
+#pragma once
 
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
@@ -146,5 +145,3 @@ void revocation_step(struct revocation *v);
 void grant_end(struct grant *g, bool fence, bool urgent);
 /* Removes it from its token, which it outlives. */
 void grant_detach(struct grant *g);
-
-#endif

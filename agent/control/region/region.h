@@ -12,8 +12,7 @@
  * An urgent end, for the region of a dead session, does not wait for the peers: the workers here refuse their requests, so
  * the memory is released at once, and the grants stay known until their peers have acknowledged.
  */
-#ifndef DRAY_AGENT_CONTROL_REGION_REGION_H
-#define DRAY_AGENT_CONTROL_REGION_REGION_H
+#pragma once
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/data/data.h"
@@ -198,5 +197,3 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 		  void *arg);
 void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes,
 		    uint64_t *ret_tokens);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of this folder alone. */
-#ifndef DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
-#define DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -203,5 +202,3 @@ void session_remotes_close(struct session *s);
 /* A live remote of this session's group, or NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);
 struct remote *remote_find(struct sessions *ss, dray_handle handle);
-
-#endif

@@ -3,8 +3,7 @@
  * Sessions on the data socket: admission by kernel credentials, HELLO, groups, quotas, and every request other than
  * transfers, which the session's worker carries out. Control thread only.
  */
-#ifndef DRAY_AGENT_CONTROL_SESSION_SESSION_H
-#define DRAY_AGENT_CONTROL_SESSION_SESSION_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -104,5 +103,3 @@ struct sessions_totals sessions_totals(struct sessions *s);
 
 /* Worker that serves the session; -1 if unknown. */
 int session_worker(struct sessions *s, dray_handle session);
-
-#endif

@@ -3,8 +3,7 @@
  * Accepts from listening sockets in the event loop, a bounded number of connections in each turn. Without a free
  * descriptor or memory it pauses for a while, because the backlog would wake the loop again and again.
  */
-#ifndef DRAY_AGENT_CONTROL_SOCKET_ACCEPTOR_H
-#define DRAY_AGENT_CONTROL_SOCKET_ACCEPTOR_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -68,5 +67,3 @@ void tcp_listeners_close(struct tcp_listeners *ls);
 bool socket_listens(int fd, int family, int type);
 /* Makes accept() non-blocking, and keeps the socket from children. 0, or -1 with errno. */
 int socket_set_flags(int fd);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A listening Unix socket: bound to a configured path, or passed by systemd. */
-#ifndef DRAY_AGENT_CONTROL_SOCKET_UNIX_LISTENER_H
-#define DRAY_AGENT_CONTROL_SOCKET_UNIX_LISTENER_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -38,5 +37,3 @@ void unix_listener_close(struct unix_listener *l);
 /* group: name or number; "" gives (gid_t)-1. May block in a name service, so it is for the start only. */
 int unix_listener_group_parse(const struct unix_listener_kind *kind, const char *group,
 			      gid_t *ret_gid, struct dray_err *reterr);
-
-#endif

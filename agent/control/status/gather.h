@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Metrics, gathered from all modules, and the text of /metrics in Prometheus' format. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
-#define DRAY_AGENT_CONTROL_STATUS_GATHER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ void metrics_histogram(struct metrics_text *t, const char *const *labels, const 
 
 /* The text, which the caller frees, and its length. NULL: no memory. */
 char *metrics_render(struct agent *a, size_t *ret_n);
-
-#endif

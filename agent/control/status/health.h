@@ -5,8 +5,7 @@
  * than transfer.slice_timeout plus peer.heartbeat_limit, the longest time that its end may take. Without checks nothing
  * runs. Control thread only; nothing blocks.
  */
-#ifndef DRAY_AGENT_CONTROL_STATUS_HEALTH_H
-#define DRAY_AGENT_CONTROL_STATUS_HEALTH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -39,5 +38,3 @@ void health_ask(struct health *h, struct health_check *c);
 
 /* Idempotent. */
 void health_cancel(struct health_check *c);
-
-#endif

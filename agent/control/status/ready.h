@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether the agent is ready for work: conditions, each with its reason in words. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_STATUS_READY_H
-#define DRAY_AGENT_CONTROL_STATUS_READY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +23,3 @@ struct ready {
 
 /* *ret borrows words of ready.require. It must not be copied: conditions refer to reasons. */
 void agent_ready(struct agent *a, struct ready *ret);
-
-#endif

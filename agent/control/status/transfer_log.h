@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Log lines about slow (transfer.slow) or all (log.transfers) ended transfers. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_STATUS_TRANSFER_LOG_H
-#define DRAY_AGENT_CONTROL_STATUS_TRANSFER_LOG_H
+#pragma once
 
 #include "agent/model/message.h"
 
@@ -10,5 +9,3 @@ void report_log(struct report *r);
 
 /* The numbers whose bits are set, such as "0,2", cut at the end of buf. Returns buf. */
 const char *numbers_text(uint64_t set, char *buf, size_t n);
-
-#endif

@@ -3,8 +3,7 @@
  * Notifies the service manager's watchdog while the agent is alive (agent/control/status/health.h); that the event loop
  * turns is not enough. Does nothing without WatchdogSec=. Control thread only.
  */
-#ifndef DRAY_AGENT_CONTROL_STATUS_WATCHDOG_H
-#define DRAY_AGENT_CONTROL_STATUS_WATCHDOG_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -16,5 +15,3 @@ struct watchdog;
 int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health,
 		 struct notify *notify);
 struct watchdog *watchdog_free(struct watchdog *w);
-
-#endif

@@ -4,8 +4,7 @@
  * transport/stage for bytes of GPU memory that go over the network. Worker thread only; nothing blocks except
  * gpu_finish(), nothing allocates on the data path.
  */
-#ifndef DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
-#define DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 #include "agent/model/gpu_message.h"
@@ -63,5 +62,3 @@ bool gpu_queues_announce(struct core *c);
 
 /* Devices that this one reaches directly, itself included; 0: it is not up. */
 uint32_t gpu_queues_peers(const struct core *c, unsigned device);
-
-#endif

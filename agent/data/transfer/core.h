@@ -8,8 +8,7 @@
  * serves its flows by deficit round robin, one slice at a time. Transports pull: when a channel has
  * capacity it calls sched_next(); when a slice has ended, wherever it went, xfer_slice_done().
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_CORE_H
-#define DRAY_AGENT_DATA_TRANSFER_CORE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -244,5 +243,3 @@ struct core {
 	struct gpu_worker *gpu;      /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
 	struct stage *stage;         /* agent/data/transport/stage/stage.h */
 };
-
-#endif

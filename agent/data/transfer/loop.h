@@ -4,8 +4,7 @@
  * events of this turn. Because it is edge-triggered, the owner works until EAGAIN or remembers that it has not.
  * A callback may add or remove any source, also its own.
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_LOOP_H
-#define DRAY_AGENT_DATA_TRANSFER_LOOP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ void loop_del(struct loop *l, struct loop_source *s);
 
 /* One turn: waits up to timeout_ns (0: not at all, <0: for ever) and runs callbacks. Returns how many, or -errno. */
 int loop_turn(struct loop *l, int64_t timeout_ns);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's table of published objects. */
-#ifndef DRAY_AGENT_DATA_TRANSFER_OBJECT_H
-#define DRAY_AGENT_DATA_TRANSFER_OBJECT_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 
@@ -31,5 +30,3 @@ static inline void object_hold(struct object *o)
 
 /* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);
-
-#endif

@@ -3,8 +3,7 @@
  * Copies and checks lists of operations in one pass. With thousands of operations, that is most of a transfer's work in the
  * worker. Worker thread only.
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_OPS_READ_H
-#define DRAY_AGENT_DATA_TRANSFER_OPS_READ_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 
@@ -31,5 +30,3 @@ uint32_t ops_read_many(uint32_t n);
  */
 int ops_read(struct xfer_op *ops, const uint8_t *wire, uint32_t n, const struct ops_bounds *b,
 	     struct ops_seen *ret);
-
-#endif

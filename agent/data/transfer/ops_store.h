@@ -3,8 +3,7 @@
  * Memory for the operations of transfers: size classes of powers of two, kept for reuse up to a bound. For long lists that
  * GPUs read there is pinned memory, which is limited.
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
-#define DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ void ops_store_deinit(struct ops_store *s);
 
 /* As ops_store_get(), in pinned memory. NULL: none is free, or the list is too short. */
 struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Flows, deficit round robin, and slices. */
-#ifndef DRAY_AGENT_DATA_TRANSFER_SCHED_H
-#define DRAY_AGENT_DATA_TRANSFER_SCHED_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 
@@ -47,5 +46,3 @@ static inline bool slice_wanted(const struct slice *s)
 {
 	return s->xfer && s->xfer->state == XFER_RUNNING;
 }
-
-#endif

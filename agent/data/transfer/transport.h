@@ -9,8 +9,7 @@
  *   WRITE fails with any code except peer_lost, the remote side can no longer write a byte of it either.
  * - A slice is sent again only after both ends know that the first attempt is dead.
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_TRANSPORT_H
-#define DRAY_AGENT_DATA_TRANSFER_TRANSPORT_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 
@@ -91,5 +90,3 @@ struct transport_ops {
 #define transports_each(c, i, op)                        \
 	for (unsigned i = 0; i < (c)->n_transports; i++) \
 		if ((c)->transports[i]->op)
-
-#endif

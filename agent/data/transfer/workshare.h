@@ -13,8 +13,7 @@
  * A helper that goes to sleep stores `sleeping`, then looks for jobs; an owner stores a job, then looks for sleepers. All four
  * accesses are sequentially consistent, so at least one side sees the other.
  */
-#ifndef DRAY_AGENT_DATA_TRANSFER_WORKSHARE_H
-#define DRAY_AGENT_DATA_TRANSFER_WORKSHARE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -103,5 +102,3 @@ void workshare_leave(struct workshare *c, bool *member);
 /* The worker is about to sleep and will be woken for a job that it suits. True: there is such a job now. */
 bool workshare_sleep(struct workshare *c, unsigned worker);
 void workshare_awake(struct workshare *c, unsigned worker);
-
-#endif

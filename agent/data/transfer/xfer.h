@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Life of a transfer: accepted, cut into slices, ended exactly once. */
-#ifndef DRAY_AGENT_DATA_TRANSFER_XFER_H
-#define DRAY_AGENT_DATA_TRANSFER_XFER_H
+#pragma once
 
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/ops_store.h"
@@ -73,5 +72,3 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 
 /* A page of this session's memory is missing: counts the fault and ends the session. */
 void xfer_memory_fault(struct core *c, dray_handle session);
-
-#endif

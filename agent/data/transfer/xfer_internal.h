@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by xfer*.c. */
-#ifndef DRAY_AGENT_DATA_TRANSFER_XFER_INTERNAL_H
-#define DRAY_AGENT_DATA_TRANSFER_XFER_INTERNAL_H
+#pragma once
 
 #include "agent/data/transfer/ops_store.h"
 #include "agent/data/transfer/xfer.h"
@@ -45,5 +44,3 @@ void xfer_settle(struct core *c, struct xfer *x);
 /* Takes the transfer out of the table, the heap and its lists. */
 void xfer_unlink(struct xfers *xs, struct xfer *x);
 void xfer_free(struct xfers *xs, struct xfer *x);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of this folder. Worker thread only, except the two rings. */
-#ifndef DRAY_AGENT_DATA_WORKER_INTERNAL_H
-#define DRAY_AGENT_DATA_WORKER_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -166,5 +165,3 @@ void rings_flush(struct worker *w);
 /* Announces all rings before the worker sleeps. True if there is work after all. */
 bool rings_announce(struct worker *w);
 void rings_awake(struct worker *w);
-
-#endif

@@ -4,8 +4,7 @@
  * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so the thread
  * reads them every segment.listen_interval.
  */
-#ifndef DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
-#define DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
+#pragma once
 
 #include <sched.h>
 #include <systemd/sd-event.h>
@@ -56,5 +55,3 @@ int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsi
 /* A config_check: can a scan follow the keys rdma.gid_*? Pure. */
 int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
 			struct dray_err *reterr);
-
-#endif

@@ -4,8 +4,7 @@
  * function of facts. A variable without a known value is left out with the reason; that is no error, because an engine
  * also starts without it.
  */
-#ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_H
-#define DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,5 +59,3 @@ int env_text(const struct env *e, char **ret);
 
 /* For ENV_GET: lines NAME=VALUE without quotes, and lines "NAME: why it is left out". The caller frees both. 0 or -ENOMEM. */
 int env_lines(const struct env *e, char **ret_variables, char **ret_notes);
-
-#endif

@@ -4,8 +4,7 @@
  * ends, because its text would then be wrong. Control thread; writes are small and not synced, since the file has no
  * use after a crash of the machine.
  */
-#ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_FILE_H
-#define DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -34,5 +33,3 @@ void env_file_write(struct env_file *f, const char *text);
 
 /* Removes the file if it still is the one last written, and frees. Idempotent. */
 void env_file_deinit(struct env_file *f);
-
-#endif

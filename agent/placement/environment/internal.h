@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the profiles: the answer for a variable, usable ports, and the host. */
-#ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
-#define DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
+#pragma once
 
 #include "agent/config/env_profile.h"
 #include "agent/placement/environment/env.h"
@@ -89,5 +88,3 @@ const char *env_host_reason(const struct env_facts *f);
 
 /* A device for each GPU, by position (gpus.c). */
 int env_gpu_devices(const struct env_input *in, struct env_answer *a);
-
-#endif

@@ -13,8 +13,7 @@
  *
  * Control thread. Strings are copied; strings that are handed out are valid until the next change.
  */
-#ifndef DRAY_AGENT_PLACEMENT_HINT_HINTS_H
-#define DRAY_AGENT_PLACEMENT_HINT_HINTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -125,5 +124,3 @@ uint64_t hints_count(const struct hints *h);
 /* For tests with clocks of their own: drops expired hints, as the timer does, and handles a wall clock that was set. */
 void hints_expire(struct hints *h);
 void hints_clock_set(struct hints *h);
-
-#endif

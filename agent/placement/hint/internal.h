@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by hints.c (entries, changes, questions), persist.c (rows of the database) and time.c (clocks). */
-#ifndef DRAY_AGENT_PLACEMENT_HINT_INTERNAL_H
-#define DRAY_AGENT_PLACEMENT_HINT_INTERNAL_H
+#pragma once
 
 #include "agent/placement/hint/hints.h"
 #include "lib/heap.h"
@@ -69,5 +68,3 @@ void hints_arm(struct hints *h);
 /* 0 or -errno. */
 int hints_init_clocks(struct hints *h);
 void hints_deinit_clocks(struct hints *h);
-
-#endif

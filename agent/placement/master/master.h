@@ -3,8 +3,7 @@
  * Reads the segments of one Mooncake master from its admin pages at intervals: /get_segments_detail, or /metrics if the
  * master has no such page. Control thread only; nothing blocks. The module keeps no segments and does not log.
  */
-#ifndef DRAY_AGENT_PLACEMENT_MASTER_MASTER_H
-#define DRAY_AGENT_PLACEMENT_MASTER_MASTER_H
+#pragma once
 
 #include <stdint.h>
 #include <systemd/sd-event.h>
@@ -46,5 +45,3 @@ DRAY_DEFINE_CLEANUP(struct master *, master_free);
 
 /* cfg has new values: the next read comes earlier if the new interval is shorter. */
 void master_reconfigured(struct master *m);
-
-#endif

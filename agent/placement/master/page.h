@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parses pages of a Mooncake master into lists of segments. Pure. */
-#ifndef DRAY_AGENT_PLACEMENT_MASTER_PAGE_H
-#define DRAY_AGENT_PLACEMENT_MASTER_PAGE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,5 +42,3 @@ int master_page_detail(const char *body, size_t n, struct master_list *ret,
  */
 int master_page_metrics(const char *body, size_t n, struct master_list *ret,
 			struct dray_err *reterr);
-
-#endif

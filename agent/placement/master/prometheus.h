@@ -6,8 +6,7 @@
  * line, and a page whose last line has no end, because it was probably cut off. Some versions of Mooncake's master do
  * not escape label values. So only a comma or a brace may follow a quote, and a backslash escapes only \, " and n.
  */
-#ifndef DRAY_AGENT_PLACEMENT_MASTER_PROMETHEUS_H
-#define DRAY_AGENT_PLACEMENT_MASTER_PROMETHEUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ int prometheus_parse(const char *text, size_t n, prometheus_sample_fn fn, void *
 
 /* The value of that label, or NULL. */
 const char *prometheus_label(const struct prometheus_sample *s, const char *name);
-
-#endif

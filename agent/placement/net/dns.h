@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One c-ares channel on the event loop, with the name servers configured when it was made. For the resolver only. */
-#ifndef DRAY_AGENT_PLACEMENT_NET_DNS_H
-#define DRAY_AGENT_PLACEMENT_NET_DNS_H
+#pragma once
 
 #include <stdbool.h>
 #include <systemd/sd-event.h>
@@ -36,5 +35,3 @@ void dns_lookup(struct dns *d, const char *host, dns_fn fn, void *arg);
 
 /* True if resolv.conf has changed since the channel was made. */
 bool dns_outdated(const struct dns *d);
-
-#endif

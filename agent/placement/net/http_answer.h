@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parses the bytes of a connection into one answer of HTTP/1.x. */
-#ifndef DRAY_AGENT_PLACEMENT_NET_HTTP_ANSWER_H
-#define DRAY_AGENT_PLACEMENT_NET_HTTP_ANSWER_H
+#pragma once
 
 #include <stddef.h>
 
@@ -25,5 +24,3 @@ void http_answer_free(struct http_answer *a);
 int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dray_err *reterr);
 /* The connection ended: 1, or -errno with reterr. */
 int http_answer_end(struct http_answer *a, struct dray_err *reterr);
-
-#endif

@@ -3,8 +3,7 @@
  * One GET request by plain HTTP/1.1 over its own connection, on the agent's event loop. Control thread only; nothing
  * blocks. The response is bounded in time and in bytes. Redirects are not followed: their status is reported.
  */
-#ifndef DRAY_AGENT_PLACEMENT_NET_HTTP_CLIENT_H
-#define DRAY_AGENT_PLACEMENT_NET_HTTP_CLIENT_H
+#pragma once
 
 #include <stdint.h>
 #include <systemd/sd-event.h>
@@ -47,5 +46,3 @@ int http_get(struct http_get **ret, const struct http_request *request, struct d
 struct http_get *http_get_cancel(struct http_get *g);
 
 DRAY_DEFINE_CLEANUP(struct http_get *, http_get_cancel);
-
-#endif

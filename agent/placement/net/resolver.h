@@ -6,8 +6,7 @@
  * Queries for one name share one lookup. Its result is cached for the lifetime of the records, at least 5 and at most
  * 30 s, and a failure for 2 s, so that a thousand segments on one name cost one lookup in a while.
  */
-#ifndef DRAY_AGENT_PLACEMENT_NET_RESOLVER_H
-#define DRAY_AGENT_PLACEMENT_NET_RESOLVER_H
+#pragma once
 
 #include <stdint.h>
 #include <systemd/sd-event.h>
@@ -54,5 +53,3 @@ struct resolver_query *resolver_cancel(struct resolver_query *q);
  * /etc/resolv.conf; NULL: those of the system. Both are borrowed. Empties the cache.
  */
 void resolver_pretend(struct resolver *r, const char *servers, const char *resolv_conf);
-
-#endif

@@ -14,8 +14,7 @@
  * is READY the pause is not longer than the interval, so that a death is noticed soon. A LOST segment that has answered
  * is probed again after probe.backoff_min.
  */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_FSM_H
-#define DRAY_AGENT_PLACEMENT_PROBE_FSM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -60,5 +59,3 @@ void probe_fsm_reconfigured(struct probe_fsm *f, const struct dray_config *cfg, 
 
 /* The event loop did not run. An overdue probe of a READY segment is due within the next interval. */
 void probe_fsm_postpone(struct probe_fsm *f, const struct dray_config *cfg, int64_t now);
-
-#endif

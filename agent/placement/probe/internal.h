@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A probe in progress. Only for probe.c and the files of the kinds. */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
-#define DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
+#pragma once
 
 #include <jansson.h>
 
@@ -71,5 +70,3 @@ void probe_fail_address(struct probe *p, const char *fmt, ...)
  * -EPROTO with why (n_why bytes): the text is not JSON, or has more values than such a text should have.
  */
 int probe_json_parse(const char *text, size_t n, json_t **ret, char *why, size_t n_why);
-
-#endif

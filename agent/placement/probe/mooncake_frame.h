@@ -3,8 +3,7 @@
  * Mooncake's metadata handshake, as far as a probe needs it: one request, one reply. A frame is a length (u64,
  * little-endian, of what follows), a type byte, and JSON. Pure.
  */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_MOONCAKE_FRAME_H
-#define DRAY_AGENT_PLACEMENT_PROBE_MOONCAKE_FRAME_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ enum {
  */
 int mooncake_reply_parse(const uint8_t *p, size_t n, struct mooncake_segment *ret,
 			 char why[MOONCAKE_WHY_MAX]);
-
-#endif

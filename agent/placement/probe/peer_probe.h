@@ -3,8 +3,7 @@
  * Asks another agent whether it serves. The peers of the control plane implement the handshake and pass these functions to
  * the probes.
  */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_PEER_PROBE_H
-#define DRAY_AGENT_PLACEMENT_PROBE_PEER_PROBE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,5 +43,3 @@ struct peer_probe_ops {
 	/* Closes the connection; fn will not run. Takes NULL. Returns NULL. */
 	struct peer_probe *(*free)(struct peer_probe *q);
 };
-
-#endif

@@ -14,8 +14,7 @@
  *
  * A host name is resolved for each probe. Its addresses are tried in turn, each for its share of the time left.
  */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
-#define DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -60,5 +59,3 @@ int probe_start(struct probe **ret, const struct probe_deps *deps,
 struct probe *probe_cancel(struct probe *p);
 
 DRAY_DEFINE_CLEANUP(struct probe *, probe_cancel);
-
-#endif

@@ -6,8 +6,7 @@
  * Probes of ready segments are due at ticks, a 64th of the interval or 250 ms, so that many of them share a wake-up. If
  * the event loop did not run for long, overdue probes of ready segments are spread over the next interval.
  */
-#ifndef DRAY_AGENT_PLACEMENT_PROBE_PROBER_H
-#define DRAY_AGENT_PLACEMENT_PROBE_PROBER_H
+#pragma once
 
 #include "agent/placement/probe/fsm.h"
 #include "agent/placement/probe/probe.h"
@@ -58,5 +57,3 @@ struct prober_totals {
 };
 
 const struct prober_totals *prober_totals(const struct prober *p);
-
-#endif

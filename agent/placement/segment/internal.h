@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the files of segments.h. */
-#ifndef DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
-#define DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
+#pragma once
 
 #include "agent/config/segment_rules.h"
 #include "agent/config/words.h"
@@ -211,5 +210,3 @@ bool masters_pending(const struct segments *ss);
 /* The masters of the set (a bit each) whose lists count. */
 uint32_t masters_answering(const struct segments *ss, uint32_t of);
 void masters_free(struct segments *ss);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * The addresses of this node: of its interfaces, of node.addresses, and of segment.local. No I/O.
  */
-#ifndef DRAY_AGENT_PLACEMENT_SEGMENT_LOCALITY_H
-#define DRAY_AGENT_PLACEMENT_SEGMENT_LOCALITY_H
+#pragma once
 
 #include "agent/config/segment_rules.h"
 #include "lib/strv.h"
@@ -36,5 +35,3 @@ bool locality_has_addr(const struct locality *l, const struct dray_addr *addr);
  * the name decide.
  */
 int locality_find(const struct locality *l, const char *segment, char *reason, size_t n);
-
-#endif

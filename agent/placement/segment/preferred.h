@@ -5,8 +5,7 @@
  * two count whatever the state of the segment. The segment that was detected before a restart counts, unverified, until
  * another one is ready or it turns out to be dead. Pure.
  */
-#ifndef DRAY_AGENT_PLACEMENT_SEGMENT_PREFERRED_H
-#define DRAY_AGENT_PLACEMENT_SEGMENT_PREFERRED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,5 +59,3 @@ struct candidate {
 
 /* All candidates, best first; at most one is chosen. The caller frees *ret. 0 or -ENOMEM. */
 int preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n);
-
-#endif

@@ -5,8 +5,7 @@
  * configured, on this node, hinted or used are probed; others are only known. Control thread; nothing blocks. Upcalls never
  * run inside segments_new() and segments_start(), but may run inside the functions that report news.
  */
-#ifndef DRAY_AGENT_PLACEMENT_SEGMENT_SEGMENTS_H
-#define DRAY_AGENT_PLACEMENT_SEGMENT_SEGMENTS_H
+#pragma once
 
 #include <systemd/sd-event.h>
 
@@ -104,5 +103,3 @@ struct segments_totals {
 	uint64_t master_reads, master_failures;
 };
 void segments_totals(const struct segments *ss, struct segments_totals *ret);
-
-#endif

@@ -5,8 +5,7 @@
  * stop() of the transport: one that is done before that waits in `over`, so that no transfer ends in the
  * middle of other work.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
-#define DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
+#pragma once
 
 #include "agent/data/gpu_queue/gpu_queue.h"
 #include "agent/data/transfer/transport.h"
@@ -86,5 +85,3 @@ bool gpu_staged_run(struct core *c, struct gpu_path *p);
 void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent);
 /* Its device is not up: ends jobs that have no copy in flight. */
 void gpu_staged_fail(struct gpu_path *p);
-
-#endif

@@ -3,8 +3,7 @@
  * How to copy between two regions of this agent, one of which is GPU memory: which device copies, and lists
  * of which pieces. No state.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
-#define DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
+#pragma once
 
 #include "agent/data/transport/local/local.h"
 #include "gpu/plugin.h"
@@ -72,5 +71,3 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w);
  * that its transfer has handed out. False: the slice must be walked.
  */
 bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s);
-
-#endif

@@ -4,8 +4,7 @@
  * operations of a transfer within this agent into pieces to copy, which are cut by the extents of both
  * regions. Worker thread only.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_LOCAL_LOCAL_H
-#define DRAY_AGENT_DATA_TRANSPORT_LOCAL_LOCAL_H
+#pragma once
 
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
@@ -59,5 +58,3 @@ int local_walk_node(const struct slice *s);
 
 /* Whether the address is in the transfer's local region. Otherwise it is in the target. */
 bool local_walk_is_near(const struct xfer *x, const void *address);
-
-#endif

@@ -14,8 +14,7 @@
  * through a window (window.c). If a device may use such a buffer for longer than its slice lives, the entry
  * keeps the buffer.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_RDMA_RDMA_H
-#define DRAY_AGENT_DATA_TRANSPORT_RDMA_RDMA_H
+#pragma once
 
 #include <infiniband/verbs.h>
 
@@ -303,5 +302,3 @@ void rdma_copy_start(struct rdma *r, struct rdma_copy *copy);
 void rdma_copies_progress(struct rdma *r);
 /* The operation drop(): ends copies that use the object. */
 void rdma_copies_drop(struct core *c, void *state, struct object *o);
-
-#endif

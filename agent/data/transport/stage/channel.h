@@ -9,8 +9,7 @@
  * A slice that waits for a copy is on no stream and no queue pair, so their loss does not affect it. Worker
  * thread only.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_CHANNEL_H
-#define DRAY_AGENT_DATA_TRANSPORT_STAGE_CHANNEL_H
+#pragma once
 
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transport/stage/stage.h"
@@ -99,5 +98,3 @@ static inline void slices_take(struct dray_list *from, const struct xfer *x, str
 		if (!x || s->xfer == x)
 			dray_list_move(to, &s->link);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Access of a peer to ranges that it was granted: is it allowed, and where are the bytes. Worker thread only. */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_GRANT_H
-#define DRAY_AGENT_DATA_TRANSPORT_STAGE_GRANT_H
+#pragma once
 
 #include "agent/data/transfer/object.h"
 
@@ -62,5 +61,3 @@ void grant_walk_advance(struct grant_walk *w, uint64_t n);
 
 /* The error code for requests on an object that is being dropped. */
 uint32_t grant_drop_code(const struct object *o);
-
-#endif

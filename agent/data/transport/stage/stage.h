@@ -10,8 +10,7 @@
  * leaves some buffers to latency, and each peer, which may stall with the buffers it has, leaves some to
  * others.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
-#define DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
+#pragma once
 
 #include "agent/data/gpu_queue/gpu_queue.h"
 
@@ -116,5 +115,3 @@ void stage_finish(struct core *c, struct stage_buffer *b);
 void stage_progress(struct core *c);
 /* stage_progress() has work now. */
 bool stage_wants(const struct core *c);
-
-#endif

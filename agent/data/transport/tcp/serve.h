@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owning side of a stream: serve.c takes frames and ends them, serve_send.c sends answers. */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
-#define DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
+#pragma once
 
 #include "agent/data/transport/stage/grant.h"
 #include "agent/data/transport/tcp/tcp.h"
@@ -87,5 +86,3 @@ void serve_answer(struct serve *v);
 bool serve_out_pending(struct serve *v);
 /* Sends within the budget. False: the stream closed. */
 bool serve_flush(struct serve *v, struct tcp_budget *b);
-
-#endif

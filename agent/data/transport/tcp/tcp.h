@@ -19,8 +19,7 @@
  *
  * Nothing is freed in the middle of a turn: closed streams are freed at the start of the next one.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
-#define DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
+#pragma once
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
@@ -292,5 +291,3 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report);
 /* The operation drop(). */
 void tcp_serve_drop(struct core *c, void *state, struct object *o);
-
-#endif
