@@ -2,7 +2,6 @@
 /* Creates the modules of the agent, and connects the upcalls of each module to other modules. */
 #include "agent/internal.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -84,10 +84,9 @@ int dray_next_event(struct dray *d, struct dray_event *ret)
 
 	if (dc_enter(d))
 		return -DRAY_E_OUT_OF_ORDER;
-	e = dray_list_first(&d->events, struct event, link);
+	e = dray_list_pop(&d->events, struct event, link);
 	if (!e)
 		return 0;
-	dray_list_del(&e->link);
 	d->events_n--;
 	free(d->event_taken);
 	d->event_taken = e;

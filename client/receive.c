@@ -4,7 +4,6 @@
  * request that was sent and is not answered yet. Anything else ends the session with `protocol`.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "client/internal.h"
 

@@ -45,17 +45,13 @@ void dc_requests_deinit(struct requests *q)
 struct request *dc_request_new(struct dray *d, uint16_t type, void *arg)
 {
 	struct requests *q = &d->requests;
-	struct request *r = dray_list_first(&q->free, struct request, link);
+	struct request *r = dray_list_pop(&q->free, struct request, link);
 	uint64_t id;
 
-	if (r) {
-		dray_list_del(&r->link);
+	if (r)
 		q->free_n--;
-	} else {
-		r = malloc(sizeof(*r));
-		if (!r)
-			return NULL;
-	}
+	else if (!(r = malloc(sizeof(*r))))
+		return NULL;
 	*r = (struct request){ .type = type, .arg = arg };
 	dray_list_init(&r->link);
 	if (dray_handles_add(&q->table, r, &id) < 0) {

@@ -116,10 +116,8 @@ void dray_jobs_deliver(struct dray_jobs *js)
 	dray_wake_clear(js->done_fd);
 	dray_list_splice(&now, &js->done);
 	pthread_mutex_unlock(&js->lock);
-	while ((j = dray_list_first(&now, struct dray_job, link))) {
-		dray_list_del(&j->link);
+	while ((j = dray_list_pop(&now, struct dray_job, link)))
 		j->done(j);
-	}
 }
 
 bool dray_jobs_free(struct dray_jobs *js)

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/config/args.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/config/internal.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
-
-#ifndef DRAY_VERSION
-#define DRAY_VERSION "unknown"
-#endif
 
 struct option {
 	const char *name;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/config/config.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,6 @@
 #include "agent/config/segment_rules.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
-#include "lib/units.h"
 
 const struct dray_config_key *config_key_find(const char *path, const char **ret_nearest)
 {

@@ -10,7 +10,6 @@
 #include "agent/process/service_manager.h"
 #include "lib/log.h"
 #include "lib/units.h"
-#include "schema/gen/errors.h"
 
 struct data_config agent_data_config(const struct agent *a)
 {

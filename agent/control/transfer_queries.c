@@ -39,10 +39,8 @@ static void answer(struct listing *l, struct snapshot *const *snapshots, unsigne
 	struct transfers_query *q;
 
 	dray_list_splice(&asked, &l->asked);
-	while ((q = dray_list_first(&asked, struct transfers_query, link))) {
-		dray_list_del(&q->link);
+	while ((q = dray_list_pop(&asked, struct transfers_query, link)))
 		q->fn(q, snapshots, n);
-	}
 }
 
 static void start(struct agent *a, struct listing *l)

@@ -4,7 +4,6 @@
 #include "agent/process/journal.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <systemd/sd-journal.h>

@@ -2,7 +2,6 @@
 /* A batch of changes as one transaction. */
 #include <sqlite3.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "agent/state/database.h"
 #include "schema/gen/errors.h"

@@ -2,7 +2,6 @@
 #include "ctl/detect/detect.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 
 #include "lib/err.h"
 

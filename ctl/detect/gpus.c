@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/detect/detect.h"
 
-#include <string.h>
-
 #include "ctl/render/human.h"
 #include "ctl/render/table.h"
 #include "gpu/peers.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* detect --json: the whole scan, as in schema/ctl/detect.json. */
 #include <arpa/inet.h>
-#include <string.h>
 
 #include "ctl/detect/detect.h"
 #include "ctl/render/json.h"

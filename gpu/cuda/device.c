@@ -3,9 +3,7 @@
 #include "gpu/cuda/plugin.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 static int attribute(const struct cuda_device *d, CUdevice_attribute a)
 {

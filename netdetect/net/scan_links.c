@@ -2,12 +2,10 @@
 /* Reads links, addresses and routes from rtnetlink and sysfs. */
 #include "netdetect/net/link.h"
 
-#include <errno.h>
 #include <linux/rtnetlink.h>
 #include <stdlib.h>
 
 #include "netdetect/source/netlink.h"
-#include "schema/gen/errors.h"
 
 /* sysfs alone knows these, of links with a device. */
 static void read_device(const struct nd_source *s, struct nd_link *l)

@@ -3,7 +3,6 @@
  * The methods of org.freedesktop.DBus that clients written for a message bus call first. There is no bus: the agent
  * answers messages to any name, and every client gets every signal.
  */
-#include <errno.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"

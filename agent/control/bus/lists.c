@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/gpu/gpus.h"
@@ -13,7 +12,6 @@
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"
-#include "schema/gen/errors.h"
 
 static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd_bus_error *reterr)
 {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The object /dev/dray/Agent and its properties. */
-#include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "agent/control/bus/internal.h"
@@ -14,10 +12,6 @@
 #define DRAY_DBUS_VTABLE
 #include "schema/gen/dbus_vtable.h"
 #include "schema/gen/metrics.h"
-
-#ifndef DRAY_VERSION
-#define DRAY_VERSION "unknown"
-#endif
 
 /* Defines the getter of a property; its body has the agent in a. */
 #define PROPERTY(name)                                                                   \

@@ -2,7 +2,6 @@
 #include "agent/control/gpu/gpus.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * a region that lies in a pin only in part stays unpinned, and its bytes are staged. Pinning begins with the first device
  * in use. Pins belong to no device.
  */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "agent/control/gpu/internal.h"

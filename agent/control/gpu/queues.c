@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For each worker: the queues of a device and room for their pieces, and staging memory. */
-#include <errno.h>
 
 #include "agent/control/gpu/internal.h"
 

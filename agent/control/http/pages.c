@@ -3,7 +3,6 @@
  * Requests and answers. A request for /healthz is suspended until the workers have answered, or until the time limit;
  * other requests are answered at once.
  */
-#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -112,8 +112,7 @@ void imports_run(struct peer *peer)
 	/* a callback may cancel any import, so no pointer to the next one is kept */
 	dray_list_splice(&todo, &peer->imports);
 	while ((i = dray_list_first(&todo, struct import, link))) {
-		dray_list_del(&i->link);
-		dray_list_add(&peer->imports, &i->link);
+		dray_list_move(&peer->imports, &i->link);
 		if (i->request)
 			continue;
 		if (i->token.incarnation < peer->incarnation)

@@ -137,8 +137,7 @@ static void retire(struct peer *peer)
 	/* the workers keep the peer under its index until they release the link */
 	dray_handles_retire(&p->handles, peer->handle);
 	dray_map_del(&p->by_id, &peer->by_id);
-	dray_list_del(&peer->all_link);
-	dray_list_add(&p->closed, &peer->all_link);
+	dray_list_move(&p->closed, &peer->all_link);
 	fences_clear(peer);
 	peers_wake(p);
 }

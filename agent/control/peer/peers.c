@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <openssl/crypto.h>
-#include <string.h>
 
 #include "agent/control/peer/internal.h"
 #include "agent/state/identity.h"

@@ -6,7 +6,6 @@
 #include <openssl/evp.h>
 #include <string.h>
 
-#include "lib/assert.h"
 #include "schema/gen/errors.h"
 
 #define INSECURE_IDENTITY "dray-insecure"

@@ -3,7 +3,6 @@
  * Queue pairs that post: created when a worker wants to reach a peer, handed to the worker when both ends are ready,
  * destroyed when the worker, the rail, the path or the peer is lost, and created anew.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,7 +11,6 @@
 #include "agent/control/region/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
-#include "lib/log.h"
 #include "schema/gen/errors.h"
 
 /* Tokens and grants have limits of their own for each session and peer. */

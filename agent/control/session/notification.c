@@ -5,7 +5,6 @@
  * sessions has.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -22,14 +22,6 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
-#endif
-
-#ifndef SO_PEERGROUPS
-#define SO_PEERGROUPS 59
-#endif
-
 /* Supplementary groups that are checked, beside the gid. */
 #define GROUPS_MAX 1024
 #define HELLO_LIMIT_US 5000000

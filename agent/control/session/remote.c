@@ -13,7 +13,6 @@
 
 #include "agent/control/session/internal.h"
 #include "agent/model/keys.h"
-#include "lib/log.h"
 #include "schema/gen/errors.h"
 
 /* An import that waits for the owner's answer. */

@@ -7,7 +7,6 @@
  * change is freed after every session was sent it.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

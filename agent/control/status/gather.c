@@ -9,10 +9,6 @@
 #include "agent/control/status/ready.h"
 #include "agent/process/process.h"
 
-#ifndef DRAY_VERSION
-#define DRAY_VERSION "unknown"
-#endif
-
 /* Segments, hints and the state database. */
 static void placement_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "lib/cleanup.h"
 

@@ -130,16 +130,12 @@ void sched_dequeue(struct xfer *x)
 
 static struct slice *slice_new(struct core *c)
 {
-	struct slice *s = dray_list_first(&c->free_slices, struct slice, link);
+	struct slice *s = dray_list_pop(&c->free_slices, struct slice, link);
 
-	if (s) {
-		dray_list_del(&s->link);
+	if (s)
 		c->slices_free--;
-	} else {
-		s = malloc(sizeof(*s));
-		if (!s)
-			return NULL;
-	}
+	else if (!(s = malloc(sizeof(*s))))
+		return NULL;
 	memset(s, 0, offsetof(struct slice, local));
 	dray_list_init(&s->link);
 	s->id = ++c->next_slice_id;
@@ -266,8 +262,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 			f->deficit += (int64_t)c->cfg.slice_size;
 			/* a slice larger than the quantum is paid off in several rounds, while other flows take their turns */
 			if (f->deficit <= 0) {
-				dray_list_del(&f->link);
-				dray_list_add(&ch->flows, &f->link);
+				dray_list_move(&ch->flows, &f->link);
 				continue;
 			}
 		}
@@ -288,8 +283,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		if (x->cursor.op == x->n_ops)
 			sched_dequeue(x);
 		if (f->deficit <= 0 && !dray_list_empty(&f->xfers)) {
-			dray_list_del(&f->link);
-			dray_list_add(&ch->flows, &f->link);
+			dray_list_move(&ch->flows, &f->link);
 		}
 		return s;
 	}

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "lib/assert.h"
 #include "lib/cleanup.h"

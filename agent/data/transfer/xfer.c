@@ -277,10 +277,9 @@ void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code)
 {
 	struct slice *s;
 
-	while ((s = dray_list_first(slices, struct slice, link))) {
+	while ((s = dray_list_pop(slices, struct slice, link))) {
 		uint32_t own = s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED;
 
-		dray_list_del(&s->link);
 		xfer_slice_done(c, s, code ? code : own, NULL);
 	}
 }
@@ -301,10 +300,8 @@ bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices)
 			continue;
 		sched_dequeue(x);
 		sched_assign(x, i, ch);
-		while ((s = dray_list_first(slices, struct slice, link))) {
-			dray_list_del(&s->link);
+		while ((s = dray_list_pop(slices, struct slice, link)))
 			ops->adopt(c, c->transport_state[i], ch, s);
-		}
 		if (unsent && sched_enqueue(c, x) < 0)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return true;
@@ -336,8 +333,7 @@ static int64_t waiting_tick(struct core *c)
 	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
 		uint32_t v;
 
-		dray_list_del(&x->wait_link);
-		dray_list_add(&c->xfers->waiting, &x->wait_link);
+		dray_list_move(&c->xfers->waiting, &x->wait_link);
 		if (fault_load32(x->wait.p, &v) < 0) {
 			xfer_memory_fault(c, x->wait.region->view->session);
 			xfer_stop(c, x, DRAY_E_REGION_FAULT,

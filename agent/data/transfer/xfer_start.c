@@ -180,16 +180,12 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 
 static struct xfer *xfer_new(struct xfers *xs)
 {
-	struct xfer *x = dray_list_first(&xs->free, struct xfer, flow_link);
+	struct xfer *x = dray_list_pop(&xs->free, struct xfer, flow_link);
 
-	if (x) {
-		dray_list_del(&x->flow_link);
+	if (x)
 		xs->n_free--;
-	} else {
-		x = malloc(sizeof(*x));
-		if (!x)
-			return NULL;
-	}
+	else if (!(x = malloc(sizeof(*x))))
+		return NULL;
 	memset(x, 0, offsetof(struct xfer, ops_inline));
 	dray_list_init(&x->session_link);
 	dray_list_init(&x->flow_link);

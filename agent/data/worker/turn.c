@@ -4,12 +4,9 @@
  * long as lib/linger.h allows, at most cfg.poll_time_ns. Then it announces every client ring, looks once more, and
  * sleeps on its descriptors.
  */
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "agent/data/transfer/transport.h"
 #include "agent/data/worker/internal.h"
-#include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 
@@ -44,15 +41,13 @@ void worker_command_ready(struct loop_source *source, uint32_t events)
 static bool run_clients(struct worker *w)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
+	struct wsession *s;
 	bool did = false;
 
 	if (!worker_has_room(w))
 		return false;
 	dray_list_splice(&now, &w->ready);
-	while (!dray_list_empty(&now)) {
-		struct wsession *s = dray_list_first(&now, struct wsession, ready_link);
-
-		dray_list_del(&s->ready_link);
+	while ((s = dray_list_pop(&now, struct wsession, ready_link))) {
 		did = true;
 		if (wsession_read(s) && dray_list_empty(&s->ready_link))
 			dray_list_add(&w->ready, &s->ready_link);

@@ -13,7 +13,6 @@
 #include "agent/data/transport/stage/stage.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "agent/data/worker/internal.h"
-#include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/thread.h"
 #include "lib/timeout.h"

@@ -2,7 +2,6 @@
 /* Expiry, and a wall clock that is set. */
 #include <errno.h>
 #include <inttypes.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <time.h>

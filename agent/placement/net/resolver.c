@@ -171,9 +171,8 @@ static void on_looked_up(void *arg, const struct dns_answer *a)
 static void start_lookups(struct resolver *r)
 {
 	while (r->n_in_flight < LOOKUPS_MAX && !dray_list_empty(&r->waiting)) {
-		struct name *n = dray_list_first(&r->waiting, struct name, queue);
+		struct name *n = dray_list_pop(&r->waiting, struct name, queue);
 
-		dray_list_del(&n->queue);
 		/* its queries have been cancelled */
 		if (dray_list_empty(&n->queries)) {
 			name_free(n);

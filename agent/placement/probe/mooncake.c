@@ -5,9 +5,7 @@
  * No other request is ever sent: a body of a type that the daemon does not expect ends its process.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 
 #include "agent/placement/probe/internal.h"

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/addr.h"
 #include "lib/assert.h"
 #include "lib/heap.h"
 #include "lib/list.h"

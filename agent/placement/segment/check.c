@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides how the state of a segment is learned, and handles changes of the state. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/placement/segment/internal.h"
@@ -110,8 +109,7 @@ void segment_save(const struct segment *s)
 
 void segment_save_soon(struct segment *s)
 {
-	dray_list_del(&s->unsaved);
-	dray_list_add(&s->ss->unsaved, &s->unsaved);
+	dray_list_move(&s->ss->unsaved, &s->unsaved);
 	segments_decide_soon(s->ss);
 }
 

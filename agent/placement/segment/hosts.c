@@ -102,8 +102,7 @@ void hosts_refresh(struct segments *ss)
 		    (h->visited_ns && now - h->visited_ns < LOOKUP_AGAIN_NS))
 			return;
 		h->visited_ns = now;
-		dray_list_del(&h->link);
-		dray_list_add(&ss->hosts, &h->link);
+		dray_list_move(&ss->hosts, &h->link);
 		if (!h->query && (!h->lookup_ns || !h->known || matters(h) ||
 				  now - h->lookup_ns >= LOOKUP_OTHERS_NS))
 			look_up(ss, h);

@@ -183,8 +183,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	s->allocated = row->allocated;
 	/* its sources get the time of segment.expiry to mention it */
 	s->mentioned_ns = now;
-	dray_list_del(&s->foreground);
-	dray_list_add(&ss->foreground, &s->foreground);
+	dray_list_move(&ss->foreground, &s->foreground);
 	if (s->local || s->sources || !strcmp(s->name, ss->remembered))
 		segment_recheck(s);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of segments. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 /* From slices to work requests on queue pairs. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/data/transport/rdma/rdma.h"
 #include "lib/fault.h"

@@ -12,7 +12,6 @@
  * its end is closed too.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "agent/data/transport/tcp/tcp.h"
 
