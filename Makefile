@@ -76,7 +76,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm install deps fmt hooks lint gen clean distclean tests tools help
+.PHONY: all demo check bench bench-vm install deps fmt hooks lint gen clean distclean tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:

@@ -132,8 +132,7 @@ static int value_check(struct lexer *x)
 
 	if (value_may_stand(x))
 		return 0;
-	return refuse(x, x->line, "%.*s: a value must follow =, and there must be only one", (int)n,
-		      x->p);
+	return refuse(x, x->line, "%.*s: after = there must be exactly one value", (int)n, x->p);
 }
 
 static int string_copy(struct lexer *x)

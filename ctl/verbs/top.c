@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* top: the present rates, in total, for each rail and for each session. */
+/* top: the current rates, in total, for each rail and for each session. */
 #include <inttypes.h>
 #include <string.h>
 

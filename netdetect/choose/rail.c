@@ -117,10 +117,10 @@ static void rate_route(struct pair *p, const struct nd_gid *g, const char *remot
 	} else if (on_link(links, g->ifindex, &p->remote->gid)) {
 		/* of several ports on one subnet the kernel routes by one, but a queue pair sends by its own */
 		p->rail->score += SCORE_ON_LINK;
-		set_result(p, true, "same subnet on %s, %s, though the route leaves by %s",
-			   g->netdev, remote, link_name(links, hop.ifindex));
+		set_result(p, true, "same subnet on %s, %s, though the route uses %s", g->netdev,
+			   remote, link_name(links, hop.ifindex));
 	} else {
-		set_result(p, false, "the route to %s leaves by %s, not %s", remote,
+		set_result(p, false, "the route to %s uses %s, not %s", remote,
 			   link_name(links, hop.ifindex), g->netdev);
 	}
 }

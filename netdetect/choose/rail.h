@@ -21,12 +21,12 @@ struct nd_rail {
 	uint32_t mtu;          /* the smaller one of both ends */
 	bool reachable;
 	int score;
-	char reason[ND_REASON_MAX]; /* "same subnet on eth0, 10.1.0.9", "the route to 10.2.0.9 leaves by eth1, not eth0" */
+	char reason[ND_REASON_MAX]; /* "same subnet on eth0, 10.1.0.9", "the route to 10.2.0.9 uses eth1, not eth0" */
 };
 
 /*
  * All pairs of ports: reachable ones first, best first. RoCE: both GIDs have one type and family, and the route to
- * the peer's address leaves by this port's netdev, or by its bond or VLAN. InfiniBand: the subnet prefixes are equal
+ * the peer's address uses this port's netdev, or its bond or VLAN. InfiniBand: the subnet prefixes are equal
  * and the P_Keys match, at least one of them as a full member. Asks the kernel for routes if live. The caller frees
  * *ret. 0 or -ENOMEM. Any thread; blocks.
  */

@@ -401,7 +401,7 @@ def test_precedence(lab, new_agent):
         p = preferred(agent)
         assert (p.segment, p.preference, p.state) == (name, "explicit", "ready")
         reasons = [c["reason"] for c in candidates(agent)]
-        assert "segment.preferred says local" in reasons[0] and "MOONCAKE_PREFERRED_SEGMENT" in reasons[1]
+        assert "segment.preferred is local" in reasons[0] and "MOONCAKE_PREFERRED_SEGMENT" in reasons[1]
         assert agent.ctl("status", "--json")["preferred_segment"] == name
 
 

@@ -276,8 +276,7 @@ static void wrong_types_are_refused(void **state)
 
 static void syntax_errors_have_their_line(void **state)
 {
-	bad("agent: {\n\n workers 4;\n};",
-	    ":3: 4: a value must follow =, and there must be only one");
+	bad("agent: {\n\n workers 4;\n};", ":3: 4: after = there must be exactly one value");
 	bad("\n/* it\n ends never", ":2: the comment that starts here does not end");
 	bad("log: { level = \"info; };\n",
 	    ":1: the string that starts here does not end on its line");

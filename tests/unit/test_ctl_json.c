@@ -112,7 +112,7 @@ static const struct list {
 	  dray_dbus_variable_fields,
 	  DRAY_DBUS_VARIABLE_FIELD_N,
 	  { "dray|DRAY_SOCKET|/run/it's \"here\"/dray.sock|0|0|data.socket of the agent",
-	    "nccl|NCCL_IB_GID_INDEX||1|0|no one index is right for all ports: 3 on mlx5_0; 5 on mlx5_1",
+	    "nccl|NCCL_IB_GID_INDEX||1|0|the ports have different GID indices: 3 on mlx5_0; 5 on mlx5_1",
 	    "mooncake-owner|--host|[fd00::1]:50053|0|1|port of mooncake.owner_segment" } },
 };
 

@@ -48,7 +48,7 @@ static void machine(const char *name, unsigned k)
 		.segment = "10.20.0.11:7411",
 		.preferred = { "10.20.0.11:50053", "detected", "ready", "on this node" },
 		.host = "10.20.0.11",
-		.host_reason = "eno1, the default route leaves by it",
+		.host_reason = "eno1, the default route uses it",
 		.owner_segment = 50053,
 		.owner_rpc = 50052,
 		.rnics_per_gpu = k,
@@ -190,7 +190,7 @@ static void several_nics_for_a_gpu(void **state)
 
 	/* 8 GPUs, 16 RNICs: the second RNIC of each GPU follows after the list of the first ones */
 	machine("two_rails_16", 2);
-	assert_int_equal(devices_count(&seen, "behind them 8 more"), 16);
+	assert_int_equal(devices_count(&seen, "then 8 more"), 16);
 	assert_int_equal(seen, 0xffff);
 	/* one RNIC for each GPU: the others belong to no GPU */
 	machine("two_rails_16", 1);
@@ -220,7 +220,7 @@ static void one_index_does_not_fit_all_ports(void **state)
 	scan->devices.v[1].ports[0].gids.v[0].index = 5;
 	scan->devices.v[6].ports[0].gids.v[0].index = 5;
 	check("nccl", "NCCL_IB_GID_INDEX", NULL,
-	      "no one index is right for all ports: 3 on mlx5_0, mlx5_2, mlx5_3, mlx5_4, mlx5_5, "
+	      "the ports have different GID indices: 3 on mlx5_0, mlx5_2, mlx5_3, mlx5_4, mlx5_5, "
 	      "mlx5_7; 5 on mlx5_1, mlx5_6");
 	check("vllm-mooncake", "MC_GID_INDEX", NULL, "5 on mlx5_1, mlx5_6");
 	check("mooncake", "MC_GID_INDEX", NULL, "5 on mlx5_1, mlx5_6");
@@ -290,9 +290,9 @@ static void no_rdma_is_not_an_error(void **state)
 	check("nccl", "NCCL_IB_HCA", NULL, "RDMA netlink: permission denied");
 	facts.scan = NULL;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(names); i++)
-		check(names[i][0], names[i][1], NULL, "not been looked at yet");
-	check("mooncake", "MOONCAKE_PROTOCOL", NULL, "not been looked at yet");
-	check("nccl", "NCCL_SOCKET_IFNAME", NULL, "not been looked at yet");
+		check(names[i][0], names[i][1], NULL, "not scanned yet");
+	check("mooncake", "MOONCAKE_PROTOCOL", NULL, "not scanned yet");
+	check("nccl", "NCCL_SOCKET_IFNAME", NULL, "not scanned yet");
 }
 
 static void hosts(void **state)

@@ -166,7 +166,7 @@ static void an_agent_without_memory_is_not_alive(void **state)
 	ask(&a);
 	wait_for(&a, 1);
 	assert_true(*a.fault);
-	assert_string_equal(a.fault, "out of memory: the workers cannot be asked");
+	assert_string_equal(a.fault, "out of memory: the workers cannot be checked");
 	fake.no_memory = false;
 	ask(&a);
 	workers_answer(1);

@@ -176,8 +176,8 @@ static void rails_that_cannot_reach_each_other(void **state)
 	ask(peer, 2);
 	for (size_t i = 0; i < n_rails; i++)
 		assert_int_equal(rails[i].reachable, rails[i].device == rails[i].remote);
-	says(&rails[2], "leaves by");
-	says(&rails[3], "leaves by");
+	says(&rails[2], "the route to");
+	says(&rails[3], "the route to");
 }
 
 static void by_gateway(void **state)

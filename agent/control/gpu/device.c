@@ -274,7 +274,7 @@ bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 	return true;
 }
 
-/* The copies of a lost device have not ended in time. The memory that they may use stays held; new requests are refused. */
+/* The copies of a lost device have not ended in time. The memory that they may access is not released; new requests are refused. */
 static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct gpu_device *d = arg;
@@ -287,7 +287,7 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
 	log_error(
 		AREA,
-		"the GPU hangs, its copies do not end, and the memory that they may use stays held: "
+		"the GPU hangs, its copies do not end, and the memory that they may access is not released: "
 		"%" PRIu32 " regions on it, regions of its peers, pinned host memory; restart the "
 		"agent gpu=%s address=%s",
 		d->memories, d->info.uuid, d->info.bdf);

@@ -118,7 +118,7 @@ int advertised_set(struct peers *p, struct dray_err *reterr)
 	if (!dray_endpoint_valid(configured) || strlen(configured) > PMSG_TOKEN_SEGMENT_MAX)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"peer.advertise: \"%s\" is no segment that other hosts could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
+			"peer.advertise: \"%s\" is not a segment that other hosts can reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
 			configured);
 	snprintf(p->segment, sizeof(p->segment), "%s", configured);
 	return 0;

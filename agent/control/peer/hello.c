@@ -221,7 +221,7 @@ static void settle_acceptor(struct peer *peer)
 	if (memcmp(p->deps.agent_id, peer->agent_id, sizeof(peer->agent_id)) < 0 &&
 	    attempt_is_visible(p, peer->agent_id)) {
 		refuse(peer, DRAY_E_EXISTS,
-		       "both sides connected at once, and the other connection stays");
+		       "both sides connected at the same time; the other connection is kept");
 		return;
 	}
 	peer_send(peer, PMSG_READY, 0, NULL);

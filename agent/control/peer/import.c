@@ -43,8 +43,8 @@ static void import_succeed(struct import *i, const struct pmsg_import_reply *rep
 		/* when one of two imports with the same grant ends, the other would lose the grant */
 		peer_protocol_error(peer,
 				    dray_err_of(r == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
-						"grant %" PRIx64
-						" was given twice, or there is no memory for it",
+						r == -EEXIST ? "grant %" PRIx64 " was given twice" :
+							       "no memory for grant %" PRIx64,
 						reply->grant));
 		return;
 	}

@@ -89,7 +89,7 @@ static int open_passed_one(struct peers *p, int fd_consumed, struct dray_err *re
 	    !socket_listens(fd, a.sa.sa_family, SOCK_STREAM))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"the socket passed as \"peer\" is no TCP listener: write ListenStream=7411 in its unit");
+			"the socket passed as \"peer\" is not a TCP listener: write ListenStream=7411 in its unit");
 	if (socket_set_flags(fd) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_IO, "the socket passed as \"peer\": %s",
 				    dray_errno_text(errno));

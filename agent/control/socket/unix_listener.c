@@ -52,7 +52,7 @@ static int stale_remove(const struct unix_listener_kind *kind, const struct sock
 	if (!S_ISSOCK(st.st_mode))
 		return dray_err_set(
 			reterr, -EEXIST, DRAY_E_EXISTS,
-			"%s.socket: %.100s exists and is no socket; remove it, or set another path",
+			"%s.socket: %.100s exists and is not a socket; remove it, or set another path",
 			kind->section, path);
 	fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
@@ -149,7 +149,7 @@ int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind
 	l->fd = fd;
 	if (!socket_listens(fd, AF_UNIX, kind->type))
 		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				 "the passed socket named %s is no listening Unix socket of its "
+				 "the passed socket named %s is not a listening Unix socket of its "
 				 "type; use %s= with a path",
 				 kind->section,
 				 kind->type == SOCK_STREAM ? "ListenStream" :

@@ -22,7 +22,7 @@ struct unix_listener_kind {
 
 /*
  * Binds with this mode, and with this group unless it is (gid_t)-1. Replaces the socket of a process that has ended.
- * A socket that another process serves, or a file that is no socket, is an error.
+ * A socket that another process serves, or a file that is not a socket, is an error.
  */
 int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind *kind,
 		       const char *path, mode_t mode, gid_t group, struct dray_err *reterr);

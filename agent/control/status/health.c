@@ -65,7 +65,7 @@ static void report_silence(const struct health *h, int64_t now, char fault[DRAY_
 			 numbers_text(missing, workers, sizeof(workers)),
 			 seconds(now - h->asked_ns));
 	else
-		snprintf(fault, DRAY_ERR_MSG_MAX, "out of memory: the workers cannot be asked");
+		snprintf(fault, DRAY_ERR_MSG_MAX, "out of memory: the workers cannot be checked");
 }
 
 static void timer_arm(struct health *h)

@@ -84,7 +84,7 @@ static int ports_look(struct env_fabric *f, const struct nd_devices *devices, ui
 static const char *why_none(const struct nd_scan *scan)
 {
 	if (!scan)
-		return "RDMA devices have not been looked at yet";
+		return "RDMA devices are not scanned yet";
 	if (scan->devices.n)
 		return "no RDMA port can be used";
 	for (size_t i = 0; i < scan->n_notes; i++)
@@ -175,7 +175,7 @@ static int indices_differ(const struct env_fabric *f, struct env_answer *a)
 	}
 	if (fclose(s) != 0)
 		return -ENOMEM;
-	return env_omit(a, "no one index is right for all ports: %s", text + 2);
+	return env_omit(a, "the ports have different GID indices: %s", text + 2);
 }
 
 int env_gid_index(const struct env_input *in, struct env_answer *a)

@@ -98,7 +98,7 @@ static void reason_print(const struct places *p, unsigned more, FILE *s)
 				g, t->gpus[g].bdf, p->scan->devices.v[p->v[g]->device].name,
 				nd_distance_name(p->v[g]->distance));
 	if (more)
-		fprintf(s, "; behind them %u more that GPUs use", more);
+		fprintf(s, "; then %u more that GPUs use", more);
 	fputs(p->f->left_out, s);
 }
 

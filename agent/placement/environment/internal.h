@@ -83,7 +83,7 @@ int env_host_check(const struct env_input *in, struct env_answer *a);
 int env_host(const struct env_input *in, struct env_answer *a);
 bool env_host_is_ipv6(const struct env_facts *f);
 bool env_host_is_numeric(const struct env_facts *f);
-/* Why this host, such as "the default route leaves by it". */
+/* Why this host, such as "the default route uses it". */
 const char *env_host_reason(const struct env_facts *f);
 
 /* A device for each GPU, by position (gpus.c). */

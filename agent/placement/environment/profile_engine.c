@@ -29,7 +29,7 @@ static int host_address(const struct env_input *in, struct env_answer *a)
 	int r = env_host_check(in, a);
 
 	if (r > 0 && !env_host_is_numeric(in->facts))
-		return env_omit(a, "%s is a name, and vLLM wants an address", in->facts->host);
+		return env_omit(a, "%s is a name, and vLLM needs an address", in->facts->host);
 	return r <= 0 ? r : env_host(in, a);
 }
 

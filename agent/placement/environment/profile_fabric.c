@@ -36,7 +36,7 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 	if (r <= 0)
 		return r;
 	if (!f->scan)
-		return env_omit(a, "interfaces have not been looked at yet");
+		return env_omit(a, "interfaces are not scanned yet");
 	l = link_of_host(f);
 	if (!l)
 		return env_omit(a, "%s is not an address of an interface of this node", f->host);

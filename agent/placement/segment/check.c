@@ -217,7 +217,7 @@ static void take_masters_word(struct segment *s)
 		return;
 	by = lister(s, masters_answering(s->ss, s->listed_by));
 	if (by)
-		snprintf(reason, sizeof(reason), "%s says %.60s", by->url,
+		snprintf(reason, sizeof(reason), "%s reports %.60s", by->url,
 			 s->master_status ? s->master_status : "nothing of it");
 	else if ((by = lister(s, s->listed_by)))
 		snprintf(reason, sizeof(reason), "%s listed it and does not answer: %s", by->url,

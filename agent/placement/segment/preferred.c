@@ -52,7 +52,7 @@ static const struct preferred_segment *find(const struct preferred_facts *f, con
 static const char *state_text(const struct preferred_segment *s)
 {
 	if (!s)
-		return "it is not known";
+		return "the segment is unknown";
 	return *s->reason ? s->reason : dmsg_segment_state_name(s->state);
 }
 
@@ -130,10 +130,10 @@ static void add_word(struct ranking *r, const char *word, enum dmsg_preference p
 	if (!free_to_choose(r)) {
 		set_reason(c, "%s names it, but segment.preferred takes precedence", origin);
 	} else if (is_own && !s) {
-		set_reason(c, "%s says %s, and no segment of this node is known yet", origin, word);
+		set_reason(c, "%s is %s, and no segment of this node is known yet", origin, word);
 		r->barred = true;
 	} else {
-		set_reason(c, "%s says %s; %s", origin, word, state_text(s));
+		set_reason(c, "%s is %s; %s", origin, word, state_text(s));
 		choose(r, c);
 	}
 }
