@@ -180,28 +180,28 @@ void pool_message(struct worker_pool *p, const struct transport_message *m)
 	post_all(p, &(struct command){ .type = COMMAND_TRANSPORT, .message = *m });
 }
 
-void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
-	       bool urgent, void (*done)(void *arg), void *arg)
+static void drop(struct worker_pool *p, enum object_kind kind, enum drop_mode mode,
+		 dray_handle handle, uint32_t code, void (*done)(void *arg), void *arg)
 {
 	broadcast(p,
 		  &(struct command){ .type = COMMAND_DROP,
 				     .kind = kind,
-				     .mode = urgent ? DROP_URGENT : DROP_STOP,
+				     .mode = mode,
 				     .handle = handle,
 				     .code = code },
 		  p->n, done, arg);
 }
 
+void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+	       bool urgent, void (*done)(void *arg), void *arg)
+{
+	drop(p, kind, urgent ? DROP_URGENT : DROP_STOP, handle, code, done, arg);
+}
+
 void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 		 void (*done)(void *arg), void *arg)
 {
-	broadcast(p,
-		  &(struct command){ .type = COMMAND_DROP,
-				     .kind = kind,
-				     .mode = DROP_RETIRE,
-				     .handle = handle,
-				     .code = code },
-		  p->n, done, arg);
+	drop(p, kind, DROP_RETIRE, handle, code, done, arg);
 }
 
 void pool_peer_up(struct worker_pool *p, struct peer_link *link)
