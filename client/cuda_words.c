@@ -18,7 +18,7 @@ struct dray_cuda_words {
 	struct dray_memory memory;
 	cu_context context; /* that the memory was registered in */
 	cu_pointer address; /* for the GPUs */
-	dray_region region; /* 0: none */
+	dray_region region; /* id 0: none */
 	unsigned count;
 };
 
@@ -94,7 +94,7 @@ void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w)
 {
 	if (!w)
 		return;
-	if (d && w->region)
+	if (d && w->region.id)
 		dray_region_remove(d, w->region);
 	words_free(w);
 }

@@ -54,11 +54,17 @@ DRAY_API const char *dray_strerrorfix(int error);
 struct dray;
 
 /*
- * Handles of regions and remotes, valid for one struct dray, also after the agent restarts. Never
- * 0.
+ * Handles of regions and remotes, valid for one struct dray, also after the agent restarts. An id of
+ * 0 is no handle. The ids of regions, remotes and requests differ, so that one that is used in the
+ * place of another is refused with -DRAY_E_INVALID.
  */
-typedef uint64_t dray_region;
-typedef uint64_t dray_remote;
+typedef struct {
+	uint64_t id;
+} dray_region;
+
+typedef struct {
+	uint64_t id;
+} dray_remote;
 
 enum dray_option_flag {
 	DRAY_OPTION_NOTIFICATIONS = 1, /* deliver the group's notifications to this handle */
@@ -182,7 +188,8 @@ struct dray_completion {
 	unsigned int transport; /* transfers: enum dray_transport, or a newer one */
 	uint64_t bytes;         /* transfers: bytes moved, all if status is 0; revoke: tokens */
 	uint64_t duration_ns;   /* transfers: from acceptance to the end, by the agent's clock */
-	uint64_t handle;        /* the new region or remote */
+	dray_region region;     /* the new region, and the one of a request about a region */
+	dray_remote remote;     /* likewise */
 	/* valid until the next call on the handle: */
 	const struct dray_token *token; /* export */
 	const char *message;            /* empty if status is 0 */
@@ -234,7 +241,7 @@ struct dray_event {
 	int code; /* negated enum dray_error */
 	int restarted;
 	unsigned int deadline_ms;
-	dray_region region; /* 0 if another session of the group registered the region */
+	dray_region region; /* none if another session of the group registered the region */
 	dray_remote remote;
 	uint64_t agent_region; /* the agent's handle of the region, valid in the whole group */
 	uint64_t tag;
@@ -443,7 +450,7 @@ struct dray_op {
 	uint64_t length; /* at least 1 */
 };
 
-/* A 32-bit word in a region, at an offset that is a multiple of 4. Region 0: no word. */
+/* A 32-bit word in a region, at an offset that is a multiple of 4. No region: no word. */
 struct dray_word {
 	dray_region region;
 	uint64_t offset;
@@ -588,7 +595,7 @@ DRAY_API int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray
  */
 DRAY_API void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w);
 
-/* Word `index` for wait or set of a transfer; region 0 if there is no such word. */
+/* Word `index` for wait or set of a transfer; without a region if there is no such word. */
 DRAY_API struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index,
 					 uint32_t value);
 

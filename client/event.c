@@ -46,7 +46,8 @@ void dc_event_notification(struct dray *d, const struct dmsg_notification *m)
 
 	if (!e)
 		return;
-	e->region = g ? g->handle : 0;
+	if (g)
+		e->region = g->handle;
 	e->agent_region = m->region;
 	e->tag = m->tag;
 	memcpy(e->agent_id, m->agent_id, sizeof(e->agent_id));

@@ -16,7 +16,7 @@
 
 struct region *dc_region_find(struct dray *d, dray_region handle)
 {
-	return dray_handles_get(&d->regions, handle);
+	return dray_handles_get(&d->regions, handle.id);
 }
 
 struct region *dc_region_get(struct dray *d, dray_region handle)
@@ -46,8 +46,8 @@ static void close_fds(struct region *g)
 
 void dc_region_free(struct dray *d, struct region *g)
 {
-	if (g->handle)
-		dray_handles_del(&d->regions, g->handle);
+	if (g->handle.id)
+		dray_handles_del(&d->regions, g->handle.id);
 	if (g->map)
 		munmap(g->map, g->map_bytes);
 	close_fds(g);
@@ -63,7 +63,7 @@ static struct region *region_new(struct dray *d)
 {
 	struct region *g = calloc(1, sizeof(*g));
 
-	if (g && dray_handles_add(&d->regions, g, &g->handle) == 0)
+	if (g && dray_handles_add(&d->regions, g, &g->handle.id) == 0)
 		return g;
 	free(g);
 	dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another region, or over %u of them",
@@ -109,7 +109,7 @@ int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_re
 	int error = dc_request_wait(d, dray_region_add_start(d, spec, NULL, &id), &id, 0, &c);
 
 	if (!error)
-		*ret = c.handle;
+		*ret = c.region;
 	return error;
 }
 
@@ -215,14 +215,14 @@ void dc_region_ended(struct dray *d, struct request *r, struct dray_str text)
 	} else if (!r->status && !r->abandoned) {
 		g->state = REGION_LIVE;
 	} else {
-		r->region = 0;
+		r->region.id = 0;
 		/*
 		 * the agent may have registered it; without memory for the request, the session's
 		 * end removes it
 		 */
 		g->state = REGION_REMOVING;
 		if (g->agent && !d->loss.code)
-			dc_request_internal(d, DMSG_REGION_REMOVE, g->handle, 0, 0);
+			dc_request_internal(d, DMSG_REGION_REMOVE, g->handle, NO_REMOTE, 0);
 		else
 			dc_region_free(d, g);
 	}
@@ -292,7 +292,7 @@ void dc_regions_restore(struct dray *d)
 	while ((g = dray_handles_next(&d->regions, &cursor, NULL))) {
 		if (g->state != REGION_LIVE || g->borrowed)
 			continue;
-		if (!dc_request_internal(d, DMSG_REGION_ADD, g->handle, 0, 0)) {
+		if (!dc_request_internal(d, DMSG_REGION_ADD, g->handle, NO_REMOTE, 0)) {
 			dc_session_break(d, DRAY_E_NO_MEMORY, "no memory");
 			return;
 		}

@@ -6,7 +6,7 @@
 
 struct remote *dc_remote_find(struct dray *d, dray_remote handle)
 {
-	return dray_handles_get(&d->remotes, handle);
+	return dray_handles_get(&d->remotes, handle.id);
 }
 
 static struct remote *find_agent(struct dray *d, uint64_t agent)
@@ -27,7 +27,7 @@ static struct remote *remote_new(struct dray *d, uint64_t agent)
 	if (!m)
 		return NULL;
 	m->agent = agent;
-	if (dray_handles_add(&d->remotes, m, &m->handle) < 0) {
+	if (dray_handles_add(&d->remotes, m, &m->handle.id) < 0) {
 		free(m);
 		return NULL;
 	}
@@ -36,7 +36,7 @@ static struct remote *remote_new(struct dray *d, uint64_t agent)
 
 static void remote_free(struct dray *d, struct remote *m)
 {
-	dray_handles_del(&d->remotes, m->handle);
+	dray_handles_del(&d->remotes, m->handle.id);
 	free(m);
 }
 
@@ -62,7 +62,7 @@ void dc_remote_ended(struct dray *d, struct request *r)
 	if (r->type == DMSG_REMOTE_RELEASE)
 		remote_free(d, m);
 	else if (r->abandoned)
-		dc_request_internal(d, DMSG_REMOTE_RELEASE, 0, m->handle, 0);
+		dc_request_internal(d, DMSG_REMOTE_RELEASE, NO_REGION, m->handle, 0);
 }
 
 void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
@@ -126,7 +126,7 @@ int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned 
 				    &id, timeout_ms, &c);
 
 	if (!error)
-		*ret = c.handle;
+		*ret = c.remote;
 	return error;
 }
 

@@ -266,7 +266,8 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.transport = r->transport,
 		.bytes = r->bytes,
 		.duration_ns = r->duration_ns,
-		.handle = r->type == DMSG_REGION_ADD ? r->region : r->remote,
+		.region = r->region,
+		.remote = r->remote,
 		.token = r->type == DMSG_REGION_EXPORT ? d->answer : NULL,
 		.message = !r->status ? "" :
 			   d->message ? d->message :

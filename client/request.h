@@ -77,6 +77,9 @@ struct requests {
 void dc_requests_init(struct requests *q);
 void dc_requests_deinit(struct requests *q);
 
+#define NO_REGION ((dray_region){ 0 })
+#define NO_REMOTE ((dray_remote){ 0 })
+
 /* A request in state QUEUED that is on no list. NULL: no memory, or too many requests. */
 struct request *dc_request_new(struct dray *d, uint16_t type, void *arg);
 

@@ -42,7 +42,7 @@ int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds)
 /* Sends the request that takes the session to `next`. */
 static void advance(struct dray *d, enum session_state next, uint16_t type)
 {
-	if (!dc_request_internal(d, type, 0, 0, 0)) {
+	if (!dc_request_internal(d, type, NO_REGION, NO_REMOTE, 0)) {
 		dc_session_break(d, DRAY_E_NO_MEMORY, "no memory");
 		return;
 	}

@@ -91,7 +91,7 @@ int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_ex
 void dc_token_ended(struct dray *d, struct request *r)
 {
 	if ((r->abandoned || r->status) && r->number && !d->loss.code)
-		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, 0, r->number);
+		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, NO_REMOTE, r->number);
 }
 
 int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,

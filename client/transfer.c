@@ -91,11 +91,11 @@ static int plan(struct dray *d, const struct dray_transfer *t, struct plan *p)
 	error = agent_region(d, t->local, "local", &e->local);
 	if (!error)
 		error = agent_remote(d, t->remote, &e->remote);
-	if (!error && t->wait.region) {
+	if (!error && t->wait.region.id) {
 		e->flags |= DMSG_TRANSFER_FLAG_WAIT;
 		error = agent_region(d, t->wait.region, "wait", &e->wait_region);
 	}
-	if (!error && t->set.region) {
+	if (!error && t->set.region.id) {
 		e->flags |= DMSG_TRANSFER_FLAG_SET;
 		error = agent_region(d, t->set.region, "set", &e->set_region);
 	}
@@ -314,7 +314,7 @@ int dray_cancel(struct dray *d, uint64_t id)
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
-	if (!dc_request_internal(d, DMSG_TRANSFER_CANCEL, 0, 0, id))
+	if (!dc_request_internal(d, DMSG_TRANSFER_CANCEL, NO_REGION, NO_REMOTE, id))
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another request");
 	dc_requests_flush(d);
 	return 0;
@@ -338,7 +338,7 @@ void dc_transfer_cancel_failed(struct dray *d, struct request *cancel, int statu
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->state != REQUEST_SENT || !r->on_ring)
 		return;
-	again = dc_request_internal(d, DMSG_TRANSFER_CANCEL, 0, 0, id);
+	again = dc_request_internal(d, DMSG_TRANSFER_CANCEL, NO_REGION, NO_REMOTE, id);
 	if (again)
 		again->tries = tries;
 }

@@ -83,7 +83,7 @@ struct region *engine_region(struct engine *e, const char *name)
 {
 	uint64_t i = bench_number(name);
 
-	if (i < ENGINE_REGIONS && e->regions[i].id)
+	if (i < ENGINE_REGIONS && e->regions[i].id.id)
 		return &e->regions[i];
 	engine_fail(e, "no region %s", name);
 	return NULL;
@@ -171,7 +171,7 @@ static struct region *region_slot(struct engine *e, unsigned *ret)
 {
 	unsigned i = 0;
 
-	while (i < ENGINE_REGIONS && e->regions[i].id)
+	while (i < ENGINE_REGIONS && e->regions[i].id.id)
 		i++;
 	if (i == ENGINE_REGIONS) {
 		engine_fail(e, "too many regions");
@@ -369,7 +369,7 @@ static bool do_import(struct engine *e, char **argv, unsigned argc)
 		rc = dray_remote_get_info(e->d, remote, &info);
 	if (rc)
 		return engine_refused(e, "import", rc);
-	bench_say("{\"remote\": %" PRIu64 ", \"transport\": \"%s\"}", remote,
+	bench_say("{\"remote\": %" PRIu64 ", \"transport\": \"%s\"}", remote.id,
 		  engine_transport(info.transport));
 	return true;
 }
@@ -380,7 +380,7 @@ static bool do_release(struct engine *e, char **argv, unsigned argc)
 
 	if (argc != 1)
 		return engine_fail(e, "release REMOTE");
-	rc = dray_remote_release(e->d, bench_number(argv[0]));
+	rc = dray_remote_release(e->d, (dray_remote){ bench_number(argv[0]) });
 	if (rc)
 		return engine_refused(e, "release", rc);
 	bench_say("{}");

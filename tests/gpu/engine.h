@@ -13,7 +13,7 @@
 
 /* A region keeps its index until it is removed. */
 struct region {
-	dray_region id; /* 0: none */
+	dray_region id; /* id 0: none */
 	bool pool;      /* one extent, of `own` */
 	struct memory own;
 	unsigned n;

@@ -24,7 +24,7 @@ static bool work_open(struct engine *e, struct work *w, char **argv, bool latenc
 	if (!r || !engine_ops(e, argv[3], &w->ops))
 		return false;
 	w->t.local = r->id;
-	w->t.remote = bench_number(argv[1]);
+	w->t.remote.id = bench_number(argv[1]);
 	w->t.direction = !strcmp(argv[2], "write") ? DRAY_DIRECTION_WRITE : DRAY_DIRECTION_READ;
 	w->t.priority = latency ? DRAY_PRIORITY_LATENCY : DRAY_PRIORITY_BULK;
 	return true;

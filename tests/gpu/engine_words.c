@@ -59,7 +59,7 @@ static void words_close(struct engine *e, struct words *w)
 {
 	if (w->stream)
 		e->cuda.stream_free(w->stream);
-	if (w->region)
+	if (w->region.id)
 		dray_region_remove(e->d, w->region);
 	dray_cuda_words_free(e->d, w->helper);
 	if (w->word)
@@ -196,7 +196,7 @@ bool engine_words(struct engine *e, char **argv, unsigned argc)
 		return false;
 	rounds = (uint32_t)bench_number(argv[4]);
 	t.local = target->id;
-	t.remote = bench_number(argv[2]);
+	t.remote.id = bench_number(argv[2]);
 	t.ops = &op;
 	ok = words_open(e, &w, rounds, e->memories[target->extents[0].memory].device,
 			!strcmp(argv[5], "libdray")) &&

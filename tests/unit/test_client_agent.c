@@ -200,7 +200,7 @@ static void push_with_notification(struct pair *p)
 	ok(p->user, dray_run(p->user, &t, NULL));
 	e = event(p->owner, DRAY_EVENT_NOTIFICATION);
 	assert_int_equal(e.tag, 77);
-	assert_int_equal(e.region, p->theirs);
+	assert_int_equal(e.region.id, p->theirs.id);
 	assert_int_equal(e.length, 11);
 	assert_memory_equal(e.payload, "it is there", 11);
 	assert_memory_equal((char *)p->from.address + 4096, p->to.address, 8192);
@@ -275,7 +275,7 @@ static void revoke_is_reported(void **state)
 	t = pull(&p, &op, 1);
 	ok(p.owner, dray_region_revoke(p.owner, p.theirs, NULL));
 	e = event(p.user, DRAY_EVENT_REMOTE_LOST);
-	assert_int_equal(e.remote, p.remote);
+	assert_int_equal(e.remote.id, p.remote.id);
 	assert_int_equal(e.code, -DRAY_E_REVOKED);
 	assert_int_equal(dray_run(p.user, &t, NULL), -DRAY_E_REVOKED);
 	ok(p.user, dray_remote_release(p.user, p.remote));
@@ -422,7 +422,7 @@ static void many_requests(void **state)
 		assert_true(dray_process(d, 20000) >= 0);
 		while (dray_next_completion(d, &c) == 1) {
 			assert_int_equal(c.status, 0);
-			regions[n++] = c.handle;
+			regions[n++] = c.region;
 		}
 	}
 	/* again after a restart */

@@ -166,10 +166,10 @@ static void words_synchronise_streams_and_transfers(void **state)
 	assert_int_equal(client_fake.last_extents[0].kind, DMSG_KIND_MEMFD);
 	address = (uintptr_t)dray_cuda_words_memory(w) ^ (UINT64_C(1) << 60);
 	word = dray_cuda_word(w, 2, 7);
-	assert_int_not_equal(word.region, 0);
+	assert_int_not_equal(word.region.id, 0);
 	assert_int_equal(word.offset, 8);
 	assert_int_equal(word.value, 7);
-	assert_int_equal(dray_cuda_word(w, 3, 7).region, 0);
+	assert_int_equal(dray_cuda_word(w, 3, 7).region.id, 0);
 
 	/* a stream of another device */
 	assert_int_equal(dray_cuda_stream_write(w, &stream_device, 2, 7, why, sizeof(why)), 0);

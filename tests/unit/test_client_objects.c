@@ -130,16 +130,16 @@ static void events_are_delivered(void **state)
 	fake_do(&client_fake, send_events, &agent);
 	assert_int_equal(poll(&p, 1, 5000), 1);
 	e = client_event(d, DRAY_EVENT_NOTIFICATION);
-	assert_int_equal(e.region, region);
+	assert_int_equal(e.region.id, region.id);
 	assert_int_equal(e.tag, 5);
 	assert_int_equal(e.id, 9);
 	assert_int_equal(e.length, 7);
 	assert_memory_equal(e.payload, "payload", 7);
 	e = client_event(d, DRAY_EVENT_NOTIFICATION);
-	assert_int_equal(e.region, 0);
+	assert_int_equal(e.region.id, 0);
 	assert_int_equal(e.agent_region, 4242);
 	e = client_event(d, DRAY_EVENT_REMOTE_LOST);
-	assert_int_equal(e.remote, remote);
+	assert_int_equal(e.remote.id, remote.id);
 	assert_int_equal(e.code, -DRAY_E_REVOKED);
 	assert_string_equal(e.message, "taken back");
 	e = client_event(d, DRAY_EVENT_DRAINING);
@@ -241,14 +241,14 @@ static void late_answers_are_undone(void **state)
 	struct dray_options o = client_options();
 	struct dray *d = NULL;
 	struct dray_memory m;
-	dray_region region = 0;
+	dray_region region = { 0 };
 
 	o.request_ms = 30;
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
 	assert_int_equal(dray_memory_alloc(65536, 0, &m), 0);
 	client_fake.hook = swallow_add;
 	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), -DRAY_E_TIMEOUT);
-	assert_int_equal(region, 0);
+	assert_int_equal(region.id, 0);
 	fake_do(&client_fake, answer_add, NULL);
 	while (!fake_count(&client_fake, DMSG_REGION_REMOVE))
 		assert_int_equal(dray_process(d, 10), 0);

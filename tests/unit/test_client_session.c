@@ -359,7 +359,7 @@ static void a_region_that_cannot_be_restored(void **state)
 	fake_do(&client_fake, client_restart, NULL);
 	client_event(d, DRAY_EVENT_LOST);
 	e = client_event(d, DRAY_EVENT_REGION_LOST);
-	assert_int_equal(e.region, region);
+	assert_int_equal(e.region.id, region.id);
 	assert_int_equal(e.code, -DRAY_E_QUOTA);
 	assert_string_equal(e.message, "no regions today");
 	client_event(d, DRAY_EVENT_RESTORED);

@@ -207,13 +207,13 @@ static void bad_transfers(void **state)
 	t.ops = NULL;
 	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_INVALID);
 	t = transfer(&r);
-	t.local = 99;
+	t.local.id = 99;
 	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
 	t = transfer(&r);
-	t.remote = 99;
+	t.remote.id = 99;
 	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
 	t = transfer(&r);
-	t.set.region = 99;
+	t.set.region.id = 99;
 	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
 	t = transfer(&r);
 	t.notify = 1;
