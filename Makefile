@@ -124,10 +124,12 @@ $(B)/drayctl.bash: schema/gen/drayctl.bash ctl/completion/drayctl.bash
 $(B)/_drayctl: schema/gen/drayctl.zsh ctl/completion/drayctl.zsh
 	$(Q)cat $^ >$@
 
-# The shared library exports the names in its map, and nothing of lib/ and schema/.
+# The shared library exports the names in its map, and nothing of lib/ and schema/. It is never unloaded, because threads
+# free the results of their last calls when they end.
 MAP := $(wildcard client/libdray.map)
 $(B)/libdray.so.0: $(call obj,$(SRC_client)) $(B)/libbase.a $(MAP)
-	$(call link,-shared -Wl$(,)-soname$(,)libdray.so.0 $(addprefix -Wl$(,)--version-script=,$(MAP)) \
+	$(call link,-shared -Wl$(,)-soname$(,)libdray.so.0 -Wl$(,)-z$(,)nodelete \
+		$(addprefix -Wl$(,)--version-script=,$(MAP)) \
 		$(filter %.o %.a,$^))
 , := ,
 

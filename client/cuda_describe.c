@@ -449,10 +449,10 @@ int dray_cuda_region_add(struct dray *d, const struct dray_region_spec *spec,
 	struct dray_region_spec whole = *spec;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dray_cuda_extents e;
-	int error = dc_enter(d);
+	int error;
 
-	if (error)
-		return error;
+	if (dc_is_inherited(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	if (open_and_describe(ranges, ranges_n, kinds, kinds_n, &e, &err) < 0)
 		return dc_fail(d, err.code, "%s", err.msg);
 	whole.extents = e.extents;

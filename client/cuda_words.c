@@ -60,10 +60,10 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 {
 	struct dray_cuda_words *w dray_auto(words_free) = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
-	int error = dc_enter(d);
+	int error;
 
-	if (error)
-		return error;
+	if (dc_is_inherited(d))
+		return -DRAY_E_OUT_OF_ORDER;
 	if (!count || count > WORDS_MAX)
 		return dc_fail(d, DRAY_E_INVALID, "%u words: the number must be 1 to %u", count,
 			       WORDS_MAX);

@@ -6,20 +6,24 @@
  *
  * Rules for all functions, unless their comment says otherwise:
  *
- * Thread:    a handle may be used by one thread at a time. Different handles are independent. The
- *            library starts no threads, installs no signal handlers, has no global state, prints
- *            nothing, raises no SIGPIPE, and never ends the process.
+ * Thread:    any thread may call any function of a handle at any time, apart from
+ *            dray_disconnect(), which must be the last call. Each completion and each event is taken
+ *            by one thread. A function that does not block waits for other threads for some
+ *            microseconds at most, since none of them holds the handle while it sleeps. The
+ *            library starts no threads, installs no signal handlers, prints nothing, raises no
+ *            SIGPIPE, and never ends the process.
  * Fork:      a child must not use an inherited handle. All functions return -DRAY_E_OUT_OF_ORDER
  *            there, except dray_disconnect(), which frees the child's copy and does not affect the
  *            parent.
  * Errors:    0 is success; a negative result is a negated enum dray_error. dray_last_error() has
- *            the text of the last failure of a handle. Output arguments (ret_...) are written only
- *            on success.
+ *            the text of the last failure in the calling thread. Output arguments (ret_...) are
+ *            written only on success.
  * Blocking:  only functions marked "Blocks" block, and at most for the time they name. Meanwhile
  *            they run the event loop: completions and events of other requests are queued, and
  *            callbacks run. Signals do not interrupt them.
  * Ownership: arguments stay the caller's. The library copies what it needs longer, and duplicates
- *            descriptors. All its descriptors are close-on-exec.
+ *            descriptors. All its descriptors are close-on-exec. What a result points to is valid
+ *            until the next call of the same thread.
  * Structs:   set unused fields to zero; zero is the default of every field.
  * Units:     lengths and offsets are in bytes; times are in milliseconds if the name ends in _ms.
  */
@@ -109,7 +113,10 @@ DRAY_API int dray_connect(const struct dray_options *options, struct dray **ret,
  */
 DRAY_API void dray_disconnect(struct dray *d);
 
-/* Text of the last failed call, or of the last loss of the session. Valid until the next call. */
+/*
+ * Text of this thread's last failed call, or of the last loss of the session if that came later. Valid
+ * until the next call of this thread.
+ */
 DRAY_API const char *dray_last_error(const struct dray *d);
 
 struct dray_info {
@@ -117,7 +124,7 @@ struct dray_info {
 	uint64_t session; /* as in drayctl sessions */
 	uint64_t incarnation;
 	uint8_t agent_id[16];
-	const char *segment; /* both strings are valid until the next call */
+	const char *segment;
 	const char *version;
 	unsigned int ring_entries; /* 0: no ring */
 	uint64_t arena_bytes;      /* 0: no arena */
@@ -190,7 +197,6 @@ struct dray_completion {
 	uint64_t duration_ns;   /* transfers: from acceptance to the end, by the agent's clock */
 	dray_region region;     /* the new region, and the one of a request about a region */
 	dray_remote remote;     /* likewise */
-	/* valid until the next call on the handle: */
 	const struct dray_token *token; /* export */
 	const char *message;            /* empty if status is 0 */
 };
@@ -248,7 +254,7 @@ struct dray_event {
 	uint8_t agent_id[16]; /* agent that sent the notification */
 	uint64_t incarnation; /* of that agent */
 	uint64_t id;          /* of the notification at that agent */
-	const void *payload; /* pointers are valid until the next dray_next_event() on the handle */
+	const void *payload;  /* pointers are valid until this thread's next dray_next_event() */
 	size_t length;
 	const char *message;
 	const char *segment;                     /* "" if there is none */
@@ -474,7 +480,8 @@ struct dray_transfer {
 	void *arg; /* repeated in the completion */
 	/*
 	 * Called once with the completion, which then cannot be taken: from dray_process() or a
-	 * function that blocks. May submit. Pointers in *c are valid until the next call on d.
+	 * function that blocks, in the thread that called it. Callbacks of a handle run one after
+	 * the other. May submit.
 	 */
 	void (*done)(struct dray *d, const struct dray_completion *c);
 };
@@ -657,8 +664,7 @@ enum dray_hint_source {
 /*
  * For the next four functions. A scope is a model, an instance, a rank, or a key of the caller's
  * own, as UTF-8 of up to 256 bytes; NULL or empty: the whole node. The functions block for up to
- * request_ms, and also work while the agent drains. Strings in *ret are valid until the next call.
- * Values of enums may be newer than this header. -DRAY_E_UNSUPPORTED: the agent is too old (data
+ * request_ms, and also work while the agent drains. Values of enums may be newer than this header. -DRAY_E_UNSUPPORTED: the agent is too old (data
  * protocol 1.0). -DRAY_E_TOO_LARGE: a string is too long.
  */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The event loop of a handle. One epoll instance, which dray_fd() returns, watches the data socket,
- * the completion doorbell and a timer.
+ * The event loop of a handle. One epoll instance watches the data socket, the completion doorbell and
+ * a timer. dray_fd() returns a second one, which watches the first.
  *
  * Once dray_fd() was called, the handle is armed while no function of the library waits: the agent
  * then rings for completions, and a poll on the descriptor wakes. A wait disarms the handle, takes
@@ -9,7 +9,8 @@
  * each arming the ring is checked once more (see ring.h).
  *
  * A blocking function may take completions of other requests off the ring or the socket, which
- * leaves dray_fd() unreadable. It then sets the timer to expire at once (kick).
+ * leaves the first epoll instance unreadable. It then writes to the eventfd that the second one
+ * watches too (tell_user).
  */
 #include <limits.h>
 #include <sys/epoll.h>
@@ -18,12 +19,16 @@
 #include "client/internal.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
+#include "lib/wake.h"
 
 /* Calls of dray_poll() between two polls of epoll. */
 #define POLLS_PER_EPOLL 256
 
 /* Waits that end while spinning, between two polls of epoll. */
 #define WAITS_PER_EPOLL 16
+
+/* What one epoll_wait() returns: the socket, the doorbell, the timer. */
+#define EVENTS 3
 
 /* Loads of the ring's index between two reads of the clock. */
 #define LOADS_PER_CLOCK 32
@@ -55,9 +60,26 @@ static void set_timer(struct dray *d, int64_t at)
 	timerfd_settime(d->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
-static void kick(struct dray *d)
+void dc_engine_wake_poller(struct dray *d)
 {
 	set_timer(d, 0);
+}
+
+/* Makes dray_fd() readable until the next dray_process() or dray_poll(). */
+static void tell_user(struct dray *d)
+{
+	if (d->user_fd < 0 || d->ready_set)
+		return;
+	d->ready_set = true;
+	dray_wake(d->ready_fd);
+}
+
+static void user_is_here(struct dray *d)
+{
+	if (!d->ready_set)
+		return;
+	d->ready_set = false;
+	dray_wake_clear(d->ready_fd);
 }
 
 static void timer_expired(struct dray *d)
@@ -72,18 +94,16 @@ static void socket_ready(struct dray *d, uint32_t events)
 {
 	if (events & EPOLLOUT) {
 		d->writing = false;
+		d->threads.changed = true;
 		dc_engine_watch(d);
 	}
 	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
 		dc_receive_all(d);
 }
 
-/* Polls epoll once and handles its events, then timers, completions and queued requests. */
-static void poll_all(struct dray *d, int timeout_ms)
+/* Handles the events of epoll, then timers, completions and queued requests. */
+static void handle_all(struct dray *d, const struct epoll_event *ev, int n)
 {
-	struct epoll_event ev[3];
-	int n = epoll_wait(d->epoll_fd, ev, DRAY_ARRAY_SIZE(ev), timeout_ms);
-
 	d->doorbell_rang = false;
 	for (int i = 0; i < n; i++) {
 		if (ev[i].data.u32 == ENGINE_TIMER)
@@ -100,6 +120,14 @@ static void poll_all(struct dray *d, int timeout_ms)
 	dc_session_settle(d);
 	dc_requests_flush(d);
 	set_timer(d, dc_session_next_tick(d));
+}
+
+/* Polls epoll once, without sleeping. */
+static void poll_all(struct dray *d)
+{
+	struct epoll_event ev[EVENTS];
+
+	handle_all(d, ev, epoll_wait(d->epoll_fd, ev, EVENTS, 0));
 }
 
 int64_t dc_engine_until(int timeout_ms)
@@ -143,7 +171,9 @@ static bool spin(struct dray *d, int64_t until)
 	int64_t now = dray_now().ns;
 
 	dray_linger_begin(&d->linger);
-	while (dray_linger_idle(&d->linger, now) && now < until) {
+	/* a thread that wants the lock gets it */
+	while (dray_linger_idle(&d->linger, now) && now < until &&
+	       !dc_threads_contend(&d->threads)) {
 		for (int i = 0; i < LOADS_PER_CLOCK; i++) {
 			if (dc_ring_pending(&d->ring)) {
 				dray_linger_worked(&d->linger, now);
@@ -156,22 +186,33 @@ static bool spin(struct dray *d, int64_t until)
 	return false;
 }
 
-static void sleep_until(struct dray *d, int64_t until)
+static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 {
 	bool spins = d->linger.max_ns && d->ring.in_flight;
-	bool pending;
+	struct epoll_event ev[EVENTS];
+	int n;
+
+	if (d->threads.poller) {
+		dc_threads_follow(d, self, until);
+		return;
+	}
 
 	if (spins && spin(d, until)) {
 		d->spun++;
 		/* a busy ring must not starve the socket and the timers */
 		if (++d->turns % WAITS_PER_EPOLL == 0)
-			poll_all(d, 0);
+			poll_all(d);
 		return;
 	}
 	d->slept++;
-	pending = dc_ring_set_sleeping(&d->ring, true);
-	poll_all(d, pending ? 0 : left_ms(until));
-	if (spins && (pending || d->doorbell_rang))
+	if (dc_ring_set_sleeping(&d->ring, true)) {
+		poll_all(d);
+		d->doorbell_rang = true;
+	} else {
+		n = dc_threads_poll(d, self, ev, EVENTS, left_ms(until));
+		handle_all(d, ev, n);
+	}
+	if (spins && d->doorbell_rang)
 		dray_linger_worked(&d->linger, dray_now().ns);
 	dc_ring_set_sleeping(&d->ring, false);
 }
@@ -179,17 +220,19 @@ static void sleep_until(struct dray *d, int64_t until)
 /* Before dray_fd() is called, no program waits on the descriptor, and the agent need not ring. */
 static void arm(struct dray *d)
 {
-	if (d->armed || !d->fd_given)
+	if (d->armed || d->user_fd < 0)
 		return;
 	d->armed = true;
 	if (dc_ring_set_sleeping(&d->ring, true))
-		kick(d);
+		tell_user(d);
 }
 
 static void disarm(struct dray *d)
 {
 	d->armed = false;
-	dc_ring_set_sleeping(&d->ring, false);
+	/* the poller relies on the doorbell */
+	if (!d->threads.poller)
+		dc_ring_set_sleeping(&d->ring, false);
 }
 
 static void take(struct dray *d)
@@ -202,6 +245,7 @@ static void take(struct dray *d)
 
 bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int64_t until)
 {
+	struct waiter self = { .ready = ready, .arg = arg };
 	bool ok;
 
 	take(d);
@@ -219,12 +263,15 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 	do {
 		/* after the limit, one last poll without sleeping */
 		if (is_over(until))
-			poll_all(d, 0);
+			poll_all(d);
 		else
-			sleep_until(d, until);
+			sleep_until(d, &self, until);
 		take(d);
 		ok = ready(d, arg);
+		if (!ok)
+			dc_engine_leave(d);
 	} while (!ok && !is_over(until));
+	dc_threads_succeed(d);
 	arm(d);
 	return ok;
 }
@@ -232,26 +279,50 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 void dc_engine_leave(struct dray *d)
 {
 	if (d->requests.done_n || d->events_n)
-		kick(d);
+		tell_user(d);
 }
 
 void dc_engine_poll(struct dray *d)
 {
-	poll_all(d, 0);
+	poll_all(d);
 	/* a new ring is not armed, and what was taken here no longer makes dray_fd() readable */
 	arm(d);
 	dc_engine_leave(d);
 }
 
+static int make_user_fd(struct dray *d)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+	int fd dray_auto_close = epoll_create1(EPOLL_CLOEXEC);
+	int ready_fd dray_auto_close = dray_wake_new();
+
+	if (fd < 0 || epoll_ctl(fd, EPOLL_CTL_ADD, d->epoll_fd, &ev) < 0)
+		return -errno;
+	if (ready_fd < 0)
+		return ready_fd;
+	if (epoll_ctl(fd, EPOLL_CTL_ADD, ready_fd, &ev) < 0)
+		return -errno;
+	d->ready_fd = dray_take_fd(ready_fd);
+	d->user_fd = dray_take_fd(fd);
+	return 0;
+}
+
 int dray_fd(struct dray *d)
 {
-	if (dc_enter(d))
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	int error = 0;
+
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	if (!d->fd_given) {
-		d->fd_given = true;
-		arm(d);
-	}
-	return d->epoll_fd;
+	if (d->user_fd >= 0)
+		return d->user_fd;
+	error = make_user_fd(d);
+	if (error)
+		return dc_fail(d, dc_code_of_errno(error), "a descriptor to poll: %s",
+			       dray_errno_text(error));
+	arm(d);
+	dc_engine_leave(d);
+	return d->user_fd;
 }
 
 /* Completions and events that can be taken, and callbacks that were run meanwhile. */
@@ -276,15 +347,17 @@ static int ready_or_closed(struct dray *d, uint32_t called_back)
 
 int dray_process(struct dray *d, int timeout_ms)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint32_t called_back;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
+	user_is_here(d);
 	called_back = d->called_back;
 	take(d);
 	/* a wait polls by itself */
 	if (!timeout_ms || is_ready(d, &called_back)) {
-		poll_all(d, 0);
+		poll_all(d);
 		take(d);
 	}
 	if (timeout_ms && !is_ready(d, &called_back))
@@ -296,17 +369,19 @@ int dray_process(struct dray *d, int timeout_ms)
 
 int dray_poll(struct dray *d)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint32_t called_back;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
+	user_is_here(d);
 	called_back = d->called_back;
 	if (d->armed)
 		disarm(d);
 	if (dc_ring_pending(&d->ring))
 		take(d);
 	if (++d->turns % POLLS_PER_EPOLL == 0) {
-		poll_all(d, 0);
+		poll_all(d);
 		take(d);
 	}
 	/* avoids speculative loads, which the agent's store would invalidate */

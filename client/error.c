@@ -24,9 +24,28 @@ const char *dray_strerrorfix(int error)
 	return dray_error_fix(code_of(error));
 }
 
+struct dray_err *dc_error_new(const struct dray *d)
+{
+	struct results *r = dc_results();
+
+	r->serial = d->serial;
+	r->losses = __atomic_load_n(&d->losses, __ATOMIC_RELAXED);
+	r->error.code = 0;
+	return &r->error;
+}
+
 const char *dray_last_error(const struct dray *d)
 {
-	return dc_enter(d) ? "a forked child cannot use the handle" : d->error.msg;
+	struct results *r = dc_results();
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+
+	/* a loss of the session since then, or no failure of this handle yet */
+	if (in && (r->serial != d->serial || r->losses != d->losses)) {
+		r->error = d->last_loss;
+		r->serial = d->serial;
+		r->losses = d->losses;
+	}
+	return r->error.msg;
 }
 
 int dc_code_of_errno(int error)

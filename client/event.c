@@ -26,6 +26,7 @@ static struct dray_event *add(struct dray *d, enum dray_event_type type, const v
 	e->data[length + text.n] = '\0';
 	dray_list_add(&d->events, &e->link);
 	d->events_n++;
+	d->threads.changed = true;
 	return &e->e;
 }
 
@@ -76,21 +77,20 @@ void dc_events_free(struct dray *d)
 {
 	dray_list_for_each(&d->events, e, struct event, link)
 		free(e);
-	free(d->event_taken);
 }
 
 int dray_next_event(struct dray *d, struct dray_event *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct event *e;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	e = dray_list_pop(&d->events, struct event, link);
 	if (!e)
 		return 0;
 	d->events_n--;
-	free(d->event_taken);
-	d->event_taken = e;
+	dc_results_keep(&dc_results()->event, e);
 	*ret = e->e;
 	if (!d->reading && d->events_n <= d->events_max / 2) {
 		d->reading = true;

@@ -51,6 +51,23 @@ int dc_extents_check(struct dray *d, const struct dray_region_spec *s)
 	return error;
 }
 
+int dc_extents_populate(struct dray *d, const struct dray_region_spec *s)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	for (size_t i = 0; i < s->extents_n; i++) {
+		const struct dray_extent *e = &s->extents[i];
+
+		if (e->kind != DRAY_KIND_CUDA_IPC && fcntl(e->fd, F_GETFD) < 0)
+			return dc_fail(d, DRAY_E_INVALID, "descriptor %d of extent %zu: %s", e->fd,
+				       i, dray_errno_text(errno));
+		if (e->kind == DRAY_KIND_MEMFD && !(s->flags & DRAY_REGION_NO_POPULATE) &&
+		    dc_memory_populate(e->fd, e->offset, e->length, &err) < 0)
+			return dc_fail(d, err.code, "%s", err.msg);
+	}
+	return 0;
+}
+
 /* Notes the size of extent i's allocation, which other extents of its descriptor may leave out. */
 static int add_allocation(struct dray *d, struct region *g, uint32_t fd, uint64_t bytes, size_t i)
 {
@@ -84,9 +101,8 @@ static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e,
 		return dc_fail(d, DRAY_E_FD_LIMIT, "more than %d descriptors", DMSG_FDS_MAX);
 	fd = fcntl(e[i].fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
-		return dc_fail(d, errno == EBADF ? DRAY_E_INVALID : dc_code_of_errno(errno),
-			       "descriptor %d of extent %zu: %s", e[i].fd, i,
-			       dray_errno_text(errno));
+		return dc_fail(d, dc_code_of_errno(errno), "descriptor %d of extent %zu: %s",
+			       e[i].fd, i, dray_errno_text(errno));
 	g->fds[g->fds_n] = fd;
 	return add_allocation(d, g, g->fds_n++, e[i].allocation, i);
 }
@@ -109,7 +125,6 @@ static int add_handle(struct dray *d, struct region *g, const void *handle)
 static int take_extent(struct dray *d, struct region *g, const struct dray_region_spec *s, size_t i)
 {
 	const struct dray_extent *e = &s->extents[i];
-	struct dray_err err = DRAY_ERR_NULL;
 	int index = e->kind == DRAY_KIND_CUDA_IPC ? add_handle(d, g, e->handle) :
 						    add_fd(d, g, s->extents, i);
 
@@ -121,9 +136,6 @@ static int take_extent(struct dray *d, struct region *g, const struct dray_regio
 					       e->length });
 	if (__builtin_add_overflow(g->length, e->length, &g->length))
 		return dc_fail(d, DRAY_E_RANGE, "the extents are over 2^64 bytes");
-	if (e->kind == DRAY_KIND_MEMFD && !(s->flags & DRAY_REGION_NO_POPULATE) &&
-	    dc_memory_populate(e->fd, e->offset, e->length, &err) < 0)
-		return dc_fail(d, err.code, "%s", err.msg);
 	return 0;
 }
 

@@ -166,25 +166,32 @@ static void handle_free(struct dray *d)
 	dray_handles_deinit(&d->regions);
 	dc_remotes_free(d);
 	dc_events_free(d);
+	dray_close(d->user_fd);
+	dray_close(d->ready_fd);
 	dray_close(d->timer_fd);
 	dray_close(d->epoll_fd);
-	free(d->message);
-	free(d->answer);
 	free(d->out);
 	free(d->in);
 	free(d->ops);
 	if (d->owner)
 		munmap((void *)(uintptr_t)d->owner, sizeof(*d->owner));
+	dc_threads_deinit(&d->threads);
 	free(d);
 }
 
 static struct dray *handle_new(void)
 {
+	static uint64_t serials;
 	struct dray *d = calloc(1, sizeof(*d));
 
 	if (!d)
 		return NULL;
-	d->epoll_fd = d->timer_fd = d->sock = -1;
+	if (dc_threads_init(&d->threads) < 0) {
+		free(d);
+		return NULL;
+	}
+	d->serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
+	d->epoll_fd = d->timer_fd = d->sock = d->user_fd = d->ready_fd = -1;
 	d->timer_at = INT64_MAX;
 	d->ring = RING_NULL;
 	d->state = SESSION_DOWN;
@@ -199,12 +206,15 @@ static int open_session(struct dray *d)
 {
 	/* longer than the attempt itself, whose own timeout has a better message */
 	int64_t until = dray_now().ns + d->connect_ns + 10 * DRAY_NS_PER_MS;
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	dc_engine_wait(d, dc_session_up_or_closed, NULL, until);
 	if (dc_session_is_up(d))
 		return 0;
-	if (d->state == SESSION_CLOSED || d->error.code)
-		return -d->error.code;
+	if (d->last_loss.code)
+		return -d->last_loss.code;
 	return dc_fail(d, DRAY_E_TIMEOUT, "no answer from the agent at %s", d->address.sun_path);
 }
 
@@ -231,11 +241,11 @@ int dray_connect(const struct dray_options *options, struct dray **ret, char *wh
 		error = open_session(d);
 	if (error) {
 		if (why && why_size)
-			snprintf(why, why_size, "%s", d->error.msg);
+			snprintf(why, why_size, "%s",
+				 d->last_loss.code ? d->last_loss.msg : dc_results()->error.msg);
 		handle_free(d);
 		return error;
 	}
-	dc_engine_leave(d);
 	*ret = d;
 	return 0;
 }
@@ -248,14 +258,17 @@ void dray_disconnect(struct dray *d)
 
 int dray_get_info(const struct dray *d, struct dray_info *ret)
 {
-	if (dc_enter(d))
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	struct results *results = dc_results();
+
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	*ret = (struct dray_info){
 		.connected = dc_session_is_up(d),
 		.session = d->session,
 		.incarnation = d->incarnation,
-		.segment = d->segment,
-		.version = d->version,
+		.segment = memcpy(results->segment, d->segment, sizeof(d->segment)),
+		.version = memcpy(results->version, d->version, sizeof(d->version)),
 		.ring_entries = d->ring.base ? d->ring.sq_entries : 0,
 		.arena_bytes = d->arena_bytes,
 		.in_flight = (size_t)d->requests.in_flight_n + d->requests.queued_n,

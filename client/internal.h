@@ -13,6 +13,7 @@
  * remote.c    imported tokens and notifications; token.c: exported tokens
  * placement.c hints, the preferred segment, the launcher's environment
  * memory.c    memory that can be registered
+ * thread.c    the lock of a handle, sleeping threads, results that belong to a thread
  *
  * Names with external linkage begin with dc_, because test programs also link the agent.
  *
@@ -30,6 +31,7 @@
 #include "client/dray.h"
 #include "client/request.h"
 #include "client/ring.h"
+#include "client/thread.h"
 #include "lib/err.h"
 #include "lib/handle.h"
 #include "lib/linger.h"
@@ -101,6 +103,8 @@ struct event {
 struct dray {
 	volatile uint32_t *owner; /* a page of its own, which reads 0 in a forked child */
 	int owner_pid;            /* for kernels without MADV_WIPEONFORK; else 0 */
+	uint64_t serial;          /* tells this handle from earlier ones at its address */
+	struct threads threads;   /* its lock guards everything below */
 
 	/* options */
 	struct sockaddr_un address;
@@ -124,7 +128,9 @@ struct dray {
 	bool segments_refused; /* the agent is too old for them: HELLO is repeated without */
 	bool ever_ready;
 	struct dray_err loss; /* code 0: not broken; the text is of the last loss */
-	uint64_t epoch;       /* counts sessions */
+	struct dray_err last_loss;
+	uint64_t losses;
+	uint64_t epoch; /* counts sessions */
 	uint64_t lost_incarnation;
 	uint8_t lost_agent_id[16];
 	int lost_code;
@@ -145,7 +151,6 @@ struct dray {
 	struct dray_handles regions, remotes;
 	struct dray_list events;
 	uint32_t events_n;
-	struct event *event_taken; /* owns the strings of the last dray_next_event() */
 
 	/* engine */
 	struct dray_linger linger;
@@ -153,33 +158,32 @@ struct dray {
 	uint32_t turns;
 	bool doorbell_rang; /* in the last poll of epoll */
 	bool in_callback;
-	bool fd_given;      /* dray_fd() was called: the program may wait on it */
+	/*
+	 * dray_fd(): an epoll instance that watches the engine's and an eventfd, which is readable
+	 * while completions or events that other threads received can be taken. -1: not asked for.
+	 */
+	int user_fd, ready_fd;
+	bool ready_set;     /* ready_fd is readable */
 	bool armed;         /* completions of the ring wake dray_fd() */
 	uint32_t must_read; /* callers wait for replies: a full event queue does not stop reading */
 	uint32_t called_back; /* callbacks that were run */
-
-	/* owned results of the last call */
-	struct dray_err error;
-	char *message;
-	void *answer;
 
 	uint8_t *out, *in; /* DMSG_MESSAGE_MAX each */
 	uint8_t *ops;      /* DMSG_OPS_INLINE_MAX records, before they are encoded */
 };
 
+/* error.c */
+/* The thread's error, cleared, for a failure of a function of d. */
+struct dray_err *dc_error_new(const struct dray *d);
 /* Sets the text for dray_last_error(). Returns -code. */
-#define dc_fail(d, reason, ...) \
-	((d)->error.code = 0, dray_err_set(&(d)->error, -(reason), (reason), __VA_ARGS__))
-/* error.c: the code for an errno value of either sign. */
-int dc_code_of_errno(int error);
-
-/* First call of every public function: 0, or the error for a forked child. */
-static inline int dc_enter(const struct dray *d)
+#define dc_fail(d, reason, ...) dray_err_set(dc_error_new(d), -(reason), (reason), __VA_ARGS__)
+/* The code of the last dc_fail() of this thread, negated. */
+static inline int dc_failed(void)
 {
-	if (*d->owner && (!d->owner_pid || d->owner_pid == getpid()))
-		return 0;
-	return -DRAY_E_OUT_OF_ORDER;
+	return -dc_results()->error.code;
 }
+/* The code for an errno value of either sign. */
+int dc_code_of_errno(int error);
 
 /* What epoll watches */
 enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
@@ -216,9 +220,10 @@ static inline bool dc_session_is_up(const struct dray *d)
 void dc_receive_all(struct dray *d);
 
 /* engine.c */
-typedef bool (*engine_ready_fn)(struct dray *d, const void *arg);
 /* Runs the loop until ready() or `until` (0: one poll; INT64_MAX: no limit). True if ready. */
 bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int64_t until);
+/* Makes the thread that sleeps in epoll look again. */
+void dc_engine_wake_poller(struct dray *d);
 /* One poll without sleeping, for callers whose program may wait on dray_fd() next. */
 void dc_engine_poll(struct dray *d);
 int64_t dc_engine_until(int timeout_ms);
@@ -257,7 +262,9 @@ void dc_regions_restore(struct dray *d);
 
 /* extents.c */
 int dc_extents_check(struct dray *d, const struct dray_region_spec *s);
-/* Fills g from a spec that was checked, populating the memory. 0, or a negated code. */
+/* Touches the memory of a spec that was checked. Needs no lock. 0, or a negated code. */
+int dc_extents_populate(struct dray *d, const struct dray_region_spec *s);
+/* Fills g from a spec whose memory is populated. 0, or a negated code. */
 int dc_extents_take(struct dray *d, struct region *g, const struct dray_region_spec *s);
 
 /* memory.c */

@@ -88,8 +88,6 @@ static int take_text(struct dray *d, const char *what, const char *text, struct 
 {
 	size_t n = text ? strlen(text) : 0;
 
-	if (dc_enter(d))
-		return -DRAY_E_OUT_OF_ORDER;
 	if (n > TEXT_MAX)
 		return dc_fail(d, DRAY_E_TOO_LARGE, "%s has %zu bytes, the limit is %d", what, n,
 			       TEXT_MAX);
@@ -100,12 +98,16 @@ static int take_text(struct dray *d, const char *what, const char *text, struct 
 /* Sends a request with the fields of m, and waits for the answer, whose ret_n bytes *ret gets. */
 static int run(struct dray *d, uint16_t type, const union dmsg_body *m, void *ret, size_t ret_n)
 {
-	struct request *r = dc_request_start(d, type, NULL);
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	struct request *r;
 	uint64_t id;
 	int n, error;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = dc_request_start(d, type, NULL);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, m);
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_INVALID,
@@ -113,7 +115,7 @@ static int run(struct dray *d, uint16_t type, const union dmsg_body *m, void *re
 	error = dc_request_go_with(d, r, d->out, (size_t)n, &id);
 	error = dc_request_wait(d, error, &id, 0, NULL);
 	if (!error && ret_n)
-		memcpy(ret, d->answer, ret_n);
+		memcpy(ret, dc_results()->answer, ret_n);
 	return error;
 }
 

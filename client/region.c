@@ -83,14 +83,20 @@ static int region_take(struct dray *d, struct region *g, const struct dray_regio
 	return dc_extents_take(d, g, s);
 }
 
-int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,
-			  uint64_t *ret_id)
+/* Without the lock, because populating memory can take seconds. */
+static int prepare(struct dray *d, const struct dray_region_spec *spec)
+{
+	int error = dc_is_inherited(d) ? -DRAY_E_OUT_OF_ORDER : dc_extents_check(d, spec);
+
+	return error ? error : dc_extents_populate(d, spec);
+}
+
+/* For a spec that is prepared. */
+static int add(struct dray *d, const struct dray_region_spec *spec, void *arg, uint64_t *ret_id)
 {
 	struct request *r = dc_request_start(d, DMSG_REGION_ADD, arg);
-	struct region *g = NULL;
+	struct region *g = r ? region_new(d) : NULL;
 
-	if (r && dc_extents_check(d, spec) == 0)
-		g = region_new(d);
 	if (g && region_take(d, g, spec) == 0) {
 		r->region = g->handle;
 		return dc_request_go(d, r, ret_id);
@@ -99,15 +105,28 @@ int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, v
 		dc_region_free(d, g);
 	if (r)
 		dc_request_free(d, r);
-	return -d->error.code;
+	return dc_failed();
+}
+
+int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,
+			  uint64_t *ret_id)
+{
+	int error = prepare(d, spec);
+	struct dray *in dray_auto(dc_leave) = error ? NULL : dc_enter(d);
+
+	return in ? add(d, spec, arg, ret_id) : error;
 }
 
 int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_region *ret)
 {
+	int error = prepare(d, spec);
+	struct dray *in dray_auto(dc_leave) = error ? NULL : dc_enter(d);
 	struct dray_completion c;
 	uint64_t id;
-	int error = dc_request_wait(d, dray_region_add_start(d, spec, NULL, &id), &id, 0, &c);
 
+	if (!in)
+		return error;
+	error = dc_request_wait(d, add(d, spec, NULL, &id), &id, 0, &c);
 	if (!error)
 		*ret = c.region;
 	return error;
@@ -245,11 +264,15 @@ struct request *dc_region_request(struct dray *d, uint16_t type, dray_region reg
 
 int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint64_t *ret_id)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct region *g;
-	struct request *r = dc_region_request(d, DMSG_REGION_REMOVE, region, arg, &g);
+	struct request *r;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = dc_region_request(d, DMSG_REGION_REMOVE, region, arg, &g);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	g->state = REGION_REMOVING;
 	if (g->borrowed)
 		dc_request_end(d, r, 0, NO_TEXT);
@@ -264,8 +287,11 @@ int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint
 
 int dray_region_remove(struct dray *d, dray_region region)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint64_t id;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	return dc_request_wait(d, dray_region_remove_start(d, region, NULL, &id), &id, 0, NULL);
 }
 
@@ -303,9 +329,10 @@ void dc_regions_restore(struct dray *d)
 int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint64_t *ret_length,
 		    int *ret_fd)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	const struct region *g;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
 	if (!g)
@@ -321,9 +348,10 @@ int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint
 
 int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	const struct region *g;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
 	if (!g || !g->agent)
@@ -334,9 +362,10 @@ int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
 
 int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_region *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct region *g;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	if (!agent_region)
 		return dc_fail(d, DRAY_E_INVALID, "0 is not a region");

@@ -104,12 +104,16 @@ void dc_remotes_free(struct dray *d)
 int dray_remote_import_start(struct dray *d, const struct dray_token *token,
 			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
-	struct request *r = dc_request_start(d, DMSG_REMOTE_IMPORT, arg);
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dmsg_remote_import m = { { token->data, token->length }, timeout_ms };
+	struct request *r;
 	int n;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = dc_request_start(d, DMSG_REMOTE_IMPORT, arg);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	n = token->length ? dmsg_remote_import_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
@@ -120,11 +124,15 @@ int dray_remote_import_start(struct dray *d, const struct dray_token *token,
 int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
 		       dray_remote *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dray_completion c;
 	uint64_t id;
-	int error = dc_request_wait(d, dray_remote_import_start(d, token, timeout_ms, NULL, &id),
-				    &id, timeout_ms, &c);
+	int error;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = dc_request_wait(d, dray_remote_import_start(d, token, timeout_ms, NULL, &id), &id,
+				timeout_ms, &c);
 	if (!error)
 		*ret = c.remote;
 	return error;
@@ -148,11 +156,15 @@ static struct request *start(struct dray *d, uint16_t type, dray_remote remote, 
 
 int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uint64_t *ret_id)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct remote *m;
-	struct request *r = start(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
+	struct request *r;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = start(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	m->releasing = true;
 	if (m->agent && !m->borrowed)
 		return dc_request_go(d, r, ret_id);
@@ -162,19 +174,26 @@ int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uin
 
 int dray_remote_release(struct dray *d, dray_remote remote)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint64_t id;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	return dc_request_wait(d, dray_remote_release_start(d, remote, NULL, &id), &id, 0, NULL);
 }
 
 int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 		      size_t length, void *arg, uint64_t *ret_id)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct remote *m;
-	struct request *r = start(d, DMSG_NOTIFY, remote, arg, &m);
+	struct request *r;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = start(d, DMSG_NOTIFY, remote, arg, &m);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	if (m->lost)
 		return dc_request_refuse(d, r, -m->lost, "the remote is lost: %s",
 					 dray_strerror(m->lost));
@@ -189,17 +208,22 @@ int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const vo
 int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 		size_t length)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint64_t id;
-	int error = dray_notify_start(d, remote, tag, payload, length, NULL, &id);
+	int error;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = dray_notify_start(d, remote, tag, payload, length, NULL, &id);
 	return dc_request_wait(d, error, &id, 0, NULL);
 }
 
 int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_info *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	const struct remote *m;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	m = dc_remote_find(d, remote);
 	if (!m)
@@ -210,9 +234,10 @@ int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_
 
 int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct remote *m;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	if (!agent_remote)
 		return dc_fail(d, DRAY_E_INVALID, "0 is not a remote");

@@ -120,10 +120,6 @@ struct request *dc_request_start(struct dray *d, uint16_t type, void *arg)
 {
 	struct request *r;
 
-	if (dc_enter(d)) {
-		dc_fail(d, DRAY_E_OUT_OF_ORDER, "a forked child cannot use the handle");
-		return NULL;
-	}
 	if (d->requests.queued_n >= REQUESTS_QUEUED_MAX) {
 		dc_fail(d, DRAY_E_BUSY, "%d requests wait to be sent; take completions first",
 			REQUESTS_QUEUED_MAX);
@@ -222,6 +218,7 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 	unlist(d, r);
 	r->state = REQUEST_ENDED;
 	r->status = status;
+	d->threads.changed = true;
 	object_ended(d, r, text);
 	if (r->internal || r->abandoned) {
 		dc_request_free(d, r);
@@ -250,14 +247,13 @@ static const uint8_t public_types[] = {
 	[DMSG_NOTIFY] = DRAY_REQUEST_NOTIFY,
 };
 
-/* Fills a completion and frees r. Text and answer become the handle's. */
+/* Fills a completion and frees r. Text and answer become the thread's. */
 static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 {
-	free(d->message);
-	free(d->answer);
-	d->message = r->message;
-	d->answer = r->answer;
-	r->message = r->answer = NULL;
+	struct results *results = dc_results();
+
+	dc_results_keep(&results->message, dray_take(r->message));
+	dc_results_keep(&results->answer, dray_take(r->answer));
 	*ret = (struct dray_completion){
 		.id = r->id,
 		.arg = r->arg,
@@ -268,10 +264,10 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.duration_ns = r->duration_ns,
 		.region = r->region,
 		.remote = r->remote,
-		.token = r->type == DMSG_REGION_EXPORT ? d->answer : NULL,
-		.message = !r->status ? "" :
-			   d->message ? d->message :
-					dray_strerror(r->status),
+		.token = r->type == DMSG_REGION_EXPORT ? results->answer : NULL,
+		.message = !r->status       ? "" :
+			   results->message ? results->message :
+					      dray_strerror(r->status),
 	};
 	dc_request_free(d, r);
 }
@@ -287,18 +283,25 @@ void dc_requests_call_back(struct dray *d)
 		void (*done)(struct dray *, const struct dray_completion *) = r->done;
 		struct dray_completion c;
 
+		uint32_t depth;
+
 		take(d, r, &c);
 		d->called_back++;
+		d->threads.changed = true;
+		/* other threads go on meanwhile */
+		depth = dc_threads_release(d);
 		done(d, &c);
+		dc_threads_acquire(d, depth);
 	}
 	d->in_callback = false;
 }
 
 int dray_next_completion(struct dray *d, struct dray_completion *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_list_first(&d->requests.done, struct request, link);
 	if (!r)
@@ -330,20 +333,25 @@ static void take_waited(struct dray *d, struct request *r, struct dray_completio
 {
 	void (*done)(struct dray *, const struct dray_completion *) = r->done;
 
+	uint32_t depth;
+
 	take(d, r, ret);
 	if (!done)
 		return;
+	depth = dc_threads_release(d);
 	done(d, ret);
+	dc_threads_acquire(d, depth);
 	/* the callback may have made calls, which free the text */
 	ret->message = ret->status ? dray_strerror(ret->status) : "";
 }
 
 int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completion *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
 	bool ended;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->internal || r->abandoned || r->waited)

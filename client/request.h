@@ -94,8 +94,8 @@ struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region r
 				    dray_remote remote, uint64_t number);
 
 /*
- * For the public functions. As dc_request_new(), but refuses in a forked child, and while too many
- * requests wait. NULL with the handle's error set.
+ * For the public functions. As dc_request_new(), but refuses while too many requests wait. NULL with
+ * the thread's error set.
  */
 struct request *dc_request_start(struct dray *d, uint16_t type, void *arg);
 

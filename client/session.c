@@ -163,6 +163,9 @@ static void open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int 
 
 	fds[1] = fds[2] = fds[3] = -1;
 	d->armed = false;
+	/* the thread that sleeps has announced that to the last ring only */
+	if (d->threads.poller)
+		dc_engine_wake_poller(d);
 	/* CPU limits may have changed since the last session */
 	dc_engine_limit(d);
 	if (!error && epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
@@ -193,6 +196,7 @@ void dc_session_restored(struct dray *d)
 	struct dray_event *e;
 
 	d->state = SESSION_READY;
+	d->threads.changed = true;
 	d->state_until = INT64_MAX;
 	d->retry_ns = d->retry_min_ns;
 	if (d->ever_ready) {
@@ -288,11 +292,14 @@ bool dc_session_settle(struct dray *d)
 		return false;
 	if (was_ready)
 		dc_transfer_take_ring(d); /* transfers that ended before the loss */
-	if (!hello_again)
-		d->error = d->loss;
+	if (!hello_again) {
+		d->last_loss = d->loss;
+		__atomic_fetch_add(&d->losses, 1, __ATOMIC_RELAXED);
+	}
 	d->segments_refused = hello_again;
 	d->segments_asked = false;
 	close_sockets(d);
+	d->threads.changed = true;
 	d->epoch++;
 	d->restoring = 0;
 	if (was_ready) {

@@ -98,11 +98,15 @@ int dray_region_export_start(struct dray *d, dray_region region, const struct dr
 			     void *arg, uint64_t *ret_id)
 {
 	static const struct dray_export whole;
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct region *g;
-	struct request *r = dc_region_request(d, DMSG_REGION_EXPORT, region, arg, &g);
+	struct request *r;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = dc_region_request(d, DMSG_REGION_EXPORT, region, arg, &g);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	if (!what)
 		what = &whole;
 	if (!what->length && g->borrowed)
@@ -124,11 +128,15 @@ int dray_region_export_start(struct dray *d, dray_region region, const struct dr
 int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
 		       struct dray_token *ret)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dray_completion c;
 	uint64_t id;
-	int error = dc_request_wait(d, dray_region_export_start(d, region, what, NULL, &id), &id, 0,
-				    &c);
+	int error;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = dc_request_wait(d, dray_region_export_start(d, region, what, NULL, &id), &id, 0,
+				&c);
 	if (!error)
 		*ret = *c.token;
 	return error;
@@ -137,11 +145,15 @@ int dray_region_export(struct dray *d, dray_region region, const struct dray_exp
 int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,
 			     void *arg, uint64_t *ret_id)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct region *g;
-	struct request *r = dc_region_request(d, DMSG_REGION_REVOKE, region, arg, &g);
+	struct request *r;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	r = dc_region_request(d, DMSG_REGION_REVOKE, region, arg, &g);
 	if (!r)
-		return -d->error.code;
+		return dc_failed();
 	/* in this session, the id may belong to another token */
 	if (token && token->epoch != d->epoch)
 		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND,
@@ -152,8 +164,11 @@ int dray_region_revoke_start(struct dray *d, dray_region region, const struct dr
 
 int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	uint64_t id;
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	return dc_request_wait(d, dray_region_revoke_start(d, region, token, NULL, &id), &id, 0,
 			       NULL);
 }

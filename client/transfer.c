@@ -253,12 +253,14 @@ static int need_session(struct dray *d)
 
 int dray_submit_many(struct dray *d, const struct dray_transfer *t, size_t n, uint64_t *ids)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
 	size_t i;
-	int error = dc_enter(d);
+	int error;
 
-	if (!error)
-		error = need_session(d);
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = need_session(d);
 	for (i = 0; i < n && i < INT_MAX && !error; i++) {
 		error = submit_one(d, &t[i], true, &r);
 		if (error)
@@ -307,9 +309,10 @@ void dc_transfer_take_ring(struct dray *d)
 
 int dray_cancel(struct dray *d, uint64_t id)
 {
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
 
-	if (dc_enter(d))
+	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
@@ -384,11 +387,12 @@ int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completi
 {
 	struct dray_completion c = { 0 };
 	struct dray_transfer with_deadline;
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
-	int error = dc_enter(d);
+	int error;
 
-	if (error)
-		return error;
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	with_deadline = *t;
 	if (!t->deadline_ms)
 		with_deadline.deadline_ms = (unsigned int)(d->request_ns / DRAY_NS_PER_MS);
