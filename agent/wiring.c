@@ -232,6 +232,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .segments = a->segments,
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
+						    .pidfd = a->pidfd,
 						    .listen_fd = passed.data,
 						    .closed = on_session_closed,
 						    .env_get = agent_environment_lines,

@@ -72,6 +72,11 @@ enum dray_error {
 	DRAY_E_GPU_HANDLE = 48, /* The GPU memory handle cannot be opened. */
 	/* The memory is not on the GPU that was named, or is on one that the agent does not see. */
 	DRAY_E_GPU_DEVICE = 49,
+	/*
+	 * The deadline passed, or the agent was lost, without an answer. The memory of the transfer
+	 * is still lent, because the agent may go on reading and writing it.
+	 */
+	DRAY_E_UNCONFIRMED = 50,
 };
 #endif
 

@@ -2,16 +2,25 @@
 #include "agent/process/process.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "lib/file.h"
+
+int process_pidfd(void)
+{
+	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	return fd < 0 ? -errno : fd;
+}
 
 static double clock_seconds(clockid_t clock)
 {

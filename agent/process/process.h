@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Statistics of this process, under the names of Prometheus. */
+/* This process: its pidfd, and its statistics under the names of Prometheus. */
 #pragma once
 
 #include <stdint.h>
+
+/* A descriptor that others can poll for the end of this process. -errno on kernels before 5.3, or if a sandbox forbids it. */
+int process_pidfd(void);
 
 /* Unix time of the start in seconds, read once. 0 if /proc does not have it. */
 double process_start_time(void);

@@ -368,7 +368,7 @@ int dmsg_hello_reply_decode(const void *body, size_t len, struct dmsg_hello_repl
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_hello_reply m;
+	struct dmsg_hello_reply m = { 0 };
 
 	if (len < 52)
 		return check_short(reterr, "hello_reply");
@@ -399,6 +399,13 @@ int dmsg_hello_reply_decode(const void *body, size_t len, struct dmsg_hello_repl
 		return check_short(reterr, "hello_reply");
 	if (!text_ok(m.version))
 		return check_text(reterr, "hello_reply.version");
+	p += 4 + m.version.n;
+	len -= 4 + m.version.n;
+	if (len) { /* since minor version 3 */
+		if (len < 4)
+			return check_short(reterr, "hello_reply");
+		m.flags = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -406,7 +413,7 @@ int dmsg_hello_reply_decode(const void *body, size_t len, struct dmsg_hello_repl
 int dmsg_hello_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_hello_reply *m)
 {
-	size_t length = 56;
+	size_t length = 60;
 	uint8_t *p;
 
 	if (m->segment.n > 256)
@@ -429,7 +436,8 @@ int dmsg_hello_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 48, m->segment.n);
 	p = put_text(p + 52, m->segment);
 	dray_le_put32(p + 0, m->version.n);
-	put_text(p + 4, m->version);
+	p = put_text(p + 4, m->version);
+	dray_le_put32(p + 0, m->flags);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

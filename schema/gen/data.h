@@ -13,7 +13,7 @@ struct dray_err;
 
 #define DMSG_MAGIC 0x59415244u
 #define DMSG_MAJOR 1
-#define DMSG_MINOR 2
+#define DMSG_MINOR 3
 #define DMSG_HEADER_SIZE 24
 
 /* Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992). */
@@ -112,7 +112,11 @@ const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
 #define DMSG_HELLO_FLAG_PIDFD 1u /* A pidfd of the client comes with HELLO. */
 #define DMSG_HELLO_FLAG_NOTIFICATIONS 2u /* Deliver the group's notifications to this session. */
 #define DMSG_HELLO_FLAG_SEGMENTS 4u /* Deliver SEGMENT_CHANGED to this session. Since 1.1. */
-#define DMSG_HELLO_FLAG_ALL 7u
+#define DMSG_HELLO_FLAG_AGENT_PIDFD 8u /* Send a pidfd of the agent with HELLO_REPLY. Since 1.3. */
+#define DMSG_HELLO_FLAG_ALL 15u
+
+#define DMSG_HELLO_REPLY_FLAG_PIDFD 1u /* A pidfd of the agent comes with HELLO_REPLY. */
+#define DMSG_HELLO_REPLY_FLAG_ALL 1u
 
 /* Known from before the agent's start and not confirmed by a probe yet. */
 #define DMSG_SEGMENT_FLAG_UNVERIFIED 1u
@@ -434,7 +438,9 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 #define DMSG_HELLO_BODY_MAX 156
 /*
  * Request. Opens the session. The first message, sent once. With the pidfd flag, one descriptor
- * comes with it.
+ * comes with it. An agent answers `unsupported` to a flag that it does not know, and closes. The
+ * header of that ERROR has the agent's minor version: the client connects again, and leaves out the
+ * flags that are newer.
  */
 struct dmsg_hello {
 	uint8_t major_min; /* Lowest major version spoken. */
@@ -450,8 +456,16 @@ int dmsg_hello_decode(const void *body, size_t len, struct dmsg_hello *ret,
 int dmsg_hello_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hello *m);
 
 #define DMSG_HELLO_REPLY_MIN 56
-#define DMSG_HELLO_REPLY_BODY_MAX 376
-/* The session is open. */
+#define DMSG_HELLO_REPLY_BODY_MAX 380
+/*
+ * The session is open. If the client asked for it with the agent_pidfd flag, and the agent's kernel
+ * and sandbox allow it, one descriptor comes with the message: a pidfd of the agent's process. It
+ * proves when memory is free again after the agent was lost without an answer. The end of the
+ * socket is no such proof, because a dying process closes its sockets before its queue pairs, whose
+ * devices may go on writing. The pidfd becomes readable once the process is dead: its mappings,
+ * streams and queue pairs have ended, and it writes no byte any more. Until then, or for ever
+ * without a pidfd, the memory of transfers without an answer stays lent (`unconfirmed`).
+ */
 struct dmsg_hello_reply {
 	uint8_t major; /* Version agreed. */
 	uint8_t minor; /* The agent's minor version. */
@@ -462,6 +476,7 @@ struct dmsg_hello_reply {
 	uint8_t agent_id[16]; /* The agent's id. */
 	struct dray_str segment; /* The agent's segment. */
 	struct dray_str version; /* The agent's release. */
+	uint32_t flags; /* hello_reply_flag bits. */
 };
 int dmsg_hello_reply_decode(const void *body, size_t len, struct dmsg_hello_reply *ret,
 	struct dray_err *reterr);

@@ -112,6 +112,9 @@ static const struct {
 	{ "gpu_device",
 		"The memory is not on the GPU that was named, or is on one that the agent does not see.",
 	  "Name the GPU by its UUID, and give the agent's container the same GPUs." },
+	{ "unconfirmed",
+		"The deadline passed, or the agent was lost, without an answer. The memory of the transfer is still lent, because the agent may go on reading and writing it.",
+	  "Do not reuse the memory until the library tells that the end is confirmed." },
 };
 
 const char *dray_error_name(uint32_t code)

@@ -73,10 +73,15 @@ enum dray_error {
 	DRAY_E_GPU_HANDLE = 48, /* The GPU memory handle cannot be opened. */
 	/* The memory is not on the GPU that was named, or is on one that the agent does not see. */
 	DRAY_E_GPU_DEVICE = 49,
+	/*
+	 * The deadline passed, or the agent was lost, without an answer. The memory of the transfer
+	 * is still lent, because the agent may go on reading and writing it.
+	 */
+	DRAY_E_UNCONFIRMED = 50,
 };
 #endif
 
-#define DRAY_ERROR_N 50
+#define DRAY_ERROR_N 51
 
 /* Stable name, meaning, what to do. Never NULL; "unknown" for an unknown code. */
 const char *dray_error_name(uint32_t code);

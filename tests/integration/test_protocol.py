@@ -4,6 +4,7 @@
 import os
 import pathlib
 import random
+import signal
 import socket
 import struct
 import sys
@@ -11,7 +12,7 @@ import sys
 import dray
 import pytest
 from dray import _schema as s
-from harness import LIMIT, MIB, Raw, Side, expect, noise, nothing_leaked, unreachable_token
+from harness import LIMIT, MIB, Raw, Side, expect, noise, nothing_leaked, unreachable_token, wait_exit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "schema"))
@@ -447,6 +448,55 @@ def test_hello_with_no_pidfd(agent, make):
         raw.send(s.pack_hello(1, major_min=1, major_max=1, flags=s.HELLO_FLAG_PIDFD), [fd])
         assert raw.error(1) in ("invalid", "region_kind", "fd_count")
     os.close(fd)
+
+
+def test_unknown_flag_tells_the_version(agent):
+    """A client leaves out the flags that are newer than the minor version in the header of the ERROR."""
+    with Raw(agent, False) as raw:
+        raw.send(s.build(s.MSG_HELLO, 9, struct.pack("<BBHQQII", 1, 1, 0x8000, 0, 0, 0, 0)))
+        header, message, _ = raw.receive()
+        assert (header.type, header.minor, s.error_name(message.code)) == (s.MSG_ERROR, s.MINOR, "unsupported")
+        assert raw.ended()
+
+
+def wants_pidfd(raw):
+    """Sends a HELLO that asks for the agent's pidfd; returns the descriptors of its answer."""
+    raw.send(s.pack_hello(1, major_min=1, major_max=1, flags=s.HELLO_FLAG_AGENT_PIDFD))
+    header, message, fds = raw.receive()
+    assert header.type == s.MSG_HELLO_REPLY
+    assert message.flags == (s.HELLO_REPLY_FLAG_PIDFD if fds else 0)
+    return fds
+
+
+def test_pidfd_of_the_agent(new_agent):
+    """The pidfd is of the agent's process, which ends after its socket."""
+    agent = new_agent()
+    with Raw(agent, False) as raw:
+        fd, = wants_pidfd(raw)
+        assert not wait_exit(fd, 0)
+        agent.signal(signal.SIGKILL)
+        assert raw.ended()
+        assert wait_exit(fd)
+    os.close(fd)
+    agent.restart()
+
+
+# installs a filter that answers ENOSYS to pidfd_open (434 on every architecture), then runs the command
+NO_PIDFD = """
+import ctypes, os, struct, sys
+code = struct.pack("<" + "HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, 434, 6, 0, 0, 0x50026, 6, 0, 0, 0x7fff0000)
+program = struct.pack("@HP", 4, ctypes.addressof(keep := ctypes.create_string_buffer(code, len(code))))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_no_pidfd_of_the_agent(new_agent):
+    agent = new_agent(wrap=[sys.executable, "-c", NO_PIDFD])
+    assert "pidfd_open: Function not implemented" in agent.text()
+    with Raw(agent, False) as raw:
+        assert wants_pidfd(raw) == []
 
 
 @pytest.mark.parametrize("hello", [True, False], ids=["in session", "first"])

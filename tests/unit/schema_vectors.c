@@ -20,7 +20,7 @@ static const char *check_dmsg_hello(const void *body, size_t len)
 		return "major_min";
 	if (m.major_max != UINT8_C(0x1e))
 		return "major_max";
-	if (m.flags != UINT16_C(0x7))
+	if (m.flags != UINT16_C(0xf))
 		return "flags";
 	if (m.features != UINT64_C(0x89827b746d665f58))
 		return "features";
@@ -38,7 +38,7 @@ static int encode_dmsg_hello(void *buf, size_t cap)
 	const struct dmsg_hello m = {
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
-		.flags = UINT16_C(0x7),
+		.flags = UINT16_C(0xf),
 		.features = UINT64_C(0x89827b746d665f58),
 		.schema_hash = UINT64_C(0xa69f98918a837c75),
 		.group = { "\147\162\157\165\160\040\303\274\342\234\223\040\360\237\233\222", 16 },
@@ -79,6 +79,8 @@ static const char *check_dmsg_hello_reply(const void *body, size_t len)
 		return "segment";
 	if (m.version.n != 18 || memcmp(m.version.p, "\166\145\162\163\151\157\156\040\303\274\342\234\223\040\360\237\233\222", 18))
 		return "version";
+	if (m.flags != UINT32_C(0x1))
+		return "flags";
 	return NULL;
 }
 
@@ -94,6 +96,7 @@ static int encode_dmsg_hello_reply(void *buf, size_t cap)
 		.agent_id = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
 		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
 		.version = { "\166\145\162\163\151\157\156\040\303\274\342\234\223\040\360\237\233\222", 18 },
+		.flags = UINT32_C(0x1),
 	};
 
 	return dmsg_hello_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -2358,8 +2361,8 @@ static void put_record_pmsg_port(void *wire)
 const struct vector vectors[] = {
 	{ VECTOR_DATA, DMSG_HELLO, "hello", 28, DMSG_HELLO_BODY_MAX,
 	  check_dmsg_hello, encode_dmsg_hello, encode_empty_dmsg_hello, 0, NULL },
-	{ VECTOR_DATA, DMSG_HELLO_REPLY, "hello_reply", 56, DMSG_HELLO_REPLY_BODY_MAX,
-	  check_dmsg_hello_reply, encode_dmsg_hello_reply, encode_empty_dmsg_hello_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_HELLO_REPLY, "hello_reply", 60, DMSG_HELLO_REPLY_BODY_MAX,
+	  check_dmsg_hello_reply, encode_dmsg_hello_reply, encode_empty_dmsg_hello_reply, 1, (const size_t[]){ 92 } },
 	{ VECTOR_DATA, DMSG_ERROR, "error", 8, DMSG_ERROR_BODY_MAX,
 	  check_dmsg_error, encode_dmsg_error, encode_empty_dmsg_error, 0, NULL },
 	{ VECTOR_DATA, DMSG_REGION_ADD, "region_add", 28, DMSG_REGION_ADD_BODY_MAX,
@@ -2481,7 +2484,7 @@ const struct vector vectors[] = {
 };
 
 const struct vector_poke vector_pokes[] = {
-	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8), DRAY_E_UNSUPPORTED },
+	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x10), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -2504,6 +2507,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[1], "hello_reply.version", 74, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.version", 74, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.version", 74, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[1], "hello_reply.flags", 92, 4, UINT64_C(0x2), 0 },
+	{ &vectors[1], "hello_reply.flags", 92, 4, UINT64_C(0x80000000), 0 },
 	{ &vectors[2], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[2], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[2], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },

@@ -66,7 +66,8 @@ struct lab {
 		       struct dray_err *reterr);
 	char dir[CM_DIR_BYTES], path[100];
 	unsigned stopped;
-	int fds; /* descriptors open at the start */
+	int pidfd; /* for clients; set by tests that use it */
+	int fds;   /* descriptors open at the start */
 };
 
 static const uint8_t lab_id[16] = { 0xaa, 0xbb };
@@ -201,6 +202,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 						     .peers = &l->peers,
 						     .agent_id = lab_id,
 						     .incarnation = 5,
+						     .pidfd = l->pidfd,
 						     .listen_fd = listen_fd,
 						     .env_get = l->env_get,
 						     .arg = l },
@@ -217,6 +219,7 @@ static int lab_setup_workers(void **state)
 	assert_non_null(l);
 	dray_log_setup(DRAY_LOG_ERROR, DRAY_LOG_FORMAT_TEXT);
 	l->fds = cm_fds_count();
+	l->pidfd = -1;
 	l->config = CONFIG_NULL;
 	assert_int_equal(config_load(&l->config, &(struct config_args){ .file = "" }, &err), 0);
 	l->cfg = &l->config.v;

@@ -383,6 +383,59 @@ static void test_pidfd(void **state)
 	client_close(c);
 }
 
+/* HELLO with these flags; the descriptors of the reply are in c->fds. */
+static struct client *open_with(struct lab *l, uint16_t flags)
+{
+	struct client *c = client_open(l, "", flags);
+
+	assert_int_equal(c->hello.minor, DMSG_MINOR);
+	return c;
+}
+
+static void test_agent_pidfd(void **state)
+{
+	struct lab *l = *state;
+	struct client *c;
+	struct pollfd p = { .events = POLLIN };
+	pid_t pid = fork();
+	int status;
+
+	if (!pid) {
+		pause();
+		_exit(0);
+	}
+	l->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	assert_true(l->pidfd >= 0);
+	lab_start(l);
+	c = open_with(l, 0);
+	assert_int_equal(c->hello.flags, 0);
+	assert_int_equal(c->fds.n, 0);
+	client_close(c);
+	c = open_with(l, DMSG_HELLO_FLAG_AGENT_PIDFD);
+	assert_int_equal(c->hello.flags, DMSG_HELLO_REPLY_FLAG_PIDFD);
+	assert_int_equal(c->fds.n, 1);
+	p.fd = c->fds.fd[0];
+	assert_int_equal(poll(&p, 1, 0), 0);
+	kill(pid, SIGKILL);
+	assert_int_equal(poll(&p, 1, LIMIT_NS / DRAY_NS_PER_MS), 1);
+	assert_int_equal(p.revents, POLLIN);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	client_close(c);
+	lab_stop(l);
+	close(l->pidfd);
+}
+
+/* An agent whose kernel or sandbox gave it no pidfd. */
+static void test_no_agent_pidfd(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = open_with(l, DMSG_HELLO_FLAG_AGENT_PIDFD);
+
+	assert_int_equal(c->hello.flags, 0);
+	assert_int_equal(c->fds.n, 0);
+	client_close(c);
+}
+
 static void test_admin_close(void **state)
 {
 	struct lab *l = *state;
@@ -458,6 +511,8 @@ int main(void)
 		CLOSED(test_socket_file),
 		CLOSED(test_passed_socket),
 		T(test_pidfd),
+		CLOSED(test_agent_pidfd),
+		T(test_no_agent_pidfd),
 		T(test_admin_close),
 		T(test_broken_protocol),
 		T(test_drain),

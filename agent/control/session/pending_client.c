@@ -119,11 +119,12 @@ static int watch_pidfd(struct session *s, int *fd, struct dray_err *reterr)
 }
 
 static int reply_hello(struct pending_client *c, struct session *s, uint64_t request_id,
-		       struct dray_err *reterr)
+		       bool wants_pidfd, struct dray_err *reterr)
 {
 	struct sessions *ss = c->owner;
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_HELLO_REPLY_BODY_MAX];
 	const char *segment = peers_segment(ss->deps.peers);
+	bool pidfd = wants_pidfd && ss->deps.pidfd >= 0;
 	struct dmsg_hello_reply m = {
 		.major = DMSG_MAJOR,
 		.minor = DMSG_MINOR,
@@ -132,12 +133,13 @@ static int reply_hello(struct pending_client *c, struct session *s, uint64_t req
 		.incarnation = ss->deps.incarnation,
 		.segment = { segment, (uint32_t)strlen(segment) },
 		.version = { DRAY_VERSION, sizeof(DRAY_VERSION) - 1 },
+		.flags = pidfd ? DMSG_HELLO_REPLY_FLAG_PIDFD : 0,
 	};
 	int n, r;
 
 	memcpy(m.agent_id, ss->deps.agent_id, sizeof(m.agent_id));
 	n = dmsg_hello_reply_encode(buf, sizeof(buf), request_id, &m);
-	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
+	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, &ss->deps.pidfd, pidfd);
 	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "the reply to HELLO cannot be sent: %s",
 				    dray_errno_text(r)) :
 		       0;
@@ -190,7 +192,7 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 	if (fds->n)
 		r = watch_pidfd(s, &fds->fd[0], reterr);
 	if (r >= 0)
-		r = reply_hello(c, s, h->request_id, reterr);
+		r = reply_hello(c, s, h->request_id, m.flags & DMSG_HELLO_FLAG_AGENT_PIDFD, reterr);
 	if (r < 0) {
 		session_discard(s);
 		return r;

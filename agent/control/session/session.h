@@ -27,6 +27,7 @@ struct sessions_deps {
 	struct peers *peers;
 	const uint8_t *agent_id;
 	uint64_t incarnation;
+	int pidfd;     /* of this process, for clients that want it; -1: none. Borrowed */
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
 	struct hints *hints;
 	struct segments *segments;

@@ -67,6 +67,7 @@ E_TIMEOUT = 46
 E_GPU_LOST = 47
 E_GPU_HANDLE = 48
 E_GPU_DEVICE = 49
+E_UNCONFIRMED = 50
 
 # Name, meaning, what to do, by code.
 ERRORS = (
@@ -162,6 +163,9 @@ ERRORS = (
     ("gpu_device",
      "The memory is not on the GPU that was named, or is on one that the agent does not see.",
      "Name the GPU by its UUID, and give the agent's container the same GPUs."),
+    ("unconfirmed",
+     "The deadline passed, or the agent was lost, without an answer. The memory of the transfer is still lent, because the agent may go on reading and writing it.",
+     "Do not reuse the memory until the library tells that the end is confirmed."),
 )
 
 
@@ -247,7 +251,7 @@ def _put_vec(what, items, record, most):
 
 MAGIC = 0x59415244
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 # Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992).
 MESSAGE_MAX = 212960
 FDS_MAX = 250  # File descriptors with one message (SCM_MAX_FD is 253).
@@ -316,7 +320,11 @@ ACCESS_ALL = 3
 HELLO_FLAG_PIDFD = 1  # A pidfd of the client comes with HELLO.
 HELLO_FLAG_NOTIFICATIONS = 2  # Deliver the group's notifications to this session.
 HELLO_FLAG_SEGMENTS = 4  # Deliver SEGMENT_CHANGED to this session. Since 1.1.
-HELLO_FLAG_ALL = 7
+HELLO_FLAG_AGENT_PIDFD = 8  # Send a pidfd of the agent with HELLO_REPLY. Since 1.3.
+HELLO_FLAG_ALL = 15
+
+HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
+HELLO_REPLY_FLAG_ALL = 1
 
 SEGMENT_FLAG_UNVERIFIED = 1  # Known from before the agent's start and not confirmed by a probe yet.
 SEGMENT_FLAG_NODE_LOCAL = 2  # On this node.
@@ -513,7 +521,9 @@ def build(type_, request_id, *parts):
 
 
 # Opens the session. The first message, sent once. With the pidfd flag, one descriptor comes with
-# it.
+# it. An agent answers `unsupported` to a flag that it does not know, and closes. The header of that
+# ERROR has the agent's minor version: the client connects again, and leaves out the flags that are
+# newer.
 Hello = namedtuple("Hello", "major_min major_max flags features schema_hash group name")
 _HELLO_0 = Struct("<BBHQQI")
 
@@ -560,20 +570,27 @@ def unpack_hello(body):
     return Hello(major_min, major_max, flags, features, schema_hash, group, name)
 
 
-# The session is open.
+# The session is open. If the client asked for it with the agent_pidfd flag, and the agent's kernel
+# and sandbox allow it, one descriptor comes with the message: a pidfd of the agent's process. It
+# proves when memory is free again after the agent was lost without an answer. The end of the socket
+# is no such proof, because a dying process closes its sockets before its queue pairs, whose devices
+# may go on writing. The pidfd becomes readable once the process is dead: its mappings, streams and
+# queue pairs have ended, and it writes no byte any more. Until then, or for ever without a pidfd,
+# the memory of transfers without an answer stays lent (`unconfirmed`).
 HelloReply = namedtuple("HelloReply", """
-    major minor ops_inline_max features session incarnation agent_id segment version""")
+    major minor ops_inline_max features session incarnation agent_id segment version flags""")
 _HELLO_REPLY_0 = Struct("<BB2xIQQQ16sI")
+_HELLO_REPLY_2 = Struct("<I")
 
 
 def pack_hello_reply(request_id=0, major=0, minor=0, ops_inline_max=0, features=0, session=0,
-                     incarnation=0, agent_id=bytes(16), segment="", version=""):
+                     incarnation=0, agent_id=bytes(16), segment="", version="", flags=0):
     segment = _put_text("hello_reply.segment", segment, 256, False)
     version = _put_text("hello_reply.version", version, 64, False)
     return build(MSG_HELLO_REPLY, request_id,
                  _HELLO_REPLY_0.pack(major, minor, ops_inline_max, features, session,
                                      incarnation, agent_id, len(segment)),
-                 segment, _U32.pack(len(version)), version)
+                 segment, _U32.pack(len(version)), version, _HELLO_REPLY_2.pack(flags))
 
 
 def unpack_hello_reply(body):
@@ -604,8 +621,15 @@ def unpack_hello_reply(body):
     version = _text("hello_reply.version", body[at:at + n])
     at += n
     left -= n
+    flags = 0
+    if left:  # since minor version 3
+        if left < 4:
+            raise _short("hello_reply")
+        flags, = _HELLO_REPLY_2.unpack_from(body, at)
+        at += 4
+        left -= 4
     return HelloReply(major, minor, ops_inline_max, features, session, incarnation, agent_id,
-                      segment, version)
+                      segment, version, flags)
 
 
 # The answer to a request that failed. With request id 0 the session itself failed, and closes.
