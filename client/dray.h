@@ -94,6 +94,12 @@ struct dray_options {
 	unsigned int reconnect_max_ms; /* longest pause; default 1000 */
 	unsigned int reconnect_for_ms; /* stop reconnecting after this time; default: never */
 	unsigned int events_max;       /* events queued before reading stops; default 4096 */
+	/*
+	 * How long a transfer waits for the agent's answer after its deadline has passed, or for
+	 * proof that its memory is free after the agent was lost; then it is unconfirmed.
+	 * Default 80.
+	 */
+	unsigned int confirm_ms;
 };
 
 /*
@@ -218,8 +224,8 @@ enum dray_event_type {
 	/*
 	 * The session is lost. code is -DRAY_E_AGENT_RESTARTED (the agent died),
 	 * -DRAY_E_SESSION_CLOSED (the agent closed it; message has the reason) or
-	 * -DRAY_E_PROTOCOL. All requests in flight have ended with that code, and remotes and
-	 * tokens are void. The library reconnects, unless DRAY_OPTION_NO_RECONNECT is set.
+	 * -DRAY_E_PROTOCOL. All requests in flight end with that code, or with
+	 * -DRAY_E_UNCONFIRMED, and remotes and tokens are void. The library reconnects, unless DRAY_OPTION_NO_RECONNECT is set.
 	 */
 	DRAY_EVENT_LOST = 4,
 	/*
@@ -239,7 +245,12 @@ enum dray_event_type {
 	 * delivered. Changes may be missed before DRAY_EVENT_RESTORED: call dray_segment_get()
 	 * then.
 	 */
-	DRAY_EVENT_SEGMENT = 8
+	DRAY_EVENT_SEGMENT = 8,
+	/*
+	 * A transfer that ended with -DRAY_E_UNCONFIRMED: id. Its memory is free now. code: how it
+	 * ended, 0 or a negated enum dray_error; message.
+	 */
+	DRAY_EVENT_CONFIRMED = 10
 };
 
 struct dray_event {
@@ -253,7 +264,7 @@ struct dray_event {
 	uint64_t tag;
 	uint8_t agent_id[16]; /* agent that sent the notification */
 	uint64_t incarnation; /* of that agent */
-	uint64_t id;          /* of the notification at that agent */
+	uint64_t id;          /* of the notification at that agent, or of the transfer */
 	const void *payload;  /* pointers are valid until this thread's next dray_next_event() */
 	size_t length;
 	const char *message;
@@ -488,6 +499,8 @@ struct dray_transfer {
 
 /*
  * Starts a transfer with the id *ret_id (may be NULL). It ends exactly once, with one completion.
+ * -DRAY_E_UNCONFIRMED in the completion: the agent did not answer within its deadline, or was lost.
+ * The memory is then still lent; see dray_lent() and DRAY_EVENT_CONFIRMED.
  * Operations and transfers have no order; overlapping destinations are undefined. The library
  * submits by the ring, with the arena for several operations, or by a message. -DRAY_E_BUSY:
  * nothing was started, because too much is in flight; take completions, then submit again (if
@@ -516,6 +529,12 @@ DRAY_API int dray_run(struct dray *d, const struct dray_transfer *t, struct dray
  * status if it ended before. -DRAY_E_NOT_FOUND: it has ended already.
  */
 DRAY_API int dray_cancel(struct dray *d, uint64_t id);
+
+/*
+ * 1 if the transfer has ended with -DRAY_E_UNCONFIRMED, and its memory is still lent: the agent may go
+ * on reading and writing it. 0 if it is free: the agent has answered, or its process is proven dead.
+ */
+DRAY_API int dray_lent(struct dray *d, uint64_t id);
 
 /*
  * Delivers a notification without a transfer. On success it is queued for every session of the

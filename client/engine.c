@@ -27,8 +27,8 @@
 /* Waits that end while spinning, between two polls of epoll. */
 #define WAITS_PER_EPOLL 16
 
-/* What one epoll_wait() returns: the socket, the doorbell, the timer. */
-#define EVENTS 3
+/* What one epoll_wait() returns: the socket, the doorbell, the timer, a pidfd. */
+#define EVENTS 4
 
 /* Loads of the ring's index between two reads of the clock. */
 #define LOADS_PER_CLOCK 32
@@ -44,19 +44,23 @@ void dc_engine_watch(struct dray *d)
 		epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->sock, &ev);
 }
 
+static int64_t next_tick(const struct dray *d)
+{
+	return dray_min(dc_session_next_tick(d), dc_proof_next_tick(d));
+}
+
+/* A timer that expires too early is left: most deadlines never pass, and each change is a system call. */
 static void set_timer(struct dray *d, int64_t at)
 {
 	struct itimerspec t = { 0 };
 
-	if (at == d->timer_at)
+	if (at >= d->timer_at)
 		return;
 	d->timer_at = at;
-	if (at != INT64_MAX) {
-		/* 0 would switch the timer off */
-		at = dray_max(at, (int64_t)1);
-		t.it_value.tv_sec = at / DRAY_NS_PER_SEC;
-		t.it_value.tv_nsec = at % DRAY_NS_PER_SEC;
-	}
+	/* 0 would switch the timer off */
+	at = dray_max(at, (int64_t)1);
+	t.it_value.tv_sec = at / DRAY_NS_PER_SEC;
+	t.it_value.tv_nsec = at % DRAY_NS_PER_SEC;
 	timerfd_settime(d->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
@@ -110,16 +114,22 @@ static void handle_all(struct dray *d, const struct epoll_event *ev, int n)
 			timer_expired(d);
 		else if (ev[i].data.u32 == ENGINE_SOCKET)
 			socket_ready(d, ev[i].events);
+		else if (ev[i].data.u32 == ENGINE_AGENT)
+			dc_proof_check(d);
 		else
 			d->doorbell_rang = true; /* the ring is read below */
 	}
-	if (d->state != SESSION_CLOSED && dc_session_next_tick(d) != INT64_MAX)
-		dc_session_tick(d, dray_now().ns);
+	if (next_tick(d) != INT64_MAX) {
+		int64_t now = dray_now().ns;
+
+		dc_session_tick(d, now);
+		dc_proof_tick(d, now);
+	}
 	dc_session_settle(d);
 	dc_transfer_take_ring(d);
 	dc_session_settle(d);
 	dc_requests_flush(d);
-	set_timer(d, dc_session_next_tick(d));
+	set_timer(d, next_tick(d));
 }
 
 /* Polls epoll once, without sleeping. */
@@ -239,7 +249,7 @@ static void take(struct dray *d)
 {
 	dc_transfer_take_ring(d);
 	if (dc_session_settle(d))
-		set_timer(d, dc_session_next_tick(d));
+		set_timer(d, next_tick(d));
 	dc_requests_call_back(d);
 }
 
@@ -258,7 +268,7 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 		dc_engine_watch(d);
 	}
 	dc_requests_flush(d);
-	set_timer(d, dc_session_next_tick(d));
+	set_timer(d, next_tick(d));
 	disarm(d);
 	do {
 		/* after the limit, one last poll without sleeping */
@@ -325,6 +335,12 @@ int dray_fd(struct dray *d)
 	return d->user_fd;
 }
 
+/* The session is closed, and no proof can come that memory is free. */
+static bool is_over_for_good(const struct dray *d)
+{
+	return d->state == SESSION_CLOSED && !dc_proof_may_come(d);
+}
+
 /* Completions and events that can be taken, and callbacks that were run meanwhile. */
 static size_t ready_count(const struct dray *d, uint32_t called_back)
 {
@@ -333,14 +349,14 @@ static size_t ready_count(const struct dray *d, uint32_t called_back)
 
 static bool is_ready(struct dray *d, const void *called_back)
 {
-	return ready_count(d, *(const uint32_t *)called_back) || d->state == SESSION_CLOSED;
+	return ready_count(d, *(const uint32_t *)called_back) || is_over_for_good(d);
 }
 
 static int ready_or_closed(struct dray *d, uint32_t called_back)
 {
 	size_t n = ready_count(d, called_back);
 
-	if (!n && d->state == SESSION_CLOSED)
+	if (!n && is_over_for_good(d))
 		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->loss.msg);
 	return n > INT_MAX ? INT_MAX : (int)n;
 }

@@ -22,6 +22,7 @@
 #define DEFAULT_RETRY_MIN_MS 10
 #define DEFAULT_RETRY_MAX_MS 1000
 #define DEFAULT_EVENTS 4096
+#define DEFAULT_CONFIRM_MS 80
 #define SPIN_MAX_NS DRAY_NS_PER_SEC
 
 static int64_t ms_or(unsigned int ms, unsigned int fallback)
@@ -107,6 +108,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 		dray_max(ms_or(o->reconnect_max_ms, DEFAULT_RETRY_MAX_MS), d->retry_min_ns);
 	d->retry_for_ns = ms_or(o->reconnect_for_ms, 0);
 	d->retry_ns = d->retry_min_ns;
+	d->proof.confirm_ns = ms_or(o->confirm_ms, DEFAULT_CONFIRM_MS);
 	d->events_max = o->events_max ? o->events_max : DEFAULT_EVENTS;
 	error = take_socket(d, o->socket);
 	if (!error)
@@ -161,6 +163,7 @@ static void handle_free(struct dray *d)
 
 	dc_session_free(d);
 	dc_requests_deinit(&d->requests);
+	dc_proof_deinit(d);
 	while ((g = dray_handles_next(&d->regions, &cursor, NULL)))
 		dc_region_free(d, g);
 	dray_handles_deinit(&d->regions);
@@ -195,7 +198,9 @@ static struct dray *handle_new(void)
 	d->timer_at = INT64_MAX;
 	d->ring = RING_NULL;
 	d->state = SESSION_DOWN;
+	d->hello_minor = DMSG_MINOR;
 	dc_requests_init(&d->requests);
+	dc_proof_init(&d->proof);
 	dray_handles_init(&d->regions, REGIONS_MAX);
 	dray_handles_init(&d->remotes, REMOTES_MAX);
 	dray_list_init(&d->events);

@@ -9,6 +9,7 @@
  * request.c   the states of a request, from its start to its completion
  * engine.c    the event loop: epoll, spinning, sleeping, timers
  * transfer.c  submission by ring, arena or message; completions; cancelling
+ * proof.c     deadlines of transfers, and proof that memory is free
  * region.c    regions and pools; extents.c: the extents of a new region
  * remote.c    imported tokens and notifications; token.c: exported tokens
  * placement.c hints, the preferred segment, the launcher's environment
@@ -29,6 +30,7 @@
 
 #include "client/arena.h"
 #include "client/dray.h"
+#include "client/proof.h"
 #include "client/request.h"
 #include "client/ring.h"
 #include "client/thread.h"
@@ -43,6 +45,12 @@
 #define HANDLES_MAX (16384 / DRAY_CUDA_IPC_BYTES) /* of one region; the schema limits the bytes */
 #define REGIONS_MAX (1U << 16)
 #define REMOTES_MAX (1U << 20)
+
+/* The minor versions of the data protocol that brought flags of HELLO and requests. */
+#define SEGMENTS_MINOR 1
+#define PLACEMENT_MINOR 1
+#define GPU_MINOR 2
+#define AGENT_PIDFD_MINOR 3
 
 enum session_state {
 	SESSION_DOWN,    /* the next attempt starts at retry_at */
@@ -123,16 +131,16 @@ struct dray {
 	uint32_t restoring;    /* REGION_ADDs that are pending */
 	int64_t state_until;   /* timeout of the state; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
-	int64_t timer_at;      /* expiry of the timer; INT64_MAX: off */
-	bool segments_asked;   /* by the last HELLO */
-	bool segments_refused; /* the agent is too old for them: HELLO is repeated without */
+	int64_t timer_at;     /* expiry of the timer; INT64_MAX: off */
+	uint8_t hello_minor;  /* HELLO has no flags of later minor versions */
+	bool hello_again;     /* the agent refused a flag: HELLO is repeated for its version */
+	bool closed_by_agent; /* the present loss */
 	bool ever_ready;
 	struct dray_err loss; /* code 0: not broken; the text is of the last loss */
 	struct dray_err last_loss;
 	uint64_t losses;
 	uint64_t epoch; /* counts sessions */
 	uint64_t lost_incarnation;
-	uint8_t lost_agent_id[16];
 	int lost_code;
 
 	/* from the replies to HELLO and RING_OPEN */
@@ -148,6 +156,7 @@ struct dray {
 	struct arena arena;
 
 	struct requests requests;
+	struct proof proof;
 	struct dray_handles regions, remotes;
 	struct dray_list events;
 	uint32_t events_n;
@@ -186,7 +195,7 @@ static inline int dc_failed(void)
 int dc_code_of_errno(int error);
 
 /* What epoll watches */
-enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
+enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER, ENGINE_AGENT };
 
 /* session.c */
 /* Marks the session as lost, by its first reason. Returns -code. */
@@ -196,7 +205,7 @@ enum { ENGINE_SOCKET, ENGINE_DOORBELL, ENGINE_TIMER };
 bool dc_session_settle(struct dray *d);
 void dc_session_tick(struct dray *d, int64_t now);
 int64_t dc_session_next_tick(const struct dray *d);
-void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m);
+void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, struct dray_fds *fds);
 void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 			   struct dray_fds *fds);
 /* Registers the regions again; the session is ready when all are answered. */

@@ -23,13 +23,24 @@ static void break_with(struct dray *d, int code, struct dray_str text)
 	dc_session_break(d, code, "%.*s", (int)text.n, text.p);
 }
 
-static void handle_error(struct dray *d, struct request *r, const struct dmsg_error *m)
+/* After an agent of an earlier version has refused a flag. */
+static void hello_again(struct dray *d, uint8_t minor)
+{
+	if (minor >= d->hello_minor)
+		return;
+	d->hello_minor = minor;
+	d->hello_again = true;
+}
+
+static void handle_error(struct dray *d, struct request *r, const struct dmsg_header *h,
+			 const struct dmsg_error *m)
 {
 	int status = status_of(m->code);
 
 	switch (r->type) {
 	case DMSG_HELLO:
-		d->segments_refused = d->segments_asked && status == -DRAY_E_UNSUPPORTED;
+		if (status == -DRAY_E_UNSUPPORTED)
+			hello_again(d, h->minor);
 		break_with(d, -status, m->message);
 		return;
 	case DMSG_RING_OPEN:
@@ -55,7 +66,7 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 	switch (r->type) {
 	case DMSG_HELLO:
 		dc_request_end(d, r, 0, NO_TEXT);
-		dc_session_hello_reply(d, &m->hello_reply);
+		dc_session_hello_reply(d, &m->hello_reply, fds);
 		return;
 	case DMSG_RING_OPEN:
 		dc_request_end(d, r, 0, NO_TEXT);
@@ -63,6 +74,10 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 		return;
 	case DMSG_REGION_ADD:
 		status = dc_region_added(d, r, &m->region_add_reply, fds);
+		break;
+	case DMSG_REGION_REMOVE:
+		if (!dc_proof_removed(d, r))
+			return;
 		break;
 	case DMSG_REGION_EXPORT:
 		status = dc_token_made(d, r, &m->region_export_reply);
@@ -109,7 +124,7 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 	} else if (type == DMSG_SEGMENT_CHANGED) {
 		dc_event_segment(d, &m->segment_changed);
 	} else if (type == DMSG_ERROR) {
-		/* the agent closes the session */
+		d->closed_by_agent = true;
 		break_with(d,
 			   d->state == SESSION_READY ? DRAY_E_SESSION_CLOSED :
 						       -status_of(m->error.code),
@@ -134,11 +149,11 @@ static void handle(struct dray *d, size_t n, struct dray_fds *fds)
 		return;
 	}
 	r = dray_handles_get(&d->requests.table, h.request_id);
-	if (!r || r->state != REQUEST_SENT || r->on_ring)
+	if (!dc_request_is_open(d, r) || r->on_ring)
 		dc_session_defect(d, "the agent sent %s for a request that is not pending",
 				  dmsg_type_name(h.type));
 	else if (h.type == DMSG_ERROR)
-		handle_error(d, r, &m.error);
+		handle_error(d, r, &h, &m.error);
 	else if (h.type != (r->type | 0x8000))
 		dc_session_defect(d, "the agent answered %s with %s", dmsg_type_name(r->type),
 				  dmsg_type_name(h.type));
@@ -160,6 +175,7 @@ static bool receive_one(struct dray *d)
 	if (n == -ECONNRESET)
 		return true;
 	if (n <= 0) {
+		d->closed_by_agent = true;
 		dc_session_break(d,
 				 d->state == SESSION_READY ? DRAY_E_AGENT_RESTARTED :
 							     DRAY_E_PEER_UNREACHABLE,

@@ -279,7 +279,7 @@ int dray_region_remove_start(struct dray *d, dray_region region, void *arg, uint
 	else if (d->state == SESSION_CLOSED)
 		dc_request_end(d, r, d->lost_code, dc_text(d->loss.msg));
 	else if (d->state == SESSION_DOWN || d->state == SESSION_HELLO)
-		dc_request_hold(d, r); /* the reply to HELLO decides */
+		dc_proof_hold(d, r);
 	else
 		return dc_request_go(d, r, ret_id);
 	return dc_request_started(r, ret_id);

@@ -84,6 +84,7 @@ void dc_request_free(struct dray *d, struct request *r)
 	struct requests *q = &d->requests;
 
 	unlist(d, r);
+	dc_proof_forget(d, r);
 	dray_handles_del(&q->table, r->id);
 	contents_free(r);
 	if (q->free_n < FREE_MAX) {
@@ -163,6 +164,13 @@ void dc_request_sent(struct dray *d, struct request *r)
 	dray_list_add(&d->requests.sent, &r->link);
 }
 
+bool dc_request_is_open(const struct dray *d, const struct request *r)
+{
+	if (!r)
+		return false;
+	return r->state == REQUEST_SENT || (r->unconfirmed && r->epoch == d->epoch);
+}
+
 bool dc_request_again(struct dray *d, struct request *r)
 {
 	struct requests *q = &d->requests;
@@ -213,19 +221,17 @@ static void object_ended(struct dray *d, struct request *r, struct dray_str text
 	}
 }
 
-void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text)
+static void set_ended(struct dray *d, struct request *r, int status)
 {
 	unlist(d, r);
 	r->state = REQUEST_ENDED;
 	r->status = status;
 	d->threads.changed = true;
-	object_ended(d, r, text);
-	if (r->internal || r->abandoned) {
-		dc_request_free(d, r);
-		return;
-	}
-	if (status && text.n)
-		r->message = strndup(text.p, text.n);
+}
+
+/* Leaves r, which has ended, where its completion is taken from. */
+static void deliver(struct dray *d, struct request *r)
+{
 	if (r->waited)
 		return;
 	if (r->done) {
@@ -234,6 +240,33 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 	}
 	dray_list_add(&d->requests.done, &r->link);
 	d->requests.done_n++;
+}
+
+void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text)
+{
+	if (r->unconfirmed) {
+		dc_proof_answered(d, r, status, text);
+		return;
+	}
+	set_ended(d, r, status);
+	dray_heap_del(&d->proof.deadlines, &r->deadline);
+	object_ended(d, r, text);
+	if (r->internal || r->abandoned) {
+		dc_request_free(d, r);
+		return;
+	}
+	if (status && text.n)
+		r->message = strndup(text.p, text.n);
+	deliver(d, r);
+}
+
+void dc_request_end_unconfirmed(struct dray *d, struct request *r)
+{
+	set_ended(d, r, -DRAY_E_UNCONFIRMED);
+	if (r->abandoned)
+		dc_proof_keeps(d, r);
+	else
+		deliver(d, r);
 }
 
 static const uint8_t public_types[] = {
@@ -269,7 +302,9 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 			   results->message ? results->message :
 					      dray_strerror(r->status),
 	};
-	dc_request_free(d, r);
+	unlist(d, r);
+	if (!dc_proof_keeps(d, r))
+		dc_request_free(d, r);
 }
 
 void dc_requests_call_back(struct dray *d)
@@ -354,7 +389,7 @@ int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completio
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
-	if (!r || r->internal || r->abandoned || r->waited)
+	if (!r || r->internal || r->abandoned || r->waited || r->state == REQUEST_LENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND,
 			       "the request is unknown, or its completion was taken");
 	ended = has_ended(d, r) || wait_until(d, r, dc_engine_until(timeout_ms));

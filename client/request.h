@@ -5,10 +5,11 @@
  *
  *   queued    waits for the session, or for room in the socket (all but transfers)
  *   sent      the agent owes an answer
- *   held      the session was lost; the next HELLO decides its status (see session.c)
+ *   held      the session was lost; proof decides its status (see proof.h)
  *   callbacks ended, its callback is still to be run
  *   done      ended, its completion is still to be taken
  *   none      ended, and a blocking function takes it
+ *   lent      its completion was taken and said unconfirmed (see proof.h)
  *   free      unused memory
  *
  * Internal requests are started by the library itself and end without a completion.
@@ -20,6 +21,7 @@
 
 #include "client/dray.h"
 #include "lib/handle.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 #include "schema/gen/data.h"
 
@@ -32,7 +34,7 @@
  */
 #define REQUESTS_CONTROL_MAX 64
 
-enum request_state { REQUEST_QUEUED, REQUEST_SENT, REQUEST_HELD, REQUEST_ENDED };
+enum request_state { REQUEST_QUEUED, REQUEST_SENT, REQUEST_HELD, REQUEST_ENDED, REQUEST_LENT };
 
 struct request {
 	struct dray_list link;
@@ -40,9 +42,10 @@ struct request {
 	uint16_t type; /* DMSG_* of the request */
 	enum request_state state;
 	bool internal;
-	bool on_ring;   /* a transfer whose completion comes by the ring */
-	bool abandoned; /* its caller timed out: its result is undone when it ends */
-	bool waited;    /* a blocking function of the library takes it */
+	bool on_ring;     /* a transfer whose completion comes by the ring */
+	bool abandoned;   /* its caller timed out: its result is undone when it ends */
+	bool waited;      /* a blocking function of the library takes it */
+	bool unconfirmed; /* it ended without an answer, and waits for proof */
 	void *arg;
 	void (*done)(struct dray *d, const struct dray_completion *c);
 
@@ -52,7 +55,12 @@ struct request {
 	uint64_t bytes, duration_ns;
 	char *message; /* NULL: the text of the code */
 
+	/* proof.c */
+	struct dray_heap_node deadline; /* of a transfer that was sent or is held */
+	struct agent *agent;            /* whose answer or death is waited for */
+
 	/* transfers */
+	uint64_t epoch; /* session whose arena and ring it uses */
 	uint64_t arena_offset;
 	uint32_t arena_bytes; /* 0: none */
 
@@ -123,10 +131,13 @@ static inline int dc_request_started(const struct request *r, uint64_t *ret_id)
 /* The message of r is in the socket, or its entry in the ring. */
 void dc_request_sent(struct dray *d, struct request *r);
 
+/* True if the agent may answer r, which may be NULL. */
+bool dc_request_is_open(const struct dray *d, const struct request *r);
+
 /* The agent answered busy: r is sent again first. False if no other such request is in flight. */
 bool dc_request_again(struct dray *d, struct request *r);
 
-/* Moves r to the list of held requests (see session.c). */
+/* Moves r to the list of held requests. For proof.c. */
 void dc_request_hold(struct dray *d, struct request *r);
 
 /*
@@ -134,6 +145,9 @@ void dc_request_hold(struct dray *d, struct request *r);
  * request is freed, and the result of an abandoned one undone.
  */
 void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text);
+
+/* Ends r for the caller alone: what it uses stays in use. For proof.c. */
+void dc_request_end_unconfirmed(struct dray *d, struct request *r);
 
 #define NO_TEXT ((struct dray_str){ 0 })
 struct dray_str dc_text(const char *s);

@@ -10,10 +10,6 @@
 #include "client/internal.h"
 #include "lib/cleanup.h"
 
-/* The minor versions of the data protocol that brought these requests. */
-#define PLACEMENT_MINOR 1
-#define GPU_MINOR 2
-
 /* What goes with the bytes in d->out. The functions below return their number, or the status of r. */
 struct message {
 	const char *why; /* for a status; NULL: the text of the code */
@@ -38,11 +34,12 @@ static int encode_hello(struct dray *d, const struct request *r, struct message 
 				      .name = dc_text(d->name),
 			      } };
 
-	d->segments_asked = (d->flags & DRAY_OPTION_SEGMENTS) && !d->segments_refused;
 	if (d->flags & DRAY_OPTION_NOTIFICATIONS)
 		m.hello.flags |= DMSG_HELLO_FLAG_NOTIFICATIONS;
-	if (d->segments_asked)
+	if ((d->flags & DRAY_OPTION_SEGMENTS) && d->hello_minor >= SEGMENTS_MINOR)
 		m.hello.flags |= DMSG_HELLO_FLAG_SEGMENTS;
+	if (d->hello_minor >= AGENT_PIDFD_MINOR)
+		m.hello.flags |= DMSG_HELLO_FLAG_AGENT_PIDFD;
 	/* the agent sees our death by it, even if a forked child keeps the socket open */
 	msg->own_fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	if (msg->own_fd >= 0) {

@@ -4,16 +4,11 @@
  * HELLO and RING share one timeout; RESTORE has one from reply to reply. RING is skipped if no ring
  * is wanted, and RESTORE if there are no regions.
  *
- * An agent of data protocol 1.0 refuses a HELLO that asks for changes of segments. A second HELLO
+ * An agent refuses a HELLO with flags of a later minor version of the data protocol. A second HELLO
  * without them follows at once, on a new connection. The next session asks again.
  *
- * After a loss, requests that were sent end with the code of the loss. The success of REGION_REMOVE
- * and REGION_REVOKE however proves that nothing accesses the memory any more, so these two are held
- * until the next HELLO. They succeed if the old agent is proven dead, because its mappings, streams
- * and queue pairs died with it:
- *  - the connection ended without a message, and the incarnation is another one now; or
- *  - the same agent id has another incarnation: only one process can hold its state directory.
- * Otherwise the old agent may still be winding down, and they end with the code of the loss.
+ * After a loss, requests that were sent end with the code of the loss. Transfers, REGION_REMOVE and
+ * REGION_REVOKE wait for proof that nothing accesses the memory any more (see proof.h).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -91,23 +86,10 @@ void dc_session_restore(struct dray *d)
 		dc_session_restored(d);
 }
 
-static void end_held(struct dray *d, bool agent_died)
+void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, struct dray_fds *fds)
 {
-	dray_list_for_each(&d->requests.held, r, struct request, link)
-		dc_request_end(d, r, agent_died ? 0 : d->lost_code, NO_TEXT);
-}
+	int pidfd = -1;
 
-/* Is the agent of the lost session proven dead? */
-static bool has_died(const struct dray *d)
-{
-	bool same = memcmp(d->agent_id, d->lost_agent_id, sizeof(d->agent_id)) == 0;
-
-	return d->incarnation != d->lost_incarnation &&
-	       (same || d->lost_code == -DRAY_E_AGENT_RESTARTED);
-}
-
-void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
-{
 	if (m->major != DMSG_MAJOR) {
 		dc_session_break(d, DRAY_E_VERSION,
 				 "the agent chose protocol version %u, which was not offered",
@@ -117,14 +99,16 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
 	d->session = m->session;
 	d->incarnation = m->incarnation;
 	d->minor = m->minor;
-	d->segments = d->segments_asked;
+	d->segments = (d->flags & DRAY_OPTION_SEGMENTS) && d->hello_minor >= SEGMENTS_MINOR;
 	d->ops_inline_max = dray_min(m->ops_inline_max, (uint32_t)DMSG_OPS_INLINE_MAX);
 	memcpy(d->agent_id, m->agent_id, sizeof(d->agent_id));
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);
 	snprintf(d->version, sizeof(d->version), "%.*s", (int)m->version.n, m->version.p);
-	if (d->ever_ready)
-		end_held(d, has_died(d));
-	if (d->flags & DRAY_OPTION_NO_RING)
+	if (m->flags & DMSG_HELLO_REPLY_FLAG_PIDFD && fds->n == 1)
+		pidfd = dray_take_fd(fds->fd[0]);
+	if (dc_proof_agent(d, m, pidfd) < 0)
+		dc_session_break(d, DRAY_E_NO_MEMORY, "no memory");
+	else if (d->flags & DRAY_OPTION_NO_RING)
 		dc_session_restore(d);
 	else
 		advance(d, SESSION_RING, DMSG_RING_OPEN);
@@ -230,9 +214,10 @@ static void close_sockets(struct dray *d)
 	dc_ring_close(&d->ring);
 }
 
-static bool is_proof(const struct request *r)
+static bool needs_proof(const struct request *r)
 {
-	return r->type == DMSG_REGION_REMOVE || r->type == DMSG_REGION_REVOKE;
+	return r->type == DMSG_TRANSFER || r->type == DMSG_REGION_REMOVE ||
+	       r->type == DMSG_REGION_REVOKE;
 }
 
 /* Requests that were sent end or are held; queued ones wait, apart from those of this session. */
@@ -241,15 +226,15 @@ static void end_requests(struct dray *d, int code)
 	struct requests *q = &d->requests;
 
 	dray_list_for_each(&q->sent, r, struct request, link) {
-		if (is_proof(r))
-			dc_request_hold(d, r);
+		if (needs_proof(r))
+			dc_proof_hold(d, r);
 		else
 			dc_request_end(d, r, r->type == DMSG_REMOTE_RELEASE ? 0 : code,
 				       dc_text(d->loss.msg));
 	}
 	dray_list_for_each(&q->queued, r, struct request, link) {
-		if (is_proof(r))
-			dc_request_hold(d, r);
+		if (needs_proof(r))
+			dc_proof_hold(d, r);
 		else if (r->internal)
 			dc_request_end(d, r, code, NO_TEXT);
 	}
@@ -275,7 +260,7 @@ static bool may_retry(const struct dray *d)
 static void close_for_good(struct dray *d)
 {
 	d->state = SESSION_CLOSED;
-	end_held(d, false);
+	dc_proof_closed(d);
 	dray_list_for_each(&d->requests.queued, r, struct request, link)
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, NO_TEXT);
 	if (d->ever_ready)
@@ -284,7 +269,7 @@ static void close_for_good(struct dray *d)
 
 bool dc_session_settle(struct dray *d)
 {
-	bool hello_again = d->segments_asked && d->segments_refused;
+	bool hello_again = d->hello_again;
 	bool was_ready = d->state == SESSION_READY;
 	int code = -d->loss.code;
 
@@ -296,8 +281,9 @@ bool dc_session_settle(struct dray *d)
 		d->last_loss = d->loss;
 		__atomic_fetch_add(&d->losses, 1, __ATOMIC_RELAXED);
 	}
-	d->segments_refused = hello_again;
-	d->segments_asked = false;
+	d->hello_again = false;
+	if (!hello_again)
+		d->hello_minor = DMSG_MINOR;
 	close_sockets(d);
 	d->threads.changed = true;
 	d->epoch++;
@@ -305,9 +291,10 @@ bool dc_session_settle(struct dray *d)
 	if (was_ready) {
 		d->lost_code = code;
 		d->lost_incarnation = d->incarnation;
-		memcpy(d->lost_agent_id, d->agent_id, sizeof(d->agent_id));
 		d->lost_at = dray_now().ns;
 	}
+	dc_proof_lost(d, &d->loss, d->closed_by_agent);
+	d->closed_by_agent = false;
 	end_requests(d, code);
 	unmap_arena(d);
 	dc_remotes_lost(d, code);

@@ -227,7 +227,13 @@ static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_c
 	r = dc_request_new(d, DMSG_TRANSFER, t->arg);
 	if (!r)
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another transfer");
-	error = by_ring ? submit_ring(d, &p, r) : submit_message(d, &p, r);
+	r->region = t->local;
+	r->epoch = d->epoch;
+	error = dc_proof_deadline(d, r, t->deadline_ms);
+	if (error)
+		error = dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another transfer");
+	else
+		error = by_ring ? submit_ring(d, &p, r) : submit_message(d, &p, r);
 	if (error) {
 		dc_transfer_ended(d, r);
 		dc_request_free(d, r);
@@ -282,7 +288,7 @@ int dray_submit(struct dray *d, const struct dray_transfer *t, uint64_t *ret_id)
 
 void dc_transfer_ended(struct dray *d, struct request *r)
 {
-	if (r->arena_bytes)
+	if (r->arena_bytes && r->epoch == d->epoch)
 		dc_arena_free(&d->arena, r->arena_offset, r->arena_bytes);
 	r->arena_bytes = 0;
 }
@@ -294,7 +300,7 @@ void dc_transfer_take_ring(struct dray *d)
 
 	while (d->ring.base && dc_ring_take(&d->ring, &e, &d->loss) > 0) {
 		r = dray_handles_get(&d->requests.table, e.user_data);
-		if (!r || r->state != REQUEST_SENT || !r->on_ring) {
+		if (!dc_request_is_open(d, r) || !r->on_ring) {
 			dc_session_defect(d, "the ring completed a transfer that is not in flight");
 			return;
 		}
@@ -305,6 +311,19 @@ void dc_transfer_take_ring(struct dray *d)
 			e.status = DRAY_E_INTERNAL;
 		dc_request_end(d, r, -(int)e.status, NO_TEXT);
 	}
+}
+
+int dray_lent(struct dray *d, uint64_t id)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	const struct request *r;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	if (d->proof.unconfirmed)
+		dc_proof_check(d);
+	r = dray_handles_get(&d->requests.table, id);
+	return r && r->unconfirmed;
 }
 
 int dray_cancel(struct dray *d, uint64_t id)

@@ -10,15 +10,18 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "lib/assert.h"
 #include "lib/cleanup.h"
-#include "lib/wake.h"
 #include "lib/memfd.h"
+#include "lib/wake.h"
+#include "schema/gen/errors.h"
 
 #define SQES 4096
+#define MINOR_OFFSET 5 /* in the header of a message */
 
 static uint32_t *word(struct fake *f, unsigned offset)
 {
@@ -32,12 +35,20 @@ void fake_send(struct fake *f, int n, const uint8_t *buf)
 		dray_seqpacket_send(f->conn, buf, (size_t)n, NULL, 0);
 }
 
+static uint8_t version(const struct fake *f)
+{
+	return f->is_old ? 0 : f->no_gpu ? 1 : DMSG_MINOR;
+}
+
 void fake_send_error(struct fake *f, uint64_t id, uint32_t code, const char *text)
 {
 	uint8_t buf[512];
 	struct dmsg_error m = { code, { text, (uint32_t)strlen(text) } };
 
-	fake_send(f, dmsg_error_encode(buf, sizeof(buf), id, &m), buf);
+	int n = dmsg_error_encode(buf, sizeof(buf), id, &m);
+
+	buf[MINOR_OFFSET] = version(f);
+	fake_send(f, n, buf);
 }
 
 void fake_hang_up(struct fake *f)
@@ -165,28 +176,38 @@ static void ring_open(struct fake *f, uint64_t id, const struct dmsg_ring_open *
 static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_header *h,
 		 const uint8_t *body, struct dray_fds *fds)
 {
+	static const uint32_t newer[] = { [0] = DMSG_HELLO_FLAG_SEGMENTS |
+						DMSG_HELLO_FLAG_AGENT_PIDFD,
+					  [1] = DMSG_HELLO_FLAG_AGENT_PIDFD,
+					  [DMSG_MINOR] = 0 };
 	struct dmsg_hello m;
 	struct dmsg_hello_reply reply = { .major = DMSG_MAJOR,
-					  .minor = f->is_old ? 0 :
-						   f->no_gpu ? 1 :
-							       DMSG_MINOR,
+					  .minor = version(f),
 					  .ops_inline_max = f->ops_inline_max,
 					  .session = 7,
 					  .incarnation = f->incarnation,
 					  .segment = { "127.0.0.1:7411", 14 },
 					  .version = { "fake", 4 } };
+	int n, fd;
 
 	dray_assert(dmsg_hello_decode(body, h->length, &m, NULL) == 0);
 	f->hellos++;
 	f->last_hello_flags = m.flags;
 	dray_assert(fds->n == (m.flags & DMSG_HELLO_FLAG_PIDFD ? 1 : 0));
-	if (f->is_old && m.flags & DMSG_HELLO_FLAG_SEGMENTS) {
-		fake_send_error(f, h->request_id, 2, "flags has unknown bits 0x4");
+	if (m.flags & newer[version(f)]) {
+		fake_send_error(f, h->request_id, DRAY_E_UNSUPPORTED, "flags has unknown bits");
 		fake_hang_up(f);
 		return 0;
 	}
 	memset(reply.agent_id, f->agent_id, sizeof(reply.agent_id));
-	return dmsg_hello_reply_encode(buf, cap, h->request_id, &reply);
+	if (!f->process || !(m.flags & DMSG_HELLO_FLAG_AGENT_PIDFD))
+		return dmsg_hello_reply_encode(buf, cap, h->request_id, &reply);
+	reply.flags = DMSG_HELLO_REPLY_FLAG_PIDFD;
+	n = dmsg_hello_reply_encode(buf, cap, h->request_id, &reply);
+	fd = (int)syscall(SYS_pidfd_open, f->process, 0);
+	dray_seqpacket_send(f->conn, buf, (size_t)n, &fd, 1);
+	dray_close(fd);
+	return 0;
 }
 
 static void region_add(struct fake *f, const struct dmsg_header *h, const uint8_t *body,

@@ -35,8 +35,9 @@ struct fake {
 	bool hold_transfers; /* do not answer TRANSFERs and ring entries */
 	bool ignore_ring;    /* do not take ring entries */
 	uint32_t transfer_status;
-	bool is_old; /* speaks data protocol 1.0 */
-	bool no_gpu; /* speaks data protocol 1.1 */
+	bool is_old;   /* speaks data protocol 1.0 */
+	bool no_gpu;   /* speaks data protocol 1.1 */
+	pid_t process; /* whose pidfd HELLO_REPLY carries; 0: none */
 
 	/* the ring as the agent maps it */
 	uint8_t *ring, *arena;

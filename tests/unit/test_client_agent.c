@@ -352,6 +352,36 @@ static void agent_is_killed(void **state)
 	pair_end(&p);
 }
 
+static void agent_is_stopped(void **state)
+{
+	struct dray_op op = { 4096, 0, 8 };
+	struct dray_completion c;
+	struct dray_transfer t;
+	struct dray_event e;
+	struct pair p;
+	uint64_t id;
+	int status;
+
+	pair_make(&p, &agents[1], &agents[0], 0);
+	t = pull(&p, &op, 1);
+	t.deadline_ms = 50;
+	kill(agents[0].pid, SIGSTOP);
+	assert_int_equal(waitpid(agents[0].pid, &status, WUNTRACED), agents[0].pid);
+	assert_true(WIFSTOPPED(status));
+	ok(p.user, dray_submit(p.user, &t, &id));
+	assert_int_equal(dray_wait(p.user, id, -1, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_UNCONFIRMED);
+	assert_int_equal(dray_lent(p.user, id), 1);
+	kill(agents[0].pid, SIGCONT);
+	e = event(p.user, DRAY_EVENT_CONFIRMED);
+	assert_int_equal(e.id, id);
+	assert_true(e.code == 0 || e.code == -DRAY_E_DEADLINE);
+	assert_int_equal(dray_lent(p.user, id), 0);
+	t.deadline_ms = 0;
+	ok(p.user, dray_run(p.user, &t, &c));
+	pair_end(&p);
+}
+
 static void drain_is_reported(void **state)
 {
 	struct dray *d = client(&agents[0], NULL, 0);
@@ -452,13 +482,10 @@ static void find_drayd(const char *self)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(within_one_agent),
-		TEST(between_two_agents),
-		TEST(revoke_is_reported),
-		TEST(waiting_is_cancelled),
-		TEST(agent_is_killed),
-		TEST(drain_is_reported),
-		TEST(refusals_have_the_right_code),
+		TEST(within_one_agent),   TEST(between_two_agents),
+		TEST(revoke_is_reported), TEST(waiting_is_cancelled),
+		TEST(agent_is_killed),    TEST(agent_is_stopped),
+		TEST(drain_is_reported),  TEST(refusals_have_the_right_code),
 		TEST(many_requests),
 	};
 

@@ -406,6 +406,7 @@ static void codes_match_the_schema(void **state)
 		CODE(GPU_LOST, gpu_lost),
 		CODE(GPU_HANDLE, gpu_handle),
 		CODE(GPU_DEVICE, gpu_device),
+		CODE(UNCONFIRMED, unconfirmed),
 	};
 	const int n = sizeof(codes) / sizeof(codes[0]);
 

@@ -347,9 +347,9 @@ static void changes(void **state)
 	struct dray_event e;
 
 	assert_int_equal(segments_of(d), 1);
-	assert_int_equal(client_fake.last_hello_flags, DMSG_HELLO_FLAG_PIDFD |
-							       DMSG_HELLO_FLAG_NOTIFICATIONS |
-							       DMSG_HELLO_FLAG_SEGMENTS);
+	assert_int_equal(client_fake.last_hello_flags,
+			 DMSG_HELLO_FLAG_PIDFD | DMSG_HELLO_FLAG_NOTIFICATIONS |
+				 DMSG_HELLO_FLAG_SEGMENTS | DMSG_HELLO_FLAG_AGENT_PIDFD);
 	fake_do(&client_fake, send_change, &m);
 	e = client_event(d, DRAY_EVENT_SEGMENT);
 	assert_string_equal(e.segment, "node:1");
@@ -453,6 +453,7 @@ static void refused_twice(void **state)
 	struct dray *d = NULL;
 
 	o.flags = DRAY_OPTION_SEGMENTS;
+	client_fake.is_old = true;
 	client_fake.hook = supports_nothing;
 	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_UNSUPPORTED);
 	assert_string_equal(why, "nothing is supported");

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libdray: transfers without an answer. They end as unconfirmed, and their memory is lent until the
+ * agent answers or is proven dead. A child process stands for the agent's process.
+ */
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/dray.h"
+#include "lib/assert.h"
+#include "tests/unit/client_rig.h"
+#include "tests/unit/cm.h"
+
+/* Longer than any test takes. */
+#define NEVER_MS 100000
+
+static struct dray *d;
+static struct dray_memory m;
+static dray_region region;
+static dray_remote remote;
+
+static void new_process(struct fake *f, void *arg)
+{
+	f->process = fork();
+	dray_assert(f->process >= 0);
+	if (f->process)
+		return;
+	/* without the parent's descriptors, of which the socket is one */
+	for (int fd = 3; fd < 256; fd++)
+		close(fd);
+	for (;;)
+		pause();
+}
+
+static void end_process(struct fake *f)
+{
+	if (f->process <= 0)
+		return;
+	kill(f->process, SIGKILL);
+	waitpid(f->process, NULL, 0);
+	f->process = 0;
+}
+
+static int setup(void **state)
+{
+	client_setup(state);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	dray_disconnect(d);
+	dray_memory_free(&m);
+	client_teardown(state);
+	end_process(&client_fake);
+	return 0;
+}
+
+static void hold(struct fake *f, void *arg)
+{
+	f->hold_transfers = true;
+}
+
+/* A session with an agent that answers no transfer. */
+static void begin(unsigned int flags, unsigned int confirm_ms, bool with_process)
+{
+	struct dray_options o = client_options();
+	char why[200];
+
+	o.flags = flags;
+	o.confirm_ms = confirm_ms;
+	if (with_process)
+		fake_do(&client_fake, new_process, NULL);
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), 0);
+	client_region(d, &region, &m);
+	client_remote(d, &remote);
+	fake_do(&client_fake, hold, NULL);
+}
+
+static uint64_t submit(unsigned int deadline_ms)
+{
+	static const struct dray_op ops[] = { { 0, 0, 8 }, { 64, 64, 8 } };
+	struct dray_transfer t = { .local = region,
+				   .remote = remote,
+				   .direction = DRAY_DIRECTION_READ,
+				   .ops = ops,
+				   .count = 2,
+				   .deadline_ms = deadline_ms };
+	uint64_t id;
+
+	assert_int_equal(dray_submit(d, &t, &id), 0);
+	return id;
+}
+
+static void ends(uint64_t id, int status)
+{
+	struct dray_completion c;
+
+	assert_int_equal(dray_wait(d, id, NEVER_MS, &c), 0);
+	assert_int_equal(c.id, id);
+	assert_int_equal(c.status, status);
+	assert_int_equal(dray_lent(d, id), status == -DRAY_E_UNCONFIRMED);
+}
+
+static void is_confirmed(uint64_t id, int code)
+{
+	struct dray_event e = client_event(d, DRAY_EVENT_CONFIRMED);
+
+	assert_int_equal(e.id, id);
+	assert_int_equal(e.code, code);
+	assert_int_equal(dray_lent(d, id), 0);
+}
+
+static void answer(struct fake *f, void *arg)
+{
+	fake_complete(f, *(uint64_t *)arg, 0);
+}
+
+static void the_agent_is_silent(unsigned int flags)
+{
+	struct dray_info info;
+	uint64_t id;
+
+	begin(flags, 10, true);
+	id = submit(10);
+	ends(id, -DRAY_E_UNCONFIRMED);
+	/* the agent is continued */
+	fake_do(&client_fake, answer, &id);
+	is_confirmed(id, 0);
+	/* the session goes on, with all of its ring and arena */
+	dray_get_info(d, &info);
+	assert_true(info.connected);
+	assert_int_equal(info.in_flight, 0);
+	for (int i = 0; i < 1000; i++) {
+		id = submit(NEVER_MS);
+		fake_do(&client_fake, answer, &id);
+		ends(id, 0);
+	}
+}
+
+static void an_answer_after_the_deadline(void **state)
+{
+	the_agent_is_silent(0);
+}
+
+static void an_answer_before_the_completion_is_taken(void **state)
+{
+	struct dray_completion c;
+	struct dray_event e;
+	uint64_t id;
+
+	begin(0, 1, true);
+	id = submit(1);
+	assert_int_equal(dray_process(d, NEVER_MS), 1);
+	assert_int_equal(dray_lent(d, id), 1);
+	fake_do(&client_fake, answer, &id);
+	while (dray_lent(d, id))
+		dray_process(d, 0);
+	assert_int_equal(dray_next_completion(d, &c), 1);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(dray_next_event(d, &e), 0);
+}
+
+static void stop_process(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	unlink(f->path);
+	kill(f->process, SIGSTOP);
+}
+
+static void kill_process(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	unlink(f->path);
+	end_process(f);
+}
+
+static void a_dead_process_is_proof(void **state)
+{
+	uint64_t id;
+
+	begin(0, NEVER_MS, true);
+	id = submit(0);
+	fake_do(&client_fake, kill_process, NULL);
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+static void the_end_of_the_socket_is_no_proof(void **state)
+{
+	uint64_t id;
+
+	begin(0, 10, true);
+	id = submit(0);
+	fake_do(&client_fake, stop_process, NULL);
+	ends(id, -DRAY_E_UNCONFIRMED);
+	assert_int_equal(dray_process(d, 20), 1); /* DRAY_EVENT_LOST */
+	client_event(d, DRAY_EVENT_LOST);
+	assert_int_equal(dray_lent(d, id), 1);
+	fake_do(&client_fake, kill_process, NULL);
+	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+static void a_closed_session_still_waits_for_proof(void **state)
+{
+	uint64_t id;
+
+	begin(DRAY_OPTION_NO_RECONNECT, 10, true);
+	id = submit(0);
+	fake_do(&client_fake, stop_process, NULL);
+	ends(id, -DRAY_E_UNCONFIRMED);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_CLOSED);
+	assert_int_equal(dray_process(d, 10), 0);
+	fake_do(&client_fake, kill_process, NULL);
+	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_process(d, NEVER_MS), -DRAY_E_SESSION_CLOSED);
+}
+
+static void kill_process_only(struct fake *f, void *arg)
+{
+	end_process(f);
+}
+
+/* A child that the agent forked can keep the socket open. */
+static void a_dead_process_with_an_open_socket(void **state)
+{
+	uint64_t id;
+
+	begin(DRAY_OPTION_NO_RECONNECT, NEVER_MS, true);
+	id = submit(0);
+	fake_do(&client_fake, kill_process_only, NULL);
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+static void the_same_agent_closed_the_session(void **state)
+{
+	uint64_t id;
+
+	begin(0, NEVER_MS, true);
+	id = submit(0);
+	fake_do(&client_fake, client_close_with_error, NULL);
+	ends(id, -DRAY_E_SESSION_CLOSED);
+}
+
+static void restart_beside_the_old_process(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	f->incarnation++;
+	f->process = *(pid_t *)arg;
+}
+
+static void another_agent_is_no_proof(void **state)
+{
+	struct dray_completion c;
+	uint64_t id, remove_id;
+	pid_t old, mine = getpid();
+
+	begin(0, 1, true);
+	old = client_fake.process;
+	id = submit(0);
+	fake_do(&client_fake, restart_beside_the_old_process, &mine);
+	ends(id, -DRAY_E_UNCONFIRMED);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_lent(d, id), 1);
+	/* the new agent removes the region, which the old one may still write to */
+	assert_int_equal(dray_region_remove_start(d, region, NULL, &remove_id), 0);
+	assert_int_equal(dray_wait(d, remove_id, 100, &c), -DRAY_E_TIMEOUT);
+	client_fake.process = old;
+	end_process(&client_fake);
+	assert_int_equal(dray_wait(d, remove_id, NEVER_MS, &c), 0);
+	assert_int_equal(c.status, 0);
+	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+/* Agents of data protocol 1.2 have no pidfd: the next session shows who is there. */
+static void an_agent_without_pidfd(void **state)
+{
+	uint64_t id;
+
+	begin(0, NEVER_MS, false);
+	id = submit(0);
+	fake_do(&client_fake, client_restart, NULL);
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+static void hang_up_for_good(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	unlink(f->path);
+}
+
+static void an_agent_without_pidfd_stays_away(void **state)
+{
+	uint64_t id;
+
+	begin(0, 10, false);
+	id = submit(0);
+	fake_do(&client_fake, hang_up_for_good, NULL);
+	ends(id, -DRAY_E_UNCONFIRMED);
+}
+
+static void each_of_many_ends_once(void **state)
+{
+	enum { N = 200 };
+	struct dray_completion c;
+	struct dray_event e;
+	uint64_t ids[N];
+	int unconfirmed = 0, confirmed = 0, left = 0;
+
+	begin(0, 1, true);
+	for (int i = 0; i < N; i++)
+		ids[i] = submit(i % 2 ? 1 : 0);
+	for (int i = 1; i < N; i += 2)
+		ends(ids[i], -DRAY_E_UNCONFIRMED);
+	fake_do(&client_fake, stop_process, NULL);
+	for (int i = 0; i < N; i += 2)
+		ends(ids[i], -DRAY_E_UNCONFIRMED);
+	fake_do(&client_fake, kill_process, NULL);
+	while (confirmed < N) {
+		assert_true(dray_process(d, NEVER_MS) > 0);
+		while (dray_next_event(d, &e) > 0)
+			confirmed += e.type == DRAY_EVENT_CONFIRMED;
+	}
+	for (int i = 0; i < N; i++) {
+		unconfirmed += dray_lent(d, ids[i]);
+		left += dray_wait(d, ids[i], 0, &c) != -DRAY_E_NOT_FOUND;
+	}
+	assert_int_equal(confirmed, N);
+	assert_int_equal(unconfirmed, 0);
+	assert_int_equal(left, 0);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		TEST(an_answer_after_the_deadline),
+		TEST(an_answer_before_the_completion_is_taken),
+		TEST(a_dead_process_is_proof),
+		TEST(the_end_of_the_socket_is_no_proof),
+		TEST(a_closed_session_still_waits_for_proof),
+		TEST(a_dead_process_with_an_open_socket),
+		TEST(the_same_agent_closed_the_session),
+		TEST(another_agent_is_no_proof),
+		TEST(an_agent_without_pidfd),
+		TEST(an_agent_without_pidfd_stays_away),
+		TEST(each_of_many_ends_once),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
