@@ -71,8 +71,8 @@ LIBRARIES := $(if $(SRC_client),$(B)/libdray.so.0 $(B)/libdray.so $(B)/libdray.a
 GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
 ARCHIVES := $(foreach a,test agent ctl client netdetect gpu base,$(B)/lib$(a).a)
 
-LIBS_netdetect := -lmnl -libverbs
-LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
+LIBS_netdetect := -lmnl -ldl
+LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -lm $(LIBS_netdetect)
 LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
 LIBS_test := -lcmocka
 

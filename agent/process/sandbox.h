@@ -8,7 +8,7 @@
  * The filter checks the arguments of some calls. Sockets must be of the families Unix, IPv4, IPv6 and netlink. clone can
  * create threads, but no processes or namespaces; a filter cannot see the flags of clone3, so that returns ENOSYS and the C
  * library uses clone. Memory is never writable and executable, and becomes executable only by mapping a file: libibverbs
- * loads a driver when its first device appears, and the C library loads modules to look up group names. Arguments of calls
+ * and its drivers are loaded when the first device appears, and the C library loads modules to look up group names. Arguments of calls
  * on the data path are not checked: since Linux 5.11 the kernel caches that they are allowed and skips the filter.
  *
  * DRAY_TEST builds also allow the calls of sanitizers: their leak check traces the process at its end.

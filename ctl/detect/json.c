@@ -76,7 +76,7 @@ static void device(struct ctl_json *j, const struct nd_device *d)
 		     J_TEXT("system_guid", guid(d->system_guid, system)), J_TEXT("pci", d->bdf),
 		     J_INT("numa", d->numa), J_BOOL("virtual_function", d->virtual_function),
 		     J_TEXT("uverbs", d->uverbs),
-		     J_TEXT("opens", d->open_error ? dray_errno_text(d->open_error) : "yes"));
+		     J_TEXT("opens", d->open_error ? nd_device_open_text(d) : "yes"));
 	ctl_json_object(j, "resources");
 	for (size_t i = 0; i < d->n_resources; i++)
 		ctl_json_add(j, J_UINT(d->resources[i].name, d->resources[i].count));

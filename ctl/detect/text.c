@@ -208,7 +208,7 @@ static void explain_device(struct ctl *c, const struct nd_scan *scan, const stru
 		d->virtual_function ? " (virtual function)" : "", d->numa);
 	fprintf(c->out, "  verbs: %s%s%s\n", *d->uverbs ? d->uverbs : "no uverbs node",
 		d->open_error ? ", cannot be opened: " : ", can be opened",
-		d->open_error ? dray_errno_text(d->open_error) : "");
+		d->open_error ? nd_device_open_text(d) : "");
 	for (size_t i = 0; i < scan->topology.n_pairs; i++) {
 		const struct nd_affinity *a = &scan->topology.pairs[i];
 

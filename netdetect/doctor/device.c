@@ -97,6 +97,11 @@ void nd_check_uverbs(struct examination *x)
 		else if (d->open_error == ENOENT || d->open_error == EACCES ||
 			 d->open_error == EPERM)
 			report_node(x, d);
+		else if (d->open_error == ELIBACC)
+			nd_finding(
+				x, ND_ERROR, d->name,
+				"install rdma-core's library and providers (packages libibverbs1 and ibverbs-providers), and restart the agent",
+				"RDMA is not available: %s", nd_device_open_text(d));
 		else
 			nd_finding(
 				x, ND_ERROR, d->name,

@@ -59,8 +59,9 @@ struct nd_device {
 	char bdf[16];                    /* "" if it is not on PCI */
 	int numa;                        /* -1 unknown */
 	bool virtual_function;
-	char uverbs[32];       /* "uverbs0", "" none */
-	int open_error;        /* errno of opening the uverbs node; 0: it opens; ENOENT: no node */
+	char uverbs[32]; /* "uverbs0", "" none */
+	/* errno of opening the uverbs node; 0: it opens; ENOENT: no node; ELIBACC: libibverbs cannot be loaded */
+	int open_error;
 	struct nd_port *ports; /* by number */
 	size_t n_ports;
 	struct nd_resource resources[ND_RESOURCES_MAX];
@@ -88,6 +89,8 @@ void nd_devices_deinit(struct nd_devices *d);
 
 /* True if one of its ports is active. */
 bool nd_device_active(const struct nd_device *d);
+/* libibverbs.c: why the device does not open, if open_error is set. Valid for ever. */
+const char *nd_device_open_text(const struct nd_device *d);
 
 /* NULL: none. */
 const struct nd_device *nd_device_by_name(const struct nd_devices *d, const char *name);

@@ -141,14 +141,15 @@ static struct ibv_context *open_by_name(const char *name)
 	struct ibv_device **list = ibv_get_device_list(&n);
 	struct ibv_context *context = NULL;
 
-	for (int i = 0; list && i < n; i++) {
+	if (!list)
+		return NULL;
+	for (int i = 0; i < n; i++) {
 		if (strcmp(ibv_get_device_name(list[i]), name) != 0)
 			continue;
 		context = ibv_open_device(list[i]);
 		error = errno;
 	}
-	if (list)
-		ibv_free_device_list(list);
+	ibv_free_device_list(list);
 	errno = error;
 	return context;
 }

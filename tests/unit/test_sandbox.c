@@ -90,7 +90,7 @@ static void do_work(void *arg)
 	p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHILD_CHECK(p != MAP_FAILED && mprotect(p, 4096, PROT_READ) == 0);
 	CHILD_CHECK(memfd_create("x", MFD_CLOEXEC) >= 0);
-	/* as libibverbs does when the first device appears */
+	/* as libibverbs is loaded when the first device appears */
 	CHILD_CHECK(dlopen("libBrokenLocale.so.1", RTLD_NOW));
 	errno = 0;
 	CHILD_CHECK(getgrnam("there-is-no-such-group") == NULL && errno != EPERM);

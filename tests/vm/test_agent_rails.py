@@ -19,10 +19,17 @@ def run(*argv):
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT).stdout
 
 
+# Runs a command that cannot load libibverbs, because an empty file hides it.
+WITHOUT_LIBRARY = ("unshare", "--mount", "sh", "-ec", """
+file=$(ldconfig -p | sed -n 's/.*libibverbs.so.1 .*=> //p' | head -n 1)
+mount --bind /dev/null "$(readlink -f "$file")"
+exec "$@" """, "sh")
+
+
 class Agent:
-    def __init__(self, directory):
+    def __init__(self, directory, prefix=()):
         self.control, self.log = directory / "control.sock", directory / "log"
-        self.process = subprocess.Popen([BUILD / "drayd", "--state-dir", directory / "state", "--socket", directory / "dray.sock",
+        self.process = subprocess.Popen([*prefix, BUILD / "drayd", "--state-dir", directory / "state", "--socket", directory / "dray.sock",
                                          "--control", self.control, "--listen", "127.0.0.1:0", "--set", "http.listen=none"], stderr=self.log.open("w"))
 
     def rails(self):
@@ -40,12 +47,17 @@ class Agent:
 
 
 @pytest.fixture
-def agent():
+def prefix():
+    return ()
+
+
+@pytest.fixture
+def agent(prefix):
     run("ip", "link", "add", "d7", "type", "dummy")
     run("ip", "addr", "add", "10.97.0.1/24", "dev", "d7")
     run("ip", "link", "set", "d7", "up")
     with tempfile.TemporaryDirectory() as directory:
-        one = Agent(pathlib.Path(directory))
+        one = Agent(pathlib.Path(directory), prefix)
         try:
             yield one
         finally:
@@ -86,3 +98,20 @@ def test_removed_device_is_released(agent):
     run("ip", "link", "delete", "d7")
     agent.until(lambda rails: "rxe7" not in rails)
     assert agent.process.poll() is None
+
+
+@pytest.mark.parametrize("prefix", [WITHOUT_LIBRARY], ids=["without_library"])
+def test_missing_library_is_reported(agent):
+    """Without libibverbs the agent runs, and every view of the device has the same reason."""
+    run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+    reason = "/libibverbs.so.1: file too short"
+    rail = agent.until(lambda rails: "rxe7" in rails and rails["rxe7"]["rail_reason"])["rxe7"]
+    assert rail["rail_state"] == "absent" and reason in rail["rail_reason"]
+    assert agent.process.poll() is None and f"{reason} device=rxe7" in agent.log.read_text()
+    (device,) = [d for d in json.loads(run(*WITHOUT_LIBRARY, BUILD / "drayctl", "detect", "--json"))["devices"] if d["device"] == "rxe7"]
+    assert reason in device["opens"]
+    assert device["ports"][0]["gids"], "the tables come from sysfs"
+    assert reason in run(*WITHOUT_LIBRARY, BUILD / "drayctl", "detect", "--explain", "rxe7")
+    doctor = subprocess.run([*WITHOUT_LIBRARY, BUILD / "drayctl", "doctor", "--json"], stdout=subprocess.PIPE, text=True, timeout=LIMIT)
+    (finding,) = [f for f in json.loads(doctor.stdout)["findings"] if f["check"] == "uverbs"]
+    assert finding["text"].startswith("RDMA is not available: ") and reason in finding["text"] and "libibverbs1" in finding["fix"]

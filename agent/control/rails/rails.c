@@ -142,7 +142,7 @@ static bool is_usable(const struct rail *rail, const struct nd_device *d, const 
 		snprintf(why, REASON_MAX, "disabled by an operator (drayctl rails --enable)");
 	else if (d->open_error)
 		snprintf(why, REASON_MAX, "%s cannot be opened: %s",
-			 *d->uverbs ? d->uverbs : d->name, dray_errno_text(d->open_error));
+			 *d->uverbs ? d->uverbs : d->name, nd_device_open_text(d));
 	else if (p->state != ND_PORT_ACTIVE)
 		snprintf(why, REASON_MAX, "the port is %s", nd_port_state_name(p->state));
 	else if (!g)
@@ -203,6 +203,14 @@ static const struct nd_port *port_of(const struct rail *rail, const struct nd_de
 	return NULL;
 }
 
+/* The state stays, so rail_event() would log nothing. */
+static void stay_unusable(struct rail *rail, const char *why)
+{
+	snprintf(rail->reason, sizeof(rail->reason), "%s", why);
+	log_info(AREA, "rail %u: %s, unusable: %s device=%s port=%u", rail->number,
+		 rail_state_name(rail->state), why, rail->device_name, rail->port);
+}
+
 static void rail_follow(struct rail *rail)
 {
 	const struct nd_device *d;
@@ -231,8 +239,8 @@ static void rail_follow(struct rail *rail)
 		rail_event(rail, RAIL_EVENT_USABLE, "%s", why);
 	else if (!rail->usable && was)
 		rail_event(rail, RAIL_EVENT_UNUSABLE, "%s", why);
-	else if (!rail->usable)
-		snprintf(rail->reason, sizeof(rail->reason), "%s", why);
+	else if (!rail->usable && strcmp(rail->reason, why) != 0)
+		stay_unusable(rail, why);
 }
 
 void rails_follow(struct rails *r, struct nd_scan *scan)
