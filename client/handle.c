@@ -201,8 +201,8 @@ static struct dray *handle_new(void)
 	d->hello_minor = DMSG_MINOR;
 	dc_requests_init(&d->requests);
 	dc_proof_init(&d->proof);
-	dray_handles_init(&d->regions, REGIONS_MAX);
-	dray_handles_init(&d->remotes, REMOTES_MAX);
+	dray_handles_init(&d->regions, REGIONS_MAX, DMSG_HANDLE_KIND_REGION);
+	dray_handles_init(&d->remotes, REMOTES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_list_init(&d->events);
 	return d;
 }

@@ -12,7 +12,7 @@
 void dc_requests_init(struct requests *q)
 {
 	*q = (struct requests){ .control_max = REQUESTS_CONTROL_MAX };
-	dray_handles_init(&q->table, REQUESTS_MAX);
+	dray_handles_init(&q->table, REQUESTS_MAX, DMSG_HANDLE_KIND_REQUEST);
 	dray_list_init(&q->queued);
 	dray_list_init(&q->sent);
 	dray_list_init(&q->held);

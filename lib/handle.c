@@ -8,16 +8,32 @@
 #include "lib/cleanup.h"
 
 #define NO_SLOT UINT32_MAX
+#define GENERATION_MAX 0xffffffu
 
-void dray_handles_init(struct dray_handles *t, uint32_t max)
+void dray_handles_init(struct dray_handles *t, uint32_t max, unsigned kind)
 {
-	*t = (struct dray_handles){ .free_head = NO_SLOT, .max = max };
+	*t = (struct dray_handles){ .free_head = NO_SLOT,
+				    .max = dray_min(max, DRAY_HANDLES_MAX),
+				    .kind = kind };
+}
+
+/* The next generation of a slot; it skips 0. */
+static uint32_t tag_next(const struct dray_handles *t, uint32_t tag)
+{
+	uint32_t generation = (tag + 1) & (t->kind ? GENERATION_MAX : UINT32_MAX);
+
+	return t->kind << 24 | dray_max(generation, 1u);
+}
+
+static dray_handle handle_of(const struct dray_handles *t, uint32_t i)
+{
+	return (uint64_t)t->slots[i].tag << 24 | i;
 }
 
 void dray_handles_deinit(struct dray_handles *t)
 {
 	free(t->slots);
-	dray_handles_init(t, t->max);
+	dray_handles_init(t, t->max, t->kind);
 }
 
 int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
@@ -40,11 +56,11 @@ int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
 			t->cap = cap;
 		}
 		i = t->used++;
-		t->slots[i].gen = 1;
+		t->slots[i].tag = tag_next(t, 0);
 	}
 	t->slots[i].p = p;
 	t->count++;
-	*ret_handle = (uint64_t)t->slots[i].gen << 32 | i;
+	*ret_handle = handle_of(t, i);
 	return 0;
 }
 
@@ -57,8 +73,7 @@ void *dray_handles_retire(struct dray_handles *t, dray_handle h)
 		return NULL;
 	s = &t->slots[dray_handle_index(h)];
 	s->p = NULL;
-	if (++s->gen == 0)
-		s->gen = 1;
+	s->tag = tag_next(t, s->tag);
 	t->count--;
 	return p;
 }
@@ -86,7 +101,7 @@ void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_han
 		if (!t->slots[i].p)
 			continue;
 		if (ret_handle)
-			*ret_handle = (uint64_t)t->slots[i].gen << 32 | i;
+			*ret_handle = handle_of(t, i);
 		return t->slots[i].p;
 	}
 	return NULL;

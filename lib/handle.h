@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Generation handles. A handle is {generation:32, index:32}; 0 is never valid. A table maps handles to
- * pointers it does not own. A stale handle is not found: a slot's generation changes when it is freed.
- * Not thread-safe: one table, one thread.
+ * Generation handles. A handle is {kind, generation:24, index:24}; 0 is never valid. A table maps handles to pointers it does
+ * not own. A stale handle is not found, because a slot's generation changes when it is freed; nor is the handle of another
+ * kind. Handles of kinds above 0 are below 2^53, so that a JSON reader that has only doubles can read them. Tables of kind 0
+ * are for handles that leave the process only to come back; their generation has 32 bits. Not thread-safe: one table, one thread.
  */
 #pragma once
 
@@ -11,40 +12,45 @@
 
 typedef uint64_t dray_handle;
 
+/* Largest kind, and most live handles of one table. */
+#define DRAY_HANDLE_KIND_MAX 31
+#define DRAY_HANDLES_MAX 0xffffffu
+
 static inline uint32_t dray_handle_index(dray_handle h)
 {
-	return (uint32_t)h;
+	return (uint32_t)h & DRAY_HANDLES_MAX;
 }
 
-static inline uint32_t dray_handle_gen(dray_handle h)
+/* The kind of a handle, unless it is of a table of kind 0; above DRAY_HANDLE_KIND_MAX: not a handle. */
+static inline unsigned dray_handle_kind(dray_handle h)
 {
-	return (uint32_t)(h >> 32);
+	return (unsigned)(h >> 48);
 }
 
 struct dray_handle_slot {
 	void *p;
-	uint32_t gen;
+	uint32_t tag; /* kind and generation, the upper bits of the handle */
 	uint32_t next_free;
 };
 
 struct dray_handles {
 	struct dray_handle_slot *slots;
-	uint32_t cap, used, count, free_head, max;
+	uint32_t cap, used, count, free_head, max, kind;
 };
 
-/* max: most live handles. */
-void dray_handles_init(struct dray_handles *t, uint32_t max);
+/* max: most live handles; more than DRAY_HANDLES_MAX has no effect. kind: up to DRAY_HANDLE_KIND_MAX. */
+void dray_handles_init(struct dray_handles *t, uint32_t max, unsigned kind);
 void dray_handles_deinit(struct dray_handles *t);
 
 /* New handle for p (not NULL). 0, -ENOSPC at max, -ENOMEM. */
 int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle);
 
-/* NULL if unknown or stale. */
+/* NULL if unknown, stale or of another kind. */
 static inline void *dray_handles_get(const struct dray_handles *t, dray_handle h)
 {
 	uint32_t i = dray_handle_index(h);
 
-	if (i >= t->used || t->slots[i].gen != dray_handle_gen(h))
+	if (i >= t->used || t->slots[i].tag != h >> 24)
 		return NULL;
 	return t->slots[i].p;
 }

@@ -21,12 +21,12 @@ static void result_print(struct ctl *c, const char *key, const char *value)
 		fprintf(c->out, "%s\n", ctl_show_text(value, text, sizeof(text)));
 }
 
-/* Reads a handle or a request id; what: its name in the help. */
+/* Reads a handle or a request id, also in the hexadecimal form of error messages; what: its name in the help. */
 static int handle_parse(struct ctl *c, const char *what, const char *text, uint64_t *ret)
 {
 	char *end;
 
-	*ret = strtoull(text, &end, 10);
+	*ret = strtoull(text, &end, strncmp(text, "0x", 2) ? 10 : 16);
 	if (*text >= '0' && *text <= '9' && !*end)
 		return 0;
 	return ctl_misuse(c, "%s %.60s is not a number", what, text);

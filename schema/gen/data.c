@@ -6,6 +6,27 @@
 
 #include "schema/gen/check.h"
 
+const char *dmsg_handle_kind_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_HANDLE_KIND_NONE:
+		return "none";
+	case DMSG_HANDLE_KIND_REGION:
+		return "region";
+	case DMSG_HANDLE_KIND_REMOTE:
+		return "remote";
+	case DMSG_HANDLE_KIND_REQUEST:
+		return "request";
+	case DMSG_HANDLE_KIND_SESSION:
+		return "session";
+	case DMSG_HANDLE_KIND_TOKEN:
+		return "token";
+	case DMSG_HANDLE_KIND_PEER:
+		return "peer";
+	}
+	return "?";
+}
+
 const char *dmsg_kind_name(unsigned int v)
 {
 	switch (v) {

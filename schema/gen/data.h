@@ -28,6 +28,19 @@ struct dray_err;
 #define DMSG_RING_ENTRIES_MAX 4096 /* Submission entries of a ring; a power of two. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
 
+/* Kind of a handle, in its bits from 48 on. */
+enum dmsg_handle_kind {
+	DMSG_HANDLE_KIND_NONE = 0, /* Not a handle. */
+	DMSG_HANDLE_KIND_REGION = 1, /* Region. */
+	DMSG_HANDLE_KIND_REMOTE = 2, /* Remote. */
+	/* Request id of libdray; other clients may use any numbers. */
+	DMSG_HANDLE_KIND_REQUEST = 3,
+	DMSG_HANDLE_KIND_SESSION = 4, /* Session. */
+	DMSG_HANDLE_KIND_TOKEN = 5, /* Token, the number for REGION_REVOKE. */
+	DMSG_HANDLE_KIND_PEER = 6, /* Peer; on the control interface alone. */
+};
+const char *dmsg_handle_kind_name(unsigned int v); /* "?" if unknown */
+
 /* Kind of an extent's descriptor. */
 enum dmsg_kind {
 	DMSG_KIND_MEMFD = 1, /* memfd with F_SEAL_SHRINK. */

@@ -753,7 +753,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --help                   print help, for the verb if one is named\n"
 			"  --version                print the version of drayctl\n"
 			"\n"
-			"Example: drayctl cancel 4294967296 17\n",
+			"Example: drayctl cancel 1125899923619840 17\n",
 	},
 	[CTL_VERB_CLOSE] = { .name = "close",
 		.max_args = 2,
@@ -775,7 +775,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --help                   print help, for the verb if one is named\n"
 			"  --version                print the version of drayctl\n"
 			"\n"
-			"Example: drayctl close 4294967296 'wrong model'\n",
+			"Example: drayctl close 1125899923619840 'wrong model'\n",
 	},
 	[CTL_VERB_DETECT] = { .name = "detect",
 		.options = { CTL_OPTION_EXPLAIN, CTL_OPTION_FROM_SYSFS, CTL_OPTION_WATCH,

@@ -215,7 +215,9 @@ one. Three of each kind are kept.
 
 def write(schema):
     data = ("Between a client and its agent, on the data socket (`SOCK_SEQPACKET`): one message in each packet, with descriptors\n"
-            "as `SCM_RIGHTS`. HELLO comes first. Replies come in any order, each with its request's id.")
+            "as `SCM_RIGHTS`. HELLO comes first. Replies come in any order, each with its request's id.\n\n"
+            "A handle is an opaque number below 2^53, and 0 is none. The agent refuses a handle of one [kind](#enum-handle_kind) in the\n"
+            "place of another with `invalid`.")
     peer = ("Between agents. The control connection is TLS 1.3 over TCP and carries the messages below. Data\n"
             "streams are plain TCP to the same port, bound to the control connection by a key from its TLS exporter: they\n"
             "begin with [stream_hello](#record-stream_hello), answered by [stream_welcome](#record-stream_welcome), and then\n"

@@ -150,9 +150,13 @@ def test_close(agent):
         expect(("session_closed", "agent_restarted"), waiting.result, LIMIT)
         last = until(lambda: next((e for e in events(agent, "session") if "wrong model" in e["reason"]), None))
         assert last["subject"] == f"{session} reader" and (last["old"], last["new"]) == ("open", "closed")
+        region = agent.ctl("regions", "--json")["regions"][0]["region"]
+        for argv in (("close", region), ("close", f"{region:#x}"), ("cancel", region, 1)):
+            done = ctl(agent.control, *argv)
+            assert done.returncode == 2 and f"{region:#x} is a region, not a session" in done.stderr
         done = ctl(agent.control, "close", session)
         assert done.returncode == 1 and f"no session {session}" in done.stderr
-    for argv, text in ((["close"], "needs SESSION"), (["close", "x"], "is not a number"), (["cancel", "1"], "needs SESSION and REQUEST"),
+    for argv, text in ((["close"], "needs SESSION"), (["close", "x"], "is not a number"), (["close", "0x"], "is not a number"), (["cancel", "1"], "needs SESSION and REQUEST"),
                        (["cancel", "1", "-"], "is not a number"), (["close", "1", "2", "3"], "takes two arguments"),
                        (["transfers", "--count", "3"], "without --watch"), (["rails", "--enable", "a", "--disable", "b"], "exclude"),
                        (["drain", "--force", "--timeout", "1s"], "exclude"), (["rails", "--enable", "x/0"], "DEVICE/PORT")):

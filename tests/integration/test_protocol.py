@@ -135,6 +135,50 @@ def test_request_before_hello(agent, name):
         assert raw.error() == "out_of_order"
 
 
+def handles(raw):
+    """One handle of each kind that the agent hands out to a client."""
+    region = raw.ask(s.pack_region_add, access=3, extents=[(s.KIND_POOL, 65535, 0, 0, 4096)]).region
+    for fd in raw.fds:
+        os.close(fd)
+    exported = raw.ask(s.pack_region_export, region=region, length=4096, access=3)
+    remote = raw.ask(s.pack_remote_import, token=exported.token).remote
+    return {"region": region, "remote": remote, "token": exported.token_id, "session": raw.hello.session}
+
+
+# request, field with a handle, kind that the field wants
+TAKES_HANDLE = [("region_remove", "region", "region"), ("region_export", "region", "region"), ("region_revoke", "region", "region"),
+                ("region_revoke", "token_id", "token"), ("remote_release", "remote", "remote"), ("notify", "remote", "remote"),
+                ("transfer", "local", "region"), ("transfer", "remote", "remote"), ("transfer", "wait_region", "region"),
+                ("transfer", "set_region", "region")]
+
+
+@pytest.mark.parametrize("name, field, wanted", TAKES_HANDLE)
+def test_handle_of_another_kind(agent, name, field, wanted):
+    """It is refused by what it is, whatever exists; then the right handle is taken."""
+    with Raw(agent) as raw:
+        have = handles(raw)
+        assert len({handle >> 48 for handle in have.values()}) == len(have)
+        assert max(have.values()) < 1 << 53
+        fields = {"region_export": dict(region=have["region"], length=4096, access=3),
+                  "region_revoke": dict(region=have["region"], token_id=have["token"]),
+                  "transfer": dict(direction=2, local=have["region"], remote=have["remote"], ops=[(0, 0, 1)],
+                                   flags=s.TRANSFER_FLAG_WAIT if field == "wait_region" else s.TRANSFER_FLAG_SET,
+                                   wait_region=have["region"], set_region=have["region"])}.get(name, {})
+        pack = getattr(s, f"pack_{name}")
+        for kind, handle in have.items():
+            if kind == wanted:
+                continue
+            message = raw.ask(pack, **{**fields, field: handle})
+            assert s.error_name(message.code) == "invalid"
+            assert f"{handle:#x} is a {kind}, not a {wanted}" in message.message
+        number = raw.request(pack, **{**fields, field: have[wanted]})
+        answer = next(message for header, message, _ in iter(raw.receive, None) if header.request_id == number)
+        if name == "notify":
+            assert s.error_name(answer.code) == "notify_refused"  # nobody reads it
+        else:
+            assert not isinstance(answer, s.Error)
+
+
 def older_ends(name, length):
     """Lengths of the body in older minor versions, for bodies whose later fields are empty."""
     message, = (m for m in Schema(ROOT / "schema").data.messages if m.name == name)

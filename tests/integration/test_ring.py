@@ -131,6 +131,20 @@ def test_bad_entries(ringed):
                 pending.result(LIMIT)
 
 
+def test_handles_of_another_kind(ringed):
+    """A region in the place of a remote and the reverse: no byte moves."""
+    client, region, remote = ringed.client, ringed.region.handle, ringed.remote.handle
+    before = bytes(ringed.there.view)
+    good = dict(direction=1, op_count=1, local=region, remote=remote, op_length=1000, wait_region=region, set_region=region)
+    for change in ({"local": remote}, {"remote": region}, {"local": remote, "remote": region}, {"flags": 2, "wait_region": remote},
+                   {"flags": 4, "set_region": remote}):
+        refused = dray.Transfer(client)
+        client.ring.push(user_data=client._number(refused), **{**good, **change})
+        client.ring.ring_doorbell()
+        expect("invalid", refused.result, LIMIT)
+    assert bytes(ringed.there.view) == before
+
+
 def test_duplicate_user_data(ringed):
     client, words = ringed.client, ringed.memory.words()
     first = client.read(ringed.region, ringed.remote, [(64, 0, 100)], via="ring", wait_word=(ringed.region, 0, 1))

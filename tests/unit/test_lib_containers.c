@@ -18,7 +18,7 @@ static void handles_become_stale(void **state)
 	dray_handle a, b;
 	int x, y;
 
-	dray_handles_init(&t, 10);
+	dray_handles_init(&t, 10, 0);
 	assert_null(dray_handles_get(&t, 0));
 	assert_int_equal(dray_handles_add(&t, &x, &a), 0);
 	assert_true(a != 0);
@@ -42,7 +42,7 @@ static void handles_have_a_limit(void **state)
 	dray_handle h[101];
 	int x;
 
-	dray_handles_init(&t, 100);
+	dray_handles_init(&t, 100, 3);
 	for (int i = 0; i < 100; i++)
 		assert_int_equal(dray_handles_add(&t, &x, &h[i]), 0);
 	assert_int_equal(dray_handles_add(&t, &x, &h[100]), -ENOSPC);
@@ -58,7 +58,7 @@ static void handles_can_be_deleted_in_a_walk(void **state)
 	dray_handle h;
 	int x[50], n = 0;
 
-	dray_handles_init(&t, 100);
+	dray_handles_init(&t, 100, 3);
 	for (int i = 0; i < 50; i++)
 		assert_int_equal(dray_handles_add(&t, &x[i], &h), 0);
 	while (dray_handles_next(&t, &cursor, &h)) {
@@ -69,6 +69,55 @@ static void handles_can_be_deleted_in_a_walk(void **state)
 	assert_int_equal(t.count, 0);
 	cursor = 0;
 	assert_null(dray_handles_next(&t, &cursor, NULL));
+	dray_handles_deinit(&t);
+}
+
+/* Two tables give out the same indices and generations, but no handle of one is found in the other. */
+static void handles_have_a_kind(void **state)
+{
+	struct dray_handles regions, remotes;
+	dray_handle a, b;
+	int x, y;
+
+	dray_handles_init(&regions, 10, 1);
+	dray_handles_init(&remotes, 10, DRAY_HANDLE_KIND_MAX);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(dray_handles_add(&regions, &x, &a), 0);
+		assert_int_equal(dray_handles_add(&remotes, &y, &b), 0);
+		assert_int_equal(dray_handle_kind(a), 1);
+		assert_int_equal(dray_handle_kind(b), DRAY_HANDLE_KIND_MAX);
+		assert_true(a < b && b < (uint64_t)1 << 53);
+		assert_int_equal(a & 0xffffffffffff, b & 0xffffffffffff);
+		assert_ptr_equal(dray_handles_get(&regions, a), &x);
+		assert_null(dray_handles_get(&regions, b));
+		assert_null(dray_handles_get(&remotes, a));
+		assert_null(dray_handles_del(&remotes, a));
+		/* above the kind, too */
+		assert_null(dray_handles_get(&regions, a | (uint64_t)1 << 53));
+		assert_ptr_equal(dray_handles_del(&regions, a), &x);
+		assert_ptr_equal(dray_handles_del(&remotes, b), &y);
+	}
+	dray_handles_deinit(&regions);
+	dray_handles_deinit(&remotes);
+}
+
+/* When the generation of a slot wraps, it skips 0 and does not run into the kind. */
+static void generations_wrap(void **state)
+{
+	struct dray_handles t;
+	dray_handle first, h;
+	int x;
+
+	dray_handles_init(&t, 1, 2);
+	assert_int_equal(dray_handles_add(&t, &x, &first), 0);
+	dray_handles_del(&t, first);
+	for (uint32_t i = 1; i < 0xffffff; i++) {
+		if (dray_handles_add(&t, &x, &h) < 0 || h == first || dray_handle_kind(h) != 2)
+			fail_msg("handle %llx after %u", (unsigned long long)h, i);
+		dray_handles_del(&t, h);
+	}
+	assert_int_equal(dray_handles_add(&t, &x, &h), 0);
+	assert_true(h == first);
 	dray_handles_deinit(&t);
 }
 
@@ -292,6 +341,8 @@ int main(void)
 		cmocka_unit_test(handles_become_stale),
 		cmocka_unit_test(handles_have_a_limit),
 		cmocka_unit_test(handles_can_be_deleted_in_a_walk),
+		cmocka_unit_test(handles_have_a_kind),
+		cmocka_unit_test(generations_wrap),
 		cmocka_unit_test(lists_keep_order),
 		cmocka_unit_test(maps_find_existing_keys),
 		cmocka_unit_test(maps_keep_the_order_of_equal_keys),

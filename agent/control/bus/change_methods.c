@@ -8,6 +8,7 @@
 #include "agent/control/bus/internal.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/model/handle.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
@@ -61,6 +62,11 @@ static int change(sd_bus_message *m, struct bus_conn *c, change_fn *fn, sd_bus_e
 
 static int no_session(sd_bus_error *reterr, uint64_t session)
 {
+	char differs[80];
+
+	if (handle_kind_differs(session, DMSG_HANDLE_KIND_SESSION, differs, sizeof(differs)))
+		return sd_bus_error_setf(reterr, SD_BUS_ERROR_INVALID_ARGS,
+					 "%s; ListSessions lists the sessions", differs);
 	return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
 				 "there is no session %" PRIu64 "; ListSessions has them", session);
 }

@@ -99,8 +99,8 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
 	dray_list_init(&p->kept_segments);
-	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers);
-	dray_handles_init(&p->imports, UINT32_MAX);
+	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers, DMSG_HANDLE_KIND_PEER);
+	dray_handles_init(&p->imports, DRAY_HANDLES_MAX, 0);
 	r = sd_event_add_defer(deps->event, &p->defer, on_defer, p);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(p->defer, SD_EVENT_OFF);

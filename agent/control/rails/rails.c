@@ -315,7 +315,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->regions);
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->windows);
-	dray_handles_init(&r->qps, UINT32_MAX);
+	dray_handles_init(&r->qps, DRAY_HANDLES_MAX, 0);
 	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, UINT64_MAX, 1000, on_timer,
 			      r);
 	if (e >= 0)

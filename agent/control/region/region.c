@@ -13,8 +13,6 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-/* Tokens and grants have limits of their own for each session and peer. */
-#define HANDLES_MAX (1u << 30)
 /* The longest name of a device in the schema, with its NUL. */
 #define DEVICE_BYTES 65
 
@@ -37,9 +35,11 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	if (!r)
 		return -ENOMEM;
 	r->deps = *deps;
-	dray_handles_init(&r->regions, (uint32_t)deps->cfg->limits.regions);
-	dray_handles_init(&r->tokens, HANDLES_MAX);
-	dray_handles_init(&r->grants, HANDLES_MAX);
+	dray_handles_init(&r->regions, (uint32_t)deps->cfg->limits.regions,
+			  DMSG_HANDLE_KIND_REGION);
+	/* tokens and grants have limits of their own for each session and peer */
+	dray_handles_init(&r->tokens, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_TOKEN);
+	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_list_init(&r->peers);
 	e = closer_new(&r->closer);
 	if (!e)

@@ -7,6 +7,7 @@
 
 #include "agent/control/region/internal.h"
 #include "agent/control/region/region.h"
+#include "agent/model/handle.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/random.h"
@@ -18,7 +19,7 @@
 _Static_assert(SEGMENT_AT + PMSG_TOKEN_SEGMENT_MAX <= DMSG_TOKEN_MAX, "a token fits");
 
 /* Index of a handle that no grant has: the table of grants is smaller. */
-#define NO_GRANT UINT32_MAX
+#define NO_GRANT DRAY_HANDLES_MAX
 
 static const uint8_t nobody[AGENT_ID_BYTES];
 
@@ -233,8 +234,7 @@ static struct region *region_of_group(struct regions *r, dray_handle handle,
 
 	if (region && region_is_live(region) && region_view_of(region)->o.group == owner->group)
 		return region;
-	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-		     "no region %" PRIu64 " in this session's group", handle);
+	handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REGION, "in this session's group");
 	return NULL;
 }
 
@@ -410,10 +410,8 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 	if (token_id) {
 		only = dray_handles_get(&r->tokens, token_id);
 		if (!only || only->region != region)
-			return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-					    "no token %" PRIu64
-					    " of this region; it may have ended already",
-					    token_id);
+			return handle_refuse(reterr, token_id, DMSG_HANDLE_KIND_TOKEN,
+					     "of this region; it may have ended already");
 	}
 	v = calloc(1, sizeof(*v));
 	if (!v)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/control/session/internal.h"
+#include "agent/model/handle.h"
 #include "agent/model/keys.h"
 #include "schema/gen/errors.h"
 
@@ -38,8 +39,7 @@ struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err
 	struct remote *r = remote_find(s->owner, handle);
 
 	if (!r || r->state == REMOTE_RELEASING || r->view.o.group != s->shared.group) {
-		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			     "this session's group has no remote %" PRIu64, handle);
+		handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REMOTE, "in this session's group");
 		return NULL;
 	}
 	if (r->state == REMOTE_LOST) {
@@ -250,8 +250,7 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 	struct remote *r = remote_find(s->owner, handle);
 
 	if (!r || r->session != s || r->state == REMOTE_RELEASING)
-		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-				    "this session has no remote %" PRIu64, handle);
+		return handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REMOTE, "in this session");
 	r->replies = true;
 	r->request_id = rq->id;
 	release(r, DRAY_E_CANCELLED);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "agent/control/session/internal.h"
+#include "agent/model/handle.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -182,8 +183,7 @@ int request_region_remove(struct session *s, struct request *rq, struct dray_err
 	struct session_region *r = find(s, handle);
 
 	if (!r)
-		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-				    "this session has no region %" PRIu64, handle);
+		return handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REGION, "in this session");
 	r->replies = true;
 	r->request_id = rq->id;
 	remove_region(r, false);

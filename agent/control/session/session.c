@@ -42,9 +42,10 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_list_init(&ss->segment_changes.list);
 	dray_map_init(&ss->segment_changes.by_name);
 	dray_map_init(&ss->dedup.by_key);
-	dray_handles_init(&ss->table, (uint32_t)deps->cfg->limits.sessions);
-	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions);
-	dray_handles_init(&ss->remotes, UINT32_MAX);
+	dray_handles_init(&ss->table, (uint32_t)deps->cfg->limits.sessions,
+			  DMSG_HANDLE_KIND_SESSION);
+	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions, 0);
+	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
 	ss->listener = UNIX_LISTENER_NULL;
 	ss->listener.fd = deps->listen_fd;

@@ -28,7 +28,7 @@ int xfers_init(struct core *c, uint32_t max)
 
 	if (!xs)
 		return -ENOMEM;
-	dray_handles_init(&xs->table, max);
+	dray_handles_init(&xs->table, max, 0);
 	dray_list_init(&xs->free);
 	dray_list_init(&xs->waiting);
 	dray_list_init(&c->free_slices);

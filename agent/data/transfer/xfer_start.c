@@ -12,6 +12,7 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer_internal.h"
+#include "agent/model/handle.h"
 #include "agent/model/peer_link.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
@@ -33,8 +34,10 @@ static struct object *usable(struct core *c, struct xfer_session *s, enum object
 		return NULL;
 	}
 	if (!o || o->view->group != s->group) {
-		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			     "no %s %llu in this session's group", what, (unsigned long long)h);
+		handle_refuse(reterr, h,
+			      kind == OBJECT_REGION ? DMSG_HANDLE_KIND_REGION :
+						      DMSG_HANDLE_KIND_REMOTE,
+			      "in this session's group");
 		return NULL;
 	}
 	if ((o->view->access & access) != access) {

@@ -264,6 +264,15 @@ ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 
+HANDLE_KIND_NONE = 0  # Not a handle.
+HANDLE_KIND_REGION = 1  # Region.
+HANDLE_KIND_REMOTE = 2  # Remote.
+HANDLE_KIND_REQUEST = 3  # Request id of libdray; other clients may use any numbers.
+HANDLE_KIND_SESSION = 4  # Session.
+HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
+HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer"}
+
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.
 KIND_CUDA_IPC = 3  # Legacy CUDA IPC handle.

@@ -32,7 +32,7 @@ static int rdma_init(struct core *c, void **ret_state)
 	dray_list_init(&r->pulling[1]);
 	dray_list_init(&r->copies);
 	dray_list_init(&r->copied);
-	dray_handles_init(&r->queues, UINT32_MAX);
+	dray_handles_init(&r->queues, DRAY_HANDLES_MAX, 0);
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		r->rails[i] = (struct rdma_rail){ .source.fd = -1, .rdma = r };
 	*ret_state = r;
