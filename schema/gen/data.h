@@ -632,7 +632,11 @@ int dmsg_region_revoke_reply_encode(void *buf, size_t cap, uint64_t request_id,
 /* Request. Makes an exported range usable here. */
 struct dmsg_remote_import {
 	struct dray_blob token; /* The token, binary form. */
-	/* Limit in milliseconds for reaching the owner; 0: the agent's default. */
+	/*
+	 * Limit in milliseconds for reaching the owner; until then failed attempts to connect are
+	 * repeated. 0: 10 s, but peer_unreachable at once if the owner's address refuses the
+	 * connection.
+	 */
 	uint32_t timeout_ms;
 };
 int dmsg_remote_import_decode(const void *body, size_t len, struct dmsg_remote_import *ret,

@@ -193,6 +193,23 @@ def test_unreachable_segment(two):
                fixed + len(segment).to_bytes(4, "little") + segment, timeout=0.5)
 
 
+def test_refused_connection(new_pair):
+    """Without a timeout an import fails at the first refused connection; with one it waits for the owner."""
+    a, b = new_pair()
+    with Side(b, MIB) as there, Side(a, MIB) as here:
+        token = str(there.region.export())
+        b.kill()
+        waiting = here.client.import_token(token, timeout=LIMIT, wait=False)
+        before = here.client.import_token(token, timeout=5, wait=False)  # less than the default limit
+        for _ in range(3):
+            error = expect("peer_unreachable", here.client.import_token, token)
+            assert b.listen[0] in str(error) and "refused" in str(error)
+            here.client.process()
+            assert not before.done and not waiting.done
+        b.start()
+        expect("incarnation", waiting.result, LIMIT)
+
+
 def test_released(two):
     here, there = two
     remote = here.reach(there)

@@ -143,6 +143,83 @@ static void test_no_listener(void **state)
 	rig_kill(a);
 }
 
+/*
+ * The address of the owner refuses connections. An import without a limit of its own ends after one attempt, and other
+ * imports keep trying. The back-off is so long that none but the attempts of the former can succeed.
+ */
+static void test_refused_connection(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_new(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct pmsg_token t = rig_token(b);
+	char segment[64], *listen[] = { segment };
+	struct rig_import patient, before, i;
+
+	a->cfg.peer.backoff_min = a->cfg.peer.backoff_max = 1000000 * MS;
+	rig_started(a);
+	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
+	rig_kill(b);
+	assert_int_equal(rig_import_token(a, &t, segment, 0, &i), 0);
+	assert_true(rig_until(e, i.done));
+	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(i.err.msg, segment));
+	assert_non_null(strstr(i.err.msg, "refused"));
+	assert_true(rig_until(e, rig_count(a) == 0));
+
+	assert_int_equal(rig_import_token(a, &t, segment, RIG_DEADLINE, &patient), 0);
+	/* ends before the default limit */
+	assert_int_equal(rig_import_token(a, &t, segment, PEER_IMPORT_TIMEOUT_NS / MS / 2, &before),
+			 0);
+	for (unsigned k = 0; k < 3; k++) {
+		assert_int_equal(rig_import_token(a, &t, segment, 0, &i), 0);
+		assert_true(rig_until(e, i.done));
+		assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
+		assert_int_equal(before.done + patient.done, 0);
+	}
+	peer_import_cancel(a->peers, before.id);
+	b = rig_new(e, 2, 20);
+	b->cfg.peer.listen = (struct dray_strv){ listen, 1 };
+	rig_started(b);
+	assert_int_equal(rig_import_token(a, &t, segment, 0, &i), 0);
+	assert_true(rig_until(e, i.done && patient.done));
+	assert_int_equal(i.err.code, 0);
+	assert_int_equal(patient.err.code, 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+/* An address that accepts the connection and closes it has not refused it: the attempt is repeated. */
+static void test_closed_is_not_refused(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	struct pmsg_token t = rig_token(a);
+	struct dray_addr addr = { .in = { .sin_family = AF_INET,
+					  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) },
+				  .len = sizeof(addr.in) };
+	char segment[DRAY_ADDR_TEXT_MAX];
+	struct rig_import i;
+	int taken, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	assert_int_equal(bind(fd, &addr.sa, addr.len), 0);
+	assert_int_equal(listen(fd, 4), 0);
+	assert_int_equal(getsockname(fd, &addr.sa, &addr.len), 0);
+	dray_addr_show(&addr, segment, sizeof(segment));
+	t.agent_id[0] ^= 1;
+	assert_int_equal(rig_import_token(a, &t, segment, 0, &i), 0);
+	for (unsigned k = 0; k < 3; k++) {
+		assert_true(rig_until(e, (taken = accept(fd, NULL, NULL)) >= 0));
+		assert_int_equal(i.done, 0);
+		close(taken);
+	}
+	/* now it refuses */
+	close(fd);
+	assert_true(rig_until(e, i.done));
+	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(i.err.msg, "refused"));
+	rig_kill(a);
+}
+
 static void test_owner_starts_late(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -554,6 +631,8 @@ int main(void)
 		cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_localhost),
 		rig_timed_test(test_no_listener),
+		cmocka_unit_test(test_refused_connection),
+		cmocka_unit_test(test_closed_is_not_refused),
 		cmocka_unit_test(test_owner_starts_late),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_release),

@@ -201,6 +201,26 @@ static void test_backoff_doubles(void **state)
 	assert_int_equal(r.f.failures, 0);
 }
 
+/* An import that does not wait wants to know at once whether the address still refuses. */
+static void test_dial_ends_backoff(void **state)
+{
+	struct rig r;
+
+	init(&r, true);
+	r.dial_result = -ECONNREFUSED;
+	step(&r, PEER_EVENT_DIAL);
+	assert_int_equal(r.f.state, PEER_STATE_BACKOFF);
+	step(&r, PEER_EVENT_DIAL);
+	assert_int_equal(r.f.state, PEER_STATE_BACKOFF);
+	assert_int_equal(r.dials, 2);
+	r.dial_result = 0;
+	step(&r, PEER_EVENT_DIAL);
+	assert_int_equal(r.f.state, PEER_STATE_CONNECTING);
+	/* it does not disturb an attempt */
+	step(&r, PEER_EVENT_DIAL);
+	assert_int_equal(r.dials, 3);
+}
+
 static void test_jitter_differs(void **state)
 {
 	struct rig a, b;
@@ -529,6 +549,7 @@ int main(void)
 		cmocka_unit_test(test_acceptor),
 		cmocka_unit_test(test_attempt_times_out),
 		cmocka_unit_test(test_backoff_doubles),
+		cmocka_unit_test(test_dial_ends_backoff),
 		cmocka_unit_test(test_jitter_differs),
 		cmocka_unit_test(test_not_needed),
 		cmocka_unit_test(test_refused),

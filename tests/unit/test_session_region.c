@@ -417,7 +417,7 @@ static void test_peer_import(void **state)
 	client_expect_error(c, c->id, DRAY_E_PEER_UNREACHABLE);
 	l->peers.import_code = 0;
 	remote = import_peer(c, &t, 11);
-	assert_int_equal(l->peers.timeout_ns, 10 * DRAY_NS_PER_SEC);
+	assert_int_equal(l->peers.timeout_ns, 0);
 	CLIENT_SEND(c, remote_release, &(struct dmsg_remote_release){ .remote = remote });
 	client_expect(c, DMSG_REMOTE_RELEASE_REPLY);
 	assert_int_equal(l->peers.n_released, 1);

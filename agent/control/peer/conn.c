@@ -190,6 +190,7 @@ static void connected(struct conn *c)
 	if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
 		err = errno;
 	if (err) {
+		c->refused = err == ECONNREFUSED;
 		conn_fail(c, dray_err_of(DRAY_E_PEER_UNREACHABLE, "%s", dray_errno_text(err)));
 		return;
 	}

@@ -41,6 +41,7 @@ struct conn {
 	unsigned busy; /* callbacks on the stack */
 	bool freed;    /* while busy */
 	bool unread;   /* a turn ended with input left */
+	bool refused;  /* nothing listens at the address */
 };
 
 /* Bytes of pending output: above SOFT new requests of ours are refused as busy, above HARD the connection fails. */

@@ -263,7 +263,7 @@ static void step_up(struct peer_fsm *f, enum peer_event event, int64_t now,
 
 static void step_backoff(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
-	bool retry = event == PEER_EVENT_TIMER && now >= f->retry_ns;
+	bool retry = event == PEER_EVENT_DIAL || (event == PEER_EVENT_TIMER && now >= f->retry_ns);
 
 	if ((retry || event == PEER_EVENT_UNNEEDED) && !f->ops->needed(f))
 		go_closed(f, event, now);

@@ -34,7 +34,7 @@
 	X(CLOSED, "closed")
 
 #define PEER_EVENTS(X)                                                                       \
-	X(DIAL, "dial")           /* connect to the peer */                                  \
+	X(DIAL, "dial")           /* connect to the peer, without waiting for a back-off */  \
 	X(ACCEPTED, "accepted")   /* the peer connected, and its HELLO is valid */           \
 	X(CONNECTED, "connected") /* TCP */                                                  \
 	X(SECURED, "secured")     /* TLS */                                                  \

@@ -403,11 +403,14 @@ static void on_failed(struct conn *c, const struct dray_err *failure)
 {
 	struct peer *peer = c->owner;
 	struct dray_err why = *failure;
+	bool refused = c->refused;
 	bool denied = why.code == DRAY_E_PEER_DENIED && !peer_fsm_is_up(&peer->fsm);
 
 	if (!denied)
 		why.code = peer_fsm_is_up(&peer->fsm) ? DRAY_E_PEER_LOST : DRAY_E_PEER_UNREACHABLE;
 	peer_event_why(peer, denied ? PEER_EVENT_REFUSED : PEER_EVENT_FAILED, why);
+	if (refused)
+		imports_refused(peer);
 }
 
 const struct conn_ops peer_conn_ops = {

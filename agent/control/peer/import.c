@@ -156,6 +156,9 @@ static int import_dial(struct import *i, struct dray_err *reterr)
 
 	if (peer) {
 		import_move(i, peer);
+		/* the import must learn whether the address still refuses */
+		if (i->no_wait)
+			peer_event(peer, PEER_EVENT_DIAL);
 		return 0;
 	}
 	r = peer_new_to(&peer, p, i->token.agent_id, i->segment, reterr);
@@ -220,8 +223,11 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	i->p = p;
 	i->token = *token;
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
-	i->timeout = (struct peer_timeout){ .end_ns = peers_now(p) + timeout_ns,
-					    .expired = import_expired };
+	i->no_wait = !timeout_ns;
+	i->timeout = (struct peer_timeout){
+		.end_ns = peers_now(p) + (timeout_ns ? timeout_ns : PEER_IMPORT_TIMEOUT_NS),
+		.expired = import_expired,
+	};
 	i->fn = fn;
 	i->arg = arg;
 	dray_list_init(&i->link);
@@ -259,6 +265,17 @@ void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 		return;
 	fence_answer(peer, grant);
 	peer_send(peer, PMSG_RELEASE, 0, &(union pmsg_body){ .release = { grant } });
+}
+
+void imports_refused(struct peer *peer)
+{
+	/* overdue at once; the callback must not run here, which may be inside peer_import() */
+	dray_list_for_each(&peer->imports, i, struct import, link)
+		if (i->no_wait) {
+			dray_list_del(&i->timeout.link);
+			i->timeout.end_ns = 0;
+			peer_add_timeout(peer, &i->timeout);
+		}
 }
 
 void imports_end(struct peer *peer, uint32_t code)

@@ -105,6 +105,7 @@ struct import {
 	struct peers *p;
 	struct peer *peer;
 	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
+	bool no_wait; /* fails when the owner's address refuses the connection */
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */
@@ -267,6 +268,8 @@ void imports_ready(struct peer *peer);
 /* Moves the imports of `from` that the incarnation of `to` can serve; imports_run() sends them. */
 void imports_adopt(struct peer *to, struct peer *from);
 void imports_run(struct peer *peer);
+/* The peer's address refuses the connection: imports without a limit of their own end soon. Runs no callback. */
+void imports_refused(struct peer *peer);
 /* The peer is closed: its imports end, or move to another connection where that helps. */
 void imports_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */

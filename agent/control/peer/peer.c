@@ -79,10 +79,14 @@ static int on_dial(struct peer_fsm *f, struct dray_err *reterr)
 {
 	struct peer *peer = peer_of(f);
 	struct peers *p = peer->p;
+	int r;
 
 	peer->hello_sent = peer->peer_ready = peer->known = false;
-	return conn_dial(&peer->conn, p->deps.event, p->tls, &peer->addr, &peer_conn_ops, peer,
-			 reterr);
+	r = conn_dial(&peer->conn, p->deps.event, p->tls, &peer->addr, &peer_conn_ops, peer,
+		      reterr);
+	if (r == -ECONNREFUSED)
+		imports_refused(peer);
+	return r;
 }
 
 void peer_announce_drain(struct peer *peer)

@@ -99,10 +99,14 @@ void peers_links_changed(struct peers *p, const struct nd_links *links);
 typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handle peer,
 			       const struct pmsg_import_reply *reply);
 
+/* The limit of an import whose caller gives none. */
+#define PEER_IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
+
 /*
  * Requests a grant from the owner of a token; connects first if needed (simultaneous callers share one connection).
- * fn runs exactly once within timeout_ns, unless cancelled. The segment and the ids are claims of the token; the
- * connection proves the id. 0 with an id, or an error at once.
+ * fn runs exactly once within timeout_ns, unless cancelled. Until then a failed attempt to connect is repeated. timeout_ns 0:
+ * within PEER_IMPORT_TIMEOUT_NS, but at once if the owner's address refuses the connection. The segment and the ids are
+ * claims of the token; the connection proves the id. 0 with an id, or an error at once.
  */
 int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,

@@ -15,7 +15,6 @@
 #include "lib/time.h"
 
 #define NAME_BYTES 65
-#define IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
 
 /* The last notifications that peers delivered here, so that a repeated notification is delivered once. */
 #define DEDUP_ENTRIES 4096

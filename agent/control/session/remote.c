@@ -320,7 +320,6 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 static int import_peer(struct session *s, uint64_t request_id, const struct pmsg_token *token,
 		       const char *segment, uint32_t timeout_ms, struct dray_err *reterr)
 {
-	int64_t timeout = timeout_ms ? timeout_ms * DRAY_NS_PER_MS : IMPORT_TIMEOUT_NS;
 	struct pending_import *i = calloc(1, sizeof(*i));
 	int e;
 
@@ -328,8 +327,8 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		return -ENOMEM;
 	i->session = s;
 	i->request_id = request_id;
-	e = peer_import(s->owner->deps.peers, token, segment, timeout, handle_imported, i, &i->id,
-			reterr);
+	e = peer_import(s->owner->deps.peers, token, segment, timeout_ms * DRAY_NS_PER_MS,
+			handle_imported, i, &i->id, reterr);
 	if (e < 0) {
 		free(i);
 		return e;
