@@ -660,7 +660,10 @@ int dmsg_remote_import_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REMOTE_RELEASE_MIN 8
 #define DMSG_REMOTE_RELEASE_BODY_MAX 8
-/* Request. Releases a remote; its transfers are cancelled first. */
+/*
+ * Request. Releases a remote; its transfers are cancelled first. Of a lost remote only the handle
+ * is left: it is released at once, and transfers that may still finish are not cancelled.
+ */
 struct dmsg_remote_release {
 	uint64_t remote; /* Remote handle. */
 };
@@ -921,7 +924,7 @@ int dmsg_notification_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REMOTE_LOST_MIN 16
 #define DMSG_REMOTE_LOST_BODY_MAX 272
-/* Event: a remote is lost; the client should release it. */
+/* Event: a remote is lost. The client should release it, at once if it likes. */
 struct dmsg_remote_lost {
 	uint64_t remote; /* Remote handle. */
 	uint32_t code; /* revoked or peer_lost. */

@@ -482,6 +482,93 @@ static void test_fence(void **state)
 	assert_int_equal(l->peers.n_acked, 3);
 }
 
+static void send_release(struct client *c, uint64_t remote)
+{
+	CLIENT_SEND(c, remote_release, &(struct dmsg_remote_release){ .remote = remote });
+}
+
+/* Of a remote whose peer is lost only the handle is left, until the client releases it. */
+static void test_release_of_lost(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct token t = foreign_token(c);
+	uint64_t remotes[2] = { import_peer(c, &t, 1), import_peer(c, &t, 2) };
+	struct dmsg_remote_lost lost;
+
+	sessions_peer_lost(l->sessions, LAB_PEER, DRAY_E_PEER_LOST, "silent for 3 s");
+	for (unsigned i = 0; i < 2; i++) {
+		CLIENT_RECV(c, remote_lost, DMSG_REMOTE_LOST, &lost);
+		/* it counts until it is released, and no longer */
+		assert_int_equal(totals(l).remotes, 2);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		send_release(c, remotes[i]);
+		client_expect(c, DMSG_REMOTE_RELEASE_REPLY);
+		assert_int_equal(totals(l).remotes, 1 - i);
+		send_release(c, remotes[i]);
+		client_expect_error(c, c->id, DRAY_E_NOT_FOUND);
+	}
+	/* the lost peer was told nothing */
+	assert_int_equal(l->peers.n_released + l->peers.n_acked, 0);
+	/* an index that is used again is another handle */
+	assert_int_not_equal(import_peer(c, &t, 3), remotes[0]);
+	client_close(c);
+}
+
+/*
+ * The owner drains: the remote is lost, but transfers in flight may finish. A client that releases the remote as soon as
+ * it hears of the loss gets its answer at once, and cancels nothing.
+ */
+static void test_release_during_drain(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct token t = foreign_token(c);
+	int fd = memory_fd(PAGE, 0);
+	uint32_t *word = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	uint64_t local = client_add(c, fd, PAGE), remote = import_peer(c, &t, 7), transfer;
+	uint8_t op[DMSG_OP_SIZE];
+	struct dmsg_transfer m = {
+		.direction = DMSG_DIRECTION_READ,
+		.flags = DMSG_TRANSFER_FLAG_WAIT,
+		.local = local,
+		.remote = remote,
+		.wait_region = local,
+		.wait_value = 1,
+		.ops = { op, 1 },
+	};
+	struct dmsg_transfer_done done;
+	struct dmsg_remote_lost lost;
+
+	assert_ptr_not_equal(word, MAP_FAILED);
+	dmsg_op_put(op, &(struct dmsg_op){ .local = 8, .length = 8 });
+	CLIENT_SEND(c, transfer, &m);
+	transfer = c->id;
+	/* the worker has read the transfer when it has read the next request */
+	client_add_filled(c, PAGE, 1);
+	sessions_peer_draining(l->sessions, LAB_PEER);
+	CLIENT_RECV(c, remote_lost, DMSG_REMOTE_LOST, &lost);
+	assert_int_equal(lost.code, DRAY_E_DRAINING);
+	send_release(c, remote);
+	client_expect(c, DMSG_REMOTE_RELEASE_REPLY);
+	send_release(c, remote);
+	client_expect_error(c, c->id, DRAY_E_NOT_FOUND);
+	/* the grant is held for the transfer */
+	assert_int_equal(l->peers.n_released, 0);
+	*word = 1;
+	CLIENT_RECV(c, transfer_done, DMSG_TRANSFER_DONE, &done);
+	assert_int_equal(c->h.request_id, transfer);
+	/* it went on: there is no way to this peer, which only its start can find out */
+	assert_string_equal(dray_error_name(done.status), dray_error_name(DRAY_E_PEER_LOST));
+	lab_until(l, totals(l).remotes == 0);
+	assert_int_equal(l->peers.n_released, 1);
+	assert_int_equal(l->peers.released[0], 7);
+	munmap(word, PAGE);
+	close(fd);
+	client_close(c);
+}
+
 /* A session that ends while its remote is fenced still acknowledges the fence, once. */
 static void test_fence_and_death(void **state)
 {
@@ -505,11 +592,14 @@ int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, lab_setup, lab_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_add_remove),   T(test_add_refused),     T(test_fds_lost),
-		T(test_malformed),    T(test_quota),           T(test_pool),
-		T(test_local_remote), T(test_import_refused),  T(test_owner_dies),
-		T(test_user_dies),    T(test_fault),           T(test_peer_import),
-		T(test_fence),        T(test_fence_and_death),
+		T(test_add_remove),      T(test_add_refused),
+		T(test_fds_lost),        T(test_malformed),
+		T(test_quota),           T(test_pool),
+		T(test_local_remote),    T(test_import_refused),
+		T(test_owner_dies),      T(test_user_dies),
+		T(test_fault),           T(test_peer_import),
+		T(test_fence),           T(test_fence_and_death),
+		T(test_release_of_lost), T(test_release_during_drain),
 	};
 
 	return cmocka_run_group_tests_name("session_region", tests, NULL, NULL);

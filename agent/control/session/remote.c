@@ -251,6 +251,14 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 
 	if (!r || r->session != s || r->state == REMOTE_RELEASING)
 		return handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REMOTE, "in this session");
+	if (r->state == REMOTE_LOST) {
+		/* transfers that may still finish do so, and free it */
+		r->state = REMOTE_RELEASING;
+		if (!r->dropping)
+			remote_free(r);
+		session_send(s, rq->id, DMSG_REMOTE_RELEASE_REPLY, NULL);
+		return 0;
+	}
 	r->replies = true;
 	r->request_id = rq->id;
 	release(r, DRAY_E_CANCELLED);

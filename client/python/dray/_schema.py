@@ -949,7 +949,8 @@ def unpack_remote_import_reply(body):
     return RemoteImportReply(remote, length, access, transport)
 
 
-# Releases a remote; its transfers are cancelled first.
+# Releases a remote; its transfers are cancelled first. Of a lost remote only the handle is left: it
+# is released at once, and transfers that may still finish are not cancelled.
 RemoteRelease = namedtuple("RemoteRelease", "remote")
 _REMOTE_RELEASE_0 = Struct("<Q")
 
@@ -1461,7 +1462,7 @@ def unpack_notification(body):
     return Notification(tag, region, agent_id, incarnation, id, payload)
 
 
-# Event: a remote is lost; the client should release it.
+# Event: a remote is lost. The client should release it, at once if it likes.
 RemoteLost = namedtuple("RemoteLost", "remote code message")
 _REMOTE_LOST_0 = Struct("<QII")
 
