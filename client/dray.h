@@ -113,6 +113,16 @@ DRAY_API int dray_connect(const struct dray_options *options, struct dray **ret,
 			  size_t why_size);
 
 /*
+ * Makes a handle and starts to connect, which goes on in dray_process() and functions that block. Does
+ * not block. DRAY_EVENT_CONNECTED tells the success, DRAY_EVENT_CLOSED the failure. With
+ * DRAY_OPTION_WAIT the library tries again until the agent is started, for reconnect_for_ms.
+ * Requests other than transfers wait for the session. -DRAY_E_INVALID, -DRAY_E_TOO_LARGE: the
+ * options are invalid. -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS.
+ */
+DRAY_API int dray_connect_start(const struct dray_options *options, struct dray **ret, char *why,
+				size_t why_size);
+
+/*
  * Closes the session and frees everything, also the mappings of pools. The agent stops all work of
  * the session, but this function does not wait for it: to reuse the memory, call
  * dray_region_remove() first. d may be NULL. Not from a callback.
@@ -179,7 +189,11 @@ enum dray_request {
 	DRAY_REQUEST_REVOKE,
 	DRAY_REQUEST_IMPORT,
 	DRAY_REQUEST_RELEASE,
-	DRAY_REQUEST_NOTIFY
+	DRAY_REQUEST_NOTIFY,
+	DRAY_REQUEST_HINT_GET,
+	DRAY_REQUEST_HINT_PUT,
+	DRAY_REQUEST_SEGMENT_GET,
+	DRAY_REQUEST_ENV_GET
 };
 
 enum dray_transport {
@@ -191,6 +205,9 @@ enum dray_transport {
 };
 
 struct dray_token;
+struct dray_hint;
+struct dray_segment;
+struct dray_env;
 
 /* How a request ended. */
 struct dray_completion {
@@ -203,8 +220,12 @@ struct dray_completion {
 	uint64_t duration_ns;   /* transfers: from acceptance to the end, by the agent's clock */
 	dray_region region;     /* the new region, and the one of a request about a region */
 	dray_remote remote;     /* likewise */
-	const struct dray_token *token; /* export */
-	const char *message;            /* empty if status is 0 */
+	const char *message;    /* empty if status is 0 */
+	/* answers to these requests alone */
+	const struct dray_token *token;
+	const struct dray_hint *hint;
+	const struct dray_segment *segment;
+	const struct dray_env *env;
 };
 
 /* Takes the oldest completion. Returns 1, or 0 if there is none. */
@@ -219,7 +240,7 @@ DRAY_API int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_
 
 enum dray_event_type {
 	DRAY_EVENT_NOTIFICATION = 1, /* tag, payload, region, sender */
-	DRAY_EVENT_REMOTE_LOST = 2,  /* remote, code, message; release the remote */
+	DRAY_EVENT_REMOTE_LOST = 2,  /* remote, code, message; the agent has released it */
 	DRAY_EVENT_DRAINING = 3,     /* no new work; work in flight is stopped after deadline_ms */
 	/*
 	 * The session is lost. code is -DRAY_E_AGENT_RESTARTED (the agent died),
@@ -235,7 +256,7 @@ enum dray_event_type {
 	DRAY_EVENT_RESTORED = 5,
 	/* A region could not be registered again: region, code, message; remove the region. */
 	DRAY_EVENT_REGION_LOST = 6,
-	/* The library stops reconnecting: code, message. */
+	/* The library stops connecting: code, message. */
 	DRAY_EVENT_CLOSED = 7,
 	/*
 	 * The state of a segment, or the preferred segment, changed: segment, segment_old,
@@ -246,6 +267,7 @@ enum dray_event_type {
 	 * then.
 	 */
 	DRAY_EVENT_SEGMENT = 8,
+	DRAY_EVENT_CONNECTED = 9, /* the first session, after dray_connect_start() */
 	/*
 	 * A transfer that ended with -DRAY_E_UNCONFIRMED: id. Its memory is free now. code: how it
 	 * ended, 0 or a negated enum dray_error; message.
@@ -294,6 +316,14 @@ struct dray_memory {
  * Takes about 0.3 s for each GiB. -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS, -DRAY_E_INVALID, -DRAY_E_IO.
  */
 DRAY_API int dray_memory_alloc(uint64_t bytes, unsigned int flags, struct dray_memory *ret);
+
+/*
+ * Touches every page of a range of a memfd with F_SEAL_SHRINK, so that it can be registered with
+ * DRAY_REGION_NO_POPULATE. Blocks: 0.3 s for each new GiB. Needs no handle; any thread. The text of
+ * an error is in why (of why_size bytes, may be NULL). Errors of dray_region_add().
+ */
+DRAY_API int dray_memory_populate(int fd, uint64_t offset, uint64_t length, char *why,
+				  size_t why_size);
 
 /*
  * Unmaps and closes the memory, and resets *m. May be called twice. Regions of the memory exist
@@ -369,6 +399,15 @@ DRAY_API int dray_region_add_pool(struct dray *d, uint64_t bytes, unsigned int a
 DRAY_API int dray_region_map(struct dray *d, dray_region region, void **ret_address,
 			     uint64_t *ret_length, int *ret_fd);
 
+struct dray_region_info {
+	uint64_t length;     /* 0: of a borrowed region */
+	unsigned int access; /* enum dray_access */
+	int lost;            /* 0, or the negated code of the reason why it is not registered */
+	uint64_t agent_region; /* the agent's handle, valid in the whole group; 0: not registered now */
+};
+
+DRAY_API int dray_region_get_info(struct dray *d, dray_region region, struct dray_region_info *ret);
+
 /*
  * Ends a region. Success proves that no byte of the memory is read or written any more: transfers
  * have ended with cancelled, tokens are revoked, pools are unmapped. The handle is invalid from the
@@ -441,11 +480,11 @@ DRAY_API int dray_remote_get_info(struct dray *d, dray_remote remote, struct dra
 
 /*
  * Sessions of one group can use each other's regions and remotes, such as a scheduler those of its
- * workers. The other session passes the agent's handle, and _borrow makes a handle of it here.
+ * workers. The other session passes the agent's handle, which _get_info() tells, and _borrow makes a
+ * handle of it here.
  * dray_region_remove() and dray_remote_release() then end only the loan. A restart of the agent
  * voids the loan.
  */
-DRAY_API int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret);
 DRAY_API int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_region *ret);
 DRAY_API int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret);
 
@@ -763,6 +802,11 @@ DRAY_API int dray_remote_release_start(struct dray *d, dray_remote remote, void 
 				       uint64_t *ret_id);
 DRAY_API int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag,
 			       const void *payload, size_t length, void *arg, uint64_t *ret_id);
+DRAY_API int dray_hint_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id);
+DRAY_API int dray_hint_put_start(struct dray *d, const char *scope, const char *segment,
+				 uint32_t score, uint64_t ttl_ms, void *arg, uint64_t *ret_id);
+DRAY_API int dray_segment_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id);
+DRAY_API int dray_env_get_start(struct dray *d, const char *profiles, void *arg, uint64_t *ret_id);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <inttypes.h>
 
 #include "client/internal.h"
 #include "schema/gen/errors.h"
@@ -46,6 +47,19 @@ const char *dray_last_error(const struct dray *d)
 		r->losses = d->losses;
 	}
 	return r->error.msg;
+}
+
+int dc_no_such(const struct dray *d, uint64_t id, enum dmsg_handle_kind kind)
+{
+	unsigned is = dray_handle_kind(id);
+
+	if (!id)
+		return dc_fail(d, DRAY_E_NOT_FOUND, "no %s is given", dmsg_handle_kind_name(kind));
+	if (is != kind && is != DMSG_HANDLE_KIND_NONE && is <= DMSG_HANDLE_KIND_REQUEST)
+		return dc_fail(d, DRAY_E_INVALID, "0x%" PRIx64 " is a %s, not a %s", id,
+			       dmsg_handle_kind_name(is), dmsg_handle_kind_name(kind));
+	return dc_fail(d, DRAY_E_NOT_FOUND, "no such %s: 0x%" PRIx64, dmsg_handle_kind_name(kind),
+		       id);
 }
 
 int dc_code_of_errno(int error)

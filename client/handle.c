@@ -198,6 +198,7 @@ static struct dray *handle_new(void)
 	d->timer_at = INT64_MAX;
 	d->ring = RING_NULL;
 	d->state = SESSION_DOWN;
+	d->lost_at = dray_now().ns;
 	d->hello_minor = DMSG_MINOR;
 	dc_requests_init(&d->requests);
 	dc_proof_init(&d->proof);
@@ -223,9 +224,24 @@ static int open_session(struct dray *d)
 	return dc_fail(d, DRAY_E_TIMEOUT, "no answer from the agent at %s", d->address.sun_path);
 }
 
-int dray_connect(const struct dray_options *options, struct dray **ret, char *why, size_t why_size)
+static int set_up(struct dray *d, const struct dray_options *options)
 {
 	static const struct dray_options defaults;
+	int error = take_options(d, options ? options : &defaults);
+	int r;
+
+	if (error)
+		return error;
+	r = mark_owner(d);
+	r = r ? r : make_fds(d);
+	r = r ? r : make_buffers(d);
+	return r ? dc_fail(d, dc_code_of_errno(r), "%s", dray_errno_text(r)) : 0;
+}
+
+/* Sets up a handle and runs `open` with it, or frees it again. */
+static int make(const struct dray_options *options, int (*open)(struct dray *d), struct dray **ret,
+		char *why, size_t why_size)
+{
 	struct dray *d = handle_new();
 	int error;
 
@@ -233,17 +249,9 @@ int dray_connect(const struct dray_options *options, struct dray **ret, char *wh
 		*why = '\0';
 	if (!d)
 		return -DRAY_E_NO_MEMORY;
-	error = take_options(d, options ? options : &defaults);
-	if (!error) {
-		int r = mark_owner(d);
-
-		r = r ? r : make_fds(d);
-		r = r ? r : make_buffers(d);
-		if (r)
-			error = dc_fail(d, dc_code_of_errno(r), "%s", dray_errno_text(r));
-	}
+	error = set_up(d, options);
 	if (!error)
-		error = open_session(d);
+		error = open(d);
 	if (error) {
 		if (why && why_size)
 			snprintf(why, why_size, "%s",
@@ -253,6 +261,26 @@ int dray_connect(const struct dray_options *options, struct dray **ret, char *wh
 	}
 	*ret = d;
 	return 0;
+}
+
+int dray_connect(const struct dray_options *options, struct dray **ret, char *why, size_t why_size)
+{
+	return make(options, open_session, ret, why, why_size);
+}
+
+static int open_later(struct dray *d)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+
+	d->in_background = true;
+	dc_engine_poll(d);
+	return 0;
+}
+
+int dray_connect_start(const struct dray_options *options, struct dray **ret, char *why,
+		       size_t why_size)
+{
+	return make(options, open_later, ret, why, why_size);
 }
 
 void dray_disconnect(struct dray *d)

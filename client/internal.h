@@ -135,6 +135,7 @@ struct dray {
 	uint8_t hello_minor;  /* HELLO has no flags of later minor versions */
 	bool hello_again;     /* the agent refused a flag: HELLO is repeated for its version */
 	bool closed_by_agent; /* the present loss */
+	bool in_background;   /* dray_connect_start(): events tell of the first session too */
 	bool ever_ready;
 	struct dray_err loss; /* code 0: not broken; the text is of the last loss */
 	struct dray_err last_loss;
@@ -191,6 +192,8 @@ static inline int dc_failed(void)
 {
 	return -dc_results()->error.code;
 }
+/* There is no such object: dc_fail() with what the id is instead, if it is of another kind. */
+int dc_no_such(const struct dray *d, uint64_t id, enum dmsg_handle_kind kind);
 /* The code for an errno value of either sign. */
 int dc_code_of_errno(int error);
 

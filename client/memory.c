@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -64,6 +65,17 @@ void dray_memory_free(struct dray_memory *m)
 	munmap(m->address, m->length);
 	dray_close(m->fd);
 	*m = (struct dray_memory){ .fd = -1 };
+}
+
+int dray_memory_populate(int fd, uint64_t offset, uint64_t length, char *why, size_t why_size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (dc_memory_populate(fd, offset, length, &err) == 0)
+		return 0;
+	if (why && why_size)
+		snprintf(why, why_size, "%s", err.msg);
+	return -err.code;
 }
 
 /* The unit of offsets in mmap() of this file; 0 on failure. */

@@ -95,40 +95,55 @@ static int take_text(struct dray *d, const char *what, const char *text, struct 
 	return 0;
 }
 
-/* Sends a request with the fields of m, and waits for the answer, whose ret_n bytes *ret gets. */
-static int run(struct dray *d, uint16_t type, const union dmsg_body *m, void *ret, size_t ret_n)
+/* Starts a request with the fields of m. */
+static int start(struct dray *d, uint16_t type, const union dmsg_body *m, void *arg,
+		 uint64_t *ret_id)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
-	uint64_t id;
-	int n, error;
+	int n;
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	r = dc_request_start(d, type, NULL);
+	r = dc_request_start(d, type, arg);
 	if (!r)
 		return dc_failed();
 	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, m);
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_INVALID,
 					 "the text is not UTF-8 without control characters");
-	error = dc_request_go_with(d, r, d->out, (size_t)n, &id);
-	error = dc_request_wait(d, error, &id, 0, NULL);
-	if (!error && ret_n)
-		memcpy(ret, dc_results()->answer, ret_n);
+	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
+}
+
+/* Waits for the answer, whose n bytes *ret gets. `error` as for dc_request_wait(). */
+static int finish(struct dray *d, int error, const uint64_t *id, void *ret, size_t n)
+{
+	error = dc_request_wait(d, error, id, 0, NULL);
+	if (!error && n)
+		memcpy(ret, dc_results()->answer, n);
 	return error;
 }
 
-int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
+int dray_hint_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id)
 {
 	union dmsg_body m;
 	int error = take_text(d, "the scope", scope, &m.hint_get.scope);
 
-	return error ? error : run(d, DMSG_HINT_GET, &m, ret, sizeof(*ret));
+	return error ? error : start(d, DMSG_HINT_GET, &m, arg, ret_id);
 }
 
-int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
-		  uint64_t ttl_ms)
+int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint64_t id;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	return finish(d, dray_hint_get_start(d, scope, NULL, &id), &id, ret, sizeof(*ret));
+}
+
+int dray_hint_put_start(struct dray *d, const char *scope, const char *segment, uint32_t score,
+			uint64_t ttl_ms, void *arg, uint64_t *ret_id)
 {
 	union dmsg_body m = { .hint_put = { .score = score, .ttl_ms = ttl_ms } };
 	int error = take_text(d, "the scope", scope, &m.hint_put.scope);
@@ -141,21 +156,54 @@ int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32
 	if (segment && !*segment)
 		return dc_fail(d, DRAY_E_INVALID,
 			       "the segment is empty; pass NULL to forget the hint of the scope");
-	return run(d, DMSG_HINT_PUT, &m, NULL, 0);
+	return start(d, DMSG_HINT_PUT, &m, arg, ret_id);
 }
 
-int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret)
+int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
+		  uint64_t ttl_ms)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint64_t id;
+	int error;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = dray_hint_put_start(d, scope, segment, score, ttl_ms, NULL, &id);
+	return finish(d, error, &id, NULL, 0);
+}
+
+int dray_segment_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id)
 {
 	union dmsg_body m;
 	int error = take_text(d, "the scope", scope, &m.segment_get.scope);
 
-	return error ? error : run(d, DMSG_SEGMENT_GET, &m, ret, sizeof(*ret));
+	return error ? error : start(d, DMSG_SEGMENT_GET, &m, arg, ret_id);
 }
 
-int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret)
+int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint64_t id;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	return finish(d, dray_segment_get_start(d, scope, NULL, &id), &id, ret, sizeof(*ret));
+}
+
+int dray_env_get_start(struct dray *d, const char *profiles, void *arg, uint64_t *ret_id)
 {
 	union dmsg_body m;
 	int error = take_text(d, "the list of profiles", profiles, &m.env_get.profiles);
 
-	return error ? error : run(d, DMSG_ENV_GET, &m, ret, sizeof(*ret));
+	return error ? error : start(d, DMSG_ENV_GET, &m, arg, ret_id);
+}
+
+int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint64_t id;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	return finish(d, dray_env_get_start(d, profiles, NULL, &id), &id, ret, sizeof(*ret));
 }

@@ -258,7 +258,8 @@ struct request *dc_region_request(struct dray *d, uint16_t type, dray_region reg
 	*ret = dc_region_get(d, region);
 	if (*ret)
 		return r;
-	dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such region");
+	dc_no_such(d, region.id, DMSG_HANDLE_KIND_REGION);
+	dc_request_free(d, r);
 	return NULL;
 }
 
@@ -336,7 +337,7 @@ int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint
 		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
 	if (!g)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region");
+		return dc_no_such(d, region.id, DMSG_HANDLE_KIND_REGION);
 	if (!g->map)
 		return dc_fail(d, DRAY_E_REGION_KIND, "the region is not a pool");
 	*ret_address = g->map;
@@ -346,7 +347,7 @@ int dray_region_map(struct dray *d, dray_region region, void **ret_address, uint
 	return 0;
 }
 
-int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
+int dray_region_get_info(struct dray *d, dray_region region, struct dray_region_info *ret)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	const struct region *g;
@@ -354,9 +355,11 @@ int dray_region_agent_handle(struct dray *d, dray_region region, uint64_t *ret)
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	g = dc_region_get(d, region);
-	if (!g || !g->agent)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region, or it is not registered now");
-	*ret = g->agent;
+	if (!g)
+		return dc_no_such(d, region.id, DMSG_HANDLE_KIND_REGION);
+	*ret = (struct dray_region_info){
+		.length = g->length, .access = g->access, .lost = g->code, .agent_region = g->agent
+	};
 	return 0;
 }
 

@@ -59,10 +59,14 @@ void dc_remote_ended(struct dray *d, struct request *r)
 
 	if (!m)
 		return;
-	if (r->type == DMSG_REMOTE_RELEASE)
-		remote_free(d, m);
-	else if (r->abandoned)
+	if (r->type == DMSG_REMOTE_IMPORT && r->abandoned) {
+		m->releasing = true;
 		dc_request_internal(d, DMSG_REMOTE_RELEASE, NO_REGION, m->handle, 0);
+	} else if (r->type == DMSG_REMOTE_RELEASE && m->releasing) {
+		remote_free(d, m);
+	} else if (r->type == DMSG_REMOTE_RELEASE) {
+		m->agent = 0; /* a lost one, which the caller has not released yet */
+	}
 }
 
 void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
@@ -74,6 +78,9 @@ void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
 	if (!remote || remote->lost)
 		return;
 	remote->lost = code;
+	/* it is of no use any more; without memory for the request, the session's end releases it */
+	if (!remote->releasing && !remote->borrowed)
+		dc_request_internal(d, DMSG_REMOTE_RELEASE, NO_REGION, remote->handle, 0);
 	e = dc_event_add(d, DRAY_EVENT_REMOTE_LOST, code, m->message);
 	if (e)
 		e->remote = remote->handle;
@@ -150,7 +157,8 @@ static struct request *start(struct dray *d, uint16_t type, dray_remote remote, 
 	*ret = dc_remote_find(d, remote);
 	if (*ret && !(*ret)->releasing)
 		return r;
-	dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such remote");
+	dc_no_such(d, remote.id, DMSG_HANDLE_KIND_REMOTE);
+	dc_request_free(d, r);
 	return NULL;
 }
 
@@ -166,7 +174,7 @@ int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uin
 	if (!r)
 		return dc_failed();
 	m->releasing = true;
-	if (m->agent && !m->borrowed)
+	if (m->agent && !m->borrowed && !m->lost)
 		return dc_request_go(d, r, ret_id);
 	dc_request_end(d, r, 0, NO_TEXT);
 	return dc_request_started(r, ret_id);
@@ -227,7 +235,7 @@ int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_
 		return -DRAY_E_OUT_OF_ORDER;
 	m = dc_remote_find(d, remote);
 	if (!m)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such remote");
+		return dc_no_such(d, remote.id, DMSG_HANDLE_KIND_REMOTE);
 	*ret = (struct dray_remote_info){ m->length, m->access, m->transport, m->lost, m->agent };
 	return 0;
 }

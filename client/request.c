@@ -278,6 +278,10 @@ static const uint8_t public_types[] = {
 	[DMSG_REMOTE_RELEASE] = DRAY_REQUEST_RELEASE,
 	[DMSG_TRANSFER] = DRAY_REQUEST_TRANSFER,
 	[DMSG_NOTIFY] = DRAY_REQUEST_NOTIFY,
+	[DMSG_HINT_GET] = DRAY_REQUEST_HINT_GET,
+	[DMSG_HINT_PUT] = DRAY_REQUEST_HINT_PUT,
+	[DMSG_SEGMENT_GET] = DRAY_REQUEST_SEGMENT_GET,
+	[DMSG_ENV_GET] = DRAY_REQUEST_ENV_GET,
 };
 
 /* Fills a completion and frees r. Text and answer become the thread's. */
@@ -298,6 +302,9 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.region = r->region,
 		.remote = r->remote,
 		.token = r->type == DMSG_REGION_EXPORT ? results->answer : NULL,
+		.hint = r->type == DMSG_HINT_GET ? results->answer : NULL,
+		.segment = r->type == DMSG_SEGMENT_GET ? results->answer : NULL,
+		.env = r->type == DMSG_ENV_GET ? results->answer : NULL,
 		.message = !r->status       ? "" :
 			   results->message ? results->message :
 					      dray_strerror(r->status),

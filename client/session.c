@@ -187,6 +187,8 @@ void dc_session_restored(struct dray *d)
 		e = dc_event_add(d, DRAY_EVENT_RESTORED, 0, NO_TEXT);
 		if (e)
 			e->restarted = d->incarnation != d->lost_incarnation;
+	} else if (d->in_background) {
+		dc_event_add(d, DRAY_EVENT_CONNECTED, 0, NO_TEXT);
 	}
 	d->ever_ready = true;
 }
@@ -249,10 +251,11 @@ static void retry_later(struct dray *d)
 
 static bool may_retry(const struct dray *d)
 {
-	if (!d->ever_ready)
-		return (d->flags & DRAY_OPTION_WAIT) &&
-		       (d->loss.code == DRAY_E_PEER_UNREACHABLE || d->loss.code == DRAY_E_DRAINING);
-	if (d->flags & DRAY_OPTION_NO_RECONNECT)
+	if (!d->ever_ready &&
+	    (!(d->flags & DRAY_OPTION_WAIT) ||
+	     (d->loss.code != DRAY_E_PEER_UNREACHABLE && d->loss.code != DRAY_E_DRAINING)))
+		return false;
+	if (d->ever_ready && (d->flags & DRAY_OPTION_NO_RECONNECT))
 		return false;
 	return !d->retry_for_ns || dray_now().ns - d->lost_at < d->retry_for_ns;
 }
@@ -263,8 +266,9 @@ static void close_for_good(struct dray *d)
 	dc_proof_closed(d);
 	dray_list_for_each(&d->requests.queued, r, struct request, link)
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, NO_TEXT);
-	if (d->ever_ready)
-		dc_event_add(d, DRAY_EVENT_CLOSED, d->lost_code, dc_text(d->loss.msg));
+	if (d->ever_ready || d->in_background)
+		dc_event_add(d, DRAY_EVENT_CLOSED, d->ever_ready ? d->lost_code : -d->loss.code,
+			     dc_text(d->loss.msg));
 }
 
 bool dc_session_settle(struct dray *d)

@@ -24,7 +24,7 @@ static int agent_region(struct dray *d, dray_region handle, const char *role, ui
 	const struct region *g = dc_region_get(d, handle);
 
 	if (!g)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region (%s)", role);
+		return dc_no_such(d, handle.id, DMSG_HANDLE_KIND_REGION);
 	if (!g->agent)
 		return dc_fail(d, g->code ? -g->code : DRAY_E_NOT_FOUND,
 			       "the region is not registered (%s)", role);
@@ -37,7 +37,7 @@ static int agent_remote(struct dray *d, dray_remote handle, uint64_t *ret)
 	const struct remote *m = dc_remote_find(d, handle);
 
 	if (!m)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such remote");
+		return dc_no_such(d, handle.id, DMSG_HANDLE_KIND_REMOTE);
 	if (m->lost)
 		return dc_fail(d, -m->lost, "the remote is lost: %s", dray_strerror(m->lost));
 	*ret = m->agent;
@@ -334,6 +334,8 @@ int dray_cancel(struct dray *d, uint64_t id)
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
 	r = dray_handles_get(&d->requests.table, id);
+	if (!r && dray_handle_kind(id) != DMSG_HANDLE_KIND_REQUEST)
+		return dc_no_such(d, id, DMSG_HANDLE_KIND_REQUEST);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
 	if (!dc_request_internal(d, DMSG_TRANSFER_CANCEL, NO_REGION, NO_REMOTE, id))

@@ -52,6 +52,7 @@ static int events_take(struct ctl *c, const struct bench_end *e)
 		case DRAY_EVENT_NOTIFICATION:
 		case DRAY_EVENT_REMOTE_LOST:
 		case DRAY_EVENT_SEGMENT:
+		case DRAY_EVENT_CONNECTED:
 		case DRAY_EVENT_CONFIRMED:
 			break;
 		}

@@ -51,6 +51,14 @@ void client_region(struct dray *d, dray_region *ret, struct dray_memory *m)
 	assert_int_equal(dray_region_add_memory(d, m, DRAY_READ | DRAY_WRITE, ret), 0);
 }
 
+uint64_t agent_region(struct dray *d, dray_region region)
+{
+	struct dray_region_info info;
+
+	assert_int_equal(dray_region_get_info(d, region, &info), 0);
+	return info.agent_region;
+}
+
 void client_remote(struct dray *d, dray_remote *ret)
 {
 	struct dray_token t;

@@ -17,6 +17,8 @@ struct dray *client_connect(unsigned int flags);
 
 /* Registers 64 KiB; the caller frees the memory. */
 void client_region(struct dray *d, dray_region *ret, struct dray_memory *m);
+/* The agent's handle of a region. */
+uint64_t agent_region(struct dray *d, dray_region region);
 void client_remote(struct dray *d, dray_remote *ret);
 
 /* Waits for the next event, which must be of this type. */

@@ -17,7 +17,7 @@ static void regions_tokens_remotes(void **state)
 	uint64_t agent;
 
 	client_region(d, &region, &m);
-	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	agent = agent_region(d, region);
 	assert_int_equal(agent, client_fake.next_handle);
 	assert_int_equal(dray_region_export(d, region, NULL, &t), 0);
 	assert_int_equal(t.length, 40);
@@ -126,7 +126,7 @@ static void events_are_delivered(void **state)
 
 	client_region(d, &region, &m);
 	client_remote(d, &remote);
-	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	agent = agent_region(d, region);
 	fake_do(&client_fake, send_events, &agent);
 	assert_int_equal(poll(&p, 1, 5000), 1);
 	e = client_event(d, DRAY_EVENT_NOTIFICATION);
@@ -145,6 +145,43 @@ static void events_are_delivered(void **state)
 	e = client_event(d, DRAY_EVENT_DRAINING);
 	assert_int_equal(e.deadline_ms, 500);
 	assert_int_equal(dray_notify(d, remote, 1, NULL, 0), -DRAY_E_REVOKED);
+	/* the library has released it by itself, and sends nothing when the caller does */
+	assert_int_equal(dray_remote_release(d, remote), 0);
+	assert_int_equal(dray_remote_release(d, remote), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(fake_count(&client_fake, DMSG_REMOTE_RELEASE), 1);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void handles_are_confused(void **state)
+{
+	struct dray *d = client_connect(0);
+	static const struct dray_op op = { 0, 0, 8 };
+	struct dray_transfer t = { .direction = DRAY_DIRECTION_READ, .ops = &op, .count = 1 };
+	struct dray_remote_info info;
+	struct dray_memory m;
+	dray_region region;
+	dray_remote remote;
+
+	client_region(d, &region, &m);
+	client_remote(d, &remote);
+	assert_int_not_equal(region.id, remote.id);
+	t.local.id = remote.id;
+	t.remote.id = region.id;
+	assert_int_equal(dray_submit(d, &t, NULL), -DRAY_E_INVALID);
+	assert_non_null(strstr(dray_last_error(d), "is a remote, not a region"));
+	t.local = region;
+	assert_int_equal(dray_submit(d, &t, NULL), -DRAY_E_INVALID);
+	assert_non_null(strstr(dray_last_error(d), "is a region, not a remote"));
+	assert_int_equal(dray_remote_get_info(d, (dray_remote){ region.id }, &info),
+			 -DRAY_E_INVALID);
+	assert_int_equal(dray_region_remove(d, (dray_region){ remote.id }), -DRAY_E_INVALID);
+	assert_int_equal(dray_remote_release(d, (dray_remote){ region.id }), -DRAY_E_INVALID);
+	assert_int_equal(dray_cancel(d, region.id), -DRAY_E_INVALID);
+	assert_non_null(strstr(dray_last_error(d), "is a region, not a request"));
+	assert_int_equal(dray_remote_release(d, remote), 0);
+	assert_int_equal(dray_region_remove(d, region), 0);
 	dray_memory_free(&m);
 	dray_disconnect(d);
 }
@@ -265,7 +302,7 @@ static void groups_share_regions(void **state)
 	struct dray_remote_info info;
 
 	assert_int_equal(dray_region_borrow(d, 4711, &region), 0);
-	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	agent = agent_region(d, region);
 	assert_int_equal(agent, 4711);
 	assert_int_equal(dray_remote_borrow(d, 4712, &remote), 0);
 	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
@@ -278,7 +315,7 @@ static void groups_share_regions(void **state)
 	fake_do(&client_fake, client_restart, NULL);
 	client_event(d, DRAY_EVENT_LOST);
 	client_event(d, DRAY_EVENT_RESTORED);
-	assert_int_equal(dray_region_agent_handle(d, region, &agent), -DRAY_E_NOT_FOUND);
+	assert_int_equal(agent_region(d, region), 0);
 	assert_int_equal(dray_region_remove(d, region), 0);
 	assert_int_equal(dray_region_borrow(d, 0, &region), -DRAY_E_INVALID);
 	dray_disconnect(d);
@@ -343,13 +380,10 @@ static void busy_requests_are_retried(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(regions_tokens_remotes),
-		TEST(extents_share_descriptors),
-		TEST(events_are_delivered),
-		TEST(events_have_a_limit),
-		TEST(blocking_calls_keep_the_wake_up),
-		TEST(late_answers_are_undone),
-		TEST(groups_share_regions),
+		TEST(regions_tokens_remotes),    TEST(extents_share_descriptors),
+		TEST(events_are_delivered),      TEST(handles_are_confused),
+		TEST(events_have_a_limit),       TEST(blocking_calls_keep_the_wake_up),
+		TEST(late_answers_are_undone),   TEST(groups_share_regions),
 		TEST(busy_requests_are_retried),
 	};
 

@@ -453,9 +453,12 @@ static int memfd_of(uint64_t bytes, bool sealed)
 
 static int populate_code(int fd, uint64_t offset, uint64_t length)
 {
-	struct dray_err err = DRAY_ERR_NULL;
+	char why[200] = "";
+	int error = dray_memory_populate(fd, offset, length, why, sizeof(why));
 
-	return dc_memory_populate(fd, offset, length, &err) ? err.code : 0;
+	assert_int_equal(!error, !why[0]);
+	assert_int_equal(error, dray_memory_populate(fd, offset, length, NULL, 0));
+	return -error;
 }
 
 static void populating_touches_only_the_extent(void **state)

@@ -383,6 +383,32 @@ static void changes(void **state)
 	dray_disconnect(d);
 }
 
+static void answers_come_as_completions(void **state)
+{
+	static const enum dray_request requests[] = { DRAY_REQUEST_HINT_PUT, DRAY_REQUEST_HINT_GET,
+						      DRAY_REQUEST_SEGMENT_GET,
+						      DRAY_REQUEST_ENV_GET };
+	struct dray *d = client_connect(0);
+	struct dray_completion c;
+	uint64_t ids[4];
+
+	assert_int_equal(dray_hint_put_start(d, "model", "node:1", 3, 1000, &ids[0], &ids[0]), 0);
+	assert_int_equal(dray_hint_get_start(d, "model", &ids[1], &ids[1]), 0);
+	assert_int_equal(dray_segment_get_start(d, "", &ids[2], &ids[2]), 0);
+	assert_int_equal(dray_env_get_start(d, NULL, &ids[3], &ids[3]), 0);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(dray_wait(d, ids[i], -1, &c), 0);
+		assert_int_equal(c.status, 0);
+		assert_int_equal(c.request, requests[i]);
+		assert_ptr_equal(c.arg, &ids[i]);
+		assert_int_equal(!c.hint, i != 1);
+		assert_int_equal(!c.segment, i != 2);
+		assert_int_equal(!c.env, i != 3);
+		assert_null(c.token);
+	}
+	dray_disconnect(d);
+}
+
 static void upgrade(struct fake *f, void *arg)
 {
 	f->is_old = !f->is_old;
@@ -494,11 +520,17 @@ static void a_child_cannot_use_the_session(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(hints),           TEST(preferred_segment),
-		TEST(environment),     TEST(invalid_environment),
-		TEST(text_is_checked), TEST(failed_requests),
-		TEST(changes),         TEST(old_agent),
-		TEST(refused_twice),   TEST(a_child_cannot_use_the_session),
+		TEST(answers_come_as_completions),
+		TEST(hints),
+		TEST(preferred_segment),
+		TEST(environment),
+		TEST(invalid_environment),
+		TEST(text_is_checked),
+		TEST(failed_requests),
+		TEST(changes),
+		TEST(old_agent),
+		TEST(refused_twice),
+		TEST(a_child_cannot_use_the_session),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -100,6 +100,67 @@ static void waits_for_an_agent(void **state)
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), -DRAY_E_PEER_UNREACHABLE);
 }
 
+static void connects_in_the_background(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray_region_info info;
+	struct dray_completion c;
+	struct dray_event e;
+	struct dray_memory m;
+	struct dray *d = NULL;
+	dray_region region;
+	char why[200];
+	uint64_t id;
+
+	client_fake.hook = say_nothing;
+	assert_int_equal(dray_connect_start(&o, &d, why, sizeof(why)), 0);
+	assert_int_equal(dray_process(d, 0), 0);
+	assert_int_equal(dray_memory_alloc(65536, 0, &m), 0);
+	assert_int_equal(dray_region_add_start(d,
+					       &(struct dray_region_spec){ .access = DRAY_READ,
+									   .pool_bytes = 4096 },
+					       NULL, &id),
+			 0);
+	dray_disconnect(d);
+	fake_do(&client_fake, client_hang_up, NULL);
+	client_fake.hook = NULL;
+	assert_int_equal(dray_connect_start(&o, &d, why, sizeof(why)), 0);
+	assert_int_equal(dray_region_add_start(d,
+					       &(struct dray_region_spec){ .access = DRAY_READ,
+									   .pool_bytes = 4096 },
+					       &o, &id),
+			 0);
+	client_event(d, DRAY_EVENT_CONNECTED);
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_ptr_equal(c.arg, &o);
+	region = c.region;
+	assert_int_equal(dray_region_get_info(d, region, &info), 0);
+	assert_int_equal(info.length, 4096);
+	assert_int_equal(info.access, DRAY_READ);
+	assert_int_equal(info.lost, 0);
+	assert_true(info.agent_region);
+	dray_disconnect(d);
+	dray_memory_free(&m);
+	/* without an agent, and then with one */
+	o.socket = "/nonexistent/sock";
+	assert_int_equal(dray_connect_start(&o, &d, why, sizeof(why)), 0);
+	e = client_event(d, DRAY_EVENT_CLOSED);
+	assert_int_equal(e.code, -DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(e.message, "/nonexistent/sock"));
+	assert_int_equal(dray_process(d, -1), -DRAY_E_SESSION_CLOSED);
+	dray_disconnect(d);
+	o.flags = DRAY_OPTION_WAIT;
+	o.reconnect_for_ms = 20;
+	assert_int_equal(dray_connect_start(&o, &d, why, sizeof(why)), 0);
+	e = client_event(d, DRAY_EVENT_CLOSED);
+	assert_int_equal(e.code, -DRAY_E_PEER_UNREACHABLE);
+	dray_disconnect(d);
+	o.ring_entries = 3;
+	assert_int_equal(dray_connect_start(&o, &d, why, sizeof(why)), -DRAY_E_INVALID);
+	assert_non_null(strstr(why, "ring_entries is 3"));
+}
+
 static bool refuse_ring(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			struct dray_fds *fds)
 {
@@ -142,7 +203,7 @@ static void a_session_survives_a_restart(void **state)
 	memcpy(address, "still here", 11);
 	client_remote(d, &remote);
 	assert_int_equal(dray_region_export(d, region, NULL, &t), 0);
-	assert_int_equal(dray_region_agent_handle(d, region, &before), 0);
+	before = agent_region(d, region);
 	fake_do(&client_fake, client_restart, NULL);
 	e = client_event(d, DRAY_EVENT_LOST);
 	assert_int_equal(e.code, -DRAY_E_AGENT_RESTARTED);
@@ -154,7 +215,7 @@ static void a_session_survives_a_restart(void **state)
 	assert_int_equal(dray_region_map(d, pool, &again, &bytes, NULL), 0);
 	assert_ptr_equal(again, address);
 	assert_string_equal(again, "still here");
-	assert_int_equal(dray_region_agent_handle(d, region, &after), 0);
+	after = agent_region(d, region);
 	assert_true(after != before);
 	/* objects of the old agent are invalid */
 	assert_int_equal(dray_region_revoke(d, region, &t), -DRAY_E_NOT_FOUND);
@@ -477,6 +538,7 @@ int main(void)
 		TEST(opening_gives_the_sessions_properties),
 		TEST(refuses_to_open),
 		TEST(waits_for_an_agent),
+		TEST(connects_in_the_background),
 		TEST(works_without_ring),
 		TEST(a_session_survives_a_restart),
 		TEST(submitting_finds_the_session),
