@@ -26,7 +26,7 @@ def outputs(schema):
     files = {path: fit(text) if path.endswith((".c", ".h")) else text for path, text in files.items()}
     files.update(python.write(schema))
     files.update(docs.write(schema))
-    files.update(vectors.write(schema, files["client/python/dray/_schema.py"]))
+    files.update(vectors.write(schema, files["tests/wire/codec.py"]))
     return files
 
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes client/python/dray/_schema.py: the same codec in pure Python."""
+"""Writes tests/wire/codec.py, the same codec in pure Python, and client/python/dray/_schema.py, the constants of the public package."""
 
 import keyword
 import textwrap
 
 from generator.model import SchemaError
 from generator.text import Names, banner, camel
+
+# True while the package packs and unpacks messages itself: then its _schema.py is the whole codec. False: constants only.
+PACKAGE_CODEC = True
 
 WIDTH = 100
 LOCALS = {"n", "at", "left", "body", "record", "request_id", "len"}  # of the generated functions
@@ -22,6 +25,12 @@ peer_, Peer or PEER_; names of the data protocol have no prefix.
 
 from collections import namedtuple
 from struct import Struct
+'''
+
+PACKAGE_HEAD = '''"""dray's error codes, limits and enumerations.
+
+X_NAMES has the names of an enumeration by value. An agent may send values that are newer than this file.
+"""
 '''
 
 HELPERS = '''
@@ -162,9 +171,15 @@ class Writer:
         return f"{pad}if {unknown}:\n{pad}    raise _bits({where}, {unknown})\n"
 
     def write(self):
+        return self.title_line() + self.const("MAGIC", f"0x{self.pr.magic:08x}") + self.constants() + self.messages()
+
+    def title_line(self):
+        return f"\n# --- {self.pr.name} protocol ---\n\n"
+
+    def constants(self):
+        """Versions, limits, enumerations and bits."""
         pr = self.pr
-        out = f"\n# --- {pr.name} protocol ---\n\n"
-        out += self.const("MAGIC", f"0x{pr.magic:08x}") + self.const("MAJOR", pr.major) + self.const("MINOR", pr.minor)
+        out = self.const("MAJOR", pr.major) + self.const("MINOR", pr.minor)
         for n in pr.limits + pr.constants:
             out += self.const(n["name"].upper(), n["value"], n["doc"])
         for e in pr.enums.values():
@@ -179,6 +194,11 @@ class Writer:
             for v in b["values"]:
                 out += self.const(f"{b['name']}_{v['name']}".upper(), v["value"], v["doc"])
             out += self.const(f"{b['name']}_all".upper(), pr.mask(b["name"]))
+        return out
+
+    def messages(self):
+        """Layouts in shared memory, records, and the functions of each message."""
+        pr, out = self.pr, ""
         for lay in pr.layouts:
             out += "\n" + comment(lay.doc)
             for f in lay.fields:
@@ -376,9 +396,8 @@ def {low}build(type_, request_id, *parts):
         return out + f"{pad}at += {n}\n{pad}left -= {n}\n"
 
 
-def write(schema):
-    names = Names("_schema.py", SchemaError)
-    out = banner("#") + HEAD + "\n_U32 = Struct(\"<I\")\n_copy = bytes  # some fields are called bytes\n\n# --- errors ---\n\n"
+def errors(schema, names):
+    out = "# --- errors ---\n\n"
     for e in schema.errors:
         out += f"{names.add('E_' + e['name'].upper(), 'error')} = {e['code']}\n"
     out += "\n# Name, meaning, what to do, by code.\nERRORS = (\n"
@@ -386,7 +405,23 @@ def write(schema):
         row = [f"{e[k]!r}".replace("'", '"') if "'" not in e[k] and '"' not in e[k] else f"{e[k]!r}"
                for k in ("name", "doc", "fix")]
         out += wrapped("    (", row, "),")
-    out += ")\n" + HELPERS + "\n"
+    return out + ")\n"
+
+
+def codec(schema):
+    names = Names("codec.py", SchemaError)
+    out = banner("#") + HEAD + "\n_U32 = Struct(\"<I\")\n_copy = bytes  # some fields are called bytes\n\n"
+    out += errors(schema, names) + HELPERS + "\n"
     out += Writer(schema.data, schema.errors, names, "", "", "").write()
-    out += Writer(schema.peer, schema.errors, names, "peer_", "Peer", "PEER_").write()
-    return {"client/python/dray/_schema.py": out}
+    return out + Writer(schema.peer, schema.errors, names, "peer_", "Peer", "PEER_").write()
+
+
+def package(schema):
+    names = Names("_schema.py", SchemaError)
+    data = Writer(schema.data, schema.errors, names, "", "", "")
+    return banner("#") + PACKAGE_HEAD + "\n" + errors(schema, names) + data.title_line() + data.constants()
+
+
+def write(schema):
+    text = codec(schema)
+    return {"tests/wire/codec.py": text, "client/python/dray/_schema.py": text if PACKAGE_CODEC else package(schema)}

@@ -328,7 +328,7 @@ def golden(pr, module, low):
 
 def write(schema, python_source):
     module = {}
-    exec(compile(python_source, "_schema.py", "exec"), module)
+    exec(compile(python_source, "codec.py", "exec"), module)
     return {"tests/unit/schema_vectors.h": HEADER_H,
             "tests/unit/schema_vectors.c": source([schema.data, schema.peer]),
             "tests/data/golden/data.hex": golden(schema.data, module, ""),

@@ -14,9 +14,9 @@ import sys
 
 sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "client/python/dray"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-import _schema  # noqa: E402
+from wire import codec  # noqa: E402
 
 
 def messages(protocol):
@@ -49,7 +49,7 @@ def bad(raw):
 
 
 def main():
-    version = {"data": f"{_schema.MAJOR}.{_schema.MINOR}", "peer": f"{_schema.PEER_MAJOR}.{_schema.PEER_MINOR}"}
+    version = {"data": f"{codec.MAJOR}.{codec.MINOR}", "peer": f"{codec.PEER_MAJOR}.{codec.PEER_MINOR}"}
     for protocol in ("data", "peer"):
         seeds = ROOT / f"tests/fuzz/corpus/{protocol}_decode"
         corpus = ROOT / f"tests/data/corpus-{version[protocol]}"

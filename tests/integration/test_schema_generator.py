@@ -208,8 +208,8 @@ def test_pages_have_no_dangling_links():
 
 # --- C and Python -----------------------------------------------------------------------------------
 
-def load_python(root):
-    spec = importlib.util.spec_from_file_location("generated_schema", root / "client/python/dray/_schema.py")
+def load_python(root, path="tests/wire/codec.py"):
+    spec = importlib.util.spec_from_file_location("generated_schema", root / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -317,6 +317,16 @@ def test_python_whole_messages():
     assert refused(packed[:6] + b"\xff\x7f" + packed[8:]) == module.E_UNKNOWN_TYPE
     assert refused(packed[:8] + b"\x01" + packed[9:]) == module.E_UNSUPPORTED
     assert refused(packed[:12] + b"\xff\xff\xff\xff" + packed[16:]) == module.E_TOO_LARGE
+
+
+def test_constants_of_the_package():
+    """The Python package has the same errors, limits and enumerations as the codec."""
+    codec, package = load_python(ROOT), load_python(ROOT, "client/python/dray/_schema.py")
+    names = {name for name in dir(package) if name.endswith("_NAMES") or
+             name.isupper() and isinstance(getattr(package, name), (int, tuple))}
+    assert {"E_INVALID", "ERRORS", "OPS_MAX", "TRANSPORT_NAMES", "ACCESS_ALL", "MINOR"} <= names
+    for name in names:
+        assert getattr(package, name) == getattr(codec, name), name
 
 
 def test_python_enforces_limits():
