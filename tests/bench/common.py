@@ -19,7 +19,7 @@ import time
 from array import array
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / "client/python")]
+sys.path[:0] = [str(ROOT / p) for p in ("tests/integration", "tests", "client/python")]
 
 import dray  # noqa: E402
 import harness  # noqa: E402

@@ -17,7 +17,7 @@ import traceback
 from array import array
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / p) for p in ("tests/gpu", "tests/bench", "tests/integration", "client/python")]
+sys.path[:0] = [str(ROOT / p) for p in ("tests/gpu", "tests/bench", "tests/integration", "tests", "client/python")]
 
 import harness  # noqa: E402
 

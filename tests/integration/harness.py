@@ -25,7 +25,8 @@ import time
 from collections import Counter, namedtuple
 
 import dray
-from dray import _schema as s
+import wire
+from wire import codec as s
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
@@ -37,6 +38,8 @@ LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
+
+Error = getattr(dray, "Error", None) or dray.DrayError  # the base of the package's errors
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
@@ -336,8 +339,14 @@ class Agent:
         return self.process is not None and self.process.poll() is None
 
     def client(self, **how):
+        """A session of the Python package."""
         how.setdefault("timeout", LIMIT)
         return dray.Client(self.socket, **how)
+
+    def wire(self, **how):
+        """A session of tests/wire, for tests of the protocol itself."""
+        how.setdefault("timeout", LIMIT)
+        return wire.Client(self.socket, **how)
 
     def signal(self, number):
         self.process.send_signal(number)
@@ -633,11 +642,14 @@ class Waiter:
 # --- memory ---------------------------------------------------------------------------------------
 
 class Side:
-    """One engine of a test: a client, a memory with given bytes or zeros, and its region."""
+    """One engine of a test: a client, a memory with given bytes or zeros, and its region.
 
-    def __init__(self, agent, size, fill=None, **how):
+    wire: the client is that of tests/wire, with all parts of the session public.
+    """
+
+    def __init__(self, agent, size, fill=None, *, wire=False, **how):
         self.agent = agent
-        self.client = agent.client(**how)
+        self.client = agent.wire(**how) if wire else agent.client(**how)
         self.memory = dray.Memory(size)
         if fill is not None:
             self.memory.view[:min(len(fill), size)] = fill[:size]
@@ -672,6 +684,16 @@ def unreachable_token(host):
         len(segment).to_bytes(4, "little") + segment
 
 
+def concerns(event, remote):
+    """True if an event of the package is about the remote."""
+    return event is not None and event.remote == remote.handle
+
+
+def reconnected(client):
+    """After the agent's restart: waits until a client of the package has its session and regions again."""
+    client.reconnect()
+
+
 def noise(size, seed=1):
     """Pseudorandom bytes, so that a byte at a wrong place is detected."""
     import random
@@ -684,12 +706,17 @@ def same(*memories):
     return all(other == first for other in others)
 
 
+def done(pending):
+    """True if a request has ended. Does not wait, and handles no messages."""
+    return pending.done() if callable(pending.done) else pending.done
+
+
 def expect(kind, fn, *args, **how):
-    """Checks that fn raises an error of dray with one of the names in kind; returns the error."""
+    """Checks that fn raises an error, of the package or of tests/wire, with one of the names in kind; returns the error."""
     names = {kind} if isinstance(kind, str) else set(kind)
     try:
         value = fn(*args, **how)
-    except dray.DrayError as e:
+    except (Error, wire.Error) as e:
         assert e.name in names, f"{e.name} ({e}) instead of {' or '.join(names)}"
         return e
     raise AssertionError(f"{value!r} instead of {' or '.join(names)}")

@@ -9,9 +9,9 @@ import socket
 import struct
 import sys
 
-import dray
 import pytest
-from dray import _schema as s
+import wire
+from wire import codec as s
 from harness import LIMIT, MIB, Raw, Side, expect, noise, nothing_leaked, unreachable_token, wait_exit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -264,7 +264,7 @@ def test_unknown_values(agent, fields, error):
 def test_ranges(agent, via):
     """Offsets and lengths that overflow or pass the end are refused, and no byte of the other operations moves."""
     top = 1 << 64
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         for ops in ([(MIB, 0, 1)], [(0, MIB, 1)], [(0, 0, MIB + 1)], [(MIB - 1, 0, 2)], [(0, MIB - 1, 2)], [(top >> 1, 0, 1)],
                     [(top - 1, 0, 1)], [(0, top - 1, 1)], [(top - 8, 0, 16)], [(0, top - 8, 16)], [(0, 0, top - 1)],
@@ -274,7 +274,7 @@ def test_ranges(agent, via):
 
 
 def test_no_operations(agent):
-    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
         for via in ("inline", "arena", "ring"):
             expect("invalid", here.client.read(here.region, remote, [], via=via).result, LIMIT)
@@ -285,7 +285,7 @@ def test_operations_outside_the_arena(agent):
     with Raw(agent) as raw:
         raw.send(s.pack_transfer(3, direction=1, flags=s.TRANSFER_FLAG_ARENA, local=1, remote=1, arena_ops=4))
         assert raw.error(3) in ("invalid", "range", "not_found")
-    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
         here.client.open_ring(0, 4096)
         size = here.client.arena.size
@@ -299,24 +299,19 @@ def test_operations_outside_the_arena(agent):
 
 def test_duplicate_id(agent):
     """A request id in use is refused; the first request continues."""
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         words = here.memory.words()
         fields = dict(direction=s.DIRECTION_READ, local=here.region.handle, remote=remote.handle, ops=[(4096, 0, 4096)])
         first = here.client.read(here.region, remote, [(4096, 0, 4096)], wait_word=(here.region, 0, 1))
-        duplicate = dray.Pending(here.client)
-        seen = []
-        packets = [s.pack_transfer(first.request_id, **fields)]
-        for packet in packets:
-            here.client._pending[first.request_id] = duplicate
-            here.client._send(packet)
-            expect("duplicate_id", duplicate.result, LIMIT)
-            duplicate.done = False
-        here.client._pending[first.request_id] = first
+        duplicate = wire.Pending(here.client)
+        here.client.pending[first.request_id] = duplicate
+        here.client.send(s.pack_transfer(first.request_id, **fields))
+        expect("duplicate_id", duplicate.result, LIMIT)
+        here.client.pending[first.request_id] = first
         words[0] = 1
         first.result(LIMIT)
         assert here.view[4096:8192] == there.view[:4096]
-        assert not seen
         words.release()
 
 
@@ -442,10 +437,10 @@ def test_stock_wmem(stock_wmem, new_pair):
     """
     pair = new_pair()
     data = noise(MIB)
-    with Side(pair[0], MIB) as here, Side(pair[1], MIB, data, notifications=True) as there:
+    with Side(pair[0], MIB, wire=True) as here, Side(pair[1], MIB, data, wire=True, notifications=True) as there:
         for side in (here, there):
-            side.client._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212992 // 2)
-            assert side.client._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 212992
+            side.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212992 // 2)
+            assert side.client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 212992
         remote = here.reach(there)
         ops = [(i * 256, i * 256, 255) for i in range(4096)]
         here.client.write(here.region, remote, ops, notify=(1, bytes(4096)), via="inline").result(LIMIT)

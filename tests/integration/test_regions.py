@@ -10,7 +10,7 @@ import tempfile
 
 import dray
 import pytest
-from dray import _schema as s
+from wire import codec as s
 from harness import BUILD, LIMIT, MIB, Side, expect, noise, until
 
 FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE = 2, 1
@@ -68,7 +68,7 @@ def write_sealed():
 
 @pytest.fixture
 def client(agent):
-    with agent.client() as client:
+    with agent.wire() as client:
         yield client
         with dray.Memory(4096) as memory:
             client.region(memory).remove()  # the session still works
@@ -209,7 +209,7 @@ def test_hole_punched_later(sides, where):
 
     Without userfaultfd the kernel allocates a missing page, which reads as zeros; then transfers must succeed.
     """
-    here, there = sides(MIB, noise(MIB), noise(MIB, 2))
+    here, there = sides(MIB, noise(MIB), noise(MIB, 2), wire=True)
     remote = here.reach(there)
     punch((there if where == "source" else here).memory.fd, 65536, 65536)
     how = {}

@@ -10,14 +10,15 @@ import threading
 
 import dray
 import pytest
-from dray import _schema as s
+import wire
 from harness import LIMIT, MIB, Side, expect, noise, nothing_leaked, until
+from wire import codec as s
 
 
 @pytest.fixture
 def ringed(agent):
     """Two sides of one agent; the first has a ring of 16 entries."""
-    with Side(agent, MIB, ring_entries=16, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, ring_entries=16, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         here.remote = here.reach(there)
         here.there = there
@@ -34,7 +35,7 @@ def ended(client, *names):
     (3, 4096, "invalid"), (17, 4096, "invalid"), (8192, 4096, {"invalid", "too_large"}), (1 << 31, 4096, {"invalid", "too_large"}),
     (16, 0, "invalid"), (16, s.ARENA_MAX + 1, {"quota", "invalid", "too_large"}), (16, 1 << 63, {"quota", "invalid", "too_large"})])
 def test_bad_sizes(agent, entries, arena, error):
-    with agent.client() as client:
+    with agent.wire() as client:
         if arena == 0:  # the protocol does not say whether a ring may have no arena
             client.request(s.pack_ring_open, wait=False, sq_entries=entries, arena_bytes=arena).exception(LIMIT)
         else:
@@ -56,7 +57,7 @@ def test_shape(ringed):
 def test_invalid_submission_tail(ringed, lead):
     """A tail that is further ahead than the ring has entries ends the session."""
     ring = ringed.client.ring
-    ring._store(s.RING_SQ_TAIL, (ring.tail + lead) & 0xffffffff)
+    ring.store(s.RING_SQ_TAIL, (ring.tail + lead) & 0xffffffff)
     ring.ring_doorbell()
     ended(ringed.client, "protocol")
 
@@ -66,9 +67,9 @@ def test_invalid_completion_head(ringed, lead):
     """A completion head beyond the tail ends the session at the next submission at the latest."""
     client, ring = ringed.client, ringed.client.ring
     client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring").result(LIMIT)
-    ring._store(s.RING_CQ_HEAD, (ring.head + lead) & 0xffffffff)
+    ring.store(s.RING_CQ_HEAD, (ring.head + lead) & 0xffffffff)
     pending = client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring")
-    until(lambda: client.process() or pending.done or not client.connected, "an answer or the end")
+    until(lambda: client.process() or pending.done() or not client.connected, "an answer or the end")
     if client.connected:  # the agent may check the head only when it needs room
         client.region(ringed.memory)
     else:
@@ -79,15 +80,15 @@ def test_invalid_completion_head(ringed, lead):
                                   s.RING_SQ_HEAD, s.RING_CQ_TAIL, s.RING_AGENT_SLEEPING])
 def test_agents_words_overwritten(agent, word, value=0x40000001):
     """The agent keeps its indices and the ring's sizes in private memory, and does not read them back from the ring."""
-    with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         remote = here.reach(there)
         client, ring = here.client, here.client.ring
         fields = dict(direction=2, op_count=1, local=here.region.handle, remote=remote.handle, op_local=3, op_remote=5, op_length=1000)
         at = ring.sq_offset + (ring.tail & 15) * s.SQE.size
         ring.bytes[at:at + s.SQE.size] = s.SQE.pack(1 << 40, *(fields.get(name, 0) for name in s.Sqe._fields[1:]))
-        ring._store(word, value)
-        ring._store(s.RING_SQ_TAIL, (ring.tail + 1) & 0xffffffff)
+        ring.store(word, value)
+        ring.store(s.RING_SQ_TAIL, (ring.tail + 1) & 0xffffffff)
         ring.ring_doorbell()
         until(lambda: here.view[3:1003] == there.view[5:1005], "the bytes")
         # the socket still works, without the ring
@@ -122,8 +123,8 @@ def test_bad_entries(ringed):
                 set_region=handle)
     for fields, error in BAD_ENTRIES:
         for change, name in ((fields, error), ({}, None)):
-            pending = dray.Transfer(client)
-            client.ring.push(user_data=client._number(pending), **{**good, **change})
+            pending = wire.Transfer(client)
+            client.ring.push(user_data=client.number(pending), **{**good, **change})
             client.ring.ring_doorbell()
             if name:
                 expect(name, pending.result, LIMIT)
@@ -148,13 +149,13 @@ def test_handles_of_another_kind(ringed):
 def test_duplicate_user_data(ringed):
     client, words = ringed.client, ringed.memory.words()
     first = client.read(ringed.region, ringed.remote, [(64, 0, 100)], via="ring", wait_word=(ringed.region, 0, 1))
-    second = dray.Transfer(client)
-    client._pending[first.request_id] = second
+    second = wire.Transfer(client)
+    client.pending[first.request_id] = second
     client.ring.push(user_data=first.request_id, direction=2, op_count=1, local=ringed.region.handle,
                      remote=ringed.remote.handle, op_length=1)
     client.ring.ring_doorbell()
     expect("duplicate_id", second.result, LIMIT)
-    client._pending[first.request_id] = first
+    client.pending[first.request_id] = first
     words[0] = 1
     first.result(LIMIT)
     words.release()
@@ -170,7 +171,8 @@ def test_more_in_flight_than_completions(ringed):
                 waiting.append(client.read(ringed.region, ringed.remote, [(4096 + i, i, 1)], via="ring",
                                            wait_word=(ringed.region, 0, 1)))
                 break
-            except dray.errors.Busy:
+            except wire.Error as e:
+                assert e.name == "busy"
                 words[0] = 1  # the ring is full: the waiting transfers start
                 client.process(LIMIT)
     words[0] = 1
@@ -187,9 +189,9 @@ def test_doorbell_never_answered(ringed):
     for _ in range(2000):
         ring.push(user_data=1 << 40, direction=2, op_count=1, local=ringed.region.handle, remote=ringed.remote.handle, op_length=1)
         ring.ring_doorbell()
-        until(lambda: ring._word(s.RING_CQ_TAIL) != ring.head, "a completion")
+        until(lambda: ring.word(s.RING_CQ_TAIL) != ring.head, "a completion")
         ring.head = (ring.head + 1) & 0xffffffff
-        ring._store(s.RING_CQ_HEAD, ring.head)
+        ring.store(s.RING_CQ_HEAD, ring.head)
         seen += 1
     client.read(ringed.region, ringed.remote, [(0, 0, 100)], via="ring").result(LIMIT)
 
@@ -217,9 +219,9 @@ def test_doorbell_descriptors_abused(ringed):
         each.close()
     for fd in crowd:
         os.close(fd)
-    client._epoll.unregister(ring.completion)
+    client.epoll.unregister(ring.completion)
     nowhere, ring.completion = ring.completion, os.eventfd(0, os.EFD_CLOEXEC)
-    client._epoll.register(ring.completion, select.EPOLLIN)
+    client.epoll.register(ring.completion, select.EPOLLIN)
     os.close(nowhere)
     client.read(ringed.region, ringed.remote, [(0, 0, 1)]).result(LIMIT)
 
@@ -231,7 +233,7 @@ def punch(fd, offset, length):
 
 def test_ring_memory_punched(agent):
     """If the client punches holes into ring and arena, the agent reads zeros, which are invalid entries, or ends the session."""
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         got = []
 
@@ -261,7 +263,7 @@ def flip(memory, values, stop):
 @pytest.mark.parametrize("via", ["arena", "ring"])
 def test_operations_changed_while_read(agent, via):
     """A thread switches operations between valid and out of range. Each transfer succeeds or is refused, and no byte outside changes."""
-    with Side(agent, MIB, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
         guard = dray.Memory(MIB)  # another region of this client, which no transfer uses
         here.client.region(guard)
         here.client.open_ring()
@@ -278,12 +280,12 @@ def test_operations_changed_while_read(agent, via):
         outcomes = set()
         try:
             for i in range(100):
-                transfer = dray.Transfer(here.client)
+                transfer = wire.Transfer(here.client)
                 if via == "arena":
-                    here.client._submit(transfer, s.pack_transfer, direction=2, flags=8, local=here.region.handle,
+                    here.client.submit(transfer, s.pack_transfer, direction=2, flags=8, local=here.region.handle,
                                         remote=remote.handle, arena_offset=piece, arena_ops=n)
                 else:
-                    here.client.ring.push(user_data=here.client._number(transfer), direction=2, flags=8, op_count=n,
+                    here.client.ring.push(user_data=here.client.number(transfer), direction=2, flags=8, op_count=n,
                                           local=here.region.handle, remote=remote.handle, arena_offset=piece)
                     here.client.ring.ring_doorbell()
                 error = transfer.exception(LIMIT)
@@ -312,7 +314,7 @@ def test_entries_changed_while_read(ringed):
             ring.push(user_data=(1 << 41) + i, direction=2, op_count=1, local=ringed.region.handle,
                       remote=ringed.remote.handle, op_length=4096, deadline_ms=2000)
             ring.ring_doorbell()
-            until(lambda: client.process() or not client.connected or ring._word(s.RING_SQ_HEAD) == ring.tail, "the agent's look")
+            until(lambda: client.process() or not client.connected or ring.word(s.RING_SQ_HEAD) == ring.tail, "the agent's look")
     finally:
         stop.set()
         thread.join()
@@ -322,7 +324,7 @@ def test_entries_changed_while_read(ringed):
 def test_many_rings(agent):
     """Sixty sessions with rings open and close."""
     with nothing_leaked(agent):
-        clients = [agent.client() for _ in range(60)]
+        clients = [agent.wire() for _ in range(60)]
         for client in clients:
             client.open_ring(64, 65536)
         for client in clients:

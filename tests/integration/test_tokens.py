@@ -6,12 +6,13 @@ import time
 
 import dray
 import pytest
-from dray import _schema as s
-from harness import LIMIT, MIB, Side, expect, noise, until
+import wire
+from wire import codec as s
+from harness import LIMIT, MIB, Side, concerns, expect, noise, reconnected, until
 
 
 def parse(token):
-    raw = dray.token_to_bytes(str(token))
+    raw = wire.token_bytes(token)
     fields = s.PeerToken._make(s.PEER_TOKEN.unpack_from(raw))
     return raw, fields
 
@@ -23,24 +24,33 @@ def change(token, **fields):
 
 
 @pytest.fixture(params=["local", "tcp"])
-def two(request):
-    """A side that imports and one that exports, on one agent or two."""
-    if request.param == "local":
-        agents = (request.getfixturevalue("agent"),) * 2
-    else:
-        agents = request.getfixturevalue("pair")
+def agents(request):
+    """The agent of a side that imports and that of one that exports: one agent, or two."""
+    return (request.getfixturevalue("agent"),) * 2 if request.param == "local" else request.getfixturevalue("pair")
+
+
+@pytest.fixture
+def two(agents):
+    """A side that imports and one that exports; tests/wire sends their tokens to the agents unread."""
+    with Side(agents[0], MIB, wire=True) as here, Side(agents[1], MIB, noise(MIB), wire=True) as there:
+        yield here, there
+
+
+@pytest.fixture
+def two_engines(agents):
+    """The same with clients of the package."""
     with Side(agents[0], MIB) as here, Side(agents[1], MIB, noise(MIB)) as there:
         yield here, there
 
 
-def test_text_form(two):
-    here, there = two
+def test_text_form(agents, two_engines):
+    here, there = two_engines
     token = there.region.export()
     assert str(token).startswith("dray1:") and "=" not in str(token)
     assert dray.token_to_bytes(str(token)) == token.data and len(token.data) <= s.TOKEN_MAX
     fields = parse(token)[1]
-    assert fields.agent_id == there.client.agent_id
-    assert fields.incarnation == there.client.hello.incarnation
+    with agents[1].wire() as client:
+        assert (fields.agent_id, fields.incarnation) == (client.agent_id, client.hello.incarnation)
     for bad in ("", "dray1:", "dray2:" + str(token)[6:], "dray1:***", "dray1:" + "A" * 400, str(token)[:-8]):
         expect("token_invalid", here.client.import_token, bad, timeout=5)
 
@@ -66,7 +76,7 @@ def test_larger_claims_gain_nothing(two):
     claim = change(token, offset=0, length=MIB, access=3)
     try:
         remote = here.client.import_token(claim, timeout=LIMIT)
-    except dray.DrayError as e:
+    except wire.Error as e:
         assert e.name == "token_invalid"
         return
     assert remote.length == 100
@@ -80,7 +90,7 @@ def test_garbage(two):
     here, there = two
     raw = there.region.export().data
     for bad in (b"", b"x", os.urandom(104), os.urandom(256), raw[:50], raw[:-1], raw + bytes(10),
-                change(dray.token_to_text(raw), version=2)):
+                change(raw, version=2)):
         expect("token_invalid", here.client.import_token, bad[:256], timeout=5)
 
 
@@ -103,9 +113,8 @@ def test_revoked(two):
     assert there.region.revoke(token) == 1
     expect({"revoked", "token_invalid"}, here.client.import_token, token, timeout=LIMIT)
     expect({"revoked", "not_found"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
-    event = here.client.next_event(dray.RemoteLost, LIMIT)
+    event = here.client.next_event(s.RemoteLost, LIMIT)
     assert event.remote == remote.handle and s.error_name(event.code) == "revoked"
-    assert remote.lost.name == "revoked"
     again = here.client.import_token(other, timeout=LIMIT)
     here.client.read(here.region, again, [(0, 0, 100)]).result(LIMIT)
     there.region.export()
@@ -114,6 +123,16 @@ def test_revoked(two):
     expect({"revoked", "not_found"}, here.client.read(here.region, again, [(0, 0, 1)]).result, LIMIT)
     for dead in (remote, again):
         dead.release()
+
+
+def test_lost_remote(two_engines):
+    """The package has an event for a lost remote, and the remote has the reason."""
+    here, there = two_engines
+    remote = here.reach(there)
+    assert remote.lost is None
+    there.region.revoke()
+    assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
+    assert remote.lost.name == "revoked"
 
 
 def test_region_removed(two):
@@ -137,7 +156,8 @@ def test_used_twice(two):
     token = there.region.export(single_use=True)
     try:
         here.client.import_token(change(token, flags=0), timeout=LIMIT)
-    except dray.errors.TokenInvalid:
+    except wire.Error as e:
+        assert e.name == "token_invalid"
         return
     expect("token_used", here.client.import_token, change(token, flags=0), timeout=LIMIT)
 
@@ -177,7 +197,7 @@ def test_earlier_incarnation(new_pair, local):
         b.restart()
         with Side(b if local else a, MIB) as here:
             expect("incarnation", here.client.import_token, str(token), timeout=LIMIT)
-            there.client.reconnect()
+            reconnected(there.client)
             remote = here.reach(there)
             here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
             assert here.view == there.view
