@@ -44,7 +44,7 @@ def idle(lab, records):
     near = c.dray.Memory(c.MIB)
     sessions, owners = [], []
     for i in range(SESSIONS):
-        session = agent.client(group=f"engine-{i}", ring_entries=256, arena_bytes=4 * c.MIB)
+        session = agent.wire(group=f"engine-{i}", ring_entries=256, arena_bytes=4 * c.MIB)
         session.open_ring()
         sessions.append((session, session.region([(near, 0, near.size)])))
     for i, peer in enumerate(peers):

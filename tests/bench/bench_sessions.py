@@ -27,7 +27,7 @@ def one_worker(lab, n=2, **settings):
 
 def crowd(agent, n):
     """Opens n idle sessions with rings."""
-    sessions = [agent.client(group=f"engine-{i}", ring_entries=64, arena_bytes=65536) for i in range(n)]
+    sessions = [agent.wire(group=f"engine-{i}", ring_entries=64, arena_bytes=65536) for i in range(n)]
     for session in sessions:
         session.open_ring()
     return sessions

@@ -20,12 +20,11 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "client/python"))
+sys.path[:0] = [str(ROOT / p) for p in ("tests/integration", "tests", "client/python")]
 
-from dray import _cuda_driver as cu  # noqa: E402
-from dray import _schema as s  # noqa: E402
 from dray import cuda  # noqa: E402
-from dray.errors import DrayError  # noqa: E402
+from harness import Error  # noqa: E402
+from wire import codec as s  # noqa: E402
 
 LIBDRAY = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve() / "libdray.so.0"
 MIB = 1 << 20
@@ -39,23 +38,36 @@ def say(ok, what):
     print(f"{'ok' if ok else 'not ok'} - {what}", flush=True)
 
 
-# --- functions of the driver that dray does not use -------------------------------------------------------------
+# --- the driver ---------------------------------------------------------------------------------------------------
 
 class AccessDesc(ctypes.Structure):
     _fields_ = [("location_type", c_int), ("location", c_int), ("flags", c_int)]
 
 
-MORE = {
+class AllocationProp(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handle_types", c_int), ("location_type", c_int), ("location", c_int), ("unused", c_void_p),
+                ("flags", ctypes.c_ubyte * 8)]
+
+
+class IpcHandle(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_ubyte * 64)]
+
+
+FUNCTIONS = {
     "cuInit": (ctypes.c_uint,),
+    "cuGetErrorName": (c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuDeviceGetUuid": (c_void_p, c_int),
+    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(c_void_p), c_int),
+    "cuCtxGetCurrent": (ctypes.POINTER(c_void_p),),
     "cuCtxSetCurrent": (c_void_p,),
     "cuMemAlloc_v2": (ctypes.POINTER(c_uint64), c_size_t),
-    "cuMemCreate": (ctypes.POINTER(c_uint64), c_size_t, ctypes.POINTER(cu.AllocationProp), ctypes.c_ulonglong),
-    "cuMemGetAllocationGranularity": (ctypes.POINTER(c_size_t), ctypes.POINTER(cu.AllocationProp), c_int),
+    "cuMemCreate": (ctypes.POINTER(c_uint64), c_size_t, ctypes.POINTER(AllocationProp), ctypes.c_ulonglong),
+    "cuMemGetAllocationGranularity": (ctypes.POINTER(c_size_t), ctypes.POINTER(AllocationProp), c_int),
     "cuMemAddressReserve": (ctypes.POINTER(c_uint64), c_size_t, c_size_t, c_uint64, ctypes.c_ulonglong),
     "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, ctypes.c_ulonglong),
     "cuMemSetAccess": (c_uint64, c_size_t, ctypes.POINTER(AccessDesc), c_size_t),
     "cuMemImportFromShareableHandle": (ctypes.POINTER(c_uint64), c_void_p, c_int),
-    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(c_uint64), cu.IpcHandle, ctypes.c_uint),
+    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(c_uint64), IpcHandle, ctypes.c_uint),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuStreamCreate": (ctypes.POINTER(c_void_p), ctypes.c_uint),
@@ -63,27 +75,54 @@ MORE = {
     "cuStreamSynchronize": (c_void_p,),
 }
 NOT_READY = 600
+POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 # The largest unused part at the end of an allocation.
 PADDING_MAX = 64 * MIB
 
 
-class Gpu(cu.Driver):
+class DriverError(Exception):
+    pass
+
+
+class Gpu:
     """Device 0 with its primary context, current on this thread."""
 
     def __init__(self):
-        super().__init__()
-        for name, arguments in MORE.items():
+        self.library = ctypes.CDLL("libcuda.so.1")
+        for name, arguments in FUNCTIONS.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int
-            self._functions[name] = function
         self.call("cuInit", 0)
         context = c_void_p()
         self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
         self.call("cuCtxSetCurrent", context)
-        self.prop = cu.AllocationProp(type=1, handle_types=cu.HANDLE_POSIX_FD, location_type=1, location=0)
+        self.prop = AllocationProp(type=1, handle_types=POSIX_FD, location_type=1, location=0)
         granularity = c_size_t()
         self.call("cuMemGetAllocationGranularity", byref(granularity), byref(self.prop), 0)
         self.granularity = granularity.value
+
+    def raw(self, name, *arguments):
+        return getattr(self.library, name)(*arguments)
+
+    def call(self, name, *arguments):
+        error = self.raw(name, *arguments)
+        if error:
+            text = ctypes.c_char_p()
+            self.raw("cuGetErrorName", error, byref(text))
+            raise DriverError(f"{name}: {(text.value or b'').decode()} ({error})")
+
+    def current(self):
+        """The context that is current on this thread."""
+        context = c_void_p()
+        self.call("cuCtxGetCurrent", byref(context))
+        return context.value
+
+    def uuid(self, device):
+        """UUID of a device, in the form of the agent and of nvidia-smi."""
+        uuid = ctypes.create_string_buffer(16)
+        self.call("cuDeviceGetUuid", uuid, device)
+        text = uuid.raw.hex()
+        return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def malloc(self, size):
         pointer = c_uint64()
@@ -120,22 +159,22 @@ class Gpu(cu.Driver):
         """Opens an allocation of another process as an agent does; returns its address."""
         pointer = c_uint64()
         if kind == s.KIND_CUDA_IPC:
-            value = cu.IpcHandle.from_buffer_copy(handle)
+            value = IpcHandle.from_buffer_copy(handle)
             self.call("cuIpcOpenMemHandle_v2", byref(pointer), value, 1)
             return pointer.value
         allocation = c_uint64()
-        self.call("cuMemImportFromShareableHandle", byref(allocation), fd, cu.HANDLE_POSIX_FD)
+        self.call("cuMemImportFromShareableHandle", byref(allocation), fd, POSIX_FD)
         # it can be mapped only as a whole, and the driver does not report its size
         size = -(-bytes_used // self.granularity) * self.granularity
         for _ in range(PADDING_MAX // self.granularity):
             base = self.reserve(size)
             try:
                 self.map(base, size, allocation.value)
-            except DrayError:
+            except DriverError:
                 size += self.granularity
             else:
                 return base
-        raise DrayError(f"{bytes_used} bytes and up to {PADDING_MAX} more cannot be mapped")
+        raise DriverError(f"{bytes_used} bytes and up to {PADDING_MAX} more cannot be mapped")
 
 
 # --- the second process -------------------------------------------------------------------------------------------
@@ -149,7 +188,7 @@ def importer(sock):
             return
         try:
             answer = digest_of(gpu, json.loads(packet), fds)
-        except DrayError as e:
+        except DriverError as e:
             answer = str(e)
         for fd in fds:
             os.close(fd)
@@ -231,7 +270,7 @@ def check(gpu, peer, what, ranges, kinds=cuda.KINDS, kind=None, at_least=1):
         cuda.describe_ranges(ranges, kinds).close()
         before = gpu.current(), len(os.listdir("/proc/self/fd"))
         extents = cuda.describe_ranges(ranges, kinds)
-    except DrayError as e:
+    except Error as e:
         say(False, f"{what}: {e}")
         return
     with extents as e:
@@ -258,7 +297,7 @@ def refused(what, word, *arguments):
     try:
         cuda.describe(*arguments).close()
         say(False, f"{what}: is not refused")
-    except DrayError as e:
+    except Error as e:
         say(word in str(e), f"{what}: {e}")
 
 
@@ -306,7 +345,7 @@ def check_driver():
                          ("cuMemCreate, two of three", [(base + size - 7, 100)])):
         try:
             cuda.describe_ranges(ranges, cuda.DMABUF).close()
-        except DrayError as e:
+        except Error as e:
             print(f"# dmabuf of {what}: {e}", flush=True)
             continue
         check(gpu, peer, f"dmabuf of {what}", ranges, (cuda.DMABUF,), s.KIND_DMABUF)

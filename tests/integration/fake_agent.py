@@ -6,14 +6,14 @@ import socket
 import threading
 
 import dray
-from dray import _schema as s
 from harness import LIMIT
+from wire import codec as s
 
 
 class FakeAgent:
     """
     Serves one client after the other on a socket of its own; answer(request_id, type, message) returns the packets to send. It
-    speaks data protocol 1.MINOR; with minor 0 it refuses flags that protocol 1.0 lacks.
+    speaks data protocol 1.MINOR; with minor 0 it refuses flags that protocol 1.0 lacks. It grants no ring.
     """
 
     def __init__(self, path, answer, minor=s.MINOR):
@@ -46,6 +46,9 @@ class FakeAgent:
         header, message = s.unpack(packet)
         if header.type == s.MSG_HELLO:
             return self._hello(header.request_id, message.flags)
+        if header.type == s.MSG_RING_OPEN:
+            self.sock.send(s.pack_error(header.request_id, code=s.E_UNSUPPORTED, message="no ring here"))
+            return True
         self.n_fds = len(fds)
         for reply in self.answer(header.request_id, header.type, message):
             self.sock.send(reply)

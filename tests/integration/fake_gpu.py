@@ -8,9 +8,9 @@ import struct
 import tempfile
 from collections import namedtuple
 
-from dray import _schema as s
-from dray.handles import Region
+import wire
 from harness import BUILD, until
+from wire import codec as s
 
 PLUGIN = BUILD / "tests/gpu/dray-fake-gpu.so"
 Status = namedtuple("Status", "plugins started imports queues pins host_allocs held ending copies pieces bytes engine_copies "
@@ -98,10 +98,9 @@ KINDS = {name: kind for kind, name in s.KIND_NAMES.items()}
 
 
 def add(client, extents, *, fds=(), handles=b"", allocations=(), device="", access="rw", wait=True):
-    """Adds a region; extents are (kind, index, offset, length)."""
-    made = Region(client, access, "")
-    return client.request(s.pack_region_add, fds=list(fds), convert=lambda message, _: client._adopt(made, message),
-                          wait=wait, access=made.access, device=device,
+    """Adds a region to a session of tests/wire; extents are (kind, index, offset, length)."""
+    return client.request(s.pack_region_add, fds=fds, wait=wait, access=wire.ACCESS[access], device=device,
+                          convert=lambda m, _: wire.Region(client, m.region, m.length, access),
                           extents=[(KINDS[kind], index, 0, offset, length) for kind, index, offset, length in extents],
                           handles=handles, allocations=[(size,) for size in allocations])
 

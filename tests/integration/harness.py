@@ -706,6 +706,11 @@ def same(*memories):
     return all(other == first for other in others)
 
 
+def transport(ended):
+    """Name of the transport of a transfer that ended."""
+    return s.TRANSPORT_NAMES[ended.transport]
+
+
 def done(pending):
     """True if a request has ended. Does not wait, and handles no messages."""
     return pending.done() if callable(pending.done) else pending.done

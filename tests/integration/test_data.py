@@ -5,8 +5,8 @@ import random
 
 import dray
 import pytest
-from dray import _schema as s
-from harness import LIMIT, MIB, Side, expect, noise, same, until
+import wire
+from harness import LIMIT, MIB, Side, done, expect, noise, same, transport, until
 
 
 def model(dst, src, ops, direction):
@@ -21,10 +21,10 @@ def run(here, there, remote, ops, direction="read", **how):
     dst, src = (here, there) if direction == "read" else (there, here)
     want = bytearray(dst.view)
     model(want, src.view, ops, direction)
-    done = here.client.transfer(direction, here.region, remote, ops, **how).result(LIMIT)
-    assert done.bytes == sum(op[2] for op in ops)
+    ended = here.client.transfer(direction, here.region, remote, ops, **how).result(LIMIT)
+    assert ended.bytes == sum(op[2] for op in ops)
     assert same(dst.view, want), "the destination differs from the model"
-    return done
+    return ended
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
@@ -59,9 +59,9 @@ def test_64_mib(sides, direction):
     data = (block * 65)[:size]
     here, there = sides(size, data if direction == "read" else None, data if direction == "write" else None)
     remote = here.reach(there)
-    done = run(here, there, remote, [(1, 3, 64 * MIB)], direction)
-    assert s.TRANSPORT_NAMES[done.transport] == sides.transport
-    assert done.duration_ns > 0
+    ended = run(here, there, remote, [(1, 3, 64 * MIB)], direction)
+    assert transport(ended) == sides.transport
+    assert ended.duration_ns > 0
 
 
 @pytest.mark.parametrize("count, via", [(1, "inline"), (2, "inline"), (255, "inline"), (257, "inline"), (4096, "inline"),
@@ -70,7 +70,7 @@ def test_operations(sides, count, via):
     """1 to 65,536 scattered operations, in the message, the arena and the ring."""
     length = 61
     size = count * 64 + 4096
-    here, there = sides(size, noise(size), noise(size, 2))
+    here, there = sides(size, noise(size), noise(size, 2), wire=True)
     remote = here.reach(there)
     slots = list(range(count))
     random.Random(count).shuffle(slots)
@@ -89,14 +89,14 @@ def test_merging(sides):
 
 def test_socket_arena_and_ring_give_the_same_result(sides):
     """The same transfer by socket, arena and ring gives the same bytes and the same completion."""
-    here, there = sides(MIB, noise(MIB))
+    here, there = sides(MIB, noise(MIB), wire=True)
     remote = here.reach(there)
     ops = [(i * 4000, i * 3001 + 1, 2999) for i in range(200)]
     seen = []
     for via in ("inline", "arena", "ring"):
         here.view[:] = bytes(len(here.memory))
-        done = run(here, there, remote, ops, via=via)
-        seen.append((bytes(here.view), done.status, done.transport, done.bytes))
+        ended = run(here, there, remote, ops, via=via)
+        seen.append((bytes(here.view), ended.status, ended.transport, ended.bytes))
     assert seen[0] == seen[1] == seen[2]
     for via in ("inline", "arena", "ring"):
         expect("range", here.client.read(here.region, remote, [(0, MIB, 1)], via=via).result, LIMIT)
@@ -105,20 +105,20 @@ def test_socket_arena_and_ring_give_the_same_result(sides):
 def test_ring_batch(sides):
     """Batches of submissions with one doorbell each; all together are more than the ring has entries."""
     size = 2 * MIB
-    here, there = sides(size, noise(size), ring_entries=64)
+    here, there = sides(size, noise(size), wire=True, ring_entries=64)
     remote = here.reach(there)
     want = bytearray(here.view)
     rng = random.Random(5)
     at = 0
     for _ in range(8):
-        with here.client.batch():
-            transfers = []
-            for _ in range(64):
-                length = rng.randrange(1, 4000)
-                op = (at, rng.randrange(size - length), length)
-                at += length
-                transfers.append(here.client.read(here.region, remote, [op]))
-                model(want, there.view, [op], "read")
+        transfers = []
+        for _ in range(64):
+            length = rng.randrange(1, 4000)
+            op = (at, rng.randrange(size - length), length)
+            at += length
+            transfers.append(here.client.read(here.region, remote, [op], via="ring", doorbell=False))
+            model(want, there.view, [op], "read")
+        here.client.ring.ring_doorbell()
         for transfer in transfers:
             transfer.result(LIMIT)
     assert same(here.view, want)
@@ -226,7 +226,7 @@ def test_both_directions_and_sessions(sides):
 def test_random_transfers(sides):
     """Random transfers by socket, arena and ring, up to 40 in flight, compared with the model."""
     size, step = 4 * MIB, 32768
-    here, there = sides(size, noise(size), noise(size, 2))
+    here, there = sides(size, noise(size), noise(size, 2), wire=True)
     remote, rng = here.reach(there), random.Random(99)
     half = size // 2  # the upper halves are the destinations
     want = {"read": bytearray(here.view), "write": bytearray(there.view)}
@@ -255,16 +255,16 @@ def test_random_transfers(sides):
 @pytest.mark.parametrize("via", ["inline", "arena", "ring"])
 def test_wait_and_set_words(sides, via):
     """A transfer starts when its wait word holds the value, and stores its set word when all bytes are in place."""
-    here, there = sides(MIB, noise(MIB))
+    here, there = sides(MIB, noise(MIB), wire=True)
     remote = here.reach(there)
     words = here.memory.words()
     transfer = here.client.read(here.region, remote, [(4096, 0, 500000)], via=via,
                                 wait_word=(here.region, 64, 7), set_word=(here.region, 128, 9))
     here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)  # overtakes the waiting transfer
-    assert not transfer.done and words[32] == 0
+    assert not done(transfer) and words[32] == 0
     words[16] = 6
     here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)
-    assert not transfer.done
+    assert not done(transfer)
     words[16] = 7
     until(lambda: words[32] == 9, "the set word")
     assert here.view[4096:504096] == there.view[:500000], "the set word came before the bytes"
@@ -282,7 +282,7 @@ def test_bad_words(agent, offset, name):
 
 @pytest.mark.parametrize("via", ["inline", "arena", "ring"])
 def test_deadline(sides, via):
-    here, there = sides(MIB, noise(MIB))
+    here, there = sides(MIB, noise(MIB), wire=True)
     remote = here.reach(there)
     words = here.memory.words()
     transfer = here.client.read(here.region, remote, [(4096, 0, 4096)], via=via, deadline=0.05,
@@ -310,29 +310,29 @@ def test_deadline_in_flight(sides):
 
 @pytest.mark.parametrize("via", ["inline", "ring"])
 def test_cancel(sides, via):
-    here, there = sides(MIB, noise(MIB))
+    here, there = sides(MIB, noise(MIB), wire=True)
     remote = here.reach(there)
     transfer = here.client.read(here.region, remote, [(4096, 0, 4096)], via=via, wait_word=(here.region, 0, 1))
     transfer.cancel()
-    assert transfer.done, "CANCEL was answered before the transfer ended"
+    assert done(transfer), "CANCEL was answered before the transfer ended"
     expect("cancelled", transfer.result)
     expect("not_found", transfer.cancel)
-    done = here.client.read(here.region, remote, [(0, 0, 1)], via=via)
-    done.result(LIMIT)
-    expect("not_found", done.cancel)
+    ended = here.client.read(here.region, remote, [(0, 0, 1)], via=via)
+    ended.result(LIMIT)
+    expect("not_found", ended.cancel)
 
 
 def test_cancel_in_flight(sides):
     """CANCEL is answered only when no byte can arrive any more."""
     size = 64 * MIB
-    here, there = sides(size, (noise(MIB) * 64))
+    here, there = sides(size, (noise(MIB) * 64), wire=True)
     remote = here.reach(there)
     transfers = [here.client.read(here.region, remote, [(0, 0, size)]) for _ in range(10)]
-    until(lambda: here.view[0] or any(t.done for t in transfers) or here.client.process(), "the first byte")
+    until(lambda: here.view[0] or any(done(t) for t in transfers) or here.client.process(), "the first byte")
     answers = [t.cancel(wait=False) for t in transfers]
     for answer in answers:
         answer.exception(LIMIT)  # not_found if the transfer ended before
-    assert all(t.done for t in transfers)
+    assert all(done(t) for t in transfers)
     assert {e.name for t in transfers if (e := t.exception())} <= {"cancelled"}
     for at in range(0, size, 4096):
         here.view[at] = 0
@@ -347,7 +347,7 @@ def test_remove_in_flight(sides):
     remote = here.reach(there)
     transfers = [here.client.read(here.region, remote, [(0, 0, size)]) for _ in range(10)]
     waiting = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 8, 12345))
-    until(lambda: here.view[0] or any(t.done for t in transfers) or here.client.process(), "the first byte")
+    until(lambda: here.view[0] or any(done(t) for t in transfers) or here.client.process(), "the first byte")
     here.region.remove()
     for at in range(0, size, 4096):
         here.view[at] = 0
@@ -361,25 +361,22 @@ def test_remove_in_flight(sides):
 # --- groups and notifications -----------------------------------------------------------------------
 
 def test_group_shares_regions(agent):
-    with Side(agent, MIB, noise(MIB), group="engine") as one, Side(agent, MIB) as other:
-        with agent.client(group="engine") as mate:
+    with Side(agent, MIB, noise(MIB), wire=True, group="engine") as one, Side(agent, MIB) as other:
+        with agent.wire(group="engine") as mate:
             memory = dray.Memory(MIB)
             mine = mate.region(memory)
             remote = mate.import_token(str(one.region.export()))
-            remote.generation = mate.generation
             mate.read(mine, remote, [(0, 0, 1000)]).result(LIMIT)
             assert memory.view[:1000] == one.view[:1000]
             # the region of another member of the group as the local side
-            theirs = dray.Region(mate, one.region.access, "theirs")
-            theirs.handle, theirs.length, theirs.generation = one.region.handle, MIB, mate.generation
+            theirs = wire.Region(mate, one.region.handle, MIB)
             far = mate.import_token(other.export())
             mate.write(theirs, far, [(0, 0, 1000)]).result(LIMIT)
             assert other.view[:1000] == one.view[:1000]
         # a session of another group cannot use the region
-        with agent.client(group="another") as stranger:
+        with agent.wire(group="another") as stranger:
             far = stranger.import_token(other.export())
-            theirs = dray.Region(stranger, one.region.access, "theirs")
-            theirs.handle, theirs.length, theirs.generation = one.region.handle, MIB, stranger.generation
+            theirs = wire.Region(stranger, one.region.handle, MIB)
             expect("not_found", stranger.write(theirs, far, [(0, 0, 1000)]).result, LIMIT)
             expect("not_found", theirs.export)
             expect("not_found", theirs.revoke)
@@ -388,7 +385,7 @@ def test_group_shares_regions(agent):
 def test_notification_after_the_bytes(sides):
     """Every notification comes exactly once, after all bytes of its transfer are in place."""
     size = 4 * MIB
-    here, there = sides(size, None, noise(size), notifications=True)
+    here, there = sides(size, None, noise(size), wire=True, notifications=True)
     remote = here.reach(there)
     step = 65536
     transfers = [here.client.write(here.region, remote, [(i * step, i * step, step)], notify=(i, b"block %d" % i),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not 
 def test_lists(pair):
     """Lists show the current state, in text and JSON."""
     a, b = pair
-    with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
+    with Side(a, MIB, wire=True, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 0xfeedface))

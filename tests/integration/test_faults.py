@@ -10,7 +10,9 @@ from collections import Counter
 
 import dray
 import pytest
-from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_leaked, same, until
+import wire
+from harness import (LIMIT, MIB, STREAMS, Actor, Side, concerns, done, expect, noise, nothing_leaked, reconnected, same,
+                     until)
 
 SIZE = (8 if "DRAY_VM" in os.environ else 32) * MIB  # less in an emulated machine, which is slower
 N = 16
@@ -73,8 +75,7 @@ def test_revoked_during_transfers(sides, direction, how):
     assert "revoked" in names(transfers)
     if direction == "write":
         assert untouched(there.view), "bytes landed after the revocation was answered"
-    event = here.client.next_event(dray.RemoteLost, LIMIT)
-    assert event.remote == remote.handle
+    assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
     expect({"revoked", "not_found"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
     remote.release()
 
@@ -108,11 +109,12 @@ def test_revocation_spares_other_transfers(sides):
 # --- clients that die ---------------------------------------------------------------------------------
 
 CLIENT = """
-client = dray.Client(args["socket"])
+import wire
+client = wire.Client(args["socket"])
 memory = dray.Memory(args["size"])
 memory.view[::4096] = b"\\x55" * (args["size"] // 4096)
 region = client.region(memory)
-remote = client.import_token(args["token"], timeout=30)
+remote = client.import_token(args["token"])
 tell(str(region.export()))
 if hear() == "fork" and os.fork() == 0:
     time.sleep(1000)  # keeps socket, doorbells and memory open, and sends nothing
@@ -146,8 +148,7 @@ def test_client_dies_during_transfers(request, path, way, direction, ring):
             actor.process.kill()
             try:
                 # importers lose its exported ranges at once
-                event = there.client.next_event(dray.RemoteLost, LIMIT)
-                assert event is not None and event.remote == remote.handle
+                assert concerns(there.client.next_event(dray.RemoteLost, LIMIT), remote)
                 remote.release()
                 until(lambda: agents[0].resources().mappings == (0 if path == "tcp" else 1), "its memory's unmapping")
                 if direction == "write":
@@ -191,8 +192,7 @@ def lost(agents, here, there, remote, direction, harm, mend, allowed=("peer_lost
     assert transfers[-1].exception().name in allowed
     if direction == "read":
         wipe(here.view)
-    event = here.client.next_event(dray.RemoteLost, LIMIT)
-    assert event.remote == remote.handle
+    assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
     expect({"peer_lost", "not_found", "revoked"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
     with Side(agents[0], MIB) as one, Side(agents[0], MIB, noise(MIB)) as two:  # other sessions are served meanwhile
         one.client.read(one.region, one.reach(two), [(0, 0, MIB)]).result(LIMIT)
@@ -209,7 +209,7 @@ def test_peer_killed(new_pair, direction):
     with Side(a, SIZE, pattern() if direction == "write" else None) as here:
         there = Side(b, SIZE, pattern() if direction == "read" else None)
         lost((a, b), here, there, here.reach(there), direction, b.kill, b.start)
-        there.client.reconnect()
+        reconnected(there.client)
         remote = here.reach(there)
         here.client.transfer(direction, here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         assert same(here.view[:MIB], there.view[:MIB])
@@ -268,8 +268,7 @@ def test_link_cut(lab, short_limits_pair, direction):
             back = there.reach(here)
             remote = here.reach(there)
             lost((a, b), here, there, remote, direction, lambda: link(False), lambda: None)
-            event = there.client.next_event(dray.RemoteLost, LIMIT)  # the other end has lost the peer, too
-            assert event.remote == back.handle
+            assert concerns(there.client.next_event(dray.RemoteLost, LIMIT), back)  # the other end has lost the peer, too
             if direction == "write":  # packets that were in flight must not arrive later
                 wipe(there.view)
             link(True)
@@ -321,7 +320,7 @@ def test_peer_restarted_at_once(new_pair):
         here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
         b.restart()
         expect({"peer_lost", "incarnation", "not_found"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
-        there.client.reconnect()
+        reconnected(there.client)
         again = here.reach(there)
         here.client.read(here.region, again, [(0, 0, MIB)]).result(LIMIT)
         assert same(here.view, there.view)
@@ -358,7 +357,7 @@ def test_agent_restarted(new_agent):
         old = here.client.hello.incarnation, here.region.handle
         agent.restart()
         assert names(flying) == {"agent_restarted"}
-        there.client.reconnect()
+        reconnected(there.client)
         expect("agent_restarted", here.client.read, here.region, remote, [(0, 0, 1)])
         assert here.client.hello.incarnation > old[0]
         remote = here.reach(there)
@@ -416,7 +415,7 @@ class Chaos:
 
     def open(self):
         if len(self.sides) < 8:
-            side = Side(self.rng.choice(self.agents), self.SIZE, noise(self.SIZE), notifications=self.rng.random() < 0.5,
+            side = Side(self.rng.choice(self.agents), self.SIZE, noise(self.SIZE), wire=True, notifications=self.rng.random() < 0.5,
                         group=self.rng.choice(["", "g", "h"]), ring_entries=16, arena_bytes=1 << 16)
             self.sides.append(side)
 
@@ -435,7 +434,7 @@ class Chaos:
         try:
             token = far.region.export(single_use=self.rng.random() < 0.2, ttl=self.rng.choice([None, 0.01, 30]))
             self.remotes.append((near, near.client.import_token(token, timeout=LIMIT)))
-        except dray.DrayError as e:
+        except wire.Error as e:
             self.count(e)
 
     def transfer(self):
@@ -456,13 +455,13 @@ class Chaos:
             ops.append((self.rng.randrange(self.SIZE - length), self.rng.randrange(self.SIZE - length), length))
         try:
             self.flying.append(near.client.transfer(self.rng.choice(["read", "write"]), near.region, remote, ops, **how))
-        except dray.DrayError as e:
+        except wire.Error as e:
             self.count(e)
 
     def cancel(self):
         if self.flying:
             transfer = self.rng.choice(self.flying)
-            if not transfer.done:
+            if not done(transfer):
                 self.ask(transfer.cancel)
 
     def revoke(self):
@@ -481,7 +480,7 @@ class Chaos:
     def ask(self, fn):
         try:
             self.answers.append(fn(wait=False))
-        except dray.DrayError as e:
+        except wire.Error as e:
             self.count(e)
 
     def count(self, error):

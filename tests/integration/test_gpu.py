@@ -5,10 +5,11 @@ import os
 
 import dray
 import pytest
-from dray import _schema as s
+import wire
+from wire import codec as s
 from conftest import PAIR_SETTINGS
 from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
-from harness import LIMIT, MIB, Actor, expect, noise, until
+from harness import LIMIT, MIB, Actor, expect, noise, transport, until
 from test_http import ask, with_http
 
 
@@ -42,7 +43,7 @@ def copies(client, here, there, size, seed=3):
     """A transfer between two regions that a GPU must carry out; the caller compares the bytes."""
     remote = client.import_token(str(there.export()), timeout=LIMIT)
     done = client.read(here, remote, [(1, 0, size - 1)]).result(LIMIT)
-    assert s.TRANSPORT_NAMES[done.transport] == "gpu"
+    assert transport(done) == "gpu"
     return done
 
 
@@ -52,7 +53,7 @@ def copies(client, here, there, size, seed=3):
 @pytest.mark.parametrize("named", [uuid(1), uuid(1).upper().replace("GPU", "gpu"), "0000:f1:00.0", "00000000:F1:00.0", "f1:00.0"])
 def test_device_names(gpu_agent, named):
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB, 1) as memory:
+    with agent.wire() as client, GpuMemory(MIB, 1) as memory:
         region = add_vmm(client, memory, device=named)
         assert region.length == MIB
         assert gpus.status.imports == 1 and gpus.status.started == 1
@@ -63,7 +64,7 @@ def test_device_names(gpu_agent, named):
 def test_both_kinds_in_one_region(gpu_agent):
     """Extents of different kinds of handles form one region, in their order."""
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 0, noise(MIB, 2)) as b, \
+    with agent.wire() as client, GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 0, noise(MIB, 2)) as b, \
             GpuMemory(MIB) as to:
         mixed = add(client, [("cuda_ipc", 0, 4096, 10001), ("cuda_vmm", 0, 77, 20002), ("cuda_ipc", 0, 50000, 3)],
                     fds=[b.fd], handles=a.ipc, device=uuid(0))
@@ -74,7 +75,7 @@ def test_both_kinds_in_one_region(gpu_agent):
 
 def test_plugin_and_device_start_on_first_use(gpu_agent):
     agent, gpus = gpu_agent()
-    with agent.client() as client:
+    with agent.wire() as client:
         client.region(dray.Memory(MIB))
         assert not gpus.status.plugins and metric(agent, "dray_gpu_contexts") == 0
         with GpuMemory(MIB) as memory:
@@ -92,7 +93,7 @@ def test_plugin_and_device_start_on_first_use(gpu_agent):
 def test_pins(gpu_agent):
     """Regions in the same pages share a pin, which ends with the last of them; partly pinned regions are staged."""
     agent, gpus = gpu_agent()
-    with agent.client() as client, agent.client() as other, GpuMemory(MIB) as memory, dray.Memory(MIB) as host:
+    with agent.wire() as client, agent.wire() as other, GpuMemory(MIB) as memory, dray.Memory(MIB) as host:
         add_vmm(client, memory)
         all_of_it = client.region(host)
         part = other.region([(host, 5000, 100)])
@@ -111,7 +112,7 @@ def test_pins(gpu_agent):
 
 def test_no_pins(gpu_agent):
     agent, gpus = gpu_agent(settings={"gpu.pin_host": "false"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         add_vmm(client, memory)
         client.region(dray.Memory(MIB)).remove()
         assert not gpus.status.pins
@@ -120,7 +121,7 @@ def test_no_pins(gpu_agent):
 @pytest.mark.parametrize("what", ["pin", "host_alloc"])
 def test_without_pinned_memory(gpu_agent, what):
     agent, gpus = gpu_agent(fail=what)
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         host = client.region(dray.Memory(MIB))
         if what == "host_alloc":  # a queue needs pinned memory for its lists
             expect("no_memory", add_vmm, client, memory)
@@ -137,7 +138,7 @@ def test_without_pinned_memory(gpu_agent, what):
 def test_refusals(gpu_agent):
     agent, gpus = gpu_agent(settings={"gpu.devices": f"{uuid(0)},0000:f2:00.0"}, devices=3)
     fds = len(os.listdir(f"/proc/{agent.pid}/fd"))
-    with agent.client() as client, GpuMemory(MIB) as memory, GpuMemory(MIB, 2) as far, dray.Memory(MIB) as host:
+    with agent.wire() as client, GpuMemory(MIB) as memory, GpuMemory(MIB, 2) as far, dray.Memory(MIB) as host:
         def refused(kind, extents, *words, **how):
             error = expect(kind, add, client, extents, **how)
             for word in words:
@@ -185,7 +186,7 @@ def test_refusals(gpu_agent):
 
 def test_quota_returns(gpu_agent):
     agent, gpus = gpu_agent(settings={"limits.regions_per_session": "2", "limits.extents_per_session": "3"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         two = [("cuda_vmm", 0, 0, 1), ("cuda_vmm", 0, 1, 1)]
         for _ in range(5):
             expect("gpu_handle", add, client, [("cuda_ipc", 0, 0, 1)], handles=bytes(64), device=uuid(0))
@@ -196,7 +197,7 @@ def test_quota_returns(gpu_agent):
 
 def test_no_plugin(gpu_agent):
     agent, gpus = gpu_agent(settings={"gpu.plugin": "/nowhere/dray-cuda.so"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         for _ in range(2):
             assert "/nowhere/dray-cuda.so is not there" in str(expect("unsupported", add_vmm, client, memory))
         client.region(dray.Memory(MIB)).remove()
@@ -208,20 +209,20 @@ def test_broken_plugin(lab, gpu_agent):
     broken = lab.directory("broken") / "plugin.so"
     broken.write_bytes(b"\x7fELF and no more")
     agent, gpus = gpu_agent(settings={"gpu.plugin": broken})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         assert "cannot be loaded" in str(expect("unsupported", add_vmm, client, memory))
 
 
 def test_no_driver(gpu_agent):
     agent, gpus = gpu_agent(fail="open")
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         for _ in range(2):
             assert "driver does not load" in str(expect("unsupported", add_vmm, client, memory))
 
 
 def test_disabled(gpu_agent):
     agent, gpus = gpu_agent(settings={"gpu.enable": "false"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         assert "gpu.enable" in str(expect("unsupported", add_vmm, client, memory))
         assert not gpus.status.plugins
 
@@ -229,16 +230,16 @@ def test_disabled(gpu_agent):
 def test_no_rdma_devices(gpu_agent):
     """A memfd as dmabuf is refused; tests/vm/test_dmabuf.py uses real DMA-BUFs."""
     agent, gpus = gpu_agent(settings={"rdma.enable": "false"})
-    with agent.client() as client, dray.Memory(MIB) as host:
+    with agent.wire() as client, dray.Memory(MIB) as host:
         assert "rdma.enable" in str(expect("unsupported", add, client, [("dmabuf", 0, 0, 1)], fds=[host.fd]))
 
 
 @pytest.mark.parametrize("what, kind", [("start", "no_memory"), ("queue", None)])
 def test_device_does_not_start(gpu_agent, what, kind):
     agent, gpus = gpu_agent(fail=what)
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         for _ in range(2):  # each region starts a new attempt
-            error = pytest.raises(dray.DrayError, add_vmm, client, memory)
+            error = pytest.raises(wire.Error, add_vmm, client, memory)
             assert kind is None or error.value.code == getattr(s, "E_" + kind.upper())
         assert not gpus.status.started and not gpus.status.queues
 
@@ -246,7 +247,7 @@ def test_device_does_not_start(gpu_agent, what, kind):
 def test_gpu_that_does_not_reach_its_peer(gpu_agent):
     """A GPU that gets no access to another GPU at its start is used, and transfers between the two are staged."""
     agent, gpus = gpu_agent(fail="peer")
-    with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
         here = add_vmm(client, a)
         there = add_vmm(client, b)
         log_has(agent, "staged: device 1 does not reach 0", uuid(1))
@@ -261,7 +262,7 @@ def test_nothing_to_flush(lab, new_agent):
     gpus = FakeGpus(lab.directory("gpus"), fail="flush")
     here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
                              settings={**PAIR_SETTINGS, **gpus.settings}) for n, name in enumerate("ab"))
-    with here.client() as client, there.client(notifications=True) as owner, dray.Memory(MIB) as host, GpuMemory(MIB) as memory:
+    with here.wire() as client, there.wire(notifications=True) as owner, dray.Memory(MIB) as host, GpuMemory(MIB) as memory:
         remote = client.import_token(str(add_vmm(owner, memory).export()), timeout=LIMIT)
         client.write(client.region(host), remote, [(0, 0, MIB)], notify=(7, b"there")).result(LIMIT)
         assert owner.next_notification(LIMIT).tag == 7
@@ -274,8 +275,8 @@ def test_nothing_to_flush(lab, new_agent):
 ENGINE = """
 from conftest import PAIR_SETTINGS
 from fake_gpu import GpuMemory, add_vmm, uuid
-import dray
-client = dray.Client(args["socket"])
+import wire
+client = wire.Client(args["socket"])
 memory = GpuMemory(1 << 20, args["device"])
 wait = args["wait"]
 region = add_vmm(client, memory, wait=wait)
@@ -293,7 +294,7 @@ def engine(agent, gpus, device=0, wait=True):
 @pytest.mark.parametrize("how", ["kill", "close"])
 def test_session_ends_while_a_region_opens(gpu_agent, how):
     agent, gpus = gpu_agent()
-    with GpuMemory(MIB) as memory, agent.client() as other:
+    with GpuMemory(MIB) as memory, agent.wire() as other:
         add_vmm(other, memory).remove()
         with gpus.held("hold_import"):
             if how == "kill":
@@ -301,7 +302,7 @@ def test_session_ends_while_a_region_opens(gpu_agent, how):
                 until(lambda: agent.ctl("regions").count("opening") == 1, "the opening region")
                 actor.kill()
             else:
-                client = agent.client()
+                client = agent.wire()
                 add_vmm(client, memory, wait=False)
                 client.close(timeout=0.2)
             # other sessions are served meanwhile
@@ -313,7 +314,7 @@ def test_session_ends_while_a_region_opens(gpu_agent, how):
 
 def test_drain_while_a_region_opens(gpu_agent):
     agent, gpus = gpu_agent()
-    with GpuMemory(MIB) as memory, agent.client() as client:
+    with GpuMemory(MIB) as memory, agent.wire() as client:
         add_vmm(client, memory).remove()
         with gpus.held("hold_import"):
             adding = add_vmm(client, memory, wait=False)
@@ -325,7 +326,7 @@ def test_drain_while_a_region_opens(gpu_agent):
 def test_engine_dies(gpu_agent):
     """The imports of a dead engine are closed at once, even with transfers of other engines in flight."""
     agent, gpus = gpu_agent()
-    with GpuMemory(MIB) as memory, agent.client() as client:
+    with GpuMemory(MIB) as memory, agent.wire() as client:
         mine = add_vmm(client, memory)
         actor, token = engine(agent, gpus)
         assert gpus.status.imports == 2
@@ -334,7 +335,7 @@ def test_engine_dies(gpu_agent):
             transfer = client.read(mine, remote, [(0, 0, MIB)])
             until(lambda: gpus.status.held, "a copy under way")
             actor.kill()
-        with pytest.raises(dray.DrayError):
+        with pytest.raises(wire.Error):
             transfer.result(LIMIT)
         until(lambda: gpus.status.imports == 1, "the end of its imports")
         mine.remove()
@@ -344,16 +345,16 @@ def test_engine_dies(gpu_agent):
 def test_device_lost(gpu_agent):
     """Only the regions on a lost device end; the device can be used again when it works again."""
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b, GpuMemory(MIB, 1) as c:
+    with agent.wire() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b, GpuMemory(MIB, 1) as c:
         first, second, third = add_vmm(client, a), add_ipc(client, b), add_vmm(client, c)
         host = client.region(dray.Memory(MIB))
         remote = client.import_token(str(second.export()), timeout=LIMIT)
         gpus.lose(0)
         transfer = client.read(first, remote, [(0, 0, MIB)])
-        error = pytest.raises(dray.DrayError, transfer.result, LIMIT)
+        error = pytest.raises(wire.Error, transfer.result, LIMIT)
         assert error.value.code in (s.E_GPU_LOST, s.E_REVOKED)
         log_has(agent, "lost", uuid(0))
-        assert client.wait_until(lambda: remote.lost, LIMIT)
+        assert client.next_event(s.RemoteLost, LIMIT).remote == remote.handle
         until(lambda: gpus.status.imports == 1 and gpus.status.started == 1, "the release of the memory on the device")
         assert metric(agent, "dray_gpu_lost_total") == 1 and metric(agent, "dray_gpu_contexts") == 1
         assert agent.ctl("regions").count("lost") == 2
@@ -377,13 +378,13 @@ def test_device_lost(gpu_agent):
 def test_sessions_end_around_the_loss_of_a_device(gpu_agent):
     """Sessions with regions on a lost device end before, during and after the release of the device."""
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         mine = add_vmm(client, memory)
         actors = [engine(agent, gpus) for _ in range(3)]
         remote = client.import_token(actors[0][1], timeout=LIMIT)
         actors[1][0].kill()
         gpus.lose(0)
-        pytest.raises(dray.DrayError, client.read(mine, remote, [(0, 0, 1)]).result, LIMIT)
+        pytest.raises(wire.Error, client.read(mine, remote, [(0, 0, 1)]).result, LIMIT)
         actors[2][0].kill()
         until(lambda: not gpus.status.started, "the end of the device")
         actors[0][0].kill()
@@ -397,11 +398,11 @@ def test_hanging_gpu_keeps_memory_until_copies_end(gpu_agent):
     agent, gpus = gpu_agent()
     with GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 1) as b, dray.Memory(MIB) as host:
         with gpus.held():
-            client = agent.client()
+            client = agent.wire()
             region, other, pinned = add_vmm(client, a), add_vmm(client, b), client.region(host)
             until(lambda: gpus.status.pins == 1, "pinned memory")
             # shares the pin, which stays after the other region
-            sharer = agent.client()
+            sharer = agent.wire()
             sharer.region(host)
             client.read(pinned, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
             client.read(other, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
@@ -414,7 +415,7 @@ def test_hanging_gpu_keeps_memory_until_copies_end(gpu_agent):
         sharer.close()
         until(lambda: not gpus.status.pins, "the end of pinned memory")
         assert not gpus.status.illegal
-        with agent.client() as client:
+        with agent.wire() as client:
             copies(client, add_vmm(client, b), add_vmm(client, a), MIB)
             assert b.view[1:] == a.view[:-1]
 
@@ -424,7 +425,7 @@ def test_hanging_gpu_does_not_affect_unreachable_memory(gpu_agent):
     agent, gpus = gpu_agent(peers=0)
     with GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1) as b:
         with gpus.held():
-            client = agent.client()
+            client = agent.wire()
             region = add_vmm(client, a)
             add_vmm(client, b)
             client.read(region, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
@@ -432,7 +433,7 @@ def test_hanging_gpu_does_not_affect_unreachable_memory(gpu_agent):
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending, "the end of a GPU")
             until(lambda: gpus.status.imports == 1, "the release of the memory that it cannot reach")
-            with agent.client() as other:
+            with agent.wire() as other:
                 add_vmm(other, b)
         gpus.idle()
 
@@ -442,13 +443,13 @@ def test_gpu_hangs_for_long(gpu_agent):
     agent, gpus = gpu_agent()
     with GpuMemory(MIB, 0) as a:
         with gpus.held():
-            client = agent.client()
+            client = agent.wire()
             region = add_vmm(client, a)
             client.read(region, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
             until(lambda: gpus.status.held == 1, "a copy under way")
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending, "the end of a GPU")
-            with agent.client() as other:
+            with agent.wire() as other:
                 for _ in range(2):
                     assert "restart the agent" in str(expect("gpu_lost", add_vmm, other, a))
             log_has(agent, "error", "1 regions on it", "restart the agent", uuid(0))
@@ -456,14 +457,14 @@ def test_gpu_hangs_for_long(gpu_agent):
             assert gpus.status.imports == 1
         log_has(agent, "after all", uuid(0))
         gpus.idle()
-        with agent.client() as client:
+        with agent.wire() as client:
             add_vmm(client, a)
 
 
 def test_gpu_lost_while_a_region_is_removed(gpu_agent):
     """When the GPU of a region that is being removed is lost, the removal no longer waits for copies of another, hanging GPU."""
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0) as b, GpuMemory(MIB, 1) as c:
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0) as b, GpuMemory(MIB, 1) as c:
         region, more, other = add_vmm(client, a), add_vmm(client, b), add_vmm(client, c)
         remote, of_lost = (client.import_token(str(r.export()), timeout=LIMIT) for r in (other, more))
         with gpus.held():
@@ -481,7 +482,7 @@ def test_gpu_lost_while_a_region_is_removed(gpu_agent):
 
 def test_gpu_lost_while_a_region_opens(gpu_agent):
     agent, gpus = gpu_agent()
-    with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
+    with agent.wire() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
         add_vmm(client, a)
         gpus.lose(0)
         error = expect("gpu_lost", add_vmm, client, b)
@@ -495,7 +496,7 @@ def test_agent_exits_with_regions_and_pins(gpu_agent):
     """The agent exits while regions and pins exist; the fixture checks that it releases them."""
     agent, gpus = gpu_agent()
     actor, _ = engine(agent, gpus, device=1)
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         add_vmm(client, memory)
         client.region(dray.Memory(MIB))
         agent.stop()

@@ -8,10 +8,10 @@ import os
 
 import dray
 import pytest
-from dray import _schema as s
 from dray import cuda
+from wire import codec as s
 from fake_agent import FakeAgent
-from harness import BUILD, LIMIT, MIB, Side, expect, until
+from harness import BUILD, LIMIT, MIB, Error, Side, done, expect, until
 
 FAKE = BUILD / "tests/gpu/libcuda.so.1"
 BASE, CHUNK = 0x7f1200000000, 20 * MIB
@@ -209,7 +209,7 @@ def test_any_call_may_fail(driver, kinds):
             e = cuda.describe_ranges([(BASE + 5, CHUNK), (BASE + 4 * CHUNK, 5)], kinds)
             e.close()
             failed = not driver.get("fail_at")
-        except dray.DrayError:
+        except Error:
             assert not driver.get("fail_at")
         assert [driver.get(name) for name in ("retained", "depth", "primaries", "current")] == [0, 0, 0, 0]
         assert descriptors() == before
@@ -281,15 +281,15 @@ def test_words_start_and_end_transfers(agent, driver):
     driver.set(current=1)
     with Side(agent, MIB) as here, Side(agent, MIB, fill=b"\x5a" * MIB) as there:
         with cuda.StreamWords(here.client, 2) as words:
-            ready, done = words
+            ready, sent = words
             remote = here.reach(there)
-            transfer = here.client.read(here.region, remote, [(0, 0, MIB)], wait_word=ready.at(7), set_word=done.at(9))
+            transfer = here.client.read(here.region, remote, [(0, 0, MIB)], wait_word=ready.at(7), set_word=sent.at(9))
             # answered after the transfer was accepted
             here.client.read(here.region, remote, [(0, 0, 8)]).result(LIMIT)
-            assert not transfer.done and done.value == 0
+            assert not done(transfer) and sent.value == 0
             ready.value = 7
             transfer.result(LIMIT)
-            assert done.value == 9 and bytes(here.view[:16]) == b"\x5a" * 16
+            assert sent.value == 9 and bytes(here.view[:16]) == b"\x5a" * 16
 
 
 def test_words_of_streams(driver, tmp_path):

@@ -40,7 +40,7 @@ def test_before_a_gpu_is_needed(agent_with_gpus):
 @pytest.mark.parametrize("add, kind", [(add_vmm, "cuda_vmm"), (add_ipc, "cuda_ipc")])
 def test_a_region_on_a_gpu(agent_with_gpus, add, kind):
     agent = agent_with_gpus
-    with agent.client() as client, GpuMemory(MIB, 1) as memory:
+    with agent.wire() as client, GpuMemory(MIB, 1) as memory:
         add(client, memory)
         unused, used = gpus_of(agent)
         assert (unused["state"], unused["regions"], unused["bytes"], unused["context_bytes"]) == ("unused", 0, 0, 0)
@@ -55,7 +55,7 @@ def test_a_region_on_a_gpu(agent_with_gpus, add, kind):
 
 def test_a_lost_gpu(agent_with_gpus, gpus):
     agent = agent_with_gpus
-    with agent.client() as client, GpuMemory(MIB, 1) as memory:
+    with agent.wire() as client, GpuMemory(MIB, 1) as memory:
         add_vmm(client, memory)
         gpus.lose(1)
         # the next use of the device fails
@@ -67,7 +67,7 @@ def test_a_lost_gpu(agent_with_gpus, gpus):
 
 def test_no_plugin(new_agent):
     agent = new_agent(settings={"gpu.plugin": "/nowhere/dray-cuda.so"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         expect("unsupported", add_vmm, client, memory)
         assert gpus_of(agent) == [] and "is not there" in plugin_of(agent)
         assert "/nowhere/dray-cuda.so is not there" in agent.ctl("gpus")
@@ -75,13 +75,13 @@ def test_no_plugin(new_agent):
 
 def test_no_gpus_wanted(new_agent):
     agent = new_agent(settings={"gpu.plugin": PLUGIN, "gpu.enable": "false"})
-    with agent.client() as client, GpuMemory(MIB) as memory:
+    with agent.wire() as client, GpuMemory(MIB) as memory:
         expect("unsupported", add_vmm, client, memory)
         assert gpus_of(agent) == [] and "gpu.enable" in plugin_of(agent) and "gpu.enable" in agent.ctl("gpus")
 
 
 def test_gpus_left_out(new_agent, gpus):
     agent = new_agent(settings={**gpus.settings, "gpu.devices": uuid(1)}, env=gpus.env)
-    with agent.client() as client, GpuMemory(MIB, 1) as memory:
+    with agent.wire() as client, GpuMemory(MIB, 1) as memory:
         add_vmm(client, memory)
         assert [(g["state"], g["reason"]) for g in gpus_of(agent)] == [("excluded", "not in gpu.devices"), ("ready", "")]

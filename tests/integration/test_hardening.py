@@ -12,7 +12,7 @@ import sys
 import dray
 import harness
 import pytest
-from harness import LIMIT, MIB, ROOT, Side, expect, noise, until
+from harness import LIMIT, MIB, ROOT, Side, done, expect, noise, until
 from test_lifecycle import fails, waiting_transfer
 
 IPC_LOCK = 1 << 14
@@ -37,7 +37,7 @@ def capabilities(pid, *sets):
 
 def works(agent):
     """Checks that regions, a ring and transfers work."""
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring(16, 65536)
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)], via="ring").result(LIMIT)
         assert here.view == there.view
@@ -136,7 +136,7 @@ def test_limits_are_raised(new_agent):
 def test_core_dumps_leave_client_memory_out(new_agent):
     """Regions, pools, rings and arenas are excluded from core dumps."""
     agent = new_agent()
-    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB) as there:
         here.client.open_ring(16, 65536)
         here.reach(there)
         here.client.pool(MIB)
@@ -212,7 +212,7 @@ def test_process_1_drains(new_agent, second):
         os.kill(inner, signal.SIGTERM)
         assert here.client.next_event(dray.Draining, LIMIT)
         assert agent.wait_notify("EXTEND_TIMEOUT_USEC=36"), "systemd would kill it"
-        assert agent.running and not transfer.done
+        assert agent.running and not done(transfer)
         if second:
             os.kill(inner, second)
             ended(agent, 1)

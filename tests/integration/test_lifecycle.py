@@ -11,8 +11,9 @@ import sys
 
 import dray
 import pytest
-from dray import _schema as s
-from harness import LIMIT, MIB, Side, expect, noise, nothing_leaked, sanitized, until
+import wire
+from wire import codec as s
+from harness import LIMIT, MIB, Side, concerns, done, expect, noise, nothing_leaked, sanitized, until
 
 
 def fails(agent, *words):
@@ -44,7 +45,7 @@ def test_identity_after_restarts(new_agent):
     agent = new_agent()
     seen = []
     for _ in range(3):
-        with agent.client() as client:
+        with agent.wire() as client:
             seen.append((client.agent_id, client.hello.incarnation))
         agent.restart()
     assert len({agent_id for agent_id, _ in seen}) == 1
@@ -164,12 +165,12 @@ def waiting_transfer(here, remote, **how):
 def test_drain_finishes_work(new_agent, via):
     """In a drain, transfers in flight finish, new work is refused, clients are notified, and the exit status is 0."""
     agent = new_agent(settings={"agent.drain_timeout": "20s"})
-    here, there = Side(agent, MIB), Side(agent, MIB, noise(MIB))
+    here, there = Side(agent, MIB, wire=True), Side(agent, MIB, noise(MIB))
     remote, words = here.reach(there), here.memory.words()
     token = there.export()
     transfer = waiting_transfer(here, remote, via=via)
     agent.signal(signal.SIGTERM)
-    event = here.client.next_event(dray.Draining, LIMIT)
+    event = here.client.next_event(s.Draining, LIMIT)
     assert 0 < event.deadline_ms <= 20000
     for refused in (here.client.read(here.region, remote, [(0, 0, 1)]).result, lambda: here.client.import_token(token),
                     here.export, lambda: here.client.region(here.memory), lambda: here.client.pool(4096)):
@@ -177,8 +178,8 @@ def test_drain_finishes_work(new_agent, via):
     if via == "ring":
         expect("draining", here.client.read(here.region, remote, [(0, 0, 1)], via="ring").result, LIMIT)
     with contextlib.suppress(OSError):
-        expect("draining", agent.client, timeout=5)
-    assert agent.running and not transfer.done
+        expect("draining", agent.wire, timeout=5)
+    assert agent.running and not done(transfer)
     words[0] = 1
     transfer.result(LIMIT)
     assert here.view[4096:8192] == there.view[:4096]
@@ -191,7 +192,7 @@ def test_drain_finishes_work(new_agent, via):
 def test_drain_deadline(new_agent):
     """At the drain's limit the remaining transfers end with deadline, before the agent exits."""
     agent = new_agent(settings={"agent.drain_timeout": "300ms"})
-    here, there = Side(agent, MIB), Side(agent, MIB, noise(MIB))
+    here, there = Side(agent, MIB, wire=True), Side(agent, MIB, noise(MIB))
     transfers = [waiting_transfer(here, here.reach(there), via=via) for via in ("inline", "ring")]
     agent.signal(signal.SIGTERM)
     for transfer in transfers:
@@ -241,7 +242,7 @@ def test_resume_with_peers(new_pair):
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
         assert b.ctl("drain", "--wait", "--stay") == "drained\n"
-        assert here.client.next_event(dray.RemoteLost, LIMIT).remote == remote.handle
+        assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
         assert b.ctl("resume") == "running\n"
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
         assert here.view == there.view
@@ -295,7 +296,7 @@ def test_out_of_descriptors(new_agent):
     """At EMFILE sessions are refused or wait, and requests with descriptors get a typed error; later all works again."""
     limit = 64
     agent = new_agent(wrap=["prlimit", f"--nofile={limit}:{limit}"])
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         before = agent.resources()
         socks, typed = [], set()
@@ -393,7 +394,8 @@ def test_memory_cgroup(new_agent):
             os.ftruncate(fd, size)
             import fcntl
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-            expect("region_not_resident", here.client.region, [(fd, 0, size)])
+            with agent.wire() as client:
+                expect("region_not_resident", client.region, [(fd, 0, size)])
             os.close(fd)
             here.client.pool(4 * MIB).memory.close()
         assert agent.running and group.kills == 0
@@ -409,14 +411,11 @@ def test_pool_beyond_memory(new_agent):
     agent = new_agent(start=False, wrap=["sh", "-c", f"echo $$ >{group.path}/cgroup.procs && exec \"$@\"", "sh"])
     try:
         agent.start()
-        with agent.client() as client:
-            region = None
+        with agent.wire() as client:
             try:
-                region = client.request(s.pack_region_add, access=3, extents=[(s.KIND_POOL, 65535, 0, 0, 256 * MIB)],
-                                        convert=lambda m, fds: [os.close(fd) for fd in fds])
-            except dray.DrayError as e:
+                client.pool(256 * MIB)
+            except wire.Error as e:
                 assert e.name in ("no_memory", "quota")
-            del region
         assert agent.running and group.kills == 0, agent.tail()
         agent.stop()
     finally:
@@ -432,7 +431,8 @@ def test_sessions_come_and_go(new_agent):
 
     def round_trip(n):
         for i in range(n):
-            with Side(agent, 65536, notifications=True, group=f"g{i % 3}") as here, Side(agent, 65536, noise(65536)) as there:
+            with Side(agent, 65536, wire=True, notifications=True, group=f"g{i % 3}") as here, \
+                    Side(agent, 65536, noise(65536)) as there:
                 remote = here.reach(there)
                 back = there.reach(here)
                 here.client.open_ring(16, 65536)
@@ -452,8 +452,7 @@ def test_sessions_come_and_go(new_agent):
 def test_idle_uses_no_cpu(new_pair):
     """Idle agents with sessions, rings and a peer use no CPU."""
     a, b = new_pair(peer__heartbeat="1s", peer__heartbeat_limit="5s")
-    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
-        here.client.open_ring()
+    with Side(a, MIB, wire=True) as here, Side(b, MIB, noise(MIB)) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)], via="ring").result(LIMIT)
         began = [cpu_seconds(agent.pid) for agent in (a, b)]
         select.select([], [], [], 1.0)

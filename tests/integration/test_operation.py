@@ -13,7 +13,7 @@ import threading
 
 import dray
 import pytest
-from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
+from harness import DRAYCTL, LIMIT, MIB, Error, Side, expect, noise, until
 from test_ctl import conform, ctl, schema_of
 from test_http import stopped_worker
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does no
 @contextlib.contextmanager
 def held(agent, **how):
     """Yields both sides, the remote, and a transfer that waits for a word."""
-    with Side(agent, MIB, name="reader") as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, name="reader") as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1), **how)
         until(lambda: agent.ctl("transfers", "--json")["transfers"])
@@ -52,7 +52,7 @@ def lines(stream):
 
 def test_list_of_ended_transfers(pair):
     a, b = pair
-    with Side(a, 4 * MIB) as here, Side(b, 4 * MIB, noise(4 * MIB), notifications=True) as there:
+    with Side(a, 4 * MIB, wire=True) as here, Side(b, 4 * MIB, noise(4 * MIB), notifications=True) as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, 4 * MIB)]).result(LIMIT)
         here.client.write(here.region, remote, [(0, 0, 10), (100, 100, 10)], notify=(1, b"x")).result(LIMIT)
@@ -83,7 +83,7 @@ def test_list_of_ended_transfers(pair):
 
 def test_slow_transfers_are_logged(new_agent):
     agent = new_agent(settings={"transfer.slow": "1ms", "log.transfers": "false"})
-    with Side(agent, 64 * MIB) as here, Side(agent, 64 * MIB) as there:
+    with Side(agent, 64 * MIB, wire=True) as here, Side(agent, 64 * MIB) as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
         here.client.read(here.region, remote, [(0, 0, 64 * MIB)] * 4).result(LIMIT)
@@ -102,7 +102,7 @@ def test_slow_transfers_are_logged(new_agent):
 
 def test_log_of_all_transfers(new_agent):
     agent = new_agent(settings={"log.transfers": "true"})
-    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB) as there:
         done = here.client.read(here.region, here.reach(there), [(0, 0, 4096)] * 3)
         done.result(LIMIT)
         until(lambda: re.search(rf"info.*read took .* 12288 of 12288 bytes.* ok .*request={done.request_id} ", agent.text()))
@@ -127,7 +127,7 @@ def test_cancel(agent):
 def test_cancel_while_bytes_move(pair):
     """cancel returns when no byte of the transfer moves any more, whether it was cancelled or ended before."""
     a, b = pair
-    with Side(a, 64 * MIB) as here, Side(b, 64 * MIB) as there:
+    with Side(a, 64 * MIB, wire=True) as here, Side(b, 64 * MIB) as there:
         remote = here.reach(there)
         for _ in range(5):
             moving = here.client.write(here.region, remote, [(0, 0, 64 * MIB)] * 8)
@@ -499,7 +499,7 @@ def test_drain_under_load_loses_nothing(new_pair):
                     transfer.result(LIMIT)
                     assert here.view[offset:offset + size] == there.view[offset:offset + size]
                     ended[i].append("ok")
-                except dray.DrayError as e:
+                except Error as e:
                     ended[i].append(e.name)
                     return
 

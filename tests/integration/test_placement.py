@@ -7,7 +7,7 @@ import struct
 
 import dray
 import pytest
-from dray import _schema as s
+from wire import codec as s
 from fake_agent import FakeAgent
 from harness import LIMIT, MIB, Raw, Side, expect, noise
 

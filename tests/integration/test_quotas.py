@@ -5,7 +5,7 @@ import contextlib
 
 import dray
 import pytest
-from harness import LIMIT, MIB, Side, expect, noise, unreachable_token, until
+from harness import LIMIT, MIB, Error, Side, done, expect, noise, unreachable_token, until
 
 
 def names(error, key):
@@ -26,13 +26,13 @@ def test_sessions(new_agent):
         clients = [stack.enter_context(agent.client()) for _ in range(3)]
         names(expect("quota", agent.client), "limits.sessions")
         clients.pop().close()
-        until(lambda: not isinstance(try_client(agent, stack), dray.DrayError), "room for a session")
+        until(lambda: not isinstance(try_client(agent, stack), Error), "room for a session")
 
 
 def try_client(agent, stack):
     try:
         return stack.enter_context(agent.client())
-    except dray.DrayError as e:
+    except Error as e:
         assert e.name == "quota"
         return e
 
@@ -113,7 +113,7 @@ def test_tokens_and_remotes(new_agent):
 @pytest.mark.parametrize("via", ["inline", "ring"])
 def test_transfers(new_agent, key, via):
     agent = new_agent(settings={key: 4})
-    with Side(agent, MIB, group="g") as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, group="g") as here, Side(agent, MIB, noise(MIB)) as there:
         remote, words = here.reach(there), here.memory.words()
         waiting = [here.client.read(here.region, remote, [(4096 * i + 64, 0, 1000)], via=via, wait_word=(here.region, 0, 1))
                    for i in range(4)]
@@ -143,7 +143,7 @@ def test_operations(new_agent):
 
 def test_arena(new_agent):
     agent = new_agent(settings={"limits.arena_bytes": "64KiB"})
-    with agent.client() as client:
+    with agent.wire() as client:
         names(expect("quota", client.open_ring, 16, 65537), "limits.arena_bytes")
         client.open_ring(16, 65536)
 
@@ -152,10 +152,10 @@ def test_requests(new_agent, lab):
     """The limit on requests that wait for an answer from another agent."""
     agent = new_agent(settings={"limits.requests_per_session": 4}, key=lab.key)
     token = unreachable_token(agent.host)
-    with agent.client() as client:
+    with agent.wire() as client:
         pending = [client.import_token(token, timeout=20, wait=False) for _ in range(4)]
         client.process()
-        if any(p.done for p in pending):
+        if any(done(p) for p in pending):
             pytest.skip("this host reports at once that the address cannot be reached")
         names(expect({"busy", "quota"}, client.import_token, token, timeout=5), "limits.requests_per_session")
 
@@ -175,7 +175,7 @@ def test_notifications(new_agent):
         assert 4 <= sent < 10000, "no limit"
         for i in range(sent):
             assert there.client.next_notification(LIMIT).tag == i
-        until(lambda: not isinstance(try_notify(remote), dray.DrayError), "room for a notification")
+        until(lambda: not isinstance(try_notify(remote), Error), "room for a notification")
         assert there.client.next_notification(LIMIT).tag == 4242
 
 
@@ -192,7 +192,7 @@ def test_grants(new_pair):
         remotes = [here.reach(there) for _ in range(2)]
         names(expect("quota", here.reach, there), "limits.grants_per_peer")
         remotes.pop().release()
-        until(lambda: not isinstance(try_reach(here, there), dray.DrayError), "room for a grant")
+        until(lambda: not isinstance(try_reach(here, there), Error), "room for a grant")
 
 
 def try_reach(here, there):

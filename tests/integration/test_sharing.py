@@ -2,7 +2,7 @@
 """How sessions share an agent. All transfers wait for the same word, so that they start together even if the client is slow.
 The tests check the order in which they end."""
 
-from harness import LIMIT, MIB, WORKERS, Side, until
+from harness import LIMIT, MIB, WORKERS, Side, done, until
 
 GO = 1
 
@@ -14,7 +14,7 @@ def order_of_ends(clients, transfers):
     def look():
         for client in clients:
             client.process()
-        ended = [i for i, transfer in left.items() if transfer.done]
+        ended = [i for i, transfer in left.items() if done(transfer)]
         for i in ended:
             left.pop(i).result(0)
         if ended:
@@ -84,14 +84,14 @@ def test_sessions_of_one_shape_share(sides):
         def first_to_end():
             for i, (client, transfers) in enumerate(zip(clients, queued)):
                 client.process()
-                if all(t.done for t in transfers):
+                if all(done(t) for t in transfers):
                     return i + 1
 
         # sessions are assigned to workers in turn; the kernel decides how fast each worker runs
         worker = (until(first_to_end, "the end of one session's work") - 1) % WORKERS
         for client in clients:
             client.process()
-        ended = [sum(t.done for t in transfers) for transfers in queued[worker::WORKERS]]
+        ended = [sum(done(t) for t in transfers) for transfers in queued[worker::WORKERS]]
         assert min(ended) >= each * 2 // 3, f"transfers ended of {each} in each session of one worker: {sorted(ended)}"
         for transfers in queued:
             for transfer in transfers:

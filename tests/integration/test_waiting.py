@@ -3,9 +3,9 @@
 
 import os
 
-import dray
 import pytest
-from dray import _schema as s
+import wire
+from wire import codec as s
 from harness import LIMIT, MIB, Side, Waiter, noise, until
 
 CPU = min(os.sched_getaffinity(0))
@@ -24,22 +24,20 @@ def bell(agent, which):
 
 def test_one_doorbell_for_a_batch(agent):
     """One doorbell to a sleeping agent, and one back to a sleeping client."""
-    with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         remote, ring = here.reach(there), here.client.ring
         for batch in range(1, 11):
-            until(lambda: ring._word(s.RING_AGENT_SLEEPING), "the worker's sleep")
+            until(lambda: ring.word(s.RING_AGENT_SLEEPING), "the worker's sleep")
             received, sent = bell(agent, "received"), bell(agent, "sent")
-            pending, store = [], ring._store
-            # stores the tail only once, after the last entry, so that a worker that wakes for another reason finds all entries or none
-            ring._store = lambda word, value: None if word == s.RING_SQ_TAIL else store(word, value)
+            pending = []
             for i in range(batch):
-                transfer = dray.Transfer(here.client)
-                ring.push(user_data=here.client._number(transfer), direction=2, op_count=1, local=here.region.handle,
-                          remote=remote.handle, op_local=i * 100, op_remote=i * 100, op_length=100)
+                transfer = wire.Transfer(here.client)
+                ring.put(user_data=here.client.number(transfer), direction=2, op_count=1, local=here.region.handle,
+                         remote=remote.handle, op_local=i * 100, op_remote=i * 100, op_length=100)
                 pending.append(transfer)
-            ring._store = store
-            ring._store(s.RING_SQ_TAIL, ring.tail)
+            # once, after the last entry, so that a worker that wakes for another reason finds all entries or none
+            ring.store(s.RING_SQ_TAIL, ring.tail)
             ring.ring_doorbell()
             for transfer in pending:
                 transfer.result(LIMIT)

@@ -2,9 +2,8 @@
 """Agents with fake GPUs at the ends of one rail, and the checks of staging that hold for either side."""
 
 from conftest import Pair
-from dray import _schema as s
 from fake_gpu import PLUGIN, FakeGpus
-from harness import LIMIT, MIB, Actor, same
+from harness import LIMIT, MIB, Actor, same, transport
 
 SIZE = MIB
 
@@ -22,10 +21,6 @@ class GpuPair(Pair):
         super().stop()
         for gpus in self.gpus.values():
             gpus.over()
-
-
-def transport(done):
-    return s.TRANSPORT_NAMES[done.transport]
 
 
 def scattered_both_ways(client, region, near, remote, far, back_class="bulk"):
@@ -47,11 +42,12 @@ def scattered_both_ways(client, region, near, remote, far, back_class="bulk"):
 
 
 ENGINE = """
+import wire
 from fake_gpu import GpuMemory, add_vmm
-client = dray.Client(args["socket"])
+client = wire.Client(args["socket"])
 with GpuMemory(args["size"]) as memory:
     region = add_vmm(client, memory)
-    remote = client.import_token(args["token"], timeout=30)
+    remote = client.import_token(args["token"])
     for _ in range(4):
         client.write(region, remote, [(0, 0, args["size"])])
         client.read(region, remote, [(0, 0, args["size"])])

@@ -48,7 +48,7 @@ def held(agent):
 
 def test_devices_without_dmabuf(pair):
     agent = pair.agents[0]
-    with agent.client() as client, dmabuf() as fd:
+    with agent.wire() as client, dmabuf() as fd:
         until(lambda: "up" in agent.ctl("rails"), "the rails")
         for access in ("rw", "r"):
             error = expect("unsupported", add, client, [("dmabuf", 0, 4096, 100), ("dmabuf", 0, 5000, MIB)], fds=[fd],
@@ -60,7 +60,7 @@ def test_devices_without_dmabuf(pair):
 
 def test_refusals(pair):
     agent = pair.agents[0]
-    with agent.client() as client, dmabuf() as fd, dmabuf() as other:
+    with agent.wire() as client, dmabuf() as fd, dmabuf() as other:
         for kind, extents, words in [
                 ("region_too_small", [("dmabuf", 0, 1, SIZE)], f"has {SIZE} bytes"),
                 ("invalid", [("dmabuf", 0, 0, 100), ("dmabuf", 0, 99, 100)], "overlap"),
@@ -82,7 +82,8 @@ def test_refusals(pair):
 ENGINE = """
 from fake_gpu import add
 from test_dmabuf import dmabuf
-client = dray.Client(args["socket"])
+import wire
+client = wire.Client(args["socket"])
 with dmabuf() as fd:
     add(client, [("dmabuf", 0, 0, 100)], fds=[fd], wait=False)
     tell()

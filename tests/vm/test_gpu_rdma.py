@@ -7,8 +7,8 @@ import dray
 import pytest
 from conftest import listed
 from fake_gpu import GpuMemory, add_vmm
-from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways, transport
-from harness import LIMIT, noise, same, until
+from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways
+from harness import LIMIT, noise, same, transport, until
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def registered(agent):
 def ends(gpu_pair):
     """Here a client with GPU memory and its region, there host memory, and a remote for it. Transfers use rdma."""
     here, there = gpu_pair.agents
-    with here.client() as client, there.client() as owner, GpuMemory(SIZE, 0, noise(SIZE)) as memory, \
+    with here.wire() as client, there.wire() as owner, GpuMemory(SIZE, 0, noise(SIZE)) as memory, \
             dray.Memory(SIZE) as far:
         far.view[:] = noise(SIZE, 2)
         exported = owner.region(far)
@@ -61,7 +61,7 @@ def test_scattered_both_ways(gpu_pair):
 def test_engine_killed_during_transfers(gpu_pair):
     """The agent closes all memory of a dead engine, and other transfers use its staging buffers."""
     there = gpu_pair.agents[1]
-    with there.client() as owner, dray.Memory(SIZE) as far:
+    with there.wire() as owner, dray.Memory(SIZE) as far:
         token = str(owner.region(far).export())
         until(lambda: registered(there), "registration at the owner")
         for _ in range(2):

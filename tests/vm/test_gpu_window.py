@@ -7,8 +7,9 @@ import dray
 import pytest
 from conftest import listed, up
 from fake_gpu import GpuMemory, add_vmm
-from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways, transport
-from harness import LIMIT, MIB, Actor, noise, same, until
+from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways
+from harness import LIMIT, MIB, Actor, done, noise, same, transport, until
+from wire import codec as s
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ class Ends:
 
     def __init__(self, pair, stack, local="gpu"):
         here, there = pair.agents
-        self.client, self.owner = stack.enter_context(here.client()), stack.enter_context(there.client(notifications=True))
+        self.client, self.owner = stack.enter_context(here.wire()), stack.enter_context(there.wire(notifications=True))
         self.far, self.exported = gpu_region(self.owner, stack, seed=2)
         self.near, self.region = (gpu_region if local == "gpu" else host_region)(self.client, stack)
         self.remote = self.client.import_token(str(self.exported.export()), timeout=LIMIT)
@@ -89,7 +90,7 @@ def test_notified(ends):
         at = i * 65536
         done = e.client.write(e.region, e.remote, [(at, at, 65536)], notify=(i, b"")).result(LIMIT)
         assert transport(done) == "rdma"
-        assert e.owner.next_event(dray.Notification, LIMIT).tag == i
+        assert e.owner.next_event(s.Notification, LIMIT).tag == i
         assert e.far.view[at:at + 65536] == e.near.view[at:at + 65536]
 
 
@@ -131,7 +132,7 @@ def test_revoked_during_transfers(window_pair, ends, direction):
         moved = [e.client.transfer(direction, e.region, e.remote, [(0, 0, SIZE)]) for _ in range(4)]
         until(lambda: window_pair.gpus[1].status.held, "a copy at the owner")
         answer = e.exported.revoke(wait=False)
-        assert not answer.done
+        assert not done(answer)
     answer.result(LIMIT)
     e.far.view[:] = bytes(SIZE)
     assert names(moved) <= {"revoked", "not_found"}
@@ -153,8 +154,9 @@ def test_cancelled_during_transfers(window_pair, ends):
 
 
 OWNER = """
+import wire
 from fake_gpu import GpuMemory, add_vmm
-client = dray.Client(args["socket"])
+client = wire.Client(args["socket"])
 with GpuMemory(args["size"]) as memory:
     tell(str(add_vmm(client, memory).export()))
     hear()
@@ -208,11 +210,11 @@ def test_owners_agent_killed(rdma_lab):
     pair = GpuPair(rdma_lab, agent__workers=2)
     here, there = pair.agents
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(here.client())
+        client = stack.enter_context(here.wire())
         near, region = gpu_region(client, stack)
         for again in range(2):
             with contextlib.ExitStack() as far_stack:
-                owner = there.client()
+                owner = there.wire()
                 far, exported = gpu_region(owner, far_stack, seed=2)
                 remote = client.import_token(str(exported.export()), timeout=LIMIT)
                 move = lambda *op: client.write(region, remote, [op]).result(LIMIT)  # noqa: E731

@@ -5,8 +5,7 @@ import os
 
 import pytest
 from conftest import Pair, listed
-from dray import _schema as s
-from harness import LIMIT, MIB, noise, same, until
+from harness import LIMIT, MIB, noise, same, transport, until
 from test_data import (test_both_directions_and_sessions, test_cancel, test_cancel_in_flight, test_deadline_in_flight,  # noqa: F401
                        test_extents, test_merging, test_notification_after_the_bytes, test_notify_without_transfer,
                        test_one_memfd_many_extents, test_operations, test_remove_in_flight, test_ring_batch,
@@ -39,7 +38,7 @@ def test_large(pair, direction):
     with here, there:
         op = (1, 0, size) if direction == "read" else (0, 1, size)
         done = here.client.transfer(direction, here.region, here.reach(there), [op]).result(2 * LIMIT)
-        assert s.TRANSPORT_NAMES[done.transport] == "rdma"
+        assert transport(done) == "rdma"
         assert same(dst.view[1:size + 1], src.view[:size], data[:size])
 
 
@@ -56,7 +55,7 @@ def test_four_rails(pair4):
         before = {way: moved(pair4.agents[0], way) for way in ("sent_bytes", "received_bytes")}
         for done in (here.client.read(here.region, remote, [(0, 0, half)]).result(LIMIT),
                      here.client.write(here.region, remote, [(half, half, half)]).result(LIMIT)):
-            assert s.TRANSPORT_NAMES[done.transport] == "rdma"
+            assert transport(done) == "rdma"
         assert same(there.view[half:], near[half:])
         assert same(here.view[:half], far[:half])
     for way, old in before.items():

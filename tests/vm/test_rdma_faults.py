@@ -13,8 +13,7 @@ import dray
 import pytest
 import test_faults
 from conftest import Pair, listed, registered, run, sides_of, up
-from dray import _schema as s
-from harness import LIMIT, MIB, Actor, Side, expect, noise, same, until
+from harness import LIMIT, MIB, Actor, Side, concerns, expect, noise, reconnected, same, transport, until
 from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
 
 from test_faults import test_peer_killed, test_peer_stopped, test_revocation_spares_other_transfers, test_revoked_during_transfers  # noqa: F401 isort: skip
@@ -51,7 +50,7 @@ def whole(here, there, remote, size=None):
     size = size or len(here.memory)
     done = here.client.write(here.region, remote, [(0, 0, size)]).result(LIMIT)
     assert same(there.view[:size], here.view[:size])
-    return s.TRANSPORT_NAMES[done.transport]
+    return transport(done)
 
 
 @pytest.fixture
@@ -333,8 +332,7 @@ def test_client_killed(new_pair, direction):
             actor.tell("go")
             assert actor.hear() == "moving"
             actor.process.kill()
-            event = there.client.next_event(dray.RemoteLost, LIMIT)
-            assert event is not None and event.remote == remote.handle
+            assert concerns(there.client.next_event(dray.RemoteLost, LIMIT), remote)
             remote.release()
         until(lambda: a.resources().mappings == 0, "its memory's unmapping")
         until(lambda: resources(a, b)["mr"] == mrs, "its memory regions' end")
@@ -380,7 +378,7 @@ def test_importing_agent_killed(new_pair):
         wipe(there.view)
         there.region.revoke()
         a.start()
-        here.client.reconnect()
+        reconnected(here.client)
         assert names(transfers) <= {"ok", "agent_restarted"}
         until(lambda: len(up(a)) == 1 and registered(a), "registration")
         assert untouched(there.view), "bytes of a dead agent still arrive"
@@ -422,7 +420,7 @@ def test_read_only_memory(pair2):
         until(lambda: "reading only" in listed(b, "regions")[0]["rdma"], "the refusal")
         remote = here.client.import_token(str(region.export()), timeout=LIMIT)
         done = here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
-        assert s.TRANSPORT_NAMES[done.transport] == "tcp"
+        assert transport(done) == "tcp"
         assert same(here.view, memory.view)
         memory.close()
 
@@ -442,8 +440,7 @@ def rounds(a, b, n):
             assert whole(here, there, remote, 65536) == "rdma"
             there.view[:] = bytes(65536)
             run("ss", "-K", "dst", "127.0.0.1", "dport", "=", port)
-            event = here.client.next_event(dray.RemoteLost, LIMIT)
-            assert event is not None and event.remote == remote.handle
+            assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
             remote.release()
     until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
 

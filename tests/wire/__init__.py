@@ -6,8 +6,8 @@ whose parts are all public: a test can send any bytes, fill the ring and the are
 belongs to another request.
 """
 
-from .client import Client, Done, Pending, Region, Remote, Token, Transfer, token_bytes
+from .client import ACCESS, Client, Done, Pending, Region, Remote, Token, Transfer, token_bytes
 from .errors import Error
 
-__all__ = ["Client", "Done", "Error", "Pending", "Region", "Remote", "Token", "Transfer",
+__all__ = ["ACCESS", "Client", "Done", "Error", "Pending", "Region", "Remote", "Token", "Transfer",
            "token_bytes"]

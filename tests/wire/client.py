@@ -364,6 +364,16 @@ class Client:
         return self.request(s.pack_region_add, wait=wait, fds=fds, access=code(ACCESS, access), name=name, extents=records,
                             convert=lambda m, _: Region(self, m.region, m.length, access))
 
+    def pool(self, size):
+        """Adds a region of the agent's memory, and does not map it."""
+        def adopt(m, fds):
+            for fd in fds:
+                os.close(fd)
+            return Region(self, m.region, m.length)
+
+        return self.request(s.pack_region_add, convert=adopt, access=s.ACCESS_ALL,
+                            extents=[(s.KIND_POOL, 65535, 0, 0, size)])
+
     def import_token(self, token, *, timeout=None, wait=True):
         return self.request(s.pack_remote_import, wait=wait, convert=lambda m, fds: Remote(self, m),
                             token=token_bytes(token), timeout_ms=ms(timeout))
