@@ -221,7 +221,7 @@ def test_segments_flag(agent):
         assert raw.ask(s.pack_hello, major_min=1, major_max=1, flags=s.HELLO_FLAG_SEGMENTS).minor >= 1
         assert raw.ask(s.pack_segment_get).reason
     with Raw(agent, False) as raw:
-        raw.send(s.build(s.MSG_HELLO, 1, struct.pack("<BBHQQII", 1, 1, 8, 0, 0, 0, 0)))
+        raw.send(s.build(s.MSG_HELLO, 1, struct.pack("<BBHQQII", 1, 1, s.HELLO_FLAG_ALL + 1, 0, 0, 0, 0)))
         assert raw.error(1) == "unsupported"
 
 
