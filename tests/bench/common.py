@@ -21,8 +21,8 @@ from array import array
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / p) for p in ("tests/integration", "tests", "client/python")]
 
+import harness  # noqa: E402 selects the library that dray loads
 import dray  # noqa: E402
-import harness  # noqa: E402
 import report  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -24,12 +24,26 @@ import termios
 import time
 from collections import Counter, namedtuple
 
-import dray
-import wire
-from wire import codec as s
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
+
+
+def sanitized(program):
+    """True if a program or library is a build with a sanitizer."""
+    data = program.read_bytes()
+    return b"__asan_init" in data or b"__tsan_init" in data
+
+
+# The libdray that the Python package loads: of the build under test, unless an interpreter without a sanitizer cannot load it.
+LIBRARY = next((path for build in (BUILD, ROOT / "build/gcc", ROOT / "build") if (path := build / "libdray.so.0").exists() and
+                not sanitized(path)), None)
+if LIBRARY:
+    os.environ.setdefault("DRAY_LIBRARY", str(LIBRARY))
+
+import dray  # noqa: E402
+import wire  # noqa: E402
+from wire import codec as s  # noqa: E402
+
 DRAYD = BUILD / "drayd"
 DRAYCTL = BUILD / "drayctl"
 GOLDEN = ROOT / "tests/data/golden"
@@ -52,11 +66,6 @@ def golden(name, text):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists() and text == path.read_text(), f"{name} differs: rewrite it with DRAY_GOLDEN=write, and review the diff"
-
-
-def sanitized():
-    """True if the agent under test is a sanitizer build, whose memory use cannot be tested."""
-    return b"__asan_init" in DRAYD.read_bytes() or b"__tsan_init" in DRAYD.read_bytes()
 
 
 def until(condition, what="the condition", limit=LIMIT):
