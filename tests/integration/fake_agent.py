@@ -10,15 +10,19 @@ from harness import LIMIT
 from wire import codec as s
 
 
+# Flags of HELLO by the minor version that added them.
+FLAGS = {s.HELLO_FLAG_SEGMENTS: 1, s.HELLO_FLAG_AGENT_PIDFD: 3}
+
+
 class FakeAgent:
     """
     Serves one client after the other on a socket of its own; answer(request_id, type, message) returns the packets to send. It
-    speaks data protocol 1.MINOR; with minor 0 it refuses flags that protocol 1.0 lacks. It grants no ring.
+    speaks data protocol 1.MINOR, and refuses flags of HELLO that are newer. It grants no ring, and passes no pidfd.
     """
 
     def __init__(self, path, answer, minor=s.MINOR):
         self.path, self.answer, self.minor = path, answer, minor
-        self.flags = []  # flags of every HELLO
+        self.flags = []  # of every HELLO, without those about pidfds
         self.n_fds = 0   # descriptors of the last request
         self.sock = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -55,9 +59,12 @@ class FakeAgent:
         return True
 
     def _hello(self, request_id, flags):
-        self.flags.append(flags & ~s.HELLO_FLAG_PIDFD)
-        if not self.minor and flags & s.HELLO_FLAG_SEGMENTS:
-            self.sock.send(s.pack_error(request_id, code=s.E_UNSUPPORTED, message="unknown bits 0x4"))
+        self.flags.append(flags & ~(s.HELLO_FLAG_PIDFD | s.HELLO_FLAG_AGENT_PIDFD))
+        unknown = sum(flag for flag, minor in FLAGS.items() if flags & flag and minor > self.minor)
+        if unknown:
+            refusal = bytearray(s.pack_error(request_id, code=s.E_UNSUPPORTED, message=f"unknown bits 0x{unknown:x}"))
+            refusal[5] = self.minor  # in the header
+            self.sock.send(refusal)
             return False
         self.sock.send(s.pack_hello_reply(request_id, major=1, minor=self.minor, session=1, ops_inline_max=16,
                                           agent_id=bytes(16), incarnation=1))
