@@ -2,7 +2,8 @@
 /*
  * The doorbells of a ring, for the model checker Spin. tests/model/run verifies every order of steps, for the
  * model of the code and for each of the mistakes below. The code is client/ring.c and client/engine.c on one side,
- * agent/data/worker/ring.c and turn.c on the other. The model uses the code's names.
+ * agent/data/worker/ring.c and turn.c on the other. The model uses the code's names. It is about the steps of both
+ * loops, with the memory of an x86 processor; ring_client.c is about the order of accesses on any processor.
  *
  * Each side has a store buffer, like a processor that keeps its stores in order: a plain store (relaxed or
  * release) goes there and reaches memory some time later; a load reads memory. A sequentially consistent
