@@ -224,7 +224,9 @@ static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 	}
 	if (spins && d->doorbell_rang)
 		dray_linger_worked(&d->linger, dray_now().ns);
-	dc_ring_set_sleeping(&d->ring, false);
+	/* another thread may have armed the handle meanwhile, and rely on the doorbell */
+	if (!d->armed)
+		dc_ring_set_sleeping(&d->ring, false);
 }
 
 /* Before dray_fd() is called, no program waits on the descriptor, and the agent need not ring. */

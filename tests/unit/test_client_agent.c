@@ -3,13 +3,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -466,6 +470,81 @@ static void many_requests(void **state)
 	dray_disconnect(d);
 }
 
+struct sleeper {
+	struct dray *d;
+	uint64_t id;
+	_Atomic pid_t tid;
+};
+
+static void *sleep_in_wait(void *arg)
+{
+	struct sleeper *s = arg;
+	struct dray_completion c;
+
+	s->tid = (pid_t)syscall(SYS_gettid);
+	return (void *)(intptr_t)(dray_wait(s->d, s->id, 20000, &c) == 0 && !c.status);
+}
+
+static bool is_asleep(pid_t tid)
+{
+	char path[64], text[256], state = 0;
+	const char *end;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)tid);
+	f = fopen(path, "r");
+	if (!f)
+		return false;
+	end = fgets(text, sizeof(text), f) ? strrchr(text, ')') : NULL;
+	if (end)
+		state = end[2];
+	fclose(f);
+	return state == 'S';
+}
+
+/* A thread sleeps in the library, another one begins to rely on dray_fd(), and the first one leaves. */
+static void the_descriptor_works_after_another_thread(void **state)
+{
+	struct dray_op op = { 4096, 0, 8 };
+	struct dray_transfer t;
+	struct dray_completion c;
+	struct sleeper s = { 0 };
+	struct pair p;
+	struct pollfd fd;
+	pthread_t thread;
+	uint32_t *word;
+	uint64_t id;
+	void *done;
+
+	pair_make(&p, &agents[0], &agents[0], 0);
+	word = p.to.address;
+	t = pull(&p, &op, 1);
+	fd = (struct pollfd){ .fd = dray_fd(p.user), .events = POLLIN };
+	for (uint32_t round = 0; round < 20; round++) {
+		t.wait = (struct dray_word){ p.ours, 0, 2 * round + 1 };
+		ok(p.user, dray_submit(p.user, &t, &s.id));
+		s.d = p.user;
+		s.tid = 0;
+		assert_int_equal(pthread_create(&thread, NULL, sleep_in_wait, &s), 0);
+		while (!s.tid || !is_asleep(s.tid))
+			sched_yield();
+		assert_int_equal(dray_process(p.user, 0), 0);
+		__atomic_store_n(word, 2 * round + 1, __ATOMIC_RELEASE);
+		assert_int_equal(pthread_join(thread, &done), 0);
+		assert_true(done != NULL);
+
+		t.wait.value = 2 * round + 2;
+		ok(p.user, dray_submit(p.user, &t, &id));
+		/* until the descriptor is quiet: nothing is ready, and no earlier ring is left */
+		while (poll(&fd, 1, 0) == 1)
+			assert_int_equal(dray_process(p.user, 0), 0);
+		__atomic_store_n(word, 2 * round + 2, __ATOMIC_RELEASE);
+		assert_int_equal(poll(&fd, 1, 20000), 1);
+		assert_int_equal(dray_wait(p.user, id, 20000, &c), 0);
+	}
+	pair_end(&p);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 static void find_drayd(const char *self)
@@ -486,7 +565,7 @@ int main(int argc, char **argv)
 		TEST(revoke_is_reported), TEST(waiting_is_cancelled),
 		TEST(agent_is_killed),    TEST(agent_is_stopped),
 		TEST(drain_is_reported),  TEST(refusals_have_the_right_code),
-		TEST(many_requests),
+		TEST(many_requests),      TEST(the_descriptor_works_after_another_thread),
 	};
 
 	find_drayd(argv[0]);
