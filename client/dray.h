@@ -497,7 +497,6 @@ enum dray_direction {
 
 enum dray_priority { DRAY_PRIORITY_BULK = 0, DRAY_PRIORITY_LATENCY = 1 };
 
-#define DRAY_OPS_MAX 65536
 #define DRAY_NOTIFY_MAX 4096
 
 struct dray_op {
@@ -519,7 +518,7 @@ struct dray_transfer {
 	enum dray_direction direction;
 	enum dray_priority priority;
 	const struct dray_op *ops; /* copied before dray_submit() returns */
-	size_t count;              /* 1 to DRAY_OPS_MAX */
+	size_t count;              /* at least 1 */
 	unsigned int deadline_ms;  /* 0: the agent's default */
 	struct dray_word wait;     /* the transfer starts when the word has this value */
 	struct dray_word set;      /* stored when all bytes are in place, before the completion */
@@ -541,7 +540,8 @@ struct dray_transfer {
  * -DRAY_E_UNCONFIRMED in the completion: the agent did not answer within its deadline, or was lost.
  * The memory is then still lent; see dray_lent() and DRAY_EVENT_CONFIRMED.
  * Operations and transfers have no order; overlapping destinations are undefined. The library
- * submits by the ring, with the arena for several operations, or by a message. -DRAY_E_BUSY:
+ * submits by the ring, with the arena for several operations, or by a message. A list that is longer
+ * than that takes is copied, and submitted in parts. -DRAY_E_BUSY:
  * nothing was started, because too much is in flight; take completions, then submit again (if
  * nothing of this handle is in flight, when dray_fd() is readable). -DRAY_E_SESSION_CLOSED: not
  * connected. A refusal of the agent is in the completion.

@@ -128,6 +128,7 @@ static void handle_all(struct dray *d, const struct epoll_event *ev, int n)
 	dc_session_settle(d);
 	dc_transfer_take_ring(d);
 	dc_session_settle(d);
+	dc_splits_pump(d);
 	dc_requests_flush(d);
 	set_timer(d, next_tick(d));
 }
@@ -250,6 +251,7 @@ static void disarm(struct dray *d)
 static void take(struct dray *d)
 {
 	dc_transfer_take_ring(d);
+	dc_splits_pump(d);
 	if (dc_session_settle(d))
 		set_timer(d, next_tick(d));
 	dc_requests_call_back(d);

@@ -205,6 +205,7 @@ static struct dray *handle_new(void)
 	dray_handles_init(&d->regions, REGIONS_MAX, DMSG_HANDLE_KIND_REGION);
 	dray_handles_init(&d->remotes, REMOTES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_list_init(&d->events);
+	dray_list_init(&d->splits);
 	return d;
 }
 

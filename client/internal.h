@@ -8,6 +8,7 @@
  * receive.c   replies and events from the agent
  * request.c   the states of a request, from its start to its completion
  * engine.c    the event loop: epoll, spinning, sleeping, timers
+ * split.c     transfers with more operations than one submission takes
  * transfer.c  submission by ring, arena or message; completions; cancelling
  * proof.c     deadlines of transfers, and proof that memory is free
  * region.c    regions and pools; extents.c: the extents of a new region
@@ -33,6 +34,7 @@
 #include "client/proof.h"
 #include "client/request.h"
 #include "client/ring.h"
+#include "client/split.h"
 #include "client/thread.h"
 #include "lib/err.h"
 #include "lib/handle.h"
@@ -158,6 +160,7 @@ struct dray {
 
 	struct requests requests;
 	struct proof proof;
+	struct dray_list splits; /* wholes that have not ended */
 	struct dray_handles regions, remotes;
 	struct dray_list events;
 	uint32_t events_n;
@@ -247,6 +250,8 @@ void dc_engine_limit(struct dray *d);
 void dc_engine_watch(struct dray *d);
 
 /* transfer.c */
+/* Submits what fits into one submission. */
+int dc_transfer_submit_part(struct dray *d, const struct dray_transfer *t, struct request **ret);
 void dc_transfer_take_ring(struct dray *d);
 void dc_transfer_ended(struct dray *d, struct request *r);
 void dc_transfer_cancel_failed(struct dray *d, struct request *cancel, int status);

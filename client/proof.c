@@ -138,7 +138,6 @@ int dc_proof_agent(struct dray *d, const struct dmsg_hello_reply *m, int pidfd)
 {
 	struct epoll_event ev = { .events = EPOLLIN, .data.u32 = ENGINE_AGENT };
 	struct agent *a = calloc(1, sizeof(*a));
-	struct agent *last = d->proof.agent;
 
 	if (!a) {
 		dray_close(pidfd);
@@ -155,8 +154,8 @@ int dc_proof_agent(struct dray *d, const struct dmsg_hello_reply *m, int pidfd)
 	dray_list_for_each(&d->proof.agents, former, struct agent, link)
 		if (former->uses)
 			learn(d, former, m);
-	if (last)
-		agent_drop(d, last);
+		else
+			agent_drop(d, former);
 	dray_list_add(&d->proof.agents, &a->link);
 	return 0;
 }
@@ -230,9 +229,13 @@ void dc_proof_answered(struct dray *d, struct request *r, int status, struct dra
 	r->unconfirmed = false;
 	dc_transfer_ended(d, r);
 	if (r->state == REQUEST_LENT) {
-		e = r->abandoned ? NULL : dc_event_add(d, DRAY_EVENT_CONFIRMED, status, text);
+		e = r->abandoned || r->internal ?
+			    NULL :
+			    dc_event_add(d, DRAY_EVENT_CONFIRMED, status, text);
 		if (e)
 			e->id = r->id;
+		if (r->whole)
+			dc_split_part_answered(d, r, status);
 		dc_request_free(d, r);
 	} else {
 		/* the caller has not taken the completion, which now has the true end */
@@ -279,7 +282,11 @@ void dc_proof_tick(struct dray *d, int64_t now)
 
 	while ((first = dray_heap_first(&d->proof.deadlines)) && first->key <= now) {
 		dray_heap_del(&d->proof.deadlines, first);
-		unconfirm(d, dray_container_of(first, struct request, deadline));
+		r = dray_container_of(first, struct request, deadline);
+		if (r->split)
+			dc_split_stop(d, r, -DRAY_E_DEADLINE, NO_TEXT);
+		else
+			unconfirm(d, r);
 	}
 	while ((r = dray_list_first(&d->proof.held, struct request, link)) &&
 	       r->deadline.key <= now)

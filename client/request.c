@@ -23,6 +23,7 @@ void dc_requests_init(struct requests *q)
 
 static void contents_free(struct request *r)
 {
+	dc_split_free(r->split);
 	free(r->message);
 	free(r->data);
 	free(r->answer);
@@ -166,7 +167,7 @@ void dc_request_sent(struct dray *d, struct request *r)
 
 bool dc_request_is_open(const struct dray *d, const struct request *r)
 {
-	if (!r)
+	if (!r || r->split)
 		return false;
 	return r->state == REQUEST_SENT || (r->unconfirmed && r->epoch == d->epoch);
 }
@@ -251,6 +252,8 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 	set_ended(d, r, status);
 	dray_heap_del(&d->proof.deadlines, &r->deadline);
 	object_ended(d, r, text);
+	if (r->whole)
+		dc_split_part_ended(d, r, text);
 	if (r->internal || r->abandoned) {
 		dc_request_free(d, r);
 		return;
@@ -263,10 +266,13 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 void dc_request_end_unconfirmed(struct dray *d, struct request *r)
 {
 	set_ended(d, r, -DRAY_E_UNCONFIRMED);
-	if (r->abandoned)
+	dray_heap_del(&d->proof.deadlines, &r->deadline);
+	if (r->abandoned || r->internal)
 		dc_proof_keeps(d, r);
 	else
 		deliver(d, r);
+	if (r->whole)
+		dc_split_part_unconfirmed(d, r);
 }
 
 static const uint8_t public_types[] = {

@@ -59,6 +59,10 @@ struct request {
 	struct dray_heap_node deadline; /* of a transfer that was sent or is held */
 	struct agent *agent;            /* whose answer or death is waited for */
 
+	/* split.c */
+	struct split *split;   /* of the whole; owned */
+	struct request *whole; /* of a part */
+
 	/* transfers */
 	uint64_t epoch; /* session whose arena and ring it uses */
 	uint64_t arena_offset;

@@ -234,6 +234,7 @@ static void end_requests(struct dray *d, int code)
 			dc_request_end(d, r, r->type == DMSG_REMOTE_RELEASE ? 0 : code,
 				       dc_text(d->loss.msg));
 	}
+	dc_splits_lost(d, code);
 	dray_list_for_each(&q->queued, r, struct request, link) {
 		if (needs_proof(r))
 			dc_proof_hold(d, r);

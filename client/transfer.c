@@ -12,6 +12,9 @@
 #include "client/internal.h"
 #include "lib/cleanup.h"
 
+/* Of a transfer that is split, so that the next parts are there when one ends. */
+#define PARTS_IN_FLIGHT 4
+
 /* A transfer with the agent's handles, as an entry of the ring. A message has the same spec. */
 struct plan {
 	const struct dray_transfer *t;
@@ -51,9 +54,6 @@ static int check(struct dray *d, const struct dray_transfer *t)
 			       t->priority);
 	if (!t->ops || !t->count)
 		return dc_fail(d, DRAY_E_INVALID, "a transfer needs at least one operation");
-	if (t->count > DMSG_OPS_MAX)
-		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu operations, the limit is %d", t->count,
-			       DMSG_OPS_MAX);
 	if (!t->notify)
 		return 0;
 	if (t->payload_length > DMSG_NOTIFY_MAX)
@@ -211,9 +211,7 @@ static int choose_path(struct dray *d, const struct plan *p, bool *ret_ring)
 	return 0;
 }
 
-/* Submits a transfer without ringing the doorbell. */
-static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_callback,
-		      struct request **ret)
+int dc_transfer_submit_part(struct dray *d, const struct dray_transfer *t, struct request **ret)
 {
 	struct request *r;
 	struct plan p;
@@ -239,11 +237,33 @@ static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_c
 		dc_request_free(d, r);
 		return error;
 	}
-	if (with_callback)
-		r->done = t->done;
 	dc_request_sent(d, r);
 	*ret = r;
 	return 0;
+}
+
+/* Operations that fit into 1 / `share` of the arena, or into a message. */
+static uint32_t ops_that_fit(const struct dray *d, uint32_t share)
+{
+	uint64_t arena = d->arena_base ? d->arena.bytes / share / DMSG_OP_SIZE : 0;
+
+	return (uint32_t)dray_max(dray_min(arena, (uint64_t)DMSG_OPS_MAX),
+				  (uint64_t)d->ops_inline_max);
+}
+
+/* Submits a transfer without ringing the doorbell. */
+static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_callback,
+		      struct request **ret)
+{
+	int error;
+
+	if (t->count <= ops_that_fit(d, 1))
+		error = dc_transfer_submit_part(d, t, ret);
+	else
+		error = dc_split_start(d, t, ops_that_fit(d, PARTS_IN_FLIGHT), ret);
+	if (!error && with_callback)
+		(*ret)->done = t->done;
+	return error;
 }
 
 /* 0 if the session is up, after a poll if need be. */
@@ -338,6 +358,11 @@ int dray_cancel(struct dray *d, uint64_t id)
 		return dc_no_such(d, id, DMSG_HANDLE_KIND_REQUEST);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
+	if (r->split) {
+		dc_split_stop(d, r, -DRAY_E_CANCELLED, NO_TEXT);
+		dc_requests_flush(d);
+		return 0;
+	}
 	if (!dc_request_internal(d, DMSG_TRANSFER_CANCEL, NO_REGION, NO_REMOTE, id))
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another request");
 	dc_requests_flush(d);

@@ -14,6 +14,7 @@
  */
 #include <getopt.h>
 
+#include "schema/gen/data.h"
 #include "tests/bench/bench_session.h"
 
 #define DEPTH_MAX 4096u
@@ -246,7 +247,7 @@ int main(int argc, char **argv)
 			return 2;
 		}
 	}
-	if (!socket || !local.n || !remote.n || !ops.n || !batch || batch > DRAY_OPS_MAX ||
+	if (!socket || !local.n || !remote.n || !ops.n || !batch || batch > DMSG_OPS_MAX ||
 	    !depth || depth > DEPTH_MAX)
 		bench_die("wrong usage; see the head of bench_client.c");
 	bench_ops_check(ops, local.bytes, remote.bytes);

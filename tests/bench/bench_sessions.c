@@ -16,6 +16,7 @@
 #include <getopt.h>
 #include <sys/epoll.h>
 
+#include "schema/gen/data.h"
 #include "tests/bench/bench_session.h"
 
 #define SESSIONS_MAX 1024u
@@ -59,7 +60,7 @@ static struct shape shape_parse(char *text, uint64_t room)
 	*colon = 0;
 	s.bytes = bench_number(text);
 	s.n = (unsigned)bench_number(colon + 1);
-	if (!s.bytes || !s.n || s.n > DRAY_OPS_MAX || s.n * s.bytes * 2 - s.bytes > room)
+	if (!s.bytes || !s.n || s.n > DMSG_OPS_MAX || s.n * s.bytes * 2 - s.bytes > room)
 		bench_die("a shape of %u operations of %" PRIu64 " bytes does not fit", s.n,
 			  s.bytes);
 	s.ops = calloc(s.n, sizeof(*s.ops));

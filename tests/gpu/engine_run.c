@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers of the engine: a number of operations, one transfer at a time, or until one fails. */
+#include "schema/gen/data.h"
 #include "tests/gpu/engine.h"
 
 #include <poll.h>
@@ -119,10 +120,10 @@ bool engine_run(struct engine *e, char **argv, unsigned argc)
 		return false;
 	w.batch = bench_number(argv[5]);
 	depth = bench_number(argv[6]);
-	if (!w.batch || w.batch > DRAY_OPS_MAX || !depth || depth > DEPTH_MAX) {
+	if (!w.batch || w.batch > DMSG_OPS_MAX || !depth || depth > DEPTH_MAX) {
 		engine_ops_close(w.ops);
 		return engine_fail(e, "batches are 1 to %d operations, depths 1 to %u",
-				   DRAY_OPS_MAX, DEPTH_MAX);
+				   DMSG_OPS_MAX, DEPTH_MAX);
 	}
 	begin = bench_ns();
 	cpu = bench_cpu_ns();

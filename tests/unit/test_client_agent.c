@@ -177,6 +177,25 @@ static void scattered(struct pair *p, unsigned transport)
 	free(ops);
 }
 
+/* More operations than one submission takes. */
+static void a_long_list(struct pair *p)
+{
+	enum { N = 500000 };
+	struct dray_op *ops = calloc(N, sizeof(*ops));
+	struct dray_completion c;
+	struct dray_transfer t = pull(p, ops, N);
+
+	for (size_t i = 0; i < N; i++)
+		ops[i] = (struct dray_op){ i * 8, (N - 1 - i) * 8, 8 };
+	memset(p->to.address, 0, p->to.length);
+	ok(p->user, dray_run(p->user, &t, &c));
+	assert_int_equal(c.bytes, N * 8);
+	for (size_t i = 0; i < N; i++)
+		assert_int_equal(((uint64_t *)p->to.address)[i],
+				 ((uint64_t *)p->from.address)[N - 1 - i]);
+	free(ops);
+}
+
 static void all_at_once(struct pair *p)
 {
 	struct dray_op op = { 0, 0, 16 * MIB };
@@ -244,8 +263,10 @@ static void moves(const struct agent *owner, const struct agent *user, unsigned 
 	struct pair p;
 
 	pair_make(&p, owner, user, flags);
-	if (!(flags & DRAY_OPTION_NO_RING))
+	if (!(flags & DRAY_OPTION_NO_RING)) {
 		scattered(&p, transport);
+		a_long_list(&p);
+	}
 	all_at_once(&p);
 	many_small(&p);
 	push_with_notification(&p);

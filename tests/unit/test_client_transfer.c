@@ -10,6 +10,8 @@
 
 #include "client/dray.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "schema/gen/data.h"
 #include "tests/unit/client_fake.h"
 #include "tests/unit/cm.h"
 
@@ -115,10 +117,10 @@ static void one_operation_goes_by_the_ring(void **state)
 static void many_operations_go_by_the_arena(void **state)
 {
 	struct rig r = rig();
-	struct dray_op *ops = many(DRAY_OPS_MAX);
+	struct dray_op *ops = many(DMSG_OPS_MAX);
 	struct dray_transfer t = transfer(&r);
 	struct dray_completion c;
-	static const size_t counts[] = { 2, 3, 4096, 4097, DRAY_OPS_MAX };
+	static const size_t counts[] = { 2, 3, 4096, 4097, DMSG_OPS_MAX };
 
 	t.ops = ops;
 	t.notify = 1;
@@ -138,8 +140,222 @@ static void many_operations_go_by_the_arena(void **state)
 	assert_int_equal(dray_run(r.d, &t, &c), 0);
 	assert_false(fake.last_transfer_in_arena);
 	assert_memory_equal(fake.last_payload, "the payload", 11);
-	t.count = DRAY_OPS_MAX + 1;
-	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_TOO_LARGE);
+	free(ops);
+	rig_end(&r);
+}
+
+/* What the agent saw of the parts of one transfer. */
+static struct {
+	uint32_t parts, ops, in_flight, most_in_flight;
+	uint32_t waits, sets, notifications; /* numbers of the parts that had them, from 1 */
+	uint32_t fail_at;                    /* the part that fails */
+	uint64_t ids[100];
+} seen;
+
+static struct dmsg_sqe entry_at(const struct fake *f, uint32_t i)
+{
+	struct dmsg_sqe e;
+
+	dmsg_sqe_get(f->ring + dray_le_get32(f->ring + DMSG_RING_SQ_OFFSET) +
+			     (uint64_t)(i & (f->sq_entries - 1)) * DMSG_SQE_SIZE,
+		     &e);
+	return e;
+}
+
+/* Takes the entries of the ring; answers them only in end_one(). */
+static void look(struct fake *f, void *arg)
+{
+	uint32_t *tail = (uint32_t *)(void *)(f->ring + DMSG_RING_SQ_TAIL);
+
+	while (f->sq_head != __atomic_load_n(tail, __ATOMIC_ACQUIRE)) {
+		struct dmsg_sqe e = entry_at(f, f->sq_head++);
+
+		__atomic_store_n((uint32_t *)(void *)(f->ring + DMSG_RING_SQ_HEAD), f->sq_head,
+				 __ATOMIC_RELEASE);
+		seen.ids[seen.parts++] = e.user_data;
+		seen.ops += e.op_count;
+		seen.in_flight++;
+		seen.most_in_flight = dray_max(seen.most_in_flight, seen.in_flight);
+		if (e.flags & DMSG_TRANSFER_FLAG_WAIT)
+			seen.waits = seen.waits * 10 + seen.parts;
+		if (e.flags & DMSG_TRANSFER_FLAG_SET)
+			seen.sets = seen.sets * 10 + seen.parts;
+		if (e.flags & DMSG_TRANSFER_FLAG_NOTIFY)
+			seen.notifications = seen.notifications * 10 + seen.parts;
+	}
+}
+
+/* Ends the oldest part in flight. */
+static void end_one(struct fake *f, void *arg)
+{
+	uint32_t part = seen.parts - seen.in_flight--;
+
+	fake_complete(f, seen.ids[part], part + 1 == seen.fail_at ? DRAY_E_RANGE : 0);
+}
+
+static struct rig split_rig(struct dray_op **ret_ops)
+{
+	/* parts of 4,096 operations, because that many fit into a message too */
+	struct rig r = rig_with(
+		(struct dray_options){ .arena_bytes = 3 * 4096 * DMSG_OP_SIZE, .confirm_ms = 10 });
+
+	memset(&seen, 0, sizeof(seen));
+	fake.ignore_ring = true;
+	*ret_ops = many(DMSG_OPS_MAX);
+	return r;
+}
+
+static void a_long_list_is_split(void **state)
+{
+	enum { N = 10 * 4096 + 1 };
+	struct dray_op *ops;
+	struct rig r = split_rig(&ops);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint64_t id;
+
+	t.ops = ops;
+	t.count = N;
+	t.notify = 1;
+	t.wait = t.set = (struct dray_word){ r.region, 0, 1 };
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	fake_do(&fake, look, NULL);
+	/* the first part waits for the word alone */
+	assert_int_equal(seen.parts, 1);
+	while (dray_wait(r.d, id, 0, &c) == -DRAY_E_TIMEOUT) {
+		if (seen.in_flight)
+			fake_do(&fake, end_one, NULL);
+		dray_process(r.d, 0);
+		fake_do(&fake, look, NULL);
+		/* the last part comes alone */
+		if (seen.ops == N)
+			assert_true(seen.in_flight <= 1);
+	}
+	assert_int_equal(c.status, 0);
+	assert_int_equal(seen.parts, 11);
+	assert_int_equal(seen.ops, N);
+	assert_true(seen.most_in_flight > 1);
+	assert_int_equal(seen.waits, 1);
+	assert_int_equal(seen.sets, 11);
+	assert_int_equal(seen.notifications, 11);
+	free(ops);
+	rig_end(&r);
+}
+
+static void the_first_failure_ends_a_split_transfer(void **state)
+{
+	struct dray_op *ops;
+	struct rig r = split_rig(&ops);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint64_t id;
+
+	t.ops = ops;
+	t.count = 10 * 4096;
+	seen.fail_at = 2;
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	fake_do(&fake, look, NULL);
+	while (dray_wait(r.d, id, 0, &c) == -DRAY_E_TIMEOUT) {
+		if (seen.in_flight)
+			fake_do(&fake, end_one, NULL);
+		dray_process(r.d, 0);
+		fake_do(&fake, look, NULL);
+	}
+	assert_int_equal(c.status, -DRAY_E_RANGE);
+	assert_int_equal(seen.in_flight, 0);
+	assert_true(seen.parts < 10);
+	free(ops);
+	rig_end(&r);
+}
+
+static void a_split_transfer_is_cancelled(void **state)
+{
+	struct dray_op *ops;
+	struct rig r = split_rig(&ops);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	struct dray_info info;
+	uint64_t id;
+
+	t.ops = ops;
+	t.count = 10 * 4096;
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	fake_do(&fake, look, NULL);
+	assert_int_equal(dray_cancel(r.d, id), 0);
+	/* it has ended when its parts have */
+	assert_int_equal(dray_wait(r.d, id, 10, &c), -DRAY_E_TIMEOUT);
+	while (seen.in_flight)
+		fake_do(&fake, end_one, NULL);
+	assert_int_equal(dray_wait(r.d, id, -1, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_CANCELLED);
+	assert_true(fake_count(&fake, DMSG_TRANSFER_CANCEL) > 0);
+	while (dray_process(r.d, 0) > 0)
+		;
+	dray_get_info(r.d, &info);
+	assert_int_equal(info.completions, 0);
+	free(ops);
+	rig_end(&r);
+}
+
+static void a_split_transfer_is_unconfirmed(void **state)
+{
+	struct dray_op *ops;
+	struct rig r = split_rig(&ops);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	struct dray_event e;
+	uint64_t id;
+
+	t.ops = ops;
+	t.count = 10 * 4096;
+	t.deadline_ms = 10;
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	fake_do(&fake, look, NULL);
+	assert_int_equal(dray_wait(r.d, id, -1, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_UNCONFIRMED);
+	assert_int_equal(dray_lent(r.d, id), 1);
+	assert_true(seen.in_flight > 1);
+	while (seen.in_flight) {
+		assert_int_equal(dray_lent(r.d, id), 1);
+		fake_do(&fake, end_one, NULL);
+		while (dray_process(r.d, 0) > 0 && seen.in_flight)
+			;
+	}
+	while (!dray_next_event(r.d, &e))
+		dray_process(r.d, -1);
+	assert_int_equal(e.type, DRAY_EVENT_CONFIRMED);
+	assert_int_equal(e.id, id);
+	assert_int_equal(e.code, -DRAY_E_DEADLINE);
+	assert_int_equal(dray_lent(r.d, id), 0);
+	free(ops);
+	rig_end(&r);
+}
+
+static void lose(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	f->incarnation++;
+}
+
+static void a_split_transfer_loses_its_agent(void **state)
+{
+	struct dray_op *ops;
+	struct rig r = split_rig(&ops);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint64_t ids[3];
+
+	t.ops = ops;
+	t.count = 10 * 4096;
+	/* the arena has no room for parts of the last one */
+	for (int i = 0; i < 3; i++)
+		dray_submit(r.d, &t, &ids[i]);
+	fake_do(&fake, lose, NULL);
+	for (int i = 0; i < 2; i++) {
+		if (dray_wait(r.d, ids[i], -1, &c) == 0)
+			assert_true(c.status == -DRAY_E_AGENT_RESTARTED ||
+				    c.status == -DRAY_E_UNCONFIRMED);
+	}
 	free(ops);
 	rig_end(&r);
 }
@@ -162,9 +378,15 @@ static void messages_without_ring(void **state)
 	assert_int_equal(fake.last_transfer_ops, 4096);
 	assert_int_equal(fake.last_op.length, 4096);
 	assert_int_equal(fake.last_payload_n, 1);
+	/* in two messages */
 	t.count = 4097;
-	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_TOO_LARGE);
+	assert_int_equal(dray_run(r.d, &t, &c), 0);
+	assert_int_equal(fake.last_transfer_ops, 1);
+	assert_int_equal(fake.last_op.length, 4097);
+	assert_int_equal(fake.last_payload_n, 1);
 	fake.transfer_status = DRAY_E_RANGE;
+	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_RANGE);
+	assert_string_equal(c.message, "the fake says so");
 	t.count = 1;
 	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_RANGE);
 	assert_string_equal(c.message, "the fake says so");
@@ -188,7 +410,8 @@ static void small_arena(void **state)
 	assert_int_equal(dray_run(r.d, &t, NULL), 0);
 	assert_false(fake.last_transfer_on_ring);
 	t.count = 4097;
-	assert_int_equal(dray_run(r.d, &t, NULL), -DRAY_E_TOO_LARGE);
+	assert_int_equal(dray_run(r.d, &t, NULL), 0);
+	assert_int_equal(fake.last_transfer_ops, 1);
 	free(ops);
 	rig_end(&r);
 }
@@ -530,6 +753,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(one_operation_goes_by_the_ring),
 		TEST(many_operations_go_by_the_arena),
+		TEST(a_long_list_is_split),
+		TEST(the_first_failure_ends_a_split_transfer),
+		TEST(a_split_transfer_is_cancelled),
+		TEST(a_split_transfer_is_unconfirmed),
+		TEST(a_split_transfer_loses_its_agent),
 		TEST(messages_without_ring),
 		TEST(small_arena),
 		TEST(bad_transfers),
