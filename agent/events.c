@@ -20,10 +20,10 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		packet_free(ev->packet);
 		break;
 	case EVENT_SESSION_EOF:
-		sessions_handle_eof(a->sessions, ev->session, ev->code);
+		sessions_handle_eof(a->sessions, ev->session, ev->code, ev->packet);
 		break;
 	case EVENT_SESSION_GONE:
-		sessions_handle_gone(a->sessions, ev->session);
+		sessions_handle_gone(a->sessions, ev->session, ev->fd);
 		break;
 	case EVENT_DROPPED:
 		pool_handle_dropped(&a->pool, ev->kind, ev->handle);

@@ -20,6 +20,20 @@ struct packet *packet_new(uint32_t capacity, unsigned n_fds)
 	return p;
 }
 
+struct packet *packet_new_goodbye(uint32_t code, const char *message)
+{
+	const uint32_t room = DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX;
+	struct dmsg_error m = { code, { message, (uint32_t)strlen(message) } };
+	struct packet *p = packet_new(room, 0);
+	int n = p ? dmsg_error_encode(p->data, room, 0, &m) : -1;
+
+	if (n > 0)
+		p->length = (uint32_t)n;
+	else
+		packet_free(dray_take(p));
+	return p;
+}
+
 void packet_free(struct packet *p)
 {
 	for (unsigned i = 0; p && i < p->n_fds; i++)

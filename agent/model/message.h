@@ -49,6 +49,8 @@ struct peer_link;
 struct rail_keys;
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
+/* ERROR with request id 0: the end of the session. NULL: no memory. */
+struct packet *packet_new_goodbye(uint32_t code, const char *message);
 void packet_free(struct packet *p);
 
 /* Memory of a session's ring and arena. The control thread maps and unmaps it. */
@@ -163,8 +165,8 @@ struct command {
 enum event_type {
 	EVENT_REQUEST, /* packet of session; the control thread owns it */
 	EVENT_FDS,     /* packet with unneeded descriptors to close; the control thread owns it */
-	EVENT_SESSION_EOF,   /* the client closed its connection, or violated the protocol (code) */
-	EVENT_SESSION_GONE,  /* the worker has freed the session */
+	EVENT_SESSION_EOF, /* the client closed its connection, or the session cannot go on: code; packet: an ERROR that says why, or NULL */
+	EVENT_SESSION_GONE, /* the worker has freed the session; fd: its socket, which the control thread owns; -1: none */
 	EVENT_DROPPED,       /* kind, handle */
 	EVENT_PEER_USED,     /* peer: a transfer has started while the peer rests */
 	EVENT_STREAM_LOST,   /* peer, id: the stream has failed */
@@ -191,5 +193,6 @@ struct event {
 		struct snapshot *snapshot;
 		struct report *report;
 		struct transport_message message;
+		int fd;
 	};
 };

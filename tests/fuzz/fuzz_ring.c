@@ -12,6 +12,7 @@
 #include "agent/data/worker/internal.h"
 #include "agent/data/worker/internal.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "lib/wake.h"
 #include "lib/wire.h"
 
@@ -111,8 +112,11 @@ static bool events(struct rig *r)
 	bool gone = false;
 
 	while (worker_next_event(r->w, &ev)) {
-		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS)
+		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS ||
+		    ev.type == EVENT_SESSION_EOF)
 			packet_free(ev.packet);
+		if (ev.type == EVENT_SESSION_GONE)
+			dray_close(ev.fd);
 		if (ev.type == EVENT_NOTIFY)
 			worker_post(r->w,
 				    &(struct command){ .type = COMMAND_NOTIFIED, .id = ev.id });

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/unit/worker_parts.h"
 
@@ -127,9 +128,14 @@ static void wait_gone(struct ring_rig *r)
 	struct event ev;
 
 	while (gone < r->n) {
-		if (worker_next_event(r->worker, &ev))
-			gone += ev.type == EVENT_SESSION_GONE;
-		else if (!r->threaded)
+		if (worker_next_event(r->worker, &ev)) {
+			if (ev.type == EVENT_SESSION_EOF)
+				packet_free(ev.packet);
+			if (ev.type == EVENT_SESSION_GONE) {
+				gone++;
+				dray_close(ev.fd);
+			}
+		} else if (!r->threaded)
 			worker_turn(r->worker, false);
 		else
 			dray_assert(poll(&p, 1, 20000) == 1);

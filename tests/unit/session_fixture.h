@@ -149,10 +149,10 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		packet_free(ev->packet);
 		break;
 	case EVENT_SESSION_EOF:
-		sessions_handle_eof(l->sessions, ev->session, ev->code);
+		sessions_handle_eof(l->sessions, ev->session, ev->code, ev->packet);
 		break;
 	case EVENT_SESSION_GONE:
-		sessions_handle_gone(l->sessions, ev->session);
+		sessions_handle_gone(l->sessions, ev->session, ev->fd);
 		break;
 	case EVENT_DROPPED:
 		pool_handle_dropped(&l->pool, ev->kind, ev->handle);

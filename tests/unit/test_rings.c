@@ -147,7 +147,10 @@ static void a_resting_session_can_end_by_an_invalid_index(void **state)
 	for (unsigned i = 0; i < MANY; i++)
 		busy_turn();
 	while (worker_next_event(rig.worker, &ev))
-		told |= ev.type == EVENT_SESSION_EOF && ev.code == DRAY_E_PROTOCOL;
+		if (ev.type == EVENT_SESSION_EOF) {
+			told |= ev.code == DRAY_E_PROTOCOL;
+			packet_free(ev.packet);
+		}
 	assert_true(told);
 }
 

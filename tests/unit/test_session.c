@@ -451,6 +451,70 @@ static void test_admin_close(void **state)
 	client_close(c);
 }
 
+/* A transfer of the session, which stays in flight until its wait word is set. */
+static void hold_transfer(struct client *c)
+{
+	uint64_t region = client_add_filled(c, PAGE, 0);
+	struct token t = client_export(c, region, 0, PAGE);
+	uint8_t op[DMSG_OP_SIZE];
+	struct dmsg_transfer m = {
+		.direction = DMSG_DIRECTION_READ,
+		.flags = DMSG_TRANSFER_FLAG_WAIT,
+		.local = region,
+		.remote = client_import(c, &t),
+		.wait_region = region,
+		.wait_value = 1,
+		.ops = { op, 1 },
+	};
+
+	dmsg_op_put(op, &(struct dmsg_op){ .local = 8, .remote = 16, .length = 8 });
+	CLIENT_SEND(c, transfer, &m);
+}
+
+/*
+ * The last message to a client proves that its memory is free, so it comes after the last part of the session has ended.
+ * Here another worker, whose events nobody reads, has not confirmed yet that it does not use the session's memory.
+ */
+static void check_goodbye(struct lab *l, bool broken)
+{
+	struct client *c = client_open(l, "", 0), *other = client_open(l, "", 0);
+	struct client *same = client_open(l, "", 0);
+	int worker = session_worker(l->sessions, c->hello.session);
+
+	assert_int_equal(session_worker(l->sessions, same->hello.session), worker);
+	hold_transfer(c);
+	/* the worker has read the transfer when it has read the next request */
+	client_add_filled(c, PAGE, 1);
+	assert_true(sd_event_source_set_enabled(l->sources[!worker], SD_EVENT_OFF) >= 0);
+	if (broken)
+		client_send_raw(c, "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", 32, NULL, 0);
+	else
+		assert_int_equal(sessions_close(l->sessions, c->hello.session, "an operator"), 0);
+	lab_until(l, open_sessions(l) == 2);
+	/* an answer of the same worker shows that it has closed the session */
+	CLIENT_SEND(same, region_remove, &(struct dmsg_region_remove){ .region = 1 });
+	client_expect_error(same, same->id, DRAY_E_NOT_FOUND);
+	assert_int_equal(recv(c->fd, &(char){ 0 }, 1, MSG_DONTWAIT), -1);
+	assert_int_equal(errno, EAGAIN);
+	/* nor is a message lost that is on its way when the session ends */
+	client_send_raw(c, "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy", 32, NULL, 0);
+
+	assert_true(sd_event_source_set_enabled(l->sources[!worker], SD_EVENT_ON) >= 0);
+	/* the transfer has no answer of its own: the end of the session is its end */
+	client_expect_error(c, 0, broken ? DRAY_E_BAD_MAGIC : DRAY_E_SESSION_CLOSED);
+	client_expect_end(c);
+	client_close(c);
+	client_close(other);
+	client_close(same);
+	lab_until(l, open_sessions(l) == 0);
+}
+
+static void test_goodbye(void **state)
+{
+	check_goodbye(*state, false);
+	check_goodbye(*state, true);
+}
+
 static void test_broken_protocol(void **state)
 {
 	struct lab *l = *state;
@@ -514,6 +578,7 @@ int main(void)
 		CLOSED(test_agent_pidfd),
 		T(test_no_agent_pidfd),
 		T(test_admin_close),
+		T(test_goodbye),
 		T(test_broken_protocol),
 		T(test_drain),
 		T(test_stop),

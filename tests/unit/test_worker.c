@@ -223,36 +223,70 @@ static void other_requests_go_to_the_control_thread_within_their_limit(void **st
 	works(r, 1);
 }
 
+/* The session has ended, and the control thread gets the message that is sent when nothing of it can be touched any more. */
+static void ended_with(struct wrig *r, uint32_t code)
+{
+	struct event ev = wrig_event(r);
+	struct dmsg_header h;
+	struct dmsg_error m;
+
+	assert_int_equal(ev.type, EVENT_SESSION_EOF);
+	assert_int_equal(ev.code, code);
+	assert_non_null(ev.packet);
+	assert_int_equal(dmsg_header_decode(ev.packet->data, ev.packet->length, &h, NULL), 0);
+	assert_int_equal(h.type, DMSG_ERROR);
+	assert_int_equal(h.request_id, 0);
+	assert_int_equal(dmsg_error_decode(ev.packet->data + DMSG_HEADER_SIZE, h.length, &m, NULL),
+			 0);
+	assert_int_equal(m.code, code);
+	assert_true(m.message.n > 0);
+	packet_free(ev.packet);
+	/* the worker has sent nothing, and left the socket open */
+	assert_int_equal(recv(r->client, &(char){ 0 }, 1, MSG_DONTWAIT), -1);
+	assert_int_equal(errno, EAGAIN);
+}
+
 static void garbage_ends_the_session_with_an_error(void **state)
 {
 	struct wrig *r = *state;
-	struct reply reply;
-	struct event ev;
 
 	say(r, "GET / HTTP/1.1\r\nHost: dray\r\n\r\n", 31);
-	reply = next(r);
-	assert_int_equal(reply.h.type, DMSG_ERROR);
-	assert_int_equal(reply.h.request_id, 0);
-	assert_int_equal(reply.code, DRAY_E_BAD_MAGIC);
-	ev = wrig_event(r);
-	assert_int_equal(ev.type, EVENT_SESSION_EOF);
-	assert_int_equal(ev.code, DRAY_E_BAD_MAGIC);
+	ended_with(r, DRAY_E_BAD_MAGIC);
 }
 
 static void an_invalid_ring_ends_the_session(void **state)
 {
 	struct wrig *r = *state;
-	struct reply reply;
 	uint64_t one = 1;
 
 	works(r, 1);
 	__atomic_store_n((uint32_t *)(void *)(r->ring.ring + DMSG_RING_SQ_TAIL), 1000u,
 			 __ATOMIC_SEQ_CST);
 	assert_int_equal(write(r->doorbell, &one, sizeof(one)), sizeof(one));
-	reply = next(r);
-	assert_int_equal(reply.h.type, DMSG_ERROR);
-	assert_int_equal(reply.code, DRAY_E_PROTOCOL);
-	assert_int_equal(wrig_event(r).type, EVENT_SESSION_EOF);
+	ended_with(r, DRAY_E_PROTOCOL);
+}
+
+/* Closing a session ends its transfers, but tells the client nothing: RDMA devices may go on with their memory. */
+static void a_closed_session_is_silent(void **state)
+{
+	struct wrig *r = *state;
+	uint32_t *tail = (void *)(r->ring.ring + DMSG_RING_CQ_TAIL);
+	uint8_t buf[4096];
+	struct event ev;
+
+	say(r, buf, transfer(buf, 9, 64, DMSG_TRANSFER_FLAG_WAIT));
+	works(r, 10);
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SESSION_CLOSE,
+							   .session = WRIG_SESSION,
+							   .code = DRAY_E_SESSION_CLOSED });
+	ev = wrig_event(r);
+	assert_int_equal(ev.type, EVENT_SESSION_GONE);
+	assert_int_equal(r->shared.own.transfers, 0);
+	assert_int_equal(__atomic_load_n(tail, __ATOMIC_SEQ_CST), 0);
+	assert_int_equal(recv(r->client, buf, sizeof(buf), MSG_DONTWAIT), -1);
+	assert_int_equal(errno, EAGAIN);
+	assert_int_equal(close(ev.fd), 0);
+	assert_int_equal(recv(r->client, buf, sizeof(buf), MSG_DONTWAIT), 0);
 }
 
 static void the_end_of_a_client_ends_its_transfers(void **state)
@@ -390,6 +424,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(garbage_ends_the_session_with_an_error, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(an_invalid_ring_ends_the_session, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_closed_session_is_silent, setup, teardown),
 		cmocka_unit_test_setup_teardown(the_end_of_a_client_ends_its_transfers, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(an_operator_cancels_a_transfer, setup, teardown),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "lib/wake.h"
 #include "lib/time.h"
 #include "tests/unit/worker_parts.h"
@@ -95,11 +96,17 @@ struct event wrig_event(struct wrig *r)
 
 void wrig_deinit(struct wrig *r)
 {
+	struct event ev;
+
 	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SESSION_CLOSE,
 							   .session = WRIG_SESSION,
 							   .code = 36 });
-	while (wrig_event(r).type != EVENT_SESSION_GONE)
-		;
+	do {
+		ev = wrig_event(r);
+		if (ev.type == EVENT_SESSION_EOF)
+			packet_free(ev.packet);
+	} while (ev.type != EVENT_SESSION_GONE);
+	dray_close(ev.fd);
 	dray_assert(pool_stop(&r->pool));
 	if (r->ring.ring) {
 		munmap(r->ring.ring, r->ring.ring_bytes);

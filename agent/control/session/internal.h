@@ -87,6 +87,8 @@ struct session {
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
 	uint64_t bytes;
 	bool closing, worker_gone;
+	int fd;                 /* its socket, once the worker is gone; else -1 */
+	struct packet *goodbye; /* the last message to the client; NULL: none */
 };
 
 /* A region of a session, with what it counts against the quotas. */
@@ -145,7 +147,7 @@ int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg
 void session_start(struct session *s, int fd);
 /* Frees a session that no worker knows. */
 void session_discard(struct session *s);
-/* Begins to end it. code: of its transfers. message: sent to the client first; NULL: none. */
+/* Begins to end it. message: sent to the client at the end, as an ERROR with `code`; NULL: none. */
 void session_close(struct session *s, uint32_t code, const char *message, const char *why);
 /* Frees a closing session after all its parts have ended. */
 void session_check(struct session *s);
@@ -158,6 +160,8 @@ static inline struct region_owner session_owner(struct session *s)
 }
 
 /* pending_client.c: the data socket, and connections before their HELLO. */
+/* If messages are left unread, the kernel resets the connection instead of delivering our last message. */
+void connection_discard(struct sessions *ss, int fd, unsigned max);
 int data_socket_open(struct sessions *ss, struct dray_err *reterr);
 void data_socket_close(struct sessions *ss);
 

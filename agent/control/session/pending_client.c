@@ -49,19 +49,18 @@ static void pending_client_free(struct pending_client *c)
 	free(c);
 }
 
-/* If messages are left unread, the kernel resets the connection instead of delivering our answer. */
-static void discard_input(struct pending_client *c)
+void connection_discard(struct sessions *ss, int fd, unsigned max)
 {
 	uint8_t buf[64];
 	struct dray_fds fds;
 	bool t1, t2;
 
-	for (unsigned i = 0; i < DISCARD_MAX; i++) {
-		ssize_t n = dray_seqpacket_recv(c->fd, buf, sizeof(buf), &fds, &t1, &t2);
+	for (unsigned i = 0; i < max; i++) {
+		ssize_t n = dray_seqpacket_recv(fd, buf, sizeof(buf), &fds, &t1, &t2);
 
 		if (n <= 0)
 			return;
-		regions_close_fds(c->owner->deps.regions, fds.fd, fds.n);
+		regions_close_fds(ss->deps.regions, fds.fd, fds.n);
 	}
 }
 
@@ -77,7 +76,7 @@ static void refuse(struct pending_client *c, uint64_t request_id, struct dray_er
 		    err.msg, c->who.uid, c->who.gid, c->who.pid, dray_error_name(m.code));
 	if (n > 0)
 		dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
-	discard_input(c);
+	connection_discard(c->owner, c->fd, DISCARD_MAX);
 	pending_client_free(c);
 }
 

@@ -31,7 +31,9 @@ void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
 		regions_close_fds(s->owner->deps.regions, fds, n_fds);
 		/* losing the session is better for the client than waiting for ever */
 		if (!s->closing)
-			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for a reply");
+			session_close(s, DRAY_E_NO_MEMORY,
+				      "the agent has no memory for a reply; connect again",
+				      "no memory for a reply");
 		return;
 	}
 	length = dmsg_body_encode(type, p->data, cap, request_id, m);

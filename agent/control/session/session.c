@@ -2,12 +2,15 @@
 /*
  * Sessions from HELLO to their end. All parts of a session end in parallel, each with a proof of its own: its worker
  * reports that no transfer is left, the regions that no byte of its memory is used, the remotes that no transfer of this
- * agent uses them. Until then the session object stays, without its client, so that late answers find it.
+ * agent uses them. Until then the session object stays, so that late answers find it, and its socket stays open. Then the
+ * client is told, by an ERROR with request id 0: this message proves to it that its memory is free. An end of the socket
+ * without it proves nothing.
  */
 #include "agent/control/session/session.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,6 +19,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "lib/seqpacket.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -159,10 +163,23 @@ static int group_join(struct session *s, struct dray_str name_of_group)
 	return 0;
 }
 
+static void say_goodbye(struct session *s)
+{
+	/* from here on the client's requests fail */
+	shutdown(s->fd, SHUT_RD);
+	connection_discard(s->owner, s->fd, UINT_MAX);
+	if (s->goodbye)
+		dray_seqpacket_send(s->fd, s->goodbye->data, s->goodbye->length, NULL, 0);
+}
+
 static void session_free(struct session *s)
 {
 	struct client_group *g = s->group;
 
+	if (s->fd >= 0)
+		say_goodbye(s);
+	dray_close(s->fd);
+	packet_free(s->goodbye);
 	dray_list_del(&s->group_link);
 	if (g && dray_list_empty(&g->members)) {
 		dray_handles_del(&s->owner->groups, g->handle);
@@ -198,6 +215,7 @@ int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg
 	if (s) {
 		s->owner = ss;
 		s->who = *who;
+		s->fd = -1;
 		dray_list_init(&s->group_link);
 		dray_list_init(&s->regions);
 		dray_list_init(&s->remotes);
@@ -264,12 +282,9 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 {
 	if (s->closing)
 		return;
-	if (message)
-		session_send_error(s, 0, code, message);
-	/* a failed send has closed it */
-	if (s->closing)
-		return;
 	s->closing = true;
+	if (message)
+		s->goodbye = packet_new_goodbye(code, message);
 	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
@@ -314,14 +329,17 @@ void session_check(struct session *s)
 	stop_check(ss);
 }
 
-void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code)
+void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code,
+			 struct packet *goodbye)
 {
 	struct session *s = session_get(ss, session);
 
-	if (!s)
+	if (!s) {
+		packet_free(goodbye);
 		return;
-	/* its worker has sent the client the reason, if there is one */
+	}
 	if (code && code != DRAY_E_SESSION_CLOSED) {
+		s->goodbye = goodbye ? goodbye : packet_new_goodbye(code, dray_error_doc(code));
 		log_limited(DRAY_LOG_WARNING, "session",
 			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
 			    dray_error_name(code), session, s->who.uid);
@@ -331,12 +349,15 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 	session_close(s, DRAY_E_SESSION_CLOSED, NULL, "the client closed");
 }
 
-void sessions_handle_gone(struct sessions *ss, dray_handle session)
+void sessions_handle_gone(struct sessions *ss, dray_handle session, int fd)
 {
 	struct session *s = dray_handles_get(&ss->table, session);
 
-	if (!s)
+	if (!s) {
+		dray_close(fd);
 		return;
+	}
+	s->fd = fd;
 	s->worker_gone = true;
 	session_ring_close(s);
 	session_check(s);

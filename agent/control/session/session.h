@@ -53,10 +53,11 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
  */
 struct sessions *sessions_free(struct sessions *s);
 
-/* Events of workers. The packet of a request is consumed. */
+/* Events of workers. Packets and the descriptor are consumed. */
 void sessions_handle_request(struct sessions *s, dray_handle session, struct packet *packet);
-void sessions_handle_eof(struct sessions *s, dray_handle session, uint32_t code);
-void sessions_handle_gone(struct sessions *s, dray_handle session);
+void sessions_handle_eof(struct sessions *s, dray_handle session, uint32_t code,
+			 struct packet *goodbye);
+void sessions_handle_gone(struct sessions *s, dray_handle session, int fd);
 void sessions_handle_fault(struct sessions *s, dray_handle session);
 /* EVENT_NOTIFY: delivers, then sends COMMAND_NOTIFIED to that worker. The packet is consumed. */
 void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transfer,

@@ -44,8 +44,7 @@ struct wsession {
 	struct dray_list out; /* struct packet, to be sent */
 	uint32_t n_out;
 	bool readable, writable;
-	bool dead;    /* end of file or protocol broken: nothing is read or sent any more */
-	bool closing; /* COMMAND_SESSION_CLOSE has come */
+	bool dead; /* end of file, protocol broken or closing: nothing is read or sent any more */
 	struct ring *ring;
 	const struct ring_memory *memory; /* arena, also without a ring */
 };
@@ -118,12 +117,16 @@ bool worker_has_room(const struct worker *w);
 
 /* session.c */
 void wsession_add(struct worker *w, int fd, struct session_shared *shared);
+/*
+ * Its transfers end, and the client is told nothing of that: an RDMA device may go on with their memory. The control thread
+ * sends ERROR once nothing of the session can be touched any more.
+ */
 void wsession_close(struct worker *w, dray_handle session, uint32_t code);
 void wsession_send(struct wsession *s, struct packet *p);
 struct wsession *wsession_get(struct worker *w, dray_handle session);
 /* Stops reading from and sending to the client, and tells the control thread, once. */
 void wsession_die(struct wsession *s, uint32_t code);
-/* ERROR with request id 0, then wsession_die. */
+/* The same, with the reason for the client. */
 void wsession_break(struct wsession *s, const struct dray_err *err);
 /* Reads available messages, within bounds. True if there are more. */
 bool wsession_read(struct wsession *s);

@@ -106,34 +106,38 @@ static void stop_all(struct wsession *s, uint32_t code, bool urgent)
 		xfer_stop(&s->worker->core, x, code, NULL, urgent);
 }
 
-void wsession_die(struct wsession *s, uint32_t code)
+static void die(struct wsession *s, uint32_t code, struct packet *goodbye)
 {
-	if (s->dead)
-		return;
 	s->dead = true;
-	if (s->closing)
-		return;
 	loop_del(&s->worker->core.loop, &s->source);
 	dray_list_del(&s->ready_link);
 	worker_event(s->worker, &(struct event){ .type = EVENT_SESSION_EOF,
 						 .session = s->xs.handle,
-						 .code = code });
+						 .code = code,
+						 .packet = goodbye });
 	stop_all(s, DRAY_E_SESSION_CLOSED, true);
+}
+
+void wsession_die(struct wsession *s, uint32_t code)
+{
+	if (!s->dead)
+		die(s, code, NULL);
 }
 
 void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 {
 	struct wsession *s = wsession_get(w, session);
 
+	int fd = -1;
+
 	if (s) {
-		s->closing = true;
-		stop_all(s, code, true);
 		if (!s->dead)
 			flush(s);
 		s->dead = true;
+		stop_all(s, code, true);
 		loop_del(&w->core.loop, &s->source);
 		ring_close(s);
-		dray_close(s->fd);
+		fd = s->fd;
 		dray_list_for_each(&s->out, p, struct packet, link)
 			packet_free(p);
 		idset_deinit(&s->ids);
@@ -142,7 +146,8 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		xfer_session_deinit(&s->xs);
 		free(s);
 	}
-	worker_event(w, &(struct event){ .type = EVENT_SESSION_GONE, .session = session });
+	worker_event(w,
+		     &(struct event){ .type = EVENT_SESSION_GONE, .session = session, .fd = fd });
 }
 
 void wsession_send(struct wsession *s, struct packet *p)
@@ -194,8 +199,8 @@ void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct 
 
 void wsession_break(struct wsession *s, const struct dray_err *err)
 {
-	wsession_reply_error(s, 0, err);
-	wsession_die(s, (uint32_t)err->code);
+	if (!s->dead)
+		die(s, (uint32_t)err->code, packet_new_goodbye((uint32_t)err->code, err->msg));
 }
 
 /*
@@ -263,6 +268,9 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 	uint64_t duration = (uint64_t)(c->now_ns - x->accepted_ns);
 
 	idset_del(&s->ids, x->request_id);
+	/* an RDMA device may go on with the memory of a transfer that its session has ended */
+	if (s->dead)
+		return;
 	if (x->from_ring) {
 		ring_complete(s, &(struct dmsg_cqe){ .user_data = x->request_id,
 						     .status = x->code,

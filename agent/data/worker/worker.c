@@ -137,8 +137,11 @@ bool worker_free(struct worker *w)
 			continue;
 		}
 		quit = ev.type == EVENT_QUIT;
-		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS)
+		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS ||
+		    ev.type == EVENT_SESSION_EOF)
 			packet_free(ev.packet);
+		if (ev.type == EVENT_SESSION_GONE)
+			dray_close(ev.fd);
 		if (ev.type == EVENT_REPORT)
 			free(ev.report);
 	}
