@@ -31,7 +31,9 @@ struct dray_err dray_err_of(int code, const char *fmt, ...)
 
 const char *dray_errno_text(int err)
 {
-	const char *text = strerrordesc_np(err < 0 ? -err : err);
+	/* Unlike strerrordesc_np(), glibc 2.28 has it. Texts of known errors are static, only others are written to the buffer. */
+	char unknown[1];
+	const char *text = strerror_r(err < 0 ? -err : err, unknown, sizeof(unknown));
 
-	return text ? text : "unknown error";
+	return text == unknown ? "unknown error" : text;
 }
