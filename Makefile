@@ -4,10 +4,11 @@
 #                     build/dray-cuda.so if a CUDA toolkit is found
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
-#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
+#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel
 #   make check-long   longer fuzzing, and the virtual machine's tests with sanitizers and in all variants
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
+#   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make install      DESTDIR= PREFIX=/usr/local
 #   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -42,6 +43,7 @@ FORCE:
 B := $(if $(filter release,$(VARIANT)),build,build/$(VARIANT))
 O := $(B)/obj
 
+include mk/wheel.mk
 include mk/flags.mk
 
 # --- sources ----------------------------------------------------------------------------------
@@ -186,6 +188,13 @@ $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))
 
+# For arm64, without the archives of the agent, whose libraries are not there.
+ifeq ($(VARIANT),wheel-aarch64)
+$(ARM64_OBJECTS) $(ARM64_UNIT:build/wheel-aarch64/%=$(O)/%.o): CFLAGS_own := -isystem $(ARM64)/usr/include
+$(ARM64_UNIT): $(B)/%: $(O)/%.o $(ARM64_OBJECTS) $(B)/libdray.so.0 $(B)/libclient.a $(B)/libbase.a
+	$(call link,-pie $^ $(ARM64)/usr/lib/aarch64-linux-gnu/libcmocka.so.0)
+endif
+
 .SECONDARY: $(call obj,$(SRC))
 -include $(patsubst %.c,$(O)/%.d,$(SRC))
 
@@ -274,9 +283,9 @@ define NL
 
 endef
 
-# build/vm holds the kernel that was fetched for the virtual machine, so clean keeps it.
+# Clean keeps what was fetched: the virtual machine's kernel, the wheels' compiler, and programs for arm64.
 clean:
-	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -exec rm -rf {} +)
+	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -not -name tools -not -name arm64 -exec rm -rf {} +)
 
 distclean:
 	rm -rf build

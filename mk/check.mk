@@ -3,13 +3,13 @@
 # `make check`: stages in order, each with a budget in seconds on two cores; together under 12
 # minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
-# two spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longer one counts.
+# three spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
 #
 # `make check-long`: an hour. Each fuzzer searches for a minute. The virtual machines have two processors and programs with
 # sanitizers, and run every variant of every test and 300 reconnects instead of 6.
 
 STAGES := lint build unit tsan fuzz
-BESIDE := namespaces vm
+BESIDE := namespaces vm wheel
 BUDGET_lint := 15
 BUDGET_build := 90
 BUDGET_unit := 160
@@ -17,6 +17,7 @@ BUDGET_tsan := 60
 BUDGET_fuzz := 75
 BUDGET_namespaces := 350
 BUDGET_vm := 350
+BUDGET_wheel := 350
 LONG := fuzz vm
 LONG_BUDGET_fuzz := 900
 LONG_BUDGET_vm := 5400
@@ -89,7 +90,7 @@ check-fuzz:
 	-@$(MAKE) $(SUB) -k VARIANT=fuzz fuzz-programs
 	@$(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 
-# These two stages run in parallel; the lock lets only one of them build at a time.
+# These stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
@@ -99,7 +100,15 @@ check-vm:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) vm tests/vm
 
-.PHONY: unit-programs fuzz-programs
+check-wheel:
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) wheel
+	@tests/wheel/arm64
+	@$(MAKE) $(SUB) -k VARIANT=wheel-aarch64 arm64-programs
+	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/wheel
+
+.PHONY: unit-programs fuzz-programs arm64-programs
 # Some unit programs start the agent of the same variant.
 unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
 fuzz-programs: $(FUZZ)
+arm64-programs: $(ARM64_UNIT)

@@ -8,8 +8,13 @@ ifneq ($(filter gcc clang,$(VARIANT)),)
 override CC := $(VARIANT)
 else ifeq ($(VARIANT)$(findstring clang,$(CC)),fuzz)
 override CC := clang
+# Libraries for the wheels (mk/wheel.mk): wheel-x86_64, wheel-aarch64. zig's compiler is clang.
+else ifneq ($(filter wheel-%,$(VARIANT)),)
+override CC := $(WHEEL_TOOLS)/bin/python -m ziglang cc -target $(VARIANT:wheel-%=%)-linux-gnu.$(WHEEL_GLIBC)
+export ZIG_GLOBAL_CACHE_DIR := $(CURDIR)/$(WHEEL)/cache
+export ZIG_LOCAL_CACHE_DIR := $(ZIG_GLOBAL_CACHE_DIR)
 endif
-CC_IS_CLANG := $(findstring clang,$(CC))
+CC_IS_CLANG := $(or $(findstring clang,$(CC)),$(findstring ziglang,$(CC)))
 
 # --- language ---------------------------------------------------------------------------------
 # PIC for every object, not PIE for programs and PIC for the library: with hidden visibility both
@@ -56,7 +61,7 @@ HARDEN := -fstack-protector-strong -fstack-clash-protection
 HARDEN_LD := -Wl,-z,relro,-z,now,-z,noexecstack,--as-needed
 # Parts of lib/ and schema/ that a program does not use are not linked into it.
 SPARE_LD := -Wl,--gc-sections
-HARDEN_LD += $(if $(filter release gcc clang,$(VARIANT)),$(SPARE_LD))
+HARDEN_LD += $(if $(filter release gcc clang wheel-%,$(VARIANT)),$(SPARE_LD))
 
 # --- variants ---------------------------------------------------------------------------------
 # DRAY_TEST=1 marks builds for tests only; they contain fault injection sites.
@@ -77,9 +82,12 @@ OPT_tsan := -Og $(SANITIZED) -fsanitize=thread
 # A search of some seconds gains less time from -O1 than compiling with -O1 takes.
 OPT_fuzz := -O0 $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
+OPT_$(filter wheel-%,$(VARIANT)) := -O2 -D_FORTIFY_SOURCE=2
+
 LD_release := -Wl,-z,defs
 LD_gcc := $(LD_release)
 LD_clang := $(LD_release)
+LD_$(filter wheel-%,$(VARIANT)) := $(LD_release) -s
 # gold links a test program in a third of the time of ld, and there are more than a hundred programs.
 LD_fast := $(if $(filter asan tsan,$(VARIANT)),$(if $(shell command -v ld.gold),-fuse-ld=gold))
 LD_asan := $(LD_fast) -fsanitize=address,undefined
@@ -88,7 +96,7 @@ LD_fuzz := -fsanitize=address,undefined
 FUZZLINK := $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer)
 
 ifeq ($(OPT_$(VARIANT)),)
-$(error VARIANT=$(VARIANT) is not one of release, gcc, clang, asan, tsan, fuzz)
+$(error VARIANT=$(VARIANT) is not one of release, gcc, clang, asan, tsan, fuzz, wheel-x86_64, wheel-aarch64)
 endif
 
 CFLAGS_all := $(strip $(LANGUAGE) $(WARN) $(HARDEN) $(OPT_$(VARIANT)) $(CFLAGS))
