@@ -8,7 +8,7 @@ import pytest
 sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 
 from claims import pytest_runtestloop  # noqa: E402, F401
-from wheels import CLIENTS, VERSION, WHEELS  # noqa: E402
+from wheels import CLIENTS, VERSION, WHEELS, Environment  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +26,8 @@ def machine_folder(tmp_path_factory):
         with zipfile.ZipFile(WHEELS / name) as z:
             z.extractall(folders[machine])
     return folders
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory, agent_wheel):
+    return Environment(tmp_path_factory.mktemp("environment"), agent_wheel, WHEELS / CLIENTS["x86_64"])

@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from wheels import LIMIT, LOAD, ROOT, VERSION, run
+from wheels import LIMIT, LOAD, ROOT, TRANSFER, VERSION, agent, run
 
 ARM64 = ROOT / "build/arm64"
 UNIT = sorted(f for f in (ROOT / "build/wheel-aarch64/tests/unit").glob("test_*") if os.access(f, os.X_OK))
@@ -24,6 +24,13 @@ def emulated(program, *argv, **env):
 def test_arm64_python_loads_the_library(machine_folder):
     argv = emulated(ARM64 / "usr/bin/python3.11", "-c", LOAD + "import platform; print(platform.machine())", PYTHONPATH=machine_folder["aarch64"])
     assert run(*argv, timeout=3 * LIMIT).split()[-2:] == [VERSION, "aarch64"]
+
+
+def test_arm64_transfer(machine_folder, environment, tmp_path):
+    """Two arm64 clients on an agent of this machine, which shares memory with them."""
+    with agent(environment, tmp_path):
+        argv = emulated(ARM64 / "usr/bin/python3.11", "-c", TRANSFER, tmp_path / "dray.sock", PYTHONPATH=machine_folder["aarch64"])
+        assert run(*argv, timeout=3 * LIMIT) == "hello\n"
 
 
 def test_arm64_units_are_there():

@@ -2,22 +2,23 @@
 """The wheels that `make wheel` has written: their tags, their contents, and what they do in a clean virtual environment."""
 
 import base64
-import contextlib
 import csv
 import hashlib
 import pathlib
 import re
-import signal
 import subprocess
-import sys
 import zipfile
 
 import pytest
-from wheels import CLIENTS, LIMIT, LOAD, ROOT, TOOLS, VERSION, WHEELS, run
+from wheels import CLIENTS, LIMIT, LOAD, ROOT, TOOLS, TRANSFER, VERSION, WHEELS, agent, run
 
 
 def glibc(tag):
     return tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)_", tag).groups()))
+
+
+def has_cuda():
+    return bool(run("make", "--silent", "--no-print-directory", "-f", "mk/cuda.mk", "cuda-home", cwd=ROOT).strip())
 
 
 @pytest.fixture(params=["dray_agent", *CLIENTS])
@@ -71,8 +72,7 @@ def test_agent_has_the_programs_and_their_licences(agent_wheel):
         names = z.namelist()
     programs = {name.rpartition("/")[2] for name in names if name.startswith("dray_agent/bin/") and not name.endswith("/")}
     assert {"drayd", "drayctl"} <= programs <= {"drayd", "drayctl", "dray-cuda.so"}
-    plugin = run("make", "--silent", "--no-print-directory", "-f", "mk/cuda.mk", "cuda-home", cwd=ROOT).strip()
-    assert ("dray-cuda.so" in programs) == bool(plugin)
+    assert ("dray-cuda.so" in programs) == has_cuda()
     libraries = [name for name in names if name.startswith("dray_agent.libs/") and ".so" in name]
     assert any("libsystemd" in name for name in libraries)
     # these belong to the host, like the drivers in them
@@ -81,27 +81,6 @@ def test_agent_has_the_programs_and_their_licences(agent_wheel):
 
 
 # --- installed -------------------------------------------------------------------------------------
-
-class Environment:
-    """A clean virtual environment with both wheels, installed by path, without an index to take other packages from."""
-
-    def __init__(self, folder, *wheels):
-        self.bin = folder / "bin"
-        self.env = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(folder)}
-        run(sys.executable, "-m", "venv", folder)
-        self.run("pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", *wheels)
-
-    def run(self, program, *argv, **how):
-        return run(self.bin / program, *argv, env=self.env, **how)
-
-    def python(self, text, *argv):
-        return self.run("python", "-I", "-c", text, *argv)
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory, agent_wheel):
-    return Environment(tmp_path_factory.mktemp("environment"), agent_wheel, WHEELS / CLIENTS["x86_64"])
-
 
 def test_installed_version(environment):
     text = environment.python("import dray, importlib.metadata as m; print(dray.__version__, *map(m.version, ['dray-client', 'dray-agent']))")
@@ -122,39 +101,6 @@ def test_library_loads(environment):
     assert environment.python(LOAD).split()[-1] == VERSION
 
 
-@contextlib.contextmanager
-def agent(environment, folder):
-    """The agent that the command `drayd` becomes."""
-    log = folder / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [environment.bin / "drayd", "--state-dir", folder / "state", "--socket", folder / "dray.sock", "--control", folder / "control.sock",
-             "--listen", "127.0.0.1:0", "--set", "http.listen=none"], env=environment.env, stdin=subprocess.DEVNULL, stderr=out)
-    try:
-        # waits on the control socket, also until it exists
-        environment.run("drayctl", "--control", folder / "control.sock", "wait", "--timeout", f"{LIMIT}s", timeout=2 * LIMIT)
-        yield process
-    except BaseException:
-        print(log.read_text())
-        raise
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT) == 0, "the signal reaches the agent, which ends in order"
-
-
-TRANSFER = """
-import sys
-import dray
-with dray.Client(socket=sys.argv[1]) as owner, dray.Client(socket=sys.argv[1]) as engine:
-    theirs, ours = dray.Memory(1 << 20), dray.Memory(1 << 20)
-    theirs.view[:5] = b"hello"
-    token = str(owner.region(theirs).export())
-    remote = engine.import_token(token)
-    engine.read(engine.region(ours), remote, [(4096, 0, 5)]).result()
-    print(bytes(ours.view[4096:4101]).decode())
-"""
-
-
 def test_transfer(environment, tmp_path):
     """Two clients on one agent, all from the wheels. The agent loads no library of the host but glibc."""
     with agent(environment, tmp_path) as process:
@@ -163,6 +109,16 @@ def test_transfer(environment, tmp_path):
         assert {re.sub(r"[-.].*", "", pathlib.Path(path).name) for path in outside} <= {"ld", "libc", "libm", "libdl", "libpthread"}
         assert environment.python(TRANSFER, tmp_path / "dray.sock") == "hello\n"
         assert "moved" in environment.run("drayctl", "--control", tmp_path / "control.sock", "status")
+
+
+def test_plugin_loads(environment):
+    """As the agent loads it; it needs no CUDA driver before it is used."""
+    text = environment.python("""
+import ctypes, pathlib, dray_agent
+plugin = pathlib.Path(dray_agent.BIN, "dray-cuda.so")
+print(ctypes.c_void_p.in_dll(ctypes.CDLL(plugin), "gpu_plugin_ops").value is not None if plugin.exists() else "none")
+""")
+    assert text == ("True\n" if has_cuda() else "none\n")
 
 
 def test_commands_report_the_status(environment, tmp_path):
