@@ -139,8 +139,8 @@ def test_handles_of_another_kind(ringed):
     good = dict(direction=1, op_count=1, local=region, remote=remote, op_length=1000, wait_region=region, set_region=region)
     for change in ({"local": remote}, {"remote": region}, {"local": remote, "remote": region}, {"flags": 2, "wait_region": remote},
                    {"flags": 4, "set_region": remote}):
-        refused = dray.Transfer(client)
-        client.ring.push(user_data=client._number(refused), **{**good, **change})
+        refused = wire.Transfer(client)
+        client.ring.push(user_data=client.number(refused), **{**good, **change})
         client.ring.ring_doorbell()
         expect("invalid", refused.result, LIMIT)
     assert bytes(ringed.there.view) == before

@@ -8,7 +8,7 @@ import dray
 import pytest
 import wire
 from wire import codec as s
-from harness import LIMIT, MIB, Side, concerns, expect, noise, reconnected, until
+from harness import LIMIT, MIB, Side, concerns, done, expect, noise, reconnected, until
 
 
 def parse(token):
@@ -216,7 +216,7 @@ def test_unreachable_segment(two):
 def test_refused_connection(new_pair):
     """Without a timeout an import fails at the first refused connection; with one it waits for the owner."""
     a, b = new_pair()
-    with Side(b, MIB) as there, Side(a, MIB) as here:
+    with Side(b, MIB) as there, Side(a, MIB, wire=True) as here:
         token = str(there.region.export())
         b.kill()
         waiting = here.client.import_token(token, timeout=LIMIT, wait=False)
@@ -225,7 +225,7 @@ def test_refused_connection(new_pair):
             error = expect("peer_unreachable", here.client.import_token, token)
             assert b.listen[0] in str(error) and "refused" in str(error)
             here.client.process()
-            assert not before.done and not waiting.done
+            assert not done(before) and not done(waiting)
         b.start()
         expect("incarnation", waiting.result, LIMIT)
 
