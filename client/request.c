@@ -63,6 +63,12 @@ struct request *dc_request_new(struct dray *d, uint16_t type, void *arg)
 	return r;
 }
 
+/* dray_next_completion() reads the counter without the lock. */
+static void count_done(struct requests *q, int change)
+{
+	__atomic_store_n(&q->done_n, q->done_n + (uint32_t)change, __ATOMIC_RELAXED);
+}
+
 /* Takes r off its list and out of the counters. */
 static void unlist(struct dray *d, struct request *r)
 {
@@ -76,7 +82,7 @@ static void unlist(struct dray *d, struct request *r)
 	else if (r->state == REQUEST_QUEUED && listed)
 		q->queued_n--;
 	else if (r->state == REQUEST_ENDED && listed && !r->done)
-		q->done_n--;
+		count_done(q, -1);
 	dray_list_del(&r->link);
 }
 
@@ -240,7 +246,7 @@ static void deliver(struct dray *d, struct request *r)
 		return;
 	}
 	dray_list_add(&d->requests.done, &r->link);
-	d->requests.done_n++;
+	count_done(&d->requests, 1);
 }
 
 void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text)
@@ -293,10 +299,13 @@ static const uint8_t public_types[] = {
 /* Fills a completion and frees r. Text and answer become the thread's. */
 static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 {
-	struct results *results = dc_results();
+	const char *message = r->message;
+	const void *answer = r->answer;
 
-	dc_results_keep(&results->message, dray_take(r->message));
-	dc_results_keep(&results->answer, dray_take(r->answer));
+	if (message)
+		dc_results_keep(&dc_results()->message, dray_take(r->message));
+	if (answer)
+		dc_results_keep(&dc_results()->answer, dray_take(r->answer));
 	*ret = (struct dray_completion){
 		.id = r->id,
 		.arg = r->arg,
@@ -307,13 +316,13 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.duration_ns = r->duration_ns,
 		.region = r->region,
 		.remote = r->remote,
-		.token = r->type == DMSG_REGION_EXPORT ? results->answer : NULL,
-		.hint = r->type == DMSG_HINT_GET ? results->answer : NULL,
-		.segment = r->type == DMSG_SEGMENT_GET ? results->answer : NULL,
-		.env = r->type == DMSG_ENV_GET ? results->answer : NULL,
-		.message = !r->status       ? "" :
-			   results->message ? results->message :
-					      dray_strerror(r->status),
+		.token = r->type == DMSG_REGION_EXPORT ? answer : NULL,
+		.hint = r->type == DMSG_HINT_GET ? answer : NULL,
+		.segment = r->type == DMSG_SEGMENT_GET ? answer : NULL,
+		.env = r->type == DMSG_ENV_GET ? answer : NULL,
+		.message = !r->status ? "" :
+			   message    ? message :
+					dray_strerror(r->status),
 	};
 	unlist(d, r);
 	if (!dc_proof_keeps(d, r))
@@ -346,11 +355,15 @@ void dc_requests_call_back(struct dray *d)
 
 int dray_next_completion(struct dray *d, struct dray_completion *ret)
 {
-	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	struct dray *in dray_auto(dc_leave) = NULL;
 	struct request *r;
 
-	if (!in)
+	if (dc_is_inherited(d))
 		return -DRAY_E_OUT_OF_ORDER;
+	/* programs call until there is none */
+	if (!__atomic_load_n(&d->requests.done_n, __ATOMIC_RELAXED))
+		return 0;
+	in = dc_enter(d);
 	r = dray_list_first(&d->requests.done, struct request, link);
 	if (!r)
 		return 0;

@@ -7,6 +7,11 @@
 
 #include "client/internal.h"
 
+/*
+ * Its address tells a thread from others. A library that is loaded late may have only a few bytes in the
+ * threads' static blocks, which are reached without a call.
+ */
+static _Thread_local __attribute__((tls_model("initial-exec"))) char identity;
 static _Thread_local struct results results;
 static pthread_key_t results_key;
 static pthread_once_t results_once = PTHREAD_ONCE_INIT;
@@ -61,7 +66,7 @@ void dc_threads_deinit(struct threads *t)
 
 static bool is_holder(const struct threads *t)
 {
-	return __atomic_load_n(&t->holder, __ATOMIC_RELAXED) == &results;
+	return __atomic_load_n(&t->holder, __ATOMIC_RELAXED) == &identity;
 }
 
 static void take(struct threads *t)
@@ -71,7 +76,7 @@ static void take(struct threads *t)
 		pthread_mutex_lock(&t->mutex);
 		__atomic_fetch_sub(&t->contenders, 1, __ATOMIC_RELAXED);
 	}
-	__atomic_store_n(&t->holder, &results, __ATOMIC_RELAXED);
+	__atomic_store_n(&t->holder, &identity, __ATOMIC_RELAXED);
 }
 
 static void give(struct threads *t)
@@ -107,6 +112,8 @@ static void wake_ready(struct dray *d)
 	struct threads *t = &d->threads;
 
 	t->changed = false;
+	if (dray_list_empty(&t->followers) && !t->poller)
+		return;
 	dray_list_for_each(&t->followers, w, struct waiter, link)
 		if (w->ready(d, w->arg))
 			pthread_cond_signal(&w->cond);
@@ -194,7 +201,7 @@ void dc_threads_follow(struct dray *d, struct waiter *self, int64_t until)
 		pthread_cond_wait(&self->cond, &t->mutex);
 	else
 		pthread_cond_timedwait(&self->cond, &t->mutex, &at);
-	__atomic_store_n(&t->holder, &results, __ATOMIC_RELAXED);
+	__atomic_store_n(&t->holder, &identity, __ATOMIC_RELAXED);
 	t->depth = depth;
 	dray_list_del(&self->link);
 	pthread_cond_destroy(&self->cond);
