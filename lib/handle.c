@@ -14,15 +14,8 @@ void dray_handles_init(struct dray_handles *t, uint32_t max, unsigned kind)
 {
 	*t = (struct dray_handles){ .free_head = NO_SLOT,
 				    .max = dray_min(max, DRAY_HANDLES_MAX),
-				    .kind = kind };
-}
-
-/* The next generation of a slot; it skips 0. */
-static uint32_t tag_next(const struct dray_handles *t, uint32_t tag)
-{
-	uint32_t generation = (tag + 1) & (t->kind ? GENERATION_MAX : UINT32_MAX);
-
-	return t->kind << 24 | dray_max(generation, 1u);
+				    .first_tag = kind << 24 | 1,
+				    .generation_max = kind ? GENERATION_MAX : UINT32_MAX };
 }
 
 static dray_handle handle_of(const struct dray_handles *t, uint32_t i)
@@ -33,7 +26,7 @@ static dray_handle handle_of(const struct dray_handles *t, uint32_t i)
 void dray_handles_deinit(struct dray_handles *t)
 {
 	free(t->slots);
-	dray_handles_init(t, t->max, t->kind);
+	dray_handles_init(t, t->max, t->first_tag >> 24);
 }
 
 int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
@@ -56,7 +49,7 @@ int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
 			t->cap = cap;
 		}
 		i = t->used++;
-		t->slots[i].tag = tag_next(t, 0);
+		t->slots[i].tag = t->first_tag;
 	}
 	t->slots[i].p = p;
 	t->count++;
@@ -73,7 +66,9 @@ void *dray_handles_retire(struct dray_handles *t, dray_handle h)
 		return NULL;
 	s = &t->slots[dray_handle_index(h)];
 	s->p = NULL;
-	s->tag = tag_next(t, s->tag);
+	/* the generation wraps to 1 */
+	if (!(++s->tag & t->generation_max))
+		s->tag = t->first_tag;
 	t->count--;
 	return p;
 }

@@ -35,7 +35,8 @@ struct dray_handle_slot {
 
 struct dray_handles {
 	struct dray_handle_slot *slots;
-	uint32_t cap, used, count, free_head, max, kind;
+	uint32_t cap, used, count, free_head, max;
+	uint32_t first_tag, generation_max; /* of a slot */
 };
 
 /* max: most live handles; more than DRAY_HANDLES_MAX has no effect. kind: up to DRAY_HANDLE_KIND_MAX. */
