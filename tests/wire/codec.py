@@ -641,7 +641,14 @@ def unpack_hello_reply(body):
                       segment, version, flags)
 
 
-# The answer to a request that failed. With request id 0 the session itself failed, and closes.
+# The answer to a request that failed. With request id 0 it is the last message of a session that
+# the agent ends: an operator closed it, the agent exits, or the client broke the protocol. The
+# agent sends it, and closes the socket, only when nothing of the session can be touched any more.
+# It ends every request that has no answer, and proves that the memory of its transfers and regions
+# is free; transfers that the end of the session stops have no TRANSFER_DONE or completion of their
+# own. An end of the socket without this message proves nothing, unless the agent lives on: a dying
+# agent closes its sockets first (see HELLO_REPLY). The message is missing if the client does not
+# read.
 Error = namedtuple("Error", "code message")
 _ERROR_0 = Struct("<II")
 
