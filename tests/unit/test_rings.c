@@ -180,7 +180,7 @@ static uint32_t status_of(const struct dmsg_sqe *sqe)
 }
 
 /* The arena has room for the operations and for the notification: their number alone is the reason. */
-static void an_entry_beyond_a_limit_is_out_of_range(void **state)
+static void an_entry_beyond_a_limit_is_too_large(void **state)
 {
 	static uint8_t arena[(DMSG_OPS_MAX + 1) * DMSG_OP_SIZE];
 	struct ring_memory *m = &rig.rings[OTHER];
@@ -190,11 +190,11 @@ static void an_entry_beyond_a_limit_is_out_of_range(void **state)
 	m->arena_bytes = sizeof(arena);
 	e.flags = DMSG_TRANSFER_FLAG_ARENA;
 	e.op_count = DMSG_OPS_MAX + 1;
-	assert_int_equal(status_of(&e), DRAY_E_RANGE);
+	assert_int_equal(status_of(&e), DRAY_E_TOO_LARGE);
 	e = ring_rig_write64;
 	e.flags = DMSG_TRANSFER_FLAG_NOTIFY;
 	e.notify_length = DMSG_NOTIFY_MAX + 1;
-	assert_int_equal(status_of(&e), DRAY_E_RANGE);
+	assert_int_equal(status_of(&e), DRAY_E_TOO_LARGE);
 	e.notify_length = 0;
 	e.notify_offset = sizeof(arena) + 1;
 	assert_int_equal(status_of(&e), DRAY_E_RANGE);
@@ -234,7 +234,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_resting_session_can_end_by_an_invalid_index,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(a_resting_session_can_be_closed, setup, teardown),
-		cmocka_unit_test_setup_teardown(an_entry_beyond_a_limit_is_out_of_range, setup,
+		cmocka_unit_test_setup_teardown(an_entry_beyond_a_limit_is_too_large, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_drain_refuses_malformed_entries_too, setup,
 						teardown),

@@ -48,6 +48,11 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 			return;
 		}
 		r.n_ops = m.arena_ops;
+		if (r.n_ops > DMSG_OPS_MAX) {
+			dray_err_set(err, -EINVAL, DRAY_E_TOO_LARGE,
+				     "%u operations; 1 to %u are allowed", r.n_ops, DMSG_OPS_MAX);
+			return;
+		}
 		r.ops = arena_at(s, m.arena_offset, (uint64_t)r.n_ops * DMSG_OP_SIZE);
 		if (!r.ops) {
 			dray_err_set(err, -ERANGE, DRAY_E_RANGE,

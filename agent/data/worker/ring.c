@@ -125,9 +125,12 @@ static inline uint32_t entry_read(const struct wsession *s, const struct dmsg_sq
 {
 	if (s->worker->draining)
 		return DRAY_E_DRAINING;
+	/* a number over its limit is too_large wherever it points to */
 	if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
+		if (e->op_count > DMSG_OPS_MAX)
+			return DRAY_E_TOO_LARGE;
 		r->ops = arena_at(s, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE);
-		if (!r->ops || e->op_count > DMSG_OPS_MAX)
+		if (!r->ops)
 			return DRAY_E_RANGE;
 	} else if (e->op_count == 1) {
 		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
@@ -137,8 +140,10 @@ static inline uint32_t entry_read(const struct wsession *s, const struct dmsg_sq
 		return DRAY_E_INVALID;
 	}
 	if (e->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
+		if (e->notify_length > DMSG_NOTIFY_MAX)
+			return DRAY_E_TOO_LARGE;
 		r->notify = arena_at(s, e->notify_offset, e->notify_length);
-		if (!r->notify || e->notify_length > DMSG_NOTIFY_MAX)
+		if (!r->notify)
 			return DRAY_E_RANGE;
 	}
 	return 0;
