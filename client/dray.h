@@ -100,6 +100,12 @@ struct dray_options {
 	 * Default 80.
 	 */
 	unsigned int confirm_ms;
+	/*
+	 * How long requests other than transfers wait for a lost session. If it has been lost for
+	 * longer when an attempt to reconnect fails, they end with the code of the attempt. A new
+	 * request starts an attempt at once. Default: they wait without limit.
+	 */
+	unsigned int patience_ms;
 };
 
 /*

@@ -108,6 +108,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 		dray_max(ms_or(o->reconnect_max_ms, DEFAULT_RETRY_MAX_MS), d->retry_min_ns);
 	d->retry_for_ns = ms_or(o->reconnect_for_ms, 0);
 	d->retry_ns = d->retry_min_ns;
+	d->patience_ns = ms_or(o->patience_ms, 0);
 	d->proof.confirm_ns = ms_or(o->confirm_ms, DEFAULT_CONFIRM_MS);
 	d->events_max = o->events_max ? o->events_max : DEFAULT_EVENTS;
 	error = take_socket(d, o->socket);

@@ -133,6 +133,7 @@ struct dray {
 	uint32_t restoring;    /* REGION_ADDs that are pending */
 	int64_t state_until;   /* timeout of the state; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
+	int64_t patience_ns; /* of requests that wait for the session; 0: without limit */
 	int64_t timer_at;     /* expiry of the timer; INT64_MAX: off */
 	uint8_t hello_minor;  /* HELLO has no flags of later minor versions */
 	bool hello_again;     /* the agent refused a flag: HELLO is repeated for its version */
@@ -217,6 +218,8 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 /* Registers the regions again; the session is ready when all are answered. */
 void dc_session_restore(struct dray *d);
 void dc_session_restored(struct dray *d);
+/* There is a new request: a lost session whose requests have limited patience is tried at once. */
+void dc_session_hurry(struct dray *d);
 void dc_session_free(struct dray *d);
 /* For dc_engine_wait(). */
 bool dc_session_up_or_closed(struct dray *d, const void *arg);

@@ -146,6 +146,7 @@ int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id)
 	} else {
 		enqueue(d, r);
 		dc_requests_flush(d);
+		dc_session_hurry(d);
 	}
 	return dc_request_started(r, ret_id);
 }

@@ -250,6 +250,24 @@ static void retry_later(struct dray *d)
 	d->retry_ns = dray_min(d->retry_ns * 2, d->retry_max_ns);
 }
 
+/* An attempt failed: requests that have no more patience end. */
+static void end_impatient(struct dray *d, int code)
+{
+	if (!d->patience_ns || dray_now().ns - d->lost_at < d->patience_ns)
+		return;
+	dray_list_for_each(&d->requests.queued, r, struct request, link)
+		if (!r->internal)
+			dc_request_end(d, r, code, dc_text(d->loss.msg));
+}
+
+void dc_session_hurry(struct dray *d)
+{
+	if (d->state != SESSION_DOWN || !d->patience_ns)
+		return;
+	d->retry_at = dray_now().ns;
+	dc_engine_wake_poller(d);
+}
+
 static bool may_retry(const struct dray *d)
 {
 	if (!d->ever_ready &&
@@ -313,6 +331,8 @@ bool dc_session_settle(struct dray *d)
 		retry_later(d);
 	else
 		close_for_good(d);
+	if (!was_ready && !hello_again)
+		end_impatient(d, code);
 	d->loss.code = 0;
 	return true;
 }

@@ -306,6 +306,27 @@ static void gives_up_in_time(void **state)
 	dray_disconnect(d);
 }
 
+static void requests_end_without_an_agent(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+	dray_region region;
+
+	o.patience_ms = 1;
+	o.reconnect_min_ms = o.reconnect_max_ms = 3600 * 1000;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	unlink(client_fake.path);
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	/* each request starts an attempt, although the next one is due in an hour */
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(dray_region_add_pool(d, 4096, DRAY_READ, 0, &region),
+				 -DRAY_E_PEER_UNREACHABLE);
+		assert_non_null(strstr(dray_last_error(d), client_fake.path));
+	}
+	dray_disconnect(d);
+}
+
 static bool swallow_remove(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			   struct dray_fds *fds)
 {
@@ -545,6 +566,7 @@ int main(void)
 		TEST(an_agent_closes_with_a_reason),
 		TEST(no_reconnect_means_closed),
 		TEST(gives_up_in_time),
+		TEST(requests_end_without_an_agent),
 		TEST(a_dead_agent_proves_a_removal),
 		TEST(only_a_dead_agent_is_a_proof),
 		TEST(a_region_that_cannot_be_restored),
