@@ -133,7 +133,7 @@ struct dray {
 	uint32_t restoring;    /* REGION_ADDs that are pending */
 	int64_t state_until;   /* timeout of the state; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
-	int64_t patience_ns; /* of requests that wait for the session; 0: without limit */
+	int64_t patience_ns;  /* of requests that wait for the session; 0: without limit */
 	int64_t timer_at;     /* expiry of the timer; INT64_MAX: off */
 	uint8_t hello_minor;  /* HELLO has no flags of later minor versions */
 	bool hello_again;     /* the agent refused a flag: HELLO is repeated for its version */

@@ -7,9 +7,6 @@ import textwrap
 from generator.model import SchemaError
 from generator.text import Names, banner, camel
 
-# True while the package packs and unpacks messages itself: then its _schema.py is the whole codec. False: constants only.
-PACKAGE_CODEC = True
-
 WIDTH = 100
 LOCALS = {"n", "at", "left", "body", "record", "request_id", "len"}  # of the generated functions
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
@@ -424,4 +421,4 @@ def package(schema):
 
 def write(schema):
     text = codec(schema)
-    return {"tests/wire/codec.py": text, "client/python/dray/_schema.py": text if PACKAGE_CODEC else package(schema)}
+    return {"tests/wire/codec.py": text, "client/python/dray/_schema.py": package(schema)}

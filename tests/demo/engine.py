@@ -17,7 +17,6 @@ from array import array
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client/python"))
 
 import dray  # noqa: E402
-from dray import _schema  # noqa: E402
 
 # Llama 3.1 8B in bf16. A block holds K and V of 16 tokens in one layer.
 LAYERS, KV_HEADS, HEAD_SIZE, TOKENS, BF16 = 32, 8, 128, 16, 2
@@ -74,7 +73,7 @@ class Engine:
     def _told(self, transfer, begun):
         done = transfer.result(60)
         return {"seconds": time.monotonic() - begun, "bytes": done.bytes,
-                "path": _schema.TRANSPORT_NAMES.get(done.transport, str(done.transport))}
+                "path": dray.TRANSPORT_NAMES.get(done.transport, str(done.transport))}
 
     def pull(self, token, here, there):
         """Reads the other engine's blocks `there` into the blocks `here` of this engine."""

@@ -695,7 +695,7 @@ def unreachable_token(host):
 
 def concerns(event, remote):
     """True if an event of the package is about the remote."""
-    return event is not None and event.remote == remote.handle
+    return event is not None and event.remote is remote
 
 
 def reconnected(client):

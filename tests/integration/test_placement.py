@@ -78,7 +78,7 @@ def test_pipelined(agent):
         client = here.client
         asked = [client.preferred_segment(f"scope {i}", wait=False) for i in range(20)]
         asked.append(client.pool(4096, wait=False))
-        moved = client.read(here.region, remote, [(0, 0, MIB)], via="ring")
+        moved = client.read(here.region, remote, [(0, 0, MIB)])
         asked += [client.environment("nccl", wait=False), client.hint("nobody's", wait=False)]
         assert isinstance(asked[-1].exception(LIMIT), dray.errors.NotFound)
         assert all(isinstance(p.result(LIMIT), dray.Segment) for p in asked[:20])
@@ -115,9 +115,9 @@ def test_after_a_restart(new_agent):
         assert client.segments
         agent.kill()
         agent.start()
-        client.segments = None
+        before = client.incarnation
         assert client.preferred_segment().preference == "none"
-        assert client.generation == 2 and client.segments
+        assert client.incarnation != before and client.segments
 
 
 # --- the client's own checks ----------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_old_agent(tmp_path):
                 assert "too old" in expect("unsupported", ask).message
             expect("unsupported", client.put_hint, "x", "a:1")
         with fake.client() as client:
-            assert fake.flags[2:] == [0] and not client.segments
+            assert set(fake.flags[2:]) == {0} and not client.segments
 
 
 def test_answers(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of dray, the data-movement agent beside an inference engine. Standard library only.
+"""Client of dray, the data-movement agent beside an inference engine.
 
     with dray.Client(group="engine-0", notifications=True) as client:
         memory = dray.Memory(1 << 30)
@@ -8,20 +8,27 @@
 
         remote = client.import_token(token)     # there
         client.read(region, remote, [(0, 4096, 65536)]).result()
+
+A layer over libdray, which comes with the package. It needs nothing else: arrays of numpy and tensors
+of PyTorch are taken as they are.
 """
 
-from . import cuda, errors
-from ._schema import Draining, Notification, RemoteLost
-from .client import Client, Disconnected, Reconnected
-from .errors import DrayError
-from .handles import Done, Pending, Region, Remote, Token, Transfer
+from . import cuda, errors, events
+from ._schema import TRANSPORT_NAMES
+from .client import Client, Info
+from .errors import Error
+from .events import (Confirmed, Connected, Disconnected, Draining, Notification, Reconnected,
+                     RegionLost, RemoteLost, SegmentChanged)
+from .handles import Region, Remote, Token
 from .memory import Memory
-from .placement import Environment, Hint, Segment, SegmentChanged
+from .pending import Done, Pending, Transfer
+from .placement import Environment, Hint, Segment
 from .token import to_bytes as token_to_bytes
 from .token import to_text as token_to_text
 
 __version__ = "0.1.0"
 __all__ = [
-    "Client", "Disconnected", "Done", "Draining", "DrayError", "Environment", "Hint", "Memory",
-    "Notification", "Pending", "Reconnected", "Region", "Remote", "RemoteLost", "Segment",
-    "SegmentChanged", "Token", "Transfer", "cuda", "errors", "token_to_bytes", "token_to_text"]
+    "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Environment", "Error",
+    "Hint", "Info", "Memory", "Notification", "Pending", "Reconnected", "Region", "RegionLost",
+    "Remote", "RemoteLost", "Segment", "SegmentChanged", "TRANSPORT_NAMES", "Token", "Transfer",
+    "cuda", "errors", "events", "token_to_bytes", "token_to_text"]

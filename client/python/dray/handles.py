@@ -1,222 +1,310 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that a client returns: pending requests, regions, tokens, remotes."""
+"""Memory that transfers use: regions of this engine, tokens for them, and remotes of other engines."""
 
-import os
-from collections import namedtuple
+from __future__ import annotations
 
+import ctypes
+from ctypes import byref
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from . import _arguments as arguments
+from . import _library as lib
 from . import _schema as s
 from . import errors
-from .token import to_text
+from .pending import Pending
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .memory import Memory
 
 ACCESS = {"r": s.ACCESS_READ, "w": s.ACCESS_WRITE, "rw": s.ACCESS_READ | s.ACCESS_WRITE}
-
-_GPU_MINOR = 2  # minor version of the data protocol since which agents accept GPU memory
-
-Done = namedtuple("Done", "status transport bytes duration_ns message")
+_ACCESS_NAMES = {value: name for name, value in ACCESS.items()}
 
 
-def ms(seconds):
-    """Milliseconds, rounded up, because 0 means the default on the wire."""
-    return 0 if seconds is None else max(1, -int(-seconds * 1000 // 1))
+class Token:
+    """An exported range. str() is the text form, for an engine's request metadata.
+
+    Everybody who has the token can use the range, until it expires or is revoked. So repr() does not
+    show it. `data` is the binary form. token_id: number at the exporting agent; 0 for a token that
+    was made elsewhere.
+    """
+
+    __slots__ = ("_raw", "data", "token_id")
+
+    def __init__(self, token: str | bytes | bytearray | memoryview) -> None:
+        """Parses the text form or the binary form. errors.TokenInvalid: it is neither."""
+        self._raw = _parse(token)
+        self._take()
+
+    def _take(self) -> None:
+        self.token_id: int = self._raw.id
+        self.data: bytes = bytes(self._raw.data[:self._raw.length])
+
+    @classmethod
+    def _of(cls, raw: Any) -> Token:
+        token = cls.__new__(cls)
+        token._raw = lib.Token()
+        ctypes.pointer(token._raw)[0] = raw
+        token._take()
+        return token
+
+    def __str__(self) -> str:
+        return lib.text(self._raw.text)
+
+    def __bytes__(self) -> bytes:
+        return self.data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Token) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Token {self.token_id} of {len(self.data)} bytes>"
 
 
-def code(table, value):
-    return table[value] if isinstance(value, str) else value
-
-
-class Pending:
-    """A pending request. `done` is true when it has ended; result() returns its result."""
-
-    def __init__(self, client, request_id=0, convert=None):
-        self.client = client
-        self.request_id = request_id
-        self.done = False
-        self._convert = convert
-        self._value = self._error = None
-        self._callbacks = []
-
-    def result(self, timeout=None):
-        """Waits for the end; returns the answer or raises the error.
-
-        After errors.Timeout the request is still pending.
-        """
-        if not self.client.wait_until(lambda: self.done, timeout):
-            raise errors.Timeout(f"no answer to request {self.request_id} in {timeout} s")
-        if self._error:
-            raise self._error
-        return self._value
-
-    def exception(self, timeout=None):
-        """Waits for the end; returns the error, or None."""
-        try:
-            self.result(timeout)
-        except errors.DrayError as e:
-            if not self.done:
-                raise
-            return e
-        return None
-
-    def add_done_callback(self, fn):
-        """Calls fn(self) from process() when the request ends, or now if it has ended."""
-        if self.done:
-            fn(self)
-        else:
-            self._callbacks.append(fn)
-
-    def end(self, value=None, error=None, fds=()):
-        """For the client: ends the request with an answer or an error."""
-        if self._convert and not error:
-            try:
-                value = self._convert(value, fds)
-            except (OSError, ValueError, errors.DrayError) as e:
-                error = e
-        self._value, self._error, self.done = value, error, True
-        callbacks, self._callbacks = self._callbacks, []
-        for fn in callbacks:
-            fn(self)
-
-
-class Transfer(Pending):
-    """A transfer in flight; result() returns a Done. An error has a Done in its attribute `done`."""
-
-    def __init__(self, client, request_id=0):
-        super().__init__(client, request_id)
-        self.pieces = ()  # pieces of the arena, held until the end
-
-    def cancel(self, *, wait=True):
-        """Stops the transfer. The answer comes when the transfer has ended, cancelled or otherwise.
-
-        NotFound: the transfer ended before.
-        """
-        return self.client.request(s.pack_transfer_cancel, wait=wait, request=self.request_id)
-
-    def release(self):
-        """For the client: gives the pieces back to the arena."""
-        for piece in self.pieces:
-            if self.client.arena:
-                self.client.arena.give_back(piece)
-        self.pieces = ()
-
-    def end(self, value=None, error=None, fds=()):
-        self.release()
-        if value is not None and value.status:
-            error = errors.make(value.status, value.message)
-            error.done = value
-        super().end(value, error)
-
-
-class Token(namedtuple("Token", "token_id data generation")):
-    """An exported range. str() is the text form, for an engine's request metadata."""
-
-    def __str__(self):
-        return to_text(self.data)
+def _parse(token: Any) -> Any:
+    raw = lib.Token()
+    if isinstance(token, Token):
+        return token._raw
+    if isinstance(token, str):
+        form, code = "text", -errors.TokenInvalid.code
+        if token.isascii() and "\0" not in token:
+            code = lib.held.dray_token_parse(token.encode(), byref(raw))
+    elif isinstance(token, (bytes, bytearray, memoryview)):
+        form, data = "binary", bytes(token)
+        code = lib.held.dray_token_from_bytes(data, len(data), byref(raw))
+    else:
+        raise errors.Invalid(f"the token is a {type(token).__name__}",
+                             fix="Pass a Token, its text form (str) or its binary form (bytes).")
+    if code:
+        raise errors.TokenInvalid(f"the {form} form of {len(token)} characters or bytes is not a token",
+                                  fix="Pass the text that begins with dray1:, or the token's bytes, unchanged.")
+    return raw
 
 
 class Region:
-    """Memory contributed to the agent: a sequence of extents, addressed by offset."""
+    """Memory contributed to the agent, addressed by offsets from 0 to length. Made by a Client.
 
-    def __init__(self, client, access, name):
-        self.client = client
-        self.access, self.name = code(ACCESS, access), name
-        self.handle = self.length = self.generation = 0
-        self.memory = None  # the memory of a pool
-        self.error = None  # why it could not be registered again
-        # for registering it again after an agent restart; this object owns the descriptors
-        self.fds, self.extents = [], []
-        self.device, self.gpu_handles, self.allocations = "", b"", []  # for memory on a GPU
+    handle: number of the region at this client. length: in bytes. access: bits of ACCESS_READ and
+    ACCESS_WRITE. memory: the Memory of a pool; None for memory of the engine's own, which stays the
+    engine's. error: why it could not be registered again after a restart of the agent; or None.
 
-    def use(self):
-        """The handle, if the region can be used; connects again first if necessary."""
-        self.client.ready()
-        if self.error:
+    The region stays registered until remove() or the end of the client, whether or not this object
+    lives on. Any thread may use it.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "access", "client", "error", "handle", "length", "memory", "name")
+
+    def __init__(self, client: Client, name: str, access: int, handle: int, length: int,
+                 kept: object = None) -> None:
+        self.client, self.name, self.access = client, name, access
+        self.handle, self.length, self._kept = handle, length, kept
+        self.memory: Memory | None = None
+        self.error: errors.Error | None = None
+
+    def _use(self) -> int:
+        if self.error is not None:
             raise self.error
-        if self.generation != self.client.generation:
-            raise errors.NotFound("the region was removed, or its client is closed")
+        if not self.handle:
+            self.client._handle()
+            raise errors.NotFound(f"{self!r} was removed", fix="Make a new region with client.region().")
         return self.handle
 
-    def export(self, offset=0, length=None, *, access=None, ttl=None, audience=None,
-               single_use=False, wait=True):
-        """A token for a range. ttl in seconds; audience: the agent_id of the only importer."""
-        def adopt(m, fds):
-            return Token(m.token_id, m.token, self.client.generation)
+    @property
+    def agent_handle(self) -> int:
+        """The agent's number of the region, for borrow_region() of another session of the group."""
+        info, handle = lib.RegionInfo(), self._use()
+        self.client._check(lib.held.dray_region_get_info, handle, byref(info))
+        return int(info.agent_region)
 
-        return self.client.request(
-            s.pack_region_export, wait=wait, convert=adopt, region=self.use(), offset=offset,
-            length=self.length - offset if length is None else length,
-            access=self.access if access is None else code(ACCESS, access),
-            flags=s.EXPORT_FLAG_SINGLE_USE if single_use else 0,
-            ttl_ms=ms(ttl), audience=audience or bytes(16))
+    @overload
+    def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               wait: Literal[True] = True) -> Token: ...
 
-    def revoke(self, token=None, *, wait=True):
+    @overload
+    def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               wait: bool) -> Token | Pending[Token]: ...
+
+    def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               wait: bool = True) -> Token | Pending[Token]:
+        """A token for `length` bytes from `offset` (None: to the end).
+
+        access: "r", "w" or "rw" of the importers (default: that of the region). ttl: seconds until it
+        expires; None: when it is revoked. audience: agent_id of the only agent that may import it.
+        single_use: it can be imported once. Waits for the agent's answer, or with wait=False returns a
+        Pending.
+        """
+        handle = self._use()
+        what = lib.Export(
+            offset=arguments.number("offset", offset), single_use=bool(single_use),
+            access=0 if access is None else arguments.choice("access", ACCESS, access),
+            ttl_ms=arguments.milliseconds("ttl", ttl))
+        if length is not None:
+            what.length = arguments.number("length", length)
+        if offset >= self.length or length is not None and not 0 < length <= self.length - offset:
+            raise errors.Range(f"{length} bytes at offset {offset} are not a range of {self!r}",
+                               fix=f"Export at least 1 byte that lies before {self.length}.", handle=handle)
+        if audience:
+            if len(audience) != 16:
+                raise errors.Invalid(f"audience has {len(audience)} bytes, not 16",
+                                     fix="Pass client.agent_id of the importing engine.")
+            what.audience[:] = audience
+        pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self.revoke)
+        self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
+        return self.client._settle(pending, wait)
+
+    @overload
+    def revoke(self, token: Token | None = None, *, wait: Literal[True] = True) -> int: ...
+
+    @overload
+    def revoke(self, token: Token | None = None, *, wait: bool) -> int | Pending[int]: ...
+
+    def revoke(self, token: Token | None = None, *, wait: bool = True) -> int | Pending[int]:
         """Revokes a token, or all tokens of the region; returns how many.
 
         After the answer no importer accesses the range through them any more.
         """
-        handle = self.use()
-        if token and token.generation != self.client.generation:
-            raise errors.NotFound("the agent that made the token was restarted: export again")
-        return self.client.request(s.pack_region_revoke, wait=wait, region=handle,
-                                   convert=lambda m, fds: m.count,
-                                   token_id=token.token_id if token else 0)
+        handle = self._use()
+        if token is not None and not isinstance(token, Token):
+            raise errors.Invalid(f"revoke(): {token!r:.40} is not a Token",
+                                 fix="Pass what export() returned, or None for all tokens.", handle=handle)
+        raw = byref(token._raw) if token is not None else None
+        pending: Pending[int] = Pending(self.client, lambda c: int(c.bytes))
+        self.client._request(pending, lib.held.dray_region_revoke_start, handle, raw)
+        return self.client._settle(pending, wait)
 
-    def remove(self, *, wait=True):
-        """Ends the region. After the answer only the client uses the memory."""
-        handle = self.use()
-        self.generation = 0
-        self.client.forget(self)
-        return self.client.request(s.pack_region_remove, wait=wait, region=handle)
+    @overload
+    def remove(self, *, wait: Literal[True] = True) -> None: ...
 
-    def describe_gpu(self, extents):
-        """For the client: takes over the description of GPU memory; returns its descriptors."""
-        self.device, self.gpu_handles = extents.device, b"".join(extents.handles)
-        self.allocations = [(size,) for size in extents.allocations]
-        self.extents = [(kind, index, 0, offset, length)
-                        for kind, index, offset, length in extents.extents]
-        return extents.fds
+    @overload
+    def remove(self, *, wait: bool) -> None | Pending[None]: ...
 
-    def add(self, convert=None):
-        """For the client: sends REGION_ADD; returns the pending request."""
-        self.client.ready()
-        if self.client.hello.minor < _GPU_MINOR and any(
-                extent[0] in (s.KIND_CUDA_IPC, s.KIND_CUDA_VMM) for extent in self.extents):
-            refused = Pending(self.client)
-            refused.end(error=errors.Unsupported(
-                "the agent is too old for GPU memory (data protocol before 1.2); upgrade it"))
-            return refused
-        return self.client.request(s.pack_region_add, wait=False, fds=self.fds, convert=convert,
-                                   access=self.access, name=self.name, extents=self.extents,
-                                   device=self.device, handles=self.gpu_handles,
-                                   allocations=self.allocations)
+    def remove(self, *, wait: bool = True) -> None | Pending[None]:
+        """Ends the region. After the answer only this engine uses the memory.
 
-    def release(self):
-        """For the client: closes the descriptors, which no later registration needs."""
-        while self.fds:
-            os.close(self.fds.pop())
+        Transfers of the region end with errors.Cancelled, and its tokens are revoked. The object
+        cannot be used from the call on.
+        """
+        self.client._handle()
+        if not self.handle:
+            self._use()
+        pending: Pending[None] = Pending(self.client)
+        self.client._request(pending, lib.held.dray_region_remove_start, self.handle)
+        self.client._regions.pop(self.handle, None)
+        self.handle = 0
+        return self.client._settle(pending, wait)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        state = f"handle {self.handle:#x}" if self.handle else "removed"
+        access = _ACCESS_NAMES.get(self.access, self.access)
+        return f"<Region{name}, {state}, {self.length} bytes, {access}>"
 
 
 class Remote:
-    """An imported range of another engine's memory."""
+    """An imported range of another engine's memory, addressed by offsets from 0 to length.
 
-    def __init__(self, client, reply):
-        self.client, self.generation = client, client.generation
-        self.handle, self.length, self.access = reply.remote, reply.length, reply.access
-        self.transport = s.TRANSPORT_NAMES.get(reply.transport, str(reply.transport))
-        self.lost = None  # the error, after the agent has reported the remote as lost
+    handle: number of the remote at this client. access: bits of ACCESS_READ and ACCESS_WRITE.
+    transport: name of the best path at the time of the import: "local", "tcp", "rdma" or "gpu".
+    lost: the error, once the agent has reported the remote as lost, or the session has ended; None
+    before. A lost remote is released by itself.
 
-    def use(self):
-        """The handle, if the remote can be used."""
-        self.client.ready()
-        if self.generation != self.client.generation:
-            raise errors.AgentRestarted(
-                "the remote belongs to an earlier connection: import its token again")
+    The remote stays imported until release() or the end of the session, whether or not this object
+    lives on. Any thread may use it.
+    """
+
+    __slots__ = ("__weakref__", "access", "client", "handle", "length", "lost", "transport")
+
+    def __init__(self, client: Client, handle: int) -> None:
+        info = lib.RemoteInfo()
+        self.client, self.handle = client, handle
+        client._check(lib.held.dray_remote_get_info, handle, byref(info))
+        self.length: int = info.length
+        self.access: int = info.access
+        self.transport = s.TRANSPORT_NAMES.get(info.transport, str(info.transport))
+        self.lost: errors.Error | None = None
+
+    def _use(self) -> int:
+        if self.lost is not None:
+            raise self.lost
+        if not self.handle:
+            self.client._handle()
+            raise errors.NotFound(f"{self!r} was released", fix="Import its token again.")
         return self.handle
 
-    def notify(self, tag, payload=b"", *, wait=True):
-        """Delivers a notification to the group that owns the range."""
-        return self.client.request(s.pack_notify, wait=wait, remote=self.use(), tag=tag,
-                                   payload=payload)
+    @property
+    def agent_handle(self) -> int:
+        """The agent's number of the remote, for borrow_remote() of another session of the group."""
+        info = lib.RemoteInfo()
+        handle = self._use()
+        self.client._check(lib.held.dray_remote_get_info, handle, byref(info))
+        return int(info.agent_remote)
 
-    def release(self, *, wait=True):
-        """Releases the remote; its transfers are cancelled first."""
-        self.client.remotes.pop(self.use(), None)
-        return self.client.request(s.pack_remote_release, wait=wait, remote=self.handle)
+    @overload
+    def notify(self, tag: int, payload: bytes = b"", *, wait: Literal[True] = True) -> None: ...
+
+    @overload
+    def notify(self, tag: int, payload: bytes = b"", *, wait: bool) -> None | Pending[None]: ...
+
+    def notify(self, tag: int, payload: bytes = b"", *, wait: bool = True) -> None | Pending[None]:
+        """Delivers a tag of 64 bits and a payload of up to 4096 bytes to the group that owns the range.
+
+        After the answer it is queued for every session of that group that reads notifications.
+        """
+        handle, data = self._use(), arguments.data("payload", payload)
+        pending: Pending[None] = Pending(self.client)
+        self.client._request(pending, lib.held.dray_notify_start, handle, arguments.number("tag", tag),
+                             data, len(data))
+        return self.client._settle(pending, wait)
+
+    @overload
+    def release(self, *, wait: Literal[True] = True) -> None: ...
+
+    @overload
+    def release(self, *, wait: bool) -> None | Pending[None]: ...
+
+    def release(self, *, wait: bool = True) -> None | Pending[None]:
+        """Releases the remote; its transfers end with errors.Cancelled first.
+
+        Nothing happens if the remote is lost. The object cannot be used from the call on.
+        """
+        pending: Pending[None] = Pending(self.client)
+        if self.lost is not None:
+            pending._end(None, None)
+        else:
+            handle = self._use()
+            self.client._request(pending, lib.held.dray_remote_release_start, handle)
+            self.client._remotes.pop(handle, None)
+            self.handle = 0
+        return self.client._settle(pending, wait)
+
+    def _lose(self, error: errors.Error) -> None:
+        """The library has no use for the handle any more."""
+        if self.lost is None:
+            self.lost = error
+            self.client._free_remote(self.handle)
+            self.handle = 0
+
+    def __repr__(self) -> str:
+        state = f"lost: {self.lost.name}" if self.lost else f"handle {self.handle:#x}" if self.handle else "released"
+        return f"<Remote, {state}, {self.length} bytes, {_ACCESS_NAMES.get(self.access, self.access)}>"
+
+
+def check_pair(local: Any, remote: Any) -> errors.Invalid:
+    """The error for a transfer between other things than a Region and a Remote."""
+    fix = "Pass the Region of this engine first, then the Remote: read(region, remote, operations)."
+    if isinstance(local, Remote) and isinstance(remote, Region):
+        return errors.Invalid(f"{local!r} and {remote!r} are in each other's place", fix=fix, handle=local.handle)
+    if not isinstance(local, Region):
+        return errors.Invalid(f"the local memory is {_show(local)}, not a Region", fix=fix)
+    return errors.Invalid(f"the remote memory for {local!r} is {_show(remote)}, not a Remote", fix=fix,
+                          handle=local.handle)
+
+
+def _show(what: Any) -> str:
+    return repr(what) if isinstance(what, (Region, Remote)) else f"a {type(what).__name__}"

@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text form of region tokens: dray1:<base64url without padding>."""
+"""The two forms of a token: text, dray1:<base64url without padding>, and binary."""
 
-import base64
-import binascii
+from __future__ import annotations
 
-from . import errors
-from ._schema import TOKEN_MAX
+from .handles import Token
 
-PREFIX = "dray1:"
+__all__ = ["to_bytes", "to_text"]
 
 
-def to_text(raw):
-    return PREFIX + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+def to_text(raw: bytes) -> str:
+    """Text form of a token's binary form."""
+    return str(Token(raw))
 
 
-def to_bytes(token):
-    """Binary form of a token in either form."""
-    if isinstance(token, str):
-        digits = token.removeprefix(PREFIX)
-        if digits == token:
-            raise errors.TokenInvalid(f"a token begins with {PREFIX!r}")
-        try:
-            padding = "=" * (-len(digits) % 4)
-            token = base64.b64decode(digits + padding, altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError) as e:
-            raise errors.TokenInvalid("the token is not base64url") from e
-    if len(token) > TOKEN_MAX:
-        raise errors.TokenInvalid(f"the token has {len(token)} bytes, the limit is {TOKEN_MAX}")
-    return bytes(token)
+def to_bytes(token: str | bytes | Token) -> bytes:
+    """Binary form of a token in any form."""
+    return token.data if isinstance(token, Token) else Token(token).data

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client reports without being asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from . import errors
+    from .handles import Region, Remote
+    from .pending import Transfer
+
+__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "Notification", "Reconnected", "RegionLost",
+           "RemoteLost", "SegmentChanged"]
+
+
+class Notification(NamedTuple):
+    """Another engine has notified this group.
+
+    region: the region that the sender's remote belongs to; None if another session of the group has
+    registered it. agent_region: the agent's number of it. agent_id, incarnation: of the sending agent.
+    id: of the notification at that agent.
+    """
+
+    tag: int
+    payload: bytes
+    region: Region | None
+    agent_region: int
+    agent_id: bytes
+    incarnation: int
+    id: int
+
+
+class RemoteLost(NamedTuple):
+    """A remote cannot be used any more; code and message say why. It is released by itself."""
+
+    remote: Remote | None
+    code: int
+    message: str
+
+
+class RegionLost(NamedTuple):
+    """A region could not be registered again with a new session: remove it."""
+
+    region: Region | None
+    error: errors.Error
+
+
+class Draining(NamedTuple):
+    """The agent takes no new work. Work in flight is stopped after deadline_ms milliseconds."""
+
+    deadline_ms: int
+
+
+class Connected(NamedTuple):
+    """The first session of a client that was made with wait=False is open."""
+
+    incarnation: int
+
+
+class Disconnected(NamedTuple):
+    """The session was lost. Requests in flight have ended with the error, and remotes and tokens are void.
+
+    The client connects again, unless `final`.
+    """
+
+    error: errors.Error
+    final: bool
+
+
+class Reconnected(NamedTuple):
+    """There is a new session. regions: registered again; failed: those that could not be.
+
+    restarted: the agent was restarted. Export and import tokens again.
+    """
+
+    incarnation: int
+    restarted: bool
+    regions: int
+    failed: list[Region]
+
+
+class Confirmed(NamedTuple):
+    """A transfer that had ended with errors.Unconfirmed has really ended: its memory is free.
+
+    error: how; None: with success.
+    """
+
+    transfer: Transfer
+    error: errors.Error | None
+
+
+class SegmentChanged(NamedTuple):
+    """The state of a segment, or the preferred segment, changed.
+
+    An empty segment with preferred: there is no preferred segment any more. For a slow reader only
+    the last change of each segment comes.
+    """
+
+    segment: str
+    old: str
+    new: str
+    preferred: bool
+    unverified: bool
+    node_local: bool
+    reason: str

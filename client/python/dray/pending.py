@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests in flight: futures for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from . import errors
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .handles import Region, Remote
+
+T = TypeVar("T")
+_logger = logging.getLogger("dray")
+
+
+class Done(NamedTuple):
+    """How a transfer ended. status: 0 or an error code. transport: a key of TRANSPORT_NAMES.
+
+    bytes: moved. duration_ns: from the acceptance to the end, by the agent's clock.
+    """
+
+    status: int
+    transport: int
+    bytes: int
+    duration_ns: int
+    message: str
+
+
+_new = tuple.__new__
+
+
+class Pending(Generic[T]):
+    """A request that a client has started. It ends once, with a result or an error.
+
+    Any thread may use it, and any asyncio loop may await it. To cancel the awaiting task cancels the
+    request.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_client", "_convert", "_ended", "_error", "_id", "_key",
+                 "_undo", "_value")
+
+    def __init__(self, client: Client, convert: Callable[[Any], T] | None = None,
+                 undo: Callable[[T], object] | None = None) -> None:
+        self._client = client
+        self._convert, self._undo = convert, undo
+        self._id = self._key = 0
+        self._ended = False
+        self._value: Any = None
+        self._error: errors.Error | None = None
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    @property
+    def id(self) -> int:
+        """Number of the request at the library; 0 before it is submitted."""
+        return self._id
+
+    def done(self) -> bool:
+        """True if the request has ended. Takes what the agent has sent, and does not wait."""
+        if not self._ended:
+            self._client._progress()
+        return self._ended
+
+    def error(self) -> errors.Error | None:
+        """The error of a request that has ended with one; otherwise None. Does not wait."""
+        if not self._ended:
+            self._client._progress()
+        return self._error
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the end, up to `timeout` seconds (None: no limit); returns the result.
+
+        Raises the error of a request that failed. After errors.Timeout the request is still pending.
+        """
+        if not self._ended:
+            self._client._wait(self, timeout)
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def exception(self, timeout: float | None = None) -> errors.Error | None:
+        """Waits as result(); returns the error, or None."""
+        if not self._ended:
+            self._client._wait(self, timeout)
+        return self._error
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Calls fn(self) once when the request ends, or now if it has ended.
+
+        The call comes from the thread that takes the completion: one that waits, calls process() or
+        done(), or runs an asyncio loop. It must not block. An exception is logged.
+        """
+        callbacks = self._callbacks
+        callbacks.append(fn)
+        if self._ended:  # the end may have come before or after the append
+            try:
+                callbacks.remove(fn)
+            except ValueError:
+                return
+            self._call(fn)
+
+    def cancel(self) -> bool:
+        """Gives the request up; False if it has ended. Does not wait.
+
+        It ends here with errors.Cancelled. If the agent carries it out, the result is undone: an
+        imported remote is released, and a new region removed.
+        """
+        if self._ended:
+            return False
+        self._client._abandon(self)
+        return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._id and self._client._batches:
+            self._client._flush_batches(self)
+        if not self.done():
+            yield from self._sleep().__await__()
+        return self.result(0)
+
+    async def _sleep(self) -> None:
+        """Waits for the end in the running loop."""
+        loop, home = asyncio.get_running_loop(), threading.get_ident()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def on_end(_: Pending[T]) -> None:
+            if threading.get_ident() == home:
+                wake()
+            else:
+                try:
+                    loop.call_soon_threadsafe(wake)
+                except RuntimeError:
+                    pass  # the loop was closed meanwhile
+
+        self._client._watch(loop)
+        try:
+            self.add_done_callback(on_end)
+            await ended
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
+        finally:
+            self._client._unwatch(loop)
+
+    def _give_up(self) -> None:
+        """The awaiting task was cancelled."""
+        self.cancel()
+
+    def _call(self, fn: Callable[[Any], object]) -> None:
+        try:
+            fn(self)
+        except Exception:
+            _logger.exception("a callback of %r failed", self)
+
+    def _complete(self, c: Any) -> None:
+        """Ends the request as the library's completion says."""
+        if c.status:
+            self._end(None, self._client._failure(c))
+            return
+        try:
+            value = self._convert(c) if self._convert else None
+        except errors.Error as e:
+            self._end(None, e)
+            return
+        if self._ended:  # it was given up
+            if self._undo and value is not None:
+                self._undo(value)
+            return
+        self._end(value, None)
+
+    def _end(self, value: Any, error: errors.Error | None) -> None:
+        if self._ended:
+            return
+        self._value, self._error = value, error
+        self._ended = True
+        if self._callbacks:
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                fn = callbacks.pop(0)
+            except IndexError:
+                break
+            self._call(fn)
+
+    def _state(self) -> str:
+        if not self._ended:
+            return "pending"
+        return f"failed: {self._error.name}" if self._error else "ended"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._id:#x} {self._state()}>"
+
+
+class Transfer(Pending[Done]):
+    """A transfer; result() returns a Done.
+
+    While it is in flight, it keeps its region and its remote alive. The memory is lent to the agent
+    until the transfer ends. A transfer that ends with errors.Unconfirmed has its memory still lent:
+    the agent did not answer in time, and may go on reading or writing; see lent().
+    """
+
+    __slots__ = ("_is_long", "_local", "_remote")
+
+    def __init__(self, client: Client, local: Region, remote: Remote, is_long: bool) -> None:
+        # as Pending.__init__(), without the call, and without what _complete() here does not use
+        self._client = client
+        self._id = self._key = 0
+        self._ended = False
+        self._value: Any = None
+        self._error: errors.Error | None = None
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._local, self._remote, self._is_long = local, remote, is_long
+
+    def lent(self) -> bool:
+        """True while the agent may still read or write the memory of this transfer.
+
+        That is so until the transfer ends; and after errors.Unconfirmed until the agent answers, or
+        its process is proven dead. An event Confirmed tells when. Does not wait.
+        """
+        if not self._ended:
+            self._client._progress()
+            return not self._ended
+        return isinstance(self._error, errors.Unconfirmed) and self._client._is_lent(self)
+
+    def cancel(self, *, wait: bool = True) -> bool:
+        """Stops the transfer, which then ends with errors.Cancelled, or as it ended before.
+
+        Waits until it has ended, up to the client's timeout; with wait=False returns at once.
+        errors.NotFound: it had ended before.
+        """
+        self._client._cancel(self)
+        if wait:
+            self._client._wait(self, self._client.timeout)
+        return True
+
+    def _give_up(self) -> None:
+        try:
+            self._client._cancel(self)
+        except errors.Error:
+            pass  # it has ended, or its session has
+
+    def _complete(self, c: Any) -> None:
+        status = c.status
+        if status:
+            error = self._client._transfer_failure(self, c)
+            error.done = Done(-status, c.transport, c.bytes, c.duration_ns, error.message)
+            self._end(None, error)
+        else:
+            self._value = _new(Done, (0, c.transport, c.bytes, c.duration_ns, ""))
+            self._ended = True
+            if self._callbacks:
+                self._run_callbacks()
+
+    def __repr__(self) -> str:
+        return f"<Transfer {self._id:#x} of {self._local!r} and {self._remote!r}, {self._state()}>"

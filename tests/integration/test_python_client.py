@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package: threads, waiting, batches, lists of operations, the struct layouts, fork and exit."""
+
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from array import array
+
+import dray
+import pytest
+from dray import _library, errors
+from harness import LIMIT, MIB, ROOT, Side, noise, until
+
+
+@pytest.fixture
+def two(agent):
+    """Two sides of one agent, and a remote of the second for the first."""
+    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+        here.remote, here.there = here.reach(there), there
+        yield here
+
+
+def waiting(side, word, at=4096):
+    """A read of one byte that starts when a word of the memory is 1."""
+    return side.client.read(side.region, side.remote, [(at + word, word, 1)], wait_word=(side.region, 4 * word, 1))
+
+
+def run_threads(functions):
+    """Runs each function in a thread; returns their results, or raises the first error."""
+    results, threads = {}, []
+
+    def run(i, function):
+        try:
+            results[i] = function()
+        except BaseException as e:
+            results[i] = e
+
+    for i, function in enumerate(functions):
+        threads.append(threading.Thread(target=run, args=(i, function)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(LIMIT)
+        assert not thread.is_alive(), "a thread has not ended"
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return [results[i] for i in range(len(functions))]
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+def test_results_without_waiting(two):
+    transfer = waiting(two, 0)
+    assert not transfer.done() and transfer.error() is None and transfer.lent()
+    with pytest.raises(errors.Timeout, match="has not ended in 0"):
+        transfer.result(0)
+    with pytest.raises(errors.Timeout):
+        transfer.result(0.01)
+    ended = []
+    transfer.add_done_callback(ended.append)
+    two.memory.words()[0] = 1
+    until(transfer.done, "the end of the transfer")
+    assert ended == [transfer] and transfer.error() is None and not transfer.lent()
+    transfer.add_done_callback(ended.append)
+    assert ended == [transfer] * 2
+    assert transfer.result().bytes == 1 and transfer.exception() is None
+
+
+def test_failing_callback_is_logged(two, caplog):
+    transfer = waiting(two, 0)
+    ended = []
+    transfer.add_done_callback(lambda t: 1 / 0)
+    transfer.add_done_callback(ended.append)
+    two.memory.words()[0] = 1
+    transfer.result(LIMIT)
+    assert ended and "ZeroDivisionError" in caplog.text
+
+
+def test_callback_may_start_and_close(two):
+    """A callback can start a transfer, and another one can close the client."""
+    first, second = waiting(two, 0), []
+    first.add_done_callback(lambda t: second.append(two.client.read(two.region, two.remote, [(0, 64, 64)])))
+    two.memory.words()[0] = 1
+    first.result(LIMIT)
+    second[0].result(LIMIT)
+    assert two.view[:64] == two.there.view[64:128]
+    last = waiting(two, 20)
+    last.add_done_callback(lambda t: two.client.close())
+    two.memory.words()[20] = 1
+    last.exception(LIMIT)
+    assert not two.client.connected
+
+
+def test_each_waiting_thread_wakes_once(two):
+    """The end of a request wakes its own thread, not all that wait."""
+    n, client, words = 100, two.client, two.memory.words()
+    woken, rouse = [], client._rouse
+    client._rouse = lambda lock: (woken.append(lock), rouse(lock))
+    transfers = [waiting(two, i) for i in range(n)]
+
+    def drive():
+        until(lambda: len(client._sleeping) >= n - 1 and client._leader, "the sleep of all threads")
+        for i in reversed(range(n)):
+            words[i] = 1
+            until(lambda: transfers[i]._ended, "the end of a transfer")
+
+    run_threads([drive] + [lambda t=t: t.result(LIMIT) for t in transfers])
+    assert all(t.done() for t in transfers)
+    # one for its end, and at most one because it is the next to poll
+    assert len(woken) <= 2 * n
+    words.release()
+
+
+def test_threads_share_a_session(two):
+    """Threads move, import, export and look for events in one session at the same time."""
+    step = MIB // 8
+
+    def move(i):
+        for k in range(100):
+            two.client.read(two.region, two.remote, [(i * step + k * 64, i * step + k * 64, 64)]).result(LIMIT)
+
+    def exchange():
+        for _ in range(20):
+            remote = two.client.import_token(two.there.region.export())
+            assert remote.length == MIB
+            remote.release()
+
+    run_threads([lambda i=i: move(i) for i in range(6)] + [exchange, exchange])
+    for i in range(6):
+        at = i * step
+        assert two.view[at:at + 6400] == two.there.view[at:at + 6400]
+
+
+def test_close_ends_waiting_threads(two):
+    """Threads that wait for requests and events end when another thread closes the client."""
+    transfers = [waiting(two, i) for i in range(20)]
+    seen = []
+
+    def wait(transfer):
+        try:
+            transfer.result(LIMIT)
+        except errors.Error as e:
+            seen.append(e.name)
+
+    def close():
+        until(lambda: two.client._leader and len(two.client._sleeping) >= 20, "the sleep of all threads")
+        two.client.close()
+
+    events = []
+    run_threads([close, lambda: events.append(two.client.next_event(dray.Draining, LIMIT))] +
+                [lambda t=t: wait(t) for t in transfers])
+    assert events == [None]
+    assert len(seen) == 20 and set(seen) <= {"session_closed", "cancelled"}
+    two.client.close()
+
+
+def test_close_beside_threads_that_submit(agent):
+    """Threads that use a client while it is closed get errors, and the process survives."""
+    for _ in range(10):
+        with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+            remote, ended = here.reach(there), []
+
+            def move():
+                try:
+                    while True:
+                        here.client.read(here.region, remote, [(0, 0, 64)]).result(LIMIT)
+                except errors.Error as e:
+                    ended.append(e.name)
+
+            def close():
+                until(lambda: here.view[:64] == there.view[:64], "the first transfer")
+                here.client.close()
+
+            run_threads([close, move, move, move])
+            assert len(ended) == 3 and set(ended) <= {"session_closed", "cancelled", "not_found"}, ended
+
+
+def test_cancel(two):
+    transfer = waiting(two, 0)
+    assert transfer.cancel()
+    with pytest.raises(errors.Cancelled):
+        transfer.result()
+    with pytest.raises(errors.NotFound, match="has ended"):
+        transfer.cancel()
+
+
+def test_pending_request_given_up(two):
+    """The remote of an import that was given up is released when it comes."""
+    pending = two.client.import_token(two.there.region.export(), wait=False)
+    assert pending.cancel() and not pending.cancel()
+    with pytest.raises(errors.Cancelled):
+        pending.result()
+    until(lambda: two.client.process() or not two.client._pending, "the answer and the release")
+    assert not [r for r in two.client._remotes.values() if r.handle != two.remote.handle]
+
+
+def test_batch(two):
+    """Transfers of a batch are submitted together at its end, or when one of them is waited for."""
+    client, ops = two.client, [[(i * 100, i * 100, 100)] for i in range(20)]
+    with client.batch():
+        transfers = [client.read(two.region, two.remote, op) for op in ops[:10]]
+        assert not any(t.id for t in transfers)
+        transfers[3].result(LIMIT)
+        assert all(t.id for t in transfers)
+        transfers += [client.read(two.region, two.remote, op) for op in ops[10:]]
+        assert not transfers[-1].id
+    for transfer in transfers:
+        transfer.result(LIMIT)
+    assert two.view[:2000] == two.there.view[:2000]
+
+
+def test_batch_larger_than_the_ring(agent):
+    """What does not fit ends with busy, and can be started again."""
+    with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
+        here.remote = here.reach(there)
+        with here.client.batch():
+            transfers = [waiting(here, i) for i in range(30)]
+        refused = [t for t in transfers if isinstance(t.error(), errors.Busy)]
+        assert 0 < len(refused) < 30 and "start this one again" in str(refused[0].error())
+        for i in range(30):
+            here.memory.words()[i] = 1
+        for transfer in transfers:
+            transfer.exception(LIMIT)
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+TRIPLES = [(i * 128 + 1, i * 256 + 3, 100) for i in range(64)]
+FLAT = array("Q", [word for op in TRIPLES for word in op])
+
+
+class Tensor:
+    """The part of a PyTorch tensor that the package uses."""
+
+    def __init__(self, words, shape, stride, dtype="torch.int64", device="cpu"):
+        self.words, self.shape, self.strides, self.dtype = words, shape, stride, dtype
+        self.device = type("device", (), {"type": device, "__str__": lambda self: device + ":0"})()
+
+    def data_ptr(self):
+        return self.words.buffer_info()[0]
+
+    def stride(self):
+        return self.strides
+
+
+class Interface:
+    """An object with numpy's array interface and without the buffer protocol."""
+
+    def __init__(self, words, shape, typestr="<i8", strides=None):
+        self.words = words
+        self.__array_interface__ = {"data": (words.buffer_info()[0], False), "shape": shape, "typestr": typestr,
+                                    "strides": strides, "version": 3}
+
+
+FORMS = {
+    "list of tuples": TRIPLES, "list of lists": [list(op) for op in TRIPLES], "tuple": tuple(TRIPLES),
+    "generator": lambda: (op for op in TRIPLES), "bytes": FLAT.tobytes(), "bytearray": bytearray(FLAT.tobytes()),
+    "array": FLAT, "signed array": array("q", FLAT),
+    "memoryview": memoryview(FLAT.tobytes()).cast("Q", [64, 3]), "tensor": Tensor(FLAT, (64, 3), (3, 1)),
+    "array interface": Interface(FLAT, (64, 3)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_operations(two, form):
+    ops = FORMS[form]
+    done = two.client.read(two.region, two.remote, ops() if callable(ops) else ops).result(LIMIT)
+    assert done.bytes == 6400
+    for local, remote, n in TRIPLES:
+        assert two.view[local:local + n] == two.there.view[remote:remote + n]
+
+
+def test_numpy_operations(two):
+    numpy = pytest.importorskip("numpy")
+    for kind in (numpy.uint64, numpy.int64):
+        ops = numpy.array(TRIPLES, dtype=kind)
+        ops.flags.writeable = False
+        assert two.client.read(two.region, two.remote, ops).result(LIMIT).bytes == 6400
+    for ops in (numpy.array(TRIPLES, dtype=numpy.int32), numpy.array(TRIPLES, dtype=numpy.int64)[::2],
+                numpy.array(TRIPLES, dtype=">u8"), numpy.zeros((3, 5), numpy.int64)):
+        with pytest.raises(errors.Invalid, match="ndarray"):
+            two.client.read(two.region, two.remote, ops)
+
+
+BAD_OPERATIONS = {
+    "nothing": (None, "NoneType"), "a number": (7, "int"), "text": ("abc", "str"),
+    "pairs": ([(1, 2), (3, 4), (5, 6)], "three numbers"), "numbers": ([1, 2, 3], "triples"),
+    "a float": ([(1.5, 2, 3)], "triples"), "no operation": ([], "at least one operation"),
+    "bytes of half an operation": (bytes(30), "30 bytes"), "words of 32 bits": (array("I", range(6)), "4 bytes"),
+    "floats": (array("d", range(6)), "'d'"), "five words": (array("Q", range(5)), "shape"),
+    "four columns": (memoryview(bytes(64)).cast("Q", [2, 4]), "shape (2, 4)"),
+    "a gap": (memoryview(array("Q", range(12)))[::2], "contiguous"),
+    "a transposed tensor": (Tensor(FLAT, (64, 3), (1, 64)), "contiguous"),
+    "a tensor of floats": (Tensor(FLAT, (64, 3), (3, 1), "torch.float32"), "float32"),
+    "a tensor on a GPU": (Tensor(FLAT, (64, 3), (3, 1), device="cuda"), "cuda:0"),
+    "an interface of 32 bits": (Interface(FLAT, (64, 3), "<i4"), "<i4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPERATIONS)
+def test_bad_operations(two, name):
+    ops, word = BAD_OPERATIONS[name]
+    with pytest.raises(errors.Invalid) as caught:
+        two.client.read(two.region, two.remote, ops)
+    assert word in caught.value.message, caught.value
+    two.client.read(two.region, two.remote, [(0, 0, 1)]).result(LIMIT)
+
+
+@pytest.mark.parametrize("op", [(-1, 0, 1), (0, 1 << 64, 1)])
+def test_operations_beyond_64_bits(two, op):
+    with pytest.raises(errors.Range, match="64 bits"):
+        two.client.read(two.region, two.remote, [op])
+
+
+def test_buffer_is_held_only_during_the_call(two):
+    ops = bytearray(FLAT.tobytes())
+    transfer = two.client.read(two.region, two.remote, ops, wait_word=(two.region, 0, 1))
+    ops.extend(bytes(100))  # a held buffer would refuse this
+    ops[:] = bytes(len(ops))  # the list was copied
+    two.memory.words()[0] = 1
+    assert transfer.result(LIMIT).bytes == 6400
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+def test_layouts(tmp_path):
+    """Each struct that the package declares has the size and the offsets of the compiler's."""
+    lines, expected = [], []
+    for name, struct in _library.STRUCTS.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        expected.append(f"{name} {ctypes.sizeof(struct)}")
+        for field, *_ in struct._fields_:
+            if field.startswith("_"):
+                continue
+            member = field
+            if name == "dray_transfer" and field.startswith(("wait_", "set_")):
+                member = field.replace("_", ".", 1)
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {member}));')
+            expected.append(f"{name}.{field} {getattr(struct, field).offset}")
+    source = tmp_path / "layouts.c"
+    source.write_text("#include <stdio.h>\n#include \"client/dray.h\"\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n")
+    subprocess.run(["gcc", "-I", ROOT, "-o", tmp_path / "layouts", source], check=True)
+    assert subprocess.check_output(tmp_path / "layouts", text=True).splitlines() == expected
+
+
+def test_constants():
+    """Numbers that the package writes down are those of the header."""
+    text = (ROOT / "client/dray.h").read_text()
+    for name, value in vars(_library).items():
+        if name.startswith(("OPTION_", "EVENT_", "REQUEST_", "REGION_")) and isinstance(value, int):
+            assert f"DRAY_{name} = {value}" in text or name.startswith("REQUEST_"), name
+
+
+def python(code, *args, **how):
+    """Starts a Python program that has the package."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(dray.__file__).parents[1])}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *map(str, args)], env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+
+
+def ended(process):
+    out, error = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, error
+    return out
+
+
+def test_import_needs_no_other_package():
+    out = ended(python("""
+        import sys
+        sys.modules.update(numpy=None, torch=None)
+        import dray
+        print(sorted(m for m in sys.modules if m.startswith("dray")))
+    """))
+    assert "dray.client" in out
+
+
+@pytest.mark.parametrize("name, text", [("missing.so", "cannot be loaded"), ("libc.so.6", "older than this package")])
+def test_wrong_library(name, text):
+    code = """
+        try:
+            import dray
+        except Exception as e:
+            print(type(e).__mro__[1].__name__, e, e.path)
+    """
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], text=True, stdout=subprocess.PIPE, env={
+        **os.environ, "PYTHONPATH": str(pathlib.Path(dray.__file__).parents[1]), "DRAY_LIBRARY": name}, check=True)
+    assert "Error" in process.stdout and text in process.stdout and "DRAY_LIBRARY" in process.stdout
+
+
+# --- fork and exit --------------------------------------------------------------------------------
+
+def in_child(function):
+    """Runs a function in a forked child, which then ends as an interpreter does; returns what it returned."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(out)
+        try:
+            text = repr(function())
+        except BaseException as e:
+            text = f"{type(e).__name__}: {e}"
+        os.write(into, text.encode())
+        import gc
+        gc.collect()
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out) as file:
+        text = file.read()
+    assert os.waitpid(pid, 0)[1] == 0, text
+    return text
+
+
+def test_forked_child(two):
+    """Every call fails in a forked child, and the session of the parent goes on."""
+    client, transfer = two.client, waiting(two, 0)
+    token = two.region.export()
+    threads = [threading.Thread(target=transfer.exception, args=(LIMIT,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: client._leader, "a thread that polls")
+    calls = [
+        lambda: client.read(two.region, two.remote, [(0, 0, 1)]), lambda: client.info(), lambda: client.process(),
+        lambda: client.process(1), lambda: client.region(two.memory), lambda: client.pool(4096),
+        lambda: client.import_token(token), lambda: two.region.export(), lambda: two.region.remove(),
+        lambda: two.region.revoke(), lambda: two.remote.notify(1), lambda: two.remote.release(), lambda: transfer.done(),
+        lambda: transfer.error(), lambda: transfer.result(1), lambda: transfer.cancel(), lambda: transfer.lent(),
+        lambda: client.next_event(timeout=1), lambda: client.reconnect(1), lambda: client.fileno(),
+        lambda: client.connected, lambda: client.agent_id, lambda: client.preferred_segment(),
+        lambda: client.borrow_remote(1), lambda: two.remote.agent_handle]
+
+    def check():
+        seen = set()
+        for call in calls:
+            try:
+                seen.add(repr(call()))
+            except errors.OutOfOrder as e:
+                assert "forked" in e.message and "in the child" in str(e)
+                seen.add("out_of_order")
+        client.close()
+        return seen
+
+    assert in_child(check) == "{'out_of_order'}"
+    two.memory.words()[0] = 1
+    for thread in threads:
+        thread.join(LIMIT)
+    assert transfer.result(0).bytes == 1
+    client.read(two.region, two.remote, [(0, 0, MIB)]).result(LIMIT)
+    assert two.view == two.there.view
+
+
+def test_forked_child_makes_its_own_client(agent, two):
+    def check():
+        with agent.client() as client:
+            return client.info().connected
+
+    assert in_child(check) == "True"
+    two.client.read(two.region, two.remote, [(0, 0, 1)]).result(LIMIT)
+
+
+EXITS = """
+    import sys, threading, time
+    import dray
+    client = dray.Client(sys.argv[1], name="exits")
+    region = client.region(dray.Memory(1 << 20))
+    remote = client.import_token(region.export())
+    transfers = [client.read(region, remote, [(4096, 0, 1)], wait_word=(region, 0, 1)) for _ in range(10)]
+    for t in transfers:
+        threading.Thread(target=t.exception, daemon=True).start()
+    threading.Thread(target=client.next_event, daemon=True).start()
+    while not client._leader:
+        time.sleep(0.001)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def sessions(agent):
+    return [s["name"] for s in agent.ctl("sessions", "--json")["sessions"]]
+
+
+@pytest.mark.parametrize("way", ["exit", "killed"])
+def test_interpreter_exits(agent, way):
+    """An interpreter with waiting daemon threads exits with status 0, and its session ends."""
+    process = python(EXITS, agent.socket, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
+    assert "exits" in sessions(agent)
+    if way == "exit":
+        assert ended(process) == ""
+    else:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=LIMIT)
+    until(lambda: "exits" not in sessions(agent), "the end of the session")
+
+
+def test_dropped_client(agent):
+    """A client that nobody refers to is closed."""
+    client = agent.client(name="dropped")
+    assert "dropped" in sessions(agent)
+    del client
+    import gc
+    gc.collect()
+    until(lambda: "dropped" not in sessions(agent), "the end of the session")
