@@ -41,7 +41,10 @@ static int words_register(struct dray_cuda_words *w, struct dray_err *reterr)
 {
 	cu_result error;
 
-	if (w->c.context_current(&w->context) || !w->context)
+	error = w->c.context_current(&w->context);
+	if (error)
+		return dc_cuda_check(&w->c, error, "cuCtxGetCurrent", reterr);
+	if (!w->context)
 		return dray_err_set(reterr, -1, DRAY_E_INVALID,
 				    "no CUDA context is current on this thread");
 	error = w->c.host_register(w->memory.address, w->memory.length,
