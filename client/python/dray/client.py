@@ -306,7 +306,7 @@ class Client(Placement):
     def reconnect(self, timeout: float | None = None, *, wait: Literal[True] = True) -> None: ...
 
     @overload
-    def reconnect(self, timeout: float | None = None, *, wait: bool) -> None | Pending[None]: ...
+    def reconnect(self, timeout: float | None = None, *, wait: Literal[False]) -> Pending[None]: ...
 
     def reconnect(self, timeout: float | None = None, *, wait: bool = True) -> None | Pending[None]:
         """Waits until there is a session, up to `timeout` seconds (default: that of the client).
@@ -412,9 +412,7 @@ class Client(Placement):
         self.close()
 
     async def __aenter__(self) -> Client:
-        pending = self.reconnect(wait=False)
-        if pending is not None:
-            await pending
+        await self.reconnect(wait=False)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -703,7 +701,7 @@ class Client(Placement):
 
     @overload
     def region(self, extents: Memory | cuda.Extents | Iterable[tuple[Memory | int, int, int]], *,
-               access: str | int = "rw", name: str = "", wait: bool) -> Region | Pending[Region]: ...
+               access: str | int = "rw", name: str = "", wait: Literal[False]) -> Pending[Region]: ...
 
     def region(self, extents: Memory | cuda.Extents | Iterable[tuple[Memory | int, int, int]], *,
                access: str | int = "rw", name: str = "", wait: bool = True) -> Region | Pending[Region]:
@@ -751,7 +749,7 @@ class Client(Placement):
 
     @overload
     def pool(self, size: int, *, huge: bool = False, access: str | int = "rw", name: str = "",
-             wait: bool) -> Region | Pending[Region]: ...
+             wait: Literal[False]) -> Pending[Region]: ...
 
     def pool(self, size: int, *, huge: bool = False, access: str | int = "rw", name: str = "",
              wait: bool = True) -> Region | Pending[Region]:
@@ -774,7 +772,7 @@ class Client(Placement):
 
     @overload
     def import_token(self, token: str | bytes | Token, *, timeout: float | None = None,
-                     wait: bool) -> Remote | Pending[Remote]: ...
+                     wait: Literal[False]) -> Pending[Remote]: ...
 
     def import_token(self, token: str | bytes | Token, *, timeout: float | None = None,
                      wait: bool = True) -> Remote | Pending[Remote]:

@@ -123,7 +123,7 @@ class Placement:
     def hint(self, scope: str = "", *, wait: Literal[True] = True) -> Hint: ...
 
     @overload
-    def hint(self, scope: str = "", *, wait: bool) -> Hint | Pending[Hint]: ...
+    def hint(self, scope: str = "", *, wait: Literal[False]) -> Pending[Hint]: ...
 
     def hint(self, scope: str = "", *, wait: bool = True) -> Any:
         """The effective Hint of a scope; errors.NotFound if there is none.
@@ -151,7 +151,7 @@ class Placement:
     def preferred_segment(self, scope: str = "", *, wait: Literal[True] = True) -> Segment: ...
 
     @overload
-    def preferred_segment(self, scope: str = "", *, wait: bool) -> Segment | Pending[Segment]: ...
+    def preferred_segment(self, scope: str = "", *, wait: Literal[False]) -> Pending[Segment]: ...
 
     def preferred_segment(self, scope: str = "", *, wait: bool = True) -> Any:
         """The preferred Segment, by hints of the scope, then of the whole node.
@@ -166,7 +166,7 @@ class Placement:
 
     @overload
     def environment(self, profiles: str | Iterable[str] | None = None, *,
-                    wait: bool) -> Environment | Pending[Environment]: ...
+                    wait: Literal[False]) -> Pending[Environment]: ...
 
     def environment(self, profiles: str | Iterable[str] | None = None, *, wait: bool = True) -> Any:
         """The Environment to launch an engine with, a dict.
