@@ -243,7 +243,7 @@ def lab(name):
         for agent in where.agents:
             if agent.running:
                 agent.stop()
-    except (CannotRun, AssertionError, OSError, harness.Error) as e:
+    except (CannotRun, AssertionError, OSError, dray.Error) as e:
         for agent in where.agents if where else ():
             print(agent.tail(15), file=sys.stderr)
         sys.exit(f"{name}: could not run: {e}")

@@ -22,8 +22,8 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / p) for p in ("tests/integration", "tests", "client/python")]
 
-from harness import Error  # noqa: E402 selects the library that dray loads
-from dray import cuda  # noqa: E402
+import harness  # noqa: E402, F401 selects the library that dray loads
+from dray import Error, cuda  # noqa: E402
 from wire import codec as s  # noqa: E402
 
 LIBDRAY = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve() / "libdray.so.0"

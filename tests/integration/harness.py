@@ -53,8 +53,6 @@ WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
 
-Error = getattr(dray, "Error", None) or dray.DrayError  # the base of the package's errors
-
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
 
@@ -720,17 +718,12 @@ def transport(ended):
     return s.TRANSPORT_NAMES[ended.transport]
 
 
-def done(pending):
-    """True if a request has ended. Does not wait, and handles no messages."""
-    return pending.done() if callable(pending.done) else pending.done
-
-
 def expect(kind, fn, *args, **how):
     """Checks that fn raises an error, of the package or of tests/wire, with one of the names in kind; returns the error."""
     names = {kind} if isinstance(kind, str) else set(kind)
     try:
         value = fn(*args, **how)
-    except (Error, wire.Error) as e:
+    except (dray.Error, wire.Error) as e:
         assert e.name in names, f"{e.name} ({e}) instead of {' or '.join(names)}"
         return e
     raise AssertionError(f"{value!r} instead of {' or '.join(names)}")

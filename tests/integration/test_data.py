@@ -6,7 +6,7 @@ import random
 import dray
 import pytest
 import wire
-from harness import LIMIT, MIB, Side, done, expect, noise, same, transport, until
+from harness import LIMIT, MIB, Side, expect, noise, same, transport, until
 
 
 def model(dst, src, ops, direction):
@@ -261,10 +261,10 @@ def test_wait_and_set_words(sides, via):
     transfer = here.client.read(here.region, remote, [(4096, 0, 500000)], via=via,
                                 wait_word=(here.region, 64, 7), set_word=(here.region, 128, 9))
     here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)  # overtakes the waiting transfer
-    assert not done(transfer) and words[32] == 0
+    assert not transfer.done() and words[32] == 0
     words[16] = 6
     here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)
-    assert not done(transfer)
+    assert not transfer.done()
     words[16] = 7
     until(lambda: words[32] == 9, "the set word")
     assert here.view[4096:504096] == there.view[:500000], "the set word came before the bytes"
@@ -298,7 +298,7 @@ def test_deadline(sides, via):
 def test_deadline_in_flight(sides):
     """A transfer in flight ends at its deadline, and after that no byte of the destination changes."""
     size = 64 * MIB
-    here, there = sides(size, (noise(MIB) * 64))
+    here, there = sides(size, (noise(MIB) * 64), wire=True)
     remote = here.reach(there)
     transfers = [here.client.read(here.region, remote, [(0, 0, size)], deadline=0.02) for _ in range(20)]
     ended = [t.exception(LIMIT) for t in transfers]
@@ -314,7 +314,7 @@ def test_cancel(sides, via):
     remote = here.reach(there)
     transfer = here.client.read(here.region, remote, [(4096, 0, 4096)], via=via, wait_word=(here.region, 0, 1))
     transfer.cancel()
-    assert done(transfer), "CANCEL was answered before the transfer ended"
+    assert transfer.done(), "CANCEL was answered before the transfer ended"
     expect("cancelled", transfer.result)
     expect("not_found", transfer.cancel)
     ended = here.client.read(here.region, remote, [(0, 0, 1)], via=via)
@@ -328,11 +328,11 @@ def test_cancel_in_flight(sides):
     here, there = sides(size, (noise(MIB) * 64), wire=True)
     remote = here.reach(there)
     transfers = [here.client.read(here.region, remote, [(0, 0, size)]) for _ in range(10)]
-    until(lambda: here.view[0] or any(done(t) for t in transfers) or here.client.process(), "the first byte")
+    until(lambda: here.view[0] or any(t.done() for t in transfers) or here.client.process(), "the first byte")
     answers = [t.cancel(wait=False) for t in transfers]
     for answer in answers:
         answer.exception(LIMIT)  # not_found if the transfer ended before
-    assert all(done(t) for t in transfers)
+    assert all(t.done() for t in transfers)
     assert {e.name for t in transfers if (e := t.exception())} <= {"cancelled"}
     for at in range(0, size, 4096):
         here.view[at] = 0
@@ -347,7 +347,7 @@ def test_remove_in_flight(sides):
     remote = here.reach(there)
     transfers = [here.client.read(here.region, remote, [(0, 0, size)]) for _ in range(10)]
     waiting = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 8, 12345))
-    until(lambda: here.view[0] or any(done(t) for t in transfers) or here.client.process(), "the first byte")
+    until(lambda: here.view[0] or any(t.done() for t in transfers) or here.client.process(), "the first byte")
     here.region.remove()
     for at in range(0, size, 4096):
         here.view[at] = 0

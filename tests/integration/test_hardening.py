@@ -12,7 +12,7 @@ import sys
 import dray
 import harness
 import pytest
-from harness import LIMIT, MIB, ROOT, Side, done, expect, noise, until
+from harness import LIMIT, MIB, ROOT, Side, expect, noise, until
 from test_lifecycle import fails, waiting_transfer
 
 IPC_LOCK = 1 << 14
@@ -212,7 +212,7 @@ def test_process_1_drains(new_agent, second):
         os.kill(inner, signal.SIGTERM)
         assert here.client.next_event(dray.Draining, LIMIT)
         assert agent.wait_notify("EXTEND_TIMEOUT_USEC=36"), "systemd would kill it"
-        assert agent.running and not done(transfer)
+        assert agent.running and not transfer.done()
         if second:
             os.kill(inner, second)
             ended(agent, 1)

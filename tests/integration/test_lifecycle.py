@@ -13,7 +13,7 @@ import dray
 import pytest
 import wire
 from wire import codec as s
-from harness import DRAYD, LIMIT, MIB, Side, concerns, done, expect, noise, nothing_leaked, sanitized, until
+from harness import DRAYD, LIMIT, MIB, Side, concerns, expect, noise, nothing_leaked, sanitized, until
 
 
 def fails(agent, *words):
@@ -179,7 +179,7 @@ def test_drain_finishes_work(new_agent, via):
         expect("draining", here.client.read(here.region, remote, [(0, 0, 1)], via="ring").result, LIMIT)
     with contextlib.suppress(OSError):
         expect("draining", agent.wire, timeout=5)
-    assert agent.running and not done(transfer)
+    assert agent.running and not transfer.done()
     words[0] = 1
     transfer.result(LIMIT)
     assert here.view[4096:8192] == there.view[:4096]

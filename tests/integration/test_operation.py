@@ -13,7 +13,7 @@ import threading
 
 import dray
 import pytest
-from harness import DRAYCTL, LIMIT, MIB, Error, Side, expect, noise, until
+from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
 from test_ctl import conform, ctl, schema_of
 from test_http import stopped_worker
 
@@ -499,7 +499,7 @@ def test_drain_under_load_loses_nothing(new_pair):
                     transfer.result(LIMIT)
                     assert here.view[offset:offset + size] == there.view[offset:offset + size]
                     ended[i].append("ok")
-                except Error as e:
+                except dray.Error as e:
                     ended[i].append(e.name)
                     return
 

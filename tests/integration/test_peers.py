@@ -13,7 +13,7 @@ import dray
 import pytest
 from conftest import PAIR_SETTINGS
 from wire import codec as s
-from harness import (LIMIT, MIB, STREAMS, Actor, Side, concerns, done, expect, noise, nothing_leaked, parse_segment,
+from harness import (LIMIT, MIB, STREAMS, Actor, Side, concerns, expect, noise, nothing_leaked, parse_segment,
                      until)
 
 
@@ -259,7 +259,7 @@ def test_latency_class_is_served_during_bulk(pair):
         until(lambda: here.view[4096 + 7] or here.view[size // 2] or here.client.process(), "the first bulk byte")
         for i in range(20):
             here.client.read(here.region, remote, [(i, i, 64)], klass="latency").result(LIMIT)
-        assert not done(bulk[-1]), "bulk was faster than twenty latency round trips"
+        assert not bulk[-1].done(), "bulk was faster than twenty latency round trips"
         for transfer in bulk:
             transfer.cancel(wait=False).exception(LIMIT)
 
@@ -318,4 +318,4 @@ def test_orderly_end_of_a_peer(new_pair):
         here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
         b.stop()
         assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
-        expect({"peer_lost", "draining"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+        expect({"peer_lost", "draining"}, lambda: here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT))

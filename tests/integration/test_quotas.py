@@ -5,7 +5,7 @@ import contextlib
 
 import dray
 import pytest
-from harness import LIMIT, MIB, Error, Side, done, expect, noise, unreachable_token, until
+from harness import LIMIT, MIB, Side, expect, noise, unreachable_token, until
 
 
 def names(error, key):
@@ -26,13 +26,13 @@ def test_sessions(new_agent):
         clients = [stack.enter_context(agent.client()) for _ in range(3)]
         names(expect("quota", agent.client), "limits.sessions")
         clients.pop().close()
-        until(lambda: not isinstance(try_client(agent, stack), Error), "room for a session")
+        until(lambda: not isinstance(try_client(agent, stack), dray.Error), "room for a session")
 
 
 def try_client(agent, stack):
     try:
         return stack.enter_context(agent.client())
-    except Error as e:
+    except dray.Error as e:
         assert e.name == "quota"
         return e
 
@@ -130,13 +130,13 @@ def test_transfers(new_agent, key, via):
 
 def test_operations(new_agent):
     agent = new_agent(settings={"limits.ops_per_session": 4096})
-    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+    with Side(agent, MIB, wire=True) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         waiting = here.client.read(here.region, remote, [(i * 20, 0, 10) for i in range(4000)], wait_word=(here.region, 8, 77))
         error = expect("busy", here.client.read(here.region, remote, [(i, 0, 1) for i in range(97)]).result, LIMIT)
         names(error, "limits.ops_per_session")
         here.client.read(here.region, remote, [(i * 3, 0, 1) for i in range(96)]).result(LIMIT)
-        expect("busy", here.client.read(here.region, remote, [(i * 2, 0, 1) for i in range(5000)]).result, LIMIT)
+        expect("busy", here.client.read(here.region, remote, [(i * 2, 0, 1) for i in range(5000)], via="arena").result, LIMIT)
         waiting.cancel()
         here.client.read(here.region, remote, [(i * 3, 0, 1) for i in range(4096)]).result(LIMIT)
 
@@ -155,7 +155,7 @@ def test_requests(new_agent, lab):
     with agent.wire() as client:
         pending = [client.import_token(token, timeout=20, wait=False) for _ in range(4)]
         client.process()
-        if any(done(p) for p in pending):
+        if any(p.done() for p in pending):
             pytest.skip("this host reports at once that the address cannot be reached")
         names(expect({"busy", "quota"}, client.import_token, token, timeout=5), "limits.requests_per_session")
 
@@ -175,7 +175,7 @@ def test_notifications(new_agent):
         assert 4 <= sent < 10000, "no limit"
         for i in range(sent):
             assert there.client.next_notification(LIMIT).tag == i
-        until(lambda: not isinstance(try_notify(remote), Error), "room for a notification")
+        until(lambda: not isinstance(try_notify(remote), dray.Error), "room for a notification")
         assert there.client.next_notification(LIMIT).tag == 4242
 
 
@@ -192,7 +192,7 @@ def test_grants(new_pair):
         remotes = [here.reach(there) for _ in range(2)]
         names(expect("quota", here.reach, there), "limits.grants_per_peer")
         remotes.pop().release()
-        until(lambda: not isinstance(try_reach(here, there), Error), "room for a grant")
+        until(lambda: not isinstance(try_reach(here, there), dray.Error), "room for a grant")
 
 
 def try_reach(here, there):

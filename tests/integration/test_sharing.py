@@ -2,26 +2,27 @@
 """How sessions share an agent. All transfers wait for the same word, so that they start together even if the client is slow.
 The tests check the order in which they end."""
 
-from harness import LIMIT, MIB, WORKERS, Side, done, until
+from harness import LIMIT, MIB, WORKERS, Side, until
 
 GO = 1
 
 
 def order_of_ends(clients, transfers):
     """Lists of indices of transfers that ended, in the order in which the client sees the ends."""
-    left, order = dict(enumerate(transfers)), []
+    order = [[]]
+    for i, transfer in enumerate(transfers):
+        transfer.add_done_callback(lambda _, i=i: order[-1].append(i))
 
     def look():
         for client in clients:
             client.process()
-        ended = [i for i, transfer in left.items() if done(transfer)]
-        for i in ended:
-            left.pop(i).result(0)
-        if ended:
-            order.append(ended)
-        return not left
+        if order[-1]:
+            order.append([])
+        return sum(map(len, order)) == len(transfers)
 
     until(look, "the end of all transfers")
+    for transfer in transfers:
+        transfer.result(0)
     return order
 
 
@@ -68,31 +69,37 @@ def test_sessions_of_one_shape_share(sides):
     """When the first of 64 sessions has finished, the others on its worker have almost finished, too."""
     size, count, each = 2 * MIB, 64, 12
     here, there = sides(size)
-    clients, queued = [], []
+    clients, queued, ended = [], [], [0] * count
     token = there.export()
+
+    def count_end(i):
+        ended[i] += 1
+
     try:
-        for _ in range(count):
+        for i in range(count):
             client = here.agent.client()
             clients.append(client)
             # all sessions share the memory, and so the word
             region, remote = client.region(here.memory), client.import_token(token, timeout=LIMIT)
             client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
             queued.append([client.write(region, remote, [(MIB, MIB, MIB)], wait_word=(region, 0, GO)) for _ in range(each)])
+            for transfer in queued[-1]:
+                transfer.add_done_callback(lambda _, i=i: count_end(i))
             client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
         release(here)
 
         def first_to_end():
-            for i, (client, transfers) in enumerate(zip(clients, queued)):
+            for i, client in enumerate(clients):
                 client.process()
-                if all(done(t) for t in transfers):
+                if ended[i] == each:
                     return i + 1
 
         # sessions are assigned to workers in turn; the kernel decides how fast each worker runs
         worker = (until(first_to_end, "the end of one session's work") - 1) % WORKERS
         for client in clients:
             client.process()
-        ended = [sum(done(t) for t in transfers) for transfers in queued[worker::WORKERS]]
-        assert min(ended) >= each * 2 // 3, f"transfers ended of {each} in each session of one worker: {sorted(ended)}"
+        mine = ended[worker::WORKERS]
+        assert min(mine) >= each * 2 // 3, f"transfers ended of {each} in each session of one worker: {sorted(mine)}"
         for transfers in queued:
             for transfer in transfers:
                 assert transfer.result(LIMIT).bytes == MIB

@@ -8,7 +8,7 @@ import dray
 import pytest
 import wire
 from wire import codec as s
-from harness import LIMIT, MIB, Side, concerns, done, expect, noise, reconnected, until
+from harness import LIMIT, MIB, Side, concerns, expect, noise, reconnected, until
 
 
 def parse(token):
@@ -225,7 +225,7 @@ def test_refused_connection(new_pair):
             error = expect("peer_unreachable", here.client.import_token, token)
             assert b.listen[0] in str(error) and "refused" in str(error)
             here.client.process()
-            assert not done(before) and not done(waiting)
+            assert not before.done() and not waiting.done()
         b.start()
         expect("incarnation", waiting.result, LIMIT)
 

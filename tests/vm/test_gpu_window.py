@@ -8,7 +8,7 @@ import pytest
 from conftest import listed, up
 from fake_gpu import GpuMemory, add_vmm
 from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways
-from harness import LIMIT, MIB, Actor, done, noise, same, transport, until
+from harness import LIMIT, MIB, Actor, noise, same, transport, until
 from wire import codec as s
 
 
@@ -132,7 +132,7 @@ def test_revoked_during_transfers(window_pair, ends, direction):
         moved = [e.client.transfer(direction, e.region, e.remote, [(0, 0, SIZE)]) for _ in range(4)]
         until(lambda: window_pair.gpus[1].status.held, "a copy at the owner")
         answer = e.exported.revoke(wait=False)
-        assert not done(answer)
+        assert not answer.done()
     answer.result(LIMIT)
     e.far.view[:] = bytes(SIZE)
     assert names(moved) <= {"revoked", "not_found"}
