@@ -92,12 +92,16 @@ check-fuzz:
 
 # These stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
+# The libdray of the Python package: an interpreter without a sanitizer cannot load one with it.
+PYTHON_LIBRARY := build/gcc/libdray.so.0
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
 	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) pytest tests/integration
 
 check-vm:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) vm tests/vm
 
 check-wheel:
