@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the descriptions of GPU memory by dray.cuda and libdray, on a machine with a GPU; needs no agent.
+"""Checks the descriptions of GPU memory by dray.cuda, on a machine with a GPU; needs no agent.
 
 Allocates memory in every way (the driver's two, and PyTorch's two if it is installed), fills it with noise, and describes
 ranges of it. A second process opens the described memory and reads it back. Also checks that streams write and wait for
@@ -17,16 +17,17 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / p) for p in ("tests/integration", "tests", "client/python")]
 
 import harness  # noqa: E402, F401 selects the library that dray loads
+from fake_agent import FakeAgent  # noqa: E402
 from dray import Error, cuda  # noqa: E402
 from wire import codec as s  # noqa: E402
 
-LIBDRAY = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve() / "libdray.so.0"
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
 failed = 0
@@ -227,41 +228,10 @@ class Importer:
         self.process.wait()
 
 
-# --- libdray's description ----------------------------------------------------------------------------------------
-
-class CRange(ctypes.Structure):
-    _fields_ = [("address", c_uint64), ("length", c_uint64)]
-
-
-class CExtent(ctypes.Structure):
-    _fields_ = [("kind", c_int), ("fd", c_int), ("offset", c_uint64), ("length", c_uint64), ("handle", c_void_p),
-                ("allocation", c_uint64)]
-
-
-class CExtents(ctypes.Structure):
-    _fields_ = [("device", ctypes.c_char * 48), ("extents", ctypes.POINTER(CExtent)), ("extents_n", c_size_t),
-                ("own", c_void_p)]
-
-
-def libdray_describe(ranges, kinds):
-    """(device, [(kind, offset, length)]), or the text of libdray's error."""
-    library = ctypes.CDLL(str(LIBDRAY))
-    c_ranges = (CRange * len(ranges))(*ranges)
-    c_kinds = (c_int * len(kinds))(*(cuda._KIND[kind] for kind in kinds))
-    result, why = CExtents(), ctypes.create_string_buffer(300)
-    library.dray_cuda_describe.argtypes = (c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t)
-    if library.dray_cuda_describe(c_ranges, len(ranges), c_kinds, len(kinds), byref(result), why, len(why)):
-        return why.value.decode()
-    extents = [(e.kind, e.offset, e.length) for e in result.extents[:result.extents_n]]
-    device = result.device.decode()
-    library.dray_cuda_extents_free(byref(result))
-    return device, extents
-
-
 # --- checks -------------------------------------------------------------------------------------------------------
 
 def check(gpu, peer, what, ranges, kinds=cuda.KINDS, kind=None, at_least=1):
-    """Describes ranges by both clients, compares, and lets the peer read them. kind: the expected kind of the extents."""
+    """Describes ranges, and lets the peer read them. kind: the expected kind of the extents."""
     noise = [os.urandom(length) for _, length in ranges]
     for (pointer, _), data in zip(ranges, noise, strict=True):
         gpu.write(pointer, data)
@@ -277,10 +247,6 @@ def check(gpu, peer, what, ranges, kinds=cuda.KINDS, kind=None, at_least=1):
         say(e.length == sum(map(len, noise)) and len(e.extents) >= at_least, f"{what}: {len(e.extents)} extents")
         if kind:
             say({x[0] for x in e.extents} == {kind}, f"{what}: of kind {s.KIND_NAMES[kind]}")
-        if LIBDRAY.exists():
-            ours = e.device, [(x[0], x[2], x[3]) for x in e.extents]
-            theirs = libdray_describe(ranges, kinds)
-            say(theirs == ours, f"{what}: libdray says the same" + ("" if theirs == ours else f": {theirs}, not {ours}"))
         if kind == s.KIND_DMABUF:
             sizes = [os.lseek(fd, 0, os.SEEK_END) for fd in e.fds]
             say(all(offset + length <= sizes[index] for _, index, offset, length in e.extents) and
@@ -301,22 +267,25 @@ def refused(what, word, *arguments):
         say(word in str(e), f"{what}: {e}")
 
 
-class NoAgent:
-    """The part of a client that StreamWords uses."""
+def accept(request_id, type_, message):
+    """Answers of an agent that accepts every region."""
+    if type_ == s.MSG_REGION_ADD:
+        yield s.pack_region_add_reply(request_id, region=1, length=sum(extent[4] for extent in message.extents))
+    else:
+        yield s.pack_region_remove_reply(request_id)
 
-    generation = 1
 
-    def region(self, memory, name):
-        return self
-
-    def remove(self):
-        pass
+@contextlib.contextmanager
+def stream_words(count):
+    with tempfile.TemporaryDirectory() as folder, FakeAgent(pathlib.Path(folder, "sock"), accept) as agent, \
+            agent.client() as client, cuda.StreamWords(client, count) as words:
+        yield words
 
 
 def check_words(gpu):
     stream = c_void_p()
     gpu.call("cuStreamCreate", byref(stream), 1)
-    with cuda.StreamWords(NoAgent(), 2) as words:
+    with stream_words(2) as words:
         here, there = words
         here.write(stream.value, 5)
         gpu.call("cuStreamSynchronize", stream)
@@ -371,7 +340,7 @@ def check_torch(kind):
     check(gpu, peer, f"{name}: a view at an odd offset", [cuda.tensor_range(big[12345:-777])], kind=kind, at_least=pieces)
     check(gpu, peer, f"{name}: small tensors", [cuda.tensor_range(t) for t in layers], kind=kind)
     check(gpu, peer, f"{name}: views of one", [cuda.tensor_range(layers[0][i, 1:, 1:]) for i in range(3)], kind=kind)
-    with cuda.StreamWords(NoAgent()) as words:
+    with stream_words(1) as words:
         stream = torch.cuda.Stream()
         words[0].write(stream, 3)
         stream.synchronize()
