@@ -29,7 +29,7 @@ WHEEL_BUILD = $(PYTHON) packaging/wheel/build.py $(WHEEL)
 $(WHEEL_TOOLS)/complete: packaging/wheel/tools.txt
 	@printf '  %-7s %s\n' PIP $(WHEEL_TOOLS)
 	$(Q)rm -rf $(WHEEL_TOOLS) && $(PYTHON) -m venv $(WHEEL_TOOLS) && \
-		$(WHEEL_TOOLS)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+		$(WHEEL_TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	$(Q)touch $@
 
 # Unit tests of lib/ and libdray for arm64, which qemu-user runs. What the library of the wheel exports comes from there.
