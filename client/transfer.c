@@ -245,10 +245,10 @@ int dc_transfer_submit_part(struct dray *d, const struct dray_transfer *t, struc
 /* Operations that fit into 1 / `share` of the arena, or into a message. */
 static uint32_t ops_that_fit(const struct dray *d, uint32_t share)
 {
-	uint64_t arena = d->arena_base ? d->arena.bytes / share / DMSG_OP_SIZE : 0;
+	uint64_t room = d->arena_base ? d->arena.bytes / share / DMSG_OP_SIZE : 0;
+	uint64_t arena = dray_min(room, (uint64_t)DMSG_OPS_MAX);
 
-	return (uint32_t)dray_max(dray_min(arena, (uint64_t)DMSG_OPS_MAX),
-				  (uint64_t)d->ops_inline_max);
+	return (uint32_t)dray_max(arena, (uint64_t)d->ops_inline_max);
 }
 
 /* Submits a transfer without ringing the doorbell. */
