@@ -22,7 +22,8 @@
 # gcc and clang (release builds for the checks) into build/VARIANT. A target that needs another
 # variant runs make again. Sources are found by folder; a new file needs no change here.
 
-VERSION := 0.1.0
+# The Python package has it too when it runs from these sources.
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' client/python/dray/__init__.py)
 
 ifeq ($(origin CC),default)
 CC := gcc

@@ -97,8 +97,9 @@ def test_nothing_else_is_needed(environment):
     assert pathlib.Path(where).is_relative_to(environment.bin.parent)
 
 
-def test_library_loads(environment):
-    assert environment.python(LOAD).split()[-1] == VERSION
+def test_package_loads_its_own_library(environment):
+    package = environment.python("import dray, os; print(os.path.dirname(dray.__file__))").strip()
+    assert environment.python(LOAD).split() == [f"{package}/libdray.so.0", VERSION]
 
 
 def test_transfer(environment, tmp_path):

@@ -11,16 +11,15 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build/wheel"
 TOOLS = ROOT / "build/tools/bin"
-VERSION = re.search(r"^VERSION := (\S+)$", (ROOT / "Makefile").read_text(), re.M)[1]
+VERSION = re.search(r'^__version__ = "(\S+)"$', (ROOT / "client/python/dray/__init__.py").read_text(), re.M)[1]
 CLIENTS = {machine: f"dray_client-{VERSION}-py3-none-manylinux_2_28_{machine}.whl" for machine in ("x86_64", "aarch64")}
 LIMIT = 60
 
-# Loads the library of the installed package and prints the version last.
+# Prints which libdray the package has loaded, and its version.
 LOAD = """
-import ctypes, pathlib, dray
-library = ctypes.CDLL(pathlib.Path(dray.__file__).parent / "libdray.so.0")
-library.dray_strerror.restype = ctypes.c_char_p
-print(library.dray_strerror(0).decode(), dray.__version__)
+import dray
+dray.Memory(4096)
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "libdray" in line}, dray.__version__)
 """
 
 # One client reads from another by the agent whose socket is the argument.
