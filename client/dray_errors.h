@@ -13,7 +13,8 @@ enum dray_error {
 	DRAY_E_VERSION = 3, /* The two sides have no protocol version in common. */
 	DRAY_E_UNKNOWN_TYPE = 4, /* The message type is unknown. */
 	DRAY_E_TRUNCATED = 5, /* The message is shorter than its fields. */
-	DRAY_E_TOO_LARGE = 6, /* The message, an array or a string is over its limit. */
+	/* The message, an array, a string or a number of operations is over its limit. */
+	DRAY_E_TOO_LARGE = 6,
 	DRAY_E_BAD_MAGIC = 7, /* The message does not start with the magic number. */
 	/* The message is not allowed in this state, such as anything before HELLO. */
 	DRAY_E_OUT_OF_ORDER = 8,
@@ -24,7 +25,7 @@ enum dray_error {
 	DRAY_E_QUOTA = 12, /* A limit of the session, group or agent is reached. */
 	DRAY_E_BUSY = 13, /* Too many requests are in flight; nothing was started. */
 	DRAY_E_DRAINING = 14, /* The agent is draining and takes no new work. */
-	/* An offset or length overflows, or passes the end of the region or remote. */
+	/* An offset or length overflows, or passes the end of the region, remote or arena. */
 	DRAY_E_RANGE = 15,
 	DRAY_E_EXISTS = 16, /* The request was carried out already, and only one is allowed. */
 	/* The kernel dropped file descriptors of the message, or there are too many. */

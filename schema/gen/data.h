@@ -420,7 +420,7 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 
 /*
  * The ring memfd. Words have 32 bits; those that change have a cache line each. Indices count
- * freely and wrap at 2^32.
+ * freely and wrap at 2^32. docs/rings.md has the rules for both sides.
  */
 #define DMSG_RING_MAGIC 0 /* 0x52415244 (DRAR). */
 #define DMSG_RING_SQ_ENTRIES 4 /* Submission entries, a power of two. */

@@ -81,7 +81,7 @@ ERRORS = (
     ("unknown_type", "The message type is unknown.", "Check the protocol version agreed at HELLO."),
     ("truncated", "The message is shorter than its fields.",
      "Send each message whole, in one packet."),
-    ("too_large", "The message, an array or a string is over its limit.",
+    ("too_large", "The message, an array, a string or a number of operations is over its limit.",
      "Keep to the limits of the schema; large batches go through the arena."),
     ("bad_magic", "The message does not start with the magic number.",
      "Connect a dray client to this socket."),
@@ -99,8 +99,8 @@ ERRORS = (
      "Take completions, then submit again."),
     ("draining", "The agent is draining and takes no new work.",
      "Use another agent, or wait for its successor."),
-    ("range", "An offset or length overflows, or passes the end of the region or remote.",
-     "Keep operations inside the region and the remote."),
+    ("range", "An offset or length overflows, or passes the end of the region, remote or arena.",
+     "Keep operations inside the region and the remote, and lists inside the arena."),
     ("exists", "The request was carried out already, and only one is allowed.",
      "Send it once for each session."),
     ("fd_limit", "The kernel dropped file descriptors of the message, or there are too many.",
@@ -353,7 +353,7 @@ TRANSFER_FLAG_ARENA = 8  # The operations lie in the arena at arena_offset.
 TRANSFER_FLAG_ALL = 15
 
 # The ring memfd. Words have 32 bits; those that change have a cache line each. Indices count freely
-# and wrap at 2^32.
+# and wrap at 2^32. docs/rings.md has the rules for both sides.
 RING_MAGIC = 0  # 0x52415244 (DRAR).
 RING_SQ_ENTRIES = 4  # Submission entries, a power of two.
 RING_CQ_ENTRIES = 8  # Completion entries, a power of two.

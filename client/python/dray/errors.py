@@ -62,8 +62,8 @@ class Truncated(Error):
 
 
 class TooLarge(Error):
-    """The message, an array or a string is over its limit. Keep to the limits of the schema;
-    large batches go through the arena."""
+    """The message, an array, a string or a number of operations is over its limit. Keep to the
+    limits of the schema; large batches go through the arena."""
 
     code = 6
     name = "too_large"
@@ -143,12 +143,12 @@ class Draining(Error):
 
 
 class Range(Error):
-    """An offset or length overflows, or passes the end of the region or remote. Keep operations
-    inside the region and the remote."""
+    """An offset or length overflows, or passes the end of the region, remote or arena. Keep
+    operations inside the region and the remote, and lists inside the arena."""
 
     code = 15
     name = "range"
-    fix = "Keep operations inside the region and the remote."
+    fix = "Keep operations inside the region and the remote, and lists inside the arena."
 
 
 class Exists(Error):
