@@ -2,7 +2,7 @@
 /*
  * A model checker for C programs that share memory: it runs the compiled code and visits every state that the memory
  * model of C11 allows. The code under test is compiled with -fsanitize=thread, so that the compiler turns each access
- * into a call; weak.c is the run-time library behind these calls.
+ * into a call; weak_run.c has these calls and the memory, weak.c the search.
  *
  * The memory. Each shared word has a list of stores, in the order in which they overwrite each other. Each thread has a
  * view: for each word, the oldest store that it may still load. A load takes any store from there on, so a
@@ -18,7 +18,7 @@
  *
  * The search. A thread is a function that is called again and again (a step). All its variables that outlive a step
  * lie in memory that the program has named. Within a step a thread is where the results of its operations
- * have led it; to continue, weak.c calls the step again and repeats these results.
+ * have led it; to continue, the search calls the step again and repeats these results.
  */
 #pragma once
 
