@@ -32,8 +32,8 @@ def ended(client, *names):
 
 
 @pytest.mark.parametrize("entries, arena, error", [
-    (3, 4096, "invalid"), (17, 4096, "invalid"), (8192, 4096, {"invalid", "too_large"}), (1 << 31, 4096, {"invalid", "too_large"}),
-    (16, 0, "invalid"), (16, s.ARENA_MAX + 1, {"quota", "invalid", "too_large"}), (16, 1 << 63, {"quota", "invalid", "too_large"})])
+    (3, 4096, "invalid"), (17, 4096, "invalid"), (8192, 4096, "invalid"), (1 << 31, 4096, "invalid"),
+    (16, 0, "invalid"), (16, s.ARENA_MAX + 1, "invalid"), (16, 1 << 63, "invalid")])
 def test_bad_sizes(agent, entries, arena, error):
     with agent.wire() as client:
         if arena == 0:  # the protocol does not say whether a ring may have no arena
@@ -101,16 +101,16 @@ def test_agents_words_overwritten(agent, word, value=0x40000001):
 BAD_ENTRIES = [
     ({"direction": 0}, "invalid"), ({"direction": 255}, "invalid"), ({"class_": 7}, "invalid"),
     ({"flags": 0x8000}, "unsupported"), ({"flags": 0x10}, "unsupported"),
-    ({"op_count": 0}, "invalid"), ({"op_count": 2}, "invalid"), ({"op_count": 0xffffffff}, {"invalid", "too_large"}),
-    ({"flags": 8, "op_count": 0}, "invalid"), ({"flags": 8, "op_count": 65537}, {"too_large", "range"}),
-    ({"flags": 8, "op_count": 0xffffffff}, {"too_large", "range"}),
+    ({"op_count": 0}, "invalid"), ({"op_count": 2}, "invalid"), ({"op_count": 0xffffffff}, "invalid"),
+    ({"flags": 8, "op_count": 0}, "invalid"), ({"flags": 8, "op_count": 65537}, "too_large"),
+    ({"flags": 8, "op_count": 0xffffffff}, "too_large"),
     ({"flags": 8, "arena_offset": (1 << 64) - 24}, "range"), ({"flags": 8, "arena_offset": 1 << 18}, "range"),
     ({"flags": 8, "arena_offset": (1 << 18) - 23}, "range"),
-    ({"flags": 1, "notify_length": 4097}, {"too_large", "range"}), ({"flags": 1, "notify_length": 0xffffffff}, {"too_large", "range"}),
+    ({"flags": 1, "notify_length": 4097}, "too_large"), ({"flags": 1, "notify_length": 0xffffffff}, "too_large"),
     ({"flags": 1, "notify_length": 10, "notify_offset": (1 << 64) - 5}, "range"),
     ({"flags": 1, "notify_length": 10, "notify_offset": (1 << 18) - 9}, "range"),
     ({"local": 0}, "not_found"), ({"remote": 0}, "not_found"), ({"local": (1 << 64) - 1}, "not_found"),
-    ({"op_length": 0}, {"invalid", "range"}), ({"op_local": MIB}, "range"), ({"op_remote": (1 << 64) - 1}, "range"),
+    ({"op_length": 0}, "range"), ({"op_local": MIB}, "range"), ({"op_remote": (1 << 64) - 1}, "range"),
     ({"flags": 2, "wait_region": 0}, "not_found"), ({"flags": 2, "wait_offset": 1}, "invalid"),
     ({"flags": 4, "set_offset": MIB}, "range")
 ]
