@@ -201,7 +201,12 @@ def test_errors_of_a_request_leave_the_session(client):
 
 def test_refusals_by_message_and_by_ring(client):
     """What ERROR says about a message, the completion says about an entry."""
+    token = client.ask(s.pack_region_export, region=client.region, length=MIB, access=s.ACCESS_READ).token
+    read_only = client.ask(s.pack_remote_import, token=token).remote
+    word = {**client.waiting(), "wait_value": 0}
     cases = [
+        (dict(direction=WRITE, remote=read_only), "denied"), (dict(local=client.remote), "invalid"),
+        ({**word, "wait_offset": 2}, "invalid"), ({**word, "wait_offset": MIB}, "range"), ({**word, "wait_region": client.region + 99}, "not_found"),
         (dict(direction=9), "invalid"), (dict(flags=0x8000), "unsupported"), (dict(local=client.region + 99), "not_found"),
         (dict(flags=s.TRANSFER_FLAG_ARENA, op_count=s.OPS_MAX + 1), "too_large"),
         (dict(flags=s.TRANSFER_FLAG_ARENA, op_count=0xffffffff), "too_large"),
@@ -276,6 +281,28 @@ def test_cancel_answers_after_transfer_done(client):
     cancel = client.request(s.pack_transfer_cancel, request=message)
     got = [client.receive()[0] for _ in range(2)]
     assert [(h.type, h.request_id) for h in got] == [(s.MSG_TRANSFER_DONE, message), (s.MSG_TRANSFER_CANCEL_REPLY, cancel)]
+
+
+def test_a_second_cancel_of_a_transfer_in_flight(new_pair):
+    """The first one waits until the peer has acknowledged what was sent; the second one is refused at once."""
+    here, there = new_pair()
+    with Client(here) as client, Client(there) as owner:
+        token = owner.ask(s.pack_region_export, region=owner.region, length=MIB, access=3).token
+        client.base["remote"] = client.ask(s.pack_remote_import, token=token).remote
+        client.submit(1)
+        assert client.completion() == (1, "ok")  # the streams exist
+        there.signal(signal.SIGSTOP)
+        try:
+            client.submit(2, direction=WRITE, op_length=MIB)
+            until(lambda: [t["slices"] for t in here.ctl("--json", "transfers")["transfers"]] > [0], "a slice in flight")
+            first = client.request(s.pack_transfer_cancel, request=2)
+            second = client.request(s.pack_transfer_cancel, request=2)
+            assert client.error(second) == "exists" and not client.completions()
+        finally:
+            there.signal(signal.SIGCONT)
+        header, _, _ = client.receive()
+        assert (header.type, header.request_id) == (s.MSG_TRANSFER_CANCEL_REPLY, first)
+        assert client.completions() == [(2, "cancelled")]
 
 
 # --- ownership -------------------------------------------------------------------------------------------
