@@ -15,7 +15,8 @@
  * A doorbell is an eventfd that is never read and watched edge-triggered: ringing makes it pending, epoll_wait()
  * clears that, and several rings in between count once. client_sleeping requests a doorbell while the client
  * sleeps in the library. From the first call of dray_fd() on, it does so also while the client is outside the
- * library ("armed"), where the program may poll the descriptor.
+ * library ("armed"), where the program may poll the descriptor. While one thread sleeps in the library, another one may
+ * arm the handle.
  *
  * An agent that is busy with other rings lets this one rest: agent_sleeping is set, and the agent does not poll the
  * ring. For the ring this is as if the agent slept. But other events, which wake a sleeping agent so that it polls
@@ -35,6 +36,7 @@
  *   CLIENT_RELAXED_ASK      sets client_sleeping by a plain store
  *   CLIENT_CLEARS_AFTER_LOOK clears client_sleeping between its last read of cq_tail and the sleep
  *   CLIENT_ARMED_FOR_EVER   assumes that client_sleeping is still set after a wait has cleared it
+ *   CLIENT_DISARMS_OTHERS   clears client_sleeping after a sleep, although another thread has armed the handle meanwhile
  *   CLIENT_TAKES_BELL_LAST  armed: reads cq_tail first, and clears the pending doorbell afterwards
  *   CLIENT_RELEASE_TAIL     stores sq_tail by a plain store
  *   CLIENT_LOOKS_BEFORE_TAIL reads agent_sleeping before it stores sq_tail
@@ -304,15 +306,19 @@ inline dc_engine_wait()
 		dc_ring_set_awake();
 #endif
 		FENCE(client_stores);
-		if
-		:: news -> completion = 0
-		:: else ->
-			if
-			:: completion -> completion = 0
-			fi
-		fi;
-		news = 0;
+		do
+		:: news -> completion = 0; news = 0; break
+		:: !news && completion -> completion = 0; break
+		:: !news && !armed -> arm() /* dray_process(d, 0) of another thread */
+		od;
+#ifdef CLIENT_DISARMS_OTHERS
 		dc_ring_set_awake();
+#else
+		if
+		:: !armed -> dc_ring_set_awake()
+		:: else
+		fi;
+#endif
 		if
 		:: cq_tail != head -> break
 		:: else /* the doorbell was for an earlier completion */
