@@ -203,7 +203,7 @@ int main(void)
 		for (unsigned j = 0; j < 4 && t->threads[j]; j++) {
 			static const char *const names[] = { "0", "1", "2", "3" };
 
-			weak_thread(names[j], t->threads[j], false);
+			weak_thread(names[j], t->threads[j], 0);
 			weak_private(&r[j], sizeof(r[j]));
 		}
 		found = false;

@@ -178,7 +178,7 @@ void agent_init(void)
 	if (ring_open(&session, &ring_memory) < 0)
 		exit(2);
 	session.ring->sq_head = session.ring->cq_tail = session.ring->cq_head = FIRST;
-	weak_thread("agent ", agent_step, true);
+	weak_thread("agent ", agent_step, WEAK_MAY_WAIT);
 	weak_private(&work, sizeof(work));
 	weak_private(&session, sizeof(session));
 	weak_private(session.ring, sizeof(*session.ring));

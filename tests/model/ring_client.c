@@ -197,7 +197,7 @@ static void client_init(void)
 		.doorbell_fd = DOORBELL,
 		.completion_fd = COMPLETION,
 	};
-	weak_thread("client", client_step, false);
+	weak_thread("client", client_step, WEAK_NO_FENCES);
 	weak_private(&ring, sizeof(ring));
 	weak_private(&client, sizeof(client));
 }

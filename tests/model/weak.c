@@ -55,11 +55,11 @@ unsigned weak_block(const char *name, void *p, size_t length)
 	return weak.n_blocks++;
 }
 
-void weak_thread(const char *name, void (*step)(void), bool may_wait)
+void weak_thread(const char *name, void (*step)(void), unsigned flags)
 {
 	if (weak.n_threads == WEAK_THREADS)
 		weak_fatal("too many threads");
-	weak.threads[weak.n_threads] = (struct weak_thread){ name, step, may_wait, n_regions, 0 };
+	weak.threads[weak.n_threads] = (struct weak_thread){ name, step, flags, n_regions, 0 };
 	initial.thread[weak.n_threads].now.known = ~(uint64_t)0;
 	weak.n_threads++;
 }
@@ -207,7 +207,7 @@ static unsigned eager_thread(const struct state *s)
 static bool is_stuck(const struct state *s)
 {
 	for (unsigned t = 0; t < weak.n_threads; t++)
-		if (!s->thread[t].ended && !weak.threads[t].may_wait)
+		if (!s->thread[t].ended && !(weak.threads[t].flags & WEAK_MAY_WAIT))
 			return true;
 	return false;
 }
@@ -276,6 +276,7 @@ const char *weak_search(bool trace)
 	struct frame *stack = NULL, *f;
 	size_t depth = 0;
 
+	weak.trace = trace;
 	weak.now = initial;
 	for (unsigned t = 0; t < weak.n_threads; t++)
 		private_save(&weak.now, t);

@@ -40,9 +40,12 @@ void weak_word(const char *name, void *p, uint32_t value);
 unsigned weak_block(const char *name, void *p, size_t length);
 /*
  * The next thread. Its step is called until it calls weak_end(), and has at least one operation.
- * may_wait: it is no error if this thread waits for ever.
  */
-void weak_thread(const char *name, void (*step)(void), bool may_wait);
+enum weak_flags {
+	WEAK_MAY_WAIT = 1,  /* it is no error if this thread waits for ever */
+	WEAK_NO_FENCES = 2, /* this thread has no fence: saves states */
+};
+void weak_thread(const char *name, void (*step)(void), unsigned flags);
 /* Variables of the last thread. */
 void weak_private(void *p, size_t length);
 

@@ -64,7 +64,7 @@ struct weak_object {
 struct weak_thread {
 	const char *name;
 	void (*step)(void);
-	bool may_wait;
+	unsigned flags;    /* enum weak_flags */
 	unsigned first, n; /* of its variables */
 };
 
@@ -79,7 +79,8 @@ struct weak {
 	bool running, executed;  /* executed: the operation that is new in this run */
 	unsigned self, position; /* the thread, and the number of its results that were repeated */
 	unsigned alternative, alternatives;
-	char text[72]; /* the operation */
+	bool trace;
+	char text[72]; /* the operation, if `trace` is set */
 	const char *error;
 	jmp_buf out; /* receives STOP_... */
 };

@@ -2,6 +2,7 @@
 /* The memory, the operations of a thread, and the calls that the compiler makes of its accesses. */
 #include "tests/model/weak_internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -94,6 +95,18 @@ static void failed(const char *what)
 	longjmp(weak.out, STOP_ERROR);
 }
 
+/* The text of the operation, if somebody will read it. */
+__attribute__((format(printf, 1, 2))) static void describe(const char *format, ...)
+{
+	va_list args;
+
+	if (!weak.trace)
+		return;
+	va_start(args, format);
+	vsnprintf(weak.text, sizeof(weak.text), format, args);
+	va_end(args);
+}
+
 static unsigned oldest_load(const struct operation *o)
 {
 	unsigned at = weak.now.thread[weak.self].now.at[o->word];
@@ -110,9 +123,12 @@ static uint32_t load(const struct operation *o)
 	const struct store *s = &weak.now.stores[o->word][place];
 
 	t->now.at[o->word] = (uint8_t)place;
-	join(acquires(o->order) ? &t->now : &t->acquired, &s->view);
-	snprintf(weak.text, sizeof(weak.text), "loads %s = %u%s", weak.words[o->word].name,
-		 s->value, weak.alternative ? " (late)" : "");
+	if (acquires(o->order))
+		join(&t->now, &s->view);
+	else if (!(weak.threads[weak.self].flags & WEAK_NO_FENCES))
+		join(&t->acquired, &s->view);
+	describe("loads %s = %u%s", weak.words[o->word].name, s->value,
+		 weak.alternative ? " (late)" : "");
 	return s->value;
 }
 
@@ -134,7 +150,7 @@ static void store(const struct operation *o)
 	s->view.at[w] = (uint8_t)place;
 	if (o->order == SEQ_CST)
 		weak.now.common.at[w] = (uint8_t)place;
-	snprintf(weak.text, sizeof(weak.text), "stores %s = %u%s", weak.words[w].name, o->value,
+	describe("stores %s = %u%s", weak.words[w].name, o->value,
 		 weak.alternative ? " (overtaken)" : "");
 }
 
@@ -142,6 +158,8 @@ static void fence(const struct operation *o)
 {
 	struct thread_state *t = &weak.now.thread[weak.self];
 
+	if (weak.threads[weak.self].flags & WEAK_NO_FENCES)
+		weak_fatal("a fence of a thread that has none");
 	if (acquires(o->order))
 		join(&t->now, &t->acquired);
 	if (o->order == SEQ_CST) {
@@ -154,7 +172,7 @@ static void fence(const struct operation *o)
 	}
 	if (releases(o->order))
 		t->released = t->now;
-	snprintf(weak.text, sizeof(weak.text), "fence");
+	describe("fence");
 }
 
 /* --- operations --------------------------------------------------------------------------------- */
@@ -197,16 +215,16 @@ static uint32_t wait(const struct operation *o)
 		join(&weak.now.thread[weak.self].now, &weak.now.bell[o->word]);
 		memset(&weak.now.bell[o->word], 0, sizeof(struct view));
 		weak.now.rung[o->word] = false;
-		snprintf(weak.text, sizeof(weak.text), "takes bell %u", o->word);
+		describe("takes bell %u", o->word);
 		return 0;
 	}
 	if (!o->block && !skip--) {
-		snprintf(weak.text, sizeof(weak.text), "does not look for bell %u", o->word);
+		describe("does not look for bell %u", o->word);
 		return UINT32_MAX;
 	}
 	for (unsigned i = 0;; i++)
 		if ((events(o) >> i & 1) && !skip--) {
-			snprintf(weak.text, sizeof(weak.text), "wakes up by event %u", i);
+			describe("wakes up by event %u", i);
 			if (i >= NEWS)
 				weak.now.thread[weak.self].now.at[i - NEWS] =
 					(uint8_t)(weak.now.n[i - NEWS] - 1);
@@ -226,19 +244,18 @@ static uint32_t execute(const struct operation *o)
 		fence(o);
 		break;
 	case CHOOSE:
-		snprintf(weak.text, sizeof(weak.text), "chooses %u of %u", weak.alternative,
-			 o->value);
+		describe("chooses %u of %u", weak.alternative, o->value);
 		return weak.alternative;
 	case RING:
 		weak.now.rung[o->word] = true;
 		join(&weak.now.bell[o->word], &weak.now.thread[weak.self].now);
-		snprintf(weak.text, sizeof(weak.text), "rings bell %u", o->word);
+		describe("rings bell %u", o->word);
 		break;
 	case WAIT:
 		return wait(o);
 	case END:
 		weak.now.thread[weak.self].ended = true;
-		snprintf(weak.text, sizeof(weak.text), "ends");
+		describe("ends");
 		break;
 	}
 	return 0;
