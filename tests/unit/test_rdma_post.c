@@ -543,6 +543,28 @@ static void test_urgent(void **state)
 	assert_true(gone);
 }
 
+/*
+ * The session that made the remote is dead, and a transfer of another member of its group uses it: that session learns of
+ * the end when the device no longer writes to its memory.
+ */
+static void test_urgent_for_another_session(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 1 << 20 } };
+	struct fake_qp *f = simple(64);
+
+	lab->remote.o.session = SESSION + 1;
+	submit(DMSG_DIRECTION_READ, op, 1, false);
+	turn();
+	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE, DRAY_E_SESSION_CLOSED, DROP_URGENT);
+	assert_int_equal(lab->rig.n_ended, 0);
+	run(f, UINT32_MAX);
+	turn();
+	assert_int_equal(lab->rig.n_ended, 1);
+	assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
+	assert_int_equal(lab->rig.n_dropped, 1);
+	assert_int_equal(lab->rig.last_dropped, REMOTE);
+}
+
 static void test_peer_down(void **state)
 {
 	struct core *c = &lab->rig.core;
@@ -695,6 +717,7 @@ int main(void)
 		TEST(cancel),
 		TEST(cancel_partial),
 		TEST(urgent),
+		TEST(urgent_for_another_session),
 		TEST(peer_down),
 		TEST(waits_for_paths),
 		TEST(no_path),

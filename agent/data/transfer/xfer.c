@@ -399,12 +399,24 @@ static bool uses(const struct xfer *x, const struct object *o)
 	       x->set.region == o;
 }
 
+/*
+ * An urgent stop ends a transfer while a device may still access its memory here. If the session that made the object is
+ * dead, but neither the transfer nor that memory is its own, another session takes the end for a proof.
+ */
+static bool may_end_at_once(const struct xfer *x, const struct object *o)
+{
+	dray_handle dead = o->view->session;
+
+	return x->session->handle == dead || x->local->view->session == dead || x->target == o;
+}
+
 static void stop_user(struct core *c, struct xfer *x, void *arg)
 {
 	struct object *o = arg;
 
 	if (uses(x, o))
-		xfer_stop(c, x, o->drop_code, NULL, o->drop_mode == DROP_URGENT);
+		xfer_stop(c, x, o->drop_code, NULL,
+			  o->drop_mode == DROP_URGENT && may_end_at_once(x, o));
 }
 
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
