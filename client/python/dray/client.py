@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session with the agent, over libdray.
 
-Threads. Any thread may use a client and its objects. All calls into the library that touch the
+Any thread may use a client and its objects. All calls into the library that touch the
 session keep the interpreter lock, and do not block. A thread that waits does so in three steps:
 
 1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers end
@@ -14,12 +14,12 @@ session keep the interpreter lock, and do not block. A thread that waits does so
    thread hands over to one of the sleeping threads when its own request has ended.
 
 A client that waits in asyncio has a reader for the session's descriptor in that loop.
-
-The end of a client. close() frees the library's handle while other threads may be about to use it. So
-the handle is read as `self._d` in the expression of the call itself, after all other arguments are at
-hand: the interpreter does not switch threads there. A closed client has None in its place, which
-ctypes refuses before the call.
 """
+
+# close() frees the library's handle while other threads may be about to use it. So the handle is read as
+# `self._d` in the expression of the call itself, after all other arguments are at hand: the interpreter
+# does not switch threads there. A closed client has None in its place, which ctypes refuses before the
+# call.
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ _CLASSES = {name: value for value, name in s.CLASS_NAMES.items()}
 _DIRECTIONS = {name: value for value, name in s.DIRECTION_NAMES.items()}
 _HOLD_MS = 1  # longest wait with the interpreter lock held
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
-_SKIP_MAX = 63  # waits without step 1 after several that took longer than it
+_MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
 _CONNECT_MS = 5000
-_CLOSE_SECONDS = 5.0
 
 _keys = count(1).__next__
 _submit, _wait, _process = lib.held.dray_submit, lib.held.dray_wait, lib.held.dray_process
@@ -334,7 +333,7 @@ class Client(Placement):
                 fix="Start drayd, or wait longer.") from None
         return None
 
-    def close(self, timeout: float | None = _CLOSE_SECONDS) -> None:
+    def close(self, timeout: float | None = 5.0) -> None:
         """Ends the session. Waits up to `timeout` seconds until its regions are removed.
 
         After that only the caller uses the memory that was registered. Requests in flight end with
@@ -419,7 +418,7 @@ class Client(Placement):
                         traceback: TracebackType | None) -> None:
         await self.aclose()
 
-    async def aclose(self, timeout: float | None = _CLOSE_SECONDS) -> None:
+    async def aclose(self, timeout: float | None = 5.0) -> None:
         """close() for asyncio: the loop runs meanwhile."""
         if self._d is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
@@ -527,7 +526,9 @@ class Client(Placement):
             self._pending.pop(transfer._key, None)
             transfer._complete(result.c)
         elif code == _TIMEOUT:
-            self._misses = self._skip = min(2 * self._misses + 1, _SKIP_MAX)
+            # one that takes long may be chance; several in a row are not
+            self._misses = min(self._misses + 1, _MISSES_MAX)
+            self._skip = (1 << max(self._misses - 2, 0)) - 1
         self._results.append(result)
         return transfer._ended
 
