@@ -216,7 +216,7 @@ bool dc_proof_keeps(struct dray *d, struct request *r)
 {
 	if (!r->unconfirmed)
 		return false;
-	r->state = REQUEST_LENT;
+	dc_request_lend(d, r);
 	dray_list_add(&d->proof.lent, &r->link);
 	return true;
 }

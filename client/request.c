@@ -270,6 +270,12 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 	deliver(d, r);
 }
 
+void dc_request_lend(struct dray *d, struct request *r)
+{
+	unlist(d, r);
+	r->state = REQUEST_LENT;
+}
+
 void dc_request_end_unconfirmed(struct dray *d, struct request *r)
 {
 	set_ended(d, r, -DRAY_E_UNCONFIRMED);
@@ -325,7 +331,6 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 			   message    ? message :
 					dray_strerror(r->status),
 	};
-	unlist(d, r);
 	if (!dc_proof_keeps(d, r))
 		dc_request_free(d, r);
 }

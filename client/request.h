@@ -150,6 +150,9 @@ void dc_request_hold(struct dray *d, struct request *r);
  */
 void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text);
 
+/* r, whose completion was taken, is lent. It is on no list then. For proof.c. */
+void dc_request_lend(struct dray *d, struct request *r);
+
 /* Ends r for the caller alone: what it uses stays in use. For proof.c. */
 void dc_request_end_unconfirmed(struct dray *d, struct request *r);
 
