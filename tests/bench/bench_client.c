@@ -8,7 +8,7 @@
  *
  * First line: {"transport": ..., "populate": seconds until both memories are registered}. Then it answers
  *   run OPERATIONS   this number of operations, --batch for each transfer, --depth transfers at a time
- *   trip COUNT       one transfer at a time: the median time from request to completion
+ *   trip COUNT       one transfer of --batch operations at a time: the median time from request to completion
  *   hold BYTES       transfers without end until one fails; the answer comes when all have ended. With BYTES above
  *                    0 it first reports when this much was moved, so that a driver can cause a failure then.
  */
@@ -100,7 +100,7 @@ static void trip(uint64_t count)
 	/* reads the clock once for each trip: the end of one is the start of the next */
 	began = bench_ns();
 	for (uint64_t i = 0; i < count; i++) {
-		error = start(1, &moved, &id);
+		error = start(batch, &moved, &id);
 		if (error)
 			bench_die("submit: %s", dray_last_error(mine));
 		while ((got = dray_next_completion(mine, &c)) == 0)

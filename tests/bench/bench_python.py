@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the Python package adds to libdray: one transfer at a time, from C and from Python in turn, and several Python threads."""
+
+import contextlib
+import statistics
+import threading
+import time
+
+import common as c
+
+SIZE = 32 * c.KIB
+TOTAL = 16 * c.MIB
+ROUNDS = max(7, c.PAIRS // 2)
+THREADS = 4
+# operations of a transfer, trips of a round, most microseconds above C
+CASES = ((64, 300, 25), (1, 3000, 5))
+TURN_NS = 2_000_000  # well within the 5 ms after which the interpreter takes the lock away
+
+
+@contextlib.contextmanager
+def computing():
+    """A Python thread that never stops computing."""
+    ends = threading.Event()
+
+    def compute():
+        n = 0
+        while not ends.is_set():
+            n += 1
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def trips(client, region, remote, lists, n, give_way):
+    """n transfers, one at a time: (median, 99th percentile) in microseconds.
+
+    give_way: every 2 ms this thread gives the interpreter lock to the busy one between two transfers, waits 5 ms for it, and
+    wakes the agent by a transfer that does not count. Otherwise the interpreter takes the lock away every 5 ms, and the
+    transfer during which it does so takes 5 ms more.
+    """
+    clock, samples, since = time.perf_counter_ns, [], 0
+    for i in range(n):
+        ops = lists[i % len(lists)]
+        if give_way and clock() - since > TURN_NS:
+            time.sleep(0)
+            since = clock()
+            client.write(region, remote, ops).result()
+        began = clock()
+        client.write(region, remote, ops).result()
+        samples.append(clock() - began)
+    samples.sort()
+    return samples[n // 2] / 1e3, samples[n * 99 // 100] / 1e3
+
+
+def from_c(tool, n):
+    answer = tool.ask("trip", n)
+    return answer["ns"] / 1e3, answer["p99"] / 1e3
+
+
+def compare(records, name, rounds, python, native, limit):
+    """Rounds of C and of Python in turn; records both, and what Python adds."""
+    seen = []
+    for i in range(rounds):
+        pair = (native(), python()) if i % 2 else (python(), native())[::-1]
+        seen.append(pair)
+    for at, what in enumerate(("median", "99 %")):
+        ours, theirs = ([pair[side][at] for pair in seen] for side in (1, 0))
+        more = statistics.median(b - a for a, b in zip(theirs, ours))
+        records.add(f"{name}, {what}", statistics.median(ours), "us", ceiling_name="the same from C",
+                    ceiling=statistics.median(theirs), ratio=statistics.median(ours) / statistics.median(theirs))
+        records.add(f"{name}, {what}, above C", more, "us", target=("<=", limit) if limit else None)
+
+
+def sum_of_threads(client, region, remote, lists, threads):
+    """Transfers a second of several threads together."""
+    n, failures = 6000 // threads, []
+    barrier = threading.Barrier(threads + 1)
+
+    def move(at):
+        try:
+            barrier.wait()
+            for i in range(n):
+                client.write(region, remote, lists[(at + i) % len(lists)]).result()
+        except BaseException as e:
+            failures.append(e)
+
+    each = [threading.Thread(target=move, args=(k * 7,)) for k in range(threads)]
+    for thread in each:
+        thread.start()
+    barrier.wait()
+    began = time.perf_counter()
+    for thread in each:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return n * threads / (time.perf_counter() - began)
+
+
+with c.bench("python") as (lab, records):
+    agent, = c.agents(lab, 1)
+    near, far = c.dray.Memory(TOTAL), c.dray.Memory(TOTAL)
+    every = c.scattered(SIZE, TOTAL)
+    fd = c.ops_fd(every)
+    client, owner = agent.client(), agent.client()
+    region = client.region(near)
+    remote = client.import_token(owner.region(far).export())
+    for count, n, limit in CASES:
+        lists = [every[i:i + count] for i in range(0, len(every) - count + 1, count)]
+        name = f"{count} x 32 KiB"
+        with c.client(agent, agent, [near], [far], fd, "--write", "--batch", count) as engine:
+            from_c(engine, n)
+            trips(client, region, remote, lists, n, False)
+            compare(records, name, ROUNDS, lambda: trips(client, region, remote, lists, n, False),
+                    lambda: from_c(engine, n), limit)
+            with computing():
+                compare(records, f"{name}, beside a busy thread", ROUNDS,
+                        lambda: trips(client, region, remote, lists, n, True), lambda: from_c(engine, n), limit)
+            with computing():
+                compare(records, f"{name}, beside it, with the lock's changes", ROUNDS,
+                        lambda: trips(client, region, remote, lists, n, False), lambda: from_c(engine, n), None)
+    lists = [[op] for op in every]
+    ours, one, ratio, spread = c.pairs(lambda: sum_of_threads(client, region, remote, lists, 1),
+                                       lambda: sum_of_threads(client, region, remote, lists, THREADS), ROUNDS)
+    records.add(f"1 x 32 KiB, {THREADS} threads of one session", ours, "1/s", ceiling_name="one thread", ceiling=one, ratio=ratio,
+                target=(">=", 1), spread=spread)
+    client.close()
+    owner.close()
