@@ -443,7 +443,8 @@ class Client(Placement):
     def process(self, timeout: float | None = 0) -> None:
         """Handles what the agent has sent; runs callbacks.
 
-        Waits up to `timeout` seconds for something (None: without limit); 0 does not wait.
+        Waits up to `timeout` seconds for something (None: without limit), or until the session ends
+        for good; 0 does not wait.
         """
         if timeout is not None and timeout <= 0:
             self._progress()
@@ -451,7 +452,7 @@ class Client(Placement):
         limit = arguments.timeout(timeout)
         ends = None if limit is None else time.monotonic() + limit
         try:
-            while not self._progress() and self._d is not None:
+            while not self._progress() and self._d is not None and self.error is None:
                 left = None if ends is None else ends - time.monotonic()
                 if left is not None and left <= 0:
                     return
