@@ -15,7 +15,7 @@ of PyTorch are taken as they are.
 
 from . import cuda, errors, events
 from ._schema import TRANSPORT_NAMES
-from .client import Client, Info
+from .client import Client
 from .errors import Error
 from .events import (Confirmed, Connected, Disconnected, Draining, Notification, Reconnected,
                      RegionLost, RemoteLost, SegmentChanged)
@@ -23,6 +23,7 @@ from .handles import Region, Remote, Token
 from .memory import Memory
 from .pending import Done, Pending, Transfer
 from .placement import Environment, Hint, Segment
+from .session import Info
 from .token import to_bytes as token_to_bytes
 from .token import to_text as token_to_text
 

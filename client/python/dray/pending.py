@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from . import errors
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .session import Session
     from .handles import Region, Remote
 
 T = TypeVar("T")
@@ -45,7 +45,9 @@ class Pending(Generic[T]):
     __slots__ = ("__weakref__", "_callbacks", "_client", "_convert", "_ended", "_error", "_id", "_key",
                  "_undo", "_value")
 
-    def __init__(self, client: Client, convert: Callable[[Any], T] | None = None,
+    ends_quietly = False  # without an error when the client is closed
+
+    def __init__(self, client: Session, convert: Callable[[Any], T] | None = None,
                  undo: Callable[[T], object] | None = None) -> None:
         self._client = client
         self._convert, self._undo = convert, undo
@@ -212,7 +214,7 @@ class Transfer(Pending[Done]):
 
     __slots__ = ("_is_long", "_local", "_remote")
 
-    def __init__(self, client: Client, local: Region, remote: Remote, is_long: bool) -> None:
+    def __init__(self, client: Session, local: Region, remote: Remote, is_long: bool) -> None:
         # as Pending.__init__(), without the call, and without what _complete() here does not use
         self._client = client
         self._id = self._key = 0

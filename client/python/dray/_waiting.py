@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls into the library, and waiting for what they start.
+
+Any thread may use a client and its objects. All calls into the library that touch the
+session keep the interpreter lock, and do not block. A thread that waits does so in three steps:
+
+1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers end
+   within that time, and to take the lock again costs up to 5 ms beside a thread that computes. The
+   step is left out for transfers that are evidently long: those with a wait word, and while recent
+   waits of this client took longer. Other Python threads stand still meanwhile.
+2. If no other thread polls the session's descriptor, this one does, without the interpreter lock. It
+   delivers the completions of all requests.
+3. Otherwise it sleeps on a lock of its own, which is released when its request ends. The polling
+   thread hands over to one of the sleeping threads when its own request has ended.
+
+A client that waits in asyncio has a reader for the session's descriptor in that loop.
+"""
+
+# close() frees the library's handle while other threads may be about to use it. So the handle is read as
+# `self._d` in the expression of the call itself, after all other arguments are at hand: the interpreter
+# does not switch threads there. A closed client has None in its place, which ctypes refuses before the
+# call.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from ctypes import ArgumentError, byref, c_size_t
+from typing import Any
+
+from . import _arguments as arguments
+from . import _library as lib
+from . import errors
+from .pending import Pending, Transfer
+
+_HOLD_MS = 1  # longest wait with the interpreter lock held
+_HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
+_MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
+
+_wait, _process = lib.held.dray_wait, lib.held.dray_process
+_next_completion, _next_event = lib.held.dray_next_completion, lib.held.dray_next_event
+_TIMEOUT = -errors.Timeout.code
+SESSION_CODES = frozenset(e.code for e in (
+    errors.PeerUnreachable, errors.SessionClosed, errors.AgentRestarted, errors.Version, errors.Protocol,
+    errors.Draining))
+
+
+class _Result:
+    """A struct for completions, used again and again."""
+
+    __slots__ = ("c", "ref")
+
+    def __init__(self) -> None:
+        self.c = lib.Completion()
+        self.ref = byref(self.c)
+
+
+class _Loop:
+    """An asyncio loop in which requests are awaited."""
+
+    __slots__ = ("fd", "waiting")
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.waiting = fd, 0
+
+
+class Waiting:
+    """A program with an event loop of its own watches a client by fileno(), and calls process()."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.error: errors.Error | None = None
+        self._d: c_size_t | None = None
+        self._gone: Callable[[], errors.Error] | None = None
+        self._wake: tuple[int, int] = (-1, -1)  # the polling thread wakes when the second one is closed
+        self._results: list[_Result] = []
+        self._pending: dict[int, Pending[Any]] = {}
+        self._batches: dict[int, Any] = {}  # by thread
+        self._skip = self._misses = 0
+        self._lead = threading.Lock()  # held by the thread that polls the descriptor
+        self._leader = 0
+        self._sleeping: dict[Any, bool] = {}  # locks of waiting threads
+        self._poller: Any = None
+        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+
+    def _on_event(self, e: Any) -> None:
+        """For Session: an event of the library."""
+        raise NotImplementedError
+
+    # --- calls --------------------------------------------------------------------------------------
+
+    def _handle(self) -> None:
+        """Raises the error of a client that is closed, or of another process."""
+        if self._d is None:
+            raise self._gone() if self._gone else self._closed()
+
+    def _closed(self) -> errors.Error:
+        return errors.SessionClosed(f"the client of {self.path} is closed", fix="Make a new Client.",
+                                    path=self.path)
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of the library with the handle."""
+        try:
+            return function(self._d, *arguments)
+        except ArgumentError:
+            self._handle()
+            raise
+
+    def _last(self, code: int, handle: int = 0) -> errors.Error:
+        """The error of the last failed call of this thread."""
+        text = lib.text(self._call(lib.held.dray_last_error))
+        path = self.path if -code in SESSION_CODES else None
+        return errors.make(code, text, handle=handle, path=path)
+
+    def _check(self, function: Any, *arguments: Any) -> int:
+        """Calls a function of the library with the handle; raises its error."""
+        code = int(self._call(function, *arguments))
+        if code < 0:
+            raise self._last(code)
+        return code
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when process() has something to do. It belongs to the client."""
+        return self._check(lib.held.dray_fd)
+
+    def process(self, timeout: float | None = 0) -> None:
+        """Handles what the agent has sent; runs callbacks.
+
+        Waits up to `timeout` seconds for something (None: without limit), or until the session ends
+        for good; 0 does not wait.
+        """
+        if timeout is not None and timeout <= 0:
+            self._progress()
+            return
+        limit = arguments.timeout(timeout)
+        ends = None if limit is None else time.monotonic() + limit
+        try:
+            while not self._progress() and self._d is not None and self.error is None:
+                left = None if ends is None else ends - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                with self._leading() as leads:
+                    if leads:
+                        self._poll(left)
+                if not leads:
+                    self._sleep(left)
+                    return
+        finally:
+            self._hand_over()
+
+    def _progress(self) -> int:
+        """Takes everything that can be taken without waiting. Returns the number of things."""
+        try:
+            n = int(_process(self._d, 0))
+        except ArgumentError:
+            self._handle()
+            raise
+        if n > 0:
+            self._deliver()
+        return max(n, 0)
+
+    def _deliver(self) -> None:
+        try:
+            result = self._results.pop()
+        except IndexError:
+            result = _Result()
+        c, ref = result.c, result.ref
+        with contextlib.suppress(ArgumentError):  # a callback, or another thread, has closed the client
+            while _next_completion(self._d, ref) == 1:
+                pending = self._pending.pop(c.arg, None)
+                if pending is not None:
+                    pending._complete(c)
+            e = lib.Event()
+            event_ref = byref(e)
+            while _next_event(self._d, event_ref) == 1:
+                self._on_event(e)
+        self._results.append(result)
+
+    def _wait(self, pending: Pending[Any], timeout: float | None) -> None:
+        """Waits until it has ended; raises errors.Timeout."""
+        if timeout is not None:
+            timeout = arguments.timeout(timeout)
+        if self._batches and not pending._id:
+            self._flush_batches(pending)
+        if type(pending) is Transfer:
+            if self._skip:
+                self._skip -= 1
+            elif not pending._is_long and (timeout is None or timeout >= 0.001) and \
+                    len(self._sleeping) <= _HOLDERS_MAX and self._hold(pending):
+                return
+        ends = None if timeout is None else time.monotonic() + timeout
+        if not self._until(pending, ends):
+            raise errors.Timeout(f"{pending!r} has not ended in {timeout} s", handle=pending._id,
+                                 fix="Wait again, or cancel it.")
+
+    def _hold(self, transfer: Transfer) -> bool:
+        """Step 1: waits a short time with the interpreter lock held. True if the transfer has ended."""
+        try:
+            result = self._results.pop()
+        except IndexError:
+            result = _Result()
+        number, ref = transfer._id, result.ref
+        try:
+            code = _wait(self._d, number, _HOLD_MS, ref)
+        except ArgumentError:
+            self._handle()
+            raise
+        if code == 0:
+            self._misses = 0
+            self._pending.pop(transfer._key, None)
+            transfer._complete(result.c)
+        elif code == _TIMEOUT:
+            # one that takes long may be chance; several in a row are not
+            self._misses = min(self._misses + 1, _MISSES_MAX)
+            self._skip = (1 << max(self._misses - 2, 0)) - 1
+        self._results.append(result)
+        return transfer._ended
+
+    def _until(self, pending: Pending[Any], ends: float | None) -> bool:
+        """Steps 2 and 3: waits without the interpreter lock until the request has ended."""
+        try:
+            while not pending._ended:
+                left = None if ends is None else ends - time.monotonic()
+                with self._leading() as leads:
+                    if leads:
+                        return self._lead_until(pending, ends)
+                if left is not None and left <= 0:
+                    return False
+                self._sleep(left, pending)
+            return True
+        finally:
+            self._hand_over()
+
+    def _lead_until(self, pending: Pending[Any], ends: float | None) -> bool:
+        """For the polling thread."""
+        while self._d is not None:
+            with contextlib.suppress(errors.SessionClosed):  # closed by another thread just now
+                self._progress()
+            left = None if ends is None else ends - time.monotonic()
+            if pending._ended or left is not None and left <= 0:
+                return pending._ended
+            if self._d is not None:
+                self._poll(left)
+        if not pending._ended:
+            self._finish(pending)
+        return True
+
+    def _finish(self, pending: Pending[Any]) -> None:
+        """Ends a request of a client that is closed."""
+        if self._gone:
+            raise self._gone()
+        pending._end(None, None if pending.ends_quietly else self._closed())
+
+    @contextlib.contextmanager
+    def _leading(self) -> Iterator[bool]:
+        """True inside if this thread became the one that polls. Afterwards it is to hand over."""
+        if not self._lead.acquire(False):
+            yield False
+            return
+        self._leader = threading.get_ident()
+        try:
+            yield True
+        finally:
+            self._leader = 0
+            self._lead.release()
+
+    def _poll(self, seconds: float | None) -> None:
+        """Sleeps until the descriptor is readable or the client is closed."""
+        if self._poller is None:
+            poller = select.poll()
+            poller.register(self._wake[0], 0)
+            poller.register(self.fileno(), select.POLLIN)
+            self._poller = poller
+        self._poller.poll(None if seconds is None else seconds * 1000 + 1)
+
+    def _sleep(self, seconds: float | None, pending: Pending[Any] | None = None) -> None:
+        """Sleeps until the request ends, or this thread is to poll."""
+        lock = threading.Lock()
+        lock.acquire()
+
+        def on_end(_: Any) -> None:
+            self._rouse(lock)
+
+        self._sleeping[lock] = True
+        try:
+            if pending is not None:
+                pending.add_done_callback(on_end)
+            # the polling thread may have left before it could see this one
+            if self._lead.locked():
+                lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._sleeping.pop(lock, None)
+            if pending is not None:
+                with contextlib.suppress(ValueError):
+                    pending._callbacks.remove(on_end)
+
+    def _rouse(self, lock: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            lock.release()
+
+    def _hand_over(self) -> None:
+        """At the end of a wait: if no thread polls, wakes one that sleeps, which then does."""
+        if not self._sleeping or self._lead.locked():
+            return
+        with contextlib.suppress(KeyError, RuntimeError, StopIteration):
+            lock = next(iter(self._sleeping))
+            if self._sleeping.pop(lock, None):
+                self._rouse(lock)
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Handles what the agent sends until condition() holds. False after `timeout` seconds."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            left = None if ends is None else ends - time.monotonic()
+            if self._d is None or left is not None and left <= 0:
+                return condition()
+            self.process(left)
+        return True
+
+    def _flush_batches(self, pending: Pending[Any]) -> None:
+        for batch in list(self._batches.values()):
+            if pending in batch.transfers:
+                batch._submit()
+
+    # --- asyncio ------------------------------------------------------------------------------------
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop handles what the agent sends, until _unwatch()."""
+        watch = self._loops.get(loop)
+        if watch is None:
+            # a descriptor of its own, which close() in another thread does not invalidate
+            watch = self._loops[loop] = _Loop(os.dup(self.fileno()))
+            loop.add_reader(watch.fd, self._readable)
+        watch.waiting += 1
+
+    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        watch = self._loops[loop]
+        watch.waiting -= 1
+        if not watch.waiting:
+            del self._loops[loop]
+            loop.remove_reader(watch.fd)
+            os.close(watch.fd)
+
+    def _readable(self) -> None:
+        if self._d is not None:
+            self._progress()

@@ -1,0 +1,579 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session with the agent, over libdray: opening and closing, requests, events."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import stat
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from ctypes import byref, c_size_t, c_uint64, c_void_p, create_string_buffer, string_at
+from itertools import count
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+from . import _arguments as arguments
+from . import _library as lib
+from . import errors, events
+from ._waiting import SESSION_CODES, Waiting
+from .handles import Region, Remote
+from .pending import Pending, Transfer
+from .placement import to_event
+
+T = TypeVar("T")
+E = TypeVar("E")
+S = TypeVar("S", bound="Session")
+
+DEFAULT_SOCKET = "/run/dray/dray.sock"
+_CONNECT_MS = 5000
+
+next_key = count(1).__next__  # of requests, which their completions repeat
+
+
+class Info(NamedTuple):
+    """The session and the agent; while not connected, the last ones."""
+
+    connected: bool
+    session: int
+    incarnation: int
+    agent_id: bytes
+    segment: str
+    version: str
+    ring_entries: int
+    arena_bytes: int
+    in_flight: int
+    segments: bool
+
+
+class _EventWait(Pending[Any]):
+    """Waits for the next event of a kind."""
+
+    __slots__ = ("kind",)
+
+    ends_quietly = True
+
+    def __init__(self, client: Session, kind: Any) -> None:
+        super().__init__(client)
+        self.kind = kind
+
+    def cancel(self) -> bool:
+        return self._client._cancel_event(self)
+
+    def _give_up(self) -> None:
+        if not self.cancel() and self._value is not None:
+            # it came, but the task that was to get it was cancelled first
+            self._client._report(self._value, first=True)
+
+
+_SessionWait = Pending[None]
+
+
+class Session(Waiting):
+    """What a Client can do about its session: describe it, open it again, close it, report events."""
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, group: str = "", name: str = "",
+                 notifications: bool = False, segments: bool = False, timeout: float | None = None,
+                 patience: float = 0.0, ring_entries: int = 256, arena_bytes: int = 4 << 20,
+                 wait: bool = True) -> None:
+        where = socket if socket is not None else os.environ.get("DRAY_SOCKET") or DEFAULT_SOCKET
+        super().__init__(os.fsdecode(arguments.path("socket", where)))
+        self.group, self.name = group, name
+        self.timeout, self.patience = arguments.timeout(timeout), patience
+        self.events: deque[Any] = deque()
+        self._regions: dict[int, Region] = {}
+        self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._unconfirmed: dict[int, Transfer] = {}
+        self._event_waits: list[_EventWait] = []
+        self._session_waits: list[_SessionWait] = []
+        self._failed: list[Region] = []
+        self._blocking = threading.Lock()  # held during calls of the library that release the interpreter lock
+
+        flags = (lib.OPTION_NOTIFICATIONS if notifications else 0) | \
+            (lib.OPTION_SEGMENTS if segments else 0) | (lib.OPTION_WAIT if patience else 0)
+        limit = arguments.milliseconds("timeout", timeout) or _CONNECT_MS
+        options = lib.Options(
+            socket=self.path.encode("utf-8", "surrogateescape"), group=arguments.text("group", group),
+            name=arguments.text("name", name), flags=flags, connect_ms=limit,
+            patience_ms=arguments.milliseconds("patience", patience) or 1,
+            ring_entries=arguments.number("ring_entries", ring_entries, (1 << 32) - 1),
+            arena_bytes=arguments.number("arena_bytes", arena_bytes))
+        self._open(options, wait, max(limit / 1000, patience))
+
+    def _open(self, options: Any, wait: bool, limit: float) -> None:
+        handle, why = c_void_p(), create_string_buffer(lib.WHY_SIZE)
+        code = lib.held.dray_connect_start(byref(options), byref(handle), why, len(why))
+        if code:
+            raise errors.make(code, lib.text(why.value), path=self.path)
+        self._d = c_size_t(handle.value or 0)
+        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _clients.add(self)
+        self._quiet = wait
+        if not wait:
+            self._progress()
+            return
+        opened = _SessionWait(self)
+        self._session_waits.append(opened)
+        try:
+            # longer than the library's limit, whose error has a better message
+            opened.result(limit + 0.5)
+        except BaseException:
+            self._shut(errors.SessionClosed("the client could not connect", path=self.path))
+            raise
+
+    # --- session ------------------------------------------------------------------------------------
+
+    def info(self) -> Info:
+        """Describes the session and the agent. Does not wait."""
+        i = lib.Info()
+        self._check(lib.held.dray_get_info, byref(i))
+        return Info(bool(i.connected), i.session, i.incarnation, bytes(i.agent_id), lib.text(i.segment),
+                    lib.text(i.version), i.ring_entries, i.arena_bytes, i.in_flight, bool(i.segments))
+
+    @property
+    def connected(self) -> bool:
+        """True while the session is open and its regions are registered. Does not wait."""
+        if self._d is None and self._gone is None:
+            return False
+        self._progress()
+        return self._d is not None and self.info().connected
+
+    @property
+    def agent_id(self) -> bytes:
+        """16 bytes that name the agent, for the audience of tokens."""
+        return self.info().agent_id
+
+    @property
+    def incarnation(self) -> int:
+        """Number of the agent's start; another one after each restart."""
+        return self.info().incarnation
+
+    @property
+    def segment(self) -> str:
+        """Address (host:port) of the agent for other agents."""
+        return self.info().segment
+
+    @property
+    def version(self) -> str:
+        """Version of the agent."""
+        return self.info().version
+
+    @property
+    def segments(self) -> bool:
+        """True if the agent delivers changes of segments to this session."""
+        return self.info().segments
+
+    @overload
+    def reconnect(self, timeout: float | None = None, *, wait: Literal[True] = True) -> None: ...
+
+    @overload
+    def reconnect(self, timeout: float | None = None, *, wait: Literal[False]) -> Pending[None]: ...
+
+    def reconnect(self, timeout: float | None = None, *, wait: bool = True) -> None | Pending[None]:
+        """Waits until there is a session, up to `timeout` seconds (default: that of the client).
+
+        With wait=False returns a Pending. The regions are registered again then; those that the agent
+        refused raise their error when they are used. Tokens and remotes of an earlier session are void.
+        """
+        pending = _SessionWait(self)
+        self._handle()
+        self._progress()
+        if self.info().connected:
+            pending._end(None, None)
+        elif self.error:
+            pending._end(None, self.error)
+        else:
+            self._session_waits.append(pending)
+        if not wait:
+            return pending
+        try:
+            pending.result(self.timeout if timeout is None else timeout)
+        except errors.Timeout:
+            raise errors.SessionClosed(
+                f"there is no session with the agent at {self.path}: "
+                f"{lib.text(self._call(lib.held.dray_last_error))}", path=self.path,
+                fix="Start drayd, or wait longer.") from None
+        return None
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Ends the session. Waits up to `timeout` seconds until its regions are removed.
+
+        After that only the caller uses the memory that was registered. Requests in flight end with
+        errors.SessionClosed. May be called twice, and in any thread.
+        """
+        if self._d is None:
+            return
+        if timeout:
+            self._remove_regions(timeout)
+        self._shut(self._closed())
+
+    def _remove_regions(self, timeout: float) -> None:
+        if self._leader == threading.get_ident():
+            return  # called from a callback, where nothing can be waited for
+        ends = time.monotonic() + timeout
+        with contextlib.suppress(errors.Error):
+            self._progress()
+            if self.info().connected:
+                removals = [p for r in list(self._regions.values()) if r.handle
+                            for p in [r.remove(wait=False)] if p is not None]
+                for p in removals:
+                    p.exception(max(0.0, ends - time.monotonic()))
+
+    def _shut(self, error: errors.Error) -> None:
+        """Ends everything that is pending, then the library's handle."""
+        self.error = self.error or error
+        d, self._d = self._d, None
+        if d is None:
+            return
+        self._end_all(error)
+        os.close(self._wake[1])
+        own = self._leader == threading.get_ident()
+        if not own:
+            self._lead.acquire()  # the polling thread has left
+        try:
+            with self._blocking:
+                lib.held.dray_disconnect(d)
+                os.close(self._wake[0])
+        finally:
+            if not own:
+                self._lead.release()
+        _clients.discard(self)
+
+    def _end_all(self, error: errors.Error) -> None:
+        while self._pending:
+            with contextlib.suppress(KeyError):
+                self._pending.popitem()[1]._end(None, error)
+        self._unconfirmed.clear()
+        while self._session_waits:
+            self._session_waits.pop()._end(None, error)
+        while self._event_waits:
+            self._event_waits.pop()._end(None, None)
+        for lock in list(self._sleeping):
+            self._rouse(lock)
+        for region in list(self._regions.values()):
+            region.handle = 0
+        for remote in list(self._remotes.values()):
+            remote.handle = 0
+
+    def _forked(self) -> None:
+        """In a forked child: gives up the copy of the parent's session."""
+        d, self._d = self._d, None
+        self._gone = _after_fork
+        self._lead, self._leader = threading.Lock(), 0
+        if d is not None:
+            lib.held.dray_disconnect(d)
+            for fd in self._wake:
+                os.close(fd)
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self: S) -> S:
+        await self.reconnect(wait=False)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self, timeout: float | None = 5.0) -> None:
+        """close() for asyncio: the loop runs meanwhile."""
+        if self._d is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
+
+    def __del__(self) -> None:
+        d, self._d = getattr(self, "_d", None), None
+        if d is not None:
+            lib.held.dray_disconnect(d)
+            for fd in self._wake:
+                os.close(fd)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Client{name} of {self.path}{'' if self._d else ', closed'}>"
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    def _request(self, pending: Pending[Any], function: Any, *fields: Any) -> None:
+        """Starts a request by a function of the library that ends in _start."""
+        self._handle()
+        pending._key = key = next_key()
+        number = c_uint64()
+        self._pending[key] = pending
+        code = self._call(function, *fields, key, byref(number))
+        if code < 0:
+            self._pending.pop(key, None)
+            raise self._last(code)
+        pending._id = number.value
+
+    @overload
+    def _settle(self, pending: Pending[T], wait: Literal[True]) -> T: ...
+
+    @overload
+    def _settle(self, pending: Pending[T], wait: bool) -> T | Pending[T]: ...
+
+    def _settle(self, pending: Pending[T], wait: bool) -> T | Pending[T]:
+        """The result of a request, or with wait=False the request."""
+        if not wait:
+            return pending
+        try:
+            return pending.result(self.timeout)
+        except errors.Timeout:
+            self._abandon(pending)
+            raise
+
+    def _abandon(self, pending: Pending[Any]) -> None:
+        pending._end(None, errors.Cancelled(f"{pending!r} was given up", handle=pending._id))
+
+    def _failure(self, c: Any) -> errors.Error:
+        """The error of a completion."""
+        path = self.path if -c.status in SESSION_CODES else None
+        return errors.make(c.status, lib.text(c.message), handle=c.region or c.remote or c.id, path=path)
+
+    def _free_remote(self, handle: int) -> None:
+        """Gives the handle of a lost remote back to the library."""
+        self._remotes.pop(handle, None)
+        if handle and self._d is not None:
+            self._call(lib.held.dray_remote_release_start, handle, 0, None)
+
+    def _transfer_failure(self, transfer: Transfer, c: Any) -> errors.Error:
+        """The error of a transfer that failed, with the objects that it is about."""
+        error = self._failure(c)
+        error.handle = c.id
+        if isinstance(error, errors.Range):
+            error.message = f"an operation passes the end of {transfer._local!r} or of {transfer._remote!r}"
+        if isinstance(error, errors.Unconfirmed):
+            self._unconfirmed[c.id] = transfer
+        return error
+
+    def _cancel(self, transfer: Transfer) -> None:
+        if not transfer._id and self._batches:
+            self._flush_batches(transfer)
+        if not transfer._ended:
+            self._progress()
+        if transfer._ended:
+            raise errors.NotFound(f"{transfer!r} has ended", handle=transfer._id, fix="Nothing is left to cancel.")
+        self._check(lib.held.dray_cancel, transfer._id)
+
+    def _is_lent(self, transfer: Transfer) -> bool:
+        self._progress()
+        return self._check(lib.held.dray_lent, transfer._id) == 1
+
+    # --- events -------------------------------------------------------------------------------------
+
+    @overload
+    def next_event(self, kind: type[E], timeout: float | None = None) -> E | None: ...
+
+    @overload
+    def next_event(self, kind: None = None, timeout: float | None = None) -> Any: ...
+
+    def next_event(self, kind: Any = None, timeout: float | None = None) -> Any:
+        """Waits for the next event of a kind (events.Notification, ...; None: any) and takes it.
+
+        None: `timeout` seconds have passed (None: no limit), or the session ended for good.
+        """
+        pending = self.event(kind)
+        try:
+            return pending.result(timeout)
+        except errors.Timeout:
+            pending.cancel()
+            return pending._value
+
+    def next_notification(self, timeout: float | None = None) -> events.Notification | None:
+        """next_event() for notifications."""
+        return self.next_event(events.Notification, timeout)
+
+    @overload
+    def event(self, kind: type[E]) -> Pending[E | None]: ...
+
+    @overload
+    def event(self, kind: None = None) -> Pending[Any]: ...
+
+    def event(self, kind: Any = None) -> Pending[Any]:
+        """The next event of a kind, to be awaited. To cancel it loses no event. See next_event()."""
+        self._handle()
+        wait = _EventWait(self, kind or object)
+        self._progress()
+        for _ in range(len(self.events)):
+            try:
+                event = next(e for e in self.events if isinstance(e, wait.kind))
+                self.events.remove(event)
+            except (StopIteration, ValueError, RuntimeError):
+                continue  # another thread took it, or changed the queue
+            wait._end(event, None)
+            return wait
+        if self.error is not None:
+            wait._end(None, None)
+        else:
+            self._event_waits.append(wait)
+        return wait
+
+    def notification(self) -> Pending[events.Notification | None]:
+        """The next notification, to be awaited: `await client.notification()`."""
+        return self.event(events.Notification)
+
+    async def stream_events(self, kind: Any = None) -> AsyncIterator[Any]:
+        """`async for event in client.stream_events():` until the session ends for good."""
+        while self._d is not None or self._gone:
+            event = await self.event(kind)
+            if event is None:
+                return
+            yield event
+
+    def _cancel_event(self, wait: _EventWait) -> bool:
+        with contextlib.suppress(ValueError):
+            self._event_waits.remove(wait)
+        if wait._ended:
+            return False
+        wait._end(None, None)
+        return True
+
+    def _on_event(self, e: Any) -> None:
+        _EVENTS.get(e.type, Session._on_unknown)(self, e)
+
+    def _report(self, event: Any, *, first: bool = False) -> None:
+        for wait in self._event_waits:
+            if isinstance(event, wait.kind):
+                try:
+                    self._event_waits.remove(wait)
+                except ValueError:
+                    continue
+                wait._end(event, None)
+                return
+        if first:
+            self.events.appendleft(event)
+        else:
+            self.events.append(event)
+
+    def _text_of(self, e: Any) -> errors.Error:
+        return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.id, path=self.path)
+
+    def _on_notification(self, e: Any) -> None:
+        payload = string_at(e.payload, e.length) if e.length else b""
+        self._report(events.Notification(e.tag, payload, self._regions.get(e.region), e.agent_region,
+                                         bytes(e.agent_id), e.incarnation, e.id))
+
+    def _on_remote_lost(self, e: Any) -> None:
+        remote, text = self._remotes.get(e.remote), lib.text(e.message)
+        if remote is not None:
+            remote._lose(errors.make(e.code, text, handle=e.remote))
+        else:
+            self._free_remote(e.remote)
+        self._report(events.RemoteLost(remote, -e.code, text))
+
+    def _on_draining(self, e: Any) -> None:
+        self._report(events.Draining(e.deadline_ms))
+
+    def _on_lost(self, e: Any) -> None:
+        error = self._text_of(e)
+        for remote in list(self._remotes.values()):
+            remote._lose(errors.AgentRestarted(
+                f"{remote!r} belongs to an earlier session", handle=remote.handle,
+                fix="Import a new token of its owner."))
+        self._failed = []
+        self._report(events.Disconnected(error, False))
+
+    def _on_restored(self, e: Any) -> None:
+        live = [r for r in list(self._regions.values()) if r.error is None and r.handle]
+        self._report(events.Reconnected(self.incarnation, bool(e.restarted), len(live), self._failed))
+        self._on_connected(e)
+
+    def _on_connected(self, e: Any) -> None:
+        if e.type == lib.EVENT_CONNECTED and not self._quiet:
+            self._report(events.Connected(self.incarnation))
+        while self._session_waits:
+            self._session_waits.pop()._end(None, None)
+
+    def _on_region_lost(self, e: Any) -> None:
+        region, error = self._regions.get(e.region), self._text_of(e)
+        if region is not None:
+            region.error = error
+            self._failed.append(region)
+        self._report(events.RegionLost(region, error))
+
+    def _on_closed(self, e: Any) -> None:
+        self.error = error = self._unreachable(self._text_of(e))
+        self._report(events.Disconnected(error, True))
+        while self._session_waits:
+            self._session_waits.pop()._end(None, error)
+        while self._event_waits:
+            self._event_waits.pop()._end(None, None)
+
+    def _on_segment(self, e: Any) -> None:
+        self._report(to_event(e))
+
+    def _on_confirmed(self, e: Any) -> None:
+        transfer = self._unconfirmed.pop(e.id, None)
+        if transfer is not None:
+            error = errors.make(e.code, lib.text(e.message), handle=e.id) if e.code else None
+            self._report(events.Confirmed(transfer, error))
+
+    def _on_unknown(self, e: Any) -> None:
+        pass  # of a newer library
+
+    def _unreachable(self, error: errors.Error) -> errors.Error:
+        """Adds what is wrong with the path of the socket, and what to do."""
+        if isinstance(error, (errors.PeerUnreachable, errors.Denied)):
+            error.message, error.fix = _what_is_wrong(self.path, error)
+        return error
+
+
+def _what_is_wrong(path: str, error: errors.Error) -> tuple[str, str]:
+    """(message, fix) for a socket that cannot be connected to."""
+    try:
+        mode = os.stat(path).st_mode
+    except PermissionError:
+        return (f"uid {os.getuid()} may not search the folder of the socket {path}",
+                "Run as a user or in a group that may use the agent, such as the group of the folder.")
+    except OSError as e:
+        return (f"there is no socket at {path} ({e.strerror})",
+                "Start drayd, or name its socket by the argument socket= or by DRAY_SOCKET.")
+    if not stat.S_ISSOCK(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "file"
+        return (f"{path} is a {kind}, not a socket",
+                "Name the socket of drayd by the argument socket= or by DRAY_SOCKET.")
+    if not os.access(path, os.W_OK):
+        return (f"uid {os.getuid()} may not connect to the socket {path}",
+                "Run as a user or in a group that may use the agent, such as the group of the socket.")
+    if isinstance(error, errors.Denied):  # by the agent
+        return error.message, error.fix
+    return (f"no agent listens at the socket {path}", "Start drayd, or wait for it with patience=.")
+
+
+def _after_fork() -> errors.Error:
+    return errors.OutOfOrder("this client belongs to the parent of this forked process",
+                             fix="Make a Client in the child.")
+
+
+_EVENTS: dict[int, Callable[[Session, Any], None]] = {
+    lib.EVENT_NOTIFICATION: Session._on_notification, lib.EVENT_REMOTE_LOST: Session._on_remote_lost,
+    lib.EVENT_DRAINING: Session._on_draining, lib.EVENT_LOST: Session._on_lost,
+    lib.EVENT_RESTORED: Session._on_restored, lib.EVENT_REGION_LOST: Session._on_region_lost,
+    lib.EVENT_CLOSED: Session._on_closed, lib.EVENT_SEGMENT: Session._on_segment,
+    lib.EVENT_CONNECTED: Session._on_connected, lib.EVENT_CONFIRMED: Session._on_confirmed}
+
+_clients: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for client in list(_clients):
+        client._forked()
+    _clients.clear()
+
+
+def _at_exit() -> None:
+    for client in list(_clients):
+        client._shut(errors.SessionClosed("the interpreter exits", path=client.path))
+
+
+os.register_at_fork(after_in_child=_in_child)
+atexit.register(_at_exit)
