@@ -278,7 +278,7 @@ install: all
 	install -D -m 644 packaging/systemd/dray.sysusers $(D)/lib/sysusers.d/dray.conf
 	install -D -m 644 packaging/systemd/dray.tmpfiles $(D)/lib/tmpfiles.d/dray.conf
 	mkdir -p $(DESTDIR)$(PYTHONDIR)
-	cd client/python && find dray -name '*.py' -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
+	cd client/python && find dray \( -name '*.py' -o -name py.typed \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 
 define NL
 
