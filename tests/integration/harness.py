@@ -696,11 +696,6 @@ def concerns(event, remote):
     return event is not None and event.remote is remote
 
 
-def reconnected(client):
-    """After the agent's restart: waits until a client of the package has its session and regions again."""
-    client.reconnect()
-
-
 def noise(size, seed=1):
     """Pseudorandom bytes, so that a byte at a wrong place is detected."""
     import random

@@ -11,8 +11,7 @@ from collections import Counter
 import dray
 import pytest
 import wire
-from harness import (LIMIT, MIB, STREAMS, Actor, Side, concerns, expect, noise, nothing_leaked, reconnected, same,
-                     until)
+from harness import LIMIT, MIB, STREAMS, Actor, Side, concerns, expect, noise, nothing_leaked, same, until
 
 SIZE = (8 if "DRAY_VM" in os.environ else 32) * MIB  # less in an emulated machine, which is slower
 N = 16
@@ -210,7 +209,7 @@ def test_peer_killed(new_pair, direction):
     with Side(a, SIZE, pattern() if direction == "write" else None) as here:
         there = Side(b, SIZE, pattern() if direction == "read" else None)
         lost((a, b), here, there, here.reach(there), direction, b.kill, b.start)
-        reconnected(there.client)
+        there.client.reconnect()
         remote = here.reach(there)
         here.client.transfer(direction, here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         assert same(here.view[:MIB], there.view[:MIB])
@@ -321,7 +320,7 @@ def test_peer_restarted_at_once(new_pair):
         here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
         b.restart()
         expect({"peer_lost", "incarnation", "not_found"}, lambda: here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT))
-        reconnected(there.client)
+        there.client.reconnect()
         again = here.reach(there)
         here.client.read(here.region, again, [(0, 0, MIB)]).result(LIMIT)
         assert same(here.view, there.view)
@@ -357,9 +356,9 @@ def test_agent_restarted(new_agent):
         old = here.client.incarnation
         agent.restart()
         assert names(flying) == {"agent_restarted"}
-        reconnected(there.client)
+        there.client.reconnect()
         expect("agent_restarted", here.client.read, here.region, remote, [(0, 0, 1)])
-        reconnected(here.client)
+        here.client.reconnect()
         assert here.client.incarnation > old
         remote = here.reach(there)
         for region, view in ((here.region, here.view), (pool, pool.memory.view)):

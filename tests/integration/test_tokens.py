@@ -8,7 +8,7 @@ import dray
 import pytest
 import wire
 from wire import codec as s
-from harness import LIMIT, MIB, Side, concerns, expect, noise, reconnected, until
+from harness import LIMIT, MIB, Side, concerns, expect, noise, until
 
 
 def parse(token):
@@ -197,7 +197,7 @@ def test_earlier_incarnation(new_pair, local):
         b.restart()
         with Side(b if local else a, MIB) as here:
             expect("incarnation", here.client.import_token, str(token), timeout=LIMIT)
-            reconnected(there.client)
+            there.client.reconnect()
             remote = here.reach(there)
             here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
             assert here.view == there.view

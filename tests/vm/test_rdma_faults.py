@@ -13,7 +13,7 @@ import dray
 import pytest
 import test_faults
 from conftest import Pair, listed, registered, run, sides_of, up
-from harness import LIMIT, MIB, Actor, Side, concerns, expect, noise, reconnected, same, transport, until
+from harness import LIMIT, MIB, Actor, Side, concerns, expect, noise, same, transport, until
 from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
 
 from test_faults import test_peer_killed, test_peer_stopped, test_revocation_spares_other_transfers, test_revoked_during_transfers  # noqa: F401 isort: skip
@@ -378,7 +378,7 @@ def test_importing_agent_killed(new_pair):
         wipe(there.view)
         there.region.revoke()
         a.start()
-        reconnected(here.client)
+        here.client.reconnect()
         assert names(transfers) <= {"ok", "agent_restarted"}
         until(lambda: len(up(a)) == 1 and registered(a), "registration")
         assert untouched(there.view), "bytes of a dead agent still arrive"
