@@ -274,6 +274,8 @@ static int open_later(struct dray *d)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
 	d->in_background = true;
 	dc_engine_poll(d);
 	return 0;

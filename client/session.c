@@ -246,7 +246,13 @@ static void end_requests(struct dray *d, int code)
 /* Plans the next attempt, with jitter so that the clients of one agent do not come all at once. */
 static void retry_later(struct dray *d)
 {
-	d->retry_at = dray_now().ns + backoff_spread(d->retry_ns);
+	int64_t now = dray_now().ns;
+	int64_t patient_until = d->lost_at + d->patience_ns;
+
+	d->retry_at = now + backoff_spread(d->retry_ns);
+	/* the attempt that ends the requests which wait then */
+	if (d->patience_ns && now < patient_until)
+		d->retry_at = dray_min(d->retry_at, patient_until);
 	d->retry_ns = dray_min(d->retry_ns * 2, d->retry_max_ns);
 }
 
