@@ -64,7 +64,7 @@ static int real_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint
 		       uint64_t iova, unsigned access, struct ibv_mr **ret)
 {
 	errno = 0;
-	*ret = fd < 0 ? ibv_reg_mr_iova(pd, p, bytes, iova, access) :
+	*ret = fd < 0 ? ibv_reg_mr_iova2(pd, p, bytes, iova, access) :
 			ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, (int)access);
 	return *ret ? 0 : failed();
 }
