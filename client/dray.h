@@ -393,7 +393,10 @@ DRAY_API int dray_region_add(struct dray *d, const struct dray_region_spec *spec
 DRAY_API int dray_region_add_memory(struct dray *d, const struct dray_memory *m,
 				    unsigned int access, dray_region *ret);
 
-/* Allocates a pool of the agent's memory and maps it. flags: DRAY_REGION_HUGE. */
+/*
+ * Allocates a pool of the agent's memory, maps it and touches every page: transfers need pages that
+ * exist. flags: DRAY_REGION_HUGE.
+ */
 DRAY_API int dray_region_add_pool(struct dray *d, uint64_t bytes, unsigned int access,
 				  unsigned int flags, dray_region *ret);
 
@@ -466,7 +469,7 @@ DRAY_API int dray_token_from_bytes(const void *bytes, size_t length, struct dray
 
 /*
  * Imports a token: the range is usable as a remote. timeout_ms limits the agent's attempts to reach
- * the owner (0: its default). Blocks for up to timeout_ms plus request_ms.
+ * the owner. 0: its default, and an address that refuses the connection fails at once. Blocks for up to timeout_ms plus request_ms.
  */
 DRAY_API int dray_remote_import(struct dray *d, const struct dray_token *token,
 				unsigned int timeout_ms, dray_remote *ret);
@@ -790,8 +793,8 @@ DRAY_API int dray_env_get(struct dray *d, const char *profiles, struct dray_env 
 
 /*
  * Each function starts the request of the function without _start and returns. The completion has
- * arg, the status, and the new handle or token. dray_region_add_start() still populates the memory
- * before it returns. ret_id may be NULL. Requests wait while the session is being reconnected.
+ * arg, the status, and the new handle or token. dray_region_add_start() still populates memfds before
+ * it returns. The caller touches the pages of a pool, which dray_region_map() shows. ret_id may be NULL. Requests wait while the session is being reconnected.
  * -DRAY_E_BUSY: 4096 requests are waiting.
  */
 DRAY_API int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,

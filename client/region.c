@@ -117,6 +117,26 @@ int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, v
 	return in ? add(d, spec, arg, ret_id) : error;
 }
 
+/* Touches a new pool, or removes it. Nobody else knows its handle yet, so it needs no lock meanwhile. */
+static int populate_pool(struct dray *d, dray_region pool)
+{
+	uint64_t bytes;
+	void *address;
+	uint32_t depth;
+	int error = dray_region_map(d, pool, &address, &bytes, NULL);
+
+	if (error)
+		return error;
+	depth = dc_threads_release(d);
+	error = dray_populate(address, bytes, true);
+	dc_threads_acquire(d, depth);
+	if (!error)
+		return 0;
+	dray_region_remove(d, pool);
+	return dc_fail(d, error == -EFAULT ? DRAY_E_NO_MEMORY : dc_code_of_errno(error),
+		       "populating the pool: %s", dray_errno_text(error));
+}
+
 int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_region *ret)
 {
 	int error = prepare(d, spec);
@@ -127,6 +147,8 @@ int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_re
 	if (!in)
 		return error;
 	error = dc_request_wait(d, add(d, spec, NULL, &id), &id, 0, &c);
+	if (!error && spec->pool_bytes)
+		error = populate_pool(d, c.region);
 	if (!error)
 		*ret = c.region;
 	return error;

@@ -352,7 +352,6 @@ static void agent_is_killed(void **state)
 	pair_make(&p, &agents[1], &agents[0], 0);
 	ok(p.user, dray_region_add_pool(p.user, 2 * MIB, DRAY_READ | DRAY_WRITE, 0, &pool));
 	ok(p.user, dray_region_map(p.user, pool, &address, &bytes, NULL));
-	memset(address, 0, 2 * MIB);
 	t = pull(&p, &op, 1);
 	t.wait = (struct dray_word){ p.ours, 0, 0xdead };
 	ok(p.user, dray_submit(p.user, &t, &id));
