@@ -230,9 +230,8 @@ def test_too_much_memory():
     assert "memory of 1152921504606846976 bytes" in str(caught.value)
 
 
-def test_bad_extents(two, tmp_path):
-    file = (tmp_path / "file").open("w+b")
-    file.truncate(4096)
+def test_bad_extents(two):
+    pipe = os.pipe()
     closed = dray.Memory(4096)
     closed.close()
     for extents, kind, words in (
@@ -241,9 +240,11 @@ def test_bad_extents(two, tmp_path):
             ([(two.memory, -1, 1)], errors.Invalid, ("the offset of an extent is -1",)),
             (closed, errors.Invalid, ("<Memory of 4096 bytes, descriptor -1> is closed",)),
             ([(two.memory, 0, MIB + 1)], errors.RegionTooSmall, ("the extent ends at",)),
-            ([(file.fileno(), 0, 4096)], errors.RegionKind, ("is not a memfd",))):
+            ([(pipe[0], 0, 4096)], errors.RegionKind, ("is not a memfd",))):
         with raises(kind, *words):
             two.client.region(extents)
+    for fd in pipe:
+        os.close(fd)
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 4096)
     with raises(errors.RegionUnsealed, "F_SEAL_SHRINK"):
