@@ -234,6 +234,25 @@ static void a_dead_process_with_an_open_socket(void **state)
 	ends(id, -DRAY_E_AGENT_RESTARTED);
 }
 
+/* The child shares the epoll instance, and must not remove the pidfd from it. */
+static void a_childs_disconnect_changes_nothing(void **state)
+{
+	uint64_t id;
+	pid_t pid;
+
+	begin(DRAY_OPTION_NO_RECONNECT, NEVER_MS, true);
+	id = submit(0);
+	pid = fork();
+	dray_assert(pid >= 0);
+	if (!pid) {
+		dray_disconnect(d);
+		_exit(0);
+	}
+	waitpid(pid, NULL, 0);
+	fake_do(&client_fake, kill_process_only, NULL);
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
 static void the_same_agent_closed_the_session(void **state)
 {
 	uint64_t id;
@@ -343,6 +362,7 @@ int main(void)
 		TEST(the_end_of_the_socket_is_no_proof),
 		TEST(a_closed_session_still_waits_for_proof),
 		TEST(a_dead_process_with_an_open_socket),
+		TEST(a_childs_disconnect_changes_nothing),
 		TEST(the_same_agent_closed_the_session),
 		TEST(another_agent_is_no_proof),
 		TEST(an_agent_without_pidfd),
