@@ -14,7 +14,6 @@ void dc_proof_init(struct proof *p)
 {
 	dray_list_init(&p->agents);
 	dray_list_init(&p->held);
-	dray_list_init(&p->lent);
 }
 
 static void agent_free(struct dray *d, struct agent *a)
@@ -220,7 +219,6 @@ bool dc_proof_keeps(struct dray *d, struct request *r)
 	if (!r->unconfirmed)
 		return false;
 	dc_request_lend(d, r);
-	dray_list_add(&d->proof.lent, &r->link);
 	return true;
 }
 

@@ -48,9 +48,8 @@ struct proof {
 	struct agent *agent; /* of the present session, or of the last one; NULL: none yet */
 	struct dray_heap deadlines;
 	struct dray_list held; /* transfers, in the order of their time limits */
-	struct dray_list lent;
-	uint32_t unconfirmed; /* transfers that have ended so and still wait for proof */
-	int64_t confirm_ns;   /* for an answer after a deadline, or for proof after a loss */
+	uint32_t unconfirmed;  /* transfers that have ended so and still wait for proof */
+	int64_t confirm_ns;    /* for an answer after a deadline, or for proof after a loss */
 };
 
 void dc_proof_init(struct proof *p);

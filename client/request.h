@@ -9,7 +9,7 @@
  *   callbacks ended, its callback is still to be run
  *   done      ended, its completion is still to be taken
  *   none      ended, and a blocking function takes it
- *   lent      its completion was taken and said unconfirmed (see proof.h)
+ *   lent      its completion was taken and said unconfirmed; on no list (see proof.h)
  *   free      unused memory
  *
  * Internal requests are started by the library itself and end without a completion.

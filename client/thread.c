@@ -79,12 +79,6 @@ static void take(struct threads *t)
 	__atomic_store_n(&t->holder, &identity, __ATOMIC_RELAXED);
 }
 
-static void give(struct threads *t)
-{
-	__atomic_store_n(&t->holder, NULL, __ATOMIC_RELAXED);
-	pthread_mutex_unlock(&t->mutex);
-}
-
 bool dc_is_inherited(const struct dray *d)
 {
 	if (*d->owner && (!d->owner_pid || d->owner_pid == getpid()))
@@ -121,26 +115,31 @@ static void wake_ready(struct dray *d)
 		dc_engine_wake_poller(d);
 }
 
-void dc_leave(struct dray *d)
+/* To be called before the mutex is unlocked. */
+static void let_go(struct dray *d)
 {
 	struct threads *t = &d->threads;
-
-	if (--t->depth)
-		return;
-	if (t->changed)
-		wake_ready(d);
-	give(t);
-}
-
-uint32_t dc_threads_release(struct dray *d)
-{
-	struct threads *t = &d->threads;
-	uint32_t depth = t->depth;
 
 	t->depth = 0;
 	if (t->changed)
 		wake_ready(d);
-	give(t);
+	__atomic_store_n(&t->holder, NULL, __ATOMIC_RELAXED);
+}
+
+void dc_leave(struct dray *d)
+{
+	if (d->threads.depth > 1)
+		d->threads.depth--;
+	else
+		dc_threads_release(d);
+}
+
+uint32_t dc_threads_release(struct dray *d)
+{
+	uint32_t depth = d->threads.depth;
+
+	let_go(d);
+	pthread_mutex_unlock(&d->threads.mutex);
 	return depth;
 }
 
@@ -193,10 +192,7 @@ void dc_threads_follow(struct dray *d, struct waiter *self, int64_t until)
 		return;
 	}
 	dray_list_add(&t->followers, &self->link);
-	t->depth = 0;
-	if (t->changed)
-		wake_ready(d);
-	__atomic_store_n(&t->holder, NULL, __ATOMIC_RELAXED);
+	let_go(d);
 	if (until == INT64_MAX)
 		pthread_cond_wait(&self->cond, &t->mutex);
 	else
