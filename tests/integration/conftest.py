@@ -14,7 +14,7 @@ sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 
 import harness  # noqa: E402
 from claims import pytest_runtestloop  # noqa: E402, F401
-from harness import MIB, STREAMS, Side, noise, nothing_leaked  # noqa: E402
+from harness import MIB, STREAMS, Side, noise, nothing_leaked, until  # noqa: E402
 
 # A shell ignores SIGINT for a background job, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -160,6 +160,8 @@ def serves(*agents):
         remote = here.reach(there)
         here.client.read(here.region, remote, [(1, 0, 69999)]).result(harness.LIMIT)
         assert here.view[1:70000] == data[:69999]
+    for agent in agents:  # a test may compare with what they map now
+        until(lambda agent=agent: agent.resources().mappings == 0, "the unmapping of the clients' memory")
 
 
 @pytest.fixture
