@@ -2,6 +2,7 @@
 """The error of each mistake that a program can make with the Python package: it names the object and the remedy."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import pickle
@@ -228,6 +229,19 @@ def test_too_much_memory():
     with pytest.raises(errors.Error) as caught:
         dray.Memory(1 << 60)
     assert "memory of 1152921504606846976 bytes" in str(caught.value)
+
+
+def test_no_descriptors_and_no_huge_pages(monkeypatch):
+    """What this process lacks is not asked of the agent."""
+    with pytest.raises(errors.NoMemory, match="in huge pages.*vm.nr_hugepages"):
+        dray.Memory(1 << 45, huge=True)
+
+    def no_fds(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", no_fds)
+    with pytest.raises(errors.NoFds, match="Too many open files. .*ulimit -n"):
+        dray.Memory(4096)
 
 
 def test_bad_extents(two):

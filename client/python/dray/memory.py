@@ -21,9 +21,13 @@ _CODES = {errno.ENOMEM: errors.NoMemory, errno.EMFILE: errors.NoFds, errno.ENFIL
           errno.EINVAL: errors.Invalid, errno.EBADF: errors.Invalid, errno.EFBIG: errors.TooLarge}
 
 
-def failure(what: str, e: OSError) -> errors.Error:
-    """The error for one of the system."""
-    return _CODES.get(e.errno or 0, errors.Io)(f"{what}: {e.strerror or e}")
+def failure(what: str, e: OSError, huge: bool) -> errors.Error:
+    """The error for one of the system, in this process."""
+    made = _CODES.get(e.errno or 0, errors.Io)
+    fix = "Raise the limit of open files: ulimit -n." if made is errors.NoFds else None
+    if made is errors.NoMemory:
+        fix = "Reserve huge pages: sysctl vm.nr_hugepages." if huge else "Free memory, or raise this process's limit."
+    return made(f"{what}: {e.strerror or e}", fix=fix)
 
 
 def populate(fd: int, offset: int, length: int) -> None:
@@ -76,7 +80,8 @@ class Memory:
                 self.populate()
         except OSError as e:
             self.close()
-            raise failure(f"memory of {self.size} bytes", e) from None
+            what = f"memory of {self.size} bytes{' in huge pages' * huge}"
+            raise failure(what, e, huge) from None
         except ValueError as e:
             self.close()
             raise errors.Invalid(f"memory of {self.size} bytes in descriptor {fd}: {e}") from None
