@@ -58,9 +58,28 @@ def trips(client, region, remote, lists, n, give_way):
     return samples[n // 2] / 1e3, samples[n * 99 // 100] / 1e3
 
 
-def from_c(tool, n):
-    answer = tool.ask("trip", n)
-    return answer["ns"] / 1e3, answer["p99"] / 1e3
+class Case:
+    """Transfers of `count` operations. Each round has sessions of its own: a session's worker, and the processors of both,
+    change the time of a transfer by more than what is measured here."""
+
+    def __init__(self, agent, near, far, every, count, n):
+        self.agent, self.near, self.far, self.count, self.n = agent, near, far, count, n
+        self.fd = c.ops_fd(every)
+        self.lists = [every[i:i + count] for i in range(0, len(every) - count + 1, count)]
+
+    def from_c(self, give_way=False):
+        """give_way: with the same rests, in which caches and processors cool down."""
+        with c.client(self.agent, self.agent, [self.near], [self.far], self.fd, "--write", "--batch", self.count,
+                      *["--rest"] * give_way) as tool:
+            tool.ask("trip", self.n // 4)
+            answer = tool.ask("trip", self.n)
+        return answer["ns"] / 1e3, answer["p99"] / 1e3
+
+    def from_python(self, give_way):
+        with self.agent.client() as client, self.agent.client() as owner:
+            region, remote = client.region(self.near), client.import_token(owner.region(self.far).export())
+            trips(client, region, remote, self.lists, self.n // 4, give_way)
+            return trips(client, region, remote, self.lists, self.n, give_way)
 
 
 def compare(records, name, rounds, python, native, limit):
@@ -106,24 +125,20 @@ with c.bench("python") as (lab, records):
     agent, = c.agents(lab, 1)
     near, far = c.dray.Memory(TOTAL), c.dray.Memory(TOTAL)
     every = c.scattered(SIZE, TOTAL)
-    fd = c.ops_fd(every)
     client, owner = agent.client(), agent.client()
     region = client.region(near)
     remote = client.import_token(owner.region(far).export())
     for count, n, limit in CASES:
-        lists = [every[i:i + count] for i in range(0, len(every) - count + 1, count)]
+        case = Case(agent, near, far, every, count, n)
         name = f"{count} x 32 KiB"
-        with c.client(agent, agent, [near], [far], fd, "--write", "--batch", count) as engine:
-            from_c(engine, n)
-            trips(client, region, remote, lists, n, False)
-            compare(records, name, ROUNDS, lambda: trips(client, region, remote, lists, n, False),
-                    lambda: from_c(engine, n), limit)
-            with computing():
-                compare(records, f"{name}, beside a busy thread", ROUNDS,
-                        lambda: trips(client, region, remote, lists, n, True), lambda: from_c(engine, n), limit)
-            with computing():
-                compare(records, f"{name}, beside it, with the lock's changes", ROUNDS,
-                        lambda: trips(client, region, remote, lists, n, False), lambda: from_c(engine, n), None)
+        case.from_c()
+        compare(records, name, ROUNDS, lambda: case.from_python(False), case.from_c, limit)
+        with computing():
+            compare(records, f"{name}, beside a busy thread", ROUNDS, lambda: case.from_python(True),
+                    lambda: case.from_c(True), limit)
+        with computing():
+            compare(records, f"{name}, beside it, with the lock's changes", ROUNDS, lambda: case.from_python(False), case.from_c,
+                    None)
     lists = [[op] for op in every]
     ours, one, ratio, spread = c.pairs(lambda: sum_of_threads(client, region, remote, lists, 1),
                                        lambda: sum_of_threads(client, region, remote, lists, THREADS), ROUNDS)
