@@ -86,8 +86,8 @@ struct dray_options {
 	unsigned int flags;        /* enum dray_option_flag */
 	unsigned int ring_entries; /* submissions queued, power of two to 4096; default 256 */
 	uint64_t arena_bytes;      /* for operation lists in flight, up to 16 MiB; default 4 MiB */
-	unsigned int spin_us;    /* spin before sleeping; default $DRAY_SPIN, else 20, or 0 if this
-			       * process has less than two CPUs */
+	unsigned int spin_us; /* spin before sleeping; default $DRAY_SPIN, else 20, in rare trials
+			       * 100, or 0 if this process has less than two CPUs */
 	unsigned int connect_ms; /* timeout of dray_connect() and each reconnect; default 5000 */
 	unsigned int request_ms; /* timeout of requests that block; default 30000 */
 	unsigned int reconnect_min_ms; /* first pause between attempts, doubling; default 10 */

@@ -30,6 +30,9 @@
 /* What one epoll_wait() returns: the socket, the doorbell, the timer, a pidfd. */
 #define EVENTS 4
 
+/* In a trial, spins for that many times as long: within 100 us an agent that sleeps wakes up and makes a small transfer. */
+#define SPINS_OF_TRIAL 5
+
 /* Loads of the ring's index between two reads of the clock. */
 #define LOADS_PER_CLOCK 32
 
@@ -167,13 +170,15 @@ static int left_ms(int64_t until)
 void dc_engine_limit(struct dray *d)
 {
 	struct dray_cpus cpus;
+	int64_t spin_ns;
 
 	if (d->spin_fixed) {
-		dray_linger_limit(&d->linger, d->spin_ns);
+		dray_linger_limit(&d->linger, d->spin_ns, d->spin_ns);
 		return;
 	}
 	dray_cpus_get(&cpus);
-	dray_linger_limit(&d->linger, dray_cpus_can_spin(&cpus, NULL, 0) ? d->spin_ns : 0);
+	spin_ns = dray_cpus_can_spin(&cpus, NULL, 0) ? d->spin_ns : 0;
+	dray_linger_limit(&d->linger, spin_ns, SPINS_OF_TRIAL * spin_ns);
 }
 
 /* Spins until the ring has a completion (true), or spinning no longer pays. */

@@ -6,6 +6,8 @@
 
 #define MAX 16000
 #define TURN 100 /* ns between two polls */
+#define TRIAL (6 * MAX)
+#define WAKE_UP (4 * MAX)
 
 struct life {
 	struct dray_linger l;
@@ -39,7 +41,7 @@ static struct life life(void)
 {
 	struct life f = { .now = 1000000 };
 
-	dray_linger_limit(&f.l, MAX);
+	dray_linger_limit(&f.l, MAX, MAX);
 	return f;
 }
 
@@ -52,7 +54,7 @@ static void zeroed_never_polls(void **state)
 	assert_int_equal(f.polled, 0);
 	assert_int_equal(f.sleeps, 100);
 	f = life();
-	dray_linger_limit(&f.l, 0);
+	dray_linger_limit(&f.l, 0, 0);
 	wait(&f, 100, 0);
 	assert_int_equal(f.polled, 0);
 }
@@ -204,10 +206,84 @@ static void a_new_limit_starts_anew(void **state)
 
 	for (int i = 0; i < 10; i++)
 		wait(&f, 1000 * MAX, 3000);
-	dray_linger_limit(&f.l, MAX);
+	dray_linger_limit(&f.l, MAX, MAX);
 	assert_int_equal(f.l.budget_ns, 0);
-	dray_linger_limit(&f.l, 2 * MAX);
+	dray_linger_limit(&f.l, 2 * MAX, 2 * MAX);
 	assert_int_equal(f.l.budget_ns, 2 * MAX);
+}
+
+/* One of two ends that work in turn, each on a CPU of its own. */
+struct end {
+	struct dray_linger l;
+	int64_t idle_ns; /* when its work ended */
+	unsigned sleeps;
+};
+
+/* Work arrives at this time; returns when this end has it. */
+static int64_t get(struct end *e, int64_t arrives)
+{
+	int64_t now = e->idle_ns;
+
+	while (dray_linger_idle(&e->l, now)) {
+		if (now >= arrives) {
+			dray_linger_worked(&e->l, now);
+			return now;
+		}
+		now += TURN;
+	}
+	e->sleeps++;
+	now = (arrives > now ? arrives : now) + WAKE_UP;
+	/* what came before it fell asleep keeps it awake */
+	dray_linger_worked(&e->l, arrives > e->idle_ns ? arrives : e->idle_ns);
+	return now;
+}
+
+static void rounds(struct end *client, struct end *agent, unsigned n, int64_t work, int64_t think)
+{
+	int64_t now = client->idle_ns;
+
+	client->sleeps = agent->sleeps = 0;
+	for (unsigned i = 0; i < n; i++) {
+		now = get(agent, now) + work;
+		agent->idle_ns = now;
+		now = get(client, now) + think;
+		client->idle_ns = now;
+		dray_linger_begin(&client->l);
+	}
+}
+
+static void ends_init(struct end *client, struct end *agent)
+{
+	*client = *agent = (struct end){ .idle_ns = 1000000 };
+	dray_linger_limit(&client->l, MAX, TRIAL);
+	dray_linger_limit(&agent->l, MAX, MAX);
+	/* both are asleep after a pause */
+	client->l.budget_ns = agent->l.budget_ns = 0;
+}
+
+static void two_sleeping_ends_wake_each_other(void **state)
+{
+	struct end client, agent;
+
+	ends_init(&client, &agent);
+	rounds(&client, &agent, 100, 2000, 5000);
+	assert_in_range(client.sleeps, 1, 10);
+	assert_in_range(agent.sleeps, 1, 10);
+	rounds(&client, &agent, 1000, 2000, 5000);
+	assert_int_equal(client.sleeps, 0);
+	assert_int_equal(agent.sleeps, 0);
+}
+
+/* The work takes longer than the limit, but less than a trial: trials become rare. */
+static void trials_of_slow_work_become_rare(void **state)
+{
+	struct end client, agent;
+
+	ends_init(&client, &agent);
+	rounds(&client, &agent, 2000, 3 * MAX / 2, 5000);
+	rounds(&client, &agent, 10000, 3 * MAX / 2, 5000);
+	assert_in_range(10000 - client.sleeps, 1,
+			(10000 / DRAY_LINGER_EARLY_MAX + 2) * DRAY_LINGER_TRIALS);
 }
 
 int main(void)
@@ -224,6 +300,8 @@ int main(void)
 		cmocka_unit_test(the_budget_recovers),
 		cmocka_unit_test(an_abandoned_wait_changes_nothing),
 		cmocka_unit_test(a_new_limit_starts_anew),
+		cmocka_unit_test(two_sleeping_ends_wake_each_other),
+		cmocka_unit_test(trials_of_slow_work_become_rare),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
