@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import threading
 import time
+from array import array
 
 import common as c
 
@@ -13,8 +14,8 @@ SIZE = 32 * c.KIB
 TOTAL = 16 * c.MIB
 ROUNDS = max(7, c.PAIRS // 2)
 THREADS = 4
-# operations of a transfer, trips of a round, most microseconds above C
-CASES = ((64, 300, 25), (1, 3000, 5))
+# operations of a transfer, trips of a round, most microseconds above C, whether they come as arrays or as lists of tuples
+CASES = ((64, 300, 25, True), (64, 300, None, False), (1, 3000, 5, False))
 TURN_NS = 2_000_000  # well within the 5 ms after which the interpreter takes the lock away
 
 
@@ -62,10 +63,11 @@ class Case:
     """Transfers of `count` operations. Each round has sessions of its own: a session's worker, and the processors of both,
     change the time of a transfer by more than what is measured here."""
 
-    def __init__(self, agent, near, far, every, count, n):
+    def __init__(self, agent, near, far, every, count, n, arrays):
         self.agent, self.near, self.far, self.count, self.n = agent, near, far, count, n
         self.fd = c.ops_fd(every)
-        self.lists = [every[i:i + count] for i in range(0, len(every) - count + 1, count)]
+        lists = [every[i:i + count] for i in range(0, len(every) - count + 1, count)]
+        self.lists = [array("Q", [word for op in ops for word in op]) for ops in lists] if arrays else lists
 
     def from_c(self, give_way=False):
         """give_way: with the same rests, in which caches and processors cool down."""
@@ -128,9 +130,9 @@ with c.bench("python") as (lab, records):
     client, owner = agent.client(), agent.client()
     region = client.region(near)
     remote = client.import_token(owner.region(far).export())
-    for count, n, limit in CASES:
-        case = Case(agent, near, far, every, count, n)
-        name = f"{count} x 32 KiB"
+    for count, n, limit, arrays in CASES:
+        case = Case(agent, near, far, every, count, n, arrays)
+        name = f"{count} x 32 KiB" + " as an array" * arrays
         case.from_c()
         compare(records, name, ROUNDS, lambda: case.from_python(False), case.from_c, limit)
         with computing():
