@@ -32,7 +32,7 @@ struct dray_linger {
 };
 
 #define DRAY_LINGER_EARLY_MAX 256 /* of early_to_try */
-#define DRAY_LINGER_TRIALS 4	  /* waits of a trial that is longer than the limit */
+#define DRAY_LINGER_TRIALS 4      /* waits of a trial that is longer than the limit */
 
 /* Sets the limits; 0: never poll. trial_ns is at least max_ns. A new limit is the budget to begin with. */
 void dray_linger_limit(struct dray_linger *l, int64_t max_ns, int64_t trial_ns);
