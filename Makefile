@@ -237,6 +237,7 @@ tools: $(TOOLS) $(FAKE_GPU) $(FAKE_LIBCUDA) $(GPU_ENGINE) $(SIMULATED_DRIVER)
 gen:
 	$(PYTHON) schema/generate.py
 	$(PYTHON) scripts/python-reference
+	$(PYTHON) scripts/c-reference
 
 FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema -name '*.[ch]' \
 	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)

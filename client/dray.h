@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray: the client side of dray. A handle (struct dray) is a session with this node's agent. With
- * it an engine registers memory as regions, exports tokens for ranges of them, imports tokens
+ * libdray: the client side of dray. A handle (struct dray) is a session with this node's agent.
+ * With it an engine registers memory as regions, exports tokens for ranges of them, imports tokens
  * of other engines, and lets the agent move bytes between its own regions and the imported ranges.
  *
  * Rules for all functions, unless their comment says otherwise:
  *
  * Thread:    any thread may call any function of a handle at any time, apart from
- *            dray_disconnect(), which must be the last call. Each completion and each event is taken
- *            by one thread. A function that does not block waits for other threads for some
+ *            dray_disconnect(), which must be the last call. Each completion and each event is
+ *            taken by one thread. A function that does not block waits for other threads for some
  *            microseconds at most, since none of them holds the handle while it sleeps. The
  *            library starts no threads, installs no signal handlers, prints nothing, raises no
  *            SIGPIPE, and never ends the process.
@@ -26,6 +26,19 @@
  *            until the next call of the same thread.
  * Structs:   set unused fields to zero; zero is the default of every field.
  * Units:     lengths and offsets are in bytes; times are in milliseconds if the name ends in _ms.
+ *
+ * Functions that send a request to the agent share these errors ("requests" below):
+ * -DRAY_E_BUSY: 4096 requests are waiting to be sent; take completions first.
+ * -DRAY_E_TIMEOUT: the agent has not answered in time. It may still carry the request out.
+ * -DRAY_E_AGENT_RESTARTED, -DRAY_E_SESSION_CLOSED: the session was lost. With patience_ms, the
+ *     result can also be the code of the last attempt to reconnect.
+ * -DRAY_E_NO_MEMORY: this process or the agent has no memory left.
+ *
+ * scripts/c-reference makes the manual pages of client/man from these comments. The first sentence
+ * is the heading. The labels Returns, Blocks, Thread, Ownership and Errors begin paragraphs, and
+ * Example is the last one. Errors names what it includes: requests, functions, and requests of the
+ * data protocol, whose errors the schema lists, without the codes named there; then it lists the
+ * function's own. A comment in the line of a member belongs to it, one above it to the next.
  */
 #ifndef DRAY_H
 #define DRAY_H
@@ -45,12 +58,29 @@ extern "C" {
 #define DRAY_API
 #endif
 
+/* --- errors --- */
+
 /*
- * Meaning of a code, its stable name, and what to do. Takes the code or its negation. Static text,
- * never NULL. Any thread.
+ * Returns the meaning of an error. Takes a code of enum dray_error or its negation, as functions
+ * return it and completions and events contain it.
+ *
+ * Returns: static text, never NULL; "unknown" for a code that is newer than this library.
  */
 DRAY_API const char *dray_strerror(int error);
+
+/*
+ * Returns the stable name of an error, such as peer_lost. Takes the code or its negation. Logs and
+ * other languages have the same names.
+ *
+ * Returns: static text, never NULL; "unknown" for a code that is newer than this library.
+ */
 DRAY_API const char *dray_strerrorname(int error);
+
+/*
+ * Returns what to do about an error. Takes the code or its negation.
+ *
+ * Returns: static text, never NULL; "unknown" for a code that is newer than this library.
+ */
 DRAY_API const char *dray_strerrorfix(int error);
 
 /* --- session --- */
@@ -58,42 +88,78 @@ DRAY_API const char *dray_strerrorfix(int error);
 struct dray;
 
 /*
- * Handles of regions and remotes, valid for one struct dray, also after the agent restarts. An id of
- * 0 is no handle. The ids of regions, remotes and requests differ, so that one that is used in the
- * place of another is refused with -DRAY_E_INVALID.
+ * Handle of a region. It is valid for one struct dray, also after the agent restarts. An id of 0 is
+ * no handle. The ids of regions, remotes and requests differ, so that one that is used in the place
+ * of another is refused with -DRAY_E_INVALID.
  */
 typedef struct {
-	uint64_t id;
+	uint64_t id; /* 0: none */
 } dray_region;
 
+/*
+ * Handle of a remote: an imported range of another engine's region. It is valid for one struct
+ * dray, and never the same as the handle of a region.
+ */
 typedef struct {
-	uint64_t id;
+	uint64_t id; /* 0: none */
 } dray_remote;
 
+/* Flags of struct dray_options. */
 enum dray_option_flag {
 	DRAY_OPTION_NOTIFICATIONS = 1, /* deliver the group's notifications to this handle */
 	DRAY_OPTION_NO_RING = 2,       /* submit by message only; no ring, no arena */
 	DRAY_OPTION_NO_RECONNECT = 4,  /* once lost, the session stays closed */
-	DRAY_OPTION_WAIT = 8,          /* dray_connect() waits until the agent is started */
-	DRAY_OPTION_NO_SPIN = 16,      /* sleep at once, whatever spin_us is */
-	DRAY_OPTION_SEGMENTS = 32      /* deliver DRAY_EVENT_SEGMENT to this handle */
+	/*
+	 * Try again while there is no agent, or it is draining: dray_connect() for connect_ms,
+	 * dray_connect_start() for reconnect_for_ms.
+	 */
+	DRAY_OPTION_WAIT = 8,
+	DRAY_OPTION_NO_SPIN = 16, /* sleep at once, whatever spin_us is */
+	/*
+	 * Deliver DRAY_EVENT_SEGMENT to this handle. If the agent is too old, the session works
+	 * without, and segments of struct dray_info is 0. Each reconnect requests it again.
+	 */
+	DRAY_OPTION_SEGMENTS = 32
 };
 
+/* Options of a session. A field that is zero has its default. */
 struct dray_options {
-	const char *socket;        /* path; default $DRAY_SOCKET, else /run/dray/dray.sock */
-	const char *group;         /* up to 64 bytes; default: a group of its own */
-	const char *name;          /* up to 64 bytes, shown by drayctl */
-	unsigned int flags;        /* enum dray_option_flag */
-	unsigned int ring_entries; /* submissions queued, power of two to 4096; default 256 */
-	uint64_t arena_bytes;      /* for operation lists in flight, up to 16 MiB; default 4 MiB */
-	unsigned int spin_us; /* spin before sleeping; default $DRAY_SPIN, else 20, in rare trials
-			       * 100, or 0 if this process has less than two CPUs */
+	const char *socket; /* path; default $DRAY_SOCKET, else /run/dray/dray.sock */
+	/*
+	 * Sessions of one uid with the same group can use each other's regions and remotes, and
+	 * receive the same notifications. Up to 64 bytes; default: a group of its own.
+	 */
+	const char *group;
+	const char *name;   /* up to 64 bytes, shown by drayctl(1) */
+	unsigned int flags; /* enum dray_option_flag */
+	/*
+	 * Submissions that can be queued, a power of two to 4096; default 256. Twice as many
+	 * transfers can be in flight.
+	 */
+	unsigned int ring_entries;
+	/*
+	 * Memory for the operation lists and payloads of transfers in flight, up to 16 MiB; default
+	 * 4 MiB. An operation takes 24 bytes.
+	 */
+	uint64_t arena_bytes;
+	/*
+	 * Longest spin on the ring before sleeping, in microseconds; the library spins less while
+	 * spinning finds nothing. Default: $DRAY_SPIN, else 20 and in rare trials 100, or 0 if this
+	 * process has less than two whole CPUs (affinity, cpuset, CPU limit), because spinning would
+	 * keep the agent from running. The CPUs are checked for each session, and only for the
+	 * default.
+	 */
+	unsigned int spin_us;
 	unsigned int connect_ms; /* timeout of dray_connect() and each reconnect; default 5000 */
 	unsigned int request_ms; /* timeout of requests that block; default 30000 */
 	unsigned int reconnect_min_ms; /* first pause between attempts, doubling; default 10 */
 	unsigned int reconnect_max_ms; /* longest pause; default 1000 */
 	unsigned int reconnect_for_ms; /* stop reconnecting after this time; default: never */
-	unsigned int events_max;       /* events queued before reading stops; default 4096 */
+	/*
+	 * Events queued before the library stops reading the socket; default 4096. At the limit only
+	 * functions that block read it.
+	 */
+	unsigned int events_max;
 	/*
 	 * How long a transfer waits for the agent's answer after its deadline has passed, or for
 	 * proof that its memory is free after the agent was lost; then it is unconfirmed.
@@ -109,45 +175,83 @@ struct dray_options {
 };
 
 /*
- * Opens a session. options may be NULL. Blocks for up to connect_ms. If the agent grants no ring or
- * arena, the session works without them, as dray_get_info() shows. On failure the text is in why
- * (of why_size bytes, may be NULL). -DRAY_E_PEER_UNREACHABLE: there is no agent. -DRAY_E_DENIED,
- * -DRAY_E_QUOTA, -DRAY_E_DRAINING, -DRAY_E_VERSION: the kernel or the agent refused the connection.
- * -DRAY_E_TIMEOUT.
+ * Opens a session with the agent of this node. options may be NULL. If the agent grants no ring or
+ * arena, the session works without them, as dray_get_info() shows.
+ *
+ * Blocks: for up to connect_ms.
+ *
+ * Ownership: the caller closes the session with dray_disconnect(). On failure there is no handle,
+ * and the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_PEER_UNREACHABLE: there is no agent.
+ * -DRAY_E_TIMEOUT: the agent does not answer.
+ * -DRAY_E_DENIED, -DRAY_E_QUOTA, -DRAY_E_DRAINING, -DRAY_E_VERSION: the kernel or the agent refused
+ *     the connection.
+ * -DRAY_E_INVALID, -DRAY_E_TOO_LARGE, -DRAY_E_UNSUPPORTED: an option or $DRAY_SPIN is invalid, or a
+ *     flag is unknown.
+ * -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS: this process has no memory or descriptors left.
+ *
+ * Example:
+ *     struct dray_options options = { .group = "engine-0", .connect_ms = 2000 };
+ *     struct dray *d;
+ *     char why[256];
+ *
+ *     if (dray_connect(&options, &d, why, sizeof(why)))
+ *             errx(1, "%s", why);
  */
 DRAY_API int dray_connect(const struct dray_options *options, struct dray **ret, char *why,
 			  size_t why_size);
 
 /*
- * Makes a handle and starts to connect, which goes on in dray_process() and functions that block. Does
- * not block. DRAY_EVENT_CONNECTED tells the success, DRAY_EVENT_CLOSED the failure. With
+ * Makes a handle and starts to connect. Connecting goes on in dray_process() and in functions that
+ * block. DRAY_EVENT_CONNECTED tells the success, DRAY_EVENT_CLOSED the failure. With
  * DRAY_OPTION_WAIT the library tries again until the agent is started, for reconnect_for_ms.
- * Requests other than transfers wait for the session. -DRAY_E_INVALID, -DRAY_E_TOO_LARGE: the
- * options are invalid. -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS.
+ * Requests other than transfers wait for the session.
+ *
+ * Ownership: the caller frees the handle with dray_disconnect(). On failure there is no handle, and
+ * the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_INVALID, -DRAY_E_TOO_LARGE, -DRAY_E_UNSUPPORTED: an option or $DRAY_SPIN is invalid, or a
+ *     flag is unknown.
+ * -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS: this process has no memory or descriptors left.
  */
 DRAY_API int dray_connect_start(const struct dray_options *options, struct dray **ret, char *why,
 				size_t why_size);
 
 /*
- * Closes the session and frees everything, also the mappings of pools. The agent stops all work of
- * the session, but this function does not wait for it: to reuse the memory, call
- * dray_region_remove() first. d may be NULL. Not from a callback.
+ * Closes the session and frees everything that belongs to the handle, also the mappings of pools.
+ * The agent stops all work of the session, but this function does not wait for it: to reuse the
+ * memory, call dray_region_remove() first. d may be NULL.
+ *
+ * Thread: no other thread may use the handle during this call or after it. Not from a callback.
  */
 DRAY_API void dray_disconnect(struct dray *d);
 
 /*
- * Text of this thread's last failed call, or of the last loss of the session if that came later. Valid
- * until the next call of this thread.
+ * Returns the text of this thread's last failed call, or of the last loss of the session if that
+ * came later. The text names the object and the reason; dray_strerrorfix() has the next step.
+ *
+ * Returns: a string that is valid until the next call of this thread, never NULL.
+ *
+ * Example:
+ *     int error = dray_region_add_memory(d, &memory, DRAY_WRITE, &region);
+ *
+ *     if (error)
+ *             fprintf(stderr, "%s: %s. %s\n", dray_strerrorname(error),
+ *                     dray_last_error(d), dray_strerrorfix(error));
  */
 DRAY_API const char *dray_last_error(const struct dray *d);
 
+/* State of a session and identity of its agent. */
 struct dray_info {
-	int connected;    /* 1: session open, regions registered */
-	uint64_t session; /* as in drayctl sessions */
-	uint64_t incarnation;
-	uint8_t agent_id[16];
-	const char *segment;
-	const char *version;
+	int connected;             /* 1: session open, regions registered */
+	uint64_t session;          /* as in drayctl sessions */
+	uint64_t incarnation;      /* of the agent: new at each start */
+	uint8_t agent_id[16];      /* of the agent: stays the same */
+	const char *segment;       /* address of the agent for other agents */
+	const char *version;       /* of the agent */
 	unsigned int ring_entries; /* 0: no ring */
 	uint64_t arena_bytes;      /* 0: no arena */
 	size_t in_flight;          /* requests that have not ended */
@@ -159,55 +263,95 @@ struct dray_info {
 	uint64_t waits_slept; /* other waits, each with at least one system call */
 };
 
-/* Describes the session and the agent; while not connected, the last ones. */
+/*
+ * Describes the session and its agent. While not connected, it describes the last session and its
+ * agent.
+ *
+ * Errors:
+ */
 DRAY_API int dray_get_info(const struct dray *d, struct dray_info *ret);
 
 /* --- event loop --- */
 
 /*
- * A descriptor for poll(2) or epoll(7), readable when dray_process() has work: replies, completions
- * of the ring, or a reconnect that is due. It belongs to the handle and never changes. After the
- * first call every completion wakes it, which costs time: do not call this function without need.
+ * Returns a descriptor that is readable when dray_process() has work. Work is a reply, a completion
+ * of the ring, or a reconnect that is due. The descriptor works with poll(2) and epoll(7). Call
+ * dray_process() with 0, take all completions and events, then poll the descriptor.
+ *
+ * After the first call every completion wakes the descriptor, which costs time: a program that
+ * waits only in dray_wait() or dray_process() does not call this function.
+ *
+ * Returns: the descriptor, or a negated error.
+ *
+ * Ownership: the descriptor belongs to the handle and never changes.
+ *
+ * Errors:
+ *
+ * Example:
+ *     struct pollfd p = { dray_fd(d), POLLIN, 0 };
+ *     struct dray_completion c;
+ *     struct dray_event e;
+ *
+ *     while (dray_process(d, 0) >= 0) {
+ *             while (dray_next_completion(d, &c) == 1)
+ *                     request_done(c.arg, c.status);
+ *             while (dray_next_event(d, &e) == 1)
+ *                     handle(&e);
+ *             poll(&p, 1, -1);
+ *     }
  */
 DRAY_API int dray_fd(struct dray *d);
 
 /*
- * Runs the event loop: receives messages and completions, reconnects when due, runs callbacks.
- * Blocks until a completion or event can be taken or a callback was run, for up to timeout_ms (0:
- * does not block; -1: no limit). Returns their number; 0 on timeout; -DRAY_E_SESSION_CLOSED when
- * the session is closed for good and nothing is left to take. On return the descriptor is armed:
- * take all completions and events, then poll it.
+ * Runs the event loop. It receives messages and completions, reconnects when due, and runs
+ * callbacks. On return the descriptor of dray_fd() is armed: take all completions and events, then
+ * poll it.
+ *
+ * Returns: the number of completions and events that can be taken, plus the callbacks that were
+ * run; 0 on timeout; or a negated error.
+ *
+ * Blocks: until a completion or an event can be taken or a callback was run, for up to timeout_ms
+ * (0: does not block; -1: no limit).
+ *
+ * Errors:
+ * -DRAY_E_SESSION_CLOSED: the session is closed for good and nothing is left to take.
  */
 DRAY_API int dray_process(struct dray *d, int timeout_ms);
 
 /*
- * For threads that spin: takes completions off the ring without a system call, and handles
- * everything else now and then. Returns as dray_process(). The descriptor is not armed afterwards:
- * call dray_process() before sleeping on it.
+ * Takes completions off the ring without a system call. For threads that spin; it handles
+ * everything else now and then. The descriptor of dray_fd() is not armed afterwards: call
+ * dray_process() before sleeping on it.
+ *
+ * Returns: as dray_process().
+ *
+ * Errors: dray_process()
  */
 DRAY_API int dray_poll(struct dray *d);
 
+/* Kind of the request that a completion answers. */
 enum dray_request {
-	DRAY_REQUEST_TRANSFER = 1,
-	DRAY_REQUEST_REGION_ADD,
-	DRAY_REQUEST_REGION_REMOVE,
-	DRAY_REQUEST_EXPORT,
-	DRAY_REQUEST_REVOKE,
-	DRAY_REQUEST_IMPORT,
-	DRAY_REQUEST_RELEASE,
-	DRAY_REQUEST_NOTIFY,
-	DRAY_REQUEST_HINT_GET,
-	DRAY_REQUEST_HINT_PUT,
-	DRAY_REQUEST_SEGMENT_GET,
-	DRAY_REQUEST_ENV_GET
+	DRAY_REQUEST_TRANSFER = 1,  /* dray_submit() */
+	DRAY_REQUEST_REGION_ADD,    /* dray_region_add_start() */
+	DRAY_REQUEST_REGION_REMOVE, /* dray_region_remove_start() */
+	DRAY_REQUEST_EXPORT,        /* dray_region_export_start() */
+	DRAY_REQUEST_REVOKE,        /* dray_region_revoke_start() */
+	DRAY_REQUEST_IMPORT,        /* dray_remote_import_start() */
+	DRAY_REQUEST_RELEASE,       /* dray_remote_release_start() */
+	DRAY_REQUEST_NOTIFY,        /* dray_notify_start() */
+	DRAY_REQUEST_HINT_GET,      /* dray_hint_get_start() */
+	DRAY_REQUEST_HINT_PUT,      /* dray_hint_put_start() */
+	DRAY_REQUEST_SEGMENT_GET,   /* dray_segment_get_start() */
+	DRAY_REQUEST_ENV_GET        /* dray_env_get_start() */
 };
 
+/* Way that the bytes of a transfer took. */
 enum dray_transport {
 	DRAY_TRANSPORT_NONE = 0,  /* no byte was moved */
-	DRAY_TRANSPORT_LOCAL = 1, /* copy within this node's agent */
-	DRAY_TRANSPORT_TCP = 2,
-	DRAY_TRANSPORT_RDMA = 3,
-	DRAY_TRANSPORT_GPU = 4 /* copy by a GPU within this node's agent */
+	DRAY_TRANSPORT_LOCAL = 1, /* copy by a CPU within this node's agent */
+	DRAY_TRANSPORT_TCP = 2,   /* TCP streams to the owner's agent */
+	DRAY_TRANSPORT_RDMA = 3,  /* RDMA between the memories of both engines */
+	DRAY_TRANSPORT_GPU = 4    /* copy by a GPU within this node's agent */
 };
 
 struct dray_token;
@@ -215,44 +359,67 @@ struct dray_hint;
 struct dray_segment;
 struct dray_env;
 
-/* How a request ended. */
+/* Tells how a request ended. Its pointers are valid until the next call of the same thread. */
 struct dray_completion {
-	uint64_t id;
-	void *arg; /* from the request */
-	enum dray_request request;
-	int status;             /* 0, or a negated enum dray_error */
-	unsigned int transport; /* transfers: enum dray_transport, or a newer one */
-	uint64_t bytes;         /* transfers: bytes moved, all if status is 0; revoke: tokens */
-	uint64_t duration_ns;   /* transfers: from acceptance to the end, by the agent's clock */
-	dray_region region;     /* the new region, and the one of a request about a region */
-	dray_remote remote;     /* likewise */
-	const char *message;    /* empty if status is 0 */
-	/* answers to these requests alone */
-	const struct dray_token *token;
-	const struct dray_hint *hint;
-	const struct dray_segment *segment;
-	const struct dray_env *env;
+	uint64_t id;               /* of the request */
+	void *arg;                 /* from the request */
+	enum dray_request request; /* kind of the request */
+	int status;                /* 0, or a negated enum dray_error */
+	unsigned int transport;    /* transfers: enum dray_transport, or a newer one */
+	uint64_t bytes;            /* transfers: bytes moved, all if status is 0; revoke: tokens */
+	uint64_t duration_ns;      /* transfers: from acceptance to the end, by the agent's clock */
+	dray_region region;        /* the new region, and the one of a request about a region */
+	dray_remote remote;        /* the new remote, and the one of a request about a remote */
+	const char *message;       /* reason of the failure; empty if status is 0 */
+	const struct dray_token *token;     /* only of an export */
+	const struct dray_hint *hint;       /* only of dray_hint_get_start() */
+	const struct dray_segment *segment; /* only of dray_segment_get_start() */
+	const struct dray_env *env;         /* only of dray_env_get_start() */
 };
 
-/* Takes the oldest completion. Returns 1, or 0 if there is none. */
+/*
+ * Takes the oldest completion. Completions of transfers with a callback are not among them.
+ *
+ * Returns: 1; 0 if there is none; or a negated error.
+ *
+ * Errors:
+ */
 DRAY_API int dray_next_completion(struct dray *d, struct dray_completion *ret);
 
 /*
- * Waits for a request and takes its completion, which has the status. Blocks for up to timeout_ms
- * (-1: no limit). -DRAY_E_TIMEOUT: the request has not ended; its completion will follow.
+ * Waits for a request and takes its completion. If the request is a transfer with a callback, that
+ * is run too.
+ *
+ * Returns: 0 with the completion, which has the status of the request; or a negated error.
+ *
+ * Blocks: until the request ends, for up to timeout_ms (-1: no limit).
+ *
+ * Errors:
+ * -DRAY_E_TIMEOUT: the request has not ended; its completion will follow.
  * -DRAY_E_NOT_FOUND: the request is unknown, or its completion was taken.
  */
 DRAY_API int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completion *ret);
 
+/* Kind of an event, and the fields of struct dray_event that it has. */
 enum dray_event_type {
-	DRAY_EVENT_NOTIFICATION = 1, /* tag, payload, region, sender */
-	DRAY_EVENT_REMOTE_LOST = 2,  /* remote, code, message; the agent has released it */
-	DRAY_EVENT_DRAINING = 3,     /* no new work; work in flight is stopped after deadline_ms */
+	/*
+	 * A notification for a region of this group: tag, payload, length, region, agent_region,
+	 * agent_id, incarnation, id. The bytes of its transfer are in place. agent_id, incarnation
+	 * and id identify the notification; each is delivered at most once.
+	 */
+	DRAY_EVENT_NOTIFICATION = 1,
+	/*
+	 * A remote is unusable: remote, code (-DRAY_E_REVOKED or -DRAY_E_PEER_LOST), message. The
+	 * agent has released it; dray_remote_release() frees the handle.
+	 */
+	DRAY_EVENT_REMOTE_LOST = 2,
+	DRAY_EVENT_DRAINING = 3, /* no new work; work in flight is stopped after deadline_ms */
 	/*
 	 * The session is lost. code is -DRAY_E_AGENT_RESTARTED (the agent died),
 	 * -DRAY_E_SESSION_CLOSED (the agent closed it; message has the reason) or
 	 * -DRAY_E_PROTOCOL. All requests in flight end with that code, or with
-	 * -DRAY_E_UNCONFIRMED, and remotes and tokens are void. The library reconnects, unless DRAY_OPTION_NO_RECONNECT is set.
+	 * -DRAY_E_UNCONFIRMED, and remotes and tokens are void. The library reconnects, unless
+	 * DRAY_OPTION_NO_RECONNECT is set.
 	 */
 	DRAY_EVENT_LOST = 4,
 	/*
@@ -281,69 +448,100 @@ enum dray_event_type {
 	DRAY_EVENT_CONFIRMED = 10
 };
 
+/*
+ * An event of a session. enum dray_event_type says which fields each type has. Pointers are valid
+ * until this thread's next dray_next_event().
+ */
 struct dray_event {
-	enum dray_event_type type;
-	int code; /* negated enum dray_error */
-	int restarted;
-	unsigned int deadline_ms;
-	dray_region region; /* none if another session of the group registered the region */
-	dray_remote remote;
-	uint64_t agent_region; /* the agent's handle of the region, valid in the whole group */
-	uint64_t tag;
-	uint8_t agent_id[16]; /* agent that sent the notification */
-	uint64_t incarnation; /* of that agent */
-	uint64_t id;          /* of the notification at that agent, or of the transfer */
-	const void *payload;  /* pointers are valid until this thread's next dray_next_event() */
-	size_t length;
-	const char *message;
-	const char *segment;                     /* "" if there is none */
+	enum dray_event_type type; /* what happened */
+	int code;                  /* negated enum dray_error */
+	int restarted;             /* 1: the agent has another incarnation */
+	unsigned int deadline_ms;  /* time until work in flight is stopped */
+	dray_region region;        /* none if another session of the group registered the region */
+	dray_remote remote;        /* the remote that is lost */
+	uint64_t agent_region;     /* the agent's handle of the region, valid in the whole group */
+	uint64_t tag;              /* of the notification */
+	uint8_t agent_id[16];      /* agent that sent the notification */
+	uint64_t incarnation;      /* of that agent */
+	uint64_t id;               /* of the notification at that agent, or of the transfer */
+	const void *payload;       /* of the notification */
+	size_t length;             /* of the payload */
+	const char *message;       /* the reason, as a text */
+	const char *segment;       /* "" if there is none */
 	unsigned int segment_old, segment_state; /* enum dray_segment_state, or a newer one */
 	unsigned int segment_flags;              /* enum dray_segment_flag */
 };
 
-/* Takes the oldest event. Returns 1, or 0 if there is none. */
+/*
+ * Takes the oldest event.
+ *
+ * Returns: 1; 0 if there is none; or a negated error.
+ *
+ * Errors:
+ */
 DRAY_API int dray_next_event(struct dray *d, struct dray_event *ret);
 
 /* --- memory --- */
 
+/* Flags of dray_memory_alloc(). */
 enum dray_memory_flag {
 	DRAY_MEMORY_HUGE = 1 /* use huge pages of the default size, or fail */
 };
 
 /* Memory that can be registered: a sealed memfd, mapped and populated. */
 struct dray_memory {
-	void *address;
+	void *address;   /* of the mapping */
 	uint64_t length; /* as requested, rounded up to whole pages */
-	int fd;
+	int fd;          /* the memfd */
 };
 
 /*
- * Allocates memory, which the caller frees with dray_memory_free(). Needs no handle; any thread.
- * Takes about 0.3 s for each GiB. -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS, -DRAY_E_INVALID, -DRAY_E_IO.
+ * Allocates memory that can be registered. It creates a memfd of `bytes`, rounded up to whole
+ * pages, seals its size, maps it and touches every page. Needs no handle. dray_region_add_memory()
+ * registers the memory.
+ *
+ * Blocks: about 0.3 s for each GiB.
+ *
+ * Ownership: the caller frees the memory with dray_memory_free().
+ *
+ * Errors:
+ * -DRAY_E_INVALID: the size is 0 or too large, or a flag is unknown.
+ * -DRAY_E_NO_MEMORY, -DRAY_E_NO_FDS, -DRAY_E_IO: the kernel refused; for huge pages, there may not
+ *     be enough of them.
  */
 DRAY_API int dray_memory_alloc(uint64_t bytes, unsigned int flags, struct dray_memory *ret);
 
 /*
- * Touches every page of a range of a memfd with F_SEAL_SHRINK, so that it can be registered with
- * DRAY_REGION_NO_POPULATE. Blocks: 0.3 s for each new GiB. Needs no handle; any thread. The text of
- * an error is in why (of why_size bytes, may be NULL). Errors of dray_region_add().
+ * Touches every page of a range of a memfd. The memfd has F_SEAL_SHRINK, and dray_region_add() with
+ * DRAY_REGION_NO_POPULATE can then register it without touching its pages again. Needs no handle.
+ *
+ * Blocks: about 0.3 s for each new GiB.
+ *
+ * Ownership: on failure the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_REGION_KIND, -DRAY_E_REGION_UNSEALED, -DRAY_E_REGION_TOO_SMALL: the descriptor is not a
+ *     memfd, lacks the seal, or has fewer bytes.
+ * -DRAY_E_NO_MEMORY, -DRAY_E_IO: the kernel refused.
  */
 DRAY_API int dray_memory_populate(int fd, uint64_t offset, uint64_t length, char *why,
 				  size_t why_size);
 
 /*
- * Unmaps and closes the memory, and resets *m. May be called twice. Regions of the memory exist
- * until they are removed.
+ * Unmaps and closes memory of dray_memory_alloc(), and resets *m. May be called twice, and with
+ * NULL. Regions of the memory exist until they are removed.
  */
 DRAY_API void dray_memory_free(struct dray_memory *m);
 
 /* --- regions --- */
 
+/* What transfers and importers may do with memory. */
 enum dray_access {
 	DRAY_READ = 1, /* may be the source of transfers */
 	DRAY_WRITE = 2 /* may be the destination */
 };
 
+/* Kind of the memory of an extent. */
 enum dray_kind {
 	DRAY_KIND_MEMFD = 1,    /* a memfd with F_SEAL_SHRINK */
 	DRAY_KIND_DMABUF = 2,   /* a device's memory, only for RDMA */
@@ -353,61 +551,105 @@ enum dray_kind {
 
 #define DRAY_CUDA_IPC_BYTES 64
 
+/* A piece of a file or of an allocation on a GPU. dray_cuda_describe() makes those of a GPU. */
 struct dray_extent {
-	enum dray_kind kind;
-	int fd;
-	uint64_t offset; /* in the file, or from the allocation's base; any alignment */
-	uint64_t length;
-	const void *handle; /* cuda_ipc, instead of fd: DRAY_CUDA_IPC_BYTES bytes; copied */
+	enum dray_kind kind; /* of the memory */
+	int fd;              /* stays the caller's */
+	uint64_t offset;     /* in the file, or from the allocation's base; any alignment */
+	uint64_t length;     /* at least 1 */
+	const void *handle;  /* cuda_ipc, instead of fd: DRAY_CUDA_IPC_BYTES bytes; copied */
 	uint64_t allocation; /* cuda_vmm: bytes of all of it; 0: the agent finds out, which is slower */
 };
 
+/* Flags of struct dray_region_spec. */
 enum dray_region_flag {
 	DRAY_REGION_HUGE = 1,       /* pools: use huge pages, or fail */
 	DRAY_REGION_NO_POPULATE = 2 /* every page was touched already; holes are an error */
 };
 
 /*
- * Either extents, in the order of their offsets in the region, or pool_bytes of the agent's memory.
+ * Describes a region to register. It consists either of extents, in the order of their offsets in
+ * the region, or of pool_bytes of the agent's memory.
  */
 struct dray_region_spec {
-	const char *name;    /* up to 64 bytes, shown by drayctl */
-	unsigned int access; /* enum dray_access */
-	unsigned int flags;  /* enum dray_region_flag */
-	const struct dray_extent *extents;
+	const char *name;                  /* up to 64 bytes, shown by drayctl(1) */
+	unsigned int access;               /* enum dray_access */
+	unsigned int flags;                /* enum dray_region_flag */
+	const struct dray_extent *extents; /* such as one for each layer of a KV cache */
 	size_t extents_n; /* up to 1024, of up to 250 descriptors and 256 handles, all different */
-	uint64_t pool_bytes;
-	const char *device; /* GPU by UUID or PCI address; for kinds cuda_ipc and cuda_vmm */
+	uint64_t pool_bytes; /* instead of extents */
+	const char *device;  /* GPU by UUID or PCI address; for kinds cuda_ipc and cuda_vmm */
 };
 
 /*
- * Registers memory. First touches every page of a memfd (0.3 s for each new GiB), so that the pages
- * are charged to the caller and not to the agent. The library keeps duplicates of the descriptors
- * and copies of the handles, to register the region again after a restart of the agent. Blocks for
- * up to request_ms. Errors: those of REGION_ADD, and -DRAY_E_UNSUPPORTED for kinds cuda_ipc and
- * cuda_vmm with an agent of a data protocol before 1.2.
+ * Registers memory as a region. First it touches every page of a memfd, so that the pages are
+ * charged to the caller and not to the agent, unless DRAY_REGION_NO_POPULATE is set.
+ *
+ * Blocks: 0.3 s for each new GiB, and for up to request_ms.
+ *
+ * Ownership: the descriptors stay the caller's. The library keeps duplicates of them, and copies of
+ * the handles, to register the region again after a restart of the agent.
+ *
+ * Errors: requests, REGION_ADD
+ * -DRAY_E_UNSUPPORTED: the agent or a device cannot use this kind, or a flag is unknown. Kinds
+ *     cuda_ipc and cuda_vmm need an agent of data protocol 1.2.
+ * -DRAY_E_TOO_LARGE: too many extents, or a name is too long.
+ * -DRAY_E_IO: the kernel refused.
+ *
+ * Example:
+ *     struct dray_extent layers[LAYERS];
+ *     struct dray_region_spec spec = { .name = "kv", .access = DRAY_READ | DRAY_WRITE,
+ *                                      .extents = layers, .extents_n = LAYERS };
+ *
+ *     for (int i = 0; i < LAYERS; i++)
+ *             layers[i] = (struct dray_extent){ .kind = DRAY_KIND_MEMFD, .fd = memfd[i],
+ *                                               .length = layer_bytes };
+ *     if (dray_region_add(d, &spec, &region))
+ *             errx(1, "%s", dray_last_error(d));
  */
 DRAY_API int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_region *ret);
 
-/* Registers a whole struct dray_memory as one extent. */
+/*
+ * Registers a whole struct dray_memory as a region of one extent. access is of enum dray_access.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Ownership: the memory stays the caller's, who frees it after dray_region_remove().
+ *
+ * Errors: dray_region_add()
+ */
 DRAY_API int dray_region_add_memory(struct dray *d, const struct dray_memory *m,
 				    unsigned int access, dray_region *ret);
 
 /*
- * Allocates a pool of the agent's memory, maps it and touches every page: transfers need pages that
- * exist. flags: DRAY_REGION_HUGE.
+ * Registers a pool: memory of the agent, mapped here. Every page of it is touched, because
+ * transfers need pages that exist. flags is 0 or DRAY_REGION_HUGE. dray_region_map() returns its
+ * address. When the agent restarts, the memory stays at the same address and belongs to this
+ * process from then on.
+ *
+ * Blocks: 0.3 s for each GiB, and for up to request_ms.
+ *
+ * Ownership: the mapping belongs to the handle until dray_region_remove().
+ *
+ * Errors: dray_region_add()
  */
 DRAY_API int dray_region_add_pool(struct dray *d, uint64_t bytes, unsigned int access,
 				  unsigned int flags, dray_region *ret);
 
 /*
- * Address of a pool. The mapping belongs to the handle, until the region is removed, and does not
- * change when the agent restarts. *ret_fd (may be NULL) is borrowed. -DRAY_E_REGION_KIND: the
- * region is not a pool.
+ * Returns the address of a pool. It does not change when the agent restarts.
+ *
+ * Ownership: mapping and *ret_fd (ret_fd may be NULL) belong to the handle until the region is
+ * removed.
+ *
+ * Errors:
+ * -DRAY_E_REGION_KIND: the region is not a pool.
+ * -DRAY_E_NOT_FOUND, -DRAY_E_INVALID: there is no such region, or the handle is not of a region.
  */
 DRAY_API int dray_region_map(struct dray *d, dray_region region, void **ret_address,
 			     uint64_t *ret_length, int *ret_fd);
 
+/* State of a region. */
 struct dray_region_info {
 	uint64_t length;     /* 0: of a borrowed region */
 	unsigned int access; /* enum dray_access */
@@ -415,20 +657,32 @@ struct dray_region_info {
 	uint64_t agent_region; /* the agent's handle, valid in the whole group; 0: not registered now */
 };
 
+/*
+ * Describes a region.
+ *
+ * Errors:
+ * -DRAY_E_NOT_FOUND, -DRAY_E_INVALID: there is no such region, or the handle is not of a region.
+ */
 DRAY_API int dray_region_get_info(struct dray *d, dray_region region, struct dray_region_info *ret);
 
 /*
- * Ends a region. Success proves that no byte of the memory is read or written any more: transfers
- * have ended with cancelled, tokens are revoked, pools are unmapped. The handle is invalid from the
- * call on. Blocks for up to request_ms; -DRAY_E_TIMEOUT: there is no proof yet. If the session is
- * lost meanwhile, the proof is that the agent has died, which the reconnect shows; otherwise the
- * result is the code of the loss.
+ * Ends a region. Success proves that no byte of the memory is read or written any more: its
+ * transfers have ended with cancelled, its tokens are revoked, and a pool is unmapped. The handle
+ * is invalid from the call on. Of a borrowed region it ends only the loan.
+ *
+ * If the session is lost meanwhile, the proof is that the agent has died, which the reconnect
+ * shows; otherwise the result is the code of the loss.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, REGION_REMOVE
+ * -DRAY_E_TIMEOUT: there is no proof yet.
  */
 DRAY_API int dray_region_remove(struct dray *d, dray_region region);
 
 /* A range of a region for other engines. */
 struct dray_export {
-	uint64_t offset;
+	uint64_t offset;      /* in the region */
 	uint64_t length;      /* 0: to the end */
 	unsigned int access;  /* enum dray_access; 0: what the region allows */
 	int single_use;       /* 1: can be imported once */
@@ -439,103 +693,190 @@ struct dray_export {
 #define DRAY_TOKEN_MAX 256
 #define DRAY_TOKEN_TEXT_MAX 352
 
-/* Every holder of a token can use it until it expires or is revoked. The struct can be copied. */
+/*
+ * A token: the right of another engine to access a range of a region. Every holder can use it until
+ * it expires or is revoked, so it passes only over trusted channels. The struct can be copied.
+ */
 struct dray_token {
-	uint64_t id;    /* exporter only */
-	uint64_t epoch; /* exporter only; the session that made it */
-	uint32_t length;
+	uint64_t id;                    /* exporter only */
+	uint64_t epoch;                 /* exporter only; the session that made it */
+	uint32_t length;                /* of the binary form */
 	uint8_t data[DRAY_TOKEN_MAX];   /* binary form */
-	char text[DRAY_TOKEN_TEXT_MAX]; /* "dray1:..." */
+	char text[DRAY_TOKEN_TEXT_MAX]; /* text form: "dray1:..." */
 };
 
-/* Exports a range as a token. what may be NULL: the whole region. Blocks for up to request_ms. */
+/*
+ * Exports a range of a region as a token. what may be NULL: the whole region, with the access of
+ * the region. The loss of the session voids its tokens.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, REGION_EXPORT
+ * -DRAY_E_RANGE: the range is empty, or passes the end of the region.
+ * -DRAY_E_DENIED: the access exceeds the region's.
+ *
+ * Example:
+ *     struct dray_export what = { .offset = block * BLOCK, .length = BLOCK,
+ *                                 .access = DRAY_READ, .ttl_ms = 60000 };
+ *     struct dray_token token;
+ *
+ *     if (dray_region_export(d, region, &what, &token))
+ *             errx(1, "%s", dray_last_error(d));
+ *     send_to_other_engine(token.text);
+ */
 DRAY_API int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
 				struct dray_token *ret);
 
 /*
- * Revokes a token (NULL: all tokens of the region). Success proves that no importer can access the
- * range by it any more. Blocks for up to request_ms. -DRAY_E_NOT_FOUND also for tokens of an
- * earlier session, which are void.
+ * Revokes a token, or with NULL all tokens of a region. Success proves that no importer can access
+ * the range by it any more. token is the struct that the export made.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, REGION_REVOKE
+ * -DRAY_E_NOT_FOUND: there is no such region or token, or the token is of an earlier session and
+ *     void.
  */
 DRAY_API int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token);
 
 /*
- * Parses the text form (a terminated string) or the binary form. -DRAY_E_TOKEN_INVALID. Any thread.
+ * Parses the text form of a token, a terminated string. It checks only the form. Needs no handle.
+ *
+ * Errors:
+ * -DRAY_E_TOKEN_INVALID: this is not a token.
  */
 DRAY_API int dray_token_parse(const char *text, struct dray_token *ret);
+
+/*
+ * Makes a token of its binary form. It checks only the form. Needs no handle.
+ *
+ * Errors:
+ * -DRAY_E_TOKEN_INVALID: this is not a token.
+ */
 DRAY_API int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *ret);
 
 /* --- remotes --- */
 
 /*
- * Imports a token: the range is usable as a remote. timeout_ms limits the agent's attempts to reach
- * the owner. 0: its default, and an address that refuses the connection fails at once. Blocks for up to timeout_ms plus request_ms.
+ * Imports a token, so that its range is usable as a remote. timeout_ms limits the agent's attempts
+ * to reach the owner's agent. With 0 the agent tries for 10 s, but an address that refuses the
+ * connection, which is usual after the owner's end, fails at once; a caller that waits for an owner
+ * to start gives a limit.
+ *
+ * Blocks: for up to timeout_ms plus request_ms.
+ *
+ * Errors: requests, REMOTE_IMPORT
+ * -DRAY_E_INCARNATION: the owner's agent was restarted after the export.
  */
 DRAY_API int dray_remote_import(struct dray *d, const struct dray_token *token,
 				unsigned int timeout_ms, dray_remote *ret);
 
-/* Releases a remote. On success its transfers have ended. Blocks for up to request_ms. */
+/*
+ * Releases a remote. On success its transfers have ended. Of a borrowed remote it ends only the
+ * loan.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, REMOTE_RELEASE
+ */
 DRAY_API int dray_remote_release(struct dray *d, dray_remote remote);
 
+/* State of a remote. */
 struct dray_remote_info {
-	uint64_t length;
-	unsigned int access;    /* granted */
-	unsigned int transport; /* best path at the time of import */
+	uint64_t length;        /* of the range */
+	unsigned int access;    /* granted: enum dray_access */
+	unsigned int transport; /* best path at the time of import: enum dray_transport */
 	int lost;               /* 0, or the negated code of the reason why it is unusable */
 	uint64_t agent_remote;  /* the agent's handle, valid in the whole group */
 };
 
+/*
+ * Describes a remote. It is lost if it was revoked, if its owner is lost, or if this node's agent
+ * was restarted.
+ *
+ * Errors:
+ * -DRAY_E_NOT_FOUND, -DRAY_E_INVALID: there is no such remote, or the handle is not of a remote.
+ */
 DRAY_API int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_info *ret);
 
 /*
- * Sessions of one group can use each other's regions and remotes, such as a scheduler those of its
- * workers. The other session passes the agent's handle, which _get_info() tells, and _borrow makes a
- * handle of it here.
- * dray_region_remove() and dray_remote_release() then end only the loan. A restart of the agent
- * voids the loan.
+ * Makes a handle for a region of another session of the group. A scheduler can so use the regions
+ * of its workers. The other session passes agent_region of dray_region_get_info().
+ * dray_region_remove() then ends only the loan. A restart of the agent voids it.
+ *
+ * Errors:
+ * -DRAY_E_INVALID: 0 is not a region.
+ * -DRAY_E_SESSION_CLOSED: there is no session now.
+ * -DRAY_E_NO_MEMORY
  */
 DRAY_API int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_region *ret);
+
+/*
+ * Makes a handle for a remote of another session of the group. The other session passes
+ * agent_remote of dray_remote_get_info(). dray_remote_release() then ends only the loan. A restart
+ * of the agent voids it.
+ *
+ * Errors:
+ * -DRAY_E_INVALID: 0 is not a remote.
+ * -DRAY_E_SESSION_CLOSED: there is no session now.
+ * -DRAY_E_NO_MEMORY
+ */
 DRAY_API int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret);
 
 /* --- transfers --- */
 
+/* Direction of a transfer. */
 enum dray_direction {
 	DRAY_DIRECTION_WRITE = 1, /* local region to remote */
 	DRAY_DIRECTION_READ = 2   /* remote to local region */
 };
 
-enum dray_priority { DRAY_PRIORITY_BULK = 0, DRAY_PRIORITY_LATENCY = 1 };
+/* Class of a transfer. Each class has data streams and queue pairs of its own. */
+enum dray_priority {
+	DRAY_PRIORITY_BULK = 0,   /* the usual class */
+	DRAY_PRIORITY_LATENCY = 1 /* for small, urgent transfers */
+};
 
-#define DRAY_NOTIFY_MAX 4096
-
+/* One copy of a transfer. Any alignment. */
 struct dray_op {
 	uint64_t local;  /* offset in the local region */
 	uint64_t remote; /* offset in the remote */
 	uint64_t length; /* at least 1 */
 };
 
-/* A 32-bit word in a region, at an offset that is a multiple of 4. No region: no word. */
+/* A 32-bit word in a region, for which a transfer waits, or which it sets. */
 struct dray_word {
-	dray_region region;
-	uint64_t offset;
-	uint32_t value;
+	dray_region region; /* none: no word */
+	uint64_t offset;    /* in the region, a multiple of 4 */
+	uint32_t value;     /* to wait for, or to store */
 };
 
+#define DRAY_NOTIFY_MAX 4096
+
+/*
+ * A batch of operations in one direction between one local region and one remote. Operations and
+ * transfers have no order; overlapping destinations are undefined.
+ */
 struct dray_transfer {
-	dray_region local;
-	dray_remote remote;
-	enum dray_direction direction;
-	enum dray_priority priority;
-	const struct dray_op *ops; /* copied before dray_submit() returns */
-	size_t count;              /* at least 1 */
-	unsigned int deadline_ms;  /* 0: the agent's default */
-	struct dray_word wait;     /* the transfer starts when the word has this value */
-	struct dray_word set;      /* stored when all bytes are in place, before the completion */
-	int notify; /* 1: deliver tag and payload to the group that owns the remote */
-	uint64_t tag;
-	const void *payload; /* up to DRAY_NOTIFY_MAX bytes, copied */
-	size_t payload_length;
-	void *arg; /* repeated in the completion */
+	dray_region local;             /* region of this group */
+	dray_remote remote;            /* imported range */
+	enum dray_direction direction; /* of all operations */
+	enum dray_priority priority;   /* class */
+	/*
+	 * The operations, copied before dray_submit() returns. A list that is longer than one
+	 * submission takes is submitted in parts.
+	 */
+	const struct dray_op *ops;
+	size_t count; /* of operations, at least 1 */
+	/* Time until the transfer is stopped with deadline. 0: the agent's default. */
+	unsigned int deadline_ms;
+	struct dray_word wait; /* the transfer starts when the word has this value */
+	struct dray_word set;  /* stored when all bytes are in place, before the completion */
+	int notify;            /* 1: deliver tag and payload to the group that owns the remote */
+	uint64_t tag;          /* of the notification */
+	const void *payload;   /* up to DRAY_NOTIFY_MAX bytes, copied */
+	size_t payload_length; /* of the payload */
+	void *arg;             /* repeated in the completion */
 	/*
 	 * Called once with the completion, which then cannot be taken: from dray_process() or a
 	 * function that blocks, in the thread that called it. Callbacks of a handle run one after
@@ -545,48 +886,102 @@ struct dray_transfer {
 };
 
 /*
- * Starts a transfer with the id *ret_id (may be NULL). It ends exactly once, with one completion.
- * -DRAY_E_UNCONFIRMED in the completion: the agent did not answer within its deadline, or was lost.
- * The memory is then still lent; see dray_lent() and DRAY_EVENT_CONFIRMED.
- * Operations and transfers have no order; overlapping destinations are undefined. The library
- * submits by the ring, with the arena for several operations, or by a message. A list that is longer
- * than that takes is copied, and submitted in parts. -DRAY_E_BUSY:
- * nothing was started, because too much is in flight; take completions, then submit again (if
- * nothing of this handle is in flight, when dray_fd() is readable). -DRAY_E_SESSION_CLOSED: not
- * connected. A refusal of the agent is in the completion.
+ * Starts a transfer. It ends exactly once, with one completion, and *ret_id (ret_id may be NULL) is
+ * its id. The library submits by the ring, with the arena for several operations, or by a message.
+ * A list that is longer than that takes is copied, and submitted in parts.
+ *
+ * A transfer that failed may have moved some of its bytes. After its completion it no longer
+ * accesses the local memory, unless the status is -DRAY_E_UNCONFIRMED: the agent did not answer
+ * within the deadline, or was lost and is not proven dead. The memory is then still lent to the
+ * agent; see dray_lent() and DRAY_EVENT_CONFIRMED. After -DRAY_E_PEER_LOST and
+ * -DRAY_E_AGENT_RESTARTED a transfer may have been carried out.
+ *
+ * A refusal of the agent is in the completion: range, denied, quota, busy, draining, deadline,
+ * cancelled, revoked, peer_lost, region_fault, notify_refused (the bytes are in place),
+ * agent_restarted, session_closed, unconfirmed.
+ *
+ * Errors:
+ * -DRAY_E_BUSY: nothing was started, because too much is in flight; take completions, then submit
+ *     again (if nothing of this handle is in flight, when dray_fd() is readable).
+ * -DRAY_E_SESSION_CLOSED: not connected; the library reconnects, unless that is disabled.
+ * -DRAY_E_NOT_FOUND: there is no such region or remote.
+ * -DRAY_E_REVOKED, -DRAY_E_PEER_LOST, -DRAY_E_AGENT_RESTARTED: the remote is lost.
+ * -DRAY_E_INVALID, -DRAY_E_TOO_LARGE: a field is invalid, a handle is of another kind, or the
+ *     payload is over its limit.
+ * -DRAY_E_NO_MEMORY
+ *
+ * Example:
+ *     struct dray_op ops[2] = { { 0, 4 * BLOCK, BLOCK }, { BLOCK, 9 * BLOCK, BLOCK } };
+ *     struct dray_transfer t = { .local = region, .remote = remote, .ops = ops, .count = 2,
+ *                                .direction = DRAY_DIRECTION_READ, .deadline_ms = 2000 };
+ *     uint64_t id;
+ *
+ *     if (dray_submit(d, &t, &id))
+ *             errx(1, "%s", dray_last_error(d));
  */
 DRAY_API int dray_submit(struct dray *d, const struct dray_transfer *t, uint64_t *ret_id);
 
 /*
- * Starts up to n transfers, in order, with one doorbell. Returns how many were started, with their
- * ids in ids (may be NULL); or the error of the first one if none was.
+ * Starts up to n transfers, in order, with one doorbell. Their ids are in ids (may be NULL), which
+ * has room for n.
+ *
+ * Returns: how many were started; or the error of the first one if none was.
+ *
+ * Errors: dray_submit()
  */
 DRAY_API int dray_submit_many(struct dray *d, const struct dray_transfer *t, size_t n,
 			      uint64_t *ids);
 
 /*
- * dray_submit() and dray_wait() in one; returns the transfer's status. Blocks for up to request_ms
- * until the transfer is submitted, then until it ends. A deadline_ms of 0 is request_ms here.
- * t->done is not called. ret may be NULL. -DRAY_E_TIMEOUT: the agent has not reported the end
- * within the deadline and request_ms; the transfer may still be in flight.
+ * Starts a transfer and waits for its end. A deadline_ms of 0 is request_ms here. t->done is not
+ * called. ret may be NULL.
+ *
+ * Returns: the status of the transfer; or the error if it was not started.
+ *
+ * Blocks: for up to request_ms until the transfer is submitted, then until it ends.
+ *
+ * Errors: dray_submit()
+ * -DRAY_E_TIMEOUT: the agent has not reported the end within the deadline and request_ms; the
+ *     transfer may still be in flight.
  */
 DRAY_API int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completion *ret);
 
 /*
- * Stops a transfer. Its completion follows when it has stopped: with cancelled, or with another
- * status if it ended before. -DRAY_E_NOT_FOUND: it has ended already.
+ * Stops a transfer of dray_submit(). Its completion follows when it has stopped: with cancelled, or
+ * with another status if it ended before.
+ *
+ * Errors:
+ * -DRAY_E_NOT_FOUND: there is no such transfer, or it has ended.
+ * -DRAY_E_NO_MEMORY
  */
 DRAY_API int dray_cancel(struct dray *d, uint64_t id);
 
 /*
- * 1 if the transfer has ended with -DRAY_E_UNCONFIRMED, and its memory is still lent: the agent may go
- * on reading and writing it. 0 if it is free: the agent has answered, or its process is proven dead.
+ * Tells whether the memory of a transfer without an answer is still lent. An agent that is stopped,
+ * such as by a debugger, goes on where it was when it is continued; and the end of the socket does
+ * not prove that an agent is dead, because a dying process closes its sockets before its queue
+ * pairs. Proof is the agent's answer, the death of its process, or that the agent itself had closed
+ * the session. An agent before data protocol 1.3 does not identify its process; then the next
+ * session proves it, when another process has taken the agent's place.
+ *
+ * DRAY_EVENT_CONFIRMED tells when the memory becomes free.
+ *
+ * Returns: 1 if the transfer has ended with -DRAY_E_UNCONFIRMED and its memory is still lent: the
+ * agent may go on reading and writing it. 0 if it is free. Or a negated error.
+ *
+ * Errors:
  */
 DRAY_API int dray_lent(struct dray *d, uint64_t id);
 
 /*
  * Delivers a notification without a transfer. On success it is queued for every session of the
- * owner's group that reads notifications. Blocks for up to request_ms.
+ * owner's group that reads notifications. payload has up to DRAY_NOTIFY_MAX bytes.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, NOTIFY
+ * -DRAY_E_TOO_LARGE: the payload is over its limit.
+ * -DRAY_E_NOTIFY_REFUSED: no session of the owner reads notifications, or not fast enough.
  */
 DRAY_API int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 			 size_t length);
@@ -594,109 +989,192 @@ DRAY_API int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const
 /* --- GPU memory --- */
 
 /*
- * For memory on NVIDIA GPUs. These functions use the driver, libcuda.so.1, that the engine has
- * loaded; libdray is not linked with it. They create no context and leave the caller's current
- * context unchanged. All of them can return -DRAY_E_UNSUPPORTED: there is no driver, it is too old,
- * or the memory was allocated in a way that cannot be shared; the text names the setting that
- * helps. Errors of the driver are -DRAY_E_GPU_LOST, -DRAY_E_NO_MEMORY and -DRAY_E_IO.
+ * Functions for NVIDIA GPUs use the driver, libcuda.so.1, that the engine has loaded; libdray is
+ * not linked with it. They create no context and leave the caller's current context unchanged.
  */
 
 /* Memory on a GPU: a device pointer and bytes, such as a tensor's data_ptr. */
 struct dray_cuda_range {
-	uint64_t address;
-	uint64_t length; /* at least 1 */
+	uint64_t address; /* device pointer */
+	uint64_t length;  /* at least 1 */
 };
 
-/* The same memory in a form that other processes can open. */
+/* Memory on a GPU in a form that other processes can open. */
 struct dray_cuda_extents {
-	char device[48]; /* UUID of the GPU */
-	const struct dray_extent *extents;
-	size_t extents_n;
-	void *own; /* private to the library */
+	char device[48];                   /* UUID of the GPU */
+	const struct dray_extent *extents; /* of the ranges, in their order */
+	size_t extents_n;                  /* number of extents */
+	void *own;                         /* private to the library */
 };
 
 /*
- * Finds the allocations of ranges on one GPU, and describes each range by one or more extents whose
- * offsets count from the base of an allocation. Each allocation is shared once, as a whole. kinds:
- * kinds_n kinds to try for each allocation, in this order; NULL:
+ * Finds the allocations of ranges on one GPU, and describes each range by extents. Their offsets
+ * count from the base of an allocation, because another process can open an allocation only as a
+ * whole; each allocation is shared once. kinds has kinds_n kinds, which are tried for each
+ * allocation in this order; NULL means cuda_vmm, cuda_ipc:
  *
  * cuda_vmm: memory of cuMemCreate() with a POSIX descriptor handle. A range over several such
- *           allocations, as in PyTorch's expandable segments, becomes several extents.
+ * allocations, as in PyTorch's expandable segments (pieces of 20 MiB), becomes several extents. A
+ * region can have 250 descriptors, one for each piece: larger tensors need several regions.
+ *
  * cuda_ipc: memory of cudaMalloc(). The agent's process id must differ from the owner's: this fails
- *           between two containers that both run as process 1.
+ * between two containers that both run as process 1.
  *
- * dmabuf is tried only if kinds contains it. Only RDMA can access such memory, and a region cannot
- * mix it with other kinds. For memory of cuMemCreate() it shares the range itself, rounded to
- * pages, for other memory the allocation.
+ * dmabuf: memory that only RDMA can access; the agent needs no CUDA. It is tried only if kinds
+ * contains it, and a region cannot mix it with other kinds. For memory of cuMemCreate() it shares
+ * the range itself, rounded to pages, for other memory the allocation.
  *
- * The descriptors and handles in *ret keep the memory allocated until dray_cuda_extents_free(). The
- * text of an error is in why (of why_size bytes, may be NULL). Needs no handle; any thread; blocks
- * for some microseconds for each allocation. -DRAY_E_INVALID: not GPU memory, or a range passes the end
- * of its memory. -DRAY_E_GPU_DEVICE: the ranges are on different GPUs. -DRAY_E_FD_LIMIT,
- * -DRAY_E_TOO_LARGE: more allocations than a region can have.
+ * Managed memory, memory of stream-ordered pools (cudaMallocAsync()) and memory of cuMemCreate()
+ * without a POSIX descriptor handle cannot be shared. In PyTorch, expandable_segments:True in
+ * $PYTORCH_CUDA_ALLOC_CONF allocates tensors by cuMemCreate(), and
+ * $TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC makes them exportable. If fabric handles work (a node with
+ * IMEX channels), PyTorch uses those instead, and expandable segments must be disabled.
+ *
+ * Needs no handle.
+ *
+ * Blocks: for some microseconds for each allocation.
+ *
+ * Ownership: the descriptors and handles in *ret keep the memory allocated until
+ * dray_cuda_extents_free(). On failure the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_INVALID: an address is not GPU memory, or a range passes the end of its memory.
+ * -DRAY_E_UNSUPPORTED: there is no driver, it is too old, or the memory was allocated in a way that
+ *     cannot be shared; the text names the setting that helps.
+ * -DRAY_E_GPU_DEVICE: the ranges are on different GPUs.
+ * -DRAY_E_FD_LIMIT, -DRAY_E_TOO_LARGE: the ranges need more allocations or extents than a region
+ *     can have.
+ * -DRAY_E_GPU_LOST, -DRAY_E_NO_MEMORY, -DRAY_E_IO: an error of the driver; the text has its name.
  */
 DRAY_API int dray_cuda_describe(const struct dray_cuda_range *ranges, size_t ranges_n,
 				const enum dray_kind *kinds, size_t kinds_n,
 				struct dray_cuda_extents *ret, char *why, size_t why_size);
 
-/* Closes and frees the extents, and resets *e. May be called twice. Regions made of them stay. */
+/*
+ * Closes and frees extents of dray_cuda_describe(), and resets *e. May be called twice. Regions
+ * stay.
+ */
 DRAY_API void dray_cuda_extents_free(struct dray_cuda_extents *e);
 
 /*
- * dray_cuda_describe() and dray_region_add() in one: the region consists of the ranges, in order.
- * The extents, device and pool_bytes of spec are ignored. The memory must stay allocated until the
- * region is removed. Blocks as dray_region_add(); errors of both.
+ * Describes and registers memory of a GPU. The region consists of the ranges, in order. The fields
+ * extents, device and pool_bytes of spec are ignored.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Ownership: the memory must stay allocated until dray_region_remove() has succeeded.
+ *
+ * Errors: dray_cuda_describe(), dray_region_add()
+ * -DRAY_E_UNSUPPORTED: there is no driver, it is too old, the memory was allocated in a way that
+ *     cannot be shared, or the agent cannot use this kind; the text has the reason.
  */
 DRAY_API int dray_cuda_region_add(struct dray *d, const struct dray_region_spec *spec,
 				  const struct dray_cuda_range *ranges, size_t ranges_n,
 				  const enum dray_kind *kinds, size_t kinds_n, dray_region *ret);
 
 /*
- * Words that transfers wait for or set, and that streams of a GPU write or wait for, so that no CPU
+ * Words that transfers wait for or set, and that streams of a GPU write or wait for. So no CPU
  * waits between the two. They are a region of host memory that the GPUs of this process can access.
  */
 struct dray_cuda_words;
 
 /*
- * Allocates `count` words (1 to 65536), all 0, which the caller frees with dray_cuda_words_free().
- * A CUDA context must be current on this thread. Blocks as dray_region_add().
+ * Allocates `count` words (1 to 65536), all 0. A CUDA context must be current on this thread.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Ownership: the caller frees the words with dray_cuda_words_free().
+ *
+ * Errors: dray_region_add()
+ * -DRAY_E_INVALID: the number is out of range, or no context is current.
+ * -DRAY_E_UNSUPPORTED: there is no driver, or it is too old.
+ *
+ * Example:
+ *     dray_cuda_words_new(d, 2, &words);
+ *     compute<<<grid, block, 0, stream>>>(kv);
+ *     dray_cuda_stream_write(words, stream, 0, n, why, sizeof(why));
+ *     t.wait = dray_cuda_word(words, 0, n);
+ *     t.set = dray_cuda_word(words, 1, n);
+ *     dray_submit(d, &t, &id);
+ *     dray_cuda_stream_wait(words, stream, 1, n, DRAY_CUDA_WAIT_GEQ, why, sizeof(why));
  */
 DRAY_API int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_words **ret);
 
 /*
- * Removes the region of the words, which blocks as dray_region_remove(), and frees them in any
- * case. No stream may still use them. After dray_disconnect(), pass NULL for d. w may be NULL.
+ * Removes the region of words, and frees them in any case. No stream may still use them. After
+ * dray_disconnect(), pass NULL for d. w may be NULL.
+ *
+ * Blocks: as dray_region_remove().
  */
 DRAY_API void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w);
 
-/* Word `index` for wait or set of a transfer; without a region if there is no such word. */
+/*
+ * Returns word `index` for the field wait or set of a transfer.
+ *
+ * Returns: the word; without a region if there is no such word.
+ */
 DRAY_API struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index,
 					 uint32_t value);
 
-/* The words for the CPU, which must load and store them atomically. */
+/*
+ * Returns the words for the CPU, which must load and store them atomically. A transfer that fails
+ * does not set its word, and a stream that waits for the word never goes on: the CPU then writes
+ * the word.
+ *
+ * Returns: the address of the first word.
+ *
+ * Ownership: the memory belongs to the words.
+ */
 DRAY_API uint32_t *dray_cuda_words_memory(const struct dray_cuda_words *w);
 
+/* Condition of dray_cuda_stream_wait(). */
 enum dray_cuda_wait {
 	DRAY_CUDA_WAIT_GEQ = 0, /* (int32_t)(word - value) >= 0: for counters */
-	DRAY_CUDA_WAIT_EQ = 1
+	DRAY_CUDA_WAIT_EQ = 1   /* word == value */
 };
 
 /*
- * For a stream (a CUstream or cudaStream_t; NULL: the default stream of the current context).
- * dray_cuda_stream_write() enqueues a write of the word, which happens when all earlier work of the
- * stream is done and visible: a transfer can wait for it. A transfer starts when its word has
- * exactly its value, so write no other value before that. dray_cuda_stream_wait() makes later work
- * of the stream wait for the word: a transfer that succeeds sets it when its bytes are visible to
- * the GPU. Neither blocks. Any thread that may use the stream. why as above.
+ * Enqueues a write of a word on a stream. stream is a CUstream or cudaStream_t; NULL is the default
+ * stream of the current context. The write happens when all earlier work of the stream is done and
+ * visible: a transfer can wait for it. A transfer starts when its word has exactly its value, so
+ * write no other value before that.
+ *
+ * Thread: any thread that may use the stream.
+ *
+ * Ownership: on failure the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_RANGE: there is no such word.
+ * -DRAY_E_UNSUPPORTED: there is no driver, or it is too old.
+ * -DRAY_E_GPU_LOST, -DRAY_E_NO_MEMORY, -DRAY_E_IO: an error of the driver; the text has its name.
  */
 DRAY_API int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream,
 				    unsigned int index, uint32_t value, char *why, size_t why_size);
+
+/*
+ * Makes later work of a stream wait for a word. stream is a CUstream or cudaStream_t; NULL is the
+ * default stream of the current context. A transfer that succeeds sets its word when its bytes are
+ * visible to the GPU.
+ *
+ * Thread: any thread that may use the stream.
+ *
+ * Ownership: on failure the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors: dray_cuda_stream_write()
+ * -DRAY_E_INVALID: wait is not a value of enum dray_cuda_wait.
+ */
 DRAY_API int dray_cuda_stream_wait(const struct dray_cuda_words *w, void *stream,
 				   unsigned int index, uint32_t value, enum dray_cuda_wait wait,
 				   char *why, size_t why_size);
 
 /* --- placement --- */
 
+/*
+ * A scope is a model, an instance, a rank, or a key of the caller's own, as UTF-8 of up to 256
+ * bytes; NULL or empty: the whole node. These functions also work while the agent drains.
+ */
+
+/* State of a segment. A newer agent may have more. */
 enum dray_segment_state {
 	DRAY_SEGMENT_UNKNOWN = 0, /* not probed */
 	DRAY_SEGMENT_PROBING = 1, /* being probed; has not answered yet */
@@ -704,9 +1182,10 @@ enum dray_segment_state {
 	DRAY_SEGMENT_LOST = 3     /* has stopped answering */
 };
 
+/* Flags of a segment. A newer agent may have more. */
 enum dray_segment_flag {
-	DRAY_SEGMENT_UNVERIFIED =
-		1, /* known from before the agent's start, and not confirmed yet */
+	/* known from before the agent's start, and not confirmed by a probe yet */
+	DRAY_SEGMENT_UNVERIFIED = 1,
 	DRAY_SEGMENT_NODE_LOCAL = 2, /* on this node */
 	DRAY_SEGMENT_PREFERRED = 4   /* the preferred segment */
 };
@@ -722,21 +1201,15 @@ enum dray_preference {
 
 /* Source of a hint, strongest first. */
 enum dray_hint_source {
-	DRAY_HINT_EXPLICIT = 1, /* the administrator */
-	DRAY_HINT_ENVIRONMENT = 2,
-	DRAY_HINT_DETECTED = 3, /* the agent */
-	DRAY_HINT_CLIENT = 4
+	DRAY_HINT_EXPLICIT = 1,    /* the administrator */
+	DRAY_HINT_ENVIRONMENT = 2, /* the agent's environment */
+	DRAY_HINT_DETECTED = 3,    /* the agent */
+	DRAY_HINT_CLIENT = 4       /* dray_hint_put() */
 };
 
-/*
- * For the next four functions. A scope is a model, an instance, a rank, or a key of the caller's
- * own, as UTF-8 of up to 256 bytes; NULL or empty: the whole node. The functions block for up to
- * request_ms, and also work while the agent drains. Values of enums may be newer than this header. -DRAY_E_UNSUPPORTED: the agent is too old (data
- * protocol 1.0). -DRAY_E_TOO_LARGE: a string is too long.
- */
-
+/* A remembered placement: for a scope, that segment. */
 struct dray_hint {
-	const char *segment;
+	const char *segment; /* host:port */
 	unsigned int source; /* enum dray_hint_source */
 	unsigned int state;  /* enum dray_segment_state */
 	unsigned int flags;  /* enum dray_segment_flag */
@@ -745,19 +1218,38 @@ struct dray_hint {
 };
 
 /*
- * The effective hint of a scope: the strongest source, then the highest score, then the newest.
- * -DRAY_E_NOT_FOUND: there is none.
+ * Returns the effective hint of a scope. It is the one with the strongest source, then the highest
+ * score, then the newest.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, HINT_GET
+ * -DRAY_E_NOT_FOUND: there is no hint for the scope.
+ * -DRAY_E_INVALID: the scope is not UTF-8.
+ * -DRAY_E_TOO_LARGE: the scope is too long.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol 1.0), or keeps no hints.
  */
 DRAY_API int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret);
 
 /*
- * Stores a hint: a segment (host:port) for a scope, for ttl_ms (0: the agent's default). It
- * replaces the hint of clients with this uid for the scope. segment NULL: forgets that hint;
- * -DRAY_E_NOT_FOUND: there was none. -DRAY_E_INVALID: not a segment. -DRAY_E_QUOTA: too many hints.
+ * Stores a hint: a segment (host:port) for a scope. It replaces the hint of clients with this uid
+ * for the scope, expires after ttl_ms (0: the agent's default), and outlives both the client and
+ * the agent. segment NULL: forgets that hint.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, HINT_PUT
+ * -DRAY_E_NOT_FOUND: there was no hint to forget.
+ * -DRAY_E_INVALID: this is not a segment, or a string is not UTF-8. An empty segment is refused,
+ *     because it is probably a variable that is not set.
+ * -DRAY_E_TOO_LARGE: a string is too long.
+ * -DRAY_E_QUOTA: clients of this uid have stored too many hints.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol 1.0), or keeps no hints.
  */
 DRAY_API int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
 			   uint64_t ttl_ms);
 
+/* The preferred segment, or the reason why there is none. */
 struct dray_segment {
 	const char *segment;     /* empty: there is none */
 	unsigned int preference; /* enum dray_preference */
@@ -769,52 +1261,139 @@ struct dray_segment {
 };
 
 /*
- * The preferred segment, by hints of the scope, then of the whole node. To have none is not an
- * error.
+ * Returns the preferred segment, by hints of the scope, then of the whole node. To have none is not
+ * an error.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, SEGMENT_GET
+ * -DRAY_E_INVALID: the scope is not UTF-8.
+ * -DRAY_E_TOO_LARGE: the scope is too long.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol 1.0).
+ *
+ * Example:
+ *     struct dray_segment s;
+ *
+ *     if (!dray_segment_get(d, "llama-70b", &s) && *s.segment)
+ *             connect_to(s.segment);
  */
 DRAY_API int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret);
 
-/* Terminated strings; the lengths do not count the terminators. */
+/* Environment of a launcher. The lengths do not count the terminators of the strings. */
 struct dray_env {
-	const char *variables; /* lines of NAME=VALUE, each ended by a newline */
-	size_t variables_length;
-	const char *notes; /* lines of NAME: REASON for variables that are left out */
-	size_t notes_length;
+	const char *variables;   /* lines of NAME=VALUE, each ended by a newline */
+	size_t variables_length; /* of variables */
+	const char *notes;       /* lines of NAME: REASON for variables that are left out */
+	size_t notes_length;     /* of notes */
 };
 
 /*
- * The environment for launching an engine. profiles: names separated by commas, up to 256 bytes;
- * NULL or empty: those of the agent's configuration. -DRAY_E_INVALID: there is no such profile.
- * -DRAY_E_TOO_LARGE: request fewer profiles.
+ * Returns the environment for launching an engine. profiles: names separated by commas, up to 256
+ * bytes; NULL or empty: those of the agent's configuration.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, ENV_GET
+ * -DRAY_E_INVALID: there is no such profile.
+ * -DRAY_E_TOO_LARGE: the text is too long: request fewer profiles.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol 1.0).
  */
 DRAY_API int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret);
 
 /* --- without blocking --- */
 
 /*
- * Each function starts the request of the function without _start and returns. The completion has
- * arg, the status, and the new handle or token. dray_region_add_start() still populates memfds before
- * it returns. The caller touches the pages of a pool, which dray_region_map() shows. ret_id may be NULL. Requests wait while the session is being reconnected.
- * -DRAY_E_BUSY: 4096 requests are waiting.
+ * A function that ends in _start starts the request of the function without _start and returns. The
+ * completion has arg, the status, and the new handle or the answer; ret_id (may be NULL) gets the
+ * id of the request. Requests wait while the session is being reconnected.
+ */
+
+/*
+ * Starts dray_region_add(). It still touches the pages of memfds before it returns. The caller
+ * touches the pages of a pool, which dray_region_map() shows. The completion has the region.
+ *
+ * Blocks: 0.3 s for each new GiB of memfds, unless DRAY_REGION_NO_POPULATE is set.
+ *
+ * Errors: dray_region_add() without -DRAY_E_TIMEOUT
  */
 DRAY_API int dray_region_add_start(struct dray *d, const struct dray_region_spec *spec, void *arg,
 				   uint64_t *ret_id);
+
+/*
+ * Starts dray_region_remove(). The handle is invalid from the call on.
+ *
+ * Errors: dray_region_remove() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_region_remove_start(struct dray *d, dray_region region, void *arg,
 				      uint64_t *ret_id);
+
+/*
+ * Starts dray_region_export(). The completion has the token.
+ *
+ * Errors: dray_region_export() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_region_export_start(struct dray *d, dray_region region,
 				      const struct dray_export *what, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_region_revoke(). bytes of the completion is the number of tokens.
+ *
+ * Errors: dray_region_revoke() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_region_revoke_start(struct dray *d, dray_region region,
 				      const struct dray_token *token, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_remote_import(). The completion has the remote.
+ *
+ * Errors: dray_remote_import()
+ */
 DRAY_API int dray_remote_import_start(struct dray *d, const struct dray_token *token,
 				      unsigned int timeout_ms, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_remote_release().
+ *
+ * Errors: dray_remote_release() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg,
 				       uint64_t *ret_id);
+
+/*
+ * Starts dray_notify().
+ *
+ * Errors: dray_notify() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag,
 			       const void *payload, size_t length, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_hint_get(). The completion has the hint.
+ *
+ * Errors: dray_hint_get() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_hint_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_hint_put().
+ *
+ * Errors: dray_hint_put() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_hint_put_start(struct dray *d, const char *scope, const char *segment,
 				 uint32_t score, uint64_t ttl_ms, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_segment_get(). The completion has the segment.
+ *
+ * Errors: dray_segment_get() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_segment_get_start(struct dray *d, const char *scope, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_env_get(). The completion has the environment.
+ *
+ * Errors: dray_env_get() without -DRAY_E_TIMEOUT
+ */
 DRAY_API int dray_env_get_start(struct dray *d, const char *profiles, void *arg, uint64_t *ret_id);
 
 #ifdef __cplusplus
