@@ -9,7 +9,7 @@
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
-#   make install      DESTDIR= PREFIX=/usr/local
+#   make install      DESTDIR= PREFIX=/usr/local; install-client: libdray alone, with its headers and manual pages
 #   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
 #   make hooks        refuse commits of C files that are not formatted
@@ -79,7 +79,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm install deps fmt hooks lint gen clean distclean tools help
+.PHONY: all demo check bench bench-vm install install-client deps fmt hooks lint gen clean distclean tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
@@ -239,7 +239,7 @@ gen:
 	$(PYTHON) scripts/python-reference
 	$(PYTHON) scripts/c-reference
 
-FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema -name '*.[ch]' \
+FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema examples -name '*.[ch]' \
 	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)
 fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))
@@ -255,23 +255,19 @@ compile_commands.json: $(B)/flags $(B)/sources
 
 lint: check-lint
 
-MAN := $(B)/drayctl.1 $(wildcard client/man/*.3 agent/man/*.8 agent/man/*.5 schema/man/*.7)
+MAN_client := $(wildcard client/man/*.3)
+MAN := $(B)/drayctl.1 $(wildcard agent/man/*.8 agent/man/*.5 schema/man/*.7)
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3,$(PREFIX)/lib/$(shell $(PYTHON) -c \
 	'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 D = $(DESTDIR)$(PREFIX)
 
-install: all
+install_man = $(foreach m,$(1),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
+
+install: all install-client
 	install -D -m 755 $(B)/drayd $(D)/sbin/drayd
 	install -D -m 755 $(B)/drayctl $(D)/bin/drayctl
 	$(if $(PLUGIN),install -D -m 755 $(PLUGIN) $(D)/lib/dray/dray-cuda.so)
-	install -D -m 644 client/dray.h $(D)/include/dray/dray.h
-	install -D -m 644 client/dray_errors.h $(D)/include/dray/dray_errors.h
-	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a
-	install -D -m 755 $(B)/libdray.so.0 $(D)/lib/libdray.so.0
-	ln -sf libdray.so.0 $(D)/lib/libdray.so
-	mkdir -p $(D)/lib/pkgconfig
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(D)/lib/pkgconfig/dray.pc
-	$(foreach m,$(MAN),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
+	$(call install_man,$(MAN))
 	install -D -m 644 $(B)/drayctl.bash $(D)/share/bash-completion/completions/drayctl
 	install -D -m 644 $(B)/_drayctl $(D)/share/zsh/site-functions/_drayctl
 	mkdir -p $(D)/lib/systemd/system
@@ -280,6 +276,16 @@ install: all
 	install -D -m 644 packaging/systemd/dray.tmpfiles $(D)/lib/tmpfiles.d/dray.conf
 	mkdir -p $(DESTDIR)$(PYTHONDIR)
 	cd client/python && find dray \( -name '*.py' -o -name py.typed \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
+
+install-client: $(LIBRARIES)
+	install -D -m 644 client/dray.h $(D)/include/dray/dray.h
+	install -D -m 644 client/dray_errors.h $(D)/include/dray/dray_errors.h
+	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a
+	install -D -m 755 $(B)/libdray.so.0 $(D)/lib/libdray.so.0
+	ln -sf libdray.so.0 $(D)/lib/libdray.so
+	mkdir -p $(D)/lib/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(D)/lib/pkgconfig/dray.pc
+	$(call install_man,$(MAN_client))
 
 define NL
 

@@ -96,7 +96,7 @@ LOCKED := mkdir -p build/check && flock build/check/building
 PYTHON_LIBRARY := build/gcc/libdray.so.0
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
-	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY) build/gcc/libdray.a
 	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) pytest tests/integration
 
 check-vm:
