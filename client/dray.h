@@ -304,8 +304,8 @@ DRAY_API int dray_fd(struct dray *d);
 
 /*
  * Runs the event loop. It receives messages and completions, reconnects when due, and runs
- * callbacks. On return the descriptor of dray_fd() is armed: take all completions and events, then
- * poll it.
+ * callbacks. On return the descriptor of dray_fd() is armed: take all completions by
+ * dray_next_completion() and all events by dray_next_event(), then poll it.
  *
  * Returns: the number of completions and events that can be taken, plus the callbacks that were
  * run; 0 on timeout; or a negated error.
