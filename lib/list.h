@@ -43,6 +43,12 @@ static inline void dray_list_add_front(struct dray_list *l, struct dray_list *no
 	dray_list_insert_(node, l, l->next);
 }
 
+/* Adds behind a node of the list, or in front of all: after the list itself. */
+static inline void dray_list_add_after(struct dray_list *after, struct dray_list *node)
+{
+	dray_list_insert_(node, after, after->next);
+}
+
 static inline void dray_list_del(struct dray_list *node)
 {
 	node->prev->next = node->next;

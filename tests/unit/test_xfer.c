@@ -334,6 +334,60 @@ static void tiny_operations_starve_no_session(void **state)
 	run(t);
 }
 
+#define LONG_OPS 16 /* of BYTES each, in a long transfer */
+
+static void submit_long(struct two *t, uint64_t id)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q = request(id);
+	uint64_t ops[LONG_OPS][3];
+
+	for (unsigned i = 0; i < LONG_OPS; i++) {
+		ops[i][0] = ops[i][1] = 0;
+		ops[i][2] = BYTES;
+	}
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, (const uint64_t(*)[3])ops, LONG_OPS, &err),
+			 0);
+}
+
+static void short_transfers_overtake_a_long_one(void **state)
+{
+	static const uint64_t ids[] = { 5, 2, 3, 4, 1 };
+	struct two *t = *state;
+
+	submit_long(t, 1);
+	for (uint64_t id = 2; id <= 4; id++)
+		assert_int_equal(submit_one(t, &t->a, request(id), BYTES), 0);
+	assert_int_equal(submit_one(t, &t->a, request(5), BYTES / 8), 0);
+	while (t->rig.n_ended < 4)
+		assert_true(rig_turn(&t->rig));
+	/* a quarter of the session is the long one's */
+	assert_in_range(t->a.shared.bytes_moved, 3 * BYTES * 4 / 3, 3 * BYTES * 3 / 2 + BYTES / 2);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 5);
+	for (unsigned i = 0; i < 5; i++)
+		assert_int_equal(t->rig.ended[i].request_id, ids[i]);
+}
+
+static void short_transfers_do_not_starve_a_long_one(void **state)
+{
+	struct two *t = *state;
+	uint64_t id = 1;
+
+	submit_long(t, id);
+	for (bool ended = false; !ended;) {
+		unsigned n = t->rig.n_ended;
+
+		assert_int_equal(submit_one(t, &t->a, request(++id), BYTES), 0);
+		while (t->rig.n_ended == n)
+			assert_true(rig_turn(&t->rig));
+		for (; n < t->rig.n_ended; n++)
+			ended |= t->rig.ended[n].request_id == 1;
+	}
+	assert_in_range(id, 2 * LONG_OPS, 3 * LONG_OPS + 2);
+	run(t);
+}
+
 static void latency_comes_first(void **state)
 {
 	struct two *t = *state;
@@ -686,6 +740,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(two_sessions_get_the_same_bytes, setup, teardown),
 		cmocka_unit_test_setup_teardown(many_sessions_get_the_same_bytes, setup, teardown),
 		cmocka_unit_test_setup_teardown(tiny_operations_starve_no_session, setup, teardown),
+		cmocka_unit_test_setup_teardown(short_transfers_overtake_a_long_one, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(short_transfers_do_not_starve_a_long_one, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(latency_comes_first, setup, teardown),
 		cmocka_unit_test_setup_teardown(small_transfers_end_at_once, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_a_transfer_once, setup,

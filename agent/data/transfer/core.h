@@ -131,6 +131,7 @@ struct xfer_session {
 struct xfer {
 	struct dray_list session_link; /* on its session */
 	struct dray_list flow_link;    /* on its flow while slices remain, or on the free list */
+	struct dray_list age_link;     /* the same, by age */
 	struct dray_list wait_link;    /* while it waits for its word */
 	struct xfer_session *session;
 	struct flow *flow;
@@ -154,6 +155,7 @@ struct xfer {
 	bool ops_lost;    /* and one that failed may still read them: they are not used again */
 	uint64_t longest; /* bytes of the longest of them */
 	struct xfer_cursor cursor;
+	uint64_t left;               /* bytes that no slice has yet */
 	uint32_t slices;             /* in flight */
 	uint32_t n_slices, n_resent; /* so far */
 	uint64_t bytes, bytes_done;

@@ -236,7 +236,7 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 		if (done != n)
 			return ops_refuse(&k, &x->ops[before + done], i + done, reterr);
 	}
-	x->bytes = k.seen.bytes;
+	x->bytes = x->left = k.seen.bytes;
 	x->n_ops = k.n;
 	x->longest = k.seen.longest;
 	return 0;

@@ -14,15 +14,25 @@
 /* Free slices kept for reuse. */
 #define SLICES_KEPT 128
 
-/* The transfers of one session on one channel, oldest first. */
+/*
+ * Of the quanta of a flow, each fourth goes to its oldest transfer, and the others to the one that has the fewest bytes left.
+ * So a short transfer does not wait for a long one, and a long one gets a quarter of the flow at least.
+ */
+#define QUANTA_OF_OLDEST 4
+/* Transfers that a new one is compared with, so that a session cannot make the worker search for long. */
+#define COMPARED_MAX 16
+
+/* The transfers of one session on one channel. */
 struct flow {
 	struct dray_list link;         /* on channel->flows while active */
 	struct dray_list channel_link; /* on channel->all */
 	struct dray_list session_link; /* on session->flows */
-	struct dray_list xfers;
+	struct dray_list xfers;        /* those with few bytes left come first, by and large */
+	struct dray_list aged;         /* the same, oldest first */
 	struct xfer_session *session;
 	struct channel *channel;
 	int64_t deficit;
+	uint32_t quanta;
 };
 
 void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
@@ -36,6 +46,32 @@ void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg
 	dray_list_init(&ch->all);
 }
 
+static void leave(struct xfer *x)
+{
+	dray_list_del(&x->flow_link);
+	dray_list_del(&x->age_link);
+	x->flow = NULL;
+}
+
+static void join(struct flow *f, struct xfer *x)
+{
+	struct dray_list *after = f->xfers.prev;
+
+	for (unsigned i = 0; i < COMPARED_MAX && after != &f->xfers; i++, after = after->prev)
+		if (dray_list_entry(after, struct xfer, flow_link)->left <= x->left)
+			break;
+	dray_list_add_after(after, &x->flow_link);
+	dray_list_add(&f->aged, &x->age_link);
+	x->flow = f;
+}
+
+static struct xfer *flow_next(const struct flow *f)
+{
+	if (f->quanta % QUANTA_OF_OLDEST == 0)
+		return dray_list_first(&f->aged, struct xfer, age_link);
+	return dray_list_first(&f->xfers, struct xfer, flow_link);
+}
+
 static void flow_free(struct flow *f)
 {
 	dray_list_del(&f->link);
@@ -47,10 +83,8 @@ static void flow_free(struct flow *f)
 void channel_deinit(struct channel *ch)
 {
 	dray_list_for_each(&ch->all, f, struct flow, channel_link) {
-		dray_list_for_each(&f->xfers, x, struct xfer, flow_link) {
-			dray_list_del(&x->flow_link);
-			x->flow = NULL;
-		}
+		dray_list_for_each(&f->xfers, x, struct xfer, flow_link)
+			leave(x);
 		flow_free(f);
 	}
 }
@@ -73,6 +107,7 @@ static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
 		return NULL;
 	dray_list_init(&f->link);
 	dray_list_init(&f->xfers);
+	dray_list_init(&f->aged);
 	f->session = s;
 	f->channel = ch;
 	dray_list_add(&s->flows, &f->session_link);
@@ -105,8 +140,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 
 	if (!f)
 		return -ENOMEM;
-	x->flow = f;
-	dray_list_add(&f->xfers, &x->flow_link);
+	join(f, x);
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
@@ -120,8 +154,7 @@ void sched_dequeue(struct xfer *x)
 
 	if (!f)
 		return;
-	dray_list_del(&x->flow_link);
-	x->flow = NULL;
+	leave(x);
 	if (dray_list_empty(&f->xfers)) {
 		dray_list_del(&f->link);
 		f->deficit = 0;
@@ -251,7 +284,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 	if (!max_bytes)
 		max_bytes = c->cfg.slice_size;
 	while ((f = dray_list_first(&ch->flows, struct flow, link))) {
-		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+		struct xfer *x;
 		struct slice *s;
 
 		if (f->session->slices[ch->class] >= c->cfg.slices_per_session) {
@@ -260,6 +293,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		}
 		if (f->deficit <= 0) {
 			f->deficit += (int64_t)c->cfg.slice_size;
+			f->quanta++;
 			/* a slice larger than the quantum is paid off in several rounds, while other flows take their turns */
 			if (f->deficit <= 0) {
 				dray_list_move(&ch->flows, &f->link);
@@ -269,11 +303,13 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		s = slice_new(c);
 		if (!s)
 			return NULL;
+		x = flow_next(f);
 		if (ch->ops->walks_ops)
 			slice_span(s, x, ch->ops->walks_ops, max_bytes);
 		else
 			slice_fill(s, x, max_bytes);
 		s->xfer = x;
+		x->left -= s->bytes;
 		x->slices++;
 		x->n_slices++;
 		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
