@@ -167,6 +167,7 @@ bool agent_deinit(struct agent *a)
 			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
 	a->regions = regions_free(a->regions);
+	a->mailboxes = mailboxes_free(a->mailboxes);
 	transfer_queries_free(a);
 	identity_close(&a->identity);
 	a->identity = IDENTITY_NULL;

@@ -38,7 +38,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		peers_handle_stream_closed(a->peers, ev->session, ev->id);
 		break;
 	case EVENT_SENT:
-		sessions_handle_sent(a->sessions, ev->session);
+		sessions_handle_sent(a->sessions, ev->session, (enum packet_report)ev->id);
 		break;
 	case EVENT_NOTIFY:
 		sessions_handle_notify(a->sessions, worker, ev->id, ev->handle, ev->tag,

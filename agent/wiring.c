@@ -39,6 +39,11 @@ static const struct regions_upcalls regions_up = {
 	.revoked = rails_region_revoked,
 };
 
+static const struct mailboxes_upcalls mailboxes_up = {
+	.send = sessions_send_letter,
+	.closed = sessions_mailbox_closed,
+};
+
 static void on_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
 			    const char *after, const char *why)
 {
@@ -203,11 +208,18 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "regions: %s",
 				    dray_errno_text(ret));
+	ret = mailboxes_new(&a->mailboxes, &(struct mailboxes_deps){ .cfg = cfg,
+								     .up = &mailboxes_up,
+								     .sessions = &a->sessions });
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "mailboxes: %s",
+				    dray_errno_text(ret));
 	ret = peers_new(&a->peers,
 			&(struct peers_deps){ .event = a->event,
 					      .cfg = cfg,
 					      .pool = &a->pool,
 					      .regions = a->regions,
+					      .mailboxes = a->mailboxes,
 					      .agent_id = a->identity.agent_id,
 					      .incarnation = a->identity.incarnation,
 					      .up = &peers_up,
@@ -228,6 +240,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .pool = &a->pool,
 						    .regions = a->regions,
 						    .peers = a->peers,
+						    .mailboxes = a->mailboxes,
 						    .hints = a->hints,
 						    .segments = a->segments,
 						    .agent_id = a->identity.agent_id,

@@ -19,7 +19,10 @@ enum dray_error {
 	/* The message is not allowed in this state, such as anything before HELLO. */
 	DRAY_E_OUT_OF_ORDER = 8,
 	DRAY_E_DUPLICATE_ID = 9, /* The request id is in use by a request that has not ended. */
-	/* This session's group has no such region, remote, token or transfer. */
+	/*
+	 * There is no such region, remote, token or transfer in this session's group, or no such
+	 * mailbox.
+	 */
 	DRAY_E_NOT_FOUND = 10,
 	DRAY_E_DENIED = 11, /* The kernel's credentials or the region's access do not allow this. */
 	DRAY_E_QUOTA = 12, /* A limit of the session, group or agent is reached. */
@@ -27,7 +30,8 @@ enum dray_error {
 	DRAY_E_DRAINING = 14, /* The agent is draining and takes no new work. */
 	/* An offset or length overflows, or passes the end of the region, remote or arena. */
 	DRAY_E_RANGE = 15,
-	DRAY_E_EXISTS = 16, /* The request was carried out already, and only one is allowed. */
+	/* The name is taken, or the request was carried out already and only one is allowed. */
+	DRAY_E_EXISTS = 16,
 	/* The kernel dropped file descriptors of the message, or there are too many. */
 	DRAY_E_FD_LIMIT = 17,
 	DRAY_E_FD_COUNT = 18, /* The number of descriptors passed does not match the message. */
@@ -78,6 +82,11 @@ enum dray_error {
 	 * is still lent, because the agent may go on reading and writing it.
 	 */
 	DRAY_E_UNCONFIRMED = 50,
+	/*
+	 * The mailbox, or the share of it that one sender may fill, is full. The letter was not
+	 * delivered.
+	 */
+	DRAY_E_MAILBOX_FULL = 51,
 };
 #endif
 

@@ -8,6 +8,7 @@
 
 #include "agent/config/config.h"
 #include "agent/control/history.h"
+#include "agent/control/mailbox/mailbox.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/region/region.h"
 #include "agent/control/session/session.h"
@@ -80,6 +81,7 @@ struct agent {
 	struct gpus *gpus;
 	struct regions *regions;
 	struct peers *peers;
+	struct mailboxes *mailboxes;
 	struct sessions *sessions;
 	struct bus_server *bus; /* NULL: not listening */
 	const struct bus_signals *bus_signals;

@@ -11,7 +11,7 @@ bool handle_kind_differs(dray_handle h, enum dmsg_handle_kind expected, char *bu
 {
 	unsigned kind = dray_handle_kind(h);
 
-	if (kind == DMSG_HANDLE_KIND_NONE || kind > DMSG_HANDLE_KIND_PEER || kind == expected)
+	if (kind == DMSG_HANDLE_KIND_NONE || kind > DMSG_HANDLE_KIND_MAILBOX || kind == expected)
 		return false;
 	snprintf(buf, size, "0x%" PRIx64 " is a %s, not a %s", h, dmsg_handle_kind_name(kind),
 		 dmsg_handle_kind_name(expected));

@@ -33,15 +33,18 @@ struct data_config {
 	bool report_all;
 };
 
+/* What a worker reports, by EVENT_SENT, when it has sent a packet. */
+enum packet_report { PACKET_REPORT_NONE, PACKET_REPORT_SEGMENTS, PACKET_REPORT_LETTER };
+
 /* A packet with descriptors from or to a client. packet_free() closes the descriptors that are still in fds. */
 struct packet {
 	struct dray_list link; /* the holder's */
 	uint32_t length;
 	uint16_t n_fds;
 	bool is_notification;
-	bool report_sent; /* EVENT_SENT when it has been sent */
-	bool fds_lost;    /* the kernel dropped descriptors (MSG_CTRUNC) */
-	int *fds;         /* behind data */
+	bool fds_lost; /* the kernel dropped descriptors (MSG_CTRUNC) */
+	enum packet_report report;
+	int *fds; /* behind data */
 	uint8_t data[];
 };
 
@@ -171,7 +174,7 @@ enum event_type {
 	EVENT_PEER_USED,     /* peer: a transfer has started while the peer rests */
 	EVENT_STREAM_LOST,   /* peer, id: the stream has failed */
 	EVENT_STREAM_CLOSED, /* peer, id: the stream is closed */
-	EVENT_SENT,          /* a packet of session with report_sent has been sent */
+	EVENT_SENT,          /* a packet of session was sent; id: its enum packet_report */
 	EVENT_NOTIFY, /* id: transfer; handle: remote; tag; packet: payload, which the control thread owns */
 	EVENT_SESSION_FAULT, /* an access to the memory of session has faulted */
 	EVENT_SNAPSHOT,

@@ -114,6 +114,9 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		count(p, "rdma_sent_bytes_total"), count(p, "rdma_received_bytes_total"));
 	fprintf(f, "  notifications %s delivered, %s refused\n",
 		count(p, "notifications_delivered_total"), count(p, "notifications_refused_total"));
+	fprintf(f, "  mailboxes     %s open, %s letters waiting; %s delivered, %s refused\n",
+		count(p, "mailboxes"), count(p, "letters_waiting"),
+		count(p, "letters_delivered_total"), count(p, "letters_refused_total"));
 }
 
 int ctl_status(struct ctl *c)

@@ -138,6 +138,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_WINDOW,
 	DRAY_CONFIG_KEY_GPU_WINDOWS,
 	DRAY_CONFIG_KEY_GPU_PIN_HOST,
+	DRAY_CONFIG_KEY_MAILBOX_RESERVE,
 	DRAY_CONFIG_KEY_TCP_STREAMS,
 	DRAY_CONFIG_KEY_TCP_LATENCY_STREAMS,
 	DRAY_CONFIG_KEY_TCP_BUFFER,
@@ -165,6 +166,10 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_ARENA_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_REQUESTS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_MAILBOXES,
+	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
+	DRAY_CONFIG_KEY_LIMITS_LETTER_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
 	DRAY_CONFIG_KEY_LIMITS_STRANGERS,
 	DRAY_CONFIG_KEY_LIMITS_GRANTS_PER_PEER,
@@ -477,6 +482,14 @@ struct dray_config {
 		bool pin_host;
 	} gpu;
 	struct {
+		/*
+		 * Time for which the name of a mailbox stays reserved for its uid after the session
+		 * has ended without closing it, so that no other user takes the name while an
+		 * engine restarts.
+		 */
+		int64_t reserve;
+	} mailbox;
+	struct {
 		int64_t streams; /* Bulk streams for each worker and peer. */
 		int64_t latency_streams; /* Latency streams for each worker and peer. */
 		int64_t buffer; /* Size of socket buffers; 0: the kernel's autotuning. */
@@ -522,6 +535,19 @@ struct dray_config {
 		int64_t requests_per_session;
 		/* Notifications that wait for one session to read them. */
 		int64_t notifications_per_session;
+		int64_t mailboxes; /* Mailboxes of the agent. */
+		int64_t mailboxes_per_uid; /* Mailboxes of one uid. */
+		/*
+		 * Letters in one mailbox that its owner has not read; a change applies to new
+		 * mailboxes. The clients of one agent fill at most half of a mailbox, and one uid
+		 * of an agent a third.
+		 */
+		int64_t letters_per_mailbox;
+		/*
+		 * Memory of the letters in all mailboxes. The mailboxes of one uid fill at most
+		 * half of it.
+		 */
+		int64_t letter_bytes;
 		int64_t peers; /* Peers. */
 		int64_t strangers; /* Connections of agents that have not authenticated yet. */
 		int64_t grants_per_peer; /* Grants of one peer. */

@@ -23,6 +23,8 @@ const char *dmsg_handle_kind_name(unsigned int v)
 		return "token";
 	case DMSG_HANDLE_KIND_PEER:
 		return "peer";
+	case DMSG_HANDLE_KIND_MAILBOX:
+		return "mailbox";
 	}
 	return "?";
 }
@@ -229,6 +231,18 @@ const char *dmsg_type_name(unsigned int type)
 		return "env_get";
 	case DMSG_ENV_GET_REPLY:
 		return "env_get_reply";
+	case DMSG_MAILBOX_OPEN:
+		return "mailbox_open";
+	case DMSG_MAILBOX_OPEN_REPLY:
+		return "mailbox_open_reply";
+	case DMSG_MAILBOX_CLOSE:
+		return "mailbox_close";
+	case DMSG_MAILBOX_CLOSE_REPLY:
+		return "mailbox_close_reply";
+	case DMSG_POST:
+		return "post";
+	case DMSG_POST_REPLY:
+		return "post_reply";
 	case DMSG_NOTIFICATION:
 		return "notification";
 	case DMSG_REMOTE_LOST:
@@ -237,6 +251,8 @@ const char *dmsg_type_name(unsigned int type)
 		return "draining";
 	case DMSG_SEGMENT_CHANGED:
 		return "segment_changed";
+	case DMSG_LETTER:
+		return "letter";
 	}
 	return "?";
 }
@@ -1548,6 +1564,193 @@ int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_mailbox_open_decode(const void *body, size_t len, struct dmsg_mailbox_open *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_mailbox_open m;
+
+	if (len < 12)
+		return check_short(reterr, "mailbox_open");
+	m.capacity = dray_le_get32(p + 0);
+	m.name.n = dray_le_get32(p + 8);
+	m.name.p = (const char *)(p + 12);
+	if (m.name.n > 128)
+		return check_large(reterr, "mailbox_open.name", m.name.n, 128);
+	if (len - 12 < m.name.n)
+		return check_short(reterr, "mailbox_open");
+	if (!text_ok(m.name))
+		return check_text(reterr, "mailbox_open.name");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_mailbox_open_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_open *m)
+{
+	size_t length = 12;
+	uint8_t *p;
+
+	if (m->name.n > 128 || !text_ok(m->name))
+		return -EINVAL;
+	length += m->name.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_MAILBOX_OPEN, length, request_id);
+	dray_le_put32(p + 0, m->capacity);
+	memset(p + 4, 0, 4);
+	dray_le_put32(p + 8, m->name.n);
+	put_bytes(p + 12, m->name.p, m->name.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_mailbox_open_reply_decode(const void *body, size_t len,
+	struct dmsg_mailbox_open_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_mailbox_open_reply m;
+
+	if (len < 16)
+		return check_short(reterr, "mailbox_open_reply");
+	m.mailbox = dray_le_get64(p + 0);
+	m.capacity = dray_le_get32(p + 8);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_mailbox_open_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_open_reply *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_MAILBOX_OPEN_REPLY, length, request_id);
+	dray_le_put64(p + 0, m->mailbox);
+	dray_le_put32(p + 8, m->capacity);
+	memset(p + 12, 0, 4);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_mailbox_close_decode(const void *body, size_t len, struct dmsg_mailbox_close *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_mailbox_close m;
+
+	if (len < 8)
+		return check_short(reterr, "mailbox_close");
+	m.mailbox = dray_le_get64(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_mailbox_close_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_close *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_MAILBOX_CLOSE, length, request_id);
+	dray_le_put64(p + 0, m->mailbox);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_mailbox_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_close_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, DMSG_MAILBOX_CLOSE_REPLY, length, request_id);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_post_decode(const void *body, size_t len, struct dmsg_post *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_post m;
+
+	if (len < 12)
+		return check_short(reterr, "post");
+	m.timeout_ms = dray_le_get32(p + 0);
+	m.segment.n = dray_le_get32(p + 8);
+	m.segment.p = (const char *)(p + 12);
+	if (m.segment.n > 256)
+		return check_large(reterr, "post.segment", m.segment.n, 256);
+	if (len - 12 < m.segment.n)
+		return check_short(reterr, "post");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "post.segment");
+	p += 12 + m.segment.n;
+	len -= 12 + m.segment.n;
+	if (len < 4)
+		return check_short(reterr, "post");
+	m.name.n = dray_le_get32(p + 0);
+	m.name.p = (const char *)(p + 4);
+	if (m.name.n > 128)
+		return check_large(reterr, "post.name", m.name.n, 128);
+	if (len - 4 < m.name.n)
+		return check_short(reterr, "post");
+	if (!text_ok(m.name))
+		return check_text(reterr, "post.name");
+	p += 4 + m.name.n;
+	len -= 4 + m.name.n;
+	if (len < 4)
+		return check_short(reterr, "post");
+	m.payload.n = dray_le_get32(p + 0);
+	m.payload.p = p + 4;
+	if (m.payload.n > 4096)
+		return check_large(reterr, "post.payload", m.payload.n, 4096);
+	if (len - 4 < m.payload.n)
+		return check_short(reterr, "post");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_post *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->segment.n > 256 || !text_ok(m->segment))
+		return -EINVAL;
+	if (m->name.n > 128 || !text_ok(m->name))
+		return -EINVAL;
+	if (m->payload.n > 4096)
+		return -EINVAL;
+	length += m->segment.n;
+	length += m->name.n;
+	length += m->payload.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_POST, length, request_id);
+	dray_le_put32(p + 0, m->timeout_ms);
+	memset(p + 4, 0, 4);
+	dray_le_put32(p + 8, m->segment.n);
+	p = put_bytes(p + 12, m->segment.p, m->segment.n);
+	dray_le_put32(p + 0, m->name.n);
+	p = put_bytes(p + 4, m->name.p, m->name.n);
+	dray_le_put32(p + 0, m->payload.n);
+	put_bytes(p + 4, m->payload.p, m->payload.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_post_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, DMSG_POST_REPLY, length, request_id);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_notification_decode(const void *body, size_t len, struct dmsg_notification *ret,
 	struct dray_err *reterr)
 {
@@ -1719,6 +1922,50 @@ int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_letter_decode(const void *body, size_t len, struct dmsg_letter *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_letter m;
+
+	if (len < 44)
+		return check_short(reterr, "letter");
+	m.mailbox = dray_le_get64(p + 0);
+	memcpy(m.agent_id, p + 8, 16);
+	m.incarnation = dray_le_get64(p + 24);
+	m.uid = dray_le_get32(p + 32);
+	m.gid = dray_le_get32(p + 36);
+	m.payload.n = dray_le_get32(p + 40);
+	m.payload.p = p + 44;
+	if (m.payload.n > 4096)
+		return check_large(reterr, "letter.payload", m.payload.n, 4096);
+	if (len - 44 < m.payload.n)
+		return check_short(reterr, "letter");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_letter_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_letter *m)
+{
+	size_t length = 44;
+	uint8_t *p;
+
+	if (m->payload.n > 4096)
+		return -EINVAL;
+	length += m->payload.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LETTER, length, request_id);
+	dray_le_put64(p + 0, m->mailbox);
+	memcpy(p + 8, m->agent_id, 16);
+	dray_le_put64(p + 24, m->incarnation);
+	dray_le_put32(p + 32, m->uid);
+	dray_le_put32(p + 36, m->gid);
+	dray_le_put32(p + 40, m->payload.n);
+	put_bytes(p + 44, m->payload.p, m->payload.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,
 	struct dray_err *reterr)
 {
@@ -1778,6 +2025,14 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_env_get_decode(body, len, &ret->env_get, reterr);
 	case DMSG_ENV_GET_REPLY:
 		return dmsg_env_get_reply_decode(body, len, &ret->env_get_reply, reterr);
+	case DMSG_MAILBOX_OPEN:
+		return dmsg_mailbox_open_decode(body, len, &ret->mailbox_open, reterr);
+	case DMSG_MAILBOX_OPEN_REPLY:
+		return dmsg_mailbox_open_reply_decode(body, len, &ret->mailbox_open_reply, reterr);
+	case DMSG_MAILBOX_CLOSE:
+		return dmsg_mailbox_close_decode(body, len, &ret->mailbox_close, reterr);
+	case DMSG_POST:
+		return dmsg_post_decode(body, len, &ret->post, reterr);
 	case DMSG_NOTIFICATION:
 		return dmsg_notification_decode(body, len, &ret->notification, reterr);
 	case DMSG_REMOTE_LOST:
@@ -1786,6 +2041,8 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_draining_decode(body, len, &ret->draining, reterr);
 	case DMSG_SEGMENT_CHANGED:
 		return dmsg_segment_changed_decode(body, len, &ret->segment_changed, reterr);
+	case DMSG_LETTER:
+		return dmsg_letter_decode(body, len, &ret->letter, reterr);
 	}
 	return 0;
 }
@@ -1859,6 +2116,18 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_env_get_encode(buf, cap, request_id, &m->env_get);
 	case DMSG_ENV_GET_REPLY:
 		return dmsg_env_get_reply_encode(buf, cap, request_id, &m->env_get_reply);
+	case DMSG_MAILBOX_OPEN:
+		return dmsg_mailbox_open_encode(buf, cap, request_id, &m->mailbox_open);
+	case DMSG_MAILBOX_OPEN_REPLY:
+		return dmsg_mailbox_open_reply_encode(buf, cap, request_id, &m->mailbox_open_reply);
+	case DMSG_MAILBOX_CLOSE:
+		return dmsg_mailbox_close_encode(buf, cap, request_id, &m->mailbox_close);
+	case DMSG_MAILBOX_CLOSE_REPLY:
+		return dmsg_mailbox_close_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_POST:
+		return dmsg_post_encode(buf, cap, request_id, &m->post);
+	case DMSG_POST_REPLY:
+		return dmsg_post_reply_encode(buf, cap, request_id, NULL);
 	case DMSG_NOTIFICATION:
 		return dmsg_notification_encode(buf, cap, request_id, &m->notification);
 	case DMSG_REMOTE_LOST:
@@ -1867,6 +2136,8 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_draining_encode(buf, cap, request_id, &m->draining);
 	case DMSG_SEGMENT_CHANGED:
 		return dmsg_segment_changed_encode(buf, cap, request_id, &m->segment_changed);
+	case DMSG_LETTER:
+		return dmsg_letter_encode(buf, cap, request_id, &m->letter);
 	}
 	return -ENOENT;
 }

@@ -13,7 +13,7 @@ struct dray_err;
 
 #define DMSG_MAGIC 0x59415244u
 #define DMSG_MAJOR 1
-#define DMSG_MINOR 3
+#define DMSG_MINOR 4
 #define DMSG_HEADER_SIZE 24
 
 /* Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992). */
@@ -21,7 +21,8 @@ struct dray_err;
 #define DMSG_FDS_MAX 250 /* File descriptors with one message (SCM_MAX_FD is 253). */
 #define DMSG_OPS_INLINE_MAX 4096 /* Operations in a TRANSFER message. */
 #define DMSG_OPS_MAX 65536 /* Operations of one transfer in the arena. */
-#define DMSG_NOTIFY_MAX 4096 /* Bytes of a notification's payload. */
+#define DMSG_NOTIFY_MAX 4096 /* Bytes of the payload of a notification or a letter. */
+#define DMSG_MAILBOX_NAME_MAX 128 /* Bytes of the name of a mailbox. */
 #define DMSG_TOKEN_MAX 256 /* Bytes of a region token in binary form. */
 #define DMSG_EXTENTS_MAX 1024 /* Extents of one region. */
 #define DMSG_ARENA_MAX 16777216 /* Bytes of a session's arena. */
@@ -38,6 +39,7 @@ enum dmsg_handle_kind {
 	DMSG_HANDLE_KIND_SESSION = 4, /* Session. */
 	DMSG_HANDLE_KIND_TOKEN = 5, /* Token, the number for REGION_REVOKE. */
 	DMSG_HANDLE_KIND_PEER = 6, /* Peer; on the control interface alone. */
+	DMSG_HANDLE_KIND_MAILBOX = 8, /* Mailbox. Since 1.4. */
 };
 const char *dmsg_handle_kind_name(unsigned int v); /* "?" if unknown */
 
@@ -181,10 +183,17 @@ enum dmsg_type {
 	DMSG_SEGMENT_GET_REPLY = 0x800e,
 	DMSG_ENV_GET = 0x000f,
 	DMSG_ENV_GET_REPLY = 0x800f,
+	DMSG_MAILBOX_OPEN = 0x0018,
+	DMSG_MAILBOX_OPEN_REPLY = 0x8018,
+	DMSG_MAILBOX_CLOSE = 0x0019,
+	DMSG_MAILBOX_CLOSE_REPLY = 0x8019,
+	DMSG_POST = 0x001a,
+	DMSG_POST_REPLY = 0x801a,
 	DMSG_NOTIFICATION = 0x4001,
 	DMSG_REMOTE_LOST = 0x4002,
 	DMSG_DRAINING = 0x4003,
 	DMSG_SEGMENT_CHANGED = 0x4004,
+	DMSG_LETTER = 0x4006,
 };
 const char *dmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -915,6 +924,89 @@ int dmsg_env_get_reply_decode(const void *body, size_t len, struct dmsg_env_get_
 int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_env_get_reply *m);
 
+#define DMSG_MAILBOX_OPEN_MIN 12
+#define DMSG_MAILBOX_OPEN_BODY_MAX 140
+/*
+ * Request. Opens a mailbox: a name at this agent, to which clients of this agent and of agents that
+ * hold the key can POST. The mailbox ends with its session. Since 1.4.
+ */
+struct dmsg_mailbox_open {
+	/*
+	 * Letters that wait for this client to read them; 0: limits.letters_per_mailbox, which is
+	 * also the limit.
+	 */
+	uint32_t capacity;
+	struct dray_str name; /* Name, at least 1 byte. One mailbox of the agent has it. */
+};
+int dmsg_mailbox_open_decode(const void *body, size_t len, struct dmsg_mailbox_open *ret,
+	struct dray_err *reterr);
+int dmsg_mailbox_open_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_open *m);
+
+#define DMSG_MAILBOX_OPEN_REPLY_MIN 16
+#define DMSG_MAILBOX_OPEN_REPLY_BODY_MAX 16
+/* The mailbox is open: LETTER events follow. */
+struct dmsg_mailbox_open_reply {
+	uint64_t mailbox; /* Mailbox handle. */
+	uint32_t capacity; /* Letters that it holds. */
+};
+int dmsg_mailbox_open_reply_decode(const void *body, size_t len,
+	struct dmsg_mailbox_open_reply *ret, struct dray_err *reterr);
+int dmsg_mailbox_open_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_open_reply *m);
+
+#define DMSG_MAILBOX_CLOSE_MIN 8
+#define DMSG_MAILBOX_CLOSE_BODY_MAX 8
+/*
+ * Request. Closes a mailbox. Its name is free at once. Letters that it had taken come before the
+ * reply. Since 1.4.
+ */
+struct dmsg_mailbox_close {
+	uint64_t mailbox; /* Mailbox handle. */
+};
+int dmsg_mailbox_close_decode(const void *body, size_t len, struct dmsg_mailbox_close *ret,
+	struct dray_err *reterr);
+int dmsg_mailbox_close_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_close *m);
+
+#define DMSG_MAILBOX_CLOSE_REPLY_MIN 0
+#define DMSG_MAILBOX_CLOSE_REPLY_BODY_MAX 0
+/* No further letter comes from the mailbox. */
+struct dmsg_mailbox_close_reply {
+};
+int dmsg_mailbox_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_mailbox_close_reply *m);
+
+#define DMSG_POST_MIN 20
+#define DMSG_POST_BODY_MAX 4500
+/*
+ * Request. Sends a letter to a mailbox, at this agent or another one. An error other than timeout,
+ * peer_lost and agent_restarted means that the letter was not delivered; after these three it may
+ * have been. Since 1.4.
+ */
+struct dmsg_post {
+	/*
+	 * Limit in milliseconds for reaching the agent and its answer; until then failed attempts
+	 * to connect are repeated. 0: 10 s, but peer_unreachable at once if the address refuses the
+	 * connection.
+	 */
+	uint32_t timeout_ms;
+	/* Segment of the mailbox's agent, or another address of its listener; empty: this agent. */
+	struct dray_str segment;
+	struct dray_str name; /* Name of the mailbox. */
+	struct dray_blob payload; /* Payload. */
+};
+int dmsg_post_decode(const void *body, size_t len, struct dmsg_post *ret, struct dray_err *reterr);
+int dmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_post *m);
+
+#define DMSG_POST_REPLY_MIN 0
+#define DMSG_POST_REPLY_BODY_MAX 0
+/* The letter is in the queue of the session that owns the mailbox. */
+struct dmsg_post_reply {
+};
+int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_post_reply *m);
+
 #define DMSG_NOTIFICATION_MIN 52
 #define DMSG_NOTIFICATION_BODY_MAX 4148
 /* Event: a notification for this session's group. */
@@ -973,6 +1065,25 @@ int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segmen
 int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_segment_changed *m);
 
+#define DMSG_LETTER_MIN 44
+#define DMSG_LETTER_BODY_MAX 4140
+/*
+ * Event: a letter for a mailbox of this session. The sender's agent says who its client is: the
+ * kernel's credentials, not a claim of the client. Agents authenticate each other by the key. Since
+ * 1.4.
+ */
+struct dmsg_letter {
+	uint64_t mailbox; /* Mailbox handle. */
+	uint8_t agent_id[16]; /* Agent of the sender. */
+	uint64_t incarnation; /* Its incarnation. */
+	uint32_t uid; /* User id of the sender at that agent. */
+	uint32_t gid; /* Its group id. */
+	struct dray_blob payload; /* Payload. */
+};
+int dmsg_letter_decode(const void *body, size_t len, struct dmsg_letter *ret,
+	struct dray_err *reterr);
+int dmsg_letter_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_letter *m);
+
 /* The body of any message. */
 union dmsg_body {
 	struct dmsg_hello hello;
@@ -1001,10 +1112,15 @@ union dmsg_body {
 	struct dmsg_segment_get_reply segment_get_reply;
 	struct dmsg_env_get env_get;
 	struct dmsg_env_get_reply env_get_reply;
+	struct dmsg_mailbox_open mailbox_open;
+	struct dmsg_mailbox_open_reply mailbox_open_reply;
+	struct dmsg_mailbox_close mailbox_close;
+	struct dmsg_post post;
 	struct dmsg_notification notification;
 	struct dmsg_remote_lost remote_lost;
 	struct dmsg_draining draining;
 	struct dmsg_segment_changed segment_changed;
+	struct dmsg_letter letter;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
 int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,

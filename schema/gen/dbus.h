@@ -40,6 +40,8 @@
 
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
 #define DRAY_DBUS_METHOD_LIST_REGIONS "ListRegions" /* Regions. */
+/* Mailboxes: open ones, and names that are reserved for the owner of a session that has ended. */
+#define DRAY_DBUS_METHOD_LIST_MAILBOXES "ListMailboxes"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -121,8 +123,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 26
-extern const struct dray_dbus_method dray_dbus_methods[26];
+#define DRAY_DBUS_METHOD_N 27
+extern const struct dray_dbus_method dray_dbus_methods[27];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -250,6 +252,38 @@ struct dray_dbus_region {
 	const char *rdma;
 	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
 	const char *device;
+};
+
+enum dray_dbus_mailbox_field {
+	DRAY_DBUS_MAILBOX_FIELD_MAILBOX,
+	DRAY_DBUS_MAILBOX_FIELD_NAME,
+	DRAY_DBUS_MAILBOX_FIELD_SESSION,
+	DRAY_DBUS_MAILBOX_FIELD_UID,
+	DRAY_DBUS_MAILBOX_FIELD_GID,
+	DRAY_DBUS_MAILBOX_FIELD_STATE,
+	DRAY_DBUS_MAILBOX_FIELD_LETTERS,
+	DRAY_DBUS_MAILBOX_FIELD_CAPACITY,
+	DRAY_DBUS_MAILBOX_FIELD_BYTES,
+	DRAY_DBUS_MAILBOX_FIELD_DELIVERED,
+	DRAY_DBUS_MAILBOX_FIELD_REFUSED,
+	DRAY_DBUS_MAILBOX_FIELD_AGE_NS,
+	DRAY_DBUS_MAILBOX_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_mailbox_fields[DRAY_DBUS_MAILBOX_FIELD_N];
+
+struct dray_dbus_mailbox {
+	uint64_t mailbox; /* Handle; 0 for a reserved name. */
+	const char *name; /* Name. */
+	uint64_t session; /* Owner; 0 for a reserved name. */
+	uint32_t uid; /* User id of the owner. */
+	uint32_t gid; /* Its group id. */
+	const char *state; /* open, closing (letters are still to be read) or reserved. */
+	uint32_t letters; /* Letters that the owner has not read. */
+	uint32_t capacity; /* Letters that it holds. */
+	uint64_t bytes; /* Memory of its letters. */
+	uint64_t delivered; /* Letters that it has taken. */
+	uint64_t refused; /* Letters that were refused because it was full. */
+	uint64_t age_ns; /* Time in that state; for closing, since it was opened. */
 };
 
 enum dray_dbus_peer_field {

@@ -307,6 +307,23 @@ const struct ctl_list ctl_list_regions = {
 	},
 };
 
+const struct ctl_list ctl_list_mailboxes = {
+	DRAY_DBUS_METHOD_LIST_MAILBOXES, "mailboxes", dray_dbus_mailbox_fields,
+	DRAY_DBUS_MAILBOX_FIELD_N, 10,
+	{
+		{ "NAME", DRAY_DBUS_MAILBOX_FIELD_NAME },
+		{ "STATE", DRAY_DBUS_MAILBOX_FIELD_STATE },
+		{ "SESSION", DRAY_DBUS_MAILBOX_FIELD_SESSION },
+		{ "UID", DRAY_DBUS_MAILBOX_FIELD_UID },
+		{ "LETTERS", DRAY_DBUS_MAILBOX_FIELD_LETTERS },
+		{ "CAPACITY", DRAY_DBUS_MAILBOX_FIELD_CAPACITY },
+		{ "BYTES", DRAY_DBUS_MAILBOX_FIELD_BYTES },
+		{ "DELIVERED", DRAY_DBUS_MAILBOX_FIELD_DELIVERED },
+		{ "REFUSED", DRAY_DBUS_MAILBOX_FIELD_REFUSED },
+		{ "AGE", DRAY_DBUS_MAILBOX_FIELD_AGE_NS },
+	},
+};
+
 const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS, "peers", dray_dbus_peer_fields,
 	DRAY_DBUS_PEER_FIELD_N, 11,
@@ -571,6 +588,26 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --version                print the version of drayctl\n"
 			"\n"
 			"Example: drayctl regions\n",
+	},
+	[CTL_VERB_MAILBOXES] = { .name = "mailboxes",
+		.list = &ctl_list_mailboxes,
+		.help =
+			"Usage: drayctl [OPTION]... mailboxes\n"
+			"list the mailboxes of clients\n"
+			"\n"
+			"Prints the name, state and owner of each mailbox, the letters that its owner has\n"
+			"not read, and how many it took and refused.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl mailboxes\n",
 	},
 	[CTL_VERB_PEERS] = { .name = "peers",
 		.list = &ctl_list_peers,
@@ -1233,6 +1270,7 @@ const char ctl_help_text[] =
 	"  status     show the state of the agent\n"
 	"  sessions   list the open sessions of engines and other clients\n"
 	"  regions    list the memory that clients registered\n"
+	"  mailboxes  list the mailboxes of clients\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

@@ -27,8 +27,9 @@ static const struct {
 	  "Send HELLO first, and once." },
 	{ "duplicate_id", "The request id is in use by a request that has not ended.",
 	  "Use a fresh id for each request." },
-	{ "not_found", "This session's group has no such region, remote, token or transfer.",
-	  "Check the handle; it may have been removed already." },
+	{ "not_found",
+		"There is no such region, remote, token or transfer in this session's group, or no such mailbox.",
+	  "Check the handle or the name; it may have been removed already." },
 	{ "denied", "The kernel's credentials or the region's access do not allow this.",
 	  "Check uid and gid lists, or export with the access needed." },
 	{ "quota", "A limit of the session, group or agent is reached.",
@@ -40,8 +41,9 @@ static const struct {
 	{ "range",
 		"An offset or length overflows, or passes the end of the region, remote or arena.",
 	  "Keep operations inside the region and the remote, and lists inside the arena." },
-	{ "exists", "The request was carried out already, and only one is allowed.",
-	  "Send it once for each session." },
+	{ "exists",
+		"The name is taken, or the request was carried out already and only one is allowed.",
+	  "Choose another name, or send the request once for each session." },
 	{ "fd_limit", "The kernel dropped file descriptors of the message, or there are too many.",
 	  "Raise the agent's NOFILE limit, or pass fewer descriptors." },
 	{ "fd_count", "The number of descriptors passed does not match the message.",
@@ -117,6 +119,9 @@ static const struct {
 	{ "unconfirmed",
 		"The deadline passed, or the agent was lost, without an answer. The memory of the transfer is still lent, because the agent may go on reading and writing it.",
 	  "Do not reuse the memory until the library tells that the end is confirmed." },
+	{ "mailbox_full",
+		"The mailbox, or the share of it that one sender may fill, is full. The letter was not delivered.",
+	  "Post again later; the mailbox's owner must read its letters faster, or open it with a larger capacity." },
 };
 
 const char *dray_error_name(uint32_t code)

@@ -75,6 +75,11 @@ enum dray_metric {
 	DRAY_METRIC_STRANGERS_REFUSED_TOTAL,
 	DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, /* Notifications queued for sessions. */
 	DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, /* Notifications refused. */
+	DRAY_METRIC_MAILBOXES, /* Open mailboxes. */
+	DRAY_METRIC_LETTERS_WAITING, /* Letters in mailboxes that their owners have not read. */
+	DRAY_METRIC_LETTERS_WAITING_BYTES, /* Memory of these letters. */
+	DRAY_METRIC_LETTERS_DELIVERED_TOTAL, /* Letters put into mailboxes of this agent. */
+	DRAY_METRIC_LETTERS_REFUSED_TOTAL, /* Letters that this agent refused for its mailboxes. */
 	DRAY_METRIC_SEGMENTS, /* Known segments. */
 	DRAY_METRIC_SEGMENT_CHANGES_TOTAL, /* Changes of a segment's state. */
 	DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL, /* Segments forgotten. */

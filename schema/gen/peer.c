@@ -66,6 +66,10 @@ const char *pmsg_type_name(unsigned int type)
 		return "stage";
 	case PMSG_STAGE_REPLY:
 		return "stage_reply";
+	case PMSG_POST:
+		return "post";
+	case PMSG_POST_REPLY:
+		return "post_reply";
 	}
 	return "?";
 }
@@ -897,6 +901,71 @@ int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_post m;
+
+	if (len < 12)
+		return check_short(reterr, "post");
+	m.uid = dray_le_get32(p + 0);
+	m.gid = dray_le_get32(p + 4);
+	m.name.n = dray_le_get32(p + 8);
+	m.name.p = (const char *)(p + 12);
+	if (m.name.n > 128)
+		return check_large(reterr, "post.name", m.name.n, 128);
+	if (len - 12 < m.name.n)
+		return check_short(reterr, "post");
+	if (!text_ok(m.name))
+		return check_text(reterr, "post.name");
+	p += 12 + m.name.n;
+	len -= 12 + m.name.n;
+	if (len < 4)
+		return check_short(reterr, "post");
+	m.payload.n = dray_le_get32(p + 0);
+	m.payload.p = p + 4;
+	if (m.payload.n > 4096)
+		return check_large(reterr, "post.payload", m.payload.n, 4096);
+	if (len - 4 < m.payload.n)
+		return check_short(reterr, "post");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_post *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (m->name.n > 128 || !text_ok(m->name))
+		return -EINVAL;
+	if (m->payload.n > 4096)
+		return -EINVAL;
+	length += m->name.n;
+	length += m->payload.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_POST, length, request_id);
+	dray_le_put32(p + 0, m->uid);
+	dray_le_put32(p + 4, m->gid);
+	dray_le_put32(p + 8, m->name.n);
+	p = put_bytes(p + 12, m->name.p, m->name.n);
+	dray_le_put32(p + 0, m->payload.n);
+	put_bytes(p + 4, m->payload.p, m->payload.n);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_post_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_POST_REPLY, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg_body *ret,
 	struct dray_err *reterr)
 {
@@ -939,6 +1008,8 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_window_decode(body, len, &ret->window, reterr);
 	case PMSG_STAGE:
 		return pmsg_stage_decode(body, len, &ret->stage, reterr);
+	case PMSG_POST:
+		return pmsg_post_decode(body, len, &ret->post, reterr);
 	}
 	return 0;
 }
@@ -999,6 +1070,10 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_stage_encode(buf, cap, request_id, &m->stage);
 	case PMSG_STAGE_REPLY:
 		return pmsg_stage_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_POST:
+		return pmsg_post_encode(buf, cap, request_id, &m->post);
+	case PMSG_POST_REPLY:
+		return pmsg_post_reply_encode(buf, cap, request_id, NULL);
 	}
 	return -ENOENT;
 }

@@ -13,7 +13,7 @@ struct dray_err;
 
 #define PMSG_MAGIC 0x50415244u
 #define PMSG_MAJOR 1
-#define PMSG_MINOR 3
+#define PMSG_MINOR 4
 #define PMSG_HEADER_SIZE 24
 
 #define PMSG_MESSAGE_MAX 65536 /* Bytes of one message, header included. */
@@ -53,7 +53,8 @@ bool pmsg_stage_kind_valid(unsigned int v);
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
 #define PMSG_FEATURE_WINDOW 4u /* Windows, if both sides have rdma. Since 1.3. */
-#define PMSG_FEATURE_ALL 7u
+#define PMSG_FEATURE_MAILBOX 16u /* Mailboxes. Since 1.4. */
+#define PMSG_FEATURE_ALL 23u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -82,6 +83,8 @@ enum pmsg_type {
 	PMSG_WINDOW = 0x0010,
 	PMSG_STAGE = 0x0011,
 	PMSG_STAGE_REPLY = 0x8011,
+	PMSG_POST = 0x0018,
+	PMSG_POST_REPLY = 0x8018,
 };
 const char *pmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -710,6 +713,29 @@ struct pmsg_stage_reply {
 int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stage_reply *m);
 
+#define PMSG_POST_MIN 16
+#define PMSG_POST_BODY_MAX 4240
+/*
+ * Request. A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused
+ * with denied by an agent that has no key and does not allow that. Since 1.4.
+ */
+struct pmsg_post {
+	uint32_t uid; /* User id of the sender's client, from the kernel. */
+	uint32_t gid; /* Its group id. */
+	struct dray_str name; /* Name of the mailbox. */
+	struct dray_blob payload; /* Payload. */
+};
+int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr);
+int pmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_post *m);
+
+#define PMSG_POST_REPLY_MIN 0
+#define PMSG_POST_REPLY_BODY_MAX 0
+/* The letter is in the queue of the session that owns the mailbox. Since 1.4. */
+struct pmsg_post_reply {
+};
+int pmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_post_reply *m);
+
 /* The body of any message. */
 union pmsg_body {
 	struct pmsg_hello hello;
@@ -731,6 +757,7 @@ union pmsg_body {
 	struct pmsg_probe_reply probe_reply;
 	struct pmsg_window window;
 	struct pmsg_stage stage;
+	struct pmsg_post post;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
 int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg_body *ret,

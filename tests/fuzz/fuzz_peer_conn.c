@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decrypted bytes of control connections, from peers that have the key, also before their HELLO, while this side
- * imports, fences, notifies, drains and loses connections. The input is a list of {operation, connection, length,
+ * imports, fences, notifies, posts, drains and loses connections. The input is a list of {operation, connection, length,
  * bytes}.
  */
 #include <stdint.h>
@@ -59,6 +59,11 @@ static const uint16_t rail_types[] = {
 /* In the same way the highest values of `type` select operations of windows. */
 #define WINDOWS 0xf0
 
+/* And the highest value of `which` posts. */
+#define POSTS 0xff
+
+static const uint16_t post_types[] = { PMSG_POST, PMSG_POST_REPLY };
+
 static const uint16_t window_types[] = { PMSG_WINDOW, PMSG_STAGE, PMSG_STAGE_REPLY };
 
 static unsigned pending;
@@ -87,6 +92,15 @@ static unsigned notified;
 static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	dray_assert(notified--);
+}
+
+static unsigned posted;
+
+static void on_posted(void *arg, dray_handle session, uint64_t request_id,
+		      const struct dray_err *err, const struct pmsg_post *own)
+{
+	dray_assert(posted--);
+	dray_assert(session == 7 && request_id == 8 && !own);
 }
 
 /* The nth connection, of peers and then of incoming connections; NULL if there is none. */
@@ -181,6 +195,8 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 	if (which >= RAILS)
 		h.type = type >= WINDOWS ? window_types[type % DRAY_ARRAY_SIZE(window_types)] :
 					   rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
+	if (which == POSTS)
+		h.type = post_types[type % DRAY_ARRAY_SIZE(post_types)];
 	if (!c)
 		return;
 	pmsg_header_put(head, &h);
@@ -209,6 +225,25 @@ static void import_something(struct rig *rig, struct peer *peer, const uint8_t *
 	if (peer_import(rig->peers, &t, "127.0.0.1:1", n ? p[0] * MS : 0, imported, NULL,
 			&last_import, NULL) == 0)
 		pending++;
+}
+
+static void post_something(struct rig *rig, struct peer *peer, const uint8_t *p, size_t n)
+{
+	struct peer_post post = { .segment = "127.0.0.1:5",
+				  .m = { .uid = n ? p[0] & 3 : 0,
+					 .name = { "x", 1 },
+					 .payload = { p, (uint32_t)dray_min(n, (size_t)64) } },
+				  .timeout_ns = n ? p[0] * MS : 0,
+				  .done = on_posted,
+				  .session = 7,
+				  .request_id = 8 };
+
+	/* only to peers that are up, as imports; connections that peers made are taken for reached ones */
+	if (!peer || !peer_fsm_is_up(&peer->fsm) || posted > 64)
+		return;
+	snprintf(peer->reached, sizeof(peer->reached), "%s", post.segment);
+	if (peer_post(rig->peers, &post, NULL) == 0)
+		posted++;
 }
 
 static void ask_for_queue_pair(struct rig *rig, dray_handle peer, const uint8_t *p, size_t n)
@@ -277,10 +312,12 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		peers_fence_ack(rig->peers, handle, arg);
 		break;
 	case OP_NOTIFY:
-		if (notified < 64 &&
-		    peer_notify(rig->peers, handle,
-				&(struct pmsg_notify){ arg, 1, 2, { p, (uint32_t)n } }, answered,
-				NULL, NULL) == 0)
+		if (which == POSTS)
+			post_something(rig, peer, p, n);
+		else if (notified < 64 &&
+			 peer_notify(rig->peers, handle,
+				     &(struct pmsg_notify){ arg, 1, 2, { p, (uint32_t)n } },
+				     answered, NULL, NULL) == 0)
 			notified++;
 		break;
 	case OP_STREAM_LOST:
@@ -329,6 +366,7 @@ static struct rig *agent(void)
 	rig->cfg.peer.listen = (struct dray_strv){ list, 1 };
 	rig->cfg.limits.peers = 8;
 	rig->cfg.rdma.enable = true;
+	rig->cfg.peer.allow_insecure = true;
 	rig->keys_to_give = 2;
 	dray_assert(rig_try_start(rig, &err) == 0);
 	return rig;
@@ -347,7 +385,7 @@ static void end_all(struct rig *rig)
 			       dray_err_of(DRAY_E_PEER_LOST, "the input ends"));
 	for (unsigned i = 0; i < 20 && !dray_list_empty(&p->closed); i++)
 		sd_event_run(rig->event, 0);
-	dray_assert(!pending && !notified && !asked);
+	dray_assert(!pending && !notified && !asked && !posted);
 	dray_assert(dray_list_empty(&p->closed) && !p->n_incoming);
 	dray_assert(!p->handles.count && !p->imports.count);
 	rig->grants_held = rig->next_grant = 0;
@@ -358,7 +396,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct rig *rig = agent();
 
-	pending = notified = asked = 0;
+	pending = notified = asked = posted = 0;
 	last_import = 0;
 	while (size >= 3) {
 		size_t n = data[2] & 1 ? data[2] >> 1 : (size_t)data[2] << 1;

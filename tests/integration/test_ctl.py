@@ -15,12 +15,13 @@ import time
 
 import pytest
 import yaml
+from wire import codec as s
 from harness import BUILD, DRAYCTL, GOLDEN, LIMIT, MIB, ROOT, Side, expect, golden, noise, until
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does not exist: build it first")
 
 SCHEMAS = ROOT / "schema/ctl"
-LISTS = ("sessions", "regions", "peers", "transfers")
+LISTS = ("sessions", "regions", "mailboxes", "peers", "transfers")
 NOBODY = 65534
 
 
@@ -64,11 +65,12 @@ def ctl(control, *argv, **how):
 
 @contextlib.contextmanager
 def busy(a, b):
-    """Gives agent a one record of each list: a session, regions, a peer, a transfer that waits for a word."""
+    """Gives agent a one record of each list: a session, a region, a mailbox, a peer, a transfer that waits for a word."""
     with Side(a, MIB, wire=True, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 0xfeedface))
+        here.client.request(s.pack_mailbox_open, capacity=16, name="engine-0")
         yield here, there, waiting
         waiting.cancel()
 
@@ -80,8 +82,9 @@ def test_schemas_agree_with_the_interface():
     kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer", "i": "integer"}
     records = yaml.safe_load((ROOT / "schema/dbus.yaml").read_text())["records"]
     for record in records:
-        verb = "health" if record["name"] == "condition" else record["name"] + "s"
-        item = schema_of(verb)["properties"][record["name"] + "s"]["items"]
+        plural = record["name"] + ("es" if record["name"].endswith("x") else "s")
+        verb = "health" if record["name"] == "condition" else plural
+        item = schema_of(verb)["properties"][plural]["items"]
         assert [(f["name"], kinds[f["type"]]) for f in record["fields"]] == \
             [(name, p["type"]) for name, p in item["properties"].items()]
         assert item["required"] == list(item["properties"])

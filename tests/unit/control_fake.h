@@ -417,6 +417,19 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 						    .length = UINT64_MAX });
 }
 
+void mailboxes_each(struct mailboxes *m, void (*fn)(void *arg, const struct dray_dbus_mailbox *b),
+		    void *arg)
+{
+	(void)m;
+	fn(arg, &(struct dray_dbus_mailbox){ .mailbox = 7, .name = "engine-0", .state = "open" });
+}
+
+struct mailboxes_totals mailboxes_totals(const struct mailboxes *m)
+{
+	(void)m;
+	return (struct mailboxes_totals){ .open = 1, .letters = 2, .delivered = 3 };
+}
+
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
 		void *arg)
 {

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/control/mailbox/mailbox.h"
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
@@ -72,6 +73,10 @@ struct rig {
 	uint64_t fence_grant, released_grant, fenced_grant, next_grant, grants_held;
 	uint64_t notify_tag;
 	char notify_payload[64];
+	unsigned letters;
+	uint32_t letter_uid, letter_answer; /* answer: an error code */
+	uint8_t letter_agent[16];
+	char letter_name[64], letter_payload[64];
 	bool answer_fences;
 	struct command commands[RIG_MAX];
 	unsigned n_commands, command_worker[RIG_MAX];
@@ -140,6 +145,22 @@ dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant)
 uint32_t grants_count(struct regions *r, dray_handle peer)
 {
 	return (uint32_t)rig_of(r)->grants_held;
+}
+
+int mailbox_deliver(struct mailboxes *m, const struct mailbox_sender *from, struct dray_str name,
+		    struct dray_blob payload, struct dray_err *reterr)
+{
+	struct rig *rig = (struct rig *)m;
+
+	rig->letters++;
+	rig->letter_uid = from->uid;
+	memcpy(rig->letter_agent, from->agent_id, sizeof(rig->letter_agent));
+	snprintf(rig->letter_name, sizeof(rig->letter_name), "%.*s", (int)name.n, name.p);
+	snprintf(rig->letter_payload, sizeof(rig->letter_payload), "%.*s", (int)payload.n,
+		 (const char *)payload.p);
+	return rig->letter_answer ? dray_err_set(reterr, -ENOENT, (int)rig->letter_answer,
+						 "refused by the test") :
+				    0;
 }
 
 static struct rig *rig_of_pool(struct worker_pool *p)
@@ -413,6 +434,7 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 		.cfg = &rig->cfg,
 		.pool = &rig->pool,
 		.regions = (struct regions *)rig,
+		.mailboxes = (struct mailboxes *)rig,
 		.agent_id = rig->agent_id,
 		.incarnation = incarnation,
 		.up = &rig_upcalls,

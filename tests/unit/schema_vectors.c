@@ -1018,6 +1018,159 @@ static int encode_empty_dmsg_env_get_reply(void *buf, size_t cap)
 	return dmsg_env_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_dmsg_mailbox_open(const void *body, size_t len)
+{
+	struct dmsg_mailbox_open m;
+
+	if (dmsg_mailbox_open_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.capacity != UINT32_C(0x160f0801))
+		return "capacity";
+	if (m.name.n != 15 || memcmp(m.name.p, "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15))
+		return "name";
+	return NULL;
+}
+
+static int encode_dmsg_mailbox_open(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_open m = {
+		.capacity = UINT32_C(0x160f0801),
+		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
+	};
+
+	return dmsg_mailbox_open_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_mailbox_open(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_open m = {};
+
+	return dmsg_mailbox_open_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_mailbox_open_reply(const void *body, size_t len)
+{
+	struct dmsg_mailbox_open_reply m;
+
+	if (dmsg_mailbox_open_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.mailbox != UINT64_C(0x322b241d160f0801))
+		return "mailbox";
+	if (m.capacity != UINT32_C(0x332c251e))
+		return "capacity";
+	return NULL;
+}
+
+static int encode_dmsg_mailbox_open_reply(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_open_reply m = {
+		.mailbox = UINT64_C(0x322b241d160f0801),
+		.capacity = UINT32_C(0x332c251e),
+	};
+
+	return dmsg_mailbox_open_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_mailbox_open_reply(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_open_reply m = {};
+
+	return dmsg_mailbox_open_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_mailbox_close(const void *body, size_t len)
+{
+	struct dmsg_mailbox_close m;
+
+	if (dmsg_mailbox_close_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.mailbox != UINT64_C(0x322b241d160f0801))
+		return "mailbox";
+	return NULL;
+}
+
+static int encode_dmsg_mailbox_close(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_close m = {
+		.mailbox = UINT64_C(0x322b241d160f0801),
+	};
+
+	return dmsg_mailbox_close_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_mailbox_close(void *buf, size_t cap)
+{
+	const struct dmsg_mailbox_close m = {};
+
+	return dmsg_mailbox_close_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_mailbox_close_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_dmsg_mailbox_close_reply(void *buf, size_t cap)
+{
+	return dmsg_mailbox_close_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_dmsg_mailbox_close_reply(void *buf, size_t cap)
+{
+	return dmsg_mailbox_close_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static const char *check_dmsg_post(const void *body, size_t len)
+{
+	struct dmsg_post m;
+
+	if (dmsg_post_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.timeout_ms != UINT32_C(0x160f0801))
+		return "timeout_ms";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	if (m.name.n != 15 || memcmp(m.name.p, "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15))
+		return "name";
+	if (m.payload.n != 44 || memcmp(m.payload.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
+		return "payload";
+	return NULL;
+}
+
+static int encode_dmsg_post(void *buf, size_t cap)
+{
+	const struct dmsg_post m = {
+		.timeout_ms = UINT32_C(0x160f0801),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
+		.payload = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
+	};
+
+	return dmsg_post_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_post(void *buf, size_t cap)
+{
+	const struct dmsg_post m = {};
+
+	return dmsg_post_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_post_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_dmsg_post_reply(void *buf, size_t cap)
+{
+	return dmsg_post_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_dmsg_post_reply(void *buf, size_t cap)
+{
+	return dmsg_post_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_dmsg_notification(const void *body, size_t len)
 {
 	struct dmsg_notification m;
@@ -1159,6 +1312,48 @@ static int encode_empty_dmsg_segment_changed(void *buf, size_t cap)
 	return dmsg_segment_changed_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_dmsg_letter(const void *body, size_t len)
+{
+	struct dmsg_letter m;
+
+	if (dmsg_letter_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.mailbox != UINT64_C(0x322b241d160f0801))
+		return "mailbox";
+	if (memcmp(m.agent_id, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207", 16))
+		return "agent_id";
+	if (m.incarnation != UINT64_C(0x6c655e575049423b))
+		return "incarnation";
+	if (m.uid != UINT32_C(0x6d665f58))
+		return "uid";
+	if (m.gid != UINT32_C(0x8a837c75))
+		return "gid";
+	if (m.payload.n != 45 || memcmp(m.payload.p, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45))
+		return "payload";
+	return NULL;
+}
+
+static int encode_dmsg_letter(void *buf, size_t cap)
+{
+	const struct dmsg_letter m = {
+		.mailbox = UINT64_C(0x322b241d160f0801),
+		.agent_id = { 30, 37, 44, 51, 58, 65, 72, 79, 86, 93, 100, 107, 114, 121, 128, 135 },
+		.incarnation = UINT64_C(0x6c655e575049423b),
+		.uid = UINT32_C(0x6d665f58),
+		.gid = UINT32_C(0x8a837c75),
+		.payload = { (const uint8_t *)"\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45 },
+	};
+
+	return dmsg_letter_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_letter(void *buf, size_t cap)
+{
+	const struct dmsg_letter m = {};
+
+	return dmsg_letter_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_pmsg_hello(const void *body, size_t len)
 {
 	struct pmsg_hello m;
@@ -1171,7 +1366,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x7))
+	if (m.features != UINT64_C(0x17))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -1192,7 +1387,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x7),
+		.features = UINT64_C(0x17),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -1920,6 +2115,57 @@ static int encode_empty_pmsg_stage_reply(void *buf, size_t cap)
 	return pmsg_stage_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
 }
 
+static const char *check_pmsg_post(const void *body, size_t len)
+{
+	struct pmsg_post m;
+
+	if (pmsg_post_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.uid != UINT32_C(0x160f0801))
+		return "uid";
+	if (m.gid != UINT32_C(0x332c251e))
+		return "gid";
+	if (m.name.n != 15 || memcmp(m.name.p, "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15))
+		return "name";
+	if (m.payload.n != 43 || memcmp(m.payload.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
+		return "payload";
+	return NULL;
+}
+
+static int encode_pmsg_post(void *buf, size_t cap)
+{
+	const struct pmsg_post m = {
+		.uid = UINT32_C(0x160f0801),
+		.gid = UINT32_C(0x332c251e),
+		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
+		.payload = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
+	};
+
+	return pmsg_post_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_post(void *buf, size_t cap)
+{
+	const struct pmsg_post m = {};
+
+	return pmsg_post_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_post_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_pmsg_post_reply(void *buf, size_t cap)
+{
+	return pmsg_post_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_post_reply(void *buf, size_t cap)
+{
+	return pmsg_post_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_record_dmsg_extent(const void *wire)
 {
 	struct dmsg_extent r;
@@ -2421,6 +2667,18 @@ const struct vector vectors[] = {
 	  check_dmsg_env_get, encode_dmsg_env_get, encode_empty_dmsg_env_get, 0, NULL },
 	{ VECTOR_DATA, DMSG_ENV_GET_REPLY, "env_get_reply", 8, DMSG_ENV_GET_REPLY_BODY_MAX,
 	  check_dmsg_env_get_reply, encode_dmsg_env_get_reply, encode_empty_dmsg_env_get_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_MAILBOX_OPEN, "mailbox_open", 12, DMSG_MAILBOX_OPEN_BODY_MAX,
+	  check_dmsg_mailbox_open, encode_dmsg_mailbox_open, encode_empty_dmsg_mailbox_open, 0, NULL },
+	{ VECTOR_DATA, DMSG_MAILBOX_OPEN_REPLY, "mailbox_open_reply", 16, DMSG_MAILBOX_OPEN_REPLY_BODY_MAX,
+	  check_dmsg_mailbox_open_reply, encode_dmsg_mailbox_open_reply, encode_empty_dmsg_mailbox_open_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_MAILBOX_CLOSE, "mailbox_close", 8, DMSG_MAILBOX_CLOSE_BODY_MAX,
+	  check_dmsg_mailbox_close, encode_dmsg_mailbox_close, encode_empty_dmsg_mailbox_close, 0, NULL },
+	{ VECTOR_DATA, DMSG_MAILBOX_CLOSE_REPLY, "mailbox_close_reply", 0, DMSG_MAILBOX_CLOSE_REPLY_BODY_MAX,
+	  check_dmsg_mailbox_close_reply, encode_dmsg_mailbox_close_reply, encode_empty_dmsg_mailbox_close_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_POST, "post", 20, DMSG_POST_BODY_MAX,
+	  check_dmsg_post, encode_dmsg_post, encode_empty_dmsg_post, 0, NULL },
+	{ VECTOR_DATA, DMSG_POST_REPLY, "post_reply", 0, DMSG_POST_REPLY_BODY_MAX,
+	  check_dmsg_post_reply, encode_dmsg_post_reply, encode_empty_dmsg_post_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_NOTIFICATION, "notification", 52, DMSG_NOTIFICATION_BODY_MAX,
 	  check_dmsg_notification, encode_dmsg_notification, encode_empty_dmsg_notification, 0, NULL },
 	{ VECTOR_DATA, DMSG_REMOTE_LOST, "remote_lost", 16, DMSG_REMOTE_LOST_BODY_MAX,
@@ -2429,6 +2687,8 @@ const struct vector vectors[] = {
 	  check_dmsg_draining, encode_dmsg_draining, encode_empty_dmsg_draining, 0, NULL },
 	{ VECTOR_DATA, DMSG_SEGMENT_CHANGED, "segment_changed", 16, DMSG_SEGMENT_CHANGED_BODY_MAX,
 	  check_dmsg_segment_changed, encode_dmsg_segment_changed, encode_empty_dmsg_segment_changed, 0, NULL },
+	{ VECTOR_DATA, DMSG_LETTER, "letter", 44, DMSG_LETTER_BODY_MAX,
+	  check_dmsg_letter, encode_dmsg_letter, encode_empty_dmsg_letter, 0, NULL },
 	{ VECTOR_PEER, PMSG_HELLO, "hello", 64, PMSG_HELLO_BODY_MAX,
 	  check_pmsg_hello, encode_pmsg_hello, encode_empty_pmsg_hello, 0, NULL },
 	{ VECTOR_PEER, PMSG_ERROR, "error", 8, PMSG_ERROR_BODY_MAX,
@@ -2481,6 +2741,10 @@ const struct vector vectors[] = {
 	  check_pmsg_stage, encode_pmsg_stage, encode_empty_pmsg_stage, 0, NULL },
 	{ VECTOR_PEER, PMSG_STAGE_REPLY, "stage_reply", 0, PMSG_STAGE_REPLY_BODY_MAX,
 	  check_pmsg_stage_reply, encode_pmsg_stage_reply, encode_empty_pmsg_stage_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_POST, "post", 16, PMSG_POST_BODY_MAX,
+	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
+	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
+	  check_pmsg_post_reply, encode_pmsg_post_reply, encode_empty_pmsg_post_reply, 0, NULL },
 };
 
 const struct vector_poke vector_pokes[] = {
@@ -2610,64 +2874,87 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
-	{ &vectors[34], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[34], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
-	{ &vectors[34], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[34], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
-	{ &vectors[34], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
-	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[35], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x8), 0 },
-	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
-	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[36], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[36], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[40], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
-	{ &vectors[52], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
-	{ &vectors[52], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
-	{ &vectors[57], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
-	{ &vectors[57], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[57], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[59], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
-	{ &vectors[59], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[59], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[31], "mailbox_open.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[32], "mailbox_open_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[35], "post.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[35], "post.name", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[35], "post.name", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
+	{ &vectors[40], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[40], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[40], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[40], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
+	{ &vectors[40], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[42], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[42], "hello.features", 8, 8, UINT64_C(0x8), 0 },
+	{ &vectors[42], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
+	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[43], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[43], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[47], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
+	{ &vectors[59], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[59], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[64], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
+	{ &vectors[64], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[64], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[66], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[66], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[66], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[68], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[68], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -2723,36 +3010,50 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[30], "env_get_reply.notes", 4, 1, 65536,
 	  "\141" },
-	{ &vectors[31], "notification.payload", 48, 1, 4096,
+	{ &vectors[31], "mailbox_open.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[32], "remote_lost.message", 12, 1, 256,
+	{ &vectors[35], "post.segment", 8, 1, 256,
 	  "\141" },
-	{ &vectors[34], "segment_changed.segment", 8, 1, 256,
+	{ &vectors[35], "post.name", 12, 1, 128,
 	  "\141" },
-	{ &vectors[34], "segment_changed.reason", 12, 1, 256,
+	{ &vectors[35], "post.payload", 16, 1, 4096,
 	  "\141" },
-	{ &vectors[35], "hello.segment", 56, 1, 256,
+	{ &vectors[37], "notification.payload", 48, 1, 4096,
 	  "\141" },
-	{ &vectors[35], "hello.version", 60, 1, 64,
+	{ &vectors[38], "remote_lost.message", 12, 1, 256,
 	  "\141" },
-	{ &vectors[36], "error.message", 4, 1, 256,
+	{ &vectors[40], "segment_changed.segment", 8, 1, 256,
 	  "\141" },
-	{ &vectors[40], "import_reply.rails", 20, 32, 1024,
+	{ &vectors[40], "segment_changed.reason", 12, 1, 256,
+	  "\141" },
+	{ &vectors[41], "letter.payload", 40, 1, 4096,
+	  "\141" },
+	{ &vectors[42], "hello.segment", 56, 1, 256,
+	  "\141" },
+	{ &vectors[42], "hello.version", 60, 1, 64,
+	  "\141" },
+	{ &vectors[43], "error.message", 4, 1, 256,
+	  "\141" },
+	{ &vectors[47], "import_reply.rails", 20, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[46], "notify.payload", 24, 1, 4096,
+	{ &vectors[53], "notify.payload", 24, 1, 4096,
 	  "\141" },
-	{ &vectors[50], "ports.ports", 0, 48, 64,
+	{ &vectors[57], "ports.ports", 0, 48, 64,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
-	{ &vectors[51], "keys.rails", 8, 32, 1024,
+	{ &vectors[58], "keys.rails", 8, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[57], "probe_reply.segment", 32, 1, 256,
+	{ &vectors[64], "probe_reply.segment", 32, 1, 256,
 	  "\141" },
-	{ &vectors[57], "probe_reply.version", 36, 1, 64,
+	{ &vectors[64], "probe_reply.version", 36, 1, 64,
 	  "\141" },
-	{ &vectors[58], "window.rails", 16, 32, 1024,
+	{ &vectors[65], "window.rails", 16, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[59], "stage.segs", 36, 16, 256,
+	{ &vectors[66], "stage.segs", 36, 16, 256,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
+	{ &vectors[68], "post.name", 8, 1, 128,
+	  "\141" },
+	{ &vectors[68], "post.payload", 12, 1, 4096,
+	  "\141" },
 };
 
 const struct vector_record vector_records[] = {

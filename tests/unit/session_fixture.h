@@ -19,6 +19,7 @@
 
 #include "agent/config/config.h"
 #include "lib/fault.h"
+#include "agent/control/mailbox/mailbox.h"
 #include "agent/control/session/session.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -48,6 +49,10 @@ struct peers {
 	uint32_t notify_length;
 	peer_reply_fn notify_fn;
 	void *notify_arg;
+	unsigned posts;
+	struct peer_post post; /* the last one; its texts are in post_name and post_payload */
+	char post_name[DMSG_MAILBOX_NAME_MAX + 1], post_payload[64];
+	int post_code;   /* error with which posts are refused */
 	int import_code; /* error with which imports are refused */
 };
 
@@ -60,6 +65,7 @@ struct lab {
 	struct gpus *gpus; /* set by tests that use GPUs */
 	struct regions *regions;
 	struct peers peers;
+	struct mailboxes *mailboxes;
 	struct sessions *sessions;
 	/* set by tests that use the environment */
 	int (*env_get)(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
@@ -125,12 +131,31 @@ int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, 
 	return 0;
 }
 
+int peer_post(struct peers *p, const struct peer_post *post, struct dray_err *reterr)
+{
+	if (p->post_code)
+		return dray_err_set(reterr, -EPERM, p->post_code, "refused by the test");
+	p->posts++;
+	p->post = *post;
+	snprintf(p->post_name, sizeof(p->post_name), "%.*s", (int)post->m.name.n, post->m.name.p);
+	snprintf(p->post_payload, sizeof(p->post_payload), "%.*s", (int)post->m.payload.n,
+		 (const char *)post->m.payload.p);
+	p->post.m.name.p = p->post_name;
+	p->post.m.payload.p = (const uint8_t *)p->post_payload;
+	return 0;
+}
+
 /* --- the agent around it ---------------------------------------------------------------------- */
 
 static void lab_fence(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code)
 {
 	fail_msg("unexpected call: no peer imports from this agent");
 }
+
+static const struct mailboxes_upcalls lab_mailboxes_up = {
+	.send = sessions_send_letter,
+	.closed = sessions_mailbox_closed,
+};
 
 static struct peers *no_peers;
 static struct rails *no_rails;
@@ -158,7 +183,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		pool_handle_dropped(&l->pool, ev->kind, ev->handle);
 		break;
 	case EVENT_SENT:
-		sessions_handle_sent(l->sessions, ev->session);
+		sessions_handle_sent(l->sessions, ev->session, (enum packet_report)ev->id);
 		break;
 	case EVENT_NOTIFY:
 		sessions_handle_notify(l->sessions, worker, ev->id, ev->handle, ev->tag,
@@ -200,6 +225,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 						     .pool = &l->pool,
 						     .regions = l->regions,
 						     .peers = &l->peers,
+						     .mailboxes = l->mailboxes,
 						     .agent_id = lab_id,
 						     .incarnation = 5,
 						     .pidfd = l->pidfd,
@@ -236,6 +262,11 @@ static int lab_setup_workers(void **state)
 		.tcp_latency_streams = 1,
 		.tcp_slices_in_flight = 1,
 	};
+	assert_int_equal(mailboxes_new(&l->mailboxes,
+				       &(struct mailboxes_deps){ .cfg = l->cfg,
+								 .up = &lab_mailboxes_up,
+								 .sessions = &l->sessions }),
+			 0);
 	assert_true(sd_event_new(&l->event) >= 0);
 	assert_int_equal(pool_new(&l->pool, LAB_WORKERS, &core, 1000, &err), 0);
 	assert_int_equal(pool_start(&l->pool, &err), 0);
@@ -333,6 +364,7 @@ static int lab_teardown(void **state)
 	pool_stop(&l->pool);
 	assert_true(gpus_free(l->gpus));
 	l->regions = regions_free(l->regions);
+	l->mailboxes = mailboxes_free(l->mailboxes);
 	sd_event_unref(l->event);
 	config_deinit(&l->config);
 	cm_dir_remove(l->dir);

@@ -68,6 +68,7 @@ E_GPU_LOST = 47
 E_GPU_HANDLE = 48
 E_GPU_DEVICE = 49
 E_UNCONFIRMED = 50
+E_MAILBOX_FULL = 51
 
 # Name, meaning, what to do, by code.
 ERRORS = (
@@ -89,8 +90,9 @@ ERRORS = (
      "Send HELLO first, and once."),
     ("duplicate_id", "The request id is in use by a request that has not ended.",
      "Use a fresh id for each request."),
-    ("not_found", "This session's group has no such region, remote, token or transfer.",
-     "Check the handle; it may have been removed already."),
+    ("not_found",
+     "There is no such region, remote, token or transfer in this session's group, or no such mailbox.",
+     "Check the handle or the name; it may have been removed already."),
     ("denied", "The kernel's credentials or the region's access do not allow this.",
      "Check uid and gid lists, or export with the access needed."),
     ("quota", "A limit of the session, group or agent is reached.",
@@ -101,8 +103,8 @@ ERRORS = (
      "Use another agent, or wait for its successor."),
     ("range", "An offset or length overflows, or passes the end of the region, remote or arena.",
      "Keep operations inside the region and the remote, and lists inside the arena."),
-    ("exists", "The request was carried out already, and only one is allowed.",
-     "Send it once for each session."),
+    ("exists", "The name is taken, or the request was carried out already and only one is allowed.",
+     "Choose another name, or send the request once for each session."),
     ("fd_limit", "The kernel dropped file descriptors of the message, or there are too many.",
      "Raise the agent's NOFILE limit, or pass fewer descriptors."),
     ("fd_count", "The number of descriptors passed does not match the message.",
@@ -166,6 +168,9 @@ ERRORS = (
     ("unconfirmed",
      "The deadline passed, or the agent was lost, without an answer. The memory of the transfer is still lent, because the agent may go on reading and writing it.",
      "Do not reuse the memory until the library tells that the end is confirmed."),
+    ("mailbox_full",
+     "The mailbox, or the share of it that one sender may fill, is full. The letter was not delivered.",
+     "Post again later; the mailbox's owner must read its letters faster, or open it with a larger capacity."),
 )
 
 
@@ -251,13 +256,14 @@ def _put_vec(what, items, record, most):
 
 MAGIC = 0x59415244
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 # Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992).
 MESSAGE_MAX = 212960
 FDS_MAX = 250  # File descriptors with one message (SCM_MAX_FD is 253).
 OPS_INLINE_MAX = 4096  # Operations in a TRANSFER message.
 OPS_MAX = 65536  # Operations of one transfer in the arena.
-NOTIFY_MAX = 4096  # Bytes of a notification's payload.
+NOTIFY_MAX = 4096  # Bytes of the payload of a notification or a letter.
+MAILBOX_NAME_MAX = 128  # Bytes of the name of a mailbox.
 TOKEN_MAX = 256  # Bytes of a region token in binary form.
 EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
@@ -271,7 +277,8 @@ HANDLE_KIND_REQUEST = 3  # Request id of libdray; other clients may use any numb
 HANDLE_KIND_SESSION = 4  # Session.
 HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
 HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
-HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer"}
+HANDLE_KIND_MAILBOX = 8  # Mailbox. Since 1.4.
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 8: "mailbox"}
 
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.
@@ -400,10 +407,17 @@ MSG_SEGMENT_GET = 0x000e
 MSG_SEGMENT_GET_REPLY = 0x800e
 MSG_ENV_GET = 0x000f
 MSG_ENV_GET_REPLY = 0x800f
+MSG_MAILBOX_OPEN = 0x0018
+MSG_MAILBOX_OPEN_REPLY = 0x8018
+MSG_MAILBOX_CLOSE = 0x0019
+MSG_MAILBOX_CLOSE_REPLY = 0x8019
+MSG_POST = 0x001a
+MSG_POST_REPLY = 0x801a
 MSG_NOTIFICATION = 0x4001
 MSG_REMOTE_LOST = 0x4002
 MSG_DRAINING = 0x4003
 MSG_SEGMENT_CHANGED = 0x4004
+MSG_LETTER = 0x4006
 TYPE_NAMES = {
     MSG_HELLO: "hello",
     MSG_HELLO_REPLY: "hello_reply",
@@ -436,10 +450,17 @@ TYPE_NAMES = {
     MSG_SEGMENT_GET_REPLY: "segment_get_reply",
     MSG_ENV_GET: "env_get",
     MSG_ENV_GET_REPLY: "env_get_reply",
+    MSG_MAILBOX_OPEN: "mailbox_open",
+    MSG_MAILBOX_OPEN_REPLY: "mailbox_open_reply",
+    MSG_MAILBOX_CLOSE: "mailbox_close",
+    MSG_MAILBOX_CLOSE_REPLY: "mailbox_close_reply",
+    MSG_POST: "post",
+    MSG_POST_REPLY: "post_reply",
     MSG_NOTIFICATION: "notification",
     MSG_REMOTE_LOST: "remote_lost",
     MSG_DRAINING: "draining",
     MSG_SEGMENT_CHANGED: "segment_changed",
+    MSG_LETTER: "letter",
 }
 
 # One piece of a region, in the order of its offsets.
@@ -1437,6 +1458,151 @@ def unpack_env_get_reply(body):
     return EnvGetReply(variables, notes)
 
 
+# Opens a mailbox: a name at this agent, to which clients of this agent and of agents that hold the
+# key can POST. The mailbox ends with its session. Since 1.4.
+MailboxOpen = namedtuple("MailboxOpen", "capacity name")
+_MAILBOX_OPEN_0 = Struct("<I4xI")
+
+
+def pack_mailbox_open(request_id=0, capacity=0, name=""):
+    name = _put_text("mailbox_open.name", name, 128, True)
+    return build(MSG_MAILBOX_OPEN, request_id, _MAILBOX_OPEN_0.pack(capacity, len(name)), name)
+
+
+def unpack_mailbox_open(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("mailbox_open")
+    (capacity, n) = _MAILBOX_OPEN_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 128:
+        raise _large("mailbox_open.name", n, 128)
+    if left < n:
+        raise _short("mailbox_open")
+    name = _text("mailbox_open.name", body[at:at + n])
+    at += n
+    left -= n
+    return MailboxOpen(capacity, name)
+
+
+# The mailbox is open: LETTER events follow.
+MailboxOpenReply = namedtuple("MailboxOpenReply", "mailbox capacity")
+_MAILBOX_OPEN_REPLY_0 = Struct("<QI4x")
+
+
+def pack_mailbox_open_reply(request_id=0, mailbox=0, capacity=0):
+    return build(MSG_MAILBOX_OPEN_REPLY, request_id, _MAILBOX_OPEN_REPLY_0.pack(mailbox, capacity))
+
+
+def unpack_mailbox_open_reply(body):
+    left = len(body)
+    if left < 16:
+        raise _short("mailbox_open_reply")
+    (mailbox, capacity) = _MAILBOX_OPEN_REPLY_0.unpack_from(body)
+    return MailboxOpenReply(mailbox, capacity)
+
+
+# Closes a mailbox. Its name is free at once. Letters that it had taken come before the reply. Since
+# 1.4.
+MailboxClose = namedtuple("MailboxClose", "mailbox")
+_MAILBOX_CLOSE_0 = Struct("<Q")
+
+
+def pack_mailbox_close(request_id=0, mailbox=0):
+    return build(MSG_MAILBOX_CLOSE, request_id, _MAILBOX_CLOSE_0.pack(mailbox))
+
+
+def unpack_mailbox_close(body):
+    left = len(body)
+    if left < 8:
+        raise _short("mailbox_close")
+    mailbox, = _MAILBOX_CLOSE_0.unpack_from(body)
+    return MailboxClose(mailbox)
+
+
+# No further letter comes from the mailbox.
+MailboxCloseReply = namedtuple("MailboxCloseReply", "")
+
+
+def pack_mailbox_close_reply(request_id=0):
+    return build(MSG_MAILBOX_CLOSE_REPLY, request_id)
+
+
+def unpack_mailbox_close_reply(body):
+    return MailboxCloseReply()
+
+
+# Sends a letter to a mailbox, at this agent or another one. An error other than timeout, peer_lost
+# and agent_restarted means that the letter was not delivered; after these three it may have been.
+# Since 1.4.
+Post = namedtuple("Post", "timeout_ms segment name payload")
+_POST_0 = Struct("<I4xI")
+
+
+def pack_post(request_id=0, timeout_ms=0, segment="", name="", payload=b""):
+    segment = _put_text("post.segment", segment, 256, True)
+    name = _put_text("post.name", name, 128, True)
+    payload = _put_blob("post.payload", payload, 4096)
+    return build(MSG_POST, request_id, _POST_0.pack(timeout_ms, len(segment)), segment,
+                 _U32.pack(len(name)), name, _U32.pack(len(payload)), payload)
+
+
+def unpack_post(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("post")
+    (timeout_ms, n) = _POST_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 256:
+        raise _large("post.segment", n, 256)
+    if left < n:
+        raise _short("post")
+    segment = _text("post.segment", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("post")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 128:
+        raise _large("post.name", n, 128)
+    if left < n:
+        raise _short("post")
+    name = _text("post.name", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("post")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 4096:
+        raise _large("post.payload", n, 4096)
+    if left < n:
+        raise _short("post")
+    payload = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return Post(timeout_ms, segment, name, payload)
+
+
+# The letter is in the queue of the session that owns the mailbox.
+PostReply = namedtuple("PostReply", "")
+
+
+def pack_post_reply(request_id=0):
+    return build(MSG_POST_REPLY, request_id)
+
+
+def unpack_post_reply(body):
+    return PostReply()
+
+
 # Event: a notification for this session's group.
 Notification = namedtuple("Notification", "tag region agent_id incarnation id payload")
 _NOTIFICATION_0 = Struct("<QQ16sQQI")
@@ -1559,6 +1725,38 @@ def unpack_segment_changed(body):
     return SegmentChanged(old, new, flags, segment, reason)
 
 
+# Event: a letter for a mailbox of this session. The sender's agent says who its client is: the
+# kernel's credentials, not a claim of the client. Agents authenticate each other by the key. Since
+# 1.4.
+Letter = namedtuple("Letter", "mailbox agent_id incarnation uid gid payload")
+_LETTER_0 = Struct("<Q16sQIII")
+
+
+def pack_letter(request_id=0, mailbox=0, agent_id=bytes(16), incarnation=0, uid=0, gid=0,
+                payload=b""):
+    payload = _put_blob("letter.payload", payload, 4096)
+    return build(MSG_LETTER, request_id,
+                 _LETTER_0.pack(mailbox, agent_id, incarnation, uid, gid, len(payload)), payload)
+
+
+def unpack_letter(body):
+    left = len(body)
+    at = 0
+    if left < 44:
+        raise _short("letter")
+    (mailbox, agent_id, incarnation, uid, gid, n) = _LETTER_0.unpack_from(body, at)
+    at += 44
+    left -= 44
+    if n > 4096:
+        raise _large("letter.payload", n, 4096)
+    if left < n:
+        raise _short("letter")
+    payload = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return Letter(mailbox, agent_id, incarnation, uid, gid, payload)
+
+
 UNPACK = {
     MSG_HELLO: unpack_hello,
     MSG_HELLO_REPLY: unpack_hello_reply,
@@ -1591,17 +1789,24 @@ UNPACK = {
     MSG_SEGMENT_GET_REPLY: unpack_segment_get_reply,
     MSG_ENV_GET: unpack_env_get,
     MSG_ENV_GET_REPLY: unpack_env_get_reply,
+    MSG_MAILBOX_OPEN: unpack_mailbox_open,
+    MSG_MAILBOX_OPEN_REPLY: unpack_mailbox_open_reply,
+    MSG_MAILBOX_CLOSE: unpack_mailbox_close,
+    MSG_MAILBOX_CLOSE_REPLY: unpack_mailbox_close_reply,
+    MSG_POST: unpack_post,
+    MSG_POST_REPLY: unpack_post_reply,
     MSG_NOTIFICATION: unpack_notification,
     MSG_REMOTE_LOST: unpack_remote_lost,
     MSG_DRAINING: unpack_draining,
     MSG_SEGMENT_CHANGED: unpack_segment_changed,
+    MSG_LETTER: unpack_letter,
 }
 
 # --- peer protocol ---
 
 PEER_MAGIC = 0x50415244
 PEER_MAJOR = 1
-PEER_MINOR = 3
+PEER_MINOR = 4
 PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
@@ -1626,7 +1831,8 @@ PEER_STAGE_KIND_NAMES = {1: "gather", 2: "scatter"}
 PEER_FEATURE_TCP = 1  # Data streams over TCP.
 PEER_FEATURE_RDMA = 2  # Queue pairs.
 PEER_FEATURE_WINDOW = 4  # Windows, if both sides have rdma. Since 1.3.
-PEER_FEATURE_ALL = 7
+PEER_FEATURE_MAILBOX = 16  # Mailboxes. Since 1.4.
+PEER_FEATURE_ALL = 23
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -1654,6 +1860,8 @@ PEER_MSG_PROBE_REPLY = 0x800f
 PEER_MSG_WINDOW = 0x0010
 PEER_MSG_STAGE = 0x0011
 PEER_MSG_STAGE_REPLY = 0x8011
+PEER_MSG_POST = 0x0018
+PEER_MSG_POST_REPLY = 0x8018
 PEER_TYPE_NAMES = {
     PEER_MSG_HELLO: "hello",
     PEER_MSG_ERROR: "error",
@@ -1681,6 +1889,8 @@ PEER_TYPE_NAMES = {
     PEER_MSG_WINDOW: "window",
     PEER_MSG_STAGE: "stage",
     PEER_MSG_STAGE_REPLY: "stage_reply",
+    PEER_MSG_POST: "post",
+    PEER_MSG_POST_REPLY: "post_reply",
 }
 
 # Region token, fixed part; followed by the segment as a string of up to 108 bytes.
@@ -2346,6 +2556,61 @@ def peer_unpack_stage_reply(body):
     return PeerStageReply()
 
 
+# A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
+# denied by an agent that has no key and does not allow that. Since 1.4.
+PeerPost = namedtuple("PeerPost", "uid gid name payload")
+_PEER_POST_0 = Struct("<III")
+
+
+def peer_pack_post(request_id=0, uid=0, gid=0, name="", payload=b""):
+    name = _put_text("post.name", name, 128, True)
+    payload = _put_blob("post.payload", payload, 4096)
+    return peer_build(PEER_MSG_POST, request_id, _PEER_POST_0.pack(uid, gid, len(name)), name,
+                      _U32.pack(len(payload)), payload)
+
+
+def peer_unpack_post(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("post")
+    (uid, gid, n) = _PEER_POST_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 128:
+        raise _large("post.name", n, 128)
+    if left < n:
+        raise _short("post")
+    name = _text("post.name", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("post")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 4096:
+        raise _large("post.payload", n, 4096)
+    if left < n:
+        raise _short("post")
+    payload = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return PeerPost(uid, gid, name, payload)
+
+
+# The letter is in the queue of the session that owns the mailbox. Since 1.4.
+PeerPostReply = namedtuple("PeerPostReply", "")
+
+
+def peer_pack_post_reply(request_id=0):
+    return peer_build(PEER_MSG_POST_REPLY, request_id)
+
+
+def peer_unpack_post_reply(body):
+    return PeerPostReply()
+
+
 PEER_UNPACK = {
     PEER_MSG_HELLO: peer_unpack_hello,
     PEER_MSG_ERROR: peer_unpack_error,
@@ -2373,4 +2638,6 @@ PEER_UNPACK = {
     PEER_MSG_WINDOW: peer_unpack_window,
     PEER_MSG_STAGE: peer_unpack_stage,
     PEER_MSG_STAGE_REPLY: peer_unpack_stage_reply,
+    PEER_MSG_POST: peer_unpack_post,
+    PEER_MSG_POST_REPLY: peer_unpack_post_reply,
 }

@@ -30,7 +30,7 @@
 
 static uint64_t features(const struct peers *p)
 {
-	return PMSG_FEATURE_TCP |
+	return PMSG_FEATURE_TCP | PMSG_FEATURE_MAILBOX |
 	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 
@@ -195,6 +195,7 @@ static void merge(struct peer *peer, struct peer *up)
 {
 	imports_adopt(up, peer);
 	kept_segments_adopt(up, peer);
+	posts_adopt(up, peer);
 	if (!dray_list_empty(&peer->imports))
 		peer_event_why(
 			peer, PEER_EVENT_REFUSED,
@@ -204,6 +205,7 @@ static void merge(struct peer *peer, struct peer *up)
 	else
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 	imports_run(up);
+	posts_run(up);
 }
 
 static void settle_initiator(struct peer *peer)
@@ -322,6 +324,9 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 	if (check_hello(peer->p, m, peer->segment, &why) < 0) {
 		if (why.code != DRAY_E_IDENTITY)
 			why.code = DRAY_E_PEER_UNREACHABLE;
+		peer->leads_here =
+			!memcmp(m->agent_id, peer->p->deps.agent_id, sizeof(m->agent_id)) &&
+			m->incarnation == peer->p->deps.incarnation;
 	} else if (peer->any_agent) {
 		peer_set_agent_id(peer, m->agent_id);
 	} else if (!peer_is(peer, m->agent_id)) {
@@ -409,8 +414,10 @@ static void on_failed(struct conn *c, const struct dray_err *failure)
 	if (!denied)
 		why.code = peer_fsm_is_up(&peer->fsm) ? DRAY_E_PEER_LOST : DRAY_E_PEER_UNREACHABLE;
 	peer_event_why(peer, denied ? PEER_EVENT_REFUSED : PEER_EVENT_FAILED, why);
-	if (refused)
-		imports_refused(peer);
+	if (!refused)
+		return;
+	imports_refused(peer);
+	posts_refused(peer);
 }
 
 const struct conn_ops peer_conn_ops = {

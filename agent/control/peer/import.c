@@ -130,6 +130,7 @@ void imports_ready(struct peer *peer)
 			continue;
 		imports_adopt(peer, x);
 		kept_segments_adopt(peer, x);
+		posts_adopt(peer, x);
 		/* closes x without a callback that could close another peer */
 		if (dray_list_empty(&x->imports))
 			peer_event(x, PEER_EVENT_UNNEEDED);

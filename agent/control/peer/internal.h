@@ -55,6 +55,7 @@ struct peers {
 
 struct peer;
 struct pending_request;
+struct post;
 
 /* The time by which a request or an import of a peer must end. */
 struct peer_timeout {
@@ -83,6 +84,7 @@ struct pending_request {
 	const struct request_kind *kind;
 	union {
 		struct import *import;
+		struct post *post;
 		uint64_t grant;
 		uint64_t stream_id;
 		struct {
@@ -131,14 +133,17 @@ struct peer {
 	bool peer_ready;   /* we connected, and READY has arrived */
 	bool left;         /* it sent BYE */
 	bool any_agent;    /* accepts any agent id in HELLO */
+	bool leads_here;   /* we connected, and this agent itself answered */
 	unsigned n_kept;   /* kept segments that use this peer */
 	uint64_t features; /* that both sides have */
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
 	char segment[SEGMENT_MAX + 1];
+	char reached[SEGMENT_MAX +
+		     1]; /* where an attempt of ours found this agent, which had connected to us */
 	struct dray_addr addr; /* that we connect to, or that it connected from */
 	uint64_t next_request, heartbeats;
 	uint64_t started; /* transfers that the link had started at the last check */
-	struct dray_list imports;
+	struct dray_list imports, posts;
 	struct dray_list requests; /* oldest first */
 	struct dray_list fences;
 	struct idset grants; /* that we hold from it */
@@ -274,6 +279,18 @@ void imports_refused(struct peer *peer);
 void imports_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */
 void imports_free(struct peer *peer);
+
+/* post.c */
+
+/* Moves the posts of `from` to the connection of the agent that answered at its segment; posts_run() sends them. */
+void posts_adopt(struct peer *to, struct peer *from);
+void posts_run(struct peer *peer);
+/* The peer's address refuses the connection: posts without a limit of their own end soon. Runs no callback. */
+void posts_refused(struct peer *peer);
+/* The peer is closed: its posts end, or move to another connection where that helps. */
+void posts_end(struct peer *peer, uint32_t code);
+/* Calls no callback. */
+void posts_free(struct peer *peer);
 
 /* probe.c: answers PROBE and ends the connection. Consumes the incoming connection. */
 void probe_answer(struct incoming *in, uint64_t request_id);

@@ -2,6 +2,7 @@
 /* Messages to and from a peer that is up. */
 #include <string.h>
 
+#include "agent/control/mailbox/mailbox.h"
 #include "agent/control/peer/internal.h"
 
 void peer_send(struct peer *peer, uint16_t type, uint64_t request_id, const union pmsg_body *body)
@@ -73,6 +74,30 @@ static void handle_notify(struct peer *peer, uint64_t id, const struct pmsg_noti
 		peer_send(peer, PMSG_NOTIFY_REPLY, id, NULL);
 }
 
+static void handle_post(struct peer *peer, uint64_t id, const struct pmsg_post *m)
+{
+	struct peers *p = peer->p;
+	struct mailbox_sender from = { .incarnation = peer->incarnation,
+				       .uid = m->uid,
+				       .gid = m->gid };
+	struct dray_err why = DRAY_ERR_NULL;
+
+	memcpy(from.agent_id, peer->agent_id, sizeof(from.agent_id));
+	if (p->draining || p->stopping)
+		dray_err_set(&why, 0, DRAY_E_DRAINING, "it is draining and takes no letters");
+	else if (!peers_beyond_loopback(p))
+		/* without a key, any program could pose as an agent, and as any user of it */
+		dray_err_set(&why, 0, DRAY_E_DENIED,
+			     "it has no key and takes letters from its own clients only: set "
+			     "peer.key_file there, or peer.allow_insecure");
+	else
+		mailbox_deliver(p->deps.mailboxes, &from, m->name, m->payload, &why);
+	if (why.code)
+		peer_send_error(peer, id, why);
+	else
+		peer_send(peer, PMSG_POST_REPLY, id, NULL);
+}
+
 static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error *m)
 {
 	struct dray_err err = dray_err_of(known_code(m->code, DRAY_E_PROTOCOL), "%.*s",
@@ -102,7 +127,7 @@ static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
-	       type == PMSG_STAGE;
+	       type == PMSG_STAGE || type == PMSG_POST;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -159,6 +184,9 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_STAGE:
 		d->up->stage(*d->rails, peer->handle, id, &m->stage);
+		break;
+	case PMSG_POST:
+		handle_post(peer, id, &m->post);
 		break;
 	case PMSG_HELLO:
 	case PMSG_READY:

@@ -84,8 +84,10 @@ static int on_dial(struct peer_fsm *f, struct dray_err *reterr)
 	peer->hello_sent = peer->peer_ready = peer->known = false;
 	r = conn_dial(&peer->conn, p->deps.event, p->tls, &peer->addr, &peer_conn_ops, peer,
 		      reterr);
-	if (r == -ECONNREFUSED)
+	if (r == -ECONNREFUSED) {
 		imports_refused(peer);
+		posts_refused(peer);
+	}
 	return r;
 }
 
@@ -112,6 +114,7 @@ static int on_up(struct peer_fsm *f, struct dray_err *reterr)
 		peer_announce_drain(peer);
 	p->deps.up->up(*p->deps.rails, peer->handle, peer->features);
 	imports_ready(peer);
+	posts_run(peer);
 	incoming_retry(p, peer);
 	return 0;
 }
@@ -170,6 +173,7 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 		hello_rival_gone(p, peer->agent_id);
 	}
 	imports_end(peer, code);
+	posts_end(peer, code);
 	kept_segments_lost(peer, was_up);
 }
 
@@ -186,7 +190,7 @@ static bool on_needed(struct peer_fsm *f)
 {
 	const struct peer *peer = peer_of(f);
 
-	return peer->n_kept || !dray_list_empty(&peer->imports);
+	return peer->n_kept || !dray_list_empty(&peer->imports) || !dray_list_empty(&peer->posts);
 }
 
 static bool on_in_use(struct peer_fsm *f)
@@ -339,6 +343,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	peer->timer_ns = peer->next_timeout_ns = INT64_MAX;
 	dray_list_init(&peer->all_link);
 	dray_list_init(&peer->imports);
+	dray_list_init(&peer->posts);
 	dray_list_init(&peer->requests);
 	dray_list_init(&peer->timeouts);
 	dray_list_init(&peer->fences);

@@ -16,6 +16,7 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
+struct mailboxes;
 struct nd_links;
 struct peer_probe_ops;
 struct peers;
@@ -69,6 +70,7 @@ struct peers_deps {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
 	struct regions *regions;
+	struct mailboxes *mailboxes;
 	const uint8_t *agent_id; /* 16 bytes */
 	uint64_t incarnation;
 	const struct peers_upcalls *up;
@@ -144,6 +146,26 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 /* Sends a notification. Success: the owner has queued it. m->id: unique for this incarnation. */
 int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_reply_fn fn,
 		void *arg, struct dray_err *reterr);
+
+/* A letter for a mailbox of the agent at a segment. */
+struct peer_post {
+	char segment[257];
+	struct pmsg_post m;
+	/* Limit for reaching the agent and its answer, as for peer_import(). */
+	int64_t timeout_ns;
+	/*
+	 * Runs exactly once, not inside peer_post(). err->code 0: delivered. own: the segment leads to this agent itself, and
+	 * this is the letter. The result is for a request of a session.
+	 */
+	void (*done)(void *arg, dray_handle session, uint64_t request_id,
+		     const struct dray_err *err, const struct pmsg_post *own);
+	void *arg;
+	dray_handle session;
+	uint64_t request_id;
+};
+
+/* Everything is copied. 0, or an error at once. */
+int peer_post(struct peers *p, const struct peer_post *post, struct dray_err *reterr);
 
 /* Events of workers. */
 void peers_handle_used(struct peers *p, dray_handle peer);

@@ -127,6 +127,7 @@ struct peers *peers_free(struct peers *p)
 			peer_say_bye(peer);
 		requests_free(peer);
 		imports_free(peer);
+		posts_free(peer);
 		peer_free(peer);
 	}
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)

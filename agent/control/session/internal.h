@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include "agent/control/mailbox/mailbox.h"
 #include "agent/control/region/region.h"
 #include "agent/control/session/session.h"
 #include "agent/control/socket/acceptor.h"
@@ -84,6 +85,7 @@ struct session {
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
+	struct mailbox_owner mailboxes;
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
 	uint64_t bytes;
 	bool closing, worker_gone;
@@ -187,7 +189,8 @@ struct dray_str text_fit(struct dray_str s, uint32_t max);
 typedef int request_fn(struct session *s, struct request *rq, struct dray_err *reterr);
 request_fn request_region_add, request_region_remove, request_region_export, request_region_revoke,
 	request_remote_import, request_remote_release, request_notify, request_ring_open,
-	request_hint_get, request_hint_put, request_segment_get, request_env_get;
+	request_hint_get, request_hint_put, request_segment_get, request_env_get,
+	request_mailbox_open, request_mailbox_close, request_post;
 
 /* request_region.c: removes all regions, urgently. */
 void session_regions_close(struct session *s);
@@ -196,6 +199,8 @@ void session_regions_close(struct session *s);
 void segment_changes_deinit(struct segment_changes *x);
 /* Frees the changes that every session was sent. */
 void segment_changes_trim(struct sessions *ss);
+/* The changes that were in flight to this client have been sent: the next ones follow. */
+void segment_changes_sent(struct session *s);
 
 /* ring.c: after the workers have released the ring. */
 void session_ring_close(struct session *s);

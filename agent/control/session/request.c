@@ -24,6 +24,9 @@ static const struct handler {
 	{ DMSG_HINT_PUT, 0, request_hint_put },
 	{ DMSG_SEGMENT_GET, 0, request_segment_get },
 	{ DMSG_ENV_GET, 0, request_env_get },
+	{ DMSG_MAILBOX_OPEN, NEW_WORK, request_mailbox_open },
+	{ DMSG_MAILBOX_CLOSE, 0, request_mailbox_close },
+	{ DMSG_POST, NEW_WORK, request_post },
 };
 
 static const struct handler *find_handler(unsigned type)

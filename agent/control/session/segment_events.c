@@ -125,7 +125,8 @@ static void send_batch(struct session *s)
 		}
 		next = next_of(x, c);
 		memcpy(p->data, c->message, c->length);
-		p->report_sent = !next || i + 1 == BATCH;
+		if (!next || i + 1 == BATCH)
+			p->report = PACKET_REPORT_SEGMENTS;
 		s->segments_seen = c->number;
 		s->segments_sent = true;
 		session_post(s, 0, p);
@@ -158,13 +159,9 @@ void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_cha
 	segment_changes_trim(ss);
 }
 
-void sessions_handle_sent(struct sessions *ss, dray_handle session)
+void segment_changes_sent(struct session *s)
 {
-	struct session *s = session_get(ss, session);
-
-	if (!s)
-		return;
 	s->segments_sent = false;
 	send_batch(s);
-	segment_changes_trim(ss);
+	segment_changes_trim(s->owner);
 }

@@ -235,6 +235,7 @@ int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	shared_init(s);
+	mailbox_owner_init(&s->mailboxes, s->handle, who->uid, who->gid, s->name);
 	*ret = s;
 	return 0;
 }
@@ -292,6 +293,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 		 why, s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
 	segment_changes_trim(s->owner);
+	mailbox_owner_end(s->owner->deps.mailboxes, &s->mailboxes);
 	session_remotes_close(s);
 	session_regions_close(s);
 	if (s->owner->deps.closed)
@@ -361,6 +363,16 @@ void sessions_handle_gone(struct sessions *ss, dray_handle session, int fd)
 	s->worker_gone = true;
 	session_ring_close(s);
 	session_check(s);
+}
+
+void sessions_handle_sent(struct sessions *ss, dray_handle session, enum packet_report what)
+{
+	struct session *s = session_get(ss, session);
+
+	if (s && what == PACKET_REPORT_LETTER)
+		mailboxes_handle_sent(ss->deps.mailboxes, &s->mailboxes);
+	else if (s)
+		segment_changes_sent(s);
 }
 
 void sessions_handle_fault(struct sessions *ss, dray_handle session)

@@ -13,6 +13,7 @@
 #include "schema/gen/dbus.h"
 
 struct hints;
+struct mailboxes;
 struct segments;
 struct sessions;
 
@@ -25,6 +26,7 @@ struct sessions_deps {
 	struct worker_pool *pool;
 	struct regions *regions;
 	struct peers *peers;
+	struct mailboxes *mailboxes;
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	int pidfd;     /* of this process, for clients that want it; -1: none. Borrowed */
@@ -81,10 +83,13 @@ uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m)
  * limits.segments segments; then the oldest is dropped.
  */
 void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m);
+/* Upcalls of mailboxes. */
+void sessions_send_letter(struct sessions *s, dray_handle session, struct packet *packet);
+void sessions_mailbox_closed(struct sessions *s, dray_handle session, uint64_t request_id);
 /* The flags of a segment in messages to clients. */
 uint32_t segment_flags(const struct dray_dbus_segment *s);
-/* EVENT_SENT: the client has room for more segment changes. */
-void sessions_handle_sent(struct sessions *s, dray_handle session);
+/* EVENT_SENT: the client has room for more segment changes or letters. */
+void sessions_handle_sent(struct sessions *s, dray_handle session, enum packet_report what);
 
 /* Announces the drain to every client; then new sessions, regions, imports and transfers are refused. */
 void sessions_drain(struct sessions *s, uint32_t deadline_ms);

@@ -36,6 +36,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	struct sessions_totals sessions = sessions_totals(a->sessions);
 	struct peers_totals peers = peers_totals(a->peers);
+	struct mailboxes_totals mailboxes = mailboxes_totals(a->mailboxes);
 
 	v[DRAY_METRIC_SESSIONS] = sessions.open;
 	v[DRAY_METRIC_SESSIONS_TOTAL] = sessions.opened;
@@ -47,6 +48,11 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STRANGERS_REFUSED_TOTAL] = peers.incoming_refused;
 	v[DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL] = sessions.notified;
 	v[DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL] = sessions.notify_refused;
+	v[DRAY_METRIC_MAILBOXES] = mailboxes.open;
+	v[DRAY_METRIC_LETTERS_WAITING] = mailboxes.letters;
+	v[DRAY_METRIC_LETTERS_WAITING_BYTES] = mailboxes.bytes;
+	v[DRAY_METRIC_LETTERS_DELIVERED_TOTAL] = mailboxes.delivered;
+	v[DRAY_METRIC_LETTERS_REFUSED_TOTAL] = mailboxes.refused;
 	regions_totals(a->regions, &v[DRAY_METRIC_REGIONS], &v[DRAY_METRIC_REGION_BYTES],
 		       &v[DRAY_METRIC_TOKENS]);
 }

@@ -46,9 +46,10 @@ static void flush(struct wsession *s)
 			s->writable = false;
 			return;
 		}
-		if (p->report_sent)
+		if (p->report)
 			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
-								 .session = s->xs.handle });
+								 .session = s->xs.handle,
+								 .id = p->report });
 		dray_list_del(&p->link);
 		s->n_out--;
 		packet_end(s, p);

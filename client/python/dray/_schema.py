@@ -58,6 +58,7 @@ E_GPU_LOST = 47
 E_GPU_HANDLE = 48
 E_GPU_DEVICE = 49
 E_UNCONFIRMED = 50
+E_MAILBOX_FULL = 51
 
 # Name, meaning, what to do, by code.
 ERRORS = (
@@ -79,8 +80,9 @@ ERRORS = (
      "Send HELLO first, and once."),
     ("duplicate_id", "The request id is in use by a request that has not ended.",
      "Use a fresh id for each request."),
-    ("not_found", "This session's group has no such region, remote, token or transfer.",
-     "Check the handle; it may have been removed already."),
+    ("not_found",
+     "There is no such region, remote, token or transfer in this session's group, or no such mailbox.",
+     "Check the handle or the name; it may have been removed already."),
     ("denied", "The kernel's credentials or the region's access do not allow this.",
      "Check uid and gid lists, or export with the access needed."),
     ("quota", "A limit of the session, group or agent is reached.",
@@ -91,8 +93,8 @@ ERRORS = (
      "Use another agent, or wait for its successor."),
     ("range", "An offset or length overflows, or passes the end of the region, remote or arena.",
      "Keep operations inside the region and the remote, and lists inside the arena."),
-    ("exists", "The request was carried out already, and only one is allowed.",
-     "Send it once for each session."),
+    ("exists", "The name is taken, or the request was carried out already and only one is allowed.",
+     "Choose another name, or send the request once for each session."),
     ("fd_limit", "The kernel dropped file descriptors of the message, or there are too many.",
      "Raise the agent's NOFILE limit, or pass fewer descriptors."),
     ("fd_count", "The number of descriptors passed does not match the message.",
@@ -156,18 +158,22 @@ ERRORS = (
     ("unconfirmed",
      "The deadline passed, or the agent was lost, without an answer. The memory of the transfer is still lent, because the agent may go on reading and writing it.",
      "Do not reuse the memory until the library tells that the end is confirmed."),
+    ("mailbox_full",
+     "The mailbox, or the share of it that one sender may fill, is full. The letter was not delivered.",
+     "Post again later; the mailbox's owner must read its letters faster, or open it with a larger capacity."),
 )
 
 # --- data protocol ---
 
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 # Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992).
 MESSAGE_MAX = 212960
 FDS_MAX = 250  # File descriptors with one message (SCM_MAX_FD is 253).
 OPS_INLINE_MAX = 4096  # Operations in a TRANSFER message.
 OPS_MAX = 65536  # Operations of one transfer in the arena.
-NOTIFY_MAX = 4096  # Bytes of a notification's payload.
+NOTIFY_MAX = 4096  # Bytes of the payload of a notification or a letter.
+MAILBOX_NAME_MAX = 128  # Bytes of the name of a mailbox.
 TOKEN_MAX = 256  # Bytes of a region token in binary form.
 EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
@@ -181,7 +187,8 @@ HANDLE_KIND_REQUEST = 3  # Request id of libdray; other clients may use any numb
 HANDLE_KIND_SESSION = 4  # Session.
 HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
 HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
-HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer"}
+HANDLE_KIND_MAILBOX = 8  # Mailbox. Since 1.4.
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 8: "mailbox"}
 
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.

@@ -15,7 +15,8 @@ __all__ = [
     "TokenInvalid", "TokenExpired", "TokenUsed", "TokenAudience", "Incarnation", "Revoked",
     "PeerUnreachable", "PeerLost", "PeerDenied", "Deadline", "Cancelled", "SessionClosed",
     "AgentRestarted", "NoMemory", "NoSpace", "NoFds", "Io", "Internal", "NotifyRefused",
-    "Protocol", "Identity", "Timeout", "GpuLost", "GpuHandle", "GpuDevice", "Unconfirmed"]
+    "Protocol", "Identity", "Timeout", "GpuLost", "GpuHandle", "GpuDevice", "Unconfirmed",
+    "MailboxFull"]
 
 
 class Invalid(Error):
@@ -98,12 +99,12 @@ class DuplicateId(Error):
 
 
 class NotFound(Error):
-    """This session's group has no such region, remote, token or transfer. Check the handle; it
-    may have been removed already."""
+    """There is no such region, remote, token or transfer in this session's group, or no such
+    mailbox. Check the handle or the name; it may have been removed already."""
 
     code = 10
     name = "not_found"
-    fix = "Check the handle; it may have been removed already."
+    fix = "Check the handle or the name; it may have been removed already."
 
 
 class Denied(Error):
@@ -152,12 +153,12 @@ class Range(Error):
 
 
 class Exists(Error):
-    """The request was carried out already, and only one is allowed. Send it once for each
-    session."""
+    """The name is taken, or the request was carried out already and only one is allowed. Choose
+    another name, or send the request once for each session."""
 
     code = 16
     name = "exists"
-    fix = "Send it once for each session."
+    fix = "Choose another name, or send the request once for each session."
 
 
 class FdLimit(Error):
@@ -450,6 +451,17 @@ class Unconfirmed(Error):
     code = 50
     name = "unconfirmed"
     fix = "Do not reuse the memory until the library tells that the end is confirmed."
+
+
+class MailboxFull(Error):
+    """The mailbox, or the share of it that one sender may fill, is full. The letter was not
+    delivered. Post again later; the mailbox's owner must read its letters faster, or open it
+    with a larger capacity."""
+
+    code = 51
+    name = "mailbox_full"
+    fix = ("Post again later; the mailbox's owner must read its letters faster, or open it with "
+           "a larger capacity.")
 
 
 BY_CODE: dict[int, type[Error]] = {

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/mailbox/mailbox.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/mailbox/share.h"
+#include "agent/model/handle.h"
+#include "lib/assert.h"
+#include "lib/map.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* Letters of one session that its worker has: enough to keep the worker busy while this thread does other work. */
+#define SENT_MAX 16
+
+struct mailboxes {
+	struct mailboxes_deps deps;
+	struct dray_handles handles;
+	struct dray_map by_name;   /* open and reserved */
+	struct dray_list open;     /* with those that are closing; oldest first */
+	struct dray_list reserved; /* the first to expire comes first */
+	struct shares shares;
+	struct mailboxes_totals totals; /* without `open` */
+};
+
+struct mailbox {
+	struct dray_list all;        /* in mailboxes->open or ->reserved */
+	struct dray_list link;       /* in owner->list */
+	struct dray_map_node node;   /* by name; in no map while it is closing */
+	struct mailbox_owner *owner; /* NULL: the name is reserved */
+	dray_handle handle;
+	uid_t uid;
+	gid_t gid;
+	uint32_t capacity, letters;
+	uint64_t bytes; /* memory of the letters */
+	uint64_t delivered, refused;
+	int64_t since_ns; /* opened, or reserved */
+	int64_t until_ns; /* end of the reservation */
+	bool closing;
+	uint64_t close_request;
+	uint32_t name_n;
+	char name[DMSG_MAILBOX_NAME_MAX + 1];
+};
+
+struct letter {
+	struct dray_list link; /* in owner->letters or ->sent */
+	struct mailbox *mailbox;
+	struct packet *packet; /* NULL: the worker has it */
+	uint64_t bytes;
+	struct share *agent, *sender, *owner; /* what it counts against */
+};
+
+int mailboxes_new(struct mailboxes **ret, const struct mailboxes_deps *deps)
+{
+	struct mailboxes *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		return -ENOMEM;
+	m->deps = *deps;
+	dray_handles_init(&m->handles, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_MAILBOX);
+	dray_map_init(&m->by_name);
+	dray_list_init(&m->open);
+	dray_list_init(&m->reserved);
+	shares_init(&m->shares);
+	*ret = m;
+	return 0;
+}
+
+static void mailbox_free(struct mailboxes *m, struct mailbox *b)
+{
+	dray_map_del(&m->by_name, &b->node);
+	dray_list_del(&b->all);
+	dray_list_del(&b->link);
+	dray_handles_del(&m->handles, b->handle);
+	free(b);
+}
+
+struct mailboxes *mailboxes_free(struct mailboxes *m)
+{
+	if (!m)
+		return NULL;
+	dray_assert(dray_list_empty(&m->open));
+	dray_list_for_each(&m->reserved, b, struct mailbox, all)
+		mailbox_free(m, b);
+	dray_handles_deinit(&m->handles);
+	dray_map_deinit(&m->by_name);
+	shares_deinit(&m->shares);
+	free(m);
+	return NULL;
+}
+
+void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, uid_t uid, gid_t gid,
+			const char *name)
+{
+	*o = (struct mailbox_owner){ .session = session, .uid = uid, .gid = gid, .name = name };
+	dray_list_init(&o->list);
+	dray_list_init(&o->letters);
+	dray_list_init(&o->sent);
+}
+
+/* --- names -------------------------------------------------------------------------------------------- */
+
+static struct mailbox *find_name(const struct mailboxes *m, struct dray_str name)
+{
+	return dray_map_entry(dray_map_find(&m->by_name, name.p, name.n), struct mailbox, node);
+}
+
+/* Frees reservations that have expired. */
+static void purge(struct mailboxes *m, int64_t now)
+{
+	struct mailbox *b;
+
+	while ((b = dray_list_first(&m->reserved, struct mailbox, all)) && b->until_ns <= now)
+		mailbox_free(m, b);
+}
+
+/* The name is free for this owner afterwards. */
+static int claim_name(struct mailboxes *m, const struct mailbox_owner *o, struct dray_str name,
+		      int64_t now, struct dray_err *reterr)
+{
+	struct mailbox *b = find_name(m, name);
+
+	if (!b)
+		return 0;
+	if (b->owner)
+		return dray_err_set(
+			reterr, -EEXIST, DRAY_E_EXISTS,
+			"mailbox %s is open in session %" PRIu64
+			" (%.64s) of uid %u; choose another name, or close that session",
+			b->name, b->owner->session,
+			*b->owner->name ? b->owner->name : "without a name", b->uid);
+	if (b->uid != o->uid)
+		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
+				    "mailbox %s is reserved for uid %u for %lld s, because its "
+				    "session ended (mailbox.reserve); choose another name, or wait",
+				    b->name, b->uid,
+				    (b->until_ns - now + DRAY_NS_PER_SEC - 1) / DRAY_NS_PER_SEC);
+	mailbox_free(m, b);
+	return 0;
+}
+
+/* Open mailboxes of this uid. *ret_oldest: its reservation that expires first, or NULL. */
+static uint32_t count_uid(struct mailboxes *m, uid_t uid, uint32_t *ret_reserved,
+			  struct mailbox **ret_oldest)
+{
+	uint32_t n = 0;
+
+	*ret_reserved = 0;
+	*ret_oldest = NULL;
+	dray_list_for_each(&m->open, b, struct mailbox, all)
+		n += b->uid == uid;
+	dray_list_for_each(&m->reserved, r, struct mailbox, all) {
+		if (r->uid != uid)
+			continue;
+		if (!*ret_oldest)
+			*ret_oldest = r;
+		(*ret_reserved)++;
+	}
+	return n;
+}
+
+/* Makes room for one more. A reservation gives way to a mailbox of its own uid, at the agent's limit to any. */
+static int check_quota(struct mailboxes *m, uid_t uid, struct dray_err *reterr)
+{
+	int64_t max = m->deps.cfg->limits.mailboxes,
+		uid_max = m->deps.cfg->limits.mailboxes_per_uid;
+	uint32_t reserved, n;
+	struct mailbox *oldest;
+
+	n = count_uid(m, uid, &reserved, &oldest);
+	if (n >= uid_max)
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"uid %u has %" PRIu32
+			" mailboxes, as many as limits.mailboxes_per_uid allows; close one",
+			uid, n);
+	if (n + reserved >= uid_max)
+		mailbox_free(m, oldest);
+	if (m->handles.count >= max)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "the agent has %" PRIu32
+				    " mailboxes, as many as limits.mailboxes allows; close one",
+				    m->handles.count);
+	if (m->by_name.n >= (uint64_t)max) {
+		oldest = dray_list_first(&m->reserved, struct mailbox, all);
+		if (oldest)
+			mailbox_free(m, oldest);
+	}
+	return 0;
+}
+
+int mailbox_open(struct mailboxes *m, struct mailbox_owner *o, struct dray_str name,
+		 uint32_t capacity, dray_handle *ret, uint32_t *ret_capacity,
+		 struct dray_err *reterr)
+{
+	uint32_t max = (uint32_t)m->deps.cfg->limits.letters_per_mailbox;
+	int64_t now = dray_now().ns;
+	struct mailbox *b;
+	int r;
+
+	if (!name.n)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "the mailbox has no name; give it one of 1 to %d bytes",
+				    DMSG_MAILBOX_NAME_MAX);
+	if (capacity > max)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "%" PRIu32
+				    " letters are more than limits.letters_per_mailbox = %" PRIu32
+				    "; ask for less, or raise it",
+				    capacity, max);
+	purge(m, now);
+	r = claim_name(m, o, name, now, reterr);
+	if (r >= 0)
+		r = check_quota(m, o->uid, reterr);
+	if (r < 0)
+		return r;
+	b = calloc(1, sizeof(*b));
+	if (!b || dray_handles_add(&m->handles, b, &b->handle) < 0) {
+		free(b);
+		return -ENOMEM;
+	}
+	b->owner = o;
+	b->uid = o->uid;
+	b->gid = o->gid;
+	b->capacity = capacity ? capacity : max;
+	b->since_ns = now;
+	b->name_n = name.n;
+	memcpy(b->name, name.p, name.n);
+	dray_map_add(&m->by_name, &b->node, b->name, b->name_n);
+	dray_list_add(&m->open, &b->all);
+	dray_list_add(&o->list, &b->link);
+	*ret = b->handle;
+	*ret_capacity = b->capacity;
+	return 0;
+}
+
+static void check_closed(struct mailboxes *m, struct mailbox *b)
+{
+	dray_handle session = b->owner->session;
+	uint64_t request_id = b->close_request;
+
+	if (!b->closing || b->letters)
+		return;
+	mailbox_free(m, b);
+	m->deps.up->closed(*m->deps.sessions, session, request_id);
+}
+
+int mailbox_close(struct mailboxes *m, const struct mailbox_owner *o, dray_handle handle,
+		  uint64_t request_id, struct dray_err *reterr)
+{
+	struct mailbox *b = dray_handles_get(&m->handles, handle);
+
+	if (!b || b->owner != o || b->closing)
+		return handle_refuse(reterr, handle, DMSG_HANDLE_KIND_MAILBOX, "in this session");
+	b->closing = true;
+	b->close_request = request_id;
+	dray_map_del(&m->by_name, &b->node);
+	check_closed(m, b);
+	return 0;
+}
+
+/* The session is gone: only the name stays, for some time. */
+static void reserve(struct mailboxes *m, struct mailbox *b)
+{
+	int64_t now = dray_now().ns, time = m->deps.cfg->mailbox.reserve;
+
+	if (b->closing || !time) {
+		mailbox_free(m, b);
+		return;
+	}
+	dray_handles_del(&m->handles, b->handle);
+	dray_list_del(&b->link);
+	b->handle = 0;
+	b->owner = NULL;
+	b->since_ns = now;
+	b->until_ns = now + time;
+	dray_list_del(&b->all);
+	/* sorted by the end, also after a change of mailbox.reserve */
+	dray_list_for_each(&m->reserved, later, struct mailbox, all)
+		if (later->until_ns > b->until_ns) {
+			dray_list_add(&later->all, &b->all);
+			return;
+		}
+	dray_list_add(&m->reserved, &b->all);
+}
+
+/* --- letters ------------------------------------------------------------------------------------------ */
+
+/* It was sent, or never will be. */
+static void letter_end(struct mailboxes *m, struct letter *l)
+{
+	struct mailbox *b = l->mailbox;
+
+	share_put(&m->shares, l->agent, 1);
+	share_put(&m->shares, l->sender, 1);
+	share_put(&m->shares, l->owner, l->bytes);
+	b->letters--;
+	b->bytes -= l->bytes;
+	m->totals.letters--;
+	m->totals.bytes -= l->bytes;
+	dray_list_del(&l->link);
+	packet_free(l->packet);
+	free(l);
+}
+
+void mailbox_owner_end(struct mailboxes *m, struct mailbox_owner *o)
+{
+	dray_list_splice(&o->sent, &o->letters);
+	dray_list_for_each(&o->sent, l, struct letter, link)
+		letter_end(m, l);
+	o->n_sent = 0;
+	dray_list_for_each(&o->list, b, struct mailbox, link)
+		reserve(m, b);
+}
+
+static void send_letters(struct mailboxes *m, struct mailbox_owner *o)
+{
+	struct letter *l;
+
+	while (o->n_sent < SENT_MAX && (l = dray_list_first(&o->letters, struct letter, link))) {
+		dray_list_move(&o->sent, &l->link);
+		o->n_sent++;
+		m->deps.up->send(*m->deps.sessions, o->session, dray_take(l->packet));
+	}
+}
+
+void mailboxes_handle_sent(struct mailboxes *m, struct mailbox_owner *o)
+{
+	struct letter *l = dray_list_first(&o->sent, struct letter, link);
+	struct mailbox *b;
+
+	dray_assert(l);
+	b = l->mailbox;
+	o->n_sent--;
+	letter_end(m, l);
+	send_letters(m, o);
+	check_closed(m, b);
+}
+
+/* The letter as the event for its reader. */
+static struct packet *packet_of(const struct mailbox *b, const struct mailbox_sender *from,
+				struct dray_blob payload)
+{
+	uint32_t cap = DMSG_HEADER_SIZE + DMSG_LETTER_MIN + payload.n;
+	struct packet *p = packet_new(cap, 0);
+	struct dmsg_letter event = { .mailbox = b->handle,
+				     .incarnation = from->incarnation,
+				     .uid = from->uid,
+				     .gid = from->gid,
+				     .payload = payload };
+	int n;
+
+	if (!p)
+		return NULL;
+	memcpy(event.agent_id, from->agent_id, sizeof(event.agent_id));
+	n = dmsg_letter_encode(p->data, cap, 0, &event);
+	dray_assert(n > 0);
+	p->length = (uint32_t)n;
+	p->report = PACKET_REPORT_LETTER;
+	return p;
+}
+
+/* Takes the letter's places of its sender and its owner; it must be freed by letter_end(). */
+static struct letter *letter_new(struct mailboxes *m, struct mailbox *b,
+				 const struct mailbox_sender *from, struct packet *packet,
+				 uint64_t bytes)
+{
+	struct letter *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return NULL;
+	l->mailbox = b;
+	l->bytes = bytes;
+	l->agent = share_take(&m->shares, share_of_agent(b->handle, from->agent_id), 1);
+	l->sender =
+		share_take(&m->shares, share_of_sender(b->handle, from->agent_id, from->uid), 1);
+	l->owner = share_take(&m->shares, share_of_owner(b->uid), bytes);
+	b->letters++;
+	b->bytes += bytes;
+	m->totals.letters++;
+	m->totals.bytes += bytes;
+	dray_list_init(&l->link);
+	if (!l->agent || !l->sender || !l->owner) {
+		letter_end(m, l);
+		return NULL;
+	}
+	l->packet = packet;
+	return l;
+}
+
+/* 0, or -ENOSPC with reterr: the mailbox, a share of it, or the memory for letters is full. */
+static int check_room(const struct mailboxes *m, const struct mailbox *b,
+		      const struct mailbox_sender *from, uint64_t bytes, struct dray_err *reterr)
+{
+	uint64_t free = b->capacity - b->letters;
+	uint64_t agent = share_held(&m->shares, share_of_agent(b->handle, from->agent_id));
+	uint64_t sender =
+		share_held(&m->shares, share_of_sender(b->handle, from->agent_id, from->uid));
+	uint64_t memory = (uint64_t)m->deps.cfg->limits.letter_bytes;
+	uint64_t owner = share_held(&m->shares, share_of_owner(b->uid));
+
+	if (!share_fits(free, agent, 1) || !share_fits(free - dray_min(agent, free), sender, 1))
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_MAILBOX_FULL,
+				    "mailbox %s has %" PRIu32 " of %" PRIu32 " letters, %" PRIu64
+				    " of this agent and %" PRIu64
+				    " of this uid; post again when its owner has read some",
+				    b->name, b->letters, b->capacity, agent, sender);
+	if (!share_fits(memory - dray_min(m->totals.bytes, memory), owner, bytes))
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_MAILBOX_FULL,
+				    "letters of all mailboxes have %" PRIu64 " bytes, %" PRIu64
+				    " of them in those of uid %u (limits.letter_bytes = %" PRIu64
+				    "); post again when their owners have read some",
+				    m->totals.bytes, owner, b->uid, memory);
+	return 0;
+}
+
+static int deliver(struct mailboxes *m, struct mailbox *b, const struct mailbox_sender *from,
+		   struct dray_blob payload, struct dray_err *reterr)
+{
+	uint64_t bytes = sizeof(struct letter) + sizeof(struct packet) + DMSG_HEADER_SIZE +
+			 DMSG_LETTER_MIN + payload.n;
+	int r = check_room(m, b, from, bytes, reterr);
+	struct packet *p;
+	struct letter *l;
+
+	if (r < 0) {
+		b->refused++;
+		return r;
+	}
+	p = packet_of(b, from, payload);
+	l = p ? letter_new(m, b, from, p, bytes) : NULL;
+	if (!l) {
+		packet_free(p);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a letter");
+	}
+	b->delivered++;
+	dray_list_add(&b->owner->letters, &l->link);
+	send_letters(m, b->owner);
+	return 0;
+}
+
+int mailbox_deliver(struct mailboxes *m, const struct mailbox_sender *from, struct dray_str name,
+		    struct dray_blob payload, struct dray_err *reterr)
+{
+	struct mailbox *b = find_name(m, name);
+	int r;
+
+	if (!b || !b->owner)
+		r = dray_err_set(
+			reterr, -ENOENT, DRAY_E_NOT_FOUND,
+			"no mailbox %.*s is open at this agent%s; its owner must open it first",
+			(int)name.n, name.p, b ? ": its session has ended" : "");
+	else
+		r = deliver(m, b, from, payload, reterr);
+	m->totals.delivered += r >= 0;
+	m->totals.refused += r < 0;
+	return r;
+}
+
+/* --- for operators ------------------------------------------------------------------------------------ */
+
+static void describe(const struct mailbox *b, int64_t now,
+		     void (*fn)(void *arg, const struct dray_dbus_mailbox *b), void *arg)
+{
+	fn(arg, &(struct dray_dbus_mailbox){
+			.mailbox = b->handle,
+			.name = b->name,
+			.session = b->owner ? b->owner->session : 0,
+			.uid = b->uid,
+			.gid = b->gid,
+			.state = !b->owner  ? "reserved" :
+				 b->closing ? "closing" :
+					      "open",
+			.letters = b->letters,
+			.capacity = b->capacity,
+			.bytes = b->bytes,
+			.delivered = b->delivered,
+			.refused = b->refused,
+			.age_ns = dray_span(now - b->since_ns),
+		});
+}
+
+void mailboxes_each(struct mailboxes *m, void (*fn)(void *arg, const struct dray_dbus_mailbox *b),
+		    void *arg)
+{
+	int64_t now = dray_now().ns;
+
+	purge(m, now);
+	dray_list_for_each(&m->open, b, struct mailbox, all)
+		describe(b, now, fn, arg);
+	dray_list_for_each(&m->reserved, r, struct mailbox, all)
+		describe(r, now, fn, arg);
+}
+
+struct mailboxes_totals mailboxes_totals(const struct mailboxes *m)
+{
+	struct mailboxes_totals t = m->totals;
+
+	t.open = m->handles.count;
+	return t;
+}
