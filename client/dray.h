@@ -89,8 +89,8 @@ struct dray;
 
 /*
  * Handle of a region. It is valid for one struct dray, also after the agent restarts. An id of 0 is
- * no handle. The ids of regions, remotes and requests differ, so that one that is used in the place
- * of another is refused with -DRAY_E_INVALID.
+ * no handle. The ids of regions, remotes, mailboxes and requests differ, so that one that is used in
+ * the place of another is refused with -DRAY_E_INVALID.
  */
 typedef struct {
 	uint64_t id; /* 0: none */
@@ -103,6 +103,14 @@ typedef struct {
 typedef struct {
 	uint64_t id; /* 0: none */
 } dray_remote;
+
+/*
+ * Handle of a mailbox: a name that this client has opened at the agent. It is valid for one struct
+ * dray, also after the agent restarts.
+ */
+typedef struct {
+	uint64_t id; /* 0: none */
+} dray_mailbox;
 
 /* Flags of struct dray_options. */
 enum dray_option_flag {
@@ -331,18 +339,21 @@ DRAY_API int dray_poll(struct dray *d);
 
 /* Kind of the request that a completion answers. */
 enum dray_request {
-	DRAY_REQUEST_TRANSFER = 1,  /* dray_submit() */
-	DRAY_REQUEST_REGION_ADD,    /* dray_region_add_start() */
-	DRAY_REQUEST_REGION_REMOVE, /* dray_region_remove_start() */
-	DRAY_REQUEST_EXPORT,        /* dray_region_export_start() */
-	DRAY_REQUEST_REVOKE,        /* dray_region_revoke_start() */
-	DRAY_REQUEST_IMPORT,        /* dray_remote_import_start() */
-	DRAY_REQUEST_RELEASE,       /* dray_remote_release_start() */
-	DRAY_REQUEST_NOTIFY,        /* dray_notify_start() */
-	DRAY_REQUEST_HINT_GET,      /* dray_hint_get_start() */
-	DRAY_REQUEST_HINT_PUT,      /* dray_hint_put_start() */
-	DRAY_REQUEST_SEGMENT_GET,   /* dray_segment_get_start() */
-	DRAY_REQUEST_ENV_GET        /* dray_env_get_start() */
+	DRAY_REQUEST_TRANSFER = 1,      /* dray_submit() */
+	DRAY_REQUEST_REGION_ADD,        /* dray_region_add_start() */
+	DRAY_REQUEST_REGION_REMOVE,     /* dray_region_remove_start() */
+	DRAY_REQUEST_EXPORT,            /* dray_region_export_start() */
+	DRAY_REQUEST_REVOKE,            /* dray_region_revoke_start() */
+	DRAY_REQUEST_IMPORT,            /* dray_remote_import_start() */
+	DRAY_REQUEST_RELEASE,           /* dray_remote_release_start() */
+	DRAY_REQUEST_NOTIFY,            /* dray_notify_start() */
+	DRAY_REQUEST_HINT_GET,          /* dray_hint_get_start() */
+	DRAY_REQUEST_HINT_PUT,          /* dray_hint_put_start() */
+	DRAY_REQUEST_SEGMENT_GET,       /* dray_segment_get_start() */
+	DRAY_REQUEST_ENV_GET,           /* dray_env_get_start() */
+	DRAY_REQUEST_MAILBOX_OPEN = 20, /* dray_mailbox_open_start() */
+	DRAY_REQUEST_MAILBOX_CLOSE,     /* dray_mailbox_close_start() */
+	DRAY_REQUEST_POST               /* dray_post_start() */
 };
 
 /* Way that the bytes of a transfer took. */
@@ -375,6 +386,7 @@ struct dray_completion {
 	const struct dray_hint *hint;       /* only of dray_hint_get_start() */
 	const struct dray_segment *segment; /* only of dray_segment_get_start() */
 	const struct dray_env *env;         /* only of dray_env_get_start() */
+	dray_mailbox mailbox; /* the new mailbox, and the one of a request about a mailbox */
 };
 
 /*
@@ -423,8 +435,9 @@ enum dray_event_type {
 	 */
 	DRAY_EVENT_LOST = 4,
 	/*
-	 * There is a new session. Regions are registered again with the same dray_region; tokens
-	 * must be exported and imported again. restarted: 1 if the agent has another incarnation.
+	 * There is a new session. Regions are registered again with the same dray_region, and
+	 * mailboxes opened again with the same dray_mailbox; tokens must be exported and imported
+	 * again. restarted: 1 if the agent has another incarnation.
 	 */
 	DRAY_EVENT_RESTORED = 5,
 	/* A region could not be registered again: region, code, message; remove the region. */
@@ -445,7 +458,14 @@ enum dray_event_type {
 	 * A transfer that ended with -DRAY_E_UNCONFIRMED: id. Its memory is free now. code: how it
 	 * ended, 0 or a negated enum dray_error; message.
 	 */
-	DRAY_EVENT_CONFIRMED = 10
+	DRAY_EVENT_CONFIRMED = 10,
+	/*
+	 * A letter for a mailbox: mailbox, payload, length, and the sender: agent_id, incarnation,
+	 * uid, gid. mailbox is none if it was closed meanwhile.
+	 */
+	DRAY_EVENT_LETTER = 12,
+	/* A mailbox could not be opened again: mailbox, code, message; close the mailbox. */
+	DRAY_EVENT_MAILBOX_LOST = 13
 };
 
 /*
@@ -461,15 +481,17 @@ struct dray_event {
 	dray_remote remote;        /* the remote that is lost */
 	uint64_t agent_region;     /* the agent's handle of the region, valid in the whole group */
 	uint64_t tag;              /* of the notification */
-	uint8_t agent_id[16];      /* agent that sent the notification */
+	uint8_t agent_id[16];      /* agent of the sender of the notification or letter */
 	uint64_t incarnation;      /* of that agent */
 	uint64_t id;               /* of the notification at that agent, or of the transfer */
-	const void *payload;       /* of the notification */
+	const void *payload;       /* of the notification or letter */
 	size_t length;             /* of the payload */
 	const char *message;       /* the reason, as a text */
 	const char *segment;       /* "" if there is none */
 	unsigned int segment_old, segment_state; /* enum dray_segment_state, or a newer one */
 	unsigned int segment_flags;              /* enum dray_segment_flag */
+	dray_mailbox mailbox;                    /* of the letter, or the one that is lost */
+	uint32_t uid, gid; /* of the sender of the letter, as its agent's kernel reports */
 };
 
 /*
@@ -986,6 +1008,75 @@ DRAY_API int dray_lent(struct dray *d, uint64_t id);
 DRAY_API int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 			 size_t length);
 
+/* --- mailboxes --- */
+
+#define DRAY_MAILBOX_NAME_MAX 128
+
+/*
+ * Opens a mailbox: a name at this node's agent. Clients of this agent, and of agents that hold the
+ * same key, can post letters to it without a token: they need to know the agent's segment and the
+ * name. So an engine announces itself to another one before either has a token of the other. Each
+ * letter is a DRAY_EVENT_LETTER.
+ *
+ * The name has 1 to DRAY_MAILBOX_NAME_MAX bytes of UTF-8 without control characters, and no other
+ * mailbox of the agent has it. The mailbox ends with the session, and the library opens it again
+ * with the next one. When a session ends, the names of its mailboxes stay reserved for the same
+ * user for some time, so that nobody else takes them while a program restarts.
+ *
+ * capacity is the number of letters that wait at the agent until this client reads them; 0 is the
+ * agent's limit. The clients of one agent fill at most half of a mailbox, and one user of an agent
+ * a third, so that others get through.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, MAILBOX_OPEN
+ * -DRAY_E_EXISTS: another session has the name, or it is reserved for another user; the text says
+ *     who.
+ * -DRAY_E_INVALID: there is no name, or it is not UTF-8 without control characters.
+ * -DRAY_E_TOO_LARGE: the name is too long.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol before 1.4).
+ */
+DRAY_API int dray_mailbox_open(struct dray *d, const char *name, unsigned int capacity,
+			       dray_mailbox *ret);
+
+/*
+ * Closes a mailbox. Its name is free at once. Letters that the mailbox had taken become events
+ * before the function returns.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, MAILBOX_CLOSE
+ * -DRAY_E_NOT_FOUND: there is no such mailbox.
+ */
+DRAY_API int dray_mailbox_close(struct dray *d, dray_mailbox mailbox);
+
+/*
+ * Sends a letter to a mailbox of any agent. segment is the segment of that agent, or another
+ * address (host:port) of its listener; NULL and "" stand for this node's agent. payload has up to
+ * DRAY_NOTIFY_MAX bytes. timeout_ms limits the agent's attempts to reach the other one, and the
+ * wait for its answer; with 0 that is 10 s, but an address that refuses the connection fails at
+ * once.
+ *
+ * On success the letter is in the queue of the session that owns the mailbox. After
+ * -DRAY_E_TIMEOUT, -DRAY_E_PEER_LOST and -DRAY_E_AGENT_RESTARTED it may have been delivered; after
+ * any other error it was not. Letters that one sender posts one after the other arrive in order.
+ *
+ * The receiver gets the sender's agent, which proves that it holds the key, and the user of its
+ * client, as that agent's kernel reports it.
+ *
+ * Blocks: for up to timeout_ms plus request_ms.
+ *
+ * Errors: requests, POST
+ * -DRAY_E_NOT_FOUND: no mailbox of this name is open at that agent.
+ * -DRAY_E_MAILBOX_FULL: the mailbox, or this sender's share of it, is full; post again later.
+ * -DRAY_E_DENIED: that agent has no key, and takes letters of its own clients only.
+ * -DRAY_E_INVALID: the segment is not an address and port, or a text is not UTF-8.
+ * -DRAY_E_TOO_LARGE: the name, the segment or the payload is over its limit.
+ * -DRAY_E_UNSUPPORTED: this agent (data protocol before 1.4) or the other one is too old.
+ */
+DRAY_API int dray_post(struct dray *d, const char *segment, const char *mailbox,
+		       const void *payload, size_t length, unsigned int timeout_ms);
+
 /* --- GPU memory --- */
 
 /*
@@ -1366,6 +1457,32 @@ DRAY_API int dray_remote_release_start(struct dray *d, dray_remote remote, void 
  */
 DRAY_API int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag,
 			       const void *payload, size_t length, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_mailbox_open(). The completion has the mailbox.
+ *
+ * Errors: dray_mailbox_open() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_mailbox_open_start(struct dray *d, const char *name, unsigned int capacity,
+				     void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_mailbox_close(). Letters that the mailbox had taken become events before the
+ * completion.
+ *
+ * Errors: dray_mailbox_close() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_mailbox_close_start(struct dray *d, dray_mailbox mailbox, void *arg,
+				      uint64_t *ret_id);
+
+/*
+ * Starts dray_post().
+ *
+ * Errors: dray_post()
+ */
+DRAY_API int dray_post_start(struct dray *d, const char *segment, const char *mailbox,
+			     const void *payload, size_t length, unsigned int timeout_ms, void *arg,
+			     uint64_t *ret_id);
 
 /*
  * Starts dray_hint_get(). The completion has the hint.

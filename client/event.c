@@ -56,6 +56,21 @@ void dc_event_notification(struct dray *d, const struct dmsg_notification *m)
 	e->id = m->id;
 }
 
+void dc_event_letter(struct dray *d, const struct dmsg_letter *m)
+{
+	struct dray_event *e = add(d, DRAY_EVENT_LETTER, m->payload.p, m->payload.n, NO_TEXT);
+	const struct mailbox *box = dc_mailbox_find_agent(d, m->mailbox);
+
+	if (!e)
+		return;
+	if (box)
+		e->mailbox = box->handle;
+	memcpy(e->agent_id, m->agent_id, sizeof(e->agent_id));
+	e->incarnation = m->incarnation;
+	e->uid = m->uid;
+	e->gid = m->gid;
+}
+
 void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m)
 {
 	char segment[257]; /* the schema's maximum, and the terminator */

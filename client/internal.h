@@ -13,6 +13,7 @@
  * proof.c     deadlines of transfers, and proof that memory is free
  * region.c    regions and pools; extents.c: the extents of a new region
  * remote.c    imported tokens and notifications; token.c: exported tokens
+ * mailbox.c   mailboxes and letters
  * placement.c hints, the preferred segment, the launcher's environment
  * memory.c    memory that can be registered
  * thread.c    the lock of a handle, sleeping threads, results that belong to a thread
@@ -47,12 +48,14 @@
 #define HANDLES_MAX (16384 / DRAY_CUDA_IPC_BYTES) /* of one region; the schema limits the bytes */
 #define REGIONS_MAX (1U << 16)
 #define REMOTES_MAX (1U << 20)
+#define MAILBOXES_MAX (1U << 16)
 
 /* The minor versions of the data protocol that brought flags of HELLO and requests. */
 #define SEGMENTS_MINOR 1
 #define PLACEMENT_MINOR 1
 #define GPU_MINOR 2
 #define AGENT_PIDFD_MINOR 3
+#define MAILBOX_MINOR 4
 
 enum session_state {
 	SESSION_DOWN,    /* the next attempt starts at retry_at */
@@ -104,6 +107,21 @@ struct remote {
 	uint32_t access, transport;
 };
 
+enum mailbox_state {
+	MAILBOX_OPENING, /* the first MAILBOX_OPEN is pending */
+	MAILBOX_OPEN,    /* open, or to be opened again with the next session */
+	MAILBOX_BROKEN,  /* could not be opened again */
+	MAILBOX_CLOSING
+};
+
+struct mailbox {
+	dray_mailbox handle;
+	uint64_t agent; /* the agent's handle in this session; 0: not open */
+	enum mailbox_state state;
+	uint32_t capacity, name_n;
+	char name[DRAY_MAILBOX_NAME_MAX];
+};
+
 struct event {
 	struct dray_list link;
 	struct dray_event e;
@@ -130,7 +148,7 @@ struct dray {
 	int epoll_fd, timer_fd, sock;
 	bool reading, writing; /* what epoll watches the socket for */
 	bool fds_lost;         /* the current message lost its descriptors: our limit is reached */
-	uint32_t restoring;    /* REGION_ADDs that are pending */
+	uint32_t restoring;    /* REGION_ADDs and MAILBOX_OPENs that are pending */
 	int64_t state_until;   /* timeout of the state; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
 	int64_t patience_ns;  /* of requests that wait for the session; 0: without limit */
@@ -162,7 +180,7 @@ struct dray {
 	struct requests requests;
 	struct proof proof;
 	struct dray_list splits; /* wholes that have not ended */
-	struct dray_handles regions, remotes;
+	struct dray_handles regions, remotes, mailboxes;
 	struct dray_list events;
 	uint32_t events_n;
 
@@ -215,9 +233,10 @@ int64_t dc_session_next_tick(const struct dray *d);
 void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, struct dray_fds *fds);
 void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 			   struct dray_fds *fds);
-/* Registers the regions again; the session is ready when all are answered. */
+/* Registers the regions and opens the mailboxes again; the session is ready when all are answered. */
 void dc_session_restore(struct dray *d);
-void dc_session_restored(struct dray *d);
+/* One of them is answered. */
+void dc_session_object_restored(struct dray *d);
 /* There is a new request: a lost session whose requests have limited patience is tried at once. */
 void dc_session_hurry(struct dray *d);
 void dc_session_free(struct dray *d);
@@ -277,7 +296,7 @@ int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_
 /* A REGION_ADD or REGION_REMOVE has ended. */
 void dc_region_ended(struct dray *d, struct request *r, struct dray_str message);
 void dc_regions_lost(struct dray *d);
-/* Queues a REGION_ADD for each region of the last session and counts them in d->restoring. */
+/* Queues a REGION_ADD for each region of the last session and adds them to d->restoring. */
 void dc_regions_restore(struct dray *d);
 
 /* extents.c */
@@ -306,9 +325,21 @@ void dc_remote_ended(struct dray *d, struct request *r);
 void dc_remotes_lost(struct dray *d, int code);
 void dc_remotes_free(struct dray *d);
 
+/* mailbox.c; id: of a dray_mailbox */
+struct mailbox *dc_mailbox_find(struct dray *d, uint64_t id);
+struct mailbox *dc_mailbox_find_agent(struct dray *d, uint64_t agent);
+int dc_mailbox_opened(struct dray *d, struct request *r, const struct dmsg_mailbox_open_reply *m);
+/* A MAILBOX_OPEN or MAILBOX_CLOSE has ended. */
+void dc_mailbox_ended(struct dray *d, struct request *r, struct dray_str text);
+void dc_mailboxes_lost(struct dray *d);
+/* Queues a MAILBOX_OPEN for each mailbox of the last session and adds them to d->restoring. */
+void dc_mailboxes_restore(struct dray *d);
+void dc_mailboxes_free(struct dray *d);
+
 /* event.c: the new event, whose text is copied, or NULL if there is no memory for it. */
 struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, int code,
 				struct dray_str text);
 void dc_event_notification(struct dray *d, const struct dmsg_notification *m);
 void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m);
+void dc_event_letter(struct dray *d, const struct dmsg_letter *m);
 void dc_events_free(struct dray *d);

@@ -88,6 +88,9 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 	case DMSG_REMOTE_IMPORT:
 		status = dc_remote_imported(d, r, &m->remote_import_reply);
 		break;
+	case DMSG_MAILBOX_OPEN:
+		status = dc_mailbox_opened(d, r, &m->mailbox_open_reply);
+		break;
 	case DMSG_HINT_GET:
 	case DMSG_SEGMENT_GET:
 	case DMSG_ENV_GET:
@@ -121,6 +124,8 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 		e = dc_event_add(d, DRAY_EVENT_DRAINING, 0, NO_TEXT);
 		if (e)
 			e->deadline_ms = m->draining.deadline_ms;
+	} else if (type == DMSG_LETTER) {
+		dc_event_letter(d, &m->letter);
 	} else if (type == DMSG_SEGMENT_CHANGED) {
 		dc_event_segment(d, &m->segment_changed);
 	} else if (type == DMSG_ERROR) {

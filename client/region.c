@@ -229,8 +229,6 @@ static void restored(struct dray *d, struct region *g, int status, struct dray_s
 	/* this session is lost too; the next one registers the region again */
 	if (d->loss.code)
 		return;
-	d->restoring--;
-	d->state_until = dray_now().ns + d->request_ns;
 	if (status)
 		g->code = status;
 	if (status && g->state == REGION_LIVE) {
@@ -239,8 +237,7 @@ static void restored(struct dray *d, struct region *g, int status, struct dray_s
 		if (e)
 			e->region = g->handle;
 	}
-	if (!d->restoring)
-		dc_session_restored(d);
+	dc_session_object_restored(d);
 }
 
 void dc_region_ended(struct dray *d, struct request *r, struct dray_str text)
@@ -337,7 +334,6 @@ void dc_regions_restore(struct dray *d)
 	uint32_t cursor = 0;
 	struct region *g;
 
-	d->restoring = 0;
 	while ((g = dray_handles_next(&d->regions, &cursor, NULL))) {
 		if (g->state != REGION_LIVE || g->borrowed)
 			continue;

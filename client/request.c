@@ -224,6 +224,10 @@ static void object_ended(struct dray *d, struct request *r, struct dray_str text
 	case DMSG_REMOTE_RELEASE:
 		dc_remote_ended(d, r);
 		break;
+	case DMSG_MAILBOX_OPEN:
+	case DMSG_MAILBOX_CLOSE:
+		dc_mailbox_ended(d, r, text);
+		break;
 	default:
 		break;
 	}
@@ -301,6 +305,9 @@ static const uint8_t public_types[] = {
 	[DMSG_HINT_PUT] = DRAY_REQUEST_HINT_PUT,
 	[DMSG_SEGMENT_GET] = DRAY_REQUEST_SEGMENT_GET,
 	[DMSG_ENV_GET] = DRAY_REQUEST_ENV_GET,
+	[DMSG_MAILBOX_OPEN] = DRAY_REQUEST_MAILBOX_OPEN,
+	[DMSG_MAILBOX_CLOSE] = DRAY_REQUEST_MAILBOX_CLOSE,
+	[DMSG_POST] = DRAY_REQUEST_POST,
 };
 
 /* Fills a completion and frees r. Text and answer become the thread's. */
@@ -327,6 +334,9 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.hint = r->type == DMSG_HINT_GET ? answer : NULL,
 		.segment = r->type == DMSG_SEGMENT_GET ? answer : NULL,
 		.env = r->type == DMSG_ENV_GET ? answer : NULL,
+		.mailbox = { r->type == DMSG_MAILBOX_OPEN || r->type == DMSG_MAILBOX_CLOSE ?
+				     r->number :
+				     0 },
 		.message = !r->status ? "" :
 			   message    ? message :
 					dray_strerror(r->status),

@@ -116,9 +116,38 @@ static int encode_remote(struct dray *d, const struct request *r)
 	return encode(d, r, &m);
 }
 
+static int too_old_for_mailboxes(struct message *msg)
+{
+	msg->why = "the agent is too old for mailboxes (data protocol before 1.4); upgrade it";
+	return -DRAY_E_UNSUPPORTED;
+}
+
+static int encode_mailbox(struct dray *d, const struct request *r, struct message *msg)
+{
+	const struct mailbox *box = dc_mailbox_find(d, r->number);
+	union dmsg_body m;
+
+	if (!box)
+		return -DRAY_E_NOT_FOUND;
+	if (r->type == DMSG_MAILBOX_CLOSE) {
+		/* it ended with its session */
+		if (!box->agent)
+			return 0;
+		m.mailbox_close = (struct dmsg_mailbox_close){ box->agent };
+	} else {
+		if (d->minor < MAILBOX_MINOR)
+			return too_old_for_mailboxes(msg);
+		m.mailbox_open = (struct dmsg_mailbox_open){ .capacity = box->capacity,
+							     .name = { box->name, box->name_n } };
+	}
+	return encode(d, r, &m);
+}
+
 /* Messages without a handle of the session are encoded when the request is started. */
 static int encoded(struct dray *d, const struct request *r, struct message *msg)
 {
+	if (r->type == DMSG_POST && d->minor < MAILBOX_MINOR)
+		return too_old_for_mailboxes(msg);
 	if (r->type != DMSG_REMOTE_IMPORT && d->minor < PLACEMENT_MINOR) {
 		msg->why = "the agent is too old for hints, segments and environment (data "
 			   "protocol 1.0); upgrade it";
@@ -144,7 +173,11 @@ static int message_make(struct dray *d, const struct request *r, struct message 
 	case DMSG_REMOTE_RELEASE:
 	case DMSG_NOTIFY:
 		return encode_remote(d, r);
+	case DMSG_MAILBOX_OPEN:
+	case DMSG_MAILBOX_CLOSE:
+		return encode_mailbox(d, r, msg);
 	case DMSG_REMOTE_IMPORT:
+	case DMSG_POST:
 	case DMSG_HINT_GET:
 	case DMSG_HINT_PUT:
 	case DMSG_SEGMENT_GET:
@@ -164,7 +197,7 @@ static bool may_be_sent(const struct dray *d, const struct request *r)
 	case SESSION_RING:
 		return r->type == DMSG_RING_OPEN;
 	case SESSION_RESTORE:
-		return r->internal && r->type == DMSG_REGION_ADD;
+		return r->internal && (r->type == DMSG_REGION_ADD || r->type == DMSG_MAILBOX_OPEN);
 	case SESSION_READY:
 		return true;
 	case SESSION_DOWN:

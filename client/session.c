@@ -2,7 +2,7 @@
 /*
  * DOWN -> HELLO -> RING -> RESTORE -> READY, and back to DOWN after each loss; CLOSED is final.
  * HELLO and RING share one timeout; RESTORE has one from reply to reply. RING is skipped if no ring
- * is wanted, and RESTORE if there are no regions.
+ * is wanted, and RESTORE if there are no regions and mailboxes.
  *
  * An agent refuses a HELLO with flags of a later minor version of the data protocol. A second HELLO
  * without them follows at once, on a new connection. The next session asks again.
@@ -77,13 +77,25 @@ static void start(struct dray *d)
 		advance(d, SESSION_HELLO, DMSG_HELLO);
 }
 
+static void restored(struct dray *d);
+
 void dc_session_restore(struct dray *d)
 {
 	d->state = SESSION_RESTORE;
 	d->state_until = dray_now().ns + d->request_ns;
+	d->restoring = 0;
 	dc_regions_restore(d);
+	dc_mailboxes_restore(d);
 	if (!d->restoring)
-		dc_session_restored(d);
+		restored(d);
+}
+
+void dc_session_object_restored(struct dray *d)
+{
+	d->restoring--;
+	d->state_until = dray_now().ns + d->request_ns;
+	if (!d->restoring)
+		restored(d);
 }
 
 void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, struct dray_fds *fds)
@@ -175,7 +187,7 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 		dc_session_restore(d);
 }
 
-void dc_session_restored(struct dray *d)
+static void restored(struct dray *d)
 {
 	struct dray_event *e;
 
@@ -222,6 +234,12 @@ static bool needs_proof(const struct request *r)
 	       r->type == DMSG_REGION_REVOKE;
 }
 
+/* The end of the session carries the request out. */
+static bool ends_with_session(const struct request *r)
+{
+	return r->type == DMSG_REMOTE_RELEASE || r->type == DMSG_MAILBOX_CLOSE;
+}
+
 /* Requests that were sent end or are held; queued ones wait, apart from those of this session. */
 static void end_requests(struct dray *d, int code)
 {
@@ -231,8 +249,7 @@ static void end_requests(struct dray *d, int code)
 		if (needs_proof(r))
 			dc_proof_hold(d, r);
 		else
-			dc_request_end(d, r, r->type == DMSG_REMOTE_RELEASE ? 0 : code,
-				       dc_text(d->loss.msg));
+			dc_request_end(d, r, ends_with_session(r) ? 0 : code, dc_text(d->loss.msg));
 	}
 	dc_splits_lost(d, code);
 	dray_list_for_each(&q->queued, r, struct request, link) {
@@ -328,6 +345,7 @@ bool dc_session_settle(struct dray *d)
 	unmap_arena(d);
 	dc_remotes_lost(d, code);
 	dc_regions_lost(d);
+	dc_mailboxes_lost(d);
 	if (was_ready)
 		dc_event_add(d, DRAY_EVENT_LOST, code, dc_text(d->loss.msg));
 	d->state = SESSION_DOWN;
@@ -352,7 +370,7 @@ void dc_session_tick(struct dray *d, int64_t now)
 		dc_session_break(d, DRAY_E_TIMEOUT, "the agent did not answer %s in time",
 				 d->state == SESSION_HELLO ? "HELLO" :
 				 d->state == SESSION_RING  ? "RING_OPEN" :
-							     "REGION_ADD");
+							     "REGION_ADD or MAILBOX_OPEN");
 	}
 }
 
