@@ -9,7 +9,7 @@ The library is loaded twice:
   no thread waits for the handle's mutex with the interpreter lock held.
 - `released` gives the interpreter lock up. It is for functions that block or take long.
 
-Handles of regions and remotes are structs of one 64-bit number, which the ABIs of x86-64 and aarch64
+Handles of regions, remotes and mailboxes are structs of one 64-bit number, which the ABIs of x86-64 and aarch64
 pass as that number. Here they are numbers.
 """
 
@@ -35,9 +35,11 @@ REGION_HUGE, REGION_NO_POPULATE = 1, 2
 REQUEST_TRANSFER, REQUEST_REGION_ADD, REQUEST_REGION_REMOVE, REQUEST_EXPORT = 1, 2, 3, 4
 REQUEST_REVOKE, REQUEST_IMPORT, REQUEST_RELEASE, REQUEST_NOTIFY = 5, 6, 7, 8
 REQUEST_HINT_GET, REQUEST_HINT_PUT, REQUEST_SEGMENT_GET, REQUEST_ENV_GET = 9, 10, 11, 12
+REQUEST_MAILBOX_OPEN, REQUEST_MAILBOX_CLOSE, REQUEST_POST = 20, 21, 22
 
 EVENT_NOTIFICATION, EVENT_REMOTE_LOST, EVENT_DRAINING, EVENT_LOST, EVENT_RESTORED = 1, 2, 3, 4, 5
 EVENT_REGION_LOST, EVENT_CLOSED, EVENT_SEGMENT, EVENT_CONNECTED, EVENT_CONFIRMED = 6, 7, 8, 9, 10
+EVENT_LETTER, EVENT_MAILBOX_LOST = 12, 13
 
 
 class Options(Structure):
@@ -89,7 +91,7 @@ class Completion(Structure):
         ("transport", c_uint), ("bytes", c_uint64), ("duration_ns", c_uint64),
         ("region", c_uint64), ("remote", c_uint64), ("message", c_char_p),
         ("token", POINTER(Token)), ("hint", POINTER(Hint)), ("segment", POINTER(Segment)),
-        ("env", POINTER(Env))]
+        ("env", POINTER(Env)), ("mailbox", c_uint64)]
 
 
 class Event(Structure):
@@ -99,7 +101,7 @@ class Event(Structure):
         ("tag", c_uint64), ("agent_id", c_ubyte * 16), ("incarnation", c_uint64),
         ("id", c_uint64), ("payload", c_void_p), ("length", c_size_t), ("message", c_char_p),
         ("segment", c_char_p), ("segment_old", c_uint), ("segment_state", c_uint),
-        ("segment_flags", c_uint)]
+        ("segment_flags", c_uint), ("mailbox", c_uint64), ("uid", c_uint32), ("gid", c_uint32)]
 
 
 class Extent(Structure):
@@ -197,6 +199,9 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_remote_get_info": (c_int, _d, c_uint64, POINTER(RemoteInfo)),
     "dray_remote_borrow": (c_int, _d, c_uint64, POINTER(c_uint64)),
     "dray_notify_start": (c_int, _d, c_uint64, c_uint64, c_char_p, c_size_t, _arg, _id),
+    "dray_mailbox_open_start": (c_int, _d, c_char_p, c_uint, _arg, _id),
+    "dray_mailbox_close_start": (c_int, _d, c_uint64, _arg, _id),
+    "dray_post_start": (c_int, _d, c_char_p, c_char_p, c_char_p, c_size_t, c_uint, _arg, _id),
     "dray_token_parse": (c_int, c_char_p, POINTER(Token)),
     "dray_token_from_bytes": (c_int, c_char_p, c_size_t, POINTER(Token)),
     "dray_hint_get_start": (c_int, _d, c_char_p, _arg, _id),

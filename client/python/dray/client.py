@@ -16,6 +16,7 @@ from . import _schema as s
 from . import cuda, errors
 from ._operations import pointer
 from .handles import ACCESS, Region, Remote, Token, check_pair
+from .mailbox import Mailboxes
 from .memory import Memory, populate
 from .pending import Pending, Transfer
 from .placement import Placement
@@ -40,7 +41,7 @@ class _Call:
         self.t_ref, self.id_ref = byref(self.t), byref(self.id)
 
 
-class Client(Session, Placement):
+class Client(Session, Placement, Mailboxes):
     """A session with the agent behind `socket` (default: $DRAY_SOCKET, then /run/dray/dray.sock).
 
     group: sessions of one uid that name the same group share regions, transfers and notifications.
@@ -58,8 +59,8 @@ class Client(Session, Placement):
 
     When the session is lost, requests in flight end with errors.AgentRestarted,
     errors.SessionClosed or errors.Unconfirmed, and the client connects again in the background of any
-    call that waits or calls process(). Regions are registered again by themselves; tokens and remotes
-    are void. Transfers are refused meanwhile, and other requests wait: until an attempt to connect
+    call that waits or calls process(). Regions are registered and mailboxes opened again by themselves;
+    tokens and remotes are void. Transfers are refused meanwhile, and other requests wait: until an attempt to connect
     fails and the session has been away for `patience` seconds.
 
     events: what was reported and not taken yet. error: why the session ended for good, or None.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from . import errors
     from .handles import Region, Remote
+    from .mailbox import Mailbox
     from .pending import Transfer
 
-__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "Notification", "Reconnected", "RegionLost",
-           "RemoteLost", "SegmentChanged"]
+__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "Letter", "MailboxLost", "Notification",
+           "Reconnected", "RegionLost", "RemoteLost", "SegmentChanged"]
 
 
 class Notification(NamedTuple):
@@ -29,6 +30,29 @@ class Notification(NamedTuple):
     agent_id: bytes
     incarnation: int
     id: int
+
+
+class Letter(NamedTuple):
+    """A letter for a mailbox of this client.
+
+    mailbox: None for one that was closed meanwhile. agent: id of the sender's agent, which holds the
+    same key, or is this client's own agent. owner, group: user id and group id of the sender, as the
+    kernel told its agent. incarnation: of that agent.
+    """
+
+    mailbox: Mailbox | None
+    payload: bytes
+    agent: bytes
+    owner: int
+    group: int
+    incarnation: int
+
+
+class MailboxLost(NamedTuple):
+    """A mailbox could not be opened again with a new session: close it."""
+
+    mailbox: Mailbox | None
+    error: errors.Error
 
 
 class RemoteLost(NamedTuple):

@@ -23,6 +23,7 @@ from . import _library as lib
 from . import errors, events
 from ._waiting import SESSION_CODES, Waiting
 from .handles import Region, Remote
+from .mailbox import Mailbox, to_letter
 from .pending import Pending, Transfer
 from .placement import to_event
 
@@ -88,6 +89,7 @@ class Session(Waiting):
         self.events: deque[Any] = deque()
         self._regions: dict[int, Region] = {}
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._mailboxes: dict[int, Mailbox] = {}
         self._unconfirmed: dict[int, Transfer] = {}
         self._event_waits: list[_EventWait] = []
         self._session_waits: list[_SessionWait] = []
@@ -259,6 +261,8 @@ class Session(Waiting):
             region.handle = 0
         for remote in list(self._remotes.values()):
             remote.handle = 0
+        for box in list(self._mailboxes.values()):
+            box.handle = 0
 
     def _forked(self) -> None:
         """In a forked child: gives up the copy of the parent's session."""
@@ -337,7 +341,7 @@ class Session(Waiting):
     def _failure(self, c: Any) -> errors.Error:
         """The error of a completion."""
         path = self.path if -c.status in SESSION_CODES else None
-        return errors.make(c.status, lib.text(c.message), handle=c.region or c.remote or c.id, path=path)
+        return errors.make(c.status, lib.text(c.message), handle=c.region or c.remote or c.mailbox or c.id, path=path)
 
     def _free_remote(self, handle: int) -> None:
         """Gives the handle of a lost remote back to the library."""
@@ -455,7 +459,8 @@ class Session(Waiting):
             self.events.append(event)
 
     def _text_of(self, e: Any) -> errors.Error:
-        return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.id, path=self.path)
+        return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.mailbox or e.id,
+                           path=self.path)
 
     def _on_notification(self, e: Any) -> None:
         payload = string_at(e.payload, e.length) if e.length else b""
@@ -511,6 +516,15 @@ class Session(Waiting):
     def _on_segment(self, e: Any) -> None:
         self._report(to_event(e))
 
+    def _on_letter(self, e: Any) -> None:
+        self._report(to_letter(e, self._mailboxes))
+
+    def _on_mailbox_lost(self, e: Any) -> None:
+        box, error = self._mailboxes.get(e.mailbox), self._text_of(e)
+        if box is not None:
+            box.error = error
+        self._report(events.MailboxLost(box, error))
+
     def _on_confirmed(self, e: Any) -> None:
         transfer = self._unconfirmed.pop(e.id, None)
         if transfer is not None:
@@ -559,7 +573,8 @@ _EVENTS: dict[int, Callable[[Session, Any], None]] = {
     lib.EVENT_DRAINING: Session._on_draining, lib.EVENT_LOST: Session._on_lost,
     lib.EVENT_RESTORED: Session._on_restored, lib.EVENT_REGION_LOST: Session._on_region_lost,
     lib.EVENT_CLOSED: Session._on_closed, lib.EVENT_SEGMENT: Session._on_segment,
-    lib.EVENT_CONNECTED: Session._on_connected, lib.EVENT_CONFIRMED: Session._on_confirmed}
+    lib.EVENT_CONNECTED: Session._on_connected, lib.EVENT_CONFIRMED: Session._on_confirmed,
+    lib.EVENT_LETTER: Session._on_letter, lib.EVENT_MAILBOX_LOST: Session._on_mailbox_lost}
 
 _clients: weakref.WeakSet[Session] = weakref.WeakSet()
 
