@@ -69,6 +69,10 @@ Instructions counted by `valgrind --tool=callgrind` in one thread that submits, 
 do not depend on the load of the machine."""),
     ("sessions", "Many sessions", """\
 The cost of idle sessions, fairness between busy sessions, and latency transfers that overtake bulk transfers."""),
+    ("post", "Letters to mailboxes", """\
+One letter at a time from a client of one agent to a mailbox at another agent on the same machine, from `dray_post_start()` to the
+receiver's event. It passes four processes: client, agent, agent, client, with TLS between the agents. The ceiling is a round trip of
+as many bytes, and one byte back, over a TCP connection of loopback."""),
     ("detect", "Detection", """\
 The duration of `drayctl detect --json` on a recorded machine, and in a network namespace with 500 veth pairs and ten addresses at
 each end; and the time from the end of a command that changes a link until `--watch` prints the change."""),
