@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dray.vllm.agent: which agent an engine uses, and the life of a private one."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import dray
+import pytest
+from dray import errors
+from dray.vllm import agent as agents
+from dray.vllm.options import Options
+from harness import BUILD, DRAYD, LIMIT, until, wait_exit
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A machine without an agent, on which the package dray-agent is installed."""
+    package = tmp_path / "site/dray_agent"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"BIN = {str(BUILD)!r}\n")
+    run = pathlib.Path(tempfile.mkdtemp(prefix="dray-"))  # a socket's path must be short
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "dray_agent", raising=False)
+    monkeypatch.delenv("DRAY_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setattr(agents, "DEFAULT_SOCKET", str(tmp_path / "default.sock"))
+    yield tmp_path
+    shutil.rmtree(run)
+
+
+def serves(socket):
+    with dray.Client(socket, patience=LIMIT) as client:
+        return client.segment
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_private_agent(place, caplog):
+    caplog.set_level("INFO")
+    found = agents.find(Options(), "engine-1")
+    try:
+        assert found.private is not None and found.socket.startswith(os.environ["XDG_RUNTIME_DIR"])
+        assert serves(found.socket).startswith("127.0.0.1:")
+        assert "started a private one" in caplog.text and "on this host only" in caplog.text
+        other = agents.find(Options(), "engine-1")  # another rank
+        assert other.socket == found.socket and other.private is None
+        pid = os.pidfd_open(found.private.pid)
+    finally:
+        found.close()
+    found.close()
+    assert wait_exit(pid)
+    os.close(pid)
+    again = agents.find(Options(), "engine-1")
+    try:
+        assert again.private is not None and serves(again.socket)
+    finally:
+        again.close()
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_private_agent_is_started_again(place, caplog):
+    found = agents.find(Options(), "engine-2")
+    try:
+        with dray.Client(found.socket, patience=LIMIT) as client:
+            incarnation = client.incarnation
+            os.kill(found.private.pid, signal.SIGKILL)
+            assert client.wait_until(lambda: client.connected and client.incarnation != incarnation, LIMIT)
+        assert "has ended with status -9" in caplog.text
+    finally:
+        found.close()
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_private_agent_ends_with_a_killed_engine(place):
+    program = ("import sys, time\nfrom dray.vllm import agent\nfrom dray.vllm.options import Options\n"
+               f"agent.DEFAULT_SOCKET = {str(place / 'default.sock')!r}\n"
+               "print(agent.find(Options(), 'engine-3').private.pid, flush=True)\ntime.sleep(600)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "site"), str(pathlib.Path(dray.__file__).parents[1])])}
+    engine = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    pid = os.pidfd_open(int(engine.stdout.readline()))
+    engine.kill()
+    assert wait_exit(pid)
+    os.close(pid)
+    engine.wait()
+    engine.stdout.close()
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_options_of_the_private_agent(place, lab):
+    found = agents.find(Options(key_file=str(lab.key), transport="tcp", devices=("none0",)), "engine-4")
+    try:
+        assert not serves(found.socket).startswith("127.")
+        argv = pathlib.Path(f"/proc/{found.private.pid}/cmdline").read_text().split("\0")
+        assert "rdma.enable=false" in argv and "rdma.devices=none0" in argv
+    finally:
+        found.close()
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_an_agent_that_cannot_start(place):
+    with pytest.raises(errors.Io, match="cannot be started: .*/nowhere/key"):
+        agents.find(Options(key_file="/nowhere/key"), "engine-5")
+    found = agents.find(Options(), "engine-5")  # the lock is free again
+    found.close()
+
+
+def test_a_configured_socket_is_never_replaced(place, monkeypatch):
+    assert agents.find(Options(socket="/run/x.sock"), "e") == agents.Found("/run/x.sock")
+    assert agents.find(Options(agent="external"), "e") == agents.Found(agents.DEFAULT_SOCKET)
+    monkeypatch.setenv("DRAY_SOCKET", "/run/y.sock")
+    assert agents.find(Options(), "e") == agents.Found("/run/y.sock")
+    with pytest.raises(errors.Invalid, match="/run/y.sock has its own configuration, and 'key_file' and 'devices'"):
+        agents.find(Options(key_file="/k", devices=("a",)), "e")
+
+
+def test_the_default_place(place):
+    (place / "default.sock").touch()
+    assert agents.find(Options(), "e") == agents.Found(agents.DEFAULT_SOCKET)
+
+
+def test_no_agent_at_all(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dray_agent", None)
+    monkeypatch.setenv("PATH", str(DRAYD.parent))
+    with pytest.raises(errors.PeerUnreachable, match="no socket is configured.*Install dray-agent"):
+        agents.find(Options(), "e")
+
+
+def test_a_folder_of_somebody_else(place):
+    folder = agents._folder("e")
+    folder.chmod(0o755)
+    with pytest.raises(errors.Denied, match="others may use it"):
+        agents.find(Options(), "e")
+    folder.rmdir()
+    folder.symlink_to(place)
+    with pytest.raises(errors.Denied, match="belongs to somebody else"):
+        agents.find(Options(), "e")

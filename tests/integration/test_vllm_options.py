@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dray.vllm.options: each option, and the sentences about wrong ones."""
+
+import pytest
+
+from dray import errors
+from dray.vllm.options import Options
+
+
+def test_defaults():
+    assert Options.parse({}) == Options("auto", None, "auto", None, (), 30.0, 60.0)
+
+
+def test_each_option():
+    given = {"transport": "rdma", "agent": "private", "key_file": "/etc/key", "devices": "mlx5_0, mlx5_1", "deadline": 5,
+             "lease": 0.5}
+    assert Options.parse(given) == Options("rdma", None, "private", "/etc/key", ("mlx5_0", "mlx5_1"), 5.0, 0.5)
+    assert Options.parse({"socket": "/run/x.sock", "devices": ["mlx5_*"]}) == Options(socket="/run/x.sock", devices=("mlx5_*",))
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("transport", "infiniband", "'auto', 'rdma', 'tcp', 'local'"), ("transport", 3, "one of"), ("socket", "", "path of a file"),
+    ("socket", None, "path of a file"), ("deadline", 0, "above 0"), ("deadline", True, "above 0"),
+    ("agent", "no", "'external'"), ("key_file", 7, "path of a file"), ("devices", [], "RDMA devices"),
+    ("devices", ["mlx5_0", ""], "RDMA devices"), ("devices", 5, "RDMA devices"), ("deadline", float("nan"), "above 0"), ("lease", "30s", "number of seconds"), ("lease", 1e9, "at most 86400")])
+def test_wrong_values(name, value, words):
+    with pytest.raises(errors.Invalid) as e:
+        Options.parse({name: value})
+    assert f"option {name!r}" in str(e.value) and repr(value) in str(e.value) and words in str(e.value)
+
+
+def test_options_that_exclude_each_other():
+    with pytest.raises(errors.Invalid, match="names a socket, and asks for a private agent"):
+        Options.parse({"socket": "/run/x.sock", "agent": "private"})
+
+
+def test_unknown_option():
+    with pytest.raises(errors.Invalid, match="unknown option 'dead_line'; did you mean 'deadline'\\?.*transport"):
+        Options.parse({"dead_line": 3})
