@@ -291,6 +291,14 @@ static void see_gpu(int row, const char *key, const char *value)
 		assert_string_equal(value, row ? "PCIe 0" : "NVLink 1");
 }
 
+static void see_mailbox(int row, const char *key, const char *value)
+{
+	if (!strcmp(key, "name"))
+		assert_string_equal(value, "engine-0");
+	if (!strcmp(key, "state"))
+		assert_string_equal(value, "open");
+}
+
 static void see_setting(int row, const char *key, const char *value)
 {
 }
@@ -305,6 +313,9 @@ static void lists_have_the_keys_of_the_schema(void **state)
 	assert_int_equal(rows_check(call(bus, "ListRegions"), dray_dbus_region_fields,
 				    DRAY_DBUS_REGION_FIELD_N, see),
 			 3);
+	assert_int_equal(rows_check(call(bus, "ListMailboxes"), dray_dbus_mailbox_fields,
+				    DRAY_DBUS_MAILBOX_FIELD_N, see_mailbox),
+			 1);
 	assert_int_equal(rows_check(call(bus, "ListPeers"), dray_dbus_peer_fields,
 				    DRAY_DBUS_PEER_FIELD_N, see),
 			 2);
