@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -439,3 +440,105 @@ def test_malformed_requests(agent):
     with agent.client() as client, pytest.raises(errors.Exists):
         client.open_mailbox("x")
     raw.sock.close()
+
+
+# --- every post ends once ---------------------------------------------------------------------------
+
+UNSURE = (errors.Timeout, errors.PeerLost, errors.AgentRestarted)  # the letter may have been delivered
+
+
+class Owners:
+    """Sessions that own a mailbox each, by agent and name, and the letters that arrived."""
+
+    def __init__(self):
+        self.open, self.got = {}, []
+
+    def take(self, client):
+        with contextlib.suppress(errors.Error):
+            client.process(0)
+        while client.events:
+            event = client.events.popleft()
+            if isinstance(event, dray.Letter):
+                self.got.append(event.payload)
+
+    def take_all(self):
+        for client, _ in self.open.values():
+            self.take(client)
+
+    def close(self, key, gently):
+        client, box = self.open.pop(key)
+        if gently:
+            with contextlib.suppress(errors.Error):
+                box.close()
+        self.take(client)
+        client.close(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_order(new_pair, seed):
+    """Posts, mailboxes that come and go, agents that are killed or stopped, in random order: each post ends exactly once. A letter
+    whose post failed for certain never arrives, none arrives twice, and those of a mailbox that was closed in good order all do."""
+    rng = random.Random(seed)
+    agents = new_pair(peer__heartbeat_limit="1s", mailbox__reserve="0s")
+    owners, posts, ends, lost, number = Owners(), {}, {}, [], 0
+    with contextlib.ExitStack() as stack:
+        senders = [stack.enter_context(agent.client(patience=LIMIT)) for agent in agents]
+        segments = [sender.segment for sender in senders]
+        for _ in range(250):
+            what = rng.random()
+            where, name = rng.randrange(2), rng.choice("xyz")
+            if what < 0.3 and (where, name) not in owners.open:
+                client = agents[where].client()
+                try:
+                    owners.open[where, name] = client, client.open_mailbox(name, capacity=rng.choice((2, 40, 400)))
+                except errors.Exists:  # of a session whose end the agent has not seen yet
+                    client.close(0)
+                else:
+                    for loss in lost:
+                        if loss[:2] == [where, name]:
+                            loss[2] = min(loss[2], number)
+            elif what < 0.06 and (where, name) in owners.open:
+                gently = rng.random() < 0.5
+                if not gently:  # until the agent sees it, which is certain when the name is opened again
+                    lost.append([where, name, sys.maxsize])
+                owners.close((where, name), gently)
+            elif 0.3 <= what < 0.315:
+                for key in [key for key in owners.open if key[0] == where]:
+                    owners.close(key, False)
+                agents[where].restart()
+                lost.append([where, None, number])
+                for sender in senders:
+                    sender.reconnect(LIMIT)
+            elif 0.315 <= what < 0.33:
+                agents[where].signal(signal.SIGSTOP)
+                agents[where].signal(signal.SIGCONT)
+            else:
+                sender = rng.choice(senders)
+                segment = rng.choice((segments[where], segments[where] if sender is not senders[where] else ""))
+                for number in range(number, number + rng.choice((1, 1, 12))):
+                    payload = f"{where} {name} {number}".encode()
+                    ends[payload] = 0
+                    posts[payload] = post = sender.post(segment, name, payload, timeout=rng.choice((None, 5.0)), wait=False)
+                    post.add_done_callback(lambda _, payload=payload: ends.update({payload: ends[payload] + 1}))
+                number += 1
+            for sender in senders:
+                with contextlib.suppress(errors.Error):
+                    sender.process(0)
+            owners.take_all()
+        results = {payload: post.exception(LIMIT) for payload, post in posts.items()}
+        for key in list(owners.open):
+            owners.close(key, True)
+        for sender in senders:
+            sender.reconnect(LIMIT)
+    assert set(ends.values()) == {1}, [payload for payload, n in ends.items() if n != 1]
+    assert len(owners.got) == len(set(owners.got)), "a letter came twice"
+    for payload in owners.got:
+        assert results[payload] is None or isinstance(results[payload], UNSURE), (payload, results[payload])
+    # letters that were delivered are lost only with the session that had them in its queue
+    for payload in {payload for payload, error in results.items() if error is None} - set(owners.got):
+        where, name, n = payload.decode().split()
+        assert any(int(where) == w and which in (name, None) and int(n) < at for w, which, at in lost), payload
+    for agent in agents:
+        until(lambda agent=agent: counters(agent)["dray_letters_waiting"] == 0, "the end of the letters")
+        assert counters(agent)["dray_mailboxes"] == 0
+    assert sum(error is None for error in results.values()) > 10
