@@ -1059,7 +1059,8 @@ DRAY_API int dray_mailbox_close(struct dray *d, dray_mailbox mailbox);
  *
  * On success the letter is in the queue of the session that owns the mailbox. After
  * -DRAY_E_TIMEOUT, -DRAY_E_PEER_LOST and -DRAY_E_AGENT_RESTARTED it may have been delivered; after
- * any other error it was not. Letters that one sender posts one after the other arrive in order.
+ * any other error it was not. A letter that is posted after the previous post has ended arrives
+ * after that letter.
  *
  * The receiver gets the sender's agent, which proves that it holds the key, and the user of its
  * client, as that agent's kernel reports it.
