@@ -37,6 +37,7 @@ static const struct regions_upcalls regions_up = {
 	.added = rails_region_add,
 	.removed = rails_region_remove,
 	.revoked = rails_region_revoked,
+	.lease_ended = sessions_lease_ended,
 };
 
 static const struct mailboxes_upcalls mailboxes_up = {
@@ -196,7 +197,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "GPUs: %s",
 				    dray_errno_text(ret));
 	ret = regions_new(&a->regions,
-			  &(struct regions_deps){ .cfg = cfg,
+			  &(struct regions_deps){ .event = a->event,
+						  .cfg = cfg,
 						  .pool = &a->pool,
 						  .gpus = a->gpus,
 						  .agent_id = a->identity.agent_id,

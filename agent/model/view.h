@@ -10,6 +10,8 @@
 
 #include "lib/handle.h"
 
+struct ranges;
+
 enum object_kind {
 	OBJECT_REGION,
 	OBJECT_REMOTE,
@@ -58,7 +60,7 @@ struct region_dmabuf {
 	uint64_t offset;
 };
 
-/* An imported token: a range of a region of this agent, or of a peer's. */
+/* An imported token, or an acquired lease: a range of a region of this agent, or of a peer's. */
 struct remote_view {
 	struct object_view o;
 	bool is_local;
@@ -66,6 +68,7 @@ struct remote_view {
 	uint64_t offset;    /* local: start of the range in the region */
 	dray_handle peer;   /* else: the peer, and its handle of the grant */
 	uint64_t grant;
+	struct ranges *ranges; /* of a lease: what may be accessed; NULL: everything */
 };
 
 /* A range of a region that a peer has imported; its frames name the handle. */
@@ -73,7 +76,8 @@ struct grant_view {
 	struct object_view o;
 	dray_handle peer;
 	dray_handle region;
-	uint64_t offset; /* start of the range in the region */
+	uint64_t offset;             /* start of the range in the region */
+	const struct ranges *ranges; /* as in a remote */
 };
 
 /*

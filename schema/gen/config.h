@@ -158,6 +158,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_POOL_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_REMOTES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_TOKENS_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_LEASES_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_LEASE_RANGES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS,
@@ -519,6 +521,12 @@ struct dray_config {
 		int64_t pool_bytes; /* Bytes of all pools of the agent; 0: pools are refused. */
 		int64_t remotes_per_session; /* Remotes of one session. */
 		int64_t tokens_per_session; /* Live tokens of one session. */
+		int64_t leases_per_session; /* Leases of one session that have not ended. */
+		/*
+		 * Ranges of all leases of one session; and of the leases that one peer has granted
+		 * to clients that have not come yet.
+		 */
+		int64_t lease_ranges_per_session;
 		/* Transfers in flight of one session; a change applies to new sessions. */
 		int64_t transfers_per_session;
 		int64_t transfers_per_group; /* Transfers in flight of one group. */

@@ -23,6 +23,8 @@ const char *dmsg_handle_kind_name(unsigned int v)
 		return "token";
 	case DMSG_HANDLE_KIND_PEER:
 		return "peer";
+	case DMSG_HANDLE_KIND_LEASE:
+		return "lease";
 	case DMSG_HANDLE_KIND_MAILBOX:
 		return "mailbox";
 	}
@@ -166,6 +168,21 @@ const char *dmsg_hint_source_name(unsigned int v)
 	return "?";
 }
 
+const char *dmsg_lease_outcome_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_LEASE_OUTCOME_USED:
+		return "used";
+	case DMSG_LEASE_OUTCOME_EXPIRED:
+		return "expired";
+	case DMSG_LEASE_OUTCOME_ENDED:
+		return "ended";
+	case DMSG_LEASE_OUTCOME_PEER_LOST:
+		return "peer_lost";
+	}
+	return "?";
+}
+
 const char *dmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -231,6 +248,22 @@ const char *dmsg_type_name(unsigned int type)
 		return "env_get";
 	case DMSG_ENV_GET_REPLY:
 		return "env_get_reply";
+	case DMSG_LEASE:
+		return "lease";
+	case DMSG_LEASE_REPLY:
+		return "lease_reply";
+	case DMSG_LEASE_ACQUIRE:
+		return "lease_acquire";
+	case DMSG_LEASE_ACQUIRE_REPLY:
+		return "lease_acquire_reply";
+	case DMSG_LEASE_RENEW:
+		return "lease_renew";
+	case DMSG_LEASE_RENEW_REPLY:
+		return "lease_renew_reply";
+	case DMSG_LEASE_END:
+		return "lease_end";
+	case DMSG_LEASE_END_REPLY:
+		return "lease_end_reply";
 	case DMSG_MAILBOX_OPEN:
 		return "mailbox_open";
 	case DMSG_MAILBOX_OPEN_REPLY:
@@ -251,6 +284,8 @@ const char *dmsg_type_name(unsigned int type)
 		return "draining";
 	case DMSG_SEGMENT_CHANGED:
 		return "segment_changed";
+	case DMSG_LEASE_ENDED:
+		return "lease_ended";
 	case DMSG_LETTER:
 		return "letter";
 	}
@@ -1564,6 +1599,263 @@ int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_lease_decode(const void *body, size_t len, struct dmsg_lease *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease m;
+
+	if (len < 44)
+		return check_short(reterr, "lease");
+	m.region = dray_le_get64(p + 0);
+	m.access = dray_le_get16(p + 8);
+	if (m.access & ~(uint16_t)DMSG_ACCESS_ALL)
+		return check_bits(reterr, "lease.access", m.access & ~(uint16_t)DMSG_ACCESS_ALL);
+	m.flags = dray_le_get16(p + 10);
+	if (m.flags & ~(uint16_t)DMSG_LEASE_FLAG_ALL)
+		return check_bits(reterr, "lease.flags", m.flags & ~(uint16_t)DMSG_LEASE_FLAG_ALL);
+	m.holders = dray_le_get32(p + 12);
+	m.expiry_ms = dray_le_get32(p + 16);
+	memcpy(m.audience, p + 24, 16);
+	m.ranges.n = dray_le_get32(p + 40);
+	m.ranges.p = p + 44;
+	if (m.ranges.n > 4096)
+		return check_large(reterr, "lease.ranges", m.ranges.n, 4096);
+	if (len - 44 < (size_t)m.ranges.n * 32)
+		return check_short(reterr, "lease");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_lease *m)
+{
+	size_t length = 44;
+	uint8_t *p;
+
+	if (m->ranges.n > 4096)
+		return -EINVAL;
+	length += (size_t)m->ranges.n * 32;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE, length, request_id);
+	dray_le_put64(p + 0, m->region);
+	dray_le_put16(p + 8, m->access);
+	dray_le_put16(p + 10, m->flags);
+	dray_le_put32(p + 12, m->holders);
+	dray_le_put32(p + 16, m->expiry_ms);
+	memset(p + 20, 0, 4);
+	memcpy(p + 24, m->audience, 16);
+	dray_le_put32(p + 40, m->ranges.n);
+	put_bytes(p + 44, m->ranges.p, (size_t)m->ranges.n * 32);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_reply_decode(const void *body, size_t len, struct dmsg_lease_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_reply m;
+
+	if (len < 20)
+		return check_short(reterr, "lease_reply");
+	m.lease = dray_le_get64(p + 0);
+	m.granted = dray_le_get32(p + 8);
+	m.token.n = dray_le_get32(p + 16);
+	m.token.p = p + 20;
+	if (m.token.n > 256)
+		return check_large(reterr, "lease_reply.token", m.token.n, 256);
+	if (len - 20 < m.token.n)
+		return check_short(reterr, "lease_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_reply *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->token.n > 256)
+		return -EINVAL;
+	length += m->token.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_REPLY, length, request_id);
+	dray_le_put64(p + 0, m->lease);
+	dray_le_put32(p + 8, m->granted);
+	memset(p + 12, 0, 4);
+	dray_le_put32(p + 16, m->token.n);
+	put_bytes(p + 20, m->token.p, m->token.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_acquire *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_acquire m;
+
+	if (len < 4)
+		return check_short(reterr, "lease_acquire");
+	m.token.n = dray_le_get32(p + 0);
+	m.token.p = p + 4;
+	if (m.token.n > 256)
+		return check_large(reterr, "lease_acquire.token", m.token.n, 256);
+	if (len - 4 < m.token.n)
+		return check_short(reterr, "lease_acquire");
+	p += 4 + m.token.n;
+	len -= 4 + m.token.n;
+	if (len < 4)
+		return check_short(reterr, "lease_acquire");
+	m.timeout_ms = dray_le_get32(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_acquire_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_acquire *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->token.n > 256)
+		return -EINVAL;
+	length += m->token.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_ACQUIRE, length, request_id);
+	dray_le_put32(p + 0, m->token.n);
+	p = put_bytes(p + 4, m->token.p, m->token.n);
+	dray_le_put32(p + 0, m->timeout_ms);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_acquire_reply_decode(const void *body, size_t len,
+	struct dmsg_lease_acquire_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_acquire_reply m;
+
+	if (len < 24)
+		return check_short(reterr, "lease_acquire_reply");
+	m.remote = dray_le_get64(p + 0);
+	m.length = dray_le_get64(p + 8);
+	m.access = dray_le_get16(p + 16);
+	m.transport = dray_le_get16(p + 18);
+	m.expiry_ms = dray_le_get32(p + 20);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_acquire_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_acquire_reply *m)
+{
+	size_t length = 24;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_ACQUIRE_REPLY, length, request_id);
+	dray_le_put64(p + 0, m->remote);
+	dray_le_put64(p + 8, m->length);
+	dray_le_put16(p + 16, m->access);
+	dray_le_put16(p + 18, m->transport);
+	dray_le_put32(p + 20, m->expiry_ms);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_renew_decode(const void *body, size_t len, struct dmsg_lease_renew *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_renew m;
+
+	if (len < 16)
+		return check_short(reterr, "lease_renew");
+	m.remote = dray_le_get64(p + 0);
+	m.expiry_ms = dray_le_get32(p + 8);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_renew_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_renew *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_RENEW, length, request_id);
+	dray_le_put64(p + 0, m->remote);
+	dray_le_put32(p + 8, m->expiry_ms);
+	memset(p + 12, 0, 4);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_renew_reply_decode(const void *body, size_t len, struct dmsg_lease_renew_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_renew_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "lease_renew_reply");
+	m.expiry_ms = dray_le_get32(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_renew_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_RENEW_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->expiry_ms);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_end_decode(const void *body, size_t len, struct dmsg_lease_end *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_end m;
+
+	if (len < 8)
+		return check_short(reterr, "lease_end");
+	m.lease = dray_le_get64(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_end_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_end *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_END, length, request_id);
+	dray_le_put64(p + 0, m->lease);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_lease_end_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_end_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, DMSG_LEASE_END_REPLY, length, request_id);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_mailbox_open_decode(const void *body, size_t len, struct dmsg_mailbox_open *ret,
 	struct dray_err *reterr)
 {
@@ -1922,6 +2214,37 @@ int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_lease_ended_decode(const void *body, size_t len, struct dmsg_lease_ended *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_lease_ended m;
+
+	if (len < 16)
+		return check_short(reterr, "lease_ended");
+	m.lease = dray_le_get64(p + 0);
+	m.outcome = dray_le_get16(p + 8);
+	m.acquired = dray_le_get32(p + 12);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_lease_ended_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_ended *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_LEASE_ENDED, length, request_id);
+	dray_le_put64(p + 0, m->lease);
+	dray_le_put16(p + 8, m->outcome);
+	memset(p + 10, 0, 2);
+	dray_le_put32(p + 12, m->acquired);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_letter_decode(const void *body, size_t len, struct dmsg_letter *ret,
 	struct dray_err *reterr)
 {
@@ -2025,6 +2348,21 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_env_get_decode(body, len, &ret->env_get, reterr);
 	case DMSG_ENV_GET_REPLY:
 		return dmsg_env_get_reply_decode(body, len, &ret->env_get_reply, reterr);
+	case DMSG_LEASE:
+		return dmsg_lease_decode(body, len, &ret->lease, reterr);
+	case DMSG_LEASE_REPLY:
+		return dmsg_lease_reply_decode(body, len, &ret->lease_reply, reterr);
+	case DMSG_LEASE_ACQUIRE:
+		return dmsg_lease_acquire_decode(body, len, &ret->lease_acquire, reterr);
+	case DMSG_LEASE_ACQUIRE_REPLY:
+		return dmsg_lease_acquire_reply_decode(body, len, &ret->lease_acquire_reply,
+			reterr);
+	case DMSG_LEASE_RENEW:
+		return dmsg_lease_renew_decode(body, len, &ret->lease_renew, reterr);
+	case DMSG_LEASE_RENEW_REPLY:
+		return dmsg_lease_renew_reply_decode(body, len, &ret->lease_renew_reply, reterr);
+	case DMSG_LEASE_END:
+		return dmsg_lease_end_decode(body, len, &ret->lease_end, reterr);
 	case DMSG_MAILBOX_OPEN:
 		return dmsg_mailbox_open_decode(body, len, &ret->mailbox_open, reterr);
 	case DMSG_MAILBOX_OPEN_REPLY:
@@ -2041,6 +2379,8 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_draining_decode(body, len, &ret->draining, reterr);
 	case DMSG_SEGMENT_CHANGED:
 		return dmsg_segment_changed_decode(body, len, &ret->segment_changed, reterr);
+	case DMSG_LEASE_ENDED:
+		return dmsg_lease_ended_decode(body, len, &ret->lease_ended, reterr);
 	case DMSG_LETTER:
 		return dmsg_letter_decode(body, len, &ret->letter, reterr);
 	}
@@ -2116,6 +2456,23 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_env_get_encode(buf, cap, request_id, &m->env_get);
 	case DMSG_ENV_GET_REPLY:
 		return dmsg_env_get_reply_encode(buf, cap, request_id, &m->env_get_reply);
+	case DMSG_LEASE:
+		return dmsg_lease_encode(buf, cap, request_id, &m->lease);
+	case DMSG_LEASE_REPLY:
+		return dmsg_lease_reply_encode(buf, cap, request_id, &m->lease_reply);
+	case DMSG_LEASE_ACQUIRE:
+		return dmsg_lease_acquire_encode(buf, cap, request_id, &m->lease_acquire);
+	case DMSG_LEASE_ACQUIRE_REPLY:
+		return dmsg_lease_acquire_reply_encode(buf, cap, request_id,
+			&m->lease_acquire_reply);
+	case DMSG_LEASE_RENEW:
+		return dmsg_lease_renew_encode(buf, cap, request_id, &m->lease_renew);
+	case DMSG_LEASE_RENEW_REPLY:
+		return dmsg_lease_renew_reply_encode(buf, cap, request_id, &m->lease_renew_reply);
+	case DMSG_LEASE_END:
+		return dmsg_lease_end_encode(buf, cap, request_id, &m->lease_end);
+	case DMSG_LEASE_END_REPLY:
+		return dmsg_lease_end_reply_encode(buf, cap, request_id, NULL);
 	case DMSG_MAILBOX_OPEN:
 		return dmsg_mailbox_open_encode(buf, cap, request_id, &m->mailbox_open);
 	case DMSG_MAILBOX_OPEN_REPLY:
@@ -2136,6 +2493,8 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_draining_encode(buf, cap, request_id, &m->draining);
 	case DMSG_SEGMENT_CHANGED:
 		return dmsg_segment_changed_encode(buf, cap, request_id, &m->segment_changed);
+	case DMSG_LEASE_ENDED:
+		return dmsg_lease_ended_encode(buf, cap, request_id, &m->lease_ended);
 	case DMSG_LETTER:
 		return dmsg_letter_encode(buf, cap, request_id, &m->letter);
 	}

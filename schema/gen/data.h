@@ -27,6 +27,8 @@ struct dray_err;
 #define DMSG_EXTENTS_MAX 1024 /* Extents of one region. */
 #define DMSG_ARENA_MAX 16777216 /* Bytes of a session's arena. */
 #define DMSG_RING_ENTRIES_MAX 4096 /* Submission entries of a ring; a power of two. */
+#define DMSG_LEASE_RANGES_MAX 4096 /* Strided ranges of one lease. */
+#define DMSG_LEASE_HOLDERS_MAX 1024 /* Holders of one lease. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
 
 /* Kind of a handle, in its bits from 48 on. */
@@ -39,6 +41,7 @@ enum dmsg_handle_kind {
 	DMSG_HANDLE_KIND_SESSION = 4, /* Session. */
 	DMSG_HANDLE_KIND_TOKEN = 5, /* Token, the number for REGION_REVOKE. */
 	DMSG_HANDLE_KIND_PEER = 6, /* Peer; on the control interface alone. */
+	DMSG_HANDLE_KIND_LEASE = 7, /* Lease. Since 1.4. */
 	DMSG_HANDLE_KIND_MAILBOX = 8, /* Mailbox. Since 1.4. */
 };
 const char *dmsg_handle_kind_name(unsigned int v); /* "?" if unknown */
@@ -120,6 +123,19 @@ enum dmsg_hint_source {
 };
 const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
 
+/* How a lease ended. Since 1.4. */
+enum dmsg_lease_outcome {
+	DMSG_LEASE_OUTCOME_USED = 1, /* Every holder has released it. */
+	DMSG_LEASE_OUTCOME_EXPIRED = 2, /* Its time passed without a renewal. */
+	/*
+	 * Its owner ended it: by LEASE_END, with its region or its tokens, or because the owner's
+	 * agent drains.
+	 */
+	DMSG_LEASE_OUTCOME_ENDED = 3,
+	DMSG_LEASE_OUTCOME_PEER_LOST = 4, /* A holder, or the agent of a holder, is lost. */
+};
+const char *dmsg_lease_outcome_name(unsigned int v); /* "?" if unknown */
+
 #define DMSG_ACCESS_READ 1u /* May be the source. */
 #define DMSG_ACCESS_WRITE 2u /* May be the destination. */
 #define DMSG_ACCESS_ALL 3u
@@ -144,6 +160,13 @@ const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
 
 #define DMSG_EXPORT_FLAG_SINGLE_USE 1u /* Good for one import. */
 #define DMSG_EXPORT_FLAG_ALL 1u
+
+/*
+ * Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
+ * message.
+ */
+#define DMSG_LEASE_FLAG_GRANT 1u
+#define DMSG_LEASE_FLAG_ALL 1u
 
 #define DMSG_TRANSFER_FLAG_NOTIFY 1u /* Deliver a notification once all bytes are in place. */
 #define DMSG_TRANSFER_FLAG_WAIT 2u /* Start when the wait word holds its value. */
@@ -183,6 +206,14 @@ enum dmsg_type {
 	DMSG_SEGMENT_GET_REPLY = 0x800e,
 	DMSG_ENV_GET = 0x000f,
 	DMSG_ENV_GET_REPLY = 0x800f,
+	DMSG_LEASE = 0x0010,
+	DMSG_LEASE_REPLY = 0x8010,
+	DMSG_LEASE_ACQUIRE = 0x0011,
+	DMSG_LEASE_ACQUIRE_REPLY = 0x8011,
+	DMSG_LEASE_RENEW = 0x0012,
+	DMSG_LEASE_RENEW_REPLY = 0x8012,
+	DMSG_LEASE_END = 0x0013,
+	DMSG_LEASE_END_REPLY = 0x8013,
 	DMSG_MAILBOX_OPEN = 0x0018,
 	DMSG_MAILBOX_OPEN_REPLY = 0x8018,
 	DMSG_MAILBOX_CLOSE = 0x0019,
@@ -193,6 +224,7 @@ enum dmsg_type {
 	DMSG_REMOTE_LOST = 0x4002,
 	DMSG_DRAINING = 0x4003,
 	DMSG_SEGMENT_CHANGED = 0x4004,
+	DMSG_LEASE_ENDED = 0x4005,
 	DMSG_LETTER = 0x4006,
 };
 const char *dmsg_type_name(unsigned int type); /* "?" if unknown */
@@ -310,6 +342,37 @@ static inline void dmsg_allocation_put(void *dst, const struct dmsg_allocation *
 	uint8_t *p = dst;
 
 	dray_le_put64(p + 0, r->bytes);
+}
+
+#define DMSG_RANGE_SIZE 32
+/*
+ * Strided range of a region: `count` pieces of `length` bytes whose starts are `stride` bytes
+ * apart. Since 1.4.
+ */
+struct dmsg_range {
+	uint64_t offset; /* Start of the first piece in the region. */
+	uint64_t length; /* Bytes of each piece, at least 1. */
+	/* Bytes from the start of a piece to the next; at least length, unless count is 1. */
+	uint64_t stride;
+	uint64_t count; /* Pieces, at least 1. */
+};
+static inline void dmsg_range_get(const void *src, struct dmsg_range *ret)
+{
+	const uint8_t *p = src;
+
+	ret->offset = dray_le_get64(p + 0);
+	ret->length = dray_le_get64(p + 8);
+	ret->stride = dray_le_get64(p + 16);
+	ret->count = dray_le_get64(p + 24);
+}
+static inline void dmsg_range_put(void *dst, const struct dmsg_range *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->offset);
+	dray_le_put64(p + 8, r->length);
+	dray_le_put64(p + 16, r->stride);
+	dray_le_put64(p + 24, r->count);
 }
 
 #define DMSG_SQE_SIZE 128
@@ -924,6 +987,133 @@ int dmsg_env_get_reply_decode(const void *body, size_t len, struct dmsg_env_get_
 int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_env_get_reply *m);
 
+#define DMSG_LEASE_MIN 44
+#define DMSG_LEASE_BODY_MAX 131116
+/*
+ * Request. Leases ranges of a region to the holders of the reply's token: each of them reads or
+ * writes these ranges, and no other bytes, until the lease ends. It ends once, and LEASE_ENDED
+ * tells how. Since 1.4.
+ */
+struct dmsg_lease {
+	uint64_t region; /* Region handle. */
+	uint16_t access; /* Access of the holders; at most the region's. */
+	uint16_t flags; /* lease_flag bits. */
+	/*
+	 * How many acquire it, 1 to lease_holders_max. When all of them have released it, it is
+	 * used.
+	 */
+	uint32_t holders;
+	/* Milliseconds until it expires, at least 1; a renewal sets it to at most this again. */
+	uint32_t expiry_ms;
+	/* Agent id of the only agent whose clients may acquire it; zero for any. */
+	uint8_t audience[16];
+	struct dray_vec ranges; /* Ranges, at least 1; in any order, and they may overlap. */
+};
+int dmsg_lease_decode(const void *body, size_t len, struct dmsg_lease *ret,
+	struct dray_err *reterr);
+int dmsg_lease_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_lease *m);
+
+#define DMSG_LEASE_REPLY_MIN 20
+#define DMSG_LEASE_REPLY_BODY_MAX 276
+/* The lease exists. */
+struct dmsg_lease_reply {
+	uint64_t lease; /* Lease handle, for LEASE_END and LEASE_ENDED. */
+	/*
+	 * Holders that it is granted to. The others acquire it by a message, because the grant flag
+	 * is not set, or the agent is not connected, too old or overloaded.
+	 */
+	uint32_t granted;
+	/* Opaque; the same forms as of a token of REGION_EXPORT. For LEASE_ACQUIRE. */
+	struct dray_blob token;
+};
+int dmsg_lease_reply_decode(const void *body, size_t len, struct dmsg_lease_reply *ret,
+	struct dray_err *reterr);
+int dmsg_lease_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_reply *m);
+
+#define DMSG_LEASE_ACQUIRE_MIN 8
+#define DMSG_LEASE_ACQUIRE_BODY_MAX 264
+/*
+ * Request. Makes this session a holder of a lease. Acquisitions from one agent's leases are sent
+ * together. Since 1.4.
+ */
+struct dmsg_lease_acquire {
+	struct dray_blob token; /* The token, binary form. */
+	uint32_t timeout_ms; /* As in REMOTE_IMPORT. */
+};
+int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_acquire *ret,
+	struct dray_err *reterr);
+int dmsg_lease_acquire_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_acquire *m);
+
+#define DMSG_LEASE_ACQUIRE_REPLY_MIN 24
+#define DMSG_LEASE_ACQUIRE_REPLY_BODY_MAX 24
+/*
+ * A remote for the lease. Offsets are those of the owner's region; an operation outside of the
+ * lease's ranges is refused with `range`. REMOTE_RELEASE tells the owner that this holder has used
+ * the lease; the end of the session tells it that the holder is lost. When the lease ends
+ * otherwise, REMOTE_LOST follows.
+ */
+struct dmsg_lease_acquire_reply {
+	uint64_t remote; /* Remote handle. */
+	uint64_t length; /* Bytes of the owner's region. */
+	uint16_t access; /* Access granted. */
+	uint16_t transport; /* Best path at this time. */
+	uint32_t expiry_ms; /* Milliseconds until the lease expires, unless it is renewed. */
+};
+int dmsg_lease_acquire_reply_decode(const void *body, size_t len,
+	struct dmsg_lease_acquire_reply *ret, struct dray_err *reterr);
+int dmsg_lease_acquire_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_acquire_reply *m);
+
+#define DMSG_LEASE_RENEW_MIN 16
+#define DMSG_LEASE_RENEW_BODY_MAX 16
+/*
+ * Request. Sets the time until the lease of a remote expires. It never becomes shorter. Since 1.4.
+ */
+struct dmsg_lease_renew {
+	uint64_t remote; /* Remote handle of a lease. */
+	/* Milliseconds from now; 0, or more than the owner's limit: that limit. */
+	uint32_t expiry_ms;
+};
+int dmsg_lease_renew_decode(const void *body, size_t len, struct dmsg_lease_renew *ret,
+	struct dray_err *reterr);
+int dmsg_lease_renew_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_renew *m);
+
+#define DMSG_LEASE_RENEW_REPLY_MIN 4
+#define DMSG_LEASE_RENEW_REPLY_BODY_MAX 4
+/* The lease is renewed. */
+struct dmsg_lease_renew_reply {
+	uint32_t expiry_ms; /* Milliseconds until it expires. */
+};
+int dmsg_lease_renew_reply_decode(const void *body, size_t len, struct dmsg_lease_renew_reply *ret,
+	struct dray_err *reterr);
+int dmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_renew_reply *m);
+
+#define DMSG_LEASE_END_MIN 8
+#define DMSG_LEASE_END_BODY_MAX 8
+/*
+ * Request. Ends a lease that this session made. The reply proves that no holder can access the
+ * ranges by it any more; LEASE_ENDED comes before it. Since 1.4.
+ */
+struct dmsg_lease_end {
+	uint64_t lease; /* Lease handle. */
+};
+int dmsg_lease_end_decode(const void *body, size_t len, struct dmsg_lease_end *ret,
+	struct dray_err *reterr);
+int dmsg_lease_end_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_end *m);
+
+#define DMSG_LEASE_END_REPLY_MIN 0
+#define DMSG_LEASE_END_REPLY_BODY_MAX 0
+/* The ranges are fenced. */
+struct dmsg_lease_end_reply {
+};
+int dmsg_lease_end_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_end_reply *m);
+
 #define DMSG_MAILBOX_OPEN_MIN 12
 #define DMSG_MAILBOX_OPEN_BODY_MAX 140
 /*
@@ -1065,6 +1255,22 @@ int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segmen
 int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_segment_changed *m);
 
+#define DMSG_LEASE_ENDED_MIN 16
+#define DMSG_LEASE_ENDED_BODY_MAX 16
+/*
+ * Event: a lease of this session has ended; its holders cannot access the ranges by it any more.
+ * Exactly once for each lease. Since 1.4.
+ */
+struct dmsg_lease_ended {
+	uint64_t lease; /* Lease handle. */
+	uint16_t outcome; /* How it ended. */
+	uint32_t acquired; /* Holders that had acquired it. */
+};
+int dmsg_lease_ended_decode(const void *body, size_t len, struct dmsg_lease_ended *ret,
+	struct dray_err *reterr);
+int dmsg_lease_ended_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_lease_ended *m);
+
 #define DMSG_LETTER_MIN 44
 #define DMSG_LETTER_BODY_MAX 4140
 /*
@@ -1112,6 +1318,13 @@ union dmsg_body {
 	struct dmsg_segment_get_reply segment_get_reply;
 	struct dmsg_env_get env_get;
 	struct dmsg_env_get_reply env_get_reply;
+	struct dmsg_lease lease;
+	struct dmsg_lease_reply lease_reply;
+	struct dmsg_lease_acquire lease_acquire;
+	struct dmsg_lease_acquire_reply lease_acquire_reply;
+	struct dmsg_lease_renew lease_renew;
+	struct dmsg_lease_renew_reply lease_renew_reply;
+	struct dmsg_lease_end lease_end;
 	struct dmsg_mailbox_open mailbox_open;
 	struct dmsg_mailbox_open_reply mailbox_open_reply;
 	struct dmsg_mailbox_close mailbox_close;
@@ -1120,6 +1333,7 @@ union dmsg_body {
 	struct dmsg_remote_lost remote_lost;
 	struct dmsg_draining draining;
 	struct dmsg_segment_changed segment_changed;
+	struct dmsg_lease_ended lease_ended;
 	struct dmsg_letter letter;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */

@@ -40,6 +40,8 @@
 
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
 #define DRAY_DBUS_METHOD_LIST_REGIONS "ListRegions" /* Regions. */
+/* Leases of this agent's clients that have not ended. */
+#define DRAY_DBUS_METHOD_LIST_LEASES "ListLeases"
 /* Mailboxes: open ones, and names that are reserved for the owner of a session that has ended. */
 #define DRAY_DBUS_METHOD_LIST_MAILBOXES "ListMailboxes"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
@@ -123,8 +125,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 27
-extern const struct dray_dbus_method dray_dbus_methods[27];
+#define DRAY_DBUS_METHOD_N 28
+extern const struct dray_dbus_method dray_dbus_methods[28];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -252,6 +254,44 @@ struct dray_dbus_region {
 	const char *rdma;
 	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
 	const char *device;
+};
+
+enum dray_dbus_lease_field {
+	DRAY_DBUS_LEASE_FIELD_LEASE,
+	DRAY_DBUS_LEASE_FIELD_SESSION,
+	DRAY_DBUS_LEASE_FIELD_REGION,
+	DRAY_DBUS_LEASE_FIELD_ACCESS,
+	DRAY_DBUS_LEASE_FIELD_RANGES,
+	DRAY_DBUS_LEASE_FIELD_PIECES,
+	DRAY_DBUS_LEASE_FIELD_BYTES,
+	DRAY_DBUS_LEASE_FIELD_HOLDERS,
+	DRAY_DBUS_LEASE_FIELD_ACQUIRED,
+	DRAY_DBUS_LEASE_FIELD_RELEASED,
+	DRAY_DBUS_LEASE_FIELD_STATE,
+	DRAY_DBUS_LEASE_FIELD_AGE_NS,
+	DRAY_DBUS_LEASE_FIELD_LEFT_NS,
+	DRAY_DBUS_LEASE_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_lease_fields[DRAY_DBUS_LEASE_FIELD_N];
+
+struct dray_dbus_lease {
+	uint64_t lease; /* Handle. */
+	uint64_t session; /* Owner. */
+	uint64_t region; /* Region. */
+	const char *access; /* r, w or rw. */
+	uint32_t ranges; /* Ranges, after neighbours were merged. */
+	uint64_t pieces; /* Pieces of the ranges. */
+	uint64_t bytes; /* Bytes of the ranges. */
+	uint32_t holders; /* Holders that it is for. */
+	uint32_t acquired; /* Holders that have acquired it. */
+	uint32_t released; /* Holders that have released it. */
+	/*
+	 * waiting (not every holder has acquired it), held, or the outcome while its fence is
+	 * pending: used, expired, ended or peer_lost.
+	 */
+	const char *state;
+	uint64_t age_ns; /* Time since it was made. */
+	uint64_t left_ns; /* Time until it expires; 0: it has expired or ended. */
 };
 
 enum dray_dbus_mailbox_field {

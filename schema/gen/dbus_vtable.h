@@ -47,6 +47,7 @@ int dbus_get_counters(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_sessions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_mailboxes(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -102,6 +103,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListRegions", "", ,
 		"aa{sv}", SD_BUS_PARAM(regions), dbus_method_list_regions,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListLeases", "", ,
+		"aa{sv}", SD_BUS_PARAM(leases), dbus_method_list_leases,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListMailboxes", "", ,
 		"aa{sv}", SD_BUS_PARAM(mailboxes), dbus_method_list_mailboxes,

@@ -307,6 +307,26 @@ const struct ctl_list ctl_list_regions = {
 	},
 };
 
+const struct ctl_list ctl_list_leases = {
+	DRAY_DBUS_METHOD_LIST_LEASES, "leases", dray_dbus_lease_fields,
+	DRAY_DBUS_LEASE_FIELD_N, 13,
+	{
+		{ "LEASE", DRAY_DBUS_LEASE_FIELD_LEASE },
+		{ "SESSION", DRAY_DBUS_LEASE_FIELD_SESSION },
+		{ "REGION", DRAY_DBUS_LEASE_FIELD_REGION },
+		{ "ACCESS", DRAY_DBUS_LEASE_FIELD_ACCESS },
+		{ "RANGES", DRAY_DBUS_LEASE_FIELD_RANGES },
+		{ "PIECES", DRAY_DBUS_LEASE_FIELD_PIECES },
+		{ "BYTES", DRAY_DBUS_LEASE_FIELD_BYTES },
+		{ "HOLDERS", DRAY_DBUS_LEASE_FIELD_HOLDERS },
+		{ "ACQUIRED", DRAY_DBUS_LEASE_FIELD_ACQUIRED },
+		{ "RELEASED", DRAY_DBUS_LEASE_FIELD_RELEASED },
+		{ "STATE", DRAY_DBUS_LEASE_FIELD_STATE },
+		{ "AGE", DRAY_DBUS_LEASE_FIELD_AGE_NS },
+		{ "LEFT", DRAY_DBUS_LEASE_FIELD_LEFT_NS },
+	},
+};
+
 const struct ctl_list ctl_list_mailboxes = {
 	DRAY_DBUS_METHOD_LIST_MAILBOXES, "mailboxes", dray_dbus_mailbox_fields,
 	DRAY_DBUS_MAILBOX_FIELD_N, 10,
@@ -588,6 +608,26 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --version                print the version of drayctl\n"
 			"\n"
 			"Example: drayctl regions\n",
+	},
+	[CTL_VERB_LEASES] = { .name = "leases",
+		.list = &ctl_list_leases,
+		.help =
+			"Usage: drayctl [OPTION]... leases\n"
+			"list the leases of clients' memory\n"
+			"\n"
+			"Prints the ranges that clients have leased to other engines, who holds them, and\n"
+			"when they expire.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl leases\n",
 	},
 	[CTL_VERB_MAILBOXES] = { .name = "mailboxes",
 		.list = &ctl_list_mailboxes,
@@ -1270,6 +1310,7 @@ const char ctl_help_text[] =
 	"  status     show the state of the agent\n"
 	"  sessions   list the open sessions of engines and other clients\n"
 	"  regions    list the memory that clients registered\n"
+	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"

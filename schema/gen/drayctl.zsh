@@ -7,6 +7,7 @@ _drayctl_verbs() {
 		'status:show the state of the agent'
 		'sessions:list the open sessions of engines and other clients'
 		'regions:list the memory that clients registered'
+		'leases:list the leases of clients'\'' memory'
 		'mailboxes:list the mailboxes of clients'
 		'peers:list other agents, and the state of the connections to them'
 		'rails:list RDMA ports with the chosen GIDs, or enable or disable one'

@@ -58,6 +58,11 @@ enum dray_metric {
 	DRAY_METRIC_REGIONS, /* Regions. */
 	DRAY_METRIC_REGION_BYTES, /* Bytes of all regions. */
 	DRAY_METRIC_TOKENS, /* Live tokens. */
+	DRAY_METRIC_LEASES, /* Leases of this agent's clients that have not ended. */
+	/* Holders that have acquired leases of this agent's clients and have not released them. */
+	DRAY_METRIC_LEASE_HOLDERS,
+	DRAY_METRIC_LEASES_MADE_TOTAL, /* Leases made. */
+	DRAY_METRIC_LEASE_RENEWALS_TOTAL, /* Renewals of leases. */
 	DRAY_METRIC_REMOTES, /* Remotes. */
 	DRAY_METRIC_PEERS, /* Known peers. */
 	DRAY_METRIC_PEERS_READY, /* Peers with a ready control connection. */
@@ -132,6 +137,7 @@ enum dray_family {
 	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
 	DRAY_FAMILY_SEGMENTS_BY_STATE, /* Segments by their state. */
+	DRAY_FAMILY_LEASES_ENDED_TOTAL, /* Leases that have ended, by how they ended. */
 	/* 1 if a condition of readiness holds; the conditions are those of /readyz. */
 	DRAY_FAMILY_READY_CONDITION,
 	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */

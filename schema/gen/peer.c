@@ -66,6 +66,18 @@ const char *pmsg_type_name(unsigned int type)
 		return "stage";
 	case PMSG_STAGE_REPLY:
 		return "stage_reply";
+	case PMSG_ACQUIRE:
+		return "acquire";
+	case PMSG_ACQUIRE_REPLY:
+		return "acquire_reply";
+	case PMSG_LEASE_RANGES:
+		return "lease_ranges";
+	case PMSG_LEASE_GRANTED:
+		return "lease_granted";
+	case PMSG_LEASE_RENEW:
+		return "lease_renew";
+	case PMSG_LEASE_RENEW_REPLY:
+		return "lease_renew_reply";
 	case PMSG_POST:
 		return "post";
 	case PMSG_POST_REPLY:
@@ -352,24 +364,33 @@ int pmsg_release_decode(const void *body, size_t len, struct pmsg_release *ret,
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct pmsg_release m;
+	struct pmsg_release m = { 0 };
 
 	if (len < 8)
 		return check_short(reterr, "release");
 	m.grant = dray_le_get64(p + 0);
+	p += 8;
+	len -= 8;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "release");
+		m.how = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
 
 int pmsg_release_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_release *m)
 {
-	size_t length = 8;
+	size_t length = 12;
 	uint8_t *p;
 
 	if (cap < PMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, PMSG_RELEASE, length, request_id);
 	dray_le_put64(p + 0, m->grant);
+	p += 8;
+	dray_le_put32(p + 0, m->how);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
@@ -901,6 +922,218 @@ int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_acquire_decode(const void *body, size_t len, struct pmsg_acquire *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_acquire m;
+
+	if (len < 4)
+		return check_short(reterr, "acquire");
+	m.leases.n = dray_le_get32(p + 0);
+	m.leases.p = p + 4;
+	if (m.leases.n > 512)
+		return check_large(reterr, "acquire.leases", m.leases.n, 512);
+	if (len - 4 < (size_t)m.leases.n * 40)
+		return check_short(reterr, "acquire");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_acquire_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_acquire *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->leases.n > 512)
+		return -EINVAL;
+	length += (size_t)m->leases.n * 40;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_ACQUIRE, length, request_id);
+	dray_le_put32(p + 0, m->leases.n);
+	put_bytes(p + 4, m->leases.p, (size_t)m->leases.n * 40);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_acquire_reply_decode(const void *body, size_t len, struct pmsg_acquire_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_acquire_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "acquire_reply");
+	m.results.n = dray_le_get32(p + 0);
+	m.results.p = p + 4;
+	if (m.results.n > 512)
+		return check_large(reterr, "acquire_reply.results", m.results.n, 512);
+	if (len - 4 < (size_t)m.results.n * 16)
+		return check_short(reterr, "acquire_reply");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_acquire_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_acquire_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->results.n > 512)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_ACQUIRE_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->results.n);
+	put_bytes(p + 4, m->results.p, (size_t)m->results.n * 16);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_lease_ranges_decode(const void *body, size_t len, struct pmsg_lease_ranges *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_lease_ranges m;
+
+	if (len < 12)
+		return check_short(reterr, "lease_ranges");
+	m.grant = dray_le_get64(p + 0);
+	m.ranges.n = dray_le_get32(p + 8);
+	m.ranges.p = p + 12;
+	if (m.ranges.n > 2000)
+		return check_large(reterr, "lease_ranges.ranges", m.ranges.n, 2000);
+	if (len - 12 < (size_t)m.ranges.n * 32)
+		return check_short(reterr, "lease_ranges");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_lease_ranges_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_ranges *m)
+{
+	size_t length = 12;
+	uint8_t *p;
+
+	if (m->ranges.n > 2000)
+		return -EINVAL;
+	length += (size_t)m->ranges.n * 32;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_LEASE_RANGES, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	dray_le_put32(p + 8, m->ranges.n);
+	put_bytes(p + 12, m->ranges.p, (size_t)m->ranges.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_lease_granted_decode(const void *body, size_t len, struct pmsg_lease_granted *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_lease_granted m;
+
+	if (len < 60)
+		return check_short(reterr, "lease_granted");
+	m.grant = dray_le_get64(p + 0);
+	m.token_id = dray_le_get64(p + 8);
+	m.length = dray_le_get64(p + 16);
+	m.access = dray_le_get16(p + 24);
+	m.ranges = dray_le_get32(p + 28);
+	m.expiry_ms = dray_le_get32(p + 32);
+	memcpy(m.capability, p + 40, 16);
+	m.rails.n = dray_le_get32(p + 56);
+	m.rails.p = p + 60;
+	if (m.rails.n > 1024)
+		return check_large(reterr, "lease_granted.rails", m.rails.n, 1024);
+	if (len - 60 < (size_t)m.rails.n * 32)
+		return check_short(reterr, "lease_granted");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_lease_granted_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_granted *m)
+{
+	size_t length = 60;
+	uint8_t *p;
+
+	if (m->rails.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->rails.n * 32;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_LEASE_GRANTED, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	dray_le_put64(p + 8, m->token_id);
+	dray_le_put64(p + 16, m->length);
+	dray_le_put16(p + 24, m->access);
+	memset(p + 26, 0, 2);
+	dray_le_put32(p + 28, m->ranges);
+	dray_le_put32(p + 32, m->expiry_ms);
+	memset(p + 36, 0, 4);
+	memcpy(p + 40, m->capability, 16);
+	dray_le_put32(p + 56, m->rails.n);
+	put_bytes(p + 60, m->rails.p, (size_t)m->rails.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_lease_renew_decode(const void *body, size_t len, struct pmsg_lease_renew *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_lease_renew m;
+
+	if (len < 16)
+		return check_short(reterr, "lease_renew");
+	m.grant = dray_le_get64(p + 0);
+	m.expiry_ms = dray_le_get32(p + 8);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_lease_renew_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_renew *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_LEASE_RENEW, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	dray_le_put32(p + 8, m->expiry_ms);
+	memset(p + 12, 0, 4);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_lease_renew_reply_decode(const void *body, size_t len, struct pmsg_lease_renew_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_lease_renew_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "lease_renew_reply");
+	m.expiry_ms = dray_le_get32(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_renew_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_LEASE_RENEW_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->expiry_ms);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
@@ -1008,6 +1241,18 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_window_decode(body, len, &ret->window, reterr);
 	case PMSG_STAGE:
 		return pmsg_stage_decode(body, len, &ret->stage, reterr);
+	case PMSG_ACQUIRE:
+		return pmsg_acquire_decode(body, len, &ret->acquire, reterr);
+	case PMSG_ACQUIRE_REPLY:
+		return pmsg_acquire_reply_decode(body, len, &ret->acquire_reply, reterr);
+	case PMSG_LEASE_RANGES:
+		return pmsg_lease_ranges_decode(body, len, &ret->lease_ranges, reterr);
+	case PMSG_LEASE_GRANTED:
+		return pmsg_lease_granted_decode(body, len, &ret->lease_granted, reterr);
+	case PMSG_LEASE_RENEW:
+		return pmsg_lease_renew_decode(body, len, &ret->lease_renew, reterr);
+	case PMSG_LEASE_RENEW_REPLY:
+		return pmsg_lease_renew_reply_decode(body, len, &ret->lease_renew_reply, reterr);
 	case PMSG_POST:
 		return pmsg_post_decode(body, len, &ret->post, reterr);
 	}
@@ -1070,6 +1315,18 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_stage_encode(buf, cap, request_id, &m->stage);
 	case PMSG_STAGE_REPLY:
 		return pmsg_stage_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_ACQUIRE:
+		return pmsg_acquire_encode(buf, cap, request_id, &m->acquire);
+	case PMSG_ACQUIRE_REPLY:
+		return pmsg_acquire_reply_encode(buf, cap, request_id, &m->acquire_reply);
+	case PMSG_LEASE_RANGES:
+		return pmsg_lease_ranges_encode(buf, cap, request_id, &m->lease_ranges);
+	case PMSG_LEASE_GRANTED:
+		return pmsg_lease_granted_encode(buf, cap, request_id, &m->lease_granted);
+	case PMSG_LEASE_RENEW:
+		return pmsg_lease_renew_encode(buf, cap, request_id, &m->lease_renew);
+	case PMSG_LEASE_RENEW_REPLY:
+		return pmsg_lease_renew_reply_encode(buf, cap, request_id, &m->lease_renew_reply);
 	case PMSG_POST:
 		return pmsg_post_encode(buf, cap, request_id, &m->post);
 	case PMSG_POST_REPLY:

@@ -50,11 +50,20 @@ enum pmsg_stage_kind {
 };
 bool pmsg_stage_kind_valid(unsigned int v);
 
+/* Why the importer gives a grant back. For grants of leases. */
+enum pmsg_release_how {
+	PMSG_RELEASE_HOW_USED = 0, /* Its client has released it. */
+	PMSG_RELEASE_HOW_LOST = 1, /* Its client is lost, or the remote was lost. */
+	/* No client has acquired it: its client gave up, or a limit of the importer is reached. */
+	PMSG_RELEASE_HOW_DECLINED = 2,
+};
+
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
 #define PMSG_FEATURE_WINDOW 4u /* Windows, if both sides have rdma. Since 1.3. */
+#define PMSG_FEATURE_LEASE 8u /* Leases. Since 1.4. */
 #define PMSG_FEATURE_MAILBOX 16u /* Mailboxes. Since 1.4. */
-#define PMSG_FEATURE_ALL 23u
+#define PMSG_FEATURE_ALL 31u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -83,6 +92,12 @@ enum pmsg_type {
 	PMSG_WINDOW = 0x0010,
 	PMSG_STAGE = 0x0011,
 	PMSG_STAGE_REPLY = 0x8011,
+	PMSG_ACQUIRE = 0x0012,
+	PMSG_ACQUIRE_REPLY = 0x8012,
+	PMSG_LEASE_RANGES = 0x0013,
+	PMSG_LEASE_GRANTED = 0x0014,
+	PMSG_LEASE_RENEW = 0x0015,
+	PMSG_LEASE_RENEW_REPLY = 0x8015,
 	PMSG_POST = 0x0018,
 	PMSG_POST_REPLY = 0x8018,
 };
@@ -320,6 +335,82 @@ static inline void pmsg_rail_put(void *dst, const struct pmsg_rail *r)
 	dray_le_put64(p + 24, r->length);
 }
 
+#define PMSG_RANGE_SIZE 32
+/* Strided range of a lease, as in the data protocol. Since 1.4. */
+struct pmsg_range {
+	uint64_t offset; /* Start of the first piece in the region. */
+	uint64_t length; /* Bytes of each piece. */
+	uint64_t stride; /* Bytes from the start of a piece to the next. */
+	uint64_t count; /* Pieces. */
+};
+static inline void pmsg_range_get(const void *src, struct pmsg_range *ret)
+{
+	const uint8_t *p = src;
+
+	ret->offset = dray_le_get64(p + 0);
+	ret->length = dray_le_get64(p + 8);
+	ret->stride = dray_le_get64(p + 16);
+	ret->count = dray_le_get64(p + 24);
+}
+static inline void pmsg_range_put(void *dst, const struct pmsg_range *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->offset);
+	dray_le_put64(p + 8, r->length);
+	dray_le_put64(p + 16, r->stride);
+	dray_le_put64(p + 24, r->count);
+}
+
+#define PMSG_LEASE_KEY_SIZE 40
+/* Proves the capability of a lease's token. Since 1.4. */
+struct pmsg_lease_key {
+	uint64_t token_id; /* From the token. */
+	uint64_t region; /* From the token. */
+	uint64_t incarnation; /* From the token. */
+	uint8_t capability[16]; /* From the token. */
+};
+static inline void pmsg_lease_key_get(const void *src, struct pmsg_lease_key *ret)
+{
+	const uint8_t *p = src;
+
+	ret->token_id = dray_le_get64(p + 0);
+	ret->region = dray_le_get64(p + 8);
+	ret->incarnation = dray_le_get64(p + 16);
+	memcpy(ret->capability, p + 24, 16);
+}
+static inline void pmsg_lease_key_put(void *dst, const struct pmsg_lease_key *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->token_id);
+	dray_le_put64(p + 8, r->region);
+	dray_le_put64(p + 16, r->incarnation);
+	memcpy(p + 24, r->capability, 16);
+}
+
+#define PMSG_LEASE_RESULT_SIZE 16
+/* Answer to one lease_key. Since 1.4. */
+struct pmsg_lease_result {
+	uint32_t code; /* Error code; 0: LEASE_GRANTED of this grant precedes the answer. */
+	uint64_t grant; /* Handle, or 0. */
+};
+static inline void pmsg_lease_result_get(const void *src, struct pmsg_lease_result *ret)
+{
+	const uint8_t *p = src;
+
+	ret->code = dray_le_get32(p + 0);
+	ret->grant = dray_le_get64(p + 8);
+}
+static inline void pmsg_lease_result_put(void *dst, const struct pmsg_lease_result *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put32(p + 0, r->code);
+	memset(p + 4, 0, 4);
+	dray_le_put64(p + 8, r->grant);
+}
+
 #define PMSG_PORT_SIZE 48
 /*
  * A rail of the sender: a port of an RDMA device, with what a queue pair of the peer needs to reach
@@ -468,10 +559,11 @@ int pmsg_import_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_import_reply *m);
 
 #define PMSG_RELEASE_MIN 8
-#define PMSG_RELEASE_BODY_MAX 8
+#define PMSG_RELEASE_BODY_MAX 12
 /* The importer gives a grant back: all its requests have ended. */
 struct pmsg_release {
 	uint64_t grant; /* Handle. */
+	uint32_t how; /* Reason. */
 };
 int pmsg_release_decode(const void *body, size_t len, struct pmsg_release *ret,
 	struct dray_err *reterr);
@@ -713,6 +805,88 @@ struct pmsg_stage_reply {
 int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stage_reply *m);
 
+#define PMSG_ACQUIRE_MIN 4
+#define PMSG_ACQUIRE_BODY_MAX 20484
+/*
+ * Request. Acquires leases of the receiver's clients, for one client of the sender each. Sent to
+ * agents with the feature lease. Since 1.4.
+ */
+struct pmsg_acquire {
+	struct dray_vec leases; /* Leases, at least 1. */
+};
+int pmsg_acquire_decode(const void *body, size_t len, struct pmsg_acquire *ret,
+	struct dray_err *reterr);
+int pmsg_acquire_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_acquire *m);
+
+#define PMSG_ACQUIRE_REPLY_MIN 4
+#define PMSG_ACQUIRE_REPLY_BODY_MAX 8196
+/* Since 1.4. */
+struct pmsg_acquire_reply {
+	struct dray_vec results; /* In the order of the request. */
+};
+int pmsg_acquire_reply_decode(const void *body, size_t len, struct pmsg_acquire_reply *ret,
+	struct dray_err *reterr);
+int pmsg_acquire_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_acquire_reply *m);
+
+#define PMSG_LEASE_RANGES_MIN 12
+#define PMSG_LEASE_RANGES_BODY_MAX 64012
+/* Ranges of a lease. One or more of these precede its LEASE_GRANTED. Since 1.4. */
+struct pmsg_lease_ranges {
+	uint64_t grant; /* Handle. */
+	struct dray_vec ranges; /* Ranges, without overlaps. */
+};
+int pmsg_lease_ranges_decode(const void *body, size_t len, struct pmsg_lease_ranges *ret,
+	struct dray_err *reterr);
+int pmsg_lease_ranges_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_ranges *m);
+
+#define PMSG_LEASE_GRANTED_MIN 60
+#define PMSG_LEASE_GRANTED_BODY_MAX 32828
+/*
+ * A grant of a lease: before the answer to ACQUIRE; or unasked, for a client that brings the token
+ * later. The importer accesses only the lease's ranges, until it releases the grant or acknowledges
+ * its FENCE. Since 1.4.
+ */
+struct pmsg_lease_granted {
+	uint64_t grant; /* Handle, used in frames; offsets in frames are those of the region. */
+	uint64_t token_id; /* As in the token. */
+	uint64_t length; /* Bytes of the region. */
+	uint16_t access; /* access bits. */
+	uint32_t ranges; /* Ranges that LEASE_RANGES of this grant has brought. */
+	uint32_t expiry_ms; /* Milliseconds until the lease expires. */
+	uint8_t capability[16]; /* As in the token, with which a client proves its right. */
+	struct dray_vec rails; /* Access to the region over each rail; empty without rdma. */
+};
+int pmsg_lease_granted_decode(const void *body, size_t len, struct pmsg_lease_granted *ret,
+	struct dray_err *reterr);
+int pmsg_lease_granted_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_granted *m);
+
+#define PMSG_LEASE_RENEW_MIN 16
+#define PMSG_LEASE_RENEW_BODY_MAX 16
+/* Request. Sets the time until a lease expires. It never becomes shorter. Since 1.4. */
+struct pmsg_lease_renew {
+	uint64_t grant; /* Handle. */
+	/* Milliseconds from now; 0, or more than the owner's limit: that limit. */
+	uint32_t expiry_ms;
+};
+int pmsg_lease_renew_decode(const void *body, size_t len, struct pmsg_lease_renew *ret,
+	struct dray_err *reterr);
+int pmsg_lease_renew_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_renew *m);
+
+#define PMSG_LEASE_RENEW_REPLY_MIN 4
+#define PMSG_LEASE_RENEW_REPLY_BODY_MAX 4
+/* Since 1.4. */
+struct pmsg_lease_renew_reply {
+	uint32_t expiry_ms; /* Milliseconds until it expires. */
+};
+int pmsg_lease_renew_reply_decode(const void *body, size_t len, struct pmsg_lease_renew_reply *ret,
+	struct dray_err *reterr);
+int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_lease_renew_reply *m);
+
 #define PMSG_POST_MIN 16
 #define PMSG_POST_BODY_MAX 4240
 /*
@@ -757,6 +931,12 @@ union pmsg_body {
 	struct pmsg_probe_reply probe_reply;
 	struct pmsg_window window;
 	struct pmsg_stage stage;
+	struct pmsg_acquire acquire;
+	struct pmsg_acquire_reply acquire_reply;
+	struct pmsg_lease_ranges lease_ranges;
+	struct pmsg_lease_granted lease_granted;
+	struct pmsg_lease_renew lease_renew;
+	struct pmsg_lease_renew_reply lease_renew_reply;
 	struct pmsg_post post;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */

@@ -70,7 +70,7 @@ static unsigned pending;
 static uint64_t last_import;
 
 static void imported(void *arg, const struct dray_err *err, dray_handle peer,
-		     const struct pmsg_import_reply *reply)
+		     const struct pmsg_import_reply *reply, const struct peer_lease *lease)
 {
 	dray_assert(pending--);
 	dray_assert(err->code || (peer && reply && reply->grant));
@@ -222,8 +222,8 @@ static void import_something(struct rig *rig, struct peer *peer, const uint8_t *
 		return;
 	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
 	t.incarnation = peer->incarnation;
-	if (peer_import(rig->peers, &t, "127.0.0.1:1", n ? p[0] * MS : 0, imported, NULL,
-			&last_import, NULL) == 0)
+	if (peer_import(rig->peers, &t, n > 1 && p[1] & 1, "127.0.0.1:1", n ? p[0] * MS : 0,
+			imported, NULL, &last_import, NULL) == 0)
 		pending++;
 }
 
@@ -303,7 +303,7 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		}
 		break;
 	case OP_RELEASE:
-		peer_release(rig->peers, handle, arg);
+		peer_release(rig->peers, handle, arg, arg % 3);
 		break;
 	case OP_FENCE:
 		peers_fence(rig->peers, handle, arg, DRAY_E_REVOKED);

@@ -417,6 +417,23 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 						    .length = UINT64_MAX });
 }
 
+void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
+		 void *arg)
+{
+	fn(arg, &(struct dray_dbus_lease){ .lease = 1,
+					   .region = 2,
+					   .access = "r",
+					   .state = "held",
+					   .holders = 1,
+					   .acquired = 1,
+					   .left_ns = 1000000000 });
+}
+
+struct leases_totals leases_totals(struct regions *r)
+{
+	return (struct leases_totals){ .leases = 1, .holders = 1, .made = 7, .renewed = 3 };
+}
+
 void mailboxes_each(struct mailboxes *m, void (*fn)(void *arg, const struct dray_dbus_mailbox *b),
 		    void *arg)
 {

@@ -29,6 +29,16 @@ static inline void no_devices_revoked(struct rails *rails, dray_handle region)
 	(void)region;
 }
 
+/* Nor are there sessions that hear of the end of leases. */
+static inline void no_lease_ended(struct sessions *sessions, dray_handle session,
+				  const struct dmsg_lease_ended *m)
+{
+	(void)sessions;
+	(void)session;
+	(void)m;
+}
+
 /* For an initializer of struct regions_upcalls. */
-#define NO_DEVICES \
-	.added = no_devices_added, .removed = no_devices_removed, .revoked = no_devices_revoked
+#define NO_DEVICES                                                                               \
+	.added = no_devices_added, .removed = no_devices_removed, .revoked = no_devices_revoked, \
+	.lease_ended = no_lease_ended

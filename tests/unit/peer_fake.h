@@ -17,6 +17,7 @@
 
 #include "agent/control/mailbox/mailbox.h"
 #include "agent/control/peer/internal.h"
+#include "agent/model/ranges.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -78,6 +79,9 @@ struct rig {
 	uint8_t letter_agent[16];
 	char letter_name[64], letter_payload[64];
 	bool answer_fences;
+	enum pmsg_release_how released_how;
+	const struct ranges *ranges; /* of the leases that it grants */
+	unsigned leases_acquired;
 	struct command commands[RIG_MAX];
 	unsigned n_commands, command_worker[RIG_MAX];
 };
@@ -110,8 +114,39 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	return 0;
 }
 
-void grant_release(struct regions *r, dray_handle peer, dray_handle grant)
+int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		  const struct pmsg_lease_key *key, struct pmsg_lease_granted *ret,
+		  const struct ranges **ret_ranges, struct dray_err *reterr)
 {
+	struct rig *rig = rig_of(r);
+
+	if (key->token_id != TOKEN_GOOD)
+		return dray_err_set(reterr, -ENOENT, DRAY_E_TOKEN_INVALID, "no such token");
+	rig->leases_acquired++;
+	ret->grant = ++rig->next_grant;
+	ret->token_id = key->token_id;
+	ret->length = 1 << 20;
+	ret->access = DMSG_ACCESS_READ;
+	ret->ranges = rig->ranges->n;
+	ret->expiry_ms = 5000;
+	memcpy(ret->capability, key->capability, sizeof(ret->capability));
+	*ret_ranges = rig->ranges;
+	rig->grants_held++;
+	return 0;
+}
+
+int lease_renew(struct regions *r, dray_handle peer, dray_handle grant, uint32_t ms,
+		uint32_t *ret_ms)
+{
+	*ret_ms = ms + 1;
+	return grant && grant <= rig_of(r)->next_grant ? 0 : -ENOENT;
+}
+
+void grant_release(struct regions *r, dray_handle peer, dray_handle grant,
+		   enum pmsg_release_how how)
+{
+	rig_of(r)->released_how = how;
+
 	rig_of(r)->released++;
 	rig_of(r)->released_grant = grant;
 	if (rig_of(r)->grants_held)
@@ -404,6 +439,7 @@ static void rig_config(struct dray_config *c)
 	c->limits.peers = 32;
 	c->limits.strangers = 8;
 	c->limits.grants_per_peer = 100;
+	c->limits.lease_ranges_per_session = 1 << 20;
 }
 
 /* Makes an agent without starting it. n: its id; a higher n is a higher id. */

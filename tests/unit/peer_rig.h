@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "agent/model/ranges.h"
 #include "tests/unit/peer_fake.h"
 
 /* --- running -------------------------------------------------------------------------------------- */
@@ -107,10 +108,13 @@ struct rig_import {
 	uint16_t access;
 	unsigned n_keys;
 	int64_t at_ns;
+	/* of a lease */
+	uint32_t n_ranges, expiry_ms;
 };
 
 static inline void rig_imported(void *arg, const struct dray_err *err, dray_handle peer,
-				const struct pmsg_import_reply *reply)
+				const struct pmsg_import_reply *reply,
+				const struct peer_lease *lease)
 {
 	struct rig_import *i = arg;
 
@@ -122,6 +126,10 @@ static inline void rig_imported(void *arg, const struct dray_err *err, dray_hand
 		i->length = reply->length;
 		i->access = reply->access;
 		i->n_keys = reply->rails.n;
+	}
+	if (lease) {
+		i->n_ranges = lease->ranges->n;
+		i->expiry_ms = lease->expiry_ms;
 	}
 	i->at_ns = rig_now();
 }
@@ -138,15 +146,22 @@ static inline struct pmsg_token rig_token(const struct rig *owner)
 	return t;
 }
 
-static inline int rig_import_token(struct rig *rig, const struct pmsg_token *t, const char *segment,
-				   int ms, struct rig_import *i)
+static inline int rig_use_token(struct rig *rig, const struct pmsg_token *t, bool is_lease,
+				const char *segment, int ms, struct rig_import *i)
 {
 	int r;
 
 	memset(i, 0, sizeof(*i));
-	r = peer_import(rig->peers, t, segment, ms * MS, rig_imported, i, &i->id, &i->err);
+	r = peer_import(rig->peers, t, is_lease, segment, ms * MS, rig_imported, i, &i->id,
+			&i->err);
 	assert_int_equal(i->done, 0);
 	return r;
+}
+
+static inline int rig_import_token(struct rig *rig, const struct pmsg_token *t, const char *segment,
+				   int ms, struct rig_import *i)
+{
+	return rig_use_token(rig, t, false, segment, ms, i);
 }
 
 static inline void rig_start_import(struct rig *rig, struct rig *owner, struct rig_import *i)

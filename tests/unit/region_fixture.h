@@ -61,7 +61,7 @@ static const struct regions_upcalls fixture_up = { .fence = up_fence,
 						   .revoke_local = up_revoke_local,
 						   NO_DEVICES };
 
-static int fixture_setup(void **state)
+static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
 	struct regions_deps deps;
@@ -72,13 +72,13 @@ static int fixture_setup(void **state)
 	f->cfg.limits.pool_bytes = 1 << 20;
 	f->cfg.limits.tokens_per_session = 8;
 	f->cfg.limits.grants_per_peer = 4;
-	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens };
+	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens, NULL };
 	f->fds = cm_fds_count();
 	deps = (struct regions_deps){ .cfg = &f->cfg,
 				      .pool = &f->pool,
 				      .agent_id = our_id,
 				      .incarnation = 5,
-				      .up = &fixture_up,
+				      .up = up,
 				      .peers = &f->peers,
 				      .sessions = &f->sessions,
 				      .rails = &f->rails };
@@ -87,6 +87,11 @@ static int fixture_setup(void **state)
 	assert_int_equal(regions_new(&f->regions, &deps), 0);
 	*state = f;
 	return 0;
+}
+
+static inline int fixture_setup(void **state)
+{
+	return fixture_setup_with(state, &fixture_up);
 }
 
 /* Ends everything that the test left and checks that nothing remains. */

@@ -1018,6 +1018,252 @@ static int encode_empty_dmsg_env_get_reply(void *buf, size_t cap)
 	return dmsg_env_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_dmsg_lease(const void *body, size_t len)
+{
+	struct dmsg_lease m;
+
+	if (dmsg_lease_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.region != UINT64_C(0x322b241d160f0801))
+		return "region";
+	if (m.access != UINT16_C(0x3))
+		return "access";
+	if (m.flags != UINT16_C(0x1))
+		return "flags";
+	if (m.holders != UINT32_C(0x6d665f58))
+		return "holders";
+	if (m.expiry_ms != UINT32_C(0x8a837c75))
+		return "expiry_ms";
+	if (memcmp(m.audience, "\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030", 16))
+		return "audience";
+	if (m.ranges.n != 3 || memcmp(m.ranges.p, "\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216", 96))
+		return "ranges";
+	return NULL;
+}
+
+static int encode_dmsg_lease(void *buf, size_t cap)
+{
+	const struct dmsg_lease m = {
+		.region = UINT64_C(0x322b241d160f0801),
+		.access = UINT16_C(0x3),
+		.flags = UINT16_C(0x1),
+		.holders = UINT32_C(0x6d665f58),
+		.expiry_ms = UINT32_C(0x8a837c75),
+		.audience = { 175, 182, 189, 196, 203, 210, 217, 224, 231, 238, 245, 252, 3, 10, 17, 24 },
+		.ranges = { (const uint8_t *)"\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216", 3 },
+	};
+
+	return dmsg_lease_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease(void *buf, size_t cap)
+{
+	const struct dmsg_lease m = {};
+
+	return dmsg_lease_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_reply(const void *body, size_t len)
+{
+	struct dmsg_lease_reply m;
+
+	if (dmsg_lease_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.lease != UINT64_C(0x322b241d160f0801))
+		return "lease";
+	if (m.granted != UINT32_C(0x332c251e))
+		return "granted";
+	if (m.token.n != 43 || memcmp(m.token.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
+		return "token";
+	return NULL;
+}
+
+static int encode_dmsg_lease_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_reply m = {
+		.lease = UINT64_C(0x322b241d160f0801),
+		.granted = UINT32_C(0x332c251e),
+		.token = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
+	};
+
+	return dmsg_lease_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_reply m = {};
+
+	return dmsg_lease_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_acquire(const void *body, size_t len)
+{
+	struct dmsg_lease_acquire m;
+
+	if (dmsg_lease_acquire_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.token.n != 40 || memcmp(m.token.p, "\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242\251\260\267\276\305\314\323\332\341\350\357\366\375\004\013\022", 40))
+		return "token";
+	if (m.timeout_ms != UINT32_C(0x332c251e))
+		return "timeout_ms";
+	return NULL;
+}
+
+static int encode_dmsg_lease_acquire(void *buf, size_t cap)
+{
+	const struct dmsg_lease_acquire m = {
+		.token = { (const uint8_t *)"\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242\251\260\267\276\305\314\323\332\341\350\357\366\375\004\013\022", 40 },
+		.timeout_ms = UINT32_C(0x332c251e),
+	};
+
+	return dmsg_lease_acquire_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_acquire(void *buf, size_t cap)
+{
+	const struct dmsg_lease_acquire m = {};
+
+	return dmsg_lease_acquire_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_acquire_reply(const void *body, size_t len)
+{
+	struct dmsg_lease_acquire_reply m;
+
+	if (dmsg_lease_acquire_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.remote != UINT64_C(0x322b241d160f0801))
+		return "remote";
+	if (m.length != UINT64_C(0x4f48413a332c251e))
+		return "length";
+	if (m.access != UINT16_C(0x3))
+		return "access";
+	if (m.transport != UINT16_C(0x4))
+		return "transport";
+	if (m.expiry_ms != UINT32_C(0x8a837c75))
+		return "expiry_ms";
+	return NULL;
+}
+
+static int encode_dmsg_lease_acquire_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_acquire_reply m = {
+		.remote = UINT64_C(0x322b241d160f0801),
+		.length = UINT64_C(0x4f48413a332c251e),
+		.access = UINT16_C(0x3),
+		.transport = UINT16_C(0x4),
+		.expiry_ms = UINT32_C(0x8a837c75),
+	};
+
+	return dmsg_lease_acquire_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_acquire_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_acquire_reply m = {};
+
+	return dmsg_lease_acquire_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_renew(const void *body, size_t len)
+{
+	struct dmsg_lease_renew m;
+
+	if (dmsg_lease_renew_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.remote != UINT64_C(0x322b241d160f0801))
+		return "remote";
+	if (m.expiry_ms != UINT32_C(0x332c251e))
+		return "expiry_ms";
+	return NULL;
+}
+
+static int encode_dmsg_lease_renew(void *buf, size_t cap)
+{
+	const struct dmsg_lease_renew m = {
+		.remote = UINT64_C(0x322b241d160f0801),
+		.expiry_ms = UINT32_C(0x332c251e),
+	};
+
+	return dmsg_lease_renew_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_renew(void *buf, size_t cap)
+{
+	const struct dmsg_lease_renew m = {};
+
+	return dmsg_lease_renew_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_renew_reply(const void *body, size_t len)
+{
+	struct dmsg_lease_renew_reply m;
+
+	if (dmsg_lease_renew_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.expiry_ms != UINT32_C(0x160f0801))
+		return "expiry_ms";
+	return NULL;
+}
+
+static int encode_dmsg_lease_renew_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_renew_reply m = {
+		.expiry_ms = UINT32_C(0x160f0801),
+	};
+
+	return dmsg_lease_renew_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_renew_reply(void *buf, size_t cap)
+{
+	const struct dmsg_lease_renew_reply m = {};
+
+	return dmsg_lease_renew_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_end(const void *body, size_t len)
+{
+	struct dmsg_lease_end m;
+
+	if (dmsg_lease_end_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.lease != UINT64_C(0x322b241d160f0801))
+		return "lease";
+	return NULL;
+}
+
+static int encode_dmsg_lease_end(void *buf, size_t cap)
+{
+	const struct dmsg_lease_end m = {
+		.lease = UINT64_C(0x322b241d160f0801),
+	};
+
+	return dmsg_lease_end_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_end(void *buf, size_t cap)
+{
+	const struct dmsg_lease_end m = {};
+
+	return dmsg_lease_end_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_lease_end_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_dmsg_lease_end_reply(void *buf, size_t cap)
+{
+	return dmsg_lease_end_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_dmsg_lease_end_reply(void *buf, size_t cap)
+{
+	return dmsg_lease_end_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_dmsg_mailbox_open(const void *body, size_t len)
 {
 	struct dmsg_mailbox_open m;
@@ -1312,6 +1558,39 @@ static int encode_empty_dmsg_segment_changed(void *buf, size_t cap)
 	return dmsg_segment_changed_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_dmsg_lease_ended(const void *body, size_t len)
+{
+	struct dmsg_lease_ended m;
+
+	if (dmsg_lease_ended_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.lease != UINT64_C(0x322b241d160f0801))
+		return "lease";
+	if (m.outcome != UINT16_C(0x4))
+		return "outcome";
+	if (m.acquired != UINT32_C(0x6d665f58))
+		return "acquired";
+	return NULL;
+}
+
+static int encode_dmsg_lease_ended(void *buf, size_t cap)
+{
+	const struct dmsg_lease_ended m = {
+		.lease = UINT64_C(0x322b241d160f0801),
+		.outcome = UINT16_C(0x4),
+		.acquired = UINT32_C(0x6d665f58),
+	};
+
+	return dmsg_lease_ended_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_lease_ended(void *buf, size_t cap)
+{
+	const struct dmsg_lease_ended m = {};
+
+	return dmsg_lease_ended_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_dmsg_letter(const void *body, size_t len)
 {
 	struct dmsg_letter m;
@@ -1366,7 +1645,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x17))
+	if (m.features != UINT64_C(0x1f))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -1387,7 +1666,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x17),
+		.features = UINT64_C(0x1f),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -1560,6 +1839,8 @@ static const char *check_pmsg_release(const void *body, size_t len)
 		return "(refused)";
 	if (m.grant != UINT64_C(0x322b241d160f0801))
 		return "grant";
+	if (m.how != UINT32_C(0x2))
+		return "how";
 	return NULL;
 }
 
@@ -1567,6 +1848,7 @@ static int encode_pmsg_release(void *buf, size_t cap)
 {
 	const struct pmsg_release m = {
 		.grant = UINT64_C(0x322b241d160f0801),
+		.how = UINT32_C(0x2),
 	};
 
 	return pmsg_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -2115,6 +2397,195 @@ static int encode_empty_pmsg_stage_reply(void *buf, size_t cap)
 	return pmsg_stage_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
 }
 
+static const char *check_pmsg_acquire(const void *body, size_t len)
+{
+	struct pmsg_acquire m;
+
+	if (pmsg_acquire_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.leases.n != 3 || memcmp(m.leases.p, "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 120))
+		return "leases";
+	return NULL;
+}
+
+static int encode_pmsg_acquire(void *buf, size_t cap)
+{
+	const struct pmsg_acquire m = {
+		.leases = { (const uint8_t *)"\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 3 },
+	};
+
+	return pmsg_acquire_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_acquire(void *buf, size_t cap)
+{
+	const struct pmsg_acquire m = {};
+
+	return pmsg_acquire_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_acquire_reply(const void *body, size_t len)
+{
+	struct pmsg_acquire_reply m;
+
+	if (pmsg_acquire_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.results.n != 3 || memcmp(m.results.p, "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154\036\045\054\063\000\000\000\000\130\137\146\155\164\173\202\211\073\102\111\120\000\000\000\000\165\174\203\212\221\230\237\246", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_pmsg_acquire_reply(void *buf, size_t cap)
+{
+	const struct pmsg_acquire_reply m = {
+		.results = { (const uint8_t *)"\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154\036\045\054\063\000\000\000\000\130\137\146\155\164\173\202\211\073\102\111\120\000\000\000\000\165\174\203\212\221\230\237\246", 3 },
+	};
+
+	return pmsg_acquire_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_acquire_reply(void *buf, size_t cap)
+{
+	const struct pmsg_acquire_reply m = {};
+
+	return pmsg_acquire_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_lease_ranges(const void *body, size_t len)
+{
+	struct pmsg_lease_ranges m;
+
+	if (pmsg_lease_ranges_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	if (m.ranges.n != 3 || memcmp(m.ranges.p, "\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340", 96))
+		return "ranges";
+	return NULL;
+}
+
+static int encode_pmsg_lease_ranges(void *buf, size_t cap)
+{
+	const struct pmsg_lease_ranges m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+		.ranges = { (const uint8_t *)"\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340", 3 },
+	};
+
+	return pmsg_lease_ranges_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_lease_ranges(void *buf, size_t cap)
+{
+	const struct pmsg_lease_ranges m = {};
+
+	return pmsg_lease_ranges_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_lease_granted(const void *body, size_t len)
+{
+	struct pmsg_lease_granted m;
+
+	if (pmsg_lease_granted_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	if (m.token_id != UINT64_C(0x4f48413a332c251e))
+		return "token_id";
+	if (m.length != UINT64_C(0x6c655e575049423b))
+		return "length";
+	if (m.access != UINT16_C(0x5f58))
+		return "access";
+	if (m.ranges != UINT32_C(0xa7a09992))
+		return "ranges";
+	if (m.expiry_ms != UINT32_C(0xc4bdb6af))
+		return "expiry_ms";
+	if (memcmp(m.capability, "\351\360\367\376\005\014\023\032\041\050\057\066\075\104\113\122", 16))
+		return "capability";
+	if (m.rails.n != 3 || memcmp(m.rails.p, "\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\043\052\061\070\100\107\116\125\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\100\107\116\125\135\144\153\162\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345", 96))
+		return "rails";
+	return NULL;
+}
+
+static int encode_pmsg_lease_granted(void *buf, size_t cap)
+{
+	const struct pmsg_lease_granted m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+		.token_id = UINT64_C(0x4f48413a332c251e),
+		.length = UINT64_C(0x6c655e575049423b),
+		.access = UINT16_C(0x5f58),
+		.ranges = UINT32_C(0xa7a09992),
+		.expiry_ms = UINT32_C(0xc4bdb6af),
+		.capability = { 233, 240, 247, 254, 5, 12, 19, 26, 33, 40, 47, 54, 61, 68, 75, 82 },
+		.rails = { (const uint8_t *)"\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\043\052\061\070\100\107\116\125\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\100\107\116\125\135\144\153\162\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345", 3 },
+	};
+
+	return pmsg_lease_granted_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_lease_granted(void *buf, size_t cap)
+{
+	const struct pmsg_lease_granted m = {};
+
+	return pmsg_lease_granted_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_lease_renew(const void *body, size_t len)
+{
+	struct pmsg_lease_renew m;
+
+	if (pmsg_lease_renew_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	if (m.expiry_ms != UINT32_C(0x332c251e))
+		return "expiry_ms";
+	return NULL;
+}
+
+static int encode_pmsg_lease_renew(void *buf, size_t cap)
+{
+	const struct pmsg_lease_renew m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+		.expiry_ms = UINT32_C(0x332c251e),
+	};
+
+	return pmsg_lease_renew_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_lease_renew(void *buf, size_t cap)
+{
+	const struct pmsg_lease_renew m = {};
+
+	return pmsg_lease_renew_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_lease_renew_reply(const void *body, size_t len)
+{
+	struct pmsg_lease_renew_reply m;
+
+	if (pmsg_lease_renew_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.expiry_ms != UINT32_C(0x160f0801))
+		return "expiry_ms";
+	return NULL;
+}
+
+static int encode_pmsg_lease_renew_reply(void *buf, size_t cap)
+{
+	const struct pmsg_lease_renew_reply m = {
+		.expiry_ms = UINT32_C(0x160f0801),
+	};
+
+	return pmsg_lease_renew_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_lease_renew_reply(void *buf, size_t cap)
+{
+	const struct pmsg_lease_renew_reply m = {};
+
+	return pmsg_lease_renew_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_pmsg_post(const void *body, size_t len)
 {
 	struct pmsg_post m;
@@ -2239,6 +2710,34 @@ static void put_record_dmsg_allocation(void *wire)
 	};
 
 	dmsg_allocation_put(wire, &r);
+}
+
+static const char *check_record_dmsg_range(const void *wire)
+{
+	struct dmsg_range r;
+
+	dmsg_range_get(wire, &r);
+	if (r.offset != UINT64_C(0x89827b746d665f58))
+		return "offset";
+	if (r.length != UINT64_C(0xa69f98918a837c75))
+		return "length";
+	if (r.stride != UINT64_C(0xc3bcb5aea7a09992))
+		return "stride";
+	if (r.count != UINT64_C(0xe0d9d2cbc4bdb6af))
+		return "count";
+	return NULL;
+}
+
+static void put_record_dmsg_range(void *wire)
+{
+	const struct dmsg_range r = {
+		.offset = UINT64_C(0x89827b746d665f58),
+		.length = UINT64_C(0xa69f98918a837c75),
+		.stride = UINT64_C(0xc3bcb5aea7a09992),
+		.count = UINT64_C(0xe0d9d2cbc4bdb6af),
+	};
+
+	dmsg_range_put(wire, &r);
 }
 
 static const char *check_record_dmsg_sqe(const void *wire)
@@ -2561,6 +3060,84 @@ static void put_record_pmsg_rail(void *wire)
 	pmsg_rail_put(wire, &r);
 }
 
+static const char *check_record_pmsg_range(const void *wire)
+{
+	struct pmsg_range r;
+
+	pmsg_range_get(wire, &r);
+	if (r.offset != UINT64_C(0x89827b746d665f58))
+		return "offset";
+	if (r.length != UINT64_C(0xa69f98918a837c75))
+		return "length";
+	if (r.stride != UINT64_C(0xc3bcb5aea7a09992))
+		return "stride";
+	if (r.count != UINT64_C(0xe0d9d2cbc4bdb6af))
+		return "count";
+	return NULL;
+}
+
+static void put_record_pmsg_range(void *wire)
+{
+	const struct pmsg_range r = {
+		.offset = UINT64_C(0x89827b746d665f58),
+		.length = UINT64_C(0xa69f98918a837c75),
+		.stride = UINT64_C(0xc3bcb5aea7a09992),
+		.count = UINT64_C(0xe0d9d2cbc4bdb6af),
+	};
+
+	pmsg_range_put(wire, &r);
+}
+
+static const char *check_record_pmsg_lease_key(const void *wire)
+{
+	struct pmsg_lease_key r;
+
+	pmsg_lease_key_get(wire, &r);
+	if (r.token_id != UINT64_C(0x89827b746d665f58))
+		return "token_id";
+	if (r.region != UINT64_C(0xa69f98918a837c75))
+		return "region";
+	if (r.incarnation != UINT64_C(0xc3bcb5aea7a09992))
+		return "incarnation";
+	if (memcmp(r.capability, "\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030", 16))
+		return "capability";
+	return NULL;
+}
+
+static void put_record_pmsg_lease_key(void *wire)
+{
+	const struct pmsg_lease_key r = {
+		.token_id = UINT64_C(0x89827b746d665f58),
+		.region = UINT64_C(0xa69f98918a837c75),
+		.incarnation = UINT64_C(0xc3bcb5aea7a09992),
+		.capability = { 175, 182, 189, 196, 203, 210, 217, 224, 231, 238, 245, 252, 3, 10, 17, 24 },
+	};
+
+	pmsg_lease_key_put(wire, &r);
+}
+
+static const char *check_record_pmsg_lease_result(const void *wire)
+{
+	struct pmsg_lease_result r;
+
+	pmsg_lease_result_get(wire, &r);
+	if (r.code != UINT32_C(0x6d665f58))
+		return "code";
+	if (r.grant != UINT64_C(0xc3bcb5aea7a09992))
+		return "grant";
+	return NULL;
+}
+
+static void put_record_pmsg_lease_result(void *wire)
+{
+	const struct pmsg_lease_result r = {
+		.code = UINT32_C(0x6d665f58),
+		.grant = UINT64_C(0xc3bcb5aea7a09992),
+	};
+
+	pmsg_lease_result_put(wire, &r);
+}
+
 static const char *check_record_pmsg_port(const void *wire)
 {
 	struct pmsg_port r;
@@ -2667,6 +3244,22 @@ const struct vector vectors[] = {
 	  check_dmsg_env_get, encode_dmsg_env_get, encode_empty_dmsg_env_get, 0, NULL },
 	{ VECTOR_DATA, DMSG_ENV_GET_REPLY, "env_get_reply", 8, DMSG_ENV_GET_REPLY_BODY_MAX,
 	  check_dmsg_env_get_reply, encode_dmsg_env_get_reply, encode_empty_dmsg_env_get_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE, "lease", 44, DMSG_LEASE_BODY_MAX,
+	  check_dmsg_lease, encode_dmsg_lease, encode_empty_dmsg_lease, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_REPLY, "lease_reply", 20, DMSG_LEASE_REPLY_BODY_MAX,
+	  check_dmsg_lease_reply, encode_dmsg_lease_reply, encode_empty_dmsg_lease_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE, "lease_acquire", 8, DMSG_LEASE_ACQUIRE_BODY_MAX,
+	  check_dmsg_lease_acquire, encode_dmsg_lease_acquire, encode_empty_dmsg_lease_acquire, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE_REPLY, "lease_acquire_reply", 24, DMSG_LEASE_ACQUIRE_REPLY_BODY_MAX,
+	  check_dmsg_lease_acquire_reply, encode_dmsg_lease_acquire_reply, encode_empty_dmsg_lease_acquire_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_RENEW, "lease_renew", 16, DMSG_LEASE_RENEW_BODY_MAX,
+	  check_dmsg_lease_renew, encode_dmsg_lease_renew, encode_empty_dmsg_lease_renew, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_RENEW_REPLY, "lease_renew_reply", 4, DMSG_LEASE_RENEW_REPLY_BODY_MAX,
+	  check_dmsg_lease_renew_reply, encode_dmsg_lease_renew_reply, encode_empty_dmsg_lease_renew_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_END, "lease_end", 8, DMSG_LEASE_END_BODY_MAX,
+	  check_dmsg_lease_end, encode_dmsg_lease_end, encode_empty_dmsg_lease_end, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_END_REPLY, "lease_end_reply", 0, DMSG_LEASE_END_REPLY_BODY_MAX,
+	  check_dmsg_lease_end_reply, encode_dmsg_lease_end_reply, encode_empty_dmsg_lease_end_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_MAILBOX_OPEN, "mailbox_open", 12, DMSG_MAILBOX_OPEN_BODY_MAX,
 	  check_dmsg_mailbox_open, encode_dmsg_mailbox_open, encode_empty_dmsg_mailbox_open, 0, NULL },
 	{ VECTOR_DATA, DMSG_MAILBOX_OPEN_REPLY, "mailbox_open_reply", 16, DMSG_MAILBOX_OPEN_REPLY_BODY_MAX,
@@ -2687,6 +3280,8 @@ const struct vector vectors[] = {
 	  check_dmsg_draining, encode_dmsg_draining, encode_empty_dmsg_draining, 0, NULL },
 	{ VECTOR_DATA, DMSG_SEGMENT_CHANGED, "segment_changed", 16, DMSG_SEGMENT_CHANGED_BODY_MAX,
 	  check_dmsg_segment_changed, encode_dmsg_segment_changed, encode_empty_dmsg_segment_changed, 0, NULL },
+	{ VECTOR_DATA, DMSG_LEASE_ENDED, "lease_ended", 16, DMSG_LEASE_ENDED_BODY_MAX,
+	  check_dmsg_lease_ended, encode_dmsg_lease_ended, encode_empty_dmsg_lease_ended, 0, NULL },
 	{ VECTOR_DATA, DMSG_LETTER, "letter", 44, DMSG_LETTER_BODY_MAX,
 	  check_dmsg_letter, encode_dmsg_letter, encode_empty_dmsg_letter, 0, NULL },
 	{ VECTOR_PEER, PMSG_HELLO, "hello", 64, PMSG_HELLO_BODY_MAX,
@@ -2701,8 +3296,8 @@ const struct vector vectors[] = {
 	  check_pmsg_import, encode_pmsg_import, encode_empty_pmsg_import, 0, NULL },
 	{ VECTOR_PEER, PMSG_IMPORT_REPLY, "import_reply", 24, PMSG_IMPORT_REPLY_BODY_MAX,
 	  check_pmsg_import_reply, encode_pmsg_import_reply, encode_empty_pmsg_import_reply, 0, NULL },
-	{ VECTOR_PEER, PMSG_RELEASE, "release", 8, PMSG_RELEASE_BODY_MAX,
-	  check_pmsg_release, encode_pmsg_release, encode_empty_pmsg_release, 0, NULL },
+	{ VECTOR_PEER, PMSG_RELEASE, "release", 12, PMSG_RELEASE_BODY_MAX,
+	  check_pmsg_release, encode_pmsg_release, encode_empty_pmsg_release, 1, (const size_t[]){ 8 } },
 	{ VECTOR_PEER, PMSG_FENCE, "fence", 12, PMSG_FENCE_BODY_MAX,
 	  check_pmsg_fence, encode_pmsg_fence, encode_empty_pmsg_fence, 0, NULL },
 	{ VECTOR_PEER, PMSG_FENCE_ACK, "fence_ack", 0, PMSG_FENCE_ACK_BODY_MAX,
@@ -2741,6 +3336,18 @@ const struct vector vectors[] = {
 	  check_pmsg_stage, encode_pmsg_stage, encode_empty_pmsg_stage, 0, NULL },
 	{ VECTOR_PEER, PMSG_STAGE_REPLY, "stage_reply", 0, PMSG_STAGE_REPLY_BODY_MAX,
 	  check_pmsg_stage_reply, encode_pmsg_stage_reply, encode_empty_pmsg_stage_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_ACQUIRE, "acquire", 4, PMSG_ACQUIRE_BODY_MAX,
+	  check_pmsg_acquire, encode_pmsg_acquire, encode_empty_pmsg_acquire, 0, NULL },
+	{ VECTOR_PEER, PMSG_ACQUIRE_REPLY, "acquire_reply", 4, PMSG_ACQUIRE_REPLY_BODY_MAX,
+	  check_pmsg_acquire_reply, encode_pmsg_acquire_reply, encode_empty_pmsg_acquire_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_LEASE_RANGES, "lease_ranges", 12, PMSG_LEASE_RANGES_BODY_MAX,
+	  check_pmsg_lease_ranges, encode_pmsg_lease_ranges, encode_empty_pmsg_lease_ranges, 0, NULL },
+	{ VECTOR_PEER, PMSG_LEASE_GRANTED, "lease_granted", 60, PMSG_LEASE_GRANTED_BODY_MAX,
+	  check_pmsg_lease_granted, encode_pmsg_lease_granted, encode_empty_pmsg_lease_granted, 0, NULL },
+	{ VECTOR_PEER, PMSG_LEASE_RENEW, "lease_renew", 16, PMSG_LEASE_RENEW_BODY_MAX,
+	  check_pmsg_lease_renew, encode_pmsg_lease_renew, encode_empty_pmsg_lease_renew, 0, NULL },
+	{ VECTOR_PEER, PMSG_LEASE_RENEW_REPLY, "lease_renew_reply", 4, PMSG_LEASE_RENEW_REPLY_BODY_MAX,
+	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST, "post", 16, PMSG_POST_BODY_MAX,
 	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
@@ -2874,87 +3481,106 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[31], "mailbox_open.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[31], "mailbox_open.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[32], "mailbox_open_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
-	{ &vectors[35], "post.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[35], "post.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[35], "post.name", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[35], "post.name", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[35], "post.name", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[38], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
-	{ &vectors[40], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[40], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
-	{ &vectors[40], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[40], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
-	{ &vectors[40], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
-	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[40], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[42], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[42], "hello.features", 8, 8, UINT64_C(0x8), 0 },
-	{ &vectors[42], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
-	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[42], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[42], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[43], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[43], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[43], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[47], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
-	{ &vectors[59], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
-	{ &vectors[59], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
-	{ &vectors[64], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
-	{ &vectors[64], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[64], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[64], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[66], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
-	{ &vectors[66], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[66], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
-	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[68], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[68], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[68], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[31], "lease.access", 8, 2, UINT64_C(0x4), DRAY_E_UNSUPPORTED },
+	{ &vectors[31], "lease.access", 8, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
+	{ &vectors[31], "lease.flags", 10, 2, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
+	{ &vectors[31], "lease.flags", 10, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
+	{ &vectors[31], "lease.reserved", 20, 1, UINT64_C(0xff), 0 },
+	{ &vectors[32], "lease_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x4), 0 },
+	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x8000), 0 },
+	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0x5), 0 },
+	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[35], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[39], "mailbox_open.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[39], "mailbox_open.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[39], "mailbox_open.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[39], "mailbox_open.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[39], "mailbox_open.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[39], "mailbox_open.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[40], "mailbox_open_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[43], "post.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[43], "post.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[43], "post.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[43], "post.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[43], "post.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[43], "post.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[43], "post.name", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[43], "post.name", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[43], "post.name", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[43], "post.name", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[43], "post.name", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
+	{ &vectors[48], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[48], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[48], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[48], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
+	{ &vectors[48], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[49], "lease_ended.outcome", 8, 2, UINT64_C(0x5), 0 },
+	{ &vectors[49], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[49], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
+	{ &vectors[51], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[51], "hello.features", 8, 8, UINT64_C(0x20), 0 },
+	{ &vectors[51], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
+	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[52], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[52], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[56], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
+	{ &vectors[57], "release.how", 8, 4, UINT64_C(0x3), 0 },
+	{ &vectors[57], "release.how", 8, 4, UINT64_C(0xffffffff), 0 },
+	{ &vectors[68], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[68], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[73], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
+	{ &vectors[73], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[73], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[75], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[75], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[75], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[80], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
+	{ &vectors[80], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
+	{ &vectors[81], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[83], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[83], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -3010,49 +3636,63 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[30], "env_get_reply.notes", 4, 1, 65536,
 	  "\141" },
-	{ &vectors[31], "mailbox_open.name", 8, 1, 128,
+	{ &vectors[31], "lease.ranges", 40, 32, 4096,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
+	{ &vectors[32], "lease_reply.token", 16, 1, 256,
 	  "\141" },
-	{ &vectors[35], "post.segment", 8, 1, 256,
+	{ &vectors[33], "lease_acquire.token", 0, 1, 256,
 	  "\141" },
-	{ &vectors[35], "post.name", 12, 1, 128,
+	{ &vectors[39], "mailbox_open.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[35], "post.payload", 16, 1, 4096,
+	{ &vectors[43], "post.segment", 8, 1, 256,
 	  "\141" },
-	{ &vectors[37], "notification.payload", 48, 1, 4096,
+	{ &vectors[43], "post.name", 12, 1, 128,
 	  "\141" },
-	{ &vectors[38], "remote_lost.message", 12, 1, 256,
+	{ &vectors[43], "post.payload", 16, 1, 4096,
 	  "\141" },
-	{ &vectors[40], "segment_changed.segment", 8, 1, 256,
+	{ &vectors[45], "notification.payload", 48, 1, 4096,
 	  "\141" },
-	{ &vectors[40], "segment_changed.reason", 12, 1, 256,
+	{ &vectors[46], "remote_lost.message", 12, 1, 256,
 	  "\141" },
-	{ &vectors[41], "letter.payload", 40, 1, 4096,
+	{ &vectors[48], "segment_changed.segment", 8, 1, 256,
 	  "\141" },
-	{ &vectors[42], "hello.segment", 56, 1, 256,
+	{ &vectors[48], "segment_changed.reason", 12, 1, 256,
 	  "\141" },
-	{ &vectors[42], "hello.version", 60, 1, 64,
+	{ &vectors[50], "letter.payload", 40, 1, 4096,
 	  "\141" },
-	{ &vectors[43], "error.message", 4, 1, 256,
+	{ &vectors[51], "hello.segment", 56, 1, 256,
 	  "\141" },
-	{ &vectors[47], "import_reply.rails", 20, 32, 1024,
+	{ &vectors[51], "hello.version", 60, 1, 64,
+	  "\141" },
+	{ &vectors[52], "error.message", 4, 1, 256,
+	  "\141" },
+	{ &vectors[56], "import_reply.rails", 20, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[53], "notify.payload", 24, 1, 4096,
+	{ &vectors[62], "notify.payload", 24, 1, 4096,
 	  "\141" },
-	{ &vectors[57], "ports.ports", 0, 48, 64,
+	{ &vectors[66], "ports.ports", 0, 48, 64,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
-	{ &vectors[58], "keys.rails", 8, 32, 1024,
+	{ &vectors[67], "keys.rails", 8, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[64], "probe_reply.segment", 32, 1, 256,
+	{ &vectors[73], "probe_reply.segment", 32, 1, 256,
 	  "\141" },
-	{ &vectors[64], "probe_reply.version", 36, 1, 64,
+	{ &vectors[73], "probe_reply.version", 36, 1, 64,
 	  "\141" },
-	{ &vectors[65], "window.rails", 16, 32, 1024,
+	{ &vectors[74], "window.rails", 16, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[66], "stage.segs", 36, 16, 256,
+	{ &vectors[75], "stage.segs", 36, 16, 256,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
-	{ &vectors[68], "post.name", 8, 1, 128,
+	{ &vectors[77], "acquire.leases", 0, 40, 512,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301" },
+	{ &vectors[78], "acquire_reply.results", 0, 16, 512,
+	  "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154" },
+	{ &vectors[79], "lease_ranges.ranges", 8, 32, 2000,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
+	{ &vectors[80], "lease_granted.rails", 56, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[83], "post.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[68], "post.payload", 12, 1, 4096,
+	{ &vectors[83], "post.payload", 12, 1, 4096,
 	  "\141" },
 };
 
@@ -3066,6 +3706,9 @@ const struct vector_record vector_records[] = {
 	{ "dmsg_allocation", DMSG_ALLOCATION_SIZE,
 	  "\130\137\146\155\164\173\202\211",
 	  check_record_dmsg_allocation, put_record_dmsg_allocation },
+	{ "dmsg_range", DMSG_RANGE_SIZE,
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340",
+	  check_record_dmsg_range, put_record_dmsg_range },
 	{ "dmsg_sqe", DMSG_SQE_SIZE,
 	  "\130\137\146\155\164\173\202\211\017\000\002\001\314\323\332\341\351\360\367\376\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345\321\330\337\346\355\364\373\002\356\365\374\003\013\022\031\040\050\057\066\075\104\113\122\131\105\114\123\132\141\150\157\166\142\151\160\167\176\205\214\223\177\206\215\224\233\242\251\260\234\243\252\261\270\277\306\315",
 	  check_record_dmsg_sqe, put_record_dmsg_sqe },
@@ -3090,6 +3733,15 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_rail", PMSG_RAIL_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375",
 	  check_record_pmsg_rail, put_record_pmsg_rail },
+	{ "pmsg_range", PMSG_RANGE_SIZE,
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340",
+	  check_record_pmsg_range, put_record_pmsg_range },
+	{ "pmsg_lease_key", PMSG_LEASE_KEY_SIZE,
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030",
+	  check_record_pmsg_lease_key, put_record_pmsg_lease_key },
+	{ "pmsg_lease_result", PMSG_LEASE_RESULT_SIZE,
+	  "\130\137\146\155\000\000\000\000\222\231\240\247\256\265\274\303",
+	  check_record_pmsg_lease_result, put_record_pmsg_lease_result },
 	{ "pmsg_port", PMSG_PORT_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\257\266\314\323\351\360\367\376\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161",
 	  check_record_pmsg_port, put_record_pmsg_port },

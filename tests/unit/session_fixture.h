@@ -86,7 +86,7 @@ const char *peers_segment(struct peers *p)
 	return "127.0.0.1:7411";
 }
 
-int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
+int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr)
 {
@@ -106,9 +106,20 @@ void peer_import_cancel(struct peers *p, uint64_t id)
 	p->cancelled++;
 }
 
-void peer_release(struct peers *p, dray_handle peer, uint64_t grant)
+void peer_release(struct peers *p, dray_handle peer, uint64_t grant, enum pmsg_release_how how)
 {
 	p->released[p->n_released++] = grant;
+}
+
+uint32_t peers_lease_grant(struct peers *p, const struct pmsg_token *token, uint32_t n)
+{
+	return 0;
+}
+
+int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
+		  peer_reply_fn fn, void *arg)
+{
+	return -ENOTCONN;
 }
 
 void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)

@@ -45,6 +45,12 @@ static const struct list {
 	    "4294967300||4294967298|pool|r|1|" BIGGEST "|0|0|removing||",
 	    "4294967301|kv gpu|4294967297|cuda_vmm|rw|1|2097152|0|0|live|mlx5_0: registered|"
 	    "GPU-00000000-1111-2222-3333-444444444444" } },
+	{ DRAY_DBUS_METHOD_LIST_LEASES,
+	  dray_dbus_lease_fields,
+	  DRAY_DBUS_LEASE_FIELD_N,
+	  { "1970324836974593|4294967297|4294967299|r|128|4096|536870912|2|1|0|waiting|2000000000|28000000000",
+	    "1970324836974594|4294967297|4294967299|w|1|1|" BIGGEST
+	    "|1|1|0|expired|60000000000|0" } },
 	{ DRAY_DBUS_METHOD_LIST_MAILBOXES,
 	  dray_dbus_mailbox_fields,
 	  DRAY_DBUS_MAILBOX_FIELD_N,
@@ -355,6 +361,7 @@ static void verbs_print_the_golden_text(void **state)
 		{ "status", NULL },
 		{ "sessions", NULL },
 		{ "regions", NULL },
+		{ "leases", NULL },
 		{ "mailboxes", NULL },
 		{ "peers", NULL },
 		{ "rails", NULL },

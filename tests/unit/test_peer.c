@@ -274,9 +274,9 @@ static void test_release(void **state)
 	struct rig_import i;
 
 	rig_connect(a, b, &i);
-	peer_release(a->peers, i.peer, i.grant);
-	peer_release(a->peers, i.peer, i.grant);
-	peer_release(a->peers, 4711, i.grant);
+	peer_release(a->peers, i.peer, i.grant, PMSG_RELEASE_HOW_USED);
+	peer_release(a->peers, i.peer, i.grant, PMSG_RELEASE_HOW_USED);
+	peer_release(a->peers, 4711, i.grant, PMSG_RELEASE_HOW_USED);
 	assert_true(rig_until(e, b->released));
 	rig_for(e, 50);
 	assert_int_equal(b->released, 1);
@@ -325,7 +325,7 @@ static void test_fence_and_release(void **state)
 	a->answer_fences = false;
 	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
 	assert_true(rig_until(e, a->fences_seen));
-	peer_release(a->peers, i.peer, i.grant);
+	peer_release(a->peers, i.peer, i.grant, PMSG_RELEASE_HOW_USED);
 	assert_true(rig_until(e, b->fenced && b->released));
 	rig_kill(a);
 	rig_kill(b);
@@ -566,7 +566,7 @@ static void test_idle(void **state)
 	rig_connect(a, b, &i);
 	rig_for(e, 500);
 	assert_int_equal(rig_ready(a), 1);
-	peer_release(a->peers, i.peer, i.grant);
+	peer_release(a->peers, i.peer, i.grant, PMSG_RELEASE_HOW_USED);
 	assert_true(rig_until(e, rig_count(a) == 0 && rig_count(b) == 0));
 	/* this is not a loss, and the peer connects again when needed */
 	assert_int_equal(peers_totals(a->peers).lost, 0);

@@ -198,7 +198,8 @@ static void test_notify_peer(void **state)
 	lab_until(l, l->peers.imports == 1);
 	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER,
 			   &(struct pmsg_import_reply){
-				   .grant = 33, .length = PAGE, .access = DMSG_ACCESS_READ });
+				   .grant = 33, .length = PAGE, .access = DMSG_ACCESS_READ },
+			   NULL);
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	remote = reply.remote;
 

@@ -377,7 +377,8 @@ static uint64_t peer_answers(struct client *c, uint64_t grant)
 
 	p->import_fn(p->import_arg, &ok, LAB_PEER,
 		     &(struct pmsg_import_reply){
-			     .grant = grant, .length = 8192, .access = DMSG_ACCESS_READ });
+			     .grant = grant, .length = 8192, .access = DMSG_ACCESS_READ },
+		     NULL);
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	assert_int_equal(reply.length, 8192);
 	assert_int_equal(reply.access, DMSG_ACCESS_READ);
@@ -409,7 +410,7 @@ static void test_peer_import(void **state)
 	assert_string_equal(l->peers.segment, "127.0.0.1:7411");
 	assert_memory_equal(l->peers.token.agent_id, other_id, 16);
 	dray_err_set(&err, -EPERM, DRAY_E_PEER_DENIED, "no");
-	l->peers.import_fn(l->peers.import_arg, &err, 0, NULL);
+	l->peers.import_fn(l->peers.import_arg, &err, 0, NULL, NULL);
 	client_expect_error(c, c->id, DRAY_E_PEER_DENIED);
 
 	l->peers.import_code = DRAY_E_PEER_UNREACHABLE;

@@ -48,7 +48,8 @@ static void host_publish(struct lab_side *s)
 					    DMSG_ACCESS_ALL },
 					  LAB_PEER,
 					  HOST_REGION,
-					  0 };
+					  0,
+					  NULL };
 	assert_int_equal(object_publish(&s->core, &host_region->o), 0);
 	assert_int_equal(object_publish(&s->core, &host_grant.o), 0);
 }

@@ -9,6 +9,7 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transport/tcp/tcp.h"
+#include "agent/model/ranges.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_hand.h"
 
@@ -136,32 +137,53 @@ static void test_sum_overflow(void **state)
 	hand_import_finish();
 }
 
+/* At 1000, 2000 and 3000. */
+static struct ranges *pieces_of_100(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	uint8_t wire[DMSG_RANGE_SIZE];
+	struct ranges *r;
+
+	dmsg_range_put(wire, &(struct dmsg_range){ 1000, 100, 1000, 3 });
+	assert_int_equal(ranges_new(&r, wire, 1, 8 * MIB, &err), 0);
+	return r;
+}
+
 static void test_refused(void **state)
 {
+	struct ranges *ranges = pieces_of_100();
 	/* a part of the region, for reading; one of another peer; one whose region is unknown */
-	struct grant_view part = { { OBJECT_GRANT, LAB_HANDLE(20), 0, 0, 1000, DMSG_ACCESS_READ },
-				   LAB_PEER,
-				   LAB_REGION,
-				   500 },
-			  foreign = { { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
-				      LAB_HANDLE(9),
-				      LAB_REGION,
-				      0 },
-			  dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000,
-					 DMSG_ACCESS_ALL },
-				       LAB_PEER,
-				       LAB_HANDLE(99),
-				       0 },
-			  write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000,
-					   DMSG_ACCESS_WRITE },
-					 LAB_PEER,
-					 LAB_REGION,
-					 0 },
-			  beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB,
-				       DMSG_ACCESS_ALL },
-				     LAB_PEER,
-				     LAB_REGION,
-				     1 };
+	struct grant_view
+		part = { { OBJECT_GRANT, LAB_HANDLE(20), 0, 0, 1000, DMSG_ACCESS_READ },
+			 LAB_PEER,
+			 LAB_REGION,
+			 500,
+			 NULL },
+		foreign = { { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
+			    LAB_HANDLE(9),
+			    LAB_REGION,
+			    0,
+			    NULL },
+		dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000, DMSG_ACCESS_ALL },
+			     LAB_PEER,
+			     LAB_HANDLE(99),
+			     0,
+			     NULL },
+		write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000, DMSG_ACCESS_WRITE },
+			       LAB_PEER,
+			       LAB_REGION,
+			       0,
+			       NULL },
+		beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
+			   LAB_PEER,
+			   LAB_REGION,
+			   1,
+			   NULL },
+		lease = { { OBJECT_GRANT, LAB_HANDLE(25), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
+			  LAB_PEER,
+			  LAB_REGION,
+			  0,
+			  ranges };
 	struct {
 		uint8_t kind;
 		uint64_t grant;
@@ -181,6 +203,13 @@ static void test_refused(void **state)
 		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(23), { 0, 100 }, 0 },
 		{ PMSG_FRAME_KIND_READ, LAB_HANDLE(23), { 0, 100 }, DRAY_E_DENIED },
 		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(24), { 0, 100 }, DRAY_E_RANGE },
+		/* a lease */
+		{ PMSG_FRAME_KIND_READ, LAB_HANDLE(25), { 2000, 100 }, 0 },
+		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(25), { 3099, 1 }, 0 },
+		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(25), { 3000, 101 }, DRAY_E_RANGE },
+		{ PMSG_FRAME_KIND_READ, LAB_HANDLE(25), { 1999, 1 }, DRAY_E_RANGE },
+		{ PMSG_FRAME_KIND_READ, LAB_HANDLE(25), { 1000, 2100 }, DRAY_E_RANGE },
+		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(25), { 4000, 1 }, DRAY_E_RANGE },
 		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(50), { 0, 3 * MIB }, DRAY_E_REVOKED },
 		{ PMSG_FRAME_KIND_WRITE,
 		  LAB_GRANT + ((uint64_t)1 << 32),
@@ -197,6 +226,7 @@ static void test_refused(void **state)
 	object_publish(&b->core, &dangling.o);
 	object_publish(&b->core, &write_only.o);
 	object_publish(&b->core, &beyond.o);
+	object_publish(&b->core, &lease.o);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
 		bool write = cases[i].kind == PMSG_FRAME_KIND_WRITE;
 		uint64_t n = cases[i].seg.length;
@@ -222,6 +252,7 @@ static void test_refused(void **state)
 		hand_write(100 + i, 4000, 5000);
 	}
 	hand_import_finish();
+	ranges_unref(ranges);
 }
 
 /* The grant is published after its frame was received, but before the worker read its commands. */
@@ -230,7 +261,8 @@ static void test_grant_just_published(void **state)
 	struct grant_view late = { { OBJECT_GRANT, LAB_HANDLE(30), 0, 0, 1000, DMSG_ACCESS_ALL },
 				   LAB_PEER,
 				   LAB_REGION,
-				   0 };
+				   0,
+				   NULL };
 	struct pmsg_seg seg = { 0, 1000 };
 	size_t n;
 

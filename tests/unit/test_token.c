@@ -95,7 +95,7 @@ static void test_export(void **state)
 	/* another group has no such region; another session of the group has it */
 	f->owner.group++;
 	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_NOT_FOUND);
-	f->owner = (struct region_owner){ SESSION + 1, GROUP, NULL };
+	f->owner = (struct region_owner){ SESSION + 1, GROUP, NULL, NULL };
 	assert_int_equal(export_with(f, m, SEGMENT, &x), 0);
 	assert_int_equal(f->tokens, 2);
 	f->owner = mine;
@@ -152,9 +152,9 @@ static void test_import(void **state)
 	assert_int_equal(grants_count(f->regions, PEER), 4);
 
 	/* a release by another peer has no effect */
-	grant_release(f->regions, PEER + 1, grants[0]);
+	grant_release(f->regions, PEER + 1, grants[0], PMSG_RELEASE_HOW_USED);
 	assert_int_equal(fake_waiting(), 0);
-	grant_release(f->regions, PEER, grants[0]);
+	grant_release(f->regions, PEER, grants[0], PMSG_RELEASE_HOW_USED);
 	assert_int_equal(grant_region(f->regions, PEER, grants[0]), 0);
 	assert_int_equal(grants_count(f->regions, PEER), 4);
 	fake_answer(OBJECT_GRANT, grants[0]);
@@ -203,7 +203,7 @@ static void test_single_use(void **state)
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_USED);
 	assert_int_equal(import_local(f, &x.t, 77), DRAY_E_TOKEN_USED);
 	assert_int_equal(f->tokens, 1);
-	grant_release(f->regions, PEER, grant);
+	grant_release(f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
 	fake_answer_all();
 	/* it no longer counts for the quota, and a later import still gets the reason */
 	assert_int_equal(f->tokens, 0);
@@ -217,7 +217,7 @@ static void test_single_use(void **state)
 	x = export(f, region, DMSG_EXPORT_FLAG_SINGLE_USE);
 	assert_int_equal(import_local(f, &x.t, 77), 0);
 	assert_int_equal(import(f, &x.t, &other), DRAY_E_TOKEN_USED);
-	local_remote_gone(f->regions, x.id, 77);
+	local_remote_gone(f->regions, x.id, 77, PMSG_RELEASE_HOW_USED);
 	assert_int_equal(f->tokens, 0);
 	remove_all(f, region);
 }
@@ -257,7 +257,7 @@ static void test_expiry(void **state)
 	assert_int_equal(live_tokens(f), 2);
 	assert_int_equal(f->tokens, 2);
 	assert_int_equal(import(f, &unused.t, &grant), DRAY_E_TOKEN_EXPIRED);
-	grant_release(f->regions, PEER, held);
+	grant_release(f->regions, PEER, held, PMSG_RELEASE_HOW_USED);
 	fake_answer_all();
 	assert_int_equal(live_tokens(f), 1);
 	assert_int_equal(import(f, &x.t, &grant), 0);

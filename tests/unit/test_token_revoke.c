@@ -38,7 +38,7 @@ static void test_revoke(void **state)
 	assert_int_equal(start_revoke(f, region, y.id, &two), 0);
 	fake_answer_all();
 	assert_int_equal(one.calls + two.calls, 0);
-	local_remote_gone(f->regions, y.id, 77);
+	local_remote_gone(f->regions, y.id, 77, PMSG_RELEASE_HOW_USED);
 	assert_int_equal(one.calls + two.calls, 0);
 	grant_fenced(f->regions, PEER + 1, grant);
 	assert_int_equal(one.calls + two.calls, 0);
@@ -75,7 +75,7 @@ static void test_revoke_orders(void **state)
 		if (way == 0)
 			grant_fenced(f->regions, PEER, grant);
 		else if (way == 1)
-			grant_release(f->regions, PEER, grant);
+			grant_release(f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
 		else
 			grants_peer_gone(f->regions, PEER);
 		assert_int_equal(o.calls, 0);
@@ -83,7 +83,7 @@ static void test_revoke_orders(void **state)
 		assert_int_equal(o.calls, 1);
 		/* late messages about the grant */
 		grant_fenced(f->regions, PEER, grant);
-		grant_release(f->regions, PEER, grant);
+		grant_release(f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
 	}
 	remove_all(f, region);
 }
@@ -123,7 +123,7 @@ static void test_remove_fenced(void **state)
 	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
 	assert_int_equal(f->fences, 1);
 	fake_answer_all();
-	local_remote_gone(f->regions, x.id, 77);
+	local_remote_gone(f->regions, x.id, 77, PMSG_RELEASE_HOW_USED);
 	assert_int_equal(done, 0);
 	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
 	grant_fenced(f->regions, PEER, f->fenced[0]);
@@ -156,7 +156,7 @@ static void test_remove_urgent(void **state)
 	assert_int_equal(done, 1);
 	assert_int_equal(f->tokens, 0);
 	assert_int_equal(grants_count(f->regions, PEER), 1);
-	local_remote_gone(f->regions, x.id, 77);
+	local_remote_gone(f->regions, x.id, 77, PMSG_RELEASE_HOW_USED);
 	grant_fenced(f->regions, PEER, grant);
 	assert_int_equal(grants_count(f->regions, PEER), 0);
 }

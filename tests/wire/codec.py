@@ -268,6 +268,8 @@ TOKEN_MAX = 256  # Bytes of a region token in binary form.
 EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
+LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
+LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 
 HANDLE_KIND_NONE = 0  # Not a handle.
@@ -277,8 +279,9 @@ HANDLE_KIND_REQUEST = 3  # Request id of libdray; other clients may use any numb
 HANDLE_KIND_SESSION = 4  # Session.
 HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
 HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
+HANDLE_KIND_LEASE = 7  # Lease. Since 1.4.
 HANDLE_KIND_MAILBOX = 8  # Mailbox. Since 1.4.
-HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 8: "mailbox"}
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 7: "lease", 8: "mailbox"}
 
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.
@@ -329,6 +332,14 @@ HINT_SOURCE_DETECTED = 3  # The agent's own detection.
 HINT_SOURCE_CLIENT = 4  # A client.
 HINT_SOURCE_NAMES = {1: "explicit", 2: "environment", 3: "detected", 4: "client"}
 
+LEASE_OUTCOME_USED = 1  # Every holder has released it.
+LEASE_OUTCOME_EXPIRED = 2  # Its time passed without a renewal.
+# Its owner ended it: by LEASE_END, with its region or its tokens, or because the owner's agent
+# drains.
+LEASE_OUTCOME_ENDED = 3
+LEASE_OUTCOME_PEER_LOST = 4  # A holder, or the agent of a holder, is lost.
+LEASE_OUTCOME_NAMES = {1: "used", 2: "expired", 3: "ended", 4: "peer_lost"}
+
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
 ACCESS_ALL = 3
@@ -352,6 +363,11 @@ REGION_FLAG_ALL = 1
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
 EXPORT_FLAG_ALL = 1
+
+# Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
+# message.
+LEASE_FLAG_GRANT = 1
+LEASE_FLAG_ALL = 1
 
 TRANSFER_FLAG_NOTIFY = 1  # Deliver a notification once all bytes are in place.
 TRANSFER_FLAG_WAIT = 2  # Start when the wait word holds its value.
@@ -407,6 +423,14 @@ MSG_SEGMENT_GET = 0x000e
 MSG_SEGMENT_GET_REPLY = 0x800e
 MSG_ENV_GET = 0x000f
 MSG_ENV_GET_REPLY = 0x800f
+MSG_LEASE = 0x0010
+MSG_LEASE_REPLY = 0x8010
+MSG_LEASE_ACQUIRE = 0x0011
+MSG_LEASE_ACQUIRE_REPLY = 0x8011
+MSG_LEASE_RENEW = 0x0012
+MSG_LEASE_RENEW_REPLY = 0x8012
+MSG_LEASE_END = 0x0013
+MSG_LEASE_END_REPLY = 0x8013
 MSG_MAILBOX_OPEN = 0x0018
 MSG_MAILBOX_OPEN_REPLY = 0x8018
 MSG_MAILBOX_CLOSE = 0x0019
@@ -417,6 +441,7 @@ MSG_NOTIFICATION = 0x4001
 MSG_REMOTE_LOST = 0x4002
 MSG_DRAINING = 0x4003
 MSG_SEGMENT_CHANGED = 0x4004
+MSG_LEASE_ENDED = 0x4005
 MSG_LETTER = 0x4006
 TYPE_NAMES = {
     MSG_HELLO: "hello",
@@ -450,6 +475,14 @@ TYPE_NAMES = {
     MSG_SEGMENT_GET_REPLY: "segment_get_reply",
     MSG_ENV_GET: "env_get",
     MSG_ENV_GET_REPLY: "env_get_reply",
+    MSG_LEASE: "lease",
+    MSG_LEASE_REPLY: "lease_reply",
+    MSG_LEASE_ACQUIRE: "lease_acquire",
+    MSG_LEASE_ACQUIRE_REPLY: "lease_acquire_reply",
+    MSG_LEASE_RENEW: "lease_renew",
+    MSG_LEASE_RENEW_REPLY: "lease_renew_reply",
+    MSG_LEASE_END: "lease_end",
+    MSG_LEASE_END_REPLY: "lease_end_reply",
     MSG_MAILBOX_OPEN: "mailbox_open",
     MSG_MAILBOX_OPEN_REPLY: "mailbox_open_reply",
     MSG_MAILBOX_CLOSE: "mailbox_close",
@@ -460,6 +493,7 @@ TYPE_NAMES = {
     MSG_REMOTE_LOST: "remote_lost",
     MSG_DRAINING: "draining",
     MSG_SEGMENT_CHANGED: "segment_changed",
+    MSG_LEASE_ENDED: "lease_ended",
     MSG_LETTER: "letter",
 }
 
@@ -484,6 +518,11 @@ OP = Struct("<QQQ")  # 24 bytes
 # Allocation of a descriptor of kind cuda_vmm. Since 1.2.
 Allocation = namedtuple("Allocation", "bytes")
 ALLOCATION = Struct("<Q")  # 8 bytes
+
+# Strided range of a region: `count` pieces of `length` bytes whose starts are `stride` bytes apart.
+# Since 1.4.
+Range = namedtuple("Range", "offset length stride count")
+RANGE = Struct("<QQQQ")  # 32 bytes
 
 # Submission entry of a ring.
 Sqe = namedtuple("Sqe", """
@@ -1458,6 +1497,193 @@ def unpack_env_get_reply(body):
     return EnvGetReply(variables, notes)
 
 
+# Leases ranges of a region to the holders of the reply's token: each of them reads or writes these
+# ranges, and no other bytes, until the lease ends. It ends once, and LEASE_ENDED tells how. Since
+# 1.4.
+Lease = namedtuple("Lease", "region access flags holders expiry_ms audience ranges")
+_LEASE_0 = Struct("<QHHII4x16sI")
+
+
+def pack_lease(request_id=0, region=0, access=0, flags=0, holders=0, expiry_ms=0,
+               audience=bytes(16), ranges=b""):
+    ranges, n_ranges = _put_vec("lease.ranges", ranges, RANGE, 4096)
+    return build(MSG_LEASE, request_id,
+                 _LEASE_0.pack(region, access, flags, holders, expiry_ms, audience,
+                               n_ranges),
+                 ranges)
+
+
+def unpack_lease(body):
+    left = len(body)
+    at = 0
+    if left < 44:
+        raise _short("lease")
+    (region, access, flags, holders, expiry_ms, audience, n) = _LEASE_0.unpack_from(body, at)
+    if access & ~ACCESS_ALL:
+        raise _bits("lease.access", access & ~ACCESS_ALL)
+    if flags & ~LEASE_FLAG_ALL:
+        raise _bits("lease.flags", flags & ~LEASE_FLAG_ALL)
+    at += 44
+    left -= 44
+    if n > 4096:
+        raise _large("lease.ranges", n, 4096)
+    if left < n * 32:
+        raise _short("lease")
+    ranges = [Range._make(r) for r in RANGE.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return Lease(region, access, flags, holders, expiry_ms, audience, ranges)
+
+
+# The lease exists.
+LeaseReply = namedtuple("LeaseReply", "lease granted token")
+_LEASE_REPLY_0 = Struct("<QI4xI")
+
+
+def pack_lease_reply(request_id=0, lease=0, granted=0, token=b""):
+    token = _put_blob("lease_reply.token", token, 256)
+    return build(MSG_LEASE_REPLY, request_id, _LEASE_REPLY_0.pack(lease, granted, len(token)),
+                 token)
+
+
+def unpack_lease_reply(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("lease_reply")
+    (lease, granted, n) = _LEASE_REPLY_0.unpack_from(body, at)
+    at += 20
+    left -= 20
+    if n > 256:
+        raise _large("lease_reply.token", n, 256)
+    if left < n:
+        raise _short("lease_reply")
+    token = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return LeaseReply(lease, granted, token)
+
+
+# Makes this session a holder of a lease. Acquisitions from one agent's leases are sent together.
+# Since 1.4.
+LeaseAcquire = namedtuple("LeaseAcquire", "token timeout_ms")
+_LEASE_ACQUIRE_1 = Struct("<I")
+
+
+def pack_lease_acquire(request_id=0, token=b"", timeout_ms=0):
+    token = _put_blob("lease_acquire.token", token, 256)
+    return build(MSG_LEASE_ACQUIRE, request_id, _U32.pack(len(token)), token,
+                 _LEASE_ACQUIRE_1.pack(timeout_ms))
+
+
+def unpack_lease_acquire(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("lease_acquire")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("lease_acquire.token", n, 256)
+    if left < n:
+        raise _short("lease_acquire")
+    token = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("lease_acquire")
+    timeout_ms, = _LEASE_ACQUIRE_1.unpack_from(body, at)
+    at += 4
+    left -= 4
+    return LeaseAcquire(token, timeout_ms)
+
+
+# A remote for the lease. Offsets are those of the owner's region; an operation outside of the
+# lease's ranges is refused with `range`. REMOTE_RELEASE tells the owner that this holder has used
+# the lease; the end of the session tells it that the holder is lost. When the lease ends otherwise,
+# REMOTE_LOST follows.
+LeaseAcquireReply = namedtuple("LeaseAcquireReply", "remote length access transport expiry_ms")
+_LEASE_ACQUIRE_REPLY_0 = Struct("<QQHHI")
+
+
+def pack_lease_acquire_reply(request_id=0, remote=0, length=0, access=0, transport=0, expiry_ms=0):
+    return build(MSG_LEASE_ACQUIRE_REPLY, request_id,
+                 _LEASE_ACQUIRE_REPLY_0.pack(remote, length, access, transport, expiry_ms))
+
+
+def unpack_lease_acquire_reply(body):
+    left = len(body)
+    if left < 24:
+        raise _short("lease_acquire_reply")
+    (remote, length, access, transport, expiry_ms) = _LEASE_ACQUIRE_REPLY_0.unpack_from(body)
+    return LeaseAcquireReply(remote, length, access, transport, expiry_ms)
+
+
+# Sets the time until the lease of a remote expires. It never becomes shorter. Since 1.4.
+LeaseRenew = namedtuple("LeaseRenew", "remote expiry_ms")
+_LEASE_RENEW_0 = Struct("<QI4x")
+
+
+def pack_lease_renew(request_id=0, remote=0, expiry_ms=0):
+    return build(MSG_LEASE_RENEW, request_id, _LEASE_RENEW_0.pack(remote, expiry_ms))
+
+
+def unpack_lease_renew(body):
+    left = len(body)
+    if left < 16:
+        raise _short("lease_renew")
+    (remote, expiry_ms) = _LEASE_RENEW_0.unpack_from(body)
+    return LeaseRenew(remote, expiry_ms)
+
+
+# The lease is renewed.
+LeaseRenewReply = namedtuple("LeaseRenewReply", "expiry_ms")
+_LEASE_RENEW_REPLY_0 = Struct("<I")
+
+
+def pack_lease_renew_reply(request_id=0, expiry_ms=0):
+    return build(MSG_LEASE_RENEW_REPLY, request_id, _LEASE_RENEW_REPLY_0.pack(expiry_ms))
+
+
+def unpack_lease_renew_reply(body):
+    left = len(body)
+    if left < 4:
+        raise _short("lease_renew_reply")
+    expiry_ms, = _LEASE_RENEW_REPLY_0.unpack_from(body)
+    return LeaseRenewReply(expiry_ms)
+
+
+# Ends a lease that this session made. The reply proves that no holder can access the ranges by it
+# any more; LEASE_ENDED comes before it. Since 1.4.
+LeaseEnd = namedtuple("LeaseEnd", "lease")
+_LEASE_END_0 = Struct("<Q")
+
+
+def pack_lease_end(request_id=0, lease=0):
+    return build(MSG_LEASE_END, request_id, _LEASE_END_0.pack(lease))
+
+
+def unpack_lease_end(body):
+    left = len(body)
+    if left < 8:
+        raise _short("lease_end")
+    lease, = _LEASE_END_0.unpack_from(body)
+    return LeaseEnd(lease)
+
+
+# The ranges are fenced.
+LeaseEndReply = namedtuple("LeaseEndReply", "")
+
+
+def pack_lease_end_reply(request_id=0):
+    return build(MSG_LEASE_END_REPLY, request_id)
+
+
+def unpack_lease_end_reply(body):
+    return LeaseEndReply()
+
+
 # Opens a mailbox: a name at this agent, to which clients of this agent and of agents that hold the
 # key can POST. The mailbox ends with its session. Since 1.4.
 MailboxOpen = namedtuple("MailboxOpen", "capacity name")
@@ -1725,6 +1951,24 @@ def unpack_segment_changed(body):
     return SegmentChanged(old, new, flags, segment, reason)
 
 
+# Event: a lease of this session has ended; its holders cannot access the ranges by it any more.
+# Exactly once for each lease. Since 1.4.
+LeaseEnded = namedtuple("LeaseEnded", "lease outcome acquired")
+_LEASE_ENDED_0 = Struct("<QH2xI")
+
+
+def pack_lease_ended(request_id=0, lease=0, outcome=0, acquired=0):
+    return build(MSG_LEASE_ENDED, request_id, _LEASE_ENDED_0.pack(lease, outcome, acquired))
+
+
+def unpack_lease_ended(body):
+    left = len(body)
+    if left < 16:
+        raise _short("lease_ended")
+    (lease, outcome, acquired) = _LEASE_ENDED_0.unpack_from(body)
+    return LeaseEnded(lease, outcome, acquired)
+
+
 # Event: a letter for a mailbox of this session. The sender's agent says who its client is: the
 # kernel's credentials, not a claim of the client. Agents authenticate each other by the key. Since
 # 1.4.
@@ -1789,6 +2033,14 @@ UNPACK = {
     MSG_SEGMENT_GET_REPLY: unpack_segment_get_reply,
     MSG_ENV_GET: unpack_env_get,
     MSG_ENV_GET_REPLY: unpack_env_get_reply,
+    MSG_LEASE: unpack_lease,
+    MSG_LEASE_REPLY: unpack_lease_reply,
+    MSG_LEASE_ACQUIRE: unpack_lease_acquire,
+    MSG_LEASE_ACQUIRE_REPLY: unpack_lease_acquire_reply,
+    MSG_LEASE_RENEW: unpack_lease_renew,
+    MSG_LEASE_RENEW_REPLY: unpack_lease_renew_reply,
+    MSG_LEASE_END: unpack_lease_end,
+    MSG_LEASE_END_REPLY: unpack_lease_end_reply,
     MSG_MAILBOX_OPEN: unpack_mailbox_open,
     MSG_MAILBOX_OPEN_REPLY: unpack_mailbox_open_reply,
     MSG_MAILBOX_CLOSE: unpack_mailbox_close,
@@ -1799,6 +2051,7 @@ UNPACK = {
     MSG_REMOTE_LOST: unpack_remote_lost,
     MSG_DRAINING: unpack_draining,
     MSG_SEGMENT_CHANGED: unpack_segment_changed,
+    MSG_LEASE_ENDED: unpack_lease_ended,
     MSG_LETTER: unpack_letter,
 }
 
@@ -1828,11 +2081,18 @@ PEER_STAGE_KIND_GATHER = 1  # From the granted range into the window.
 PEER_STAGE_KIND_SCATTER = 2  # From the window into the granted range.
 PEER_STAGE_KIND_NAMES = {1: "gather", 2: "scatter"}
 
+PEER_RELEASE_HOW_USED = 0  # Its client has released it.
+PEER_RELEASE_HOW_LOST = 1  # Its client is lost, or the remote was lost.
+# No client has acquired it: its client gave up, or a limit of the importer is reached.
+PEER_RELEASE_HOW_DECLINED = 2
+PEER_RELEASE_HOW_NAMES = {0: "used", 1: "lost", 2: "declined"}
+
 PEER_FEATURE_TCP = 1  # Data streams over TCP.
 PEER_FEATURE_RDMA = 2  # Queue pairs.
 PEER_FEATURE_WINDOW = 4  # Windows, if both sides have rdma. Since 1.3.
+PEER_FEATURE_LEASE = 8  # Leases. Since 1.4.
 PEER_FEATURE_MAILBOX = 16  # Mailboxes. Since 1.4.
-PEER_FEATURE_ALL = 23
+PEER_FEATURE_ALL = 31
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -1860,6 +2120,12 @@ PEER_MSG_PROBE_REPLY = 0x800f
 PEER_MSG_WINDOW = 0x0010
 PEER_MSG_STAGE = 0x0011
 PEER_MSG_STAGE_REPLY = 0x8011
+PEER_MSG_ACQUIRE = 0x0012
+PEER_MSG_ACQUIRE_REPLY = 0x8012
+PEER_MSG_LEASE_RANGES = 0x0013
+PEER_MSG_LEASE_GRANTED = 0x0014
+PEER_MSG_LEASE_RENEW = 0x0015
+PEER_MSG_LEASE_RENEW_REPLY = 0x8015
 PEER_MSG_POST = 0x0018
 PEER_MSG_POST_REPLY = 0x8018
 PEER_TYPE_NAMES = {
@@ -1889,6 +2155,12 @@ PEER_TYPE_NAMES = {
     PEER_MSG_WINDOW: "window",
     PEER_MSG_STAGE: "stage",
     PEER_MSG_STAGE_REPLY: "stage_reply",
+    PEER_MSG_ACQUIRE: "acquire",
+    PEER_MSG_ACQUIRE_REPLY: "acquire_reply",
+    PEER_MSG_LEASE_RANGES: "lease_ranges",
+    PEER_MSG_LEASE_GRANTED: "lease_granted",
+    PEER_MSG_LEASE_RENEW: "lease_renew",
+    PEER_MSG_LEASE_RENEW_REPLY: "lease_renew_reply",
     PEER_MSG_POST: "post",
     PEER_MSG_POST_REPLY: "post_reply",
 }
@@ -1927,6 +2199,18 @@ PEER_SEG = Struct("<QQ")  # 16 bytes
 # Access to a piece of the granted range over one rail (rdma).
 PeerRail = namedtuple("PeerRail", "rail rkey base offset length")
 PEER_RAIL = Struct("<IIQQQ")  # 32 bytes
+
+# Strided range of a lease, as in the data protocol. Since 1.4.
+PeerRange = namedtuple("PeerRange", "offset length stride count")
+PEER_RANGE = Struct("<QQQQ")  # 32 bytes
+
+# Proves the capability of a lease's token. Since 1.4.
+PeerLeaseKey = namedtuple("PeerLeaseKey", "token_id region incarnation capability")
+PEER_LEASE_KEY = Struct("<QQQ16s")  # 40 bytes
+
+# Answer to one lease_key. Since 1.4.
+PeerLeaseResult = namedtuple("PeerLeaseResult", "code grant")
+PEER_LEASE_RESULT = Struct("<I4xQ")  # 16 bytes
 
 # A rail of the sender: a port of an RDMA device, with what a queue pair of the peer needs to reach
 # it.
@@ -2142,20 +2426,32 @@ def peer_unpack_import_reply(body):
 
 
 # The importer gives a grant back: all its requests have ended.
-PeerRelease = namedtuple("PeerRelease", "grant")
+PeerRelease = namedtuple("PeerRelease", "grant how")
 _PEER_RELEASE_0 = Struct("<Q")
+_PEER_RELEASE_1 = Struct("<I")
 
 
-def peer_pack_release(request_id=0, grant=0):
-    return peer_build(PEER_MSG_RELEASE, request_id, _PEER_RELEASE_0.pack(grant))
+def peer_pack_release(request_id=0, grant=0, how=0):
+    return peer_build(PEER_MSG_RELEASE, request_id, _PEER_RELEASE_0.pack(grant),
+                      _PEER_RELEASE_1.pack(how))
 
 
 def peer_unpack_release(body):
     left = len(body)
+    at = 0
     if left < 8:
         raise _short("release")
-    grant, = _PEER_RELEASE_0.unpack_from(body)
-    return PeerRelease(grant)
+    grant, = _PEER_RELEASE_0.unpack_from(body, at)
+    at += 8
+    left -= 8
+    how = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("release")
+        how, = _PEER_RELEASE_1.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return PeerRelease(grant, how)
 
 
 # The owner revokes a grant: the importer stops posting, drains, then acknowledges.
@@ -2556,6 +2852,161 @@ def peer_unpack_stage_reply(body):
     return PeerStageReply()
 
 
+# Acquires leases of the receiver's clients, for one client of the sender each. Sent to agents with
+# the feature lease. Since 1.4.
+PeerAcquire = namedtuple("PeerAcquire", "leases")
+
+
+def peer_pack_acquire(request_id=0, leases=b""):
+    leases, n_leases = _put_vec("acquire.leases", leases, PEER_LEASE_KEY, 512)
+    return peer_build(PEER_MSG_ACQUIRE, request_id, _U32.pack(n_leases), leases)
+
+
+def peer_unpack_acquire(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("acquire")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 512:
+        raise _large("acquire.leases", n, 512)
+    if left < n * 40:
+        raise _short("acquire")
+    leases = [PeerLeaseKey._make(r) for r in PEER_LEASE_KEY.iter_unpack(body[at:at + n * 40])]
+    at += n * 40
+    left -= n * 40
+    return PeerAcquire(leases)
+
+
+# Since 1.4.
+PeerAcquireReply = namedtuple("PeerAcquireReply", "results")
+
+
+def peer_pack_acquire_reply(request_id=0, results=b""):
+    results, n_results = _put_vec("acquire_reply.results", results, PEER_LEASE_RESULT, 512)
+    return peer_build(PEER_MSG_ACQUIRE_REPLY, request_id, _U32.pack(n_results), results)
+
+
+def peer_unpack_acquire_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("acquire_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 512:
+        raise _large("acquire_reply.results", n, 512)
+    if left < n * 16:
+        raise _short("acquire_reply")
+    results = [PeerLeaseResult._make(r) for r in PEER_LEASE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return PeerAcquireReply(results)
+
+
+# Ranges of a lease. One or more of these precede its LEASE_GRANTED. Since 1.4.
+PeerLeaseRanges = namedtuple("PeerLeaseRanges", "grant ranges")
+_PEER_LEASE_RANGES_0 = Struct("<QI")
+
+
+def peer_pack_lease_ranges(request_id=0, grant=0, ranges=b""):
+    ranges, n_ranges = _put_vec("lease_ranges.ranges", ranges, PEER_RANGE, 2000)
+    return peer_build(PEER_MSG_LEASE_RANGES, request_id, _PEER_LEASE_RANGES_0.pack(grant, n_ranges),
+                      ranges)
+
+
+def peer_unpack_lease_ranges(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("lease_ranges")
+    (grant, n) = _PEER_LEASE_RANGES_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 2000:
+        raise _large("lease_ranges.ranges", n, 2000)
+    if left < n * 32:
+        raise _short("lease_ranges")
+    ranges = [PeerRange._make(r) for r in PEER_RANGE.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return PeerLeaseRanges(grant, ranges)
+
+
+# A grant of a lease: before the answer to ACQUIRE; or unasked, for a client that brings the token
+# later. The importer accesses only the lease's ranges, until it releases the grant or acknowledges
+# its FENCE. Since 1.4.
+PeerLeaseGranted = namedtuple("PeerLeaseGranted", """
+    grant token_id length access ranges expiry_ms capability rails""")
+_PEER_LEASE_GRANTED_0 = Struct("<QQQH2xII4x16sI")
+
+
+def peer_pack_lease_granted(request_id=0, grant=0, token_id=0, length=0, access=0, ranges=0,
+                            expiry_ms=0, capability=bytes(16), rails=b""):
+    rails, n_rails = _put_vec("lease_granted.rails", rails, PEER_RAIL, 1024)
+    return peer_build(PEER_MSG_LEASE_GRANTED, request_id,
+                      _PEER_LEASE_GRANTED_0.pack(grant, token_id, length, access, ranges,
+                                                 expiry_ms, capability, n_rails),
+                      rails)
+
+
+def peer_unpack_lease_granted(body):
+    left = len(body)
+    at = 0
+    if left < 60:
+        raise _short("lease_granted")
+    (grant, token_id, length, access, ranges, expiry_ms, capability,
+     n) = _PEER_LEASE_GRANTED_0.unpack_from(body, at)
+    at += 60
+    left -= 60
+    if n > 1024:
+        raise _large("lease_granted.rails", n, 1024)
+    if left < n * 32:
+        raise _short("lease_granted")
+    rails = [PeerRail._make(r) for r in PEER_RAIL.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return PeerLeaseGranted(grant, token_id, length, access, ranges, expiry_ms, capability, rails)
+
+
+# Sets the time until a lease expires. It never becomes shorter. Since 1.4.
+PeerLeaseRenew = namedtuple("PeerLeaseRenew", "grant expiry_ms")
+_PEER_LEASE_RENEW_0 = Struct("<QI4x")
+
+
+def peer_pack_lease_renew(request_id=0, grant=0, expiry_ms=0):
+    return peer_build(PEER_MSG_LEASE_RENEW, request_id, _PEER_LEASE_RENEW_0.pack(grant, expiry_ms))
+
+
+def peer_unpack_lease_renew(body):
+    left = len(body)
+    if left < 16:
+        raise _short("lease_renew")
+    (grant, expiry_ms) = _PEER_LEASE_RENEW_0.unpack_from(body)
+    return PeerLeaseRenew(grant, expiry_ms)
+
+
+# Since 1.4.
+PeerLeaseRenewReply = namedtuple("PeerLeaseRenewReply", "expiry_ms")
+_PEER_LEASE_RENEW_REPLY_0 = Struct("<I")
+
+
+def peer_pack_lease_renew_reply(request_id=0, expiry_ms=0):
+    return peer_build(PEER_MSG_LEASE_RENEW_REPLY, request_id,
+                      _PEER_LEASE_RENEW_REPLY_0.pack(expiry_ms))
+
+
+def peer_unpack_lease_renew_reply(body):
+    left = len(body)
+    if left < 4:
+        raise _short("lease_renew_reply")
+    expiry_ms, = _PEER_LEASE_RENEW_REPLY_0.unpack_from(body)
+    return PeerLeaseRenewReply(expiry_ms)
+
+
 # A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
 # denied by an agent that has no key and does not allow that. Since 1.4.
 PeerPost = namedtuple("PeerPost", "uid gid name payload")
@@ -2638,6 +3089,12 @@ PEER_UNPACK = {
     PEER_MSG_WINDOW: peer_unpack_window,
     PEER_MSG_STAGE: peer_unpack_stage,
     PEER_MSG_STAGE_REPLY: peer_unpack_stage_reply,
+    PEER_MSG_ACQUIRE: peer_unpack_acquire,
+    PEER_MSG_ACQUIRE_REPLY: peer_unpack_acquire_reply,
+    PEER_MSG_LEASE_RANGES: peer_unpack_lease_ranges,
+    PEER_MSG_LEASE_GRANTED: peer_unpack_lease_granted,
+    PEER_MSG_LEASE_RENEW: peer_unpack_lease_renew,
+    PEER_MSG_LEASE_RENEW_REPLY: peer_unpack_lease_renew_reply,
     PEER_MSG_POST: peer_unpack_post,
     PEER_MSG_POST_REPLY: peer_unpack_post_reply,
 }

@@ -47,6 +47,7 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 	struct dray_swallow_semicolon
 
 LIST_EACH(list_sessions, session, sessions_each, sessions);
+LIST_EACH(list_leases, lease, leases_each, regions);
 LIST_EACH(list_mailboxes, mailbox, mailboxes_each, mailboxes);
 LIST_EACH(list_paths, path, rails_each_path, rails);
 LIST_EACH(list_gpus, gpu, gpus_each, gpus);

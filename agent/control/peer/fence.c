@@ -42,6 +42,10 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
 		return;
 	}
+	if (offer_fenced(peer, m->grant)) {
+		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
+		return;
+	}
 	dray_list_for_each(&peer->fences, other, struct fence, link) {
 		if (other->grant == m->grant) {
 			peer_protocol_error(peer, dray_err_of(DRAY_E_PROTOCOL,

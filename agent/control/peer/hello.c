@@ -30,7 +30,7 @@
 
 static uint64_t features(const struct peers *p)
 {
-	return PMSG_FEATURE_TCP | PMSG_FEATURE_MAILBOX |
+	return PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE | PMSG_FEATURE_MAILBOX |
 	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 

@@ -19,6 +19,7 @@ static const char owner_restarted[] = "the token's owner was restarted; export t
 static void import_detach(struct import *i)
 {
 	dray_list_del(&i->link);
+	dray_list_del(&i->unsent);
 	dray_list_del(&i->timeout.link);
 	if (i->request) {
 		dray_list_del(&i->request->link);
@@ -27,14 +28,26 @@ static void import_detach(struct import *i)
 	dray_handles_del(&i->p->imports, i->id);
 }
 
-static void import_fail(struct import *i, struct dray_err err)
+void import_fail(struct import *i, struct dray_err err)
 {
 	import_detach(i);
-	i->fn(i->arg, &err, 0, NULL);
+	i->fn(i->arg, &err, 0, NULL, NULL);
 	free(i);
 }
 
-static void import_succeed(struct import *i, const struct pmsg_import_reply *reply)
+void import_succeed(struct import *i, const struct pmsg_import_reply *reply,
+		    const struct peer_lease *lease)
+{
+	struct peer *peer = i->peer;
+
+	import_detach(i);
+	/* a draining owner would have refused, so it has resumed */
+	peer_event(peer, PEER_EVENT_RESUMED);
+	i->fn(i->arg, &DRAY_ERR_NULL, peer->handle, reply, lease);
+	free(i);
+}
+
+static void import_granted(struct import *i, const struct pmsg_import_reply *reply)
 {
 	struct peer *peer = i->peer;
 	int r = idset_add(&peer->grants, reply->grant);
@@ -48,11 +61,7 @@ static void import_succeed(struct import *i, const struct pmsg_import_reply *rep
 						reply->grant));
 		return;
 	}
-	import_detach(i);
-	/* a draining owner would have refused, so it has resumed */
-	peer_event(peer, PEER_EVENT_RESUMED);
-	i->fn(i->arg, &DRAY_ERR_NULL, peer->handle, reply);
-	free(i);
+	import_succeed(i, reply, NULL);
 }
 
 static void import_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
@@ -63,7 +72,7 @@ static void import_done(struct peer *peer, struct pending_request *r, const stru
 
 	i->request = NULL;
 	if (!code)
-		import_succeed(i, &m->import_reply);
+		import_granted(i, &m->import_reply);
 	else if (peer->fsm.state != PEER_STATE_CLOSED) /* imports_end() follows otherwise */
 		import_fail(i, dray_err_of((int)code, "%s",
 					   *err->msg ? err->msg : dray_error_doc(code)));
@@ -80,6 +89,10 @@ static void import_send(struct import *i)
 					  .region = i->token.region,
 					  .incarnation = i->token.incarnation } };
 
+	if (i->is_lease) {
+		acquire_soon(i);
+		return;
+	}
 	memcpy(m.import.capability, i->token.capability, sizeof(m.import.capability));
 	i->request = request_send(i->peer, &import_kind, -1,
 				  (struct pending_request){ .import = i }, &m);
@@ -91,7 +104,9 @@ static void import_send(struct import *i)
 static void import_move(struct import *i, struct peer *to)
 {
 	dray_list_del(&i->link);
+	dray_list_del(&i->unsent);
 	dray_list_del(&i->timeout.link);
+	i->asked = false;
 	dray_list_add(&to->imports, &i->link);
 	i->peer = to;
 	peer_add_timeout(to, &i->timeout);
@@ -113,7 +128,7 @@ void imports_run(struct peer *peer)
 	dray_list_splice(&todo, &peer->imports);
 	while ((i = dray_list_first(&todo, struct import, link))) {
 		dray_list_move(&peer->imports, &i->link);
-		if (i->request)
+		if (i->request || i->asked)
 			continue;
 		if (i->token.incarnation < peer->incarnation)
 			import_fail(i, dray_err_of(DRAY_E_INCARNATION, "%s", owner_restarted));
@@ -201,7 +216,7 @@ static void import_expired(struct peer *peer, struct peer_timeout *t)
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
-int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
+int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr)
 {
@@ -224,6 +239,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	i->p = p;
 	i->token = *token;
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
+	i->is_lease = is_lease;
 	i->no_wait = !timeout_ns;
 	i->timeout = (struct peer_timeout){
 		.end_ns = peers_now(p) + (timeout_ns ? timeout_ns : PEER_IMPORT_TIMEOUT_NS),
@@ -232,6 +248,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	i->fn = fn;
 	i->arg = arg;
 	dray_list_init(&i->link);
+	dray_list_init(&i->unsent);
 	dray_list_init(&i->timeout.link);
 	r = import_start(i, reterr);
 	if (r < 0) {
@@ -257,7 +274,7 @@ void peer_import_cancel(struct peers *p, uint64_t id)
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
-void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
+void peer_release(struct peers *p, dray_handle handle, uint64_t grant, enum pmsg_release_how how)
 {
 	struct peer *peer = peer_get(p, handle);
 
@@ -265,7 +282,7 @@ void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 	if (!peer || !idset_del(&peer->grants, grant))
 		return;
 	fence_answer(peer, grant);
-	peer_send(peer, PMSG_RELEASE, 0, &(union pmsg_body){ .release = { grant } });
+	peer_send(peer, PMSG_RELEASE, 0, &(union pmsg_body){ .release = { grant, how } });
 }
 
 void imports_refused(struct peer *peer)

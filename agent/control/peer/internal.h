@@ -84,6 +84,7 @@ struct pending_request {
 	const struct request_kind *kind;
 	union {
 		struct import *import;
+		struct acquisition *acquisition; /* lease.c */
 		struct post *post;
 		uint64_t grant;
 		uint64_t stream_id;
@@ -100,13 +101,26 @@ struct fence {
 	uint64_t grant, request_id;
 };
 
+/* Leases that the peer has granted, which no client here has yet: see lease.c. */
+struct lease_offers {
+	struct dray_map by_token;
+	uint64_t ranges; /* of all of them */
+	/* LEASE_RANGES that wait for their LEASE_GRANTED, as wire records */
+	uint64_t grant;
+	uint8_t *wire;
+	uint32_t n;
+};
+
 /* One call of peer_import(). */
 struct import {
-	struct dray_list link; /* in peer->imports */
+	struct dray_list link;   /* in peer->imports */
+	struct dray_list unsent; /* of a lease, in peer->unsent: part of the next ACQUIRE */
 	struct peer_timeout timeout;
 	struct peers *p;
 	struct peer *peer;
 	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
+	bool is_lease;
+	bool asked;   /* of a lease: an ACQUIRE for it is pending */
 	bool no_wait; /* fails when the owner's address refuses the connection */
 	dray_handle id;
 	struct pmsg_token token;
@@ -146,7 +160,9 @@ struct peer {
 	struct dray_list imports, posts;
 	struct dray_list requests; /* oldest first */
 	struct dray_list fences;
-	struct idset grants; /* that we hold from it */
+	struct idset grants;     /* that we hold from it */
+	struct dray_list unsent; /* imports of leases that the next ACQUIRE carries */
+	struct lease_offers offers;
 	struct stream_table streams;
 	struct peer_link *link; /* NULL before READY and after the workers released it */
 };
@@ -279,6 +295,27 @@ void imports_refused(struct peer *peer);
 void imports_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */
 void imports_free(struct peer *peer);
+
+/* Ends the import. */
+void import_fail(struct import *i, struct dray_err err);
+void import_succeed(struct import *i, const struct pmsg_import_reply *reply,
+		    const struct peer_lease *lease);
+
+/* lease.c */
+
+void offers_init(struct lease_offers *o);
+void offers_free(struct lease_offers *o);
+/* A lease import of a peer that is up waits for the next ACQUIRE. */
+void acquire_soon(struct import *i);
+/* Ends the imports whose leases are granted already, and sends an ACQUIRE for the others. */
+void acquires_flush(struct peer *peer);
+void acquire_handle(struct peer *peer, uint64_t request_id, const struct pmsg_acquire *m);
+void lease_handle_ranges(struct peer *peer, const struct pmsg_lease_ranges *m);
+void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m);
+void lease_handle_renew(struct peer *peer, uint64_t request_id, const struct pmsg_lease_renew *m);
+/* The grant is of a lease that no client here has: forgets it (fenced), or takes its new keys. False: it is not. */
+bool offer_fenced(struct peer *peer, uint64_t grant);
+bool offer_keys(struct peer *peer, const struct pmsg_keys *m);
 
 /* post.c */
 

@@ -127,7 +127,8 @@ static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
-	       type == PMSG_STAGE || type == PMSG_POST;
+	       type == PMSG_STAGE || type == PMSG_ACQUIRE || type == PMSG_LEASE_RENEW ||
+	       type == PMSG_POST;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -147,7 +148,22 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		handle_import(peer, id, &m->import);
 		break;
 	case PMSG_RELEASE:
-		grant_release(d->regions, peer->handle, m->release.grant);
+		grant_release(d->regions, peer->handle, m->release.grant,
+			      m->release.how <= PMSG_RELEASE_HOW_DECLINED ?
+				      (enum pmsg_release_how)m->release.how :
+				      PMSG_RELEASE_HOW_LOST);
+		break;
+	case PMSG_ACQUIRE:
+		acquire_handle(peer, id, &m->acquire);
+		break;
+	case PMSG_LEASE_RANGES:
+		lease_handle_ranges(peer, &m->lease_ranges);
+		break;
+	case PMSG_LEASE_GRANTED:
+		lease_handle_granted(peer, &m->lease_granted);
+		break;
+	case PMSG_LEASE_RENEW:
+		lease_handle_renew(peer, id, &m->lease_renew);
 		break;
 	case PMSG_FENCE:
 		fence_handle(peer, id, &m->fence);
@@ -170,7 +186,7 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		d->up->ports(*d->rails, peer->handle, &m->ports.ports);
 		break;
 	case PMSG_KEYS:
-		if (idset_has(&peer->grants, m->keys.grant))
+		if (idset_has(&peer->grants, m->keys.grant) && !offer_keys(peer, &m->keys))
 			d->up->keys(*d->sessions, peer->handle, m->keys.grant, &m->keys.rails);
 		break;
 	case PMSG_QP_CONNECT:

@@ -146,6 +146,7 @@ static void retire(struct peer *peer)
 	dray_map_del(&p->by_id, &peer->by_id);
 	dray_list_move(&p->closed, &peer->all_link);
 	fences_clear(peer);
+	offers_free(&peer->offers);
 	peers_wake(p);
 }
 
@@ -320,6 +321,7 @@ struct peer *peer_free(struct peer *peer)
 		dray_handles_reuse(&peer->p->handles, peer->handle);
 	}
 	fences_clear(peer);
+	offers_free(&peer->offers);
 	conn_free(peer->conn);
 	sd_event_source_disable_unref(peer->timer);
 	idset_deinit(&peer->grants);
@@ -347,6 +349,8 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->requests);
 	dray_list_init(&peer->timeouts);
 	dray_list_init(&peer->fences);
+	dray_list_init(&peer->unsent);
+	offers_init(&peer->offers);
 	peer_fsm_init(&peer->fsm, &fsm_ops, p->cfg, initiator, peers_now(p));
 	if (dray_handles_add(&p->handles, peer, &peer->handle) < 0)
 		return dray_err_set(

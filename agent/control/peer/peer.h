@@ -97,9 +97,19 @@ const char *peers_segment(struct peers *p);
 /* Interfaces or addresses changed: updates the advertised segment, unless it is configured. */
 void peers_links_changed(struct peers *p, const struct nd_links *links);
 
-/* Result of an import: err->code 0 with the peer and its reply (rails: keys, as wire records), or an error alone. */
+/* What an acquisition brings besides the fields of an import. Borrowed. */
+struct peer_lease {
+	struct ranges *ranges;
+	uint32_t expiry_ms;
+};
+
+/*
+ * Result of an import: err->code 0 with the peer and its reply (rails: keys, as wire records), or an error alone. lease: of an
+ * acquisition; else NULL.
+ */
 typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handle peer,
-			       const struct pmsg_import_reply *reply);
+			       const struct pmsg_import_reply *reply,
+			       const struct peer_lease *lease);
 
 /* The limit of an import whose caller gives none. */
 #define PEER_IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
@@ -109,16 +119,22 @@ typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handl
  * fn runs exactly once within timeout_ns, unless cancelled. Until then a failed attempt to connect is repeated. timeout_ns 0:
  * within PEER_IMPORT_TIMEOUT_NS, but at once if the owner's address refuses the connection. The segment and the ids are
  * claims of the token; the connection proves the id. 0 with an id, or an error at once.
+ *
+ * is_lease: acquires the lease of the token. If its owner has granted it to this agent already, no message is sent; else one message
+ * acquires all leases of this owner that were requested in this turn of the loop.
  */
-int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
+int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr);
+
+/* Grants a lease to the agent that its token has as audience, for up to n holders. Returns for how many: 0 if it is not connected. */
+uint32_t peers_lease_grant(struct peers *p, const struct pmsg_token *token, uint32_t n);
 
 /* fn will not run; a grant that arrives later is released. */
 void peer_import_cancel(struct peers *p, uint64_t id);
 
 /* Releases a grant that nothing of ours uses any more. */
-void peer_release(struct peers *p, dray_handle peer, uint64_t grant);
+void peer_release(struct peers *p, dray_handle peer, uint64_t grant, enum pmsg_release_how how);
 
 /* Answers up->fenced. */
 void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant);
@@ -137,7 +153,7 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);
 
 /*
- * Sends QP_CONNECT, QP_CLOSE, STAGE or NOTIFY. A peer that does not answer a close or a stage is lost, because nothing
+ * Sends QP_CONNECT, QP_CLOSE, STAGE, LEASE_RENEW or NOTIFY. A peer that does not answer a close or a stage is lost, because nothing
  * else proves that the other end is closed, or that the copy has stopped. 0 or -errno.
  */
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

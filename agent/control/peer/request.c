@@ -129,8 +129,11 @@ void requests_end(struct peer *peer, uint32_t code)
 
 void requests_free(struct peer *peer)
 {
-	dray_list_for_each(&peer->requests, r, struct pending_request, link)
+	dray_list_for_each(&peer->requests, r, struct pending_request, link) {
+		if (r->kind->type == PMSG_ACQUIRE)
+			free(r->acquisition);
 		free(r);
+	}
 	dray_list_init(&peer->requests);
 }
 
@@ -149,6 +152,7 @@ static void call_done(struct peer *peer, struct pending_request *r, const struct
 
 static const struct request_kind call_kinds[] = {
 	{ .type = PMSG_NOTIFY, .done = call_done },
+	{ .type = PMSG_LEASE_RENEW, .done = call_done },
 	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
 	{ .type = PMSG_QP_CONNECT, .done = call_done },
 	/* the loss of the peer proves the end of its queue pairs */

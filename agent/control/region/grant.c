@@ -121,26 +121,25 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 	return g;
 }
 
-int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		 const struct pmsg_import *m, struct pmsg_import_reply *ret,
-		 struct dray_err *reterr)
+struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *reterr)
 {
+	struct regions *r = t->region->regions;
 	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
 	struct grant *g;
-	struct token *t;
 
-	t = token_find(r, m, peer_agent_id, reterr);
-	if (!t)
-		return -EPERM;
-	if (grants_count(r, peer) >= max)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the owner holds %" PRIu32
-				    " grants for this agent; release some, or raise the owner's "
-				    "limits.grants_per_peer",
-				    max);
+	if (grants_count(r, peer) >= max) {
+		dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+			     "the owner holds %" PRIu32
+			     " grants for this agent; release some, or raise the owner's "
+			     "limits.grants_per_peer",
+			     max);
+		return NULL;
+	}
 	g = grant_new(t, peer);
-	if (!g)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a grant");
+	if (!g) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a grant");
+		return NULL;
+	}
 	t->used = true;
 	t->region->serving++;
 	g->view.o.kind = OBJECT_GRANT;
@@ -150,7 +149,20 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	g->view.peer = peer;
 	g->view.region = t->region->handle;
 	g->view.offset = t->offset;
+	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
 	pool_publish(r->deps.pool, &g->view.o);
+	return g;
+}
+
+int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		 const struct pmsg_import *m, struct pmsg_import_reply *ret,
+		 struct dray_err *reterr)
+{
+	struct token *t = token_find(r, false, m, peer_agent_id, reterr);
+	struct grant *g = t ? grant_make(t, peer, reterr) : NULL;
+
+	if (!g)
+		return -EPERM;
 	ret->grant = g->view.o.handle;
 	ret->length = t->length;
 	ret->access = t->access;
@@ -158,7 +170,8 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 }
 
 /* A release that crosses a fence counts as its acknowledgement. */
-void grant_release(struct regions *r, dray_handle peer, dray_handle handle)
+void grant_release(struct regions *r, dray_handle peer, dray_handle handle,
+		   enum pmsg_release_how how)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
@@ -166,6 +179,8 @@ void grant_release(struct regions *r, dray_handle peer, dray_handle handle)
 		return;
 	grant_end(g, false, false);
 	g->fenced = true;
+	if (g->token)
+		lease_holder_gone(g->token, how);
 	grant_check(g);
 }
 
@@ -189,16 +204,26 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 	dray_list_for_each(&p->grants, g, struct grant, peer_link) {
 		grant_end(g, false, false);
 		g->fenced = true;
+		/* its other grants may end, too; none of them is freed before the workers have answered */
+		if (g->token)
+			lease_holder_gone(g->token, PMSG_RELEASE_HOW_LOST);
 		grant_check(g);
 	}
 	peer_unref(p);
 }
 
-const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle handle)
+struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
-	return g && !g->ending ? &g->view : NULL;
+	return g && !g->ending ? g : NULL;
+}
+
+const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_live(r, peer, handle);
+
+	return g ? &g->view : NULL;
 }
 
 dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle handle)

@@ -4,6 +4,7 @@
 
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
+#include "agent/model/ranges.h"
 #include "lib/handle.h"
 #include "lib/heap.h"
 #include "lib/list.h"
@@ -24,14 +25,17 @@ struct dead_token {
 struct regions {
 	struct regions_deps deps;
 	bool draining;
-	struct dray_handles regions, tokens, grants;
-	struct dray_list peers; /* of struct grant_peer */
+	struct dray_handles regions, tokens, leases, grants; /* leases: struct token, too */
+	struct dray_list peers;                              /* of struct grant_peer */
 	struct mappings mappings;
 	struct dray_jobs *closer;         /* of memory files */
 	struct dray_jobs *unknown_closer; /* of other files, whose close may hang */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;
+	struct dray_heap lease_expiry; /* by struct token */
+	sd_event_source *lease_timer;
+	struct leases_totals lease_totals;   /* without those of now */
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
 };
@@ -62,16 +66,19 @@ struct region {
 	void *arg;
 };
 
-/* A pending REGION_REVOKE. It waits for the tokens whose end began with it or before. */
+/* A pending REGION_REVOKE or LEASE_END. It waits for the tokens whose end began with it or before. */
 struct revocation {
 	struct dray_list link;
 	uint64_t number;
 	struct region *region;
-	bool all; /* of its tokens */
+	bool all;                  /* of its tokens */
+	const struct token *lease; /* LEASE_END: it waits for this one alone */
 	uint32_t pending, count;
 	void (*done)(void *arg, uint32_t count);
 	void *arg;
 };
+
+struct lease;
 
 struct token {
 	struct dray_list link; /* on region->tokens */
@@ -79,11 +86,12 @@ struct token {
 	dray_handle handle;
 	uint64_t offset, length;
 	uint16_t access, flags;
-	struct dray_heap_node expiry;
+	struct dray_heap_node expiry; /* in regions->expiry, or of a lease in lease_expiry */
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
 	struct dray_list grants, local_imports;
+	struct lease *lease; /* NULL: an export */
 };
 
 /* A remote of this agent that imported a token. */
@@ -128,8 +136,20 @@ void region_check(struct region *r);
 
 /* token.c */
 
-/* Checks an import, local or by a peer. NULL with reterr. */
-struct token *token_find(struct regions *r, const struct pmsg_import *m,
+/* An export or a lease. NULL with reterr. The caller sets its expiry. */
+struct token *token_new(struct region *region, const struct dmsg_region_export *m, bool is_lease,
+			struct dray_err *reterr);
+uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms, uint8_t *ret);
+struct region *region_of_group(struct regions *r, dray_handle handle,
+			       const struct region_owner *owner, struct dray_err *reterr);
+/* Begins to end the token, or all of the region (NULL), and waits for that. */
+int revocation_start(struct region *region, struct token *only,
+		     void (*done)(void *arg, uint32_t count), void *arg, struct dray_err *reterr);
+/* A remote of this agent uses the token from now on; sets its range and access. */
+int token_add_local(struct token *t, struct remote_view *remote, struct dray_err *reterr);
+
+/* Checks an import or an acquisition, local or by a peer. NULL with reterr. */
+struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_import *m,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
@@ -140,7 +160,30 @@ uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revoc
 void tokens_abandon(struct region *region);
 void revocation_step(struct revocation *v);
 
+/* lease.c */
+
+/* 0 or -errno. */
+int leases_init(struct regions *r);
+const struct ranges *lease_ranges(const struct token *t);
+/* All its holders have acquired it. */
+bool lease_is_taken(const struct token *t);
+/* Its outcome, unless it has one: for revocations of any kind. */
+void lease_set_outcome(struct token *t, enum dmsg_lease_outcome outcome);
+/* A holder has released the lease, is lost, or gives it back. */
+void lease_holder_gone(struct token *t, enum pmsg_release_how how);
+/* The code for acquisitions after its end. */
+uint32_t lease_dead_code(const struct token *t);
+/* Tells its session; nobody accesses it any more. Frees t->lease. */
+void lease_free(struct token *t);
+/* Frees it without a word, at the end of the agent. */
+void lease_forget(struct token *t);
+
 /* grant.c */
+
+/* A grant of the token for the peer, published to the workers. NULL with reterr. */
+struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *reterr);
+/* The grant, unless it is of another peer or has begun to end. */
+struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle);
 
 void grant_end(struct grant *g, bool fence, bool urgent);
 /* Removes it from its token, which it outlives. */

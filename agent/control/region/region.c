@@ -39,11 +39,14 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 			  DMSG_HANDLE_KIND_REGION);
 	/* tokens and grants have limits of their own for each session and peer */
 	dray_handles_init(&r->tokens, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_TOKEN);
+	dray_handles_init(&r->leases, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_list_init(&r->peers);
 	e = closer_new(&r->closer);
 	if (!e)
 		e = closer_new(&r->unknown_closer);
+	if (!e)
+		e = leases_init(r);
 	if (e < 0)
 		return e;
 	mappings_init(&r->mappings, r->closer);
@@ -51,22 +54,33 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	return 0;
 }
 
+static void tokens_free(struct dray_handles *tokens)
+{
+	struct token *t;
+
+	for (uint32_t at = 0; (t = dray_handles_next(tokens, &at, NULL));) {
+		dray_list_for_each(&t->local_imports, import, struct local_import, link)
+			free(import);
+		if (t->lease)
+			lease_forget(t);
+		free(t);
+	}
+	dray_handles_deinit(tokens);
+}
+
 /* Regions are left only if the agent ends without a drain, after its workers. */
 struct regions *regions_free(struct regions *r)
 {
 	struct region *region;
-	struct token *t;
 	struct grant *g;
 
 	if (!r)
 		return NULL;
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		free(g);
-	for (uint32_t at = 0; (t = dray_handles_next(&r->tokens, &at, NULL));) {
-		dray_list_for_each(&t->local_imports, import, struct local_import, link)
-			free(import);
-		free(t);
-	}
+	tokens_free(&r->tokens);
+	tokens_free(&r->leases);
+	sd_event_source_disable_unref(r->lease_timer);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
 			free(v);
@@ -77,9 +91,9 @@ struct regions *regions_free(struct regions *r)
 	dray_jobs_free(r->closer);
 	dray_jobs_free(r->unknown_closer);
 	dray_handles_deinit(&r->regions);
-	dray_handles_deinit(&r->tokens);
 	dray_handles_deinit(&r->grants);
 	dray_heap_deinit(&r->expiry);
+	dray_heap_deinit(&r->lease_expiry);
 	free(r);
 	return NULL;
 }

@@ -9,10 +9,14 @@
  *
  * The end of an export is a fence. For each grant of the token every worker here stops serving it, and the peer acknowledges
  * or is lost. For each remote of this agent every worker stops using it. REVOKE and REMOVE are answered after all of that.
+ * A lease (lease.c) is a token with ranges, whose expiry is the end of all use, and whose holders are counted.
+ *
  * An urgent end, for the region of a dead session, does not wait for the peers: the workers here refuse their requests, so
  * the memory is released at once, and the grants stay known until their peers have acknowledged.
  */
 #pragma once
+
+#include <systemd/sd-event.h>
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/data/data.h"
@@ -24,6 +28,7 @@
 
 struct peers;
 struct rails;
+struct ranges;
 struct regions;
 struct sessions;
 
@@ -44,9 +49,13 @@ struct regions_upcalls {
 			void *done_arg);
 	/* All tokens of the region are revoked, and no importer is left. */
 	void (*revoked)(struct rails *rails, dray_handle region);
+	/* A lease has ended, and no holder can access its ranges any more. The session may be gone. */
+	void (*lease_ended)(struct sessions *sessions, dray_handle session,
+			    const struct dmsg_lease_ended *m);
 };
 
 struct regions_deps {
+	sd_event *event; /* for the expiry of leases; NULL: the caller calls leases_expire() */
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
 	struct gpus *gpus; /* NULL: kinds cuda_ipc and cuda_vmm are refused */
@@ -63,12 +72,18 @@ int regions_new(struct regions **ret, const struct regions_deps *deps);
 struct regions *regions_free(struct regions *r);
 
 /*
- * The session of a request. The caller counts its use of quotas, except for tokens, which may end by themselves: `tokens`
- * counts the live ones of the session's regions. It must stay valid while the session has regions; NULL: no limit.
+ * The session of a request. The caller counts its use of quotas, except for tokens and leases, which may end by themselves:
+ * `tokens` counts the live ones of the session's regions, `leases` its leases. They must stay valid while the session has regions, and until
+ * leases_session_gone(). NULL: no limit.
  */
 struct region_owner {
 	dray_handle session, group;
 	uint32_t *tokens;
+	struct lease_counts *leases;
+};
+
+struct lease_counts {
+	uint32_t leases, ranges;
 };
 
 struct region_spec {
@@ -139,6 +154,52 @@ int region_revoke(struct regions *r, dray_handle region, const struct region_own
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr);
 
+/*
+ * Leases ranges of a region to the holders of the token, whose form and segment are as in region_export(). Any member of the region's
+ * group may do so. Ends by the upcall lease_ended, possibly inside another call of this module.
+ */
+int lease_new(struct regions *r, const struct region_owner *owner, const struct dmsg_lease *m,
+	      const char *segment, uint64_t *ret_lease, uint8_t *ret_token,
+	      uint32_t *ret_token_length, struct dray_err *reterr);
+
+/* Ends a lease of this session. done(arg, count) when its holders cannot use it any more; lease_ended comes before. */
+int lease_end(struct regions *r, dray_handle lease, const struct region_owner *owner,
+	      void (*done)(void *arg, uint32_t count), void *arg, struct dray_err *reterr);
+
+/* The session ends: so do its leases on regions of other members of its group, and its counts are not used any more. */
+void leases_session_gone(struct regions *r, dray_handle session);
+
+/* A holder at this agent, whose handle the session module has set: as token_import_local(). */
+int lease_acquire_local(struct regions *r, const struct pmsg_token *token,
+			struct remote_view *remote, uint32_t *ret_expiry_ms,
+			struct dray_err *reterr);
+
+/*
+ * A holder at a peer: checks the capability, makes a grant and publishes it to the workers. Sets all of *ret but the rails. *ret_ranges is
+ * borrowed, until the next call of this module. Errors as of grant_import().
+ */
+int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		  const struct pmsg_lease_key *key, struct pmsg_lease_granted *ret,
+		  const struct ranges **ret_ranges, struct dray_err *reterr);
+
+/* A holder renews a lease: by its token at this agent, or by its grant. *ret_ms: time until it expires. -ENOENT: it has ended. */
+int lease_renew_local(struct regions *r, uint64_t token_id, uint32_t ms, uint32_t *ret_ms);
+int lease_renew(struct regions *r, dray_handle peer, dray_handle grant, uint32_t ms,
+		uint32_t *ret_ms);
+
+/* Ends the leases whose time is over at `now_ns`. */
+void leases_expire(struct regions *r, int64_t now_ns);
+
+void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
+		 void *arg);
+
+struct leases_totals {
+	uint64_t leases, holders; /* now */
+	uint64_t made, renewed;   /* since the start */
+	uint64_t ended[DMSG_LEASE_OUTCOME_PEER_LOST + 1];
+};
+struct leases_totals leases_totals(struct regions *r);
+
 /* Parses a binary token and checks only its form. ret_segment: 256 bytes. 0 or -EINVAL with token_invalid. */
 int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
 		struct dray_err *reterr);
@@ -149,7 +210,8 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
  */
 int token_import_local(struct regions *r, const struct pmsg_token *token,
 		       struct remote_view *remote, struct dray_err *reterr);
-void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote);
+void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
+		       enum pmsg_release_how how);
 
 /* The group that owns a live region; 0 for an unknown region. ret_session may be NULL. */
 dray_handle region_group(struct regions *r, dray_handle region, dray_handle *ret_session);
@@ -166,7 +228,8 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 		 struct dray_err *reterr);
 
 /* The peer has released the grant. Ignores unknown grants and grants of other peers. */
-void grant_release(struct regions *r, dray_handle peer, dray_handle grant);
+void grant_release(struct regions *r, dray_handle peer, dray_handle grant,
+		   enum pmsg_release_how how);
 
 /* The peer has acknowledged the fence (or cannot use the grant any more). */
 void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);

@@ -84,17 +84,20 @@ static void token_free(struct token *t, uint32_t code)
 
 	remember_dead(r, t, code);
 	dray_list_del(&t->link);
-	dray_handles_del(&r->tokens, t->handle);
-	dray_heap_del(&r->expiry, &t->expiry);
-	region->n_tokens--;
-	if (region->owner.tokens)
-		(*region->owner.tokens)--;
+	if (t->lease) {
+		lease_free(t);
+	} else {
+		dray_handles_del(&r->tokens, t->handle);
+		dray_heap_del(&r->expiry, &t->expiry);
+		region->n_tokens--;
+		if (region->owner.tokens)
+			(*region->owner.tokens)--;
+	}
+	if (revoked)
+		dray_list_for_each(&region->revocations, v, struct revocation, link)
+			if (v->lease ? v->lease == t : v->number >= revoked)
+				revocation_step(v);
 	free(t);
-	if (!revoked)
-		return;
-	dray_list_for_each(&region->revocations, v, struct revocation, link)
-		if (v->number >= revoked)
-			revocation_step(v);
 }
 
 static bool expired(const struct token *t)
@@ -104,6 +107,8 @@ static bool expired(const struct token *t)
 
 static bool spent(const struct token *t)
 {
+	if (t->lease)
+		return lease_is_taken(t);
 	return t->used && t->flags & DMSG_EXPORT_FLAG_SINGLE_USE;
 }
 
@@ -112,7 +117,9 @@ void token_check(struct token *t)
 	if (!dray_list_empty(&t->grants) || !dray_list_empty(&t->local_imports))
 		return;
 	if (t->revoked)
-		token_free(t, DRAY_E_REVOKED);
+		token_free(t, t->lease ? lease_dead_code(t) : DRAY_E_REVOKED);
+	else if (t->lease)
+		return;
 	else if (expired(t))
 		token_free(t, DRAY_E_TOKEN_EXPIRED);
 	else if (spent(t))
@@ -164,13 +171,14 @@ static int check_export(struct regions *r, const struct region *region,
 	return 0;
 }
 
-static struct token *token_new(struct region *region, const struct dmsg_region_export *m,
-			       struct dray_err *reterr)
+struct token *token_new(struct region *region, const struct dmsg_region_export *m, bool is_lease,
+			struct dray_err *reterr)
 {
 	struct token *t dray_auto_free = calloc(1, sizeof(*t));
 	struct regions *r = region->regions;
+	struct dray_handles *table = is_lease ? &r->leases : &r->tokens;
 
-	if (!t || dray_handles_add(&r->tokens, t, &t->handle) < 0) {
+	if (!t || dray_handles_add(table, t, &t->handle) < 0) {
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
 		return NULL;
 	}
@@ -179,11 +187,11 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 		dray_err_set(reterr, -EIO, DRAY_E_IO,
 			     "the kernel gave no random bytes for the token, try again");
 	else if (m->ttl_ms &&
-		 dray_heap_set(&r->expiry, &t->expiry,
+		 dray_heap_set(is_lease ? &r->lease_expiry : &r->expiry, &t->expiry,
 			       dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS) < 0)
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
 	if (reterr->code) {
-		dray_handles_del(&r->tokens, t->handle);
+		dray_handles_del(table, t->handle);
 		return NULL;
 	}
 	t->region = region;
@@ -195,14 +203,15 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
 	dray_list_add(&region->tokens, &t->link);
-	region->n_tokens++;
-	if (region->owner.tokens)
-		(*region->owner.tokens)++;
+	if (!is_lease) {
+		region->n_tokens++;
+		if (region->owner.tokens)
+			(*region->owner.tokens)++;
+	}
 	return dray_take(t);
 }
 
-static uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms,
-			    uint8_t *ret)
+uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms, uint8_t *ret)
 {
 	const struct regions *r = t->region->regions;
 	size_t n = strlen(segment);
@@ -227,8 +236,8 @@ static uint32_t token_write(const struct token *t, const char *segment, uint32_t
 	return (uint32_t)(SEGMENT_AT + n);
 }
 
-static struct region *region_of_group(struct regions *r, dray_handle handle,
-				      const struct region_owner *owner, struct dray_err *reterr)
+struct region *region_of_group(struct regions *r, dray_handle handle,
+			       const struct region_owner *owner, struct dray_err *reterr)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
@@ -256,7 +265,7 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	e = check_export(r, region, m, strlen(segment), reterr);
 	if (e < 0)
 		return e;
-	t = token_new(region, m, reterr);
+	t = token_new(region, m, false, reterr);
 	if (!t)
 		return -ENOMEM;
 	*ret_token_id = t->handle;
@@ -264,10 +273,10 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	return 0;
 }
 
-struct token *token_find(struct regions *r, const struct pmsg_import *m,
+struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_import *m,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr)
 {
-	struct token *t = dray_handles_get(&r->tokens, m->token_id);
+	struct token *t = dray_handles_get(is_lease ? &r->leases : &r->tokens, m->token_id);
 	uint32_t code = 0;
 
 	/* an importer without the capability learns nothing else about the token */
@@ -282,7 +291,7 @@ struct token *token_find(struct regions *r, const struct pmsg_import *m,
 		 memcmp(t->audience, importer, AGENT_ID_BYTES))
 		code = DRAY_E_TOKEN_AUDIENCE;
 	else if (t->revoked)
-		code = DRAY_E_REVOKED;
+		code = t->lease ? lease_dead_code(t) : DRAY_E_REVOKED;
 	else if (expired(t))
 		code = DRAY_E_TOKEN_EXPIRED;
 	else if (spent(t))
@@ -302,14 +311,17 @@ int token_import_local(struct regions *r, const struct pmsg_token *token,
 	struct pmsg_import m = { .token_id = token->token_id,
 				 .region = token->region,
 				 .incarnation = token->incarnation };
-	struct local_import *import;
 	struct token *t;
 
 	memcpy(m.capability, token->capability, CAPABILITY_BYTES);
-	t = token_find(r, &m, r->deps.agent_id, reterr);
-	if (!t)
-		return -EPERM;
-	import = calloc(1, sizeof(*import));
+	t = token_find(r, false, &m, r->deps.agent_id, reterr);
+	return t ? token_add_local(t, remote, reterr) : -EPERM;
+}
+
+int token_add_local(struct token *t, struct remote_view *remote, struct dray_err *reterr)
+{
+	struct local_import *import = calloc(1, sizeof(*import));
+
 	if (!import)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
 	import->remote = remote->o.handle;
@@ -322,9 +334,11 @@ int token_import_local(struct regions *r, const struct pmsg_token *token,
 	return 0;
 }
 
-void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote)
+void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
+		       enum pmsg_release_how how)
 {
-	struct token *t = dray_handles_get(&r->tokens, token_id);
+	bool is_lease = dray_handle_kind(token_id) == DMSG_HANDLE_KIND_LEASE;
+	struct token *t = dray_handles_get(is_lease ? &r->leases : &r->tokens, token_id);
 	struct region *region;
 
 	if (!t)
@@ -337,7 +351,10 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote)
 		free(import);
 		break;
 	}
-	token_check(t);
+	if (is_lease && !t->revoked)
+		lease_holder_gone(t, how);
+	else
+		token_check(t);
 	region_check(region);
 }
 
@@ -349,6 +366,8 @@ uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revoc
 	dray_list_for_each(&region->tokens, t, struct token, link) {
 		if (t->revoked || (only && t != only))
 			continue;
+		if (t->lease)
+			lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
 		t->revoked = revocation;
 		n++;
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
@@ -403,7 +422,6 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 {
 	struct region *region = region_of_group(r, handle, owner, reterr);
 	struct token *only = NULL;
-	struct revocation *v;
 
 	if (!region)
 		return -ENOENT;
@@ -413,7 +431,15 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 			return handle_refuse(reterr, token_id, DMSG_HANDLE_KIND_TOKEN,
 					     "of this region; it may have ended already");
 	}
-	v = calloc(1, sizeof(*v));
+	return revocation_start(region, only, done, arg, reterr);
+}
+
+int revocation_start(struct region *region, struct token *only,
+		     void (*done)(void *arg, uint32_t count), void *arg, struct dray_err *reterr)
+{
+	struct revocation *v = calloc(1, sizeof(*v));
+	struct regions *r = region->regions;
+
 	if (!v)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for a revocation");
@@ -422,7 +448,8 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 				  .done = done,
 				  .arg = arg,
 				  .region = region,
-				  .all = !only };
+				  .all = !only,
+				  .lease = only && only->lease ? only : NULL };
 	/* the drop of a grant that does not exist proves that the workers have handled all earlier commands */
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_GRANT, v->number << 32 | NO_GRANT, DRAY_E_REVOKED, false,
@@ -430,7 +457,7 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 	v->count = tokens_revoke(region, only, v->number);
 	/* each token that remains, also of an earlier revocation, steps this one when it ends */
 	dray_list_for_each(&region->tokens, t, struct token, link)
-		v->pending += t->revoked != 0;
+		v->pending += t->revoked && (!v->lease || v->lease == t);
 	dray_list_add(&region->revocations, &v->link);
 	return 0;
 }

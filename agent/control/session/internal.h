@@ -87,6 +87,7 @@ struct session {
 	struct dray_list regions, remotes, imports;
 	struct mailbox_owner mailboxes;
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
+	struct lease_counts leases;
 	uint64_t bytes;
 	bool closing, worker_gone;
 	int fd;                 /* its socket, once the worker is gone; else -1 */
@@ -125,6 +126,8 @@ struct remote {
 	enum remote_state state;
 	struct remote_view view;
 	uint64_t token_id;  /* of a local remote */
+	bool is_lease;      /* it holds a lease, whose ranges are in the view; one reference */
+	bool used;          /* its session has released it while it was live */
 	uint32_t lost_code; /* in REMOTE_LOST */
 	bool dropping;      /* the workers have not released it yet */
 	bool retired;       /* transfers in flight may finish before it is dropped */
@@ -158,7 +161,7 @@ struct session *session_get(struct sessions *ss, dray_handle handle);
 struct session *session_next(struct sessions *ss, uint32_t *cursor);
 static inline struct region_owner session_owner(struct session *s)
 {
-	return (struct region_owner){ s->handle, s->shared.group, &s->tokens };
+	return (struct region_owner){ s->handle, s->shared.group, &s->tokens, &s->leases };
 }
 
 /* pending_client.c: the data socket, and connections before their HELLO. */
@@ -189,8 +192,9 @@ struct dray_str text_fit(struct dray_str s, uint32_t max);
 typedef int request_fn(struct session *s, struct request *rq, struct dray_err *reterr);
 request_fn request_region_add, request_region_remove, request_region_export, request_region_revoke,
 	request_remote_import, request_remote_release, request_notify, request_ring_open,
-	request_hint_get, request_hint_put, request_segment_get, request_env_get,
-	request_mailbox_open, request_mailbox_close, request_post;
+	request_hint_get, request_hint_put, request_segment_get, request_env_get, request_lease,
+	request_lease_acquire, request_lease_renew, request_lease_end, request_mailbox_open,
+	request_mailbox_close, request_post;
 
 /* request_region.c: removes all regions, urgently. */
 void session_regions_close(struct session *s);

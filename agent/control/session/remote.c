@@ -3,6 +3,8 @@
  * Remotes: tokens that a session imported. A remote is lost if its owner revokes it or its peer is lost; its handle
  * then keeps the reason until the session releases it.
  *
+ * The remote of a lease has ranges in its view. Its release says whether its session has used the lease, or is lost.
+ *
  * However a remote ends, the workers release it first. Then its owner is informed: by the acknowledgement of a fence, by
  * a release, or, within this agent, by local_remote_gone(). A lost peer is not informed.
  */
@@ -14,13 +16,15 @@
 #include "agent/control/session/internal.h"
 #include "agent/model/handle.h"
 #include "agent/model/keys.h"
+#include "agent/model/ranges.h"
 #include "schema/gen/errors.h"
 
-/* An import that waits for the owner's answer. */
+/* An import or acquisition that waits for the owner's answer. */
 struct pending_import {
 	struct dray_list link;
 	struct session *session;
 	uint64_t request_id;
+	bool is_lease;
 	uint64_t id; /* of peer_import() */
 };
 
@@ -88,12 +92,24 @@ static void remote_free(struct remote *r)
 	dray_list_del(&r->link);
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
+	ranges_unref(r->view.ranges);
 	free(r);
 }
 
+/* expiry_ms: of a lease. */
 static void reply_imported(const struct remote *r, uint64_t request_id,
-			   enum dmsg_transport transport)
+			   enum dmsg_transport transport, uint32_t expiry_ms)
 {
+	if (r->is_lease) {
+		session_send(
+			r->session, request_id, DMSG_LEASE_ACQUIRE_REPLY,
+			&(union dmsg_body){ .lease_acquire_reply = { .remote = r->view.o.handle,
+								     .length = r->view.o.length,
+								     .access = r->view.o.access,
+								     .transport = transport,
+								     .expiry_ms = expiry_ms } });
+		return;
+	}
 	session_send(r->session, request_id, DMSG_REMOTE_IMPORT_REPLY,
 		     &(union dmsg_body){ .remote_import_reply = { .remote = r->view.o.handle,
 								  .length = r->view.o.length,
@@ -104,15 +120,16 @@ static void reply_imported(const struct remote *r, uint64_t request_id,
 static void tell_owner(struct remote *r)
 {
 	const struct sessions_deps *d = deps(r);
+	enum pmsg_release_how how = r->used ? PMSG_RELEASE_HOW_USED : PMSG_RELEASE_HOW_LOST;
 
 	if (r->view.is_local)
-		local_remote_gone(d->regions, r->token_id, r->view.o.handle);
+		local_remote_gone(d->regions, r->token_id, r->view.o.handle, how);
 	else if (r->owner_gone)
 		return;
 	else if (r->fenced)
 		peers_fence_ack(d->peers, r->view.peer, r->view.grant);
 	else
-		peer_release(d->peers, r->view.peer, r->view.grant);
+		peer_release(d->peers, r->view.peer, r->view.grant, how);
 	r->owner_gone = true;
 }
 
@@ -260,33 +277,38 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 		return 0;
 	}
 	r->replies = true;
+	r->used = true;
 	r->request_id = rq->id;
 	release(r, DRAY_E_CANCELLED);
 	return 0;
 }
 
 static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
-			struct dray_err *reterr)
+			bool is_lease, struct dray_err *reterr)
 {
+	struct regions *regions = s->owner->deps.regions;
 	struct remote *r = remote_new(s, reterr);
+	uint32_t expiry_ms = 0;
 	int e;
 
 	if (!r)
 		return -ENOMEM;
 	r->view.is_local = true;
 	r->token_id = token->token_id;
-	e = token_import_local(s->owner->deps.regions, token, &r->view, reterr);
+	r->is_lease = is_lease;
+	e = is_lease ? lease_acquire_local(regions, token, &r->view, &expiry_ms, reterr) :
+		       token_import_local(regions, token, &r->view, reterr);
 	if (e < 0) {
 		remote_free(r);
 		return e;
 	}
 	pool_publish(s->owner->deps.pool, &r->view.o);
-	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL);
+	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL, expiry_ms);
 	return 0;
 }
 
 static void finish_import(struct pending_import *i, dray_handle peer,
-			  const struct pmsg_import_reply *m)
+			  const struct pmsg_import_reply *m, const struct peer_lease *lease)
 {
 	struct session *s = i->session;
 	const struct sessions_deps *d = &s->owner->deps;
@@ -294,7 +316,7 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	struct remote *r = remote_new(s, &err);
 
 	if (!r) {
-		peer_release(d->peers, peer, m->grant);
+		peer_release(d->peers, peer, m->grant, PMSG_RELEASE_HOW_DECLINED);
 		session_fail(s, i->request_id, -ENOMEM, &err);
 		return;
 	}
@@ -303,15 +325,19 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	dray_map_add(&s->owner->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
 	r->view.o.length = m->length;
 	r->view.o.access = m->access;
+	r->is_lease = i->is_lease;
+	if (lease)
+		r->view.ranges = ranges_ref(lease->ranges);
 	pool_publish(d->pool, &r->view.o);
 	/* before the client can use the remote */
 	if (m->rails.n)
 		sessions_remote_keys(s->owner, peer, m->grant, &m->rails);
-	reply_imported(r, i->request_id, m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
+	reply_imported(r, i->request_id, m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP,
+		       lease ? lease->expiry_ms : 0);
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer,
-			    const struct pmsg_import_reply *m)
+			    const struct pmsg_import_reply *m, const struct peer_lease *lease)
 {
 	struct pending_import *i = arg;
 	struct session *s = i->session;
@@ -321,12 +347,13 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 	if (err->code)
 		session_fail(s, i->request_id, -EIO, err);
 	else
-		finish_import(i, peer, m);
+		finish_import(i, peer, m, lease);
 	free(i);
 }
 
 static int import_peer(struct session *s, uint64_t request_id, const struct pmsg_token *token,
-		       const char *segment, uint32_t timeout_ms, struct dray_err *reterr)
+		       const char *segment, uint32_t timeout_ms, bool is_lease,
+		       struct dray_err *reterr)
 {
 	struct pending_import *i = calloc(1, sizeof(*i));
 	int e;
@@ -335,7 +362,8 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		return -ENOMEM;
 	i->session = s;
 	i->request_id = request_id;
-	e = peer_import(s->owner->deps.peers, token, segment, timeout_ms * DRAY_NS_PER_MS,
+	i->is_lease = is_lease;
+	e = peer_import(s->owner->deps.peers, token, is_lease, segment, timeout_ms * DRAY_NS_PER_MS,
 			handle_imported, i, &i->id, reterr);
 	if (e < 0) {
 		free(i);
@@ -346,9 +374,19 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 	return 0;
 }
 
-int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr)
+/* The handle in a token tells whether it is of a lease. */
+static int check_kind(const struct pmsg_token *token, bool is_lease, struct dray_err *reterr)
 {
-	const struct dmsg_remote_import *m = &rq->m.remote_import;
+	if ((dray_handle_kind(token->token_id) == DMSG_HANDLE_KIND_LEASE) == is_lease)
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
+			    is_lease ? "the token is of an export, not of a lease; import it" :
+				       "the token is of a lease, not of an export; acquire it");
+}
+
+static int import(struct session *s, uint64_t request_id, struct dray_blob bytes,
+		  uint32_t timeout_ms, bool is_lease, struct dray_err *reterr)
+{
 	const struct sessions *ss = s->owner;
 	struct pmsg_token token;
 	char segment[256];
@@ -359,16 +397,32 @@ int request_remote_import(struct session *s, struct request *rq, struct dray_err
 				    "the session has %" PRIu32 " remotes, as many as "
 				    "limits.remotes_per_session allows; release some",
 				    s->n_remotes);
-	e = token_parse(m->token.p, m->token.n, &token, segment, reterr);
+	e = token_parse(bytes.p, bytes.n, &token, segment, reterr);
+	if (e == 0)
+		e = check_kind(&token, is_lease, reterr);
 	if (e < 0)
 		return e;
 	if (!memcmp(token.agent_id, ss->deps.agent_id, sizeof(token.agent_id)))
-		return import_local(s, rq->id, &token, reterr);
+		return import_local(s, request_id, &token, is_lease, reterr);
 	if (!*segment)
 		return dray_err_set(
 			reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
 			"the token names no segment, because its owner has no listener; set peer.listen there");
-	return import_peer(s, rq->id, &token, segment, m->timeout_ms, reterr);
+	return import_peer(s, request_id, &token, segment, timeout_ms, is_lease, reterr);
+}
+
+int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	const struct dmsg_remote_import *m = &rq->m.remote_import;
+
+	return import(s, rq->id, m->token, m->timeout_ms, false, reterr);
+}
+
+int request_lease_acquire(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	const struct dmsg_lease_acquire *m = &rq->m.lease_acquire;
+
+	return import(s, rq->id, m->token, m->timeout_ms, true, reterr);
 }
 
 void session_remotes_close(struct session *s)

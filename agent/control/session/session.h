@@ -72,6 +72,8 @@ void sessions_remote_keys(struct sessions *s, dray_handle peer, uint64_t grant,
 			  const struct dray_vec *rails);
 void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
 void sessions_peer_draining(struct sessions *s, dray_handle peer);
+void sessions_lease_ended(struct sessions *s, dray_handle session,
+			  const struct dmsg_lease_ended *m);
 void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code, bool urgent);
 /* To the group that owns m->region. Returns an error code, 0 when queued. */
 uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m);

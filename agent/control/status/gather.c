@@ -36,8 +36,13 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	struct sessions_totals sessions = sessions_totals(a->sessions);
 	struct peers_totals peers = peers_totals(a->peers);
+	struct leases_totals leases = leases_totals(a->regions);
 	struct mailboxes_totals mailboxes = mailboxes_totals(a->mailboxes);
 
+	v[DRAY_METRIC_LEASES] = leases.leases;
+	v[DRAY_METRIC_LEASE_HOLDERS] = leases.holders;
+	v[DRAY_METRIC_LEASES_MADE_TOTAL] = leases.made;
+	v[DRAY_METRIC_LEASE_RENEWALS_TOTAL] = leases.renewed;
 	v[DRAY_METRIC_SESSIONS] = sessions.open;
 	v[DRAY_METRIC_SESSIONS_TOTAL] = sessions.opened;
 	v[DRAY_METRIC_SESSIONS_REFUSED_TOTAL] = sessions.refused;
@@ -98,6 +103,14 @@ static void segment_samples(struct agent *a, struct metrics_text *t)
 			       totals.by_state[s]);
 }
 
+static void lease_samples(struct agent *a, struct metrics_text *t)
+{
+	struct leases_totals totals = leases_totals(a->regions);
+
+	for (unsigned o = DMSG_LEASE_OUTCOME_USED; o <= DMSG_LEASE_OUTCOME_PEER_LOST; o++)
+		metrics_sample(t, (const char *[]){ dmsg_lease_outcome_name(o) }, totals.ended[o]);
+}
+
 static void condition_samples(struct agent *a, struct metrics_text *t)
 {
 	struct ready ready;
@@ -146,6 +159,9 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 		break;
 	case DRAY_FAMILY_SEGMENTS_BY_STATE:
 		segment_samples(a, t);
+		break;
+	case DRAY_FAMILY_LEASES_ENDED_TOTAL:
+		lease_samples(a, t);
 		break;
 	case DRAY_FAMILY_READY_CONDITION:
 		condition_samples(a, t);

@@ -10,6 +10,7 @@
 #include "agent/data/transfer/ops_read.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/xfer_internal.h"
+#include "agent/model/ranges.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 
@@ -211,6 +212,23 @@ static int no_memory(struct core *c, const struct xfer *x, struct dray_err *rete
 		"the operations lie in arena pages that were removed; write them again");
 }
 
+/* The remote is a lease: every merged operation must lie in its ranges. */
+static int check_ranges(const struct xfer_op *ops, uint32_t n, const struct ranges *ranges,
+			struct dray_err *reterr)
+{
+	uint32_t steps = ranges_steps(n);
+
+	for (uint32_t i = 0; i < n; i++)
+		if (!ranges_cover(ranges, ops[i].remote, ops[i].length, &steps))
+			return dray_err_set(
+				reterr, -ERANGE, DRAY_E_RANGE, "%llu bytes at offset %llu %s",
+				(unsigned long long)ops[i].length,
+				(unsigned long long)ops[i].remote,
+				steps ? "are outside of the ranges of the lease" :
+					"span too many pieces of the lease; split the operation");
+	return 0;
+}
+
 int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
 {
 	struct ops_checked k = {
@@ -239,5 +257,7 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 	x->bytes = x->left = k.seen.bytes;
 	x->n_ops = k.n;
 	x->longest = k.seen.longest;
+	if (object_remote(x->remote)->ranges)
+		return check_ranges(x->ops, k.n, object_remote(x->remote)->ranges, reterr);
 	return 0;
 }

@@ -178,6 +178,8 @@ TOKEN_MAX = 256  # Bytes of a region token in binary form.
 EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
+LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
+LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 
 HANDLE_KIND_NONE = 0  # Not a handle.
@@ -187,8 +189,9 @@ HANDLE_KIND_REQUEST = 3  # Request id of libdray; other clients may use any numb
 HANDLE_KIND_SESSION = 4  # Session.
 HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
 HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
+HANDLE_KIND_LEASE = 7  # Lease. Since 1.4.
 HANDLE_KIND_MAILBOX = 8  # Mailbox. Since 1.4.
-HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 8: "mailbox"}
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 7: "lease", 8: "mailbox"}
 
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.
@@ -239,6 +242,14 @@ HINT_SOURCE_DETECTED = 3  # The agent's own detection.
 HINT_SOURCE_CLIENT = 4  # A client.
 HINT_SOURCE_NAMES = {1: "explicit", 2: "environment", 3: "detected", 4: "client"}
 
+LEASE_OUTCOME_USED = 1  # Every holder has released it.
+LEASE_OUTCOME_EXPIRED = 2  # Its time passed without a renewal.
+# Its owner ended it: by LEASE_END, with its region or its tokens, or because the owner's agent
+# drains.
+LEASE_OUTCOME_ENDED = 3
+LEASE_OUTCOME_PEER_LOST = 4  # A holder, or the agent of a holder, is lost.
+LEASE_OUTCOME_NAMES = {1: "used", 2: "expired", 3: "ended", 4: "peer_lost"}
+
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
 ACCESS_ALL = 3
@@ -262,6 +273,11 @@ REGION_FLAG_ALL = 1
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
 EXPORT_FLAG_ALL = 1
+
+# Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
+# message.
+LEASE_FLAG_GRANT = 1
+LEASE_FLAG_ALL = 1
 
 TRANSFER_FLAG_NOTIFY = 1  # Deliver a notification once all bytes are in place.
 TRANSFER_FLAG_WAIT = 2  # Start when the wait word holds its value.

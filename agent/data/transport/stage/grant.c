@@ -2,6 +2,7 @@
 #include "agent/data/transport/stage/grant.h"
 
 #include "agent/data/transport/stage/stage.h"
+#include "agent/model/ranges.h"
 #include "lib/cleanup.h"
 
 unsigned grant_walk_ranges(struct grant_walk *w, const struct granted *held, struct iovec *iov,
@@ -49,6 +50,8 @@ void grant_walk_advance(struct grant_walk *w, uint64_t n)
 static bool in_range(const struct grant_view *g, const struct region_view *r,
 		     const struct pmsg_seg *segs, uint32_t n_segs)
 {
+	uint32_t steps = ranges_steps(n_segs);
+
 	/* The control thread guarantees this. A bug there must not expose other memory. */
 	if (g->offset > r->o.length || g->o.length > r->o.length - g->offset)
 		return false;
@@ -57,6 +60,8 @@ static bool in_range(const struct grant_view *g, const struct region_view *r,
 		uint64_t at = g->offset + seg->offset, left = seg->length;
 
 		if (seg->offset > g->o.length || seg->length > g->o.length - seg->offset)
+			return false;
+		if (g->ranges && !ranges_cover(g->ranges, at, left, &steps))
 			return false;
 		for (uint32_t e = region_view_find(r, at); left; e++) {
 			uint64_t piece;

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Leases at their owner: every way to their end, and when the owner hears of it. */
+#include "agent/model/ranges.h"
+#include "tests/unit/token_fixture.h"
+
+#define MS 60000u
+#define ENDS_MAX 16
+
+static struct dmsg_lease_ended ends[ENDS_MAX];
+static unsigned n_ends;
+
+static void up_ended(struct sessions *sessions, dray_handle session,
+		     const struct dmsg_lease_ended *m)
+{
+	assert_int_equal(session, SESSION);
+	assert_true(n_ends < ENDS_MAX);
+	ends[n_ends++] = *m;
+}
+
+static struct regions_upcalls lease_up;
+
+struct lab {
+	struct fixture *f;
+	dray_handle region;
+	struct lease_counts counts;
+};
+
+static struct lab lab_new(void **state)
+{
+	struct fixture *f = *state;
+	struct lab l = { .f = f, .region = add_plain(f, 4) };
+
+	n_ends = 0;
+	f->cfg.limits.leases_per_session = 4;
+	f->cfg.limits.lease_ranges_per_session = 100;
+	return l;
+}
+
+struct leased {
+	uint64_t id;
+	struct pmsg_token t;
+};
+
+static int lease_with(struct lab *l, struct dmsg_lease m, const struct dmsg_range *v, uint32_t n,
+		      struct leased *ret)
+{
+	struct region_owner owner = l->f->owner;
+	uint8_t wire[8 * DMSG_RANGE_SIZE], token[DMSG_TOKEN_MAX];
+	char segment[256];
+	uint32_t length;
+
+	for (uint32_t i = 0; i < n; i++)
+		dmsg_range_put(wire + i * DMSG_RANGE_SIZE, &v[i]);
+	m.region = m.region ? m.region : l->region;
+	m.ranges = (struct dray_vec){ wire, n };
+	owner.leases = &l->counts;
+	last_err = DRAY_ERR_NULL;
+	if (lease_new(l->f->regions, &owner, &m, SEGMENT, &ret->id, token, &length, &last_err) == 0)
+		assert_int_equal(token_parse(token, length, &ret->t, segment, &last_err), 0);
+	return last_err.code;
+}
+
+static struct leased lease(struct lab *l, uint32_t holders)
+{
+	static const struct dmsg_range r = { 16, 8, 32, 3 };
+	struct leased x;
+
+	assert_int_equal(lease_with(l,
+				    (struct dmsg_lease){ .access = DMSG_ACCESS_READ,
+							 .holders = holders,
+							 .expiry_ms = MS },
+				    &r, 1, &x),
+			 0);
+	assert_int_equal(dray_handle_kind(x.id), DMSG_HANDLE_KIND_LEASE);
+	assert_int_equal(x.t.token_id, x.id);
+	return x;
+}
+
+static int acquire_as(struct lab *l, const struct leased *x, dray_handle peer, dray_handle *ret)
+{
+	struct pmsg_lease_key key = { .token_id = x->t.token_id,
+				      .region = x->t.region,
+				      .incarnation = x->t.incarnation };
+	struct pmsg_lease_granted g = { 0 };
+	const struct ranges *ranges;
+
+	memcpy(key.capability, x->t.capability, sizeof(key.capability));
+	last_err = DRAY_ERR_NULL;
+	if (lease_acquire(l->f->regions, peer, peer_id, &key, &g, &ranges, &last_err) == 0) {
+		assert_int_equal(g.length, 4 * PAGE);
+		assert_int_equal(g.ranges, ranges->n);
+		assert_in_range(g.expiry_ms, MS / 2, MS);
+		assert_ptr_equal(((const struct grant_view *)fake_last[OBJECT_GRANT])->ranges,
+				 ranges);
+		*ret = g.grant;
+	}
+	return last_err.code;
+}
+
+static dray_handle acquire(struct lab *l, const struct leased *x)
+{
+	dray_handle grant = 0;
+
+	assert_int_equal(acquire_as(l, x, PEER, &grant), 0);
+	return grant;
+}
+
+static int acquire_local(struct lab *l, const struct leased *x, dray_handle remote)
+{
+	struct remote_view view = { .o = { .handle = remote } };
+	uint32_t ms;
+
+	last_err = DRAY_ERR_NULL;
+	if (lease_acquire_local(l->f->regions, &x->t, &view, &ms, &last_err) == 0) {
+		assert_int_equal(view.o.length, 4 * PAGE);
+		assert_int_equal(view.offset, 0);
+		assert_int_equal(view.ranges->pieces, 3);
+		ranges_unref(view.ranges);
+	}
+	return last_err.code;
+}
+
+static int start_end(struct lab *l, const struct leased *x, struct outcome *o)
+{
+	*o = (struct outcome){ 0 };
+	last_err = DRAY_ERR_NULL;
+	lease_end(l->f->regions, x->id, &l->f->owner, revoked, o, &last_err);
+	assert_int_equal(o->calls, 0);
+	return last_err.code;
+}
+
+static void expect_end(unsigned n, const struct leased *x, enum dmsg_lease_outcome outcome,
+		       uint32_t acquired)
+{
+	assert_int_equal(n_ends, n);
+	assert_int_equal(ends[n - 1].lease, x->id);
+	assert_int_equal(ends[n - 1].outcome, outcome);
+	assert_int_equal(ends[n - 1].acquired, acquired);
+}
+
+static void lab_end(struct lab *l)
+{
+	remove_all(l->f, l->region);
+	assert_int_equal(l->counts.leases, 0);
+	assert_int_equal(l->counts.ranges, 0);
+	assert_int_equal(leases_totals(l->f->regions).leases, 0);
+}
+
+static void test_used(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 2);
+	dray_handle one = acquire(&l, &x), two = acquire(&l, &x), three;
+
+	assert_int_equal(acquire_as(&l, &x, PEER, &three), DRAY_E_TOKEN_USED);
+	grant_release(l.f->regions, PEER, one, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	assert_int_equal(n_ends, 0);
+	grant_release(l.f->regions, PEER, two, PMSG_RELEASE_HOW_USED);
+	/* the workers here may still serve it */
+	assert_int_equal(n_ends, 0);
+	fake_answer_all();
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_USED, 2);
+	assert_int_equal(acquire_as(&l, &x, PEER, &three), DRAY_E_TOKEN_USED);
+	assert_int_equal(l.f->fences, 0);
+	lab_end(&l);
+	assert_int_equal(n_ends, 1);
+}
+
+static void test_used_here(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+
+	assert_int_equal(acquire_local(&l, &x, 77), 0);
+	assert_int_equal(acquire_local(&l, &x, 78), DRAY_E_TOKEN_USED);
+	local_remote_gone(l.f->regions, x.id, 77, PMSG_RELEASE_HOW_USED);
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_USED, 1);
+	x = lease(&l, 1);
+	assert_int_equal(acquire_local(&l, &x, 79), 0);
+	local_remote_gone(l.f->regions, x.id, 79, PMSG_RELEASE_HOW_LOST);
+	expect_end(2, &x, DMSG_LEASE_OUTCOME_PEER_LOST, 1);
+	lab_end(&l);
+}
+
+static void test_expired(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased nobody = lease(&l, 1), held = lease(&l, 1);
+	dray_handle grant = acquire(&l, &held), other;
+	int64_t now = dray_now().ns;
+	uint32_t ms;
+
+	leases_expire(l.f->regions, now + MS / 2 * DRAY_NS_PER_MS);
+	assert_int_equal(n_ends, 0);
+	leases_expire(l.f->regions, now + (MS + 1000) * DRAY_NS_PER_MS);
+	/* no holder: at once. A holder: after its fence. */
+	expect_end(1, &nobody, DMSG_LEASE_OUTCOME_EXPIRED, 0);
+	assert_int_equal(acquire_as(&l, &nobody, PEER, &other), DRAY_E_TOKEN_EXPIRED);
+	assert_int_equal(l.f->fences, 1);
+	assert_int_equal(l.f->fenced[0], grant);
+	assert_int_equal(lease_renew(l.f->regions, PEER, grant, 0, &ms), -ENOENT);
+	fake_answer_all();
+	assert_int_equal(n_ends, 1);
+	grant_fenced(l.f->regions, PEER, grant);
+	expect_end(2, &held, DMSG_LEASE_OUTCOME_EXPIRED, 1);
+	lab_end(&l);
+}
+
+static void test_renewed(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+	dray_handle grant = acquire(&l, &x);
+	int64_t made = dray_now().ns;
+	uint32_t ms;
+
+	/* never shorter, and never longer than the owner's limit */
+	assert_int_equal(lease_renew(l.f->regions, PEER, grant, 10, &ms), 0);
+	assert_in_range(ms, MS / 2, MS);
+	assert_int_equal(lease_renew(l.f->regions, PEER, grant, UINT32_MAX, &ms), 0);
+	assert_in_range(ms, MS / 2, MS);
+	assert_int_equal(lease_renew(l.f->regions, PEER + 1, grant, 0, &ms), -ENOENT);
+	assert_int_equal(lease_renew_local(l.f->regions, x.id, 0, &ms), 0);
+	assert_int_equal(lease_renew_local(l.f->regions, x.id + 1, 0, &ms), -ENOENT);
+	leases_expire(l.f->regions, made + MS / 2 * DRAY_NS_PER_MS);
+	assert_int_equal(n_ends, 0);
+	assert_int_equal(leases_totals(l.f->regions).renewed, 3);
+	lab_end(&l);
+}
+
+static void test_ended_by_owner(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 2), y = lease(&l, 1);
+	dray_handle grant = acquire(&l, &x), other = acquire(&l, &y);
+	struct outcome one, two, three;
+
+	assert_int_equal(acquire_local(&l, &x, 77), 0);
+	assert_int_equal(start_end(&l, &x, &one), 0);
+	assert_int_equal(l.f->fences, 1);
+	assert_int_equal(l.f->fenced[0], grant);
+	assert_int_equal(l.f->revoked_local[0], 77);
+	/* a second call waits for the same end; another lease has a fence of its own */
+	assert_int_equal(start_end(&l, &x, &two), 0);
+	assert_int_equal(start_end(&l, &y, &three), 0);
+	fake_answer_all();
+	grant_fenced(l.f->regions, PEER, other);
+	expect_end(1, &y, DMSG_LEASE_OUTCOME_ENDED, 1);
+	assert_int_equal(three.calls, 1);
+	assert_int_equal(one.calls + two.calls, 0);
+	local_remote_gone(l.f->regions, x.id, 77, PMSG_RELEASE_HOW_LOST);
+	/* a release that crosses the fence counts as its acknowledgement */
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	expect_end(2, &x, DMSG_LEASE_OUTCOME_ENDED, 2);
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(two.calls, 1);
+	assert_int_equal(start_end(&l, &x, &one), DRAY_E_NOT_FOUND);
+	x.id = l.region;
+	assert_int_equal(start_end(&l, &x, &one), DRAY_E_INVALID);
+	lab_end(&l);
+}
+
+static void test_peer_lost(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 2), y = lease(&l, 1);
+	dray_handle lost = acquire(&l, &x), other, held = acquire(&l, &y);
+
+	assert_int_equal(acquire_as(&l, &x, PEER + 1, &other), 0);
+	grants_peer_gone(l.f->regions, PEER);
+	/* the other holder of the lease is fenced */
+	assert_int_equal(l.f->fences, 1);
+	assert_int_equal(l.f->fenced[0], other);
+	fake_answer_all();
+	expect_end(1, &y, DMSG_LEASE_OUTCOME_PEER_LOST, 1);
+	grant_fenced(l.f->regions, PEER + 1, other);
+	expect_end(2, &x, DMSG_LEASE_OUTCOME_PEER_LOST, 2);
+	assert_null(grant_find(l.f->regions, PEER, lost));
+	assert_null(grant_find(l.f->regions, PEER, held));
+	lab_end(&l);
+}
+
+static void test_session_of_holder_lost(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1), y = lease(&l, 1);
+	dray_handle grant = acquire(&l, &x), drained = acquire(&l, &y);
+
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_LOST);
+	fake_answer_all();
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_PEER_LOST, 1);
+	/* while this agent drains, peers give their grants back */
+	regions_drain(l.f->regions, true);
+	grant_release(l.f->regions, PEER, drained, PMSG_RELEASE_HOW_LOST);
+	fake_answer_all();
+	expect_end(2, &y, DMSG_LEASE_OUTCOME_ENDED, 1);
+	lab_end(&l);
+}
+
+static void test_declined(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+	dray_handle grant = acquire(&l, &x);
+
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_DECLINED);
+	fake_answer_all();
+	assert_int_equal(n_ends, 0);
+	/* somebody else may acquire it */
+	grant = acquire(&l, &x);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_USED, 1);
+	lab_end(&l);
+}
+
+static void test_ends_with_region_or_tokens(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1), y;
+	struct outcome o;
+
+	assert_int_equal(start_revoke(l.f, l.region, 0, &o), 0);
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_ENDED, 0);
+	fake_answer_all();
+	assert_int_equal(o.count, 1);
+	y = lease(&l, 1);
+	acquire(&l, &y);
+	lab_end(&l);
+	expect_end(2, &y, DMSG_LEASE_OUTCOME_ENDED, 1);
+}
+
+/* The counts belong to the session, which ends before the region of another member of its group. */
+static void test_session_gone(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+	dray_handle grant = acquire(&l, &x);
+
+	leases_session_gone(l.f->regions, SESSION + 1);
+	assert_int_equal(l.f->fences, 0);
+	leases_session_gone(l.f->regions, SESSION);
+	assert_int_equal(l.f->fences, 1);
+	memset(&l.counts, 0, sizeof(l.counts));
+	fake_answer_all();
+	grant_fenced(l.f->regions, PEER, grant);
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_ENDED, 1);
+	lab_end(&l);
+}
+
+static void test_refusals(void **state)
+{
+	struct lab l = lab_new(state);
+	static const struct dmsg_range good = { 0, 8, 16, 3 }, far = { 4 * PAGE, 1, 0, 1 };
+	const struct dmsg_lease ok = { .access = DMSG_ACCESS_READ, .holders = 1, .expiry_ms = 1 };
+	struct dmsg_lease m = ok;
+	struct leased x, y;
+	struct exported e;
+	dray_handle grant;
+
+	m.holders = 0;
+	assert_int_equal(lease_with(&l, m, &good, 1, &x), DRAY_E_INVALID);
+	m.holders = DMSG_LEASE_HOLDERS_MAX + 1;
+	assert_int_equal(lease_with(&l, m, &good, 1, &x), DRAY_E_INVALID);
+	m = ok;
+	m.expiry_ms = 0;
+	assert_int_equal(lease_with(&l, m, &good, 1, &x), DRAY_E_INVALID);
+	m = ok;
+	m.access = 0;
+	assert_int_equal(lease_with(&l, m, &good, 1, &x), DRAY_E_INVALID);
+	assert_int_equal(lease_with(&l, ok, &good, 0, &x), DRAY_E_INVALID);
+	assert_int_equal(lease_with(&l, ok, &far, 1, &x), DRAY_E_RANGE);
+	m = ok;
+	m.region = l.region + 1;
+	assert_int_equal(lease_with(&l, m, &good, 1, &x), DRAY_E_NOT_FOUND);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(lease_with(&l, ok, &good, 1, &x), 0);
+	assert_int_equal(lease_with(&l, ok, &good, 1, &y), DRAY_E_QUOTA);
+	assert_non_null(strstr(last_err.msg, "limits.leases_per_session"));
+	leases_expire(l.f->regions, dray_now().ns + DRAY_NS_PER_SEC);
+	assert_int_equal(n_ends, 4);
+	l.f->cfg.limits.lease_ranges_per_session = 1;
+	assert_int_equal(lease_with(&l, ok, (struct dmsg_range[]){ good, { 1000, 1, 0, 1 } }, 2,
+				    &y),
+			 DRAY_E_QUOTA);
+	assert_non_null(strstr(last_err.msg, "limits.lease_ranges_per_session"));
+
+	/* the tokens of exports and leases do not serve for each other */
+	x = lease(&l, 1);
+	assert_int_equal(import(l.f, &x.t, &grant), DRAY_E_TOKEN_INVALID);
+	e = export(l.f, l.region, 0);
+	y.t = e.t;
+	assert_int_equal(acquire_as(&l, &y, PEER, &grant), DRAY_E_TOKEN_INVALID);
+	x.t.capability[0]++;
+	assert_int_equal(acquire_as(&l, &x, PEER, &grant), DRAY_E_TOKEN_INVALID);
+	x.t.capability[0]--;
+	x.t.incarnation++;
+	assert_int_equal(acquire_as(&l, &x, PEER, &grant), DRAY_E_INCARNATION);
+	regions_drain(l.f->regions, true);
+	assert_int_equal(lease_with(&l, ok, &good, 1, &y), DRAY_E_DRAINING);
+	lab_end(&l);
+}
+
+static void see(void *arg, const struct dray_dbus_lease *lease)
+{
+	*(struct dray_dbus_lease *)arg = *lease;
+}
+
+static void test_listed(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+	struct dray_dbus_lease seen;
+	dray_handle grant;
+
+	leases_each(l.f->regions, see, &seen);
+	assert_string_equal(seen.state, "waiting");
+	assert_string_equal(seen.access, "r");
+	assert_int_equal(seen.pieces, 3);
+	assert_int_equal(seen.bytes, 24);
+	grant = acquire(&l, &x);
+	leases_each(l.f->regions, see, &seen);
+	assert_string_equal(seen.state, "held");
+	assert_int_equal(leases_totals(l.f->regions).holders, 1);
+	leases_expire(l.f->regions, INT64_MAX);
+	leases_each(l.f->regions, see, &seen);
+	assert_string_equal(seen.state, "expired");
+	assert_int_equal(seen.left_ns, 0);
+	fake_answer_all();
+	grant_fenced(l.f->regions, PEER, grant);
+	assert_int_equal(leases_totals(l.f->regions).ended[DMSG_LEASE_OUTCOME_EXPIRED], 1);
+	lab_end(&l);
+}
+
+static int setup(void **state)
+{
+	lease_up = fixture_up;
+	lease_up.lease_ended = up_ended;
+	return fixture_setup_with(state, &lease_up);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		T(test_used),
+		T(test_used_here),
+		T(test_expired),
+		T(test_renewed),
+		T(test_ended_by_owner),
+		T(test_peer_lost),
+		T(test_declined),
+		T(test_session_gone),
+		T(test_refusals),
+		T(test_listed),
+		T(test_session_of_holder_lost),
+		T(test_ends_with_region_or_tokens),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
