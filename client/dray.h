@@ -89,7 +89,7 @@ struct dray;
 
 /*
  * Handle of a region. It is valid for one struct dray, also after the agent restarts. An id of 0 is
- * no handle. The ids of regions, remotes, mailboxes and requests differ, so that one that is used in
+ * no handle. The ids of regions, remotes, leases, mailboxes and requests differ, so that one that is used in
  * the place of another is refused with -DRAY_E_INVALID.
  */
 typedef struct {
@@ -103,6 +103,11 @@ typedef struct {
 typedef struct {
 	uint64_t id; /* 0: none */
 } dray_remote;
+
+/* Handle of a lease. It is valid for one struct dray, until the lease ends. */
+typedef struct {
+	uint64_t id; /* 0: none */
+} dray_lease;
 
 /*
  * Handle of a mailbox: a name that this client has opened at the agent. It is valid for one struct
@@ -351,6 +356,10 @@ enum dray_request {
 	DRAY_REQUEST_HINT_PUT,          /* dray_hint_put_start() */
 	DRAY_REQUEST_SEGMENT_GET,       /* dray_segment_get_start() */
 	DRAY_REQUEST_ENV_GET,           /* dray_env_get_start() */
+	DRAY_REQUEST_LEASE,             /* dray_region_lease_start() */
+	DRAY_REQUEST_LEASE_ACQUIRE,     /* dray_lease_acquire_start() */
+	DRAY_REQUEST_LEASE_RENEW,       /* dray_lease_renew_start() */
+	DRAY_REQUEST_LEASE_END,         /* dray_lease_end_start() */
 	DRAY_REQUEST_MAILBOX_OPEN = 20, /* dray_mailbox_open_start() */
 	DRAY_REQUEST_MAILBOX_CLOSE,     /* dray_mailbox_close_start() */
 	DRAY_REQUEST_POST               /* dray_post_start() */
@@ -377,12 +386,15 @@ struct dray_completion {
 	enum dray_request request; /* kind of the request */
 	int status;                /* 0, or a negated enum dray_error */
 	unsigned int transport;    /* transfers: enum dray_transport, or a newer one */
-	uint64_t bytes;            /* transfers: bytes moved, all if status is 0; revoke: tokens */
-	uint64_t duration_ns;      /* transfers: from acceptance to the end, by the agent's clock */
-	dray_region region;        /* the new region, and the one of a request about a region */
-	dray_remote remote;        /* the new remote, and the one of a request about a remote */
-	const char *message;       /* reason of the failure; empty if status is 0 */
-	const struct dray_token *token;     /* only of an export */
+	/* transfers: bytes moved, all if status is 0; revoke: tokens; leases: granted holders */
+	uint64_t bytes;
+	uint64_t duration_ns;   /* transfers: from acceptance to the end, by the agent's clock */
+	dray_region region;     /* the new region, and the one of a request about a region */
+	dray_remote remote;     /* the new remote, and the one of a request about a remote */
+	dray_lease lease;       /* the new lease, and the one of a request about a lease */
+	unsigned int expiry_ms; /* of a lease that was acquired or renewed: until it expires */
+	const char *message;    /* reason of the failure; empty if status is 0 */
+	const struct dray_token *token;     /* only of an export or a new lease */
 	const struct dray_hint *hint;       /* only of dray_hint_get_start() */
 	const struct dray_segment *segment; /* only of dray_segment_get_start() */
 	const struct dray_env *env;         /* only of dray_env_get_start() */
@@ -460,12 +472,26 @@ enum dray_event_type {
 	 */
 	DRAY_EVENT_CONFIRMED = 10,
 	/*
+	 * A lease has ended: lease, outcome, acquired. It comes once for each lease, when no holder can
+	 * access the ranges by it any more. With DRAY_LEASE_AGENT_LOST code has the reason of the loss.
+	 */
+	DRAY_EVENT_LEASE_ENDED = 11,
+	/*
 	 * A letter for a mailbox: mailbox, payload, length, and the sender: agent_id, incarnation,
 	 * uid, gid. mailbox is none if it was closed meanwhile.
 	 */
 	DRAY_EVENT_LETTER = 12,
 	/* A mailbox could not be opened again: mailbox, code, message; close the mailbox. */
 	DRAY_EVENT_MAILBOX_LOST = 13
+};
+
+/* Outcome of a lease. */
+enum dray_lease_outcome {
+	DRAY_LEASE_USED = 1,    /* every holder has released it */
+	DRAY_LEASE_EXPIRED = 2, /* its time passed without a renewal */
+	DRAY_LEASE_ENDED = 3, /* ended by its owner, with its region, or by a drain of its agent */
+	DRAY_LEASE_PEER_LOST = 4, /* a holder, or a holder's agent or host, is lost */
+	DRAY_LEASE_AGENT_LOST = 5 /* this client's own session or agent is lost */
 };
 
 /*
@@ -479,6 +505,9 @@ struct dray_event {
 	unsigned int deadline_ms;  /* time until work in flight is stopped */
 	dray_region region;        /* none if another session of the group registered the region */
 	dray_remote remote;        /* the remote that is lost */
+	dray_lease lease;          /* the lease that has ended */
+	unsigned int outcome;      /* of the lease: enum dray_lease_outcome, or a newer one */
+	unsigned int acquired;     /* holders that had acquired the lease */
 	uint64_t agent_region;     /* the agent's handle of the region, valid in the whole group */
 	uint64_t tag;              /* of the notification */
 	uint8_t agent_id[16];      /* agent of the sender of the notification or letter */
@@ -844,6 +873,111 @@ DRAY_API int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_regi
  * -DRAY_E_NO_MEMORY
  */
 DRAY_API int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret);
+
+/* --- leases --- */
+
+/*
+ * A lease lets other engines read or write some ranges of a region for a limited time, such as the
+ * blocks of one request. It registers nothing, and its end fences these ranges alone. Its token
+ * travels like that of an export. A known number of holders acquire it; when all of them have
+ * released it, it is used. Then, or when it ends otherwise, its owner gets one
+ * DRAY_EVENT_LEASE_ENDED. Until then the owner must not use the ranges for anything else.
+ */
+
+/* Pieces of a region at equal distances, such as the pieces of a block in every layer. */
+struct dray_range {
+	uint64_t offset; /* of the first piece, in the region */
+	uint64_t length; /* of each piece, at least 1 */
+	uint64_t stride; /* from the start of a piece to the next; at least length, unless count is 1 */
+	uint64_t count; /* pieces, at least 1 */
+};
+
+#define DRAY_LEASE_RANGES_MAX 4096
+
+/* Describes a lease. */
+struct dray_lease_spec {
+	const struct dray_range *ranges; /* in any order; they may overlap */
+	size_t ranges_n;                 /* 1 to DRAY_LEASE_RANGES_MAX */
+	unsigned int access;             /* enum dray_access; 0: what the region allows */
+	unsigned int holders;            /* how many acquire it, up to 1024; 0: 1 */
+	unsigned int expiry_ms;          /* 0: 30000 */
+	uint8_t audience[16];            /* agent id of the only holders' agent; zero: any */
+	/*
+	 * 1: grant it to the audience's agent now, if that is connected. A client there acquires it
+	 * without a message between the agents then.
+	 */
+	int grant;
+};
+
+/*
+ * Leases ranges of a region. ret_token gets the token that holders acquire it with.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, LEASE
+ * -DRAY_E_RANGE: a range passes the end of the region.
+ * -DRAY_E_INVALID: there are no ranges, one is empty, or the pieces of one overlap; or the ranges
+ *     have more than 16 different combinations of stride, count and first stride.
+ * -DRAY_E_TOO_LARGE: there are more than DRAY_LEASE_RANGES_MAX ranges.
+ * -DRAY_E_QUOTA: the session has too many leases, or ranges of leases.
+ * -DRAY_E_UNSUPPORTED: the agent is too old (data protocol before 1.4).
+ *
+ * Example:
+ *     struct dray_range r = { .offset = block * BLOCK, .length = BLOCK,
+ *                             .stride = LAYER, .count = LAYERS };
+ *     struct dray_lease_spec what = { .ranges = &r, .ranges_n = 1, .access = DRAY_READ };
+ *     struct dray_token token;
+ *     dray_lease lease;
+ *
+ *     if (dray_region_lease(d, region, &what, &lease, &token))
+ *             errx(1, "%s", dray_last_error(d));
+ *     send_to_other_engine(token.text);
+ */
+DRAY_API int dray_region_lease(struct dray *d, dray_region region,
+			       const struct dray_lease_spec *what, dray_lease *ret,
+			       struct dray_token *ret_token);
+
+/*
+ * Ends a lease. Success proves that no holder can access its ranges by it any more.
+ * DRAY_EVENT_LEASE_ENDED comes before. It succeeds, too, if the lease has ended by itself meanwhile.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests
+ * -DRAY_E_NOT_FOUND: there is no such lease, or DRAY_EVENT_LEASE_ENDED is queued or was taken.
+ * -DRAY_E_INVALID: the handle is not one of a lease.
+ */
+DRAY_API int dray_lease_end(struct dray *d, dray_lease lease);
+
+/*
+ * Acquires the lease of a token as a remote. Its offsets are those of the owner's region, and
+ * transfers outside of the lease's ranges end with -DRAY_E_RANGE before a byte moves. Acquisitions
+ * from one agent that are started together share messages. dray_remote_release() tells the owner
+ * that this holder has used the lease. When the lease ends otherwise, DRAY_EVENT_REMOTE_LOST
+ * follows, and transfers end with -DRAY_E_REVOKED. timeout_ms is as in dray_remote_import().
+ *
+ * Blocks: for up to timeout_ms plus request_ms.
+ *
+ * Errors: requests, LEASE_ACQUIRE
+ * -DRAY_E_INCARNATION: the owner's agent was restarted.
+ * -DRAY_E_TOKEN_USED: the lease has all its holders.
+ * -DRAY_E_UNSUPPORTED: an agent is too old for leases.
+ */
+DRAY_API int dray_lease_acquire(struct dray *d, const struct dray_token *token,
+				unsigned int timeout_ms, dray_remote *ret);
+
+/*
+ * Renews the lease of a remote. It expires in ms, or after the expiry_ms that the owner gave if
+ * that is less or ms is 0. The time never becomes shorter. ret_ms (may be NULL) gets the time.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, LEASE_RENEW
+ * -DRAY_E_INVALID: the remote is not of a lease.
+ * -DRAY_E_REVOKED: the lease has ended.
+ */
+DRAY_API int dray_lease_renew(struct dray *d, dray_remote remote, unsigned int ms,
+			      unsigned int *ret_ms);
 
 /* --- transfers --- */
 
@@ -1450,6 +1584,40 @@ DRAY_API int dray_remote_import_start(struct dray *d, const struct dray_token *t
  */
 DRAY_API int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg,
 				       uint64_t *ret_id);
+
+/*
+ * Starts dray_region_lease(). The completion has the lease, the token, and in bytes the number of
+ * holders that the lease was granted to.
+ *
+ * Errors: dray_region_lease() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_region_lease_start(struct dray *d, dray_region region,
+				     const struct dray_lease_spec *what, void *arg,
+				     uint64_t *ret_id);
+
+/*
+ * Starts dray_lease_end().
+ *
+ * Errors: dray_lease_end() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_lease_end_start(struct dray *d, dray_lease lease, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_lease_acquire(). The completion has the remote, and in expiry_ms the time until the
+ * lease expires.
+ *
+ * Errors: dray_lease_acquire()
+ */
+DRAY_API int dray_lease_acquire_start(struct dray *d, const struct dray_token *token,
+				      unsigned int timeout_ms, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_lease_renew(). expiry_ms of the completion is the time until the lease expires.
+ *
+ * Errors: dray_lease_renew() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_lease_renew_start(struct dray *d, dray_remote remote, unsigned int ms, void *arg,
+				    uint64_t *ret_id);
 
 /*
  * Starts dray_notify().

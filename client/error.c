@@ -56,7 +56,8 @@ int dc_no_such(const struct dray *d, uint64_t id, enum dmsg_handle_kind kind)
 	if (!id)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "no %s is given", dmsg_handle_kind_name(kind));
 	if (is != kind && is != DMSG_HANDLE_KIND_NONE &&
-	    (is <= DMSG_HANDLE_KIND_REQUEST || is == DMSG_HANDLE_KIND_MAILBOX))
+	    (is <= DMSG_HANDLE_KIND_REQUEST || is == DMSG_HANDLE_KIND_LEASE ||
+	     is == DMSG_HANDLE_KIND_MAILBOX))
 		return dc_fail(d, DRAY_E_INVALID, "0x%" PRIx64 " is a %s, not a %s", id,
 			       dmsg_handle_kind_name(is), dmsg_handle_kind_name(kind));
 	return dc_fail(d, DRAY_E_NOT_FOUND, "no such %s: 0x%" PRIx64, dmsg_handle_kind_name(kind),

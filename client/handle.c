@@ -169,6 +169,7 @@ static void handle_free(struct dray *d)
 		dc_region_free(d, g);
 	dray_handles_deinit(&d->regions);
 	dc_remotes_free(d);
+	dc_leases_free(d);
 	dc_mailboxes_free(d);
 	dc_events_free(d);
 	dray_close(d->user_fd);
@@ -206,6 +207,7 @@ static struct dray *handle_new(void)
 	dc_proof_init(&d->proof);
 	dray_handles_init(&d->regions, REGIONS_MAX, DMSG_HANDLE_KIND_REGION);
 	dray_handles_init(&d->remotes, REMOTES_MAX, DMSG_HANDLE_KIND_REMOTE);
+	dray_handles_init(&d->leases, LEASES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&d->mailboxes, MAILBOXES_MAX, DMSG_HANDLE_KIND_MAILBOX);
 	dray_list_init(&d->events);
 	dray_list_init(&d->splits);

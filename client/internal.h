@@ -13,6 +13,7 @@
  * proof.c     deadlines of transfers, and proof that memory is free
  * region.c    regions and pools; extents.c: the extents of a new region
  * remote.c    imported tokens and notifications; token.c: exported tokens
+ * lease.c     leases of regions, and their renewal by holders
  * mailbox.c   mailboxes and letters
  * placement.c hints, the preferred segment, the launcher's environment
  * memory.c    memory that can be registered
@@ -48,6 +49,7 @@
 #define HANDLES_MAX (16384 / DRAY_CUDA_IPC_BYTES) /* of one region; the schema limits the bytes */
 #define REGIONS_MAX (1U << 16)
 #define REMOTES_MAX (1U << 20)
+#define LEASES_MAX (1U << 20)
 #define MAILBOXES_MAX (1U << 16)
 
 /* The minor versions of the data protocol that brought flags of HELLO and requests. */
@@ -55,6 +57,7 @@
 #define PLACEMENT_MINOR 1
 #define GPU_MINOR 2
 #define AGENT_PIDFD_MINOR 3
+#define LEASE_MINOR 4
 #define MAILBOX_MINOR 4
 
 enum session_state {
@@ -105,6 +108,12 @@ struct remote {
 	bool borrowed, releasing;
 	uint64_t length;
 	uint32_t access, transport;
+};
+
+struct lease {
+	dray_lease handle;
+	uint64_t agent;     /* the agent's handle; 0 once the session is lost */
+	struct agent *lost; /* then: whose end proves that the ranges are free */
 };
 
 enum mailbox_state {
@@ -180,7 +189,7 @@ struct dray {
 	struct requests requests;
 	struct proof proof;
 	struct dray_list splits; /* wholes that have not ended */
-	struct dray_handles regions, remotes, mailboxes;
+	struct dray_handles regions, remotes, leases, mailboxes;
 	struct dray_list events;
 	uint32_t events_n;
 
@@ -314,12 +323,33 @@ int dc_memory_populate(int fd, uint64_t offset, uint64_t length, struct dray_err
 int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m);
 void dc_token_ended(struct dray *d, struct request *r);
 
+/* The token of an answer, which becomes the one of r. 0, or a negated code. */
+int dc_token_take(struct dray *d, struct request *r, struct dray_blob bytes, uint64_t id);
+
+/* lease.c */
+int dc_lease_made(struct dray *d, struct request *r, const struct dmsg_lease_reply *m);
+/* A LEASE or LEASE_END has ended. */
+void dc_lease_request_ended(struct dray *d, struct request *r);
+void dc_lease_ended(struct dray *d, const struct dmsg_lease_ended *m);
+/* Encodes a LEASE into d->out, as dc_request_go_with() does for others; or LEASE_END. */
+int dc_lease_encode(struct dray *d, const struct request *r, const struct region *g);
+int dc_lease_encode_end(struct dray *d, const struct request *r);
+/* The session is lost: its leases end when there is proof. */
+void dc_leases_lost(struct dray *d);
+/* There is, about this agent. */
+void dc_leases_proven(struct dray *d, const struct agent *a);
+void dc_leases_free(struct dray *d);
+
 /* placement.c: 0, or a negated code. */
 int dc_placement_answered(struct dray *d, struct request *r, const union dmsg_body *m);
 
 /* remote.c */
 struct remote *dc_remote_find(struct dray *d, dray_remote handle);
 int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remote_import_reply *m);
+int dc_remote_acquired(struct dray *d, struct request *r, const struct dmsg_lease_acquire_reply *m);
+/* dc_request_start() for a request about a remote of the caller's. */
+struct request *dc_remote_request(struct dray *d, uint16_t type, dray_remote remote, void *arg,
+				  struct remote **ret);
 void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code);
 void dc_remote_ended(struct dray *d, struct request *r);
 void dc_remotes_lost(struct dray *d, int code);

@@ -81,6 +81,7 @@ static void settle(struct dray *d, struct agent *a, bool died)
 	struct request *r;
 
 	a->uses++;
+	dc_leases_proven(d, a);
 	end_requests_for_proof(d, a, died ? 0 : code);
 	dray_list_for_each(&d->proof.held, held, struct request, link)
 		if (held->agent == a)
@@ -179,8 +180,11 @@ void dc_proof_lost(struct dray *d, const struct dray_err *why, bool closed)
 
 void dc_proof_hold(struct dray *d, struct request *r)
 {
-	struct agent *a = d->proof.agent;
+	dc_proof_hold_for(d, r, d->proof.agent);
+}
 
+void dc_proof_hold_for(struct dray *d, struct request *r, struct agent *a)
+{
 	dc_request_hold(d, r);
 	use(r, a);
 	if (r->type == DMSG_TRANSFER) {
@@ -268,7 +272,7 @@ bool dc_proof_may_come(const struct dray *d)
 {
 	if (!dray_list_empty(&d->proof.held))
 		return true;
-	if (!d->proof.unconfirmed)
+	if (!d->proof.unconfirmed && !d->leases.count)
 		return false;
 	dray_list_for_each(&d->proof.agents, a, const struct agent, link)
 		if (a->uses && a->pidfd >= 0)

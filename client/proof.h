@@ -40,7 +40,7 @@ struct agent {
 	char why[DRAY_ERR_MSG_MAX];
 	bool closed;   /* the agent ended the session */
 	bool dead;     /* proven */
-	uint32_t uses; /* by requests */
+	uint32_t uses; /* by requests and leases */
 };
 
 struct proof {
@@ -67,6 +67,9 @@ void dc_proof_lost(struct dray *d, const struct dray_err *why, bool closed);
 /* A transfer that was sent, or a request that itself asks for proof, waits for proof of the last agent. */
 void dc_proof_hold(struct dray *d, struct request *r);
 
+/* A request that asks for proof of an agent that was lost before waits for it. */
+void dc_proof_hold_for(struct dray *d, struct request *r, struct agent *a);
+
 /* Sets the deadline of a transfer that is about to be sent. 0 or -ENOMEM. */
 int dc_proof_deadline(struct dray *d, struct request *r, unsigned int deadline_ms);
 
@@ -85,7 +88,7 @@ bool dc_proof_removed(struct dray *d, struct request *r);
 /* r is about to be freed. */
 void dc_proof_forget(struct dray *d, struct request *r);
 
-/* True while transfers wait for proof that can come. */
+/* True while transfers or leases wait for proof that can come. */
 bool dc_proof_may_come(const struct dray *d);
 
 /* A pidfd is readable. */

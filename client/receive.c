@@ -51,6 +51,12 @@ static void handle_error(struct dray *d, struct request *r, const struct dmsg_he
 	case DMSG_TRANSFER_CANCEL:
 		dc_transfer_cancel_failed(d, r, status);
 		return;
+	case DMSG_LEASE_END:
+		/* the lease has ended by itself, which only happens when its ranges are free */
+		if (status == -DRAY_E_NOT_FOUND)
+			status = 0;
+		dc_request_end(d, r, status, m->message);
+		return;
 	default:
 		if (status != -DRAY_E_BUSY || !dc_request_again(d, r))
 			dc_request_end(d, r, status, m->message);
@@ -87,6 +93,15 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 		break;
 	case DMSG_REMOTE_IMPORT:
 		status = dc_remote_imported(d, r, &m->remote_import_reply);
+		break;
+	case DMSG_LEASE:
+		status = dc_lease_made(d, r, &m->lease_reply);
+		break;
+	case DMSG_LEASE_ACQUIRE:
+		status = dc_remote_acquired(d, r, &m->lease_acquire_reply);
+		break;
+	case DMSG_LEASE_RENEW:
+		r->expiry_ms = m->lease_renew_reply.expiry_ms;
 		break;
 	case DMSG_MAILBOX_OPEN:
 		status = dc_mailbox_opened(d, r, &m->mailbox_open_reply);
@@ -128,6 +143,8 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 		dc_event_letter(d, &m->letter);
 	} else if (type == DMSG_SEGMENT_CHANGED) {
 		dc_event_segment(d, &m->segment_changed);
+	} else if (type == DMSG_LEASE_ENDED) {
+		dc_lease_ended(d, &m->lease_ended);
 	} else if (type == DMSG_ERROR) {
 		d->closed_by_agent = true;
 		break_with(d,

@@ -40,17 +40,35 @@ static void remote_free(struct dray *d, struct remote *m)
 	free(m);
 }
 
-int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remote_import_reply *m)
+static int imported(struct dray *d, struct request *r, struct remote what)
 {
-	struct remote *remote = remote_new(d, m->remote);
+	struct remote *remote = remote_new(d, what.agent);
 
 	if (!remote)
 		return -DRAY_E_NO_MEMORY; /* the agent releases its side when the session ends */
-	remote->length = m->length;
-	remote->access = m->access;
-	remote->transport = m->transport;
+	what.handle = remote->handle;
+	*remote = what;
 	r->remote = remote->handle;
 	return 0;
+}
+
+int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remote_import_reply *m)
+{
+	return imported(d, r,
+			(struct remote){ .agent = m->remote,
+					 .length = m->length,
+					 .access = m->access,
+					 .transport = m->transport });
+}
+
+int dc_remote_acquired(struct dray *d, struct request *r, const struct dmsg_lease_acquire_reply *m)
+{
+	r->expiry_ms = m->expiry_ms;
+	return imported(d, r,
+			(struct remote){ .agent = m->remote,
+					 .length = m->length,
+					 .access = m->access,
+					 .transport = m->transport });
 }
 
 void dc_remote_ended(struct dray *d, struct request *r)
@@ -59,7 +77,7 @@ void dc_remote_ended(struct dray *d, struct request *r)
 
 	if (!m)
 		return;
-	if (r->type == DMSG_REMOTE_IMPORT && r->abandoned) {
+	if (r->type != DMSG_REMOTE_RELEASE && r->abandoned) {
 		m->releasing = true;
 		dc_request_internal(d, DMSG_REMOTE_RELEASE, NO_REGION, m->handle, 0);
 	} else if (r->type == DMSG_REMOTE_RELEASE && m->releasing) {
@@ -108,28 +126,34 @@ void dc_remotes_free(struct dray *d)
 	dray_handles_deinit(&d->remotes);
 }
 
-int dray_remote_import_start(struct dray *d, const struct dray_token *token,
-			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
+/* Sends the token by a message of this type: REMOTE_IMPORT and LEASE_ACQUIRE have the same fields. */
+static int use_token(struct dray *d, uint16_t type, const struct dray_token *token,
+		     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
-	struct dmsg_remote_import m = { { token->data, token->length }, timeout_ms };
+	struct dray_blob bytes = { token->data, token->length };
+	union dmsg_body m;
 	struct request *r;
 	int n;
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	r = dc_request_start(d, DMSG_REMOTE_IMPORT, arg);
+	r = dc_request_start(d, type, arg);
 	if (!r)
 		return dc_failed();
-	n = token->length ? dmsg_remote_import_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
+	if (type == DMSG_LEASE_ACQUIRE)
+		m.lease_acquire = (struct dmsg_lease_acquire){ bytes, timeout_ms };
+	else
+		m.remote_import = (struct dmsg_remote_import){ bytes, timeout_ms };
+	n = token->length ? dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
 	if (n < 0)
 		return dc_request_refuse(d, r, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
 					 token->length);
 	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
 }
 
-int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
-		       dray_remote *ret)
+static int use_token_now(struct dray *d, uint16_t type, const struct dray_token *token,
+			 unsigned int timeout_ms, dray_remote *ret)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dray_completion c;
@@ -138,16 +162,39 @@ int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned 
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	error = dc_request_wait(d, dray_remote_import_start(d, token, timeout_ms, NULL, &id), &id,
+	error = dc_request_wait(d, use_token(d, type, token, timeout_ms, NULL, &id), &id,
 				timeout_ms, &c);
 	if (!error)
 		*ret = c.remote;
 	return error;
 }
 
-/* Starts a request about a remote of the caller's. */
-static struct request *start(struct dray *d, uint16_t type, dray_remote remote, void *arg,
-			     struct remote **ret)
+int dray_remote_import_start(struct dray *d, const struct dray_token *token,
+			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
+{
+	return use_token(d, DMSG_REMOTE_IMPORT, token, timeout_ms, arg, ret_id);
+}
+
+int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
+		       dray_remote *ret)
+{
+	return use_token_now(d, DMSG_REMOTE_IMPORT, token, timeout_ms, ret);
+}
+
+int dray_lease_acquire_start(struct dray *d, const struct dray_token *token,
+			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
+{
+	return use_token(d, DMSG_LEASE_ACQUIRE, token, timeout_ms, arg, ret_id);
+}
+
+int dray_lease_acquire(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
+		       dray_remote *ret)
+{
+	return use_token_now(d, DMSG_LEASE_ACQUIRE, token, timeout_ms, ret);
+}
+
+struct request *dc_remote_request(struct dray *d, uint16_t type, dray_remote remote, void *arg,
+				  struct remote **ret)
 {
 	struct request *r = dc_request_start(d, type, arg);
 
@@ -170,7 +217,7 @@ int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uin
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	r = start(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
+	r = dc_remote_request(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
 	if (!r)
 		return dc_failed();
 	m->releasing = true;
@@ -199,7 +246,7 @@ int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const vo
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	r = start(d, DMSG_NOTIFY, remote, arg, &m);
+	r = dc_remote_request(d, DMSG_NOTIFY, remote, arg, &m);
 	if (!r)
 		return dc_failed();
 	if (m->lost)

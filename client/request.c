@@ -222,7 +222,12 @@ static void object_ended(struct dray *d, struct request *r, struct dray_str text
 		break;
 	case DMSG_REMOTE_IMPORT:
 	case DMSG_REMOTE_RELEASE:
+	case DMSG_LEASE_ACQUIRE:
 		dc_remote_ended(d, r);
+		break;
+	case DMSG_LEASE:
+	case DMSG_LEASE_END:
+		dc_lease_request_ended(d, r);
 		break;
 	case DMSG_MAILBOX_OPEN:
 	case DMSG_MAILBOX_CLOSE:
@@ -305,6 +310,10 @@ static const uint8_t public_types[] = {
 	[DMSG_HINT_PUT] = DRAY_REQUEST_HINT_PUT,
 	[DMSG_SEGMENT_GET] = DRAY_REQUEST_SEGMENT_GET,
 	[DMSG_ENV_GET] = DRAY_REQUEST_ENV_GET,
+	[DMSG_LEASE] = DRAY_REQUEST_LEASE,
+	[DMSG_LEASE_ACQUIRE] = DRAY_REQUEST_LEASE_ACQUIRE,
+	[DMSG_LEASE_RENEW] = DRAY_REQUEST_LEASE_RENEW,
+	[DMSG_LEASE_END] = DRAY_REQUEST_LEASE_END,
 	[DMSG_MAILBOX_OPEN] = DRAY_REQUEST_MAILBOX_OPEN,
 	[DMSG_MAILBOX_CLOSE] = DRAY_REQUEST_MAILBOX_CLOSE,
 	[DMSG_POST] = DRAY_REQUEST_POST,
@@ -330,7 +339,9 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.duration_ns = r->duration_ns,
 		.region = r->region,
 		.remote = r->remote,
-		.token = r->type == DMSG_REGION_EXPORT ? answer : NULL,
+		.lease = r->lease,
+		.expiry_ms = r->expiry_ms,
+		.token = r->type == DMSG_REGION_EXPORT || r->type == DMSG_LEASE ? answer : NULL,
 		.hint = r->type == DMSG_HINT_GET ? answer : NULL,
 		.segment = r->type == DMSG_SEGMENT_GET ? answer : NULL,
 		.env = r->type == DMSG_ENV_GET ? answer : NULL,

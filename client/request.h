@@ -71,9 +71,11 @@ struct request {
 	/* others */
 	dray_region region;
 	dray_remote remote;
-	uint64_t number; /* token id; tag; request id of the transfer to cancel; mailbox */
-	uint32_t tries;  /* of cancelling */
-	void *data;      /* notify: payload; import, post and placement: the encoded message */
+	dray_lease lease;
+	uint32_t expiry_ms; /* of a lease: to be sent, or answered */
+	uint64_t number;    /* token id; tag; request id of the transfer to cancel; mailbox */
+	uint32_t tries;     /* of cancelling */
+	void *data;         /* notify: payload; import, post and placement: the encoded message */
 	uint32_t length;
 	struct dmsg_region_export what;
 	void *answer; /* of placement.c; of an export: struct dray_token */

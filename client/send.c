@@ -74,6 +74,12 @@ static int encode_add(struct dray *d, const struct request *r, const struct regi
 	return encode(d, r, &m);
 }
 
+static int too_old_for_leases(struct message *msg)
+{
+	msg->why = "the agent is too old for leases (data protocol before 1.4); upgrade it";
+	return -DRAY_E_UNSUPPORTED;
+}
+
 static int encode_region(struct dray *d, const struct request *r, struct message *msg)
 {
 	const struct region *g = dc_region_find(d, r->region);
@@ -88,6 +94,8 @@ static int encode_region(struct dray *d, const struct request *r, struct message
 		return 0;
 	if (!g->agent)
 		return g->code ? g->code : -DRAY_E_NOT_FOUND;
+	if (r->type == DMSG_LEASE)
+		return d->minor < LEASE_MINOR ? too_old_for_leases(msg) : dc_lease_encode(d, r, g);
 	if (r->type == DMSG_REGION_REMOVE) {
 		m.region_remove = (struct dmsg_region_remove){ g->agent };
 	} else if (r->type == DMSG_REGION_REVOKE) {
@@ -99,7 +107,7 @@ static int encode_region(struct dray *d, const struct request *r, struct message
 	return encode(d, r, &m);
 }
 
-static int encode_remote(struct dray *d, const struct request *r)
+static int encode_remote(struct dray *d, const struct request *r, struct message *msg)
 {
 	const struct remote *remote = dc_remote_find(d, r->remote);
 	union dmsg_body m;
@@ -111,7 +119,15 @@ static int encode_remote(struct dray *d, const struct request *r)
 	} else {
 		if (!remote || !remote->agent)
 			return remote && remote->lost ? remote->lost : -DRAY_E_NOT_FOUND;
-		m.notify = (struct dmsg_notify){ remote->agent, r->number, { r->data, r->length } };
+		if (r->type == DMSG_LEASE_RENEW && d->minor < LEASE_MINOR)
+			return too_old_for_leases(msg);
+		if (r->type == DMSG_LEASE_RENEW)
+			m.lease_renew = (struct dmsg_lease_renew){ .remote = remote->agent,
+								   .expiry_ms = r->expiry_ms };
+		else
+			m.notify = (struct dmsg_notify){ remote->agent,
+							 r->number,
+							 { r->data, r->length } };
 	}
 	return encode(d, r, &m);
 }
@@ -146,6 +162,8 @@ static int encode_mailbox(struct dray *d, const struct request *r, struct messag
 /* Messages without a handle of the session are encoded when the request is started. */
 static int encoded(struct dray *d, const struct request *r, struct message *msg)
 {
+	if (r->type == DMSG_LEASE_ACQUIRE && d->minor < LEASE_MINOR)
+		return too_old_for_leases(msg);
 	if (r->type == DMSG_POST && d->minor < MAILBOX_MINOR)
 		return too_old_for_mailboxes(msg);
 	if (r->type != DMSG_REMOTE_IMPORT && d->minor < PLACEMENT_MINOR) {
@@ -172,10 +190,14 @@ static int message_make(struct dray *d, const struct request *r, struct message 
 		return encode(d, r, &m);
 	case DMSG_REMOTE_RELEASE:
 	case DMSG_NOTIFY:
-		return encode_remote(d, r);
+	case DMSG_LEASE_RENEW:
+		return encode_remote(d, r, msg);
+	case DMSG_LEASE_END:
+		return dc_lease_encode_end(d, r);
 	case DMSG_MAILBOX_OPEN:
 	case DMSG_MAILBOX_CLOSE:
 		return encode_mailbox(d, r, msg);
+	case DMSG_LEASE_ACQUIRE:
 	case DMSG_REMOTE_IMPORT:
 	case DMSG_POST:
 	case DMSG_HINT_GET:

@@ -231,7 +231,7 @@ static void close_sockets(struct dray *d)
 static bool needs_proof(const struct request *r)
 {
 	return r->type == DMSG_TRANSFER || r->type == DMSG_REGION_REMOVE ||
-	       r->type == DMSG_REGION_REVOKE;
+	       r->type == DMSG_REGION_REVOKE || r->type == DMSG_LEASE_END;
 }
 
 /* The end of the session carries the request out. */
@@ -339,6 +339,7 @@ bool dc_session_settle(struct dray *d)
 		d->lost_incarnation = d->incarnation;
 		d->lost_at = dray_now().ns;
 	}
+	dc_leases_lost(d);
 	dc_proof_lost(d, &d->loss, d->closed_by_agent);
 	d->closed_by_agent = false;
 	end_requests(d, code);

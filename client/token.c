@@ -73,18 +73,23 @@ int dray_token_parse(const char *text, struct dray_token *ret)
 	return dray_token_from_bytes(data, decode(text + PREFIX_N, data), ret);
 }
 
-int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m)
+int dc_token_take(struct dray *d, struct request *r, struct dray_blob bytes, uint64_t id)
 {
 	struct dray_token *token = r->answer = malloc(sizeof(*token));
 
-	r->number = m->token_id;
 	if (!token)
 		return -DRAY_E_NO_MEMORY;
-	if (dray_token_from_bytes(m->token.p, m->token.n, token) < 0)
+	if (dray_token_from_bytes(bytes.p, bytes.n, token) < 0)
 		return -DRAY_E_PROTOCOL;
-	token->id = m->token_id;
+	token->id = id;
 	token->epoch = d->epoch;
 	return 0;
+}
+
+int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m)
+{
+	r->number = m->token_id;
+	return dc_token_take(d, r, m->token, m->token_id);
 }
 
 /* Revokes a token that no caller will see. Without memory for that, it ends with the session. */

@@ -17,9 +17,10 @@ from . import cuda, errors, events
 from ._schema import TRANSPORT_NAMES
 from .client import Client
 from .errors import Error
-from .events import (Confirmed, Connected, Disconnected, Draining, Letter, MailboxLost, Notification,
-                     Reconnected, RegionLost, RemoteLost, SegmentChanged)
+from .events import (Confirmed, Connected, Disconnected, Draining, LeaseEnded, Letter, MailboxLost,
+                     Notification, Reconnected, RegionLost, RemoteLost, SegmentChanged)
 from .handles import Region, Remote, Token
+from .lease import Lease
 from .mailbox import Mailbox
 from .memory import Memory
 from .pending import Done, Pending, Transfer
@@ -31,6 +32,7 @@ from .token import to_text as token_to_text
 __version__ = "0.1.0"
 __all__ = [
     "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Environment", "Error",
-    "Hint", "Info", "Letter", "Mailbox", "MailboxLost", "Memory", "Notification", "Pending", "Reconnected", "Region", "RegionLost",
+    "Hint", "Info", "Lease", "LeaseEnded", "Letter", "Mailbox", "MailboxLost", "Memory", "Notification", "Pending",
+    "Reconnected", "Region", "RegionLost",
     "Remote", "RemoteLost", "Segment", "SegmentChanged", "TRANSPORT_NAMES", "Token", "Transfer",
     "cuda", "errors", "events", "token_to_bytes", "token_to_text"]

@@ -35,11 +35,13 @@ REGION_HUGE, REGION_NO_POPULATE = 1, 2
 REQUEST_TRANSFER, REQUEST_REGION_ADD, REQUEST_REGION_REMOVE, REQUEST_EXPORT = 1, 2, 3, 4
 REQUEST_REVOKE, REQUEST_IMPORT, REQUEST_RELEASE, REQUEST_NOTIFY = 5, 6, 7, 8
 REQUEST_HINT_GET, REQUEST_HINT_PUT, REQUEST_SEGMENT_GET, REQUEST_ENV_GET = 9, 10, 11, 12
+REQUEST_LEASE, REQUEST_LEASE_ACQUIRE, REQUEST_LEASE_RENEW, REQUEST_LEASE_END = 13, 14, 15, 16
 REQUEST_MAILBOX_OPEN, REQUEST_MAILBOX_CLOSE, REQUEST_POST = 20, 21, 22
 
 EVENT_NOTIFICATION, EVENT_REMOTE_LOST, EVENT_DRAINING, EVENT_LOST, EVENT_RESTORED = 1, 2, 3, 4, 5
 EVENT_REGION_LOST, EVENT_CLOSED, EVENT_SEGMENT, EVENT_CONNECTED, EVENT_CONFIRMED = 6, 7, 8, 9, 10
-EVENT_LETTER, EVENT_MAILBOX_LOST = 12, 13
+EVENT_LEASE_ENDED, EVENT_LETTER, EVENT_MAILBOX_LOST = 11, 12, 13
+LEASE_AGENT_LOST = 5  # an outcome of the library's own
 
 
 class Options(Structure):
@@ -89,15 +91,16 @@ class Completion(Structure):
     _fields_ = [
         ("id", c_uint64), ("arg", c_size_t), ("request", c_int), ("status", c_int),
         ("transport", c_uint), ("bytes", c_uint64), ("duration_ns", c_uint64),
-        ("region", c_uint64), ("remote", c_uint64), ("message", c_char_p),
-        ("token", POINTER(Token)), ("hint", POINTER(Hint)), ("segment", POINTER(Segment)),
+        ("region", c_uint64), ("remote", c_uint64), ("lease", c_uint64), ("expiry_ms", c_uint),
+        ("message", c_char_p), ("token", POINTER(Token)), ("hint", POINTER(Hint)), ("segment", POINTER(Segment)),
         ("env", POINTER(Env)), ("mailbox", c_uint64)]
 
 
 class Event(Structure):
     _fields_ = [
         ("type", c_int), ("code", c_int), ("restarted", c_int), ("deadline_ms", c_uint),
-        ("region", c_uint64), ("remote", c_uint64), ("agent_region", c_uint64),
+        ("region", c_uint64), ("remote", c_uint64), ("lease", c_uint64), ("outcome", c_uint),
+        ("acquired", c_uint), ("agent_region", c_uint64),
         ("tag", c_uint64), ("agent_id", c_ubyte * 16), ("incarnation", c_uint64),
         ("id", c_uint64), ("payload", c_void_p), ("length", c_size_t), ("message", c_char_p),
         ("segment", c_char_p), ("segment_old", c_uint), ("segment_state", c_uint),
@@ -125,6 +128,13 @@ class Export(Structure):
     _fields_ = [
         ("offset", c_uint64), ("length", c_uint64), ("access", c_uint), ("single_use", c_int),
         ("ttl_ms", c_uint), ("audience", c_ubyte * 16)]
+
+
+class LeaseSpec(Structure):
+    # `ranges` takes an address or bytes: four words of 64 bits each
+    _fields_ = [
+        ("ranges", c_char_p), ("ranges_n", c_size_t), ("access", c_uint), ("holders", c_uint),
+        ("expiry_ms", c_uint), ("audience", c_ubyte * 16), ("grant", c_int)]
 
 
 class RemoteInfo(Structure):
@@ -165,7 +175,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "dray_options": Options, "dray_info": Info, "dray_token": Token, "dray_hint": Hint,
     "dray_segment": Segment, "dray_env": Env, "dray_completion": Completion, "dray_event": Event,
     "dray_extent": Extent, "dray_region_spec": RegionSpec, "dray_region_info": RegionInfo, "dray_export": Export,
-    "dray_remote_info": RemoteInfo, "dray_word": Word, "dray_transfer": Transfer,
+    "dray_lease_spec": LeaseSpec, "dray_remote_info": RemoteInfo, "dray_word": Word, "dray_transfer": Transfer,
     "dray_cuda_range": CudaRange, "dray_cuda_extents": CudaExtents}
 
 # A number, because ctypes refuses None for it: that is the handle of a closed client.
@@ -196,6 +206,10 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_region_borrow": (c_int, _d, c_uint64, POINTER(c_uint64)),
     "dray_remote_import_start": (c_int, _d, POINTER(Token), c_uint, _arg, _id),
     "dray_remote_release_start": (c_int, _d, c_uint64, _arg, _id),
+    "dray_region_lease_start": (c_int, _d, c_uint64, POINTER(LeaseSpec), _arg, _id),
+    "dray_lease_end_start": (c_int, _d, c_uint64, _arg, _id),
+    "dray_lease_acquire_start": (c_int, _d, POINTER(Token), c_uint, _arg, _id),
+    "dray_lease_renew_start": (c_int, _d, c_uint64, c_uint, _arg, _id),
     "dray_remote_get_info": (c_int, _d, c_uint64, POINTER(RemoteInfo)),
     "dray_remote_borrow": (c_int, _d, c_uint64, POINTER(c_uint64)),
     "dray_notify_start": (c_int, _d, c_uint64, c_uint64, c_char_p, c_size_t, _arg, _id),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of operations as one array of 64-bit words that the library can read."""
+"""Lists of operations, and of ranges, as one array of 64-bit words that the library can read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,40 @@ import struct
 from ctypes import (POINTER, addressof, byref, c_char, c_char_p, c_int, c_ssize_t, c_void_p,
                     py_object)
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import errors
 
-SIZE = 24  # struct dray_op: three words of 64 bits
 _SIMPLE = 0  # PyBUF_SIMPLE: the address of contiguous memory, which may be read-only
-_pack = struct.Struct("=3Q").pack
 _WORDS = frozenset(("Q", "q", "L", "l", "<Q", "<q", "=Q", "=q", "@Q", "@q", "@L", "@l"))
 _BYTES = frozenset(("B", "b", "c", "<B", "<b", "=B", "@B"))
-_FIX = ("Pass a list of (local offset, remote offset, length), or an array of shape (n, 3) of 64-bit "
-        "integers, contiguous in memory.")
+
+
+class Form(NamedTuple):
+    """What a list consists of: entries of `width` words of 64 bits."""
+
+    name: str
+    entry: str
+    width: int
+    words: str
+    numbers: str
+    pack: Any
+    fix: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of an entry."""
+        return 8 * self.width
+
+
+OPERATIONS = Form(
+    "operations", "operation", 3, "triples", "three", struct.Struct("=3Q").pack,
+    "Pass a list of (local offset, remote offset, length), or an array of shape (n, 3) of 64-bit "
+    "integers, contiguous in memory.")
+RANGES = Form(
+    "ranges", "range", 4, "quadruples", "four", struct.Struct("=4Q").pack,
+    "Pass a list of (offset, length, stride, count), or an array of shape (n, 4) of 64-bit integers, "
+    "contiguous in memory.")
 
 
 class _Buffer(ctypes.Structure):
@@ -50,63 +73,64 @@ class View:
             _release(byref(self.buffer))
 
 
-def _invalid(why: str) -> errors.Invalid:
-    return errors.Invalid(f"the operations are {why}", fix=_FIX)
+def _invalid(form: Form, why: str) -> errors.Invalid:
+    return errors.Invalid(f"the {form.name} are {why}", fix=form.fix)
 
 
-def _triples(ops: Any, name: str) -> tuple[bytes, int, None]:
+def _tuples(ops: Any, name: str, form: Form) -> tuple[bytes, int, None]:
     try:
-        words = b"".join(starmap(_pack, ops))
+        words = b"".join(starmap(form.pack, ops))
     except TypeError:
-        raise _invalid(f"a {name} of other things than triples of integers") from None
+        raise _invalid(form, f"a {name} of other things than {form.words} of integers") from None
     except struct.error as e:
-        raise _refused(ops, name, e) from None
-    return words, len(words) // SIZE, None
+        raise _refused(ops, name, form, e) from None
+    return words, len(words) // form.size, None
 
 
-def _refused(ops: Any, name: str, e: struct.error) -> errors.Error:
+def _refused(ops: Any, name: str, form: Form, e: struct.error) -> errors.Error:
     """The error for a list that cannot be packed."""
     if isinstance(ops, (list, tuple)):
         for i, op in enumerate(ops):
             if not isinstance(op, (list, tuple)) or not all(hasattr(n, "__index__") for n in op):
-                return _invalid(f"a {name} of other things than triples of integers, such as {op!r:.60}")
-            if len(op) != 3:
-                return _invalid(f"not all of three numbers: operation {i} is {op!r:.60}")
+                return _invalid(form, f"a {name} of other things than {form.words} of integers, such as {op!r:.60}")
+            if len(op) != form.width:
+                return _invalid(form, f"not all of {form.numbers} numbers: {form.entry} {i} is {op!r:.60}")
             if not all(0 <= n < 1 << 64 for n in op):
-                return errors.Range(f"operation {i}, {op!r:.90}, has a negative number, or one of more than 64 bits",
-                                    fix="Offsets and lengths are numbers of bytes.")
-    return _invalid(f"a {name} of other things than triples of integers ({e})")
+                return errors.Range(
+                    f"{form.entry} {i}, {op!r:.90}, has a negative number, or one of more than 64 bits",
+                    fix="Offsets and lengths are numbers of bytes.")
+    return _invalid(form, f"a {name} of other things than {form.words} of integers ({e})")
 
 
-def _shaped(type_name: str, address: int, shape: tuple[int, ...],
-            strides: tuple[int, ...] | None) -> tuple[int, int]:
+def _shaped(type_name: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None,
+            form: Form) -> tuple[int, int]:
     """(address, count) of 64-bit words of this shape; strides in bytes, None: contiguous."""
-    if len(shape) == 1 and shape[0] % 3 == 0:
+    if len(shape) == 1 and shape[0] % form.width == 0:
         good = strides is None or shape[0] <= 1 or strides == (8,)
-        n = shape[0] // 3
-    elif len(shape) == 2 and shape[1] == 3:
+        n = shape[0] // form.width
+    elif len(shape) == 2 and shape[1] == form.width:
         n = shape[0]
-        good = strides is None or n == 0 or strides[1] == 8 and (n == 1 or strides[0] == SIZE)
+        good = strides is None or n == 0 or strides[1] == 8 and (n == 1 or strides[0] == form.size)
     else:
-        raise _invalid(f"a {type_name} of shape {shape}")
+        raise _invalid(form, f"a {type_name} of shape {shape}")
     if not good:
-        raise _invalid(f"a {type_name} that is not contiguous, with strides of {strides} bytes")
+        raise _invalid(form, f"a {type_name} that is not contiguous, with strides of {strides} bytes")
     return address, n
 
 
-def _buffer(ops: Any) -> tuple[int, int, Any]:
+def _buffer(ops: Any, form: Form) -> tuple[int, int, Any]:
     view, name = memoryview(ops), type(ops).__name__
     kind, shape = view.format, view.shape or ()
     if kind in _BYTES:
-        if view.nbytes % SIZE or not view.c_contiguous:
-            raise _invalid(f"{view.nbytes} bytes, which is not a multiple of {SIZE}, or not contiguous")
-        n = view.nbytes // SIZE
+        if view.nbytes % form.size or not view.c_contiguous:
+            raise _invalid(form, f"{view.nbytes} bytes, which is not a multiple of {form.size}, or not contiguous")
+        n = view.nbytes // form.size
     elif kind not in _WORDS or view.itemsize != 8:
-        raise _invalid(f"a {name} of items of {view.itemsize} bytes with format {kind!r}")
-    elif view.c_contiguous and view.ndim == 2 and shape[1] == 3:
+        raise _invalid(form, f"a {name} of items of {view.itemsize} bytes with format {kind!r}")
+    elif view.c_contiguous and view.ndim == 2 and shape[1] == form.width:
         n = shape[0]
     else:
-        n = _shaped(name, 0, shape, view.strides)[1]
+        n = _shaped(name, 0, shape, view.strides, form)[1]
     if view.readonly or not n:
         keep = View(view)
         return keep.buffer.buf or 0, n, keep
@@ -114,38 +138,38 @@ def _buffer(ops: Any) -> tuple[int, int, Any]:
     return addressof(first), n, first
 
 
-def _tensor(ops: Any) -> tuple[int, int, Any]:
+def _tensor(ops: Any, form: Form) -> tuple[int, int, Any]:
     name, dtype = type(ops).__name__, str(ops.dtype)
     device = getattr(ops.device, "type", "cpu")
     if device != "cpu":
-        raise errors.Invalid(f"the operations are a {name} on {ops.device}",
+        raise errors.Invalid(f"the {form.name} are a {name} on {ops.device}",
                              fix="Pass them in the memory of the CPU: ops.cpu().")
     if dtype not in ("torch.int64", "torch.uint64"):
-        raise _invalid(f"a {name} of {dtype}")
+        raise _invalid(form, f"a {name} of {dtype}")
     strides = tuple(8 * n for n in ops.stride())
-    return (*_shaped(name, ops.data_ptr(), tuple(ops.shape), strides), ops)
+    return (*_shaped(name, ops.data_ptr(), tuple(ops.shape), strides, form), ops)
 
 
-def _interface(ops: Any) -> tuple[int, int, Any]:
+def _interface(ops: Any, form: Form) -> tuple[int, int, Any]:
     a, name = ops.__array_interface__, type(ops).__name__
     if a["typestr"] not in ("<u8", "<i8"):
-        raise _invalid(f"a {name} of type {a['typestr']}")
-    return (*_shaped(name, a["data"][0], tuple(a["shape"]), a.get("strides")), ops)
+        raise _invalid(form, f"a {name} of type {a['typestr']}")
+    return (*_shaped(name, a["data"][0], tuple(a["shape"]), a.get("strides"), form), ops)
 
 
-def pointer(ops: Any) -> tuple[int | bytes, int, Any]:
-    """(address or bytes, number of operations, an object to keep until the library has copied them)."""
+def pointer(ops: Any, form: Form = OPERATIONS) -> tuple[int | bytes, int, Any]:
+    """(address or bytes, number of entries, an object to keep until the library has copied them)."""
     kind = type(ops)
     if kind is list or kind is tuple:
-        return _triples(ops, kind.__name__)
+        return _tuples(ops, kind.__name__, form)
     try:
-        return _buffer(ops)
+        return _buffer(ops, form)
     except (TypeError, BufferError, NotImplementedError):
         pass  # no buffer protocol
     if hasattr(ops, "data_ptr") and hasattr(ops, "stride"):
-        return _tensor(ops)
+        return _tensor(ops, form)
     if hasattr(ops, "__array_interface__"):
-        return _interface(ops)
+        return _interface(ops, form)
     if hasattr(ops, "__iter__"):
-        return _triples(list(ops), kind.__name__)
-    raise _invalid(f"of type {kind.__name__}")
+        return _tuples(list(ops), kind.__name__, form)
+    raise _invalid(form, f"of type {kind.__name__}")

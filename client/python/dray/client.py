@@ -167,15 +167,38 @@ class Client(Session, Placement, Mailboxes):
         timeout: limit in seconds of the agent's attempts to reach the owner; None: its default. Waits
         for the answer, or with wait=False returns a Pending.
         """
+        return self._use_token(lib.held.dray_remote_import_start, token, timeout, wait)
+
+    @overload
+    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+                wait: Literal[True] = True) -> Remote: ...
+
+    @overload
+    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+                wait: Literal[False]) -> Pending[Remote]: ...
+
+    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+                wait: bool = True) -> Remote | Pending[Remote]:
+        """Acquires the lease behind a token, as a Remote with the offsets of the owner's region.
+
+        Acquisitions from one agent that are started together share one message. Operations outside of the
+        lease's ranges end with errors.Range. release() tells the owner that this holder has used the lease,
+        and renew() renews it. When it ends otherwise, transfers end with errors.Revoked, and an event
+        RemoteLost comes. timeout and wait as for import_token().
+        """
+        return self._use_token(lib.held.dray_lease_acquire_start, token, timeout, wait)
+
+    def _use_token(self, function: Any, token: str | bytes | Token, timeout: float | None,
+                   wait: bool) -> Remote | Pending[Remote]:
         raw = Token(token)._raw if not isinstance(token, Token) else token._raw
 
         def adopt(c: Any) -> Remote:
-            remote = self._remotes[c.remote] = Remote(self, c.remote)
+            expiry = c.expiry_ms / 1000 if c.request == lib.REQUEST_LEASE_ACQUIRE else None
+            remote = self._remotes[c.remote] = Remote(self, c.remote, expiry)
             return remote
 
         pending: Pending[Remote] = Pending(self, adopt, lambda remote: remote.release(wait=False))
-        self._request(pending, lib.held.dray_remote_import_start, byref(raw),
-                      arguments.milliseconds("timeout", timeout))
+        self._request(pending, function, byref(raw), arguments.milliseconds("timeout", timeout))
         return self._settle(pending, wait)
 
     def borrow_region(self, agent_handle: int, length: int, access: str | int = "rw") -> Region:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from . import errors
     from .handles import Region, Remote
+    from .lease import Lease
     from .mailbox import Mailbox
     from .pending import Transfer
 
-__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "Letter", "MailboxLost", "Notification",
+__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "LeaseEnded", "Letter", "MailboxLost", "Notification",
            "Reconnected", "RegionLost", "RemoteLost", "SegmentChanged"]
 
 
@@ -61,6 +62,19 @@ class RemoteLost(NamedTuple):
     remote: Remote | None
     code: int
     message: str
+
+
+class LeaseEnded(NamedTuple):
+    """A lease of this client has ended, once for each: its ranges are the owner's alone again.
+
+    how: "used" (every holder has released it), "expired", "ended" (by end(), with its region, or because the
+    agent drains), "peer_lost" (a holder, or its agent or host, is lost), or "agent_lost" (this client's own
+    session or agent is lost). acquired: holders that had acquired it; 0 with "agent_lost".
+    """
+
+    lease: Lease
+    how: str
+    acquired: int
 
 
 class RegionLost(NamedTuple):

@@ -11,6 +11,8 @@ from . import _arguments as arguments
 from . import _library as lib
 from . import _schema as s
 from . import errors
+from ._operations import RANGES, pointer
+from .lease import Lease
 from .pending import Pending
 
 if TYPE_CHECKING:
@@ -150,13 +152,51 @@ class Region:
             raise errors.Range(f"{length} bytes at offset {offset} are not a range of {self!r}",
                                fix=f"Export at least 1 byte that lies before {self.length}.", handle=handle)
         if audience:
-            if len(audience) != 16:
-                raise errors.Invalid(f"audience has {len(audience)} bytes, not 16",
-                                     fix="Pass client.agent_id of the importing engine.")
-            what.audience[:] = audience
+            what.audience[:] = _audience(audience)
         pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self.revoke)
         self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
         return self.client._settle(pending, wait)
+
+    @overload
+    def lease(self, ranges: Any, *, access: str | int | None = None, expiry: float = 30.0, holders: int = 1,
+              audience: bytes | None = None, grant: bool = False, wait: Literal[True] = True) -> Lease: ...
+
+    @overload
+    def lease(self, ranges: Any, *, access: str | int | None = None, expiry: float = 30.0, holders: int = 1,
+              audience: bytes | None = None, grant: bool = False, wait: Literal[False]) -> Pending[Lease]: ...
+
+    def lease(self, ranges: Any, *, access: str | int | None = None, expiry: float = 30.0, holders: int = 1,
+              audience: bytes | None = None, grant: bool = False, wait: bool = True) -> Lease | Pending[Lease]:
+        """Lends ranges of the region to `holders` engines that acquire() the lease's token.
+
+        ranges: up to 4096 of (offset, length, stride, count), each `count` pieces of `length` bytes whose
+        starts are `stride` bytes apart: a list of tuples, or a contiguous array of 64-bit integers of shape
+        (n, 4). They may overlap. access: "r", "w" or "rw" (default: that of the region). expiry: seconds
+        until the lease ends, unless a holder renews it. audience: agent_id of the only agent whose clients
+        may acquire it. grant: grant it to that agent now, so that no message is needed there.
+
+        An event LeaseEnded says how the lease ended; until then the ranges must not be used for anything
+        else. Waits for the agent's answer, or with wait=False returns a Pending.
+        """
+        handle, client = self._use(), self.client
+        what = lib.LeaseSpec(
+            access=0 if access is None else arguments.choice("access", ACCESS, access),
+            holders=arguments.number("holders", holders, (1 << 32) - 1),
+            expiry_ms=arguments.milliseconds("expiry", expiry), grant=bool(grant))
+        if not holders:
+            raise errors.Invalid("holders is 0", fix="Pass how many engines acquire the lease.", handle=handle)
+        if audience:
+            what.audience[:] = _audience(audience)
+        what.ranges, what.ranges_n, keep = pointer(ranges, RANGES)
+
+        def adopt(c: Any) -> Lease:
+            lease = client._leases[c.lease] = Lease(client, c.lease, Token._of(c.token.contents), int(c.bytes))
+            return lease
+
+        pending: Pending[Lease] = Pending(client, adopt, lambda lease: lease.end(wait=False))
+        client._request(pending, lib.held.dray_region_lease_start, handle, byref(what))
+        del keep
+        return client._settle(pending, wait)
 
     @overload
     def revoke(self, token: Token | None = None, *, wait: Literal[True] = True) -> int: ...
@@ -206,8 +246,18 @@ class Region:
         return f"<Region{name}, {state}, {self.length} bytes, {access}>"
 
 
+def _audience(audience: bytes) -> bytes:
+    if len(audience) != 16:
+        raise errors.Invalid(f"audience has {len(audience)} bytes, not 16",
+                             fix="Pass client.agent_id of the importing engine.")
+    return audience
+
+
 class Remote:
     """An imported range of another engine's memory, addressed by offsets from 0 to length.
+
+    Or a lease of another engine, addressed by the offsets of the owner's region; only its ranges may be
+    used. expiry: seconds that such a lease had when it was acquired or renewed last; None: not a lease.
 
     handle: number of the remote at this client. access: bits of ACCESS_READ and ACCESS_WRITE.
     transport: name of the best path at the time of the import: "local", "tcp", "rdma" or "gpu".
@@ -218,9 +268,9 @@ class Remote:
     lives on. Any thread may use it.
     """
 
-    __slots__ = ("__weakref__", "access", "client", "handle", "length", "lost", "transport")
+    __slots__ = ("__weakref__", "access", "client", "expiry", "handle", "length", "lost", "transport")
 
-    def __init__(self, client: Client, handle: int) -> None:
+    def __init__(self, client: Client, handle: int, expiry: float | None = None) -> None:
         info = lib.RemoteInfo()
         self.client, self.handle = client, handle
         client._check(lib.held.dray_remote_get_info, handle, byref(info))
@@ -228,6 +278,7 @@ class Remote:
         self.access: int = info.access
         self.transport = s.TRANSPORT_NAMES.get(info.transport, str(info.transport))
         self.lost: errors.Error | None = None
+        self.expiry = expiry
 
     def _use(self) -> int:
         if self.lost is not None:
@@ -263,6 +314,28 @@ class Remote:
         return self.client._settle(pending, wait)
 
     @overload
+    def renew(self, seconds: float | None = None, *, wait: Literal[True] = True) -> float: ...
+
+    @overload
+    def renew(self, seconds: float | None = None, *, wait: Literal[False]) -> Pending[float]: ...
+
+    def renew(self, seconds: float | None = None, *, wait: bool = True) -> float | Pending[float]:
+        """Renews the lease: it expires in `seconds` from now, or after the owner's limit if that is less (None).
+
+        Returns the seconds until it expires, which a renewal never makes fewer. errors.Revoked: it has ended.
+        """
+        handle = self._use()
+
+        def renewed(c: Any) -> float:
+            self.expiry = left = float(c.expiry_ms / 1000)
+            return left
+
+        pending: Pending[float] = Pending(self.client, renewed)
+        self.client._request(pending, lib.held.dray_lease_renew_start, handle,
+                             arguments.milliseconds("seconds", seconds))
+        return self.client._settle(pending, wait)
+
+    @overload
     def release(self, *, wait: Literal[True] = True) -> None: ...
 
     @overload
@@ -271,7 +344,7 @@ class Remote:
     def release(self, *, wait: bool = True) -> None | Pending[None]:
         """Releases the remote; its transfers end with errors.Cancelled first.
 
-        Nothing happens if the remote is lost. The object cannot be used from the call on.
+        To the owner of a lease this says that this holder has used it. Nothing happens if the remote is lost. The object cannot be used from the call on.
         """
         pending: Pending[None] = Pending(self.client)
         if self.lost is not None:

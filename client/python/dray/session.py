@@ -23,6 +23,7 @@ from . import _library as lib
 from . import errors, events
 from ._waiting import SESSION_CODES, Waiting
 from .handles import Region, Remote
+from .lease import OUTCOME_NAMES, Lease
 from .mailbox import Mailbox, to_letter
 from .pending import Pending, Transfer
 from .placement import to_event
@@ -89,6 +90,7 @@ class Session(Waiting):
         self.events: deque[Any] = deque()
         self._regions: dict[int, Region] = {}
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._leases: dict[int, Lease] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._unconfirmed: dict[int, Transfer] = {}
         self._event_waits: list[_EventWait] = []
@@ -531,6 +533,12 @@ class Session(Waiting):
             error = errors.make(e.code, lib.text(e.message), handle=e.id) if e.code else None
             self._report(events.Confirmed(transfer, error))
 
+    def _on_lease_ended(self, e: Any) -> None:
+        lease = self._leases.pop(e.lease, None)
+        if lease is not None:
+            lease.how = OUTCOME_NAMES.get(e.outcome, str(e.outcome))
+            self._report(events.LeaseEnded(lease, lease.how, e.acquired))
+
     def _on_unknown(self, e: Any) -> None:
         pass  # of a newer library
 
@@ -574,6 +582,7 @@ _EVENTS: dict[int, Callable[[Session, Any], None]] = {
     lib.EVENT_RESTORED: Session._on_restored, lib.EVENT_REGION_LOST: Session._on_region_lost,
     lib.EVENT_CLOSED: Session._on_closed, lib.EVENT_SEGMENT: Session._on_segment,
     lib.EVENT_CONNECTED: Session._on_connected, lib.EVENT_CONFIRMED: Session._on_confirmed,
+    lib.EVENT_LEASE_ENDED: Session._on_lease_ended,
     lib.EVENT_LETTER: Session._on_letter, lib.EVENT_MAILBOX_LOST: Session._on_mailbox_lost}
 
 _clients: weakref.WeakSet[Session] = weakref.WeakSet()
