@@ -24,7 +24,7 @@ def busy():
     return (sum(fields) - fields[3] - fields[4]) / 100
 
 
-def side(stack, memory, job, port, options):
+def open_side(stack, memory, job, port, options):
     ops = c.ops_fd(c.scattered(job["size"], b.MEMORY))
     tool = stack.enter_context(c.Tool("ceiling_tcp", "send", "--connect", f"{b.GUEST_NET}.1:{port}", "--memory", c.name_memory(memory),
                                       "--column", "local", "--ops", ops, "--streams", b.STREAMS, "--buffer", b.BUFFER, *options,
@@ -37,7 +37,7 @@ for command in ("link set eth0 up", f"addr add {b.GUEST_NET}.2/24 dev eth0"):
 memory = c.dray.Memory(b.MEMORY)
 for job in json.loads(sys.argv[1]):
     with contextlib.ExitStack() as stack:
-        base, tried = (side(stack, memory, job, port, options) for port, options in zip(job["ports"], ((), job["options"])))
+        base, tried = (open_side(stack, memory, job, port, options) for port, options in zip(job["ports"], ((), job["options"])))
         answer = base.loop.ask("run", 4 * c.MIB // job["size"])
         tried.loop.ask("run", 4 * c.MIB // job["size"])
         base.rounds = tried.rounds = max(8, int(c.rate(answer) * ROUND / job["size"]))
