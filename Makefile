@@ -5,6 +5,7 @@
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel
+#   make check-engine tests with real vLLM engines on the CPU (installs 6 GB once); part of `make check ENGINE=1`
 #   make check-long   longer fuzzing, and the virtual machine's tests with sanitizers and in all variants
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects

@@ -10,6 +10,8 @@
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm wheel
+# Needs 6 GB of packages and 8 GB of memory, so that `make check` leaves it out unless ENGINE is set.
+ENGINES := engine
 BUDGET_lint := 15
 BUDGET_build := 90
 BUDGET_unit := 160
@@ -18,6 +20,7 @@ BUDGET_fuzz := 75
 BUDGET_namespaces := 350
 BUDGET_vm := 350
 BUDGET_wheel := 350
+BUDGET_engine := 900
 LONG := fuzz vm
 LONG_BUDGET_fuzz := 900
 LONG_BUDGET_vm := 5400
@@ -40,12 +43,13 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: $(addprefix check-,$(STAGES) $(BESIDE)) check check-long
+.PHONY: $(addprefix check-,$(STAGES) $(BESIDE) $(ENGINES)) check check-long
 check:
 	@scripts/deps check
 	@$(CHECK) start
 	@$(foreach s,$(STAGES),$(CHECK) stages $(s) $(BUDGET_$(s)) -- $(MAKE) $(SUB);) \
 	$(CHECK) stages $(foreach s,$(BESIDE),$(s) $(BUDGET_$(s))) -- $(MAKE) $(SUB); \
+	$(foreach s,$(if $(ENGINE),$(ENGINES)),$(CHECK) stages $(s) $(BUDGET_$(s)) -- $(MAKE) $(SUB);) \
 	$(CHECK) finish
 
 check-long: export DRAY_LONG := 1
@@ -110,6 +114,11 @@ check-wheel:
 	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) wheel
 	-@tests/wheel/arm64 && $(MAKE) $(SUB) -k VARIANT=wheel-aarch64 arm64-programs
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/wheel
+
+# vLLM for the CPU is installed into an environment of its own, which is kept between runs (scripts/engine-env).
+check-engine:
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) engine tests/engine
 
 .PHONY: unit-programs fuzz-programs arm64-programs
 # Some unit programs start the agent of the same variant.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dray.vllm.options: each option, and the sentences about wrong ones."""
+"""dray.vllm.options: each option, and the sentences about wrong ones. The package itself needs neither numpy nor vllm."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +40,15 @@ def test_options_that_exclude_each_other():
 def test_unknown_option():
     with pytest.raises(errors.Invalid, match="unknown option 'dead_line'; did you mean 'deadline'\\?.*transport"):
         Options.parse({"dead_line": 3})
+
+
+def test_imports():
+    """`import dray.vllm` needs nothing; what is not there is an AttributeError."""
+    code = ("import sys\n"
+            "for name in ('numpy', 'torch', 'vllm'): sys.modules[name] = None\n"
+            "import dray, dray.vllm\n"
+            "assert not hasattr(dray.vllm, 'Other')\n"
+            "try: dray.vllm.DrayConnector\n"
+            "except ImportError: print('needs vllm')\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "needs vllm\n", done.stderr

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's scheduler side: which blocks are loaded from where, and when a request's blocks are free.
+
+At P a request gives out a right to read its blocks when its last chunk is scheduled, so that the token
+is there when the request has finished. The blocks stay allocated until all rights have ended. At D a
+request acquires these rights when it is seen first; its load goes to the workers when both its blocks
+are allocated and the rights are there.
+
+A load of D is in one of these states. The engine is told exactly once that a load has ended.
+
+    MATCHED    not allocated: to end it, only the rights are released
+    ALLOCATED  waits for the rights: the workers have not heard of it
+    STARTED    the workers report its end
+    DONE       ended; the request computes whatever is missing
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import errors
+from ..client import Client
+from ..events import Disconnected
+from ..handles import Region
+from . import layout as layouts
+from .grants import EXPIRED, LOST, Grant, Grants, Hold
+from .layout import EngineLayout
+from .options import Options
+from .protocol import (Load, Offer, RankInfo, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer,
+                       wants_decode, wants_prefill)
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+__all__ = ["SchedulerSide"]
+
+_logger = logging.getLogger("vllm.dray")
+_PEERS_MAX = 64  # descriptions of other engines that are remembered
+_DELIVERED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION")  # states in which P's blocks are complete
+
+
+class _State(enum.Enum):
+    MATCHED = enum.auto()
+    ALLOCATED = enum.auto()
+    STARTED = enum.auto()
+    DONE = enum.auto()
+
+
+class _Load:
+    """A request of D. offer, holds: None and empty if the offer was refused; error says why."""
+
+    __slots__ = ("allocated", "blocks", "end", "ends", "error", "first", "holds", "offer", "over", "request_id", "state")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id, self.state = request_id, _State.MATCHED
+        self.offer: Offer | None = None
+        self.holds: dict[int, Hold] = {}  # by rank of P
+        self.error: errors.Error | None = None
+        self.blocks: tuple[tuple[int, ...], ...] = ()
+        self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
+        self.first = self.end = 0
+        self.ends = 0.0
+        self.over = False  # the request has ended
+
+    def release(self) -> None:
+        for hold in self.holds.values():
+            hold.release()
+
+
+class _Send:
+    """A request of P. grants: a right for each rank, from the last chunk on."""
+
+    __slots__ = ("grants", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.grants: list[Grant] = []
+
+
+class _Peers:
+    """Layouts of other engines, checked against this one's, by their text."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[EngineLayout | None, tuple[int, ...], errors.Error | None]] = {}
+        self.local: EngineLayout | None = None
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def check(self, form: Any) -> tuple[EngineLayout, tuple[int, ...]]:
+        """(layout, ranks of it from which this engine reads). errors.Error: refused."""
+        key = repr(form)
+        known = self._known.get(key)
+        if known is None:
+            while len(self._known) >= _PEERS_MAX:
+                self._known.pop(next(iter(self._known)))
+            known = self._known[key] = self._judge(form)
+        layout, ranks, error = known
+        if error is not None:
+            raise error
+        assert layout is not None
+        return layout, ranks
+
+    def _judge(self, form: Any) -> tuple[EngineLayout | None, tuple[int, ...], errors.Error | None]:
+        assert self.local is not None
+        try:
+            layout = EngineLayout.from_json(form)
+            self.local.check(layout)
+            used: set[int] = set()
+            for rank in self.local.ranks:
+                used.update(layouts.make_plan(rank, self.local.groups, layout).ranks)
+            return layout, tuple(sorted(used)), None
+        except errors.Error as e:
+            return None, (), e
+
+
+class SchedulerSide:
+    """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
+
+    def __init__(self, options: Options, client: Client, engine_id: str, *, tp_size: int, world_size: int) -> None:
+        self._options, self._client, self._engine_id = options, client, engine_id
+        self._tp_size, self._world_size = tp_size, world_size
+        self._grants = Grants(client)
+        self._grants.on_event = self._on_event
+        self._ranks: dict[int, RankInfo] = {}
+        self._regions: dict[int, Region] = {}  # borrowed, by rank
+        self._peers = _Peers()
+        self._loads: dict[str, _Load] = {}
+        self._allocated: dict[str, _Load] = {}
+        self._dropped: list[str] = []
+        self._stops: list[str] = []
+        self._prefills: dict[str, _Send] = {}  # running at P
+        self._held: dict[str, _Send] = {}  # finished at P, with blocks that may be read
+        self._by_grant: dict[Grant, str] = {}  # of _held
+        self._sent: list[str] = []
+        self._lent: dict[str, list[Any]] = {}  # blocks of ended requests that D's agent may still write
+        self._returns: dict[str, int] = {}
+        self.kv_cache_manager: Any = None
+
+    # --- ranks --------------------------------------------------------------------------------------
+
+    def add_ranks(self, infos: Iterable[RankInfo]) -> None:
+        """Takes what the workers say about their regions, at the start and after a restart of the agent."""
+        for info in infos:
+            self._ranks[info.layout.rank] = info
+            self._regions.pop(info.layout.rank, None)
+        if len(self._ranks) < self._world_size:
+            return
+        ordered = [self._ranks[rank] for rank in sorted(self._ranks)]
+        for info in ordered:
+            if info.agent_id != self._client.agent_id:
+                raise errors.Unsupported(
+                    f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent "
+                    f"{self._client.agent_id.hex()}", fix="Run all ranks of an engine on one host, with one agent.")
+        local = EngineLayout(ordered[0].model, ordered[0].groups, tuple(info.layout for info in ordered))
+        if local != self._peers.local:
+            self._peers.forget()
+            self._peers.local = local
+
+    def _region(self, rank: int) -> Region | None:
+        """The region of a rank; None while the agent does not have it, as after a restart."""
+        region = self._regions.get(rank)
+        if region is None:
+            info = self._ranks.get(rank)
+            if info is None or info.incarnation != self._client.incarnation:
+                return None
+            region = self._regions[rank] = self._client.borrow_region(info.agent_region, info.layout.length, "r")
+        return region
+
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, Disconnected):
+            self._regions.clear()
+            _logger.warning("dray: the session with the agent at %s was lost: %s", self._client.path, event.error)
+
+    # --- requests of D ------------------------------------------------------------------------------
+
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        """How many tokens behind the computed ones can be loaded."""
+        params = request.kv_transfer_params
+        if wants_decode(params):
+            self.expect(request)
+            return 0, False
+        if not wants_prefill(params):
+            return 0, False
+        load = self._loads.get(request.request_id)
+        if load is None:
+            load = self._loads[request.request_id] = self._first_sight(request)
+        if load.state is not _State.MATCHED:
+            return 0, False
+        count = load.end - num_computed_tokens
+        load.first = num_computed_tokens
+        return (count, True) if count > 0 else (0, False)
+
+    def _first_sight(self, request: Request) -> _Load:
+        load = _Load(request.request_id)
+        load.end = request.num_prompt_tokens
+        params = request.kv_transfer_params or {}
+        wanted: tuple[int, ...] = ()
+        try:
+            if self._peers.local is None:
+                raise errors.OutOfOrder("the workers have not registered their KV caches yet")
+            load.offer, wanted = read_offer(params, self._peers.check)
+            load.end = min(load.end, load.offer.num_tokens)
+            if not self._client.connected:
+                raise errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
+        except errors.Error as e:
+            load.error = e
+        # Rights that are not used are released, so that P gets its blocks back at once.
+        for index, token in enumerate(offered_tokens(params)):
+            try:
+                hold = self._grants.acquire(token, self._options.deadline)
+            except errors.Error as e:
+                load.error = load.error or e
+                continue
+            rank = load.offer.layout.ranks[index].rank if load.offer is not None and load.error is None else None
+            if rank is not None and rank in wanted:
+                load.holds[rank] = hold
+            else:
+                hold.release()
+        return load
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """The engine has decided how many tokens are loaded, and into which blocks."""
+        load = self._loads.get(request.request_id)
+        if load is None or load.state is not _State.MATCHED:
+            return
+        if num_external_tokens <= 0:
+            load.state = _State.DONE
+            load.release()
+            return
+        load.state = _State.ALLOCATED
+        load.blocks = tuple(tuple(group) for group in blocks.get_block_ids())
+        load.allocated = blocks
+        load.end = load.first + num_external_tokens
+        load.ends = time.monotonic() + self._options.deadline
+        self._allocated[load.request_id] = load
+
+    def _start(self, load: _Load, now: float, metadata: StepMetadata) -> bool:
+        """Hands a load to the workers, or its failure; False while it has to wait."""
+        error = load.error or next((hold.lost for hold in load.holds.values() if hold.lost), None)
+        if error is None and now >= load.ends:
+            error = errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
+        if error is None:
+            remotes = {rank: hold.remote for rank, hold in load.holds.items()}
+            if not all(remotes.values()):
+                return False
+            error = self._transport_error(load)
+        load.state = _State.STARTED
+        if error is not None:
+            metadata.failed[load.request_id] = str(error)
+            return True
+        assert load.offer is not None
+        metadata.loads.append(Load(
+            load.request_id, load.offer.layout, load.blocks, load.offer.blocks, load.first, load.end,
+            {rank: remote.agent_handle for rank, remote in remotes.items() if remote is not None}, load.ends - now))
+        return True
+
+    def _transport_error(self, load: _Load) -> errors.Error | None:
+        wanted = self._options.transport
+        for rank, hold in load.holds.items():
+            if wanted != "auto" and hold.remote is not None and hold.remote.transport != wanted:
+                return errors.Unsupported(
+                    f"option 'transport' is {wanted!r}, and rank {rank} of the other engine is reached over {hold.remote.transport}",
+                    fix="Set transport to 'auto', or see `drayctl rails` and `drayctl peers` at both agents.")
+        return None
+
+    # --- requests of P ------------------------------------------------------------------------------
+
+    def expect(self, request: Request) -> None:
+        """A new request; those of P are followed until they finish."""
+        if wants_decode(request.kv_transfer_params) and request.request_id not in self._held:
+            self._prefills.setdefault(request.request_id, _Send(request))
+
+    def _give(self, send: _Send) -> None:
+        """Gives out the rights on the blocks of a request whose last chunk is scheduled."""
+        request_id = send.request.request_id
+        regions = {rank: self._region(rank) for rank in range(self._world_size)}
+        blocks = self.kv_cache_manager.get_block_ids(request_id) if self.kv_cache_manager is not None else None
+        for rank, region in regions.items():
+            if region is None:
+                return  # without an agent D has to compute
+            info = self._ranks[rank]
+            ranges = layouts.ranges(info.layout, info.groups, blocks) if blocks is not None else None
+            try:
+                send.grants.append(self._grants.give(request_id, region, ranges, self._options.lease))
+            except errors.Error as e:
+                _logger.warning("dray: request %s: its blocks cannot be offered: %s", request_id, e)
+                return
+
+    def _take_back(self, send: _Send) -> None:
+        for grant in send.grants:
+            self._grants.end(grant)
+        send.grants = []
+
+    def finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """The end of a request: (True if its blocks stay allocated, kv_transfer_params of the answer)."""
+        if wants_prefill(request.kv_transfer_params) and request.request_id not in self._loads:
+            # It ended before the scheduler looked at it: P shall get its blocks back.
+            self._loads[request.request_id] = self._first_sight(request)
+        self._end_load(request.request_id)
+        send = self._prefills.pop(request.request_id, None)
+        if send is None:
+            return False, None
+        if request.status.name in _DELIVERED:
+            if not all(grant.token for grant in send.grants):
+                self._poll()
+            if len(send.grants) == self._world_size and all(grant.token and grant.how is None for grant in send.grants):
+                return True, self._offer(send, request, blocks)
+            _logger.warning("dray: request %s has finished, and the agent has not given out its blocks; D computes them",
+                            request.request_id)
+        self._take_back(send)
+        return False, None
+
+    def _offer(self, send: _Send, request: Request, blocks: Sequence[Sequence[int]]) -> dict[str, Any]:
+        assert self._peers.local is not None
+        self._held[request.request_id] = send
+        self._by_grant.update(dict.fromkeys(send.grants, request.request_id))
+        offer = Offer(request.request_id, self._engine_id, self._peers.local, tuple(tuple(group) for group in blocks),
+                      min(request.num_computed_tokens, request.num_prompt_tokens),
+                      tuple(grant.token or "" for grant in send.grants))
+        return offer_params(offer, self._client.segment, self._tp_size)
+
+    def _end_load(self, request_id: str) -> None:
+        """The request has ended, and nothing will be loaded for it any more."""
+        load = self._loads.pop(request_id, None)
+        if load is None:
+            return
+        if load.state is _State.ALLOCATED:
+            del self._allocated[request_id]
+            self._dropped.append(request_id)
+        elif load.state is _State.STARTED:
+            self._stops.append(request_id)
+            self._loads[request_id] = load  # until the workers have reported its end
+            load.over = True
+            return
+        load.release()
+
+    # --- steps --------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        for grant in self._grants.poll():
+            request_id = self._by_grant.pop(grant, None)
+            if request_id is None:
+                continue
+            if grant.how in (EXPIRED, LOST):
+                _logger.warning("dray: request %s: the right to read its blocks has ended: %s", request_id, grant.how)
+            send = self._held[request_id]
+            if all(other.how is not None for other in send.grants):
+                self._sent.append(request_id)
+
+    def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
+        """What the workers have to do in this step."""
+        self._poll()
+        metadata = StepMetadata(can_lend=self.kv_cache_manager is not None)
+        if self._prefills:
+            self._follow(output)
+        if self._allocated:
+            now = time.monotonic()
+            for load in list(self._allocated.values()):
+                if self._start(load, now, metadata):
+                    del self._allocated[load.request_id]
+        metadata.stops, self._stops = self._stops, []
+        metadata.dropped, self._dropped = self._dropped, []
+        metadata.sent, self._sent = self._sent, []
+        return metadata
+
+    def _follow(self, output: SchedulerOutput) -> None:
+        for request_id in output.preempted_req_ids or ():
+            if request_id in self._prefills:
+                self._take_back(self._prefills[request_id])
+        for request_id, n in output.num_scheduled_tokens.items():
+            send = self._prefills.get(request_id)
+            if send is not None and not send.grants and send.request.num_computed_tokens + n >= send.request.num_prompt_tokens:
+                self._give(send)
+
+    def take_output(self, output: KVConnectorOutput) -> None:
+        """What the workers have reported, before the engine acts on it."""
+        metadata = output.kv_connector_worker_meta
+        if isinstance(metadata, WorkerMetadata):
+            if metadata.ranks:
+                self.add_ranks(metadata.ranks.values())
+            self._take_lent(metadata.lent, metadata.returned)
+        for request_id in output.finished_recving or ():
+            load = self._loads.get(request_id)
+            if load is not None:
+                load.state = _State.DONE
+                load.release()
+                if load.over:
+                    del self._loads[request_id]
+        for request_id in output.finished_sending or ():
+            self._held.pop(request_id, None)
+
+    def _take_lent(self, lent: Mapping[str, int], returned: Mapping[str, int]) -> None:
+        """Keeps blocks allocated that D's agent may still write, although their request goes on without them."""
+        for request_id, n in lent.items():
+            self._returns[request_id] = self._returns.get(request_id, 0) + n
+            load = self._loads.get(request_id)
+            if load is None or request_id in self._lent:
+                continue
+            assert load.allocated is not None
+            blocks = [block for group in load.allocated.blocks for block in group if not block.is_null]
+            self.kv_cache_manager.block_pool.touch(blocks)
+            self._lent[request_id] = blocks
+        for request_id, n in returned.items():
+            left = self._returns.get(request_id, 0) - n
+            if left > 0:
+                self._returns[request_id] = left
+                continue
+            self._returns.pop(request_id, None)
+            blocks = self._lent.pop(request_id, [])
+            if blocks:
+                self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+
+    @property
+    def busy(self) -> bool:
+        """True while the engine has to go on stepping, although no request needs it."""
+        return bool(self._lent)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is kept for any request; for tests."""
+        return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._lent
+                    or self._returns or len(self._grants))
+
+    def close(self) -> None:
+        """Ends the session, and with it all rights."""
+        self._client.close()

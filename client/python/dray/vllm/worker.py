@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's worker side: the rank's region, the transfers of its loads, and how they ended.
+
+Each request of the scheduler side is answered exactly once, whatever happens in between: a load that
+was handed over (loads), could not be started (failed) or was given up before (dropped) by
+finished_recving, and blocks that are free at P (sent) by finished_sending. Work is only submitted and
+polled here; no method waits for the agent, except at the start of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import errors
+from ..client import Client
+from ..events import Confirmed, Disconnected, Reconnected
+from ..handles import Region
+from ..pending import Transfer
+from . import layout as layouts
+from .layout import EngineLayout, Group, Plan, RankLayout
+from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
+from .stats import Stats
+
+__all__ = ["Results", "WorkerSide"]
+
+_logger = logging.getLogger("vllm.dray")
+_PLANS_MAX = 64  # other engines whose plans are remembered
+_MARGIN = 0.25  # seconds that the agent gets to stop a transfer before the deadline of its load
+
+
+@dataclass
+class Results:
+    """What has ended since the last step. failed: also in received, because their blocks are not to be used."""
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class _Running:
+    """A load that was handed over. queue: ranks of P whose transfer has not been accepted yet."""
+
+    __slots__ = ("began", "blocks", "bytes", "ends", "error", "load", "queue", "transfers")
+
+    def __init__(self, load: Load, now: float) -> None:
+        self.load, self.began, self.ends = load, now, now + load.seconds
+        self.queue: list[tuple[int, Any]] = []
+        self.transfers: list[Transfer] = []
+        self.error: errors.Error | None = None
+        self.bytes = self.blocks = 0
+
+
+class WorkerSide:
+    """One for each rank. Its methods are the hooks that the engine's model runner calls."""
+
+    def __init__(self, client: Client, region: Region, rank: RankLayout, groups: tuple[Group, ...],
+                 model: dict[str, str]) -> None:
+        self._client, self._region = client, region
+        self._layout, self._groups, self._model = rank, groups, model
+        self._plans: dict[EngineLayout, Plan] = {}
+        self._running: dict[str, _Running] = {}
+        self._lent: dict[str, list[Transfer]] = {}  # of loads that were reported as failed
+        self._results = Results()
+        self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
+        self._can_lend = False
+        self.stats = Stats()
+
+    def info(self) -> RankInfo:
+        """What the scheduler side has to know of this rank."""
+        return RankInfo(self._layout, self._groups, self._model, self._client.agent_id, self._client.incarnation,
+                        self._region.agent_handle)
+
+    # --- steps --------------------------------------------------------------------------------------
+
+    def step(self, metadata: StepMetadata) -> None:
+        """Starts and stops what the scheduler side has decided for this step."""
+        self._can_lend = metadata.can_lend
+        for request_id in metadata.stops:
+            running = self._running.get(request_id)
+            if running is not None:  # otherwise its end has been reported
+                self._stop(running, errors.Cancelled("the request was aborted"))
+        self._results.received.update(metadata.dropped)
+        self._results.sent.update(metadata.sent)
+        for request_id, reason in metadata.failed.items():
+            self._fail(request_id, reason, reason.partition(":")[0])
+        now = time.monotonic()
+        for load in metadata.loads:
+            self._start(load, now)
+
+    def _start(self, load: Load, now: float) -> None:
+        running = self._running[load.request_id] = _Running(load, now)
+        try:
+            plan = self._plan(load.layout)
+            running.queue = [(load.remotes[rank], layouts.operations(plan, rank, load.local_blocks, load.remote_blocks,
+                                                                     load.first, load.end)) for rank in plan.ranks]
+        except errors.Error as e:
+            running.error = e
+            running.queue.clear()
+            return
+        running.bytes = sum(int(ops[:, 2].sum()) for _, ops in running.queue)
+        self._submit(running, now)
+
+    def _plan(self, other: EngineLayout) -> Plan:
+        plan = self._plans.get(other)
+        if plan is None:
+            while len(self._plans) >= _PLANS_MAX:
+                self._plans.pop(next(iter(self._plans)))
+            plan = self._plans[other] = layouts.make_plan(self._layout, self._groups, other)
+        return plan
+
+    def _submit(self, running: _Running, now: float) -> None:
+        """Starts the transfers that the agent has room for; the others follow in later steps."""
+        while running.queue:
+            handle, ops = running.queue[0]
+            if now >= running.ends:
+                self._stop(running, errors.Deadline("the agent has had no room for the transfer until the deadline"))
+                return
+            try:
+                remote = self._client.borrow_remote(handle)
+                running.transfers.append(self._client.read(
+                    self._region, remote, ops, deadline=max(0.001, running.ends - now - _MARGIN)))
+            except errors.Busy:
+                return
+            except errors.Error as e:
+                self._stop(running, e)
+                return
+            running.queue.pop(0)
+
+    def _stop(self, running: _Running, error: errors.Error) -> None:
+        """Ends a load without success. It is reported when no transfer of it is in flight any more."""
+        running.error = running.error or error
+        running.queue.clear()
+        for transfer in running.transfers:
+            if not transfer.done():
+                try:
+                    transfer.cancel(wait=False)
+                except errors.Error:
+                    pass  # it has ended
+
+    def poll(self) -> Results:
+        """Takes what has ended; each request once."""
+        self._client.process()
+        while self._client.events:
+            self._take_event(self._client.events.popleft())
+        if self._running:
+            now = time.monotonic()
+            for running in list(self._running.values()):
+                self._check(running, now)
+        if self._lent:
+            self._check_lent()
+        results, self._results = self._results, Results()
+        return results
+
+    def _take_event(self, event: Any) -> None:
+        if isinstance(event, Reconnected):
+            self._metadata.ranks[self._layout.rank] = self.info()
+            _logger.info("dray: rank %d has a session with the agent at %s again", self._layout.rank, self._client.path)
+        elif isinstance(event, Disconnected):
+            _logger.warning("dray: rank %d has lost the session with the agent at %s: %s", self._layout.rank,
+                            self._client.path, event.error)
+        elif not isinstance(event, Confirmed):
+            _logger.debug("dray: rank %d: %s", self._layout.rank, event)
+
+    def _check(self, running: _Running, now: float) -> None:
+        if running.queue:
+            self._submit(running, now)
+        if running.queue or not all(transfer.done() for transfer in running.transfers):
+            return
+        for transfer in running.transfers:
+            error = transfer.error()
+            if error is not None and running.error is None:
+                running.error = error
+        request_id = running.load.request_id
+        if running.error is None:
+            del self._running[request_id]
+            self._results.received.add(request_id)
+            self.stats.loaded(running.bytes, running.load.end - running.load.first, now - running.began)
+            return
+        lent = [transfer for transfer in running.transfers if transfer.lent()]
+        if lent and not self._can_lend:
+            return  # reported when the agent has confirmed the end
+        del self._running[request_id]
+        if lent:
+            self._lent[request_id] = lent
+            self._metadata.lent[request_id] = 1
+        self._fail(request_id, str(running.error), running.error.name)
+
+    def _check_lent(self) -> None:
+        for request_id, transfers in list(self._lent.items()):
+            if not any(transfer.lent() for transfer in transfers):
+                del self._lent[request_id]
+                self._metadata.returned[request_id] = 1
+
+    def _fail(self, request_id: str, reason: str, name: str) -> None:
+        self._results.received.add(request_id)
+        self._results.failed.add(request_id)
+        self.stats.failed(name)
+        _logger.warning("dray: request %s: its blocks were not loaded: %s", request_id, reason)
+
+    def take_metadata(self) -> WorkerMetadata | None:
+        """What the scheduler side has to know after this step; None: nothing."""
+        metadata = self._metadata
+        if not (metadata.ranks or metadata.lent or metadata.returned):
+            return None
+        self._metadata = WorkerMetadata()
+        return metadata
+
+    @property
+    def idle(self) -> bool:
+        """True if no load is kept; for tests."""
+        return not (self._running or self._lent or self._results.sent or self._results.received)
+
+    def waiting(self) -> int:
+        """Loads that have not ended."""
+        return len(self._running)
+
+    def close(self) -> None:
+        """Removes the region, and ends the session."""
+        self._client.close()
+
+
+def layout_of(config: Any, kv_cache_config: Any, offsets: Mapping[str, int], tensors: Mapping[str, Any], *, rank: int,
+              tp_rank: int, length: int) -> tuple[RankLayout, tuple[Group, ...]]:
+    """Describes the tensors that the engine has registered. errors.Unsupported: what dray cannot copy."""
+    from . import compat  # which is about the engine's configuration
+
+    groups = compat.groups(kv_cache_config)
+    parallel = config.parallel_config
+    total = config.model_config.get_total_num_kv_heads()
+    described: list[layouts.Tensor] = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        places = set()
+        for name in group.layer_names:
+            tensor = tensors.get(name)
+            if tensor is None:
+                raise errors.Unsupported(f"layer {name} of KV-cache group {index} has no tensor of its own",
+                                         fix="Run this model without DrayConnector.")
+            if offsets[name] in places:
+                continue  # a layer that uses the cache of another one
+            places.add(offsets[name])
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            heads = spec.num_kv_heads
+            if groups[index].kind.startswith("mla"):
+                first, of = 0, heads
+            else:
+                first, held = compat.kv_heads(total, parallel.tensor_parallel_size, tp_rank)
+                of = total
+                if held != heads:  # of a layer that has other heads than the model says
+                    first, of = tp_rank * heads, heads * parallel.tensor_parallel_size
+            described.append(layouts.Tensor(name, index, offsets[name], tuple(tensor.shape), tuple(tensor.stride()),
+                                            tensor.element_size(), heads, first, of))
+    blocks = kv_cache_config.num_blocks
+    return layouts.describe(described, groups, rank=rank, blocks=blocks, length=length), groups

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+class ParallelConfig:
+    rank: int
+    world_size: int
+    tensor_parallel_size: int
+
+class KVTransferConfig:
+    engine_id: str | None
+    kv_connector_extra_config: dict[str, Any]
+
+class DeviceConfig:
+    device_type: str
+
+class VllmConfig:
+    model_config: Any
+    cache_config: Any
+    parallel_config: ParallelConfig
+    kv_transfer_config: KVTransferConfig
+    device_config: DeviceConfig

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+class SchedulerOutput:
+    num_scheduled_tokens: dict[str, int]
+    preempted_req_ids: set[str] | None

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+class KVConnectorOutput:
+    finished_sending: set[str] | None
+    finished_recving: set[str] | None
+    kv_connector_worker_meta: object

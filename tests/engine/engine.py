@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM engine as a process: reads requests as lines of JSON from its input, and writes what they give to its output.
+
+    python engine.py '{"model": ..., ...}'      arguments of AsyncEngineArgs
+
+    -> {"id": "a", "prompt": [1, 2, ...], "max_tokens": 4, "params": {...}}    <- {"id": "a", "tokens": [...], ...}
+    -> {"abort": "a"}
+    -> {"metrics": "vllm:"}                                                    <- {"metrics": {...}}
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+
+
+def say(out, lock, **what):
+    with lock:
+        out.write(json.dumps(what) + "\n")
+        out.flush()
+
+
+async def serve(arguments, out, lock):
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    loop, tasks = asyncio.get_running_loop(), {}
+
+    async def run(r):
+        extra = {"kv_transfer_params": r["params"]} if r.get("params") else None
+        sampling = SamplingParams(temperature=0.0, max_tokens=r["max_tokens"], ignore_eos=True, detokenize=False,
+                                  logprobs=r.get("logprobs"), extra_args=extra)
+        began = time.monotonic()
+        first = got = None
+        try:
+            async for got in engine.generate({"prompt_token_ids": r["prompt"]}, sampling, request_id=r["id"]):
+                if first is None:
+                    first = time.monotonic() - began
+            one = got.outputs[0]
+            gaps = []
+            for position in one.logprobs or ():
+                best = sorted((p.logprob for p in position.values()), reverse=True)
+                gaps.append(best[0] - best[1])
+            say(out, lock, id=r["id"], tokens=list(one.token_ids), reason=one.finish_reason, first=first,
+                total=time.monotonic() - began, cached=got.num_cached_tokens, params=got.kv_transfer_params, gaps=gaps)
+        except asyncio.CancelledError:
+            say(out, lock, id=r["id"], error="aborted", total=time.monotonic() - began)
+        except Exception as e:
+            say(out, lock, id=r["id"], error=f"{type(e).__name__}: {e}", total=time.monotonic() - began)
+        finally:
+            tasks.pop(r["id"], None)
+
+    def metrics(prefix):
+        from vllm.v1.metrics.reader import get_metrics_snapshot
+        found = {}
+        for metric in get_metrics_snapshot():
+            if metric.name.startswith(prefix) and hasattr(metric, "value"):
+                found[metric.name] = found.get(metric.name, 0) + metric.value
+        return found
+
+    def handle(line):
+        r = json.loads(line)
+        if "abort" in r:
+            if task := tasks.get(r["abort"]):
+                task.cancel()
+        elif "metrics" in r:
+            say(out, lock, metrics=metrics(r["metrics"]))
+        else:
+            tasks[r["id"]] = loop.create_task(run(r))
+
+    stopped = asyncio.Event()
+
+    def read():
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(handle, line)
+        loop.call_soon_threadsafe(stopped.set)
+
+    threading.Thread(target=read, daemon=True).start()
+    say(out, lock, ready=os.getpid())
+    await stopped.wait()
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the engine prints goes to its log
+    asyncio.run(serve(json.loads(sys.argv[1]), answers, threading.Lock()))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines beside real agents: one process for each, and requests that go through P and then D, as a router sends them."""
+
+import itertools
+import json
+import os
+import pathlib
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import model
+from harness import LIBRARY, LIMIT, ROOT, until
+
+START_LIMIT = 8 * LIMIT  # seconds until an engine is ready
+KV_BYTES = 640 << 20
+BLOCK = 32
+
+
+class Engine:
+    """A vLLM engine. socket: of its agent; None: without a connector. role: as in kv_role."""
+
+    numbers = itertools.count()
+
+    def __init__(self, folder, name, socket=None, role="kv_both", options=(), policy="fail", connector=None, **arguments):
+        self.name, self.log = name, pathlib.Path(folder) / f"{name}.log"
+        self.answers, self.waiting = queue.Queue(), {}
+        config = {
+            "model": str(model.make(ROOT / "build/engine-model")), "skip_tokenizer_init": True, "dtype": "bfloat16",
+            "max_model_len": 4096, "max_num_batched_tokens": 4096, "max_num_seqs": 64, "block_size": BLOCK,
+            "kv_cache_memory_bytes": KV_BYTES, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **arguments}
+        if connector or socket:
+            config["kv_transfer_config"] = connector or {
+                "kv_connector": "DrayConnector", "kv_connector_module_path": "dray.vllm", "kv_role": role, "engine_id": name,
+                "kv_load_failure_policy": policy, "kv_connector_extra_config": {"socket": str(socket), **dict(options)}}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "DRAY_"))}
+        environment.update(
+            HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_HOST_IP="127.0.0.1",
+            VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1", DRAY_LIBRARY=str(LIBRARY),
+            PYTHONPATH=str(ROOT / "client/python"), VLLM_LOGGING_LEVEL="INFO")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", sys.executable, str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True, start_new_session=True)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            waits = self.waiting.pop(answer.get("id"), None) if "id" in answer else None
+            (waits or self.answers).put(answer)
+        for waits in [self.answers, *self.waiting.values()]:
+            waits.put({"error": "the engine has ended"})
+
+    def tail(self, lines=40):
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def ready(self):
+        answer = self.answers.get(timeout=START_LIMIT)
+        assert "ready" in answer, f"{self.name}: {answer}\n{self.tail(80)}"
+        return self
+
+    def send(self, **what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def start(self, prompt, tokens=1, params=None, **more):
+        """Starts a request, and returns its queue with the one answer."""
+        name = f"{self.name}-{next(self.numbers)}"
+        waits = self.waiting[name] = queue.Queue()
+        waits.name = name
+        self.send(id=name, prompt=prompt, max_tokens=tokens, params=params, **more)
+        return waits
+
+    def run(self, prompt, tokens=1, params=None, limit=4 * LIMIT, **more):
+        return self.start(prompt, tokens, params, **more).get(timeout=limit)
+
+    def metrics(self, prefix="vllm:"):
+        self.send(metrics=prefix)
+        return self.answers.get(timeout=LIMIT)["metrics"]
+
+    def kill(self):
+        """Kills the engine with all of its processes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(LIMIT)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+
+
+def prompts(count, length, seed=0, shared=0):
+    """Random prompts, the first `shared` tokens of which are the same."""
+    randoms = random.Random(seed)
+    head = [randoms.randrange(3, model.VOCABULARY) for _ in range(shared)]
+    return [head + [randoms.randrange(3, model.VOCABULARY) for _ in range(length - shared)] for _ in range(count)]
+
+
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def route(p, d, prompt, tokens, **more):
+    """One request through P and then D. Returns both answers."""
+    first = p.run(prompt, 1, PREFILL)
+    assert "error" not in first and first["params"], (first, p.tail())
+    return first, d.run(prompt, tokens, first["params"], **more)
+
+
+def nothing_left(*agents):
+    """Waits until nothing of any request is left at the agents."""
+    for agent in agents:
+        def left(agent=agent):
+            sessions = agent.ctl("sessions", "--json")["sessions"]
+            return not any(s["remotes"] or s["tokens"] for s in sessions) and \
+                not agent.ctl("status", "--json")["counters"]["dray_transfers_in_flight"]
+        until(left, f"nothing left at {agent.name}")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's real schedulers and random orders of what can happen to requests: everything ends, exactly once, and nothing is left.
+
+The scheduler asserts by itself that no end is reported for a request that it does not know, and the aggregator of the
+ranks' reports frees blocks early if a rank reports one twice; world.py checks both sides' blocks after each step.
+"""
+
+import os
+import random
+
+import model
+import pytest
+from harness import ROOT
+from world import BLOCK, World
+
+ORDERS = int(os.environ.get("DRAY_ORDERS", 5000))  # for each policy
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@pytest.fixture(params=["recompute", "fail"])
+def world(request, monkeypatch):
+    return World(monkeypatch, str(model.make(ROOT / "build/engine-model")), request.param, random.Random())
+
+
+def one_order(world, seed):
+    """Some requests from P to D, with everything that can happen in between."""
+    chance = world.random = random.Random(seed)
+    p, d = world.p, world.d
+    p.answers.clear()
+    d.answers.clear()
+    world.tokens.clear()
+    d.remotes.clear()
+    wanted = {f"{seed}-{i}": [chance.randrange(1000) for _ in range(chance.randrange(1, 4 * BLOCK))]
+              for i in range(chance.randrange(1, 7))}
+    at_p, at_d = list(wanted), []
+    for request_id in at_p:
+        p.add(request_id, wanted[request_id], 1, PREFILL)
+    sent = set()
+    for _ in range(chance.randrange(10, 120)):
+        what = chance.random()
+        if what < 0.25:
+            p.step()
+        elif what < 0.55:
+            d.step()
+        elif what < 0.81 and world.actions:
+            world.happen(chance.randrange(len(world.actions)))
+        elif what < 0.83:
+            p.abort(chance.choice(at_p))
+        elif what < 0.87 and at_d:
+            d.abort(chance.choice(at_d))
+        elif what < 0.89:
+            world.expire()
+        elif what < 0.93 and p.up and d.up:
+            world.kill_agent(chance.choice((p, d)))
+        elif what < 0.96:
+            chance.choice((p, d)).preempt()
+        for request_id, (_, params) in list(p.answers.items()):
+            if request_id in wanted and request_id not in sent and chance.random() < 0.5:
+                sent.add(request_id)
+                if chance.random() < 0.9:  # otherwise the router never sends it
+                    at_d.append(request_id)
+                    d.add(request_id, wanted[request_id], chance.randrange(1, 4), params)
+                    if params and chance.random() < 0.1:  # a router that sends it twice
+                        at_d.append(request_id + "-again")
+                        d.add(request_id + "-again", wanted[request_id], 1, params)
+        world.check()
+    world.settle()
+    for request_id in at_d:
+        assert request_id in d.answers or d.scheduler.requests.get(request_id) is None
+
+
+EVERYTHING = {
+    "right used", "right expired", "right ended", "right lost", "transfer done", "transfer revoked", "transfer peer_lost",
+    "transfer unconfirmed", "transfer agent_restarted", "transfer cancelled", "p aborted WAITING", "p aborted RUNNING",
+    "p aborted FINISHED_LENGTH_CAPPED", "d aborted WAITING", "d aborted WAITING_FOR_REMOTE_KVS", "d aborted RUNNING",
+    "p finished LENGTH", "d finished LENGTH", "p preempted", "d preempted"}
+
+
+def test_orders(world):
+    for seed in range(ORDERS):
+        try:
+            one_order(world, seed)
+        except BaseException as e:
+            raise AssertionError(f"seed {seed}") from e
+    if ORDERS >= 1000:
+        rare = {what: world.seen[what] for what in EVERYTHING if world.seen[what] < ORDERS // 500}
+        assert not rare, f"hardly seen: {rare}; seen: {world.seen}"

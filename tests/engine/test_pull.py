@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill at one engine, decode at another: tokens equal those of a single engine, and blocks are loaded, not computed."""
+
+import pytest
+from harness import LIMIT
+from rig import BLOCK, PREFILL, Engine, nothing_left, prompts, route
+
+TOKENS = 6
+CLEAR = 0.5  # difference of log probabilities above which the choice of a token is not a matter of rounding
+
+
+@pytest.fixture(scope="module")
+def two(lab):
+    """P and D with an agent each, over TCP. D never sees a prompt before its request comes from P."""
+    agents = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
+    p = Engine(lab.tmp, "p", agents[0].socket, "kv_producer")
+    d = Engine(lab.tmp, "d", agents[1].socket, "kv_consumer")
+    try:
+        yield p.ready(), d.ready(), agents
+    finally:
+        p.stop()
+        d.stop()
+
+
+def sure(reference):
+    """How many tokens at the beginning are not a matter of rounding."""
+    return next((i for i, gap in enumerate(reference["gaps"]) if gap < CLEAR), TOKENS)
+
+
+def with_references(engine, candidates, count):
+    """[(prompt, answer of this engine alone)] of `count` prompts whose first tokens are not a matter of rounding."""
+    waits = [engine.start(prompt, TOKENS, logprobs=2) for prompt in candidates]
+    answers = [w.get(timeout=LIMIT * 4) for w in waits]
+    found = [pair for pair in zip(candidates, answers) if sure(pair[1])]
+    assert len(found) >= count, "too many first tokens are a matter of rounding: choose another seed"
+    return found[:count]
+
+
+def same_tokens(reference, answer):
+    """The tokens are equal up to the first one that was a matter of rounding."""
+    assert answer["tokens"][:sure(reference)] == reference["tokens"][:sure(reference)], (reference, answer)
+
+
+@pytest.mark.parametrize("length", [64, 512, 2048])
+def test_tokens_of_a_single_engine(two, length):
+    p, d, agents = two
+    (prompt, reference), = with_references(p, prompts(3, length, seed=length), 1)
+    before = d.metrics()
+    first, answer = route(p, d, prompt, TOKENS)
+    same_tokens(reference, answer)
+    assert first["tokens"] == reference["tokens"][:1]
+    after = d.metrics()
+    loaded = "vllm:dray_loaded_tokens"
+    assert after.get(loaded, 0) - before.get(loaded, 0) == length
+    assert answer["cached"] >= length - BLOCK
+    nothing_left(*agents)
+
+
+def test_tokens_depend_on_the_blocks(two):
+    """The check of this file would notice other blocks: those of another prompt give other tokens."""
+    p, d, agents = two
+    (prompt, reference), = with_references(p, prompts(4, 96, seed=5), 1)
+    other, = prompts(1, 96, seed=6)
+    first = p.run(other, 1, PREFILL)
+    answer = d.run(prompt, TOKENS, first["params"])
+    assert answer["tokens"] != reference["tokens"]
+    nothing_left(*agents)
+
+
+def test_eight_at_once_with_a_shared_prefix(two):
+    p, d, agents = two
+    asked = with_references(p, prompts(12, 300, seed=1, shared=128), 4) + \
+        with_references(p, prompts(12, 700, seed=2), 4)
+    firsts = [w.get(timeout=LIMIT * 4) for w in [p.start(prompt, 1, PREFILL) for prompt, _ in asked]]
+    answers = [w.get(timeout=LIMIT * 4) for w in [d.start(prompt, TOKENS, first["params"])
+                                                  for (prompt, _), first in zip(asked, firsts)]]
+    for (_, reference), answer in zip(asked, answers):
+        same_tokens(reference, answer)
+    nothing_left(*agents)
