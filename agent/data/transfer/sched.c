@@ -53,12 +53,14 @@ static void leave(struct xfer *x)
 	x->flow = NULL;
 }
 
-static void join(struct flow *f, struct xfer *x)
+/* Behind those that have as few bytes left, or whose rest is a single slice anyway. */
+static void join(struct flow *f, struct xfer *x, uint64_t slice_size)
 {
+	uint64_t left = dray_max(x->left, slice_size);
 	struct dray_list *after = f->xfers.prev;
 
 	for (unsigned i = 0; i < COMPARED_MAX && after != &f->xfers; i++, after = after->prev)
-		if (dray_list_entry(after, struct xfer, flow_link)->left <= x->left)
+		if (dray_list_entry(after, struct xfer, flow_link)->left <= left)
 			break;
 	dray_list_add_after(after, &x->flow_link);
 	dray_list_add(&f->aged, &x->age_link);
@@ -140,7 +142,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 
 	if (!f)
 		return -ENOMEM;
-	join(f, x);
+	join(f, x, c->cfg.slice_size);
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
