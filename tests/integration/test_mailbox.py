@@ -326,7 +326,10 @@ client = dray.Client(sys.argv[1])
 posts = [client.post(sys.argv[2], "x", bytes([i]), wait=False) for i in range(50)]
 client.process(0)
 print("posted", flush=True)
-sys.stdin.read()
+sys.stdin.readline()
+for post in posts:
+    post.result(60)
+print("ended", flush=True)
 """
 
 
@@ -343,6 +346,23 @@ def test_sender_killed(pair):
         while not got or got[-1] != b"last":
             got.append(letter(owner).payload)
         assert all(len(payload) == 1 for payload in got[:-1]) and len(set(got)) == len(got)
+        box.close()
+
+
+def test_sender_stopped(pair):
+    """A sender that is stopped with posts in flight delays nobody, and hears of each when it is continued."""
+    a, b = pair
+    with b.client() as owner, a.client() as other:
+        box = owner.open_mailbox("x")
+        with child(a, SENDER, owner.segment) as process:
+            assert process.stdout.readline() == "posted\n"
+            process.send_signal(signal.SIGSTOP)
+            assert sorted(letter(owner).payload[0] for _ in range(50)) == list(range(50))
+            other.post(owner.segment, "x", b"meanwhile")
+            assert letter(owner).payload == b"meanwhile"
+            process.send_signal(signal.SIGCONT)
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "ended\n"
         box.close()
 
 
