@@ -344,25 +344,25 @@ DRAY_API int dray_poll(struct dray *d);
 
 /* Kind of the request that a completion answers. */
 enum dray_request {
-	DRAY_REQUEST_TRANSFER = 1,      /* dray_submit() */
-	DRAY_REQUEST_REGION_ADD,        /* dray_region_add_start() */
-	DRAY_REQUEST_REGION_REMOVE,     /* dray_region_remove_start() */
-	DRAY_REQUEST_EXPORT,            /* dray_region_export_start() */
-	DRAY_REQUEST_REVOKE,            /* dray_region_revoke_start() */
-	DRAY_REQUEST_IMPORT,            /* dray_remote_import_start() */
-	DRAY_REQUEST_RELEASE,           /* dray_remote_release_start() */
-	DRAY_REQUEST_NOTIFY,            /* dray_notify_start() */
-	DRAY_REQUEST_HINT_GET,          /* dray_hint_get_start() */
-	DRAY_REQUEST_HINT_PUT,          /* dray_hint_put_start() */
-	DRAY_REQUEST_SEGMENT_GET,       /* dray_segment_get_start() */
-	DRAY_REQUEST_ENV_GET,           /* dray_env_get_start() */
-	DRAY_REQUEST_LEASE,             /* dray_region_lease_start() */
-	DRAY_REQUEST_LEASE_ACQUIRE,     /* dray_lease_acquire_start() */
-	DRAY_REQUEST_LEASE_RENEW,       /* dray_lease_renew_start() */
-	DRAY_REQUEST_LEASE_END,         /* dray_lease_end_start() */
-	DRAY_REQUEST_MAILBOX_OPEN = 20, /* dray_mailbox_open_start() */
-	DRAY_REQUEST_MAILBOX_CLOSE,     /* dray_mailbox_close_start() */
-	DRAY_REQUEST_POST               /* dray_post_start() */
+	DRAY_REQUEST_TRANSFER = 1,  /* dray_submit() */
+	DRAY_REQUEST_REGION_ADD,    /* dray_region_add_start() */
+	DRAY_REQUEST_REGION_REMOVE, /* dray_region_remove_start() */
+	DRAY_REQUEST_EXPORT,        /* dray_region_export_start() */
+	DRAY_REQUEST_REVOKE,        /* dray_region_revoke_start() */
+	DRAY_REQUEST_IMPORT,        /* dray_remote_import_start() */
+	DRAY_REQUEST_RELEASE,       /* dray_remote_release_start() */
+	DRAY_REQUEST_NOTIFY,        /* dray_notify_start() */
+	DRAY_REQUEST_HINT_GET,      /* dray_hint_get_start() */
+	DRAY_REQUEST_HINT_PUT,      /* dray_hint_put_start() */
+	DRAY_REQUEST_SEGMENT_GET,   /* dray_segment_get_start() */
+	DRAY_REQUEST_ENV_GET,       /* dray_env_get_start() */
+	DRAY_REQUEST_LEASE,         /* dray_region_lease_start() */
+	DRAY_REQUEST_LEASE_ACQUIRE, /* dray_lease_acquire_start() */
+	DRAY_REQUEST_LEASE_RENEW,   /* dray_lease_renew_start() */
+	DRAY_REQUEST_LEASE_END,     /* dray_lease_end_start() */
+	DRAY_REQUEST_MAILBOX_OPEN,  /* dray_mailbox_open_start() */
+	DRAY_REQUEST_MAILBOX_CLOSE, /* dray_mailbox_close_start() */
+	DRAY_REQUEST_POST           /* dray_post_start() */
 };
 
 /* Way that the bytes of a transfer took. */
