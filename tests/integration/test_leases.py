@@ -311,6 +311,7 @@ def test_granted_at_once(new_pair):
 
         lease = there.region.lease(blocks(*range(1, 30, 2)), audience=audience, grant=True, holders=2)
         assert lease.granted == 2
+        until(lambda: a.ctl("peers", "--json")["peers"][0]["imports"] == 2, "the grants")
         b.signal(signal.SIGSTOP)
         first = here.client.acquire(lease.token, timeout=LIMIT)
         second = here.client.acquire(lease.token, timeout=LIMIT)
@@ -321,6 +322,12 @@ def test_granted_at_once(new_pair):
         first.release()
         second.release()
         assert ended(there).how == "used"
+
+        # requests that cross the grants on their way
+        for _ in range(50):
+            lease = there.region.lease(blocks(1), audience=audience, grant=True)
+            here.client.acquire(lease.token, timeout=LIMIT).release()
+            assert ended(there)[:2] == (lease, "used")
 
         # nobody comes for it
         assert there.region.lease(blocks(1), audience=audience, grant=True, expiry=0.05).granted == 1

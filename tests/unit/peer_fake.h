@@ -82,6 +82,7 @@ struct rig {
 	enum pmsg_release_how released_how;
 	const struct ranges *ranges; /* of the leases that it grants */
 	unsigned leases_acquired;
+	uint64_t unasked_grant; /* answers the next request; 0: none */
 	struct command commands[RIG_MAX];
 	unsigned n_commands, command_worker[RIG_MAX];
 };
@@ -115,11 +116,16 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 }
 
 int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		  const struct pmsg_lease_key *key, struct pmsg_lease_granted *ret,
+		  const struct pmsg_lease_key *key, bool unasked, struct pmsg_lease_granted *ret,
 		  const struct ranges **ret_ranges, struct dray_err *reterr)
 {
 	struct rig *rig = rig_of(r);
 
+	if (!unasked && rig->unasked_grant) {
+		ret->grant = rig->unasked_grant;
+		rig->unasked_grant = 0;
+		return 1;
+	}
 	if (key->token_id != TOKEN_GOOD)
 		return dray_err_set(reterr, -ENOENT, DRAY_E_TOKEN_INVALID, "no such token");
 	rig->leases_acquired++;

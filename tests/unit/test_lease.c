@@ -86,7 +86,7 @@ static int acquire_as(struct lab *l, const struct leased *x, dray_handle peer, d
 
 	memcpy(key.capability, x->t.capability, sizeof(key.capability));
 	last_err = DRAY_ERR_NULL;
-	if (lease_acquire(l->f->regions, peer, peer_id, &key, &g, &ranges, &last_err) == 0) {
+	if (lease_acquire(l->f->regions, peer, peer_id, &key, false, &g, &ranges, &last_err) == 0) {
 		assert_int_equal(g.length, 4 * PAGE);
 		assert_int_equal(g.ranges, ranges->n);
 		assert_in_range(g.expiry_ms, MS / 2, MS);
@@ -315,6 +315,40 @@ static void test_declined(void **state)
 	lab_end(&l);
 }
 
+/* A request that crosses a grant without a request is answered with that grant. */
+static void test_unasked(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 1);
+	struct pmsg_lease_key key = { .token_id = x.t.token_id,
+				      .region = x.t.region,
+				      .incarnation = x.t.incarnation };
+	struct pmsg_lease_granted unasked = { 0 }, answer = { 0 };
+	const struct ranges *ranges;
+	struct dray_err err = DRAY_ERR_NULL;
+	dray_handle other;
+
+	memcpy(key.capability, x.t.capability, sizeof(key.capability));
+	assert_int_equal(
+		lease_acquire(l.f->regions, PEER, peer_id, &key, true, &unasked, &ranges, &err), 0);
+	assert_int_equal(acquire_as(&l, &x, PEER + 1, &other), DRAY_E_TOKEN_USED);
+	key.capability[0]++;
+	assert_int_equal(lease_acquire(l.f->regions, PEER, peer_id, &key, false, &answer, &ranges,
+				       &err),
+			 -EPERM);
+	assert_int_equal(err.code, DRAY_E_TOKEN_INVALID);
+	key.capability[0]--;
+	assert_int_equal(
+		lease_acquire(l.f->regions, PEER, peer_id, &key, false, &answer, &ranges, &err), 1);
+	assert_int_equal(answer.grant, unasked.grant);
+	/* it answers one request only */
+	assert_int_equal(acquire_as(&l, &x, PEER, &other), DRAY_E_TOKEN_USED);
+	grant_release(l.f->regions, PEER, answer.grant, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_USED, 1);
+	lab_end(&l);
+}
+
 static void test_ends_with_region_or_tokens(void **state)
 {
 	struct lab l = lab_new(state);
@@ -457,6 +491,7 @@ int main(void)
 		T(test_listed),
 		T(test_session_of_holder_lost),
 		T(test_ends_with_region_or_tokens),
+		T(test_unasked),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

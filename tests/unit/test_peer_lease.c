@@ -67,6 +67,12 @@ static struct rig *pair(sd_event *e, struct rig **ret_b, uint32_t n)
 	return a;
 }
 
+/* b, as a knows it. */
+static struct peer *b_of(struct rig *a, struct rig *b)
+{
+	return peer_find_up(a->peers, b->agent_id, NULL);
+}
+
 static void pair_end(struct rig *a, struct rig *b)
 {
 	ranges_unref((struct ranges *)(uintptr_t)b->ranges);
@@ -178,6 +184,14 @@ static void test_granted_unasked(void **state)
 	acquire(a, &t, peers_segment(b->peers), &i);
 	expect_lease(e, &i, 3);
 	assert_int_equal(b->leases_acquired, 4);
+	/* a request that crosses the grant is answered with it */
+	acquire(a, &t, peers_segment(b->peers), &i);
+	assert_true(rig_until(e, dray_list_empty(&b_of(a, b)->unsent)));
+	assert_int_equal(peers_lease_grant(b->peers, &t, 1), 1);
+	b->unasked_grant = b->next_grant;
+	expect_lease(e, &i, 3);
+	assert_int_equal(i.grant, b->next_grant);
+	assert_int_equal(b->leases_acquired, 5);
 	/* to an agent that is not connected */
 	memset(t.audience, 5, sizeof(t.audience));
 	assert_int_equal(peers_lease_grant(b->peers, &t, 2), 0);

@@ -4,6 +4,7 @@
  *
  * The owner answers ACQUIRE for many leases at once: for each it sends LEASE_RANGES and LEASE_GRANTED, and at the end ACQUIRE_REPLY with the
  * codes. It sends the same LEASE_GRANTED unasked for a lease that its client grants at once. So at the importer both arrive as an offer.
+ * An ACQUIRE that was sent before such a LEASE_GRANTED arrived is answered with that grant.
  * An acquisition takes the offer of its token. Without one it joins the next ACQUIRE, which is sent once in a turn of the loop.
  *
  * An offer is a grant that no remote uses: a fence of it is acknowledged here.
@@ -403,7 +404,8 @@ static void send_ranges(struct peer *peer, uint64_t grant, const struct ranges *
 }
 
 /* Grants a lease to the peer. Sets the grant, or returns the code of the error. */
-static uint32_t give(struct peer *peer, const struct pmsg_lease_key *key, uint64_t *ret_grant)
+static uint32_t give(struct peer *peer, const struct pmsg_lease_key *key, bool unasked,
+		     uint64_t *ret_grant)
 {
 	uint8_t rails[PMSG_LEASE_GRANTED_BODY_MAX - PMSG_LEASE_GRANTED_MIN];
 	union pmsg_body m = { .lease_granted = { .rails = { .p = rails } } };
@@ -411,13 +413,19 @@ static uint32_t give(struct peer *peer, const struct pmsg_lease_key *key, uint64
 	struct dray_err err = DRAY_ERR_NULL;
 	const struct ranges *ranges;
 	struct peers *p = peer->p;
+	int ret;
 
 	if (p->draining || p->stopping)
 		return DRAY_E_DRAINING;
 	if (conn_is_clogged(peer->conn))
 		return DRAY_E_BUSY;
-	if (lease_acquire(p->deps.regions, peer->handle, peer->agent_id, key, g, &ranges, &err) < 0)
+	ret = lease_acquire(p->deps.regions, peer->handle, peer->agent_id, key, unasked, g, &ranges,
+			    &err);
+	if (ret < 0)
 		return (uint32_t)err.code;
+	*ret_grant = g->grant;
+	if (ret)
+		return 0;
 	if (peer->features & PMSG_FEATURE_RDMA)
 		g->rails.n = p->deps.up->grant_keys(*p->deps.rails, peer->handle, g->grant, rails,
 						    sizeof(rails) / PMSG_RAIL_SIZE);
@@ -425,7 +433,6 @@ static uint32_t give(struct peer *peer, const struct pmsg_lease_key *key, uint64
 		grant_expose(p->deps.regions, peer->handle, g->grant);
 	send_ranges(peer, g->grant, ranges);
 	peer_send(peer, PMSG_LEASE_GRANTED, 0, &m);
-	*ret_grant = g->grant;
 	return 0;
 }
 
@@ -439,7 +446,7 @@ void acquire_handle(struct peer *peer, uint64_t request_id, const struct pmsg_ac
 		struct pmsg_lease_key key;
 
 		pmsg_lease_key_get(m->leases.p + (size_t)k * PMSG_LEASE_KEY_SIZE, &key);
-		result.code = give(peer, &key, &result.grant);
+		result.code = give(peer, &key, false, &result.grant);
 		pmsg_lease_result_put(wire + (size_t)k * PMSG_LEASE_RESULT_SIZE, &result);
 	}
 	peer_send(peer, PMSG_ACQUIRE_REPLY, request_id, &reply);
@@ -456,7 +463,7 @@ uint32_t peers_lease_grant(struct peers *p, const struct pmsg_token *token, uint
 
 	memcpy(key.capability, token->capability, CAPABILITY_BYTES);
 	while (peer && peer->features & PMSG_FEATURE_LEASE && given < n &&
-	       !give(peer, &key, &grant))
+	       !give(peer, &key, true, &grant))
 		given++;
 	return given;
 }

@@ -118,6 +118,7 @@ struct grant {
 	struct grant_view view;
 	bool ending, dropped, fenced;
 	bool exposed; /* the peer has RDMA keys, which bypass the workers */
+	bool unasked; /* of a lease: sent without a request, and no request of the peer was answered with it yet */
 };
 
 static inline const struct region_view *region_view_of(const struct region *r)

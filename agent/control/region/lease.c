@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -331,15 +332,37 @@ int lease_acquire_local(struct regions *r, const struct pmsg_token *token,
 	return 0;
 }
 
+/* A grant that this peer has, or will have before any answer, without a request. */
+static struct grant *find_unasked(struct regions *r, dray_handle peer,
+				  const struct pmsg_lease_key *key)
+{
+	struct token *t = dray_handles_get(&r->leases, key->token_id);
+
+	if (!t || CRYPTO_memcmp(t->capability, key->capability, CAPABILITY_BYTES))
+		return NULL;
+	dray_list_for_each(&t->grants, g, struct grant, token_link)
+		if (g->unasked && !g->ending && g->peer->peer == peer)
+			return g;
+	return NULL;
+}
+
 int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		  const struct pmsg_lease_key *key, struct pmsg_lease_granted *ret,
+		  const struct pmsg_lease_key *key, bool unasked, struct pmsg_lease_granted *ret,
 		  const struct ranges **ret_ranges, struct dray_err *reterr)
 {
-	struct token *t = find(r, key, peer_agent_id, reterr);
-	struct grant *g = t ? grant_make(t, peer, reterr) : NULL;
+	struct grant *g = unasked ? NULL : find_unasked(r, peer, key);
+	struct token *t;
 
+	if (g) {
+		g->unasked = false;
+		ret->grant = g->view.o.handle;
+		return 1;
+	}
+	t = find(r, key, peer_agent_id, reterr);
+	g = t ? grant_make(t, peer, reterr) : NULL;
 	if (!g)
 		return -EPERM;
+	g->unasked = unasked;
 	t->lease->acquired++;
 	*ret = (struct pmsg_lease_granted){
 		.grant = g->view.o.handle,

@@ -175,11 +175,13 @@ int lease_acquire_local(struct regions *r, const struct pmsg_token *token,
 			struct dray_err *reterr);
 
 /*
- * A holder at a peer: checks the capability, makes a grant and publishes it to the workers. Sets all of *ret but the rails. *ret_ranges is
- * borrowed, until the next call of this module. Errors as of grant_import().
+ * A holder at a peer: checks the capability, makes a grant and publishes it to the workers. unasked: the peer has not requested
+ * it; such a grant is also the answer to a later request, which may have been sent before the grant arrived. Then 1 with
+ * ret->grant alone. Otherwise 0 with all of *ret but the rails, and *ret_ranges, borrowed until the next call of this module. Errors as of
+ * grant_import().
  */
 int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
-		  const struct pmsg_lease_key *key, struct pmsg_lease_granted *ret,
+		  const struct pmsg_lease_key *key, bool unasked, struct pmsg_lease_granted *ret,
 		  const struct ranges **ret_ranges, struct dray_err *reterr);
 
 /* A holder renews a lease: by its token at this agent, or by its grant. *ret_ms: time until it expires. -ENOENT: it has ended. */
