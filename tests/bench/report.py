@@ -73,6 +73,11 @@ The cost of idle sessions, fairness between busy sessions, and latency transfers
 One letter at a time from a client of one agent to a mailbox at another agent on the same machine, from `dray_post_start()` to the
 receiver's event. It passes four processes: client, agent, agent, client, with TLS between the agents. The ceiling is a round trip of
 as many bytes, and one byte back, over a TCP connection of loopback."""),
+    ("lease", "Leases", """\
+From `dray_region_lease_start()` at an owner to the remote of a holder at another agent on the same machine, which calls
+`dray_lease_acquire_start()` as soon as it has the token. That is two round trips between client and agent, and one
+between the agents, over TLS. A lease has ranges of 32 pieces each, as the blocks of a request. The ceiling is one round trip over a TCP
+connection of loopback."""),
     ("detect", "Detection", """\
 The duration of `drayctl detect --json` on a recorded machine, and in a network namespace with 500 veth pairs and ten addresses at
 each end; and the time from the end of a command that changes a link until `--watch` prints the change."""),
