@@ -218,6 +218,22 @@ static void test_too_many_unasked(void **state)
 	pair_end(a, b);
 }
 
+/* A draining owner gets the grants back that no client has. */
+static void test_draining(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *b, *a = pair(e, &b, 3);
+	struct pmsg_token t = rig_token(b);
+
+	memcpy(t.audience, a->agent_id, sizeof(t.audience));
+	assert_int_equal(peers_lease_grant(b->peers, &t, 2), 2);
+	peers_drain(b->peers, 1000);
+	assert_true(rig_until(e, b->released == 2));
+	assert_int_equal(b->released_how, PMSG_RELEASE_HOW_DECLINED);
+	assert_int_equal(peers_lease_grant(b->peers, &t, 1), 0);
+	pair_end(a, b);
+}
+
 static void test_renew(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -453,11 +469,17 @@ static void test_missing_grant(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_acquire),          cmocka_unit_test(test_acquire_connects),
-		cmocka_unit_test(test_cancelled),        cmocka_unit_test(test_granted_unasked),
-		cmocka_unit_test(test_too_many_unasked), cmocka_unit_test(test_renew),
-		cmocka_unit_test(test_one_message),      cmocka_unit_test(test_old_owner),
-		cmocka_unit_test(test_broken_protocol),  cmocka_unit_test(test_missing_grant),
+		cmocka_unit_test(test_acquire),
+		cmocka_unit_test(test_acquire_connects),
+		cmocka_unit_test(test_cancelled),
+		cmocka_unit_test(test_granted_unasked),
+		cmocka_unit_test(test_too_many_unasked),
+		cmocka_unit_test(test_draining),
+		cmocka_unit_test(test_renew),
+		cmocka_unit_test(test_one_message),
+		cmocka_unit_test(test_old_owner),
+		cmocka_unit_test(test_broken_protocol),
+		cmocka_unit_test(test_missing_grant),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

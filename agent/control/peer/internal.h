@@ -313,6 +313,8 @@ void acquire_handle(struct peer *peer, uint64_t request_id, const struct pmsg_ac
 void lease_handle_ranges(struct peer *peer, const struct pmsg_lease_ranges *m);
 void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m);
 void lease_handle_renew(struct peer *peer, uint64_t request_id, const struct pmsg_lease_renew *m);
+/* The peer drains: it gets the grants back that no client here has. */
+void offers_decline(struct peer *peer);
 /* The grant is of a lease that no client here has: forgets it (fenced), or takes its new keys. False: it is not. */
 bool offer_fenced(struct peer *peer, uint64_t grant);
 bool offer_keys(struct peer *peer, const struct pmsg_keys *m);

@@ -91,6 +91,16 @@ static void decline(struct peer *peer, uint64_t grant)
 	peer_release(peer->p, peer->handle, grant, PMSG_RELEASE_HOW_DECLINED);
 }
 
+void offers_decline(struct peer *peer)
+{
+	dray_map_for_each(&peer->offers.by_token, x, struct offer, by_token) {
+		uint64_t grant = x->reply.grant;
+
+		offer_free(&peer->offers, x);
+		decline(peer, grant);
+	}
+}
+
 /* Copies the rails of an offer, which are replaced. */
 static int set_rails(struct offer *x, const struct dray_vec *rails)
 {

@@ -177,6 +177,7 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 	case PMSG_DRAINING:
 		peer_event_why(peer, PEER_EVENT_DRAINS,
 			       dray_err_of(DRAY_E_DRAINING, "the peer drains"));
+		offers_decline(peer);
 		d->up->draining(*d->sessions, peer->handle);
 		break;
 	case PMSG_BYE:

@@ -356,7 +356,8 @@ class Session(Waiting):
         error = self._failure(c)
         error.handle = c.id
         if isinstance(error, errors.Range):
-            error.message = f"an operation passes the end of {transfer._local!r} or of {transfer._remote!r}"
+            what = "of" if transfer._remote.expiry is None else "is outside of the ranges of the lease"
+            error.message = f"an operation passes the end of {transfer._local!r} or {what} {transfer._remote!r}"
         if isinstance(error, errors.Unconfirmed):
             self._unconfirmed[c.id] = transfer
         return error
