@@ -404,6 +404,36 @@ def test_own_agent_is_killed(new_pair):
         assert ended(there)[:2] == (again, "used")
 
 
+def test_own_agent_stops(new_pair):
+    """What a stopped agent cannot confirm stays lent; the owner hears of the end when the agent goes on."""
+    a, b = new_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        lease = there.region.lease(blocks(1))
+        here.client.acquire(lease.token, timeout=LIMIT)
+        b.signal(signal.SIGSTOP)
+        end = lease.end(wait=False)
+        with pytest.raises(errors.Timeout):
+            end.result(0.1)
+        assert lease.how is None
+        b.signal(signal.SIGCONT)
+        end.result(LIMIT)
+        assert ended(there)[:2] == (lease, "ended")
+
+
+def test_network_is_cut(lab, short_limits_pair):
+    lab.need_namespaces()
+    a, b = short_limits_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        lease = there.region.lease(blocks(1), expiry=HOUR)
+        remote = here.client.acquire(lease.token, timeout=LIMIT)
+        lab.hosts[0].link(False)
+        try:
+            assert ended(there)[:2] == (lease, "peer_lost")
+            assert lost(here, remote) == "peer_lost"
+        finally:
+            lab.hosts[0].link(True)
+
+
 @pytest.mark.parametrize("which", ["owner", "holder"])
 def test_drain(new_pair, which):
     a, b = new_pair()
@@ -411,6 +441,7 @@ def test_drain(new_pair, which):
         lease = there.region.lease(blocks(1))
         remote = here.client.acquire(lease.token, timeout=LIMIT)
         if which == "owner":
+            there.region.lease(blocks(2), audience=here.client.agent_id, grant=True)  # nobody comes for it
             b.ctl("drain", "--stay")
             assert ended(there)[:2] == (lease, "ended")
             assert lost(here, remote) == "draining"

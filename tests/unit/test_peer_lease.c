@@ -447,7 +447,7 @@ static void test_broken_protocol(void **state)
 	}
 }
 
-/* An answer that refers to a grant that never came. */
+/* Answers that refer to a grant that is not there: the request is repeated some times. */
 static void test_missing_grant(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
@@ -458,10 +458,14 @@ static void test_missing_grant(void **state)
 
 	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
 	acquire(a, &t, "127.0.0.1:9", &i);
-	assert_true(rig_until(e, puppet_got(&p, PMSG_ACQUIRE)));
-	say_results(&p, &(struct pmsg_lease_result){ .grant = 100 }, 1);
+	for (unsigned k = 1; k <= 5; k++) {
+		assert_true(rig_until(e, count(&p, PMSG_ACQUIRE) == k));
+		assert_int_equal(i.done, 0);
+		say_results(&p, &(struct pmsg_lease_result){ .grant = 100 }, 1);
+	}
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_QUOTA);
+	assert_int_equal(count(&p, PMSG_ACQUIRE), 5);
 	puppet_end(&p);
 	rig_kill(a);
 }

@@ -120,8 +120,9 @@ struct import {
 	struct peer *peer;
 	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
 	bool is_lease;
-	bool asked;   /* of a lease: an ACQUIRE for it is pending */
-	bool no_wait; /* fails when the owner's address refuses the connection */
+	bool asked;    /* of a lease: an ACQUIRE for it is pending */
+	uint8_t tries; /* of a lease: answers with a grant that was not there any more */
+	bool no_wait;  /* fails when the owner's address refuses the connection */
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */

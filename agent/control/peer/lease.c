@@ -23,6 +23,9 @@
 #define ACQUIRE_MAX 512
 #define RANGES_MAX 1000
 
+/* An acquisition that is answered so often with a grant that is gone fails: this agent may have declined them all. */
+#define TRIES 4
+
 #define CAPABILITY_BYTES 16
 
 struct offer {
@@ -268,14 +271,15 @@ static void result_handle(struct peer *peer, struct import *i, const struct pmsg
 		take(i, x);
 	else if (x)
 		import_fail(i, dray_err_of(DRAY_E_PROTOCOL, "the owner granted another lease"));
-	else if (idset_has(&peer->grants, r->grant))
-		acquire_soon(i); /* another import of the same token has taken this grant */
+	else if (i->tries++ < TRIES)
+		acquire_soon(i); /* another import of the same token had taken that grant */
 	else
 		import_fail(
 			i,
-			dray_err_of(DRAY_E_QUOTA,
-				    "the leases that the owner has granted have too many ranges: "
-				    "raise limits.lease_ranges_per_session"));
+			dray_err_of(
+				DRAY_E_QUOTA,
+				"this agent returns the grants of the lease's owner: raise "
+				"limits.lease_ranges_per_session or limits.grants_per_peer here"));
 }
 
 static void acquire_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
