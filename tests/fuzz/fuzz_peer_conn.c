@@ -64,6 +64,14 @@ static const uint16_t rail_types[] = {
 
 static const uint16_t post_types[] = { PMSG_POST, PMSG_POST_REPLY };
 
+/* And the one below leases. */
+#define LEASES 0xfe
+
+static const uint16_t lease_types[] = {
+	PMSG_ACQUIRE,       PMSG_ACQUIRE_REPLY, PMSG_LEASE_RANGES,
+	PMSG_LEASE_GRANTED, PMSG_LEASE_RENEW,   PMSG_LEASE_RENEW_REPLY,
+};
+
 static const uint16_t window_types[] = { PMSG_WINDOW, PMSG_STAGE, PMSG_STAGE_REPLY };
 
 static unsigned pending;
@@ -74,6 +82,13 @@ static void imported(void *arg, const struct dray_err *err, dray_handle peer,
 {
 	dray_assert(pending--);
 	dray_assert(err->code || (peer && reply && reply->grant));
+	/* whatever the peer sent, its ranges can be searched */
+	if (lease) {
+		uint32_t steps = ranges_steps(1);
+
+		dray_assert(lease->ranges->n &&
+			    !ranges_cover(lease->ranges, reply->length, 1, &steps));
+	}
 }
 
 static unsigned asked;
@@ -195,6 +210,8 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 	if (which >= RAILS)
 		h.type = type >= WINDOWS ? window_types[type % DRAY_ARRAY_SIZE(window_types)] :
 					   rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
+	if (which == LEASES)
+		h.type = lease_types[type % DRAY_ARRAY_SIZE(lease_types)];
 	if (which == POSTS)
 		h.type = post_types[type % DRAY_ARRAY_SIZE(post_types)];
 	if (!c)
@@ -213,7 +230,8 @@ static void other_answered(void *arg, uint32_t code, const union pmsg_body *repl
 	dray_assert(asked--);
 }
 
-static void import_something(struct rig *rig, struct peer *peer, const uint8_t *p, size_t n)
+static void import_something(struct rig *rig, struct peer *peer, bool is_lease, const uint8_t *p,
+			     size_t n)
 {
 	struct pmsg_token t = { .token_id = TOKEN_GOOD };
 
@@ -222,8 +240,8 @@ static void import_something(struct rig *rig, struct peer *peer, const uint8_t *
 		return;
 	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
 	t.incarnation = peer->incarnation;
-	if (peer_import(rig->peers, &t, n > 1 && p[1] & 1, "127.0.0.1:1", n ? p[0] * MS : 0,
-			imported, NULL, &last_import, NULL) == 0)
+	if (peer_import(rig->peers, &t, is_lease, "127.0.0.1:1", n ? p[0] * MS : 0, imported, NULL,
+			&last_import, NULL) == 0)
 		pending++;
 }
 
@@ -267,6 +285,22 @@ static void ask_for_queue_pair(struct rig *rig, dray_handle peer, const uint8_t 
 				       NULL) == 0;
 }
 
+/* Grants leases to the peer, or renews one. */
+static void grant_or_renew(struct rig *rig, struct peer *peer, dray_handle handle, const uint8_t *p,
+			   size_t n)
+{
+	struct pmsg_token t = { .token_id = TOKEN_GOOD };
+
+	if (peer && n && p[0] & 1) {
+		memcpy(t.audience, peer->agent_id, sizeof(t.audience));
+		peers_lease_grant(rig->peers, &t, p[0] & 3);
+	} else if (asked <= 64) {
+		asked += peers_request(rig->peers, handle, PMSG_LEASE_RENEW,
+				       &(union pmsg_body){ .lease_renew = { .grant = n } },
+				       other_answered, NULL) == 0;
+	}
+}
+
 static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, size_t n)
 {
 	struct peer *peer = nth_peer(rig->peers, which % 8);
@@ -291,10 +325,10 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		dialled(rig->peers, which);
 		break;
 	case OP_IMPORT:
-		if (which >= RAILS)
-			ask_for_queue_pair(rig, handle, p, n);
+		if (which == LEASES || which < RAILS)
+			import_something(rig, peer, which == LEASES, p, n);
 		else
-			import_something(rig, peer, p, n);
+			ask_for_queue_pair(rig, handle, p, n);
 		break;
 	case OP_CANCEL:
 		if (dray_handles_get(&rig->peers->imports, last_import)) {
@@ -314,6 +348,8 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 	case OP_NOTIFY:
 		if (which == POSTS)
 			post_something(rig, peer, p, n);
+		else if (which == LEASES)
+			grant_or_renew(rig, peer, handle, p, n);
 		else if (notified < 64 &&
 			 peer_notify(rig->peers, handle,
 				     &(struct pmsg_notify){ arg, 1, 2, { p, (uint32_t)n } },
@@ -349,6 +385,18 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 	}
 }
 
+static struct ranges *some_ranges(void)
+{
+	struct dmsg_range v = { 100, 8, 64, 9 };
+	uint8_t wire[DMSG_RANGE_SIZE];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct ranges *r;
+
+	dmsg_range_put(wire, &v);
+	dray_assert(ranges_new(&r, wire, 1, 1 << 20, &err) == 0);
+	return r;
+}
+
 /* One agent for all inputs, because the set-up of TLS and the loop takes far longer than an input. */
 static struct rig *agent(void)
 {
@@ -368,6 +416,7 @@ static struct rig *agent(void)
 	rig->cfg.rdma.enable = true;
 	rig->cfg.peer.allow_insecure = true;
 	rig->keys_to_give = 2;
+	rig->ranges = some_ranges();
 	dray_assert(rig_try_start(rig, &err) == 0);
 	return rig;
 }
