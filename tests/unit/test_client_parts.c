@@ -407,6 +407,7 @@ static void codes_match_the_schema(void **state)
 		CODE(GPU_HANDLE, gpu_handle),
 		CODE(GPU_DEVICE, gpu_device),
 		CODE(UNCONFIRMED, unconfirmed),
+		CODE(MAILBOX_FULL, mailbox_full),
 	};
 	const int n = sizeof(codes) / sizeof(codes[0]);
 
