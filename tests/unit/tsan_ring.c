@@ -170,7 +170,7 @@ int main(void)
 		clients[i].end = rig.ends[i];
 		clients[i].number = i;
 		clients[i].seed = i + 5;
-		dray_linger_limit(&clients[i].linger, SPIN_NS);
+		dray_linger_limit(&clients[i].linger, SPIN_NS, SPIN_NS);
 		dray_assert(pthread_create(&clients[i].thread, NULL, client, &clients[i]) == 0);
 	}
 	for (unsigned i = 0; i < CLIENTS; i++) {
