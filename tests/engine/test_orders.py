@@ -70,7 +70,7 @@ def one_order(world, seed):
 
 
 EVERYTHING = {
-    "right used", "right expired", "right ended", "right lost", "transfer done", "transfer revoked", "transfer peer_lost",
+    "right used", "right expired", "right ended", "right peer_lost", "right agent_lost", "transfer done", "transfer revoked", "transfer peer_lost",
     "transfer unconfirmed", "transfer agent_restarted", "transfer cancelled", "p aborted WAITING", "p aborted RUNNING",
     "p aborted FINISHED_LENGTH_CAPPED", "d aborted WAITING", "d aborted WAITING_FOR_REMOTE_KVS", "d aborted RUNNING",
     "p finished LENGTH", "d finished LENGTH", "p preempted", "d preempted"}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from dray import errors, events
 from dray.vllm import agent, connector, scheduler
-from dray.vllm.grants import ENDED, EXPIRED, LOST, USED
+from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED
 from dray.vllm.layout import Group, Tensor, describe
 from dray.vllm.worker import WorkerSide
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -46,7 +46,7 @@ class Grant:
 
     def __init__(self, label, rank):
         self.label, self.rank, self.number = label, rank, next(self.numbers)
-        self.token = self.how = None
+        self.token = self.how = self.error = None
         self.ending = None
         self.holds = []
 
@@ -60,6 +60,9 @@ class Hold:
     @property
     def lost(self):
         return self.error or (self.remote.lost if self.remote else None)
+
+    def keep(self, now):
+        pass
 
     def release(self):
         if not self.released:
@@ -389,11 +392,11 @@ class World:
         side.up = False
         error = errors.AgentRestarted("the agent was restarted")
         for grant in list(side.grants.open):
-            side.grants.over(grant, LOST)
+            side.grants.over(grant, AGENT_LOST)
         for remote in side.remotes.values():
             if remote.lost is None:
                 self.lose(remote.hold, error)
-                other.grants.over(remote.hold.grant, LOST)
+                other.grants.over(remote.hold.grant, PEER_LOST)
         for transfer in self.transfers:
             if transfer.side is side:
                 transfer.end(error)

@@ -349,3 +349,16 @@ def damaged():
 def test_damaged_descriptions(form):
     with pytest.raises((errors.Invalid, errors.Version)):
         lay.EngineLayout.from_json(form)
+
+
+def test_ranges_of_many_runs_are_joined():
+    tensors = [lay.Tensor(f"layers.{i}", 0, i * 4096 * 1000, (1000, 8, 32, 8), (2048, 256, 8, 1), 2, 8, 0, 8) for i in range(4)]
+    groups = (lay.Group("full", 32),)
+    layout = lay.describe(tensors, groups, rank=0, blocks=1000, length=4 * 4096 * 1000)
+    blocks = [1, 2, 4, 9, 11, 500, 502]
+    exact = lay.ranges(layout, groups, [blocks])
+    assert len(exact) == 6
+    few = lay.ranges(layout, groups, [blocks], most=3)
+    assert few.tolist() == [[4096 * at, 4096 * n, 4096 * 1000, 4] for at, n in ((1, 4), (9, 3), (500, 3))]
+    assert len(lay.ranges(layout, groups, [list(range(1, 1000, 2))], most=16)) == 16
+    assert lay.ranges(layout, groups, [blocks], most=1).tolist() == [[4096, 4096 * 502, 4096 * 1000, 4]]

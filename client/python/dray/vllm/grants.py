@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The right of another engine to read a request's blocks: given out, acquired, ended, and how it ended.
 
-The owner's side gives a right on a region for one request and one rank, and hears exactly once how it
-ended. The holder's side acquires it, reads through its remote, and releases it.
+The owner's side leases a request's ranges of one rank's region, and hears exactly once how the lease
+ended. The holder's side acquires it, reads through its remote, renews it while it waits, and releases it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,142 +14,132 @@ from typing import Any
 
 from .. import errors, events
 from ..client import Client
-from ..handles import Region, Remote, Token
+from ..handles import Region, Remote
+from ..lease import Lease
 from ..pending import Pending
 
-__all__ = ["ENDED", "EXPIRED", "LOST", "USED", "Grant", "Grants", "Hold"]
+__all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Grants", "Hold"]
 
-USED, EXPIRED, ENDED, LOST = "used", "expired", "ended", "lost"  # how a right ended
-_TAG = int.from_bytes(b"dray-kv0", "big")  # of the notification by which a holder says that it has finished
-_MARK = 16  # bytes of its payload, which only who has the token can make
-_SPARE = 5.0  # seconds that a token outlives the owner's own timer
+# how a right ended
+USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
 
 class Grant:
     """The owner's side of one right. how: one of the constants once it has ended, None before.
 
-    While `how` is None, the holder may read the blocks.
+    While `how` is None, the holder may read the blocks. label: the request. error: why there is no right.
     """
 
-    __slots__ = ("_export", "_pending", "_region", "_revoke", "expires", "how", "label", "why")
+    __slots__ = ("_lease", "_unwanted", "error", "how", "label")
 
-    def __init__(self, label: str, region: Region, expires: float, pending: Pending[Token]) -> None:
-        self.label, self.expires = label, expires
+    def __init__(self, label: str) -> None:
+        self.label = label
         self.how: str | None = None
-        self._region, self._pending = region, pending
-        self._export: Token | None = None
-        self._revoke: Pending[int] | None = None
-        self.why = USED  # how it will have ended when the fence is done
+        self.error: errors.Error | None = None
+        self._lease: Lease | None = None
+        self._unwanted = False  # to be ended as soon as the agent has answered
 
     @property
     def token(self) -> str | None:
         """Text for the holder; None until the agent has answered."""
-        return str(self._export) if self._export is not None else None
+        return str(self._lease.token) if self._lease is not None else None
 
 
 class Hold:
-    """The holder's side of one right. remote: None until the owner's agent has answered. error: why it cannot be used."""
+    """The holder's side of one right. remote: None until the owner's agent has answered. error: why there is none."""
 
-    __slots__ = ("_mark", "_pending", "_released", "error", "remote")
+    __slots__ = ("_pending", "_released", "_renewal", "_renewed", "error", "remote")
 
-    def __init__(self, token: Token, pending: Pending[Remote]) -> None:
-        self._mark = _mark(token)
+    def __init__(self, pending: Pending[Remote]) -> None:
         self._pending = pending
         self._released = False
-        self.remote: Remote | None = None
         self.error: errors.Error | None = None
+        self._renewed = 0.0
+        self._renewal: Pending[float] | None = None
+        self.remote: Remote | None = None
+        pending.add_done_callback(self._answered)
+
+    def _answered(self, pending: Pending[Remote]) -> None:
+        self.error = pending.error()
+        if self.error is None:
+            self.remote = pending.result(0)
+            self._renewed = time.monotonic()
 
     @property
     def lost(self) -> errors.Error | None:
         """The error, if the right can no longer be used."""
         return self.error or (self.remote.lost if self.remote is not None else None)
 
+    def keep(self, now: float) -> None:
+        """Renews the right when half of its time has passed. Does not wait."""
+        remote = self.remote
+        if remote is None or remote.lost is not None or now < self._renewed + (remote.expiry or 0.0) / 2:
+            return
+        if self._renewal is None or self._renewal.done():
+            self._renewed = now
+            self._renewal = remote.renew(wait=False)
+
     def release(self) -> None:
         """Says to the owner that the blocks will not be read any more. Does not wait; may be called early, and twice."""
-        if self._released:
-            return
-        self._released = True
-        self._pending.add_done_callback(lambda _: self._finish())
+        if not self._released:
+            self._released = True
+            self._pending.add_done_callback(lambda _: self._finish())
 
     def _finish(self) -> None:
         remote, self.remote = self.remote, None
-        if remote is None or remote.lost is not None:
-            return
-        try:
-            remote.notify(_TAG, self._mark, wait=False)
-            remote.release(wait=False)
-        except errors.Error:
-            pass  # lost just now, which ends the right as well
+        if remote is not None and remote.lost is None:
+            try:
+                remote.release(wait=False)
+            except errors.Error:
+                pass  # lost just now, which ends the right as well
 
 
 class Grants:
-    """Both sides for one session with the agent. Nothing here waits, except in poll() for nothing at all."""
+    """Both sides for one session with the agent. Nothing here waits."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._given: dict[bytes, Grant] = {}  # by the mark of the token
-        self._open: set[Grant] = set()
+        self._given: dict[int, Grant] = {}  # by the lease's handle
+        self._asked: set[Grant] = set()  # for which the agent has not answered
         self._ended: deque[Grant] = deque()
         self.on_event: Callable[[Any], None] = lambda event: None
 
     def __len__(self) -> int:
         """Rights that have been given and have not ended."""
-        return len(self._open)
+        return len(self._given) + len(self._asked)
 
     def give(self, label: str, region: Region, ranges: Any, expiry: float) -> Grant:
-        """Starts to give a right to read `ranges` of a region, which ends after `expiry` seconds. label: for logs."""
-        pending = region.export(0, region.length, access="r", ttl=expiry + _SPARE, wait=False)
-        grant = Grant(label, region, time.monotonic() + expiry, pending)
-        self._open.add(grant)
-        pending.add_done_callback(lambda p: self._exported(grant, p))
+        """Starts to give a right to read `ranges` of a region, which ends after `expiry` seconds unless it is renewed."""
+        grant = Grant(label)
+        pending = region.lease(ranges, access="r", expiry=expiry, wait=False)
+        self._asked.add(grant)
+        pending.add_done_callback(lambda p: self._answered(grant, p))
         return grant
 
-    def _exported(self, grant: Grant, pending: Pending[Token]) -> None:
-        if pending.error() is not None:
-            self._end(grant, LOST)
+    def _answered(self, grant: Grant, pending: Pending[Lease]) -> None:
+        self._asked.discard(grant)
+        grant.error = pending.error()
+        if grant.error is not None:
+            grant.how = AGENT_LOST
+            self._ended.append(grant)
             return
-        grant._export = pending.result(0)
-        self._given[_mark(grant._export)] = grant
-        if grant._revoke is None and grant.why != USED:
-            self.end(grant, grant.why)
+        lease = grant._lease = pending.result(0)
+        self._given[lease.handle] = grant
+        if grant._unwanted:
+            self.end(grant)
 
-    def end(self, grant: Grant, why: str = ENDED) -> None:
+    def end(self, grant: Grant) -> None:
         """Ends a right: after the fence nobody reads the blocks any more, and poll() reports it."""
-        if grant.how is not None or grant._revoke is not None:
-            return
-        grant.why = why
-        if grant._export is None:
-            return  # _exported() comes back
-        try:
-            grant._revoke = grant._region.revoke(grant._export, wait=False)
-        except errors.Error:
-            self._end(grant, LOST)
-            return
-        grant._revoke.add_done_callback(
-            lambda p: self._end(grant, why if p.error() is None or p.error().name == "not_found" else LOST))
-
-    def _end(self, grant: Grant, how: str) -> None:
-        if grant.how is not None:
-            return
-        grant.how = how
-        self._open.discard(grant)
-        if grant._export is not None:
-            self._given.pop(_mark(grant._export), None)
-        self._ended.append(grant)
+        grant._unwanted = True
+        if grant._lease is not None and grant.how is None:
+            try:
+                grant._lease.end(wait=False)
+            except errors.Error:
+                pass  # without a session the lease ends by itself
 
     def acquire(self, token: str, timeout: float) -> Hold:
         """Starts to acquire a right. errors.TokenInvalid."""
-        parsed = Token(token)
-        pending = self._client.import_token(parsed, timeout=timeout, wait=False)
-        hold = Hold(parsed, pending)
-
-        def adopt(p: Pending[Remote]) -> None:
-            hold.error = p.error()
-            if hold.error is None:
-                hold.remote = p.result(0)
-
-        pending.add_done_callback(adopt)
-        return hold
+        return Hold(self._client.acquire(token, timeout=timeout, wait=False))
 
     def poll(self) -> list[Grant]:
         """Handles what the agent has sent; returns the rights that have ended, each once."""
@@ -158,30 +147,16 @@ class Grants:
         taken = self._client.events
         while taken:
             event = taken.popleft()
-            if isinstance(event, events.Notification):
-                self._notified(event)
-            elif isinstance(event, events.Disconnected):
-                for grant in list(self._open):  # the agent has ended: it reads nothing any more, and holders lose the right
-                    self._end(grant, LOST)
-            self.on_event(event)
-        if self._open:
-            now = time.monotonic()
-            for grant in list(self._open):
-                if now >= grant.expires and grant.why == USED:
-                    self.end(grant, EXPIRED)
-        if not self._ended:
-            return []
+            if isinstance(event, events.LeaseEnded):
+                self._over(event)
+            else:
+                self.on_event(event)
         ended = list(self._ended)
         self._ended.clear()
         return ended
 
-    def _notified(self, event: events.Notification) -> None:
-        if event.tag != _TAG:
-            return
-        grant = self._given.get(event.payload)
+    def _over(self, event: events.LeaseEnded) -> None:
+        grant = self._given.pop(event.lease.handle, None)
         if grant is not None:
-            self.end(grant, USED)
-
-
-def _mark(token: Token) -> bytes:
-    return hashlib.sha256(token.data).digest()[:_MARK]
+            grant.how = event.how
+            self._ended.append(grant)

@@ -13,7 +13,6 @@ b * ratio + ratio - 1.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -472,29 +471,41 @@ def _merge(ours: Any, theirs: Any, length: int) -> tuple[Any, Any, Any]:
     return ours[starts], theirs[starts], counts * length
 
 
-def ranges(layout: RankLayout, groups: Sequence[Group], blocks: Sequence[Sequence[int]]) -> Any:
+def ranges(layout: RankLayout, groups: Sequence[Group], blocks: Sequence[Sequence[int]], most: int = 4096) -> Any:
     """The bytes of a request's blocks in a rank's region, as an array (n, 4): offset, length, stride, count.
 
-    One range covers a run of blocks in all layers that have equal distances.
+    One range covers a run of blocks in all layers that have equal distances. If there would be more than
+    `most`, runs are joined over the smallest gaps, with the blocks between them.
     """
+    used = [(family, ids) for family in layout.families
+            if (ids := np.unique(np.asarray(blocks[family.group], dtype=np.int64))).any()]
+    share = most // max(1, sum(len(_runs(sorted(family.bases))) for family, _ in used))
     out = []
-    for family in layout.families:
-        ids = np.asarray(blocks[family.group], dtype=np.int64)
-        ids = np.unique(ids[ids != NULL_BLOCK])
-        if not ids.size:
-            continue
+    for family, ids in used:
+        ids = ids[ids != NULL_BLOCK]
         ratio = groups[family.group].tokens // family.tokens
-        starts = np.flatnonzero(np.concatenate(([True], np.diff(ids) != 1)))
-        counts = np.diff(np.append(starts, ids.size)) * ratio
-        offsets = ids[starts] * ratio * family.block_stride
-        lengths = (counts - 1) * family.block_stride + family.extent
         for base, step, layers in _runs(sorted(family.bases)):
-            if layers > 1 and step < int(lengths.max()):  # layers lie inside one block: a range for each layer
-                for layer, (offset, count) in itertools.product(range(layers), zip(offsets, counts, strict=True)):
-                    out.append((base + layer * step + int(offset), family.extent, family.block_stride, int(count)))
-            else:
-                out += [(base + int(offset), int(length), step, layers)
-                        for offset, length in zip(offsets, lengths, strict=True)]
-    return np.array(out, dtype=np.uint64).reshape(-1, 4)
+            # Layers that lie inside one block get a range each.
+            inside = layers > 1 and step < family.block_stride * ratio
+            firsts, counts = _joined(ids, max(1, share // layers if inside else share))
+            offsets, counts = firsts * ratio * family.block_stride + base, counts * ratio
+            if not inside and layers > 1 and step < int(counts.max()) * family.block_stride:
+                raise errors.Unsupported(f"the KV caches of layers {family.names[0]} and {family.names[1]} overlap",
+                                         fix="Run this model without DrayConnector.")
+            for layer in range(layers if inside else 1):
+                out.append(np.stack([
+                    offsets + layer * step, np.full_like(counts, family.extent) if inside else
+                    (counts - 1) * family.block_stride + family.extent,
+                    np.full_like(counts, family.block_stride if inside else step), counts if inside else
+                    np.full_like(counts, layers)], axis=1))
+    return np.concatenate(out).astype(np.uint64) if out else np.empty((0, 4), dtype=np.uint64)
 
 
+def _joined(ids: Any, most: int) -> tuple[Any, Any]:
+    """(first, count) of runs of numbers in ascending order, at most `most` of them."""
+    gaps = np.diff(ids)
+    cuts = np.flatnonzero(gaps != 1)
+    if cuts.size >= most:
+        cuts = np.sort(cuts[np.argsort(gaps[cuts], kind="stable")[cuts.size - most + 1:]])
+    firsts, lasts = ids[np.append(0, cuts + 1)], ids[np.append(cuts, ids.size - 1)]
+    return firsts, lasts - firsts + 1

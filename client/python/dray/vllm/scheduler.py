@@ -27,7 +27,7 @@ from ..client import Client
 from ..events import Disconnected
 from ..handles import Region
 from . import layout as layouts
-from .grants import EXPIRED, LOST, Grant, Grants, Hold
+from .grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants, Hold
 from .layout import EngineLayout
 from .options import Options
 from .protocol import (Load, Offer, RankInfo, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer,
@@ -68,6 +68,11 @@ class _Load:
         self.first = self.end = 0
         self.ends = 0.0
         self.over = False  # the request has ended
+
+    def keep(self, now: float) -> None:
+        """Renews the rights of a load that waits."""
+        for hold in self.holds.values():
+            hold.keep(now)
 
     def release(self) -> None:
         for hold in self.holds.values():
@@ -282,12 +287,12 @@ class SchedulerSide:
         """Gives out the rights on the blocks of a request whose last chunk is scheduled."""
         request_id = send.request.request_id
         regions = {rank: self._region(rank) for rank in range(self._world_size)}
-        blocks = self.kv_cache_manager.get_block_ids(request_id) if self.kv_cache_manager is not None else None
+        blocks = self.kv_cache_manager.get_block_ids(request_id)
         for rank, region in regions.items():
             if region is None:
                 return  # without an agent D has to compute
             info = self._ranks[rank]
-            ranges = layouts.ranges(info.layout, info.groups, blocks) if blocks is not None else None
+            ranges = layouts.ranges(info.layout, info.groups, blocks)
             try:
                 send.grants.append(self._grants.give(request_id, region, ranges, self._options.lease))
             except errors.Error as e:
@@ -313,8 +318,8 @@ class SchedulerSide:
                 self._poll()
             if len(send.grants) == self._world_size and all(grant.token and grant.how is None for grant in send.grants):
                 return True, self._offer(send, request, blocks)
-            _logger.warning("dray: request %s has finished, and the agent has not given out its blocks; D computes them",
-                            request.request_id)
+            why = next((str(grant.error) for grant in send.grants if grant.error), "its agent has not answered")
+            _logger.warning("dray: request %s: its blocks are not offered, and D computes them: %s", request.request_id, why)
         self._take_back(send)
         return False, None
 
@@ -349,7 +354,7 @@ class SchedulerSide:
             request_id = self._by_grant.pop(grant, None)
             if request_id is None:
                 continue
-            if grant.how in (EXPIRED, LOST):
+            if grant.how in (EXPIRED, PEER_LOST, AGENT_LOST):
                 _logger.warning("dray: request %s: the right to read its blocks has ended: %s", request_id, grant.how)
             send = self._held[request_id]
             if all(other.how is not None for other in send.grants):
@@ -361,8 +366,11 @@ class SchedulerSide:
         metadata = StepMetadata(can_lend=self.kv_cache_manager is not None)
         if self._prefills:
             self._follow(output)
-        if self._allocated:
+        if self._loads:
             now = time.monotonic()
+            for load in self._loads.values():
+                if load.state is not _State.DONE:
+                    load.keep(now)
             for load in list(self._allocated.values()):
                 if self._start(load, now, metadata):
                     del self._allocated[load.request_id]
