@@ -82,6 +82,6 @@ def test_orders(world):
             one_order(world, seed)
         except BaseException as e:
             raise AssertionError(f"seed {seed}") from e
-    if ORDERS >= 1000:
-        rare = {what: world.seen[what] for what in EVERYTHING if world.seen[what] < ORDERS // 500}
+    if ORDERS >= 5000:
+        rare = {what: world.seen[what] for what in EVERYTHING if world.seen[what] < ORDERS // 1000}
         assert not rare, f"hardly seen: {rare}; seen: {world.seen}"

@@ -72,7 +72,26 @@ class Hold:
 
 class Remote:
     def __init__(self, hold, number):
-        self.hold, self.agent_handle, self.lost, self.transport = hold, number, None, "tcp"
+        self.hold, self.number, self.lost, self.transport = hold, number, None, "tcp"
+
+    @property
+    def agent_handle(self):
+        if self.hold.world.random.random() < 0.02:
+            raise errors.NotFound("lost just now")
+        return self.number
+
+
+class Region:
+    """A rank's region. error: why the agent has not taken it after its restart."""
+
+    def __init__(self, side, rank):
+        self.side, self.rank, self.error = side, rank, None
+
+    @property
+    def agent_handle(self):
+        if self.error:
+            raise self.error
+        return self.side.incarnation * 100 + self.rank
 
 
 class Grants:
@@ -86,6 +105,8 @@ class Grants:
 
     def __len__(self):
         return len(self.open)
+
+    busy = False
 
     def give(self, label, region, ranges, expiry):
         assert ranges is not None and len(ranges)
@@ -174,6 +195,8 @@ class Client:
         pass
 
     def borrow_region(self, number, length, access):
+        if not self.side.up or self.world.random.random() < 0.02:
+            raise errors.SessionClosed("lost just now")
         return SimpleNamespace(rank=number % 100, length=length)
 
     def borrow_remote(self, number):
@@ -182,6 +205,8 @@ class Client:
     def read(self, region, remote, ops, *, deadline):
         if not self.side.up:
             raise errors.SessionClosed("not connected")
+        if region.error:
+            raise region.error
         if self.world.random.random() < 0.1:
             raise errors.Busy("full")
         if remote.lost:
@@ -222,8 +247,7 @@ class Side:
                 [Tensor(n, 0, i * BLOCKS * 4096, (BLOCKS, 1, BLOCK, 64), (2048, 2048, 64, 1), 2, 1, rank, RANKS)
                  for i, n in enumerate(names)], groups, rank=rank, blocks=BLOCKS, length=LAYERS * BLOCKS * 4096)
             one = connector.DrayConnector(config, KVConnectorRole.WORKER, cache)
-            region = SimpleNamespace(rank=rank, agent_handle=self.incarnation * 100 + rank)
-            one._worker = WorkerSide(Client(world, self, rank), region, layout, groups, {"model": "m"})
+            one._worker = WorkerSide(Client(world, self, rank), Region(self, rank), layout, groups, {"model": "m"})
             connectors.append(one)
             self.workers.append(one)
         self.aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, RANKS)
@@ -342,7 +366,7 @@ class World:
             hold.error = errors.TokenInvalid("there is no such right")
         else:
             hold.remote = Remote(hold, next(self.numbers))
-            side.remotes[hold.remote.agent_handle] = hold.remote
+            side.remotes[hold.remote.number] = hold.remote
             grant.holds.append(hold)
 
     def released(self, hold):
@@ -408,8 +432,8 @@ class World:
     def restart_agent(self, side):
         side.up = True
         side.incarnation += 1
-        for rank, one in enumerate(side.workers):
-            one._worker._region.agent_handle = side.incarnation * 100 + rank
+        for one in side.workers:
+            one._worker._region.error = errors.Quota("no room") if self.random.random() < 0.1 else None
         for client in side.clients.values():
             client.events.append(events.Reconnected(side.incarnation, True, 1, []))
 

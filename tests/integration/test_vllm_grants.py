@@ -70,7 +70,9 @@ def test_released_before_it_is_acquired(parties):
     p, d = parties
     grant = given(p)
     d.grants.acquire(grant.token, 10).release()
-    until(lambda: d.poll() is not None and p.poll(), "the end")
+    assert d.grants.busy  # until poll() has taken the answer
+    until(lambda: d.poll() is not None and not d.grants.busy, "the answer")
+    until(lambda: p.poll(), "the end")
     assert grant.how == USED
 
 
@@ -91,8 +93,9 @@ def test_ended_before_the_agent_has_answered(parties):
     p, _ = parties
     grant = p.grants.give("request", p.region, RANGES, 30.0)
     p.grants.end(grant)
+    assert p.grants.busy
     until(lambda: p.poll(), "the end")
-    assert p.ended == [grant] and grant.how == ENDED
+    assert p.ended == [grant] and grant.how == ENDED and not p.grants.busy
 
 
 def test_expired(parties):

@@ -88,6 +88,7 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
     def _add_ranks(self, infos: Iterable[Any]) -> None:
         assert self._scheduler is not None
         self._scheduler.add_ranks(info for info in infos if isinstance(info, RankInfo))
+        self._scheduler.check_agents()
 
     def on_new_request(self, request: Request) -> None:
         assert self._scheduler is not None

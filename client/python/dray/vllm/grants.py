@@ -48,10 +48,10 @@ class Grant:
 class Hold:
     """The holder's side of one right. remote: None until the owner's agent has answered. error: why there is none."""
 
-    __slots__ = ("_pending", "_released", "_renewal", "_renewed", "error", "remote")
+    __slots__ = ("_leaving", "_pending", "_released", "_renewal", "_renewed", "error", "remote")
 
-    def __init__(self, pending: Pending[Remote]) -> None:
-        self._pending = pending
+    def __init__(self, pending: Pending[Remote], leaving: set[Hold]) -> None:
+        self._pending, self._leaving = pending, leaving
         self._released = False
         self.error: errors.Error | None = None
         self._renewed = 0.0
@@ -83,9 +83,11 @@ class Hold:
         """Says to the owner that the blocks will not be read any more. Does not wait; may be called early, and twice."""
         if not self._released:
             self._released = True
+            self._leaving.add(self)
             self._pending.add_done_callback(lambda _: self._finish())
 
     def _finish(self) -> None:
+        self._leaving.discard(self)
         remote, self.remote = self.remote, None
         if remote is not None and remote.lost is None:
             try:
@@ -102,11 +104,17 @@ class Grants:
         self._given: dict[int, Grant] = {}  # by the lease's handle
         self._asked: set[Grant] = set()  # for which the agent has not answered
         self._ended: deque[Grant] = deque()
+        self._leaving: set[Hold] = set()  # released before the owner's agent has answered
         self.on_event: Callable[[Any], None] = lambda event: None
 
     def __len__(self) -> int:
         """Rights that have been given and have not ended."""
         return len(self._given) + len(self._asked)
+
+    @property
+    def busy(self) -> bool:
+        """True while a right that nobody wants any more waits for an answer, which poll() has to take."""
+        return bool(self._leaving) or any(grant._unwanted for grant in self._asked)
 
     def give(self, label: str, region: Region, ranges: Any, expiry: float) -> Grant:
         """Starts to give a right to read `ranges` of a region, which ends after `expiry` seconds unless it is renewed."""
@@ -139,7 +147,7 @@ class Grants:
 
     def acquire(self, token: str, timeout: float) -> Hold:
         """Starts to acquire a right. errors.TokenInvalid."""
-        return Hold(self._client.acquire(token, timeout=timeout, wait=False))
+        return Hold(self._client.acquire(token, timeout=timeout, wait=False), self._leaving)
 
     def poll(self) -> list[Grant]:
         """Handles what the agent has sent; returns the rights that have ended, each once."""

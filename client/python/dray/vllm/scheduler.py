@@ -159,24 +159,32 @@ class SchedulerSide:
         if len(self._ranks) < self._world_size:
             return
         ordered = [self._ranks[rank] for rank in sorted(self._ranks)]
-        for info in ordered:
-            if info.agent_id != self._client.agent_id:
-                raise errors.Unsupported(
-                    f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent "
-                    f"{self._client.agent_id.hex()}", fix="Run all ranks of an engine on one host, with one agent.")
         local = EngineLayout(ordered[0].model, ordered[0].groups, tuple(info.layout for info in ordered))
         if local != self._peers.local:
             self._peers.forget()
             self._peers.local = local
+
+    def check_agents(self) -> None:
+        """At the start: errors.Unsupported, unless all ranks use the agent of this side."""
+        own = self._client.agent_id
+        for info in self._ranks.values():
+            if info.agent_id != own:
+                raise errors.Unsupported(
+                    f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent {own.hex()}",
+                    fix="Run all ranks of an engine on one host, with one agent.")
 
     def _region(self, rank: int) -> Region | None:
         """The region of a rank; None while the agent does not have it, as after a restart."""
         region = self._regions.get(rank)
         if region is None:
             info = self._ranks.get(rank)
-            if info is None or info.incarnation != self._client.incarnation:
+            try:
+                if info is None or (info.agent_id, info.incarnation) != (self._client.agent_id, self._client.incarnation):
+                    return None
+                region = self._client.borrow_region(info.agent_region, info.layout.length, "r")
+            except errors.Error:  # the session was lost just now
                 return None
-            region = self._regions[rank] = self._client.borrow_region(info.agent_region, info.layout.length, "r")
+            self._regions[rank] = region
         return region
 
     def _on_event(self, event: Any) -> None:
@@ -252,11 +260,15 @@ class SchedulerSide:
         error = load.error or next((hold.lost for hold in load.holds.values() if hold.lost), None)
         if error is None and now >= load.ends:
             error = errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
+        remotes: dict[int, int] = {}
         if error is None:
-            remotes = {rank: hold.remote for rank, hold in load.holds.items()}
-            if not all(remotes.values()):
+            if not all(hold.remote for hold in load.holds.values()):
                 return False
             error = self._transport_error(load)
+            try:
+                remotes = {rank: hold.remote.agent_handle for rank, hold in load.holds.items() if hold.remote is not None}
+            except errors.Error as e:  # lost just now
+                error = e
         load.state = _State.STARTED
         if error is not None:
             metadata.failed[load.request_id] = str(error)
@@ -264,7 +276,7 @@ class SchedulerSide:
         assert load.offer is not None
         metadata.loads.append(Load(
             load.request_id, load.offer.layout, load.blocks, load.offer.blocks, load.first, load.end,
-            {rank: remote.agent_handle for rank, remote in remotes.items() if remote is not None}, load.ends - now))
+            remotes, load.ends - now))
         return True
 
     def _transport_error(self, load: _Load) -> errors.Error | None:
@@ -429,7 +441,7 @@ class SchedulerSide:
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return bool(self._lent)
+        return bool(self._lent) or self._grants.busy
 
     @property
     def idle(self) -> bool:

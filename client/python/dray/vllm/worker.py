@@ -157,7 +157,12 @@ class WorkerSide:
 
     def _take_event(self, event: Any) -> None:
         if isinstance(event, Reconnected):
-            self._metadata.ranks[self._layout.rank] = self.info()
+            try:
+                self._metadata.ranks[self._layout.rank] = self.info()
+            except errors.Error as e:  # loads fail with it, too
+                _logger.error("dray: rank %d: the agent at %s does not take its KV cache: %s", self._layout.rank,
+                              self._client.path, e)
+                return
             _logger.info("dray: rank %d has a session with the agent at %s again", self._layout.rank, self._client.path)
         elif isinstance(event, Disconnected):
             _logger.warning("dray: rank %d has lost the session with the agent at %s: %s", self._layout.rank,
