@@ -168,6 +168,7 @@ bool agent_deinit(struct agent *a)
 	a->gpus = NULL;
 	a->regions = regions_free(a->regions);
 	a->mailboxes = mailboxes_free(a->mailboxes);
+	a->owners = owners_free(a->owners);
 	transfer_queries_free(a);
 	identity_close(&a->identity);
 	a->identity = IDENTITY_NULL;

@@ -16,14 +16,16 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		sessions_handle_request(a->sessions, ev->session, ev->packet);
 		break;
 	case EVENT_FDS:
-		regions_close_fds(a->regions, ev->packet->fds, ev->packet->n_fds);
-		packet_free(ev->packet);
+		sessions_handle_fds(a->sessions, ev->session, ev->packet);
 		break;
 	case EVENT_SESSION_EOF:
 		sessions_handle_eof(a->sessions, ev->session, ev->code, ev->packet);
 		break;
 	case EVENT_SESSION_GONE:
 		sessions_handle_gone(a->sessions, ev->session, ev->fd);
+		break;
+	case EVENT_SESSION_REFUSED:
+		sessions_handle_refused(a->sessions, ev->session, ev->code, ev->fd);
 		break;
 	case EVENT_DROPPED:
 		pool_handle_dropped(&a->pool, ev->kind, ev->handle);

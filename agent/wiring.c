@@ -28,7 +28,7 @@
 static const struct gpus_upcalls gpus_up = {
 	.lost = regions_gpu_lost,
 	.staging = rails_staging_add,
-	.close_fds = regions_close_fds,
+	.close_fds = region_close_fds,
 };
 
 static const struct regions_upcalls regions_up = {
@@ -187,6 +187,10 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 			return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s",
 					    dray_errno_text(ret));
 	}
+	ret = owners_new(&a->owners, a->event, cfg);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "threads of clients: %s",
+				    dray_errno_text(ret));
 	ret = gpus_new(&a->gpus, &(struct gpus_deps){ .event = a->event,
 						      .cfg = cfg,
 						      .pool = &a->pool,
@@ -240,6 +244,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 			   &(struct sessions_deps){ .event = a->event,
 						    .cfg = cfg,
 						    .pool = &a->pool,
+						    .owners = a->owners,
 						    .regions = a->regions,
 						    .peers = a->peers,
 						    .mailboxes = a->mailboxes,

@@ -140,3 +140,15 @@ bool dray_jobs_free(struct dray_jobs *js)
 	}
 	return ended;
 }
+
+void dray_jobs_leave(struct dray_jobs *js)
+{
+	if (!js)
+		return;
+	pthread_mutex_lock(&js->lock);
+	js->quit = js->abandoned = true;
+	js->done_fd = dray_close(js->done_fd);
+	pthread_detach(js->thread);
+	pthread_cond_broadcast(&js->wake);
+	pthread_mutex_unlock(&js->lock);
+}

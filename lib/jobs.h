@@ -48,3 +48,6 @@ void dray_jobs_deliver(struct dray_jobs *js);
  * still runs, and uses what it was given; the thread ends by itself after it.
  */
 bool dray_jobs_free(struct dray_jobs *js);
+
+/* Ends the thread after the jobs in the queue, without waiting for it. No job is delivered any more. NULL is allowed. */
+void dray_jobs_leave(struct dray_jobs *js);

@@ -79,6 +79,7 @@ struct agent {
 	sd_event_source *worker_events[WORKERS_MAX];
 	struct rails *rails;
 	struct gpus *gpus;
+	struct owners *owners;
 	struct regions *regions;
 	struct peers *peers;
 	struct mailboxes *mailboxes;

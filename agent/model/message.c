@@ -20,12 +20,12 @@ struct packet *packet_new(uint32_t capacity, unsigned n_fds)
 	return p;
 }
 
-struct packet *packet_new_goodbye(uint32_t code, const char *message)
+struct packet *packet_new_error(uint64_t request_id, uint32_t code, const char *message)
 {
 	const uint32_t room = DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX;
 	struct dmsg_error m = { code, { message, (uint32_t)strlen(message) } };
 	struct packet *p = packet_new(room, 0);
-	int n = p ? dmsg_error_encode(p->data, room, 0, &m) : -1;
+	int n = p ? dmsg_error_encode(p->data, room, request_id, &m) : -1;
 
 	if (n > 0)
 		p->length = (uint32_t)n;

@@ -52,8 +52,8 @@ struct peer_link;
 struct rail_keys;
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
-/* ERROR with request id 0: the end of the session. NULL: no memory. */
-struct packet *packet_new_goodbye(uint32_t code, const char *message);
+/* ERROR; with request id 0 it means the end of the session. NULL: no memory. */
+struct packet *packet_new_error(uint64_t request_id, uint32_t code, const char *message);
 void packet_free(struct packet *p);
 
 /* Memory of a session's ring and arena. The control thread maps and unmaps it. */
@@ -114,6 +114,7 @@ enum drop_mode {
 enum command_type {
 	COMMAND_SESSION_ADD,   /* fd consumed; shared borrowed until EVENT_SESSION_GONE */
 	COMMAND_SESSION_CLOSE, /* its transfers end with code; answered by EVENT_SESSION_GONE */
+	COMMAND_SESSION_READ,  /* it may be read again */
 	COMMAND_SEND,          /* packet consumed, also if the session has ended */
 	COMMAND_RING_OPEN,     /* ring borrowed until the session has ended */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
@@ -167,14 +168,15 @@ struct command {
 
 enum event_type {
 	EVENT_REQUEST, /* packet of session; the control thread owns it */
-	EVENT_FDS,     /* packet with unneeded descriptors to close; the control thread owns it */
+	EVENT_FDS, /* packet of session with unneeded descriptors to close; the control thread owns it */
 	EVENT_SESSION_EOF, /* the client closed its connection, or the session cannot go on: code; packet: an ERROR that says why, or NULL */
 	EVENT_SESSION_GONE, /* the worker has freed the session; fd: its socket, which the control thread owns; -1: none */
-	EVENT_DROPPED,       /* kind, handle */
-	EVENT_PEER_USED,     /* peer: a transfer has started while the peer rests */
-	EVENT_STREAM_LOST,   /* peer, id: the stream has failed */
-	EVENT_STREAM_CLOSED, /* peer, id: the stream is closed */
-	EVENT_SENT,          /* a packet of session was sent; id: its enum packet_report */
+	EVENT_SESSION_REFUSED, /* the worker cannot serve the session: code; fd: as with EVENT_SESSION_GONE, which follows the close */
+	EVENT_DROPPED,         /* kind, handle */
+	EVENT_PEER_USED,       /* peer: a transfer has started while the peer rests */
+	EVENT_STREAM_LOST,     /* peer, id: the stream has failed */
+	EVENT_STREAM_CLOSED,   /* peer, id: the stream is closed */
+	EVENT_SENT,            /* a packet of session was sent; id: its enum packet_report */
 	EVENT_NOTIFY, /* id: transfer; handle: remote; tag; packet: payload, which the control thread owns */
 	EVENT_SESSION_FAULT, /* an access to the memory of session has faulted */
 	EVENT_SNAPSHOT,

@@ -65,3 +65,24 @@ void quotas_put(struct session_shared *s)
 
 	put(q, LEVELS);
 }
+
+void account_init(struct owner_account *a, uint32_t fds_max)
+{
+	atomic_init(&a->fds, 0);
+	a->fds_max = fds_max;
+	atomic_init(&a->waiting, false);
+}
+
+bool account_stops(struct owner_account *a)
+{
+	if (atomic_load_explicit(&a->fds, memory_order_relaxed) < a->fds_max)
+		return false;
+	atomic_store(&a->waiting, true);
+	return atomic_load(&a->fds) >= a->fds_max;
+}
+
+bool account_may_resume(struct owner_account *a)
+{
+	return atomic_load(&a->fds) <= a->fds_max / 2 && atomic_load(&a->waiting) &&
+	       atomic_exchange(&a->waiting, false);
+}

@@ -14,11 +14,41 @@ struct quota {
 	uint32_t transfers_max;
 };
 
+/*
+ * Descriptors that clients of one uid have passed, from their receipt until they are closed. Workers count what they
+ * receive; at the limit they stop reading, and the control thread tells them when to go on.
+ */
+struct owner_account {
+	_Atomic uint32_t fds;
+	uint32_t fds_max;
+	_Atomic bool waiting; /* a reader has stopped at the limit */
+};
+
+void account_init(struct owner_account *a, uint32_t fds_max);
+
+/* True: the limit is reached, and the reader stops until the control thread finds account_may_resume(). */
+bool account_stops(struct owner_account *a);
+
+/* After account_sub_fds(): readers wait, and may go on. */
+bool account_may_resume(struct owner_account *a);
+
+/* Sequentially consistent, as is account_stops(): either the reader sees the room, or the control thread the reader. */
+static inline void account_add_fds(struct owner_account *a, unsigned n)
+{
+	atomic_fetch_add(&a->fds, n);
+}
+
+static inline void account_sub_fds(struct owner_account *a, unsigned n)
+{
+	atomic_fetch_sub(&a->fds, n);
+}
+
 /* The control thread creates it, and frees it after EVENT_SESSION_GONE. */
 struct session_shared {
 	dray_handle session, group;
 	struct quota own;
 	struct quota *group_quota, *agent_quota;
+	struct owner_account *account;  /* of its uid */
 	uint32_t ops_max;               /* operations in flight */
 	uint32_t requests_max;          /* requests other than transfers */
 	_Atomic uint32_t notifications; /* queued for the session; its worker sends them */

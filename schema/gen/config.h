@@ -149,6 +149,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_TRANSFER_SLOW,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_FDS_PER_UID,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_SESSION,
@@ -512,6 +513,12 @@ struct dray_config {
 	struct {
 		int64_t sessions; /* Sessions of the agent. */
 		int64_t sessions_per_uid; /* Sessions of one uid. */
+		/*
+		 * Descriptors that clients of one uid have passed, until they are closed; at most
+		 * an eighth of the agent's open files. At the limit the agent reads nothing more
+		 * from these clients.
+		 */
+		int64_t fds_per_uid;
 		int64_t regions; /* Regions of the agent. */
 		int64_t regions_per_group; /* Regions of one group. */
 		int64_t regions_per_session; /* Regions of one session. */

@@ -33,6 +33,7 @@ struct rig {
 	struct ring_memory ring;
 	struct session_shared shared;
 	struct quota group, agent;
+	struct owner_account account;
 	struct region_view *regions[2];
 	struct remote_view remote;
 };
@@ -83,11 +84,13 @@ static void rig_init(struct rig *r)
 					.doorbell_fd = eventfd(0, EFD_NONBLOCK),
 					.completion_fd = bell };
 	r->group.transfers_max = r->agent.transfers_max = 64;
+	r->account.fds_max = 64;
 	r->shared = (struct session_shared){ .session = HANDLE,
 					     .group = 7,
 					     .own = { .transfers_max = 64 },
 					     .group_quota = &r->group,
 					     .agent_quota = &r->agent,
+					     .account = &r->account,
 					     .ops_max = 4096,
 					     .requests_max = 4 };
 	dray_assert(worker_make(&r->w, 0, &cfg, 64, NULL) == 0);

@@ -27,6 +27,9 @@ struct fixture {
 	struct rails *rails;
 	struct dray_config cfg;
 	struct worker_pool pool;
+	sd_event *event;
+	struct owners *owners;
+	struct owner *uid_owner;
 	struct regions *regions;
 	struct region_owner owner;
 	uint32_t tokens;
@@ -72,8 +75,12 @@ static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 	f->cfg.limits.pool_bytes = 1 << 20;
 	f->cfg.limits.tokens_per_session = 8;
 	f->cfg.limits.grants_per_peer = 4;
-	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens, NULL };
 	f->fds = cm_fds_count();
+	f->cfg.limits.fds_per_uid = 1000;
+	assert_true(sd_event_new(&f->event) >= 0);
+	assert_int_equal(owners_new(&f->owners, f->event, &f->cfg), 0);
+	f->uid_owner = owner_get(f->owners, 7);
+	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens, NULL, f->uid_owner };
 	deps = (struct regions_deps){ .cfg = &f->cfg,
 				      .pool = &f->pool,
 				      .agent_id = our_id,
@@ -103,6 +110,9 @@ static int fixture_teardown(void **state)
 	fake_answer_all();
 	regions_totals(f->regions, &regions, &bytes, &tokens);
 	regions_free(f->regions);
+	owner_unref(f->uid_owner);
+	owners_free(f->owners);
+	sd_event_unref(f->event);
 	/*
 	 * the closer has ended, so its descriptors are closed; the one for userfaultfd stays open
 	 */
@@ -168,6 +178,7 @@ static inline int add(struct fixture *f, const struct adding *a, dray_handle *re
 	for (uint32_t i = 0; i < a->n; i++)
 		dmsg_extent_put(wire + i * DMSG_EXTENT_SIZE, &a->e[i]);
 	last_err = DRAY_ERR_NULL;
+	*ret = 0;
 	r = region_add(f->regions, &spec, &added, &last_err);
 	if (r < 0)
 		assert_int_not_equal(last_err.code, 0);

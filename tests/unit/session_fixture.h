@@ -63,6 +63,7 @@ struct lab {
 	struct worker_pool pool;
 	sd_event_source *sources[LAB_WORKERS];
 	struct gpus *gpus; /* set by tests that use GPUs */
+	struct owners *owners;
 	struct regions *regions;
 	struct peers peers;
 	struct mailboxes *mailboxes;
@@ -181,14 +182,16 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		sessions_handle_request(l->sessions, ev->session, ev->packet);
 		break;
 	case EVENT_FDS:
-		regions_close_fds(l->regions, ev->packet->fds, ev->packet->n_fds);
-		packet_free(ev->packet);
+		sessions_handle_fds(l->sessions, ev->session, ev->packet);
 		break;
 	case EVENT_SESSION_EOF:
 		sessions_handle_eof(l->sessions, ev->session, ev->code, ev->packet);
 		break;
 	case EVENT_SESSION_GONE:
 		sessions_handle_gone(l->sessions, ev->session, ev->fd);
+		break;
+	case EVENT_SESSION_REFUSED:
+		sessions_handle_refused(l->sessions, ev->session, ev->code, ev->fd);
 		break;
 	case EVENT_DROPPED:
 		pool_handle_dropped(&l->pool, ev->kind, ev->handle);
@@ -234,6 +237,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 			    &(struct sessions_deps){ .event = l->event,
 						     .cfg = l->cfg,
 						     .pool = &l->pool,
+						     .owners = l->owners,
 						     .regions = l->regions,
 						     .peers = &l->peers,
 						     .mailboxes = l->mailboxes,
@@ -279,6 +283,7 @@ static int lab_setup_workers(void **state)
 								 .sessions = &l->sessions }),
 			 0);
 	assert_true(sd_event_new(&l->event) >= 0);
+	assert_int_equal(owners_new(&l->owners, l->event, l->cfg), 0);
 	assert_int_equal(pool_new(&l->pool, LAB_WORKERS, &core, 1000, &err), 0);
 	assert_int_equal(pool_start(&l->pool, &err), 0);
 	for (unsigned i = 0; i < LAB_WORKERS; i++)
@@ -376,6 +381,7 @@ static int lab_teardown(void **state)
 	assert_true(gpus_free(l->gpus));
 	l->regions = regions_free(l->regions);
 	l->mailboxes = mailboxes_free(l->mailboxes);
+	l->owners = owners_free(l->owners);
 	sd_event_unref(l->event);
 	config_deinit(&l->config);
 	cm_dir_remove(l->dir);

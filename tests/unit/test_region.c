@@ -499,7 +499,8 @@ static void test_close_fds(void **state)
 	struct fixture *f = *state;
 	int fds[3] = { make_memfd(PAGE, WHOLE), -1, open("/dev/null", O_RDONLY | O_CLOEXEC) };
 
-	regions_close_fds(f->regions, fds, 3);
+	owner_count_fds(f->uid_owner, 3);
+	owner_close_fds(f->uid_owner, fds, 3);
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(fds[i], -1);
 	/* the teardown checks the number of descriptors */

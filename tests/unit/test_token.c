@@ -95,7 +95,7 @@ static void test_export(void **state)
 	/* another group has no such region; another session of the group has it */
 	f->owner.group++;
 	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_NOT_FOUND);
-	f->owner = (struct region_owner){ SESSION + 1, GROUP, NULL, NULL };
+	f->owner = (struct region_owner){ SESSION + 1, GROUP, NULL, NULL, f->uid_owner };
 	assert_int_equal(export_with(f, m, SEGMENT, &x), 0);
 	assert_int_equal(f->tokens, 2);
 	f->owner = mine;

@@ -334,7 +334,7 @@ static void up_staging(struct rails *rails, unsigned worker, void *base, uint64_
 
 static void run(bool peers)
 {
-	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, regions_close_fds };
+	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, region_close_fds };
 	static struct rails *const rails;
 	struct fake_gpu_status *status = fake_gpu_status();
 	struct world w = { .ops = gpu_plugin_ops };

@@ -29,12 +29,15 @@ static inline struct session_shared worker_part_shared(dray_handle session, dray
 						       struct quota *group_quota,
 						       struct quota *agent_quota)
 {
+	static struct owner_account account = { .fds_max = 100000 };
+
 	group_quota->transfers_max = agent_quota->transfers_max = 100000;
 	return (struct session_shared){ .session = session,
 					.group = group,
 					.own = { .transfers_max = 4096 },
 					.group_quota = group_quota,
 					.agent_quota = agent_quota,
+					.account = &account,
 					.ops_max = 1 << 20,
 					.requests_max = 4 };
 }

@@ -26,8 +26,8 @@ struct gpus_upcalls {
 	void (*lost)(struct regions *regions, unsigned device);
 	/* The worker has staging memory, which lasts until gpus_free(). At most once for each worker. */
 	void (*staging)(struct rails *rails, unsigned worker, void *base, uint64_t bytes);
-	/* Closes descriptors of a client, whose close may block, on another thread. */
-	void (*close_fds)(struct regions *regions, int *fds, unsigned n);
+	/* Closes descriptors of a client, whose close may block, on another thread. arg: of gpu_open(). */
+	void (*close_fds)(void *arg, int *fds, unsigned n);
 };
 
 struct gpus_deps {

@@ -45,7 +45,8 @@ struct gpu_memory {
 static void close_fds(struct gpu_memory *m)
 {
 	for (unsigned i = 0; i < m->n; i++)
-		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].spec.fd, 1);
+		if (m->parts[i].spec.fd >= 0)
+			m->gpus->deps.up->close_fds(m->arg, &m->parts[i].spec.fd, 1);
 }
 
 static void memory_free(struct gpu_memory *m)
@@ -184,6 +185,7 @@ static void open_done(struct dray_job *j)
 	if (!m->cancelled && d->state != DEVICE_READY) {
 		dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost: %s", d->reason);
 		m->cancelled = true;
+		close_fds(m);
 		m->done(m->arg, NULL, 0, NULL, &m->err);
 	}
 	if (m->cancelled)

@@ -265,7 +265,8 @@ static int map_file(struct mappings *ms, const struct region_spec *spec, uint64_
 	if (f->huge && !file_full(f))
 		return refuse_file(reterr, DRAY_E_REGION_NOT_RESIDENT, index,
 				   "is a huge-page file that is not populated in full");
-	return mapping_get(ms, &key, spec->fds[index], f->size, &f->map, reterr);
+	return mapping_get(ms, spec->owner->uid_owner, &key, spec->fds[index], f->size, &f->map,
+			   reterr);
 }
 
 /* More than one NUMA node is online: the list reads 0-1 or 0,2. */
@@ -312,9 +313,9 @@ static int map_files(struct mappings *ms, const struct region_spec *spec, enum r
 	for (unsigned i = 0; i < spec->n_fds; i++) {
 		struct file *f = &files[i];
 
-		r = memory == REGION_RDMA ?
-			    mapping_reserve(ms, spec->fds[i], f->size, &f->map, reterr) :
-			    map_file(ms, spec, limit, i, f, reterr);
+		r = memory == REGION_RDMA ? mapping_reserve(spec->owner->uid_owner, spec->fds[i],
+							    f->size, &f->map, reterr) :
+					    map_file(ms, spec, limit, i, f, reterr);
 		if (r < 0)
 			return r;
 		e->maps[e->n_maps++] = f->map;

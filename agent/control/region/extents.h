@@ -8,24 +8,14 @@
 
 #include <sys/types.h>
 
+#include "agent/control/owner/owner.h"
 #include "agent/control/region/region.h"
-#include "lib/jobs.h"
 #include "lib/list.h"
 
-/* --- mapping.c: mappings of client files, and the threads that close and unmap --- */
-
-/*
- * A closer is a thread for calls that may take long: the last close of a large memfd frees its pages, and the close of a
- * file on FUSE or NFS waits for another process. dray_jobs_free() ends it. 0 or -errno.
- */
-int closer_new(struct dray_jobs **ret);
-
-/* Closes fd unless it is -1. Without memory for the job the calling thread closes it. */
-void closer_close(struct dray_jobs *closer, int fd);
+/* --- mapping.c: mappings of client files --- */
 
 struct mappings {
 	struct dray_list list;
-	struct dray_jobs *closer; /* unmaps; borrowed */
 };
 
 /* Descriptors with the same id refer to the same file. */
@@ -51,8 +41,9 @@ struct mapping_key {
  */
 struct mapping {
 	struct dray_list link; /* a reservation is in no list */
-	struct mappings *mappings;
 	struct mapping_key key;
+	struct owner *owner; /* whose thread unmaps it */
+	struct owner_job unmap;
 	uint32_t refs;
 	uint8_t *base;
 	uint64_t bytes;
@@ -60,20 +51,20 @@ struct mapping {
 	int fd;       /* a duplicate */
 };
 
-void mappings_init(struct mappings *ms, struct dray_jobs *closer);
+void mappings_init(struct mappings *ms);
 
 /* A mapping of `bytes`, the size of the file, or more; one reference. The descriptor is duplicated, not consumed. */
-int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
-		struct mapping **ret, struct dray_err *reterr);
+int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *key, int fd,
+		uint64_t bytes, struct mapping **ret, struct dray_err *reterr);
 
 /*
  * Reserves addresses for a DMA-BUF, which the CPU does not map: RDMA devices need an address for it, and the agent tells
  * registrations apart by their addresses. An access faults. One reference; the descriptor is duplicated, not consumed.
  */
-int mapping_reserve(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+int mapping_reserve(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
 		    struct dray_err *reterr);
 
-/* The closer unmaps it after the last reference. */
+/* A thread of its owner unmaps it after the last reference: the last close of a large memfd frees its pages. */
 void mapping_unref(struct mapping *m);
 
 /* --- extents --- */

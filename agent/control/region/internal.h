@@ -28,8 +28,6 @@ struct regions {
 	struct dray_handles regions, tokens, leases, grants; /* leases: struct token, too */
 	struct dray_list peers;                              /* of struct grant_peer */
 	struct mappings mappings;
-	struct dray_jobs *closer;         /* of memory files */
-	struct dray_jobs *unknown_closer; /* of other files, whose close may hang */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;

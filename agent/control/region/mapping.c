@@ -8,69 +8,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/process/privilege.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
-/* Enough for system calls. */
-#define CLOSER_STACK_BYTES (128 << 10)
-
-struct closing {
-	struct dray_job job;
-	void *p; /* NULL: nothing to unmap */
-	uint64_t bytes;
-	int fd;
-};
-
-static void close_now(const struct closing *c)
+void mappings_init(struct mappings *ms)
 {
-	if (c->p)
-		munmap(c->p, c->bytes);
-	dray_close(c->fd);
-}
-
-static void close_run(struct dray_job *j)
-{
-	struct closing *c = dray_container_of(j, struct closing, job);
-
-	close_now(c);
-	free(c);
-}
-
-static void closer_begin(void)
-{
-	privilege_drop();
-}
-
-int closer_new(struct dray_jobs **ret)
-{
-	return dray_jobs_new(ret, "dray-closer", CLOSER_STACK_BYTES, closer_begin);
-}
-
-static void unmap(struct dray_jobs *closer, void *p, uint64_t bytes, int fd)
-{
-	const struct closing closing = { .p = p, .bytes = bytes, .fd = fd };
-	struct closing *c = malloc(sizeof(*c));
-
-	if (!c) {
-		close_now(&closing);
-		return;
-	}
-	*c = closing;
-	dray_jobs_add(closer, &c->job, close_run, NULL);
-}
-
-void closer_close(struct dray_jobs *closer, int fd)
-{
-	if (fd >= 0)
-		unmap(closer, NULL, 0, fd);
-}
-
-void mappings_init(struct mappings *ms, struct dray_jobs *closer)
-{
-	*ms = (struct mappings){ .closer = closer };
 	dray_list_init(&ms->list);
 }
 
@@ -144,22 +88,24 @@ static int map_error(struct dray_err *reterr, int err, uint64_t bytes)
 
 static void mapping_free(struct mapping *m)
 {
+	owner_unref(m->owner);
 	dray_close(m->fd);
 	free(m);
 }
 
 DRAY_DEFINE_CLEANUP(struct mapping *, mapping_free);
 
-static int mapping_new(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+static int mapping_new(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
 		       struct dray_err *reterr)
 {
 	struct mapping *m = *ret = calloc(1, sizeof(*m));
 
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
-	*m = (struct mapping){
-		.mappings = ms, .refs = 1, .bytes = bytes, .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)
-	};
+	*m = (struct mapping){ .owner = owner_ref(o),
+			       .refs = 1,
+			       .bytes = bytes,
+			       .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3) };
 	dray_list_init(&m->link);
 	if (m->fd < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
@@ -168,8 +114,8 @@ static int mapping_new(struct mappings *ms, int fd, uint64_t bytes, struct mappi
 	return 0;
 }
 
-int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
-		struct mapping **ret, struct dray_err *reterr)
+int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *key, int fd,
+		uint64_t bytes, struct mapping **ret, struct dray_err *reterr)
 {
 	dray_auto(mapping_free) struct mapping *m = NULL;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -183,7 +129,7 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 		*ret = known;
 		return 0;
 	}
-	r = mapping_new(ms, fd, bytes, &m, reterr);
+	r = mapping_new(o, fd, bytes, &m, reterr);
 	if (r < 0)
 		return r;
 	m->key = *key;
@@ -195,11 +141,11 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 	return 0;
 }
 
-int mapping_reserve(struct mappings *ms, int fd, uint64_t bytes, struct mapping **ret,
+int mapping_reserve(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
 		    struct dray_err *reterr)
 {
 	dray_auto(mapping_free) struct mapping *m = NULL;
-	int r = mapping_new(ms, fd, bytes, &m, reterr);
+	int r = mapping_new(o, fd, bytes, &m, reterr);
 
 	if (r < 0)
 		return r;
@@ -212,11 +158,23 @@ int mapping_reserve(struct mappings *ms, int fd, uint64_t bytes, struct mapping 
 	return 0;
 }
 
+static void unmap_run(struct owner_job *j)
+{
+	struct mapping *m = dray_container_of(j, struct mapping, unmap);
+
+	munmap(m->base, m->bytes);
+	m->fd = dray_close(m->fd);
+}
+
+static void unmap_done(struct owner_job *j)
+{
+	mapping_free(dray_container_of(j, struct mapping, unmap));
+}
+
 void mapping_unref(struct mapping *m)
 {
 	if (--m->refs)
 		return;
 	dray_list_del(&m->link);
-	unmap(m->mappings->closer, m->base, m->bytes, m->fd);
-	free(m);
+	owner_close_job(m->owner, &m->unmap, unmap_run, unmap_done);
 }

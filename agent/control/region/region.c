@@ -2,7 +2,6 @@
 #include "agent/control/region/region.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@ static void region_end(struct region *region, uint32_t code, bool urgent);
 static void region_free(struct region *r)
 {
 	extents_deinit(&r->extents);
+	owner_unref(r->owner.uid_owner);
 	free(r);
 }
 
@@ -42,14 +42,10 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	dray_handles_init(&r->leases, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_list_init(&r->peers);
-	e = closer_new(&r->closer);
-	if (!e)
-		e = closer_new(&r->unknown_closer);
-	if (!e)
-		e = leases_init(r);
+	mappings_init(&r->mappings);
+	e = leases_init(r);
 	if (e < 0)
 		return e;
-	mappings_init(&r->mappings, r->closer);
 	*ret = dray_take(r);
 	return 0;
 }
@@ -88,8 +84,6 @@ struct regions *regions_free(struct regions *r)
 	}
 	dray_list_for_each(&r->peers, p, struct grant_peer, link)
 		free(p);
-	dray_jobs_free(r->closer);
-	dray_jobs_free(r->unknown_closer);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->grants);
 	dray_heap_deinit(&r->expiry);
@@ -98,14 +92,12 @@ struct regions *regions_free(struct regions *r)
 	return NULL;
 }
 
-void regions_close_fds(struct regions *r, int *fds, unsigned n)
+void region_close_fds(void *of, int *fds, unsigned n)
 {
-	for (unsigned i = 0; i < n; i++) {
-		bool memory = fds[i] >= 0 && fcntl(fds[i], F_GET_SEALS) >= 0;
+	struct region *region = of;
 
-		closer_close(memory ? r->closer : r->unknown_closer, fds[i]);
-		fds[i] = -1;
-	}
+	owner_count_fds(region->owner.uid_owner, n);
+	owner_close_fds(region->owner.uid_owner, fds, n);
 }
 
 static int handle_new(struct region *region, struct dray_err *reterr)
@@ -258,6 +250,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
 	region->regions = r;
 	region->owner = *spec->owner;
+	owner_ref(region->owner.uid_owner);
 	region->kind = kind;
 	region->n_extents = spec->m->extents.n;
 	region->opening = memory != REGION_HOST;

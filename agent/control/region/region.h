@@ -19,6 +19,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/owner/owner.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
 #include "schema/gen/config.h"
@@ -80,6 +81,7 @@ struct region_owner {
 	dray_handle session, group;
 	uint32_t *tokens;
 	struct lease_counts *leases;
+	struct owner *uid_owner; /* not NULL for region_add() */
 };
 
 struct lease_counts {
@@ -135,8 +137,8 @@ int region_remove(struct regions *r, dray_handle region, dray_handle session, bo
 /* The session of a region that is being removed is dead: makes the removal urgent. */
 void region_hurry(struct regions *r, dray_handle region);
 
-/* Closes client descriptors on other threads, since the close of other files than memfds may hang, and sets them to -1. */
-void regions_close_fds(struct regions *r, int *fds, unsigned n);
+/* For struct gpus_upcalls: closes duplicates of descriptors of the region's client, and sets them to -1. */
+void region_close_fds(void *region, int *fds, unsigned n);
 
 /*
  * Makes a token with this segment, in binary form, in ret_token (DMSG_TOKEN_MAX bytes). Any member of the region's group may

@@ -72,6 +72,7 @@ struct session {
 	struct sessions *owner;
 	dray_handle handle;
 	struct client_group *group;
+	struct owner *uid_owner;
 	struct ucred who; /* as the kernel reports the client; pid 0 across PID namespaces */
 	char name[NAME_BYTES];
 	unsigned worker;
@@ -146,8 +147,8 @@ struct request {
 };
 
 /* session.c */
-int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg_hello *hello,
-		 struct session **ret, struct dray_err *reterr);
+int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
+		 const struct dmsg_hello *hello, struct session **ret, struct dray_err *reterr);
 /* Hands the session to its worker. fd: the connection, consumed. */
 void session_start(struct session *s, int fd);
 /* Frees a session that no worker knows. */
@@ -161,12 +162,13 @@ struct session *session_get(struct sessions *ss, dray_handle handle);
 struct session *session_next(struct sessions *ss, uint32_t *cursor);
 static inline struct region_owner session_owner(struct session *s)
 {
-	return (struct region_owner){ s->handle, s->shared.group, &s->tokens, &s->leases };
+	return (struct region_owner){ s->handle, s->shared.group, &s->tokens, &s->leases,
+				      s->uid_owner };
 }
 
 /* pending_client.c: the data socket, and connections before their HELLO. */
-/* If messages are left unread, the kernel resets the connection instead of delivering our last message. */
-void connection_discard(struct sessions *ss, int fd, unsigned max);
+/* Clients of the owner may be read again. */
+void pending_clients_go_on(struct sessions *ss, const struct owner *o);
 int data_socket_open(struct sessions *ss, struct dray_err *reterr);
 void data_socket_close(struct sessions *ss);
 

@@ -27,13 +27,12 @@
 #define HELLO_LIMIT_US 5000000
 /* A HELLO of a later minor version may be longer than ours, but not by that much. */
 #define HELLO_BYTES 4096
-/* Messages that are discarded before a refused connection is closed. */
-#define DISCARD_MAX 16
 
 struct pending_client {
 	struct dray_list link;
 	struct sessions *owner;
 	int fd;
+	struct owner *uid_owner;
 	struct ucred who;
 	struct dray_err denied; /* the answer to its HELLO, if code is set */
 	sd_event_source *io, *limit;
@@ -45,39 +44,34 @@ static void pending_client_free(struct pending_client *c)
 	sd_event_source_disable_unref(c->limit);
 	dray_list_del(&c->link);
 	c->owner->n_pending_clients--;
-	dray_close(c->fd);
+	c->uid_owner->pending_clients--;
+	owner_unref(c->uid_owner);
 	free(c);
 }
 
-void connection_discard(struct sessions *ss, int fd, unsigned max)
+/* message: the last one to the client, consumed; NULL: none. */
+static void pending_client_end(struct pending_client *c, struct packet *message)
 {
-	uint8_t buf[64];
-	struct dray_fds fds;
-	bool t1, t2;
-
-	for (unsigned i = 0; i < max; i++) {
-		ssize_t n = dray_seqpacket_recv(fd, buf, sizeof(buf), &fds, &t1, &t2);
-
-		if (n <= 0)
-			return;
-		regions_close_fds(ss->deps.regions, fds.fd, fds.n);
-	}
+	/* before the descriptor may be closed by another thread */
+	c->io = sd_event_source_disable_unref(c->io);
+	owner_farewell(c->uid_owner, c->fd, message);
+	pending_client_free(c);
 }
 
 static void refuse(struct pending_client *c, uint64_t request_id, struct dray_err err)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX];
-	struct dmsg_error m = { .code = (uint32_t)err.code,
-				.message = { err.msg, (uint32_t)strlen(err.msg) } };
-	int n = dmsg_error_encode(buf, sizeof(buf), request_id, &m);
-
 	c->owner->totals.refused++;
 	log_limited(DRAY_LOG_NOTICE, "session", "refused a client: %s uid=%u gid=%u pid=%d code=%s",
-		    err.msg, c->who.uid, c->who.gid, c->who.pid, dray_error_name(m.code));
-	if (n > 0)
-		dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
-	connection_discard(c->owner, c->fd, DISCARD_MAX);
-	pending_client_free(c);
+		    err.msg, c->who.uid, c->who.gid, c->who.pid,
+		    dray_error_name((uint32_t)err.code));
+	pending_client_end(c, packet_new_error(request_id, (uint32_t)err.code, err.msg));
+}
+
+void pending_clients_go_on(struct sessions *ss, const struct owner *o)
+{
+	dray_list_for_each(&ss->pending_clients, c, struct pending_client, link)
+		if (c->uid_owner == o)
+			sd_event_source_set_enabled(c->io, SD_EVENT_ON);
 }
 
 static int handle_pidfd(sd_event_source *source, int fd, uint32_t revents, void *arg)
@@ -185,7 +179,7 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 	if (r >= 0)
 		r = check_hello(ss, &m, fds->n, reterr);
 	if (r >= 0)
-		r = session_open(ss, &c->who, &m, &s, reterr);
+		r = session_open(ss, c->uid_owner, &c->who, &m, &s, reterr);
 	if (r < 0)
 		return r;
 	if (fds->n)
@@ -198,15 +192,17 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 	}
 	/* this loop stops watching the descriptor before the worker gets it */
 	c->io = sd_event_source_disable_unref(c->io);
-	session_start(s, dray_take_fd(c->fd));
+	session_start(s, c->fd);
 	pending_client_free(c);
 	return 0;
 }
 
+DRAY_DEFINE_CLEANUP(struct owner *, owner_unref);
+
 static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 {
 	struct pending_client *c = arg;
-	struct sessions *ss = c->owner;
+	dray_auto(owner_unref) struct owner *o = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_header h;
 	struct dray_fds fds;
@@ -216,11 +212,16 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 	ssize_t n;
 	int r;
 
+	if (account_stops(&c->uid_owner->account))
+		return sd_event_source_set_enabled(c->io, SD_EVENT_OFF);
 	n = dray_seqpacket_recv(fd, buf, sizeof(buf), &fds, &cut, &fds_lost);
 	if (n == -EAGAIN)
 		return 0;
+	o = owner_ref(c->uid_owner);
+	owner_count_fds(o, fds.n);
 	if (n <= 0) {
-		pending_client_free(c);
+		pending_client_end(c, NULL);
+		owner_close_fds(o, fds.fd, fds.n);
 		return 0;
 	}
 	r = dmsg_header_decode(buf, (size_t)n, &h, &err);
@@ -240,7 +241,7 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 		error_fold(&err, r);
 		refuse(c, id, err);
 	}
-	regions_close_fds(ss->deps.regions, fds.fd, fds.n);
+	owner_close_fds(o, fds.fd, fds.n);
 	return 0;
 }
 
@@ -300,15 +301,25 @@ static int check_credentials(const struct sessions *ss, int fd, struct ucred *re
 	return 0;
 }
 
+/* The oldest connection of the uid that has most of them: a uid that opens many takes no room of others. */
+static struct pending_client *oldest_of_most(struct sessions *ss)
+{
+	struct pending_client *most = NULL;
+
+	dray_list_for_each(&ss->pending_clients, c, struct pending_client, link)
+		if (!most || c->uid_owner->pending_clients > most->uid_owner->pending_clients)
+			most = c;
+	return most;
+}
+
 static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
 	struct sessions *ss = arg;
-	struct pending_client *c =
-		dray_list_first(&ss->pending_clients, struct pending_client, link);
+	struct pending_client *c;
 	int r;
 
-	if (c && ss->n_pending_clients >= (uint32_t)ss->deps.cfg->limits.strangers)
-		refuse(c, 0,
+	if (ss->n_pending_clients >= (uint32_t)ss->deps.cfg->limits.strangers)
+		refuse(oldest_of_most(ss), 0,
 		       dray_err_of(
 			       DRAY_E_BUSY,
 			       "%" PRIu32
@@ -316,14 +327,21 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 			       ss->n_pending_clients));
 	c = calloc(1, sizeof(*c));
 	if (!c) {
-		dray_close(fd);
+		owner_farewell(ss->deps.owners->own, fd, NULL);
 		return;
 	}
 	c->owner = ss;
 	c->fd = fd;
+	check_credentials(ss, fd, &c->who, &c->denied);
+	c->uid_owner = owner_get(ss->deps.owners, c->who.uid);
+	if (!c->uid_owner) {
+		owner_farewell(ss->deps.owners->own, fd, NULL);
+		free(c);
+		return;
+	}
+	c->uid_owner->pending_clients++;
 	dray_list_add(&ss->pending_clients, &c->link);
 	ss->n_pending_clients++;
-	check_credentials(ss, fd, &c->who, &c->denied);
 	r = sd_event_add_io(ss->deps.event, &c->io, fd, EPOLLIN, handle_io, c);
 	if (r >= 0)
 		r = sd_event_add_time_relative(ss->deps.event, &c->limit, CLOCK_MONOTONIC,
@@ -331,13 +349,22 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 	if (r < 0) {
 		log_limited(DRAY_LOG_WARNING, "session", "a connection cannot be watched: %s",
 			    dray_errno_text(r));
-		pending_client_free(c);
+		pending_client_end(c, NULL);
 	}
+}
+
+/* Only clients that hold up the closing of very many descriptors bring this about. */
+static bool exhausted(void *arg)
+{
+	struct sessions *ss = arg;
+
+	return owners_exhausted(ss->deps.owners);
 }
 
 static const struct acceptor_ops acceptor_ops = {
 	.area = "session",
 	.priority = ACCEPTOR_AFTER_CONNECTIONS,
+	.full = exhausted,
 	.accepted = accepted,
 };
 
@@ -366,5 +393,5 @@ void data_socket_close(struct sessions *ss)
 	acceptor_stop(&ss->acceptor);
 	unix_listener_close(&ss->listener);
 	dray_list_for_each(&ss->pending_clients, c, struct pending_client, link)
-		pending_client_free(c);
+		pending_client_end(c, NULL);
 }

@@ -5,6 +5,7 @@
 
 #include "agent/control/session/internal.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 /* Room for every message sent here except the reply to ENV_GET. */
@@ -28,7 +29,9 @@ void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
 	int length;
 
 	if (!p) {
-		regions_close_fds(s->owner->deps.regions, fds, n_fds);
+		/* the agent's own: closing them cannot block */
+		for (unsigned i = 0; i < n_fds; i++)
+			fds[i] = dray_close(fds[i]);
 		/* losing the session is better for the client than waiting for ever */
 		if (!s->closing)
 			session_close(s, DRAY_E_NO_MEMORY,

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "agent/control/session/internal.h"
+#include "lib/assert.h"
 #include "schema/gen/errors.h"
 
 enum { FDS = 1 /* may carry descriptors */, NEW_WORK = 2 /* refused while the agent drains */ };
@@ -94,10 +95,13 @@ static void handle(struct session *s, struct packet *p)
 
 void sessions_handle_request(struct sessions *ss, dray_handle session, struct packet *packet)
 {
-	struct session *s = session_get(ss, session);
+	struct session *s = dray_handles_get(&ss->table, session);
 
-	if (s)
+	/* it stays until EVENT_SESSION_GONE, the last event of its worker */
+	dray_assert(s);
+	if (!s->closing)
 		handle(s, packet);
-	regions_close_fds(ss->deps.regions, packet->fds, packet->n_fds);
+	if (packet->n_fds)
+		owner_close_fds(s->uid_owner, packet->fds, packet->n_fds);
 	packet_free(packet);
 }

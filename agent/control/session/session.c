@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -27,6 +26,20 @@ static void quota_init(struct quota *q, int64_t max)
 {
 	atomic_init(&q->transfers, 0);
 	q->transfers_max = (uint32_t)dray_min(max, (int64_t)UINT32_MAX);
+}
+
+/* Clients of the owner may be read again. */
+static void handle_readable(void *arg, struct owner *o)
+{
+	struct sessions *ss = arg;
+	struct session *s;
+
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
+		if (s->uid_owner == o)
+			worker_post(ss->deps.pool->workers[s->worker],
+				    &(struct command){ .type = COMMAND_SESSION_READ,
+						       .session = s->handle });
+	pending_clients_go_on(ss, o);
 }
 
 DRAY_DEFINE_CLEANUP(struct sessions *, sessions_free);
@@ -56,6 +69,8 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	r = data_socket_open(ss, reterr);
 	if (r < 0)
 		return r;
+	deps->owners->readable = handle_readable;
+	deps->owners->arg = ss;
 	*ret = dray_take(ss);
 	return 0;
 }
@@ -64,6 +79,7 @@ struct sessions *sessions_free(struct sessions *ss)
 {
 	if (!ss)
 		return NULL;
+	ss->deps.owners->readable = NULL;
 	data_socket_close(ss);
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	/* workers still use the quotas and rings of these sessions */
@@ -163,23 +179,14 @@ static int group_join(struct session *s, struct dray_str name_of_group)
 	return 0;
 }
 
-static void say_goodbye(struct session *s)
-{
-	/* from here on the client's requests fail */
-	shutdown(s->fd, SHUT_RD);
-	connection_discard(s->owner, s->fd, UINT_MAX);
-	if (s->goodbye)
-		dray_seqpacket_send(s->fd, s->goodbye->data, s->goodbye->length, NULL, 0);
-}
-
 static void session_free(struct session *s)
 {
 	struct client_group *g = s->group;
 
 	if (s->fd >= 0)
-		say_goodbye(s);
-	dray_close(s->fd);
+		owner_farewell(s->uid_owner, s->fd, dray_take(s->goodbye));
 	packet_free(s->goodbye);
+	owner_unref(s->uid_owner);
 	dray_list_del(&s->group_link);
 	if (g && dray_list_empty(&g->members)) {
 		dray_handles_del(&s->owner->groups, g->handle);
@@ -198,13 +205,14 @@ static void shared_init(struct session *s)
 	quota_init(&s->shared.own, cfg->limits.transfers_per_session);
 	s->shared.group_quota = &s->group->quota;
 	s->shared.agent_quota = &s->owner->quota;
+	s->shared.account = &s->uid_owner->account;
 	s->shared.ops_max = (uint32_t)cfg->limits.ops_per_session;
 	s->shared.requests_max = (uint32_t)cfg->limits.requests_per_session;
 	atomic_init(&s->shared.notifications, 0);
 }
 
-int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg_hello *hello,
-		 struct session **ret, struct dray_err *reterr)
+int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
+		 const struct dmsg_hello *hello, struct session **ret, struct dray_err *reterr)
 {
 	int r = check_quota(ss, who->uid, reterr);
 	struct session *s;
@@ -215,6 +223,7 @@ int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg
 	if (s) {
 		s->owner = ss;
 		s->who = *who;
+		s->uid_owner = owner_ref(o);
 		s->fd = -1;
 		dray_list_init(&s->group_link);
 		dray_list_init(&s->regions);
@@ -285,7 +294,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 		return;
 	s->closing = true;
 	if (message)
-		s->goodbye = packet_new_goodbye(code, message);
+		s->goodbye = packet_new_error(0, code, message);
 	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
@@ -342,7 +351,7 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 		return;
 	}
 	if (code && code != DRAY_E_SESSION_CLOSED) {
-		s->goodbye = goodbye ? goodbye : packet_new_goodbye(code, dray_error_doc(code));
+		s->goodbye = goodbye ? goodbye : packet_new_error(0, code, dray_error_doc(code));
 		log_limited(DRAY_LOG_WARNING, "session",
 			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
 			    dray_error_name(code), session, s->who.uid);
@@ -360,7 +369,8 @@ void sessions_handle_gone(struct sessions *ss, dray_handle session, int fd)
 		dray_close(fd);
 		return;
 	}
-	s->fd = fd;
+	if (fd >= 0)
+		s->fd = fd;
 	s->worker_gone = true;
 	session_ring_close(s);
 	session_check(s);
@@ -374,6 +384,26 @@ void sessions_handle_sent(struct sessions *ss, dray_handle session, enum packet_
 		mailboxes_handle_sent(ss->deps.mailboxes, &s->mailboxes);
 	else if (s)
 		segment_changes_sent(s);
+}
+
+void sessions_handle_refused(struct sessions *ss, dray_handle session, uint32_t code, int fd)
+{
+	struct session *s = dray_handles_get(&ss->table, session);
+
+	/* the session stays until its worker has answered the close, which this or an earlier event has caused */
+	dray_assert(s);
+	s->fd = fd;
+	sessions_handle_eof(ss, session, code, NULL);
+}
+
+void sessions_handle_fds(struct sessions *ss, dray_handle session, struct packet *packet)
+{
+	struct session *s = dray_handles_get(&ss->table, session);
+
+	/* it stays until EVENT_SESSION_GONE, the last event of its worker */
+	dray_assert(s);
+	owner_close_fds(s->uid_owner, packet->fds, packet->n_fds);
+	packet_free(packet);
 }
 
 void sessions_handle_fault(struct sessions *ss, dray_handle session)

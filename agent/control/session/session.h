@@ -7,6 +7,7 @@
 
 #include <systemd/sd-event.h>
 
+#include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/region/region.h"
 #include "agent/data/data.h"
@@ -24,6 +25,7 @@ struct sessions_deps {
 	sd_event *event;
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
+	struct owners *owners;
 	struct regions *regions;
 	struct peers *peers;
 	struct mailboxes *mailboxes;
@@ -60,6 +62,8 @@ void sessions_handle_request(struct sessions *s, dray_handle session, struct pac
 void sessions_handle_eof(struct sessions *s, dray_handle session, uint32_t code,
 			 struct packet *goodbye);
 void sessions_handle_gone(struct sessions *s, dray_handle session, int fd);
+void sessions_handle_refused(struct sessions *s, dray_handle session, uint32_t code, int fd);
+void sessions_handle_fds(struct sessions *s, dray_handle session, struct packet *packet);
 void sessions_handle_fault(struct sessions *s, dray_handle session);
 /* EVENT_NOTIFY: delivers, then sends COMMAND_NOTIFIED to that worker. The packet is consumed. */
 void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transfer,

@@ -41,8 +41,13 @@ static int on_connections(sd_event_source *s, int listen_fd, uint32_t revents, v
 
 	for (unsigned i = 0; i < ACCEPTS_PER_TURN; i++) {
 		struct dray_addr from = { .len = sizeof(from.ss) };
-		int fd = accept4(listen_fd, &from.sa, &from.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		int fd;
 
+		if (a->ops->full && a->ops->full(a->arg)) {
+			pause_accepting(a, EMFILE);
+			break;
+		}
+		fd = accept4(listen_fd, &from.sa, &from.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (fd >= 0) {
 			a->ops->accepted(a->arg, fd, &from);
 			continue;

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <systemd/sd-event.h>
 
 #include "lib/addr.h"
@@ -17,6 +18,8 @@
 struct acceptor_ops {
 	const char *area; /* of the log lines */
 	int64_t priority;
+	/* Accepting must pause for a while. May be NULL. */
+	bool (*full)(void *arg);
 	/* fd: non-blocking, consumed. */
 	void (*accepted)(void *arg, int fd, const struct dray_addr *from);
 	/* Before a pause: closes what can be closed. May be NULL. */

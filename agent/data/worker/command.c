@@ -149,6 +149,11 @@ static void run_command(struct worker *w, struct command *cmd)
 	case COMMAND_SESSION_CLOSE:
 		wsession_close(w, cmd->session, cmd->code);
 		break;
+	case COMMAND_SESSION_READ:
+		s = wsession_get(w, cmd->session);
+		if (s)
+			wsession_go_on(s);
+		break;
 	case COMMAND_SEND:
 		send_packet(w, cmd);
 		break;

@@ -73,6 +73,7 @@ struct worker {
 	struct data_counters counters;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
+	struct packet *unneeded; /* for descriptors that no request takes; NULL: to be made */
 };
 
 static inline struct worker *worker_of(struct core *c)
@@ -128,6 +129,8 @@ struct wsession *wsession_get(struct worker *w, dray_handle session);
 void wsession_die(struct wsession *s, uint32_t code);
 /* The same, with the reason for the client. */
 void wsession_break(struct wsession *s, const struct dray_err *err);
+/* The client may be read again. */
+void wsession_go_on(struct wsession *s);
 /* Reads available messages, within bounds. True if there are more. */
 bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);

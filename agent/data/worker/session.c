@@ -70,8 +70,7 @@ static void handle_io(struct loop_source *source, uint32_t events)
 	}
 	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
 		s->readable = true;
-	if (s->readable && !s->dead)
-		make_ready(s);
+	wsession_go_on(s);
 }
 
 void wsession_add(struct worker *w, int fd, struct session_shared *shared)
@@ -95,10 +94,10 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 
 failed:
 	free(s);
-	dray_close(fd);
-	worker_event(w, &(struct event){ .type = EVENT_SESSION_EOF,
+	worker_event(w, &(struct event){ .type = EVENT_SESSION_REFUSED,
 					 .session = shared->session,
-					 .code = DRAY_E_NO_MEMORY });
+					 .code = DRAY_E_NO_MEMORY,
+					 .fd = fd });
 }
 
 static void stop_all(struct wsession *s, uint32_t code, bool urgent)
@@ -151,6 +150,12 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		     &(struct event){ .type = EVENT_SESSION_GONE, .session = session, .fd = fd });
 }
 
+void wsession_go_on(struct wsession *s)
+{
+	if (s->readable && !s->dead)
+		make_ready(s);
+}
+
 void wsession_send(struct wsession *s, struct packet *p)
 {
 	if (s->dead) {
@@ -201,28 +206,55 @@ void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct 
 void wsession_break(struct wsession *s, const struct dray_err *err)
 {
 	if (!s->dead)
-		die(s, (uint32_t)err->code, packet_new_goodbye((uint32_t)err->code, err->msg));
+		die(s, (uint32_t)err->code, packet_new_error(0, (uint32_t)err->code, err->msg));
 }
 
 /*
  * Descriptors of a message that takes none. Closing one can block, for example on FUSE, so another thread does
  * that.
  */
-static void discard_fds(struct worker *w)
+static void discard_fds(struct wsession *s)
 {
-	struct packet *p;
+	struct worker *w = s->worker;
+	struct packet *p = w->unneeded;
 
 	if (!w->fds.n)
 		return;
-	p = packet_new(0, w->fds.n);
-	if (!p) {
-		dray_fds_close(&w->fds);
+	for (p->n_fds = 0; p->n_fds < w->fds.n; p->n_fds++)
+		p->fds[p->n_fds] = w->fds.fd[p->n_fds];
+	w->fds.n = 0;
+	w->unneeded = NULL;
+	worker_event(w, &(struct event){ .type = EVENT_FDS, .session = s->xs.handle, .packet = p });
+}
+
+/* Room for descriptors is there before they are received: without it they could not be handed on. */
+static bool may_read(struct wsession *s)
+{
+	struct worker *w = s->worker;
+
+	/* the client does not read its answers: take no new requests */
+	if (s->n_out > OUT_MAX)
+		return false;
+	/* COMMAND_SESSION_READ follows */
+	if (account_stops(s->xs.shared->account))
+		return false;
+	if (!w->unneeded)
+		w->unneeded = packet_new(0, DRAY_FDS_MAX);
+	return w->unneeded;
+}
+
+static void end_of_input(struct wsession *s, ssize_t n, bool fds_lost)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (n || !(s->worker->fds.n || fds_lost)) {
+		wsession_die(s, DRAY_E_SESSION_CLOSED);
 		return;
 	}
-	for (unsigned i = 0; i < w->fds.n; i++)
-		p->fds[i] = w->fds.fd[i];
-	w->fds.n = 0;
-	worker_event(w, &(struct event){ .type = EVENT_FDS, .packet = p });
+	/* without descriptors an empty message looks like the end of the connection */
+	dray_err_set(&err, -EPROTO, DRAY_E_INVALID,
+		     "a message without bytes carries descriptors; send them with their request");
+	wsession_break(s, &err);
 }
 
 bool wsession_read(struct wsession *s)
@@ -233,8 +265,7 @@ bool wsession_read(struct wsession *s)
 		bool truncated, fds_lost;
 		ssize_t n;
 
-		/* the client does not read its answers: take no new requests */
-		if (s->n_out > OUT_MAX)
+		if (!may_read(s))
 			return false;
 		n = dray_seqpacket_recv(s->fd, w->buffer, DMSG_MESSAGE_MAX, &w->fds, &truncated,
 					&fds_lost);
@@ -242,12 +273,13 @@ bool wsession_read(struct wsession *s)
 			s->readable = false;
 			break;
 		}
-		if (n <= 0) {
-			wsession_die(s, DRAY_E_SESSION_CLOSED);
-			break;
-		}
-		request_handle(s, w->buffer, (size_t)n, truncated, fds_lost);
-		discard_fds(w);
+		if (w->fds.n)
+			account_add_fds(s->xs.shared->account, w->fds.n);
+		if (n > 0)
+			request_handle(s, w->buffer, (size_t)n, truncated, fds_lost);
+		else
+			end_of_input(s, n, fds_lost);
+		discard_fds(s);
 	}
 	return s->readable && !s->dead && s->n_out <= OUT_MAX;
 }

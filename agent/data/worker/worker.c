@@ -35,6 +35,7 @@ void worker_release(struct worker *w)
 	dray_close(w->command_fd);
 	dray_close(w->event_fd);
 	free(w->buffer);
+	packet_free(w->unneeded);
 	dray_slots_deinit(&w->sessions);
 	free(w);
 }

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/owner/owner.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/process/jobs.h"
+#include "agent/process/privilege.h"
+#include "agent/process/process.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "lib/seqpacket.h"
+#include "lib/time.h"
+
+/* Enough for system calls. */
+#define STACK_BYTES (128ul << 10)
+#define FREE_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
+/* One uid may use this part of the agent's descriptors, all uids together half of them. */
+#define FDS_SHARE 8
+
+static void drop_privileges(void)
+{
+	privilege_drop();
+}
+
+int owners_new(struct owners **ret, sd_event *event, const struct dray_config *cfg)
+{
+	struct owners *all = calloc(1, sizeof(*all));
+
+	if (!all)
+		return -ENOMEM;
+	all->event = event;
+	all->cfg = cfg;
+	dray_list_init(&all->list);
+	all->own = owner_get(all, geteuid());
+	if (!all->own) {
+		free(all);
+		return -ENOMEM;
+	}
+	*ret = all;
+	return 0;
+}
+
+static void settle(struct owner *o, int64_t end)
+{
+	int64_t left;
+
+	while (o->jobs && (left = end - dray_now().ns) > 0) {
+		struct pollfd p = { .fd = o->closer->done_fd, .events = POLLIN };
+
+		poll(&p, 1, (int)(left / DRAY_NS_PER_MS) + 1);
+		dray_jobs_deliver(o->closer);
+	}
+}
+
+struct owners *owners_free(struct owners *all)
+{
+	int64_t end = dray_now().ns + FREE_LIMIT_NS;
+
+	if (!all)
+		return NULL;
+	/* until all have settled: the delivery of a job may end an owner */
+	dray_list_for_each(&all->list, o, struct owner, link)
+		owner_ref(o);
+	dray_list_for_each(&all->list, o, struct owner, link) {
+		settle(o, end);
+		/* a job that still runs goes on with what it was given until the process ends */
+		if (o->jobs)
+			continue;
+		jobs_free(o->closer);
+		dray_list_del(&o->link);
+		free(o);
+	}
+	if (dray_list_empty(&all->list))
+		free(all);
+	return NULL;
+}
+
+static uint32_t fds_max(const struct owners *all)
+{
+	uint64_t share = process_max_fds() / FDS_SHARE;
+
+	return (uint32_t)dray_max(dray_min((uint64_t)all->cfg->limits.fds_per_uid, share),
+				  (uint64_t)1);
+}
+
+struct owner *owner_get(struct owners *all, uid_t uid)
+{
+	struct owner *o;
+
+	dray_list_for_each(&all->list, known, struct owner, link)
+		if (known->uid == uid)
+			return owner_ref(known);
+	o = calloc(1, sizeof(*o));
+	if (!o)
+		return NULL;
+	if (jobs_new_with(&o->closer, all->event, "dray-closer", STACK_BYTES, drop_privileges) <
+	    0) {
+		free(o);
+		return NULL;
+	}
+	o->all = all;
+	o->uid = uid;
+	atomic_init(&o->refs, 1);
+	account_init(&o->account, fds_max(all));
+	dray_list_add(&all->list, &o->link);
+	return o;
+}
+
+struct owner *owner_ref(struct owner *o)
+{
+	atomic_fetch_add_explicit(&o->refs, 1, memory_order_relaxed);
+	return o;
+}
+
+void owner_unref(struct owner *o)
+{
+	if (!o || atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) > 1)
+		return;
+	dray_list_del(&o->link);
+	jobs_leave(o->closer);
+	free(o);
+}
+
+bool owners_exhausted(const struct owners *all)
+{
+	return all->fds > process_max_fds() / 2;
+}
+
+/* --- jobs --- */
+
+static void job_run(struct dray_job *j)
+{
+	struct owner_job *job = dray_container_of(j, struct owner_job, job);
+
+	job->run(job);
+}
+
+static void job_done(struct dray_job *j)
+{
+	struct owner_job *job = dray_container_of(j, struct owner_job, job);
+	struct owner *o = job->owner;
+
+	o->jobs--;
+	job->done(job);
+	owner_unref(o);
+}
+
+void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		     void (*done)(struct owner_job *j))
+{
+	j->owner = owner_ref(o);
+	o->jobs++;
+	j->run = run;
+	j->done = done;
+	dray_jobs_add(o->closer, &j->job, job_run, job_done);
+}
+
+/* --- descriptors --- */
+
+void owner_count_fds(struct owner *o, unsigned n)
+{
+	account_add_fds(&o->account, n);
+}
+
+static void uncount(struct owner *o, unsigned n)
+{
+	account_sub_fds(&o->account, n);
+	if (account_may_resume(&o->account) && o->all->readable)
+		o->all->readable(o->all->arg, o);
+}
+
+struct closing {
+	struct owner_job job;
+	unsigned n;
+	int fds[];
+};
+
+static void close_run(struct owner_job *j)
+{
+	struct closing *c = dray_container_of(j, struct closing, job);
+
+	for (unsigned i = 0; i < c->n; i++)
+		dray_close(c->fds[i]);
+}
+
+static void close_done(struct owner_job *j)
+{
+	struct closing *c = dray_container_of(j, struct closing, job);
+
+	c->job.owner->all->fds -= c->n;
+	uncount(c->job.owner, c->n);
+	free(c);
+}
+
+void owner_close_fds(struct owner *o, int *fds, unsigned n)
+{
+	struct closing *c;
+	unsigned open = 0;
+
+	for (unsigned i = 0; i < n; i++)
+		open += fds[i] >= 0;
+	if (open < n)
+		uncount(o, n - open);
+	if (!open)
+		return;
+	c = malloc(sizeof(*c) + open * sizeof(c->fds[0]));
+	if (c)
+		c->n = 0;
+	for (unsigned i = 0; i < n; i++) {
+		if (fds[i] >= 0 && c)
+			c->fds[c->n++] = fds[i];
+		fds[i] = -1;
+	}
+	if (!c) {
+		/* closing them here could block this thread; counted as they are, they bound themselves */
+		log_limited(DRAY_LOG_WARNING, "owner",
+			    "no memory to close %u descriptors of uid %u; they stay open", open,
+			    o->uid);
+		return;
+	}
+	o->all->fds += c->n;
+	owner_close_job(o, &c->job, close_run, close_done);
+}
+
+/* --- connections --- */
+
+struct farewell {
+	struct owner_job job;
+	int fd;
+	struct packet *message; /* NULL: none, or sent already */
+};
+
+static void discard(int fd)
+{
+	uint8_t byte;
+	struct dray_fds fds;
+	bool cut, lost;
+
+	while (dray_seqpacket_recv(fd, &byte, sizeof(byte), &fds, &cut, &lost) > 0 || fds.n)
+		dray_fds_close(&fds);
+}
+
+static void send_last(int fd, struct packet *message)
+{
+	if (message)
+		dray_seqpacket_send(fd, message->data, message->length, NULL, 0);
+}
+
+static void farewell_run(struct owner_job *j)
+{
+	struct farewell *f = dray_container_of(j, struct farewell, job);
+
+	if (f->message) {
+		discard(f->fd);
+		send_last(f->fd, f->message);
+	}
+	dray_close(f->fd);
+}
+
+static void farewell_done(struct owner_job *j)
+{
+	struct farewell *f = dray_container_of(j, struct farewell, job);
+
+	f->job.owner->all->fds--;
+	uncount(f->job.owner, 1);
+	packet_free(f->message);
+	free(f);
+}
+
+void owner_farewell(struct owner *o, int fd, struct packet *message)
+{
+	struct farewell *f = malloc(sizeof(*f));
+	int unread = 0;
+
+	/* from here on the client's messages fail */
+	shutdown(fd, SHUT_RD);
+	if (ioctl(fd, SIOCINQ, &unread) < 0 || !unread) {
+		send_last(fd, message);
+		packet_free(dray_take(message));
+	}
+	owner_count_fds(o, 1);
+	if (!f) {
+		shutdown(fd, SHUT_RDWR);
+		packet_free(message);
+		log_limited(DRAY_LOG_WARNING, "owner",
+			    "no memory to close a connection of uid %u; its descriptor stays open",
+			    o->uid);
+		return;
+	}
+	*f = (struct farewell){ .fd = fd, .message = message };
+	o->all->fds++;
+	owner_close_job(o, &f->job, farewell_run, farewell_done);
+}

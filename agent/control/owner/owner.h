@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Owners: the uids of clients. What one uid costs the agent is accounted to its owner, and everything that may wait for a
+ * client's files runs on threads of that owner: closing a socket that carries descriptors, a socket with SO_LINGER or a
+ * file of a hung file system takes as long as the client likes. So a uid delays only itself.
+ *
+ * A descriptor of a client counts against limits.fds_per_uid from its receipt until it is closed. At the limit the agent
+ * reads nothing more from clients of that uid.
+ *
+ * Control thread only, except where a comment says otherwise.
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <sys/types.h>
+#include <systemd/sd-event.h>
+
+#include "agent/model/message.h"
+#include "agent/model/quota.h"
+#include "lib/err.h"
+#include "lib/jobs.h"
+#include "lib/list.h"
+#include "schema/gen/config.h"
+
+struct owner;
+
+struct owners {
+	sd_event *event;
+	const struct dray_config *cfg;
+	struct dray_list list; /* of struct owner */
+	struct owner *own;     /* of the agent's own uid, as in most pods; it stays */
+	uint64_t fds;          /* that wait to be closed */
+	/* Clients of the owner may be read again; NULL: nobody reads. */
+	void (*readable)(void *arg, struct owner *o);
+	void *arg;
+};
+
+struct owner {
+	struct dray_list link; /* on owners->list */
+	struct owners *all;
+	uid_t uid;
+	_Atomic uint32_t refs;
+	uint32_t jobs;                /* not delivered yet */
+	uint32_t pending_clients;     /* connections before their HELLO */
+	struct owner_account account; /* shared with the workers */
+	struct dray_jobs *closer;
+};
+
+/* A job on a thread of the owner, which it keeps alive. Embedded; queued once at a time. */
+struct owner_job {
+	struct dray_job job;
+	struct owner *owner;
+	void (*run)(struct owner_job *j); /* on the owner's thread */
+	void (*done)(
+		struct owner_job *j); /* on the control thread; may free the job or add it again */
+};
+
+/* Begins before the agent drops its privileges; its threads drop them. 0 or -errno. */
+int owners_new(struct owners **ret, sd_event *event, const struct dray_config *cfg);
+/* After sessions and regions. Waits a bounded time for jobs. NULL is allowed. */
+struct owners *owners_free(struct owners *all);
+
+/* The owner of this uid, with one reference. NULL: no memory or no thread. */
+struct owner *owner_get(struct owners *all, uid_t uid);
+/* Another reference, for a caller that has one. Any thread. */
+struct owner *owner_ref(struct owner *o);
+void owner_unref(struct owner *o);
+
+/* Descriptors that wait to be closed leave too few for the agent itself. */
+bool owners_exhausted(const struct owners *all);
+
+/* Runs the job where it may take as long as it likes. Jobs run in order. */
+void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		     void (*done)(struct owner_job *j));
+
+/* Counts descriptors that were received by this thread. */
+void owner_count_fds(struct owner *o, unsigned n);
+/* Closes descriptors that are counted, and sets them to -1. Those that are -1 already are not counted any more. */
+void owner_close_fds(struct owner *o, int *fds, unsigned n);
+
+/*
+ * Sends the last message of a connection, and closes it. Both are consumed; the message may be NULL. If messages are left
+ * unread, the kernel resets the connection instead of delivering our last message, so they are discarded before.
+ */
+void owner_farewell(struct owner *o, int fd, struct packet *message);

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hostile or careless client does to itself, and not to the agent or to clients of other uids."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+
+import dray
+import pytest
+from wire import codec as s
+from harness import LIMIT, MIB, Raw, nothing_leaked, until
+
+NOBODY = 65534
+# An agent that stands still fails a test after these seconds.
+ALIVE = 5
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect with another uid")
+
+
+@contextlib.contextmanager
+def uid(number):
+    """The kernel reports this uid for connections that are made in the block."""
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+class Blockers:
+    """Sockets whose last close() waits: SO_LINGER, and unsent data to an end that does not read."""
+
+    def __init__(self, n):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(n)
+            self.ends, self.fds = [], []
+            for _ in range(n):
+                sock = socket.create_connection(listener.getsockname())
+                self.ends.append(listener.accept()[0])
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+                sock.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        sock.send(bytes(MIB))
+                self.fds.append(sock)
+
+    def filenos(self):
+        return [sock.fileno() for sock in self.fds]
+
+    def hand_over(self):
+        """Closes the own descriptors. Those that were passed must be open still, or this waits."""
+        for sock in self.fds:
+            sock.close()
+        self.fds = []
+
+    def release(self):
+        """The other ends reset their connections, so that close() has nothing to wait for."""
+        for end in self.ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
+        self.ends = []
+        for sock in self.fds:
+            sock.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+
+
+def serves(agent):
+    """The control thread and the workers answer a client of our own uid."""
+    with agent.client(timeout=ALIVE) as client, dray.Memory(MIB) as memory:
+        region = client.region(memory)
+        remote = client.import_token(region.export())
+        client.read(region, remote, [(0, MIB // 2, 4096)]).result(ALIVE)
+        region.remove()
+
+
+def send_all(sock, packet, fds):
+    """Sends until the agent does not read any more. Returns the number of messages."""
+    sock.setblocking(False)
+    n = 0
+    for fd in fds:
+        try:
+            socket.send_fds(sock, [packet], [fd], socket.MSG_NOSIGNAL)
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            break
+        n += 1
+    return n
+
+
+def descriptors(agent):
+    return sum(agent.resources().fds.values())
+
+
+@as_root
+@pytest.mark.parametrize("when", ["denied", "no HELLO", "session"])
+def test_close_that_waits(new_agent, when):
+    """Messages with descriptors whose close waits are still unread when the connection is closed."""
+    agent = new_agent(settings={"data.mode": "0666", **({"data.allow_uids": "0"} if when == "denied" else {})})
+    with Blockers(60) as blockers, uid(NOBODY):
+        raw = Raw(agent, hello=when == "session")
+        if when == "session":
+            # the session ends by the first message; the others are in the socket
+            agent.signal(signal.SIGSTOP)
+            raw.send(b"?" * 64)
+        else:
+            agent.signal(signal.SIGSTOP)
+            raw.send(s.pack_hello(1, major_min=1, major_max=1) if when == "denied" else s.pack_env_get(1, profiles=""))
+        for fd in blockers.filenos():
+            raw.send(s.pack_env_get(9, profiles=""), [fd])
+        blockers.hand_over()
+        agent.signal(signal.SIGCONT)
+        until(lambda: ("closing: " if when == "session" else "refused a client") in agent.text(), "the end of the connection")
+        with uid(0):
+            for _ in range(5):
+                serves(agent)
+        raw.close()
+
+
+@as_root
+def test_descriptors_are_bounded(new_agent):
+    """At the limit the agent reads nothing more from the uid, serves others, and goes on when there is room."""
+    agent = new_agent(settings={"data.mode": "0666", "limits.fds_per_uid": 40})
+    serves(agent)  # some descriptors are opened for the first client
+    before = descriptors(agent)
+    with Blockers(1) as blocker, uid(NOBODY):
+        raw, later = Raw(agent), Raw(agent)
+        first, second = os.pipe()
+        agent.signal(signal.SIGSTOP)
+        raw.send(s.pack_env_get(7, profiles=""), blocker.filenos())
+        blocker.hand_over()
+        agent.signal(signal.SIGCONT)
+        assert raw.error(7) == "fd_count"
+        sent = 0
+        for n in range(100):
+            sent += send_all(raw.sock, s.pack_env_get(8 + n, profiles=""), [first] * 10)
+        # a connection that sends HELLO, and one whose HELLO has a descriptor
+        waiting = Raw(agent, hello=False)
+        waiting.send(s.pack_hello(1, major_min=1, major_max=1))
+        with uid(0):
+            serves(agent)
+            assert descriptors(agent) < before + 40 + 8
+        assert not select.select([waiting.sock], [], [], 0)[0]
+        blocker.release()
+        raw.sock.settimeout(LIMIT)
+        for _ in range(sent):
+            assert raw.error() in ("fd_count", "duplicate_id", "busy")
+        assert waiting.receive()[0].type == s.MSG_HELLO_REPLY
+        assert later.ask(s.pack_env_get, profiles="") is not None
+        for sock in (raw, later, waiting):
+            sock.close()
+        os.close(first)
+        os.close(second)
+        with uid(0):
+            until(lambda: descriptors(agent) <= before, "the end of the connections")
+
+
+@pytest.mark.parametrize("when", ["first", "session"])
+@pytest.mark.parametrize("message", ["empty", "none taken", "transfer", "too many"])
+def test_descriptors_of_refused_messages(agent, when, message):
+    packet = {"empty": b"", "none taken": s.pack_env_get(5, profiles=""), "too many": s.pack_region_add(5, access=3, extents=[(1, 0, 0, 0, 1)]),
+              "transfer": s.pack_transfer_cancel(5, request=9)}[message]
+    ends = os.pipe()
+    fds = list(ends) * (126 if message == "too many" else 20)
+    with nothing_leaked(agent):
+        for _ in range(20):
+            with Raw(agent, hello=when == "session") as raw:
+                raw.send(packet, fds)
+                if message == "empty" or when == "first":
+                    raw.ended()
+                else:
+                    assert raw.error(5) in ("fd_count", "fd_limit")
+    for fd in ends:
+        os.close(fd)
+
+
+def test_descriptors_that_do_not_fit(new_agent):
+    """The agent has no room for all descriptors of a message: the kernel drops some (MSG_CTRUNC)."""
+    agent = new_agent(wrap=["prlimit", "--nofile=128:128"], settings={"limits.fds_per_uid": 1000})
+    ends = os.pipe()
+    with Raw(agent) as keeper, nothing_leaked(agent):
+        with Raw(agent) as raw:
+            for n in range(5, 15):
+                raw.send(s.pack_region_add(n, access=3, extents=[(1, 0, 0, 0, 1)]), list(ends) * 100)
+                assert raw.error(n) == "fd_limit"
+        with Raw(agent, hello=False) as raw:
+            raw.send(s.pack_hello(1, major_min=1, major_max=1, flags=1), list(ends) * 100)
+            assert raw.error(1) in ("fd_limit", "fd_count")
+        keeper.ask(s.pack_env_get, profiles="")
+    for fd in ends:
+        os.close(fd)
+
+
+def test_a_uid_does_not_take_all_places_before_hello(new_agent):
+    agent = new_agent(settings={"limits.strangers": 4, "data.mode": "0666"})
+    if os.geteuid():
+        pytest.skip("only root can connect with another uid")
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(Raw(agent, hello=False))
+        with uid(NOBODY):
+            for _ in range(20):
+                stack.enter_context(Raw(agent, hello=False))
+        serves(agent)
+        assert mine.ask(s.pack_hello, major_min=1, major_max=1)
