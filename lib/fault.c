@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -148,19 +149,22 @@ static int uffd_open(void)
 	return dray_take_fd(fd);
 }
 
+/* One for the process, never closed: closing it would remove every guard. */
+static int uffd = -1;
+
+static void guard_open(void)
+{
+	uffd = uffd_open();
+}
+
 bool fault_guard_memory(void *p, uint64_t bytes)
 {
-	/* one for the process, never closed: closing it would remove every guard */
-	static int uffd = -1;
-	static bool tried;
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	struct uffdio_register reg = {
 		.range = { .start = (uintptr_t)p, .len = bytes },
 		.mode = UFFDIO_REGISTER_MODE_MISSING,
 	};
 
-	if (!tried) {
-		tried = true;
-		uffd = uffd_open();
-	}
+	pthread_once(&once, guard_open);
 	return uffd >= 0 && ioctl(uffd, UFFDIO_REGISTER, &reg) == 0;
 }

@@ -2,17 +2,24 @@
 """What a hostile or careless client does to itself, and not to the agent or to clients of other uids."""
 
 import contextlib
+import ctypes
+import fcntl
+import mmap
 import os
 import select
 import signal
 import socket
 import struct
+import threading
 
 import dray
 import pytest
 from wire import codec as s
 from harness import LIMIT, MIB, Raw, nothing_leaked, until
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 NOBODY = 65534
 # An agent that stands still fails a test after these seconds.
 ALIVE = 5
@@ -22,12 +29,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect wi
 
 @contextlib.contextmanager
 def uid(number):
-    """The kernel reports this uid for connections that are made in the block."""
-    os.seteuid(number)
+    """The kernel reports this uid for connections that this thread makes in the block."""
+    # the call of the C library would change all threads, and wait for one that the kernel holds up
+    assert LIBC.syscall(117, -1, number, -1) == 0  # setresuid(2)
     try:
         yield
     finally:
-        os.seteuid(0)
+        assert LIBC.syscall(117, -1, 0, -1) == 0
 
 
 class Blockers:
@@ -72,6 +80,41 @@ class Blockers:
 
     def __exit__(self, *exc):
         self.release()
+
+
+class HeldInode:
+    """A memfd with a hole at its end, whose inode this process locks: write() waits for a page that never comes."""
+
+    def __init__(self):
+        self.fd = os.memfd_create("held", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, 2 * MIB)
+        os.pwrite(self.fd, bytes(MIB), 0)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.uffd = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
+        assert self.uffd >= 0, "userfaultfd is for root here"
+        fcntl.ioctl(self.uffd, 0xc018aa3f, bytearray(struct.pack("=QQQ", 0xaa, 0, 0)))  # UFFDIO_API
+        self.page = LIBC.mmap(None, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        fcntl.ioctl(self.uffd, 0xc020aa00, bytearray(struct.pack("=QQQQ", self.page, 4096, 1, 0)))  # UFFDIO_REGISTER, missing
+        self.writer = threading.Thread(target=LIBC.pwrite, daemon=True, args=(
+            self.fd, ctypes.c_void_p(self.page), ctypes.c_size_t(4096), ctypes.c_long(0)))
+        self.writer.start()
+        select.select([self.uffd], [], [], LIMIT)  # the fault is reported: the lock is held
+
+    def release(self):
+        """The page comes, and write() returns."""
+        if self.uffd >= 0:
+            fcntl.ioctl(self.uffd, 0xc020aa04, bytearray(struct.pack("=QQQq", self.page, 4096, 0, 0)))  # UFFDIO_ZEROPAGE
+            self.writer.join(LIMIT)
+            os.close(self.uffd)
+            self.uffd = -1
+            LIBC.munmap(ctypes.c_void_p(self.page), 4096)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+        os.close(self.fd)
 
 
 def serves(agent):
@@ -210,3 +253,29 @@ def test_a_uid_does_not_take_all_places_before_hello(new_agent):
                 stack.enter_context(Raw(agent, hello=False))
         serves(agent)
         assert mine.ask(s.pack_hello, major_min=1, major_max=1)
+
+
+@as_root
+@pytest.mark.parametrize("end", ["answer", "removed with its session"])
+def test_region_whose_file_is_held(new_agent, end):
+    """REGION_ADD looks for holes in a file whose inode the client locks."""
+    agent = new_agent(settings={"data.mode": "0666"})
+    serves(agent)
+    with HeldInode() as held, nothing_leaked(agent):
+        with uid(NOBODY):
+            raw = Raw(agent)
+        request = raw.request(s.pack_region_add, [held.fd], access=3, extents=[(1, 0, 0, 0, MIB)])
+        for _ in range(5):
+            serves(agent)
+        with uid(NOBODY), Raw(agent) as other:  # another session of the uid that holds the lock
+            other.ask(s.pack_env_get, profiles="")
+        if end == "answer":
+            held.release()
+            header, message, _ = raw.receive()
+            assert header.request_id == request and message.length == MIB
+            raw.close()
+        else:
+            raw.close()
+            until(lambda: "closing: the client closed" in agent.text(), "the end of the session")
+            serves(agent)
+            held.release()

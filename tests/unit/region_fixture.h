@@ -36,7 +36,8 @@ struct fixture {
 	unsigned fences, revoked_locals;
 	dray_handle fenced[16], revoked_local[16];
 	bool last_urgent;
-	int fds; /* descriptors open at the start */
+	bool adding; /* the answer to region_add() is still to come */
+	int fds;     /* descriptors open at the start */
 };
 
 static const uint8_t our_id[16] = { 1, 2, 3 };
@@ -163,6 +164,15 @@ struct adding {
 
 static struct dray_err last_err;
 
+static inline void add_ended(void *arg, const struct dray_err *err)
+{
+	struct fixture *f = arg;
+
+	f->adding = false;
+	if (err)
+		last_err = *err;
+}
+
 /* Returns 0 or the error code. */
 static inline int add(struct fixture *f, const struct adding *a, dray_handle *ret)
 {
@@ -171,7 +181,13 @@ static inline int add(struct fixture *f, const struct adding *a, dray_handle *re
 				     .flags = a->flags,
 				     .name = { "test", 4 },
 				     .extents = { wire, a->n } };
-	struct region_spec spec = { .owner = &f->owner, .m = &m, .fds = a->fds, .n_fds = a->n_fds };
+	int fds[EXTENTS_MAX];
+	struct region_spec spec = { .owner = &f->owner,
+				    .m = &m,
+				    .fds = fds,
+				    .n_fds = a->n_fds,
+				    .added = add_ended,
+				    .arg = f };
 	struct region_added added;
 	int r;
 
@@ -179,11 +195,19 @@ static inline int add(struct fixture *f, const struct adding *a, dray_handle *re
 		dmsg_extent_put(wire + i * DMSG_EXTENT_SIZE, &a->e[i]);
 	last_err = DRAY_ERR_NULL;
 	*ret = 0;
+	for (unsigned i = 0; i < a->n_fds; i++)
+		fds[i] = fcntl(a->fds[i], F_DUPFD_CLOEXEC, 3);
+	owner_count_fds(f->uid_owner, a->n_fds);
+	f->adding = true;
 	r = region_add(f->regions, &spec, &added, &last_err);
-	if (r < 0)
+	owner_close_fds(f->uid_owner, fds, a->n_fds);
+	if (r < 0) {
 		assert_int_not_equal(last_err.code, 0);
-	else
+	} else {
 		*ret = added.region;
+		while (added.pending && f->adding)
+			assert_true(sd_event_run(f->event, 1000000) >= 0);
+	}
 	return last_err.code;
 }
 

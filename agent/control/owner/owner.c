@@ -52,9 +52,11 @@ static void settle(struct owner *o, int64_t end)
 	int64_t left;
 
 	while (o->jobs && (left = end - dray_now().ns) > 0) {
-		struct pollfd p = { .fd = o->closer->done_fd, .events = POLLIN };
+		struct pollfd p[] = { { .fd = o->opener->done_fd, .events = POLLIN },
+				      { .fd = o->closer->done_fd, .events = POLLIN } };
 
-		poll(&p, 1, (int)(left / DRAY_NS_PER_MS) + 1);
+		poll(p, DRAY_ARRAY_SIZE(p), (int)(left / DRAY_NS_PER_MS) + 1);
+		dray_jobs_deliver(o->opener);
 		dray_jobs_deliver(o->closer);
 	}
 }
@@ -73,6 +75,7 @@ struct owners *owners_free(struct owners *all)
 		/* a job that still runs goes on with what it was given until the process ends */
 		if (o->jobs)
 			continue;
+		jobs_free(o->opener);
 		jobs_free(o->closer);
 		dray_list_del(&o->link);
 		free(o);
@@ -100,8 +103,11 @@ struct owner *owner_get(struct owners *all, uid_t uid)
 	o = calloc(1, sizeof(*o));
 	if (!o)
 		return NULL;
-	if (jobs_new_with(&o->closer, all->event, "dray-closer", STACK_BYTES, drop_privileges) <
-	    0) {
+	if (jobs_new_with(&o->opener, all->event, "dray-opener", STACK_BYTES, drop_privileges) <
+		    0 ||
+	    jobs_new_with(&o->closer, all->event, "dray-closer", STACK_BYTES, drop_privileges) <
+		    0) {
+		jobs_leave(o->opener);
 		free(o);
 		return NULL;
 	}
@@ -124,6 +130,7 @@ void owner_unref(struct owner *o)
 	if (!o || atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) > 1)
 		return;
 	dray_list_del(&o->link);
+	jobs_leave(o->opener);
 	jobs_leave(o->closer);
 	free(o);
 }
@@ -152,14 +159,26 @@ static void job_done(struct dray_job *j)
 	owner_unref(o);
 }
 
-void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
-		     void (*done)(struct owner_job *j))
+static void add(struct dray_jobs *thread, struct owner *o, struct owner_job *j,
+		void (*run)(struct owner_job *j), void (*done)(struct owner_job *j))
 {
 	j->owner = owner_ref(o);
 	o->jobs++;
 	j->run = run;
 	j->done = done;
-	dray_jobs_add(o->closer, &j->job, job_run, job_done);
+	dray_jobs_add(thread, &j->job, job_run, job_done);
+}
+
+void owner_open_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		    void (*done)(struct owner_job *j))
+{
+	add(o->opener, o, j, run, done);
+}
+
+void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		     void (*done)(struct owner_job *j))
+{
+	add(o->closer, o, j, run, done);
 }
 
 /* --- descriptors --- */

@@ -43,7 +43,7 @@ struct owner {
 	uint32_t jobs;                /* not delivered yet */
 	uint32_t pending_clients;     /* connections before their HELLO */
 	struct owner_account account; /* shared with the workers */
-	struct dray_jobs *closer;
+	struct dray_jobs *opener, *closer;
 };
 
 /* A job on a thread of the owner, which it keeps alive. Embedded; queued once at a time. */
@@ -69,7 +69,12 @@ void owner_unref(struct owner *o);
 /* Descriptors that wait to be closed leave too few for the agent itself. */
 bool owners_exhausted(const struct owners *all);
 
-/* Runs the job where it may take as long as it likes. Jobs run in order. */
+/*
+ * Each runs the job where it may take as long as it likes, after the jobs that were given to the same function before. Two
+ * threads: what is opened does not wait for large files to be freed.
+ */
+void owner_open_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		    void (*done)(struct owner_job *j));
 void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
 		     void (*done)(struct owner_job *j));
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Extents that are mapped or, for DMA-BUFs, have reserved addresses. The checks of a client's descriptors come in an order
- * in which none can block: F_GET_SEALS succeeds only for memory files, and the kernel itself answers for DMA-BUFs, so no
- * request reaches a file system in user space.
+ * Extents that are mapped or, for DMA-BUFs, have reserved addresses. This happens on a thread of the client's owner, because
+ * the client can hold the locks of a file's inode. The checks of a client's descriptors come in an order in which none waits
+ * for a file system: F_GET_SEALS succeeds only for memory files, and the kernel itself answers for DMA-BUFs.
  *
  * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for it. The proof is a walk
- * over all pages, which for tens of GiB would hold up the control thread. So a file with a block for each of its pages
+ * over all pages, which for tens of GiB takes long. So a file with a block for each of its pages
  * passes without the walk, provided that the mapping is guarded: blocks may lie past the end of the file, and an access to
  * a missing page then faults.
  */
@@ -30,7 +30,7 @@
 
 #define HUGETLBFS_TYPE 0x958458f6
 #define BLOCK_BYTES 512
-/* Extents with a known NUMA node: each one costs the control thread a system call. */
+/* Extents with a known NUMA node: each one costs a system call. */
 #define NODES_MAX 1024
 
 /* What one descriptor refers to. */
@@ -285,7 +285,7 @@ static bool several_nodes(void)
  */
 static void find_nodes(struct region_view *v)
 {
-	static int several = -1;
+	static _Atomic int several = -1;
 
 	if (several < 0)
 		several = several_nodes();
@@ -313,9 +313,10 @@ static int map_files(struct mappings *ms, const struct region_spec *spec, enum r
 	for (unsigned i = 0; i < spec->n_fds; i++) {
 		struct file *f = &files[i];
 
-		r = memory == REGION_RDMA ? mapping_reserve(spec->owner->uid_owner, spec->fds[i],
-							    f->size, &f->map, reterr) :
-					    map_file(ms, spec, limit, i, f, reterr);
+		r = memory == REGION_RDMA ?
+			    mapping_reserve(ms, spec->owner->uid_owner, spec->fds[i], f->size,
+					    &f->map, reterr) :
+			    map_file(ms, spec, limit, i, f, reterr);
 		if (r < 0)
 			return r;
 		e->maps[e->n_maps++] = f->map;

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "agent/control/owner/owner.h"
@@ -14,7 +15,12 @@
 
 /* --- mapping.c: mappings of client files --- */
 
+/*
+ * Openers of several owners use it together with the control thread. The lock covers the list and the references, never a
+ * system call.
+ */
 struct mappings {
+	pthread_mutex_t lock;
 	struct dray_list list;
 };
 
@@ -41,6 +47,7 @@ struct mapping_key {
  */
 struct mapping {
 	struct dray_list link; /* a reservation is in no list */
+	struct mappings *mappings;
 	struct mapping_key key;
 	struct owner *owner; /* whose thread unmaps it */
 	struct owner_job unmap;
@@ -52,6 +59,7 @@ struct mapping {
 };
 
 void mappings_init(struct mappings *ms);
+void mappings_deinit(struct mappings *ms);
 
 /* A mapping of `bytes`, the size of the file, or more; one reference. The descriptor is duplicated, not consumed. */
 int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *key, int fd,
@@ -61,10 +69,10 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
  * Reserves addresses for a DMA-BUF, which the CPU does not map: RDMA devices need an address for it, and the agent tells
  * registrations apart by their addresses. An access faults. One reference; the descriptor is duplicated, not consumed.
  */
-int mapping_reserve(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
-		    struct dray_err *reterr);
+int mapping_reserve(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
+		    struct mapping **ret, struct dray_err *reterr);
 
-/* A thread of its owner unmaps it after the last reference: the last close of a large memfd frees its pages. */
+/* Control thread. A thread of its owner unmaps it after the last reference: the last close of a large memfd frees its pages. */
 void mapping_unref(struct mapping *m);
 
 /* --- extents --- */
@@ -88,7 +96,8 @@ int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
 
 /*
  * Maps memfds of at most `limit` bytes, or duplicates DMA-BUFs and reserves addresses for them. Errors as REGION_ADD lists.
- * This function and the next two fill e, which starts as zeros; extents_deinit() follows an error, too.
+ * This function and the next two fill e, which starts as zeros; extents_deinit() follows an error, too. This one may wait
+ * for the client's files: it is for the opener of the owner.
  */
 int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
 		uint64_t limit, struct extents *e, struct dray_err *reterr);

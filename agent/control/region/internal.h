@@ -47,6 +47,7 @@ struct region {
 	uint32_t n_extents; /* of the request */
 	uint64_t pool_bytes;
 	struct extents extents;
+	struct opening *mapping; /* its extents are being mapped; NULL: they are not */
 	struct dray_list tokens, revocations;
 	uint32_t n_tokens;
 	uint32_t serving;  /* grants that workers may still serve */

@@ -15,7 +15,13 @@
 
 void mappings_init(struct mappings *ms)
 {
+	pthread_mutex_init(&ms->lock, NULL);
 	dray_list_init(&ms->list);
+}
+
+void mappings_deinit(struct mappings *ms)
+{
+	pthread_mutex_destroy(&ms->lock);
 }
 
 static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
@@ -24,12 +30,19 @@ static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
 	       a->writable == b->writable && a->owner == b->owner;
 }
 
+/* With a reference, or NULL. */
 static struct mapping *find(struct mappings *ms, const struct mapping_key *key, uint64_t bytes)
 {
+	struct mapping *found = NULL;
+
+	pthread_mutex_lock(&ms->lock);
 	dray_list_for_each(&ms->list, m, struct mapping, link)
-		if (key_equal(&m->key, key) && m->bytes >= bytes)
-			return m;
-	return NULL;
+		if (!found && key_equal(&m->key, key) && m->bytes >= bytes)
+			found = m;
+	if (found)
+		found->refs++;
+	pthread_mutex_unlock(&ms->lock);
+	return found;
 }
 
 /*
@@ -95,14 +108,15 @@ static void mapping_free(struct mapping *m)
 
 DRAY_DEFINE_CLEANUP(struct mapping *, mapping_free);
 
-static int mapping_new(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
-		       struct dray_err *reterr)
+static int mapping_new(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
+		       struct mapping **ret, struct dray_err *reterr)
 {
 	struct mapping *m = *ret = calloc(1, sizeof(*m));
 
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
-	*m = (struct mapping){ .owner = owner_ref(o),
+	*m = (struct mapping){ .mappings = ms,
+			       .owner = owner_ref(o),
 			       .refs = 1,
 			       .bytes = bytes,
 			       .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3) };
@@ -125,27 +139,29 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
 	bytes = (bytes + page - 1) / page * page;
 	known = find(ms, key, bytes);
 	if (known) {
-		known->refs++;
 		*ret = known;
 		return 0;
 	}
-	r = mapping_new(o, fd, bytes, &m, reterr);
+	r = mapping_new(ms, o, fd, bytes, &m, reterr);
 	if (r < 0)
 		return r;
 	m->key = *key;
 	if (!map_guarded(m))
 		return map_error(reterr, errno, bytes);
 	madvise(m->base, bytes, MADV_DONTDUMP);
+	/* two owners that map one file at once get two mappings */
+	pthread_mutex_lock(&ms->lock);
 	dray_list_add(&ms->list, &m->link);
+	pthread_mutex_unlock(&ms->lock);
 	*ret = dray_take(m);
 	return 0;
 }
 
-int mapping_reserve(struct owner *o, int fd, uint64_t bytes, struct mapping **ret,
-		    struct dray_err *reterr)
+int mapping_reserve(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
+		    struct mapping **ret, struct dray_err *reterr)
 {
 	dray_auto(mapping_free) struct mapping *m = NULL;
-	int r = mapping_new(o, fd, bytes, &m, reterr);
+	int r = mapping_new(ms, o, fd, bytes, &m, reterr);
 
 	if (r < 0)
 		return r;
@@ -173,8 +189,15 @@ static void unmap_done(struct owner_job *j)
 
 void mapping_unref(struct mapping *m)
 {
-	if (--m->refs)
+	struct mappings *ms = m->mappings;
+	bool last;
+
+	pthread_mutex_lock(&ms->lock);
+	last = !--m->refs;
+	if (last)
+		dray_list_del(&m->link);
+	pthread_mutex_unlock(&ms->lock);
+	if (!last)
 		return;
-	dray_list_del(&m->link);
 	owner_close_job(m->owner, &m->unmap, unmap_run, unmap_done);
 }

@@ -10,12 +10,14 @@
 #include "agent/control/region/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
+#include "lib/log.h"
 #include "schema/gen/errors.h"
 
 /* The longest name of a device in the schema, with its NUL. */
 #define DEVICE_BYTES 65
 
 static void region_end(struct region *region, uint32_t code, bool urgent);
+static void region_finish(void *of);
 
 static void region_free(struct region *r)
 {
@@ -72,6 +74,12 @@ struct regions *regions_free(struct regions *r)
 
 	if (!r)
 		return NULL;
+	/* the thread of a client that holds a file up uses them */
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
+		if (region->mapping) {
+			log_warning("region", "a client's file is still being mapped, ignoring");
+			return NULL;
+		}
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		free(g);
 	tokens_free(&r->tokens);
@@ -88,6 +96,7 @@ struct regions *regions_free(struct regions *r)
 	dray_handles_deinit(&r->grants);
 	dray_heap_deinit(&r->expiry);
 	dray_heap_deinit(&r->lease_expiry);
+	mappings_deinit(&r->mappings);
 	free(r);
 	return NULL;
 }
@@ -184,33 +193,163 @@ static int open_gpu(struct region *region, const struct region_spec *spec, struc
 	return e;
 }
 
-static int map_extents(struct region *region, const struct region_spec *spec,
-		       enum region_memory memory, struct dray_err *reterr)
+/* The agent's own memory, which no client can hold up before it gets the descriptor. */
+static int make_pool(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
-	const struct dray_config *cfg = r->deps.cfg;
-	uint64_t pools = (uint64_t)cfg->limits.pool_bytes;
+	uint64_t pools = (uint64_t)r->deps.cfg->limits.pool_bytes;
+	int e;
+
+	/* a reload may have lowered the limit below the use */
+	pools = pools > r->pool_bytes ? pools - r->pool_bytes : 0;
+	e = extents_map_pool(&r->mappings, spec, pools, &region->extents, &region->pool_bytes,
+			     reterr);
+	if (e >= 0)
+		e = handle_new(region, reterr);
+	if (e < 0)
+		return e;
+	region->opening = false;
+	region_begin(region);
+	return 0;
+}
+
+/* --- mapping files of a client --- */
+
+struct opening {
+	struct owner_job job;
+	struct region *region;
+	enum region_memory memory;
+	uint64_t limit;
+	/* copies of the request */
+	struct dmsg_region_add m;
+	struct region_owner owner;
+	struct region_spec spec;
+	int *fds;
+	/* results */
+	struct extents extents;
+	int error;
+	struct dray_err err;
+	uint8_t wire[]; /* extents, then descriptors */
+};
+
+static void map_run(struct owner_job *j)
+{
+	struct opening *o = dray_container_of(j, struct opening, job);
+
+	o->error = extents_map(&o->region->regions->mappings, &o->spec, o->memory, o->limit,
+			       &o->extents, &o->err);
+}
+
+static void mapped(struct region *region, struct opening *o)
+{
+	struct object_view head = region_view_of(region)->o;
+
+	extents_deinit(&region->extents);
+	region->extents = o->extents;
+	o->extents = (struct extents){ .view = NULL };
+	region->extents.view->o = head;
+	region->opening = o->memory != REGION_HOST;
+	region_begin(region);
+	if (!region->opening)
+		region->added(region->added_arg, NULL);
+}
+
+static void map_done(struct owner_job *j)
+{
+	struct opening *o = dray_container_of(j, struct opening, job);
+	struct region *region = o->region;
+	void (*added)(void *arg, const struct dray_err *err) = region->added;
+	void *added_arg = region->added_arg;
+
+	owner_close_fds(j->owner, o->fds, o->spec.n_fds);
+	region->mapping = NULL;
+	if (region->done) {
+		region_finish(region);
+	} else if (o->error >= 0) {
+		mapped(region, o);
+	} else {
+		handle_del(region);
+		region_free(region);
+		added(added_arg, &o->err);
+	}
+	extents_deinit(&o->extents);
+	free(o);
+}
+
+static struct opening *opening_new(struct region *region, const struct region_spec *spec)
+{
+	size_t wire = (size_t)spec->m->extents.n * DMSG_EXTENT_SIZE;
+	size_t fds_at = (wire + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+	struct opening *o = calloc(1, sizeof(*o) + fds_at + spec->n_fds * sizeof(int));
+
+	if (!o)
+		return NULL;
+	o->region = region;
+	memcpy(o->wire, spec->m->extents.p, wire);
+	o->m = *spec->m;
+	o->m.extents.p = o->wire;
+	/* of other kinds of memory */
+	o->m.name = o->m.device = (struct dray_str){ "", 0 };
+	o->m.handles.n = o->m.allocations.n = 0;
+	o->owner = region->owner;
+	o->fds = (void *)(o->wire + fds_at);
+	o->spec = (struct region_spec){
+		.owner = &o->owner, .m = &o->m, .fds = o->fds, .n_fds = spec->n_fds
+	};
+	return o;
+}
+
+/* A view with the length alone, until the extents are mapped. */
+static int view_head(struct region *region, const struct dmsg_region_add *m,
+		     enum region_memory memory, struct dray_err *reterr)
+{
+	struct region_view *v = region->extents.view = calloc(1, sizeof(*v));
+
+	if (!v)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	v->memory = memory;
+	v->o.access = m->access;
+	return extents_length(m, &v->o.length, reterr);
+}
+
+static int map_files(struct region *region, const struct region_spec *spec,
+		     enum region_memory memory, struct dray_err *reterr)
+{
+	const struct dray_config *cfg = region->regions->deps.cfg;
+	struct opening *o;
+	int e;
 
 	if (memory == REGION_RDMA && !cfg->rdma.enable)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			"kind dmabuf is for RDMA devices, which this agent does not use "
 			"(rdma.enable is false)");
-	if (region->kind != DMSG_KIND_POOL)
-		return extents_map(&r->mappings, spec, memory,
-				   (uint64_t)cfg->limits.bytes_per_session, &region->extents,
-				   reterr);
-	/* a reload may have lowered the limit below the use */
-	pools = pools > r->pool_bytes ? pools - r->pool_bytes : 0;
-	return extents_map_pool(&r->mappings, spec, pools, &region->extents, &region->pool_bytes,
-				reterr);
+	e = view_head(region, spec->m, memory, reterr);
+	if (e < 0)
+		return e;
+	o = opening_new(region, spec);
+	if (!o)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	e = handle_new(region, reterr);
+	if (e < 0) {
+		free(o);
+		return e;
+	}
+	o->memory = memory;
+	o->limit = (uint64_t)cfg->limits.bytes_per_session;
+	for (unsigned i = 0; i < spec->n_fds; i++)
+		o->fds[i] = dray_take_fd(spec->fds[i]);
+	owner_count_fds(region->owner.uid_owner, spec->n_fds);
+	region->mapping = o;
+	owner_open_job(region->owner.uid_owner, &o->job, map_run, map_done);
+	return 0;
 }
 
 void region_registered(struct regions *r, dray_handle handle, bool usable, const char *why)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	if (!region || !region->opening || region->ending)
+	if (!region || !region->opening || region->mapping || region->ending)
 		return;
 	if (usable) {
 		region->opening = false;
@@ -253,21 +392,18 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	owner_ref(region->owner.uid_owner);
 	region->kind = kind;
 	region->n_extents = spec->m->extents.n;
-	region->opening = memory != REGION_HOST;
+	region->opening = true;
 	region->added = spec->added;
 	region->added_arg = spec->arg;
 	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
 	dray_list_init(&region->tokens);
 	dray_list_init(&region->revocations);
-	if (memory == REGION_GPU) {
+	if (memory == REGION_GPU)
 		e = open_gpu(region, spec, reterr);
-	} else {
-		e = map_extents(region, spec, memory, reterr);
-		if (e >= 0)
-			e = handle_new(region, reterr);
-		if (e >= 0)
-			region_begin(region);
-	}
+	else if (kind == DMSG_KIND_POOL)
+		e = make_pool(region, spec, reterr);
+	else
+		e = map_files(region, spec, memory, reterr);
 	if (e < 0)
 		return e;
 	*ret = (struct region_added){
@@ -459,7 +595,9 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 		return -ENOENT;
 	region->done = done;
 	region->arg = arg;
-	if (region->opening && region_view_of(region)->memory == REGION_GPU) {
+	if (region->mapping) {
+		/* map_done() goes on */
+	} else if (region->opening && region_view_of(region)->memory == REGION_GPU) {
 		gpu_open_cancel(r->deps.gpus, region, region_finish);
 	} else if (region->ended) {
 		region->barriers++;

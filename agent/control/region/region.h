@@ -91,9 +91,9 @@ struct lease_counts {
 struct region_spec {
 	const struct region_owner *owner;
 	const struct dmsg_region_add *m;
-	const int *fds; /* stay the caller's: the region keeps duplicates */
+	int *fds; /* counted at the owner; those that the region takes are set to -1 and counted anew */
 	unsigned n_fds;
-	/* For a pending region: it is usable (err NULL), or removed with the error. Never inside the call. */
+	/* For a pending region, which all but pools are: it is usable (err NULL), or removed with the error. Never inside the call. */
 	void (*added)(void *arg, const struct dray_err *err);
 	void *arg;
 };
@@ -106,7 +106,7 @@ struct region_added {
 };
 
 /*
- * Checks and maps the extents. Device memory is opened or registered in the background: until added() its handle is only
+ * Checks the extents. They are mapped, opened or registered in the background: until added() the region's handle is only
  * good for region_remove(), after which added() does not run. Errors as REGION_ADD lists.
  */
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
