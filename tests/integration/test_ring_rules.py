@@ -424,3 +424,19 @@ def test_the_session_ends_with_its_last_socket(agent):
         other.submit(1)
         assert other.completion() == (1, "ok")
         assert client.word(s.RING_SQ_HEAD) + 1 == client.word(s.RING_SQ_TAIL) and client.completions() == []
+
+
+def test_completion_head_that_goes_back(client):
+    """Entries that the client had returned are reserved again: taking more submissions would overfill the completion ring."""
+    n = client.sq_entries
+    for i in range(n):
+        client.submit(1 + i)
+    done = []
+    until(lambda: done.extend(client.completions()) or len(done) == n, "the completions")
+    for i in range(2 * n):
+        client.submit(100 + i, **client.waiting())
+        until(lambda: client.word(s.RING_SQ_HEAD) == client.word(s.RING_SQ_TAIL), "the agent takes it")
+    client.store(s.RING_CQ_HEAD, client.word(s.RING_CQ_HEAD) - client.cq_entries)
+    client.submit(999)
+    assert client.error(0) == "protocol"
+    assert client.word(s.RING_CQ_TAIL) == n

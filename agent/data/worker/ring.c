@@ -194,10 +194,10 @@ static uint32_t cq_room(struct ring *r, uint32_t wanted)
 	return r->m->cq_entries - r->outstanding - (r->cq_tail - r->cq_head);
 }
 
-/* The client's index claims more than was completed. */
+/* The client's index claims more than was completed, or goes back: entries that it had returned are reserved again. */
 static bool cq_head_invalid(const struct ring *r)
 {
-	return r->cq_tail - r->cq_head > r->m->cq_entries;
+	return r->cq_tail - r->cq_head > r->m->cq_entries - r->outstanding;
 }
 
 bool ring_poll(struct wsession *s)
