@@ -150,6 +150,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_UID,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_UID,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_SESSION,
@@ -519,6 +520,11 @@ struct dray_config {
 		 * from these clients.
 		 */
 		int64_t fds_per_uid;
+		/*
+		 * Log lines about clients of one uid in each second; the next line says how many
+		 * more there were.
+		 */
+		int64_t log_lines_per_uid;
 		int64_t regions; /* Regions of the agent. */
 		int64_t regions_per_group; /* Regions of one group. */
 		int64_t regions_per_session; /* Regions of one session. */

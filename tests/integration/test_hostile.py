@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 
 import dray
 import pytest
@@ -20,7 +21,7 @@ from harness import LIMIT, MIB, Raw, nothing_leaked, until
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-NOBODY = 65534
+OTHER = 54321  # another uid than that of the agent and of the tests
 # An agent that stands still fails a test after these seconds.
 ALIVE = 5
 
@@ -148,7 +149,7 @@ def descriptors(agent):
 def test_close_that_waits(new_agent, when):
     """Messages with descriptors whose close waits are still unread when the connection is closed."""
     agent = new_agent(settings={"data.mode": "0666", **({"data.allow_uids": "0"} if when == "denied" else {})})
-    with Blockers(60) as blockers, uid(NOBODY):
+    with Blockers(60) as blockers, uid(OTHER):
         raw = Raw(agent, hello=when == "session")
         if when == "session":
             # the session ends by the first message; the others are in the socket
@@ -174,7 +175,7 @@ def test_descriptors_are_bounded(new_agent):
     agent = new_agent(settings={"data.mode": "0666", "limits.fds_per_uid": 40})
     serves(agent)  # some descriptors are opened for the first client
     before = descriptors(agent)
-    with Blockers(1) as blocker, uid(NOBODY):
+    with Blockers(1) as blocker, uid(OTHER):
         raw, later = Raw(agent), Raw(agent)
         first, second = os.pipe()
         agent.signal(signal.SIGSTOP)
@@ -248,7 +249,7 @@ def test_a_uid_does_not_take_all_places_before_hello(new_agent):
         pytest.skip("only root can connect with another uid")
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(Raw(agent, hello=False))
-        with uid(NOBODY):
+        with uid(OTHER):
             for _ in range(20):
                 stack.enter_context(Raw(agent, hello=False))
         serves(agent)
@@ -262,12 +263,12 @@ def test_region_whose_file_is_held(new_agent, end):
     agent = new_agent(settings={"data.mode": "0666"})
     serves(agent)
     with HeldInode() as held, nothing_leaked(agent):
-        with uid(NOBODY):
+        with uid(OTHER):
             raw = Raw(agent)
         request = raw.request(s.pack_region_add, [held.fd], access=3, extents=[(1, 0, 0, 0, MIB)])
         for _ in range(5):
             serves(agent)
-        with uid(NOBODY), Raw(agent) as other:  # another session of the uid that holds the lock
+        with uid(OTHER), Raw(agent) as other:  # another session of the uid that holds the lock
             other.ask(s.pack_env_get, profiles="")
         if end == "answer":
             held.release()
@@ -279,3 +280,19 @@ def test_region_whose_file_is_held(new_agent, end):
             until(lambda: "closing: the client closed" in agent.text(), "the end of the session")
             serves(agent)
             held.release()
+
+
+@as_root
+def test_log_lines_are_bounded(new_agent):
+    """A uid that connects, is refused or closes again and again fills no log, and hides no line about others."""
+    agent = new_agent(settings={"data.mode": "0666", "limits.log_lines_per_uid": 5})
+    began = time.monotonic()
+    for _ in range(200):
+        with uid(OTHER), Raw(agent) as raw:
+            raw.send(b"?" * 64)
+            raw.ended()
+    with agent.client(name="honest"):
+        until(lambda: "opened by honest" in agent.text(), "the line about another uid")
+    lines = agent.text().count(" session: ")
+    seconds = time.monotonic() - began + 1
+    assert lines < 13 * (seconds + 1), f"{lines} lines in {seconds:.1f} s"

@@ -71,7 +71,8 @@ struct owners *owners_free(struct owners *all)
 	dray_list_for_each(&all->list, o, struct owner, link)
 		owner_ref(o);
 	dray_list_for_each(&all->list, o, struct owner, link) {
-		settle(o, end);
+		if (o->opener)
+			settle(o, end);
 		/* a job that still runs goes on with what it was given until the process ends */
 		if (o->jobs)
 			continue;
@@ -93,30 +94,54 @@ static uint32_t fds_max(const struct owners *all)
 				  (uint64_t)1);
 }
 
+static bool start_threads(struct owner *o)
+{
+	sd_event *event = o->all->event;
+
+	if (jobs_new_with(&o->opener, event, "dray-opener", STACK_BYTES, drop_privileges) >= 0 &&
+	    jobs_new_with(&o->closer, event, "dray-closer", STACK_BYTES, drop_privileges) >= 0)
+		return true;
+	jobs_leave(dray_take(o->opener));
+	return false;
+}
+
+/* An owner without clients is kept for a second, so that connecting again and again does not renew its share of the log. */
+static bool resting(const struct owner *o)
+{
+	return dray_now().ns - o->log.window_ns < DRAY_NS_PER_SEC;
+}
+
+static struct owner *find(struct owners *all, uid_t uid)
+{
+	struct owner *found = NULL;
+
+	dray_list_for_each(&all->list, o, struct owner, link) {
+		if (o->uid == uid) {
+			found = o;
+		} else if (!o->refs && !resting(o)) {
+			dray_list_del(&o->link);
+			free(o);
+		}
+	}
+	return found;
+}
+
 struct owner *owner_get(struct owners *all, uid_t uid)
 {
-	struct owner *o;
+	struct owner *o = find(all, uid);
 
-	dray_list_for_each(&all->list, known, struct owner, link)
-		if (known->uid == uid)
-			return owner_ref(known);
-	o = calloc(1, sizeof(*o));
-	if (!o)
-		return NULL;
-	if (jobs_new_with(&o->opener, all->event, "dray-opener", STACK_BYTES, drop_privileges) <
-		    0 ||
-	    jobs_new_with(&o->closer, all->event, "dray-closer", STACK_BYTES, drop_privileges) <
-		    0) {
-		jobs_leave(o->opener);
-		free(o);
-		return NULL;
+	if (o && o->refs)
+		return owner_ref(o);
+	if (!o) {
+		o = calloc(1, sizeof(*o));
+		if (!o)
+			return NULL;
+		o->all = all;
+		o->uid = uid;
+		account_init(&o->account, fds_max(all));
+		dray_list_add(&all->list, &o->link);
 	}
-	o->all = all;
-	o->uid = uid;
-	atomic_init(&o->refs, 1);
-	account_init(&o->account, fds_max(all));
-	dray_list_add(&all->list, &o->link);
-	return o;
+	return start_threads(o) ? owner_ref(o) : NULL;
 }
 
 struct owner *owner_ref(struct owner *o)
@@ -129,10 +154,18 @@ void owner_unref(struct owner *o)
 {
 	if (!o || atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) > 1)
 		return;
+	jobs_leave(dray_take(o->opener));
+	jobs_leave(dray_take(o->closer));
+	if (resting(o))
+		return;
 	dray_list_del(&o->link);
-	jobs_leave(o->opener);
-	jobs_leave(o->closer);
 	free(o);
+}
+
+bool owner_may_log(struct owner *o, uint32_t *ret_dropped)
+{
+	return dray_log_limit_pass(&o->log, (uint32_t)o->all->cfg->limits.log_lines_per_uid,
+				   ret_dropped);
 }
 
 bool owners_exhausted(const struct owners *all)

@@ -20,6 +20,7 @@
 #include "lib/err.h"
 #include "lib/jobs.h"
 #include "lib/list.h"
+#include "lib/log.h"
 #include "schema/gen/config.h"
 
 struct owner;
@@ -44,6 +45,7 @@ struct owner {
 	uint32_t pending_clients;     /* connections before their HELLO */
 	struct owner_account account; /* shared with the workers */
 	struct dray_jobs *opener, *closer;
+	struct dray_log_limit log;
 };
 
 /* A job on a thread of the owner, which it keeps alive. Embedded; queued once at a time. */
@@ -65,6 +67,23 @@ struct owner *owner_get(struct owners *all, uid_t uid);
 /* Another reference, for a caller that has one. Any thread. */
 struct owner *owner_ref(struct owner *o);
 void owner_unref(struct owner *o);
+
+/*
+ * Logs a line that clients of the owner can bring about again and again: at most limits.log_lines_per_uid in each second.
+ * The next line that passes says how many were dropped.
+ */
+#define owner_log(o, level, area, ...)                                                     \
+	do {                                                                               \
+		uint32_t dropped_;                                                         \
+		if (owner_may_log(o, &dropped_)) {                                         \
+			dray_log(level, area, __VA_ARGS__);                                \
+			if (dropped_)                                                      \
+				dray_log(level, area,                                      \
+					 "%u more lines about clients of this uid uid=%u", \
+					 dropped_, (o)->uid);                              \
+		}                                                                          \
+	} while (0)
+bool owner_may_log(struct owner *o, uint32_t *ret_dropped);
 
 /* Descriptors that wait to be closed leave too few for the agent itself. */
 bool owners_exhausted(const struct owners *all);

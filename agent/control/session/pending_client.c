@@ -61,9 +61,9 @@ static void pending_client_end(struct pending_client *c, struct packet *message)
 static void refuse(struct pending_client *c, uint64_t request_id, struct dray_err err)
 {
 	c->owner->totals.refused++;
-	log_limited(DRAY_LOG_NOTICE, "session", "refused a client: %s uid=%u gid=%u pid=%d code=%s",
-		    err.msg, c->who.uid, c->who.gid, c->who.pid,
-		    dray_error_name((uint32_t)err.code));
+	owner_log(c->uid_owner, DRAY_LOG_NOTICE, "session",
+		  "refused a client: %s uid=%u gid=%u pid=%d code=%s", err.msg, c->who.uid,
+		  c->who.gid, c->who.pid, dray_error_name((uint32_t)err.code));
 	pending_client_end(c, packet_new_error(request_id, (uint32_t)err.code, err.msg));
 }
 

@@ -274,11 +274,11 @@ void session_start(struct session *s, int fd)
 				       .fd = fd,
 				       .shared = &s->shared });
 	ss->totals.opened++;
-	log_info("session",
-		 "opened by %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
-		 *s->name ? s->name : "a client without a name", s->handle,
-		 *s->group->name ? s->group->name : "-", s->who.uid, s->who.gid, s->who.pid,
-		 s->worker);
+	owner_log(s->uid_owner, DRAY_LOG_INFO, "session",
+		  "opened by %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
+		  *s->name ? s->name : "a client without a name", s->handle,
+		  *s->group->name ? s->group->name : "-", s->who.uid, s->who.gid, s->who.pid,
+		  s->worker);
 }
 
 void session_discard(struct session *s)
@@ -298,8 +298,9 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
-	log_info("session", "closing: %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
-		 why, s->handle, s->n_regions, s->n_remotes);
+	owner_log(s->uid_owner, DRAY_LOG_INFO, "session",
+		  "closing: %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32, why,
+		  s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
 	segment_changes_trim(s->owner);
 	mailbox_owner_end(s->owner->deps.mailboxes, &s->mailboxes);
@@ -352,9 +353,9 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 	}
 	if (code && code != DRAY_E_SESSION_CLOSED) {
 		s->goodbye = goodbye ? goodbye : packet_new_error(0, code, dray_error_doc(code));
-		log_limited(DRAY_LOG_WARNING, "session",
-			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
-			    dray_error_name(code), session, s->who.uid);
+		owner_log(s->uid_owner, DRAY_LOG_WARNING, "session",
+			  "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
+			  dray_error_name(code), session, s->who.uid);
 		session_close(s, DRAY_E_SESSION_CLOSED, NULL, dray_error_name(code));
 		return;
 	}
@@ -412,10 +413,10 @@ void sessions_handle_fault(struct sessions *ss, dray_handle session)
 
 	if (!s)
 		return;
-	log_limited(DRAY_LOG_WARNING, "session",
-		    "a page of a client's region is missing (hole punched or huge pages "
-		    "exhausted), its session ends session=%" PRIu64 " uid=%u",
-		    session, s->who.uid);
+	owner_log(s->uid_owner, DRAY_LOG_WARNING, "session",
+		  "a page of a client's region is missing (hole punched or huge pages "
+		  "exhausted), its session ends session=%" PRIu64 " uid=%u",
+		  session, s->who.uid);
 	session_close(
 		s, DRAY_E_REGION_FAULT,
 		"a page of this session's memory is missing; do not punch holes in registered "
