@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 OTHER = 54321  # another uid than that of the agent and of the tests
+OVERFLOW = int(pathlib.Path("/proc/sys/kernel/overflowuid").read_text())
 # An agent that stands still fails a test after these seconds.
 ALIVE = 5
 
@@ -280,6 +282,19 @@ def test_region_whose_file_is_held(new_agent, end):
             until(lambda: "closing: the client closed" in agent.text(), "the end of the session")
             serves(agent)
             held.release()
+
+
+@as_root
+def test_overflow_uid(new_agent):
+    """Users of other user namespaces have one uid here: they are let in only if the configuration names it."""
+    agent = new_agent(settings={"data.mode": "0666"})
+    with uid(OVERFLOW), Raw(agent, hello=False) as raw:
+        assert raw.error(raw.request(s.pack_hello, major_min=1, major_max=1)) == "denied"
+    assert f"uid {OVERFLOW}" in agent.text() and "data.allow_uids" in agent.text()
+    agent = new_agent(settings={"data.mode": "0666", "data.allow_uids": f"0,{OVERFLOW}"})
+    with uid(OVERFLOW), Raw(agent) as raw:
+        raw.ask(s.pack_env_get, profiles="")
+    serves(agent)
 
 
 @as_root

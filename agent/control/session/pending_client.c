@@ -7,8 +7,10 @@
  * At most limits.strangers connections wait for HELLO; for a further connection the oldest is closed.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -17,6 +19,7 @@
 #include <unistd.h>
 
 #include "agent/control/session/internal.h"
+#include "lib/file.h"
 #include "lib/log.h"
 #include "lib/seqpacket.h"
 #include "lib/units.h"
@@ -24,6 +27,8 @@
 
 /* Supplementary groups that are checked, beside the gid. */
 #define GROUPS_MAX 1024
+/* Of the kernel, unless it is configured. */
+#define OVERFLOW_UID 65534
 #define HELLO_LIMIT_US 5000000
 /* A HELLO of a later minor version may be longer than ours, but not by that much. */
 #define HELLO_BYTES 4096
@@ -279,6 +284,20 @@ static bool gid_allowed(const struct dray_strv *l, int fd, gid_t gid)
 	return false;
 }
 
+/* The kernel's name for each uid that has no number in the agent's user namespace. */
+static uid_t overflow_uid(void)
+{
+	static int64_t found = -1;
+	char text[16];
+
+	if (found >= 0)
+		return (uid_t)found;
+	if (dray_file_read(AT_FDCWD, "/proc/sys/kernel/overflowuid", 0, text, sizeof(text)) < 0 ||
+	    sscanf(text, "%" SCNd64, &found) != 1)
+		found = OVERFLOW_UID;
+	return (uid_t)found;
+}
+
 /* The kernel's credentials of a client must match the lists of the configuration. */
 static int check_credentials(const struct sessions *ss, int fd, struct ucred *ret,
 			     struct dray_err *reterr)
@@ -290,6 +309,11 @@ static int check_credentials(const struct sessions *ss, int fd, struct ucred *re
 		return dray_err_set(reterr, -errno, DRAY_E_DENIED,
 				    "the kernel reports no credentials of the client: %s",
 				    dray_errno_text(errno));
+	if (ret->uid == overflow_uid() && !has_id(&cfg->data.allow_uids, ret->uid))
+		return dray_err_set(
+			reterr, -EACCES, DRAY_E_DENIED,
+			"uid %u stands for all users of other user namespaces; list it in data.allow_uids to treat them as one user",
+			ret->uid);
 	if (cfg->data.allow_uids.n && !has_id(&cfg->data.allow_uids, ret->uid))
 		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
 				    "uid %u is not in data.allow_uids; add it there", ret->uid);
