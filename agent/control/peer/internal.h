@@ -308,8 +308,8 @@ void offers_init(struct lease_offers *o);
 void offers_free(struct lease_offers *o);
 /* A lease import of a peer that is up waits for the next ACQUIRE. */
 void acquire_soon(struct import *i);
-/* Ends the imports whose leases are granted already, and sends an ACQUIRE for the others. */
-void acquires_flush(struct peer *peer);
+/* For each peer: ends the imports whose leases are granted already, and sends an ACQUIRE for the others. */
+void acquires_send(struct peers *p);
 void acquire_handle(struct peer *peer, uint64_t request_id, const struct pmsg_acquire *m);
 void lease_handle_ranges(struct peer *peer, const struct pmsg_lease_ranges *m);
 void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m);

@@ -391,10 +391,22 @@ static void flush_some(struct peer *peer)
 	}
 }
 
-void acquires_flush(struct peer *peer)
+/* A peer that an ACQUIRE can be sent to now. */
+static struct peer *next_unsent(struct peers *p)
 {
-	while (!dray_list_empty(&peer->unsent) && peer_fsm_is_up(&peer->fsm) &&
-	       peer->conn->phase == CONN_OPEN)
+	dray_list_for_each(&p->all, peer, struct peer, all_link)
+		if (!dray_list_empty(&peer->unsent) && peer_fsm_is_up(&peer->fsm) &&
+		    peer->conn->phase == CONN_OPEN)
+			return peer;
+	return NULL;
+}
+
+void acquires_send(struct peers *p)
+{
+	struct peer *peer;
+
+	/* a callback may close any peer, so each search starts again */
+	while ((peer = next_unsent(p)))
 		flush_some(peer);
 }
 

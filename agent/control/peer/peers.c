@@ -55,9 +55,7 @@ static int on_defer(sd_event_source *s, void *userdata)
 	dray_list_for_each(&p->closed, peer, struct peer, all_link)
 		if (!peer->link)
 			peer_free(peer);
-	dray_list_for_each(&p->all, up, struct peer, all_link)
-		if (peer_fsm_is_up(&up->fsm))
-			acquires_flush(up);
+	acquires_send(p);
 	stop_run(p);
 	return 0;
 }
