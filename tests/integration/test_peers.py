@@ -319,3 +319,13 @@ def test_orderly_end_of_a_peer(new_pair):
         b.stop()
         assert concerns(here.client.next_event(dray.RemoteLost, LIMIT), remote)
         expect({"peer_lost", "draining"}, lambda: here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT))
+
+
+def test_no_warning_without_rdma_devices(new_pair):
+    """Two agents without RDMA devices use TCP as a matter of course."""
+    a, b = new_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        for _ in range(20):
+            here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+    assert "next transport" not in a.text() + b.text()

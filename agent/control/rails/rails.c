@@ -385,6 +385,9 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 		return;
 	}
 	r->fallbacks_total++;
+	/* without an RDMA device here nobody expects rdma */
+	if (!r->n)
+		return;
 	log_limited(
 		DRAY_LOG_WARNING, AREA,
 		"transfers use the next transport: %s (see drayctl rails, paths, regions) peer=%" PRIx64,
