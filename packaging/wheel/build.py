@@ -10,7 +10,6 @@ import hashlib
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,10 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parents[1]
+sys.path.append(str(HERE.parent))
+
+from binaries import libraries, packages_of, stripped  # noqa: E402
+
 CLIENT = TOP / "client/python"
 AGENT = HERE / "dray_agent"
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # a zip file cannot express an earlier time
@@ -84,31 +87,6 @@ def write_zip(out, files):
             z.writestr(entry, data, compresslevel=9)
 
 
-def stripped(file):
-    """The bytes of a program or library without symbols and debugging information, which distributions keep apart."""
-    with tempfile.NamedTemporaryFile() as out:
-        subprocess.run(["strip", "--strip-unneeded", "-o", out.name, file], check=True)
-        return pathlib.Path(out.name).read_bytes()
-
-
-def libraries(files):
-    """The shared libraries that the files load, as paths, except those of glibc, which every machine has its own of."""
-    found = set()
-    for file in files:
-        text = subprocess.run(["ldd", file], check=True, stdout=subprocess.PIPE, text=True).stdout
-        found |= {os.path.realpath(path) for path in re.findall(r"=> (/\S+)", text)}
-    return {path for path in found if package_of(path) != "libc6"}
-
-
-def package_of(path):
-    """The Debian package of a library. /lib is a link to /usr/lib, and dpkg knows some files by the shorter path."""
-    for name in (path, path.removeprefix("/usr")):
-        done = subprocess.run(["dpkg", "-S", name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        if done.returncode == 0:
-            return done.stdout.split(":")[0]
-    sys.exit(f"build.py: {path} belongs to no Debian package, so its licence is not known; install the library as a package")
-
-
 def cmd_client(out, version, machine, glibc, library):
     """The Python package, and libdray for the machine and for any glibc from this release on."""
     wheel = Wheel(CLIENT, version, f"py3-none-manylinux_{glibc.replace('.', '_')}_{machine}")
@@ -126,7 +104,7 @@ def cmd_agent(out, version, auditwheel, *files):
         wheel.put(f"dray_agent/bin/{program.name}", stripped(program), executable=True)
     for page in map(pathlib.Path, set(files) - set(map(str, programs))):
         wheel.put(f"{wheel.stem}.data/data/share/man/man{page.suffix[1:]}/{page.name}", page.read_bytes())
-    for package in sorted({package_of(path) for path in libraries(programs)}):
+    for package in sorted(packages_of(list(libraries(programs).values())) - {"libc6"}):  # every machine has its own glibc
         text = pathlib.Path(f"/usr/share/doc/{package}/copyright").read_bytes()
         wheel.put(f"{wheel.info}/licenses/{package}/copyright", text)
     with tempfile.TemporaryDirectory() as folder:
