@@ -34,6 +34,7 @@ PREFIX ?= /usr/local
 # Debian's own interpreter, because Debian's packages install their Python modules only for it.
 PYTHON ?= /usr/bin/python3
 JOBS ?= 2
+OBJCOPY ?= objcopy
 Q := $(if $(V),,@)
 
 MAKEFLAGS += --no-builtin-rules
@@ -143,7 +144,7 @@ $(B)/libdray.so: $(B)/libdray.so.0
 # The static library is one object whose hidden symbols are made local, for the same reason.
 $(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
 	$(Q)$(LD) -r -o $(O)/dray.o $(filter %.o %.a,$^)
-	$(Q)objcopy --localize-hidden $(O)/dray.o
+	$(Q)$(OBJCOPY) --localize-hidden $(O)/dray.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $(O)/dray.o
 
 include mk/cuda.mk
@@ -260,6 +261,9 @@ MAN_client := $(wildcard client/man/*.3)
 MAN := $(B)/drayctl.1 $(wildcard agent/man/*.8 agent/man/*.5 schema/man/*.7)
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3,$(PREFIX)/lib/$(shell $(PYTHON) -c \
 	'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
+# Where libraries and systemd's units go; Debian has other folders for both (packaging/debian/rules).
+LIBDIR ?= $(PREFIX)/lib
+UNITDIR ?= $(PREFIX)/lib/systemd/system
 D = $(DESTDIR)$(PREFIX)
 
 install_man = $(foreach m,$(1),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
@@ -271,8 +275,8 @@ install: all install-client
 	$(call install_man,$(MAN))
 	install -D -m 644 $(B)/drayctl.bash $(D)/share/bash-completion/completions/drayctl
 	install -D -m 644 $(B)/_drayctl $(D)/share/zsh/site-functions/_drayctl
-	mkdir -p $(D)/lib/systemd/system
-	sed 's|@PREFIX@|$(PREFIX)|' packaging/systemd/drayd.service.in >$(D)/lib/systemd/system/drayd.service
+	install -D -m 644 -t $(DESTDIR)$(UNITDIR) packaging/systemd/*.socket
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/systemd/drayd.service.in >$(DESTDIR)$(UNITDIR)/drayd.service
 	install -D -m 644 packaging/systemd/dray.sysusers $(D)/lib/sysusers.d/dray.conf
 	install -D -m 644 packaging/systemd/dray.tmpfiles $(D)/lib/tmpfiles.d/dray.conf
 	mkdir -p $(DESTDIR)$(PYTHONDIR)
@@ -281,11 +285,11 @@ install: all install-client
 install-client: $(LIBRARIES)
 	install -D -m 644 client/dray.h $(D)/include/dray/dray.h
 	install -D -m 644 client/dray_errors.h $(D)/include/dray/dray_errors.h
-	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a
-	install -D -m 755 $(B)/libdray.so.0 $(D)/lib/libdray.so.0
-	ln -sf libdray.so.0 $(D)/lib/libdray.so
-	mkdir -p $(D)/lib/pkgconfig
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(D)/lib/pkgconfig/dray.pc
+	install -D -m 644 $(B)/libdray.a $(DESTDIR)$(LIBDIR)/libdray.a
+	install -D -m 755 $(B)/libdray.so.0 $(DESTDIR)$(LIBDIR)/libdray.so.0
+	ln -sf libdray.so.0 $(DESTDIR)$(LIBDIR)/libdray.so
+	mkdir -p $(DESTDIR)$(LIBDIR)/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/dray.pc
 	$(call install_man,$(MAN_client))
 
 define NL
