@@ -4,12 +4,13 @@
 #                     build/dray-cuda.so if a CUDA toolkit is found
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
-#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel
+#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages
 #   make check-engine tests with real vLLM engines on the CPU (installs 6 GB once); part of `make check ENGINE=1`
-#   make check-long   longer fuzzing, and the virtual machine's tests with sanitizers and in all variants
+#   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
+#   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
 #   make install      DESTDIR= PREFIX=/usr/local; install-client: libdray alone, with its headers and manual pages
 #   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -207,6 +208,7 @@ UNIT := $(call program,tests/unit/$(if $(filter tsan,$(VARIANT)),tsan,test)_*.c)
 FUZZ := $(call program,tests/fuzz/fuzz_*.c)
 TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(CEILING)
 
+include mk/deb.mk
 include mk/check.mk
 
 # --- the rest -----------------------------------------------------------------------------------
@@ -240,6 +242,7 @@ gen:
 	$(PYTHON) schema/generate.py
 	$(PYTHON) scripts/python-reference
 	$(PYTHON) scripts/c-reference
+	$(PYTHON) scripts/library-symbols
 
 FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema examples -name '*.[ch]' \
 	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)

@@ -3,13 +3,14 @@
 # `make check`: stages in order, each with a budget in seconds on two cores; together under 12
 # minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
-# three spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
+# four spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
 #
 # `make check-long`: an hour. Each fuzzer searches for a minute. The virtual machines have two processors and programs with
-# sanitizers, and run every variant of every test and 300 reconnects instead of 6.
+# sanitizers, and run every variant of every test and 300 reconnects instead of 6. Debian packages are
+# installed in a clean Debian root, and cross-built for arm64.
 
 STAGES := lint build unit tsan fuzz
-BESIDE := namespaces vm wheel
+BESIDE := namespaces vm wheel packages
 # Needs 6 GB of packages and 8 GB of memory, so that `make check` leaves it out unless ENGINE is set.
 ENGINES := engine
 BUDGET_lint := 15
@@ -20,9 +21,11 @@ BUDGET_fuzz := 75
 BUDGET_namespaces := 350
 BUDGET_vm := 350
 BUDGET_wheel := 350
+BUDGET_packages := 350
 BUDGET_engine := 900
-LONG := fuzz vm
+LONG := fuzz packages vm
 LONG_BUDGET_fuzz := 900
+LONG_BUDGET_packages := 1200
 LONG_BUDGET_vm := 5400
 
 FUZZ_SECONDS ?= 4
@@ -119,6 +122,11 @@ check-wheel:
 check-engine:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) engine tests/engine
+
+check-packages:
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb
+	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/packages
 
 .PHONY: unit-programs fuzz-programs arm64-programs
 # Some unit programs start the agent of the same variant.
