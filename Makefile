@@ -11,6 +11,7 @@
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
+#   make image        build/image/*.tar: OCI images of the agent, without and with the CUDA plug-in, and their SBOMs
 #   make install      DESTDIR= PREFIX=/usr/local; install-client: libdray alone, with its headers and manual pages
 #   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -209,6 +210,7 @@ FUZZ := $(call program,tests/fuzz/fuzz_*.c)
 TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(CEILING)
 
 include mk/deb.mk
+include mk/image.mk
 include mk/check.mk
 
 # --- the rest -----------------------------------------------------------------------------------

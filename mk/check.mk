@@ -125,7 +125,7 @@ check-engine:
 
 check-packages:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
-	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb
+	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb image
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/packages
 
 .PHONY: unit-programs fuzz-programs arm64-programs
