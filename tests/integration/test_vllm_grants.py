@@ -47,7 +47,7 @@ def given(p, expiry=30.0):
 
 
 def acquired(d, token):
-    hold = d.grants.acquire(token, 10)
+    hold = d.grants.acquire(token)
     until(lambda: d.poll() is not None and (hold.remote or hold.error), "the answer")
     return hold
 
@@ -69,7 +69,7 @@ def test_used(parties):
 def test_released_before_it_is_acquired(parties):
     p, d = parties
     grant = given(p)
-    d.grants.acquire(grant.token, 10).release()
+    d.grants.acquire(grant.token).release()
     assert d.grants.busy  # until poll() has taken the answer
     until(lambda: d.poll() is not None and not d.grants.busy, "the answer")
     until(lambda: p.poll(), "the end")
@@ -169,3 +169,14 @@ def test_no_right_without_ranges(parties):
     grant = p.grants.give("request", p.region, [(MIB, 1, 1, 1)], 30.0)
     until(lambda: p.poll(), "the refusal")
     assert grant.token is None and isinstance(grant.error, dray.errors.Range) and not len(p.grants)
+
+
+def test_the_owners_agent_is_dead(new_pair):
+    """An address that refuses connections ends the request at once, although no limit was given."""
+    a, b = new_pair()
+    with Party(a, "p") as p, Party(b, "d") as d:
+        token = given(p).token
+        a.kill()
+        hold = acquired(d, token)
+        assert isinstance(hold.error, (dray.errors.PeerUnreachable, dray.errors.PeerLost)), hold.error
+        a.start()

@@ -145,9 +145,10 @@ class Grants:
             except errors.Error:
                 pass  # without a session the lease ends by itself
 
-    def acquire(self, token: str, timeout: float) -> Hold:
+    def acquire(self, token: str) -> Hold:
         """Starts to acquire a right. errors.TokenInvalid."""
-        return Hold(self._client.acquire(token, timeout=timeout, wait=False), self._leaving)
+        # Without a limit of ours an address that refuses ends the request at once.
+        return Hold(self._client.acquire(token, wait=False), self._leaving)
 
     def poll(self) -> list[Grant]:
         """Handles what the agent has sent; returns the rights that have ended, each once."""
