@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import functools
 import json
 import os
 import sys
@@ -47,12 +48,13 @@ async def serve(arguments, out, lock):
                 gaps.append(best[0] - best[1])
             say(out, lock, id=r["id"], tokens=list(one.token_ids), reason=one.finish_reason, first=first,
                 total=time.monotonic() - began, cached=got.num_cached_tokens, params=got.kv_transfer_params, gaps=gaps)
-        except asyncio.CancelledError:
-            say(out, lock, id=r["id"], error="aborted", total=time.monotonic() - began)
         except Exception as e:
             say(out, lock, id=r["id"], error=f"{type(e).__name__}: {e}", total=time.monotonic() - began)
-        finally:
-            tasks.pop(r["id"], None)
+
+    def ended(name, task):
+        tasks.pop(name, None)
+        if task.cancelled():  # perhaps before it began
+            say(out, lock, id=name, error="aborted")
 
     def metrics(prefix):
         from vllm.v1.metrics.reader import get_metrics_snapshot
@@ -70,7 +72,8 @@ async def serve(arguments, out, lock):
         elif "metrics" in r:
             say(out, lock, metrics=metrics(r["metrics"]))
         else:
-            tasks[r["id"]] = loop.create_task(run(r))
+            task = tasks[r["id"]] = loop.create_task(run(r))
+            task.add_done_callback(functools.partial(ended, r["id"]))
 
     stopped = asyncio.Event()
 

@@ -3,7 +3,7 @@
 
 import pytest
 from harness import LIMIT
-from rig import BLOCK, PREFILL, Engine, nothing_left, prompts, route
+from rig import BLOCK, PREFILL, Engine, nothing_left, prefill, prompts, route
 
 TOKENS = 6
 CLEAR = 0.5  # difference of log probabilities above which the choice of a token is not a matter of rounding
@@ -61,7 +61,7 @@ def test_tokens_depend_on_the_blocks(two):
     p, d, agents = two
     (prompt, reference), = with_references(p, prompts(4, 96, seed=5), 1)
     other, = prompts(1, 96, seed=6)
-    first = p.run(other, 1, PREFILL)
+    first = prefill(p, other)
     answer = d.run(prompt, TOKENS, first["params"])
     assert answer["tokens"] != reference["tokens"]
     nothing_left(*agents)
@@ -72,6 +72,7 @@ def test_eight_at_once_with_a_shared_prefix(two):
     asked = with_references(p, prompts(12, 300, seed=1, shared=128), 4) + \
         with_references(p, prompts(12, 700, seed=2), 4)
     firsts = [w.get(timeout=LIMIT * 4) for w in [p.start(prompt, 1, PREFILL) for prompt, _ in asked]]
+    firsts = [first if first["params"] else prefill(p, prompt) for (prompt, _), first in zip(asked, firsts)]
     answers = [w.get(timeout=LIMIT * 4) for w in [d.start(prompt, TOKENS, first["params"])
                                                   for (prompt, _), first in zip(asked, firsts)]]
     for (_, reference), answer in zip(asked, answers):
