@@ -23,14 +23,14 @@ CONFIGURATION = "etc/dray/drayd.conf"
 def fetched(*argv):
     """Runs a program that fetches packages. Without a mirror the test is skipped, and fails where CI is set."""
     done = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONG)
-    if done.returncode and re.search(r"Could not (resolve|connect)|Failed to fetch|Unable to locate package|no suitable mirror", done.stdout):
+    if done.returncode and re.search(r"Could not (resolve|connect)|Failed to fetch|Unable to locate package \S+:arm64", done.stdout):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"Debian's packages cannot be fetched:\n{done.stdout[-2000:]}")
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 class Root:
-    """A Debian root, and programs in it."""
+    """A Debian root, and programs in it. They share the process ids of this machine, because an agent refuses callers whose ids it cannot see."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -39,7 +39,7 @@ class Root:
 
     def argv(self, *argv, net=False):
         return ["bwrap", "--bind", self.folder, "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf",
-                "--unshare-pid", "--unshare-ipc", *([] if net else ["--unshare-net"]), "--die-with-parent", "--clearenv",
+                "--unshare-ipc", *([] if net else ["--unshare-net"]), "--die-with-parent", "--clearenv",
                 "--setenv", "PATH", "/usr/sbin:/usr/bin", "--setenv", "DEBIAN_FRONTEND", "noninteractive", *argv]
 
     def run(self, *argv, **how):
@@ -131,7 +131,7 @@ def test_life_of_the_packages(root, debs, older):
     assert (root.folder / CONFIGURATION).exists() and os.listdir(state)
 
     (root.folder / "etc/dray/key").write_text("the administrator's")
-    root.apt("purge", *debs)
+    root.apt("purge", "drayd")
     assert "no packages found" in root.state("drayd")
     assert not (root.folder / CONFIGURATION).exists() and not state.exists()
     assert (root.folder / "etc/dray/key").exists(), "files of the administrator stay"
