@@ -130,7 +130,7 @@ class Grants:
         for hold in grant.holds:
             self.world.lose(hold, errors.Revoked("the right has ended"))
 
-    def acquire(self, token, timeout):
+    def acquire(self, token):
         hold = Hold(self.world, self.world.tokens.get(token))
         self.world.act(self.world.acquired, self.side, hold)
         return hold
