@@ -51,12 +51,13 @@ static uint64_t take(struct script *s, unsigned bytes)
 static void grant_publish(void)
 {
 	/* a new generation each time, as with real handles */
-	target->grant =
-		(struct grant_view){ { OBJECT_GRANT, target->grant.o.handle + ((uint64_t)1 << 32),
-				       0, 0, LENGTH, DMSG_ACCESS_ALL },
-				     LAB_PEER,
-				     LAB_REGION,
-				     START };
+	target->grant = (struct grant_view){
+		.o = { OBJECT_GRANT, target->grant.o.handle + ((uint64_t)1 << 32), 0, 0, LENGTH,
+		       DMSG_ACCESS_ALL },
+		.peer = LAB_PEER,
+		.region = LAB_REGION,
+		.offset = START,
+	};
 	lab_check(object_publish(&owner->core, &target->grant.o) == 0);
 }
 

@@ -88,10 +88,10 @@ struct owners *owners_free(struct owners *all)
 
 static uint32_t fds_max(const struct owners *all)
 {
-	uint64_t share = process_max_fds() / FDS_SHARE;
+	uint64_t max =
+		dray_min((uint64_t)all->cfg->limits.fds_per_uid, process_max_fds() / FDS_SHARE);
 
-	return (uint32_t)dray_max(dray_min((uint64_t)all->cfg->limits.fds_per_uid, share),
-				  (uint64_t)1);
+	return (uint32_t)dray_max(max, (uint64_t)1);
 }
 
 static bool start_threads(struct owner *o)
