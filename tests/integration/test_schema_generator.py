@@ -284,7 +284,10 @@ def compare(root, tool, rounds):
             cases.append((protocol, type_, body))
     seen = set()
     for case, answer in zip(cases, by_c(tool, cases)):
-        assert by_python(module, case) == answer, case
+        found = by_python(module, case)
+        if found != answer:
+            # C passes the records of a vector on with their reserved bytes, which Python sets to 0
+            assert found[0] == answer[0] == 0 and found == by_python(module, (*case[:2], answer[1][24:])), case
         seen.add(answer[0])
     return module, seen
 
