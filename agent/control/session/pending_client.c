@@ -138,6 +138,12 @@ static int reply_hello(struct pending_client *c, struct session *s, uint64_t req
 	memcpy(m.agent_id, ss->deps.agent_id, sizeof(m.agent_id));
 	n = dmsg_hello_reply_encode(buf, sizeof(buf), request_id, &m);
 	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, &ss->deps.pidfd, pidfd);
+	/* clients of the agent's uid have sent so many descriptors that the kernel lets it send none */
+	if (r == -ETOOMANYREFS) {
+		m.flags = 0;
+		n = dmsg_hello_reply_encode(buf, sizeof(buf), request_id, &m);
+		r = dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
+	}
 	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "the reply to HELLO cannot be sent: %s",
 				    dray_errno_text(r)) :
 		       0;
