@@ -51,20 +51,33 @@ void offers_init(struct lease_offers *o)
 	dray_map_init(&o->by_token);
 }
 
-/* Forgets the offer; the grant is left to the caller. */
-static void offer_free(struct lease_offers *o, struct offer *x)
+/* For an offer that is not kept. NULL is allowed. */
+static void offer_free(struct offer *x)
 {
-	dray_map_del(&o->by_token, &x->by_token);
-	o->ranges -= x->ranges ? x->ranges->n : 0;
+	if (!x)
+		return;
 	ranges_unref(x->ranges);
 	free((void *)(uintptr_t)x->reply.rails.p);
 	free(x);
 }
 
+static void offer_remove(struct lease_offers *o, struct offer *x)
+{
+	dray_map_del(&o->by_token, &x->by_token);
+	o->ranges -= x->ranges->n;
+}
+
+/* Forgets the offer; the grant is left to the caller. */
+static void offer_forget(struct lease_offers *o, struct offer *x)
+{
+	offer_remove(o, x);
+	offer_free(x);
+}
+
 void offers_free(struct lease_offers *o)
 {
 	dray_map_for_each(&o->by_token, x, struct offer, by_token)
-		offer_free(o, x);
+		offer_forget(o, x);
 	dray_map_deinit(&o->by_token);
 	free(o->wire);
 	offers_init(o);
@@ -99,7 +112,7 @@ void offers_decline(struct peer *peer)
 	dray_map_for_each(&peer->offers.by_token, x, struct offer, by_token) {
 		uint64_t grant = x->reply.grant;
 
-		offer_free(&peer->offers, x);
+		offer_forget(&peer->offers, x);
 		decline(peer, grant);
 	}
 }
@@ -125,7 +138,7 @@ bool offer_fenced(struct peer *peer, uint64_t grant)
 
 	if (!x)
 		return false;
-	offer_free(&peer->offers, x);
+	offer_forget(&peer->offers, x);
 	idset_del(&peer->grants, grant);
 	return true;
 }
@@ -188,9 +201,7 @@ static struct offer *offer_new(struct peer *peer, const struct pmsg_lease_grante
 	if (ret < 0 && reterr->code != DRAY_E_NO_MEMORY)
 		reterr->code = DRAY_E_PROTOCOL;
 	if (ret < 0) {
-		if (x)
-			free((void *)(uintptr_t)x->reply.rails.p);
-		free(x);
+		offer_free(x);
 		return NULL;
 	}
 	x->token_id = m->token_id;
@@ -217,10 +228,7 @@ void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m)
 					  ret == -EEXIST ? "grant %" PRIx64 " was given twice" :
 							   "no memory for grant %" PRIx64,
 					  m->grant);
-		if (x)
-			ranges_unref(x->ranges);
-		free(x ? (void *)(uintptr_t)x->reply.rails.p : NULL);
-		free(x);
+		offer_free(x);
 		peer_protocol_error(peer, err);
 		return;
 	}
@@ -228,7 +236,7 @@ void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m)
 	dray_map_add(&o->by_token, &x->by_token, &x->token_id, sizeof(x->token_id));
 	if (o->by_token.n > (uint64_t)cfg->limits.grants_per_peer ||
 	    o->ranges > (uint64_t)cfg->limits.lease_ranges_per_session) {
-		offer_free(o, x);
+		offer_forget(o, x);
 		decline(peer, m->grant);
 	}
 }
@@ -242,12 +250,9 @@ static void take(struct import *i, struct offer *x)
 	struct lease_offers *o = &peer->offers;
 
 	/* not an offer any more when the callback runs */
-	dray_map_del(&o->by_token, &x->by_token);
-	o->ranges -= x->ranges->n;
+	offer_remove(o, x);
 	import_succeed(i, &x->reply, &lease);
-	ranges_unref(x->ranges);
-	free((void *)(uintptr_t)x->reply.rails.p);
-	free(x);
+	offer_free(x);
 }
 
 static void result_handle(struct peer *peer, struct import *i, const struct pmsg_lease_result *r)
@@ -257,7 +262,7 @@ static void result_handle(struct peer *peer, struct import *i, const struct pmsg
 
 	if (!i && x) {
 		/* the import was cancelled or timed out */
-		offer_free(&peer->offers, x);
+		offer_forget(&peer->offers, x);
 		decline(peer, r->grant);
 		return;
 	}
