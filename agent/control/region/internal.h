@@ -136,6 +136,9 @@ void region_check(struct region *r);
 
 /* token.c */
 
+/* Whether a token of the region may have this access and carry such a segment. 0, or -errno with reterr. */
+int token_allowed(const struct region *region, uint32_t access, size_t segment_length,
+		  struct dray_err *reterr);
 /* An export or a lease. NULL with reterr. The caller sets its expiry. */
 struct token *token_new(struct region *region, const struct dmsg_region_export *m, bool is_lease,
 			struct dray_err *reterr);

@@ -156,23 +156,17 @@ int leases_init(struct regions *r)
 static int check_request(const struct region *region, const struct region_owner *owner,
 			 const struct dmsg_lease *m, size_t segment_length, struct dray_err *reterr)
 {
-	const struct object_view *o = &region_view_of(region)->o;
 	uint32_t max = (uint32_t)region->regions->deps.cfg->limits.leases_per_session;
+	int ret;
 
 	if (!m->access || !m->holders || m->holders > DMSG_LEASE_HOLDERS_MAX || !m->expiry_ms)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
 			"a lease needs read or write access, 1 to %d holders, and an expiry",
 			DMSG_LEASE_HOLDERS_MAX);
-	if (m->access & ~o->access)
-		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "the region allows only %s; add it with more access",
-				    o->access & DMSG_ACCESS_READ ? "reading" : "writing");
-	if (segment_length > PMSG_TOKEN_SEGMENT_MAX)
-		return dray_err_set(
-			reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
-			"this agent's segment has more than %d bytes; shorten peer.advertise",
-			PMSG_TOKEN_SEGMENT_MAX);
+	ret = token_allowed(region, m->access, segment_length, reterr);
+	if (ret < 0)
+		return ret;
 	if (owner->leases && owner->leases->leases >= max)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,

@@ -138,12 +138,30 @@ void tokens_expire(struct regions *r)
 	}
 }
 
+int token_allowed(const struct region *region, uint32_t access, size_t segment_length,
+		  struct dray_err *reterr)
+{
+	uint32_t allowed = region_view_of(region)->o.access;
+
+	if (access & ~allowed)
+		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+				    "the region allows only %s; add it with more access",
+				    allowed & DMSG_ACCESS_READ ? "reading" : "writing");
+	if (segment_length > PMSG_TOKEN_SEGMENT_MAX)
+		return dray_err_set(
+			reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
+			"this agent's segment has more than %d bytes; shorten peer.advertise",
+			PMSG_TOKEN_SEGMENT_MAX);
+	return 0;
+}
+
 static int check_export(struct regions *r, const struct region *region,
 			const struct dmsg_region_export *m, size_t segment_length,
 			struct dray_err *reterr)
 {
 	const struct object_view *o = &region_view_of(region)->o;
 	uint32_t max = (uint32_t)r->deps.cfg->limits.tokens_per_session;
+	int ret;
 
 	if (!m->access || !m->length)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
@@ -153,15 +171,9 @@ static int check_export(struct regions *r, const struct region *region,
 				    "%" PRIu64 " bytes at offset %" PRIu64
 				    " pass the end of the region, which has %" PRIu64,
 				    m->length, m->offset, o->length);
-	if (m->access & ~o->access)
-		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "the region allows only %s; add it with more access",
-				    o->access & DMSG_ACCESS_READ ? "reading" : "writing");
-	if (segment_length > PMSG_TOKEN_SEGMENT_MAX)
-		return dray_err_set(
-			reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
-			"this agent's segment has more than %d bytes; shorten peer.advertise",
-			PMSG_TOKEN_SEGMENT_MAX);
+	ret = token_allowed(region, m->access, segment_length, reterr);
+	if (ret < 0)
+		return ret;
 	if (region->owner.tokens && *region->owner.tokens >= max)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
