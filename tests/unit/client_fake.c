@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "lib/assert.h"
@@ -475,4 +477,26 @@ uint32_t fake_count(struct fake *f, uint16_t type)
 
 	fake_do(f, do_count, &c);
 	return c.n;
+}
+
+void fake_new_process(struct fake *f, void *arg)
+{
+	f->process = fork();
+	dray_assert(f->process >= 0);
+	if (f->process)
+		return;
+	/* without the parent's descriptors, of which the socket is one */
+	for (int fd = 3; fd < 256; fd++)
+		close(fd);
+	for (;;)
+		pause();
+}
+
+void fake_end_process(struct fake *f)
+{
+	if (f->process <= 0)
+		return;
+	kill(f->process, SIGKILL);
+	waitpid(f->process, NULL, 0);
+	f->process = 0;
 }

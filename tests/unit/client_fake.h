@@ -88,3 +88,8 @@ void fake_hang_up(struct fake *f);
 
 /* Returns how many messages of this type were received. */
 uint32_t fake_count(struct fake *f, uint16_t type);
+
+/* For fake_do(): a process that stands for the agent, and that only fake_end_process() ends. arg is not used. */
+void fake_new_process(struct fake *f, void *arg);
+/* Any thread. Nothing happens if there is no process. */
+void fake_end_process(struct fake *f);

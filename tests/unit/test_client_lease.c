@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libdray: leases. What is sent, how they end, and what happens to them when the session is lost. A child process stands for the agent's. */
-#include <signal.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "lib/assert.h"
 #include "tests/unit/client_rig.h"
@@ -97,28 +94,6 @@ static void send_used(struct fake *f, void *arg)
 	fake_send(f, ended(buf, sizeof(buf), DMSG_LEASE_OUTCOME_USED), buf);
 }
 
-static void new_process(struct fake *f, void *arg)
-{
-	f->process = fork();
-	dray_assert(f->process >= 0);
-	if (f->process)
-		return;
-	/* without the parent's descriptors, of which the socket is one */
-	for (int fd = 3; fd < 256; fd++)
-		close(fd);
-	for (;;)
-		pause();
-}
-
-static void end_process(struct fake *f)
-{
-	if (f->process <= 0)
-		return;
-	kill(f->process, SIGKILL);
-	waitpid(f->process, NULL, 0);
-	f->process = 0;
-}
-
 static int setup(void **state)
 {
 	client_setup(state);
@@ -135,7 +110,7 @@ static int teardown(void **state)
 	dray_disconnect(d);
 	dray_memory_free(&m);
 	client_teardown(state);
-	end_process(&client_fake);
+	fake_end_process(&client_fake);
 	return 0;
 }
 
@@ -275,7 +250,7 @@ static void the_agent_dies(void **state)
 	dray_lease l, other;
 	uint64_t id;
 
-	fake_do(&client_fake, new_process, NULL);
+	fake_do(&client_fake, fake_new_process, NULL);
 	begin(DRAY_OPTION_NO_RECONNECT);
 	l = lease();
 	lease_handle++;
@@ -287,7 +262,7 @@ static void the_agent_dies(void **state)
 	/* an end that is requested now waits for the same proof */
 	assert_int_equal(dray_lease_end_start(d, l, NULL, &id), 0);
 	assert_int_equal(dray_wait(d, id, 20, &c), -DRAY_E_TIMEOUT);
-	end_process(&client_fake);
+	fake_end_process(&client_fake);
 	assert_int_equal(dray_wait(d, id, 10000, &c), 0);
 	assert_int_equal(c.status, 0);
 	e = client_event(d, DRAY_EVENT_LEASE_ENDED);
@@ -302,7 +277,7 @@ static void the_agent_closes_the_session(void **state)
 {
 	dray_lease l;
 
-	fake_do(&client_fake, new_process, NULL);
+	fake_do(&client_fake, fake_new_process, NULL);
 	begin(0);
 	l = lease();
 	fake_do(&client_fake, client_close_with_error, NULL);

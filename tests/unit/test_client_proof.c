@@ -21,28 +21,6 @@ static struct dray_memory m;
 static dray_region region;
 static dray_remote remote;
 
-static void new_process(struct fake *f, void *arg)
-{
-	f->process = fork();
-	dray_assert(f->process >= 0);
-	if (f->process)
-		return;
-	/* without the parent's descriptors, of which the socket is one */
-	for (int fd = 3; fd < 256; fd++)
-		close(fd);
-	for (;;)
-		pause();
-}
-
-static void end_process(struct fake *f)
-{
-	if (f->process <= 0)
-		return;
-	kill(f->process, SIGKILL);
-	waitpid(f->process, NULL, 0);
-	f->process = 0;
-}
-
 static int setup(void **state)
 {
 	client_setup(state);
@@ -54,7 +32,7 @@ static int teardown(void **state)
 	dray_disconnect(d);
 	dray_memory_free(&m);
 	client_teardown(state);
-	end_process(&client_fake);
+	fake_end_process(&client_fake);
 	return 0;
 }
 
@@ -72,7 +50,7 @@ static void begin(unsigned int flags, unsigned int confirm_ms, bool with_process
 	o.flags = flags;
 	o.confirm_ms = confirm_ms;
 	if (with_process)
-		fake_do(&client_fake, new_process, NULL);
+		fake_do(&client_fake, fake_new_process, NULL);
 	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), 0);
 	client_region(d, &region, &m);
 	client_remote(d, &remote);
@@ -174,7 +152,7 @@ static void kill_process(struct fake *f, void *arg)
 {
 	fake_hang_up(f);
 	unlink(f->path);
-	end_process(f);
+	fake_end_process(f);
 }
 
 static void a_dead_process_is_proof(void **state)
@@ -220,7 +198,7 @@ static void a_closed_session_still_waits_for_proof(void **state)
 
 static void kill_process_only(struct fake *f, void *arg)
 {
-	end_process(f);
+	fake_end_process(f);
 }
 
 /* A child that the agent forked can keep the socket open. */
@@ -288,7 +266,7 @@ static void another_agent_is_no_proof(void **state)
 	assert_int_equal(dray_region_remove_start(d, region, NULL, &remove_id), 0);
 	assert_int_equal(dray_wait(d, remove_id, 100, &c), -DRAY_E_TIMEOUT);
 	client_fake.process = old;
-	end_process(&client_fake);
+	fake_end_process(&client_fake);
 	assert_int_equal(dray_wait(d, remove_id, NEVER_MS, &c), 0);
 	assert_int_equal(c.status, 0);
 	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
