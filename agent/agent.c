@@ -70,18 +70,16 @@ static void raise_limit(int resource, const char *what)
 			what);
 }
 
-/* Before the system call filter, which forbids it. Without a pidfd, clients cannot prove that this agent has died. */
-static void open_pidfd(struct agent *a)
+static void check_pidfd(void)
 {
 	int fd = process_pidfd();
 
-	if (fd >= 0)
-		a->pidfd = fd;
-	else
+	if (fd < 0)
 		log_warning("agent",
 			    "pidfd_open: %s; after a crash of the agent, clients cannot prove that "
 			    "the memory of unanswered transfers is free",
 			    dray_errno_text(fd));
+	dray_close(fd);
 }
 
 int agent_start(struct agent *a, struct config *config, const struct config_args *args,
@@ -94,7 +92,6 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	*a = (struct agent){ .config = config,
 			     .config_args = args,
 			     .identity = IDENTITY_NULL,
-			     .pidfd = -1,
 			     .started_ns = dray_now().ns };
 	transfer_queries_init(a);
 	dray_cpus_get(&a->cpus);
@@ -114,7 +111,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	if (ret < 0)
 		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "%s", dray_errno_text(ret));
 	if (ret >= 0)
-		open_pidfd(a);
+		check_pidfd();
 	if (ret >= 0)
 		ret = identity_open(&a->identity, cfg->agent.state_dir, reterr);
 	if (ret >= 0)
@@ -172,7 +169,6 @@ bool agent_deinit(struct agent *a)
 	transfer_queries_free(a);
 	identity_close(&a->identity);
 	a->identity = IDENTITY_NULL;
-	a->pidfd = dray_close(a->pidfd);
 	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
 	a->stop_timer = sd_event_source_disable_unref(a->stop_timer);
 	a->notify = notify_free(a->notify);

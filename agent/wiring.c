@@ -18,6 +18,7 @@
 #include "agent/model/gpu_message.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/process/privilege.h"
+#include "agent/process/process.h"
 #include "agent/process/sandbox.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
@@ -252,7 +253,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .segments = a->segments,
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
-						    .pidfd = a->pidfd,
+						    .open_pidfd = process_pidfd,
 						    .listen_fd = passed.data,
 						    .closed = on_session_closed,
 						    .env_get = agent_environment_lines,

@@ -74,7 +74,6 @@ struct agent {
 	const struct config_args *config_args;
 	sd_event *event;
 	struct identity identity;
-	int pidfd; /* of this process, for clients; -1: none */
 	struct worker_pool pool;
 	sd_event_source *worker_events[WORKERS_MAX];
 	struct rails *rails;

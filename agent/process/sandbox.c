@@ -96,6 +96,8 @@ static int add_with_arguments(scmp_filter_ctx ctx)
 		{ "tgkill", { EQUAL(0, getpid()) }, 1 },
 		/* to find out whether a client's descriptor is a pidfd */
 		{ "pidfd_send_signal", { EQUAL(1, 0) }, 1 },
+		/* of this process, for a client */
+		{ "pidfd_open", { EQUAL(0, getpid()) }, 1 },
 	};
 	int ret = add(ctx, SCMP_ACT_ERRNO(ENOSYS), "clone3", 0, NULL);
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Malformed messages on the data socket: each gets a typed error, and the agent continues to serve other clients."""
 
+import contextlib
+import errno
 import os
 import pathlib
 import random
+import select
 import signal
 import socket
 import struct
 import sys
 
+import dray
 import pytest
 import wire
 from wire import codec as s
@@ -518,6 +522,22 @@ def test_pidfd_of_the_agent(new_agent):
         assert wait_exit(fd)
     os.close(fd)
     agent.restart()
+
+
+def test_pidfds_are_files_of_their_own(agent):
+    """The kernel limits the number of nested epoll instances that one file is in (500). A client that exhausts it with its
+    pidfd leaves others able to poll theirs."""
+    with contextlib.ExitStack() as stack, Raw(agent, False) as hostile:
+        fd, = wants_pidfd(hostile)
+        with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+            for _ in range(2000):
+                inner, outer = (stack.enter_context(select.epoll()) for _ in range(2))
+                inner.register(fd, select.EPOLLIN)
+                outer.register(inner.fileno(), select.EPOLLIN)
+        with agent.client() as client:
+            client.region(dray.Memory(MIB))
+            assert client.fileno() >= 0
+        os.close(fd)
 
 
 # installs a filter that answers ENOSYS to pidfd_open (434 on every architecture), then runs the command

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent/config/config.h"
@@ -73,9 +74,15 @@ struct lab {
 		       struct dray_err *reterr);
 	char dir[CM_DIR_BYTES], path[100];
 	unsigned stopped;
-	int pidfd; /* for clients; set by tests that use it */
-	int fds;   /* descriptors open at the start */
+	int fds; /* descriptors open at the start */
 };
+
+static pid_t agent_process; /* clients get pidfds of it; 0: none */
+
+static inline int open_pidfd(void)
+{
+	return agent_process ? (int)syscall(SYS_pidfd_open, agent_process, 0) : -ENOSYS;
+}
 
 static const uint8_t lab_id[16] = { 0xaa, 0xbb };
 static const uint8_t other_id[16] = { 0xcc, 0xdd };
@@ -243,7 +250,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 						     .mailboxes = l->mailboxes,
 						     .agent_id = lab_id,
 						     .incarnation = 5,
-						     .pidfd = l->pidfd,
+						     .open_pidfd = open_pidfd,
 						     .listen_fd = listen_fd,
 						     .env_get = l->env_get,
 						     .arg = l },
@@ -260,7 +267,6 @@ static int lab_setup_workers(void **state)
 	assert_non_null(l);
 	dray_log_setup(DRAY_LOG_ERROR, DRAY_LOG_FORMAT_TEXT);
 	l->fds = cm_fds_count();
-	l->pidfd = -1;
 	l->config = CONFIG_NULL;
 	assert_int_equal(config_load(&l->config, &(struct config_args){ .file = "" }, &err), 0);
 	l->cfg = &l->config.v;

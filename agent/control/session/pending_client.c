@@ -116,13 +116,17 @@ static int watch_pidfd(struct session *s, int *fd, struct dray_err *reterr)
 	return 0;
 }
 
+/*
+ * Each client gets a pidfd of its own. The kernel limits the number of epoll instances that one open file is in, nested ones
+ * included, so a client could exhaust the limit of a file that it shared with others.
+ */
 static int reply_hello(struct pending_client *c, struct session *s, uint64_t request_id,
 		       bool wants_pidfd, struct dray_err *reterr)
 {
 	struct sessions *ss = c->owner;
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_HELLO_REPLY_BODY_MAX];
 	const char *segment = peers_segment(ss->deps.peers);
-	bool pidfd = wants_pidfd && ss->deps.pidfd >= 0;
+	int pidfd dray_auto_close = wants_pidfd ? ss->deps.open_pidfd() : -1;
 	struct dmsg_hello_reply m = {
 		.major = DMSG_MAJOR,
 		.minor = DMSG_MINOR,
@@ -131,13 +135,13 @@ static int reply_hello(struct pending_client *c, struct session *s, uint64_t req
 		.incarnation = ss->deps.incarnation,
 		.segment = { segment, (uint32_t)strlen(segment) },
 		.version = { DRAY_VERSION, sizeof(DRAY_VERSION) - 1 },
-		.flags = pidfd ? DMSG_HELLO_REPLY_FLAG_PIDFD : 0,
+		.flags = pidfd >= 0 ? DMSG_HELLO_REPLY_FLAG_PIDFD : 0,
 	};
 	int n, r;
 
 	memcpy(m.agent_id, ss->deps.agent_id, sizeof(m.agent_id));
 	n = dmsg_hello_reply_encode(buf, sizeof(buf), request_id, &m);
-	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, &ss->deps.pidfd, pidfd);
+	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, &pidfd, pidfd >= 0);
 	/* clients of the agent's uid have sent so many descriptors that the kernel lets it send none */
 	if (r == -ETOOMANYREFS) {
 		m.flags = 0;

@@ -31,7 +31,8 @@ struct sessions_deps {
 	struct mailboxes *mailboxes;
 	const uint8_t *agent_id;
 	uint64_t incarnation;
-	int pidfd;     /* of this process, for clients that want it; -1: none. Borrowed */
+	/* Opens a pidfd of this process for a client that wants one; -errno: the client gets none. */
+	int (*open_pidfd)(void);
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
 	struct hints *hints;
 	struct segments *segments;
