@@ -64,6 +64,15 @@ def test_64_mib(sides, direction):
     assert ended.duration_ns > 0
 
 
+@pytest.mark.parametrize("via", ["inline", "ring"])
+def test_duration_of_small_transfers(sides, via):
+    """A transfer that the worker carries out in the turn of its request has a duration too."""
+    here, there = sides(MIB, noise(MIB), wire=True)
+    remote = here.reach(there)
+    took = {length: run(here, there, remote, [(0, 0, length)], via=via).duration_ns for length in (1, 4096, 65536, MIB)}
+    assert all(took.values()), took
+
+
 @pytest.mark.parametrize("count, via", [(1, "inline"), (2, "inline"), (255, "inline"), (257, "inline"), (4096, "inline"),
                                         (4097, "arena"), (65536, "arena"), (65536, "ring"), (1, "arena"), (1, "ring")])
 def test_operations(sides, count, via):

@@ -166,7 +166,7 @@ struct xfer {
 	uint64_t operator_waits; /* the same: id of a COMMAND_CANCEL */
 	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
 	uint64_t notify_tag;
-	int64_t accepted_ns;
+	int64_t accepted_ns, ended_ns;
 	struct dray_heap_node deadline; /* by time in ns */
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */

@@ -139,8 +139,7 @@ static void xfer_record(struct core *c, const struct xfer *x)
 	int64_t took_ns;
 	bool slow;
 
-	/* not the time of the turn: a copy may have taken most of it */
-	xfer_describe(&r, c, x, dray_now().ns);
+	xfer_describe(&r, c, x, x->ended_ns);
 	c->xfers->records[c->xfers->n_records++ % RECORDS_MAX] = r;
 	/* without the time in which the client had not set the wait word */
 	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
@@ -159,6 +158,8 @@ void xfer_settle(struct core *c, struct xfer *x)
 {
 	struct xfer_session *s = x->session;
 
+	/* not the time of the turn: a copy may have taken most of it */
+	x->ended_ns = dray_now().ns;
 	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
 		x->code = DRAY_E_REGION_FAULT;
 		xfer_memory_fault(c, x->set.region->view->session);

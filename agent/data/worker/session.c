@@ -298,7 +298,7 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 	struct wsession *s = wsession_of(x->session);
 	enum dmsg_transport transport = x->bytes_done ? c->transports[x->transport_index]->id :
 							DMSG_TRANSPORT_NONE;
-	uint64_t duration = (uint64_t)(c->now_ns - x->accepted_ns);
+	uint64_t duration = dray_span(x->ended_ns - x->accepted_ns);
 
 	idset_del(&s->ids, x->request_id);
 	/* an RDMA device may go on with the memory of a transfer that its session has ended */
