@@ -170,14 +170,15 @@ const struct dray_dbus_field dray_dbus_mailbox_fields[DRAY_DBUS_MAILBOX_FIELD_N]
 };
 
 const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
-	{ "peer", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, peer) }, /* Handle. */
+	/* Handle; 0 if the state is denied. */
+	{ "peer", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, peer) },
 	/* Agent id, 32 hex digits; empty until known. */
 	{ "agent_id", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, agent_id) },
 	/* Incarnation. */
 	{ "incarnation", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, incarnation) },
-	/* Segment. */
+	/* Segment; the address that a denied connection came from. */
 	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, segment) },
-	/* State of the control connection. */
+	/* State of the control connection; denied: the agent there does not hold the key. */
 	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_peer, state) },
 	/* Why it is in that state. */
 	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, reason) },
@@ -191,7 +192,7 @@ const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
 	{ "imports", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, imports) },
 	/* Open data streams of both sides. */
 	{ "streams", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, streams) },
-	/* Time since the last message of the peer. */
+	/* Time since the last message of the peer, or since the last denied attempt. */
 	{ "heartbeat_age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_peer,
 		heartbeat_age_ns) },
 	/* Path in use. */

@@ -347,18 +347,20 @@ enum dray_dbus_peer_field {
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
 
 struct dray_dbus_peer {
-	uint64_t peer; /* Handle. */
+	uint64_t peer; /* Handle; 0 if the state is denied. */
 	const char *agent_id; /* Agent id, 32 hex digits; empty until known. */
 	uint64_t incarnation; /* Incarnation. */
-	const char *segment; /* Segment. */
-	const char *state; /* State of the control connection. */
+	const char *segment; /* Segment; the address that a denied connection came from. */
+	/* State of the control connection; denied: the agent there does not hold the key. */
+	const char *state;
 	const char *reason; /* Why it is in that state. */
 	uint64_t since_ns; /* Time in that state. */
 	bool initiator; /* This side connected. */
 	uint32_t grants; /* Grants the peer holds here. */
 	uint32_t imports; /* Remotes imported from it. */
 	uint32_t streams; /* Open data streams of both sides. */
-	uint64_t heartbeat_age_ns; /* Time since the last message of the peer. */
+	/* Time since the last message of the peer, or since the last denied attempt. */
+	uint64_t heartbeat_age_ns;
 	const char *transport; /* Path in use. */
 	uint32_t rails; /* Rails with a path to the peer. */
 	uint32_t queue_pairs; /* Queue pairs that post to it. */

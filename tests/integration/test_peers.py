@@ -129,14 +129,42 @@ def test_stream_for_a_known_peer(listening, standing_pair):
 
 @pytest.mark.parametrize("theirs", ["another", "none"])
 def test_wrong_key(lab, new_agent, theirs):
-    """With different keys, imports in both directions fail with peer_denied."""
+    """With different keys, imports in both directions fail with peer_denied; both agents warn once and list the other as denied."""
     one = new_agent("one", key=lab.key, settings=PAIR_SETTINGS)
     key = lab.write("key", secrets.token_hex(32), 0o600) if theirs == "another" else None
     two = new_agent("two", key=key, settings=PAIR_SETTINGS)
     with Side(one, MIB) as here, Side(two, MIB) as there:
-        for near, far in ((here, there), (there, here)):
+        for near, far in ((here, there), (there, here), (here, there)):
             expect({"peer_denied"}, near.client.import_token, far.export(), timeout=3)
         assert one.running and two.running
+    for agent, other in ((one, two), (two, one)):
+        rows = sorted(agent.ctl("peers", "--json")["peers"], key=lambda p: not p["initiator"])
+        assert [(p["state"], p["initiator"]) for p in rows] == [("denied", True), ("denied", False)], rows
+        assert [p["segment"] for p in rows] == [other.listen[0], other.listen[0].split(":")[0]]
+        assert all("peer.key_file" in p["reason"] for p in rows)
+        warnings = [line for line in agent.text().splitlines() if "peer.key_file" in line and " warning " in line]
+        assert len(warnings) == 2 and other.listen[0] in warnings[0] + warnings[1], agent.text()
+    two.stop()
+    two.key = lab.key
+    two.start()
+    with Side(one, MIB) as here, Side(two, MIB) as there:
+        here.reach(there)
+        there.reach(here)
+        for agent in (one, two):
+            assert [p["state"] for p in agent.ctl("peers", "--json")["peers"]] == ["ready"]
+
+
+def test_denied_addresses_are_bounded(lab, new_agent):
+    """A host with many addresses cannot fill the agent's memory: the list keeps the last 64 addresses."""
+    agent = new_agent("one", key=lab.key)
+    hosts = [f"127.0.1.{i}" for i in range(1, 80)]
+    for address in hosts:
+        sock = agent.host.socket()
+        sock.bind((address, 0))
+        sock.connect(parse_segment(agent.listen[0]))
+        sock.sendall(client_hello())
+        assert closed(sock)
+    assert [p["segment"] for p in agent.ctl("peers", "--json")["peers"]] == hosts[-64:]
 
 
 def test_too_many_strangers(listening):

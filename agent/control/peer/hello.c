@@ -411,7 +411,9 @@ static void on_failed(struct conn *c, const struct dray_err *failure)
 	bool refused = c->refused;
 	bool denied = why.code == DRAY_E_PEER_DENIED && !peer_fsm_is_up(&peer->fsm);
 
-	if (!denied)
+	if (denied)
+		denied_connect(peer->p, peer->segment, &why);
+	else
 		why.code = peer_fsm_is_up(&peer->fsm) ? DRAY_E_PEER_LOST : DRAY_E_PEER_UNREACHABLE;
 	peer_event_why(peer, denied ? PEER_EVENT_REFUSED : PEER_EVENT_FAILED, why);
 	if (!refused)

@@ -85,7 +85,14 @@ static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_
 
 static void on_failed(struct conn *c, const struct dray_err *why)
 {
-	incoming_refuse(c->owner, "%s", why->msg);
+	struct incoming *in = c->owner;
+
+	if (why->code == DRAY_E_PEER_DENIED && denied_accept(in->p, &in->from, why)) {
+		in->p->totals.incoming_refused++;
+		incoming_free(in);
+		return;
+	}
+	incoming_refuse(in, "%s", why->msg);
 }
 
 static const struct conn_ops incoming_conn_ops = {

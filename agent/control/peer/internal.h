@@ -42,6 +42,8 @@ struct peers {
 	struct tcp_listeners listeners;
 	struct dray_list incoming; /* oldest first */
 	uint32_t n_incoming;
+	struct dray_list denied; /* denied.c */
+	uint32_t n_denied;
 	struct dray_list kept_segments; /* to stay connected to */
 	unsigned n_probes;              /* of ours, in progress */
 	sd_event_source *defer;
@@ -376,6 +378,19 @@ void incoming_evict(struct peers *p);
 /* Checks the held stream hellos of this peer again. */
 void incoming_retry(struct peers *p, const struct peer *ready);
 void incoming_close(struct peers *p);
+
+/* denied.c */
+
+/* The agent at this segment did not prove the key, or refused ours. */
+void denied_connect(struct peers *p, const char *segment, const struct dray_err *why);
+/* The other end of an accepted connection did not. False if the reason is not in the log. */
+bool denied_accept(struct peers *p, const struct dray_addr *from, const struct dray_err *why);
+/* This peer has proved the key: its addresses are not denied any more. */
+void denied_clear(struct peers *p, const struct peer *proved);
+/* As peers_each(). */
+void denied_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
+		 void *arg);
+void denied_free(struct peers *p);
 
 /* segment_listener.c: opens what peer.listen and systemd specify, or the defaults; then sets the segment. */
 int segment_listeners_open(struct peers *p, struct dray_err *reterr);

@@ -112,6 +112,7 @@ static int on_up(struct peer_fsm *f, struct dray_err *reterr)
 		return r;
 	if (p->draining)
 		peer_announce_drain(peer);
+	denied_clear(p, peer);
 	p->deps.up->up(*p->deps.rails, peer->handle, peer->features);
 	imports_ready(peer);
 	posts_run(peer);

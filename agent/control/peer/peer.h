@@ -195,7 +195,7 @@ void peers_resume(struct peers *p);
 /* Closes listeners and connections (BYE), ends every pending call; done(arg) once the workers released every link. */
 void peers_stop(struct peers *p, void (*done)(void *arg), void *arg);
 
-/* Fills every field but transport, rails and queue_pairs. */
+/* Peers, then addresses whose agent did not prove the key. Fills every field but transport, rails and queue_pairs. */
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
 		void *arg);
 /* Segment of a connected peer, else "". */

@@ -99,6 +99,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_list_init(&p->closed);
 	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
+	dray_list_init(&p->denied);
 	dray_list_init(&p->kept_segments);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers, DMSG_HANDLE_KIND_PEER);
 	dray_handles_init(&p->imports, DRAY_HANDLES_MAX, 0);
@@ -134,6 +135,7 @@ struct peers *peers_free(struct peers *p)
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)
 		peer_free(closed);
 	incoming_close(p);
+	denied_free(p);
 	tcp_listeners_close(&p->listeners);
 	close_passed(&p->deps);
 	sd_event_source_disable_unref(p->defer);
@@ -207,6 +209,7 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_pe
 
 		fn(arg, &i);
 	}
+	denied_each(p, fn, arg);
 }
 
 const char *peers_segment_of(struct peers *p, dray_handle handle)
