@@ -121,8 +121,8 @@ struct agent {
 };
 
 /*
- * timeout_ns < 0: agent.drain_timeout. stay: do not exit when drained. -EALREADY while draining or drained; a call
- * without `stay` then still cancels an earlier `stay`.
+ * timeout_ns < 0: agent.drain_timeout. stay: do not exit when drained. -EALREADY while draining or drained: the drain that has
+ * begun keeps its deadline and its `stay`.
  */
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay);
 
@@ -131,7 +131,7 @@ int agent_resume(struct agent *a);
 
 /*
  * Drains with its deadline now: transfers in flight are stopped. Starts a drain if there is none. stay: as with
- * agent_drain(). 0, or -ESHUTDOWN if the agent is bound to exit.
+ * agent_drain(), and replaces that of a drain that has begun. 0, or -ESHUTDOWN if the agent is bound to exit.
  */
 int agent_drain_now(struct agent *a, bool stay);
 

@@ -148,15 +148,8 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 {
 	uint32_t ms;
 
-	if (a->stopping)
+	if (a->stopping || a->state != AGENT_RUNNING)
 		return -EALREADY;
-	if (a->state != AGENT_RUNNING) {
-		/* cancels an earlier stay; the deadline remains */
-		a->stay &= stay;
-		if (a->state == AGENT_DRAINED && !a->stay)
-			stop(a, 0);
-		return -EALREADY;
-	}
 	if (timeout_ns < 0)
 		timeout_ns = a->config->v.agent.drain_timeout;
 	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);

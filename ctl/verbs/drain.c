@@ -126,7 +126,8 @@ static void state_print(struct ctl *c, const char *state, bool already, const ch
 
 int ctl_drain(struct ctl *c)
 {
-	bool already, drained;
+	bool force = c->values[CTL_OPTION_FORCE], already, drained;
+	const char *note = "";
 
 	/* The signal is needed before the call, since the agent may be drained before the answer arrives. */
 	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED) < 0 ||
@@ -136,10 +137,11 @@ int ctl_drain(struct ctl *c)
 	if (c->news.running)
 		return ctl_failed(c, "a resume ended the drain");
 	drained = c->news.drained;
-	state_print(c, drained ? CTL_STATE_DRAINED : "draining", already,
-		    !already || drained         ? "" :
-		    c->values[CTL_OPTION_FORCE] ? " already; its limit is now" :
-						  " already; its limit is unchanged");
+	if (already && !force)
+		note = " already; a drain that has begun keeps its limit and its --stay";
+	else if (already && !drained)
+		note = " already; its limit is now";
+	state_print(c, drained ? CTL_STATE_DRAINED : "draining", already, note);
 	return CTL_EXIT_OK;
 }
 

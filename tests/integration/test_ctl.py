@@ -273,6 +273,28 @@ def test_drain_with_wait_and_stay(new_agent):
     assert done.returncode == 4 and "draining" in done.stderr
 
 
+@pytest.mark.parametrize("when", ["draining", "drained"])
+def test_drain_keeps_an_earlier_stay(new_agent, when):
+    """A second drain without --stay, as a preStop hook sends it, does not end an agent that stays; --force does."""
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        if when == "draining":
+            waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+            here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # It follows the waiting transfer, so that one was accepted.
+        agent.ctl("drain", "--stay")
+        until(lambda: agent.ctl("status", "--json")["state"] == when)
+        assert "--stay" in agent.ctl("drain")
+        if when == "draining":
+            waiting.cancel()
+        agent.ctl("wait", "--for", "drained")
+        assert agent.ctl("resume") == "running\n"
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        agent.ctl("drain", "--wait", "--stay")
+        agent.ctl("drain", "--force")
+    assert agent.wait() == 0
+
+
 def test_resume(new_agent):
     """After and during a drain: old sessions continue, and new ones are accepted."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})

@@ -459,6 +459,7 @@ def test_drain_without_stay_after_drain_with_stay(new_agent):
     agent.ctl("drain", "--wait", "--stay")
     assert agent.ctl("drain", "--stay", "--json") == {"state": "drained", "already": True}
     assert agent.ctl("drain", "--wait", "--json") == {"state": "drained", "already": True}
+    agent.ctl("drain", "--force")
     assert agent.wait() == 0
 
 

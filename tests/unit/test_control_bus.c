@@ -615,7 +615,9 @@ static void drain_is_signalled_to_all(void **state)
 	}
 	assert_true(drain(buses[1], 0, false, &err) < 0);
 	assert_string_equal(err.name, "dev.dray.Error.Draining");
-	assert_string_equal(err.message, "the agent is draining already");
+	assert_string_equal(
+		err.message,
+		"the agent is draining already, and stays when drained; DrainNow or SIGTERM ends it");
 	assert_int_equal(fake.drains, 1);
 	sd_bus_error_free(&err);
 	assert_true(resume(buses[1], &err) >= 0);

@@ -83,9 +83,12 @@ CHANGE(drain)
 		LOG_CHANGE(c, "Drain was called stay=%s", stay ? "yes" : "no");
 	ret = agent_drain(a, timeout_ms ? timeout_ms * DRAY_NS_PER_MS : -1, stay);
 	if (ret == -EALREADY)
-		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_DRAINING,
-					 "the agent is %s already",
-					 a->stopping ? "stopping" : agent_state_name(a->state));
+		return sd_bus_error_setf(
+			reterr, DRAY_DBUS_ERROR_DRAINING, "the agent is %s already%s",
+			a->stopping ? "stopping" : agent_state_name(a->state),
+			!a->stopping && a->stay ?
+				", and stays when drained; DrainNow or SIGTERM ends it" :
+				"");
 	return ret;
 }
 
