@@ -58,7 +58,10 @@ int main(int argc, char **argv)
 	} else if (args.action == ARGS_VERSION) {
 		args_version(stdout);
 	} else if (config_load(&config, &args.config, &err) < 0) {
-		fprintf(stderr, "drayd: %s\n", err.msg);
+		for (size_t i = 0; i < config.errors.n; i++)
+			fprintf(stderr, "drayd: %s\n", config.errors.v[i]);
+		if (!config.errors.n)
+			fprintf(stderr, "drayd: %s\n", err.msg);
 		status = 1;
 	} else if (args.action == ARGS_CHECK_CONFIG) {
 		config_show(&config, stdout);

@@ -100,34 +100,47 @@ static int mtu_check(int64_t mtu, struct dray_err *reterr)
 			      (long long)mtu);
 }
 
-int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
 	const char *preferred = preferred_of_config(cfg);
 
-	*ret_key = KEY(RDMA_MTU);
-	if (mtu_check(cfg->rdma.mtu, reterr) < 0)
-		return -EINVAL;
-	*ret_key = KEY(SEGMENT_PREFERRED);
-	if (preferred && preferred_check(preferred, reterr) < 0)
-		return -EINVAL;
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++) {
-		*ret_key = lists[i].key;
-		if (list_check(config_member(cfg, lists[i].key), i, reterr) < 0)
-			return -EINVAL;
-	}
+	if (key == KEY(RDMA_MTU))
+		return mtu_check(cfg->rdma.mtu, reterr);
+	if (key == KEY(SEGMENT_PREFERRED))
+		return preferred ? preferred_check(preferred, reterr) : 0;
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
+		if (lists[i].key == key)
+			return list_check(config_member(cfg, key), i, reterr);
 	return 0;
 }
 
-static int form_check(struct config *c, config_check check, struct dray_err *reterr)
+static int form_check(struct config *c, enum dray_config_key_id key, config_check check,
+		      struct dray_err *reterr)
 {
-	enum dray_config_key_id key = KEY(AGENT_STATE_DIR);
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err why = DRAY_ERR_NULL, whole = DRAY_ERR_NULL;
+	int r;
 
-	if (!check || check(&c->v, &key, &err) >= 0)
+	if (c->refused[key] || check(&c->v, key, &why) >= 0)
 		return 0;
-	return config_refuse(reterr, config_origin(c, key), "%s: %s", dray_config_keys[key].path,
-			     err.msg);
+	c->refused[key] = true;
+	r = config_refuse(&whole, config_origin(c, key), "%s: %s", dray_config_keys[key].path,
+			  why.msg);
+	return config_collect(c, r, &whole, reterr);
+}
+
+static int forms_check(struct config *c, config_check above, struct dray_err *reterr)
+{
+	int r = 0;
+
+	for (int i = 0; i < DRAY_CONFIG_KEY_N && !r; i++) {
+		enum dray_config_key_id key = (enum dray_config_key_id)i;
+
+		r = form_check(c, key, config_check_forms, reterr);
+		if (!r && above)
+			r = form_check(c, key, above, reterr);
+	}
+	return r;
 }
 
 /* --- combinations -------------------------------------------------------------------------------- */
@@ -150,7 +163,7 @@ static int order_check(struct config *c, enum dray_config_key_id less, enum dray
 	dray_auto_free char *less_text = NULL;
 	dray_auto_free char *more_text = NULL;
 
-	if (number_of(c, less) < number_of(c, more) ||
+	if (c->refused[less] || c->refused[more] || number_of(c, less) < number_of(c, more) ||
 	    (equal_ok && number_of(c, less) == number_of(c, more)))
 		return 0;
 	less_text = config_value_text(&c->v, less);
@@ -161,12 +174,28 @@ static int order_check(struct config *c, enum dray_config_key_id less, enum dray
 			     less_text ? less_text : "?");
 }
 
+static int heartbeat_check(struct config *c, struct dray_err *reterr)
+{
+	return order_check(c, KEY(PEER_HEARTBEAT), KEY(PEER_HEARTBEAT_LIMIT), false, reterr);
+}
+
+static int peer_backoff_check(struct config *c, struct dray_err *reterr)
+{
+	return order_check(c, KEY(PEER_BACKOFF_MIN), KEY(PEER_BACKOFF_MAX), true, reterr);
+}
+
+static int probe_backoff_check(struct config *c, struct dray_err *reterr)
+{
+	return order_check(c, KEY(PROBE_BACKOFF_MIN), KEY(PROBE_BACKOFF_MAX), true, reterr);
+}
+
 /* Without a key, listeners must be on loopback unless peer.allow_insecure is set. */
 static int listen_check(struct config *c, struct dray_err *reterr)
 {
 	const struct dray_strv *listen = &c->v.peer.listen;
 
-	if (*c->v.peer.key_file || c->v.peer.allow_insecure)
+	if (*c->v.peer.key_file || c->v.peer.allow_insecure || c->refused[KEY(PEER_KEY_FILE)] ||
+	    c->refused[KEY(PEER_ALLOW_INSECURE)])
 		return 0;
 	for (size_t i = 0; i < listen->n; i++) {
 		struct dray_addr addr;
@@ -223,20 +252,19 @@ static int nested_check(struct config *c)
 
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
-	int r = order_check(c, KEY(PEER_HEARTBEAT), KEY(PEER_HEARTBEAT_LIMIT), false, reterr);
+	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
+		heartbeat_check, peer_backoff_check, probe_backoff_check,
+		listen_check,    sockets_check,
+	};
+	int r = 0;
 
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(checks) && !r; i++) {
+		struct dray_err why = DRAY_ERR_NULL;
+
+		r = config_collect(c, checks[i](c, &why), &why, reterr);
+	}
 	if (!r)
-		r = order_check(c, KEY(PEER_BACKOFF_MIN), KEY(PEER_BACKOFF_MAX), true, reterr);
-	if (!r)
-		r = order_check(c, KEY(PROBE_BACKOFF_MIN), KEY(PROBE_BACKOFF_MAX), true, reterr);
-	if (!r)
-		r = listen_check(c, reterr);
-	if (!r)
-		r = sockets_check(c, reterr);
-	if (!r)
-		r = form_check(c, config_check_forms, reterr);
-	if (!r)
-		r = form_check(c, above, reterr);
+		r = forms_check(c, above, reterr);
 	if (!r && nested_check(c) < 0)
 		r = config_no_memory(reterr);
 	return r;

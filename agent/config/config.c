@@ -58,6 +58,7 @@ int config_set(struct config *c, enum dray_config_key_id id, const struct config
 	}
 	r = config_value_set(&c->v, id, raw, where, reterr);
 	if (r < 0) {
+		c->refused[id] = r == -EINVAL;
 		free(copy);
 		return r;
 	}
@@ -75,6 +76,15 @@ int config_warn(struct config *c, const char *fmt, ...)
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	return dray_strv_add(&c->warnings, text, strlen(text));
+}
+
+int config_collect(struct config *c, int r, const struct dray_err *why, struct dray_err *reterr)
+{
+	if (r == -EINVAL)
+		return dray_strv_add(&c->errors, why->msg, strlen(why->msg)) < 0 ?
+			       config_no_memory(reterr) :
+			       0;
+	return r < 0 ? dray_err_set(reterr, r, why->code, "%s", why->msg) : 0;
 }
 
 static int defaults_load(struct config *c, struct dray_err *reterr)
@@ -112,18 +122,19 @@ int config_setting_check(const struct config_setting *s, struct dray_err *reterr
 
 static int settings_load(struct config *c, const struct config_args *args, struct dray_err *reterr)
 {
-	for (size_t i = 0; i < args->n_settings; i++) {
+	int r = 0;
+
+	for (size_t i = 0; i < args->n_settings && !r; i++) {
 		const struct config_setting *s = &args->settings[i];
 		struct config_raw raw = { .text = s->value };
+		struct dray_err why = DRAY_ERR_NULL;
 		char where[64];
-		int r;
 
 		r = config_set(c, s->key, &raw, CONFIG_COMMAND_LINE,
-			       option_where(s, where, sizeof(where)), "command line", reterr);
-		if (r < 0)
-			return r;
+			       option_where(s, where, sizeof(where)), "command line", &why);
+		r = config_collect(c, r, &why, reterr);
 	}
-	return 0;
+	return r;
 }
 
 /* Variables of other programs: a malformed value is ignored with a warning. */
@@ -152,11 +163,12 @@ static int foreign_variables_check(struct config *c, const struct config_args *a
 
 static int load(struct config *c, const struct config_args *args, struct dray_err *reterr)
 {
+	struct dray_err why = DRAY_ERR_NULL;
 	int r;
 
 	r = defaults_load(c, reterr);
 	if (!r)
-		r = config_file_load(c, args->file, reterr);
+		r = config_collect(c, config_file_load(c, args->file, &why), &why, reterr);
 	if (!r)
 		r = config_env_load(c, args, reterr);
 	if (!r)
@@ -172,9 +184,12 @@ int config_load(struct config *c, const struct config_args *args, struct dray_er
 {
 	int r = load(c, args, reterr);
 
-	if (r < 0)
-		config_deinit(c);
-	return r;
+	if (r < 0 || !c->errors.n)
+		return r;
+	if (c->errors.n == 1)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s", c->errors.v[0]);
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%zu errors, the first: %s",
+			    c->errors.n, c->errors.v[0]);
 }
 
 void config_deinit(struct config *c)
@@ -183,6 +198,7 @@ void config_deinit(struct config *c)
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		free(c->origin[i].text);
 	dray_strv_clear(&c->warnings);
+	dray_strv_clear(&c->errors);
 	free(c->file);
 	*c = CONFIG_NULL;
 }

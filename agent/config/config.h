@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -24,10 +25,8 @@ struct config_setting {
 	char *value;
 };
 
-/*
- * A check of keys whose form a higher layer defines. 0, or -EINVAL with reterr and the wrong key in *ret_key.
- */
-typedef int (*config_check)(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+/* A check of the form of one key's value, which a higher layer may define. 0, or -EINVAL with reterr. */
+typedef int (*config_check)(const struct dray_config *cfg, enum dray_config_key_id key,
 			    struct dray_err *reterr);
 
 /* The sources of values. They outlive the configuration, because a reload reads them again. */
@@ -47,27 +46,32 @@ struct config_origin {
 struct config {
 	struct dray_config v;
 	struct config_origin origin[DRAY_CONFIG_KEY_N];
-	struct dray_strv warnings; /* for the log, which is opened later */
-	char *file;                /* the file that was read, or NULL */
+	struct dray_strv warnings;       /* for the log, which is opened later */
+	struct dray_strv errors;         /* all, each with its place, as config_load() found them */
+	bool refused[DRAY_CONFIG_KEY_N]; /* an error concerns the key; it has its former value */
+	char *file;                      /* the file that was read, or NULL */
 };
 
 #define CONFIG_NULL ((struct config){ .file = NULL })
 
-/* Fills c, which must be CONFIG_NULL. 0, or -EINVAL, -ENOMEM or another -errno with reterr; c is then CONFIG_NULL again. */
+/*
+ * Fills c, which must be CONFIG_NULL. 0, or -errno with reterr. -EINVAL: c->errors has every error, and reterr the first with
+ * their number.
+ */
 int config_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 void config_deinit(struct config *c);
 
 /*
  * Loads the configuration again and applies the keys that may change while the agent runs; their former values are freed.
  * Other keys keep their values. On error nothing changes. `applied` has the changed keys, `restart` the keys that differ but
- * need a restart; they are static strings.
+ * need a restart; they are static strings. ret_errors: gets every error, as with config_load(); the caller clears it.
  */
 struct config_changes {
 	const char *applied[DRAY_CONFIG_KEY_N], *restart[DRAY_CONFIG_KEY_N];
 	unsigned n_applied, n_restart;
 };
 int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
-		  struct dray_err *reterr);
+		  struct dray_strv *ret_errors, struct dray_err *reterr);
 
 /* Every effective value as a libconfig file, with its origin as comment. */
 void config_show(const struct config *c, FILE *f);

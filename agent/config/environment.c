@@ -108,10 +108,13 @@ static int state_directory_load(struct config *c, const struct config_args *args
 
 int config_env_load(struct config *c, const struct config_args *args, struct dray_err *reterr)
 {
-	int r = state_directory_load(c, args, reterr);
+	struct dray_err why = DRAY_ERR_NULL;
+	int r = config_collect(c, state_directory_load(c, args, &why), &why, reterr);
 
-	for (char *const *env = args->env; !r && env && *env; env++)
+	for (char *const *env = args->env; !r && env && *env; env++) {
+		why = DRAY_ERR_NULL;
 		if (!strncmp(*env, "DRAY_", 5))
-			r = variable_load(c, *env, reterr);
+			r = config_collect(c, variable_load(c, *env, &why), &why, reterr);
+	}
 	return r;
 }

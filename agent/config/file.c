@@ -84,14 +84,31 @@ static int list_load(struct walk *w, enum dray_config_key_id id, const config_se
 	return r;
 }
 
+static int value_load(struct walk *w, enum dray_config_key_id id, const config_setting_t *s,
+		      const char *where)
+{
+	struct config_raw raw = { .text = NULL };
+	int r;
+
+	if (config_setting_is_group(s))
+		r = config_refuse(w->reterr, where, "%s takes a value, not a group",
+				  dray_config_keys[id].path);
+	else if (config_setting_is_aggregate(s))
+		r = list_load(w, id, s, where);
+	else {
+		raw.text = scalar_text(s, &raw.bare);
+		r = config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
+	}
+	w->c->refused[id] = r == -EINVAL;
+	return r;
+}
+
 static int setting_load(struct walk *w, const char *section, const config_setting_t *s)
 {
 	dray_auto_free char *where = config_text_where(w->text, config_setting_source_line(s));
 	dray_auto_free char *path = NULL;
 	const struct dray_config_key *key;
-	enum dray_config_key_id id;
 	const char *nearest;
-	struct config_raw raw = { .text = NULL };
 
 	if (!where || asprintf(&path, "%s.%s", section, config_setting_name(s)) < 0) {
 		path = NULL;
@@ -100,13 +117,7 @@ static int setting_load(struct walk *w, const char *section, const config_settin
 	key = config_key_find(path, &nearest);
 	if (!key)
 		return config_unknown(w->reterr, where, path, nearest);
-	id = (enum dray_config_key_id)(key - dray_config_keys);
-	if (config_setting_is_group(s))
-		return config_refuse(w->reterr, where, "%s takes a value, not a group", path);
-	if (config_setting_is_aggregate(s))
-		return list_load(w, id, s, where);
-	raw.text = scalar_text(s, &raw.bare);
-	return config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
+	return value_load(w, (enum dray_config_key_id)(key - dray_config_keys), s, where);
 }
 
 static int section_load(struct walk *w, const config_setting_t *s)
@@ -126,14 +137,18 @@ static int section_load(struct walk *w, const config_setting_t *s)
 	if (!config_setting_is_group(s))
 		return config_refuse(w->reterr, where, "%s is a group: %s: { name = value; };",
 				     name, name);
-	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++)
-		r = setting_load(w, name, config_setting_get_elem(s, i));
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++) {
+		struct dray_err why = DRAY_ERR_NULL;
+		struct walk one = { w->c, w->text, &why };
+
+		r = setting_load(&one, name, config_setting_get_elem(s, i));
+		r = config_collect(w->c, r, &why, w->reterr);
+	}
 	return r;
 }
 
 static int text_load(struct config *c, const struct config_text *text, struct dray_err *reterr)
 {
-	struct walk w = { c, text, reterr };
 	config_setting_t *root;
 	config_t parsed;
 	int r = 0;
@@ -153,8 +168,13 @@ static int text_load(struct config *c, const struct config_text *text, struct dr
 		return r;
 	}
 	root = config_root_setting(&parsed);
-	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(root); i++)
-		r = section_load(&w, config_setting_get_elem(root, i));
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(root); i++) {
+		struct dray_err why = DRAY_ERR_NULL;
+		struct walk one = { c, text, &why };
+
+		r = section_load(&one, config_setting_get_elem(root, i));
+		r = config_collect(c, r, &why, reterr);
+	}
 	config_destroy(&parsed);
 	return r;
 }

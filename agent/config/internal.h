@@ -20,6 +20,12 @@ int config_value_set(struct dray_config *v, enum dray_config_key_id id,
 		     const struct config_raw *raw, const char *where, struct dray_err *reterr);
 void config_values_free(struct dray_config *v);
 
+/*
+ * Ends the reading of one setting, or one check. r: its result, with its reason. An error of the configuration is kept in
+ * c->errors, and the result is 0, so that all are found. Others are returned with reterr.
+ */
+int config_collect(struct config *c, int r, const struct dray_err *why, struct dray_err *reterr);
+
 /* Also records the origin: origin_text, or where if that is NULL. */
 int config_set(struct config *c, enum dray_config_key_id id, const struct config_raw *raw,
 	       enum config_source source, const char *where, const char *origin_text,
@@ -28,14 +34,14 @@ int config_set(struct config *c, enum dray_config_key_id id, const struct config
 int config_warn(struct config *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* A config_check of the values whose form schema/config.yaml does not describe. */
-int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr);
-/* Checks forms and combinations of keys; then calls `above` unless it is NULL. */
+/* Checks combinations and forms of keys that are not refused yet, and with `above`, unless it is NULL. Collects errors. */
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr);
 
 int config_env_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 
-/* Loads a file and the files it includes. NULL: CONFIG_FILE_DEFAULT if it exists; "": none. */
+/* Loads a file and the files it includes. Collects the errors of its settings. NULL: CONFIG_FILE_DEFAULT if it exists; "": none. */
 int config_file_load(struct config *c, const char *file, struct dray_err *reterr);
 
 /* -EINVAL with "WHERE: ..." in reterr. */

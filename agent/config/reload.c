@@ -55,7 +55,7 @@ static void take_over(struct config *c, struct config *fresh, const bool differ[
 }
 
 int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
-		  struct dray_err *reterr)
+		  struct dray_strv *ret_errors, struct dray_err *reterr)
 {
 	bool differ[DRAY_CONFIG_KEY_N] = { false };
 	struct config fresh = CONFIG_NULL;
@@ -73,6 +73,8 @@ int config_reload(struct config *c, const struct config_args *args, struct confi
 	}
 	if (r >= 0)
 		take_over(c, &fresh, differ);
+	*ret_errors = fresh.errors;
+	fresh.errors = DRAY_STRV_NULL;
 	config_deinit(&fresh);
 	return r;
 }

@@ -131,16 +131,22 @@ void agent_cpus_changed(void *arg, const struct dray_cpus *now)
 		log_notice("agent", "workers no longer poll: %s", why);
 }
 
-static void report_reload(struct agent *a, const struct config_changes *c, const char *refused)
+/* why: the first error, with the number of the others. */
+static void report_refusal(struct agent *a, const struct dray_strv *errors, const char *why)
+{
+	const char *file = a->config->file ? a->config->file : "no file";
+
+	log_error("config", "reload refused, nothing has changed: %s", why);
+	for (size_t i = 1; i < errors->n; i++)
+		log_error("config", "reload refused: %s", errors->v[i]);
+	agent_record(a, "config", file, "", "refused", why);
+}
+
+static void report_reload(struct agent *a, const struct config_changes *c)
 {
 	const char *file = a->config->file ? a->config->file : "no file";
 	char applied[400], restart[400];
 
-	if (refused) {
-		log_error("config", "reload refused, nothing has changed: %s", refused);
-		agent_record(a, "config", file, "", "refused", refused);
-		return;
-	}
 	join(c->applied, c->n_applied, applied, sizeof(applied));
 	join(c->restart, c->n_restart, restart, sizeof(restart));
 	log_notice("config", "reloaded %s: %s", file, *applied ? applied : "nothing has changed");
@@ -153,14 +159,19 @@ static void report_reload(struct agent *a, const struct config_changes *c, const
 
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
 {
+	struct dray_strv errors = DRAY_STRV_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
 	notify_reloading(a->notify);
-	r = config_reload(a->config, a->config_args, ret, &err);
-	if (r >= 0)
+	r = config_reload(a->config, a->config_args, ret, &errors, &err);
+	if (r >= 0) {
 		apply(a, ret);
-	report_reload(a, ret, r < 0 ? err.msg : NULL);
+		report_reload(a, ret);
+	} else {
+		report_refusal(a, &errors, err.msg);
+	}
+	dray_strv_clear(&errors);
 	notify_ready(a->notify);
 	if (r < 0)
 		dray_err_set(reterr, r, err.code, "%s", err.msg);

@@ -34,7 +34,10 @@ static int load(struct config *c, const char *text, size_t n, struct dray_err *r
 	check(r == 0);
 	check(fd >= 0 && write(fd, text, n) == (ssize_t)n);
 	snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
-	return config_file_load(c, name, reterr);
+	r = config_file_load(c, name, reterr);
+	return !r && c->errors.n ?
+		       dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s", c->errors.v[0]) :
+		       r;
 }
 
 static void limits_check(const struct config *c)

@@ -92,6 +92,29 @@ def test_file_errors(drayd, text, line, words):
     assert drayd(text).returncode != 0, "the agent starts with a file that --check-config refuses"
 
 
+def test_all_errors_are_reported(drayd):
+    """One run names every error of the file, the environment and the combination of keys, each with its place."""
+    text = """agent: { workers = 9;
+  statedir = "/x"; };
+agents: { };
+log: { level = "loud"; };
+segment: { known = [ "nonsense" ]; };
+data: { socket = "/run/dray/control.sock"; allow_uids = [ "root" ]; };
+peer: { backoff_min = "0ms"; heartbeat = "3s"; };
+rdma: { mtu = 300; gid_index = [ "x" ]; };
+"""
+    done = drayd(text, "--check-config", DRAY_DATA_MODE="660", DRAY_TCP_STREAMS="none")
+    wanted = [(f"{drayd.file}:1", "agent.workers"), (f"{drayd.file}:2", "agent.statedir"), (f"{drayd.file}:3", "agents"),
+              (f"{drayd.file}:4", "log.level"), (f"{drayd.file}:6", "data.allow_uids"), (f"{drayd.file}:7", "peer.backoff_min"),
+              ("environment DRAY_DATA_MODE", "data.mode"), ("environment DRAY_TCP_STREAMS", "tcp.streams"),
+              (f"{drayd.file}:7", "peer.heartbeat_limit"), (f"{drayd.file}:6", "control.socket"), (f"{drayd.file}:8", "rdma.mtu"),
+              (f"{drayd.file}:5", "segment.known"), (f"{drayd.file}:8", "rdma.gid_index")]
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and len(lines) == len(wanted), done.stderr
+    for where, key in wanted:
+        assert any(line.startswith(f"drayd: {where}: ") and key in line for line in lines), (where, key, done.stderr)
+
+
 @pytest.mark.parametrize("args, words", [
     (["--set", "agent.worker=1"], ["agent.worker", "agent.workers"]),
     (["--set", "agent.workers"], ["KEY=VALUE"]),

@@ -33,9 +33,9 @@ static int group_teardown(void **state)
 	return 0;
 }
 
-/* Loads a file with this text, environment and command line (lists that end in NULL). */
-static int load(struct config *c, const char *text, char *const *env, char **argv,
-		struct dray_err *reterr)
+/* Loads a file with this text, environment and command line (lists that end in NULL). c is freed by the caller, even on errors. */
+static int load_all(struct config *c, const char *text, char *const *env, char **argv,
+		    struct dray_err *reterr)
 {
 	struct args a = ARGS_NULL;
 	int argc = 0, r;
@@ -54,6 +54,17 @@ static int load(struct config *c, const char *text, char *const *env, char **arg
 	*c = CONFIG_NULL;
 	r = config_load(c, &a.config, reterr);
 	args_deinit(&a);
+	return r;
+}
+
+/* The same, but an error frees c. */
+static int load(struct config *c, const char *text, char *const *env, char **argv,
+		struct dray_err *reterr)
+{
+	int r = load_all(c, text, env, argv, reterr);
+
+	if (r < 0)
+		config_deinit(c);
 	return r;
 }
 
@@ -104,10 +115,12 @@ static void a_named_file_must_exist(void **state)
 	struct config c = CONFIG_NULL;
 
 	assert_int_equal(config_load(&c, &args, &e), -ENOENT);
+	config_deinit(&c);
 	assert_string_equal(e.msg, "/nonexistent/drayd.conf: there is no such file");
 	args.file = dir;
 	e = DRAY_ERR_NULL;
 	assert_int_equal(config_load(&c, &args, &e), -EISDIR);
+	config_deinit(&c);
 }
 
 static void every_type_is_read(void **state)
@@ -488,6 +501,36 @@ static void environment_errors_name_the_variable(void **state)
 	}
 }
 
+/* One refused key does not hide errors of other keys, and causes no errors of combinations with it. */
+static void all_errors_are_found(void **state)
+{
+	static const char *const messages[] = {
+		":1: agent.workers: \"9\" is not allowed (allowed: 0 to 8)",
+		":3: unknown key peer.streams, did you mean tcp.streams?",
+		":2: peer.heartbeat: \"1\" "
+	};
+	struct dray_err e;
+	struct config c;
+
+	assert_int_equal(load_all(&c,
+				  "agent: { workers = 9; };\npeer: { heartbeat = \"1\"; "
+				  "heartbeat_limit = \"100ms\";\n streams = 2; };",
+				  NULL, NULL, &e),
+			 -EINVAL);
+	assert_int_equal(c.errors.n, 3);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(messages); i++) {
+		bool found = false;
+
+		for (size_t k = 0; k < c.errors.n; k++)
+			found |= strstr(c.errors.v[k], messages[i]) != NULL;
+		if (!found)
+			fail_msg("%s is not among the errors", messages[i]);
+	}
+	assert_true(!strncmp(e.msg, "3 errors, the first: ", 21));
+	assert_non_null(strstr(e.msg, messages[0]));
+	config_deinit(&c);
+}
+
 /*
  * Kubernetes puts these into every container of a namespace with a Service named dray or dray-peer.
  */
@@ -677,9 +720,10 @@ static void long_names_leave_room_for_the_reason(void **state)
 	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	snprintf(text, sizeof(text), "agent: { workers = \"%s\"; };", name);
 	cm_file_write(dir, name, text);
-	assert_int_equal(config_file_load(&c, path, &e), -EINVAL);
-	assert_non_null(strstr(e.msg, "n:1: agent.workers: "));
-	assert_non_null(strstr(e.msg, "0 to 8)"));
+	assert_int_equal(config_file_load(&c, path, &e), 0);
+	assert_int_equal(c.errors.n, 1);
+	assert_non_null(strstr(c.errors.v[0], "n:1: agent.workers: "));
+	assert_non_null(strstr(c.errors.v[0], "0 to 8)"));
 	config_deinit(&c);
 }
 
@@ -705,6 +749,7 @@ int main(void)
 		cmocka_unit_test(includes_cannot_grow_without_end),
 		cmocka_unit_test(later_sources_win),
 		cmocka_unit_test(environment_errors_name_the_variable),
+		cmocka_unit_test(all_errors_are_found),
 		cmocka_unit_test(injected_variables_are_ignored),
 		cmocka_unit_test(unknown_variables_only_warn),
 		cmocka_unit_test(wrong_variables_of_other_programs_only_warn),

@@ -23,12 +23,14 @@ static struct dray_strv words(const char *const *v, size_t n)
 /* Returns which of these keys is refused; -1: none. */
 static int refused(const struct dray_config *cfg, struct dray_err *reterr)
 {
-	enum dray_config_key_id key = DRAY_CONFIG_KEY_N;
 	struct dray_config full = *cfg;
 	char any[] = "auto";
 
 	full.segment.preferred = any;
-	return config_check_forms(&full, &key, reterr) < 0 ? (int)key : -1;
+	for (int key = 0; key < DRAY_CONFIG_KEY_N; key++)
+		if (config_check_forms(&full, (enum dray_config_key_id)key, reterr) < 0)
+			return key;
+	return -1;
 }
 
 static void known_segments(void **state)

@@ -58,13 +58,12 @@ static struct nd_scan_options options_of(const struct dray_config *cfg)
 	};
 }
 
-int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id key,
 			struct dray_err *reterr)
 {
 	struct nd_scan_options options = options_of(cfg);
 
-	*ret_key = DRAY_CONFIG_KEY_RDMA_GID_INDEX;
-	return nd_scan_options_check(&options, reterr);
+	return key == DRAY_CONFIG_KEY_RDMA_GID_INDEX ? nd_scan_options_check(&options, reterr) : 0;
 }
 
 static void scan_node(struct detect *d)

@@ -53,5 +53,5 @@ int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsi
 		 const cpu_set_t *allowed, cpu_set_t *cpus);
 
 /* A config_check: can a scan follow the keys rdma.gid_*? Pure. */
-int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id key,
 			struct dray_err *reterr);
