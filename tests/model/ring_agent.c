@@ -76,6 +76,10 @@ void request_start(struct wsession *s, const struct xfer_request *r, struct dray
 		complete(work.n - 1);
 }
 
+void cancels_taken(struct wsession *s, uint64_t request)
+{
+}
+
 void wsession_break(struct wsession *s, const struct dray_err *err)
 {
 	weak_check(false, "the agent finds an impossible index");

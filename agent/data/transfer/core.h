@@ -23,6 +23,7 @@
 #include "agent/model/view.h"
 #include "lib/heap.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 #include "schema/gen/data.h"
 #include "schema/gen/errors.h"
@@ -120,6 +121,7 @@ struct xfer_session {
 	dray_handle handle, group;
 	struct session_shared *shared; /* quotas */
 	struct dray_list xfers;
+	struct dray_map by_request; /* struct xfer */
 	struct dray_list flows;
 	uint32_t slices[2]; /* in flight, by class */
 	uint32_t ops;       /* in flight */
@@ -130,9 +132,10 @@ struct xfer_session {
 /* Per transfer; private to xfer.c and sched.c but for the fields named here. */
 struct xfer {
 	struct dray_list session_link; /* on its session */
-	struct dray_list flow_link;    /* on its flow while slices remain, or on the free list */
-	struct dray_list age_link;     /* the same, by age */
-	struct dray_list wait_link;    /* while it waits for its word */
+	struct dray_map_node by_request;
+	struct dray_list flow_link; /* on its flow while slices remain, or on the free list */
+	struct dray_list age_link;  /* the same, by age */
+	struct dray_list wait_link; /* while it waits for its word */
 	struct xfer_session *session;
 	struct flow *flow;
 	struct channel *channel;

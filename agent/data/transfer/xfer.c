@@ -61,12 +61,20 @@ void xfer_session_init(struct xfer_session *s, dray_handle handle, struct sessio
 {
 	*s = (struct xfer_session){ .handle = handle, .group = shared->group, .shared = shared };
 	dray_list_init(&s->xfers);
+	dray_map_init(&s->by_request);
 	dray_list_init(&s->flows);
 }
 
 void xfer_session_deinit(struct xfer_session *s)
 {
 	sched_session_deinit(s);
+	dray_map_deinit(&s->by_request);
+}
+
+struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id)
+{
+	return dray_map_entry(dray_map_find(&s->by_request, &request_id, sizeof(request_id)),
+			      struct xfer, by_request);
 }
 
 void xfer_unlink(struct xfers *xs, struct xfer *x)
@@ -75,6 +83,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 		dray_handles_del(&xs->table, x->handle);
 	dray_heap_del(&xs->deadlines, &x->deadline);
 	dray_list_del(&x->session_link);
+	dray_map_del(&x->session->by_request, &x->by_request);
 	dray_list_del(&x->wait_link);
 }
 

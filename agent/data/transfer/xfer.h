@@ -24,6 +24,9 @@ void xfers_pinned(struct core *c, void *base);
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr);
 
+/* The transfer of the session with this request id that has not ended, or NULL. */
+struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id);
+
 /* Stops it: no new slices, and the transport ends those in flight. urgent: its memory goes away now. Idempotent. */
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent);
 

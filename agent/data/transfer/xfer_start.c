@@ -338,6 +338,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
 	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	dray_list_add(&s->xfers, &x->session_link);
+	dray_map_add(&s->by_request, &x->by_request, &x->request_id, sizeof(x->request_id));
 	if (x->wait.p) {
 		x->state = XFER_WAITING;
 		dray_list_add(&xs->waiting, &x->wait_link);

@@ -96,7 +96,7 @@ static void cancel_answer(struct worker *w, uint64_t call, bool ended, uint32_t 
 static void cancel(struct worker *w, const struct command *cmd)
 {
 	struct wsession *s = wsession_get(w, cmd->session);
-	struct xfer *x = s ? wsession_find_xfer(s, cmd->id) : NULL;
+	struct xfer *x = s ? xfer_find(&s->xs, cmd->id) : NULL;
 
 	if (!x || x->operator_waits) {
 		cancel_answer(w, cmd->handle, false, x ? DRAY_E_BUSY : DRAY_E_NOT_FOUND);

@@ -46,6 +46,9 @@ struct wsession {
 	bool readable, writable;
 	bool dead; /* end of file, protocol broken or closing: nothing is read or sent any more */
 	struct ring *ring;
+	struct dray_list cancels;   /* that wait for an entry of the ring, oldest first */
+	struct dray_map cancels_of; /* the same, by the request they cancel */
+	uint32_t n_cancels;
 	const struct ring_memory *memory; /* arena, also without a ring */
 };
 
@@ -149,13 +152,22 @@ static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset,
 /* request.c */
 /* Handles one message of a client. */
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
-/* The transfer with this request id, or NULL. */
-struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request);
 /* Starts a transfer; the agent is not draining. */
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err);
 
+/* cancel.c */
+/* A TRANSFER_CANCEL. It never waits: a transfer whose entry the ring still holds is cancelled when the entry is taken. */
+void cancel_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+		    struct dray_err *err);
+/* The ring's entry for this request was taken: n_cancels is not 0. */
+void cancels_taken(struct wsession *s, uint64_t request);
+/* Frees the cancellations that wait. */
+void cancels_deinit(struct wsession *s);
+
 /* ring.c */
 int ring_open(struct wsession *s, const struct ring_memory *m);
+/* Submissions that have not been taken, as the client says; they are taken soon. *ret_tail: the index behind the last one. */
+bool ring_unread(struct wsession *s, uint32_t *ret_tail);
 void ring_close(struct wsession *s);
 /* Takes submissions, within bounds. True if there are more. */
 bool ring_poll(struct wsession *s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages of clients. The worker that received them carries out transfers and their cancellation; every other request goes
+ * Messages of clients. The worker that received them carries out transfers and their cancellation (cancel.c); every other request goes
  * to the control thread. A refused request is answered and the session goes on; a message with an invalid header
  * ends the session.
  */
@@ -62,55 +62,6 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 		}
 	}
 	request_start(s, &r, err);
-}
-
-struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request)
-{
-	/* cancelling is rare, so there is no index by request id */
-	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
-		if (x->request_id == request)
-			return x;
-	return NULL;
-}
-
-static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
-			    struct dray_err *err)
-{
-	struct dmsg_transfer_cancel m;
-	struct xfer *x;
-
-	if (dmsg_transfer_cancel_decode(body, h->length, &m, err) < 0)
-		return;
-	x = wsession_find_xfer(s, m.request);
-	/* sockets are read before rings: the transfer may still lie in the ring */
-	if (!x && s->ring) {
-		/* one full ring; what the client submits meanwhile waits for the next turn */
-		uint32_t rounds = s->memory->sq_entries;
-
-		while (rounds-- && ring_poll(s))
-			;
-		if (s->dead)
-			return;
-		x = wsession_find_xfer(s, m.request);
-	}
-	if (!x) {
-		dray_err_set(err, -ENOENT, DRAY_E_NOT_FOUND, "no transfer %llu is in flight",
-			     (unsigned long long)m.request);
-		return;
-	}
-	if (x->cancel_request) {
-		dray_err_set(err, -EEXIST, DRAY_E_EXISTS,
-			     "transfer %llu is being cancelled already",
-			     (unsigned long long)m.request);
-		return;
-	}
-	if (idset_add(&s->ids, h->request_id) < 0) {
-		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
-			     (unsigned long long)h->request_id);
-		return;
-	}
-	x->cancel_request = h->request_id;
-	xfer_stop(&s->worker->core, x, DRAY_E_CANCELLED, NULL, false);
 }
 
 /* Passes the message and its descriptors to the control thread, which answers with COMMAND_SEND. */
@@ -179,7 +130,7 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 		else if (h.type == DMSG_TRANSFER)
 			transfer(s, &h, body, &err);
 		else
-			transfer_cancel(s, &h, body, &err);
+			cancel_request(s, &h, body, &err);
 	} else {
 		forward(s, &h, p, n, fds_lost, &err);
 	}

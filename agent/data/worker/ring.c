@@ -239,10 +239,26 @@ bool ring_poll(struct wsession *s)
 		 */
 		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 		submit(s, &e);
+		if (s->n_cancels)
+			cancels_taken(s, e.user_data);
 		if (s->dead)
 			return false;
 	}
 	return taken == TAKE_MAX && r->sq_head != tail;
+}
+
+bool ring_unread(struct wsession *s, uint32_t *ret_tail)
+{
+	struct ring *r = s->ring;
+
+	if (!r)
+		return false;
+	/* relaxed: no entry is read here, and the client's message came after its submissions */
+	*ret_tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_relaxed);
+	if (*ret_tail == r->sq_head)
+		return false;
+	ring_wake(r);
+	return true;
 }
 
 void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)

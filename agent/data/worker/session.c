@@ -85,6 +85,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	s->source.fd = -1;
 	s->writable = true;
 	dray_list_init(&s->out);
+	dray_list_init(&s->cancels);
+	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
 	if (dray_slots_set(&w->sessions, s->xs.handle, s) < 0)
 		goto failed;
@@ -141,6 +143,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		dray_list_for_each(&s->out, p, struct packet, link)
 			packet_free(p);
 		idset_deinit(&s->ids);
+		cancels_deinit(s);
 		dray_list_del(&s->ready_link);
 		dray_slots_set(&w->sessions, session, NULL);
 		xfer_session_deinit(&s->xs);
