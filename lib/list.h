@@ -63,6 +63,13 @@ static inline void dray_list_move(struct dray_list *l, struct dray_list *node)
 	dray_list_add(l, node);
 }
 
+/* Makes this node of the list its first one; those that were before it come last. */
+static inline void dray_list_rotate(struct dray_list *l, struct dray_list *first)
+{
+	dray_list_del(l);
+	dray_list_insert_(l, first->prev, first);
+}
+
 /* Moves everything in `from` to the end of `to`. */
 static inline void dray_list_splice(struct dray_list *to, struct dray_list *from)
 {

@@ -107,7 +107,7 @@ static void set_up(void)
 	c->transports[0] = &transport_gpu;
 	c->n_transports = 1;
 	dray_assert(transport_gpu.init(c, &c->transport_state[0]) == 0);
-	xfer_session_init(&h.session, SESSION, &h.shared);
+	dray_assert(xfer_session_init(&h.core, &h.session, SESSION, &h.shared) == 0);
 	h.queue.done = &h.done;
 	h.queues = (struct gpu_queues){
 		.ops = &plugin, .peers = 1, .queue = { &h.queue, &h.queue }, .n_pieces = PIECES

@@ -11,6 +11,7 @@ enum { EVENT_DONE, EVENT_OTHER }; /* what wakes the worker other than the doorbe
 
 static struct worker worker;
 static struct wsession session;
+static struct xfer_owner owner;
 static struct ring_memory ring_memory;
 static struct loop_source *bell_source;
 static struct {
@@ -172,13 +173,16 @@ void agent_init(void)
 		.doorbell_fd = DOORBELL,
 		.completion_fd = COMPLETION,
 	};
-	dray_list_init(&worker.ready);
-	dray_list_init(&worker.polled);
+	dray_list_init(&worker.core.owners);
+	dray_list_init(&owner.ready);
+	dray_list_init(&owner.polled);
+	dray_list_add(&worker.core.owners, &owner.link);
 	dray_list_init(&worker.completed);
 	worker.core.counters = &worker.counters;
 	worker.core.transports[0] = &ops;
 	worker.core.n_transports = 1;
 	session.worker = &worker;
+	session.xs.owner = &owner;
 	if (ring_open(&session, &ring_memory) < 0)
 		exit(2);
 	session.ring->sq_head = session.ring->cq_tail = session.ring->cq_head = FIRST;
@@ -186,6 +190,7 @@ void agent_init(void)
 	weak_private(&work, sizeof(work));
 	weak_private(&session, sizeof(session));
 	weak_private(session.ring, sizeof(*session.ring));
-	weak_private(&worker.ready,
-		     offsetof(struct worker, counters) - offsetof(struct worker, ready));
+	weak_private(&owner, sizeof(owner));
+	weak_private(&worker.completed,
+		     offsetof(struct worker, counters) - offsetof(struct worker, completed));
 }

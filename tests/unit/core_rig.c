@@ -106,7 +106,7 @@ void rig_session_init(struct rig *r, struct rig_session *s, dray_handle handle)
 	s->shared.group_quota = &r->group;
 	s->shared.agent_quota = &r->agent;
 	s->shared.ops_max = 100000;
-	xfer_session_init(&s->xs, handle, &s->shared);
+	assert_int_equal(xfer_session_init(&r->core, &s->xs, handle, &s->shared), 0);
 }
 
 void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dray_handle session,

@@ -48,7 +48,7 @@ static void objects(struct ring_rig *r)
 	run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &r->remote.o });
 }
 
-static void session(struct ring_rig *r, unsigned i, uint32_t entries)
+static void session(struct ring_rig *r, unsigned i, uint32_t entries, struct owner_account *account)
 {
 	int pair[2];
 
@@ -56,6 +56,8 @@ static void session(struct ring_rig *r, unsigned i, uint32_t entries)
 		    0);
 	r->clients[i] = pair[1];
 	r->shared[i] = worker_part_shared(handle_of(i), GROUP, &r->group, &r->agent);
+	if (account)
+		r->shared[i].account = account;
 	run(r, (struct command){
 		       .type = COMMAND_SESSION_ADD, .fd = pair[0], .shared = &r->shared[i] });
 	r->ends[i] = ring_end_new(entries, &r->rings[i]);
@@ -78,7 +80,15 @@ void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t pol
 		dray_assert(worker_start(r->worker, NULL) == 0);
 	objects(r);
 	for (unsigned i = 0; i < n; i++)
-		session(r, i, entries);
+		session(r, i, entries, NULL);
+}
+
+unsigned ring_rig_add(struct ring_rig *r, uint32_t entries)
+{
+	dray_assert(r->n < RING_RIG_SESSIONS);
+	account_init(&r->other, UINT32_MAX);
+	session(r, r->n, entries, &r->other);
+	return r->n++;
 }
 
 void ring_rig_submit(struct ring_rig *r, unsigned i, unsigned n)

@@ -19,6 +19,7 @@ struct ring_rig {
 	struct ring_end *ends[RING_RIG_SESSIONS];
 	int clients[RING_RIG_SESSIONS]; /* the clients' ends of the data sockets */
 	struct session_shared shared[RING_RIG_SESSIONS];
+	struct owner_account other; /* of sessions that ring_rig_add() has made */
 	struct ring_memory rings[RING_RIG_SESSIONS];
 	struct quota group, agent;
 	struct region_view *regions[2];
@@ -34,6 +35,8 @@ extern const struct dmsg_sqe ring_rig_write64;
 /* Opens n sessions with rings of this many entries. Aborts on failure. */
 void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t poll_time_ns,
 		   bool threaded);
+/* Opens another session, of another owner. Returns its number. */
+unsigned ring_rig_add(struct ring_rig *r, uint32_t entries);
 /* Closes the sessions, waits until the worker has dropped them, and ends the worker. */
 void ring_rig_deinit(struct ring_rig *r);
 

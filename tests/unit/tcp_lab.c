@@ -320,7 +320,7 @@ static void session_init(struct lab_side *s)
 	s->shared.group_quota = &s->group_quota;
 	s->shared.agent_quota = &s->agent_quota;
 	s->shared.ops_max = 1 << 20;
-	xfer_session_init(&s->session, LAB_SESSION, &s->shared);
+	lab_check(xfer_session_init(&s->core, &s->session, LAB_SESSION, &s->shared) == 0);
 }
 
 /*

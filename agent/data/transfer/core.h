@@ -41,6 +41,7 @@ struct window_buffer;
 struct peer_link;
 struct rail_keys;
 struct xfer;
+struct xfer_owner;
 struct flow;
 struct transport_ops;
 
@@ -120,6 +121,7 @@ struct xfer_op {
 struct xfer_session {
 	dray_handle handle, group;
 	struct session_shared *shared; /* quotas */
+	struct xfer_owner *owner;      /* owner.h */
 	struct dray_list xfers;
 	struct dray_map by_request; /* struct xfer */
 	struct dray_list flows;
@@ -238,6 +240,7 @@ struct core {
 	struct loop loop;
 	struct objects *objects;      /* object.c */
 	struct xfers *xfers;          /* xfer.c */
+	struct dray_list owners;      /* owner.h */
 	struct dray_list free_slices; /* sched.c */
 	uint32_t slices_free;
 	uint64_t next_slice_id;

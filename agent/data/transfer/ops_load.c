@@ -8,6 +8,7 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_read.h"
+#include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/ranges.h"
@@ -27,6 +28,10 @@
 #define SHARED_HELPERS 1u
 #define WAKE_TASKS 16u
 #define WAKE_FOLLOWS_NS 50000
+
+/* Units of work of an operation that is checked one by one, and of one that is looked for in the ranges of a lease. */
+#define CHECK_WORK 3
+#define RANGE_WORK 16
 
 /* The operations that are checked so far. */
 struct ops_checked {
@@ -213,20 +218,20 @@ static int no_memory(struct core *c, const struct xfer *x, struct dray_err *rete
 }
 
 /* The remote is a lease: every merged operation must lie in its ranges. */
-static int check_ranges(const struct xfer_op *ops, uint32_t n, const struct ranges *ranges,
-			struct dray_err *reterr)
+static int check_ranges(const struct xfer *x, const struct ranges *ranges, struct dray_err *reterr)
 {
-	uint32_t steps = ranges_steps(n);
+	uint32_t most = ranges_steps(x->n_ops), steps = most, i = 0;
 
-	for (uint32_t i = 0; i < n; i++)
-		if (!ranges_cover(ranges, ops[i].remote, ops[i].length, &steps))
-			return dray_err_set(
-				reterr, -ERANGE, DRAY_E_RANGE, "%llu bytes at offset %llu %s",
-				(unsigned long long)ops[i].length,
-				(unsigned long long)ops[i].remote,
-				steps ? "are outside of the ranges of the lease" :
-					"span too many pieces of the lease; split the operation");
-	return 0;
+	while (i < x->n_ops && ranges_cover(ranges, x->ops[i].remote, x->ops[i].length, &steps))
+		i++;
+	owner_charge(x->session->owner, (uint64_t)(i + most - steps) * RANGE_WORK);
+	if (i == x->n_ops)
+		return 0;
+	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE, "%llu bytes at offset %llu %s",
+			    (unsigned long long)x->ops[i].length,
+			    (unsigned long long)x->ops[i].remote,
+			    steps ? "are outside of the ranges of the lease" :
+				    "span too many pieces of the lease; split the operation");
 }
 
 int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
@@ -246,10 +251,11 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 		/* the first operations tell the average length */
 		if (ret && i == 0 && n == OPS_READ_MAX && load_shared(c, &k, x, r) < 0)
 			return no_memory(c, x, reterr);
-		if (ret) {
+		if (ret)
 			n = k.n - before;
+		owner_charge(x->session->owner, ret ? n : (uint64_t)n * CHECK_WORK);
+		if (ret)
 			continue;
-		}
 		done = ops_check(&k, x->ops, n);
 		if (done != n)
 			return ops_refuse(&k, &x->ops[before + done], i + done, reterr);
@@ -258,6 +264,6 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 	x->n_ops = k.n;
 	x->longest = k.seen.longest;
 	if (object_remote(x->remote)->ranges)
-		return check_ranges(x->ops, k.n, object_remote(x->remote)->ranges, reterr);
+		return check_ranges(x, object_remote(x->remote)->ranges, reterr);
 	return 0;
 }

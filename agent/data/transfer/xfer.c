@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer_internal.h"
@@ -31,6 +32,7 @@ int xfers_init(struct core *c, uint32_t max)
 	dray_handles_init(&xs->table, max, 0);
 	dray_list_init(&xs->free);
 	dray_list_init(&xs->waiting);
+	dray_list_init(&c->owners);
 	dray_list_init(&c->free_slices);
 	c->xfers = xs;
 	return 0;
@@ -57,18 +59,21 @@ void xfers_deinit(struct core *c)
 	c->xfers = NULL;
 }
 
-void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared)
+int xfer_session_init(struct core *c, struct xfer_session *s, dray_handle handle,
+		      struct session_shared *shared)
 {
 	*s = (struct xfer_session){ .handle = handle, .group = shared->group, .shared = shared };
 	dray_list_init(&s->xfers);
 	dray_map_init(&s->by_request);
 	dray_list_init(&s->flows);
+	return owner_join(c, s);
 }
 
 void xfer_session_deinit(struct xfer_session *s)
 {
 	sched_session_deinit(s);
 	dray_map_deinit(&s->by_request);
+	owner_leave(s);
 }
 
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id)

@@ -7,7 +7,9 @@
 #include "agent/model/quota.h"
 #include "lib/err.h"
 
-void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared);
+/* 0 or -ENOMEM; then only xfer_session_deinit() is allowed. */
+int xfer_session_init(struct core *c, struct xfer_session *s, dray_handle handle,
+		      struct session_shared *shared);
 
 /* Its transfers must have ended. Frees its flows. */
 void xfer_session_deinit(struct xfer_session *s);

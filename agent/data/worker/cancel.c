@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TRANSFER_CANCEL. Sockets are read before rings, so the transfer may still lie in its session's ring. Then the cancellation
+ * TRANSFER_CANCEL. The transfer may still lie in its session's ring. Then the cancellation
  * waits there as a mark: it takes effect when the entry is taken, and ends with not_found when all entries that were submitted before it
  * are taken.
  */

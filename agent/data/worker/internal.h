@@ -7,6 +7,7 @@
 
 #include "agent/data/data.h"
 #include "agent/data/transfer/core.h"
+#include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/message.h"
 #include "lib/err.h"
@@ -27,7 +28,7 @@ struct ring {
 	uint32_t idle_polls;  /* polls since the last submission, while there was work elsewhere */
 	bool announced;       /* "agent sleeping" is set */
 	struct wsession *session;
-	struct dray_list polled_link;    /* on worker->polled; not while it rests */
+	struct dray_list polled_link;    /* on owner->polled; not while it rests */
 	struct dray_list completed_link; /* on worker->completed until its client is woken */
 	struct loop_source doorbell;
 };
@@ -36,7 +37,7 @@ struct ring {
 struct wsession {
 	struct xfer_session xs;
 	struct worker *worker;
-	struct dray_list ready_link; /* on worker->ready while there is input */
+	struct dray_list ready_link; /* on owner->ready while there is input */
 	struct loop_source source;
 	int fd;
 	struct idset ids;     /* requests that have not ended */
@@ -63,13 +64,12 @@ struct worker {
 	_Atomic bool want_room; /* control waits for room in `commands` */
 	struct loop_source command_source;
 	struct dray_slots sessions; /* struct wsession */
-	struct dray_list ready;
-	struct dray_list polled;    /* rings that are polled in every turn */
 	struct dray_list completed; /* rings whose clients are told at the end of the turn */
 	bool draining, quit;
-	bool stalled;   /* submissions wait for their client to reap completions */
-	bool busy;      /* the last turn did something */
-	bool announced; /* rings on `polled` may be announced */
+	bool stalled;     /* submissions wait for their client to reap completions */
+	bool busy;        /* the last turn did something */
+	bool announced;   /* rings that are polled may be announced */
+	bool rings_first; /* in this turn rings come before sockets */
 	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	int64_t look_ns;   /* interval between looks while it polls rings */
@@ -134,7 +134,7 @@ void wsession_die(struct wsession *s, uint32_t code);
 void wsession_break(struct wsession *s, const struct dray_err *err);
 /* The client may be read again. */
 void wsession_go_on(struct wsession *s);
-/* Reads available messages, within bounds. True if there are more. */
+/* Reads available messages while its owner may work. True if there are more. */
 bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
 /* Writes the completion, or queues the event, that tells the client how the transfer ended. */
@@ -169,15 +169,15 @@ int ring_open(struct wsession *s, const struct ring_memory *m);
 /* Submissions that have not been taken, as the client says; they are taken soon. *ret_tail: the index behind the last one. */
 bool ring_unread(struct wsession *s, uint32_t *ret_tail);
 void ring_close(struct wsession *s);
-/* Takes submissions, within bounds. True if there are more. */
-bool ring_poll(struct wsession *s);
 void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
 /* Announces the ring. True if there is work after all. */
 bool ring_announce(struct ring *r);
 /* Ends the announcement. */
 void ring_awake(struct ring *r);
-/* The same for the rings of all sessions. */
-bool rings_poll(struct worker *w);
+/* Takes submissions from the owner's rings while it may work. True if there are more. */
+bool rings_poll(struct xfer_owner *o);
+/* Some rings are polled in every turn. */
+bool rings_polled(const struct worker *w);
 /* Wakes the clients of rings with completions. */
 void rings_flush(struct worker *w);
 /* Announces all rings before the worker sleeps. True if there is work after all. */

@@ -16,7 +16,7 @@
  * worker had other work, rests: it stays announced ("agent sleeping" is set) and is not polled until its client's doorbell rings. A
  * completion ends the rest too, because a client that sees a completion usually submits again.
  *
- * So every ring is on worker->polled, or rests empty and announced, or its doorbell is about to ring:
+ * So every ring is on its owner's list `polled`, or rests empty and announced, or its doorbell is about to ring:
  * the client clears "agent sleeping" before it rings. While the worker sleeps, the rings on the list are announced
  * as well.
  */
@@ -28,8 +28,8 @@
 #include "agent/data/worker/internal.h"
 #include "lib/cleanup.h"
 
-/* Submissions taken in one turn, so that one client does not occupy the worker. */
-#define TAKE_MAX 64u
+/* At most so many submissions are taken in one turn. */
+#define TAKE_MAX (TURN_WORK / ENTRY_WORK)
 
 /* This many polls cost about as much as a doorbell and its event. */
 #define IDLE_POLLS_MAX 256
@@ -66,12 +66,10 @@ void ring_awake(struct ring *r)
 /* The ring is polled from now on. */
 static void ring_wake(struct ring *r)
 {
-	struct worker *w = r->session->worker;
-
 	r->idle_polls = 0;
 	ring_awake(r);
 	if (dray_list_empty(&r->polled_link))
-		dray_list_add(&w->polled, &r->polled_link);
+		dray_list_add(&r->session->xs.owner->polled, &r->polled_link);
 }
 
 static void doorbell(struct loop_source *source, uint32_t events)
@@ -200,11 +198,12 @@ static bool cq_head_invalid(const struct ring *r)
 	return r->cq_tail - r->cq_head > r->m->cq_entries - r->outstanding;
 }
 
-bool ring_poll(struct wsession *s)
+/* Takes submissions while the owner may work. True if there are more. */
+static bool ring_poll(struct wsession *s)
 {
 	struct ring *r = s->ring;
 	const struct ring_memory *m = r->m;
-	uint32_t tail, room, taken = 0;
+	uint32_t tail, room;
 
 	if (s->dead)
 		return false;
@@ -215,13 +214,13 @@ bool ring_poll(struct wsession *s)
 		return false;
 	}
 	r->idle_polls = 0;
-	room = cq_room(r, dray_min(tail - r->sq_head, TAKE_MAX));
+	room = cq_room(r, dray_min(tail - r->sq_head, (uint32_t)TAKE_MAX));
 	if (tail - r->sq_head > m->sq_entries || cq_head_invalid(r)) {
 		break_invalid(s, tail);
 		return false;
 	}
 	/* no free completion entry: the submission stays until the client has reaped some */
-	while (r->sq_head != tail && taken < TAKE_MAX && room--) {
+	while (r->sq_head != tail && room && owner_may_work(s->xs.owner)) {
 		uint8_t copy[DMSG_SQE_SIZE];
 		struct dmsg_sqe e;
 
@@ -232,7 +231,8 @@ bool ring_poll(struct wsession *s)
 		dmsg_sqe_get(copy, &e);
 		r->sq_head++;
 		r->outstanding++;
-		taken++;
+		room--;
+		owner_charge(s->xs.owner, ENTRY_WORK);
 		/*
 		 * release: the entry was read, so the client may fill it again. This store comes before the completion, because
 		 * a client that sees the completion expects a free entry.
@@ -244,7 +244,7 @@ bool ring_poll(struct wsession *s)
 		if (s->dead)
 			return false;
 	}
-	return taken == TAKE_MAX && r->sq_head != tail;
+	return r->sq_head != tail && room;
 }
 
 bool ring_unread(struct wsession *s, uint32_t *ret_tail)
@@ -310,17 +310,30 @@ static bool rest(struct ring *r)
 	return false;
 }
 
-bool rings_poll(struct worker *w)
+bool rings_poll(struct xfer_owner *o)
 {
 	bool did = false;
 
-	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
+	dray_list_for_each(&o->polled, r, struct ring, polled_link) {
+		if (!owner_may_work(o)) {
+			/* the first one of the next turn */
+			dray_list_rotate(&o->polled, &r->polled_link);
+			return true;
+		}
 		if (ring_poll(r->session))
 			did = true;
 		else if (r->idle_polls > IDLE_POLLS_MAX && rest(r))
 			dray_list_del(&r->polled_link);
 	}
 	return did;
+}
+
+bool rings_polled(const struct worker *w)
+{
+	dray_list_for_each(&w->core.owners, o, const struct xfer_owner, link)
+		if (!dray_list_empty(&o->polled))
+			return true;
+	return false;
 }
 
 void rings_flush(struct worker *w)
@@ -340,13 +353,14 @@ bool rings_announce(struct worker *w)
 {
 	bool work = false;
 
-	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
-		w->announced = true;
-		if (ring_announce(r))
-			work = true;
-		else if (r->idle_polls)
-			r->idle_polls += ANNOUNCE_POLLS;
-	}
+	dray_list_for_each(&w->core.owners, o, struct xfer_owner, link)
+		dray_list_for_each(&o->polled, r, struct ring, polled_link) {
+			w->announced = true;
+			if (ring_announce(r))
+				work = true;
+			else if (r->idle_polls)
+				r->idle_polls += ANNOUNCE_POLLS;
+		}
 	return work;
 }
 
@@ -355,10 +369,11 @@ void rings_awake(struct worker *w)
 	if (!w->announced)
 		return;
 	w->announced = false;
-	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
-		if (r->announced && r->idle_polls > IDLE_POLLS_MAX)
-			dray_list_del(&r->polled_link);
-		else
-			ring_awake(r);
-	}
+	dray_list_for_each(&w->core.owners, o, struct xfer_owner, link)
+		dray_list_for_each(&o->polled, r, struct ring, polled_link) {
+			if (r->announced && r->idle_polls > IDLE_POLLS_MAX)
+				dray_list_del(&r->polled_link);
+			else
+				ring_awake(r);
+		}
 }

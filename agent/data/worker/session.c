@@ -8,8 +8,6 @@
 #include "agent/data/worker/internal.h"
 #include "lib/cleanup.h"
 
-/* Messages taken from one socket in one turn. */
-#define READ_MAX 16
 /* Packets queued for a client that does not read. At this limit the worker stops reading from it. */
 #define OUT_MAX 1024
 
@@ -23,7 +21,7 @@ struct wsession *wsession_get(struct worker *w, dray_handle session)
 static void make_ready(struct wsession *s)
 {
 	if (dray_list_empty(&s->ready_link))
-		dray_list_add(&s->worker->ready, &s->ready_link);
+		dray_list_add(&s->xs.owner->ready, &s->ready_link);
 }
 
 /* The packet was sent, or will not be. */
@@ -79,7 +77,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 
 	if (!s)
 		goto failed;
-	xfer_session_init(&s->xs, shared->session, shared);
+	if (xfer_session_init(&w->core, &s->xs, shared->session, shared) < 0)
+		goto failed;
 	s->worker = w;
 	s->fd = fd;
 	s->source.fd = -1;
@@ -95,6 +94,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	return;
 
 failed:
+	if (s)
+		xfer_session_deinit(&s->xs);
 	free(s);
 	worker_event(w, &(struct event){ .type = EVENT_SESSION_REFUSED,
 					 .session = shared->session,
@@ -264,12 +265,13 @@ bool wsession_read(struct wsession *s)
 {
 	struct worker *w = s->worker;
 
-	for (unsigned i = 0; s->readable && !s->dead && i < READ_MAX; i++) {
+	while (s->readable && !s->dead && owner_may_work(s->xs.owner)) {
 		bool truncated, fds_lost;
 		ssize_t n;
 
 		if (!may_read(s))
 			return false;
+		owner_charge(s->xs.owner, MESSAGE_WORK);
 		n = dray_seqpacket_recv(s->fd, w->buffer, DMSG_MESSAGE_MAX, &w->fds, &truncated,
 					&fds_lost);
 		if (n == -EAGAIN) {

@@ -37,22 +37,53 @@ void worker_command_ready(struct loop_source *source, uint32_t events)
 	dray_wake_clear(source->fd);
 }
 
-/* Client input: sockets with something to read, then rings. True if any did work or has more. */
-static bool run_clients(struct worker *w)
+/* Sockets with something to read, in turn, while the owner may work. True if there were any. */
+static bool read_sockets(struct xfer_owner *o)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
 	struct wsession *s;
+	bool did;
+
+	dray_list_splice(&now, &o->ready);
+	did = !dray_list_empty(&now);
+	while (owner_may_work(o) && (s = dray_list_pop(&now, struct wsession, ready_link)))
+		if (wsession_read(s) && dray_list_empty(&s->ready_link))
+			dray_list_add(&o->ready, &s->ready_link);
+	/* those that were not read come first in the next turn */
+	dray_list_splice(&now, &o->ready);
+	dray_list_splice(&o->ready, &now);
+	return did;
+}
+
+static bool any_ready(const struct worker *w)
+{
+	dray_list_for_each(&w->core.owners, o, const struct xfer_owner, link)
+		if (!dray_list_empty(&o->ready))
+			return true;
+	return false;
+}
+
+/*
+ * Input of clients, from sockets and rings: for each owner as much work, whatever its clients send. True if any did work or has
+ * more.
+ */
+static bool run_clients(struct worker *w)
+{
 	bool did = false;
 
 	if (!worker_has_room(w))
 		return false;
-	dray_list_splice(&now, &w->ready);
-	while ((s = dray_list_pop(&now, struct wsession, ready_link))) {
-		did = true;
-		if (wsession_read(s) && dray_list_empty(&s->ready_link))
-			dray_list_add(&w->ready, &s->ready_link);
+	/* alternately, because the first can take all the work of an owner's turn */
+	w->rings_first = !w->rings_first;
+	dray_list_for_each(&w->core.owners, o, struct xfer_owner, link) {
+		owner_begin_turn(o);
+		if (w->rings_first)
+			did |= rings_poll(o);
+		did |= read_sockets(o);
+		if (!w->rings_first)
+			did |= rings_poll(o);
 	}
-	return rings_poll(w) || did;
+	return did;
 }
 
 /* Announces every ring and transport. True if there is work after all. */
@@ -85,7 +116,7 @@ static int64_t rest(struct worker *w, int64_t next)
 		return 0;
 	}
 	/* waiting for room in the event ring, or for a client to reap, has no event of its own */
-	if (w->stalled || w->events.n_late || !dray_list_empty(&w->ready))
+	if (w->stalled || w->events.n_late || any_ready(w))
 		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
 	return timeout;
 }
@@ -144,8 +175,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		dray_linger_worked(&w->linger, c->now_ns);
 	else if (may_sleep)
 		timeout = rest(w, next);
-	if (may_sleep && !timeout && !dray_list_empty(&w->polled) &&
-	    c->now_ns - w->looked_ns < w->look_ns)
+	if (may_sleep && !timeout && rings_polled(w) && c->now_ns - w->looked_ns < w->look_ns)
 		return;
 	look(w, timeout);
 }

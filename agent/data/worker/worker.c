@@ -86,8 +86,6 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	w->core.loop.epoll_fd = -1;
 	w->core.now_ns = dray_now().ns;
 	dray_linger_limit(&w->linger, cfg->poll_time_ns, cfg->poll_time_ns);
-	dray_list_init(&w->ready);
-	dray_list_init(&w->polled);
 	dray_list_init(&w->completed);
 	dray_list_init(&w->core.free_slices);
 	ret = worker_setup(w, max_transfers);
