@@ -20,7 +20,7 @@ struct xfer_request {
 };
 
 enum xfer_state {
-	XFER_WAITING,   /* for its wait word */
+	XFER_WAITING,   /* until its operations are read, and for its wait word */
 	XFER_RUNNING,   /* sends slices */
 	XFER_STOPPING,  /* failed or cancelled; waits for slices in flight */
 	XFER_NOTIFYING, /* all bytes are in place; waits for the answer to its notification */

@@ -150,6 +150,8 @@ static void measure(const char *name, dray_handle local, dray_handle remote, uin
 
 		dray_err_init(&err);
 		dray_assert(xfer_start(&h.core, &h.session, &r, &err) == 0);
+		while (h.session.read)
+			xfer_read(&h.core, &h.session);
 		started = dray_now().ns;
 		while (h.ended == was)
 			transport_gpu.progress(&h.core, h.core.transport_state[0]);

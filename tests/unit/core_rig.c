@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/core_rig.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,6 +30,12 @@ static void ended(struct core *c, struct xfer *x)
 		(struct rig_end){ x->request_id, x->bytes_done, x->code, x->session->handle };
 	if (r->on_end)
 		r->on_end(r, x);
+}
+
+static void refused(struct core *c, struct xfer *x, const struct dray_err *err)
+{
+	(void)x;
+	rig_of(c)->refusal = *err;
 }
 
 static void notify(struct core *c, struct xfer *x)
@@ -62,6 +69,7 @@ static void peer_gone(struct core *c, dray_handle peer)
 
 static const struct core_upcalls upcalls = {
 	.xfer_ended = ended,
+	.xfer_refused = refused,
 	.notify = notify,
 	.event = event,
 	.peer_gone = peer_gone,
@@ -187,6 +195,13 @@ int rig_submit(struct rig *r, struct rig_session *s, struct xfer_request *req,
 	if (!req->spec.direction)
 		req->spec.direction = DMSG_DIRECTION_WRITE;
 	ret = xfer_start(&r->core, &s->xs, req, err);
+	r->refusal = DRAY_ERR_NULL;
+	while (s->xs.read)
+		xfer_read(&r->core, &s->xs);
+	if (ret == 0 && r->refusal.code) {
+		*err = r->refusal;
+		ret = -EINVAL;
+	}
 	free(wire);
 	return ret;
 }

@@ -24,6 +24,7 @@ struct rig {
 	dray_handle last_dropped, last_fault, last_notify;
 	struct transport_message told[RIG_TOLD_MAX];
 	unsigned n_told, n_gone;
+	struct dray_err refusal;                       /* of a long list */
 	void (*on_end)(struct rig *r, struct xfer *x); /* may be NULL */
 };
 
@@ -60,6 +61,6 @@ struct remote_view *rig_remote(struct rig *r, dray_handle handle, struct rig_reg
 /* Runs one turn; returns true if there is more to do. */
 bool rig_turn(struct rig *r);
 
-/* Submits operations given as {local, remote, length} triples. */
+/* Submits operations given as {local, remote, length} triples; returns when all are read. */
 int rig_submit(struct rig *r, struct rig_session *s, struct xfer_request *req,
 	       const uint64_t (*ops)[3], uint32_t n, struct dray_err *err);

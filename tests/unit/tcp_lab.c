@@ -476,6 +476,8 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 	r.n_ops = n;
 	if (xfer_start(&s->core, &s->session, &r, &err) < 0)
 		lab_fail(__FILE__, __LINE__, err.msg);
+	while (s->session.read)
+		xfer_read(&s->core, &s->session);
 	free(wire);
 }
 

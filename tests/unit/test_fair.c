@@ -146,6 +146,30 @@ static void cancellations_that_wait_are_bounded(void **state)
 		assert_int_equal(answered(0, 1000 + i), DRAY_E_NOT_FOUND);
 }
 
+/* Several sessions of one owner send lists that are refused; the work of a turn does not grow with them. */
+static void refused_lists_are_read_in_bounded_steps(void **state)
+{
+	const unsigned turns = 256;
+	unsigned lists = 0;
+
+	for (unsigned i = 0; i < GREEDY; i++) {
+		struct dmsg_sqe e = refused_list(i);
+
+		fill(i, &e);
+	}
+	for (unsigned i = 0; i < turns; i++)
+		worker_turn(rig.worker, false);
+	for (unsigned i = 0; i < GREEDY; i++)
+		lists += taken(i);
+	print_message("%u turns began %u lists of %u operations\n", turns, lists, DMSG_OPS_MAX);
+	assert_true(lists <= turns / 8);
+	/* each session has its share */
+	for (unsigned i = 0; i < GREEDY; i++) {
+		assert_true(taken(i) > 0);
+		assert_int_equal(ring_end_status(rig.ends[i]), DRAY_E_RANGE);
+	}
+}
+
 /* Another owner's transfers are carried out in the turn in which they are found. */
 static void an_owner_does_not_wait_for_another(void **state)
 {
@@ -163,6 +187,60 @@ static void an_owner_does_not_wait_for_another(void **state)
 	}
 }
 
+/* Small submissions and long lists of one owner's sessions take turns. */
+static void sessions_of_an_owner_take_turns(void **state)
+{
+	struct dmsg_sqe e = refused_list(0);
+
+	fill(0, &e);
+	fill(1, &e);
+	for (unsigned i = 0; i < 50; i++) {
+		unsigned turns = 0;
+
+		ring_rig_submit(&rig, 2, 1);
+		while (!ring_end_reap(rig.ends[2])) {
+			worker_turn(rig.worker, false);
+			assert_true(turns++ < 2 * GREEDY);
+		}
+	}
+}
+
+/* The first turn reads a part of the list. */
+static void begin_list(unsigned session)
+{
+	struct dmsg_sqe e = refused_list(session);
+
+	ring_end_put(rig.ends[session], &e);
+	ring_end_submit(rig.ends[session]);
+	worker_turn(rig.worker, false);
+	assert_int_equal(taken(session), 1);
+	assert_false(ring_end_pending(rig.ends[session]));
+	assert_int_equal(rig.shared[session].own.transfers, 1);
+}
+
+static void a_list_that_is_read_can_be_stopped(void **state)
+{
+	begin_list(0);
+	worker_post(rig.worker, &(struct command){ .type = COMMAND_DROP,
+						   .kind = OBJECT_REMOTE,
+						   .handle = RING_RIG_TO,
+						   .code = DRAY_E_REVOKED,
+						   .mode = DROP_STOP });
+	worker_turn(rig.worker, false);
+	assert_int_equal(ring_end_status(rig.ends[0]), DRAY_E_REVOKED);
+	assert_int_equal(rig.shared[0].own.transfers, 0);
+	/* the session goes on */
+	ring_rig_submit(&rig, 0, 1);
+	worker_turn(rig.worker, false);
+	assert_int_equal(ring_end_status(rig.ends[0]), DRAY_E_REVOKED);
+}
+
+/* The rest is in teardown(). */
+static void a_session_ends_while_its_list_is_read(void **state)
+{
+	begin_list(0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -171,7 +249,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(an_entry_in_the_ring_is_cancelled, setup, teardown),
 		cmocka_unit_test_setup_teardown(cancellations_that_wait_are_bounded, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(refused_lists_are_read_in_bounded_steps, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(an_owner_does_not_wait_for_another, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(sessions_of_an_owner_take_turns, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_list_that_is_read_can_be_stopped, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_session_ends_while_its_list_is_read, setup,
 						teardown),
 	};
 

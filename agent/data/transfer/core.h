@@ -42,6 +42,7 @@ struct peer_link;
 struct rail_keys;
 struct xfer;
 struct xfer_owner;
+struct xfer_reading;
 struct flow;
 struct transport_ops;
 
@@ -124,6 +125,8 @@ struct xfer_session {
 	struct xfer_owner *owner;      /* owner.h */
 	struct dray_list xfers;
 	struct dray_map by_request; /* struct xfer */
+	struct xfer *read; /* the one whose long list of operations is being read; NULL: none */
+	struct xfer_reading *reading; /* of that one; NULL: there was none yet */
 	struct dray_list flows;
 	uint32_t slices[2]; /* in flight, by class */
 	uint32_t ops;       /* in flight */
@@ -212,6 +215,8 @@ static inline void core_count_down(struct data_counters *c, enum dray_metric m, 
 struct core_upcalls {
 	/* The transfer has ended: tell its session, which stays. The xfer is freed afterwards. */
 	void (*xfer_ended)(struct core *c, struct xfer *x);
+	/* Its operations, which were read after xfer_start(), are refused. The xfer is freed afterwards. */
+	void (*xfer_refused)(struct core *c, struct xfer *x, const struct dray_err *err);
 	/* What became of it, where it was slow or all are asked for; before or after xfer_ended. */
 	void (*xfer_report)(struct core *c, const struct transfer_record *r, bool slow);
 	/* Deliver the notification; the answer comes by xfer_notified(). */

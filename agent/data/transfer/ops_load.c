@@ -33,13 +33,6 @@
 #define CHECK_WORK 3
 #define RANGE_WORK 16
 
-/* The operations that are checked so far. */
-struct ops_checked {
-	struct ops_bounds bounds; /* and where the last one ended */
-	struct ops_seen seen;
-	uint32_t n; /* after merging */
-};
-
 /* Not empty, and inside both sides. */
 static inline bool op_fits(const struct ops_bounds *b, const struct dmsg_op *op)
 {
@@ -166,11 +159,11 @@ static bool joins(const struct ops_checked *k, const struct xfer_op *ops)
 }
 
 /*
- * Reads the rest of a long list with the help of another worker, up to the first task that must be validated; the caller
+ * Reads a long list on, up to operation `end`, with the help of another worker, up to the first task that must be validated; the caller
  * reads from there. Nothing has been merged so far. 0 or -EFAULT. Waits some microseconds for the helper's task.
  */
 static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
-		       const struct xfer_request *r)
+		       const struct xfer_request *r, uint32_t end)
 {
 	struct shared_reading s = {
 		.wire = r->ops + (size_t)k->n * DMSG_OP_SIZE,
@@ -178,7 +171,7 @@ static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
 		.bounds = { k->bounds.local_length, k->bounds.remote_length, UINT64_MAX,
 			    UINT64_MAX },
 	};
-	uint32_t n = (r->n_ops - k->n) / OPS_READ_MAX;
+	uint32_t n = (end - k->n) / OPS_READ_MAX;
 	struct workshare_job *job;
 	uint64_t none;
 	bool follows;
@@ -217,53 +210,84 @@ static int no_memory(struct core *c, const struct xfer *x, struct dray_err *rete
 		"the operations lie in arena pages that were removed; write them again");
 }
 
-/* The remote is a lease: every merged operation must lie in its ranges. */
-static int check_ranges(const struct xfer *x, const struct ranges *ranges, struct dray_err *reterr)
+/*
+ * The remote is a lease: every merged operation must lie in its ranges. Looks up about `most` units of work. 1: all do; 0: call
+ * again; -ERANGE with reterr.
+ */
+static int check_ranges(const struct xfer *x, struct ops_progress *p, uint32_t most,
+			struct dray_err *reterr)
 {
-	uint32_t most = ranges_steps(x->n_ops), steps = most, i = 0;
+	const struct ranges *ranges = object_remote(x->remote)->ranges;
+	uint64_t work = 0;
 
-	while (i < x->n_ops && ranges_cover(ranges, x->ops[i].remote, x->ops[i].length, &steps))
-		i++;
-	owner_charge(x->session->owner, (uint64_t)(i + most - steps) * RANGE_WORK);
-	if (i == x->n_ops)
-		return 0;
-	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE, "%llu bytes at offset %llu %s",
-			    (unsigned long long)x->ops[i].length,
-			    (unsigned long long)x->ops[i].remote,
-			    steps ? "are outside of the ranges of the lease" :
-				    "span too many pieces of the lease; split the operation");
+	for (; p->ranged < p->checked.n && work < most; p->ranged++) {
+		const struct xfer_op *op = &x->ops[p->ranged];
+		/* one operation must not take the steps of a long list: it is not divided */
+		uint32_t may = dray_min(p->steps, ranges_steps(1)), left = may;
+		bool covered = ranges_cover(ranges, op->remote, op->length, &left);
+
+		p->steps -= may - left;
+		work += (uint64_t)(1 + may - left) * RANGE_WORK;
+		if (covered)
+			continue;
+		owner_charge(x->session->owner, work);
+		return dray_err_set(
+			reterr, -ERANGE, DRAY_E_RANGE, "%llu bytes at offset %llu %s",
+			(unsigned long long)op->length, (unsigned long long)op->remote,
+			left ? "are outside of the ranges of the lease" :
+			       "span too many pieces of the lease; split the operation");
+	}
+	owner_charge(x->session->owner, work);
+	return p->ranged == p->checked.n;
 }
 
-int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
+/* Reads up to `most` operations. 1: all are read; 0: call again; or an error. */
+static int load(struct core *c, struct xfer *x, const struct xfer_request *r,
+		struct ops_progress *p, uint32_t most, struct dray_err *reterr)
 {
-	struct ops_checked k = {
-		/* no operation begins there */
-		.bounds = { x->local->view->length, x->remote->view->length, UINT64_MAX,
-			    UINT64_MAX },
-	};
+	struct ops_checked *k = &p->checked;
+	uint32_t begin = p->i, end = begin + dray_min(most, r->n_ops - begin);
 
-	for (uint32_t i = 0, n; i < r->n_ops; i += n) {
-		uint32_t before = k.n, done;
-		int ret = ops_copy(&k, x->ops, r, i, r->n_ops - i, &n);
+	for (uint32_t n; p->i < end; p->i += n) {
+		uint32_t before = k->n, done;
+		int ret = ops_copy(k, x->ops, r, p->i, end - p->i, &n);
 
 		if (ret < 0)
 			return no_memory(c, x, reterr);
 		/* the first operations tell the average length */
-		if (ret && i == 0 && n == OPS_READ_MAX && load_shared(c, &k, x, r) < 0)
+		if (ret && p->i == begin && k->n == begin + OPS_READ_MAX &&
+		    load_shared(c, k, x, r, end) < 0)
 			return no_memory(c, x, reterr);
 		if (ret)
-			n = k.n - before;
+			n = k->n - before;
 		owner_charge(x->session->owner, ret ? n : (uint64_t)n * CHECK_WORK);
 		if (ret)
 			continue;
-		done = ops_check(&k, x->ops, n);
+		done = ops_check(k, x->ops, n);
 		if (done != n)
-			return ops_refuse(&k, &x->ops[before + done], i + done, reterr);
+			return ops_refuse(k, &x->ops[before + done], p->i + done, reterr);
 	}
-	x->bytes = x->left = k.seen.bytes;
-	x->n_ops = k.n;
-	x->longest = k.seen.longest;
-	if (object_remote(x->remote)->ranges)
-		return check_ranges(x, object_remote(x->remote)->ranges, reterr);
-	return 0;
+	return p->i == r->n_ops;
+}
+
+int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct ops_progress *p,
+	     uint32_t most, struct dray_err *reterr)
+{
+	struct ops_checked *k = &p->checked;
+
+	if (!p->i)
+		/* no operation begins there */
+		k->bounds = (struct ops_bounds){ x->local->view->length, x->remote->view->length,
+						 UINT64_MAX, UINT64_MAX };
+	if (p->i < r->n_ops) {
+		int ret = load(c, x, r, p, most, reterr);
+
+		if (ret <= 0)
+			return ret;
+		x->bytes = x->left = k->seen.bytes;
+		x->n_ops = k->n;
+		x->longest = k->seen.longest;
+		p->steps = ranges_steps(k->n);
+	}
+	return object_remote(x->remote)->ranges ? check_ranges(x, p, most, reterr) : 1;
 }

@@ -74,6 +74,7 @@ void xfer_session_deinit(struct xfer_session *s)
 	sched_session_deinit(s);
 	dray_map_deinit(&s->by_request);
 	owner_leave(s);
+	free(s->reading);
 }
 
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id)
@@ -88,6 +89,8 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 		dray_handles_del(&xs->table, x->handle);
 	dray_heap_del(&xs->deadlines, &x->deadline);
 	dray_list_del(&x->session_link);
+	if (x->session->read == x)
+		x->session->read = NULL;
 	dray_map_del(&x->session->by_request, &x->by_request);
 	dray_list_del(&x->wait_link);
 }
@@ -198,21 +201,40 @@ void xfer_settle(struct core *c, struct xfer *x)
 		c->up->xfer_ended(c, x);
 }
 
-static void xfer_end(struct core *c, struct xfer *x)
+/* Before the client is told, which can end its session and with it all its transfers. */
+static void leave(struct core *c, struct xfer *x)
 {
-	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
-
-	drop_link(x);
-	/* before the client is told, which can end its session and with it all its transfers */
 	xfer_unlink(c->xfers, x);
 	x->session->ops -= x->n_ops_given;
 	quotas_put(x->session->shared);
-	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
-	xfer_settle(c, x);
+}
+
+/* After the client was told. */
+static void forget(struct core *c, struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+
 	xfer_free(c->xfers, x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
 		if (held[i])
 			object_release(c, held[i]);
+}
+
+static void xfer_end(struct core *c, struct xfer *x)
+{
+	drop_link(x);
+	leave(c, x);
+	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	xfer_settle(c, x);
+	forget(c, x);
+}
+
+void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err)
+{
+	leave(c, x);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
+	c->up->xfer_refused(c, x, err);
+	forget(c, x);
 }
 
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)
@@ -228,6 +250,10 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 	}
 	if (x->state == XFER_STOPPING && !urgent)
 		return;
+	if (x->session->read == x) {
+		x->session->read = NULL;
+		xfer_accept(c);
+	}
 	x->state = XFER_STOPPING;
 	dray_list_del(&x->wait_link);
 	sched_dequeue(x);

@@ -22,9 +22,16 @@ void xfers_pinned(struct core *c, void *base);
 /*
  * Checks and starts a transfer. 0: accepted, up->xfer_ended will run exactly once (possibly from inside).
  * Otherwise nothing was started and reterr says why.
+ *
+ * A list of more than OPS_STEP operations, which lies in the session's arena, is read in steps: the transfer is s->read until
+ * xfer_read() has read all of it. Then up->xfer_refused may run in place of up->xfer_ended. No other transfer of the session starts
+ * meanwhile.
  */
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr);
+
+/* Reads the next OPS_STEP operations of s->read. */
+void xfer_read(struct core *c, struct xfer_session *s);
 
 /* The transfer of the session with this request id that has not ended, or NULL. */
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id);

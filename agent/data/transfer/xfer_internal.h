@@ -2,6 +2,7 @@
 /* Shared by xfer*.c. */
 #pragma once
 
+#include "agent/data/transfer/ops_read.h"
 #include "agent/data/transfer/ops_store.h"
 #include "agent/data/transfer/xfer.h"
 
@@ -18,17 +19,50 @@ struct xfers {
 	struct transfer_record records[RECORDS_MAX];
 };
 
+/* The operations of a list that are checked so far. */
+struct ops_checked {
+	struct ops_bounds bounds; /* and where the last one ended */
+	struct ops_seen seen;
+	uint32_t n; /* after merging */
+};
+
+/* How far a list of operations is read. */
+struct ops_progress {
+	struct ops_checked checked;
+	uint32_t i;      /* read */
+	uint32_t ranged; /* merged ones that are looked up in the ranges of a lease */
+	uint32_t steps;  /* that the search may still take */
+};
+
+/* The list of session->read. */
+struct xfer_reading {
+	struct xfer_request request;
+	struct ops_progress progress;
+};
+
 /*
- * ops_load.c: copies, checks and merges the operations into x->ops, which has room for all of them. Sets x->bytes, n_ops and
- * longest. 0, -ERANGE or -EFAULT with reterr.
+ * ops_load.c: copies, checks and merges the operations into x->ops, which has room for all of them; about `most` of them in one call.
+ * *p is zeroed before the first call. 1: all are read, and x->bytes, n_ops and longest are set; 0: call again; -ERANGE or
+ * -EFAULT with reterr.
  */
-int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr);
+int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct ops_progress *p,
+	     uint32_t most, struct dray_err *reterr);
 
 /*
  * Gives the transfer to the best transport that reaches the remote now. If no transport does, the transfer ends with the
  * reason.
  */
 void xfer_go(struct core *c, struct xfer *x);
+
+/* From here on the transfer counts as accepted. */
+static inline void xfer_accept(struct core *c)
+{
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+}
+
+/* session->read is refused. */
+void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err);
 
 /* A slice of that many bytes is in place. */
 static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)

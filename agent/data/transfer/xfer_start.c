@@ -19,6 +19,8 @@
 
 /* Bytes of a transfer that may be carried out as soon as it is read; the copy takes as long as reading the next few requests. */
 #define XFER_AT_ONCE_MAX 4096
+/* Operations that are read in one step; as many as a message can carry. */
+#define OPS_STEP DMSG_OPS_INLINE_MAX
 
 static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
 			     dray_handle h, uint16_t access, struct dray_err *reterr)
@@ -123,8 +125,8 @@ static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
 }
 
 /*
- * Checks and fills in objects (not held yet), words, merged operations and the notification. On error xfer_free()
- * frees what was allocated.
+ * Checks and fills in objects (not held yet), words, room for operations and the notification. On error xfer_free() frees what
+ * was allocated.
  */
 static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		   struct dray_err *reterr)
@@ -133,7 +135,6 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	struct xfer_session *s = x->session;
 	bool write = spec->direction == DMSG_DIRECTION_WRITE;
 	const struct remote_view *remote;
-	int ret;
 
 	x->local = usable(c, s, OBJECT_REGION, spec->local,
 			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
@@ -162,9 +163,6 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	if (!ops_room(c, x, r->n_ops))
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the operations");
-	ret = ops_load(c, x, r, reterr);
-	if (ret < 0)
-		return ret;
 	if (spec->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
 		x->notify_tag = spec->notify_tag;
 		x->notify = packet_new(r->notify_length, 0);
@@ -278,12 +276,105 @@ static bool xfer_at_once(struct core *c, struct xfer *x)
 	return false;
 }
 
+/* Takes its quota and its objects, and enters it into the tables. On error nothing is taken. */
+static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
+		 struct dray_err *reterr)
+{
+	int64_t limit_ns = r->spec.deadline_ms ? (int64_t)r->spec.deadline_ms * DRAY_NS_PER_MS :
+						 c->cfg.deadline_ns;
+	struct xfer_session *s = x->session;
+	struct xfers *xs = c->xfers;
+	int ret = quotas_take(s->shared, reterr);
+
+	if (ret < 0)
+		return ret;
+	ret = dray_handles_add(&xs->table, x, &x->handle);
+	if (ret >= 0)
+		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
+	if (ret < 0) {
+		quotas_put(s->shared);
+		return dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
+				    "this worker has no room for another transfer");
+	}
+	hold_all(x);
+	s->ops += r->n_ops;
+	dray_list_add(&s->xfers, &x->session_link);
+	dray_map_add(&s->by_request, &x->by_request, &x->request_id, sizeof(x->request_id));
+	return 0;
+}
+
+/* Accepted: from here on an error is the result of the transfer. */
+static void begin(struct core *c, struct xfer *x)
+{
+	xfer_accept(c);
+	if (x->wait.p) {
+		x->state = XFER_WAITING;
+		dray_list_add(&c->xfers->waiting, &x->wait_link);
+	} else {
+		xfer_go(c, x);
+	}
+}
+
+/* The operations are read later, in steps. The transfer holds what it needs until then. */
+static int read_later(struct core *c, struct xfer *x, const struct xfer_request *r,
+		      struct dray_err *reterr)
+{
+	struct xfer_session *s = x->session;
+
+	if (!s->reading)
+		s->reading = malloc(sizeof(*s->reading));
+	if (!s->reading)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for the operations");
+	if (admit(c, x, r, reterr) < 0)
+		return -EBUSY;
+	*s->reading = (struct xfer_reading){ .request = *r };
+	s->read = x;
+	return 0;
+}
+
+void xfer_read(struct core *c, struct xfer_session *s)
+{
+	struct xfer_reading *l = s->reading;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer *x = s->read;
+	int ret = ops_load(c, x, &l->request, &l->progress, OPS_STEP, &err);
+
+	if (!ret)
+		return;
+	s->read = NULL;
+	if (ret < 0)
+		xfer_refuse(c, x, &err);
+	else
+		begin(c, x);
+}
+
+/* Reads all operations, and carries the transfer out or begins it. */
+static int start_now(struct core *c, struct xfer *x, const struct xfer_request *r,
+		     struct dray_err *reterr)
+{
+	struct ops_progress progress = { 0 };
+	int ret = ops_load(c, x, r, &progress, UINT32_MAX, reterr);
+
+	if (ret < 0)
+		return ret;
+	if (xfer_at_once(c, x)) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+		xfer_settle(c, x);
+		xfer_free(c->xfers, x);
+		return 0;
+	}
+	ret = admit(c, x, r, reterr);
+	if (ret < 0)
+		return ret;
+	begin(c, x);
+	return 0;
+}
+
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr)
 {
 	struct xfers *xs = c->xfers;
-	int64_t limit_ns = r->spec.deadline_ms ? (int64_t)r->spec.deadline_ms * DRAY_NS_PER_MS :
-						 c->cfg.deadline_ns;
 	struct xfer *x;
 	int ret;
 
@@ -314,43 +405,11 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
 	x->n_ops_given = r->n_ops;
 	ret = prepare(c, x, r, reterr);
-	if (ret < 0)
-		goto refused_xfer;
-	if (xfer_at_once(c, x)) {
-		core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
-		xfer_settle(c, x);
-		xfer_free(xs, x);
+	if (ret == 0)
+		ret = r->n_ops > OPS_STEP ? read_later(c, x, r, reterr) :
+					    start_now(c, x, r, reterr);
+	if (ret == 0)
 		return 0;
-	}
-	ret = quotas_take(s->shared, reterr);
-	if (ret < 0)
-		goto refused_xfer;
-	ret = dray_handles_add(&xs->table, x, &x->handle);
-	if (ret >= 0)
-		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
-	if (ret < 0) {
-		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
-			     "this worker has no room for another transfer");
-		goto refused_quota;
-	}
-	hold_all(x);
-	s->ops += r->n_ops;
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
-	dray_list_add(&s->xfers, &x->session_link);
-	dray_map_add(&s->by_request, &x->by_request, &x->request_id, sizeof(x->request_id));
-	if (x->wait.p) {
-		x->state = XFER_WAITING;
-		dray_list_add(&xs->waiting, &x->wait_link);
-	} else {
-		/* accepted: from here on an error is the result of the transfer */
-		xfer_go(c, x);
-	}
-	return 0;
-
-refused_quota:
-	quotas_put(s->shared);
-refused_xfer:
 	xfer_unlink(xs, x);
 	xfer_free(xs, x);
 refused:

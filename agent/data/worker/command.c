@@ -113,6 +113,11 @@ static void up_xfer_ended(struct core *c, struct xfer *x)
 	wsession_xfer_ended(c, x);
 }
 
+static void up_xfer_refused(struct core *c, struct xfer *x, const struct dray_err *err)
+{
+	wsession_xfer_refused(x, err);
+}
+
 /* A report must not delay transfers: it is dropped if it finds no room. */
 static void up_xfer_report(struct core *c, const struct transfer_record *r, bool slow)
 {
@@ -129,6 +134,7 @@ static void up_xfer_report(struct core *c, const struct transfer_record *r, bool
 
 const struct core_upcalls worker_upcalls = {
 	.xfer_ended = up_xfer_ended,
+	.xfer_refused = up_xfer_refused,
 	.xfer_report = up_xfer_report,
 	.notify = up_notify,
 	.event = up_event,

@@ -132,11 +132,13 @@ struct wsession *wsession_get(struct worker *w, dray_handle session);
 void wsession_die(struct wsession *s, uint32_t code);
 /* The same, with the reason for the client. */
 void wsession_break(struct wsession *s, const struct dray_err *err);
-/* The client may be read again. */
+/* The client may be read again, or the operations of its transfer. */
 void wsession_go_on(struct wsession *s);
 /* Reads available messages while its owner may work. True if there are more. */
 bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
+/* Its operations are refused: answers the request. */
+void wsession_xfer_refused(struct xfer *x, const struct dray_err *err);
 /* Writes the completion, or queues the event, that tells the client how the transfer ended. */
 void wsession_xfer_ended(struct core *c, struct xfer *x);
 

@@ -17,6 +17,8 @@ void request_start(struct wsession *s, const struct xfer_request *r, struct dray
 			     (unsigned long long)r->request_id);
 	else if (xfer_start(&s->worker->core, &s->xs, r, err) < 0)
 		idset_del(&s->ids, r->request_id);
+	else if (s->xs.read)
+		wsession_go_on(s);
 }
 
 static void transfer(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,

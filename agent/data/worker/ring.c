@@ -220,7 +220,8 @@ static bool ring_poll(struct wsession *s)
 		return false;
 	}
 	/* no free completion entry: the submission stays until the client has reaped some */
-	while (r->sq_head != tail && room && owner_may_work(s->xs.owner)) {
+	/* a long list is read on with the session's socket */
+	while (r->sq_head != tail && room && !s->xs.read && owner_may_work(s->xs.owner)) {
 		uint8_t copy[DMSG_SQE_SIZE];
 		struct dmsg_sqe e;
 

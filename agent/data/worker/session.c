@@ -156,7 +156,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 
 void wsession_go_on(struct wsession *s)
 {
-	if (s->readable && !s->dead)
+	if ((s->readable || s->xs.read) && !s->dead)
 		make_ready(s);
 }
 
@@ -265,7 +265,9 @@ bool wsession_read(struct wsession *s)
 {
 	struct worker *w = s->worker;
 
-	while (s->readable && !s->dead && owner_may_work(s->xs.owner)) {
+	while (s->xs.read && owner_may_work(s->xs.owner))
+		xfer_read(&w->core, &s->xs);
+	while (s->readable && !s->dead && !s->xs.read && owner_may_work(s->xs.owner)) {
 		bool truncated, fds_lost;
 		ssize_t n;
 
@@ -286,7 +288,7 @@ bool wsession_read(struct wsession *s)
 			end_of_input(s, n, fds_lost);
 		discard_fds(s);
 	}
-	return s->readable && !s->dead && s->n_out <= OUT_MAX;
+	return !s->dead && (s->xs.read || (s->readable && s->n_out <= OUT_MAX));
 }
 
 static void cancel_answered(struct wsession *s, uint64_t request_id)
@@ -296,6 +298,20 @@ static void cancel_answered(struct wsession *s, uint64_t request_id)
 
 	idset_del(&s->ids, request_id);
 	send_bytes(s, buf, dmsg_transfer_cancel_reply_encode(buf, sizeof(buf), request_id, &m));
+}
+
+void wsession_xfer_refused(struct xfer *x, const struct dray_err *err)
+{
+	struct wsession *s = wsession_of(x->session);
+
+	idset_del(&s->ids, x->request_id);
+	if (s->dead)
+		return;
+	if (x->from_ring)
+		ring_complete(s, &(struct dmsg_cqe){ .user_data = x->request_id,
+						     .status = (uint32_t)err->code });
+	else
+		wsession_reply_error(s, x->request_id, err);
 }
 
 void wsession_xfer_ended(struct core *c, struct xfer *x)
