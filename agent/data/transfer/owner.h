@@ -21,6 +21,7 @@ struct xfer_owner {
 	int64_t left;            /* units of this turn; below 0: a debt */
 	struct dray_list ready;  /* the worker's: sessions with input */
 	struct dray_list polled; /* the worker's: rings that are polled in every turn */
+	bool rings_first;        /* in the next turn rings come before sockets */
 };
 
 /* The session gets its owner, a new one if it is the first. 0 or -ENOMEM. */

@@ -66,10 +66,9 @@ struct worker {
 	struct dray_slots sessions; /* struct wsession */
 	struct dray_list completed; /* rings whose clients are told at the end of the turn */
 	bool draining, quit;
-	bool stalled;     /* submissions wait for their client to reap completions */
-	bool busy;        /* the last turn did something */
-	bool announced;   /* rings that are polled may be announced */
-	bool rings_first; /* in this turn rings come before sockets */
+	bool stalled;   /* submissions wait for their client to reap completions */
+	bool busy;      /* the last turn did something */
+	bool announced; /* rings that are polled may be announced */
 	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	int64_t look_ns;   /* interval between looks while it polls rings */

@@ -73,14 +73,16 @@ static bool run_clients(struct worker *w)
 
 	if (!worker_has_room(w))
 		return false;
-	/* alternately, because the first can take all the work of an owner's turn */
-	w->rings_first = !w->rings_first;
 	dray_list_for_each(&w->core.owners, o, struct xfer_owner, link) {
+		bool rings_first = o->rings_first;
+
 		owner_begin_turn(o);
-		if (w->rings_first)
+		if (rings_first)
 			did |= rings_poll(o);
 		did |= read_sockets(o);
-		if (!w->rings_first)
+		/* sockets may have taken the whole turn */
+		o->rings_first = !rings_first && !owner_may_work(o);
+		if (!rings_first)
 			did |= rings_poll(o);
 	}
 	return did;
