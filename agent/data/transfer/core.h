@@ -128,6 +128,9 @@ struct xfer_session {
 	struct xfer *read; /* the one whose long list of operations is being read; NULL: none */
 	struct xfer_reading *reading; /* of that one; NULL: there was none yet */
 	struct dray_list flows;
+	struct dray_list waiting;      /* for their words; struct xfer */
+	struct dray_list waiting_link; /* on owner->waiting while there are some */
+	uint32_t n_waiting;
 	uint32_t slices[2]; /* in flight, by class */
 	uint32_t ops;       /* in flight */
 };

@@ -23,6 +23,7 @@ int owner_join(struct core *c, struct xfer_session *s)
 		o->account = s->shared->account;
 		dray_list_init(&o->ready);
 		dray_list_init(&o->polled);
+		dray_list_init(&o->waiting);
 		dray_list_add(&c->owners, &o->link);
 	}
 	o->sessions++;

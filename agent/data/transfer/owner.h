@@ -22,6 +22,13 @@ struct xfer_owner {
 	struct dray_list ready;  /* the worker's: sessions with input */
 	struct dray_list polled; /* the worker's: rings that are polled in every turn */
 	bool rings_first;        /* in the next turn rings come before sockets */
+	/* wait.h: sessions with transfers that wait for a word */
+	struct dray_list waiting;
+	uint32_t n_waiting_sessions;
+	uint32_t n_waiting; /* transfers */
+	uint32_t to_look;   /* words that are left to look at before the next pause */
+	int64_t look_ns;    /* not before; 0: in every turn */
+	int64_t changed_ns; /* when the last transfer began to wait, or a word was found set */
 };
 
 /* The session gets its owner, a new one if it is the first. 0 or -ENOMEM. */

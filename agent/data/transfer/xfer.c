@@ -13,13 +13,14 @@
 #include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/wait.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/peer_link.h"
+#include "lib/cleanup.h"
 #include "lib/fault.h"
 
-/* Interval between looks at a wait word; it grows with the time waited. */
-#define WAIT_POLL_MIN_NS 20000
-#define WAIT_POLL_MAX_NS 1000000
+/* Overdue transfers that one turn ends. */
+#define OVERDUE_MAX 64
 
 #define XFERS_KEPT 256
 
@@ -31,7 +32,6 @@ int xfers_init(struct core *c, uint32_t max)
 		return -ENOMEM;
 	dray_handles_init(&xs->table, max, 0);
 	dray_list_init(&xs->free);
-	dray_list_init(&xs->waiting);
 	dray_list_init(&c->owners);
 	dray_list_init(&c->free_slices);
 	c->xfers = xs;
@@ -66,6 +66,8 @@ int xfer_session_init(struct core *c, struct xfer_session *s, dray_handle handle
 	dray_list_init(&s->xfers);
 	dray_map_init(&s->by_request);
 	dray_list_init(&s->flows);
+	dray_list_init(&s->waiting);
+	dray_list_init(&s->waiting_link);
 	return owner_join(c, s);
 }
 
@@ -92,7 +94,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 	if (x->session->read == x)
 		x->session->read = NULL;
 	dray_map_del(&x->session->by_request, &x->by_request);
-	dray_list_del(&x->wait_link);
+	wait_del(x);
 }
 
 void xfer_free(struct xfers *xs, struct xfer *x)
@@ -255,7 +257,7 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 		xfer_accept(c);
 	}
 	x->state = XFER_STOPPING;
-	dray_list_del(&x->wait_link);
+	wait_del(x);
 	sched_dequeue(x);
 	x->slices++;
 	if (x->slices > 1) {
@@ -360,56 +362,21 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
 	xfer_end(c, x);
 }
 
-/*
- * Ending one transfer can end its session, and with it others on the list. The interval grows with the time since the last
- * change: a new waiting transfer, or a word that was set (others may have been submitted behind it).
- */
-static int64_t waiting_tick(struct core *c)
-{
-	struct dray_list now = DRAY_LIST_INIT(now);
-	int64_t pause, last_ns = 0;
-	struct xfer *x;
-
-	dray_list_splice(&now, &c->xfers->waiting);
-	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
-		uint32_t v;
-
-		dray_list_move(&c->xfers->waiting, &x->wait_link);
-		if (fault_load32(x->wait.p, &v) < 0) {
-			xfer_memory_fault(c, x->wait.region->view->session);
-			xfer_stop(c, x, DRAY_E_REGION_FAULT,
-				  "the page of the wait word was removed", false);
-			continue;
-		}
-		if (v == x->wait.value) {
-			dray_list_del(&x->wait_link);
-			c->xfers->word_ns = c->now_ns;
-			xfer_go(c, x);
-			continue;
-		}
-		last_ns = dray_max(last_ns, x->accepted_ns);
-	}
-	if (dray_list_empty(&c->xfers->waiting))
-		return INT64_MAX;
-	last_ns = dray_max(last_ns, c->xfers->word_ns);
-	pause = dray_max((c->now_ns - last_ns) / 8, (int64_t)WAIT_POLL_MIN_NS);
-	return c->now_ns + dray_min(pause, (int64_t)WAIT_POLL_MAX_NS);
-}
-
 int64_t xfers_tick(struct core *c)
 {
 	struct dray_heap *deadlines = &c->xfers->deadlines;
 	struct dray_heap_node *first;
-	int64_t next = INT64_MAX;
+	int64_t next;
 
-	while ((first = dray_heap_first(deadlines)) && first->key <= c->now_ns) {
+	for (unsigned i = 0;
+	     i < OVERDUE_MAX && (first = dray_heap_first(deadlines)) && first->key <= c->now_ns;
+	     i++) {
 		/* out of the heap, because slices in flight may keep the transfer beyond its deadline */
 		dray_heap_del(deadlines, first);
 		xfer_stop(c, dray_container_of(first, struct xfer, deadline), DRAY_E_DEADLINE, NULL,
 			  false);
 	}
-	if (!dray_list_empty(&c->xfers->waiting))
-		next = waiting_tick(c);
+	next = waits_tick(c);
 	first = dray_heap_first(deadlines);
 	return first ? dray_min(next, first->key) : next;
 }

@@ -10,10 +10,8 @@ struct xfers {
 	struct dray_handles table;
 	struct dray_heap deadlines; /* struct xfer, by deadline */
 	struct ops_store ops;
-	struct dray_list free;    /* struct xfer, by flow_link */
-	struct dray_list waiting; /* by wait_link */
-	int64_t word_ns;          /* when a wait word was last found set */
-	int64_t shared_ns; /* when the last list of operations was shared with other workers */
+	struct dray_list free; /* struct xfer, by flow_link */
+	int64_t shared_ns;     /* when the last list of operations was shared with other workers */
 	uint32_t n_free;
 	uint64_t n_records; /* since the start; `records` holds the last RECORDS_MAX */
 	struct transfer_record records[RECORDS_MAX];

@@ -11,6 +11,7 @@
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/wait.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/handle.h"
 #include "agent/model/peer_link.h"
@@ -309,7 +310,7 @@ static void begin(struct core *c, struct xfer *x)
 	xfer_accept(c);
 	if (x->wait.p) {
 		x->state = XFER_WAITING;
-		dray_list_add(&c->xfers->waiting, &x->wait_link);
+		wait_add(c, x);
 	} else {
 		xfer_go(c, x);
 	}

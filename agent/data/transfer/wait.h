@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transfers that wait for a word. A GPU or another process sets it, and wakes nobody, so the worker looks at the words again and again: in
+ * every turn while it has work, else after a pause that grows with the time waited. It looks at a bounded number of words of each
+ * owner, whose sessions get equal parts of it.
+ */
+#pragma once
+
+#include "agent/data/transfer/core.h"
+
+/* The transfer waits from now on, until it is stopped or its word has the value; then xfer_go() follows. */
+void wait_add(struct core *c, struct xfer *x);
+/* Does nothing for a transfer that does not wait. */
+void wait_del(struct xfer *x);
+
+/* Looks at words. Returns when to call again at the latest (ns, INT64_MAX: never). */
+int64_t waits_tick(struct core *c);

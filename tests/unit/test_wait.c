@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many transfers that wait for a word, or whose deadline passes: what one turn does, and for which owner. */
+#include <stdlib.h>
+
+#include "agent/data/transfer/owner.h"
+#include "lib/time.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/core_rig.h"
+
+#define MANY 900
+#define BYTES 4096
+#define REGION 1ull
+#define REMOTE 1ull
+#define WORD 1024
+
+/* Two sessions of one owner, and one of another. */
+enum { CROWD, SIBLING, OTHER, SESSIONS };
+
+static struct {
+	struct rig rig;
+	struct rig_session sessions[SESSIONS];
+	struct owner_account other;
+	struct rig_region region;
+	struct remote_view *remote;
+} t;
+
+static int setup(void **state)
+{
+	rig_init(&t.rig);
+	for (unsigned i = 0; i < SESSIONS; i++) {
+		rig_session_init(&t.rig, &t.sessions[i], i + 1);
+		t.sessions[i].shared.own.transfers_max = MANY;
+	}
+	owner_leave(&t.sessions[OTHER].xs);
+	t.sessions[OTHER].shared.account = &t.other;
+	assert_int_equal(owner_join(&t.rig.core, &t.sessions[OTHER].xs), 0);
+	rig_region_init(&t.rig, &t.region, REGION, 1, BYTES, 1);
+	t.remote = rig_remote(&t.rig, REMOTE, &t.region, 1);
+	return 0;
+}
+
+static void stop(struct core *c, struct xfer *x, void *arg)
+{
+	xfer_stop(c, x, DRAY_E_CANCELLED, NULL, true);
+}
+
+static int teardown(void **state)
+{
+	xfers_each(&t.rig.core, stop, NULL);
+	for (unsigned i = 0; i < SESSIONS; i++)
+		xfer_session_deinit(&t.sessions[i].xs);
+	rig_deinit(&t.rig);
+	rig_region_deinit(&t.region);
+	free(t.remote);
+	return 0;
+}
+
+static void set_word(uint32_t value)
+{
+	*(uint32_t *)(void *)rig_at(&t.region, WORD) = value;
+}
+
+/* Transfers that wait for value 1; overdue after deadline_ms, 0: never. */
+static void add(unsigned session, unsigned n, uint32_t deadline_ms)
+{
+	const uint64_t op[1][3] = { { 0, 64, 64 } };
+
+	for (unsigned i = 0; i < n; i++) {
+		struct dray_err err = DRAY_ERR_NULL;
+		struct xfer_request r = { .request_id = i + 1,
+					  .spec.local = REGION,
+					  .spec.remote = REMOTE,
+					  .spec.flags = DMSG_TRANSFER_FLAG_WAIT,
+					  .spec.wait_region = REGION,
+					  .spec.wait_offset = WORD,
+					  .spec.wait_value = 1,
+					  .spec.deadline_ms = deadline_ms };
+
+		assert_int_equal(rig_submit(&t.rig, &t.sessions[session], &r, op, 1, &err), 0);
+	}
+}
+
+/* Transfers of the session whose word was found. */
+static unsigned begun(unsigned session)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&t.sessions[session].xs.xfers, x, struct xfer, session_link)
+		n += x->state == XFER_RUNNING;
+	return n;
+}
+
+static void a_turn_looks_at_a_bounded_number_of_words(void **state)
+{
+	struct core *c = &t.rig.core;
+	unsigned n, turns = 1;
+	int64_t next;
+
+	add(CROWD, MANY - 2, 0);
+	add(SIBLING, 1, 0);
+	add(OTHER, 1, 0);
+	set_word(1);
+	next = xfers_tick(c);
+	n = begun(CROWD);
+	print_message("of %u waiting transfers of one session, one turn found %u\n", MANY - 2, n);
+	assert_true(n <= 128);
+	/* nobody else waits for the crowd */
+	assert_int_equal(begun(SIBLING), 1);
+	assert_int_equal(begun(OTHER), 1);
+	for (; begun(CROWD) < MANY - 2; turns++) {
+		/* the rest comes soon */
+		assert_true(next - c->now_ns <= 20000);
+		c->now_ns = next;
+		next = xfers_tick(c);
+	}
+	assert_true(turns <= MANY / 64);
+}
+
+/* As long as few transfers of an owner wait, each turn looks at all of them, however many others have. */
+static void few_words_are_looked_at_in_every_turn(void **state)
+{
+	struct core *c = &t.rig.core;
+
+	add(CROWD, MANY - 20, 0);
+	for (unsigned i = 0; i < 5; i++) {
+		set_word(0);
+		add(OTHER, 4, 0);
+		xfers_tick(c);
+		c->now_ns += 100;
+		assert_int_equal(begun(OTHER), 4 * i);
+		set_word(1);
+		xfers_tick(c);
+		assert_int_equal(begun(OTHER), 4 * (i + 1));
+	}
+}
+
+/* Ending a waiting transfer takes it out of the rotation. */
+static void transfers_that_end_are_not_looked_for(void **state)
+{
+	struct core *c = &t.rig.core;
+
+	add(CROWD, 300, 0);
+	add(SIBLING, 10, 0);
+	for (unsigned i = 0; i < 20; i++) {
+		c->now_ns += DRAY_NS_PER_MS;
+		xfers_tick(c);
+		if (i == 5)
+			dray_list_for_each(&t.sessions[CROWD].xs.xfers, x, struct xfer,
+					   session_link)
+				xfer_stop(c, x, DRAY_E_CANCELLED, NULL, false);
+	}
+	assert_int_equal(t.rig.n_ended, 300);
+	set_word(1);
+	xfers_tick(c);
+	assert_int_equal(begun(SIBLING), 10);
+	assert_int_equal(xfers_tick(c) == INT64_MAX, 0); /* deadlines */
+}
+
+static void a_turn_ends_a_bounded_number_of_overdue_transfers(void **state)
+{
+	struct core *c = &t.rig.core;
+	unsigned turns = 1;
+
+	add(CROWD, MANY - 1, 5);
+	add(OTHER, 1, 5);
+	c->now_ns += 5 * DRAY_NS_PER_MS;
+	/* at once again, because some are overdue */
+	assert_true(xfers_tick(c) <= c->now_ns);
+	print_message("of %u overdue transfers, one turn ended %u\n", MANY, t.rig.n_ended);
+	assert_true(t.rig.n_ended && t.rig.n_ended <= 64);
+	for (; t.rig.n_ended < MANY; turns++)
+		xfers_tick(c);
+	assert_true(turns <= MANY / 32);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_turn_looks_at_a_bounded_number_of_words, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(few_words_are_looked_at_in_every_turn, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(transfers_that_end_are_not_looked_for, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_turn_ends_a_bounded_number_of_overdue_transfers,
+						setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
