@@ -222,7 +222,7 @@ static int sockets_check(struct config *c, struct dray_err *reterr)
 static const struct {
 	enum dray_config_key_id inner, outer;
 } nested[] = {
-	{ KEY(LIMITS_SESSIONS_PER_UID), KEY(LIMITS_SESSIONS) },
+	{ KEY(LIMITS_SESSIONS_PER_OWNER), KEY(LIMITS_SESSIONS) },
 	{ KEY(LIMITS_REGIONS_PER_SESSION), KEY(LIMITS_REGIONS_PER_GROUP) },
 	{ KEY(LIMITS_REGIONS_PER_GROUP), KEY(LIMITS_REGIONS) },
 	{ KEY(LIMITS_BYTES_PER_SESSION), KEY(LIMITS_BYTES_PER_GROUP) },

@@ -148,9 +148,9 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_TRANSFER_DEADLINE,
 	DRAY_CONFIG_KEY_TRANSFER_SLOW,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
-	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_UID,
-	DRAY_CONFIG_KEY_LIMITS_FDS_PER_UID,
-	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_SESSION,
@@ -171,7 +171,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_REQUESTS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES,
-	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
 	DRAY_CONFIG_KEY_LIMITS_LETTER_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
@@ -179,7 +179,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_GRANTS_PER_PEER,
 	DRAY_CONFIG_KEY_LIMITS_SEGMENTS,
 	DRAY_CONFIG_KEY_LIMITS_HINTS,
-	DRAY_CONFIG_KEY_LIMITS_HINTS_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_HINTS_PER_OWNER,
 	DRAY_CONFIG_KEY_N,
 };
 
@@ -513,18 +513,18 @@ struct dray_config {
 	} transfer;
 	struct {
 		int64_t sessions; /* Sessions of the agent. */
-		int64_t sessions_per_uid; /* Sessions of one uid. */
+		int64_t sessions_per_owner; /* Sessions of one uid. */
 		/*
 		 * Descriptors that clients of one uid have passed, until they are closed; at most
 		 * an eighth of the agent's open files. At the limit the agent reads nothing more
 		 * from these clients.
 		 */
-		int64_t fds_per_uid;
+		int64_t fds_per_owner;
 		/*
 		 * Log lines about clients of one uid in each second; the next line says how many
 		 * more there were.
 		 */
-		int64_t log_lines_per_uid;
+		int64_t log_lines_per_owner;
 		int64_t regions; /* Regions of the agent. */
 		int64_t regions_per_group; /* Regions of one group. */
 		int64_t regions_per_session; /* Regions of one session. */
@@ -557,7 +557,7 @@ struct dray_config {
 		/* Notifications that wait for one session to read them. */
 		int64_t notifications_per_session;
 		int64_t mailboxes; /* Mailboxes of the agent. */
-		int64_t mailboxes_per_uid; /* Mailboxes of one uid. */
+		int64_t mailboxes_per_owner; /* Mailboxes of one uid. */
 		/*
 		 * Letters in one mailbox that its owner has not read; a change applies to new
 		 * mailboxes. The clients of one agent fill at most half of a mailbox, and one uid
@@ -578,7 +578,7 @@ struct dray_config {
 		 */
 		int64_t segments;
 		int64_t hints; /* Hints. Above the limit, those that expire first are dropped. */
-		int64_t hints_per_uid; /* Hints put by clients of one uid. */
+		int64_t hints_per_owner; /* Hints put by clients of one uid. */
 	} limits;
 };
 

@@ -62,7 +62,7 @@ def under_load(records, agent):
 
 with c.bench("http") as (lab, records):
     agent = lab.agent("agent", c.harness.Host("host"), listen=("127.0.0.1",), key=lab.key,
-                      settings={"agent.workers": 0, "log.level": "warning", "limits.sessions_per_uid": 2000,
+                      settings={"agent.workers": 0, "log.level": "warning", "limits.sessions_per_owner": 2000,
                                 "limits.sessions": 2000})
     agent.settings["http.listen"] = agent._segment("127.0.0.1")
     agent.start()

@@ -18,7 +18,7 @@ BEHIND = 6  # transfers of BIG: more than 1 GiB always waits behind the transfer
 PROBES = ("4 KiB x 16", "4096:16", 65536), ("4 KiB", "4096:1", 4096)
 PROBE_TRIPS = 400
 OVERTAKE_ROUNDS = 11
-MANY = {"limits.sessions": 4096, "limits.sessions_per_uid": 4096}
+MANY = {"limits.sessions": 4096, "limits.sessions_per_owner": 4096}
 
 
 def one_worker(lab, n=2, **settings):

@@ -175,7 +175,7 @@ def test_close_that_waits(new_agent, when):
 @as_root
 def test_descriptors_are_bounded(new_agent):
     """At the limit the agent reads nothing more from the uid, serves others, and goes on when there is room."""
-    agent = new_agent(settings={"data.mode": "0666", "limits.fds_per_uid": 40})
+    agent = new_agent(settings={"data.mode": "0666", "limits.fds_per_owner": 40})
     serves(agent)  # some descriptors are opened for the first client
     before = descriptors(agent)
     with Blockers(1) as blocker, uid(OTHER):
@@ -230,7 +230,7 @@ def test_descriptors_of_refused_messages(agent, when, message):
 
 def test_descriptors_that_do_not_fit(new_agent):
     """The agent has no room for all descriptors of a message: the kernel drops some (MSG_CTRUNC)."""
-    agent = new_agent(wrap=["prlimit", "--nofile=128:128"], settings={"limits.fds_per_uid": 1000})
+    agent = new_agent(wrap=["prlimit", "--nofile=128:128"], settings={"limits.fds_per_owner": 1000})
     ends = os.pipe()
     with Raw(agent) as keeper, nothing_leaked(agent):
         with Raw(agent) as raw:
@@ -300,7 +300,7 @@ def test_overflow_uid(new_agent):
 @as_root
 def test_log_lines_are_bounded(new_agent):
     """A uid that connects, is refused or closes again and again fills no log, and hides no line about others."""
-    agent = new_agent(settings={"data.mode": "0666", "limits.log_lines_per_uid": 5})
+    agent = new_agent(settings={"data.mode": "0666", "limits.log_lines_per_owner": 5})
     began = time.monotonic()
     for _ in range(200):
         with uid(OTHER), Raw(agent) as raw:

@@ -432,10 +432,10 @@ def test_memory_of_letters(new_agent):
 
 
 def test_limits_on_names(new_agent):
-    agent = new_agent(settings={"limits.mailboxes": "3", "limits.mailboxes_per_uid": "2"})
+    agent = new_agent(settings={"limits.mailboxes": "3", "limits.mailboxes_per_owner": "2"})
     with agent.client() as client:
         boxes = [client.open_mailbox(name) for name in "ab"]
-        with pytest.raises(errors.Quota, match=r"limits\.mailboxes_per_uid"):
+        with pytest.raises(errors.Quota, match=r"limits\.mailboxes_per_owner"):
             client.open_mailbox("c")
         boxes[0].close()
         client.open_mailbox("c")

@@ -37,10 +37,10 @@ def try_client(agent, stack):
         return e
 
 
-def test_sessions_per_uid(new_agent):
-    agent = new_agent(settings={"limits.sessions_per_uid": 2})
+def test_sessions_per_owner(new_agent):
+    agent = new_agent(settings={"limits.sessions_per_owner": 2})
     with agent.client(), agent.client():
-        names(expect("quota", agent.client), "limits.sessions_per_uid")
+        names(expect("quota", agent.client), "limits.sessions_per_owner")
 
 
 @pytest.mark.parametrize("key", ["limits.regions", "limits.regions_per_group", "limits.regions_per_session"])

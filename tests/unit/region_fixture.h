@@ -77,7 +77,7 @@ static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 	f->cfg.limits.tokens_per_session = 8;
 	f->cfg.limits.grants_per_peer = 4;
 	f->fds = cm_fds_count();
-	f->cfg.limits.fds_per_uid = 1000;
+	f->cfg.limits.fds_per_owner = 1000;
 	assert_true(sd_event_new(&f->event) >= 0);
 	assert_int_equal(owners_new(&f->owners, f->event, &f->cfg), 0);
 	f->uid_owner = owner_get(f->owners, 7);

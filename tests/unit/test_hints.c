@@ -126,7 +126,7 @@ static struct fixture *fixture_new(void **state)
 	x = (struct fixture){ .unix_ms = 1700000000000, .boot_ms = 5000 };
 	x.cfg.hint.ttl = DAY_MS * DRAY_NS_PER_MS;
 	x.cfg.limits.hints = 1000;
-	x.cfg.limits.hints_per_uid = 100;
+	x.cfg.limits.hints_per_owner = 100;
 	cm_dir_make(x.dir);
 	assert_true(sd_event_new(&x.event) >= 0);
 	*state = &x;
@@ -293,14 +293,14 @@ static void quotas_are_kept(void **state)
 	struct fixture *x = *state;
 	char scope[32];
 
-	x->cfg.limits.hints_per_uid = 3;
+	x->cfg.limits.hints_per_owner = 3;
 	x->cfg.limits.hints = 6;
 	for (unsigned i = 0; i < 3; i++) {
 		snprintf(scope, sizeof(scope), "%u", i);
 		put(x, scope, A, CLIENT, 7, 0, 1000 + i);
 	}
 	x->log[0] = '\0';
-	refused(x, "3", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints_per_uid = 3");
+	refused(x, "3", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints_per_owner = 3");
 	put(x, "2", B, CLIENT, 7, 0, 0); /* replaces another one */
 	put(x, "3", A, CLIENT, 8, 0, 5000);
 	put(x, "e", A, EXPLICIT, 0, 0, 1);

@@ -64,7 +64,7 @@ static int setup(void **state)
 	memset(&seen, 0, sizeof(seen));
 	memset(&cfg, 0, sizeof(cfg));
 	cfg.limits.mailboxes = 8;
-	cfg.limits.mailboxes_per_uid = 4;
+	cfg.limits.mailboxes_per_owner = 4;
 	cfg.limits.letters_per_mailbox = 100;
 	cfg.limits.letter_bytes = 1 << 20;
 	cfg.mailbox.reserve = 3600 * DRAY_NS_PER_SEC;
@@ -309,7 +309,7 @@ static void test_limits(void **state)
 	}
 	err = try_open(m, &a, "a4", 0);
 	assert_int_equal(err.code, DRAY_E_QUOTA);
-	assert_non_null(strstr(err.msg, "limits.mailboxes_per_uid"));
+	assert_non_null(strstr(err.msg, "limits.mailboxes_per_owner"));
 	/* reservations give way to mailboxes of their uid */
 	mailbox_owner_end(m, &a);
 	assert_int_equal(list(m).n, 4);

@@ -109,7 +109,7 @@ static void configure(struct dray_config *cfg)
 	cfg->probe.concurrency = 4;
 	cfg->limits.segments = 64;
 	cfg->limits.hints = 64;
-	cfg->limits.hints_per_uid = 64;
+	cfg->limits.hints_per_owner = 64;
 	cfg->hint.ttl = 3600 * DRAY_NS_PER_SEC;
 }
 

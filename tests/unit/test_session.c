@@ -179,12 +179,12 @@ static void test_session_limits(void **state)
 	struct client *c[3];
 
 	l->cfg->limits.sessions = 3;
-	l->cfg->limits.sessions_per_uid = 2;
+	l->cfg->limits.sessions_per_owner = 2;
 	lab_start(l);
 	c[0] = client_open(l, "", 0);
 	c[1] = client_open(l, "", 0);
 	refuse(l, m, NULL, 0, DRAY_E_QUOTA);
-	l->cfg->limits.sessions_per_uid = 5;
+	l->cfg->limits.sessions_per_owner = 5;
 	c[2] = client_open(l, "", 0);
 	refuse(l, m, NULL, 0, DRAY_E_QUOTA);
 	client_close(c[0]);

@@ -166,7 +166,7 @@ static uint32_t count_uid(struct mailboxes *m, uid_t uid, uint32_t *ret_reserved
 static int check_quota(struct mailboxes *m, uid_t uid, struct dray_err *reterr)
 {
 	int64_t max = m->deps.cfg->limits.mailboxes,
-		uid_max = m->deps.cfg->limits.mailboxes_per_uid;
+		uid_max = m->deps.cfg->limits.mailboxes_per_owner;
 	uint32_t reserved, n;
 	struct mailbox *oldest;
 
@@ -175,7 +175,7 @@ static int check_quota(struct mailboxes *m, uid_t uid, struct dray_err *reterr)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
 			"uid %u has %" PRIu32
-			" mailboxes, as many as limits.mailboxes_per_uid allows; close one",
+			" mailboxes, as many as limits.mailboxes_per_owner allows; close one",
 			uid, n);
 	if (n + reserved >= uid_max)
 		mailbox_free(m, oldest);

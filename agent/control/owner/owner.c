@@ -89,7 +89,7 @@ struct owners *owners_free(struct owners *all)
 static uint32_t fds_max(const struct owners *all)
 {
 	uint64_t max =
-		dray_min((uint64_t)all->cfg->limits.fds_per_uid, process_max_fds() / FDS_SHARE);
+		dray_min((uint64_t)all->cfg->limits.fds_per_owner, process_max_fds() / FDS_SHARE);
 
 	return (uint32_t)dray_max(max, (uint64_t)1);
 }
@@ -164,7 +164,7 @@ void owner_unref(struct owner *o)
 
 bool owner_may_log(struct owner *o, uint32_t *ret_dropped)
 {
-	return dray_log_limit_pass(&o->log, (uint32_t)o->all->cfg->limits.log_lines_per_uid,
+	return dray_log_limit_pass(&o->log, (uint32_t)o->all->cfg->limits.log_lines_per_owner,
 				   ret_dropped);
 }
 

@@ -4,7 +4,7 @@
  * client's files runs on threads of that owner: closing a socket that carries descriptors, a socket with SO_LINGER or a
  * file of a hung file system takes as long as the client likes. So a uid delays only itself.
  *
- * A descriptor of a client counts against limits.fds_per_uid from its receipt until it is closed. At the limit the agent
+ * A descriptor of a client counts against limits.fds_per_owner from its receipt until it is closed. At the limit the agent
  * reads nothing more from clients of that uid.
  *
  * Control thread only, except where a comment says otherwise.
@@ -69,7 +69,7 @@ struct owner *owner_ref(struct owner *o);
 void owner_unref(struct owner *o);
 
 /*
- * Logs a line that clients of the owner can bring about again and again: at most limits.log_lines_per_uid in each second.
+ * Logs a line that clients of the owner can bring about again and again: at most limits.log_lines_per_owner in each second.
  * The next line that passes says how many were dropped.
  */
 #define owner_log(o, level, area, ...)                                                     \

@@ -135,12 +135,12 @@ static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
 				    "the agent has %" PRIu32
 				    " sessions, as many as limits.sessions allows; close one",
 				    ss->table.count);
-	if (count_uid(ss, uid) >= (uint32_t)cfg->limits.sessions_per_uid)
+	if (count_uid(ss, uid) >= (uint32_t)cfg->limits.sessions_per_owner)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
 			"uid %u has %" PRId64
-			" sessions, as many as limits.sessions_per_uid allows; close one",
-			uid, cfg->limits.sessions_per_uid);
+			" sessions, as many as limits.sessions_per_owner allows; close one",
+			uid, cfg->limits.sessions_per_owner);
 	return 0;
 }
 

@@ -190,8 +190,8 @@ static int make_room(struct hints *h, const struct hint_put *put, struct dray_er
 					    label_find(&h->owners, &put->uid, sizeof(put->uid)) :
 					    NULL;
 
-	if (owner && owner->n >= cfg->limits.hints_per_uid)
-		return no_room(reterr, "limits.hints_per_uid", cfg->limits.hints_per_uid);
+	if (owner && owner->n >= cfg->limits.hints_per_owner)
+		return no_room(reterr, "limits.hints_per_owner", cfg->limits.hints_per_owner);
 	/* more than one goes only after limits.hints was lowered */
 	while (h->n >= (uint64_t)cfg->limits.hints) {
 		struct dray_heap_node *e = NULL;

@@ -92,7 +92,7 @@ struct hint_put {
 
 /*
  * 0, or with reterr: -EINVAL (DRAY_E_INVALID: scope, segment or time), -ENOMEM, or -EDQUOT (DRAY_E_QUOTA):
- * limits.hints_per_uid is reached, or limits.hints is reached and all hints are of stronger sources. Otherwise a hint of
+ * limits.hints_per_owner is reached, or limits.hints is reached and all hints are of stronger sources. Otherwise a hint of
  * the weakest source, the one that expires first, makes room.
  */
 int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr);
