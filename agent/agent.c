@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -24,6 +25,19 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
+/* False: the name is wrong, or there are too many. */
+static bool take_tenant(struct passed_sockets *p, const char *name, int fd)
+{
+	struct passed_data_socket *s = &p->tenants[p->n_tenants];
+
+	if (p->n_tenants == TENANTS_MAX || tenant_name_check(name, NULL) < 0)
+		return false;
+	snprintf(s->tenant, sizeof(s->tenant), "%s", name);
+	s->fd = fd;
+	p->n_tenants++;
+	return true;
+}
+
 int agent_sockets_take(struct passed_sockets *p, struct dray_err *reterr)
 {
 	char **names = NULL;
@@ -38,6 +52,8 @@ int agent_sockets_take(struct passed_sockets *p, struct dray_err *reterr)
 
 		if (!strcmp(names[i], "data") && p->data < 0)
 			p->data = fd;
+		else if (!strncmp(names[i], "data-", 5) && take_tenant(p, names[i] + 5, fd))
+			;
 		else if (!strcmp(names[i], "control") && p->control < 0)
 			p->control = fd;
 		else if (!strcmp(names[i], "peer") && p->n_peer < DRAY_ARRAY_SIZE(p->peer))
@@ -45,7 +61,7 @@ int agent_sockets_take(struct passed_sockets *p, struct dray_err *reterr)
 		else {
 			log_warning(
 				"agent",
-				"systemd passed a socket named %s, ignoring it: the names are data, control and peer",
+				"systemd passed a socket named %s, ignoring it: the names are data, data-TENANT, control and peer",
 				names[i]);
 			dray_close(fd);
 		}

@@ -4,9 +4,11 @@
 
 #include "agent/control/agent.h"
 
-/* Sockets passed by systemd, by name; -1: not passed. */
+/* Sockets passed by systemd, by name; -1: not passed. data-NAME: of a further tenant. */
 struct passed_sockets {
 	int data, control;
+	struct passed_data_socket tenants[TENANTS_MAX];
+	unsigned n_tenants;
 	int peer[16];
 	unsigned n_peer;
 };

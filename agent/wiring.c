@@ -255,6 +255,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .incarnation = a->identity.incarnation,
 						    .open_pidfd = process_pidfd,
 						    .listen_fd = passed.data,
+						    .passed = passed.tenants,
+						    .n_passed = passed.n_tenants,
 						    .closed = on_session_closed,
 						    .env_get = agent_environment_lines,
 						    .arg = a },

@@ -7,11 +7,13 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
+#include "agent/config/tenant.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 
@@ -39,6 +41,11 @@ static int numa_node_check(const char *word, struct dray_err *reterr)
 		word);
 }
 
+static int tenant_check(const char *word, struct dray_err *reterr)
+{
+	return tenant_parse(word, &(struct tenant){ .path = NULL }, reterr);
+}
+
 #define RULE_CHECK(rule)                                                   \
 	static int rule##_check(const char *word, struct dray_err *reterr) \
 	{                                                                  \
@@ -56,6 +63,7 @@ static const struct {
 	bool unique;  /* two words may not begin alike, up to a blank */
 } lists[] = {
 	{ KEY(AGENT_NUMA_NODES), numa_node_check, .none = true },
+	{ KEY(DATA_TENANTS), tenant_check, .max = TENANTS_MAX },
 	{ KEY(NODE_ADDRESSES), node_address_check, .max = 0 },
 	{ KEY(SEGMENT_KNOWN), known_rule_check, .unique = true },
 	{ KEY(SEGMENT_LOCAL), local_rule_check, .max = 0 },
@@ -100,6 +108,29 @@ static int mtu_check(int64_t mtu, struct dray_err *reterr)
 			      (long long)mtu);
 }
 
+/* Names and paths differ from each other, and from those of the other sockets. */
+static int tenants_check(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	const struct dray_strv *words = &cfg->data.tenants;
+
+	for (size_t i = 0; i < words->n; i++) {
+		struct tenant t, other = { .path = cfg->data.socket };
+
+		snprintf(other.name, sizeof(other.name), "%s", cfg->data.tenant);
+		tenant_parse(words->v[i], &t, NULL);
+		for (size_t k = 0; k <= i; k++) {
+			if (!strcmp(t.name, other.name))
+				return config_invalid(
+					reterr, "there are two data sockets of tenant %s", t.name);
+			if (!strcmp(t.path, other.path) || !strcmp(t.path, cfg->control.socket))
+				return config_invalid(reterr, "there are two sockets at %.100s",
+						      t.path);
+			tenant_parse(words->v[k], &other, NULL);
+		}
+	}
+	return 0;
+}
+
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
@@ -107,12 +138,14 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 
 	if (key == KEY(RDMA_MTU))
 		return mtu_check(cfg->rdma.mtu, reterr);
+	if (key == KEY(DATA_TENANT))
+		return tenant_name_check(cfg->data.tenant, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))
 		return preferred ? preferred_check(preferred, reterr) : 0;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
-		if (lists[i].key == key)
-			return list_check(config_member(cfg, key), i, reterr);
-	return 0;
+		if (lists[i].key == key && list_check(config_member(cfg, key), i, reterr) < 0)
+			return -EINVAL;
+	return key == KEY(DATA_TENANTS) ? tenants_check(cfg, reterr) : 0;
 }
 
 static int form_check(struct config *c, enum dray_config_key_id key, config_check check,

@@ -61,6 +61,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LOG_FORMAT,
 	DRAY_CONFIG_KEY_LOG_TRANSFERS,
 	DRAY_CONFIG_KEY_DATA_SOCKET,
+	DRAY_CONFIG_KEY_DATA_TENANT,
+	DRAY_CONFIG_KEY_DATA_TENANTS,
 	DRAY_CONFIG_KEY_DATA_MODE,
 	DRAY_CONFIG_KEY_DATA_GROUP,
 	DRAY_CONFIG_KEY_DATA_ALLOW_UIDS,
@@ -222,6 +224,13 @@ struct dray_config {
 	} log;
 	struct {
 		char *socket; /* Data socket. systemd can pass it, with the name data. */
+		char *tenant; /* Name of the tenant whose clients use data.socket. */
+		/*
+		 * Further data sockets, one for each tenant: NAME:PATH, such as
+		 * team-a:/run/dray/team-a/dray.sock. Clients of different sockets are different
+		 * owners, also with the same uid. systemd can pass them, with the name data-NAME.
+		 */
+		struct dray_strv tenants;
 		int64_t mode; /* Mode of the data socket. */
 		char *group; /* Group of the data socket, by name or number; empty: the agent's. */
 		/* Uids that may open sessions; empty: all that the socket's mode admits. */

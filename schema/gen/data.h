@@ -1126,7 +1126,8 @@ struct dmsg_mailbox_open {
 	 * also the limit.
 	 */
 	uint32_t capacity;
-	struct dray_str name; /* Name, at least 1 byte. One mailbox of the agent has it. */
+	/* Name, at least 1 byte. One mailbox of the client's tenant at this agent has it. */
+	struct dray_str name;
 };
 int dmsg_mailbox_open_decode(const void *body, size_t len, struct dmsg_mailbox_open *ret,
 	struct dray_err *reterr);

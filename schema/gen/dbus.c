@@ -62,6 +62,8 @@ const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N]
 	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_session, name) },
 	/* Group; empty for a group of its own. */
 	{ "group", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_session, group) },
+	/* Tenant: the name of the socket that the client uses. */
+	{ "tenant", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_session, tenant) },
 	/* User id, from the kernel. */
 	{ "uid", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, uid) },
 	/* Group id. */
@@ -147,6 +149,8 @@ const struct dray_dbus_field dray_dbus_mailbox_fields[DRAY_DBUS_MAILBOX_FIELD_N]
 	/* Handle; 0 for a reserved name. */
 	{ "mailbox", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_mailbox, mailbox) },
 	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_mailbox, name) }, /* Name. */
+	/* Tenant, whose clients alone can post letters to it. */
+	{ "tenant", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_mailbox, tenant) },
 	/* Owner; 0 for a reserved name. */
 	{ "session", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_mailbox, session) },
 	/* User id of the owner. */

@@ -190,6 +190,7 @@ enum dray_dbus_session_field {
 	DRAY_DBUS_SESSION_FIELD_SESSION,
 	DRAY_DBUS_SESSION_FIELD_NAME,
 	DRAY_DBUS_SESSION_FIELD_GROUP,
+	DRAY_DBUS_SESSION_FIELD_TENANT,
 	DRAY_DBUS_SESSION_FIELD_UID,
 	DRAY_DBUS_SESSION_FIELD_GID,
 	DRAY_DBUS_SESSION_FIELD_PID,
@@ -209,6 +210,7 @@ struct dray_dbus_session {
 	uint64_t session; /* Handle. */
 	const char *name; /* Name given at HELLO. */
 	const char *group; /* Group; empty for a group of its own. */
+	const char *tenant; /* Tenant: the name of the socket that the client uses. */
 	uint32_t uid; /* User id, from the kernel. */
 	uint32_t gid; /* Group id. */
 	uint32_t pid; /* Process id; 0 across PID namespaces. */
@@ -297,6 +299,7 @@ struct dray_dbus_lease {
 enum dray_dbus_mailbox_field {
 	DRAY_DBUS_MAILBOX_FIELD_MAILBOX,
 	DRAY_DBUS_MAILBOX_FIELD_NAME,
+	DRAY_DBUS_MAILBOX_FIELD_TENANT,
 	DRAY_DBUS_MAILBOX_FIELD_SESSION,
 	DRAY_DBUS_MAILBOX_FIELD_UID,
 	DRAY_DBUS_MAILBOX_FIELD_GID,
@@ -314,6 +317,7 @@ extern const struct dray_dbus_field dray_dbus_mailbox_fields[DRAY_DBUS_MAILBOX_F
 struct dray_dbus_mailbox {
 	uint64_t mailbox; /* Handle; 0 for a reserved name. */
 	const char *name; /* Name. */
+	const char *tenant; /* Tenant, whose clients alone can post letters to it. */
 	uint64_t session; /* Owner; 0 for a reserved name. */
 	uint32_t uid; /* User id of the owner. */
 	uint32_t gid; /* Its group id. */

@@ -272,11 +272,12 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 
 const struct ctl_list ctl_list_sessions = {
 	DRAY_DBUS_METHOD_LIST_SESSIONS, "sessions", dray_dbus_session_fields,
-	DRAY_DBUS_SESSION_FIELD_N, 11,
+	DRAY_DBUS_SESSION_FIELD_N, 12,
 	{
 		{ "SESSION", DRAY_DBUS_SESSION_FIELD_SESSION },
 		{ "NAME", DRAY_DBUS_SESSION_FIELD_NAME },
 		{ "GROUP", DRAY_DBUS_SESSION_FIELD_GROUP },
+		{ "TENANT", DRAY_DBUS_SESSION_FIELD_TENANT },
 		{ "UID", DRAY_DBUS_SESSION_FIELD_UID },
 		{ "PID", DRAY_DBUS_SESSION_FIELD_PID },
 		{ "WORKER", DRAY_DBUS_SESSION_FIELD_WORKER },
@@ -329,9 +330,10 @@ const struct ctl_list ctl_list_leases = {
 
 const struct ctl_list ctl_list_mailboxes = {
 	DRAY_DBUS_METHOD_LIST_MAILBOXES, "mailboxes", dray_dbus_mailbox_fields,
-	DRAY_DBUS_MAILBOX_FIELD_N, 10,
+	DRAY_DBUS_MAILBOX_FIELD_N, 11,
 	{
 		{ "NAME", DRAY_DBUS_MAILBOX_FIELD_NAME },
+		{ "TENANT", DRAY_DBUS_MAILBOX_FIELD_TENANT },
 		{ "STATE", DRAY_DBUS_MAILBOX_FIELD_STATE },
 		{ "SESSION", DRAY_DBUS_MAILBOX_FIELD_SESSION },
 		{ "UID", DRAY_DBUS_MAILBOX_FIELD_UID },

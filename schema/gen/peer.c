@@ -1161,21 +1161,36 @@ int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct
 		return check_large(reterr, "post.payload", m.payload.n, 4096);
 	if (len - 4 < m.payload.n)
 		return check_short(reterr, "post");
+	p += 4 + m.payload.n;
+	len -= 4 + m.payload.n;
+	if (len < 4)
+		return check_short(reterr, "post");
+	m.tenant.n = dray_le_get32(p + 0);
+	m.tenant.p = (const char *)(p + 4);
+	if (m.tenant.n > 31)
+		return check_large(reterr, "post.tenant", m.tenant.n, 31);
+	if (len - 4 < m.tenant.n)
+		return check_short(reterr, "post");
+	if (!text_ok(m.tenant))
+		return check_text(reterr, "post.tenant");
 	*ret = m;
 	return 0;
 }
 
 int pmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_post *m)
 {
-	size_t length = 16;
+	size_t length = 20;
 	uint8_t *p;
 
 	if (m->name.n > 128 || !text_ok(m->name))
 		return -EINVAL;
 	if (m->payload.n > 4096)
 		return -EINVAL;
+	if (m->tenant.n > 31 || !text_ok(m->tenant))
+		return -EINVAL;
 	length += m->name.n;
 	length += m->payload.n;
+	length += m->tenant.n;
 	if (cap < PMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, PMSG_POST, length, request_id);
@@ -1184,7 +1199,9 @@ int pmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct pm
 	dray_le_put32(p + 8, m->name.n);
 	p = put_bytes(p + 12, m->name.p, m->name.n);
 	dray_le_put32(p + 0, m->payload.n);
-	put_bytes(p + 4, m->payload.p, m->payload.n);
+	p = put_bytes(p + 4, m->payload.p, m->payload.n);
+	dray_le_put32(p + 0, m->tenant.n);
+	put_bytes(p + 4, m->tenant.p, m->tenant.n);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

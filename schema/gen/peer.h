@@ -887,8 +887,8 @@ int pmsg_lease_renew_reply_decode(const void *body, size_t len, struct pmsg_leas
 int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_lease_renew_reply *m);
 
-#define PMSG_POST_MIN 16
-#define PMSG_POST_BODY_MAX 4240
+#define PMSG_POST_MIN 20
+#define PMSG_POST_BODY_MAX 4275
 /*
  * Request. A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused
  * with denied by an agent that has no key and does not allow that. Since 1.4.
@@ -898,6 +898,11 @@ struct pmsg_post {
 	uint32_t gid; /* Its group id. */
 	struct dray_str name; /* Name of the mailbox. */
 	struct dray_blob payload; /* Payload. */
+	/*
+	 * Tenant of the sender's client. The letter is for a mailbox of the tenant with the same
+	 * name.
+	 */
+	struct dray_str tenant;
 };
 int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr);
 int pmsg_post_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_post *m);

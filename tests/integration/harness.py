@@ -477,7 +477,7 @@ def nothing_leaked(*agents, streams=0):
 class Raw:
     """Sends valid or invalid messages to the data socket, without the client library."""
 
-    def __init__(self, agent, hello=True, sndbuf=None):
+    def __init__(self, agent, hello=True, sndbuf=None, group=""):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(LIMIT)
         if sndbuf:
@@ -485,7 +485,7 @@ class Raw:
         self.sock.connect(str(agent.socket))
         self.last_id = 0
         if hello:
-            self.hello = self.ask(s.pack_hello, major_min=1, major_max=1)
+            self.hello = self.ask(s.pack_hello, major_min=1, major_max=1, group=group)
 
     def send(self, packet, fds=()):
         """True if the packet was sent; the agent may have closed already."""

@@ -79,8 +79,9 @@ static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 	f->fds = cm_fds_count();
 	f->cfg.limits.fds_per_owner = 1000;
 	assert_true(sd_event_new(&f->event) >= 0);
+	f->cfg.data.tenant = (char[]){ "default" };
 	assert_int_equal(owners_new(&f->owners, f->event, &f->cfg), 0);
-	f->uid_owner = owner_get(f->owners, 7);
+	f->uid_owner = owner_get(f->owners, "test", 7);
 	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens, NULL, f->uid_owner };
 	deps = (struct regions_deps){ .cfg = &f->cfg,
 				      .pool = &f->pool,

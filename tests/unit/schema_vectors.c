@@ -2600,6 +2600,8 @@ static const char *check_pmsg_post(const void *body, size_t len)
 		return "name";
 	if (m.payload.n != 43 || memcmp(m.payload.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
 		return "payload";
+	if (m.tenant.n != 17 || memcmp(m.tenant.p, "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "tenant";
 	return NULL;
 }
 
@@ -2610,6 +2612,7 @@ static int encode_pmsg_post(void *buf, size_t cap)
 		.gid = UINT32_C(0x332c251e),
 		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
 		.payload = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
+		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
 	};
 
 	return pmsg_post_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -3348,7 +3351,7 @@ const struct vector vectors[] = {
 	  check_pmsg_lease_renew, encode_pmsg_lease_renew, encode_empty_pmsg_lease_renew, 0, NULL },
 	{ VECTOR_PEER, PMSG_LEASE_RENEW_REPLY, "lease_renew_reply", 4, PMSG_LEASE_RENEW_REPLY_BODY_MAX,
 	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
-	{ VECTOR_PEER, PMSG_POST, "post", 16, PMSG_POST_BODY_MAX,
+	{ VECTOR_PEER, PMSG_POST, "post", 20, PMSG_POST_BODY_MAX,
 	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
 	  check_pmsg_post_reply, encode_pmsg_post_reply, encode_empty_pmsg_post_reply, 0, NULL },
@@ -3581,6 +3584,11 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[83], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -3693,6 +3701,8 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[83], "post.name", 8, 1, 128,
 	  "\141" },
 	{ &vectors[83], "post.payload", 12, 1, 4096,
+	  "\141" },
+	{ &vectors[83], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 

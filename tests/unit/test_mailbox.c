@@ -115,7 +115,9 @@ static struct dray_err try_open(struct mailboxes *m, struct mailbox_owner *o, co
 static uint32_t post(struct mailboxes *m, const uint8_t agent[16], uint32_t uid, const char *name,
 		     const char *text)
 {
-	struct mailbox_sender from = { .incarnation = 7, .uid = uid, .gid = uid + 1 };
+	struct mailbox_sender from = {
+		.incarnation = 7, .tenant = { "t", 1 }, .uid = uid, .gid = uid + 1
+	};
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dray_str t = str(text);
 	int r;
@@ -129,7 +131,7 @@ static uint32_t post(struct mailboxes *m, const uint8_t agent[16], uint32_t uid,
 
 static struct mailbox_owner *owner(struct mailbox_owner *o, dray_handle session, uid_t uid)
 {
-	mailbox_owner_init(o, session, uid, uid + 1, "engine");
+	mailbox_owner_init(o, session, "t", uid, uid + 1, "engine");
 	return o;
 }
 

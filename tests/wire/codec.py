@@ -3009,15 +3009,16 @@ def peer_unpack_lease_renew_reply(body):
 
 # A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
 # denied by an agent that has no key and does not allow that. Since 1.4.
-PeerPost = namedtuple("PeerPost", "uid gid name payload")
+PeerPost = namedtuple("PeerPost", "uid gid name payload tenant")
 _PEER_POST_0 = Struct("<III")
 
 
-def peer_pack_post(request_id=0, uid=0, gid=0, name="", payload=b""):
+def peer_pack_post(request_id=0, uid=0, gid=0, name="", payload=b"", tenant=""):
     name = _put_text("post.name", name, 128, True)
     payload = _put_blob("post.payload", payload, 4096)
+    tenant = _put_text("post.tenant", tenant, 31, True)
     return peer_build(PEER_MSG_POST, request_id, _PEER_POST_0.pack(uid, gid, len(name)), name,
-                      _U32.pack(len(payload)), payload)
+                      _U32.pack(len(payload)), payload, _U32.pack(len(tenant)), tenant)
 
 
 def peer_unpack_post(body):
@@ -3047,7 +3048,19 @@ def peer_unpack_post(body):
     payload = _copy(body[at:at + n])
     at += n
     left -= n
-    return PeerPost(uid, gid, name, payload)
+    if left < 4:
+        raise _short("post")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 31:
+        raise _large("post.tenant", n, 31)
+    if left < n:
+        raise _short("post")
+    tenant = _text("post.tenant", body[at:at + n])
+    at += n
+    left -= n
+    return PeerPost(uid, gid, name, payload, tenant)
 
 
 # The letter is in the queue of the session that owns the mailbox. Since 1.4.

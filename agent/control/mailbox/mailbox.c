@@ -26,10 +26,16 @@ struct mailboxes {
 	struct mailboxes_totals totals; /* without `open` */
 };
 
+/* The tenant and the name, each with its NUL. */
+struct name_key {
+	uint32_t n;
+	char text[TENANT_BYTES + DMSG_MAILBOX_NAME_MAX + 1];
+};
+
 struct mailbox {
 	struct dray_list all;        /* in mailboxes->open or ->reserved */
 	struct dray_list link;       /* in owner->list */
-	struct dray_map_node node;   /* by name; in no map while it is closing */
+	struct dray_map_node node;   /* by key; in no map while it is closing */
 	struct mailbox_owner *owner; /* NULL: the name is reserved */
 	dray_handle handle;
 	uid_t uid;
@@ -41,8 +47,8 @@ struct mailbox {
 	int64_t until_ns; /* end of the reservation */
 	bool closing;
 	uint64_t close_request;
-	uint32_t name_n;
-	char name[DMSG_MAILBOX_NAME_MAX + 1];
+	const char *tenant, *name; /* in the key */
+	struct name_key key;
 };
 
 struct letter {
@@ -92,10 +98,12 @@ struct mailboxes *mailboxes_free(struct mailboxes *m)
 	return NULL;
 }
 
-void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, uid_t uid, gid_t gid,
-			const char *name)
+void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, const char *tenant, uid_t uid,
+			gid_t gid, const char *name)
 {
-	*o = (struct mailbox_owner){ .session = session, .uid = uid, .gid = gid, .name = name };
+	*o = (struct mailbox_owner){
+		.session = session, .tenant = tenant, .uid = uid, .gid = gid, .name = name
+	};
 	dray_list_init(&o->list);
 	dray_list_init(&o->letters);
 	dray_list_init(&o->sent);
@@ -103,9 +111,28 @@ void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, uid_t uid,
 
 /* --- names -------------------------------------------------------------------------------------------- */
 
-static struct mailbox *find_name(const struct mailboxes *m, struct dray_str name)
+static struct name_key name_key(struct dray_str tenant, struct dray_str name)
 {
-	return dray_map_entry(dray_map_find(&m->by_name, name.p, name.n), struct mailbox, node);
+	struct name_key key = { .n = tenant.n + 1 + name.n };
+
+	memcpy(key.text, tenant.p, tenant.n);
+	memcpy(key.text + tenant.n + 1, name.p, name.n);
+	return key;
+}
+
+static struct dray_str tenant_of(const struct mailbox_owner *o)
+{
+	return (struct dray_str){ o->tenant, (uint32_t)strlen(o->tenant) };
+}
+
+static bool is_owner(const struct mailbox *b, const struct mailbox_owner *o)
+{
+	return b->uid == o->uid && !strcmp(b->tenant, o->tenant);
+}
+
+static struct mailbox *find_name(const struct mailboxes *m, const struct name_key *key)
+{
+	return dray_map_entry(dray_map_find(&m->by_name, key->text, key->n), struct mailbox, node);
 }
 
 /* Frees reservations that have expired. */
@@ -118,10 +145,10 @@ static void purge(struct mailboxes *m, int64_t now)
 }
 
 /* The name is free for this owner afterwards. */
-static int claim_name(struct mailboxes *m, const struct mailbox_owner *o, struct dray_str name,
-		      int64_t now, struct dray_err *reterr)
+static int claim_name(struct mailboxes *m, const struct mailbox_owner *o,
+		      const struct name_key *key, int64_t now, struct dray_err *reterr)
 {
-	struct mailbox *b = find_name(m, name);
+	struct mailbox *b = find_name(m, key);
 
 	if (!b)
 		return 0;
@@ -132,7 +159,7 @@ static int claim_name(struct mailboxes *m, const struct mailbox_owner *o, struct
 			" (%.64s) of uid %u; choose another name, or close that session",
 			b->name, b->owner->session,
 			*b->owner->name ? b->owner->name : "without a name", b->uid);
-	if (b->uid != o->uid)
+	if (!is_owner(b, o))
 		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
 				    "mailbox %s is reserved for uid %u for %lld s, because its "
 				    "session ended (mailbox.reserve); choose another name, or wait",
@@ -142,18 +169,18 @@ static int claim_name(struct mailboxes *m, const struct mailbox_owner *o, struct
 	return 0;
 }
 
-/* Open mailboxes of this uid. *ret_oldest: its reservation that expires first, or NULL. */
-static uint32_t count_uid(struct mailboxes *m, uid_t uid, uint32_t *ret_reserved,
-			  struct mailbox **ret_oldest)
+/* Open mailboxes of this tenant and uid. *ret_oldest: the reservation of theirs that expires first, or NULL. */
+static uint32_t count_owner(struct mailboxes *m, const struct mailbox_owner *o,
+			    uint32_t *ret_reserved, struct mailbox **ret_oldest)
 {
 	uint32_t n = 0;
 
 	*ret_reserved = 0;
 	*ret_oldest = NULL;
 	dray_list_for_each(&m->open, b, struct mailbox, all)
-		n += b->uid == uid;
+		n += is_owner(b, o);
 	dray_list_for_each(&m->reserved, r, struct mailbox, all) {
-		if (r->uid != uid)
+		if (!is_owner(r, o))
 			continue;
 		if (!*ret_oldest)
 			*ret_oldest = r;
@@ -162,21 +189,21 @@ static uint32_t count_uid(struct mailboxes *m, uid_t uid, uint32_t *ret_reserved
 	return n;
 }
 
-/* Makes room for one more. A reservation gives way to a mailbox of its own uid, at the agent's limit to any. */
-static int check_quota(struct mailboxes *m, uid_t uid, struct dray_err *reterr)
+/* Makes room for one more. A reservation gives way to a mailbox of its own owner, at the agent's limit to any. */
+static int check_quota(struct mailboxes *m, const struct mailbox_owner *o, struct dray_err *reterr)
 {
 	int64_t max = m->deps.cfg->limits.mailboxes,
 		uid_max = m->deps.cfg->limits.mailboxes_per_owner;
 	uint32_t reserved, n;
 	struct mailbox *oldest;
 
-	n = count_uid(m, uid, &reserved, &oldest);
+	n = count_owner(m, o, &reserved, &oldest);
 	if (n >= uid_max)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
-			"uid %u has %" PRIu32
+			"uid %u of tenant %s has %" PRIu32
 			" mailboxes, as many as limits.mailboxes_per_owner allows; close one",
-			uid, n);
+			o->uid, o->tenant, n);
 	if (n + reserved >= uid_max)
 		mailbox_free(m, oldest);
 	if (m->handles.count >= max)
@@ -198,6 +225,7 @@ int mailbox_open(struct mailboxes *m, struct mailbox_owner *o, struct dray_str n
 {
 	uint32_t max = (uint32_t)m->deps.cfg->limits.letters_per_mailbox;
 	int64_t now = dray_now().ns;
+	struct name_key key;
 	struct mailbox *b;
 	int r;
 
@@ -212,9 +240,10 @@ int mailbox_open(struct mailboxes *m, struct mailbox_owner *o, struct dray_str n
 				    "; ask for less, or raise it",
 				    capacity, max);
 	purge(m, now);
-	r = claim_name(m, o, name, now, reterr);
+	key = name_key(tenant_of(o), name);
+	r = claim_name(m, o, &key, now, reterr);
 	if (r >= 0)
-		r = check_quota(m, o->uid, reterr);
+		r = check_quota(m, o, reterr);
 	if (r < 0)
 		return r;
 	b = calloc(1, sizeof(*b));
@@ -227,9 +256,10 @@ int mailbox_open(struct mailboxes *m, struct mailbox_owner *o, struct dray_str n
 	b->gid = o->gid;
 	b->capacity = capacity ? capacity : max;
 	b->since_ns = now;
-	b->name_n = name.n;
-	memcpy(b->name, name.p, name.n);
-	dray_map_add(&m->by_name, &b->node, b->name, b->name_n);
+	b->key = key;
+	b->tenant = b->key.text;
+	b->name = b->key.text + strlen(b->tenant) + 1;
+	dray_map_add(&m->by_name, &b->node, b->key.text, b->key.n);
 	dray_list_add(&m->open, &b->all);
 	dray_list_add(&o->list, &b->link);
 	*ret = b->handle;
@@ -377,7 +407,7 @@ static struct letter *letter_new(struct mailboxes *m, struct mailbox *b,
 	l->agent = share_take(&m->shares, share_of_agent(b->handle, from->agent_id), 1);
 	l->sender =
 		share_take(&m->shares, share_of_sender(b->handle, from->agent_id, from->uid), 1);
-	l->owner = share_take(&m->shares, share_of_owner(b->uid), bytes);
+	l->owner = share_take(&m->shares, share_of_owner(b->tenant, b->uid), bytes);
 	b->letters++;
 	b->bytes += bytes;
 	m->totals.letters++;
@@ -400,7 +430,7 @@ static int check_room(const struct mailboxes *m, const struct mailbox *b,
 	uint64_t sender =
 		share_held(&m->shares, share_of_sender(b->handle, from->agent_id, from->uid));
 	uint64_t memory = (uint64_t)m->deps.cfg->limits.letter_bytes;
-	uint64_t owner = share_held(&m->shares, share_of_owner(b->uid));
+	uint64_t owner = share_held(&m->shares, share_of_owner(b->tenant, b->uid));
 
 	if (!share_fits(free, agent, 1) || !share_fits(free - dray_min(agent, free), sender, 1))
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_MAILBOX_FULL,
@@ -445,14 +475,16 @@ static int deliver(struct mailboxes *m, struct mailbox *b, const struct mailbox_
 int mailbox_deliver(struct mailboxes *m, const struct mailbox_sender *from, struct dray_str name,
 		    struct dray_blob payload, struct dray_err *reterr)
 {
-	struct mailbox *b = find_name(m, name);
+	struct name_key key = name_key(from->tenant, name);
+	struct mailbox *b = find_name(m, &key);
 	int r;
 
 	if (!b || !b->owner)
 		r = dray_err_set(
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			"no mailbox %.*s is open at this agent%s; its owner must open it first",
-			(int)name.n, name.p, b ? ": its session has ended" : "");
+			"no mailbox %.*s is open at this agent for tenant %.*s%s; its owner must open it first",
+			(int)name.n, name.p, (int)from->tenant.n, from->tenant.p,
+			b ? ": its session has ended" : "");
 	else
 		r = deliver(m, b, from, payload, reterr);
 	m->totals.delivered += r >= 0;
@@ -468,6 +500,7 @@ static void describe(const struct mailbox *b, int64_t now,
 	fn(arg, &(struct dray_dbus_mailbox){
 			.mailbox = b->handle,
 			.name = b->name,
+			.tenant = b->tenant,
 			.session = b->owner ? b->owner->session : 0,
 			.uid = b->uid,
 			.gid = b->gid,

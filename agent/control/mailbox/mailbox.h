@@ -8,7 +8,9 @@
  *
  * Limits count letters and memory. Each is divided fairly: a sender may add to what it already holds only while that is
  * less than what it would leave free. One agent alone so fills half of a mailbox, and the next one half of the rest; the
- * same holds for the uids within the part of one agent, and for the uids of owners within limits.letter_bytes.
+ * same holds for the uids within the part of one agent, and for owners of mailboxes within limits.letter_bytes.
+ *
+ * Each tenant has names of its own: a letter reaches mailboxes of the tenant of its sender, at any agent.
  */
 #pragma once
 
@@ -16,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "agent/config/tenant.h"
 #include "agent/model/message.h"
 #include "lib/err.h"
 #include "lib/handle.h"
@@ -49,6 +52,7 @@ struct mailboxes *mailboxes_free(struct mailboxes *m);
 /* The mailboxes of one session. */
 struct mailbox_owner {
 	dray_handle session;
+	const char *tenant;
 	uid_t uid;
 	gid_t gid;
 	const char *name;         /* of the session */
@@ -58,10 +62,10 @@ struct mailbox_owner {
 	uint32_t n_sent;
 };
 
-/* The owner must stay at its address until mailbox_owner_end(). */
-void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, uid_t uid, gid_t gid,
-			const char *name);
-/* The session ends: its mailboxes end at once, with their letters. Their names stay reserved for the uid. */
+/* The owner must stay at its address until mailbox_owner_end(), and so must the texts. */
+void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, const char *tenant, uid_t uid,
+			gid_t gid, const char *name);
+/* The session ends: its mailboxes end at once, with their letters. Their names stay reserved for the tenant and uid. */
 void mailbox_owner_end(struct mailboxes *m, struct mailbox_owner *o);
 
 /* capacity: letters, 0: the limit of the configuration; *ret_capacity: as granted. 0, or -errno with reterr. */
@@ -75,6 +79,7 @@ int mailbox_close(struct mailboxes *m, const struct mailbox_owner *o, dray_handl
 struct mailbox_sender {
 	uint8_t agent_id[16];
 	uint64_t incarnation;
+	struct dray_str tenant;
 	uint32_t uid, gid;
 };
 

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "agent/config/tenant.h"
 #include "lib/handle.h"
 #include "lib/map.h"
 
@@ -17,7 +18,8 @@ struct share_key {
 	dray_handle mailbox; /* 0: the memory of all letters */
 	uint8_t agent_id[16];
 	uint32_t uid;
-	uint32_t one_uid; /* 0: all uids of the agent */
+	uint32_t one_uid;          /* 0: all uids of the agent */
+	char tenant[TENANT_BYTES]; /* filled up with zeros; of owners: senders are of the mailbox's tenant */
 };
 
 struct share {
@@ -52,9 +54,12 @@ static inline struct share_key share_of_sender(dray_handle mailbox, const uint8_
 	return key;
 }
 
-static inline struct share_key share_of_owner(uint32_t uid)
+static inline struct share_key share_of_owner(const char *tenant, uint32_t uid)
 {
-	return (struct share_key){ .uid = uid, .one_uid = 1 };
+	struct share_key key = { .uid = uid, .one_uid = 1 };
+
+	memcpy(key.tenant, tenant, strlen(tenant));
+	return key;
 }
 
 uint64_t share_held(const struct shares *s, struct share_key key);

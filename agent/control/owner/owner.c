@@ -21,7 +21,7 @@
 /* Enough for system calls. */
 #define STACK_BYTES (128ul << 10)
 #define FREE_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
-/* One uid may use this part of the agent's descriptors, all uids together half of them. */
+/* One owner may use this part of the agent's descriptors, all owners together half of them. */
 #define FDS_SHARE 8
 
 static void drop_privileges(void)
@@ -38,7 +38,7 @@ int owners_new(struct owners **ret, sd_event *event, const struct dray_config *c
 	all->event = event;
 	all->cfg = cfg;
 	dray_list_init(&all->list);
-	all->own = owner_get(all, geteuid());
+	all->own = owner_get(all, cfg->data.tenant, geteuid());
 	if (!all->own) {
 		free(all);
 		return -ENOMEM;
@@ -111,12 +111,12 @@ static bool resting(const struct owner *o)
 	return dray_now().ns - o->log.window_ns < DRAY_NS_PER_SEC;
 }
 
-static struct owner *find(struct owners *all, uid_t uid)
+static struct owner *find(struct owners *all, const char *tenant, uid_t uid)
 {
 	struct owner *found = NULL;
 
 	dray_list_for_each(&all->list, o, struct owner, link) {
-		if (o->uid == uid) {
+		if (o->uid == uid && !strcmp(o->tenant, tenant)) {
 			found = o;
 		} else if (!o->refs && !resting(o)) {
 			dray_list_del(&o->link);
@@ -126,9 +126,9 @@ static struct owner *find(struct owners *all, uid_t uid)
 	return found;
 }
 
-struct owner *owner_get(struct owners *all, uid_t uid)
+struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
 {
-	struct owner *o = find(all, uid);
+	struct owner *o = find(all, tenant, uid);
 
 	if (o && o->refs)
 		return owner_ref(o);
@@ -137,6 +137,7 @@ struct owner *owner_get(struct owners *all, uid_t uid)
 		if (!o)
 			return NULL;
 		o->all = all;
+		memcpy(o->tenant, tenant, strlen(tenant));
 		o->uid = uid;
 		account_init(&o->account, fds_max(all));
 		dray_list_add(&all->list, &o->link);
@@ -168,9 +169,14 @@ bool owner_may_log(struct owner *o, uint32_t *ret_dropped)
 				   ret_dropped);
 }
 
-bool owners_exhausted(const struct owners *all)
+bool owners_exhausted(const struct owners *all, const char *tenant, unsigned n)
 {
-	return all->fds > process_max_fds() / 2;
+	uint64_t closing = 0;
+
+	dray_list_for_each(&all->list, o, struct owner, link)
+		if (!strcmp(o->tenant, tenant))
+			closing += o->closing;
+	return closing > process_max_fds() / 2 / n;
 }
 
 /* --- jobs --- */
@@ -246,7 +252,7 @@ static void close_done(struct owner_job *j)
 {
 	struct closing *c = dray_container_of(j, struct closing, job);
 
-	c->job.owner->all->fds -= c->n;
+	c->job.owner->closing -= c->n;
 	uncount(c->job.owner, c->n);
 	free(c);
 }
@@ -272,12 +278,13 @@ void owner_close_fds(struct owner *o, int *fds, unsigned n)
 	}
 	if (!c) {
 		/* closing them here could block this thread; counted as they are, they bound themselves */
-		log_limited(DRAY_LOG_WARNING, "owner",
-			    "no memory to close %u descriptors of uid %u; they stay open", open,
-			    o->uid);
+		log_limited(
+			DRAY_LOG_WARNING, "owner",
+			"no memory to close %u descriptors of uid %u of tenant %s; they stay open",
+			open, o->uid, o->tenant);
 		return;
 	}
-	o->all->fds += c->n;
+	o->closing += c->n;
 	owner_close_job(o, &c->job, close_run, close_done);
 }
 
@@ -320,7 +327,7 @@ static void farewell_done(struct owner_job *j)
 {
 	struct farewell *f = dray_container_of(j, struct farewell, job);
 
-	f->job.owner->all->fds--;
+	f->job.owner->closing--;
 	uncount(f->job.owner, 1);
 	packet_free(f->message);
 	free(f);
@@ -341,12 +348,13 @@ void owner_farewell(struct owner *o, int fd, struct packet *message)
 	if (!f) {
 		shutdown(fd, SHUT_RDWR);
 		packet_free(message);
-		log_limited(DRAY_LOG_WARNING, "owner",
-			    "no memory to close a connection of uid %u; its descriptor stays open",
-			    o->uid);
+		log_limited(
+			DRAY_LOG_WARNING, "owner",
+			"no memory to close a connection of uid %u of tenant %s; its descriptor stays open",
+			o->uid, o->tenant);
 		return;
 	}
 	*f = (struct farewell){ .fd = fd, .message = message };
-	o->all->fds++;
+	o->closing++;
 	owner_close_job(o, &f->job, farewell_run, farewell_done);
 }

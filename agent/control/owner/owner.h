@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Owners: the uids of clients. What one uid costs the agent is accounted to its owner, and everything that may wait for a
- * client's files runs on threads of that owner: closing a socket that carries descriptors, a socket with SO_LINGER or a
- * file of a hung file system takes as long as the client likes. So a uid delays only itself.
+ * Owners of sessions: pairs of a tenant, which is the name of a listening socket, and a uid. What a client costs the agent is
+ * accounted to its owner, and everything that may wait for a client's files runs on threads of that owner: closing a socket
+ * that carries descriptors, a socket with SO_LINGER or a file of a hung file system takes as long as the client likes. So an
+ * owner delays only itself.
  *
  * A descriptor of a client counts against limits.fds_per_owner from its receipt until it is closed. At the limit the agent
- * reads nothing more from clients of that uid.
+ * reads nothing more from clients of that owner.
  *
  * Control thread only, except where a comment says otherwise.
  */
@@ -15,6 +16,7 @@
 #include <sys/types.h>
 #include <systemd/sd-event.h>
 
+#include "agent/config/tenant.h"
 #include "agent/model/message.h"
 #include "agent/model/quota.h"
 #include "lib/err.h"
@@ -29,8 +31,7 @@ struct owners {
 	sd_event *event;
 	const struct dray_config *cfg;
 	struct dray_list list; /* of struct owner */
-	struct owner *own;     /* of the agent's own uid, as in most pods; it stays */
-	uint64_t fds;          /* that wait to be closed */
+	struct owner *own; /* of data.socket and the agent's own uid, as in most pods; it stays */
 	/* Clients of the owner may be read again; NULL: nobody reads. */
 	void (*readable)(void *arg, struct owner *o);
 	void *arg;
@@ -39,7 +40,9 @@ struct owners {
 struct owner {
 	struct dray_list link; /* on owners->list */
 	struct owners *all;
+	char tenant[TENANT_BYTES];
 	uid_t uid;
+	uint64_t closing; /* descriptors that wait to be closed */
 	_Atomic uint32_t refs;
 	uint32_t jobs;                /* not delivered yet */
 	uint32_t pending_clients;     /* connections before their HELLO */
@@ -62,8 +65,8 @@ int owners_new(struct owners **ret, sd_event *event, const struct dray_config *c
 /* After sessions and regions. Waits a bounded time for jobs. NULL is allowed. */
 struct owners *owners_free(struct owners *all);
 
-/* The owner of this uid, with one reference. NULL: no memory or no thread. */
-struct owner *owner_get(struct owners *all, uid_t uid);
+/* The owner, with one reference. NULL: no memory or no thread. tenant: less than TENANT_BYTES. */
+struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid);
 /* Another reference, for a caller that has one. Any thread. */
 struct owner *owner_ref(struct owner *o);
 void owner_unref(struct owner *o);
@@ -72,21 +75,25 @@ void owner_unref(struct owner *o);
  * Logs a line that clients of the owner can bring about again and again: at most limits.log_lines_per_owner in each second.
  * The next line that passes says how many were dropped.
  */
-#define owner_log(o, level, area, ...)                                                     \
-	do {                                                                               \
-		uint32_t dropped_;                                                         \
-		if (owner_may_log(o, &dropped_)) {                                         \
-			dray_log(level, area, __VA_ARGS__);                                \
-			if (dropped_)                                                      \
-				dray_log(level, area,                                      \
-					 "%u more lines about clients of this uid uid=%u", \
-					 dropped_, (o)->uid);                              \
-		}                                                                          \
+#define owner_log(o, level, area, ...)                                                \
+	do {                                                                          \
+		uint32_t dropped_;                                                    \
+		if (owner_may_log(o, &dropped_)) {                                    \
+			dray_log(level, area, __VA_ARGS__);                           \
+			if (dropped_)                                                 \
+				dray_log(level, area,                                 \
+					 "%u more lines about clients of this owner " \
+					 "tenant=%s uid=%u",                          \
+					 dropped_, (o)->tenant, (o)->uid);            \
+		}                                                                     \
 	} while (0)
 bool owner_may_log(struct owner *o, uint32_t *ret_dropped);
 
-/* Descriptors that wait to be closed leave too few for the agent itself. */
-bool owners_exhausted(const struct owners *all);
+/*
+ * Descriptors of this tenant that wait to be closed are more than its part of half of the agent's open files, which n tenants
+ * share.
+ */
+bool owners_exhausted(const struct owners *all, const char *tenant, unsigned n);
 
 /*
  * Each runs the job where it may take as long as it likes, after the jobs that were given to the same function before. Two

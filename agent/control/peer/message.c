@@ -77,9 +77,9 @@ static void handle_notify(struct peer *peer, uint64_t id, const struct pmsg_noti
 static void handle_post(struct peer *peer, uint64_t id, const struct pmsg_post *m)
 {
 	struct peers *p = peer->p;
-	struct mailbox_sender from = { .incarnation = peer->incarnation,
-				       .uid = m->uid,
-				       .gid = m->gid };
+	struct mailbox_sender from = {
+		.incarnation = peer->incarnation, .tenant = m->tenant, .uid = m->uid, .gid = m->gid
+	};
 	struct dray_err why = DRAY_ERR_NULL;
 
 	memcpy(from.agent_id, peer->agent_id, sizeof(from.agent_id));

@@ -8,7 +8,7 @@
  * us claims to be its segment is not used.
  *
  * Posts that wait for one peer are bounded in number and bytes, and so are the attempts to connect. Both are divided fairly
- * among the uids of our clients, so that the posts of one client neither stop those of another one nor imports.
+ * among the owners of our clients, so that the posts of one client neither stop those of another one nor imports.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -162,13 +162,19 @@ static struct peer *find_attempt(struct peers *p, const char *segment)
 	return NULL;
 }
 
-static int check_room(const struct peer *peer, uint32_t uid, struct dray_err *reterr)
+static bool same_owner(const struct pmsg_post *a, const struct pmsg_post *b)
+{
+	return a->uid == b->uid && a->tenant.n == b->tenant.n &&
+	       !memcmp(a->tenant.p, b->tenant.p, a->tenant.n);
+}
+
+static int check_room(const struct peer *peer, const struct pmsg_post *m, struct dray_err *reterr)
 {
 	uint64_t all = 0, own = 0;
 
 	dray_list_for_each(&peer->posts, other, struct post, link) {
 		all++;
-		own += other->call.m.uid == uid;
+		own += same_owner(&other->call.m, m);
 	}
 	if (share_fits(POSTS_MAX - dray_min(all, (uint64_t)POSTS_MAX), own, 1))
 		return 0;
@@ -176,11 +182,11 @@ static int check_room(const struct peer *peer, uint32_t uid, struct dray_err *re
 		reterr, -EBUSY, DRAY_E_BUSY,
 		"%llu posts wait for the agent at %s, %llu of them of uid %u; post again "
 		"when some have ended",
-		(unsigned long long)all, peer->segment, (unsigned long long)own, uid);
+		(unsigned long long)all, peer->segment, (unsigned long long)own, m->uid);
 }
 
 /* A client that posts to many segments where nobody answers must not take the places of all peers. */
-static int check_attempts(struct peers *p, uint32_t uid, struct dray_err *reterr)
+static int check_attempts(struct peers *p, const struct pmsg_post *m, struct dray_err *reterr)
 {
 	uint64_t max = (uint64_t)dray_max(p->cfg->limits.peers / ATTEMPTS_PART, (int64_t)1);
 	uint64_t all = 0, own = 0;
@@ -191,7 +197,7 @@ static int check_attempts(struct peers *p, uint32_t uid, struct dray_err *reterr
 		if (!first || peer_fsm_is_up(&peer->fsm))
 			continue;
 		all++;
-		own += first->call.m.uid == uid;
+		own += same_owner(&first->call.m, m);
 	}
 	if (share_fits(max - dray_min(all, max), own, 1))
 		return 0;
@@ -199,7 +205,7 @@ static int check_attempts(struct peers *p, uint32_t uid, struct dray_err *reterr
 		reterr, -EBUSY, DRAY_E_BUSY,
 		"this agent is connecting to %llu segments for posts, %llu of them of uid "
 		"%u; post again when some have ended",
-		(unsigned long long)all, (unsigned long long)own, uid);
+		(unsigned long long)all, (unsigned long long)own, m->uid);
 }
 
 /* Sends the post, or moves it to an attempt to reach its segment, a new one if there is none. */
@@ -207,13 +213,13 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 {
 	static const uint8_t any_id[16];
 	struct peer *peer = find_up(p, post->call.segment);
-	uint32_t uid = post->call.m.uid;
+	const struct pmsg_post *m = &post->call.m;
 	int r;
 
 	if (peer) {
 		r = check_peer(peer, reterr);
 		if (r >= 0)
-			r = check_room(peer, uid, reterr);
+			r = check_room(peer, m, reterr);
 		if (r < 0)
 			return r;
 		post_move(post, peer);
@@ -222,7 +228,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 	}
 	peer = find_attempt(p, post->call.segment);
 	if (!peer) {
-		r = check_attempts(p, uid, reterr);
+		r = check_attempts(p, m, reterr);
 		if (r >= 0)
 			r = peer_new_to(&peer, p, any_id, post->call.segment, reterr);
 		if (r < 0)
@@ -232,7 +238,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 		peer_event(peer, PEER_EVENT_DIAL);
 		return 0;
 	}
-	r = check_room(peer, uid, reterr);
+	r = check_room(peer, m, reterr);
 	if (r < 0)
 		return r;
 	post_move(post, peer);
@@ -262,17 +268,30 @@ static void expired(struct peer *peer, struct peer_timeout *t)
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
+/* Returns the copy, and moves *at behind it. */
+static void *copy(char **at, const void *p, uint32_t n)
+{
+	void *to = *at;
+
+	if (n)
+		memcpy(to, p, n);
+	*at += n;
+	return to;
+}
+
 static struct post *post_new(struct peers *p, const struct peer_post *call)
 {
-	struct post *post = calloc(1, sizeof(*post) + call->m.name.n + call->m.payload.n);
+	const struct pmsg_post *m = &call->m;
+	struct post *post = calloc(1, sizeof(*post) + m->name.n + m->tenant.n + m->payload.n);
+	char *at;
 
 	if (!post)
 		return NULL;
 	post->call = *call;
-	memcpy(post->data, call->m.name.p, call->m.name.n);
-	memcpy(post->data + call->m.name.n, call->m.payload.p, call->m.payload.n);
-	post->call.m.name.p = post->data;
-	post->call.m.payload.p = (const uint8_t *)post->data + call->m.name.n;
+	at = post->data;
+	post->call.m.name.p = copy(&at, m->name.p, m->name.n);
+	post->call.m.tenant.p = copy(&at, m->tenant.p, m->tenant.n);
+	post->call.m.payload.p = copy(&at, m->payload.p, m->payload.n);
 	post->no_wait = !call->timeout_ns;
 	post->timeout = (struct peer_timeout){
 		.end_ns = peers_now(p) + (call->timeout_ns ? call->timeout_ns : POST_TIMEOUT_NS),

@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include "agent/config/tenant.h"
 #include "agent/control/mailbox/mailbox.h"
 #include "agent/control/region/region.h"
 #include "agent/control/session/session.h"
@@ -34,10 +35,20 @@ struct segment_changes {
 	uint64_t last;           /* number of the latest change */
 };
 
-struct sessions {
-	struct sessions_deps deps;
+#define DATA_SOCKETS_MAX (TENANTS_MAX + 1)
+
+/* A listening socket. */
+struct data_socket {
+	struct sessions *owner;
+	char tenant[TENANT_BYTES];
 	struct unix_listener listener;
 	struct acceptor acceptor;
+};
+
+struct sessions {
+	struct sessions_deps deps;
+	struct data_socket sockets[DATA_SOCKETS_MAX];
+	unsigned n_sockets;
 	struct dray_list pending_clients; /* oldest first */
 	uint32_t n_pending_clients;
 
@@ -56,11 +67,11 @@ struct sessions {
 	sd_event_source *stopped_source;
 };
 
-/* The sessions of one uid that named the same group. Freed with its last member. */
+/* The sessions of one owner that named the same group. Freed with its last member. */
 struct client_group {
 	dray_handle handle;
-	uid_t uid;
-	char name[NAME_BYTES]; /* empty: the group of one session alone */
+	const struct owner *owner; /* which the members keep */
+	char name[NAME_BYTES];     /* empty: the group of one session alone */
 	struct dray_list members;
 	struct quota quota;
 	uint32_t n_regions;
@@ -166,11 +177,16 @@ static inline struct region_owner session_owner(struct session *s)
 				      s->uid_owner };
 }
 
-/* pending_client.c: the data socket, and connections before their HELLO. */
+/* data_socket.c. 0, or -errno with reterr; data_sockets_close() follows either. */
+int data_sockets_open(struct sessions *ss, struct dray_err *reterr);
+void data_sockets_close(struct sessions *ss);
+
+/* pending_client.c: connections before their HELLO. */
+/* fd: consumed. */
+void pending_client_new(struct sessions *ss, const char *tenant, int fd);
 /* Clients of the owner may be read again. */
 void pending_clients_go_on(struct sessions *ss, const struct owner *o);
-int data_socket_open(struct sessions *ss, struct dray_err *reterr);
-void data_socket_close(struct sessions *ss);
+void pending_clients_close(struct sessions *ss);
 
 /* reply.c: nothing is sent to a closing session. */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data socket, and connections before their HELLO. The control thread reads that one message; then it hands the
+ * Connections before their HELLO. The control thread reads that one message; then it hands the
  * connection to a worker, which reads everything else. A refused client gets the reason as the reply to its HELLO, so
  * the connection of a client without permission stays until the client has sent HELLO.
  *
@@ -335,7 +335,7 @@ static int check_credentials(const struct sessions *ss, int fd, struct ucred *re
 	return 0;
 }
 
-/* The oldest connection of the uid that has most of them: a uid that opens many takes no room of others. */
+/* The oldest connection of the owner that has most of them: an owner that opens many takes no room of others. */
 static struct pending_client *oldest_of_most(struct sessions *ss)
 {
 	struct pending_client *most = NULL;
@@ -346,9 +346,8 @@ static struct pending_client *oldest_of_most(struct sessions *ss)
 	return most;
 }
 
-static void accepted(void *arg, int fd, const struct dray_addr *from)
+void pending_client_new(struct sessions *ss, const char *tenant, int fd)
 {
-	struct sessions *ss = arg;
 	struct pending_client *c;
 	int r;
 
@@ -367,7 +366,7 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 	c->owner = ss;
 	c->fd = fd;
 	check_credentials(ss, fd, &c->who, &c->denied);
-	c->uid_owner = owner_get(ss->deps.owners, c->who.uid);
+	c->uid_owner = owner_get(ss->deps.owners, tenant, c->who.uid);
 	if (!c->uid_owner) {
 		owner_farewell(ss->deps.owners->own, fd, NULL);
 		free(c);
@@ -387,45 +386,8 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 	}
 }
 
-/* Only clients that hold up the closing of very many descriptors bring this about. */
-static bool exhausted(void *arg)
+void pending_clients_close(struct sessions *ss)
 {
-	struct sessions *ss = arg;
-
-	return owners_exhausted(ss->deps.owners);
-}
-
-static const struct acceptor_ops acceptor_ops = {
-	.area = "session",
-	.priority = ACCEPTOR_AFTER_CONNECTIONS,
-	.full = exhausted,
-	.accepted = accepted,
-};
-
-int data_socket_open(struct sessions *ss, struct dray_err *reterr)
-{
-	static const struct unix_listener_kind kind = { "data", SOCK_SEQPACKET };
-	const struct dray_config *cfg = ss->deps.cfg;
-	int r, fd = ss->deps.listen_fd;
-	gid_t group = (gid_t)-1;
-
-	r = fd >= 0 ? 0 : unix_listener_group_parse(&kind, cfg->data.group, &group, reterr);
-	if (r >= 0)
-		r = fd >= 0 ? unix_listener_adopt(&ss->listener, &kind, fd, reterr) :
-			      unix_listener_bind(&ss->listener, &kind, cfg->data.socket,
-						 (mode_t)cfg->data.mode, group, reterr);
-	if (r < 0)
-		return r;
-	r = acceptor_start(&ss->acceptor, ss->deps.event, ss->listener.fd, &acceptor_ops, ss);
-	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "data.socket: watching it: %s",
-				    dray_errno_text(r)) :
-		       0;
-}
-
-void data_socket_close(struct sessions *ss)
-{
-	acceptor_stop(&ss->acceptor);
-	unix_listener_close(&ss->listener);
 	dray_list_for_each(&ss->pending_clients, c, struct pending_client, link)
 		pending_client_end(c, NULL);
 }

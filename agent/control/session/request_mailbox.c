@@ -47,9 +47,9 @@ static int post_here(struct session *s, uint64_t request_id, const struct pmsg_p
 		     struct dray_err *reterr)
 {
 	const struct sessions_deps *d = &s->owner->deps;
-	struct mailbox_sender from = { .incarnation = d->incarnation,
-				       .uid = m->uid,
-				       .gid = m->gid };
+	struct mailbox_sender from = {
+		.incarnation = d->incarnation, .tenant = m->tenant, .uid = m->uid, .gid = m->gid
+	};
 	int r;
 
 	memcpy(from.agent_id, d->agent_id, sizeof(from.agent_id));
@@ -84,6 +84,7 @@ int request_post(struct session *s, struct request *rq, struct dray_err *reterr)
 	struct peer_post post = {
 		.m = { .uid = s->who.uid,
 		       .gid = s->who.gid,
+		       .tenant = { s->uid_owner->tenant, (uint32_t)strlen(s->uid_owner->tenant) },
 		       .name = m->name,
 		       .payload = m->payload },
 		.timeout_ns = m->timeout_ms * DRAY_NS_PER_MS,

@@ -51,6 +51,8 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 
 	if (!ss) {
 		dray_close(deps->listen_fd);
+		for (unsigned i = 0; i < deps->n_passed; i++)
+			dray_close(deps->passed[i].fd);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for sessions");
 	}
 	ss->deps = *deps;
@@ -64,9 +66,7 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions, 0);
 	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
-	ss->listener = UNIX_LISTENER_NULL;
-	ss->listener.fd = deps->listen_fd;
-	r = data_socket_open(ss, reterr);
+	r = data_sockets_open(ss, reterr);
 	if (r < 0)
 		return r;
 	deps->owners->readable = handle_readable;
@@ -80,7 +80,8 @@ struct sessions *sessions_free(struct sessions *ss)
 	if (!ss)
 		return NULL;
 	ss->deps.owners->readable = NULL;
-	data_socket_close(ss);
+	data_sockets_close(ss);
+	pending_clients_close(ss);
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
@@ -116,17 +117,17 @@ struct session *session_next(struct sessions *ss, uint32_t *cursor)
 	return s;
 }
 
-static uint32_t count_uid(struct sessions *ss, uid_t uid)
+static uint32_t count_owner(struct sessions *ss, const struct owner *o)
 {
 	struct session *s;
 	uint32_t n = 0;
 
 	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		n += s->who.uid == uid;
+		n += s->uid_owner == o;
 	return n;
 }
 
-static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
+static int check_quota(struct sessions *ss, const struct owner *o, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = ss->deps.cfg;
 
@@ -135,22 +136,22 @@ static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
 				    "the agent has %" PRIu32
 				    " sessions, as many as limits.sessions allows; close one",
 				    ss->table.count);
-	if (count_uid(ss, uid) >= (uint32_t)cfg->limits.sessions_per_owner)
+	if (count_owner(ss, o) >= (uint32_t)cfg->limits.sessions_per_owner)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
-			"uid %u has %" PRId64
+			"uid %u of tenant %s has %" PRId64
 			" sessions, as many as limits.sessions_per_owner allows; close one",
-			uid, cfg->limits.sessions_per_owner);
+			o->uid, o->tenant, cfg->limits.sessions_per_owner);
 	return 0;
 }
 
-/* The group of this uid and name. An empty name stands for a group of its own. */
-static struct client_group *group_find(struct sessions *ss, uid_t uid, const char *name)
+/* The group of this owner and name. An empty name stands for a group of its own. */
+static struct client_group *group_find(struct sessions *ss, const struct owner *o, const char *name)
 {
 	struct client_group *g;
 
 	for (uint32_t at = 0; *name && (g = dray_handles_next(&ss->groups, &at, NULL));)
-		if (g->uid == uid && !strcmp(g->name, name))
+		if (g->owner == o && !strcmp(g->name, name))
 			return g;
 	return NULL;
 }
@@ -162,14 +163,14 @@ static int group_join(struct session *s, struct dray_str name_of_group)
 	struct client_group *g;
 
 	text_copy(name, sizeof(name), name_of_group);
-	g = group_find(ss, s->who.uid, name);
+	g = group_find(ss, s->uid_owner, name);
 	if (!g) {
 		g = calloc(1, sizeof(*g));
 		if (!g || dray_handles_add(&ss->groups, g, &g->handle) < 0) {
 			free(g);
 			return -ENOMEM;
 		}
-		g->uid = s->who.uid;
+		g->owner = s->uid_owner;
 		memcpy(g->name, name, sizeof(g->name));
 		quota_init(&g->quota, ss->deps.cfg->limits.transfers_per_group);
 		dray_list_init(&g->members);
@@ -214,7 +215,7 @@ static void shared_init(struct session *s)
 int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 		 const struct dmsg_hello *hello, struct session **ret, struct dray_err *reterr)
 {
-	int r = check_quota(ss, who->uid, reterr);
+	int r = check_quota(ss, o, reterr);
 	struct session *s;
 
 	if (r < 0)
@@ -244,7 +245,7 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	shared_init(s);
-	mailbox_owner_init(&s->mailboxes, s->handle, who->uid, who->gid, s->name);
+	mailbox_owner_init(&s->mailboxes, s->handle, o->tenant, who->uid, who->gid, s->name);
 	*ret = s;
 	return 0;
 }
@@ -275,10 +276,11 @@ void session_start(struct session *s, int fd)
 				       .shared = &s->shared });
 	ss->totals.opened++;
 	owner_log(s->uid_owner, DRAY_LOG_INFO, "session",
-		  "opened by %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
+		  "opened by %s session=%" PRIu64
+		  " group=%s tenant=%s uid=%u gid=%u pid=%d worker=%u",
 		  *s->name ? s->name : "a client without a name", s->handle,
-		  *s->group->name ? s->group->name : "-", s->who.uid, s->who.gid, s->who.pid,
-		  s->worker);
+		  *s->group->name ? s->group->name : "-", s->uid_owner->tenant, s->who.uid,
+		  s->who.gid, s->who.pid, s->worker);
 }
 
 void session_discard(struct session *s)
@@ -456,7 +458,8 @@ void sessions_stop(struct sessions *ss, void (*done)(void *arg), void *arg)
 	ss->stopping = true;
 	ss->stopped = done;
 	ss->stopped_arg = arg;
-	data_socket_close(ss);
+	data_sockets_close(ss);
+	pending_clients_close(ss);
 	for (uint32_t at = 0; (s = session_next(ss, &at));)
 		session_close(s, DRAY_E_SESSION_CLOSED, "the agent stops; connect to its successor",
 			      "the agent stops");
@@ -476,6 +479,7 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct dray_
 				.session = s->handle,
 				.name = s->name,
 				.group = s->group->name,
+				.tenant = s->uid_owner->tenant,
 				.uid = s->who.uid,
 				.gid = s->who.gid,
 				.pid = (uint32_t)s->who.pid,

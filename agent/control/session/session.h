@@ -7,6 +7,7 @@
 
 #include <systemd/sd-event.h>
 
+#include "agent/config/tenant.h"
 #include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/region/region.h"
@@ -21,6 +22,11 @@ struct sessions;
 /* Bytes of each text of an environment. */
 #define PLACEMENT_ENV_MAX ((DMSG_ENV_GET_REPLY_BODY_MAX - DMSG_ENV_GET_REPLY_MIN) / 2)
 
+struct passed_data_socket {
+	char tenant[TENANT_BYTES];
+	int fd;
+};
+
 struct sessions_deps {
 	sd_event *event;
 	const struct dray_config *cfg;
@@ -34,6 +40,9 @@ struct sessions_deps {
 	/* Opens a pidfd of this process for a client that wants one; -errno: the client gets none. */
 	int (*open_pidfd)(void);
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
+	/* Passed by systemd for further tenants; borrowed, but their descriptors are consumed. */
+	const struct passed_data_socket *passed;
+	unsigned n_passed;
 	struct hints *hints;
 	struct segments *segments;
 	/* A session has begun to end. */
@@ -49,7 +58,7 @@ struct sessions_deps {
 	void *arg; /* of both callbacks */
 };
 
-/* The listener is open when it returns. listen_fd is consumed, also on errors. */
+/* The listeners are open when it returns. Passed descriptors are consumed, also on errors. */
 int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct dray_err *reterr);
 
 /*
