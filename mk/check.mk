@@ -3,14 +3,14 @@
 # `make check`: stages in order, each with a budget in seconds on two cores; together under 12
 # minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
-# four spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
+# five spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
 #
 # `make check-long`: an hour. Each fuzzer searches for a minute. The virtual machines have two processors and programs with
 # sanitizers, and run every variant of every test and 300 reconnects instead of 6. Debian packages are
 # installed in a clean Debian root, and cross-built for arm64.
 
 STAGES := lint build unit tsan fuzz
-BESIDE := namespaces vm wheel packages
+BESIDE := namespaces vm wheel packages kube
 # Needs 6 GB of packages and 8 GB of memory, so that `make check` leaves it out unless ENGINE is set.
 ENGINES := engine
 BUDGET_lint := 15
@@ -22,6 +22,7 @@ BUDGET_namespaces := 350
 BUDGET_vm := 350
 BUDGET_wheel := 350
 BUDGET_packages := 350
+BUDGET_kube := 60
 BUDGET_engine := 900
 LONG := fuzz packages vm
 LONG_BUDGET_fuzz := 900
@@ -127,6 +128,11 @@ check-packages:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb image
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/packages
+
+# Helm, kubectl, schemas and CEL are installed into a folder of their own, which is kept between runs (scripts/kube-tools).
+check-kube:
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/kube
 
 .PHONY: unit-programs fuzz-programs arm64-programs
 # Some unit programs start the agent of the same variant.

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the schema files and refuses inconsistent ones, so that the writers can trust the model."""
 
+import pathlib
 import re
 
 from generator import drayctl, state
 from generator.check import (INT64_MAX, NAME, SIZES, TIMES, SchemaError, check_keys, load_yaml, named, unique,
                              with_unit)
+from generator.kubernetes import Kubernetes
 
 INTS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
 REPLY = 0x8000
 EVENT = 0x4000
 CONFIG_TYPES = ("string", "path", "bool", "int", "size", "duration", "enum", "list")
 FAMILY_TYPES = ("counter", "gauge", "histogram")
+VERSION = pathlib.Path(__file__).resolve().parents[2] / "client/python/dray/__init__.py"
 LABELS_MAX = 2
 BUCKETS_MAX = 32
 
@@ -452,3 +455,5 @@ class Schema:
         self.dbus = load_dbus(load_yaml(folder / "dbus.yaml"))
         self.drayctl = drayctl.load(load_yaml(folder / "drayctl.yaml"), self.dbus)
         self.state = state.load(load_yaml(folder / "state.yaml"))
+        self.version = re.search(r'^__version__ = "(.*)"$', VERSION.read_text(encoding="utf-8"), re.M)[1]
+        self.kubernetes = Kubernetes(load_yaml(folder / "kubernetes.yaml"), self.version)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart and the bases of Kustomize."""
+
+import subprocess
+
+import pytest
+from kube import CHART, helm, kustomize, run, validate
+
+VERSIONS = ("1.35", "1.36", "1.37")
+OPERATOR = ("PodMonitor", "PrometheusRule")  # their schemas belong to the Prometheus operator
+PARTS = {
+    "inject": (),
+    "daemonset": ("inject.enabled=false", "daemonset.tenants={default}"),
+    "network-policy": ("inject.enabled=false", "networkPolicy.namespaces={engines}"),
+    "monitoring": ("inject.enabled=false", "monitoring.enabled=true"),
+}
+
+
+def test_lint():
+    assert "0 chart(s) failed" in run("helm", "lint", "--strict", CHART)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_and_kustomize_render_the_same_objects(part):
+    ours = kustomize(part)
+    assert ours
+    rest = {} if part == "inject" else {k: v for k, v in helm("inject.enabled=false").items()}
+    rendered = {k: v for k, v in helm(*PARTS[part]).items() if k not in rest}
+    assert rendered == ours
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_schemas(version):
+    everything = helm("daemonset.tenants={a,b}", "networkPolicy.namespaces={x,y}", "monitoring.enabled=true", "parameters.capabilities=IPC_LOCK",
+                      "parameters.rdmaResource=rdma/hca", "daemonset.nodeSelector.gpu=yes", "daemonset.tolerations[0].operator=Exists")
+    for thing in everything.values():
+        if thing["kind"] not in OPERATOR and (version != "1.35" or "MutatingAdmission" not in thing["kind"]):
+            validate(version, thing)
+
+
+def test_parameters_reach_the_daemonset():
+    """With RDMA it has one capability and the devices; without, neither. Each tenant has folders of its own."""
+    things = helm("daemonset.tenants={a,b}", "parameters.capabilities=IPC_LOCK", "parameters.rdmaResource=rdma/hca", "parameters.keySecret=k")
+    sets = {name: o["spec"]["template"]["spec"] for (kind, _, name), o in things.items() if kind == "DaemonSet"}
+    assert set(sets) == {"dray-a", "dray-b"}
+    for tenant in "ab":
+        (agent,) = sets[f"dray-{tenant}"]["containers"]
+        assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+        assert agent["resources"]["limits"]["rdma/hca"] == "1" and "restartPolicy" not in agent
+        paths = {v["hostPath"]["path"] for v in sets[f"dray-{tenant}"]["volumes"] if "hostPath" in v}
+        assert paths == {f"/run/dray/{tenant}", f"/var/lib/dray/{tenant}"}
+    (agent,) = helm("daemonset.tenants={a}")[("DaemonSet", "dray-system", "dray-a")]["spec"]["template"]["spec"]["containers"]
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]} and list(agent["resources"]["limits"]) == ["memory"]
+
+
+@pytest.mark.parametrize(("setting", "name"), [
+    ("parameters.imgae=x", "imgae"), ("parameters.image=a\"b", "image"), ("inject.apiVersion=v2", "apiVersion"), ("daemonset.tenants={../x}", "tenants")])
+def test_wrong_values_are_refused(setting, name):
+    done = subprocess.run(["helm", "template", "dray", CHART, "--set", setting], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode and name in done.stderr, done.stderr
+
+
+def test_network_policy_isolates_only_the_agent():
+    """Ports of the engine stay open, the agent's are for agents and for Prometheus."""
+    spec = kustomize("network-policy")[("NetworkPolicy", "engines", "dray-sidecars")]["spec"]
+
+    def sources(port):
+        rules = [r for r in spec["ingress"] if any(p["protocol"] == "TCP" and p["port"] <= port <= p.get("endPort", p["port"]) for p in r["ports"])]
+        return ["all" if "from" not in r else next(iter(r["from"][0]["namespaceSelector"]["matchLabels"])) for r in rules]
+
+    assert [sources(p) for p in (1, 7410, 7414, 65535, 8000)] == [["all"]] * 5
+    assert (sources(7411), sources(7412), sources(7413)) == (["dray.dev/inject"], ["kubernetes.io/metadata.name"], [])
