@@ -11,6 +11,37 @@
 /* The state is read this often, because no signal reports that the agent is stopped. */
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)
 
+static int ended(struct ctl *c)
+{
+	return ctl_failed(c, "the agent ended before it reported that it was drained; see its log");
+}
+
+/*
+ * Waits until the last session has ended, or until the agent does not run any more. The session still counts while the
+ * signal of its end is sent.
+ */
+static int unused_wait(struct ctl *c)
+{
+	for (;;) {
+		ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
+		uint64_t sessions;
+
+		c->news.any = false;
+		if (ctl_properties_get(c, &p) < 0)
+			return -1;
+		sessions = ctl_properties_counter(&p, "dray_sessions");
+		if (!sessions || strcmp(p.v.state, CTL_STATE_RUNNING) != 0)
+			return 0;
+		if (c->format == CTL_TEXT) {
+			fprintf(c->err, "waiting: %" PRIu64 " session%s left\n", sessions,
+				sessions == 1 ? "" : "s");
+			fflush(c->err);
+		}
+		if (ctl_bus_wait(c, false, dray_now().ns + LOOK_NS) == CTL_WAKE_CLOSED)
+			return ended(c);
+	}
+}
+
 /* Sets *ret_already if the agent is draining or drained. */
 static int state_before(struct ctl *c, bool *ret_already)
 {
@@ -21,11 +52,6 @@ static int state_before(struct ctl *c, bool *ret_already)
 	*ret_already = strcmp(p.v.state, CTL_STATE_RUNNING) != 0;
 	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
 	return 0;
-}
-
-static int ended(struct ctl *c)
-{
-	return ctl_failed(c, "the agent ended before it reported that it was drained; see its log");
 }
 
 /* 0 also if the agent is draining already, because the request is fulfilled. */
@@ -129,6 +155,9 @@ int ctl_drain(struct ctl *c)
 	bool force = c->values[CTL_OPTION_FORCE], already, drained;
 	const char *note = "";
 
+	if (c->values[CTL_OPTION_WHEN_UNUSED] &&
+	    (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_SESSION_CLOSED) < 0 || unused_wait(c) < 0))
+		return -1;
 	/* The signal is needed before the call, since the agent may be drained before the answer arrives. */
 	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED) < 0 ||
 	    state_before(c, &already) < 0 || drain_start(c, &already) < 0 ||

@@ -42,6 +42,8 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 		.value = "DURATION",
 		.min = INT64_C(1000000), .max = INT64_C(86400000000000), .def = INT64_C(0),
 	},
+	[CTL_OPTION_WHEN_UNUSED] = { .name = "--when-unused", .type = CTL_TYPE_FLAG,
+	},
 	[CTL_OPTION_STAY] = { .name = "--stay", .type = CTL_TYPE_FLAG,
 	},
 	[CTL_OPTION_FORCE] = { .name = "--force", .type = CTL_TYPE_FLAG,
@@ -220,6 +222,7 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 	{ CTL_OPTION_JSON, false, CTL_OPTION_PLAIN, "give one of them" },
 	{ CTL_OPTION_FORCE, false, CTL_OPTION_LIMIT, "--force sets the limit to now" },
+	{ CTL_OPTION_FORCE, false, CTL_OPTION_WHEN_UNUSED, "--force stops the work of sessions" },
 	{ CTL_OPTION_ENABLE, false, CTL_OPTION_DISABLE, "give one of them" },
 	{ CTL_OPTION_LIVE, false, CTL_OPTION_READY, "without either, both are checked" },
 	{ CTL_OPTION_SERVE, false, CTL_OPTION_TOKEN,
@@ -1094,9 +1097,10 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl wait --timeout 60s && exec vllm serve\n",
 	},
 	[CTL_VERB_DRAIN] = { .name = "drain",
-		.options = { CTL_OPTION_WAIT, CTL_OPTION_LIMIT, CTL_OPTION_STAY, CTL_OPTION_FORCE },
+		.options = { CTL_OPTION_WHEN_UNUSED, CTL_OPTION_WAIT, CTL_OPTION_LIMIT,
+			CTL_OPTION_STAY, CTL_OPTION_FORCE },
 		.help =
-			"Usage: drayctl [OPTION]... drain [--wait] [--timeout DURATION | --force] [--stay]\n"
+			"Usage: drayctl [OPTION]... drain [--when-unused] [--wait] [--timeout DURATION | --force] [--stay]\n"
 			"accept no new work, finish the work in flight, then exit\n"
 			"\n"
 			"The agent accepts no new sessions and transfers, informs clients and peers,\n"
@@ -1105,9 +1109,13 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"--stay; --force sets its limit to now, and without --stay lets the agent exit.\n"
 			"With --wait, the remaining work is printed on the error stream each second.\n"
 			"\n"
+			"With --when-unused, clients have no time limit, and the drain begins when the\n"
+			"last session has ended.\n"
+			"\n"
 			"Allowed for root, the agent's own user, and members of control.group.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
+			"  --when-unused            first wait until no client has a session any more\n"
 			"  --wait                   wait until the agent is drained\n"
 			"  --timeout DURATION       stop transfers that are still in flight after this time; default agent.drain_timeout\n"
 			"  --stay                   keep the drained agent running instead of ending it\n"

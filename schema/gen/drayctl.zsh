@@ -145,6 +145,7 @@ _drayctl_options() {
 		;;
 	drain)
 		reply=(
+			'--when-unused[first wait until no client has a session any more]'
 			'--wait[wait until the agent is drained]'
 			'--timeout=[stop transfers that are still in flight after this time; default agent.drain_timeout]:DURATION: '
 			'--stay[keep the drained agent running instead of ending it]'

@@ -295,6 +295,26 @@ def test_drain_keeps_an_earlier_stay(new_agent, when):
     assert agent.wait() == 0
 
 
+def test_drain_when_unused(new_agent):
+    """The drain begins when the last session has ended. Until then clients work as before, also with new sessions."""
+    agent = new_agent()
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--when-unused", "--wait", "--stay"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as waiter:
+        assert waiter.wait(LIMIT) == 0 and waiter.stdout.read() == "drained\n", "there was no session"
+    agent.ctl("resume")
+    with Side(agent, MIB) as here:
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--when-unused", "--wait"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as waiter:
+            assert waiter.stderr.readline() == "waiting: 1 session left\n"
+            with Side(agent, MIB) as there:
+                here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+            assert agent.ctl("status", "--json")["state"] == "running"
+            here.client.close()
+            out, _ = waiter.communicate(timeout=LIMIT)
+            assert waiter.returncode == 0 and out == "drained\n"
+    assert agent.wait() == 0
+
+
 def test_resume(new_agent):
     """After and during a drain: old sessions continue, and new ones are accepted."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
