@@ -194,7 +194,7 @@ class Client:
     def process(self):
         pass
 
-    def borrow_region(self, number, length, access):
+    def borrow_region(self, number, length):
         if not self.side.up or self.world.random.random() < 0.02:
             raise errors.SessionClosed("lost just now")
         return SimpleNamespace(rank=number % 100, length=length)

@@ -77,7 +77,7 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
-            self._scheduler.kv_cache_manager = kv_cache_manager
+            self._scheduler.bind(kv_cache_manager)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self._add_ranks(metadata.values())
@@ -87,8 +87,8 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _add_ranks(self, infos: Iterable[Any]) -> None:
         assert self._scheduler is not None
-        self._scheduler.add_ranks(info for info in infos if isinstance(info, RankInfo))
-        self._scheduler.check_agents()
+        self._scheduler.ranks.add(info for info in infos if isinstance(info, RankInfo))
+        self._scheduler.ranks.check_agents()
 
     def on_new_request(self, request: Request) -> None:
         assert self._scheduler is not None

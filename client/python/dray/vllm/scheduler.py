@@ -19,19 +19,20 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..client import Client
 from ..events import Disconnected
-from ..handles import Region
 from . import layout as layouts
 from .grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants, Hold
+from .kept import Kept
 from .layout import EngineLayout
 from .options import Options
-from .protocol import (Load, Offer, RankInfo, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer,
-                       wants_decode, wants_prefill)
+from .protocol import (Load, Offer, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer, wants_decode,
+                       wants_prefill)
+from .ranks import Peers, Ranks
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerSide"]
 
 _logger = logging.getLogger("vllm.dray")
-_PEERS_MAX = 64  # descriptions of other engines that are remembered
 _DELIVERED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION")  # states in which P's blocks are complete
 
 
@@ -89,54 +89,16 @@ class _Send:
         self.grants: list[Grant] = []
 
 
-class _Peers:
-    """Layouts of other engines, checked against this one's, by their text."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[EngineLayout | None, tuple[int, ...], errors.Error | None]] = {}
-        self.local: EngineLayout | None = None
-
-    def forget(self) -> None:
-        self._known.clear()
-
-    def check(self, form: Any) -> tuple[EngineLayout, tuple[int, ...]]:
-        """(layout, ranks of it from which this engine reads). errors.Error: refused."""
-        key = repr(form)
-        known = self._known.get(key)
-        if known is None:
-            while len(self._known) >= _PEERS_MAX:
-                self._known.pop(next(iter(self._known)))
-            known = self._known[key] = self._judge(form)
-        layout, ranks, error = known
-        if error is not None:
-            raise error
-        assert layout is not None
-        return layout, ranks
-
-    def _judge(self, form: Any) -> tuple[EngineLayout | None, tuple[int, ...], errors.Error | None]:
-        assert self.local is not None
-        try:
-            layout = EngineLayout.from_json(form)
-            self.local.check(layout)
-            used: set[int] = set()
-            for rank in self.local.ranks:
-                used.update(layouts.make_plan(rank, self.local.groups, layout).ranks)
-            return layout, tuple(sorted(used)), None
-        except errors.Error as e:
-            return None, (), e
-
-
 class SchedulerSide:
     """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
 
     def __init__(self, options: Options, client: Client, engine_id: str, *, tp_size: int, world_size: int) -> None:
         self._options, self._client, self._engine_id = options, client, engine_id
-        self._tp_size, self._world_size = tp_size, world_size
+        self._tp_size = tp_size
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
-        self._ranks: dict[int, RankInfo] = {}
-        self._regions: dict[int, Region] = {}  # borrowed, by rank
-        self._peers = _Peers()
+        self._peers = Peers(self._readable)
+        self.ranks = Ranks(client, world_size, self._peers.forget)
         self._loads: dict[str, _Load] = {}
         self._allocated: dict[str, _Load] = {}
         self._dropped: list[str] = []
@@ -145,51 +107,23 @@ class SchedulerSide:
         self._held: dict[str, _Send] = {}  # finished at P, with blocks that may be read
         self._by_grant: dict[Grant, str] = {}  # of _held
         self._sent: list[str] = []
-        self._lent: dict[str, list[Any]] = {}  # blocks of ended requests that D's agent may still write
+        self._manager: Any = None
+        self._lent = Kept()  # blocks of ended loads that D's agent may still write, by request
         self._returns: dict[str, int] = {}
-        self.kv_cache_manager: Any = None
 
-    # --- ranks --------------------------------------------------------------------------------------
+    def bind(self, kv_cache_manager: Any) -> None:
+        """Gives this side the engine's bookkeeping of blocks."""
+        self._manager = self._lent.kv_cache_manager = kv_cache_manager
 
-    def add_ranks(self, infos: Iterable[RankInfo]) -> None:
-        """Takes what the workers say about their regions, at the start and after a restart of the agent."""
-        for info in infos:
-            self._ranks[info.layout.rank] = info
-            self._regions.pop(info.layout.rank, None)
-        if len(self._ranks) < self._world_size:
-            return
-        ordered = [self._ranks[rank] for rank in sorted(self._ranks)]
-        local = EngineLayout(ordered[0].model, ordered[0].groups, tuple(info.layout for info in ordered))
-        if local != self._peers.local:
-            self._peers.forget()
-            self._peers.local = local
-
-    def check_agents(self) -> None:
-        """At the start: errors.Unsupported, unless all ranks use the agent of this side."""
-        own = self._client.agent_id
-        for info in self._ranks.values():
-            if info.agent_id != own:
-                raise errors.Unsupported(
-                    f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent {own.hex()}",
-                    fix="Run all ranks of an engine on one host, with one agent.")
-
-    def _region(self, rank: int) -> Region | None:
-        """The region of a rank; None while the agent does not have it, as after a restart."""
-        region = self._regions.get(rank)
-        if region is None:
-            info = self._ranks.get(rank)
-            try:
-                if info is None or (info.agent_id, info.incarnation) != (self._client.agent_id, self._client.incarnation):
-                    return None
-                region = self._client.borrow_region(info.agent_region, info.layout.length, "r")
-            except errors.Error:  # the session was lost just now
-                return None
-            self._regions[rank] = region
-        return region
+    def _readable(self, other: EngineLayout) -> tuple[int, ...]:
+        """The ranks of another engine from which this engine reads. errors.Unsupported."""
+        local = self.ranks.layout
+        local.check(other)
+        return tuple(sorted({rank for own in local.ranks for rank in layouts.make_plan(own, local.groups, other).ranks}))
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, Disconnected):
-            self._regions.clear()
+            self.ranks.lose()
             _logger.warning("dray: the session with the agent at %s was lost: %s", self._client.path, event.error)
 
     # --- requests of D ------------------------------------------------------------------------------
@@ -217,8 +151,6 @@ class SchedulerSide:
         params = request.kv_transfer_params or {}
         wanted: tuple[int, ...] = ()
         try:
-            if self._peers.local is None:
-                raise errors.OutOfOrder("the workers have not registered their KV caches yet")
             load.offer, wanted = read_offer(params, self._peers.check)
             load.end = min(load.end, load.offer.num_tokens)
             if not self._client.connected:
@@ -298,12 +230,12 @@ class SchedulerSide:
     def _give(self, send: _Send) -> None:
         """Gives out the rights on the blocks of a request whose last chunk is scheduled."""
         request_id = send.request.request_id
-        regions = {rank: self._region(rank) for rank in range(self._world_size)}
-        blocks = self.kv_cache_manager.get_block_ids(request_id)
+        regions = {rank: self.ranks.region(rank) for rank in range(len(self.ranks))}
+        blocks = self._manager.get_block_ids(request_id)
         for rank, region in regions.items():
             if region is None:
                 return  # without an agent D has to compute
-            info = self._ranks[rank]
+            info = self.ranks.info(rank)
             ranges = layouts.ranges(info.layout, info.groups, blocks)
             try:
                 send.grants.append(self._grants.give(request_id, region, ranges, self._options.lease))
@@ -328,7 +260,7 @@ class SchedulerSide:
         if request.status.name in _DELIVERED:
             if not all(grant.token for grant in send.grants):
                 self._poll()
-            if len(send.grants) == self._world_size and all(grant.token and grant.how is None for grant in send.grants):
+            if len(send.grants) == len(self.ranks) and all(grant.token and grant.how is None for grant in send.grants):
                 return True, self._offer(send, request, blocks)
             why = next((str(grant.error) for grant in send.grants if grant.error), "its agent has not answered")
             _logger.warning("dray: request %s: its blocks are not offered, and D computes them: %s", request.request_id, why)
@@ -336,10 +268,9 @@ class SchedulerSide:
         return False, None
 
     def _offer(self, send: _Send, request: Request, blocks: Sequence[Sequence[int]]) -> dict[str, Any]:
-        assert self._peers.local is not None
         self._held[request.request_id] = send
         self._by_grant.update(dict.fromkeys(send.grants, request.request_id))
-        offer = Offer(request.request_id, self._engine_id, self._peers.local, tuple(tuple(group) for group in blocks),
+        offer = Offer(request.request_id, self._engine_id, self.ranks.layout, tuple(tuple(group) for group in blocks),
                       min(request.num_computed_tokens, request.num_prompt_tokens),
                       tuple(grant.token or "" for grant in send.grants))
         return offer_params(offer, self._client.segment, self._tp_size)
@@ -375,7 +306,7 @@ class SchedulerSide:
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
         self._poll()
-        metadata = StepMetadata(can_lend=self.kv_cache_manager is not None)
+        metadata = StepMetadata(can_lend=self._manager is not None)
         if self._prefills:
             self._follow(output)
         if self._loads:
@@ -405,7 +336,7 @@ class SchedulerSide:
         metadata = output.kv_connector_worker_meta
         if isinstance(metadata, WorkerMetadata):
             if metadata.ranks:
-                self.add_ranks(metadata.ranks.values())
+                self.ranks.add(metadata.ranks.values())
             self._take_lent(metadata.lent, metadata.returned)
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
@@ -425,29 +356,25 @@ class SchedulerSide:
             if load is None or request_id in self._lent:
                 continue
             assert load.allocated is not None
-            blocks = [block for group in load.allocated.blocks for block in group if not block.is_null]
-            self.kv_cache_manager.block_pool.touch(blocks)
-            self._lent[request_id] = blocks
+            self._lent.keep(request_id, (block for group in load.allocated.blocks for block in group))
         for request_id, n in returned.items():
             left = self._returns.get(request_id, 0) - n
             if left > 0:
                 self._returns[request_id] = left
                 continue
             self._returns.pop(request_id, None)
-            blocks = self._lent.pop(request_id, [])
-            if blocks:
-                self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+            self._lent.free(request_id)
 
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return bool(self._lent) or self._grants.busy
+        return len(self._lent) > 0 or self._grants.busy
 
     @property
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
-        return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._lent
-                    or self._returns or len(self._grants))
+        return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._returns
+                    or len(self._lent) or len(self._grants))
 
     def close(self) -> None:
         """Ends the session, and with it all rights."""

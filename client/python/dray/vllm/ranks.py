@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler side knows of ranks: this engine's, with their regions, and those of other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from .. import errors
+from ..client import Client
+from ..handles import Region
+from .layout import EngineLayout
+from .protocol import RankInfo
+
+__all__ = ["Peers", "Ranks"]
+
+_PEERS_MAX = 64  # descriptions of other engines that are remembered
+
+Judged = TypeVar("Judged")
+
+
+class Peers(Generic[Judged]):
+    """Descriptions of other engines, each read and judged once.
+
+    judge: what this engine makes of a layout; it raises errors.Error for one that it refuses.
+    """
+
+    def __init__(self, judge: Callable[[EngineLayout], Judged]) -> None:
+        self._judge = judge
+        self._known: dict[str, tuple[EngineLayout, Judged] | errors.Error] = {}
+
+    def forget(self) -> None:
+        """After a change of this engine's own layout."""
+        self._known.clear()
+
+    def check(self, form: Any) -> tuple[EngineLayout, Judged]:
+        """(layout, what judge() returned) of a description. errors.Error: refused."""
+        key = repr(form)
+        known = self._known.get(key)
+        if known is None:
+            while len(self._known) >= _PEERS_MAX:
+                self._known.pop(next(iter(self._known)))
+            try:
+                layout = EngineLayout.from_json(form)
+                known = layout, self._judge(layout)
+            except errors.Error as e:
+                known = e
+            self._known[key] = known
+        if isinstance(known, errors.Error):
+            raise known
+        return known
+
+
+class Ranks:
+    """The worker ranks of this engine. on_change: called when their common layout has changed."""
+
+    def __init__(self, client: Client, world_size: int, on_change: Callable[[], None]) -> None:
+        self._client, self._world_size, self._on_change = client, world_size, on_change
+        self._infos: dict[int, RankInfo] = {}
+        self._regions: dict[int, Region] = {}  # borrowed, by rank
+        self._layout: EngineLayout | None = None
+
+    def __len__(self) -> int:
+        return self._world_size
+
+    @property
+    def layout(self) -> EngineLayout:
+        """errors.OutOfOrder: the workers have not registered their KV caches yet."""
+        if self._layout is None:
+            raise errors.OutOfOrder("the workers have not registered their KV caches yet")
+        return self._layout
+
+    def info(self, rank: int) -> RankInfo:
+        return self._infos[rank]
+
+    def add(self, infos: Iterable[RankInfo]) -> None:
+        """Takes what the workers say about their regions, at the start and after a restart of the agent."""
+        for info in infos:
+            self._infos[info.layout.rank] = info
+            self._regions.pop(info.layout.rank, None)
+        if len(self._infos) < self._world_size:
+            return
+        ordered = [self._infos[rank] for rank in sorted(self._infos)]
+        layout = EngineLayout(ordered[0].model, ordered[0].groups, tuple(info.layout for info in ordered))
+        if layout != self._layout:
+            self._layout = layout
+            self._on_change()
+
+    def check_agents(self) -> None:
+        """At the start: errors.Unsupported, unless all ranks use the agent of this side."""
+        own = self._client.agent_id
+        for info in self._infos.values():
+            if info.agent_id != own:
+                raise errors.Unsupported(
+                    f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent {own.hex()}",
+                    fix="Run all ranks of an engine on one host, with one agent.")
+
+    def region(self, rank: int) -> Region | None:
+        """The region of a rank; None while the agent does not have it, as after a restart."""
+        region = self._regions.get(rank)
+        if region is None:
+            info = self._infos.get(rank)
+            try:
+                if info is None or (info.agent_id, info.incarnation) != (self._client.agent_id, self._client.incarnation):
+                    return None
+                region = self._client.borrow_region(info.agent_region, info.layout.length)
+            except errors.Error:  # the session was lost just now
+                return None
+            self._regions[rank] = region
+        return region
+
+    def lose(self) -> None:
+        """The session with the agent was lost, and with it the borrowed regions."""
+        self._regions.clear()
