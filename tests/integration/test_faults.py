@@ -342,6 +342,28 @@ def test_same_id_twice(lab, new_agent):
         assert "identity" in b.text() or first.client.agent_id.hex() in b.text()
 
 
+def test_token_of_the_first_of_two_with_one_id(lab, new_agent):
+    """With the second agent of an id connected, a token of the first, which runs too, is refused with identity, not as of before a restart."""
+    how = {"key": lab.key}
+    one, b = new_agent("one", **how), new_agent("b", **how)
+    twin = new_agent("twin", start=False, **how)
+    shutil.copytree(one.state_dir, twin.state_dir)
+    twin.start()
+    with Side(b, MIB) as here, Side(one, MIB) as first, Side(twin, MIB) as second:
+        remote = here.reach(second)
+        error = expect("identity", here.client.import_token, first.export(), timeout=5)
+        assert "restarted" not in str(error)
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        assert "state directory" in b.text()
+        # a client of one agent gets a token of the other
+        error = expect("identity", first.client.import_token, second.export(), timeout=5)
+        assert "state directory" in str(error)
+        # nobody answers at the segment any more: then the owner was restarted, as far as anyone can know
+        token = first.export()
+        one.stop()
+        expect("incarnation", here.client.import_token, token, timeout=5)
+
+
 # --- restart of the client's own agent -----------------------------------------------------------------------
 
 def test_agent_restarted(new_agent):

@@ -30,6 +30,8 @@ static void import_detach(struct import *i)
 
 void import_fail(struct import *i, struct dray_err err)
 {
+	if (i->former && err.code == DRAY_E_PEER_UNREACHABLE)
+		err = dray_err_of(DRAY_E_INCARNATION, "%s", owner_restarted);
 	import_detach(i);
 	i->fn(i->arg, &err, 0, NULL, NULL);
 	free(i);
@@ -192,6 +194,14 @@ static int import_start(struct import *i, struct dray_err *reterr)
 	/* a token of a later incarnation shows that the owner was restarted: connect to the new incarnation */
 	if (!up || i->token.incarnation > up->incarnation)
 		return import_dial(i, reterr);
+	/*
+	 * An agent that still answers at the token's segment was not restarted: two agents share the id, perhaps after a copy of
+	 * the state directory. The rival check finds that out.
+	 */
+	if (i->token.incarnation < up->incarnation && strcmp(i->segment, up->segment) != 0) {
+		i->former = true;
+		return import_dial(i, reterr);
+	}
 	if (i->token.incarnation < up->incarnation)
 		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION, "%s", owner_restarted);
 	if (conn_is_clogged(up->conn))

@@ -125,6 +125,7 @@ struct import {
 	bool asked;    /* of a lease: an ACQUIRE for it is pending */
 	uint8_t tries; /* of a lease: answers with a grant that was not there any more */
 	bool no_wait;  /* fails when the owner's address refuses the connection */
+	bool former;   /* the owner's id is connected from elsewhere, with a later incarnation */
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */

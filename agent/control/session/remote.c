@@ -390,6 +390,7 @@ static int import(struct session *s, uint64_t request_id, struct dray_blob bytes
 	const struct sessions *ss = s->owner;
 	struct pmsg_token token;
 	char segment[256];
+	bool own;
 	int e;
 
 	if (s->n_remotes >= ss->deps.cfg->limits.remotes_per_session)
@@ -402,7 +403,13 @@ static int import(struct session *s, uint64_t request_id, struct dray_blob bytes
 		e = check_kind(&token, is_lease, reterr);
 	if (e < 0)
 		return e;
-	if (!memcmp(token.agent_id, ss->deps.agent_id, sizeof(token.agent_id)))
+	own = !memcmp(token.agent_id, ss->deps.agent_id, sizeof(token.agent_id));
+	/* each start of this state directory has a greater incarnation than all before */
+	if (own && token.incarnation > ss->deps.incarnation)
+		return dray_err_set(
+			reterr, -EPERM, DRAY_E_IDENTITY,
+			"another agent, which was started later, uses this agent's id: give each agent its own state directory");
+	if (own)
 		return import_local(s, request_id, &token, is_lease, reterr);
 	if (!*segment)
 		return dray_err_set(
