@@ -11,6 +11,7 @@ from test_data import (test_both_directions_and_sessions, test_cancel, test_canc
                        test_one_memfd_many_extents, test_operations, test_remove_in_flight, test_ring_batch,
                        test_sizes_and_alignments, test_socket_arena_and_ring_give_the_same_result,
                        test_source_and_destination_overlap, test_token_of_a_range, test_wait_and_set_words)
+from test_regions import test_hole_in_the_source  # noqa: F401
 
 
 LARGEST = int(os.environ.get("DRAY_LARGEST", "32"))  # MiB

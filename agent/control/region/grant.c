@@ -87,16 +87,16 @@ static void handle_dropped(void *arg)
 
 void grant_end(struct grant *g, bool fence, bool urgent)
 {
+	uint32_t code = g->token ? region_rights_code(g->token->region) : DRAY_E_REVOKED;
 	struct regions *r = g->regions;
 
 	if (g->ending)
 		return;
 	g->ending = true;
 	g->fenced = !fence;
-	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent,
-		  handle_dropped, g);
+	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, code, urgent, handle_dropped, g);
 	if (fence)
-		r->deps.up->fence(*r->deps.peers, g->view.peer, g->view.o.handle, DRAY_E_REVOKED);
+		r->deps.up->fence(*r->deps.peers, g->view.peer, g->view.o.handle, code);
 }
 
 static struct grant *grant_new(struct token *t, dray_handle peer)

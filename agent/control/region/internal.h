@@ -8,6 +8,7 @@
 #include "lib/handle.h"
 #include "lib/heap.h"
 #include "lib/list.h"
+#include "schema/gen/errors.h"
 
 #define AGENT_ID_BYTES 16
 #define CAPABILITY_BYTES 16
@@ -55,6 +56,7 @@ struct region {
 	struct gpu_memory *gpu_memory;
 	bool opening; /* added() is pending */
 	bool ending, urgent;
+	bool faulted; /* a page of its session's memory is missing */
 	bool dropped; /* by every worker */
 	bool leaving; /* only devices still use it */
 	bool ended;   /* its memory is released */
@@ -129,6 +131,12 @@ static inline const struct region_view *region_view_of(const struct region *r)
 static inline bool region_is_live(const struct region *r)
 {
 	return !r->opening && !r->ending && !r->done;
+}
+
+/* The code with which rights to the region end. */
+static inline uint32_t region_rights_code(const struct region *r)
+{
+	return r->faulted ? DRAY_E_REGION_FAULT : DRAY_E_REVOKED;
 }
 
 /* region.c: continues a removal after a step that it may have waited for; may free the region. */

@@ -556,7 +556,7 @@ static void make_urgent(struct region *region, uint32_t code)
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			if (!g->dropped)
 				pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle,
-					  DRAY_E_REVOKED, true, NULL, NULL);
+					  region_rights_code(region), true, NULL, NULL);
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, true, handle_barrier, region);
 }
@@ -604,9 +604,21 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 		pool_drop(r->deps.pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false,
 			  handle_barrier, region);
 	} else if (!region->ending) {
-		region_end(region, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent);
+		region_end(region,
+			   region->faulted ? DRAY_E_REGION_FAULT :
+			   urgent          ? DRAY_E_SESSION_CLOSED :
+					     DRAY_E_CANCELLED,
+			   urgent);
 	}
 	return 0;
+}
+
+void regions_fault(struct regions *r, dray_handle session)
+{
+	struct region *region;
+
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
+		region->faulted |= region_view_of(region)->o.session == session;
 }
 
 dray_handle region_group(struct regions *r, dray_handle handle, dray_handle *ret_session)

@@ -134,6 +134,9 @@ bool region_flush_rdma(struct regions *r, dray_handle region);
 int region_remove(struct regions *r, dray_handle region, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg);
 
+/* A page of the session's memory is missing: rights to its regions that still exist end with region_fault. */
+void regions_fault(struct regions *r, dray_handle session);
+
 /* The session of a region that is being removed is dead: makes the removal urgent. */
 void region_hurry(struct regions *r, dray_handle region);
 

@@ -385,8 +385,8 @@ uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revoc
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			grant_end(g, true, region->urgent);
 		dray_list_for_each(&t->local_imports, import, struct local_import, link)
-			r->deps.up->revoke_local(*r->deps.sessions, import->remote, DRAY_E_REVOKED,
-						 region->urgent);
+			r->deps.up->revoke_local(*r->deps.sessions, import->remote,
+						 region_rights_code(region), region->urgent);
 		token_check(t);
 	}
 	return n;

@@ -419,6 +419,7 @@ void sessions_handle_fault(struct sessions *ss, dray_handle session)
 		  "a page of a client's region is missing (hole punched or huge pages "
 		  "exhausted), its session ends session=%" PRIu64 " uid=%u",
 		  session, s->who.uid);
+	regions_fault(ss->deps.regions, session);
 	session_close(
 		s, DRAY_E_REGION_FAULT,
 		"a page of this session's memory is missing; do not punch holes in registered "

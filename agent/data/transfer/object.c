@@ -6,10 +6,11 @@
 
 #include "agent/model/keys.h"
 
-/* The remotes that were lost last, so that a request for one of them answers with the reason. */
+/* The remotes and grants that were lost last, so that a request for one of them answers with the reason. */
 #define LOST_MAX 256
 
-struct lost_remote {
+struct lost_object {
+	enum object_kind kind;
 	dray_handle handle;
 	uint32_t code;
 };
@@ -17,7 +18,7 @@ struct lost_remote {
 struct objects {
 	/* Chains: the next object with an index may come while the former one is being dropped. */
 	struct dray_slots tables[OBJECT_KIND_N];
-	struct lost_remote lost[LOST_MAX];
+	struct lost_object lost[LOST_MAX];
 	unsigned lost_at;
 };
 
@@ -93,6 +94,16 @@ struct object *object_get(struct core *c, enum object_kind kind, dray_handle han
 	return o && !o->drop_code ? o : NULL;
 }
 
+/* Its code is kept: requests for it end with that. */
+static bool is_lost(const struct object *o)
+{
+	/* a remote that its own session released is unknown, not lost */
+	if (o->view->kind == OBJECT_REMOTE)
+		return o->drop_code != DRAY_E_CANCELLED && o->drop_code != DRAY_E_SESSION_CLOSED;
+	/* unknown grants count as revoked */
+	return o->view->kind == OBJECT_GRANT && o->drop_code != DRAY_E_REVOKED;
+}
+
 static void finish(struct core *c, struct object *o)
 {
 	enum object_kind kind = o->view->kind;
@@ -107,11 +118,9 @@ static void finish(struct core *c, struct object *o)
 			before = before->next;
 		before->next = o->next;
 	}
-	/* a remote that its own session released is unknown, not lost */
-	if (kind == OBJECT_REMOTE && o->drop_code != DRAY_E_CANCELLED &&
-	    o->drop_code != DRAY_E_SESSION_CLOSED)
+	if (is_lost(o))
 		c->objects->lost[c->objects->lost_at++ % LOST_MAX] =
-			(struct lost_remote){ handle, o->drop_code };
+			(struct lost_object){ kind, handle, o->drop_code };
 	rail_keys_unref(o->keys);
 	free(o);
 	c->up->event(c, &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
@@ -129,8 +138,8 @@ uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle han
 
 	if (o)
 		return o->drop_code;
-	for (unsigned i = 0; kind == OBJECT_REMOTE && i < LOST_MAX; i++)
-		if (c->objects->lost[i].handle == handle)
+	for (unsigned i = 0; i < LOST_MAX; i++)
+		if (c->objects->lost[i].handle == handle && c->objects->lost[i].kind == kind)
 			return c->objects->lost[i].code;
 	return 0;
 }

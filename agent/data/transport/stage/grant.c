@@ -86,11 +86,11 @@ static uint32_t reachable(const struct core *c, const struct region_view *r)
 	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
 }
 
-/* The error code for a region that is gone. */
-static uint32_t gone(struct core *c, dray_handle region)
+/* The error code of a right whose grant or region was dropped with that code; 0: the worker does not know it. */
+static uint32_t gone(uint32_t drop_code)
 {
-	return object_drop_code(c, OBJECT_REGION, region) == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST :
-									       DRAY_E_REVOKED;
+	return drop_code == DRAY_E_GPU_LOST || drop_code == DRAY_E_REGION_FAULT ? drop_code :
+										  DRAY_E_REVOKED;
 }
 
 uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint16_t access,
@@ -99,11 +99,13 @@ uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint1
 	struct object *grant = object_get(c, OBJECT_GRANT, handle), *region;
 	const struct grant_view *g = grant ? (const struct grant_view *)grant->view : NULL;
 
-	if (!g || g->peer != peer)
+	if (!g)
+		return gone(object_drop_code(c, OBJECT_GRANT, handle));
+	if (g->peer != peer)
 		return DRAY_E_REVOKED;
 	region = object_get(c, OBJECT_REGION, g->region);
 	if (!region)
-		return gone(c, g->region);
+		return gone(object_drop_code(c, OBJECT_REGION, g->region));
 	if (!(g->o.access & access) || !(region->view->access & access))
 		return DRAY_E_DENIED;
 	if (!in_range(g, object_region(region), segs, n_segs))
@@ -114,5 +116,5 @@ uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint1
 
 uint32_t grant_drop_code(const struct object *o)
 {
-	return o->drop_code == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST : DRAY_E_REVOKED;
+	return gone(o->drop_code);
 }
