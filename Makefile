@@ -80,7 +80,7 @@ ARCHIVES := $(foreach a,test agent ctl client netdetect gpu base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -ldl
 LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -lm $(LIBS_netdetect)
-LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
+LIBS_ctl := -lsystemd -ljansson -lyaml $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
 .PHONY: all demo check bench bench-vm install install-client deps fmt hooks lint gen clean distclean tools help
@@ -191,7 +191,7 @@ $(SIMULATED_DRIVER): $(O)/tests/gpu/simulated_driver.o
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
 $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
-		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))
+		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent) $(LIBS_ctl))
 
 # For arm64, without the archives of the agent, whose libraries are not there.
 ifeq ($(VARIANT),wheel-aarch64)

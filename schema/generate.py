@@ -11,7 +11,7 @@ import sys
 
 sys.dont_write_bytecode = True
 
-from generator import c_protocol, c_tables, docs, drayctl, kubernetes_yaml, python, python_errors, state, vectors  # noqa: E402
+from generator import c_protocol, c_tables, docs, drayctl, kubernetes_c, kubernetes_yaml, python, python_errors, state, vectors  # noqa: E402
 from generator.model import Schema, SchemaError  # noqa: E402
 from generator.text import fit  # noqa: E402
 
@@ -21,6 +21,7 @@ def outputs(schema):
     files.update(c_tables.write(schema))
     files.update(state.write(schema.state))
     files.update(drayctl.write(schema.drayctl))
+    files.update(kubernetes_c.write(schema.kubernetes))
     for protocol in (schema.data, schema.peer):
         files.update(c_protocol.write(protocol))
     files = {path: fit(text) if path.endswith((".c", ".h")) else text for path, text in files.items()}

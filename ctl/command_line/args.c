@@ -58,9 +58,20 @@ static int unknown_option(struct ctl *c, const struct ctl_verb *verb, const char
 			  verb ? verb->name : "", verb ? " " : "");
 }
 
+/* The name of an option that is given by one letter. */
+static const char *long_name(const struct ctl_verb *verb, const char *arg)
+{
+	if (!strcmp(arg, "-h"))
+		return "--help";
+	for (unsigned i = 0; arg[1] != '-' && !arg[2] && i < CTL_OPTION_N; i++)
+		if (ctl_options[i].letter == arg[1] && is_own(verb, (enum ctl_option_id)i))
+			return ctl_options[i].name;
+	return arg;
+}
+
 static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 {
-	const char *arg = strcmp(argv[*i], "-h") ? argv[*i] : "--help", *value = NULL;
+	const char *arg = long_name(c->verb, argv[*i]), *value = NULL;
 	size_t n = strcspn(arg, "=");
 	enum ctl_option_id id = option_find(c->verb, arg, n);
 	const struct ctl_option *o;

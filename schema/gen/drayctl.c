@@ -217,6 +217,15 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_KV_TRANSFER] = { .name = "--kv-transfer-config", .type = CTL_TYPE_TEXT,
 		.value = "JSON",
 	},
+	[CTL_OPTION_FILE] = { .name = "--file", .type = CTL_TYPE_TEXT,
+		.letter = 'f',
+		.value = "FILE",
+	},
+	[CTL_OPTION_PARAMETERS] = { .name = "--parameters", .type = CTL_TYPE_TEXT,
+		.value = "FILE",
+	},
+	[CTL_OPTION_ALL] = { .name = "--all", .type = CTL_TYPE_FLAG,
+	},
 };
 
 const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
@@ -1067,6 +1076,36 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"\n"
 			"Example: drayctl exec --wait-ready --profile vllm-mooncake -- vllm serve MODEL\n",
 	},
+	[CTL_VERB_INJECT] = { .name = "inject",
+		.options = { CTL_OPTION_FILE, CTL_OPTION_PARAMETERS, CTL_OPTION_ALL },
+		.help =
+			"Usage: drayctl [OPTION]... inject -f FILE [--parameters FILE] [--all]\n"
+			"add the agent as a sidecar to the pods of a Kubernetes manifest\n"
+			"\n"
+			"Prints the manifest. Pods, and templates of pods in objects of any kind, get\n"
+			"what the MutatingAdmissionPolicy of the Helm chart gives them: the sidecar as\n"
+			"first init container, its volumes, and the socket in their containers. A pod\n"
+			"wants that by the annotation dray.dev/inject: \"true\". Order, comments and form\n"
+			"of the rest stay. A second run changes nothing. Needs no agent and no cluster.\n"
+			"\n"
+			"  $ kubectl get configmap -n dray-system dray-inject -o yaml | drayctl inject -f pod.yaml --parameters -\n"
+			"\n"
+			"Options of this verb, which follow it:\n"
+			"  --file FILE              manifest in YAML or JSON; - is standard input\n"
+			"  --parameters FILE        values that differ from the defaults; - is standard input\n"
+			"  --all                    also change pods without the annotation\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl inject -f pod.yaml | kubectl apply -f -\n",
+	},
 	[CTL_VERB_WAIT] = { .name = "wait",
 		.options = { CTL_OPTION_FOR, CTL_OPTION_WAIT_LIMIT },
 		.max_args = 2,
@@ -1339,6 +1378,7 @@ const char ctl_help_text[] =
 	"  hints      list, set or forget the remembered segments of scopes\n"
 	"  env        print the environment that an engine's launcher should set\n"
 	"  exec       replace drayctl by a command that runs in that environment\n"
+	"  inject     add the agent as a sidecar to the pods of a Kubernetes manifest\n"
 	"  wait       wait until the agent is ready, or for another condition\n"
 	"  drain      accept no new work, finish the work in flight, then exit\n"
 	"  resume     end a drain, and accept new work again\n"

@@ -78,6 +78,9 @@ enum ctl_option_id {
 	CTL_OPTION_WAIT_READY,
 	CTL_OPTION_ON_TIMEOUT,
 	CTL_OPTION_KV_TRANSFER,
+	CTL_OPTION_FILE,
+	CTL_OPTION_PARAMETERS,
+	CTL_OPTION_ALL,
 	CTL_OPTION_N
 };
 
@@ -103,6 +106,7 @@ enum ctl_verb_id {
 	CTL_VERB_HINTS,
 	CTL_VERB_ENV,
 	CTL_VERB_EXEC,
+	CTL_VERB_INJECT,
 	CTL_VERB_WAIT,
 	CTL_VERB_DRAIN,
 	CTL_VERB_RESUME,
@@ -186,6 +190,7 @@ enum ctl_option_type {
 
 struct ctl_option {
 	const char *name; /* with its dashes */
+	char letter; /* -f is the same, or 0 */
 	const char *value; /* the name of its value, or NULL */
 	enum ctl_option_type type;
 	bool optional; /* the value, which then follows = */
@@ -262,6 +267,7 @@ extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_lease
 	X(HINTS, ctl_hints) \
 	X(ENV, ctl_env) \
 	X(EXEC, ctl_exec) \
+	X(INJECT, ctl_inject) \
 	X(WAIT, ctl_wait) \
 	X(DRAIN, ctl_drain) \
 	X(RESUME, ctl_resume) \

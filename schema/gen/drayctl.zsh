@@ -25,6 +25,7 @@ _drayctl_verbs() {
 		'hints:list, set or forget the remembered segments of scopes'
 		'env:print the environment that an engine'\''s launcher should set'
 		'exec:replace drayctl by a command that runs in that environment'
+		'inject:add the agent as a sidecar to the pods of a Kubernetes manifest'
 		'wait:wait until the agent is ready, or for another condition'
 		'drain:accept no new work, finish the work in flight, then exit'
 		'resume:end a drain, and accept new work again'
@@ -135,6 +136,13 @@ _drayctl_options() {
 			'--profile=[profiles to print; default env.profiles of the agent]:NAME[,NAME]...: '
 			'--override[also give variables that are already set]'
 			'--kv-transfer-config=[add this argument for vLLM, unless the command has one]:JSON: '
+		)
+		;;
+	inject)
+		reply=(
+			'--file=[manifest in YAML or JSON; - is standard input]:FILE:_files'
+			'--parameters=[values that differ from the defaults; - is standard input]:FILE:_files'
+			'--all[also change pods without the annotation]'
 		)
 		;;
 	wait)

@@ -31,9 +31,10 @@ class Option:
     def __init__(self, raw):
         where = f"drayctl.yaml: option {raw['name']}"
         check_keys(where, raw, ("name", "doc"),
-                   ("flag", "global", "value", "implied", "min", "max", "default", "kind", "more"))
+                   ("flag", "letter", "global", "value", "implied", "min", "max", "default", "kind", "more"))
         self.name, self.doc, self.more = raw["name"], raw["doc"], raw.get("more")
         self.flag = raw.get("flag", "--" + self.name.replace("_", "-"))
+        self.letter = raw.get("letter", "")
         self.every = raw.get("global", False)
         self.optional = "implied" in raw
         self.value = Value(where, raw["value"], raw.get("kind")) if "value" in raw else None
@@ -184,6 +185,7 @@ enum ctl_option_type {
 
 struct ctl_option {
 	const char *name; /* with its dashes */
+	char letter; /* -f is the same, or 0 */
 	const char *value; /* the name of its value, or NULL */
 	enum ctl_option_type type;
 	bool optional; /* the value, which then follows = */
@@ -275,6 +277,8 @@ def tables(line):
     c += "\nconst struct ctl_option ctl_options[CTL_OPTION_N] = {\n"
     for o in line.options.values():
         c += f"\t[CTL_OPTION_{o.name.upper()}] = {{ .name = {quoted(o.flag)}, .type = CTL_TYPE_{o.type},\n"
+        if o.letter:
+            c += f"\t\t.letter = '{o.letter}',\n"
         if o.value:
             c += f"\t\t.value = {quoted(o.value.name)},\n"
         if o.optional:

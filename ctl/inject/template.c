@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/inject/template.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/yaml/stream.h"
+#include "lib/cleanup.h"
+#include "lib/nearest.h"
+
+static const char *value_of(const struct inject_parameters *p, size_t i)
+{
+	return p->given[i] ? p->given[i] : kubernetes_parameters[i].def;
+}
+
+static size_t parameter_find(const char *name, size_t n)
+{
+	size_t i = 0;
+
+	while (i < KUBERNETES_PARAMETER_N && (strncmp(kubernetes_parameters[i].name, name, n) ||
+					      kubernetes_parameters[i].name[n]))
+		i++;
+	return i;
+}
+
+/* --- reading ------------------------------------------------------------------------------------ */
+
+static int parameter_take(struct ctl *c, const struct ctl_yaml *y, struct inject_parameters *p,
+			  const char *name, const char *value)
+{
+	size_t i = parameter_find(name, strlen(name));
+	struct dray_nearest nearest = DRAY_NEAREST(name);
+
+	if (i < KUBERNETES_PARAMETER_N && value) {
+		free(p->given[i]);
+		p->given[i] = strdup(value);
+		return p->given[i] ? 0 : ctl_no_memory(c);
+	}
+	if (i < KUBERNETES_PARAMETER_N)
+		return ctl_failed(c, "%.200s: %s is not a text", y->name, name);
+	for (i = 0; i < KUBERNETES_PARAMETER_N; i++)
+		dray_nearest_offer(&nearest, kubernetes_parameters[i].name);
+	return ctl_failed(c, "%.200s: unknown parameter %.60s%s%s%s", y->name, name,
+			  nearest.best ? ", did you mean " : "", nearest.best ? nearest.best : "",
+			  nearest.best ? "?" : "; docs/reference/kubernetes.md lists them");
+}
+
+int inject_parameters_read(struct ctl *c, const char *path, struct inject_parameters *ret)
+{
+	ctl_auto_yaml struct ctl_yaml y = CTL_YAML_NULL;
+	yaml_document_t *d;
+	yaml_node_t *root, *data;
+
+	if (ctl_yaml_read(c, path, &y) < 0)
+		return -1;
+	d = y.documents;
+	root = y.n_documents == 1 ? yaml_document_get_root_node(d) : NULL;
+	data = root ? ctl_yaml_get(d, root, "data") : NULL;
+	data = data ? data : root;
+	if (!data || data->type != YAML_MAPPING_NODE)
+		return ctl_failed(c, "%.200s is not one ConfigMap, and not a mapping of parameters",
+				  y.name);
+	for (yaml_node_pair_t *p = data->data.mapping.pairs.start; p < data->data.mapping.pairs.top;
+	     p++) {
+		const char *name = ctl_yaml_scalar(yaml_document_get_node(d, p->key));
+
+		if (parameter_take(c, &y, ret, name ? name : "?",
+				   ctl_yaml_scalar(yaml_document_get_node(d, p->value))) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+void inject_parameters_deinit(struct inject_parameters *p)
+{
+	for (size_t i = 0; i < KUBERNETES_PARAMETER_N; i++)
+		free(p->given[i]);
+}
+
+/* --- templates ---------------------------------------------------------------------------------- */
+
+static bool holds(const struct inject_parameters *p, const char *condition)
+{
+	for (size_t i = 0; i < KUBERNETES_CONDITIONS_N; i++)
+		if (!strcmp(kubernetes_conditions[i].name, condition))
+			return *value_of(p, kubernetes_conditions[i].parameter);
+	return false;
+}
+
+/* The text with its parameters, which the caller frees; NULL: no memory. */
+static char *text_expand(const struct inject_parameters *p, const char *text)
+{
+	char *out = NULL;
+	size_t n;
+	FILE *f = open_memstream(&out, &n);
+
+	if (!f)
+		return NULL;
+	while (*text) {
+		size_t plain = strcspn(text, "$"), name;
+
+		fwrite(text, 1, plain, f);
+		text += plain;
+		if (!*text)
+			break;
+		name = strcspn(text, "}"); /* ${name} */
+		fputs(value_of(p, parameter_find(text + 2, name - 2)), f);
+		text += name + 1;
+	}
+	if (fclose(f)) {
+		free(out);
+		return NULL;
+	}
+	return out;
+}
+
+static json_t *list_split(const char *text)
+{
+	json_t *list = json_array();
+
+	for (;;) {
+		size_t n = strcspn(text, ",");
+
+		json_array_append_new(list, json_stringn(text, n));
+		if (!text[n])
+			return list;
+		text += n + 1;
+	}
+}
+
+static json_t *expand(const struct inject_parameters *p, json_t *node);
+
+static json_t *list_expand(const struct inject_parameters *p, json_t *node)
+{
+	const char *first = json_string_value(json_array_get(node, 0));
+	json_t *list, *item;
+	size_t i;
+
+	if (first && !strcmp(first, "split")) {
+		const char *name = json_string_value(json_array_get(node, 1));
+
+		return list_split(value_of(p, parameter_find(name, strlen(name))));
+	}
+	list = json_array();
+	json_array_foreach(node, i, item)
+	{
+		json_t *made = expand(p, item);
+
+		if (made)
+			json_array_append_new(list, made);
+	}
+	return list;
+}
+
+static json_t *object_expand(const struct inject_parameters *p, json_t *node)
+{
+	const char *when = json_string_value(json_object_get(node, "when")), *key;
+	json_t *object, *value;
+
+	if (when)
+		return expand(p, json_object_get(node, holds(p, when) ? "then" : "else"));
+	object = json_object();
+	json_object_foreach(node, key, value)
+	{
+		dray_auto_free char *name = text_expand(p, key);
+
+		json_object_set_new(object, name ? name : "", expand(p, value));
+	}
+	return object;
+}
+
+/* NULL for a choice that leaves nothing. */
+static json_t *expand(const struct inject_parameters *p, json_t *node)
+{
+	dray_auto_free char *text = NULL;
+
+	if (json_is_object(node))
+		return object_expand(p, node);
+	if (json_is_array(node))
+		return list_expand(p, node);
+	if (!json_is_string(node))
+		return json_incref(node);
+	text = text_expand(p, json_string_value(node));
+	return text ? json_string(text) : NULL;
+}
+
+json_t *inject_template(const struct inject_parameters *p, const char *text)
+{
+	json_t *parsed = json_loads(text, 0, NULL), *made = parsed ? expand(p, parsed) : NULL;
+
+	json_decref(parsed);
+	return made;
+}
