@@ -282,7 +282,8 @@ def write(schema, version):
             node = make(schema)
             files[f"{FOLDER}/chart/templates/{name}.yaml"] = helm_template(schema, node, condition, loop)
             files[f"{FOLDER}/kustomize/{part}/{name}.yaml"] = banner("#") + static_object(schema, node)
-        files[f"{FOLDER}/kustomize/{part}/kustomization.yaml"] = kustomization([f"{name}.yaml" for name in objects])
+        more = ["rules", "dashboard"] if part == "monitoring" else []  # generator.monitoring
+        files[f"{FOLDER}/kustomize/{part}/kustomization.yaml"] = kustomization([f"{name}.yaml" for name in [*objects, *more]])
     files[f"{FOLDER}/chart/Chart.yaml"] = chart(schema, version)
     files[f"{FOLDER}/chart/values.yaml"] = values(schema)
     files[f"{FOLDER}/chart/values.schema.json"] = values_schema(schema)

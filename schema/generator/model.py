@@ -8,6 +8,7 @@ from generator import drayctl, state
 from generator.check import (INT64_MAX, NAME, SIZES, TIMES, SchemaError, check_keys, load_yaml, named, unique,
                              with_unit)
 from generator.kubernetes import Kubernetes
+from generator.monitoring import Monitoring
 
 INTS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
 REPLY = 0x8000
@@ -456,4 +457,5 @@ class Schema:
         self.drayctl = drayctl.load(load_yaml(folder / "drayctl.yaml"), self.dbus)
         self.state = state.load(load_yaml(folder / "state.yaml"))
         self.version = re.search(r'^__version__ = "(.*)"$', VERSION.read_text(encoding="utf-8"), re.M)[1]
+        self.monitoring = Monitoring(load_yaml(folder / "monitoring.yaml"), self.metrics, self.families)
         self.kubernetes = Kubernetes(load_yaml(folder / "kubernetes.yaml"), self.version)
