@@ -85,6 +85,7 @@ static const struct peers_upcalls peers_up = {
 	.draining = sessions_peer_draining,
 	.notification = sessions_deliver,
 	.keys = sessions_remote_keys,
+	.rekey = sessions_remote_rekey,
 	.up = rails_peer_up,
 	.down = rails_peer_down,
 	.ports = rails_peer_ports,

@@ -47,6 +47,12 @@ struct rail_keys *rail_keys_ref(struct rail_keys *k);
 /* NULL is allowed. Returns NULL. */
 struct rail_keys *rail_keys_unref(struct rail_keys *k);
 
+/* The caller has the only reference. */
+static inline bool rail_keys_is_last(const struct rail_keys *k)
+{
+	return atomic_load_explicit(&k->refs, memory_order_acquire) == 1;
+}
+
 static inline bool rail_keys_have(const struct rail_keys *k, uint32_t rail)
 {
 	return k && rail < RAILS_MAX && k->rails >> rail & 1;

@@ -48,6 +48,10 @@ const char *pmsg_type_name(unsigned int type)
 		return "ports";
 	case PMSG_KEYS:
 		return "keys";
+	case PMSG_REKEY:
+		return "rekey";
+	case PMSG_REKEY_REPLY:
+		return "rekey_reply";
 	case PMSG_QP_CONNECT:
 		return "qp_connect";
 	case PMSG_QP_CONNECT_REPLY:
@@ -633,6 +637,41 @@ int pmsg_keys_encode(void *buf, size_t cap, uint64_t request_id, const struct pm
 	dray_le_put64(p + 0, m->grant);
 	dray_le_put32(p + 8, m->rails.n);
 	put_bytes(p + 12, m->rails.p, (size_t)m->rails.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_rekey_decode(const void *body, size_t len, struct pmsg_rekey *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_rekey m;
+
+	if (len < 8)
+		return check_short(reterr, "rekey");
+	m.grant = dray_le_get64(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_rekey_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_rekey *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_REKEY, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_rekey_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_rekey_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_REKEY_REPLY, length, request_id);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
@@ -1246,6 +1285,8 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_ports_decode(body, len, &ret->ports, reterr);
 	case PMSG_KEYS:
 		return pmsg_keys_decode(body, len, &ret->keys, reterr);
+	case PMSG_REKEY:
+		return pmsg_rekey_decode(body, len, &ret->rekey, reterr);
 	case PMSG_QP_CONNECT:
 		return pmsg_qp_connect_decode(body, len, &ret->qp_connect, reterr);
 	case PMSG_QP_CONNECT_REPLY:
@@ -1314,6 +1355,10 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_ports_encode(buf, cap, request_id, &m->ports);
 	case PMSG_KEYS:
 		return pmsg_keys_encode(buf, cap, request_id, &m->keys);
+	case PMSG_REKEY:
+		return pmsg_rekey_encode(buf, cap, request_id, &m->rekey);
+	case PMSG_REKEY_REPLY:
+		return pmsg_rekey_reply_encode(buf, cap, request_id, NULL);
 	case PMSG_QP_CONNECT:
 		return pmsg_qp_connect_encode(buf, cap, request_id, &m->qp_connect);
 	case PMSG_QP_CONNECT_REPLY:

@@ -83,6 +83,8 @@ enum pmsg_type {
 	PMSG_BYE = 0x000a,
 	PMSG_PORTS = 0x000b,
 	PMSG_KEYS = 0x000c,
+	PMSG_REKEY = 0x0019,
+	PMSG_REKEY_REPLY = 0x8019,
 	PMSG_QP_CONNECT = 0x000d,
 	PMSG_QP_CONNECT_REPLY = 0x800d,
 	PMSG_QP_CLOSE = 0x000e,
@@ -574,7 +576,8 @@ int pmsg_release_encode(void *buf, size_t cap, uint64_t request_id, const struct
 /* Request. The owner revokes a grant: the importer stops posting, drains, then acknowledges. */
 struct pmsg_fence {
 	uint64_t grant; /* Handle. */
-	uint32_t code; /* Reason: revoked. */
+	/* Reason: revoked, or region_fault if a page of the owner's memory is missing. */
+	uint32_t code;
 };
 int pmsg_fence_decode(const void *body, size_t len, struct pmsg_fence *ret,
 	struct dray_err *reterr);
@@ -672,6 +675,28 @@ struct pmsg_keys {
 };
 int pmsg_keys_decode(const void *body, size_t len, struct pmsg_keys *ret, struct dray_err *reterr);
 int pmsg_keys_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_keys *m);
+
+#define PMSG_REKEY_MIN 8
+#define PMSG_REKEY_BODY_MAX 8
+/*
+ * Request. The owner changes the keys of a granted range: the importer stops using those that it
+ * has, and answers when no work request uses them any more. Until KEYS brings new ones, the range
+ * is reached without rails. Every agent must carry it out. Since 1.4.
+ */
+struct pmsg_rekey {
+	uint64_t grant; /* Handle. */
+};
+int pmsg_rekey_decode(const void *body, size_t len, struct pmsg_rekey *ret,
+	struct dray_err *reterr);
+int pmsg_rekey_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_rekey *m);
+
+#define PMSG_REKEY_REPLY_MIN 0
+#define PMSG_REKEY_REPLY_BODY_MAX 0
+/* No key of the grant is in use; also sent for unknown grants. */
+struct pmsg_rekey_reply {
+};
+int pmsg_rekey_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_rekey_reply *m);
 
 #define PMSG_QP_CONNECT_MIN 56
 #define PMSG_QP_CONNECT_BODY_MAX 56
@@ -930,6 +955,7 @@ union pmsg_body {
 	struct pmsg_bye bye;
 	struct pmsg_ports ports;
 	struct pmsg_keys keys;
+	struct pmsg_rekey rekey;
 	struct pmsg_qp_connect qp_connect;
 	struct pmsg_qp_connect_reply qp_connect_reply;
 	struct pmsg_qp_close qp_close;

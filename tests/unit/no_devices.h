@@ -23,10 +23,14 @@ static inline void no_devices_removed(struct rails *rails, dray_handle region,
 	done(done_arg);
 }
 
-static inline void no_devices_revoked(struct rails *rails, dray_handle region)
+static inline bool no_devices_revoked(struct rails *rails, dray_handle region,
+				      void (*done)(void *arg), void *done_arg)
 {
 	(void)rails;
 	(void)region;
+	(void)done;
+	(void)done_arg;
+	return false;
 }
 
 /* Nor are there sessions that hear of the end of leases. */

@@ -52,6 +52,9 @@ struct lab {
 	peer_reply_fn asked_fn[16];
 	void *asked_arg[16];
 	unsigned n_asked;
+	unsigned rekeys;
+	peer_reply_fn rekey_fn;
+	void *rekey_arg;
 	peer_reply_fn close_fn;
 	void *close_arg;
 	unsigned closes, replies, refusals, close_replies;
@@ -328,6 +331,11 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle grant)
 	lab->exposed = grant;
 }
 
+bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	return lab->exposed == grant;
+}
+
 void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
 		const union pmsg_body *m)
 {
@@ -371,6 +379,12 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 		lab->asked[lab->n_asked] = m->qp_connect;
 		lab->asked_fn[lab->n_asked] = fn;
 		lab->asked_arg[lab->n_asked++] = arg;
+		return 0;
+	case PMSG_REKEY:
+		assert_int_equal(m->rekey.grant, 5);
+		lab->rekeys++;
+		lab->rekey_fn = fn;
+		lab->rekey_arg = arg;
 		return 0;
 	case PMSG_QP_CLOSE:
 		lab->close_fn = fn;

@@ -2110,6 +2110,48 @@ static int encode_empty_pmsg_keys(void *buf, size_t cap)
 	return pmsg_keys_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_pmsg_rekey(const void *body, size_t len)
+{
+	struct pmsg_rekey m;
+
+	if (pmsg_rekey_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	return NULL;
+}
+
+static int encode_pmsg_rekey(void *buf, size_t cap)
+{
+	const struct pmsg_rekey m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+	};
+
+	return pmsg_rekey_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_rekey(void *buf, size_t cap)
+{
+	const struct pmsg_rekey m = {};
+
+	return pmsg_rekey_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_rekey_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_pmsg_rekey_reply(void *buf, size_t cap)
+{
+	return pmsg_rekey_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_rekey_reply(void *buf, size_t cap)
+{
+	return pmsg_rekey_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_pmsg_qp_connect(const void *body, size_t len)
 {
 	struct pmsg_qp_connect m;
@@ -3321,6 +3363,10 @@ const struct vector vectors[] = {
 	  check_pmsg_ports, encode_pmsg_ports, encode_empty_pmsg_ports, 0, NULL },
 	{ VECTOR_PEER, PMSG_KEYS, "keys", 12, PMSG_KEYS_BODY_MAX,
 	  check_pmsg_keys, encode_pmsg_keys, encode_empty_pmsg_keys, 0, NULL },
+	{ VECTOR_PEER, PMSG_REKEY, "rekey", 8, PMSG_REKEY_BODY_MAX,
+	  check_pmsg_rekey, encode_pmsg_rekey, encode_empty_pmsg_rekey, 0, NULL },
+	{ VECTOR_PEER, PMSG_REKEY_REPLY, "rekey_reply", 0, PMSG_REKEY_REPLY_BODY_MAX,
+	  check_pmsg_rekey_reply, encode_pmsg_rekey_reply, encode_empty_pmsg_rekey_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_QP_CONNECT, "qp_connect", 56, PMSG_QP_CONNECT_BODY_MAX,
 	  check_pmsg_qp_connect, encode_pmsg_qp_connect, encode_empty_pmsg_qp_connect, 0, NULL },
 	{ VECTOR_PEER, PMSG_QP_CONNECT_REPLY, "qp_connect_reply", 16, PMSG_QP_CONNECT_REPLY_BODY_MAX,
@@ -3558,37 +3604,37 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[56], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
 	{ &vectors[57], "release.how", 8, 4, UINT64_C(0x3), 0 },
 	{ &vectors[57], "release.how", 8, 4, UINT64_C(0xffffffff), 0 },
-	{ &vectors[68], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
-	{ &vectors[68], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
-	{ &vectors[73], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
-	{ &vectors[73], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[73], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[73], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[75], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
-	{ &vectors[75], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[75], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
-	{ &vectors[80], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
-	{ &vectors[80], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
-	{ &vectors[81], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
-	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[83], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[83], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[83], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[83], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[70], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[70], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[75], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
+	{ &vectors[75], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[75], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[77], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[77], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[77], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[82], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
+	{ &vectors[82], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
+	{ &vectors[83], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[85], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[85], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -3682,27 +3728,27 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
 	{ &vectors[67], "keys.rails", 8, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[73], "probe_reply.segment", 32, 1, 256,
+	{ &vectors[75], "probe_reply.segment", 32, 1, 256,
 	  "\141" },
-	{ &vectors[73], "probe_reply.version", 36, 1, 64,
+	{ &vectors[75], "probe_reply.version", 36, 1, 64,
 	  "\141" },
-	{ &vectors[74], "window.rails", 16, 32, 1024,
+	{ &vectors[76], "window.rails", 16, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[75], "stage.segs", 36, 16, 256,
+	{ &vectors[77], "stage.segs", 36, 16, 256,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
-	{ &vectors[77], "acquire.leases", 0, 40, 512,
+	{ &vectors[79], "acquire.leases", 0, 40, 512,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301" },
-	{ &vectors[78], "acquire_reply.results", 0, 16, 512,
+	{ &vectors[80], "acquire_reply.results", 0, 16, 512,
 	  "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154" },
-	{ &vectors[79], "lease_ranges.ranges", 8, 32, 2000,
+	{ &vectors[81], "lease_ranges.ranges", 8, 32, 2000,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
-	{ &vectors[80], "lease_granted.rails", 56, 32, 1024,
+	{ &vectors[82], "lease_granted.rails", 56, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[83], "post.name", 8, 1, 128,
+	{ &vectors[85], "post.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[83], "post.payload", 12, 1, 4096,
+	{ &vectors[85], "post.payload", 12, 1, 4096,
 	  "\141" },
-	{ &vectors[83], "post.tenant", 16, 1, 31,
+	{ &vectors[85], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 

@@ -43,8 +43,8 @@ struct peers {
 	int64_t timeout_ns;
 	peer_import_fn import_fn;
 	void *import_arg;
-	uint64_t released[16], acked[16];
-	unsigned n_released, n_acked;
+	uint64_t released[16], acked[16], rekeyed;
+	unsigned n_released, n_acked, n_rekeyed;
 	uint64_t notify_grant, notify_id, notify_tag;
 	uint8_t notify_payload[64];
 	uint32_t notify_length;
@@ -133,6 +133,20 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)
 {
 	p->acked[p->n_acked++] = grant;
+}
+
+void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
+		const union pmsg_body *body)
+{
+	assert_int_equal(type, PMSG_REKEY_REPLY);
+	p->n_rekeyed++;
+	p->rekeyed = request_id;
+}
+
+void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *why)
+{
+	fail_msg("%s", why);
 }
 
 int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_reply_fn fn,

@@ -203,9 +203,17 @@ static void test_revoked(void **state)
 	rails_region_add(lab->rails, v, NULL);
 	UNTIL(lab->keys);
 	key = lab->keys->v[0].key;
-	rails_region_revoked(lab->rails, REGION(1));
+	lab->done = 0;
+	assert_true(rails_region_revoked(lab->rails, REGION(1), removed, NULL));
 	assert_null(lab->keys);
-	UNTIL(lab->keys);
+	assert_int_equal(lab->rekeys, 1);
+	/* an importer still uses the keys */
+	for (int i = 0; i < 20; i++)
+		sd_event_run(lab->event, 1000);
+	assert_int_equal(dev.mrs, 2);
+	assert_int_equal(lab->done, 0);
+	lab->rekey_fn(lab->rekey_arg, 0, NULL);
+	UNTIL(lab->keys && lab->done);
 	assert_int_not_equal(lab->keys->v[0].key, key);
 	assert_int_equal(dev.mrs, 2);
 	remove_region(v);

@@ -3,6 +3,8 @@
 #include <sys/resource.h>
 
 #include "tests/unit/session_fixture.h"
+#include "agent/control/session/internal.h"
+#include "agent/model/keys.h"
 
 struct totals {
 	uint64_t open, regions, bytes, tokens, remotes;
@@ -433,6 +435,42 @@ static void test_peer_import(void **state)
 	lab_until(l, totals(l).regions == 0);
 }
 
+/* The owner hears that the keys of a remote have ended when no work request holds them any more. */
+static void test_rekey(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct token t = foreign_token(c);
+	uint8_t record[PMSG_RAIL_SIZE];
+	const struct dray_vec rails = { record, 1 };
+	struct dray_list held = DRAY_LIST_INIT(held);
+	struct rail_keys *keys;
+
+	pmsg_rail_put(record, &(struct pmsg_rail){ .rkey = 5, .base = 4096, .length = 4096 });
+	sessions_remote_rekey(l->sessions, LAB_PEER, 7, 1);
+	assert_int_equal(l->peers.n_rekeyed, 1);
+	/* held by the workers until they have handled the command */
+	import_peer(c, &t, 8);
+	sessions_remote_keys(l->sessions, LAB_PEER, 8, &rails);
+	sessions_remote_rekey(l->sessions, LAB_PEER, 8, 2);
+	lab_until(l, l->peers.rekeyed == 2);
+	/* held by a work request, of the first of two sets */
+	keys = rail_keys_ref(remote_keys_hold(&held, &rails, 4096));
+	assert_non_null(remote_keys_hold(&held, &rails, 4096));
+	remote_keys_end(l->sessions, &held, LAB_PEER, 3);
+	assert_true(dray_list_empty(&held));
+	/* answered in the order of the ends: 4 has no keys */
+	sessions_remote_rekey(l->sessions, LAB_PEER, 8, 4);
+	assert_int_equal(l->peers.rekeyed, 4);
+	for (int i = 0; i < 20; i++)
+		sd_event_run(l->event, 1000);
+	assert_int_equal(l->peers.n_rekeyed, 3);
+	rail_keys_unref(keys);
+	lab_until(l, l->peers.rekeyed == 3);
+	assert_int_equal(l->peers.n_rekeyed, 4);
+	client_close(c);
+}
+
 static void test_fence(void **state)
 {
 	struct lab *l = *state;
@@ -594,14 +632,23 @@ int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, lab_setup, lab_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_add_remove),      T(test_add_refused),
-		T(test_fds_lost),        T(test_malformed),
-		T(test_quota),           T(test_pool),
-		T(test_local_remote),    T(test_import_refused),
-		T(test_owner_dies),      T(test_user_dies),
-		T(test_fault),           T(test_peer_import),
-		T(test_fence),           T(test_fence_and_death),
-		T(test_release_of_lost), T(test_release_during_drain),
+		T(test_add_remove),
+		T(test_add_refused),
+		T(test_fds_lost),
+		T(test_malformed),
+		T(test_quota),
+		T(test_pool),
+		T(test_local_remote),
+		T(test_import_refused),
+		T(test_owner_dies),
+		T(test_user_dies),
+		T(test_fault),
+		T(test_peer_import),
+		T(test_rekey),
+		T(test_fence),
+		T(test_fence_and_death),
+		T(test_release_of_lost),
+		T(test_release_during_drain),
 	};
 
 	return cmocka_run_group_tests_name("session_region", tests, NULL, NULL);

@@ -109,6 +109,68 @@ static void test_revoke_one(void **state)
 	remove_all(f, region);
 }
 
+static struct {
+	unsigned calls;
+	void (*done)(void *arg);
+	void *arg;
+} keys_end;
+
+static bool end_keys(struct rails *rails, dray_handle region, void (*done)(void *arg), void *arg)
+{
+	keys_end.calls++;
+	keys_end.done = done;
+	keys_end.arg = arg;
+	return true;
+}
+
+static int setup_with_keys(void **state)
+{
+	static struct regions_upcalls up;
+
+	up = fixture_up;
+	up.revoked = end_keys;
+	keys_end.calls = 0;
+	return fixture_setup_with(state, &up);
+}
+
+/* A revocation is answered after the keys have ended that a peer has seen by the token; a removal waits for that, too. */
+static void test_revoke_ends_keys(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), unseen, seen, stays;
+	struct exported x = export(f, region, 0), y = export(f, region, 0),
+			z = export(f, region, 0);
+	struct outcome o;
+	unsigned done = 0;
+
+	assert_int_equal(import(f, &x.t, &unseen), 0);
+	assert_int_equal(import(f, &y.t, &seen), 0);
+	assert_int_equal(import(f, &z.t, &stays), 0);
+	grant_expose(f->regions, PEER, seen);
+	grant_expose(f->regions, PEER, stays);
+	/* no peer has seen keys by this token */
+	assert_int_equal(start_revoke(f, region, x.id, &o), 0);
+	grant_fenced(f->regions, PEER, unseen);
+	fake_answer_all();
+	assert_int_equal(o.calls, 1);
+	assert_int_equal(keys_end.calls, 0);
+	/* its holder has released it, and may remember the keys */
+	grant_release(f->regions, PEER, seen, PMSG_RELEASE_HOW_USED);
+	assert_int_equal(start_revoke(f, region, y.id, &o), 0);
+	fake_answer_all();
+	assert_int_equal(keys_end.calls, 1);
+	assert_int_equal(o.calls, 0);
+	assert_int_equal(grant_region(f->regions, PEER, stays), region);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	grant_fenced(f->regions, PEER, stays);
+	fake_answer_all();
+	assert_int_equal(done, 0);
+	keys_end.done(keys_end.arg);
+	assert_int_equal(o.calls, 1);
+	assert_int_equal(done, 1);
+	assert_int_equal(f->tokens, 0);
+}
+
 static void test_remove_fenced(void **state)
 {
 	struct fixture *f = *state;
@@ -207,9 +269,15 @@ int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_revoke),        T(test_revoke_orders), T(test_revoke_one),
-		T(test_remove_fenced), T(test_remove_urgent), T(test_hurry_fenced),
+		T(test_revoke),
+		T(test_revoke_orders),
+		T(test_revoke_one),
+		T(test_remove_fenced),
+		T(test_remove_urgent),
+		T(test_hurry_fenced),
 		T(test_graves),
+		cmocka_unit_test_setup_teardown(test_revoke_ends_keys, setup_with_keys,
+						fixture_teardown),
 	};
 
 	return cmocka_run_group_tests_name("token_revoke", tests, NULL, NULL);

@@ -2111,6 +2111,8 @@ PEER_MSG_DRAINING = 0x0009
 PEER_MSG_BYE = 0x000a
 PEER_MSG_PORTS = 0x000b
 PEER_MSG_KEYS = 0x000c
+PEER_MSG_REKEY = 0x0019
+PEER_MSG_REKEY_REPLY = 0x8019
 PEER_MSG_QP_CONNECT = 0x000d
 PEER_MSG_QP_CONNECT_REPLY = 0x800d
 PEER_MSG_QP_CLOSE = 0x000e
@@ -2146,6 +2148,8 @@ PEER_TYPE_NAMES = {
     PEER_MSG_BYE: "bye",
     PEER_MSG_PORTS: "ports",
     PEER_MSG_KEYS: "keys",
+    PEER_MSG_REKEY: "rekey",
+    PEER_MSG_REKEY_REPLY: "rekey_reply",
     PEER_MSG_QP_CONNECT: "qp_connect",
     PEER_MSG_QP_CONNECT_REPLY: "qp_connect_reply",
     PEER_MSG_QP_CLOSE: "qp_close",
@@ -2644,6 +2648,37 @@ def peer_unpack_keys(body):
     return PeerKeys(grant, rails)
 
 
+# The owner changes the keys of a granted range: the importer stops using those that it has, and
+# answers when no work request uses them any more. Until KEYS brings new ones, the range is reached
+# without rails. Every agent must carry it out. Since 1.4.
+PeerRekey = namedtuple("PeerRekey", "grant")
+_PEER_REKEY_0 = Struct("<Q")
+
+
+def peer_pack_rekey(request_id=0, grant=0):
+    return peer_build(PEER_MSG_REKEY, request_id, _PEER_REKEY_0.pack(grant))
+
+
+def peer_unpack_rekey(body):
+    left = len(body)
+    if left < 8:
+        raise _short("rekey")
+    grant, = _PEER_REKEY_0.unpack_from(body)
+    return PeerRekey(grant)
+
+
+# No key of the grant is in use; also sent for unknown grants.
+PeerRekeyReply = namedtuple("PeerRekeyReply", "")
+
+
+def peer_pack_rekey_reply(request_id=0):
+    return peer_build(PEER_MSG_REKEY_REPLY, request_id)
+
+
+def peer_unpack_rekey_reply(body):
+    return PeerRekeyReply()
+
+
 # Requests a queue pair that serves a queue pair of the sender.
 PeerQpConnect = namedtuple("PeerQpConnect", "qp rail to_rail qpn psn gid lid mtu reads class_")
 _PEER_QP_CONNECT_0 = Struct("<QIIII16sIIIB1x2x")
@@ -3093,6 +3128,8 @@ PEER_UNPACK = {
     PEER_MSG_BYE: peer_unpack_bye,
     PEER_MSG_PORTS: peer_unpack_ports,
     PEER_MSG_KEYS: peer_unpack_keys,
+    PEER_MSG_REKEY: peer_unpack_rekey,
+    PEER_MSG_REKEY_REPLY: peer_unpack_rekey_reply,
     PEER_MSG_QP_CONNECT: peer_unpack_qp_connect,
     PEER_MSG_QP_CONNECT_REPLY: peer_unpack_qp_connect_reply,
     PEER_MSG_QP_CLOSE: peer_unpack_qp_close,

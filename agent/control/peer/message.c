@@ -127,8 +127,8 @@ static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
-	       type == PMSG_STAGE || type == PMSG_ACQUIRE || type == PMSG_LEASE_RENEW ||
-	       type == PMSG_POST;
+	       type == PMSG_REKEY || type == PMSG_STAGE || type == PMSG_ACQUIRE ||
+	       type == PMSG_LEASE_RENEW || type == PMSG_POST;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -189,6 +189,14 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 	case PMSG_KEYS:
 		if (idset_has(&peer->grants, m->keys.grant) && !offer_keys(peer, &m->keys))
 			d->up->keys(*d->sessions, peer->handle, m->keys.grant, &m->keys.rails);
+		break;
+	case PMSG_REKEY:
+		/* an offer's keys are in no work request */
+		if (idset_has(&peer->grants, m->rekey.grant) &&
+		    !offer_keys(peer, &(struct pmsg_keys){ .grant = m->rekey.grant }))
+			d->up->rekey(*d->sessions, peer->handle, m->rekey.grant, id);
+		else
+			peer_send(peer, PMSG_REKEY_REPLY, id, NULL);
 		break;
 	case PMSG_QP_CONNECT:
 		d->up->qp_connect(*d->rails, peer->handle, id, &m->qp_connect);

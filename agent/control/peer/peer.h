@@ -48,6 +48,9 @@ struct peers_upcalls {
 	/* Keys of a grant that we hold, as wire records. */
 	void (*keys)(struct sessions *sessions, dray_handle peer, uint64_t grant,
 		     const struct dray_vec *rails);
+	/* The owner ends the keys of a grant that we hold; answered by REKEY_REPLY when they are not in use any more. */
+	void (*rekey)(struct sessions *sessions, dray_handle peer, uint64_t grant,
+		      uint64_t request_id);
 	/* Writes the keys of a grant that we gave into buf, as wire records. Returns how many. */
 	unsigned (*grant_keys)(struct rails *rails, dray_handle peer, dray_handle grant,
 			       uint8_t *buf, unsigned max);
@@ -153,7 +156,7 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);
 
 /*
- * Sends QP_CONNECT, QP_CLOSE, STAGE, LEASE_RENEW or NOTIFY. A peer that does not answer a close or a stage is lost, because nothing
+ * Sends QP_CONNECT, QP_CLOSE, REKEY, STAGE, LEASE_RENEW or NOTIFY. A peer that does not answer a rekey, a close or a stage is lost, because nothing
  * else proves that the other end is closed, or that the copy has stopped. 0 or -errno.
  */
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

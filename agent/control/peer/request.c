@@ -155,6 +155,11 @@ static const struct request_kind call_kinds[] = {
 	{ .type = PMSG_LEASE_RENEW, .done = call_done },
 	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
 	{ .type = PMSG_QP_CONNECT, .done = call_done },
+	/* the loss of the peer ends its queue pairs, and with them the use of the keys */
+	{ .type = PMSG_REKEY,
+	  .vital = true,
+	  .unanswered = "the peer did not give up keys that end within peer.fence_timeout",
+	  .done = call_done },
 	/* the loss of the peer proves the end of its queue pairs */
 	{ .type = PMSG_QP_CLOSE,
 	  .vital = true,
@@ -170,6 +175,7 @@ int peers_request(struct peers *p, dray_handle handle, uint16_t type, const unio
 		  peer_reply_fn fn, void *arg)
 {
 	int64_t timeout_ns = type == PMSG_QP_CONNECT ? p->cfg->peer.connect_timeout :
+			     type == PMSG_REKEY      ? p->cfg->peer.fence_timeout :
 						       p->cfg->transfer.slice_timeout;
 	struct peer *peer = peer_get_up(p, handle);
 	const struct request_kind *kind = call_kinds;

@@ -199,6 +199,7 @@ struct rails {
 	struct rail *v[RAILS_MAX];
 	unsigned n;
 	struct dray_list devices, peers, regions, registrations, windows;
+	struct dray_list renewals; /* rail_region.c */
 	struct dray_handles qps;
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;

@@ -4,6 +4,11 @@
  *
  * Keys reach workers and importers as a set. A replaced set lives on until the last work request with one of its keys has
  * ended. Only then may the memory regions of its keys be deregistered.
+ *
+ * A revocation ends the keys that peers have seen. A device knows nothing of tokens, and the memory regions of a registration
+ * serve all regions and tokens in its bytes. So a renewal withdraws the keys of all these regions, waits until the importers
+ * have stopped using them (REKEY), deregisters the memory, registers it again, and publishes the new keys. Meanwhile
+ * transfers use the next transport.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,10 +46,19 @@ struct rail_region {
 	bool announce;  /* region_registered() is pending */
 	bool undecided; /* a device may register it, so it is open whether importers need windows */
 	bool renew;     /* it is registered anew after the last use of the former keys */
+	uint32_t rekeys; /* importers that have not answered REKEY */
 	void (*done)(void *arg);
 	void *arg;
 	uint32_t n_parts, n; /* n: parts with a registration */
 	struct part parts[];
+};
+
+/* A call of rails_region_revoked() that waits for the end of the renewal. */
+struct renewal {
+	struct dray_list link; /* in rails->renewals */
+	struct dray_job job;
+	void (*done)(void *arg);
+	void *arg;
 };
 
 static struct rail_region *region_get(struct rails *r, dray_handle handle)
@@ -244,7 +258,7 @@ static void publish(struct rail_region *region)
 
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
 	region->undecided = false;
-	if (!region->keys && !region->removing && region->memory == REGION_GPU)
+	if (!region->keys && !region->removing && !region->renew && region->memory == REGION_GPU)
 		want_windows(region);
 	if (!region->keys && !former)
 		return;
@@ -256,7 +270,7 @@ static void publish(struct rail_region *region)
 	else
 		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
 	rail_keys_unref(former);
-	if (!region->removing && region->handle)
+	if (!region->removing && !region->renew && region->handle)
 		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
 }
 
@@ -304,17 +318,6 @@ static void parts_release(struct rail_region *region)
 		registration_unref(region->parts[--region->n].registration);
 }
 
-/* Drops the registrations that no other region shares. True if there are any. */
-static bool parts_drop(struct rail_region *region)
-{
-	bool any = false;
-
-	for (uint32_t i = 0; i < region->n; i++)
-		if (region->parts[i].registration->refs == 1)
-			any |= registration_drop(region->parts[i].registration);
-	return any;
-}
-
 /* A device still has some of the region's memory, perhaps by a registration that every region has released. */
 static bool is_held(const struct rail_region *region)
 {
@@ -328,24 +331,84 @@ static bool is_held(const struct rail_region *region)
 	return false;
 }
 
+static bool shares(const struct rail_region *a, const struct rail_region *b)
+{
+	for (uint32_t i = 0; i < a->n; i++)
+		if (uses(b, a->parts[i].registration))
+			return true;
+	return false;
+}
+
+/* Workers, work requests or importers may still use keys of the region. */
+static bool is_in_use(const struct rail_region *region)
+{
+	return !dray_list_empty(&region->sets) || region->rekeys;
+}
+
+/* The region shares memory regions with one that is being renewed. */
+static bool shares_renewal(const struct rail_region *region)
+{
+	dray_list_for_each(&region->rails->regions, x, struct rail_region, link)
+		if (x != region && x->renew && shares(x, region))
+			return true;
+	return false;
+}
+
+static bool renewal_waits(struct rails *r)
+{
+	dray_list_for_each(&r->regions, x, struct rail_region, link)
+		if (is_in_use(x) && (x->removing ? shares_renewal(x) : x->renew))
+			return true;
+	return false;
+}
+
+static void renewal_done(struct dray_job *j)
+{
+	struct renewal *v = dray_container_of(j, struct renewal, job);
+
+	v->done(v->arg);
+	free(v);
+}
+
+/* Continues the renewals, all together. */
+static void renewals_step(struct rails *r)
+{
+	struct renewal *v;
+	bool any = false;
+
+	if (dray_list_empty(&r->renewals) || renewal_waits(r))
+		return;
+	dray_list_for_each(&r->regions, x, struct rail_region, link)
+		for (uint32_t i = 0; x->renew && i < x->n; i++)
+			any |= registration_drop(x->parts[i].registration);
+	if (any)
+		return;
+	while ((v = dray_list_pop(&r->renewals, struct renewal, link)))
+		dray_jobs_finish(r->registrar, &v->job, renewal_done);
+	dray_list_for_each(&r->regions, x, struct rail_region, link) {
+		if (!x->renew)
+			continue;
+		x->renew = false;
+		if (!x->removing)
+			parts_make(x);
+	}
+}
+
 /* Continues the removal or renewal of a region when a key set or a registration may have ended. May free the region. */
 static void region_check(struct rail_region *region)
 {
+	struct rails *r = region->rails;
 	void (*done)(void *arg) = region->done;
 	void *arg = region->arg;
 
-	if (!dray_list_empty(&region->sets))
+	if (is_in_use(region))
 		return;
-	if (region->renew && !region->removing) {
-		if (parts_drop(region))
-			return;
-		region->renew = false;
-		parts_make(region);
+	if (!region->removing) {
+		renewals_step(r);
 		return;
 	}
-	if (!region->removing)
-		return;
 	parts_release(region);
+	renewals_step(r);
 	if (is_held(region))
 		return;
 	dray_list_del(&region->link);
@@ -398,8 +461,10 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	}
 	region->n_parts = n;
 	region->announce = region->memory == REGION_RDMA;
+	region->renew = shares_renewal(region);
 	dray_list_add(&r->regions, &region->link);
-	parts_make(region);
+	if (!region->renew)
+		parts_make(region);
 	publish(region);
 	if (region->announce)
 		rail_regions_decide(r);
@@ -453,15 +518,65 @@ void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void 
 		done(arg);
 }
 
-void rails_region_revoked(struct rails *r, dray_handle handle)
+static void handle_rekeyed(void *arg, uint32_t code, const union pmsg_body *reply)
 {
-	struct rail_region *region = region_get(r, handle);
+	struct rail_region *region = arg;
 
-	if (!region || region->removing || !region->keys)
-		return;
+	/* on any error the peer is lost, and its queue pairs end */
+	region->rekeys--;
+	region_check(region);
+}
+
+static void rekey_importer(void *arg, const struct grant_view *g)
+{
+	struct rail_region *region = arg;
+	const struct rails_deps *d = &region->rails->deps;
+	union pmsg_body m = { .rekey = { g->o.handle } };
+
+	if (grant_is_exposed(d->regions, g->peer, g->o.handle) &&
+	    peers_request(d->peers, g->peer, PMSG_REKEY, &m, handle_rekeyed, region) == 0)
+		region->rekeys++;
+}
+
+/* Withdraws the keys of the region, and of the regions that share its registrations. */
+static void renew(struct rail_region *region)
+{
+	struct rails *r = region->rails;
+
 	region->renew = true;
 	publish(region);
-	region_check(region);
+	if (region->handle)
+		grants_of_region(r->deps.regions, region->handle, rekey_importer, region);
+	dray_list_for_each(&r->regions, x, struct rail_region, link)
+		if (!x->renew && !x->removing && shares(x, region))
+			renew(x);
+}
+
+static bool is_registered(const struct rail_region *region)
+{
+	for (uint32_t i = 0; i < region->n; i++)
+		if (!dray_list_empty(&region->parts[i].registration->mrs))
+			return true;
+	return false;
+}
+
+bool rails_region_revoked(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
+{
+	struct rail_region *region = region_get(r, handle);
+	struct renewal *v;
+
+	if (!region || region->removing || (!region->renew && !is_registered(region)))
+		return false;
+	v = malloc(sizeof(*v));
+	/* the answer to the revocation would be a false promise */
+	dray_assert(v);
+	*v = (struct renewal){ .done = done, .arg = arg };
+	dray_list_init(&v->link);
+	dray_list_add(&r->renewals, &v->link);
+	if (!region->renew)
+		renew(region);
+	renewals_step(r);
+	return true;
 }
 
 const char *rails_region_text(struct rails *r, dray_handle handle, char *buf, size_t size)
@@ -543,6 +658,10 @@ void rail_regions_decide(struct rails *r)
 
 void rail_regions_free(struct rails *r)
 {
+	struct renewal *v;
+
+	while ((v = dray_list_pop(&r->renewals, struct renewal, link)))
+		free(v);
 	dray_list_for_each(&r->regions, region, struct rail_region, link) {
 		dray_list_for_each(&region->sets, s, struct key_set, link)
 			free(s);

@@ -314,6 +314,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->peers);
 	dray_list_init(&r->regions);
 	dray_list_init(&r->registrations);
+	dray_list_init(&r->renewals);
 	dray_list_init(&r->windows);
 	dray_handles_init(&r->qps, DRAY_HANDLES_MAX, 0);
 	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, UINT64_MAX, 1000, on_timer,

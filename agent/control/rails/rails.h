@@ -66,8 +66,11 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs);
 /* No worker and no peer uses the region any more. done(arg) when no device has its memory; possibly inside the call. */
 void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
-/* The region's last token was revoked: registers its memory anew, so that the keys that importers got become invalid. */
-void rails_region_revoked(struct rails *r, dray_handle region);
+/*
+ * Tokens of the region were revoked: registers its memory anew, so that the keys that peers have seen become invalid, and runs
+ * done(arg) when they are; not inside the call. False: it is not registered, and done() does not run.
+ */
+bool rails_region_revoked(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
 /* Describes the registration of a region with each device; "" without rails. Fills and returns buf. */
 const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size);
 

@@ -237,8 +237,18 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
-	if (g)
-		g->exposed = true;
+	if (!g)
+		return;
+	g->exposed = true;
+	if (g->token)
+		g->token->exposed = g->token->region->exposed = true;
+}
+
+bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	return g && g->exposed;
 }
 
 void grants_of_region(struct regions *r, dray_handle region,

@@ -57,6 +57,7 @@ struct region {
 	bool opening; /* added() is pending */
 	bool ending, urgent;
 	bool faulted; /* a page of its session's memory is missing */
+	bool exposed; /* a peer has seen its keys, by any token or lease */
 	bool dropped; /* by every worker */
 	bool leaving; /* only devices still use it */
 	bool ended;   /* its memory is released */
@@ -72,7 +73,7 @@ struct revocation {
 	struct dray_list link;
 	uint64_t number;
 	struct region *region;
-	bool all;                  /* of its tokens */
+	bool rekey;                /* peers have seen keys by a token that it ends */
 	const struct token *lease; /* LEASE_END: it waits for this one alone */
 	uint32_t pending, count;
 	void (*done)(void *arg, uint32_t count);
@@ -90,6 +91,7 @@ struct token {
 	struct dray_heap_node expiry; /* in regions->expiry, or of a lease in lease_expiry */
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
+	bool exposed;     /* a peer has seen keys of the region by this token */
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
 	struct dray_list grants, local_imports;
 	struct lease *lease; /* NULL: an export */

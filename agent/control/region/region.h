@@ -48,8 +48,12 @@ struct regions_upcalls {
 	/* Deregister the region, then run done(done_arg), possibly inside the call. */
 	void (*removed)(struct rails *rails, dray_handle region, void (*done)(void *arg),
 			void *done_arg);
-	/* All tokens of the region are revoked, and no importer is left. */
-	void (*revoked)(struct rails *rails, dray_handle region);
+	/*
+	 * Tokens of the region were revoked, and their importers acknowledged that. End every key of the region that peers have
+	 * seen, then run done(done_arg), not inside the call. False: there is none, and done() does not run.
+	 */
+	bool (*revoked)(struct rails *rails, dray_handle region, void (*done)(void *arg),
+			void *done_arg);
 	/* A lease has ended, and no holder can access its ranges any more. The session may be gone. */
 	void (*lease_ended)(struct sessions *sessions, dray_handle session,
 			    const struct dmsg_lease_ended *m);
@@ -243,6 +247,7 @@ void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* The peer has RDMA keys of the range, so an urgent end waits for its acknowledgement, too. */
 void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
+bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* Runs fn for each live grant of the region. */
 void grants_of_region(struct regions *r, dray_handle region,

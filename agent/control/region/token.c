@@ -405,17 +405,41 @@ void tokens_abandon(struct region *region)
 	}
 }
 
+static void revocation_end(struct revocation *v)
+{
+	v->done(v->arg, v->count);
+	free(v);
+}
+
+static void handle_keys_ended(void *arg)
+{
+	struct revocation *v = arg;
+	struct region *region = v->region;
+
+	/* new keys are not published yet */
+	region->exposed = false;
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		t->exposed = false;
+	region->barriers--;
+	revocation_end(v);
+	region_check(region);
+}
+
+/* The rights have ended for agents that keep the rules. Then the keys end, for those that do not. */
 void revocation_step(struct revocation *v)
 {
-	const struct regions *r = v->region->regions;
+	struct region *region = v->region;
+	const struct regions *r = region->regions;
 
 	if (--v->pending)
 		return;
 	dray_list_del(&v->link);
-	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->ending)
-		r->deps.up->revoked(*r->deps.rails, v->region->handle);
-	v->done(v->arg, v->count);
-	free(v);
+	/* the end of a region deregisters it */
+	if (v->rekey && !region->ending &&
+	    r->deps.up->revoked(*r->deps.rails, region->handle, handle_keys_ended, v))
+		region->barriers++;
+	else
+		revocation_end(v);
 }
 
 static void barrier_passed(void *arg)
@@ -460,8 +484,9 @@ int revocation_start(struct region *region, struct token *only,
 				  .done = done,
 				  .arg = arg,
 				  .region = region,
-				  .all = !only,
 				  .lease = only && only->lease ? only : NULL };
+	/* a lease ends without the device, because leases are many: see docs/leases.md */
+	v->rekey = only ? only->exposed && !only->lease : region->exposed;
 	/* the drop of a grant that does not exist proves that the workers have handled all earlier commands */
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_GRANT, v->number << 32 | NO_GRANT, DRAY_E_REVOKED, false,

@@ -56,6 +56,8 @@ struct sessions {
 	struct quota quota; /* of the agent */
 	uint32_t n_regions;
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
+	struct dray_list rekeys;          /* rekey.c */
+	sd_event_source *rekey_timer;
 	struct dedup dedup;
 	struct segment_changes segment_changes;
 	uint64_t notify_id;            /* the last one used */
@@ -147,6 +149,7 @@ struct remote {
 	bool owner_gone;    /* the owner is lost, or knows that it is released */
 	bool replies;       /* request_id is of the REMOTE_RELEASE to answer */
 	uint64_t request_id;
+	struct dray_list keys; /* that workers and work requests may use: rekey.c */
 };
 
 /* One message of a client. */
@@ -156,6 +159,17 @@ struct request {
 	int *fds; /* closed afterwards, except those set to -1 */
 	unsigned n_fds;
 };
+
+/* rekey.c: `held` is the list of a remote's keys. */
+
+/* Reads records of pmsg_rail. The keys belong to `held`. NULL: there are none, or no memory. */
+struct rail_keys *remote_keys_hold(struct dray_list *held, const struct dray_vec *rails,
+				   uint64_t length);
+/* Empties `held`: answers the peer's REKEY when nothing uses its keys any more. */
+void remote_keys_end(struct sessions *ss, struct dray_list *held, dray_handle peer,
+		     uint64_t request_id);
+void remote_keys_forget(struct dray_list *held);
+void rekeys_free(struct sessions *ss);
 
 /* session.c */
 int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,

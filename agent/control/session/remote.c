@@ -74,6 +74,7 @@ static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 		return NULL;
 	}
 	r->session = s;
+	dray_list_init(&r->keys);
 	o = &r->view.o;
 	o->kind = OBJECT_REMOTE;
 	o->group = s->shared.group;
@@ -93,6 +94,7 @@ static void remote_free(struct remote *r)
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
 	ranges_unref(r->view.ranges);
+	remote_keys_forget(&r->keys);
 	free(r);
 }
 
@@ -217,11 +219,21 @@ void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
 			  const struct dray_vec *rails)
 {
 	struct remote *r = find_of_peer(ss, peer, grant);
-	struct rail_keys *keys = r ? rail_keys_read(rails, r->view.o.length) : NULL;
 
 	if (r)
-		pool_keys(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, keys);
-	rail_keys_unref(keys);
+		pool_keys(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle,
+			  remote_keys_hold(&r->keys, rails, r->view.o.length));
+}
+
+void sessions_remote_rekey(struct sessions *ss, dray_handle peer, uint64_t grant,
+			   uint64_t request_id)
+{
+	struct remote *r = find_of_peer(ss, peer, grant);
+	struct dray_list none = DRAY_LIST_INIT(none);
+
+	if (r)
+		pool_keys(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, NULL);
+	remote_keys_end(ss, r ? &r->keys : &none, peer, request_id);
 }
 
 void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, const char *why)

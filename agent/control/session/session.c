@@ -66,6 +66,7 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions, 0);
 	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
+	dray_list_init(&ss->rekeys);
 	r = data_sockets_open(ss, reterr);
 	if (r < 0)
 		return r;
@@ -83,6 +84,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	data_sockets_close(ss);
 	pending_clients_close(ss);
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
+	rekeys_free(ss);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
 		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",

@@ -84,6 +84,9 @@ void sessions_remote_fenced(struct sessions *s, dray_handle peer, uint64_t grant
 /* Keys of an imported remote, as records of pmsg_rail. */
 void sessions_remote_keys(struct sessions *s, dray_handle peer, uint64_t grant,
 			  const struct dray_vec *rails);
+/* The owner ends the keys of the remote; answers its REKEY when they are not in use any more. */
+void sessions_remote_rekey(struct sessions *s, dray_handle peer, uint64_t grant,
+			   uint64_t request_id);
 void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
 void sessions_peer_draining(struct sessions *s, dray_handle peer);
 void sessions_lease_ended(struct sessions *s, dray_handle session,
