@@ -308,5 +308,7 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 	ret = agent_placement_work(a, reterr);
 	if (ret >= 0)
 		ret = pool_start(&a->pool, reterr);
-	return ret < 0 ? ret : sandbox_enter(cfg->agent.seccomp, reterr);
+	return ret < 0 ? ret :
+			 sandbox_enter(cfg->agent.seccomp, cfg->rdma.enable || cfg->gpu.enable,
+				       reterr);
 }

@@ -67,7 +67,7 @@ static int add_names(scmp_filter_ctx ctx, uint32_t action, const char *const *ca
 }
 
 /* Calls that are allowed with certain arguments. */
-static int add_with_arguments(scmp_filter_ctx ctx)
+static int add_with_arguments(scmp_filter_ctx ctx, bool libraries)
 {
 	const struct scmp_arg_cmp plain = MASKED(2, PROT_EXEC, 0);
 	const struct scmp_arg_cmp code = MASKED(2, PROT_EXEC | PROT_WRITE, PROT_EXEC);
@@ -77,11 +77,11 @@ static int add_with_arguments(scmp_filter_ctx ctx)
 		struct scmp_arg_cmp args[2];
 		unsigned n;
 	} rules[] = {
+		{ "mmap", { code, file }, 2 },
+		{ "mmap2", { code, file }, 2 },
 		{ "mprotect", { plain }, 1 },
 		{ "mmap", { plain }, 1 },
-		{ "mmap", { code, file }, 2 },
 		{ "mmap2", { plain }, 1 },
-		{ "mmap2", { code, file }, 2 },
 		{ "socket", { EQUAL(0, AF_UNIX) }, 1 },
 		{ "socket", { EQUAL(0, AF_INET) }, 1 },
 		{ "socket", { EQUAL(0, AF_INET6) }, 1 },
@@ -101,7 +101,8 @@ static int add_with_arguments(scmp_filter_ctx ctx)
 	};
 	int ret = add(ctx, SCMP_ACT_ERRNO(ENOSYS), "clone3", 0, NULL);
 
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rules) && ret >= 0; i++)
+	/* the first two are for libraries; the filter cannot tell their files from others, such as memfds */
+	for (size_t i = libraries ? 0 : 2; i < DRAY_ARRAY_SIZE(rules) && ret >= 0; i++)
 		if (!sanitizers_need(rules[i].call))
 			ret = add(ctx, SCMP_ACT_ALLOW, rules[i].call, rules[i].n, rules[i].args);
 	return ret;
@@ -127,14 +128,14 @@ static int set_attributes(scmp_filter_ctx ctx)
 	return ret;
 }
 
-static int fill(scmp_filter_ctx ctx, bool enforce)
+static int fill(scmp_filter_ctx ctx, bool enforce, bool libraries)
 {
 	int ret = set_attributes(ctx);
 
 	if (ret >= 0)
 		ret = add_names(ctx, SCMP_ACT_ALLOW, sandbox_allowed);
 	if (ret >= 0)
-		ret = add_with_arguments(ctx);
+		ret = add_with_arguments(ctx, libraries);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(for_sanitizers) && ret >= 0; i++)
 		if (WITH_SANITIZERS)
 			ret = add(ctx, SCMP_ACT_ALLOW, for_sanitizers[i], 0, NULL);
@@ -143,7 +144,7 @@ static int fill(scmp_filter_ctx ctx, bool enforce)
 	return ret;
 }
 
-int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr)
+int sandbox_enter(enum dray_config_agent_seccomp mode, bool libraries, struct dray_err *reterr)
 {
 	bool enforce = mode == DRAY_CONFIG_AGENT_SECCOMP_ENFORCE;
 	scmp_filter_ctx ctx;
@@ -154,7 +155,7 @@ int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr)
 		return 0;
 	}
 	ctx = seccomp_init(enforce ? SCMP_ACT_ERRNO(EPERM) : SCMP_ACT_LOG);
-	ret = ctx ? fill(ctx, enforce) : -EINVAL;
+	ret = ctx ? fill(ctx, enforce, libraries) : -EINVAL;
 	if (ret >= 0)
 		ret = seccomp_load(ctx);
 	seccomp_release(ctx);

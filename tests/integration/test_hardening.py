@@ -61,6 +61,23 @@ def test_every_thread_is_confined(new_pair):
             assert int(status["Seccomp_filters"]) > int(own["Seccomp_filters"]), status["Name"]
 
 
+def test_work_without_executable_mappings(lab, new_agent):
+    """Without RDMA and GPUs no file can be mapped as code; agents do all their work without that."""
+    settings = {"rdma.enable": "false", "gpu.enable": "false", "http.listen": "127.0.0.1:0"}
+    a, b = (new_agent(name, key=lab.key, settings=settings) for name in "ab")
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        assert bytes(here.view) == bytes(there.view)
+        here.client.pool(MIB)
+        a.ctl("detect")
+        a.ctl("reload")
+        there.region.revoke()
+    for agent in (a, b):
+        agent.stop()
+        assert "Operation not permitted" not in agent.text(), agent.text()
+
+
 @pytest.mark.parametrize("mode", ["log", "off"])
 def test_seccomp_modes(new_agent, mode):
     agent = new_agent(settings={"agent.seccomp": mode})

@@ -47,7 +47,7 @@ static void enter(enum dray_config_agent_seccomp mode)
 	struct dray_err err = DRAY_ERR_NULL;
 
 	CHILD_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	CHILD_CHECK(sandbox_enter(mode, &err) == 0);
+	CHILD_CHECK(sandbox_enter(mode, true, &err) == 0);
 }
 
 /* Filters of this process; a container can have one of its own. */
@@ -167,6 +167,31 @@ static void do_refused(void *arg)
 static void test_refused(void **state)
 {
 	assert_int_equal(child_run(do_refused, NULL), 0);
+}
+
+/* Without a library to come, no file can become code: not a memfd, and not a named one. */
+static void do_no_code(void *arg)
+{
+	int exec = PROT_READ | PROT_EXEC, code = open("/proc/self/exe", O_RDONLY);
+	int fd = memfd_create("x", MFD_CLOEXEC);
+	struct dray_err err = DRAY_ERR_NULL;
+	void *p;
+
+	CHILD_CHECK(fd >= 0 && ftruncate(fd, 4096) == 0 && code >= 0);
+	CHILD_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	CHILD_CHECK(sandbox_enter(ENFORCE, false, &err) == 0);
+	p = mmap(NULL, 4096, exec, MAP_PRIVATE, fd, 0);
+	CHILD_CHECK(p == MAP_FAILED && errno == EPERM);
+	p = mmap(NULL, 4096, exec, MAP_PRIVATE, code, 0);
+	CHILD_CHECK(p == MAP_FAILED && errno == EPERM);
+	p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHILD_CHECK(p != MAP_FAILED && mprotect(p, 4096, exec) < 0 && errno == EPERM);
+	CHILD_CHECK(!dlopen("libBrokenLocale.so.1", RTLD_NOW));
+}
+
+static void test_no_code(void **state)
+{
+	assert_int_equal(child_run(do_no_code, NULL), 0);
 }
 
 struct forbidden {
@@ -346,14 +371,15 @@ static void test_lists(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_work),      cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
-		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
-		cmocka_unit_test(test_lists),     cmocka_unit_test(test_resolve),
-		cmocka_unit_test(test_state),     cmocka_unit_test(test_work),
+		cmocka_unit_test(test_work),      cmocka_unit_test(test_no_code),
 		cmocka_unit_test(test_refused),   cmocka_unit_test(test_forbidden),
 		cmocka_unit_test(test_threads),   cmocka_unit_test(test_off),
 		cmocka_unit_test(test_without),   cmocka_unit_test(test_lists),
+		cmocka_unit_test(test_resolve),   cmocka_unit_test(test_state),
+		cmocka_unit_test(test_work),      cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
+		cmocka_unit_test(test_lists),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
