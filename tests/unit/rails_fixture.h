@@ -331,9 +331,11 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle grant)
 	lab->exposed = grant;
 }
 
-bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle grant)
+void grants_with_keys(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
-	return lab->exposed == grant;
+	if (lab->exposed)
+		grants_of_region(r, region, fn, arg);
 }
 
 void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,

@@ -122,3 +122,22 @@ def test_former_holder_writes(three, rogue, shared):
             until(lambda: "rdma" in writer.seen[seen:], "RDMA with the new key")
         again = former.client.import_token(there.export(), timeout=LIMIT)
         former.client.write(former.region, again, [(0, 0, 4096)]).result(LIMIT)
+
+
+def test_revocations_at_once(three):
+    """Two tokens are revoked under traffic, one while the other's fence is pending: no queue pair is lost, also not that of the third holder."""
+    t = three
+    with Side(t.former, MIB) as former, Side(t.honest, MIB, noise(MIB)) as honest, Side(t.owner, MIB) as there:
+        until(lambda: all(registered(a) for a in (t.owner, t.former, t.honest)), "registration")
+        tokens = [there.region.export() for _ in range(2)]
+        remotes = [former.client.import_token(str(token), timeout=LIMIT) for token in tokens]
+        kept = honest.client.import_token(there.export(), timeout=LIMIT)
+        with Writer(honest, kept) as writer:
+            until(lambda: "rdma" in writer.seen, "traffic")
+            flying = [former.client.write(former.region, remote, [(0, 0, MIB)]) for _ in range(4) for remote in remotes]
+            for pending in [there.region.revoke(token, wait=False) for token in tokens]:
+                assert pending.result(LIMIT) == 1
+            assert {getattr(f.exception(LIMIT), "name", "ok") for f in flying} <= {"ok", "revoked"}
+            seen = len(writer.seen)
+            until(lambda: "rdma" in writer.seen[seen:], "RDMA with the new key")
+        assert not any(p["failovers"] for agent in (t.former, t.honest) for p in listed(agent, "paths"))

@@ -533,8 +533,7 @@ static void rekey_importer(void *arg, const struct grant_view *g)
 	const struct rails_deps *d = &region->rails->deps;
 	union pmsg_body m = { .rekey = { g->o.handle } };
 
-	if (grant_is_exposed(d->regions, g->peer, g->o.handle) &&
-	    peers_request(d->peers, g->peer, PMSG_REKEY, &m, handle_rekeyed, region) == 0)
+	if (peers_request(d->peers, g->peer, PMSG_REKEY, &m, handle_rekeyed, region) == 0)
 		region->rekeys++;
 }
 
@@ -546,7 +545,7 @@ static void renew(struct rail_region *region)
 	region->renew = true;
 	publish(region);
 	if (region->handle)
-		grants_of_region(r->deps.regions, region->handle, rekey_importer, region);
+		grants_with_keys(r->deps.regions, region->handle, rekey_importer, region);
 	dray_list_for_each(&r->regions, x, struct rail_region, link)
 		if (!x->renew && !x->removing && shares(x, region))
 			renew(x);

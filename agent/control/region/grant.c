@@ -244,13 +244,6 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
 		g->token->exposed = g->token->region->exposed = true;
 }
 
-bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle handle)
-{
-	struct grant *g = grant_get(r, peer, handle);
-
-	return g && g->exposed;
-}
-
 void grants_of_region(struct regions *r, dray_handle region,
 		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
@@ -258,6 +251,16 @@ void grants_of_region(struct regions *r, dray_handle region,
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		if (!g->ending && g->view.region == region)
+			fn(arg, &g->view);
+}
+
+void grants_with_keys(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
+{
+	struct grant *g;
+
+	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
+		if (g->exposed && !g->fenced && g->view.region == region)
 			fn(arg, &g->view);
 }
 

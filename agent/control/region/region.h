@@ -247,7 +247,9 @@ void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);
 
 /* The peer has RDMA keys of the range, so an urgent end waits for its acknowledgement, too. */
 void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
-bool grant_is_exposed(struct regions *r, dray_handle peer, dray_handle grant);
+/* Grants whose peers may still use keys of the region; also those that end, until the peer has acknowledged that. */
+void grants_with_keys(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, const struct grant_view *grant), void *arg);
 
 /* Runs fn for each live grant of the region. */
 void grants_of_region(struct regions *r, dray_handle region,
