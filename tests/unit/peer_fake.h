@@ -64,8 +64,9 @@ struct rig {
 	unsigned rdma_ups, rails_down, ports_said, n_ports, keys_said, n_keys, keys_to_give,
 		qp_connects, qp_closes, exposed;
 	bool rails_serve; /* queue pairs serve the peer, so its end waits for grants_peer_gone() */
-	uint64_t keys_grant, qp_request, qp_closed;
-	dray_handle qp_peer;
+	unsigned rekeys;
+	uint64_t keys_grant, qp_request, qp_closed, rekey_request;
+	dray_handle qp_peer, rekey_peer;
 	struct pmsg_qp_connect qp_asked;
 	uint64_t window, window_length, stage_request;
 	unsigned n_window_rails, n_stage_segs, stages;
@@ -348,6 +349,17 @@ static void rig_keys(struct sessions *sessions, dray_handle peer, uint64_t grant
 	r->n_keys = rails->n;
 }
 
+static void rig_rekey(struct sessions *sessions, dray_handle peer, uint64_t grant,
+		      uint64_t request_id)
+{
+	struct rig *r = (struct rig *)sessions;
+
+	r->rekeys++;
+	r->rekey_peer = peer;
+	r->keys_grant = grant;
+	r->rekey_request = request_id;
+}
+
 static unsigned rig_grant_keys(struct rails *rails, dray_handle peer, dray_handle grant,
 			       uint8_t *buf, unsigned max)
 {
@@ -414,6 +426,7 @@ static const struct peers_upcalls rig_upcalls = {
 	.down = rig_down_rails,
 	.ports = rig_ports,
 	.keys = rig_keys,
+	.rekey = rig_rekey,
 	.grant_keys = rig_grant_keys,
 	.qp_connect = rig_qp_connect,
 	.qp_close = rig_qp_close,

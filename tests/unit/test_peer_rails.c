@@ -129,6 +129,40 @@ static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 		n->m = reply->qp_connect_reply;
 }
 
+static int rekey(uint64_t grant, struct answer *n)
+{
+	*n = (struct answer){};
+	return peers_request(s.b->peers, s.b->link->peer, PMSG_REKEY,
+			     &(union pmsg_body){ .rekey = { grant } }, answered, n);
+}
+
+/* The owner hears when the importer's keys have ended. An importer that does not know REKEY is lost, and with it its queue pairs. */
+static void test_rekey(void **state)
+{
+	struct rig_import i;
+	struct answer n;
+
+	connect_both(&i);
+	/* for a grant that the importer has not, or not any more */
+	assert_int_equal(rekey(i.grant + 50, &n), 0);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_OK);
+	assert_int_equal(s.a->rekeys, 0);
+	assert_int_equal(rekey(i.grant, &n), 0);
+	UNTIL(s.a->rekeys);
+	assert_int_equal(s.a->keys_grant, i.grant);
+	assert_int_equal(n.done, 0);
+	peers_send(s.a->peers, s.a->rekey_peer, PMSG_REKEY_REPLY, s.a->rekey_request, NULL);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_OK);
+	assert_int_equal(rekey(i.grant, &n), 0);
+	UNTIL(s.a->rekeys == 2);
+	peers_refuse(s.a->peers, s.a->rekey_peer, s.a->rekey_request, DRAY_E_UNKNOWN_TYPE, "new");
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_E_PEER_LOST);
+	assert_int_equal(s.b->lost, 1);
+}
+
 static const struct pmsg_qp_connect wanted = {
 	.qp = 5, .rail = 1, .to_rail = 2, .qpn = 0x123456, .psn = 77, .mtu = 1024, .reads = 16
 };
@@ -413,6 +447,7 @@ int main(void)
 		T(test_ports),
 		T(test_one_side_without),
 		T(test_keys),
+		T(test_rekey),
 		T(test_queue_pair),
 		T(test_bad_answers),
 		T(test_no_answer),
