@@ -2,12 +2,25 @@
 /* Passes each event of a worker to the module that handles it. */
 #include "agent/internal.h"
 
+#include <stdlib.h>
+
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/transfer_log.h"
 
 /* Events handled before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512
+
+static void handle_report(struct agent *a, struct report *r)
+{
+	uint32_t more = 0;
+
+	/* all of them: that is configured */
+	if (r->all || sessions_may_log(a->sessions, r->record.session, &more))
+		report_log(r, more);
+	else
+		free(r);
+}
 
 static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 {
@@ -56,7 +69,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		transfer_queries_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
 		break;
 	case EVENT_REPORT:
-		report_log(ev->report);
+		handle_report(a, ev->report);
 		break;
 	case EVENT_TRANSPORT:
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)

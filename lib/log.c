@@ -359,3 +359,21 @@ bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret
 	l->count++;
 	return true;
 }
+
+struct dray_log_limit *dray_log_limit_of(struct dray_log_limits *all, const char *name)
+{
+	struct dray_log_named *oldest = &all->v[0];
+
+	for (unsigned i = 0; i < DRAY_LOG_NAMES; i++) {
+		struct dray_log_named *x = &all->v[i];
+
+		if (!strncmp(x->name, name, sizeof(x->name) - 1))
+			return &x->limit;
+		if (x->limit.window_ns < oldest->limit.window_ns)
+			oldest = x;
+	}
+	snprintf(oldest->name, sizeof(oldest->name), "%s", name);
+	if (dray_now().ns - oldest->limit.window_ns >= DRAY_NS_PER_SEC)
+		oldest->limit = (struct dray_log_limit){ 0 };
+	return &oldest->limit;
+}

@@ -58,7 +58,7 @@ void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 #define log_info(area, ...) dray_log(DRAY_LOG_INFO, area, __VA_ARGS__)
 #define log_debug(area, ...) dray_log(DRAY_LOG_DEBUG, area, __VA_ARGS__)
 
-/* At most `burst` lines in each second for one site; the next line that passes says how many were dropped. */
+/* At most `burst` lines in each second; the next line that passes says how many were dropped. */
 struct dray_log_limit {
 	int64_t window_ns;
 	uint32_t count, dropped;
@@ -66,13 +66,37 @@ struct dray_log_limit {
 
 bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret_dropped);
 
-#define log_limited(level, area, ...)                                                        \
-	do {                                                                                 \
-		static struct dray_log_limit limit_;                                         \
-		uint32_t dropped_;                                                           \
-		if (dray_log_limit_pass(&limit_, 10, &dropped_)) {                           \
-			dray_log(level, area, __VA_ARGS__);                                  \
-			if (dropped_)                                                        \
-				dray_log(level, area, "%u similar lines dropped", dropped_); \
-		}                                                                            \
+#define DRAY_LOG_NAMES 64
+#define DRAY_LOG_NAME_BYTES 64
+
+/* Limits of lines about things that have names and come and go, such as "agent=1234". A zeroed table is valid. */
+struct dray_log_limits {
+	struct dray_log_named {
+		char name[DRAY_LOG_NAME_BYTES];
+		struct dray_log_limit limit;
+	} v[DRAY_LOG_NAMES];
+};
+
+/*
+ * The limit of the thing with this name, which is cut at DRAY_LOG_NAME_BYTES. Lines about more than DRAY_LOG_NAMES things in one
+ * second share their limits, so that there is a bound for all of them.
+ */
+struct dray_log_limit *dray_log_limit_of(struct dray_log_limits *all, const char *name);
+
+/* Logs the line if the limit lets it pass, and how many more there were. about: the end of that sentence. */
+#define log_within(limit, burst, about, level, area, ...)                                     \
+	do {                                                                                  \
+		uint32_t dropped_;                                                            \
+		if (dray_log_limit_pass(limit, burst, &dropped_)) {                           \
+			dray_log(level, area, __VA_ARGS__);                                   \
+			if (dropped_)                                                         \
+				dray_log(level, area, "%u more lines %s", dropped_, (about)); \
+		}                                                                             \
+	} while (0)
+
+/* The same for one place in the code. */
+#define log_limited(level, area, ...)                                           \
+	do {                                                                    \
+		static struct dray_log_limit limit_;                            \
+		log_within(&limit_, 10, "like this", level, area, __VA_ARGS__); \
 	} while (0)

@@ -153,6 +153,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_PEER,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_SESSION,
@@ -534,6 +536,16 @@ struct dray_config {
 		 * more there were.
 		 */
 		int64_t log_lines_per_owner;
+		/*
+		 * Log lines about one session in each second, slow transfers included. They count
+		 * as lines of its uid too.
+		 */
+		int64_t log_lines_per_session;
+		/*
+		 * Log lines about one peer in each second; and about one address whose connections
+		 * have not authenticated.
+		 */
+		int64_t log_lines_per_peer;
 		int64_t regions; /* Regions of the agent. */
 		int64_t regions_per_group; /* Regions of one group. */
 		int64_t regions_per_session; /* Regions of one session. */

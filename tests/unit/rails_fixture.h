@@ -401,6 +401,21 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 	}
 }
 
+const uint8_t *peers_agent_id(struct peers *p, dray_handle peer)
+{
+	static const uint8_t id[16];
+
+	return id;
+}
+
+bool peers_may_log(struct peers *p, const uint8_t agent_id[16], uint32_t *ret_dropped,
+		   const char **ret_about)
+{
+	*ret_dropped = 0;
+	*ret_about = "agent";
+	return true;
+}
+
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
 		  const char *why)
 {

@@ -205,6 +205,38 @@ static void a_limit_counts_dropped_lines(void **state)
 	assert_int_equal(dropped, 0);
 }
 
+static bool passes(struct dray_log_limits *all, const char *name)
+{
+	uint32_t dropped;
+
+	return dray_log_limit_pass(dray_log_limit_of(all, name), 2, &dropped);
+}
+
+static void each_name_has_its_own_limit(void **state)
+{
+	struct dray_log_limits all = { 0 };
+	unsigned passed = 0;
+
+	for (int i = 0; i < 2; i++)
+		assert_true(passes(&all, "agent=1"));
+	assert_false(passes(&all, "agent=1"));
+	assert_true(passes(&all, "agent=2"));
+	/* many names together are bounded */
+	for (unsigned i = 0; i < 1000; i++) {
+		char name[200];
+
+		snprintf(name, sizeof(name), "%u%0100u", i, 0);
+		passed += passes(&all, name);
+	}
+	assert_true(passed <= 2 * DRAY_LOG_NAMES);
+	/* those of a former second are forgotten */
+	for (unsigned i = 0; i < DRAY_LOG_NAMES; i++)
+		all.v[i].limit.window_ns -= 1000000000;
+	for (int i = 0; i < 2; i++)
+		assert_true(passes(&all, "agent=1"));
+	assert_false(passes(&all, "agent=1"));
+}
+
 static char journal[1200];
 static bool journal_takes;
 
@@ -288,6 +320,7 @@ int main(void)
 		cmocka_unit_test(errno_is_kept_and_a_bad_stderr_does_no_harm),
 		cmocka_unit_test(auto_detects_the_journal),
 		cmocka_unit_test(a_limit_counts_dropped_lines),
+		cmocka_unit_test(each_name_has_its_own_limit),
 		cmocka_unit_test(the_journal_gets_fields),
 		cmocka_unit_test(the_journal_gets_lines_escaped),
 		cmocka_unit_test(a_file_gets_no_journal),

@@ -83,8 +83,8 @@ static bool conn_is_slow(struct bus_conn *c)
 		return true;
 	if (conn_queued(c) <= QUEUE_MAX)
 		return false;
-	log_limited(
-		DRAY_LOG_WARNING, "control",
+	bus_warning(
+		c->server, c->who.uid,
 		"closing the connection of a client that does not read its replies uid=%u pid=%d",
 		c->who.uid, c->who.pid);
 	conn_doom(c);
@@ -215,7 +215,7 @@ static void conn_new(void *arg, int fd, const struct dray_addr *from)
 		return;
 	}
 	if (server->n_conns >= CONNS_MAX || (!who.may_change && server->n_readers >= READERS_MAX)) {
-		log_limited(DRAY_LOG_WARNING, "control",
+		bus_warning(server, who.uid,
 			    "refusing a connection: %u are open already uid=%u pid=%d",
 			    server->n_conns, who.uid, who.pid);
 		dray_close(fd);
@@ -235,9 +235,8 @@ static void conn_new(void *arg, int fd, const struct dray_addr *from)
 	server->n_readers += !who.may_change;
 	ret = conn_start(c, fd);
 	if (ret < 0) {
-		log_limited(DRAY_LOG_WARNING, "control",
-			    "closing a new connection: %s uid=%u pid=%d", dray_errno_text(ret),
-			    who.uid, who.pid);
+		bus_warning(server, who.uid, "closing a new connection: %s uid=%u pid=%d",
+			    dray_errno_text(ret), who.uid, who.pid);
 		conn_free(c);
 	}
 }

@@ -23,7 +23,7 @@ static int check_access(const struct bus_conn *c, const char *method, sd_bus_err
 {
 	if (c->who.may_change)
 		return 0;
-	log_limited(DRAY_LOG_WARNING, "control",
+	bus_warning(c->server, c->who.uid,
 		    "%s refused: the client is not root, the agent's user or in the group of "
 		    "control.group uid=%u gid=%u pid=%d",
 		    method, c->who.uid, c->who.gid, c->who.pid);

@@ -2,12 +2,14 @@
 /* Shared by the files of the D-Bus server. */
 #pragma once
 
+#include <stdio.h>
 #include <systemd/sd-bus.h>
 
 #include "agent/control/agent.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
 #include "lib/list.h"
+#include "lib/log.h"
 #include "schema/gen/dbus.h"
 
 /* Longest text in a signal or property, with its NUL; names have at most 64 bytes, reasons the length of an error. */
@@ -17,6 +19,9 @@
 #define BUS_SENDER ":1.0"
 
 /* Root, the owner, and members of the group may change things. The mode of the socket decides which clients may read. */
+/* Log lines about connections of one uid in a second. */
+#define BUS_LOG_LINES 10
+
 struct access_rules {
 	uid_t owner;
 	bool has_group;
@@ -40,7 +45,17 @@ struct bus_server {
 	struct dray_list conns;
 	unsigned n_conns, n_readers; /* readers: connections that may not change anything */
 	uint64_t last_number;
+	struct dray_log_limits log; /* by uid */
 };
+
+/* Logs a warning that clients of a uid can bring about again and again. */
+#define bus_warning(server, uid_, ...)                                                     \
+	do {                                                                               \
+		char name_[DRAY_LOG_NAME_BYTES];                                           \
+		snprintf(name_, sizeof(name_), "about uid=%u", uid_);                      \
+		log_within(dray_log_limit_of(&(server)->log, name_), BUS_LOG_LINES, name_, \
+			   DRAY_LOG_WARNING, "control", __VA_ARGS__);                      \
+	} while (0)
 
 struct bus_conn {
 	struct dray_list link;

@@ -34,15 +34,24 @@ struct incoming *incoming_free(struct incoming *in)
 
 void incoming_refuse(struct incoming *in, const char *fmt, ...)
 {
-	char text[DRAY_ADDR_TEXT_MAX], why[DRAY_ERR_MSG_MAX];
+	char from[DRAY_ADDR_TEXT_MAX], name[DRAY_LOG_NAME_BYTES], why[DRAY_ERR_MSG_MAX];
+	struct dray_addr host = in->from;
+	uint32_t more;
 	va_list ap;
 
 	va_start(ap, fmt);
 	vsnprintf(why, sizeof(why), fmt, ap);
 	va_end(ap);
 	in->p->totals.incoming_refused++;
-	log_limited(DRAY_LOG_INFO, AREA, "refused a connection: %s from=%s", why,
-		    dray_addr_show(&in->from, text, sizeof(text)));
+	/* an address has one limit, whatever its ports */
+	dray_addr_set_port(&host, 0);
+	snprintf(name, sizeof(name), "from=%s", dray_addr_show(&host, from, sizeof(from)));
+	if (peers_may_log_of(in->p, name, &more)) {
+		log_info(AREA, "refused a connection: %s from=%s", why,
+			 dray_addr_show(&in->from, from, sizeof(from)));
+		if (more)
+			log_info(AREA, "%u more lines about connections %s", more, name);
+	}
 	incoming_free(in);
 }
 

@@ -18,6 +18,7 @@
 #include "agent/model/peer_link.h"
 #include "lib/idset.h"
 #include "lib/list.h"
+#include "lib/log.h"
 #include "lib/map.h"
 #include "schema/gen/errors.h"
 
@@ -49,6 +50,7 @@ struct peers {
 	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];
 	struct peers_totals totals; /* without those of now */
+	struct dray_log_limits log; /* by agent, and by address before it is known */
 	bool draining, stopping;
 	int64_t drain_end_ns;
 	void (*stop_done)(void *arg);
@@ -197,6 +199,8 @@ static inline int known_code(uint32_t code, int otherwise)
 
 /* peers.c */
 
+/* The same as peers_may_log() for any name. */
+bool peers_may_log_of(struct peers *p, const char *name, uint32_t *ret_dropped);
 /* Runs the defer source soon. */
 void peers_wake(struct peers *p);
 /* True if a key, or peer.allow_insecure, permits to listen and connect beyond loopback. */

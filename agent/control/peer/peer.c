@@ -14,6 +14,8 @@
 
 /* After the sockets: a reply that has arrived must not time out. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
+/* Bytes of a line about a change of state. */
+#define STATE_LINE_MAX 800
 
 int64_t peers_now(struct peers *p)
 {
@@ -61,14 +63,17 @@ static void on_changed(struct peer_fsm *f, enum peer_state old, enum peer_event 
 	const struct peers_deps *d = &peer->p->deps;
 	bool visible = f->state == PEER_STATE_READY || old == PEER_STATE_READY ||
 		       old == PEER_STATE_DRAINING;
-	char id[IDENTITY_TEXT_BYTES];
+	char id[IDENTITY_TEXT_BYTES], line[STATE_LINE_MAX];
 
 	/* eight digits tell agents apart; `drayctl peers` shows the whole id */
-	dray_log(visible ? DRAY_LOG_INFO : DRAY_LOG_DEBUG, AREA,
-		 "%s -> %s (%s)%s%s agent=%.8s incarnation=%llu segment=%s", peer_state_name(old),
-		 peer_state_name(f->state), peer_event_name(event), *f->why.msg ? ": " : "",
-		 f->why.msg, identity_show(peer->agent_id, id),
+	snprintf(line, sizeof(line), "%s -> %s (%s)%s%s agent=%.8s incarnation=%llu segment=%s",
+		 peer_state_name(old), peer_state_name(f->state), peer_event_name(event),
+		 *f->why.msg ? ": " : "", f->why.msg, identity_show(peer->agent_id, id),
 		 (unsigned long long)peer->incarnation, *peer->segment ? peer->segment : "none");
+	if (visible)
+		log_of_agent(peer->p, peer->agent_id, DRAY_LOG_INFO, AREA, "%s", line);
+	else
+		log_debug(AREA, "%s", line);
 	if (visible && d->up->changed)
 		d->up->changed(d->arg, peer->handle, peer->segment, peer_state_name(old),
 			       peer_state_name(f->state),

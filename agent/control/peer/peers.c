@@ -3,6 +3,7 @@
 #include "agent/control/peer/peer.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <openssl/crypto.h>
 
 #include "agent/control/peer/internal.h"
@@ -217,6 +218,31 @@ const char *peers_segment_of(struct peers *p, dray_handle handle)
 	const struct peer *peer = peer_get(p, handle);
 
 	return peer ? peer->segment : "";
+}
+
+bool peers_may_log_of(struct peers *p, const char *name, uint32_t *ret_dropped)
+{
+	return dray_log_limit_pass(dray_log_limit_of(&p->log, name),
+				   (uint32_t)p->cfg->limits.log_lines_per_peer, ret_dropped);
+}
+
+bool peers_may_log(struct peers *p, const uint8_t agent_id[16], uint32_t *ret_dropped,
+		   const char **ret_about)
+{
+	static char name[DRAY_LOG_NAME_BYTES];
+	char id[IDENTITY_TEXT_BYTES];
+
+	snprintf(name, sizeof(name), "agent=%.8s", identity_show(agent_id, id));
+	*ret_about = name;
+	return peers_may_log_of(p, name, ret_dropped);
+}
+
+const uint8_t *peers_agent_id(struct peers *p, dray_handle handle)
+{
+	static const uint8_t unknown[16];
+	const struct peer *peer = peer_get(p, handle);
+
+	return peer ? peer->agent_id : unknown;
 }
 
 struct peers_totals peers_totals(struct peers *p)

@@ -30,8 +30,9 @@ static void path_failed(struct path *path, const char *what, const char *why)
 	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
 	rails_timer(r, path->retry_ns);
 	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
-	log_limited(DRAY_LOG_WARNING, AREA, "%s: %s device=%s port=%u peer=%" PRIx64, what, why,
-		    path->rail->device_name, path->rail->port, path->peer->handle);
+	log_of_peer(r->deps.peers, path->peer->handle, DRAY_LOG_WARNING, AREA,
+		    "%s: %s device=%s port=%u peer=%" PRIx64, what, why, path->rail->device_name,
+		    path->rail->port, path->peer->handle);
 }
 
 static void qp_failed(struct qp *q, const char *what, const char *why)

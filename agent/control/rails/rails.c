@@ -364,8 +364,8 @@ struct rails *rails_free(struct rails *r)
 void rails_refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
 		  const char *what, const char *why)
 {
-	log_limited(DRAY_LOG_WARNING, AREA, "a peer's request for %s is refused: %s peer=%" PRIx64,
-		    what, why, peer);
+	log_of_peer(r->deps.peers, peer, DRAY_LOG_WARNING, AREA,
+		    "a peer's request for %s is refused: %s peer=%" PRIx64, what, why, peer);
 	peers_refuse(r->deps.peers, peer, request_id, code, why);
 }
 
@@ -382,15 +382,16 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 	};
 
 	if (code == RDMA_FALLBACK_NONE) {
-		log_limited(DRAY_LOG_INFO, AREA, "transfers use rdma peer=%" PRIx64, peer);
+		log_of_peer(r->deps.peers, peer, DRAY_LOG_INFO, AREA,
+			    "transfers use rdma peer=%" PRIx64, peer);
 		return;
 	}
 	r->fallbacks_total++;
 	/* without an RDMA device here nobody expects rdma */
 	if (!r->n)
 		return;
-	log_limited(
-		DRAY_LOG_WARNING, AREA,
+	log_of_peer(
+		r->deps.peers, peer, DRAY_LOG_WARNING, AREA,
 		"transfers use the next transport: %s (see drayctl rails, paths, regions) peer=%" PRIx64,
 		code < DRAY_ARRAY_SIZE(why) && why[code] ? why[code] : "", peer);
 }

@@ -108,7 +108,7 @@ static void handle_made(void *arg, struct gpu_host *h, void *base, const struct 
 	w->host = h;
 	w->base = base;
 	if (!h)
-		log_limited(DRAY_LOG_WARNING, AREA,
+		log_of_peer(r->deps.peers, w->peer, DRAY_LOG_WARNING, AREA,
 			    "a peer gets no window, transfers of GPU memory use the next "
 			    "transport: %s peer=%" PRIx64,
 			    err->msg, w->peer);
@@ -148,7 +148,7 @@ void window_check(struct rail_peer *peer)
 		if (peer->awaits_window)
 			return;
 		peer->awaits_window = true;
-		log_limited(DRAY_LOG_WARNING, AREA,
+		log_of_peer(r->deps.peers, peer->handle, DRAY_LOG_WARNING, AREA,
 			    "a peer gets no window, transfers of GPU memory use the next "
 			    "transport: %" PRIu64
 			    " bytes of windows are in use; raise gpu.windows peer=%" PRIx64,

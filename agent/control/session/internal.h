@@ -106,6 +106,7 @@ struct session {
 	bool closing, worker_gone;
 	int fd;                 /* its socket, once the worker is gone; else -1 */
 	struct packet *goodbye; /* the last message to the client; NULL: none */
+	struct dray_log_limit log;
 };
 
 /* A region of a session, with what it counts against the quotas. */
@@ -183,6 +184,20 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 /* Frees a closing session after all its parts have ended. */
 void session_check(struct session *s);
 struct session *session_get(struct sessions *ss, dray_handle handle);
+
+/* Logs a line about the session within limits.log_lines_per_session, and those of its uid. */
+#define session_log(s, level, ...)                                                             \
+	do {                                                                                   \
+		uint32_t more_;                                                                \
+		if (session_may_log(s, &more_)) {                                              \
+			owner_log((s)->uid_owner, level, "session", __VA_ARGS__);              \
+			if (more_)                                                             \
+				owner_log((s)->uid_owner, level, "session",                    \
+					  "%u more lines about this session session=%" PRIu64, \
+					  more_, (s)->handle);                                 \
+		}                                                                              \
+	} while (0)
+bool session_may_log(struct session *s, uint32_t *ret_dropped);
 /* The next session that is not closing; start with *cursor = 0. */
 struct session *session_next(struct sessions *ss, uint32_t *cursor);
 static inline struct region_owner session_owner(struct session *s)

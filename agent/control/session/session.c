@@ -266,6 +266,23 @@ static uint32_t send_room(int fd)
 	return (uint32_t)dray_max(bytes - overhead, 0);
 }
 
+bool session_may_log(struct session *s, uint32_t *ret_dropped)
+{
+	return dray_log_limit_pass(
+		&s->log, (uint32_t)s->owner->deps.cfg->limits.log_lines_per_session, ret_dropped);
+}
+
+bool sessions_may_log(struct sessions *ss, dray_handle session, uint32_t *ret_dropped)
+{
+	struct session *s = dray_handles_get(&ss->table, session);
+	uint32_t of_owner;
+
+	if (!s || !session_may_log(s, ret_dropped) || !owner_may_log(s->uid_owner, &of_owner))
+		return false;
+	*ret_dropped += of_owner;
+	return true;
+}
+
 void session_start(struct session *s, int fd)
 {
 	struct sessions *ss = s->owner;
@@ -277,12 +294,12 @@ void session_start(struct session *s, int fd)
 				       .fd = fd,
 				       .shared = &s->shared });
 	ss->totals.opened++;
-	owner_log(s->uid_owner, DRAY_LOG_INFO, "session",
-		  "opened by %s session=%" PRIu64
-		  " group=%s tenant=%s uid=%u gid=%u pid=%d worker=%u",
-		  *s->name ? s->name : "a client without a name", s->handle,
-		  *s->group->name ? s->group->name : "-", s->uid_owner->tenant, s->who.uid,
-		  s->who.gid, s->who.pid, s->worker);
+	session_log(s, DRAY_LOG_INFO,
+		    "opened by %s session=%" PRIu64
+		    " group=%s tenant=%s uid=%u gid=%u pid=%d worker=%u",
+		    *s->name ? s->name : "a client without a name", s->handle,
+		    *s->group->name ? s->group->name : "-", s->uid_owner->tenant, s->who.uid,
+		    s->who.gid, s->who.pid, s->worker);
 }
 
 void session_discard(struct session *s)
@@ -302,9 +319,9 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
-	owner_log(s->uid_owner, DRAY_LOG_INFO, "session",
-		  "closing: %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32, why,
-		  s->handle, s->n_regions, s->n_remotes);
+	session_log(s, DRAY_LOG_INFO,
+		    "closing: %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32, why,
+		    s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
 	segment_changes_trim(s->owner);
 	mailbox_owner_end(s->owner->deps.mailboxes, &s->mailboxes);
@@ -357,9 +374,9 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 	}
 	if (code && code != DRAY_E_SESSION_CLOSED) {
 		s->goodbye = goodbye ? goodbye : packet_new_error(0, code, dray_error_doc(code));
-		owner_log(s->uid_owner, DRAY_LOG_WARNING, "session",
-			  "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
-			  dray_error_name(code), session, s->who.uid);
+		session_log(s, DRAY_LOG_WARNING,
+			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
+			    dray_error_name(code), session, s->who.uid);
 		session_close(s, DRAY_E_SESSION_CLOSED, NULL, dray_error_name(code));
 		return;
 	}
@@ -417,10 +434,10 @@ void sessions_handle_fault(struct sessions *ss, dray_handle session)
 
 	if (!s)
 		return;
-	owner_log(s->uid_owner, DRAY_LOG_WARNING, "session",
-		  "a page of a client's region is missing (hole punched or huge pages "
-		  "exhausted), its session ends session=%" PRIu64 " uid=%u",
-		  session, s->who.uid);
+	session_log(s, DRAY_LOG_WARNING,
+		    "a page of a client's region is missing (hole punched or huge pages "
+		    "exhausted), its session ends session=%" PRIu64 " uid=%u",
+		    session, s->who.uid);
 	regions_fault(ss->deps.regions, session);
 	session_close(
 		s, DRAY_E_REGION_FAULT,

@@ -75,6 +75,8 @@ void sessions_handle_gone(struct sessions *s, dray_handle session, int fd);
 void sessions_handle_refused(struct sessions *s, dray_handle session, uint32_t code, int fd);
 void sessions_handle_fds(struct sessions *s, dray_handle session, struct packet *packet);
 void sessions_handle_fault(struct sessions *s, dray_handle session);
+/* False: as many lines about this session, or its uid, were logged in this second as is allowed, or it has ended. */
+bool sessions_may_log(struct sessions *s, dray_handle session, uint32_t *ret_dropped);
 /* EVENT_NOTIFY: delivers, then sends COMMAND_NOTIFIED to that worker. The packet is consumed. */
 void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transfer,
 			    dray_handle remote, uint64_t tag, struct packet *packet);

@@ -29,7 +29,7 @@ static double ms(int64_t ns)
 	return (double)ns / (double)DRAY_NS_PER_MS;
 }
 
-void report_log(struct report *report)
+void report_log(struct report *report, uint32_t more)
 {
 	const struct transfer_record *r = &report->record;
 	char rails[RAILS_TEXT], text[LINE_MAX_BYTES];
@@ -47,11 +47,13 @@ void report_log(struct report *report)
 		 dmsg_transport_name(r->transport),
 		 r->rails ? numbers_text(r->rails, rails, sizeof(rails)) : "-",
 		 dmsg_class_name(r->class));
-	if (report->slow && report->all)
+	if (report->slow)
 		log_warning("transfer", "slow: %s", text);
-	else if (report->slow)
-		log_limited(DRAY_LOG_WARNING, "transfer", "slow: %s", text);
 	else
 		log_info("transfer", "%s", text);
+	if (more)
+		log_warning("transfer",
+			    "%u more lines about this session or its uid session=%" PRIu64, more,
+			    r->session);
 	free(report);
 }
