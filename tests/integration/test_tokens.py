@@ -223,7 +223,7 @@ def test_refused_connection(new_pair):
         before = here.client.import_token(token, timeout=5, wait=False)  # less than the default limit
         for _ in range(3):
             error = expect("peer_unreachable", here.client.import_token, token)
-            assert b.listen[0] in str(error) and "refused" in str(error)
+            assert b.listen[0] in str(error)
             here.client.process()
             assert not before.done() and not waiting.done()
         b.start()

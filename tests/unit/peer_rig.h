@@ -57,6 +57,7 @@ static inline void rig_turn(sd_event *event)
  * import.
  */
 #define RIG_LIMIT 30000
+#define RIG_UID 1000 /* of the client that imports */
 #define RIG_DEADLINE 20000
 
 #define rig_until_at_most(event, ms, cond)                     \
@@ -152,7 +153,7 @@ static inline int rig_use_token(struct rig *rig, const struct pmsg_token *t, boo
 	int r;
 
 	memset(i, 0, sizeof(*i));
-	r = peer_import(rig->peers, t, is_lease, segment, ms * MS, rig_imported, i, &i->id,
+	r = peer_import(rig->peers, t, is_lease, segment, RIG_UID, ms * MS, rig_imported, i, &i->id,
 			&i->err);
 	assert_int_equal(i->done, 0);
 	return r;

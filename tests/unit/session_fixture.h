@@ -95,7 +95,7 @@ const char *peers_segment(struct peers *p)
 }
 
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
-		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
+		uint32_t uid, int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr)
 {
 	if (p->import_code)

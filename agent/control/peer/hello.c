@@ -389,8 +389,13 @@ static void on_connected(struct conn *c)
 
 static void on_secured(struct conn *c)
 {
+	struct peer *peer = c->owner;
+
 	c->message_max = INCOMING_MESSAGE_MAX;
-	peer_event(c->owner, PEER_EVENT_SECURED);
+	peer->proved = true;
+	if (peer->fsm.initiator)
+		reach_proved(&peer->p->reaches, peer->segment);
+	peer_event(peer, PEER_EVENT_SECURED);
 }
 
 static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)

@@ -170,8 +170,10 @@ static int import_dial(struct import *i, struct dray_err *reterr)
 {
 	struct peers *p = i->p;
 	struct peer *peer = find_attempt(p, i->token.agent_id, i->segment);
-	int r;
+	int r = peers_may_reach(p, i->uid, i->segment, reterr);
 
+	if (r < 0)
+		return r;
 	if (peer) {
 		import_move(i, peer);
 		/* the import must learn whether the address still refuses */
@@ -215,19 +217,18 @@ static int import_start(struct import *i, struct dray_err *reterr)
 
 static void import_expired(struct peer *peer, struct peer_timeout *t)
 {
-	bool up = peer_fsm_is_up(&peer->fsm);
-	const char *why = up ? "" : peer->fsm.why.msg;
+	struct import *i = dray_container_of(t, struct import, timeout);
 
-	import_fail(dray_container_of(t, struct import, timeout),
-		    dray_err_of(up ? DRAY_E_TIMEOUT : DRAY_E_PEER_UNREACHABLE,
-				"the owner at %s %s%s", peer->segment,
-				*why ? "cannot be reached: " : "did not answer in time", why));
+	import_fail(i, peer_fsm_is_up(&peer->fsm) ?
+			       dray_err_of(DRAY_E_TIMEOUT, "the owner at %s did not answer in time",
+					   peer->segment) :
+			       peer_unreached(peer, "owner", i->uid, DRAY_E_PEER_UNREACHABLE));
 	if (dray_list_empty(&peer->imports))
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
-		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
+		uint32_t uid, int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
 		struct dray_err *reterr)
 {
 	dray_auto_free struct import *i = NULL;
@@ -251,6 +252,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, 
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
 	i->is_lease = is_lease;
 	i->no_wait = !timeout_ns;
+	i->uid = uid;
 	i->timeout = (struct peer_timeout){
 		.end_ns = peers_now(p) + (timeout_ns ? timeout_ns : PEER_IMPORT_TIMEOUT_NS),
 		.expired = import_expired,
@@ -308,7 +310,6 @@ void imports_refused(struct peer *peer)
 
 void imports_end(struct peer *peer, uint32_t code)
 {
-	const char *why = *peer->fsm.why.msg ? peer->fsm.why.msg : dray_error_doc(code);
 	struct import *i;
 
 	while ((i = dray_list_first(&peer->imports, struct import, link))) {
@@ -316,8 +317,7 @@ void imports_end(struct peer *peer, uint32_t code)
 
 		/* a peer that left in good order had not answered: connect again */
 		if (!peer->left || peer->p->stopping)
-			import_fail(i, dray_err_of((int)code, "the owner at %s: %s", peer->segment,
-						   why));
+			import_fail(i, peer_unreached(peer, "owner", i->uid, code));
 		else if (import_dial(i, &err) < 0)
 			import_fail(i, err);
 	}

@@ -12,6 +12,7 @@
 #include "agent/control/peer/conn.h"
 #include "agent/control/peer/fsm.h"
 #include "agent/control/peer/peer.h"
+#include "agent/control/peer/reach.h"
 #include "agent/control/peer/stream_table.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/data/data.h"
@@ -50,6 +51,7 @@ struct peers {
 	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];
 	struct peers_totals totals; /* without those of now */
+	struct reaches reaches;
 	struct dray_log_limits log; /* by agent, and by address before it is known */
 	bool draining, stopping;
 	int64_t drain_end_ns;
@@ -128,6 +130,7 @@ struct import {
 	uint8_t tries; /* of a lease: answers with a grant that was not there any more */
 	bool no_wait;  /* fails when the owner's address refuses the connection */
 	bool former;   /* the owner's id is connected from elsewhere, with a later incarnation */
+	uint32_t uid;  /* of the client */
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */
@@ -149,6 +152,7 @@ struct peer {
 	uint8_t agent_id[16];      /* expected, proved once `known` */
 	uint64_t incarnation;      /* of a known peer */
 	bool known;
+	bool proved;       /* the other side of this attempt has proved the key */
 	bool hello_sent;   /* on this connection */
 	bool peer_ready;   /* we connected, and READY has arrived */
 	bool left;         /* it sent BYE */
@@ -208,6 +212,14 @@ bool peers_beyond_loopback(const struct peers *p);
 /* 0, or -EPERM with reterr: this address is not permitted. listen: to listen there, not to connect. */
 int peers_check_key(const struct peers *p, const struct dray_addr *addr, bool listen,
 		    struct dray_err *reterr);
+
+/* 0, or -EBUSY or -ENOMEM with reterr: the agent may not connect to this segment for a client of that uid now. */
+int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct dray_err *reterr);
+/*
+ * What a client of that uid is told when the agent (what: "owner", "agent") at the peer's segment was not reached. Clients must not
+ * find out through this agent what listens where: before the key is proved all causes look the same, and the log has the one.
+ */
+struct dray_err peer_unreached(struct peer *peer, const char *what, uint32_t uid, uint32_t code);
 
 /* peer.c */
 

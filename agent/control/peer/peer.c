@@ -86,7 +86,7 @@ static int on_dial(struct peer_fsm *f, struct dray_err *reterr)
 	struct peers *p = peer->p;
 	int r;
 
-	peer->hello_sent = peer->peer_ready = peer->known = false;
+	peer->hello_sent = peer->peer_ready = peer->known = peer->proved = false;
 	r = conn_dial(&peer->conn, p->deps.event, p->tls, &peer->addr, &peer_conn_ops, peer,
 		      reterr);
 	if (r == -ECONNREFUSED) {

@@ -102,6 +102,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_list_init(&p->incoming);
 	dray_list_init(&p->denied);
 	dray_list_init(&p->kept_segments);
+	reaches_init(&p->reaches);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers, DMSG_HANDLE_KIND_PEER);
 	dray_handles_init(&p->imports, DRAY_HANDLES_MAX, 0);
 	r = sd_event_add_defer(deps->event, &p->defer, on_defer, p);
@@ -144,6 +145,7 @@ struct peers *peers_free(struct peers *p)
 	dray_handles_deinit(&p->handles);
 	dray_handles_deinit(&p->imports);
 	dray_map_deinit(&p->by_id);
+	reaches_deinit(&p->reaches);
 	free(p);
 	return NULL;
 }
@@ -243,6 +245,48 @@ const uint8_t *peers_agent_id(struct peers *p, dray_handle handle)
 	const struct peer *peer = peer_get(p, handle);
 
 	return peer ? peer->agent_id : unknown;
+}
+
+int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct dray_err *reterr)
+{
+	uint32_t max = (uint32_t)p->cfg->limits.unproved_segments_per_uid;
+
+	switch (reach_take(&p->reaches, uid, segment, max, peers_now(p))) {
+	case REACH_OK:
+		return 0;
+	case REACH_NO_MEMORY:
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory to connect to another agent");
+	case REACH_FULL:
+		break;
+	}
+	return dray_err_set(
+		reterr, -EBUSY, DRAY_E_BUSY,
+		"in the last minute clients of uid %u named %u segments where no agent has proved the key, "
+		"as many as limits.unproved_segments_per_uid allows; try again in a minute",
+		uid, max);
+}
+
+struct dray_err peer_unreached(struct peer *peer, const char *what, uint32_t uid, uint32_t code)
+{
+	const char *why = *peer->fsm.why.msg ? peer->fsm.why.msg : dray_error_doc(code);
+	char name[DRAY_LOG_NAME_BYTES];
+	uint32_t more;
+
+	if (peer->proved || peer->known || peer->p->stopping)
+		return dray_err_of((int)code, "the %s at %s: %s", what, peer->segment, why);
+	snprintf(name, sizeof(name), "uid=%u", uid);
+	if (peers_may_log_of(peer->p, name, &more)) {
+		log_info(AREA, "the %s at %s cannot be reached: %s uid=%u", what, peer->segment,
+			 why, uid);
+		if (more)
+			log_info(AREA, "%u more lines about segments for %s", more, name);
+	}
+	return dray_err_of(
+		DRAY_E_PEER_UNREACHABLE,
+		"the %s at %s cannot be reached, or has not proved the key of this agent, "
+		"whose log has the reason",
+		what, peer->segment);
 }
 
 struct peers_totals peers_totals(struct peers *p)

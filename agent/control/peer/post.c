@@ -230,6 +230,8 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 	if (!peer) {
 		r = check_attempts(p, m, reterr);
 		if (r >= 0)
+			r = peers_may_reach(p, m->uid, post->call.segment, reterr);
+		if (r >= 0)
 			r = peer_new_to(&peer, p, any_id, post->call.segment, reterr);
 		if (r < 0)
 			return r;
@@ -239,6 +241,8 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 		return 0;
 	}
 	r = check_room(peer, m, reterr);
+	if (r >= 0)
+		r = peers_may_reach(p, m->uid, post->call.segment, reterr);
 	if (r < 0)
 		return r;
 	post_move(post, peer);
@@ -251,18 +255,15 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 static void expired(struct peer *peer, struct peer_timeout *t)
 {
 	struct post *post = dray_container_of(t, struct post, timeout);
-	bool up = peer_fsm_is_up(&peer->fsm);
-	const char *why = up ? "" : peer->fsm.why.msg;
 
 	post_end(
 		post,
-		up ? dray_err_of(
-			     DRAY_E_TIMEOUT,
-			     "the agent at %s did not answer in time; the letter may have been delivered",
-			     post->call.segment) :
-		     dray_err_of(DRAY_E_PEER_UNREACHABLE, "the agent at %s %s%s",
-				 post->call.segment,
-				 *why ? "cannot be reached: " : "did not answer in time", why),
+		peer_fsm_is_up(&peer->fsm) ?
+			dray_err_of(
+				DRAY_E_TIMEOUT,
+				"the agent at %s did not answer in time; the letter may have been delivered",
+				post->call.segment) :
+			peer_unreached(peer, "agent", post->call.m.uid, DRAY_E_PEER_UNREACHABLE),
 		NULL);
 	if (dray_list_empty(&peer->posts))
 		peer_event(peer, PEER_EVENT_UNNEEDED);
@@ -355,7 +356,7 @@ void posts_end(struct peer *peer, uint32_t code)
 				"the agent at %s was lost before it answered: %s; the letter may have been delivered",
 				segment, why);
 		else if (!peer->left)
-			err = dray_err_of((int)code, "the agent at %s: %s", segment, why);
+			err = peer_unreached(peer, "agent", post->call.m.uid, code);
 		else
 			/* a peer that left in good order had not taken the letter: connect again */
 			post_start(p, post, &err);

@@ -375,8 +375,8 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 	i->session = s;
 	i->request_id = request_id;
 	i->is_lease = is_lease;
-	e = peer_import(s->owner->deps.peers, token, is_lease, segment, timeout_ms * DRAY_NS_PER_MS,
-			handle_imported, i, &i->id, reterr);
+	e = peer_import(s->owner->deps.peers, token, is_lease, segment, s->who.uid,
+			timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
 	if (e < 0) {
 		free(i);
 		return e;
