@@ -94,6 +94,7 @@ static void apply(struct agent *a, const struct config_changes *c)
 		log_error(
 			"config",
 			"out of memory: not every segment of ready.require is connected; reload again");
+	budgets_configure(&a->owners->budgets, &a->config->v);
 	agent_placement_reload(a);
 	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)

@@ -5,65 +5,64 @@
 
 #include "schema/gen/errors.h"
 
-#define LEVELS 3
-
-/* Of a session, its group and the agent. */
-#define quotas_of(s)                                          \
-	{                                                     \
-		&(s)->own, (s)->group_quota, (s)->agent_quota \
-	}
-
-static int refuse(const struct quota *q, unsigned level, struct dray_err *reterr)
+static bool is_full(const struct quota *q)
 {
-	static const struct {
-		const char *owner, *limit;
-	} names[LEVELS] = { { "session", "transfers_per_session" },
-			    { "group", "transfers_per_group" },
-			    { "agent", "transfers" } };
+	return atomic_load_explicit(&q->transfers, memory_order_relaxed) >= q->transfers_max;
+}
 
+static int refuse(const struct quota *q, const char *whose, struct dray_err *reterr)
+{
 	return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-			    "%u transfers of this %s are in flight, as many as limits.%s allows; "
-			    "wait until one ends",
-			    q->transfers_max, names[level].owner, names[level].limit);
+			    "%u transfers of this %s are in flight, as many as "
+			    "limits.transfers_per_%s allows; wait until one ends",
+			    q->transfers_max, whose, whose);
 }
 
 /* Relaxed: the counts publish no other memory. */
-static void put(struct quota *const *q, unsigned levels)
+static bool take(struct quota *q)
 {
-	for (unsigned i = 0; i < levels; i++)
-		atomic_fetch_sub_explicit(&q[i]->transfers, 1, memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&q->transfers, 1, memory_order_relaxed) < q->transfers_max)
+		return true;
+	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
+	return false;
+}
+
+static void put(struct quota *q)
+{
+	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
 }
 
 int quotas_check(const struct session_shared *s, struct dray_err *reterr)
 {
-	const struct quota *const q[LEVELS] = quotas_of(s);
-
-	for (unsigned i = 0; i < LEVELS; i++)
-		if (atomic_load_explicit(&q[i]->transfers, memory_order_relaxed) >=
-		    q[i]->transfers_max)
-			return refuse(q[i], i, reterr);
-	return 0;
+	if (is_full(&s->own))
+		return refuse(&s->own, "session", reterr);
+	if (is_full(s->group_quota))
+		return refuse(s->group_quota, "group", reterr);
+	return budget_check(&s->account->budget, RESOURCE_TRANSFERS, 1, reterr);
 }
 
 int quotas_take(struct session_shared *s, struct dray_err *reterr)
 {
-	struct quota *const q[LEVELS] = quotas_of(s);
+	int ret;
 
-	for (unsigned i = 0; i < LEVELS; i++) {
-		if (atomic_fetch_add_explicit(&q[i]->transfers, 1, memory_order_relaxed) <
-		    q[i]->transfers_max)
-			continue;
-		put(q, i + 1);
-		return refuse(q[i], i, reterr);
+	if (!take(&s->own))
+		return refuse(&s->own, "session", reterr);
+	ret = take(s->group_quota) ? 0 : refuse(s->group_quota, "group", reterr);
+	if (ret >= 0) {
+		ret = budget_take(&s->account->budget, RESOURCE_TRANSFERS, 1, reterr);
+		if (ret < 0)
+			put(s->group_quota);
 	}
-	return 0;
+	if (ret < 0)
+		put(&s->own);
+	return ret;
 }
 
 void quotas_put(struct session_shared *s)
 {
-	struct quota *const q[LEVELS] = quotas_of(s);
-
-	put(q, LEVELS);
+	put(&s->own);
+	put(s->group_quota);
+	budget_put(&s->account->budget, RESOURCE_TRANSFERS, 1);
 }
 
 void account_init(struct owner_account *a, uint32_t fds_max)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits on the transfers in flight of a session, a group and the agent. Shared by workers and the control thread. */
+/* Limits on the transfers in flight of a session, a group, an owner and the agent. Shared by workers and the control thread. */
 #pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "agent/model/budget.h"
 #include "lib/err.h"
 #include "lib/handle.h"
 
@@ -15,10 +16,11 @@ struct quota {
 };
 
 /*
- * Descriptors that clients of one uid have passed, from their receipt until they are closed. Workers count what they
- * receive; at the limit they stop reading, and the control thread tells them when to go on.
+ * What the clients of one owner use. Descriptors that they have passed count from their receipt until they are closed: workers
+ * count what they receive; at the limit they stop reading, and the control thread tells them when to go on.
  */
 struct owner_account {
+	struct budget_account budget;
 	_Atomic uint32_t fds;
 	uint32_t fds_max;
 	_Atomic bool waiting; /* a reader has stopped at the limit */
@@ -47,8 +49,8 @@ static inline void account_sub_fds(struct owner_account *a, unsigned n)
 struct session_shared {
 	dray_handle session, group;
 	struct quota own;
-	struct quota *group_quota, *agent_quota;
-	struct owner_account *account;  /* of its uid */
+	struct quota *group_quota;
+	struct owner_account *account;  /* of its owner */
 	uint32_t ops_max;               /* operations in flight */
 	uint32_t requests_max;          /* requests other than transfers */
 	_Atomic uint32_t notifications; /* queued for the session; its worker sends them */
@@ -56,7 +58,7 @@ struct session_shared {
 	_Atomic uint64_t transfers_ended, bytes_moved;
 };
 
-/* Counts one more transfer at all three limits. 0, or -EBUSY with reterr; then no limit has counted it. */
+/* Counts one more transfer at all limits. 0, or -EBUSY with reterr; then no limit has counted it. */
 int quotas_take(struct session_shared *s, struct dray_err *reterr);
 void quotas_put(struct session_shared *s);
 

@@ -156,23 +156,42 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_PEER,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
+	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_EXTENTS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_BYTES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_BYTES_PER_GROUP,
+	DRAY_CONFIG_KEY_LIMITS_MAPPED_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_MAPPED_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_MAPPINGS,
+	DRAY_CONFIG_KEY_LIMITS_MAPPINGS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_POOL_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_POOL_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_REMOTES,
+	DRAY_CONFIG_KEY_LIMITS_REMOTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_REMOTES_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_TOKENS,
+	DRAY_CONFIG_KEY_LIMITS_TOKENS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_TOKENS_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_LEASES,
+	DRAY_CONFIG_KEY_LIMITS_LEASES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LEASES_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_LEASE_RANGES,
+	DRAY_CONFIG_KEY_LIMITS_LEASE_RANGES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LEASE_RANGES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_GROUP,
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS,
+	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_WAITING_TRANSFERS,
+	DRAY_CONFIG_KEY_LIMITS_WAITING_TRANSFERS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_OPS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_SLICES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_ARENA_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_REQUESTS_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS,
+	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES,
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_OWNER,
@@ -525,21 +544,24 @@ struct dray_config {
 	} transfer;
 	struct {
 		int64_t sessions; /* Sessions of the agent. */
-		int64_t sessions_per_owner; /* Sessions of one uid. */
 		/*
-		 * Descriptors that clients of one uid have passed, until they are closed; at most
+		 * Sessions of one owner; 0: half of what the other owners leave of limits.sessions.
+		 */
+		int64_t sessions_per_owner;
+		/*
+		 * Descriptors that clients of one owner have passed, until they are closed; at most
 		 * an eighth of the agent's open files. At the limit the agent reads nothing more
 		 * from these clients.
 		 */
 		int64_t fds_per_owner;
 		/*
-		 * Log lines about clients of one uid in each second; the next line says how many
+		 * Log lines about clients of one owner in each second; the next line says how many
 		 * more there were.
 		 */
 		int64_t log_lines_per_owner;
 		/*
 		 * Log lines about one session in each second, slow transfers included. They count
-		 * as lines of its uid too.
+		 * as lines of its owner too.
 		 */
 		int64_t log_lines_per_session;
 		/*
@@ -548,15 +570,67 @@ struct dray_config {
 		 */
 		int64_t log_lines_per_peer;
 		int64_t regions; /* Regions of the agent. */
+		/*
+		 * Regions of one owner; 0: half of what the other owners leave of limits.regions.
+		 */
+		int64_t regions_per_owner;
 		int64_t regions_per_group; /* Regions of one group. */
 		int64_t regions_per_session; /* Regions of one session. */
 		int64_t extents_per_session; /* Extents of one session's regions. */
 		int64_t bytes_per_session; /* Bytes of one session's regions. */
 		int64_t bytes_per_group; /* Bytes of one group's regions. */
+		/*
+		 * Bytes of all files of clients that the agent maps, each file whole. The address
+		 * space of a process has 128 TiB.
+		 */
+		int64_t mapped_bytes;
+		/*
+		 * Bytes of mapped files of one owner; 0: half of what the other owners leave of
+		 * limits.mapped_bytes.
+		 */
+		int64_t mapped_bytes_per_owner;
+		/*
+		 * Files of clients that the agent maps. Each takes one of the mappings that the
+		 * kernel allows a process (vm.max_map_count, 65530 by default).
+		 */
+		int64_t mappings;
+		/*
+		 * Mapped files of one owner; 0: half of what the other owners leave of
+		 * limits.mappings.
+		 */
+		int64_t mappings_per_owner;
 		int64_t pool_bytes; /* Bytes of all pools of the agent; 0: pools are refused. */
+		/*
+		 * Bytes of pools of one owner; 0: half of what the other owners leave of
+		 * limits.pool_bytes.
+		 */
+		int64_t pool_bytes_per_owner;
+		int64_t remotes; /* Remotes of the agent. */
+		/*
+		 * Remotes of one owner; 0: half of what the other owners leave of limits.remotes.
+		 */
+		int64_t remotes_per_owner;
 		int64_t remotes_per_session; /* Remotes of one session. */
+		int64_t tokens; /* Live tokens of the agent. */
+		/*
+		 * Live tokens of one owner; 0: half of what the other owners leave of
+		 * limits.tokens.
+		 */
+		int64_t tokens_per_owner;
 		int64_t tokens_per_session; /* Live tokens of one session. */
+		int64_t leases; /* Leases of the agent that have not ended. */
+		/*
+		 * Leases that have not ended of one owner; 0: half of what the other owners leave
+		 * of limits.leases.
+		 */
+		int64_t leases_per_owner;
 		int64_t leases_per_session; /* Leases of one session that have not ended. */
+		int64_t lease_ranges; /* Ranges of all leases of the agent. */
+		/*
+		 * Ranges of leases of one owner; 0: half of what the other owners leave of
+		 * limits.lease_ranges.
+		 */
+		int64_t lease_ranges_per_owner;
 		/*
 		 * Ranges of all leases of one session; and of the leases that one peer has granted
 		 * to clients that have not come yet.
@@ -566,6 +640,18 @@ struct dray_config {
 		int64_t transfers_per_session;
 		int64_t transfers_per_group; /* Transfers in flight of one group. */
 		int64_t transfers; /* Transfers in flight of the agent. */
+		/*
+		 * Transfers in flight of one owner; 0: half of what the other owners leave of
+		 * limits.transfers.
+		 */
+		int64_t transfers_per_owner;
+		/* Transfers of the agent that wait for their wait word. */
+		int64_t waiting_transfers;
+		/*
+		 * Transfers that wait for their wait word of one owner; 0: half of what the other
+		 * owners leave of limits.waiting_transfers.
+		 */
+		int64_t waiting_transfers_per_owner;
 		/* Operations in flight of one session; a change applies to new sessions. */
 		int64_t ops_per_session;
 		/* Slices in flight of one session in each worker, of each priority class. */
@@ -576,10 +662,21 @@ struct dray_config {
 		 * sessions.
 		 */
 		int64_t requests_per_session;
+		/* Notifications that wait for the sessions of the agent to read them. */
+		int64_t notifications;
+		/*
+		 * Notifications that wait for the sessions of one owner; 0: half of what the other
+		 * owners leave of limits.notifications.
+		 */
+		int64_t notifications_per_owner;
 		/* Notifications that wait for one session to read them. */
 		int64_t notifications_per_session;
 		int64_t mailboxes; /* Mailboxes of the agent. */
-		int64_t mailboxes_per_owner; /* Mailboxes of one uid. */
+		/*
+		 * Mailboxes of one owner; 0: half of what the other owners leave of
+		 * limits.mailboxes.
+		 */
+		int64_t mailboxes_per_owner;
 		/*
 		 * Letters in one mailbox that its owner has not read; a change applies to new
 		 * mailboxes. The clients of one agent fill at most half of a mailbox, and one uid
@@ -587,7 +684,7 @@ struct dray_config {
 		 */
 		int64_t letters_per_mailbox;
 		/*
-		 * Memory of the letters in all mailboxes. The mailboxes of one uid fill at most
+		 * Memory of the letters in all mailboxes. The mailboxes of one owner fill at most
 		 * half of it.
 		 */
 		int64_t letter_bytes;
@@ -605,7 +702,11 @@ struct dray_config {
 		 */
 		int64_t segments;
 		int64_t hints; /* Hints. Above the limit, those that expire first are dropped. */
-		int64_t hints_per_owner; /* Hints put by clients of one uid. */
+		/*
+		 * Hints put by clients of one owner; 0: half of what the other owners leave of
+		 * limits.hints.
+		 */
+		int64_t hints_per_owner;
 	} limits;
 };
 

@@ -44,6 +44,11 @@
 #define DRAY_DBUS_METHOD_LIST_LEASES "ListLeases"
 /* Mailboxes: open ones, and names that are reserved for the owner of a session that has ended. */
 #define DRAY_DBUS_METHOD_LIST_MAILBOXES "ListMailboxes"
+/*
+ * What each owner of sessions, a pair of tenant and uid, uses of each resource, and what it may
+ * use.
+ */
+#define DRAY_DBUS_METHOD_LIST_QUOTAS "ListQuotas"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -125,8 +130,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 28
-extern const struct dray_dbus_method dray_dbus_methods[28];
+#define DRAY_DBUS_METHOD_N 29
+extern const struct dray_dbus_method dray_dbus_methods[29];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -328,6 +333,34 @@ struct dray_dbus_mailbox {
 	uint64_t delivered; /* Letters that it has taken. */
 	uint64_t refused; /* Letters that were refused because it was full. */
 	uint64_t age_ns; /* Time in that state; for closing, since it was opened. */
+};
+
+enum dray_dbus_quota_field {
+	DRAY_DBUS_QUOTA_FIELD_TENANT,
+	DRAY_DBUS_QUOTA_FIELD_UID,
+	DRAY_DBUS_QUOTA_FIELD_RESOURCE,
+	DRAY_DBUS_QUOTA_FIELD_USED,
+	DRAY_DBUS_QUOTA_FIELD_LIMIT,
+	DRAY_DBUS_QUOTA_FIELD_AGENT_USED,
+	DRAY_DBUS_QUOTA_FIELD_AGENT_LIMIT,
+	DRAY_DBUS_QUOTA_FIELD_REFUSED,
+	DRAY_DBUS_QUOTA_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_quota_fields[DRAY_DBUS_QUOTA_FIELD_N];
+
+struct dray_dbus_quota {
+	const char *tenant; /* Tenant of the owner; (control) for clients of the control socket. */
+	uint32_t uid; /* User id of the owner. */
+	const char *resource; /* Resource: the last part of its key limits.RESOURCE. */
+	uint64_t used; /* What the owner uses. */
+	/*
+	 * What the owner may use now. Without limits.RESOURCE_per_owner: half of what the others
+	 * leave.
+	 */
+	uint64_t limit;
+	uint64_t agent_used; /* What all owners use. */
+	uint64_t agent_limit; /* What all owners may use; 0: there is no common limit. */
+	uint64_t refused; /* Requests of the owner that were refused, since its first session. */
 };
 
 enum dray_dbus_peer_field {

@@ -358,6 +358,21 @@ const struct ctl_list ctl_list_mailboxes = {
 	},
 };
 
+const struct ctl_list ctl_list_quotas = {
+	DRAY_DBUS_METHOD_LIST_QUOTAS, "quotas", dray_dbus_quota_fields,
+	DRAY_DBUS_QUOTA_FIELD_N, 8,
+	{
+		{ "TENANT", DRAY_DBUS_QUOTA_FIELD_TENANT },
+		{ "UID", DRAY_DBUS_QUOTA_FIELD_UID },
+		{ "RESOURCE", DRAY_DBUS_QUOTA_FIELD_RESOURCE },
+		{ "USED", DRAY_DBUS_QUOTA_FIELD_USED },
+		{ "LIMIT", DRAY_DBUS_QUOTA_FIELD_LIMIT },
+		{ "AGENT", DRAY_DBUS_QUOTA_FIELD_AGENT_USED },
+		{ "OF", DRAY_DBUS_QUOTA_FIELD_AGENT_LIMIT },
+		{ "REFUSED", DRAY_DBUS_QUOTA_FIELD_REFUSED },
+	},
+};
+
 const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS, "peers", dray_dbus_peer_fields,
 	DRAY_DBUS_PEER_FIELD_N, 11,
@@ -662,6 +677,27 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --version                print the version of drayctl\n"
 			"\n"
 			"Example: drayctl mailboxes\n",
+	},
+	[CTL_VERB_QUOTAS] = { .name = "quotas",
+		.list = &ctl_list_quotas,
+		.help =
+			"Usage: drayctl [OPTION]... quotas\n"
+			"list what each owner of sessions uses of its quotas\n"
+			"\n"
+			"An owner is a pair of tenant and uid. Prints what it uses of each resource, what\n"
+			"it may use now, the same for all owners together, and the requests that were\n"
+			"refused. The keys are limits.RESOURCE and limits.RESOURCE_per_owner.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl quotas\n",
 	},
 	[CTL_VERB_PEERS] = { .name = "peers",
 		.list = &ctl_list_peers,
@@ -1362,6 +1398,7 @@ const char ctl_help_text[] =
 	"  regions    list the memory that clients registered\n"
 	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
+	"  quotas     list what each owner of sessions uses of its quotas\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

@@ -26,7 +26,7 @@ enum dray_error {
 	 */
 	DRAY_E_NOT_FOUND = 10,
 	DRAY_E_DENIED = 11, /* The kernel's credentials or the region's access do not allow this. */
-	DRAY_E_QUOTA = 12, /* A limit of the session, group or agent is reached. */
+	DRAY_E_QUOTA = 12, /* A limit of the session, group, owner or agent is reached. */
 	DRAY_E_BUSY = 13, /* Too many requests are in flight; nothing was started. */
 	DRAY_E_DRAINING = 14, /* The agent is draining and takes no new work. */
 	/* An offset or length overflows, or passes the end of the region, remote or arena. */

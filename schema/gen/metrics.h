@@ -138,6 +138,15 @@ enum dray_family {
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
 	DRAY_FAMILY_SEGMENTS_BY_STATE, /* Segments by their state. */
 	DRAY_FAMILY_LEASES_ENDED_TOTAL, /* Leases that have ended, by how they ended. */
+	/* What all clients together use of a resource that is divided among owners. */
+	DRAY_FAMILY_QUOTA_USED,
+	/* What all clients together may use of the resource: limits.RESOURCE. */
+	DRAY_FAMILY_QUOTA_LIMIT,
+	/*
+	 * Requests that were refused because the owner's share or the agent's limit of the resource
+	 * was reached.
+	 */
+	DRAY_FAMILY_QUOTA_REFUSED_TOTAL,
 	/* 1 if a condition of readiness holds; the conditions are those of /readyz. */
 	DRAY_FAMILY_READY_CONDITION,
 	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */

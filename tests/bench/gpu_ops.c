@@ -22,6 +22,7 @@
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/bench/bench.h"
+#include "tests/unit/account.h"
 
 #define OPS_MAX 65536u
 #define PAGE (16ull << 10)
@@ -32,7 +33,7 @@
 static struct {
 	struct core core;
 	struct data_counters counters;
-	struct quota group, agent;
+	struct quota group;
 	struct session_shared shared;
 	struct xfer_session session;
 	_Atomic uint64_t done;
@@ -95,12 +96,12 @@ static void set_up(void)
 	c->up = &upcalls;
 	c->counters = &h.counters;
 	c->now_ns = dray_now().ns;
-	h.group.transfers_max = h.agent.transfers_max = 1000;
+	h.group.transfers_max = 1000;
 	h.shared = (struct session_shared){ .session = SESSION,
 					    .group = GROUP,
 					    .own = { .transfers_max = 1000 },
 					    .group_quota = &h.group,
-					    .agent_quota = &h.agent,
+					    .account = account_without_limits(),
 					    .ops_max = 1u << 20 };
 	dray_assert(fault_init() == 0 && loop_init(&c->loop) == 0 && objects_init(c) == 0 &&
 		    xfers_init(c, 1000) == 0);

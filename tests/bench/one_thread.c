@@ -50,7 +50,7 @@ static struct {
 	dray_region near_region, far_region;
 	dray_remote remote;
 	struct worker *w;
-	struct quota group, agent;
+	struct quota group;
 	struct session_shared shared;
 	struct ring_memory ring;
 	struct dray_op ops[4096];
@@ -90,7 +90,7 @@ static void worker_open(void)
 	int pair[2];
 
 	dray_assert(worker_make(&h.w, 0, &cfg, 100000, NULL) == 0);
-	h.shared = worker_part_shared(SESSION, GROUP, &h.group, &h.agent);
+	h.shared = worker_part_shared(SESSION, GROUP, &h.group);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	publish_region(near, &h.near);

@@ -15,6 +15,7 @@
 #include "lib/cleanup.h"
 #include "lib/wake.h"
 #include "lib/wire.h"
+#include "tests/unit/account.h"
 
 #define ENTRIES 8
 #define BYTES 65536
@@ -32,8 +33,7 @@ struct rig {
 	int client, completion;
 	struct ring_memory ring;
 	struct session_shared shared;
-	struct quota group, agent;
-	struct owner_account account;
+	struct quota group;
 	struct region_view *regions[2];
 	struct remote_view remote;
 };
@@ -83,14 +83,12 @@ static void rig_init(struct rig *r)
 					.arena_bytes = ARENA,
 					.doorbell_fd = eventfd(0, EFD_NONBLOCK),
 					.completion_fd = bell };
-	r->group.transfers_max = r->agent.transfers_max = 64;
-	r->account.fds_max = 64;
+	r->group.transfers_max = 64;
 	r->shared = (struct session_shared){ .session = HANDLE,
 					     .group = 7,
 					     .own = { .transfers_max = 64 },
 					     .group_quota = &r->group,
-					     .agent_quota = &r->agent,
-					     .account = &r->account,
+					     .account = account_without_limits(),
 					     .ops_max = 4096,
 					     .requests_max = 4 };
 	dray_assert(worker_make(&r->w, 0, &cfg, 64, NULL) == 0);

@@ -21,7 +21,7 @@ from harness import BUILD, DRAYCTL, GOLDEN, LIMIT, MIB, ROOT, Side, expect, gold
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does not exist: build it first")
 
 SCHEMAS = ROOT / "schema/ctl"
-LISTS = ("sessions", "regions", "mailboxes", "peers", "transfers")
+LISTS = ("sessions", "regions", "mailboxes", "quotas", "peers", "transfers")
 NOBODY = 65534
 
 

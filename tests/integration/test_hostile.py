@@ -311,3 +311,48 @@ def test_log_lines_are_bounded(new_agent):
     lines = agent.text().count(" session: ")
     seconds = time.monotonic() - began + 1
     assert lines < 13 * (seconds + 1), f"{lines} lines in {seconds:.1f} s"
+
+
+def sparse_memfd(size):
+    """A sealed memfd of that size, of which the first page alone is populated."""
+    fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    os.pwrite(fd, bytes(4096), 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def test_address_space(new_agent):
+    """Sparse memfds of many TiB use up addresses and nothing else. The owner's share ends that before the agent has none."""
+    agent = new_agent()
+    serves(agent)
+    with nothing_leaked(agent):
+        with Raw(agent) as raw:
+            answers = []
+            for _ in range(20):
+                fd = sparse_memfd(8 << 40)
+                request = raw.request(s.pack_region_add, [fd], access=s.ACCESS_READ, extents=[(s.KIND_MEMFD, 0, 0, 0, 4096)])
+                os.close(fd)
+                header, message, _ = raw.receive()
+                assert header.request_id == request
+                answers.append(message)
+            refused = [m for m in answers if isinstance(m, s.Error)]
+            assert refused and all(m.code == s.E_QUOTA and "limits.mapped_bytes" in m.message for m in refused), refused
+            assert len(answers) - len(refused) == 4  # 32 of 64 TiB
+        serves(agent)
+
+
+def test_mappings(new_agent):
+    """One page of each of many files."""
+    agent = new_agent(settings={"limits.mappings": 64, "limits.regions_per_session": 100000, "limits.extents_per_session": 100000})
+    serves(agent)
+    with nothing_leaked(agent):
+        with Raw(agent) as raw:
+            fds = [sparse_memfd(4096) for _ in range(50)]
+            extents = [(s.KIND_MEMFD, i, 0, 0, 4096) for i in range(50)]
+            assert raw.error(raw.request(s.pack_region_add, fds, access=s.ACCESS_READ, extents=extents)) == "quota"
+            assert raw.ask(s.pack_region_add, fds[:32], access=s.ACCESS_READ, extents=extents[:32]).length == 32 * 4096
+            assert raw.error(raw.request(s.pack_region_add, fds[32:33], access=s.ACCESS_READ, extents=extents[:1])) == "quota"
+            for fd in fds:
+                os.close(fd)
+        serves(agent)

@@ -2,6 +2,7 @@
 """Owners: the pair of a listening socket (the tenant) and a uid. Each has its own groups, names, hints and quotas."""
 
 import contextlib
+import os
 import re
 import socket
 import sys
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import dray
 import pytest
+import wire
 from dray import errors
 from harness import LIMIT, MIB, Raw, expect, until
 from test_lifecycle import ACTIVATE, fails
@@ -126,3 +128,129 @@ def test_sessions_are_counted_by_owner(new_agent):
         with connect("b"):
             pass
     until(lambda: not sessions(agent), "the end of the sessions")
+
+
+def fill(more, key):
+    """Calls more() until the quota ends it; returns the number of calls that succeeded, and the error."""
+    for n in range(100):
+        try:
+            more()
+        except (dray.Error, wire.errors.Error) as e:
+            assert e.name in ("quota", "busy"), e
+            assert key in str(e) and re.search(r"(close|remove|release|revoke|end|wait|forget|describe)", str(e)), e
+            return n, e
+    raise AssertionError(f"{key} has no effect")
+
+
+class User:
+    """One client, and ways to use up each resource."""
+
+    def __init__(self, agent, connect, tenant):
+        self.client = connect(tenant)
+        self.path, self.raw = agent.directory / f"{tenant}.sock", None
+        self.connect, self.tenant, self.kept = connect, tenant, []
+        self.memory = dray.Memory(MIB)
+        self.region = self.client.region(self.memory)
+        self.remote = self.client.import_token(self.region.export())
+
+    def sessions(self):
+        self.kept.append(self.connect(self.tenant))
+
+    def regions(self):
+        self.client.region([(self.memory, 0, 4096)])
+
+    def mappings(self):
+        region(self.client)
+
+    def mapped_bytes(self):
+        region(self.client, MIB)
+
+    def pool_bytes(self):
+        self.client.pool(MIB).memory.close()
+
+    def tokens(self):
+        self.region.export()
+
+    def remotes(self):
+        self.client.import_token(self.region.export())
+
+    def leases(self):
+        self.region.lease([(0, 4096, 4096, 1)], expiry=60)
+
+    def lease_ranges(self):
+        self.region.lease([(0, 4096, 4096, 1), (16384, 4096, 4096, 1)], expiry=60)
+
+    def transfers(self):
+        self.waiting_transfers()
+
+    def waiting_transfers(self):
+        if not self.raw:
+            self.raw = wire.Client(self.path, timeout=LIMIT)
+            self.raw_region = self.raw.region(self.memory)
+            self.raw_remote = self.raw.import_token(str(self.region.export()))
+        pending = self.raw.read(self.raw_region, self.raw_remote, [(4096, 8192, 4096)], wait_word=(self.raw_region, 0, 7), via="inline")
+        # the same worker answers this later
+        with contextlib.suppress(wire.errors.Error):
+            self.raw.request(s.pack_transfer_cancel, request=0)
+        if pending.done():
+            pending.result(0)
+        self.kept.append(pending)
+
+    def hints(self):
+        self.client.put_hint(f"scope-{len(self.kept)}", "10.0.0.1:50053")
+        self.kept.append(None)
+
+    def mailboxes(self):
+        self.client.open_mailbox(f"box-{len(self.kept)}")
+        self.kept.append(None)
+
+    def close(self):
+        for kept in self.kept:
+            if isinstance(kept, dray.Client):
+                kept.close()
+        if self.raw:
+            self.raw.close()
+        self.client.close()
+        self.memory.close()
+
+
+# what a user has already, and the limit of the agent; each step takes one of the unit
+RESOURCES = {"sessions": (1, 8), "regions": (1, 8), "mappings": (1, 8), "mapped_bytes": (1, "8MiB"), "pool_bytes": (0, "8MiB"),
+             "tokens": (1, 8), "leases": (0, 8), "lease_ranges": (0, 16), "remotes": (1, 8), "transfers": (0, 8),
+             "waiting_transfers": (0, 8), "mailboxes": (0, 8)}
+
+
+@pytest.mark.parametrize("how", ["share", "fixed"])
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_an_owner_does_not_take_everything(new_agent, resource, how):
+    """By default half of what the others leave; or the limit of the configuration."""
+    before, total = RESOURCES[resource]
+    key, units = f"limits.{resource}", int(str(total).removesuffix("MiB"))
+    step = 2 if resource == "lease_ranges" else 1
+    settings = {key: total, "limits.remotes": 1000, "limits.tokens": 1000, "limits.regions": 1000, "limits.mappings": 1000, "limits.sessions": 100}
+    settings[key] = total
+    if how == "fixed":
+        settings[f"{key}_per_owner"] = f"{2 * step}MiB" if str(total).endswith("MiB") else 2 * step
+    agent, connect = tenants(new_agent, "a", "b", settings=settings)
+    users = [User(agent, connect, name) for name in "ab"]
+    try:
+        used = []
+        for user, name in zip(users, "ab"):
+            others = sum(used) + before * step * (len(users) - 1 - len(used))
+            share = 2 * step if how == "fixed" else (units - others + (not str(total).endswith("MiB"))) // 2
+            n, error = fill(getattr(user, resource), key)
+            assert before + n == share // step, (n, str(error))
+            assert f"of tenant {name} " in str(error) or resource == "hints"
+            if how == "fixed":
+                assert f"{key}_per_owner" in str(error)
+            used.append((before + n) * step)
+        rows = {(row["tenant"], row["resource"]): row for row in agent.ctl("quotas", "--json")["quotas"]}
+        for name, n in zip("ab", used):
+            row = rows[name, resource]
+            assert row["used"] == n << 20 * str(total).endswith("MiB") and row["limit"] - row["used"] < step << 20 and row["refused"] == 1
+            assert row["uid"] == (0 if agent.lab.userns else os.getuid())
+    finally:
+        for user in users:
+            user.close()
+    if resource != "hints":  # which outlive their clients
+        until(lambda: not any(row["used"] for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == resource), "the release")

@@ -21,7 +21,7 @@ def region(client, size=4096, n=1):
 
 
 def test_sessions(new_agent):
-    agent = new_agent(settings={"limits.sessions": 3})
+    agent = new_agent(settings={"limits.sessions": 3, "limits.sessions_per_owner": 3})
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(agent.client()) for _ in range(3)]
         names(expect("quota", agent.client), "limits.sessions")
@@ -45,7 +45,7 @@ def test_sessions_per_owner(new_agent):
 
 @pytest.mark.parametrize("key", ["limits.regions", "limits.regions_per_group", "limits.regions_per_session"])
 def test_regions(new_agent, key):
-    agent = new_agent(settings={key: 3})
+    agent = new_agent(settings={"limits.regions_per_owner": 4, key: 3})
     with agent.client(group="g") as client, agent.client(group="g") as mate, agent.client() as other:
         mine = [region(client) for _ in range(2)]
         theirs = region(client if key.endswith("session") else mate if key.endswith("group") else other)
@@ -79,7 +79,7 @@ def test_bytes(new_agent, key):
 
 
 def test_pool_bytes(new_agent):
-    agent = new_agent(settings={"limits.pool_bytes": "1MiB"})
+    agent = new_agent(settings={"limits.pool_bytes": "1MiB", "limits.pool_bytes_per_owner": "1MiB"})
     with agent.client() as client:
         names(expect("quota", client.pool, MIB + 4096), "limits.pool_bytes")
         pool = client.pool(MIB)
@@ -112,7 +112,7 @@ def test_tokens_and_remotes(new_agent):
 @pytest.mark.parametrize("key", ["limits.transfers_per_session", "limits.transfers_per_group", "limits.transfers"])
 @pytest.mark.parametrize("via", ["inline", "ring"])
 def test_transfers(new_agent, key, via):
-    agent = new_agent(settings={key: 4})
+    agent = new_agent(settings={"limits.transfers_per_owner": 4, key: 4})
     with Side(agent, MIB, wire=True, group="g") as here, Side(agent, MIB, noise(MIB)) as there:
         remote, words = here.reach(there), here.memory.words()
         waiting = [here.client.read(here.region, remote, [(4096 * i + 64, 0, 1000)], via=via, wait_word=(here.region, 0, 1))

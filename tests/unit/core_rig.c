@@ -15,6 +15,7 @@
 #include "agent/data/transport/local/local.h"
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/account.h"
 
 static struct rig *rig_of(struct core *c)
 {
@@ -87,7 +88,7 @@ void rig_init(struct rig *r)
 	r->core.up = &upcalls;
 	r->core.counters = &r->counters;
 	r->core.now_ns = 1000;
-	r->group.transfers_max = r->agent.transfers_max = 1000;
+	r->group.transfers_max = 1000;
 	assert_int_equal(fault_init(), 0);
 	assert_int_equal(loop_init(&r->core.loop), 0);
 	assert_int_equal(objects_init(&r->core), 0);
@@ -112,7 +113,7 @@ void rig_session_init(struct rig *r, struct rig_session *s, dray_handle handle)
 	s->shared.group = 77;
 	s->shared.own.transfers_max = 100;
 	s->shared.group_quota = &r->group;
-	s->shared.agent_quota = &r->agent;
+	s->shared.account = account_without_limits();
 	s->shared.ops_max = 100000;
 	assert_int_equal(xfer_session_init(&r->core, &s->xs, handle, &s->shared), 0);
 }

@@ -18,7 +18,7 @@ struct rig_end {
 struct rig {
 	struct core core;
 	struct data_counters counters;
-	struct quota group, agent;
+	struct quota group;
 	struct rig_end ended[RIG_ENDED_MAX];
 	unsigned n_ended, n_dropped, n_faults, n_notify;
 	dray_handle last_dropped, last_fault, last_notify;

@@ -73,7 +73,10 @@ static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 	assert_non_null(f);
 	f->cfg.limits.regions = 1000;
 	f->cfg.limits.bytes_per_session = 1ll << 40;
-	f->cfg.limits.pool_bytes = 1 << 20;
+	f->cfg.limits.pool_bytes = f->cfg.limits.pool_bytes_per_owner = 1 << 20;
+	f->cfg.limits.tokens = f->cfg.limits.leases = f->cfg.limits.lease_ranges = 1 << 20;
+	f->cfg.limits.mappings = 1000;
+	f->cfg.limits.mapped_bytes = 1ll << 46;
 	f->cfg.limits.tokens_per_session = 8;
 	f->cfg.limits.grants_per_peer = 4;
 	f->fds = cm_fds_count();

@@ -55,7 +55,7 @@ static void session(struct ring_rig *r, unsigned i, uint32_t entries, struct own
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	r->clients[i] = pair[1];
-	r->shared[i] = worker_part_shared(handle_of(i), GROUP, &r->group, &r->agent);
+	r->shared[i] = worker_part_shared(handle_of(i), GROUP, &r->group);
 	if (account)
 		r->shared[i].account = account;
 	run(r, (struct command){
@@ -73,7 +73,7 @@ void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t pol
 	memset(r, 0, sizeof(*r));
 	r->n = n;
 	r->threaded = threaded;
-	r->group.transfers_max = r->agent.transfers_max = 100000;
+	r->group.transfers_max = 100000;
 	dray_assert(n && n <= RING_RIG_SESSIONS);
 	dray_assert(worker_make(&r->worker, 0, &cfg, 100000, NULL) == 0);
 	if (threaded)
@@ -87,6 +87,7 @@ unsigned ring_rig_add(struct ring_rig *r, uint32_t entries)
 {
 	dray_assert(r->n < RING_RIG_SESSIONS);
 	account_init(&r->other, UINT32_MAX);
+	budget_account_init(&r->other.budget, account_without_limits()->budget.all, "test", 8);
 	session(r, r->n, entries, &r->other);
 	return r->n++;
 }

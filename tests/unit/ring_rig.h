@@ -21,7 +21,7 @@ struct ring_rig {
 	struct session_shared shared[RING_RIG_SESSIONS];
 	struct owner_account other; /* of sessions that ring_rig_add() has made */
 	struct ring_memory rings[RING_RIG_SESSIONS];
-	struct quota group, agent;
+	struct quota group;
 	struct region_view *regions[2];
 	struct remote_view remote;
 	uint8_t memory[2][RING_RIG_BYTES]

@@ -271,6 +271,12 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 			    err);
 }
 
+/* Applies changed limits, as a reload does. */
+static inline void lab_limits(struct lab *l)
+{
+	budgets_configure(&l->owners->budgets, l->cfg);
+}
+
 /* Sets up everything except regions and sessions. */
 static int lab_setup_workers(void **state)
 {

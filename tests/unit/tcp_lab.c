@@ -19,6 +19,7 @@
 #include "agent/data/transport/gpu/gpu.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/memfd.h"
+#include "tests/unit/account.h"
 
 uint64_t lab_staging[2];
 
@@ -313,12 +314,12 @@ static void side_init(struct lab *l, unsigned i)
 
 static void session_init(struct lab_side *s)
 {
-	s->group_quota.transfers_max = s->agent_quota.transfers_max = LAB_ENDED_MAX;
+	s->group_quota.transfers_max = LAB_ENDED_MAX;
 	s->shared.session = LAB_SESSION;
 	s->shared.group = LAB_GROUP;
 	s->shared.own.transfers_max = LAB_ENDED_MAX;
 	s->shared.group_quota = &s->group_quota;
-	s->shared.agent_quota = &s->agent_quota;
+	s->shared.account = account_without_limits();
 	s->shared.ops_max = 1 << 20;
 	lab_check(xfer_session_init(&s->core, &s->session, LAB_SESSION, &s->shared) == 0);
 }

@@ -64,7 +64,7 @@ struct lab_side {
 	unsigned n_half;
 	struct xfer_session session; /* LAB_SESSION */
 	struct session_shared shared;
-	struct quota group_quota, agent_quota;
+	struct quota group_quota;
 	struct lab_region region;   /* LAB_REGION */
 	struct remote_view *remote; /* LAB_REMOTE: all of the other side's region */
 	struct grant_view *grant;   /* LAB_GRANT: all of our region */

@@ -11,6 +11,7 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/account.h"
 
 #define DAY_MS (24 * 3600 * 1000LL)
 #define A "10.0.0.1:50053"
@@ -162,8 +163,15 @@ static int try_put(struct fixture *x, const char *scope, const char *segment, in
 		   uint32_t uid, uint32_t score, uint64_t ttl_ms, struct dray_err *err)
 {
 	return hints_put(x->h,
-			 &(struct hint_put){ scope, segment, (enum dmsg_hint_source)source, uid,
-					     score, ttl_ms },
+			 &(struct hint_put){
+				 .scope = scope,
+				 .segment = segment,
+				 .source = (enum dmsg_hint_source)source,
+				 .uid = uid,
+				 .account = budget_account_of(&x->cfg, uid),
+				 .score = score,
+				 .ttl_ms = ttl_ms,
+			 },
 			 err);
 }
 

@@ -13,6 +13,7 @@
 #include "agent/control/mailbox/share.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/account.h"
 
 #define SENT_MAX 16 /* as in mailbox.c */
 
@@ -131,7 +132,7 @@ static uint32_t post(struct mailboxes *m, const uint8_t agent[16], uint32_t uid,
 
 static struct mailbox_owner *owner(struct mailbox_owner *o, dray_handle session, uid_t uid)
 {
-	mailbox_owner_init(o, session, "t", uid, uid + 1, "engine");
+	mailbox_owner_init(o, session, "t", uid, uid + 1, "engine", budget_account_of(&cfg, uid));
 	return o;
 }
 
@@ -331,7 +332,7 @@ static void test_limits(void **state)
 	assert_int_equal(list(m).n, 8);
 	err = try_open(m, &c, "c3", 0);
 	assert_int_equal(err.code, DRAY_E_QUOTA);
-	assert_non_null(strstr(err.msg, "limits.mailboxes allows"));
+	assert_non_null(strstr(err.msg, "limits.mailboxes = 8"));
 	mailbox_owner_end(m, &a);
 	mailbox_owner_end(m, &b);
 	mailbox_owner_end(m, &c);

@@ -390,7 +390,8 @@ static void test_pool(void **state)
 	assert_int_equal(add_pool(f, 1 << 20, 0, &fd, &h), 0);
 	end(f, h);
 	/* huge pages, or an error */
-	f->cfg.limits.pool_bytes = 1ll << 40;
+	f->cfg.limits.pool_bytes = f->cfg.limits.pool_bytes_per_owner = 1ll << 40;
+	budgets_configure(&f->owners->budgets, &f->cfg);
 	if (add_pool(f, 1, DMSG_REGION_FLAG_HUGE, &fd, &h) == 0)
 		end(f, h);
 	else

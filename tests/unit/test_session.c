@@ -180,11 +180,13 @@ static void test_session_limits(void **state)
 
 	l->cfg->limits.sessions = 3;
 	l->cfg->limits.sessions_per_owner = 2;
+	lab_limits(l);
 	lab_start(l);
 	c[0] = client_open(l, "", 0);
 	c[1] = client_open(l, "", 0);
 	refuse(l, m, NULL, 0, DRAY_E_QUOTA);
 	l->cfg->limits.sessions_per_owner = 5;
+	lab_limits(l);
 	c[2] = client_open(l, "", 0);
 	refuse(l, m, NULL, 0, DRAY_E_QUOTA);
 	client_close(c[0]);

@@ -128,7 +128,8 @@ static void test_quota(void **state)
 
 	l->cfg->limits.regions_per_session = 2;
 	l->cfg->limits.regions_per_group = 3;
-	l->cfg->limits.regions = 4;
+	l->cfg->limits.regions = l->cfg->limits.regions_per_owner = 4;
+	lab_limits(l);
 	region = client_add(a, fd, PAGE);
 	client_add(a, fd, PAGE);
 	client_send_add(a, fd, PAGE, DMSG_ACCESS_READ);
@@ -144,7 +145,8 @@ static void test_quota(void **state)
 	client_add(a, fd, PAGE);
 
 	l->cfg->limits.regions_per_session = l->cfg->limits.regions_per_group =
-		l->cfg->limits.regions = 100;
+		l->cfg->limits.regions = l->cfg->limits.regions_per_owner = 100;
+	lab_limits(l);
 	l->cfg->limits.extents_per_session = 2;
 	client_send_add(a, fd, PAGE, DMSG_ACCESS_READ);
 	client_expect_error(a, a->id, DRAY_E_QUOTA);

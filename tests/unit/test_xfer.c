@@ -47,7 +47,8 @@ static int teardown(void **state)
 	assert_int_equal(t->rig.counters.v[DRAY_METRIC_TRANSFERS_IN_FLIGHT], 0);
 	assert_int_equal(t->a.shared.own.transfers + t->b.shared.own.transfers, 0);
 	assert_int_equal(t->rig.group.transfers, 0);
-	assert_int_equal(t->rig.agent.transfers, 0);
+	assert_int_equal(t->a.shared.account->budget.of[RESOURCE_TRANSFERS].used, 0);
+	assert_int_equal(t->a.shared.account->budget.of[RESOURCE_WAITING_TRANSFERS].used, 0);
 	assert_int_equal(t->a.xs.ops + t->b.xs.ops + t->a.xs.slices[0] + t->a.xs.slices[1] +
 				 t->b.xs.slices[0] + t->b.xs.slices[1],
 			 0);
@@ -201,9 +202,9 @@ static void invalid_requests_have_no_effect(void **state)
 	t->rig.group.transfers_max = 0;
 	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
 	t->rig.group.transfers_max = 100;
-	t->rig.agent.transfers_max = 0;
+	t->a.shared.account->budget.all->of[RESOURCE_TRANSFERS].max = 0;
 	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
-	t->rig.agent.transfers_max = 100;
+	t->a.shared.account->budget.all->of[RESOURCE_TRANSFERS].max = 100;
 	t->a.shared.ops_max = 0;
 	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
 }

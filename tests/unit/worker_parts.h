@@ -8,6 +8,7 @@
 #include "agent/data/transfer/core.h"
 #include "lib/assert.h"
 #include "lib/time.h"
+#include "tests/unit/account.h"
 
 static inline struct data_config worker_part_config(int64_t poll_time_ns)
 {
@@ -26,18 +27,14 @@ static inline struct data_config worker_part_config(int64_t poll_time_ns)
 
 /* Quotas that no test reaches. */
 static inline struct session_shared worker_part_shared(dray_handle session, dray_handle group,
-						       struct quota *group_quota,
-						       struct quota *agent_quota)
+						       struct quota *group_quota)
 {
-	static struct owner_account account = { .fds_max = 100000 };
-
-	group_quota->transfers_max = agent_quota->transfers_max = 100000;
+	group_quota->transfers_max = 100000;
 	return (struct session_shared){ .session = session,
 					.group = group,
 					.own = { .transfers_max = 4096 },
 					.group_quota = group_quota,
-					.agent_quota = agent_quota,
-					.account = &account,
+					.account = account_without_limits(),
 					.ops_max = 1 << 20,
 					.requests_max = 4 };
 }

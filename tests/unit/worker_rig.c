@@ -67,7 +67,7 @@ void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, ui
 	memset(r, 0, sizeof(*r));
 	r->bytes = bytes;
 	r->completion = r->doorbell = -1;
-	r->shared = worker_part_shared(WRIG_SESSION, GROUP, &r->group, &r->agent);
+	r->shared = worker_part_shared(WRIG_SESSION, GROUP, &r->group);
 	dray_assert(pool_new(&r->pool, workers, &cfg, 100000, NULL) == 0);
 	dray_assert(pool_start(&r->pool, NULL) == 0);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==

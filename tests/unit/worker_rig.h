@@ -9,7 +9,7 @@
 
 struct wrig {
 	struct worker_pool pool;
-	struct quota group, agent;
+	struct quota group;
 	struct session_shared shared;
 	int client;     /* the client's end of the data socket */
 	uint8_t *a, *b; /* memory of two regions of `bytes` */

@@ -3,9 +3,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/owner/owner.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/placement/detect/detect.h"
@@ -49,6 +51,27 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 LIST_EACH(list_sessions, session, sessions_each, sessions);
 LIST_EACH(list_leases, lease, leases_each, regions);
 LIST_EACH(list_mailboxes, mailbox, mailboxes_each, mailboxes);
+static void quota_append(void *arg, const struct dray_dbus_quota *quota)
+{
+	struct dictionaries *d = arg;
+	const struct dray_config *cfg = &d->agent->config->v;
+	struct dray_dbus_quota q = *quota;
+
+	/* hints outlive the sessions that put them, so the owner does not count them */
+	if (!strcmp(q.resource, resource_name(RESOURCE_HINTS))) {
+		q.used = hints_count_of(d->agent->hints, q.uid);
+		q.agent_used = hints_count(d->agent->hints);
+		q.limit = budget_share(q.agent_limit, q.agent_used - q.used,
+				       (uint64_t)cfg->limits.hints_per_owner);
+	}
+	DICTIONARY_APPEND(d, quota, &q);
+}
+
+LIST(list_quotas)
+{
+	owners_each_quota(d->agent->owners, quota_append, d);
+}
+
 LIST_EACH(list_paths, path, rails_each_path, rails);
 LIST_EACH(list_gpus, gpu, gpus_each, gpus);
 LIST_EACH(list_segments, segment, segments_each, segments);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/control/mailbox/share.h"
+#include "agent/model/budget.h"
 #include "agent/model/handle.h"
 #include "lib/assert.h"
 #include "lib/map.h"
@@ -77,6 +78,8 @@ int mailboxes_new(struct mailboxes **ret, const struct mailboxes_deps *deps)
 
 static void mailbox_free(struct mailboxes *m, struct mailbox *b)
 {
+	if (b->owner)
+		budget_put(b->owner->budget, RESOURCE_MAILBOXES, 1);
 	dray_map_del(&m->by_name, &b->node);
 	dray_list_del(&b->all);
 	dray_list_del(&b->link);
@@ -99,11 +102,14 @@ struct mailboxes *mailboxes_free(struct mailboxes *m)
 }
 
 void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, const char *tenant, uid_t uid,
-			gid_t gid, const char *name)
+			gid_t gid, const char *name, struct budget_account *budget)
 {
-	*o = (struct mailbox_owner){
-		.session = session, .tenant = tenant, .uid = uid, .gid = gid, .name = name
-	};
+	*o = (struct mailbox_owner){ .session = session,
+				     .tenant = tenant,
+				     .uid = uid,
+				     .gid = gid,
+				     .name = name,
+				     .budget = budget };
 	dray_list_init(&o->list);
 	dray_list_init(&o->letters);
 	dray_list_init(&o->sent);
@@ -169,49 +175,37 @@ static int claim_name(struct mailboxes *m, const struct mailbox_owner *o,
 	return 0;
 }
 
-/* Open mailboxes of this tenant and uid. *ret_oldest: the reservation of theirs that expires first, or NULL. */
-static uint32_t count_owner(struct mailboxes *m, const struct mailbox_owner *o,
-			    uint32_t *ret_reserved, struct mailbox **ret_oldest)
+/* Reserved names of this tenant and uid. *ret_oldest: the one that expires first, or NULL. */
+static uint32_t count_reserved(struct mailboxes *m, const struct mailbox_owner *o,
+			       struct mailbox **ret_oldest)
 {
 	uint32_t n = 0;
 
-	*ret_reserved = 0;
 	*ret_oldest = NULL;
-	dray_list_for_each(&m->open, b, struct mailbox, all)
-		n += is_owner(b, o);
 	dray_list_for_each(&m->reserved, r, struct mailbox, all) {
 		if (!is_owner(r, o))
 			continue;
 		if (!*ret_oldest)
 			*ret_oldest = r;
-		(*ret_reserved)++;
+		n++;
 	}
 	return n;
 }
 
-/* Makes room for one more. A reservation gives way to a mailbox of its own owner, at the agent's limit to any. */
-static int check_quota(struct mailboxes *m, const struct mailbox_owner *o, struct dray_err *reterr)
+/* Counts one more, and makes room for it. A reservation gives way to a mailbox of its own owner, at the agent's limit to any. */
+static int take_quota(struct mailboxes *m, struct mailbox_owner *o, struct dray_err *reterr)
 {
-	int64_t max = m->deps.cfg->limits.mailboxes,
-		uid_max = m->deps.cfg->limits.mailboxes_per_owner;
-	uint32_t reserved, n;
+	uint64_t own_max = budget_limit(o->budget, RESOURCE_MAILBOXES);
+	uint64_t own = atomic_load(&o->budget->of[RESOURCE_MAILBOXES].used);
 	struct mailbox *oldest;
+	uint32_t reserved = count_reserved(m, o, &oldest);
+	int r = budget_take(o->budget, RESOURCE_MAILBOXES, 1, reterr);
 
-	n = count_owner(m, o, &reserved, &oldest);
-	if (n >= uid_max)
-		return dray_err_set(
-			reterr, -ENOSPC, DRAY_E_QUOTA,
-			"uid %u of tenant %s has %" PRIu32
-			" mailboxes, as many as limits.mailboxes_per_owner allows; close one",
-			o->uid, o->tenant, n);
-	if (n + reserved >= uid_max)
+	if (r < 0)
+		return r;
+	if (oldest && own + reserved >= own_max)
 		mailbox_free(m, oldest);
-	if (m->handles.count >= max)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the agent has %" PRIu32
-				    " mailboxes, as many as limits.mailboxes allows; close one",
-				    m->handles.count);
-	if (m->by_name.n >= (uint64_t)max) {
+	if (m->by_name.n >= (uint64_t)m->deps.cfg->limits.mailboxes) {
 		oldest = dray_list_first(&m->reserved, struct mailbox, all);
 		if (oldest)
 			mailbox_free(m, oldest);
@@ -243,12 +237,13 @@ int mailbox_open(struct mailboxes *m, struct mailbox_owner *o, struct dray_str n
 	key = name_key(tenant_of(o), name);
 	r = claim_name(m, o, &key, now, reterr);
 	if (r >= 0)
-		r = check_quota(m, o, reterr);
+		r = take_quota(m, o, reterr);
 	if (r < 0)
 		return r;
 	b = calloc(1, sizeof(*b));
 	if (!b || dray_handles_add(&m->handles, b, &b->handle) < 0) {
 		free(b);
+		budget_put(o->budget, RESOURCE_MAILBOXES, 1);
 		return -ENOMEM;
 	}
 	b->owner = o;
@@ -304,6 +299,7 @@ static void reserve(struct mailboxes *m, struct mailbox *b)
 	dray_handles_del(&m->handles, b->handle);
 	dray_list_del(&b->link);
 	b->handle = 0;
+	budget_put(b->owner->budget, RESOURCE_MAILBOXES, 1);
 	b->owner = NULL;
 	b->since_ns = now;
 	b->until_ns = now + time;

@@ -55,7 +55,8 @@ struct mailbox_owner {
 	const char *tenant;
 	uid_t uid;
 	gid_t gid;
-	const char *name;         /* of the session */
+	const char *name; /* of the session */
+	struct budget_account *budget;
 	struct dray_list list;    /* struct mailbox */
 	struct dray_list letters; /* that wait, oldest first */
 	struct dray_list sent;    /* that its worker has, oldest first */
@@ -64,7 +65,7 @@ struct mailbox_owner {
 
 /* The owner must stay at its address until mailbox_owner_end(), and so must the texts. */
 void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, const char *tenant, uid_t uid,
-			gid_t gid, const char *name);
+			gid_t gid, const char *name, struct budget_account *budget);
 /* The session ends: its mailboxes end at once, with their letters. Their names stay reserved for the tenant and uid. */
 void mailbox_owner_end(struct mailboxes *m, struct mailbox_owner *o);
 

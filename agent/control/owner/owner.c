@@ -38,6 +38,7 @@ int owners_new(struct owners **ret, sd_event *event, const struct dray_config *c
 	all->event = event;
 	all->cfg = cfg;
 	dray_list_init(&all->list);
+	budgets_configure(&all->budgets, cfg);
 	all->own = owner_get(all, cfg->data.tenant, geteuid());
 	if (!all->own) {
 		free(all);
@@ -140,6 +141,7 @@ struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
 		memcpy(o->tenant, tenant, strlen(tenant));
 		o->uid = uid;
 		account_init(&o->account, fds_max(all));
+		budget_account_init(&o->account.budget, &all->budgets, o->tenant, uid);
 		dray_list_add(&all->list, &o->link);
 	}
 	return start_threads(o) ? owner_ref(o) : NULL;
@@ -165,8 +167,11 @@ void owner_unref(struct owner *o)
 
 bool owner_may_log(struct owner *o, uint32_t *ret_dropped)
 {
-	return dray_log_limit_pass(&o->log, (uint32_t)o->all->cfg->limits.log_lines_per_owner,
-				   ret_dropped);
+	bool pass = dray_log_limit_pass(&o->log, (uint32_t)o->all->cfg->limits.log_lines_per_owner,
+					ret_dropped);
+
+	o->lines_dropped += !pass;
+	return pass;
 }
 
 bool owners_exhausted(const struct owners *all, const char *tenant, unsigned n)
@@ -357,4 +362,52 @@ void owner_farewell(struct owner *o, int fd, struct packet *message)
 	*f = (struct farewell){ .fd = fd, .message = message };
 	o->closing++;
 	owner_close_job(o, &f->job, farewell_run, farewell_done);
+}
+
+/* --- for operators --- */
+
+static uint64_t load(const _Atomic uint64_t *v)
+{
+	return atomic_load_explicit(v, memory_order_relaxed);
+}
+
+static void each_quota(const struct owner *o,
+		       void (*fn)(void *arg, const struct dray_dbus_quota *quota), void *arg)
+{
+	const struct budget_account *a = &o->account.budget;
+
+	for (unsigned i = 0; i < RESOURCE_N; i++)
+		fn(arg, &(struct dray_dbus_quota){
+				.tenant = o->tenant,
+				.uid = o->uid,
+				.resource = resource_name(i),
+				.used = load(&a->of[i].used),
+				.limit = budget_limit(a, i),
+				.agent_used = load(&a->all->of[i].used),
+				.agent_limit = load(&a->all->of[i].max),
+				.refused = load(&a->of[i].refused),
+			});
+	fn(arg, &(struct dray_dbus_quota){
+			.tenant = o->tenant,
+			.uid = o->uid,
+			.resource = "fds",
+			.used = atomic_load(&o->account.fds),
+			.limit = o->account.fds_max,
+		});
+	fn(arg, &(struct dray_dbus_quota){
+			.tenant = o->tenant,
+			.uid = o->uid,
+			.resource = "log_lines",
+			.used = resting(o) ? o->log.count : 0,
+			.limit = (uint64_t)o->all->cfg->limits.log_lines_per_owner,
+			.refused = o->lines_dropped,
+		});
+}
+
+void owners_each_quota(struct owners *all,
+		       void (*fn)(void *arg, const struct dray_dbus_quota *quota), void *arg)
+{
+	dray_list_for_each(&all->list, o, struct owner, link)
+		if (o->refs > (o == all->own))
+			each_quota(o, fn, arg);
 }

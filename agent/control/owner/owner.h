@@ -24,6 +24,7 @@
 #include "lib/list.h"
 #include "lib/log.h"
 #include "schema/gen/config.h"
+#include "schema/gen/dbus.h"
 
 struct owner;
 
@@ -31,6 +32,7 @@ struct owners {
 	sd_event *event;
 	const struct dray_config *cfg;
 	struct dray_list list; /* of struct owner */
+	struct budgets budgets;
 	struct owner *own; /* of data.socket and the agent's own uid, as in most pods; it stays */
 	/* Clients of the owner may be read again; NULL: nobody reads. */
 	void (*readable)(void *arg, struct owner *o);
@@ -46,9 +48,10 @@ struct owner {
 	_Atomic uint32_t refs;
 	uint32_t jobs;                /* not delivered yet */
 	uint32_t pending_clients;     /* connections before their HELLO */
-	struct owner_account account; /* shared with the workers */
+	struct owner_account account; /* shared with the workers, and with threads of the owner */
 	struct dray_jobs *opener, *closer;
 	struct dray_log_limit log;
+	uint64_t lines_dropped; /* since its first session */
 };
 
 /* A job on a thread of the owner, which it keeps alive. Embedded; queued once at a time. */
@@ -59,6 +62,17 @@ struct owner_job {
 	void (*done)(
 		struct owner_job *j); /* on the control thread; may free the job or add it again */
 };
+
+/* Counts a resource at its owner and the agent, as budget_take() and budget_put(). Any thread. */
+static inline int owner_take(struct owner *o, enum resource r, uint64_t n, struct dray_err *reterr)
+{
+	return budget_take(&o->account.budget, r, n, reterr);
+}
+
+static inline void owner_put(struct owner *o, enum resource r, uint64_t n)
+{
+	budget_put(&o->account.budget, r, n);
+}
 
 /* Begins before the agent drops its privileges; its threads drop them. 0 or -errno. */
 int owners_new(struct owners **ret, sd_event *event, const struct dray_config *cfg);
@@ -103,6 +117,10 @@ void owner_open_job(struct owner *o, struct owner_job *j, void (*run)(struct own
 		    void (*done)(struct owner_job *j));
 void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
 		     void (*done)(struct owner_job *j));
+
+/* Each resource of each owner that has clients, or still uses something. Without hints, which it does not count. */
+void owners_each_quota(struct owners *all,
+		       void (*fn)(void *arg, const struct dray_dbus_quota *quota), void *arg);
 
 /* Counts descriptors that were received by this thread. */
 void owner_count_fds(struct owner *o, unsigned n);

@@ -372,8 +372,8 @@ static int64_t huge_page_bytes(void)
 	return fstat(fd, &st) < 0 ? -errno : (int64_t)st.st_blksize;
 }
 
-int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
-		     struct extents *e, uint64_t *ret_bytes, struct dray_err *reterr)
+int extents_map_pool(struct mappings *ms, const struct region_spec *spec, struct extents *e,
+		     uint64_t *ret_bytes, struct dray_err *reterr)
 {
 	bool huge = spec->m->flags & DMSG_REGION_FLAG_HUGE;
 	int64_t page = huge ? huge_page_bytes() : (int64_t)sysconf(_SC_PAGESIZE);
@@ -397,11 +397,10 @@ int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64
 				    "this kernel has no huge pages: %s; leave out flag huge",
 				    dray_errno_text((int)page));
 	bytes = (x.length + (uint64_t)page - 1) / (uint64_t)page * (uint64_t)page;
-	if (bytes > limit)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "a pool of %" PRIu64
-				    " bytes is over what limits.pool_bytes leaves (%" PRIu64 ")",
-				    bytes, limit);
+	r = owner_take(spec->owner->uid_owner, RESOURCE_POOL_BYTES, bytes, reterr);
+	if (r < 0)
+		return r;
+	*ret_bytes = bytes;
 	fd = dray_memfd_new("dray-pool", bytes, huge);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, fd < 0 ? fd : -errno,
@@ -413,7 +412,6 @@ int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64
 	file = (struct file){ { st.st_dev, st.st_ino }, huge, bytes, .allocated = bytes };
 	own.fds = &fd;
 	own.n_fds = 1;
-	*ret_bytes = bytes;
 	r = extents_init(e, &(struct piece){ .length = x.length }, spec->m, reterr);
-	return r < 0 ? r : map_files(ms, &own, REGION_HOST, limit, &file, e, reterr);
+	return r < 0 ? r : map_files(ms, &own, REGION_HOST, bytes, &file, e, reterr);
 }

@@ -38,18 +38,18 @@ struct mapping_key {
 	 * The session, for huge-page files: their inode numbers are 32 bits of a counter that wraps, so they do not identify a
 	 * file of another session. 0 for other files.
 	 */
-	uint64_t owner;
+	uint64_t session;
 };
 
 /*
- * Shared by the extents and regions in the same file with the same access. A mapping covers the whole file. The agent never
+ * Shared by the extents and regions of one owner in the same file with the same access. A mapping covers the whole file. The agent never
  * populates it.
  */
 struct mapping {
 	struct dray_list link; /* a reservation is in no list */
 	struct mappings *mappings;
 	struct mapping_key key;
-	struct owner *owner; /* whose thread unmaps it */
+	struct owner *owner; /* which pays for it, and whose thread unmaps it */
 	struct owner_job unmap;
 	uint32_t refs;
 	uint8_t *base;
@@ -102,9 +102,9 @@ int extents_check(const struct dmsg_region_add *m, enum dmsg_kind *ret_kind,
 int extents_map(struct mappings *ms, const struct region_spec *spec, enum region_memory memory,
 		uint64_t limit, struct extents *e, struct dray_err *reterr);
 
-/* A pool: new memory of the agent. *ret_bytes: its length in whole pages, at most `limit`. */
-int extents_map_pool(struct mappings *ms, const struct region_spec *spec, uint64_t limit,
-		     struct extents *e, uint64_t *ret_bytes, struct dray_err *reterr);
+/* A pool: new memory of the agent. *ret_bytes, also on error: its whole pages, if they count as pool_bytes of the owner; else 0. */
+int extents_map_pool(struct mappings *ms, const struct region_spec *spec, struct extents *e,
+		     uint64_t *ret_bytes, struct dray_err *reterr);
 
 /*
  * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(): descriptors first, then handles. The

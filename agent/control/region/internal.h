@@ -29,7 +29,7 @@ struct regions {
 	struct dray_handles regions, tokens, leases, grants; /* leases: struct token, too */
 	struct dray_list peers;                              /* of struct grant_peer */
 	struct mappings mappings;
-	uint64_t bytes, pool_bytes;
+	uint64_t bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;
 	struct dray_heap lease_expiry; /* by struct token */

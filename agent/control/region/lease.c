@@ -25,6 +25,7 @@
 
 struct lease {
 	dray_handle session;
+	struct owner *owner;         /* of that session */
 	struct lease_counts *counts; /* of that session; NULL: none, or it has ended */
 	struct ranges *ranges;
 	uint32_t holders, acquired, released;
@@ -61,10 +62,20 @@ uint32_t lease_dead_code(const struct token *t)
 	}
 }
 
+static void free_lease(struct lease *l)
+{
+	if (l->owner) {
+		owner_put(l->owner, RESOURCE_LEASE_RANGES, l->ranges->n);
+		owner_put(l->owner, RESOURCE_LEASES, 1);
+		owner_unref(l->owner);
+	}
+	ranges_unref(l->ranges);
+	free(l);
+}
+
 void lease_forget(struct token *t)
 {
-	ranges_unref(t->lease->ranges);
-	free(t->lease);
+	free_lease(t->lease);
 }
 
 void lease_free(struct token *t)
@@ -177,24 +188,32 @@ static int check_request(const struct region *region, const struct region_owner 
 	return 0;
 }
 
-/* Reads the ranges, which the counts of the session limit. */
-static int take_ranges(struct lease *l, const struct region *region, const struct dmsg_lease *m,
-		       struct dray_err *reterr)
+/* Reads the ranges, which the counts of the session and of its owner limit. */
+static int take_ranges(struct lease *l, const struct region *region, struct owner *owner,
+		       const struct dmsg_lease *m, struct dray_err *reterr)
 {
 	uint32_t max = (uint32_t)region->regions->deps.cfg->limits.lease_ranges_per_session;
 	int ret = ranges_new(&l->ranges, m->ranges.p, m->ranges.n, region_view_of(region)->o.length,
 			     reterr);
 
-	if (ret < 0 || !l->counts)
+	if (ret < 0)
 		return ret;
-	if (l->counts->ranges >= max || l->ranges->n > max - l->counts->ranges)
+	if (l->counts && (l->counts->ranges >= max || l->ranges->n > max - l->counts->ranges))
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "the leases of the session have %" PRIu32
 				    " ranges, and %" PRIu32
 				    " more pass limits.lease_ranges_per_session = %" PRIu32
 				    "; describe blocks by strides, or raise it",
 				    l->counts->ranges, l->ranges->n, max);
-	return 0;
+	ret = owner_take(owner, RESOURCE_LEASES, 1, reterr);
+	if (ret < 0)
+		return ret;
+	ret = owner_take(owner, RESOURCE_LEASE_RANGES, l->ranges->n, reterr);
+	if (ret < 0)
+		owner_put(owner, RESOURCE_LEASES, 1);
+	else
+		l->owner = owner_ref(owner);
+	return ret;
 }
 
 static struct lease *lease_make(const struct region *region, const struct region_owner *owner,
@@ -211,10 +230,9 @@ static struct lease *lease_make(const struct region *region, const struct region
 	l->holders = m->holders;
 	l->limit_ns = (int64_t)m->expiry_ms * DRAY_NS_PER_MS;
 	l->made_ns = dray_now().ns;
-	if (take_ranges(l, region, m, reterr) == 0)
+	if (take_ranges(l, region, owner->uid_owner, m, reterr) == 0)
 		return l;
-	ranges_unref(l->ranges);
-	free(l);
+	free_lease(l);
 	return NULL;
 }
 
@@ -244,8 +262,7 @@ int lease_new(struct regions *r, const struct region_owner *owner, const struct 
 	memcpy(what.audience, m->audience, AGENT_ID_BYTES);
 	t = token_new(region, &what, true, reterr);
 	if (!t) {
-		ranges_unref(l->ranges);
-		free(l);
+		free_lease(l);
 		return -ENOMEM;
 	}
 	t->lease = l;

@@ -27,17 +27,18 @@ void mappings_deinit(struct mappings *ms)
 static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
 {
 	return a->file.dev == b->file.dev && a->file.ino == b->file.ino &&
-	       a->writable == b->writable && a->owner == b->owner;
+	       a->writable == b->writable && a->session == b->session;
 }
 
 /* With a reference, or NULL. */
-static struct mapping *find(struct mappings *ms, const struct mapping_key *key, uint64_t bytes)
+static struct mapping *find(struct mappings *ms, const struct owner *o,
+			    const struct mapping_key *key, uint64_t bytes)
 {
 	struct mapping *found = NULL;
 
 	pthread_mutex_lock(&ms->lock);
 	dray_list_for_each(&ms->list, m, struct mapping, link)
-		if (!found && key_equal(&m->key, key) && m->bytes >= bytes)
+		if (!found && m->owner == o && key_equal(&m->key, key) && m->bytes >= bytes)
 			found = m;
 	if (found)
 		found->refs++;
@@ -101,6 +102,8 @@ static int map_error(struct dray_err *reterr, int err, uint64_t bytes)
 
 static void mapping_free(struct mapping *m)
 {
+	owner_put(m->owner, RESOURCE_MAPPED_BYTES, m->bytes);
+	owner_put(m->owner, RESOURCE_MAPPINGS, 1);
 	owner_unref(m->owner);
 	dray_close(m->fd);
 	free(m);
@@ -108,13 +111,33 @@ static void mapping_free(struct mapping *m)
 
 DRAY_DEFINE_CLEANUP(struct mapping *, mapping_free);
 
+/* Before the address space is used. */
+static int take_budget(struct owner *o, uint64_t bytes, struct dray_err *reterr)
+{
+	int r = owner_take(o, RESOURCE_MAPPINGS, 1, reterr);
+
+	if (r < 0)
+		return r;
+	r = owner_take(o, RESOURCE_MAPPED_BYTES, bytes, reterr);
+	if (r < 0)
+		owner_put(o, RESOURCE_MAPPINGS, 1);
+	return r;
+}
+
 static int mapping_new(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
 		       struct mapping **ret, struct dray_err *reterr)
 {
-	struct mapping *m = *ret = calloc(1, sizeof(*m));
+	int r = take_budget(o, bytes, reterr);
+	struct mapping *m;
 
-	if (!m)
+	if (r < 0)
+		return r;
+	m = *ret = calloc(1, sizeof(*m));
+	if (!m) {
+		owner_put(o, RESOURCE_MAPPED_BYTES, bytes);
+		owner_put(o, RESOURCE_MAPPINGS, 1);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
+	}
 	*m = (struct mapping){ .mappings = ms,
 			       .owner = owner_ref(o),
 			       .refs = 1,
@@ -137,7 +160,7 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
 	int r;
 
 	bytes = (bytes + page - 1) / page * page;
-	known = find(ms, key, bytes);
+	known = find(ms, o, key, bytes);
 	if (known) {
 		*ret = known;
 		return 0;

@@ -22,6 +22,7 @@ static void region_finish(void *of);
 static void region_free(struct region *r)
 {
 	extents_deinit(&r->extents);
+	owner_put(r->owner.uid_owner, RESOURCE_POOL_BYTES, r->pool_bytes);
 	owner_unref(r->owner.uid_owner);
 	free(r);
 }
@@ -125,7 +126,6 @@ static int handle_new(struct region *region, struct dray_err *reterr)
 	o->group = region->owner.group;
 	o->session = region->owner.session;
 	r->bytes += o->length;
-	r->pool_bytes += region->pool_bytes;
 	return 0;
 }
 
@@ -135,7 +135,6 @@ static void handle_del(struct region *region)
 
 	dray_handles_del(&r->regions, region->handle);
 	r->bytes -= region_view_of(region)->o.length;
-	r->pool_bytes -= region->pool_bytes;
 }
 
 /* Publishes the region to workers and devices. */
@@ -196,14 +195,9 @@ static int open_gpu(struct region *region, const struct region_spec *spec, struc
 /* The agent's own memory, which no client can hold up before it gets the descriptor. */
 static int make_pool(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
 {
-	struct regions *r = region->regions;
-	uint64_t pools = (uint64_t)r->deps.cfg->limits.pool_bytes;
-	int e;
+	int e = extents_map_pool(&region->regions->mappings, spec, &region->extents,
+				 &region->pool_bytes, reterr);
 
-	/* a reload may have lowered the limit below the use */
-	pools = pools > r->pool_bytes ? pools - r->pool_bytes : 0;
-	e = extents_map_pool(&r->mappings, spec, pools, &region->extents, &region->pool_bytes,
-			     reterr);
 	if (e >= 0)
 		e = handle_new(region, reterr);
 	if (e < 0)

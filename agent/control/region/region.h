@@ -85,7 +85,7 @@ struct region_owner {
 	dray_handle session, group;
 	uint32_t *tokens;
 	struct lease_counts *leases;
-	struct owner *uid_owner; /* not NULL for region_add() */
+	struct owner *uid_owner; /* whose budgets count regions' memory, tokens and leases */
 };
 
 struct lease_counts {

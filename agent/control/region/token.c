@@ -90,6 +90,7 @@ static void token_free(struct token *t, uint32_t code)
 		dray_handles_del(&r->tokens, t->handle);
 		dray_heap_del(&r->expiry, &t->expiry);
 		region->n_tokens--;
+		owner_put(region->owner.uid_owner, RESOURCE_TOKENS, 1);
 		if (region->owner.tokens)
 			(*region->owner.tokens)--;
 	}
@@ -277,9 +278,14 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	e = check_export(r, region, m, strlen(segment), reterr);
 	if (e < 0)
 		return e;
+	e = owner_take(region->owner.uid_owner, RESOURCE_TOKENS, 1, reterr);
+	if (e < 0)
+		return e;
 	t = token_new(region, m, false, reterr);
-	if (!t)
+	if (!t) {
+		owner_put(region->owner.uid_owner, RESOURCE_TOKENS, 1);
 		return -ENOMEM;
+	}
 	*ret_token_id = t->handle;
 	*ret_token_length = token_write(t, segment, m->ttl_ms, ret_token);
 	return 0;

@@ -53,8 +53,6 @@ struct sessions {
 	uint32_t n_pending_clients;
 
 	struct dray_handles table, groups, remotes;
-	struct quota quota; /* of the agent */
-	uint32_t n_regions;
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
 	struct dray_list rekeys;          /* rekey.c */
 	sd_event_source *rekey_timer;

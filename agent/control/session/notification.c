@@ -46,9 +46,13 @@ static bool deliver_to(struct session *s, const uint8_t *message, int length)
 	if (atomic_load_explicit(queued, memory_order_relaxed) >=
 	    s->owner->deps.cfg->limits.notifications_per_session)
 		return false;
-	p = packet_new((uint32_t)length, 0);
-	if (!p)
+	if (owner_take(s->uid_owner, RESOURCE_NOTIFICATIONS, 1, NULL) < 0)
 		return false;
+	p = packet_new((uint32_t)length, 0);
+	if (!p) {
+		owner_put(s->uid_owner, RESOURCE_NOTIFICATIONS, 1);
+		return false;
+	}
 	memcpy(p->data, message, (size_t)length);
 	p->is_notification = true;
 	atomic_fetch_add_explicit(queued, 1, memory_order_relaxed);

@@ -65,11 +65,15 @@ static struct remote *find_of_peer(struct sessions *ss, dray_handle peer, uint64
 
 static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 {
-	struct remote *r = calloc(1, sizeof(*r));
+	struct remote *r;
 	struct object_view *o;
 
+	if (owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr) < 0)
+		return NULL;
+	r = calloc(1, sizeof(*r));
 	if (!r || dray_handles_add(&s->owner->remotes, r, &r->view.o.handle) < 0) {
 		free(r);
+		owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
 		return NULL;
 	}
@@ -93,6 +97,7 @@ static void remote_free(struct remote *r)
 	dray_list_del(&r->link);
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
+	owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
 	ranges_unref(r->view.ranges);
 	remote_keys_forget(&r->keys);
 	free(r);
@@ -348,16 +353,21 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 		       lease ? lease->expiry_ms : 0);
 }
 
+/* Its place is free, or for the remote that it becomes. */
+static void uncount(struct pending_import *i)
+{
+	dray_list_del(&i->link);
+	i->session->n_remotes--;
+	owner_put(i->session->uid_owner, RESOURCE_REMOTES, 1);
+}
+
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer,
 			    const struct pmsg_import_reply *m, const struct peer_lease *lease)
 {
 	struct pending_import *i = arg;
-	struct session *s = i->session;
-
-	dray_list_del(&i->link);
-	s->n_remotes--;
+	uncount(i);
 	if (err->code)
-		session_fail(s, i->request_id, -EIO, err);
+		session_fail(i->session, i->request_id, -EIO, err);
 	else
 		finish_import(i, peer, m, lease);
 	free(i);
@@ -367,19 +377,23 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		       const char *segment, uint32_t timeout_ms, bool is_lease,
 		       struct dray_err *reterr)
 {
-	struct pending_import *i = calloc(1, sizeof(*i));
-	int e;
+	int e = owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr);
+	struct pending_import *i;
 
-	if (!i)
-		return -ENOMEM;
-	i->session = s;
-	i->request_id = request_id;
-	i->is_lease = is_lease;
-	e = peer_import(s->owner->deps.peers, token, is_lease, segment, s->who.uid,
-			timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
-	if (e < 0) {
-		free(i);
+	if (e < 0)
 		return e;
+	i = calloc(1, sizeof(*i));
+	if (i) {
+		*i = (struct pending_import){ .session = s,
+					      .request_id = request_id,
+					      .is_lease = is_lease };
+		e = peer_import(s->owner->deps.peers, token, is_lease, segment, s->who.uid,
+				timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
+	}
+	if (!i || e < 0) {
+		free(i);
+		owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
+		return i ? e : -ENOMEM;
 	}
 	dray_list_add(&s->imports, &i->link);
 	s->n_remotes++;
@@ -448,8 +462,7 @@ void session_remotes_close(struct session *s)
 {
 	dray_list_for_each(&s->imports, i, struct pending_import, link) {
 		peer_import_cancel(s->owner->deps.peers, i->id);
-		dray_list_del(&i->link);
-		s->n_remotes--;
+		uncount(i);
 		free(i);
 	}
 	dray_list_for_each(&s->remotes, r, struct remote, link) {

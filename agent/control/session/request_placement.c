@@ -71,6 +71,7 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 				      .segment = segment,
 				      .source = DMSG_HINT_SOURCE_CLIENT,
 				      .uid = s->who.uid,
+				      .account = &s->uid_owner->account.budget,
 				      .score = m->score,
 				      .ttl_ms = m->ttl_ms };
 	int r = 0;

@@ -27,7 +27,6 @@ static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 	} limits[] = {
 		LIMIT(regions_per_session, "regions of the session", s->n_regions, 1),
 		LIMIT(regions_per_group, "regions of the group", g->n_regions, 1),
-		LIMIT(regions, "regions of the agent", s->owner->n_regions, 1),
 		LIMIT(extents_per_session, "extents of the session", s->n_extents, m->extents.n),
 		LIMIT(bytes_per_session, "bytes of the session", s->bytes, bytes),
 		LIMIT(bytes_per_group, "bytes of the group", g->bytes, bytes),
@@ -44,14 +43,13 @@ static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 	return r;
 }
 
-/* Adds the region to the counts of its session, group and agent; sign -1: subtracts it. */
+/* Adds the region to the counts of its session and group; sign -1: subtracts it. */
 static void count(const struct session_region *r, int sign)
 {
 	struct session *s = r->session;
 
 	s->n_regions += (uint32_t)sign;
 	s->group->n_regions += (uint32_t)sign;
-	s->owner->n_regions += (uint32_t)sign;
 	s->n_extents += (uint32_t)sign * r->extents;
 	s->bytes += (uint64_t)sign * r->bytes;
 	s->group->bytes += (uint64_t)sign * r->bytes;
@@ -68,6 +66,7 @@ static void forget(struct session_region *r)
 {
 	dray_list_del(&r->link);
 	count(r, -1);
+	owner_put(r->session->uid_owner, RESOURCE_REGIONS, 1);
 	free(r);
 }
 
@@ -137,11 +136,15 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 	int e, fd;
 
 	e = check_quota(s, m, reterr);
+	if (e >= 0)
+		e = owner_take(s->uid_owner, RESOURCE_REGIONS, 1, reterr);
 	if (e < 0)
 		return e;
 	r = calloc(1, sizeof(*r));
-	if (!r)
+	if (!r) {
+		owner_put(s->uid_owner, RESOURCE_REGIONS, 1);
 		return -ENOMEM;
+	}
 	r->session = s;
 	r->extents = m->extents.n;
 	r->request_id = rq->id;
@@ -153,8 +156,10 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 					      .added = handle_added,
 					      .arg = r },
 		       &added, reterr);
-	if (e < 0)
+	if (e < 0) {
+		owner_put(s->uid_owner, RESOURCE_REGIONS, 1);
 		return e;
+	}
 	r->handle = added.region;
 	r->bytes = added.length;
 	r->adding = added.pending;

@@ -56,7 +56,6 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for sessions");
 	}
 	ss->deps = *deps;
-	quota_init(&ss->quota, deps->cfg->limits.transfers);
 	dray_list_init(&ss->pending_clients);
 	dray_list_init(&ss->segment_changes.list);
 	dray_map_init(&ss->segment_changes.by_name);
@@ -119,34 +118,6 @@ struct session *session_next(struct sessions *ss, uint32_t *cursor)
 	return s;
 }
 
-static uint32_t count_owner(struct sessions *ss, const struct owner *o)
-{
-	struct session *s;
-	uint32_t n = 0;
-
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		n += s->uid_owner == o;
-	return n;
-}
-
-static int check_quota(struct sessions *ss, const struct owner *o, struct dray_err *reterr)
-{
-	const struct dray_config *cfg = ss->deps.cfg;
-
-	if (ss->table.count >= (uint32_t)cfg->limits.sessions)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the agent has %" PRIu32
-				    " sessions, as many as limits.sessions allows; close one",
-				    ss->table.count);
-	if (count_owner(ss, o) >= (uint32_t)cfg->limits.sessions_per_owner)
-		return dray_err_set(
-			reterr, -ENOSPC, DRAY_E_QUOTA,
-			"uid %u of tenant %s has %" PRId64
-			" sessions, as many as limits.sessions_per_owner allows; close one",
-			o->uid, o->tenant, cfg->limits.sessions_per_owner);
-	return 0;
-}
-
 /* The group of this owner and name. An empty name stands for a group of its own. */
 static struct client_group *group_find(struct sessions *ss, const struct owner *o, const char *name)
 {
@@ -189,6 +160,7 @@ static void session_free(struct session *s)
 	if (s->fd >= 0)
 		owner_farewell(s->uid_owner, s->fd, dray_take(s->goodbye));
 	packet_free(s->goodbye);
+	owner_put(s->uid_owner, RESOURCE_SESSIONS, 1);
 	owner_unref(s->uid_owner);
 	dray_list_del(&s->group_link);
 	if (g && dray_list_empty(&g->members)) {
@@ -207,7 +179,6 @@ static void shared_init(struct session *s)
 	s->shared.group = s->group->handle;
 	quota_init(&s->shared.own, cfg->limits.transfers_per_session);
 	s->shared.group_quota = &s->group->quota;
-	s->shared.agent_quota = &s->owner->quota;
 	s->shared.account = &s->uid_owner->account;
 	s->shared.ops_max = (uint32_t)cfg->limits.ops_per_session;
 	s->shared.requests_max = (uint32_t)cfg->limits.requests_per_session;
@@ -217,8 +188,8 @@ static void shared_init(struct session *s)
 int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 		 const struct dmsg_hello *hello, struct session **ret, struct dray_err *reterr)
 {
-	int r = check_quota(ss, o, reterr);
 	struct session *s;
+	int r = owner_take(o, RESOURCE_SESSIONS, 1, reterr);
 
 	if (r < 0)
 		return r;
@@ -237,6 +208,8 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 	    group_join(s, hello->group) < 0) {
 		if (s)
 			session_free(s);
+		else
+			owner_put(o, RESOURCE_SESSIONS, 1);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a session");
 	}
 	text_copy(s->name, sizeof(s->name), hello->name);
@@ -247,7 +220,8 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	shared_init(s);
-	mailbox_owner_init(&s->mailboxes, s->handle, o->tenant, who->uid, who->gid, s->name);
+	mailbox_owner_init(&s->mailboxes, s->handle, o->tenant, who->uid, who->gid, s->name,
+			   &o->account.budget);
 	*ret = s;
 	return 0;
 }

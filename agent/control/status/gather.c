@@ -3,9 +3,11 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/placement/hint/hints.h"
 #include "agent/control/status/ready.h"
 #include "agent/process/process.h"
 
@@ -111,6 +113,21 @@ static void lease_samples(struct agent *a, struct metrics_text *t)
 		metrics_sample(t, (const char *[]){ dmsg_lease_outcome_name(o) }, totals.ended[o]);
 }
 
+static void quota_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
+{
+	for (unsigned i = 0; i < RESOURCE_N; i++) {
+		const struct budget *b = &a->owners->budgets.of[i];
+		uint64_t value = f == DRAY_FAMILY_QUOTA_USED  ? atomic_load(&b->used) :
+				 f == DRAY_FAMILY_QUOTA_LIMIT ? atomic_load(&b->max) :
+								atomic_load(&b->refused);
+
+		/* hints outlive their owners, so they are counted elsewhere */
+		if (i == RESOURCE_HINTS && f == DRAY_FAMILY_QUOTA_USED)
+			value = hints_count(a->hints);
+		metrics_sample(t, (const char *[]){ resource_name(i) }, value);
+	}
+}
+
 static void condition_samples(struct agent *a, struct metrics_text *t)
 {
 	struct ready ready;
@@ -162,6 +179,11 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 		break;
 	case DRAY_FAMILY_LEASES_ENDED_TOTAL:
 		lease_samples(a, t);
+		break;
+	case DRAY_FAMILY_QUOTA_USED:
+	case DRAY_FAMILY_QUOTA_LIMIT:
+	case DRAY_FAMILY_QUOTA_REFUSED_TOTAL:
+		quota_samples(a, t, f);
 		break;
 	case DRAY_FAMILY_READY_CONDITION:
 		condition_samples(a, t);

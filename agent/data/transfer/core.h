@@ -144,6 +144,7 @@ struct xfer {
 	struct dray_list flow_link; /* on its flow while slices remain, or on the free list */
 	struct dray_list age_link;  /* the same, by age */
 	struct dray_list wait_link; /* while it waits for its word */
+	bool waits;                 /* counts as waiting for its word */
 	struct xfer_session *session;
 	struct flow *flow;
 	struct channel *channel;

@@ -62,6 +62,9 @@ static inline void xfer_accept(struct core *c)
 /* session->read is refused. */
 void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err);
 
+/* It no longer counts as waiting for its word. */
+void xfer_wait_over(struct xfer *x);
+
 /* A slice of that many bytes is in place. */
 static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)
 {

@@ -236,8 +236,26 @@ static void refuse(struct core *c, struct xfer *x)
 	xfer_stop(c, x, code, why, false);
 }
 
+/* Counts a transfer that begins to wait for its word. */
+static int wait_begin(struct xfer *x, struct dray_err *reterr)
+{
+	int ret = budget_take(&x->session->shared->account->budget, RESOURCE_WAITING_TRANSFERS, 1,
+			      reterr);
+
+	x->waits = ret >= 0;
+	return ret;
+}
+
+void xfer_wait_over(struct xfer *x)
+{
+	if (x->waits)
+		budget_put(&x->session->shared->account->budget, RESOURCE_WAITING_TRANSFERS, 1);
+	x->waits = false;
+}
+
 void xfer_go(struct core *c, struct xfer *x)
 {
+	xfer_wait_over(x);
 	for (unsigned i = 0; i < c->n_transports; i++) {
 		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
 
@@ -292,6 +310,8 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
 		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
+	if (ret >= 0 && x->wait.p)
+		ret = wait_begin(x, reterr);
 	if (ret < 0) {
 		quotas_put(s->shared);
 		return dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,

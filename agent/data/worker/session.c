@@ -27,8 +27,10 @@ static void make_ready(struct wsession *s)
 /* The packet was sent, or will not be. */
 static void packet_end(struct wsession *s, struct packet *p)
 {
-	if (p->is_notification)
+	if (p->is_notification) {
 		atomic_fetch_sub_explicit(&s->xs.shared->notifications, 1, memory_order_relaxed);
+		budget_put(&s->xs.shared->account->budget, RESOURCE_NOTIFICATIONS, 1);
+	}
 	packet_free(p);
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/model/budget.h"
 #include "agent/placement/hint/internal.h"
 #include "lib/addr.h"
 #include "lib/time.h"
@@ -175,13 +176,6 @@ void hints_remove(struct hints *h, struct entry *e)
 	entry_free(h, e, true);
 }
 
-static int no_room(struct dray_err *reterr, const char *limit, int64_t value)
-{
-	return dray_err_set(reterr, -EDQUOT, DRAY_E_QUOTA,
-			    "there are %s = %" PRId64 " hints; forget some, or raise it", limit,
-			    value);
-}
-
 /* Removes the least important hint. A hint of a stronger source never goes for one of a weaker source. */
 static int make_room(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
 {
@@ -190,8 +184,11 @@ static int make_room(struct hints *h, const struct hint_put *put, struct dray_er
 					    label_find(&h->owners, &put->uid, sizeof(put->uid)) :
 					    NULL;
 
-	if (owner && owner->n >= cfg->limits.hints_per_owner)
-		return no_room(reterr, "limits.hints_per_owner", cfg->limits.hints_per_owner);
+	if (owner && owner->n >= budget_share((uint64_t)cfg->limits.hints, h->n - owner->n,
+					      (uint64_t)cfg->limits.hints_per_owner))
+		return put->account ? budget_refuse(put->account, RESOURCE_HINTS, owner->n, h->n, 1,
+						    reterr) :
+				      -EDQUOT;
 	/* more than one goes only after limits.hints was lowered */
 	while (h->n >= (uint64_t)cfg->limits.hints) {
 		struct dray_heap_node *e = NULL;
@@ -199,7 +196,10 @@ static int make_room(struct hints *h, const struct hint_put *put, struct dray_er
 		for (unsigned i = SOURCE_N; !e && i-- > put->source;)
 			e = dray_heap_first(&h->expiry[i]);
 		if (!e)
-			return no_room(reterr, "limits.hints", cfg->limits.hints);
+			return dray_err_set(reterr, -EDQUOT, DRAY_E_QUOTA,
+					    "there are limits.hints = %" PRId64
+					    " hints; forget some, or raise it",
+					    cfg->limits.hints);
 		hints_remove(h, dray_container_of(e, struct entry, expiry));
 	}
 	return 0;
@@ -429,6 +429,13 @@ bool hints_names(struct hints *h, const char *segment)
 	const struct label *name = text_find(&h->names, segment);
 
 	return name && name->given;
+}
+
+uint32_t hints_count_of(const struct hints *h, uint32_t uid)
+{
+	const struct label *owner = label_find(&h->owners, &uid, sizeof(uid));
+
+	return owner ? owner->n : 0;
 }
 
 uint64_t hints_count(const struct hints *h)

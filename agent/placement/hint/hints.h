@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
+#include "agent/model/budget.h"
 #include "agent/state/state.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -86,6 +87,8 @@ struct hint_put {
 	const char *segment;
 	enum dmsg_hint_source source;
 	uint32_t uid; /* of clients; else 0 */
+	struct budget_account
+		*account; /* of the client, for messages and counts of refusals; else NULL */
 	uint32_t score;
 	uint64_t ttl_ms; /* 0: hint.ttl */
 };
@@ -118,6 +121,9 @@ void hints_each_of(struct hints *h, const char *scope,
 
 /* Does a live hint that was given name the segment? */
 bool hints_names(struct hints *h, const char *segment);
+
+/* Hints of clients of this uid. */
+uint32_t hints_count_of(const struct hints *h, uint32_t uid);
 
 uint64_t hints_count(const struct hints *h);
 

@@ -117,8 +117,8 @@ class Denied(Error):
 
 
 class Quota(Error):
-    """A limit of the session, group or agent is reached. Release something or raise the limit
-    that the message names."""
+    """A limit of the session, group, owner or agent is reached. Release something or raise the
+    limit that the message names."""
 
     code = 12
     name = "quota"
@@ -383,11 +383,13 @@ class Internal(Error):
 
 class NotifyRefused(Error):
     """The data is in place, but the owner's notification queue is full, or nobody reads it.
-    Read notifications faster."""
+    Read notifications faster, or raise limits.notifications_per_session or
+    limits.notifications_per_owner there."""
 
     code = 43
     name = "notify_refused"
-    fix = "Read notifications faster."
+    fix = ("Read notifications faster, or raise limits.notifications_per_session or "
+           "limits.notifications_per_owner there.")
 
 
 class Protocol(Error):
