@@ -20,6 +20,7 @@
 #include "agent/placement/detect/detect.h"
 #include "agent/process/process.h"
 #include "agent/process/service_manager.h"
+#include "lib/ballast.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/log.h"
@@ -113,6 +114,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	dray_cpus_get(&a->cpus);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_nodes[i] = -1;
+	dray_ballast_start();
 	raise_limit(RLIMIT_NOFILE, "open files");
 	raise_limit(RLIMIT_MEMLOCK, "pinned memory");
 	ret = sd_event_default(&a->event);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/cleanup.h"
+#include "lib/ballast.h"
 
 #define NO_SLOT UINT32_MAX
 #define GENERATION_MAX 0xffffffu
@@ -102,25 +103,19 @@ void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_han
 	return NULL;
 }
 
-int dray_slots_set(struct dray_slots *s, dray_handle h, void *p)
+void dray_slots_set(struct dray_slots *s, dray_handle h, void *p)
 {
 	uint32_t i = dray_handle_index(h);
 
 	if (i >= s->n) {
 		uint32_t n = s->n ? s->n : 16;
-		void **v;
 
 		while (n <= i)
 			n *= 2;
-		v = realloc(s->v, n * sizeof(*v));
-		if (!v)
-			return -ENOMEM;
-		memset(v + s->n, 0, (n - s->n) * sizeof(*v));
-		s->v = v;
+		s->v = dray_array_grow_sure(s->v, s->n, n, sizeof(*s->v));
 		s->n = n;
 	}
 	s->v[i] = p;
-	return 0;
 }
 
 void dray_slots_deinit(struct dray_slots *s)

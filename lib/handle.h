@@ -78,8 +78,8 @@ struct dray_slots {
 	uint32_t n;
 };
 
-/* 0 or -ENOMEM; replacing a pointer never fails. */
-int dray_slots_set(struct dray_slots *s, dray_handle h, void *p);
+/* With memory of the reserve (lib/ballast.h). */
+void dray_slots_set(struct dray_slots *s, dray_handle h, void *p);
 void dray_slots_deinit(struct dray_slots *s);
 
 /* What was set for a handle with this index; NULL: nothing. The generation is not compared. */

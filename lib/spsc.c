@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/assert.h"
+#include "lib/ballast.h"
 
 int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size)
 {
@@ -47,8 +47,7 @@ void dray_spsc_send(struct dray_spsc *r, const void *elem)
 		return;
 	if (r->n_late == r->late_cap) {
 		r->late_cap = r->late_cap ? r->late_cap * 2 : 256;
-		r->late = realloc(r->late, (size_t)r->late_cap * r->size);
-		dray_assert(r->late);
+		r->late = dray_array_grow_sure(r->late, r->n_late, r->late_cap, r->size);
 	}
 	memcpy(r->late + (size_t)r->n_late++ * r->size, elem, r->size);
 }

@@ -34,7 +34,7 @@ void dray_spsc_deinit(struct dray_spsc *r);
 /* Producer: copies the element in; false when full. */
 bool dray_spsc_push(struct dray_spsc *r, const void *elem);
 
-/* Producer: the same, but an element that finds the ring full waits in memory, and later ones behind it. Aborts without memory. */
+/* Producer: the same, but an element that finds the ring full waits in memory, and later ones behind it. Takes memory from the reserve (lib/ballast.h). */
 void dray_spsc_send(struct dray_spsc *r, const void *elem);
 
 /* Producer: moves waiting elements to the ring. True: none waits. */

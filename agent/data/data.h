@@ -73,7 +73,7 @@ int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, in
 /* Worker for a new session or stream, in turn. */
 unsigned pool_pick(struct worker_pool *p);
 
-/* Queues a command; never fails for lack of ring space (an overflow list holds it), only on -ENOMEM, which aborts. */
+/* Queues a command; never fails: an overflow list holds what the ring does not, with memory of the reserve (lib/ballast.h). */
 void worker_post(struct worker *w, const struct command *cmd);
 
 /* Readable when events wait. */

@@ -141,7 +141,7 @@ void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dr
 		g->view->extents[i] =
 			(struct extent_view){ i * piece, piece,
 					      agent_memory + (n_extents - 1 - i) * piece, -1 };
-	assert_int_equal(object_publish(&r->core, &g->view->o), 0);
+	object_publish(&r->core, &g->view->o);
 }
 
 void rig_region_deinit(struct rig_region *g)
@@ -169,7 +169,7 @@ struct remote_view *rig_remote(struct rig *r, dray_handle handle, struct rig_reg
 	v->o = (struct object_view){ OBJECT_REMOTE, handle, 77, session, g->bytes, DMSG_ACCESS_ALL };
 	v->is_local = true;
 	v->region = g->view->o.handle;
-	assert_int_equal(object_publish(&r->core, &v->o), 0);
+	object_publish(&r->core, &v->o);
 	return v;
 }
 

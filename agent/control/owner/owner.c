@@ -13,6 +13,7 @@
 #include "agent/process/jobs.h"
 #include "agent/process/privilege.h"
 #include "agent/process/process.h"
+#include "lib/ballast.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "lib/seqpacket.h"
@@ -273,21 +274,11 @@ void owner_close_fds(struct owner *o, int *fds, unsigned n)
 		uncount(o, n - open);
 	if (!open)
 		return;
-	c = malloc(sizeof(*c) + open * sizeof(c->fds[0]));
-	if (c)
-		c->n = 0;
+	c = dray_calloc_sure(1, sizeof(*c) + open * sizeof(c->fds[0]));
 	for (unsigned i = 0; i < n; i++) {
-		if (fds[i] >= 0 && c)
+		if (fds[i] >= 0)
 			c->fds[c->n++] = fds[i];
 		fds[i] = -1;
-	}
-	if (!c) {
-		/* closing them here could block this thread; counted as they are, they bound themselves */
-		log_limited(
-			DRAY_LOG_WARNING, "owner",
-			"no memory to close %u descriptors of uid %u of tenant %s; they stay open",
-			open, o->uid, o->tenant);
-		return;
 	}
 	o->closing += c->n;
 	owner_close_job(o, &c->job, close_run, close_done);
@@ -340,7 +331,7 @@ static void farewell_done(struct owner_job *j)
 
 void owner_farewell(struct owner *o, int fd, struct packet *message)
 {
-	struct farewell *f = malloc(sizeof(*f));
+	struct farewell *f = dray_calloc_sure(1, sizeof(*f));
 	int unread = 0;
 
 	/* from here on the client's messages fail */
@@ -350,15 +341,6 @@ void owner_farewell(struct owner *o, int fd, struct packet *message)
 		packet_free(dray_take(message));
 	}
 	owner_count_fds(o, 1);
-	if (!f) {
-		shutdown(fd, SHUT_RDWR);
-		packet_free(message);
-		log_limited(
-			DRAY_LOG_WARNING, "owner",
-			"no memory to close a connection of uid %u of tenant %s; its descriptor stays open",
-			o->uid, o->tenant);
-		return;
-	}
 	*f = (struct farewell){ .fd = fd, .message = message };
 	o->closing++;
 	owner_close_job(o, &f->job, farewell_run, farewell_done);

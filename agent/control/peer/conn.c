@@ -328,8 +328,10 @@ void conn_feed(struct conn *c, const void *p, size_t n)
 {
 	if (c->phase != CONN_OPEN || !n)
 		return;
-	dray_assert(msgbuf_append(&c->in, p, n) == 0);
-	work(c);
+	if (msgbuf_append(&c->in, p, n) < 0)
+		conn_fail(c, dray_err_of(DRAY_E_NO_MEMORY, "no memory for a message"));
+	else
+		work(c);
 }
 
 struct conn *conn_free(struct conn *c)

@@ -10,6 +10,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/log.h"
 #include "lib/random.h"
 #include "schema/gen/errors.h"
@@ -68,9 +69,8 @@ static struct rdma_qp *describe(const struct qp *q)
 {
 	int node = q->peer->rails->deps.worker_nodes[q->worker];
 	struct path *path = q->path;
-	struct rdma_qp *w = malloc(sizeof(*w));
+	struct rdma_qp *w = dray_calloc_sure(1, sizeof(*w));
 
-	dray_assert(w);
 	*w = (struct rdma_qp){
 		.id = q->id,
 		.qp = q->qp,

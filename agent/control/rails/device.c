@@ -8,6 +8,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/log.h"
 
 /* Initial size; a completion queue grows with its queue pairs. */
@@ -231,8 +232,7 @@ static struct device *device_get(struct rails *r, const char *name)
 	dray_list_for_each(&r->devices, it, struct device, link)
 		if (!it->closing && !strcmp(it->name, name))
 			return it;
-	d = calloc(1, sizeof(*d));
-	dray_assert(d);
+	d = dray_calloc_sure(1, sizeof(*d));
 	d->rails = r;
 	dray_list_init(&d->used_by);
 	snprintf(d->name, sizeof(d->name), "%s", name);

@@ -7,6 +7,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/log.h"
 
 struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
@@ -83,9 +84,8 @@ static void paths_tell(struct rail_peer *peer)
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		n += path->active;
 	for (unsigned i = 0; i < r->deps.pool->n; i++) {
-		struct rdma_paths *w = calloc(1, sizeof(*w) + n * sizeof(w->v[0]));
+		struct rdma_paths *w = dray_calloc_sure(1, sizeof(*w) + n * sizeof(w->v[0]));
 
-		dray_assert(w);
 		dray_list_for_each(&peer->paths, path, struct path, link)
 			if (path->active)
 				w->v[w->n++] =

@@ -15,6 +15,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 
 /* The range of a region that lies in one registration. */
 struct part {
@@ -164,11 +165,10 @@ static bool has_keys(const struct rail *rail, const struct rail_region *region)
 static struct rail_keys *keys_new(struct rail_region *region)
 {
 	struct rails *r = region->rails;
-	struct key_set *s = calloc(1, sizeof(*s) + r->n * sizeof(struct device *));
+	struct key_set *s = dray_calloc_sure(1, sizeof(*s) + r->n * sizeof(struct device *));
 	struct rail_keys *k;
 	uint32_t n = 0, at = 0;
 
-	dray_assert(s);
 	for (unsigned i = 0; i < r->n; i++)
 		if (has_keys(r->v[i], region))
 			n += add_keys(NULL, 0, region, r->v[i]);

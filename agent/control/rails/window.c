@@ -16,6 +16,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
@@ -327,9 +328,8 @@ void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_wi
 		return;
 	keys = rail_keys_read(&m->rails, m->length);
 	for (unsigned i = 0; i < n; i++) {
-		struct rdma_share *share = calloc(1, sizeof(*share));
+		struct rdma_share *share = dray_calloc_sure(1, sizeof(*share));
 
-		dray_assert(share);
 		*share = (struct rdma_share){ .window = m->window,
 					      .offset = i * length,
 					      .length = length,

@@ -65,6 +65,7 @@ struct sessions {
 	void (*stopped)(void *arg);
 	void *stopped_arg;
 	sd_event_source *stopped_source;
+	sd_event_source *reaper; /* closes sessions that are doomed */
 };
 
 /* The sessions of one owner that named the same group. Freed with its last member. */
@@ -102,6 +103,7 @@ struct session {
 	struct lease_counts leases;
 	uint64_t bytes;
 	bool closing, worker_gone;
+	bool doomed;            /* closing follows */
 	int fd;                 /* its socket, once the worker is gone; else -1 */
 	struct packet *goodbye; /* the last message to the client; NULL: none */
 	struct dray_log_limit log;
@@ -179,6 +181,8 @@ void session_start(struct session *s, int fd);
 void session_discard(struct session *s);
 /* Begins to end it. message: sent to the client at the end, as an ERROR with `code`; NULL: none. */
 void session_close(struct session *s, uint32_t code, const char *message, const char *why);
+/* There is no memory for a reply: closes the session, but not inside the call, which the caller may not expect. */
+void session_doom(struct session *s);
 /* Frees a closing session after all its parts have ended. */
 void session_check(struct session *s);
 struct session *session_get(struct sessions *ss, dray_handle handle);

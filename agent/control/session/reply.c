@@ -32,11 +32,7 @@ void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
 		/* the agent's own: closing them cannot block */
 		for (unsigned i = 0; i < n_fds; i++)
 			fds[i] = dray_close(fds[i]);
-		/* losing the session is better for the client than waiting for ever */
-		if (!s->closing)
-			session_close(s, DRAY_E_NO_MEMORY,
-				      "the agent has no memory for a reply; connect again",
-				      "no memory for a reply");
+		session_doom(s);
 		return;
 	}
 	length = dmsg_body_encode(type, p->data, cap, request_id, m);

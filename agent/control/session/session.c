@@ -42,6 +42,26 @@ static void handle_readable(void *arg, struct owner *o)
 	pending_clients_go_on(ss, o);
 }
 
+/* Losing the session is better for the client than waiting for ever. */
+static int handle_doomed(sd_event_source *source, void *arg)
+{
+	struct session *s;
+
+	for (uint32_t at = 0; (s = session_next(arg, &at));)
+		if (s->doomed)
+			session_close(s, DRAY_E_NO_MEMORY,
+				      "the agent has no memory for a reply; connect again",
+				      "no memory for a reply");
+	return 0;
+}
+
+static void close_passed(const struct sessions_deps *deps)
+{
+	dray_close(deps->listen_fd);
+	for (unsigned i = 0; i < deps->n_passed; i++)
+		dray_close(deps->passed[i].fd);
+}
+
 DRAY_DEFINE_CLEANUP(struct sessions *, sessions_free);
 
 int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct dray_err *reterr)
@@ -50,9 +70,7 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	int r;
 
 	if (!ss) {
-		dray_close(deps->listen_fd);
-		for (unsigned i = 0; i < deps->n_passed; i++)
-			dray_close(deps->passed[i].fd);
+		close_passed(deps);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for sessions");
 	}
 	ss->deps = *deps;
@@ -66,6 +84,13 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
 	dray_list_init(&ss->rekeys);
+	r = sd_event_add_defer(deps->event, &ss->reaper, handle_doomed, ss);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(ss->reaper, SD_EVENT_OFF);
+	if (r < 0) {
+		close_passed(deps);
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for sessions");
+	}
 	r = data_sockets_open(ss, reterr);
 	if (r < 0)
 		return r;
@@ -84,6 +109,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	pending_clients_close(ss);
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	rekeys_free(ss);
+	ss->reaper = sd_event_source_disable_unref(ss->reaper);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
 		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",
@@ -304,6 +330,14 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	leases_session_gone(s->owner->deps.regions, s->handle);
 	if (s->owner->deps.closed)
 		s->owner->deps.closed(s->owner->deps.arg, s->handle, s->name, why);
+}
+
+void session_doom(struct session *s)
+{
+	if (s->closing)
+		return;
+	s->doomed = true;
+	sd_event_source_set_enabled(s->owner->reaper, SD_EVENT_ONESHOT);
 }
 
 static int handle_stopped(sd_event_source *source, void *arg)

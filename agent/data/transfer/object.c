@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "agent/model/keys.h"
+#include "lib/ballast.h"
 
 /* The remotes and grants that were lost last, so that a request for one of them answers with the reason. */
 #define LOST_MAX 256
@@ -50,21 +51,15 @@ void objects_deinit(struct core *c)
 	c->objects = NULL;
 }
 
-int object_publish(struct core *c, const struct object_view *view)
+void object_publish(struct core *c, const struct object_view *view)
 {
 	struct dray_slots *t = &c->objects->tables[view->kind];
-	struct object *o = calloc(1, sizeof(*o));
+	struct object *o = dray_calloc_sure(1, sizeof(*o));
 
-	if (!o)
-		return -ENOMEM;
 	o->view = view;
 	o->handle = view->handle;
 	o->next = dray_slots_get(t, o->handle);
-	if (dray_slots_set(t, o->handle, o) < 0) {
-		free(o);
-		return -ENOMEM;
-	}
-	return 0;
+	dray_slots_set(t, o->handle, o);
 }
 
 struct object *object_find(struct core *c, enum object_kind kind, dray_handle handle)

@@ -7,8 +7,8 @@
 int objects_init(struct core *c);
 void objects_deinit(struct core *c);
 
-/* Publishes a view (borrowed until object_dropped). 0 or -ENOMEM. */
-int object_publish(struct core *c, const struct object_view *view);
+/* Publishes a view (borrowed until object_dropped). */
+void object_publish(struct core *c, const struct object_view *view);
 
 /* Sets the object's keys (NULL: none). The reference is consumed, also if the object is unknown. */
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,

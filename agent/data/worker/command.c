@@ -169,7 +169,7 @@ static void run_command(struct worker *w, struct command *cmd)
 			wsession_die(s, DRAY_E_NO_MEMORY);
 		break;
 	case COMMAND_PUBLISH:
-		dray_assert(object_publish(c, cmd->view) == 0);
+		object_publish(c, cmd->view);
 		break;
 	case COMMAND_KEYS:
 		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);

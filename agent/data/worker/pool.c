@@ -9,6 +9,7 @@
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "schema/gen/errors.h"
@@ -141,8 +142,7 @@ static void broadcast(struct worker_pool *p, struct command *cmd, unsigned answe
 
 	cmd->again = b;
 	if (!b) {
-		b = calloc(1, sizeof(*b));
-		dray_assert(b);
+		b = dray_calloc_sure(1, sizeof(*b));
 		b->kind = cmd->kind;
 		b->handle = cmd->handle;
 		b->missing = answers;
@@ -150,8 +150,7 @@ static void broadcast(struct worker_pool *p, struct command *cmd, unsigned answe
 		dray_list_add(&p->broadcasts, &b->link);
 	}
 	if (done) {
-		w = calloc(1, sizeof(*w));
-		dray_assert(w);
+		w = dray_calloc_sure(1, sizeof(*w));
 		w->done = done;
 		w->arg = arg;
 		dray_list_add(&b->waiters, &w->link);

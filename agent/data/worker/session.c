@@ -89,8 +89,7 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	dray_list_init(&s->cancels);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
-	if (dray_slots_set(&w->sessions, s->xs.handle, s) < 0)
-		goto failed;
+	dray_slots_set(&w->sessions, s->xs.handle, s);
 	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
 		wsession_die(s, DRAY_E_NO_MEMORY);
 	return;

@@ -13,6 +13,7 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/cleanup.h"
 
 /*
@@ -85,9 +86,8 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 
 static void paths_new(struct gpu_transport *g, unsigned device)
 {
-	struct gpu_path *paths = calloc(2 * GPU_PATH_N, sizeof(*paths));
+	struct gpu_path *paths = dray_calloc_sure(2 * GPU_PATH_N, sizeof(*paths));
 
-	dray_assert(paths);
 	for (unsigned i = 0; i < 2 * GPU_PATH_N; i++) {
 		struct gpu_path *p = &paths[i];
 
@@ -107,8 +107,7 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 
 static void batches_new(struct gpu_transport *g)
 {
-	g->batches = calloc(BATCHES_MAX, sizeof(*g->batches));
-	dray_assert(g->batches);
+	g->batches = dray_calloc_sure(BATCHES_MAX, sizeof(*g->batches));
 	for (unsigned i = 0; i < BATCHES_MAX; i++) {
 		dray_list_init(&g->batches[i].slices);
 		dray_list_init(&g->batches[i].stopped);
@@ -423,7 +422,8 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 			o->pinned = true;
 		break;
 	case GPU_STAGING:
-		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
+		stage_up(c, m->arg);
+		gpu_staged_init(g);
 		break;
 	case GPU_LISTS:
 		xfers_pinned(c, m->arg);

@@ -77,8 +77,7 @@ void gpu_slice_over(struct gpu_transport *g, struct slice *s, uint32_t code);
 void gpu_path_ready(struct gpu_path *p);
 
 /* staged.c */
-/* 0 or -ENOMEM. */
-int gpu_staged_init(struct gpu_transport *g);
+void gpu_staged_init(struct gpu_transport *g);
 /* Does a bounded part of a staged path's work. True: there is more to do at once. */
 bool gpu_staged_run(struct core *c, struct gpu_path *p);
 /* Stops the jobs of the transfer, like the transport's stop(). */

@@ -12,6 +12,7 @@
 #include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
+#include "lib/ballast.h"
 
 #define JOBS 64
 /* Jobs of one path in flight, at most. */
@@ -21,14 +22,11 @@
 /* Pieces that are copied under one guard. */
 #define PIECES 128
 
-int gpu_staged_init(struct gpu_transport *g)
+void gpu_staged_init(struct gpu_transport *g)
 {
-	g->jobs = calloc(JOBS, sizeof(*g->jobs));
-	if (!g->jobs)
-		return -ENOMEM;
+	g->jobs = dray_calloc_sure(JOBS, sizeof(*g->jobs));
 	for (unsigned i = 0; i < JOBS; i++)
 		dray_list_add(&g->free_jobs, &g->jobs[i].link);
-	return 0;
 }
 
 static void job_end(struct gpu_job *j, uint32_t code)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "lib/assert.h"
+#include "lib/ballast.h"
 
 void rdma_event(struct rdma *r, enum rdma_event type, dray_handle peer, uint64_t id, uint32_t code,
 		void *arg)
@@ -49,10 +50,10 @@ struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
 static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 {
 	struct rdma *r = state;
-	struct rdma_peer *peer = calloc(1, sizeof(*peer));
+	struct rdma_peer *peer = dray_calloc_sure(1, sizeof(*peer));
 
-	dray_assert(peer && !dray_slots_get(&r->peers, link->peer));
-	dray_assert(dray_slots_set(&r->peers, link->peer, peer) == 0);
+	dray_assert(!dray_slots_get(&r->peers, link->peer));
+	dray_slots_set(&r->peers, link->peer, peer);
 	peer->rdma = r;
 	peer->link = link;
 	dray_list_init(&peer->windows);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "lib/assert.h"
+#include "lib/ballast.h"
 #include "lib/cleanup.h"
 
 /* Enough buffers for a pipeline, even if slices are long. */
@@ -36,19 +37,15 @@ uint64_t stage_cut(const struct core *c, uint64_t bytes, uint64_t n_min)
 	return dray_min(unit, bytes / n_min) & ~(uint64_t)(ALIGNMENT - 1);
 }
 
-int stage_up(struct core *c, const struct gpu_staging *staging)
+void stage_up(struct core *c, const struct gpu_staging *staging)
 {
-	dray_auto_free struct stage *st = calloc(1, sizeof(*st));
+	struct stage *st = dray_calloc_sure(1, sizeof(*st));
 	uint64_t unit = stage_cut(c, staging->bytes, BUFFERS_MIN);
 
 	dray_assert(!c->stage && unit);
-	if (!st)
-		return -ENOMEM;
 	st->unit = unit;
 	st->n = (uint32_t)dray_min(staging->bytes / unit, (uint64_t)BUFFERS_MAX);
-	st->buffers = calloc(st->n, sizeof(*st->buffers));
-	if (!st->buffers)
-		return -ENOMEM;
+	st->buffers = dray_calloc_sure(st->n, sizeof(*st->buffers));
 	dray_list_init(&st->free);
 	dray_list_init(&st->lost);
 	dray_list_init(&st->starved);
@@ -62,8 +59,7 @@ int stage_up(struct core *c, const struct gpu_staging *staging)
 		dray_list_init(&b->copy_link);
 		dray_list_add(&st->free, &b->link);
 	}
-	c->stage = dray_take(st);
-	return 0;
+	c->stage = st;
 }
 
 void stage_deinit(struct core *c)

@@ -63,8 +63,8 @@ struct stage_waiter {
 
 /* Size of the buffers, at least n_min of them, that this many bytes are cut into; 0: too few bytes. */
 uint64_t stage_cut(const struct core *c, uint64_t bytes, uint64_t n_min);
-/* Makes the pool. 0 or -ENOMEM. */
-int stage_up(struct core *c, const struct gpu_staging *staging);
+/* Makes the pool. */
+void stage_up(struct core *c, const struct gpu_staging *staging);
 /* No copy is in flight, or its end is not read any more. */
 void stage_deinit(struct core *c);
 /* The region is GPU memory that this worker can copy through staging memory now. */

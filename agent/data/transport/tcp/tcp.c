@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "lib/assert.h"
+#include "lib/ballast.h"
 
 /*
  * The kernel's limit for buffer sizes that are set by hand; the kernel cuts larger ones silently.
@@ -66,10 +67,10 @@ static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
 static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 {
 	struct tcp *t = state;
-	struct tcp_peer *peer = calloc(1, sizeof(*peer));
+	struct tcp_peer *peer = dray_calloc_sure(1, sizeof(*peer));
 
-	dray_assert(peer && !dray_slots_get(&t->peers, link->peer));
-	dray_assert(dray_slots_set(&t->peers, link->peer, peer) == 0);
+	dray_assert(!dray_slots_get(&t->peers, link->peer));
+	dray_slots_set(&t->peers, link->peer, peer);
 	peer->tcp = t;
 	peer->link = link;
 	dray_list_init(&peer->adopted);
