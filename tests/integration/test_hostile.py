@@ -356,3 +356,29 @@ def test_mappings(new_agent):
             for fd in fds:
                 os.close(fd)
         serves(agent)
+
+
+@as_root
+@pytest.mark.parametrize("state", ["authenticating", "ready"])
+def test_descriptors_to_the_control_socket(new_agent, state):
+    """Descriptors whose close waits, sent by a client of the control socket, which passes none."""
+    agent = new_agent(settings={"control.mode": "0666"})
+    serves(agent)
+    threads = agent.resources().threads
+    assert agent.ctl("sessions", "--json") == {"sessions": []}
+    until(lambda: agent.resources().threads == threads, "the end of the threads of drayctl's owner")
+    with nothing_leaked(agent), Blockers(20) as blockers, socket.socket(socket.AF_UNIX) as sock:
+        with uid(OTHER):
+            sock.connect(str(agent.control))
+        sock.settimeout(LIMIT)
+        if state == "ready":
+            sock.sendall(b"\0AUTH EXTERNAL " + str(OTHER).encode().hex().encode() + b"\r\nBEGIN\r\n")
+            assert sock.recv(4096).startswith(b"OK ")
+        agent.signal(signal.SIGSTOP)
+        for i, fd in enumerate(blockers.filenos()):
+            socket.send_fds(sock, [b"l\1\0\1" if i else b"\0"], [fd])
+        blockers.hand_over()
+        agent.signal(signal.SIGCONT)
+        for _ in range(5):
+            serves(agent)
+            assert agent.ctl("sessions", "--json") == {"sessions": []}

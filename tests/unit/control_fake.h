@@ -447,13 +447,6 @@ struct mailboxes_totals mailboxes_totals(const struct mailboxes *m)
 	return (struct mailboxes_totals){ .open = 1, .letters = 2, .delivered = 3 };
 }
 
-void owners_each_quota(struct owners *all,
-		       void (*fn)(void *arg, const struct dray_dbus_quota *quota), void *arg)
-{
-	fn(arg,
-	   &(struct dray_dbus_quota){ .tenant = "default", .resource = "sessions", .used = 1 });
-}
-
 uint64_t hints_count(const struct hints *h)
 {
 	return 0;
@@ -500,6 +493,7 @@ static int fake_open(void)
 	fake.n_sessions = 2;
 	fake.listings = fake.drains = 0;
 	if (sd_event_new(&fake.agent.event) < 0 ||
+	    owners_new(&fake.agent.owners, fake.agent.event, &fake.config.v) < 0 ||
 	    health_new(&fake.agent.health, &fake.agent) < 0 ||
 	    bus_server_new(&fake.agent.bus, &fake.agent, -1, &err) < 0)
 		return -1;
@@ -509,6 +503,7 @@ static int fake_open(void)
 static void fake_close(void)
 {
 	bus_server_free(fake.agent.bus);
+	fake.agent.owners = owners_free(fake.agent.owners);
 	fake.agent.health = health_free(fake.agent.health);
 	transfer_queries_free(&fake.agent);
 	history_free(fake.agent.history);

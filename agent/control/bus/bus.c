@@ -15,7 +15,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/control/bus/input.h"
 #include "agent/control/bus/internal.h"
+#include "agent/control/owner/owner.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
@@ -27,6 +29,8 @@
 #define QUEUE_MAX 32
 /* Unread bytes of lists after which a client gets no more lists. */
 #define UNREAD_MAX (4u << 20)
+/* No tenant of the data plane has this name. */
+#define CONTROL_TENANT "(control)"
 #define FLUSH_LIMIT_NS (100 * DRAY_NS_PER_MS)
 
 static void conn_free(struct bus_conn *c)
@@ -45,6 +49,8 @@ static void conn_free(struct bus_conn *c)
 	if (c->bus)
 		sd_bus_detach_event(c->bus);
 	sd_bus_close_unref(c->bus);
+	bus_input_end(c->input);
+	owner_unref(c->owner);
 	free(c);
 }
 
@@ -162,19 +168,28 @@ static int conn_disconnected(sd_bus_message *m, void *userdata, sd_bus_error *re
 	return 0;
 }
 
+DRAY_DEFINE_CLEANUP(struct owner *, owner_unref);
+
+/* fd: consumed. */
 static int conn_start(struct bus_conn *c, int fd)
 {
-	sd_id128_t id;
-	int ret;
+	int in = -1, out = -1, ret;
+	sd_id128_t id = SD_ID128_NULL;
 
-	ret = sd_bus_new(&c->bus);
+	ret = bus_input_new(&c->input, c->owner, fd, &in, &out);
 	if (ret >= 0)
-		ret = sd_bus_set_fd(c->bus, fd, fd);
+		ret = sd_bus_new(&c->bus);
+	if (ret >= 0)
+		ret = sd_bus_set_fd(c->bus, in, out);
 	if (ret < 0) {
-		dray_close(fd);
+		dray_close(in);
+		dray_close(out);
 		return ret;
 	}
-	ret = sd_id128_randomize(&id);
+	/* the credentials of the socket were read already, and sd-bus cannot read those of a pipe */
+	ret = sd_bus_set_anonymous(c->bus, 1);
+	if (ret >= 0)
+		ret = sd_id128_randomize(&id);
 	if (ret >= 0)
 		ret = sd_bus_set_server(c->bus, 1, id);
 	if (ret >= 0)
@@ -199,33 +214,49 @@ static int conn_start(struct bus_conn *c, int fd)
 	return ret;
 }
 
+/* One owner takes at most half of the readers that the others leave. */
+static bool reader_fits(struct bus_server *server, const struct owner *o)
+{
+	uint64_t own = 0;
+
+	dray_list_for_each(&server->conns, c, struct bus_conn, link)
+		own += !c->who.may_change && c->owner == o;
+	return own < budget_share(READERS_MAX, server->n_readers - own, 0);
+}
+
 static void conn_new(void *arg, int fd, const struct dray_addr *from)
 {
 	struct bus_server *server = arg;
+	struct owners *owners = server->agent->owners;
+	dray_auto(owner_unref) struct owner *o = NULL;
 	struct bus_client who;
 	struct bus_conn *c;
 	int ret;
 
 	ret = bus_client_get(fd, &server->rules, &who);
+	o = ret < 0 ? NULL : owner_get(owners, CONTROL_TENANT, who.uid);
+	if (!o)
+		o = owner_ref(owners->own);
 	if (ret < 0) {
 		log_limited(DRAY_LOG_WARNING, "control",
 			    "closing a new connection: its credentials cannot be read: %s",
 			    dray_errno_text(ret));
-		dray_close(fd);
+		owner_farewell(o, fd, NULL);
 		return;
 	}
-	if (server->n_conns >= CONNS_MAX || (!who.may_change && server->n_readers >= READERS_MAX)) {
+	if (server->n_conns >= CONNS_MAX || (!who.may_change && !reader_fits(server, o))) {
 		bus_warning(server, who.uid,
 			    "refusing a connection: %u are open already uid=%u pid=%d",
 			    server->n_conns, who.uid, who.pid);
-		dray_close(fd);
+		owner_farewell(o, fd, NULL);
 		return;
 	}
 	c = calloc(1, sizeof(*c));
 	if (!c) {
-		dray_close(fd);
+		owner_farewell(o, fd, NULL);
 		return;
 	}
+	c->owner = owner_ref(o);
 	c->server = server;
 	c->who = who;
 	dray_list_init(&c->replies);
@@ -339,7 +370,7 @@ static void flush(struct bus_server *server)
 		dray_list_for_each(&server->conns, c, struct bus_conn, link) {
 			if (c->doomed || !conn_queued(c) || n == CONNS_MAX)
 				continue;
-			fds[n] = (struct pollfd){ .fd = sd_bus_get_fd(c->bus), .events = POLLOUT };
+			fds[n] = (struct pollfd){ .fd = bus_input_fd(c->input), .events = POLLOUT };
 			conns[n++] = c;
 		}
 		if (!n || left <= 0 || poll(fds, n, (int)(left / DRAY_NS_PER_MS) + 1) <= 0)

@@ -62,7 +62,9 @@ struct bus_conn {
 	struct bus_server *server;
 	sd_bus *bus;
 	struct bus_client who;
-	char name[32]; /* unique */
+	struct owner *owner;
+	struct bus_input *input; /* NULL before it has begun */
+	char name[32];           /* unique */
 	bool hello;
 	bool doomed;   /* the event loop frees it */
 	size_t unread; /* estimated bytes of lists sent since the client had read everything */
