@@ -63,7 +63,7 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 	char host[DRAY_HOST_BYTES], host_reason[ND_REASON_MAX];
 	struct preferred p;
 
-	segments_preferred(a->segments, "", &p);
+	segments_preferred(a->segments, "", NULL, &p);
 	if (!profiles->n)
 		profiles = &cfg->env.profiles;
 	return env_make(

@@ -18,16 +18,25 @@ const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION] = {
 	  "(segment, id); CREATE TABLE preferred ( id INTEGER PRIMARY KEY CHECK (id = "
 	  "1), name TEXT NOT NULL, preference INTEGER NOT NULL, at_ms INTEGER NOT NULL "
 	  ") STRICT;" },
+	{ "Hints of clients belong to an owner: the pair of tenant and uid.",
+	  "CREATE TABLE hint_of_owner ( scope TEXT NOT NULL, source INTEGER NOT NULL, "
+	  "uid INTEGER NOT NULL, segment TEXT NOT NULL, tenant TEXT NOT NULL, score "
+	  "INTEGER NOT NULL, put_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, "
+	  "PRIMARY KEY (scope, source, uid, segment, tenant) ) STRICT, WITHOUT ROWID; "
+	  "INSERT INTO hint_of_owner SELECT scope, source, uid, segment, CASE source "
+	  "WHEN 4 THEN 'default' ELSE '' END, score, put_ms, expires_ms FROM hint; DROP "
+	  "TABLE hint; ALTER TABLE hint_of_owner RENAME TO hint;" },
 };
 
 const char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {
-	"INSERT OR REPLACE INTO hint (scope, source, uid, segment, score, put_ms, "
-	"expires_ms) VALUES (:scope, :source, :uid, :segment, :score, :put_ms, "
-	":expires_ms)",
+	"INSERT OR REPLACE INTO hint (scope, source, uid, segment, tenant, score, "
+	"put_ms, expires_ms) VALUES (:scope, :source, :uid, :segment, :tenant, "
+	":score, :put_ms, :expires_ms)",
 	"DELETE FROM hint WHERE scope = :scope AND source = :source AND uid = :uid "
-	"AND segment = :segment",
+	"AND segment = :segment AND tenant = :tenant",
 	"DELETE FROM hint",
-	"SELECT scope, source, uid, segment, score, put_ms, expires_ms FROM hint",
+	"SELECT scope, source, uid, segment, tenant, score, put_ms, expires_ms FROM "
+	"hint",
 	"INSERT OR REPLACE INTO segment (name, probe, target, sources, state, "
 	"since_ms, ready_ms, reason, capacity, allocated, seen_ms) VALUES (:name, "
 	":probe, :target, :sources, :state, :since_ms, :ready_ms, :reason, :capacity, "
@@ -90,12 +99,13 @@ const struct state_format dray_state_formats[STATE_KIND_N] = {
 			{ STATE_FIELD_U32, offsetof(union state_row, hint.source) },
 			{ STATE_FIELD_U32, offsetof(union state_row, hint.uid) },
 			{ STATE_FIELD_NAME, offsetof(union state_row, hint.segment) },
+			{ STATE_FIELD_NAME, offsetof(union state_row, hint.tenant) },
 			{ STATE_FIELD_U32, offsetof(union state_row, hint.score) },
 			{ STATE_FIELD_I64, offsetof(union state_row, hint.put_ms) },
 			{ STATE_FIELD_I64, offsetof(union state_row, hint.expires_ms) },
 		},
-		.n = 7,
-		.n_key = 4,
+		.n = 8,
+		.n_key = 5,
 		.save = DRAY_STATE_HINT_PUT,
 		.drop = DRAY_STATE_HINT_DROP,
 		.clear = DRAY_STATE_HINT_CLEAR,

@@ -20,12 +20,12 @@ struct dray_state_migration {
 };
 
 /* The n-th, from 0, makes version n + 1. */
-#define DRAY_STATE_VERSION 1
+#define DRAY_STATE_VERSION 2
 extern const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION];
 
 enum dray_state_statement_id {
-	DRAY_STATE_HINT_PUT, /* scope, source, uid, segment, score, put_ms, expires_ms */
-	DRAY_STATE_HINT_DROP, /* scope, source, uid, segment */
+	DRAY_STATE_HINT_PUT, /* scope, source, uid, segment, tenant, score, put_ms, expires_ms */
+	DRAY_STATE_HINT_DROP, /* scope, source, uid, segment, tenant */
 	DRAY_STATE_HINT_CLEAR, /* none */
 	DRAY_STATE_HINT_ALL, /* none */
 	/*
@@ -73,12 +73,13 @@ struct state_segment {
 	int64_t seen_ms; /* Time when a source last reported it, milliseconds since 1970. */
 };
 
-/* Key: scope, source, uid and segment. */
+/* Key: scope, source, uid, segment and tenant. */
 struct state_hint {
 	const char *scope; /* Scope; empty: the whole node. */
 	uint32_t source; /* Enumeration hint_source of the data protocol. */
 	uint32_t uid; /* User id of the client that stored it; 0 for other sources. */
 	const char *segment; /* host:port. */
+	const char *tenant; /* Tenant of the client that stored it; empty for other sources. */
 	uint32_t score; /* Higher is better. */
 	int64_t put_ms; /* Time when it was stored, milliseconds since 1970. */
 	int64_t expires_ms; /* Time when it expires, milliseconds since 1970. */

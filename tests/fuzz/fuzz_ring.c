@@ -139,7 +139,7 @@ static void rig_deinit(struct rig *r)
 	/* whatever the client wrote, the session must end, with all its transfers */
 	dray_assert(gone);
 	dray_assert(r->shared.own.transfers == 0 && r->group.transfers == 0 &&
-		    r->agent.transfers == 0);
+		    r->shared.account->budget.of[RESOURCE_TRANSFERS].used == 0);
 	worker_release(r->w);
 	for (unsigned i = 0; i < 2; i++)
 		free(r->regions[i]);

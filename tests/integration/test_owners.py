@@ -130,6 +130,33 @@ def test_sessions_are_counted_by_owner(new_agent):
     until(lambda: not sessions(agent), "the end of the sessions")
 
 
+def test_hints_are_separate(new_agent):
+    """A client sees the hints of its own owner and of administrators, also after a restart; the node follows data.socket's tenant."""
+    agent, connect = tenants(new_agent, "a", "b")
+    with connect("a") as a, connect("b") as b, connect("default") as own:
+        a.put_hint("model", "10.0.0.1:50053")
+        b.put_hint("model", "10.0.0.2:50053", score=9)
+        assert a.hint("model").segment == "10.0.0.1:50053" and b.hint("model").segment == "10.0.0.2:50053"
+        with pytest.raises(errors.NotFound):
+            own.hint("model")
+        with pytest.raises(errors.NotFound):
+            own.forget_hint("model")
+        b.put_hint("", "10.0.0.3:50053")
+        assert b.preferred_segment().segment == "10.0.0.3:50053"
+        assert own.preferred_segment().segment == "" and agent.ctl("status", "--json")["preferred_segment"] == ""
+        own.put_hint("", "10.0.0.4:50053")
+        assert agent.ctl("status", "--json")["preferred_segment"] == "10.0.0.4:50053"
+    agent.stop()
+    agent.start()
+    with connect("a") as a, connect("b") as b:
+        assert a.hint("model").segment == "10.0.0.1:50053" and b.hint("model").segment == "10.0.0.2:50053"
+        a.forget_hint("model")
+        with pytest.raises(errors.NotFound):
+            a.hint("model")
+        agent.ctl("hints", "--set", "model=10.0.0.5:50053")
+        assert a.hint("model").segment == b.hint("model").segment == "10.0.0.5:50053"
+
+
 def fill(more, key):
     """Calls more() until the quota ends it; returns the number of calls that succeeded, and the error."""
     for n in range(100):
@@ -217,7 +244,7 @@ class User:
 # what a user has already, and the limit of the agent; each step takes one of the unit
 RESOURCES = {"sessions": (1, 8), "regions": (1, 8), "mappings": (1, 8), "mapped_bytes": (1, "8MiB"), "pool_bytes": (0, "8MiB"),
              "tokens": (1, 8), "leases": (0, 8), "lease_ranges": (0, 16), "remotes": (1, 8), "transfers": (0, 8),
-             "waiting_transfers": (0, 8), "mailboxes": (0, 8)}
+             "waiting_transfers": (0, 8), "hints": (0, 16), "mailboxes": (0, 8)}
 
 
 @pytest.mark.parametrize("how", ["share", "fixed"])

@@ -120,7 +120,7 @@ OTHER_BAD = {
     "state page": ("state.yaml", "page_size: 16384", "page_size: 10000", "page_size is not a power of two"),
     "state limit": ("state.yaml", "name: events, value: 16384", "name: events, value: none", "value is not a number"),
     "state migration": ("state.yaml", "scope TEXT NOT NULL,", "scope TEXT NOT,", "migration 1: near"),
-    "state strict": ("state.yaml", ") STRICT, WITHOUT ROWID;", ") WITHOUT ROWID;", "table hint: the table is not STRICT"),
+    "state strict": ("state.yaml", "tenant)\n      ) STRICT, WITHOUT ROWID;", "tenant)\n      ) WITHOUT ROWID;", "table hint: the table is not STRICT"),
     "state column": ("state.yaml", "{name: uid, type: integer,", "{name: gid, type: integer,",
                      "table hint: the migrations create other columns"),
     "state column type": ("state.yaml", "{name: uid, type: integer,", "{name: uid, type: real,", "column uid: unknown type real"),

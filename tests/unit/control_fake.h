@@ -296,7 +296,8 @@ const char *gpus_plugin(const struct gpus *g)
 
 /* --- segments, hints, environment ---------------------------------------------------------------- */
 
-void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
+void segments_preferred(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+			struct preferred *ret)
 {
 	(void)ss;
 	(void)scope;
@@ -452,7 +453,7 @@ uint64_t hints_count(const struct hints *h)
 	return 0;
 }
 
-uint32_t hints_count_of(const struct hints *h, uint32_t uid)
+uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner)
 {
 	return 0;
 }

@@ -170,5 +170,6 @@ void rig_put_hint(struct rig *r, unsigned i, uint32_t score)
 						    .uid = 1000 + i % 7,
 						    .score = score,
 						    .put_ms = 1000,
-						    .expires_ms = 2000 });
+						    .expires_ms = 2000,
+						    .tenant = "t" });
 }

@@ -168,6 +168,7 @@ static int try_put(struct fixture *x, const char *scope, const char *segment, in
 				 .segment = segment,
 				 .source = (enum dmsg_hint_source)source,
 				 .uid = uid,
+				 .tenant = "t",
 				 .account = budget_account_of(&x->cfg, uid),
 				 .score = score,
 				 .ttl_ms = ttl_ms,
@@ -187,7 +188,7 @@ static void put(struct fixture *x, const char *scope, const char *segment, int s
 static void assert_best(struct fixture *x, const char *scope, const char *segment)
 {
 	struct hint best;
-	bool found = hints_best(x->h, scope, &best);
+	bool found = hints_best(x->h, scope, NULL, &best);
 
 	assert_int_equal(found, segment != NULL);
 	if (!found)
@@ -235,7 +236,7 @@ static void the_strongest_hint_is_effective(void **state)
 	put(x, "m", C, EXPLICIT, 0, 0, 0);
 	assert_log(x, "m;m;+" C ";");
 	assert_true(hints_names(x->h, C));
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_string_equal(best.segment, A);
 	assert_int_equal(best.source, EXPLICIT);
 	assert_int_equal(best.score, 1);
@@ -263,9 +264,9 @@ static void a_clients_hint_replaces_that_of_its_uid(void **state)
 	reopen(x);
 	assert_int_equal(hints_count(x->h), 1);
 	assert_best(x, "m", B);
-	assert_false(hints_forget_client(x->h, "m", 1001));
-	assert_false(hints_forget_client(x->h, "n", 1000));
-	assert_true(hints_forget_client(x->h, "m", 1000));
+	assert_false(hints_forget_client(x->h, "m", &(struct hint_owner){ "t", 1001 }));
+	assert_false(hints_forget_client(x->h, "n", &(struct hint_owner){ "t", 1000 }));
+	assert_true(hints_forget_client(x->h, "m", &(struct hint_owner){ "t", 1000 }));
 	assert_log(x, "m;-" B ";");
 	assert_best(x, "m", NULL);
 	reopen(x);
@@ -434,7 +435,7 @@ static void a_restart_restores_hints(void **state)
 	x->boot_ms = 100; /* another boot, or another machine */
 	open_hints(x);
 	assert_int_equal(hints_count(x->h), 1);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_string_equal(best.segment, A);
 	assert_int_equal(best.source, CLIENT);
 	assert_int_equal(best.uid, 1000);
@@ -453,19 +454,19 @@ static void a_clock_set_back_keeps_hints_only_briefly(void **state)
 	x->log[0] = '\0';
 	x->unix_ms -= 365 * DAY_MS;
 	open_hints(x);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 10000);
 	/* the database gets the new times, so that the next start does not repeat this */
 	close_hints(x);
 	x->unix_ms += 6000;
 	open_hints(x);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 4000);
 	/* back to the first second of 1970 */
 	close_hints(x);
 	x->unix_ms = 0;
 	open_hints(x);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 10000);
 }
 
@@ -479,15 +480,15 @@ static void a_clock_set_while_running_changes_nothing(void **state)
 	x->unix_ms += 1000 * DAY_MS;
 	hints_clock_set(x->h);
 	hints_expire(x->h);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 9000);
 	reopen(x); /* by the present clock */
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 9000);
 	x->unix_ms -= 2000 * DAY_MS;
 	hints_clock_set(x->h);
 	reopen(x);
-	assert_true(hints_best(x->h, "m", &best));
+	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_int_equal(best.left_ms, 9000);
 }
 
@@ -496,20 +497,20 @@ static void rows_are_checked(void **state)
 {
 	struct fixture *x = *state;
 	const struct state_hint bad[] = {
-		{ "m", CLIENT, 0, "nonsense", 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m\n", CLIENT, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", 0, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", 77, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", ENVIRONMENT, 0, A, 0, x->unix_ms, x->unix_ms + 1000 },
-		{ "m", CLIENT, 0, A, 0, x->unix_ms + 10, x->unix_ms + 5 },
-		{ "m", CLIENT, 0, A, 0, 0, 0 },
+		{ "m", CLIENT, 0, "nonsense", "t", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m\n", CLIENT, 0, A, "t", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", 0, 0, A, "t", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", 77, 0, A, "t", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", ENVIRONMENT, 0, A, "t", 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", CLIENT, 0, A, "t", 0, x->unix_ms + 10, x->unix_ms + 5 },
+		{ "m", CLIENT, 0, A, "t", 0, 0, 0 },
 	};
 	const struct state_hint good[] = {
-		{ "m", CLIENT, 5, A, 0, x->unix_ms - 20, x->unix_ms + 1000 },
-		{ "m", CLIENT, 5, B, 0, x->unix_ms - 10, x->unix_ms + 1000 },
-		{ "m", CLIENT, 5, C, 0, x->unix_ms - 30, x->unix_ms + 1000 },
-		{ "far", DETECTED, 0, A, 0, INT64_MAX - 1, INT64_MAX },
-		{ "long", DETECTED, 0, A, 0, 0, INT64_MAX },
+		{ "m", CLIENT, 5, A, "t", 0, x->unix_ms - 20, x->unix_ms + 1000 },
+		{ "m", CLIENT, 5, B, "t", 0, x->unix_ms - 10, x->unix_ms + 1000 },
+		{ "m", CLIENT, 5, C, "t", 0, x->unix_ms - 30, x->unix_ms + 1000 },
+		{ "far", DETECTED, 0, A, "t", 0, INT64_MAX - 1, INT64_MAX },
+		{ "long", DETECTED, 0, A, "t", 0, 0, INT64_MAX },
 	};
 	struct hint best;
 
@@ -523,9 +524,9 @@ static void rows_are_checked(void **state)
 	assert_log(x, "+" B ";");
 	assert_int_equal(hints_count(x->h), 3);
 	assert_best(x, "m", B); /* of one uid the newest counts */
-	assert_true(hints_best(x->h, "far", &best));
+	assert_true(hints_best(x->h, "far", NULL, &best));
 	assert_int_equal(best.left_ms, 1);
-	assert_true(hints_best(x->h, "long", &best));
+	assert_true(hints_best(x->h, "long", NULL, &best));
 	assert_int_equal(best.left_ms, HINT_TTL_MAX_MS);
 }
 
@@ -535,8 +536,8 @@ static void a_refill_writes_all_hints(void **state)
 
 	put(x, "m", A, CLIENT, 1, 0, 0);
 	put(x, "n", B, EXPLICIT, 0, 0, 0);
-	state_drop_hint(x->state, &(struct state_hint){ "m", CLIENT, 1, A, 0, 0, 0 });
-	state_drop_hint(x->state, &(struct state_hint){ "n", EXPLICIT, 0, B, 0, 0, 0 });
+	state_drop_hint(x->state, &(struct state_hint){ "m", CLIENT, 1, A, "t", 0, 0, 0 });
+	state_drop_hint(x->state, &(struct state_hint){ "n", EXPLICIT, 0, B, "", 0, 0, 0 });
 	hints_refill(x->h);
 	reopen(x);
 	assert_int_equal(hints_count(x->h), 2);

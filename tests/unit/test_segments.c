@@ -171,7 +171,7 @@ static void agent_finds_listener(struct agent *a)
 
 static const char *agent_preferred(struct agent *a, struct preferred *p)
 {
-	segments_preferred(a->segments, "", p);
+	segments_preferred(a->segments, "", NULL, p);
 	return p->name;
 }
 

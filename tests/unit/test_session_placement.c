@@ -30,7 +30,8 @@ static void note(const char *scope)
 	snprintf(asked.scope, sizeof(asked.scope), "%s", scope);
 }
 
-bool hints_best(struct hints *h, const char *scope, struct hint *ret)
+bool hints_best(struct hints *h, const char *scope, const struct hint_owner *viewer,
+		struct hint *ret)
 {
 	note(scope);
 	*ret = answers.hint;
@@ -49,14 +50,15 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 			      0;
 }
 
-bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
+bool hints_forget_client(struct hints *h, const char *scope, const struct hint_owner *owner)
 {
 	note(scope);
-	asked.uid = uid;
+	asked.uid = owner->uid;
 	return !answers.code;
 }
 
-void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
+void segments_preferred(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+			struct preferred *ret)
 {
 	note(scope);
 	*ret = answers.preferred;

@@ -74,7 +74,7 @@ static int64_t sql(const char *name, const char *text)
 
 static void put_one_of_each(struct rig *r)
 {
-	state_save_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", 4, 4000000000u, "[::1]:5",
+	state_save_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", 4, 4000000000u, "[::1]:5", "t",
 						    4000000000u, 1, 2 });
 	state_save_segment(r->s, &(struct state_segment){ "h:1", "http", "http://h:2/x",
 							  "config,listener", 2, 3, 4, "it's \"ok\"",
@@ -121,6 +121,7 @@ static void rows_are_written_and_read(void **state)
 	state_save_preferred(r.s, &(struct state_preferred){ "", 0, 10 });
 	state_drop_hint(r.s, &(struct state_hint){ .scope = "m/\xc3\xa4",
 						   .segment = "[::1]:5",
+						   .tenant = "t",
 						   .source = 4,
 						   .uid = 4000000000u });
 	state_drop_segment(r.s, "h:1");
@@ -191,7 +192,7 @@ static void long_texts_are_truncated_and_long_names_refused(void **state)
 	rig_open(&r, dir);
 	rig_start(&r);
 	state_add_event(r.s, &(struct state_event){ "h:1", 1, 1, 2, text });
-	state_save_hint(r.s, &(struct state_hint){ text, 4, 0, "h:1", 0, 1, 2 });
+	state_save_hint(r.s, &(struct state_hint){ text, 4, 0, "h:1", "t", 0, 1, 2 });
 	state_drop_segment(r.s, text);
 	state_save_preferred(r.s, &(struct state_preferred){ text, 0, 0 });
 	assert_int_equal(rig_flush(&r), 0);
@@ -465,11 +466,12 @@ static void invalid_rows_are_ignored(void **state)
 	struct rig r = { 0 };
 
 	make_good(&r);
-	sql("state.db", "INSERT INTO hint VALUES ('neg', 4, -1, 'h:1', 0, 1, 2)");
-	sql("state.db", "INSERT INTO hint VALUES ('big', 4, 1, 'h:1', 5000000000, 1, 2)");
-	sql("state.db", "INSERT INTO hint VALUES ('a' || char(0) || 'b', 4, 1, 'h:1', 0, 1, 2)");
-	sql("state.db", "INSERT INTO hint VALUES (hex(zeroblob(600)), 4, 1, 'h:1', 0, 1, 2)");
-	sql("state.db", "INSERT INTO hint VALUES ('ok', 4, 1, 'h:1', 0, 1, 2)");
+	sql("state.db", "INSERT INTO hint VALUES ('neg', 4, -1, 'h:1', 't', 0, 1, 2)");
+	sql("state.db", "INSERT INTO hint VALUES ('big', 4, 1, 'h:1', 't', 5000000000, 1, 2)");
+	sql("state.db",
+	    "INSERT INTO hint VALUES ('a' || char(0) || 'b', 4, 1, 'h:1', 't', 0, 1, 2)");
+	sql("state.db", "INSERT INTO hint VALUES (hex(zeroblob(600)), 4, 1, 'h:1', 't', 0, 1, 2)");
+	sql("state.db", "INSERT INTO hint VALUES ('ok', 4, 1, 'h:1', 't', 0, 1, 2)");
 	rig_open(&r, dir);
 	assert_int_equal(r.loaded, 5 + 2000 + 1);
 	assert_int_equal(r.rows.n, 5 + 2000 + 1);

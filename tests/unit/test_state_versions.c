@@ -20,6 +20,7 @@ static int fds_before;
 /* Migrations that later releases could have. */
 static const struct dray_state_migration later[] = {
 	{ "first", NULL },
+	{ "second", NULL },
 	{ "a column and a table",
 	  "ALTER TABLE segment ADD COLUMN zone TEXT NOT NULL DEFAULT 'here';"
 	  "CREATE TABLE zone (name TEXT NOT NULL PRIMARY KEY) STRICT, WITHOUT ROWID;"
@@ -27,14 +28,15 @@ static const struct dray_state_migration later[] = {
 	{ "rows are rewritten", "UPDATE hint SET score = score + 1;" },
 };
 
-static struct dray_state_migration migrations[3];
-static struct database_schema schema = { migrations, 3 };
+static struct dray_state_migration migrations[DRAY_STATE_VERSION + 2];
+static struct database_schema schema = { migrations, DRAY_STATE_VERSION + 2 };
 
 static int setup(void **state)
 {
 	fds_before = cm_fds_count();
 	memcpy(migrations, later, sizeof(later));
-	migrations[0] = dray_state_migrations[0];
+	for (unsigned i = 0; i < DRAY_STATE_VERSION; i++)
+		migrations[i] = dray_state_migrations[i];
 	cm_dir_make(dir);
 	snprintf(path, sizeof(path), "%s/state.db", dir);
 	return 0;
@@ -133,19 +135,19 @@ static void migrations_continue_from_each_version(void **state)
 
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_true(info.created);
-	assert_int_equal(sql("PRAGMA user_version"), 3);
+	assert_int_equal(sql("PRAGMA user_version"), 4);
 	assert_int_equal(unlink(path), 0);
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_false(info.created);
 	assert_int_equal(info.version, 1);
-	assert_int_equal(sql("PRAGMA user_version"), 3);
+	assert_int_equal(sql("PRAGMA user_version"), 4);
 	assert_int_equal(sql("SELECT count(*) FROM segment WHERE zone = 'here'"), 1);
 	assert_int_equal(sql("SELECT count(*) FROM zone"), 1);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 	/* the migrations run once */
 	assert_int_equal(open_with(&schema, &info, msg), 0);
-	assert_int_equal(info.version, 3);
+	assert_int_equal(info.version, 4);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 }
 
@@ -157,10 +159,10 @@ static void a_newer_version_is_refused(void **state)
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_int_equal(open_with(NULL, &info, msg), DATABASE_E_NEWER);
-	assert_int_equal(info.version, 3);
-	assert_non_null(strstr(msg, "of version 3, this release knows 1"));
+	assert_int_equal(info.version, 4);
+	assert_non_null(strstr(msg, "of version 4, this release knows 2"));
 	/* and the file was not changed */
-	assert_int_equal(sql("PRAGMA user_version"), 3);
+	assert_int_equal(sql("PRAGMA user_version"), 4);
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 }
 
@@ -170,7 +172,7 @@ static void a_migration_that_fails_changes_nothing(void **state)
 	struct database_info info;
 	char msg[240];
 
-	migrations[2].text = "UPDATE hint SET score = 99; UPDATE absent SET a = 1;";
+	migrations[3].text = "UPDATE hint SET score = 99; UPDATE absent SET a = 1;";
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), DATABASE_E_CORRUPT);
 	if (!strstr(msg, "no such table: absent"))
@@ -203,7 +205,7 @@ static void a_migration_on_a_disk_that_fails_changes_nothing(void **state)
 		assert_int_equal(sql("SELECT integrity_check = 'ok' FROM pragma_integrity_check"),
 				 1);
 		assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"),
-				 sql("PRAGMA user_version") == 3 ? 8 : 7);
+				 sql("PRAGMA user_version") == 4 ? 8 : 7);
 		assert_int_equal(open_with(&schema, &info, msg), 0);
 		assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 	}

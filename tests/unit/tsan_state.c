@@ -25,7 +25,7 @@ static void put(struct run *r, unsigned scope)
 	char name[32];
 
 	snprintf(name, sizeof(name), "%u", scope);
-	state_save_hint(r->s, &(struct state_hint){ name, 4, 0, "h:1", r->last[scope], 1, 2 });
+	state_save_hint(r->s, &(struct state_hint){ name, 4, 0, "h:1", "t", r->last[scope], 1, 2 });
 }
 
 static void on_refill(void *arg)

@@ -59,7 +59,7 @@ static void quota_append(void *arg, const struct dray_dbus_quota *quota)
 
 	/* hints outlive the sessions that put them, so the owner does not count them */
 	if (!strcmp(q.resource, resource_name(RESOURCE_HINTS))) {
-		q.used = hints_count_of(d->agent->hints, q.uid);
+		q.used = hints_count_of(d->agent->hints, &(struct hint_owner){ q.tenant, q.uid });
 		q.agent_used = hints_count(d->agent->hints);
 		q.limit = budget_share(q.agent_limit, q.agent_used - q.used,
 				       (uint64_t)cfg->limits.hints_per_owner);

@@ -57,7 +57,7 @@ PROPERTY(preferred_segment)
 {
 	struct preferred p;
 
-	segments_preferred(a->segments, "", &p);
+	segments_preferred(a->segments, "", NULL, &p);
 	return sd_bus_message_append(reply, "s", p.name);
 }
 

@@ -34,18 +34,24 @@ static const char *show_scope(const char *scope)
 	return *scope ? scope : "the whole node";
 }
 
+static struct hint_owner owner_of(const struct session *s)
+{
+	return (struct hint_owner){ s->uid_owner->tenant, s->who.uid };
+}
+
 int request_hint_get(struct session *s, struct request *rq, struct dray_err *reterr)
 {
 	const struct sessions_deps *d = &s->owner->deps;
 	union dmsg_body reply = { .hint_get_reply = { .flags = DMSG_SEGMENT_FLAG_UNVERIFIED } };
 	struct dmsg_hint_get_reply *m = &reply.hint_get_reply;
+	const struct hint_owner viewer = owner_of(s);
 	struct segment_info segment;
 	char scope[TEXT_BYTES];
 	struct hint h;
 	int r;
 
 	text_copy(scope, sizeof(scope), rq->m.hint_get.scope);
-	if (!hints_best(d->hints, scope, &h))
+	if (!hints_best(d->hints, scope, &viewer, &h))
 		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no hint is known for %s",
 				    show_scope(scope));
 	m->source = (uint16_t)h.source;
@@ -66,11 +72,13 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 {
 	const struct sessions_deps *d = &s->owner->deps;
 	const struct dmsg_hint_put *m = &rq->m.hint_put;
+	const struct hint_owner owner = owner_of(s);
 	char scope[TEXT_BYTES], segment[TEXT_BYTES];
 	const struct hint_put put = { .scope = scope,
 				      .segment = segment,
 				      .source = DMSG_HINT_SOURCE_CLIENT,
-				      .uid = s->who.uid,
+				      .uid = owner.uid,
+				      .tenant = owner.tenant,
 				      .account = &s->uid_owner->account.budget,
 				      .score = m->score,
 				      .ttl_ms = m->ttl_ms };
@@ -80,7 +88,7 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 	text_copy(segment, sizeof(segment), m->segment);
 	if (*segment)
 		r = hints_put(d->hints, &put, reterr);
-	else if (!hints_forget_client(d->hints, scope, s->who.uid))
+	else if (!hints_forget_client(d->hints, scope, &owner))
 		r = dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 				 "clients of uid %u have set no hint for %s", s->who.uid,
 				 show_scope(scope));
@@ -94,11 +102,12 @@ int request_segment_get(struct session *s, struct request *rq, struct dray_err *
 	union dmsg_body reply;
 	struct dmsg_segment_get_reply *m = &reply.segment_get_reply;
 	char scope[TEXT_BYTES];
+	const struct hint_owner viewer = owner_of(s);
 	struct preferred p;
 	int r;
 
 	text_copy(scope, sizeof(scope), rq->m.segment_get.scope);
-	segments_preferred(s->owner->deps.segments, scope, &p);
+	segments_preferred(s->owner->deps.segments, scope, &viewer, &p);
 	*m = (struct dmsg_segment_get_reply){ .preference = (uint16_t)p.preference,
 					      .state = (uint16_t)p.state,
 					      .flags = p.flags,

@@ -44,6 +44,19 @@ static struct label *label_ref(struct dray_map *m, const void *key, size_t n)
 	return l;
 }
 
+struct owner_key {
+	char tenant[TENANT_BYTES];
+	uint32_t uid;
+};
+
+static struct owner_key owner_key(const char *tenant, uint32_t uid)
+{
+	struct owner_key key = { .uid = uid };
+
+	memcpy(key.tenant, tenant, strnlen(tenant, TENANT_BYTES - 1));
+	return key;
+}
+
 static void label_unref(struct dray_map *m, struct label *l)
 {
 	if (!l || --l->n)
@@ -71,6 +84,7 @@ static struct entry *entry_new(struct hints *h, const struct hint_put *put, int6
 {
 	struct entry *e = calloc(1, sizeof(*e));
 	bool client = put->source == DMSG_HINT_SOURCE_CLIENT;
+	struct owner_key key = owner_key(client ? put->tenant : "", put->uid);
 
 	if (!e)
 		return NULL;
@@ -82,7 +96,7 @@ static struct entry *entry_new(struct hints *h, const struct hint_put *put, int6
 	e->end_boot_ms = end_ms;
 	e->scope = label_ref(&h->scopes, put->scope, strlen(put->scope));
 	e->name = label_ref(&h->names, put->segment, strlen(put->segment));
-	e->owner = client ? label_ref(&h->owners, &put->uid, sizeof(put->uid)) : NULL;
+	e->owner = client ? label_ref(&h->owners, &key, sizeof(key)) : NULL;
 	if (e->name)
 		e->name->given += hint_is_given(e->source);
 	if (!e->scope || !e->name || (client && !e->owner) ||
@@ -149,15 +163,16 @@ static void report_change(struct hints *h, const struct label *scope, struct hea
 		h->deps.changed(h->deps.arg, scope->text);
 }
 
-/* The entry of the scope (NULL: it has none) that a hint of this source, uid and segment replaces; NULL: none. */
+/* The entry of the scope (NULL: it has none) that a hint of this source, owner and segment replaces; NULL: none. */
 static struct entry *entry_find(const struct label *scope, enum dmsg_hint_source source,
-				uint32_t uid, const char *segment)
+				const char *tenant, uint32_t uid, const char *segment)
 {
 	if (!scope)
 		return NULL;
 	dray_list_for_each(&scope->entries, e, struct entry, link) {
 		if (e->source == source &&
-		    (e->owner ? e->uid == uid : !strcmp(e->name->text, segment)))
+		    (e->owner ? e->uid == uid && !strcmp(entry_tenant(e), tenant) :
+				!strcmp(e->name->text, segment)))
 			return e;
 	}
 	return NULL;
@@ -180,9 +195,13 @@ void hints_remove(struct hints *h, struct entry *e)
 static int make_room(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = h->deps.cfg;
-	const struct label *owner = put->source == DMSG_HINT_SOURCE_CLIENT ?
-					    label_find(&h->owners, &put->uid, sizeof(put->uid)) :
-					    NULL;
+	const struct label *owner = NULL;
+
+	if (put->source == DMSG_HINT_SOURCE_CLIENT) {
+		struct owner_key key = owner_key(put->tenant, put->uid);
+
+		owner = label_find(&h->owners, &key, sizeof(key));
+	}
 
 	if (owner && owner->n >= budget_share((uint64_t)cfg->limits.hints, h->n - owner->n,
 					      (uint64_t)cfg->limits.hints_per_owner))
@@ -232,7 +251,7 @@ int hints_insert(struct hints *h, const struct hint_put *put, int64_t put_ms, in
 		 struct entry **ret_entry, struct dray_err *reterr)
 {
 	struct label *scope = text_find(&h->scopes, put->scope);
-	struct entry *old = entry_find(scope, put->source, put->uid, put->segment), *e;
+	struct entry *old = entry_find(scope, put->source, put->tenant, put->uid, put->segment), *e;
 	int r = old ? 0 : make_room(h, put, reterr);
 
 	if (r < 0)
@@ -347,10 +366,10 @@ void hints_forget_found(struct hints *h, const char *segment)
 	hints_arm(h);
 }
 
-bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
+bool hints_forget_client(struct hints *h, const char *scope, const struct hint_owner *owner)
 {
-	struct entry *e =
-		entry_find(text_find(&h->scopes, scope), DMSG_HINT_SOURCE_CLIENT, uid, "");
+	struct entry *e = entry_find(text_find(&h->scopes, scope), DMSG_HINT_SOURCE_CLIENT,
+				     owner->tenant, owner->uid, "");
 
 	if (!e)
 		return false;
@@ -369,13 +388,21 @@ static void show(const struct hints *h, const struct entry *e, bool counts, stru
 			      .segment = e->name->text,
 			      .source = e->source,
 			      .uid = e->uid,
+			      .tenant = entry_tenant(e),
 			      .score = e->score,
 			      .age_ms = now - e->put_boot_ms,
 			      .left_ms = e->end_boot_ms - now,
 			      .counts = counts };
 }
 
-bool hints_best(struct hints *h, const char *scope, struct hint *ret)
+bool hint_is_visible(const struct hint *hint, const struct hint_owner *viewer)
+{
+	return !viewer || hint->source != DMSG_HINT_SOURCE_CLIENT ||
+	       (hint->uid == viewer->uid && !strcmp(hint->tenant, viewer->tenant));
+}
+
+bool hints_best(struct hints *h, const char *scope, const struct hint_owner *viewer,
+		struct hint *ret)
 {
 	const struct label *l = text_find(&h->scopes, scope);
 	int64_t now = hints_boot_ms(h);
@@ -387,7 +414,8 @@ bool hints_best(struct hints *h, const char *scope, struct hint *ret)
 		if (e->end_boot_ms <= now)
 			continue;
 		show(h, e, true, ret);
-		return true;
+		if (hint_is_visible(ret, viewer))
+			return true;
 	}
 	return false;
 }
@@ -431,11 +459,12 @@ bool hints_names(struct hints *h, const char *segment)
 	return name && name->given;
 }
 
-uint32_t hints_count_of(const struct hints *h, uint32_t uid)
+uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner)
 {
-	const struct label *owner = label_find(&h->owners, &uid, sizeof(uid));
+	struct owner_key key = owner_key(owner->tenant, owner->uid);
+	const struct label *l = label_find(&h->owners, &key, sizeof(key));
 
-	return owner ? owner->n : 0;
+	return l ? l->n : 0;
 }
 
 uint64_t hints_count(const struct hints *h)

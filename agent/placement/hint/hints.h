@@ -2,7 +2,8 @@
 /*
  * Placement hints: a segment for a scope. A scope may have several. The effective one is that of the strongest source
  * (explicit, environment, detected, client), then the one with the highest score, then the youngest. A hint of a client
- * replaces the hint that clients of its uid put for the scope; other sources have one hint for each scope and segment.
+ * replaces the hint that clients of its owner put for the scope; other sources have one hint for each scope and segment.
+ * Clients see no hints that clients of other owners put.
  *
  * Hints live in memory. The database follows, except for hints from the environment, which is read at each start.
  *
@@ -19,6 +20,7 @@
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
+#include "agent/config/tenant.h"
 #include "agent/model/budget.h"
 #include "agent/state/state.h"
 #include "lib/cleanup.h"
@@ -34,7 +36,8 @@
 struct hint {
 	const char *scope, *segment;
 	enum dmsg_hint_source source;
-	uint32_t uid; /* of clients; else 0 */
+	uint32_t uid;       /* of clients; else 0 */
+	const char *tenant; /* of clients; else "" */
 	uint32_t score;
 	int64_t age_ms, left_ms;
 	bool counts; /* it is the effective one of its scope */
@@ -86,7 +89,8 @@ struct hint_put {
 	const char *scope; /* "": the whole node */
 	const char *segment;
 	enum dmsg_hint_source source;
-	uint32_t uid; /* of clients; else 0 */
+	uint32_t uid;       /* of clients; else 0 */
+	const char *tenant; /* of clients, less than TENANT_BYTES; else not used */
 	struct budget_account
 		*account; /* of the client, for messages and counts of refusals; else NULL */
 	uint32_t score;
@@ -100,8 +104,18 @@ struct hint_put {
  */
 int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr);
 
-/* The effective hint of exactly this scope. False: there is none. */
-bool hints_best(struct hints *h, const char *scope, struct hint *ret);
+/* A pair of tenant and uid. */
+struct hint_owner {
+	const char *tenant;
+	uint32_t uid;
+};
+
+/* The viewer may see the hint. NULL sees all. */
+bool hint_is_visible(const struct hint *hint, const struct hint_owner *viewer);
+
+/* The effective hint of exactly this scope among those that the viewer sees. False: there is none. */
+bool hints_best(struct hints *h, const char *scope, const struct hint_owner *viewer,
+		struct hint *ret);
 
 /* Drops hints of all sources. segment NULL: any; all: of every scope, and `scope` is ignored. Returns how many. */
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all);
@@ -109,8 +123,8 @@ uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, b
 /* Drops the hints for the whole node (scope "") that were not given, except those for this segment. */
 void hints_forget_found(struct hints *h, const char *segment);
 
-/* Drops the hint of clients of this uid for the scope. False: there is none. */
-bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid);
+/* Drops the hint of clients of this owner for the scope. False: there is none. */
+bool hints_forget_client(struct hints *h, const char *scope, const struct hint_owner *owner);
 
 /* Each live hint. The hints of a scope come together, the effective one first; scopes come in no order. */
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg);
@@ -122,8 +136,8 @@ void hints_each_of(struct hints *h, const char *scope,
 /* Does a live hint that was given name the segment? */
 bool hints_names(struct hints *h, const char *segment);
 
-/* Hints of clients of this uid. */
-uint32_t hints_count_of(const struct hints *h, uint32_t uid);
+/* Hints of clients of this owner. */
+uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner);
 
 uint64_t hints_count(const struct hints *h);
 

@@ -9,7 +9,7 @@
 
 #define SOURCE_N (DMSG_HINT_SOURCE_CLIENT + 1)
 
-/* What entries share: a scope, the name of a segment, or a uid. It is freed with the last reference. */
+/* What entries share: a scope, the name of a segment, or an owner, whose key begins with its tenant. It is freed with the last reference. */
 struct label {
 	struct dray_map_node node;
 	struct dray_list entries; /* of a scope; strongest first */
@@ -58,6 +58,12 @@ void hints_remove(struct hints *h, struct entry *e);
 /* Writes and drops the row of a hint, unless hints of its source are not kept. */
 void hints_save(struct hints *h, const struct entry *e);
 void hints_unsave(struct hints *h, const struct entry *e);
+
+/* Its tenant; "" unless it is of a client. */
+static inline const char *entry_tenant(const struct entry *e)
+{
+	return e->owner ? e->owner->text : "";
+}
 
 int64_t hints_unix_ms(const struct hints *h);
 int64_t hints_boot_ms(const struct hints *h);

@@ -23,6 +23,7 @@ void hints_save(struct hints *h, const struct entry *e)
 					       .segment = e->name->text,
 					       .source = e->source,
 					       .uid = e->uid,
+					       .tenant = entry_tenant(e),
 					       .score = e->score,
 					       .put_ms = dray_max(e->put_boot_ms + offset, 0),
 					       .expires_ms = dray_max(e->end_boot_ms + offset, 0),
@@ -35,7 +36,8 @@ void hints_unsave(struct hints *h, const struct entry *e)
 		state_drop_hint(h->deps.state, &(struct state_hint){ .scope = e->scope->text,
 								     .segment = e->name->text,
 								     .source = e->source,
-								     .uid = e->uid });
+								     .uid = e->uid,
+								     .tenant = entry_tenant(e) });
 }
 
 void hints_refill(struct hints *h)
@@ -70,6 +72,7 @@ void hints_load(struct hints *h, const struct state_hint *row)
 				.segment = row->segment,
 				.source = (enum dmsg_hint_source)row->source,
 				.uid = row->uid,
+				.tenant = row->tenant,
 				.score = row->score };
 	struct entry *e;
 

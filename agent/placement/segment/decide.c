@@ -16,6 +16,8 @@ struct gathered {
 	struct preferred_facts facts;
 	struct preferred_segment *segments;
 	struct preferred_hint *hints;
+	const struct hint_owner *viewer;
+	const char *tenant; /* of data.socket */
 	bool failed;
 };
 
@@ -92,13 +94,21 @@ static int gather_segments(struct segments *ss, struct gathered *g)
 	return 0;
 }
 
+/* The choice for the node counts hints of clients of data.socket alone: other tenants must not decide for it. */
+static bool is_visible(const struct gathered *g, const struct hint *h)
+{
+	if (g->viewer)
+		return hint_is_visible(h, g->viewer);
+	return h->source != DMSG_HINT_SOURCE_CLIENT || !strcmp(h->tenant, g->tenant);
+}
+
 /* Only given hints count: the environment and the remembered segment are facts of their own. */
 static void add_hint(void *arg, const struct hint *h)
 {
 	struct gathered *g = arg;
 	struct preferred_hint hint = { .segment = h->segment };
 
-	if (!hint_is_given(h->source) || g->failed)
+	if (!hint_is_given(h->source) || g->failed || !is_visible(g, h))
 		return;
 	snprintf(hint.about, sizeof(hint.about), "%s%.90s, by %s, score %u",
 		 *h->scope ? "scope " : "of the whole node", h->scope,
@@ -115,11 +125,14 @@ static int gather_hints(struct segments *ss, const char *scope, struct gathered 
 	return g->failed ? -ENOMEM : 0;
 }
 
-static int gather(struct segments *ss, const char *scope, struct gathered *g)
+static int gather(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+		  struct gathered *g)
 {
 	int r;
 
-	*g = (struct gathered){ .facts = { .explicit_name = preferred_of_config(ss->deps.cfg),
+	*g = (struct gathered){ .viewer = viewer,
+				.tenant = ss->deps.cfg->data.tenant,
+				.facts = { .explicit_name = preferred_of_config(ss->deps.cfg),
 					   .environment = ss->deps.environment,
 					   .last = ss->preferred,
 					   .remembered = ss->remembered } };
@@ -157,14 +170,15 @@ static void preferred_none(const struct candidate *v, size_t n, struct preferred
 			 "no segment of this node is ready; drayctl segments --explain says more");
 }
 
-void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
+void segments_preferred(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+			struct preferred *ret)
 {
 	dray_auto_free struct candidate *v = NULL;
 	struct gathered g;
 	size_t n = 0;
 
 	*ret = (struct preferred){ .name = "", .reason = "out of memory" };
-	if (gather(ss, scope, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
+	if (gather(ss, scope, viewer, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
 		preferred_none(v, n, ret);
 		for (size_t i = 0; i < n; i++)
 			if (v[i].chosen)
@@ -179,7 +193,7 @@ int segments_explain(struct segments *ss, const char *scope,
 	dray_auto_free struct candidate *v = NULL;
 	struct gathered g;
 	size_t n = 0;
-	int r = gather(ss, scope, &g);
+	int r = gather(ss, scope, NULL, &g);
 
 	if (r >= 0)
 		r = preferred_rank(&g.facts, &v, &n);
@@ -239,7 +253,7 @@ static void decide(struct segments *ss)
 	struct preferred p;
 	bool known;
 
-	segments_preferred(ss, "", &p);
+	segments_preferred(ss, "", NULL, &p);
 	if (!strcmp(p.name, ss->preferred))
 		return;
 	snprintf(old, sizeof(old), "%s", ss->preferred);
@@ -258,7 +272,7 @@ void segments_remember(struct segments *ss)
 
 	if (!*ss->preferred || dray_now().ns - ss->remembered_ns < ss->deps.cfg->hint.ttl / 2)
 		return;
-	segments_preferred(ss, "", &p);
+	segments_preferred(ss, "", NULL, &p);
 	remember(ss, &p);
 }
 

@@ -20,6 +20,7 @@
 
 struct peers;
 struct resolver;
+struct hint_owner;
 struct segments;
 
 /* For lists and upcalls. Strings are borrowed until the next turn of the loop, and from the struct: it must not be copied. */
@@ -83,7 +84,9 @@ struct preferred {
 	uint64_t capacity, allocated;
 	char reason[PREFERRED_REASON_BYTES];
 };
-void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret);
+/* viewer: the owner whose hints count beside those of other sources. NULL: as for the node; of clients, those of data.socket's tenant. */
+void segments_preferred(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+			struct preferred *ret);
 
 /* Calls fn for all candidates for a scope, best first. 0 or -ENOMEM. */
 int segments_explain(struct segments *ss, const char *scope,
