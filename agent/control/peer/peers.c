@@ -9,6 +9,7 @@
 #include "agent/control/peer/internal.h"
 #include "agent/state/identity.h"
 #include "lib/assert.h"
+#include "lib/log.h"
 #include "lib/time.h"
 
 void peers_wake(struct peers *p)
@@ -71,6 +72,11 @@ static int tls_setup(struct peers *p, struct dray_err *reterr)
 	r = tls_key_load(p->cfg->peer.key_file, &key, reterr);
 	if (r < 0)
 		return r;
+	if (key.readers)
+		log_warning(
+			"peer",
+			"peer.key_file %s can be read by group %u too; run: chmod 400 %s, unless it is the fsGroup of a pod",
+			p->cfg->peer.key_file, key.readers, p->cfg->peer.key_file);
 	r = tls_new(&p->tls, &key, p->cfg->peer.key_identity, reterr);
 	OPENSSL_cleanse(&key, sizeof(key));
 	return r;

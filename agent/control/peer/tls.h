@@ -23,11 +23,12 @@
 struct tls_key {
 	uint8_t bytes[TLS_KEY_MAX];
 	size_t n;
+	gid_t readers; /* of a file of root: the group that may read it, or 0 */
 };
 
 /*
  * Reads a key file: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that other users may read, that its
- * group may write, or that belongs to neither root nor this user. 0, or -errno with reterr.
+ * group may write, or may read unless it belongs to root, or that belongs to neither root nor this user. 0, or -errno with reterr.
  */
 int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr);
 

@@ -57,7 +57,7 @@ int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_e
 	return 0;
 }
 
-static int check_file(int fd, const char *path, struct dray_err *reterr)
+static int check_file(int fd, const char *path, gid_t *ret_readers, struct dray_err *reterr)
 {
 	mode_t closed = S_IRWXG | S_IRWXO;
 	struct stat st;
@@ -73,14 +73,16 @@ static int check_file(int fd, const char *path, struct dray_err *reterr)
 			reterr, -EPERM, DRAY_E_DENIED,
 			"peer.key_file belongs to uid %u, which could change it; run: chown %u %s",
 			st.st_uid, geteuid(), path);
-	/* Kubernetes mounts a secret for a non-root pod as a file of root that the pod's group may read */
-	if (st.st_uid == 0 && geteuid() != 0)
+	/* Kubernetes mounts a secret as a file of root that root's group, or the pod's fsGroup, may read. */
+	if (st.st_uid == 0)
 		closed &= ~(mode_t)S_IRGRP;
 	if (st.st_mode & closed)
 		return dray_err_set(
 			reterr, -EPERM, DRAY_E_DENIED,
 			"peer.key_file has mode %04o, a key is for its owner alone; run: chmod 600 %s",
 			st.st_mode & 07777, path);
+	if (st.st_mode & S_IRGRP && geteuid() == 0)
+		*ret_readers = st.st_gid;
 	return 0;
 }
 
@@ -95,7 +97,8 @@ int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr)
 	if (fd < 0)
 		return dray_err_set(reterr, -errno, errno == ENOENT ? DRAY_E_NOT_FOUND : DRAY_E_IO,
 				    "peer.key_file %s: %s", path, dray_errno_text(errno));
-	r = check_file(fd, path, reterr);
+	ret->readers = 0;
+	r = check_file(fd, path, &ret->readers, reterr);
 	if (r < 0)
 		return r;
 	/* a regular file, so one call reads all of it */
