@@ -8,6 +8,7 @@
 #define ENV_PROFILES(X)                     \
 	X(DRAY, "dray")                     \
 	X(VLLM, "vllm")                     \
+	X(VLLM_DRAY, "vllm-dray")           \
 	X(VLLM_MOONCAKE, "vllm-mooncake")   \
 	X(MOONCAKE, "mooncake")             \
 	X(MOONCAKE_OWNER, "mooncake-owner") \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/verbs/verbs.h"
+#include "ctl/yaml/stream.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,6 @@
 #include "lib/err.h"
 
 #define PATH_DEFAULT "/usr/local/bin:/usr/bin:/bin"
-#define KV_TRANSFER "kv-transfer-config"
 
 /* 0 if the file can be run, else an errno. */
 static int file_check(const char *file)
@@ -110,25 +110,69 @@ bool ctl_command_is_vllm(char *const *argv, unsigned n)
 	return false;
 }
 
-/* vLLM accepts _ for - in a name, and --name.key for a part of the object. */
-static bool is_kv_transfer(const char *arg)
+/* vLLM accepts _ for - in a name. Returns what follows the name, or NULL. */
+static const char *name_skip(const char *text, const char *name)
 {
-	static const char name[] = KV_TRANSFER;
-	size_t i;
-
-	if (strncmp(arg, "--", 2))
-		return false;
-	arg += 2;
-	for (i = 0; name[i]; i++)
-		if (arg[i] != name[i] && !(arg[i] == '_' && name[i] == '-'))
-			return false;
-	return !arg[i] || arg[i] == '=' || arg[i] == '.';
+	for (; *name; name++, text++)
+		if (*text != *name && !(*text == '_' && *name == '-'))
+			return NULL;
+	return text;
 }
 
-bool ctl_command_has_kv_transfer(char *const *argv, unsigned n)
+/* An argument may be --name, --name=value, or --name.key for a part of an object. */
+static bool is_argument(const char *arg, const char *name)
 {
-	for (unsigned i = 0; i < n; i++)
-		if (is_kv_transfer(argv[i]))
-			return true;
-	return false;
+	const char *rest = strncmp(arg, "--", 2) ? NULL : name_skip(arg, name);
+
+	return rest && (!*rest || *rest == '=' || *rest == '.');
+}
+
+/* The file of vLLM's --config, or NULL. The last one counts. */
+static const char *config_file(char *const *argv, unsigned n)
+{
+	const char *file = NULL;
+
+	for (unsigned i = 0; i < n; i++) {
+		if (!strncmp(argv[i], "--config=", 9))
+			file = argv[i] + 9;
+		else if (!strcmp(argv[i], "--config") && i + 1 < n)
+			file = argv[i + 1];
+	}
+	return file;
+}
+
+/* 1: the file has the argument, without its dashes, or a part of it; 0: it has not. */
+static int config_has(struct ctl *c, const char *file, const char *name)
+{
+	ctl_auto_yaml struct ctl_yaml y = CTL_YAML_NULL;
+	yaml_node_t *root;
+
+	if (ctl_yaml_read(c, file, &y) < 0)
+		return -1;
+	root = y.n_documents ? yaml_document_get_root_node(y.documents) : NULL;
+	if (!root || root->type != YAML_MAPPING_NODE)
+		return 0;
+	for (yaml_node_pair_t *p = root->data.mapping.pairs.start; p < root->data.mapping.pairs.top;
+	     p++) {
+		const char *key = ctl_yaml_scalar(yaml_document_get_node(y.documents, p->key));
+		const char *rest = key ? name_skip(key, name + 2) : NULL;
+
+		if (rest && (!*rest || *rest == '.'))
+			return 1;
+	}
+	return 0;
+}
+
+int ctl_command_has(struct ctl *c, const char *name, const char **where)
+{
+	const char *file = config_file(c->command, c->n_command);
+
+	*where = "the command";
+	for (unsigned i = 0; i < c->n_command; i++)
+		if (is_argument(c->command[i], name))
+			return 1;
+	if (!file)
+		return 0;
+	*where = file;
+	return config_has(c, file, name);
 }

@@ -19,11 +19,21 @@
 /* Between two tries to connect, because nothing announces a socket that does not exist yet. */
 #define LOOK_NS (100 * DRAY_NS_PER_MS)
 
+/* Arguments of vLLM that exec adds: from an option, or from a profile. */
+static const struct transfer {
+	const char *name;
+	enum ctl_option_id option;
+} transfers[] = {
+	{ "--kv-transfer-config", CTL_OPTION_KV_TRANSFER },
+	{ "--ec-transfer-config", CTL_OPTION_EC_TRANSFER },
+};
+
 struct run {
 	struct ctl *c;
-	int64_t wait_ns;         /* 0: no wait */
-	const char *kv_transfer; /* argument to add, or NULL */
-	char *file;              /* of the command */
+	int64_t wait_ns; /* 0: no wait */
+	/* Values of arguments to add, or NULL. */
+	const char *transfer[DRAY_ARRAY_SIZE(transfers)];
+	char *file; /* of the command */
 	struct ctl_variables variables;
 	char **argv, **environment; /* of the command; the first n_ours entries are owned */
 	unsigned n_ours;
@@ -40,7 +50,7 @@ static void run_deinit(struct run *r)
 	ctl_rows_deinit(&r->variables.rows);
 }
 
-static int json_check(struct ctl *c, const char *text)
+static int json_check(struct ctl *c, const char *name, const char *text)
 {
 	json_error_t where;
 	json_t *j = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
@@ -48,33 +58,46 @@ static int json_check(struct ctl *c, const char *text)
 	char why[JSON_ERROR_TEXT_LENGTH];
 
 	if (!j)
-		ctl_misuse(c, "--kv-transfer-config is not valid JSON: %s, at byte %d",
+		ctl_misuse(c, "%s is not valid JSON: %s, at byte %d", name,
 			   ctl_show_text(where.text, why, sizeof(why)), where.position);
 	else if (!object)
-		ctl_misuse(c, "--kv-transfer-config is not a JSON object; use {...}");
+		ctl_misuse(c, "%s is not a JSON object; use {...}", name);
 	json_decref(j);
 	return object ? 0 : -1;
 }
 
-static int kv_transfer_check(struct run *r)
+/* Adds the argument, unless the command has it. */
+static int transfer_add(struct run *r, size_t i, const char *value)
 {
 	struct ctl *c = r->c;
-	const char *given = c->values[CTL_OPTION_KV_TRANSFER];
+	const char *where;
+	int has;
 
-	if (!given)
-		return 0;
-	if (json_check(r->c, given) < 0)
+	if (json_check(c, transfers[i].name, value) < 0)
 		return -1;
 	if (!ctl_command_is_vllm(c->command, c->n_command))
-		return ctl_misuse(r->c,
-				  "--kv-transfer-config needs vllm serve or python -m "
+		return ctl_misuse(c,
+				  "%s needs vllm serve or python -m "
 				  "vllm.entrypoints...; the command is %.100s",
-				  c->command[0]);
-	if (ctl_command_has_kv_transfer(c->command, c->n_command))
-		fputs("drayctl: the command already has a --kv-transfer-config, which stays\n",
-		      c->err);
-	else
-		r->kv_transfer = given;
+				  transfers[i].name, c->command[0]);
+	has = ctl_command_has(c, transfers[i].name, &where);
+	if (has > 0)
+		fprintf(c->err, "drayctl: %.200s already has a %s, which stays\n", where,
+			transfers[i].name);
+	else if (!has)
+		r->transfer[i] = value;
+	return has < 0 ? -1 : 0;
+}
+
+/* An option that is wrong must fail before the wait. */
+static int transfers_check(struct run *r)
+{
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(transfers); i++) {
+		const char *given = r->c->values[transfers[i].option];
+
+		if (given && transfer_add(r, i, given) < 0)
+			return -1;
+	}
 	return 0;
 }
 
@@ -92,7 +115,7 @@ static int options_read(struct run *r)
 		return ctl_misuse(r->c,
 				  "--wait-ready takes its value after =; write --wait-ready=%.20s",
 				  c->command[0]);
-	if (kv_transfer_check(r) < 0)
+	if (transfers_check(r) < 0)
 		return -1;
 	/* A command that does not exist must fail before the wait. */
 	return ctl_command_find(r->c, c->command[0], ctl_variable_given(c, "PATH"), &r->file);
@@ -204,34 +227,51 @@ static int environment_make(struct run *r)
 	return 0;
 }
 
-/* The words of the command, unchanged, and then the argument to add. */
+/* The words of the command, unchanged, and then the arguments to add. */
 static int argv_make(struct run *r)
 {
-	static const char name[] = "--kv-transfer-config";
 	struct ctl *c = r->c;
+	size_t at = c->n_command;
 
-	r->argv = calloc(c->n_command + 3, sizeof(*r->argv));
+	r->argv = calloc(c->n_command + 2 * DRAY_ARRAY_SIZE(transfers) + 1, sizeof(*r->argv));
 	if (!r->argv)
 		return -ENOMEM;
 	memcpy(r->argv, c->command, c->n_command * sizeof(*r->argv));
-	if (r->kv_transfer) {
-		memcpy(&r->argv[c->n_command], &(const char *){ name }, sizeof(char *));
-		memcpy(&r->argv[c->n_command + 1], &r->kv_transfer, sizeof(char *));
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(transfers); i++) {
+		if (!r->transfer[i])
+			continue;
+		memcpy(&r->argv[at++], &transfers[i].name, sizeof(char *));
+		memcpy(&r->argv[at++], &r->transfer[i], sizeof(char *));
 	}
 	return 0;
 }
 
-/* exec does not change the arguments of a command, except for --kv-transfer-config. */
-static int arguments_refuse(struct run *r)
+/* The index in `transfers`, or their number. */
+static size_t transfer_find(const char *name)
+{
+	size_t i = 0;
+
+	while (i < DRAY_ARRAY_SIZE(transfers) && strcmp(transfers[i].name, name) != 0)
+		i++;
+	return i;
+}
+
+/* Takes the arguments that profiles have for vLLM. An option takes precedence. exec adds no other arguments. */
+static int arguments_take(struct run *r)
 {
 	for (size_t i = 0; i < r->variables.rows.n; i++) {
 		struct ctl_variable v = ctl_variable_at(r->c, &r->variables, i);
+		size_t k = transfer_find(v.name);
 
-		if (v.fate == CTL_FATE_ARGUMENT)
+		if (v.fate != CTL_FATE_ARGUMENT)
+			continue;
+		if (k == DRAY_ARRAY_SIZE(transfers))
 			return ctl_misuse(r->c,
 					  "profile %.40s has arguments, which exec does not add; "
 					  "drayctl env --profile %.40s --format args prints them",
 					  v.profile, v.profile);
+		if (!r->c->values[transfers[k].option] && transfer_add(r, k, v.value) < 0)
+			return -1;
 	}
 	return 0;
 }
@@ -247,7 +287,7 @@ int ctl_exec(struct ctl *c)
 	if (!ret)
 		ret = ready_wait(&r);
 	if (!ret)
-		ret = arguments_refuse(&r);
+		ret = arguments_take(&r);
 	if (!ret && (environment_make(&r) < 0 || argv_make(&r) < 0))
 		ret = ctl_no_memory(c);
 	if (!ret) {

@@ -101,5 +101,8 @@ int ctl_command_exec(struct ctl *c, const char *file, char *const *argv, char *c
 /* True for vllm serve and python -m vllm.entrypoints..., also behind numactl and similar programs. */
 bool ctl_command_is_vllm(char *const *argv, unsigned n);
 
-/* True if there is a --kv-transfer-config, in any spelling that vLLM accepts. */
-bool ctl_command_has_kv_transfer(char *const *argv, unsigned n);
+/*
+ * 1 if the command of c has this argument (--name), in any spelling that vLLM accepts, or the file of its --config has it;
+ * *where names which. 0 if not, or -1 if the file cannot be read.
+ */
+int ctl_command_has(struct ctl *c, const char *name, const char **where);

@@ -396,7 +396,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(env.profiles), .def = "dray,vllm-mooncake",
 	  .allowed = "a list",
 	  .reload = true,
-	  .doc = "Profiles in env.file: dray, vllm, vllm-mooncake, mooncake, mooncake-owner, nccl, ucx." },
+	  .doc = "Profiles in env.file: dray, vllm, vllm-dray, vllm-mooncake, mooncake, mooncake-owner, nccl, ucx." },
 	{ .path = "rdma.devices", .section = "rdma", .name = "devices",
 	  .env = "DRAY_RDMA_DEVICES", .type = DRAY_CONFIG_LIST,
 	  CONFIG_MEMBER(rdma.devices), .def = "",

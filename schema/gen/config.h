@@ -434,8 +434,8 @@ struct dray_config {
 		 */
 		char *file;
 		/*
-		 * Profiles in env.file: dray, vllm, vllm-mooncake, mooncake, mooncake-owner, nccl,
-		 * ucx.
+		 * Profiles in env.file: dray, vllm, vllm-dray, vllm-mooncake, mooncake, mooncake-
+		 * owner, nccl, ucx.
 		 */
 		struct dray_strv profiles;
 	} env;

@@ -217,6 +217,9 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_KV_TRANSFER] = { .name = "--kv-transfer-config", .type = CTL_TYPE_TEXT,
 		.value = "JSON",
 	},
+	[CTL_OPTION_EC_TRANSFER] = { .name = "--ec-transfer-config", .type = CTL_TYPE_TEXT,
+		.value = "JSON",
+	},
 	[CTL_OPTION_FILE] = { .name = "--file", .type = CTL_TYPE_TEXT,
 		.letter = 'f',
 		.value = "FILE",
@@ -1080,7 +1083,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 	},
 	[CTL_VERB_EXEC] = { .name = "exec",
 		.options = { CTL_OPTION_WAIT_READY, CTL_OPTION_ON_TIMEOUT, CTL_OPTION_PROFILE,
-			CTL_OPTION_OVERRIDE, CTL_OPTION_KV_TRANSFER },
+			CTL_OPTION_OVERRIDE, CTL_OPTION_KV_TRANSFER, CTL_OPTION_EC_TRANSFER },
 		.command = true,
 		.help =
 			"Usage: drayctl [OPTION]... exec [OPTION]... -- COMMAND [ARG]...\n"
@@ -1088,7 +1091,8 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"\n"
 			"Gets the variables from the agent, sets those that are not set already, and runs\n"
 			"the command with its arguments, and with the open files, signals and terminal of\n"
-			"drayctl. Notes go to standard error.\n"
+			"drayctl. Notes go to standard error. Arguments of the profile vllm-dray are\n"
+			"added like those of --kv-transfer-config.\n"
 			"\n"
 			"Exits with 124 if the preferred segment is not ready in time, with 126 or 127 if\n"
 			"the command cannot be run or found, and otherwise like every verb. After that,\n"
@@ -1100,6 +1104,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --profile NAME[,NAME]... profiles to print; default env.profiles of the agent\n"
 			"  --override               also give variables that are already set\n"
 			"  --kv-transfer-config JSON add this argument for vLLM, unless the command has one\n"
+			"  --ec-transfer-config JSON the same for vLLM's argument of that name\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"

@@ -137,6 +137,7 @@ _drayctl_options() {
 			'--profile=[profiles to print; default env.profiles of the agent]:NAME[,NAME]...: '
 			'--override[also give variables that are already set]'
 			'--kv-transfer-config=[add this argument for vLLM, unless the command has one]:JSON: '
+			'--ec-transfer-config=[the same for vLLM'\''s argument of that name]:JSON: '
 		)
 		;;
 	inject)

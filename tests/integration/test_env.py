@@ -370,7 +370,8 @@ def test_agent_does_not_answer(fake):
         pass
 
 
-def test_kv_transfer_config(fake, tmp_path):
+@pytest.mark.parametrize("kind", ["kv", "ec"])
+def test_transfer_config(fake, tmp_path, kind):
     fake.variables()
     for name in ("vllm", "python3.12", "numactl", "other"):
         (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -378,25 +379,63 @@ def test_kv_transfer_config(fake, tmp_path):
     text = '{"kv_connector": "it\'s", "kv_role": "kv_both"}'
 
     def told(*argv, status=0):
-        out, err = fake.run("exec", "--kv-transfer-config", text, "--", tmp_path / argv[0], *argv[1:], status=status)
+        out, err = fake.run("exec", option, text, "--", tmp_path / argv[0], *argv[1:], status=status)
         return out.splitlines(), err
 
-    added = ["--kv-transfer-config", text]
+    option = f"--{kind}-transfer-config"
+    added = [option, text]
     for argv in (["vllm", "serve", "model", "--port", "1"], ["python3.12", "-u", "-m", "vllm.entrypoints.openai.api_server", "--x"],
                  ["python3.12", "-mvllm.entrypoints.openai.api_server"], ["numactl", "-N0", "/usr/bin/vllm", "serve", "m"]):
         assert told(*argv) == (argv[1:] + added, "")
-    for own in (["--kv-transfer-config", "{}"], ["--kv-transfer-config={}"], ["--kv-transfer-config.kv_role", "x"],
-                ["--kv_transfer_config={}"]):
+    for own in ([option, "{}"], [f"{option}={{}}"], [f"{option}.kv_role", "x"], [f"--{kind}_transfer_config={{}}"]):
         out, err = told("vllm", "serve", "m", *own)
-        assert out == ["serve", "m", *own] and "which stays" in err
-    assert told("vllm", "serve", "m", "--kv-transfer-configs")[0][-2:] == added
+        assert out == ["serve", "m", *own] and "the command already has" in err and "which stays" in err
+    assert told("vllm", "serve", "m", f"{option}s")[0][-2:] == added
+    check_config_files(tmp_path, kind, lambda *argv, **how: told("vllm", "serve", *argv, **how), added)
     for argv in (["vllm", "bench"], ["vllm"], ["other", "serve"], ["python3.12", "x.py", "-m", "pytest"]):
         out, err = told(*argv, status=2)
         assert not out and "needs vllm serve" in err
     for wrong, why in (("[]", "not a JSON object"), ("3", "not a JSON object"), ("{", "not valid JSON"), ("", "not valid JSON"),
                        ('{"a": 1, "a": 2}', "duplicate"), ("{} x", "not valid JSON"), ("[" * 5000, "not valid JSON")):
-        out, err = fake.run("exec", "--kv-transfer-config", wrong, "--", tmp_path / "vllm", "serve", status=2)
-        assert why in err and len(err.splitlines()) == 1
+        out, err = fake.run("exec", option, wrong, "--", tmp_path / "vllm", "serve", status=2)
+        assert option in err and why in err and len(err.splitlines()) == 1
+
+
+def check_config_files(folder, kind, told, added):
+    """An argument in the file of vLLM's --config stays, in each spelling. A file without it does not matter."""
+    file = folder / "vllm.yaml"
+    for has, text in ((True, f"{kind}-transfer-config: {{a: 1}}\n"), (True, f"model: m\n'{kind}_transfer_config': '{{}}'\n"),
+                      (True, f"{kind}-transfer-config.kv_role: x\n"), (False, f"model: m # {kind}-transfer-config: 1\n"), (False, ""),
+                      (False, f"other:\n  {kind}-transfer-config: 1\n"), (False, "- list\n")):
+        file.write_text(text)
+        for argv in (["--config", file], [f"--config={file}"]):
+            out, err = told(*argv)
+            assert out == ["serve", *map(str, argv), *([] if has else added)], text
+            assert not has or f"{file} already has a {added[0]}, which stays" in err
+    assert "cannot open /nonexistent" in told("--config", "/nonexistent", status=1)[1]
+    file.write_text("a: [")
+    assert "line 2" in told("--config", file, status=1)[1]
+
+
+def test_transfer_config_of_a_profile(fake, tmp_path):
+    """exec adds the arguments of the profile vllm-dray, unless the command has them; an option takes precedence."""
+    value = '{"kv_connector": "DrayConnector"}'
+    fake.be(records={"ListEnvironment": [{"profile": "vllm-dray", "name": "--kv-transfer-config", "value": value, "argument": True},
+                                         {"profile": "vllm-dray", "name": "--ec-transfer-config", "argument": True, "left_out": True, "reason": "no role"}]})
+    (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+
+    def told(*options, own=()):
+        out, err = fake.run("exec", "--profile", "vllm-dray", *options, "--", tmp_path / "vllm", "serve", *own)
+        return out.splitlines(), err
+
+    out, err = told()
+    assert out == ["serve", "--kv-transfer-config", value] and "--ec-transfer-config is omitted: no role" in err
+    out, err = told(own=["--kv-transfer-config={}"])
+    assert out == ["serve", "--kv-transfer-config={}"] and "which stays" in err
+    assert told("--kv-transfer-config", '{"mine": 1}')[0] == ["serve", "--kv-transfer-config", '{"mine": 1}']
+    assert told("--ec-transfer-config", "{}")[0] == ["serve", "--kv-transfer-config", value, "--ec-transfer-config", "{}"]
+    assert "needs vllm serve" in fake.run("exec", "--profile", "vllm-dray", "--", "/bin/true", status=2)[1]
 
 
 # --- signals and terminals -----------------------------------------------------------------------------

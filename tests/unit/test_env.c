@@ -364,9 +364,10 @@ static void profiles_by_name(void **state)
 
 	machine("no_rdma", 1);
 	assert_int_equal(env_make(&facts, wrong, 2, &e, &err), -EINVAL);
-	assert_string_equal(err.msg,
-			    "unknown profile \"ncl\", did you mean nccl?; there are dray, vllm, "
-			    "vllm-mooncake, mooncake, mooncake-owner, nccl, ucx");
+	assert_string_equal(
+		err.msg,
+		"unknown profile \"ncl\", did you mean nccl?; there are dray, vllm, vllm-dray, "
+		"vllm-mooncake, mooncake, mooncake-owner, nccl, ucx");
 	assert_int_equal(env_profile_check(wrong[0], &err), 0);
 	assert_int_equal(env_profile_check(wrong[1], NULL), -EINVAL);
 	assert_int_equal(env_make(&facts, twice, 3, &e, NULL), 0);

@@ -16,6 +16,7 @@
 const struct env_profile *const env_profiles[ENV_PROFILE_N] = {
 	[ENV_PROFILE_DRAY] = &env_profile_dray,
 	[ENV_PROFILE_VLLM] = &env_profile_vllm,
+	[ENV_PROFILE_VLLM_DRAY] = &env_profile_vllm_dray,
 	[ENV_PROFILE_VLLM_MOONCAKE] = &env_profile_vllm_mooncake,
 	[ENV_PROFILE_MOONCAKE] = &env_profile_mooncake,
 	[ENV_PROFILE_MOONCAKE_OWNER] = &env_profile_mooncake_owner,

@@ -72,8 +72,9 @@ struct env_profile {
 	struct env_rule rules[10]; /* up to the first without a name */
 };
 
-extern const struct env_profile env_profile_dray, env_profile_vllm, env_profile_vllm_mooncake,
-	env_profile_mooncake, env_profile_mooncake_owner, env_profile_nccl, env_profile_ucx;
+extern const struct env_profile env_profile_dray, env_profile_vllm, env_profile_vllm_dray,
+	env_profile_vllm_mooncake, env_profile_mooncake, env_profile_mooncake_owner,
+	env_profile_nccl, env_profile_ucx;
 
 extern const struct env_profile *const env_profiles[ENV_PROFILE_N];
 

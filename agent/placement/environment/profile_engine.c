@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dray and vllm: the socket and segment of the agent, and the address for others. */
+/* dray, vllm and vllm-dray: the socket and segment of the agent, the address for others, and dray's connectors. */
 #include <string.h>
 
 #include "agent/placement/environment/internal.h"
@@ -36,4 +36,30 @@ static int host_address(const struct env_input *in, struct env_answer *a)
 const struct env_profile env_profile_vllm = {
 	.doc = "the address of this node, for vLLM and its NIXL side channel",
 	.rules = { { "VLLM_HOST_IP", host_address }, { "VLLM_NIXL_SIDE_CHANNEL_HOST", env_host } },
+};
+
+/* --- arguments of vLLM ---------------------------------------------------------------------------- */
+
+/* The connector finds the socket by DRAY_SOCKET, and with this role an engine can prefill and decode. */
+static int kv_transfer(const struct env_input *in, struct env_answer *a)
+{
+	return env_set(a,
+		       strdup("{\"kv_connector\": \"DrayConnector\", "
+			      "\"kv_connector_module_path\": \"dray.vllm\", "
+			      "\"kv_role\": \"kv_both\"}"),
+		       "KV caches by dray, for prefill and decode");
+}
+
+static int ec_transfer(const struct env_input *in, struct env_answer *a)
+{
+	return env_omit(
+		a, "an engine either encodes or uses encoder outputs, and the agent does not know "
+		   "which; exec --ec-transfer-config adds it");
+}
+
+const struct env_profile env_profile_vllm_dray = {
+	.doc = "arguments of vLLM for dray's connectors",
+	.arguments = true,
+	.rules = { { "--kv-transfer-config", kv_transfer },
+		   { "--ec-transfer-config", ec_transfer } },
 };
