@@ -1117,6 +1117,27 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"\n"
 			"Example: drayctl exec --wait-ready --profile vllm-mooncake -- vllm serve MODEL\n",
 	},
+	[CTL_VERB_GENKEY] = { .name = "genkey",
+		.max_args = 1,
+		.help =
+			"Usage: drayctl [OPTION]... genkey [FILE]\n"
+			"make a key for peer.key_file\n"
+			"\n"
+			"Makes 32 random bytes, as hexadecimal text. The file must not exist, and only\n"
+			"its owner can read it. Without FILE, the key is printed. Agents that reach each\n"
+			"other need the same key. Needs no agent.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl genkey key && kubectl create secret generic dray-key --from-file=key\n",
+	},
 	[CTL_VERB_INJECT] = { .name = "inject",
 		.options = { CTL_OPTION_FILE, CTL_OPTION_PARAMETERS, CTL_OPTION_ALL },
 		.help =
@@ -1420,6 +1441,7 @@ const char ctl_help_text[] =
 	"  hints      list, set or forget the remembered segments of scopes\n"
 	"  env        print the environment that an engine's launcher should set\n"
 	"  exec       replace drayctl by a command that runs in that environment\n"
+	"  genkey     make a key for peer.key_file\n"
 	"  inject     add the agent as a sidecar to the pods of a Kubernetes manifest\n"
 	"  wait       wait until the agent is ready, or for another condition\n"
 	"  drain      accept no new work, finish the work in flight, then exit\n"

@@ -108,6 +108,7 @@ enum ctl_verb_id {
 	CTL_VERB_HINTS,
 	CTL_VERB_ENV,
 	CTL_VERB_EXEC,
+	CTL_VERB_GENKEY,
 	CTL_VERB_INJECT,
 	CTL_VERB_WAIT,
 	CTL_VERB_DRAIN,
@@ -270,6 +271,7 @@ extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_lease
 	X(HINTS, ctl_hints) \
 	X(ENV, ctl_env) \
 	X(EXEC, ctl_exec) \
+	X(GENKEY, ctl_genkey) \
 	X(INJECT, ctl_inject) \
 	X(WAIT, ctl_wait) \
 	X(DRAIN, ctl_drain) \

@@ -26,6 +26,7 @@ _drayctl_verbs() {
 		'hints:list, set or forget the remembered segments of scopes'
 		'env:print the environment that an engine'\''s launcher should set'
 		'exec:replace drayctl by a command that runs in that environment'
+		'genkey:make a key for peer.key_file'
 		'inject:add the agent as a sidecar to the pods of a Kubernetes manifest'
 		'wait:wait until the agent is ready, or for another condition'
 		'drain:accept no new work, finish the work in flight, then exit'
@@ -204,6 +205,11 @@ _drayctl_arguments() {
 		reply=(
 			'1:SESSION: _drayctl_ask sessions 1'
 			'2:REASON: '
+		)
+		;;
+	genkey)
+		reply=(
+			'1:FILE:_files'
 		)
 		;;
 	wait)

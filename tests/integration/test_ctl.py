@@ -243,6 +243,25 @@ def test_data_socket_refuses_control_calls(agent):
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1
 
 
+# --- genkey -----------------------------------------------------------------------------------------
+
+def test_genkey(new_agent, tmp_path):
+    """Two agents with such a key reach each other. Only the owner can read the file, and a second run does not replace it."""
+    file = tmp_path / "key"
+    made = subprocess.run([DRAYCTL, "genkey", file], capture_output=True, text=True)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")
+    key = file.read_text()
+    assert re.fullmatch("[0-9a-f]{64}\n", key) and file.stat().st_mode & 0o7777 == 0o400
+    printed = [subprocess.run([DRAYCTL, "genkey"], capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert len({key, *printed}) == 3 and all(re.fullmatch("[0-9a-f]{64}\n", p) for p in printed)
+    again = subprocess.run([DRAYCTL, "genkey", file], capture_output=True, text=True)
+    assert again.returncode == 1 and "exists and may be in use" in again.stderr and file.read_text() == key
+    lost = subprocess.run([DRAYCTL, "genkey", tmp_path / "no/key"], capture_output=True, text=True)
+    assert lost.returncode == 1 and "cannot create" in lost.stderr and "No such file" in lost.stderr
+    with Side(new_agent(settings={"peer.key_file": str(file)}), MIB) as here, Side(new_agent(settings={"peer.key_file": str(file)}), MIB) as there:
+        here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+
+
 # --- drain ------------------------------------------------------------------------------------------
 
 def test_drain_with_wait_and_stay(new_agent):
