@@ -20,8 +20,8 @@ static bool scalar_is(const yaml_node_t *node, const char *text)
 	return value && !strcmp(value, text);
 }
 
-#define each_item(p, sequence, item) \
-	(size_t i_##item = 0; (item = ctl_yaml_item((p)->d, sequence, i_##item)); i_##item++)
+#define for_each_item(p, sequence, item) \
+	for (size_t i_##item = 0; (item = ctl_yaml_item((p)->d, sequence, i_##item)); i_##item++)
 
 /* The element of a list whose key has this value, or NULL. */
 static yaml_node_t *item_with(const struct inject_pod *p, yaml_node_t *list, const char *key,
@@ -29,8 +29,9 @@ static yaml_node_t *item_with(const struct inject_pod *p, yaml_node_t *list, con
 {
 	yaml_node_t *item;
 
-	for
-		each_item(p, list, item) if (scalar_is(get(p, item, key), value)) return item;
+	for_each_item(p, list, item)
+		if (scalar_is(get(p, item, key), value))
+			return item;
 	return NULL;
 }
 
@@ -111,10 +112,9 @@ static bool mounts(const struct inject_pod *p, const char *path)
 {
 	yaml_node_t *container;
 
-	for
-		each_item(p, get(p, p->spec, "containers"),
-			  container) if (item_with(p, get(p, container, "volumeMounts"),
-						   "mountPath", path)) return true;
+	for_each_item(p, get(p, p->spec, "containers"), container)
+		if (item_with(p, get(p, container, "volumeMounts"), "mountPath", path))
+			return true;
 	return false;
 }
 
@@ -164,13 +164,18 @@ static unsigned uses(yaml_document_t *d, const yaml_node_t *node)
 	return n;
 }
 
-/* Text can be added to the node if it stands once in the manifest, and if all of its keys stand in it. */
-static int form_check(const struct inject_pod *p, yaml_node_t *node, const char *what)
+/* Text can be added to a node of the right type that stands once in the manifest, and whose keys all stand in it. */
+static int form_check(const struct inject_pod *p, yaml_node_t *node, yaml_node_type_t type,
+		      const char *what)
 {
 	size_t line = node ? node->start_mark.line + 1 : 0;
 
 	if (!node)
 		return 0;
+	if (node->type != type && !ctl_yaml_is_null(node))
+		return ctl_failed(p->c, "%.200s, line %zu: %s is not a %s; correct the manifest",
+				  p->yaml->name, line, what,
+				  type == YAML_MAPPING_NODE ? "mapping" : "list");
 	if (uses(p->d, node) > 1)
 		return ctl_failed(
 			p->c,
@@ -187,23 +192,25 @@ static int forms_check(const struct inject_pod *p)
 {
 	static const char *const lists[] = { "initContainers", "volumes", "containers" };
 	yaml_node_t *metadata = get(p, p->pod, "metadata"), *container;
-	int ret = form_check(p, p->pod, "the pod");
+	int ret = form_check(p, p->pod, YAML_MAPPING_NODE, "the pod");
 
-	ret = ret < 0 ? ret : form_check(p, metadata, "metadata");
-	ret = ret < 0 ? ret : form_check(p, get(p, metadata, "annotations"), "annotations");
-	ret = ret < 0 ? ret : form_check(p, get(p, metadata, "labels"), "labels");
-	ret = ret < 0 ? ret : form_check(p, p->spec, "spec");
+	ret = ret < 0 ? ret : form_check(p, metadata, YAML_MAPPING_NODE, "metadata");
+	ret = ret < 0 ? ret :
+			form_check(p, get(p, metadata, "annotations"), YAML_MAPPING_NODE,
+				   "annotations");
+	ret = ret < 0 ? ret :
+			form_check(p, get(p, metadata, "labels"), YAML_MAPPING_NODE, "labels");
+	ret = ret < 0 ? ret : form_check(p, p->spec, YAML_MAPPING_NODE, "spec");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists) && ret >= 0; i++)
-		ret = form_check(p, get(p, p->spec, lists[i]), lists[i]);
-	for
-		each_item(p, get(p, p->spec, "containers"), container)
-		{
-			ret = ret < 0 ? ret : form_check(p, container, "a container");
-			ret = ret < 0 ? ret : form_check(p, get(p, container, "env"), "env");
-			ret = ret < 0 ? ret :
-					form_check(p, get(p, container, "volumeMounts"),
-						   "volumeMounts");
-		}
+		ret = form_check(p, get(p, p->spec, lists[i]), YAML_SEQUENCE_NODE, lists[i]);
+	for_each_item(p, get(p, p->spec, "containers"), container) {
+		ret = ret < 0 ? ret : form_check(p, container, YAML_MAPPING_NODE, "a container");
+		ret = ret < 0 ? ret :
+				form_check(p, get(p, container, "env"), YAML_SEQUENCE_NODE, "env");
+		ret = ret < 0 ? ret :
+				form_check(p, get(p, container, "volumeMounts"), YAML_SEQUENCE_NODE,
+					   "volumeMounts");
+	}
 	return ret;
 }
 
@@ -294,14 +301,12 @@ static void pod_change(struct inject_pod *p)
 	list_extend(p, p->spec, "initContainers", json_pack("[o]", template(p, kubernetes_sidecar)),
 		    true);
 	list_extend(p, p->spec, "volumes", template(p, kubernetes_volumes), false);
-	for
-		each_item(p, get(p, p->spec, "containers"), container)
-		{
-			const char *name = ctl_yaml_scalar(get(p, container, "name"));
+	for_each_item(p, get(p, p->spec, "containers"), container) {
+		const char *name = ctl_yaml_scalar(get(p, container, "name"));
 
-			if (name && is_chosen(p, name))
-				container_change(p, container);
-		}
+		if (name && is_chosen(p, name))
+			container_change(p, container);
+	}
 }
 
 /* A pod that was skipped before, for the same reason, is as it should be. */

@@ -162,6 +162,8 @@ def test_empty_lists(empty):
     ("a: \"\0\"", "NUL"),
     (f"x: &e [{{name: A}}]\npod:\n  metadata: {{annotations: {{{WANTED}}}}}\n  spec: {{containers: [{{name: a, env: *e}}]}}\n", "line 1: env is used by an alias"),
     (f"base: &b {{hostNetwork: true}}\npod:\n  metadata: {{annotations: {{{WANTED}}}}}\n  spec:\n    <<: *b\n    containers: [{{name: a}}]\n", "line 5: spec has a merge key"),
+    (f"metadata: {{annotations: {{{WANTED}}}}}\nspec:\n  volumes:\n    emptyDir: {{}}\n  containers: [{{name: a}}]\n", "line 4: volumes is not a list"),
+    (f"metadata: {{annotations: {{{WANTED}}}, labels: x}}\nspec: {{containers: [{{name: a}}]}}\n", "line 1: labels is not a mapping"),
     ("[" * 200 + "]" * 200, "more than 100 levels"),
 ])
 def test_errors_name_file_and_line(text, message):
