@@ -101,6 +101,12 @@ def test_options_of_the_private_agent(place, lab):
 
 
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_push_needs_a_key(place):
+    with pytest.raises(errors.Invalid, match="mode 'push' needs a key.*Set the option 'key_file'"):
+        agents.find(Options(mode="push"), "engine-6")
+
+
 def test_an_agent_that_cannot_start(place):
     with pytest.raises(errors.Io, match="cannot be started: .*/nowhere/key"):
         agents.find(Options(key_file="/nowhere/key"), "engine-5")

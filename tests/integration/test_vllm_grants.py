@@ -5,6 +5,7 @@ import time
 
 import dray
 import pytest
+from dray import errors
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED, Grants
 from harness import MIB, noise, until
 
@@ -180,3 +181,26 @@ def test_the_owners_agent_is_dead(new_pair):
         hold = acquired(d, token)
         assert isinstance(hold.error, (dray.errors.PeerUnreachable, dray.errors.PeerLost)), hold.error
         a.start()
+
+
+def test_a_right_to_write_that_is_granted_at_once(parties):
+    p, d = parties
+    grant = d.grants.give("request", d.region, RANGES, 30.0, "w", p.client.agent_id)
+    until(lambda: d.poll() is not None and grant.token, "the token")
+    hold = acquired(p, grant.token)
+    p.client.write(p.region, hold.remote, [(0, 4096, 65536)]).result()
+    assert d.memory.view[4096:4096 + 65536] == p.memory.view[:65536]
+    with pytest.raises(errors.Error):
+        p.client.read(p.region, hold.remote, [(0, 4096, 65536)]).result()
+    hold.release()
+    until(lambda: d.poll(), "the end")
+    assert grant.how == USED
+
+
+def test_a_right_for_another_agent(parties):
+    p, d = parties
+    grant = d.grants.give("request", d.region, RANGES, 30.0, "w", b"\1" * 16)
+    until(lambda: d.poll() is not None and grant.token, "the token")
+    assert isinstance(acquired(p, grant.token).error, errors.TokenAudience)
+    d.grants.end(grant)
+    until(lambda: d.poll(), "the end")

@@ -102,8 +102,8 @@ def content(name, part, head, token):
 
 
 def carry_out(p, d, p_blocks, d_blocks, first, end):
-    """Does what the agents do; returns the number of operations."""
-    n = 0
+    """Does what the agents do; returns the number of operations. Checks that P would write what D reads."""
+    n, read = 0, []
     for cache in d.ranks:
         plan = lay.make_plan(cache.layout, d.groups, p.layout)
         for rank in plan.ranks:
@@ -113,8 +113,31 @@ def carry_out(p, d, p_blocks, d_blocks, first, end):
             assert_inside(ops, allowed)
             for ours, theirs, length in ops.astype(np.int64).tolist():
                 cache.memory[ours:ours + length] = p.ranks[rank].memory[theirs:theirs + length]
+                read.append((rank, cache.layout.rank, theirs, ours, length))
             n += len(ops)
+    assert sorted(pushed(p, d, p_blocks, d_blocks, first, end)) == sorted(read)
     return n
+
+
+def pushed(p, d, p_blocks, d_blocks, first, end):
+    """(rank of P, rank of D, offset at P, offset at D, length) of what P writes."""
+    for cache in p.ranks:
+        plan = lay.make_push_plan(cache.layout.rank, p.layout, d.layout)
+        for rank in plan.ranks:
+            for op in lay.operations(plan, rank, p_blocks, d_blocks, first, end).astype(np.int64).tolist():
+                yield (cache.layout.rank, rank, *op)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32])
+def test_chunks_of_a_push(tokens):
+    """Chunks that end with a block of P give the same as all at once, whatever the blocks of D."""
+    p, d = Engine(Form(), LAYERS, 4), Engine(Form(tokens=tokens), LAYERS, 4)
+    d_blocks = [[9, 10, 1, 2, 5, 6, 3, 4][:64 // tokens]]
+    p.write(P_BLOCKS, 64)
+    for first, end in ((0, 16), (16, 48), (48, 50)):
+        for from_rank, to_rank, theirs, ours, length in pushed(p, d, P_BLOCKS, d_blocks, first, end):
+            d.ranks[to_rank].memory[ours:ours + length] = p.ranks[from_rank].memory[theirs:theirs + length]
+    check(d, d_blocks, 0, 50)
 
 
 def assert_inside(ops, allowed):

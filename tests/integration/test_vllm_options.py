@@ -11,20 +11,20 @@ from dray.vllm.options import Options
 
 
 def test_defaults():
-    assert Options.parse({}) == Options("auto", None, "auto", None, (), 30.0, 60.0)
+    assert Options.parse({}) == Options("auto", None, "auto", None, (), 30.0, 60.0, "pull")
 
 
 def test_each_option():
     given = {"transport": "rdma", "agent": "private", "key_file": "/etc/key", "devices": "mlx5_0, mlx5_1", "deadline": 5,
-             "lease": 0.5}
-    assert Options.parse(given) == Options("rdma", None, "private", "/etc/key", ("mlx5_0", "mlx5_1"), 5.0, 0.5)
+             "lease": 0.5, "mode": "push"}
+    assert Options.parse(given) == Options("rdma", None, "private", "/etc/key", ("mlx5_0", "mlx5_1"), 5.0, 0.5, "push")
     assert Options.parse({"socket": "/run/x.sock", "devices": ["mlx5_*"]}) == Options(socket="/run/x.sock", devices=("mlx5_*",))
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("transport", "infiniband", "'auto', 'rdma', 'tcp', 'local'"), ("transport", 3, "one of"), ("socket", "", "path of a file"),
     ("socket", None, "path of a file"), ("deadline", 0, "above 0"), ("deadline", True, "above 0"),
-    ("agent", "no", "'external'"), ("key_file", 7, "path of a file"), ("devices", [], "RDMA devices"),
+    ("agent", "no", "'external'"), ("mode", "both", "'pull', 'push'"), ("mode", ["push"], "one of"), ("key_file", 7, "path of a file"), ("devices", [], "RDMA devices"),
     ("devices", ["mlx5_0", ""], "RDMA devices"), ("devices", 5, "RDMA devices"), ("deadline", float("nan"), "above 0"), ("lease", "30s", "number of seconds"), ("lease", 1e9, "at most 86400")])
 def test_wrong_values(name, value, words):
     with pytest.raises(errors.Invalid) as e:

@@ -59,3 +59,35 @@ def test_reports_of_two_workers():
     two = protocol.WorkerMetadata({1: "b"}, {"r1": 1, "r2": 1}, {"r3": 1})
     joined = copy.deepcopy(one).aggregate(two)
     assert joined == protocol.WorkerMetadata({0: "a", 1: "b"}, {"r1": 2, "r2": 1}, {"r3": 1})
+
+
+ROUTED = {"do_remote_prefill": True, "transfer_id": "t" * 16, "remote_engine_id": "engine-p", "remote_host": "::1", "remote_port": 7411}
+
+
+def test_where_blocks_are_announced():
+    """By a router that starts both engines, and by one that copies P's answer."""
+    assert protocol.read_target(ROUTED) == protocol.Target("t" * 16, "engine-p", "[::1]:7411", None)
+    answer = json.loads(json.dumps(protocol.push_params("engine-p", "r1", "t" * 16, "10.0.0.1:7411", b"\1" * 16, 2)))
+    assert protocol.wants_prefill(answer) and answer["tp_size"] == 2
+    assert protocol.read_target(answer) == protocol.Target("t" * 16, "engine-p", "10.0.0.1:7411", b"\1" * 16)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("transfer_id", None), ("transfer_id", ""), ("remote_engine_id", 5), ("remote_host", None), ("remote_port", 0), ("remote_port", "x"),
+    ("remote_port", None), ("dray", {"agent": "no hex"}), ("dray", 5)])
+def test_target_is_damaged(name, value):
+    with pytest.raises(errors.Invalid, match="do not say where blocks are announced"):
+        protocol.read_target({**ROUTED, name: value})
+
+
+def test_engines_of_different_modes():
+    with pytest.raises(errors.Unsupported, match="'push' here, 'pull' at the other engine"):
+        protocol.read_target(params())
+    with pytest.raises(errors.Unsupported, match="'pull' here, 'push' at the other engine"):
+        protocol.read_offer(protocol.push_params("engine-p", "r1", "t" * 16, "10.0.0.1:7411", b"\1" * 16, 2), accept)
+
+
+def test_notifications_of_a_push():
+    arrival = protocol.Arrival(1, 2, 4, 0, True, 1 << 40)
+    assert protocol.Arrival.unpack(arrival.pack()) == arrival
+    assert protocol.Arrival.unpack(b"something else") is None

@@ -68,6 +68,9 @@ def find(options: Options, engine_id: str) -> Found:
             f"there is no agent: no socket is configured, none is at {DEFAULT_SOCKET}, and the package dray-agent is not "
             "installed",
             fix="Install dray-agent beside dray-client, or start drayd and set the option 'socket'.")
+    if options.mode == "push" and not options.key_file:
+        raise errors.Invalid("mode 'push' needs a key: an agent without one takes no announcements of other agents",
+                             fix="Set the option 'key_file' to the same file at both engines, or let both use one agent (option 'socket').")
     folder = _folder(engine_id)
     socket = str(folder / "dray.sock")
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -17,6 +17,7 @@ from . import compat
 from .agent import find
 from .options import Options
 from .protocol import RankInfo, StepMetadata, WorkerMetadata
+from .push_scheduler import PushSide
 from .scheduler import SchedulerSide
 from .worker import WorkerSide, layout_of
 
@@ -49,17 +50,18 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         self._config, self._cache_config = vllm_config, kv_cache_config
         transfer = vllm_config.kv_transfer_config
         self._options = Options.parse(transfer.kv_connector_extra_config)
-        _refuse_devices(vllm_config)
+        _refuse_devices(vllm_config, self._options)
         compat.groups(kv_cache_config)  # refuses what cannot be copied, before any memory is allocated
         self._engine_id = str(transfer.engine_id)
         self._agent = find(self._options, self._engine_id)
-        self._scheduler: SchedulerSide | None = None
+        self._scheduler: SchedulerSide | PushSide | None = None
         self._worker: WorkerSide | None = None
         self._memory: SharedMemory | None = None
         parallel = vllm_config.parallel_config
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._options, self._connect("scheduler", notifications=True), self._engine_id,
-                                            tp_size=parallel.tensor_parallel_size, world_size=parallel.world_size)
+            side: type[SchedulerSide] | type[PushSide] = PushSide if self._options.mode == "push" else SchedulerSide
+            self._scheduler = side(self._options, self._connect("scheduler", notifications=True), self._engine_id,
+                                   tp_size=parallel.tensor_parallel_size, world_size=parallel.world_size)
 
     def _connect(self, what: str, notifications: bool = False) -> Client:
         """A session with the agent. Waits for an agent that is not there, up to the deadline."""
@@ -157,10 +159,12 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads end before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are read by the other engine's agent."""
+        """Blocks are moved when all layers are computed."""
 
     def wait_for_save(self) -> None:
-        """Nothing is saved in a step."""
+        """The forward pass is over."""
+        if self._worker is not None:
+            self._worker.computed()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
@@ -202,8 +206,11 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         self._agent.close()
 
 
-def _refuse_devices(config: VllmConfig) -> None:
+def _refuse_devices(config: VllmConfig, options: Options) -> None:
     device = config.device_config.device_type
+    if options.mode == "push" and device != "cpu":
+        raise errors.Unsupported(f"mode 'push' reads blocks when the forward pass returns, and on {device!r} they are not computed then",
+                                 fix="Set the option 'mode' to 'pull' at both engines.")
     if device not in _DEVICES:
         raise errors.Unsupported(f"the engine runs on {device!r}, and DrayConnector serves KV caches on {', '.join(_DEVICES)}",
                                  fix="Use another connector for this device.")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The right of another engine to read a request's blocks: given out, acquired, ended, and how it ended.
+"""The right of another engine to read or write a request's blocks: given out, acquired, ended, and how it ended.
 
 The owner's side leases a request's ranges of one rank's region, and hears exactly once how the lease
-ended. The holder's side acquires it, reads through its remote, renews it while it waits, and releases it.
+ended. The holder's side acquires it, uses its remote, renews it while it waits, and releases it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_
 class Grant:
     """The owner's side of one right. how: one of the constants once it has ended, None before.
 
-    While `how` is None, the holder may read the blocks. label: the request. error: why there is no right.
+    While `how` is None, the holder may use the blocks. label: the request. error: why there is no right.
     """
 
     __slots__ = ("_lease", "_unwanted", "error", "how", "label")
@@ -80,7 +80,7 @@ class Hold:
             self._renewal = remote.renew(wait=False)
 
     def release(self) -> None:
-        """Says to the owner that the blocks will not be read any more. Does not wait; may be called early, and twice."""
+        """Says to the owner that the blocks will not be touched any more. Does not wait; may be called early, and twice."""
         if not self._released:
             self._released = True
             self._leaving.add(self)
@@ -116,10 +116,15 @@ class Grants:
         """True while a right that nobody wants any more waits for an answer, which poll() has to take."""
         return bool(self._leaving) or any(grant._unwanted for grant in self._asked)
 
-    def give(self, label: str, region: Region, ranges: Any, expiry: float) -> Grant:
-        """Starts to give a right to read `ranges` of a region, which ends after `expiry` seconds unless it is renewed."""
+    def give(self, label: str, region: Region, ranges: Any, expiry: float, access: str = "r",
+             audience: bytes | None = None) -> Grant:
+        """Starts to give a right on `ranges` of a region, which ends after `expiry` seconds unless it is renewed.
+
+        access: "r" to read them, "w" to write them. audience: id of the holder's agent, which gets the right
+        at once; None: any agent, which asks for it.
+        """
         grant = Grant(label)
-        pending = region.lease(ranges, access="r", expiry=expiry, wait=False)
+        pending = region.lease(ranges, access=access, expiry=expiry, audience=audience, grant=audience is not None, wait=False)
         self._asked.add(grant)
         pending.add_done_callback(lambda p: self._answered(grant, p))
         return grant
@@ -137,7 +142,7 @@ class Grants:
             self.end(grant)
 
     def end(self, grant: Grant) -> None:
-        """Ends a right: after the fence nobody reads the blocks any more, and poll() reports it."""
+        """Ends a right: after the fence the holder does not touch the blocks any more, and poll() reports it."""
         grant._unwanted = True
         if grant._lease is not None and grant.how is None:
             try:

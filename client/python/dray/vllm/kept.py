@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+from .. import errors
+
 __all__ = ["Kept"]
 
 
@@ -21,6 +23,12 @@ class Kept:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._blocks
+
+    def check(self) -> None:
+        """errors.Unsupported: the engine has not given its bookkeeping to the connector."""
+        if self.kv_cache_manager is None:
+            raise errors.Unsupported("this version of vLLM has not given the connector its bookkeeping of blocks",
+                                     fix="Use a version of vLLM that docs/vllm.md names, or the mode 'pull'.")
 
     def keep(self, key: Hashable, blocks: Iterable[Any]) -> None:
         """Takes a reference to each of the engine's block objects. The key must be new."""

@@ -23,9 +23,10 @@ import numpy as np
 from .. import errors
 
 __all__ = ["EngineLayout", "Family", "Group", "Part", "Plan", "RankLayout", "Tensor", "describe",
-           "dimension_order", "make_plan", "operations", "ranges"]
+           "dimension_order", "make_plan", "make_push_plan", "operations", "ranges", "runs"]
 
 VERSION = 1  # of the JSON form
+PLANS_MAX = 64  # other engines whose plans a rank remembers
 NULL_BLOCK = 0  # the engine's number of the block that holds nothing
 _ORDERS = ("BHNC", "BNHC", "BNC", "PBNHC", "PBHNC", "BPNHC", "BPHNC", "PBNC", "BPNC")
 
@@ -230,7 +231,7 @@ def _number(value: Any) -> int:
     return value
 
 
-def _runs(values: Sequence[int]) -> list[list[int]]:
+def runs(values: Sequence[int]) -> list[list[int]]:
     """[start, step, count] of arithmetic progressions, in order."""
     out: list[list[int]] = []
     for value in values:
@@ -270,7 +271,7 @@ def _unpack_names(runs: Any) -> list[str]:
 
 
 def _pack_family(family: Family) -> list[Any]:
-    return [_pack_names(family.names), _runs(family.bases), family.group, family.blocks, family.tokens, family.heads,
+    return [_pack_names(family.names), runs(family.bases), family.group, family.blocks, family.tokens, family.heads,
             family.total_heads, family.row, family.block_stride, family.head_stride, family.token_stride]
 
 
@@ -353,6 +354,16 @@ def make_plan(local: RankLayout, groups: Sequence[Group], remote: EngineLayout) 
                           bases[:, 0] + (head - family.first_head) * family.head_stride,
                           bases[:, 1] + (head - other.first_head) * other.head_stride, count))
     return Plan(tuple(parts), tuple(groups), remote.groups)
+
+
+def make_push_plan(rank: int, local: EngineLayout, remote: EngineLayout) -> Plan:
+    """What a rank of this engine writes to which ranks of the other engine: exactly what those would read from it.
+
+    errors.Unsupported: from the view of the other engine.
+    """
+    parts = [Part(other.rank, part.remote, part.local, part.remote_bases, part.local_bases, part.heads)
+             for other in remote.ranks for part in make_plan(other, remote.groups, local).parts if part.rank == rank]
+    return Plan(tuple(parts), local.groups, remote.groups)
 
 
 def _cover(rank: int, family: Family, name: str,
@@ -479,12 +490,12 @@ def ranges(layout: RankLayout, groups: Sequence[Group], blocks: Sequence[Sequenc
     """
     used = [(family, ids) for family in layout.families
             if (ids := np.unique(np.asarray(blocks[family.group], dtype=np.int64))).any()]
-    share = most // max(1, sum(len(_runs(sorted(family.bases))) for family, _ in used))
+    share = most // max(1, sum(len(runs(sorted(family.bases))) for family, _ in used))
     out = []
     for family, ids in used:
         ids = ids[ids != NULL_BLOCK]
         ratio = groups[family.group].tokens // family.tokens
-        for base, step, layers in _runs(sorted(family.bases)):
+        for base, step, layers in runs(sorted(family.bases)):
             # Layers that lie inside one block get a range each.
             inside = layers > 1 and step < family.block_stride * ratio
             firsts, counts = _joined(ids, max(1, share // layers if inside else share))

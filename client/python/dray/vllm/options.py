@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +14,7 @@ from .. import errors
 __all__ = ["Options"]
 
 TRANSPORTS = ("auto", "rdma", "tcp", "local")
+MODES = ("pull", "push")
 AGENTS = ("auto", "private", "external")
 _WHERE = "kv_connector_extra_config"
 
@@ -28,7 +29,8 @@ class Options:
     "auto": a private one if there is no other. key_file, devices: key and RDMA devices of a private
     agent. deadline: seconds after which a
     load of blocks has ended, and after which a start gives up waiting for the agent. lease: seconds
-    for which P keeps the blocks of a finished request for a D that has not asked for them.
+    for which P keeps the blocks of a finished request for a D that has not asked for them. mode: "pull":
+    D reads blocks when P has computed all of them; "push": P writes them as soon as they are computed.
     """
 
     transport: str = "auto"
@@ -38,6 +40,7 @@ class Options:
     devices: tuple[str, ...] = ()
     deadline: float = 30.0
     lease: float = 60.0
+    mode: str = "pull"
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> Options:
@@ -62,16 +65,13 @@ def _invalid(name: str, value: object, allowed: str) -> errors.Invalid:
     return errors.Invalid(f"option {name!r} of {_WHERE} is {value!r}", fix=f"Set {allowed}.")
 
 
-def _transport(name: str, value: Any) -> str:
-    if value not in TRANSPORTS:
-        raise _invalid(name, value, f"it to one of {', '.join(map(repr, TRANSPORTS))}")
-    return str(value)
+def _one_of(*allowed: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise _invalid(name, value, f"it to one of {', '.join(map(repr, allowed))}")
+        return str(value)
 
-
-def _agent(name: str, value: Any) -> str:
-    if value not in AGENTS:
-        raise _invalid(name, value, f"it to one of {', '.join(map(repr, AGENTS))}")
-    return str(value)
+    return check
 
 
 def _devices(name: str, value: Any) -> tuple[str, ...]:
@@ -93,5 +93,6 @@ def _seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-_CHECKS = {"transport": _transport, "socket": _path, "agent": _agent, "key_file": _path, "devices": _devices,
-           "deadline": _seconds, "lease": _seconds}
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "mode": _one_of(*MODES), "transport": _one_of(*TRANSPORTS), "agent": _one_of(*AGENTS), "socket": _path, "key_file": _path,
+    "devices": _devices, "deadline": _seconds, "lease": _seconds}

@@ -30,7 +30,7 @@ from .grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants, Hold
 from .kept import Kept
 from .layout import EngineLayout
 from .options import Options
-from .protocol import (Load, Offer, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer, wants_decode,
+from .protocol import (DELIVERED, Load, Offer, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer, wants_decode,
                        wants_prefill)
 from .ranks import Peers, Ranks
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerSide"]
 
 _logger = logging.getLogger("vllm.dray")
-_DELIVERED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION")  # states in which P's blocks are complete
 
 
 class _State(enum.Enum):
@@ -257,7 +256,7 @@ class SchedulerSide:
         send = self._prefills.pop(request.request_id, None)
         if send is None:
             return False, None
-        if request.status.name in _DELIVERED:
+        if request.status.name in DELIVERED:
             if not all(grant.token for grant in send.grants):
                 self._poll()
             if len(send.grants) == len(self.ranks) and all(grant.token and grant.how is None for grant in send.grants):

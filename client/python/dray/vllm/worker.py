@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector's worker side: the rank's region, the transfers of its loads, and how they ended.
 
+Chunks that the rank writes to another engine are in push_worker.py.
+
 Each request of the scheduler side is answered exactly once, whatever happens in between: a load that
 was handed over (loads), could not be started (failed) or was given up before (dropped) by
 finished_recving, and blocks that are free at P (sent) by finished_sending. Work is only submitted and
@@ -23,12 +25,12 @@ from ..pending import Transfer
 from . import layout as layouts
 from .layout import EngineLayout, Group, Plan, RankLayout
 from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
+from .push_worker import PushWorker
 from .stats import Stats
 
 __all__ = ["Results", "WorkerSide"]
 
 _logger = logging.getLogger("vllm.dray")
-_PLANS_MAX = 64  # other engines whose plans are remembered
 _MARGIN = 0.25  # seconds that the agent gets to stop a transfer before the deadline of its load
 
 
@@ -67,6 +69,7 @@ class WorkerSide:
         self._results = Results()
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
+        self._pushes = PushWorker(client, region, rank.rank)
         self.stats = Stats()
 
     def info(self) -> RankInfo:
@@ -87,9 +90,17 @@ class WorkerSide:
         self._results.sent.update(metadata.sent)
         for request_id, reason in metadata.failed.items():
             self._fail(request_id, reason, reason.partition(":")[0])
+        for request_id, done in metadata.loaded.items():
+            self._results.received.add(request_id)
+            self.stats.loaded(done.bytes.get(self._layout.rank, 0), done.tokens, done.seconds)
+        self._pushes.take(metadata.pushes, metadata.push_stops)
         now = time.monotonic()
         for load in metadata.loads:
             self._start(load, now)
+
+    def computed(self) -> None:
+        """The step's forward pass is over: its chunks can be written to the other engine."""
+        self._pushes.computed(self._metadata)
 
     def _start(self, load: Load, now: float) -> None:
         running = self._running[load.request_id] = _Running(load, now)
@@ -107,7 +118,7 @@ class WorkerSide:
     def _plan(self, other: EngineLayout) -> Plan:
         plan = self._plans.get(other)
         if plan is None:
-            while len(self._plans) >= _PLANS_MAX:
+            while len(self._plans) >= layouts.PLANS_MAX:
                 self._plans.pop(next(iter(self._plans)))
             plan = self._plans[other] = layouts.make_plan(self._layout, self._groups, other)
         return plan
@@ -152,6 +163,7 @@ class WorkerSide:
                 self._check(running, now)
         if self._lent:
             self._check_lent()
+        self._pushes.poll(self._metadata)
         results, self._results = self._results, Results()
         return results
 
@@ -209,7 +221,7 @@ class WorkerSide:
     def take_metadata(self) -> WorkerMetadata | None:
         """What the scheduler side has to know after this step; None: nothing."""
         metadata = self._metadata
-        if not (metadata.ranks or metadata.lent or metadata.returned):
+        if not metadata:
             return None
         self._metadata = WorkerMetadata()
         return metadata
@@ -217,7 +229,7 @@ class WorkerSide:
     @property
     def idle(self) -> bool:
         """True if no load is kept; for tests."""
-        return not (self._running or self._lent or self._results.sent or self._results.received)
+        return self._pushes.idle and not (self._running or self._lent or self._results.sent or self._results.received)
 
     def waiting(self) -> int:
         """Loads that have not ended."""
