@@ -7,6 +7,7 @@ import os
 import pathlib
 import queue
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from harness import LIBRARY, LIMIT, ROOT, until
 START_LIMIT = 8 * LIMIT  # seconds until an engine is ready
 KV_BYTES = 640 << 20
 BLOCK = 32
+TOKENS = 6  # that a request generates
+CLEAR = 0.5  # difference of log probabilities above which the choice of a token is not a matter of rounding
 
 
 class Engine:
@@ -122,10 +125,44 @@ def prefill(p, prompt):
     return until(offered, f"the blocks of {p.name}")
 
 
+def push_params(p, agent, transfer_id=None):
+    """Parameters for P and for D of a router that starts both. agent: P's."""
+    transfer_id = transfer_id or secrets.token_hex(16)
+    host, _, port = agent.listen[0].rpartition(":")
+    return {**PREFILL, "transfer_id": transfer_id}, {
+        "do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer_id, "remote_engine_id": p.name,
+        "remote_host": host, "remote_port": int(port)}
+
+
+def push(p, d, agent, prompt, tokens, **more):
+    """One request at P and D at once. Returns the queues of both answers."""
+    for_p, for_d = push_params(p, agent)
+    return p.start(prompt, 1, for_p), d.start(prompt, tokens, for_d, **more)
+
+
 def route(p, d, prompt, tokens, **more):
     """One request through P and then D. Returns both answers."""
     first = prefill(p, prompt)
     return first, d.run(prompt, tokens, first["params"], **more)
+
+
+def sure(reference):
+    """How many tokens at the beginning are not a matter of rounding."""
+    return next((i for i, gap in enumerate(reference["gaps"]) if gap < CLEAR), TOKENS)
+
+
+def with_references(engine, candidates, count):
+    """[(prompt, answer of this engine alone)] of `count` prompts whose first tokens are not a matter of rounding."""
+    waits = [engine.start(prompt, TOKENS, logprobs=2) for prompt in candidates]
+    answers = [w.get(timeout=LIMIT * 4) for w in waits]
+    found = [pair for pair in zip(candidates, answers) if sure(pair[1])]
+    assert len(found) >= count, "too many first tokens are a matter of rounding: choose another seed"
+    return found[:count]
+
+
+def same_tokens(reference, answer):
+    """The tokens are equal up to the first one that was a matter of rounding."""
+    assert answer["tokens"][:sure(reference)] == reference["tokens"][:sure(reference)], (reference, answer)
 
 
 def nothing_left(*agents):

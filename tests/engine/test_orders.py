@@ -17,9 +17,30 @@ ORDERS = int(os.environ.get("DRAY_ORDERS", 5000))  # for each policy
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
+@pytest.fixture(params=["pull", "push"])
+def mode(request):
+    return request.param
+
+
 @pytest.fixture(params=["recompute", "fail"])
-def world(request, monkeypatch):
-    return World(monkeypatch, str(model.make(ROOT / "build/engine-model")), request.param, random.Random())
+def world(request, mode, monkeypatch):
+    return World(monkeypatch, str(model.make(ROOT / "build/engine-model")), request.param, random.Random(), mode)
+
+
+def prompts(chance, names):
+    """A prompt for each request; some begin like another one, so that D may have their first blocks."""
+    out = {}
+    for name in names:
+        head = list(chance.choice(list(out.values())))[:chance.randrange(4 * BLOCK)] if out and chance.random() < 0.3 else []
+        out[name] = (head + [chance.randrange(1000) for _ in range(chance.randrange(1, 4 * BLOCK))])[:4 * BLOCK]
+    return out
+
+
+def at_once(chance, transfer_id):
+    """Parameters for P and for D of a router that starts both."""
+    return {**PREFILL, "transfer_id": transfer_id}, {
+        "do_remote_prefill": True, "transfer_id": transfer_id if chance.random() < 0.97 else "an id that P does not know",
+        "remote_engine_id": "p" if chance.random() < 0.99 else "q", "remote_host": "p", "remote_port": 1}
 
 
 def one_order(world, seed):
@@ -29,15 +50,19 @@ def one_order(world, seed):
     p.answers.clear()
     d.answers.clear()
     world.tokens.clear()
+    p.remotes.clear()
     d.remotes.clear()
-    wanted = {f"{seed}-{i}": [chance.randrange(1000) for _ in range(chance.randrange(1, 4 * BLOCK))]
-              for i in range(chance.randrange(1, 7))}
-    at_p, at_d = list(wanted), []
-    for request_id in at_p:
-        p.add(request_id, wanted[request_id], 1, PREFILL)
-    sent = set()
+    wanted = prompts(chance, [f"{seed}-{i}" for i in range(chance.randrange(1, 7))])
+    at_p, at_d, sent = list(wanted), [], set()
+    params = {name: at_once(chance, f"the transfer of {name}") for name in wanted
+              if world.mode == "push" and chance.random() < 0.8}
+    starts = [(p, name, 1, params.get(name, (PREFILL, None))[0]) for name in wanted] + \
+        [(d, name, chance.randrange(1, 4), params[name][1]) for name in params if chance.random() < 0.95]
+    chance.shuffle(starts)
+    sent.update(params)
+    rough = chance.random() < 0.5  # otherwise no agent dies, and no time passes
     for _ in range(chance.randrange(10, 120)):
-        what = chance.random()
+        what = chance.random() if rough else chance.random() * 0.87
         if what < 0.25:
             p.step()
         elif what < 0.55:
@@ -54,6 +79,13 @@ def one_order(world, seed):
             world.kill_agent(chance.choice((p, d)))
         elif what < 0.96:
             chance.choice((p, d)).preempt()
+        elif what < 0.97:
+            world.now += chance.choice((1, 40))
+        if starts and chance.random() < 0.5:
+            side, name, tokens, given = starts.pop()
+            side.add(name, wanted[name], tokens, given)
+            if side is d:
+                at_d.append(name)
         for request_id, (_, params) in list(p.answers.items()):
             if request_id in wanted and request_id not in sent and chance.random() < 0.5:
                 sent.add(request_id)

@@ -3,10 +3,7 @@
 
 import pytest
 from harness import LIMIT
-from rig import BLOCK, PREFILL, Engine, nothing_left, prefill, prompts, route
-
-TOKENS = 6
-CLEAR = 0.5  # difference of log probabilities above which the choice of a token is not a matter of rounding
+from rig import BLOCK, PREFILL, TOKENS, Engine, nothing_left, prefill, prompts, route, same_tokens, with_references
 
 
 @pytest.fixture(scope="module")
@@ -20,25 +17,6 @@ def two(lab):
     finally:
         p.stop()
         d.stop()
-
-
-def sure(reference):
-    """How many tokens at the beginning are not a matter of rounding."""
-    return next((i for i, gap in enumerate(reference["gaps"]) if gap < CLEAR), TOKENS)
-
-
-def with_references(engine, candidates, count):
-    """[(prompt, answer of this engine alone)] of `count` prompts whose first tokens are not a matter of rounding."""
-    waits = [engine.start(prompt, TOKENS, logprobs=2) for prompt in candidates]
-    answers = [w.get(timeout=LIMIT * 4) for w in waits]
-    found = [pair for pair in zip(candidates, answers) if sure(pair[1])]
-    assert len(found) >= count, "too many first tokens are a matter of rounding: choose another seed"
-    return found[:count]
-
-
-def same_tokens(reference, answer):
-    """The tokens are equal up to the first one that was a matter of rounding."""
-    assert answer["tokens"][:sure(reference)] == reference["tokens"][:sure(reference)], (reference, answer)
 
 
 @pytest.mark.parametrize("length", [64, 512, 2048])

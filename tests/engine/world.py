@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two engines without their models: vLLM's real scheduler and the connector's real sides, over agents that are played.
 
-What an agent does, such as answering, ending a transfer or a right, is an action. The test chooses which
-action happens next, so that every order of messages can occur. The world checks after each step that no
-block is used by somebody else while it can still be read or written.
+What an agent does, such as answering, delivering a letter, ending a transfer or a right, is an action. The
+test chooses which action happens next, so that every order of messages can occur. The world checks after
+each step that no block is used by somebody else while it can still be read or written. The memory of each
+rank holds a number for each token, which stands for the token and all before it: so the world notices
+when a request computes with the blocks of another one.
 """
 
 import contextlib
@@ -12,8 +14,9 @@ import json
 from collections import Counter, deque
 from types import SimpleNamespace
 
+import numpy as np
 from dray import errors, events
-from dray.vllm import agent, connector, scheduler
+from dray.vllm import agent, connector, push_receiver, push_scheduler, push_sender, push_worker, scheduler, worker
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED
 from dray.vllm.layout import Group, Tensor, describe
 from dray.vllm.worker import WorkerSide
@@ -30,22 +33,56 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK, BLOCKS, RANKS, LAYERS = 32, 24, 2, 2
+TOKEN_BYTES = 128  # of a token in one layer of one rank
+BLOCK_BYTES = BLOCK * TOKEN_BYTES
+GARBAGE = -1  # what a transfer that failed leaves behind
+
+
+def places(offsets, lengths):
+    """[(layer, first token, end)] in a rank's memory."""
+    return [(int(at) // (BLOCKS * BLOCK_BYTES), int(at) % (BLOCKS * BLOCK_BYTES) // TOKEN_BYTES,
+             int(at) % (BLOCKS * BLOCK_BYTES) // TOKEN_BYTES + int(n) // TOKEN_BYTES) for at, n in zip(offsets, lengths)]
+
+
+def blocks_of(found):
+    """The numbers of the blocks in which such places lie."""
+    return {block for _, first, end in found for block in range(first // BLOCK, -(-end // BLOCK))}
+
+
+def prefixes(tokens):
+    """A number for each token, which stands for it and all tokens before it."""
+    value, out = 0, []
+    for token in tokens:
+        value = hash((value, token))
+        out.append(value)
+    return np.array(out, dtype=np.int64)
 
 
 class Pending:
     def __init__(self):
-        self.value = None
         self.failure = None
         self.ended = False
 
+    def done(self):
+        return self.ended
+
+    def error(self):
+        return self.failure
+
+    def end(self, error=None):
+        self.ended, self.failure = True, error
+
 
 class Grant:
-    """As dray.vllm.grants.Grant."""
+    """As dray.vllm.grants.Grant. owner: the Grants of the side that has given it."""
 
     numbers = itertools.count(1)
 
-    def __init__(self, label, rank):
-        self.label, self.rank, self.number = label, rank, next(self.numbers)
+    def __init__(self, owner, label, rank, ranges, access):
+        self.owner, self.label, self.rank, self.number, self.access = owner, label, rank, next(self.numbers), access
+        self.blocks = set()
+        for offset, length, stride, count in ranges.tolist():
+            self.blocks |= blocks_of(places([offset + i * stride for i in range(count)], [length] * count))
         self.token = self.how = self.error = None
         self.ending = None
         self.holds = []
@@ -80,6 +117,13 @@ class Remote:
             raise errors.NotFound("lost just now")
         return self.number
 
+    def notify(self, tag, payload, *, wait):
+        if self.lost:
+            raise self.lost
+        pending = Pending()
+        self.hold.world.act(self.hold.world.notified, self, tag, payload, pending)
+        return pending
+
 
 class Region:
     """A rank's region. error: why the agent has not taken it after its restart."""
@@ -108,9 +152,10 @@ class Grants:
 
     busy = False
 
-    def give(self, label, region, ranges, expiry):
+    def give(self, label, region, ranges, expiry, access="r", audience=None):
         assert ranges is not None and len(ranges)
-        grant = Grant(label, region.rank)
+        grant = Grant(self, label, region.rank, ranges, access)
+        grant.audience = audience
         self.open.add(grant)
         self.world.act(self.world.given, self, grant)
         return grant
@@ -145,9 +190,10 @@ class Grants:
 
 
 class Transfer:
-    def __init__(self, world, side, request_id, remote, blocks):
-        self.world, self.side, self.remote, self.blocks = world, side, remote, blocks
-        self.request_id = request_id
+    """reads, writes: (side, rank, places) of the memory. notify: as in Client.write()."""
+
+    def __init__(self, world, side, remote, reads, writes, notify=None):
+        self.world, self.side, self.remote, self.reads, self.writes, self.notify = world, side, remote, reads, writes, notify
         self.failure, self.ended, self.is_lent = None, False, True
         world.transfers.append(self)
         world.act(world.transferred, self)
@@ -169,6 +215,15 @@ class Transfer:
         if not self.ended:
             self.ended, self.failure, self.is_lent = True, error, lent
             self.world.seen[f"transfer {error.name if error else 'done'}"] += 1
+            if not lent:
+                self.land(error)
+
+    def land(self, error):
+        """The bytes arrive; of a transfer that failed, anything."""
+        (source, from_rank, these), (target, to_rank, those) = self.reads, self.writes
+        for (layer, first, end), (other_layer, other_first, other_end) in zip(these, those, strict=True):
+            target.memory[to_rank, other_layer, other_first:other_end] = \
+                source.memory[from_rank, layer, first:end] if error is None else GARBAGE
 
 
 class Client:
@@ -176,7 +231,7 @@ class Client:
 
     def __init__(self, world, side, name):
         self.world, self.side, self.name, self.events = world, side, name, deque()
-        self.path, self.segment = "/run/dray.sock", "127.0.0.1:1"
+        self.path, self.segment = "/run/dray.sock", f"{side.name}:1"
         side.clients[name] = self
 
     @property
@@ -202,7 +257,7 @@ class Client:
     def borrow_remote(self, number):
         return self.side.remotes[number]
 
-    def read(self, region, remote, ops, *, deadline):
+    def _start(self, region, remote):
         if not self.side.up:
             raise errors.SessionClosed("not connected")
         if region.error:
@@ -211,9 +266,29 @@ class Client:
             raise errors.Busy("full")
         if remote.lost:
             raise remote.lost
-        # the numbers of the blocks that the operations write; a block of a layer has 4096 bytes in this world
-        blocks = {int(at) % (BLOCKS * 4096) // 4096 + i for at, _, n in ops.tolist() for i in range(-(-int(n) // 4096))}
-        return Transfer(self.world, self.side, None, remote, blocks)
+
+    def read(self, region, remote, ops, *, deadline):
+        self._start(region, remote)
+        grant = remote.hold.grant
+        return Transfer(self.world, self.side, remote, (grant.owner.side, grant.rank, places(ops[:, 1], ops[:, 2])),
+                        (self.side, region.rank, places(ops[:, 0], ops[:, 2])))
+
+    def write(self, region, remote, ops, *, notify, deadline):
+        self._start(region, remote)
+        grant = remote.hold.grant
+        assert grant.access == "w" and blocks_of(places(ops[:, 1], ops[:, 2])) <= grant.blocks, "outside of the right"
+        return Transfer(self.world, self.side, remote, (self.side, region.rank, places(ops[:, 0], ops[:, 2])),
+                        (grant.owner.side, grant.rank, places(ops[:, 1], ops[:, 2])), notify)
+
+    def open_mailbox(self, name):
+        self.world.mailboxes[self.segment, name] = self
+
+    def post(self, segment, mailbox, payload, *, wait):
+        if self.world.random.random() < 0.02:
+            raise errors.Busy("full")
+        pending = Pending()
+        self.world.act(self.world.delivered, self, segment, mailbox, payload, pending)
+        return pending
 
     def close(self):
         pass
@@ -222,15 +297,17 @@ class Client:
 class Side:
     """One engine: its scheduler, with the connector's scheduler side, and the worker sides of its ranks."""
 
-    def __init__(self, world, name, model, policy):
+    def __init__(self, world, name, model, policy, mode):
+        self.memory = np.zeros((RANKS, LAYERS, BLOCKS * BLOCK), dtype=np.int64)
         self.world, self.name, self.clients, self.remotes = world, name, {}, {}
         self.agent_id, self.incarnation, self.up = name.encode() * 16, 1, True
         self.grants = None
         config = EngineArgs(
-            model=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=BLOCK * 8, max_num_batched_tokens=BLOCK * 4,
+            model=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=BLOCK * 8, max_num_batched_tokens=BLOCK * 3 // 2,
             max_num_seqs=8, block_size=BLOCK, enforce_eager=True, kv_transfer_config={
                 "kv_connector": "DrayConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both",
-                "engine_id": name, "kv_load_failure_policy": policy, "kv_connector_extra_config": {}}).create_engine_config()
+                "engine_id": name, "kv_load_failure_policy": policy,
+                "kv_connector_extra_config": {"mode": mode}}).create_engine_config()
         config.cache_config.num_gpu_blocks = BLOCKS
         config.parallel_config.world_size = config.parallel_config.tensor_parallel_size = RANKS
         names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
@@ -244,8 +321,8 @@ class Side:
         self.workers, connectors = [], []
         for rank in range(RANKS):
             layout = describe(
-                [Tensor(n, 0, i * BLOCKS * 4096, (BLOCKS, 1, BLOCK, 64), (2048, 2048, 64, 1), 2, 1, rank, RANKS)
-                 for i, n in enumerate(names)], groups, rank=rank, blocks=BLOCKS, length=LAYERS * BLOCKS * 4096)
+                [Tensor(n, 0, i * BLOCKS * BLOCK_BYTES, (BLOCKS, 1, BLOCK, 64), (2048, 2048, 64, 1), 2, 1, rank, RANKS)
+                 for i, n in enumerate(names)], groups, rank=rank, blocks=BLOCKS, length=LAYERS * BLOCKS * BLOCK_BYTES)
             one = connector.DrayConnector(config, KVConnectorRole.WORKER, cache)
             one._worker = WorkerSide(Client(world, self, rank), Region(self, rank), layout, groups, {"model": "m"})
             connectors.append(one)
@@ -279,6 +356,8 @@ class Side:
         output = self.scheduler.schedule()
         self.world.seen[f"{self.name} preempted"] += len(output.preempted_req_ids or ())
         metadata = output.kv_connector_metadata
+        for request_id, n in output.num_scheduled_tokens.items():
+            self.compute(self.scheduler.requests[request_id], n)
         results = []
         for one in self.workers:
             one.bind_connector_metadata(metadata)
@@ -306,6 +385,17 @@ class Side:
                     params = json.loads(json.dumps(one.kv_transfer_params))  # as it comes through a router
                     self.answers[one.request_id] = (one.finish_reason.name, params)
 
+    def compute(self, request, n):
+        """The forward pass of a request's next n tokens, with the blocks of those before."""
+        ids, = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        end = request.num_computed_tokens  # of this step, as the scheduler counts
+        tokens = np.arange(end)
+        at = np.array(ids)[tokens // BLOCK] * BLOCK + tokens % BLOCK
+        right = prefixes(request.all_token_ids[:end])
+        wrong = np.flatnonzero((self.memory[:, :, at[:end - n]] != right[:end - n]).any(axis=(0, 1)))
+        assert not wrong.size, f"{self.name}: {request.request_id} computes with other blocks than its own from token {wrong[0]}"
+        self.memory[:, :, at[end - n:]] = right[end - n:]
+
     def references(self):
         return {block.block_id: block.ref_cnt for block in self.scheduler.kv_cache_manager.block_pool.blocks if not block.is_null}
 
@@ -324,15 +414,20 @@ class Side:
 
 
 class World:
-    def __init__(self, monkeypatch, model, policy, random):
+    def __init__(self, monkeypatch, model, policy, random, mode="pull"):
         self.random, self.actions, self.tokens, self.transfers = random, [], {}, []
+        self.mode, self.mailboxes, self.now = mode, {}, 1000.0
         self.numbers, self.making = itertools.count(1), None
         self.seen = Counter()  # what has happened, so that the test can tell whether everything has
         monkeypatch.setattr(connector, "find", lambda options, engine_id: agent.Found("/run/dray.sock"))
         monkeypatch.setattr(connector, "Client", lambda *args, **how: Client(self, self.making, "scheduler"))
-        monkeypatch.setattr(scheduler, "Grants", Grants)
+        for module in (scheduler, push_scheduler):
+            monkeypatch.setattr(module, "Grants", Grants)
+        for module in (scheduler, worker, push_sender, push_receiver, push_worker):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(push_worker, "Transfer", Transfer)
         init_none_hash(sha256)
-        self.p, self.d = Side(self, "p", model, policy), Side(self, "d", model, policy)
+        self.p, self.d = Side(self, "p", model, policy, mode), Side(self, "d", model, policy, mode)
 
     # --- actions of agents --------------------------------------------------------------------------
 
@@ -364,6 +459,8 @@ class World:
             hold.error = errors.SessionClosed("the agent has ended")
         elif grant is None or grant.how is not None or grant.ending is not None or grant.holds:
             hold.error = errors.TokenInvalid("there is no such right")
+        elif grant.audience not in (None, side.agent_id):
+            hold.error = errors.TokenAudience("the token is for another agent")
         else:
             hold.remote = Remote(hold, next(self.numbers))
             side.remotes[hold.remote.number] = hold.remote
@@ -374,7 +471,7 @@ class World:
             self.act(self.released, hold)  # after the answer
         elif hold.remote is not None and not hold.lost:
             self.lose(hold, errors.NotFound("released"))
-            self.p.grants.over(hold.grant, USED)
+            hold.grant.owner.over(hold.grant, USED)
 
     def lose(self, hold, error):
         if hold.remote is not None and hold.remote.lost is None:
@@ -390,7 +487,7 @@ class World:
         if transfer.ended:
             return
         if error is None:
-            assert transfer.remote.hold.grant.how is None, "blocks were read without a right"
+            assert transfer.remote.hold.grant.how is None, "blocks were moved without a right"
             kind = self.random.random()
             if kind < 0.1:
                 error = errors.PeerLost("the other agent does not answer")
@@ -398,21 +495,59 @@ class World:
                 transfer.end(errors.Unconfirmed("the agent does not answer"), lent=True)
                 self.act(self.confirmed, transfer)
                 return
+            elif transfer.notify and kind < 0.22:
+                error = errors.NotifyRefused("no session reads notifications")
+        if error is None and transfer.notify:
+            transfer.land(None)
+            self.notify(transfer.remote, *transfer.notify)
+            if self.random.random() < 0.03:  # the answer is lost
+                transfer.ended, transfer.is_lent, transfer.failure = True, False, errors.PeerLost("the other agent does not answer")
+                return
         transfer.end(error)
 
     def confirmed(self, transfer):
+        if transfer.is_lent:
+            transfer.land(transfer.failure)
         transfer.is_lent = False
+
+    def notify(self, remote, tag, payload):
+        side = remote.hold.grant.owner.side
+        self.seen["notified"] += 1
+        side.clients["scheduler"].events.append(events.Notification(tag, payload, None, 0, remote.hold.world.other(side).agent_id, 1, 1))
+
+    def notified(self, remote, tag, payload, pending):
+        if remote.lost:
+            pending.end(remote.lost)
+        else:
+            self.notify(remote, tag, payload)
+            pending.end()
+
+    def other(self, side):
+        return self.d if side is self.p else self.p
+
+    def delivered(self, sender, segment, mailbox, payload, pending):
+        owner = self.mailboxes.get((segment, mailbox))
+        chance = self.random.random()
+        if owner is None:
+            pending.end(errors.NotFound(f"no mailbox {mailbox} is open at this agent"))
+        elif not sender.side.up or not owner.side.up or chance < 0.02:
+            pending.end(errors.PeerLost("the other agent does not answer"))
+        elif chance < 0.07:
+            pending.end(errors.MailboxFull("full"))
+        else:
+            owner.events.append(events.Letter(None, payload, sender.agent_id, 0, 0, 1))
+            pending.end()
 
     # --- events -------------------------------------------------------------------------------------
 
     def expire(self):
-        for grant in list(self.p.grants.open):
-            if self.random.random() < 0.5:
-                self.p.grants.end(grant, EXPIRED)
+        for side in (self.p, self.d):
+            for grant in list(side.grants.open):
+                if self.random.random() < 0.5:
+                    side.grants.end(grant, EXPIRED)
 
     def kill_agent(self, side):
         """The agent of a side dies and is started again."""
-        other = self.d if side is self.p else self.p
         side.up = False
         error = errors.AgentRestarted("the agent was restarted")
         for grant in list(side.grants.open):
@@ -420,11 +555,11 @@ class World:
         for remote in side.remotes.values():
             if remote.lost is None:
                 self.lose(remote.hold, error)
-                other.grants.over(remote.hold.grant, PEER_LOST)
+                remote.hold.grant.owner.over(remote.hold.grant, PEER_LOST)
         for transfer in self.transfers:
             if transfer.side is side:
                 transfer.end(error)
-                transfer.is_lent = False
+                self.confirmed(transfer)
         for client in side.clients.values():
             client.events.append(events.Disconnected(error, False))
         self.act(self.restart_agent, side)
@@ -433,7 +568,7 @@ class World:
         side.up = True
         side.incarnation += 1
         for one in side.workers:
-            one._worker._region.error = errors.Quota("no room") if self.random.random() < 0.1 else None
+            one._worker._region.error = errors.Quota("no room") if self.random.random() < 0.03 else None
         for client in side.clients.values():
             client.events.append(events.Reconnected(side.incarnation, True, 1, []))
 
@@ -441,18 +576,23 @@ class World:
 
     def check(self):
         """No block that an agent may write, or that another engine may read, is free."""
-        references = self.d.references()
+        references = {side: side.references() for side in (self.p, self.d)}
         for transfer in self.transfers:
             if not transfer.ended or transfer.is_lent:
-                free = [b for b in transfer.blocks if b and not references[b]]
-                assert not free, f"blocks {free} are free while a transfer may write them"
-        for grant in self.p.grants.open:
-            if any(hold.remote and not hold.lost for hold in grant.holds):
-                assert grant.label in self.p.scheduler.requests, f"{grant.label} is gone while D may read its blocks"
+                # the owner of the remote blocks has them back when the right has ended, which is after a fence
+                for side, _, found in (transfer.reads, transfer.writes):
+                    if side is transfer.side or not transfer.ended:
+                        free = [b for b in blocks_of(found) if b and not references[side][b]]
+                        assert not free, f"blocks {free} of {side.name} are free while a transfer may use them"
+        for side in (self.p, self.d):
+            for grant in side.grants.open:
+                if any(hold.remote and not hold.lost for hold in grant.holds):
+                    free = [b for b in grant.blocks if b and not references[side][b]]
+                    assert not free, f"blocks {free} of {side.name} are free while the other engine has a right on them"
         self.transfers = [t for t in self.transfers if not t.ended or t.is_lent]
 
     def settle(self, limit=400):
-        """Lets everything end: all actions happen, rights that D never asked for expire."""
+        """Lets everything end: all actions happen, rights that nobody asked for expire, and deadlines pass."""
         for turn in range(limit):
             if not (self.actions or self.p.left() or self.d.left()):
                 return
@@ -460,6 +600,7 @@ class World:
                 self.happen(self.random.randrange(len(self.actions)))
             if turn > limit // 4:
                 self.expire()
+                self.now += 1
             self.p.step()
             self.d.step()
             self.check()
