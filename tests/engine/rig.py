@@ -173,3 +173,17 @@ def nothing_left(*agents):
             return not any(s["remotes"] or s["tokens"] for s in sessions) and \
                 not agent.ctl("status", "--json")["counters"]["dray_transfers_in_flight"]
         until(left, f"nothing left at {agent.name}")
+
+
+def transfers(agent):
+    return agent.ctl("status", "--json")["counters"]["dray_transfers_accepted_total"]
+
+
+def letters(agent):
+    return sum(box["delivered"] for box in agent.ctl("mailboxes", "--json")["mailboxes"])
+
+
+def blocks_free(engine):
+    """The engine counts its blocks when it has ended a request, so that it gets one each time."""
+    until(lambda: engine.run(prompts(1, 40)[0], 1) and not engine.metrics().get("vllm:kv_cache_usage_perc"),
+          f"the blocks of {engine.name}", 2 * LIMIT)
