@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to a request when something dies, stops or expires: by the engine's policy it is recomputed or fails.
 
-The tests share their engines; the last one kills P.
+The tests share their engines; the last ones kill them.
 """
 
 import os
@@ -9,20 +9,23 @@ import signal
 
 import pytest
 from harness import LIMIT, until
-from rig import Engine, nothing_left, prefill, prompts
+from rig import Engine, blocks_free, nothing_left, prefill, prompts, push, push_params, sure, transfers
 
-TOKENS = 3
-DEADLINE = 5.0
+DEADLINE = 12.0
 LEASE = 4.0
 LENGTH = 512
+CHUNK = 256  # tokens that P computes in a step
 
 
 class Rig:
-    def __init__(self, lab):
-        self.agent_p, self.agent_d = (lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d"))
-        options = {"deadline": DEADLINE, "lease": LEASE}
-        self.p = Engine(lab.tmp, "p", self.agent_p.socket, options=options)
-        self.d = {policy: Engine(lab.tmp, policy, self.agent_d.socket, policy=policy, options=options)
+    """P, and a D for each policy, with an agent for P and one for both D."""
+
+    def __init__(self, lab, mode):
+        self.mode = mode
+        self.agent_p, self.agent_d = (lab.agent(f"agent-{name}-{mode}", key=lab.key).start() for name in "pd")
+        options = {"deadline": DEADLINE, "lease": LEASE, "mode": mode}
+        self.p = Engine(lab.tmp, f"p-{mode}", self.agent_p.socket, options=options, max_num_batched_tokens=CHUNK)
+        self.d = {policy: Engine(lab.tmp, f"{policy}-{mode}", self.agent_d.socket, policy=policy, options=options)
                   for policy in ("recompute", "fail")}
         self.seed = 100
 
@@ -32,8 +35,7 @@ class Rig:
 
     def offered(self):
         """A prompt, its tokens at P alone, and P's parameters for D."""
-        self.seed += 1
-        prompt, = prompts(1, LENGTH, seed=self.seed)
+        prompt = self.prompt()
         reference = self.p.run(prompt, 1)
         return prompt, reference, prefill(self.p, prompt)["params"]
 
@@ -47,6 +49,23 @@ class Rig:
         assert answer["tokens"] == reference["tokens"]
         return True
 
+    def prompt(self, length=LENGTH):
+        self.seed += 1
+        return prompts(1, length, seed=self.seed)[0]
+
+    def writing(self, policy):
+        """A prompt that P is writing to D while it computes the rest: its answer at the other D, and the queues of both answers."""
+        other = next((d for name, d in self.d.items() if name != policy), self.p)
+        while True:
+            prompt = self.prompt(12 * CHUNK)
+            reference = other.run(prompt, 1, logprobs=2)
+            if sure(reference):
+                break
+        before = transfers(self.agent_p)
+        waits = push(self.p, self.d[policy], self.agent_p, prompt, 1)
+        until(lambda: transfers(self.agent_p) > before, "the first chunk")
+        return reference, *waits
+
     def ends(self, policy, answer, reference):
         if policy == "recompute":
             assert answer["tokens"] == reference["tokens"], self.d[policy].tail()
@@ -57,18 +76,13 @@ class Rig:
         """Requests are served again, and nothing is left of those before."""
         until(lambda: self.loaded(policy), "requests from P to D", 4 * LIMIT)
         for engine in self.engines:
-            self.blocks_free(engine)
+            blocks_free(engine)
         nothing_left(self.agent_p, self.agent_d)
 
-    def blocks_free(self, engine):
-        """The engine counts its blocks when it has ended a request, so that it gets one each time."""
-        until(lambda: engine.run(prompts(1, 40)[0], 1) and not engine.metrics().get("vllm:kv_cache_usage_perc"),
-              f"the blocks of {engine.name}", 2 * LIMIT)
 
-
-@pytest.fixture(scope="module")
-def rig(lab):
-    made = Rig(lab)
+@pytest.fixture(scope="module", params=["pull", "push"])
+def rig(lab, request):
+    made = Rig(lab, request.param)
     try:
         for engine in made.engines:
             engine.ready()
@@ -78,6 +92,8 @@ def rig(lab):
     finally:
         for engine in made.engines:
             engine.stop()
+        made.agent_p.kill()
+        made.agent_d.kill()
 
 
 POLICIES = pytest.mark.parametrize("policy", ["recompute", "fail"])
@@ -86,13 +102,15 @@ POLICIES = pytest.mark.parametrize("policy", ["recompute", "fail"])
 @POLICIES
 def test_expired(rig, policy):
     prompt, reference, params = rig.offered()
-    rig.blocks_free(rig.p)  # by expiry, because nobody asks for them
+    blocks_free(rig.p)  # by expiry, because nobody asks for them
     rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
     rig.recovers(policy)
 
 
 @POLICIES
 def test_another_layout(rig, policy):
+    if rig.mode == "push":
+        pytest.skip("D announces its own layout: tests/engine/test_push_steps.py")
     prompt, reference, params = rig.offered()
     params["dray"]["layout"]["model"]["dtype"] = "float16"
     rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
@@ -105,7 +123,7 @@ def test_parameters_of_another_connector(rig, policy):
     prompt, reference, _ = rig.offered()
     answer = rig.d[policy].run(prompt, 1, {"do_remote_prefill": True, "remote_block_ids": [[1]]})
     rig.ends(policy, answer, reference)
-    assert "have no key 'dray'" in rig.d[policy].tail()
+    assert {"pull": "have no key 'dray'", "push": "do not say where blocks are announced"}[rig.mode] in rig.d[policy].tail()
 
 
 @POLICIES
@@ -145,17 +163,163 @@ def test_agent_of_p_is_killed(rig, policy):
     rig.agent_p.kill()
     try:
         rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
-        rig.blocks_free(rig.p)  # although its agent is away
+        blocks_free(rig.p)  # although its agent is away
     finally:
         rig.agent_p.start()
     rig.recovers(policy)
 
 
+# --- while P writes -------------------------------------------------------------------------------
+
+@pytest.fixture
+def pushing(rig):
+    if rig.mode != "push":
+        pytest.skip("P writes in mode 'push'")
+    return rig
+
+
+@POLICIES
+def test_used_transfer_id(pushing, policy):
+    rig = pushing
+    for_p, for_d = push_params(rig.p, rig.agent_p)
+    prompt, other = rig.prompt(), rig.prompt()
+    waits = rig.d[policy].start(prompt, 1, for_d)
+    reference = rig.p.run(prompt, 1, for_p)
+    assert waits.get(timeout=4 * LIMIT)["tokens"] == reference["tokens"]
+    assert rig.p.run(other, 1, for_p)["params"] is None
+    waits = rig.d[policy].start(other, 1, for_d)
+    # an engine without requests does not read its letters
+    until(lambda: rig.p.run(other, 1) and "its transfer_id has been used" in rig.d[policy].tail(), "the refusal")
+    rig.ends(policy, waits.get(timeout=4 * LIMIT), rig.p.run(other, 1))
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_unknown_transfer_id(pushing, policy):
+    rig, prompt = pushing, pushing.prompt()
+    _, for_d = push_params(rig.p, rig.agent_p)
+    rig.ends(policy, rig.d[policy].run(prompt, 1, for_d), rig.p.run(prompt, 1))
+    assert f"has not written the blocks within {DEADLINE:g} s" in rig.d[policy].tail()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_transfer_id_that_can_be_guessed(pushing, policy):
+    rig, prompt = pushing, pushing.prompt()
+    for_p, _ = push_params(rig.p, rig.agent_p, "1")
+    assert rig.p.run(prompt, 1, for_p)["params"] is None
+    assert "others could guess it" in rig.p.tail()
+
+
+@POLICIES
+def test_no_such_engine(pushing, policy):
+    rig, prompt = pushing, pushing.prompt()
+    _, for_d = push_params(rig.p, rig.agent_p)
+    answer = rig.d[policy].run(prompt, 1, {**for_d, "remote_engine_id": "another one"})
+    rig.ends(policy, answer, rig.p.run(prompt, 1))
+    assert "engine 'another one' does not run in mode 'push'" in rig.d[policy].tail()
+
+
+@POLICIES
+def test_aborted_at_p_while_it_writes(pushing, policy):
+    rig = pushing
+    reference, p_answers, d_answers = rig.writing(policy)
+    rig.p.send(abort=p_answers.name)
+    p_answers.get(timeout=LIMIT)
+    rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+    assert "the request has ended before its prompt was computed" in rig.d[policy].tail()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_aborted_at_d_while_p_writes(pushing, policy):
+    rig = pushing
+    _, p_answers, d_answers = rig.writing(policy)
+    rig.d[policy].send(abort=d_answers.name)
+    d_answers.get(timeout=LIMIT)
+    assert p_answers.get(timeout=4 * LIMIT)["tokens"]
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_p_is_killed_while_it_writes(pushing, policy):
+    rig = pushing
+    reference, p_answers, d_answers = rig.writing(policy)
+    rig.agent_p.kill()
+    try:
+        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        p_answers.get(timeout=4 * LIMIT)
+        blocks_free(rig.p)
+    finally:
+        rig.agent_p.start()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_d_is_killed_while_p_writes(pushing, policy):
+    rig = pushing
+    reference, p_answers, d_answers = rig.writing(policy)
+    rig.agent_d.kill()
+    try:
+        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        p_answers.get(timeout=4 * LIMIT)
+        for engine in rig.engines:
+            blocks_free(engine)
+    finally:
+        rig.agent_d.start()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_d_is_stopped_while_p_writes(pushing, policy):
+    rig = pushing
+    reference, p_answers, d_answers = rig.writing(policy)
+    rig.agent_d.signal(signal.SIGSTOP)
+    try:
+        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        p_answers.get(timeout=4 * LIMIT)
+    finally:
+        rig.agent_d.signal(signal.SIGCONT)
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_p_is_drained_while_it_writes(pushing, policy):
+    rig = pushing
+    reference, p_answers, d_answers = rig.writing(policy)
+    rig.agent_p.ctl("drain", "--timeout", "1s")
+    try:
+        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        p_answers.get(timeout=4 * LIMIT)
+    finally:
+        rig.agent_p.restart()
+    rig.recovers(policy)
+
+
+def test_d_is_killed_while_p_writes(pushing):
+    rig = pushing
+    _, p_answers, d_answers = rig.writing("fail")
+    rig.d.pop("fail").kill()
+    assert p_answers.get(timeout=4 * LIMIT)["tokens"]
+    rig.recovers("recompute")
+
+
+def test_p_is_killed_while_it_writes(pushing):
+    rig = pushing
+    reference, _, d_answers = rig.writing("recompute")
+    rig.p.kill()
+    rig.ends("recompute", d_answers.get(timeout=4 * LIMIT), reference)
+    blocks_free(rig.d["recompute"])
+    nothing_left(rig.agent_d)
+
+
 def test_p_is_killed(rig):
+    if rig.p.process.poll() is not None:
+        pytest.skip("P was killed while it wrote")
     offers = [rig.offered() for _ in rig.d]
     os.killpg(rig.p.process.pid, signal.SIGKILL)
     for policy, (prompt, reference, params) in zip(rig.d, offers):
         rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
     for engine in rig.d.values():
-        rig.blocks_free(engine)
+        blocks_free(engine)
     nothing_left(rig.agent_d)
