@@ -13,7 +13,7 @@ import pytest
 from harness import ROOT
 from world import BLOCK, World
 
-ORDERS = int(os.environ.get("DRAY_ORDERS", 5000))  # for each policy
+ORDERS = int(os.environ.get("DRAY_ORDERS", 5000))  # for each mode and policy
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -115,5 +115,7 @@ def test_orders(world):
         except BaseException as e:
             raise AssertionError(f"seed {seed}") from e
     if ORDERS >= 5000:
-        rare = {what: world.seen[what] for what in EVERYTHING if world.seen[what] < ORDERS // 1000}
-        assert not rare, f"hardly seen: {rare}; seen: {world.seen}"
+        # in mode 'push' a request of P ends at once, because its blocks are kept without it
+        missing = [what for what in EVERYTHING - ({"p aborted FINISHED_LENGTH_CAPPED"} if world.mode == "push" else set())
+                   if not world.seen[what]]
+        assert not missing, f"never seen: {missing}; seen: {world.seen}"
