@@ -2,59 +2,81 @@
 # SPDX-License-Identifier: Apache-2.0
 """A router for one prefill engine and one decode engine: what a real router has to do, and nothing else.
 
-    router.py PORT http://127.0.0.1:8100 http://127.0.0.1:8200
+    router.py [--push] PORT http://127.0.0.1:8100 http://127.0.0.1:8200
 
 A request goes to the prefill engine first, for one token and with kv_transfer_params that say that another
 engine will decode. Its answer holds new kv_transfer_params. They are copied into the request for the
 decode engine, whose answer is the client's.
+
+With --push the engines run in mode 'push', and the request goes to both at once, with a transfer id that
+nobody else knows. The decode engine is told where the prefill engine is; the router knows that from the
+prefill engine's answer to an earlier request, so that the first request goes to one after the other.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
-import sys
+import secrets
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+PREFILL: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def send(url: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> http.client.HTTPResponse:
-    """Starts a request to an engine."""
+def start(url: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> http.client.HTTPConnection:
+    """Starts a request to an engine; getresponse() waits for its answer."""
     where = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
-    return connection.getresponse()
+    return connection
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     prefill = decode = ""
+    push = False
+    where: dict[str, Any] | None = None  # kv_transfer_params of the prefill engine's last answer
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         headers = {name: value for name in ("Authorization", "X-Request-Id") if (value := self.headers[name])}
+        params = {**PREFILL, "transfer_id": secrets.token_hex(16)} if self.push else PREFILL
+        where = {**self.where, "transfer_id": params["transfer_id"]} if self.push and self.where else None
+        first = {**body, "kv_transfer_params": params, "stream": False, "max_tokens": 1}
+        for name in ("stream_options", "max_completion_tokens", "min_tokens"):
+            first.pop(name, None)
         try:
-            first = {**body, "kv_transfer_params": PREFILL, "stream": False, "max_tokens": 1}
-            for name in ("stream_options", "max_completion_tokens", "min_tokens"):
-                first.pop(name, None)
-            answer = send(self.prefill, self.path, first, headers)
-            text = answer.read()
-            if answer.status == 200:
-                params = json.loads(text).get("kv_transfer_params")  # None: the decode engine computes all of it
-                answer = send(self.decode, self.path, {**body, "kv_transfer_params": params} if params else body, headers)
-                text = b""
+            prefill = start(self.prefill, self.path, first, headers)
+            answer = None if where else prefill.getresponse()
+            if answer is None or answer.status == 200:
+                copied = self.learn(answer) if answer else where  # None: the decode engine computes all of it
+                answer = start(self.decode, self.path, {**body, "kv_transfer_params": copied} if copied else body,
+                               headers).getresponse()
         except OSError as e:
             self.send_error(502, f"an engine does not answer: {e}")
             return
+        self.relay(answer)
+        if where:
+            self.learn(prefill.getresponse())
+
+    @classmethod
+    def learn(cls, answer: http.client.HTTPResponse) -> dict[str, Any] | None:
+        """kv_transfer_params of the prefill engine's answer."""
+        text = answer.read()
+        params: dict[str, Any] | None = json.loads(text).get("kv_transfer_params") if answer.status == 200 else None
+        cls.where = params or cls.where
+        return params
+
+    def relay(self, answer: http.client.HTTPResponse) -> None:
+        """Passes an engine's answer on, as it comes."""
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.getheader("Content-Type") or "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        while piece := text or answer.read1(1 << 16):
-            text = b""
+        while piece := answer.read1(1 << 16):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
@@ -77,8 +99,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    port, Handler.prefill, Handler.decode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    parser = argparse.ArgumentParser(description="A router for one prefill engine and one decode engine.")
+    parser.add_argument("--push", action="store_true", help="start both engines at once; they run in mode 'push'")
+    parser.add_argument("port", type=int)
+    parser.add_argument("prefill", help="URL of the prefill engine")
+    parser.add_argument("decode", help="URL of the decode engine")
+    given = parser.parse_args()
+    Handler.push, Handler.prefill, Handler.decode = given.push, given.prefill, given.decode
+    with ThreadingHTTPServer(("127.0.0.1", given.port), Handler) as server:
         print(f"router: http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
 

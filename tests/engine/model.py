@@ -22,6 +22,19 @@ CONFIG = {
 BYTES_A_TOKEN = LAYERS * 2 * HEADS * HEAD_DIM * 2
 
 
+def with_words(folder):
+    """The same model with a tokenizer, whose words are w0, w1 and so on."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = pathlib.Path(folder)
+    make(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}))
+    return folder
+
+
 def make(folder):
     """Writes the model into a folder, unless it is there; returns the folder."""
     folder = pathlib.Path(folder)
