@@ -34,9 +34,15 @@ struct cu_allocation_prop {
 	uint8_t flags[8];
 };
 
+/* CUmemAccessDesc */
+struct cu_access {
+	int location_type, location, flags;
+};
+
 enum {
 	CU_SUCCESS = 0,
 	CU_OUT_OF_MEMORY = 2,
+	CU_NOT_SUPPORTED = 801,
 
 	CU_ATTRIBUTE_CONTEXT = 1,
 	CU_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -51,7 +57,14 @@ enum {
 	CU_HANDLE_POSIX_FD = 1,
 	CU_HANDLE_FABRIC = 8,
 	CU_RANGE_DMABUF = 1,
+	CU_DEVICE_VMM_RDMA_SUPPORTED = 110,
 	CU_DEVICE_DMABUF_SUPPORTED = 124,
+
+	CU_ALLOCATION_PINNED = 1,
+	CU_LOCATION_DEVICE = 1,
+	CU_ALLOCATION_FLAG_RDMA = 1, /* byte of cu_allocation_prop.flags */
+	CU_GRANULARITY_MINIMUM = 0,
+	CU_ACCESS_READ_WRITE = 3,
 
 	CU_REGISTER_PORTABLE = 1,
 	CU_REGISTER_DEVICEMAP = 2,
@@ -71,6 +84,7 @@ enum {
 	X(context_device, "cuCtxGetDevice", (cu_device * ret))                                   \
 	X(context_push, "cuCtxPushCurrent_v2", (cu_context context))                             \
 	X(context_pop, "cuCtxPopCurrent_v2", (cu_context * ret))                                 \
+	X(context_synchronize, "cuCtxSynchronize", (void))                                       \
 	X(primary_state, "cuDevicePrimaryCtxGetState",                                           \
 	  (cu_device device, unsigned *ret_flags, int *ret_active))                              \
 	X(primary_retain, "cuDevicePrimaryCtxRetain", (cu_context * ret, cu_device device))      \
@@ -78,6 +92,21 @@ enum {
 	X(address_range, "cuMemGetAddressRange_v2",                                              \
 	  (cu_pointer * ret_base, size_t * ret_bytes, cu_pointer p))                             \
 	X(ipc_handle, "cuIpcGetMemHandle", (struct cu_ipc_handle * ret, cu_pointer base))        \
+	X(allocation_granularity, "cuMemGetAllocationGranularity",                               \
+	  (size_t * ret, const struct cu_allocation_prop *prop, int which))                      \
+	X(allocation_create, "cuMemCreate",                                                      \
+	  (cu_allocation * ret, size_t bytes, const struct cu_allocation_prop *prop,             \
+	   unsigned long long flags))                                                            \
+	X(address_reserve, "cuMemAddressReserve",                                                \
+	  (cu_pointer * ret, size_t bytes, size_t alignment, cu_pointer at,                      \
+	   unsigned long long flags))                                                            \
+	X(address_free, "cuMemAddressFree", (cu_pointer p, size_t bytes))                        \
+	X(map, "cuMemMap",                                                                       \
+	  (cu_pointer p, size_t bytes, size_t offset, cu_allocation allocation,                  \
+	   unsigned long long flags))                                                            \
+	X(unmap, "cuMemUnmap", (cu_pointer p, size_t bytes))                                     \
+	X(set_access, "cuMemSetAccess",                                                          \
+	  (cu_pointer p, size_t bytes, const struct cu_access *access, size_t n))                \
 	X(allocation_retain, "cuMemRetainAllocationHandle", (cu_allocation * ret, void *p))      \
 	X(allocation_release, "cuMemRelease", (cu_allocation allocation))                        \
 	X(allocation_prop, "cuMemGetAllocationPropertiesFromHandle",                             \

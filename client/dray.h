@@ -1283,6 +1283,48 @@ DRAY_API int dray_cuda_describe(const struct dray_cuda_range *ranges, size_t ran
 DRAY_API void dray_cuda_extents_free(struct dray_cuda_extents *e);
 
 /*
+ * Allocates memory on a GPU that can be described as cuda_vmm: virtual memory with a POSIX descriptor
+ * handle, which RDMA devices reach if the GPU allows it. bytes is rounded up to the granularity of
+ * the driver, usually 2 MiB. device is the number of the GPU in this process. The memory is at one
+ * address, and only this GPU may use it.
+ *
+ * Needs no handle.
+ *
+ * Blocks: for the driver, some milliseconds for each GiB.
+ *
+ * Ownership: the caller frees the memory with dray_cuda_free(). On failure the text is in why (of
+ * why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_INVALID: bytes is 0 or too large.
+ * -DRAY_E_UNSUPPORTED: there is no driver, it is too old, or the GPU cannot share virtual memory.
+ * -DRAY_E_GPU_LOST, -DRAY_E_NO_MEMORY, -DRAY_E_IO: an error of the driver; the text has its name.
+ */
+DRAY_API int dray_cuda_alloc(uint64_t bytes, int device, uint64_t *ret, char *why, size_t why_size);
+
+/*
+ * Frees memory of dray_cuda_alloc(), with the same bytes and device. An address of 0 is ignored.
+ * Regions of the memory must have been removed.
+ *
+ * Blocks: until the current context's work is done, because kernels may use the memory.
+ */
+DRAY_API void dray_cuda_free(uint64_t address, uint64_t bytes, int device);
+
+/*
+ * dray_cuda_alloc() with the signature that PyTorch's CUDAPluggableAllocator expects; stream is not
+ * used. Returns NULL on failure, which PyTorch reports as out of memory.
+ *
+ * Example:
+ *     allocator = torch.cuda.memory.CUDAPluggableAllocator(path_of_libdray, "dray_cuda_torch_alloc", "dray_cuda_torch_free")
+ *     with torch.cuda.use_mem_pool(torch.cuda.MemPool(allocator.allocator())):
+ *         cache = torch.zeros(...)
+ */
+DRAY_API void *dray_cuda_torch_alloc(ptrdiff_t bytes, int device, void *stream);
+
+/* dray_cuda_free() with the signature that PyTorch's CUDAPluggableAllocator expects. */
+DRAY_API void dray_cuda_torch_free(void *address, ptrdiff_t bytes, int device, void *stream);
+
+/*
  * Describes and registers memory of a GPU. The region consists of the ranges, in order. The fields
  * extents, device and pool_bytes of spec are ignored.
  *

@@ -47,16 +47,38 @@ enum number {
 	FLAGS,
 	WAITS,
 	WRITES,
+	RDMA,
+	RESERVED,
+	MAPPED,
+	CREATED_FLAGS,
+	SYNCHRONIZED,
 	NUMBERS
 };
 
 static const char *const names[NUMBERS] = {
-	[MAPPING] = "mapping",       [JOINED] = "joined",   [DMABUF] = "dmabuf",
-	[PRIMARY] = "primary",       [FAIL_AT] = "fail_at", [ERROR] = "error",
-	[RETAINED] = "retained",     [DEPTH] = "depth",     [PRIMARIES] = "primaries",
-	[REGISTERED] = "registered", [CALLS] = "calls",     [EXPORTS] = "exports",
-	[STREAM] = "stream",         [ADDRESS] = "address", [VALUE] = "value",
-	[FLAGS] = "flags",           [WAITS] = "waits",     [WRITES] = "writes",
+	[MAPPING] = "mapping",
+	[JOINED] = "joined",
+	[DMABUF] = "dmabuf",
+	[PRIMARY] = "primary",
+	[FAIL_AT] = "fail_at",
+	[ERROR] = "error",
+	[RETAINED] = "retained",
+	[DEPTH] = "depth",
+	[PRIMARIES] = "primaries",
+	[REGISTERED] = "registered",
+	[CALLS] = "calls",
+	[EXPORTS] = "exports",
+	[STREAM] = "stream",
+	[ADDRESS] = "address",
+	[VALUE] = "value",
+	[FLAGS] = "flags",
+	[WAITS] = "waits",
+	[WRITES] = "writes",
+	[RDMA] = "rdma",
+	[RESERVED] = "reserved",
+	[MAPPED] = "mapped",
+	[CREATED_FLAGS] = "created_flags",
+	[SYNCHRONIZED] = "synchronized",
 };
 
 static int64_t number[NUMBERS];
@@ -221,7 +243,9 @@ ENTRY(cuDeviceGetAttribute, int *ret, int which, cu_device device)
 {
 	cu_result error = entered();
 
-	*ret = which == CU_DEVICE_DMABUF_SUPPORTED && number[DMABUF];
+	*ret = which == CU_DEVICE_VMM_RDMA_SUPPORTED ?
+		       number[RDMA] :
+		       which == CU_DEVICE_DMABUF_SUPPORTED && number[DMABUF];
 	return error;
 }
 
@@ -288,6 +312,106 @@ ENTRY(cuDevicePrimaryCtxRelease_v2, cu_device device)
 {
 	number[PRIMARIES]--;
 	return 0;
+}
+
+ENTRY(cuCtxSynchronize, void)
+{
+	number[SYNCHRONIZED]++;
+	return entered();
+}
+
+/* --- memory that is allocated here: a range of kind VMM with host memory behind it --- */
+
+#define GRANULE (UINT64_C(2) << 20)
+
+/* The allocation that was created and has no mapping yet. */
+static struct {
+	size_t bytes;
+	struct cu_allocation_prop prop;
+} created;
+
+static void *host(cu_pointer p)
+{
+	return (void *)(uintptr_t)p;
+}
+
+ENTRY(cuMemGetAllocationGranularity, size_t *ret, const struct cu_allocation_prop *prop, int which)
+{
+	*ret = GRANULE;
+	return which == CU_GRANULARITY_MINIMUM && prop->type == CU_ALLOCATION_PINNED ?
+		       entered() :
+		       INVALID_VALUE;
+}
+
+ENTRY(cuMemCreate, cu_allocation *ret, size_t bytes, const struct cu_allocation_prop *prop,
+      unsigned long long flags)
+{
+	cu_result error = entered();
+
+	if (error)
+		return error;
+	if (flags || !bytes || bytes % GRANULE)
+		return INVALID_VALUE;
+	created.bytes = bytes;
+	created.prop = *prop;
+	number[CREATED_FLAGS] = prop->flags[CU_ALLOCATION_FLAG_RDMA];
+	number[RETAINED]++;
+	*ret = 1;
+	return 0;
+}
+
+ENTRY(cuMemAddressReserve, cu_pointer *ret, size_t bytes, size_t alignment, cu_pointer at,
+      unsigned long long flags)
+{
+	cu_result error = entered();
+	void *p;
+
+	if (error || alignment || at || flags)
+		return error ? error : INVALID_VALUE;
+	p = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED)
+		abort();
+	number[RESERVED]++;
+	*ret = (uintptr_t)p;
+	return 0;
+}
+
+ENTRY(cuMemAddressFree, cu_pointer p, size_t bytes)
+{
+	number[RESERVED]--;
+	return munmap(host(p), bytes) ? INVALID_VALUE : 0;
+}
+
+ENTRY(cuMemMap, cu_pointer p, size_t bytes, size_t offset, cu_allocation allocation,
+      unsigned long long flags)
+{
+	cu_result error = entered();
+
+	if (error || offset || flags || allocation != 1 || bytes != created.bytes)
+		return error ? error : INVALID_VALUE;
+	number[MAPPED]++;
+	fake_cuda_range(FAKE_CUDA_VMM, p, bytes, created.prop.location, created.prop.handle_types);
+	return 0;
+}
+
+ENTRY(cuMemSetAccess, cu_pointer p, size_t bytes, const struct cu_access *access, size_t n)
+{
+	cu_result error = entered();
+
+	if (error || n != 1 || access->flags != CU_ACCESS_READ_WRITE)
+		return error ? error : INVALID_VALUE;
+	return mprotect(host(p), bytes, PROT_READ | PROT_WRITE) ? INVALID_VALUE : 0;
+}
+
+ENTRY(cuMemUnmap, cu_pointer p, size_t bytes)
+{
+	for (unsigned i = 0; i < ranges_n; i++)
+		if (ranges[i].base == p && ranges[i].bytes == bytes) {
+			ranges[i] = ranges[--ranges_n];
+			number[MAPPED]--;
+			return 0;
+		}
+	return INVALID_VALUE;
 }
 
 ENTRY(cuMemGetAddressRange_v2, cu_pointer *ret_base, size_t *ret_bytes, cu_pointer p)

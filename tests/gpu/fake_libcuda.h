@@ -30,13 +30,14 @@ FAKE_CUDA_API void fake_cuda_range(int kind, uint64_t base, uint64_t bytes, int 
  * Settings and their values after a reset: "mapping" 1 (the mapping attributes are known), "joined" 0 (1: they and the
  * address range cover all adjacent mappings; 2: only the attributes do), "dmabuf" 1, "current" 0 (1 + the device whose
  * context is current; 0: none), "primary" 0 (bits: devices whose primary context is active), "fail_at" 0 (the number of
- * the next call that fails with "error", 719).
+ * the next call that fails with "error", 719), "rdma" 0 (1: virtual memory can be made reachable for RDMA devices).
  */
 FAKE_CUDA_API void fake_cuda_set(const char *name, int64_t value);
 
 /*
  * Returns a setting or a counter: "retained" (allocations held), "depth" (contexts pushed), "primaries" (held),
- * "registered" (host ranges), "calls", "exports", "waits", "writes"; of the last write or wait of a stream "stream",
+ * "registered" (host ranges), "reserved" (address ranges), "mapped" (allocations that have an address), "created_flags" (1:
+ * the last allocation asked to be reachable for RDMA devices), "synchronized" (contexts), "calls", "exports", "waits", "writes"; of the last write or wait of a stream "stream",
  * "address", "value", "flags".
  */
 FAKE_CUDA_API int64_t fake_cuda_get(const char *name);

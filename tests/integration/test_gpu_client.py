@@ -59,8 +59,8 @@ def driver():
     gc.collect()  # objects of earlier tests close their descriptors now, not between the two counts
     before = descriptors()
     yield driver
-    assert {name: driver.get(name) for name in ("retained", "depth", "primaries", "registered")} == dict(
-        retained=0, depth=0, primaries=0, registered=0)
+    assert {name: driver.get(name) for name in ("retained", "depth", "primaries", "registered", "mapped", "reserved")} == dict(
+        retained=0, depth=0, primaries=0, registered=0, mapped=0, reserved=0)
     assert descriptors() == before
 
 
@@ -331,3 +331,51 @@ def test_words_of_streams(driver, tmp_path):
         driver.set(fail_at=0)
         words = cuda.StreamWords(client)
     words.close()
+
+
+# --- allocating ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("rdma", [0, 1])
+def test_allocate(driver, rdma):
+    """Memory that can be described at once as virtual memory, and is gone after free()."""
+    driver.set(rdma=rdma, primary=2)
+    at = cuda.allocate(3 * MIB, 1)
+    assert driver.get("created_flags") == rdma and driver.get("mapped") == 1
+    with cuda.describe(at, 4 * MIB) as e:  # rounded up to the granularity
+        assert e.device == UUID.format(1) and e.extents == [(s.KIND_CUDA_VMM, 0, 0, 4 * MIB)] and e.allocations == [4 * MIB]
+    ctypes.memset(at, 1, 4 * MIB)
+    cuda.free(at, 3 * MIB, 1)
+    assert not driver.get("mapped") and not driver.get("reserved") and driver.get("synchronized") == 1
+    cuda.free(0, 3 * MIB, 1)
+
+
+def test_allocate_for_pytorch(driver):
+    """The functions that PyTorch calls by name."""
+    path, alloc, free = cuda.torch_allocator()
+    library = ctypes.CDLL(path)
+    alloc, free = getattr(library, alloc), getattr(library, free)
+    alloc.restype, alloc.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    free.restype, free.argtypes = None, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    at = alloc(5 * MIB, 0, None)
+    assert at and driver.get("mapped") == 1
+    free(at, 5 * MIB, 0, None)
+    assert not driver.get("mapped") and not driver.get("reserved")
+    assert alloc(0, 0, None) is None and alloc(-1, 0, None) is None
+
+
+@pytest.mark.parametrize(("error", "name"), [(2, "no_memory"), (801, "unsupported"), (719, "gpu_lost")])
+def test_allocate_fails(driver, error, name):
+    """Every call of the driver fails in turn; nothing is left, and the error is named."""
+    seen = set()
+    for n in range(1, 20):
+        driver.set(fail_at=n, error=error)
+        try:
+            at = cuda.allocate(MIB)
+        except dray.Error as e:
+            seen.add(e.name)
+            assert not driver.get("mapped") and not driver.get("reserved")
+        else:
+            driver.set(fail_at=0)
+            cuda.free(at, MIB)
+    assert name in seen
+    expect("invalid", cuda.allocate, 0)

@@ -235,6 +235,8 @@ _RELEASED: dict[str, tuple[Any, ...]] = {
     "dray_memory_populate": (c_int, c_int, c_uint64, c_uint64, c_char_p, c_size_t),
     "dray_cuda_describe": (c_int, POINTER(CudaRange), c_size_t, POINTER(c_int), c_size_t,
                            POINTER(CudaExtents), c_char_p, c_size_t),
+    "dray_cuda_alloc": (c_int, c_uint64, c_int, POINTER(c_uint64), c_char_p, c_size_t),
+    "dray_cuda_free": (None, c_uint64, c_uint64, c_int),
     "dray_cuda_words_new": (c_int, _d, c_uint, POINTER(c_void_p)),
     "dray_cuda_words_free": (None, _d, c_void_p),
 }
@@ -281,6 +283,11 @@ def _load() -> tuple[Any, Any]:
 
 
 held, released = _load()
+
+
+def path() -> str:
+    """The file of the library that is loaded."""
+    return str(held._name)
 
 
 def text(value: bytes | None) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
-from ctypes import byref, c_int, c_uint32, c_void_p, create_string_buffer
+from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p, create_string_buffer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,9 @@ from .handles import Region
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["DMABUF", "IPC", "KINDS", "VMM", "Extents", "StreamWord", "StreamWords", "describe",
-           "describe_ranges", "describe_tensor", "describe_tensors", "tensor_range"]
+__all__ = ["DMABUF", "IPC", "KINDS", "VMM", "Extents", "StreamWord", "StreamWords", "allocate",
+           "describe", "describe_ranges", "describe_tensor", "describe_tensors", "free", "tensor_range",
+           "torch_allocator"]
 
 VMM, IPC, DMABUF = "cuda_vmm", "cuda_ipc", "dmabuf"
 # Tried in this order for each allocation. Only RDMA reaches memory that is shared as dmabuf, so that
@@ -163,6 +164,30 @@ def describe_tensors(tensors: Iterable[Any], kinds: str | Iterable[str] | None =
 def describe_tensor(tensor: Any, kinds: str | Iterable[str] | None = None) -> Extents:
     """Extents of one PyTorch tensor. See describe_tensors()."""
     return describe_tensors([tensor], kinds)
+
+
+def allocate(nbytes: int, device: int = 0) -> int:
+    """Address of new memory on a GPU that can be shared as VMM and that RDMA devices reach.
+
+    device: number of the GPU in this process. The caller frees the memory with free(). Blocks for some
+    milliseconds for each GiB; any thread. errors.Unsupported: the GPU or its driver cannot do this.
+    """
+    address, why = c_uint64(), create_string_buffer(lib.WHY_SIZE)
+    code = lib.released.dray_cuda_alloc(arguments.number("the size of the memory", nbytes, (1 << 62) - 1), device,
+                                        byref(address), why, len(why))
+    if code:
+        raise errors.make(code, lib.text(why.value))
+    return address.value
+
+
+def free(address: int, nbytes: int, device: int = 0) -> None:
+    """Frees memory of allocate(). Waits for the work of the current context."""
+    lib.released.dray_cuda_free(address, nbytes, device)
+
+
+def torch_allocator() -> tuple[str, str, str]:
+    """Arguments of torch.cuda.memory.CUDAPluggableAllocator, whose memory then comes from allocate()."""
+    return lib.path(), "dray_cuda_torch_alloc", "dray_cuda_torch_free"
 
 
 def _stream(stream: Any) -> int | None:
