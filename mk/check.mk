@@ -121,7 +121,7 @@ check-wheel:
 
 # vLLM for the CPU is installed into an environment of its own, which is kept between runs (scripts/engine-env).
 check-engine:
-	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) engine tests/engine
 
 check-packages:

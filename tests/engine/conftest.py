@@ -16,3 +16,20 @@ def lab():
     made = Lab(alone=True)
     yield made
     made.close("DRAY_KEEP" in os.environ)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Makes engines without their models, and ends them; see bare.py."""
+    from bare import Bare
+
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    engines = []
+
+    def make(name, connector, **how):
+        engines.append(Bare(name, connector, **how))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

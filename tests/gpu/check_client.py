@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the descriptions of GPU memory by dray.cuda, on a machine with a GPU; needs no agent.
 
-Allocates memory in every way (the driver's two, and PyTorch's two if it is installed), fills it with noise, and describes
+Allocates memory in every way (the driver's two, dray.cuda.allocate(), and PyTorch's two and dray.vllm's pool if PyTorch is installed), fills it with noise, and describes
 ranges of it. A second process opens the described memory and reads it back. Also checks that streams write and wait for
 words. Prints a line for each check; exit status 1 if one failed.
 """
@@ -309,6 +309,11 @@ def check_driver():
     base = gpu.chunks(3, size)
     check(gpu, peer, "cuMemCreate, all of three", [(base, 3 * size)], kind=s.KIND_CUDA_VMM, at_least=3)
     check(gpu, peer, "cuMemCreate, odd offset, two of three", [(base + size - 7, 100)], kind=s.KIND_CUDA_VMM, at_least=2)
+    own = cuda.allocate(48 * MIB)
+    check(gpu, peer, "dray.cuda.allocate", [(own, 48 * MIB)], kind=s.KIND_CUDA_VMM)
+    check(gpu, peer, "dray.cuda.allocate, odd offset", [(own + 1234567, 54321)], kind=s.KIND_CUDA_VMM)
+    cuda.free(own, 48 * MIB)
+    refused("freed memory", "no memory of a GPU", own, 10)
     check(gpu, peer, "both", [(base + 5, 100), (whole + 9, 100)])
     for what, ranges in (("cudaMalloc", [(whole + 4097, 100)]), ("cudaMalloc, small", [(small[1], 700)]),
                          ("cuMemCreate, two of three", [(base + size - 7, 100)])):
@@ -349,8 +354,45 @@ def check_torch(kind):
     return keep
 
 
+def check_pool():
+    """A KV cache from the pool of dray.vllm, and its way through a bounce buffer."""
+    import torch
+    from dray.vllm import bounce, gpu as memory, layout
+
+    keep = torch.zeros(8, device="cuda:0")
+    gpu, peer = Gpu(), Importer()
+    blocks, tokens, heads, content, count = 64, 16, 8, 256, 32
+    with memory.Pool() as pool:
+        raw = torch.zeros(count * blocks * tokens * heads * content * 2, dtype=torch.int8, device="cuda:0")
+    caches = {f"layers.{i}": one for i, one in enumerate(raw.view(torch.bfloat16).view(count, blocks, heads, tokens, content))}
+    shared = memory.GpuMemory(caches)
+    say(shared.length == raw.numel(), "dray.vllm's pool: one range for all layers")
+    with shared._extents as e:
+        say({x[0] for x in e.extents} == {s.KIND_CUDA_VMM} and len(e.fds) == 1, "dray.vllm's pool: one descriptor")
+    check(gpu, peer, "dray.vllm's pool", [(raw.data_ptr(), raw.numel())], kind=s.KIND_CUDA_VMM)
+    groups = (layout.Group("attention", tokens),)
+    cache = layout.describe([layout.Tensor(name, 0, shared.offsets[name], tuple(t.shape), tuple(t.stride()), 2, heads, 0, heads)
+                             for name, t in caches.items()], groups, rank=0, blocks=blocks, length=shared.length)
+    buffer = bounce.Bounce(cache, groups, caches, shared.offsets, 16 * count * tokens * heads * content * 2, producer=True,
+                           consumer=True)
+    noise = torch.randint(0, 255, (count, 3, heads, tokens, content), device="cuda:0").to(torch.bfloat16)
+    for number, layer in enumerate(caches.values()):
+        layer[[5, 9, 2]] = noise[number]
+    buffer.save(((5, 9, 2),), ((1, 2, 3),))
+    piece, = buffer.pieces(((7, 8, 30),), 0, 3 * tokens)
+    say(buffer.enter(piece), "a bounce buffer has room")
+    for _, _, _, slots in buffer._pairs:  # what a transfer from slots to slots would do
+        slots[list(piece.slots[0])] = slots[[1, 2, 3]]
+    buffer.leave(piece, copy=True)
+    say(all(torch.equal(layer[[7, 8, 30]], noise[i]) for i, layer in enumerate(caches.values())),
+        "blocks go through a bounce buffer unchanged")
+    peer.close()
+    return keep, pool
+
+
 MODES = {"driver": ({}, check_driver),
          "torch": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, lambda: check_torch(s.KIND_CUDA_IPC)),
+         "pool": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, check_pool),
          "expandable": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, lambda: check_torch(s.KIND_CUDA_VMM))}
 
 

@@ -9,6 +9,8 @@ class ParallelConfig:
 class KVTransferConfig:
     engine_id: str | None
     kv_connector_extra_config: dict[str, Any]
+    is_kv_producer: bool
+    is_kv_consumer: bool
 
 class DeviceConfig:
     device_type: str

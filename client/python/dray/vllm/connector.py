@@ -19,6 +19,7 @@ from .options import Options
 from .protocol import RankInfo, StepMetadata, WorkerMetadata
 from .push_scheduler import PushSide
 from .scheduler import SchedulerSide
+from .siblings import Member, join, shared_pool
 from .worker import WorkerSide, layout_of
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from .memory import SharedMemory
+    from ..handles import Region
+    from .bounce import Bounce
+    from .layout import Group, RankLayout
 
 __all__ = ["DrayConnector"]
 
 _logger = logging.getLogger("vllm.dray")
-_DEVICES = ("cpu",)
+_DEVICES = ("cpu", "cuda")
 
 
 class DrayConnector(KVConnectorBase_V1, SupportsHMA):
@@ -53,15 +56,19 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         _refuse_devices(vllm_config, self._options)
         compat.groups(kv_cache_config)  # refuses what cannot be copied, before any memory is allocated
         self._engine_id = str(transfer.engine_id)
+        self._member: Member | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._member = join(vllm_config, self._options)
         self._agent = find(self._options, self._engine_id)
         self._scheduler: SchedulerSide | PushSide | None = None
         self._worker: WorkerSide | None = None
-        self._memory: SharedMemory | None = None
+        self._pool: Any = None  # which the KV cache is allocated from, if not by the engine
         parallel = vllm_config.parallel_config
-        if role is KVConnectorRole.SCHEDULER:
-            side: type[SchedulerSide] | type[PushSide] = PushSide if self._options.mode == "push" else SchedulerSide
-            self._scheduler = side(self._options, self._connect("scheduler", notifications=True), self._engine_id,
-                                   tp_size=parallel.tensor_parallel_size, world_size=parallel.world_size)
+        if self._member is not None:
+            client = self._connect("scheduler", notifications=True)
+            size = {"tp_size": parallel.tensor_parallel_size, "world_size": parallel.world_size}
+            self._scheduler = PushSide(self._options, client, self._engine_id, **size) if self._options.mode == "push" else \
+                SchedulerSide(self._options, client, self._engine_id, self._member, **size)
 
     def _connect(self, what: str, notifications: bool = False) -> Client:
         """A session with the agent. Waits for an agent that is not there, up to the deadline."""
@@ -90,7 +97,6 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
     def _add_ranks(self, infos: Iterable[Any]) -> None:
         assert self._scheduler is not None
         self._scheduler.ranks.add(info for info in infos if isinstance(info, RankInfo))
-        self._scheduler.ranks.check_agents()
 
     def on_new_request(self, request: Request) -> None:
         assert self._scheduler is not None
@@ -126,26 +132,54 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
     # --- worker side --------------------------------------------------------------------------------
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        from .memory import SharedMemory  # which needs torch
+        from .memory import make_pool  # which needs torch
 
-        self._memory = SharedMemory()
-        return self._memory
+        if self._pool is None and self._options.pool:
+            device = self._config.device_config.device_type
+            self._pool, first = shared_pool(self._config, lambda: make_pool(device))
+            if not first:
+                return None  # another DrayConnector has returned it, and MultiConnector takes one
+        pool: AbstractContextManager[Any] | None = self._pool
+        return pool
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        from .memory import share
+
+        try:
+            shared = share(kv_caches, self._pool)
+        except errors.Unsupported as e:
+            if not self._options.bounce:
+                raise
+            _logger.warning("dray: rank %d copies its blocks through host memory: %s", self._config.parallel_config.rank, e.message)
+            self._register_bounce(kv_caches)
+            return
+        layout, groups = self._layout(kv_caches, shared.offsets, shared.length)
+        client = self._connect(f"rank {layout.rank}")
+        self._start_worker(client, shared.add(client), layout, groups)
+
+    def _register_bounce(self, kv_caches: dict[str, Tensor]) -> None:
+        from .bounce import Bounce
+        from .memory import spread
+
+        offsets, ranges = spread(kv_caches)
+        layout, groups = self._layout(kv_caches, offsets, sum(length for _, length in ranges))
+        transfer = self._config.kv_transfer_config
+        bounce = Bounce(layout, groups, kv_caches, offsets, self._options.bounce_size, producer=transfer.is_kv_producer,
+                        consumer=transfer.is_kv_consumer)
+        client = self._connect(f"rank {layout.rank}")
+        self._start_worker(client, client.region(bounce.memory, name="kv"), bounce.layout, groups, bounce)
+
+    def _layout(self, kv_caches: dict[str, Tensor], offsets: dict[str, int], length: int) -> tuple[RankLayout, tuple[Group, ...]]:
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        if self._memory is None:
-            raise errors.Unsupported("this version of vLLM has not asked the connector for the memory of the KV cache",
-                                     fix="Use a version of vLLM that docs/vllm.md names.")
-        rank = self._config.parallel_config.rank
-        offsets = self._memory.locate(kv_caches)
-        layout, groups = layout_of(self._config, self._cache_config, offsets, kv_caches, rank=rank,
-                                   tp_rank=get_tensor_model_parallel_rank(), length=self._memory.length)
-        client = self._connect(f"rank {rank}")
-        region = self._memory.region(client)
-        self._worker = WorkerSide(client, region, layout, groups, compat.model_fields(self._config))
-        _logger.info("dray: rank %d: %d MB of KV cache are shared with the agent at %s (%s)", rank, region.length // 10**6,
-                     client.path, client.segment)
+        return layout_of(self._config, self._cache_config, offsets, kv_caches, rank=self._config.parallel_config.rank,
+                         tp_rank=get_tensor_model_parallel_rank(), length=length)
+
+    def _start_worker(self, client: Client, region: Region, layout: RankLayout, groups: tuple[Group, ...],
+                      bounce: Bounce | None = None) -> None:
+        self._worker = WorkerSide(client, region, layout, groups, compat.model_fields(self._config), self._options.name, bounce)
+        _logger.info("dray: rank %d: %d MB of %s are shared with the agent at %s (%s)", layout.rank, region.length // 10**6,
+                     "KV cache" if bounce is None else "a bounce buffer", client.path, client.segment)
 
     def get_handshake_metadata(self) -> Any:
         return self._worker.info() if self._worker is not None else None
@@ -203,6 +237,8 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
+        if self._member is not None:
+            self._member.leave()
         self._agent.close()
 
 

@@ -2,14 +2,16 @@
 """The memory of a KV cache that the agent can reach.
 
 On the CPU the engine allocates the whole cache by one call of torch.zeros(). Inside the context of
-SharedMemory that call is answered with a tensor over a memfd. Nothing else is changed, and nothing
-depends on the engine's version except that call: locate() proves for each tensor that it lies inside.
+SharedMemory that call is answered with a tensor over a memfd. On a GPU, gpu.Pool is such a context, and any
+other memory that the driver can share is used as well. Nothing depends on the engine's version except
+these calls: both kinds of memory prove for each tensor that the agent can reach it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +24,18 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..handles import Region
 
-__all__ = ["SharedMemory"]
+__all__ = ["Shared", "SharedMemory", "make_pool", "share", "span", "spread"]
 
 _BYTES = (torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tensors in memory that the agent can reach. offsets: of each in the region, of `length` bytes. add: makes the region."""
+
+    offsets: dict[str, int]
+    length: int
+    add: Callable[[Client], Region]
 
 
 class SharedMemory(TorchFunctionMode):
@@ -60,12 +71,8 @@ class SharedMemory(TorchFunctionMode):
         return {name: self._offset(name, tensor) for name, tensor in tensors.items()}
 
     def _offset(self, name: str, tensor: Any) -> int:
-        if tensor.device.type != "cpu":
-            raise errors.Unsupported(f"the KV cache of layer {name} is on {tensor.device}, which dray does not serve",
-                                     fix="Run the engine on a CPU, or without DrayConnector.")
-        start = int(tensor.data_ptr())
-        end = start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) \
-            * tensor.element_size() + tensor.element_size()
+        start, length = span(tensor)
+        end = start + length
         place = 0
         for address, memory in self._memories:
             if address <= start and end <= address + memory.size:
@@ -73,10 +80,55 @@ class SharedMemory(TorchFunctionMode):
             place += memory.size
         raise errors.Unsupported(
             f"the KV cache of layer {name} is not in memory that the connector has made",
-            fix="Let no other connector of MultiConnector allocate the KV cache, and use a version of vLLM that "
-                "docs/vllm.md names.")
+            fix="Set bounce to true to copy blocks; or let this connector allocate the KV cache (option 'pool', and no other "
+                "child of MultiConnector with a pool), with a version of vLLM that docs/vllm.md names.")
 
     def region(self, client: Client) -> Region:
         """Registers the memory. Blocks; for the start of the engine."""
         extents: Iterable[tuple[Memory, int, int]] = [(memory, 0, memory.size) for _, memory in self._memories]
         return client.region(extents, name="kv")
+
+
+def make_pool(device: str) -> Any:
+    """A context for the engine's allocation of the KV cache on a kind of device."""
+    if device == "cpu":
+        return SharedMemory()
+    from .gpu import Pool
+
+    return Pool()
+
+
+def share(tensors: Mapping[str, Any], pool: Any) -> Shared:
+    """Proves that the agent can reach tensors. pool: of make_pool(), or None. errors.Unsupported: why it cannot."""
+    if next(iter(tensors.values())).device.type == "cpu":
+        memory = pool if pool is not None else SharedMemory()
+        return Shared(memory.locate(tensors), memory.length, memory.region)
+    from .gpu import GpuMemory
+
+    gpu = GpuMemory(tensors)
+    return Shared(gpu.offsets, gpu.length, gpu.region)
+
+
+def span(tensor: Any) -> tuple[int, int]:
+    """(address, bytes) of a tensor, from its first element to its last."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.data_ptr()), (last + 1) * tensor.element_size()
+
+
+def spread(tensors: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[int, int]]]:
+    """(offsets, ranges): the memory that tensors cover, as (address, bytes), and the place of each in these ranges together."""
+    ranges: list[list[int]] = []
+    for start, length in sorted(span(tensor) for tensor in tensors.values()):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1][1] = max(ranges[-1][1], start + length)
+        else:
+            ranges.append([start, start + length])
+    offsets = {}
+    for name, tensor in tensors.items():
+        start, before = span(tensor)[0], 0
+        for first, end in ranges:
+            if first <= start < end:
+                offsets[name] = before + start - first
+                break
+            before += end - first
+    return offsets, [(first, end - first) for first, end in ranges]

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import errors
 
-__all__ = ["Options"]
+__all__ = ["DEFAULT_NAME", "Options"]
+
+DEFAULT_NAME = "dray"
 
 TRANSPORTS = ("auto", "rdma", "tcp", "local")
 MODES = ("pull", "push")
@@ -30,7 +33,10 @@ class Options:
     agent. deadline: seconds after which a
     load of blocks has ended, and after which a start gives up waiting for the agent. lease: seconds
     for which P keeps the blocks of a finished request for a D that has not asked for them. mode: "pull":
-    D reads blocks when P has computed all of them; "push": P writes them as soon as they are computed.
+    D reads blocks when P has computed all of them; "push": P writes them as soon as they are computed. name: of this
+    connector among several ones of the engine, which is also the key of its part of kv_transfer_params.
+    pool: False if another child of MultiConnector allocates the KV cache. bounce: copy blocks through host
+    memory if the KV cache cannot be shared; bounce_size: bytes of that memory, for each rank.
     """
 
     transport: str = "auto"
@@ -41,6 +47,10 @@ class Options:
     deadline: float = 30.0
     lease: float = 60.0
     mode: str = "pull"
+    name: str = DEFAULT_NAME
+    pool: bool = True
+    bounce: bool = False
+    bounce_size: int = 256 << 20
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> Options:
@@ -55,6 +65,12 @@ class Options:
                     fix=f"Options of DrayConnector: {', '.join(sorted(known))}.")
             values[name] = _CHECKS[name](name, value)
         options = cls(**values)
+        for name in ("bounce", "name"):
+            if options.mode == "push" and name in values and values[name] != getattr(cls, name):
+                raise errors.Invalid(f"{_WHERE} sets {name!r} to {values[name]!r}, which works with the mode 'pull' only",
+                                     fix=f"Set 'mode' to 'pull', or leave {name!r} out.")
+        if "bounce_size" in values and not options.bounce:
+            raise errors.Invalid(f"{_WHERE} sets bounce_size without bounce", fix="Set bounce to true, or leave bounce_size out.")
         if options.socket and options.agent == "private":
             raise errors.Invalid(f"{_WHERE} names a socket, and asks for a private agent",
                                  fix="Leave one of 'socket' and 'agent' out.")
@@ -93,6 +109,24 @@ def _seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"dray[A-Za-z0-9._-]{0,28}", value):
+        raise _invalid(name, value, "it to 'dray' and up to 28 letters, digits, '.', '_' and '-', such as 'dray-tcp'")
+    return value
+
+
+def _size(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 1 << 40:
+        raise _invalid(name, value, f"it to a number of bytes above 0, at most {1 << 40}")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _invalid(name, value, "it to true or false")
+    return value
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "mode": _one_of(*MODES), "transport": _one_of(*TRANSPORTS), "agent": _one_of(*AGENTS), "socket": _path, "key_file": _path,
-    "devices": _devices, "deadline": _seconds, "lease": _seconds}
+    "devices": _devices, "deadline": _seconds, "lease": _seconds, "name": _name, "pool": _flag, "bounce": _flag, "bounce_size": _size}

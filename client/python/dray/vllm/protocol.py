@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from .. import errors
 from .layout import EngineLayout, Group, RankLayout
+from .options import DEFAULT_NAME
+from .slots import Blocks
 
 __all__ = ["DELIVERED", "Arrival", "Load", "Loaded", "Offer", "Push", "PushTarget", "RankInfo", "StepMetadata", "Target", "WorkerMetadata",
            "offer_params", "offered_tokens", "push_params", "read_offer", "read_target", "wants_decode", "wants_prefill"]
@@ -26,7 +28,10 @@ _FIX = "Let the router copy kv_transfer_params from P's answer into D's request 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A worker rank, for the scheduler side. agent_region: the agent's number of the rank's region."""
+    """A worker rank, for the scheduler side of the connector `name`. agent_region: the agent's number of the rank's region.
+
+    slots: if blocks leave through a bounce buffer, how many it has for them; None: they are read in place.
+    """
 
     layout: RankLayout
     groups: tuple[Group, ...]
@@ -34,6 +39,8 @@ class RankInfo:
     agent_id: bytes
     incarnation: int
     agent_region: int
+    name: str = DEFAULT_NAME
+    slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,8 @@ class StepMetadata:
 
     loads: to be started. stops: loads to be cancelled. failed: requests whose load cannot be started,
     with the reason. dropped: requests that ended before their load was started. sent: requests whose
-    blocks nobody reads any more. can_lend: a failed load may be reported although the agent can still
+    blocks nobody reads any more. saves: blocks that this step completes, and the slots of the bounce buffer
+    that they are copied into, by request. can_lend: a failed load may be reported although the agent can still
     write its blocks, because the scheduler side keeps them allocated. loaded: requests of D whose blocks
     were written by P. pushes: chunks of P, to be written when they are computed. push_stops: keys of
     transfers whose chunks are to be cancelled.
@@ -159,6 +167,7 @@ class StepMetadata:
     failed: dict[str, str] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
+    saves: dict[str, tuple[Blocks, Blocks]] = field(default_factory=dict)
     can_lend: bool = False
     loaded: dict[str, Loaded] = field(default_factory=dict)
     pushes: list[Push] = field(default_factory=list)

@@ -135,7 +135,7 @@ class PushSide:
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return self._receiver.busy or self._sender.busy or self._grants.busy
+        return self._receiver.busy or self._sender.busy or self._grants.busy or not self.ranks.complete
 
     @property
     def idle(self) -> bool:

@@ -10,6 +10,7 @@ from .. import errors
 from ..client import Client
 from ..handles import Region
 from .layout import EngineLayout
+from .options import DEFAULT_NAME
 from .protocol import RankInfo
 
 __all__ = ["Peers", "Ranks"]
@@ -52,10 +53,13 @@ class Peers(Generic[Judged]):
 
 
 class Ranks:
-    """The worker ranks of this engine. on_change: called when their common layout has changed."""
+    """The worker ranks of this engine, as far as they belong to the connector `name`.
 
-    def __init__(self, client: Client, world_size: int, on_change: Callable[[], None]) -> None:
-        self._client, self._world_size, self._on_change = client, world_size, on_change
+    on_change: called when their common layout has changed.
+    """
+
+    def __init__(self, client: Client, world_size: int, on_change: Callable[[], None], name: str = DEFAULT_NAME) -> None:
+        self._client, self._world_size, self._on_change, self._name = client, world_size, on_change, name
         self._infos: dict[int, RankInfo] = {}
         self._regions: dict[int, Region] = {}  # borrowed, by rank
         self._layout: EngineLayout | None = None
@@ -64,36 +68,59 @@ class Ranks:
         return self._world_size
 
     @property
+    def complete(self) -> bool:
+        """True when all ranks have said where their KV cache is."""
+        return self._layout is not None
+
+    @property
     def layout(self) -> EngineLayout:
         """errors.OutOfOrder: the workers have not registered their KV caches yet."""
         if self._layout is None:
             raise errors.OutOfOrder("the workers have not registered their KV caches yet")
         return self._layout
 
+    @property
+    def slots(self) -> int | None:
+        """How many slots of a bounce buffer all ranks have for outgoing blocks; None: blocks are read in place."""
+        counts = [info.slots for info in self._infos.values() if info.slots is not None]
+        return min(counts) if counts else None
+
     def info(self, rank: int) -> RankInfo:
         return self._infos[rank]
 
     def add(self, infos: Iterable[RankInfo]) -> None:
-        """Takes what the workers say about their regions, at the start and after a restart of the agent."""
+        """Takes what the workers say about their regions: at the start, and after a restart of the agent.
+
+        errors.Unsupported, at the start: the ranks do not use the agent of this side.
+        """
+        starting = not self.complete
         for info in infos:
+            if info.name != self._name:  # MultiConnector passes what the workers of one child say to all children
+                continue
             self._infos[info.layout.rank] = info
             self._regions.pop(info.layout.rank, None)
         if len(self._infos) < self._world_size:
             return
         ordered = [self._infos[rank] for rank in sorted(self._infos)]
         layout = EngineLayout(ordered[0].model, ordered[0].groups, tuple(info.layout for info in ordered))
+        if starting:
+            self._check()
         if layout != self._layout:
             self._layout = layout
             self._on_change()
 
-    def check_agents(self) -> None:
-        """At the start: errors.Unsupported, unless all ranks use the agent of this side."""
+    def _check(self) -> None:
+        """errors.Unsupported, unless all ranks use the agent of this side, and share their KV cache in the same way."""
         own = self._client.agent_id
         for info in self._infos.values():
             if info.agent_id != own:
                 raise errors.Unsupported(
                     f"rank {info.layout.rank} uses the agent {info.agent_id.hex()}, the scheduler the agent {own.hex()}",
                     fix="Run all ranks of an engine on one host, with one agent.")
+            if (info.slots is None) != (self.slots is None):
+                raise errors.Unsupported(
+                    f"rank {info.layout.rank} shares its KV cache, and another rank copies blocks through a bounce buffer",
+                    fix="Let all ranks allocate their KV cache in the same way.")
 
     def region(self, rank: int) -> Region | None:
         """The region of a rank; None while the agent does not have it, as after a restart."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .. import errors
 from ..client import Client
 from ..events import Disconnected
+from ..handles import Region
 from . import layout as layouts
 from .grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants, Hold
 from .kept import Kept
@@ -33,6 +34,8 @@ from .options import Options
 from .protocol import (DELIVERED, Load, Offer, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer, wants_decode,
                        wants_prefill)
 from .ranks import Peers, Ranks
+from .siblings import Member
+from .slots import Blocks, Saved
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -79,25 +82,30 @@ class _Load:
 
 
 class _Send:
-    """A request of P. grants: a right for each rank, from the last chunk on."""
+    """A request of P. grants: a right for each rank, from the last chunk on.
 
-    __slots__ = ("grants", "request")
+    slots: where its blocks are read, if they leave through a bounce buffer.
+    """
+
+    __slots__ = ("grants", "request", "slots")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.grants: list[Grant] = []
+        self.slots: Blocks | None = None
 
 
 class SchedulerSide:
     """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
 
-    def __init__(self, options: Options, client: Client, engine_id: str, *, tp_size: int, world_size: int) -> None:
+    def __init__(self, options: Options, client: Client, engine_id: str, member: Member, *, tp_size: int,
+                 world_size: int) -> None:
         self._options, self._client, self._engine_id = options, client, engine_id
-        self._tp_size = tp_size
+        self._member, self._tp_size = member, tp_size
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self._peers = Peers(self._readable)
-        self.ranks = Ranks(client, world_size, self._peers.forget)
+        self.ranks = Ranks(client, world_size, self._peers.forget, options.name)
         self._loads: dict[str, _Load] = {}
         self._allocated: dict[str, _Load] = {}
         self._dropped: list[str] = []
@@ -106,6 +114,8 @@ class SchedulerSide:
         self._held: dict[str, _Send] = {}  # finished at P, with blocks that may be read
         self._by_grant: dict[Grant, str] = {}  # of _held
         self._sent: list[str] = []
+        self._saves: dict[str, tuple[Blocks, Blocks]] = {}
+        self._saved: Saved | None = None  # if blocks leave through a bounce buffer
         self._manager: Any = None
         self._lent = Kept()  # blocks of ended loads that D's agent may still write, by request
         self._returns: dict[str, int] = {}
@@ -129,7 +139,7 @@ class SchedulerSide:
 
     def match(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """How many tokens behind the computed ones can be loaded."""
-        params = request.kv_transfer_params
+        params = self._member.own(request.kv_transfer_params)
         if wants_decode(params):
             self.expect(request)
             return 0, False
@@ -138,6 +148,10 @@ class SchedulerSide:
         load = self._loads.get(request.request_id)
         if load is None:
             load = self._loads[request.request_id] = self._first_sight(request)
+            if load.error is not None and self._member.others_have(request.kv_transfer_params):
+                _logger.warning("dray: request %s: its blocks are left to another connector: %s", load.request_id, load.error)
+                load.state = _State.DONE
+                load.release()
         if load.state is not _State.MATCHED:
             return 0, False
         count = load.end - num_computed_tokens
@@ -147,7 +161,7 @@ class SchedulerSide:
     def _first_sight(self, request: Request) -> _Load:
         load = _Load(request.request_id)
         load.end = request.num_prompt_tokens
-        params = request.kv_transfer_params or {}
+        params = self._member.own(request.kv_transfer_params) or {}
         wanted: tuple[int, ...] = ()
         try:
             load.offer, wanted = read_offer(params, self._peers.check)
@@ -231,6 +245,24 @@ class SchedulerSide:
         request_id = send.request.request_id
         regions = {rank: self.ranks.region(rank) for rank in range(len(self.ranks))}
         blocks = self._manager.get_block_ids(request_id)
+        if self.ranks.slots is not None:
+            if self._saved is None:
+                self._saved = Saved(self.ranks.slots)
+            send.slots = self._saved.take(blocks)
+            if send.slots is None:
+                _logger.warning("dray: request %s: its blocks are not offered: the bounce buffer has %d slots, and too few are "
+                                "free", request_id, len(self._saved))
+                return
+            self._saves[request_id] = tuple(map(tuple, blocks)), send.slots
+            blocks = send.slots
+        self._give_ranks(send, regions, blocks)
+        if self._saved is not None and send.slots is not None:
+            self._saved.keep(send.slots, send.grants)
+            if not send.grants:
+                del self._saves[request_id]
+
+    def _give_ranks(self, send: _Send, regions: Mapping[int, Region | None], blocks: Sequence[Sequence[int]]) -> None:
+        request_id = send.request.request_id
         for rank, region in regions.items():
             if region is None:
                 return  # without an agent D has to compute
@@ -246,6 +278,8 @@ class SchedulerSide:
         for grant in send.grants:
             self._grants.end(grant)
         send.grants = []
+        send.slots = None
+        self._saves.pop(send.request.request_id, None)
 
     def finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """The end of a request: (True if its blocks stay allocated, kv_transfer_params of the answer)."""
@@ -260,7 +294,7 @@ class SchedulerSide:
             if not all(grant.token for grant in send.grants):
                 self._poll()
             if len(send.grants) == len(self.ranks) and all(grant.token and grant.how is None for grant in send.grants):
-                return True, self._offer(send, request, blocks)
+                return True, self._member.answer(request, self._offer(send, request, send.slots or blocks))
             why = next((str(grant.error) for grant in send.grants if grant.error), "its agent has not answered")
             _logger.warning("dray: request %s: its blocks are not offered, and D computes them: %s", request.request_id, why)
         self._take_back(send)
@@ -293,6 +327,8 @@ class SchedulerSide:
 
     def _poll(self) -> None:
         for grant in self._grants.poll():
+            if self._saved is not None:
+                self._saved.ended(grant)
             request_id = self._by_grant.pop(grant, None)
             if request_id is None:
                 continue
@@ -319,6 +355,7 @@ class SchedulerSide:
         metadata.stops, self._stops = self._stops, []
         metadata.dropped, self._dropped = self._dropped, []
         metadata.sent, self._sent = self._sent, []
+        metadata.saves, self._saves = self._saves, {}
         return metadata
 
     def _follow(self, output: SchedulerOutput) -> None:
@@ -367,13 +404,14 @@ class SchedulerSide:
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return len(self._lent) > 0 or self._grants.busy
+        return len(self._lent) > 0 or self._grants.busy or not self.ranks.complete
 
     @property
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
         return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._returns
-                    or len(self._lent) or len(self._grants))
+                    or len(self._lent) or len(self._grants)
+                    or self._saved is not None and not self._saved.idle)
 
     def close(self) -> None:
         """Ends the session, and with it all rights."""

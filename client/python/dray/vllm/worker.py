@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..client import Client
@@ -24,9 +24,14 @@ from ..handles import Region
 from ..pending import Transfer
 from . import layout as layouts
 from .layout import EngineLayout, Group, Plan, RankLayout
+from .options import DEFAULT_NAME
 from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
 from .push_worker import PushWorker
+from .slots import Blocks, Piece
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from .bounce import Bounce  # which needs torch
 
 __all__ = ["Results", "WorkerSide"]
 
@@ -44,12 +49,18 @@ class Results:
 
 
 class _Running:
-    """A load that was handed over. queue: ranks of P whose transfer has not been accepted yet."""
+    """A load that was handed over.
 
-    __slots__ = ("began", "blocks", "bytes", "ends", "error", "load", "queue", "transfers")
+    pieces: what has not been read yet; the first one is being read. queue: ranks of P whose transfer of
+    that piece has not been accepted yet.
+    """
+
+    __slots__ = ("began", "blocks", "bytes", "ends", "error", "load", "pieces", "plan", "queue", "transfers")
 
     def __init__(self, load: Load, now: float) -> None:
         self.load, self.began, self.ends = load, now, now + load.seconds
+        self.plan: Plan | None = None
+        self.pieces: list[Piece] = []
         self.queue: list[tuple[int, Any]] = []
         self.transfers: list[Transfer] = []
         self.error: errors.Error | None = None
@@ -60,12 +71,14 @@ class WorkerSide:
     """One for each rank. Its methods are the hooks that the engine's model runner calls."""
 
     def __init__(self, client: Client, region: Region, rank: RankLayout, groups: tuple[Group, ...],
-                 model: dict[str, str]) -> None:
-        self._client, self._region = client, region
+                 model: dict[str, str], name: str = DEFAULT_NAME, bounce: Bounce | None = None) -> None:
+        """region, rank: of the buffer, if blocks are copied through one (bounce)."""
+        self._client, self._region, self._name, self._bounce = client, region, name, bounce
         self._layout, self._groups, self._model = rank, groups, model
         self._plans: dict[EngineLayout, Plan] = {}
         self._running: dict[str, _Running] = {}
-        self._lent: dict[str, list[Transfer]] = {}  # of loads that were reported as failed
+        self._lent: dict[str, _Running] = {}  # loads that were reported as failed
+        self._saves: dict[str, tuple[Blocks, Blocks]] = {}  # blocks and slots, when this step has computed them
         self._results = Results()
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
@@ -75,7 +88,7 @@ class WorkerSide:
     def info(self) -> RankInfo:
         """What the scheduler side has to know of this rank."""
         return RankInfo(self._layout, self._groups, self._model, self._client.agent_id, self._client.incarnation,
-                        self._region.agent_handle)
+                        self._region.agent_handle, self._name, self._bounce.outgoing if self._bounce is not None else None)
 
     # --- steps --------------------------------------------------------------------------------------
 
@@ -94,26 +107,40 @@ class WorkerSide:
             self._results.received.add(request_id)
             self.stats.loaded(done.bytes.get(self._layout.rank, 0), done.tokens, done.seconds)
         self._pushes.take(metadata.pushes, metadata.push_stops)
+        self._saves = metadata.saves
         now = time.monotonic()
         for load in metadata.loads:
             self._start(load, now)
 
     def computed(self) -> None:
-        """The step's forward pass is over: its chunks can be written to the other engine."""
+        """The step's forward pass is over: its blocks can leave, through the buffer or directly."""
+        if self._bounce is not None:
+            for blocks, slots in self._saves.values():
+                self._bounce.save(blocks, slots)
+        self._saves = {}
         self._pushes.computed(self._metadata)
 
     def _start(self, load: Load, now: float) -> None:
         running = self._running[load.request_id] = _Running(load, now)
         try:
-            plan = self._plan(load.layout)
-            running.queue = [(load.remotes[rank], layouts.operations(plan, rank, load.local_blocks, load.remote_blocks,
-                                                                     load.first, load.end)) for rank in plan.ranks]
+            running.plan = self._plan(load.layout)
+            running.pieces = [Piece(load.first, load.end, load.local_blocks)] if self._bounce is None else \
+                self._bounce.pieces(load.local_blocks, load.first, load.end)
         except errors.Error as e:
             running.error = e
-            running.queue.clear()
             return
-        running.bytes = sum(int(ops[:, 2].sum()) for _, ops in running.queue)
         self._submit(running, now)
+
+    def _plan_piece(self, running: _Running) -> bool:
+        """Fills the queue with what the next piece needs; False if the buffer has no room for it now."""
+        piece, load, plan = running.pieces[0], running.load, running.plan
+        assert plan is not None
+        if self._bounce is not None and not self._bounce.enter(piece):
+            return False
+        running.queue = [(load.remotes[rank], layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks,
+                                                                 piece.first, piece.end)) for rank in plan.ranks]
+        running.bytes += sum(int(ops[:, 2].sum()) for _, ops in running.queue)
+        return True
 
     def _plan(self, other: EngineLayout) -> Plan:
         plan = self._plans.get(other)
@@ -125,12 +152,15 @@ class WorkerSide:
 
     def _submit(self, running: _Running, now: float) -> None:
         """Starts the transfers that the agent has room for; the others follow in later steps."""
-        while running.queue:
-            handle, ops = running.queue[0]
+        while running.pieces and (running.queue or not running.transfers):
             if now >= running.ends:
-                self._stop(running, errors.Deadline("the agent has had no room for the transfer until the deadline"))
+                self._stop(running, errors.Deadline("there was no room for the transfer until the deadline, in the agent "
+                                                    "or in the bounce buffer"))
                 return
             try:
+                if not running.queue and not self._plan_piece(running):
+                    return
+                handle, ops = running.queue[0]
                 remote = self._client.borrow_remote(handle)
                 running.transfers.append(self._client.read(
                     self._region, remote, ops, deadline=max(0.001, running.ends - now - _MARGIN)))
@@ -145,6 +175,7 @@ class WorkerSide:
         """Ends a load without success. It is reported when no transfer of it is in flight any more."""
         running.error = running.error or error
         running.queue.clear()
+        del running.pieces[1:]
         for transfer in running.transfers:
             if not transfer.done():
                 try:
@@ -183,9 +214,10 @@ class WorkerSide:
             _logger.debug("dray: rank %d: %s", self._layout.rank, event)
 
     def _check(self, running: _Running, now: float) -> None:
-        if running.queue:
+        if running.error is None:
             self._submit(running, now)
-        if running.queue or not all(transfer.done() for transfer in running.transfers):
+        if running.error is None and (running.queue or not running.transfers) or \
+                not all(transfer.done() for transfer in running.transfers):
             return
         for transfer in running.transfers:
             error = transfer.error()
@@ -193,23 +225,38 @@ class WorkerSide:
                 running.error = error
         request_id = running.load.request_id
         if running.error is None:
+            self._end_piece(running, copy=True)
+            if running.pieces:
+                self._submit(running, now)
+                return
             del self._running[request_id]
             self._results.received.add(request_id)
             self.stats.loaded(running.bytes, running.load.end - running.load.first, now - running.began)
             return
-        lent = [transfer for transfer in running.transfers if transfer.lent()]
+        lent = any(transfer.lent() for transfer in running.transfers)
         if lent and not self._can_lend:
             return  # reported when the agent has confirmed the end
         del self._running[request_id]
         if lent:
-            self._lent[request_id] = lent
+            self._lent[request_id] = running
             self._metadata.lent[request_id] = 1
+        else:
+            self._end_piece(running, copy=False)
         self._fail(request_id, str(running.error), running.error.name)
 
+    def _end_piece(self, running: _Running, copy: bool) -> None:
+        """No transfer of the first piece is in flight any more. copy: its bytes are complete."""
+        if running.pieces:
+            piece = running.pieces.pop(0)
+            if self._bounce is not None:
+                self._bounce.leave(piece, copy)
+        running.transfers.clear()
+
     def _check_lent(self) -> None:
-        for request_id, transfers in list(self._lent.items()):
-            if not any(transfer.lent() for transfer in transfers):
+        for request_id, running in list(self._lent.items()):
+            if not any(transfer.lent() for transfer in running.transfers):
                 del self._lent[request_id]
+                self._end_piece(running, copy=False)
                 self._metadata.returned[request_id] = 1
 
     def _fail(self, request_id: str, reason: str, name: str) -> None:

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+from contextlib import AbstractContextManager
+from typing import Any
+
+from . import memory as memory
+
+def current_device() -> int: ...
+def cudart() -> Any: ...
+def use_mem_pool(pool: memory.MemPool) -> AbstractContextManager[None]: ...

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+class CUDAPluggableAllocator:
+    def __init__(self, path_to_so_file: str, alloc_fn_name: str, free_fn_name: str) -> None: ...
+    def allocator(self) -> Any: ...
+
+class MemPool:
+    def __init__(self, allocator: Any) -> None: ...
