@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorRole,
                                                                KVConnectorTransferResults, SupportsHMA)
 
@@ -240,6 +242,15 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._member is not None:
             self._member.leave()
         self._agent.close()
+
+
+def _register() -> None:
+    """MultiConnector finds the class of a child's statistics by its name alone."""
+    with contextlib.suppress(ValueError):  # it has been done
+        KVConnectorFactory.register_connector("DrayConnector", "dray.vllm", "DrayConnector")
+
+
+_register()
 
 
 def _refuse_devices(config: VllmConfig, options: Options) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["DrayPromMetrics", "DrayStats"]
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+_COUNTS = tuple(float(4 ** n) for n in range(10))
 _BYTES = tuple(float(1 << n) for n in range(20, 37, 2))
 
 
@@ -38,7 +39,7 @@ class DrayStats(KVConnectorStats):
         return stats.summary(self.data)
 
     def is_empty(self) -> bool:
-        return not (self.data["seconds"] or self.data["failures"])
+        return stats.is_empty(self.data)
 
 
 class DrayPromMetrics(KVConnectorPromMetrics):
@@ -53,7 +54,9 @@ class DrayPromMetrics(KVConnectorPromMetrics):
                 name=f"vllm:dray_load_{name}", documentation=text, buckets=buckets, labelnames=labelnames))
             for name, text, buckets in (
                 ("seconds", "Time of a load of KV blocks, from its start to its end.", _SECONDS),
-                ("bytes", "Bytes of a load of KV blocks.", _BYTES))}
+                ("bytes", "Bytes of a load of KV blocks.", _BYTES),
+                ("blocks", "Blocks of a load, of all KV-cache groups.", _COUNTS),
+                ("operations", "Pieces in which this engine's agent read a load.", _COUNTS))}
         self._tokens = self._for_engines(self._counter_cls(
             name="vllm:dray_loaded_tokens", documentation="Tokens whose KV blocks were loaded.", labelnames=labelnames))
         self._waiting = self._for_engines(self._gauge_cls(

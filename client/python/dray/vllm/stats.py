@@ -3,58 +3,107 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Stats", "add", "summary"]
+__all__ = ["Stats", "add", "is_empty", "new", "sentence", "summary"]
 
-_LISTS = ("seconds", "bytes", "tokens")
+_LISTS = ("seconds", "bytes", "blocks", "operations", "tokens")
+_MINUTE = 60.0
 
 
 class Stats:
-    """What has ended since the last take(). Each load is one entry of the lists seconds, bytes and tokens."""
+    """What has ended since the last take(). Each load is one entry of each list.
 
-    def __init__(self) -> None:
-        self._data = new()
+    report: gets the counts of a minute, on a thread of its own, if something has ended in it.
+    """
 
-    def loaded(self, nbytes: int, tokens: int, seconds: float) -> None:
-        """A load that succeeded."""
-        for name, value in (("bytes", nbytes), ("tokens", tokens), ("seconds", seconds)):
-            self._data[name].append(value)
+    def __init__(self, report: Callable[[dict[str, Any]], None] = lambda data: None,
+                 timer: Callable[[float, Callable[[], None]], Any] = threading.Timer) -> None:
+        self._data, self._minute = new(), new()
+        self._report, self._make_timer = report, timer
+        self._waiting = 0  # as it was reported last
+        self._timer: Any = None
+        self._lock = threading.Lock()
+
+    def loaded(self, nbytes: int, blocks: int, operations: int, tokens: int, seconds: float) -> None:
+        """A load that succeeded. operations: of this engine's agent; 0: the other engine has written the blocks."""
+        one = {"bytes": [nbytes], "blocks": [blocks], "operations": [operations], "tokens": [tokens], "seconds": [seconds]}
+        self._count(one)
 
     def failed(self, name: str) -> None:
         """A load that failed. name: of the error."""
-        self._data["failures"][name] = self._data["failures"].get(name, 0) + 1
+        self._count({"failures": {name: 1}})
+
+    def _count(self, one: dict[str, Any]) -> None:
+        with self._lock:
+            add(self._data, one)
+            add(self._minute, one)
+            if self._timer is None:
+                self._timer = self._make_timer(_MINUTE, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Reports what has ended since the last report, if anything has."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+            data, self._minute = self._minute, new()
+            data["waiting"] = self._waiting
+        if timer is not None:
+            timer.cancel()
+            self._report(data)
 
     def take(self, waiting: int = 0) -> dict[str, Any] | None:
-        """The counts since the last call, as a dictionary for JSON; None if nothing has ended."""
-        if not (self._data["seconds"] or self._data["failures"]):
-            return None
-        data, self._data = self._data, new()
-        data["waiting"] = waiting
-        return data
+        """The counts since the last call, as a dictionary for JSON; None if nothing has changed.
+
+        waiting: loads that have not ended.
+        """
+        with self._lock:
+            if is_empty(self._data) and waiting == self._waiting:
+                return None
+            data, self._data = self._data, new()
+            data["waiting"] = self._waiting = waiting
+            return data
 
 
 def new() -> dict[str, Any]:
     """Counts of nothing."""
-    return {"seconds": [], "bytes": [], "tokens": [], "failures": {}, "waiting": 0}
+    return {**{name: [] for name in _LISTS}, "failures": {}, "waiting": 0}
+
+
+def is_empty(data: dict[str, Any]) -> bool:
+    """True if nothing has ended."""
+    return not (data["seconds"] or data["failures"])
 
 
 def add(total: dict[str, Any], more: dict[str, Any]) -> None:
-    """Adds counts to others."""
+    """Adds counts to others: of another rank in the same step, or of a later one. Loads that wait count once for all ranks."""
     for name in _LISTS:
-        total[name] = total.get(name, []) + more.get(name, [])
+        total.setdefault(name, []).extend(more.get(name, []))
     failures = total.setdefault("failures", {})
     for name, n in more.get("failures", {}).items():
         failures[name] = failures.get(name, 0) + n
-    total["waiting"] = max(total.get("waiting", 0), more.get("waiting", 0))
+    total["waiting"] = more.get("waiting", total.get("waiting", 0))
 
 
 def summary(data: dict[str, Any]) -> dict[str, int | float]:
     """One number for each thing that a person wants to know."""
-    seconds, nbytes = sorted(data.get("seconds", [])), sum(data.get("bytes", []))
+    seconds = sorted(data.get("seconds", []))
     return {
-        "loads": len(seconds), "MB": round(nbytes / 1e6, 1), "tokens": sum(data.get("tokens", [])),
+        "loads": len(seconds), "MB": round(sum(data.get("bytes", [])) / 1e6, 1), "blocks": sum(data.get("blocks", [])),
+        "operations": sum(data.get("operations", [])), "tokens": sum(data.get("tokens", [])),
         "median ms": round(seconds[len(seconds) // 2] * 1e3, 1) if seconds else 0,
         "longest ms": round(seconds[-1] * 1e3, 1) if seconds else 0,
         "failures": sum(data.get("failures", {}).values()), "waiting": data.get("waiting", 0),
     }
+
+
+def sentence(data: dict[str, Any]) -> str:
+    """The same as a part of a log line, with the names of errors."""
+    counts = summary(data)
+    failures = ", ".join(f"{name} {n}" for name, n in sorted(data["failures"].items()))
+    return (f"{counts['loads']} loads of {counts['tokens']} tokens ({counts['blocks']} blocks, {counts['MB']} MB) in a median of "
+            f"{counts['median ms']} ms, at most {counts['longest ms']} ms; {counts['waiting']} waiting; "
+            f"failures: {failures or 'none'}")

@@ -28,7 +28,7 @@ from .options import DEFAULT_NAME
 from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
 from .push_worker import PushWorker
 from .slots import Blocks, Piece
-from .stats import Stats
+from .stats import Stats, sentence
 
 if TYPE_CHECKING:
     from .bounce import Bounce  # which needs torch
@@ -55,7 +55,7 @@ class _Running:
     that piece has not been accepted yet.
     """
 
-    __slots__ = ("began", "blocks", "bytes", "ends", "error", "load", "pieces", "plan", "queue", "transfers")
+    __slots__ = ("began", "bytes", "ends", "error", "load", "operations", "pieces", "plan", "queue", "transfers")
 
     def __init__(self, load: Load, now: float) -> None:
         self.load, self.began, self.ends = load, now, now + load.seconds
@@ -64,7 +64,7 @@ class _Running:
         self.queue: list[tuple[int, Any]] = []
         self.transfers: list[Transfer] = []
         self.error: errors.Error | None = None
-        self.bytes = self.blocks = 0
+        self.bytes = self.operations = 0
 
 
 class WorkerSide:
@@ -83,7 +83,7 @@ class WorkerSide:
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
         self._pushes = PushWorker(client, region, rank.rank)
-        self.stats = Stats()
+        self.stats = Stats(lambda data: _logger.info("dray: rank %d, last minute: %s", rank.rank, sentence(data)))
 
     def info(self) -> RankInfo:
         """What the scheduler side has to know of this rank."""
@@ -105,7 +105,7 @@ class WorkerSide:
             self._fail(request_id, reason, reason.partition(":")[0])
         for request_id, done in metadata.loaded.items():
             self._results.received.add(request_id)
-            self.stats.loaded(done.bytes.get(self._layout.rank, 0), done.tokens, done.seconds)
+            self.stats.loaded(done.bytes.get(self._layout.rank, 0), self._blocks(done.tokens), 0, done.tokens, done.seconds)
         self._pushes.take(metadata.pushes, metadata.push_stops)
         self._saves = metadata.saves
         now = time.monotonic()
@@ -140,6 +140,7 @@ class WorkerSide:
         running.queue = [(load.remotes[rank], layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks,
                                                                  piece.first, piece.end)) for rank in plan.ranks]
         running.bytes += sum(int(ops[:, 2].sum()) for _, ops in running.queue)
+        running.operations += sum(len(ops) for _, ops in running.queue)
         return True
 
     def _plan(self, other: EngineLayout) -> Plan:
@@ -231,7 +232,8 @@ class WorkerSide:
                 return
             del self._running[request_id]
             self._results.received.add(request_id)
-            self.stats.loaded(running.bytes, running.load.end - running.load.first, now - running.began)
+            tokens = running.load.end - running.load.first
+            self.stats.loaded(running.bytes, self._blocks(tokens), running.operations, tokens, now - running.began)
             return
         lent = any(transfer.lent() for transfer in running.transfers)
         if lent and not self._can_lend:
@@ -278,12 +280,17 @@ class WorkerSide:
         """True if no load is kept; for tests."""
         return self._pushes.idle and not (self._running or self._lent or self._results.sent or self._results.received)
 
+    def _blocks(self, tokens: int) -> int:
+        """Blocks of all groups that hold so many tokens."""
+        return sum(-(-tokens // group.tokens) for group in self._groups)
+
     def waiting(self) -> int:
         """Loads that have not ended."""
         return len(self._running)
 
     def close(self) -> None:
         """Removes the region, and ends the session."""
+        self.stats.flush()
         self._client.close()
 
 
