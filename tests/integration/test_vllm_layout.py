@@ -176,9 +176,9 @@ def test_one_form(order, itemsize):
     p.write(P_BLOCKS, 50)
     n = carry_out(p, d, P_BLOCKS, D_BLOCKS, 0, 50)
     check(d, D_BLOCKS, 0, 50)
-    apart = 2 if "P" in order else 1
-    # blocks 3 and 4 go to 9 and 10, which is one piece where blocks are contiguous
-    assert n == len(LAYERS) * apart * (3 if "BP" not in order else 4)
+    apart = 2 if order.startswith("P") else 1
+    # blocks 3 and 4 go to 9 and 10, which is one piece; so are the two parts inside a block
+    assert n == len(LAYERS) * apart * 3
 
 
 def test_only_the_tokens_that_are_asked_for():
@@ -285,11 +285,36 @@ def test_ranges_are_few():
     assert len(text) < 300
 
 
-def test_ranges_of_layers_inside_a_block():
-    tensors = [lay.Tensor(f"layers.{i}", 0, i * 4096, (20, 8, 32, 8), (4 * 2048, 256, 8, 1), 2, 8, 0, 8) for i in range(4)]
+def block_layout(layers=4, gap=0, ratio=1, blocks=20):
+    """A cache in which the layers of a block lie side by side, with `gap` elements behind each."""
+    tokens = 32 // ratio
+    each = 8 * tokens * 8 + gap
+    tensors = [lay.Tensor(f"layers.{i}", 0, i * each * 2, (blocks * ratio, 8, tokens, 8), (layers * each, tokens * 8, 8, 1), 2, 8, 0, 8)
+               for i in range(layers)]
     groups = (lay.Group("full", 32),)
-    layout = lay.describe(tensors, groups, rank=0, blocks=20, length=20 * 4 * 4096)
-    assert lay.ranges(layout, groups, [[3, 4]]).tolist() == [[3 * 16384 + i * 4096, 4096, 16384, 2] for i in range(4)]
+    return lay.describe(tensors, groups, rank=0, blocks=blocks, length=blocks * ratio * layers * each * 2), groups
+
+
+def test_ranges_of_layers_inside_a_block():
+    layout, groups = block_layout()
+    assert lay.ranges(layout, groups, [[3, 4]]).tolist() == [[3 * 16384, 2 * 16384, 0, 1]]
+    layout, groups = block_layout(gap=16)
+    assert lay.ranges(layout, groups, [[3, 4]]).tolist() == [[3 * 16512 + i * 4128, 4096, 16512, 2] for i in range(4)]
+
+
+@pytest.mark.parametrize(("here", "there", "scattered", "run"), [
+    ({}, {}, 3, 1),  # a block is one piece at both sides, and a run of blocks as well
+    ({"ratio": 2}, {"ratio": 2}, 3, 1),
+    ({"gap": 16}, {}, 12, 12),  # layers are apart at one side
+    ({}, {"gap": 16}, 12, 12)])
+def test_operations_of_layers_inside_a_block(here, there, scattered, run):
+    """How many operations three blocks of four layers take; each lies inside what P allows."""
+    (ours, groups), (theirs, _) = block_layout(**here), block_layout(**there)
+    plan = lay.make_plan(ours, groups, lay.EngineLayout({}, groups, (theirs,)))
+    for blocks, count in (([3, 9, 5], scattered), ([3, 4, 5], run)):
+        ops = lay.operations(plan, 0, [[7, 8, 9] if count == run else [1, 8, 4]], [blocks], 0, 96)
+        assert len(ops) == count and ops[:, 2].sum() == 3 * 4 * 4096
+        assert_inside(ops, lay.ranges(theirs, groups, [blocks]))
 
 
 # --- what is refused -----------------------------------------------------------------------------------

@@ -83,6 +83,13 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
                 f"no agent has answered at {self._agent.socket} within {limit:g} s (option 'deadline'): {e}",
                 fix="Start drayd, or name its socket by the option 'socket'.", path=self._agent.socket) from None
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """On a GPU, a block that is contiguous over all layers: one operation a block. CPU backends have one layout only."""
+        transfer = vllm_config.kv_transfer_config
+        wanted = Options.parse(transfer.kv_connector_extra_config).layout == "block"
+        return "BLHNC" if wanted and vllm_config.device_config.device_type == "cuda" else None
+
     # --- scheduler side -----------------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:

@@ -425,14 +425,16 @@ def _part_operations(part: Part, plan: Plan, local_blocks: Sequence[Sequence[int
     our_unit = (ours * local.block_stride + our_token * local.token_stride)[used]
     their_unit = (theirs * remote.block_stride + their_token * remote.token_stride)[used]
     length, inner = _contiguous(part, step)
+    our_bases, their_bases = part.local_bases, part.remote_bases
     if inner.shape[0] == 1:
+        our_bases, their_bases, length = _merge_layers(our_bases, their_bases, length)
         our_unit, their_unit, lengths = _merge(our_unit, their_unit, length)
     else:
         lengths = np.full(our_unit.shape, length, dtype=np.int64)
-    shape = (len(part.local_bases), our_unit.shape[0], inner.shape[0])
+    shape = (len(our_bases), our_unit.shape[0], inner.shape[0])
     out = np.empty((*shape, 3), dtype=np.uint64)
-    out[..., 0] = part.local_bases[:, None, None] + our_unit[None, :, None] + inner[None, None, :, 0]
-    out[..., 1] = part.remote_bases[:, None, None] + their_unit[None, :, None] + inner[None, None, :, 1]
+    out[..., 0] = our_bases[:, None, None] + our_unit[None, :, None] + inner[None, None, :, 0]
+    out[..., 1] = their_bases[:, None, None] + their_unit[None, :, None] + inner[None, None, :, 1]
     out[..., 2] = lengths[None, :, None]
     return out.reshape(-1, 3)
 
@@ -472,12 +474,27 @@ def _contiguous(part: Part, step: int) -> tuple[int, Any]:
     return length, inner
 
 
+def _merge_layers(ours: Any, theirs: Any, length: int) -> tuple[Any, Any, int]:
+    """Joins layers that follow each other in a block at both sides: fewer places, of more bytes each."""
+    order = np.argsort(ours, kind="stable")
+    ours, theirs = ours[order], theirs[order]
+    starts = _starts(ours, theirs, length)
+    counts = np.diff(np.append(starts, ours.size))
+    if (counts != counts[0]).any():
+        return ours, theirs, length
+    return ours[starts], theirs[starts], length * int(counts[0])
+
+
+def _starts(ours: Any, theirs: Any, length: int) -> Any:
+    """Where pieces of `length` bytes do not continue the one before at both sides."""
+    return np.flatnonzero(np.concatenate(([True], (np.diff(ours) != length) | (np.diff(theirs) != length))))
+
+
 def _merge(ours: Any, theirs: Any, length: int) -> tuple[Any, Any, Any]:
     """Joins units that follow each other at both sides."""
     if not ours.size:
         return ours, theirs, ours
-    starts = np.flatnonzero(np.concatenate(
-        ([True], (np.diff(ours) != length) | (np.diff(theirs) != length))))
+    starts = _starts(ours, theirs, length)
     counts = np.diff(np.append(starts, ours.size))
     return ours[starts], theirs[starts], counts * length
 
@@ -498,6 +515,9 @@ def ranges(layout: RankLayout, groups: Sequence[Group], blocks: Sequence[Sequenc
         for base, step, layers in runs(sorted(family.bases)):
             # Layers that lie inside one block get a range each.
             inside = layers > 1 and step < family.block_stride * ratio
+            extent = family.extent
+            if inside and step == extent and layers * extent <= family.block_stride:  # they are one piece of the block
+                extent, step, layers, inside = extent * layers, 0, 1, False
             firsts, counts = _joined(ids, max(1, share // layers if inside else share))
             offsets, counts = firsts * ratio * family.block_stride + base, counts * ratio
             if not inside and layers > 1 and step < int(counts.max()) * family.block_stride:
@@ -505,8 +525,8 @@ def ranges(layout: RankLayout, groups: Sequence[Group], blocks: Sequence[Sequenc
                                          fix="Run this model without DrayConnector.")
             for layer in range(layers if inside else 1):
                 out.append(np.stack([
-                    offsets + layer * step, np.full_like(counts, family.extent) if inside else
-                    (counts - 1) * family.block_stride + family.extent,
+                    offsets + layer * step, np.full_like(counts, extent) if inside else
+                    (counts - 1) * family.block_stride + extent,
                     np.full_like(counts, family.block_stride if inside else step), counts if inside else
                     np.full_like(counts, layers)], axis=1))
     return np.concatenate(out).astype(np.uint64) if out else np.empty((0, 4), dtype=np.uint64)

@@ -18,6 +18,7 @@ DEFAULT_NAME = "dray"
 
 TRANSPORTS = ("auto", "rdma", "tcp", "local")
 MODES = ("pull", "push")
+LAYOUTS = ("block", "engine")
 AGENTS = ("auto", "private", "external")
 _WHERE = "kv_connector_extra_config"
 
@@ -36,7 +37,8 @@ class Options:
     D reads blocks when P has computed all of them; "push": P writes them as soon as they are computed. name: of this
     connector among several ones of the engine, which is also the key of its part of kv_transfer_params.
     pool: False if another child of MultiConnector allocates the KV cache. bounce: copy blocks through host
-    memory if the KV cache cannot be shared; bounce_size: bytes of that memory, for each rank.
+    memory if the KV cache cannot be shared; bounce_size: bytes of that memory, for each rank. layout: "block":
+    ask the engine for blocks that are contiguous over all layers; "engine": take its own layout.
     """
 
     transport: str = "auto"
@@ -51,6 +53,7 @@ class Options:
     pool: bool = True
     bounce: bool = False
     bounce_size: int = 256 << 20
+    layout: str = "block"
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> Options:
@@ -129,4 +132,5 @@ def _flag(name: str, value: Any) -> bool:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "mode": _one_of(*MODES), "transport": _one_of(*TRANSPORTS), "agent": _one_of(*AGENTS), "socket": _path, "key_file": _path,
-    "devices": _devices, "deadline": _seconds, "lease": _seconds, "name": _name, "pool": _flag, "bounce": _flag, "bounce_size": _size}
+    "devices": _devices, "deadline": _seconds, "lease": _seconds, "name": _name, "pool": _flag, "bounce": _flag, "bounce_size": _size,
+    "layout": _one_of(*LAYOUTS)}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout that the connector asks for, what it is worth, the groups that are refused, and the metrics of loads."""
+
+import copy
+
+import pytest
+import torch
+from bare import BLOCK, HEADS, LAYERS, dray, multi, prompt
+from dray import errors
+from dray.vllm import DrayConnector, compat
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+
+@pytest.fixture(scope="module")
+def agents(lab):
+    started = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
+    yield [agent.socket for agent in started]
+    for agent in started:
+        agent.stop()
+
+
+def moved(p, d, length, seed=1):
+    params = p.offer(prompt(length, seed))
+    assert d.run(d.add(prompt(length, seed), tokens=2, params=params))[0] == "LENGTH"
+    p.idle()
+    d.idle()
+    return [one.data for one in d.stats if one.data["seconds"]][-1]
+
+
+@pytest.mark.parametrize(("at_p", "at_d", "operations"), [
+    ("BLHNC", "BLHNC", 1), ("LBHNC", "LBHNC", LAYERS), ("BLHNC", "LBHNC", LAYERS), ("BLNHC", "BLHNC", LAYERS * HEADS * BLOCK)])
+def test_operations_for_each_block(bare, agents, at_p, at_d, operations):
+    """One operation a block instead of one for each layer, if a block is contiguous over all layers at both engines."""
+    p, d = bare("p", dray(agents[0]), order=at_p), bare("d", dray(agents[1]), order=at_d)
+    counts = moved(p, d, BLOCK)
+    assert counts["blocks"] == [1] and counts["operations"] == [operations]
+
+
+@pytest.mark.parametrize(("device", "options", "layout"), [
+    ("cuda", {}, "BLHNC"), ("cuda", {"layout": "engine"}, None), ("cpu", {}, None)])
+def test_layout_is_requested(bare, agents, device, options, layout):
+    engine = bare("p", dray(agents[0], **options))
+    config = copy.copy(engine.config)
+    config.device_config = type("Device", (), {"device_type": device})
+    assert DrayConnector.get_required_kvcache_layout(config) == layout
+
+
+def test_groups_that_are_refused():
+    mamba = MambaSpec(block_size=BLOCK, shapes=((4, 4),), dtypes=(torch.float32,))
+    with pytest.raises(errors.Unsupported, match="a KV-cache group is a MambaSpec, not attention"):
+        compat.group_kind(mamba)
+    cross = CrossAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.bfloat16)
+    with pytest.raises(errors.Unsupported, match="cross-attention"):
+        compat.group_kind(cross)
+
+
+def test_another_window_at_first_contact(bare, agents, caplog):
+    """Groups of a hybrid model that differ: both values are in the log, and P's blocks are free at once."""
+    p, d = bare("p", dray(agents[0], lease=60)), bare("d", dray(agents[1]), policy="recompute")
+    params = p.offer(prompt(100, 1))
+    spec = {"block_size": BLOCK, "num_kv_heads": HEADS, "head_size": 16, "dtype": torch.bfloat16}
+    window, full = compat.group_kind(SlidingWindowSpec(**spec, sliding_window=512)), compat.group_kind(FullAttentionSpec(**spec))
+    params["dray"]["layout"]["groups"][0][0] = window
+    assert d.run(d.add(prompt(100, 1), params=params))[0] == "LENGTH"
+    assert f"has attention: {full} here, {window} at the other engine" in caplog.text
+    assert not d.loaded()
+    p.idle()
+
+
+def test_engine_at_sleep_mode_is_refused(bare, agents):
+    from dray.vllm.connector import _refuse_devices
+    from dray.vllm.options import Options
+
+    config = copy.copy(bare("p", dray(agents[0])).config)
+    config.model_config = type("Model", (), {"enable_sleep_mode": True})
+    with pytest.raises(errors.Unsupported, match="enable_sleep_mode replaces the memory"):
+        _refuse_devices(config, Options())
+
+
+def metrics_of(config, data):
+    """What Prometheus has after an interval: {name: value}, with the label of failures appended."""
+    transfer = config.kv_transfer_config
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    found = KVConnectorFactory.get_connector_class(transfer)
+    prom = found.build_prom_metrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["e"]})
+    prom.observe(found.build_kv_connector_stats(data).to_dict(), 0)
+    values = {}
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith("vllm:dray") and not sample.name.endswith(("_bucket", "_created")):
+                values[" ".join([sample.name, *filter(None, [sample.labels.get("error")])])] = sample.value
+    return values
+
+
+@pytest.mark.parametrize("in_multi", [False, True])
+def test_metrics(bare, agents, monkeypatch, in_multi):
+    """Bytes, blocks, seconds, waiting loads and failures by name, also as a child of MultiConnector."""
+    for collector in list(REGISTRY._collector_to_names):
+        if any(name.startswith("vllm:dray") for name in REGISTRY._collector_to_names[collector]):
+            REGISTRY.unregister(collector)
+    monkeypatch.setattr("prometheus_client.Gauge.__init__", without_mode(Gauge.__init__))
+    engine = bare("p", multi(dray(agents[0])) if in_multi else dray(agents[0]))
+    data = {"seconds": [0.5, 0.25], "bytes": [100, 50], "blocks": [4, 2], "operations": [8, 4], "tokens": [96, 32],
+            "failures": {"deadline": 2, "peer_lost": 1}, "waiting": 3}
+    values = metrics_of(engine.config, {"DrayConnector": data} if in_multi else data)
+    assert values == {
+        "vllm:dray_load_seconds_count": 2, "vllm:dray_load_seconds_sum": 0.75, "vllm:dray_load_bytes_count": 2,
+        "vllm:dray_load_bytes_sum": 150, "vllm:dray_load_blocks_count": 2, "vllm:dray_load_blocks_sum": 6,
+        "vllm:dray_load_operations_count": 2, "vllm:dray_load_operations_sum": 12, "vllm:dray_loaded_tokens_total": 128,
+        "vllm:dray_loads_waiting": 3, "vllm:dray_load_failures_total deadline": 2, "vllm:dray_load_failures_total peer_lost": 1}
+
+
+def without_mode(init):
+    """As vLLM's class of gauges, which takes a mode for several processes also without them."""
+    return lambda self, *args, multiprocess_mode="all", **kwargs: init(self, *args, multiprocess_mode=multiprocess_mode, **kwargs)
