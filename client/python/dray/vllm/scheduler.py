@@ -225,12 +225,18 @@ class SchedulerSide:
         return True
 
     def _transport_error(self, load: _Load) -> errors.Error | None:
-        wanted = self._options.transport
+        wanted, devices = self._options.transport, self._options.devices
         for rank, hold in load.holds.items():
-            if wanted != "auto" and hold.remote is not None and hold.remote.transport != wanted:
-                return errors.Unsupported(
-                    f"option 'transport' is {wanted!r}, and rank {rank} of the other engine is reached over {hold.remote.transport}",
-                    fix="Set transport to 'auto', or see `drayctl rails` and `drayctl peers` at both agents.")
+            used = hold.remote.transport if hold.remote is not None else wanted
+            if wanted not in ("auto", used):
+                named = f"option 'transport' is {wanted!r}"
+            elif wanted == "auto" and devices and used == "tcp":
+                named = f"option 'devices' is {', '.join(devices)!r}"
+            else:
+                continue
+            return errors.Unsupported(
+                f"{named}, and rank {rank} of the other engine is reached over {used}",
+                fix="Leave the option out, or see `drayctl rails` and `drayctl peers` at both agents.")
         return None
 
     # --- requests of P ------------------------------------------------------------------------------
