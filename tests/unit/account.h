@@ -19,6 +19,13 @@ static inline struct owner_account *account_without_limits(void)
 	return &account;
 }
 
+/* Another owner's, without limits either. */
+static inline void account_init_other(struct owner_account *a)
+{
+	account_init(a, 100000);
+	budget_account_init(&a->budget, account_without_limits()->budget.all, "test", 8);
+}
+
 /* Of this uid, with the limits of the configuration. */
 static inline struct budget_account *budget_account_of(const struct dray_config *cfg, uint32_t uid)
 {

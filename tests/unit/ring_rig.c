@@ -86,8 +86,7 @@ void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t pol
 unsigned ring_rig_add(struct ring_rig *r, uint32_t entries)
 {
 	dray_assert(r->n < RING_RIG_SESSIONS);
-	account_init(&r->other, UINT32_MAX);
-	budget_account_init(&r->other.budget, account_without_limits()->budget.all, "test", 8);
+	account_init_other(&r->other);
 	session(r, r->n, entries, &r->other);
 	return r->n++;
 }

@@ -4,6 +4,7 @@
 
 #include "agent/data/transfer/owner.h"
 #include "lib/time.h"
+#include "tests/unit/account.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"
 
@@ -32,6 +33,7 @@ static int setup(void **state)
 		t.sessions[i].shared.own.transfers_max = MANY;
 	}
 	owner_leave(&t.sessions[OTHER].xs);
+	account_init_other(&t.other);
 	t.sessions[OTHER].shared.account = &t.other;
 	assert_int_equal(owner_join(&t.rig.core, &t.sessions[OTHER].xs), 0);
 	rig_region_init(&t.rig, &t.region, REGION, 1, BYTES, 1);
