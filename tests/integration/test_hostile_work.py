@@ -69,7 +69,7 @@ def test_cancel_behind_refused_lists(new_agent):
 @as_root
 def test_a_crowd_that_waits(new_agent):
     """Tens of thousands of transfers wait for a word: others are served, and all end when it is set."""
-    agent = one_worker(new_agent)
+    agent = one_worker(new_agent, **{"limits.waiting_transfers_per_owner": 1 << 15, "limits.waiting_transfers": 1 << 16})
     with contextlib.ExitStack() as stack:
         with uid(OTHER):
             crowd = [stack.enter_context(Client(agent, entries=4096)) for _ in range(4)]

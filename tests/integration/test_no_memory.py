@@ -6,12 +6,15 @@ import mmap
 import struct
 
 import dray
+import harness
 import pytest
 from conftest import serves
-from harness import BUILD, DRAYD, LIMIT, MIB, nothing_leaked, sanitized, until
+from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, nothing_leaked, sanitized, until
 
-PRELOAD = BUILD / "tests/faults/no_memory.so"
-pytestmark = pytest.mark.skipif(DRAYD.exists() and sanitized(DRAYD), reason="a sanitizer has its own allocator")
+# A sanitizer has its own allocator.
+PLAIN = ROOT / "build/gcc" if DRAYD.exists() and sanitized(DRAYD) else BUILD
+PRELOAD = PLAIN / "tests/faults/no_memory.so"
+pytestmark = pytest.mark.skipif(not PRELOAD.exists(), reason=f"{PRELOAD} is not built")
 
 
 class Failure:
@@ -62,7 +65,8 @@ def session(agent):
 
 
 @pytest.mark.parametrize("row", [1, 3])
-def test_each_allocation_of_a_session(lab, new_agent, row):
+def test_each_allocation_of_a_session(lab, new_agent, monkeypatch, row):
+    monkeypatch.setattr(harness, "DRAYD", PLAIN / "drayd")
     failure = Failure(lab.directory("fault") / "control")
     agent = new_agent(env=failure.environment)
     session(agent)
