@@ -144,6 +144,8 @@ def test_an_accepted_transfer_is_answered_once(client):
 def test_numbers_of_requests_are_shared(client):
     """user_data and request ids are one space; a number is free again when its answer is there; 0 is a number."""
     message = client.message(**client.waiting())
+    # The socket's requests are taken in order; the ring's may overtake them.
+    assert client.error(client.request(s.pack_transfer_cancel, request=1 << 51)) == "not_found"
     client.submit(message)
     assert client.completion() == (message, "duplicate_id")
     client.submit(1 << 50, **client.waiting(8))
