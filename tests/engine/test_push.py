@@ -46,11 +46,12 @@ def run(p, d, agent, asked, tokens=TOKENS):
 
 
 def as_alone(p, asked, answers):
-    """The tokens are those of P alone, which is asked afterwards, because it would have the blocks otherwise."""
+    """The tokens are those of P alone, which is asked afterwards, because it would have the blocks otherwise. Returns its answers."""
     references = [waits.get(timeout=4 * LIMIT) for waits in [p.start(prompt, TOKENS, logprobs=2) for prompt in asked]]
     assert any(map(sure, references)), "all first tokens are a matter of rounding: choose another seed"
     for reference, answer in zip(references, answers):
         same_tokens(reference, answer)
+    return references
 
 
 @pytest.mark.parametrize("length", [20, 64, 512, 2048])
@@ -59,10 +60,12 @@ def test_tokens_of_a_single_engine(two, length):
     asked = prompts(3, length, seed=length)
     with Loaded(d) as loaded:
         answers = run(p, d, agents[0], asked)
-    as_alone(p, asked, [answer for _, answer in answers])
+    references = as_alone(p, asked, [answer for _, answer in answers])
     assert loaded.tokens == 3 * length
-    for first, answer in answers:
-        assert first["tokens"] == answer["tokens"][:1] and answer["cached"] >= length - BLOCK
+    for reference, (first, answer) in zip(references, answers):
+        # P computed the prompt in chunks, which round in another way
+        assert first["tokens"] == answer["tokens"][:1] or not sure(reference)
+        assert answer["cached"] >= length - BLOCK
     nothing_left(*agents)
 
 
