@@ -21,9 +21,10 @@
 static void *_Atomic pieces[PIECES];
 static _Atomic bool started;
 
+/* The first piece comes last: while it is there, so are the others. */
 static void refill(void)
 {
-	for (unsigned i = 0; i < PIECES; i++) {
+	for (unsigned i = PIECES; i-- > 0;) {
 		void *none = NULL, *p;
 
 		if (atomic_load_explicit(&pieces[i], memory_order_relaxed))
@@ -57,13 +58,12 @@ static void make_room(void)
 	nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
 }
 
-/* The last piece is missing after any was given up: the first ones go first and come last. */
-static void *got(void *p)
+/* The first piece is given up before all others. */
+static void refill_if_used(void)
 {
 	if (atomic_load_explicit(&started, memory_order_relaxed) &&
 	    !atomic_load_explicit(&pieces[0], memory_order_relaxed))
 		refill();
-	return p;
 }
 
 void *dray_calloc_sure(size_t n, size_t size)
@@ -75,7 +75,8 @@ void *dray_calloc_sure(size_t n, size_t size)
 		p = calloc(n, size);
 	}
 	dray_assert(p);
-	return got(p);
+	refill_if_used();
+	return p;
 }
 
 void *dray_array_grow_sure(void *old, size_t n, size_t more, size_t size)
