@@ -67,7 +67,7 @@ struct dray_log_limit {
 bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret_dropped);
 
 #define DRAY_LOG_NAMES 64
-#define DRAY_LOG_NAME_BYTES 64
+#define DRAY_LOG_NAME_BYTES 96
 
 /* Limits of lines about things that have names and come and go, such as "agent=1234". A zeroed table is valid. */
 struct dray_log_limits {

@@ -408,12 +408,11 @@ const uint8_t *peers_agent_id(struct peers *p, dray_handle peer)
 	return id;
 }
 
-bool peers_may_log(struct peers *p, const uint8_t agent_id[16], uint32_t *ret_dropped,
-		   const char **ret_about)
+struct peers_log peers_log_of_agent(struct peers *p, const uint8_t agent_id[16])
 {
-	*ret_dropped = 0;
-	*ret_about = "agent";
-	return true;
+	static struct dray_log_limit limit;
+
+	return (struct peers_log){ &limit, UINT32_MAX, "about an agent" };
 }
 
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,

@@ -34,9 +34,9 @@ struct incoming *incoming_free(struct incoming *in)
 
 void incoming_refuse(struct incoming *in, const char *fmt, ...)
 {
-	char from[DRAY_ADDR_TEXT_MAX], name[DRAY_LOG_NAME_BYTES], why[DRAY_ERR_MSG_MAX];
+	char from[DRAY_ADDR_TEXT_MAX], why[DRAY_ERR_MSG_MAX];
 	struct dray_addr host = in->from;
-	uint32_t more;
+	struct peers_log log;
 	va_list ap;
 
 	va_start(ap, fmt);
@@ -45,13 +45,11 @@ void incoming_refuse(struct incoming *in, const char *fmt, ...)
 	in->p->totals.incoming_refused++;
 	/* an address has one limit, whatever its ports */
 	dray_addr_set_port(&host, 0);
-	snprintf(name, sizeof(name), "from=%s", dray_addr_show(&host, from, sizeof(from)));
-	if (peers_may_log_of(in->p, name, &more)) {
-		log_info(AREA, "refused a connection: %s from=%s", why,
-			 dray_addr_show(&in->from, from, sizeof(from)));
-		if (more)
-			log_info(AREA, "%u more lines about connections %s", more, name);
-	}
+	log = peers_log_about(in->p,
+			      "connections from=", dray_addr_show(&host, from, sizeof(from)));
+	log_within(log.limit, log.burst, log.about, DRAY_LOG_INFO, AREA,
+		   "refused a connection: %s from=%s", why,
+		   dray_addr_show(&in->from, from, sizeof(from)));
 	incoming_free(in);
 }
 

@@ -203,8 +203,8 @@ static inline int known_code(uint32_t code, int otherwise)
 
 /* peers.c */
 
-/* The same as peers_may_log() for any name. */
-bool peers_may_log_of(struct peers *p, const char *name, uint32_t *ret_dropped);
+/* The limit of log lines about a thing: what it is, and its name. */
+struct peers_log peers_log_about(struct peers *p, const char *what, const char *name);
 /* Runs the defer source soon. */
 void peers_wake(struct peers *p);
 /* True if a key, or peer.allow_insecure, permits to listen and connect beyond loopback. */

@@ -200,24 +200,22 @@ void peers_resume(struct peers *p);
 /* Closes listeners and connections (BYE), ends every pending call; done(arg) once the workers released every link. */
 void peers_stop(struct peers *p, void (*done)(void *arg), void *arg);
 
-/*
- * For log lines that a peer can bring about again and again: true for limits.log_lines_per_peer lines in a second, also if
- * its agent connects again. *ret_about: its name, "agent=..."; valid until the next call.
- */
-bool peers_may_log(struct peers *p, const uint8_t agent_id[16], uint32_t *ret_dropped,
-		   const char **ret_about);
+/* The limit of log lines that a peer can bring about again and again, for log_within(). */
+struct peers_log {
+	struct dray_log_limit *limit;
+	uint32_t burst;
+	char about[DRAY_LOG_NAME_BYTES];
+};
+
+/* Of an agent; the same if it connects again. */
+struct peers_log peers_log_of_agent(struct peers *p, const uint8_t agent_id[16]);
 /* Its agent id; zeroes if the handle is unknown. */
 const uint8_t *peers_agent_id(struct peers *p, dray_handle peer);
 
-#define log_of_agent(peers, agent_id, level, area, ...)                                         \
-	do {                                                                                    \
-		uint32_t more_;                                                                 \
-		const char *about_;                                                             \
-		if (peers_may_log(peers, agent_id, &more_, &about_)) {                          \
-			dray_log(level, area, __VA_ARGS__);                                     \
-			if (more_)                                                              \
-				dray_log(level, area, "%u more lines about %s", more_, about_); \
-		}                                                                               \
+#define log_of_agent(peers, agent_id, level, area, ...)                                   \
+	do {                                                                              \
+		const struct peers_log log_ = peers_log_of_agent(peers, agent_id);        \
+		log_within(log_.limit, log_.burst, log_.about, level, area, __VA_ARGS__); \
 	} while (0)
 #define log_of_peer(peers, peer, ...) log_of_agent(peers, peers_agent_id(peers, peer), __VA_ARGS__)
 

@@ -228,21 +228,22 @@ const char *peers_segment_of(struct peers *p, dray_handle handle)
 	return peer ? peer->segment : "";
 }
 
-bool peers_may_log_of(struct peers *p, const char *name, uint32_t *ret_dropped)
+struct peers_log peers_log_about(struct peers *p, const char *what, const char *name)
 {
-	return dray_log_limit_pass(dray_log_limit_of(&p->log, name),
-				   (uint32_t)p->cfg->limits.log_lines_per_peer, ret_dropped);
+	struct peers_log l = { .burst = (uint32_t)p->cfg->limits.log_lines_per_peer };
+
+	snprintf(l.about, sizeof(l.about), "about %s%s", what, name);
+	l.limit = dray_log_limit_of(&p->log, l.about);
+	return l;
 }
 
-bool peers_may_log(struct peers *p, const uint8_t agent_id[16], uint32_t *ret_dropped,
-		   const char **ret_about)
+struct peers_log peers_log_of_agent(struct peers *p, const uint8_t agent_id[16])
 {
-	static char name[DRAY_LOG_NAME_BYTES];
 	char id[IDENTITY_TEXT_BYTES];
 
-	snprintf(name, sizeof(name), "agent=%.8s", identity_show(agent_id, id));
-	*ret_about = name;
-	return peers_may_log_of(p, name, ret_dropped);
+	identity_show(agent_id, id);
+	id[8] = '\0';
+	return peers_log_about(p, "agent=", id);
 }
 
 const uint8_t *peers_agent_id(struct peers *p, dray_handle handle)
@@ -276,18 +277,15 @@ int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct d
 struct dray_err peer_unreached(struct peer *peer, const char *what, uint32_t uid, uint32_t code)
 {
 	const char *why = *peer->fsm.why.msg ? peer->fsm.why.msg : dray_error_doc(code);
-	char name[DRAY_LOG_NAME_BYTES];
-	uint32_t more;
+	struct peers_log log;
+	char name[16];
 
 	if (peer->proved || peer->known || peer->p->stopping)
 		return dray_err_of((int)code, "the %s at %s: %s", what, peer->segment, why);
-	snprintf(name, sizeof(name), "uid=%u", uid);
-	if (peers_may_log_of(peer->p, name, &more)) {
-		log_info(AREA, "the %s at %s cannot be reached: %s uid=%u", what, peer->segment,
-			 why, uid);
-		if (more)
-			log_info(AREA, "%u more lines about segments for %s", more, name);
-	}
+	snprintf(name, sizeof(name), "%u", uid);
+	log = peers_log_about(peer->p, "segments for uid=", name);
+	log_within(log.limit, log.burst, log.about, DRAY_LOG_INFO, AREA,
+		   "the %s at %s cannot be reached: %s uid=%u", what, peer->segment, why, uid);
 	return dray_err_of(
 		DRAY_E_PEER_UNREACHABLE,
 		"the %s at %s cannot be reached, or has not proved the key of this agent, "
