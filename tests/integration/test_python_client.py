@@ -13,7 +13,7 @@ from array import array
 
 import dray
 import pytest
-from dray import _library, errors
+from dray import _library, errors, pending
 from harness import LIMIT, MIB, ROOT, Side, noise, until
 
 
@@ -346,6 +346,12 @@ def test_layouts(tmp_path):
     source.write_text("#include <stdio.h>\n#include \"client/dray.h\"\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n")
     subprocess.run(["gcc", "-I", ROOT, "-o", tmp_path / "layouts", source], check=True)
     assert subprocess.check_output(tmp_path / "layouts", text=True).splitlines() == expected
+
+
+def test_outcome_of_a_completion():
+    """What is read of a completion by one call is what its fields say."""
+    c = _library.Completion(status=-7, transport=3, bytes=(1 << 40) + 5, duration_ns=(1 << 50) + 9)
+    assert pending._outcome(c, pending._OUTCOME_AT) == (c.status, c.transport, c.bytes, c.duration_ns)
 
 
 def test_constants():

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from . import _library as lib
 from . import errors
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ class Done(NamedTuple):
 
 
 _new = tuple.__new__
+# How a transfer ended, read by one call: each access to a field of a struct takes as long.
+_outcome = struct.Struct("=iI4xQQ").unpack_from
+_OUTCOME_AT = lib.Completion.status.offset
 
 
 class Pending(Generic[T]):
@@ -253,13 +258,13 @@ class Transfer(Pending[Done]):
             pass  # it has ended, or its session has
 
     def _complete(self, c: Any) -> None:
-        status = c.status
+        status, transport, n, duration_ns = _outcome(c, _OUTCOME_AT)
         if status:
             error = self._client._transfer_failure(self, c)
-            error.done = Done(-status, c.transport, c.bytes, c.duration_ns, error.message)
+            error.done = Done(-status, transport, n, duration_ns, error.message)
             self._end(None, error)
         else:
-            self._value = _new(Done, (0, c.transport, c.bytes, c.duration_ns, ""))
+            self._value = _new(Done, (0, transport, n, duration_ns, ""))
             self._ended = True
             if self._callbacks:
                 self._run_callbacks()
