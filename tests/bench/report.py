@@ -73,6 +73,11 @@ The cost of idle sessions, fairness between busy sessions, and latency transfers
 One letter at a time from a client of one agent to a mailbox at another agent on the same machine, from `dray_post_start()` to the
 receiver's event. It passes four processes: client, agent, agent, client, with TLS between the agents. The ceiling is a round trip of
 as many bytes, and one byte back, over a TCP connection of loopback."""),
+    ("python", "What Python adds to a transfer", """\
+One transfer at a time from C and from Python, with new sessions in each round. "Above C" is the median over the rounds. Beside it stands
+what the machine adds: in each round two processors carry out bare loops (`ceiling_spin`: work of a fixed amount in turn, no system call, no
+dray) as long as the median trips of that round from C and from Python, and the ceiling is the difference of these two. A longer loop meets
+more of what interrupts a processor, so its 99th percentile is higher by more than its median."""),
     ("lease", "Leases", """\
 From `dray_region_lease_start()` at an owner to the remote of a holder at another agent on the same machine, which calls
 `dray_lease_acquire_start()` as soon as it has the token. That is two round trips between client and agent, and one
