@@ -112,12 +112,27 @@ static void block_print(FILE *f, json_t *value, size_t column)
 
 /* --- places ------------------------------------------------------------------------------------- */
 
+/*
+ * The node of the pair that is last in the text. An explicit key ("? key") may have neither a colon nor a value; libyaml puts
+ * that empty value where the next token begins, which is outside of the block.
+ */
+static yaml_node_t *last_of_pair(const struct ctl_yaml *y, yaml_document_t *d,
+				 const yaml_node_pair_t *pair)
+{
+	yaml_node_t *value = yaml_document_get_node(d, pair->value);
+	size_t at = ctl_yaml_offset(y, &value->start_mark);
+
+	if (value->start_mark.index == value->end_mark.index && y->text[at - 1] != ':')
+		return yaml_document_get_node(d, pair->key);
+	return value;
+}
+
 /* The last node of a block that is not a block itself. */
-static yaml_node_t *last_leaf(yaml_document_t *d, yaml_node_t *node)
+static yaml_node_t *last_leaf(const struct ctl_yaml *y, yaml_document_t *d, yaml_node_t *node)
 {
 	while (node->type != YAML_SCALAR_NODE && !ctl_yaml_is_flow(node)) {
 		if (node->type == YAML_MAPPING_NODE)
-			node = yaml_document_get_node(d, node->data.mapping.pairs.top[-1].value);
+			node = last_of_pair(y, d, &node->data.mapping.pairs.top[-1]);
 		else
 			node = yaml_document_get_node(d, node->data.sequence.items.top[-1]);
 	}
@@ -127,7 +142,7 @@ static yaml_node_t *last_leaf(yaml_document_t *d, yaml_node_t *node)
 /* The end of the last line of a block. A comment on that line belongs to it, and comments on later lines do not. */
 static size_t block_end(const struct ctl_yaml *y, yaml_document_t *d, yaml_node_t *block)
 {
-	yaml_node_t *leaf = last_leaf(d, block);
+	yaml_node_t *leaf = last_leaf(y, d, block);
 	size_t begin = ctl_yaml_offset(y, &leaf->start_mark);
 	size_t end = ctl_yaml_offset(y, &leaf->end_mark);
 

@@ -156,6 +156,31 @@ def test_empty_lists(empty):
     assert [len(pod["spec"][k]) for k in ("initContainers", "volumes")] == [1, 3] and len(pod["spec"]["containers"][0]["env"]) == 1
 
 
+def keys_of(node):
+    """The names of the keys of a mapping of the text, at which a key that is a mapping itself counts as None."""
+    return [key.value if isinstance(key, yaml.ScalarNode) else None for key, _ in node.value]
+
+
+@pytest.mark.parametrize("key", ["? app: vllm", "? app: vllm\n{0}: x", "? app: vllm\n{0}:", "? app", "? app # why\n\n# after", "? - app\n{0}  - vllm",
+                                 "? app:\n{0}    deep: 1", "? |\n{0}   text", "? {{app: vllm}}", "? ? app"])
+@pytest.mark.parametrize("last", [True, False], ids=["last", "first"])
+def test_explicit_keys(key, last):
+    """A key after a question mark may be a mapping and may lack a value. What is added stands behind all of it."""
+    def block(column, *lines):
+        explicit = " " * column + key.format(" " * column)
+        return "\n".join([*(" " * column + line for line in lines), explicit] if last else [explicit, *(" " * column + line for line in lines)])
+    text = "\n".join(["kind: Pod", "metadata:", "  annotations:", block(4, 'dray.dev/inject: "true"'), "  labels:", block(4, "a: b"),
+                      "spec:", "  containers:", "  -", block(4, "name: engine", "image: vllm"), "  # end", "  nodeSelector:", "    gpu: x", ""])
+    before, after = yaml.compose(text), yaml.compose(inject(text))
+    old, new = ({k.value: v for k, v in node.value} for node in (before, after))
+    (annotations, labels), (old_annotations, old_labels) = ([v for _, v in n["metadata"].value] for n in (new, old))
+    assert keys_of(annotations) == [*keys_of(old_annotations), "dray.dev/inject-result"]
+    assert keys_of(labels) == [*keys_of(old_labels), "dray.dev/agent"]
+    spec, old_spec = ({k.value: v for k, v in n["spec"].value} for n in (new, old))
+    assert set(spec) == {*old_spec, "initContainers", "volumes"}
+    assert keys_of(spec["containers"].value[0]) == [*keys_of(old_spec["containers"].value[0]), "env", "volumeMounts"]
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("a: [", "line 2"),
     ("kind: Pod\n  bad: 1\n", "line 2"),
