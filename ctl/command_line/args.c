@@ -168,6 +168,10 @@ static int number_read(struct ctl *c, const struct ctl_option *o, const char *te
 	}
 	if (number_parse(o->type, text, ret) == 0 && *ret >= o->min && *ret <= o->max)
 		return 0;
+	if (o->type == CTL_TYPE_DURATION && !dray_int_parse(text, 0, ret) && *ret > 0)
+		return ctl_misuse(
+			c, "%s %.40s has no unit; write %.40ss, or use ns, us, ms, min, h or d",
+			o->name, text, text);
 	return ctl_misuse(c, "%s %.60s is not allowed; use %s to %s", o->name, text,
 			  number_show(o->type, o->min, a, sizeof(a)),
 			  number_show(o->type, o->max, b, sizeof(b)));

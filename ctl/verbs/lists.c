@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verbs that print lists in a way of their own: config, gpus, segments, transfers. */
+/* Verbs that print lists in a way of their own: gpus, segments, transfers. */
 #include "ctl/render/human.h"
 #include "ctl/verbs/verbs.h"
-
-int ctl_config(struct ctl *c)
-{
-	return ctl_list_run(c,
-			    c->values[CTL_OPTION_ORIGIN] ? &ctl_list_origins : &ctl_list_settings);
-}
 
 /* An empty list for people says why it is empty. */
 int ctl_gpus(struct ctl *c)

@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* status and version. */
 #include <inttypes.h>
+#include <poll.h>
 #include <string.h>
 
 #include "ctl/render/human.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"
 #include "ctl/verbs/verbs.h"
+#include "lib/time.h"
+
+/* An agent that is starting has no control socket yet, which nothing announces: how long and how often to look.
+ * A --timeout replaces the first. */
+#define START_NS (2000 * DRAY_NS_PER_MS)
+#define LOOK_MS 50
 
 /* For the agent's description of its plug-in. */
 #define PLUGIN_BYTES 1200
@@ -74,6 +81,18 @@ static void gpus_print(const struct ctl_properties *p, FILE *f)
 	fputc('\n', f);
 }
 
+/* The next step for a person who has just started an agent, or finds one that does not work. */
+static const char *next_step(const struct ctl_properties *p)
+{
+	if (!strcmp(p->v.state, CTL_STATE_DRAINED))
+		return "drayctl resume accepts work again";
+	if (ctl_properties_counter(p, "dray_peers") > ctl_properties_counter(p, "dray_peers_ready"))
+		return "drayctl peers says why a peer is not ready";
+	if (!ctl_properties_counter(p, "dray_sessions_total"))
+		return "drayctl bench moves first bytes; engines find the data socket by DRAY_SOCKET";
+	return NULL;
+}
+
 static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 {
 	fprintf(f, "drayd %s  ", p->v.version);
@@ -117,13 +136,31 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "  mailboxes     %s open, %s letters waiting; %s delivered, %s refused\n",
 		count(p, "mailboxes"), count(p, "letters_waiting"),
 		count(p, "letters_delivered_total"), count(p, "letters_refused_total"));
+	if (next_step(p))
+		fprintf(f, "  next          %s\n", next_step(p));
+}
+
+/* As ctl_properties_get(), but waits for an agent that is starting. */
+static int properties_wait(struct ctl *c, struct ctl_properties *p)
+{
+	bool given = c->values[CTL_OPTION_TIMEOUT] != NULL;
+	int64_t ends_ns = dray_now().ns + (given ? c->numbers[CTL_OPTION_TIMEOUT] : START_NS);
+
+	while (ctl_properties_get(c, p) < 0) {
+		if (!c->failure.absent || dray_now().ns >= ends_ns)
+			return -1;
+		ctl_properties_deinit(p);
+		c->failure = CTL_FAILURE_NULL;
+		poll(NULL, 0, LOOK_MS);
+	}
+	return 0;
 }
 
 int ctl_status(struct ctl *c)
 {
 	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
 
-	if (ctl_properties_get(c, &p) < 0)
+	if (properties_wait(c, &p) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		json_print(&p, c->out);

@@ -69,6 +69,8 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	},
 	[CTL_OPTION_ORIGIN] = { .name = "--origin", .type = CTL_TYPE_FLAG,
 	},
+	[CTL_OPTION_CHANGED] = { .name = "--changed", .type = CTL_TYPE_FLAG,
+	},
 	[CTL_OPTION_LIVE] = { .name = "--live", .type = CTL_TYPE_FLAG,
 	},
 	[CTL_OPTION_READY] = { .name = "--ready", .type = CTL_TYPE_FLAG,
@@ -589,7 +591,9 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Usage: drayctl [OPTION]... status\n"
 			"show the state of the agent\n"
 			"\n"
-			"Prints the agent's state, its identity and segment, and its totals.\n"
+			"Prints the agent's state, its identity and segment, and its totals; and, for\n"
+			"people, the next step if there is one. If no agent listens yet, status waits two\n"
+			"seconds for it, or as long as --timeout says.\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
@@ -1277,14 +1281,23 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl reload\n",
 	},
 	[CTL_VERB_CONFIG] = { .name = "config",
-		.options = { CTL_OPTION_ORIGIN },
+		.options = { CTL_OPTION_CHANGED, CTL_OPTION_ORIGIN },
+		.max_args = 2,
 		.help =
-			"Usage: drayctl [OPTION]... config [--origin]\n"
-			"show the configuration in effect\n"
+			"Usage: drayctl [OPTION]... config [show [--changed] [--origin] | explain KEY | check [FILE]]\n"
+			"show the configuration in effect, explain a key, or check a file\n"
 			"\n"
-			"Prints every key with its value, in the form of the configuration file.\n"
+			"show, the default, prints every key of the agent with its value.\n"
+			"\n"
+			"explain prints what a key means, its value and origin, its default and allowed\n"
+			"values, and the ways to set it. Without an agent, the value is unknown.\n"
+			"\n"
+			"check has drayd read a configuration as it would at its start, with the\n"
+			"variables DRAY_... of this environment, and prints every error with its place.\n"
+			"Without FILE it reads the default file. Needs no agent.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
+			"  --changed                show only keys that do not have their default\n"
 			"  --origin                 show the origin of each value, and whether a reload applies it\n"
 			"\n"
 			"Options of every verb:\n"
@@ -1296,7 +1309,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --help                   print help, for the verb if one is named\n"
 			"  --version                print the version of drayctl\n"
 			"\n"
-			"Example: drayctl config --origin | grep -v default\n",
+			"Example: drayctl config check /etc/dray/drayd.conf && drayctl reload\n",
 	},
 	[CTL_VERB_LOG_LEVEL] = { .name = "log-level",
 		.max_args = 1,
@@ -1447,7 +1460,7 @@ const char ctl_help_text[] =
 	"  drain      accept no new work, finish the work in flight, then exit\n"
 	"  resume     end a drain, and accept new work again\n"
 	"  reload     read the configuration again; an invalid one changes nothing\n"
-	"  config     show the configuration in effect\n"
+	"  config     show the configuration in effect, explain a key, or check a file\n"
 	"  log-level  show or set the lowest level that is logged\n"
 	"  bench      measure transfers within this agent or to another one\n"
 	"  version    show the versions of drayctl and of the agent\n"

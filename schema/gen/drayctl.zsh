@@ -32,7 +32,7 @@ _drayctl_verbs() {
 		'drain:accept no new work, finish the work in flight, then exit'
 		'resume:end a drain, and accept new work again'
 		'reload:read the configuration again; an invalid one changes nothing'
-		'config:show the configuration in effect'
+		'config:show the configuration in effect, explain a key, or check a file'
 		'log-level:show or set the lowest level that is logged'
 		'bench:measure transfers within this agent or to another one'
 		'version:show the versions of drayctl and of the agent'
@@ -165,6 +165,7 @@ _drayctl_options() {
 		;;
 	config)
 		reply=(
+			'--changed[show only keys that do not have their default]'
 			'--origin[show the origin of each value, and whether a reload applies it]'
 		)
 		;;
@@ -198,7 +199,7 @@ _drayctl_arguments() {
 	cancel)
 		reply=(
 			'1:SESSION: _drayctl_ask sessions 1'
-			'2:REQUEST: '
+			'2:REQUEST: _drayctl_ask transfers 2'
 		)
 		;;
 	close)
@@ -216,6 +217,12 @@ _drayctl_arguments() {
 		reply=(
 			'1:segment=SEGMENT: '
 			'2:state=STATE: '
+		)
+		;;
+	config)
+		reply=(
+			'1:show|explain|check:( show explain check)'
+			'2:KEY: _drayctl_ask config 1'
 		)
 		;;
 	log-level)

@@ -7,9 +7,9 @@ from generator.check import INT64_MAX, SIZES, TIMES, SchemaError, check_keys, na
 from generator.text import Names, banner, header_file, quoted, snake
 
 NUMBERS = {"N": "COUNT", "SIZE": "SIZE", "DURATION": "DURATION"}
-KINDS = ("file", "dir", "verb", "device", "session")
+KINDS = ("file", "dir", "verb", "device", "session", "request", "key")
 # The verb that lists the current values of each kind, and the column of the value in its --plain output.
-SOURCES = {"device": "detect 1", "session": "sessions 1"}
+SOURCES = {"device": "detect 1", "session": "sessions 1", "request": "transfers 2", "key": "config 1"}
 WORDS = re.compile(r"^[a-z0-9][a-z0-9_-]*(\|[a-z0-9][a-z0-9_-]*)*$")
 EVERY = "."
 COLUMNS = 80

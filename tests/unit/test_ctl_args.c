@@ -61,10 +61,18 @@ static void usage_errors_are_one_line(void **state)
 		{ "--control=", "--control needs a path" },
 		{ "--json=yes", "--json takes no value" },
 		{ "--json --plain", "--json and --plain exclude each other; give one of them" },
-		{ "--timeout 5", "--timeout 5 is not allowed; use 1ms to 1h" },
+		{ "--timeout 5",
+		  "--timeout 5 has no unit; write 5s, or use ns, us, ms, min, h or d" },
 		{ "--timeout 0", "--timeout 0 is not allowed; use 1ms to 1h" },
 		{ "--timeout soon", "--timeout soon is not allowed; use 1ms to 1h" },
-		{ "drain --timeout 10", "--timeout 10 is not allowed; use 1ms to 1d" },
+		{ "drain --timeout 10",
+		  "--timeout 10 has no unit; write 10s, or use ns, us, ms, min, h or d" },
+		{ "config teapot", "config teapot is not known; use show, explain or check" },
+		{ "config show x", "config show takes no argument; remove \"x\"" },
+		{ "config explain", "config explain needs a KEY; drayctl config lists keys" },
+		{ "config explain peer.heartbat",
+		  "unknown key peer.heartbat, did you mean peer.heartbeat?" },
+		{ "config check --changed", "--origin and --changed are options of config show" },
 		{ "bench --size 0", "--size 0 is not allowed; use 1 to 1TiB" },
 		{ "segments --scope x", "--scope has no effect without --explain; give both" },
 		{ "segments --explain=x", "--explain takes no value" },
@@ -246,9 +254,11 @@ static void options_override_the_environment(void **state)
 
 static void a_missing_agent_is_not_a_usage_error(void **state)
 {
-	static const char *const verbs[] = { "",        "status",       "sessions",
-					     "regions", "peers",        "transfers",
-					     "drain",   "drain --wait", "resume" };
+	static const char *const verbs[] = { "--timeout 1ms", "--timeout 1ms status",
+					     "sessions",      "regions",
+					     "peers",         "transfers",
+					     "drain",         "drain --wait",
+					     "resume" };
 	struct run r;
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(verbs); i++) {

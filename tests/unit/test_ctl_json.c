@@ -393,6 +393,7 @@ static void verbs_print_the_golden_text(void **state)
 		{ "resume", NULL },
 		{ "reload", NULL },
 		{ "settings", "config" },
+		{ "config_explain", "config explain peer.heartbeat" },
 		{ "log_level", "log-level" },
 		{ "version", NULL },
 	};
