@@ -8,6 +8,8 @@
 #   make check-engine tests with real vLLM engines on the CPU (installs 6 GB once); part of `make check ENGINE=1`
 #   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
+#   make store-sim    what each eviction policy of the store saves on traces: table and plot in build/bench/store-sim.*;
+#                     TRACES="--share 0.1 FILE..." takes recorded ones (tests/unit/store_traces.h has the format)
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
@@ -83,7 +85,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson -lyaml $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm install install-client deps fmt hooks lint gen clean distclean tools help
+.PHONY: all demo check bench bench-vm store-sim install install-client deps fmt hooks lint gen clean distclean tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
@@ -160,6 +162,7 @@ endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
 $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_gpu tcp_lab_io) $(call obj,$(SRC_fake_gpu))
 $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
+$(B)/tests/bench/store_sim: $(patsubst %,$(O)/tests/unit/%.o,store_replay store_traces)
 $(B)/tests/bench/ceiling_tcp: $(O)/tests/unit/tcp_loop.o
 # Its option --uring exists only if liburing is installed.
 $(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
@@ -235,6 +238,9 @@ bench:
 	@mkdir -p build/bench
 	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$f"; DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) $$f; done
+
+store-sim: $(B)/tests/bench/store_sim
+	@DRAY_BUILD=$(B) $(PYTHON) tests/bench/store_sim.py build/bench $(TRACES)
 
 # All RDMA benchmarks in one run of the virtual machine; their records go into build/bench too.
 bench-vm:

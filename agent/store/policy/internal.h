@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a policy is made of: a table of functions, and a struct that begins with struct policy. */
+#pragma once
+
+#include <stddef.h>
+
+#include "agent/store/policy/policy.h"
+
+struct policy_ops {
+	const char *name;
+	size_t bytes; /* of the policy's struct */
+	/* The entry is new; it enters afterwards. May be NULL. */
+	void (*add)(struct policy *p, struct policy_entry *e);
+	/* The entry was used; its uses are counted already. */
+	void (*use)(struct policy *p, struct policy_entry *e);
+	/* The entry becomes a candidate, and ceases to be one. */
+	void (*enter)(struct policy *p, struct policy_entry *e);
+	void (*leave)(struct policy *p, struct policy_entry *e);
+	/* The best candidate, which stays one. */
+	struct policy_entry *(*victim)(struct policy *p);
+	/* The entry is removed; it has left already. May be NULL. */
+	void (*removed)(struct policy *p, struct policy_entry *e, bool evicted);
+	/* 0 or -ENOMEM: prepares for n entries. */
+	int (*reserve)(struct policy *p, uint32_t n);
+	int (*init)(struct policy *p);    /* may be NULL */
+	void (*deinit)(struct policy *p); /* may be NULL */
+};
+
+struct policy {
+	const struct policy_ops *ops;
+	uint64_t capacity;
+	uint32_t n; /* entries, also those that are held */
+	struct dray_heap heap;
+};
+
+extern const struct policy_ops policy_lru, policy_s3fifo, policy_gdsf, policy_score, policy_merit,
+	policy_value;
+
+/* Spreads tags over all numbers: an owner may take any numbers, such as 1, 2, 3. */
+uint32_t policy_spread(uint32_t tag);
+
+/* Adds to the uses of the entry, up to their largest number. */
+void policy_count_uses(struct policy_entry *e, uint32_t n);
+
+/* The heap of policies that order by a number. */
+int policy_heap_reserve(struct policy *p, uint32_t n);
+void policy_heap_set(struct policy *p, struct policy_entry *e, double key);
+/* The last one, also of an entry that is in the heap no more. */
+double policy_heap_key(const struct policy_entry *e);
+void policy_heap_leave(struct policy *p, struct policy_entry *e);
+struct policy_entry *policy_heap_victim(struct policy *p);

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The value of an object is uses x cost / bytes, but one use proves little: most objects that a store is given are never
+ * read. So new objects enter a queue of a tenth of the bytes, as in S3-FIFO, and leave it at its end: to a heap by value
+ * if they were used meanwhile, else they are evicted. Uses of evicted objects are remembered, and an object that comes
+ * back enters the heap at once. Values in the heap age as in GDSF: the value of the last victim is added at each use.
+ */
+#include "agent/store/policy/ghost.h"
+#include "agent/store/policy/internal.h"
+
+#define NEW_SHARE 10
+
+enum { NEW, PROVED };
+
+struct merit {
+	struct policy base;
+	struct dray_list new;
+	uint64_t new_bytes; /* of the candidates there */
+	double floor;       /* the highest value of a victim of the heap */
+	struct ghost ghost;
+};
+
+static struct merit *of(struct policy *p)
+{
+	return (struct merit *)p;
+}
+
+static int init(struct policy *p)
+{
+	dray_list_init(&of(p)->new);
+	return 0;
+}
+
+static void deinit(struct policy *p)
+{
+	ghost_deinit(&of(p)->ghost);
+}
+
+static int reserve(struct policy *p, uint32_t n)
+{
+	ghost_reserve(&of(p)->ghost, n);
+	return policy_heap_reserve(p, n);
+}
+
+static void add(struct policy *p, struct policy_entry *e)
+{
+	uint32_t uses;
+
+	if (!ghost_take(&of(p)->ghost, e->tag, &uses)) {
+		e->queue = NEW;
+		return;
+	}
+	e->queue = PROVED;
+	policy_count_uses(e, uses);
+}
+
+static void enter_heap(struct policy *p, struct policy_entry *e)
+{
+	policy_heap_set(p, e, of(p)->floor + policy_worth(e));
+}
+
+static void enter(struct policy *p, struct policy_entry *e)
+{
+	if (e->queue == PROVED) {
+		enter_heap(p, e);
+		return;
+	}
+	dray_list_add(&of(p)->new, &e->link);
+	of(p)->new_bytes += e->bytes;
+}
+
+static void leave(struct policy *p, struct policy_entry *e)
+{
+	if (e->queue == PROVED) {
+		policy_heap_leave(p, e);
+		return;
+	}
+	dray_list_del(&e->link);
+	of(p)->new_bytes -= e->bytes;
+}
+
+static void use(struct policy *p, struct policy_entry *e)
+{
+	if (e->queue == PROVED && !e->held)
+		enter_heap(p, e);
+}
+
+/* Of the queue, which loses the objects that were used on the way. */
+static struct policy_entry *unproved(struct policy *p)
+{
+	struct policy_entry *e;
+
+	while ((e = dray_list_first(&of(p)->new, struct policy_entry, link)) && e->uses > 1) {
+		leave(p, e);
+		e->queue = PROVED;
+		e->node = (struct dray_heap_node){ .pos = 0 };
+		enter_heap(p, e);
+	}
+	return e;
+}
+
+static struct policy_entry *victim(struct policy *p)
+{
+	struct policy_entry *e = NULL;
+
+	if (of(p)->new_bytes > p->capacity / NEW_SHARE || !dray_heap_first(&p->heap))
+		e = unproved(p);
+	if (!e)
+		e = policy_heap_victim(p);
+	return e;
+}
+
+static void removed(struct policy *p, struct policy_entry *e, bool evicted)
+{
+	if (!evicted)
+		return;
+	ghost_put(&of(p)->ghost, e->tag, e->uses);
+	if (e->queue == PROVED)
+		of(p)->floor = dray_max(of(p)->floor, policy_heap_key(e));
+}
+
+const struct policy_ops policy_merit = {
+	.name = "merit",
+	.bytes = sizeof(struct merit),
+	.init = init,
+	.deinit = deinit,
+	.reserve = reserve,
+	.add = add,
+	.use = use,
+	.enter = enter,
+	.leave = leave,
+	.victim = victim,
+	.removed = removed,
+};

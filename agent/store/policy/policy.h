@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which object of a tier is evicted next. The owner of a tier embeds an entry in each object, reports each use, and asks
+ * for a victim when it needs room. A policy knows sizes, costs and uses, and neither keys nor bytes.
+ *
+ * A victim stays in the policy until it is removed. An object that must not be evicted now, because a client reads it,
+ * is held: it is no victim until it is released. Each call takes O(1) or O(log n), some only on average, and only
+ * policy_add() allocates. One thread.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/heap.h"
+#include "lib/list.h"
+
+enum policy_kind {
+	POLICY_LRU, /* the one used longest ago */
+	POLICY_S3FIFO, /* three queues: new objects, objects used again, and names of those evicted lately */
+	POLICY_GDSF,  /* uses x cost / bytes, plus the value of the last victim at the last use */
+	POLICY_SCORE, /* (uses + clock) x cost / bytes, where the clock runs down after each use */
+	POLICY_MERIT, /* uses x cost / bytes with ageing, of objects that were used twice */
+	POLICY_VALUE, /* merit, or LRU while that saves more */
+	POLICY_KIND_N
+};
+
+/* In an object. The policy owns all fields; bytes, cost and uses may be read. */
+struct policy_entry {
+	struct dray_list recency; /* of POLICY_VALUE */
+	union {
+		struct dray_list link;
+		struct dray_heap_node node;
+	};
+	uint64_t bytes;
+	float cost;
+	uint32_t tag;
+	uint32_t used; /* lately, in the policy's own measure */
+	uint16_t uses; /* the addition is one */
+	uint8_t queue;
+	bool held;
+};
+
+struct policy;
+
+/* capacity: bytes of the tier. 0 or -ENOMEM. */
+int policy_new(struct policy **ret, enum policy_kind kind, uint64_t capacity);
+
+/* Leaves the entries untouched. NULL is allowed. */
+void policy_free(struct policy *p);
+
+/* "lru" and so on. */
+const char *policy_name(enum policy_kind kind);
+
+/*
+ * A new object, not held. cost: to compute it again, in microseconds, above 0. tag: a hash of its key, by which the
+ * policy knows the object again after an eviction; a key always has the same tag. 0, or -ENOMEM and nothing was added.
+ */
+int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float cost, uint32_t tag);
+
+/* The object was read. It may be held. */
+void policy_use(struct policy *p, struct policy_entry *e);
+
+/* These two do not nest: the owner counts readers, and calls them for the first and the last one. */
+void policy_hold(struct policy *p, struct policy_entry *e);
+void policy_release(struct policy *p, struct policy_entry *e);
+
+/* The object to evict next. NULL: there is none, or all are held. */
+struct policy_entry *policy_victim(struct policy *p);
+
+/* evicted: for want of room, and not because a client removed it. The object may be held. */
+void policy_remove(struct policy *p, struct policy_entry *e, bool evicted);
+
+/* What keeping the object is worth: uses x cost / bytes, in microseconds a byte. Of any policy; for reports. */
+double policy_worth(const struct policy_entry *e);

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs all eviction policies over traces: store_sim.py OUT [ARGUMENT...]. Writes OUT/store-sim.md and OUT/store-sim.svg.
+
+The arguments are those of store_sim (tests/bench/store_sim.c): --tuning, --share SHARE, recorded traces.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from matrix import COLORS, GREY
+
+HEAD = """\
+Computation that each policy saves, as a share of what a tier without limit would save; all requests together, mean of the
+seeds. Then the least of value / lru of all seeds. The percentage is the capacity, as a share of what is in use at a time.
+"""
+
+PLOT = """\
+set terminal svg size 760,{height} dynamic font 'sans-serif,12' background rgb '#00000000'
+set output '{path}'
+set border 3 linecolor rgb '{grey}'
+set tics textcolor rgb '{grey}' nomirror
+set key textcolor rgb '{grey}' outside top center horizontal
+set grid x linecolor rgb '{grey}' linewidth 0.3
+set xlabel 'share of what a tier without limit saves' textcolor rgb '{grey}'
+set xrange [0:1]
+set yrange [{rows}.5:-0.5]
+set ytics ({tics})
+plot {lines}
+{data}
+"""
+
+
+def read(text):
+    """{trace: {policy: [(saved, most) of each seed]}}, in the order of the text."""
+    found = {}
+    for line in text.splitlines():
+        trace, _seed, policy, _hits, _evictions, saved, _total, most = line.split("\t")
+        found.setdefault(trace, {}).setdefault(policy, []).append((float(saved), float(most)))
+    return found
+
+
+def share(runs):
+    return sum(saved / most if most else 0 for saved, most in runs) / len(runs)
+
+
+def least(policies):
+    """The least value / lru of all seeds; None: LRU saves nothing."""
+    pairs = zip(policies["value"], policies["lru"])
+    ratios = [value[0] / lru[0] for value, lru in pairs if lru[0]]
+    return min(ratios) if ratios else None
+
+
+def table(found):
+    names = list(next(iter(found.values())))
+    yield "| trace | " + " | ".join(names) + " | value / lru |"
+    yield "| --- |" + " ---: |" * (len(names) + 1)
+    for trace, policies in found.items():
+        ratio = least(policies)
+        yield (f"| {trace} | " + " | ".join(f"{share(policies[n]):.3f}" for n in names) +
+               f" | {'' if ratio is None else f'{ratio:.2f}'} |")
+
+
+def draw(found, path):
+    if not shutil.which("gnuplot"):
+        print("store_sim: gnuplot is not installed (scripts/deps bench); no plot", file=sys.stderr)
+        return
+    lines, data = [], []
+    for i, name in enumerate(next(iter(found.values()))):
+        color = GREY if name == "lru" else COLORS[i % len(COLORS)]
+        style = "pointtype 7 pointsize 0.8" if name == "value" else f"pointtype {i + 1} pointsize 0.7"
+        lines.append(f"'-' using 1:2 with points {style} linecolor rgb '{color}' title '{name}'")
+        data += [*(f"{share(policies[name]):.4f} {row}" for row, policies in enumerate(found.values())), "e"]
+    labels = [trace.replace("%", "%%") for trace in found]
+    tics = ", ".join(f"'{label}' {row}" for row, label in enumerate(labels))
+    script = PLOT.format(path=path, grey=GREY, height=120 + 22 * len(found), rows=len(found) - 1, tics=tics,
+                         lines=", ".join(lines), data="\n".join(data))
+    subprocess.run(["gnuplot"], input=script, text=True, check=True)
+
+
+def main():
+    out = pathlib.Path(sys.argv[1])
+    program = pathlib.Path(os.environ.get("DRAY_BUILD", "build")) / "tests/bench/store_sim"
+    found = read(subprocess.run([program, *sys.argv[2:]], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    out.mkdir(parents=True, exist_ok=True)
+    text = "\n".join([HEAD, *table(found), ""])
+    (out / "store-sim.md").write_text(text)
+    draw(found, out / "store-sim.svg")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Eviction policies: the rules that all of them keep, what each one evicts, and what eviction by value saves. */
+#include <stdlib.h>
+
+#include "agent/store/policy/ghost.h"
+#include "agent/store/policy/policy.h"
+#include "agent/store/policy/trial.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/store_replay.h"
+
+#define N 64
+#define REQUESTS 100000
+
+static struct policy *policy;
+static struct policy_entry entries[N];
+
+static void make(enum policy_kind kind, uint64_t capacity)
+{
+	assert_int_equal(policy_new(&policy, kind, capacity), 0);
+}
+
+static void add(unsigned i, uint64_t bytes, float cost)
+{
+	assert_int_equal(policy_add(policy, &entries[i], bytes, cost, i), 0);
+}
+
+static void use(unsigned i, unsigned times)
+{
+	while (times--)
+		policy_use(policy, &entries[i]);
+}
+
+/* Evicts one object and returns its number; -1: there is none. */
+static int evict(void)
+{
+	struct policy_entry *e = policy_victim(policy);
+
+	if (!e)
+		return -1;
+	policy_remove(policy, e, true);
+	return (int)(e - entries);
+}
+
+static int teardown(void **state)
+{
+	policy_free(policy);
+	policy = NULL;
+	return 0;
+}
+
+/* --- rules of all policies ------------------------------------------------------------------------ */
+
+static void test_each_object_is_evicted_once(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		bool out[N] = { false };
+
+		make(kind, N);
+		for (unsigned i = 0; i < N; i++)
+			add(i, 1, 1);
+		for (unsigned i = 0; i < N; i += 3)
+			use(i, i);
+		for (unsigned i = 0; i < N; i++) {
+			int v = evict();
+
+			assert_in_range(v, 0, N - 1);
+			assert_false(out[v]);
+			out[v] = true;
+		}
+		assert_int_equal(evict(), -1);
+		teardown(NULL);
+	}
+}
+
+static void test_held_objects_are_no_victims(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		make(kind, 4);
+		for (unsigned i = 0; i < 4; i++)
+			add(i, 1, 1);
+		for (unsigned i = 0; i < 3; i++)
+			policy_hold(policy, &entries[i]);
+		use(0, 3);
+		assert_int_equal(evict(), 3);
+		assert_int_equal(evict(), -1);
+		policy_release(policy, &entries[1]);
+		assert_int_equal(evict(), 1);
+		assert_int_equal(evict(), -1);
+		policy_remove(policy, &entries[2], false);
+		policy_release(policy, &entries[0]);
+		assert_int_equal(evict(), 0);
+		assert_int_equal(evict(), -1);
+		teardown(NULL);
+	}
+}
+
+/* In random order all calls that a store makes; the policy never names an object that is held or gone. */
+static void test_random_calls(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		bool in[N] = { false };
+		uint32_t random = 1;
+
+		make(kind, N / 2);
+		for (unsigned step = 0; step < 20000; step++) {
+			unsigned i = (random = random * 1664525 + 1013904223) >> 8 & (N - 1);
+			struct policy_entry *e = &entries[i], *v;
+
+			if (!in[i]) {
+				add(i, 1 + i % 5, (float)(1 + i % 7));
+				in[i] = true;
+			} else if (random >> 16 & 1) {
+				policy_use(policy, e);
+			} else if (random >> 17 & 1) {
+				(e->held ? policy_release : policy_hold)(policy, e);
+			} else if (random >> 18 & 1) {
+				policy_remove(policy, e, false);
+				in[i] = false;
+			} else if ((v = policy_victim(policy))) {
+				assert_true(in[v - entries] && !v->held);
+				policy_remove(policy, v, true);
+				in[v - entries] = false;
+			}
+		}
+		teardown(NULL);
+	}
+}
+
+static void test_names_differ(void **state)
+{
+	for (enum policy_kind a = 0; a < POLICY_KIND_N; a++)
+		for (enum policy_kind b = 0; b < a; b++)
+			assert_string_not_equal(policy_name(a), policy_name(b));
+}
+
+/* --- each policy ---------------------------------------------------------------------------------- */
+
+static void test_lru(void **state)
+{
+	make(POLICY_LRU, 3);
+	for (unsigned i = 0; i < 3; i++)
+		add(i, 1, 1);
+	use(0, 1);
+	assert_int_equal(evict(), 1);
+	assert_int_equal(evict(), 2);
+	assert_int_equal(evict(), 0);
+}
+
+static void test_s3fifo(void **state)
+{
+	make(POLICY_S3FIFO, 20);
+	for (unsigned i = 0; i < 20; i++)
+		add(i, 1, 1);
+	use(0, 2);
+	use(1, 1);
+	/* Two uses move an object to the main queue; one does not. */
+	assert_int_equal(evict(), 1);
+	assert_int_equal(evict(), 2);
+	/* An object that comes back enters the main queue, behind those that are there. */
+	add(1, 1, 1);
+	for (unsigned i = 3; i <= 17; i++)
+		assert_int_equal(evict(), i);
+	/* The small queue has a tenth now; the main queue gives. */
+	assert_int_equal(evict(), 0);
+	assert_int_equal(evict(), 1);
+	assert_int_equal(evict(), 18);
+}
+
+static void test_gdsf(void **state)
+{
+	make(POLICY_GDSF, 100);
+	add(0, 10, 10); /* 1 for each byte */
+	add(1, 10, 30); /* 3 */
+	add(2, 10, 20); /* 2, and 4 after a use */
+	use(2, 1);
+	assert_int_equal(evict(), 0);
+	assert_int_equal(evict(), 1);
+	/* The last victim was worth 3, so that new objects begin there. */
+	add(3, 10, 20); /* 5 */
+	assert_int_equal(evict(), 2);
+	assert_int_equal(evict(), 3);
+}
+
+static void test_score(void **state)
+{
+	make(POLICY_SCORE, 100);
+	add(0, 1, 2);
+	add(1, 1, 2);
+	add(2, 1, 1);
+	use(1, 1);
+	assert_int_equal(evict(), 2); /* (1 + 15) x 1, before (1 + 15) x 2 and (2 + 15) x 2 */
+	add(2, 1, 1);
+	/* After 15 x 64 uses of it, 2 is worth (961 + 15) x 1, and the others (1 + 0) x 2 and (2 + 0) x 2. */
+	use(2, 15 * 64);
+	assert_int_equal(evict(), 0);
+	assert_int_equal(evict(), 1);
+}
+
+/* The clock falls by one for each 64 uses and additions. */
+static void test_score_clock(void **state)
+{
+	make(POLICY_SCORE, 100);
+	add(0, 1, 100);  /* (1 + clock) x 100 */
+	add(1, 10, 400); /* (1 + clock) x 40, but 20 uses */
+	use(1, 19);
+	add(2, 1, 1000000);
+	/* 1: (20 + 15) x 40 = 1400; 0: (1 + 15) x 100 = 1600, until its clock is 12: 1300 before 1280. */
+	use(2, 64);
+	assert_ptr_equal(policy_victim(policy), &entries[1]);
+	use(2, 64 * 13);
+	/* 0: (1 + 1) x 100; 1: (20 + 1) x 40. */
+	assert_ptr_equal(policy_victim(policy), &entries[0]);
+}
+
+static void test_merit(void **state)
+{
+	make(POLICY_MERIT, 100);
+	add(0, 10, 10);
+	use(0, 1);
+	add(1, 10, 20);
+	use(1, 1);
+	add(2, 10, 1000);
+	/* 0 and 1 are in the heap now; one use proves nothing, whatever it costs to compute 2 again. */
+	assert_int_equal(evict(), 2);
+	/* It comes back, and is known. */
+	add(2, 10, 1000);
+	assert_int_equal(entries[2].uses, 2);
+	assert_int_equal(evict(), 0);
+	assert_int_equal(evict(), 1);
+	assert_int_equal(evict(), 2);
+}
+
+static void test_uses_do_not_wrap(void **state)
+{
+	make(POLICY_MERIT, 100);
+	add(0, 1, 1);
+	use(0, UINT16_MAX + 10);
+	assert_int_equal(entries[0].uses, UINT16_MAX);
+	assert_int_equal(evict(), 0);
+	add(0, 1, 1);
+	assert_int_equal(entries[0].uses, UINT16_MAX);
+}
+
+/* --- parts ------------------------------------------------------------------------------------------ */
+
+static void test_ghost(void **state)
+{
+	struct ghost g = { .slots = NULL };
+	uint32_t uses = 0, found = 0;
+
+	ghost_put(&g, 1, 5);
+	assert_false(ghost_take(&g, 1, &uses));
+	ghost_reserve(&g, 1000);
+	for (uint32_t i = 0; i < 200; i++)
+		ghost_put(&g, i, i + 1);
+	ghost_put(&g, 7, 70);
+	ghost_reserve(&g, 5000);
+	assert_true(ghost_take(&g, 7, &uses));
+	assert_int_equal(uses, 70);
+	assert_false(ghost_take(&g, 7, &uses));
+	for (uint32_t i = 0; i < 200; i++)
+		found += ghost_take(&g, i, &uses) && uses == i + 1;
+	assert_int_equal(found, 199);
+	/* Those that were put lately are there, whatever was put before. */
+	for (uint32_t i = 0; i < 100000; i++)
+		ghost_put(&g, i, 1);
+	found = 0;
+	for (uint32_t i = 99000; i < 100000; i++)
+		found += ghost_take(&g, i, &uses);
+	assert_in_range(found, 950, 1000);
+	ghost_deinit(&g);
+}
+
+/* The clock of a ghost starts again after its end. */
+static void test_ghost_clock(void **state)
+{
+	struct ghost g = { .clock = UINT32_MAX - 2 };
+	uint32_t uses;
+
+	ghost_reserve(&g, 1);
+	for (uint32_t i = 0; i < 5; i++)
+		ghost_put(&g, i, i);
+	for (uint32_t i = 0; i < 5; i++)
+		assert_true(ghost_take(&g, i, &uses));
+	ghost_deinit(&g);
+}
+
+static void test_trial_is_bounded(void **state)
+{
+	struct trial t;
+
+	assert_int_equal(trial_init(&t, POLICY_MERIT, POLICY_LRU, 1 << 20), 0);
+	for (uint32_t i = 0; i < 10 * TRIAL_OBJECTS; i++) {
+		trial_request(&t, 1, 1, i);
+		assert_in_range(t.objects.n, 0, TRIAL_OBJECTS);
+		for (unsigned p = 0; p < TRIAL_PARTIES; p++)
+			assert_true(t.parties[p].bytes <= t.capacity);
+	}
+	assert_in_range(t.sample, 1ull << 28, 1ull << 30);
+	for (uint32_t i = 0; i < 10 * TRIAL_OBJECTS; i++)
+		trial_remove(&t, i);
+	assert_int_equal(t.objects.n, 0);
+	assert_int_equal(t.parties[0].bytes + t.parties[1].bytes, 0);
+	trial_deinit(&t);
+}
+
+/* --- what it saves ------------------------------------------------------------------------------------ */
+
+static void check_saving(const struct store_trace_recipe *r, uint64_t seed)
+{
+	double least = r->name[0] == 'm' ? 1.15 : 0.98, lru, value;
+	struct store_trace t;
+
+	store_trace_make(&t, r, seed, REQUESTS);
+	lru = store_replay(&t, POLICY_LRU, t.capacity).saved;
+	value = store_replay(&t, POLICY_VALUE, t.capacity).saved;
+	store_trace_deinit(&t);
+	if (value < least * lru)
+		fail_msg(
+			"%s, seed %u: eviction by value saves %.3f of what LRU saves; at least %.2f",
+			r->name, (unsigned)seed, value / lru, least);
+}
+
+static void test_saving_by_value(void **state)
+{
+	static const uint64_t seeds[] = STORE_TRACE_CHECKING_SEEDS;
+
+	for (size_t i = 0; i < store_trace_n_recipes; i++)
+		check_saving(&store_trace_recipes[i], seeds[i % DRAY_ARRAY_SIZE(seeds)]);
+}
+
+static void test_recorded_trace(void **state)
+{
+	char good[] = "# key bytes cost\na 10 1.5\nb 20 2\n\na 11 7\n", bad[] = "a 10 1\nb ten 1\n";
+	FILE *f = fmemopen(good, sizeof(good) - 1, "r");
+	struct store_trace t;
+
+	assert_int_equal(store_trace_read(&t, f, 0.5), 0);
+	fclose(f);
+	assert_int_equal(t.n_objects, 2);
+	assert_int_equal(t.n_requests, 3);
+	assert_int_equal(t.capacity, 15);
+	assert_int_equal(t.objects[0].bytes, 10);
+	assert_int_equal(t.requests[2], 0);
+	store_trace_deinit(&t);
+	f = fmemopen(bad, sizeof(bad) - 1, "r");
+	assert_int_equal(store_trace_read(&t, f, 0.5), 2);
+	fclose(f);
+	store_trace_deinit(&t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(test_each_object_is_evicted_once, teardown),
+		cmocka_unit_test_teardown(test_held_objects_are_no_victims, teardown),
+		cmocka_unit_test_teardown(test_random_calls, teardown),
+		cmocka_unit_test(test_names_differ),
+		cmocka_unit_test_teardown(test_lru, teardown),
+		cmocka_unit_test_teardown(test_s3fifo, teardown),
+		cmocka_unit_test_teardown(test_gdsf, teardown),
+		cmocka_unit_test_teardown(test_score, teardown),
+		cmocka_unit_test_teardown(test_score_clock, teardown),
+		cmocka_unit_test_teardown(test_merit, teardown),
+		cmocka_unit_test_teardown(test_uses_do_not_wrap, teardown),
+		cmocka_unit_test(test_ghost),
+		cmocka_unit_test(test_ghost_clock),
+		cmocka_unit_test(test_trial_is_bounded),
+		cmocka_unit_test(test_saving_by_value),
+		cmocka_unit_test(test_recorded_trace),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
