@@ -150,13 +150,19 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 
 int agent_run(struct agent *a)
 {
-	int ret = sd_event_loop(a->event);
+	int ret = 0, status = 1;
 
+	while (ret >= 0 && sd_event_get_state(a->event) != SD_EVENT_FINISHED) {
+		ret = sd_event_run(a->event, UINT64_MAX);
+		turn_meter_between(&a->turns, dray_now().ns);
+	}
+	if (ret >= 0)
+		ret = sd_event_get_exit_code(a->event, &status);
 	if (ret < 0) {
 		log_error("agent", "event loop: %s", dray_errno_text(ret));
 		return 1;
 	}
-	return ret;
+	return status;
 }
 
 bool agent_deinit(struct agent *a)

@@ -75,6 +75,7 @@ struct agent {
 	sd_event *event;
 	struct identity identity;
 	struct worker_pool pool;
+	struct turn_meter turns; /* of the control thread */
 	sd_event_source *worker_events[WORKERS_MAX];
 	struct rails *rails;
 	struct gpus *gpus;

@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #include "agent/model/counters.h"
+#include "agent/model/turn_meter.h"
 #include "agent/model/message.h"
 #include "lib/err.h"
 #include "lib/list.h"
@@ -83,3 +84,5 @@ int worker_event_fd(struct worker *w);
 bool worker_next_event(struct worker *w, struct event *ret);
 
 const struct data_counters *worker_counters(struct worker *w);
+/* How much processor time its turns use. */
+const struct turn_meter *worker_turns(struct worker *w);

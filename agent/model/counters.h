@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "agent/model/quota.h"
 #include "schema/gen/data.h"
 #include "schema/gen/metrics.h"
 
@@ -14,6 +15,18 @@
 struct data_histogram {
 	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
 };
+
+/* By the one thread that writes the histogram. */
+static inline void histogram_observe(struct data_histogram *h, enum dray_family f, uint64_t v)
+{
+	const struct dray_family_info *info = &dray_families[f];
+	unsigned i = 0;
+
+	while (i < info->n_bounds && v > info->bounds[i])
+		i++;
+	shared_count(&h->buckets[i], 1);
+	shared_count(&h->sum, v);
+}
 
 struct data_counters {
 	_Atomic uint64_t v[DRAY_METRIC_N];

@@ -218,6 +218,19 @@ static const uint64_t dray_transfer_size_bytes_bounds[] = {
 	4294967296ull,
 };
 
+static const uint64_t dray_turn_cpu_seconds_bounds[] = {
+	1000000ull,
+	2000000ull,
+	5000000ull,
+	10000000ull,
+	20000000ull,
+	50000000ull,
+	100000000ull,
+	200000000ull,
+	500000000ull,
+	1000000000ull,
+};
+
 const struct dray_family_info dray_families[DRAY_FAMILY_N] = {
 	{ "dray_transfer_duration_seconds",
 		"Time from acceptance to the end of transfers that ended ok, without the wait for their wait word.",
@@ -226,6 +239,10 @@ const struct dray_family_info dray_families[DRAY_FAMILY_N] = {
 	{ "dray_transfer_size_bytes", "Bytes of transfers that ended ok.",
 	  DRAY_METRIC_TYPE_HISTOGRAM, "bytes", 1, { "transport" },
 	  dray_transfer_size_bytes_bounds, 12, 1 },
+	{ "dray_turn_cpu_seconds",
+		"Processor time that the control thread and the workers used between two looks at their clocks: in one turn, and in others that together took less than a millisecond.",
+	  DRAY_METRIC_TYPE_HISTOGRAM, "seconds", 1, { "thread" },
+	  dray_turn_cpu_seconds_bounds, 10, 1000000000 },
 	{ "dray_build_info", "1, with the release as label.",
 	  DRAY_METRIC_TYPE_GAUGE, "", 1, { "version" },
 	  NULL, 0, 1 },

@@ -133,6 +133,11 @@ enum dray_family {
 	 */
 	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
 	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
+	/*
+	 * Processor time that the control thread and the workers used between two looks at their
+	 * clocks: in one turn, and in others that together took less than a millisecond.
+	 */
+	DRAY_FAMILY_TURN_CPU_SECONDS,
 	DRAY_FAMILY_BUILD_INFO, /* 1, with the release as label. */
 	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */

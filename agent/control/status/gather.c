@@ -137,6 +137,25 @@ static void condition_samples(struct agent *a, struct metrics_text *t)
 		metrics_sample(t, &ready.conditions[i].name, ready.conditions[i].ok);
 }
 
+static void add_histogram(uint64_t *buckets, uint64_t *sum, const struct data_histogram *h)
+{
+	for (unsigned i = 0; i <= DRAY_FAMILY_BUCKETS_MAX; i++)
+		buckets[i] += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+	*sum += atomic_load_explicit(&h->sum, memory_order_relaxed);
+}
+
+static void turn_samples(struct agent *a, struct metrics_text *t)
+{
+	uint64_t control[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, control_sum = 0;
+	uint64_t workers[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, workers_sum = 0;
+
+	add_histogram(control, &control_sum, &a->turns.turns);
+	for (unsigned w = 0; w < a->pool.n; w++)
+		add_histogram(workers, &workers_sum, &worker_turns(a->pool.workers[w])->turns);
+	metrics_histogram(t, (const char *[]){ "control" }, control, control_sum);
+	metrics_histogram(t, (const char *[]){ "worker" }, workers, workers_sum);
+}
+
 /* Sums over all workers, for each transport, including transports that were not used. */
 static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
 {
@@ -145,14 +164,10 @@ static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_
 
 		for (unsigned w = 0; w < a->pool.n; w++) {
 			const struct data_counters *c = worker_counters(a->pool.workers[w]);
-			const struct data_histogram *h = f == DRAY_FAMILY_TRANSFER_SIZE_BYTES ?
-								 &c->size[by] :
-								 &c->duration[by];
 
-			for (unsigned i = 0; i <= dray_families[f].n_bounds; i++)
-				buckets[i] +=
-					atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
-			sum += atomic_load_explicit(&h->sum, memory_order_relaxed);
+			add_histogram(buckets, &sum,
+				      f == DRAY_FAMILY_TRANSFER_SIZE_BYTES ? &c->size[by] :
+									     &c->duration[by]);
 		}
 		metrics_histogram(t, (const char *[]){ dmsg_transport_name(by) }, buckets, sum);
 	}
@@ -164,6 +179,9 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
 	case DRAY_FAMILY_TRANSFER_SIZE_BYTES:
 		transfer_samples(a, t, f);
+		break;
+	case DRAY_FAMILY_TURN_CPU_SECONDS:
+		turn_samples(a, t);
 		break;
 	case DRAY_FAMILY_BUILD_INFO:
 		metrics_sample(t, (const char *[]){ DRAY_VERSION }, 1);

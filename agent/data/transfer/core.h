@@ -46,14 +46,18 @@ struct xfer_reading;
 struct flow;
 struct transport_ops;
 
+/* What a transfer uses an object for. */
+enum xfer_role { XFER_LOCAL, XFER_REMOTE, XFER_TARGET, XFER_WAIT, XFER_SET, XFER_ROLES };
+
 /* A published object in this worker: the view, and how many transfers and slices hold it. */
 struct object {
 	struct object *next;
 	const struct object_view *view;
 	dray_handle handle; /* 0: slot empty */
 	uint32_t users;
-	uint32_t drop_code; /* not 0: being dropped; what its users end with */
-	bool pinned;        /* regions of host memory: GPUs reach it */
+	struct dray_list xfers[XFER_ROLES]; /* the transfers among them, by role; struct xfer */
+	uint32_t drop_code;                 /* not 0: being dropped; what its users end with */
+	bool pinned;                        /* regions of host memory: GPUs reach it */
 	enum drop_mode drop_mode;
 	bool no_window; /* remotes: its owner does not stage it */
 	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
@@ -182,7 +186,9 @@ struct xfer {
 	struct dray_heap_node deadline; /* by time in ns */
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
-	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
+	/* not cleared for each */
+	struct xfer_op ops_inline[XFER_OPS_INLINE];
+	struct dray_list uses[XFER_ROLES]; /* on its objects, while it holds them */
 };
 
 /* The transfer enters that phase now. */
@@ -197,17 +203,6 @@ static inline void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now
 static inline void core_count(struct data_counters *c, enum dray_metric m, uint64_t n)
 {
 	shared_count(&c->v[m], n);
-}
-
-static inline void core_observe(struct data_histogram *h, enum dray_family f, uint64_t v)
-{
-	const struct dray_family_info *info = &dray_families[f];
-	unsigned i = 0;
-
-	while (i < info->n_bounds && v > info->bounds[i])
-		i++;
-	shared_count(&h->buckets[i], 1);
-	shared_count(&h->sum, v);
 }
 
 static inline void core_count_down(struct data_counters *c, enum dray_metric m, uint64_t n)

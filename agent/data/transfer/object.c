@@ -58,6 +58,8 @@ void object_publish(struct core *c, const struct object_view *view)
 
 	o->view = view;
 	o->handle = view->handle;
+	for (unsigned role = 0; role < XFER_ROLES; role++)
+		dray_list_init(&o->xfers[role]);
 	o->next = dray_slots_get(t, o->handle);
 	dray_slots_set(t, o->handle, o);
 }

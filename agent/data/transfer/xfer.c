@@ -164,10 +164,10 @@ static void xfer_record(struct core *c, const struct xfer *x)
 	/* without the time in which the client had not set the wait word */
 	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
 	if (!r.code) {
-		core_observe(&c->counters->duration[r.transport],
-			     DRAY_FAMILY_TRANSFER_DURATION_SECONDS, (uint64_t)took_ns);
-		core_observe(&c->counters->size[r.transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES,
-			     r.bytes);
+		histogram_observe(&c->counters->duration[r.transport],
+				  DRAY_FAMILY_TRANSFER_DURATION_SECONDS, (uint64_t)took_ns);
+		histogram_observe(&c->counters->size[r.transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES,
+				  r.bytes);
 	}
 	slow = c->cfg.slow_ns && took_ns > c->cfg.slow_ns;
 	if (slow || c->cfg.report_all)
@@ -208,6 +208,8 @@ void xfer_settle(struct core *c, struct xfer *x)
 static void leave(struct core *c, struct xfer *x)
 {
 	xfer_unlink(c->xfers, x);
+	for (enum xfer_role role = 0; role < XFER_ROLES; role++)
+		dray_list_del(&x->uses[role]);
 	x->session->ops -= x->n_ops_given;
 	quotas_put(x->session->shared);
 }
@@ -215,12 +217,14 @@ static void leave(struct core *c, struct xfer *x)
 /* After the client was told. */
 static void forget(struct core *c, struct xfer *x)
 {
-	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+	struct object *held[XFER_ROLES];
 
+	for (enum xfer_role role = 0; role < XFER_ROLES; role++)
+		held[role] = xfer_object(x, role);
 	xfer_free(c->xfers, x);
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
-		if (held[i])
-			object_release(c, held[i]);
+	for (enum xfer_role role = 0; role < XFER_ROLES; role++)
+		if (held[role])
+			object_release(c, held[role]);
 }
 
 static void xfer_end(struct core *c, struct xfer *x)
@@ -402,12 +406,6 @@ void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void 
 		fn(c, x, arg);
 }
 
-static bool uses(const struct xfer *x, const struct object *o)
-{
-	return x->local == o || x->remote == o || x->target == o || x->wait.region == o ||
-	       x->set.region == o;
-}
-
 /*
  * An urgent stop ends a transfer while a device may still access its memory here. If the session that made the object is
  * dead, but neither the transfer nor that memory is its own, another session takes the end for a proof.
@@ -419,13 +417,21 @@ static bool may_end_at_once(const struct xfer *x, const struct object *o)
 	return x->session->handle == dead || x->local->view->session == dead || x->target == o;
 }
 
-static void stop_user(struct core *c, struct xfer *x, void *arg)
+/* The end of one transfer may end a session, and with it further transfers of the list. */
+static void stop_users(struct core *c, struct object *o, enum xfer_role role)
 {
-	struct object *o = arg;
+	struct dray_list *users = &o->xfers[role], stopped = DRAY_LIST_INIT(stopped);
 
-	if (uses(x, o))
+	while (!dray_list_empty(users)) {
+		struct dray_list *use = users->next;
+		struct xfer *x = dray_container_of(use - role, struct xfer, uses);
+
+		dray_list_move(&stopped, use);
 		xfer_stop(c, x, o->drop_code, NULL,
 			  o->drop_mode == DROP_URGENT && may_end_at_once(x, o));
+	}
+	/* those whose slices are still in flight */
+	dray_list_splice(users, &stopped);
 }
 
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
@@ -445,7 +451,8 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 	o->drop_mode = mode;
 	object_hold(o);
 	if (mode != DROP_RETIRE) {
-		xfers_each(c, stop_user, o);
+		for (enum xfer_role role = 0; role < XFER_ROLES; role++)
+			stop_users(c, o, role);
 		transports_each(c, i, drop)
 			c->transports[i]->drop(c, c->transport_state[i], o);
 	}

@@ -52,6 +52,15 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
  */
 void xfer_go(struct core *c, struct xfer *x);
 
+/* NULL: none. */
+static inline struct object *xfer_object(const struct xfer *x, enum xfer_role role)
+{
+	struct object *const of[XFER_ROLES] = { x->local, x->remote, x->target, x->wait.region,
+						x->set.region };
+
+	return of[role];
+}
+
 /* From here on the transfer counts as accepted. */
 static inline void xfer_accept(struct core *c)
 {

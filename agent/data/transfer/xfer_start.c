@@ -198,11 +198,15 @@ static struct xfer *xfer_new(struct xfers *xs)
 
 static void hold_all(struct xfer *x)
 {
-	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+	for (enum xfer_role role = 0; role < XFER_ROLES; role++) {
+		struct object *o = xfer_object(x, role);
 
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
-		if (held[i])
-			object_hold(held[i]);
+		dray_list_init(&x->uses[role]);
+		if (!o)
+			continue;
+		object_hold(o);
+		dray_list_add(&o->xfers[role], &x->uses[role]);
+	}
 }
 
 static void take_link(struct core *c, struct xfer *x, struct peer_link *link)

@@ -73,6 +73,7 @@ struct worker {
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	int64_t look_ns;   /* interval between looks while it polls rings */
 	struct data_counters counters;
+	struct turn_meter turns;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
 	struct packet *unneeded; /* for descriptors that no request takes; NULL: to be made */

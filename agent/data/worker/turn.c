@@ -150,6 +150,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	bool did, more = false;
 
 	c->now_ns = dray_now().ns;
+	turn_meter_between(&w->turns, c->now_ns);
 	did = worker_run_commands(w);
 	did |= run_clients(w);
 	/* before the transports: a transfer whose wait word is set has slices for them */

@@ -186,3 +186,8 @@ const struct data_counters *worker_counters(struct worker *w)
 {
 	return &w->counters;
 }
+
+const struct turn_meter *worker_turns(struct worker *w)
+{
+	return &w->turns;
+}
