@@ -274,6 +274,7 @@ struct dray_info {
 	uint64_t spin_ns;     /* longest spin before sleeping; 0: none */
 	uint64_t waits_spun;  /* waits that ended while spinning */
 	uint64_t waits_slept; /* other waits, each with at least one system call */
+	uint64_t losses;      /* losses of the session, and failed attempts to open one */
 };
 
 /*

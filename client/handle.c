@@ -319,6 +319,7 @@ int dray_get_info(const struct dray *d, struct dray_info *ret)
 		.spin_ns = (uint64_t)d->linger.max_ns,
 		.waits_spun = d->spun,
 		.waits_slept = d->slept,
+		.losses = d->losses,
 	};
 	memcpy(ret->agent_id, d->agent_id, sizeof(ret->agent_id));
 	return 0;

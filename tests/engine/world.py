@@ -242,9 +242,10 @@ class Client:
     def incarnation(self):
         return self.side.incarnation
 
-    @property
-    def connected(self):
-        return self.side.up
+    def info(self):
+        if not self.side.up and self.world.random.random() < 0.1:
+            self.side.losses += 1  # an attempt fails
+        return SimpleNamespace(connected=self.side.up, losses=self.side.losses, agent_id=self.agent_id, incarnation=self.incarnation)
 
     def process(self):
         pass
@@ -301,7 +302,7 @@ class Side:
         self.memory = np.zeros((RANKS, LAYERS, BLOCKS * BLOCK), dtype=np.int64)
         self.world, self.name, self.clients, self.remotes = world, name, {}, {}
         self.agent_id, self.incarnation, self.up = name.encode() * 16, 1, True
-        self.grants = None
+        self.grants, self.losses = None, 0
         config = EngineArgs(
             model=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=BLOCK * 8, max_num_batched_tokens=BLOCK * 3 // 2,
             max_num_seqs=8, block_size=BLOCK, enforce_eager=True, kv_transfer_config={
@@ -453,6 +454,9 @@ class World:
         grants.over(grant, why)
 
     def acquired(self, side, hold):
+        if not side.up and self.random.random() >= 0.5:  # it had not been sent
+            self.act(self.acquired, side, hold)
+            return
         hold.answered = True
         grant = hold.grant
         if not side.up:
@@ -549,6 +553,7 @@ class World:
     def kill_agent(self, side):
         """The agent of a side dies and is started again."""
         side.up = False
+        side.losses += 1
         error = errors.AgentRestarted("the agent was restarted")
         for grant in list(side.grants.open):
             side.grants.over(grant, AGENT_LOST)

@@ -51,6 +51,7 @@ class Info(NamedTuple):
     arena_bytes: int
     in_flight: int
     segments: bool
+    losses: int  # of the session, and failed attempts to open one
 
 
 class _EventWait(Pending[Any]):
@@ -137,7 +138,7 @@ class Session(Waiting):
         i = lib.Info()
         self._check(lib.held.dray_get_info, byref(i))
         return Info(bool(i.connected), i.session, i.incarnation, bytes(i.agent_id), lib.text(i.segment),
-                    lib.text(i.version), i.ring_entries, i.arena_bytes, i.in_flight, bool(i.segments))
+                    lib.text(i.version), i.ring_entries, i.arena_bytes, i.in_flight, bool(i.segments), i.losses)
 
     @property
     def connected(self) -> bool:

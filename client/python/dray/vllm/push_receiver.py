@@ -5,7 +5,7 @@ When the engine has allocated a request's blocks, D leases them for writing and 
 the mailbox of P's engine. P's transfers notify D. A request is in one of these states:
 
     MATCHED    not allocated: D has lent nothing
-    LENDING    the agent has not answered with all rights yet
+    LENDING    the agent is away, or has not answered with all rights yet
     ANNOUNCED  P may write
     DONE       the engine has been told, exactly once, how the load ended
 
@@ -62,6 +62,7 @@ class _Load:
         self.error: errors.Error | None = None
         self.first = self.end = 0
         self.began = self.ends = 0.0
+        self.losses = 0  # of the session, before
         self.blocks: KVCacheBlocks | None = None
         self.tag = 0  # of the announcement
         self.grants: list[Grant] = []  # in the order of the ranks
@@ -118,10 +119,9 @@ class Receiver:
 
     def _first_sight(self, request: Request) -> _Load:
         load, params = _Load(request.request_id), request.kv_transfer_params or {}
+        load.losses = self._ranks.losses()
         try:
             load.target = read_target(params)
-            if not self._client.connected:
-                raise errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
         except errors.Error as e:
             load.error = e
         for token in offered_tokens(params):  # of a P in mode 'pull', which gets its blocks back
@@ -145,18 +145,23 @@ class Receiver:
         load.began = time.monotonic()
         load.ends = load.began + self._options.deadline
         self._waiting[load.request_id] = load
-        if load.error is None:
-            try:
-                self._lend(load, blocks)
-            except errors.Error as e:
-                load.error = e
+        self._lend(load)
 
-    def _lend(self, load: _Load, blocks: KVCacheBlocks) -> None:
-        """Starts to lend what P is to write: the blocks behind those that are cached here."""
-        assert load.target is not None
+    def _lend(self, load: _Load) -> None:
+        """Lends what P is to write, the blocks behind those that are cached here, as soon as the agent is there."""
+        load.error = load.error or self._ranks.missing(load.losses)
+        if load.error is not None or load.grants or not self._ranks.present:
+            return
+        try:
+            self._start_to_lend(load)
+        except errors.Error as e:
+            load.error = e
+
+    def _start_to_lend(self, load: _Load) -> None:
+        assert load.target is not None and load.blocks is not None
         self.kept.check()
         agent = load.target.agent or self._agents.get((load.target.segment, load.target.engine_id))
-        ids = blocks.get_block_ids()
+        ids = load.blocks.get_block_ids()
         for rank in range(len(self._ranks)):
             region = self._ranks.region(rank)
             if region is None:
@@ -183,6 +188,8 @@ class Receiver:
         """Goes on with all loads that wait; tells the workers which have ended."""
         now = time.monotonic()
         for load in list(self._waiting.values()):
+            if load.state is _State.LENDING:
+                self._lend(load)
             error = load.error or self._broken(load, now)
             if error is None and load.complete():
                 self._end(load)
@@ -216,7 +223,7 @@ class Receiver:
         """Posts the announcement, as far as the other agent takes it. Returns why that failed for good."""
         assert load.target is not None
         if load.state is _State.LENDING:
-            if not all(grant.token for grant in load.grants):
+            if not load.grants or not all(grant.token for grant in load.grants):
                 return None
             load.state = _State.ANNOUNCED
             try:

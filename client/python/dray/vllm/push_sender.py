@@ -258,7 +258,7 @@ class Sender:
         if send.finished is None and send.request.status.name != "RUNNING":
             return  # its blocks are not computed, or were given to others
         end, last = self._complete(send, scheduled)
-        if end <= send.pushed and not last or not all(hold.remote for hold in send.holds.values()):
+        if end <= send.pushed and not last or not self._ranks.present or not all(hold.remote for hold in send.holds.values()):
             return
         target = None
         if not send.numbers:

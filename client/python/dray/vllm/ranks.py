@@ -122,6 +122,29 @@ class Ranks:
                     f"rank {info.layout.rank} shares its KV cache, and another rank copies blocks through a bounce buffer",
                     fix="Let all ranks allocate their KV cache in the same way.")
 
+    @property
+    def present(self) -> bool:
+        """True if the agent has the KV caches of all ranks in the session that there is now."""
+        own = self._client.info()
+        return self.complete and own.connected and all(
+            (info.agent_id, info.incarnation) == (own.agent_id, own.incarnation) for info in self._infos.values())
+
+    def losses(self) -> int:
+        """How often the session was lost, or could not be opened, up to now."""
+        self._client.process()  # which notices a loss
+        return self._client.info().losses
+
+    def missing(self, losses: int) -> errors.Error | None:
+        """Why a load cannot wait for the agent; None: it can wait, or it can start.
+
+        losses: of losses(), when the load's request was seen first. An idle engine learns that its agent was restarted
+        when it gets a request. That request waits for one attempt to open a session, and then for the workers.
+        """
+        info = self._client.info()
+        if info.connected or info.losses <= losses:
+            return None
+        return errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
+
     def region(self, rank: int) -> Region | None:
         """The region of a rank; None while the agent does not have it, as after a restart."""
         region = self._regions.get(rank)

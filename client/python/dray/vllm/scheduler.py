@@ -58,7 +58,7 @@ class _State(enum.Enum):
 class _Load:
     """A request of D. offer, holds: None and empty if the offer was refused; error says why."""
 
-    __slots__ = ("allocated", "blocks", "end", "ends", "error", "first", "holds", "offer", "over", "request_id", "state")
+    __slots__ = ("allocated", "blocks", "end", "ends", "error", "first", "holds", "losses", "offer", "over", "request_id", "state")
 
     def __init__(self, request_id: str) -> None:
         self.request_id, self.state = request_id, _State.MATCHED
@@ -69,6 +69,7 @@ class _Load:
         self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
         self.first = self.end = 0
         self.ends = 0.0
+        self.losses = 0  # of the session, before
         self.over = False  # the request has ended
 
     def keep(self, now: float) -> None:
@@ -162,12 +163,11 @@ class SchedulerSide:
         load = _Load(request.request_id)
         load.end = request.num_prompt_tokens
         params = self._member.own(request.kv_transfer_params) or {}
+        load.losses = self.ranks.losses()
         wanted: tuple[int, ...] = ()
         try:
             load.offer, wanted = read_offer(params, self._peers.check)
             load.end = min(load.end, load.offer.num_tokens)
-            if not self._client.connected:
-                raise errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
         except errors.Error as e:
             load.error = e
         # Rights that are not used are released, so that P gets its blocks back at once.
@@ -203,11 +203,12 @@ class SchedulerSide:
     def _start(self, load: _Load, now: float, metadata: StepMetadata) -> bool:
         """Hands a load to the workers, or its failure; False while it has to wait."""
         error = load.error or next((hold.lost for hold in load.holds.values() if hold.lost), None)
+        error = error or self.ranks.missing(load.losses)
         if error is None and now >= load.ends:
             error = errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
         remotes: dict[int, int] = {}
         if error is None:
-            if not all(hold.remote for hold in load.holds.values()):
+            if not self.ranks.present or not all(hold.remote for hold in load.holds.values()):
                 return False
             error = self._transport_error(load)
             try:
