@@ -71,8 +71,11 @@ static void start(struct dray *d)
 	d->state = SESSION_HELLO;
 	if (error)
 		dc_session_break(d, absent ? DRAY_E_PEER_UNREACHABLE : dc_code_of_errno(error),
-				 "%s %s: %s", absent ? "no agent at" : "connecting to",
-				 d->address.sun_path, dray_errno_text(error));
+				 "%s %s: %s%s", absent ? "no agent at" : "connecting to",
+				 d->address.sun_path, dray_errno_text(error),
+				 error == -EACCES ? "; the socket's owner and mode (data.group, "
+						    "data.mode) decide who may connect" :
+						    "");
 	else
 		advance(d, SESSION_HELLO, DMSG_HELLO);
 }

@@ -100,11 +100,29 @@ static bool matches(const char *name, const struct dray_strv *patterns)
 	return false;
 }
 
+/* A note for each pattern that selects nothing, because a wrong name leaves the node without rails. */
+static void note_missing(struct nd_scan *scan, const struct nd_scan_options *o)
+{
+	for (size_t i = 0; i < o->only.n; i++) {
+		const char *pattern = o->only.v[i];
+		bool found = false;
+
+		for (size_t k = 0; k < scan->devices.n && !found; k++)
+			found = fnmatch(pattern, scan->devices.v[k].name, 0) == 0;
+		if (!found)
+			add_note(scan, "devices",
+				 "the configuration selects %s, but no RDMA device here has such a "
+				 "name; drayctl detect lists the names",
+				 pattern);
+	}
+}
+
 static void exclude_devices(struct nd_scan *scan, const struct nd_scan_options *o)
 {
 	struct nd_devices *d = &scan->devices;
 	size_t kept = 0;
 
+	note_missing(scan, o);
 	for (size_t i = 0; i < d->n; i++) {
 		const char *name = d->v[i].name;
 

@@ -189,7 +189,8 @@ int config_file_load(struct config *c, const char *file, struct dray_err *reterr
 		return 0;
 	r = config_text_read(&t, name, 0, reterr);
 	if (r == -ENOENT)
-		r = file ? dray_err_set(reterr, r, DRAY_E_INVALID, "%s: there is no such file",
+		r = file ? dray_err_set(reterr, r, DRAY_E_INVALID,
+					"%s: there is no such file; name another one with --config",
 					config_clip(name)) :
 			   0;
 	else if (!r)

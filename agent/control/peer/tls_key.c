@@ -50,8 +50,9 @@ int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_e
 	if (n < TLS_KEY_MIN || n > TLS_KEY_MAX)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"it has %zu bytes; a key has %d to %d bytes, raw or as hexadecimal text", n,
-			TLS_KEY_MIN, TLS_KEY_MAX);
+			"it has %zu bytes; a key has %d to %d bytes, raw or as hexadecimal text; "
+			"drayctl genkey makes one",
+			n, TLS_KEY_MIN, TLS_KEY_MAX);
 	ret->n = n;
 	memcpy(ret->bytes, p, n);
 	return 0;
