@@ -198,7 +198,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
 	DRAY_CONFIG_KEY_LIMITS_LETTER_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
-	DRAY_CONFIG_KEY_LIMITS_UNPROVED_SEGMENTS_PER_UID,
+	DRAY_CONFIG_KEY_LIMITS_UNPROVED_SEGMENTS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STRANGERS,
 	DRAY_CONFIG_KEY_LIMITS_GRANTS_PER_PEER,
 	DRAY_CONFIG_KEY_LIMITS_SEGMENTS,
@@ -690,10 +690,10 @@ struct dray_config {
 		int64_t letter_bytes;
 		int64_t peers; /* Peers. */
 		/*
-		 * Segments that imports and posts of one uid's clients may try to reach in a
+		 * Segments that imports and posts of one owner's clients may try to reach in a
 		 * minute, without those where an agent has proved the key.
 		 */
-		int64_t unproved_segments_per_uid;
+		int64_t unproved_segments_per_owner;
 		int64_t strangers; /* Connections of agents that have not authenticated yet. */
 		int64_t grants_per_peer; /* Grants of one peer. */
 		/*

@@ -240,8 +240,8 @@ static void import_something(struct rig *rig, struct peer *peer, bool is_lease, 
 		return;
 	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
 	t.incarnation = peer->incarnation;
-	if (peer_import(rig->peers, &t, is_lease, "127.0.0.1:1", 1000, n ? p[0] * MS : 0, imported,
-			NULL, &last_import, NULL) == 0)
+	if (peer_import(rig->peers, &t, is_lease, "127.0.0.1:1", &rig_client, n ? p[0] * MS : 0,
+			imported, NULL, &last_import, NULL) == 0)
 		pending++;
 }
 

@@ -7,6 +7,7 @@ import socket
 import threading
 
 from harness import MIB, Side, expect, s, until
+from test_owners import tenants
 from test_tokens import parse
 
 
@@ -58,7 +59,7 @@ def test_one_error_for_all_causes(new_agent):
 
 def test_attempts_are_bounded(new_agent):
     """A uid has the agent connect to a number of segments that prove nothing; where an agent answers does not count."""
-    agent = new_agent(settings={"limits.unproved_segments_per_uid": 5})
+    agent = new_agent(settings={"limits.unproved_segments_per_owner": 5})
     other = new_agent("other")
     with Side(agent, MIB) as side, Side(other, MIB) as there:
         for port in range(1, 5):
@@ -67,5 +68,17 @@ def test_attempts_are_bounded(new_agent):
             side.client.import_token(there.region.export(), timeout=5).release()
         expect("peer_unreachable", side.client.import_token, forged(side, "127.0.0.1:5"), timeout=0.2)
         error = expect("busy", side.client.import_token, forged(side, "127.0.0.1:6"), timeout=0.2)
-        assert "limits.unproved_segments_per_uid" in str(error)
+        assert "limits.unproved_segments_per_owner" in str(error)
         expect("peer_unreachable", side.client.import_token, forged(side, "127.0.0.1:3"), timeout=0.2)
+
+
+def test_attempts_of_a_tenant(new_agent):
+    """Clients of one tenant take no attempts of those of another one that have the same uid."""
+    agent, connect = tenants(new_agent, "a", "b", settings={"limits.unproved_segments_per_owner": 2})
+    with Side(agent, MIB) as side, connect("a") as a, connect("b") as b:
+        for port in (1, 2):
+            expect("peer_unreachable", a.import_token, forged(side, f"127.0.0.1:{port}"), timeout=0.2)
+        error = expect("busy", a.import_token, forged(side, "127.0.0.1:3"), timeout=0.2)
+        assert "tenant=a" in str(error)
+        expect("peer_unreachable", b.import_token, forged(side, "127.0.0.1:3"), timeout=0.2)
+        expect("busy", a.post, "127.0.0.1:4", "box", b"letter")

@@ -456,7 +456,7 @@ static void rig_config(struct dray_config *c)
 	c->peer.fence_timeout = 10000 * MS;
 	c->transfer.slice_timeout = 10000 * MS;
 	c->limits.peers = 32;
-	c->limits.unproved_segments_per_uid = 100;
+	c->limits.unproved_segments_per_owner = 100;
 	c->limits.log_lines_per_peer = 100;
 	c->limits.strangers = 8;
 	c->limits.grants_per_peer = 100;

@@ -57,7 +57,8 @@ static inline void rig_turn(sd_event *event)
  * import.
  */
 #define RIG_LIMIT 30000
-#define RIG_UID 1000 /* of the client that imports */
+/* The client that imports. */
+static const struct peer_client rig_client = { "tenant=default uid=1000" };
 #define RIG_DEADLINE 20000
 
 #define rig_until_at_most(event, ms, cond)                     \
@@ -153,8 +154,8 @@ static inline int rig_use_token(struct rig *rig, const struct pmsg_token *t, boo
 	int r;
 
 	memset(i, 0, sizeof(*i));
-	r = peer_import(rig->peers, t, is_lease, segment, RIG_UID, ms * MS, rig_imported, i, &i->id,
-			&i->err);
+	r = peer_import(rig->peers, t, is_lease, segment, &rig_client, ms * MS, rig_imported, i,
+			&i->id, &i->err);
 	assert_int_equal(i->done, 0);
 	return r;
 }

@@ -95,8 +95,8 @@ const char *peers_segment(struct peers *p)
 }
 
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
-		uint32_t uid, int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
-		struct dray_err *reterr)
+		const struct peer_client *client, int64_t timeout_ns, peer_import_fn fn, void *arg,
+		uint64_t *ret_id, struct dray_err *reterr)
 {
 	if (p->import_code)
 		return dray_err_set(reterr, -EPERM, p->import_code, "refused by the test");

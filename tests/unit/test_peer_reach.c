@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Segments that clients of a uid name and where no agent has proved the key. */
+/* Segments that clients of an owner name and where no agent has proved the key. */
 #include <stdio.h>
 
 #include "agent/control/peer/reach.h"
@@ -24,10 +24,11 @@ static int teardown(void **state)
 
 static enum reach_result take(uint32_t uid, unsigned port, int64_t now_ns)
 {
+	struct peer_client client = peer_client_of("default", 7, uid);
 	char segment[32];
 
 	snprintf(segment, sizeof(segment), "10.0.0.1:%u", port);
-	return reach_take(&reaches, uid, segment, MAX, now_ns);
+	return reach_take(&reaches, &client, segment, MAX, now_ns);
 }
 
 static void a_uid_has_a_number_of_places(void **state)

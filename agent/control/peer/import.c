@@ -170,7 +170,7 @@ static int import_dial(struct import *i, struct dray_err *reterr)
 {
 	struct peers *p = i->p;
 	struct peer *peer = find_attempt(p, i->token.agent_id, i->segment);
-	int r = peers_may_reach(p, i->uid, i->segment, reterr);
+	int r = peers_may_reach(p, &i->client, i->segment, reterr);
 
 	if (r < 0)
 		return r;
@@ -222,14 +222,14 @@ static void import_expired(struct peer *peer, struct peer_timeout *t)
 	import_fail(i, peer_fsm_is_up(&peer->fsm) ?
 			       dray_err_of(DRAY_E_TIMEOUT, "the owner at %s did not answer in time",
 					   peer->segment) :
-			       peer_unreached(peer, "owner", i->uid, DRAY_E_PEER_UNREACHABLE));
+			       peer_unreached(peer, "owner", &i->client, DRAY_E_PEER_UNREACHABLE));
 	if (dray_list_empty(&peer->imports))
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
-		uint32_t uid, int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
-		struct dray_err *reterr)
+		const struct peer_client *client, int64_t timeout_ns, peer_import_fn fn, void *arg,
+		uint64_t *ret_id, struct dray_err *reterr)
 {
 	dray_auto_free struct import *i = NULL;
 	int r;
@@ -252,7 +252,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, 
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
 	i->is_lease = is_lease;
 	i->no_wait = !timeout_ns;
-	i->uid = uid;
+	i->client = *client;
 	i->timeout = (struct peer_timeout){
 		.end_ns = peers_now(p) + (timeout_ns ? timeout_ns : PEER_IMPORT_TIMEOUT_NS),
 		.expired = import_expired,
@@ -317,7 +317,7 @@ void imports_end(struct peer *peer, uint32_t code)
 
 		/* a peer that left in good order had not answered: connect again */
 		if (!peer->left || peer->p->stopping)
-			import_fail(i, peer_unreached(peer, "owner", i->uid, code));
+			import_fail(i, peer_unreached(peer, "owner", &i->client, code));
 		else if (import_dial(i, &err) < 0)
 			import_fail(i, err);
 	}

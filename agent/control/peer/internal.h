@@ -130,7 +130,7 @@ struct import {
 	uint8_t tries; /* of a lease: answers with a grant that was not there any more */
 	bool no_wait;  /* fails when the owner's address refuses the connection */
 	bool former;   /* the owner's id is connected from elsewhere, with a later incarnation */
-	uint32_t uid;  /* of the client */
+	struct peer_client client;
 	dray_handle id;
 	struct pmsg_token token;
 	struct pending_request *request; /* NULL until it is sent */
@@ -213,13 +213,15 @@ bool peers_beyond_loopback(const struct peers *p);
 int peers_check_key(const struct peers *p, const struct dray_addr *addr, bool listen,
 		    struct dray_err *reterr);
 
-/* 0, or -EBUSY or -ENOMEM with reterr: the agent may not connect to this segment for a client of that uid now. */
-int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct dray_err *reterr);
+/* 0, or -EBUSY or -ENOMEM with reterr: the agent may not connect to this segment for a client of that owner now. */
+int peers_may_reach(struct peers *p, const struct peer_client *client, const char *segment,
+		    struct dray_err *reterr);
 /*
- * What a client of that uid is told when the agent (what: "owner", "agent") at the peer's segment was not reached. Clients must not
+ * What a client of that owner is told when the agent (what: "owner", "agent") at the peer's segment was not reached. Clients must not
  * find out through this agent what listens where: before the key is proved all causes look the same, and the log has the one.
  */
-struct dray_err peer_unreached(struct peer *peer, const char *what, uint32_t uid, uint32_t code);
+struct dray_err peer_unreached(struct peer *peer, const char *what,
+			       const struct peer_client *client, uint32_t code);
 
 /* peer.c */
 

@@ -7,6 +7,7 @@
 
 #include <systemd/sd-event.h>
 
+#include "agent/control/peer/client.h"
 #include "agent/control/peer/fsm.h"
 #include "agent/control/region/region.h"
 #include "agent/data/data.h"
@@ -122,15 +123,15 @@ typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handl
  * Requests a grant from the owner of a token; connects first if needed (simultaneous callers share one connection).
  * fn runs exactly once within timeout_ns, unless cancelled. Until then a failed attempt to connect is repeated. timeout_ns 0:
  * within PEER_IMPORT_TIMEOUT_NS, but at once if the owner's address refuses the connection. The segment and the ids are
- * claims of the token; the connection proves the id. uid: of the client, for which the segments without an agent that has proved the
+ * claims of the token; the connection proves the id. client: for whose owner the segments without an agent that has proved the
  * key are bounded. 0 with an id, or an error at once.
  *
  * is_lease: acquires the lease of the token. If its owner has granted it to this agent already, no message is sent; else one message
  * acquires all leases of this owner that were requested in this turn of the loop.
  */
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
-		uint32_t uid, int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
-		struct dray_err *reterr);
+		const struct peer_client *client, int64_t timeout_ns, peer_import_fn fn, void *arg,
+		uint64_t *ret_id, struct dray_err *reterr);
 
 /* Grants a lease to the agent that its token has as audience, for up to n holders. Returns for how many: 0 if it is not connected. */
 uint32_t peers_lease_grant(struct peers *p, const struct pmsg_token *token, uint32_t n);

@@ -254,11 +254,12 @@ const uint8_t *peers_agent_id(struct peers *p, dray_handle handle)
 	return peer ? peer->agent_id : unknown;
 }
 
-int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct dray_err *reterr)
+int peers_may_reach(struct peers *p, const struct peer_client *client, const char *segment,
+		    struct dray_err *reterr)
 {
-	uint32_t max = (uint32_t)p->cfg->limits.unproved_segments_per_uid;
+	uint32_t max = (uint32_t)p->cfg->limits.unproved_segments_per_owner;
 
-	switch (reach_take(&p->reaches, uid, segment, max, peers_now(p))) {
+	switch (reach_take(&p->reaches, client, segment, max, peers_now(p))) {
 	case REACH_OK:
 		return 0;
 	case REACH_NO_MEMORY:
@@ -269,23 +270,22 @@ int peers_may_reach(struct peers *p, uint32_t uid, const char *segment, struct d
 	}
 	return dray_err_set(
 		reterr, -EBUSY, DRAY_E_BUSY,
-		"in the last minute clients of uid %u named %u segments where no agent has proved the key, "
-		"as many as limits.unproved_segments_per_uid allows; try again in a minute",
-		uid, max);
+		"in the last minute clients of %s named %u segments where no agent has proved the key, "
+		"as many as limits.unproved_segments_per_owner allows; try again in a minute",
+		client->name, max);
 }
 
-struct dray_err peer_unreached(struct peer *peer, const char *what, uint32_t uid, uint32_t code)
+struct dray_err peer_unreached(struct peer *peer, const char *what,
+			       const struct peer_client *client, uint32_t code)
 {
 	const char *why = *peer->fsm.why.msg ? peer->fsm.why.msg : dray_error_doc(code);
 	struct peers_log log;
-	char name[16];
 
 	if (peer->proved || peer->known || peer->p->stopping)
 		return dray_err_of((int)code, "the %s at %s: %s", what, peer->segment, why);
-	snprintf(name, sizeof(name), "%u", uid);
-	log = peers_log_about(peer->p, "segments for uid=", name);
+	log = peers_log_about(peer->p, "segments for ", client->name);
 	log_within(log.limit, log.burst, log.about, DRAY_LOG_INFO, AREA,
-		   "the %s at %s cannot be reached: %s uid=%u", what, peer->segment, why, uid);
+		   "the %s at %s cannot be reached: %s %s", what, peer->segment, why, client->name);
 	return dray_err_of(
 		DRAY_E_PEER_UNREACHABLE,
 		"the %s at %s cannot be reached, or has not proved the key of this agent, "

@@ -168,6 +168,13 @@ static bool same_owner(const struct pmsg_post *a, const struct pmsg_post *b)
 	       !memcmp(a->tenant.p, b->tenant.p, a->tenant.n);
 }
 
+static struct peer_client client_of(const struct post *post)
+{
+	const struct pmsg_post *m = &post->call.m;
+
+	return peer_client_of(m->tenant.p, m->tenant.n, m->uid);
+}
+
 static int check_room(const struct peer *peer, const struct pmsg_post *m, struct dray_err *reterr)
 {
 	uint64_t all = 0, own = 0;
@@ -214,6 +221,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 	static const uint8_t any_id[16];
 	struct peer *peer = find_up(p, post->call.segment);
 	const struct pmsg_post *m = &post->call.m;
+	struct peer_client client = client_of(post);
 	int r;
 
 	if (peer) {
@@ -230,7 +238,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 	if (!peer) {
 		r = check_attempts(p, m, reterr);
 		if (r >= 0)
-			r = peers_may_reach(p, m->uid, post->call.segment, reterr);
+			r = peers_may_reach(p, &client, post->call.segment, reterr);
 		if (r >= 0)
 			r = peer_new_to(&peer, p, any_id, post->call.segment, reterr);
 		if (r < 0)
@@ -242,7 +250,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 	}
 	r = check_room(peer, m, reterr);
 	if (r >= 0)
-		r = peers_may_reach(p, m->uid, post->call.segment, reterr);
+		r = peers_may_reach(p, &client, post->call.segment, reterr);
 	if (r < 0)
 		return r;
 	post_move(post, peer);
@@ -255,6 +263,7 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 static void expired(struct peer *peer, struct peer_timeout *t)
 {
 	struct post *post = dray_container_of(t, struct post, timeout);
+	struct peer_client client = client_of(post);
 
 	post_end(
 		post,
@@ -263,7 +272,7 @@ static void expired(struct peer *peer, struct peer_timeout *t)
 				DRAY_E_TIMEOUT,
 				"the agent at %s did not answer in time; the letter may have been delivered",
 				post->call.segment) :
-			peer_unreached(peer, "agent", post->call.m.uid, DRAY_E_PEER_UNREACHABLE),
+			peer_unreached(peer, "agent", &client, DRAY_E_PEER_UNREACHABLE),
 		NULL);
 	if (dray_list_empty(&peer->posts))
 		peer_event(peer, PEER_EVENT_UNNEEDED);
@@ -344,6 +353,7 @@ void posts_end(struct peer *peer, uint32_t code)
 
 	while ((post = dray_list_first(&peer->posts, struct post, link))) {
 		const char *segment = post->call.segment;
+		struct peer_client client = client_of(post);
 		struct dray_err err = DRAY_ERR_NULL;
 
 		if (p->stopping)
@@ -356,7 +366,7 @@ void posts_end(struct peer *peer, uint32_t code)
 				"the agent at %s was lost before it answered: %s; the letter may have been delivered",
 				segment, why);
 		else if (!peer->left)
-			err = peer_unreached(peer, "agent", post->call.m.uid, code);
+			err = peer_unreached(peer, "agent", &client, code);
 		else
 			/* a peer that left in good order had not taken the letter: connect again */
 			post_start(p, post, &err);

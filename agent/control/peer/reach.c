@@ -6,16 +6,16 @@
 
 #include "lib/time.h"
 
-struct reach_uid {
-	struct dray_map_node node; /* in reaches->uids */
-	uint32_t uid;
+struct reach_client {
+	struct dray_map_node node; /* in reaches->clients */
+	struct peer_client client;
 	uint32_t n; /* places */
 };
 
 struct place {
 	struct dray_map_node node; /* in reaches->places */
 	struct dray_list link;
-	struct reach_uid *of;
+	struct reach_client *of;
 	int64_t since_ns;
 	char segment[]; /* the key */
 };
@@ -23,7 +23,7 @@ struct place {
 void reaches_init(struct reaches *r)
 {
 	dray_map_init(&r->places);
-	dray_map_init(&r->uids);
+	dray_map_init(&r->clients);
 	dray_list_init(&r->oldest);
 }
 
@@ -32,7 +32,7 @@ static void place_free(struct reaches *r, struct place *p)
 	dray_map_del(&r->places, &p->node);
 	dray_list_del(&p->link);
 	if (!--p->of->n) {
-		dray_map_del(&r->uids, &p->of->node);
+		dray_map_del(&r->clients, &p->of->node);
 		free(p->of);
 	}
 	free(p);
@@ -43,21 +43,22 @@ void reaches_deinit(struct reaches *r)
 	dray_list_for_each(&r->oldest, p, struct place, link)
 		place_free(r, p);
 	dray_map_deinit(&r->places);
-	dray_map_deinit(&r->uids);
+	dray_map_deinit(&r->clients);
 }
 
-static struct reach_uid *uid_get(struct reaches *r, uint32_t uid)
+static struct reach_client *client_get(struct reaches *r, const struct peer_client *client)
 {
-	struct reach_uid *u =
-		dray_map_entry(dray_map_find(&r->uids, &uid, sizeof(uid)), struct reach_uid, node);
+	size_t n = strlen(client->name);
+	struct reach_client *u = dray_map_entry(dray_map_find(&r->clients, client->name, n),
+						struct reach_client, node);
 
 	if (u)
 		return u;
 	u = calloc(1, sizeof(*u));
 	if (!u)
 		return NULL;
-	u->uid = uid;
-	dray_map_add(&r->uids, &u->node, &u->uid, sizeof(u->uid));
+	u->client = *client;
+	dray_map_add(&r->clients, &u->node, u->client.name, n);
 	return u;
 }
 
@@ -70,15 +71,15 @@ static void expire(struct reaches *r, int64_t now_ns)
 		place_free(r, p);
 }
 
-static struct place *find(struct reaches *r, uint32_t uid, const char *segment)
+static struct place *find(struct reaches *r, const struct peer_client *client, const char *segment)
 {
 	dray_map_for_each_of(&r->places, segment, strlen(segment), p, struct place, node)
-		if (p->of->uid == uid)
+		if (!strcmp(p->of->client.name, client->name))
 			return p;
 	return NULL;
 }
 
-static enum reach_result place_new(struct reaches *r, struct reach_uid *u, const char *segment,
+static enum reach_result place_new(struct reaches *r, struct reach_client *u, const char *segment,
 				   int64_t now_ns)
 {
 	size_t n = strlen(segment);
@@ -86,7 +87,7 @@ static enum reach_result place_new(struct reaches *r, struct reach_uid *u, const
 
 	if (!p) {
 		if (!u->n) {
-			dray_map_del(&r->uids, &u->node);
+			dray_map_del(&r->clients, &u->node);
 			free(u);
 		}
 		return REACH_NO_MEMORY;
@@ -100,20 +101,20 @@ static enum reach_result place_new(struct reaches *r, struct reach_uid *u, const
 	return REACH_OK;
 }
 
-enum reach_result reach_take(struct reaches *r, uint32_t uid, const char *segment, uint32_t max,
-			     int64_t now_ns)
+enum reach_result reach_take(struct reaches *r, const struct peer_client *client,
+			     const char *segment, uint32_t max, int64_t now_ns)
 {
-	struct reach_uid *u;
+	struct reach_client *u;
 	struct place *p;
 
 	expire(r, now_ns);
-	p = find(r, uid, segment);
+	p = find(r, client, segment);
 	if (p) {
 		p->since_ns = now_ns;
 		dray_list_move(&r->oldest, &p->link);
 		return REACH_OK;
 	}
-	u = uid_get(r, uid);
+	u = client_get(r, client);
 	if (!u)
 		return REACH_NO_MEMORY;
 	return u->n >= max ? REACH_FULL : place_new(r, u, segment, now_ns);

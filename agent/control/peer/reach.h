@@ -9,14 +9,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "agent/control/peer/client.h"
 #include "lib/list.h"
 #include "lib/map.h"
 
 #define REACH_NS (60 * DRAY_NS_PER_SEC)
 
 struct reaches {
-	struct dray_map places; /* by uid and segment */
-	struct dray_map uids;
+	struct dray_map places;  /* by segment */
+	struct dray_map clients; /* by name */
 	struct dray_list oldest; /* places, by the time of their last attempt */
 };
 
@@ -25,8 +26,8 @@ enum reach_result { REACH_OK, REACH_FULL, REACH_NO_MEMORY };
 void reaches_init(struct reaches *r);
 void reaches_deinit(struct reaches *r);
 
-/* A client of the uid has the agent connect to the segment. max: places of a uid. */
-enum reach_result reach_take(struct reaches *r, uint32_t uid, const char *segment, uint32_t max,
-			     int64_t now_ns);
+/* A client of the owner has the agent connect to the segment. max: places of an owner. */
+enum reach_result reach_take(struct reaches *r, const struct peer_client *client,
+			     const char *segment, uint32_t max, int64_t now_ns);
 /* An agent at this segment has proved the key. */
 void reach_proved(struct reaches *r, const char *segment);

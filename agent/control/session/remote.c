@@ -378,6 +378,8 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		       struct dray_err *reterr)
 {
 	int e = owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr);
+	struct peer_client client = peer_client_of(
+		s->uid_owner->tenant, (uint32_t)strlen(s->uid_owner->tenant), s->who.uid);
 	struct pending_import *i;
 
 	if (e < 0)
@@ -387,7 +389,7 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		*i = (struct pending_import){ .session = s,
 					      .request_id = request_id,
 					      .is_lease = is_lease };
-		e = peer_import(s->owner->deps.peers, token, is_lease, segment, s->who.uid,
+		e = peer_import(s->owner->deps.peers, token, is_lease, segment, &client,
 				timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
 	}
 	if (!i || e < 0) {
