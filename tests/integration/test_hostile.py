@@ -358,6 +358,29 @@ def test_mappings(new_agent):
         serves(agent)
 
 
+def test_too_many_descriptors_in_flight(new_agent):
+    """The kernel counts descriptors in flight for each user: while another client of the agent's user has too many, replies with descriptors wait."""
+    agent = new_agent(wrap=["prlimit", "--nofile=256:256"], settings={"agent.workers": 1})
+    ends = list(os.pipe())
+    with Raw(agent) as raw, Raw(agent) as other, contextlib.ExitStack() as stack:
+        here, there = (stack.enter_context(sock) for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        for _ in range(10):
+            socket.send_fds(here, [b"."], ends * 50)
+        requests = [raw.request(s.pack_ring_open, sq_entries=16, arena_bytes=4096), raw.request(s.pack_env_get, profiles="")]
+        # the worker has tried to answer when it answers a later request of another session
+        other.ask(s.pack_env_get, profiles="")
+        assert not select.select([raw.sock], [], [], 0)[0], "an answer before there is room"
+        there.close()
+        for request in requests:
+            header, _, fds = raw.receive()
+            assert header.request_id == request
+            for fd in fds:
+                os.close(fd)
+        raw.ask(s.pack_env_get, profiles="")
+    for fd in ends:
+        os.close(fd)
+
+
 @as_root
 @pytest.mark.parametrize("state", ["authenticating", "ready"])
 def test_descriptors_to_the_control_socket(new_agent, state):

@@ -46,6 +46,15 @@ static void flush(struct wsession *s)
 			s->writable = false;
 			return;
 		}
+		/*
+		 * Too many descriptors of the agent's user are in flight, perhaps those of clients that have the same uid. When
+		 * that ends has no event.
+		 */
+		if (ret == -ETOOMANYREFS) {
+			if (dray_list_empty(&s->unsent_link))
+				dray_list_add(&s->worker->unsent, &s->unsent_link);
+			return;
+		}
 		if (p->report)
 			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
 								 .session = s->xs.handle,
@@ -58,6 +67,19 @@ static void flush(struct wsession *s)
 			return;
 		}
 	}
+}
+
+void wsessions_send_again(struct worker *w)
+{
+	struct dray_list again = DRAY_LIST_INIT(again);
+	struct wsession *s;
+
+	if (dray_list_empty(&w->unsent) || w->core.now_ns - w->unsent_ns < DRAY_NS_PER_MS)
+		return;
+	w->unsent_ns = w->core.now_ns;
+	dray_list_splice(&again, &w->unsent);
+	while ((s = dray_list_pop(&again, struct wsession, unsent_link)))
+		flush(s);
 }
 
 static void handle_io(struct loop_source *source, uint32_t events)
@@ -89,6 +111,7 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	dray_list_init(&s->cancels);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
+	dray_list_init(&s->unsent_link);
 	dray_slots_set(&w->sessions, s->xs.handle, s);
 	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
 		wsession_die(s, DRAY_E_NO_MEMORY);
@@ -115,6 +138,7 @@ static void die(struct wsession *s, uint32_t code, struct packet *goodbye)
 	s->dead = true;
 	loop_del(&s->worker->core.loop, &s->source);
 	dray_list_del(&s->ready_link);
+	dray_list_del(&s->unsent_link);
 	worker_event(s->worker, &(struct event){ .type = EVENT_SESSION_EOF,
 						 .session = s->xs.handle,
 						 .code = code,
@@ -147,6 +171,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		idset_deinit(&s->ids);
 		cancels_deinit(s);
 		dray_list_del(&s->ready_link);
+		dray_list_del(&s->unsent_link);
 		dray_slots_set(&w->sessions, session, NULL);
 		xfer_session_deinit(&s->xs);
 		free(s);
