@@ -98,6 +98,20 @@ check-fuzz:
 	-@$(MAKE) $(SUB) -k VARIANT=fuzz fuzz-programs
 	@$(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 
+# Each fuzzer for SECONDS, one after the other, then random sessions against an agent. New inputs are kept in build/fuzz/found.
+SECONDS ?= 60
+fuzz-long:
+	@$(MAKE) $(SUB) VARIANT=fuzz fuzz-programs
+	@$(MAKE) $(SUB) VARIANT=asan all
+	@$(MAKE) $(SUB) VARIANT=gcc all
+	@set -e; for f in $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c))); do \
+		mkdir -p build/fuzz/found/$$f; echo "== $$f"; \
+		build/fuzz/tests/fuzz/fuzz_$$f -max_total_time=$(SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/found/ \
+			build/fuzz/found/$$f tests/fuzz/corpus/$$f > build/fuzz/found/$$f.log 2>&1 || \
+			{ tail -40 build/fuzz/found/$$f.log; exit 1; }; \
+		grep number_of_executed_units build/fuzz/found/$$f.log; done
+	@echo "== sessions"; DRAY_BUILD=build/asan PYTHONPATH=client/python $(PYTHON) tests/fuzz/sessions.py $(SECONDS)
+
 # These stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
 # The libdray of the Python package: an interpreter without a sanitizer cannot load one with it.
@@ -134,7 +148,7 @@ check-kube:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/kube
 
-.PHONY: unit-programs fuzz-programs arm64-programs
+.PHONY: unit-programs fuzz-programs arm64-programs fuzz-long
 # Some unit programs start the agent of the same variant.
 unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
 fuzz-programs: $(FUZZ)
