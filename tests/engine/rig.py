@@ -170,7 +170,7 @@ def nothing_left(*agents):
     for agent in agents:
         def left(agent=agent):
             sessions = agent.ctl("sessions", "--json")["sessions"]
-            return not any(s["remotes"] or s["tokens"] for s in sessions) and \
+            return not any(s["remotes"] or s["tokens"] for s in sessions) and not agent.ctl("leases", "--json")["leases"] and \
                 not agent.ctl("status", "--json")["counters"]["dray_transfers_in_flight"]
         until(left, f"nothing left at {agent.name}")
 

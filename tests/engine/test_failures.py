@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to a request when something dies, stops or expires: by the engine's policy it is recomputed or fails.
 
-The tests share their engines; the last ones kill them.
+The tests share their engines; the last ones kill them. At the end each mode prints a table: what failed, how the load ended
+and how long that took, at most, for each policy.
 """
 
 import os
+import re
 import signal
+import time
 
 import pytest
-from harness import LIMIT, until
+from harness import LIMIT, Lab, until
 from rig import Engine, blocks_free, nothing_left, prefill, prompts, push, push_params, sure, transfers
 
 DEADLINE = 12.0
@@ -21,8 +24,9 @@ class Rig:
     """P, and a D for each policy, with an agent for P and one for both D."""
 
     def __init__(self, lab, mode):
-        self.mode = mode
-        self.agent_p, self.agent_d = (lab.agent(f"agent-{name}-{mode}", key=lab.key).start() for name in "pd")
+        self.mode, self.rows, self.since = mode, [], 0.0
+        self.agent_p, self.agent_d = (lab.agent(f"agent-{name}-{mode}", host, key=lab.key, listen=(host.v4,)).start()
+                                      for name, host in zip("pd", lab.hosts))
         options = {"deadline": DEADLINE, "lease": LEASE, "mode": mode}
         self.p = Engine(lab.tmp, f"p-{mode}", self.agent_p.socket, options=options, max_num_batched_tokens=CHUNK)
         self.d = {policy: Engine(lab.tmp, f"{policy}-{mode}", self.agent_d.socket, policy=policy, options=options)
@@ -35,9 +39,10 @@ class Rig:
 
     def offered(self):
         """A prompt, its tokens at P alone, and P's parameters for D."""
-        prompt = self.prompt()
-        reference = self.p.run(prompt, 1)
-        return prompt, reference, prefill(self.p, prompt)["params"]
+        prompt, reference = self.clear(self.p, LENGTH)
+        params = prefill(self.p, prompt)["params"]
+        self.since = time.monotonic()
+        return prompt, reference, params
 
     def loaded(self, policy):
         """True if a request from P to D is served, and its blocks were loaded."""
@@ -49,6 +54,14 @@ class Rig:
         assert answer["tokens"] == reference["tokens"]
         return True
 
+    def clear(self, engine, length):
+        """A prompt whose first token is not a matter of rounding, which depends on the chunks, with the answer of this engine alone."""
+        while True:
+            prompt = self.prompt(length)
+            reference = engine.run(prompt, 1, logprobs=2)
+            if sure(reference):
+                return prompt, reference
+
     def prompt(self, length=LENGTH):
         self.seed += 1
         return prompts(1, length, seed=self.seed)[0]
@@ -56,17 +69,18 @@ class Rig:
     def writing(self, policy):
         """A prompt that P is writing to D while it computes the rest: its answer at the other D, and the queues of both answers."""
         other = next((d for name, d in self.d.items() if name != policy), self.p)
-        while True:
-            prompt = self.prompt(12 * CHUNK)
-            reference = other.run(prompt, 1, logprobs=2)
-            if sure(reference):
-                break
+        prompt, reference = self.clear(other, 12 * CHUNK)
         before = transfers(self.agent_p)
         waits = push(self.p, self.d[policy], self.agent_p, prompt, 1)
         until(lambda: transfers(self.agent_p) > before, "the first chunk")
+        self.since = time.monotonic()
         return reference, *waits
 
     def ends(self, policy, answer, reference):
+        seconds = time.monotonic() - self.since
+        reasons = re.findall(r"blocks were not loaded: (\w+)", self.d[policy].log.read_text(errors="replace"))
+        self.rows.append((os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition("[")[0], policy, reasons[-1] if reasons else "-",
+                          "recomputed" if answer.get("tokens") and answer.get("reason") != "error" else "error", seconds))
         if policy == "recompute":
             assert answer["tokens"] == reference["tokens"], self.d[policy].tail()
         else:
@@ -80,6 +94,14 @@ class Rig:
         nothing_left(self.agent_p, self.agent_d)
 
 
+@pytest.fixture(scope="module")
+def lab():
+    """Two hosts, if namespaces are allowed, with an agent each. The engines are on this machine: they use Unix sockets."""
+    made = Lab()
+    yield made
+    made.close("DRAY_KEEP" in os.environ)
+
+
 @pytest.fixture(scope="module", params=["pull", "push"])
 def rig(lab, request):
     made = Rig(lab, request.param)
@@ -89,6 +111,8 @@ def rig(lab, request):
         for policy in made.d:
             made.recovers(policy)  # what happens at the first request of an engine takes time
         yield made
+        for name, policy, reason, how, seconds in made.rows:
+            print(f"| {made.mode} | {name} | {policy} | {reason} | {how} | {seconds:.1f} s |")
     finally:
         for engine in made.engines:
             engine.stop()
@@ -166,6 +190,39 @@ def test_agent_of_p_is_killed(rig, policy):
         blocks_free(rig.p)  # although its agent is away
     finally:
         rig.agent_p.start()
+    rig.recovers(policy)
+
+
+@pytest.fixture
+def pulling(rig):
+    if rig.mode != "pull":
+        pytest.skip("D reads in mode 'pull'")
+    return rig
+
+
+@POLICIES
+def test_agent_of_p_is_drained(pulling, policy):
+    rig = pulling
+    prompt, reference, params = rig.offered()
+    rig.agent_p.ctl("drain", "--timeout", "1s")
+    try:
+        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        blocks_free(rig.p)
+    finally:
+        rig.agent_p.restart()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_network_is_cut(lab, pulling, policy):
+    lab.need_namespaces()
+    rig = pulling
+    prompt, reference, params = rig.offered()
+    lab.hosts[1].link(False)
+    try:
+        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+    finally:
+        lab.hosts[1].link(True)
     rig.recovers(policy)
 
 
