@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 
+import bench_busy
 import common as c
 import harness
 from suite import GIB, KIB, MIB, ROOT, Side, Skip, scattered
@@ -180,8 +181,8 @@ def latency(b, records):
 class Matmul:
     """matmul.py, as the model that computes."""
 
-    def __init__(self):
-        self.process = subprocess.Popen([sys.executable, str(ROOT / "tests/gpu/matmul.py")], text=True,
+    def __init__(self, device=0, decode=False):
+        self.process = subprocess.Popen([sys.executable, str(ROOT / "tests/gpu/matmul.py"), str(device), *["decode"] * decode], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1)
         self.products = self.hear().get("products")
 
@@ -193,9 +194,15 @@ class Matmul:
             raise Skip("PyTorch does not work here")
         return json.loads(line)
 
-    def run(self, n=0):
+    def start(self, n=0):
         self.process.stdin.write(f"{n or self.products}\n")
+
+    def end(self):
         return self.hear()["seconds"]
+
+    def run(self, n=0):
+        self.start(n)
+        return self.end()
 
     def close(self):
         self.process.stdin.close()
@@ -265,6 +272,19 @@ def beside_shared(b, records):
         beside(b, records, ", under MPS")
 
 
+def busy(b, records):
+    bench_busy.busy(b, records, Matmul)
+
+
+def busy_decode(b, records):
+    bench_busy.busy(b, records, Matmul, True)
+
+
+def busy_shared(b, records):
+    with shared_gpu():
+        bench_busy.busy(b, records, Matmul, how=", under MPS")
+
+
 def cost(b, records):
     """GPU memory of a context, seen from another process, and the agent's own figure."""
     t = b.t
@@ -285,7 +305,7 @@ def cost(b, records):
 
 # Name of the records, functions that measure.
 PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
-         ("gpu_beside", (beside, beside_shared)), ("gpu_cost", (cost,)))
+         ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy, busy_decode, busy_shared)), ("gpu_cost", (cost,)))
 
 
 def main(t):
