@@ -21,7 +21,7 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 1
+#define GPU_PLUGIN_ABI 2
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
@@ -47,6 +47,7 @@ struct gpu_device_info {
 	 * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
 	 */
 	bool rdma_ordered;
+	bool shared;     /* kernels of several processes run at the same time (MPS), not in turn */
 	uint32_t peers;  /* a bit for each device that it may reach directly, see start() */
 	uint32_t nvlink; /* those of them with NVLink; the others use PCIe */
 };
@@ -84,7 +85,7 @@ struct gpu_copy {
 		*pieces; /* in memory of host_alloc(), unchanged until the copy is done */
 	uint32_t n;
 	bool swapped;
-	/* true: by copy engines, one call for each piece of any length; false: by the kernel, pieces of at most GPU_PIECE_MAX */
+	/* true: by copy engines, pieces of any length; false: by the kernel, pieces of at most GPU_PIECE_MAX */
 	bool engine;
 	enum gpu_route route;
 	uint64_t to_base, from_base;
@@ -103,6 +104,7 @@ struct gpu_queue {
 struct gpu_queue_spec {
 	unsigned device;
 	bool latency;   /* runs before other queues of this process */
+	bool engines;   /* for long lists of pieces for copy engines */
 	unsigned share; /* percentage of the multiprocessors that one copy may use */
 };
 
@@ -168,7 +170,10 @@ struct gpu_plugin_ops {
 	int (*queue_new)(struct gpu_plugin *p, const struct gpu_queue_spec *spec,
 			 struct gpu_queue **ret, struct dray_err *reterr);
 	void (*queue_free)(struct gpu_queue *q);
-	/* Submits a copy. It is done when *q->done has reached the number of copies submitted until then. -EIO: lost. */
+	/*
+	 * Submits a copy, also of no pieces, whose time shows how long kernels of this process wait. It is done when *q->done has
+	 * reached the number of copies submitted until then. -EIO: lost.
+	 */
 	int (*submit)(struct gpu_queue *q, const struct gpu_copy *c);
 	/* Checks the device after a long wait, since *q->done alone does not show a loss. 0 or -EIO. */
 	int (*check)(struct gpu_queue *q);

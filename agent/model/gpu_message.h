@@ -9,6 +9,7 @@
 #pragma once
 
 #include "gpu/plugin.h"
+#include "schema/gen/config.h"
 #include "schema/gen/data.h"
 
 /* Pinned memory of one worker for lists of operations: eight of the longest. */
@@ -29,6 +30,28 @@ enum gpu_event {
 	GPU_GONE, /* id: device: its queues are not used any more */
 };
 
+/*
+ * Whether other processes keep a device busy, seen by how long kernels of this agent wait there; gpu_queue/load.h. All
+ * workers share it, and one at a time measures.
+ */
+struct gpu_load {
+	_Atomic int64_t due_ns; /* of the next measurement; INT64_MAX while one is made */
+	_Atomic bool busy;
+	unsigned quick, slow; /* measurements of this sort in a row; of the worker that measures */
+};
+
+/*
+ * Queues of a worker on a device: kernels by class, then the same for copy engines, and one that measures waiting times.
+ * Engines have their own, so that their copies do not stand behind a kernel that waits.
+ */
+enum gpu_lane {
+	GPU_LANE_KERNEL,                       /* + enum dmsg_class */
+	GPU_LANE_ENGINE = GPU_LANE_KERNEL + 2, /* likewise */
+	GPU_LANE_COPY_N = GPU_LANE_ENGINE + 2,
+	GPU_LANE_PROBE = GPU_LANE_COPY_N,
+	GPU_LANE_N,
+};
+
 /* Queues of one device, of one worker. */
 struct gpu_queues {
 	const struct gpu_plugin_ops *ops;
@@ -36,9 +59,13 @@ struct gpu_queues {
 	unsigned device;
 	bool rdma_ordered; /* writes of RDMA devices to it need no flush */
 	uint32_t peers; /* mask of devices that it reaches directly and that reach it, itself too */
-	struct gpu_queue *queue[2];   /* by enum dmsg_class */
-	struct dray_piece *pieces[2]; /* by class: pinned room for the pieces of copies in flight */
-	uint32_t n_pieces;            /* of each */
+	/* by enum gpu_lane. Without queues of their own, engines use those of kernels; without a probe nothing is measured */
+	struct gpu_queue *queue[GPU_LANE_N];
+	struct dray_piece
+		*pieces[GPU_LANE_COPY_N];   /* pinned room for the pieces of copies in flight */
+	uint32_t n_pieces, n_engine_pieces; /* of each queue of kernels, of engines */
+	struct gpu_load *load;
+	enum dray_config_gpu_copy copy;
 };
 
 /* Pinned memory for bytes that no device can move directly. */

@@ -49,7 +49,7 @@ struct transfer_record {
 	uint32_t slices;     /* sent, including resent ones */
 	uint32_t resent;     /* sent again after their stream or queue pair had failed */
 	uint32_t code;       /* status */
-	uint8_t direction, class, transport, gpu_path;
+	uint8_t direction, class, transport, gpu_path, gpu_way;
 	int64_t ended_ns;               /* CLOCK_MONOTONIC */
 	int64_t phase_ns[XFER_PHASE_N]; /* time spent in each phase */
 };

@@ -5,6 +5,9 @@
 #include <ctype.h>
 #include <stdio.h>
 
+/* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, which cuda.h declares since CUDA 12; older drivers refuse it. */
+#define MPS_ENABLED ((CUdevice_attribute)133)
+
 static int attribute(const struct cuda_device *d, CUdevice_attribute a)
 {
 	int value = 0;
@@ -54,6 +57,7 @@ static void read_abilities(struct cuda_device *d)
 		 attribute(d, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 	i->rdma_ordered = attribute(d, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) >=
 			  CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+	i->shared = attribute(d, MPS_ENABLED);
 	d->flush = cuda.flush_rdma && (flush & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST);
 	d->write64 = cuda.stream_write64 &&
 		     attribute(d, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);

@@ -20,6 +20,7 @@ static const struct symbol {
 	size_t offset;
 	bool optional;
 } symbols[] = { { "cuCtxCreate_v2", offsetof(struct cuda_driver, context_create), false },
+		{ "cuMemcpyBatchAsync_v2", offsetof(struct cuda_driver, memcpy_batch), true },
 #define CUDA_SYMBOL(member, function) \
 	{ TEXT(function), offsetof(struct cuda_driver, member), false },
 		CUDA_NEEDED(CUDA_SYMBOL)

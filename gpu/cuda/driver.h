@@ -55,6 +55,10 @@
 	X(stream_query, cuStreamQuery)                            \
 	X(stream_synchronize, cuStreamSynchronize)                \
 	X(stream_callback, cuStreamAddCallback)                   \
+	X(stream_wait, cuStreamWaitEvent)                         \
+	X(event_create, cuEventCreate)                            \
+	X(event_record, cuEventRecord)                            \
+	X(event_destroy, cuEventDestroy)                          \
 	X(memcpy_async, cuMemcpyAsync)
 
 /* NULL if the driver is too old. */
@@ -65,9 +69,24 @@
 	X(stream_write64, cuStreamWriteValue64)        \
 	X(launch_ex, cuLaunchKernelEx)
 
+/* CUmemcpyAttributes, which cuda.h declares since CUDA 12.8. */
+struct cuda_batch_attributes {
+	unsigned access_order; /* CU_MEMCPY_SRC_ACCESS_ORDER_* */
+	struct {
+		unsigned type;
+		int id;
+	} from, to; /* of managed memory alone */
+	unsigned flags;
+};
+#define CUDA_ACCESS_ORDER_STREAM 1u
+
 struct cuda_driver {
 	/* cuCtxCreate_v2, which every driver has; cuda.h declares newer forms */
 	CUresult (*context_create)(CUcontext *ret, unsigned flags, CUdevice device);
+	/* cuMemcpyBatchAsync_v2, which drivers have since CUDA 13; NULL: this one is older */
+	CUresult (*memcpy_batch)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
+				 struct cuda_batch_attributes *attributes, size_t *begins,
+				 size_t n_attributes, CUstream stream);
 #define CUDA_MEMBER(name, function) __typeof__(&(function)) name;
 	CUDA_NEEDED(CUDA_MEMBER)
 	CUDA_OPTIONAL(CUDA_MEMBER)

@@ -96,6 +96,16 @@ void cuda_ranges_unregister(struct gpu_plugin *p);
 /* nvml.c: GPU memory in use by all processes, read without a context; 0 if NVML is missing. Blocks. */
 uint64_t cuda_memory_used(const char *bdf);
 
+/*
+ * engines.c: lists of pieces that copy engines move, for a queue. The context is current in all of these. NULL, or a
+ * driver without calls for lists: each piece takes a call of its own.
+ */
+struct cuda_engines;
+CUresult cuda_engines_new(struct cuda_engines **ret, int priority);
+/* The stream's work is the list's, too: what comes after it in the stream runs when all pieces are in place. */
+CUresult cuda_engines_copy(struct cuda_engines *e, CUstream stream, const struct gpu_copy *c);
+void cuda_engines_free(struct cuda_engines *e);
+
 /* queue.c: queues of the table. */
 int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, struct gpu_queue **ret,
 		   struct dray_err *reterr);

@@ -62,6 +62,7 @@ struct queue {
 	struct cuda_device *device;
 	struct cuda_context *context;
 	CUstream stream;
+	struct cuda_engines *engines; /* NULL: it is not for lists */
 	CUdeviceptr control;
 	uint64_t *done;
 	uint64_t submitted;
@@ -189,6 +190,8 @@ static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct
 
 	if (r == CUDA_SUCCESS)
 		r = cuda.stream_create(&q->stream, CU_STREAM_NON_BLOCKING, priority);
+	if (r == CUDA_SUCCESS && spec->engines)
+		r = cuda_engines_new(&q->engines, priority);
 	if (r == CUDA_SUCCESS)
 		r = cuda.mem_alloc(&q->control, sizeof(struct copy_control));
 	if (r == CUDA_SUCCESS)
@@ -205,6 +208,8 @@ void cuda_queue_free(struct gpu_queue *head)
 	if (q->stream)
 		queue_end(q);
 	if (q->context && cuda.context_set(q->context->cu) == CUDA_SUCCESS) {
+		cuda_engines_free(q->engines);
+		q->engines = NULL;
 		if (q->stream)
 			cuda.stream_destroy(q->stream);
 		if (q->control)
@@ -221,6 +226,7 @@ void cuda_queue_free(struct gpu_queue *head)
 	}
 	if (q->done)
 		cuda_unpin(q->plugin, q->done);
+	free(q->engines); /* a context that is lost has ended its streams */
 	free(q);
 }
 
@@ -332,17 +338,10 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	static const struct gpu_copy nothing = { .route = GPU_WITHIN };
+	CUresult r = cuda_engines_copy(q->engines, q->stream, c);
 
-	for (uint32_t i = 0; i < c->n; i++) {
-		const struct dray_piece *p = &c->pieces[i];
-		uint64_t first = (uint64_t)(uintptr_t)p->to, second = (uint64_t)(uintptr_t)p->from;
-		CUresult r = cuda.memcpy_async((c->swapped ? second : first) + c->to_base,
-					       (c->swapped ? first : second) + c->from_base,
-					       p->bytes, q->stream);
-
-		if (r != CUDA_SUCCESS)
-			return r;
-	}
+	if (r != CUDA_SUCCESS)
+		return r;
 	if (!q->device->write64)
 		return launch(q, &nothing, number);
 	return cuda.stream_write64(q->stream, (CUdeviceptr)(uintptr_t)q->done, number,

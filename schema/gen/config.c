@@ -6,6 +6,7 @@ static const char *const agent_seccomp_choices[] = { "enforce", "log", "off" };
 static const char *const log_level_choices[] = { "error", "warning", "notice", "info", "debug" };
 static const char *const log_format_choices[] = { "auto", "text", "journal", "json" };
 static const char *const rdma_gid_family_choices[] = { "auto", "ipv4", "ipv6" };
+static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine" };
 
 #define CONFIG_MEMBER(m)                           \
 	.offset = offsetof(struct dray_config, m), \
@@ -515,6 +516,12 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "1 to 100",
 	  .min = INT64_C(1), .max = INT64_C(100),
 	  .doc = "Share of a GPU's multiprocessors that one copy may occupy, in percent." },
+	{ .path = "gpu.copy", .section = "gpu", .name = "copy",
+	  .env = "DRAY_GPU_COPY", .type = DRAY_CONFIG_ENUM,
+	  CONFIG_MEMBER(gpu.copy), .def = "auto",
+	  .allowed = "auto, kernel, copy_engine",
+	  .choices = gpu_copy_choices, .n_choices = 3,
+	  .doc = "What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines for large pieces only; copy_engine: copy engines; auto: as kernel, but what costs the engine less time while another process keeps the GPU busy." },
 	{ .path = "gpu.staging", .section = "gpu", .name = "staging",
 	  .env = "DRAY_GPU_STAGING", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(gpu.staging), .def = "32MiB",

@@ -50,6 +50,13 @@ enum dray_config_rdma_gid_family {
 	DRAY_CONFIG_RDMA_GID_FAMILY_IPV6,
 };
 
+/* gpu.copy */
+enum dray_config_gpu_copy {
+	DRAY_CONFIG_GPU_COPY_AUTO,
+	DRAY_CONFIG_GPU_COPY_KERNEL,
+	DRAY_CONFIG_GPU_COPY_COPY_ENGINE,
+};
+
 enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_STATE_DIR,
 	DRAY_CONFIG_KEY_AGENT_WORKERS,
@@ -136,6 +143,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_PLUGIN,
 	DRAY_CONFIG_KEY_GPU_DEVICES,
 	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
+	DRAY_CONFIG_KEY_GPU_COPY,
 	DRAY_CONFIG_KEY_GPU_STAGING,
 	DRAY_CONFIG_KEY_GPU_WINDOW,
 	DRAY_CONFIG_KEY_GPU_WINDOWS,
@@ -498,6 +506,12 @@ struct dray_config {
 		struct dray_strv devices; /* GPUs to use, by UUID or PCI address; empty: all. */
 		/* Share of a GPU's multiprocessors that one copy may occupy, in percent. */
 		int64_t multiprocessors;
+		/*
+		 * What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines
+		 * for large pieces only; copy_engine: copy engines; auto: as kernel, but what costs
+		 * the engine less time while another process keeps the GPU busy.
+		 */
+		int copy;
 		/*
 		 * Pinned host memory of each worker for bytes that no device can move directly;
 		 * allocated when the first GPU is used.

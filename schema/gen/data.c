@@ -121,6 +121,23 @@ const char *dmsg_gpu_path_name(unsigned int v)
 	return "?";
 }
 
+const char *dmsg_gpu_way_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_GPU_WAY_NONE:
+		return "none";
+	case DMSG_GPU_WAY_KERNEL:
+		return "kernel";
+	case DMSG_GPU_WAY_OTHER_KERNEL:
+		return "other_kernel";
+	case DMSG_GPU_WAY_COPY_ENGINE:
+		return "copy_engine";
+	case DMSG_GPU_WAY_MIXED:
+		return "mixed";
+	}
+	return "?";
+}
+
 const char *dmsg_segment_state_name(unsigned int v)
 {
 	switch (v) {

@@ -94,6 +94,16 @@ enum dmsg_gpu_path {
 };
 const char *dmsg_gpu_path_name(unsigned int v); /* "?" if unknown */
 
+/* What has copied the bytes of a transfer by GPUs (transport gpu). */
+enum dmsg_gpu_way {
+	DMSG_GPU_WAY_NONE = 0, /* No GPU, or none yet. */
+	DMSG_GPU_WAY_KERNEL = 1, /* A kernel on the GPU that reads fastest: the destination's. */
+	DMSG_GPU_WAY_OTHER_KERNEL = 2, /* A kernel on the other GPU, since that one is busy. */
+	DMSG_GPU_WAY_COPY_ENGINE = 3, /* Copy engines. */
+	DMSG_GPU_WAY_MIXED = 4, /* Several of these. */
+};
+const char *dmsg_gpu_way_name(unsigned int v); /* "?" if unknown */
+
 /* State of a segment. */
 enum dmsg_segment_state {
 	DMSG_SEGMENT_STATE_UNKNOWN = 0, /* Not probed. */

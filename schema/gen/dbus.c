@@ -335,6 +335,8 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	{ "regions", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu, regions) },
 	/* Bytes of these regions. */
 	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu, bytes) },
+	/* Another process keeps it busy: kernels of the agent wait for their turn. */
+	{ "busy", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_gpu, busy) },
 	/* Multiprocessors. */
 	{ "multiprocessors", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu,
 		multiprocessors) },
@@ -357,6 +359,8 @@ const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_
 	{ "transport", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, transport) },
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
 	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, gpu_path) },
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	{ "gpu_way", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, gpu_way) },
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
 	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, rails) },
 	/* waiting, running, stopping or notifying. */
@@ -396,6 +400,8 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
 	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer,
 		gpu_path) },
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	{ "gpu_way", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, gpu_way) },
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
 	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, rails) },
 	/* ok, or the name of the error. */

@@ -509,6 +509,7 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES,
 	DRAY_DBUS_GPU_FIELD_REGIONS,
 	DRAY_DBUS_GPU_FIELD_BYTES,
+	DRAY_DBUS_GPU_FIELD_BUSY,
 	DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS,
 	DRAY_DBUS_GPU_FIELD_DMABUF,
 	DRAY_DBUS_GPU_FIELD_PEERS,
@@ -528,6 +529,7 @@ struct dray_dbus_gpu {
 	uint64_t context_bytes;
 	uint32_t regions; /* Regions on it. */
 	uint64_t bytes; /* Bytes of these regions. */
+	bool busy; /* Another process keeps it busy: kernels of the agent wait for their turn. */
 	uint32_t multiprocessors; /* Multiprocessors. */
 	bool dmabuf; /* The GPU can export its memory as DMA-BUF, for RDMA devices. */
 	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
@@ -541,6 +543,7 @@ enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_CLASS,
 	DRAY_DBUS_TRANSFER_FIELD_TRANSPORT,
 	DRAY_DBUS_TRANSFER_FIELD_GPU_PATH,
+	DRAY_DBUS_TRANSFER_FIELD_GPU_WAY,
 	DRAY_DBUS_TRANSFER_FIELD_RAILS,
 	DRAY_DBUS_TRANSFER_FIELD_STATE,
 	DRAY_DBUS_TRANSFER_FIELD_OPERATIONS,
@@ -560,6 +563,8 @@ struct dray_dbus_transfer {
 	const char *class; /* bulk or latency. */
 	const char *transport; /* Path. */
 	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	const char *gpu_way;
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
 	const char *rails;
 	const char *state; /* waiting, running, stopping or notifying. */
@@ -579,6 +584,7 @@ enum dray_dbus_ended_transfer_field {
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_CLASS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_GPU_PATH,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_GPU_WAY,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_RAILS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_OPERATIONS,
@@ -605,6 +611,8 @@ struct dray_dbus_ended_transfer {
 	const char *class; /* bulk or latency. */
 	const char *transport; /* Path; none if nothing was moved. */
 	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	const char *gpu_way;
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
 	const char *rails;
 	const char *status; /* ok, or the name of the error. */

@@ -17,12 +17,23 @@ enum dray_metric {
 	/* Bytes copied between sessions of this agent by a worker other than the session's own. */
 	DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL,
 	DRAY_METRIC_GPU_BYTES_TOTAL, /* Bytes copied by GPUs between sessions of this agent. */
+	/* Of dray_gpu_bytes_total, bytes copied by copy engines. */
+	DRAY_METRIC_GPU_ENGINE_BYTES_TOTAL,
+	/*
+	 * Of dray_gpu_bytes_total, bytes copied by a kernel on the other GPU of a pair, since the
+	 * first one was busy.
+	 */
+	DRAY_METRIC_GPU_OTHER_KERNEL_BYTES_TOTAL,
 	/* Bytes of GPU memory that passed through pinned host memory, whatever the transport. */
 	DRAY_METRIC_GPU_STAGED_BYTES_TOTAL,
 	/* Copies given to GPUs: launches of the copy kernel, and lists for copy engines. */
 	DRAY_METRIC_GPU_LAUNCHES_TOTAL,
 	DRAY_METRIC_GPU_LOST_TOTAL, /* Losses of a GPU. */
 	DRAY_METRIC_GPU_CONTEXTS, /* GPUs with a context of this agent. */
+	/*
+	 * GPUs that another process keeps busy, so that kernels of this agent wait for their turn.
+	 */
+	DRAY_METRIC_GPU_BUSY,
 	DRAY_METRIC_GPU_PINNED_BYTES, /* Host memory of regions pinned for GPUs. */
 	/* Pinned host memory through which peers reach GPU memory by RDMA (gpu.window). */
 	DRAY_METRIC_GPU_WINDOW_BYTES,

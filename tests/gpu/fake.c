@@ -18,7 +18,7 @@
 
 struct fake fake;
 atomic_bool fake_held, fake_peerless;
-atomic_bool fake_told_lost[FAKE_DEVICES_MAX];
+atomic_bool fake_told_lost[FAKE_DEVICES_MAX], fake_told_busy[FAKE_DEVICES_MAX];
 
 static struct fake_gpu_status own_status, *status = &own_status;
 static struct gpu_plugin {
@@ -40,6 +40,11 @@ void fake_gpu_lose(unsigned device, bool lost)
 	atomic_store(&fake_told_lost[device], lost);
 }
 
+void fake_gpu_busy(unsigned device, bool busy)
+{
+	atomic_store(&fake_told_busy[device], busy);
+}
+
 void fake_gpu_peers(bool peers)
 {
 	atomic_store(&fake_peerless, !peers);
@@ -55,20 +60,32 @@ bool fake_fails(const char *what)
 	return false;
 }
 
+/* A file named so, with the number of the device. */
+static bool is_there(const char *name, unsigned device)
+{
+	char path[PATH_MAX];
+
+	if (!name)
+		return false;
+	snprintf(path, sizeof(path), "%s%u", name, device);
+	return access(path, F_OK) == 0;
+}
+
+bool fake_is_busy(unsigned device)
+{
+	return atomic_load(&fake_told_busy[device]) || is_there(fake.busy, device);
+}
+
 /* --- lost devices -------------------------------------------------------------------------------- */
 
 bool fake_is_losing(unsigned device)
 {
 	struct fake_device *d = &fake.devices[device];
-	char path[PATH_MAX];
 	bool lose = atomic_load(&fake_told_lost[device]);
 
 	if (atomic_load(&d->losing))
 		return true;
-	if (fake.lose) {
-		snprintf(path, sizeof(path), "%s%u", fake.lose, device);
-		lose |= access(path, F_OK) == 0;
-	}
+	lose |= is_there(fake.lose, device);
 	if (fake.lose_after && atomic_load(&d->copies) == fake.lose_after) {
 		atomic_fetch_add(&d->copies, 1);
 		lose = true;
@@ -139,6 +156,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		.lose = getenv("FAKE_GPU_LOSE"),
 		.hold = getenv("FAKE_GPU_HOLD"),
 		.hold_import = getenv("FAKE_GPU_HOLD_IMPORT"),
+		.busy = getenv("FAKE_GPU_BUSY"),
 		.lose_after = number("FAKE_GPU_LOSE_AFTER", 0),
 	};
 	dray_assert(fake.n <= FAKE_DEVICES_MAX);
@@ -183,7 +201,8 @@ static unsigned fake_devices(const struct gpu_plugin *p, struct gpu_device_info 
 						 .dmabuf = fake.dmabuf,
 						 .ipc = true,
 						 .vmm = true,
-						 .rdma_ordered = fake.ordered };
+						 .rdma_ordered = fake.ordered,
+						 .shared = !fake.busy };
 		v[i].peers = v[i].nvlink = peers_of(i);
 		snprintf(v[i].uuid, sizeof(v[i].uuid), "GPU-00000000-0000-4000-8000-%012x", i);
 		snprintf(v[i].bdf, sizeof(v[i].bdf), "0000:f%x:00.0", i % 16);

@@ -23,6 +23,8 @@
  *   FAKE_GPU_LOSE=PATH    device N is lost as long as the file PATHN exists
  *   FAKE_GPU_HOLD=PATH    copies do not start while the file PATH exists
  *   FAKE_GPU_HOLD_IMPORT=PATH  import() waits while the file PATH exists
+ *   FAKE_GPU_BUSY=PATH    device N is busy while the file PATHN exists: kernels wait a millisecond. Without it devices
+ *                         are shared, so that agents do not follow the load
  *   FAKE_GPU_DRY=1        copies complete at once without copying, to measure the cost around them
  *   FAKE_GPU_STATUS=PATH  file for struct fake_gpu_status
  */
@@ -46,5 +48,7 @@ struct fake_gpu_status *fake_gpu_status(void);
 void fake_gpu_hold(bool hold);
 /* true: the device is lost until this is called with false and the device is started again. */
 void fake_gpu_lose(unsigned device, bool lost);
+/* true: kernels on the device wait a millisecond, and copy engines do not. */
+void fake_gpu_busy(unsigned device, bool busy);
 /* Sets whether devices reach each other; always false with FAKE_GPU_PEERS=0. */
 void fake_gpu_peers(bool peers);

@@ -21,19 +21,21 @@ struct fake_device {
 struct fake {
 	unsigned n;
 	bool no_peers, dmabuf, ordered, dry;
-	const char *fail, *lose, *hold, *hold_import; /* from the environment */
+	const char *fail, *lose, *hold, *hold_import, *busy; /* from the environment */
 	uint64_t lose_after;
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };
 
 extern struct fake fake;
 extern atomic_bool fake_held, fake_peerless;
-extern atomic_bool fake_told_lost[FAKE_DEVICES_MAX];
+extern atomic_bool fake_told_lost[FAKE_DEVICES_MAX], fake_told_busy[FAKE_DEVICES_MAX];
 
 /* Copies on the device must not start or continue. */
 bool fake_is_losing(unsigned device);
 /* The device is losing and no copy on it is in flight any more, so it counts as lost. */
 bool fake_is_lost(unsigned device);
+/* Another process computes on the device. */
+bool fake_is_busy(unsigned device);
 bool fake_reaches(unsigned from, unsigned to);
 
 /* --- memory ------------------------------------------------------------------------------------ */

@@ -10,6 +10,8 @@
 #include "gpu/cuda/copy.h"
 #include "lib/cleanup.h"
 #include "tests/gpu/plugin_driver_internal.h"
+/* after it, which makes the functions of cuda.h visible */
+#include "gpu/cuda/driver.h"
 
 #define DEVICES 3
 #define ATTRIBUTES 256
@@ -17,7 +19,18 @@
 
 struct CUstream_st {
 	CUcontext context;
+	bool unjoined; /* has copies of lists, for which no other stream waits */
 };
+
+struct CUevent_st {
+	CUstream stream; /* in which it was recorded last */
+};
+
+/* cuda.h declares it since CUDA 13, with a type that older ones lack. */
+PLUGIN_DRIVER_API CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
+				     const struct cuda_batch_attributes *how, size_t *begins,
+				     size_t n_attributes,
+				     CUstream stream) __asm__("cuMemcpyBatchAsync_v2");
 
 /* A step of a stream: the end of a copy, or a call of a function. */
 struct step {
@@ -37,7 +50,7 @@ static int attributes[ATTRIBUTES];
 static int streams[DEVICES];
 static bool held;
 static unsigned finish_after; /* 0: never */
-static int waits, cut;
+static int waits, cut, calls, listed, joined, events;
 
 void plugin_driver_reset(void)
 {
@@ -52,7 +65,7 @@ void plugin_driver_reset(void)
 	n_steps = 0;
 	held = false;
 	finish_after = 0;
-	waits = cut = 0;
+	waits = cut = calls = listed = joined = events = 0;
 }
 
 void plugin_driver_fail(const char *function, int device, int result)
@@ -92,6 +105,14 @@ int plugin_driver_count(const char *what, int device)
 		return waits;
 	if (!strcmp(what, "cut"))
 		return cut;
+	if (!strcmp(what, "calls"))
+		return calls;
+	if (!strcmp(what, "listed"))
+		return listed;
+	if (!strcmp(what, "joined"))
+		return joined;
+	if (!strcmp(what, "events"))
+		return events;
 	if (!strcmp(what, "opened"))
 		return plugin_driver_opened(device);
 	if (!strcmp(what, "streams"))
@@ -400,4 +421,57 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 {
 	ENTERED();
 	return to && from && bytes && stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
+		   const struct cuda_batch_attributes *how, size_t *begins, size_t n_attributes,
+		   CUstream stream)
+{
+	CUresult r = plugin_driver_entered("cuMemcpyBatchAsync_v2");
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	if (!n || n_attributes != 1 || *begins || how->access_order != 1 || !stream)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < n; i++)
+		if (!to[i] || !from[i] || !bytes[i])
+			return CUDA_ERROR_INVALID_VALUE;
+	calls++;
+	listed += (int)n;
+	stream->unjoined = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *ret, unsigned flags)
+{
+	ENTERED();
+	*ret = calloc(1, sizeof(**ret));
+	if (!*ret || flags != CU_EVENT_DISABLE_TIMING)
+		abort();
+	events++;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent e)
+{
+	free(e);
+	events--;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent e, CUstream stream)
+{
+	ENTERED();
+	e->stream = stream;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent e, unsigned flags)
+{
+	ENTERED();
+	if (flags || !e->stream || e->stream == stream)
+		return CUDA_ERROR_INVALID_VALUE;
+	joined += e->stream->unjoined;
+	e->stream->unjoined = false;
+	return CUDA_SUCCESS;
 }

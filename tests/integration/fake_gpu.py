@@ -22,13 +22,15 @@ def uuid(device):
 
 
 class FakeGpus:
-    """Fake GPUs: the settings and environment for an agent, the status of the plug-in, and faults."""
+    """Fake GPUs: the settings and environment for an agent, the status of the plug-in, and faults. watched: copies follow
+    the load, which busy() sets."""
 
-    def __init__(self, directory, **env):
+    def __init__(self, directory, watched=False, **env):
         self.directory = directory
         self.settings = {"gpu.plugin": PLUGIN}
         self.env = {"FAKE_GPU_STATUS": str(directory / "status"), "FAKE_GPU_LOSE": str(directory / "lose"),
                     "FAKE_GPU_HOLD": str(directory / "hold"), "FAKE_GPU_HOLD_IMPORT": str(directory / "hold_import"),
+                    **({"FAKE_GPU_BUSY": str(directory / "busy")} if watched else {}),
                     **{f"FAKE_GPU_{k.upper()}": str(v) for k, v in env.items()}}
 
     @property
@@ -42,6 +44,11 @@ class FakeGpus:
         """Makes a device lost until lose(device, False)."""
         path = self.directory / f"lose{device}"
         path.touch() if lost else path.unlink()
+
+    def busy(self, device, busy=True):
+        """Another process computes on the device until busy(device, False)."""
+        path = self.directory / f"busy{device}"
+        path.touch() if busy else path.unlink()
 
     @contextlib.contextmanager
     def held(self, what="hold"):

@@ -501,3 +501,50 @@ def test_agent_exits_with_regions_and_pins(gpu_agent):
         client.region(dray.Memory(MIB))
         agent.stop()
     actor.kill()
+
+
+# --- what copies --------------------------------------------------------------------------------------
+
+
+def way(agent):
+    """How the transfer that ended last was copied."""
+    return agent.ctl("transfers", "--recent", "--json")["ended_transfers"][-1]["gpu_way"]
+
+
+def test_copies_follow_the_load(gpu_agent):
+    """While another process keeps the destination's GPU busy, the other GPU of the pair copies; copy engines, if it is busy too."""
+    agent, gpus = gpu_agent(watched=True)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+
+        def moved():
+            a.view[:] = bytes(MIB)
+            copies(client, here, there, MIB)
+            assert a.view[1:] == b.view[:MIB - 1]
+            return way(agent)
+
+        assert moved() == "kernel" and metric(agent, "dray_gpu_busy") == 0
+        gpus.busy(0)
+        until(lambda: moved() == "other_kernel", "the other GPU copies")
+        assert metric(agent, "dray_gpu_busy") == 1 and metric(agent, "dray_gpu_other_kernel_bytes_total") > 0
+        assert [gpu["busy"] for gpu in agent.ctl("gpus", "--json")["gpus"]] == [True, False]
+        assert not gpus.status.engine_copies
+        gpus.busy(1)
+        until(lambda: moved() == "copy_engine", "copy engines copy")
+        assert gpus.status.engine_copies and metric(agent, "dray_gpu_engine_bytes_total") > 0
+        gpus.busy(0, False)
+        gpus.busy(1, False)
+        until(lambda: moved() == "kernel", "the kernel copies again")
+        assert metric(agent, "dray_gpu_busy") == 0
+
+
+@pytest.mark.parametrize("setting, used", [("kernel", "kernel"), ("copy_engine", "copy_engine")])
+def test_fixed_copies_do_not_follow_the_load(gpu_agent, setting, used):
+    agent, gpus = gpu_agent({"gpu.copy": setting}, watched=True)
+    gpus.busy(0)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0, noise(MIB)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+        for _ in range(4):
+            copies(client, here, there, MIB)
+            assert way(agent) == used
+        assert a.view[1:] == b.view[:MIB - 1] and metric(agent, "dray_gpu_busy") == 0

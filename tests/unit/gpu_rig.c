@@ -20,7 +20,7 @@ static void message(struct gpu_rig *g, enum gpu_command type, uint64_t id, void 
 			.transport = DMSG_TRANSPORT_GPU, .type = type, .id = id, .arg = arg });
 }
 
-static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces)
+static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces, unsigned lanes)
 {
 	struct gpu_queues *q = &g->queues[device];
 	struct gpu_device_info info[GPU_RIG_DEVICES];
@@ -33,12 +33,18 @@ static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces)
 	*q = (struct gpu_queues){ .ops = &gpu_plugin_ops,
 				  .device = device,
 				  .peers = info[device].peers | 1u << device,
-				  .n_pieces = pieces };
-	for (unsigned k = 0; k < 2; k++) {
-		struct gpu_queue_spec spec = { device, k == DMSG_CLASS_LATENCY, 100 };
+				  .n_pieces = pieces,
+				  .n_engine_pieces = pieces,
+				  .load = &g->loads[device] };
+	for (unsigned k = 0; k < lanes; k++) {
+		struct gpu_queue_spec spec = { .device = device,
+					       .latency = k % 2 == DMSG_CLASS_LATENCY,
+					       .share = 100 };
 		void *p;
 
 		assert_int_equal(gpu_plugin_ops.queue_new(g->plugin, &spec, &q->queue[k], &err), 0);
+		if (k == GPU_LANE_PROBE)
+			continue;
 		assert_int_equal(gpu_plugin_ops.host_alloc(
 					 g->plugin, pieces * sizeof(*q->pieces[k]), &p, &err),
 				 0);
@@ -47,7 +53,7 @@ static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces)
 	message(g, GPU_UP, device, q);
 }
 
-void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
+static void rig_make(struct gpu_rig *g, uint32_t pieces, unsigned lanes)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct core *c = &g->rig.core;
@@ -61,7 +67,17 @@ void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
 	c->n_transports = 2;
 	assert_int_equal(gpu_plugin_ops.open(&g->plugin, &err), 0);
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
-		device_up(g, i, pieces);
+		device_up(g, i, pieces, lanes);
+}
+
+void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
+{
+	rig_make(g, pieces, GPU_LANE_ENGINE);
+}
+
+void gpu_rig_init_watched(struct gpu_rig *g, uint32_t pieces)
+{
+	rig_make(g, pieces, GPU_LANE_N);
 }
 
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes)
@@ -124,11 +140,14 @@ void gpu_rig_deinit(struct gpu_rig *g)
 		free(r->region.view);
 	}
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
-		for (unsigned k = 0; k < 2; k++) {
-			gpu_plugin_ops.queue_free(g->queues[i].queue[k]);
-			gpu_plugin_ops.host_free(g->plugin, g->queues[i].pieces[k]);
+		for (unsigned k = 0; k < GPU_LANE_N; k++) {
+			if (g->queues[i].queue[k])
+				gpu_plugin_ops.queue_free(g->queues[i].queue[k]);
+			if (k < GPU_LANE_COPY_N && g->queues[i].pieces[k])
+				gpu_plugin_ops.host_free(g->plugin, g->queues[i].pieces[k]);
 		}
 		fake_gpu_lose(i, false);
+		fake_gpu_busy(i, false);
 		gpu_plugin_ops.stop(g->plugin, i);
 	}
 	gpu_plugin_ops.close(g->plugin);

@@ -18,6 +18,7 @@ struct gpu_rig {
 	struct rig_session s;
 	struct gpu_plugin *plugin;
 	struct gpu_queues queues[GPU_RIG_DEVICES];
+	struct gpu_load loads[GPU_RIG_DEVICES];
 	unsigned n_regions, n_pinned;
 	struct gpu_rig_region regions[8];
 	void *pinned[8];
@@ -28,6 +29,8 @@ struct gpu_rig {
 
 /* pieces: number of pieces that each queue holds */
 void gpu_rig_init(struct gpu_rig *g, uint32_t pieces);
+/* The same with queues for copy engines and for probes, so that copies follow the load. */
+void gpu_rig_init_watched(struct gpu_rig *g, uint32_t pieces);
 /* Checks that everything the plug-in gave was returned, and that no forbidden memory was accessed. */
 void gpu_rig_deinit(struct gpu_rig *g);
 

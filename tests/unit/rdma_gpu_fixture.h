@@ -69,7 +69,7 @@ static inline void device_up(void)
 		.ops = &gpu_plugin_ops, .plugin = gpu.plugin, .peers = 1, .n_pieces = PIECES
 	};
 	for (unsigned k = 0; k < 2; k++) {
-		struct gpu_queue_spec spec = { 0, k == DMSG_CLASS_LATENCY, 100 };
+		struct gpu_queue_spec spec = { .latency = k == DMSG_CLASS_LATENCY, .share = 100 };
 
 		assert_int_equal(
 			gpu_plugin_ops.queue_new(gpu.plugin, &spec, &gpu.queues.queue[k], &err), 0);

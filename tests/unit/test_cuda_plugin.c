@@ -242,6 +242,40 @@ static void notifies_when_the_queue_is_freed(void **state)
 	assert_int_equal(n, 1);
 }
 
+/* --- copy engines --------------------------------------------------------------------------------- */
+
+/* Short lists take one call; long ones use several streams, and the queue's own waits for the others. */
+static void copies_lists_by_engines(void **state)
+{
+	static struct dray_piece pieces[5000];
+	static const uint32_t lengths[] = { 1, 64, 256, 5000 };
+	static const int calls[] = { 0, 1, 5, 15 }, joined[] = { 0, 0, 3, 6 };
+	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
+	struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = GPU_TO_HOST };
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(pieces); i++)
+		pieces[i] = (struct dray_piece){ (void *)0x1000, (void *)0x2000, 64 };
+	assert_int_equal(start(0), 0);
+	assert_int_equal(ops->queue_new(plugin, &spec, &q, &err), 0);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(lengths); i++) {
+		copy.n = lengths[i];
+		copy.bytes = copy.n * 64;
+		assert_int_equal(ops->submit(q, &copy), 0);
+		assert_int_equal(driver.count("calls", 0), calls[i]);
+		assert_int_equal(driver.count("joined", 0), joined[i]);
+	}
+	assert_int_equal(driver.count("listed", 0), 64 + 256 + 5000);
+	assert_int_equal(driver.count("events", 0), 3);
+	driver.refuse("cuMemcpyBatchAsync_v2", 0, ILLEGAL_ADDRESS);
+	assert_int_equal(ops->submit(q, &copy), -EIO);
+	driver.refuse(NULL, 0, 0);
+	ops->queue_free(q);
+	assert_int_equal(driver.count("events", 0), 0);
+	ops->stop(plugin, 0);
+}
+
 /* --- loss while copies are in flight -------------------------------------------------------------- */
 
 /*
@@ -542,6 +576,7 @@ int main(void)
 		PLUGIN_TEST(notifies_once),
 		PLUGIN_TEST(notifies_of_a_loss),
 		PLUGIN_TEST(notifies_when_the_queue_is_freed),
+		PLUGIN_TEST(copies_lists_by_engines),
 		PLUGIN_TEST(does_not_wait_for_a_hanging_copy),
 		PLUGIN_TEST(ends_after_copies_in_flight),
 		PLUGIN_TEST(makes_writes_visible),

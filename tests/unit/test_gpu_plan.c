@@ -329,12 +329,123 @@ static void paths(void **state)
 	}
 }
 
+static void ways(void **state)
+{
+	static const struct {
+		struct gpu_way_question q;
+		struct gpu_way way;
+	} rows[] = {
+		/* what is fixed does not follow the load */
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_KERNEL,
+		    .device = 1,
+		    .busy = true,
+		    .other = 0,
+		    .pieces = 1,
+		    .bytes = 1 },
+		  { 1, false } },
+		{ { .kind = GPU_PATH_WITHIN,
+		    .setting = DRAY_CONFIG_GPU_COPY_COPY_ENGINE,
+		    .device = 1,
+		    .other = -1,
+		    .pieces = 9,
+		    .bytes = 9 },
+		  { 1, true } },
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .device = 1,
+		    .other = 0,
+		    .other_busy = true,
+		    .pieces = 1,
+		    .bytes = 1 },
+		  { 1, false } },
+		/* the other device of a pair, if that is idle */
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .device = 1,
+		    .busy = true,
+		    .other = 0,
+		    .pieces = 9,
+		    .bytes = 9 },
+		  { 0, false } },
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .device = 1,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 9,
+		    .bytes = 9 },
+		  { 1, true } },
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .device = 1,
+		    .busy = true,
+		    .other = 0,
+		    .other_busy = true,
+		    .pieces = 1000,
+		    .bytes = 1000 * 16 * KIB },
+		  { 1, true } },
+		/* long lists by the size of their pieces, short ones by engines */
+		{ { .kind = GPU_PATH_PEER,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .device = 1,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 1000,
+		    .bytes = 1000 * 16 * KIB - 1 },
+		  { 1, false } },
+		{ { .kind = GPU_PATH_WITHIN,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 512,
+		    .bytes = 512 },
+		  { 0, true } },
+		{ { .kind = GPU_PATH_WITHIN,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 513,
+		    .bytes = 513 * 64 * KIB },
+		  { 0, false } },
+		{ { .kind = GPU_PATH_TO_HOST,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 600,
+		    .bytes = 600 * 8 * KIB },
+		  { 0, true } },
+		{ { .kind = GPU_PATH_FROM_HOST,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 600,
+		    .bytes = 600 * 16 * KIB },
+		  { 0, false } },
+		{ { .kind = GPU_PATH_FROM_HOST,
+		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
+		    .busy = true,
+		    .other = -1,
+		    .pieces = 600,
+		    .bytes = 600 * 32 * KIB },
+		  { 0, true } },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		struct gpu_way way = gpu_plan_way(&rows[i].q);
+
+		assert_int_equal(way.device, rows[i].way.device);
+		assert_int_equal(way.engines, rows[i].way.engines);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_byte_once),
 		cmocka_unit_test(engines),
 		cmocka_unit_test(paths),
+		cmocka_unit_test(ways),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

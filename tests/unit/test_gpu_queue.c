@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's queues of GPUs, with tasks of other users than transport gpu. */
 
+#include "agent/data/gpu_queue/load.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"
 
@@ -87,11 +88,78 @@ static void descheduled_worker(void **state)
 	gpu_rig_deinit(&g);
 }
 
+/* Two slow probes in a row make a device busy; eight quick ones in a row make it idle. */
+static void load_follows_series(void **state)
+{
+	struct gpu_load l = { 0 };
+
+	gpu_load_note(&l, true, 1);
+	assert_false(l.busy);
+	assert_int_equal(l.due_ns, 1);
+	gpu_load_note(&l, false, 2);
+	assert_true(l.due_ns > 2);
+	gpu_load_note(&l, true, 3);
+	assert_false(l.busy);
+	gpu_load_note(&l, true, 4);
+	assert_true(l.busy);
+	for (unsigned i = 0; i < 20; i++) {
+		gpu_load_note(&l, i == 7, 5);
+		assert_int_equal(l.busy, i < 15);
+	}
+}
+
+/* Traffic measures the load of its device, in whatever way it is copied, and no other device's. */
+static void load_is_measured(void **state)
+{
+	struct gpu_rig g;
+
+	gpu_rig_init_watched(&g, 64);
+	fake_gpu_busy(0, true);
+	while (!gpu_is_busy(&g.rig.core, 0)) {
+		gpu_watch(&g.rig.core, 0);
+		gpu_rig_turn(&g);
+	}
+	assert_int_equal(g.loads[1].due_ns, 0);
+	fake_gpu_busy(0, false);
+	while (gpu_is_busy(&g.rig.core, 0)) {
+		gpu_watch(&g.rig.core, 0);
+		gpu_rig_turn(&g);
+	}
+	/* a device that goes while a probe waits */
+	fake_gpu_busy(0, true);
+	while (g.loads[0].due_ns != INT64_MAX) {
+		gpu_watch(&g.rig.core, 0);
+		gpu_rig_turn(&g);
+	}
+	gpu_rig_deinit(&g);
+}
+
+/* Kernels of a long series, between which probes pass, show the load by not ending. */
+static void load_is_seen_in_kernels(void **state)
+{
+	struct gpu_rig g;
+
+	gpu_rig_init_watched(&g, 64);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 0, MIB, 1);
+	fake_gpu_busy(0, true);
+	while (!gpu_is_busy(&g.rig.core, 0)) {
+		/* the end of the first task ends the second */
+		n_done = 0;
+		copy_some(&g, &first);
+		copy_some(&g, &second);
+		while (n_done < 2)
+			gpu_rig_turn(&g);
+	}
+	gpu_rig_deinit(&g);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(tasks_end_once),
-		cmocka_unit_test(descheduled_worker),
+		cmocka_unit_test(tasks_end_once),          cmocka_unit_test(descheduled_worker),
+		cmocka_unit_test(load_follows_series),     cmocka_unit_test(load_is_measured),
+		cmocka_unit_test(load_is_seen_in_kernels),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

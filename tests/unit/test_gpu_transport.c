@@ -488,6 +488,123 @@ static void lost_with_both_queues(void **state)
 	gpu_rig_deinit(&g);
 }
 
+static void busy(struct gpu_rig *g, unsigned device)
+{
+	atomic_store(&g->loads[device].busy, true);
+	/* probes of the test's own time would change it */
+	atomic_store(&g->loads[device].due_ns, INT64_MAX);
+}
+
+/* Each way of copying beside a busy device moves every byte, and its bytes are counted. */
+static void ways_beside_a_busy_device(void **state)
+{
+	enum { N = 700, PAGE = 32 << 10, FEW = 40 };
+	static const struct {
+		int local, remote; /* a read, so `local` is the destination */
+		bool other_busy;
+		enum dmsg_gpu_way few, many;
+	} rows[] = {
+		{ 0, 1, false, DMSG_GPU_WAY_OTHER_KERNEL, DMSG_GPU_WAY_OTHER_KERNEL },
+		{ 0, 1, true, DMSG_GPU_WAY_COPY_ENGINE, DMSG_GPU_WAY_COPY_ENGINE },
+		{ 1, 0, false, DMSG_GPU_WAY_KERNEL, DMSG_GPU_WAY_KERNEL },
+		{ 0, 0, false, DMSG_GPU_WAY_COPY_ENGINE, DMSG_GPU_WAY_KERNEL },
+		{ 0, -1, false, DMSG_GPU_WAY_COPY_ENGINE, DMSG_GPU_WAY_COPY_ENGINE },
+		{ -1, 0, false, DMSG_GPU_WAY_COPY_ENGINE, DMSG_GPU_WAY_COPY_ENGINE },
+	};
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = i * 2 * PAGE + 1;
+		ops[i][1] = (i * 3 % N * 2 + 1) * PAGE;
+		ops[i][2] = PAGE;
+	}
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		uint64_t engines = rows[i].few == DMSG_GPU_WAY_COPY_ENGINE ? FEW * PAGE : 0;
+		uint64_t other = rows[i].few == DMSG_GPU_WAY_OTHER_KERNEL ? FEW * PAGE : 0;
+		struct gpu_rig g;
+
+		gpu_rig_init_watched(&g, 1024);
+		gpu_rig_region(&g, rows[i].local, (2 * N + 1) * PAGE, 1);
+		gpu_rig_region(&g, rows[i].remote, (2 * N + 1) * PAGE, 1);
+		for (unsigned k = 0; k < 2; k++)
+			if (!g.regions[k].import)
+				gpu_rig_pin(&g, &g.regions[k].region);
+		busy(&g, 0);
+		if (rows[i].other_busy)
+			busy(&g, 1);
+		else
+			atomic_store(&g.loads[1].due_ns, INT64_MAX);
+		move(&g, false, 1, 2, (const uint64_t(*)[3])ops, FEW);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_ENGINE_BYTES_TOTAL), engines);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_OTHER_KERNEL_BYTES_TOTAL), other);
+		move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+		engines += rows[i].many == DMSG_GPU_WAY_COPY_ENGINE ? N * PAGE : 0;
+		other += rows[i].many == DMSG_GPU_WAY_OTHER_KERNEL ? N * PAGE : 0;
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_ENGINE_BYTES_TOTAL), engines);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_OTHER_KERNEL_BYTES_TOTAL), other);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), (FEW + N) * PAGE);
+		gpu_rig_deinit(&g);
+	}
+	free(ops);
+}
+
+/* A load that changes in the middle of a transfer changes the way of its rest. */
+static void the_load_changes(void **state)
+{
+	enum { N = 3000, PAGE = 4096, ROOM = 64 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	struct rig_region *to, *from;
+	struct gpu_rig g;
+
+	gpu_rig_init_watched(&g, ROOM);
+	to = gpu_rig_region(&g, 0, 2 * N * PAGE, 1);
+	from = gpu_rig_region(&g, 1, 2 * N * PAGE, 1);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = ops[i][1] = i * 2 * PAGE;
+		ops[i][2] = PAGE;
+	}
+	for (unsigned d = 0; d < GPU_RIG_DEVICES; d++)
+		atomic_store(&g.loads[d].due_ns, INT64_MAX);
+	gpu_rig_submit(&g, 0, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	for (unsigned i = 0; g.rig.n_ended < 1; i++) {
+		atomic_store(&g.loads[0].busy, i % 3 > 0);
+		gpu_rig_turn(&g);
+	}
+	assert_int_equal(g.rig.ended[0].code, 0);
+	for (uint64_t i = 0; i < N; i++)
+		assert_true(!memcmp(rig_at(to, ops[i][0]), rig_at(from, ops[i][1]), PAGE));
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
+/* The other device is lost while it copies a part of a slice: the transfer ends, although its own device works. */
+static void the_other_device_is_lost(void **state)
+{
+	enum { N = 600, PAGE = 4096 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	struct gpu_rig g;
+
+	gpu_rig_init_watched(&g, 64);
+	gpu_rig_region(&g, 0, 2 * N * PAGE, 1);
+	gpu_rig_region(&g, 1, 2 * N * PAGE, 1);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = ops[i][1] = i * 2 * PAGE;
+		ops[i][2] = PAGE;
+	}
+	busy(&g, 0);
+	atomic_store(&g.loads[1].due_ns, INT64_MAX);
+	fake_gpu_hold(true);
+	gpu_rig_submit(&g, 0, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	gpu_rig_turn(&g);
+	gpu_rig_held(1);
+	fake_gpu_lose(1, true);
+	gpu_rig_until(&g, 1);
+	assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
+	fake_gpu_hold(false);
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -504,6 +621,9 @@ int main(void)
 		cmocka_unit_test(lists),
 		cmocka_unit_test(lists_of_a_lost_device),
 		cmocka_unit_test(lost_with_both_queues),
+		cmocka_unit_test(ways_beside_a_busy_device),
+		cmocka_unit_test(the_load_changes),
+		cmocka_unit_test(the_other_device_is_lost),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

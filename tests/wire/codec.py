@@ -313,6 +313,13 @@ GPU_PATH_STAGED = 4  # The bytes pass through pinned host memory of the agent.
 GPU_PATH_DIRECT = 5  # RDMA devices access the GPU memory.
 GPU_PATH_NAMES = {0: "none", 1: "within", 2: "peer", 3: "host", 4: "staged", 5: "direct"}
 
+GPU_WAY_NONE = 0  # No GPU, or none yet.
+GPU_WAY_KERNEL = 1  # A kernel on the GPU that reads fastest: the destination's.
+GPU_WAY_OTHER_KERNEL = 2  # A kernel on the other GPU, since that one is busy.
+GPU_WAY_COPY_ENGINE = 3  # Copy engines.
+GPU_WAY_MIXED = 4  # Several of these.
+GPU_WAY_NAMES = {0: "none", 1: "kernel", 2: "other_kernel", 3: "copy_engine", 4: "mixed"}
+
 SEGMENT_STATE_UNKNOWN = 0  # Not probed.
 SEGMENT_STATE_PROBING = 1  # It is being probed and has not answered yet.
 SEGMENT_STATE_READY = 2  # The segment answers.

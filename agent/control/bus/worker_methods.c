@@ -31,12 +31,12 @@ static const char *state_text(uint8_t state)
 }
 
 /* Fields that the records of live and of ended transfers share. text: an array for the list of rails. */
-#define TRANSFER_FIELDS(t, text)                                                                \
-	.session = (t)->session, .request = (t)->request,                                       \
-	.direction = dmsg_direction_name((t)->direction), .class = dmsg_class_name((t)->class), \
-	.transport = dmsg_transport_name((t)->transport),                                       \
-	.gpu_path = dmsg_gpu_path_name((t)->gpu_path),                                          \
-	.rails = numbers_text((t)->rails, text, sizeof(text)), .operations = (t)->operations,   \
+#define TRANSFER_FIELDS(t, text)                                                                   \
+	.session = (t)->session, .request = (t)->request,                                          \
+	.direction = dmsg_direction_name((t)->direction), .class = dmsg_class_name((t)->class),    \
+	.transport = dmsg_transport_name((t)->transport),                                          \
+	.gpu_path = dmsg_gpu_path_name((t)->gpu_path), .gpu_way = dmsg_gpu_way_name((t)->gpu_way), \
+	.rails = numbers_text((t)->rails, text, sizeof(text)), .operations = (t)->operations,      \
 	.bytes = (t)->bytes, .bytes_done = (t)->bytes_done, .slices = (t)->slices
 
 static void transfer_append(struct dictionaries *d, const struct transfer_info *i)

@@ -171,6 +171,12 @@ static const char *state_name(const struct gpu_device *d)
 	return d->excluded ? "excluded" : names[d->state];
 }
 
+static bool is_busy(const struct gpu_device *d)
+{
+	return d->state == DEVICE_READY &&
+	       atomic_load_explicit(&d->load.busy, memory_order_relaxed);
+}
+
 void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg)
 {
 	for (unsigned i = 0; i < g->n; i++) {
@@ -187,6 +193,7 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu 
 				.dmabuf = d->info.dmabuf,
 				.peers = gpu_peers_text(&d->info, i, peers),
 				.state = state_name(d),
+				.busy = is_busy(d),
 				.reason = d->excluded ? "not in gpu.devices" : d->reason,
 				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
 				.bytes = d->bytes,
@@ -210,6 +217,9 @@ void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_GPU_LOST_TOTAL] = g->lost;
 	v[DRAY_METRIC_GPU_PINNED_BYTES] = g->pinned_bytes;
 	v[DRAY_METRIC_GPU_CONTEXTS] = 0;
-	for (unsigned i = 0; i < g->n; i++)
+	v[DRAY_METRIC_GPU_BUSY] = 0;
+	for (unsigned i = 0; i < g->n; i++) {
 		v[DRAY_METRIC_GPU_CONTEXTS] += g->devices[i].state >= DEVICE_READY;
+		v[DRAY_METRIC_GPU_BUSY] += is_busy(&g->devices[i]);
+	}
 }

@@ -19,7 +19,8 @@
 #define STACK_BYTES (8ul << 20)
 /* Copies in flight without a wait for room, times the pieces of each. */
 #define QUEUE_PIECES (8 * 16384)
-#define CLASSES 2
+/* Lists for copy engines are short, or of large pieces. */
+#define ENGINE_PIECES 16384
 
 enum device_state {
 	DEVICE_UNUSED,
@@ -43,6 +44,7 @@ struct gpu_device {
 	unsigned in_use_by;         /* workers that still use a lost device */
 	sd_event_source *late;      /* time limit of its end */
 	bool hangs;                 /* its end passed the time limit; see err */
+	struct gpu_load load;       /* since its start */
 	struct gpu_queues queues[WORKERS_MAX];
 	/* of the job */
 	bool started;

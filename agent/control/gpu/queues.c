@@ -14,22 +14,31 @@ static uint32_t peer_mask(const struct gpu_device *d)
 	return mask;
 }
 
-static int queue_make(struct gpu_device *d, struct gpu_queues *q, unsigned class,
+static int queue_make(struct gpu_device *d, struct gpu_queues *q, unsigned lane,
 		      struct dray_err *reterr)
 {
 	const struct gpus *g = d->gpus;
-	const struct gpu_queue_spec spec = { .device = d->index,
-					     .latency = class == DMSG_CLASS_LATENCY,
-					     .share = (unsigned)g->cfg->gpu.multiprocessors };
+	const struct gpu_queue_spec spec = {
+		.device = d->index,
+		.latency = lane == GPU_LANE_PROBE || lane % GPU_LANE_ENGINE == DMSG_CLASS_LATENCY,
+		.engines = lane >= GPU_LANE_ENGINE && lane < GPU_LANE_COPY_N,
+		.share = (unsigned)g->cfg->gpu.multiprocessors
+	};
+	uint32_t n = lane < GPU_LANE_ENGINE ? QUEUE_PIECES : ENGINE_PIECES;
 	void *pieces = NULL;
-	int ret = g->ops->queue_new(g->plugin, &spec, &q->queue[class], reterr);
+	int ret = g->ops->queue_new(g->plugin, &spec, &q->queue[lane], reterr);
 
-	if (ret >= 0)
-		ret = g->ops->host_alloc(g->plugin, QUEUE_PIECES * sizeof(struct dray_piece),
-					 &pieces, reterr);
-	if (ret >= 0)
-		q->pieces[class] = pieces;
+	if (ret >= 0 && lane < GPU_LANE_COPY_N)
+		ret = g->ops->host_alloc(g->plugin, n * sizeof(struct dray_piece), &pieces, reterr);
+	if (ret >= 0 && lane < GPU_LANE_COPY_N)
+		q->pieces[lane] = pieces;
 	return ret;
+}
+
+/* Whether kernels of other processes take turns with the agent's, and the agent may copy in another way. */
+static bool is_watched(const struct gpu_device *d)
+{
+	return d->gpus->cfg->gpu.copy == DRAY_CONFIG_GPU_COPY_AUTO && !d->info.shared;
 }
 
 int queues_make(struct gpu_device *d, struct dray_err *reterr)
@@ -37,6 +46,9 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 	struct gpus *g = d->gpus;
 	int ret = 0;
 
+	atomic_init(&d->load.due_ns, 0);
+	atomic_init(&d->load.busy, false);
+	d->load.quick = d->load.slow = 0;
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_queues *q = &d->queues[w];
 
@@ -45,9 +57,13 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .device = d->index,
 					  .rdma_ordered = d->info.rdma_ordered,
 					  .peers = peer_mask(d),
-					  .n_pieces = QUEUE_PIECES };
-		for (unsigned class = 0; class < CLASSES && ret >= 0; class ++)
-			ret = queue_make(d, q, class, reterr);
+					  .n_pieces = QUEUE_PIECES,
+					  .n_engine_pieces = ENGINE_PIECES,
+					  .load = &d->load,
+					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy };
+		for (unsigned lane = 0; lane < GPU_LANE_N && ret >= 0; lane++)
+			if (lane != GPU_LANE_PROBE || is_watched(d))
+				ret = queue_make(d, q, lane, reterr);
 	}
 	return ret;
 }
@@ -59,11 +75,11 @@ void queues_free(struct gpu_device *d)
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_queues *q = &d->queues[w];
 
-		for (unsigned class = 0; class < CLASSES; class ++) {
-			if (q->queue[class])
-				g->ops->queue_free(q->queue[class]);
-			if (q->pieces[class])
-				g->ops->host_free(g->plugin, q->pieces[class]);
+		for (unsigned lane = 0; lane < GPU_LANE_N; lane++) {
+			if (q->queue[lane])
+				g->ops->queue_free(q->queue[lane]);
+			if (lane < GPU_LANE_COPY_N && q->pieces[lane])
+				g->ops->host_free(g->plugin, q->pieces[lane]);
 		}
 		*q = (struct gpu_queues){ 0 };
 	}

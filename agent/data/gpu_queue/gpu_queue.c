@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "agent/data/gpu_queue/load.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -42,6 +43,7 @@
 struct lane {
 	struct dray_list link; /* on gpu_worker->busy; poll() removes a lane without tasks */
 	unsigned device;
+	enum dmsg_class class;
 	struct gpu_queue *queue;
 	struct dray_piece *pieces;
 	uint32_t n_pieces, head, used; /* of the ring */
@@ -51,26 +53,42 @@ struct lane {
 	uint64_t announced; /* the plug-in reports when this one is done */
 	int64_t since_ns;   /* last progress, while there are tasks */
 	int64_t empty_ns;   /* when all tasks should be done */
+	bool stalled;       /* the wait for the first task was noted as load */
+	unsigned wide;      /* kernels in flight that can fill the device */
 	bool by_host;       /* the last one goes over the host bus, which is slow */
 };
 
 struct port {
 	const struct gpu_queues *given; /* NULL: not up */
 	bool lost, going;
-	struct lane lanes[2]; /* by class */
+	struct lane lanes[GPU_LANE_COPY_N]; /* by enum gpu_lane */
+	struct gpu_probe probe;
 };
 
 struct gpu_worker {
 	struct port ports[GPU_DEVICES_MAX];
 	struct dray_list busy;  /* lanes with tasks, those of class latency first */
+	uint32_t probes;        /* devices with a probe in flight */
 	_Atomic unsigned armed; /* callbacks of the plug-in that are still due */
 	int wake_fd;
 	struct loop_source source;
 };
 
-static struct lane *lane_of(const struct core *c, unsigned device, enum dmsg_class class)
+static struct lane *lane_of(const struct core *c, unsigned device, unsigned lane)
 {
-	return &c->gpu->ports[device].lanes[class];
+	struct port *p = &c->gpu->ports[device];
+
+	return &p->lanes[p->lanes[lane].queue ? lane : lane % GPU_LANE_ENGINE];
+}
+
+static bool is_kernels(const struct core *c, const struct lane *l)
+{
+	return l - c->gpu->ports[l->device].lanes < GPU_LANE_ENGINE;
+}
+
+static bool is_latency(const struct lane *l)
+{
+	return l->class == DMSG_CLASS_LATENCY;
 }
 
 static bool port_is_up(const struct port *p)
@@ -104,12 +122,13 @@ int gpu_queues_init(struct core *c)
 	if (!g)
 		return -ENOMEM;
 	dray_list_init(&g->busy);
-	for (unsigned i = 0; i < GPU_DEVICES_MAX * 2; i++) {
-		struct lane *l = &g->ports[i / 2].lanes[i % 2];
+	for (unsigned i = 0; i < GPU_DEVICES_MAX * GPU_LANE_COPY_N; i++) {
+		struct lane *l = &g->ports[i / GPU_LANE_COPY_N].lanes[i % GPU_LANE_COPY_N];
 
 		dray_list_init(&l->link);
 		dray_list_init(&l->tasks);
-		l->device = i / 2;
+		l->device = i / GPU_LANE_COPY_N;
+		l->class = (enum dmsg_class)(i % GPU_LANE_ENGINE);
 	}
 	g->wake_fd = dray_wake_new();
 	ret = g->wake_fd < 0 ? g->wake_fd :
@@ -157,12 +176,15 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 	dray_assert(!p->given);
 	p->given = q;
 	p->lost = p->going = false;
-	for (unsigned k = 0; k < 2; k++) {
+	p->probe = (struct gpu_probe){ 0 };
+	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++) {
 		struct lane *l = &p->lanes[k];
 
 		l->queue = q->queue[k];
+		if (!l->queue)
+			continue;
 		l->pieces = q->pieces[k];
-		l->n_pieces = q->n_pieces;
+		l->n_pieces = k < GPU_LANE_ENGINE ? q->n_pieces : q->n_engine_pieces;
 		l->head = l->used = 0;
 		l->submitted = l->announced =
 			atomic_load_explicit(l->queue->done, memory_order_acquire);
@@ -174,8 +196,11 @@ static void port_leave(struct core *c, unsigned device)
 {
 	struct port *p = &c->gpu->ports[device];
 
-	if (!p->given || !p->going || p->lanes[0].n_tasks || p->lanes[1].n_tasks)
+	if (!p->given || !p->going)
 		return;
+	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++)
+		if (p->lanes[k].n_tasks)
+			return;
 	p->given = NULL;
 	tell(c, GPU_GONE, device);
 }
@@ -194,9 +219,10 @@ static void port_lost(struct core *c, unsigned device)
 		return;
 	p->lost = true;
 	tell(c, GPU_LOST, device);
-	/* both queues: the plug-in releases waiters and waits briefly for copies in flight */
-	for (unsigned k = 0; k < 2; k++)
-		p->given->ops->check(p->lanes[k].queue);
+	/* all queues: the plug-in releases waiters and waits briefly for copies in flight */
+	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++)
+		if (p->lanes[k].queue)
+			p->given->ops->check(p->lanes[k].queue);
 }
 
 int gpu_flush_rdma(struct core *c, unsigned device)
@@ -236,16 +262,16 @@ static uint32_t room(const struct lane *l, uint32_t *ret_skip)
 	return tail;
 }
 
-uint32_t gpu_room(const struct core *c, unsigned device, enum dmsg_class class)
+uint32_t gpu_room(const struct core *c, unsigned device, unsigned lane)
 {
 	uint32_t skip;
 
-	return gpu_is_up(c, device) ? room(lane_of(c, device, class), &skip) : 0;
+	return gpu_is_up(c, device) ? room(lane_of(c, device, lane), &skip) : 0;
 }
 
-struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class class)
+struct dray_piece *gpu_pieces(struct core *c, unsigned device, unsigned lane)
 {
-	struct lane *l = lane_of(c, device, class);
+	struct lane *l = lane_of(c, device, lane);
 	uint32_t skip;
 
 	room(l, &skip);
@@ -262,10 +288,10 @@ static int64_t duration(const struct gpu_copy *copy)
 	return LAUNCH_NS + (int64_t)(copy->bytes / bytes_a_ns[copy->route]);
 }
 
-int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gpu_copy *copy,
-	       uint32_t n, struct gpu_task *t)
+int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
+	       struct gpu_task *t)
 {
-	struct lane *l = lane_of(c, device, class);
+	struct lane *l = lane_of(c, device, lane);
 	struct port *p = &c->gpu->ports[device];
 	uint32_t skip, at;
 	bool own;
@@ -291,13 +317,17 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 		l->head = at + n == l->n_pieces ? 0 : at + n;
 	}
 	t->device = (uint8_t)device;
-	t->class = (uint8_t) class;
+	t->lane = (uint8_t)(l - p->lanes);
+	t->wide = !copy->engine && (copy->route == GPU_WITHIN || copy->route == GPU_PEER);
+	l->wide += t->wide;
 	t->number = ++l->submitted;
-	if (!l->n_tasks++)
+	if (!l->n_tasks++) {
 		l->since_ns = l->empty_ns = c->now_ns;
+		l->stalled = false;
+	}
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
 	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
-	if (dray_list_empty(&l->link) && class == DMSG_CLASS_LATENCY)
+	if (dray_list_empty(&l->link) && is_latency(l))
 		dray_list_add_front(&c->gpu->busy, &l->link);
 	else if (dray_list_empty(&l->link))
 		dray_list_add(&c->gpu->busy, &l->link);
@@ -322,6 +352,7 @@ static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_
 		dray_list_entry(t->link.prev, struct gpu_task, link)->n_pieces += t->n_pieces;
 	dray_list_del(&t->link);
 	l->n_tasks--;
+	l->wide -= t->wide;
 	t->done(c, t, code);
 }
 
@@ -334,8 +365,13 @@ static bool lane_poll(struct core *c, struct lane *l)
 	while ((t = dray_list_first(&l->tasks, struct gpu_task, link))) {
 		bool done = is_done(l, t);
 
-		if (!done && !p->lost)
+		if (!done && !p->lost) {
+			if (!l->stalled && is_kernels(c, l))
+				l->stalled = gpu_load_stalled(p->given, c->now_ns - l->since_ns,
+							      c->now_ns);
 			break;
+		}
+		l->stalled = false;
 		l->since_ns = c->now_ns;
 		any = true;
 		task_end(c, l, t, done ? 0 : DRAY_E_GPU_LOST);
@@ -345,9 +381,53 @@ static bool lane_poll(struct core *c, struct lane *l)
 	return any;
 }
 
+enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device)
+{
+	return c->gpu->ports[device].given->copy;
+}
+
+bool gpu_is_busy(const struct core *c, unsigned device)
+{
+	const struct port *p = &c->gpu->ports[device];
+
+	return port_is_up(p) && p->given->load &&
+	       atomic_load_explicit(&p->given->load->busy, memory_order_relaxed);
+}
+
+void gpu_watch(struct core *c, unsigned device)
+{
+	struct port *p = &c->gpu->ports[device];
+
+	if (!port_is_up(p))
+		return;
+	if (gpu_probe_send(&p->probe, p->given, !p->lanes[0].wide && !p->lanes[1].wide, c->now_ns) <
+	    0)
+		port_lost(c, device);
+	if (p->probe.sent_ns)
+		c->gpu->probes |= 1u << device;
+}
+
+/* Looks at the probes in flight. Those of a device that is lost or goes end with it. */
+static void probes_look(struct core *c)
+{
+	struct gpu_worker *g = c->gpu;
+
+	for (uint32_t left = g->probes; left; left &= left - 1) {
+		unsigned device = (unsigned)__builtin_ctz(left);
+		struct port *p = &g->ports[device];
+
+		if (port_is_up(p))
+			gpu_probe_look(&p->probe, p->given, c->now_ns);
+		if (!port_is_up(p) || !p->probe.sent_ns)
+			g->probes &= ~(1u << device);
+	}
+}
+
 bool gpu_queues_poll(struct core *c)
 {
 	bool any = false;
+
+	probes_look(c);
 
 	dray_list_for_each(&c->gpu->busy, l, struct lane, link) {
 		any |= lane_poll(c, l);
@@ -385,7 +465,7 @@ static int64_t lane_tick(struct core *c, struct lane *l)
 
 int64_t gpu_queues_tick(struct core *c)
 {
-	int64_t next = INT64_MAX;
+	int64_t next = c->gpu->probes ? c->now_ns + GPU_PROBE_LOOK_NS : INT64_MAX;
 
 	dray_list_for_each(&c->gpu->busy, l, struct lane, link)
 		next = dray_min(next, lane_tick(c, l));
@@ -467,7 +547,7 @@ static bool wait_for(struct core *c, struct port *p, struct lane *l, const struc
 void gpu_finish(struct core *c, struct gpu_task *t)
 {
 	struct port *p = &c->gpu->ports[t->device];
-	struct lane *l = &p->lanes[t->class];
+	struct lane *l = &p->lanes[t->lane];
 
 	task_end(c, l, t, wait_for(c, p, l, t) ? 0 : DRAY_E_GPU_LOST);
 	port_leave(c, l->device);

@@ -13,7 +13,8 @@
 struct gpu_task {
 	struct dray_list link;
 	uint64_t number; /* of its last copy in its queue */
-	uint8_t device, class;
+	uint8_t device, lane;
+	bool wide;         /* a kernel that can fill the device */
 	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
 	/*
 	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. Runs in the
@@ -26,15 +27,22 @@ struct gpu_task {
 bool gpu_is_up(const struct core *c, unsigned device);
 
 /*
- * A copy of at most gpu_room() pieces: the caller writes them to gpu_pieces(), and gpu_submit() submits the first n. It sets
+ * lane: enum gpu_lane, with the class. A copy of at most gpu_room() pieces: the caller writes them to gpu_pieces(), and gpu_submit() submits the first n. It sets
  * `pieces` and `n` of `copy`. If the caller has set `pieces`, they lie in memory that the plug-in reaches, and do not
  * change until the task is done; gpu_room() must not be 0 in this case either. 0; -EAGAIN: no room until the
  * transport's next progress(); -EIO: the device is lost or not up, and done() will not run.
  */
-uint32_t gpu_room(const struct core *c, unsigned device, enum dmsg_class class);
-struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class class);
-int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gpu_copy *copy,
-	       uint32_t n, struct gpu_task *t);
+uint32_t gpu_room(const struct core *c, unsigned device, unsigned lane);
+struct dray_piece *gpu_pieces(struct core *c, unsigned device, unsigned lane);
+int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
+	       struct gpu_task *t);
+
+/* The device is up. */
+enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device);
+/* Other processes keep the device busy, as far as was seen; kernels of this agent wait there. */
+bool gpu_is_busy(const struct core *c, unsigned device);
+/* There is traffic for which that matters: measures it at intervals. */
+void gpu_watch(struct core *c, unsigned device);
 
 /* Blocks until the task is done or its device lost, at most a second, and runs done(). */
 void gpu_finish(struct core *c, struct gpu_task *t);

@@ -158,6 +158,7 @@ struct xfer {
 	bool from_ring;
 	uint8_t transport_index; /* in core->transports */
 	uint8_t gpu_path;        /* enum dmsg_gpu_path */
+	uint8_t gpu_way;         /* enum dmsg_gpu_way, of its slices so far */
 	uint64_t rails;          /* transport rdma: those it has used */
 	bool rdma_landed; /* RDMA devices have written to its local region, which is GPU memory */
 	enum xfer_state state;

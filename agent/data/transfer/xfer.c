@@ -145,6 +145,7 @@ void xfer_describe(struct transfer_record *ret, const struct core *c, const stru
 		.transport = (uint8_t)(x->n_slices ? c->transports[x->transport_index]->id :
 						     DMSG_TRANSPORT_NONE),
 		.gpu_path = x->n_slices ? x->gpu_path : DMSG_GPU_PATH_NONE,
+		.gpu_way = x->gpu_way,
 		.ended_ns = now_ns,
 	};
 	for (unsigned i = 0; i < (unsigned)x->phase; i++)

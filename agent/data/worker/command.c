@@ -56,6 +56,7 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 						  DMSG_TRANSPORT_NONE :
 						  c->transports[x->transport_index]->id);
 	info.record.gpu_path = x->gpu_path;
+	info.record.gpu_way = x->gpu_way;
 	info.record.slices = x->slices;
 	s->bytes_left += x->bytes - x->bytes_done;
 	if (!s->in_flight++ || info.left_ns < s->first_due.left_ns)

@@ -220,6 +220,14 @@ static void lists_lost(const struct gpu_batch *b)
 		s->xfer->ops_lost = s->xfer->ops_pinned;
 }
 
+static void count_way(struct core *c, const struct gpu_batch *b)
+{
+	if (b->way == DMSG_GPU_WAY_COPY_ENGINE)
+		core_count(c->counters, DRAY_METRIC_GPU_ENGINE_BYTES_TOTAL, b->bytes);
+	if (b->way == DMSG_GPU_WAY_OTHER_KERNEL)
+		core_count(c->counters, DRAY_METRIC_GPU_OTHER_KERNEL_BYTES_TOTAL, b->bytes);
+}
+
 static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 {
 	struct gpu_batch *b = dray_container_of(t, struct gpu_batch, task);
@@ -228,6 +236,10 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 
 	if (code)
 		lists_lost(b);
+	else
+		count_way(c, b);
+	if (code && p->carrier == b)
+		gpu_slice_over(g, dray_take(p->open), code);
 	slices_over(g, &b->slices, code);
 	slices_over(g, &b->stopped, code ? code : DRAY_E_CANCELLED);
 	p->n_batches--;
@@ -239,61 +251,141 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	gpu_path_ready(p);
 }
 
-static void slice_open(struct gpu_path *p, struct slice *s)
+/* The device on the other side of a copy between two, if it can make the copy too. */
+static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
+			const struct xfer *x)
 {
-	p->open = s;
-	p->carrier = NULL;
-	local_walk_slice(&p->walk, s);
+	uint8_t local = object_region(x->local)->gpu, target = object_region(x->target)->gpu;
+	uint8_t other = local == p->device ? target : local;
+
+	return p->kind == GPU_PATH_PEER && g->peers[other] >> p->device & 1 ? other : -1;
 }
 
-/* Puts slices into one copy until it is full. True: it ends with a part of the open slice. */
-static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
-		       struct gpu_plan *plan)
+/* How the slice is copied, as devices are now. */
+static struct gpu_way way_of(struct core *c, const struct gpu_transport *g,
+			     const struct gpu_path *p, const struct slice *s)
 {
+	struct gpu_way_question q = {
+		.kind = p->kind,
+		.setting = gpu_copy_setting(c, p->device),
+		.device = p->device,
+		.busy = gpu_is_busy(c, p->device),
+		.other = -1,
+		.pieces = s->xfer->n_ops,
+		.bytes = s->xfer->bytes,
+	};
+
+	gpu_watch(c, p->device);
+	if (q.busy)
+		q.other = other_device(g, p, s->xfer);
+	if (q.other >= 0) {
+		gpu_watch(c, (unsigned)q.other);
+		q.other_busy = gpu_is_busy(c, (unsigned)q.other);
+	}
+	return gpu_plan_way(&q);
+}
+
+/* Sets the slice that comes next, and how it is copied. False: there is none. */
+static bool slice_open(struct core *c, const struct gpu_transport *g, struct gpu_path *p,
+		       uint64_t max_bytes)
+{
+	if (!p->open) {
+		p->open = sched_next(c, &p->channel, max_bytes);
+		p->whole = true;
+		p->carrier = NULL;
+	}
+	if (p->open && !p->carrier)
+		p->way = way_of(c, g, p, p->open);
+	return p->open;
+}
+
+static void slice_carried(struct gpu_path *p, struct gpu_batch *b)
+{
+	dray_list_add(&b->slices, &p->open->link);
+	p->open = NULL;
+	p->carrier = NULL;
+}
+
+/* Puts slices that are copied alike into one copy until it is full. True: it ends with a part of the open slice. */
+static bool batch_fill(struct core *c, const struct gpu_transport *g, struct gpu_path *p,
+		       struct gpu_batch *b, struct gpu_plan *plan)
+{
+	const struct gpu_way way = p->way;
+
 	while (plan->copy.bytes < plan->limits->slice) {
 		uint64_t before = plan->copy.bytes;
 
-		if (!p->open) {
-			struct slice *s =
-				sched_next(c, &p->channel, plan->limits->slice - plan->copy.bytes);
-
-			if (!s)
-				return false;
-			if (gpu_plan_add_ops(plan, s)) {
-				dray_list_add(&b->slices, &s->link);
-				return false;
-			}
-			slice_open(p, s);
+		if (!slice_open(c, g, p, plan->limits->slice - plan->copy.bytes))
+			return false;
+		if (p->way.device != way.device || p->way.engines != way.engines)
+			return false;
+		if (p->whole && !way.engines && gpu_plan_add_ops(plan, p->open)) {
+			slice_carried(p, b);
+			return false;
 		}
-		if (!gpu_plan_add(plan, &p->walk))
+		if (p->whole)
+			local_walk_slice(&p->walk, p->open);
+		p->whole = false;
+		if (!gpu_plan_add(plan, &p->walk)) {
+			p->whole = p->walk.left == p->open->bytes;
 			return plan->copy.bytes > before;
-		dray_list_add(&b->slices, &p->open->link);
-		p->open = NULL;
-		p->carrier = NULL;
+		}
+		slice_carried(p, b);
 	}
 	return false;
+}
+
+static void note_way(const struct slice *s, enum dmsg_gpu_way way)
+{
+	struct xfer *x = s->xfer;
+
+	if (x)
+		x->gpu_way = (uint8_t)(x->gpu_way && x->gpu_way != way ? DMSG_GPU_WAY_MIXED : way);
+}
+
+static void batch_note_way(struct gpu_batch *b, const struct gpu_path *p, struct gpu_way way,
+			   bool engines, bool part)
+{
+	b->way = engines                 ? DMSG_GPU_WAY_COPY_ENGINE :
+		 way.device == p->device ? DMSG_GPU_WAY_KERNEL :
+					   DMSG_GPU_WAY_OTHER_KERNEL;
+	dray_list_for_each(&b->slices, s, struct slice, link)
+		note_way(s, b->way);
+	if (part)
+		note_way(p->open, b->way);
 }
 
 /* False: nothing to copy, or no room. */
 static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
 	struct gpu_batch *b = dray_list_first(&g->free, struct gpu_batch, link);
-	uint32_t room = gpu_room(c, p->device, p->channel.class);
+	unsigned lane = p->channel.class;
 	struct gpu_plan plan;
+	struct gpu_way way;
+	uint32_t room;
 	bool part;
 
-	if (!b || !room)
+	if (!b || !slice_open(c, g, p, gpu_plan_limits[p->kind].slice))
 		return false;
-	gpu_plan_init(&plan, p->kind, gpu_pieces(c, p->device, p->channel.class), room);
-	part = batch_fill(c, p, b, &plan);
+	way = p->way;
+	lane += way.engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL;
+	room = gpu_room(c, way.device, lane);
+	if (!room)
+		return false;
+	gpu_plan_init(&plan, p->kind, gpu_pieces(c, way.device, lane), room);
+	plan.engines = way.engines;
+	part = batch_fill(c, g, p, b, &plan);
 	if (!plan.n)
 		return false;
 	b->task.done = batch_done;
 	b->path = p;
 	b->bytes = plan.copy.bytes;
-	if (gpu_submit(c, p->device, p->channel.class, &plan.copy, plan.n, &b->task) < 0) {
+	batch_note_way(b, p, way, plan.copy.engine, part);
+	if (gpu_submit(c, way.device, lane, &plan.copy, plan.n, &b->task) < 0) {
 		lists_lost(b);
 		slices_over(g, &b->slices, DRAY_E_GPU_LOST);
+		if (part)
+			gpu_slice_over(g, dray_take(p->open), DRAY_E_GPU_LOST);
 		return false;
 	}
 	if (part)

@@ -25,6 +25,7 @@ struct gpu_batch {
 	struct dray_list slices;  /* whose last bytes it copies */
 	struct dray_list stopped; /* stopped ones, of which it copies a part */
 	uint64_t bytes;
+	enum dmsg_gpu_way way;
 };
 
 /* A slice that passes through a staging buffer, which belongs to the slice. */
@@ -49,8 +50,13 @@ struct gpu_path {
 	uint64_t bytes; /* of all batches */
 	uint8_t device;
 	enum gpu_path_kind kind;
-	/* the slice that is partly submitted, the rest of it, and the batch with its last bytes so far */
+	/*
+	 * The slice that comes next, how it is copied, and whether none of it is submitted. Else the rest of it, and the batch in
+	 * flight with its last bytes so far: the rest takes the same queue, so that it ends later.
+	 */
 	struct slice *open;
+	struct gpu_way way;
+	bool whole;
 	struct local_walk walk;
 	struct gpu_batch *carrier;
 	/* staged kinds */

@@ -7,6 +7,7 @@
 
 #include "agent/data/transport/local/local.h"
 #include "gpu/plugin.h"
+#include "schema/gen/config.h"
 
 enum gpu_path_kind {
 	GPU_PATH_WITHIN, /* inside one device's memory */
@@ -43,15 +44,36 @@ struct gpu_plan_limits {
 	enum dmsg_gpu_path path; /* as clients and metrics see it */
 	uint64_t slice; /* bytes of a copy, which delay the copies behind it by some hundred microseconds */
 	uint64_t under_way; /* bytes in flight that keep the device busy; staged paths: limited by buffers */
-	uint64_t engine_min; /* pieces of this size and larger use copy engines */
+	uint64_t engine_min;      /* pieces of this size and larger use copy engines */
+	uint64_t busy_engine_min; /* on a busy device, all pieces if their average is not smaller */
 };
 extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
+
+/* What copies a slice of a transfer: which device's queue, of kernels or of copy engines. */
+struct gpu_way {
+	uint8_t device;
+	bool engines;
+};
+
+struct gpu_way_question {
+	enum gpu_path_kind kind; /* not through staging memory */
+	enum dray_config_gpu_copy setting;
+	uint8_t device; /* the path's */
+	bool busy;
+	int other; /* the device on the other side, if it can make the copy too; -1: none */
+	bool other_busy;
+	uint32_t pieces; /* of the transfer */
+	uint64_t bytes;
+};
+
+struct gpu_way gpu_plan_way(const struct gpu_way_question *q);
 
 /* A list of pieces that is being built: all for the kernel, or all for copy engines. */
 struct gpu_plan {
 	const struct gpu_plan_limits *limits;
 	struct dray_piece *pieces;
 	uint32_t n, max;
+	bool engines;         /* all pieces are for copy engines, of whatever size */
 	bool relative;        /* pieces are unchanged operations, relative to the copy's bases */
 	struct gpu_copy copy; /* pieces NULL: those above */
 };
