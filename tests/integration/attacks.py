@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 from harness import MIB, Raw, s
@@ -42,7 +43,8 @@ def closing(agent):
         with contextlib.suppress(OSError), connect(agent) as raw:
             for fd in held[-1].filenos():
                 raw.send(s.pack_env_get(9, profiles=""), [fd])
-            held[-1].hand_over()
+            # waits if the agent has closed its own already
+            threading.Thread(target=held[-1].hand_over, daemon=True).start()
         if len(held) > 3:
             held.pop(0).release()
         yield

@@ -44,7 +44,7 @@ static bool want(const struct xfer_op *ops, uint32_t n, const struct ops_bounds 
 static void check(const struct xfer_op *ops, uint32_t n, const struct ops_bounds *b)
 {
 	struct xfer_op got[OPS_READ_MAX];
-	uint8_t wire[OPS_READ_MAX * DMSG_OP_SIZE + 1];
+	uint8_t wire[OPS_READ_MAX * DMSG_OP_SIZE + 1] = { 0 };
 	struct ops_seen seen, wanted;
 	bool is_good = want(ops, n, b, &wanted);
 	int ret;
