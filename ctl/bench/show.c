@@ -92,6 +92,9 @@ void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *
 		ctl_span(ctl_histogram_quantile(&r->latency, 0.5)),
 		ctl_span(ctl_histogram_quantile(&r->latency, 0.99)),
 		ctl_span(ctl_histogram_quantile(&r->latency, 0.999)), ctl_span(r->latency.max));
+	if (!p->ctl->values[CTL_OPTION_TOKEN])
+		fprintf(f,
+			"  verified    the bytes of the first transfer, compared at both ends\n");
 	if (p->sessions > 1)
 		fprintf(f, "  fairness    %.3f, Jain's index of bytes by session\n", r->fairness);
 	for (unsigned i = 0; i < r->n_ceilings; i++)

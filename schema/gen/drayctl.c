@@ -1391,6 +1391,28 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"\n"
 			"Example: drayctl bench --size 64KiB --ops 256 --duration 5s\n",
 	},
+	[CTL_VERB_TRACE] = { .name = "trace",
+		.help =
+			"Usage: drayctl [OPTION]... trace\n"
+			"print recent transfers as a trace for Perfetto or chrome://tracing\n"
+			"\n"
+			"Prints the last 1,000 transfers that ended, with their stages, in the trace\n"
+			"event format of Chrome: a session is a process there, and each transfer a bar\n"
+			"over those of its stages: the wait for its word, the queue, the copying and the\n"
+			"notification. Times are of this machine's clock, so that traces of several\n"
+			"agents can be joined.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl trace > trace.json\n",
+	},
 	[CTL_VERB_VERSION] = { .name = "version",
 		.help =
 			"Usage: drayctl [OPTION]... version\n"
@@ -1466,6 +1488,7 @@ const char ctl_help_text[] =
 	"  config     show the configuration in effect, explain a key, or check a file\n"
 	"  log-level  show or set the lowest level that is logged\n"
 	"  bench      measure transfers within this agent or to another one\n"
+	"  trace      print recent transfers as a trace for Perfetto or chrome://tracing\n"
 	"  version    show the versions of drayctl and of the agent\n"
 	"  help       print help\n"
 	"\n"

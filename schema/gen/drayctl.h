@@ -118,6 +118,7 @@ enum ctl_verb_id {
 	CTL_VERB_CONFIG,
 	CTL_VERB_LOG_LEVEL,
 	CTL_VERB_BENCH,
+	CTL_VERB_TRACE,
 	CTL_VERB_VERSION,
 	CTL_VERB_HELP,
 	CTL_VERB_N
@@ -281,5 +282,6 @@ extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_lease
 	X(CONFIG, ctl_config) \
 	X(LOG_LEVEL, ctl_log_level) \
 	X(BENCH, ctl_bench) \
+	X(TRACE, ctl_trace) \
 	X(VERSION, ctl_version) \
 	X(HELP, ctl_help)

@@ -35,6 +35,7 @@ _drayctl_verbs() {
 		'config:show the configuration in effect, explain a key, or check a file'
 		'log-level:show or set the lowest level that is logged'
 		'bench:measure transfers within this agent or to another one'
+		'trace:print recent transfers as a trace for Perfetto or chrome://tracing'
 		'version:show the versions of drayctl and of the agent'
 		'help:print help'
 	)

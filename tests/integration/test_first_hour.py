@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -78,3 +79,48 @@ def test_config_check(lab):
     assert done.returncode == 1 and done.stdout == ""
     assert f"{bad}:2: log.level" in done.stderr and f"{bad}:3: " in done.stderr and "is not valid" in done.stderr.splitlines()[-1]
     assert "there is no such file" in ctl("config", "check", lab.tmp / "missing").stderr
+
+
+def test_lines_of_the_readme(lab):
+    """The lines of the README, from the agents on, on a host of their own."""
+    section = (ROOT / "README.md").read_text().split("## The first transfer")[1].split("\n## ")[0]
+    blocks = re.findall(r"(?:^    .*\n)+", section, re.M)
+    lines = [line.strip() for line in blocks[0].splitlines()]
+    assert len(lines) <= 10 and "make" in lines[0]
+    text = "\n".join(lines[1:]).replace("/tmp/", f"{lab.directory('readme')}/").replace("build/dray", f"{DRAYCTL.parent}/dray")
+    done = subprocess.run(lab.hosts[0].command("sh", "-euc", text + "\nwait\n"), text=True, timeout=2 * LIMIT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env={k: v for k, v in os.environ.items() if not k.startswith("DRAY_")})
+    assert done.returncode == 0, done.stderr
+    for line in blocks[1].splitlines():
+        shape = re.sub(r"[\d.,]+( \w+/s| [mu]?s)?", "…", line.strip())
+        assert re.search(".*?".join(map(re.escape, shape.split("…"))), done.stdout), (shape, done.stdout)
+    assert "running" in done.stdout and "next " in done.stdout and "127.0.0.1:7421" in done.stdout
+
+
+def test_trace(pair):
+    """Each transfer that ended is a span with its request and bytes, and its stages lie within it."""
+    a, b = pair
+    with Side(a, MIB) as here, Side(b, MIB) as there:
+        remote = here.reach(there)
+        for _ in range(3):
+            here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        rows = {(row["session"], row["request"]): row for row in a.ctl("transfers", "--recent", "--json")["ended_transfers"]}
+        trace = json.loads(a.ctl("trace"))
+    spans = {}
+    for event in trace["traceEvents"]:
+        assert event["cat"] == "transfer" and event["ph"] in "be" and event["pid"] == event["tid"]
+        spans.setdefault((event["pid"], event["id"]), []).append(event)
+    requests = set()
+    for events in spans.values():
+        first, last = events[0], events[-1]
+        assert (first["ph"], last["ph"], first["name"]) == ("b", "e", last["name"])
+        request = (first["pid"], first["args"]["request"])
+        row = rows[request]
+        requests.add(request)
+        assert first["args"]["bytes"] == row["bytes"] and row["status"] in first["name"] and row["transport"] in first["name"]
+        # A double has a resolution of a quarter of a microsecond here.
+        assert abs((last["ts"] - first["ts"]) * 1000 - row["duration_ns"]) <= 1000
+        assert all(first["ts"] - 1 <= event["ts"] <= last["ts"] + 1 for event in events)
+        open_ones = [event["name"] for event in events[1:-1] if event["ph"] == "b"]
+        assert open_ones == [event["name"] for event in events[1:-1] if event["ph"] == "e"] and "moved" in open_ones
+    assert requests == set(rows) and len(requests) >= 3
