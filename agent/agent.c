@@ -20,6 +20,7 @@
 #include "agent/placement/detect/detect.h"
 #include "agent/process/process.h"
 #include "agent/process/service_manager.h"
+#include "agent/store/store.h"
 #include "lib/ballast.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -187,6 +188,7 @@ bool agent_deinit(struct agent *a)
 			"agent",
 			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
+	a->store = store_free(a->store);
 	a->regions = regions_free(a->regions);
 	a->mailboxes = mailboxes_free(a->mailboxes);
 	a->owners = owners_free(a->owners);

@@ -7,6 +7,7 @@
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/transfer_log.h"
+#include "agent/store/store.h"
 
 /* Events handled before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512
@@ -36,6 +37,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		break;
 	case EVENT_SESSION_GONE:
 		sessions_handle_gone(a->sessions, ev->session, ev->fd);
+		store_sweep(a->store);
 		break;
 	case EVENT_SESSION_REFUSED:
 		sessions_handle_refused(a->sessions, ev->session, ev->code, ev->fd);

@@ -20,6 +20,7 @@
 #include "agent/process/privilege.h"
 #include "agent/process/process.h"
 #include "agent/process/sandbox.h"
+#include "agent/store/store.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 #include "lib/log.h"
@@ -277,6 +278,44 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 			  reterr);
 }
 
+static void keep_owner(struct owner_account *account)
+{
+	owner_ref(dray_container_of(account, struct owner, account));
+}
+
+static void release_owner(struct owner_account *account)
+{
+	owner_unref(dray_container_of(account, struct owner, account));
+}
+
+static int start_store(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
+{
+	static const enum policy_kind policies[] = {
+		[DRAY_CONFIG_STORE_POLICY_LRU] = POLICY_LRU,
+		[DRAY_CONFIG_STORE_POLICY_S3FIFO] = POLICY_S3FIFO,
+		[DRAY_CONFIG_STORE_POLICY_GDSF] = POLICY_GDSF,
+		[DRAY_CONFIG_STORE_POLICY_SCORE] = POLICY_SCORE,
+		[DRAY_CONFIG_STORE_POLICY_VALUE] = POLICY_VALUE,
+	};
+	int ret = store_new(&a->store,
+			    &(struct store_config){
+				    .bytes = (uint64_t)cfg->limits.store_bytes,
+				    .segment_size = (uint64_t)cfg->store.segment_size,
+				    .policy = policies[cfg->store.policy],
+				    .evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
+				    .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
+				    .spaces = (const char *const *)cfg->store.spaces.v,
+				    .n_spaces = cfg->store.spaces.n,
+				    .keep = keep_owner,
+				    .release = release_owner,
+			    },
+			    reterr);
+
+	if (ret >= 0)
+		pool_store(&a->pool, a->store);
+	return ret;
+}
+
 /*
  * Privileges are dropped after the sockets are open and before threads start. The threads share this thread's
  * credentials from then on. They must: the kernel refuses write() on an RDMA device unless the caller has the very
@@ -306,6 +345,8 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 	if (ret < 0)
 		return ret;
 	ret = agent_placement_work(a, reterr);
+	if (ret >= 0)
+		ret = start_store(a, cfg, reterr);
 	if (ret >= 0)
 		ret = pool_start(&a->pool, reterr);
 	return ret < 0 ? ret :

@@ -363,7 +363,9 @@ enum dray_request {
 	DRAY_REQUEST_LEASE_END,     /* dray_lease_end_start() */
 	DRAY_REQUEST_MAILBOX_OPEN,  /* dray_mailbox_open_start() */
 	DRAY_REQUEST_MAILBOX_CLOSE, /* dray_mailbox_close_start() */
-	DRAY_REQUEST_POST           /* dray_post_start() */
+	DRAY_REQUEST_POST,          /* dray_post_start() */
+	DRAY_REQUEST_STORE,         /* dray_store_start() */
+	DRAY_REQUEST_STORE_RELEASE  /* dray_store_release_start() */
 };
 
 /* Way that the bytes of a transfer took. */
@@ -379,6 +381,7 @@ struct dray_token;
 struct dray_hint;
 struct dray_segment;
 struct dray_env;
+struct dray_store_results;
 
 /* Tells how a request ended. Its pointers are valid until the next call of the same thread. */
 struct dray_completion {
@@ -400,6 +403,7 @@ struct dray_completion {
 	const struct dray_segment *segment; /* only of dray_segment_get_start() */
 	const struct dray_env *env;         /* only of dray_env_get_start() */
 	dray_mailbox mailbox; /* the new mailbox, and the one of a request about a mailbox */
+	const struct dray_store_results *store; /* of dray_store_start(), also with a status */
 };
 
 /*
@@ -1213,6 +1217,111 @@ DRAY_API int dray_mailbox_close(struct dray *d, dray_mailbox mailbox);
 DRAY_API int dray_post(struct dray *d, const char *segment, const char *mailbox,
 		       const void *payload, size_t length, unsigned int timeout_ms);
 
+/* --- store --- */
+
+#define DRAY_STORE_KEY_MAX 255
+#define DRAY_STORE_KEYS_MAX 1024   /* of one batch */
+#define DRAY_STORE_RANGES_MAX 4096 /* of all keys of a batch */
+
+/* What a batch does with each of its keys. */
+enum dray_store_operation {
+	DRAY_STORE_PUT = 1, /* copies the ranges to a new object */
+	DRAY_STORE_GET,     /* copies the object to the ranges, from their start */
+	DRAY_STORE_EXISTS,  /* tells whether there is an object, and its length */
+	DRAY_STORE_REMOVE,  /* removes the object */
+	DRAY_STORE_PIN,     /* keeps it from being evicted, until UNPIN or the end of the session */
+	DRAY_STORE_UNPIN,   /* ends a pin of this session */
+	DRAY_STORE_READ     /* leases the object to be read in place, until dray_store_release() */
+};
+
+/* What became of a key. */
+enum dray_store_status {
+	DRAY_STORE_OK = 0,        /* done */
+	DRAY_STORE_EXISTED = 1,   /* PUT: there is an object with this key, which stays as it is */
+	DRAY_STORE_NOT_FOUND = 2, /* there is no object with this key */
+	DRAY_STORE_BUSY = 3,      /* there is no room now; try again after wait_ms */
+	DRAY_STORE_TOO_LARGE = 4, /* larger than the store, the client's share, or GET's ranges */
+	DRAY_STORE_CORRUPT = 5,   /* the stored bytes are damaged */
+	DRAY_STORE_LOST = 6,      /* the only holder of the object is gone */
+	DRAY_STORE_NOT_TRIED = 7  /* the batch ended before; its status says why */
+};
+
+/* A piece of a value in the client's region. */
+struct dray_store_range {
+	uint64_t offset; /* start in the region, bytes */
+	uint64_t length; /* bytes, at least 1 */
+};
+
+/* A key of a batch. */
+struct dray_store_item {
+	const void *key;                       /* its bytes */
+	size_t key_length;                     /* 1 to DRAY_STORE_KEY_MAX */
+	const struct dray_store_range *ranges; /* PUT and GET: of its value, in order */
+	size_t ranges_n;                       /* their number */
+	uint32_t cost_us; /* PUT: microseconds to compute it again; 0: unknown */
+};
+
+/* A batch: one operation for each of its keys. */
+struct dray_store_batch {
+	const char *space;        /* name space; NULL or "": the one of the client's own user */
+	dray_region region;       /* PUT and GET: of the ranges */
+	unsigned int deadline_ms; /* PUT and GET; 0: the agent's default for transfers */
+	const struct dray_store_item *items; /* the keys */
+	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
+};
+
+/* What became of one key. */
+struct dray_store_result {
+	unsigned int status;  /* enum dray_store_status, or a newer one */
+	unsigned int wait_ms; /* busy */
+	uint64_t length;      /* bytes of the object, if it is known */
+	const void *data;     /* READ: its bytes */
+	uint64_t lease;       /* READ: for dray_store_release() */
+};
+
+/* What became of the keys of a batch. */
+struct dray_store_results {
+	size_t n;                          /* keys */
+	const struct dray_store_result *v; /* one for each item, in their order */
+};
+
+/*
+ * Stores, fetches or asks for objects of the store of this node's agent, a batch at a time. results
+ * has room for one result for each item.
+ *
+ * An object appears when all its bytes are in place, and never changes: a second PUT of its key is
+ * DRAY_STORE_EXISTED. Other users do not see the objects of a name space, unless the agent's
+ * configuration names them (store.spaces).
+ *
+ * The ranges of PUT and GET belong to the agent until the batch has ended. After
+ * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed. If the copy fails, the
+ * keys that it concerned are DRAY_STORE_NOT_TRIED, and the status says why.
+ *
+ * READ maps the store's memory, which cannot be written to. data stays mapped until
+ * dray_disconnect(); its bytes are those of the object until the lease is released or the session
+ * ends. Leased and pinned objects count against the user's share of limits.store_held_bytes.
+ *
+ * Blocks: for up to deadline_ms plus request_ms.
+ *
+ * Errors: requests, STORE_PUT, STORE_READ
+ * -DRAY_E_UNSUPPORTED: the agent has no store, or is too old (data protocol before 1.4).
+ * -DRAY_E_DENIED: the user may not use the name space, or the region does not allow the access.
+ * -DRAY_E_NOT_FOUND: there is no such region.
+ * -DRAY_E_TOO_LARGE: too many keys or ranges, or the name space is too long.
+ */
+DRAY_API int dray_store(struct dray *d, enum dray_store_operation operation,
+			const struct dray_store_batch *batch, struct dray_store_result *results);
+
+/*
+ * Ends leases of READ: their bytes are not read any more. Leases that have ended are ignored.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, STORE_RELEASE
+ * -DRAY_E_TOO_LARGE: more than DRAY_STORE_KEYS_MAX leases.
+ */
+DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n);
+
 /* --- GPU memory --- */
 
 /*
@@ -1695,6 +1804,22 @@ DRAY_API int dray_mailbox_close_start(struct dray *d, dray_mailbox mailbox, void
 DRAY_API int dray_post_start(struct dray *d, const char *segment, const char *mailbox,
 			     const void *payload, size_t length, unsigned int timeout_ms, void *arg,
 			     uint64_t *ret_id);
+
+/*
+ * Starts dray_store(). The completion has the results, also if it has a status.
+ *
+ * Errors: dray_store() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_store_start(struct dray *d, enum dray_store_operation operation,
+			      const struct dray_store_batch *batch, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_store_release(). The completion has the number of leases that ended in bytes.
+ *
+ * Errors: dray_store_release() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, void *arg,
+				      uint64_t *ret_id);
 
 /*
  * Starts dray_hint_get(). The completion has the hint.

@@ -171,6 +171,8 @@ static void handle_free(struct dray *d)
 	dc_remotes_free(d);
 	dc_leases_free(d);
 	dc_mailboxes_free(d);
+	dc_store_free(d);
+	free(d->store_lists);
 	dc_events_free(d);
 	dray_close(d->user_fd);
 	dray_close(d->ready_fd);
@@ -208,6 +210,7 @@ static struct dray *handle_new(void)
 	dray_handles_init(&d->regions, REGIONS_MAX, DMSG_HANDLE_KIND_REGION);
 	dray_handles_init(&d->remotes, REMOTES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_handles_init(&d->leases, LEASES_MAX, DMSG_HANDLE_KIND_LEASE);
+	dray_list_init(&d->files);
 	dray_handles_init(&d->mailboxes, MAILBOXES_MAX, DMSG_HANDLE_KIND_MAILBOX);
 	dray_list_init(&d->events);
 	dray_list_init(&d->splits);

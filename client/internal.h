@@ -15,6 +15,7 @@
  * remote.c    imported tokens and notifications; token.c: exported tokens
  * lease.c     leases of regions, and their renewal by holders
  * mailbox.c   mailboxes and letters
+ * store.c     the store of the agent
  * placement.c hints, the preferred segment, the launcher's environment
  * memory.c    memory that can be registered
  * thread.c    the lock of a handle, sleeping threads, results that belong to a thread
@@ -59,6 +60,7 @@
 #define AGENT_PIDFD_MINOR 3
 #define LEASE_MINOR 4
 #define MAILBOX_MINOR 4
+#define STORE_MINOR 4
 
 enum session_state {
 	SESSION_DOWN,    /* the next attempt starts at retry_at */
@@ -190,6 +192,8 @@ struct dray {
 	struct proof proof;
 	struct dray_list splits; /* wholes that have not ended */
 	struct dray_handles regions, remotes, leases, mailboxes;
+	struct dray_list files; /* of store.c */
+	void *store_lists;      /* store.c: of the batch that is being encoded */
 	struct dray_list events;
 	uint32_t events_n;
 
@@ -365,6 +369,15 @@ void dc_mailboxes_lost(struct dray *d);
 /* Queues a MAILBOX_OPEN for each mailbox of the last session and adds them to d->restoring. */
 void dc_mailboxes_restore(struct dray *d);
 void dc_mailboxes_free(struct dray *d);
+
+/* store.c */
+/* The message of a request to the store, in d->out. Its bytes, or a negated code. */
+int dc_store_encode(struct dray *d, const struct request *r);
+int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *m,
+		      const struct dray_fds *fds);
+/* Numbers of the agent's memfds are void. What is mapped stays until dc_store_free(). */
+void dc_store_lost(struct dray *d);
+void dc_store_free(struct dray *d);
 
 /* event.c: the new event, whose text is copied, or NULL if there is no memory for it. */
 struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, int code,

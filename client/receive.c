@@ -106,6 +106,16 @@ static void handle_reply(struct dray *d, struct request *r, const union dmsg_bod
 	case DMSG_MAILBOX_OPEN:
 		status = dc_mailbox_opened(d, r, &m->mailbox_open_reply);
 		break;
+	case DMSG_STORE_PUT:
+	case DMSG_STORE_GET:
+	case DMSG_STORE_EXISTS:
+	case DMSG_STORE_REMOVE:
+	case DMSG_STORE_PIN:
+	case DMSG_STORE_UNPIN:
+	case DMSG_STORE_READ:
+	case DMSG_STORE_RELEASE:
+		status = dc_store_answered(d, r, m, fds);
+		break;
 	case DMSG_HINT_GET:
 	case DMSG_SEGMENT_GET:
 	case DMSG_ENV_GET:

@@ -317,6 +317,14 @@ static const uint8_t public_types[] = {
 	[DMSG_MAILBOX_OPEN] = DRAY_REQUEST_MAILBOX_OPEN,
 	[DMSG_MAILBOX_CLOSE] = DRAY_REQUEST_MAILBOX_CLOSE,
 	[DMSG_POST] = DRAY_REQUEST_POST,
+	[DMSG_STORE_PUT] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_GET] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_EXISTS] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_REMOVE] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_PIN] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_UNPIN] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_READ] = DRAY_REQUEST_STORE,
+	[DMSG_STORE_RELEASE] = DRAY_REQUEST_STORE_RELEASE,
 };
 
 /* Fills a completion and frees r. Text and answer become the thread's. */
@@ -345,6 +353,7 @@ static void take(struct dray *d, struct request *r, struct dray_completion *ret)
 		.hint = r->type == DMSG_HINT_GET ? answer : NULL,
 		.segment = r->type == DMSG_SEGMENT_GET ? answer : NULL,
 		.env = r->type == DMSG_ENV_GET ? answer : NULL,
+		.store = r->type >= DMSG_STORE_PUT && r->type <= DMSG_STORE_READ ? answer : NULL,
 		.mailbox = { r->type == DMSG_MAILBOX_OPEN || r->type == DMSG_MAILBOX_CLOSE ?
 				     r->number :
 				     0 },

@@ -78,7 +78,7 @@ struct request {
 	void *data;         /* notify: payload; import, post and placement: the encoded message */
 	uint32_t length;
 	struct dmsg_region_export what;
-	void *answer; /* of placement.c; of an export: struct dray_token */
+	void *answer; /* of placement.c and store.c; of an export: struct dray_token */
 };
 
 struct requests {

@@ -197,6 +197,19 @@ static int message_make(struct dray *d, const struct request *r, struct message 
 	case DMSG_MAILBOX_OPEN:
 	case DMSG_MAILBOX_CLOSE:
 		return encode_mailbox(d, r, msg);
+	case DMSG_STORE_PUT:
+	case DMSG_STORE_GET:
+	case DMSG_STORE_EXISTS:
+	case DMSG_STORE_REMOVE:
+	case DMSG_STORE_PIN:
+	case DMSG_STORE_UNPIN:
+	case DMSG_STORE_READ:
+	case DMSG_STORE_RELEASE:
+		if (d->minor >= STORE_MINOR)
+			return dc_store_encode(d, r);
+		msg->why =
+			"the agent is too old for a store (data protocol before 1.4); upgrade it";
+		return -DRAY_E_UNSUPPORTED;
 	case DMSG_LEASE_ACQUIRE:
 	case DMSG_REMOTE_IMPORT:
 	case DMSG_POST:

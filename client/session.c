@@ -350,6 +350,7 @@ bool dc_session_settle(struct dray *d)
 	dc_remotes_lost(d, code);
 	dc_regions_lost(d);
 	dc_mailboxes_lost(d);
+	dc_store_lost(d);
 	if (was_ready)
 		dc_event_add(d, DRAY_EVENT_LOST, code, dc_text(d->loss.msg));
 	d->state = SESSION_DOWN;

@@ -13,6 +13,9 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -24,13 +27,13 @@
 /* On the supported architectures, with 4 KiB pages. */
 #define HUGE_PAGE (2ULL << 20)
 
-int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
+static int memfd_make(const char *name, uint64_t bytes, unsigned flags)
 {
-	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0);
 	int fd dray_auto_close = -1;
 
 	if (bytes > INT64_MAX)
 		return -EFBIG;
+	flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
 	/* hosts may demand the flag (vm.memfd_noexec); kernels before 6.3 do not know it */
 	fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
@@ -39,9 +42,29 @@ int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
 		return -errno;
 	if (ftruncate(fd, (off_t)bytes) < 0)
 		return -errno;
-	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		return -errno;
 	return dray_take_fd(fd);
+}
+
+int dray_memfd_unsealed(const char *name, uint64_t bytes)
+{
+	return memfd_make(name, bytes, 0);
+}
+
+int dray_memfd_seal(int fd, bool read_only)
+{
+	int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+	if (fcntl(fd, F_ADD_SEALS, seals | (read_only ? F_SEAL_FUTURE_WRITE : 0)) < 0)
+		return -errno;
+	return 0;
+}
+
+int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
+{
+	int fd dray_auto_close = memfd_make(name, bytes, huge ? MFD_HUGETLB : 0);
+	int ret = fd < 0 ? fd : dray_memfd_seal(fd, false);
+
+	return ret < 0 ? ret : dray_take_fd(fd);
 }
 
 /*

@@ -10,6 +10,15 @@
  */
 int dray_memfd_new(const char *name, uint64_t bytes, bool huge);
 
+/* The same without a seal. Returns the descriptor or -errno. */
+int dray_memfd_unsealed(const char *name, uint64_t bytes);
+
+/*
+ * Seals it against shrinking, growing and further sealing. read_only: also against writing, except by mappings that exist
+ * (F_SEAL_FUTURE_WRITE); from then on no hole can be punched into it. 0 or -errno.
+ */
+int dray_memfd_seal(int fd, bool read_only);
+
 /*
  * Shared mmap of a memfd, aligned and marked so that the kernel can map huge pages. Works without them, too
  * (/sys/kernel/mm/transparent_hugepage/shmem_enabled). MAP_FAILED with errno. Undone by munmap().

@@ -13,6 +13,7 @@
 
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
+#include "agent/config/store_space.h"
 #include "agent/config/tenant.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
@@ -70,6 +71,7 @@ static const struct {
 	{ KEY(SEGMENT_PORTS), port_rule_check, .none = true },
 	{ KEY(MOONCAKE_MASTERS), master_check, .max = MASTERS_MAX, .none = true },
 	{ KEY(ENV_PROFILES), env_profile_check, .max = 0 },
+	{ KEY(STORE_SPACES), store_space_word_check, .max = 0 },
 	{ KEY(READY_REQUIRE), ready_word_check, .max = READY_REQUIRE_MAX, .unique = true },
 };
 

@@ -31,6 +31,7 @@ struct notify;
 struct rails;
 struct segments;
 struct state;
+struct store;
 struct watchdog;
 
 /* What the agent asks of the D-Bus server; bus_server_new() sets it. */
@@ -84,6 +85,7 @@ struct agent {
 	struct peers *peers;
 	struct mailboxes *mailboxes;
 	struct sessions *sessions;
+	struct store *store;    /* NULL: there is none */
 	struct bus_server *bus; /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;

@@ -20,6 +20,7 @@
 
 struct workshare;
 struct peer_link;
+struct store;
 struct worker;
 
 struct worker_pool {
@@ -35,6 +36,8 @@ int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	     uint32_t max_transfers, struct dray_err *reterr);
 /* Starts their threads. 0 or -errno with reterr; pool_stop() stops those that run. */
 int pool_start(struct worker_pool *p, struct dray_err *reterr);
+/* Before pool_start(): workers serve requests to the store; NULL: there is none. Borrowed until pool_stop(). */
+void pool_store(struct worker_pool *p, struct store *s);
 /* False: a worker's thread did not end, so memory that was given to it must stay (see worker_free()). */
 bool pool_stop(struct worker_pool *p);
 

@@ -30,6 +30,11 @@ static const struct {
 				     DRAY_E_BUSY },
 	[RESOURCE_MAILBOXES] = { "mailboxes", "mailboxes", "close one", DRAY_E_QUOTA },
 	[RESOURCE_HINTS] = { "hints", "hints", "forget some", DRAY_E_QUOTA },
+	[RESOURCE_STORE_BYTES] = { "store_bytes", "bytes in the store", "remove objects",
+				   DRAY_E_BUSY },
+	[RESOURCE_STORE_HELD_BYTES] = { "store_held_bytes",
+					"bytes of objects pinned or read in place", "release some",
+					DRAY_E_BUSY },
 };
 
 const char *resource_name(enum resource r)

@@ -29,7 +29,9 @@
 	X(WAITING_TRANSFERS, waiting_transfers) \
 	X(NOTIFICATIONS, notifications)         \
 	X(MAILBOXES, mailboxes)                 \
-	X(HINTS, hints)
+	X(HINTS, hints)                         \
+	X(STORE_BYTES, store_bytes)             \
+	X(STORE_HELD_BYTES, store_held_bytes)
 
 enum resource {
 #define RESOURCE_ENUM(name, key) RESOURCE_##name,

@@ -8,6 +8,10 @@
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 
+struct core;
+struct object;
+struct xfer;
+
 /* Operations and notification lie in memory that the client can change, so they are read once. */
 struct xfer_request {
 	struct dmsg_transfer_spec spec;
@@ -17,6 +21,10 @@ struct xfer_request {
 	uint32_t n_ops, notify_length;
 	bool from_ring;
 	bool ops_ours; /* no client can change `ops` */
+	/* A copy to or from memory of the agent, in place of spec.remote: `ended` runs in place of the client's answer. */
+	struct object *remote, *target;
+	void (*ended)(struct core *c, struct xfer *x);
+	void *ended_arg;
 };
 
 enum xfer_state {

@@ -57,6 +57,21 @@ enum dray_config_gpu_copy {
 	DRAY_CONFIG_GPU_COPY_COPY_ENGINE,
 };
 
+/* store.policy */
+enum dray_config_store_policy {
+	DRAY_CONFIG_STORE_POLICY_LRU,
+	DRAY_CONFIG_STORE_POLICY_S3FIFO,
+	DRAY_CONFIG_STORE_POLICY_GDSF,
+	DRAY_CONFIG_STORE_POLICY_SCORE,
+	DRAY_CONFIG_STORE_POLICY_VALUE,
+};
+
+/* store.full */
+enum dray_config_store_full {
+	DRAY_CONFIG_STORE_FULL_EVICT,
+	DRAY_CONFIG_STORE_FULL_BUSY,
+};
+
 enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_STATE_DIR,
 	DRAY_CONFIG_KEY_AGENT_WORKERS,
@@ -157,6 +172,11 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_TRANSFER_SLICE_TIMEOUT,
 	DRAY_CONFIG_KEY_TRANSFER_DEADLINE,
 	DRAY_CONFIG_KEY_TRANSFER_SLOW,
+	DRAY_CONFIG_KEY_STORE_SEGMENT_SIZE,
+	DRAY_CONFIG_KEY_STORE_POLICY,
+	DRAY_CONFIG_KEY_STORE_FULL,
+	DRAY_CONFIG_KEY_STORE_RETRY_AFTER,
+	DRAY_CONFIG_KEY_STORE_SPACES,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
@@ -203,6 +223,10 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_NOTIFICATIONS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES,
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
 	DRAY_CONFIG_KEY_LIMITS_LETTER_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
@@ -557,6 +581,30 @@ struct dray_config {
 		int64_t slow;
 	} transfer;
 	struct {
+		/*
+		 * Memory that a name space gets and gives back at once: the size of one memfd. A
+		 * larger object has one of its own.
+		 */
+		int64_t segment_size;
+		/*
+		 * Which object is evicted first. value: the one with the least cost to compute
+		 * again times use, for each byte, with ageing.
+		 */
+		int policy;
+		/*
+		 * What a PUT without room does. evict: the name space's least valuable objects are
+		 * evicted; busy: it answers busy, and objects stay until they are removed.
+		 */
+		int full;
+		int64_t retry_after; /* Time to wait that an answer busy names. */
+		/*
+		 * Name spaces and the owners that may use them: NAME=TENANT:UID, with * for any
+		 * uid; several entries with one NAME add owners. Without an entry, each owner has
+		 * one of its own, whose name is empty.
+		 */
+		struct dray_strv spaces;
+	} store;
+	struct {
 		int64_t sessions; /* Sessions of the agent. */
 		/*
 		 * Sessions of one owner; 0: half of what the other owners leave of limits.sessions.
@@ -691,6 +739,23 @@ struct dray_config {
 		 * limits.mailboxes.
 		 */
 		int64_t mailboxes_per_owner;
+		/*
+		 * Memory of the store, and with it the bytes of all its objects in memory; 0: no
+		 * store.
+		 */
+		int64_t store_bytes;
+		/*
+		 * Bytes of objects that clients of one owner have put; 0: half of what the other
+		 * owners leave of limits.store_bytes.
+		 */
+		int64_t store_bytes_per_owner;
+		/* Bytes of objects that clients pin or read in place, which cannot be evicted. */
+		int64_t store_held_bytes;
+		/*
+		 * The same of one owner; 0: half of what the other owners leave of
+		 * limits.store_held_bytes.
+		 */
+		int64_t store_held_bytes_per_owner;
 		/*
 		 * Letters in one mailbox that its owner has not read; a change applies to new
 		 * mailboxes. The clients of one agent fill at most half of a mailbox, and one uid

@@ -200,6 +200,29 @@ const char *dmsg_lease_outcome_name(unsigned int v)
 	return "?";
 }
 
+const char *dmsg_store_status_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_STORE_STATUS_OK:
+		return "ok";
+	case DMSG_STORE_STATUS_EXISTS:
+		return "exists";
+	case DMSG_STORE_STATUS_NOT_FOUND:
+		return "not_found";
+	case DMSG_STORE_STATUS_BUSY:
+		return "busy";
+	case DMSG_STORE_STATUS_TOO_LARGE:
+		return "too_large";
+	case DMSG_STORE_STATUS_CORRUPT:
+		return "corrupt";
+	case DMSG_STORE_STATUS_LOST:
+		return "lost";
+	case DMSG_STORE_STATUS_NOT_TRIED:
+		return "not_tried";
+	}
+	return "?";
+}
+
 const char *dmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -293,6 +316,38 @@ const char *dmsg_type_name(unsigned int type)
 		return "post";
 	case DMSG_POST_REPLY:
 		return "post_reply";
+	case DMSG_STORE_PUT:
+		return "store_put";
+	case DMSG_STORE_PUT_REPLY:
+		return "store_put_reply";
+	case DMSG_STORE_GET:
+		return "store_get";
+	case DMSG_STORE_GET_REPLY:
+		return "store_get_reply";
+	case DMSG_STORE_EXISTS:
+		return "store_exists";
+	case DMSG_STORE_EXISTS_REPLY:
+		return "store_exists_reply";
+	case DMSG_STORE_REMOVE:
+		return "store_remove";
+	case DMSG_STORE_REMOVE_REPLY:
+		return "store_remove_reply";
+	case DMSG_STORE_PIN:
+		return "store_pin";
+	case DMSG_STORE_PIN_REPLY:
+		return "store_pin_reply";
+	case DMSG_STORE_UNPIN:
+		return "store_unpin";
+	case DMSG_STORE_UNPIN_REPLY:
+		return "store_unpin_reply";
+	case DMSG_STORE_READ:
+		return "store_read";
+	case DMSG_STORE_READ_REPLY:
+		return "store_read_reply";
+	case DMSG_STORE_RELEASE:
+		return "store_release";
+	case DMSG_STORE_RELEASE_REPLY:
+		return "store_release_reply";
 	case DMSG_NOTIFICATION:
 		return "notification";
 	case DMSG_REMOTE_LOST:
@@ -2060,6 +2115,758 @@ int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_put m;
+
+	if (len < 20)
+		return check_short(reterr, "store_put");
+	m.region = dray_le_get64(p + 0);
+	m.deadline_ms = dray_le_get32(p + 8);
+	m.flags = dray_le_get32(p + 12);
+	if (m.flags)
+		return check_bits(reterr, "store_put.flags", m.flags);
+	m.space.n = dray_le_get32(p + 16);
+	m.space.p = (const char *)(p + 20);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_put.space", m.space.n, 64);
+	if (len - 20 < m.space.n)
+		return check_short(reterr, "store_put");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_put.space");
+	p += 20 + m.space.n;
+	len -= 20 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_put");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_put.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_put");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len < 4)
+		return check_short(reterr, "store_put");
+	m.items.n = dray_le_get32(p + 0);
+	m.items.p = p + 4;
+	if (m.items.n > 1024)
+		return check_large(reterr, "store_put.items", m.items.n, 1024);
+	if (len - 4 < (size_t)m.items.n * 8)
+		return check_short(reterr, "store_put");
+	p += 4 + (size_t)m.items.n * 8;
+	len -= 4 + (size_t)m.items.n * 8;
+	if (len < 4)
+		return check_short(reterr, "store_put");
+	m.ranges.n = dray_le_get32(p + 0);
+	m.ranges.p = p + 4;
+	if (m.ranges.n > 4096)
+		return check_large(reterr, "store_put.ranges", m.ranges.n, 4096);
+	if (len - 4 < (size_t)m.ranges.n * 16)
+		return check_short(reterr, "store_put");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_put *m)
+{
+	size_t length = 32;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	if (m->items.n > 1024)
+		return -EINVAL;
+	if (m->ranges.n > 4096)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	length += (size_t)m->items.n * 8;
+	length += (size_t)m->ranges.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_PUT, length, request_id);
+	dray_le_put64(p + 0, m->region);
+	dray_le_put32(p + 8, m->deadline_ms);
+	dray_le_put32(p + 12, m->flags);
+	dray_le_put32(p + 16, m->space.n);
+	p = put_bytes(p + 20, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->items.n);
+	p = put_bytes(p + 4, m->items.p, (size_t)m->items.n * 8);
+	dray_le_put32(p + 0, m->ranges.n);
+	put_bytes(p + 4, m->ranges.p, (size_t)m->ranges.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_put_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_put_reply m;
+
+	if (len < 12)
+		return check_short(reterr, "store_put_reply");
+	m.status = dray_le_get32(p + 0);
+	m.results.n = dray_le_get32(p + 8);
+	m.results.p = p + 12;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_put_reply.results", m.results.n, 1024);
+	if (len - 12 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_put_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_put_reply *m)
+{
+	size_t length = 12;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_PUT_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->status);
+	memset(p + 4, 0, 4);
+	dray_le_put32(p + 8, m->results.n);
+	put_bytes(p + 12, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_get_decode(const void *body, size_t len, struct dmsg_store_get *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_get m;
+
+	if (len < 20)
+		return check_short(reterr, "store_get");
+	m.region = dray_le_get64(p + 0);
+	m.deadline_ms = dray_le_get32(p + 8);
+	m.flags = dray_le_get32(p + 12);
+	if (m.flags)
+		return check_bits(reterr, "store_get.flags", m.flags);
+	m.space.n = dray_le_get32(p + 16);
+	m.space.p = (const char *)(p + 20);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_get.space", m.space.n, 64);
+	if (len - 20 < m.space.n)
+		return check_short(reterr, "store_get");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_get.space");
+	p += 20 + m.space.n;
+	len -= 20 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_get");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_get.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_get");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len < 4)
+		return check_short(reterr, "store_get");
+	m.items.n = dray_le_get32(p + 0);
+	m.items.p = p + 4;
+	if (m.items.n > 1024)
+		return check_large(reterr, "store_get.items", m.items.n, 1024);
+	if (len - 4 < (size_t)m.items.n * 8)
+		return check_short(reterr, "store_get");
+	p += 4 + (size_t)m.items.n * 8;
+	len -= 4 + (size_t)m.items.n * 8;
+	if (len < 4)
+		return check_short(reterr, "store_get");
+	m.ranges.n = dray_le_get32(p + 0);
+	m.ranges.p = p + 4;
+	if (m.ranges.n > 4096)
+		return check_large(reterr, "store_get.ranges", m.ranges.n, 4096);
+	if (len - 4 < (size_t)m.ranges.n * 16)
+		return check_short(reterr, "store_get");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_get_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_get *m)
+{
+	size_t length = 32;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	if (m->items.n > 1024)
+		return -EINVAL;
+	if (m->ranges.n > 4096)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	length += (size_t)m->items.n * 8;
+	length += (size_t)m->ranges.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_GET, length, request_id);
+	dray_le_put64(p + 0, m->region);
+	dray_le_put32(p + 8, m->deadline_ms);
+	dray_le_put32(p + 12, m->flags);
+	dray_le_put32(p + 16, m->space.n);
+	p = put_bytes(p + 20, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->items.n);
+	p = put_bytes(p + 4, m->items.p, (size_t)m->items.n * 8);
+	dray_le_put32(p + 0, m->ranges.n);
+	put_bytes(p + 4, m->ranges.p, (size_t)m->ranges.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_get_reply_decode(const void *body, size_t len, struct dmsg_store_get_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_get_reply m;
+
+	if (len < 12)
+		return check_short(reterr, "store_get_reply");
+	m.status = dray_le_get32(p + 0);
+	m.results.n = dray_le_get32(p + 8);
+	m.results.p = p + 12;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_get_reply.results", m.results.n, 1024);
+	if (len - 12 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_get_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_get_reply *m)
+{
+	size_t length = 12;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_GET_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->status);
+	memset(p + 4, 0, 4);
+	dray_le_put32(p + 8, m->results.n);
+	put_bytes(p + 12, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exists *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_exists m;
+
+	if (len < 4)
+		return check_short(reterr, "store_exists");
+	m.space.n = dray_le_get32(p + 0);
+	m.space.p = (const char *)(p + 4);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_exists.space", m.space.n, 64);
+	if (len - 4 < m.space.n)
+		return check_short(reterr, "store_exists");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_exists.space");
+	p += 4 + m.space.n;
+	len -= 4 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_exists");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_exists.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_exists");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_exists_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_exists *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_EXISTS, length, request_id);
+	dray_le_put32(p + 0, m->space.n);
+	p = put_bytes(p + 4, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_exists_reply_decode(const void *body, size_t len,
+	struct dmsg_store_exists_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_exists_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_exists_reply");
+	m.results.n = dray_le_get32(p + 0);
+	m.results.p = p + 4;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_exists_reply.results", m.results.n, 1024);
+	if (len - 4 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_exists_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_exists_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_exists_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_EXISTS_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->results.n);
+	put_bytes(p + 4, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_remove_decode(const void *body, size_t len, struct dmsg_store_remove *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_remove m;
+
+	if (len < 4)
+		return check_short(reterr, "store_remove");
+	m.space.n = dray_le_get32(p + 0);
+	m.space.p = (const char *)(p + 4);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_remove.space", m.space.n, 64);
+	if (len - 4 < m.space.n)
+		return check_short(reterr, "store_remove");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_remove.space");
+	p += 4 + m.space.n;
+	len -= 4 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_remove");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_remove.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_remove");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_remove_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_remove *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_REMOVE, length, request_id);
+	dray_le_put32(p + 0, m->space.n);
+	p = put_bytes(p + 4, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_remove_reply_decode(const void *body, size_t len,
+	struct dmsg_store_remove_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_remove_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_remove_reply");
+	m.results.n = dray_le_get32(p + 0);
+	m.results.p = p + 4;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_remove_reply.results", m.results.n, 1024);
+	if (len - 4 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_remove_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_remove_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_REMOVE_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->results.n);
+	put_bytes(p + 4, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_pin m;
+
+	if (len < 4)
+		return check_short(reterr, "store_pin");
+	m.space.n = dray_le_get32(p + 0);
+	m.space.p = (const char *)(p + 4);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_pin.space", m.space.n, 64);
+	if (len - 4 < m.space.n)
+		return check_short(reterr, "store_pin");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_pin.space");
+	p += 4 + m.space.n;
+	len -= 4 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_pin");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_pin.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_pin");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_pin_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_pin *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_PIN, length, request_id);
+	dray_le_put32(p + 0, m->space.n);
+	p = put_bytes(p + 4, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_pin_reply_decode(const void *body, size_t len, struct dmsg_store_pin_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_pin_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_pin_reply");
+	m.results.n = dray_le_get32(p + 0);
+	m.results.p = p + 4;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_pin_reply.results", m.results.n, 1024);
+	if (len - 4 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_pin_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_pin_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_pin_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_PIN_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->results.n);
+	put_bytes(p + 4, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_unpin_decode(const void *body, size_t len, struct dmsg_store_unpin *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_unpin m;
+
+	if (len < 4)
+		return check_short(reterr, "store_unpin");
+	m.space.n = dray_le_get32(p + 0);
+	m.space.p = (const char *)(p + 4);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_unpin.space", m.space.n, 64);
+	if (len - 4 < m.space.n)
+		return check_short(reterr, "store_unpin");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_unpin.space");
+	p += 4 + m.space.n;
+	len -= 4 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_unpin");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_unpin.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_unpin");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_unpin_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_unpin *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_UNPIN, length, request_id);
+	dray_le_put32(p + 0, m->space.n);
+	p = put_bytes(p + 4, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_unpin_reply_decode(const void *body, size_t len, struct dmsg_store_unpin_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_unpin_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_unpin_reply");
+	m.results.n = dray_le_get32(p + 0);
+	m.results.p = p + 4;
+	if (m.results.n > 1024)
+		return check_large(reterr, "store_unpin_reply.results", m.results.n, 1024);
+	if (len - 4 < (size_t)m.results.n * 16)
+		return check_short(reterr, "store_unpin_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_unpin_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_unpin_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->results.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->results.n * 16;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_UNPIN_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->results.n);
+	put_bytes(p + 4, m->results.p, (size_t)m->results.n * 16);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_read m;
+
+	if (len < 4)
+		return check_short(reterr, "store_read");
+	m.space.n = dray_le_get32(p + 0);
+	m.space.p = (const char *)(p + 4);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_read.space", m.space.n, 64);
+	if (len - 4 < m.space.n)
+		return check_short(reterr, "store_read");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_read.space");
+	p += 4 + m.space.n;
+	len -= 4 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_read");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 131072)
+		return check_large(reterr, "store_read.keys", m.keys.n, 131072);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_read");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_read_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_read *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->keys.n > 131072)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->keys.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_READ, length, request_id);
+	dray_le_put32(p + 0, m->space.n);
+	p = put_bytes(p + 4, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_read_reply_decode(const void *body, size_t len, struct dmsg_store_read_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_read_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_read_reply");
+	m.places.n = dray_le_get32(p + 0);
+	m.places.p = p + 4;
+	if (m.places.n > 1024)
+		return check_large(reterr, "store_read_reply.places", m.places.n, 1024);
+	if (len - 4 < (size_t)m.places.n * 48)
+		return check_short(reterr, "store_read_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_read_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_read_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->places.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->places.n * 48;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_READ_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->places.n);
+	put_bytes(p + 4, m->places.p, (size_t)m->places.n * 48);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_release *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_release m;
+
+	if (len < 4)
+		return check_short(reterr, "store_release");
+	m.leases.n = dray_le_get32(p + 0);
+	m.leases.p = p + 4;
+	if (m.leases.n > 1024)
+		return check_large(reterr, "store_release.leases", m.leases.n, 1024);
+	if (len - 4 < (size_t)m.leases.n * 8)
+		return check_short(reterr, "store_release");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_release *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->leases.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->leases.n * 8;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_RELEASE, length, request_id);
+	dray_le_put32(p + 0, m->leases.n);
+	put_bytes(p + 4, m->leases.p, (size_t)m->leases.n * 8);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_store_release_reply_decode(const void *body, size_t len,
+	struct dmsg_store_release_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_store_release_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_release_reply");
+	m.count = dray_le_get32(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int dmsg_store_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_release_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_STORE_RELEASE_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->count);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_notification_decode(const void *body, size_t len, struct dmsg_notification *ret,
 	struct dray_err *reterr)
 {
@@ -2388,6 +3195,39 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_mailbox_close_decode(body, len, &ret->mailbox_close, reterr);
 	case DMSG_POST:
 		return dmsg_post_decode(body, len, &ret->post, reterr);
+	case DMSG_STORE_PUT:
+		return dmsg_store_put_decode(body, len, &ret->store_put, reterr);
+	case DMSG_STORE_PUT_REPLY:
+		return dmsg_store_put_reply_decode(body, len, &ret->store_put_reply, reterr);
+	case DMSG_STORE_GET:
+		return dmsg_store_get_decode(body, len, &ret->store_get, reterr);
+	case DMSG_STORE_GET_REPLY:
+		return dmsg_store_get_reply_decode(body, len, &ret->store_get_reply, reterr);
+	case DMSG_STORE_EXISTS:
+		return dmsg_store_exists_decode(body, len, &ret->store_exists, reterr);
+	case DMSG_STORE_EXISTS_REPLY:
+		return dmsg_store_exists_reply_decode(body, len, &ret->store_exists_reply, reterr);
+	case DMSG_STORE_REMOVE:
+		return dmsg_store_remove_decode(body, len, &ret->store_remove, reterr);
+	case DMSG_STORE_REMOVE_REPLY:
+		return dmsg_store_remove_reply_decode(body, len, &ret->store_remove_reply, reterr);
+	case DMSG_STORE_PIN:
+		return dmsg_store_pin_decode(body, len, &ret->store_pin, reterr);
+	case DMSG_STORE_PIN_REPLY:
+		return dmsg_store_pin_reply_decode(body, len, &ret->store_pin_reply, reterr);
+	case DMSG_STORE_UNPIN:
+		return dmsg_store_unpin_decode(body, len, &ret->store_unpin, reterr);
+	case DMSG_STORE_UNPIN_REPLY:
+		return dmsg_store_unpin_reply_decode(body, len, &ret->store_unpin_reply, reterr);
+	case DMSG_STORE_READ:
+		return dmsg_store_read_decode(body, len, &ret->store_read, reterr);
+	case DMSG_STORE_READ_REPLY:
+		return dmsg_store_read_reply_decode(body, len, &ret->store_read_reply, reterr);
+	case DMSG_STORE_RELEASE:
+		return dmsg_store_release_decode(body, len, &ret->store_release, reterr);
+	case DMSG_STORE_RELEASE_REPLY:
+		return dmsg_store_release_reply_decode(body, len, &ret->store_release_reply,
+			reterr);
 	case DMSG_NOTIFICATION:
 		return dmsg_notification_decode(body, len, &ret->notification, reterr);
 	case DMSG_REMOTE_LOST:
@@ -2502,6 +3342,39 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_post_encode(buf, cap, request_id, &m->post);
 	case DMSG_POST_REPLY:
 		return dmsg_post_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_STORE_PUT:
+		return dmsg_store_put_encode(buf, cap, request_id, &m->store_put);
+	case DMSG_STORE_PUT_REPLY:
+		return dmsg_store_put_reply_encode(buf, cap, request_id, &m->store_put_reply);
+	case DMSG_STORE_GET:
+		return dmsg_store_get_encode(buf, cap, request_id, &m->store_get);
+	case DMSG_STORE_GET_REPLY:
+		return dmsg_store_get_reply_encode(buf, cap, request_id, &m->store_get_reply);
+	case DMSG_STORE_EXISTS:
+		return dmsg_store_exists_encode(buf, cap, request_id, &m->store_exists);
+	case DMSG_STORE_EXISTS_REPLY:
+		return dmsg_store_exists_reply_encode(buf, cap, request_id, &m->store_exists_reply);
+	case DMSG_STORE_REMOVE:
+		return dmsg_store_remove_encode(buf, cap, request_id, &m->store_remove);
+	case DMSG_STORE_REMOVE_REPLY:
+		return dmsg_store_remove_reply_encode(buf, cap, request_id, &m->store_remove_reply);
+	case DMSG_STORE_PIN:
+		return dmsg_store_pin_encode(buf, cap, request_id, &m->store_pin);
+	case DMSG_STORE_PIN_REPLY:
+		return dmsg_store_pin_reply_encode(buf, cap, request_id, &m->store_pin_reply);
+	case DMSG_STORE_UNPIN:
+		return dmsg_store_unpin_encode(buf, cap, request_id, &m->store_unpin);
+	case DMSG_STORE_UNPIN_REPLY:
+		return dmsg_store_unpin_reply_encode(buf, cap, request_id, &m->store_unpin_reply);
+	case DMSG_STORE_READ:
+		return dmsg_store_read_encode(buf, cap, request_id, &m->store_read);
+	case DMSG_STORE_READ_REPLY:
+		return dmsg_store_read_reply_encode(buf, cap, request_id, &m->store_read_reply);
+	case DMSG_STORE_RELEASE:
+		return dmsg_store_release_encode(buf, cap, request_id, &m->store_release);
+	case DMSG_STORE_RELEASE_REPLY:
+		return dmsg_store_release_reply_encode(buf, cap, request_id,
+			&m->store_release_reply);
 	case DMSG_NOTIFICATION:
 		return dmsg_notification_encode(buf, cap, request_id, &m->notification);
 	case DMSG_REMOTE_LOST:

@@ -29,6 +29,9 @@ struct dray_err;
 #define DMSG_RING_ENTRIES_MAX 4096 /* Submission entries of a ring; a power of two. */
 #define DMSG_LEASE_RANGES_MAX 4096 /* Strided ranges of one lease. */
 #define DMSG_LEASE_HOLDERS_MAX 1024 /* Holders of one lease. */
+#define DMSG_STORE_KEYS_MAX 1024 /* Keys of one request to the store. */
+#define DMSG_STORE_KEY_MAX 255 /* Bytes of a key of the store. */
+#define DMSG_STORE_SPACE_MAX 64 /* Bytes of the name of a name space of the store. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
 
 /* Kind of a handle, in its bits from 48 on. */
@@ -146,6 +149,24 @@ enum dmsg_lease_outcome {
 };
 const char *dmsg_lease_outcome_name(unsigned int v); /* "?" if unknown */
 
+/* What became of one key of a request to the store. Since 1.4. */
+enum dmsg_store_status {
+	DMSG_STORE_STATUS_OK = 0, /* Done. */
+	/* PUT: the store has an object with this key, which stays as it is. */
+	DMSG_STORE_STATUS_EXISTS = 1,
+	DMSG_STORE_STATUS_NOT_FOUND = 2, /* The name space has no object with this key. */
+	DMSG_STORE_STATUS_BUSY = 3, /* There is no room now; try again after wait_ms. */
+	/*
+	 * PUT: the value is larger than the store or the client's share of it. GET: the value,
+	 * which has length bytes, is larger than its ranges.
+	 */
+	DMSG_STORE_STATUS_TOO_LARGE = 4,
+	DMSG_STORE_STATUS_CORRUPT = 5, /* The stored bytes are damaged; the object is removed. */
+	DMSG_STORE_STATUS_LOST = 6, /* The only holder of the object is gone. */
+	DMSG_STORE_STATUS_NOT_TRIED = 7, /* The batch ended before this key; its status says why. */
+};
+const char *dmsg_store_status_name(unsigned int v); /* "?" if unknown */
+
 #define DMSG_ACCESS_READ 1u /* May be the source. */
 #define DMSG_ACCESS_WRITE 2u /* May be the destination. */
 #define DMSG_ACCESS_ALL 3u
@@ -230,6 +251,22 @@ enum dmsg_type {
 	DMSG_MAILBOX_CLOSE_REPLY = 0x8019,
 	DMSG_POST = 0x001a,
 	DMSG_POST_REPLY = 0x801a,
+	DMSG_STORE_PUT = 0x0020,
+	DMSG_STORE_PUT_REPLY = 0x8020,
+	DMSG_STORE_GET = 0x0021,
+	DMSG_STORE_GET_REPLY = 0x8021,
+	DMSG_STORE_EXISTS = 0x0022,
+	DMSG_STORE_EXISTS_REPLY = 0x8022,
+	DMSG_STORE_REMOVE = 0x0023,
+	DMSG_STORE_REMOVE_REPLY = 0x8023,
+	DMSG_STORE_PIN = 0x0024,
+	DMSG_STORE_PIN_REPLY = 0x8024,
+	DMSG_STORE_UNPIN = 0x0025,
+	DMSG_STORE_UNPIN_REPLY = 0x8025,
+	DMSG_STORE_READ = 0x0026,
+	DMSG_STORE_READ_REPLY = 0x8026,
+	DMSG_STORE_RELEASE = 0x0027,
+	DMSG_STORE_RELEASE_REPLY = 0x8027,
 	DMSG_NOTIFICATION = 0x4001,
 	DMSG_REMOTE_LOST = 0x4002,
 	DMSG_DRAINING = 0x4003,
@@ -498,6 +535,138 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 	memset(p + 14, 0, 2);
 	dray_le_put64(p + 16, r->bytes);
 	dray_le_put64(p + 24, r->duration_ns);
+}
+
+#define DMSG_STORE_ITEM_SIZE 8
+/* A key of PUT or GET. Its ranges follow those of the item before. Since 1.4. */
+struct dmsg_store_item {
+	uint32_t ranges; /* Ranges of its value, at least 1. */
+	/*
+	 * PUT: microseconds that it takes to compute the value again, for the eviction by value; 0:
+	 * unknown.
+	 */
+	uint32_t cost_us;
+};
+static inline void dmsg_store_item_get(const void *src, struct dmsg_store_item *ret)
+{
+	const uint8_t *p = src;
+
+	ret->ranges = dray_le_get32(p + 0);
+	ret->cost_us = dray_le_get32(p + 4);
+}
+static inline void dmsg_store_item_put(void *dst, const struct dmsg_store_item *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put32(p + 0, r->ranges);
+	dray_le_put32(p + 4, r->cost_us);
+}
+
+#define DMSG_STORE_RANGE_SIZE 16
+/* A piece of a value in the client's region. Since 1.4. */
+struct dmsg_store_range {
+	uint64_t offset; /* Start in the region, bytes. */
+	uint64_t length; /* Bytes, at least 1. */
+};
+static inline void dmsg_store_range_get(const void *src, struct dmsg_store_range *ret)
+{
+	const uint8_t *p = src;
+
+	ret->offset = dray_le_get64(p + 0);
+	ret->length = dray_le_get64(p + 8);
+}
+static inline void dmsg_store_range_put(void *dst, const struct dmsg_store_range *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->offset);
+	dray_le_put64(p + 8, r->length);
+}
+
+#define DMSG_STORE_RESULT_SIZE 16
+/* What became of one key. Since 1.4. */
+struct dmsg_store_result {
+	uint16_t status; /* store_status. */
+	uint32_t wait_ms; /* busy: milliseconds after which to try again. */
+	uint64_t length; /* Bytes of the object, if it is known. */
+};
+static inline void dmsg_store_result_get(const void *src, struct dmsg_store_result *ret)
+{
+	const uint8_t *p = src;
+
+	ret->status = dray_le_get16(p + 0);
+	ret->wait_ms = dray_le_get32(p + 4);
+	ret->length = dray_le_get64(p + 8);
+}
+static inline void dmsg_store_result_put(void *dst, const struct dmsg_store_result *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put16(p + 0, r->status);
+	memset(p + 2, 0, 2);
+	dray_le_put32(p + 4, r->wait_ms);
+	dray_le_put64(p + 8, r->length);
+}
+
+#define DMSG_STORE_PLACE_SIZE 48
+/* Where the bytes of one key lie. Since 1.4. */
+struct dmsg_store_place {
+	uint16_t status; /* store_status. */
+	/*
+	 * Index of the file's memfd in the descriptors of the message; 65535: this session has got
+	 * it before.
+	 */
+	uint16_t fd_index;
+	uint32_t wait_ms; /* busy: milliseconds after which to try again. */
+	uint64_t length; /* Bytes of the object. */
+	uint64_t file; /* Number of the memfd, which is never used again. */
+	uint64_t file_bytes; /* Bytes of the memfd. */
+	uint64_t offset; /* Start of the object in it. */
+	uint64_t lease; /* Number for STORE_RELEASE. */
+};
+static inline void dmsg_store_place_get(const void *src, struct dmsg_store_place *ret)
+{
+	const uint8_t *p = src;
+
+	ret->status = dray_le_get16(p + 0);
+	ret->fd_index = dray_le_get16(p + 2);
+	ret->wait_ms = dray_le_get32(p + 4);
+	ret->length = dray_le_get64(p + 8);
+	ret->file = dray_le_get64(p + 16);
+	ret->file_bytes = dray_le_get64(p + 24);
+	ret->offset = dray_le_get64(p + 32);
+	ret->lease = dray_le_get64(p + 40);
+}
+static inline void dmsg_store_place_put(void *dst, const struct dmsg_store_place *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put16(p + 0, r->status);
+	dray_le_put16(p + 2, r->fd_index);
+	dray_le_put32(p + 4, r->wait_ms);
+	dray_le_put64(p + 8, r->length);
+	dray_le_put64(p + 16, r->file);
+	dray_le_put64(p + 24, r->file_bytes);
+	dray_le_put64(p + 32, r->offset);
+	dray_le_put64(p + 40, r->lease);
+}
+
+#define DMSG_STORE_LEASE_SIZE 8
+/* A lease of STORE_READ. Since 1.4. */
+struct dmsg_store_lease {
+	uint64_t lease; /* From store_place. */
+};
+static inline void dmsg_store_lease_get(const void *src, struct dmsg_store_lease *ret)
+{
+	const uint8_t *p = src;
+
+	ret->lease = dray_le_get64(p + 0);
+}
+static inline void dmsg_store_lease_put(void *dst, const struct dmsg_store_lease *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->lease);
 }
 
 /*
@@ -1208,6 +1377,227 @@ struct dmsg_post_reply {
 int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_post_reply *m);
 
+#define DMSG_STORE_PUT_MIN 32
+#define DMSG_STORE_PUT_BODY_MAX 204896
+/*
+ * Request. Stores objects. Each appears when all its bytes are in place, and is never changed.
+ * TRANSFER_CANCEL with its request id cancels it. Since 1.4.
+ */
+struct dmsg_store_put {
+	uint64_t region; /* Region handle of the values' ranges. */
+	/* Milliseconds until the batch ends; 0 is the agent's default for transfers. */
+	uint32_t deadline_ms;
+	uint32_t flags; /* Must be 0. */
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+	struct dray_vec items; /* One for each key, in the same order. */
+	struct dray_vec ranges; /* Ranges of all items. */
+};
+int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *ret,
+	struct dray_err *reterr);
+int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_put *m);
+
+#define DMSG_STORE_PUT_REPLY_MIN 12
+#define DMSG_STORE_PUT_REPLY_BODY_MAX 16396
+/* The batch has ended: the agent does not read the ranges any more. */
+struct dmsg_store_put_reply {
+	uint32_t status; /* 0, or the error that ended the copy of the batch: as of a transfer. */
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_put_reply *ret,
+	struct dray_err *reterr);
+int dmsg_store_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_put_reply *m);
+
+#define DMSG_STORE_GET_MIN 32
+#define DMSG_STORE_GET_BODY_MAX 204896
+/*
+ * Request. Copies objects to ranges of a region. A value fills the ranges of its item from the
+ * start. TRANSFER_CANCEL with its request id cancels it. Since 1.4.
+ */
+struct dmsg_store_get {
+	uint64_t region; /* Region handle of the values' ranges. */
+	/* Milliseconds until the batch ends; 0 is the agent's default for transfers. */
+	uint32_t deadline_ms;
+	uint32_t flags; /* Must be 0. */
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+	struct dray_vec items; /* One for each key, in the same order. */
+	struct dray_vec ranges; /* Ranges of all items. */
+};
+int dmsg_store_get_decode(const void *body, size_t len, struct dmsg_store_get *ret,
+	struct dray_err *reterr);
+int dmsg_store_get_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_get *m);
+
+#define DMSG_STORE_GET_REPLY_MIN 12
+#define DMSG_STORE_GET_REPLY_BODY_MAX 16396
+/* The batch has ended: the agent does not write to the ranges any more. */
+struct dmsg_store_get_reply {
+	uint32_t status; /* 0, or the error that ended the copy of the batch: as of a transfer. */
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_get_reply_decode(const void *body, size_t len, struct dmsg_store_get_reply *ret,
+	struct dray_err *reterr);
+int dmsg_store_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_get_reply *m);
+
+#define DMSG_STORE_EXISTS_MIN 8
+#define DMSG_STORE_EXISTS_BODY_MAX 131144
+/*
+ * Request. Whether the name space has objects with these keys. It does not count as a use. Since
+ * 1.4.
+ */
+struct dmsg_store_exists {
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+};
+int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exists *ret,
+	struct dray_err *reterr);
+int dmsg_store_exists_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_exists *m);
+
+#define DMSG_STORE_EXISTS_REPLY_MIN 4
+#define DMSG_STORE_EXISTS_REPLY_BODY_MAX 16388
+/* The answers, and the bytes of the objects. */
+struct dmsg_store_exists_reply {
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_exists_reply_decode(const void *body, size_t len,
+	struct dmsg_store_exists_reply *ret, struct dray_err *reterr);
+int dmsg_store_exists_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_exists_reply *m);
+
+#define DMSG_STORE_REMOVE_MIN 8
+#define DMSG_STORE_REMOVE_BODY_MAX 131144
+/*
+ * Request. Removes objects. Clients that read one in place keep its bytes until they release it.
+ * Since 1.4.
+ */
+struct dmsg_store_remove {
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+};
+int dmsg_store_remove_decode(const void *body, size_t len, struct dmsg_store_remove *ret,
+	struct dray_err *reterr);
+int dmsg_store_remove_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_remove *m);
+
+#define DMSG_STORE_REMOVE_REPLY_MIN 4
+#define DMSG_STORE_REMOVE_REPLY_BODY_MAX 16388
+/* The objects are removed. */
+struct dmsg_store_remove_reply {
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_remove_reply_decode(const void *body, size_t len,
+	struct dmsg_store_remove_reply *ret, struct dray_err *reterr);
+int dmsg_store_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_remove_reply *m);
+
+#define DMSG_STORE_PIN_MIN 8
+#define DMSG_STORE_PIN_BODY_MAX 131144
+/*
+ * Request. Keeps objects from being evicted, until STORE_UNPIN or the end of the session. Since
+ * 1.4.
+ */
+struct dmsg_store_pin {
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+};
+int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *ret,
+	struct dray_err *reterr);
+int dmsg_store_pin_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_pin *m);
+
+#define DMSG_STORE_PIN_REPLY_MIN 4
+#define DMSG_STORE_PIN_REPLY_BODY_MAX 16388
+/*
+ * The objects are pinned. busy: the pinned and leased bytes of the owner reach its share of
+ * limits.store_held_bytes.
+ */
+struct dmsg_store_pin_reply {
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_pin_reply_decode(const void *body, size_t len, struct dmsg_store_pin_reply *ret,
+	struct dray_err *reterr);
+int dmsg_store_pin_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_pin_reply *m);
+
+#define DMSG_STORE_UNPIN_MIN 8
+#define DMSG_STORE_UNPIN_BODY_MAX 131144
+/* Request. Ends pins of this session. Since 1.4. */
+struct dmsg_store_unpin {
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+};
+int dmsg_store_unpin_decode(const void *body, size_t len, struct dmsg_store_unpin *ret,
+	struct dray_err *reterr);
+int dmsg_store_unpin_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_unpin *m);
+
+#define DMSG_STORE_UNPIN_REPLY_MIN 4
+#define DMSG_STORE_UNPIN_REPLY_BODY_MAX 16388
+/* not_found: this session had not pinned it. */
+struct dmsg_store_unpin_reply {
+	struct dray_vec results; /* One for each key, in the order of the request. */
+};
+int dmsg_store_unpin_reply_decode(const void *body, size_t len, struct dmsg_store_unpin_reply *ret,
+	struct dray_err *reterr);
+int dmsg_store_unpin_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_unpin_reply *m);
+
+#define DMSG_STORE_READ_MIN 8
+#define DMSG_STORE_READ_BODY_MAX 131144
+/*
+ * Request. Leases objects to be read in place: the client maps the memfd with PROT_READ. The agent
+ * does not evict them until STORE_RELEASE or the end of the session. Since 1.4.
+ */
+struct dmsg_store_read {
+	struct dray_str space; /* Name space; empty: the one of the client's owner. */
+	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+};
+int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read *ret,
+	struct dray_err *reterr);
+int dmsg_store_read_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_read *m);
+
+#define DMSG_STORE_READ_REPLY_MIN 4
+#define DMSG_STORE_READ_REPLY_BODY_MAX 49156
+/* Descriptors: the memfds that this session has not got before. */
+struct dmsg_store_read_reply {
+	struct dray_vec places; /* One for each key, in the order of the request. */
+};
+int dmsg_store_read_reply_decode(const void *body, size_t len, struct dmsg_store_read_reply *ret,
+	struct dray_err *reterr);
+int dmsg_store_read_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_read_reply *m);
+
+#define DMSG_STORE_RELEASE_MIN 4
+#define DMSG_STORE_RELEASE_BODY_MAX 8196
+/*
+ * Request. Ends leases of STORE_READ. The client does not read the bytes any more. Unknown ones are
+ * ignored. Since 1.4.
+ */
+struct dmsg_store_release {
+	struct dray_vec leases; /* Leases. */
+};
+int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_release *ret,
+	struct dray_err *reterr);
+int dmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_release *m);
+
+#define DMSG_STORE_RELEASE_REPLY_MIN 4
+#define DMSG_STORE_RELEASE_REPLY_BODY_MAX 4
+/* The leases have ended. */
+struct dmsg_store_release_reply {
+	uint32_t count; /* Leases that ended. */
+};
+int dmsg_store_release_reply_decode(const void *body, size_t len,
+	struct dmsg_store_release_reply *ret, struct dray_err *reterr);
+int dmsg_store_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_store_release_reply *m);
+
 #define DMSG_NOTIFICATION_MIN 52
 #define DMSG_NOTIFICATION_BODY_MAX 4148
 /* Event: a notification for this session's group. */
@@ -1340,6 +1730,22 @@ union dmsg_body {
 	struct dmsg_mailbox_open_reply mailbox_open_reply;
 	struct dmsg_mailbox_close mailbox_close;
 	struct dmsg_post post;
+	struct dmsg_store_put store_put;
+	struct dmsg_store_put_reply store_put_reply;
+	struct dmsg_store_get store_get;
+	struct dmsg_store_get_reply store_get_reply;
+	struct dmsg_store_exists store_exists;
+	struct dmsg_store_exists_reply store_exists_reply;
+	struct dmsg_store_remove store_remove;
+	struct dmsg_store_remove_reply store_remove_reply;
+	struct dmsg_store_pin store_pin;
+	struct dmsg_store_pin_reply store_pin_reply;
+	struct dmsg_store_unpin store_unpin;
+	struct dmsg_store_unpin_reply store_unpin_reply;
+	struct dmsg_store_read store_read;
+	struct dmsg_store_read_reply store_read_reply;
+	struct dmsg_store_release store_release;
+	struct dmsg_store_release_reply store_release_reply;
 	struct dmsg_notification notification;
 	struct dmsg_remote_lost remote_lost;
 	struct dmsg_draining draining;

@@ -111,6 +111,25 @@ enum dray_metric {
 	/* Batches that could not be written, and state databases that were replaced. */
 	DRAY_METRIC_STATE_ERRORS_TOTAL,
 	DRAY_METRIC_STATE_IN_MEMORY, /* 1 while the state is kept only in memory. */
+	DRAY_METRIC_STORE_REQUESTS_TOTAL, /* Requests to the store. */
+	DRAY_METRIC_STORE_HITS_TOTAL, /* Keys of GET and of reads in place that the store had. */
+	/* Keys of GET and of reads in place that the store did not have. */
+	DRAY_METRIC_STORE_MISSES_TOTAL,
+	/* Bytes of objects that were copied to clients or read in place. */
+	DRAY_METRIC_STORE_READ_BYTES_TOTAL,
+	DRAY_METRIC_STORE_PUT_BYTES_TOTAL, /* Bytes of objects that were stored. */
+	DRAY_METRIC_STORE_PUTS_TOTAL, /* Objects that were stored. */
+	DRAY_METRIC_STORE_BUSY_TOTAL, /* Keys that were answered busy. */
+	DRAY_METRIC_STORE_OBJECTS, /* Objects in the store. */
+	DRAY_METRIC_STORE_BYTES, /* Bytes of the objects in memory. */
+	DRAY_METRIC_STORE_MEMORY_BYTES, /* Bytes of the memfds of the store. */
+	DRAY_METRIC_STORE_HELD_BYTES, /* Bytes of objects that are pinned or read in place. */
+	DRAY_METRIC_STORE_EVICTIONS_TOTAL, /* Objects evicted for want of room. */
+	DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL, /* Bytes of evicted objects. */
+	/*
+	 * Microseconds that it takes to compute the evicted objects again, as their clients said.
+	 */
+	DRAY_METRIC_STORE_EVICTED_COST_US_TOTAL,
 	DRAY_METRIC_N,
 };
 

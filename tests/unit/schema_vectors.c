@@ -1417,6 +1417,495 @@ static int encode_empty_dmsg_post_reply(void *buf, size_t cap)
 	return dmsg_post_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
 }
 
+static const char *check_dmsg_store_put(const void *body, size_t len)
+{
+	struct dmsg_store_put m;
+
+	if (dmsg_store_put_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.region != UINT64_C(0x322b241d160f0801))
+		return "region";
+	if (m.deadline_ms != UINT32_C(0x332c251e))
+		return "deadline_ms";
+	if (m.flags != UINT32_C(0x0))
+		return "flags";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
+		return "keys";
+	if (m.items.n != 3 || memcmp(m.items.p, "\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 24))
+		return "items";
+	if (m.ranges.n != 3 || memcmp(m.ranges.p, "\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 48))
+		return "ranges";
+	return NULL;
+}
+
+static int encode_dmsg_store_put(void *buf, size_t cap)
+{
+	const struct dmsg_store_put m = {
+		.region = UINT64_C(0x322b241d160f0801),
+		.deadline_ms = UINT32_C(0x332c251e),
+		.flags = UINT32_C(0x0),
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
+		.items = { (const uint8_t *)"\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 3 },
+		.ranges = { (const uint8_t *)"\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
+	};
+
+	return dmsg_store_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_put(void *buf, size_t cap)
+{
+	const struct dmsg_store_put m = {};
+
+	return dmsg_store_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_put_reply(const void *body, size_t len)
+{
+	struct dmsg_store_put_reply m;
+
+	if (dmsg_store_put_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.status != UINT32_C(0x160f0801))
+		return "status";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_put_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_put_reply m = {
+		.status = UINT32_C(0x160f0801),
+		.results = { (const uint8_t *)"\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+	};
+
+	return dmsg_store_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_put_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_put_reply m = {};
+
+	return dmsg_store_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_get(const void *body, size_t len)
+{
+	struct dmsg_store_get m;
+
+	if (dmsg_store_get_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.region != UINT64_C(0x322b241d160f0801))
+		return "region";
+	if (m.deadline_ms != UINT32_C(0x332c251e))
+		return "deadline_ms";
+	if (m.flags != UINT32_C(0x0))
+		return "flags";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
+		return "keys";
+	if (m.items.n != 3 || memcmp(m.items.p, "\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 24))
+		return "items";
+	if (m.ranges.n != 3 || memcmp(m.ranges.p, "\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 48))
+		return "ranges";
+	return NULL;
+}
+
+static int encode_dmsg_store_get(void *buf, size_t cap)
+{
+	const struct dmsg_store_get m = {
+		.region = UINT64_C(0x322b241d160f0801),
+		.deadline_ms = UINT32_C(0x332c251e),
+		.flags = UINT32_C(0x0),
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
+		.items = { (const uint8_t *)"\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 3 },
+		.ranges = { (const uint8_t *)"\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
+	};
+
+	return dmsg_store_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_get(void *buf, size_t cap)
+{
+	const struct dmsg_store_get m = {};
+
+	return dmsg_store_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_get_reply(const void *body, size_t len)
+{
+	struct dmsg_store_get_reply m;
+
+	if (dmsg_store_get_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.status != UINT32_C(0x160f0801))
+		return "status";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_get_reply m = {
+		.status = UINT32_C(0x160f0801),
+		.results = { (const uint8_t *)"\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+	};
+
+	return dmsg_store_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_get_reply m = {};
+
+	return dmsg_store_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_exists(const void *body, size_t len)
+{
+	struct dmsg_store_exists m;
+
+	if (dmsg_store_exists_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "keys";
+	return NULL;
+}
+
+static int encode_dmsg_store_exists(void *buf, size_t cap)
+{
+	const struct dmsg_store_exists m = {
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_store_exists_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_exists(void *buf, size_t cap)
+{
+	const struct dmsg_store_exists m = {};
+
+	return dmsg_store_exists_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_exists_reply(const void *body, size_t len)
+{
+	struct dmsg_store_exists_reply m;
+
+	if (dmsg_store_exists_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_exists_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_exists_reply m = {
+		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+	};
+
+	return dmsg_store_exists_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_exists_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_exists_reply m = {};
+
+	return dmsg_store_exists_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_remove(const void *body, size_t len)
+{
+	struct dmsg_store_remove m;
+
+	if (dmsg_store_remove_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "keys";
+	return NULL;
+}
+
+static int encode_dmsg_store_remove(void *buf, size_t cap)
+{
+	const struct dmsg_store_remove m = {
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_store_remove_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_remove(void *buf, size_t cap)
+{
+	const struct dmsg_store_remove m = {};
+
+	return dmsg_store_remove_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_remove_reply(const void *body, size_t len)
+{
+	struct dmsg_store_remove_reply m;
+
+	if (dmsg_store_remove_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_remove_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_remove_reply m = {
+		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+	};
+
+	return dmsg_store_remove_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_remove_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_remove_reply m = {};
+
+	return dmsg_store_remove_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_pin(const void *body, size_t len)
+{
+	struct dmsg_store_pin m;
+
+	if (dmsg_store_pin_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "keys";
+	return NULL;
+}
+
+static int encode_dmsg_store_pin(void *buf, size_t cap)
+{
+	const struct dmsg_store_pin m = {
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_store_pin_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_pin(void *buf, size_t cap)
+{
+	const struct dmsg_store_pin m = {};
+
+	return dmsg_store_pin_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_pin_reply(const void *body, size_t len)
+{
+	struct dmsg_store_pin_reply m;
+
+	if (dmsg_store_pin_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_pin_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_pin_reply m = {
+		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+	};
+
+	return dmsg_store_pin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_pin_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_pin_reply m = {};
+
+	return dmsg_store_pin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_unpin(const void *body, size_t len)
+{
+	struct dmsg_store_unpin m;
+
+	if (dmsg_store_unpin_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "keys";
+	return NULL;
+}
+
+static int encode_dmsg_store_unpin(void *buf, size_t cap)
+{
+	const struct dmsg_store_unpin m = {
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_store_unpin_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_unpin(void *buf, size_t cap)
+{
+	const struct dmsg_store_unpin m = {};
+
+	return dmsg_store_unpin_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_unpin_reply(const void *body, size_t len)
+{
+	struct dmsg_store_unpin_reply m;
+
+	if (dmsg_store_unpin_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+		return "results";
+	return NULL;
+}
+
+static int encode_dmsg_store_unpin_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_unpin_reply m = {
+		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+	};
+
+	return dmsg_store_unpin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_unpin_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_unpin_reply m = {};
+
+	return dmsg_store_unpin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_read(const void *body, size_t len)
+{
+	struct dmsg_store_read m;
+
+	if (dmsg_store_read_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "keys";
+	return NULL;
+}
+
+static int encode_dmsg_store_read(void *buf, size_t cap)
+{
+	const struct dmsg_store_read m = {
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_store_read_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_read(void *buf, size_t cap)
+{
+	const struct dmsg_store_read m = {};
+
+	return dmsg_store_read_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_read_reply(const void *body, size_t len)
+{
+	struct dmsg_store_read_reply m;
+
+	if (dmsg_store_read_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.places.n != 3 || memcmp(m.places.p, "\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\007\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\007\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 144))
+		return "places";
+	return NULL;
+}
+
+static int encode_dmsg_store_read_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_read_reply m = {
+		.places = { (const uint8_t *)"\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\007\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\007\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
+	};
+
+	return dmsg_store_read_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_read_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_read_reply m = {};
+
+	return dmsg_store_read_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_release(const void *body, size_t len)
+{
+	struct dmsg_store_release m;
+
+	if (dmsg_store_release_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.leases.n != 3 || memcmp(m.leases.p, "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154", 24))
+		return "leases";
+	return NULL;
+}
+
+static int encode_dmsg_store_release(void *buf, size_t cap)
+{
+	const struct dmsg_store_release m = {
+		.leases = { (const uint8_t *)"\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154", 3 },
+	};
+
+	return dmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_release(void *buf, size_t cap)
+{
+	const struct dmsg_store_release m = {};
+
+	return dmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_store_release_reply(const void *body, size_t len)
+{
+	struct dmsg_store_release_reply m;
+
+	if (dmsg_store_release_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.count != UINT32_C(0x160f0801))
+		return "count";
+	return NULL;
+}
+
+static int encode_dmsg_store_release_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_release_reply m = {
+		.count = UINT32_C(0x160f0801),
+	};
+
+	return dmsg_store_release_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_store_release_reply(void *buf, size_t cap)
+{
+	const struct dmsg_store_release_reply m = {};
+
+	return dmsg_store_release_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_dmsg_notification(const void *body, size_t len)
 {
 	struct dmsg_notification m;
@@ -2895,6 +3384,134 @@ static void put_record_dmsg_cqe(void *wire)
 	dmsg_cqe_put(wire, &r);
 }
 
+static const char *check_record_dmsg_store_item(const void *wire)
+{
+	struct dmsg_store_item r;
+
+	dmsg_store_item_get(wire, &r);
+	if (r.ranges != UINT32_C(0x6d665f58))
+		return "ranges";
+	if (r.cost_us != UINT32_C(0x8a837c75))
+		return "cost_us";
+	return NULL;
+}
+
+static void put_record_dmsg_store_item(void *wire)
+{
+	const struct dmsg_store_item r = {
+		.ranges = UINT32_C(0x6d665f58),
+		.cost_us = UINT32_C(0x8a837c75),
+	};
+
+	dmsg_store_item_put(wire, &r);
+}
+
+static const char *check_record_dmsg_store_range(const void *wire)
+{
+	struct dmsg_store_range r;
+
+	dmsg_store_range_get(wire, &r);
+	if (r.offset != UINT64_C(0x89827b746d665f58))
+		return "offset";
+	if (r.length != UINT64_C(0xa69f98918a837c75))
+		return "length";
+	return NULL;
+}
+
+static void put_record_dmsg_store_range(void *wire)
+{
+	const struct dmsg_store_range r = {
+		.offset = UINT64_C(0x89827b746d665f58),
+		.length = UINT64_C(0xa69f98918a837c75),
+	};
+
+	dmsg_store_range_put(wire, &r);
+}
+
+static const char *check_record_dmsg_store_result(const void *wire)
+{
+	struct dmsg_store_result r;
+
+	dmsg_store_result_get(wire, &r);
+	if (r.status != UINT16_C(0x7))
+		return "status";
+	if (r.wait_ms != UINT32_C(0xa7a09992))
+		return "wait_ms";
+	if (r.length != UINT64_C(0xe0d9d2cbc4bdb6af))
+		return "length";
+	return NULL;
+}
+
+static void put_record_dmsg_store_result(void *wire)
+{
+	const struct dmsg_store_result r = {
+		.status = UINT16_C(0x7),
+		.wait_ms = UINT32_C(0xa7a09992),
+		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
+	};
+
+	dmsg_store_result_put(wire, &r);
+}
+
+static const char *check_record_dmsg_store_place(const void *wire)
+{
+	struct dmsg_store_place r;
+
+	dmsg_store_place_get(wire, &r);
+	if (r.status != UINT16_C(0x7))
+		return "status";
+	if (r.fd_index != UINT16_C(0x7c75))
+		return "fd_index";
+	if (r.wait_ms != UINT32_C(0xa7a09992))
+		return "wait_ms";
+	if (r.length != UINT64_C(0xe0d9d2cbc4bdb6af))
+		return "length";
+	if (r.file != UINT64_C(0xfdf6efe8e1dad3cc))
+		return "file";
+	if (r.file_bytes != UINT64_C(0x1a130c05fef7f0e9))
+		return "file_bytes";
+	if (r.offset != UINT64_C(0x373029221b140d06))
+		return "offset";
+	if (r.lease != UINT64_C(0x544d463f38312a23))
+		return "lease";
+	return NULL;
+}
+
+static void put_record_dmsg_store_place(void *wire)
+{
+	const struct dmsg_store_place r = {
+		.status = UINT16_C(0x7),
+		.fd_index = UINT16_C(0x7c75),
+		.wait_ms = UINT32_C(0xa7a09992),
+		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
+		.file = UINT64_C(0xfdf6efe8e1dad3cc),
+		.file_bytes = UINT64_C(0x1a130c05fef7f0e9),
+		.offset = UINT64_C(0x373029221b140d06),
+		.lease = UINT64_C(0x544d463f38312a23),
+	};
+
+	dmsg_store_place_put(wire, &r);
+}
+
+static const char *check_record_dmsg_store_lease(const void *wire)
+{
+	struct dmsg_store_lease r;
+
+	dmsg_store_lease_get(wire, &r);
+	if (r.lease != UINT64_C(0x89827b746d665f58))
+		return "lease";
+	return NULL;
+}
+
+static void put_record_dmsg_store_lease(void *wire)
+{
+	const struct dmsg_store_lease r = {
+		.lease = UINT64_C(0x89827b746d665f58),
+	};
+
+	dmsg_store_lease_put(wire, &r);
+}
+
 static const char *check_record_pmsg_token(const void *wire)
 {
 	struct pmsg_token r;
@@ -3317,6 +3934,38 @@ const struct vector vectors[] = {
 	  check_dmsg_post, encode_dmsg_post, encode_empty_dmsg_post, 0, NULL },
 	{ VECTOR_DATA, DMSG_POST_REPLY, "post_reply", 0, DMSG_POST_REPLY_BODY_MAX,
 	  check_dmsg_post_reply, encode_dmsg_post_reply, encode_empty_dmsg_post_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PUT, "store_put", 32, DMSG_STORE_PUT_BODY_MAX,
+	  check_dmsg_store_put, encode_dmsg_store_put, encode_empty_dmsg_store_put, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PUT_REPLY, "store_put_reply", 12, DMSG_STORE_PUT_REPLY_BODY_MAX,
+	  check_dmsg_store_put_reply, encode_dmsg_store_put_reply, encode_empty_dmsg_store_put_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_GET, "store_get", 32, DMSG_STORE_GET_BODY_MAX,
+	  check_dmsg_store_get, encode_dmsg_store_get, encode_empty_dmsg_store_get, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_GET_REPLY, "store_get_reply", 12, DMSG_STORE_GET_REPLY_BODY_MAX,
+	  check_dmsg_store_get_reply, encode_dmsg_store_get_reply, encode_empty_dmsg_store_get_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_EXISTS, "store_exists", 8, DMSG_STORE_EXISTS_BODY_MAX,
+	  check_dmsg_store_exists, encode_dmsg_store_exists, encode_empty_dmsg_store_exists, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_EXISTS_REPLY, "store_exists_reply", 4, DMSG_STORE_EXISTS_REPLY_BODY_MAX,
+	  check_dmsg_store_exists_reply, encode_dmsg_store_exists_reply, encode_empty_dmsg_store_exists_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_REMOVE, "store_remove", 8, DMSG_STORE_REMOVE_BODY_MAX,
+	  check_dmsg_store_remove, encode_dmsg_store_remove, encode_empty_dmsg_store_remove, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_REMOVE_REPLY, "store_remove_reply", 4, DMSG_STORE_REMOVE_REPLY_BODY_MAX,
+	  check_dmsg_store_remove_reply, encode_dmsg_store_remove_reply, encode_empty_dmsg_store_remove_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PIN, "store_pin", 8, DMSG_STORE_PIN_BODY_MAX,
+	  check_dmsg_store_pin, encode_dmsg_store_pin, encode_empty_dmsg_store_pin, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PIN_REPLY, "store_pin_reply", 4, DMSG_STORE_PIN_REPLY_BODY_MAX,
+	  check_dmsg_store_pin_reply, encode_dmsg_store_pin_reply, encode_empty_dmsg_store_pin_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_UNPIN, "store_unpin", 8, DMSG_STORE_UNPIN_BODY_MAX,
+	  check_dmsg_store_unpin, encode_dmsg_store_unpin, encode_empty_dmsg_store_unpin, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_UNPIN_REPLY, "store_unpin_reply", 4, DMSG_STORE_UNPIN_REPLY_BODY_MAX,
+	  check_dmsg_store_unpin_reply, encode_dmsg_store_unpin_reply, encode_empty_dmsg_store_unpin_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_READ, "store_read", 8, DMSG_STORE_READ_BODY_MAX,
+	  check_dmsg_store_read, encode_dmsg_store_read, encode_empty_dmsg_store_read, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_READ_REPLY, "store_read_reply", 4, DMSG_STORE_READ_REPLY_BODY_MAX,
+	  check_dmsg_store_read_reply, encode_dmsg_store_read_reply, encode_empty_dmsg_store_read_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_RELEASE, "store_release", 4, DMSG_STORE_RELEASE_BODY_MAX,
+	  check_dmsg_store_release, encode_dmsg_store_release, encode_empty_dmsg_store_release, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_RELEASE_REPLY, "store_release_reply", 4, DMSG_STORE_RELEASE_REPLY_BODY_MAX,
+	  check_dmsg_store_release_reply, encode_dmsg_store_release_reply, encode_empty_dmsg_store_release_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_NOTIFICATION, "notification", 52, DMSG_NOTIFICATION_BODY_MAX,
 	  check_dmsg_notification, encode_dmsg_notification, encode_empty_dmsg_notification, 0, NULL },
 	{ VECTOR_DATA, DMSG_REMOTE_LOST, "remote_lost", 16, DMSG_REMOTE_LOST_BODY_MAX,
@@ -3559,82 +4208,135 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[43], "post.name", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[43], "post.name", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[43], "post.name", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[46], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
-	{ &vectors[48], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[48], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
-	{ &vectors[48], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[48], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
-	{ &vectors[48], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
-	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[48], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[49], "lease_ended.outcome", 8, 2, UINT64_C(0x5), 0 },
-	{ &vectors[49], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[49], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
-	{ &vectors[51], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[51], "hello.features", 8, 8, UINT64_C(0x20), 0 },
-	{ &vectors[51], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
-	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[51], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[51], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[52], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[52], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[52], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[56], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
-	{ &vectors[57], "release.how", 8, 4, UINT64_C(0x3), 0 },
-	{ &vectors[57], "release.how", 8, 4, UINT64_C(0xffffffff), 0 },
-	{ &vectors[70], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
-	{ &vectors[70], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
-	{ &vectors[75], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
-	{ &vectors[75], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
-	{ &vectors[75], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[75], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[77], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
-	{ &vectors[77], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[77], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
-	{ &vectors[82], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
-	{ &vectors[82], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
-	{ &vectors[83], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
-	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[85], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[85], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[85], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[85], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.flags", 12, 4, UINT64_C(0x1), DRAY_E_UNSUPPORTED },
+	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[46], "store_put_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
+	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[47], "store_get.flags", 12, 4, UINT64_C(0x1), DRAY_E_UNSUPPORTED },
+	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[48], "store_get_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
+	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0x8), 0 },
+	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
+	{ &vectors[64], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[64], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[64], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[64], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
+	{ &vectors[64], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[64], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[64], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0x5), 0 },
+	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[65], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
+	{ &vectors[67], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x20), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
+	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[67], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[67], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[67], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[67], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[67], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[68], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[68], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[68], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[68], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[68], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[72], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
+	{ &vectors[73], "release.how", 8, 4, UINT64_C(0x3), 0 },
+	{ &vectors[73], "release.how", 8, 4, UINT64_C(0xffffffff), 0 },
+	{ &vectors[86], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[86], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[91], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
+	{ &vectors[91], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[91], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[91], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[93], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[93], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[93], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[98], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
+	{ &vectors[98], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
+	{ &vectors[99], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[101], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[101], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -3704,51 +4406,103 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[43], "post.payload", 16, 1, 4096,
 	  "\141" },
-	{ &vectors[45], "notification.payload", 48, 1, 4096,
+	{ &vectors[45], "store_put.space", 16, 1, 64,
 	  "\141" },
-	{ &vectors[46], "remote_lost.message", 12, 1, 256,
+	{ &vectors[45], "store_put.keys", 20, 1, 131072,
 	  "\141" },
-	{ &vectors[48], "segment_changed.segment", 8, 1, 256,
-	  "\141" },
-	{ &vectors[48], "segment_changed.reason", 12, 1, 256,
-	  "\141" },
-	{ &vectors[50], "letter.payload", 40, 1, 4096,
-	  "\141" },
-	{ &vectors[51], "hello.segment", 56, 1, 256,
-	  "\141" },
-	{ &vectors[51], "hello.version", 60, 1, 64,
-	  "\141" },
-	{ &vectors[52], "error.message", 4, 1, 256,
-	  "\141" },
-	{ &vectors[56], "import_reply.rails", 20, 32, 1024,
-	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[62], "notify.payload", 24, 1, 4096,
-	  "\141" },
-	{ &vectors[66], "ports.ports", 0, 48, 64,
-	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
-	{ &vectors[67], "keys.rails", 8, 32, 1024,
-	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[75], "probe_reply.segment", 32, 1, 256,
-	  "\141" },
-	{ &vectors[75], "probe_reply.version", 36, 1, 64,
-	  "\141" },
-	{ &vectors[76], "window.rails", 16, 32, 1024,
-	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[77], "stage.segs", 36, 16, 256,
+	{ &vectors[45], "store_put.items", 24, 8, 1024,
+	  "\001\010\017\026\036\045\054\063" },
+	{ &vectors[45], "store_put.ranges", 28, 16, 4096,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
-	{ &vectors[79], "acquire.leases", 0, 40, 512,
-	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301" },
-	{ &vectors[80], "acquire_reply.results", 0, 16, 512,
-	  "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154" },
-	{ &vectors[81], "lease_ranges.ranges", 8, 32, 2000,
-	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
-	{ &vectors[82], "lease_granted.rails", 56, 32, 1024,
+	{ &vectors[46], "store_put_reply.results", 8, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[47], "store_get.space", 16, 1, 64,
+	  "\141" },
+	{ &vectors[47], "store_get.keys", 20, 1, 131072,
+	  "\141" },
+	{ &vectors[47], "store_get.items", 24, 8, 1024,
+	  "\001\010\017\026\036\045\054\063" },
+	{ &vectors[47], "store_get.ranges", 28, 16, 4096,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
+	{ &vectors[48], "store_get_reply.results", 8, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[49], "store_exists.space", 0, 1, 64,
+	  "\141" },
+	{ &vectors[49], "store_exists.keys", 4, 1, 131072,
+	  "\141" },
+	{ &vectors[50], "store_exists_reply.results", 0, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[51], "store_remove.space", 0, 1, 64,
+	  "\141" },
+	{ &vectors[51], "store_remove.keys", 4, 1, 131072,
+	  "\141" },
+	{ &vectors[52], "store_remove_reply.results", 0, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[53], "store_pin.space", 0, 1, 64,
+	  "\141" },
+	{ &vectors[53], "store_pin.keys", 4, 1, 131072,
+	  "\141" },
+	{ &vectors[54], "store_pin_reply.results", 0, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[55], "store_unpin.space", 0, 1, 64,
+	  "\141" },
+	{ &vectors[55], "store_unpin.keys", 4, 1, 131072,
+	  "\141" },
+	{ &vectors[56], "store_unpin_reply.results", 0, 16, 1024,
+	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[57], "store_read.space", 0, 1, 64,
+	  "\141" },
+	{ &vectors[57], "store_read.keys", 4, 1, 131072,
+	  "\141" },
+	{ &vectors[58], "store_read_reply.places", 0, 48, 1024,
+	  "\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375" },
+	{ &vectors[59], "store_release.leases", 0, 8, 1024,
+	  "\001\010\017\026\035\044\053\062" },
+	{ &vectors[61], "notification.payload", 48, 1, 4096,
+	  "\141" },
+	{ &vectors[62], "remote_lost.message", 12, 1, 256,
+	  "\141" },
+	{ &vectors[64], "segment_changed.segment", 8, 1, 256,
+	  "\141" },
+	{ &vectors[64], "segment_changed.reason", 12, 1, 256,
+	  "\141" },
+	{ &vectors[66], "letter.payload", 40, 1, 4096,
+	  "\141" },
+	{ &vectors[67], "hello.segment", 56, 1, 256,
+	  "\141" },
+	{ &vectors[67], "hello.version", 60, 1, 64,
+	  "\141" },
+	{ &vectors[68], "error.message", 4, 1, 256,
+	  "\141" },
+	{ &vectors[72], "import_reply.rails", 20, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[85], "post.name", 8, 1, 128,
+	{ &vectors[78], "notify.payload", 24, 1, 4096,
 	  "\141" },
-	{ &vectors[85], "post.payload", 12, 1, 4096,
+	{ &vectors[82], "ports.ports", 0, 48, 64,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
+	{ &vectors[83], "keys.rails", 8, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[91], "probe_reply.segment", 32, 1, 256,
 	  "\141" },
-	{ &vectors[85], "post.tenant", 16, 1, 31,
+	{ &vectors[91], "probe_reply.version", 36, 1, 64,
+	  "\141" },
+	{ &vectors[92], "window.rails", 16, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[93], "stage.segs", 36, 16, 256,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
+	{ &vectors[95], "acquire.leases", 0, 40, 512,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301" },
+	{ &vectors[96], "acquire_reply.results", 0, 16, 512,
+	  "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154" },
+	{ &vectors[97], "lease_ranges.ranges", 8, 32, 2000,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
+	{ &vectors[98], "lease_granted.rails", 56, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[101], "post.name", 8, 1, 128,
+	  "\141" },
+	{ &vectors[101], "post.payload", 12, 1, 4096,
+	  "\141" },
+	{ &vectors[101], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 
@@ -3771,6 +4525,21 @@ const struct vector_record vector_records[] = {
 	{ "dmsg_cqe", DMSG_CQE_SIZE,
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\004\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
 	  check_record_dmsg_cqe, put_record_dmsg_cqe },
+	{ "dmsg_store_item", DMSG_STORE_ITEM_SIZE,
+	  "\130\137\146\155\165\174\203\212",
+	  check_record_dmsg_store_item, put_record_dmsg_store_item },
+	{ "dmsg_store_range", DMSG_STORE_RANGE_SIZE,
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",
+	  check_record_dmsg_store_range, put_record_dmsg_store_range },
+	{ "dmsg_store_result", DMSG_STORE_RESULT_SIZE,
+	  "\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340",
+	  check_record_dmsg_store_result, put_record_dmsg_store_result },
+	{ "dmsg_store_place", DMSG_STORE_PLACE_SIZE,
+	  "\007\000\165\174\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124",
+	  check_record_dmsg_store_place, put_record_dmsg_store_place },
+	{ "dmsg_store_lease", DMSG_STORE_LEASE_SIZE,
+	  "\130\137\146\155\164\173\202\211",
+	  check_record_dmsg_store_lease, put_record_dmsg_store_lease },
 	{ "pmsg_token", PMSG_TOKEN_SIZE,
 	  "\130\137\165\174\222\231\000\000\314\323\332\341\350\357\366\375\004\013\022\031\040\047\056\065\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035",
 	  check_record_pmsg_token, put_record_pmsg_token },

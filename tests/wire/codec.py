@@ -270,6 +270,9 @@ ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
 LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
 LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
+STORE_KEYS_MAX = 1024  # Keys of one request to the store.
+STORE_KEY_MAX = 255  # Bytes of a key of the store.
+STORE_SPACE_MAX = 64  # Bytes of the name of a name space of the store.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 
 HANDLE_KIND_NONE = 0  # Not a handle.
@@ -346,6 +349,18 @@ LEASE_OUTCOME_EXPIRED = 2  # Its time passed without a renewal.
 LEASE_OUTCOME_ENDED = 3
 LEASE_OUTCOME_PEER_LOST = 4  # A holder, or the agent of a holder, is lost.
 LEASE_OUTCOME_NAMES = {1: "used", 2: "expired", 3: "ended", 4: "peer_lost"}
+
+STORE_STATUS_OK = 0  # Done.
+STORE_STATUS_EXISTS = 1  # PUT: the store has an object with this key, which stays as it is.
+STORE_STATUS_NOT_FOUND = 2  # The name space has no object with this key.
+STORE_STATUS_BUSY = 3  # There is no room now; try again after wait_ms.
+# PUT: the value is larger than the store or the client's share of it. GET: the value, which has
+# length bytes, is larger than its ranges.
+STORE_STATUS_TOO_LARGE = 4
+STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
+STORE_STATUS_LOST = 6  # The only holder of the object is gone.
+STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
+STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
 
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
@@ -444,6 +459,22 @@ MSG_MAILBOX_CLOSE = 0x0019
 MSG_MAILBOX_CLOSE_REPLY = 0x8019
 MSG_POST = 0x001a
 MSG_POST_REPLY = 0x801a
+MSG_STORE_PUT = 0x0020
+MSG_STORE_PUT_REPLY = 0x8020
+MSG_STORE_GET = 0x0021
+MSG_STORE_GET_REPLY = 0x8021
+MSG_STORE_EXISTS = 0x0022
+MSG_STORE_EXISTS_REPLY = 0x8022
+MSG_STORE_REMOVE = 0x0023
+MSG_STORE_REMOVE_REPLY = 0x8023
+MSG_STORE_PIN = 0x0024
+MSG_STORE_PIN_REPLY = 0x8024
+MSG_STORE_UNPIN = 0x0025
+MSG_STORE_UNPIN_REPLY = 0x8025
+MSG_STORE_READ = 0x0026
+MSG_STORE_READ_REPLY = 0x8026
+MSG_STORE_RELEASE = 0x0027
+MSG_STORE_RELEASE_REPLY = 0x8027
 MSG_NOTIFICATION = 0x4001
 MSG_REMOTE_LOST = 0x4002
 MSG_DRAINING = 0x4003
@@ -496,6 +527,22 @@ TYPE_NAMES = {
     MSG_MAILBOX_CLOSE_REPLY: "mailbox_close_reply",
     MSG_POST: "post",
     MSG_POST_REPLY: "post_reply",
+    MSG_STORE_PUT: "store_put",
+    MSG_STORE_PUT_REPLY: "store_put_reply",
+    MSG_STORE_GET: "store_get",
+    MSG_STORE_GET_REPLY: "store_get_reply",
+    MSG_STORE_EXISTS: "store_exists",
+    MSG_STORE_EXISTS_REPLY: "store_exists_reply",
+    MSG_STORE_REMOVE: "store_remove",
+    MSG_STORE_REMOVE_REPLY: "store_remove_reply",
+    MSG_STORE_PIN: "store_pin",
+    MSG_STORE_PIN_REPLY: "store_pin_reply",
+    MSG_STORE_UNPIN: "store_unpin",
+    MSG_STORE_UNPIN_REPLY: "store_unpin_reply",
+    MSG_STORE_READ: "store_read",
+    MSG_STORE_READ_REPLY: "store_read_reply",
+    MSG_STORE_RELEASE: "store_release",
+    MSG_STORE_RELEASE_REPLY: "store_release_reply",
     MSG_NOTIFICATION: "notification",
     MSG_REMOTE_LOST: "remote_lost",
     MSG_DRAINING: "draining",
@@ -553,6 +600,27 @@ def check_sqe(record):
 # Completion entry of a ring.
 Cqe = namedtuple("Cqe", "user_data status transport bytes duration_ns")
 CQE = Struct("<QIH2xQQ")  # 32 bytes
+
+# A key of PUT or GET. Its ranges follow those of the item before. Since 1.4.
+StoreItem = namedtuple("StoreItem", "ranges cost_us")
+STORE_ITEM = Struct("<II")  # 8 bytes
+
+# A piece of a value in the client's region. Since 1.4.
+StoreRange = namedtuple("StoreRange", "offset length")
+STORE_RANGE = Struct("<QQ")  # 16 bytes
+
+# What became of one key. Since 1.4.
+StoreResult = namedtuple("StoreResult", "status wait_ms length")
+STORE_RESULT = Struct("<H2xIQ")  # 16 bytes
+
+# Where the bytes of one key lie. Since 1.4.
+StorePlace = namedtuple("StorePlace", """
+    status fd_index wait_ms length file file_bytes offset lease""")
+STORE_PLACE = Struct("<HHIQQQQQ")  # 48 bytes
+
+# A lease of STORE_READ. Since 1.4.
+StoreLease = namedtuple("StoreLease", "lease")
+STORE_LEASE = Struct("<Q")  # 8 bytes
 
 Header = namedtuple("Header", "magic major minor type flags length request_id")
 HEADER = Struct("<IBBHIIQ")
@@ -1836,6 +1904,597 @@ def unpack_post_reply(body):
     return PostReply()
 
 
+# Stores objects. Each appears when all its bytes are in place, and is never changed.
+# TRANSFER_CANCEL with its request id cancels it. Since 1.4.
+StorePut = namedtuple("StorePut", "region deadline_ms flags space keys items ranges")
+_STORE_PUT_0 = Struct("<QIII")
+
+
+def pack_store_put(request_id=0, region=0, deadline_ms=0, flags=0, space="", keys=b"", items=b"",
+                   ranges=b""):
+    space = _put_text("store_put.space", space, 64, True)
+    keys = _put_blob("store_put.keys", keys, 131072)
+    items, n_items = _put_vec("store_put.items", items, STORE_ITEM, 1024)
+    ranges, n_ranges = _put_vec("store_put.ranges", ranges, STORE_RANGE, 4096)
+    return build(MSG_STORE_PUT, request_id,
+                 _STORE_PUT_0.pack(region, deadline_ms, flags, len(space)), space,
+                 _U32.pack(len(keys)), keys, _U32.pack(n_items), items, _U32.pack(n_ranges), ranges)
+
+
+def unpack_store_put(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("store_put")
+    (region, deadline_ms, flags, n) = _STORE_PUT_0.unpack_from(body, at)
+    if flags:
+        raise _bits("store_put.flags", flags)
+    at += 20
+    left -= 20
+    if n > 64:
+        raise _large("store_put.space", n, 64)
+    if left < n:
+        raise _short("store_put")
+    space = _text("store_put.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_put")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_put.keys", n, 131072)
+    if left < n:
+        raise _short("store_put")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_put")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_put.items", n, 1024)
+    if left < n * 8:
+        raise _short("store_put")
+    items = [StoreItem._make(r) for r in STORE_ITEM.iter_unpack(body[at:at + n * 8])]
+    at += n * 8
+    left -= n * 8
+    if left < 4:
+        raise _short("store_put")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 4096:
+        raise _large("store_put.ranges", n, 4096)
+    if left < n * 16:
+        raise _short("store_put")
+    ranges = [StoreRange._make(r) for r in STORE_RANGE.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StorePut(region, deadline_ms, flags, space, keys, items, ranges)
+
+
+# The batch has ended: the agent does not read the ranges any more.
+StorePutReply = namedtuple("StorePutReply", "status results")
+_STORE_PUT_REPLY_0 = Struct("<I4xI")
+
+
+def pack_store_put_reply(request_id=0, status=0, results=b""):
+    results, n_results = _put_vec("store_put_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_PUT_REPLY, request_id, _STORE_PUT_REPLY_0.pack(status, n_results),
+                 results)
+
+
+def unpack_store_put_reply(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("store_put_reply")
+    (status, n) = _STORE_PUT_REPLY_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 1024:
+        raise _large("store_put_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_put_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StorePutReply(status, results)
+
+
+# Copies objects to ranges of a region. A value fills the ranges of its item from the start.
+# TRANSFER_CANCEL with its request id cancels it. Since 1.4.
+StoreGet = namedtuple("StoreGet", "region deadline_ms flags space keys items ranges")
+_STORE_GET_0 = Struct("<QIII")
+
+
+def pack_store_get(request_id=0, region=0, deadline_ms=0, flags=0, space="", keys=b"", items=b"",
+                   ranges=b""):
+    space = _put_text("store_get.space", space, 64, True)
+    keys = _put_blob("store_get.keys", keys, 131072)
+    items, n_items = _put_vec("store_get.items", items, STORE_ITEM, 1024)
+    ranges, n_ranges = _put_vec("store_get.ranges", ranges, STORE_RANGE, 4096)
+    return build(MSG_STORE_GET, request_id,
+                 _STORE_GET_0.pack(region, deadline_ms, flags, len(space)), space,
+                 _U32.pack(len(keys)), keys, _U32.pack(n_items), items, _U32.pack(n_ranges), ranges)
+
+
+def unpack_store_get(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("store_get")
+    (region, deadline_ms, flags, n) = _STORE_GET_0.unpack_from(body, at)
+    if flags:
+        raise _bits("store_get.flags", flags)
+    at += 20
+    left -= 20
+    if n > 64:
+        raise _large("store_get.space", n, 64)
+    if left < n:
+        raise _short("store_get")
+    space = _text("store_get.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_get.keys", n, 131072)
+    if left < n:
+        raise _short("store_get")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_get.items", n, 1024)
+    if left < n * 8:
+        raise _short("store_get")
+    items = [StoreItem._make(r) for r in STORE_ITEM.iter_unpack(body[at:at + n * 8])]
+    at += n * 8
+    left -= n * 8
+    if left < 4:
+        raise _short("store_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 4096:
+        raise _large("store_get.ranges", n, 4096)
+    if left < n * 16:
+        raise _short("store_get")
+    ranges = [StoreRange._make(r) for r in STORE_RANGE.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StoreGet(region, deadline_ms, flags, space, keys, items, ranges)
+
+
+# The batch has ended: the agent does not write to the ranges any more.
+StoreGetReply = namedtuple("StoreGetReply", "status results")
+_STORE_GET_REPLY_0 = Struct("<I4xI")
+
+
+def pack_store_get_reply(request_id=0, status=0, results=b""):
+    results, n_results = _put_vec("store_get_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_GET_REPLY, request_id, _STORE_GET_REPLY_0.pack(status, n_results),
+                 results)
+
+
+def unpack_store_get_reply(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("store_get_reply")
+    (status, n) = _STORE_GET_REPLY_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 1024:
+        raise _large("store_get_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_get_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StoreGetReply(status, results)
+
+
+# Whether the name space has objects with these keys. It does not count as a use. Since 1.4.
+StoreExists = namedtuple("StoreExists", "space keys")
+
+
+def pack_store_exists(request_id=0, space="", keys=b""):
+    space = _put_text("store_exists.space", space, 64, True)
+    keys = _put_blob("store_exists.keys", keys, 131072)
+    return build(MSG_STORE_EXISTS, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
+                 keys)
+
+
+def unpack_store_exists(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_exists")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("store_exists.space", n, 64)
+    if left < n:
+        raise _short("store_exists")
+    space = _text("store_exists.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_exists")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_exists.keys", n, 131072)
+    if left < n:
+        raise _short("store_exists")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return StoreExists(space, keys)
+
+
+# The answers, and the bytes of the objects.
+StoreExistsReply = namedtuple("StoreExistsReply", "results")
+
+
+def pack_store_exists_reply(request_id=0, results=b""):
+    results, n_results = _put_vec("store_exists_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_EXISTS_REPLY, request_id, _U32.pack(n_results), results)
+
+
+def unpack_store_exists_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_exists_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_exists_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_exists_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StoreExistsReply(results)
+
+
+# Removes objects. Clients that read one in place keep its bytes until they release it. Since 1.4.
+StoreRemove = namedtuple("StoreRemove", "space keys")
+
+
+def pack_store_remove(request_id=0, space="", keys=b""):
+    space = _put_text("store_remove.space", space, 64, True)
+    keys = _put_blob("store_remove.keys", keys, 131072)
+    return build(MSG_STORE_REMOVE, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
+                 keys)
+
+
+def unpack_store_remove(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_remove")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("store_remove.space", n, 64)
+    if left < n:
+        raise _short("store_remove")
+    space = _text("store_remove.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_remove")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_remove.keys", n, 131072)
+    if left < n:
+        raise _short("store_remove")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return StoreRemove(space, keys)
+
+
+# The objects are removed.
+StoreRemoveReply = namedtuple("StoreRemoveReply", "results")
+
+
+def pack_store_remove_reply(request_id=0, results=b""):
+    results, n_results = _put_vec("store_remove_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_REMOVE_REPLY, request_id, _U32.pack(n_results), results)
+
+
+def unpack_store_remove_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_remove_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_remove_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_remove_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StoreRemoveReply(results)
+
+
+# Keeps objects from being evicted, until STORE_UNPIN or the end of the session. Since 1.4.
+StorePin = namedtuple("StorePin", "space keys")
+
+
+def pack_store_pin(request_id=0, space="", keys=b""):
+    space = _put_text("store_pin.space", space, 64, True)
+    keys = _put_blob("store_pin.keys", keys, 131072)
+    return build(MSG_STORE_PIN, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
+                 keys)
+
+
+def unpack_store_pin(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_pin")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("store_pin.space", n, 64)
+    if left < n:
+        raise _short("store_pin")
+    space = _text("store_pin.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_pin")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_pin.keys", n, 131072)
+    if left < n:
+        raise _short("store_pin")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return StorePin(space, keys)
+
+
+# The objects are pinned. busy: the pinned and leased bytes of the owner reach its share of
+# limits.store_held_bytes.
+StorePinReply = namedtuple("StorePinReply", "results")
+
+
+def pack_store_pin_reply(request_id=0, results=b""):
+    results, n_results = _put_vec("store_pin_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_PIN_REPLY, request_id, _U32.pack(n_results), results)
+
+
+def unpack_store_pin_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_pin_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_pin_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_pin_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StorePinReply(results)
+
+
+# Ends pins of this session. Since 1.4.
+StoreUnpin = namedtuple("StoreUnpin", "space keys")
+
+
+def pack_store_unpin(request_id=0, space="", keys=b""):
+    space = _put_text("store_unpin.space", space, 64, True)
+    keys = _put_blob("store_unpin.keys", keys, 131072)
+    return build(MSG_STORE_UNPIN, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
+                 keys)
+
+
+def unpack_store_unpin(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_unpin")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("store_unpin.space", n, 64)
+    if left < n:
+        raise _short("store_unpin")
+    space = _text("store_unpin.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_unpin")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_unpin.keys", n, 131072)
+    if left < n:
+        raise _short("store_unpin")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return StoreUnpin(space, keys)
+
+
+# not_found: this session had not pinned it.
+StoreUnpinReply = namedtuple("StoreUnpinReply", "results")
+
+
+def pack_store_unpin_reply(request_id=0, results=b""):
+    results, n_results = _put_vec("store_unpin_reply.results", results, STORE_RESULT, 1024)
+    return build(MSG_STORE_UNPIN_REPLY, request_id, _U32.pack(n_results), results)
+
+
+def unpack_store_unpin_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_unpin_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_unpin_reply.results", n, 1024)
+    if left < n * 16:
+        raise _short("store_unpin_reply")
+    results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return StoreUnpinReply(results)
+
+
+# Leases objects to be read in place: the client maps the memfd with PROT_READ. The agent does not
+# evict them until STORE_RELEASE or the end of the session. Since 1.4.
+StoreRead = namedtuple("StoreRead", "space keys")
+
+
+def pack_store_read(request_id=0, space="", keys=b""):
+    space = _put_text("store_read.space", space, 64, True)
+    keys = _put_blob("store_read.keys", keys, 131072)
+    return build(MSG_STORE_READ, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
+                 keys)
+
+
+def unpack_store_read(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_read")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("store_read.space", n, 64)
+    if left < n:
+        raise _short("store_read")
+    space = _text("store_read.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_read")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 131072:
+        raise _large("store_read.keys", n, 131072)
+    if left < n:
+        raise _short("store_read")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return StoreRead(space, keys)
+
+
+# Descriptors: the memfds that this session has not got before.
+StoreReadReply = namedtuple("StoreReadReply", "places")
+
+
+def pack_store_read_reply(request_id=0, places=b""):
+    places, n_places = _put_vec("store_read_reply.places", places, STORE_PLACE, 1024)
+    return build(MSG_STORE_READ_REPLY, request_id, _U32.pack(n_places), places)
+
+
+def unpack_store_read_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_read_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_read_reply.places", n, 1024)
+    if left < n * 48:
+        raise _short("store_read_reply")
+    places = [StorePlace._make(r) for r in STORE_PLACE.iter_unpack(body[at:at + n * 48])]
+    at += n * 48
+    left -= n * 48
+    return StoreReadReply(places)
+
+
+# Ends leases of STORE_READ. The client does not read the bytes any more. Unknown ones are ignored.
+# Since 1.4.
+StoreRelease = namedtuple("StoreRelease", "leases")
+
+
+def pack_store_release(request_id=0, leases=b""):
+    leases, n_leases = _put_vec("store_release.leases", leases, STORE_LEASE, 1024)
+    return build(MSG_STORE_RELEASE, request_id, _U32.pack(n_leases), leases)
+
+
+def unpack_store_release(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_release")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_release.leases", n, 1024)
+    if left < n * 8:
+        raise _short("store_release")
+    leases = [StoreLease._make(r) for r in STORE_LEASE.iter_unpack(body[at:at + n * 8])]
+    at += n * 8
+    left -= n * 8
+    return StoreRelease(leases)
+
+
+# The leases have ended.
+StoreReleaseReply = namedtuple("StoreReleaseReply", "count")
+_STORE_RELEASE_REPLY_0 = Struct("<I")
+
+
+def pack_store_release_reply(request_id=0, count=0):
+    return build(MSG_STORE_RELEASE_REPLY, request_id, _STORE_RELEASE_REPLY_0.pack(count))
+
+
+def unpack_store_release_reply(body):
+    left = len(body)
+    if left < 4:
+        raise _short("store_release_reply")
+    count, = _STORE_RELEASE_REPLY_0.unpack_from(body)
+    return StoreReleaseReply(count)
+
+
 # Event: a notification for this session's group.
 Notification = namedtuple("Notification", "tag region agent_id incarnation id payload")
 _NOTIFICATION_0 = Struct("<QQ16sQQI")
@@ -2054,6 +2713,22 @@ UNPACK = {
     MSG_MAILBOX_CLOSE_REPLY: unpack_mailbox_close_reply,
     MSG_POST: unpack_post,
     MSG_POST_REPLY: unpack_post_reply,
+    MSG_STORE_PUT: unpack_store_put,
+    MSG_STORE_PUT_REPLY: unpack_store_put_reply,
+    MSG_STORE_GET: unpack_store_get,
+    MSG_STORE_GET_REPLY: unpack_store_get_reply,
+    MSG_STORE_EXISTS: unpack_store_exists,
+    MSG_STORE_EXISTS_REPLY: unpack_store_exists_reply,
+    MSG_STORE_REMOVE: unpack_store_remove,
+    MSG_STORE_REMOVE_REPLY: unpack_store_remove_reply,
+    MSG_STORE_PIN: unpack_store_pin,
+    MSG_STORE_PIN_REPLY: unpack_store_pin_reply,
+    MSG_STORE_UNPIN: unpack_store_unpin,
+    MSG_STORE_UNPIN_REPLY: unpack_store_unpin_reply,
+    MSG_STORE_READ: unpack_store_read,
+    MSG_STORE_READ_REPLY: unpack_store_read_reply,
+    MSG_STORE_RELEASE: unpack_store_release,
+    MSG_STORE_RELEASE_REPLY: unpack_store_release_reply,
     MSG_NOTIFICATION: unpack_notification,
     MSG_REMOTE_LOST: unpack_remote_lost,
     MSG_DRAINING: unpack_draining,

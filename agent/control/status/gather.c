@@ -10,6 +10,7 @@
 #include "agent/placement/hint/hints.h"
 #include "agent/control/status/ready.h"
 #include "agent/process/process.h"
+#include "agent/store/store.h"
 
 /* Segments, hints and the state database. */
 static void placement_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
@@ -40,7 +41,15 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	struct peers_totals peers = peers_totals(a->peers);
 	struct leases_totals leases = leases_totals(a->regions);
 	struct mailboxes_totals mailboxes = mailboxes_totals(a->mailboxes);
+	struct store_totals store = store_totals(a->store);
 
+	v[DRAY_METRIC_STORE_OBJECTS] = store.objects;
+	v[DRAY_METRIC_STORE_BYTES] = store.bytes;
+	v[DRAY_METRIC_STORE_MEMORY_BYTES] = store.memory;
+	v[DRAY_METRIC_STORE_HELD_BYTES] = store.held_bytes;
+	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
+	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
+	v[DRAY_METRIC_STORE_EVICTED_COST_US_TOTAL] = store.evicted_cost_us;
 	v[DRAY_METRIC_LEASES] = leases.leases;
 	v[DRAY_METRIC_LEASE_HOLDERS] = leases.holders;
 	v[DRAY_METRIC_LEASES_MADE_TOTAL] = leases.made;

@@ -184,7 +184,9 @@ struct xfer {
 	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
 	uint64_t notify_tag;
 	int64_t accepted_ns, ended_ns;
-	struct dray_heap_node deadline; /* by time in ns */
+	struct dray_heap_node deadline;                /* by time in ns */
+	void (*ended)(struct core *c, struct xfer *x); /* of struct xfer_request */
+	void *ended_arg;
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
 	/* not cleared for each */

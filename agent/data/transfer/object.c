@@ -51,15 +51,20 @@ void objects_deinit(struct core *c)
 	c->objects = NULL;
 }
 
+void object_init(struct object *o, const struct object_view *view)
+{
+	o->view = view;
+	o->handle = view->handle;
+	for (unsigned role = 0; role < XFER_ROLES; role++)
+		dray_list_init(&o->xfers[role]);
+}
+
 void object_publish(struct core *c, const struct object_view *view)
 {
 	struct dray_slots *t = &c->objects->tables[view->kind];
 	struct object *o = dray_calloc_sure(1, sizeof(*o));
 
-	o->view = view;
-	o->handle = view->handle;
-	for (unsigned role = 0; role < XFER_ROLES; role++)
-		dray_list_init(&o->xfers[role]);
+	object_init(o, view);
 	o->next = dray_slots_get(t, o->handle);
 	dray_slots_set(t, o->handle, o);
 }

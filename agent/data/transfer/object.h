@@ -7,6 +7,9 @@
 int objects_init(struct core *c);
 void objects_deinit(struct core *c);
 
+/* Sets up a zeroed object, which object_publish() does; without it, the object is in no table and never dropped. */
+void object_init(struct object *o, const struct object_view *view);
+
 /* Publishes a view (borrowed until object_dropped). */
 void object_publish(struct core *c, const struct object_view *view);
 

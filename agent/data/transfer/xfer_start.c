@@ -141,12 +141,15 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
 	if (!x->local)
 		return -EINVAL;
-	x->remote = usable(c, s, OBJECT_REMOTE, spec->remote,
-			   write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
+	x->remote = r->remote ? r->remote :
+				usable(c, s, OBJECT_REMOTE, spec->remote,
+				       write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
 	if (!x->remote)
 		return -EINVAL;
 	remote = object_remote(x->remote);
-	if (remote->is_local) {
+	if (r->remote) {
+		x->target = r->target;
+	} else if (remote->is_local) {
 		x->target = object_get(c, OBJECT_REGION, remote->region);
 		x->target_offset = remote->offset;
 		if (!x->target)
@@ -425,6 +428,8 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->session = s;
 	x->request_id = r->request_id;
 	x->from_ring = r->from_ring;
+	x->ended = r->ended;
+	x->ended_arg = r->ended_arg;
 	x->direction = (enum dmsg_direction)r->spec.direction;
 	x->class = (enum dmsg_class)r->spec.class;
 	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;

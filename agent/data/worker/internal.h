@@ -10,6 +10,7 @@
 #include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/message.h"
+#include "agent/store/store.h"
 #include "lib/err.h"
 #include "lib/handle.h"
 #include "lib/idset.h"
@@ -52,6 +53,7 @@ struct wsession {
 	struct dray_map cancels_of; /* the same, by the request they cancel */
 	uint32_t n_cancels;
 	const struct ring_memory *memory; /* arena, also without a ring */
+	struct store_user *store;         /* NULL before its first request to the store */
 };
 
 struct worker {
@@ -81,6 +83,9 @@ struct worker {
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
 	struct packet *unneeded; /* for descriptors that no request takes; NULL: to be made */
+	struct store *store;     /* NULL: the agent has none */
+	struct object store_region, store_remote; /* its memory */
+	struct store_scratch *store_scratch;      /* NULL before the first request */
 };
 
 static inline struct worker *worker_of(struct core *c)
@@ -148,6 +153,9 @@ void wsession_xfer_refused(struct xfer *x, const struct dray_err *err);
 /* Writes the completion, or queues the event, that tells the client how the transfer ended. */
 void wsession_xfer_ended(struct core *c, struct xfer *x);
 
+/* Sends at once if nothing is queued; copies the message only if it cannot be sent. n below 0: does nothing. */
+void wsession_send_bytes(struct wsession *s, const uint8_t *p, int n);
+
 /* n bytes at this offset of the session's arena. NULL: they exceed it. */
 static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset, uint64_t n)
 {
@@ -162,6 +170,10 @@ static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset,
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
 /* Starts a transfer; the agent is not draining. */
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err);
+
+/* store.c: STORE_PUT to STORE_RELEASE. It is answered now or later, unless err is set. */
+void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+		   struct dray_err *err);
 
 /* cancel.c */
 /* A TRANSFER_CANCEL. It never waits: a transfer whose entry the ring still holds is cancelled when the entry is taken. */

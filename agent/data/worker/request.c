@@ -133,6 +133,12 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 			transfer(s, &h, body, &err);
 		else
 			cancel_request(s, &h, body, &err);
+	} else if (h.type >= DMSG_STORE_PUT && h.type <= DMSG_STORE_RELEASE) {
+		if (s->worker->fds.n || fds_lost)
+			dray_err_set(&err, -EINVAL, DRAY_E_FD_COUNT,
+				     "a request to the store takes no descriptors");
+		else
+			store_request(s, &h, p + DMSG_HEADER_SIZE, &err);
 	} else {
 		forward(s, &h, p, n, fds_lost, &err);
 	}

@@ -173,6 +173,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		dray_list_del(&s->ready_link);
 		dray_list_del(&s->unsent_link);
 		dray_slots_set(&w->sessions, session, NULL);
+		store_user_free(s->store);
 		xfer_session_deinit(&s->xs);
 		free(s);
 	}
@@ -197,8 +198,7 @@ void wsession_send(struct wsession *s, struct packet *p)
 	flush(s);
 }
 
-/* Sends at once if nothing is queued; copies the message only if it cannot be sent. */
-static void send_bytes(struct wsession *s, const uint8_t *p, int n)
+void wsession_send_bytes(struct wsession *s, const uint8_t *p, int n)
 {
 	struct packet *packet;
 
@@ -230,7 +230,7 @@ void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct 
 	struct dmsg_error m = { .code = (uint32_t)err->code,
 				.message = { err->msg, (uint32_t)strlen(err->msg) } };
 
-	send_bytes(s, buf, dmsg_error_encode(buf, sizeof(buf), request_id, &m));
+	wsession_send_bytes(s, buf, dmsg_error_encode(buf, sizeof(buf), request_id, &m));
 }
 
 void wsession_break(struct wsession *s, const struct dray_err *err)
@@ -323,7 +323,8 @@ static void cancel_answered(struct wsession *s, uint64_t request_id)
 	struct dmsg_transfer_cancel_reply m;
 
 	idset_del(&s->ids, request_id);
-	send_bytes(s, buf, dmsg_transfer_cancel_reply_encode(buf, sizeof(buf), request_id, &m));
+	wsession_send_bytes(s, buf,
+			    dmsg_transfer_cancel_reply_encode(buf, sizeof(buf), request_id, &m));
 }
 
 void wsession_xfer_refused(struct xfer *x, const struct dray_err *err)
@@ -348,10 +349,14 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 	uint64_t duration = dray_span(x->ended_ns - x->accepted_ns);
 
 	idset_del(&s->ids, x->request_id);
+	if (x->ended)
+		x->ended(c, x);
 	/* an RDMA device may go on with the memory of a transfer that its session has ended */
 	if (s->dead)
 		return;
-	if (x->from_ring) {
+	if (x->ended) {
+		/* it has answered */
+	} else if (x->from_ring) {
 		ring_complete(s, &(struct dmsg_cqe){ .user_data = x->request_id,
 						     .status = x->code,
 						     .transport = transport,
@@ -366,7 +371,8 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 						.duration_ns = duration,
 						.message = { text, (uint32_t)strlen(text) } };
 
-		send_bytes(s, buf, dmsg_transfer_done_encode(buf, sizeof(buf), x->request_id, &m));
+		wsession_send_bytes(s, buf,
+				    dmsg_transfer_done_encode(buf, sizeof(buf), x->request_id, &m));
 	}
 	if (x->cancel_request)
 		cancel_answered(s, x->cancel_request);

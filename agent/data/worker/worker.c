@@ -35,6 +35,7 @@ void worker_release(struct worker *w)
 	dray_close(w->command_fd);
 	dray_close(w->event_fd);
 	free(w->buffer);
+	free(w->store_scratch);
 	packet_free(w->unneeded);
 	dray_slots_deinit(&w->sessions);
 	free(w);
@@ -165,6 +166,17 @@ void worker_post(struct worker *w, const struct command *cmd)
 {
 	dray_spsc_send(&w->commands, cmd);
 	commands_flush(w);
+}
+
+void pool_store(struct worker_pool *p, struct store *s)
+{
+	for (unsigned i = 0; s && i < p->n; i++) {
+		struct worker *w = p->workers[i];
+
+		w->store = s;
+		object_init(&w->store_region, &store_region(s)->o);
+		object_init(&w->store_remote, &store_remote(s)->o);
+	}
 }
 
 int worker_event_fd(struct worker *w)

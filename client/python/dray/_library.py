@@ -37,6 +37,8 @@ REQUEST_REVOKE, REQUEST_IMPORT, REQUEST_RELEASE, REQUEST_NOTIFY = 5, 6, 7, 8
 REQUEST_HINT_GET, REQUEST_HINT_PUT, REQUEST_SEGMENT_GET, REQUEST_ENV_GET = 9, 10, 11, 12
 REQUEST_LEASE, REQUEST_LEASE_ACQUIRE, REQUEST_LEASE_RENEW, REQUEST_LEASE_END = 13, 14, 15, 16
 REQUEST_MAILBOX_OPEN, REQUEST_MAILBOX_CLOSE, REQUEST_POST = 17, 18, 19
+REQUEST_STORE, REQUEST_STORE_RELEASE = 20, 21
+STORE_PUT, STORE_GET, STORE_EXISTS, STORE_REMOVE, STORE_PIN, STORE_UNPIN, STORE_READ = 1, 2, 3, 4, 5, 6, 7
 
 EVENT_NOTIFICATION, EVENT_REMOTE_LOST, EVENT_DRAINING, EVENT_LOST, EVENT_RESTORED = 1, 2, 3, 4, 5
 EVENT_REGION_LOST, EVENT_CLOSED, EVENT_SEGMENT, EVENT_CONNECTED, EVENT_CONFIRMED = 6, 7, 8, 9, 10
@@ -87,13 +89,38 @@ class Env(Structure):
         ("notes_length", c_size_t)]
 
 
+class StoreRange(Structure):
+    _fields_ = [("offset", c_uint64), ("length", c_uint64)]
+
+
+class StoreItem(Structure):
+    _fields_ = [
+        ("key", c_char_p), ("key_length", c_size_t), ("ranges", POINTER(StoreRange)), ("ranges_n", c_size_t),
+        ("cost_us", c_uint32)]
+
+
+class StoreBatch(Structure):
+    _fields_ = [
+        ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("items", POINTER(StoreItem)),
+        ("items_n", c_size_t)]
+
+
+class StoreResult(Structure):
+    _fields_ = [
+        ("status", c_uint), ("wait_ms", c_uint), ("length", c_uint64), ("data", c_void_p), ("lease", c_uint64)]
+
+
+class StoreResults(Structure):
+    _fields_ = [("n", c_size_t), ("v", POINTER(StoreResult))]
+
+
 class Completion(Structure):
     _fields_ = [
         ("id", c_uint64), ("arg", c_size_t), ("request", c_int), ("status", c_int),
         ("transport", c_uint), ("bytes", c_uint64), ("duration_ns", c_uint64),
         ("region", c_uint64), ("remote", c_uint64), ("lease", c_uint64), ("expiry_ms", c_uint),
         ("message", c_char_p), ("token", POINTER(Token)), ("hint", POINTER(Hint)), ("segment", POINTER(Segment)),
-        ("env", POINTER(Env)), ("mailbox", c_uint64)]
+        ("env", POINTER(Env)), ("mailbox", c_uint64), ("store", POINTER(StoreResults))]
 
 
 class Event(Structure):
@@ -176,6 +203,8 @@ STRUCTS: dict[str, type[Structure]] = {
     "dray_segment": Segment, "dray_env": Env, "dray_completion": Completion, "dray_event": Event,
     "dray_extent": Extent, "dray_region_spec": RegionSpec, "dray_region_info": RegionInfo, "dray_export": Export,
     "dray_lease_spec": LeaseSpec, "dray_remote_info": RemoteInfo, "dray_word": Word, "dray_transfer": Transfer,
+    "dray_store_range": StoreRange, "dray_store_item": StoreItem, "dray_store_batch": StoreBatch,
+    "dray_store_result": StoreResult, "dray_store_results": StoreResults,
     "dray_cuda_range": CudaRange, "dray_cuda_extents": CudaExtents}
 
 # A number, because ctypes refuses None for it: that is the handle of a closed client.
@@ -216,6 +245,8 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_mailbox_open_start": (c_int, _d, c_char_p, c_uint, _arg, _id),
     "dray_mailbox_close_start": (c_int, _d, c_uint64, _arg, _id),
     "dray_post_start": (c_int, _d, c_char_p, c_char_p, c_char_p, c_size_t, c_uint, _arg, _id),
+    "dray_store_start": (c_int, _d, c_int, POINTER(StoreBatch), _arg, _id),
+    "dray_store_release_start": (c_int, _d, POINTER(c_uint64), c_size_t, _arg, _id),
     "dray_token_parse": (c_int, c_char_p, POINTER(Token)),
     "dray_token_from_bytes": (c_int, c_char_p, c_size_t, POINTER(Token)),
     "dray_hint_get_start": (c_int, _d, c_char_p, _arg, _id),
@@ -293,3 +324,8 @@ def path() -> str:
 def text(value: bytes | None) -> str:
     """A string of the library, which may hold bytes of a file name."""
     return os.fsdecode(value or b"")
+
+
+def store_ranges(ranges: Any, first: int) -> Any:
+    """Pointer to the element `first` of an array of StoreRange."""
+    return ctypes.cast(ctypes.byref(ranges, first * ctypes.sizeof(StoreRange)), POINTER(StoreRange))

@@ -180,6 +180,9 @@ ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
 LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
 LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
+STORE_KEYS_MAX = 1024  # Keys of one request to the store.
+STORE_KEY_MAX = 255  # Bytes of a key of the store.
+STORE_SPACE_MAX = 64  # Bytes of the name of a name space of the store.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 
 HANDLE_KIND_NONE = 0  # Not a handle.
@@ -256,6 +259,18 @@ LEASE_OUTCOME_EXPIRED = 2  # Its time passed without a renewal.
 LEASE_OUTCOME_ENDED = 3
 LEASE_OUTCOME_PEER_LOST = 4  # A holder, or the agent of a holder, is lost.
 LEASE_OUTCOME_NAMES = {1: "used", 2: "expired", 3: "ended", 4: "peer_lost"}
+
+STORE_STATUS_OK = 0  # Done.
+STORE_STATUS_EXISTS = 1  # PUT: the store has an object with this key, which stays as it is.
+STORE_STATUS_NOT_FOUND = 2  # The name space has no object with this key.
+STORE_STATUS_BUSY = 3  # There is no room now; try again after wait_ms.
+# PUT: the value is larger than the store or the client's share of it. GET: the value, which has
+# length bytes, is larger than its ranges.
+STORE_STATUS_TOO_LARGE = 4
+STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
+STORE_STATUS_LOST = 6  # The only holder of the object is gone.
+STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
+STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
 
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.

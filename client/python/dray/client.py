@@ -21,6 +21,7 @@ from .memory import Memory, populate
 from .pending import Pending, Transfer
 from .placement import Placement
 from .session import Session, next_key
+from .store import Stores
 
 _CLASSES = {name: value for value, name in s.CLASS_NAMES.items()}
 _DIRECTIONS = {name: value for value, name in s.DIRECTION_NAMES.items()}
@@ -41,7 +42,7 @@ class _Call:
         self.t_ref, self.id_ref = byref(self.t), byref(self.id)
 
 
-class Client(Session, Placement, Mailboxes):
+class Client(Session, Placement, Mailboxes, Stores):
     """A session with the agent behind `socket` (default: $DRAY_SOCKET, then /run/dray/dray.sock).
 
     group: sessions of one uid that name the same group share regions, transfers and notifications.

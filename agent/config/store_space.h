@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The words of store.spaces: NAME=TENANT:UID, or NAME=TENANT:* for any uid. Pure. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/err.h"
+#include "lib/wire.h"
+
+/* Its texts lie in the word. */
+struct store_space_word {
+	struct dray_str name, tenant;
+	bool any_uid;
+	uint32_t uid;
+};
+
+/* False: it has another form. */
+bool store_space_word_parse(const char *word, struct store_space_word *ret);
+
+/* 0, or -EINVAL with reterr. */
+int store_space_word_check(const char *word, struct dray_err *reterr);

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests to the store. The session's worker looks keys up itself; the bytes of a PUT or a GET are one transfer between the
+ * client's region and the store's memory, so that all its rules (slices, deadline, cancel, end of a region or a session) hold
+ * for it as well.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/worker/internal.h"
+#include "lib/cleanup.h"
+
+/* Units of work (transfer/owner.h) for a key. */
+#define KEY_WORK 64
+
+/* For one request at a time. */
+struct store_scratch {
+	struct store_key keys[DMSG_STORE_KEYS_MAX];
+	struct dmsg_store_result results[DMSG_STORE_KEYS_MAX];
+	struct dmsg_store_place places[DMSG_STORE_KEYS_MAX];
+	uint8_t wire[DMSG_STORE_KEYS_MAX * DMSG_STORE_PLACE_SIZE];
+	uint8_t out[DMSG_MESSAGE_MAX];
+	struct store_files files;
+};
+
+/* A PUT or GET. Its objects are being written, or held, until it has ended. */
+struct batch {
+	uint64_t request_id;
+	bool put;
+	uint32_t n, n_ops;
+	struct dmsg_store_result *results;
+	struct store_object **objects; /* NULL: nothing is copied for this key */
+	uint8_t ops[];                 /* in wire form, then both lists */
+};
+
+static void cleanup_batch(struct batch *b)
+{
+	free(b);
+}
+
+DRAY_DEFINE_CLEANUP(struct batch *, cleanup_batch);
+
+/* Splits the blob of keys. Their number, or -EINVAL with reterr. */
+static int keys_split(struct store_key *keys, struct dray_blob blob, struct dray_err *reterr)
+{
+	uint32_t n = 0;
+
+	for (uint32_t at = 0; at < blob.n; at += keys[n++].n) {
+		if (n == DMSG_STORE_KEYS_MAX)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
+					    "a request has at most %d keys", DMSG_STORE_KEYS_MAX);
+		keys[n].n = blob.p[at++];
+		keys[n].p = blob.p + at;
+		if (!keys[n].n || keys[n].n > blob.n - at)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "key %u is empty, or exceeds the list of keys", n);
+	}
+	if (!n)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "the request has no key");
+	return (int)n;
+}
+
+/* What the session has in this name space. NULL with reterr. */
+static struct store_member *enter(struct wsession *s, struct dray_str space,
+				  struct dray_err *reterr)
+{
+	struct worker *w = s->worker;
+
+	if (!s->store)
+		s->store = store_user_new(w->store, s->xs.shared->account, reterr);
+	if (!s->store)
+		return NULL;
+	if (!w->store_scratch)
+		w->store_scratch = malloc(sizeof(*w->store_scratch));
+	if (!w->store_scratch) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		return NULL;
+	}
+	return store_join(s->store, space, reterr);
+}
+
+static struct dray_vec results_put(struct store_scratch *t, const struct dmsg_store_result *results,
+				   uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		dmsg_store_result_put(t->wire + (size_t)i * DMSG_STORE_RESULT_SIZE, &results[i]);
+	return (struct dray_vec){ t->wire, n };
+}
+
+static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const union dmsg_body *m)
+{
+	struct store_scratch *t = s->worker->store_scratch;
+
+	wsession_send_bytes(s, t->out,
+			    dmsg_body_encode(type, t->out, sizeof(t->out), request_id, m));
+}
+
+static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
+{
+	union dmsg_body m = { .store_put_reply = {
+				      .status = code,
+				      .results = results_put(s->worker->store_scratch, b->results,
+							     b->n),
+			      } };
+
+	/* both replies have the same fields */
+	reply(s, b->put ? DMSG_STORE_PUT_REPLY : DMSG_STORE_GET_REPLY, b->request_id, &m);
+}
+
+/* Gives up what the batch holds. done: all its bytes are in place. */
+static void batch_settle(struct core *c, struct batch *b, bool done)
+{
+	for (uint32_t i = 0; i < b->n; i++) {
+		struct store_object *o = b->objects[i];
+		uint64_t bytes;
+
+		if (!o)
+			continue;
+		bytes = store_object_bytes(o);
+		if (b->put) {
+			b->results[i].status = store_put_end(o, done);
+		} else {
+			store_get_end(o);
+			b->results[i].status = done ? DMSG_STORE_STATUS_OK :
+						      DMSG_STORE_STATUS_NOT_TRIED;
+		}
+		if (b->results[i].status)
+			continue;
+		core_count(c->counters,
+			   b->put ? DRAY_METRIC_STORE_PUT_BYTES_TOTAL :
+				    DRAY_METRIC_STORE_READ_BYTES_TOTAL,
+			   bytes);
+		if (b->put)
+			core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
+	}
+}
+
+static void batch_ended(struct core *c, struct xfer *x)
+{
+	struct wsession *s = wsession_of(x->session);
+	struct batch *b = x->ended_arg;
+
+	batch_settle(c, b, !x->code);
+	if (!s->dead)
+		batch_reply(s, b, x->code);
+	free(b);
+}
+
+static struct batch *batch_new(uint64_t request_id, bool put, uint32_t n, uint32_t n_ranges)
+{
+	size_t ops = (size_t)n_ranges * DMSG_OP_SIZE;
+	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_object *);
+	struct batch *b = calloc(1, sizeof(*b) + ops + n * each);
+
+	if (!b)
+		return NULL;
+	b->request_id = request_id;
+	b->put = put;
+	b->n = n;
+	b->results = (void *)(b->ops + ops);
+	b->objects = (void *)(b->results + n);
+	return b;
+}
+
+/* The bytes of an item's ranges. -EINVAL with reterr: it has none, or they are wrong. */
+static int item_bytes(const uint8_t *ranges, uint32_t n, uint64_t *ret, struct dray_err *reterr)
+{
+	*ret = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		struct dmsg_store_range r;
+
+		dmsg_store_range_get(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE, &r);
+		if (!r.length || __builtin_add_overflow(*ret, r.length, ret))
+			return dray_err_set(reterr, -EINVAL, DRAY_E_RANGE,
+					    "a range of %llu bytes is empty or too long",
+					    (unsigned long long)r.length);
+	}
+	return n ? 0 :
+		   dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				"a key has no range for its value");
+}
+
+/* The operations between the ranges and an object. */
+static void item_ops(struct batch *b, const uint8_t *ranges, const struct store_object *o)
+{
+	uint64_t at = store_object_offset(o), left = store_object_bytes(o);
+
+	for (uint32_t i = 0; left; i++) {
+		struct dmsg_store_range r;
+		struct dmsg_op op;
+
+		dmsg_store_range_get(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE, &r);
+		op = (struct dmsg_op){ r.offset, at, dray_min(r.length, left) };
+		dmsg_op_put(b->ops + (size_t)b->n_ops++ * DMSG_OP_SIZE, &op);
+		at += op.length;
+		left -= op.length;
+	}
+}
+
+/* Both requests have the same fields. */
+struct batch_request {
+	const struct dmsg_header *h;
+	const struct dmsg_store_put *m;
+	struct store_member *member;
+	struct worker *worker;
+};
+
+static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t bytes,
+		    uint32_t cost_us)
+{
+	struct dmsg_store_result *r = &b->results[i];
+
+	r->length = bytes;
+	r->status = store_put_begin(q->member, q->worker->store_scratch->keys[i], bytes, cost_us,
+				    &b->objects[i]);
+	if (r->status != DMSG_STORE_STATUS_BUSY)
+		return;
+	r->wait_ms = store_retry_ms(q->worker->store);
+	core_count(q->worker->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+}
+
+static void get_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t room)
+{
+	struct dmsg_store_result *r = &b->results[i];
+	struct store_object *o = store_get_begin(q->member, q->worker->store_scratch->keys[i]);
+
+	core_count(q->worker->core.counters,
+		   o ? DRAY_METRIC_STORE_HITS_TOTAL : DRAY_METRIC_STORE_MISSES_TOTAL, 1);
+	r->status = DMSG_STORE_STATUS_NOT_FOUND;
+	if (!o)
+		return;
+	r->length = store_object_bytes(o);
+	r->status = r->length > room ? DMSG_STORE_STATUS_TOO_LARGE : DMSG_STORE_STATUS_OK;
+	if (r->status)
+		store_get_end(o);
+	else
+		b->objects[i] = o;
+}
+
+/* 0, or -EINVAL with reterr, before anything is held or written. */
+static int items_check(const struct dmsg_store_put *m, uint32_t n_keys, struct dray_err *reterr)
+{
+	uint32_t at = 0;
+
+	if (m->items.n != n_keys)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%u keys and %u items", n_keys,
+				    m->items.n);
+	for (uint32_t i = 0; i < m->items.n; i++) {
+		struct dmsg_store_item item;
+		uint64_t bytes;
+
+		dmsg_store_item_get(m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
+		if (item.ranges > m->ranges.n - at)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "the items have more ranges than the request");
+		if (item_bytes(m->ranges.p + (size_t)at * DMSG_STORE_RANGE_SIZE, item.ranges,
+			       &bytes, reterr) < 0)
+			return -EINVAL;
+		at += item.ranges;
+	}
+	if (at != m->ranges.n)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "the request has ranges that belong to no item");
+	return 0;
+}
+
+static void items_begin(const struct batch_request *q, struct batch *b)
+{
+	const uint8_t *ranges = q->m->ranges.p;
+
+	for (uint32_t i = 0; i < b->n; i++) {
+		struct dray_err none = DRAY_ERR_NULL;
+		struct dmsg_store_item item;
+		uint64_t bytes;
+
+		dmsg_store_item_get(q->m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
+		item_bytes(ranges, item.ranges, &bytes, &none);
+		if (b->put)
+			put_one(q, b, i, bytes, item.cost_us);
+		else
+			get_one(q, b, i, bytes);
+		if (b->objects[i])
+			item_ops(b, ranges, b->objects[i]);
+		ranges += (size_t)item.ranges * DMSG_STORE_RANGE_SIZE;
+	}
+}
+
+static int batch_start(struct wsession *s, const struct batch_request *q, struct batch *b,
+		       struct dray_err *err)
+{
+	struct worker *w = s->worker;
+	struct xfer_request r = {
+		.spec = { .direction = b->put ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
+			  .class = DMSG_CLASS_BULK,
+			  .deadline_ms = q->m->deadline_ms,
+			  .local = q->m->region },
+		.request_id = b->request_id,
+		.ops = b->ops,
+		.n_ops = b->n_ops,
+		.ops_ours = true,
+		.remote = &w->store_remote,
+		.target = &w->store_region,
+		.ended = batch_ended,
+		.ended_arg = b,
+	};
+
+	request_start(s, &r, err);
+	return err->code ? -EINVAL : 0;
+}
+
+static void batch_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
+			  bool put, struct dray_err *err)
+{
+	struct worker *w = s->worker;
+	struct batch_request q = { h, &m->store_put, enter(s, m->store_put.space, err), w };
+	dray_auto(cleanup_batch) struct batch *b = NULL;
+	int n = q.member ? keys_split(w->store_scratch->keys, q.m->keys, err) : -EINVAL;
+
+	if (n < 0 || items_check(q.m, (uint32_t)n, err) < 0)
+		return;
+	if (w->draining) {
+		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
+			     "the agent is draining and takes no new requests to its store");
+		return;
+	}
+	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
+	b = batch_new(h->request_id, put, (uint32_t)n, q.m->ranges.n);
+	if (!b) {
+		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		return;
+	}
+	items_begin(&q, b);
+	if (!b->n_ops)
+		batch_reply(s, b, 0);
+	else if (batch_start(s, &q, b, err) == 0)
+		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
+	else
+		batch_settle(&w->core, b, false);
+}
+
+/* EXISTS, REMOVE, PIN and UNPIN: their requests and replies have the same fields. */
+static void keys_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
+			 struct dray_err *err)
+{
+	struct store_member *member = enter(s, m->store_exists.space, err);
+	struct store_scratch *t = s->worker->store_scratch;
+	int n = member ? keys_split(t->keys, m->store_exists.keys, err) : -EINVAL;
+	union dmsg_body answer = { 0 };
+
+	if (n < 0)
+		return;
+	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
+	switch (h->type) {
+	case DMSG_STORE_EXISTS:
+		store_exists(member, t->keys, (uint32_t)n, t->results);
+		break;
+	case DMSG_STORE_REMOVE:
+		store_remove(member, t->keys, (uint32_t)n, t->results);
+		break;
+	case DMSG_STORE_PIN:
+		store_pin(s->store, member, t->keys, (uint32_t)n, t->results);
+		break;
+	default:
+		store_unpin(s->store, member, t->keys, (uint32_t)n, t->results);
+	}
+	answer.store_exists_reply.results = results_put(t, t->results, (uint32_t)n);
+	reply(s, h->type | 0x8000, h->request_id, &answer);
+}
+
+static void places_count(struct core *c, const struct dmsg_store_place *places, uint32_t n)
+{
+	uint64_t hits = 0, busy = 0, bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		hits += places[i].status != DMSG_STORE_STATUS_NOT_FOUND;
+		busy += places[i].status == DMSG_STORE_STATUS_BUSY;
+		bytes += places[i].length;
+	}
+	core_count(c->counters, DRAY_METRIC_STORE_HITS_TOTAL, hits);
+	core_count(c->counters, DRAY_METRIC_STORE_MISSES_TOTAL, n - hits);
+	core_count(c->counters, DRAY_METRIC_STORE_BUSY_TOTAL, busy);
+	core_count(c->counters, DRAY_METRIC_STORE_READ_BYTES_TOTAL, bytes);
+}
+
+/* With descriptors. The session ends if there is no memory for them: it counts as having got them. */
+static void files_reply(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m)
+{
+	struct store_scratch *t = s->worker->store_scratch;
+	int n = dmsg_body_encode(DMSG_STORE_READ_REPLY, t->out, sizeof(t->out), h->request_id, m);
+	struct packet *p = packet_new((uint32_t)n, t->files.n);
+
+	if (!p) {
+		for (unsigned i = 0; i < t->files.n; i++)
+			dray_close(t->files.fd[i]);
+		wsession_die(s, DRAY_E_NO_MEMORY);
+		return;
+	}
+	memcpy(p->data, t->out, (size_t)n);
+	for (unsigned i = 0; i < t->files.n; i++)
+		p->fds[i] = t->files.fd[i];
+	wsession_send(s, p);
+}
+
+static void read_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
+			 struct dray_err *err)
+{
+	struct store_member *member = enter(s, m->store_read.space, err);
+	struct store_scratch *t = s->worker->store_scratch;
+	int n = member ? keys_split(t->keys, m->store_read.keys, err) : -EINVAL;
+	union dmsg_body answer = { 0 };
+
+	if (n < 0)
+		return;
+	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
+	store_read(s->store, member, t->keys, (uint32_t)n, t->places, &t->files);
+	places_count(&s->worker->core, t->places, (uint32_t)n);
+	for (int i = 0; i < n; i++)
+		dmsg_store_place_put(t->wire + (size_t)i * DMSG_STORE_PLACE_SIZE, &t->places[i]);
+	answer.store_read_reply.places = (struct dray_vec){ t->wire, (uint32_t)n };
+	if (t->files.n)
+		files_reply(s, h, &answer);
+	else
+		reply(s, DMSG_STORE_READ_REPLY, h->request_id, &answer);
+}
+
+static void release_request(struct wsession *s, const struct dmsg_header *h,
+			    const union dmsg_body *m)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_STORE_RELEASE_REPLY_BODY_MAX];
+	struct dmsg_store_release_reply answer = { 0 };
+
+	owner_charge(s->xs.owner, (uint64_t)m->store_release.leases.n * KEY_WORK);
+	if (s->store)
+		answer.count = store_release(s->store, &m->store_release.leases);
+	wsession_send_bytes(
+		s, buf, dmsg_store_release_reply_encode(buf, sizeof(buf), h->request_id, &answer));
+}
+
+void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+		   struct dray_err *err)
+{
+	union dmsg_body m;
+
+	if (dmsg_body_decode(h->type, body, h->length, &m, err) < 0)
+		return;
+	if (idset_has(&s->ids, h->request_id)) {
+		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
+			     (unsigned long long)h->request_id);
+		return;
+	}
+	core_count(s->worker->core.counters, DRAY_METRIC_STORE_REQUESTS_TOTAL, 1);
+	switch (h->type) {
+	case DMSG_STORE_PUT:
+	case DMSG_STORE_GET:
+		batch_request(s, h, &m, h->type == DMSG_STORE_PUT, err);
+		break;
+	case DMSG_STORE_READ:
+		read_request(s, h, &m, err);
+		break;
+	case DMSG_STORE_RELEASE:
+		release_request(s, h, &m);
+		break;
+	default:
+		keys_request(s, h, &m, err);
+	}
+}

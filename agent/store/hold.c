@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pins, and leases of objects that clients read in place. Both end with their session, and never by time. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent/store/internal.h"
+#include "schema/gen/errors.h"
+
+/* NULL: the owner's share of held bytes is used up, or there is no memory. */
+static struct hold *hold_new(struct store_user *u, struct store_object *o)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct hold *h = calloc(1, sizeof(*h));
+
+	if (!h)
+		return NULL;
+	h->bytes = room(o->policy.bytes);
+	if (budget_take(&u->account->budget, RESOURCE_STORE_HELD_BYTES, h->bytes, &err) < 0) {
+		free(h);
+		return NULL;
+	}
+	h->user = u;
+	h->object = o;
+	item_hold(o);
+	u->store->totals.held_bytes += h->bytes;
+	dray_list_add(&u->holds, &h->link);
+	return h;
+}
+
+static void hold_free(struct hold *h)
+{
+	struct store_user *u = h->user;
+
+	budget_put(&u->account->budget, RESOURCE_STORE_HELD_BYTES, h->bytes);
+	u->store->totals.held_bytes -= h->bytes;
+	dray_list_del(&h->link);
+	dray_map_del(&u->pins, &h->by_key);
+	if (h->lease)
+		dray_handles_del(&u->leases, h->lease);
+	item_put(h->object);
+	free(h);
+}
+
+struct store_user *store_user_new(struct store *s, struct owner_account *account,
+				  struct dray_err *reterr)
+{
+	struct store_user *u;
+
+	if (!s) {
+		dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			     "this agent has no store; set limits.store_bytes");
+		return NULL;
+	}
+	u = calloc(1, sizeof(*u));
+	if (!u) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the store");
+		return NULL;
+	}
+	u->store = s;
+	u->account = account;
+	dray_list_init(&u->joined);
+	dray_list_init(&u->holds);
+	dray_map_init(&u->pins);
+	dray_handles_init(&u->leases, DRAY_HANDLES_MAX, 0);
+	return u;
+}
+
+void store_user_free(struct store_user *u)
+{
+	if (!u)
+		return;
+	pthread_mutex_lock(&u->store->lock);
+	dray_list_for_each(&u->holds, h, struct hold, link)
+		hold_free(h);
+	for (uint32_t i = 0; u->files && i < u->store->n_slots; i++) {
+		struct segment *g = u->store->slots[i];
+
+		if (g && u->files[i] == g->file)
+			g->users--;
+	}
+	dray_list_for_each(&u->joined, j, struct joined, link) {
+		j->member->refs--;
+		free(j);
+	}
+	pthread_mutex_unlock(&u->store->lock);
+	dray_map_deinit(&u->pins);
+	dray_handles_deinit(&u->leases);
+	free(u->files);
+	free(u);
+}
+
+static struct hold *pin_find(struct store_user *u, struct store_member *m, struct store_key key)
+{
+	dray_map_for_each_of(&u->pins, key.p, key.n, h, struct hold, by_key)
+		if (h->object->member->space == m->space)
+			return h;
+	return NULL;
+}
+
+static struct dmsg_store_result pin(struct store_user *u, struct store_member *m,
+				    struct store_key key)
+{
+	struct store_object *o = item_find(m->space, key);
+	struct hold *h = pin_find(u, m, key);
+	struct dmsg_store_result r = { .status = DMSG_STORE_STATUS_NOT_FOUND };
+
+	if (!o)
+		return r;
+	r = (struct dmsg_store_result){ .status = DMSG_STORE_STATUS_OK, .length = o->policy.bytes };
+	if (h && h->object == o)
+		return r;
+	/* the one that is pinned was removed, and another one has its key */
+	if (h)
+		hold_free(h);
+	h = hold_new(u, o);
+	if (h)
+		dray_map_add(&u->pins, &h->by_key, o->key, o->key_n);
+	else
+		r = (struct dmsg_store_result){ .status = DMSG_STORE_STATUS_BUSY,
+						.wait_ms = u->store->cfg.retry_ms };
+	return r;
+}
+
+void store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+	       uint32_t n, struct dmsg_store_result *ret)
+{
+	pthread_mutex_lock(&u->store->lock);
+	for (uint32_t i = 0; i < n; i++)
+		ret[i] = pin(u, m, keys[i]);
+	pthread_mutex_unlock(&u->store->lock);
+}
+
+void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		 uint32_t n, struct dmsg_store_result *ret)
+{
+	pthread_mutex_lock(&u->store->lock);
+	for (uint32_t i = 0; i < n; i++) {
+		struct hold *h = pin_find(u, m, keys[i]);
+
+		ret[i] = (struct dmsg_store_result){
+			.status = h ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
+			.length = h ? h->object->policy.bytes : 0,
+		};
+		if (h)
+			hold_free(h);
+	}
+	pthread_mutex_unlock(&u->store->lock);
+}
+
+/* Gives the user the segment's descriptor, if it is the first time. 0, or -errno. */
+static int file_give(struct store_user *u, struct segment *g, struct store_files *files,
+		     uint16_t *ret_index)
+{
+	*ret_index = UINT16_MAX;
+	if (!u->files)
+		u->files = calloc(u->store->n_slots, sizeof(uint64_t));
+	if (!u->files)
+		return -ENOMEM;
+	if (u->files[g->slot] == g->file)
+		return 0;
+	if (files->n == DRAY_ARRAY_SIZE(files->fd))
+		return -EMFILE;
+	files->fd[files->n] = fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
+	if (files->fd[files->n] < 0)
+		return -errno;
+	*ret_index = (uint16_t)files->n++;
+	u->files[g->slot] = g->file;
+	g->users++;
+	return 0;
+}
+
+static struct dmsg_store_place read_one(struct store_user *u, struct store_member *m,
+					struct store_key key, struct store_files *files)
+{
+	struct store_object *o = item_find(m->space, key);
+	struct dmsg_store_place p = { .status = DMSG_STORE_STATUS_NOT_FOUND,
+				      .fd_index = UINT16_MAX };
+	struct segment *g;
+	struct hold *h;
+
+	if (!o) {
+		m->space->misses++;
+		return p;
+	}
+	m->space->hits++;
+	policy_use(m->space->policy, &o->policy);
+	p.status = DMSG_STORE_STATUS_BUSY;
+	p.wait_ms = u->store->cfg.retry_ms;
+	h = hold_new(u, o);
+	if (!h)
+		return p;
+	g = u->store->slots[o->at.slot];
+	if (dray_handles_add(&u->leases, h, &h->lease) < 0 ||
+	    file_give(u, g, files, &p.fd_index) < 0) {
+		hold_free(h);
+		return p;
+	}
+	p.status = DMSG_STORE_STATUS_OK;
+	p.wait_ms = 0;
+	p.length = o->policy.bytes;
+	p.file = g->file;
+	p.file_bytes = g->bytes;
+	p.offset = (uint64_t)o->at.start * GRANULE;
+	p.lease = h->lease;
+	return p;
+}
+
+void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
+{
+	files->n = 0;
+	pthread_mutex_lock(&u->store->lock);
+	for (uint32_t i = 0; i < n; i++)
+		ret[i] = read_one(u, m, keys[i], files);
+	pthread_mutex_unlock(&u->store->lock);
+}
+
+uint32_t store_release(struct store_user *u, const struct dray_vec *leases)
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&u->store->lock);
+	for (uint32_t i = 0; i < leases->n; i++) {
+		struct dmsg_store_lease l;
+		struct hold *h;
+
+		dmsg_store_lease_get(leases->p + (size_t)i * DMSG_STORE_LEASE_SIZE, &l);
+		h = dray_handles_get(&u->leases, l.lease);
+		if (!h)
+			continue;
+		hold_free(h);
+		n++;
+	}
+	pthread_mutex_unlock(&u->store->lock);
+	return n;
+}

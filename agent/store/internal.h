@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by the files of this folder. All of it is guarded by store->lock. */
+#pragma once
+
+#include <pthread.h>
+
+#include "agent/store/store.h"
+#include "lib/cleanup.h"
+#include "lib/handle.h"
+#include "lib/jobs.h"
+#include "lib/list.h"
+#include "lib/map.h"
+
+/* Places of objects are multiples of this. */
+#define GRANULE 64u
+#define HUGE_PAGE (2ull << 20)
+/* Lists of free extents: four for each power of two. */
+#define FREE_CLASSES 124
+/* Objects that one PUT evicts for one key. */
+#define EVICTED_AT_ONCE 4096
+
+/* A part of a segment: an object, or free. Parts are linked in the order of their places, without gaps. */
+struct extent {
+	struct extent *prev, *next; /* NULL: the first and the last of the segment */
+	uint32_t start;             /* granules from the start of the segment */
+	uint32_t slot : 31;         /* of the segment: store->slots */
+	uint32_t is_free : 1;
+};
+
+struct free_extent {
+	struct extent at;
+	struct dray_list link; /* on space->free */
+};
+
+enum object_state {
+	OBJECT_WRITING, /* not in the index yet */
+	OBJECT_LIVE,
+	OBJECT_GONE, /* removed, but held */
+};
+
+/* One allocation with its key: 104 bytes without it. */
+struct store_object {
+	struct store_object *next;  /* in its bucket */
+	struct policy_entry policy; /* and its bytes, cost, and hash of its key */
+	struct extent at;
+	struct store_member *member; /* who has put it */
+	uint32_t holds;
+	uint8_t state; /* enum object_state */
+	uint8_t key_n;
+	uint8_t key[];
+};
+
+struct segment {
+	struct dray_job job;
+	struct store *store;
+	struct dray_list link; /* on space->segments */
+	struct store_space *space;
+	int fd;
+	uint64_t file; /* its number, which is never used again */
+	uint8_t *base;
+	uint64_t bytes;
+	uint32_t slot, n_slots;
+	uint32_t objects;
+	uint32_t users;       /* that have its descriptor */
+	bool populating;      /* the job is queued or runs */
+	_Atomic bool leaving; /* it is given back when the job has ended */
+	struct extent *first;
+};
+
+struct store_space {
+	struct dray_list link; /* on store->spaces */
+	struct store *store;
+	char name[DMSG_STORE_SPACE_MAX + 1]; /* "": the one of an owner */
+	struct owner_account *account;       /* of that owner; else NULL */
+	struct dray_list members;
+	struct store_object **buckets;
+	uint32_t n_buckets, n_objects; /* n_buckets: a power of two */
+	uint64_t seed;
+	struct policy *policy;
+	struct dray_list segments;
+	uint64_t memory; /* of its segments */
+	uint64_t bytes;  /* of its objects */
+	uint64_t hits, misses, puts, evictions;
+	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
+	uint64_t free_map[2];                /* the lists that are not empty */
+};
+
+/* An owner in a name space. */
+struct store_member {
+	struct dray_list link; /* on space->members */
+	struct store_space *space;
+	struct owner_account *account; /* kept */
+	uint32_t refs;                 /* users and objects */
+};
+
+struct store_user {
+	struct store *store;
+	struct owner_account *account;
+	struct dray_list joined; /* of struct joined */
+	struct dray_list holds;  /* of struct hold */
+	struct dray_map pins;    /* struct hold, by key */
+	struct dray_handles leases;
+	uint64_t *files; /* by slot: the number of the memfd whose descriptor it has */
+};
+
+struct joined {
+	struct dray_list link;
+	struct store_member *member;
+};
+
+/* A pin or a lease. */
+struct hold {
+	struct dray_list link;
+	struct dray_map_node by_key; /* pins */
+	struct store_user *user;
+	struct store_object *object;
+	dray_handle lease; /* leases */
+	uint64_t bytes;
+};
+
+struct store {
+	struct store_config cfg;
+	pthread_mutex_t lock;
+	struct dray_jobs *jobs;
+	struct dray_list spaces;
+	uint8_t *base; /* of the reserved addresses */
+	uint64_t reserved;
+	struct segment **slots;
+	uint32_t n_slots;
+	uint64_t slot_bytes;
+	uint64_t last_file;
+	struct store_totals totals;
+	struct region_view *region;
+	struct remote_view remote;
+};
+
+static inline struct store *store_of(const struct store_object *o)
+{
+	return o->member->space->store;
+}
+
+static inline uint32_t granules(uint64_t bytes)
+{
+	return (uint32_t)((bytes + GRANULE - 1) / GRANULE);
+}
+
+/* What an object costs: whole granules. */
+static inline uint64_t room(uint64_t bytes)
+{
+	return (uint64_t)granules(bytes) * GRANULE;
+}
+
+/* memory.c */
+int memory_init(struct store *s);
+void memory_deinit(struct store *s);
+/* Room for an object in a segment of the space: sets o->at. False: there is none. */
+bool memory_alloc(struct store_space *sp, struct store_object *o, uint32_t n);
+void memory_free(struct store_space *sp, struct store_object *o);
+/* A new segment with room for n granules. False: no memory is left. */
+bool memory_grow(struct store_space *sp, uint32_t n);
+/* Gives a segment back that holds no object, and that no user has. False: it has none. */
+bool memory_shrink(struct store_space *sp);
+/* Evicts all objects of the segment that has the fewest, if none of them is held, and no user has the segment. */
+void memory_clear(struct store_space *sp);
+
+/* object.c */
+/* Evicts one object. False: there is none to evict. */
+bool item_evict(struct store_space *sp);
+/* Removes it from the index, and frees it unless it is held. */
+void item_remove(struct store_object *o, bool evicted);
+struct store_object *item_find(struct store_space *sp, struct store_key key);
+void item_hold(struct store_object *o);
+void item_put(struct store_object *o);

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Name spaces, and who may use them. */
+#include "agent/store/store.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/store_space.h"
+#include "agent/store/internal.h"
+#include "lib/random.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+static struct store *fail(struct store *s)
+{
+	store_free(s);
+	return NULL;
+}
+
+DRAY_DEFINE_CLEANUP(struct store *, fail);
+
+int store_new(struct store **ret, const struct store_config *cfg, struct dray_err *reterr)
+{
+	dray_auto(fail) struct store *s = NULL;
+	int r;
+
+	*ret = NULL;
+	if (!cfg->bytes)
+		return 0;
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the store");
+	s->cfg = *cfg;
+	pthread_mutex_init(&s->lock, NULL);
+	dray_list_init(&s->spaces);
+	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
+	r = s->region ? memory_init(s) : -ENOMEM;
+	if (r >= 0)
+		r = dray_jobs_new(&s->jobs, "dray-store", 0, NULL);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
+				    "no addresses for limits.store_bytes: %s; lower it",
+				    dray_errno_text(r));
+	*s->region = (struct region_view){
+		.o = { .kind = OBJECT_REGION, .length = s->reserved, .access = DMSG_ACCESS_ALL },
+		.memory = REGION_HOST,
+		.n_extents = 1,
+	};
+	s->region->extents[0] =
+		(struct extent_view){ .length = s->reserved, .base = s->base, .node = -1 };
+	s->remote = (struct remote_view){
+		.o = { .kind = OBJECT_REMOTE, .length = s->reserved, .access = DMSG_ACCESS_ALL },
+		.is_local = true,
+	};
+	*ret = dray_take(s);
+	return 0;
+}
+
+static void member_free(struct store *s, struct store_member *m)
+{
+	dray_list_del(&m->link);
+	s->cfg.release(m->account);
+	free(m);
+}
+
+static void space_free(struct store_space *sp)
+{
+	for (uint32_t i = 0; i < sp->n_buckets; i++)
+		while (sp->buckets[i])
+			item_remove(sp->buckets[i], false);
+	dray_list_for_each(&sp->members, m, struct store_member, link)
+		member_free(sp->store, m);
+	dray_list_del(&sp->link);
+	policy_free(sp->policy);
+	free(sp->buckets);
+	free(sp);
+}
+
+struct store *store_free(struct store *s)
+{
+	if (!s)
+		return NULL;
+	/* the thread does not wait for anything, and ends */
+	if (s->jobs)
+		dray_jobs_free(s->jobs);
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		space_free(sp);
+	memory_deinit(s);
+	free(s->region);
+	pthread_mutex_destroy(&s->lock);
+	free(s);
+	return NULL;
+}
+
+const struct region_view *store_region(const struct store *s)
+{
+	return s->region;
+}
+
+const struct remote_view *store_remote(const struct store *s)
+{
+	return &s->remote;
+}
+
+uint32_t store_retry_ms(const struct store *s)
+{
+	return s->cfg.retry_ms;
+}
+
+static bool same(struct dray_str a, const char *b)
+{
+	return a.n == strlen(b) && !memcmp(a.p, b, a.n);
+}
+
+/* The owner may use the name space of this name. */
+static bool may_use(const struct store *s, const struct owner_account *a, struct dray_str name)
+{
+	for (size_t i = 0; i < s->cfg.n_spaces; i++) {
+		struct store_space_word w;
+
+		if (store_space_word_parse(s->cfg.spaces[i], &w) && w.name.n == name.n &&
+		    !memcmp(w.name.p, name.p, name.n) && same(w.tenant, a->budget.tenant) &&
+		    (w.any_uid || w.uid == a->budget.uid))
+			return true;
+	}
+	return false;
+}
+
+static struct store_space *space_find(struct store *s, const struct owner_account *a,
+				      struct dray_str name)
+{
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		if (same(name, sp->name) && (name.n || sp->account == a))
+			return sp;
+	return NULL;
+}
+
+static struct store_space *space_new(struct store *s, struct owner_account *a, struct dray_str name)
+{
+	struct store_space *sp = calloc(1, sizeof(*sp));
+
+	if (!sp || policy_new(&sp->policy, s->cfg.policy, s->cfg.bytes) < 0) {
+		free(sp);
+		return NULL;
+	}
+	sp->store = s;
+	memcpy(sp->name, name.p, name.n);
+	sp->account = name.n ? NULL : a;
+	sp->seed = dray_random();
+	dray_list_init(&sp->members);
+	dray_list_init(&sp->segments);
+	for (unsigned i = 0; i < FREE_CLASSES; i++)
+		dray_list_init(&sp->free[i]);
+	dray_list_add(&s->spaces, &sp->link);
+	return sp;
+}
+
+static struct store_member *member_get(struct store *s, struct owner_account *a,
+				       struct dray_str name)
+{
+	struct store_space *sp = space_find(s, a, name);
+	struct store_member *m;
+
+	if (!sp)
+		sp = space_new(s, a, name);
+	if (!sp)
+		return NULL;
+	dray_list_for_each(&sp->members, known, struct store_member, link)
+		if (known->account == a)
+			return known;
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return NULL;
+	m->space = sp;
+	m->account = a;
+	s->cfg.keep(a);
+	dray_list_add(&sp->members, &m->link);
+	return m;
+}
+
+static struct store_member *join(struct store_user *u, struct dray_str name)
+{
+	struct joined *j = calloc(1, sizeof(*j));
+
+	if (!j)
+		return NULL;
+	j->member = member_get(u->store, u->account, name);
+	if (!j->member) {
+		free(j);
+		return NULL;
+	}
+	j->member->refs++;
+	dray_list_add(&u->joined, &j->link);
+	return j->member;
+}
+
+struct store_member *store_join(struct store_user *u, struct dray_str name, struct dray_err *reterr)
+{
+	struct store_member *m;
+
+	dray_list_for_each(&u->joined, j, struct joined, link)
+		if (same(name, j->member->space->name))
+			return j->member;
+	if (name.n && !may_use(u->store, u->account, name)) {
+		dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+			     "uid %u of tenant %s may not use name space \"%.*s\"; add "
+			     "%.*s=%s:%u to store.spaces",
+			     u->account->budget.uid, u->account->budget.tenant, (int)name.n, name.p,
+			     (int)name.n, name.p, u->account->budget.tenant,
+			     u->account->budget.uid);
+		return NULL;
+	}
+	pthread_mutex_lock(&u->store->lock);
+	m = join(u, name);
+	pthread_mutex_unlock(&u->store->lock);
+	if (!m)
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a name space");
+	return m;
+}
+
+struct store_totals store_totals(struct store *s)
+{
+	struct store_totals t = { 0 };
+
+	if (!s)
+		return t;
+	pthread_mutex_lock(&s->lock);
+	t = s->totals;
+	pthread_mutex_unlock(&s->lock);
+	return t;
+}
+
+static struct store_space_info describe(const struct store_space *sp)
+{
+	struct store_space_info i = {
+		.name = sp->name,
+		.tenant = sp->account ? sp->account->budget.tenant : "",
+		.uid = sp->account ? sp->account->budget.uid : 0,
+		.objects = sp->n_objects,
+		.bytes = sp->bytes,
+		.memory = sp->memory,
+		.hits = sp->hits,
+		.misses = sp->misses,
+		.puts = sp->puts,
+		.evictions = sp->evictions,
+	};
+
+	dray_list_for_each(&sp->segments, g, struct segment, link)
+		i.segments++;
+	return i;
+}
+
+void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i), void *arg)
+{
+	if (!s)
+		return;
+	pthread_mutex_lock(&s->lock);
+	dray_list_for_each(&s->spaces, sp, struct store_space, link) {
+		struct store_space_info i = describe(sp);
+
+		fn(arg, &i);
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+static bool is_space(const struct store_space *sp, const char *name, const char *tenant,
+		     uint32_t uid)
+{
+	if (strcmp(sp->name, name) != 0)
+		return false;
+	return !sp->account ||
+	       (!strcmp(sp->account->budget.tenant, tenant) && sp->account->budget.uid == uid);
+}
+
+uint64_t store_evict(struct store *s, const char *space, const char *tenant, uint32_t uid,
+		     uint64_t bytes)
+{
+	uint64_t evicted = 0;
+	bool more = s;
+
+	/* in parts, so that workers wait for none of them for long */
+	while (more) {
+		pthread_mutex_lock(&s->lock);
+		more = false;
+		dray_list_for_each(&s->spaces, sp, struct store_space, link) {
+			uint64_t before = sp->bytes;
+
+			if (!is_space(sp, space, tenant, uid))
+				continue;
+			for (unsigned i = 0; i < 1024 && evicted < bytes && item_evict(sp); i++) {
+				evicted += before - sp->bytes;
+				before = sp->bytes;
+				more = true;
+			}
+		}
+		pthread_mutex_unlock(&s->lock);
+	}
+	return evicted;
+}
+
+void store_sweep(struct store *s)
+{
+	if (!s)
+		return;
+	pthread_mutex_lock(&s->lock);
+	dray_list_for_each(&s->spaces, sp, struct store_space, link) {
+		dray_list_for_each(&sp->members, m, struct store_member, link)
+			if (!m->refs)
+				member_free(s, m);
+		if (!dray_list_empty(&sp->members))
+			continue;
+		while (memory_shrink(sp))
+			;
+		space_free(sp);
+	}
+	pthread_mutex_unlock(&s->lock);
+}

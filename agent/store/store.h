@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store: objects by key in memory of the agent. Each name space has an index, a policy of eviction, and memfds of its own
+ * ("segments"), which clients of the name space may map and read. A segment is sealed with F_SEAL_FUTURE_WRITE after the
+ * agent has mapped it: nothing else can write to it, and its pages return to the system only all at once.
+ *
+ * An object is in the index when all its bytes are in place, and its bytes never change. Whoever reads it holds it: it is not
+ * evicted meanwhile, and a removal waits for the last holder.
+ *
+ * Any thread may call; one lock guards everything, for well under a microsecond a key. The bytes are copied by the workers,
+ * without the lock. Segments are populated and given back by a thread of the store's own.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "agent/model/quota.h"
+#include "agent/model/view.h"
+#include "agent/store/policy/policy.h"
+#include "lib/err.h"
+#include "lib/wire.h"
+#include "schema/gen/data.h"
+
+struct store;
+struct store_user;
+struct store_member;
+struct store_object;
+
+struct store_config {
+	uint64_t bytes;        /* of all segments; 0: there is no store */
+	uint64_t segment_size; /* bytes */
+	enum policy_kind policy;
+	bool evict; /* else a PUT without room answers busy */
+	uint32_t retry_ms;
+	const char *const *spaces; /* store.spaces; borrowed until store_free() */
+	size_t n_spaces;
+	/* References to the owner of the account. release: control thread alone. */
+	void (*keep)(struct owner_account *a);
+	void (*release)(struct owner_account *a);
+};
+
+int store_new(struct store **ret, const struct store_config *cfg, struct dray_err *reterr);
+/* After the workers have ended. NULL is allowed. */
+struct store *store_free(struct store *s);
+
+/* Its memory as a region, for transfers of workers; offsets are those of store_object_offset(). */
+const struct region_view *store_region(const struct store *s);
+const struct remote_view *store_remote(const struct store *s);
+
+/* --- a session's worker --- */
+
+/* What a session has of the store. NULL: no memory, or there is no store, with reterr. */
+struct store_user *store_user_new(struct store *s, struct owner_account *account,
+				  struct dray_err *reterr);
+/* Ends its pins and leases. Its transfers have ended. NULL is allowed. */
+void store_user_free(struct store_user *u);
+
+/* Access to a name space; it lasts as long as the user. NULL with reterr: denied. */
+struct store_member *store_join(struct store_user *u, struct dray_str space,
+				struct dray_err *reterr);
+
+struct store_key {
+	const uint8_t *p;
+	uint32_t n; /* 1 to DMSG_STORE_KEY_MAX */
+};
+
+/*
+ * Room for an object: DMSG_STORE_STATUS_OK with *ret, which store_put_end() consumes. It may evict others of the name space.
+ * cost_us: to compute it again; 0: unknown.
+ */
+enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
+				       uint32_t cost_us, struct store_object **ret);
+/* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
+enum dmsg_store_status store_put_end(struct store_object *o, bool done);
+
+/* Finds and holds an object until store_get_end(). NULL: not found. */
+struct store_object *store_get_begin(struct store_member *m, struct store_key key);
+void store_get_end(struct store_object *o);
+
+uint64_t store_object_bytes(const struct store_object *o);
+/* Its start in store_region(). */
+uint64_t store_object_offset(const struct store_object *o);
+
+/* Each writes n results. */
+void store_exists(struct store_member *m, const struct store_key *keys, uint32_t n,
+		  struct dmsg_store_result *ret);
+void store_remove(struct store_member *m, const struct store_key *keys, uint32_t n,
+		  struct dmsg_store_result *ret);
+void store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+	       uint32_t n, struct dmsg_store_result *ret);
+void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		 uint32_t n, struct dmsg_store_result *ret);
+
+/* A descriptor of a segment that the user gets for the first time; the caller closes it. */
+struct store_files {
+	int fd[DMSG_FDS_MAX];
+	unsigned n;
+};
+/* Leases objects to be read in place. Without room for a descriptor (-EMFILE) an object answers busy. */
+void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		uint32_t n, struct dmsg_store_place *ret, struct store_files *files);
+/* Leases that ended. */
+uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
+
+uint32_t store_retry_ms(const struct store *s);
+
+/* --- control thread --- */
+
+struct store_totals {
+	uint64_t objects, bytes, memory, held_bytes;
+	uint64_t evictions, evicted_bytes, evicted_cost_us;
+};
+struct store_totals store_totals(struct store *s);
+
+struct store_space_info {
+	const char *name, *tenant; /* tenant: of a name space without a name, else "" */
+	uint32_t uid;
+	uint64_t objects, bytes, memory, segments;
+	uint64_t hits, misses, puts, evictions;
+};
+void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),
+		void *arg);
+
+/* Evicts objects of the name space that are not held, the least valuable first, until `bytes` are evicted. Returns bytes. */
+uint64_t store_evict(struct store *s, const char *space, const char *tenant, uint32_t uid,
+		     uint64_t bytes);
+
+/* Forgets name spaces that have no objects and no users, and gives their memory back. */
+void store_sweep(struct store *s);

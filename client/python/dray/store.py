@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of this node's agent: objects by key, in batches."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import byref, c_char, c_uint64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _arguments as arguments
+from . import _library as lib
+from . import errors
+from .pending import Pending
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .handles import Region
+
+__all__ = ["Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores"]
+
+_KEY_MAX, _KEYS_MAX, _RANGES_MAX, _COST_MAX = 255, 1024, 4096, (1 << 32) - 1
+
+
+class Status(enum.IntEnum):
+    """What became of a key of a batch."""
+
+    OK = 0
+    EXISTS = 1  # put: there is an object with this key, which stays as it is
+    NOT_FOUND = 2
+    BUSY = 3  # there is no room now: try again after `wait` seconds
+    TOO_LARGE = 4  # larger than the store, the client's share of it, or the ranges of get
+    CORRUPT = 5
+    LOST = 6
+    NOT_TRIED = 7  # the batch ended before this key
+
+
+class StoreItem(NamedTuple):
+    """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order.
+
+    cost: seconds that it takes to compute the value again, for the eviction by value; 0: unknown.
+    """
+
+    key: bytes
+    ranges: Sequence[tuple[int, int]]
+    cost: float = 0.0
+
+
+class StoreResult(NamedTuple):
+    """What became of one key. length: bytes of the object, if it is known. wait: seconds, of Status.BUSY."""
+
+    status: Status
+    length: int
+    wait: float
+
+
+class StoreView:
+    """An object that is read in place, without a copy: data is a read-only memoryview.
+
+    The agent keeps the object until release(), which also ends data, or until the session ends. Use it
+    as a context manager. status: as in StoreResult; data is None unless it is Status.OK.
+    """
+
+    __slots__ = ("_client", "_lease", "data", "status", "wait")
+
+    def __init__(self, client: Client, status: Status, wait: float, data: memoryview | None, lease: int) -> None:
+        self._client, self._lease = client, lease
+        self.status, self.wait, self.data = status, wait, data
+
+    def release(self) -> None:
+        """Ends the lease. Does not wait. Views of `data` that are left, such as arrays, must not be used any more."""
+        lease, self._lease = self._lease, 0
+        if self.data is not None:
+            self.data = None
+        if lease and self._client._d:
+            _release(self._client, [lease])
+
+    def __enter__(self) -> StoreView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<StoreView {self.status.name} {len(self.data) if self.data is not None else 0} bytes>"
+
+
+class Store:
+    """A name space of the store of this node's agent. Made by client.store().
+
+    Every method takes a batch of at most 1,024 keys, of 1 to 255 bytes each, and returns one result for
+    each, in order; with wait=False a Pending, which can be awaited. Errors of whole batches are raised:
+    errors.Unsupported (the agent has no store), errors.Denied, errors.Invalid, errors.Range and so on. Any
+    thread may use it.
+    """
+
+    __slots__ = ("client", "space")
+
+    def __init__(self, client: Client, space: str = "") -> None:
+        self.client, self.space = client, space
+
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None,
+            wait: bool = True) -> Any:
+        """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...]; the cost may be left out.
+
+        An object appears when all its bytes are in place. One with the key that is there stays as it is
+        (Status.EXISTS). The ranges belong to the agent until the batch ends. deadline: seconds.
+        """
+        return self._copy(lib.STORE_PUT, region, items, deadline, wait)
+
+    def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None,
+            wait: bool = True) -> Any:
+        """Copies each object to the ranges of its item, from their start. length is the object's.
+
+        The ranges belong to the agent until the batch ends.
+        """
+        return self._copy(lib.STORE_GET, region, items, deadline, wait)
+
+    def exists(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
+        """Whether there are objects, and their lengths. It does not count as a use."""
+        return self._keys(lib.STORE_EXISTS, keys, wait)
+
+    def remove(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
+        """Removes objects. Who reads one in place keeps its bytes."""
+        return self._keys(lib.STORE_REMOVE, keys, wait)
+
+    def pin(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
+        """Keeps objects from being evicted, until unpin() or the end of the session."""
+        return self._keys(lib.STORE_PIN, keys, wait)
+
+    def unpin(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
+        """Ends pins of this session; Status.NOT_FOUND: it has not pinned the key."""
+        return self._keys(lib.STORE_UNPIN, keys, wait)
+
+    def read(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
+        """Leases objects to be read in place; returns a StoreView for each key. Release each of them."""
+        client = self.client
+        return self._start(lib.STORE_READ, [(key, ()) for key in keys], 0, None, wait,
+                           lambda r: [_view(client, one) for one in r],
+                           lambda views: [view.release() for view in views])
+
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool) -> Any:
+        return self._start(operation, list(items), region.handle, deadline, wait, _results)
+
+    def _keys(self, operation: int, keys: Iterable[bytes], wait: bool) -> Any:
+        return self._start(operation, [(key, ()) for key in keys], 0, None, wait, _results)
+
+    def _start(self, operation: int, items: list[Any], region: int, deadline: float | None, wait: bool,
+               convert: Callable[[Any], Any], undo: Callable[[Any], object] | None = None) -> Any:
+        client = self.client
+        batch = _batch(arguments.text("the name space", self.space), items)
+        batch.region = region
+        batch.deadline_ms = arguments.milliseconds("deadline", deadline)
+        pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents.v[:c.store.contents.n]), undo)
+        client._request(pending, lib.held.dray_store_start, operation, byref(batch))
+        return client._settle(pending, wait)
+
+    def __repr__(self) -> str:
+        return f"<Store {self.space!r} of {self.client!r}>"
+
+
+class _Batch(Pending[Any]):
+    """An error of the copy has the results, too: error.results."""
+
+    __slots__ = ()
+
+    def _complete(self, c: Any) -> None:
+        if not c.status:
+            super()._complete(c)
+            return
+        results = _results(c.store.contents.v[:c.store.contents.n]) if c.store else []
+        error: Any = self._client._failure(c)
+        error.results = results
+        self._end(None, error)
+
+
+class _Release(Pending[None]):
+    """A lease whose client is closed has ended."""
+
+    __slots__ = ()
+    ends_quietly = True
+
+
+class Stores:
+    """What a client can do with the store."""
+
+    def store(self, space: str = "") -> Store:
+        """The name space of this name; empty: the one of the client's own user."""
+        client: Any = self
+        return Store(client, space)
+
+
+def _results(v: Sequence[Any]) -> list[StoreResult]:
+    return [StoreResult(_status(r), r.length, r.wait_ms / 1000) for r in v]
+
+
+def _status(r: Any) -> Status:
+    try:
+        return Status(r.status)
+    except ValueError:  # of a newer agent
+        return Status.LOST
+
+
+def _view(client: Client, r: Any) -> StoreView:
+    data = None
+    if not r.status:
+        data = memoryview((c_char * r.length).from_address(r.data)).cast("B").toreadonly()
+    return StoreView(client, _status(r), r.wait_ms / 1000, data, r.lease)
+
+
+def _release(client: Client, leases: list[int]) -> None:
+    pending = _Release(client)
+    client._request(pending, lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
+
+
+def _batch(space: bytes, items: list[Any]) -> lib.StoreBatch:
+    if not 0 < len(items) <= _KEYS_MAX:
+        raise errors.Invalid(f"{len(items)} keys", fix=f"Pass 1 to {_KEYS_MAX} keys.")
+    packed = (lib.StoreItem * len(items))()
+    try:
+        n = sum(len(item[1]) for item in items)
+        pieces = (lib.StoreRange * n)(*[piece for item in items for piece in item[1]])
+    except (TypeError, IndexError, ValueError) as e:
+        raise errors.Invalid(f"the items are not (key, [(offset, length), ...]): {e}",
+                             fix="Pass items such as (b'key', [(0, 4096)]).") from None
+    at = 0
+    for to, item in zip(packed, items):
+        key = item[0]
+        if not isinstance(key, bytes) or not 0 < len(key) <= _KEY_MAX:
+            raise errors.Invalid(f"the key {key!r} is not 1 to {_KEY_MAX} bytes", fix="Pass bytes.")
+        to.key, to.key_length = key, len(key)
+        to.ranges_n = len(item[1])
+        if to.ranges_n:
+            to.ranges = lib.store_ranges(pieces, at)
+        at += to.ranges_n
+        to.cost_us = min(int(item[2] * 1e6), _COST_MAX) if len(item) > 2 else 0
+    batch = lib.StoreBatch(space=space, items=packed, items_n=len(items))
+    batch._keep = (packed, pieces, items)
+    return batch

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store of this node's agent: batches of keys, and objects that are read in place. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/internal.h"
+#include "lib/memfd.h"
+
+/* A segment of the store, mapped for reading until the handle is closed. */
+struct file {
+	struct dray_list link;
+	uint64_t number; /* 0: of an earlier session */
+	uint64_t bytes;
+	const uint8_t *base;
+};
+
+/* The results of a batch. */
+struct answer {
+	struct dray_store_results results;
+	struct dray_store_result v[];
+};
+
+/* The lists of a batch in wire form. */
+struct lists {
+	uint8_t keys[DMSG_STORE_KEYS_MAX * (DRAY_STORE_KEY_MAX + 1)];
+	uint8_t items[DMSG_STORE_KEYS_MAX * DMSG_STORE_ITEM_SIZE];
+	uint8_t ranges[DRAY_STORE_RANGES_MAX * DMSG_STORE_RANGE_SIZE];
+	uint32_t keys_n, ranges_n;
+};
+
+static const uint16_t types[] = {
+	[DRAY_STORE_PUT] = DMSG_STORE_PUT,       [DRAY_STORE_GET] = DMSG_STORE_GET,
+	[DRAY_STORE_EXISTS] = DMSG_STORE_EXISTS, [DRAY_STORE_REMOVE] = DMSG_STORE_REMOVE,
+	[DRAY_STORE_PIN] = DMSG_STORE_PIN,       [DRAY_STORE_UNPIN] = DMSG_STORE_UNPIN,
+	[DRAY_STORE_READ] = DMSG_STORE_READ,
+};
+
+static bool has_ranges(uint16_t type)
+{
+	return type == DMSG_STORE_PUT || type == DMSG_STORE_GET;
+}
+
+void dc_store_lost(struct dray *d)
+{
+	dray_list_for_each(&d->files, f, struct file, link)
+		f->number = 0;
+}
+
+void dc_store_free(struct dray *d)
+{
+	dray_list_for_each(&d->files, f, struct file, link) {
+		munmap((void *)(uintptr_t)f->base, f->bytes);
+		free(f);
+	}
+}
+
+int dc_store_encode(struct dray *d, const struct request *r)
+{
+	memcpy(d->out, r->data, r->length);
+	if (has_ranges(r->type)) {
+		const struct region *g = dc_region_find(d, r->region);
+
+		if (!g || !g->agent)
+			return g && g->code ? g->code : -DRAY_E_NOT_FOUND;
+		dray_le_put64(d->out + DMSG_HEADER_SIZE, g->agent);
+	}
+	return (int)r->length;
+}
+
+static const struct file *file_find(struct dray *d, uint64_t number)
+{
+	dray_list_for_each(&d->files, f, struct file, link)
+		if (f->number == number)
+			return f;
+	return NULL;
+}
+
+/* Maps a segment that the agent has sent. NULL: no memory or addresses. */
+static const struct file *file_add(struct dray *d, const struct dmsg_store_place *p, int fd)
+{
+	struct file *f = calloc(1, sizeof(*f));
+	void *base;
+
+	if (!f)
+		return NULL;
+	base = dray_map_shared(fd, 0, p->file_bytes, PROT_READ);
+	if (base == MAP_FAILED) {
+		free(f);
+		return NULL;
+	}
+	f->number = p->file;
+	f->bytes = p->file_bytes;
+	f->base = base;
+	dray_list_add(&d->files, &f->link);
+	return f;
+}
+
+static struct answer *answer_new(struct request *r, uint32_t n)
+{
+	struct answer *a = calloc(1, sizeof(*a) + n * sizeof(a->v[0]));
+
+	r->answer = a;
+	if (a)
+		a->results = (struct dray_store_results){ .n = n, .v = a->v };
+	return a;
+}
+
+static int results_take(struct dray *d, struct request *r, const struct dray_vec *results)
+{
+	struct answer *a;
+
+	if (results->n != r->number)
+		return dc_session_defect(d, "the agent's answer has %u results for %llu keys",
+					 results->n, (unsigned long long)r->number);
+	a = answer_new(r, results->n);
+	for (uint32_t i = 0; a && i < results->n; i++) {
+		struct dmsg_store_result m;
+
+		dmsg_store_result_get(results->p + (size_t)i * DMSG_STORE_RESULT_SIZE, &m);
+		a->v[i] = (struct dray_store_result){ .status = m.status,
+						      .wait_ms = m.wait_ms,
+						      .length = m.length };
+	}
+	return a ? 0 : -DRAY_E_NO_MEMORY;
+}
+
+/* 0, or a negated code. */
+static int place_take(struct dray *d, const struct dmsg_store_place *p, const struct dray_fds *fds,
+		      struct dray_store_result *ret)
+{
+	const struct file *f;
+
+	*ret = (struct dray_store_result){
+		.status = p->status, .wait_ms = p->wait_ms, .length = p->length, .lease = p->lease
+	};
+	if (p->status)
+		return 0;
+	f = file_find(d, p->file);
+	if (!f && p->fd_index < fds->n)
+		f = file_add(d, p, fds->fd[p->fd_index]);
+	if (!f)
+		return p->fd_index < fds->n ? -DRAY_E_NO_MEMORY : -DRAY_E_NO_FDS;
+	if (p->offset > f->bytes || p->length > f->bytes - p->offset)
+		return dc_session_defect(d, "the agent's answer has an object outside its memfd");
+	ret->data = f->base + p->offset;
+	return 0;
+}
+
+static int places_take(struct dray *d, struct request *r, const struct dray_vec *places,
+		       const struct dray_fds *fds)
+{
+	struct answer *a;
+
+	if (places->n != r->number)
+		return dc_session_defect(d, "the agent's answer has %u places for %llu keys",
+					 places->n, (unsigned long long)r->number);
+	a = answer_new(r, places->n);
+	if (!a)
+		return -DRAY_E_NO_MEMORY;
+	for (uint32_t i = 0; i < places->n; i++) {
+		struct dmsg_store_place p;
+		int error;
+
+		dmsg_store_place_get(places->p + (size_t)i * DMSG_STORE_PLACE_SIZE, &p);
+		error = place_take(d, &p, fds, &a->v[i]);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *m,
+		      const struct dray_fds *fds)
+{
+	uint32_t code = m->store_put_reply.status;
+	int error;
+
+	switch (r->type) {
+	case DMSG_STORE_PUT:
+	case DMSG_STORE_GET:
+		error = results_take(d, r, &m->store_put_reply.results);
+		return error || !code ? error : -(int)dray_min(code, 0xffffu);
+	case DMSG_STORE_READ:
+		return places_take(d, r, &m->store_read_reply.places, fds);
+	case DMSG_STORE_RELEASE:
+		r->bytes = m->store_release_reply.count;
+		return 0;
+	default:
+		return results_take(d, r, &m->store_exists_reply.results);
+	}
+}
+
+/* 0, or a negated code. */
+static int item_pack(struct dray *d, struct lists *l, const struct dray_store_item *item,
+		     uint32_t i, bool ranges)
+{
+	struct dmsg_store_item m = { (uint32_t)item->ranges_n, item->cost_us };
+
+	if (!item->key_length || item->key_length > DRAY_STORE_KEY_MAX)
+		return dc_fail(d, DRAY_E_INVALID, "key %u has %zu bytes; 1 to %d are allowed", i,
+			       item->key_length, DRAY_STORE_KEY_MAX);
+	l->keys[l->keys_n++] = (uint8_t)item->key_length;
+	memcpy(l->keys + l->keys_n, item->key, item->key_length);
+	l->keys_n += (uint32_t)item->key_length;
+	if (!ranges)
+		return 0;
+	if (item->ranges_n > DRAY_STORE_RANGES_MAX - l->ranges_n)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "a batch has at most %d ranges",
+			       DRAY_STORE_RANGES_MAX);
+	dmsg_store_item_put(l->items + (size_t)i * DMSG_STORE_ITEM_SIZE, &m);
+	for (size_t k = 0; k < item->ranges_n; k++) {
+		struct dmsg_store_range range = { item->ranges[k].offset, item->ranges[k].length };
+
+		dmsg_store_range_put(l->ranges + (size_t)l->ranges_n++ * DMSG_STORE_RANGE_SIZE,
+				     &range);
+	}
+	return 0;
+}
+
+/* Bytes of the message in d->out, or a negated code. */
+static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t id,
+			const struct dray_store_batch *b)
+{
+	size_t space_n = b->space ? strlen(b->space) : 0;
+	union dmsg_body m = { 0 };
+	struct dray_str space;
+	struct dray_blob keys;
+	int n;
+
+	if (!b->items_n || b->items_n > DMSG_STORE_KEYS_MAX)
+		return dc_fail(d, b->items_n ? DRAY_E_TOO_LARGE : DRAY_E_INVALID,
+			       "%zu keys; 1 to %d are allowed", b->items_n, DMSG_STORE_KEYS_MAX);
+	if (space_n > DMSG_STORE_SPACE_MAX)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "the name space has %zu bytes, the limit is %d",
+			       space_n, DMSG_STORE_SPACE_MAX);
+	l->keys_n = l->ranges_n = 0;
+	for (uint32_t i = 0; i < b->items_n; i++) {
+		int error = item_pack(d, l, &b->items[i], i, has_ranges(type));
+
+		if (error)
+			return error;
+	}
+	space = (struct dray_str){ b->space, (uint32_t)space_n };
+	keys = (struct dray_blob){ l->keys, l->keys_n };
+	if (has_ranges(type))
+		m.store_put = (struct dmsg_store_put){
+			.deadline_ms = b->deadline_ms,
+			.space = space,
+			.keys = keys,
+			.items = { l->items, (uint32_t)b->items_n },
+			.ranges = { l->ranges, l->ranges_n },
+		};
+	else
+		m.store_exists = (struct dmsg_store_exists){ space, keys };
+	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, id, &m);
+	return n >= 0 ? n :
+			dc_fail(d, DRAY_E_INVALID,
+				"the name space is not UTF-8, or the keys have more than 128 KiB");
+}
+
+int dray_store_start(struct dray *d, enum dray_store_operation operation,
+		     const struct dray_store_batch *batch, void *arg, uint64_t *ret_id)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint16_t type;
+	struct request *r;
+	int n;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	if ((unsigned)operation < DRAY_STORE_PUT || (unsigned)operation > DRAY_STORE_READ)
+		return dc_fail(d, DRAY_E_INVALID, "operation %u is unknown", (unsigned)operation);
+	type = types[operation];
+	if (has_ranges(type) && !dc_region_find(d, batch->region))
+		return dc_no_such(d, batch->region.id, DMSG_HANDLE_KIND_REGION);
+	if (!d->store_lists)
+		d->store_lists = malloc(sizeof(struct lists));
+	if (!d->store_lists)
+		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for the batch");
+	r = dc_request_start(d, type, arg);
+	if (!r)
+		return dc_failed();
+	n = batch_encode(d, d->store_lists, type, r->id, batch);
+	if (n < 0) {
+		dc_request_free(d, r);
+		return n;
+	}
+	r->region = has_ranges(type) ? batch->region : NO_REGION;
+	r->number = batch->items_n;
+	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
+}
+
+int dray_store(struct dray *d, enum dray_store_operation operation,
+	       const struct dray_store_batch *batch, struct dray_store_result *results)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	struct dray_completion c = { 0 };
+	uint64_t id;
+	int error;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	for (size_t i = 0; i < batch->items_n; i++)
+		results[i] = (struct dray_store_result){ .status = DRAY_STORE_NOT_TRIED };
+	error = dray_store_start(d, operation, batch, NULL, &id);
+	error = dc_request_wait(d, error, &id, batch->deadline_ms, &c);
+	if (c.store)
+		memcpy(results, c.store->v, c.store->n * sizeof(results[0]));
+	return error;
+}
+
+int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, void *arg,
+			     uint64_t *ret_id)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint8_t records[DMSG_STORE_KEYS_MAX * DMSG_STORE_LEASE_SIZE];
+	union dmsg_body m = { 0 };
+	struct request *r;
+	int length;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	if (n > DMSG_STORE_KEYS_MAX)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu leases, the limit is %d", n,
+			       DMSG_STORE_KEYS_MAX);
+	r = dc_request_start(d, DMSG_STORE_RELEASE, arg);
+	if (!r)
+		return dc_failed();
+	for (size_t i = 0; i < n; i++)
+		dray_le_put64(records + i * DMSG_STORE_LEASE_SIZE, leases[i]);
+	m.store_release.leases = (struct dray_vec){ records, (uint32_t)n };
+	length = dmsg_body_encode(DMSG_STORE_RELEASE, d->out, DMSG_MESSAGE_MAX, r->id, &m);
+	return dc_request_go_with(d, r, d->out, (size_t)length, ret_id);
+}
+
+int dray_store_release(struct dray *d, const uint64_t *leases, size_t n)
+{
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	uint64_t id;
+	int error;
+
+	if (!in)
+		return -DRAY_E_OUT_OF_ORDER;
+	error = dray_store_release_start(d, leases, n, NULL, &id);
+	return dc_request_wait(d, error, &id, 0, NULL);
+}

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: objects by key in the agent's memory. Batches, name spaces and their owners, eviction, reading in place, and faults."""
+
+import asyncio
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import dray
+import pytest
+from dray import Status, errors
+from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, until
+from wire import codec as s
+
+STORE = {"limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "64MiB", "store.segment_size": "4MiB"}
+
+
+@pytest.fixture
+def agent(new_agent):
+    return new_agent(settings=STORE)
+
+
+class User:
+    """A client with a region and the default name space."""
+
+    def __init__(self, agent, size=8 * MIB, space="", **how):
+        self.client = agent.client(**how)
+        self.memory = dray.Memory(size)
+        self.view = self.memory.view
+        self.region = self.client.region(self.memory)
+        self.store = self.client.store(space)
+
+    def put(self, key, value, cost=0.0):
+        self.view[:len(value)] = value
+        return self.store.put(self.region, [(key, [(0, len(value))], cost)])[0].status
+
+    def get(self, key, room=None):
+        """The bytes of the object; a Status if there is none."""
+        room = room or len(self.view)
+        self.view[:room] = bytes(room)
+        got, = self.store.get(self.region, [(key, [(0, room)])])
+        return bytes(self.view[:got.length]) if got.status == Status.OK else got.status
+
+    def has(self, *keys):
+        return [r.status == Status.OK for r in self.store.exists(keys)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.close()
+        self.view.release()
+        self.memory.close()
+
+
+def counters(agent):
+    return agent.ctl("status", "--json")["counters"]
+
+
+def tenants(new_agent, *names, **settings):
+    agent = new_agent(start=False, settings=STORE | {"limits.store_bytes_per_owner": "32MiB"} | settings)
+    agent.settings["data.tenants"] = ",".join(f"{name}:{agent.directory}/{name}.sock" for name in names)
+    agent.start()
+
+    class Door:
+        def __init__(self, name):
+            self.path = agent.directory / f"{name}.sock"
+
+        def client(self, **how):
+            return dray.Client(self.path, timeout=LIMIT, **how)
+    return agent, [Door(name) for name in names]
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 4096, 4097, 100_001, 4 * MIB, 5 * MIB + 3])
+def test_what_is_put_is_got(agent, size):
+    """Also values that are larger than a segment."""
+    value = random.Random(size).randbytes(size)
+    with User(agent) as user, User(agent) as other:
+        assert user.put(b"key", value) == Status.OK
+        assert user.get(b"key") == value
+        assert other.get(b"key") == value, "another session of the same owner"
+        assert other.put(b"key", b"other") == Status.EXISTS
+        assert user.get(b"key") == value
+        assert user.get(b"key", 1) == (value if size == 1 else Status.TOO_LARGE)
+        assert user.store.remove([b"key", b"key"]) == [(Status.OK, size, 0), (Status.NOT_FOUND, 0, 0)]
+        assert other.get(b"key") == Status.NOT_FOUND
+
+
+def test_a_batch_has_a_result_for_every_key(agent):
+    """Values in pieces, keys of every length, keys that are there and keys that are not."""
+    keys = [bytes([65 + n % 26]) * n for n in (1, 2, 8, 9, 254, 255)]
+    with User(agent) as user:
+        user.view[:600] = bytes(range(200)) * 3
+        put = user.store.put(user.region, [(key, [(i * 100, 50), (i * 100 + 50, 50)]) for i, key in enumerate(keys)]
+                             + [(keys[0], [(0, 5)])])
+        assert [r.status for r in put] == [Status.OK] * 6 + [Status.EXISTS]
+        got = user.store.get(user.region, [(key, [(1000 + i * 100, 1), (2000 + i * 100, 99)]) for i, key in enumerate(keys)]
+                             + [(b"none", [(0, 5)])])
+        assert [r.status for r in got] == [Status.OK] * 6 + [Status.NOT_FOUND]
+        for i in range(6):
+            assert user.view[1000 + i * 100:1001 + i * 100].tobytes() + user.view[2000 + i * 100:2099 + i * 100].tobytes() \
+                == user.view[i * 100:i * 100 + 100].tobytes()
+        found = user.store.exists([*keys, b"none"])
+        assert [(r.status, r.length) for r in found] == [(Status.OK, 100)] * 6 + [(Status.NOT_FOUND, 0)]
+        after = counters(agent)
+        assert after["dray_store_objects"] == 6 and after["dray_store_bytes"] == 600
+        assert after["dray_store_hits_total"] == 6 and after["dray_store_misses_total"] == 1
+
+
+def test_awaiting(agent):
+    async def work(user):
+        put = [user.store.put(user.region, [(b"%d" % i, [(i * 4096, 4096)])], wait=False) for i in range(64)]
+        return [r[0].status for r in await asyncio.gather(*put)], await user.store.exists([b"0", b"63", b"64"], wait=False)
+
+    with User(agent) as user:
+        put, found = asyncio.run(work(user))
+        assert put == [Status.OK] * 64
+        assert [r.status for r in found] == [Status.OK, Status.OK, Status.NOT_FOUND]
+
+
+def test_two_clients_put_the_same_keys_at_once(agent):
+    """Each key is stored once, whole, as one of the two wrote it."""
+    keys = [b"%d" % i for i in range(64)]
+    with User(agent) as a, User(agent) as b:
+        a.view[:], b.view[:] = b"a" * len(a.view), b"b" * len(b.view)
+        size = 100_000
+        pending = [user.store.put(user.region, [(key, [(i * size, size)]) for i, key in enumerate(keys)], wait=False)
+                   for user in (a, b)]
+        first, second = ([r.status for r in p.result(LIMIT)] for p in pending)
+        for one, two in zip(first, second):
+            assert sorted((one, two)) == [Status.OK, Status.EXISTS]
+        for key, one in zip(keys, first):
+            assert a.get(key) == (b"a" if one == Status.OK else b"b") * size
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+def test_owners_see_nothing_of_each_other(new_agent):
+    agent, (left, right) = tenants(new_agent, "left", "right")
+    with User(left) as a, User(right) as b:
+        assert a.put(b"key", b"secret") == Status.OK
+        assert b.get(b"key") == Status.NOT_FOUND and b.has(b"key") == [False]
+        assert b.store.remove([b"key"])[0].status == Status.NOT_FOUND
+        assert b.store.read([b"key"])[0].status == Status.NOT_FOUND
+        assert b.put(b"key", b"other") == Status.OK
+        assert (a.get(b"key"), b.get(b"key")) == (b"secret", b"other")
+        with pytest.raises(errors.Denied, match="may not use name space \"shared\"; add shared=right:.* to store.spaces"):
+            b.client.store("shared").exists([b"key"])
+
+
+def test_a_name_space_of_several_owners(new_agent):
+    agent, (left, right, third) = tenants(new_agent, "left", "right", "third", **{"store.spaces": "kv=left:*,kv=right:*"})
+    with User(left, space="kv") as a, User(right, space="kv") as b, User(third) as c:
+        assert a.put(b"key", b"shared") == Status.OK
+        assert b.get(b"key") == b"shared"
+        assert a.client.store().exists([b"key"])[0].status == Status.NOT_FOUND, "the owner's own is another one"
+        with pytest.raises(errors.Denied):
+            c.client.store("kv").exists([b"key"])
+
+
+def test_memory_moves_to_the_name_space_that_has_little(new_agent):
+    """All segments belong to one name space, and each of them has an object."""
+    agent, (left, right) = tenants(new_agent, "left", "right", **{"limits.store_bytes_per_owner": "60MiB"})
+    keys = [b"%d" % i for i in range(64)]
+    with User(left) as a, User(right) as b:
+        for key in keys:
+            assert a.put(key, key * (900 * 1024 // len(key))) == Status.OK
+        a.store.remove([key for i, key in enumerate(keys) if i % 4])
+        assert counters(agent)["dray_store_memory_bytes"] == 64 * MIB
+        until(lambda: b.put(b"key", b"b" * MIB) == Status.OK, "a segment of the other name space")
+        assert b.get(b"key") == b"b" * MIB
+        left = [key for key in keys if a.has(key) == [True]]
+        assert len(left) == 15, "the objects of one segment were evicted"
+        for key in left:
+            assert a.get(key) == key * (900 * 1024 // len(key))
+    until(lambda: agent.ctl("status", "--json")["counters"]["dray_sessions"] == 0, "the ends of the sessions")
+
+
+def test_without_a_store(new_agent):
+    agent = new_agent()
+    with User(agent) as user, pytest.raises(errors.Unsupported, match="limits.store_bytes"):
+        user.has(b"key")
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "gdsf", "score", "value"])
+def test_full_evicts(new_agent, policy):
+    """What is left is whole, and the bytes stay within the limit."""
+    agent = new_agent(settings=STORE | {"store.policy": policy, "limits.store_bytes_per_owner": "16MiB"})
+    rng = random.Random(5)
+    with User(agent) as user:
+        values = {b"%d" % i: bytes([rng.randrange(256)]) * rng.randrange(1, 2 * MIB) for i in range(100)}
+        for key, value in values.items():
+            assert user.put(key, value, rng.random()) == Status.OK
+        left = [key for key in values if user.has(key) == [True]]
+        assert 0 < len(left) < 100
+        for key in left:
+            assert user.get(key) == values[key]
+        after = counters(agent)
+        assert after["dray_store_bytes"] <= 16 * MIB and after["dray_store_evictions_total"] == 100 - len(left)
+
+
+def test_the_one_used_longest_ago_goes_first(new_agent):
+    agent = new_agent(settings=STORE | {"store.policy": "lru", "limits.store_bytes_per_owner": "4MiB"})
+    with User(agent) as user:
+        for i in range(4):
+            assert user.put(b"%d" % i, bytes(MIB)) == Status.OK
+        user.get(b"0")
+        assert user.put(b"4", bytes(MIB)) == Status.OK
+        assert user.has(b"0", b"1", b"2", b"3", b"4") == [True, False, True, True, True]
+
+
+def test_full_is_busy_where_nothing_may_be_evicted(new_agent):
+    agent = new_agent(settings=STORE | {"store.full": "busy", "limits.store_bytes_per_owner": "4MiB"})
+    with User(agent) as user:
+        for i in range(4):
+            assert user.put(b"%d" % i, bytes(MIB)) == Status.OK
+        result, = user.store.put(user.region, [(b"4", [(0, MIB)])])
+        assert result.status == Status.BUSY and result.wait == 0.05
+        assert user.put(b"5", bytes(5 * MIB)) == Status.TOO_LARGE
+        user.store.remove([b"0"])
+        assert user.put(b"4", bytes(MIB)) == Status.OK
+        assert counters(agent)["dray_store_busy_total"] == 1
+
+
+def test_pins_are_not_evicted(new_agent):
+    agent = new_agent(settings=STORE | {"limits.store_bytes_per_owner": "4MiB", "limits.store_held_bytes_per_owner": "2MiB"})
+    with User(agent) as user:
+        for i in range(4):
+            user.put(b"%d" % i, bytes([i]) * MIB)
+        assert [r.status for r in user.store.pin([b"0", b"1", b"1", b"2", b"none"])] == [
+            Status.OK, Status.OK, Status.OK, Status.BUSY, Status.NOT_FOUND]
+        for i in range(4, 20):
+            assert user.put(b"%d" % i, bytes(MIB)) == Status.OK
+        assert user.has(b"0", b"1") == [True, True]
+        assert [r.status for r in user.store.unpin([b"0", b"2"])] == [Status.OK, Status.NOT_FOUND]
+        assert counters(agent)["dray_store_held_bytes"] == MIB
+        with User(agent) as second:  # a pin ends with its session
+            second.store.pin([b"0"])
+        until(lambda: counters(agent)["dray_store_held_bytes"] == MIB, "the end of the pin")
+
+
+# --- in place -------------------------------------------------------------------------------------
+
+def test_reading_in_place(new_agent):
+    agent = new_agent(settings=STORE | {"limits.store_bytes_per_owner": "4MiB"})
+    with User(agent) as user, User(agent) as reader:
+        user.put(b"key", b"x" * MIB)
+        missing, view = reader.store.read([b"none", b"key"])
+        assert missing.status == Status.NOT_FOUND and missing.data is None
+        assert view.data == b"x" * MIB and view.data.readonly
+        for i in range(12):  # the leased object stays, whatever comes
+            assert user.put(b"%d" % i, b"y" * MIB) == Status.OK
+        assert user.store.remove([b"key"])[0].status == Status.OK
+        assert user.put(b"key", b"z" * MIB) == Status.OK
+        assert view.data == b"x" * MIB, "it was removed, and its bytes stay until the release"
+        view.release()
+        until(lambda: counters(agent)["dray_store_held_bytes"] == 0, "the release")
+        with reader.store.read([b"key"])[0] as again:
+            assert again.data == b"z" * MIB
+
+
+def read_raw(raw, key):
+    answer = raw.ask(s.pack_store_read, space="", keys=bytes([len(key)]) + key)
+    return answer.places[0], raw.fds
+
+
+def test_nothing_writes_to_memory_that_is_read_in_place(agent):
+    with User(agent) as user:
+        user.put(b"key", b"x" * 5000)
+        raw = Raw(agent)
+        place, (fd,) = read_raw(raw, b"key")
+        assert place.length == 5000 and place.fd_index == 0
+        for attempt in (lambda: mmap.mmap(fd, place.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE),
+                        lambda: os.pwrite(fd, b"y", place.offset), lambda: os.ftruncate(fd, 0),
+                        lambda: open(f"/proc/self/fd/{fd}", "r+b", buffering=0).write(b"y")):
+            with pytest.raises(OSError):
+                attempt()
+        memory = mmap.mmap(fd, place.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        assert memory[place.offset:place.offset + 5000] == b"x" * 5000
+        again, fds = read_raw(raw, b"key")
+        assert not fds and again.fd_index == 65535 and again.file == place.file
+        os.close(fd)
+        assert raw.ask(s.pack_store_release, leases=[(place.lease,), (again.lease,), (123,)]).count == 2
+
+
+def test_leases_end_with_the_reader(agent):
+    with User(agent) as user:
+        user.put(b"key", bytes(MIB))
+        reader = User(agent)
+        assert reader.store.read([b"key"])[0].status == Status.OK
+        assert counters(agent)["dray_store_held_bytes"] == MIB
+        reader.client.close()
+        until(lambda: counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+def test_region_removed_in_mid_put(agent):
+    """The object is there whole, or not at all; and nothing of its room is lost."""
+    with User(agent, 32 * MIB) as user:
+        user.view[:] = b"\x5a" * len(user.view)
+        for i in range(20):
+            memory = dray.Memory(32 * MIB)
+            memory.view[:] = b"\xa5" * (32 * MIB)
+            region = user.client.region(memory)
+            pending = user.store.put(region, [(b"%d" % i, [(0, 24 * MIB)])], wait=False)
+            region.remove(wait=False)
+            try:
+                status = pending.result(LIMIT)[0].status
+            except errors.Error as e:
+                assert [r.status for r in getattr(e, "results", [])] in ([], [Status.NOT_TRIED])
+                status = None
+            got = user.get(b"%d" % i)
+            assert got == (b"\xa5" * (24 * MIB) if status == Status.OK else Status.NOT_FOUND)
+            user.store.remove([b"%d" % i])
+        until(lambda: counters(agent)["dray_store_bytes"] == 0, "no object")
+        assert user.put(b"last", b"\x11" * (30 * MIB)) == Status.OK, "all room is free again"
+
+
+def test_a_client_dies_in_mid_put(agent):
+    with User(agent) as user:
+        for i in range(20):
+            writer = User(agent, 32 * MIB)
+            writer.store.put(writer.region, [(b"%d" % i, [(0, 24 * MIB)])], wait=False)
+            writer.client.close()
+        until(lambda: agent.ctl("status", "--json")["counters"]["dray_sessions"] == 1, "the ends of the sessions")
+        assert user.put(b"key", bytes(8 * MIB)) == Status.OK
+        assert user.get(b"key") == bytes(8 * MIB)
+
+
+def test_agent_killed_in_mid_put(new_agent):
+    agent = new_agent(settings=STORE)
+    with User(agent, 32 * MIB) as user:
+        user.put(b"before", b"x")
+        pending = [user.store.put(user.region, [(b"%d" % i, [(0, 16 * MIB)])], wait=False) for i in range(4)]
+        agent.signal(signal.SIGKILL)
+        agent.process.wait()
+        for p in pending:
+            error = p.exception(LIMIT)
+            assert error is None or error.name in ("agent_restarted", "session_closed")
+        agent.start()
+        until(lambda: user.has(b"before") == [False], "the new session, whose store is empty")
+        assert user.put(b"after", b"y") == Status.OK and user.get(b"after", 10) == b"y"
+
+
+def test_outside_of_the_region(agent):
+    with User(agent) as user:
+        assert user.store.put(user.region, [(b"key", [(0, 1 << 62)])])[0].status == Status.TOO_LARGE
+        for offset, length in ((8 * MIB, 1), (0, 8 * MIB + 1), ((1 << 64) - 1, 2)):
+            with pytest.raises(errors.Range):
+                user.store.put(user.region, [(b"key", [(offset, length)])])
+        with pytest.raises(errors.Invalid):
+            user.store.put(user.region, [(b"key", [])])
+        assert user.has(b"key") == [False]
+        read_only = user.client.region(user.memory, access="r")
+        assert user.put(b"key", b"x") == Status.OK
+        with pytest.raises(errors.Denied):
+            user.store.get(read_only, [(b"key", [(0, 1)])])
+        assert user.store.remove([b"key"])[0].status == Status.OK, "nothing holds it"
+
+
+def test_hostile_requests(agent):
+    """Each is refused by name, and leaves nothing behind."""
+    raw = Raw(agent)
+    copy = {"region": 0, "deadline_ms": 0, "flags": 0, "space": "", "keys": b"\x01k", "items": [(1, 0)], "ranges": [(0, 1)]}
+    for pack in (s.pack_store_put, s.pack_store_get):
+        for change, name in (({"keys": b""}, "invalid"), ({"keys": b"\x00"}, "invalid"), ({"keys": b"\x05abc"}, "invalid"),
+                             ({"items": []}, "invalid"), ({"items": [(0, 0)]}, "invalid"), ({"items": [(2, 0)]}, "invalid"),
+                             ({"items": [(0xffffffff, 0)]}, "invalid"), ({"ranges": [(0, 0)]}, "range"),
+                             ({"ranges": [(0, 1), (0, 1)]}, "invalid"), ({"space": "x"}, "denied"),
+                             ({"keys": b"\x01k\x01l", "items": [(2, 0), (0, 0)], "ranges": [(0, 1 << 63), (0, 1 << 63)]}, "range"),
+                             ({"keys": b"\x01k" * 1025, "items": [(1, 0)]}, "too_large")):
+            raw.request(pack, **(copy | change))
+            assert raw.error(raw.last_id) == name, change
+    raw.request(s.pack_store_put, **copy)
+    assert raw.error(raw.last_id) in ("not_found", "invalid"), "the region is unknown"
+    with User(agent) as user:
+        assert user.has(b"k") == [False]
+        assert counters(agent)["dray_store_bytes"] == 0
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+def test_examples(agent, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "client/python"), "LD_LIBRARY_PATH": str(LIBRARY.parent)}
+
+    def run(*command):
+        return subprocess.run([str(c) for c in command], env=environment, text=True, timeout=LIMIT, check=True, stdout=subprocess.PIPE).stdout
+    assert "fetched 0 blocks" in run(sys.executable, ROOT / "examples/store/fetch_or_compute.py", agent.socket)
+    assert "fetched 8 blocks" in run(sys.executable, ROOT / "examples/store/fetch_or_compute.py", agent.socket)
+    program = tmp_path / "put_get"
+    (tmp_path / "dray").symlink_to(ROOT / "client")
+    run("cc", "-Wall", "-Werror", "-I", tmp_path, "-o", program, ROOT / "examples/store/put_get.c", LIBRARY)
+    assert run(program, agent.socket) == "put: stored\ngot 65536 bytes\nin place: x\n"
+    assert run(program, agent.socket).startswith("put: it was there")

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store against a model: random PUT, GET, REMOVE, pins and leases of two owners, with bytes that tell each object. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "agent/store/store.h"
+#include "agent/store/internal.h"
+#include "schema/gen/errors.h"
+
+#define MIB (1ull << 20)
+#define KEYS 64
+#define STEPS 20000
+
+static struct budgets budgets;
+static struct owner_account accounts[2];
+static int kept;
+
+static void keep(struct owner_account *a)
+{
+	(void)a;
+	kept++;
+}
+
+static void release(struct owner_account *a)
+{
+	(void)a;
+	kept--;
+}
+
+static struct store *store_make(enum policy_kind policy, bool evict)
+{
+	static const char *const spaces[] = { "both=t:*", "one=t:0" };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_config cfg = {
+		.bytes = 16 * MIB,
+		.segment_size = 2 * MIB,
+		.policy = policy,
+		.evict = evict,
+		.retry_ms = 1,
+		.spaces = spaces,
+		.n_spaces = 2,
+		.keep = keep,
+		.release = release,
+	};
+	struct store *s;
+
+	memset(&budgets, 0, sizeof(budgets));
+	for (unsigned i = 0; i < RESOURCE_N; i++)
+		budgets.of[i].max = budgets.of[i].owner_max = 12 * MIB;
+	for (unsigned i = 0; i < 2; i++)
+		budget_account_init(&accounts[i].budget, &budgets, "t", i);
+	assert_int_equal(store_new(&s, &cfg, &err), 0);
+	return s;
+}
+
+static uint8_t *bytes_of(struct store *s, const struct store_object *o)
+{
+	return store_region(s)->extents[0].base + store_object_offset(o);
+}
+
+struct model {
+	struct store *s;
+	struct store_user *u;
+	struct store_member *m;
+	uint32_t version[KEYS]; /* 0: removed, or it never was */
+	uint32_t length[KEYS];
+	uint32_t last;
+};
+
+static struct store_key key_of(char *text, unsigned k)
+{
+	return (struct store_key){ (uint8_t *)text, (uint32_t)snprintf(text, 16, "key-%u", k) };
+}
+
+static void put(struct model *m, unsigned k)
+{
+	uint32_t n = 1 + (uint32_t)rand() % (rand() % 8 ? 5000 : 900000);
+	struct store_object *o;
+	char text[16];
+	enum dmsg_store_status status =
+		store_put_begin(m->m, key_of(text, k), n, (uint32_t)rand() % 1000, &o);
+
+	if (status == DMSG_STORE_STATUS_EXISTS) {
+		assert_true(m->version[k]);
+		return;
+	}
+	if (status == DMSG_STORE_STATUS_BUSY)
+		return;
+	assert_int_equal(status, DMSG_STORE_STATUS_OK);
+	memset(bytes_of(m->s, o), (int)(++m->last & 0xff), n);
+	if (rand() % 10 == 0) {
+		store_put_end(o, false);
+		return;
+	}
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+	m->version[k] = m->last;
+	m->length[k] = n;
+}
+
+static void get(struct model *m, unsigned k)
+{
+	char text[16];
+	struct store_object *o = store_get_begin(m->m, key_of(text, k));
+
+	if (!o)
+		return;
+	assert_true(m->version[k]);
+	assert_int_equal(store_object_bytes(o), m->length[k]);
+	for (uint32_t i = 0; i < m->length[k]; i += m->length[k] / 7 + 1)
+		assert_int_equal(bytes_of(m->s, o)[i], m->version[k] & 0xff);
+	assert_int_equal(bytes_of(m->s, o)[m->length[k] - 1], m->version[k] & 0xff);
+	store_get_end(o);
+}
+
+static void step(struct model *m)
+{
+	struct dmsg_store_result result;
+	struct dmsg_store_place place;
+	struct store_files files;
+	unsigned k = (unsigned)rand() % KEYS;
+	char text[16];
+	struct store_key key = key_of(text, k);
+
+	switch (rand() % 8) {
+	case 0:
+		store_remove(m->m, &key, 1, &result);
+		if (!result.status)
+			m->version[k] = 0;
+		break;
+	case 1:
+		store_pin(m->u, m->m, &key, 1, &result);
+		break;
+	case 2:
+		store_unpin(m->u, m->m, &key, 1, &result);
+		break;
+	case 3:
+		store_read(m->u, m->m, &key, 1, &place, &files);
+		for (unsigned i = 0; i < files.n; i++)
+			close(files.fd[i]);
+		if (!place.status) {
+			uint8_t wire[DMSG_STORE_LEASE_SIZE];
+
+			dmsg_store_lease_put(wire, &(struct dmsg_store_lease){ place.lease });
+			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }), 1);
+			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }), 0);
+		}
+		break;
+	case 4:
+	case 5:
+		get(m, k);
+		break;
+	default:
+		put(m, k);
+	}
+}
+
+static void random_steps(enum policy_kind policy, bool evict)
+{
+	struct store *s = store_make(policy, evict);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct model models[2] = { { .s = s }, { .s = s } };
+
+	srand(policy + 1);
+	for (unsigned i = 0; i < 2; i++) {
+		models[i].u = store_user_new(s, &accounts[i], &err);
+		models[i].m = store_join(models[i].u, (struct dray_str){ "", 0 }, &err);
+		assert_non_null(models[i].m);
+	}
+	for (unsigned i = 0; i < STEPS; i++)
+		step(&models[rand() % 2]);
+	for (unsigned i = 0; i < 2; i++)
+		store_user_free(models[i].u);
+	assert_int_equal(store_totals(s).held_bytes, 0);
+	assert_int_equal(budgets.of[RESOURCE_STORE_HELD_BYTES].used, 0);
+	store_evict(s, "", "t", 0, UINT64_MAX);
+	store_evict(s, "", "t", 1, UINT64_MAX);
+	assert_int_equal(store_totals(s).objects, 0);
+	assert_int_equal(budgets.of[RESOURCE_STORE_BYTES].used, 0);
+	store_sweep(s);
+	assert_int_equal(kept, 0);
+	store_free(s);
+}
+
+static void test_random(void **state)
+{
+	(void)state;
+	for (unsigned p = 0; p < POLICY_KIND_N; p++) {
+		random_steps((enum policy_kind)p, true);
+		random_steps((enum policy_kind)p, false);
+	}
+}
+
+static void test_who_may_use_a_name_space(void **state)
+{
+	struct store *s = store_make(POLICY_LRU, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *a = store_user_new(s, &accounts[0], &err),
+			  *b = store_user_new(s, &accounts[1], &err);
+
+	(void)state;
+	assert_non_null(store_join(a, (struct dray_str){ "one", 3 }, &err));
+	assert_null(store_join(b, (struct dray_str){ "one", 3 }, &err));
+	assert_int_equal(err.code, DRAY_E_DENIED);
+	assert_null(store_join(b, (struct dray_str){ "on", 2 }, &err));
+	assert_ptr_not_equal(store_join(a, (struct dray_str){ "both", 4 }, &err), NULL);
+	assert_non_null(store_join(b, (struct dray_str){ "both", 4 }, &err));
+	store_user_free(a);
+	store_user_free(b);
+	store_sweep(s);
+	assert_int_equal(kept, 0);
+	store_free(s);
+}
+
+/* docs/store.md states the size. */
+static void test_bytes_of_an_object(void **state)
+{
+	(void)state;
+	/* the allocator adds 8 bytes, and 8 by rounding on average; the index has one or two pointers for each object */
+	assert_true(sizeof(struct store_object) + 8 + 8 + 16 <= 136);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_who_may_use_a_name_space),
+		cmocka_unit_test(test_bytes_of_an_object),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
