@@ -19,7 +19,7 @@ TURN_MAX = "0.1" if sanitized(DRAYD) else "0.01"
 SMALL_QUARANTINE = {"ASAN_OPTIONS": ":".join((os.environ.get("ASAN_OPTIONS", ""), "quarantine_size_mb=1",
                                               "thread_local_quarantine_size_kb=16")).lstrip(":")}
 # What the agent's allocator and caches may keep.
-MEMORY_SLACK, MAPPINGS_SLACK = 4 * MIB, 16
+MEMORY_SLACK, MAPPINGS_SLACK = (16 if sanitized(DRAYD) else 4) * MIB, 16
 
 
 class Honest:
