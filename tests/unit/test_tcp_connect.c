@@ -128,6 +128,7 @@ static void down(uint32_t code)
 	assert_int_equal(a->n_gone, 1);
 	assert_true(dray_list_empty(&a->session.xfers));
 	assert_int_equal(a->session.slices[DMSG_CLASS_BULK], 0);
+	assert_int_equal(a->core.awaited, 0);
 }
 
 static void test_down_idle(void **state)

@@ -20,14 +20,18 @@ static void test_statuses(void **state)
 					     { DRAY_E_REGION_FAULT, DRAY_E_REGION_FAULT },
 					     { DRAY_ERROR_N, DRAY_E_PROTOCOL },
 					     { UINT32_MAX, DRAY_E_PROTOCOL } };
+	uint64_t slice;
 	int fd;
 
 	hand_own_start();
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(codes); i++) {
 		lab_transfer1(a, 2 * i + 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
 		fd = hand_stream(1);
-		hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, codes[i][0]);
+		slice = hand_receive_write(fd, 0, 0, 100).slice;
+		assert_int_equal(a->core.awaited, 1);
+		hand_ack(fd, slice, codes[i][0]);
 		hand_expect_end(2 * i + 1, codes[i][1]);
+		assert_int_equal(a->core.awaited, 0);
 		lab_transfer1(a, 2 * i + 2, DMSG_DIRECTION_READ, 0, 0, MIB);
 		hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, hand_receive_read(fd, 0, MIB).slice,
 			    codes[i][0], 0);
@@ -73,6 +77,7 @@ static void test_bad_answers(void **state)
 		lab_settle(&hand.lab);
 		if (!lab_is_closed(&hand.lab, fd) || a->lost.n != i + 1)
 			fail_msg("accepted: %s", bad[i].what);
+		assert_int_equal(a->core.awaited, 0);
 		assert_int_equal(a->lost.id[i], hand.lab.raw_id[2 * i]);
 		hand_dead(i);
 		lab_advance(&hand.lab, 6000);
@@ -143,6 +148,7 @@ static void test_stop_write_sent(void **state)
 	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, 0);
 	hand_expect_end(3, 0);
+	assert_int_equal(a->core.awaited, 0);
 	hand_own_finish();
 }
 
@@ -214,6 +220,7 @@ static void test_stop_read(void **state)
 	lab_settle(&hand.lab);
 	hand_expect_end(3, 0);
 	assert_true(lab_equal(a, 2 * MIB, hand.payload, MIB));
+	assert_int_equal(a->core.awaited, 0);
 	assert_int_equal(a->lost.n, 0);
 	hand_own_finish();
 }

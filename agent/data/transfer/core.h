@@ -251,6 +251,7 @@ struct core {
 	struct dray_list free_slices; /* sched.c */
 	uint32_t slices_free;
 	uint64_t next_slice_id;
+	uint32_t awaited; /* descriptors on which a transport waits for an answer to its slices */
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;

@@ -15,7 +15,7 @@
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
 /*
  * Interval between looks at descriptors while rings are polled, because the system call costs as much as a small
- * transfer. It grows while nothing is found.
+ * transfer. It grows while nothing is found, unless a transport waits for a peer's answer on one of them.
  */
 #define LOOK_MIN_NS 2000
 #define LOOK_MAX_NS 16000
@@ -141,6 +141,15 @@ static void look(struct worker *w, int64_t timeout)
 	rings_awake(w);
 }
 
+/* True if descriptors can wait: rings are polled, and the last look was a short time ago. */
+static bool looked_lately(const struct worker *w)
+{
+	const struct core *c = &w->core;
+	int64_t interval = c->awaited ? LOOK_MIN_NS : w->look_ns;
+
+	return rings_polled(w) && c->now_ns - w->looked_ns < interval;
+}
+
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
@@ -179,7 +188,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		dray_linger_worked(&w->linger, c->now_ns);
 	else if (may_sleep)
 		timeout = rest(w, next);
-	if (may_sleep && !timeout && rings_polled(w) && c->now_ns - w->looked_ns < w->look_ns)
+	if (may_sleep && !timeout && looked_lately(w))
 		return;
 	look(w, timeout);
 }

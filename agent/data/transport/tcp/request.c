@@ -46,6 +46,8 @@ void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
 		p->head++;
 	if (p->sent == p->tail)
 		p->heads_used = 0;
+	if (p->head == p->tail)
+		p->s.tcp->c->awaited--;
 }
 
 static uint64_t frame_total(const struct tcp_frame *f)
@@ -69,6 +71,7 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 	};
 
 	if (p->head == p->tail) {
+		t->c->awaited++;
 		p->s.moved_ns = t->c->now_ns;
 		tcp_timer(t, t->c->now_ns + t->c->cfg.slice_timeout_ns);
 	}
@@ -357,6 +360,15 @@ static void answer_complete(struct tcp_stream *s)
 		answered(p, f, 0);
 }
 
+void tcp_frames_forget(struct tcp_requester *p)
+{
+	if (p->head != p->tail)
+		p->s.tcp->c->awaited--;
+	p->head = p->sent = p->tail;
+	p->sent_of = p->in_flight = 0;
+	p->rx = NULL;
+}
+
 void tcp_requester_lose(struct tcp_stream *stream)
 {
 	struct tcp_requester *p = requester_of(stream);
@@ -382,9 +394,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 		else
 			dray_list_add(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
 	}
-	p->head = p->sent = p->tail;
-	p->sent_of = p->in_flight = 0;
-	p->rx = NULL;
+	tcp_frames_forget(p);
 	tcp_channel_pull_later(ch);
 	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
 	xfer_slices_end(c, &over, 0);

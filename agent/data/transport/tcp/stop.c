@@ -97,6 +97,7 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 		for (uint32_t i = p->head; i != p->tail; i++)
 			if (tcp_frame_at(p, i)->slice)
 				dray_list_add(&over, &tcp_frame_at(p, i)->slice->link);
+		tcp_frames_forget(p);
 		tcp_stream_free_later(&p->s);
 	}
 	ch->n_streams = ch->n_open = 0;

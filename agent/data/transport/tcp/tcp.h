@@ -268,6 +268,8 @@ static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i
 
 /* The frame is answered or will not be sent; the caller takes its slice. */
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f);
+/* The stream is closed, and its frames' slices are the caller's. */
+void tcp_frames_forget(struct tcp_requester *p);
 /* Gives slices to streams that have room. True: the budget ended it. */
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
