@@ -213,7 +213,7 @@ const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {
 	  DRAY_METRIC_TYPE_COUNTER, DRAY_METRIC_OWNER_CONTROL, "" },
 	{ "dray_store_evicted_bytes_total", "Bytes of evicted objects.",
 	  DRAY_METRIC_TYPE_COUNTER, DRAY_METRIC_OWNER_CONTROL, "bytes" },
-	{ "dray_store_evicted_cost_us_total",
+	{ "dray_store_evicted_cost_total",
 		"Microseconds that it takes to compute the evicted objects again, as their clients said.",
 	  DRAY_METRIC_TYPE_COUNTER, DRAY_METRIC_OWNER_CONTROL, "" },
 };

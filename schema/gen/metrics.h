@@ -129,7 +129,7 @@ enum dray_metric {
 	/*
 	 * Microseconds that it takes to compute the evicted objects again, as their clients said.
 	 */
-	DRAY_METRIC_STORE_EVICTED_COST_US_TOTAL,
+	DRAY_METRIC_STORE_EVICTED_COST_TOTAL,
 	DRAY_METRIC_N,
 };
 

@@ -49,7 +49,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_HELD_BYTES] = store.held_bytes;
 	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
 	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
-	v[DRAY_METRIC_STORE_EVICTED_COST_US_TOTAL] = store.evicted_cost_us;
+	v[DRAY_METRIC_STORE_EVICTED_COST_TOTAL] = store.evicted_cost_us;
 	v[DRAY_METRIC_LEASES] = leases.leases;
 	v[DRAY_METRIC_LEASE_HOLDERS] = leases.holders;
 	v[DRAY_METRIC_LEASES_MADE_TOTAL] = leases.made;
