@@ -230,6 +230,9 @@ static void other_answered(void *arg, uint32_t code, const union pmsg_body *repl
 	dray_assert(asked--);
 }
 
+/* The client that imports. */
+static const struct peer_client client = { "tenant=default uid=1000" };
+
 static void import_something(struct rig *rig, struct peer *peer, bool is_lease, const uint8_t *p,
 			     size_t n)
 {
@@ -240,7 +243,7 @@ static void import_something(struct rig *rig, struct peer *peer, bool is_lease, 
 		return;
 	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
 	t.incarnation = peer->incarnation;
-	if (peer_import(rig->peers, &t, is_lease, "127.0.0.1:1", &rig_client, n ? p[0] * MS : 0,
+	if (peer_import(rig->peers, &t, is_lease, "127.0.0.1:1", &client, n ? p[0] * MS : 0,
 			imported, NULL, &last_import, NULL) == 0)
 		pending++;
 }

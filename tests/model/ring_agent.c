@@ -119,6 +119,14 @@ bool wsession_read(struct wsession *s)
 	return false;
 }
 
+void wsessions_send_again(struct worker *w)
+{
+}
+
+void turn_meter_read(struct turn_meter *m, int64_t now_ns)
+{
+}
+
 void dray_spsc_send(struct dray_spsc *s, const void *slot)
 {
 }

@@ -116,7 +116,8 @@ static void a_named_file_must_exist(void **state)
 
 	assert_int_equal(config_load(&c, &args, &e), -ENOENT);
 	config_deinit(&c);
-	assert_string_equal(e.msg, "/nonexistent/drayd.conf: there is no such file");
+	assert_string_equal(e.msg, "/nonexistent/drayd.conf: there is no such file; "
+				   "name another one with --config");
 	args.file = dir;
 	e = DRAY_ERR_NULL;
 	assert_int_equal(config_load(&c, &args, &e), -EISDIR);
