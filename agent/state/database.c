@@ -29,20 +29,43 @@
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 
-static const struct database_schema own_schema = { dray_state_migrations, DRAY_STATE_VERSION };
+static const struct database_schema own_schema = {
+	.migrations = dray_state_migrations,
+	.version = DRAY_STATE_VERSION,
+	.what = "state",
+	.setting = "agent.state_dir",
+	.statements = dray_state_statements,
+	.n_statements = DRAY_STATE_STATEMENT_N,
+	.application_id = DRAY_STATE_APPLICATION_ID,
+};
 
-static int no_space(struct dray_err *reterr, const char *doing)
+static struct database_schema complete(const struct database_schema *schema)
 {
-	return dray_err_set(reterr, -ENOSPC, DRAY_E_NO_SPACE,
-			    "%s state: no space left; free some, or set agent.state_dir", doing);
+	struct database_schema full = own_schema;
+
+	if (!schema)
+		return full;
+	if (schema->what)
+		return *schema;
+	full.migrations = schema->migrations;
+	full.version = schema->version;
+	return full;
 }
 
-static int refused_by_system(struct dray_err *reterr, const char *doing, int err, const char *text)
+static int no_space(struct database *s, struct dray_err *reterr, const char *doing)
+{
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_NO_SPACE,
+			    "%s %s: no space left; free some, or set %s", doing, s->schema.what,
+			    s->schema.setting);
+}
+
+static int refused_by_system(struct database *s, struct dray_err *reterr, const char *doing,
+			     int err, const char *text)
 {
 	if (err == ENOSPC || err == EDQUOT)
-		return no_space(reterr, doing);
-	return dray_err_set(reterr, err ? -err : -EIO, DRAY_E_IO, "%s state: %s", doing,
-			    err ? dray_errno_text(err) : text);
+		return no_space(s, reterr, doing);
+	return dray_err_set(reterr, err ? -err : -EIO, DRAY_E_IO, "%s %s: %s", doing,
+			    s->schema.what, err ? dray_errno_text(err) : text);
 }
 
 int database_failed(struct database *s, int code, const char *doing, struct dray_err *reterr)
@@ -52,21 +75,20 @@ int database_failed(struct database *s, int code, const char *doing, struct dray
 
 	switch (code & 0xff) {
 	case SQLITE_NOMEM:
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s state: no memory",
-				    doing);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s %s: no memory", doing,
+				    s->schema.what);
 	case SQLITE_FULL:
-		return no_space(reterr, doing);
+		return no_space(s, reterr, doing);
 	case SQLITE_READONLY:
 		return dray_err_set(reterr, -EROFS, DRAY_E_DENIED,
-				    "%s state: it is read-only; let the agent write it, or set "
-				    "agent.state_dir",
-				    doing);
+				    "%s %s: it is read-only; let the agent write it, or set %s",
+				    doing, s->schema.what, s->schema.setting);
 	case SQLITE_BUSY:
 	case SQLITE_LOCKED:
 	case SQLITE_PROTOCOL:
 		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "%s state: another process has it open; stop that process",
-				    doing);
+				    "%s %s: another process has it open; stop that process", doing,
+				    s->schema.what);
 	case SQLITE_CORRUPT:
 	case SQLITE_NOTADB:
 	case SQLITE_FORMAT:
@@ -77,7 +99,7 @@ int database_failed(struct database *s, int code, const char *doing, struct dray
 	case SQLITE_TOOBIG:
 		return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID, "%s", text);
 	default:
-		return refused_by_system(reterr, doing, err, text);
+		return refused_by_system(s, reterr, doing, err, text);
 	}
 }
 
@@ -116,7 +138,8 @@ static bool has_recovery(const char *path)
 }
 
 /* sqlite3 would not restrict the mode to the agent. */
-static int make_file(const char *path, struct database_info *info, struct dray_err *reterr)
+static int make_file(struct database *s, const char *path, struct database_info *info,
+		     struct dray_err *reterr)
 {
 	struct stat st;
 	int fd;
@@ -133,10 +156,10 @@ static int make_file(const char *path, struct database_info *info, struct dray_e
 		return 0;
 	}
 	if (errno != ENOENT)
-		return refused_by_system(reterr, "opening", errno, "");
+		return refused_by_system(s, reterr, "opening", errno, "");
 	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0)
-		return refused_by_system(reterr, "making", errno, "");
+		return refused_by_system(s, reterr, "making", errno, "");
 	dray_close(fd);
 	info->created = true;
 	return 0;
@@ -195,7 +218,7 @@ static int open_to_read(struct database *s, const char *path, struct dray_err *r
 static int open_file(struct database *s, const char *path, struct database_info *info,
 		     struct dray_err *reterr)
 {
-	int r = make_file(path, info, reterr);
+	int r = make_file(s, path, info, reterr);
 
 	if (r)
 		return r;
@@ -214,8 +237,7 @@ static int not_ours(struct dray_err *reterr)
 			    "it is a database of another program");
 }
 
-static int read_version(struct database *s, const struct database_schema *schema,
-			struct database_info *info, struct dray_err *reterr)
+static int read_version(struct database *s, struct database_info *info, struct dray_err *reterr)
 {
 	int64_t version = 0, application = 0, objects = 0;
 	int r = read_number(s, "PRAGMA user_version", &version, reterr);
@@ -229,35 +251,34 @@ static int read_version(struct database *s, const struct database_schema *schema
 	info->version = (unsigned)version;
 	info->created |= !version && !objects;
 	if (version < 0 || (!version && objects) ||
-	    (version && application != DRAY_STATE_APPLICATION_ID))
+	    (version && application != s->schema.application_id))
 		return not_ours(reterr);
-	if (version > schema->version)
+	if (version > s->schema.version)
 		return dray_err_set(reterr, DATABASE_E_NEWER, DRAY_E_VERSION,
 				    "it is of version %" PRId64 ", this release knows %u", version,
-				    schema->version);
+				    s->schema.version);
 	return 0;
 }
 
-static int migrate(struct database *s, const struct database_schema *schema, unsigned from,
-		   struct dray_err *reterr)
+static int migrate(struct database *s, unsigned from, struct dray_err *reterr)
 {
-	char version[48];
+	const struct database_schema *schema = &s->schema;
+	char version[96];
 	int r = database_run(s, "BEGIN IMMEDIATE", "migrating", reterr);
 
 	for (unsigned i = from; !r && i < schema->version; i++)
 		r = database_run(s, schema->migrations[i].text, "migrating", reterr);
-	snprintf(version, sizeof(version), "PRAGMA user_version = %u", schema->version);
+	snprintf(version, sizeof(version),
+		 "PRAGMA user_version = %u; PRAGMA application_id = %" PRId32, schema->version,
+		 schema->application_id);
 	if (!r)
 		r = database_run(s, version, "migrating", reterr);
-	if (!r)
-		r = database_run(s, "PRAGMA application_id = " TEXT_OF(DRAY_STATE_APPLICATION_ID),
-				 "migrating", reterr);
 	return r ? r : database_run(s, "COMMIT", "migrating", reterr);
 }
 
 /* Bounds the size of the files: at about 1 MiB the WAL is merged into the database and truncated. */
-static int set_up_writing(struct database *s, const struct database_schema *schema,
-			  const struct database_info *info, struct dray_err *reterr)
+static int set_up_writing(struct database *s, const struct database_info *info,
+			  struct dray_err *reterr)
 {
 	int r = database_run(s,
 			     "PRAGMA journal_mode = WAL;"
@@ -266,15 +287,17 @@ static int set_up_writing(struct database *s, const struct database_schema *sche
 			     "PRAGMA journal_size_limit = 1048576",
 			     "opening", reterr);
 
-	if (r || info->version == schema->version)
+	if (!r && s->schema.durable)
+		r = database_run(s, "PRAGMA synchronous = FULL", "opening", reterr);
+	if (r || info->version == s->schema.version)
 		return r;
-	return migrate(s, schema, info->version, reterr);
+	return migrate(s, info->version, reterr);
 }
 
 static int prepare(struct database *s, struct dray_err *reterr)
 {
-	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++) {
-		int code = sqlite3_prepare_v3(s->db, dray_state_statements[i], -1,
+	for (unsigned i = 0; i < s->schema.n_statements; i++) {
+		int code = sqlite3_prepare_v3(s->db, s->schema.statements[i], -1,
 					      SQLITE_PREPARE_PERSISTENT, &s->statements[i], NULL);
 
 		if (code != SQLITE_OK)
@@ -286,19 +309,21 @@ static int prepare(struct database *s, struct dray_err *reterr)
 int database_open(struct database **ret, const char *path, const struct database_schema *schema,
 		  struct database_info *ret_info, struct dray_err *reterr)
 {
-	struct database *s = calloc(1, sizeof(*s));
+	struct database_schema full = complete(schema);
+	struct database *s = calloc(1, sizeof(*s) + full.n_statements * sizeof(s->statements[0]));
 	int r;
 
 	*ret_info = (struct database_info){ .version = 0 };
-	schema = schema ? schema : &own_schema;
 	if (!s)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the state");
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the %s",
+				    full.what);
+	s->schema = full;
 	r = open_file(s, path, ret_info, reterr);
 	if (!r)
-		r = read_version(s, schema, ret_info, reterr);
+		r = read_version(s, ret_info, reterr);
 	if (!r && !s->read_only)
-		r = set_up_writing(s, schema, ret_info, reterr);
-	if (!r && s->read_only && ret_info->version != schema->version)
+		r = set_up_writing(s, ret_info, reterr);
+	if (!r && s->read_only && ret_info->version != s->schema.version)
 		r = database_failed(s, SQLITE_READONLY, "migrating", reterr);
 	if (!r)
 		r = prepare(s, reterr);
@@ -314,7 +339,7 @@ struct database *database_close(struct database *s, bool as_it_is)
 {
 	if (!s)
 		return NULL;
-	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++)
+	for (unsigned i = 0; i < s->schema.n_statements; i++)
 		sqlite3_finalize(s->statements[i]);
 	if (s->db && as_it_is)
 		sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);

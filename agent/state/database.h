@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The database file. Only this module uses sqlite3. Every call may block. One thread at a time, not always the same.
+ * A database file: that of the state, or with another schema. Only the owners of schemas use sqlite3. Every call may block. One thread at a time, not always the same.
  * Does not log.
  */
 #pragma once
@@ -19,6 +19,12 @@ enum database_error {
 struct database_schema {
 	const struct dray_state_migration *migrations;
 	unsigned version; /* how many there are */
+	/* The rest is that of the state if `what` is NULL. */
+	const char *what, *setting; /* for messages: "state", "agent.state_dir" */
+	const char *const *statements;
+	unsigned n_statements;
+	int32_t application_id;
+	bool durable; /* a commit waits for the disk */
 };
 
 struct database_info {
@@ -58,8 +64,9 @@ struct sqlite3_stmt;
 
 struct database {
 	struct sqlite3 *db;
-	struct sqlite3_stmt *statements[DRAY_STATE_STATEMENT_N];
+	struct database_schema schema;
 	bool read_only;
+	struct sqlite3_stmt *statements[];
 };
 
 /* Turns a result of sqlite3 into an error. `doing`: "opening", "writing". */

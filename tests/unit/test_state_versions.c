@@ -29,7 +29,8 @@ static const struct dray_state_migration later[] = {
 };
 
 static struct dray_state_migration migrations[DRAY_STATE_VERSION + 2];
-static struct database_schema schema = { migrations, DRAY_STATE_VERSION + 2 };
+static struct database_schema schema = { .migrations = migrations,
+					 .version = DRAY_STATE_VERSION + 2 };
 
 static int setup(void **state)
 {

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes whose bytes are in their segments, and removals, gather while a batch is committed, and are the next batch. A batch
+ * first waits until the bytes are on disk, then writes its rows as one transaction.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "agent/store/disk/internal.h"
+#include "schema/gen/errors.h"
+
+static int sync_segment(struct disk_segment *s)
+{
+	int r = disk_fault(s->disk, DISK_CALL_SYNC);
+
+	if (r < 0)
+		return r;
+	if (fdatasync(s->fd) < 0)
+		return -errno;
+	if (!s->synced && fsync(s->disk->dir_fd) < 0)
+		return -errno;
+	s->synced = true;
+	return 0;
+}
+
+static int sync_batch(struct disk_batch *b)
+{
+	struct disk_segment *last = NULL;
+	int r = 0;
+
+	dray_list_for_each(&b->requests, it, struct disk_request, link) {
+		if (r < 0 || it->removes || it->at.segment == last)
+			continue;
+		last = it->at.segment;
+		r = sync_segment(last);
+	}
+	return r < 0 ? dray_err_set(&b->why, r, DRAY_E_IO, "writing a segment of the disk tier: %s",
+				    dray_errno_text(r)) :
+		       0;
+}
+
+/* Gives the blocks back. Where the file system has no holes, they return with the segment. */
+static void punch(struct disk_batch *b)
+{
+	dray_list_for_each(&b->requests, it, struct disk_request, link)
+		if (it->removes && it->at.segment && segment_open(it->at.segment) == 0)
+			fallocate(it->at.segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				  (off_t)it->at.offset, (off_t)disk_blocks(it->at.bytes));
+}
+
+static void run_batch(struct dray_job *j)
+{
+	struct disk_batch *b = dray_container_of(j, struct disk_batch, job);
+	struct disk *d = dray_container_of(b, struct disk, batch);
+
+	b->why = DRAY_ERR_NULL;
+	b->result = sync_batch(b);
+	if (!b->result)
+		b->result = index_commit(d, &b->requests, &b->why);
+	if (!b->result)
+		punch(b);
+}
+
+static void let_go(struct disk *d, struct disk_request *r)
+{
+	/* A row at the start may name a segment that is gone. */
+	if (!r->at.segment)
+		return;
+	d->info.bytes -= disk_blocks(r->at.bytes);
+	r->at.segment->objects--;
+	segment_drop_if_empty(r->at.segment);
+}
+
+static void finish_removal(struct disk *d, struct disk_request *r)
+{
+	d->info.removals++;
+	let_go(d, r);
+	disk_complete(r, DISK_OK);
+}
+
+static void finish_write(struct disk *d, struct disk_request *r)
+{
+	*r->object = r->at;
+	d->info.writes++;
+	d->info.objects++;
+	disk_complete(r, DISK_OK);
+}
+
+void commit_fail(struct disk *d, struct disk_request *r)
+{
+	let_go(d, r);
+	disk_complete(r, DISK_DOWN);
+}
+
+void commit_fail_all(struct disk *d)
+{
+	struct dray_list all = DRAY_LIST_INIT(all);
+	struct disk_request *r;
+
+	dray_list_splice(&all, &d->to_commit);
+	while ((r = dray_list_pop(&all, struct disk_request, link))) {
+		if (r->removes)
+			dray_list_add(&d->to_commit, &r->link);
+		else
+			commit_fail(d, r);
+	}
+}
+
+static void batch_done(struct dray_job *j)
+{
+	struct disk_batch *b = dray_container_of(j, struct disk_batch, job);
+	struct disk *d = dray_container_of(b, struct disk, batch);
+	struct dray_list requests = DRAY_LIST_INIT(requests), again = DRAY_LIST_INIT(again);
+	struct disk_request *r;
+
+	d->committing = false;
+	if (b->result)
+		disk_failed(d, b->result, &b->why);
+	dray_list_splice(&requests, &b->requests);
+	while ((r = dray_list_pop(&requests, struct disk_request, link))) {
+		if (b->result && r->removes)
+			dray_list_add(&again, &r->link);
+		else if (b->result)
+			commit_fail(d, r);
+		else if (r->removes)
+			finish_removal(d, r);
+		else
+			finish_write(d, r);
+	}
+	/* Removals stay before writes that came later, which may have their keys. */
+	dray_list_splice(&again, &d->to_commit);
+	dray_list_splice(&d->to_commit, &again);
+	commit_kick(d);
+}
+
+void commit_kick(struct disk *d)
+{
+	if (d->committing || dray_list_empty(&d->to_commit) || d->info.state != DISK_STATE_OK)
+		return;
+	d->committing = true;
+	dray_list_splice(&d->batch.requests, &d->to_commit);
+	dray_jobs_add(d->committer, &d->batch.job, run_batch, batch_done);
+}
+
+void commit_add(struct disk *d, struct disk_request *r)
+{
+	dray_list_add(&d->to_commit, &r->link);
+	commit_kick(d);
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/store/disk/disk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/process/jobs.h"
+#include "agent/store/disk/internal.h"
+#include "lib/assert.h"
+#include "schema/gen/errors.h"
+
+/* sqlite needs more than the default of jobs_new(). */
+#define COMMITTER_STACK (512ul << 10)
+
+void disk_complete(struct disk_request *r, enum disk_result result)
+{
+	r->result = result;
+	if (result == DISK_CORRUPT)
+		r->disk->info.corrupt++;
+	r->done(r);
+}
+
+/* --- requests of the threads --------------------------------------------------------------------- */
+
+static void dispatch(struct disk *d);
+
+static struct disk_request *returned(struct dray_job *j)
+{
+	struct disk_request *r = dray_container_of(j, struct disk_request, job);
+
+	r->disk->in_flight[r->thread]--;
+	return r;
+}
+
+static void run_write(struct dray_job *j)
+{
+	io_write(dray_container_of(j, struct disk_request, job));
+}
+
+static void run_read(struct dray_job *j)
+{
+	io_read(dray_container_of(j, struct disk_request, job));
+}
+
+static void write_done(struct dray_job *j)
+{
+	struct disk_request *r = returned(j);
+	struct disk *d = r->disk;
+
+	if (r->error) {
+		struct dray_err why = dray_err_of(DRAY_E_IO,
+						  "writing a segment of the disk tier: %s",
+						  dray_errno_text(r->error));
+
+		disk_failed(d, r->error, &why);
+	}
+	if (d->info.state == DISK_STATE_OK)
+		commit_add(d, r);
+	else
+		commit_fail(d, r);
+	dispatch(d);
+}
+
+static void read_done(struct dray_job *j)
+{
+	struct disk_request *r = returned(j);
+	struct disk *d = r->disk;
+	enum disk_result result = DISK_OK;
+
+	r->at.segment->reads--;
+	d->info.reads++;
+	if (r->error)
+		result = r->error == -EBADMSG ? DISK_CORRUPT : DISK_FAILED;
+	d->info.errors += result == DISK_FAILED;
+	disk_complete(r, result);
+	dispatch(d);
+}
+
+/* The thread with the fewest requests; cfg.threads: all have THREAD_DEPTH. */
+static unsigned idlest(const struct disk *d)
+{
+	unsigned best = 0;
+
+	for (unsigned i = 1; i < d->cfg.threads; i++)
+		if (d->in_flight[i] < d->in_flight[best])
+			best = i;
+	return d->in_flight[best] < THREAD_DEPTH ? best : d->cfg.threads;
+}
+
+static void dispatch(struct disk *d)
+{
+	unsigned thread;
+
+	while (!dray_list_empty(&d->waiting) && (thread = idlest(d)) < d->cfg.threads) {
+		struct disk_request *r = dray_list_pop(&d->waiting, struct disk_request, link);
+
+		r->thread = thread;
+		d->in_flight[thread]++;
+		dray_jobs_add(d->threads[thread], &r->job, r->writes ? run_write : run_read,
+			      r->writes ? write_done : read_done);
+	}
+}
+
+static void submit(struct disk *d, struct disk_request *r)
+{
+	dray_list_add(&d->waiting, &r->link);
+	dispatch(d);
+}
+
+static void prepare(struct disk *d, struct disk_request *r)
+{
+	dray_assert(r->key_bytes <= DISK_KEY_MAX);
+	r->disk = d;
+	r->error = 0;
+	r->removes = r->writes = false;
+}
+
+/* --- where an object goes -------------------------------------------------------------------------- */
+
+static struct disk_segment *segment_for(struct disk *d, uint64_t bytes)
+{
+	struct disk_segment *s = d->tail;
+
+	if (s && s->end && s->end + disk_blocks(bytes) > d->cfg.segment_bytes) {
+		d->tail = NULL;
+		segment_drop_if_empty(s);
+		s = NULL;
+	}
+	if (!s)
+		s = d->tail = segment_new(d, d->next_id);
+	return s;
+}
+
+void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes)
+{
+	struct disk_segment *s = NULL;
+
+	dray_assert(!r->object->segment && bytes);
+	prepare(d, r);
+	if (d->info.state == DISK_STATE_OK)
+		s = segment_for(d, bytes);
+	if (!s) {
+		disk_complete(r, DISK_DOWN);
+		return;
+	}
+	r->writes = true;
+	r->at = (struct disk_object){ .segment = s, .offset = s->end, .bytes = bytes };
+	s->end += disk_blocks(bytes);
+	s->objects++;
+	d->info.bytes += disk_blocks(bytes);
+	submit(d, r);
+}
+
+void disk_read(struct disk *d, struct disk_request *r)
+{
+	dray_assert(r->object->segment);
+	prepare(d, r);
+	r->at = *r->object;
+	r->at.segment->reads++;
+	submit(d, r);
+}
+
+void disk_remove(struct disk *d, struct disk_request *r)
+{
+	dray_assert(r->object->segment);
+	prepare(d, r);
+	r->removes = true;
+	r->at = *r->object;
+	*r->object = (struct disk_object){ .segment = NULL };
+	d->info.objects--;
+	commit_add(d, r);
+}
+
+struct disk_info disk_info(const struct disk *d)
+{
+	return d->info;
+}
+
+/* --- start and end ----------------------------------------------------------------------------------- */
+
+static int start_threads(struct disk *d)
+{
+	int r = jobs_new(&d->committer, d->cfg.event, "disk-commit", COMMITTER_STACK);
+
+	for (unsigned i = 0; r >= 0 && i < d->cfg.threads; i++)
+		r = jobs_new(&d->threads[i], d->cfg.event, "disk-io", 0);
+	return r;
+}
+
+static int open_dir(struct disk *d, struct dray_err *reterr)
+{
+	d->dir_fd = open(d->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (d->dir_fd >= 0)
+		return 0;
+	return dray_err_set(reterr, -errno, DRAY_E_IO,
+			    "store.disk.dir %.100s: %s; make the folder, or set another one",
+			    d->dir, dray_errno_text(errno));
+}
+
+int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn found, void *arg,
+	      struct dray_err *reterr)
+{
+	struct disk *d = calloc(1, sizeof(*d));
+	int r;
+
+	if (!d)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for the disk tier");
+	dray_assert(cfg->threads && cfg->threads <= DISK_THREADS_MAX);
+	d->cfg = *cfg;
+	d->dir_fd = -1;
+	d->next_id = 1;
+	dray_list_init(&d->segments);
+	dray_list_init(&d->waiting);
+	dray_list_init(&d->to_commit);
+	dray_list_init(&d->batch.requests);
+	d->dir = strdup(cfg->dir);
+	r = d->dir ? open_dir(d, reterr) :
+		     dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
+	if (!r)
+		r = index_open(d, reterr);
+	if (!r)
+		r = load(d, found, arg, reterr);
+	if (!r && start_threads(d) < 0)
+		r = dray_err_set(reterr, -EAGAIN, DRAY_E_NO_MEMORY, "no threads for the disk tier");
+	if (r < 0) {
+		disk_close(d);
+		return r;
+	}
+	commit_kick(d);
+	*ret = d;
+	return 0;
+}
+
+struct disk *disk_close(struct disk *d)
+{
+	if (!d)
+		return NULL;
+	sd_event_source_disable_unref(d->timer);
+	for (unsigned i = 0; i < DISK_THREADS_MAX; i++)
+		jobs_free(d->threads[i]);
+	jobs_free(d->committer);
+	load_free(d);
+	index_close(d);
+	dray_list_for_each(&d->segments, s, struct disk_segment, link)
+		segment_free(s);
+	dray_close(d->dir_fd);
+	free(d->dir);
+	free(d);
+	return NULL;
+}

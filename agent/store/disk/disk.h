@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Objects on a local disk. It knows keys, bytes and costs, and no requests.
+ *
+ * Objects are appended to segment files; index.db, an sqlite database beside them, has a row for each object. A write is
+ * complete when its bytes and then its row are on disk, so after kill -9 or a power cut each completed object is there,
+ * and none is torn. The CRC-32C of bytes and key is in the row, and each read verifies it. The bytes of a removed object are
+ * given back to the file system as a hole, and a segment without objects is removed.
+ *
+ * Threads of the module read, write and commit. Requests complete on the control thread. When the disk cannot be written,
+ * writes fail at once and the tier is marked; it returns by itself, once a test file can be written. All functions belong
+ * to the control thread.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <systemd/sd-event.h>
+
+#include "lib/err.h"
+#include "lib/jobs.h"
+#include "lib/list.h"
+
+#define DISK_KEY_MAX 512
+#define DISK_BLOCK 4096u /* objects begin and end at multiples of it */
+
+struct disk;
+struct disk_segment;
+
+/* Where an object is; embedded by the owner. Zeroed: not on disk. */
+struct disk_object {
+	struct disk_segment *segment; /* NULL: not on disk */
+	uint64_t offset, bytes;
+	uint32_t crc;
+};
+
+enum disk_result {
+	DISK_OK,
+	DISK_DOWN,    /* the tier cannot be written now */
+	DISK_CORRUPT, /* the bytes are not those that were written; remove the object */
+	DISK_FAILED,  /* the disk reported an error of reading */
+};
+
+/* Of the owner, who keeps it, the object, the key and the buffer until done() is called, which may free them. */
+struct disk_request {
+	struct disk_object *object;
+	const void *key;
+	uint32_t key_bytes;
+	float cost;   /* of a write; returned by disk_open() */
+	void *buffer; /* fastest at multiples of DISK_BLOCK */
+	void (*done)(struct disk_request *r);
+	enum disk_result result;
+
+	/* of the module */
+	struct disk *disk;
+	struct dray_job job;
+	struct dray_list link;
+	struct disk_object at;
+	unsigned thread;
+	int error; /* -errno */
+	bool writes, removes;
+};
+
+enum disk_state {
+	DISK_STATE_OK,
+	DISK_STATE_FULL,
+	DISK_STATE_READ_ONLY,
+	DISK_STATE_FAILING,
+};
+
+/* System calls that a test can let fail: returns 0 or -errno. Called by any thread. */
+enum disk_call {
+	DISK_CALL_OPEN,
+	DISK_CALL_READ,
+	DISK_CALL_WRITE,
+	DISK_CALL_SYNC,
+	DISK_CALL_COMMIT
+};
+
+struct disk_config {
+	sd_event *event;
+	const char *dir; /* exists */
+	uint64_t segment_bytes;
+	unsigned threads; /* that read and write: 1 to DISK_THREADS_MAX */
+	int64_t retry_min_ns,
+		retry_max_ns; /* of tests whether the disk can be written; 0: 1 s and 30 s */
+	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
+	void *arg;
+	int (*fault)(enum disk_call call); /* for tests; may be NULL */
+};
+
+#define DISK_THREADS_MAX 16
+
+/* Each object that is found. Returns the object that is to be filled; NULL: it is removed from the disk later. */
+typedef struct disk_object *(*disk_found_fn)(void *arg, const void *key, uint32_t key_bytes,
+					     uint64_t bytes, float cost);
+
+/*
+ * Opens or makes the tier, and reports what is there. Blocks for some microseconds an object, so it is called at start
+ * only. An index of a later version is refused. 0 or -errno with reterr.
+ */
+int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn found, void *arg,
+	      struct dray_err *reterr);
+
+/* No request may be in flight. NULL is allowed. Returns NULL. */
+struct disk *disk_close(struct disk *d);
+
+/* bytes: of the object. done() may be called before this returns. The object must not be on disk. */
+void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes);
+
+/* The buffer has the bytes of the object if the result is DISK_OK, else anything. */
+void disk_read(struct disk *d, struct disk_request *r);
+
+/* No request for the object may be in flight. The object is not on disk from now on; done(): nor after a restart. */
+void disk_remove(struct disk *d, struct disk_request *r);
+
+struct disk_info {
+	enum disk_state state;
+	char why[DRAY_ERR_MSG_MAX]; /* unless the state is ok */
+	uint64_t objects, bytes;    /* bytes: in blocks */
+	uint64_t segments, reads, writes, removals, corrupt, errors;
+};
+struct disk_info disk_info(const struct disk *d);

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A tier that cannot be written is marked, and its writes fail at once. From time to time the committing thread writes a
+ * test file and the index; when both are on disk, the tier returns.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent/store/disk/internal.h"
+#include "lib/backoff.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+#define TEST_FILE "test"
+#define RETRY_MIN_NS (1 * DRAY_NS_PER_SEC)
+#define RETRY_MAX_NS (30 * DRAY_NS_PER_SEC)
+
+static enum disk_state state_of(int error)
+{
+	switch (error) {
+	case -ENOSPC:
+	case -EDQUOT:
+		return DISK_STATE_FULL;
+	case -EROFS:
+		return DISK_STATE_READ_ONLY;
+	default:
+		return DISK_STATE_FAILING;
+	}
+}
+
+static void set_state(struct disk *d, enum disk_state state, const struct dray_err *why)
+{
+	d->info.state = state;
+	snprintf(d->info.why, sizeof(d->info.why), "%s", why->msg);
+	if (d->cfg.state_changed)
+		d->cfg.state_changed(d->cfg.arg, state, why);
+}
+
+/* As large as some objects: a disk that is nearly full has room for one block for a long time. */
+static int write_test_file(struct disk *d)
+{
+	static const uint8_t bytes[16 * DISK_BLOCK];
+	int fd dray_auto_close = openat(
+		d->dir_fd, TEST_FILE, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int r = 0;
+
+	if (fd < 0)
+		return -errno;
+	for (unsigned i = 0; !r && i < 16; i++)
+		if (write(fd, bytes, sizeof(bytes)) != (ssize_t)sizeof(bytes))
+			r = errno ? -errno : -ENOSPC;
+	if (!r && fdatasync(fd) < 0)
+		r = -errno;
+	unlinkat(d->dir_fd, TEST_FILE, 0);
+	return r;
+}
+
+static void run_probe(struct dray_job *j)
+{
+	struct disk *d = dray_container_of(j, struct disk, probe);
+	static const enum disk_call calls[] = { DISK_CALL_OPEN, DISK_CALL_WRITE, DISK_CALL_SYNC };
+	int r = 0;
+
+	d->probe_why = DRAY_ERR_NULL;
+	for (unsigned i = 0; !r && i < DRAY_ARRAY_SIZE(calls); i++)
+		r = disk_fault(d, calls[i]);
+	errno = 0;
+	if (!r)
+		r = write_test_file(d);
+	if (r < 0)
+		dray_err_set(&d->probe_why, r, DRAY_E_IO, "writing a test file to %.100s: %s",
+			     d->dir, dray_errno_text(r));
+	else
+		r = index_commit(d, &d->batch.requests, &d->probe_why);
+	d->probe_result = r;
+}
+
+static void start_timer(struct disk *d);
+
+static void probe_done(struct dray_job *j)
+{
+	struct disk *d = dray_container_of(j, struct disk, probe);
+
+	d->probing = false;
+	if (!d->probe_result) {
+		d->failures = 0;
+		set_state(d, DISK_STATE_OK, &DRAY_ERR_NULL);
+		commit_kick(d);
+		return;
+	}
+	if (state_of(d->probe_result) != d->info.state)
+		set_state(d, state_of(d->probe_result), &d->probe_why);
+	start_timer(d);
+}
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct disk *d = arg;
+
+	d->timer = sd_event_source_disable_unref(d->timer);
+	dray_jobs_add(d->committer, &d->probe, run_probe, probe_done);
+	return 0;
+}
+
+static void start_timer(struct disk *d)
+{
+	int64_t min = d->cfg.retry_min_ns ? d->cfg.retry_min_ns : RETRY_MIN_NS;
+	int64_t max = d->cfg.retry_max_ns ? d->cfg.retry_max_ns : RETRY_MAX_NS;
+	int64_t pause = backoff_spread(backoff_pause(++d->failures, min, max));
+
+	d->probing = sd_event_add_time_relative(d->cfg.event, &d->timer, CLOCK_MONOTONIC,
+						(uint64_t)pause / 1000, 0, on_timer, d) >= 0;
+}
+
+void disk_failed(struct disk *d, int error, const struct dray_err *why)
+{
+	d->info.errors++;
+	/* What was written behind an error may be lost, so nothing is appended there. */
+	if (d->tail) {
+		struct disk_segment *s = d->tail;
+
+		d->tail = NULL;
+		segment_drop_if_empty(s);
+	}
+	if (d->info.state == DISK_STATE_OK)
+		set_state(d, state_of(error), why);
+	commit_fail_all(d);
+	if (!d->probing)
+		start_timer(d);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "agent/state/database.h"
+#include "agent/store/disk/disk.h"
+
+#include <pthread.h>
+
+/* Requests that a thread may have at a time: one runs, and one waits so that the thread need not wait for the control thread. */
+#define THREAD_DEPTH 2
+
+struct disk_segment {
+	struct dray_list link;
+	struct disk *disk;
+	uint32_t id;
+	uint64_t end;         /* where the next object begins */
+	uint64_t objects;     /* also those that are being written or removed */
+	uint64_t reads;       /* in flight */
+	pthread_mutex_t lock; /* of the next two, while the file is opened */
+	int fd;               /* -1: not opened yet */
+	bool synced;          /* its name is on disk; of the committing thread */
+	struct dray_job removal;
+};
+
+struct disk_batch {
+	struct dray_job job;
+	struct dray_list requests; /* in order */
+	int result;
+	struct dray_err why;
+};
+
+struct disk {
+	struct disk_config cfg;
+	char *dir;
+	int dir_fd;
+	struct disk_info info;
+	struct dray_list segments;
+	struct disk_segment *tail; /* objects are appended to it; NULL: to a new one */
+	uint32_t next_id;
+
+	struct dray_list waiting; /* requests for the threads */
+	struct dray_jobs *threads[DISK_THREADS_MAX];
+	unsigned in_flight[DISK_THREADS_MAX];
+
+	/* The committing thread. */
+	struct dray_jobs *committer;
+	struct database *index; /* of that thread, after the start; NULL: to be opened */
+	struct dray_list to_commit;
+	struct disk_batch batch;
+	bool committing, probing;
+	struct dray_job probe;
+	int probe_result;
+	struct dray_err probe_why;
+	uint32_t failures;
+	sd_event_source *timer;
+};
+
+/* --- index.c: index.db --- */
+int index_open(struct disk *d, struct dray_err *reterr);
+void index_close(struct disk *d);
+struct index_row {
+	const void *key;
+	uint32_t key_bytes, segment, crc;
+	uint64_t offset, bytes;
+	float cost;
+};
+typedef void (*index_row_fn)(struct disk *d, const struct index_row *row, void *arg);
+int index_load(struct disk *d, index_row_fn fn, void *arg, struct dray_err *reterr);
+/* Writes and removes rows as one transaction, which is on disk afterwards. 0 or as database.h. */
+int index_commit(struct disk *d, const struct dray_list *requests, struct dray_err *reterr);
+
+/* --- segment.c: files --- */
+struct disk_segment *segment_new(struct disk *d, uint32_t id);
+void segment_free(struct disk_segment *s);
+/* Removes the file if nothing is in it, and nothing will be; frees the segment. */
+void segment_drop_if_empty(struct disk_segment *s);
+/* At the start. */
+void segment_remove_now(struct disk_segment *s);
+void segment_name(uint32_t id, char ret[32]);
+/* Opens the file if needed. Any thread. 0 or -errno. */
+int segment_open(struct disk_segment *s);
+/* Sizes in blocks. */
+static inline uint64_t disk_blocks(uint64_t bytes)
+{
+	return (bytes + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
+}
+
+/* --- io.c: on a thread --- */
+void io_write(struct disk_request *r);
+void io_read(struct disk_request *r);
+int disk_fault(const struct disk *d, enum disk_call call);
+
+/* --- commit.c --- */
+void commit_add(struct disk *d, struct disk_request *r);
+void commit_kick(struct disk *d);
+/* A write that was not committed, and all that wait for it. */
+void commit_fail(struct disk *d, struct disk_request *r);
+void commit_fail_all(struct disk *d);
+
+/* --- load.c --- */
+int load(struct disk *d, disk_found_fn found, void *arg, struct dray_err *reterr);
+void load_free(struct disk *d);
+
+/* --- heal.c --- */
+/* The disk cannot be written: marks the tier, and tests until it can. */
+void disk_failed(struct disk *d, int error, const struct dray_err *why);
+
+void disk_complete(struct disk_request *r, enum disk_result result);

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent/store/disk/internal.h"
+
+void segment_name(uint32_t id, char ret[32])
+{
+	snprintf(ret, 32, "segment-%08x", id);
+}
+
+struct disk_segment *segment_new(struct disk *d, uint32_t id)
+{
+	struct disk_segment *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->disk = d;
+	s->id = id;
+	s->fd = -1;
+	pthread_mutex_init(&s->lock, NULL);
+	dray_list_add(&d->segments, &s->link);
+	d->info.segments++;
+	d->next_id = dray_max(d->next_id, id + 1);
+	return s;
+}
+
+void segment_free(struct disk_segment *s)
+{
+	s->disk->info.segments--;
+	dray_list_del(&s->link);
+	dray_close(s->fd);
+	pthread_mutex_destroy(&s->lock);
+	free(s);
+}
+
+static void unlink_file(struct disk_segment *s)
+{
+	char name[32];
+
+	segment_name(s->id, name);
+	unlinkat(s->disk->dir_fd, name, 0);
+}
+
+static void run_removal(struct dray_job *j)
+{
+	struct disk_segment *s = dray_container_of(j, struct disk_segment, removal);
+
+	unlink_file(s);
+	/* The blocks of a large file are given back here. */
+	s->fd = dray_close(s->fd);
+}
+
+static void removal_done(struct dray_job *j)
+{
+	segment_free(dray_container_of(j, struct disk_segment, removal));
+}
+
+void segment_drop_if_empty(struct disk_segment *s)
+{
+	if (!s->objects && !s->reads && s != s->disk->tail)
+		dray_jobs_add(s->disk->committer, &s->removal, run_removal, removal_done);
+}
+
+void segment_remove_now(struct disk_segment *s)
+{
+	unlink_file(s);
+	segment_free(s);
+}
+
+static int open_file(struct disk_segment *s, int flags)
+{
+	char name[32];
+	int fd;
+
+	segment_name(s->id, name);
+	fd = openat(s->disk->dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+	/* A tier on a disk that became read-only still reads. */
+	if (fd < 0 && errno == EROFS)
+		fd = openat(s->disk->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | flags);
+	return fd < 0 ? -errno : fd;
+}
+
+static int open_locked(struct disk_segment *s)
+{
+	int r = disk_fault(s->disk, DISK_CALL_OPEN);
+
+	if (r < 0)
+		return r;
+	r = open_file(s, O_DIRECT);
+	if (r == -EINVAL)
+		r = open_file(s, 0);
+	if (r < 0)
+		return r;
+	s->fd = r;
+	return 0;
+}
+
+int segment_open(struct disk_segment *s)
+{
+	int r;
+
+	pthread_mutex_lock(&s->lock);
+	r = s->fd < 0 ? open_locked(s) : 0;
+	pthread_mutex_unlock(&s->lock);
+	return r;
+}

@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The disk tier: what is written is there after a restart, wrong bytes are never returned, and a disk that fails is survived. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent/store/disk/disk.h"
+#include "lib/time.h"
+#include "tests/unit/cm.h"
+/* after cmocka, because it uses cmocka's assertions */
+#include "tests/unit/child.h"
+
+#define N 64
+#define SEGMENT_BYTES (256u << 10)
+#define BYTES_MAX (300u << 10)
+#define KILLS 300
+#define KILLS_NS (8 * DRAY_NS_PER_SEC)
+
+struct item {
+	struct disk_request request;
+	struct disk_object object;
+	char key[16];
+	uint32_t bytes;
+	unsigned version;
+	uint8_t *buffer;
+	bool busy;
+};
+
+static struct rig {
+	sd_event *event;
+	struct disk *disk;
+	struct item items[N];
+	unsigned found, strange; /* strange: found under a key that is no item's */
+	enum disk_state state;
+} rig;
+
+/* DISK_CALL_*: the calls that fail, and how. */
+static _Atomic int faults[DISK_CALL_COMMIT + 1];
+
+static int fault(enum disk_call call)
+{
+	return atomic_load(&faults[call]);
+}
+
+static void state_changed(void *arg, enum disk_state state, const struct dray_err *why)
+{
+	rig.state = state;
+}
+
+static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
+{
+	for (unsigned i = 0; i < N; i++)
+		if (n == strlen(rig.items[i].key) && !memcmp(key, rig.items[i].key, n)) {
+			rig.items[i].bytes = (uint32_t)bytes;
+			rig.items[i].version = (unsigned)cost;
+			rig.found++;
+			return &rig.items[i].object;
+		}
+	rig.strange++;
+	return NULL;
+}
+
+static int open_disk(struct dray_err *reterr)
+{
+	struct disk_config cfg = {
+		.event = rig.event,
+		.dir = cm_dir,
+		.segment_bytes = SEGMENT_BYTES,
+		.threads = 3,
+		.retry_min_ns = DRAY_NS_PER_MS,
+		.retry_max_ns = 10 * DRAY_NS_PER_MS,
+		.state_changed = state_changed,
+		.fault = fault,
+	};
+
+	rig.found = rig.strange = 0;
+	for (unsigned i = 0; i < N; i++)
+		rig.items[i].object.segment = NULL;
+	return disk_open(&rig.disk, &cfg, found, NULL, reterr);
+}
+
+static void start(void)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+
+	if (open_disk(&e) < 0)
+		fail_msg("%s", e.msg);
+}
+
+static int setup(void **state)
+{
+	rig = (struct rig){ .event = NULL };
+	for (unsigned i = 0; i <= DISK_CALL_COMMIT; i++)
+		faults[i] = 0;
+	cm_dir_set_up(state);
+	if (sd_event_new(&rig.event) < 0)
+		return -1;
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(rig.items[i].key, sizeof(rig.items[i].key), "key %u", i);
+		rig.items[i].buffer = aligned_alloc(DISK_BLOCK, BYTES_MAX + DISK_BLOCK);
+	}
+	start();
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	rig.disk = disk_close(rig.disk);
+	sd_event_unref(rig.event);
+	for (unsigned i = 0; i < N; i++)
+		free(rig.items[i].buffer);
+	return cm_dir_tear_down(state);
+}
+
+static void restart(void)
+{
+	rig.disk = disk_close(rig.disk);
+	start();
+}
+
+static void done(struct disk_request *r)
+{
+	((struct item *)r)->busy = false;
+}
+
+static void wait_for(const bool *busy)
+{
+	while (*busy)
+		if (sd_event_run(rig.event, UINT64_MAX) < 0)
+			abort();
+}
+
+/* Each byte depends on item, version and place. */
+static uint8_t byte_at(unsigned i, unsigned version, uint32_t at)
+{
+	return (uint8_t)((i * 31 + version * 17 + at * 7 + (at >> 8)) ^ (at >> 16));
+}
+
+/* Odd items are at an address that O_DIRECT does not take. */
+static uint8_t *buffer_of(unsigned i)
+{
+	return rig.items[i].buffer + (i % 2 ? 8 : 0);
+}
+
+static void prepare(unsigned i)
+{
+	struct item *it = &rig.items[i];
+
+	it->busy = true;
+	it->request = (struct disk_request){ .object = &it->object,
+					     .key = it->key,
+					     .key_bytes = (uint32_t)strlen(it->key),
+					     .cost = (float)it->version,
+					     .buffer = buffer_of(i),
+					     .done = done };
+}
+
+static void begin_write(unsigned i, unsigned version, uint32_t bytes)
+{
+	struct item *it = &rig.items[i];
+
+	it->version = version;
+	it->bytes = bytes;
+	for (uint32_t at = 0; at < bytes; at++)
+		buffer_of(i)[at] = byte_at(i, version, at);
+	prepare(i);
+	disk_write(rig.disk, &it->request, bytes);
+}
+
+static enum disk_result finish(unsigned i)
+{
+	wait_for(&rig.items[i].busy);
+	return rig.items[i].request.result;
+}
+
+static enum disk_result put(unsigned i, unsigned version, uint32_t bytes)
+{
+	begin_write(i, version, bytes);
+	return finish(i);
+}
+
+static enum disk_result get(unsigned i)
+{
+	prepare(i);
+	memset(rig.items[i].buffer, 0xee, BYTES_MAX + DISK_BLOCK);
+	disk_read(rig.disk, &rig.items[i].request);
+	return finish(i);
+}
+
+static bool right(unsigned i)
+{
+	for (uint32_t at = 0; at < rig.items[i].bytes; at++)
+		if (buffer_of(i)[at] != byte_at(i, rig.items[i].version, at))
+			return false;
+	return true;
+}
+
+static void begin_drop(unsigned i)
+{
+	prepare(i);
+	disk_remove(rig.disk, &rig.items[i].request);
+}
+
+static uint32_t bytes_of(unsigned i)
+{
+	static const uint32_t some[] = { 1, 4095, 4096, 4097, 100000, 65536, 300 << 10, 12288 };
+
+	return some[i % DRAY_ARRAY_SIZE(some)];
+}
+
+static void put_all(void)
+{
+	for (unsigned i = 0; i < N; i++)
+		begin_write(i, 1, bytes_of(i));
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(finish(i), DISK_OK);
+}
+
+static void check_all(void)
+{
+	for (unsigned i = 0; i < N; i++)
+		if (rig.items[i].object.segment) {
+			assert_int_equal(get(i), DISK_OK);
+			assert_true(right(i));
+		}
+}
+
+/* --- the usual ------------------------------------------------------------------------------------ */
+
+static void test_restart(void **state)
+{
+	put_all();
+	check_all();
+	restart();
+	assert_int_equal(rig.found, N);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(rig.items[i].bytes, bytes_of(i));
+	check_all();
+}
+
+static uint64_t blocks_used(void)
+{
+	char path[128];
+	struct stat st;
+	uint64_t n = 0;
+
+	for (unsigned id = 1; id < 1000; id++) {
+		snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, id);
+		if (stat(path, &st) == 0)
+			n += (uint64_t)st.st_blocks * 512;
+	}
+	return n;
+}
+
+static void test_remove(void **state)
+{
+	uint64_t before;
+
+	put_all();
+	before = disk_info(rig.disk).bytes;
+	for (unsigned i = 0; i < N; i += 2)
+		begin_drop(i);
+	for (unsigned i = 0; i < N; i += 2)
+		assert_int_equal(finish(i), DISK_OK);
+	assert_in_range(disk_info(rig.disk).bytes, 1, before - 1);
+	/* The file system's own blocks are counted, too. */
+	assert_in_range(blocks_used(), 1, before - 1);
+	restart();
+	assert_int_equal(rig.found, N / 2);
+	check_all();
+	for (unsigned i = 1; i < N; i += 2)
+		begin_drop(i);
+	for (unsigned i = 1; i < N; i += 2)
+		finish(i);
+	restart();
+	assert_int_equal(rig.found, 0);
+	assert_int_equal(disk_info(rig.disk).segments, 0);
+	assert_int_equal(disk_info(rig.disk).bytes, 0);
+	assert_int_equal(blocks_used(), 0);
+}
+
+static void test_key_is_written_again(void **state)
+{
+	for (unsigned version = 1; version < 20; version++) {
+		assert_int_equal(put(3, version, 5000 + version), DISK_OK);
+		if (version % 3 == 0)
+			restart();
+		assert_int_equal(rig.items[3].version, version);
+		assert_int_equal(get(3), DISK_OK);
+		assert_true(right(3));
+		begin_drop(3);
+		finish(3);
+	}
+}
+
+static void test_objects_without_an_owner_are_removed(void **state)
+{
+	put_all();
+	rig.items[5].key[0] = 'x';
+	restart();
+	assert_int_equal(rig.found, N - 1);
+	assert_int_equal(rig.strange, 1);
+	/* A later batch also has the removal. */
+	begin_drop(6);
+	finish(6);
+	restart();
+	assert_int_equal(rig.strange, 0);
+}
+
+/* --- wrong bytes ------------------------------------------------------------------------------------ */
+
+static void change(unsigned i, uint64_t at, bool cut)
+{
+	char path[128];
+	uint8_t byte;
+	int fd;
+
+	/* Each object of this size has a segment of its own, whose numbers begin with 1. */
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, i + 1);
+	fd = open(path, O_RDWR);
+	assert_true(fd >= 0);
+	assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+	byte ^= 1 << at % 8;
+	assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+	if (cut)
+		assert_int_equal(ftruncate(fd, (off_t)at), 0);
+	close(fd);
+}
+
+static void test_flipped_bits(void **state)
+{
+	uint32_t bytes = SEGMENT_BYTES - 100;
+
+	for (unsigned i = 0; i < 32; i++)
+		assert_int_equal(put(i, 1, bytes), DISK_OK);
+	rig.disk = disk_close(rig.disk);
+	for (unsigned i = 0; i < 32; i++)
+		change(i, i < 31 ? i * 8123 : bytes - 1, false);
+	start();
+	for (unsigned i = 0; i < 32; i++)
+		assert_int_equal(get(i), DISK_CORRUPT);
+	assert_int_equal(disk_info(rig.disk).corrupt, 32);
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(put(0, 2, 100), DISK_OK);
+	assert_int_equal(get(0), DISK_OK);
+}
+
+static void test_short_and_missing_segments(void **state)
+{
+	char path[128];
+
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(put(i, 1, SEGMENT_BYTES), DISK_OK);
+	/* While the tier is open: an error of reading. */
+	change(0, 1000, true);
+	assert_int_equal(get(0), DISK_FAILED);
+	/* At the start: the object is gone. */
+	rig.disk = disk_close(rig.disk);
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 2);
+	assert_int_equal(unlink(path), 0);
+	start();
+	assert_int_equal(rig.found, 1);
+	check_all();
+}
+
+static void test_other_version(void **state)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	char path[128];
+	sqlite3 *db;
+
+	put(0, 1, 10);
+	rig.disk = disk_close(rig.disk);
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 9", NULL, NULL, NULL), SQLITE_OK);
+	sqlite3_close(db);
+	assert_true(open_disk(&e) < 0);
+	assert_non_null(strstr(e.msg, "version 9"));
+	assert_non_null(strstr(e.msg, "store.disk.dir"));
+	/* Nothing was touched. */
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
+	assert_int_equal(access(path, F_OK), 0);
+}
+
+/* --- a disk that fails ------------------------------------------------------------------------------- */
+
+static void wait_for_state(enum disk_state state)
+{
+	while (rig.state != state)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+}
+
+static void check_fault(enum disk_call call, int error, enum disk_state state)
+{
+	put_all();
+	for (unsigned i = 0; i < 8; i++) {
+		begin_drop(i);
+		finish(i);
+	}
+	faults[call] = error;
+	for (unsigned i = 0; i < 8; i++)
+		begin_write(i, 2, bytes_of(i));
+	for (unsigned i = 0; i < 8; i++)
+		assert_int_equal(finish(i), DISK_DOWN);
+	assert_int_equal(rig.state, state);
+	assert_true(disk_info(rig.disk).why[0]);
+	/* Reads go on, writes fail at once, and a removal waits. */
+	check_all();
+	begin_write(0, 3, 10);
+	assert_false(rig.items[0].busy);
+	begin_drop(8);
+	faults[call] = 0;
+	wait_for_state(DISK_STATE_OK);
+	assert_int_equal(finish(8), DISK_OK);
+	for (unsigned i = 0; i < 9; i++)
+		assert_int_equal(put(i, 4, bytes_of(i)), DISK_OK);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, N);
+	check_all();
+}
+
+static void test_full(void **state)
+{
+	check_fault(DISK_CALL_WRITE, -ENOSPC, DISK_STATE_FULL);
+}
+
+static void test_write_error(void **state)
+{
+	check_fault(DISK_CALL_WRITE, -EIO, DISK_STATE_FAILING);
+}
+
+static void test_sync_error(void **state)
+{
+	check_fault(DISK_CALL_SYNC, -EIO, DISK_STATE_FAILING);
+}
+
+static void test_index_error(void **state)
+{
+	check_fault(DISK_CALL_COMMIT, -EROFS, DISK_STATE_READ_ONLY);
+}
+
+static void test_read_error(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	faults[DISK_CALL_READ] = -EIO;
+	assert_int_equal(get(0), DISK_FAILED);
+	faults[DISK_CALL_READ] = 0;
+	assert_int_equal(get(0), DISK_OK);
+	assert_true(right(0));
+}
+
+/* --- kill -9 ------------------------------------------------------------------------------------------ */
+
+struct report {
+	uint32_t item, version; /* version 0: removed */
+};
+
+/* Reports each change when it is complete, and each removal also before. */
+static void write_for_ever(int fd, unsigned seed)
+{
+	alarm(60);
+	CHILD_CHECK(sd_event_new(&rig.event) >= 0);
+	start();
+	for (unsigned step = 1;; step++) {
+		unsigned first = (unsigned)rand_r(&seed) % N;
+
+		for (unsigned k = 0; k < 6; k++) {
+			unsigned i = (first + k) % N;
+			struct report r = { i, 0 };
+
+			if (rig.items[i].object.segment) {
+				CHILD_CHECK(write(fd, &r, sizeof(r)) == sizeof(r));
+				begin_drop(i);
+			} else {
+				begin_write(i, rig.items[i].version % 1000 + 1,
+					    1 + (uint32_t)rand_r(&seed) % 60000);
+			}
+		}
+		for (unsigned k = 0; k < 6; k++) {
+			unsigned i = (first + k) % N;
+			struct report r = { i, rig.items[i].version };
+
+			CHILD_CHECK(finish(i) == DISK_OK);
+			if (!rig.items[i].request.removes)
+				CHILD_CHECK(write(fd, &r, sizeof(r)) == sizeof(r));
+		}
+	}
+}
+
+/* Takes what the child has completed; at least `least` reports, so that it has come so far when it is killed. */
+static void read_reports(int fd, uint32_t versions[N], unsigned least)
+{
+	struct report r;
+
+	while (least-- && read(fd, &r, sizeof(r)) == sizeof(r))
+		versions[r.item] = r.version;
+}
+
+static void test_kill(void **state)
+{
+	int64_t end = dray_now().ns + KILLS_NS;
+	uint32_t versions[N] = { 0 };
+	unsigned seed = 1, kills = 0;
+
+	rig.disk = disk_close(rig.disk);
+	sd_event_unref(dray_take(rig.event));
+	for (; kills < KILLS && (getenv("DRAY_LONG") || dray_now().ns < end); kills++) {
+		int fds[2];
+		pid_t pid;
+
+		assert_int_equal(pipe(fds), 0);
+		pid = fork();
+		if (pid == 0)
+			write_for_ever(fds[1], seed + kills);
+		close(fds[1]);
+		read_reports(fds[0], versions, (unsigned)rand_r(&seed) % 40);
+		kill(pid, SIGKILL);
+		read_reports(fds[0], versions, UINT32_MAX);
+		close(fds[0]);
+		assert_int_equal(waitpid(pid, NULL, 0), pid);
+		assert_int_equal(sd_event_new(&rig.event) < 0, 0);
+		start();
+		for (unsigned i = 0; i < N; i++)
+			if (versions[i]) {
+				assert_non_null(rig.items[i].object.segment);
+				assert_int_equal(rig.items[i].version, versions[i]);
+			}
+		check_all();
+		for (unsigned i = 0; i < N; i++)
+			versions[i] = rig.items[i].object.segment ? rig.items[i].version : 0;
+		rig.disk = disk_close(rig.disk);
+		sd_event_unref(dray_take(rig.event));
+	}
+	print_message("%u kills\n", kills);
+	assert_int_equal(sd_event_new(&rig.event) < 0, 0);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(test_restart),
+		TEST(test_remove),
+		TEST(test_key_is_written_again),
+		TEST(test_objects_without_an_owner_are_removed),
+		TEST(test_flipped_bits),
+		TEST(test_short_and_missing_segments),
+		TEST(test_other_version),
+		TEST(test_full),
+		TEST(test_write_error),
+		TEST(test_sync_error),
+		TEST(test_index_error),
+		TEST(test_read_error),
+		TEST(test_kill),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
