@@ -569,7 +569,7 @@ def test_wait(lab, new_agent):
             subprocess.Popen([DRAYCTL, "--control", agent.control, "wait"], stdout=subprocess.PIPE) as ready:
         agent.start()
         assert live.wait(LIMIT) == 0 and live.stdout.read() == b"live\n"
-        done = ctl(agent.control, "wait", "--for", "ready", "--timeout", "200ms")
+        done = ctl(agent.control, "wait", "--for", "ready", "--timeout", "2s")
         assert done.returncode == 1 and "rdma: no rail is up" in done.stderr and len(done.stderr.splitlines()) == 1
         assert ready.poll() is None
         file.write_text("")
