@@ -17,9 +17,11 @@ def test_names(debs):
     assert {field(file, "Version") for file in debs.values()} == {VERSION}
 
 
+# The check builds wheels and runs virtual machines beside lintian, which then takes minutes.
+@pytest.mark.timeout(600)
 def test_lintian(debs):
     """Without errors and warnings; no tag is overridden."""
-    assert run("lintian", "--allow-root", "--fail-on=error,warning", *debs.values()) == ""
+    assert run("lintian", "--allow-root", "--fail-on=error,warning", *debs.values(), timeout=500) == ""
     assert not list((ROOT / "packaging/debian").glob("*lintian-overrides"))
 
 
