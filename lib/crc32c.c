@@ -18,14 +18,6 @@ static uint32_t advance[4][256];
 static bool has_instruction;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static uint64_t load64(const uint8_t *p)
-{
-	uint64_t v;
-
-	memcpy(&v, p, sizeof(v));
-	return v;
-}
-
 static uint32_t bytes_by_table(uint32_t crc, const uint8_t *p, size_t n)
 {
 	while (n--)
@@ -69,14 +61,22 @@ static void make_tables(void)
 }
 
 #ifdef __x86_64__
+static uint64_t load64(const uint8_t *p)
+{
+	uint64_t v;
+
+	memcpy(&v, p, sizeof(v));
+	return v;
+}
+
 static uint32_t advanced(uint64_t crc)
 {
 	return advance[0][crc & 0xff] ^ advance[1][crc >> 8 & 0xff] ^ advance[2][crc >> 16 & 0xff] ^
 	       advance[3][crc >> 24 & 0xff];
 }
 
-__attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *p,
-								 size_t n)
+__attribute__((target("sse4.2,crc32"))) static uint32_t by_instruction(uint32_t crc,
+								       const uint8_t *p, size_t n)
 {
 	uint64_t a = crc, b, c;
 
