@@ -47,8 +47,8 @@ static void flush(struct wsession *s)
 			return;
 		}
 		/*
-		 * Too many descriptors of the agent's user are in flight, perhaps those of clients that have the same uid. When
-		 * that ends has no event.
+		 * Too many descriptors of the agent's user are in flight, perhaps those of clients that have the same uid. No
+		 * event reports the end of that, so the worker tries again.
 		 */
 		if (ret == -ETOOMANYREFS) {
 			if (dray_list_empty(&s->unsent_link))
