@@ -162,7 +162,7 @@ def unit_of_drayctl(lab, new_agent):
 
 @problem("no agent")
 def no_agent(lab, new_agent):
-    return ctl("--control", lab.tmp / "absent.sock")
+    return ctl("--timeout", "100ms", "--control", lab.tmp / "absent.sock")
 
 
 @problem("no agent, seen by the engine")
@@ -189,7 +189,7 @@ def uid(lab, new_agent):
 def peer(lab, new_agent):
     token = unreachable_token(lab.hosts[0])
     with new_agent(key=lab.key).client() as client, new_agent().client() as without_key:
-        return error(client.import_token, token, timeout=3), error(without_key.import_token, token, timeout=3)
+        return error(client.import_token, token, timeout=0.2), error(without_key.import_token, token, timeout=LIMIT)
 
 
 @problem("token of an agent that was restarted", "agent that drains")

@@ -25,20 +25,21 @@ def run(*argv, **how):
     return done.stdout
 
 
-def objects(text):
-    """The objects of a stream of YAML, by kind and name."""
-    found = [o for o in yaml.safe_load_all(text) if o]
+@functools.cache
+def _rendered(*argv):
+    """The objects that a command prints, by kind and name. Each command runs once for all tests."""
+    found = [o for o in yaml.load_all(run(*argv), Loader=yaml.CSafeLoader) if o]
     by_name = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]): o for o in found}
     assert len(by_name) == len(found)
     return by_name
 
 
 def helm(*settings):
-    return objects(run("helm", "template", "dray", CHART, "--namespace", NAMESPACE, *(word for s in settings for word in ("--set", s))))
+    return copy.deepcopy(_rendered("helm", "template", "dray", CHART, "--namespace", NAMESPACE, *(word for s in settings for word in ("--set", s))))
 
 
 def kustomize(folder):
-    return objects(run("kubectl", "kustomize", PACKAGING / "kustomize" / folder))
+    return copy.deepcopy(_rendered("kubectl", "kustomize", PACKAGING / "kustomize" / folder))
 
 
 # --- schemas ----------------------------------------------------------------------------------------
