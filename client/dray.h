@@ -898,6 +898,7 @@ struct dray_range {
 };
 
 #define DRAY_LEASE_RANGES_MAX 4096
+#define DRAY_LEASE_LABEL_MAX 64
 
 /* Describes a lease. */
 struct dray_lease_spec {
@@ -961,14 +962,20 @@ DRAY_API int dray_lease_end(struct dray *d, dray_lease lease);
  * that this holder has used the lease. When the lease ends otherwise, DRAY_EVENT_REMOTE_LOST
  * follows, and transfers end with -DRAY_E_REVOKED. timeout_ms is as in dray_remote_import().
  *
+ * label says what the lease is for, such as the id of an engine's request. drayctl and the agent's log
+ * show it with the transfers of the remote. It has up to DRAY_LEASE_LABEL_MAX bytes of UTF-8 without
+ * control characters; NULL: none.
+ *
  * Blocks: for up to timeout_ms plus request_ms.
  *
  * Errors: requests, LEASE_ACQUIRE
+ * -DRAY_E_TOO_LARGE: the label is too long.
+ * -DRAY_E_INVALID: the label is not UTF-8 without control characters.
  * -DRAY_E_INCARNATION: the owner's agent was restarted.
  * -DRAY_E_TOKEN_USED: the lease has all its holders.
  * -DRAY_E_UNSUPPORTED: an agent is too old for leases.
  */
-DRAY_API int dray_lease_acquire(struct dray *d, const struct dray_token *token,
+DRAY_API int dray_lease_acquire(struct dray *d, const struct dray_token *token, const char *label,
 				unsigned int timeout_ms, dray_remote *ret);
 
 /*
@@ -1761,7 +1768,8 @@ DRAY_API int dray_lease_end_start(struct dray *d, dray_lease lease, void *arg, u
  * Errors: dray_lease_acquire()
  */
 DRAY_API int dray_lease_acquire_start(struct dray *d, const struct dray_token *token,
-				      unsigned int timeout_ms, void *arg, uint64_t *ret_id);
+				      const char *label, unsigned int timeout_ms, void *arg,
+				      uint64_t *ret_id);
 
 /*
  * Starts dray_lease_renew(). expiry_ms of the completion is the time until the lease expires.

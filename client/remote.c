@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Imported tokens, and notifications to their owners. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/internal.h"
+
+_Static_assert(DRAY_LEASE_LABEL_MAX == DMSG_LABEL_MAX, "the limit in dray.h is the schema's");
 
 struct remote *dc_remote_find(struct dray *d, dray_remote handle)
 {
@@ -126,12 +129,14 @@ void dc_remotes_free(struct dray *d)
 	dray_handles_deinit(&d->remotes);
 }
 
-/* Sends the token by a message of this type: REMOTE_IMPORT and LEASE_ACQUIRE have the same fields. */
-static int use_token(struct dray *d, uint16_t type, const struct dray_token *token,
+/* Imports the token of an export, or, with a label, acquires the lease of one. */
+static int use_token(struct dray *d, const struct dray_token *token, const char *label,
 		     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dray_blob bytes = { token->data, token->length };
+	uint16_t type = label ? DMSG_LEASE_ACQUIRE : DMSG_REMOTE_IMPORT;
+	size_t n_label = label ? strlen(label) : 0;
 	union dmsg_body m;
 	struct request *r;
 	int n;
@@ -141,18 +146,27 @@ static int use_token(struct dray *d, uint16_t type, const struct dray_token *tok
 	r = dc_request_start(d, type, arg);
 	if (!r)
 		return dc_failed();
-	if (type == DMSG_LEASE_ACQUIRE)
-		m.lease_acquire = (struct dmsg_lease_acquire){ bytes, timeout_ms };
+	if (n_label > DRAY_LEASE_LABEL_MAX)
+		return dc_request_refuse(d, r, DRAY_E_TOO_LARGE,
+					 "the label has %zu bytes, the limit is %d", n_label,
+					 DRAY_LEASE_LABEL_MAX);
+	if (label)
+		m.lease_acquire = (struct dmsg_lease_acquire){ bytes,
+							       timeout_ms,
+							       { label, (uint32_t)n_label } };
 	else
 		m.remote_import = (struct dmsg_remote_import){ bytes, timeout_ms };
-	n = token->length ? dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
-	if (n < 0)
+	if (!token->length || token->length > sizeof(token->data))
 		return dc_request_refuse(d, r, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
 					 token->length);
+	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, r->id, &m);
+	if (n < 0)
+		return dc_request_refuse(d, r, DRAY_E_INVALID,
+					 "the label is not UTF-8 without control characters");
 	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
 }
 
-static int use_token_now(struct dray *d, uint16_t type, const struct dray_token *token,
+static int use_token_now(struct dray *d, const struct dray_token *token, const char *label,
 			 unsigned int timeout_ms, dray_remote *ret)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
@@ -162,7 +176,7 @@ static int use_token_now(struct dray *d, uint16_t type, const struct dray_token 
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	error = dc_request_wait(d, use_token(d, type, token, timeout_ms, NULL, &id), &id,
+	error = dc_request_wait(d, use_token(d, token, label, timeout_ms, NULL, &id), &id,
 				timeout_ms, &c);
 	if (!error)
 		*ret = c.remote;
@@ -172,25 +186,25 @@ static int use_token_now(struct dray *d, uint16_t type, const struct dray_token 
 int dray_remote_import_start(struct dray *d, const struct dray_token *token,
 			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
-	return use_token(d, DMSG_REMOTE_IMPORT, token, timeout_ms, arg, ret_id);
+	return use_token(d, token, NULL, timeout_ms, arg, ret_id);
 }
 
 int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
 		       dray_remote *ret)
 {
-	return use_token_now(d, DMSG_REMOTE_IMPORT, token, timeout_ms, ret);
+	return use_token_now(d, token, NULL, timeout_ms, ret);
 }
 
-int dray_lease_acquire_start(struct dray *d, const struct dray_token *token,
+int dray_lease_acquire_start(struct dray *d, const struct dray_token *token, const char *label,
 			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
-	return use_token(d, DMSG_LEASE_ACQUIRE, token, timeout_ms, arg, ret_id);
+	return use_token(d, token, label ? label : "", timeout_ms, arg, ret_id);
 }
 
-int dray_lease_acquire(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
-		       dray_remote *ret)
+int dray_lease_acquire(struct dray *d, const struct dray_token *token, const char *label,
+		       unsigned int timeout_ms, dray_remote *ret)
 {
-	return use_token_now(d, DMSG_LEASE_ACQUIRE, token, timeout_ms, ret);
+	return use_token_now(d, token, label ? label : "", timeout_ms, ret);
 }
 
 struct request *dc_remote_request(struct dray *d, uint16_t type, dray_remote remote, void *arg,

@@ -58,6 +58,7 @@ struct transfer_record {
 	uint32_t resent;     /* sent again after their stream or queue pair had failed */
 	uint32_t code;       /* status */
 	uint8_t direction, class, transport, gpu_path, gpu_way;
+	char label[DMSG_LABEL_MAX + 1]; /* of the remote */
 	int64_t ended_ns;               /* CLOCK_MONOTONIC */
 	int64_t phase_ns[XFER_PHASE_N]; /* time spent in each phase */
 };

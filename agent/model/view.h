@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "lib/handle.h"
+#include "schema/gen/data.h"
 
 struct ranges;
 
@@ -68,7 +69,8 @@ struct remote_view {
 	uint64_t offset;    /* local: start of the range in the region */
 	dray_handle peer;   /* else: the peer, and its handle of the grant */
 	uint64_t grant;
-	struct ranges *ranges; /* of a lease: what may be accessed; NULL: everything */
+	struct ranges *ranges;          /* of a lease: what may be accessed; NULL: everything */
+	char label[DMSG_LABEL_MAX + 1]; /* of a lease, from its holder, for display */
 };
 
 /* A range of a region that a peer has imported; its frames name the handle. */

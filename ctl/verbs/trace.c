@@ -61,6 +61,7 @@ static void transfer_print(struct ctl_json *j, const struct ctl_rows *r, size_t 
 	event_begin(j, r, row, "b", name, at_ns);
 	ctl_json_record(j, "args", J_UINT("request", number(r, row, FIELD(REQUEST))),
 			J_TEXT("segment", ctl_rows_text(r, row, FIELD(SEGMENT))),
+			J_TEXT("label", ctl_rows_text(r, row, FIELD(LABEL))),
 			J_TEXT("class", ctl_rows_text(r, row, FIELD(CLASS))),
 			J_TEXT("rails", ctl_rows_text(r, row, FIELD(RAILS))),
 			J_UINT("operations", number(r, row, FIELD(OPERATIONS))),

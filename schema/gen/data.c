@@ -1777,9 +1777,17 @@ int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_ac
 		return check_short(reterr, "lease_acquire");
 	p += 4 + m.token.n;
 	len -= 4 + m.token.n;
-	if (len < 4)
+	if (len < 8)
 		return check_short(reterr, "lease_acquire");
 	m.timeout_ms = dray_le_get32(p + 0);
+	m.label.n = dray_le_get32(p + 4);
+	m.label.p = (const char *)(p + 8);
+	if (m.label.n > 64)
+		return check_large(reterr, "lease_acquire.label", m.label.n, 64);
+	if (len - 8 < m.label.n)
+		return check_short(reterr, "lease_acquire");
+	if (!text_ok(m.label))
+		return check_text(reterr, "lease_acquire.label");
 	*ret = m;
 	return 0;
 }
@@ -1787,18 +1795,23 @@ int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_ac
 int dmsg_lease_acquire_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_lease_acquire *m)
 {
-	size_t length = 8;
+	size_t length = 12;
 	uint8_t *p;
 
 	if (m->token.n > 256)
 		return -EINVAL;
+	if (m->label.n > 64 || !text_ok(m->label))
+		return -EINVAL;
 	length += m->token.n;
+	length += m->label.n;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_LEASE_ACQUIRE, length, request_id);
 	dray_le_put32(p + 0, m->token.n);
 	p = put_bytes(p + 4, m->token.p, m->token.n);
 	dray_le_put32(p + 0, m->timeout_ms);
+	dray_le_put32(p + 4, m->label.n);
+	put_bytes(p + 8, m->label.p, m->label.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -28,6 +28,7 @@ struct dray_err;
 #define DMSG_ARENA_MAX 16777216 /* Bytes of a session's arena. */
 #define DMSG_RING_ENTRIES_MAX 4096 /* Submission entries of a ring; a power of two. */
 #define DMSG_LEASE_RANGES_MAX 4096 /* Strided ranges of one lease. */
+#define DMSG_LABEL_MAX 64 /* Bytes of the label of a lease's holder. */
 #define DMSG_LEASE_HOLDERS_MAX 1024 /* Holders of one lease. */
 #define DMSG_STORE_KEYS_MAX 1024 /* Keys of one request to the store. */
 #define DMSG_STORE_KEY_MAX 255 /* Bytes of a key of the store. */
@@ -1210,8 +1211,8 @@ int dmsg_lease_reply_decode(const void *body, size_t len, struct dmsg_lease_repl
 int dmsg_lease_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_lease_reply *m);
 
-#define DMSG_LEASE_ACQUIRE_MIN 8
-#define DMSG_LEASE_ACQUIRE_BODY_MAX 264
+#define DMSG_LEASE_ACQUIRE_MIN 12
+#define DMSG_LEASE_ACQUIRE_BODY_MAX 332
 /*
  * Request. Makes this session a holder of a lease. Acquisitions from one agent's leases are sent
  * together. Since 1.4.
@@ -1219,6 +1220,10 @@ int dmsg_lease_reply_encode(void *buf, size_t cap, uint64_t request_id,
 struct dmsg_lease_acquire {
 	struct dray_blob token; /* The token, binary form. */
 	uint32_t timeout_ms; /* As in REMOTE_IMPORT. */
+	/*
+	 * For display: transfers with the remote carry it in lists and in the log. Empty for none.
+	 */
+	struct dray_str label;
 };
 int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_acquire *ret,
 	struct dray_err *reterr);

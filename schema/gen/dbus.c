@@ -378,6 +378,8 @@ const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_
 	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_transfer, age_ns) },
 	/* Time until the deadline. */
 	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_transfer, left_ns) },
+	/* Label that the client gave when it acquired the lease of the remote; empty for none. */
+	{ "label", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, label) },
 };
 
 const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N] = {
@@ -438,6 +440,8 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 		notified_ns) },
 	/* Time since the end. */
 	{ "ago_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer, ago_ns) },
+	/* Label that the client gave when it acquired the lease of the remote; empty for none. */
+	{ "label", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, label) },
 };
 
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {

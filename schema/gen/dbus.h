@@ -552,6 +552,7 @@ enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_SLICES,
 	DRAY_DBUS_TRANSFER_FIELD_AGE_NS,
 	DRAY_DBUS_TRANSFER_FIELD_LEFT_NS,
+	DRAY_DBUS_TRANSFER_FIELD_LABEL,
 	DRAY_DBUS_TRANSFER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N];
@@ -574,6 +575,8 @@ struct dray_dbus_transfer {
 	uint32_t slices; /* Slices in flight. */
 	uint64_t age_ns; /* Time since acceptance. */
 	uint64_t left_ns; /* Time until the deadline. */
+	/* Label that the client gave when it acquired the lease of the remote; empty for none. */
+	const char *label;
 };
 
 enum dray_dbus_ended_transfer_field {
@@ -598,6 +601,7 @@ enum dray_dbus_ended_transfer_field {
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_NOTIFIED_NS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_LABEL,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N];
@@ -632,6 +636,8 @@ struct dray_dbus_ended_transfer {
 	/* Part of the duration: waiting for the answer to the notification. */
 	uint64_t notified_ns;
 	uint64_t ago_ns; /* Time since the end. */
+	/* Label that the client gave when it acquired the lease of the remote; empty for none. */
+	const char *label;
 };
 
 enum dray_dbus_event_field {

@@ -457,7 +457,7 @@ const struct ctl_list ctl_list_gpus = {
 
 const struct ctl_list ctl_list_transfers = {
 	DRAY_DBUS_METHOD_LIST_TRANSFERS, "transfers", dray_dbus_transfer_fields,
-	DRAY_DBUS_TRANSFER_FIELD_N, 14,
+	DRAY_DBUS_TRANSFER_FIELD_N, 15,
 	{
 		{ "SESSION", DRAY_DBUS_TRANSFER_FIELD_SESSION },
 		{ "REQUEST", DRAY_DBUS_TRANSFER_FIELD_REQUEST },
@@ -473,12 +473,13 @@ const struct ctl_list ctl_list_transfers = {
 		{ "SLICES", DRAY_DBUS_TRANSFER_FIELD_SLICES },
 		{ "AGE", DRAY_DBUS_TRANSFER_FIELD_AGE_NS },
 		{ "LEFT", DRAY_DBUS_TRANSFER_FIELD_LEFT_NS },
+		{ "LABEL", DRAY_DBUS_TRANSFER_FIELD_LABEL },
 	},
 };
 
 const struct ctl_list ctl_list_ended = {
 	DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS, "ended_transfers", dray_dbus_ended_transfer_fields,
-	DRAY_DBUS_ENDED_TRANSFER_FIELD_N, 14,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_N, 15,
 	{
 		{ "AGO", DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS },
 		{ "SESSION", DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION },
@@ -494,6 +495,7 @@ const struct ctl_list ctl_list_ended = {
 		{ "TOOK", DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS },
 		{ "QUEUED", DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS },
 		{ "MOVED", DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS },
+		{ "LABEL", DRAY_DBUS_ENDED_TRANSFER_FIELD_LABEL },
 	},
 };
 

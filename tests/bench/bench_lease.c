@@ -62,7 +62,7 @@ static void round_of(unsigned n, struct bench_samples *samples)
 		if (dray_region_lease_start(owner, region, &spec, NULL, NULL))
 			bench_die("lease: %s", dray_last_error(owner));
 	for (unsigned i = 0; i < n; i++)
-		if (dray_lease_acquire_start(holder, next(owner).token, 0, NULL, NULL))
+		if (dray_lease_acquire_start(holder, next(owner).token, NULL, 0, NULL, NULL))
 			bench_die("acquire: %s", dray_last_error(holder));
 	for (unsigned i = 0; i < n; i++)
 		remotes[i] = next(holder).remote;

@@ -179,6 +179,11 @@ def transfers(agent):
     return agent.ctl("status", "--json")["counters"]["dray_transfers_accepted_total"]
 
 
+def labels(agent):
+    """Of the transfers that ended last."""
+    return [t["label"] for t in agent.ctl("transfers", "--recent", "--json")["ended_transfers"]]
+
+
 def letters(agent):
     return sum(box["delivered"] for box in agent.ctl("mailboxes", "--json")["mailboxes"])
 

@@ -3,7 +3,7 @@
 
 import pytest
 from harness import LIMIT
-from rig import BLOCK, PREFILL, TOKENS, Engine, nothing_left, prefill, prompts, route, same_tokens, with_references
+from rig import BLOCK, PREFILL, TOKENS, Engine, labels, nothing_left, prefill, prompts, route, same_tokens, with_references
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def test_tokens_of_a_single_engine(two, length):
     loaded = "vllm:dray_loaded_tokens"
     assert after.get(loaded, 0) - before.get(loaded, 0) == length
     assert answer["cached"] >= length - BLOCK
+    assert labels(agents[1])[-1].startswith(answer["id"])  # the engine adds to it
     nothing_left(*agents)
 
 

@@ -6,7 +6,7 @@ Tokens equal those of a single engine, and blocks are loaded, not computed.
 
 import pytest
 from harness import LIMIT, until
-from rig import (BLOCK, PREFILL, TOKENS, Engine, blocks_free, letters, nothing_left, prompts, push, push_params, same_tokens,
+from rig import (BLOCK, PREFILL, TOKENS, Engine, blocks_free, labels, letters, nothing_left, prompts, push, push_params, same_tokens,
                  sure, transfers, with_references)
 
 CHUNK = 500  # tokens that P computes in a step; not a multiple of the block size
@@ -66,6 +66,7 @@ def test_tokens_of_a_single_engine(two, length):
         # P computed the prompt in chunks, which round in another way
         assert first["tokens"] == answer["tokens"][:1] or not sure(reference)
         assert answer["cached"] >= length - BLOCK
+        assert any(label.startswith(first["id"]) for label in labels(agents[0]))  # the engine adds to it
     nothing_left(*agents)
 
 

@@ -175,7 +175,7 @@ class Grants:
         for hold in grant.holds:
             self.world.lose(hold, errors.Revoked("the right has ended"))
 
-    def acquire(self, token):
+    def acquire(self, token, request_id):
         hold = Hold(self.world, self.world.tokens.get(token))
         self.world.act(self.world.acquired, self.side, hold)
         return hold

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: what holders may access, how leases end, and what the owner hears of it, within an agent and between two."""
 
+import json
 import random
 import signal
 
@@ -493,3 +494,45 @@ def test_forms_of_ranges(two):
         expect("range", here.client.read(here.region, remote, pieces(2)).result, LIMIT)
         remote.release()
     assert isinstance(lease, dray.Lease)
+
+
+# --- labels -----------------------------------------------------------------------------------------
+
+def test_label_of_transfers(agents, two):
+    """Transfers in flight and those that have ended carry what the holder said when it acquired the lease."""
+    here, there = two
+    label = "chatcmpl-7, " + "ü" * 26
+    assert len(label.encode()) == 64
+    labels = label, ""
+    remotes = [here.client.acquire(there.region.lease(blocks(3)).token, label=text, timeout=LIMIT) for text in labels]
+    waiting = [here.client.read(here.region, remote, pieces(3), wait_word=(here.region, 0, 0xfeedface)) for remote in remotes]
+    shown = until(lambda: found if len(found := agents[0].ctl("transfers", "--json")["transfers"]) == 2 else None)
+    assert {t["label"] for t in shown} == set(labels)
+    for w in waiting:
+        w.cancel()
+        expect("cancelled", w.result, LIMIT)
+    for remote in remotes:
+        here.client.read(here.region, remote, pieces(3)).result(LIMIT)
+    *_, first, second = agents[0].ctl("transfers", "--recent", "--json")["ended_transfers"]
+    assert (first["label"], second["label"]) == labels
+    assert label in agents[0].ctl("transfers", "--recent")
+    traced = [e["args"]["label"] for e in json.loads(agents[0].ctl("trace"))["traceEvents"] if "args" in e]
+    assert traced[-2:] == list(labels)
+
+
+def test_label_that_is_refused(two):
+    here, there = two
+    token = there.region.lease(blocks(3)).token
+    for label, error in (("x" * 65, "too_large"), ("a\nb", "invalid"), ("a\x1b[0m", "invalid")):
+        expect(error, here.client.acquire, token, label=label, timeout=LIMIT)
+    here.client.acquire(token, label="x" * 64, timeout=LIMIT).release()  # nothing was taken, and the session goes on
+    assert ended(there).how == "used"
+
+
+def test_label_in_the_log(new_agent):
+    agent = new_agent(settings={"log.transfers": "true"})
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.client.acquire(there.region.lease(blocks(3)).token, label="chatcmpl-7", timeout=LIMIT)
+        here.client.read(here.region, remote, pieces(3)).result(LIMIT)
+        line = until(lambda: next((line for line in agent.text().splitlines() if "read took" in line), None))
+        assert line.endswith(" label=chatcmpl-7"), line

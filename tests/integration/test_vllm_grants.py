@@ -48,7 +48,7 @@ def given(p, expiry=30.0):
 
 
 def acquired(d, token):
-    hold = d.grants.acquire(token)
+    hold = d.grants.acquire(token, "a request")
     until(lambda: d.poll() is not None and (hold.remote or hold.error), "the answer")
     return hold
 
@@ -70,7 +70,7 @@ def test_used(parties):
 def test_released_before_it_is_acquired(parties):
     p, d = parties
     grant = given(p)
-    d.grants.acquire(grant.token).release()
+    d.grants.acquire(grant.token, "a request").release()
     assert d.grants.busy  # until poll() has taken the answer
     until(lambda: d.poll() is not None and not d.grants.busy, "the answer")
     until(lambda: p.poll(), "the end")

@@ -119,7 +119,8 @@ static void listing_answer(void)
 					    .class = DMSG_CLASS_LATENCY,
 					    .transport = DMSG_TRANSPORT_TCP,
 					    .operations = 3,
-					    .bytes = 1ull << 40 },
+					    .bytes = 1ull << 40,
+					    .label = "chatcmpl-7" },
 				.state = XFER_RUNNING,
 				.left_ns = -5
 			};

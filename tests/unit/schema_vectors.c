@@ -1106,6 +1106,8 @@ static const char *check_dmsg_lease_acquire(const void *body, size_t len)
 		return "token";
 	if (m.timeout_ms != UINT32_C(0x332c251e))
 		return "timeout_ms";
+	if (m.label.n != 16 || memcmp(m.label.p, "\154\141\142\145\154\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "label";
 	return NULL;
 }
 
@@ -1114,6 +1116,7 @@ static int encode_dmsg_lease_acquire(void *buf, size_t cap)
 	const struct dmsg_lease_acquire m = {
 		.token = { (const uint8_t *)"\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242\251\260\267\276\305\314\323\332\341\350\357\366\375\004\013\022", 40 },
 		.timeout_ms = UINT32_C(0x332c251e),
+		.label = { "\154\141\142\145\154\040\303\274\342\234\223\040\360\237\233\222", 16 },
 	};
 
 	return dmsg_lease_acquire_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -3910,7 +3913,7 @@ const struct vector vectors[] = {
 	  check_dmsg_lease, encode_dmsg_lease, encode_empty_dmsg_lease, 0, NULL },
 	{ VECTOR_DATA, DMSG_LEASE_REPLY, "lease_reply", 20, DMSG_LEASE_REPLY_BODY_MAX,
 	  check_dmsg_lease_reply, encode_dmsg_lease_reply, encode_empty_dmsg_lease_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE, "lease_acquire", 8, DMSG_LEASE_ACQUIRE_BODY_MAX,
+	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE, "lease_acquire", 12, DMSG_LEASE_ACQUIRE_BODY_MAX,
 	  check_dmsg_lease_acquire, encode_dmsg_lease_acquire, encode_empty_dmsg_lease_acquire, 0, NULL },
 	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE_REPLY, "lease_acquire_reply", 24, DMSG_LEASE_ACQUIRE_REPLY_BODY_MAX,
 	  check_dmsg_lease_acquire_reply, encode_dmsg_lease_acquire_reply, encode_empty_dmsg_lease_acquire_reply, 0, NULL },
@@ -4185,6 +4188,11 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[31], "lease.flags", 10, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[31], "lease.reserved", 20, 1, UINT64_C(0xff), 0 },
 	{ &vectors[32], "lease_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x4), 0 },
 	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x8000), 0 },
 	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0x5), 0 },
@@ -4397,6 +4405,8 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[32], "lease_reply.token", 16, 1, 256,
 	  "\141" },
 	{ &vectors[33], "lease_acquire.token", 0, 1, 256,
+	  "\141" },
+	{ &vectors[33], "lease_acquire.label", 8, 1, 64,
 	  "\141" },
 	{ &vectors[39], "mailbox_open.name", 8, 1, 128,
 	  "\141" },

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libdray: leases. What is sent, how they end, and what happens to them when the session is lost. A child process stands for the agent's. */
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/assert.h"
@@ -13,6 +14,7 @@
 static struct dmsg_lease seen;
 static struct dmsg_range seen_range;
 static uint32_t seen_renew_ms;
+static char seen_label[DRAY_LEASE_LABEL_MAX + 1];
 static uint64_t lease_handle;
 static bool silent;          /* does not answer LEASE */
 static uint64_t unanswered;  /* the request that it did not answer */
@@ -58,6 +60,8 @@ static bool agent(struct fake *f, const struct dmsg_header *h, const uint8_t *bo
 			fake_send(f, reply_leased(buf, sizeof(buf), h->request_id), buf);
 		break;
 	case DMSG_LEASE_ACQUIRE:
+		snprintf(seen_label, sizeof(seen_label), "%.*s", (int)b.lease_acquire.label.n,
+			 b.lease_acquire.label.p);
 		fake_send(f,
 			  dmsg_lease_acquire_reply_encode(buf, sizeof(buf), h->request_id,
 							  &(struct dmsg_lease_acquire_reply){
@@ -190,7 +194,8 @@ static void what_is_sent(void **state)
 	assert_int_equal(dray_lease_end(d, l), 0);
 	ends(l, DRAY_LEASE_ENDED, 0);
 
-	assert_int_equal(dray_lease_acquire(d, &token, 0, &remote), 0);
+	assert_int_equal(dray_lease_acquire(d, &token, "request 7", 0, &remote), 0);
+	assert_string_equal(seen_label, "request 7");
 	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
 	assert_int_equal(info.length, 1 << 20);
 	assert_int_equal(dray_lease_renew(d, remote, 500, &ms), 0);
@@ -204,7 +209,9 @@ static void refusals(void **state)
 {
 	static struct dray_range many[DRAY_LEASE_RANGES_MAX + 1];
 	struct dray_lease_spec what = { .ranges = many };
+	char label[DRAY_LEASE_LABEL_MAX + 2] = "";
 	struct dray_token token;
+	dray_remote remote;
 	dray_lease l;
 
 	begin(0);
@@ -224,6 +231,11 @@ static void refusals(void **state)
 	assert_int_equal(dray_lease_end(d, l), 0);
 	end_refused = DRAY_E_NO_MEMORY;
 	assert_int_equal(dray_lease_end(d, l), -DRAY_E_NO_MEMORY);
+	memset(label, 'x', sizeof(label) - 1);
+	assert_int_equal(dray_lease_acquire(d, &token, label, 0, &remote), -DRAY_E_TOO_LARGE);
+	label[DRAY_LEASE_LABEL_MAX] = 0;
+	assert_int_equal(dray_lease_acquire(d, &token, label, 0, &remote), 0);
+	assert_string_equal(seen_label, label);
 }
 
 static void old_agent(void **state)
@@ -237,7 +249,7 @@ static void old_agent(void **state)
 	begin(0);
 	assert_int_equal(dray_region_lease(d, region, &what, &l, &token), -DRAY_E_UNSUPPORTED);
 	assert_non_null(strstr(dray_last_error(d), "leases"));
-	assert_int_equal(dray_lease_acquire(d, &token, 0, &remote), -DRAY_E_UNSUPPORTED);
+	assert_int_equal(dray_lease_acquire(d, &token, NULL, 0, &remote), -DRAY_E_UNSUPPORTED);
 	client_remote(d, &remote);
 	assert_int_equal(dray_lease_renew(d, remote, 0, NULL), -DRAY_E_UNSUPPORTED);
 }

@@ -68,7 +68,7 @@ class Engine:
         return grant
 
     def acquire(self, grant):
-        hold = self.grants.acquire(grant.token)
+        hold = self.grants.acquire(grant.token, "a request")
         until(lambda: self.grants.poll() or hold.remote or hold.error, "the right")
         assert hold.error is None and hold.remote.transport == "rdma"
         return hold

@@ -269,6 +269,7 @@ EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
 LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
+LABEL_MAX = 64  # Bytes of the label of a lease's holder.
 LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 STORE_KEYS_MAX = 1024  # Keys of one request to the store.
 STORE_KEY_MAX = 255  # Bytes of a key of the store.
@@ -1641,14 +1642,15 @@ def unpack_lease_reply(body):
 
 # Makes this session a holder of a lease. Acquisitions from one agent's leases are sent together.
 # Since 1.4.
-LeaseAcquire = namedtuple("LeaseAcquire", "token timeout_ms")
-_LEASE_ACQUIRE_1 = Struct("<I")
+LeaseAcquire = namedtuple("LeaseAcquire", "token timeout_ms label")
+_LEASE_ACQUIRE_1 = Struct("<II")
 
 
-def pack_lease_acquire(request_id=0, token=b"", timeout_ms=0):
+def pack_lease_acquire(request_id=0, token=b"", timeout_ms=0, label=""):
     token = _put_blob("lease_acquire.token", token, 256)
+    label = _put_text("lease_acquire.label", label, 64, True)
     return build(MSG_LEASE_ACQUIRE, request_id, _U32.pack(len(token)), token,
-                 _LEASE_ACQUIRE_1.pack(timeout_ms))
+                 _LEASE_ACQUIRE_1.pack(timeout_ms, len(label)), label)
 
 
 def unpack_lease_acquire(body):
@@ -1666,12 +1668,19 @@ def unpack_lease_acquire(body):
     token = _copy(body[at:at + n])
     at += n
     left -= n
-    if left < 4:
+    if left < 8:
         raise _short("lease_acquire")
-    timeout_ms, = _LEASE_ACQUIRE_1.unpack_from(body, at)
-    at += 4
-    left -= 4
-    return LeaseAcquire(token, timeout_ms)
+    (timeout_ms, n) = _LEASE_ACQUIRE_1.unpack_from(body, at)
+    at += 8
+    left -= 8
+    if n > 64:
+        raise _large("lease_acquire.label", n, 64)
+    if left < n:
+        raise _short("lease_acquire")
+    label = _text("lease_acquire.label", body[at:at + n])
+    at += n
+    left -= n
+    return LeaseAcquire(token, timeout_ms, label)
 
 
 # A remote for the lease. Offsets are those of the owner's region; an operation outside of the

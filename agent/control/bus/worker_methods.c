@@ -37,7 +37,8 @@ static const char *state_text(uint8_t state)
 	.transport = dmsg_transport_name((t)->transport),                                          \
 	.gpu_path = dmsg_gpu_path_name((t)->gpu_path), .gpu_way = dmsg_gpu_way_name((t)->gpu_way), \
 	.rails = numbers_text((t)->rails, text, sizeof(text)), .operations = (t)->operations,      \
-	.bytes = (t)->bytes, .bytes_done = (t)->bytes_done, .slices = (t)->slices
+	.bytes = (t)->bytes, .bytes_done = (t)->bytes_done, .slices = (t)->slices,                 \
+	.label = (t)->label
 
 static void transfer_append(struct dictionaries *d, const struct transfer_info *i)
 {

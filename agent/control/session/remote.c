@@ -26,6 +26,7 @@ struct pending_import {
 	uint64_t request_id;
 	bool is_lease;
 	uint64_t id; /* of peer_import() */
+	char label[DMSG_LABEL_MAX + 1];
 };
 
 static const struct sessions_deps *deps(const struct remote *r)
@@ -301,7 +302,7 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 }
 
 static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
-			bool is_lease, struct dray_err *reterr)
+			const struct dray_str *label, struct dray_err *reterr)
 {
 	struct regions *regions = s->owner->deps.regions;
 	struct remote *r = remote_new(s, reterr);
@@ -312,9 +313,11 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 		return -ENOMEM;
 	r->view.is_local = true;
 	r->token_id = token->token_id;
-	r->is_lease = is_lease;
-	e = is_lease ? lease_acquire_local(regions, token, &r->view, &expiry_ms, reterr) :
-		       token_import_local(regions, token, &r->view, reterr);
+	r->is_lease = label;
+	if (label)
+		text_copy(r->view.label, sizeof(r->view.label), *label);
+	e = label ? lease_acquire_local(regions, token, &r->view, &expiry_ms, reterr) :
+		    token_import_local(regions, token, &r->view, reterr);
 	if (e < 0) {
 		remote_free(r);
 		return e;
@@ -343,6 +346,7 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	r->view.o.length = m->length;
 	r->view.o.access = m->access;
 	r->is_lease = i->is_lease;
+	memcpy(r->view.label, i->label, sizeof(i->label));
 	if (lease)
 		r->view.ranges = ranges_ref(lease->ranges);
 	pool_publish(d->pool, &r->view.o);
@@ -374,7 +378,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 }
 
 static int import_peer(struct session *s, uint64_t request_id, const struct pmsg_token *token,
-		       const char *segment, uint32_t timeout_ms, bool is_lease,
+		       const char *segment, uint32_t timeout_ms, const struct dray_str *label,
 		       struct dray_err *reterr)
 {
 	int e = owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr);
@@ -388,8 +392,10 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 	if (i) {
 		*i = (struct pending_import){ .session = s,
 					      .request_id = request_id,
-					      .is_lease = is_lease };
-		e = peer_import(s->owner->deps.peers, token, is_lease, segment, &client,
+					      .is_lease = label };
+		if (label)
+			text_copy(i->label, sizeof(i->label), *label);
+		e = peer_import(s->owner->deps.peers, token, label, segment, &client,
 				timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
 	}
 	if (!i || e < 0) {
@@ -412,8 +418,9 @@ static int check_kind(const struct pmsg_token *token, bool is_lease, struct dray
 				       "the token is of a lease, not of an export; acquire it");
 }
 
+/* label: of a lease; NULL: the token is of an export. */
 static int import(struct session *s, uint64_t request_id, struct dray_blob bytes,
-		  uint32_t timeout_ms, bool is_lease, struct dray_err *reterr)
+		  uint32_t timeout_ms, const struct dray_str *label, struct dray_err *reterr)
 {
 	const struct sessions *ss = s->owner;
 	struct pmsg_token token;
@@ -428,7 +435,7 @@ static int import(struct session *s, uint64_t request_id, struct dray_blob bytes
 				    s->n_remotes);
 	e = token_parse(bytes.p, bytes.n, &token, segment, reterr);
 	if (e == 0)
-		e = check_kind(&token, is_lease, reterr);
+		e = check_kind(&token, label, reterr);
 	if (e < 0)
 		return e;
 	own = !memcmp(token.agent_id, ss->deps.agent_id, sizeof(token.agent_id));
@@ -438,26 +445,26 @@ static int import(struct session *s, uint64_t request_id, struct dray_blob bytes
 			reterr, -EPERM, DRAY_E_IDENTITY,
 			"another agent, which was started later, uses this agent's id: give each agent its own state directory");
 	if (own)
-		return import_local(s, request_id, &token, is_lease, reterr);
+		return import_local(s, request_id, &token, label, reterr);
 	if (!*segment)
 		return dray_err_set(
 			reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
 			"the token names no segment, because its owner has no listener; set peer.listen there");
-	return import_peer(s, request_id, &token, segment, timeout_ms, is_lease, reterr);
+	return import_peer(s, request_id, &token, segment, timeout_ms, label, reterr);
 }
 
 int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr)
 {
 	const struct dmsg_remote_import *m = &rq->m.remote_import;
 
-	return import(s, rq->id, m->token, m->timeout_ms, false, reterr);
+	return import(s, rq->id, m->token, m->timeout_ms, NULL, reterr);
 }
 
 int request_lease_acquire(struct session *s, struct request *rq, struct dray_err *reterr)
 {
 	const struct dmsg_lease_acquire *m = &rq->m.lease_acquire;
 
-	return import(s, rq->id, m->token, m->timeout_ms, true, reterr);
+	return import(s, rq->id, m->token, m->timeout_ms, &m->label, reterr);
 }
 
 void session_remotes_close(struct session *s)

@@ -11,7 +11,7 @@
 #include "schema/gen/errors.h"
 
 #define RAILS_TEXT 160
-#define LINE_MAX_BYTES 600
+#define LINE_MAX_BYTES 700
 
 const char *numbers_text(uint64_t set, char *buf, size_t n)
 {
@@ -38,7 +38,7 @@ void report_log(struct report *report, uint32_t more)
 		 "%s took %.3f ms: waited %.3f, queued %.3f, moved %.3f, notified %.3f; %" PRIu64
 		 " of %" PRIu64
 		 " bytes, %u operations, %u slices, %u sent again; %s session=%" PRIu64
-		 " request=%" PRIu64 " peer=%" PRIx64 " transport=%s rails=%s class=%s",
+		 " request=%" PRIu64 " peer=%" PRIx64 " transport=%s rails=%s class=%s%s%s",
 		 dmsg_direction_name(r->direction), ms(record_duration(r)),
 		 ms(r->phase_ns[XFER_PHASE_WAIT]), ms(r->phase_ns[XFER_PHASE_QUEUE]),
 		 ms(r->phase_ns[XFER_PHASE_MOVE]), ms(r->phase_ns[XFER_PHASE_NOTIFY]),
@@ -46,7 +46,7 @@ void report_log(struct report *report, uint32_t more)
 		 dray_error_name(r->code), r->session, r->request, r->peer,
 		 dmsg_transport_name(r->transport),
 		 r->rails ? numbers_text(r->rails, rails, sizeof(rails)) : "-",
-		 dmsg_class_name(r->class));
+		 dmsg_class_name(r->class), *r->label ? " label=" : "", r->label);
 	if (report->slow)
 		log_warning("transfer", "slow: %s", text);
 	else

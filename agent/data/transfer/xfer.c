@@ -148,6 +148,7 @@ void xfer_describe(struct transfer_record *ret, const struct core *c, const stru
 		.gpu_way = x->gpu_way,
 		.ended_ns = now_ns,
 	};
+	memcpy(ret->label, remote->label, sizeof(ret->label));
 	for (unsigned i = 0; i < (unsigned)x->phase; i++)
 		ret->phase_ns[i] = x->phase_ns[i];
 	ret->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];

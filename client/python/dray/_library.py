@@ -237,7 +237,7 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_remote_release_start": (c_int, _d, c_uint64, _arg, _id),
     "dray_region_lease_start": (c_int, _d, c_uint64, POINTER(LeaseSpec), _arg, _id),
     "dray_lease_end_start": (c_int, _d, c_uint64, _arg, _id),
-    "dray_lease_acquire_start": (c_int, _d, POINTER(Token), c_uint, _arg, _id),
+    "dray_lease_acquire_start": (c_int, _d, POINTER(Token), c_char_p, c_uint, _arg, _id),
     "dray_lease_renew_start": (c_int, _d, c_uint64, c_uint, _arg, _id),
     "dray_remote_get_info": (c_int, _d, c_uint64, POINTER(RemoteInfo)),
     "dray_remote_borrow": (c_int, _d, c_uint64, POINTER(c_uint64)),

@@ -179,6 +179,7 @@ EXTENTS_MAX = 1024  # Extents of one region.
 ARENA_MAX = 16777216  # Bytes of a session's arena.
 RING_ENTRIES_MAX = 4096  # Submission entries of a ring; a power of two.
 LEASE_RANGES_MAX = 4096  # Strided ranges of one lease.
+LABEL_MAX = 64  # Bytes of the label of a lease's holder.
 LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 STORE_KEYS_MAX = 1024  # Keys of one request to the store.
 STORE_KEY_MAX = 255  # Bytes of a key of the store.

@@ -171,26 +171,27 @@ class Client(Session, Placement, Mailboxes, Stores):
         return self._use_token(lib.held.dray_remote_import_start, token, timeout, wait)
 
     @overload
-    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+    def acquire(self, token: str | bytes | Token, *, label: str = "", timeout: float | None = None,
                 wait: Literal[True] = True) -> Remote: ...
 
     @overload
-    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+    def acquire(self, token: str | bytes | Token, *, label: str = "", timeout: float | None = None,
                 wait: Literal[False]) -> Pending[Remote]: ...
 
-    def acquire(self, token: str | bytes | Token, *, timeout: float | None = None,
+    def acquire(self, token: str | bytes | Token, *, label: str = "", timeout: float | None = None,
                 wait: bool = True) -> Remote | Pending[Remote]:
         """Acquires the lease behind a token, as a Remote with the offsets of the owner's region.
 
         Acquisitions from one agent that are started together share one message. Operations outside of the
         lease's ranges end with errors.Range. release() tells the owner that this holder has used the lease,
         and renew() renews it. When it ends otherwise, transfers end with errors.Revoked, and an event
-        RemoteLost comes. timeout and wait as for import_token().
+        RemoteLost comes. label: what the lease is for, up to 64 bytes; `drayctl transfers` and the agent's log
+        show it with transfers of the remote. timeout and wait as for import_token().
         """
-        return self._use_token(lib.held.dray_lease_acquire_start, token, timeout, wait)
+        return self._use_token(lib.held.dray_lease_acquire_start, token, timeout, wait, arguments.text("label", label))
 
     def _use_token(self, function: Any, token: str | bytes | Token, timeout: float | None,
-                   wait: bool) -> Remote | Pending[Remote]:
+                   wait: bool, *label: bytes) -> Remote | Pending[Remote]:
         raw = Token(token)._raw if not isinstance(token, Token) else token._raw
 
         def adopt(c: Any) -> Remote:
@@ -199,7 +200,7 @@ class Client(Session, Placement, Mailboxes, Stores):
             return remote
 
         pending: Pending[Remote] = Pending(self, adopt, lambda remote: remote.release(wait=False))
-        self._request(pending, function, byref(raw), arguments.milliseconds("timeout", timeout))
+        self._request(pending, function, byref(raw), *label, arguments.milliseconds("timeout", timeout))
         return self._settle(pending, wait)
 
     def borrow_region(self, agent_handle: int, length: int, access: str | int = "rw") -> Region:

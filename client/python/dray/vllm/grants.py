@@ -24,6 +24,15 @@ __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Gran
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
 
+_LABEL_MAX = 64  # bytes
+
+
+def _label(request_id: str) -> str:
+    """A request's id as the agent shows it with transfers: its first bytes if it is too long."""
+    text = "".join(c if c.isprintable() else "?" for c in request_id)
+    return text.encode()[:_LABEL_MAX].decode(errors="ignore")
+
+
 class Grant:
     """The owner's side of one right. how: one of the constants once it has ended, None before.
 
@@ -150,10 +159,10 @@ class Grants:
             except errors.Error:
                 pass  # without a session the lease ends by itself
 
-    def acquire(self, token: str) -> Hold:
-        """Starts to acquire a right. errors.TokenInvalid."""
+    def acquire(self, token: str, request_id: str) -> Hold:
+        """Starts to acquire a right for a request. errors.TokenInvalid."""
         # Without a limit of ours an address that refuses ends the request at once.
-        return Hold(self._client.acquire(token, wait=False), self._leaving)
+        return Hold(self._client.acquire(token, label=_label(request_id), wait=False), self._leaving)
 
     def poll(self) -> list[Grant]:
         """Handles what the agent has sent; returns the rights that have ended, each once."""

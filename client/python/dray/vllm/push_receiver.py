@@ -126,7 +126,7 @@ class Receiver:
             load.error = e
         for token in offered_tokens(params):  # of a P in mode 'pull', which gets its blocks back
             try:
-                self._grants.acquire(token).release()
+                self._grants.acquire(token, request.request_id).release()
             except errors.Error:
                 pass  # it is no right
         return load

@@ -173,7 +173,7 @@ class SchedulerSide:
         # Rights that are not used are released, so that P gets its blocks back at once.
         for index, token in enumerate(offered_tokens(params)):
             try:
-                hold = self._grants.acquire(token)
+                hold = self._grants.acquire(token, request.request_id)
             except errors.Error as e:
                 load.error = load.error or e
                 continue
