@@ -132,7 +132,7 @@ class Session:
 
     # --- steps ---
 
-    def send(self, name, fds=(), **given):
+    def send(self, name, fds=(), /, **given):
         fields = {p.name: given.get(p.name, self.value(p.name, p.default) if not given else p.default)
                   for p in list(inspect.signature(PACKS[name]).parameters.values())[1:]}
         self.sent += 1
@@ -252,11 +252,9 @@ class Session:
             self.arena.close()
 
 
-def play(rng, agent, descriptors, tokens):
-    """A few sessions at once. Returns the number of messages."""
-    # those of clients that have ended are rarely valid
-    del tokens[:-1]
-    sessions = [Session(rng, agent, descriptors, tokens) for _ in range(rng.choice((1, 2, 3)))]
+def play(rng, make):
+    """A few sessions at once, each of make(). Returns the number of messages."""
+    sessions = [make() for _ in range(rng.choice((1, 2, 3)))]
     for _ in range(rng.randrange(STEPS) * len(sessions)):
         rng.choice(sessions).step()
     for session in sessions:
@@ -277,14 +275,21 @@ SETTINGS = {"gpu.enable": "false", "limits.log_lines_per_owner": 5, "limits.unpr
 def run(agent, seed, more):
     """Plays while more() is true. Returns the numbers of rounds and messages."""
     descriptors, tokens, n, sent = Descriptors(), [], 0, 0
+
+    def round(name):
+        # those of clients that have ended are rarely valid
+        del tokens[:-1]
+        rng = random.Random(name)
+        return play(rng, lambda: Session(rng, agent, descriptors, tokens))
+
     # the first use of some requests starts threads that stay
     for i in range(WARM):
-        play(random.Random(f"warm {i}"), agent, descriptors, tokens)
+        round(f"warm {i}")
     serves(agent)
     until(lambda: agent.resources().mappings == 0, "the unmapping of the clients' memory")
     with nothing_leaked(agent):
         while more():
-            sent += play(random.Random(f"{seed} {n}"), agent, descriptors, tokens)
+            sent += round(f"{seed} {n}")
             n += 1
             if n % 50 == 0:
                 serves(agent)
