@@ -7,6 +7,7 @@
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages -kube
 #   make check-engine tests with real vLLM engines on the CPU (installs 6 GB once); part of `make check ENGINE=1`
 #   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants
+#   make fuzz-long    every fuzzer for SECONDS=60, JOBS at once; fuzz-coverage: what their corpora reach of the decoders
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make store-sim    what each eviction policy of the store saves on traces: table and plot in build/bench/store-sim.*;
 #                     TRACES="--share 0.1 FILE..." takes recorded ones (tests/unit/store_traces.h has the format)
@@ -200,7 +201,7 @@ $(SIMULATED_DRIVER): $(O)/tests/gpu/simulated_driver.o
 $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.
 # Fuzzers use neither drayctl nor libdray, and TSan programs do not use drayctl, so these variants do not build them.
-TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
+TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz coverage,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz coverage,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
 $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent) $(LIBS_ctl))

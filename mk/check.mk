@@ -5,7 +5,7 @@
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
 # five spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
 #
-# `make check-long`: an hour. Each fuzzer searches for a minute. The virtual machines have two processors and programs with
+# `make check-long`: an hour. Each fuzzer searches for a minute, and its corpus must reach the lines of the decoders. The virtual machines have two processors and programs with
 # sanitizers, and run every variant of every test and 300 reconnects instead of 6. Debian packages are
 # installed in a clean Debian root, and cross-built for arm64.
 
@@ -29,7 +29,7 @@ LONG_BUDGET_fuzz := 900
 LONG_BUDGET_packages := 1200
 LONG_BUDGET_vm := 5400
 
-FUZZ_SECONDS ?= 4
+FUZZ_SECONDS ?= 3
 # Variants whose programs the integration tests and the tests in the virtual machine start. Sanitizers would double the
 # time of an emulated machine.
 TEST_VARIANT ?= asan
@@ -96,21 +96,23 @@ check-tsan:
 
 check-fuzz:
 	-@$(MAKE) $(SUB) -k VARIANT=fuzz fuzz-programs
-	@$(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+	@status=0; $(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c))) || status=1; \
+	$(if $(DRAY_LONG),$(CHECK) one "coverage of the decoders" -- $(MAKE) $(SUB) fuzz-coverage || status=1;) exit $$status
 
-# Each fuzzer for SECONDS, one after the other, then random sessions against an agent. New inputs are kept in build/fuzz/found.
+# All fuzzers, JOBS at once, each for SECONDS: those in C, then random sessions and random peers against agents. A table has
+# executions, coverage and findings; new inputs are kept in build/fuzz/found.
 SECONDS ?= 60
 fuzz-long:
 	@$(MAKE) $(SUB) VARIANT=fuzz fuzz-programs
 	@$(MAKE) $(SUB) VARIANT=asan all
-	@$(MAKE) $(SUB) VARIANT=gcc all
-	@set -e; for f in $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c))); do \
-		mkdir -p build/fuzz/found/$$f; echo "== $$f"; \
-		build/fuzz/tests/fuzz/fuzz_$$f -max_total_time=$(SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/found/ \
-			build/fuzz/found/$$f tests/fuzz/corpus/$$f > build/fuzz/found/$$f.log 2>&1 || \
-			{ tail -40 build/fuzz/found/$$f.log; exit 1; }; \
-		grep number_of_executed_units build/fuzz/found/$$f.log; done
-	@echo "== sessions"; DRAY_BUILD=build/asan PYTHONPATH=client/python $(PYTHON) tests/fuzz/sessions.py $(SECONDS)
+	@$(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
+	@scripts/fuzz long $(SECONDS) $(JOBS)
+
+# The lines of the decoders that the checked-in corpora reach.
+fuzz-coverage:
+	@scripts/deps check
+	@$(MAKE) $(SUB) VARIANT=coverage fuzz-programs
+	@scripts/fuzz coverage
 
 # These stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
@@ -148,7 +150,7 @@ check-kube:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/kube
 
-.PHONY: unit-programs fuzz-programs arm64-programs fuzz-long
+.PHONY: unit-programs fuzz-programs arm64-programs fuzz-long fuzz-coverage
 # Some unit programs start the agent of the same variant.
 unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
 fuzz-programs: $(FUZZ)

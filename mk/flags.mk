@@ -3,10 +3,10 @@
 # How C is compiled: language, warnings (each with its reason), hardening, and what the variants add.
 # Sets CFLAGS_all, LDFLAGS_all and FUZZLINK for the current CC and VARIANT.
 
-# The variants gcc, clang and fuzz determine the compiler.
+# The variants gcc, clang, fuzz and coverage determine the compiler.
 ifneq ($(filter gcc clang,$(VARIANT)),)
 override CC := $(VARIANT)
-else ifeq ($(VARIANT)$(findstring clang,$(CC)),fuzz)
+else ifneq ($(filter fuzz coverage,$(VARIANT)$(findstring clang,$(CC))),)
 override CC := clang
 # Libraries for the wheels (mk/wheel.mk): wheel-x86_64, wheel-aarch64. zig's compiler is clang.
 else ifneq ($(filter wheel-%,$(VARIANT)),)
@@ -81,6 +81,8 @@ OPT_asan := -Og $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=
 OPT_tsan := -Og $(SANITIZED) -fsanitize=thread
 # A search of some seconds gains less time from -O1 than compiling with -O1 takes.
 OPT_fuzz := -O0 $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+# Fuzzers that count the lines that their inputs reach.
+OPT_coverage := -O0 -g1 -DDRAY_TEST=1 -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
 
 OPT_$(filter wheel-%,$(VARIANT)) := -O2 -D_FORTIFY_SOURCE=2
 
@@ -94,10 +96,11 @@ LD_fast := $(if $(filter asan tsan,$(VARIANT)),$(if $(shell command -v ld.gold),
 LD_asan := $(LD_fast) -fsanitize=address,undefined
 LD_tsan := $(LD_fast) -fsanitize=thread
 LD_fuzz := -fsanitize=address,undefined
-FUZZLINK := $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer)
+LD_coverage := -fprofile-instr-generate
+FUZZLINK := $(if $(filter fuzz coverage,$(VARIANT)),-fsanitize=fuzzer)
 
 ifeq ($(OPT_$(VARIANT)),)
-$(error VARIANT=$(VARIANT) is not one of release, gcc, clang, asan, tsan, fuzz, wheel-x86_64, wheel-aarch64)
+$(error VARIANT=$(VARIANT) is not one of release, gcc, clang, asan, tsan, fuzz, coverage, wheel-x86_64, wheel-aarch64)
 endif
 
 CFLAGS_all := $(strip $(LANGUAGE) $(WARN) $(HARDEN) $(OPT_$(VARIANT)) $(CFLAGS))

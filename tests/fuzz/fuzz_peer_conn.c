@@ -59,10 +59,10 @@ static const uint16_t rail_types[] = {
 /* In the same way the highest values of `type` select operations of windows. */
 #define WINDOWS 0xf0
 
-/* And the highest value of `which` posts. */
+/* And the highest value of `which` posts, and changes of keys. */
 #define POSTS 0xff
 
-static const uint16_t post_types[] = { PMSG_POST, PMSG_POST_REPLY };
+static const uint16_t post_types[] = { PMSG_POST, PMSG_POST_REPLY, PMSG_REKEY, PMSG_REKEY_REPLY };
 
 /* And the one below leases. */
 #define LEASES 0xfe
