@@ -245,6 +245,14 @@ static int listen_check(struct config *c, struct dray_err *reterr)
 	return 0;
 }
 
+static int accepted_key_check(struct config *c, struct dray_err *reterr)
+{
+	if (!*c->v.peer.accept_key_file || *c->v.peer.key_file || c->refused[KEY(PEER_KEY_FILE)])
+		return 0;
+	return config_refuse(reterr, config_origin(c, KEY(PEER_ACCEPT_KEY_FILE)),
+			     "peer.accept_key_file is accepted beside peer.key_file; set that too");
+}
+
 static int sockets_check(struct config *c, struct dray_err *reterr)
 {
 	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
@@ -289,7 +297,7 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
 		heartbeat_check, peer_backoff_check, probe_backoff_check,
-		listen_check,    sockets_check,
+		listen_check,    accepted_key_check, sockets_check,
 	};
 	int r = 0;
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Changes of a running agent: reload of the configuration, log level, CPUs. */
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -158,20 +159,32 @@ static void report_reload(struct agent *a, const struct config_changes *c)
 	agent_record(a, "config", file, "", "reloaded", applied);
 }
 
+/* The files have a new content under the same name. */
+static void apply_keys(struct agent *a, const struct tls_keys *keys, struct config_changes *c)
+{
+	if (peers_use_keys(a->peers, keys))
+		c->applied[c->n_applied++] = dray_config_keys[DRAY_CONFIG_KEY_PEER_KEY_FILE].path;
+}
+
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
 {
 	struct dray_strv errors = DRAY_STRV_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
+	struct tls_keys keys;
 	int r;
 
 	notify_reloading(a->notify);
-	r = config_reload(a->config, a->config_args, ret, &errors, &err);
+	r = peers_read_keys(a->peers, &keys, &err);
+	if (r >= 0)
+		r = config_reload(a->config, a->config_args, ret, &errors, &err);
 	if (r >= 0) {
 		apply(a, ret);
+		apply_keys(a, &keys, ret);
 		report_reload(a, ret);
 	} else {
 		report_refusal(a, &errors, err.msg);
 	}
+	OPENSSL_cleanse(&keys, sizeof(keys));
 	dray_strv_clear(&errors);
 	notify_ready(a->notify);
 	if (r < 0)

@@ -81,6 +81,18 @@ static void gpus_print(const struct ctl_properties *p, FILE *f)
 	fputc('\n', f);
 }
 
+/* Empty without a key, and from older agents. */
+static void keys_print(const struct ctl_properties *p, FILE *f)
+{
+	const char *accepted = strchr(p->v.keys, ' ');
+
+	if (accepted)
+		fprintf(f, "  keys          %.*s offered, %s accepted too\n",
+			(int)(accepted - p->v.keys), p->v.keys, accepted + 1);
+	else if (*p->v.keys)
+		fprintf(f, "  key           %s\n", p->v.keys);
+}
+
 /* The next step for a person who has just started an agent, or finds one that does not work. */
 static const char *next_step(const struct ctl_properties *p)
 {
@@ -111,6 +123,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		fprintf(f, "  polling       off: %s\n", p->v.poll_reason);
 	gpus_print(p, f);
 	fprintf(f, "  segment       %s\n", *p->v.segment ? p->v.segment : "none: no peer listener");
+	keys_print(p, f);
 	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
 		*p->v.preferred_segment ? p->v.preferred_segment : "none", count(p, "hints"));
 	if (ctl_properties_counter(p, "dray_state_in_memory"))

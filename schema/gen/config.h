@@ -95,6 +95,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_PEER_LISTEN,
 	DRAY_CONFIG_KEY_PEER_ADVERTISE,
 	DRAY_CONFIG_KEY_PEER_KEY_FILE,
+	DRAY_CONFIG_KEY_PEER_ACCEPT_KEY_FILE,
 	DRAY_CONFIG_KEY_PEER_KEY_IDENTITY,
 	DRAY_CONFIG_KEY_PEER_ALLOW_INSECURE,
 	DRAY_CONFIG_KEY_PEER_HEARTBEAT,
@@ -315,6 +316,12 @@ struct dray_config {
 		 * to read it, and its group if the owner is root.
 		 */
 		char *key_file;
+		/*
+		 * Another key that other agents may prove, while keys are rotated; this agent
+		 * proves that of peer.key_file. A file that does not exist is no key. drayctl
+		 * reload reads both files again.
+		 */
+		char *accept_key_file;
 		char *key_identity; /* Identity that is sent with the key. */
 		bool allow_insecure; /* Listen beyond loopback without a key. */
 		/* Interval of heartbeats while transfers or requests are in flight. */

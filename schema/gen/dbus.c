@@ -34,12 +34,13 @@ const struct dray_dbus_method dray_dbus_methods[29] = {
 	{ "Resume", "", true },
 };
 
-const struct dray_dbus_property dray_dbus_properties[17] = {
+const struct dray_dbus_property dray_dbus_properties[18] = {
 	{ "State", "state", "s", offsetof(struct dray_dbus_properties, state) },
 	{ "Version", "version", "s", offsetof(struct dray_dbus_properties, version) },
 	{ "AgentId", "agent_id", "s", offsetof(struct dray_dbus_properties, agent_id) },
 	{ "Incarnation", "incarnation", "t", offsetof(struct dray_dbus_properties, incarnation) },
 	{ "Segment", "segment", "s", offsetof(struct dray_dbus_properties, segment) },
+	{ "Keys", "keys", "s", offsetof(struct dray_dbus_properties, keys) },
 	{ "PreferredSegment", "preferred_segment", "s", offsetof(struct dray_dbus_properties,
 		preferred_segment) },
 	{ "Pid", "pid", "u", offsetof(struct dray_dbus_properties, pid) },
@@ -229,6 +230,8 @@ const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
 	{ "rails", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, rails) },
 	/* Queue pairs that post to it. */
 	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, queue_pairs) },
+	/* Id of the key that the connection was made with, 8 hex digits; empty without a key. */
+	{ "key", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, key) },
 };
 
 const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {

@@ -14,6 +14,11 @@
 #define DRAY_DBUS_PROPERTY_AGENT_ID "AgentId" /* Agent id, 32 hex digits. */
 #define DRAY_DBUS_PROPERTY_INCARNATION "Incarnation" /* Incarnation. */
 #define DRAY_DBUS_PROPERTY_SEGMENT "Segment" /* Advertised segment; empty without a listener. */
+/*
+ * Ids of the keys for other agents: that of the key that this agent offers, then that of another
+ * one that it accepts; empty without a key.
+ */
+#define DRAY_DBUS_PROPERTY_KEYS "Keys"
 /* The preferred segment; empty for none. */
 #define DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT "PreferredSegment"
 #define DRAY_DBUS_PROPERTY_PID "Pid" /* Process id in the agent's namespace. */
@@ -161,6 +166,11 @@ struct dray_dbus_properties {
 	const char *agent_id; /* Agent id, 32 hex digits. */
 	uint64_t incarnation; /* Incarnation. */
 	const char *segment; /* Advertised segment; empty without a listener. */
+	/*
+	 * Ids of the keys for other agents: that of the key that this agent offers, then that of
+	 * another one that it accepts; empty without a key.
+	 */
+	const char *keys;
 	const char *preferred_segment; /* The preferred segment; empty for none. */
 	uint64_t pid; /* Process id in the agent's namespace. */
 	uint64_t workers; /* Data workers. */
@@ -188,7 +198,7 @@ struct dray_dbus_property {
 	size_t offset; /* of the member */
 };
 
-#define DRAY_DBUS_PROPERTIES_N 17
+#define DRAY_DBUS_PROPERTIES_N 18
 extern const struct dray_dbus_property dray_dbus_properties[DRAY_DBUS_PROPERTIES_N];
 
 enum dray_dbus_session_field {
@@ -379,6 +389,7 @@ enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_TRANSPORT,
 	DRAY_DBUS_PEER_FIELD_RAILS,
 	DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS,
+	DRAY_DBUS_PEER_FIELD_KEY,
 	DRAY_DBUS_PEER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
@@ -401,6 +412,8 @@ struct dray_dbus_peer {
 	const char *transport; /* Path in use. */
 	uint32_t rails; /* Rails with a path to the peer. */
 	uint32_t queue_pairs; /* Queue pairs that post to it. */
+	/* Id of the key that the connection was made with, 8 hex digits; empty without a key. */
+	const char *key;
 };
 
 enum dray_dbus_rail_field {

@@ -19,6 +19,8 @@ int dbus_get_incarnation(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_segment(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_keys(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_preferred_segment(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_pid(sd_bus *bus, const char *path, const char *interface,
@@ -86,6 +88,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("AgentId", "s", dbus_get_agent_id, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Incarnation", "t", dbus_get_incarnation, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Segment", "s", dbus_get_segment, 0, 0),
+	SD_BUS_PROPERTY("Keys", "s", dbus_get_keys, 0, 0),
 	SD_BUS_PROPERTY("PreferredSegment", "s", dbus_get_preferred_segment, 0, 0),
 	SD_BUS_PROPERTY("Pid", "u", dbus_get_pid, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Workers", "u", dbus_get_workers, 0, SD_BUS_VTABLE_PROPERTY_CONST),

@@ -380,7 +380,7 @@ const struct ctl_list ctl_list_quotas = {
 
 const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS, "peers", dray_dbus_peer_fields,
-	DRAY_DBUS_PEER_FIELD_N, 11,
+	DRAY_DBUS_PEER_FIELD_N, 12,
 	{
 		{ "SEGMENT", DRAY_DBUS_PEER_FIELD_SEGMENT },
 		{ "AGENT", DRAY_DBUS_PEER_FIELD_AGENT_ID },
@@ -392,6 +392,7 @@ const struct ctl_list ctl_list_peers = {
 		{ "RAILS", DRAY_DBUS_PEER_FIELD_RAILS },
 		{ "GRANTS", DRAY_DBUS_PEER_FIELD_GRANTS },
 		{ "IMPORTS", DRAY_DBUS_PEER_FIELD_IMPORTS },
+		{ "KEY", DRAY_DBUS_PEER_FIELD_KEY },
 		{ "REASON", DRAY_DBUS_PEER_FIELD_REASON },
 	},
 };
@@ -718,7 +719,9 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"list other agents, and the state of the connections to them\n"
 			"\n"
 			"Prints each agent that this one knows, the state of the connection to it, how\n"
-			"long it has had this state, and the reason.\n"
+			"long it has had this state, and the reason. During a rotation of keys, the\n"
+			"column key has the id of the key that each connection was made with; drayctl\n"
+			"status shows the ids of this agent's keys.\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"

@@ -473,6 +473,12 @@ const char *peers_segment(struct peers *p)
 	return "127.0.0.1:7411";
 }
 
+const char *peers_keys(const struct peers *p, char text[PEERS_KEYS_BYTES])
+{
+	snprintf(text, PEERS_KEYS_BYTES, "0123abcd 4567cdef");
+	return text;
+}
+
 /* Opens the control socket at fake.path, with a loop that the caller runs. Returns 0 or -1. */
 static int fake_open(void)
 {

@@ -65,8 +65,8 @@ static const struct list {
 	  dray_dbus_peer_fields,
 	  DRAY_DBUS_PEER_FIELD_N,
 	  { "1|abababababababababababababababab|7|10.0.0.1:7411|ready|hello answered|5000000000|1|2|1|8|"
-	    "900000000|rdma|2|4",
-	    "2||0|[fd00::1]:7411|connecting|connection refused|" BIGGEST "|0|0|0|0|0||0|0" } },
+	    "900000000|rdma|2|4|0123abcd",
+	    "2||0|[fd00::1]:7411|connecting|connection refused|" BIGGEST "|0|0|0|0|0||0|0|" } },
 	{ DRAY_DBUS_METHOD_LIST_RAILS,
 	  dray_dbus_rail_fields,
 	  DRAY_DBUS_RAIL_FIELD_N,
@@ -178,6 +178,7 @@ static void properties_append(sd_bus_message *m)
 			      "12000000000000000000000000000000");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_INCARNATION, "t", UINT64_MAX);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_SEGMENT, "s", "10.0.0.2:7411");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_KEYS, "s", "0123abcd 4567cdef");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT, "s",
 			      "10.0.0.2:50053");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PID, "u", 4711);

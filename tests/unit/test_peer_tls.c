@@ -84,7 +84,7 @@ static int load_as(uid_t id, const char *path)
 	if (pid == 0) {
 		if (setgid(id) < 0 || setuid(id) < 0)
 			_exit(255);
-		_exit(tls_key_load(path, &k, &err) < 0 ? err.code : 0);
+		_exit(tls_key_load("peer.key_file", path, &k, &err) < 0 ? err.code : 0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_true(WIFEXITED(status));
@@ -101,7 +101,7 @@ static void test_key_file(void **state)
 
 	assert_non_null(mkdtemp(dir));
 	snprintf(path, sizeof(path), "%s/key", dir);
-	assert_true(tls_key_load(path, &k, &err) < 0);
+	assert_true(tls_key_load("peer.key_file", path, &k, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_NOT_FOUND);
 	assert_non_null(strstr(err.msg, path));
 
@@ -110,7 +110,7 @@ static void test_key_file(void **state)
 	assert_int_equal(write(fd, "0123456789abcdef0123456789abcdef\n", 33), 33);
 	close(fd);
 	err = DRAY_ERR_NULL;
-	assert_int_equal(tls_key_load(path, &k, &err), 0);
+	assert_int_equal(tls_key_load("peer.key_file", path, &k, &err), 0);
 	assert_int_equal(k.n, 16);
 	/* The group may read a file of root, as in a pod with fsGroup. */
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(modes) - (geteuid() == 0); i++) {
@@ -119,7 +119,7 @@ static void test_key_file(void **state)
 		err = DRAY_ERR_NULL;
 		snprintf(text, sizeof(text), "%04o", modes[i]);
 		chmod(path, modes[i]);
-		assert_true(tls_key_load(path, &k, &err) < 0);
+		assert_true(tls_key_load("peer.key_file", path, &k, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_DENIED);
 		assert_non_null(strstr(err.msg, text));
 		assert_non_null(strstr(err.msg, "chmod 600 "));
@@ -129,7 +129,7 @@ static void test_key_file(void **state)
 		assert_int_equal(chown(path, 4711, 0), 0);
 		chmod(path, 0600);
 		err = DRAY_ERR_NULL;
-		assert_true(tls_key_load(path, &k, &err) < 0);
+		assert_true(tls_key_load("peer.key_file", path, &k, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_DENIED);
 		assert_non_null(strstr(err.msg, "chown 0 "));
 		/* a secret as Kubernetes mounts it */
@@ -137,10 +137,10 @@ static void test_key_file(void **state)
 		assert_int_equal(chown(path, 0, 4711), 0);
 		chmod(path, 0440);
 		assert_int_equal(load_as(4711, path), 0);
-		assert_int_equal(tls_key_load(path, &k, &err), 0);
+		assert_int_equal(tls_key_load("peer.key_file", path, &k, &err), 0);
 		assert_int_equal(k.readers, 4711);
 		chmod(path, 0400);
-		assert_int_equal(tls_key_load(path, &k, &err), 0);
+		assert_int_equal(tls_key_load("peer.key_file", path, &k, &err), 0);
 		assert_int_equal(k.readers, 0);
 		chmod(path, 0460);
 		assert_int_equal(load_as(4711, path), DRAY_E_DENIED);
@@ -149,7 +149,7 @@ static void test_key_file(void **state)
 
 	err = DRAY_ERR_NULL;
 	assert_int_equal(mkfifo(path, 0600), 0);
-	assert_true(tls_key_load(path, &k, &err) < 0);
+	assert_true(tls_key_load("peer.key_file", path, &k, &err) < 0);
 	assert_non_null(strstr(err.msg, "regular"));
 	unlink(path);
 	rmdir(dir);
@@ -165,18 +165,28 @@ struct pair {
 	struct dray_err es, ec;
 };
 
+/* Keys of 16 bytes each. */
+static struct tls_keys keys_of(const char *text)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct tls_keys keys = { .n = 0 };
+
+	for (; *text; text += 16)
+		assert_int_equal(tls_key_parse((const uint8_t *)text, 16, &keys.k[keys.n++], &err),
+				 0);
+	return keys;
+}
+
 static void pair_open(struct pair *p, const char *server_key, const char *server_id,
 		      const char *client_key, const char *client_id)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct tls_key k = { .n = 16 };
+	struct tls_keys k;
 
 	memset(p, 0, sizeof(*p));
-	if (server_key)
-		memcpy(k.bytes, server_key, 16);
+	k = keys_of(server_key ? server_key : "");
 	assert_int_equal(tls_new(&p->ts, server_key ? &k : NULL, server_id, &err), 0);
-	if (client_key)
-		memcpy(k.bytes, client_key, 16);
+	k = keys_of(client_key ? client_key : "");
 	assert_int_equal(tls_new(&p->tc, client_key ? &k : NULL, client_id, &err), 0);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, p->fd), 0);
 	assert_int_equal(tls_open(&p->s, p->ts, p->fd[0], true, &err), 0);
@@ -282,9 +292,61 @@ static void test_no_key(void **state)
 	pair_close(&p);
 }
 
+/* The server finds out which of its keys a client offers, in each order; both know its id. */
+static void test_two_keys(void **state)
+{
+	static const char ab[] = "0123456789abcdef0123456789abcdeF",
+			  ba[] = "0123456789abcdeF0123456789abcdef";
+	static const struct {
+		const char *server, *client, *used;
+	} cases[] = {
+		{ ab, key_a, key_a }, { ab, key_b, key_b }, { key_a, ab, key_a },
+		{ ab, ba, key_b },    { ba, ab, key_a },    { ab, ab, key_a },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		struct tls_keys used = keys_of(cases[i].used);
+		struct pair p;
+
+		pair_open(&p, cases[i].server, "dray", cases[i].client, "dray");
+		assert_int_equal(p.rs, 0);
+		assert_int_equal(p.rc, 0);
+		assert_string_equal(p.s.key_id, used.k[0].id);
+		assert_string_equal(p.c.key_id, used.k[0].id);
+		pair_close(&p);
+	}
+	/* what is accepted is not offered */
+	expect_refusal(key_b, "dray", ab, "dray");
+	expect_refusal(ab, "dray", "0123456789abcdeg", "dray");
+}
+
+/* A connection with a key that is replaced works on; a new one needs the new key. */
+static void test_keys_are_replaced(void **state)
+{
+	struct tls_keys b = keys_of(key_b);
+	struct dray_err err = DRAY_ERR_NULL;
+	char buf[8];
+	struct pair p, q;
+	size_t n;
+
+	pair_open(&p, key_a, "dray", key_a, "dray");
+	tls_set_keys(p.ts, &b);
+	assert_int_equal(tls_write(&p.c, "hello", 5, &n, &err), 0);
+	assert_int_equal(tls_read(&p.s, buf, sizeof(buf), &n, &err), 0);
+	assert_string_equal(p.s.key_id, keys_of(key_a).k[0].id);
+	q = (struct pair){ .rs = TLS_E_AGAIN, .rc = TLS_E_AGAIN };
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, q.fd), 0);
+	assert_int_equal(tls_open(&q.s, p.ts, q.fd[0], true, &err), 0);
+	assert_int_equal(tls_open(&q.c, p.tc, q.fd[1], false, &err), 0);
+	assert_int_equal(tls_handshake(&q.c, &q.ec), TLS_E_AGAIN);
+	assert_int_equal(tls_handshake(&q.s, &q.es), TLS_E_FAILED);
+	pair_close(&q);
+	pair_close(&p);
+}
+
 static void test_bad_identity(void **state)
 {
-	struct tls_key k = { .n = 16 };
+	struct tls_keys k = keys_of(key_a);
 	struct dray_err err = DRAY_ERR_NULL;
 	struct tls *t = NULL;
 
@@ -377,6 +439,8 @@ int main(void)
 		cmocka_unit_test(test_same_key),
 		cmocka_unit_test(test_keys_differ_each_time),
 		cmocka_unit_test(test_wrong_key),
+		cmocka_unit_test(test_two_keys),
+		cmocka_unit_test(test_keys_are_replaced),
 		cmocka_unit_test(test_no_key),
 		cmocka_unit_test(test_bad_identity),
 		cmocka_unit_test(test_garbage),

@@ -53,6 +53,13 @@ PROPERTY(agent_id)
 	return sd_bus_message_append(reply, "s", identity_show(a->identity.agent_id, id));
 }
 
+PROPERTY(keys)
+{
+	char text[PEERS_KEYS_BYTES];
+
+	return sd_bus_message_append(reply, "s", peers_keys(a->peers, text));
+}
+
 PROPERTY(preferred_segment)
 {
 	struct preferred p;

@@ -9,6 +9,7 @@
 
 #include "agent/control/peer/client.h"
 #include "agent/control/peer/fsm.h"
+#include "agent/control/peer/tls.h"
 #include "agent/control/region/region.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
@@ -92,6 +93,17 @@ struct peers_deps {
  * needs a key or peer.allow_insecure.
  */
 int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err *reterr);
+
+/*
+ * Reads the key files: peer.key_file, and peer.accept_key_file if it exists. ret->n is 0 without a key. The caller wipes *ret. 0, or
+ * -errno with reterr.
+ */
+int peers_read_keys(const struct peers *p, struct tls_keys *ret, struct dray_err *reterr);
+/* Connections that begin later use these keys; the others stay. False: they are the present ones, or none. */
+bool peers_use_keys(struct peers *p, const struct tls_keys *keys);
+/* Ids of the keys, that of the offered one first; one space between them. Empty without a key. */
+#define PEERS_KEYS_BYTES (TLS_KEYS_MAX * TLS_KEY_ID_BYTES)
+const char *peers_keys(const struct peers *p, char text[PEERS_KEYS_BYTES]);
 
 /* Sends BYE and closes everything. Workers must still run, see peers_stop(). */
 struct peers *peers_free(struct peers *p);

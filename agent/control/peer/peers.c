@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <openssl/crypto.h>
 
 #include "agent/control/peer/internal.h"
@@ -62,23 +63,77 @@ static int on_defer(sd_event_source *s, void *userdata)
 	return 0;
 }
 
-static int tls_setup(struct peers *p, struct dray_err *reterr)
+static int key_read(const char *setting, const char *path, struct tls_keys *keys,
+		    struct dray_err *reterr)
 {
-	struct tls_key key;
-	int r;
+	struct tls_key *k = &keys->k[keys->n];
+	int r = tls_key_load(setting, path, k, reterr);
 
-	if (!*p->cfg->peer.key_file)
-		return tls_new(&p->tls, NULL, NULL, reterr);
-	r = tls_key_load(p->cfg->peer.key_file, &key, reterr);
 	if (r < 0)
 		return r;
-	if (key.readers)
+	if (k->readers)
 		log_warning(
 			"peer",
-			"peer.key_file %s can be read by group %u too; run: chmod 400 %s, unless it is the fsGroup of a pod",
-			p->cfg->peer.key_file, key.readers, p->cfg->peer.key_file);
-	r = tls_new(&p->tls, &key, p->cfg->peer.key_identity, reterr);
-	OPENSSL_cleanse(&key, sizeof(key));
+			"%s %s can be read by group %u too; run: chmod 400 %s, unless it is the fsGroup of a pod",
+			setting, path, k->readers, path);
+	keys->n++;
+	return 0;
+}
+
+int peers_read_keys(const struct peers *p, struct tls_keys *ret, struct dray_err *reterr)
+{
+	const char *offered = p->cfg->peer.key_file, *accepted = p->cfg->peer.accept_key_file;
+	struct dray_err why = DRAY_ERR_NULL;
+	int r;
+
+	ret->n = 0;
+	if (!*offered)
+		return 0;
+	r = key_read("peer.key_file", offered, ret, reterr);
+	if (r < 0 || !*accepted)
+		return r;
+	r = key_read("peer.accept_key_file", accepted, ret, &why);
+	if (r < 0 && why.code != DRAY_E_NOT_FOUND)
+		return dray_err_set(reterr, r, why.code, "%s", why.msg);
+	return 0;
+}
+
+static const char *keys_show(const struct tls_keys *keys, char text[PEERS_KEYS_BYTES])
+{
+	int n = 0;
+
+	*text = '\0';
+	for (unsigned i = 0; i < keys->n; i++)
+		n += snprintf(text + n, PEERS_KEYS_BYTES - (size_t)n, "%s%s", i ? " " : "",
+			      keys->k[i].id);
+	return text;
+}
+
+const char *peers_keys(const struct peers *p, char text[PEERS_KEYS_BYTES])
+{
+	return keys_show(&p->tls->keys, text);
+}
+
+bool peers_use_keys(struct peers *p, const struct tls_keys *keys)
+{
+	char before[PEERS_KEYS_BYTES], after[PEERS_KEYS_BYTES];
+
+	if (!keys->n || !strcmp(peers_keys(p, before), keys_show(keys, after)))
+		return false;
+	tls_set_keys(p->tls, keys);
+	log_notice(AREA, "keys %s -> %s; connections stay", before, after);
+	return true;
+}
+
+static int tls_setup(struct peers *p, struct dray_err *reterr)
+{
+	struct tls_keys keys;
+	int r = peers_read_keys(p, &keys, reterr);
+
+	if (r < 0)
+		return r;
+	r = tls_new(&p->tls, keys.n ? &keys : NULL, p->cfg->peer.key_identity, reterr);
+	OPENSSL_cleanse(&keys, sizeof(keys));
 	return r;
 }
 
@@ -214,6 +269,7 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_pe
 			.grants = grants_count(p->deps.regions, peer->handle),
 			.imports = peer->grants.n,
 			.streams = peer->link ? atomic_load(&peer->link->streams) : 0,
+			.key = peer->known && peer->conn ? peer->conn->tls.key_id : "",
 		};
 
 		fn(arg, &i);

@@ -16,27 +16,40 @@ static const uint8_t insecure_key[] = "dray without a key proves nothing";
 /* TLS_AES_128_GCM_SHA256: a pre-shared key is tied to the hash of its cipher suite. */
 static const uint8_t cipher_id[] = { 0x13, 0x01 };
 
-/* Keeps the first byte that is received, which shows if the other side speaks TLS. */
+/*
+ * Keeps the first byte that is received, which shows if the other side speaks TLS, and the binder of a client. OpenSSL calls this before
+ * psk_find(). The binder of a second ClientHello covers more than that message.
+ */
 static void on_record(int sent, int version, int type, const void *buf, size_t n, SSL *ssl,
 		      void *arg)
 {
 	struct tls_conn *c = arg;
+	const uint8_t *p = buf;
 
-	if (!sent && type == SSL3_RT_HEADER && n && !c->first)
-		c->first = *(const uint8_t *)buf;
+	if (sent || !n)
+		return;
+	if (type == SSL3_RT_HEADER && !c->first)
+		c->first = *p;
+	if (type != SSL3_RT_HANDSHAKE || *p != SSL3_MT_CLIENT_HELLO)
+		return;
+	c->binder.known = false;
+	if (++c->hellos == 1)
+		binder_read(&c->binder, p, n);
 }
 
-static SSL_SESSION *psk_session(SSL *ssl, const struct tls *t)
+static SSL_SESSION *psk_session(SSL *ssl, const struct tls *t, const struct tls_key *key)
 {
+	struct tls_conn *c = SSL_get_app_data(ssl);
 	const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, cipher_id);
 	SSL_SESSION *s = SSL_SESSION_new();
 
-	if (!cipher || !s || !SSL_SESSION_set1_master_key(s, t->key.bytes, t->key.n) ||
+	if (!cipher || !s || !SSL_SESSION_set1_master_key(s, key->bytes, key->n) ||
 	    !SSL_SESSION_set_cipher(s, cipher) ||
 	    !SSL_SESSION_set_protocol_version(s, TLS1_3_VERSION)) {
 		SSL_SESSION_free(s);
 		return NULL;
 	}
+	memcpy(c->key_id, key->id, sizeof(c->key_id));
 	return s;
 }
 
@@ -52,7 +65,7 @@ static int psk_offer(SSL *ssl, const EVP_MD *md, const unsigned char **ret_id, s
 	/* after a retry request the server has chosen the hash: our key works with SHA-256 only */
 	if (md && !EVP_MD_is_a(md, "SHA256"))
 		return 1;
-	s = psk_session(ssl, t);
+	s = psk_session(ssl, t, &t->keys.k[0]);
 	if (!s)
 		return 0;
 	*ret_id = (const unsigned char *)t->identity;
@@ -64,12 +77,17 @@ static int psk_offer(SSL *ssl, const EVP_MD *md, const unsigned char **ret_id, s
 static int psk_find(SSL *ssl, const unsigned char *id, size_t n, SSL_SESSION **ret)
 {
 	const struct tls *t = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
+	const struct tls_conn *c = SSL_get_app_data(ssl);
+	const struct tls_key *key = &t->keys.k[0];
 
 	*ret = NULL;
 	/* with an unknown identity the handshake fails, because there is neither key nor certificate */
 	if (n != strlen(t->identity) || memcmp(id, t->identity, n) != 0)
 		return 1;
-	*ret = psk_session(ssl, t);
+	for (unsigned i = 1; i < t->keys.n; i++)
+		if (binder_is_of(&c->binder, t->keys.k[i].bytes, t->keys.k[i].n))
+			key = &t->keys.k[i];
+	*ret = psk_session(ssl, t, key);
 	return *ret != NULL;
 }
 
@@ -91,22 +109,23 @@ static int ctx_setup(SSL_CTX *ctx)
 	       SSL_CTX_set_num_tickets(ctx, 0) && SSL_CTX_set_max_early_data(ctx, 0);
 }
 
-int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
+int tls_new(struct tls **ret, const struct tls_keys *keys, const char *identity,
 	    struct dray_err *reterr)
 {
 	dray_auto(tls_free) struct tls *t = calloc(1, sizeof(*t));
 
 	if (!t)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for TLS");
-	if (key && (!*identity || strlen(identity) > TLS_IDENTITY_MAX))
+	if (keys && (!*identity || strlen(identity) > TLS_IDENTITY_MAX))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "peer.key_identity must have 1 to %d bytes", TLS_IDENTITY_MAX);
-	if (key) {
-		t->key = *key;
+	if (keys) {
+		t->keys = *keys;
 		t->identity = identity;
 	} else {
-		t->key.n = sizeof(insecure_key) - 1;
-		memcpy(t->key.bytes, insecure_key, t->key.n);
+		t->keys.n = 1;
+		t->keys.k[0].n = sizeof(insecure_key) - 1;
+		memcpy(t->keys.k[0].bytes, insecure_key, t->keys.k[0].n);
 		t->identity = INSECURE_IDENTITY;
 	}
 	t->ctx = SSL_CTX_new(TLS_method());
@@ -126,9 +145,15 @@ struct tls *tls_free(struct tls *t)
 	if (!t)
 		return NULL;
 	SSL_CTX_free(t->ctx);
-	OPENSSL_cleanse(&t->key, sizeof(t->key));
+	OPENSSL_cleanse(&t->keys, sizeof(t->keys));
 	free(t);
 	return NULL;
+}
+
+void tls_set_keys(struct tls *t, const struct tls_keys *keys)
+{
+	OPENSSL_cleanse(&t->keys, sizeof(t->keys));
+	t->keys = *keys;
 }
 
 int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr)
@@ -142,6 +167,7 @@ int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray
 				    "no memory for a TLS connection");
 	}
 	*c = (struct tls_conn){ .ssl = ssl };
+	SSL_set_app_data(ssl, c);
 	SSL_set_msg_callback(ssl, on_record);
 	SSL_set_msg_callback_arg(ssl, c);
 	if (server) {

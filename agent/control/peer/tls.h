@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TLS of control connections: version 1.3 only, one external pre-shared key with ephemeral Diffie-Hellman
- * (psk_dhe_ke), no certificates, tickets, early data or renegotiation.
+ * TLS of control connections: version 1.3 only, an external pre-shared key with ephemeral Diffie-Hellman
+ * (psk_dhe_ke), no certificates, tickets, early data or renegotiation. An agent offers its first key and accepts all of its keys.
  *
  * Without a key file the key is a public constant and the identity is "dray-insecure": the same code runs and the
  * bytes are encrypted, but no agent is authenticated. An agent with a key and one without cannot connect.
@@ -13,38 +13,53 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "agent/control/peer/binder.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 
 #define TLS_KEY_MIN 16
 #define TLS_KEY_MAX 64
 #define TLS_IDENTITY_MAX 128
+/* The one that is offered, and another one during a rotation. */
+#define TLS_KEYS_MAX 2
+/* Hexadecimal digits, which tell keys apart and prove nothing. */
+#define TLS_KEY_ID_BYTES 9
 
 struct tls_key {
 	uint8_t bytes[TLS_KEY_MAX];
 	size_t n;
 	gid_t readers; /* of a file of root: the group that may read it, or 0 */
+	char id[TLS_KEY_ID_BYTES];
+};
+
+/* The first one is offered. */
+struct tls_keys {
+	struct tls_key k[TLS_KEYS_MAX];
+	unsigned n;
 };
 
 /*
- * Reads a key file: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that other users may read, that its
+ * Reads a key file, which the configuration names by `setting`: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that other users may read, that its
  * group may write, or may read unless it belongs to root, or that belongs to neither root nor this user. 0, or -errno with reterr.
  */
-int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr);
+int tls_key_load(const char *setting, const char *path, struct tls_key *ret,
+		 struct dray_err *reterr);
 
 /* The same from the content of a file. *ret is written only on success. */
 int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_err *reterr);
 
-/* Key and settings of all connections. */
+/* Keys and settings of all connections. */
 struct tls {
 	SSL_CTX *ctx;
-	struct tls_key key;
+	struct tls_keys keys;
 	const char *identity; /* borrowed */
 };
 
-/* key NULL: none. identity: borrowed, used with a key only. */
-int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
+/* keys NULL: none. identity: borrowed, used with a key only. */
+int tls_new(struct tls **ret, const struct tls_keys *keys, const char *identity,
 	    struct dray_err *reterr);
+/* Replaces the keys, of which there must have been some, for handshakes that begin later. */
+void tls_set_keys(struct tls *t, const struct tls_keys *keys);
 struct tls *tls_free(struct tls *t);
 
 DRAY_DEFINE_CLEANUP(struct tls *, tls_free);
@@ -55,6 +70,9 @@ struct tls_conn {
 	uint8_t first;   /* first byte received; 0: none yet */
 	bool want_write; /* the last call waits for room in the socket, not for input */
 	bool failed;     /* or closed by the other side: OpenSSL must not be called any more */
+	uint8_t hellos;  /* of a client that were received */
+	struct binder binder;
+	char key_id[TLS_KEY_ID_BYTES]; /* of the key that is used; empty without a key */
 };
 
 enum {
