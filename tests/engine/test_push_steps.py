@@ -297,3 +297,27 @@ def test_letters_that_are_none_of_ours(world, caplog):
     world.now += 61
     turns(world, world.p, world.d, n=3)
     nothing_left(world)
+
+
+def test_announced_before_p_has_a_mailbox_again(world):
+    """An idle engine whose agent was restarted opens its mailbox when it gets a request."""
+    boxes = dict(world.mailboxes)
+    del world.mailboxes["p:1", mailbox_name("p")]
+    announce(world, STEP)
+    assert "r" not in world.d.answers
+    world.p.add("r", prompt(STEP), 1, FOR_P)
+    turns(world, world.p)
+    world.mailboxes.update(boxes)
+    world.now += 0.2
+    turns(world, world.d, world.p, n=6)
+    assert world.d.answers["r"][0] == "LENGTH" and world.seen["transfer done"] == 2
+    nothing_left(world)
+
+
+def test_an_engine_without_a_mailbox(world, caplog):
+    del world.mailboxes["p:1", mailbox_name("p")]
+    announce(world, STEP)
+    world.now += 3.5
+    turns(world, world.d, n=2)
+    assert "engine 'p' does not run in mode 'push' at p:1" in reason(world, caplog)
+    nothing_left(world)

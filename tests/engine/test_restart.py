@@ -3,6 +3,7 @@
 
 import model
 import pytest
+from dray import errors
 from harness import ROOT
 from test_push_steps import FOR_D, FOR_P, Calm, agents, nothing_left, prompt, turns
 from world import World
@@ -46,3 +47,47 @@ def test_a_request_ends_when_the_attempt_fails(world):
     agents(world)
     turns(world, world.d, world.p, n=6)
     nothing_left(world)
+
+
+# --- the idle engine is P -------------------------------------------------------------------------
+
+@pytest.fixture
+def pulled(monkeypatch):
+    made = World(monkeypatch, str(model.make(ROOT / "build/engine-model")), "fail", Calm(), "pull")
+    made.kill_agent(made.p)
+    made.p.add("r", prompt(TOKENS), 1, FOR_P)
+    for _ in range(3):
+        made.p.step()
+    return made
+
+
+def test_p_waits_for_the_attempt_to_reconnect(pulled):
+    assert "r" not in pulled.p.answers
+    pulled.elapse = lambda: agents(pulled)  # starts the agent, too
+    turns(pulled, pulled.p, n=6)
+    pulled.d.add("r", prompt(TOKENS), 1, pulled.p.answers["r"][1])
+    turns(pulled, pulled.d, pulled.p, n=6)
+    assert pulled.d.answers["r"][0] == "LENGTH"
+    assert pulled.seen["transfer done"] == 2, "the blocks were computed"
+    nothing_left(pulled)
+
+
+def test_p_goes_on_when_the_attempt_fails(pulled):
+    pulled.p.losses += 1
+    turns(pulled, pulled.p, n=3)
+    assert pulled.p.answers["r"] == ("LENGTH", None)
+    nothing_left(pulled)
+
+
+def test_p_goes_on_when_its_blocks_cannot_be_shared_any_more(pulled):
+    pulled.happen(len(pulled.actions) - 1)  # starts the agent
+    for one in pulled.p.workers:
+        one._worker._region.error = errors.Quota("no room")
+    turns(pulled, pulled.p, n=3)
+    assert "r" not in pulled.p.answers
+    pulled.now += 31
+    turns(pulled, pulled.p, n=3)
+    assert pulled.p.answers["r"] == ("LENGTH", None)
+    pulled.p.add("s", prompt(TOKENS), 1, FOR_P)  # which does not wait as long again
+    turns(pulled, pulled.p, n=3)
+    assert pulled.p.answers["s"] == ("LENGTH", None)

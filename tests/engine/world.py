@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from dray import errors, events
-from dray.vllm import agent, connector, push_receiver, push_scheduler, push_sender, push_worker, scheduler, worker
+from dray.vllm import agent, connector, push_receiver, push_scheduler, push_sender, push_worker, ranks, scheduler, worker
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED
 from dray.vllm.layout import Group, Tensor, describe
 from dray.vllm.worker import WorkerSide
@@ -424,7 +424,7 @@ class World:
         monkeypatch.setattr(connector, "Client", lambda *args, **how: Client(self, self.making, "scheduler"))
         for module in (scheduler, push_scheduler):
             monkeypatch.setattr(module, "Grants", Grants)
-        for module in (scheduler, worker, push_sender, push_receiver, push_worker):
+        for module in (ranks, scheduler, worker, push_sender, push_receiver, push_worker):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(push_worker, "Transfer", Transfer)
         init_none_hash(sha256)

@@ -43,6 +43,8 @@ __all__ = ["Receiver"]
 
 _logger = logging.getLogger("vllm.dray")
 _AGENTS_MAX = 256  # ids of other engines' agents that are remembered
+_OPENING = 3.0  # seconds until an engine whose agent was restarted has opened its mailbox again, after its own request has come
+_PAUSE = 0.1  # seconds until a letter is posted again that met no mailbox
 _MARGIN = 5.0  # seconds that a right outlives the deadline, at which this side ends it
 
 
@@ -69,6 +71,7 @@ class _Load:
         self.left = 0  # of these, which have to end before the blocks are free
         self.unposted: list[bytes] = []
         self.posts: list[tuple[bytes, Pending[None]]] = []
+        self.pause = 0.0  # time before which nothing is posted
         self.arrived: dict[tuple[int, int], list[Arrival]] = {}  # by ranks of P and D
 
     def complete(self) -> bool:
@@ -232,11 +235,13 @@ class Receiver:
                 return e
         for letter, post in load.posts:
             if post.done() and (error := post.error()) is not None:
-                if not isinstance(error, (errors.MailboxFull, errors.Busy)):
+                if isinstance(error, errors.NotFound) and now < load.began + _OPENING:
+                    load.pause = now + _PAUSE
+                elif not isinstance(error, (errors.MailboxFull, errors.Busy)):
                     return self._explained(load.target, error)
                 load.unposted.append(letter)
         load.posts = [(letter, post) for letter, post in load.posts if not post.done()]
-        while load.unposted:
+        while load.unposted and now >= load.pause:
             try:
                 load.posts.append((load.unposted[-1], self._post(
                     load.target.segment, letters.mailbox_name(load.target.engine_id), load.unposted[-1])))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +64,7 @@ class Ranks:
         self._infos: dict[int, RankInfo] = {}
         self._regions: dict[int, Region] = {}  # borrowed, by rank
         self._layout: EngineLayout | None = None
+        self._absent: float | None = None  # since when a request has waited
 
     def __len__(self) -> int:
         return self._world_size
@@ -144,6 +146,19 @@ class Ranks:
         if info.connected or info.losses <= losses:
             return None
         return errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
+
+    def awaited(self, losses: int, limit: float) -> bool:
+        """True if a request has to wait because the session with the agent, or a region, is not back.
+
+        losses: as for missing(). limit: seconds that requests wait after one of them has noticed the loss.
+        """
+        if self.present or not self.complete:
+            self._absent = None
+            return False
+        now = time.monotonic()
+        if self._absent is None:
+            self._absent = now
+        return now < self._absent + limit and self.missing(losses) is None
 
     def region(self, rank: int) -> Region | None:
         """The region of a rank; None while the agent does not have it, as after a restart."""

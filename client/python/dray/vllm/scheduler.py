@@ -85,13 +85,13 @@ class _Load:
 class _Send:
     """A request of P. grants: a right for each rank, from the last chunk on.
 
-    slots: where its blocks are read, if they leave through a bounce buffer.
+    slots: where its blocks are read, if they leave through a bounce buffer. losses: of the session, before.
     """
 
-    __slots__ = ("grants", "request", "slots")
+    __slots__ = ("grants", "losses", "request", "slots")
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, losses: int) -> None:
+        self.request, self.losses = request, losses
         self.grants: list[Grant] = []
         self.slots: Blocks | None = None
 
@@ -138,12 +138,17 @@ class SchedulerSide:
 
     # --- requests of D ------------------------------------------------------------------------------
 
-    def match(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens behind the computed ones can be loaded."""
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens behind the computed ones can be loaded; None: the engine asks again in the next step.
+
+        A request of P waits for the agent of an idle engine that was restarted: its blocks could not be offered.
+        """
         params = self._member.own(request.kv_transfer_params)
         if wants_decode(params):
             self.expect(request)
-            return 0, False
+            send = self._prefills.get(request.request_id)
+            waits = send is not None and self.ranks.awaited(send.losses, self._options.deadline)
+            return (None if waits else 0), False
         if not wants_prefill(params):
             return 0, False
         load = self._loads.get(request.request_id)
@@ -244,8 +249,9 @@ class SchedulerSide:
 
     def expect(self, request: Request) -> None:
         """A new request; those of P are followed until they finish."""
-        if wants_decode(request.kv_transfer_params) and request.request_id not in self._held:
-            self._prefills.setdefault(request.request_id, _Send(request))
+        request_id = request.request_id
+        if wants_decode(request.kv_transfer_params) and request_id not in self._held and request_id not in self._prefills:
+            self._prefills[request_id] = _Send(request, self.ranks.losses())
 
     def _give(self, send: _Send) -> None:
         """Gives out the rights on the blocks of a request whose last chunk is scheduled."""
