@@ -17,8 +17,9 @@ LOADED = "vllm:dray_loaded_tokens"
 def two(lab):
     """P and D with an agent each, over TCP. D never sees a prompt before its request comes from the router."""
     agents = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
-    p = Engine(lab.tmp, "p", agents[0].socket, "kv_producer", {"mode": "push"}, max_num_batched_tokens=CHUNK)
-    d = Engine(lab.tmp, "d", agents[1].socket, "kv_consumer", {"mode": "push"})
+    options = {"mode": "push", "deadline": 4 * LIMIT}  # P computes slowly on a machine that builds beside the test
+    p = Engine(lab.tmp, "p", agents[0].socket, "kv_producer", options, max_num_batched_tokens=CHUNK)
+    d = Engine(lab.tmp, "d", agents[1].socket, "kv_consumer", options)
     try:
         yield p.ready(), d.ready(), agents
     finally:
