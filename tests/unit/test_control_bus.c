@@ -44,6 +44,8 @@ static struct {
 	enum order order;
 	bool cancels; /* cancels are pending */
 	int fds;
+	int silent[2]; /* connections that tear_down() closes after the loop's end; 0: none */
+	sd_bus *slow;  /* another one; NULL: none */
 } its;
 
 static int obey(sd_event_source *s, int fd, uint32_t revents, void *arg)
@@ -94,9 +96,18 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
+	struct timespec limit;
+
 	order(ORDER_QUIT);
-	pthread_join(its.thread, NULL);
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += 30;
+	assert_int_equal(pthread_timedjoin_np(its.thread, NULL, &limit), 0);
 	fake_close();
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(its.silent); i++)
+		if (its.silent[i])
+			close(its.silent[i]);
+	memset(its.silent, 0, sizeof(its.silent));
+	its.slow = sd_bus_close_unref(its.slow);
 	close(its.order_fd);
 	close(its.done_fd);
 	cm_dir_remove(its.dir);
@@ -865,6 +876,26 @@ static void flushing_has_a_limit(void **state)
 	sd_bus_close_unref(slow);
 }
 
+/* sd-bus waits for each connection at the end of the event loop: 90 s for one that does not authenticate, without a limit for
+ * one that does not read. tear_down() ends the loop. */
+static void idle_clients_do_not_delay_the_exit(void **state)
+{
+	static const char half[] = "\0AUTH EXTERNAL ";
+	int counts[2] = { 0 };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(its.silent); i++)
+		its.silent[i] = raw_client();
+	assert_true(write(its.silent[1], half, sizeof(half) - 1) > 0);
+	its.slow = client(true);
+	fake.n_sessions = 5000;
+	get_string(its.slow, "State", "running");
+	assert_true(sd_bus_call_method_async(its.slow, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListSessions", count_answer,
+					     counts, "") >= 0);
+	sd_bus_flush(its.slow);
+	order(ORDER_FLUSH);
+}
+
 /* --- busctl ------------------------------------------------------------------------------------- */
 
 /* busctl's tables are as wide as their widest value: all counters are on one line */
@@ -980,6 +1011,7 @@ int main(void)
 		TEST(unauthenticated_connections_do_no_harm),
 		TEST(accepting_pauses_without_descriptors),
 		TEST(flushing_has_a_limit),
+		TEST(idle_clients_do_not_delay_the_exit),
 		TEST(busctl_works),
 		TEST(busctl_monitors),
 	};

@@ -65,6 +65,19 @@ static int reap(sd_event_source *s, void *userdata)
 	return 0;
 }
 
+/*
+ * At the end of the loop sd-bus would flush each attached connection: for 90 s if the client has not authenticated, and without
+ * a limit if it does not read. What clients still get was sent by flush().
+ */
+static int leave(sd_event_source *s, void *userdata)
+{
+	struct bus_server *server = userdata;
+
+	dray_list_for_each(&server->conns, c, struct bus_conn, link)
+		sd_bus_detach_event(c->bus);
+	return 0;
+}
+
 /* The event loop frees the connection later, because callers may still use it. */
 static void conn_doom(struct bus_conn *c)
 {
@@ -310,6 +323,11 @@ static int sources_add(struct bus_server *c)
 		ret = sd_event_add_defer(event, &c->reaper, reap, c);
 	if (ret >= 0)
 		ret = sd_event_source_set_enabled(c->reaper, SD_EVENT_OFF);
+	if (ret >= 0)
+		ret = sd_event_add_exit(event, &c->leaver, leave, c);
+	/* before what sd-bus does at the end */
+	if (ret >= 0)
+		ret = sd_event_source_set_priority(c->leaver, SD_EVENT_PRIORITY_IMPORTANT);
 	return ret;
 }
 
@@ -421,6 +439,7 @@ struct bus_server *bus_server_free(struct bus_server *c)
 		conn_free(conn);
 	acceptor_stop(&c->acceptor);
 	sd_event_source_disable_unref(c->reaper);
+	sd_event_source_disable_unref(c->leaver);
 	unix_listener_close(&c->listener);
 	free(c);
 	return NULL;

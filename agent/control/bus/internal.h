@@ -40,7 +40,7 @@ struct bus_server {
 	struct agent *agent;
 	struct unix_listener listener;
 	struct acceptor acceptor;
-	sd_event_source *reaper;
+	sd_event_source *reaper, *leaver;
 	struct access_rules rules;
 	struct dray_list conns;
 	unsigned n_conns, n_readers; /* readers: connections that may not change anything */
