@@ -15,7 +15,7 @@ static double value(struct policy *p, const struct policy_entry *e)
 	return ((struct gdsf *)p)->floor + policy_worth(e);
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	policy_heap_set(p, e, value(p, e));
 }

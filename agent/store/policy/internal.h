@@ -13,8 +13,8 @@ struct policy_ops {
 	void (*add)(struct policy *p, struct policy_entry *e);
 	/* The entry was used; its uses are counted already. */
 	void (*use)(struct policy *p, struct policy_entry *e);
-	/* The entry becomes a candidate, and ceases to be one. */
-	void (*enter)(struct policy *p, struct policy_entry *e);
+	/* The entry becomes a candidate, and ceases to be one. first: the best of its queue, if it is in one. */
+	void (*enter)(struct policy *p, struct policy_entry *e, bool first);
 	void (*leave)(struct policy *p, struct policy_entry *e);
 	/* The best candidate, which stays one. */
 	struct policy_entry *(*victim)(struct policy *p);
@@ -41,6 +41,14 @@ uint32_t policy_spread(uint32_t tag);
 
 /* Adds to the uses of the entry, up to their largest number. */
 void policy_count_uses(struct policy_entry *e, uint32_t n);
+
+static inline void policy_list_add(struct dray_list *l, struct dray_list *node, bool first)
+{
+	if (first)
+		dray_list_add_front(l, node);
+	else
+		dray_list_add(l, node);
+}
 
 /* The heap of policies that order by a number. */
 int policy_heap_reserve(struct policy *p, uint32_t n);

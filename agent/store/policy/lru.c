@@ -12,9 +12,9 @@ static int init(struct policy *p)
 	return 0;
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	dray_list_add(&((struct lru *)p)->order, &e->link);
+	policy_list_add(&((struct lru *)p)->order, &e->link, first);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)

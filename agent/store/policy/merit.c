@@ -59,13 +59,13 @@ static void enter_heap(struct policy *p, struct policy_entry *e)
 	policy_heap_set(p, e, of(p)->floor + policy_worth(e));
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	if (e->queue == PROVED) {
 		enter_heap(p, e);
 		return;
 	}
-	dray_list_add(&of(p)->new, &e->link);
+	policy_list_add(&of(p)->new, &e->link, first);
 	of(p)->new_bytes += e->bytes;
 }
 

@@ -58,7 +58,7 @@ int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float c
 	p->n++;
 	if (p->ops->add)
 		p->ops->add(p, e);
-	p->ops->enter(p, e);
+	p->ops->enter(p, e, false);
 	return 0;
 }
 
@@ -79,7 +79,14 @@ void policy_release(struct policy *p, struct policy_entry *e)
 {
 	dray_assert(e->held);
 	e->held = false;
-	p->ops->enter(p, e);
+	p->ops->enter(p, e, false);
+}
+
+void policy_return(struct policy *p, struct policy_entry *e)
+{
+	dray_assert(e->held);
+	e->held = false;
+	p->ops->enter(p, e, true);
 }
 
 struct policy_entry *policy_victim(struct policy *p)

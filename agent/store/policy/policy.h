@@ -64,6 +64,8 @@ void policy_use(struct policy *p, struct policy_entry *e);
 /* These two do not nest: the owner counts readers, and calls them for the first and the last one. */
 void policy_hold(struct policy *p, struct policy_entry *e);
 void policy_release(struct policy *p, struct policy_entry *e);
+/* Releases an object that was the next victim when it was held, and is it again. */
+void policy_return(struct policy *p, struct policy_entry *e);
 
 /* The object to evict next. NULL: there is none, or all are held. */
 struct policy_entry *policy_victim(struct policy *p);

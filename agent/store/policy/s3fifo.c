@@ -50,9 +50,9 @@ static void add(struct policy *p, struct policy_entry *e)
 	e->queue = ghost_take(&of(p)->ghost, e->tag, &uses) ? MAIN : SMALL;
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	dray_list_add(&of(p)->queues[e->queue], &e->link);
+	policy_list_add(&of(p)->queues[e->queue], &e->link, first);
 	if (e->queue == SMALL)
 		of(p)->small_bytes += e->bytes;
 }
@@ -74,7 +74,7 @@ static void move_to_main(struct policy *p, struct policy_entry *e)
 {
 	leave(p, e);
 	e->queue = MAIN;
-	enter(p, e);
+	enter(p, e, false);
 }
 
 static struct policy_entry *first_of(struct policy *p, int queue)

@@ -27,7 +27,7 @@ static uint32_t clock_of(struct score *s, const struct policy_entry *e)
 	return e->used ? CLOCK_MAX - (s->now + RECENT - (e->used - 1)) % RECENT / DECAY : 0;
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	double uses = e->uses + clock_of(of(p), e);
 
@@ -44,7 +44,7 @@ static void forget(struct score *s, struct policy_entry *e)
 static void order(struct policy *p, struct policy_entry *e)
 {
 	if (e && !e->held)
-		enter(p, e);
+		enter(p, e, false);
 }
 
 static void advance(struct policy *p, struct policy_entry *e)

@@ -46,10 +46,10 @@ static void add(struct policy *p, struct policy_entry *e)
 	trial_request(&of(p)->trial, e->bytes, e->cost, e->tag);
 }
 
-static void enter(struct policy *p, struct policy_entry *e)
+static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	dray_list_add(&of(p)->recency, &e->recency);
-	policy_merit.enter(of(p)->merit, e);
+	policy_list_add(&of(p)->recency, &e->recency, first);
+	policy_merit.enter(of(p)->merit, e, first);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)
