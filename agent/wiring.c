@@ -288,6 +288,32 @@ static void release_owner(struct owner_account *account)
 	owner_unref(dray_container_of(account, struct owner, account));
 }
 
+static struct owner_account *stored_account(void *arg, const char *tenant, uint32_t uid)
+{
+	struct agent *a = arg;
+	struct owner *o = strlen(tenant) < TENANT_BYTES ? owner_get(a->owners, tenant, uid) : NULL;
+
+	return o ? &o->account : NULL;
+}
+
+static void on_disk_state(void *arg, enum disk_state state, const struct dray_err *why)
+{
+	struct agent *a = arg;
+	const char *before = a->disk_state, *now = disk_state_name(state);
+
+	a->disk_state = now;
+	agent_record(a, "store", "disk tier", before ? before : disk_state_name(DISK_STATE_OK), now,
+		     why->msg);
+	if (state == DISK_STATE_OK)
+		log_notice("store", "the disk tier can be written again");
+	else
+		log_warning(
+			"store",
+			"the disk tier is not written: %s; objects stay in memory, and what is on "
+			"disk can still be read",
+			why->msg);
+}
+
 static int start_store(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
 	static const enum policy_kind policies[] = {
@@ -308,6 +334,15 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 				    .n_spaces = cfg->store.spaces.n,
 				    .keep = keep_owner,
 				    .release = release_owner,
+				    .disk = { .event = a->event,
+					      .dir = cfg->store.disk_dir,
+					      .bytes = (uint64_t)cfg->limits.store_disk_bytes,
+					      .threads = (unsigned)cfg->store.disk_threads,
+					      .write_back = cfg->store.disk_write ==
+							    DRAY_CONFIG_STORE_DISK_WRITE_BACK,
+					      .account = stored_account,
+					      .state_changed = on_disk_state,
+					      .arg = a },
 			    },
 			    reterr);
 

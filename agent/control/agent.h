@@ -86,6 +86,7 @@ struct agent {
 	struct mailboxes *mailboxes;
 	struct sessions *sessions;
 	struct store *store;    /* NULL: there is none */
+	const char *disk_state; /* of its disk tier; NULL: it has never changed */
 	struct bus_server *bus; /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;

@@ -32,6 +32,8 @@ static const struct {
 	[RESOURCE_HINTS] = { "hints", "hints", "forget some", DRAY_E_QUOTA },
 	[RESOURCE_STORE_BYTES] = { "store_bytes", "bytes in the store", "remove objects",
 				   DRAY_E_BUSY },
+	[RESOURCE_STORE_DISK_BYTES] = { "store_disk_bytes", "bytes in the store's disk tier",
+					"remove objects", DRAY_E_BUSY },
 	[RESOURCE_STORE_HELD_BYTES] = { "store_held_bytes",
 					"bytes of objects pinned or read in place", "release some",
 					DRAY_E_BUSY },

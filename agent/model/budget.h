@@ -31,6 +31,7 @@
 	X(MAILBOXES, mailboxes)                 \
 	X(HINTS, hints)                         \
 	X(STORE_BYTES, store_bytes)             \
+	X(STORE_DISK_BYTES, store_disk_bytes)   \
 	X(STORE_HELD_BYTES, store_held_bytes)
 
 enum resource {

@@ -108,7 +108,12 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 
 	if (!o)
 		return r;
-	r = (struct dmsg_store_result){ .status = DMSG_STORE_STATUS_OK, .length = o->policy.bytes };
+	r = (struct dmsg_store_result){ .status = o->resident ? DMSG_STORE_STATUS_OK : item_load(o),
+					.length = o->policy.bytes };
+	if (r.status == DMSG_STORE_STATUS_BUSY)
+		r.wait_ms = u->store->cfg.retry_ms;
+	if (r.status)
+		return r;
 	if (h && h->object == o)
 		return r;
 	/* the one that is pinned was removed, and another one has its key */
@@ -185,9 +190,14 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 		return p;
 	}
 	m->space->hits++;
-	policy_use(m->space->policy, &o->policy);
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
+	/* the answer does not wait for the disk */
+	if (!o->resident)
+		item_load(o);
+	if (!o->resident || o->loading || o->unread)
+		return p;
+	policy_use(m->space->policy, &o->policy);
 	h = hold_new(u, o);
 	if (!h)
 		return p;

@@ -35,17 +35,35 @@ struct free_extent {
 enum object_state {
 	OBJECT_WRITING, /* not in the index yet */
 	OBJECT_LIVE,
-	OBJECT_GONE, /* removed, but held */
+	OBJECT_GONE, /* removed, but held, or on disk */
 };
 
-/* One allocation with its key: 104 bytes without it. */
+enum disk_work { WORK_NONE, WORK_WRITE, WORK_READ, WORK_REMOVE };
+
+/* What an object has more if there is a disk tier: it lies in front of it. */
+struct disk_part {
+	struct dray_list link;    /* on a queue of the tier */
+	struct dray_list waiters; /* struct store_get, while it is read */
+	struct disk_object at;    /* of the control thread */
+	uint8_t work;             /* enum disk_work: queued or in progress */
+	bool on_disk;
+	bool cleaned; /* it is written because it would be evicted soon */
+};
+
+/*
+ * One allocation with its key: 104 bytes without it. LIVE ones are in the policy of their space's memory if they are
+ * resident, else in that of its disk.
+ */
 struct store_object {
 	struct store_object *next;  /* in its bucket */
 	struct policy_entry policy; /* and its bytes, cost, and hash of its key */
 	struct extent at;
 	struct store_member *member; /* who has put it */
 	uint32_t holds;
-	uint8_t state; /* enum object_state */
+	uint8_t state : 4;    /* enum object_state */
+	uint8_t resident : 1; /* it has a place in memory */
+	uint8_t loading : 1;  /* and its bytes are being read from disk */
+	uint8_t unread : 1;   /* which has failed; it leaves memory with the last holder */
 	uint8_t key_n;
 	uint8_t key[];
 };
@@ -77,9 +95,12 @@ struct store_space {
 	uint32_t n_buckets, n_objects; /* n_buckets: a power of two */
 	uint64_t seed;
 	struct policy *policy;
+	struct policy
+		*disk_policy; /* of objects that are on disk only; NULL: there is no disk tier */
 	struct dray_list segments;
 	uint64_t memory; /* of its segments */
-	uint64_t bytes;  /* of its objects */
+	uint64_t bytes;  /* of its objects in memory */
+	uint64_t disk_objects, disk_bytes;
 	uint64_t hits, misses, puts, evictions;
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
@@ -118,8 +139,12 @@ struct hold {
 	uint64_t bytes;
 };
 
+struct tier;
+
 struct store {
 	struct store_config cfg;
+	struct tier *tier; /* NULL: there is no disk tier */
+	bool closing;
 	pthread_mutex_t lock;
 	struct dray_jobs *jobs;
 	struct dray_list spaces;
@@ -150,6 +175,11 @@ static inline uint64_t room(uint64_t bytes)
 	return (uint64_t)granules(bytes) * GRANULE;
 }
 
+/* store.c */
+/* The owner in the name space. NULL: it may not use it, or there is no memory. */
+struct store_member *store_member_get(struct store *s, struct owner_account *a,
+				      struct dray_str name);
+
 /* memory.c */
 int memory_init(struct store *s);
 void memory_deinit(struct store *s);
@@ -164,10 +194,54 @@ bool memory_shrink(struct store_space *sp);
 void memory_clear(struct store_space *sp);
 
 /* object.c */
-/* Evicts one object. False: there is none to evict. */
+/* An object with its key and without an owner. NULL: no memory. */
+struct store_object *item_new(struct store *s, struct store_key key);
+void item_dealloc(struct store *s, struct store_object *o);
+uint32_t item_hash(const struct store_space *sp, struct store_key key);
+/* Room in the index for one more. False: there is no memory. */
+bool index_room(struct store_space *sp);
+void index_add(struct store_space *sp, struct store_object *o);
+/* Evicts one object from memory. False: there is none to evict. */
 bool item_evict(struct store_space *sp);
+/* The same for this one, which is not held. */
+void item_leave_memory(struct store_object *o, bool evicted);
+/* A place in memory for an object that is on disk only, and holds it there until tier.c has read it. */
+enum dmsg_store_status item_load(struct store_object *o);
 /* Removes it from the index, and frees it unless it is held. */
 void item_remove(struct store_object *o, bool evicted);
 struct store_object *item_find(struct store_space *sp, struct store_key key);
 void item_hold(struct store_object *o);
 void item_put(struct store_object *o);
+/* The same for one that was the next victim when it was held: it is it again. */
+void item_return(struct store_object *o);
+
+/* tier.c */
+/* 0 or -errno with reterr. */
+int tier_new(struct store *s, struct dray_err *reterr);
+/* Frees objects that are not in the index, and drops the holds of the tier. */
+void tier_free(struct store *s);
+/* An object was put. */
+void tier_put(struct store_object *o);
+/* Objects that would be evicted next are written, if memory is nearly full. */
+void tier_clean(struct store_space *sp);
+/* An object whose `loading` is set, and that is held. */
+void tier_read(struct store_object *o);
+/* An object that is in no index and not held; it is freed when it is not on disk any more. */
+void tier_remove(struct store_object *o);
+/* Fills in what the tier counts. Control thread. */
+void tier_totals(struct store *s, struct store_totals *t);
+
+static inline struct disk_part *disk_part(struct store_object *o)
+{
+	return (struct disk_part *)(void *)o - 1;
+}
+
+static inline struct store_object *object_of_part(struct disk_part *p)
+{
+	return (struct store_object *)(void *)(p + 1);
+}
+
+static inline bool is_on_disk(struct store_object *o)
+{
+	return store_of(o)->tier && disk_part(o)->on_disk;
+}

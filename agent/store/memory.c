@@ -411,6 +411,6 @@ void memory_clear(struct store_space *sp)
 
 		while (e->is_free)
 			e = e->next;
-		item_remove(object_of(e), true);
+		item_leave_memory(object_of(e), true);
 	}
 }

@@ -16,7 +16,7 @@ static uint64_t mix(uint64_t a, uint64_t b)
 }
 
 /* Keys come from clients, so that each name space has a seed. */
-static uint32_t hash(const struct store_space *sp, struct store_key key)
+uint32_t item_hash(const struct store_space *sp, struct store_key key)
 {
 	uint64_t h = sp->seed ^ key.n, word;
 
@@ -40,11 +40,11 @@ static struct store_object *find_hashed(struct store_space *sp, struct store_key
 
 struct store_object *item_find(struct store_space *sp, struct store_key key)
 {
-	return find_hashed(sp, key, hash(sp, key));
+	return find_hashed(sp, key, item_hash(sp, key));
 }
 
 /* Without memory for more buckets the index becomes slow. False: there is not even a first one. */
-static bool index_room(struct store_space *sp)
+bool index_room(struct store_space *sp)
 {
 	uint32_t n = dray_max(sp->n_buckets * 2, (uint32_t)BUCKETS_MIN);
 	struct store_object **buckets;
@@ -68,16 +68,26 @@ static bool index_room(struct store_space *sp)
 	return true;
 }
 
-static void index_add(struct store_space *sp, struct store_object *o)
+/* The bytes of an object enter memory, or leave it. */
+static void count_memory(struct store_object *o, bool enters)
+{
+	struct store_space *sp = o->member->space;
+	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes;
+
+	sp->bytes += n;
+	sp->store->totals.bytes += n;
+}
+
+void index_add(struct store_space *sp, struct store_object *o)
 {
 	struct store_object **at = &sp->buckets[o->policy.tag & (sp->n_buckets - 1)];
 
 	o->next = *at;
 	*at = o;
 	sp->n_objects++;
-	sp->bytes += o->policy.bytes;
 	sp->store->totals.objects++;
-	sp->store->totals.bytes += o->policy.bytes;
+	if (o->resident)
+		count_memory(o, true);
 }
 
 static void index_del(struct store_space *sp, struct store_object *o)
@@ -88,19 +98,86 @@ static void index_del(struct store_space *sp, struct store_object *o)
 		at = &(*at)->next;
 	*at = o->next;
 	sp->n_objects--;
-	sp->bytes -= o->policy.bytes;
 	sp->store->totals.objects--;
-	sp->store->totals.bytes -= o->policy.bytes;
+	if (o->resident)
+		count_memory(o, false);
 }
 
-static void item_free(struct store_object *o)
+/* That a live object is in. */
+static struct policy *policy_of(const struct store_object *o)
+{
+	const struct store_space *sp = o->member->space;
+
+	return o->resident ? sp->policy : sp->disk_policy;
+}
+
+static int policy_enter(struct store_object *o)
+{
+	struct policy_entry *e = &o->policy;
+
+	return policy_add(policy_of(o), e, e->bytes, e->cost > 0 ? e->cost : 1, e->tag);
+}
+
+static size_t part_bytes(const struct store *s)
+{
+	return s->tier ? sizeof(struct disk_part) : 0;
+}
+
+struct store_object *item_new(struct store *s, struct store_key key)
+{
+	uint8_t *p = calloc(1, part_bytes(s) + sizeof(struct store_object) + key.n);
+	struct store_object *o;
+
+	if (!p)
+		return NULL;
+	o = (void *)(p + part_bytes(s));
+	o->key_n = (uint8_t)key.n;
+	memcpy(o->key, key.p, key.n);
+	if (s->tier) {
+		dray_list_init(&disk_part(o)->link);
+		dray_list_init(&disk_part(o)->waiters);
+	}
+	return o;
+}
+
+void item_dealloc(struct store *s, struct store_object *o)
+{
+	if (o)
+		free((uint8_t *)o - part_bytes(s));
+}
+
+/* Its place is free again. */
+static void place_free(struct store_object *o)
 {
 	struct store_member *m = o->member;
 
 	memory_free(m->space, o);
 	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(o->policy.bytes));
-	m->refs--;
-	free(o);
+	o->resident = false;
+}
+
+static void item_free(struct store_object *o)
+{
+	struct store *s = store_of(o);
+
+	if (o->resident)
+		place_free(o);
+	if (is_on_disk(o) && !s->closing) {
+		tier_remove(o);
+		return;
+	}
+	o->member->refs--;
+	item_dealloc(s, o);
+}
+
+static void count_eviction(struct store_object *o)
+{
+	struct store_space *sp = o->member->space;
+
+	sp->evictions++;
+	sp->store->totals.evictions++;
+	sp->store->totals.evicted_bytes += o->policy.bytes;
+	sp->store->totals.evicted_cost_us += (uint64_t)o->policy.cost;
 }
 
 void item_remove(struct store_object *o, bool evicted)
@@ -108,16 +185,31 @@ void item_remove(struct store_object *o, bool evicted)
 	struct store_space *sp = o->member->space;
 
 	index_del(sp, o);
-	policy_remove(sp->policy, &o->policy, evicted);
-	if (evicted) {
-		sp->evictions++;
-		sp->store->totals.evictions++;
-		sp->store->totals.evicted_bytes += o->policy.bytes;
-		sp->store->totals.evicted_cost_us += (uint64_t)o->policy.cost;
-	}
+	policy_remove(policy_of(o), &o->policy, evicted);
+	if (evicted && o->resident)
+		count_eviction(o);
 	o->state = OBJECT_GONE;
 	if (!o->holds)
 		item_free(o);
+}
+
+void item_leave_memory(struct store_object *o, bool evicted)
+{
+	if (!is_on_disk(o)) {
+		item_remove(o, evicted);
+		return;
+	}
+	if (evicted)
+		count_eviction(o);
+	policy_remove(policy_of(o), &o->policy, evicted);
+	count_memory(o, false);
+	place_free(o);
+	if (policy_enter(o) == 0)
+		return;
+	/* without memory for the policy nothing would ever evict it from disk */
+	index_del(o->member->space, o);
+	o->state = OBJECT_GONE;
+	item_free(o);
 }
 
 bool item_evict(struct store_space *sp)
@@ -126,24 +218,40 @@ bool item_evict(struct store_space *sp)
 
 	if (!e)
 		return false;
-	item_remove(dray_container_of(e, struct store_object, policy), true);
+	item_leave_memory(dray_container_of(e, struct store_object, policy), true);
 	return true;
 }
 
 void item_hold(struct store_object *o)
 {
 	if (!o->holds++ && o->state == OBJECT_LIVE)
-		policy_hold(o->member->space->policy, &o->policy);
+		policy_hold(policy_of(o), &o->policy);
+}
+
+static void unhold(struct store_object *o,
+		   void (*release)(struct policy *p, struct policy_entry *e))
+{
+	if (--o->holds)
+		return;
+	if (o->state != OBJECT_LIVE) {
+		item_free(o);
+		return;
+	}
+	release(policy_of(o), &o->policy);
+	if (o->unread) {
+		o->unread = false;
+		item_leave_memory(o, false);
+	}
 }
 
 void item_put(struct store_object *o)
 {
-	if (--o->holds)
-		return;
-	if (o->state == OBJECT_LIVE)
-		policy_release(o->member->space->policy, &o->policy);
-	else
-		item_free(o);
+	unhold(o, policy_release);
+}
+
+void item_return(struct store_object *o)
+{
+	unhold(o, policy_return);
 }
 
 /* The one with the most memory, apart from `sp`. */
@@ -213,7 +321,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
 {
 	struct store_space *sp = m->space;
-	uint32_t h = hash(sp, key);
+	uint32_t h = item_hash(sp, key);
 	struct store_object *o;
 
 	if (find_hashed(sp, key, h))
@@ -223,20 +331,19 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 		return DMSG_STORE_STATUS_TOO_LARGE;
 	if (!charge(m, room(bytes)))
 		return DMSG_STORE_STATUS_BUSY;
-	o = calloc(1, sizeof(*o) + key.n);
+	o = item_new(sp->store, key);
 	if (!o || !place(sp, o, granules(bytes))) {
-		free(o);
+		item_dealloc(sp->store, o);
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(bytes));
 		return DMSG_STORE_STATUS_BUSY;
 	}
 	o->member = m;
 	m->refs++;
 	o->state = OBJECT_WRITING;
+	o->resident = true;
 	o->policy.bytes = bytes;
 	o->policy.cost = (float)cost_us;
 	o->policy.tag = h;
-	o->key_n = (uint8_t)key.n;
-	memcpy(o->key, key.p, key.n);
 	*ret = o;
 	return DMSG_STORE_STATUS_OK;
 }
@@ -256,22 +363,20 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 static enum dmsg_store_status put_end(struct store_object *o, bool done)
 {
 	struct store_space *sp = o->member->space;
-	float cost = o->policy.cost;
 
 	/* it may have come meanwhile by another PUT: that one stays */
 	if (done && find_hashed(sp, (struct store_key){ o->key, o->key_n }, o->policy.tag)) {
 		item_free(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (!done || !index_room(sp) ||
-	    policy_add(sp->policy, &o->policy, o->policy.bytes, cost > 0 ? cost : 1,
-		       o->policy.tag) < 0) {
+	if (!done || !index_room(sp) || policy_enter(o) < 0) {
 		item_free(o);
 		return done ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
 	}
 	o->state = OBJECT_LIVE;
 	index_add(sp, o);
 	sp->puts++;
+	tier_put(o);
 	return DMSG_STORE_STATUS_OK;
 }
 
@@ -286,31 +391,100 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done)
 	return status;
 }
 
-struct store_object *store_get_begin(struct store_member *m, struct store_key key)
+enum dmsg_store_status item_load(struct store_object *o)
 {
-	struct store *s = m->space->store;
-	struct store_object *o;
+	struct store_member *m = o->member;
+	struct store_space *sp = m->space;
+	uint64_t bytes = room(o->policy.bytes);
 
-	pthread_mutex_lock(&s->lock);
-	o = item_find(m->space, key);
-	if (o) {
-		policy_use(m->space->policy, &o->policy);
-		item_hold(o);
-		m->space->hits++;
-	} else {
-		m->space->misses++;
+	if (bytes > sp->store->cfg.bytes ||
+	    bytes > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
+		return DMSG_STORE_STATUS_TOO_LARGE;
+	if (!charge(m, bytes))
+		return DMSG_STORE_STATUS_BUSY;
+	if (!place(sp, o, granules(bytes))) {
+		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
+		return DMSG_STORE_STATUS_BUSY;
 	}
-	pthread_mutex_unlock(&s->lock);
-	return o;
+	policy_remove(sp->disk_policy, &o->policy, false);
+	o->resident = true;
+	count_memory(o, true);
+	if (policy_enter(o) < 0) {
+		index_del(sp, o);
+		o->state = OBJECT_GONE;
+		item_free(o);
+		return DMSG_STORE_STATUS_NOT_FOUND;
+	}
+	o->loading = true;
+	item_hold(o);
+	tier_read(o);
+	tier_clean(sp);
+	return DMSG_STORE_STATUS_OK;
 }
 
-void store_get_end(struct store_object *o)
+static enum dmsg_store_status get_begin(struct store_member *m, struct store_key key,
+					struct store_wait *w, struct store_get *g)
 {
+	struct store_object *o = item_find(m->space, key);
+	enum dmsg_store_status status;
+
+	if (!o)
+		return DMSG_STORE_STATUS_NOT_FOUND;
+	status = o->unread   ? DMSG_STORE_STATUS_BUSY :
+		 o->resident ? DMSG_STORE_STATUS_OK :
+			       item_load(o);
+	if (status)
+		return status;
+	policy_use(m->space->policy, &o->policy);
+	item_hold(o);
+	g->object = o;
+	g->loads = o->loading;
+	dray_list_init(&g->link);
+	if (!o->loading)
+		return DMSG_STORE_STATUS_OK;
+	g->wait = w;
+	/* one more than objects, until store_get_waits() */
+	w->pending += w->pending ? 1 : 2;
+	dray_list_add(&disk_part(o)->waiters, &g->link);
+	return DMSG_STORE_STATUS_OK;
+}
+
+enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key key,
+				       struct store_wait *w, struct store_get *ret)
+{
+	struct store *s = m->space->store;
+	enum dmsg_store_status status;
+
+	pthread_mutex_lock(&s->lock);
+	status = get_begin(m, key, w, ret);
+	if (status == DMSG_STORE_STATUS_NOT_FOUND)
+		m->space->misses++;
+	else
+		m->space->hits++;
+	pthread_mutex_unlock(&s->lock);
+	return status;
+}
+
+bool store_get_waits(struct store *s, struct store_wait *w)
+{
+	bool waits;
+
+	pthread_mutex_lock(&s->lock);
+	waits = --w->pending;
+	pthread_mutex_unlock(&s->lock);
+	return waits;
+}
+
+enum dmsg_store_status store_get_end(struct store_get *g)
+{
+	struct store_object *o = dray_take(g->object);
 	struct store *s = store_of(o);
 
 	pthread_mutex_lock(&s->lock);
+	dray_list_del(&g->link);
 	item_put(o);
 	pthread_mutex_unlock(&s->lock);
+	return g->status;
 }
 
 uint64_t store_object_bytes(const struct store_object *o)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "agent/config/store_space.h"
+#include "agent/process/jobs.h"
 #include "agent/store/internal.h"
 #include "lib/random.h"
 #include "lib/units.h"
@@ -38,7 +39,8 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
 	r = s->region ? memory_init(s) : -ENOMEM;
 	if (r >= 0)
-		r = dray_jobs_new(&s->jobs, "dray-store", 0, NULL);
+		r = cfg->disk.event ? jobs_new(&s->jobs, cfg->disk.event, "dray-store", 0) :
+				      dray_jobs_new(&s->jobs, "dray-store", 0, NULL);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
 				    "no addresses for limits.store_bytes: %s; lower it",
@@ -54,6 +56,9 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 		.o = { .kind = OBJECT_REMOTE, .length = s->reserved, .access = DMSG_ACCESS_ALL },
 		.is_local = true,
 	};
+	r = tier_new(s, reterr);
+	if (r < 0)
+		return r;
 	*ret = dray_take(s);
 	return 0;
 }
@@ -74,6 +79,7 @@ static void space_free(struct store_space *sp)
 		member_free(sp->store, m);
 	dray_list_del(&sp->link);
 	policy_free(sp->policy);
+	policy_free(sp->disk_policy);
 	free(sp->buckets);
 	free(sp);
 }
@@ -84,10 +90,13 @@ struct store *store_free(struct store *s)
 		return NULL;
 	/* the thread does not wait for anything, and ends */
 	if (s->jobs)
-		dray_jobs_free(s->jobs);
+		jobs_free(s->jobs);
+	s->closing = true;
+	tier_free(s);
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
 		space_free(sp);
 	memory_deinit(s);
+	free(s->tier);
 	free(s->region);
 	pthread_mutex_destroy(&s->lock);
 	free(s);
@@ -141,7 +150,11 @@ static struct store_space *space_new(struct store *s, struct owner_account *a, s
 {
 	struct store_space *sp = calloc(1, sizeof(*sp));
 
-	if (!sp || policy_new(&sp->policy, s->cfg.policy, s->cfg.bytes) < 0) {
+	if (!sp)
+		return NULL;
+	if (policy_new(&sp->policy, s->cfg.policy, s->cfg.bytes) < 0 ||
+	    (s->tier && policy_new(&sp->disk_policy, s->cfg.policy, s->cfg.disk.bytes) < 0)) {
+		policy_free(sp->policy);
 		free(sp);
 		return NULL;
 	}
@@ -178,6 +191,12 @@ static struct store_member *member_get(struct store *s, struct owner_account *a,
 	s->cfg.keep(a);
 	dray_list_add(&sp->members, &m->link);
 	return m;
+}
+
+struct store_member *store_member_get(struct store *s, struct owner_account *a,
+				      struct dray_str name)
+{
+	return name.n && !may_use(s, a, name) ? NULL : member_get(s, a, name);
 }
 
 static struct store_member *join(struct store_user *u, struct dray_str name)
@@ -228,6 +247,7 @@ struct store_totals store_totals(struct store *s)
 		return t;
 	pthread_mutex_lock(&s->lock);
 	t = s->totals;
+	tier_totals(s, &t);
 	pthread_mutex_unlock(&s->lock);
 	return t;
 }
@@ -241,6 +261,8 @@ static struct store_space_info describe(const struct store_space *sp)
 		.objects = sp->n_objects,
 		.bytes = sp->bytes,
 		.memory = sp->memory,
+		.disk_objects = sp->disk_objects,
+		.disk_bytes = sp->disk_bytes,
 		.hits = sp->hits,
 		.misses = sp->misses,
 		.puts = sp->puts,

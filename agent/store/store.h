@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The store: objects by key in memory of the agent. Each name space has an index, a policy of eviction, and memfds of its own
+ * The store: objects by key in memory of the agent, and on its disk. Each name space has an index, a policy of eviction, and memfds of its own
  * ("segments"), which clients of the name space may map and read. A segment is sealed with F_SEAL_FUTURE_WRITE after the
  * agent has mapped it: nothing else can write to it, and its pages return to the system only all at once.
  *
  * An object is in the index when all its bytes are in place, and its bytes never change. Whoever reads it holds it: it is not
  * evicted meanwhile, and a removal waits for the last holder.
  *
+ * With a disk tier an object is in memory, on disk, or both. What is evicted from memory stays on disk if it was written
+ * before. A GET of an object that is only on disk finds room for it in memory, and waits until it is there.
+ *
  * Any thread may call; one lock guards everything, for well under a microsecond a key. The bytes are copied by the workers,
- * without the lock. Segments are populated and given back by a thread of the store's own.
+ * without the lock. Segments are populated and given back by a thread of the store's own. The control thread gives what is to
+ * be written and read to the threads of the disk tier (tier.c).
  */
 #pragma once
 
@@ -17,8 +21,10 @@
 
 #include "agent/model/quota.h"
 #include "agent/model/view.h"
+#include "agent/store/disk/disk.h"
 #include "agent/store/policy/policy.h"
 #include "lib/err.h"
+#include "lib/list.h"
 #include "lib/wire.h"
 #include "schema/gen/data.h"
 
@@ -26,6 +32,18 @@ struct store;
 struct store_user;
 struct store_member;
 struct store_object;
+
+struct store_disk_config {
+	sd_event *event;
+	const char *dir; /* NULL or empty: there is no disk tier */
+	uint64_t bytes;
+	unsigned threads;
+	bool write_back; /* else objects are written soon after their PUT */
+	/* The account of an owner whose objects are on disk, with a reference for the caller. NULL: no memory. */
+	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
+	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
+	void *arg;
+};
 
 struct store_config {
 	uint64_t bytes;        /* of all segments; 0: there is no store */
@@ -38,8 +56,10 @@ struct store_config {
 	/* References to the owner of the account. release: control thread alone. */
 	void (*keep)(struct owner_account *a);
 	void (*release)(struct owner_account *a);
+	struct store_disk_config disk;
 };
 
+/* Reads the index of the disk tier, which blocks for some microseconds an object. 0 or -errno with reterr. */
 int store_new(struct store **ret, const struct store_config *cfg, struct dray_err *reterr);
 /* After the workers have ended. NULL is allowed. */
 struct store *store_free(struct store *s);
@@ -74,9 +94,31 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 
-/* Finds and holds an object until store_get_end(). NULL: not found. */
-struct store_object *store_get_begin(struct store_member *m, struct store_key key);
-void store_get_end(struct store_object *o);
+/* GETs of one batch wait until all their objects are in memory. Zeroed before the first one. */
+struct store_wait {
+	uint32_t ready; /* 1: they are; written by another thread */
+	uint32_t pending;
+};
+
+/* A GET of one key. Zeroed, and at its place until store_get_end(). */
+struct store_get {
+	struct store_object *object; /* NULL: nothing is held */
+	bool loads;                  /* it is read from disk */
+	struct dray_list link;       /* the store's, while it is */
+	struct store_wait *wait;
+	enum dmsg_store_status status;
+};
+
+/*
+ * Finds and holds an object until store_get_end(). Its bytes are in place, or, if it loads, will be when *w is ready.
+ * busy: there is no room in memory to load it to.
+ */
+enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key key,
+				       struct store_wait *w, struct store_get *ret);
+/* After the GETs of a batch, if one of them loads. False: all objects are in memory already. */
+bool store_get_waits(struct store *s, struct store_wait *w);
+/* Nothing of the object is read any more. corrupt or lost: its bytes on disk were, and those in memory are zeros. */
+enum dmsg_store_status store_get_end(struct store_get *g);
 
 uint64_t store_object_bytes(const struct store_object *o);
 /* Its start in store_region(). */
@@ -110,6 +152,10 @@ uint32_t store_retry_ms(const struct store *s);
 struct store_totals {
 	uint64_t objects, bytes, memory, held_bytes;
 	uint64_t evictions, evicted_bytes, evicted_cost_us;
+	uint64_t disk_objects, disk_bytes, disk_pending_bytes;
+	uint64_t disk_evictions, disk_skipped;
+	bool has_disk;
+	struct disk_info disk; /* of the tier itself */
 };
 struct store_totals store_totals(struct store *s);
 
@@ -117,6 +163,7 @@ struct store_space_info {
 	const char *name, *tenant; /* tenant: of a name space without a name, else "" */
 	uint32_t uid;
 	uint64_t objects, bytes, memory, segments;
+	uint64_t disk_objects, disk_bytes;
 	uint64_t hits, misses, puts, evictions;
 };
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),

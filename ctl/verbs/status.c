@@ -93,6 +93,17 @@ static void keys_print(const struct ctl_properties *p, FILE *f)
 		fprintf(f, "  key           %s\n", p->v.keys);
 }
 
+static void store_print(const struct ctl_properties *p, FILE *f)
+{
+	if (ctl_properties_counter(p, "dray_store_objects"))
+		fprintf(f, "  store         %s objects; %s in memory, %s on disk\n",
+			count(p, "store_objects"), count(p, "store_bytes"),
+			count(p, "store_disk_bytes"));
+	if (ctl_properties_counter(p, "dray_store_disk_down"))
+		fprintf(f,
+			"  disk tier     not written: drayctl store has its state, and the log the reason\n");
+}
+
 /* The next step for a person who has just started an agent, or finds one that does not work. */
 static const char *next_step(const struct ctl_properties *p)
 {
@@ -129,6 +140,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	if (ctl_properties_counter(p, "dray_state_in_memory"))
 		fprintf(f,
 			"  state         kept in memory only: writing to the disk fails; see the log\n");
+	store_print(p, f);
 	fprintf(f, "  sessions      %s open, %s since the start, %s refused\n",
 		count(p, "sessions"), count(p, "sessions_total"),
 		count(p, "sessions_refused_total"));

@@ -9,6 +9,7 @@ static const char *const rdma_gid_family_choices[] = { "auto", "ipv4", "ipv6" };
 static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine" };
 static const char *const store_policy_choices[] = { "lru", "s3fifo", "gdsf", "score", "value" };
 static const char *const store_full_choices[] = { "evict", "busy" };
+static const char *const store_disk_write_choices[] = { "through", "back" };
 
 #define CONFIG_MEMBER(m)                           \
 	.offset = offsetof(struct dray_config, m), \
@@ -639,6 +640,23 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(store.spaces), .def = "",
 	  .allowed = "a list",
 	  .doc = "Name spaces and the owners that may use them: NAME=TENANT:UID, with * for any uid; several entries with one NAME add owners. Without an entry, each owner has one of its own, whose name is empty." },
+	{ .path = "store.disk_dir", .section = "store", .name = "disk_dir",
+	  .env = "DRAY_STORE_DISK_DIR", .type = DRAY_CONFIG_PATH,
+	  CONFIG_MEMBER(store.disk_dir), .def = "",
+	  .allowed = "a path",
+	  .doc = "Folder of the store's disk tier, which exists; empty: there is none. Two agents never share one." },
+	{ .path = "store.disk_write", .section = "store", .name = "disk_write",
+	  .env = "DRAY_STORE_DISK_WRITE", .type = DRAY_CONFIG_ENUM,
+	  CONFIG_MEMBER(store.disk_write), .def = "through",
+	  .allowed = "through, back",
+	  .choices = store_disk_write_choices, .n_choices = 2,
+	  .doc = "When objects are written to the disk tier. through: soon after their PUT; back: when memory is nearly full, those that would be evicted next." },
+	{ .path = "store.disk_threads", .section = "store", .name = "disk_threads",
+	  .env = "DRAY_STORE_DISK_THREADS", .type = DRAY_CONFIG_INT,
+	  CONFIG_MEMBER(store.disk_threads), .def = "4",
+	  .allowed = "1 to 16",
+	  .min = INT64_C(1), .max = INT64_C(16),
+	  .doc = "Threads that read and write the disk tier." },
 	{ .path = "limits.sessions", .section = "limits", .name = "sessions",
 	  .env = "DRAY_LIMITS_SESSIONS", .type = DRAY_CONFIG_INT,
 	  CONFIG_MEMBER(limits.sessions), .def = "1024",
@@ -978,6 +996,20 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .min = INT64_C(0), .max = INT64_C(1125899906842624),
 	  .reload = true,
 	  .doc = "Bytes of objects that clients of one owner have put; 0: half of what the other owners leave of limits.store_bytes." },
+	{ .path = "limits.store_disk_bytes", .section = "limits", .name = "store_disk_bytes",
+	  .env = "DRAY_LIMITS_STORE_DISK_BYTES", .type = DRAY_CONFIG_SIZE,
+	  CONFIG_MEMBER(limits.store_disk_bytes), .def = "0",
+	  .allowed = "\"0\" to \"1024TiB\"",
+	  .min = INT64_C(0), .max = INT64_C(1125899906842624),
+	  .doc = "Bytes of objects in the disk tier, in blocks of 4 KiB; needed with store.disk_dir." },
+	{ .path = "limits.store_disk_bytes_per_owner", .section = "limits",
+		.name = "store_disk_bytes_per_owner",
+	  .env = "DRAY_LIMITS_STORE_DISK_BYTES_PER_OWNER", .type = DRAY_CONFIG_SIZE,
+	  CONFIG_MEMBER(limits.store_disk_bytes_per_owner), .def = "0",
+	  .allowed = "\"0\" to \"1024TiB\"",
+	  .min = INT64_C(0), .max = INT64_C(1125899906842624),
+	  .reload = true,
+	  .doc = "The same of one owner; 0: half of what the other owners leave of limits.store_disk_bytes." },
 	{ .path = "limits.store_held_bytes", .section = "limits", .name = "store_held_bytes",
 	  .env = "DRAY_LIMITS_STORE_HELD_BYTES", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(limits.store_held_bytes), .def = "1024TiB",

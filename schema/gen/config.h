@@ -72,6 +72,12 @@ enum dray_config_store_full {
 	DRAY_CONFIG_STORE_FULL_BUSY,
 };
 
+/* store.disk_write */
+enum dray_config_store_disk_write {
+	DRAY_CONFIG_STORE_DISK_WRITE_THROUGH,
+	DRAY_CONFIG_STORE_DISK_WRITE_BACK,
+};
+
 enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_STATE_DIR,
 	DRAY_CONFIG_KEY_AGENT_WORKERS,
@@ -178,6 +184,9 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_FULL,
 	DRAY_CONFIG_KEY_STORE_RETRY_AFTER,
 	DRAY_CONFIG_KEY_STORE_SPACES,
+	DRAY_CONFIG_KEY_STORE_DISK_DIR,
+	DRAY_CONFIG_KEY_STORE_DISK_WRITE,
+	DRAY_CONFIG_KEY_STORE_DISK_THREADS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
@@ -226,6 +235,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
@@ -610,6 +621,17 @@ struct dray_config {
 		 * one of its own, whose name is empty.
 		 */
 		struct dray_strv spaces;
+		/*
+		 * Folder of the store's disk tier, which exists; empty: there is none. Two agents
+		 * never share one.
+		 */
+		char *disk_dir;
+		/*
+		 * When objects are written to the disk tier. through: soon after their PUT; back:
+		 * when memory is nearly full, those that would be evicted next.
+		 */
+		int disk_write;
+		int64_t disk_threads; /* Threads that read and write the disk tier. */
 	} store;
 	struct {
 		int64_t sessions; /* Sessions of the agent. */
@@ -756,6 +778,16 @@ struct dray_config {
 		 * owners leave of limits.store_bytes.
 		 */
 		int64_t store_bytes_per_owner;
+		/*
+		 * Bytes of objects in the disk tier, in blocks of 4 KiB; needed with
+		 * store.disk_dir.
+		 */
+		int64_t store_disk_bytes;
+		/*
+		 * The same of one owner; 0: half of what the other owners leave of
+		 * limits.store_disk_bytes.
+		 */
+		int64_t store_disk_bytes_per_owner;
 		/* Bytes of objects that clients pin or read in place, which cannot be evicted. */
 		int64_t store_held_bytes;
 		/*

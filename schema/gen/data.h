@@ -163,7 +163,11 @@ enum dmsg_store_status {
 	 */
 	DMSG_STORE_STATUS_TOO_LARGE = 4,
 	DMSG_STORE_STATUS_CORRUPT = 5, /* The stored bytes are damaged; the object is removed. */
-	DMSG_STORE_STATUS_LOST = 6, /* The only holder of the object is gone. */
+	/*
+	 * The only holder of the object is gone, or its disk cannot be read; the object stays in
+	 * the store if the disk may return.
+	 */
+	DMSG_STORE_STATUS_LOST = 6,
 	DMSG_STORE_STATUS_NOT_TRIED = 7, /* The batch ended before this key; its status says why. */
 };
 const char *dmsg_store_status_name(unsigned int v); /* "?" if unknown */

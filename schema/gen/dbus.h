@@ -54,6 +54,8 @@
  * use.
  */
 #define DRAY_DBUS_METHOD_LIST_QUOTAS "ListQuotas"
+/* Name spaces of the store, with what they have in memory and on disk. */
+#define DRAY_DBUS_METHOD_LIST_STORE "ListStore"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -135,8 +137,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 29
-extern const struct dray_dbus_method dray_dbus_methods[29];
+#define DRAY_DBUS_METHOD_N 30
+extern const struct dray_dbus_method dray_dbus_methods[30];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -371,6 +373,42 @@ struct dray_dbus_quota {
 	uint64_t agent_used; /* What all owners use. */
 	uint64_t agent_limit; /* What all owners may use; 0: there is no common limit. */
 	uint64_t refused; /* Requests of the owner that were refused, since its first session. */
+};
+
+enum dray_dbus_store_space_field {
+	DRAY_DBUS_STORE_SPACE_FIELD_SPACE,
+	DRAY_DBUS_STORE_SPACE_FIELD_TENANT,
+	DRAY_DBUS_STORE_SPACE_FIELD_UID,
+	DRAY_DBUS_STORE_SPACE_FIELD_OBJECTS,
+	DRAY_DBUS_STORE_SPACE_FIELD_BYTES,
+	DRAY_DBUS_STORE_SPACE_FIELD_MEMORY,
+	DRAY_DBUS_STORE_SPACE_FIELD_SEGMENTS,
+	DRAY_DBUS_STORE_SPACE_FIELD_DISK_OBJECTS,
+	DRAY_DBUS_STORE_SPACE_FIELD_DISK_BYTES,
+	DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE,
+	DRAY_DBUS_STORE_SPACE_FIELD_HITS,
+	DRAY_DBUS_STORE_SPACE_FIELD_MISSES,
+	DRAY_DBUS_STORE_SPACE_FIELD_PUTS,
+	DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS,
+	DRAY_DBUS_STORE_SPACE_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_FIELD_N];
+
+struct dray_dbus_store_space {
+	const char *space; /* Name; empty for the name space of one owner. */
+	const char *tenant; /* Tenant of that owner; empty for a name space with a name. */
+	uint32_t uid; /* User id of that owner; 0 for a name space with a name. */
+	uint64_t objects; /* Objects, in memory or on disk. */
+	uint64_t bytes; /* Bytes of objects in memory. */
+	uint64_t memory; /* Bytes of its segments of memory. */
+	uint64_t segments; /* Segments of memory. */
+	uint64_t disk_objects; /* Objects on disk. */
+	uint64_t disk_bytes; /* Bytes of objects on disk. */
+	const char *disk_state; /* State of the disk tier: none, ok, full, read-only or failing. */
+	uint64_t hits; /* Keys that were found by GET and READ. */
+	uint64_t misses; /* Keys that were not found. */
+	uint64_t puts; /* Objects that were put. */
+	uint64_t evictions; /* Objects evicted from memory. */
 };
 
 enum dray_dbus_peer_field {
@@ -668,7 +706,8 @@ extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD
 struct dray_dbus_event {
 	uint64_t number; /* Number of the event, from 1 at the agent's start, without gaps. */
 	uint64_t time_ns; /* Nanoseconds since 1970. */
-	const char *kind; /* state, rail, peer, session, config, log-level, segment or preferred. */
+	/* state, rail, peer, session, config, log-level, segment, preferred or store. */
+	const char *kind;
 	/*
 	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with
 	 * its name, a file, a key or a segment.

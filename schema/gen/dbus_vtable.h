@@ -52,6 +52,7 @@ int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *re
 int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_mailboxes(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_quotas(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -116,6 +117,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListQuotas", "", ,
 		"aa{sv}", SD_BUS_PARAM(quotas), dbus_method_list_quotas,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListStore", "", ,
+		"aa{sv}", SD_BUS_PARAM(spaces), dbus_method_list_store,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListPeers", "", ,
 		"aa{sv}", SD_BUS_PARAM(peers), dbus_method_list_peers,

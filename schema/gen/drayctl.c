@@ -378,6 +378,26 @@ const struct ctl_list ctl_list_quotas = {
 	},
 };
 
+const struct ctl_list ctl_list_store = {
+	DRAY_DBUS_METHOD_LIST_STORE, "store_spaces", dray_dbus_store_space_fields,
+	DRAY_DBUS_STORE_SPACE_FIELD_N, 13,
+	{
+		{ "SPACE", DRAY_DBUS_STORE_SPACE_FIELD_SPACE },
+		{ "TENANT", DRAY_DBUS_STORE_SPACE_FIELD_TENANT },
+		{ "UID", DRAY_DBUS_STORE_SPACE_FIELD_UID },
+		{ "OBJECTS", DRAY_DBUS_STORE_SPACE_FIELD_OBJECTS },
+		{ "BYTES", DRAY_DBUS_STORE_SPACE_FIELD_BYTES },
+		{ "MEMORY", DRAY_DBUS_STORE_SPACE_FIELD_MEMORY },
+		{ "ON-DISK", DRAY_DBUS_STORE_SPACE_FIELD_DISK_OBJECTS },
+		{ "DISK", DRAY_DBUS_STORE_SPACE_FIELD_DISK_BYTES },
+		{ "STATE", DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE },
+		{ "HITS", DRAY_DBUS_STORE_SPACE_FIELD_HITS },
+		{ "MISSES", DRAY_DBUS_STORE_SPACE_FIELD_MISSES },
+		{ "PUTS", DRAY_DBUS_STORE_SPACE_FIELD_PUTS },
+		{ "EVICTIONS", DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS },
+	},
+};
+
 const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS, "peers", dray_dbus_peer_fields,
 	DRAY_DBUS_PEER_FIELD_N, 12,
@@ -711,6 +731,27 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --version                print the version of drayctl\n"
 			"\n"
 			"Example: drayctl quotas\n",
+	},
+	[CTL_VERB_STORE] = { .name = "store",
+		.list = &ctl_list_store,
+		.help =
+			"Usage: drayctl [OPTION]... store\n"
+			"list the name spaces of the store\n"
+			"\n"
+			"Prints what each name space has in memory and on disk, the state of the disk\n"
+			"tier, and how often keys were found. A name space without a name belongs to one\n"
+			"owner, a pair of tenant and uid.\n"
+			"\n"
+			"Options of every verb:\n"
+			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
+			"  --json                   print JSON, as schema/ctl describes it\n"
+			"  --plain                  print values in plain units, separated by tabs\n"
+			"  --no-color               print no colour, even on a terminal\n"
+			"  --timeout DURATION       longest wait for an answer; default 5s\n"
+			"  --help                   print help, for the verb if one is named\n"
+			"  --version                print the version of drayctl\n"
+			"\n"
+			"Example: drayctl store\n",
 	},
 	[CTL_VERB_PEERS] = { .name = "peers",
 		.list = &ctl_list_peers,
@@ -1468,6 +1509,7 @@ const char ctl_help_text[] =
 	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
 	"  quotas     list what each owner of sessions uses of its quotas\n"
+	"  store      list the name spaces of the store\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

@@ -93,6 +93,7 @@ enum ctl_verb_id {
 	CTL_VERB_LEASES,
 	CTL_VERB_MAILBOXES,
 	CTL_VERB_QUOTAS,
+	CTL_VERB_STORE,
 	CTL_VERB_PEERS,
 	CTL_VERB_RAILS,
 	CTL_VERB_PATHS,
@@ -251,10 +252,10 @@ extern const struct ctl_verb ctl_verbs[CTL_VERB_N];
 extern const char ctl_help_text[];
 
 extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_leases,
-	ctl_list_mailboxes, ctl_list_quotas, ctl_list_peers, ctl_list_rails, ctl_list_paths,
-	ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_events, ctl_list_segments,
-	ctl_list_candidates, ctl_list_hints, ctl_list_variables, ctl_list_settings,
-	ctl_list_origins;
+	ctl_list_mailboxes, ctl_list_quotas, ctl_list_store, ctl_list_peers, ctl_list_rails,
+	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_events,
+	ctl_list_segments, ctl_list_candidates, ctl_list_hints, ctl_list_variables,
+	ctl_list_settings, ctl_list_origins;
 
 /* X(id, function) for each verb that has a function. */
 #define CTL_VERB_FUNCTIONS(X) \

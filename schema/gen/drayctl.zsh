@@ -10,6 +10,7 @@ _drayctl_verbs() {
 		'leases:list the leases of clients'\'' memory'
 		'mailboxes:list the mailboxes of clients'
 		'quotas:list what each owner of sessions uses of its quotas'
+		'store:list the name spaces of the store'
 		'peers:list other agents, and the state of the connections to them'
 		'rails:list RDMA ports with the chosen GIDs, or enable or disable one'
 		'paths:list the RDMA paths to peers, with their traffic'

@@ -115,21 +115,41 @@ enum dray_metric {
 	DRAY_METRIC_STORE_HITS_TOTAL, /* Keys of GET and of reads in place that the store had. */
 	/* Keys of GET and of reads in place that the store did not have. */
 	DRAY_METRIC_STORE_MISSES_TOTAL,
+	/* Of dray_store_hits_total, keys of GET that waited for the disk tier. */
+	DRAY_METRIC_STORE_DISK_HITS_TOTAL,
 	/* Bytes of objects that were copied to clients or read in place. */
 	DRAY_METRIC_STORE_READ_BYTES_TOTAL,
 	DRAY_METRIC_STORE_PUT_BYTES_TOTAL, /* Bytes of objects that were stored. */
 	DRAY_METRIC_STORE_PUTS_TOTAL, /* Objects that were stored. */
 	DRAY_METRIC_STORE_BUSY_TOTAL, /* Keys that were answered busy. */
-	DRAY_METRIC_STORE_OBJECTS, /* Objects in the store. */
+	DRAY_METRIC_STORE_OBJECTS, /* Objects in the store, in memory or on disk. */
 	DRAY_METRIC_STORE_BYTES, /* Bytes of the objects in memory. */
 	DRAY_METRIC_STORE_MEMORY_BYTES, /* Bytes of the memfds of the store. */
 	DRAY_METRIC_STORE_HELD_BYTES, /* Bytes of objects that are pinned or read in place. */
-	DRAY_METRIC_STORE_EVICTIONS_TOTAL, /* Objects evicted for want of room. */
+	/* Objects evicted from memory for want of room; some of them stay on disk. */
+	DRAY_METRIC_STORE_EVICTIONS_TOTAL,
 	DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL, /* Bytes of evicted objects. */
 	/*
 	 * Microseconds that it takes to compute the evicted objects again, as their clients said.
 	 */
 	DRAY_METRIC_STORE_EVICTED_COST_TOTAL,
+	DRAY_METRIC_STORE_DISK_OBJECTS, /* Objects in the disk tier. */
+	DRAY_METRIC_STORE_DISK_BYTES, /* Bytes of the objects in the disk tier. */
+	/* Bytes of objects that wait to be written to the disk tier. */
+	DRAY_METRIC_STORE_DISK_PENDING_BYTES,
+	/* 1 while the disk tier cannot be written; drayctl store and the log say why. */
+	DRAY_METRIC_STORE_DISK_DOWN,
+	DRAY_METRIC_STORE_DISK_WRITES_TOTAL, /* Objects written to the disk tier. */
+	/*
+	 * Objects that the disk tier did not take: too many waited, there was no room, or it could
+	 * not be written.
+	 */
+	DRAY_METRIC_STORE_DISK_SKIPPED_TOTAL,
+	DRAY_METRIC_STORE_DISK_READS_TOTAL, /* Objects read from the disk tier. */
+	DRAY_METRIC_STORE_DISK_CORRUPT_TOTAL, /* Objects whose bytes on disk were damaged. */
+	DRAY_METRIC_STORE_DISK_ERRORS_TOTAL, /* Errors of the disk tier's file system. */
+	/* Objects evicted from the disk tier for want of room. */
+	DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL,
 	DRAY_METRIC_N,
 };
 

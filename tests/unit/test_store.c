@@ -107,16 +107,20 @@ static void put(struct model *m, unsigned k)
 static void get(struct model *m, unsigned k)
 {
 	char text[16];
-	struct store_object *o = store_get_begin(m->m, key_of(text, k));
+	struct store_wait wait = { 0 };
+	struct store_get g = { .object = NULL };
+	struct store_object *o;
 
-	if (!o)
+	if (store_get_begin(m->m, key_of(text, k), &wait, &g))
 		return;
+	o = g.object;
+	assert_false(g.loads);
 	assert_true(m->version[k]);
 	assert_int_equal(store_object_bytes(o), m->length[k]);
 	for (uint32_t i = 0; i < m->length[k]; i += m->length[k] / 7 + 1)
 		assert_int_equal(bytes_of(m->s, o)[i], m->version[k] & 0xff);
 	assert_int_equal(bytes_of(m->s, o)[m->length[k] - 1], m->version[k] & 0xff);
-	store_get_end(o);
+	assert_int_equal(store_get_end(&g), DMSG_STORE_STATUS_OK);
 }
 
 static void step(struct model *m)

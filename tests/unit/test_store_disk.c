@@ -385,7 +385,7 @@ static void test_other_version(void **state)
 	sqlite3_close(db);
 	assert_true(open_disk(&e) < 0);
 	assert_non_null(strstr(e.msg, "version 9"));
-	assert_non_null(strstr(e.msg, "store.disk.dir"));
+	assert_non_null(strstr(e.msg, "store.disk_dir"));
 	/* Nothing was touched. */
 	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
 	assert_int_equal(access(path, F_OK), 0);

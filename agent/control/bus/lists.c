@@ -11,6 +11,7 @@
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/placement/detect/detect.h"
+#include "agent/store/store.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"
@@ -70,6 +71,42 @@ static void quota_append(void *arg, const struct dray_dbus_quota *quota)
 LIST(list_quotas)
 {
 	owners_each_quota(d->agent->owners, quota_append, d);
+}
+
+struct store_list {
+	struct dictionaries *d;
+	const char *disk_state;
+};
+
+static void store_space_append(void *arg, const struct store_space_info *i)
+{
+	struct store_list *l = arg;
+	struct dray_dbus_store_space record = {
+		.space = i->name,
+		.tenant = i->tenant,
+		.uid = i->uid,
+		.objects = i->objects,
+		.bytes = i->bytes,
+		.memory = i->memory,
+		.segments = i->segments,
+		.disk_objects = i->disk_objects,
+		.disk_bytes = i->disk_bytes,
+		.disk_state = l->disk_state,
+		.hits = i->hits,
+		.misses = i->misses,
+		.puts = i->puts,
+		.evictions = i->evictions,
+	};
+
+	DICTIONARY_APPEND(l->d, store_space, &record);
+}
+
+LIST(list_store)
+{
+	struct store_totals t = store_totals(d->agent->store);
+	struct store_list l = { d, t.has_disk ? disk_state_name(t.disk.state) : "none" };
+
+	store_each(d->agent->store, store_space_append, &l);
 }
 
 LIST_EACH(list_paths, path, rails_each_path, rails);

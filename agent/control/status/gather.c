@@ -50,6 +50,16 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
 	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
 	v[DRAY_METRIC_STORE_EVICTED_COST_TOTAL] = store.evicted_cost_us;
+	v[DRAY_METRIC_STORE_DISK_OBJECTS] = store.disk_objects;
+	v[DRAY_METRIC_STORE_DISK_BYTES] = store.disk_bytes;
+	v[DRAY_METRIC_STORE_DISK_PENDING_BYTES] = store.disk_pending_bytes;
+	v[DRAY_METRIC_STORE_DISK_DOWN] = store.disk.state != DISK_STATE_OK;
+	v[DRAY_METRIC_STORE_DISK_WRITES_TOTAL] = store.disk.writes;
+	v[DRAY_METRIC_STORE_DISK_SKIPPED_TOTAL] = store.disk_skipped;
+	v[DRAY_METRIC_STORE_DISK_READS_TOTAL] = store.disk.reads;
+	v[DRAY_METRIC_STORE_DISK_CORRUPT_TOTAL] = store.disk.corrupt;
+	v[DRAY_METRIC_STORE_DISK_ERRORS_TOTAL] = store.disk.errors;
+	v[DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL] = store.disk_evictions;
 	v[DRAY_METRIC_LEASES] = leases.leases;
 	v[DRAY_METRIC_LEASE_HOLDERS] = leases.holders;
 	v[DRAY_METRIC_LEASES_MADE_TOTAL] = leases.made;

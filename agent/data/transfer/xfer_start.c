@@ -156,6 +156,8 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
 					    "the remote's region was removed");
 	}
+	if (r->wait)
+		x->wait = (struct xfer_word){ r->wait, NULL, 1 };
 	if (spec->flags & DMSG_TRANSFER_FLAG_WAIT &&
 	    word_get(c, s, "wait", spec->wait_region, spec->wait_offset, spec->wait_value,
 		     DMSG_ACCESS_READ, &x->wait, reterr) < 0)

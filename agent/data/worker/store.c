@@ -2,7 +2,7 @@
 /*
  * Requests to the store. The session's worker looks keys up itself; the bytes of a PUT or a GET are one transfer between the
  * client's region and the store's memory, so that all its rules (slices, deadline, cancel, end of a region or a session) hold
- * for it as well.
+ * for it as well. A GET of objects that are only on disk is a transfer that waits for a word until they are in memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,9 +29,11 @@ struct batch {
 	uint64_t request_id;
 	bool put;
 	uint32_t n, n_ops;
+	bool loads; /* some objects are read from disk */
+	struct store_wait wait;
 	struct dmsg_store_result *results;
-	struct store_object **objects; /* NULL: nothing is copied for this key */
-	uint8_t ops[];                 /* in wire form, then both lists */
+	struct store_get *gets; /* whose object is NULL if nothing is copied for this key */
+	uint8_t ops[];          /* in wire form, then both lists */
 };
 
 static void cleanup_batch(struct batch *b)
@@ -112,19 +114,15 @@ static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code
 static void batch_settle(struct core *c, struct batch *b, bool done)
 {
 	for (uint32_t i = 0; i < b->n; i++) {
-		struct store_object *o = b->objects[i];
+		struct store_object *o = b->gets[i].object;
+		enum dmsg_store_status status;
 		uint64_t bytes;
 
 		if (!o)
 			continue;
 		bytes = store_object_bytes(o);
-		if (b->put) {
-			b->results[i].status = store_put_end(o, done);
-		} else {
-			store_get_end(o);
-			b->results[i].status = done ? DMSG_STORE_STATUS_OK :
-						      DMSG_STORE_STATUS_NOT_TRIED;
-		}
+		status = b->put ? store_put_end(o, done) : store_get_end(&b->gets[i]);
+		b->results[i].status = done || b->put ? status : DMSG_STORE_STATUS_NOT_TRIED;
 		if (b->results[i].status)
 			continue;
 		core_count(c->counters,
@@ -150,7 +148,7 @@ static void batch_ended(struct core *c, struct xfer *x)
 static struct batch *batch_new(uint64_t request_id, bool put, uint32_t n, uint32_t n_ranges)
 {
 	size_t ops = (size_t)n_ranges * DMSG_OP_SIZE;
-	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_object *);
+	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get);
 	struct batch *b = calloc(1, sizeof(*b) + ops + n * each);
 
 	if (!b)
@@ -159,7 +157,7 @@ static struct batch *batch_new(uint64_t request_id, bool put, uint32_t n, uint32
 	b->put = put;
 	b->n = n;
 	b->results = (void *)(b->ops + ops);
-	b->objects = (void *)(b->results + n);
+	b->gets = (void *)(b->results + n);
 	return b;
 }
 
@@ -213,7 +211,7 @@ static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, 
 
 	r->length = bytes;
 	r->status = store_put_begin(q->member, q->worker->store_scratch->keys[i], bytes, cost_us,
-				    &b->objects[i]);
+				    &b->gets[i].object);
 	if (r->status != DMSG_STORE_STATUS_BUSY)
 		return;
 	r->wait_ms = store_retry_ms(q->worker->store);
@@ -223,19 +221,27 @@ static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, 
 static void get_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t room)
 {
 	struct dmsg_store_result *r = &b->results[i];
-	struct store_object *o = store_get_begin(q->member, q->worker->store_scratch->keys[i]);
+	struct data_counters *counters = q->worker->core.counters;
+	struct store_get *g = &b->gets[i];
 
-	core_count(q->worker->core.counters,
-		   o ? DRAY_METRIC_STORE_HITS_TOTAL : DRAY_METRIC_STORE_MISSES_TOTAL, 1);
-	r->status = DMSG_STORE_STATUS_NOT_FOUND;
-	if (!o)
-		return;
-	r->length = store_object_bytes(o);
-	r->status = r->length > room ? DMSG_STORE_STATUS_TOO_LARGE : DMSG_STORE_STATUS_OK;
+	r->status = store_get_begin(q->member, q->worker->store_scratch->keys[i], &b->wait, g);
+	core_count(counters,
+		   r->status == DMSG_STORE_STATUS_NOT_FOUND ? DRAY_METRIC_STORE_MISSES_TOTAL :
+							      DRAY_METRIC_STORE_HITS_TOTAL,
+		   1);
+	if (r->status == DMSG_STORE_STATUS_BUSY) {
+		r->wait_ms = store_retry_ms(q->worker->store);
+		core_count(counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+	}
 	if (r->status)
-		store_get_end(o);
-	else
-		b->objects[i] = o;
+		return;
+	b->loads |= g->loads;
+	core_count(counters, DRAY_METRIC_STORE_DISK_HITS_TOTAL, g->loads);
+	r->length = store_object_bytes(g->object);
+	if (r->length <= room)
+		return;
+	r->status = DMSG_STORE_STATUS_TOO_LARGE;
+	store_get_end(g);
 }
 
 /* 0, or -EINVAL with reterr, before anything is held or written. */
@@ -280,8 +286,8 @@ static void items_begin(const struct batch_request *q, struct batch *b)
 			put_one(q, b, i, bytes, item.cost_us);
 		else
 			get_one(q, b, i, bytes);
-		if (b->objects[i])
-			item_ops(b, ranges, b->objects[i]);
+		if (b->gets[i].object)
+			item_ops(b, ranges, b->gets[i].object);
 		ranges += (size_t)item.ranges * DMSG_STORE_RANGE_SIZE;
 	}
 }
@@ -305,6 +311,8 @@ static int batch_start(struct wsession *s, const struct batch_request *q, struct
 		.ended_arg = b,
 	};
 
+	if (b->loads && store_get_waits(w->store, &b->wait))
+		r.wait = &b->wait.ready;
 	request_start(s, &r, err);
 	return err->code ? -EINVAL : 0;
 }

@@ -195,7 +195,7 @@ static int open_dir(struct disk *d, struct dray_err *reterr)
 	if (d->dir_fd >= 0)
 		return 0;
 	return dray_err_set(reterr, -errno, DRAY_E_IO,
-			    "store.disk.dir %.100s: %s; make the folder, or set another one",
+			    "store.disk_dir %.100s: %s; make the folder, or set another one",
 			    d->dir, dray_errno_text(errno));
 }
 

@@ -69,6 +69,9 @@ enum disk_state {
 	DISK_STATE_FAILING,
 };
 
+/* "ok", "full" and so on. */
+const char *disk_state_name(enum disk_state state);
+
 /* System calls that a test can let fail: returns 0 or -errno. Called by any thread. */
 enum disk_call {
 	DISK_CALL_OPEN,
@@ -109,7 +112,7 @@ struct disk *disk_close(struct disk *d);
 /* bytes: of the object. done() may be called before this returns. The object must not be on disk. */
 void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes);
 
-/* The buffer has the bytes of the object if the result is DISK_OK, else anything. */
+/* The buffer has the bytes of the object if the result is DISK_OK, else zeros. */
 void disk_read(struct disk *d, struct disk_request *r);
 
 /* No request for the object may be in flight. The object is not on disk from now on; done(): nor after a restart. */

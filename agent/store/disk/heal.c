@@ -31,6 +31,18 @@ static enum disk_state state_of(int error)
 	}
 }
 
+const char *disk_state_name(enum disk_state state)
+{
+	static const char *const names[] = {
+		[DISK_STATE_OK] = "ok",
+		[DISK_STATE_FULL] = "full",
+		[DISK_STATE_READ_ONLY] = "read-only",
+		[DISK_STATE_FAILING] = "failing",
+	};
+
+	return names[state];
+}
+
 static void set_state(struct disk *d, enum disk_state state, const struct dray_err *why)
 {
 	d->info.state = state;

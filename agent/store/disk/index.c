@@ -26,7 +26,7 @@ static const struct database_schema schema = {
 	.migrations = migrations,
 	.version = DRAY_ARRAY_SIZE(migrations),
 	.what = "the index of the disk tier",
-	.setting = "store.disk.dir",
+	.setting = "store.disk_dir",
 	.statements = statements,
 	.n_statements = STATEMENTS,
 	.application_id = 0x64736b31,
@@ -57,7 +57,7 @@ int index_open(struct disk *d, struct dray_err *reterr)
 	}
 	return r ? dray_err_set(
 			   reterr, -EINVAL, DRAY_E_VERSION,
-			   "%s: %.100s; set store.disk.dir to another folder, or remove the files of this one",
+			   "%s: %.100s; set store.disk_dir to another folder, or remove the files of this one",
 			   path, why.msg) :
 		   0;
 }

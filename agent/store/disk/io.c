@@ -96,4 +96,7 @@ void io_read(struct disk_request *r)
 	r->error = move(r, false);
 	if (!r->error && checksum(r) != r->at.crc)
 		r->error = -EBADMSG;
+	/* what was in the buffer before may be of another object */
+	if (r->error)
+		memset(r->buffer, 0, r->at.bytes);
 }

@@ -162,7 +162,7 @@ int load(struct disk *d, disk_found_fn found, void *arg, struct dray_err *reterr
 	int r = find_segments(d, &l);
 
 	if (r < 0)
-		dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk.dir %.100s: %s", d->dir,
+		dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk_dir %.100s: %s", d->dir,
 			     dray_errno_text(r));
 	else
 		r = index_load(d, take_row, &l, reterr);

@@ -269,7 +269,9 @@ STORE_STATUS_BUSY = 3  # There is no room now; try again after wait_ms.
 # length bytes, is larger than its ranges.
 STORE_STATUS_TOO_LARGE = 4
 STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
-STORE_STATUS_LOST = 6  # The only holder of the object is gone.
+# The only holder of the object is gone, or its disk cannot be read; the object stays in the store
+# if the disk may return.
+STORE_STATUS_LOST = 6
 STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
 STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
 

@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between the store and its disk tier. Workers queue objects under the store's lock, and wake the control thread, which gives
+ * them to disk/ and settles them when disk/ is done. An object has one work at a time, and is held meanwhile, apart from a
+ * removal: that of an object which is in no index any more.
+ *
+ * What is written and not taken by the disk in time is bounded, so that a slow disk neither fills the memory nor delays a PUT:
+ * an object beyond the bound is not written now. It gets another chance before it is evicted.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/store/internal.h"
+#include "lib/wire.h"
+#include "schema/gen/errors.h"
+
+/* Of reads, and of the others, that disk/ has at a time. */
+#define IN_FLIGHT_MAX 64
+/* Objects that one PUT or load looks at to write them before they are evicted. */
+#define CLEANED_AT_ONCE 16
+/* Objects evicted from disk for one that is written. */
+#define DISK_EVICTED_AT_ONCE 256
+#define SEGMENT_MIN (16ull << 20)
+#define SEGMENT_MAX (256ull << 20)
+
+struct queue {
+	struct dray_list parts; /* struct disk_part */
+	unsigned in_flight;
+};
+
+struct tier {
+	struct store *store;
+	struct disk *disk;
+	struct queue reads, others;
+	struct dray_list ops; /* in flight */
+	struct dray_job kick;
+	bool kicked, pumping;
+	bool down;        /* disk/ cannot write */
+	uint64_t pending; /* bytes of objects whose work is a write */
+};
+
+/* A work that disk/ has. */
+struct op {
+	struct dray_list link;
+	struct disk_request request;
+	struct store_object *object;
+	uint8_t key[DISK_KEY_MAX];
+};
+
+static uint64_t disk_room(const struct store_object *o)
+{
+	return (o->policy.bytes + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
+}
+
+static struct queue *queue_of(struct tier *t, uint8_t work)
+{
+	return work == WORK_READ ? &t->reads : &t->others;
+}
+
+/* --- names of objects on disk: name space, owner and key ---------------------------------------------- */
+
+static uint8_t *text_put(uint8_t *p, const char *text, size_t n)
+{
+	*p++ = (uint8_t)n;
+	memcpy(p, text, n);
+	return p + n;
+}
+
+static uint32_t key_build(uint8_t key[DISK_KEY_MAX], const struct store_object *o)
+{
+	const struct budget_account *a = &o->member->account->budget;
+	uint8_t *p = text_put(key, o->member->space->name, strlen(o->member->space->name));
+
+	p = text_put(p, a->tenant, strlen(a->tenant));
+	dray_le_put32(p, a->uid);
+	memcpy(p + 4, o->key, o->key_n);
+	return (uint32_t)(p + 4 + o->key_n - key);
+}
+
+struct name {
+	struct dray_str space, tenant;
+	uint32_t uid;
+	struct store_key key;
+};
+
+static bool text_get(const uint8_t **p, const uint8_t *end, struct dray_str *ret)
+{
+	if (*p == end || **p > end - *p - 1)
+		return false;
+	*ret = (struct dray_str){ (const char *)*p + 1, **p };
+	*p += 1 + **p;
+	return true;
+}
+
+static bool key_parse(const uint8_t *p, uint32_t n, struct name *ret)
+{
+	const uint8_t *end = p + n;
+
+	if (!text_get(&p, end, &ret->space) || !text_get(&p, end, &ret->tenant) || end - p < 5 ||
+	    end - p - 4 > DMSG_STORE_KEY_MAX || ret->space.n > DMSG_STORE_SPACE_MAX)
+		return false;
+	ret->uid = dray_le_get32(p);
+	ret->key = (struct store_key){ p + 4, (uint32_t)(end - p - 4) };
+	return true;
+}
+
+/* --- what is on disk ------------------------------------------------------------------------------------ */
+
+static void count_disk(struct store_object *o, bool enters)
+{
+	struct store_space *sp = o->member->space;
+	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes, one = enters ? 1 : UINT64_MAX;
+
+	disk_part(o)->on_disk = enters;
+	sp->disk_objects += one;
+	sp->disk_bytes += n;
+	sp->store->totals.disk_objects += one;
+	sp->store->totals.disk_bytes += n;
+}
+
+static bool budget_has_room(struct store_object *o)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	return budget_take(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES, disk_room(o),
+			   &err) == 0;
+}
+
+static void budget_return(struct store_object *o)
+{
+	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES, disk_room(o));
+}
+
+/* Evicts an object of the name space that is only on disk. False: there is none. */
+static bool disk_evict(struct store_space *sp)
+{
+	struct policy_entry *e = policy_victim(sp->disk_policy);
+
+	if (!e)
+		return false;
+	sp->store->totals.disk_evictions++;
+	item_remove(dray_container_of(e, struct store_object, policy), true);
+	return true;
+}
+
+static bool take_room(struct store_object *o)
+{
+	for (unsigned i = 0; i < DISK_EVICTED_AT_ONCE; i++) {
+		if (budget_has_room(o))
+			return true;
+		if (!disk_evict(o->member->space))
+			return false;
+	}
+	return false;
+}
+
+/* --- queues ----------------------------------------------------------------------------------------------- */
+
+static void on_kick(struct dray_job *j);
+
+static void enqueue(struct store_object *o, enum disk_work work)
+{
+	struct store *s = store_of(o);
+	struct tier *t = s->tier;
+
+	disk_part(o)->work = (uint8_t)work;
+	dray_list_add(&queue_of(t, work)->parts, &disk_part(o)->link);
+	if (!t->kicked)
+		dray_jobs_finish(s->jobs, &t->kick, on_kick);
+	t->kicked = true;
+}
+
+/* False: too much waits for the disk, or it cannot be written. */
+static bool write_later(struct store_object *o)
+{
+	struct store *s = store_of(o);
+	struct tier *t = s->tier;
+	uint64_t limit = s->cfg.bytes / 4;
+
+	if (t->down || (t->pending && t->pending + o->policy.bytes > limit))
+		return false;
+	t->pending += o->policy.bytes;
+	item_hold(o);
+	enqueue(o, WORK_WRITE);
+	return true;
+}
+
+/* It is not on disk, and nobody is about to change that. */
+static bool is_dirty(struct store_object *o)
+{
+	return !disk_part(o)->on_disk && !disk_part(o)->work;
+}
+
+static bool nearly_full(const struct store_space *sp)
+{
+	const struct store *s = sp->store;
+
+	/* no room for a new segment, so objects of this space are evicted when its segments are full */
+	if (s->totals.memory + s->slot_bytes > s->cfg.bytes && sp->bytes > sp->memory / 2)
+		return true;
+	dray_list_for_each(&sp->members, m, struct store_member, link) {
+		const struct budget_account *a = &m->account->budget;
+
+		if (atomic_load(&a->of[RESOURCE_STORE_BYTES].used) >
+		    budget_limit(a, RESOURCE_STORE_BYTES) / 8 * 7)
+			return true;
+	}
+	return false;
+}
+
+void tier_clean(struct store_space *sp)
+{
+	struct store_object *looked[CLEANED_AT_ONCE];
+	unsigned n = 0;
+
+	if (!sp->store->tier || sp->store->tier->down || !nearly_full(sp))
+		return;
+	while (n < CLEANED_AT_ONCE) {
+		struct policy_entry *e = policy_victim(sp->policy);
+		struct store_object *o;
+
+		if (!e)
+			break;
+		o = dray_container_of(e, struct store_object, policy);
+		/* so that the next victim is another one */
+		item_hold(o);
+		looked[n++] = o;
+		if (!is_dirty(o))
+			continue;
+		if (!write_later(o))
+			break;
+		disk_part(o)->cleaned = true;
+	}
+	while (n)
+		item_return(looked[--n]);
+}
+
+void tier_put(struct store_object *o)
+{
+	const struct store *s = store_of(o);
+
+	if (!s->tier)
+		return;
+	if (!s->cfg.disk.write_back && !write_later(o))
+		store_of(o)->totals.disk_skipped++;
+	tier_clean(o->member->space);
+}
+
+void tier_read(struct store_object *o)
+{
+	enqueue(o, WORK_READ);
+}
+
+void tier_remove(struct store_object *o)
+{
+	budget_return(o);
+	count_disk(o, false);
+	enqueue(o, WORK_REMOVE);
+}
+
+/* --- the ends of works: under the lock ------------------------------------------------------------------------ */
+
+static void write_end(struct store_object *o, bool written)
+{
+	struct store *s = store_of(o);
+
+	s->tier->pending -= o->policy.bytes;
+	disk_part(o)->work = WORK_NONE;
+	if (written)
+		count_disk(o, true);
+	else
+		s->totals.disk_skipped++;
+	if (dray_take(disk_part(o)->cleaned))
+		item_return(o);
+	else
+		item_put(o);
+}
+
+static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
+{
+	struct store_get *g;
+
+	while ((g = dray_list_pop(&disk_part(o)->waiters, struct store_get, link))) {
+		g->status = status;
+		if (!--g->wait->pending)
+			__atomic_store_n(&g->wait->ready, 1, __ATOMIC_RELEASE);
+	}
+}
+
+static void read_end(struct store_object *o, enum disk_result result)
+{
+	o->loading = false;
+	disk_part(o)->work = WORK_NONE;
+	tell_waiters(o, result == DISK_OK      ? DMSG_STORE_STATUS_OK :
+			result == DISK_CORRUPT ? DMSG_STORE_STATUS_CORRUPT :
+						 DMSG_STORE_STATUS_LOST);
+	o->unread = result != DISK_OK;
+	/* it may have been removed meanwhile */
+	if (result == DISK_CORRUPT && o->state == OBJECT_LIVE)
+		item_remove(o, false);
+	item_put(o);
+}
+
+static void forget(struct store_object *o)
+{
+	struct store *s = store_of(o);
+
+	o->member->refs--;
+	item_dealloc(s, o);
+}
+
+/* --- control thread ----------------------------------------------------------------------------------------------- */
+
+static void pump(struct store *s);
+
+static void op_done(struct disk_request *r)
+{
+	struct op *op = dray_container_of(r, struct op, request);
+	struct store_object *o = op->object;
+	struct store *s = store_of(o);
+	uint8_t work = disk_part(o)->work;
+
+	pthread_mutex_lock(&s->lock);
+	dray_list_del(&op->link);
+	queue_of(s->tier, work)->in_flight--;
+	if (work == WORK_WRITE) {
+		if (r->result != DISK_OK)
+			budget_return(o);
+		write_end(o, r->result == DISK_OK);
+	} else if (work == WORK_READ) {
+		read_end(o, r->result);
+	} else {
+		forget(o);
+	}
+	pthread_mutex_unlock(&s->lock);
+	free(op);
+	pump(s);
+}
+
+static struct op *op_new(struct store *s, struct store_object *o)
+{
+	struct op *op = malloc(sizeof(*op));
+
+	if (!op)
+		return NULL;
+	*op = (struct op){ .object = o };
+	op->request = (struct disk_request){
+		.object = &disk_part(o)->at,
+		.key = op->key,
+		.key_bytes = key_build(op->key, o),
+		.cost = o->policy.cost,
+		.buffer = o->resident ? s->base + store_object_offset(o) : NULL,
+		.done = op_done,
+	};
+	dray_list_add(&s->tier->ops, &op->link);
+	return op;
+}
+
+/* The next work of the queue; under the lock. NULL: none, or no memory now. */
+static struct op *next_of(struct store *s, struct queue *q)
+{
+	while (q->in_flight < IN_FLIGHT_MAX && !dray_list_empty(&q->parts)) {
+		struct disk_part *p = dray_list_pop(&q->parts, struct disk_part, link);
+		struct store_object *o = object_of_part(p);
+		struct op *op;
+
+		if (p->work == WORK_WRITE && (o->state != OBJECT_LIVE || !take_room(o))) {
+			write_end(o, false);
+			continue;
+		}
+		op = op_new(s, o);
+		if (op) {
+			q->in_flight++;
+			return op;
+		}
+		if (p->work == WORK_WRITE)
+			budget_return(o);
+		dray_list_add_front(&q->parts, &p->link);
+		return NULL;
+	}
+	return NULL;
+}
+
+static struct op *next(struct store *s)
+{
+	struct op *op;
+
+	pthread_mutex_lock(&s->lock);
+	op = next_of(s, &s->tier->reads);
+	if (!op)
+		op = next_of(s, &s->tier->others);
+	pthread_mutex_unlock(&s->lock);
+	return op;
+}
+
+/* A work may end within its start. */
+static void pump(struct store *s)
+{
+	struct tier *t = s->tier;
+	struct op *op;
+
+	if (t->pumping || !t->disk)
+		return;
+	t->pumping = true;
+	while ((op = next(s))) {
+		uint8_t work = disk_part(op->object)->work;
+
+		if (work == WORK_WRITE)
+			disk_write(t->disk, &op->request, op->object->policy.bytes);
+		else if (work == WORK_READ)
+			disk_read(t->disk, &op->request);
+		else
+			disk_remove(t->disk, &op->request);
+	}
+	t->pumping = false;
+}
+
+static void on_kick(struct dray_job *j)
+{
+	struct tier *t = dray_container_of(j, struct tier, kick);
+	struct store *s = t->store;
+
+	pthread_mutex_lock(&s->lock);
+	t->kicked = false;
+	pthread_mutex_unlock(&s->lock);
+	pump(s);
+}
+
+static void state_changed(void *arg, enum disk_state state, const struct dray_err *why)
+{
+	struct store *s = arg;
+
+	pthread_mutex_lock(&s->lock);
+	s->tier->down = state != DISK_STATE_OK;
+	pthread_mutex_unlock(&s->lock);
+	if (s->cfg.disk.state_changed)
+		s->cfg.disk.state_changed(s->cfg.disk.arg, state, why);
+}
+
+/* --- start and end ------------------------------------------------------------------------------------------------ */
+
+static struct store_member *member_found(struct store *s, const struct name *n)
+{
+	char tenant[DISK_KEY_MAX];
+	struct owner_account *a;
+	struct store_member *m;
+
+	memcpy(tenant, n->tenant.p, n->tenant.n);
+	tenant[n->tenant.n] = '\0';
+	a = s->cfg.disk.account(s->cfg.disk.arg, tenant, n->uid);
+	if (!a)
+		return NULL;
+	m = store_member_get(s, a, n->space);
+	s->cfg.release(a);
+	return m;
+}
+
+/* An object that is on disk only. NULL: it is unwanted. */
+static struct store_object *object_found(struct store_member *m, struct store_key key,
+					 uint64_t bytes, float cost)
+{
+	struct store_space *sp = m->space;
+	struct store_object *o;
+
+	if (item_find(sp, key) || !index_room(sp))
+		return NULL;
+	o = item_new(sp->store, key);
+	if (!o)
+		return NULL;
+	o->member = m;
+	o->state = OBJECT_LIVE;
+	o->policy.bytes = bytes;
+	if (!budget_has_room(o)) {
+		item_dealloc(sp->store, o);
+		return NULL;
+	}
+	if (policy_add(sp->disk_policy, &o->policy, bytes, cost > 0 ? cost : 1,
+		       item_hash(sp, key)) < 0) {
+		budget_return(o);
+		item_dealloc(sp->store, o);
+		return NULL;
+	}
+	m->refs++;
+	index_add(sp, o);
+	count_disk(o, true);
+	return o;
+}
+
+static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
+{
+	struct store *s = arg;
+	struct store_member *m;
+	struct store_object *o;
+	struct name name;
+
+	if (!key_parse(key, n, &name))
+		return NULL;
+	m = member_found(s, &name);
+	o = m ? object_found(m, name.key, bytes, cost) : NULL;
+	return o ? &disk_part(o)->at : NULL;
+}
+
+int tier_new(struct store *s, struct dray_err *reterr)
+{
+	const struct store_disk_config *cfg = &s->cfg.disk;
+	uint64_t segment = dray_max(cfg->bytes / 16, SEGMENT_MIN);
+	struct tier *t;
+
+	if (!cfg->dir || !*cfg->dir)
+		return 0;
+	if (!cfg->bytes)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"store.disk_dir is set and limits.store_disk_bytes is 0; set the "
+			"bytes that the disk tier may use");
+	t = calloc(1, sizeof(*t));
+	if (!t)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for the disk tier");
+	dray_list_init(&t->reads.parts);
+	dray_list_init(&t->others.parts);
+	dray_list_init(&t->ops);
+	t->store = s;
+	s->tier = t;
+	return disk_open(&t->disk,
+			 &(struct disk_config){
+				 .event = cfg->event,
+				 .dir = cfg->dir,
+				 .segment_bytes = dray_min(segment, SEGMENT_MAX),
+				 .threads = cfg->threads,
+				 .state_changed = state_changed,
+				 .arg = s,
+			 },
+			 found, s, reterr);
+}
+
+/* The work will not be done. */
+static void drop(struct disk_part *p)
+{
+	struct store_object *o = object_of_part(p);
+
+	if (p->work == WORK_REMOVE)
+		forget(o);
+	else
+		item_put(o);
+}
+
+void tier_free(struct store *s)
+{
+	struct tier *t = s->tier;
+	struct disk_part *p;
+
+	if (!t)
+		return;
+	t->disk = disk_close(t->disk);
+	dray_list_for_each(&t->ops, op, struct op, link) {
+		drop(disk_part(op->object));
+		free(op);
+	}
+	while ((p = dray_list_pop(&t->reads.parts, struct disk_part, link)))
+		drop(p);
+	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
+		drop(p);
+}
+
+void tier_totals(struct store *s, struct store_totals *ret)
+{
+	if (!s->tier || !s->tier->disk)
+		return;
+	ret->disk_pending_bytes = s->tier->pending;
+	ret->has_disk = true;
+	ret->disk = disk_info(s->tier->disk);
+}

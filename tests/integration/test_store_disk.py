@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk tier of the store: what is evicted from memory, restarts, kill -9, damaged bytes, and a disk that fails."""
+
+import os
+import pathlib
+import random
+import signal
+import threading
+
+import pytest
+from dray import Status, errors
+from harness import LIMIT, MIB, until
+from test_store import User, tenants
+
+LONG = "DRAY_LONG" in os.environ
+KILLS = 100 if LONG else 3
+DISK = {"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB", "store.segment_size": "2MiB",
+        "limits.store_disk_bytes": "256MiB", "limits.store_disk_bytes_per_owner": "256MiB"}
+SIZE = 300_000
+
+
+@pytest.fixture
+def new_store(new_agent, lab):
+    def make(**settings):
+        folder = lab.directory("disk")
+        agent = new_agent(start=False, settings=DISK | {"store.disk_dir": folder} | {k.replace("__", "."): v for k, v in settings.items()})
+        serve_metrics(agent).start()
+        agent.disk = folder
+        return agent
+    return make
+
+
+def serve_metrics(agent):
+    """Metrics over HTTP cost less than a run of drayctl."""
+    agent.settings["http.listen"] = agent._segment("127.0.0.1")
+    return agent
+
+
+def counters(agent):
+    """The metrics without labels."""
+    with agent.host.connect(agent.settings["http.listen"]) as connection, connection.makefile("rwb") as file:
+        file.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        file.flush()
+        lines = (line.split() for line in file if line.startswith(b"dray_store_"))
+        return {name.decode(): int(value) for name, value in lines}
+
+
+def value_of(key, size=SIZE):
+    return random.Random(key).randbytes(size)
+
+
+def settled(agent):
+    """All that waits for the disk is there, or was given up."""
+    until(lambda: counters(agent)["dray_store_disk_pending_bytes"] == 0, "the writes to the disk tier")
+    return counters(agent)
+
+
+def fill(agent, user, keys, size=SIZE):
+    """Puts the objects, a few at a time after those before are on disk."""
+    for i, key in enumerate(keys):
+        assert user.put(key, value_of(key, size)) == Status.OK
+        if i % 5 == 4:
+            settled(agent)
+    settled(agent)
+
+
+def load(user, key):
+    """The object, once there is room in memory for it."""
+    seen = []
+    until(lambda: seen.append(user.get(key)) or seen[-1] != Status.BUSY, "room in memory")
+    return seen[-1]
+
+
+def names(n):
+    return [b"key %d" % i for i in range(n)]
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_what_leaves_memory_is_on_disk(new_store, write):
+    """50 objects, of which memory holds about 27."""
+    agent, keys = new_store(store__disk_write=write), names(50)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        after = counters(agent)
+        assert after["dray_store_bytes"] <= 8 * MIB < after["dray_store_disk_bytes"] + after["dray_store_bytes"]
+        assert after["dray_store_objects"] == 50 and after["dray_store_evictions_total"] > 10
+        assert user.has(*keys) == [True] * 50
+        for key in keys:
+            assert load(user, key) == value_of(key)
+            assert user.put(key, b"other") == Status.EXISTS
+        row, = agent.ctl("store", "--json")["store_spaces"]
+        assert row["objects"] == 50 and row["disk_objects"] >= 23 and row["disk_state"] == "ok"
+        assert 0 < counters(agent)["dray_store_disk_hits_total"] <= 50
+        removed = user.store.remove(keys)
+        assert [r.status for r in removed] == [Status.OK] * 50
+        assert user.has(*keys) == [False] * 50
+        until(lambda: counters(agent)["dray_store_disk_bytes"] == 0, "the removal from disk")
+        until(lambda: not any(f.stat().st_blocks for f in agent.disk.glob("segment-*")), "the blocks of the file system")
+
+
+def test_a_batch_of_both_tiers(new_store):
+    """One GET has objects from memory, from disk, and unknown ones; a removal in between takes none away."""
+    agent, keys = new_store(), names(40)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        few = keys[:4] + keys[-4:] + [b"none"]
+        got = user.store.get(user.region, [(key, [(i * SIZE, SIZE)]) for i, key in enumerate(few)], wait=False)
+        user.store.remove(keys[:2])
+        results = got.result(LIMIT)
+        assert [r.status for r in results] == [Status.OK] * 8 + [Status.NOT_FOUND]
+        for i, key in enumerate(few[:-1]):
+            assert user.view[i * SIZE:(i + 1) * SIZE] == value_of(key)
+        assert user.has(*keys[:3]) == [False, False, True]
+
+
+def test_pins_and_reads_of_what_is_on_disk(new_store):
+    agent, keys = new_store(), names(40)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        assert user.store.pin([keys[0]])[0].status == Status.OK
+        views = []
+
+        def read():
+            views.append(user.store.read([keys[1]])[0])
+            return views[-1].status == Status.OK
+        until(read, "the object in memory")
+        assert views[-1].data == value_of(keys[1]) and all(v.status == Status.BUSY for v in views[:-1])
+        until(lambda: user.store.read([keys[0]])[0].status == Status.OK, "the pinned object")
+        views[-1].release()
+
+
+def test_restart(new_store):
+    agent, keys = new_store(), names(20)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        agent.stop()
+        agent.start()
+        until(lambda: user.has(*keys) == [True] * 20, "the new session")
+        assert counters(agent)["dray_store_disk_objects"] == 20 and counters(agent)["dray_store_bytes"] == 0
+        for key in keys:
+            assert load(user, key) == value_of(key)
+        assert counters(agent)["dray_store_disk_hits_total"] == 20
+
+
+def test_owners_keep_their_objects(new_agent, lab):
+    agent, (left, right) = tenants(new_agent, "left", "right", **DISK, **{
+        "store.disk_dir": lab.directory("disk"), "store.spaces": "kv=left:*,kv=right:*"})
+    agent.kill()
+    serve_metrics(agent).start()
+    with User(left) as a, User(right) as b, User(left, space="kv") as c:
+        fill(agent, a, [b"key"])
+        assert b.put(b"key", b"other") == c.put(b"key", b"shared") == Status.OK
+        settled(agent)
+        agent.restart()
+        until(lambda: a.has(b"key") == b.has(b"key") == c.has(b"key") == [True], "the new sessions")
+        assert (load(a, b"key"), load(b, b"key"), load(c, b"key")) == (value_of(b"key"), b"other", b"shared")
+        rows = {(r["tenant"], r["resource"]): r["used"] for r in agent.ctl("quotas", "--json")["quotas"]}
+        assert rows["left", "store_disk_bytes"] == (SIZE + 4095) // 4096 * 4096 + 4096 and rows["right", "store_disk_bytes"] == 4096
+
+
+def test_the_disk_tier_is_full(new_store):
+    """The least valuable of what is only on disk goes."""
+    agent, keys = new_store(limits__store_disk_bytes="10MiB", limits__store_disk_bytes_per_owner="10MiB", store__policy="lru"), names(80)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        after = counters(agent)
+        assert after["dray_store_disk_bytes"] <= 10 * MIB and after["dray_store_disk_evictions_total"] > 0
+        left = [key for key, has in zip(keys, user.has(*keys)) if has]
+        assert keys[-1] in left and keys[0] not in left
+        for key in left:
+            assert load(user, key) == value_of(key)
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+class Writer(threading.Thread):
+    """Puts objects until it is stopped, or the agent is gone."""
+
+    def __init__(self, user, name):
+        super().__init__()
+        self.user, self.keys, self.go_on = user, [], True
+        self.next = lambda: b"%s %d" % (name, len(self.keys))
+        self.start()
+
+    def run(self):
+        try:
+            while self.go_on:
+                if self.user.put(self.next(), value_of(self.next(), 20_000)) == Status.OK:
+                    self.keys.append(self.next())
+        except errors.Error:
+            pass
+
+    def stop(self):
+        self.go_on = False
+        self.join()
+
+
+def test_kill(new_store):
+    """What was on disk is there, and whole, after each kill, and so is each other object that is there."""
+    agent, rng, certain = new_store(), random.Random(3), set()
+    for i in range(KILLS):
+        with User(agent) as user, User(agent) as watcher:
+            least = rng.randrange(3, 30)
+            before = Writer(user, b"before %d" % i)
+            until(lambda: len(before.keys) >= least, "some objects")
+            before.stop()
+            if settled(agent)["dray_store_disk_skipped_total"] == 0:
+                certain |= set(before.keys)
+            writer = Writer(user, b"%d" % i)
+            until(lambda: len(writer.keys) >= least, "some objects")
+            agent.kill()
+            writer.stop()
+            agent.start()
+            until(lambda: watcher.has(b"none") == [False], "the new session")
+            seen = sorted(certain | set(before.keys) | set(writer.keys) | {writer.next()})
+            there = {key for key, has in zip(seen, watcher.has(*seen)) if has}
+            assert certain and certain <= there, "an object that was on disk is lost"
+            for key in there:
+                assert load(watcher, key) == value_of(key, 20_000)
+            certain = there
+    agent.check_log()
+
+
+# --- wrong bytes ----------------------------------------------------------------------------------
+
+def test_damaged_bytes(new_store):
+    agent, keys = new_store(), names(6)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        agent.kill()
+        segment, = agent.disk.glob("segment-*")
+        with segment.open("r+b") as file:
+            for i in range(3):
+                file.seek(i * ((SIZE + 4095) // 4096 * 4096) + 77_777 * i)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1 << i]))
+        agent.start()
+        until(lambda: user.has(*keys) == [True] * 6, "the new session")
+        user.view[:SIZE] = b"\xff" * SIZE
+        got = user.store.get(user.region, [(key, [(i * SIZE, SIZE)]) for i, key in enumerate(keys)])
+        assert [r.status for r in got] == [Status.CORRUPT] * 3 + [Status.OK] * 3
+        for i in range(6):
+            assert user.view[i * SIZE:(i + 1) * SIZE] == (bytes(SIZE) if i < 3 else value_of(keys[i]))
+        assert user.has(*keys) == [False] * 3 + [True] * 3
+        assert counters(agent)["dray_store_disk_corrupt_total"] == 3
+        assert user.put(keys[0], b"again") == Status.OK
+        settled(agent)
+        agent.restart()
+        until(lambda: user.has(*keys) == [True] + [False] * 2 + [True] * 3, "the new session")
+        assert load(user, keys[0]) == b"again"
+
+
+# --- a disk that fails ----------------------------------------------------------------------------
+
+def mounted_store(lab, new_agent, options):
+    mount = lab.directory("mount")
+    prefix = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() and not lab.namespaces else []), "--mount", "sh", "-c",
+              f"mount -t tmpfs -o {options} none {mount} && exec \"$@\"", "sh"]
+    agent = new_agent(start=False, wrap=prefix, settings=DISK | {"store.disk_dir": mount})
+    try:
+        agent.host.run(*prefix, "true")
+    except OSError as e:
+        agent.process = None
+        pytest.skip(f"file systems cannot be mounted here: {e}")
+    serve_metrics(agent).start()
+    return agent, pathlib.Path(f"/proc/{agent.pid}/root{mount}")
+
+
+def test_the_file_system_is_full(lab, new_agent):
+    """Memory keeps serving, the tier is marked, what is on disk is read, and the tier returns when there is room again."""
+    agent, inside = mounted_store(lab, new_agent, "size=6m")
+    with User(agent) as user:
+        fill(agent, user, [b"first"])
+        other = inside / "other"
+        with other.open("wb") as file:
+            free = os.statvfs(inside)
+            file.write(bytes(free.f_bavail * free.f_frsize - 256 * 1024))
+        assert user.put(b"second", value_of(b"second")) == Status.OK
+        until(lambda: counters(agent)["dray_store_disk_down"] == 1, "the mark")
+        row, = agent.ctl("store", "--json")["store_spaces"]
+        assert row["disk_state"] == "full" and row["disk_objects"] == 1
+        assert "the disk tier is not written" in agent.new_text()
+        assert "disk tier" in agent.ctl("status")
+        for i in range(40):  # memory goes on, and evicts the first one
+            assert user.put(b"%d" % i, bytes(SIZE)) == Status.OK
+        assert load(user, b"first") == value_of(b"first")
+        other.unlink()
+        until(lambda: counters(agent)["dray_store_disk_down"] == 0, "the return of the tier")
+        fill(agent, user, [b"third"])
+        assert counters(agent)["dray_store_disk_objects"] >= 2
+        assert "the disk tier can be written again" in agent.new_text()
+
+
+def test_a_folder_that_cannot_be_used(new_agent, lab):
+    for settings, text in (({"store.disk_dir": lab.tmp / "none"}, "none: No such file or directory; make the folder"),
+                           ({"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "0"}, "limits.store_disk_bytes is 0")):
+        agent = new_agent(start=False, settings=DISK | settings)
+        agent.start(ready=False)
+        assert agent.wait() != 0
+        assert text.lower() in agent.text().lower()
+        agent.signal = lambda number: None
+        agent.process = None
+
+
+def test_stop_while_objects_wait(new_store):
+    """The agent ends at once, with works of the tier in every state, and without a leak."""
+    agent = new_store()
+    with User(agent) as user:
+        for key in names(20):
+            user.put(key, value_of(key))
+        agent.stop()
+        agent.start()
+        until(lambda: user.store.exists(names(20)) and True, "the new session")
+        for key, has in zip(names(20), user.has(*names(20))):
+            if has:
+                assert load(user, key) == value_of(key)
+        pending = user.store.get(user.region, [(key, [(0, SIZE)]) for key in names(20)], wait=False)
+        agent.signal(signal.SIGTERM)
+        pending.exception(LIMIT)
+        assert agent.wait() == 0
+        agent.check_log()
+        agent.start()
