@@ -21,8 +21,9 @@ from peer_proxy import Proxy
 
 from harness import LIMIT, Lab, dray, nothing_leaked, until
 
-SETTINGS = sessions.SETTINGS | {"peer.connect_timeout": "1s", "peer.heartbeat": "300ms", "peer.heartbeat_limit": "1s",
-                                "peer.fence_timeout": "500ms"}
+# The honest clients have the uid of the others, whose wrong addresses must not use up their attempts.
+SETTINGS = sessions.SETTINGS | {"limits.unproved_segments_per_owner": 65536, "peer.connect_timeout": "1s", "peer.heartbeat": "300ms",
+                                "peer.heartbeat_limit": "1s", "peer.fence_timeout": "500ms"}
 RATES = (0.002, 0.01, 0.03, 0.1)
 WARM = 6
 PAUSE = 0.02
