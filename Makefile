@@ -12,6 +12,7 @@
 #   make store-sim    what each eviction policy of the store saves on traces: table and plot in build/bench/store-sim.*;
 #                     TRACES="--share 0.1 FILE..." takes recorded ones (tests/unit/store_traces.h has the format)
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
+#   make bench-engine what DrayConnector costs vLLM engines on the CPU, which takes 6 GB; PART="hooks" or "cost" selects
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
 #   make image        build/image/*.tar: OCI images of the agent, without and with the CUDA plug-in, and their SBOMs
@@ -86,7 +87,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson -lyaml $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm store-sim install install-client deps fmt hooks lint gen clean distclean tools help
+.PHONY: all demo check bench bench-vm bench-engine store-sim install install-client deps fmt hooks lint gen clean distclean tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
@@ -239,8 +240,14 @@ bench:
 	@scripts/deps bench
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
 	@mkdir -p build/bench
-	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
+	@set -e; for f in $(filter-out %/bench_vllm.py,$(sort $(wildcard tests/bench/bench_*.py))); do \
 		echo "== $$f"; DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) $$f; done
+
+bench-engine:
+	@scripts/deps bench
+	@$(MAKE) --no-print-directory $(PARALLEL) all tools
+	@mkdir -p build/bench
+	@DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) tests/bench/bench_vllm.py $(addprefix --only ,$(PART))
 
 store-sim: $(B)/tests/bench/store_sim
 	@DRAY_BUILD=$(B) $(PYTHON) tests/bench/store_sim.py build/bench $(TRACES)

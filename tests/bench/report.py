@@ -89,6 +89,13 @@ From `dray_region_lease_start()` at an owner to the remote of a holder at anothe
 `dray_lease_acquire_start()` as soon as it has the token. That is two round trips between client and agent, and one
 between the agents, over TLS. A lease has ranges of 32 pieces each, as the blocks of a request. The ceiling is one round trip over a TCP
 connection of loopback."""),
+    ("vllm_hooks", "vLLM: the connector's hooks", """\
+What the hooks of `DrayConnector` at D take of a step, with vLLM's scheduler, without a model and with two agents over TCP (`bench_vllm.py`).
+With a load, two agents share the processors with the engine. The longest step of a load starts it, and agents take the
+processor from it."""),
+    ("vllm_cost", "vLLM: the cost of moving a KV cache", """\
+Time to D's first token with blocks from P, minus the same with all blocks cached at D, of a model with 131,072 bytes a token on the CPU. The
+ceiling is `drayctl bench` of the same pieces in the same round. With both engines live, P's engine competes with D's and with both agents."""),
     ("detect", "Detection", """\
 The duration of `drayctl detect --json` on a recorded machine, and in a network namespace with 500 veth pairs and ten addresses at
 each end; and the time from the end of a command that changes a link until `--watch` prints the change."""),
