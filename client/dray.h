@@ -156,11 +156,11 @@ struct dray_options {
 	 */
 	uint64_t arena_bytes;
 	/*
-	 * Longest spin on the ring before sleeping, in microseconds; the library spins less while
-	 * spinning finds nothing. Default: $DRAY_SPIN, else 20 and in rare trials 100, or 0 if this
-	 * process has less than two whole CPUs (affinity, cpuset, CPU limit), because spinning would
-	 * keep the agent from running. The CPUs are checked for each session, and only for the
-	 * default.
+	 * Longest spin on the ring, or for an answer of the store, before sleeping, in microseconds; the
+	 * library spins less while spinning finds nothing. Default: $DRAY_SPIN, else 20 and in rare
+	 * trials 100, or 0 if this process has less than two whole CPUs (affinity, cpuset, CPU limit),
+	 * because spinning would keep the agent from running. The CPUs are checked for each session, and
+	 * only for the default.
 	 */
 	unsigned int spin_us;
 	unsigned int connect_ms; /* timeout of dray_connect() and each reconnect; default 5000 */

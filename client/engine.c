@@ -33,8 +33,9 @@
 /* In a trial, spins for that many times as long: within 100 us an agent that sleeps wakes up and makes a small transfer. */
 #define SPINS_OF_TRIAL 5
 
-/* Loads of the ring's index between two reads of the clock. */
+/* Loads of the ring's index between two reads of the clock, and while an answer on the socket is awaited. */
 #define LOADS_PER_CLOCK 32
+#define LOADS_PER_EPOLL 4
 
 void dc_engine_watch(struct dray *d)
 {
@@ -136,12 +137,14 @@ static void handle_all(struct dray *d, const struct epoll_event *ev, int n)
 	set_timer(d, next_tick(d));
 }
 
-/* Polls epoll once, without sleeping. */
-static void poll_all(struct dray *d)
+/* Polls epoll once, without sleeping. True if there was an event. */
+static bool poll_all(struct dray *d)
 {
 	struct epoll_event ev[EVENTS];
+	int n = epoll_wait(d->epoll_fd, ev, EVENTS, 0);
 
-	handle_all(d, ev, epoll_wait(d->epoll_fd, ev, EVENTS, 0));
+	handle_all(d, ev, n);
+	return n > 0;
 }
 
 int64_t dc_engine_until(int timeout_ms)
@@ -181,21 +184,27 @@ void dc_engine_limit(struct dray *d)
 	dray_linger_limit(&d->linger, spin_ns, SPINS_OF_TRIAL * spin_ns);
 }
 
-/* Spins until the ring has a completion (true), or spinning no longer pays. */
+/* Spins until the ring has a completion, or the socket an answer of the store (true), or spinning no longer pays. */
 static bool spin(struct dray *d, int64_t until)
 {
+	bool socket = d->requests.store_n;
+	int loads = socket ? LOADS_PER_EPOLL : LOADS_PER_CLOCK;
 	int64_t now = dray_now().ns;
 
 	dray_linger_begin(&d->linger);
 	/* a thread that wants the lock gets it */
 	while (dray_linger_idle(&d->linger, now) && now < until &&
 	       !dc_threads_contend(&d->threads)) {
-		for (int i = 0; i < LOADS_PER_CLOCK; i++) {
+		for (int i = 0; i < loads; i++) {
 			if (dc_ring_pending(&d->ring)) {
 				dray_linger_worked(&d->linger, now);
 				return true;
 			}
 			dray_cpu_relax();
+		}
+		if (socket && poll_all(d)) {
+			dray_linger_worked(&d->linger, now);
+			return true;
 		}
 		now = dray_now().ns;
 	}
@@ -204,7 +213,8 @@ static bool spin(struct dray *d, int64_t until)
 
 static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 {
-	bool spins = d->linger.max_ns && d->ring.in_flight;
+	bool spins = d->linger.max_ns && (d->ring.in_flight || d->requests.store_n);
+	uint32_t waited = d->requests.store_n;
 	struct epoll_event ev[EVENTS];
 	int n;
 
@@ -228,7 +238,7 @@ static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 		n = dc_threads_poll(d, self, ev, EVENTS, left_ms(until));
 		handle_all(d, ev, n);
 	}
-	if (spins && d->doorbell_rang)
+	if (spins && (d->doorbell_rang || d->requests.store_n < waited))
 		dray_linger_worked(&d->linger, dray_now().ns);
 	/* another thread may have armed the handle meanwhile, and rely on the doorbell */
 	if (!d->armed)

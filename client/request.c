@@ -69,6 +69,11 @@ static void count_done(struct requests *q, int change)
 	__atomic_store_n(&q->done_n, q->done_n + (uint32_t)change, __ATOMIC_RELAXED);
 }
 
+static bool is_of_store(const struct request *r)
+{
+	return r->type >= DMSG_STORE_PUT && r->type <= DMSG_STORE_RELEASE;
+}
+
 /* Takes r off its list and out of the counters. */
 static void unlist(struct dray *d, struct request *r)
 {
@@ -77,6 +82,8 @@ static void unlist(struct dray *d, struct request *r)
 
 	if (r->state == REQUEST_SENT && r->type != DMSG_TRANSFER)
 		q->control_n--;
+	if (r->state == REQUEST_SENT && is_of_store(r))
+		q->store_n--;
 	if (r->state == REQUEST_SENT || r->state == REQUEST_HELD)
 		q->in_flight_n--;
 	else if (r->state == REQUEST_QUEUED && listed)
@@ -169,6 +176,7 @@ void dc_request_sent(struct dray *d, struct request *r)
 	r->state = REQUEST_SENT;
 	d->requests.in_flight_n++;
 	d->requests.control_n += r->type != DMSG_TRANSFER;
+	d->requests.store_n += is_of_store(r);
 	dray_list_add(&d->requests.sent, &r->link);
 }
 

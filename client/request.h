@@ -86,6 +86,7 @@ struct requests {
 	struct dray_list queued, sent, held, callbacks, done, free;
 	uint32_t queued_n, done_n, in_flight_n, free_n;
 	uint32_t control_n, control_max; /* requests in flight other than transfers */
+	uint32_t store_n; /* of these, to the store: a worker answers them at once, so that spinning pays */
 };
 
 void dc_requests_init(struct requests *q);
