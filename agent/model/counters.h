@@ -7,6 +7,7 @@
 
 #include "agent/model/quota.h"
 #include "schema/gen/data.h"
+#include "schema/gen/errors.h"
 #include "schema/gen/metrics.h"
 
 #define DATA_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
@@ -30,6 +31,7 @@ static inline void histogram_observe(struct data_histogram *h, enum dray_family 
 
 struct data_counters {
 	_Atomic uint64_t v[DRAY_METRIC_N];
+	_Atomic uint64_t errors[DRAY_ERROR_N]; /* of transfers */
 	struct data_histogram duration[DATA_TRANSPORTS],
 		size[DATA_TRANSPORTS]; /* by enum dmsg_transport */
 };

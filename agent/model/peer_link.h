@@ -16,9 +16,10 @@ struct peer_link {
 	struct dray_addr addr; /* where data streams connect */
 	uint8_t agent_id[16], peer_agent_id[16];
 	uint64_t incarnation, peer_incarnation;
-	uint8_t stream_key[STREAM_KEY_SIZE]; /* from the TLS exporter */
-	_Atomic uint32_t streams;            /* open, of both sides */
-	_Atomic uint64_t bytes_sent, bytes_received;
+	uint8_t stream_key[STREAM_KEY_SIZE];         /* from the TLS exporter */
+	_Atomic uint32_t streams;                    /* open, of both sides */
+	_Atomic uint64_t bytes_sent, bytes_received; /* over TCP */
+	_Atomic uint64_t moving_ns;      /* of all transfers that use the link, added up */
 	_Atomic uint64_t started, ended; /* counts of transfers that use the link */
 	_Atomic bool rests;              /* the next transfer that starts sends EVENT_PEER_USED */
 	_Atomic uint32_t refs;           /* workers that hold it */

@@ -183,6 +183,21 @@ enum dray_family {
 	 */
 	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
 	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
+	/* Transfers that ended with an error other than cancelled, by the name of the error. */
+	DRAY_FAMILY_TRANSFER_ERRORS_TOTAL,
+	DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL, /* Payload bytes written over a rail. */
+	DRAY_FAMILY_RAIL_RECEIVED_BYTES_TOTAL, /* Payload bytes read over a rail. */
+	/*
+	 * Payload bytes sent to a connected peer, by its segment, since it connected; of at most 64
+	 * peers, those that connected first.
+	 */
+	DRAY_FAMILY_PEER_SENT_BYTES_TOTAL,
+	DRAY_FAMILY_PEER_RECEIVED_BYTES_TOTAL, /* Payload bytes received from these peers. */
+	/*
+	 * Time in which transfers of this agent moved bytes to or from these peers; the time of
+	 * transfers that move at once is added up.
+	 */
+	DRAY_FAMILY_PEER_MOVING_SECONDS_TOTAL,
 	/*
 	 * Processor time that the control thread and the workers used between two looks at their
 	 * clocks: in one turn, and in others that together took less than a millisecond.

@@ -16,7 +16,7 @@ import time
 import pytest
 import yaml
 from conftest import PAIR_SETTINGS, serves
-from harness import LIMIT, MIB, ROOT, Side, parse_segment, until
+from harness import LIMIT, MIB, ROOT, Side, expect, parse_segment, until
 
 SCHEMA = yaml.safe_load((ROOT / "schema/metrics.yaml").read_text())
 ADDRESS = "127.0.0.1"
@@ -136,7 +136,8 @@ def test_all_metrics_are_shown(new_agent, lab):
         assert m["name"] in fresh
         assert m["type"] == "gauge" or fresh[m["name"]] == 0, m["name"]
     for m in SCHEMA["metrics"] + SCHEMA["families"]:
-        assert f"# HELP {m['name']} {m['doc']}\n# TYPE {m['name']} {m['type']}\n{m['name']}" in text
+        of_none = {"device", "peer"} & set(m.get("labels", []))  # there are no rails and no peers
+        assert f"# HELP {m['name']} {m['doc']}\n# TYPE {m['name']} {m['type']}\n{'' if of_none else m['name']}" in text
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
         now = samples(ask(agent, "/metrics")[2])
@@ -150,6 +151,22 @@ def test_all_metrics_are_shown(new_agent, lab):
     assert now["process_open_fds"] >= len(os.listdir(f"/proc/{agent.pid}/fd")) - 4 and now["process_max_fds"] > 100
     counters = agent.ctl("status", "--json")["counters"]
     assert set(counters) == {m["name"] for m in SCHEMA["metrics"]}
+
+
+def test_bytes_time_and_errors_by_label(new_agent, lab):
+    """Both ends count the payload of one read under the segment of the other one; a transfer that fails counts under its error."""
+    a, b = (with_http(new_agent, lab, name, key=lab.key) for name in "ab")
+    with Side(a, MIB) as here, Side(b, MIB, b"x" * MIB) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        waits = here.client.read(here.region, remote, [(4096, 0, 4096)], deadline=0.05, wait_word=(here.region, 0, 1))
+        expect("deadline", waits.result, LIMIT)
+        at_a, at_b = (samples(ask(agent, "/metrics")[2]) for agent in (a, b))
+    assert at_a[f'dray_peer_received_bytes_total{{peer="{b.listen[0]}",transport="tcp"}}'] == MIB
+    assert at_b[f'dray_peer_sent_bytes_total{{peer="{a.listen[0]}",transport="tcp"}}'] == MIB
+    assert at_a[f'dray_peer_sent_bytes_total{{peer="{b.listen[0]}",transport="rdma"}}'] == 0
+    assert 0 < at_a[f'dray_peer_moving_seconds_total{{peer="{b.listen[0]}"}}'] < LIMIT
+    assert {name: n for name, n in at_a.items() if "_errors_total{" in name and n} == {'dray_transfer_errors_total{error="deadline"}': 1}
 
 
 # --- requests ---------------------------------------------------------------------------------------

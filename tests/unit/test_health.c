@@ -290,10 +290,11 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
+	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\c\nd", "x" };
 	const struct dray_family_info *i = &dray_families[f];
 
 	if (i->n_labels)
-		metrics_sample(t, (const char *[]){ "a\"b\\c\nd" }, 7);
+		metrics_sample(t, labels, 7);
 	else
 		metrics_sample_real(t, NULL, 0.25);
 }
@@ -308,6 +309,7 @@ static void metrics_are_escaped_and_exact(void **state)
 	assert_non_null(strstr(text, "\n# TYPE dray_sessions gauge\n"
 				     "dray_sessions 18446744073709551615\n"));
 	assert_non_null(strstr(text, "\ndray_state{state=\"a\\\"b\\\\c\\nd\"} 7\n"));
+	assert_non_null(strstr(text, "{peer=\"a\\\"b\\\\c\\nd\",transport=\"x\"} 7\n"));
 	assert_non_null(strstr(text, "\nprocess_cpu_seconds_total 0.250000\n"));
 }
 

@@ -235,6 +235,16 @@ const uint8_t *peers_agent_id(struct peers *p, dray_handle peer);
 /* Peers, then addresses whose agent did not prove the key. Fills every field but transport, rails and queue_pairs. */
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
 		void *arg);
+/* The traffic of one peer since it connected. */
+struct peer_traffic {
+	dray_handle peer;
+	const char *segment;
+	uint64_t tcp_sent, tcp_received; /* bytes */
+	uint64_t moving_ns;              /* of all transfers, added up */
+};
+/* Up to max connected peers with a segment, those that connected first, each segment once. Returns how many. */
+unsigned peers_traffic(struct peers *p, struct peer_traffic *ret, unsigned max);
+
 /* Segment of a connected peer, else "". */
 const char *peers_segment_of(struct peers *p, dray_handle peer);
 

@@ -277,6 +277,34 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_pe
 	denied_each(p, fn, arg);
 }
 
+static bool is_listed(const struct peer_traffic *t, unsigned n, const char *segment)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (!strcmp(t[i].segment, segment))
+			return true;
+	return false;
+}
+
+unsigned peers_traffic(struct peers *p, struct peer_traffic *ret, unsigned max)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		const struct peer_link *link = peer->link;
+
+		if (n == max || !link || !*peer->segment || is_listed(ret, n, peer->segment))
+			continue;
+		ret[n++] = (struct peer_traffic){
+			.peer = peer->handle,
+			.segment = peer->segment,
+			.tcp_sent = atomic_load(&link->bytes_sent),
+			.tcp_received = atomic_load(&link->bytes_received),
+			.moving_ns = atomic_load(&link->moving_ns),
+		};
+	}
+	return n;
+}
+
 const char *peers_segment_of(struct peers *p, dray_handle handle)
 {
 	const struct peer *peer = peer_get(p, handle);

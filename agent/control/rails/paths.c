@@ -383,6 +383,19 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 		}
 }
 
+struct rails_bytes rails_peer_bytes(struct rails *r, dray_handle handle)
+{
+	struct rail_peer *peer = rail_peer_get(r, handle);
+	struct rails_bytes moved = { 0, 0 };
+
+	if (peer)
+		dray_list_for_each(&peer->paths, path, struct path, link) {
+			moved.sent += atomic_load(&path->counters.sent);
+			moved.received += atomic_load(&path->counters.received);
+		}
+	return moved;
+}
+
 uint32_t rails_peer_count(struct rails *r, dray_handle handle, uint32_t *ret_queue_pairs)
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);

@@ -445,6 +445,19 @@ void rails_describe(struct rails *r, struct dray_dbus_rail *record)
 	DESCRIBE_TRAFFIC(record, &rail->counters);
 }
 
+void rails_each(const struct rails *r,
+		void (*fn)(void *arg, const char *device, unsigned port, struct rails_bytes moved),
+		void *arg)
+{
+	for (unsigned i = 0; i < r->n; i++) {
+		const struct rail *rail = r->v[i];
+
+		fn(arg, rail->device_name, rail->port,
+		   (struct rails_bytes){ atomic_load(&rail->counters.sent),
+					 atomic_load(&rail->counters.received) });
+	}
+}
+
 unsigned rails_up(const struct rails *r)
 {
 	unsigned n = 0;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/status/gather.h"
 
+#include <stdio.h>
+
 #include "agent/control/agent.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/owner/owner.h"
@@ -192,12 +194,85 @@ static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_
 	}
 }
 
+/* Cancelled transfers are counted elsewhere. */
+static void error_samples(struct agent *a, struct metrics_text *t)
+{
+	for (int code = 1; code < DRAY_ERROR_N; code++) {
+		uint64_t n = 0;
+
+		for (unsigned w = 0; w < a->pool.n; w++)
+			n += atomic_load_explicit(
+				&worker_counters(a->pool.workers[w])->errors[code],
+				memory_order_relaxed);
+		if (code != DRAY_E_CANCELLED)
+			metrics_sample(t, (const char *[]){ dray_error_name((uint32_t)code) }, n);
+	}
+}
+
+static void rail_sample(struct metrics_text *t, const char *device, unsigned port, uint64_t bytes)
+{
+	char number[16];
+
+	snprintf(number, sizeof(number), "%u", port);
+	metrics_sample(t, (const char *[]){ device, number }, bytes);
+}
+
+static void rail_sent_sample(void *arg, const char *device, unsigned port, struct rails_bytes moved)
+{
+	rail_sample(arg, device, port, moved.sent);
+}
+
+static void rail_received_sample(void *arg, const char *device, unsigned port,
+				 struct rails_bytes moved)
+{
+	rail_sample(arg, device, port, moved.received);
+}
+
+/* Bounds the number of label values. */
+#define PEERS_SHOWN 64
+
+static void peer_traffic_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
+{
+	struct peer_traffic peers[PEERS_SHOWN];
+	unsigned n = peers_traffic(a->peers, peers, PEERS_SHOWN);
+	bool sent = f == DRAY_FAMILY_PEER_SENT_BYTES_TOTAL;
+
+	for (unsigned i = 0; i < n; i++) {
+		const struct peer_traffic *p = &peers[i];
+		struct rails_bytes rdma;
+
+		if (f == DRAY_FAMILY_PEER_MOVING_SECONDS_TOTAL) {
+			metrics_sample_real(t, &p->segment, (double)p->moving_ns / 1e9);
+			continue;
+		}
+		rdma = rails_peer_bytes(a->rails, p->peer);
+		metrics_sample(t, (const char *[]){ p->segment, "tcp" },
+			       sent ? p->tcp_sent : p->tcp_received);
+		metrics_sample(t, (const char *[]){ p->segment, "rdma" },
+			       sent ? rdma.sent : rdma.received);
+	}
+}
+
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
 	switch (f) {
 	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
 	case DRAY_FAMILY_TRANSFER_SIZE_BYTES:
 		transfer_samples(a, t, f);
+		break;
+	case DRAY_FAMILY_TRANSFER_ERRORS_TOTAL:
+		error_samples(a, t);
+		break;
+	case DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL:
+		rails_each(a->rails, rail_sent_sample, t);
+		break;
+	case DRAY_FAMILY_RAIL_RECEIVED_BYTES_TOTAL:
+		rails_each(a->rails, rail_received_sample, t);
+		break;
+	case DRAY_FAMILY_PEER_SENT_BYTES_TOTAL:
+	case DRAY_FAMILY_PEER_RECEIVED_BYTES_TOTAL:
+	case DRAY_FAMILY_PEER_MOVING_SECONDS_TOTAL:
+		peer_traffic_samples(a, t, f);
 		break;
 	case DRAY_FAMILY_TURN_CPU_SECONDS:
 		turn_samples(a, t);

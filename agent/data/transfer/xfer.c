@@ -119,8 +119,13 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 
 static void drop_link(struct xfer *x)
 {
-	if (x->link)
-		link_release(x->link);
+	if (!x->link)
+		return;
+	if (x->phase == XFER_PHASE_MOVE)
+		atomic_fetch_add_explicit(&x->link->moving_ns,
+					  dray_span(dray_now().ns - x->phase_ns[XFER_PHASE_MOVE]),
+					  memory_order_relaxed);
+	link_release(x->link);
 	x->link = NULL;
 }
 
@@ -200,6 +205,7 @@ void xfer_settle(struct core *c, struct xfer *x)
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_CANCELLED_TOTAL, 1);
 	} else {
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
+		shared_count(&c->counters->errors[x->code], 1);
 	}
 	xfer_record(c, x);
 	if (!x->from_ring)
