@@ -286,7 +286,7 @@ compile_commands.json: $(B)/flags $(B)/sources
 lint: check-lint
 
 MAN_client := $(wildcard client/man/*.3)
-MAN := $(B)/drayctl.1 $(wildcard agent/man/*.8 agent/man/*.5 schema/man/*.7)
+MAN := $(B)/drayctl.1 $(wildcard agent/man/*.8 agent/man/*.5 agent/man/*.7)
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3,$(PREFIX)/lib/$(shell $(PYTHON) -c \
 	'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 # Where libraries and systemd's units go; Debian has other folders for both (packaging/debian/rules).

@@ -20,7 +20,7 @@ wheel:
 	@$(foreach m,$(WHEEL_MACHINES),$(MAKE) --no-print-directory $(PARALLEL) VARIANT=wheel-$m build/wheel-$m/libdray.so.0 &&) true
 	@rm -f $(WHEEL)/*.whl
 	@$(foreach m,$(WHEEL_MACHINES),$(WHEEL_BUILD) client $(VERSION) $m $(WHEEL_GLIBC) build/wheel-$m/libdray.so.0 &&) true
-	@$(WHEEL_BUILD) agent $(VERSION) $(WHEEL_TOOLS)/bin/auditwheel $(PROGRAMS) $(PLUGIN) $(filter-out %.7,$(MAN))
+	@$(WHEEL_BUILD) agent $(VERSION) $(WHEEL_TOOLS)/bin/auditwheel $(PROGRAMS) $(PLUGIN) $(MAN)
 	@ls $(WHEEL)/*.whl
 
 WHEEL_BUILD = $(PYTHON) packaging/wheel/build.py $(WHEEL)

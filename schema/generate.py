@@ -11,7 +11,7 @@ import sys
 
 sys.dont_write_bytecode = True
 
-from generator import c_protocol, c_tables, docs, drayctl, kubernetes_c, kubernetes_yaml, monitoring, python, python_errors, state, vectors  # noqa: E402
+from generator import c_protocol, c_tables, docs, drayctl, kubernetes_c, kubernetes_yaml, manuals, monitoring, python, python_errors, state, vectors  # noqa: E402
 from generator.model import Schema, SchemaError  # noqa: E402
 from generator.text import fit  # noqa: E402
 
@@ -28,6 +28,7 @@ def outputs(schema):
     files.update(python.write(schema))
     files.update(python_errors.write(schema))
     files.update(docs.write(schema))
+    files.update(manuals.write(schema))
     files.update(kubernetes_yaml.write(schema.kubernetes, schema.version))
     files.update(monitoring.write(schema.monitoring))
     files.update(vectors.write(schema, files["tests/wire/codec.py"]))

@@ -10,7 +10,10 @@
 static int counters_read(struct ctl_properties *p, sd_bus_message *m)
 {
 	struct ctl_counter c;
-	int ret = sd_bus_message_enter_container(m, 'v', "a{st}");
+	int ret;
+
+	p->has_counters = true;
+	ret = sd_bus_message_enter_container(m, 'v', "a{st}");
 
 	if (ret >= 0)
 		ret = sd_bus_message_enter_container(m, 'a', "{st}");
@@ -59,31 +62,56 @@ static int all_read(struct ctl_properties *p, sd_bus_message *m)
 	return ret;
 }
 
+/* A call of org.freedesktop.DBus.Properties. name: NULL for all properties. 0 or -1. */
+static int ask(struct ctl *c, const char *name, sd_bus_message **ret_reply)
+{
+	sd_bus_message *m;
+	int ret;
+
+	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", name ? "Get" : "GetAll", &m) < 0)
+		return -1;
+	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);
+	if (ret >= 0 && name)
+		ret = sd_bus_message_append(m, "s", name);
+	if (ret < 0) {
+		sd_bus_message_unref(m);
+		return ctl_no_memory(c);
+	}
+	return ctl_bus_send(c, m, ret_reply);
+}
+
 int ctl_properties_get(struct ctl *c, struct ctl_properties *p)
 {
 	const char *none = "";
-	sd_bus_message *m;
 	int ret;
 
 	*p = CTL_PROPERTIES_NULL;
 	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++)
 		if (*dray_dbus_properties[i].type == 's')
 			memcpy((char *)&p->v + dray_dbus_properties[i].offset, &none, sizeof(none));
-	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", "GetAll", &m) < 0)
-		return -1;
-	if (sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE) < 0) {
-		sd_bus_message_unref(m);
-		return ctl_no_memory(c);
-	}
-	if (ctl_bus_send(c, m, &p->reply) < 0)
+	if (ask(c, NULL, &p->reply) < 0)
 		return -1;
 	ret = all_read(p, p->reply);
 	return ret < 0 ? ctl_bus_bad_reply(c, "GetAll", ret) : 0;
 }
 
+int ctl_counters_get(struct ctl *c, struct ctl_properties *p)
+{
+	int ret;
+
+	/* Older agents have sent them already. */
+	if (p->has_counters)
+		return 0;
+	if (ask(c, DRAY_DBUS_PROPERTY_COUNTERS, &p->counters_reply) < 0)
+		return -1;
+	ret = counters_read(p, p->counters_reply);
+	return ret < 0 ? ctl_bus_bad_reply(c, "Get", ret) : 0;
+}
+
 void ctl_properties_deinit(struct ctl_properties *p)
 {
 	sd_bus_message_unref(p->reply);
+	sd_bus_message_unref(p->counters_reply);
 	free(p->counters);
 	*p = CTL_PROPERTIES_NULL;
 }

@@ -10,16 +10,20 @@ struct ctl_counter {
 };
 
 struct ctl_properties {
-	sd_bus_message *reply;         /* holds the texts */
-	struct dray_dbus_properties v; /* texts that an older agent leaves out are "", numbers 0 */
-	struct ctl_counter *counters;  /* in the agent's order */
+	sd_bus_message *reply;          /* holds the texts */
+	sd_bus_message *counters_reply; /* holds the counters' names; NULL: the reply does */
+	struct dray_dbus_properties v;  /* texts that an older agent leaves out are "", numbers 0 */
+	struct ctl_counter *counters;   /* in the agent's order; none before ctl_counters_get() */
 	size_t n_counters;
+	bool has_counters;
 };
 
 #define CTL_PROPERTIES_NULL ((struct ctl_properties){ .reply = NULL })
 
-/* 0 or -1. */
+/* All but the counters. 0 or -1. */
 int ctl_properties_get(struct ctl *c, struct ctl_properties *p);
+/* Then the counters. 0 or -1. */
+int ctl_counters_get(struct ctl *c, struct ctl_properties *p);
 void ctl_properties_deinit(struct ctl_properties *p);
 #define ctl_auto_properties __attribute__((cleanup(ctl_properties_deinit)))
 

@@ -27,7 +27,7 @@ static int unused_wait(struct ctl *c)
 		uint64_t sessions;
 
 		c->news.any = false;
-		if (ctl_properties_get(c, &p) < 0)
+		if (ctl_properties_get(c, &p) < 0 || ctl_counters_get(c, &p) < 0)
 			return -1;
 		sessions = ctl_properties_counter(&p, "dray_sessions");
 		if (!sessions || strcmp(p.v.state, CTL_STATE_RUNNING) != 0)

@@ -178,7 +178,7 @@ static int properties_wait(struct ctl *c, struct ctl_properties *p)
 		c->failure = CTL_FAILURE_NULL;
 		poll(NULL, 0, LOOK_MS);
 	}
-	return 0;
+	return ctl_counters_get(c, p);
 }
 
 int ctl_status(struct ctl *c)

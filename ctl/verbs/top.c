@@ -75,6 +75,8 @@ static int sample_take(struct ctl *c, struct sample *s)
 
 	*s = (struct sample){ .when_ns = dray_now().ns };
 	ret = ctl_properties_get(c, &s->p);
+	if (!ret)
+		ret = ctl_counters_get(c, &s->p);
 	for (size_t i = 0; !ret && i < PARTS; i++)
 		ret = ctl_list_get(c, parts[i].list, &s->rows[i], NULL);
 	return ret;

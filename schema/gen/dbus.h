@@ -41,7 +41,8 @@
 #define DRAY_DBUS_PROPERTY_GRANTS_LEFT "GrantsLeft"
 /* While draining: nanoseconds until its limit; else 0. */
 #define DRAY_DBUS_PROPERTY_DEADLINE_NS "DeadlineNs"
-#define DRAY_DBUS_PROPERTY_COUNTERS "Counters" /* Every metric of the schema by name. */
+/* Every metric of the schema by name. Not in the answer to GetAll; read it by itself. */
+#define DRAY_DBUS_PROPERTY_COUNTERS "Counters"
 
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
 #define DRAY_DBUS_METHOD_LIST_REGIONS "ListRegions" /* Regions. */

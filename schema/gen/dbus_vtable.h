@@ -102,7 +102,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("BytesLeft", "t", dbus_get_bytes_left, 0, 0),
 	SD_BUS_PROPERTY("GrantsLeft", "t", dbus_get_grants_left, 0, 0),
 	SD_BUS_PROPERTY("DeadlineNs", "t", dbus_get_deadline_ns, 0, 0),
-	SD_BUS_PROPERTY("Counters", "a{st}", dbus_get_counters, 0, 0),
+	SD_BUS_PROPERTY("Counters", "a{st}", dbus_get_counters, 0, SD_BUS_VTABLE_PROPERTY_EXPLICIT),
 	SD_BUS_METHOD_WITH_NAMES("ListSessions", "", ,
 		"aa{sv}", SD_BUS_PARAM(sessions), dbus_method_list_sessions,
 		SD_BUS_VTABLE_UNPRIVILEGED),

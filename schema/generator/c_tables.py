@@ -332,7 +332,8 @@ def vtable(d):
           " * something check the caller themselves. */\nstatic const sd_bus_vtable dbus_vtable[] = {\n\tSD_BUS_VTABLE_START(0),\n")
     for p in d["properties"]:
         flags = "SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE" if p.get("emits") else \
-            "SD_BUS_VTABLE_PROPERTY_CONST" if p.get("const") else "0"
+            "SD_BUS_VTABLE_PROPERTY_CONST" if p.get("const") else \
+            "SD_BUS_VTABLE_PROPERTY_EXPLICIT" if p.get("explicit") else "0"
         h += f"\tSD_BUS_PROPERTY({quoted(p['name'])}, {quoted(p['type'])}, dbus_get_{snake(p['name'])}, 0, {flags}),\n"
     for m in d["methods"]:
         if not m["in"] and not m["out"]:
@@ -367,7 +368,10 @@ def introspection(d):
         emits = "true" if p.get("emits") else "const" if p.get("const") else "false"
         x += (f"  <!-- {p['doc']} -->\n  <property name=\"{p['name']}\" type=\"{p['type']}\" access=\"read\">\n"
               "   <annotation name=\"org.freedesktop.DBus.Property.EmitsChangedSignal\" "
-              f"value=\"{emits}\"/>\n  </property>\n")
+              f"value=\"{emits}\"/>\n")
+        if p.get("explicit"):
+            x += "   <annotation name=\"org.freedesktop.systemd1.Explicit\" value=\"true\"/>\n"
+        x += "  </property>\n"
     return x + " </interface>\n</node>\n"
 
 

@@ -155,6 +155,10 @@ Interface `{d['interface']}` on object `{d['path']}`, D-Bus without a bus daemon
 
     busctl --address=unix:path=/run/dray/control.sock introspect {d['interface']} {d['path']}
 
+A list or the counters are easier to read with a line for each value:
+
+    busctl --json=pretty --address=unix:path=/run/dray/control.sock get-property {d['interface']} {d['path']} {d['interface']} Counters
+
 List methods return one dictionary for each item, with the keys below. Later versions may add keys. The source is
 `schema/dbus.yaml`; the introspection data is `schema/gen/{d['interface']}.xml`.
 

@@ -425,7 +425,7 @@ def load_dbus(raw):
             if f["type"] not in ("s", "b", "u", "t", "i", "x", "d"):
                 raise SchemaError(f"dbus.yaml: record {r['name']}: {f['name']}: unknown type {f['type']}")
     for p in raw["properties"]:
-        check_keys(f"dbus.yaml: property {p.get('name')}", p, ("name", "type", "doc"), ("emits", "const"))
+        check_keys(f"dbus.yaml: property {p.get('name')}", p, ("name", "type", "doc"), ("emits", "const", "explicit"))
     for m in raw["methods"]:
         where = f"dbus.yaml: method {m.get('name')}"
         check_keys(where, m, ("name", "in", "out", "change", "doc"))

@@ -700,7 +700,7 @@ def test_drayd_manual_is_complete():
 
 
 @pytest.mark.skipif(not shutil.which("man"), reason="man is not there")
-@pytest.mark.parametrize("page", [BUILD / "drayctl.1", ROOT / "agent/man/drayd.8"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [BUILD / "drayctl.1", *sorted((ROOT / "agent/man").iterdir())], ids=lambda page: page.name)
 def test_manuals_have_no_warnings(page):
     done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", str(page)], stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "90"})

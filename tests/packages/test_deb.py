@@ -69,7 +69,7 @@ def test_sockets_are_what_the_agent_expects(unpacked):
         assert f"{listen}={path}\n" in text and f"FileDescriptorName={section}\n" in text
 
 
-@pytest.mark.parametrize("page", ["man1/drayctl.1", "man8/drayd.8", "man3/libdray.3", "man3/dray_submit.3"])
+@pytest.mark.parametrize("page", ["man1/drayctl.1", "man8/drayd.8", "man5/drayd.conf.5", "man7/dray.7", "man3/libdray.3", "man3/dray_submit.3"])
 def test_manual(unpacked, page):
     assert (unpacked / f"usr/share/man/{page}.gz").exists()
 

@@ -898,8 +898,9 @@ static void idle_clients_do_not_delay_the_exit(void **state)
 
 /* --- busctl ------------------------------------------------------------------------------------- */
 
-/* busctl's tables are as wide as their widest value: all counters are on one line */
 #define BUSCTL_MAX (1 << 20)
+/* Columns of busctl's tables, which are as wide as their widest value. */
+#define COLUMNS_MAX 200
 
 static void busctl(const char *args, const char *const *expected)
 {
@@ -919,6 +920,9 @@ static void busctl(const char *args, const char *const *expected)
 	for (; *expected; expected++)
 		if (!strstr(text, *expected))
 			fail_msg("%s: no %s in %s", command, *expected, text);
+	if (!strncmp(args, "introspect", 10))
+		for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+			assert_true(strlen(line) <= COLUMNS_MAX);
 }
 
 #define AGENT DRAY_DBUS_INTERFACE " " DRAY_DBUS_PATH
@@ -938,6 +942,7 @@ static void busctl_works(void **state)
 		      ".UptimeNs", "emits-change"));
 	busctl("introspect --xml-interface " AGENT,
 	       EXPECT("name=\"timeout_ms\"", "name=\"stay\"", "name=\"transfers\""));
+	busctl("get-property " AGENT " " DRAY_DBUS_INTERFACE " Counters", EXPECT("dray_sessions"));
 	busctl("tree " DRAY_DBUS_INTERFACE, EXPECT(DRAY_DBUS_PATH));
 	busctl("call " AGENT " " DRAY_DBUS_INTERFACE " Drain ub 0 false", EXPECT(""));
 }

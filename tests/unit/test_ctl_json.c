@@ -198,14 +198,16 @@ static void properties_append(sd_bus_message *m)
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_BYTES_LEFT, "t", (uint64_t)2);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_GRANTS_LEFT, "t", (uint64_t)3);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_DEADLINE_NS, "t", (uint64_t)4);
-	sd_bus_message_open_container(m, 'e', "sv");
-	sd_bus_message_append(m, "s", DRAY_DBUS_PROPERTY_COUNTERS);
+	sd_bus_message_close_container(m);
+}
+
+/* The answer to Get, which is only called for them. */
+static void counters_append(sd_bus_message *m)
+{
 	sd_bus_message_open_container(m, 'v', "a{st}");
 	sd_bus_message_open_container(m, 'a', "{st}");
 	for (unsigned i = 0; i < DRAY_METRIC_N; i++)
 		sd_bus_message_append(m, "{st}", dray_metrics[i].name, (uint64_t)i + 1000);
-	sd_bus_message_close_container(m);
-	sd_bus_message_close_container(m);
 	sd_bus_message_close_container(m);
 	sd_bus_message_close_container(m);
 }
@@ -235,7 +237,7 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	if (!strcmp(member, DRAY_DBUS_METHOD_FORGET_HINTS))
 		sd_bus_message_append(reply, "u", 2);
 	if (!strcmp(member, "Get"))
-		sd_bus_message_append(reply, "v", "s", "draining");
+		counters_append(reply);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
 		if (!strcmp(member, lists[i].member))
 			list_append(reply, &lists[i], lists[i].n_fields);
@@ -269,6 +271,7 @@ static int answer_old(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 		sd_bus_message_append(reply, "{sv}", DRAY_DBUS_PROPERTY_STATE, "s", "running");
 		sd_bus_message_append(reply, "{sv}", DRAY_DBUS_PROPERTY_VERSION, "s", RELEASE);
 		sd_bus_message_append(reply, "{sv}", "Forgotten", "ai", 1, 2);
+		sd_bus_message_append(reply, "{sv}", DRAY_DBUS_PROPERTY_COUNTERS, "a{st}", 0);
 		sd_bus_message_close_container(reply);
 	} else {
 		list_append(reply, &lists[0], DRAY_DBUS_SESSION_FIELD_RING);

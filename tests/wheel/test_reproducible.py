@@ -38,5 +38,5 @@ def test_packing_the_agent_again_gives_the_same_bytes(agent_wheel, tmp_path):
     files = [build / name for name in ("drayd", "drayctl", "dray-cuda.so", "drayctl.1") if (build / name).exists()]
     env = dict(os.environ, SOURCE_DATE_EPOCH=epoch(agent_wheel))
     run(sys.executable, ROOT / "packaging/wheel/build.py", tmp_path, "agent", VERSION, TOOLS / "auditwheel", *files,
-        *sorted((ROOT / "agent/man").glob("*.8")), cwd=ROOT, env=env, timeout=3 * LIMIT)
+        *(page for n in "857" for page in sorted((ROOT / "agent/man").glob(f"*.{n}"))), cwd=ROOT, env=env, timeout=3 * LIMIT)
     assert (tmp_path / agent_wheel.name).read_bytes() == agent_wheel.read_bytes()
