@@ -921,8 +921,9 @@ static void busctl(const char *args, const char *const *expected)
 		if (!strstr(text, *expected))
 			fail_msg("%s: no %s in %s", command, *expected, text);
 	if (!strncmp(args, "introspect", 10))
-		for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
-			assert_true(strlen(line) <= COLUMNS_MAX);
+		for (const char *line = text; *line;
+		     line += strcspn(line, "\n"), line += *line != 0)
+			assert_true(strcspn(line, "\n") <= COLUMNS_MAX);
 }
 
 #define AGENT DRAY_DBUS_INTERFACE " " DRAY_DBUS_PATH
