@@ -199,6 +199,20 @@ static void import(struct gpu_rig *g, struct gpu_rig_region *r, unsigned device,
 	object_publish(&g->rig.core, &v->o);
 }
 
+/* Rows of 256 bytes, each with other bytes than its neighbours and than the rows of other regions. */
+static void fill(uint8_t *memory, uint64_t bytes, unsigned region)
+{
+	uint8_t row[512];
+	uint64_t at, n;
+
+	for (unsigned i = 0; i < sizeof(row); i++)
+		row[i] = (uint8_t)(i * 31);
+	for (at = 0; at < bytes; at += n) {
+		n = dray_min(bytes - at, 256ull);
+		memcpy(memory + at, row + (uint8_t)((at >> 8) * 7 + region * 101), n);
+	}
+}
+
 struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes, uint32_t n_extents)
 {
 	unsigned n = g->n_regions;
@@ -212,8 +226,7 @@ struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes,
 	else
 		import(g, r, (unsigned)device, bytes, n_extents);
 	g->remotes[n] = rig_remote(&g->rig, handle, &r->region, 5);
-	for (uint64_t i = 0; i < bytes; i++)
-		r->region.memory[i] = (uint8_t)(i * 31 + (i >> 8) * 7 + n * 101);
+	fill(r->region.memory, bytes, n);
 	return &r->region;
 }
 

@@ -18,6 +18,7 @@
 #include "tests/unit/core_rig.h"
 
 #define BYTES (8u << 20)
+#define PIECE (BYTES / 4) /* of the region, in memory that is not in order */
 #define SESSION (1ull << 32 | 1)
 #define REGION (1ull << 32 | 3)
 #define REMOTE (1ull << 32 | 5)
@@ -283,6 +284,18 @@ static struct rail_keys *remote_keys(unsigned rails)
 	return k;
 }
 
+/* The bytes of both sides before a test. */
+static uint8_t patterns[2][BYTES];
+
+static void patterns_make(void)
+{
+	if (!patterns[0][1])
+		for (unsigned i = 0; i < BYTES; i++) {
+			patterns[0][i] = (uint8_t)(i * 7 + i / 4096);
+			patterns[1][i] = (uint8_t)(i * 5 + i / 4096);
+		}
+}
+
 static int setup(void **state)
 {
 	struct core *c;
@@ -301,12 +314,12 @@ static int setup(void **state)
 	dray_list_init(&lab->adopted);
 	assert_int_equal(transport_rdma.init(c, &c->transport_state[0]), 0);
 	rig_session_init(&lab->rig, &lab->s, SESSION);
-	rig_region_init(&lab->rig, &lab->local, REGION, SESSION, BYTES, 4);
+	rig_region_init(&lab->rig, &lab->local, REGION, SESSION, BYTES, BYTES / PIECE);
 	lab->there = calloc(1, BYTES);
-	for (unsigned i = 0; i < BYTES; i++) {
-		*rig_at(&lab->local, i) = (uint8_t)(i * 7 + i / 4096);
-		lab->there[i] = (uint8_t)(i * 5 + i / 4096);
-	}
+	patterns_make();
+	for (uint64_t at = 0; at < BYTES; at += PIECE)
+		memcpy(rig_at(&lab->local, at), patterns[0] + at, PIECE);
+	memcpy(lab->there, patterns[1], BYTES);
 	lab->remote.o =
 		(struct object_view){ OBJECT_REMOTE, REMOTE, 77, SESSION, BYTES, DMSG_ACCESS_ALL };
 	lab->remote.peer = PEER;
@@ -436,10 +449,14 @@ static inline uint64_t write_all(uint64_t bytes)
 
 static inline void assert_same(uint64_t from, uint64_t to, uint64_t bytes)
 {
-	for (uint64_t i = 0; i < bytes; i++)
-		if (*rig_at(&lab->local, from + i) != lab->there[to + i])
-			fail_msg("byte %llu of %llu differs", (unsigned long long)i,
-				 (unsigned long long)bytes);
+	uint64_t n;
+
+	for (uint64_t i = 0; i < bytes; i += n) {
+		n = dray_min(bytes - i, PIECE - (from + i) % PIECE);
+		if (memcmp(rig_at(&lab->local, from + i), lab->there + to + i, n))
+			fail_msg("a byte from %llu to %llu of %llu differs", (unsigned long long)i,
+				 (unsigned long long)(i + n), (unsigned long long)bytes);
+	}
 }
 
 static inline const struct rig_end *last(void)

@@ -174,6 +174,7 @@ static bool welcome(struct lab_side *s, int fd)
 	struct pmsg_stream_welcome w = { .magic = PMSG_MAGIC_STREAM };
 	struct pmsg_stream_hello hello;
 	struct lab *l = s->lab;
+	bool gone; /* the side that connected: it may have stopped using the peer */
 
 	if (recv(fd, wire, sizeof(wire), MSG_PEEK | MSG_DONTWAIT) != (ssize_t)sizeof(wire))
 		return false;
@@ -195,11 +196,11 @@ static bool welcome(struct lab_side *s, int fd)
 	w.mac[31] ^= l->bad_mac;
 	pmsg_stream_welcome_put(answer, &w);
 	/* in two pieces, as it may arrive */
-	lab_check(send(fd, answer, 5, MSG_NOSIGNAL) == 5);
+	gone = send(fd, answer, 5, MSG_NOSIGNAL) < 0;
 	lab_side_turn(other(s));
-	if (send(fd, answer + 5, sizeof(answer) - 5, MSG_NOSIGNAL) < 0)
-		lab_check(errno == EPIPE || errno == ECONNRESET);
-	if (l->welcome_status || l->bad_mac) {
+	gone |= send(fd, answer + 5, sizeof(answer) - 5, MSG_NOSIGNAL) < 0;
+	lab_check(!gone || errno == EPIPE || errno == ECONNRESET);
+	if (gone || l->welcome_status || l->bad_mac) {
 		close(fd);
 	} else if (l->raw) {
 		lab_check(l->n_raw < LAB_MAX);

@@ -87,8 +87,11 @@ static void bytes_arrive_at_their_destination(void **state)
 		struct xfer_request q = request((uint64_t)round + 1);
 		struct dray_err err = DRAY_ERR_NULL;
 
-		for (uint64_t i = 0; i < BYTES; i++)
-			t->ra.memory[i] = (uint8_t)rand_r(&seed);
+		for (uint64_t i = 0; i < BYTES; i += sizeof(int)) {
+			int word = rand_r(&seed);
+
+			memcpy(t->ra.memory + i, &word, sizeof(word));
+		}
 		memset(t->rb.memory, 0, BYTES);
 		q.spec.direction = round % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
 		if (round % 2)
