@@ -6,7 +6,7 @@
 # five spend much time waiting, so with JOBS of 2 or more they run in parallel, and the longest one counts.
 #
 # `make check-long`: an hour. Each fuzzer searches for a minute, and its corpus must reach the lines of the decoders. The virtual machines have two processors and programs with
-# sanitizers, and run every variant of every test and 300 reconnects instead of 6. Debian packages are
+# sanitizers, and run every variant of every test and 300 reconnects instead of 4. Debian packages are
 # installed in a clean Debian root, and cross-built for arm64.
 
 STAGES := lint build unit tsan fuzz

@@ -206,7 +206,8 @@ def rdma_lab():
 
 
 LAB = []
-REPEATED = ("test_operations[65536-ring]", "test_operations[4097-arena]", "test_peer_stopped[read]", "test_client_killed[read]")
+REPEATED = ("test_operations[65536-ring]", "test_operations[4097-arena]", "test_peer_stopped[read]", "test_client_killed[read]", "test_peer_killed[read]",
+            "test_former_holder_writes[two regions]", "test_one_cpu_for_both[cpuset.cpus-0-1 CPU allowed]")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -427,7 +427,7 @@ def test_read_only_memory(pair2):
 
 # --- leaks -----------------------------------------------------------------------------------------------------------------
 
-ROUNDS = 300 if "DRAY_LONG" in os.environ else 6
+ROUNDS = 300 if "DRAY_LONG" in os.environ else 4
 
 
 def rounds(a, b, n):
