@@ -188,11 +188,13 @@ enum dray_family {
 	DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL, /* Payload bytes written over a rail. */
 	DRAY_FAMILY_RAIL_RECEIVED_BYTES_TOTAL, /* Payload bytes read over a rail. */
 	/*
-	 * Payload bytes sent to a connected peer, by its segment, since it connected; of at most 64
-	 * peers, those that connected first.
+	 * Payload bytes sent to a connected peer, by its segment, since it connected. Over RDMA
+	 * only the agent that reads or writes counts, because the owner of the memory does not see
+	 * it. Of at most 64 peers: those that connected first.
 	 */
 	DRAY_FAMILY_PEER_SENT_BYTES_TOTAL,
-	DRAY_FAMILY_PEER_RECEIVED_BYTES_TOTAL, /* Payload bytes received from these peers. */
+	/* Payload bytes received from these peers; over RDMA as for sent bytes. */
+	DRAY_FAMILY_PEER_RECEIVED_BYTES_TOTAL,
 	/*
 	 * Time in which transfers of this agent moved bytes to or from these peers; the time of
 	 * transfers that move at once is added up.

@@ -59,14 +59,16 @@ def test_rotation_without_a_lost_connection(agents):
         assert a.ctl("reload", "--json")["applied"] == [], "the files have not changed since"
 
 
-def test_an_agent_that_was_not_told_yet(agents):
-    """While two keys are accepted, agents that hold one of them connect, in both directions."""
+@pytest.mark.parametrize("first", ["late", "early"])
+def test_an_agent_that_was_not_told_yet(agents, first):
+    """While two keys are accepted, agents that hold one of them connect. The key is that of the agent that connects."""
     old, new = secrets.token_hex(32), secrets.token_hex(32)
     late, early = agents("late", key=old, accept=new), agents("early", key=new, accept=old)
     assert keys(late) == keys(early)[::-1]
-    for one, two in ((late, early), (early, late)):
-        with Side(one, MIB) as here, Side(two, MIB) as there:
-            here.client.import_token(there.export(), timeout=LIMIT)
+    one, two = (late, early) if first == "late" else (early, late)
+    with Side(one, MIB) as here, Side(two, MIB) as there:
+        here.client.import_token(there.export(), timeout=LIMIT)
+        assert list(used(two).values()) == [keys(one)[0]]
     only_new = agents("only", key=new)
     with Side(only_new, MIB) as here, Side(late, MIB) as there:
         here.client.import_token(there.export(), timeout=LIMIT)
@@ -92,3 +94,4 @@ def test_a_replaced_key_is_refused(agents):
     b.ctl("reload")
     with Side(a, MIB) as here, Side(b, MIB) as there, pytest.raises(dray.Error):
         here.client.import_token(there.export(), timeout=LIMIT)
+    assert [p["state"] for p in a.ctl("peers", "--json")["peers"]] == ["denied"]

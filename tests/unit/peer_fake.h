@@ -446,6 +446,7 @@ static void rig_config(struct dray_config *c)
 	c->peer.listen = (struct dray_strv){ rig_listen, 1 };
 	c->peer.advertise = rig_empty;
 	c->peer.key_file = rig_empty;
+	c->peer.accept_key_file = rig_empty;
 	c->peer.key_identity = rig_identity;
 	c->peer.heartbeat = 50 * MS;
 	c->peer.heartbeat_limit = 10000 * MS;

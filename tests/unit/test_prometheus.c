@@ -217,6 +217,13 @@ static void test_limits(void **state)
 	memcpy(line + PROMETHEUS_LINE_MAX - 2, " 1\n", 4);
 	s = (struct seen){ .n = 0 };
 	assert_int_equal(parse(line, strlen(line), &s, &err), 0);
+	/* a value without an end reaches the end of the parser's buffer, and is not read further */
+	memcpy(line, "x{a=\"", 5);
+	memcpy(line + PROMETHEUS_LINE_MAX, "\n", 2);
+	assert_refused(line, 1, "does not end");
+	line[PROMETHEUS_LINE_MAX - 1] = '\\';
+	assert_refused(line, 1, "must come before");
+	memset(line, 'x', PROMETHEUS_LINE_MAX);
 	memcpy(line + PROMETHEUS_LINE_MAX - 1, " 1\n", 4);
 	assert_refused(line, 1, "too long");
 	assert_int_equal(parse("a\0b 1\n", 6, &s, &err), -EPROTO);

@@ -451,6 +451,32 @@ static void test_rail_lost(void **state)
 	part();
 }
 
+static unsigned paths_of_peer(uint64_t add)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&rail_peer_get(lab->rails, PEER)->paths, path, struct path, link) {
+		atomic_fetch_add(&path->counters.sent, add);
+		n++;
+	}
+	return n;
+}
+
+/* The bytes of a path still count for its peer when the path is gone. */
+static void test_bytes_of_a_lost_path(void **state)
+{
+	see(2, 2, 3);
+	UNTIL(IS(0, "up") && IS(1, "up"));
+	meet(2);
+	assert_int_equal(paths_of_peer(10), 2);
+	assert_int_equal(rails_peer_bytes(lab->rails, PEER).sent, 20);
+	see(2, 1, 3);
+	UNTIL(paths_of_peer(0) == 1);
+	assert_int_equal(rails_peer_bytes(lab->rails, PEER).sent, 20);
+	part();
+	assert_int_equal(rails_peer_bytes(lab->rails, PEER + 1).sent, 0);
+}
+
 static void test_serve(void **state)
 {
 	struct pmsg_qp_connect m = {
@@ -543,6 +569,7 @@ int main(void)
 		TEST(completion_queue_full),
 		TEST(modify_fails),
 		TEST(rail_lost),
+		TEST(bytes_of_a_lost_path),
 		TEST(serve),
 		TEST(end_with_all_up),
 	};

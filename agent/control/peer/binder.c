@@ -14,9 +14,13 @@ static const uint8_t list_of_one[] = { 0, BINDER_SIZE + 1, BINDER_SIZE };
 
 void binder_read(struct binder *b, const uint8_t *hello, size_t n)
 {
-	const uint8_t *list = hello + n - LIST_SIZE;
+	const uint8_t *list;
 
-	b->known = n > LIST_SIZE && !memcmp(list, list_of_one, sizeof(list_of_one)) &&
+	b->known = false;
+	if (n <= LIST_SIZE)
+		return;
+	list = hello + n - LIST_SIZE;
+	b->known = !memcmp(list, list_of_one, sizeof(list_of_one)) &&
 		   EVP_Digest(hello, n - LIST_SIZE, b->hash, NULL, EVP_sha256(), NULL);
 	if (b->known)
 		memcpy(b->proof, list + sizeof(list_of_one), BINDER_SIZE);

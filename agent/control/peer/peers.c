@@ -130,9 +130,8 @@ static int tls_setup(struct peers *p, struct dray_err *reterr)
 	struct tls_keys keys;
 	int r = peers_read_keys(p, &keys, reterr);
 
-	if (r < 0)
-		return r;
-	r = tls_new(&p->tls, keys.n ? &keys : NULL, p->cfg->peer.key_identity, reterr);
+	if (r >= 0)
+		r = tls_new(&p->tls, keys.n ? &keys : NULL, p->cfg->peer.key_identity, reterr);
 	OPENSSL_cleanse(&keys, sizeof(keys));
 	return r;
 }

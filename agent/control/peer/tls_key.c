@@ -113,6 +113,11 @@ int tls_key_load(const char *setting, const char *path, struct tls_key *ret,
 	ssize_t n;
 	int r;
 
+	if (fd < 0 && errno == EACCES)
+		return dray_err_set(
+			reterr, -EACCES, DRAY_E_IO,
+			"%s %s cannot be opened by this agent; run: chown %u %s, and let it enter the folder",
+			setting, path, geteuid(), path);
 	if (fd < 0)
 		return dray_err_set(reterr, -errno, errno == ENOENT ? DRAY_E_NOT_FOUND : DRAY_E_IO,
 				    "%s %s: %s", setting, path, dray_errno_text(errno));

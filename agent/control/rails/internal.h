@@ -169,9 +169,10 @@ struct rail_peer {
 	struct pmsg_port announced[RAILS_MAX]; /* its rails, by its last message */
 	uint32_t n_announced;
 	struct dray_list paths, qps, serving;
-	uint8_t wanted;      /* mask of workers with transfers to it */
-	uint8_t given_up[2]; /* by class: mask of workers that were told UNREACHABLE */
-	bool quiet_due;      /* grants_peer_gone() is pending */
+	struct rails_bytes gone; /* moved over paths that were freed */
+	uint8_t wanted;          /* mask of workers with transfers to it */
+	uint8_t given_up[2];     /* by class: mask of workers that were told UNREACHABLE */
+	bool quiet_due;          /* grants_peer_gone() is pending */
 	/* the job that matches its rails with ours, and a copy of its rails */
 	bool matching;
 	bool match_again;

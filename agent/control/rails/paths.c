@@ -232,6 +232,8 @@ static void match_done(struct dray_job *j)
 		if (gone->active || path_in_use(gone))
 			continue;
 		dray_list_del(&gone->link);
+		peer->gone.sent += atomic_load(&gone->counters.sent);
+		peer->gone.received += atomic_load(&gone->counters.received);
 		free(gone);
 	}
 	paths_tell(peer);
@@ -386,13 +388,15 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 struct rails_bytes rails_peer_bytes(struct rails *r, dray_handle handle)
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
-	struct rails_bytes moved = { 0, 0 };
+	struct rails_bytes moved;
 
-	if (peer)
-		dray_list_for_each(&peer->paths, path, struct path, link) {
-			moved.sent += atomic_load(&path->counters.sent);
-			moved.received += atomic_load(&path->counters.received);
-		}
+	if (!peer)
+		return (struct rails_bytes){ 0, 0 };
+	moved = peer->gone;
+	dray_list_for_each(&peer->paths, path, struct path, link) {
+		moved.sent += atomic_load(&path->counters.sent);
+		moved.received += atomic_load(&path->counters.received);
+	}
 	return moved;
 }
 

@@ -61,16 +61,17 @@ static const char *take_value(struct line *l, const char **ret)
 {
 	*ret = l->out;
 	while (*l->p != '"') {
-		char c = *l->p++;
+		char c = *l->p;
 
 		if (!c)
 			return "a label value does not end";
 		if (c == '\\') {
-			c = *l->p++;
+			c = *++l->p;
 			if (!c || !strchr("\\\"n", c))
 				return "a backslash in a label value must come before \\, \" or n";
 			c = c == 'n' ? '\n' : c;
 		}
+		l->p++;
 		*l->out++ = c;
 	}
 	l->p++;
