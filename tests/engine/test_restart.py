@@ -79,6 +79,22 @@ def test_p_goes_on_when_the_attempt_fails(pulled):
     nothing_left(pulled)
 
 
+def test_p_waits_again_after_another_loss(pulled):
+    """A request of an hour ago went on without the agent; the engine has been idle since, and the agent dies again."""
+    pulled.p.losses += 1
+    turns(pulled, pulled.p, n=3)
+    assert pulled.p.answers["r"] == ("LENGTH", None)
+    pulled.now += 3600
+    pulled.kill_agent(pulled.p)
+    pulled.p.add("s", prompt(TOKENS), 1, FOR_P)
+    for _ in range(3):
+        pulled.p.step()
+    assert "s" not in pulled.p.answers, "it was computed without waiting"
+    pulled.elapse = lambda: agents(pulled)  # starts the agent, too
+    turns(pulled, pulled.p, n=6)
+    assert pulled.p.answers["s"][1], "its blocks are not offered"
+
+
 def test_p_goes_on_when_its_blocks_cannot_be_shared_any_more(pulled):
     pulled.happen(len(pulled.actions) - 1)  # starts the agent
     for one in pulled.p.workers:

@@ -64,7 +64,7 @@ class Ranks:
         self._infos: dict[int, RankInfo] = {}
         self._regions: dict[int, Region] = {}  # borrowed, by rank
         self._layout: EngineLayout | None = None
-        self._absent: float | None = None  # since when a request has waited
+        self._absent: tuple[int, float] | None = None  # the loss for which requests wait, and since when
 
     def __len__(self) -> int:
         return self._world_size
@@ -150,15 +150,15 @@ class Ranks:
     def awaited(self, losses: int, limit: float) -> bool:
         """True if a request has to wait because the session with the agent, or a region, is not back.
 
-        losses: as for missing(). limit: seconds that requests wait after one of them has noticed the loss.
+        losses: as for missing(). limit: seconds that requests wait after one of them has noticed this loss.
         """
         if self.present or not self.complete:
             self._absent = None
             return False
         now = time.monotonic()
-        if self._absent is None:
-            self._absent = now
-        return now < self._absent + limit and self.missing(losses) is None
+        if self._absent is None or self._absent[0] < losses:
+            self._absent = losses, now
+        return now < self._absent[1] + limit and self.missing(losses) is None
 
     def region(self, rank: int) -> Region | None:
         """The region of a rank; None while the agent does not have it, as after a restart."""
