@@ -207,6 +207,8 @@ bool item_evict(struct store_space *sp);
 void item_leave_memory(struct store_object *o, bool evicted);
 /* A place in memory for an object that is on disk only, and holds it there until tier.c has read it. */
 enum dmsg_store_status item_load(struct store_object *o);
+/* A GET of the batch does not wait for its object any more. */
+void wait_less(struct store_wait *w);
 /* Removes it from the index, and frees it unless it is held. */
 void item_remove(struct store_object *o, bool evicted);
 struct store_object *item_find(struct store_space *sp, struct store_key key);

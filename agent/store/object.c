@@ -422,6 +422,12 @@ enum dmsg_store_status item_load(struct store_object *o)
 	return DMSG_STORE_STATUS_OK;
 }
 
+void wait_less(struct store_wait *w)
+{
+	if (!--w->pending)
+		__atomic_store_n(&w->ready, 1, __ATOMIC_RELEASE);
+}
+
 static enum dmsg_store_status get_begin(struct store_member *m, struct store_key key,
 					struct store_wait *w, struct store_get *g)
 {
@@ -481,7 +487,10 @@ enum dmsg_store_status store_get_end(struct store_get *g)
 	struct store *s = store_of(o);
 
 	pthread_mutex_lock(&s->lock);
-	dray_list_del(&g->link);
+	if (!dray_list_empty(&g->link)) {
+		dray_list_del(&g->link);
+		wait_less(g->wait);
+	}
 	item_put(o);
 	pthread_mutex_unlock(&s->lock);
 	return g->status;

@@ -113,6 +113,16 @@ def test_a_batch_of_both_tiers(new_store):
         assert user.has(*keys[:3]) == [False, False, True]
 
 
+def test_a_range_that_is_too_small_for_what_is_on_disk(new_store):
+    """The batch ends when the other objects are in memory."""
+    agent, keys = new_store(), names(40)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        got = user.store.get(user.region, [(keys[0], [(0, 100)]), (keys[1], [(SIZE, SIZE)]), (keys[2], [(0, 100)])])
+        assert [r.status for r in got] == [Status.TOO_LARGE, Status.OK, Status.TOO_LARGE]
+        assert user.view[SIZE:2 * SIZE] == value_of(keys[1])
+
+
 def test_pins_and_reads_of_what_is_on_disk(new_store):
     agent, keys = new_store(), names(40)
     with User(agent) as user:
