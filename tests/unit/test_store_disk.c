@@ -2,6 +2,7 @@
 /* The disk tier: what is written is there after a restart, wrong bytes are never returned, and a disk that fails is survived. */
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sqlite3.h>
 #include <stdatomic.h>
@@ -44,8 +45,16 @@ static struct rig {
 /* DISK_CALL_*: the calls that fail, and how. */
 static _Atomic int faults[DISK_CALL_COMMIT + 1];
 
+/* The next write stops before it begins: it posts `stopped`, and waits for `go_on`. */
+static _Atomic bool stop_next;
+static sem_t stopped, go_on;
+
 static int fault(enum disk_call call)
 {
+	if (call == DISK_CALL_WRITE && atomic_exchange(&stop_next, false)) {
+		sem_post(&stopped);
+		sem_wait(&go_on);
+	}
 	return atomic_load(&faults[call]);
 }
 
@@ -300,6 +309,62 @@ static void test_key_is_written_again(void **state)
 	}
 }
 
+/* Item 1 is another object with the key of item 0. */
+static void share_key(void)
+{
+	memcpy(rig.items[1].key, rig.items[0].key, sizeof(rig.items[0].key));
+}
+
+static void check_newer_is_found(void)
+{
+	restart();
+	assert_int_equal(rig.found, 1);
+	assert_int_equal(rig.items[0].version, 2);
+	assert_int_equal(get(0), DISK_OK);
+}
+
+static void test_removal_of_an_older_object_spares_the_newer(void **state)
+{
+	share_key();
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	assert_int_equal(put(1, 2, 100), DISK_OK);
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	check_newer_is_found();
+}
+
+static void test_older_write_that_ends_later(void **state)
+{
+	share_key();
+	stop_next = true;
+	begin_write(0, 1, 5000);
+	sem_wait(&stopped);
+	assert_int_equal(put(1, 2, 100), DISK_OK);
+	sem_post(&go_on);
+	assert_int_equal(finish(0), DISK_OK);
+	check_newer_is_found();
+}
+
+/* The row of an object whose segment is missing does not count as newer than what is written after a restart. */
+static void test_key_of_a_missing_segment_is_written_again(void **state)
+{
+	char path[128];
+
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(put(i, 1, SEGMENT_BYTES), DISK_OK);
+	rig.disk = disk_close(rig.disk);
+	for (unsigned id = 1; id <= 3; id++) {
+		snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, id);
+		assert_int_equal(unlink(path), 0);
+	}
+	start();
+	assert_int_equal(rig.found, 0);
+	assert_int_equal(put(2, 2, 5000), DISK_OK);
+	restart();
+	assert_int_equal(rig.found, 1);
+	assert_int_equal(rig.items[2].version, 2);
+}
+
 static void test_objects_without_an_owner_are_removed(void **state)
 {
 	put_all();
@@ -551,6 +616,9 @@ int main(void)
 		TEST(test_restart),
 		TEST(test_remove),
 		TEST(test_key_is_written_again),
+		TEST(test_removal_of_an_older_object_spares_the_newer),
+		TEST(test_older_write_that_ends_later),
+		TEST(test_key_of_a_missing_segment_is_written_again),
 		TEST(test_objects_without_an_owner_are_removed),
 		TEST(test_flipped_bits),
 		TEST(test_short_and_missing_segments),
@@ -563,5 +631,7 @@ int main(void)
 		TEST(test_kill),
 	};
 
+	sem_init(&stopped, 0, 0);
+	sem_init(&go_on, 0, 0);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,15 +113,17 @@ static void batch_done(struct dray_job *j)
 	struct disk *d = dray_container_of(b, struct disk, batch);
 	struct dray_list requests = DRAY_LIST_INIT(requests), again = DRAY_LIST_INIT(again);
 	struct disk_request *r;
+	/* the end of a request may start the next batch, which has a result of its own */
+	int result = b->result;
 
 	d->committing = false;
-	if (b->result)
-		disk_failed(d, b->result, &b->why);
+	if (result)
+		disk_failed(d, result, &b->why);
 	dray_list_splice(&requests, &b->requests);
 	while ((r = dray_list_pop(&requests, struct disk_request, link))) {
-		if (b->result && r->removes)
+		if (result && r->removes)
 			dray_list_add(&again, &r->link);
-		else if (b->result)
+		else if (result)
 			commit_fail(d, r);
 		else if (r->removes)
 			finish_removal(d, r);

@@ -147,6 +147,7 @@ void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes)
 	}
 	r->writes = true;
 	r->at = (struct disk_object){ .segment = s, .offset = s->end, .bytes = bytes };
+	r->segment = s->id;
 	s->end += disk_blocks(bytes);
 	s->objects++;
 	d->info.bytes += disk_blocks(bytes);
@@ -168,6 +169,7 @@ void disk_remove(struct disk *d, struct disk_request *r)
 	prepare(d, r);
 	r->removes = true;
 	r->at = *r->object;
+	r->segment = r->at.segment->id;
 	*r->object = (struct disk_object){ .segment = NULL };
 	d->info.objects--;
 	commit_add(d, r);

@@ -57,6 +57,7 @@ struct disk_request {
 	struct dray_job job;
 	struct dray_list link;
 	struct disk_object at;
+	uint64_t segment; /* the number of at.segment, or the one in a row whose segment is missing */
 	unsigned thread;
 	int error; /* -errno */
 	bool writes, removes;

@@ -15,10 +15,17 @@ static const struct dray_state_migration migrations[] = {
 	  " bytes INTEGER NOT NULL, crc INTEGER NOT NULL, cost REAL NOT NULL) STRICT, WITHOUT ROWID;" },
 };
 
+/*
+ * Objects with one key come and go, and their requests end in any order. Places are given in the order of the writes, so the
+ * row is that of the object with the last place, and a removal spares the row of another object.
+ */
 static const char *const statements[STATEMENTS] = {
 	[SAVE] =
-		"INSERT OR REPLACE INTO object (key, segment, offset, bytes, crc, cost) VALUES (?, ?, ?, ?, ?, ?)",
-	[DROP] = "DELETE FROM object WHERE key = ?",
+		"INSERT INTO object (key, segment, offset, bytes, crc, cost) VALUES (?, ?, ?, ?, ?, ?)"
+		" ON CONFLICT (key) DO UPDATE SET segment = excluded.segment, offset = excluded.offset,"
+		" bytes = excluded.bytes, crc = excluded.crc, cost = excluded.cost"
+		" WHERE (excluded.segment, excluded.offset) > (object.segment, object.offset)",
+	[DROP] = "DELETE FROM object WHERE key = ? AND segment = ? AND offset = ?",
 	[ALL] = "SELECT key, segment, offset, bytes, crc, cost FROM object",
 };
 
@@ -76,7 +83,7 @@ int index_load(struct disk *d, index_row_fn fn, void *arg, struct dray_err *rete
 		struct index_row row = {
 			.key = sqlite3_column_blob(q, 0),
 			.key_bytes = (uint32_t)sqlite3_column_bytes(q, 0),
-			.segment = (uint32_t)sqlite3_column_int64(q, 1),
+			.segment = (uint64_t)sqlite3_column_int64(q, 1),
 			.offset = (uint64_t)sqlite3_column_int64(q, 2),
 			.bytes = (uint64_t)sqlite3_column_int64(q, 3),
 			.crc = (uint32_t)sqlite3_column_int64(q, 4),
@@ -103,9 +110,9 @@ static int apply(struct disk *d, const struct disk_request *r, struct dray_err *
 	sqlite3_stmt *q = d->index->statements[r->removes ? DROP : SAVE];
 
 	sqlite3_bind_blob(q, 1, r->key, (int)r->key_bytes, SQLITE_STATIC);
+	sqlite3_bind_int64(q, 2, (int64_t)r->segment);
+	sqlite3_bind_int64(q, 3, (int64_t)r->at.offset);
 	if (!r->removes) {
-		sqlite3_bind_int64(q, 2, r->at.segment->id);
-		sqlite3_bind_int64(q, 3, (int64_t)r->at.offset);
 		sqlite3_bind_int64(q, 4, (int64_t)r->at.bytes);
 		sqlite3_bind_int64(q, 5, r->at.crc);
 		sqlite3_bind_double(q, 6, (double)r->cost);

@@ -60,8 +60,8 @@ int index_open(struct disk *d, struct dray_err *reterr);
 void index_close(struct disk *d);
 struct index_row {
 	const void *key;
-	uint32_t key_bytes, segment, crc;
-	uint64_t offset, bytes;
+	uint32_t key_bytes, crc;
+	uint64_t segment, offset, bytes;
 	float cost;
 };
 typedef void (*index_row_fn)(struct disk *d, const struct index_row *row, void *arg);

@@ -46,6 +46,7 @@ static void add_orphan(struct disk *d, const struct index_row *row, struct disk_
 		.key_bytes = row->key_bytes,
 		.done = orphan_done,
 		.removes = true,
+		.segment = row->segment,
 		.at = { .segment = s, .offset = row->offset, .bytes = row->bytes },
 	};
 	if (s) {
@@ -73,11 +74,13 @@ static int by_id(const void *a, const void *b)
 	return dray_compare((*x)->id, (*y)->id);
 }
 
-static struct disk_segment *find(const struct load *l, uint32_t id)
+static struct disk_segment *find(const struct load *l, uint64_t id)
 {
-	struct disk_segment key = { .id = id }, *at = &key, **found;
+	struct disk_segment key = { .id = (uint32_t)id }, *at = &key, **found;
 
-	found = l->n ? bsearch(&at, l->segments, l->n, sizeof(*l->segments), by_id) : NULL;
+	found = l->n && id <= UINT32_MAX ?
+			bsearch(&at, l->segments, l->n, sizeof(*l->segments), by_id) :
+			NULL;
 	return found ? *found : NULL;
 }
 
@@ -93,6 +96,9 @@ static void take_row(struct disk *d, const struct index_row *row, void *arg)
 	struct disk_segment *s = find(l, row->segment);
 	struct disk_object *o = NULL;
 
+	/* What is written from now on is newer than each row, also if the segment of a row is missing. */
+	if (row->segment <= UINT32_MAX / 2)
+		d->next_id = dray_max(d->next_id, (uint32_t)row->segment + 1);
 	if (!valid(row, s)) {
 		add_orphan(d, row, NULL);
 		return;
