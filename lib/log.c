@@ -342,6 +342,16 @@ void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 	errno = saved;
 }
 
+const char *dray_log_word(const char *s, char *buf, size_t n)
+{
+	size_t i;
+
+	for (i = 0; s[i] && i + 1 < n; i++)
+		buf[i] = s[i] == ' ' || s[i] == '=' ? '_' : s[i];
+	buf[i] = '\0';
+	return buf;
+}
+
 bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret_dropped)
 {
 	int64_t now = dray_now().ns;

@@ -52,6 +52,12 @@ void dray_log_set_level(enum dray_log_level level);
 void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/*
+ * A text of others as one word that is no field of its own, with '_' for each ' ' and '=': otherwise it could forge fields of
+ * the line, or hide them. Cut to n bytes with its NUL. Returns buf.
+ */
+const char *dray_log_word(const char *s, char *buf, size_t n);
+
 #define log_error(area, ...) dray_log(DRAY_LOG_ERROR, area, __VA_ARGS__)
 #define log_warning(area, ...) dray_log(DRAY_LOG_WARNING, area, __VA_ARGS__)
 #define log_notice(area, ...) dray_log(DRAY_LOG_NOTICE, area, __VA_ARGS__)

@@ -536,3 +536,22 @@ def test_label_in_the_log(new_agent):
         here.client.read(here.region, remote, pieces(3)).result(LIMIT)
         line = until(lambda: next((line for line in agent.text().splitlines() if "read took" in line), None))
         assert line.endswith(" label=chatcmpl-7"), line
+
+
+def test_label_forges_no_fields(new_agent):
+    """A label and names with spaces are one word each in a line of the log; lists have the label as it is."""
+    agent = new_agent(settings={"log.transfers": "true", "log.format": "json"})
+    how = {"name": "engine code=7", "group": "request 7"}
+    label = "x session=1 uid=0"
+    with Side(agent, MIB, **how) as here, Side(agent, MIB) as there:
+        remote = here.client.acquire(there.region.lease(blocks(3)).token, label=label, timeout=LIMIT)
+        here.client.read(here.region, remote, pieces(3)).result(LIMIT)
+        line = until(lambda: next((line for line in agent.text().splitlines() if "read took" in line), None))
+        transfer, = agent.ctl("transfers", "--recent", "--json")["ended_transfers"]
+    fields = json.loads(line)
+    assert fields["label"] == "x_session_1_uid_0"
+    assert fields["session"] == str(transfer["session"]) and "uid" not in fields
+    assert transfer["label"] == label
+    opened = json.loads(next(line for line in agent.text().splitlines() if "opened by engine" in line))
+    assert opened["msg"] == "opened by engine_code_7"
+    assert opened["group"] == "request_7" and opened["session"] == fields["session"] and "code" not in opened

@@ -286,6 +286,7 @@ bool sessions_may_log(struct sessions *ss, dray_handle session, uint32_t *ret_dr
 void session_start(struct session *s, int fd)
 {
 	struct sessions *ss = s->owner;
+	char name[NAME_BYTES], group[NAME_BYTES];
 
 	s->message_max = send_room(fd);
 	worker_post(ss->deps.pool->workers[s->worker],
@@ -297,9 +298,11 @@ void session_start(struct session *s, int fd)
 	session_log(s, DRAY_LOG_INFO,
 		    "opened by %s session=%" PRIu64
 		    " group=%s tenant=%s uid=%u gid=%u pid=%d worker=%u",
-		    *s->name ? s->name : "a client without a name", s->handle,
-		    *s->group->name ? s->group->name : "-", s->uid_owner->tenant, s->who.uid,
-		    s->who.gid, s->who.pid, s->worker);
+		    *s->name ? dray_log_word(s->name, name, sizeof(name)) :
+			       "a client without a name",
+		    s->handle,
+		    *s->group->name ? dray_log_word(s->group->name, group, sizeof(group)) : "-",
+		    s->uid_owner->tenant, s->who.uid, s->who.gid, s->who.pid, s->worker);
 }
 
 void session_discard(struct session *s)

@@ -32,7 +32,7 @@ static double ms(int64_t ns)
 void report_log(struct report *report, uint32_t more)
 {
 	const struct transfer_record *r = &report->record;
-	char rails[RAILS_TEXT], text[LINE_MAX_BYTES];
+	char rails[RAILS_TEXT], label[sizeof(r->label)], text[LINE_MAX_BYTES];
 
 	snprintf(text, sizeof(text),
 		 "%s took %.3f ms: waited %.3f, queued %.3f, moved %.3f, notified %.3f; %" PRIu64
@@ -46,7 +46,8 @@ void report_log(struct report *report, uint32_t more)
 		 dray_error_name(r->code), r->session, r->request, r->peer,
 		 dmsg_transport_name(r->transport),
 		 r->rails ? numbers_text(r->rails, rails, sizeof(rails)) : "-",
-		 dmsg_class_name(r->class), *r->label ? " label=" : "", r->label);
+		 dmsg_class_name(r->class), *r->label ? " label=" : "",
+		 dray_log_word(r->label, label, sizeof(label)));
 	if (report->slow)
 		log_warning("transfer", "slow: %s", text);
 	else
