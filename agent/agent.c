@@ -188,7 +188,10 @@ bool agent_deinit(struct agent *a)
 			"agent",
 			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
-	a->store = store_free(a->store);
+	if (!store_free(dray_take(a->store)))
+		log_warning(
+			"agent",
+			"a call of the disk in store.disk_dir does not return; the process exits without it");
 	a->regions = regions_free(a->regions);
 	a->mailboxes = mailboxes_free(a->mailboxes);
 	a->owners = owners_free(a->owners);

@@ -220,8 +220,8 @@ void item_return(struct store_object *o);
 /* tier.c */
 /* 0 or -errno with reterr. */
 int tier_new(struct store *s, struct dray_err *reterr);
-/* Frees objects that are not in the index, and drops the holds of the tier. */
-void tier_free(struct store *s);
+/* Frees objects that are not in the index, and drops the holds of the tier. False: the disk keeps the store's memory. */
+bool tier_free(struct store *s);
 /* An object was put. */
 void tier_put(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */

@@ -84,15 +84,16 @@ static void space_free(struct store_space *sp)
 	free(sp);
 }
 
-struct store *store_free(struct store *s)
+bool store_free(struct store *s)
 {
 	if (!s)
-		return NULL;
+		return true;
 	/* the thread does not wait for anything, and ends */
 	if (s->jobs)
 		jobs_free(s->jobs);
 	s->closing = true;
-	tier_free(s);
+	if (!tier_free(s))
+		return false;
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
 		space_free(sp);
 	memory_deinit(s);
@@ -100,7 +101,7 @@ struct store *store_free(struct store *s)
 	free(s->region);
 	pthread_mutex_destroy(&s->lock);
 	free(s);
-	return NULL;
+	return true;
 }
 
 const struct region_view *store_region(const struct store *s)

@@ -545,14 +545,15 @@ static void drop(struct disk_part *p)
 		item_put(o);
 }
 
-void tier_free(struct store *s)
+bool tier_free(struct store *s)
 {
 	struct tier *t = s->tier;
 	struct disk_part *p;
 
 	if (!t)
-		return;
-	t->disk = disk_close(t->disk);
+		return true;
+	if (!disk_close(dray_take(t->disk)))
+		return false;
 	dray_list_for_each(&t->ops, op, struct op, link) {
 		drop(disk_part(op->object));
 		free(op);
@@ -561,6 +562,7 @@ void tier_free(struct store *s)
 		drop(p);
 	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
 		drop(p);
+	return true;
 }
 
 void tier_totals(struct store *s, struct store_totals *ret)

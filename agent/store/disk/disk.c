@@ -236,14 +236,18 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	return 0;
 }
 
-struct disk *disk_close(struct disk *d)
+bool disk_close(struct disk *d)
 {
+	bool ended = true;
+
 	if (!d)
-		return NULL;
+		return true;
 	sd_event_source_disable_unref(d->timer);
 	for (unsigned i = 0; i < DISK_THREADS_MAX; i++)
-		jobs_free(d->threads[i]);
-	jobs_free(d->committer);
+		ended = jobs_free(d->threads[i]) && ended;
+	ended = jobs_free(d->committer) && ended;
+	if (!ended)
+		return false;
 	load_free(d);
 	index_close(d);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)
@@ -251,5 +255,5 @@ struct disk *disk_close(struct disk *d)
 	dray_close(d->dir_fd);
 	free(d->dir);
 	free(d);
-	return NULL;
+	return true;
 }

@@ -107,8 +107,11 @@ typedef struct disk_object *(*disk_found_fn)(void *arg, const void *key, uint32_
 int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn found, void *arg,
 	      struct dray_err *reterr);
 
-/* No request may be in flight. NULL is allowed. Returns NULL. */
-struct disk *disk_close(struct disk *d);
+/*
+ * Ends the requests that threads have; done() is not called any more. NULL is allowed. False: a call of the disk does not
+ * return, and its thread keeps the disk, the requests and their buffers until the process ends.
+ */
+bool disk_close(struct disk *d);
 
 /* bytes: of the object. done() may be called before this returns. The object must not be on disk. */
 void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes);
