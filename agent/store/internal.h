@@ -154,6 +154,7 @@ struct store {
 	uint32_t n_slots;
 	uint64_t slot_bytes;
 	uint64_t last_file;
+	uint64_t leaving; /* bytes of segments that the thread of the store gives back; part of totals.memory */
 	struct store_totals totals;
 	struct region_view *region;
 	struct remote_view remote;

@@ -247,6 +247,7 @@ static void give_back(struct dray_job *j)
 	pthread_mutex_lock(&s->lock);
 	slots_set(s, g->slot, g->n_slots, NULL);
 	s->totals.memory -= g->bytes;
+	s->leaving -= g->bytes;
 	pthread_mutex_unlock(&s->lock);
 	free(g);
 }
@@ -370,6 +371,7 @@ static void segment_leave(struct segment *g)
 	sp->memory -= g->bytes;
 	g->space = NULL;
 	g->leaving = true;
+	g->store->leaving += g->bytes;
 	if (!g->populating)
 		dray_jobs_add(g->store->jobs, &g->job, give_back, NULL);
 }

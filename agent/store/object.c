@@ -291,7 +291,8 @@ static bool place(struct store_space *sp, struct store_object *o, uint32_t n)
 	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
 		if (memory_alloc(sp, o, n) || (memory_grow(sp, n) && memory_alloc(sp, o, n)))
 			return true;
-		if (!claimed)
+		/* what another try has claimed may still be on its way */
+		if (!claimed && !sp->store->leaving)
 			memory_claim(sp);
 		claimed = true;
 		if (!sp->store->cfg.evict || !item_evict(sp)) {
