@@ -562,7 +562,7 @@ class World:
                 self.lose(remote.hold, error)
                 remote.hold.grant.owner.over(remote.hold.grant, PEER_LOST)
         for transfer in self.transfers:
-            if transfer.side is side:
+            if side in (transfer.side, transfer.writes[0]):  # a dead agent writes nothing, and nothing is written through it
                 transfer.end(error)
                 self.confirmed(transfer)
         for client in side.clients.values():
