@@ -4,6 +4,7 @@
 import model
 import pytest
 from dray import errors
+from dray.vllm.letters import mailbox_name
 from harness import ROOT
 from test_push_steps import FOR_D, FOR_P, Calm, agents, nothing_left, prompt, turns
 from world import World
@@ -107,3 +108,35 @@ def test_p_goes_on_when_its_blocks_cannot_be_shared_any_more(pulled):
     pulled.p.add("s", prompt(TOKENS), 1, FOR_P)  # which does not wait as long again
     turns(pulled, pulled.p, n=3)
     assert pulled.p.answers["s"] == ("LENGTH", None)
+
+
+@pytest.fixture
+def pushing(monkeypatch):
+    """Both engines have the request; P's agent, and with it the mailbox, is away."""
+    made = World(monkeypatch, str(model.make(ROOT / "build/engine-model")), "fail", Calm(), "push")
+    made.box = made.mailboxes.pop(("p:1", mailbox_name("p")))
+    made.kill_agent(made.p)
+    made.p.add("r", prompt(TOKENS), 1, FOR_P)
+    made.d.add("r", prompt(TOKENS), 1, FOR_D)
+    for _ in range(3):
+        made.p.step()
+    return made
+
+
+def test_p_waits_in_push(pushing):
+    assert "r" not in pushing.p.answers, "it was computed, so that nothing steps the engine until its mailbox is open"
+    turns(pushing, pushing.d, n=3)  # P's agent is back; the announcement meets no mailbox
+    assert "r" not in pushing.d.answers and not pushing.seen["transfer done"]
+    pushing.mailboxes["p:1", mailbox_name("p")] = pushing.box
+    pushing.now += 0.2
+    turns(pushing, pushing.d, pushing.p, n=6)
+    assert pushing.d.answers["r"][0] == "LENGTH" and pushing.p.answers["r"][0] == "LENGTH"
+    assert pushing.seen["transfer done"] == 2, "the blocks were computed"
+    nothing_left(pushing)
+
+
+def test_p_goes_on_in_push_when_the_attempt_fails(pushing):
+    pushing.p.losses += 1
+    for _ in range(3):
+        pushing.p.step()
+    assert pushing.p.answers["r"][0] == "LENGTH"

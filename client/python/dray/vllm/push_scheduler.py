@@ -65,9 +65,11 @@ class PushSide:
         if wants_decode(request.kv_transfer_params):
             self._sender.expect(request)
 
-    def match(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens behind the computed ones come from another engine."""
-        return self._receiver.match(request, num_computed_tokens) if wants_prefill(request.kv_transfer_params) else (0, False)
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens behind the computed ones come from another engine; None: the engine asks again in the next step."""
+        if wants_prefill(request.kv_transfer_params):
+            return self._receiver.match(request, num_computed_tokens)
+        return (None if self._sender.waits(request.request_id) else 0), False
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The engine has decided how many tokens come from another engine, and into which blocks."""

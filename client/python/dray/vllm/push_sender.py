@@ -50,11 +50,11 @@ class _Send:
     pushed: tokens before this one were given to the workers. chunks: reports of ranks that are missing, by
     number. finished: the blocks of a finished request, as numbers and as the engine's objects. expires: of
     such a request without an announcement. over: no further chunk is given to the workers. failed: D has
-    been told so.
+    been told so. losses: of the session, before the request came.
     """
 
-    def __init__(self, key: int, request: Request, transfer_id: str) -> None:
-        self.key, self.request, self.transfer_id = key, request, transfer_id
+    def __init__(self, key: int, request: Request, transfer_id: str, losses: int) -> None:
+        self.key, self.request, self.transfer_id, self.losses = key, request, transfer_id, losses
         self.announced: Announcement | None = None
         self.layout: EngineLayout | None = None
         self.pairs = 0
@@ -104,17 +104,27 @@ class Sender:
         """A new request whose blocks another engine wants."""
         if request.request_id in self._running:
             return
+        losses = self._ranks.losses()  # first, because it reads letters, which may use up transfer ids
         try:
             self.kept.check()
             transfer_id = self._transfer_id((request.kv_transfer_params or {}).get("transfer_id"))
         except errors.Error as e:
             _logger.warning("dray: request %s: its blocks are not sent, and D computes them: %s", request.request_id, e)
             return
-        send = _Send(next(self._keys), request, transfer_id)
+        send = _Send(next(self._keys), request, transfer_id, losses)
         self._sends[send.key] = self._running[request.request_id] = self._by_transfer[transfer_id] = send
         early = self._early.pop(transfer_id, None)
         if early is not None:
             self._accept(send, *early)
+
+    def waits(self, request_id: str) -> bool:
+        """True while a request waits for the agent of an idle engine that was restarted.
+
+        Without the agent D cannot reach the mailbox, and an engine that has computed all its requests does not go on stepping
+        until the mailbox is open.
+        """
+        send = self._running.get(request_id)
+        return send is not None and not send.over and self._ranks.awaited(send.losses, self._options.deadline)
 
     def _transfer_id(self, given: Any) -> str:
         """The transfer id of a new request; a fresh one if the router has given none."""
