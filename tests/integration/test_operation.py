@@ -544,8 +544,8 @@ def test_two_hundred_clients_at_once(agent):
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
         with contextlib.ExitStack() as stack:
-            watchers = [stack.enter_context(subprocess.Popen([DRAYCTL, "--control", agent.control, "events", "--watch"],
-                                                             stdout=subprocess.PIPE)) for _ in range(200)]
+            watchers = [stack.enter_context(subprocess.Popen([DRAYCTL, "--control", agent.control, "--timeout", f"{LIMIT:.0f}s", "events",
+                                                              "--watch"], stdout=subprocess.PIPE)) for _ in range(200)]
             for i in range(30):
                 assert ctl(agent.control, verbs[i % len(verbs)], "--json").returncode == 0
                 here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
