@@ -29,7 +29,7 @@
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 
-static const struct database_schema own_schema = {
+const struct database_schema database_state_schema = {
 	.migrations = dray_state_migrations,
 	.version = DRAY_STATE_VERSION,
 	.what = "state",
@@ -38,19 +38,6 @@ static const struct database_schema own_schema = {
 	.n_statements = DRAY_STATE_STATEMENT_N,
 	.application_id = DRAY_STATE_APPLICATION_ID,
 };
-
-static struct database_schema complete(const struct database_schema *schema)
-{
-	struct database_schema full = own_schema;
-
-	if (!schema)
-		return full;
-	if (schema->what)
-		return *schema;
-	full.migrations = schema->migrations;
-	full.version = schema->version;
-	return full;
-}
 
 static int no_space(struct database *s, struct dray_err *reterr, const char *doing)
 {
@@ -309,15 +296,15 @@ static int prepare(struct database *s, struct dray_err *reterr)
 int database_open(struct database **ret, const char *path, const struct database_schema *schema,
 		  struct database_info *ret_info, struct dray_err *reterr)
 {
-	struct database_schema full = complete(schema);
-	struct database *s = calloc(1, sizeof(*s) + full.n_statements * sizeof(s->statements[0]));
+	struct database *s =
+		calloc(1, sizeof(*s) + schema->n_statements * sizeof(s->statements[0]));
 	int r;
 
 	*ret_info = (struct database_info){ .version = 0 };
 	if (!s)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the %s",
-				    full.what);
-	s->schema = full;
+				    schema->what);
+	s->schema = *schema;
 	r = open_file(s, path, ret_info, reterr);
 	if (!r)
 		r = read_version(s, ret_info, reterr);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A database file: that of the state, or with another schema. Only the owners of schemas use sqlite3. Every call may block. One thread at a time, not always the same.
- * Does not log.
+ * A database file: that of the state, or with another schema. Only the owners of schemas use sqlite3. Every call may block.
+ * One thread at a time, not always the same. Does not log.
  */
 #pragma once
 
@@ -18,14 +18,16 @@ enum database_error {
 
 struct database_schema {
 	const struct dray_state_migration *migrations;
-	unsigned version; /* how many there are */
-	/* The rest is that of the state if `what` is NULL. */
+	unsigned version;           /* how many there are */
 	const char *what, *setting; /* for messages: "state", "agent.state_dir" */
 	const char *const *statements;
 	unsigned n_statements;
 	int32_t application_id;
 	bool durable; /* a commit waits for the disk */
 };
+
+/* Of the state, in this release. */
+extern const struct database_schema database_state_schema;
 
 struct database_info {
 	unsigned version; /* of the file before migration, also of a newer one */
@@ -36,8 +38,8 @@ struct database_info {
 struct database;
 
 /*
- * Opens or makes the file and migrates it. schema NULL: that of this release. ret_info is always written. A file
- * without write permission is opened for reading if it needs no recovery. 0, DATABASE_E_*, or -errno; with reterr.
+ * Opens or makes the file and migrates it. ret_info is always written. A file without write permission
+ * is opened for reading if it needs no recovery. 0, DATABASE_E_*, or -errno; with reterr.
  */
 int database_open(struct database **ret, const char *path, const struct database_schema *schema,
 		  struct database_info *ret_info, struct dray_err *reterr);

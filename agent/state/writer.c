@@ -80,7 +80,7 @@ static int open_once(struct state *s, struct database_info *info, struct dray_er
 {
 	struct dray_err why = DRAY_ERR_NULL;
 	char sort[32];
-	int r = database_open(&s->database, s->path, NULL, info, &why);
+	int r = database_open(&s->database, s->path, &database_state_schema, info, &why);
 
 	if (r == 0)
 		return 0;

@@ -29,12 +29,14 @@ static const struct dray_state_migration later[] = {
 };
 
 static struct dray_state_migration migrations[DRAY_STATE_VERSION + 2];
-static struct database_schema schema = { .migrations = migrations,
-					 .version = DRAY_STATE_VERSION + 2 };
+static struct database_schema schema;
 
 static int setup(void **state)
 {
 	fds_before = cm_fds_count();
+	schema = database_state_schema;
+	schema.migrations = migrations;
+	schema.version = DRAY_STATE_VERSION + 2;
 	memcpy(migrations, later, sizeof(later));
 	for (unsigned i = 0; i < DRAY_STATE_VERSION; i++)
 		migrations[i] = dray_state_migrations[i];
@@ -159,7 +161,7 @@ static void a_newer_version_is_refused(void **state)
 
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
-	assert_int_equal(open_with(NULL, &info, msg), DATABASE_E_NEWER);
+	assert_int_equal(open_with(&database_state_schema, &info, msg), DATABASE_E_NEWER);
 	assert_int_equal(info.version, 4);
 	assert_non_null(strstr(msg, "of version 4, this release knows 2"));
 	/* and the file was not changed */
@@ -180,7 +182,7 @@ static void a_migration_that_fails_changes_nothing(void **state)
 		fail_msg("%s", msg);
 	assert_int_equal(sql("PRAGMA user_version"), 1);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 7);
-	assert_int_equal(open_with(NULL, &info, msg), 0);
+	assert_int_equal(open_with(&database_state_schema, &info, msg), 0);
 }
 
 static void a_migration_on_a_disk_that_fails_changes_nothing(void **state)
