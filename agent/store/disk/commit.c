@@ -111,7 +111,7 @@ static void batch_done(struct dray_job *j)
 {
 	struct disk_batch *b = dray_container_of(j, struct disk_batch, job);
 	struct disk *d = dray_container_of(b, struct disk, batch);
-	struct dray_list requests = DRAY_LIST_INIT(requests), again = DRAY_LIST_INIT(again);
+	struct dray_list requests = DRAY_LIST_INIT(requests);
 	struct disk_request *r;
 	/* the end of a request may start the next batch, which has a result of its own */
 	int result = b->result;
@@ -122,7 +122,7 @@ static void batch_done(struct dray_job *j)
 	dray_list_splice(&requests, &b->requests);
 	while ((r = dray_list_pop(&requests, struct disk_request, link))) {
 		if (result && r->removes)
-			dray_list_add(&again, &r->link);
+			dray_list_add(&d->to_commit, &r->link);
 		else if (result)
 			commit_fail(d, r);
 		else if (r->removes)
@@ -130,9 +130,6 @@ static void batch_done(struct dray_job *j)
 		else
 			finish_write(d, r);
 	}
-	/* Removals stay before writes that came later, which may have their keys. */
-	dray_list_splice(&again, &d->to_commit);
-	dray_list_splice(&d->to_commit, &again);
 	commit_kick(d);
 }
 
