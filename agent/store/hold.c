@@ -108,8 +108,9 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 
 	if (!o)
 		return r;
-	r = (struct dmsg_store_result){ .status = o->resident ? DMSG_STORE_STATUS_OK : item_load(o),
-					.length = o->policy.bytes };
+	r.length = o->policy.bytes;
+	/* without memory the object may be gone afterwards */
+	r.status = o->resident ? DMSG_STORE_STATUS_OK : item_load(o);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
 	if (r.status)
@@ -192,10 +193,12 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	m->space->hits++;
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
-	/* the answer does not wait for the disk */
-	if (!o->resident)
+	/* the answer does not wait for the disk, and without memory the object may be gone */
+	if (!o->resident) {
 		item_load(o);
-	if (!o->resident || o->loading || o->unread)
+		return p;
+	}
+	if (o->loading || o->unread)
 		return p;
 	policy_use(m->space->policy, &o->policy);
 	h = hold_new(u, o);
