@@ -198,6 +198,10 @@ void memory_clear(struct store_space *sp);
 /* An object with its key and without an owner. NULL: no memory. */
 struct store_object *item_new(struct store *s, struct store_key key);
 void item_dealloc(struct store *s, struct store_object *o);
+/* Frees it, and what it has at its member. */
+void item_forget(struct store_object *o);
+/* A live object enters the policy of memory or of the disk, by where it is. Its bytes, cost and tag are set. 0 or -ENOMEM. */
+int item_enter(struct store_object *o);
 uint32_t item_hash(const struct store_space *sp, struct store_key key);
 /* Room in the index for one more. False: there is no memory. */
 bool index_room(struct store_space *sp);
@@ -206,7 +210,10 @@ void index_add(struct store_space *sp, struct store_object *o);
 bool item_evict(struct store_space *sp);
 /* The same for this one, which is not held. */
 void item_leave_memory(struct store_object *o, bool evicted);
-/* A place in memory for an object that is on disk only, and holds it there until tier.c has read it. */
+/*
+ * A place in memory for an object that is on disk only, and holds it there until tier.c has read it. not_found: there was no
+ * memory, and the object is freed unless it is held.
+ */
 enum dmsg_store_status item_load(struct store_object *o);
 /* A GET of the batch does not wait for its object any more. */
 void wait_less(struct store_wait *w);

@@ -111,7 +111,7 @@ static struct policy *policy_of(const struct store_object *o)
 	return o->resident ? sp->policy : sp->disk_policy;
 }
 
-static int policy_enter(struct store_object *o)
+int item_enter(struct store_object *o)
 {
 	struct policy_entry *e = &o->policy;
 
@@ -146,6 +146,14 @@ void item_dealloc(struct store *s, struct store_object *o)
 		free((uint8_t *)o - part_bytes(s));
 }
 
+void item_forget(struct store_object *o)
+{
+	struct store *s = store_of(o);
+
+	o->member->refs--;
+	item_dealloc(s, o);
+}
+
 /* Its place is free again. */
 static void place_free(struct store_object *o)
 {
@@ -166,8 +174,16 @@ static void item_free(struct store_object *o)
 		tier_remove(o);
 		return;
 	}
-	o->member->refs--;
-	item_dealloc(s, o);
+	item_forget(o);
+}
+
+/* Nobody finds it any more. It is freed unless it is held. */
+static void unlist(struct store_object *o)
+{
+	index_del(o->member->space, o);
+	o->state = OBJECT_GONE;
+	if (!o->holds)
+		item_free(o);
 }
 
 static void count_eviction(struct store_object *o)
@@ -182,15 +198,10 @@ static void count_eviction(struct store_object *o)
 
 void item_remove(struct store_object *o, bool evicted)
 {
-	struct store_space *sp = o->member->space;
-
-	index_del(sp, o);
 	policy_remove(policy_of(o), &o->policy, evicted);
 	if (evicted && o->resident)
 		count_eviction(o);
-	o->state = OBJECT_GONE;
-	if (!o->holds)
-		item_free(o);
+	unlist(o);
 }
 
 void item_leave_memory(struct store_object *o, bool evicted)
@@ -204,12 +215,9 @@ void item_leave_memory(struct store_object *o, bool evicted)
 	policy_remove(policy_of(o), &o->policy, evicted);
 	count_memory(o, false);
 	place_free(o);
-	if (policy_enter(o) == 0)
-		return;
 	/* without memory for the policy nothing would ever evict it from disk */
-	index_del(o->member->space, o);
-	o->state = OBJECT_GONE;
-	item_free(o);
+	if (item_enter(o) < 0)
+		unlist(o);
 }
 
 bool item_evict(struct store_space *sp)
@@ -370,7 +378,7 @@ static enum dmsg_store_status put_end(struct store_object *o, bool done)
 		item_free(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (!done || !index_room(sp) || policy_enter(o) < 0) {
+	if (!done || !index_room(sp) || item_enter(o) < 0) {
 		item_free(o);
 		return done ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
 	}
@@ -410,10 +418,8 @@ enum dmsg_store_status item_load(struct store_object *o)
 	policy_remove(sp->disk_policy, &o->policy, false);
 	o->resident = true;
 	count_memory(o, true);
-	if (policy_enter(o) < 0) {
-		index_del(sp, o);
-		o->state = OBJECT_GONE;
-		item_free(o);
+	if (item_enter(o) < 0) {
+		unlist(o);
 		return DMSG_STORE_STATUS_NOT_FOUND;
 	}
 	o->loading = true;

@@ -48,11 +48,6 @@ struct op {
 	uint8_t key[DISK_KEY_MAX];
 };
 
-static uint64_t disk_room(const struct store_object *o)
-{
-	return (o->policy.bytes + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
-}
-
 static struct queue *queue_of(struct tier *t, uint8_t work)
 {
 	return work == WORK_READ ? &t->reads : &t->others;
@@ -123,13 +118,14 @@ static bool budget_has_room(struct store_object *o)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	return budget_take(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES, disk_room(o),
-			   &err) == 0;
+	return budget_take(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
+			   disk_blocks(o->policy.bytes), &err) == 0;
 }
 
 static void budget_return(struct store_object *o)
 {
-	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES, disk_room(o));
+	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
+		   disk_blocks(o->policy.bytes));
 }
 
 /* Evicts an object of the name space that is only on disk. False: there is none. */
@@ -301,14 +297,6 @@ static void read_end(struct store_object *o, enum disk_result result)
 	item_put(o);
 }
 
-static void forget(struct store_object *o)
-{
-	struct store *s = store_of(o);
-
-	o->member->refs--;
-	item_dealloc(s, o);
-}
-
 /* --- control thread ----------------------------------------------------------------------------------------------- */
 
 static void pump(struct store *s);
@@ -330,7 +318,7 @@ static void op_done(struct disk_request *r)
 	} else if (work == WORK_READ) {
 		read_end(o, r->result);
 	} else {
-		forget(o);
+		item_forget(o);
 	}
 	pthread_mutex_unlock(&s->lock);
 	free(op);
@@ -470,12 +458,13 @@ static struct store_object *object_found(struct store_member *m, struct store_ke
 	o->member = m;
 	o->state = OBJECT_LIVE;
 	o->policy.bytes = bytes;
+	o->policy.cost = cost;
+	o->policy.tag = item_hash(sp, key);
 	if (!budget_has_room(o)) {
 		item_dealloc(sp->store, o);
 		return NULL;
 	}
-	if (policy_add(sp->disk_policy, &o->policy, bytes, cost > 0 ? cost : 1,
-		       item_hash(sp, key)) < 0) {
+	if (item_enter(o) < 0) {
 		budget_return(o);
 		item_dealloc(sp->store, o);
 		return NULL;
@@ -540,7 +529,7 @@ static void drop(struct disk_part *p)
 	struct store_object *o = object_of_part(p);
 
 	if (p->work == WORK_REMOVE)
-		forget(o);
+		item_forget(o);
 	else
 		item_put(o);
 }

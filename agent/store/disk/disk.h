@@ -25,6 +25,12 @@
 #define DISK_KEY_MAX 512
 #define DISK_BLOCK 4096u /* objects begin and end at multiples of it */
 
+/* The bytes that an object takes on disk. */
+static inline uint64_t disk_blocks(uint64_t bytes)
+{
+	return (bytes + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
+}
+
 struct disk;
 struct disk_segment;
 

@@ -79,11 +79,6 @@ void segment_remove_now(struct disk_segment *s);
 void segment_name(uint32_t id, char ret[32]);
 /* Opens the file if needed. Any thread. 0 or -errno. */
 int segment_open(struct disk_segment *s);
-/* Sizes in blocks. */
-static inline uint64_t disk_blocks(uint64_t bytes)
-{
-	return (bytes + DISK_BLOCK - 1) / DISK_BLOCK * DISK_BLOCK;
-}
 
 /* --- io.c: on a thread --- */
 void io_write(struct disk_request *r);
