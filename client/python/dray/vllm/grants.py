@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from .. import _schema as s
 from .. import errors, events
 from ..client import Client
 from ..handles import Region, Remote
@@ -24,13 +25,10 @@ __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Gran
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
 
-_LABEL_MAX = 64  # bytes
-
-
 def _label(request_id: str) -> str:
     """A request's id as the agent shows it with transfers: its first bytes if it is too long."""
     text = "".join(c if c.isprintable() else "?" for c in request_id)
-    return text.encode()[:_LABEL_MAX].decode(errors="ignore")
+    return text.encode()[:s.LABEL_MAX].decode(errors="ignore")
 
 
 class Grant:
