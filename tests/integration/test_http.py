@@ -22,11 +22,16 @@ SCHEMA = yaml.safe_load((ROOT / "schema/metrics.yaml").read_text())
 ADDRESS = "127.0.0.1"
 
 
-def with_http(new_agent, lab, name="agent", probes=False, start=True, settings=(), **how):
-    """Makes an agent that serves HTTP; agent.http is the address, agent.probes that of the probes."""
-    agent = new_agent(name, start=False, settings={"health.worker_limit": "300ms", **dict(settings)}, **how)
+def serve_http(agent):
+    """The agent serves HTTP from its next start on; agent.http is the address."""
     agent.http = agent._segment(ADDRESS)
     agent.settings["http.listen"] = agent.http
+    return agent
+
+
+def with_http(new_agent, lab, name="agent", probes=False, start=True, settings=(), **how):
+    """Makes an agent that serves HTTP; agent.probes is the address of the probes."""
+    agent = serve_http(new_agent(name, start=False, settings={"health.worker_limit": "300ms", **dict(settings)}, **how))
     if probes:
         agent.probes = agent._segment(ADDRESS)
         agent.settings["http.probe_listen"] = agent.probes

@@ -10,6 +10,7 @@ import threading
 import pytest
 from dray import Status, errors
 from harness import LIMIT, MIB, until
+from test_http import ask, samples, serve_http, with_http
 from test_store import User, tenants
 
 LONG = "DRAY_LONG" in os.environ
@@ -23,26 +24,15 @@ SIZE = 300_000
 def new_store(new_agent, lab):
     def make(**settings):
         folder = lab.directory("disk")
-        agent = new_agent(start=False, settings=DISK | {"store.disk_dir": folder} | {k.replace("__", "."): v for k, v in settings.items()})
-        serve_metrics(agent).start()
+        agent = with_http(new_agent, lab, settings=DISK | {"store.disk_dir": folder} | {k.replace("__", "."): v for k, v in settings.items()})
         agent.disk = folder
         return agent
     return make
 
 
-def serve_metrics(agent):
-    """Metrics over HTTP cost less than a run of drayctl."""
-    agent.settings["http.listen"] = agent._segment("127.0.0.1")
-    return agent
-
-
 def counters(agent):
-    """The metrics without labels."""
-    with agent.host.connect(agent.settings["http.listen"]) as connection, connection.makefile("rwb") as file:
-        file.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        file.flush()
-        lines = (line.split() for line in file if line.startswith(b"dray_store_"))
-        return {name.decode(): int(value) for name, value in lines}
+    """Over HTTP, which costs less than a run of drayctl."""
+    return samples(ask(agent, "/metrics")[2])
 
 
 def value_of(key, size=SIZE):
@@ -156,7 +146,7 @@ def test_owners_keep_their_objects(new_agent, lab):
     agent, (left, right) = tenants(new_agent, "left", "right", **DISK, **{
         "store.disk_dir": lab.directory("disk"), "store.spaces": "kv=left:*,kv=right:*"})
     agent.kill()
-    serve_metrics(agent).start()
+    serve_http(agent).start()
     with User(left) as a, User(right) as b, User(left, space="kv") as c:
         fill(agent, a, [b"key"])
         assert b.put(b"key", b"other") == c.put(b"key", b"shared") == Status.OK
@@ -273,7 +263,7 @@ def mounted_store(lab, new_agent, options):
     except OSError as e:
         agent.process = None
         pytest.skip(f"file systems cannot be mounted here: {e}")
-    serve_metrics(agent).start()
+    serve_http(agent).start()
     return agent, pathlib.Path(f"/proc/{agent.pid}/root{mount}")
 
 
