@@ -249,8 +249,9 @@ static int accepted_key_check(struct config *c, struct dray_err *reterr)
 {
 	if (!*c->v.peer.accept_key_file || *c->v.peer.key_file || c->refused[KEY(PEER_KEY_FILE)])
 		return 0;
-	return config_refuse(reterr, config_origin(c, KEY(PEER_ACCEPT_KEY_FILE)),
-			     "peer.accept_key_file is accepted beside peer.key_file; set that too");
+	return config_refuse(
+		reterr, config_origin(c, KEY(PEER_ACCEPT_KEY_FILE)),
+		"peer.accept_key_file needs peer.key_file, the key that this agent proves; set it too");
 }
 
 static int sockets_check(struct config *c, struct dray_err *reterr)

@@ -1310,7 +1310,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 	[CTL_VERB_RELOAD] = { .name = "reload",
 		.help =
 			"Usage: drayctl [OPTION]... reload\n"
-			"read the configuration again; an invalid one changes nothing\n"
+			"read configuration and key files again; an error changes nothing\n"
 			"\n"
 			"Prints the keys that changed, and those that differ but need a restart; drayctl\n"
 			"config --origin shows which keys reload. Sessions and transfers continue. SIGHUP\n"
@@ -1531,7 +1531,7 @@ const char ctl_help_text[] =
 	"  wait       wait until the agent is ready, or for another condition\n"
 	"  drain      accept no new work, finish the work in flight, then exit\n"
 	"  resume     end a drain, and accept new work again\n"
-	"  reload     read the configuration again; an invalid one changes nothing\n"
+	"  reload     read configuration and key files again; an error changes nothing\n"
 	"  config     show the configuration in effect, explain a key, or check a file\n"
 	"  log-level  show or set the lowest level that is logged\n"
 	"  bench      measure transfers within this agent or to another one\n"

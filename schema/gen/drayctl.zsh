@@ -32,7 +32,7 @@ _drayctl_verbs() {
 		'wait:wait until the agent is ready, or for another condition'
 		'drain:accept no new work, finish the work in flight, then exit'
 		'resume:end a drain, and accept new work again'
-		'reload:read the configuration again; an invalid one changes nothing'
+		'reload:read configuration and key files again; an error changes nothing'
 		'config:show the configuration in effect, explain a key, or check a file'
 		'log-level:show or set the lowest level that is logged'
 		'bench:measure transfers within this agent or to another one'
