@@ -7,9 +7,10 @@ Tokens equal those of a single engine, and blocks are loaded, not computed.
 import pytest
 from harness import LIMIT, until
 from rig import (BLOCK, PREFILL, TOKENS, Engine, blocks_free, labels, letters, nothing_left, prompts, push, push_params, same_tokens,
-                 sure, transfers, with_references)
+                 sure, transfers, until_sure, with_references)
 
 CHUNK = 500  # tokens that P computes in a step; not a multiple of the block size
+pytestmark = pytest.mark.long
 LOADED = "vllm:dray_loaded_tokens"
 
 
@@ -49,7 +50,6 @@ def run(p, d, agent, asked, tokens=TOKENS):
 def as_alone(p, asked, answers):
     """The tokens are those of P alone, which is asked afterwards, because it would have the blocks otherwise. Returns its answers."""
     references = [waits.get(timeout=4 * LIMIT) for waits in [p.start(prompt, TOKENS, logprobs=2) for prompt in asked]]
-    assert any(map(sure, references)), "all first tokens are a matter of rounding: choose another seed"
     for reference, answer in zip(references, answers):
         same_tokens(reference, answer)
     return references
@@ -58,23 +58,28 @@ def as_alone(p, asked, answers):
 @pytest.mark.parametrize("length", [20, 64, 512, 2048])
 def test_tokens_of_a_single_engine(two, length):
     p, d, agents = two
-    asked = prompts(3, length, seed=length)
-    with Loaded(d) as loaded:
-        answers = run(p, d, agents[0], asked)
-    references = as_alone(p, asked, [answer for _, answer in answers])
-    assert loaded.tokens == 3 * length
-    for reference, (first, answer) in zip(references, answers):
-        # P computed the prompt in chunks, which round in another way
-        assert first["tokens"] == answer["tokens"][:1] or not sure(reference)
-        assert answer["cached"] >= length - BLOCK
-        assert any(label.startswith(first["id"]) for label in labels(agents[0]))  # the engine adds to it
+
+    def one_round(seed):
+        asked = prompts(3, length, seed=f"{length} {seed}")
+        with Loaded(d) as loaded:
+            answers = run(p, d, agents[0], asked)
+        references = as_alone(p, asked, [answer for _, answer in answers])
+        assert loaded.tokens == 3 * length
+        for reference, (first, answer) in zip(references, answers):
+            # P computed the prompt in chunks, which round in another way
+            assert first["tokens"] == answer["tokens"][:1] or not sure(reference)
+            assert answer["cached"] >= length - BLOCK
+            assert any(label.startswith(first["id"]) for label in labels(agents[0]))  # the engine adds to it
+        return references
+
+    until_sure(one_round)
     nothing_left(*agents)
 
 
 def test_tokens_depend_on_the_blocks(two):
     """The check of this file would notice other blocks: those of another prompt give other tokens."""
     p, d, agents = two
-    (prompt, reference), = with_references(p, prompts(4, 96, seed=5), 1)
+    (prompt, reference), = with_references(p, prompts(40, 96, seed=5), 1)
     for_p, for_d = push_params(p, agents[0])
     waits = d.start(prompt, TOKENS, for_d)
     p.run(prompts(1, 96, seed=6)[0], 1, for_p)
@@ -93,13 +98,17 @@ def test_chunks_are_written_before_the_last_is_computed(two):
 def test_parameters_of_the_answer(two):
     """A router that knows nothing of push copies them from P's answer into D's request."""
     p, d, agents = two
-    asked = prompts(3, 300, seed=8)
-    with Loaded(d) as loaded:
-        firsts = [p.run(prompt, 1, PREFILL) for prompt in asked]
-        assert all(first["params"]["transfer_id"] and first["params"]["remote_engine_id"] == "p" for first in firsts)
-        answers = [d.run(prompt, TOKENS, first["params"]) for prompt, first in zip(asked, firsts)]
-    as_alone(p, asked, answers)
-    assert loaded.tokens == 3 * 300
+
+    def one_round(seed):
+        asked = prompts(3, 300, seed=f"answer {seed}")
+        with Loaded(d) as loaded:
+            firsts = [p.run(prompt, 1, PREFILL) for prompt in asked]
+            assert all(first["params"]["transfer_id"] and first["params"]["remote_engine_id"] == "p" for first in firsts)
+            answers = [d.run(prompt, TOKENS, first["params"]) for prompt, first in zip(asked, firsts)]
+        assert loaded.tokens == 3 * 300
+        return as_alone(p, asked, answers)
+
+    until_sure(one_round)
     nothing_left(*agents)
 
 
@@ -119,13 +128,17 @@ def test_announced_before_the_request(two):
 
 def test_prefix_that_d_has(two):
     p, d, agents = two
-    asked = prompts(3, 400, seed=10)
-    for prompt in asked:
-        d.run(prompt[:4 * BLOCK + 5], 1)
-    with Loaded(d) as loaded:
-        answers = run(p, d, agents[0], asked)
-    as_alone(p, asked, [answer for _, answer in answers])
-    assert loaded.tokens == 3 * (400 - 4 * BLOCK)
+
+    def one_round(seed):
+        asked = prompts(3, 400, seed=f"prefix {seed}")
+        for prompt in asked:
+            d.run(prompt[:4 * BLOCK + 5], 1)
+        with Loaded(d) as loaded:
+            answers = run(p, d, agents[0], asked)
+        assert loaded.tokens == 3 * (400 - 4 * BLOCK)
+        return as_alone(p, asked, [answer for _, answer in answers])
+
+    until_sure(one_round)
     nothing_left(*agents)
 
 
@@ -144,8 +157,12 @@ def test_everything_that_d_has(two):
 
 def test_eight_at_once_with_a_shared_prefix(two):
     p, d, agents = two
-    asked = prompts(4, 300, seed=1, shared=128) + prompts(4, 700, seed=2)
-    as_alone(p, asked, [answer for _, answer in run(p, d, agents[0], asked)])
+
+    def one_round(seed):
+        asked = prompts(4, 300, seed=f"shared {seed}", shared=128) + prompts(4, 700, seed=f"other {seed}")
+        return as_alone(p, asked, [answer for _, answer in run(p, d, agents[0], asked)])
+
+    until_sure(one_round)
     nothing_left(*agents)
     for engine in (p, d):
         blocks_free(engine)
