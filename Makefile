@@ -4,9 +4,9 @@
 #                     build/dray-cuda.so if a CUDA toolkit is found
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
-#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages -kube
-#   make check-engine tests with real vLLM engines on the CPU (installs 6 GB once); part of `make check ENGINE=1`
-#   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants
+#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages -kube -engine
+#   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants,
+#                     all tests with real vLLM engines
 #   make fuzz-long    every fuzzer for SECONDS=60, JOBS at once; fuzz-coverage: what their corpora reach of the decoders
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make store-sim    what each eviction policy of the store saves on traces: table and plot in build/bench/store-sim.*;

@@ -11,6 +11,16 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "integration")]
 from harness import Lab  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: starts engines with a model, of which `make check` has two only")
+
+
+def pytest_collection_modifyitems(items):
+    """Leaves out what takes long; `make check-long` has the time."""
+    if "DRAY_LONG" not in os.environ:
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.fixture(scope="module")
 def lab():
     made = Lab(alone=True)

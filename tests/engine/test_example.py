@@ -14,6 +14,7 @@ import pytest
 from harness import BUILD, LIMIT, ROOT
 from rig import KV_BYTES
 
+pytestmark = pytest.mark.long
 WORDS = 200
 
 

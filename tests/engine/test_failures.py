@@ -18,6 +18,7 @@ DEADLINE = 12.0
 LEASE = 4.0
 LENGTH = 512
 CHUNK = 256  # tokens that P computes in a step
+pytestmark = pytest.mark.long
 
 
 class Rig:

@@ -19,10 +19,10 @@ def two(lab):
         d.stop()
 
 
-@pytest.mark.parametrize("length", [64, 512, 2048])
+@pytest.mark.parametrize("length", [64, 512, pytest.param(2048, marks=pytest.mark.long)])
 def test_tokens_of_a_single_engine(two, length):
     p, d, agents = two
-    (prompt, reference), = with_references(p, prompts(3, length, seed=length), 1)
+    (prompt, reference), = with_references(p, prompts(40, length, seed=length), 1)
     before = d.metrics()
     first, answer = route(p, d, prompt, TOKENS)
     same_tokens(reference, answer)
@@ -38,7 +38,7 @@ def test_tokens_of_a_single_engine(two, length):
 def test_tokens_depend_on_the_blocks(two):
     """The check of this file would notice other blocks: those of another prompt give other tokens."""
     p, d, agents = two
-    (prompt, reference), = with_references(p, prompts(4, 96, seed=5), 1)
+    (prompt, reference), = with_references(p, prompts(40, 96, seed=5), 1)
     other, = prompts(1, 96, seed=6)
     first = prefill(p, other)
     answer = d.run(prompt, TOKENS, first["params"])
@@ -46,10 +46,11 @@ def test_tokens_depend_on_the_blocks(two):
     nothing_left(*agents)
 
 
+@pytest.mark.long
 def test_eight_at_once_with_a_shared_prefix(two):
     p, d, agents = two
-    asked = with_references(p, prompts(12, 300, seed=1, shared=128), 4) + \
-        with_references(p, prompts(12, 700, seed=2), 4)
+    asked = with_references(p, prompts(80, 300, seed=1, shared=128), 4) + \
+        with_references(p, prompts(80, 700, seed=2), 4)
     firsts = [w.get(timeout=LIMIT * 4) for w in [p.start(prompt, 1, PREFILL) for prompt, _ in asked]]
     firsts = [first if first["params"] else prefill(p, prompt) for (prompt, _), first in zip(asked, firsts)]
     answers = [w.get(timeout=LIMIT * 4) for w in [d.start(prompt, TOKENS, first["params"])
