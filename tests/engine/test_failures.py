@@ -275,7 +275,7 @@ def test_no_such_engine(pushing, policy):
     _, for_d = push_params(rig.p, rig.agent_p)
     answer = rig.d[policy].run(prompt, 1, {**for_d, "remote_engine_id": "another one"})
     rig.ends(policy, answer, rig.p.run(prompt, 1))
-    assert "engine 'another one' does not run in mode 'push'" in rig.d[policy].tail()
+    assert "has had no mailbox of engine 'another one'" in rig.d[policy].tail()
 
 
 @POLICIES

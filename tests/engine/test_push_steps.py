@@ -319,5 +319,21 @@ def test_an_engine_without_a_mailbox(world, caplog):
     announce(world, STEP)
     world.now += 3.5
     turns(world, world.d, n=2)
-    assert "engine 'p' does not run in mode 'push' at p:1" in reason(world, caplog)
+    assert "the agent at p:1 has had no mailbox of engine 'p' for 3 s: either" in reason(world, caplog)
+    nothing_left(world)
+
+
+def test_a_request_of_p_that_comes_too_late(world, caplog):
+    """Until its request an idle engine whose agent was restarted has no mailbox, but D cannot know that this is why."""
+    boxes = dict(world.mailboxes)
+    del world.mailboxes["p:1", mailbox_name("p")]
+    announce(world, STEP)
+    world.now += 3.5
+    turns(world, world.d, n=2)
+    world.mailboxes.update(boxes)
+    world.p.add("r", prompt(STEP), 1, FOR_P)
+    assert "or it has had no request since its agent was restarted" in reason(world, caplog)
+    assert "does not run in mode 'push' at" not in caplog.text
+    world.now += 61
+    turns(world, world.p, world.d, n=3)
     nothing_left(world)

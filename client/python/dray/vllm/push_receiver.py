@@ -264,8 +264,11 @@ class Receiver:
     @staticmethod
     def _explained(target: Target, error: errors.Error) -> errors.Error:
         if isinstance(error, errors.NotFound):
-            return errors.NotFound(f"engine {target.engine_id!r} does not run in mode 'push' at {target.segment}",
-                                   fix="Set the option 'mode' to the same value at both engines, and see `drayctl mailboxes` there.")
+            return errors.NotFound(
+                f"the agent at {target.segment} has had no mailbox of engine {target.engine_id!r} for {_OPENING:g} s: either this "
+                "engine does not run in mode 'push' there, or it has had no request since its agent was restarted",
+                fix="Set the option 'mode' to the same value at both engines, let the router send P's request at the same time as "
+                    "D's, and see `drayctl mailboxes` there.")
         if isinstance(error, errors.Denied):
             return errors.Denied(f"the agent at {target.segment} has no key, and takes no announcements of other agents",
                                  fix="Give both agents the same key (option 'key_file', or peer.key_file of drayd).")
