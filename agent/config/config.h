@@ -61,17 +61,24 @@ struct config {
 int config_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 void config_deinit(struct config *c);
 
+/* True if one of both has peer.key_file and the other has not. The keys of peers' key files then change only with a restart. */
+bool config_key_file_appears(const struct dray_config *a, const struct dray_config *b);
+
 /*
  * Loads the configuration again and applies the keys that may change while the agent runs; their former values are freed.
- * Other keys keep their values. On error nothing changes. `applied` has the changed keys, `restart` the keys that differ but
- * need a restart; they are static strings. ret_errors: gets every error, as with config_load(); the caller clears it.
+ * Other keys keep their values. prepare(arg) sees the new configuration first, and may refuse it. On error nothing changes.
+ * `applied` has the changed keys, `restart` the keys that differ but need a restart; they are static strings. ret_errors: gets
+ * every error, as with config_load(); the caller clears it.
  */
+typedef int (*config_prepare_fn)(void *arg, const struct dray_config *fresh,
+				 struct dray_err *reterr);
 struct config_changes {
 	const char *applied[DRAY_CONFIG_KEY_N], *restart[DRAY_CONFIG_KEY_N];
 	unsigned n_applied, n_restart;
 };
-int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
-		  struct dray_strv *ret_errors, struct dray_err *reterr);
+int config_reload(struct config *c, const struct config_args *args, config_prepare_fn prepare,
+		  void *arg, struct config_changes *ret, struct dray_strv *ret_errors,
+		  struct dray_err *reterr);
 
 /* Every effective value as a libconfig file, with its origin as comment. */
 void config_show(const struct config *c, FILE *f);

@@ -36,15 +36,29 @@ static int differs(const struct config *a, const struct config *b, enum dray_con
 	return 0;
 }
 
+bool config_key_file_appears(const struct dray_config *a, const struct dray_config *b)
+{
+	return !*a->peer.key_file != !*b->peer.key_file;
+}
+
+/* An agent without a key has other listeners and connections than one with a key. */
+static bool reloads(const struct config *c, const struct config *fresh, enum dray_config_key_id id)
+{
+	if (id == DRAY_CONFIG_KEY_PEER_KEY_FILE || id == DRAY_CONFIG_KEY_PEER_ACCEPT_KEY_FILE)
+		return !config_key_file_appears(&c->v, &fresh->v);
+	return dray_config_keys[id].reload;
+}
+
 /*
  * Only changed values are replaced, because modules and threads may hold pointers to the others. An unchanged value can
  * have a new origin. The new values were checked together, not with the old values that stay; that is enough, because
- * check.c compares only keys that need a restart.
+ * check.c compares only keys that need a restart, and whether peer.key_file is set.
  */
-static void take_over(struct config *c, struct config *fresh, const bool differ[DRAY_CONFIG_KEY_N])
+static void take_over(struct config *c, struct config *fresh, const bool keep[DRAY_CONFIG_KEY_N],
+		      const bool differ[DRAY_CONFIG_KEY_N])
 {
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
-		if (differ[i] && !dray_config_keys[i].reload)
+		if (keep[i])
 			continue;
 		if (differ[i])
 			value_swap(c, fresh, (enum dray_config_key_id)i);
@@ -54,25 +68,29 @@ static void take_over(struct config *c, struct config *fresh, const bool differ[
 	bytes_swap(&c->file, &fresh->file, sizeof(c->file));
 }
 
-int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
-		  struct dray_strv *ret_errors, struct dray_err *reterr)
+int config_reload(struct config *c, const struct config_args *args, config_prepare_fn prepare,
+		  void *arg, struct config_changes *ret, struct dray_strv *ret_errors,
+		  struct dray_err *reterr)
 {
-	bool differ[DRAY_CONFIG_KEY_N] = { false };
+	bool differ[DRAY_CONFIG_KEY_N] = { false }, keep[DRAY_CONFIG_KEY_N] = { false };
 	struct config fresh = CONFIG_NULL;
 	int r = config_load(&fresh, args, reterr);
 
 	*ret = (struct config_changes){ .n_applied = 0 };
 	for (int i = 0; r >= 0 && i < DRAY_CONFIG_KEY_N; i++) {
-		const struct dray_config_key *key = &dray_config_keys[i];
+		enum dray_config_key_id id = (enum dray_config_key_id)i;
 
-		r = differs(c, &fresh, (enum dray_config_key_id)i, &differ[i], reterr);
-		if (differ[i] && key->reload)
-			ret->applied[ret->n_applied++] = key->path;
+		r = differs(c, &fresh, id, &differ[i], reterr);
+		keep[i] = differ[i] && !reloads(c, &fresh, id);
+		if (keep[i])
+			ret->restart[ret->n_restart++] = dray_config_keys[i].path;
 		else if (differ[i])
-			ret->restart[ret->n_restart++] = key->path;
+			ret->applied[ret->n_applied++] = dray_config_keys[i].path;
 	}
 	if (r >= 0)
-		take_over(c, &fresh, differ);
+		r = prepare(arg, &fresh.v, reterr);
+	if (r >= 0)
+		take_over(c, &fresh, keep, differ);
 	*ret_errors = fresh.errors;
 	fresh.errors = DRAY_STRV_NULL;
 	config_deinit(&fresh);

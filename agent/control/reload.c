@@ -159,10 +159,25 @@ static void report_reload(struct agent *a, const struct config_changes *c)
 	agent_record(a, "config", file, "", "reloaded", applied);
 }
 
-/* The files have a new content under the same name. */
+struct new_keys {
+	const struct dray_config *running;
+	struct tls_keys keys;
+};
+
+/* Reads the key files that will be in effect after the reload. */
+static int keys_prepare(void *arg, const struct dray_config *fresh, struct dray_err *reterr)
+{
+	struct new_keys *new = arg;
+	bool stay = config_key_file_appears(new->running, fresh);
+
+	return peers_read_keys(stay ? new->running : fresh, &new->keys, reterr);
+}
+
+/* Files may also have a new content under the same name. */
 static void apply_keys(struct agent *a, const struct tls_keys *keys, struct config_changes *c)
 {
-	if (peers_use_keys(a->peers, keys))
+	if (peers_use_keys(a->peers, keys) && !is_applied(c, DRAY_CONFIG_KEY_PEER_KEY_FILE) &&
+	    !is_applied(c, DRAY_CONFIG_KEY_PEER_ACCEPT_KEY_FILE))
 		c->applied[c->n_applied++] = dray_config_keys[DRAY_CONFIG_KEY_PEER_KEY_FILE].path;
 }
 
@@ -170,21 +185,19 @@ int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *r
 {
 	struct dray_strv errors = DRAY_STRV_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
-	struct tls_keys keys;
+	struct new_keys new = { .running = &a->config->v };
 	int r;
 
 	notify_reloading(a->notify);
-	r = peers_read_keys(a->peers, &keys, &err);
-	if (r >= 0)
-		r = config_reload(a->config, a->config_args, ret, &errors, &err);
+	r = config_reload(a->config, a->config_args, keys_prepare, &new, ret, &errors, &err);
 	if (r >= 0) {
 		apply(a, ret);
-		apply_keys(a, &keys, ret);
+		apply_keys(a, &new.keys, ret);
 		report_reload(a, ret);
 	} else {
 		report_refusal(a, &errors, err.msg);
 	}
-	OPENSSL_cleanse(&keys, sizeof(keys));
+	OPENSSL_cleanse(&new.keys, sizeof(new.keys));
 	dray_strv_clear(&errors);
 	notify_ready(a->notify);
 	if (r < 0)

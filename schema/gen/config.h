@@ -324,7 +324,9 @@ struct dray_config {
 		char *advertise;
 		/*
 		 * Pre-shared key, 16 to 64 bytes raw or as hex. Only the file's owner may be able
-		 * to read it, and its group if the owner is root.
+		 * to read it, and its group if the owner is root. Another file is taken on a
+		 * reload, but an agent that runs with a key does not give it up, nor get one if it
+		 * has none, before a restart.
 		 */
 		char *key_file;
 		/*

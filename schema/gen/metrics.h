@@ -188,6 +188,11 @@ enum dray_family {
 	DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL, /* Payload bytes written over a rail. */
 	DRAY_FAMILY_RAIL_RECEIVED_BYTES_TOTAL, /* Payload bytes read over a rail. */
 	/*
+	 * Time in which work requests of this agent were in flight on a rail; the time of those in
+	 * flight at once is added up.
+	 */
+	DRAY_FAMILY_RAIL_MOVING_SECONDS_TOTAL,
+	/*
 	 * Payload bytes sent to a connected peer, by its segment, since it connected. Over RDMA
 	 * only the agent that reads or writes counts, because the owner of the memory does not see
 	 * it. Of at most 64 peers: those that connected first.

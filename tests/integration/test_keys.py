@@ -59,6 +59,53 @@ def test_rotation_without_a_lost_connection(agents):
         assert a.ctl("reload", "--json")["applied"] == [], "the files have not changed since"
 
 
+@pytest.fixture
+def one(lab, new_agent):
+    """An agent whose configuration file names its key files, and the function that writes both settings anew."""
+    folder = lab.directory("keys")
+    file = folder / "dray.conf"
+
+    def configure(key, accept=""):
+        lines = [f'{name} = "{folder / value if value else ""}";' for name, value in (("key_file", key), ("accept_key_file", accept))]
+        file.write_text("peer: { " + " ".join(lines) + " };\n")
+
+    for name in ("one", "two"):
+        (folder / name).touch(0o600)
+        (folder / name).write_text(secrets.token_hex(32))
+    (folder / "open").write_text("k" * 16)
+    configure("one")
+    return new_agent(args=["--config", str(file)]), configure
+
+
+def test_other_paths(one):
+    """A reload reads the files that the new configuration names, and says which settings have changed."""
+    agent, configure = one
+    (first,) = keys(agent)
+    configure("two", "one")
+    assert agent.ctl("reload", "--json") == {"applied": ["peer.key_file", "peer.accept_key_file"], "restart": []}
+    second, accepted = keys(agent)
+    assert accepted == first != second
+    configure("two")
+    assert agent.ctl("reload", "--json")["applied"] == ["peer.accept_key_file"] and keys(agent) == [second]
+
+
+def test_a_bad_other_path_changes_nothing(one):
+    agent, configure = one
+    before = keys(agent)
+    configure("open")
+    done = subprocess.run([DRAYCTL, "--control", agent.control, "reload"], stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    assert done.returncode and "peer.key_file has mode" in done.stderr and keys(agent) == before
+    (setting,) = (s for s in agent.ctl("config", "--json")["settings"] if s["key"] == "peer.key_file")
+    assert setting["value"].endswith("/one")
+
+
+def test_giving_up_the_key_needs_a_restart(one):
+    agent, configure = one
+    before = keys(agent)
+    configure("")
+    assert agent.ctl("reload", "--json") == {"applied": [], "restart": ["peer.key_file"]} and keys(agent) == before
+
+
 @pytest.mark.parametrize("first", ["late", "early"])
 def test_an_agent_that_was_not_told_yet(agents, first):
     """While two keys are accepted, agents that hold one of them connect. The key is that of the agent that connects."""

@@ -469,12 +469,12 @@ static void test_bytes_of_a_lost_path(void **state)
 	UNTIL(IS(0, "up") && IS(1, "up"));
 	meet(2);
 	assert_int_equal(paths_of_peer(10), 2);
-	assert_int_equal(rails_peer_bytes(lab->rails, PEER).sent, 20);
+	assert_int_equal(rails_peer_traffic(lab->rails, PEER).sent, 20);
 	see(2, 1, 3);
 	UNTIL(paths_of_peer(0) == 1);
-	assert_int_equal(rails_peer_bytes(lab->rails, PEER).sent, 20);
+	assert_int_equal(rails_peer_traffic(lab->rails, PEER).sent, 20);
 	part();
-	assert_int_equal(rails_peer_bytes(lab->rails, PEER + 1).sent, 0);
+	assert_int_equal(rails_peer_traffic(lab->rails, PEER + 1).sent, 0);
 }
 
 static void test_serve(void **state)

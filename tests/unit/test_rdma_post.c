@@ -365,6 +365,9 @@ static void test_spread(void **state)
 	assert_int_equal(lab->rails[0].counters.sent + lab->rails[1].counters.sent,
 			 BYTES + (2 << 20));
 	assert_true(lab->rails[1].counters.sent >= 2 << 20);
+	/* each rail has had work requests in flight for some time */
+	assert_true(lab->rails[0].counters.moving_ns > 0);
+	assert_true(lab->rails[1].counters.moving_ns > 0);
 }
 
 /* Keys on one rail only: the other one is not used. */

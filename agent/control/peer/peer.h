@@ -95,10 +95,10 @@ struct peers_deps {
 int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err *reterr);
 
 /*
- * Reads the key files: peer.key_file, and peer.accept_key_file if it exists. ret->n is 0 without a key. The caller wipes *ret. 0, or
- * -errno with reterr.
+ * Reads the key files of a configuration: peer.key_file, and peer.accept_key_file if it exists. ret->n is 0 without a key. The caller
+ * wipes *ret. 0, or -errno with reterr.
  */
-int peers_read_keys(const struct peers *p, struct tls_keys *ret, struct dray_err *reterr);
+int peers_read_keys(const struct dray_config *cfg, struct tls_keys *ret, struct dray_err *reterr);
 /* Connections that begin later use these keys; the others stay. False: they are the present ones, or none. */
 bool peers_use_keys(struct peers *p, const struct tls_keys *keys);
 /* Ids of the keys, that of the offered one first; one space between them. Empty without a key. */

@@ -80,9 +80,9 @@ static int key_read(const char *setting, const char *path, struct tls_keys *keys
 	return 0;
 }
 
-int peers_read_keys(const struct peers *p, struct tls_keys *ret, struct dray_err *reterr)
+int peers_read_keys(const struct dray_config *cfg, struct tls_keys *ret, struct dray_err *reterr)
 {
-	const char *offered = p->cfg->peer.key_file, *accepted = p->cfg->peer.accept_key_file;
+	const char *offered = cfg->peer.key_file, *accepted = cfg->peer.accept_key_file;
 	struct dray_err why = DRAY_ERR_NULL;
 	int r;
 
@@ -128,7 +128,7 @@ bool peers_use_keys(struct peers *p, const struct tls_keys *keys)
 static int tls_setup(struct peers *p, struct dray_err *reterr)
 {
 	struct tls_keys keys;
-	int r = peers_read_keys(p, &keys, reterr);
+	int r = peers_read_keys(p->cfg, &keys, reterr);
 
 	if (r >= 0)
 		r = tls_new(&p->tls, keys.n ? &keys : NULL, p->cfg->peer.key_identity, reterr);

@@ -169,10 +169,10 @@ struct rail_peer {
 	struct pmsg_port announced[RAILS_MAX]; /* its rails, by its last message */
 	uint32_t n_announced;
 	struct dray_list paths, qps, serving;
-	struct rails_bytes gone; /* moved over paths that were freed */
-	uint8_t wanted;          /* mask of workers with transfers to it */
-	uint8_t given_up[2];     /* by class: mask of workers that were told UNREACHABLE */
-	bool quiet_due;          /* grants_peer_gone() is pending */
+	struct rails_traffic gone; /* moved over paths that were freed */
+	uint8_t wanted;            /* mask of workers with transfers to it */
+	uint8_t given_up[2];       /* by class: mask of workers that were told UNREACHABLE */
+	bool quiet_due;            /* grants_peer_gone() is pending */
 	/* the job that matches its rails with ours, and a copy of its rails */
 	bool matching;
 	bool match_again;
@@ -222,6 +222,7 @@ struct rails {
 
 /* --- rails.c --- */
 int64_t rails_now(struct rails *r);
+void traffic_add(struct rails_traffic *t, const struct rdma_counters *c);
 void rails_timer(struct rails *r, int64_t when_ns);
 int64_t rails_backoff(struct rails *r, uint32_t fails);
 /* NULL: unknown. */

@@ -232,8 +232,7 @@ static void match_done(struct dray_job *j)
 		if (gone->active || path_in_use(gone))
 			continue;
 		dray_list_del(&gone->link);
-		peer->gone.sent += atomic_load(&gone->counters.sent);
-		peer->gone.received += atomic_load(&gone->counters.received);
+		traffic_add(&peer->gone, &gone->counters);
 		free(gone);
 	}
 	paths_tell(peer);
@@ -385,18 +384,16 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 		}
 }
 
-struct rails_bytes rails_peer_bytes(struct rails *r, dray_handle handle)
+struct rails_traffic rails_peer_traffic(struct rails *r, dray_handle handle)
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
-	struct rails_bytes moved;
+	struct rails_traffic moved;
 
 	if (!peer)
-		return (struct rails_bytes){ 0, 0 };
+		return (struct rails_traffic){ .sent = 0 };
 	moved = peer->gone;
-	dray_list_for_each(&peer->paths, path, struct path, link) {
-		moved.sent += atomic_load(&path->counters.sent);
-		moved.received += atomic_load(&path->counters.received);
-	}
+	dray_list_for_each(&peer->paths, path, struct path, link)
+		traffic_add(&moved, &path->counters);
 	return moved;
 }
 

@@ -445,16 +445,24 @@ void rails_describe(struct rails *r, struct dray_dbus_rail *record)
 	DESCRIBE_TRAFFIC(record, &rail->counters);
 }
 
+void traffic_add(struct rails_traffic *t, const struct rdma_counters *c)
+{
+	t->sent += atomic_load(&c->sent);
+	t->received += atomic_load(&c->received);
+	t->moving_ns += atomic_load(&c->moving_ns);
+}
+
 void rails_each(const struct rails *r,
-		void (*fn)(void *arg, const char *device, unsigned port, struct rails_bytes moved),
+		void (*fn)(void *arg, const char *device, unsigned port,
+			   struct rails_traffic moved),
 		void *arg)
 {
 	for (unsigned i = 0; i < r->n; i++) {
 		const struct rail *rail = r->v[i];
+		struct rails_traffic moved = { .sent = 0 };
 
-		fn(arg, rail->device_name, rail->port,
-		   (struct rails_bytes){ atomic_load(&rail->counters.sent),
-					 atomic_load(&rail->counters.received) });
+		traffic_add(&moved, &rail->counters);
+		fn(arg, rail->device_name, rail->port, moved);
 	}
 }
 

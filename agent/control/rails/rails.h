@@ -103,14 +103,16 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 		     void *arg);
 /* Rails in use to reach the peer, and queue pairs that post to it. */
 uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue_pairs);
-/* Bytes that a rail, or all paths to a peer, have moved. */
-struct rails_bytes {
-	uint64_t sent, received;
+/* What a rail, or all paths to a peer, have moved. */
+struct rails_traffic {
+	uint64_t sent, received; /* bytes */
+	uint64_t moving_ns;      /* of all work requests, added up */
 };
-struct rails_bytes rails_peer_bytes(struct rails *r, dray_handle peer);
+struct rails_traffic rails_peer_traffic(struct rails *r, dray_handle peer);
 /* Each rail, whatever its state. */
 void rails_each(const struct rails *r,
-		void (*fn)(void *arg, const char *device, unsigned port, struct rails_bytes moved),
+		void (*fn)(void *arg, const char *device, unsigned port,
+			   struct rails_traffic moved),
 		void *arg);
 /* Rails that are up. */
 unsigned rails_up(const struct rails *r);

@@ -209,23 +209,24 @@ static void error_samples(struct agent *a, struct metrics_text *t)
 	}
 }
 
-static void rail_sample(struct metrics_text *t, const char *device, unsigned port, uint64_t bytes)
+struct rail_samples {
+	struct metrics_text *text;
+	enum dray_family family;
+};
+
+static void rail_sample(void *arg, const char *device, unsigned port, struct rails_traffic moved)
 {
+	const struct rail_samples *s = arg;
 	char number[16];
+	const char *labels[] = { device, number };
 
 	snprintf(number, sizeof(number), "%u", port);
-	metrics_sample(t, (const char *[]){ device, number }, bytes);
-}
-
-static void rail_sent_sample(void *arg, const char *device, unsigned port, struct rails_bytes moved)
-{
-	rail_sample(arg, device, port, moved.sent);
-}
-
-static void rail_received_sample(void *arg, const char *device, unsigned port,
-				 struct rails_bytes moved)
-{
-	rail_sample(arg, device, port, moved.received);
+	if (s->family == DRAY_FAMILY_RAIL_MOVING_SECONDS_TOTAL)
+		metrics_sample_real(s->text, labels, (double)moved.moving_ns / 1e9);
+	else
+		metrics_sample(s->text, labels,
+			       s->family == DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL ? moved.sent :
+										moved.received);
 }
 
 /* Bounds the number of label values. */
@@ -239,13 +240,13 @@ static void peer_traffic_samples(struct agent *a, struct metrics_text *t, enum d
 
 	for (unsigned i = 0; i < n; i++) {
 		const struct peer_traffic *p = &peers[i];
-		struct rails_bytes rdma;
+		struct rails_traffic rdma;
 
 		if (f == DRAY_FAMILY_PEER_MOVING_SECONDS_TOTAL) {
 			metrics_sample_real(t, &p->segment, (double)p->moving_ns / 1e9);
 			continue;
 		}
-		rdma = rails_peer_bytes(a->rails, p->peer);
+		rdma = rails_peer_traffic(a->rails, p->peer);
 		metrics_sample(t, (const char *[]){ p->segment, "tcp" },
 			       sent ? p->tcp_sent : p->tcp_received);
 		metrics_sample(t, (const char *[]){ p->segment, "rdma" },
@@ -264,10 +265,9 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 		error_samples(a, t);
 		break;
 	case DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL:
-		rails_each(a->rails, rail_sent_sample, t);
-		break;
 	case DRAY_FAMILY_RAIL_RECEIVED_BYTES_TOTAL:
-		rails_each(a->rails, rail_received_sample, t);
+	case DRAY_FAMILY_RAIL_MOVING_SECONDS_TOTAL:
+		rails_each(a->rails, rail_sample, &(struct rail_samples){ t, f });
 		break;
 	case DRAY_FAMILY_PEER_SENT_BYTES_TOTAL:
 	case DRAY_FAMILY_PEER_RECEIVED_BYTES_TOTAL:

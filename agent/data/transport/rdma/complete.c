@@ -61,7 +61,7 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 }
 
 /* All entries up to the next one that asked for a completion are done. */
-static void complete(struct rdma_queue *p)
+static void complete(struct rdma_queue *p, int64_t now_ns)
 {
 	struct core *c = p->rdma->c;
 	bool last = false;
@@ -77,6 +77,7 @@ static void complete(struct rdma_queue *p)
 		p->used -= e.requests;
 		p->in_flight -= e.bytes;
 		p->rdma->rails[p->qp.path.rail].in_flight -= e.bytes;
+		rdma_count(&p->qp, moving_ns, dray_span(now_ns - e.posted_ns));
 		rdma_entry_release(c, &e);
 		if (e.slice)
 			slice_done(p, &e);
@@ -92,6 +93,7 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 	struct rdma *r = rail->rdma;
 	struct ibv_wc wc[BATCH];
 	bool some = false;
+	int64_t now_ns;
 	int n;
 
 	for (unsigned i = 0; i < BATCHES && rail->signalled; i++) {
@@ -101,6 +103,8 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 			break;
 		some = true;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, (uint64_t)n);
+		/* the clock of the turn may be that of the post, too */
+		now_ns = dray_now().ns;
 		for (int k = 0; k < n; k++) {
 			/* A freed queue pair may still have completions here. */
 			struct rdma_queue *p = dray_handles_get(&r->queues, wc[k].wr_id);
@@ -108,7 +112,7 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 			if (!p || p->lost)
 				continue;
 			if (wc[k].status == IBV_WC_SUCCESS)
-				complete(p);
+				complete(p, now_ns);
 			else
 				rdma_queue_lose(p, wc[k].status);
 		}
