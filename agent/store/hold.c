@@ -110,7 +110,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 		return r;
 	r.length = o->policy.bytes;
 	/* without memory the object may be gone afterwards */
-	r.status = o->resident ? DMSG_STORE_STATUS_OK : item_load(o);
+	r.status = item_fetch(o);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
 	if (r.status)
@@ -194,12 +194,10 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
 	/* the answer does not wait for the disk, and without memory the object may be gone */
-	if (!o->resident) {
-		item_load(o);
+	if (!o->resident || o->loading || o->unread) {
+		item_fetch(o);
 		return p;
 	}
-	if (o->loading || o->unread)
-		return p;
 	policy_use(m->space->policy, &o->policy);
 	h = hold_new(u, o);
 	if (!h)

@@ -101,6 +101,7 @@ struct store_space {
 	uint64_t memory; /* of its segments */
 	uint64_t bytes;  /* of its objects in memory */
 	uint64_t disk_objects, disk_bytes;
+	uint32_t flushed; /* buckets whose objects flush.c has queued */
 	uint64_t hits, misses, puts, evictions;
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
@@ -211,10 +212,10 @@ bool item_evict(struct store_space *sp);
 /* The same for this one, which is not held. */
 void item_leave_memory(struct store_object *o, bool evicted);
 /*
- * A place in memory for an object that is on disk only, and holds it there until tier.c has read it. not_found: there was no
- * memory, and the object is freed unless it is held.
+ * A live object is in memory, or gets a place there, where it is held until tier.c has read it; also if that has failed before.
+ * not_found: there was no memory, and the object is freed unless it is held.
  */
-enum dmsg_store_status item_load(struct store_object *o);
+enum dmsg_store_status item_fetch(struct store_object *o);
 /* A GET of the batch does not wait for its object any more. */
 void wait_less(struct store_wait *w);
 /* Removes it from the index, and frees it unless it is held. */
@@ -232,12 +233,20 @@ int tier_new(struct store *s, struct dray_err *reterr);
 bool tier_free(struct store *s);
 /* An object was put. */
 void tier_put(struct store_object *o);
+/* A live object is written soon. False: too much waits for the disk, or it cannot be written. */
+bool tier_write(struct store_object *o);
+/* It is not on disk, and nobody is about to change that. */
+bool tier_is_dirty(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */
 void tier_clean(struct store_space *sp);
 /* An object whose `loading` is set, and that is held. */
 void tier_read(struct store_object *o);
 /* An object that is in no index and not held; it is freed when it is not on disk any more. */
 void tier_remove(struct store_object *o);
+/* There is a disk tier, and its disk can be written. */
+bool tier_can_write(const struct store *s);
+/* Bytes on disk, of objects that are to be written. */
+uint64_t tier_pending(const struct store *s);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
 

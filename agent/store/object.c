@@ -400,7 +400,28 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done)
 	return status;
 }
 
-enum dmsg_store_status item_load(struct store_object *o)
+/*
+ * Objects of an owner that are being read have a quarter of its memory at most: a disk that hangs leaves it the rest. A large
+ * one is read alone.
+ */
+static bool may_load(const struct store_member *m, uint64_t bytes)
+{
+	uint64_t loading = m->account->store_loading;
+
+	return !loading ||
+	       loading + bytes <= budget_limit(&m->account->budget, RESOURCE_STORE_BYTES) / 4;
+}
+
+static void read_begin(struct store_object *o)
+{
+	o->member->account->store_loading += room(o->policy.bytes);
+	o->loading = true;
+	o->unread = false;
+	item_hold(o);
+	tier_read(o);
+}
+
+static enum dmsg_store_status load(struct store_object *o)
 {
 	struct store_member *m = o->member;
 	struct store_space *sp = m->space;
@@ -409,7 +430,7 @@ enum dmsg_store_status item_load(struct store_object *o)
 	if (bytes > sp->store->cfg.bytes ||
 	    bytes > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!charge(m, bytes))
+	if (!may_load(m, bytes) || !charge(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
 	if (!place(sp, o, granules(bytes))) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
@@ -422,10 +443,18 @@ enum dmsg_store_status item_load(struct store_object *o)
 		unlist(o);
 		return DMSG_STORE_STATUS_NOT_FOUND;
 	}
-	o->loading = true;
-	item_hold(o);
-	tier_read(o);
+	read_begin(o);
 	tier_clean(sp);
+	return DMSG_STORE_STATUS_OK;
+}
+
+enum dmsg_store_status item_fetch(struct store_object *o)
+{
+	if (!o->resident)
+		return load(o);
+	/* somebody holds its place */
+	if (o->unread)
+		read_begin(o);
 	return DMSG_STORE_STATUS_OK;
 }
 
@@ -443,9 +472,7 @@ static enum dmsg_store_status get_begin(struct store_member *m, struct store_key
 
 	if (!o)
 		return DMSG_STORE_STATUS_NOT_FOUND;
-	status = o->unread   ? DMSG_STORE_STATUS_BUSY :
-		 o->resident ? DMSG_STORE_STATUS_OK :
-			       item_load(o);
+	status = item_fetch(o);
 	if (status)
 		return status;
 	policy_use(m->space->policy, &o->policy);

@@ -43,6 +43,7 @@ struct store_disk_config {
 	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
 	void *arg;
+	int (*fault)(enum disk_call call); /* for tests; may be NULL */
 };
 
 struct store_config {
@@ -175,6 +176,14 @@ void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_
 /* Evicts objects of the name space that are not held, the least valuable first, until `bytes` are evicted. Returns bytes. */
 uint64_t store_evict(struct store *s, const char *space, const char *tenant, uint32_t uid,
 		     uint64_t bytes);
+
+/*
+ * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, so
+ * call it again later. NULL is allowed.
+ */
+bool store_flush(struct store *s);
+/* The next store_flush() looks at all objects again. NULL is allowed. */
+void store_flush_again(struct store *s);
 
 /* Forgets name spaces that have no objects and no users, and gives their memory back. */
 void store_sweep(struct store *s);

@@ -19,8 +19,8 @@
 #define IN_FLIGHT_MAX 64
 /* Objects that one PUT or load looks at to write them before they are evicted. */
 #define CLEANED_AT_ONCE 16
-/* Objects evicted from disk for one that is written. */
-#define DISK_EVICTED_AT_ONCE 256
+/* Works that a turn of the control thread gives to disk/ or ends, and objects that it evicts from disk. */
+#define TURN_MAX 256
 #define SEGMENT_MIN (16ull << 20)
 #define SEGMENT_MAX (256ull << 20)
 
@@ -35,9 +35,9 @@ struct tier {
 	struct queue reads, others;
 	struct dray_list ops; /* in flight */
 	struct dray_job kick;
-	bool kicked, pumping;
+	bool kicked;
 	bool down;        /* disk/ cannot write */
-	uint64_t pending; /* bytes of objects whose work is a write */
+	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
 
 /* A work that disk/ has. */
@@ -140,50 +140,58 @@ static bool disk_evict(struct store_space *sp)
 	return true;
 }
 
-static bool take_room(struct store_object *o)
+/* Takes room for it on disk, for which it evicts others. -EAGAIN: the turn is over; -ENOSPC: there is nothing to evict. */
+static int take_room(struct store_object *o, unsigned *turn)
 {
-	for (unsigned i = 0; i < DISK_EVICTED_AT_ONCE; i++) {
-		if (budget_has_room(o))
-			return true;
+	if (disk_blocks(o->policy.bytes) >
+	    budget_limit(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES))
+		return -ENOSPC;
+	while (!budget_has_room(o)) {
+		if (!*turn)
+			return -EAGAIN;
+		--*turn;
 		if (!disk_evict(o->member->space))
-			return false;
+			return -ENOSPC;
 	}
-	return false;
+	return 0;
 }
 
 /* --- queues ----------------------------------------------------------------------------------------------- */
 
 static void on_kick(struct dray_job *j);
 
-static void enqueue(struct store_object *o, enum disk_work work)
+/* The control thread looks at the queues in its next turn. */
+static void kick(struct tier *t)
 {
-	struct store *s = store_of(o);
-	struct tier *t = s->tier;
-
-	disk_part(o)->work = (uint8_t)work;
-	dray_list_add(&queue_of(t, work)->parts, &disk_part(o)->link);
 	if (!t->kicked)
-		dray_jobs_finish(s->jobs, &t->kick, on_kick);
+		dray_jobs_finish(t->store->jobs, &t->kick, on_kick);
 	t->kicked = true;
 }
 
-/* False: too much waits for the disk, or it cannot be written. */
-static bool write_later(struct store_object *o)
+static void enqueue(struct store_object *o, enum disk_work work)
+{
+	struct tier *t = store_of(o)->tier;
+
+	disk_part(o)->work = (uint8_t)work;
+	dray_list_add(&queue_of(t, work)->parts, &disk_part(o)->link);
+	kick(t);
+}
+
+bool tier_write(struct store_object *o)
 {
 	struct store *s = store_of(o);
 	struct tier *t = s->tier;
-	uint64_t limit = s->cfg.bytes / 4;
+	uint64_t bytes = disk_blocks(o->policy.bytes), limit = s->cfg.bytes / 4;
 
-	if (t->down || (t->pending && t->pending + o->policy.bytes > limit))
+	if (t->down || (t->pending && t->pending + bytes > limit))
 		return false;
-	t->pending += o->policy.bytes;
+	t->pending += bytes;
 	item_hold(o);
 	enqueue(o, WORK_WRITE);
 	return true;
 }
 
-/* It is not on disk, and nobody is about to change that. */
-static bool is_dirty(struct store_object *o)
+bool tier_is_dirty(struct store_object *o)
 {
 	return !disk_part(o)->on_disk && !disk_part(o)->work;
 }
@@ -222,9 +230,9 @@ void tier_clean(struct store_space *sp)
 		/* so that the next victim is another one */
 		item_hold(o);
 		looked[n++] = o;
-		if (!is_dirty(o))
+		if (!tier_is_dirty(o))
 			continue;
-		if (!write_later(o))
+		if (!tier_write(o))
 			break;
 		disk_part(o)->cleaned = true;
 	}
@@ -238,7 +246,7 @@ void tier_put(struct store_object *o)
 
 	if (!s->tier)
 		return;
-	if (!s->cfg.disk.write_back && !write_later(o))
+	if (!s->cfg.disk.write_back && !tier_write(o))
 		store_of(o)->totals.disk_skipped++;
 	tier_clean(o->member->space);
 }
@@ -261,11 +269,11 @@ static void write_end(struct store_object *o, bool written)
 {
 	struct store *s = store_of(o);
 
-	s->tier->pending -= o->policy.bytes;
+	s->tier->pending -= disk_blocks(o->policy.bytes);
 	disk_part(o)->work = WORK_NONE;
 	if (written)
 		count_disk(o, true);
-	else
+	else if (o->state == OBJECT_LIVE)
 		s->totals.disk_skipped++;
 	if (dray_take(disk_part(o)->cleaned))
 		item_return(o);
@@ -286,6 +294,7 @@ static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
 static void read_end(struct store_object *o, enum disk_result result)
 {
 	o->loading = false;
+	o->member->account->store_loading -= room(o->policy.bytes);
 	disk_part(o)->work = WORK_NONE;
 	tell_waiters(o, result == DISK_OK      ? DMSG_STORE_STATUS_OK :
 			result == DISK_CORRUPT ? DMSG_STORE_STATUS_CORRUPT :
@@ -298,8 +307,6 @@ static void read_end(struct store_object *o, enum disk_result result)
 }
 
 /* --- control thread ----------------------------------------------------------------------------------------------- */
-
-static void pump(struct store *s);
 
 static void op_done(struct disk_request *r)
 {
@@ -320,9 +327,9 @@ static void op_done(struct disk_request *r)
 	} else {
 		item_forget(o);
 	}
+	kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
 	free(op);
-	pump(s);
 }
 
 static struct op *op_new(struct store *s, struct store_object *o)
@@ -344,39 +351,54 @@ static struct op *op_new(struct store *s, struct store_object *o)
 	return op;
 }
 
-/* The next work of the queue; under the lock. NULL: none, or no memory now. */
-static struct op *next_of(struct store *s, struct queue *q)
+/* The object of a work that is to be done now; else the work has ended, or (-EAGAIN) waits for the next turn. */
+static int work_check(struct store_object *o, unsigned *turn)
 {
-	while (q->in_flight < IN_FLIGHT_MAX && !dray_list_empty(&q->parts)) {
-		struct disk_part *p = dray_list_pop(&q->parts, struct disk_part, link);
-		struct store_object *o = object_of_part(p);
-		struct op *op;
+	if (disk_part(o)->work != WORK_WRITE)
+		return 0;
+	return o->state == OBJECT_LIVE ? take_room(o, turn) : -ECANCELED;
+}
 
-		if (p->work == WORK_WRITE && (o->state != OBJECT_LIVE || !take_room(o))) {
-			write_end(o, false);
-			continue;
+/* The next work of the queue; under the lock. NULL: none, the turn is over, or no memory now. */
+static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
+{
+	while (*turn && q->in_flight < IN_FLIGHT_MAX && !dray_list_empty(&q->parts)) {
+		struct disk_part *p = dray_list_first(&q->parts, struct disk_part, link);
+		struct store_object *o = object_of_part(p);
+		struct op *op = NULL;
+		int r;
+
+		--*turn;
+		r = work_check(o, turn);
+		if (r == -EAGAIN)
+			return NULL;
+		if (r == 0) {
+			op = op_new(s, o);
+			if (!op && p->work == WORK_WRITE)
+				budget_return(o);
+			if (!op)
+				return NULL;
 		}
-		op = op_new(s, o);
+		dray_list_del(&p->link);
 		if (op) {
 			q->in_flight++;
 			return op;
 		}
-		if (p->work == WORK_WRITE)
-			budget_return(o);
-		dray_list_add_front(&q->parts, &p->link);
-		return NULL;
+		write_end(o, false);
 	}
 	return NULL;
 }
 
-static struct op *next(struct store *s)
+static struct op *next(struct store *s, unsigned *turn)
 {
 	struct op *op;
 
 	pthread_mutex_lock(&s->lock);
-	op = next_of(s, &s->tier->reads);
+	op = next_of(s, &s->tier->reads, turn);
 	if (!op)
-		op = next_of(s, &s->tier->others);
+		op = next_of(s, &s->tier->others, turn);
+	if (!*turn)
+		kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
 	return op;
 }
@@ -385,12 +407,10 @@ static struct op *next(struct store *s)
 static void pump(struct store *s)
 {
 	struct tier *t = s->tier;
+	unsigned turn = TURN_MAX;
 	struct op *op;
 
-	if (t->pumping || !t->disk)
-		return;
-	t->pumping = true;
-	while ((op = next(s))) {
+	while (t->disk && (op = next(s, &turn))) {
 		uint8_t work = disk_part(op->object)->work;
 
 		if (work == WORK_WRITE)
@@ -400,7 +420,6 @@ static void pump(struct store *s)
 		else
 			disk_remove(t->disk, &op->request);
 	}
-	t->pumping = false;
 }
 
 static void on_kick(struct dray_job *j)
@@ -519,6 +538,7 @@ int tier_new(struct store *s, struct dray_err *reterr)
 				 .threads = cfg->threads,
 				 .state_changed = state_changed,
 				 .arg = s,
+				 .fault = cfg->fault,
 			 },
 			 found, s, reterr);
 }
@@ -552,6 +572,16 @@ bool tier_free(struct store *s)
 	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
 		drop(p);
 	return true;
+}
+
+bool tier_can_write(const struct store *s)
+{
+	return s->tier && !s->tier->down;
+}
+
+uint64_t tier_pending(const struct store *s)
+{
+	return s->tier->pending;
 }
 
 void tier_totals(struct store *s, struct store_totals *ret)

@@ -225,7 +225,7 @@ const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {
 	{ "dray_store_disk_bytes", "Bytes of the objects in the disk tier.",
 	  DRAY_METRIC_TYPE_GAUGE, DRAY_METRIC_OWNER_CONTROL, "bytes" },
 	{ "dray_store_disk_pending_bytes",
-		"Bytes of objects that wait to be written to the disk tier.",
+		"Bytes on disk, in blocks of 4 KiB, of objects that wait to be written there.",
 	  DRAY_METRIC_TYPE_GAUGE, DRAY_METRIC_OWNER_CONTROL, "bytes" },
 	{ "dray_store_disk_down",
 		"1 while the disk tier cannot be written; drayctl store and the log say why.",

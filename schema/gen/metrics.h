@@ -135,7 +135,7 @@ enum dray_metric {
 	DRAY_METRIC_STORE_EVICTED_COST_TOTAL,
 	DRAY_METRIC_STORE_DISK_OBJECTS, /* Objects in the disk tier. */
 	DRAY_METRIC_STORE_DISK_BYTES, /* Bytes of the objects in the disk tier. */
-	/* Bytes of objects that wait to be written to the disk tier. */
+	/* Bytes on disk, in blocks of 4 KiB, of objects that wait to be written there. */
 	DRAY_METRIC_STORE_DISK_PENDING_BYTES,
 	/* 1 while the disk tier cannot be written; drayctl store and the log say why. */
 	DRAY_METRIC_STORE_DISK_DOWN,

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store with its disk tier: what waits for the disk is bounded, and what the disk does not do harms nothing else. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/store/store.h"
+#include "tests/unit/cm.h"
+
+#define MIB (1ull << 20)
+#define STORE_BYTES (64 * MIB)
+/* of one owner */
+#define OWNER_BYTES (32 * MIB)
+
+/* DISK_CALL_*: the calls that fail, and how. */
+static _Atomic int faults[DISK_CALL_COMMIT + 1];
+
+/* Calls of these kinds wait until they are let through. */
+static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gate_opened = PTHREAD_COND_INITIALIZER;
+static bool closed[DISK_CALL_COMMIT + 1];
+
+static int fault(enum disk_call call)
+{
+	pthread_mutex_lock(&gate_lock);
+	while (closed[call])
+		pthread_cond_wait(&gate_opened, &gate_lock);
+	pthread_mutex_unlock(&gate_lock);
+	return atomic_load(&faults[call]);
+}
+
+static void gate(enum disk_call call, bool close)
+{
+	pthread_mutex_lock(&gate_lock);
+	closed[call] = close;
+	pthread_cond_broadcast(&gate_opened);
+	pthread_mutex_unlock(&gate_lock);
+}
+
+static struct rig {
+	sd_event *event;
+	struct budgets budgets;
+	struct owner_account account;
+	struct store *store;
+	struct store_user *user;
+	struct store_member *member;
+	uint64_t disk_bytes;
+	bool write_back;
+} rig;
+
+static void count_nothing(struct owner_account *a)
+{
+}
+
+static struct owner_account *account_of(void *arg, const char *tenant, uint32_t uid)
+{
+	return &rig.account;
+}
+
+static void start(void)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_config cfg = {
+		.bytes = STORE_BYTES,
+		.segment_size = 2 * MIB,
+		.policy = POLICY_LRU,
+		.evict = true,
+		.retry_ms = 1,
+		.keep = count_nothing,
+		.release = count_nothing,
+		.disk = { .event = rig.event,
+			  .dir = cm_dir,
+			  .bytes = rig.disk_bytes,
+			  .threads = 2,
+			  .write_back = rig.write_back,
+			  .account = account_of,
+			  .fault = fault },
+	};
+
+	for (unsigned i = 0; i < RESOURCE_N; i++)
+		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = OWNER_BYTES;
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].max = rig.disk_bytes;
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = rig.disk_bytes;
+	budget_account_init(&rig.account.budget, &rig.budgets, "t", 0);
+	if (store_new(&rig.store, &cfg, &e) < 0)
+		fail_msg("%s", e.msg);
+	rig.user = store_user_new(rig.store, &rig.account, &e);
+	rig.member = store_join(rig.user, (struct dray_str){ "", 0 }, &e);
+	assert_non_null(rig.member);
+}
+
+static void stop(void)
+{
+	store_user_free(dray_take(rig.user));
+	assert_true(store_free(dray_take(rig.store)));
+}
+
+static int setup(void **state)
+{
+	rig = (struct rig){ .disk_bytes = 64 * MIB };
+	for (unsigned i = 0; i <= DISK_CALL_COMMIT; i++) {
+		faults[i] = 0;
+		gate((enum disk_call)i, false);
+	}
+	cm_dir_set_up(state);
+	if (sd_event_new(&rig.event) < 0)
+		return -1;
+	start();
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	stop();
+	sd_event_unref(rig.event);
+	return cm_dir_tear_down(state);
+}
+
+/* One turn of the control thread. */
+static void turn(void)
+{
+	assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+}
+
+static void settle(void)
+{
+	while (store_totals(rig.store).disk_pending_bytes)
+		turn();
+}
+
+static struct store_key key_of(char text[16], unsigned k)
+{
+	return (struct store_key){ (uint8_t *)text, (uint32_t)snprintf(text, 16, "key-%u", k) };
+}
+
+static void put(unsigned k, uint64_t bytes)
+{
+	struct store_object *o;
+	char text[16];
+
+	assert_int_equal(store_put_begin(rig.member, key_of(text, k), bytes, 1, &o),
+			 DMSG_STORE_STATUS_OK);
+	memset(store_region(rig.store)->extents[0].base + store_object_offset(o), (int)k, bytes);
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+}
+
+static void drop(unsigned k)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, k);
+
+	store_remove(rig.member, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+}
+
+static void leave_memory(void)
+{
+	settle();
+	store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	assert_int_equal(store_totals(rig.store).bytes, 0);
+}
+
+struct get {
+	struct store_wait wait;
+	struct store_get g;
+};
+
+static enum dmsg_store_status get_begin(struct get *g, unsigned k)
+{
+	enum dmsg_store_status status;
+	char text[16];
+
+	*g = (struct get){ .wait = { 0 } };
+	status = store_get_begin(rig.member, key_of(text, k), &g->wait, &g->g);
+	if (!status && g->g.loads)
+		store_get_waits(rig.store, &g->wait);
+	return status;
+}
+
+static enum dmsg_store_status get_end(struct get *g)
+{
+	while (g->g.loads && !g->wait.ready)
+		turn();
+	return store_get_end(&g->g);
+}
+
+static enum dmsg_store_status pin(unsigned k)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, k);
+
+	store_pin(rig.user, rig.member, &key, 1, &r);
+	return r.status;
+}
+
+/* --- what waits for the disk ------------------------------------------------------------------------- */
+
+/* Each object takes a whole block there. */
+static void test_small_objects_that_wait_are_bounded(void **state)
+{
+	unsigned n = STORE_BYTES / 4 / DISK_BLOCK + 100;
+
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < n; k++)
+		put(k, 1);
+	assert_int_equal(store_totals(rig.store).disk_skipped, 100);
+	assert_in_range(store_totals(rig.store).disk_pending_bytes, 1, STORE_BYTES / 4);
+	gate(DISK_CALL_WRITE, false);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, n - 100);
+}
+
+static uint64_t waiting(void)
+{
+	return store_totals(rig.store).disk_pending_bytes / DISK_BLOCK;
+}
+
+/* Neither many removed objects nor a disk that cannot be written make one turn of the control thread long. */
+static void check_turns(void)
+{
+	uint64_t before;
+
+	while ((before = waiting())) {
+		turn();
+		assert_in_range(before - waiting(), 0, 512);
+	}
+}
+
+static void test_turns_beside_removed_objects(void **state)
+{
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < 4000; k++)
+		put(k, 1);
+	for (unsigned k = 0; k < 4000; k++)
+		drop(k);
+	gate(DISK_CALL_WRITE, false);
+	check_turns();
+	/* Nobody wants them any more, so the disk tier has not refused them. */
+	assert_int_equal(store_totals(rig.store).disk_skipped, 0);
+}
+
+static void test_turns_beside_a_disk_that_fails(void **state)
+{
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < 4000; k++)
+		put(k, 1);
+	faults[DISK_CALL_WRITE] = -EIO;
+	gate(DISK_CALL_WRITE, false);
+	check_turns();
+	assert_int_equal(store_totals(rig.store).disk_skipped, 4000);
+}
+
+static void test_turns_that_evict_from_disk(void **state)
+{
+	for (unsigned k = 0; k < 4000; k++)
+		put(k, 1);
+	leave_memory();
+	assert_int_equal(store_totals(rig.store).disk_objects, 4000);
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = 16 * MIB;
+	put(5000, 15 * MIB);
+	while (waiting()) {
+		uint64_t before = store_totals(rig.store).disk_evictions;
+
+		turn();
+		assert_in_range(store_totals(rig.store).disk_evictions - before, 0, 512);
+	}
+	/* The large one needs the room of most others. */
+	assert_in_range(store_totals(rig.store).disk_objects, 1, 257);
+}
+
+/* --- loads --------------------------------------------------------------------------------------------- */
+
+static void test_pinned_object_that_could_not_be_read(void **state)
+{
+	struct get g;
+
+	put(1, 5000);
+	leave_memory();
+	faults[DISK_CALL_READ] = -EIO;
+	assert_int_equal(get_begin(&g, 1), DMSG_STORE_STATUS_OK);
+	assert_int_equal(pin(1), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_LOST);
+	faults[DISK_CALL_READ] = 0;
+	assert_int_equal(get_begin(&g, 1), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_region(rig.store)->extents[0].length > 0, 1);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+}
+
+/* They leave memory to the other objects of their owner. */
+static void test_loads_beside_a_disk_that_hangs(void **state)
+{
+	struct get gets[16];
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < 16; k++) {
+		put(k, MIB);
+		settle();
+	}
+	leave_memory();
+	gate(DISK_CALL_READ, true);
+	while (n < 16 && get_begin(&gets[n], n) == DMSG_STORE_STATUS_OK)
+		n++;
+	assert_int_equal(n, OWNER_BYTES / 4 / MIB);
+	gate(DISK_CALL_READ, false);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(get_end(&gets[i]), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_begin(&gets[n], n), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&gets[n]), DMSG_STORE_STATUS_OK);
+}
+
+/* --- the end ------------------------------------------------------------------------------------------- */
+
+/* A call looks at a part of the index; there may be nothing to wait for. */
+static void flush(void)
+{
+	while (store_flush(rig.store))
+		assert_true(sd_event_run(rig.event, 0) >= 0);
+}
+
+static void test_flush(void **state)
+{
+	stop();
+	rig.write_back = true;
+	start();
+	for (unsigned k = 0; k < 3000; k++)
+		put(k, 1 + k % 5000);
+	assert_int_equal(store_totals(rig.store).disk_objects, 0);
+	flush();
+	assert_int_equal(store_totals(rig.store).disk_objects, 3000);
+	stop();
+	start();
+	assert_int_equal(store_totals(rig.store).disk_objects, 3000);
+	/* What is put afterwards is written by the next flush. */
+	put(3000, 100);
+	store_flush_again(rig.store);
+	flush();
+	assert_int_equal(store_totals(rig.store).disk_objects, 3001);
+}
+
+static void test_flush_to_a_disk_that_fails(void **state)
+{
+	faults[DISK_CALL_SYNC] = -EIO;
+	for (unsigned k = 0; k < 10; k++)
+		put(k, 5000);
+	flush();
+	assert_int_equal(store_totals(rig.store).disk_objects, 0);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(test_small_objects_that_wait_are_bounded),
+		TEST(test_turns_beside_removed_objects),
+		TEST(test_turns_beside_a_disk_that_fails),
+		TEST(test_turns_that_evict_from_disk),
+		TEST(test_pinned_object_that_could_not_be_read),
+		TEST(test_loads_beside_a_disk_that_hangs),
+		TEST(test_flush),
+		TEST(test_flush_to_a_disk_that_fails),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
