@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * States running -> draining -> drained, then exit unless a stay was requested. A draining agent refuses new work,
- * informs clients and peers, and waits until no worker has a transfer. At the deadline it stops the remaining transfers.
+ * informs clients and peers, and waits until no worker has a transfer, and the objects of the store are on its disk. At the
+ * deadline it stops the remaining transfers.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,6 +11,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/process/service_manager.h"
+#include "agent/store/store.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
@@ -94,6 +96,20 @@ static void stop(struct agent *a, int status)
 
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg);
 
+/* Objects of the store are still being written to its disk, and there is time for that. */
+static bool flushing(struct agent *a)
+{
+	if (!store_flush(a->store))
+		return false;
+	if (dray_now().ns < a->drain_deadline_ns)
+		return true;
+	log_warning(
+		"agent",
+		"the drain deadline has passed: some objects of the store are not on disk, and are "
+		"lost when the agent ends");
+	return false;
+}
+
 static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,
 			     unsigned n)
 {
@@ -125,6 +141,11 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
 							       .code = DRAY_E_DEADLINE });
 		}
+		if (timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
+			stop(a, 1);
+		return;
+	}
+	if (flushing(a)) {
 		if (timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
 			stop(a, 1);
 		return;
@@ -185,6 +206,7 @@ int agent_resume(struct agent *a)
 	regions_drain(a->regions, false);
 	sessions_resume(a->sessions);
 	peers_resume(a->peers);
+	store_flush_again(a->store);
 	set_state(a, AGENT_RUNNING, "resumed");
 	return 0;
 }

@@ -303,6 +303,20 @@ def test_a_folder_that_cannot_be_used(new_agent, lab):
         agent.process = None
 
 
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_stop_writes_what_is_only_in_memory(new_store, write):
+    agent, keys = new_store(store__disk_write=write), names(20)
+    with User(agent) as user:
+        for key in keys:
+            assert user.put(key, value_of(key)) == Status.OK
+        agent.stop()
+        agent.start()
+        until(lambda: user.store.exists(keys) and True, "the new session")
+        assert user.has(*keys) == [True] * 20
+        for key in keys:
+            assert load(user, key) == value_of(key)
+
+
 def test_stop_while_objects_wait(new_store):
     """The agent ends at once, with works of the tier in every state, and without a leak."""
     agent = new_store()
