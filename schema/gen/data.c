@@ -1765,7 +1765,7 @@ int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_ac
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_lease_acquire m;
+	struct dmsg_lease_acquire m = { 0 };
 
 	if (len < 4)
 		return check_short(reterr, "lease_acquire");
@@ -1777,17 +1777,23 @@ int dmsg_lease_acquire_decode(const void *body, size_t len, struct dmsg_lease_ac
 		return check_short(reterr, "lease_acquire");
 	p += 4 + m.token.n;
 	len -= 4 + m.token.n;
-	if (len < 8)
+	if (len < 4)
 		return check_short(reterr, "lease_acquire");
 	m.timeout_ms = dray_le_get32(p + 0);
-	m.label.n = dray_le_get32(p + 4);
-	m.label.p = (const char *)(p + 8);
-	if (m.label.n > 64)
-		return check_large(reterr, "lease_acquire.label", m.label.n, 64);
-	if (len - 8 < m.label.n)
-		return check_short(reterr, "lease_acquire");
-	if (!text_ok(m.label))
-		return check_text(reterr, "lease_acquire.label");
+	p += 4;
+	len -= 4;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "lease_acquire");
+		m.label.n = dray_le_get32(p + 0);
+		m.label.p = (const char *)(p + 4);
+		if (m.label.n > 64)
+			return check_large(reterr, "lease_acquire.label", m.label.n, 64);
+		if (len - 4 < m.label.n)
+			return check_short(reterr, "lease_acquire");
+		if (!text_ok(m.label))
+			return check_text(reterr, "lease_acquire.label");
+	}
 	*ret = m;
 	return 0;
 }
@@ -1810,8 +1816,9 @@ int dmsg_lease_acquire_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->token.n);
 	p = put_bytes(p + 4, m->token.p, m->token.n);
 	dray_le_put32(p + 0, m->timeout_ms);
-	dray_le_put32(p + 4, m->label.n);
-	put_bytes(p + 8, m->label.p, m->label.n);
+	p += 4;
+	dray_le_put32(p + 0, m->label.n);
+	put_bytes(p + 4, m->label.p, m->label.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -1215,7 +1215,7 @@ int dmsg_lease_reply_decode(const void *body, size_t len, struct dmsg_lease_repl
 int dmsg_lease_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_lease_reply *m);
 
-#define DMSG_LEASE_ACQUIRE_MIN 12
+#define DMSG_LEASE_ACQUIRE_MIN 8
 #define DMSG_LEASE_ACQUIRE_BODY_MAX 332
 /*
  * Request. Makes this session a holder of a lease. Acquisitions from one agent's leases are sent

@@ -3914,7 +3914,7 @@ const struct vector vectors[] = {
 	{ VECTOR_DATA, DMSG_LEASE_REPLY, "lease_reply", 20, DMSG_LEASE_REPLY_BODY_MAX,
 	  check_dmsg_lease_reply, encode_dmsg_lease_reply, encode_empty_dmsg_lease_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE, "lease_acquire", 12, DMSG_LEASE_ACQUIRE_BODY_MAX,
-	  check_dmsg_lease_acquire, encode_dmsg_lease_acquire, encode_empty_dmsg_lease_acquire, 0, NULL },
+	  check_dmsg_lease_acquire, encode_dmsg_lease_acquire, encode_empty_dmsg_lease_acquire, 1, (const size_t[]){ 48 } },
 	{ VECTOR_DATA, DMSG_LEASE_ACQUIRE_REPLY, "lease_acquire_reply", 24, DMSG_LEASE_ACQUIRE_REPLY_BODY_MAX,
 	  check_dmsg_lease_acquire_reply, encode_dmsg_lease_acquire_reply, encode_empty_dmsg_lease_acquire_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_LEASE_RENEW, "lease_renew", 16, DMSG_LEASE_RENEW_BODY_MAX,

@@ -1645,14 +1645,14 @@ def unpack_lease_reply(body):
 # Makes this session a holder of a lease. Acquisitions from one agent's leases are sent together.
 # Since 1.4.
 LeaseAcquire = namedtuple("LeaseAcquire", "token timeout_ms label")
-_LEASE_ACQUIRE_1 = Struct("<II")
+_LEASE_ACQUIRE_1 = Struct("<I")
 
 
 def pack_lease_acquire(request_id=0, token=b"", timeout_ms=0, label=""):
     token = _put_blob("lease_acquire.token", token, 256)
     label = _put_text("lease_acquire.label", label, 64, True)
     return build(MSG_LEASE_ACQUIRE, request_id, _U32.pack(len(token)), token,
-                 _LEASE_ACQUIRE_1.pack(timeout_ms, len(label)), label)
+                 _LEASE_ACQUIRE_1.pack(timeout_ms), _U32.pack(len(label)), label)
 
 
 def unpack_lease_acquire(body):
@@ -1670,18 +1670,25 @@ def unpack_lease_acquire(body):
     token = _copy(body[at:at + n])
     at += n
     left -= n
-    if left < 8:
+    if left < 4:
         raise _short("lease_acquire")
-    (timeout_ms, n) = _LEASE_ACQUIRE_1.unpack_from(body, at)
-    at += 8
-    left -= 8
-    if n > 64:
-        raise _large("lease_acquire.label", n, 64)
-    if left < n:
-        raise _short("lease_acquire")
-    label = _text("lease_acquire.label", body[at:at + n])
-    at += n
-    left -= n
+    timeout_ms, = _LEASE_ACQUIRE_1.unpack_from(body, at)
+    at += 4
+    left -= 4
+    label = ""
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("lease_acquire")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 64:
+            raise _large("lease_acquire.label", n, 64)
+        if left < n:
+            raise _short("lease_acquire")
+        label = _text("lease_acquire.label", body[at:at + n])
+        at += n
+        left -= n
     return LeaseAcquire(token, timeout_ms, label)
 
 
