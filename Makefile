@@ -4,7 +4,7 @@
 #                     build/dray-cuda.so if a CUDA toolkit is found
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
-#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages -kube -engine
+#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm -wheel -packages -kube -engine -versions
 #   make check-long   longer fuzzing, packages in a clean Debian root, the virtual machine's tests with sanitizers and in all variants,
 #                     all tests with real vLLM engines
 #   make fuzz-long    every fuzzer for SECONDS=60, JOBS at once; fuzz-coverage: what their corpora reach of the decoders
@@ -325,9 +325,9 @@ define NL
 
 endef
 
-# Clean keeps what was fetched: the virtual machine's kernel, the wheels' compiler, tools for Kubernetes, and programs for arm64.
+# Clean keeps what was fetched: the virtual machine's kernel, the wheels' compiler, tools for Kubernetes, and programs for arm64; and what was built of the previous release.
 clean:
-	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -not -name 'tools*' -not -name arm64 -exec rm -rf {} +)
+	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -not -name 'tools*' -not -name arm64 -not -name previous -exec rm -rf {} +)
 
 distclean:
 	rm -rf build

@@ -10,7 +10,7 @@
 # instead of 4. Debian packages are installed in a clean Debian root, and cross-built for arm64. All tests with real engines run.
 
 STAGES := lint build unit tsan fuzz
-BESIDE := namespaces vm wheel packages kube engine
+BESIDE := namespaces vm wheel packages kube engine versions
 BUDGET_lint := 15
 BUDGET_build := 90
 BUDGET_unit := 160
@@ -21,6 +21,7 @@ BUDGET_vm := 350
 BUDGET_wheel := 350
 BUDGET_packages := 350
 BUDGET_kube := 60
+BUDGET_versions := 350
 BUDGET_engine := 350
 LONG := fuzz packages vm engine
 LONG_BUDGET_fuzz := 900
@@ -148,6 +149,13 @@ check-packages:
 check-kube:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/kube
+
+# The previous release is built once for each commit that stands for it (scripts/previous); where the clone does not have it, the tests are
+# skipped.
+check-versions:
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
+	-@$(LOCKED) scripts/previous >/dev/null
+	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/versions
 
 .PHONY: unit-programs fuzz-programs arm64-programs fuzz-long fuzz-coverage
 # Some unit programs start the agent of the same variant.

@@ -263,8 +263,8 @@ class Agent:
     """One drayd. settings: configuration keys. listen: segments; one without a port gets a free port."""
 
     def __init__(self, lab, name, host, *, settings=(), listen=("127.0.0.1",), key=None, args=(), env=None,
-                 wrap=(), directory=None, pass_fds=()):
-        self.lab, self.name, self.host = lab, name, host
+                 wrap=(), directory=None, pass_fds=(), program=DRAYD):
+        self.lab, self.name, self.host, self.program = lab, name, host, program
         self.directory = directory or lab.directory(name)
         self.socket = self.directory / "dray.sock"
         self.control = self.directory / "control.sock"
@@ -289,7 +289,7 @@ class Agent:
 
     def command(self):
         # setpriv: the kernel kills the agent if the test run is killed
-        argv = ["setpriv", "--pdeathsig=KILL", str(DRAYD), "--state-dir", self.state_dir,
+        argv = ["setpriv", "--pdeathsig=KILL", str(self.program), "--state-dir", self.state_dir,
                 "--socket", self.socket, "--control", self.control]
         for segment in self.listen:
             argv += ["--listen", segment]
