@@ -229,6 +229,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 					      .pool = &a->pool,
 					      .regions = a->regions,
 					      .mailboxes = a->mailboxes,
+					      .owners = a->owners,
 					      .agent_id = a->identity.agent_id,
 					      .incarnation = a->identity.incarnation,
 					      .up = &peers_up,

@@ -75,6 +75,8 @@ int ctl_rows_read(struct ctl_rows *r, const struct dray_dbus_field *fields, unsi
 		if (ret >= 0)
 			ret = sd_bus_message_exit_container(m);
 	}
+	if (ret >= 0)
+		ret = sd_bus_message_exit_container(m);
 	return ret < 0 ? ret : 0;
 }
 

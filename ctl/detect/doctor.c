@@ -2,6 +2,7 @@
 /* doctor: one line for each finding. Exits with 0, 1 for warnings, or 2 for errors. */
 #include "netdetect/doctor/doctor.h"
 
+#include "ctl/check/check.h"
 #include "ctl/detect/detect.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"
@@ -59,6 +60,48 @@ static int worst(const struct nd_findings *f)
 	return status;
 }
 
+/* The exit status, or -1. */
+static int print(struct ctl *c, const struct nd_findings *f)
+{
+	if (c->format == CTL_JSON)
+		print_json(c, f);
+	else if (c->format == CTL_PLAIN)
+		print_plain(c, f);
+	else
+		print_text(c, f);
+	/* ctl_run() flushes for the status 0 only. */
+	return ctl_flush(c) < 0 ? -1 : worst(f);
+}
+
+/* Of the worst ones, the first. */
+static void print_first(struct ctl *c, const struct nd_findings *f, int status)
+{
+	enum nd_severity severity = status == 2 ? ND_ERROR : ND_WARNING;
+	const struct nd_finding *x = f->v;
+
+	if (!status) {
+		fputs("nothing is wrong\n", c->out);
+		return;
+	}
+	while (x->severity != severity)
+		x++;
+	fprintf(c->out, "wrong: %s %s: %s; fix: %s\n", x->check, x->about, x->text, x->fix);
+}
+
+static int examine_peer(struct ctl *c)
+{
+	struct nd_findings found = { .v = NULL };
+	int status = ctl_check_peer(c, c->values[CTL_OPTION_PEER], &found);
+
+	if (!status) {
+		status = print(c, &found);
+		if (status >= 0 && c->format == CTL_TEXT)
+			print_first(c, &found, status);
+	}
+	nd_findings_deinit(&found);
+	return status < 0 || ctl_flush(c) < 0 ? -1 : status;
+}
+
 static int examine(struct ctl *c, const struct ctl_detect *d)
 {
 	uint64_t register_bytes = (uint64_t)c->numbers[CTL_OPTION_REGISTER];
@@ -77,23 +120,19 @@ static int examine(struct ctl *c, const struct ctl_detect *d)
 		nd_findings_deinit(&found);
 		return ctl_no_memory(c);
 	}
-	if (c->format == CTL_JSON)
-		print_json(c, &found);
-	else if (c->format == CTL_PLAIN)
-		print_plain(c, &found);
-	else
-		print_text(c, &found);
-	status = worst(&found);
+	status = print(c, &found);
 	nd_findings_deinit(&found);
-	/* ctl_run() flushes for the status 0 only. */
-	return ctl_flush(c) < 0 ? -1 : status;
+	return status;
 }
 
 int ctl_doctor(struct ctl *c)
 {
 	struct ctl_detect d;
-	int ret = ctl_detect_open(&d, c);
+	int ret;
 
+	if (c->values[CTL_OPTION_PEER])
+		return examine_peer(c);
+	ret = ctl_detect_open(&d, c);
 	if (!ret)
 		ret = examine(c, &d);
 	ctl_detect_close(&d);

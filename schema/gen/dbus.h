@@ -100,6 +100,10 @@
  * not, and whether it is ready, with each condition.
  */
 #define DRAY_DBUS_METHOD_HEALTH "Health"
+/*
+ * Tries to reach another agent, step by step, and asks it to do the same in the opposite direction.
+ */
+#define DRAY_DBUS_METHOD_CHECK_PEER "CheckPeer"
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 /*
  * Ends a drain, or the state drained: the agent accepts new work again. Has no effect while the
@@ -138,8 +142,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 30
-extern const struct dray_dbus_method dray_dbus_methods[30];
+#define DRAY_DBUS_METHOD_N 31
+extern const struct dray_dbus_method dray_dbus_methods[31];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -734,6 +738,26 @@ struct dray_dbus_setting {
 	const char *value;
 	const char *origin; /* default, FILE:LINE, environment VARIABLE or command line. */
 	bool reload; /* The key can change while the agent runs. */
+};
+
+enum dray_dbus_check_step_field {
+	DRAY_DBUS_CHECK_STEP_FIELD_BACK,
+	DRAY_DBUS_CHECK_STEP_FIELD_STEP,
+	DRAY_DBUS_CHECK_STEP_FIELD_RESULT,
+	DRAY_DBUS_CHECK_STEP_FIELD_TOOK_NS,
+	DRAY_DBUS_CHECK_STEP_FIELD_TEXT,
+	DRAY_DBUS_CHECK_STEP_FIELD_REMEDY,
+	DRAY_DBUS_CHECK_STEP_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_check_step_fields[DRAY_DBUS_CHECK_STEP_FIELD_N];
+
+struct dray_dbus_check_step {
+	bool back; /* The step of the other agent on its way to this one. */
+	const char *step; /* name, route, mtu, tcp, tls, key, version or features. */
+	const char *result; /* ok, warning or error. */
+	uint64_t took_ns; /* Time that the step took, nanoseconds. */
+	const char *text; /* What was found. */
+	const char *remedy; /* What to do; empty for nothing. */
 };
 
 enum dray_dbus_condition_field {

@@ -75,6 +75,7 @@ int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *re
 int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_health(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_check_peer(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 
@@ -190,6 +191,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_METHOD_WITH_NAMES("Health", "", ,
 		"bsbaa{sv}",
 			SD_BUS_PARAM(alive) SD_BUS_PARAM(reason) SD_BUS_PARAM(ready) SD_BUS_PARAM(conditions), dbus_method_health,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("CheckPeer", "s", SD_BUS_PARAM(segment),
+		"aa{sv}ay", SD_BUS_PARAM(steps) SD_BUS_PARAM(token), dbus_method_check_peer,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("Drain", "ub", SD_BUS_PARAM(timeout_ms) SD_BUS_PARAM(stay),
 		"", , dbus_method_drain,

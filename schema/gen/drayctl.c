@@ -174,6 +174,9 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 		.value = "SIZE",
 		.min = INT64_C(0), .max = INT64_C(9223372036854775807), .def = INT64_C(0),
 	},
+	[CTL_OPTION_PEER] = { .name = "--peer", .type = CTL_TYPE_TEXT,
+		.value = "HOST:PORT",
+	},
 	[CTL_OPTION_GPU_PLUGIN] = { .name = "--gpu-plugin", .type = CTL_TYPE_TEXT,
 		.value = "FILE",
 	},
@@ -999,18 +1002,29 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl detect --explain mlx5_0\n",
 	},
 	[CTL_VERB_DOCTOR] = { .name = "doctor",
-		.options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, CTL_OPTION_GPU_PLUGIN },
+		.options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, CTL_OPTION_GPU_PLUGIN,
+			CTL_OPTION_PEER, CTL_OPTION_SOCKET },
 		.help =
-			"Usage: drayctl [OPTION]... doctor [--register SIZE] [--from-sysfs DIR] [--gpu-plugin FILE]\n"
-			"find problems of this machine; exits 1 on warnings, 2 on errors\n"
+			"Usage: drayctl [OPTION]... doctor [--register SIZE] [--from-sysfs DIR] [--gpu-plugin FILE] [--peer HOST:PORT [--socket PATH]]\n"
+			"find problems of this machine, or on the way to a peer; exits 1 on warnings, 2 on errors\n"
 			"\n"
 			"Prints one line for each finding, with its fix. Exits with 0 if there are no\n"
 			"warnings and no errors. Needs no agent.\n"
+			"\n"
+			"With --peer, the agent here and the one there check the ways to each other\n"
+			"instead, step by step: name, route, size of packets, TCP, TLS, key, version,\n"
+			"features. Then this process writes to and reads from memory that the agent there\n"
+			"lends, for a second each; over RDMA, each rail must have written. The last line\n"
+			"is the first thing that is wrong.\n"
+			"\n"
+			"  $ drayctl doctor --peer 10.0.0.2:7411\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
 			"  --register SIZE          amount of memory to be registered, to compare with the memlock limit\n"
 			"  --from-sysfs DIR         read a recorded machine instead of this one\n"
 			"  --gpu-plugin FILE        CUDA plug-in, as in gpu.plugin; none: do not query CUDA\n"
+			"  --peer HOST:PORT         segment of another agent, to which the way is checked\n"
+			"  --socket PATH            data socket; default $DRAY_SOCKET, else the default of libdray\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
@@ -1520,7 +1534,7 @@ const char ctl_help_text[] =
 	"  cancel     stop a transfer; returns when none of its bytes can move any more\n"
 	"  close      end a session as if its client had died\n"
 	"  detect     show RNICs, GIDs, GPUs, addresses and listeners of this machine\n"
-	"  doctor     find problems of this machine; exits 1 on warnings, 2 on errors\n"
+	"  doctor     find problems of this machine, or on the way to a peer; exits 1 on warnings, 2 on errors\n"
 	"  health     check whether the agent is alive and ready; exits 1 if it is not\n"
 	"  segments   list known segments, their states, and the preferred one\n"
 	"  hints      list, set or forget the remembered segments of scopes\n"

@@ -21,7 +21,7 @@ _drayctl_verbs() {
 		'cancel:stop a transfer; returns when none of its bytes can move any more'
 		'close:end a session as if its client had died'
 		'detect:show RNICs, GIDs, GPUs, addresses and listeners of this machine'
-		'doctor:find problems of this machine; exits 1 on warnings, 2 on errors'
+		'doctor:find problems of this machine, or on the way to a peer; exits 1 on warnings, 2 on errors'
 		'health:check whether the agent is alive and ready; exits 1 if it is not'
 		'segments:list known segments, their states, and the preferred one'
 		'hints:list, set or forget the remembered segments of scopes'
@@ -103,6 +103,8 @@ _drayctl_options() {
 			'--register=[amount of memory to be registered, to compare with the memlock limit]:SIZE: '
 			'--from-sysfs=[read a recorded machine instead of this one]:DIR:_files -/'
 			'--gpu-plugin=[CUDA plug-in, as in gpu.plugin; none: do not query CUDA]:FILE:_files'
+			'--peer=[segment of another agent, to which the way is checked]:HOST\:PORT: '
+			'--socket=[data socket; default $DRAY_SOCKET, else the default of libdray]:PATH:_files'
 		)
 		;;
 	health)

@@ -11,6 +11,42 @@ bool pmsg_stage_kind_valid(unsigned int v)
 	return v >= 1 && v <= 2;
 }
 
+const char *pmsg_check_step_name(unsigned int v)
+{
+	switch (v) {
+	case PMSG_CHECK_STEP_NAME:
+		return "name";
+	case PMSG_CHECK_STEP_ROUTE:
+		return "route";
+	case PMSG_CHECK_STEP_MTU:
+		return "mtu";
+	case PMSG_CHECK_STEP_TCP:
+		return "tcp";
+	case PMSG_CHECK_STEP_TLS:
+		return "tls";
+	case PMSG_CHECK_STEP_KEY:
+		return "key";
+	case PMSG_CHECK_STEP_VERSION:
+		return "version";
+	case PMSG_CHECK_STEP_FEATURES:
+		return "features";
+	}
+	return "?";
+}
+
+const char *pmsg_check_result_name(unsigned int v)
+{
+	switch (v) {
+	case PMSG_CHECK_RESULT_OK:
+		return "ok";
+	case PMSG_CHECK_RESULT_WARNING:
+		return "warning";
+	case PMSG_CHECK_RESULT_ERROR:
+		return "error";
+	}
+	return "?";
+}
+
 const char *pmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -64,6 +100,10 @@ const char *pmsg_type_name(unsigned int type)
 		return "probe";
 	case PMSG_PROBE_REPLY:
 		return "probe_reply";
+	case PMSG_CHECK:
+		return "check";
+	case PMSG_CHECK_REPLY:
+		return "check_reply";
 	case PMSG_WINDOW:
 		return "window";
 	case PMSG_STAGE:
@@ -864,6 +904,115 @@ int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_check_decode(const void *body, size_t len, struct pmsg_check *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_check m;
+
+	if (len < 28)
+		return check_short(reterr, "check");
+	memcpy(m.agent_id, p + 0, 16);
+	m.memory = dray_le_get32(p + 16);
+	m.segment.n = dray_le_get32(p + 24);
+	m.segment.p = (const char *)(p + 28);
+	if (m.segment.n > 256)
+		return check_large(reterr, "check.segment", m.segment.n, 256);
+	if (len - 28 < m.segment.n)
+		return check_short(reterr, "check");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "check.segment");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_check_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_check *m)
+{
+	size_t length = 28;
+	uint8_t *p;
+
+	if (m->segment.n > 256 || !text_ok(m->segment))
+		return -EINVAL;
+	length += m->segment.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_CHECK, length, request_id);
+	memcpy(p + 0, m->agent_id, 16);
+	dray_le_put32(p + 16, m->memory);
+	memset(p + 20, 0, 4);
+	dray_le_put32(p + 24, m->segment.n);
+	put_bytes(p + 28, m->segment.p, m->segment.n);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_check_reply_decode(const void *body, size_t len, struct pmsg_check_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_check_reply m;
+
+	if (len < 12)
+		return check_short(reterr, "check_reply");
+	m.state = dray_le_get16(p + 0);
+	m.token.n = dray_le_get32(p + 8);
+	m.token.p = p + 12;
+	if (m.token.n > 256)
+		return check_large(reterr, "check_reply.token", m.token.n, 256);
+	if (len - 12 < m.token.n)
+		return check_short(reterr, "check_reply");
+	p += 12 + m.token.n;
+	len -= 12 + m.token.n;
+	if (len < 4)
+		return check_short(reterr, "check_reply");
+	m.notes.n = dray_le_get32(p + 0);
+	m.notes.p = p + 4;
+	if (m.notes.n > 16)
+		return check_large(reterr, "check_reply.notes", m.notes.n, 16);
+	if (len - 4 < (size_t)m.notes.n * 16)
+		return check_short(reterr, "check_reply");
+	p += 4 + (size_t)m.notes.n * 16;
+	len -= 4 + (size_t)m.notes.n * 16;
+	if (len < 4)
+		return check_short(reterr, "check_reply");
+	m.texts.n = dray_le_get32(p + 0);
+	m.texts.p = p + 4;
+	if (m.texts.n > 16384)
+		return check_large(reterr, "check_reply.texts", m.texts.n, 16384);
+	if (len - 4 < m.texts.n)
+		return check_short(reterr, "check_reply");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_check_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_check_reply *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->token.n > 256)
+		return -EINVAL;
+	if (m->notes.n > 16)
+		return -EINVAL;
+	if (m->texts.n > 16384)
+		return -EINVAL;
+	length += m->token.n;
+	length += (size_t)m->notes.n * 16;
+	length += m->texts.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_CHECK_REPLY, length, request_id);
+	dray_le_put16(p + 0, m->state);
+	memset(p + 2, 0, 2);
+	memset(p + 4, 0, 4);
+	dray_le_put32(p + 8, m->token.n);
+	p = put_bytes(p + 12, m->token.p, m->token.n);
+	dray_le_put32(p + 0, m->notes.n);
+	p = put_bytes(p + 4, m->notes.p, (size_t)m->notes.n * 16);
+	dray_le_put32(p + 0, m->texts.n);
+	put_bytes(p + 4, m->texts.p, m->texts.n);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_window_decode(const void *body, size_t len, struct pmsg_window *ret,
 	struct dray_err *reterr)
 {
@@ -1295,6 +1444,10 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_qp_close_decode(body, len, &ret->qp_close, reterr);
 	case PMSG_PROBE_REPLY:
 		return pmsg_probe_reply_decode(body, len, &ret->probe_reply, reterr);
+	case PMSG_CHECK:
+		return pmsg_check_decode(body, len, &ret->check, reterr);
+	case PMSG_CHECK_REPLY:
+		return pmsg_check_reply_decode(body, len, &ret->check_reply, reterr);
 	case PMSG_WINDOW:
 		return pmsg_window_decode(body, len, &ret->window, reterr);
 	case PMSG_STAGE:
@@ -1371,6 +1524,10 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_probe_encode(buf, cap, request_id, NULL);
 	case PMSG_PROBE_REPLY:
 		return pmsg_probe_reply_encode(buf, cap, request_id, &m->probe_reply);
+	case PMSG_CHECK:
+		return pmsg_check_encode(buf, cap, request_id, &m->check);
+	case PMSG_CHECK_REPLY:
+		return pmsg_check_reply_encode(buf, cap, request_id, &m->check_reply);
 	case PMSG_WINDOW:
 		return pmsg_window_encode(buf, cap, request_id, &m->window);
 	case PMSG_STAGE:

@@ -58,12 +58,35 @@ enum pmsg_release_how {
 	PMSG_RELEASE_HOW_DECLINED = 2,
 };
 
+/* Steps in which an agent reaches another one, in their order. */
+enum pmsg_check_step {
+	PMSG_CHECK_STEP_NAME = 1, /* The name has an address. */
+	PMSG_CHECK_STEP_ROUTE = 2, /* Packets to it leave by an interface. */
+	PMSG_CHECK_STEP_MTU = 3, /* Size of packets that arrive. */
+	PMSG_CHECK_STEP_TCP = 4, /* Its port accepts connections. */
+	PMSG_CHECK_STEP_TLS = 5, /* A dray agent answers there. */
+	PMSG_CHECK_STEP_KEY = 6, /* Both hold the same key. */
+	/* Both have the major version of the protocol, and it accepts work. */
+	PMSG_CHECK_STEP_VERSION = 7,
+	PMSG_CHECK_STEP_FEATURES = 8, /* What both can use. */
+};
+const char *pmsg_check_step_name(unsigned int v); /* "?" if unknown */
+
+/* How a step ended. */
+enum pmsg_check_result {
+	PMSG_CHECK_RESULT_OK = 1, /* Nothing is wrong. */
+	PMSG_CHECK_RESULT_WARNING = 2, /* Transfers work, but not as they could. */
+	PMSG_CHECK_RESULT_ERROR = 3, /* Nothing after this step can work. */
+};
+const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
+
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
 #define PMSG_FEATURE_WINDOW 4u /* Windows, if both sides have rdma. Since 1.3. */
 #define PMSG_FEATURE_LEASE 8u /* Leases. Since 1.4. */
 #define PMSG_FEATURE_MAILBOX 16u /* Mailboxes. Since 1.4. */
-#define PMSG_FEATURE_ALL 31u
+#define PMSG_FEATURE_CHECK 32u /* CHECK. Since 1.4. */
+#define PMSG_FEATURE_ALL 63u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -91,6 +114,8 @@ enum pmsg_type {
 	PMSG_QP_CLOSE_REPLY = 0x800e,
 	PMSG_PROBE = 0x000f,
 	PMSG_PROBE_REPLY = 0x800f,
+	PMSG_CHECK = 0x001a,
+	PMSG_CHECK_REPLY = 0x801a,
 	PMSG_WINDOW = 0x0010,
 	PMSG_STAGE = 0x0011,
 	PMSG_STAGE_REPLY = 0x8011,
@@ -458,6 +483,36 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 	dray_le_put64(p + 40, r->flush_address);
 }
 
+#define PMSG_CHECK_NOTE_SIZE 16
+/* A step of a check. Since 1.4. */
+struct pmsg_check_note {
+	uint16_t step; /* check_step. */
+	uint16_t result; /* check_result. */
+	uint16_t text; /* Bytes of what was found, at the start of the rest of the texts. */
+	uint16_t remedy; /* Bytes of what to do, which follow it. */
+	uint64_t took_ns; /* Time that the step took, nanoseconds. */
+};
+static inline void pmsg_check_note_get(const void *src, struct pmsg_check_note *ret)
+{
+	const uint8_t *p = src;
+
+	ret->step = dray_le_get16(p + 0);
+	ret->result = dray_le_get16(p + 2);
+	ret->text = dray_le_get16(p + 4);
+	ret->remedy = dray_le_get16(p + 6);
+	ret->took_ns = dray_le_get64(p + 8);
+}
+static inline void pmsg_check_note_put(void *dst, const struct pmsg_check_note *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put16(p + 0, r->step);
+	dray_le_put16(p + 2, r->result);
+	dray_le_put16(p + 4, r->text);
+	dray_le_put16(p + 6, r->remedy);
+	dray_le_put64(p + 8, r->took_ns);
+}
+
 /*
  * Messages. X_MIN: bytes of the smallest body; X_BODY_MAX: of the largest that is encoded.
  * X_decode: 0,
@@ -786,6 +841,37 @@ int pmsg_probe_reply_decode(const void *body, size_t len, struct pmsg_probe_repl
 int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_probe_reply *m);
 
+#define PMSG_CHECK_MIN 28
+#define PMSG_CHECK_BODY_MAX 284
+/*
+ * Request. Sent instead of HELLO like PROBE, to agents with the feature check: the agent tries to
+ * reach the sender's segment, reports each step, and lends memory for a trial. The connection
+ * closes after the answer. Since 1.4.
+ */
+struct pmsg_check {
+	uint8_t agent_id[16]; /* Agent id of the sender, which alone may use the memory. */
+	uint32_t memory; /* Bytes wanted; 0: none. The agent may lend less, or none. */
+	struct dray_str segment; /* Segment of the sender; empty: it has none. */
+};
+int pmsg_check_decode(const void *body, size_t len, struct pmsg_check *ret,
+	struct dray_err *reterr);
+int pmsg_check_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_check *m);
+
+#define PMSG_CHECK_REPLY_MIN 20
+#define PMSG_CHECK_REPLY_BODY_MAX 16916
+/* What the agent found on the way to the sender. Since 1.4. */
+struct pmsg_check_reply {
+	uint16_t state; /* Whether the agent accepts new work. */
+	/* Token of the memory, readable and writable for 30 s; empty: none. */
+	struct dray_blob token;
+	struct dray_vec notes; /* Steps. */
+	struct dray_blob texts; /* Texts of the steps, one after another. */
+};
+int pmsg_check_reply_decode(const void *body, size_t len, struct pmsg_check_reply *ret,
+	struct dray_err *reterr);
+int pmsg_check_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_check_reply *m);
+
 #define PMSG_WINDOW_MIN 20
 #define PMSG_WINDOW_BODY_MAX 32788
 /*
@@ -960,6 +1046,8 @@ union pmsg_body {
 	struct pmsg_qp_connect_reply qp_connect_reply;
 	struct pmsg_qp_close qp_close;
 	struct pmsg_probe_reply probe_reply;
+	struct pmsg_check check;
+	struct pmsg_check_reply check_reply;
 	struct pmsg_window window;
 	struct pmsg_stage stage;
 	struct pmsg_acquire acquire;

@@ -82,6 +82,8 @@ def test_schemas_agree_with_the_interface():
     kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer", "i": "integer"}
     records = yaml.safe_load((ROOT / "schema/dbus.yaml").read_text())["records"]
     for record in records:
+        if record["name"] == "check_step":  # drayctl makes findings of them
+            continue
         plural = record["name"] + ("es" if record["name"].endswith("x") else "s")
         verb = "health" if record["name"] == "condition" else plural
         item = schema_of(verb)["properties"][plural]["items"]

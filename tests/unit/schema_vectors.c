@@ -2137,7 +2137,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x1f))
+	if (m.features != UINT64_C(0x3f))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2158,7 +2158,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x1f),
+		.features = UINT64_C(0x3f),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -2834,6 +2834,75 @@ static int encode_empty_pmsg_probe_reply(void *buf, size_t cap)
 	const struct pmsg_probe_reply m = {};
 
 	return pmsg_probe_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_check(const void *body, size_t len)
+{
+	struct pmsg_check m;
+
+	if (pmsg_check_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (memcmp(m.agent_id, "\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152", 16))
+		return "agent_id";
+	if (m.memory != UINT32_C(0x332c251e))
+		return "memory";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	return NULL;
+}
+
+static int encode_pmsg_check(void *buf, size_t cap)
+{
+	const struct pmsg_check m = {
+		.agent_id = { 1, 8, 15, 22, 29, 36, 43, 50, 57, 64, 71, 78, 85, 92, 99, 106 },
+		.memory = UINT32_C(0x332c251e),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+	};
+
+	return pmsg_check_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_check(void *buf, size_t cap)
+{
+	const struct pmsg_check m = {};
+
+	return pmsg_check_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_check_reply(const void *body, size_t len)
+{
+	struct pmsg_check_reply m;
+
+	if (pmsg_check_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.state != UINT16_C(0x2))
+		return "state";
+	if (m.token.n != 43 || memcmp(m.token.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
+		return "token";
+	if (m.notes.n != 3 || memcmp(m.notes.p, "\165\174\222\231\257\266\314\323\351\360\367\376\005\014\023\032\222\231\257\266\314\323\351\360\006\015\024\033\042\051\060\067\257\266\314\323\351\360\006\015\043\052\061\070\077\106\115\124", 48))
+		return "notes";
+	if (m.texts.n != 45 || memcmp(m.texts.p, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45))
+		return "texts";
+	return NULL;
+}
+
+static int encode_pmsg_check_reply(void *buf, size_t cap)
+{
+	const struct pmsg_check_reply m = {
+		.state = UINT16_C(0x2),
+		.token = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
+		.notes = { (const uint8_t *)"\165\174\222\231\257\266\314\323\351\360\367\376\005\014\023\032\222\231\257\266\314\323\351\360\006\015\024\033\042\051\060\067\257\266\314\323\351\360\006\015\043\052\061\070\077\106\115\124", 3 },
+		.texts = { (const uint8_t *)"\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45 },
+	};
+
+	return pmsg_check_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_check_reply(void *buf, size_t cap)
+{
+	const struct pmsg_check_reply m = {};
+
+	return pmsg_check_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
 static const char *check_pmsg_window(const void *body, size_t len)
@@ -3846,6 +3915,37 @@ static void put_record_pmsg_port(void *wire)
 	pmsg_port_put(wire, &r);
 }
 
+static const char *check_record_pmsg_check_note(const void *wire)
+{
+	struct pmsg_check_note r;
+
+	pmsg_check_note_get(wire, &r);
+	if (r.step != UINT16_C(0x5f58))
+		return "step";
+	if (r.result != UINT16_C(0x7c75))
+		return "result";
+	if (r.text != UINT16_C(0x9992))
+		return "text";
+	if (r.remedy != UINT16_C(0xb6af))
+		return "remedy";
+	if (r.took_ns != UINT64_C(0xfdf6efe8e1dad3cc))
+		return "took_ns";
+	return NULL;
+}
+
+static void put_record_pmsg_check_note(void *wire)
+{
+	const struct pmsg_check_note r = {
+		.step = UINT16_C(0x5f58),
+		.result = UINT16_C(0x7c75),
+		.text = UINT16_C(0x9992),
+		.remedy = UINT16_C(0xb6af),
+		.took_ns = UINT64_C(0xfdf6efe8e1dad3cc),
+	};
+
+	pmsg_check_note_put(wire, &r);
+}
+
 const struct vector vectors[] = {
 	{ VECTOR_DATA, DMSG_HELLO, "hello", 28, DMSG_HELLO_BODY_MAX,
 	  check_dmsg_hello, encode_dmsg_hello, encode_empty_dmsg_hello, 0, NULL },
@@ -4031,6 +4131,10 @@ const struct vector vectors[] = {
 	  check_pmsg_probe, encode_pmsg_probe, encode_empty_pmsg_probe, 0, NULL },
 	{ VECTOR_PEER, PMSG_PROBE_REPLY, "probe_reply", 40, PMSG_PROBE_REPLY_BODY_MAX,
 	  check_pmsg_probe_reply, encode_pmsg_probe_reply, encode_empty_pmsg_probe_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_CHECK, "check", 28, PMSG_CHECK_BODY_MAX,
+	  check_pmsg_check, encode_pmsg_check, encode_empty_pmsg_check, 0, NULL },
+	{ VECTOR_PEER, PMSG_CHECK_REPLY, "check_reply", 20, PMSG_CHECK_REPLY_BODY_MAX,
+	  check_pmsg_check_reply, encode_pmsg_check_reply, encode_empty_pmsg_check_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_WINDOW, "window", 20, PMSG_WINDOW_BODY_MAX,
 	  check_pmsg_window, encode_pmsg_window, encode_empty_pmsg_window, 0, NULL },
 	{ VECTOR_PEER, PMSG_STAGE, "stage", 40, PMSG_STAGE_BODY_MAX,
@@ -4294,7 +4398,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[65], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
 	{ &vectors[67], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x20), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x40), 0 },
 	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4329,22 +4433,32 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[91], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[93], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
-	{ &vectors[93], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[93], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
-	{ &vectors[98], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
-	{ &vectors[98], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
-	{ &vectors[99], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
-	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[101], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[101], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[101], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[101], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[92], "check.reserved", 20, 1, UINT64_C(0xff), 0 },
+	{ &vectors[92], "check.segment", 28, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[92], "check.segment", 28, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[92], "check.segment", 28, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[92], "check.segment", 28, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[92], "check.segment", 28, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[93], "check_reply.state", 0, 2, UINT64_C(0x3), 0 },
+	{ &vectors[93], "check_reply.state", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[93], "check_reply.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[93], "check_reply.reserved2", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[95], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[95], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[95], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
+	{ &vectors[100], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
+	{ &vectors[100], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
+	{ &vectors[101], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[103], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[103], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -4496,23 +4610,31 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[91], "probe_reply.version", 36, 1, 64,
 	  "\141" },
-	{ &vectors[92], "window.rails", 16, 32, 1024,
+	{ &vectors[92], "check.segment", 24, 1, 256,
+	  "\141" },
+	{ &vectors[93], "check_reply.token", 8, 1, 256,
+	  "\141" },
+	{ &vectors[93], "check_reply.notes", 12, 16, 16,
+	  "\001\010\036\045\073\102\130\137\165\174\203\212\221\230\237\246" },
+	{ &vectors[93], "check_reply.texts", 16, 1, 16384,
+	  "\141" },
+	{ &vectors[94], "window.rails", 16, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[93], "stage.segs", 36, 16, 256,
+	{ &vectors[95], "stage.segs", 36, 16, 256,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
-	{ &vectors[95], "acquire.leases", 0, 40, 512,
+	{ &vectors[97], "acquire.leases", 0, 40, 512,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301" },
-	{ &vectors[96], "acquire_reply.results", 0, 16, 512,
+	{ &vectors[98], "acquire_reply.results", 0, 16, 512,
 	  "\001\010\017\026\000\000\000\000\073\102\111\120\127\136\145\154" },
-	{ &vectors[97], "lease_ranges.ranges", 8, 32, 2000,
+	{ &vectors[99], "lease_ranges.ranges", 8, 32, 2000,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
-	{ &vectors[98], "lease_granted.rails", 56, 32, 1024,
+	{ &vectors[100], "lease_granted.rails", 56, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[101], "post.name", 8, 1, 128,
+	{ &vectors[103], "post.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[101], "post.payload", 12, 1, 4096,
+	{ &vectors[103], "post.payload", 12, 1, 4096,
 	  "\141" },
-	{ &vectors[101], "post.tenant", 16, 1, 31,
+	{ &vectors[103], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 
@@ -4580,6 +4702,9 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_port", PMSG_PORT_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\257\266\314\323\351\360\367\376\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161",
 	  check_record_pmsg_port, put_record_pmsg_port },
+	{ "pmsg_check_note", PMSG_CHECK_NOTE_SIZE,
+	  "\130\137\165\174\222\231\257\266\314\323\332\341\350\357\366\375",
+	  check_record_pmsg_check_note, put_record_pmsg_check_note },
 };
 const size_t n_vectors = sizeof(vectors) / sizeof(vectors[0]);
 const size_t n_vector_pokes = sizeof(vector_pokes) / sizeof(vector_pokes[0]);

@@ -54,6 +54,16 @@ def test_drayctl(new_agent, releases):
         assert done.returncode == 0 and json.loads(done.stdout), verb
 
 
+def test_doctor(new_agent):
+    """The previous release cannot check the way back, and the finding says so."""
+    new, old = new_agent("new"), new_agent("old", host=1)
+    done = subprocess.run([DRAYCTL, "--control", new.control, "--json", "doctor", "--peer", old.listen[0]], stdout=subprocess.PIPE, text=True,
+                          timeout=LIMIT)
+    *found, last = json.loads(done.stdout)["findings"]
+    assert done.returncode == 1 and {f["severity"] for f in found} == {"ok"} and found[-1]["check"] == "features"
+    assert last["severity"] == "warning" and "cannot check the opposite way" in last["text"]
+
+
 class Retrying(threading.Thread):
     """A client that reads blocks of a remote all the time, and tries a request again after an error."""
 

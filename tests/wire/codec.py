@@ -2787,12 +2787,28 @@ PEER_RELEASE_HOW_LOST = 1  # Its client is lost, or the remote was lost.
 PEER_RELEASE_HOW_DECLINED = 2
 PEER_RELEASE_HOW_NAMES = {0: "used", 1: "lost", 2: "declined"}
 
+PEER_CHECK_STEP_NAME = 1  # The name has an address.
+PEER_CHECK_STEP_ROUTE = 2  # Packets to it leave by an interface.
+PEER_CHECK_STEP_MTU = 3  # Size of packets that arrive.
+PEER_CHECK_STEP_TCP = 4  # Its port accepts connections.
+PEER_CHECK_STEP_TLS = 5  # A dray agent answers there.
+PEER_CHECK_STEP_KEY = 6  # Both hold the same key.
+PEER_CHECK_STEP_VERSION = 7  # Both have the major version of the protocol, and it accepts work.
+PEER_CHECK_STEP_FEATURES = 8  # What both can use.
+PEER_CHECK_STEP_NAMES = {1: "name", 2: "route", 3: "mtu", 4: "tcp", 5: "tls", 6: "key", 7: "version", 8: "features"}
+
+PEER_CHECK_RESULT_OK = 1  # Nothing is wrong.
+PEER_CHECK_RESULT_WARNING = 2  # Transfers work, but not as they could.
+PEER_CHECK_RESULT_ERROR = 3  # Nothing after this step can work.
+PEER_CHECK_RESULT_NAMES = {1: "ok", 2: "warning", 3: "error"}
+
 PEER_FEATURE_TCP = 1  # Data streams over TCP.
 PEER_FEATURE_RDMA = 2  # Queue pairs.
 PEER_FEATURE_WINDOW = 4  # Windows, if both sides have rdma. Since 1.3.
 PEER_FEATURE_LEASE = 8  # Leases. Since 1.4.
 PEER_FEATURE_MAILBOX = 16  # Mailboxes. Since 1.4.
-PEER_FEATURE_ALL = 31
+PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
+PEER_FEATURE_ALL = 63
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -2819,6 +2835,8 @@ PEER_MSG_QP_CLOSE = 0x000e
 PEER_MSG_QP_CLOSE_REPLY = 0x800e
 PEER_MSG_PROBE = 0x000f
 PEER_MSG_PROBE_REPLY = 0x800f
+PEER_MSG_CHECK = 0x001a
+PEER_MSG_CHECK_REPLY = 0x801a
 PEER_MSG_WINDOW = 0x0010
 PEER_MSG_STAGE = 0x0011
 PEER_MSG_STAGE_REPLY = 0x8011
@@ -2856,6 +2874,8 @@ PEER_TYPE_NAMES = {
     PEER_MSG_QP_CLOSE_REPLY: "qp_close_reply",
     PEER_MSG_PROBE: "probe",
     PEER_MSG_PROBE_REPLY: "probe_reply",
+    PEER_MSG_CHECK: "check",
+    PEER_MSG_CHECK_REPLY: "check_reply",
     PEER_MSG_WINDOW: "window",
     PEER_MSG_STAGE: "stage",
     PEER_MSG_STAGE_REPLY: "stage_reply",
@@ -2920,6 +2940,10 @@ PEER_LEASE_RESULT = Struct("<I4xQ")  # 16 bytes
 # it.
 PeerPort = namedtuple("PeerPort", "rail mtu gid gid_type layer pkey lid flush_rkey flush_address")
 PEER_PORT = Struct("<II16sHHIIIQ")  # 48 bytes
+
+# A step of a check. Since 1.4.
+PeerCheckNote = namedtuple("PeerCheckNote", "step result text remedy took_ns")
+PEER_CHECK_NOTE = Struct("<HHHHQ")  # 16 bytes
 
 PeerHeader = namedtuple("PeerHeader", "magic major minor type flags length request_id")
 PEER_HEADER = Struct("<IBBHIIQ")
@@ -3509,6 +3533,92 @@ def peer_unpack_probe_reply(body):
     return PeerProbeReply(major_min, major_max, state, agent_id, incarnation, segment, version)
 
 
+# Sent instead of HELLO like PROBE, to agents with the feature check: the agent tries to reach the
+# sender's segment, reports each step, and lends memory for a trial. The connection closes after the
+# answer. Since 1.4.
+PeerCheck = namedtuple("PeerCheck", "agent_id memory segment")
+_PEER_CHECK_0 = Struct("<16sI4xI")
+
+
+def peer_pack_check(request_id=0, agent_id=bytes(16), memory=0, segment=""):
+    segment = _put_text("check.segment", segment, 256, True)
+    return peer_build(PEER_MSG_CHECK, request_id,
+                      _PEER_CHECK_0.pack(agent_id, memory, len(segment)), segment)
+
+
+def peer_unpack_check(body):
+    left = len(body)
+    at = 0
+    if left < 28:
+        raise _short("check")
+    (agent_id, memory, n) = _PEER_CHECK_0.unpack_from(body, at)
+    at += 28
+    left -= 28
+    if n > 256:
+        raise _large("check.segment", n, 256)
+    if left < n:
+        raise _short("check")
+    segment = _text("check.segment", body[at:at + n])
+    at += n
+    left -= n
+    return PeerCheck(agent_id, memory, segment)
+
+
+# What the agent found on the way to the sender. Since 1.4.
+PeerCheckReply = namedtuple("PeerCheckReply", "state token notes texts")
+_PEER_CHECK_REPLY_0 = Struct("<H2x4xI")
+
+
+def peer_pack_check_reply(request_id=0, state=0, token=b"", notes=b"", texts=b""):
+    token = _put_blob("check_reply.token", token, 256)
+    notes, n_notes = _put_vec("check_reply.notes", notes, PEER_CHECK_NOTE, 16)
+    texts = _put_blob("check_reply.texts", texts, 16384)
+    return peer_build(PEER_MSG_CHECK_REPLY, request_id, _PEER_CHECK_REPLY_0.pack(state, len(token)),
+                      token, _U32.pack(n_notes), notes, _U32.pack(len(texts)), texts)
+
+
+def peer_unpack_check_reply(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("check_reply")
+    (state, n) = _PEER_CHECK_REPLY_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 256:
+        raise _large("check_reply.token", n, 256)
+    if left < n:
+        raise _short("check_reply")
+    token = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("check_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 16:
+        raise _large("check_reply.notes", n, 16)
+    if left < n * 16:
+        raise _short("check_reply")
+    notes = [PeerCheckNote._make(r) for r in PEER_CHECK_NOTE.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    if left < 4:
+        raise _short("check_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 16384:
+        raise _large("check_reply.texts", n, 16384)
+    if left < n:
+        raise _short("check_reply")
+    texts = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return PeerCheckReply(state, token, notes, texts)
+
+
 # Memory of the sender that only the receiver accesses over rails, for the bytes of granted ranges
 # that no rail reaches. Replaces the previous window. Sent to agents with the feature window. Since
 # 1.3.
@@ -3836,6 +3946,8 @@ PEER_UNPACK = {
     PEER_MSG_QP_CLOSE_REPLY: peer_unpack_qp_close_reply,
     PEER_MSG_PROBE: peer_unpack_probe,
     PEER_MSG_PROBE_REPLY: peer_unpack_probe_reply,
+    PEER_MSG_CHECK: peer_unpack_check,
+    PEER_MSG_CHECK_REPLY: peer_unpack_check_reply,
     PEER_MSG_WINDOW: peer_unpack_window,
     PEER_MSG_STAGE: peer_unpack_stage,
     PEER_MSG_STAGE_REPLY: peer_unpack_stage_reply,

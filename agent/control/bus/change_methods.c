@@ -18,8 +18,7 @@
 /* Pending calls of CancelTransfer of one connection. */
 #define CANCELS_MAX 64
 
-/* 0, or < 0 with the error set. */
-static int check_access(const struct bus_conn *c, const char *method, sd_bus_error *reterr)
+int bus_check_change(const struct bus_conn *c, const char *method, sd_bus_error *reterr)
 {
 	if (c->who.may_change)
 		return 0;
@@ -39,7 +38,7 @@ typedef int change_fn(struct bus_conn *c, struct agent *a, sd_bus_message *m, sd
 
 static int change(sd_bus_message *m, struct bus_conn *c, change_fn *fn, sd_bus_error *reterr)
 {
-	int ret = check_access(c, sd_bus_message_get_member(m), reterr);
+	int ret = bus_check_change(c, sd_bus_message_get_member(m), reterr);
 
 	if (ret >= 0)
 		ret = fn(c, c->server->agent, m, reterr);

@@ -107,6 +107,10 @@ void pending_reply_end(struct pending_reply *reply, int ret);
 int bus_driver_add(struct bus_conn *c);
 int bus_object_add(struct bus_conn *c);
 
+/* --- change_methods.c --- */
+/* Whether the client may call a method that changes something. 0, or < 0 with the error set. */
+int bus_check_change(const struct bus_conn *c, const char *method, sd_bus_error *reterr);
+
 /* --- access.c --- */
 /* fd: a connected Unix socket. 0 or -errno. */
 int bus_client_get(int fd, const struct access_rules *rules, struct bus_client *ret);
@@ -118,8 +122,9 @@ struct dictionaries {
 	sd_bus_error *reterr;              /* NULL: the reply comes later than the call */
 	struct snapshot *const *snapshots; /* of the workers, for lists of transfers */
 	unsigned n_snapshots;
-	int ret;      /* first error */
-	size_t bytes; /* estimate of the list's size */
+	const struct peer_check_result *checked; /* of CheckPeer */
+	int ret;                                 /* first error */
+	size_t bytes;                            /* estimate of the list's size */
 };
 
 /* Appends the records of one list; reads the arguments of d->call. Errors go to d->ret. */

@@ -28,9 +28,9 @@
 
 #define RIVAL_CHECK_STREAM UINT64_MAX
 
-static uint64_t features(const struct peers *p)
+uint64_t hello_features(const struct peers *p)
 {
-	return PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE | PMSG_FEATURE_MAILBOX |
+	return PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE | PMSG_FEATURE_MAILBOX | PMSG_FEATURE_CHECK |
 	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 
@@ -54,7 +54,7 @@ bool hello_send(struct peers *p, struct conn *c, uint8_t nonce[NONCE_SIZE])
 				      .agent = hello_agent_info(p),
 				      .heartbeat_ms =
 					      (uint32_t)(p->cfg->peer.heartbeat / DRAY_NS_PER_MS),
-				      .features = features(p),
+				      .features = hello_features(p),
 			      } };
 
 	if (dray_random_fill(nonce, NONCE_SIZE) < 0) {
@@ -116,7 +116,7 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 
 	peer->known = true;
 	peer->incarnation = m->incarnation;
-	peer->features = m->features & features(peer->p);
+	peer->features = m->features & hello_features(peer->p);
 	memcpy(peer->peer_nonce, m->nonce, sizeof(peer->peer_nonce));
 	snprintf(segment, sizeof(segment), "%.*s", (int)m->segment.n, m->segment.p);
 	/* a peer that we connected to keeps the segment where we reached it */
@@ -258,11 +258,16 @@ void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_
 	struct dray_err why = DRAY_ERR_NULL;
 	char text[DRAY_ADDR_TEXT_MAX];
 	struct peer *peer = NULL;
+	struct pmsg_check check;
 	struct pmsg_hello m;
 	int r;
 
 	if (h->type == PMSG_PROBE) {
 		probe_answer(in, h->request_id);
+		return;
+	}
+	if (h->type == PMSG_CHECK && pmsg_check_decode(body, h->length, &check, &why) == 0) {
+		check_handle(in, h->request_id, &check);
 		return;
 	}
 	if (h->type != PMSG_HELLO)

@@ -24,6 +24,7 @@ struct incoming *incoming_free(struct incoming *in)
 {
 	dray_list_del(&in->link);
 	in->p->n_incoming--;
+	check_answer_free(in->answer);
 	conn_free(in->conn);
 	sd_event_source_disable_unref(in->io);
 	sd_event_source_disable_unref(in->timer);
@@ -176,7 +177,11 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *userda
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	incoming_refuse(userdata, "the peer did not identify itself within peer.connect_timeout");
+	struct incoming *in = userdata;
+
+	incoming_refuse(in, in->answer ?
+				    "its check took too long" :
+				    "the peer did not identify itself within peer.connect_timeout");
 	return 0;
 }
 

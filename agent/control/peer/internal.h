@@ -47,7 +47,10 @@ struct peers {
 	struct dray_list denied; /* denied.c */
 	uint32_t n_denied;
 	struct dray_list kept_segments; /* to stay connected to */
-	unsigned n_probes;              /* of ours, in progress */
+	unsigned n_probes;              /* of ours, in progress; checks too */
+	unsigned n_checks;              /* of other agents, that are being answered */
+	struct dray_list lent;          /* check_answer.c */
+	unsigned n_lent;
 	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];
 	struct peers_totals totals; /* without those of now */
@@ -59,6 +62,7 @@ struct peers {
 	void *stop_arg;
 };
 
+struct check_answer;
 struct peer;
 struct pending_request;
 struct post;
@@ -185,8 +189,9 @@ struct incoming {
 	sd_event_source *io, *timer;
 	struct conn *conn; /* TLS */
 	struct dray_addr from;
-	bool has_sent; /* at least one byte */
-	bool held;     /* has sent a whole stream hello and waits until its peer is READY */
+	bool has_sent;               /* at least one byte */
+	struct check_answer *answer; /* to its CHECK, or NULL */
+	bool held; /* has sent a whole stream hello and waits until its peer is READY */
 	uint8_t nonce[NONCE_SIZE];
 	uint8_t hello[PMSG_STREAM_HELLO_SIZE];
 	size_t n_hello;
@@ -262,6 +267,8 @@ void peer_say_bye(struct peer *peer);
 
 extern const struct conn_ops peer_conn_ops;
 struct pmsg_agent_info hello_agent_info(const struct peers *p);
+/* Feature bits of this agent. */
+uint64_t hello_features(const struct peers *p);
 /* Sends HELLO with a new nonce. False: the connection has failed. */
 bool hello_send(struct peers *p, struct conn *c, uint8_t nonce[NONCE_SIZE]);
 /* 0, or -EPROTO with reterr: this agent's major version is not in [min, max]. */
@@ -353,8 +360,21 @@ void posts_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */
 void posts_free(struct peer *peer);
 
+/* First bytes of TLS records that a server sends in a handshake. */
+#define TLS_ALERT 0x15
+#define TLS_HANDSHAKE 0x16
+
 /* probe.c: answers PROBE and ends the connection. Consumes the incoming connection. */
 void probe_answer(struct incoming *in, uint64_t request_id);
+
+/* check_answer.c */
+
+/* A CHECK of the agent at the other end. Its answer consumes the connection, possibly at once. */
+void check_handle(struct incoming *in, uint64_t request_id, const struct pmsg_check *m);
+struct check_answer *check_answer_free(struct check_answer *a);
+/* Ends what is lent to other agents soon, or forgets it. */
+void lent_end(struct peers *p);
+void lent_clear(struct peers *p);
 
 /* kept_segment.c */
 

@@ -21,6 +21,7 @@
 
 struct mailboxes;
 struct nd_links;
+struct owners;
 struct peer_probe_ops;
 struct peers;
 struct rails;
@@ -77,6 +78,7 @@ struct peers_deps {
 	struct worker_pool *pool;
 	struct regions *regions;
 	struct mailboxes *mailboxes;
+	struct owners *owners;   /* NULL: no memory is lent to other agents for checks */
 	const uint8_t *agent_id; /* 16 bytes */
 	uint64_t incarnation;
 	const struct peers_upcalls *up;

@@ -161,6 +161,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
 	dray_list_init(&p->denied);
+	dray_list_init(&p->lent);
 	dray_list_init(&p->kept_segments);
 	reaches_init(&p->reaches);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers, DMSG_HANDLE_KIND_PEER);
@@ -183,6 +184,9 @@ struct peers *peers_free(struct peers *p)
 {
 	if (!p)
 		return NULL;
+	/* frees the checks that are being answered */
+	incoming_close(p);
+	lent_clear(p);
 	/* probes use the key */
 	dray_assert(!p->n_probes);
 	kept_segments_free(p);
@@ -196,7 +200,6 @@ struct peers *peers_free(struct peers *p)
 	}
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)
 		peer_free(closed);
-	incoming_close(p);
 	denied_free(p);
 	tcp_listeners_close(&p->listeners);
 	close_passed(&p->deps);
@@ -226,6 +229,7 @@ void peers_handle_used(struct peers *p, dray_handle handle)
 void peers_drain(struct peers *p, uint32_t deadline_ms)
 {
 	p->draining = true;
+	lent_end(p);
 	p->drain_end_ns = peers_now(p) + (int64_t)deadline_ms * DRAY_NS_PER_MS;
 	dray_list_for_each(&p->all, peer, struct peer, all_link)
 		if (peer_fsm_is_up(&peer->fsm))

@@ -13,10 +13,6 @@
 #define PROBE_MINOR 2 /* first minor version with PROBE */
 #define REQUEST_ID 1
 
-/* First bytes of TLS records that a server sends in a handshake. */
-#define TLS_ALERT 0x15
-#define TLS_HANDSHAKE 0x16
-
 struct peer_probe {
 	struct peers *p;
 	struct conn *conn;

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agents check the ways to each other (CheckPeer). Then this process, as a client of its agent, writes to and reads from
+ * memory that the other agent lends, for a second each, and the counters of the paths show what each rail has moved.
+ */
+#include "ctl/check/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/bench/bench.h"
+#include "ctl/bus/list.h"
+#include "ctl/render/human.h"
+#include "lib/cleanup.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+
+/* Both agents wait for each other, and the one that is asked checks its way back meanwhile. */
+#define CHECK_NS (60 * DRAY_NS_PER_SEC)
+#define TRIAL_NS (1 * DRAY_NS_PER_SEC)
+#define OPERATION_BYTES (1u << 20)
+#define IN_FLIGHT 4
+#define MEMORY_BYTES (4u << 20)
+/* The owner's RDMA devices register lent memory in the background. */
+#define RDMA_TRIES 15
+#define RDMA_PAUSE_MS 200
+
+struct check {
+	struct ctl *ctl;
+	struct nd_findings *found;
+	const char *segment;
+	char there[80], back[80];
+	struct dray_token token;
+	bool has_token, wrong;
+};
+
+static int add(struct check *k, enum nd_severity severity, const char *name, const char *about,
+	       const char *fix, const char *text, int64_t ns)
+{
+	char shown[240];
+
+	k->wrong |= severity == ND_ERROR;
+	ctl_show_text(text, shown, sizeof(shown));
+	if (!nd_findings_add(k->found, severity, name, about, fix, "%s (%s)", shown,
+			     ctl_span(dray_span(ns))))
+		return ctl_no_memory(k->ctl);
+	return 0;
+}
+
+static enum nd_severity severity_of(const char *result)
+{
+	return !strcmp(result, "ok") ? ND_OK : !strcmp(result, "warning") ? ND_WARNING : ND_ERROR;
+}
+
+static int steps_add(struct check *k, const struct ctl_rows *r)
+{
+	for (size_t i = 0; i < r->n; i++) {
+		bool back = ctl_rows_at(r, i, DRAY_DBUS_CHECK_STEP_FIELD_BACK)->n;
+		uint64_t ns = ctl_rows_at(r, i, DRAY_DBUS_CHECK_STEP_FIELD_TOOK_NS)->n;
+
+		if (add(k, severity_of(ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_RESULT)),
+			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_STEP),
+			back ? k->back : k->there,
+			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_REMEDY),
+			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_TEXT), (int64_t)ns) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+static int agents_check(struct check *k)
+{
+	struct ctl_rows rows ctl_auto_rows = CTL_ROWS_NULL;
+	const void *bytes = NULL;
+	size_t n = 0;
+	int ret;
+
+	if (ctl_bus_open(k->ctl, CHECK_NS) < 0 ||
+	    ctl_bus_call(k->ctl, DRAY_DBUS_METHOD_CHECK_PEER, &rows.reply, "s", k->segment) < 0)
+		return -1;
+	ret = ctl_rows_read(&rows, dray_dbus_check_step_fields, DRAY_DBUS_CHECK_STEP_FIELD_N);
+	if (ret >= 0)
+		ret = sd_bus_message_read_array(rows.reply, 'y', &bytes, &n);
+	if (ret < 0)
+		return ctl_bus_bad_reply(k->ctl, DRAY_DBUS_METHOD_CHECK_PEER, ret);
+	k->has_token = n && !dray_token_from_bytes(bytes, n, &k->token);
+	return steps_add(k, &rows);
+}
+
+/* --- trials --------------------------------------------------------------------------------------- */
+
+static int trial(struct check *k, enum dray_direction direction, uint64_t count,
+		 struct bench_result *ret)
+{
+	const char *socket = k->ctl->values[CTL_OPTION_SOCKET];
+	struct bench_plan plan = {
+		.ctl = k->ctl,
+		.timeout_ns = k->ctl->numbers[CTL_OPTION_TIMEOUT],
+		.socket = socket ? socket : k->ctl->env->socket,
+		.size = OPERATION_BYTES,
+		.ops = 1,
+		.batch = IN_FLIGHT,
+		.sessions = 1,
+		.count = count,
+		.duration_ns = count ? 0 : TRIAL_NS,
+		.memory = MEMORY_BYTES,
+		.wait = CTL_WAIT_METHOD_ADAPTIVE,
+		.direction = direction,
+		.priority = DRAY_PRIORITY_BULK,
+		.token = k->token.text,
+	};
+
+	*ret = (struct bench_result){ .transport = 0 };
+	return bench_run(&plan, ret);
+}
+
+/* A failed trial is a finding, and no failure of this program. */
+static int trial_failed(struct check *k, const char *name, const char *about)
+{
+	struct ctl_failure f = k->ctl->failure;
+	bool local = f.exit == CTL_EXIT_UNREACHABLE;
+
+	k->ctl->failure = CTL_FAILURE_NULL;
+	return add(k, ND_ERROR, name, about,
+		   local ? "name the data socket of this agent with --socket" :
+			   "the logs of both agents have the reason",
+		   f.msg, 0);
+}
+
+static int paths_get(struct check *k, struct ctl_rows *rows)
+{
+	if (ctl_bus_call(k->ctl, DRAY_DBUS_METHOD_LIST_PATHS, &rows->reply, NULL) < 0)
+		return -1;
+	if (ctl_rows_read(rows, dray_dbus_path_fields, DRAY_DBUS_PATH_FIELD_N) < 0)
+		return ctl_bus_bad_reply(k->ctl, DRAY_DBUS_METHOD_LIST_PATHS, -EBADMSG);
+	return 0;
+}
+
+static uint64_t moved(const struct ctl_rows *r, size_t i)
+{
+	return ctl_rows_at(r, i, DRAY_DBUS_PATH_FIELD_SENT_BYTES)->n;
+}
+
+/* What this path had written before; 0 for a new one. */
+static uint64_t moved_before(const struct ctl_rows *before, const struct ctl_rows *now, size_t i)
+{
+	for (size_t j = 0; j < before->n; j++) {
+		bool same = true;
+
+		for (unsigned f = DRAY_DBUS_PATH_FIELD_SEGMENT; f <= DRAY_DBUS_PATH_FIELD_TO_GID;
+		     f++)
+			same &= ctl_rows_at(before, j, f)->n == ctl_rows_at(now, i, f)->n &&
+				!strcmp(ctl_rows_text(before, j, f), ctl_rows_text(now, i, f));
+		if (same)
+			return moved(before, j);
+	}
+	return 0;
+}
+
+static int rail_add(struct check *k, const struct ctl_rows *before, const struct ctl_rows *now,
+		    size_t i, int64_t ns)
+{
+	uint64_t bytes = moved(now, i) - moved_before(before, now, i);
+	const char *state = ctl_rows_text(now, i, DRAY_DBUS_PATH_FIELD_STATE);
+	char name[80], text[240];
+
+	snprintf(name, sizeof(name), "%s port %u to their rail %u",
+		 ctl_rows_text(now, i, DRAY_DBUS_PATH_FIELD_DEVICE),
+		 (unsigned)ctl_rows_at(now, i, DRAY_DBUS_PATH_FIELD_PORT)->n,
+		 (unsigned)ctl_rows_at(now, i, DRAY_DBUS_PATH_FIELD_TO_RAIL)->n);
+	if (bytes)
+		snprintf(text, sizeof(text), "RDMA has written %s", ctl_size(bytes));
+	else
+		snprintf(text, sizeof(text), "RDMA has written nothing; the path is %s: %s", state,
+			 ctl_rows_text(now, i, DRAY_DBUS_PATH_FIELD_REASON));
+	return add(k, bytes ? ND_OK : ND_ERROR, "rail", name,
+		   bytes ? "" : "drayctl rails and drayctl paths, at both agents, say more", text,
+		   ns);
+}
+
+static int rails_add(struct check *k, const struct ctl_rows *before, int64_t ns)
+{
+	struct ctl_rows now ctl_auto_rows = CTL_ROWS_NULL;
+	int ret = paths_get(k, &now);
+
+	for (size_t i = 0; ret == 0 && i < now.n; i++)
+		if (!strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_SEGMENT), k->segment) &&
+		    strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_STATE), "gone"))
+			ret = rail_add(k, before, &now, i, ns);
+	return ret;
+}
+
+static int result_add(struct check *k, const char *name, const struct bench_result *r)
+{
+	char text[160];
+
+	snprintf(text, sizeof(text), "%s over %s",
+		 ctl_rate(bench_per_second(r->bytes, r->duration_ns)),
+		 dmsg_transport_name(r->transport));
+	return add(k, ND_OK, name, k->there, "", text, r->duration_ns);
+}
+
+/* Until RDMA moves the bytes, where it can: there are paths to that agent. */
+static int warm_up(struct check *k, struct bench_result *r)
+{
+	for (unsigned i = 0;; i++) {
+		struct ctl_rows paths ctl_auto_rows = CTL_ROWS_NULL;
+		bool some = false;
+
+		if (trial(k, DRAY_DIRECTION_WRITE, IN_FLIGHT, r) < 0 || paths_get(k, &paths) < 0)
+			return -1;
+		for (size_t j = 0; j < paths.n; j++)
+			some |= !strcmp(ctl_rows_text(&paths, j, DRAY_DBUS_PATH_FIELD_SEGMENT),
+					k->segment);
+		if (!some || r->transport == DMSG_TRANSPORT_RDMA || i == RDMA_TRIES)
+			return 0;
+		if (ctl_interrupt_wait(k->ctl, -1, RDMA_PAUSE_MS) < 0)
+			return -1;
+	}
+}
+
+static int trials(struct check *k)
+{
+	struct ctl_rows before ctl_auto_rows = CTL_ROWS_NULL;
+	struct bench_result *r dray_auto_free = calloc(1, sizeof(*r));
+
+	if (!r)
+		return ctl_no_memory(k->ctl);
+	if (paths_get(k, &before) < 0)
+		return -1;
+	if (warm_up(k, r) < 0 || trial(k, DRAY_DIRECTION_WRITE, 0, r) < 0)
+		return trial_failed(k, "write", k->there);
+	if (rails_add(k, &before, r->duration_ns) < 0 || result_add(k, "write", r) < 0)
+		return -1;
+	if (trial(k, DRAY_DIRECTION_READ, 0, r) < 0)
+		return trial_failed(k, "read", k->there);
+	return result_add(k, "read", r);
+}
+
+int ctl_check_peer(struct ctl *c, const char *segment, struct nd_findings *f)
+{
+	struct check k = { .ctl = c, .found = f, .segment = segment };
+
+	snprintf(k.there, sizeof(k.there), "to %.70s", segment);
+	snprintf(k.back, sizeof(k.back), "from %.70s", segment);
+	if (agents_check(&k) < 0)
+		return -1;
+	return k.has_token ? trials(&k) : 0;
+}
