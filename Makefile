@@ -16,6 +16,8 @@
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
 #   make image        build/image/*.tar: OCI images of the agent, without and with the CUDA plug-in, and their SBOMs
+#   make site         build/site/html: the documentation as static pages with search; checks their links
+#   make release      build/release/: sources, packages, wheels, images, site and notes, with checksums; release-notes: the notes alone
 #   make install      DESTDIR= PREFIX=/usr/local; install-client: libdray alone, with its headers and manual pages
 #   make deps         install the packages that demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -225,6 +227,7 @@ TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(
 
 include mk/deb.mk
 include mk/image.mk
+include mk/release.mk
 include mk/check.mk
 
 # --- the rest -----------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ check-engine:
 
 check-packages:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
-	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb image
+	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) deb image site
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/packages
 
 # Helm, kubectl, schemas and CEL are installed into a folder of their own, which is kept between runs (scripts/kube-tools).
