@@ -42,6 +42,33 @@ with dray.Client(socket=sys.argv[1]) as a, dray.Client(socket=sys.argv[1]) as b:
     print("moved", bytes(ours.view) == b"x" * {SIZE}, flush=True)
 """
 
+# Its transfers wait when the agent is killed, and it tries a transfer again until one ends well.
+ENGINE_THAT_RETRIES = f"""
+import sys, time, dray
+def end(transfer):
+    try:
+        transfer.result({LIMIT})
+        return "ok"
+    except dray.Error as e:
+        return e.name
+with dray.Client(socket=sys.argv[1]) as a, dray.Client(socket=sys.argv[1]) as b:
+    theirs, ours, word = dray.Memory({SIZE}), dray.Memory({SIZE}), dray.Memory(4096)
+    theirs.view[:] = b"x" * {SIZE}
+    gate, region, source = a.region(word), a.region(ours), b.region(theirs)
+    remote = a.import_token(str(source.export()))
+    waiting = [a.read(region, remote, [(0, 0, {SIZE})], wait_word=(gate, 0, 1)) for _ in range({TRANSFERS})]
+    print("submitted", flush=True)
+    print("ended", *sorted(map(end, waiting)), flush=True)
+    sys.stdin.readline()
+    for _ in range({LIMIT} * 10):
+        try:
+            a.read(region, a.import_token(str(source.export())), [(0, 0, {SIZE})]).result({LIMIT})
+            break
+        except dray.Error:
+            time.sleep(0.1)
+    print("moved", bytes(ours.view) == b"x" * {SIZE}, flush=True)
+"""
+
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as other users")
 
 
@@ -149,3 +176,40 @@ def test_life_of_a_sidecar(base, capabilities, tmp_path):
                 process.kill()
                 process.wait()
     assert not (base / "run/dray.sock").exists()
+
+
+def test_out_of_memory(base, tmp_path):
+    """The kernel kills the agent, and the kubelet starts it again in the same folders: each transfer ends once, and the engine goes on."""
+    container = yaml.safe_load(inject(POD))["spec"]["initContainers"][0]
+    pod = Pod(container, base)
+    processes = []
+
+    def start_agent():
+        with (base / "log").open("a") as log:
+            processes.append(pod.start(BUILD / "drayd", stdout=log, stderr=log))
+        pod.until("readinessProbe", 200)
+        return processes[-1]
+
+    try:
+        agent = start_agent()
+        engine = subprocess.Popen(["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", sys.executable, "-c", ENGINE_THAT_RETRIES,
+                                   base / "run/dray.sock"], env={**os.environ, "PYTHONPATH": str(ROOT / "client/python")},
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(engine)
+        assert engine.stdout.readline() == "submitted\n"
+        agent.kill()  # as the kernel does beyond the memory limit of the container
+        assert agent.wait(LIMIT) == -signal.SIGKILL
+        word, *ended = engine.stdout.readline().split()
+        assert word == "ended" and len(ended) == TRANSFERS and "ok" not in ended, ended
+        pod.until("livenessProbe", None)
+        again = start_agent()
+        engine.stdin.write("go\n")
+        engine.stdin.flush()
+        assert engine.stdout.readline() == "moved True\n" and engine.wait(LIMIT) == 0
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(LIMIT) == 0
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
