@@ -307,6 +307,11 @@ static void on_disk_state(void *arg, enum disk_state state, const struct dray_er
 		     why->msg);
 	if (state == DISK_STATE_OK)
 		log_notice("store", "the disk tier can be written again");
+	else if (state == DISK_STATE_ABSENT)
+		log_warning(
+			"store",
+			"the disk tier is not used until its folder can be: %s; objects stay in memory",
+			why->msg);
 	else
 		log_warning(
 			"store",

@@ -503,8 +503,10 @@ static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_
 
 	if (!key_parse(key, n, &name))
 		return NULL;
+	pthread_mutex_lock(&s->lock);
 	m = member_found(s, &name);
 	o = m ? object_found(m, name.key, bytes, cost) : NULL;
+	pthread_mutex_unlock(&s->lock);
 	return o ? &disk_part(o)->at : NULL;
 }
 

@@ -646,7 +646,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_STORE_DISK_DIR", .type = DRAY_CONFIG_PATH,
 	  CONFIG_MEMBER(store.disk_dir), .def = "",
 	  .allowed = "a path",
-	  .doc = "Folder of the store's disk tier, which exists; empty: there is none. Two agents never share one." },
+	  .doc = "Folder of the store's disk tier, which the agent does not make; empty: there is none. Two agents never share one." },
 	{ .path = "store.disk_write", .section = "store", .name = "disk_write",
 	  .env = "DRAY_STORE_DISK_WRITE", .type = DRAY_CONFIG_ENUM,
 	  CONFIG_MEMBER(store.disk_write), .def = "through",

@@ -624,8 +624,8 @@ struct dray_config {
 		 */
 		struct dray_strv spaces;
 		/*
-		 * Folder of the store's disk tier, which exists; empty: there is none. Two agents
-		 * never share one.
+		 * Folder of the store's disk tier, which the agent does not make; empty: there is
+		 * none. Two agents never share one.
 		 */
 		char *disk_dir;
 		/*

@@ -222,7 +222,10 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 	/* Bytes of objects on disk. */
 	{ "disk_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_store_space,
 		disk_bytes) },
-	/* State of the disk tier: none, ok, full, read-only or failing. */
+	/*
+	 * State of the disk tier: none, ok, full, read-only, failing, or absent (its folder cannot
+	 * be used).
+	 */
 	{ "disk_state", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_space,
 		disk_state) },
 	/* Keys that were found by GET and READ. */

@@ -409,7 +409,11 @@ struct dray_dbus_store_space {
 	uint64_t segments; /* Segments of memory. */
 	uint64_t disk_objects; /* Objects on disk. */
 	uint64_t disk_bytes; /* Bytes of objects on disk. */
-	const char *disk_state; /* State of the disk tier: none, ok, full, read-only or failing. */
+	/*
+	 * State of the disk tier: none, ok, full, read-only, failing, or absent (its folder cannot
+	 * be used).
+	 */
+	const char *disk_state;
 	uint64_t hits; /* Keys that were found by GET and READ. */
 	uint64_t misses; /* Keys that were not found. */
 	uint64_t puts; /* Objects that were put. */

@@ -292,15 +292,36 @@ def test_the_file_system_is_full(lab, new_agent):
         assert "the disk tier can be written again" in agent.new_text()
 
 
-def test_a_folder_that_cannot_be_used(new_agent, lab):
-    for settings, text in (({"store.disk_dir": lab.tmp / "none"}, "none: No such file or directory; make the folder"),
-                           ({"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "0"}, "limits.store_disk_bytes is 0")):
-        agent = new_agent(start=False, settings=DISK | settings)
-        agent.start(ready=False)
-        assert agent.wait() != 0
-        assert text.lower() in agent.text().lower()
-        agent.signal = lambda number: None
-        agent.process = None
+def test_a_wrong_configuration(new_agent, lab):
+    agent = new_agent(start=False, settings=DISK | {"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "0"})
+    agent.start(ready=False)
+    assert agent.wait() != 0
+    assert "limits.store_disk_bytes is 0" in agent.text()
+    agent.signal = lambda number: None
+    agent.process = None
+
+
+def test_a_folder_that_cannot_be_used_at_the_start(new_store, lab):
+    """Memory serves, the tier is marked, and comes with its objects when the folder does."""
+    agent, keys = new_store(), names(20)
+    with User(agent) as user:
+        fill(agent, user, keys)
+        agent.stop()
+        away = agent.disk.rename(agent.disk.with_suffix(".away"))
+        agent.start()
+        assert "No such file or directory; make the folder" in agent.new_text()
+        until(lambda: user.has(b"none") == [False], "the new session")
+        assert counters(agent)["dray_store_disk_down"] == 1
+        assert user.put(b"new", value_of(b"new")) == Status.OK and user.get(b"new") == value_of(b"new")
+        assert user.put(keys[0], b"newer") == Status.OK
+        row, = agent.ctl("store", "--json")["store_spaces"]
+        assert row["disk_state"] == "absent" and row["disk_objects"] == 0
+        away.rename(agent.disk)
+        until(lambda: counters(agent)["dray_store_disk_down"] == 0, "the tier")
+        assert user.has(*keys) == [True] * 20
+        assert load(user, keys[0]) == b"newer"
+        for key in keys[1:]:
+            assert load(user, key) == value_of(key)
 
 
 @pytest.mark.parametrize("write", ["through", "back"])

@@ -524,6 +524,89 @@ static void test_read_error(void **state)
 	assert_true(right(0));
 }
 
+/* --- a folder that cannot be used at the start ---------------------------------------------------------- */
+
+static void check_returns(void)
+{
+	wait_for_state(DISK_STATE_OK);
+	assert_int_equal(rig.found, N);
+	check_all();
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(put(0, 2, 5000), DISK_OK);
+	restart();
+	assert_int_equal(rig.found, N);
+	assert_int_equal(rig.items[0].version, 2);
+	check_all();
+}
+
+static void start_absent(void)
+{
+	start();
+	assert_int_equal(rig.state, DISK_STATE_ABSENT);
+	assert_int_equal(rig.found, 0);
+	assert_int_equal(put(1, 3, 10), DISK_DOWN);
+}
+
+static void test_folder_that_comes_later(void **state)
+{
+	char away[128];
+
+	snprintf(away, sizeof(away), "%s.away", cm_dir);
+	put_all();
+	assert_true(disk_close(dray_take(rig.disk)));
+	assert_int_equal(rename(cm_dir, away), 0);
+	start_absent();
+	assert_non_null(strstr(disk_info(rig.disk).why, "make the folder"));
+	assert_int_equal(rename(away, cm_dir), 0);
+	check_returns();
+}
+
+static void test_folder_that_reports_errors(void **state)
+{
+	put_all();
+	assert_true(disk_close(dray_take(rig.disk)));
+	faults[DISK_CALL_OPEN] = -EIO;
+	start_absent();
+	faults[DISK_CALL_OPEN] = 0;
+	check_returns();
+}
+
+static void test_damaged_index(void **state)
+{
+	char path[128], away[128];
+	FILE *f;
+
+	put_all();
+	assert_true(disk_close(dray_take(rig.disk)));
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	snprintf(away, sizeof(away), "%s/away", cm_dir);
+	assert_int_equal(rename(path, away), 0);
+	f = fopen(path, "w");
+	assert_non_null(f);
+	for (unsigned i = 0; i < 4096; i++)
+		fputs("not a database ", f);
+	fclose(f);
+	start_absent();
+	assert_non_null(strstr(disk_info(rig.disk).why, "remove the files of this one"));
+	assert_int_equal(rename(away, path), 0);
+	check_returns();
+}
+
+static void test_close_while_rows_are_taken(void **state)
+{
+	put_all();
+	assert_true(disk_close(dray_take(rig.disk)));
+	faults[DISK_CALL_OPEN] = -EIO;
+	start_absent();
+	faults[DISK_CALL_OPEN] = 0;
+	/* In which turn does not matter: nothing leaks in any. */
+	for (unsigned i = 0; i < 2; i++)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	restart();
+	assert_int_equal(rig.found, N);
+}
+
 /* A request of its own, which outlives the test with its thread. */
 static void test_close_beside_a_call_that_does_not_return(void **state)
 {
@@ -649,6 +732,10 @@ int main(void)
 		TEST(test_sync_error),
 		TEST(test_index_error),
 		TEST(test_read_error),
+		TEST(test_folder_that_comes_later),
+		TEST(test_folder_that_reports_errors),
+		TEST(test_damaged_index),
+		TEST(test_close_while_rows_are_taken),
 		TEST(test_close_beside_a_call_that_does_not_return),
 		TEST(test_kill),
 	};

@@ -2,7 +2,6 @@
 #include "agent/store/disk/disk.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,14 +190,19 @@ static int start_threads(struct disk *d)
 	return r;
 }
 
-static int open_dir(struct disk *d, struct dray_err *reterr)
+/* A folder that cannot be used now marks the tier, which returns later. 0 or -errno with reterr. */
+static int start_loading(struct disk *d, struct dray_err *reterr)
 {
-	d->dir_fd = open(d->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (d->dir_fd >= 0)
+	struct dray_err why = DRAY_ERR_NULL;
+	int r = load_now(d, &why);
+
+	if (r < 0 && why.code != DRAY_E_VERSION && why.code != DRAY_E_NO_MEMORY) {
+		disk_failed(d, r, &why);
 		return 0;
-	return dray_err_set(reterr, -errno, DRAY_E_IO,
-			    "store.disk_dir %.100s: %s; make the folder, or set another one",
-			    d->dir, dray_errno_text(errno));
+	}
+	if (r < 0)
+		*reterr = why;
+	return r;
 }
 
 int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn found, void *arg,
@@ -218,15 +222,15 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	dray_list_init(&d->waiting);
 	dray_list_init(&d->to_commit);
 	dray_list_init(&d->batch.requests);
+	d->found = found;
+	d->found_arg = arg;
 	d->dir = strdup(cfg->dir);
-	r = d->dir ? open_dir(d, reterr) :
+	r = d->dir ? 0 :
 		     dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
-	if (!r)
-		r = index_open(d, reterr);
-	if (!r)
-		r = load(d, found, arg, reterr);
 	if (!r && start_threads(d) < 0)
 		r = dray_err_set(reterr, -EAGAIN, DRAY_E_NO_MEMORY, "no threads for the disk tier");
+	if (!r)
+		r = start_loading(d, reterr);
 	if (r < 0) {
 		disk_close(d);
 		return r;

@@ -74,6 +74,7 @@ enum disk_state {
 	DISK_STATE_FULL,
 	DISK_STATE_READ_ONLY,
 	DISK_STATE_FAILING,
+	DISK_STATE_ABSENT, /* the folder could not be read yet, so what is on disk is not known */
 };
 
 /* "ok", "full" and so on. */
@@ -90,7 +91,7 @@ enum disk_call {
 
 struct disk_config {
 	sd_event *event;
-	const char *dir; /* exists */
+	const char *dir;
 	uint64_t segment_bytes;
 	unsigned threads; /* that read and write: 1 to DISK_THREADS_MAX */
 	int64_t retry_min_ns,
@@ -102,13 +103,14 @@ struct disk_config {
 
 #define DISK_THREADS_MAX 16
 
-/* Each object that is found. Returns the object that is to be filled; NULL: it is removed from the disk later. */
+/* Each object that is found, at the start or when the folder can be read. Returns the object that is to be filled; NULL: it is removed from the disk later. */
 typedef struct disk_object *(*disk_found_fn)(void *arg, const void *key, uint32_t key_bytes,
 					     uint64_t bytes, float cost);
 
 /*
  * Opens or makes the tier, and reports what is there. Blocks for some microseconds an object, so it is called at start
- * only. An index of a later version is refused. 0 or -errno with reterr.
+ * only. A folder that cannot be used marks the tier, and is tried again; then the objects are reported later. An index of a
+ * later version is refused. 0 or -errno with reterr.
  */
 int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn found, void *arg,
 	      struct dray_err *reterr);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A tier that cannot be written is marked, and its writes fail at once. From time to time the committing thread writes a
- * test file and the index; when both are on disk, the tier returns.
+ * test file and the index; when both are on disk, the tier returns. A folder that could not be read is read first.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,8 +18,10 @@
 #define RETRY_MIN_NS (1 * DRAY_NS_PER_SEC)
 #define RETRY_MAX_NS (30 * DRAY_NS_PER_SEC)
 
-static enum disk_state state_of(int error)
+static enum disk_state state_of(const struct disk *d, int error)
 {
+	if (!d->loaded)
+		return DISK_STATE_ABSENT;
 	switch (error) {
 	case -ENOSPC:
 	case -EDQUOT:
@@ -38,6 +40,7 @@ const char *disk_state_name(enum disk_state state)
 		[DISK_STATE_FULL] = "full",
 		[DISK_STATE_READ_ONLY] = "read-only",
 		[DISK_STATE_FAILING] = "failing",
+		[DISK_STATE_ABSENT] = "absent",
 	};
 
 	return names[state];
@@ -103,9 +106,19 @@ static void probe_done(struct dray_job *j)
 		commit_kick(d);
 		return;
 	}
-	if (state_of(d->probe_result) != d->info.state)
-		set_state(d, state_of(d->probe_result), &d->probe_why);
+	heal_again(d);
+}
+
+void heal_again(struct disk *d)
+{
+	if (state_of(d, d->probe_result) != d->info.state)
+		set_state(d, state_of(d, d->probe_result), &d->probe_why);
 	start_timer(d);
+}
+
+void heal_probe(struct disk *d)
+{
+	dray_jobs_add(d->committer, &d->probe, run_probe, probe_done);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
@@ -113,7 +126,10 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	struct disk *d = arg;
 
 	d->timer = sd_event_source_disable_unref(d->timer);
-	dray_jobs_add(d->committer, &d->probe, run_probe, probe_done);
+	if (d->loaded)
+		heal_probe(d);
+	else
+		load_later(d);
 	return 0;
 }
 
@@ -138,7 +154,7 @@ void disk_failed(struct disk *d, int error, const struct dray_err *why)
 		segment_drop_if_empty(s);
 	}
 	if (d->info.state == DISK_STATE_OK)
-		set_state(d, state_of(error), why);
+		set_state(d, state_of(d, error), why);
 	commit_fail_all(d);
 	if (!d->probing)
 		start_timer(d);

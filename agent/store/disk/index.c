@@ -63,7 +63,7 @@ int index_open(struct disk *d, struct dray_err *reterr)
 		return r;
 	}
 	return r ? dray_err_set(
-			   reterr, -EINVAL, DRAY_E_VERSION,
+			   reterr, -EINVAL, r == DATABASE_E_NEWER ? DRAY_E_VERSION : DRAY_E_IO,
 			   "%s: %.100s; set store.disk_dir to another folder, or remove the files of this one",
 			   path, why.msg) :
 		   0;

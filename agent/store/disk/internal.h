@@ -48,6 +48,11 @@ struct disk {
 	struct dray_list to_commit;
 	struct disk_batch batch;
 	bool committing, probing;
+	bool loaded; /* what is on disk is known */
+	struct dray_job loading;
+	struct load *load; /* what is being loaded */
+	disk_found_fn found;
+	void *found_arg;
 	struct dray_job probe;
 	int probe_result;
 	struct dray_err probe_why;
@@ -74,8 +79,8 @@ struct disk_segment *segment_new(struct disk *d, uint32_t id);
 void segment_free(struct disk_segment *s);
 /* Removes the file if nothing is in it, and nothing will be; frees the segment. */
 void segment_drop_if_empty(struct disk_segment *s);
-/* At the start. */
-void segment_remove_now(struct disk_segment *s);
+/* Blocks. */
+void segment_unlink(const struct disk *d, uint32_t id);
 void segment_name(uint32_t id, char ret[32]);
 /* Opens the file if needed. Any thread. 0 or -errno. */
 int segment_open(struct disk_segment *s);
@@ -93,10 +98,16 @@ void commit_fail(struct disk *d, struct disk_request *r);
 void commit_fail_all(struct disk *d);
 
 /* --- load.c --- */
-int load(struct disk *d, disk_found_fn found, void *arg, struct dray_err *reterr);
+/* Reads the folder, and blocks. 0 or -errno with reterr. */
+int load_now(struct disk *d, struct dray_err *reterr);
+/* Does so without blocking, then calls heal_probe() or heal_again(). */
+void load_later(struct disk *d);
 void load_free(struct disk *d);
 
 /* --- heal.c --- */
+void heal_probe(struct disk *d);
+/* With d->probe_result and d->probe_why. */
+void heal_again(struct disk *d);
 /* The disk cannot be written: marks the tier, and tests until it can. */
 void disk_failed(struct disk *d, int error, const struct dray_err *why);
 

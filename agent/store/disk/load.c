@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is on disk at the start: rows without bytes, and files without rows, are removed. */
+/*
+ * What is on disk at the start: rows without bytes, and files without rows, are removed. Reading it blocks, so that it happens
+ * before the agent runs; if the folder cannot be used then, the committing thread reads it later, and the control thread takes
+ * the rows a part at a time.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -7,10 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "agent/store/disk/internal.h"
-#include "lib/map.h"
+#include "lib/array.h"
 #include "schema/gen/errors.h"
+
+/* Rows that a turn of the control thread takes. */
+#define ROWS_AT_ONCE 1024
 
 /* The removal of a row that nothing refers to. */
 struct orphan {
@@ -19,12 +27,173 @@ struct orphan {
 	uint8_t key[];
 };
 
-struct load {
-	struct disk_segment **segments; /* in the order of their ids */
-	size_t n;
-	disk_found_fn found;
-	void *arg;
+struct load_row {
+	struct load_row *next;
+	struct index_row row;
+	uint8_t key[];
 };
+
+struct load_file {
+	uint32_t id;
+	uint64_t bytes;
+	bool used;                    /* a row refers to it */
+	struct disk_segment *segment; /* of the control thread */
+};
+
+struct load {
+	struct load_file *files; /* in the order of their ids */
+	size_t n_files;
+	struct load_row *rows;
+	bool no_memory;
+};
+
+static struct load *cleanup_load(struct load *l)
+{
+	while (l && l->rows) {
+		struct load_row *next = l->rows->next;
+
+		free(l->rows);
+		l->rows = next;
+	}
+	if (l)
+		free(l->files);
+	free(l);
+	return NULL;
+}
+
+DRAY_DEFINE_CLEANUP(struct load *, cleanup_load);
+
+/* --- reading the folder: at the start, or on the committing thread ------------------------------------------- */
+
+static int by_id(const void *a, const void *b)
+{
+	const struct load_file *x = a, *y = b;
+
+	return dray_compare(x->id, y->id);
+}
+
+static struct load_file *find(const struct load *l, uint64_t id)
+{
+	struct load_file key = { .id = (uint32_t)id };
+
+	return l->n_files && id <= UINT32_MAX ?
+		       bsearch(&key, l->files, l->n_files, sizeof(*l->files), by_id) :
+		       NULL;
+}
+
+/* The id in a name such as segment-0000001f; 0: it has another form. */
+static uint32_t id_of(const char *name)
+{
+	char same[32];
+	unsigned id;
+
+	if (sscanf(name, "segment-%8x", &id) != 1)
+		return 0;
+	segment_name(id, same);
+	return strcmp(name, same) ? 0 : id;
+}
+
+static int find_file(const struct disk *d, struct load *l, const char *name)
+{
+	struct load_file f = { .id = id_of(name) };
+	struct stat st;
+
+	if (!f.id || fstatat(d->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
+		return 0;
+	f.bytes = (uint64_t)st.st_size;
+	return DRAY_APPEND(l->files, l->n_files, f);
+}
+
+static int find_files(const struct disk *d, struct load *l)
+{
+	struct dirent **names = NULL;
+	int n = scandirat(d->dir_fd, ".", &names, NULL, NULL), r = n < 0 ? -errno : 0;
+
+	for (int i = 0; i < n; i++) {
+		if (!r)
+			r = find_file(d, l, names[i]->d_name);
+		free(names[i]);
+	}
+	free(names);
+	if (l->n_files)
+		qsort(l->files, l->n_files, sizeof(*l->files), by_id);
+	return r;
+}
+
+static void keep_row(struct disk *d, const struct index_row *row, void *arg)
+{
+	struct load *l = arg;
+	struct load_row *r = malloc(sizeof(*r) + row->key_bytes);
+	struct load_file *f = find(l, row->segment);
+
+	if (!r) {
+		l->no_memory = true;
+		return;
+	}
+	r->row = *row;
+	if (row->key_bytes)
+		memcpy(r->key, row->key, row->key_bytes);
+	r->row.key = r->key;
+	r->next = l->rows;
+	l->rows = r;
+	if (f)
+		f->used = true;
+}
+
+static void remove_unused(const struct disk *d, const struct load *l)
+{
+	for (size_t i = 0; i < l->n_files; i++)
+		if (!l->files[i].used)
+			segment_unlink(d, l->files[i].id);
+}
+
+static int open_dir(struct disk *d, struct dray_err *reterr)
+{
+	int r = disk_fault(d, DISK_CALL_OPEN);
+
+	dray_close(d->dir_fd);
+	d->dir_fd = r < 0 ? r : open(d->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (d->dir_fd >= 0)
+		return 0;
+	r = r < 0 ? r : -errno;
+	d->dir_fd = -1;
+	return dray_err_set(reterr, r, DRAY_E_IO,
+			    "store.disk_dir %.100s: %s; make the folder, or set another one",
+			    d->dir, dray_errno_text(r));
+}
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
+}
+
+/* 0 with d->load, or -errno with reterr. */
+static int scan(struct disk *d, struct dray_err *reterr)
+{
+	dray_auto(cleanup_load) struct load *l = calloc(1, sizeof(*l));
+	int r = l ? open_dir(d, reterr) : no_memory(reterr);
+
+	if (!r && !d->index)
+		r = index_open(d, reterr);
+	if (r)
+		return r;
+	r = find_files(d, l);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk_dir %.100s: %s",
+				    d->dir, dray_errno_text(r));
+	r = index_load(d, keep_row, l, reterr);
+	if (r) {
+		index_close(d);
+		return r > 0 ? -EIO : r;
+	}
+	if (l->no_memory)
+		return no_memory(reterr);
+	remove_unused(d, l);
+	d->load = dray_take(l);
+	return 0;
+}
+
+/* --- taking what was read: control thread --------------------------------------------------------------------- */
 
 static void orphan_done(struct disk_request *r)
 {
@@ -60,28 +229,12 @@ void load_free(struct disk *d)
 {
 	struct disk_request *r;
 
+	d->load = cleanup_load(d->load);
 	/* A batch that was not delivered. */
 	dray_list_splice(&d->to_commit, &d->batch.requests);
 	while ((r = dray_list_pop(&d->to_commit, struct disk_request, link)))
 		if (r->done == orphan_done)
 			orphan_done(r);
-}
-
-static int by_id(const void *a, const void *b)
-{
-	const struct disk_segment *const *x = a, *const *y = b;
-
-	return dray_compare((*x)->id, (*y)->id);
-}
-
-static struct disk_segment *find(const struct load *l, uint64_t id)
-{
-	struct disk_segment key = { .id = (uint32_t)id }, *at = &key, **found;
-
-	found = l->n && id <= UINT32_MAX ?
-			bsearch(&at, l->segments, l->n, sizeof(*l->segments), by_id) :
-			NULL;
-	return found ? *found : NULL;
 }
 
 static bool valid(const struct index_row *row, const struct disk_segment *s)
@@ -90,10 +243,10 @@ static bool valid(const struct index_row *row, const struct disk_segment *s)
 	       row->offset < s->end && row->bytes <= s->end - row->offset;
 }
 
-static void take_row(struct disk *d, const struct index_row *row, void *arg)
+static void take_row(struct disk *d, const struct index_row *row)
 {
-	struct load *l = arg;
-	struct disk_segment *s = find(l, row->segment);
+	const struct load_file *f = find(d->load, row->segment);
+	struct disk_segment *s = f ? f->segment : NULL;
 	struct disk_object *o = NULL;
 
 	/* What is written from now on is newer than each row, also if the segment of a row is missing. */
@@ -103,7 +256,7 @@ static void take_row(struct disk *d, const struct index_row *row, void *arg)
 		add_orphan(d, row, NULL);
 		return;
 	}
-	o = l->found(l->arg, row->key, row->key_bytes, row->bytes, row->cost);
+	o = d->found(d->found_arg, row->key, row->key_bytes, row->bytes, row->cost);
 	if (!o) {
 		add_orphan(d, row, s);
 		return;
@@ -114,68 +267,99 @@ static void take_row(struct disk *d, const struct index_row *row, void *arg)
 	d->info.bytes += disk_blocks(row->bytes);
 }
 
-/* The id in a name such as segment-0000001f; 0: it has another form. */
-static uint32_t id_of(const char *name)
+/* The files become segments. 0 or -ENOMEM, and then none has. */
+static int take_files(struct disk *d)
 {
-	char same[32];
-	unsigned id;
+	struct load *l = d->load;
 
-	if (sscanf(name, "segment-%8x", &id) != 1)
-		return 0;
-	segment_name(id, same);
-	return strcmp(name, same) ? 0 : id;
-}
+	for (size_t i = 0; i < l->n_files; i++) {
+		struct disk_segment *s = l->files[i].used ? segment_new(d, l->files[i].id) : NULL;
 
-static int find_segment(struct disk *d, const char *name)
-{
-	uint32_t id = id_of(name);
-	struct disk_segment *s;
-	struct stat st;
-
-	if (!id || fstatat(d->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
-		return 0;
-	s = segment_new(d, id);
-	if (!s)
-		return -ENOMEM;
-	s->end = (uint64_t)st.st_size;
-	s->synced = true;
+		if (l->files[i].used && !s) {
+			while (i--)
+				if (l->files[i].segment)
+					segment_free(l->files[i].segment);
+			return -ENOMEM;
+		}
+		l->files[i].segment = s;
+		if (!s)
+			continue;
+		s->end = l->files[i].bytes;
+		s->synced = true;
+	}
 	return 0;
 }
 
-static int find_segments(struct disk *d, struct load *l)
+/* True: all rows have been taken. */
+static bool take_rows(struct disk *d, size_t n)
 {
-	struct dirent **names = NULL;
-	int n = scandirat(d->dir_fd, ".", &names, NULL, NULL), r = n < 0 ? -errno : 0;
+	struct load *l = d->load;
 
-	for (int i = 0; i < n; i++) {
-		if (!r)
-			r = find_segment(d, names[i]->d_name);
-		free(names[i]);
+	for (; n && l->rows; n--) {
+		struct load_row *r = l->rows;
+
+		take_row(d, &r->row);
+		l->rows = r->next;
+		free(r);
 	}
-	free(names);
-	l->segments = calloc(d->info.segments + 1, sizeof(struct disk_segment *));
-	if (!l->segments)
-		return -ENOMEM;
-	dray_list_for_each(&d->segments, s, struct disk_segment, link)
-		l->segments[l->n++] = s;
-	qsort(l->segments, l->n, sizeof(struct disk_segment *), by_id);
-	return r;
+	if (l->rows)
+		return false;
+	/* rows that are not valid leave files without objects */
+	for (size_t i = 0; i < l->n_files; i++)
+		if (l->files[i].segment)
+			segment_drop_if_empty(l->files[i].segment);
+	d->load = cleanup_load(l);
+	d->loaded = true;
+	return true;
 }
 
-int load(struct disk *d, disk_found_fn found, void *arg, struct dray_err *reterr)
+int load_now(struct disk *d, struct dray_err *reterr)
 {
-	struct load l = { .found = found, .arg = arg };
-	int r = find_segments(d, &l);
+	int r = scan(d, reterr);
 
+	if (!r && take_files(d) < 0) {
+		d->load = cleanup_load(d->load);
+		r = no_memory(reterr);
+	}
 	if (r < 0)
-		dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk_dir %.100s: %s", d->dir,
-			     dray_errno_text(r));
+		return r;
+	take_rows(d, SIZE_MAX);
+	return 0;
+}
+
+static void run_scan(struct dray_job *j)
+{
+	struct disk *d = dray_container_of(j, struct disk, loading);
+
+	d->probe_why = DRAY_ERR_NULL;
+	d->probe_result = scan(d, &d->probe_why);
+}
+
+static void take_more(struct dray_job *j)
+{
+	struct disk *d = dray_container_of(j, struct disk, loading);
+
+	if (take_rows(d, ROWS_AT_ONCE))
+		heal_probe(d);
 	else
-		r = index_load(d, take_row, &l, reterr);
-	free(l.segments);
-	if (!r)
-		dray_list_for_each(&d->segments, s, struct disk_segment, link)
-			if (!s->objects)
-				segment_remove_now(s);
-	return r > 0 ? -EIO : r;
+		dray_jobs_finish(d->committer, &d->loading, take_more);
+}
+
+static void scan_done(struct dray_job *j)
+{
+	struct disk *d = dray_container_of(j, struct disk, loading);
+
+	if (!d->probe_result && take_files(d) < 0) {
+		d->load = cleanup_load(d->load);
+		d->probe_result = no_memory(&d->probe_why);
+	}
+	if (d->probe_result)
+		heal_again(d);
+	else
+		take_more(j);
+}
+
+void load_later(struct disk *d)
+{
+	dray_jobs_add(d->committer, &d->loading, run_scan, scan_done);
 }

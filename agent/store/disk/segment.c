@@ -37,19 +37,19 @@ void segment_free(struct disk_segment *s)
 	free(s);
 }
 
-static void unlink_file(struct disk_segment *s)
+void segment_unlink(const struct disk *d, uint32_t id)
 {
 	char name[32];
 
-	segment_name(s->id, name);
-	unlinkat(s->disk->dir_fd, name, 0);
+	segment_name(id, name);
+	unlinkat(d->dir_fd, name, 0);
 }
 
 static void run_removal(struct dray_job *j)
 {
 	struct disk_segment *s = dray_container_of(j, struct disk_segment, removal);
 
-	unlink_file(s);
+	segment_unlink(s->disk, s->id);
 	/* The blocks of a large file are given back here. */
 	s->fd = dray_close(s->fd);
 }
@@ -63,12 +63,6 @@ void segment_drop_if_empty(struct disk_segment *s)
 {
 	if (!s->objects && !s->reads && s != s->disk->tail)
 		dray_jobs_add(s->disk->committer, &s->removal, run_removal, removal_done);
-}
-
-void segment_remove_now(struct disk_segment *s)
-{
-	unlink_file(s);
-	segment_free(s);
 }
 
 static int open_file(struct disk_segment *s, int flags)
