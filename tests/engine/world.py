@@ -180,7 +180,7 @@ class Grants:
         self.world.act(self.world.acquired, self.side, hold)
         return hold
 
-    def poll(self):
+    def poll(self, rest=0.0):
         client = self.side.clients["scheduler"]
         while client.events:
             self.on_event(client.events.popleft())
@@ -247,7 +247,7 @@ class Client:
             self.side.losses += 1  # an attempt fails
         return SimpleNamespace(connected=self.side.up, losses=self.side.losses, agent_id=self.agent_id, incarnation=self.incarnation)
 
-    def process(self):
+    def process(self, timeout=0):
         pass
 
     def borrow_region(self, number, length):

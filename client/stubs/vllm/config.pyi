@@ -5,6 +5,10 @@ class ParallelConfig:
     rank: int
     world_size: int
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+class SchedulerConfig:
+    async_scheduling: bool | None
 
 class KVTransferConfig:
     engine_id: str | None
@@ -19,5 +23,6 @@ class VllmConfig:
     model_config: Any
     cache_config: Any
     parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
     kv_transfer_config: KVTransferConfig
     device_config: DeviceConfig

@@ -16,7 +16,7 @@ from . import layout
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["group_kind", "groups", "kv_heads", "model_fields"]
+__all__ = ["group_kind", "groups", "kv_heads", "model_fields", "waits_for_each_step"]
 
 # Fields of a model's configuration that say where its files came from.
 _ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "name_or_path")
@@ -67,6 +67,11 @@ def groups(kv_cache_config: Any) -> tuple[layout.Group, ...]:
     """The engine's KV-cache groups, in its order."""
     return tuple(layout.Group(group_kind(group.kv_cache_spec), group.kv_cache_spec.block_size)
                  for group in kv_cache_config.kv_cache_groups)
+
+
+def waits_for_each_step(config: VllmConfig) -> bool:
+    """True if the engine has a step's results before it schedules the next one: then it computes nothing in a step without tokens."""
+    return not config.scheduler_config.async_scheduling and config.parallel_config.pipeline_parallel_size == 1
 
 
 def kv_heads(total: int, tp_size: int, tp_rank: int) -> tuple[int, int]:

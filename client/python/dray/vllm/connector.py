@@ -20,6 +20,7 @@ from .agent import find
 from .options import Options
 from .protocol import RankInfo, StepMetadata, WorkerMetadata
 from .push_scheduler import PushSide
+from .rest import Rest
 from .scheduler import SchedulerSide
 from .siblings import Member, join, shared_pool
 from .worker import WorkerSide, layout_of
@@ -69,8 +70,9 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._member is not None:
             client = self._connect("scheduler", notifications=True)
             size = {"tp_size": parallel.tensor_parallel_size, "world_size": parallel.world_size}
-            self._scheduler = PushSide(self._options, client, self._engine_id, **size) if self._options.mode == "push" else \
-                SchedulerSide(self._options, client, self._engine_id, self._member, **size)
+            rest = Rest(compat.waits_for_each_step(vllm_config))
+            self._scheduler = PushSide(self._options, client, self._engine_id, rest, **size) if self._options.mode == "push" else \
+                SchedulerSide(self._options, client, self._engine_id, self._member, rest, **size)
 
     def _connect(self, what: str, notifications: bool = False) -> Client:
         """A session with the agent. Waits for an agent that is not there, up to the deadline."""

@@ -162,9 +162,9 @@ class Grants:
         # Without a limit of ours an address that refuses ends the request at once.
         return Hold(self._client.acquire(token, label=_label(request_id), wait=False), self._leaving)
 
-    def poll(self) -> list[Grant]:
-        """Handles what the agent has sent; returns the rights that have ended, each once."""
-        self._client.process()
+    def poll(self, rest: float = 0.0) -> list[Grant]:
+        """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once."""
+        self._client.process(rest)
         taken = self._client.events
         while taken:
             event = taken.popleft()

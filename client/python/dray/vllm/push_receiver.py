@@ -329,6 +329,11 @@ class Receiver:
                 f"the other engine does not write the blocks: {refusal.message}", fix="")
 
     @property
+    def waiting(self) -> int:
+        """Loads that have not ended, and rights whose end the agent has not confirmed."""
+        return len(self._waiting) + len(self._ending)
+
+    @property
     def busy(self) -> bool:
         """True while answers are to be taken, although no request needs them."""
         return bool(self._ending)

@@ -22,6 +22,7 @@ from .protocol import StepMetadata, WorkerMetadata, wants_decode, wants_prefill
 from .push_receiver import Receiver
 from .push_sender import Sender
 from .ranks import Ranks
+from .rest import Rest
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -37,8 +38,8 @@ _logger = logging.getLogger("vllm.dray")
 class PushSide:
     """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
 
-    def __init__(self, options: Options, client: Client, engine_id: str, *, tp_size: int, world_size: int) -> None:
-        self._client = client
+    def __init__(self, options: Options, client: Client, engine_id: str, rest: Rest, *, tp_size: int, world_size: int) -> None:
+        self._client, self._rest = client, rest
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self._box = letters.Box()
@@ -82,7 +83,7 @@ class PushSide:
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
-        self._poll()
+        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, self._receiver.waiting + self._sender.kept_requests))
         metadata = StepMetadata()
         self._receiver.step(metadata)
         self._sender.step(output, metadata)
@@ -101,8 +102,8 @@ class PushSide:
 
     # --- events -------------------------------------------------------------------------------------
 
-    def _poll(self) -> None:
-        for grant in self._grants.poll():
+    def _poll(self, rest: float) -> None:
+        for grant in self._grants.poll(rest):
             self._receiver.ended(grant)
 
     def _on_event(self, event: Any) -> None:

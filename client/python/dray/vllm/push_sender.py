@@ -356,9 +356,14 @@ class Sender:
         self._used[transfer_id] = None
 
     @property
+    def kept_requests(self) -> int:
+        """Finished requests whose blocks are kept."""
+        return len(self._sends) - len(self._running)
+
+    @property
     def busy(self) -> bool:
         """True while blocks of finished requests are kept."""
-        return len(self._sends) > len(self._running)
+        return self.kept_requests > 0
 
     @property
     def idle(self) -> bool:

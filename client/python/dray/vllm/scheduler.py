@@ -34,6 +34,7 @@ from .options import Options
 from .protocol import (DELIVERED, Load, Offer, StepMetadata, WorkerMetadata, offer_params, offered_tokens, read_offer, wants_decode,
                        wants_prefill)
 from .ranks import Peers, Ranks
+from .rest import Rest
 from .siblings import Member
 from .slots import Blocks, Saved
 
@@ -77,6 +78,10 @@ class _Load:
         for hold in self.holds.values():
             hold.keep(now)
 
+    def asks(self) -> bool:
+        """True while the other engine's agent has not answered."""
+        return any(hold.remote is None and hold.error is None for hold in self.holds.values())
+
     def release(self) -> None:
         for hold in self.holds.values():
             hold.release()
@@ -99,10 +104,10 @@ class _Send:
 class SchedulerSide:
     """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
 
-    def __init__(self, options: Options, client: Client, engine_id: str, member: Member, *, tp_size: int,
+    def __init__(self, options: Options, client: Client, engine_id: str, member: Member, rest: Rest, *, tp_size: int,
                  world_size: int) -> None:
         self._options, self._client, self._engine_id = options, client, engine_id
-        self._member, self._tp_size = member, tp_size
+        self._member, self._rest, self._tp_size = member, rest, tp_size
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self._peers = Peers(self._readable)
@@ -338,8 +343,8 @@ class SchedulerSide:
 
     # --- steps --------------------------------------------------------------------------------------
 
-    def _poll(self) -> None:
-        for grant in self._grants.poll():
+    def _poll(self, rest: float = 0.0) -> None:
+        for grant in self._grants.poll(rest):
             if self._saved is not None:
                 self._saved.ended(grant)
             request_id = self._by_grant.pop(grant, None)
@@ -353,7 +358,8 @@ class SchedulerSide:
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
-        self._poll()
+        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, len(self._loads) + len(self._held) + len(self._lent),
+                                      any(load.asks() for load in self._allocated.values())))
         metadata = StepMetadata(can_lend=self._manager is not None)
         if self._prefills:
             self._follow(output)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a step waits for the agent if it computes nothing.
+
+While blocks are moved and no request is computed, vLLM repeats its step every few milliseconds. Its processes use most of two
+processors for that, which the agents need for the transfer. So such a step rests: it ends early when the agent has sent
+something to the scheduler side. A rest is a small part of the time that has passed without a change, so that it does not make a
+short transfer longer.
+"""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Rest"]
+
+_PART = 1 / 8  # of the time that has passed
+_SHORTEST, _LONGEST = 0.002, 0.003  # seconds
+_ANSWER = 0.001  # for an answer of an agent, which comes sooner
+
+
+class Rest:
+    """For one scheduler side. allowed: a step without tokens is one in which the engine has nothing to compute."""
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self._waiting = 0
+        self._since = 0.0
+
+    def seconds(self, tokens: int, waiting: int, answers: bool = False) -> float:
+        """Seconds that a step with so many tokens may wait.
+
+        waiting: how many transfers it waits for. answers: an agent was asked something that has to be known before they start.
+        """
+        if not waiting or tokens or not self._allowed:
+            self._waiting = 0
+            return 0.0
+        now = time.monotonic()
+        if waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+        if answers:
+            return _ANSWER
+        rest = (now - self._since) * _PART
+        return min(rest, _LONGEST) if rest >= _SHORTEST else 0.0
