@@ -16,8 +16,8 @@ from rig import Engine, blocks_free, nothing_left, prefill, prompts, push, push_
 
 DEADLINE = 12.0
 LEASE = 4.0
-LENGTH = 512
-CHUNK = 256  # tokens that P computes in a step
+LENGTH = 128  # few, so that a slow machine computes them well before the deadline
+CHUNK = 64  # tokens that P computes in a step
 pytestmark = pytest.mark.long
 
 
@@ -70,7 +70,7 @@ class Rig:
     def writing(self, policy):
         """A prompt that P is writing to D while it computes the rest: its answer at the other D, and the queues of both answers."""
         other = next((d for name, d in self.d.items() if name != policy), self.p)
-        prompt, reference = self.clear(other, 12 * CHUNK)
+        prompt, reference = self.clear(other, 24 * CHUNK)
         before = transfers(self.agent_p)
         waits = push(self.p, self.d[policy], self.agent_p, prompt, 1)
         until(lambda: transfers(self.agent_p) > before, "the first chunk")

@@ -60,11 +60,11 @@ def test_tokens_of_a_single_engine(two, length):
     p, d, agents = two
 
     def one_round(seed):
-        asked = prompts(3, length, seed=f"{length} {seed}")
+        asked = prompts(3 if length < 2048 else 1, length, seed=f"{length} {seed}")
         with Loaded(d) as loaded:
             answers = run(p, d, agents[0], asked)
         references = as_alone(p, asked, [answer for _, answer in answers])
-        assert loaded.tokens == 3 * length
+        assert loaded.tokens == len(asked) * length
         for reference, (first, answer) in zip(references, answers):
             # P computed the prompt in chunks, which round in another way
             assert first["tokens"] == answer["tokens"][:1] or not sure(reference)
