@@ -180,7 +180,7 @@ class Grants:
         self.world.act(self.world.acquired, self.side, hold)
         return hold
 
-    def poll(self, rest=0.0):
+    def poll(self, rest=0.0, awaited=True):
         client = self.side.clients["scheduler"]
         while client.events:
             self.on_event(client.events.popleft())

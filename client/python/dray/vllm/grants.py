@@ -21,6 +21,8 @@ from ..pending import Pending
 
 __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Grants", "Hold"]
 
+_SELDOM = 4  # steps after which a session is looked at on which nothing is awaited
+
 # how a right ended
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
@@ -112,6 +114,7 @@ class Grants:
         self._asked: set[Grant] = set()  # for which the agent has not answered
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
+        self._polls = 0
         self.on_event: Callable[[Any], None] = lambda event: None
 
     def __len__(self) -> int:
@@ -162,9 +165,14 @@ class Grants:
         # Without a limit of ours an address that refuses ends the request at once.
         return Hold(self._client.acquire(token, label=_label(request_id), wait=False), self._leaving)
 
-    def poll(self, rest: float = 0.0) -> list[Grant]:
-        """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once."""
-        self._client.process(rest)
+    def poll(self, rest: float = 0.0, awaited: bool = True) -> list[Grant]:
+        """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once.
+
+        awaited: false if nothing is expected but the end of the session.
+        """
+        self._polls += 1
+        if awaited or self._given or self._asked or self._leaving or not self._polls % _SELDOM:
+            self._client.process(rest)
         taken = self._client.events
         while taken:
             event = taken.popleft()

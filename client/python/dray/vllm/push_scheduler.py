@@ -83,7 +83,8 @@ class PushSide:
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
-        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, self._receiver.waiting + self._sender.kept_requests))
+        moved = self._receiver.waiting + self._sender.kept_requests
+        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, moved), moved > 0 or not self._sender.idle)
         metadata = StepMetadata()
         self._receiver.step(metadata)
         self._sender.step(output, metadata)
@@ -102,8 +103,8 @@ class PushSide:
 
     # --- events -------------------------------------------------------------------------------------
 
-    def _poll(self, rest: float) -> None:
-        for grant in self._grants.poll(rest):
+    def _poll(self, rest: float, awaited: bool) -> None:
+        for grant in self._grants.poll(rest, awaited):
             self._receiver.ended(grant)
 
     def _on_event(self, event: Any) -> None:

@@ -343,8 +343,8 @@ class SchedulerSide:
 
     # --- steps --------------------------------------------------------------------------------------
 
-    def _poll(self, rest: float = 0.0) -> None:
-        for grant in self._grants.poll(rest):
+    def _poll(self, rest: float = 0.0, awaited: bool = True) -> None:
+        for grant in self._grants.poll(rest, awaited):
             if self._saved is not None:
                 self._saved.ended(grant)
             request_id = self._by_grant.pop(grant, None)
@@ -358,16 +358,17 @@ class SchedulerSide:
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
-        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, len(self._loads) + len(self._held) + len(self._lent),
-                                      any(load.asks() for load in self._allocated.values())))
+        active = [load for load in self._loads.values() if load.state is not _State.DONE]
+        moved = len(active) + len(self._held) + len(self._lent)
+        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, moved, any(load.asks() for load in self._allocated.values())),
+                   moved > 0)
         metadata = StepMetadata(can_lend=self._manager is not None)
         if self._prefills:
             self._follow(output)
-        if self._loads:
+        if active:
             now = time.monotonic()
-            for load in self._loads.values():
-                if load.state is not _State.DONE:
-                    load.keep(now)
+            for load in active:
+                load.keep(now)
             for load in list(self._allocated.values()):
                 if self._start(load, now, metadata):
                     del self._allocated[load.request_id]

@@ -60,9 +60,9 @@ class Stats:
 
         waiting: loads that have not ended.
         """
+        if waiting == self._waiting and is_empty(self._data):
+            return None  # only the caller adds to it, so that no lock is needed
         with self._lock:
-            if is_empty(self._data) and waiting == self._waiting:
-                return None
             data, self._data = self._data, new()
             data["waiting"] = self._waiting = waiting
             return data

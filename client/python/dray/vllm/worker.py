@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Results", "WorkerSide"]
 
 _logger = logging.getLogger("vllm.dray")
+_SELDOM = 4  # steps after which the session is looked at if nothing is moved
 _MARGIN = 0.25  # seconds that the agent gets to stop a transfer before the deadline of its load
 
 
@@ -82,6 +83,7 @@ class WorkerSide:
         self._results = Results()
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
+        self._polls = 0
         self._pushes = PushWorker(client, region, rank.rank)
         self.stats = Stats(lambda data: _logger.info("dray: rank %d, last minute: %s", rank.rank, sentence(data)))
 
@@ -186,7 +188,9 @@ class WorkerSide:
 
     def poll(self) -> Results:
         """Takes what has ended; each request once."""
-        self._client.process()
+        self._polls += 1
+        if self._running or self._lent or not self._pushes.idle or not self._polls % _SELDOM:
+            self._client.process()
         while self._client.events:
             self._take_event(self._client.events.popleft())
         if self._running:
