@@ -75,7 +75,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		break;
 	case EVENT_TRANSPORT:
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)
-			gpus_message(a->gpus, &ev->message);
+			gpus_message(a->gpus, worker, &ev->message);
 		else
 			rails_handle_message(a->rails, worker, &ev->message);
 		break;

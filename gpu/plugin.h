@@ -21,7 +21,7 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 2
+#define GPU_PLUGIN_ABI 3
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
@@ -31,6 +31,7 @@
 
 struct gpu_plugin;
 struct gpu_import;
+struct gpu_block; /* memory of the plug-in's own on a device */
 
 struct gpu_device_info {
 	char uuid[48]; /* GPU-8-4-4-4-12, lower case */
@@ -153,6 +154,15 @@ struct gpu_plugin_ops {
 	 * export_dmabuf() refuses memory whose writes are not ordered. Any thread; microseconds.
 	 */
 	int (*flush_rdma)(struct gpu_plugin *p, unsigned device);
+
+	/*
+	 * Allocates memory on a started device, for itself and its started peers, at the same address for all. DRAY_E_NO_MEMORY,
+	 * _GPU_LOST. Blocks.
+	 */
+	int (*block_alloc)(struct gpu_plugin *p, unsigned device, uint64_t bytes,
+			   struct gpu_block **ret, uint64_t *ret_address, struct dray_err *reterr);
+	/* No copy of it is in flight. Blocks. */
+	void (*block_free)(struct gpu_block *b);
 
 	/* Allocates pinned host memory, which every device started now or later reaches at the same address. Blocks. */
 	int (*host_alloc)(struct gpu_plugin *p, uint64_t bytes, void **ret,

@@ -21,13 +21,16 @@ enum gpu_command {
 	GPU_DOWN,    /* id: device; answered by GONE. Regions on it are dropped, or being dropped */
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
 	GPU_LISTS, /* arg: GPU_LISTS_BYTES of pinned memory for this worker, borrowed for its life */
+	GPU_COPY_MEMORY, /* id: device; arg: struct gpu_copy_memory, borrowed until COPY_MEMORY_BACK; NULL: there is none now */
 	GPU_PINNED, /* id: handle of a region of host memory: devices reach it until it is dropped */
 };
 
 /* From the worker. */
 enum gpu_event {
-	GPU_LOST, /* id: device: it failed; answered by DOWN */
-	GPU_GONE, /* id: device: its queues are not used any more */
+	GPU_LOST,               /* id: device: it failed; answered by DOWN */
+	GPU_GONE,               /* id: device: its queues are not used any more */
+	GPU_COPY_MEMORY_WANTED, /* id: device; answered by COPY_MEMORY */
+	GPU_COPY_MEMORY_BACK, /* id: device: no new copy uses it. Copies of a device that is lost may still be in flight */
 };
 
 /*
@@ -38,6 +41,7 @@ struct gpu_load {
 	_Atomic int64_t due_ns; /* of the next measurement; INT64_MAX while one is made */
 	_Atomic bool busy;
 	unsigned quick, slow; /* measurements of this sort in a row; of the worker that measures */
+	_Atomic int64_t wait_ns; /* of a kernel on the busy device, on average; 0: not seen yet */
 };
 
 /*
@@ -50,6 +54,16 @@ enum gpu_lane {
 	GPU_LANE_COPY_N = GPU_LANE_ENGINE + 2,
 	GPU_LANE_PROBE = GPU_LANE_COPY_N,
 	GPU_LANE_N,
+};
+
+/* Sizes of pieces in a table of rates: 4 KiB << i. */
+#define GPU_RATE_SIZES 9u
+#define GPU_RATE_SIZE_MIN 4096u
+
+/* What an idle device does, in bytes a microsecond. */
+struct gpu_rates {
+	uint32_t kernel[GPU_ROUTE_N];
+	uint32_t engines[GPU_ROUTE_N][GPU_RATE_SIZES]; /* lists of pieces of that size */
 };
 
 /* Queues of one device, of one worker. */
@@ -65,7 +79,13 @@ struct gpu_queues {
 		*pieces[GPU_LANE_COPY_N];   /* pinned room for the pieces of copies in flight */
 	uint32_t n_pieces, n_engine_pieces; /* of each queue of kernels, of engines */
 	struct gpu_load *load;
+	const struct gpu_rates *rates; /* of this device; NULL: unknown */
 	enum dray_config_gpu_copy copy;
+};
+
+/* Memory on a device that staged copies of one worker pass through. */
+struct gpu_copy_memory {
+	uint64_t address, bytes;
 };
 
 /* Pinned memory for bytes that no device can move directly. */

@@ -88,6 +88,8 @@ __attribute__((visibility("default"))) const struct gpu_plugin_ops gpu_plugin_op
 	.release = cuda_release,
 	.export_dmabuf = cuda_export_dmabuf,
 	.flush_rdma = cuda_flush_rdma,
+	.block_alloc = cuda_block_alloc,
+	.block_free = cuda_block_free,
 	.host_alloc = cuda_host_alloc,
 	.host_free = cuda_unpin,
 	.pin = cuda_pin,

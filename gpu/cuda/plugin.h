@@ -85,6 +85,11 @@ int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err 
 /* Closes what was opened for a device that stops. */
 void cuda_imports_close_to(struct gpu_plugin *p, unsigned device);
 
+/* block.c: memory of the plug-in's own. */
+int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
+		     uint64_t *ret_address, struct dray_err *reterr);
+void cuda_block_free(struct gpu_block *b);
+
 /* host.c: host memory of the table. cuda_unpin() also frees allocated memory. */
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
 int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);

@@ -6,7 +6,7 @@ static const char *const agent_seccomp_choices[] = { "enforce", "log", "off" };
 static const char *const log_level_choices[] = { "error", "warning", "notice", "info", "debug" };
 static const char *const log_format_choices[] = { "auto", "text", "journal", "json" };
 static const char *const rdma_gid_family_choices[] = { "auto", "ipv4", "ipv6" };
-static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine" };
+static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine", "staged" };
 static const char *const store_policy_choices[] = { "lru", "s3fifo", "gdsf", "score", "value" };
 static const char *const store_full_choices[] = { "evict", "busy" };
 static const char *const store_disk_write_choices[] = { "through", "back" };
@@ -529,9 +529,15 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	{ .path = "gpu.copy", .section = "gpu", .name = "copy",
 	  .env = "DRAY_GPU_COPY", .type = DRAY_CONFIG_ENUM,
 	  CONFIG_MEMBER(gpu.copy), .def = "auto",
-	  .allowed = "auto, kernel, copy_engine",
-	  .choices = gpu_copy_choices, .n_choices = 3,
-	  .doc = "What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines for large pieces only; copy_engine: copy engines; auto: as kernel, but what costs the engine less time while another process keeps the GPU busy." },
+	  .allowed = "auto, kernel, copy_engine, staged",
+	  .choices = gpu_copy_choices, .n_choices = 4,
+	  .doc = "What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines for large pieces only; copy_engine: copy engines; staged: copy engines, and a kernel that gathers or scatters in gpu.copy_memory, for copies that leave the GPU; auto: as kernel, but what costs the engine less time while another process keeps the GPU busy." },
+	{ .path = "gpu.copy_memory", .section = "gpu", .name = "copy_memory",
+	  .env = "DRAY_GPU_COPY_MEMORY", .type = DRAY_CONFIG_SIZE,
+	  CONFIG_MEMBER(gpu.copy_memory), .def = "512MiB",
+	  .allowed = "\"0\" to \"4GiB\"",
+	  .min = INT64_C(0), .max = INT64_C(4294967296),
+	  .doc = "Memory on each GPU that staged copies (gpu.copy) pass through; allocated when the first one needs it, and freed after ten seconds without one. 0: no staged copies." },
 	{ .path = "gpu.staging", .section = "gpu", .name = "staging",
 	  .env = "DRAY_GPU_STAGING", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(gpu.staging), .def = "32MiB",

@@ -55,6 +55,7 @@ enum dray_config_gpu_copy {
 	DRAY_CONFIG_GPU_COPY_AUTO,
 	DRAY_CONFIG_GPU_COPY_KERNEL,
 	DRAY_CONFIG_GPU_COPY_COPY_ENGINE,
+	DRAY_CONFIG_GPU_COPY_STAGED,
 };
 
 /* store.policy */
@@ -166,6 +167,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_DEVICES,
 	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
 	DRAY_CONFIG_KEY_GPU_COPY,
+	DRAY_CONFIG_KEY_GPU_COPY_MEMORY,
 	DRAY_CONFIG_KEY_GPU_STAGING,
 	DRAY_CONFIG_KEY_GPU_WINDOW,
 	DRAY_CONFIG_KEY_GPU_WINDOWS,
@@ -552,10 +554,17 @@ struct dray_config {
 		int64_t multiprocessors;
 		/*
 		 * What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines
-		 * for large pieces only; copy_engine: copy engines; auto: as kernel, but what costs
-		 * the engine less time while another process keeps the GPU busy.
+		 * for large pieces only; copy_engine: copy engines; staged: copy engines, and a
+		 * kernel that gathers or scatters in gpu.copy_memory, for copies that leave the
+		 * GPU; auto: as kernel, but what costs the engine less time while another process
+		 * keeps the GPU busy.
 		 */
 		int copy;
+		/*
+		 * Memory on each GPU that staged copies (gpu.copy) pass through; allocated when the
+		 * first one needs it, and freed after ten seconds without one. 0: no staged copies.
+		 */
+		int64_t copy_memory;
 		/*
 		 * Pinned host memory of each worker for bytes that no device can move directly;
 		 * allocated when the first GPU is used.

@@ -134,6 +134,8 @@ const char *dmsg_gpu_way_name(unsigned int v)
 		return "copy_engine";
 	case DMSG_GPU_WAY_MIXED:
 		return "mixed";
+	case DMSG_GPU_WAY_STAGED:
+		return "staged";
 	}
 	return "?";
 }

@@ -375,6 +375,9 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
 	{ "context_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
 		context_bytes) },
+	/* Bytes of GPU memory that staged copies use (gpu.copy_memory); 0 while there are none. */
+	{ "staging_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
+		staging_bytes) },
 	/* Regions on it. */
 	{ "regions", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu, regions) },
 	/* Bytes of these regions. */
@@ -403,7 +406,7 @@ const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_
 	{ "transport", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, transport) },
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
 	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, gpu_path) },
-	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, staged, mixed; none. */
 	{ "gpu_way", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, gpu_way) },
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
 	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, rails) },
@@ -446,7 +449,7 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
 	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer,
 		gpu_path) },
-	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, staged, mixed; none. */
 	{ "gpu_way", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, gpu_way) },
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
 	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, rails) },

@@ -567,6 +567,7 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_REASON,
 	DRAY_DBUS_GPU_FIELD_MEMORY,
 	DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES,
+	DRAY_DBUS_GPU_FIELD_STAGING_BYTES,
 	DRAY_DBUS_GPU_FIELD_REGIONS,
 	DRAY_DBUS_GPU_FIELD_BYTES,
 	DRAY_DBUS_GPU_FIELD_BUSY,
@@ -587,6 +588,8 @@ struct dray_dbus_gpu {
 	uint64_t memory; /* Bytes of GPU memory. */
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
 	uint64_t context_bytes;
+	/* Bytes of GPU memory that staged copies use (gpu.copy_memory); 0 while there are none. */
+	uint64_t staging_bytes;
 	uint32_t regions; /* Regions on it. */
 	uint64_t bytes; /* Bytes of these regions. */
 	bool busy; /* Another process keeps it busy: kernels of the agent wait for their turn. */
@@ -624,7 +627,7 @@ struct dray_dbus_transfer {
 	const char *class; /* bulk or latency. */
 	const char *transport; /* Path. */
 	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
-	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, staged, mixed; none. */
 	const char *gpu_way;
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
 	const char *rails;
@@ -675,7 +678,7 @@ struct dray_dbus_ended_transfer {
 	const char *class; /* bulk or latency. */
 	const char *transport; /* Path; none if nothing was moved. */
 	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
-	/* What copies on GPUs: kernel, other_kernel, copy_engine, mixed; none. */
+	/* What copies on GPUs: kernel, other_kernel, copy_engine, staged, mixed; none. */
 	const char *gpu_way;
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
 	const char *rails;

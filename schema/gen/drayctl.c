@@ -460,7 +460,7 @@ const struct ctl_list ctl_list_paths = {
 
 const struct ctl_list ctl_list_gpus = {
 	DRAY_DBUS_METHOD_LIST_GPUS, "gpus", dray_dbus_gpu_fields,
-	DRAY_DBUS_GPU_FIELD_N, 14,
+	DRAY_DBUS_GPU_FIELD_N, 15,
 	{
 		{ "GPU", DRAY_DBUS_GPU_FIELD_INDEX },
 		{ "NAME", DRAY_DBUS_GPU_FIELD_NAME },
@@ -470,6 +470,7 @@ const struct ctl_list ctl_list_gpus = {
 		{ "BUSY", DRAY_DBUS_GPU_FIELD_BUSY },
 		{ "MEMORY", DRAY_DBUS_GPU_FIELD_MEMORY },
 		{ "CONTEXT", DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES },
+		{ "STAGING", DRAY_DBUS_GPU_FIELD_STAGING_BYTES },
 		{ "REGIONS", DRAY_DBUS_GPU_FIELD_REGIONS },
 		{ "BYTES", DRAY_DBUS_GPU_FIELD_BYTES },
 		{ "SMS", DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS },

@@ -308,12 +308,17 @@ PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (
          ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy, busy_decode, busy_shared)), ("gpu_cost", (cost,)))
 
 
+WITH_CEILINGS = ("gpu_pages", "gpu_host", "gpu_latency")
+
+
 def main(t):
     b = Bench(t)
-    with t.case("bench: ceilings"):
-        b.ceilings()
+    if any(t.wanted(f"bench: {name}, {part.__name__}") for name, parts in PARTS for part in parts if name in WITH_CEILINGS):
+        with t.case("bench: ceilings"):
+            b.ceilings()
     for name, parts in PARTS:
-        if not t.wanted(f"bench: {name}"):
+        parts = [part for part in parts if t.wanted(f"bench: {name}, {part.__name__}")]
+        if not parts:
             continue
         records = b.records(name)
         for part in parts:

@@ -3,7 +3,7 @@
 
 import random
 
-from suite import GIB, KIB, MIB, EngineError, Side, Skip, scattered
+from suite import GIB, KIB, MIB, EngineError, Side, Skip, in_a_row, scattered
 
 SIZES = (1, 3, 16, 4 * KIB - 1, 4 * KIB, 64 * KIB + 5, MIB)
 SKEWS = (0, 1, 3, 8)
@@ -110,6 +110,31 @@ def pages(t):
                     move_both(t, here, there, remote, scattered(size, total, 2)[::3], batch=65536, depth=1)
                 t.close_engines()
     t.drop(agent)
+
+
+def ways(t):
+    """Each fixed way of copying, pages and odd pieces. Staged copies begin when their memory is there."""
+    for setting in ("kernel", "copy_engine", "staged"):
+        agent = t.agent(**{"gpu.copy": setting, "gpu.copy_memory": (16 if t.fake else 512) * MIB})
+        for near, far in ((("cuda_vmm", 0), ("cuda_vmm", 1)), (("cuda_ipc", 1), ("cuda_ipc", 0)), (("memfd", 0), ("cuda_vmm", 0)),
+                          (("cuda_ipc", 0), ("memfd", 0))):
+            label = f"ways: {setting}, {name(near)} and {name(far)}"
+            if not t.wanted(label):
+                continue
+            with t.case(label):
+                for _, device in (near, far):
+                    t.device(device)
+                total = (8 if t.fake else 512) * MIB
+                here, there = Side(t.engine(agent), near[0], total, near[1]), Side(t.engine(agent), far[0], total, far[1])
+                remote, _ = here.reach(there)
+                for size in (16 * KIB, 16 * KIB, 4 * KIB + 5):
+                    move_both(t, here, there, remote, scattered(size, total), batch=65536, depth=2, transport="gpu")
+                for side in (0, 1):
+                    move_both(t, here, there, remote, in_a_row(scattered(16 * KIB, total)[::3], side), batch=65536, depth=1)
+                got = {row["gpu_way"] for row in agent.ctl("transfers", "--recent", "--json")["ended_transfers"][-4:]}
+                assert setting in got, f"copied by {got}"
+            t.close_engines()
+        t.drop(agent)
 
 
 def odd_extents(engine, kind, n, each, rng, device=0):
@@ -221,4 +246,4 @@ def dmabuf(t):
     t.drop(agent)
 
 
-PARTS = (pairs, pages, extents, described, tcp, dmabuf)
+PARTS = (pairs, pages, ways, extents, described, tcp, dmabuf)

@@ -276,6 +276,8 @@ __attribute__((visibility("default"))) const struct gpu_plugin_ops gpu_plugin_op
 	.release = fake_release,
 	.export_dmabuf = fake_export_dmabuf,
 	.flush_rdma = fake_flush_rdma,
+	.block_alloc = fake_block_alloc,
+	.block_free = fake_block_free,
 	.host_alloc = fake_host_alloc,
 	.host_free = fake_host_free,
 	.pin = fake_pin,

@@ -15,7 +15,7 @@
  * Environment, read when the plug-in is opened:
  *   FAKE_GPU_DEVICES=N    number of devices (2)
  *   FAKE_GPU_PEERS=0      no device reaches another
- *   FAKE_GPU_FAIL=a,b     functions that fail: open, start, import, queue, host_alloc, pin, flush (unsupported), peer (a
+ *   FAKE_GPU_FAIL=a,b     functions that fail: open, start, import, queue, host_alloc, block, pin, flush (unsupported), peer (a
  *                         starting device and the devices that are started do not reach each other)
  *   FAKE_GPU_DMABUF=1     export_dmabuf gives a duplicate of the file's descriptor; else -EOPNOTSUPP
  *   FAKE_GPU_ORDERED=1    devices report rdma_ordered
@@ -34,7 +34,7 @@
 
 /* Open objects, then totals since the start; each is a little-endian 64-bit number, in this order. */
 struct fake_gpu_status {
-	_Atomic uint64_t plugins, started, imports, queues, pins, host_allocs;
+	_Atomic uint64_t plugins, started, imports, queues, pins, host_allocs, blocks;
 	_Atomic uint64_t held;   /* copies that wait for FAKE_GPU_HOLD or fake_gpu_hold() */
 	_Atomic uint64_t ending; /* calls of queue_free() that wait for copies in flight */
 	_Atomic uint64_t copies, pieces, bytes, engine_copies, imported, flushes, lost;

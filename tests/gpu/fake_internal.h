@@ -51,6 +51,9 @@ int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct
 void fake_release(struct gpu_import *i);
 int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		       struct dray_err *reterr);
+int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
+		     uint64_t *ret_address, struct dray_err *reterr);
+void fake_block_free(struct gpu_block *b);
 int fake_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
 void fake_host_free(struct gpu_plugin *p, void *base);
 int fake_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);

@@ -232,6 +232,57 @@ int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 				      dray_errno_text(errno));
 }
 
+/* --- memory of the plug-in's own ------------------------------------------------------------------ */
+
+struct gpu_block {
+	uint8_t *reserved, *bytes_at;
+	uint64_t bytes;
+};
+
+static void unmap_block(struct gpu_block *b)
+{
+	if (b->reserved != MAP_FAILED)
+		munmap(b->reserved, b->bytes);
+	if (b->bytes_at != MAP_FAILED)
+		munmap(b->bytes_at, b->bytes);
+	free(b);
+}
+
+int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
+		     uint64_t *ret_address, struct dray_err *reterr)
+{
+	struct gpu_block *b = calloc(1, sizeof(*b));
+
+	(void)p;
+	dray_assert(fake.devices[device].starts);
+	if (!b || fake_fails("block")) {
+		free(b);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "device %u has no %llu free bytes", device,
+				    (unsigned long long)bytes);
+	}
+	b->bytes = bytes;
+	b->reserved =
+		mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	b->bytes_at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (b->reserved == MAP_FAILED || b->bytes_at == MAP_FAILED ||
+	    fake_range_add((uintptr_t)b->reserved, bytes, b->bytes_at, device, true) < 0) {
+		unmap_block(b);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "cannot map the memory");
+	}
+	atomic_fetch_add(&fake_gpu_status()->blocks, 1);
+	*ret = b;
+	*ret_address = (uintptr_t)b->reserved;
+	return 0;
+}
+
+void fake_block_free(struct gpu_block *b)
+{
+	fake_range_del((uintptr_t)b->reserved);
+	unmap_block(b);
+	atomic_fetch_sub(&fake_gpu_status()->blocks, 1);
+}
+
 /* --- host memory --------------------------------------------------------------------------------- */
 
 /* The length is stored before the page that is returned. */

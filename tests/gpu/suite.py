@@ -266,6 +266,11 @@ class Suite:
         return ran
 
 
+def in_a_row(ops, side):
+    """The same pieces, but one after another on one side (0: here, 1: there) in the order of the list."""
+    return [(i * op[2], op[1], op[2]) if side == 0 else (op[0], i * op[2], op[2]) for i, op in enumerate(ops)]
+
+
 def scattered(size, total, seed=1):
     """Operations between all pieces of `size` bytes of two memories of `total` bytes, in random order."""
     rng = random.Random(seed)

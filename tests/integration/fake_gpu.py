@@ -13,7 +13,7 @@ from harness import BUILD, until
 from wire import codec as s
 
 PLUGIN = BUILD / "tests/gpu/dray-fake-gpu.so"
-Status = namedtuple("Status", "plugins started imports queues pins host_allocs held ending copies pieces bytes engine_copies "
+Status = namedtuple("Status", "plugins started imports queues pins host_allocs blocks held ending copies pieces bytes engine_copies "
                               "imported flushes lost illegal")
 
 
@@ -63,7 +63,7 @@ class FakeGpus:
     def over(self):
         """After the agent's end: checks that it released everything and made no illegal access."""
         left = self.status
-        assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs == 0, left
+        assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs + left.blocks == 0, left
         assert not left.illegal
 
     def idle(self):

@@ -538,6 +538,44 @@ def test_copies_follow_the_load(gpu_agent):
         assert metric(agent, "dray_gpu_busy") == 0
 
 
+def test_staged_copies(gpu_agent):
+    """The memory for staged copies comes with the first one, is shown, and goes with the agent; killed clients disturb nothing."""
+    agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "4MiB"})
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+
+        def moved():
+            a.view[:] = bytes(MIB)
+            copies(client, here, there, MIB)
+            assert a.view[1:] == b.view[:MIB - 1]
+            return way(agent)
+
+        moved()  # asks for the memory
+        until(lambda: moved() == "staged", "copies are staged")
+        assert metric(agent, "dray_gpu_copy_staged_bytes_total") > 0 and metric(agent, "dray_gpu_copy_memory_bytes") == 8 * MIB
+        assert [gpu["staging_bytes"] for gpu in agent.ctl("gpus", "--json")["gpus"]] == [4 * MIB, 4 * MIB]
+        assert gpus.status.blocks == 2
+        for _ in range(4):
+            actor, _ = engine(agent, gpus, device=1)
+            actor.kill()
+            assert moved() == "staged"
+        gpus.lose(1)
+        remote = client.import_token(str(there.export()), timeout=LIMIT)
+        pytest.raises(wire.Error, client.read(here, remote, [(0, 0, MIB)]).result, LIMIT)
+        until(lambda: gpus.status.blocks <= 1 and gpus.status.started == 1, "the lost GPU's memory for copies is released")
+
+
+def test_no_memory_for_staged_copies(gpu_agent):
+    agent, gpus = gpu_agent({"gpu.copy": "staged"}, fail="block")
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+        for _ in range(3):
+            copies(client, here, there, MIB)
+            assert way(agent) == "kernel"
+        assert metric(agent, "dray_gpu_copy_memory_bytes") == 0
+        log_has(agent, "no memory for staged copies", uuid(0))
+
+
 @pytest.mark.parametrize("setting, used", [("kernel", "kernel"), ("copy_engine", "copy_engine")])
 def test_fixed_copies_do_not_follow_the_load(gpu_agent, setting, used):
     agent, gpus = gpu_agent({"gpu.copy": setting}, watched=True)

@@ -99,12 +99,25 @@ void gpu_rig_lists(struct gpu_rig *g)
 	message(g, GPU_LISTS, 0, g->lists);
 }
 
-static bool told(const struct gpu_rig *g, enum gpu_event type, uint64_t id)
+bool gpu_rig_told(const struct gpu_rig *g, enum gpu_event type, uint64_t id)
 {
 	for (unsigned i = 0; i < g->rig.n_told; i++)
 		if (g->rig.told[i].type == type && g->rig.told[i].id == id)
 			return true;
 	return false;
+}
+
+void gpu_rig_memory(struct gpu_rig *g, unsigned device, uint64_t bytes)
+{
+	struct gpu_copy_memory *m = &g->memories[device];
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (bytes)
+		assert_int_equal(gpu_plugin_ops.block_alloc(g->plugin, device, bytes,
+							    &g->blocks[device], &m->address, &err),
+				 0);
+	m->bytes = bytes;
+	message(g, GPU_COPY_MEMORY, device, bytes ? m : NULL);
 }
 
 void gpu_rig_deinit(struct gpu_rig *g)
@@ -113,8 +126,12 @@ void gpu_rig_deinit(struct gpu_rig *g)
 
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
 		message(g, GPU_DOWN, i, NULL);
-		while (!told(g, GPU_GONE, i))
+		while (!gpu_rig_told(g, GPU_GONE, i))
 			gpu_rig_turn(g);
+		if (!g->blocks[i])
+			continue;
+		assert_true(gpu_rig_told(g, GPU_COPY_MEMORY_BACK, i));
+		gpu_plugin_ops.block_free(g->blocks[i]);
 	}
 	xfer_session_deinit(&g->s.xs);
 	transport_gpu.deinit(&g->rig.core, g->rig.core.transport_state[1]);
@@ -154,7 +171,7 @@ void gpu_rig_deinit(struct gpu_rig *g)
 	fake_gpu_hold(false);
 	fake_gpu_peers(true);
 	assert_int_equal(status->imports + status->queues + status->pins + status->host_allocs +
-				 status->started + status->plugins,
+				 status->blocks + status->started + status->plugins,
 			 0);
 	assert_int_equal(status->illegal, 0);
 }

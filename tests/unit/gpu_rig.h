@@ -23,6 +23,8 @@ struct gpu_rig {
 	struct gpu_rig_region regions[8];
 	void *pinned[8];
 	struct gpu_staging staging;
+	struct gpu_copy_memory memories[GPU_RIG_DEVICES];
+	struct gpu_block *blocks[GPU_RIG_DEVICES];
 	void *lists;
 	struct remote_view *remotes[8];
 };
@@ -46,6 +48,9 @@ void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
 void gpu_rig_lists(struct gpu_rig *g);
 /* Adds staging memory. */
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes);
+/* Gives the worker copy memory on a device; 0 bytes: refuses it. And whether the worker has asked for it, or returned it. */
+void gpu_rig_memory(struct gpu_rig *g, unsigned device, uint64_t bytes);
+bool gpu_rig_told(const struct gpu_rig *g, enum gpu_event type, uint64_t id);
 dray_handle gpu_rig_handle(unsigned n);
 
 /* Submits a transfer between a local region and a remote, given by number. id is its request id. */

@@ -228,7 +228,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		sessions_handle_fault(l->sessions, ev->session);
 		break;
 	case EVENT_TRANSPORT:
-		gpus_message(l->gpus, &ev->message);
+		gpus_message(l->gpus, worker, &ev->message);
 		break;
 	case EVENT_PEER_USED:
 	case EVENT_STREAM_LOST:

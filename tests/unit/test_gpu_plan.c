@@ -329,113 +329,93 @@ static void paths(void **state)
 	}
 }
 
+#define WITHIN GPU_PATH_WITHIN
+#define PEER GPU_PATH_PEER
+#define TO_HOST GPU_PATH_TO_HOST
+#define FROM_HOST GPU_PATH_FROM_HOST
+#define AUTO DRAY_CONFIG_GPU_COPY_AUTO
+#define WAIT_NS 2000000
+#define KERNEL(d)                 \
+	{                         \
+		(d), false, false \
+	}
+#define ENGINES(d)               \
+	{                        \
+		(d), true, false \
+	}
+#define STAGED(d)                \
+	{                        \
+		(d), false, true \
+	}
+
 static void ways(void **state)
 {
 	static const struct {
-		struct gpu_way_question q;
+		enum gpu_path_kind kind;
+		enum dray_config_gpu_copy setting;
+		uint8_t device;
+		bool busy;
+		int other;
+		bool other_busy;
+		uint32_t pieces;
+		uint64_t each, run, memory; /* KiB, KiB, MiB */
 		struct gpu_way way;
 	} rows[] = {
 		/* what is fixed does not follow the load */
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_KERNEL,
-		    .device = 1,
-		    .busy = true,
-		    .other = 0,
-		    .pieces = 1,
-		    .bytes = 1 },
-		  { 1, false } },
-		{ { .kind = GPU_PATH_WITHIN,
-		    .setting = DRAY_CONFIG_GPU_COPY_COPY_ENGINE,
-		    .device = 1,
-		    .other = -1,
-		    .pieces = 9,
-		    .bytes = 9 },
-		  { 1, true } },
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .device = 1,
-		    .other = 0,
-		    .other_busy = true,
-		    .pieces = 1,
-		    .bytes = 1 },
-		  { 1, false } },
+		{ PEER, DRAY_CONFIG_GPU_COPY_KERNEL, 1, true, 0, false, 1, 1, 0, 512, KERNEL(1) },
+		{ WITHIN, DRAY_CONFIG_GPU_COPY_COPY_ENGINE, 1, false, -1, false, 9, 1, 0, 0,
+		  ENGINES(1) },
+		{ PEER, DRAY_CONFIG_GPU_COPY_STAGED, 1, false, -1, false, 9, 1, 0, 512, STAGED(1) },
+		{ PEER, DRAY_CONFIG_GPU_COPY_STAGED, 1, true, 0, false, 9, 1, 0, 0, KERNEL(1) },
+		{ WITHIN, DRAY_CONFIG_GPU_COPY_STAGED, 1, true, -1, false, 9, 1, 0, 512,
+		  KERNEL(1) },
+		{ PEER, AUTO, 1, false, 0, true, 1, 1, 0, 512, KERNEL(1) },
 		/* the other device of a pair, if that is idle */
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .device = 1,
-		    .busy = true,
-		    .other = 0,
-		    .pieces = 9,
-		    .bytes = 9 },
-		  { 0, false } },
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .device = 1,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 9,
-		    .bytes = 9 },
-		  { 1, true } },
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .device = 1,
-		    .busy = true,
-		    .other = 0,
-		    .other_busy = true,
-		    .pieces = 1000,
-		    .bytes = 1000 * 16 * KIB },
-		  { 1, true } },
-		/* long lists by the size of their pieces, short ones by engines */
-		{ { .kind = GPU_PATH_PEER,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .device = 1,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 1000,
-		    .bytes = 1000 * 16 * KIB - 1 },
-		  { 1, false } },
-		{ { .kind = GPU_PATH_WITHIN,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 512,
-		    .bytes = 512 },
-		  { 0, true } },
-		{ { .kind = GPU_PATH_WITHIN,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 513,
-		    .bytes = 513 * 64 * KIB },
-		  { 0, false } },
-		{ { .kind = GPU_PATH_TO_HOST,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 600,
-		    .bytes = 600 * 8 * KIB },
-		  { 0, true } },
-		{ { .kind = GPU_PATH_FROM_HOST,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 600,
-		    .bytes = 600 * 16 * KIB },
-		  { 0, false } },
-		{ { .kind = GPU_PATH_FROM_HOST,
-		    .setting = DRAY_CONFIG_GPU_COPY_AUTO,
-		    .busy = true,
-		    .other = -1,
-		    .pieces = 600,
-		    .bytes = 600 * 32 * KIB },
-		  { 0, true } },
+		{ PEER, AUTO, 1, true, 0, false, 9, 1, 0, 512, KERNEL(0) },
+		/* short lists, and long ones of large pieces, by engines */
+		{ PEER, AUTO, 1, true, -1, false, 64, 32, 0, 512, ENGINES(1) },
+		{ PEER, AUTO, 1, true, 0, true, 64, 32, 0, 512, ENGINES(1) },
+		{ PEER, AUTO, 1, true, 0, true, 8192, 256, 0, 512, ENGINES(1) },
+		{ WITHIN, AUTO, 0, true, -1, false, 64, 16, 0, 512, ENGINES(0) },
+		{ WITHIN, AUTO, 0, true, -1, false, 65536, 16, 0, 512, KERNEL(0) },
+		{ TO_HOST, AUTO, 0, true, -1, false, 64, 32, 0, 512, ENGINES(0) },
+		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 16, 16, 512, ENGINES(0) },
+		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 2, 2, 512, KERNEL(0) },
+		{ TO_HOST, AUTO, 0, true, -1, false, 2048, 256, 512, 512, ENGINES(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 16, 512, KERNEL(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 32, 32, 512, ENGINES(0) },
+		/* many small pieces are staged, where there is memory and the host's side has runs */
+		{ PEER, AUTO, 1, true, 0, true, 65536, 32, 0, 512, STAGED(1) },
+		{ PEER, AUTO, 1, true, 0, true, 65536, 32, 0, 0, ENGINES(1) },
+		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 512, STAGED(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 512, STAGED(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 0, KERNEL(0) },
 	};
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
-		struct gpu_way way = gpu_plan_way(&rows[i].q);
+		struct gpu_way_question q = {
+			.kind = rows[i].kind,
+			.setting = rows[i].setting,
+			.device = rows[i].device,
+			.busy = rows[i].busy,
+			.other = rows[i].other,
+			.other_busy = rows[i].other_busy,
+			.pieces = rows[i].pieces,
+			.bytes = rows[i].pieces * rows[i].each * KIB,
+			.run = rows[i].run * KIB,
+			.memory = rows[i].memory * MIB,
+			.wait_ns = WAIT_NS,
+		};
+		struct gpu_way way = gpu_plan_way(&q);
+		bool wants = gpu_plan_wants_memory(&q);
 
 		assert_int_equal(way.device, rows[i].way.device);
 		assert_int_equal(way.engines, rows[i].way.engines);
+		assert_int_equal(way.staged, rows[i].way.staged);
+		if (way.staged)
+			assert_true(wants);
+		q.memory = GPU_PLAN_MEMORY;
+		assert_int_equal(gpu_plan_way(&q).staged, wants);
 	}
 }
 

@@ -93,17 +93,17 @@ static void load_follows_series(void **state)
 {
 	struct gpu_load l = { 0 };
 
-	gpu_load_note(&l, true, 1);
+	gpu_load_note(&l, true, 4000, 1);
 	assert_false(l.busy);
 	assert_int_equal(l.due_ns, 1);
-	gpu_load_note(&l, false, 2);
+	gpu_load_note(&l, false, 0, 2);
 	assert_true(l.due_ns > 2);
-	gpu_load_note(&l, true, 3);
+	gpu_load_note(&l, true, 8000, 3);
 	assert_false(l.busy);
-	gpu_load_note(&l, true, 4);
+	gpu_load_note(&l, true, 5000, 4);
 	assert_true(l.busy);
 	for (unsigned i = 0; i < 20; i++) {
-		gpu_load_note(&l, i == 7, 5);
+		gpu_load_note(&l, i == 7, 5000, 5);
 		assert_int_equal(l.busy, i < 15);
 	}
 }

@@ -310,6 +310,7 @@ static void queues_end_done(struct dray_job *j)
 	d->hangs = false;
 	d->state = DEVICE_ENDED;
 	memories_close_held(d->gpus);
+	copy_memories_free_held(d->gpus);
 	if (gpu_copies_ended(d->gpus, NULL))
 		pins_drop_held(d->gpus);
 	gpu_device_check(d);

@@ -93,7 +93,7 @@ void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t 
 						    .arg = arg } });
 }
 
-void gpus_message(struct gpus *g, const struct transport_message *m)
+void gpus_message(struct gpus *g, unsigned worker, const struct transport_message *m)
 {
 	if (m->id >= g->n)
 		return;
@@ -103,6 +103,12 @@ void gpus_message(struct gpus *g, const struct transport_message *m)
 		break;
 	case GPU_GONE:
 		gpu_device_worker_gone(&g->devices[m->id]);
+		break;
+	case GPU_COPY_MEMORY_WANTED:
+		copy_memory_wanted(&g->devices[m->id], worker);
+		break;
+	case GPU_COPY_MEMORY_BACK:
+		copy_memory_back(&g->devices[m->id]);
 		break;
 	}
 }
@@ -129,6 +135,8 @@ static void end_run(struct dray_job *j)
 		queues_free(&g->devices[i]);
 	memories_release(g);
 	pins_release(g);
+	for (unsigned i = 0; i < g->n; i++)
+		copy_memory_release(&g->devices[i]);
 	for (unsigned i = 0; i < g->n; i++)
 		gpu_device_release(&g->devices[i]);
 	staging_free(g);
@@ -196,6 +204,7 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu 
 				.busy = is_busy(d),
 				.reason = d->excluded ? "not in gpu.devices" : d->reason,
 				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
+				.staging_bytes = copy_memory_bytes(d),
 				.bytes = d->bytes,
 				.regions = d->regions,
 			});
@@ -218,8 +227,10 @@ void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_GPU_PINNED_BYTES] = g->pinned_bytes;
 	v[DRAY_METRIC_GPU_CONTEXTS] = 0;
 	v[DRAY_METRIC_GPU_BUSY] = 0;
+	v[DRAY_METRIC_GPU_COPY_MEMORY_BYTES] = 0;
 	for (unsigned i = 0; i < g->n; i++) {
 		v[DRAY_METRIC_GPU_CONTEXTS] += g->devices[i].state >= DEVICE_READY;
 		v[DRAY_METRIC_GPU_BUSY] += is_busy(&g->devices[i]);
+		v[DRAY_METRIC_GPU_COPY_MEMORY_BYTES] += copy_memory_bytes(&g->devices[i]);
 	}
 }

@@ -89,8 +89,8 @@ typedef void (*gpu_host_fn)(void *arg, struct gpu_host *h, void *base, const str
 int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg);
 void gpus_host_free(struct gpu_host *h);
 
-/* From transport gpu of a worker. */
-void gpus_message(struct gpus *g, const struct transport_message *m);
+/* From transport gpu of that worker. */
+void gpus_message(struct gpus *g, unsigned worker, const struct transport_message *m);
 
 /* Runs fn for each GPU that the plug-in has found; there are none before it is loaded. */
 void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg);

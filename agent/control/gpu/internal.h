@@ -32,6 +32,25 @@ enum device_state {
 	DEVICE_STOPPING, /* a job stops it */
 };
 
+enum copy_memory_state {
+	COPY_MEMORY_NONE,
+	COPY_MEMORY_MAKING, /* a job allocates it */
+	COPY_MEMORY_GIVEN,
+	COPY_MEMORY_HELD, /* freed after gpu_copies_ended() */
+	COPY_MEMORY_FREEING,
+};
+
+struct copy_memory {
+	enum copy_memory_state state;
+	unsigned worker;
+	struct gpu_copy_memory given;
+	/* of the job */
+	struct gpu_block *block;
+	int error;
+	struct dray_err err;
+	struct dray_job job;
+};
+
 struct gpu_device {
 	struct gpus *gpus;
 	unsigned index;
@@ -40,11 +59,12 @@ struct gpu_device {
 	enum device_state state;
 	char reason[DRAY_ERR_MSG_MAX]; /* why it was lost or did not start; "" */
 	uint64_t context_bytes, bytes;
-	uint32_t regions, memories; /* open; open or under construction */
+	uint32_t regions, memories; /* open; open or under construction, also of the agent's own */
 	unsigned in_use_by;         /* workers that still use a lost device */
 	sd_event_source *late;      /* time limit of its end */
 	bool hangs;                 /* its end passed the time limit; see err */
 	struct gpu_load load;       /* since its start */
+	struct copy_memory copy_memory;
 	struct gpu_queues queues[WORKERS_MAX];
 	/* of the job */
 	bool started;
@@ -123,6 +143,17 @@ void memories_refuse(struct gpu_device *d);
 void memories_close_held(struct gpus *g);
 /* At the end, on the opener's thread: closes and frees all. */
 void memories_release(struct gpus *g);
+
+/* --- copy_memory.c --- */
+/* A worker asks for it, and does not use it any more. */
+void copy_memory_wanted(struct gpu_device *d, unsigned worker);
+void copy_memory_back(struct gpu_device *d);
+/* Frees memory that waited for gpu_copies_ended(). */
+void copy_memories_free_held(struct gpus *g);
+/* At the end, on the opener's thread. */
+void copy_memory_release(struct gpu_device *d);
+/* Bytes in use; 0: none. */
+uint64_t copy_memory_bytes(const struct gpu_device *d);
 
 /* --- host.c --- */
 /* At the end, on the opener's thread: frees all. */

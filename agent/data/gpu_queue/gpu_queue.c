@@ -36,6 +36,8 @@
 #define POLL_VAIN_NS (2 * POLL_NS)
 /* Time of a copy besides its bytes. */
 #define LAUNCH_NS 8000
+/* Of a kernel beside large matrix products, until it was measured. */
+#define WAIT_NS (2 * (int64_t)DRAY_NS_PER_MS)
 #define FINISH_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
 /* Looks at a queue in gpu_finish() before the thread yields. */
 #define FINISH_LOOKS 4096
@@ -392,6 +394,21 @@ bool gpu_is_busy(const struct core *c, unsigned device)
 
 	return port_is_up(p) && p->given->load &&
 	       atomic_load_explicit(&p->given->load->busy, memory_order_relaxed);
+}
+
+int64_t gpu_wait_ns(const struct core *c, unsigned device)
+{
+	const struct port *p = &c->gpu->ports[device];
+	int64_t ns = 0;
+
+	if (port_is_up(p) && p->given->load)
+		ns = atomic_load_explicit(&p->given->load->wait_ns, memory_order_relaxed);
+	return ns ? ns : WAIT_NS;
+}
+
+const struct gpu_rates *gpu_rates(const struct core *c, unsigned device)
+{
+	return c->gpu->ports[device].given->rates;
 }
 
 void gpu_watch(struct core *c, unsigned device)

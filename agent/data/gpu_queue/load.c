@@ -17,10 +17,22 @@
 #define IDLE_NS (5 * (int64_t)DRAY_NS_PER_MS)
 #define BUSY_NS (50 * (int64_t)DRAY_NS_PER_MS)
 
-void gpu_load_note(struct gpu_load *l, bool slow, int64_t now_ns)
+/* Follows the waits, of which each counts for a quarter. */
+static void note_wait(struct gpu_load *l, int64_t waited_ns)
+{
+	int64_t known_ns = atomic_load_explicit(&l->wait_ns, memory_order_relaxed);
+
+	if (known_ns)
+		waited_ns = (3 * known_ns + waited_ns) / 4;
+	atomic_store_explicit(&l->wait_ns, waited_ns, memory_order_relaxed);
+}
+
+void gpu_load_note(struct gpu_load *l, bool slow, int64_t waited_ns, int64_t now_ns)
 {
 	bool busy = atomic_load_explicit(&l->busy, memory_order_relaxed);
 
+	if (slow)
+		note_wait(l, waited_ns);
 	l->slow = slow ? l->slow + 1 : 0;
 	l->quick = slow ? 0 : l->quick + 1;
 	if (busy ? l->quick >= QUICK_RESULTS : l->slow >= SLOW_RESULTS) {
@@ -50,7 +62,7 @@ bool gpu_load_stalled(const struct gpu_queues *q, int64_t waited_ns, int64_t now
 	/* it need not be due: a stall is rare, and costs nothing to see */
 	if (!q->queue[GPU_LANE_PROBE] || waited_ns < STALL_NS || !claim(q->load, INT64_MAX - 1))
 		return false;
-	gpu_load_note(q->load, true, now_ns);
+	gpu_load_note(q->load, true, waited_ns, now_ns);
 	return true;
 }
 
@@ -84,7 +96,7 @@ void gpu_probe_look(struct gpu_probe *p, const struct gpu_queues *q, int64_t now
 	waited_ns = p->seen_ns - p->sent_ns;
 	p->sent_ns = 0;
 	if (p->alone || waited_ns >= SLOW_BESIDE_NS)
-		gpu_load_note(q->load, waited_ns >= SLOW_ALONE_NS, now_ns);
+		gpu_load_note(q->load, waited_ns >= SLOW_ALONE_NS, waited_ns, now_ns);
 	else
 		/* it passed among the agent's own kernels, while these may have waited: no result */
 		atomic_store_explicit(&q->load->due_ns, now_ns + IDLE_NS, memory_order_release);

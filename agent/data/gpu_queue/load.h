@@ -30,5 +30,5 @@ void gpu_probe_look(struct gpu_probe *p, const struct gpu_queues *q, int64_t now
 /* A kernel has not ended for this time. True if that was noted; false if it is short, or another worker measures now. */
 bool gpu_load_stalled(const struct gpu_queues *q, int64_t waited_ns, int64_t now_ns);
 
-/* A result. */
-void gpu_load_note(struct gpu_load *l, bool slow, int64_t now_ns);
+/* A result, and how long the kernel has waited. */
+void gpu_load_note(struct gpu_load *l, bool slow, int64_t waited_ns, int64_t now_ns);

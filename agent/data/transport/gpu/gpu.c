@@ -62,6 +62,7 @@ static void gpu_deinit(struct core *c, void *state)
 		paths_free(g->devices[i]);
 	free(g->batches);
 	free(g->jobs);
+	gpu_relay_deinit(g);
 	free(g);
 }
 
@@ -95,6 +96,7 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 		dray_list_init(&p->link);
 		dray_list_init(&p->batches);
 		dray_list_init(&p->jobs);
+		dray_list_init(&p->relays);
 		dray_list_init(&p->waiter.link);
 		p->waiter.ready = buffer_ready;
 		p->owner = g;
@@ -261,9 +263,26 @@ static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
 	return p->kind == GPU_PATH_PEER && g->peers[other] >> p->device & 1 ? other : -1;
 }
 
+/* The choice, where a staged copy is one; asks for the memory that this needs. */
+static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, const struct slice *s,
+				     struct gpu_way_question *q)
+{
+	if (q->kind != GPU_PATH_PEER)
+		q->run = gpu_relay_host_run(s);
+	if (gpu_plan_wants_memory(q)) {
+		q->memory = gpu_relay_memory(p, s->xfer);
+		if (!q->memory)
+			gpu_relay_want(c, p, s->xfer);
+		/* what is submitted of the slice stays so */
+		if (!p->whole || s->bytes > gpu_relay_slice(p))
+			q->memory = 0;
+	}
+	return gpu_plan_way(q);
+}
+
 /* How the slice is copied, as devices are now. */
-static struct gpu_way way_of(struct core *c, const struct gpu_transport *g,
-			     const struct gpu_path *p, const struct slice *s)
+static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, struct gpu_path *p,
+			     const struct slice *s)
 {
 	struct gpu_way_question q = {
 		.kind = p->kind,
@@ -273,6 +292,8 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g,
 		.other = -1,
 		.pieces = s->xfer->n_ops,
 		.bytes = s->xfer->bytes,
+		.wait_ns = gpu_wait_ns(c, p->device),
+		.rates = gpu_rates(c, p->device),
 	};
 
 	gpu_watch(c, p->device);
@@ -282,7 +303,8 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g,
 		gpu_watch(c, (unsigned)q.other);
 		q.other_busy = gpu_is_busy(c, (unsigned)q.other);
 	}
-	return gpu_plan_way(&q);
+	return q.busy || q.setting == DRAY_CONFIG_GPU_COPY_STAGED ? way_staged_too(c, p, s, &q) :
+								    gpu_plan_way(&q);
 }
 
 /* Sets the slice that comes next, and how it is copied. False: there is none. */
@@ -317,7 +339,7 @@ static bool batch_fill(struct core *c, const struct gpu_transport *g, struct gpu
 
 		if (!slice_open(c, g, p, plan->limits->slice - plan->copy.bytes))
 			return false;
-		if (p->way.device != way.device || p->way.engines != way.engines)
+		if (p->way.device != way.device || p->way.engines != way.engines || p->way.staged)
 			return false;
 		if (p->whole && !way.engines && gpu_plan_add_ops(plan, p->open)) {
 			slice_carried(p, b);
@@ -355,6 +377,16 @@ static void batch_note_way(struct gpu_batch *b, const struct gpu_path *p, struct
 		note_way(p->open, b->way);
 }
 
+/* Bytes of the path's next slice, at most: with copy memory it fits into a part of that. Staged copies go on with such slices. */
+static uint64_t slice_most(const struct gpu_path *p)
+{
+	uint64_t most = gpu_plan_limits[p->kind].slice, part = gpu_relay_slice(p);
+
+	if (!part)
+		return most;
+	return p->way.staged ? part : dray_min(most, part);
+}
+
 /* False: nothing to copy, or no room. */
 static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
@@ -365,9 +397,13 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	uint32_t room;
 	bool part;
 
-	if (!b || !slice_open(c, g, p, gpu_plan_limits[p->kind].slice))
+	if (!b || !slice_open(c, g, p, slice_most(p)))
 		return false;
 	way = p->way;
+	if (way.staged) {
+		note_way(p->open, DMSG_GPU_WAY_STAGED);
+		return gpu_relay_take(c, p);
+	}
 	lane += way.engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL;
 	room = gpu_room(c, way.device, lane);
 	if (!room)
@@ -402,6 +438,7 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 	struct slice *s;
 
 	gpu_staged_fail(p);
+	gpu_relay_fail(c, p);
 	if (p->open && p->carrier)
 		return;
 	if (p->open)
@@ -420,10 +457,13 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 		path_fail(c, g, p);
 	else if (p->kind >= GPU_PATH_TO_HOST_STAGED)
 		more = gpu_staged_run(c, p);
-	else
+	else {
+		gpu_relay_run(c, p);
 		while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
 			;
-	if (!p->open && dray_list_empty(&p->jobs) && !channel_pending(&p->channel))
+	}
+	if (!p->open && dray_list_empty(&p->jobs) && dray_list_empty(&p->relays) &&
+	    !channel_pending(&p->channel))
 		dray_list_del(&p->link);
 	return more;
 }
@@ -474,12 +514,13 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 			if (batch_has(b, x))
 				gpu_finish(c, &b->task);
 	gpu_staged_stop(c, p, x, urgent);
+	gpu_relay_stop(c, p, x, urgent);
 	end_over(c, g, x);
 }
 
 static int64_t gpu_tick(struct core *c, void *state)
 {
-	return gpu_queues_tick(c);
+	return dray_min(gpu_queues_tick(c), gpu_relay_tick(c, state));
 }
 
 static bool gpu_announce(struct core *c, void *state)
@@ -498,6 +539,8 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 	case GPU_UP:
 		if (!g->batches)
 			batches_new(g);
+		if (!g->relay)
+			gpu_relay_init(g);
 		if (!g->devices[m->id])
 			paths_new(g, (unsigned)m->id);
 		gpu_queues_up(c, m->arg);
@@ -505,8 +548,12 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		peers_update(c, g);
 		break;
 	case GPU_DOWN:
+		gpu_relay_down(c, g, (unsigned)m->id);
 		gpu_queues_down(c, (unsigned)m->id);
 		peers_update(c, g);
+		break;
+	case GPU_COPY_MEMORY:
+		gpu_relay_given(c, g, (unsigned)m->id, m->arg);
 		break;
 	case GPU_PINNED:
 		o = object_get(c, OBJECT_REGION, m->id);

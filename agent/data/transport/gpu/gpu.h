@@ -15,6 +15,7 @@
 extern const struct transport_ops transport_gpu;
 
 struct gpu_path;
+struct gpu_relay;
 struct gpu_transport;
 
 /* A copy in flight. */
@@ -59,6 +60,7 @@ struct gpu_path {
 	bool whole;
 	struct local_walk walk;
 	struct gpu_batch *carrier;
+	struct dray_list relays; /* jobs of relay.c */
 	/* staged kinds */
 	struct dray_list jobs;
 	struct stage_waiter waiter;
@@ -74,7 +76,8 @@ struct gpu_transport {
 	struct gpu_batch *batches;
 	struct dray_list free_jobs;
 	struct gpu_job *jobs;
-	bool buffer_came; /* since the last turn, for a path that waited */
+	struct gpu_relay *relay; /* NULL until a device is first up */
+	bool buffer_came;        /* since the last turn, for a path that waited */
 };
 
 /* The slice, which is on no list, ends with this code; DRAY_E_CANCELLED: with that of its transfer, which stops. */
@@ -90,3 +93,32 @@ bool gpu_staged_run(struct core *c, struct gpu_path *p);
 void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent);
 /* Its device is not up: ends jobs that have no copy in flight. */
 void gpu_staged_fail(struct gpu_path *p);
+
+/* relay.c: staged copies */
+void gpu_relay_init(struct gpu_transport *g);
+void gpu_relay_deinit(struct gpu_transport *g);
+
+/* Bytes of copy memory on each device that the transfer needs some of; 0: there is none. */
+uint64_t gpu_relay_memory(const struct gpu_path *p, const struct xfer *x);
+/* Asks for the memory that the transfer needs and that is not here. */
+void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x);
+/* Bytes that follow each other in host memory, by the first operations of the slice. */
+uint64_t gpu_relay_host_run(const struct slice *s);
+/* The longest slice of a staged copy on the path; 0: its device has no copy memory. */
+uint64_t gpu_relay_slice(const struct gpu_path *p);
+
+/* Makes a job of the path's open slice, of which nothing was submitted. False: there is no room now. */
+bool gpu_relay_take(struct core *c, struct gpu_path *p);
+/* Continues the path's jobs. */
+void gpu_relay_run(struct core *c, struct gpu_path *p);
+/* Stops the jobs of the transfer, like the transport's stop(). */
+void gpu_relay_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent);
+/* The path's device is not up: ends jobs that have no copy in flight. */
+void gpu_relay_fail(struct core *c, struct gpu_path *p);
+
+/* Messages of the control thread. m: NULL: there is none now. */
+void gpu_relay_given(struct core *c, struct gpu_transport *g, unsigned device,
+		     const struct gpu_copy_memory *m);
+void gpu_relay_down(struct core *c, struct gpu_transport *g, unsigned device);
+/* Gives back what was not used for a while; returns when to call again at the latest, ns. */
+int64_t gpu_relay_tick(struct core *c, struct gpu_transport *g);

@@ -13,38 +13,22 @@
 /* Shorter slices are walked, so that slices of other regions can join them in a launch. */
 #define OPS_MIN 64u
 /*
- * On a busy device: copy engines take about a microsecond for each small piece, and a kernel waits for its time slice, which
- * takes as long as 2,000 pieces. The transfer's end decides, so long lists go by the size of their pieces.
- */
-#define FEW_PIECES 512u
-
-/*
  * Slices: a device copies 2,000 GB/s in its memory, 400 over NVLink, 50 over PCIe; a CPU 10. Inside a
  * device the kernel is as fast as the copy engines, whose call costs as much as copying 10 MiB. Over NVLink
  * and PCIe engines are a little faster for large copies, and leave the multiprocessors free.
  *
  * In flight: enough to cover the time in which this worker reads and checks the next transfer (65,536
  * operations in some 300 us) or wakes up; not more, because other transfers wait as long.
- *
- * Beside a busy engine, on an H200 without MPS, a kernel costs the engine 2 ms for each GB between GPUs, and 9 ms to or from
- * the host. Copy engines cost nothing to the host, and 0.6 ms between GPUs; but they are slow with small pieces. Pieces
- * of 16 KiB from the host cost the engine more than the kernel does, since they take so long. Within a device, copy
- * engines reach 3 GB/s with such pieces, and a kernel costs 0.6 ms for each GB.
  */
 const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N] = {
-	[GPU_PATH_WITHIN] = { GPU_WITHIN, DMSG_GPU_PATH_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB,
-			      2 * MIB },
-	[GPU_PATH_PEER] = { GPU_PEER, DMSG_GPU_PATH_PEER, 32 * MIB, 384 * MIB, 8 * MIB, 16 * KIB },
-	[GPU_PATH_TO_HOST] = { GPU_TO_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB,
-			       8 * KIB },
-	[GPU_PATH_FROM_HOST] = { GPU_FROM_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB,
-				 32 * KIB },
-	[GPU_PATH_TO_HOST_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0, UINT64_MAX,
-				      UINT64_MAX },
-	[GPU_PATH_FROM_HOST_STAGED] = { GPU_FROM_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0, UINT64_MAX,
+	[GPU_PATH_WITHIN] = { GPU_WITHIN, DMSG_GPU_PATH_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB },
+	[GPU_PATH_PEER] = { GPU_PEER, DMSG_GPU_PATH_PEER, 32 * MIB, 384 * MIB, 8 * MIB },
+	[GPU_PATH_TO_HOST] = { GPU_TO_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_FROM_HOST] = { GPU_FROM_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_TO_HOST_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0, UINT64_MAX },
+	[GPU_PATH_FROM_HOST_STAGED] = { GPU_FROM_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0,
 					UINT64_MAX },
-	[GPU_PATH_PEER_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB, 0, UINT64_MAX,
-				   UINT64_MAX },
+	[GPU_PATH_PEER_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB, 0, UINT64_MAX },
 };
 
 static bool reaches(const uint32_t *peers, uint8_t device, uint8_t other)
@@ -92,23 +76,6 @@ struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_p
 	if (c.kind != GPU_PATH_NONE && !peers[c.device])
 		c.kind = GPU_PATH_NONE;
 	return c;
-}
-
-struct gpu_way gpu_plan_way(const struct gpu_way_question *q)
-{
-	struct gpu_way kernel = { q->device, false }, engines = { q->device, true };
-
-	if (q->setting == DRAY_CONFIG_GPU_COPY_COPY_ENGINE)
-		return engines;
-	if (q->setting == DRAY_CONFIG_GPU_COPY_KERNEL || !q->busy)
-		return kernel;
-	/* a busy device that only reads or is written hardly notices */
-	if (q->other >= 0 && !q->other_busy)
-		return (struct gpu_way){ (uint8_t)q->other, false };
-	return q->pieces <= FEW_PIECES ||
-			       q->bytes / q->pieces >= gpu_plan_limits[q->kind].busy_engine_min ?
-		       engines :
-		       kernel;
 }
 
 void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piece *pieces,

@@ -44,19 +44,19 @@ struct gpu_plan_limits {
 	enum dmsg_gpu_path path; /* as clients and metrics see it */
 	uint64_t slice; /* bytes of a copy, which delay the copies behind it by some hundred microseconds */
 	uint64_t under_way; /* bytes in flight that keep the device busy; staged paths: limited by buffers */
-	uint64_t engine_min;      /* pieces of this size and larger use copy engines */
-	uint64_t busy_engine_min; /* on a busy device, all pieces if their average is not smaller */
+	uint64_t engine_min; /* pieces of this size and larger use copy engines */
 };
 extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
 
-/* What copies a slice of a transfer: which device's queue, of kernels or of copy engines. */
+/* What copies a slice of a transfer: which device's queue, of kernels or of copy engines; or both, through copy memory (relay.c). */
 struct gpu_way {
 	uint8_t device;
 	bool engines;
+	bool staged;
 };
 
 struct gpu_way_question {
-	enum gpu_path_kind kind; /* not through staging memory */
+	enum gpu_path_kind kind; /* not through staging memory on the host */
 	enum dray_config_gpu_copy setting;
 	uint8_t device; /* the path's */
 	bool busy;
@@ -64,9 +64,16 @@ struct gpu_way_question {
 	bool other_busy;
 	uint32_t pieces; /* of the transfer */
 	uint64_t bytes;
+	uint64_t run; /* between device and host: bytes that follow each other in host memory, on average */
+	uint64_t memory; /* bytes of copy memory on each device that a staged copy needs; 0: it cannot be made now */
+	int64_t wait_ns;               /* of a kernel on the busy device */
+	const struct gpu_rates *rates; /* NULL: unknown */
 };
 
 struct gpu_way gpu_plan_way(const struct gpu_way_question *q);
+/* Copy memory is worth having: with this much the copy would be staged. */
+#define GPU_PLAN_MEMORY (512ull << 20)
+bool gpu_plan_wants_memory(const struct gpu_way_question *q);
 
 /* A list of pieces that is being built: all for the kernel, or all for copy engines. */
 struct gpu_plan {

@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Staged copies: through copy memory on the devices, which belongs to the agent. A kernel gathers the pieces of a slice there, copy
+ * engines move them in large runs, and a kernel scatters them on the other device; a side whose bytes follow each other
+ * needs no kernel. The control thread gives the memory when a worker asks for it, and gets it back after a while
+ * without such copies. Each slice is a job with a part of the memory, and jobs overlap.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transport/gpu/gpu.h"
+#include "lib/ballast.h"
+#include "lib/cleanup.h"
+
+/* Parts of a device's copy memory, one for each job: enough that kernels and copy engines work at the same time. */
+#define PARTS 8u
+#define JOBS 64
+#define STEPS 3
+/* Pieces that are merged at a time. */
+#define PIECES 128
+/* Operations that show how a transfer's bytes lie. */
+#define SAMPLE 64
+/* A side whose bytes follow each other in runs of this length needs no kernel. */
+#define RUN_MIN (256u << 10)
+/* Without a staged copy for this time the memory is given back. */
+#define IDLE_NS (10 * (int64_t)DRAY_NS_PER_SEC)
+/* Until the next request if there was no memory. */
+#define ASK_NS ((int64_t)DRAY_NS_PER_SEC)
+
+/* One copy of a job. Ends are parts of the job, or NONE: the memory of the transfer. */
+enum { NONE = -1 };
+
+struct step {
+	uint8_t device; /* whose queue copies */
+	bool engines;
+	enum gpu_route route;
+	int8_t from, to;
+};
+
+struct part {
+	uint64_t base; /* 0: not taken yet, or returned */
+	uint8_t device;
+};
+
+struct job {
+	struct gpu_task task;
+	struct dray_list link; /* on its path, oldest first; or on the free list */
+	struct gpu_path *path;
+	struct slice *slice;
+	struct step steps[STEPS];
+	struct part parts[2];
+	uint8_t n_steps, step;
+	struct local_walk walk; /* what the current step has not submitted */
+	uint64_t at;            /* position of the walk in the parts */
+	bool busy;              /* a copy is in flight */
+	uint32_t code;          /* of the last copy */
+};
+
+struct memory {
+	uint64_t base, part; /* 0: none */
+	uint32_t used;       /* a bit for each part of a job */
+	uint32_t sources;    /* those of them whose bytes go on to another device's memory */
+	bool asked;
+	bool full; /* all parts were taken: kernels that fill parts wait until half of them are free */
+	bool leaving; /* given back when no job uses it: its device goes, or a lost one may still write it */
+	int64_t due_ns; /* when it is given back unless it is used; without memory: when to ask again */
+};
+
+struct gpu_relay {
+	struct memory memories[GPU_DEVICES_MAX];
+	uint32_t there; /* a bit for each device with memory */
+	struct dray_list free;
+	struct job jobs[JOBS];
+};
+
+void gpu_relay_init(struct gpu_transport *g)
+{
+	g->relay = dray_calloc_sure(1, sizeof(*g->relay));
+	dray_list_init(&g->relay->free);
+	for (unsigned i = 0; i < JOBS; i++)
+		dray_list_add(&g->relay->free, &g->relay->jobs[i].link);
+}
+
+void gpu_relay_deinit(struct gpu_transport *g)
+{
+	free(g->relay);
+}
+
+/* --- memory --- */
+
+static void tell(struct core *c, enum gpu_event type, unsigned device)
+{
+	c->up->event(c, &(struct event){ .type = EVENT_TRANSPORT,
+					 .message = { .transport = DMSG_TRANSPORT_GPU,
+						      .type = type,
+						      .id = device } });
+}
+
+static bool is_there(const struct memory *m)
+{
+	return m->base && !m->leaving;
+}
+
+static void memory_check(struct core *c, struct gpu_relay *r, unsigned device)
+{
+	struct memory *m = &r->memories[device];
+
+	if (!m->leaving || m->used)
+		return;
+	*m = (struct memory){ 0 };
+	r->there &= ~(1u << device);
+	tell(c, GPU_COPY_MEMORY_BACK, device);
+}
+
+static void memory_leave(struct core *c, struct gpu_relay *r, unsigned device)
+{
+	struct memory *m = &r->memories[device];
+
+	if (!m->base)
+		return;
+	m->leaving = true;
+	memory_check(c, r, device);
+}
+
+void gpu_relay_given(struct core *c, struct gpu_transport *g, unsigned device,
+		     const struct gpu_copy_memory *m)
+{
+	if (m)
+		g->relay->there |= 1u << device;
+	g->relay->memories[device] = (struct memory){
+		.base = m ? m->address : 0,
+		.part = m ? m->bytes / PARTS / 4096 * 4096 : 0,
+		.due_ns = c->now_ns + (m ? IDLE_NS : ASK_NS),
+	};
+}
+
+void gpu_relay_down(struct core *c, struct gpu_transport *g, unsigned device)
+{
+	if (g->relay)
+		memory_leave(c, g->relay, device);
+}
+
+int64_t gpu_relay_tick(struct core *c, struct gpu_transport *g)
+{
+	int64_t next = INT64_MAX;
+
+	for (uint32_t left = g->relay ? g->relay->there : 0; left; left &= left - 1) {
+		unsigned i = (unsigned)__builtin_ctz(left);
+		struct memory *m = &g->relay->memories[i];
+
+		if (!is_there(m))
+			continue;
+		if (m->used)
+			m->due_ns = c->now_ns + IDLE_NS;
+		if (c->now_ns >= m->due_ns)
+			memory_leave(c, g->relay, i);
+		else
+			next = dray_min(next, m->due_ns);
+	}
+	return next;
+}
+
+static void ask(struct core *c, struct gpu_relay *r, unsigned device)
+{
+	struct memory *m = &r->memories[device];
+
+	if (m->base || m->asked || c->now_ns < m->due_ns)
+		return;
+	m->asked = true;
+	tell(c, GPU_COPY_MEMORY_WANTED, device);
+}
+
+static bool part_take(struct core *c, struct gpu_relay *r, struct part *p, bool source)
+{
+	struct memory *m = &r->memories[p->device];
+	uint32_t left = ~m->used & ((1u << PARTS) - 1);
+	unsigned i;
+
+	m->due_ns = c->now_ns + IDLE_NS;
+	if (p->base)
+		return true;
+	if (!is_there(m) || !left)
+		return false;
+	i = (unsigned)__builtin_ctz(left);
+	m->used |= 1u << i;
+	m->sources |= (uint32_t)source << i;
+	m->full |= m->used == (1u << PARTS) - 1;
+	p->base = m->base + i * m->part;
+	return true;
+}
+
+static void part_return(struct core *c, struct gpu_relay *r, struct part *p)
+{
+	struct memory *m = &r->memories[p->device];
+
+	if (!p->base)
+		return;
+	m->used &= ~(1u << (p->base - m->base) / m->part);
+	m->sources &= m->used;
+	if ((unsigned)__builtin_popcount(m->used) <= PARTS / 2)
+		m->full = false;
+	p->base = 0;
+	memory_check(c, r, p->device);
+}
+
+/* --- what a transfer needs --- */
+
+static const struct region_view *region_from(const struct xfer *x)
+{
+	return object_region(x->direction == DMSG_DIRECTION_READ ? x->target : x->local);
+}
+
+static const struct region_view *region_to(const struct xfer *x)
+{
+	return object_region(x->direction == DMSG_DIRECTION_READ ? x->local : x->target);
+}
+
+uint64_t gpu_relay_memory(const struct gpu_path *p, const struct xfer *x)
+{
+	const struct region_view *sides[2] = { region_from(x), region_to(x) };
+	uint64_t least = UINT64_MAX;
+
+	for (unsigned i = 0; i < 2; i++) {
+		const struct memory *m = &p->owner->relay->memories[sides[i]->gpu];
+
+		if (sides[i]->memory == REGION_GPU)
+			least = dray_min(least, is_there(m) ? m->part * PARTS : 0);
+	}
+	return least;
+}
+
+void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x)
+{
+	if (region_from(x)->memory == REGION_GPU)
+		ask(c, p->owner->relay, region_from(x)->gpu);
+	if (region_to(x)->memory == REGION_GPU)
+		ask(c, p->owner->relay, region_to(x)->gpu);
+}
+
+uint64_t gpu_relay_slice(const struct gpu_path *p)
+{
+	const struct memory *m = &p->owner->relay->memories[p->device];
+
+	return is_there(m) ? m->part : 0;
+}
+
+/* Bytes that follow each other on one side, on average over the first operations of the slice. */
+static uint64_t run_of(const struct slice *s, bool local)
+{
+	const struct xfer_op *op = &s->xfer->ops[s->from.op];
+	uint32_t n = dray_min(s->n_ops, (uint32_t)SAMPLE), runs = 1;
+	uint64_t bytes = op->length;
+
+	for (uint32_t i = 1; i < n; i++) {
+		uint64_t end = (local ? op[i - 1].local : op[i - 1].remote) + op[i - 1].length;
+
+		runs += (local ? op[i].local : op[i].remote) != end;
+		bytes += op[i].length;
+	}
+	return bytes / runs;
+}
+
+uint64_t gpu_relay_host_run(const struct slice *s)
+{
+	return run_of(s, object_region(s->xfer->local)->memory == REGION_HOST);
+}
+
+/* --- jobs --- */
+
+static void step_begin(struct job *j)
+{
+	j->at = 0;
+	local_walk_slice(&j->walk, j->slice);
+}
+
+static void job_end(struct core *c, struct job *j, uint32_t code)
+{
+	struct gpu_transport *g = j->path->owner;
+
+	gpu_slice_over(g, dray_take(j->slice), code);
+	for (unsigned i = 0; i < 2; i++)
+		part_return(c, g->relay, &j->parts[i]);
+	dray_list_del(&j->link);
+	dray_list_add_front(&g->relay->free, &j->link);
+}
+
+/* A lost device may still copy into parts and out of them. */
+static void parts_lose(struct core *c, struct job *j)
+{
+	for (unsigned i = 0; i < 2; i++)
+		if (j->parts[i].base)
+			memory_leave(c, j->path->owner->relay, j->parts[i].device);
+}
+
+static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
+{
+	struct job *j = dray_container_of(t, struct job, task);
+
+	j->busy = false;
+	j->code = code;
+	if (code)
+		parts_lose(c, j);
+	gpu_path_ready(j->path);
+}
+
+/* Puts the job's parts in place of the sides that the step does not touch. */
+static struct dray_piece via_parts(struct job *j, const struct step *s, const struct dray_piece *p)
+{
+	struct dray_piece r = *p;
+
+	if (s->to != NONE)
+		r.to = (uint8_t *)(uintptr_t)(j->parts[s->to].base + j->at);
+	if (s->from != NONE)
+		r.from = (const uint8_t *)(uintptr_t)(j->parts[s->from].base + j->at);
+	j->at += p->bytes;
+	return r;
+}
+
+/* Adds a piece, to the last one if it follows that on both sides. */
+static uint32_t add(struct dray_piece *v, uint32_t n, const struct dray_piece *p, bool merge)
+{
+	struct dray_piece *last = n ? &v[n - 1] : NULL;
+
+	if (merge && last && last->to + last->bytes == p->to &&
+	    last->from + last->bytes == p->from) {
+		last->bytes += p->bytes;
+		return n;
+	}
+	v[n] = *p;
+	return n + 1;
+}
+
+static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_piece *v,
+			    uint32_t room)
+{
+	struct dray_piece some[PIECES];
+	uint32_t n = 0;
+	unsigned got;
+
+	while (n < room && (got = local_walk(&j->walk, some, dray_min(room - n, (uint32_t)PIECES),
+					     s->engines ? UINT64_MAX : GPU_PIECE_MAX)))
+		for (unsigned i = 0; i < got; i++) {
+			struct dray_piece p = via_parts(j, s, &some[i]);
+
+			n = add(v, n, &p, s->engines);
+		}
+	return n;
+}
+
+/*
+ * Takes the part that the step writes. False: none is free now. Copy engines write the transfer's own memory instead if the part's
+ * memory is being given back; and if all its parts are sources, which may wait for parts of this device.
+ */
+static bool step_room(struct core *c, struct job *j)
+{
+	struct gpu_relay *r = j->path->owner->relay;
+	struct step *s = &j->steps[j->step];
+	const struct memory *m = s->to == NONE ? NULL : &r->memories[j->parts[s->to].device];
+
+	if (s->to == NONE || part_take(c, r, &j->parts[s->to], false))
+		return true;
+	if (is_there(m) && m->used != m->sources)
+		return false;
+	s->to = NONE;
+	j->n_steps = (uint8_t)(j->step + 1);
+	return true;
+}
+
+static bool is_scatter(const struct job *j)
+{
+	return !j->steps[j->step].engines && j->steps[j->step].from != NONE;
+}
+
+/*
+ * A kernel that empties a part waits until there are several, as long as copy engines bring more: each time slice costs the
+ * engine something besides the work done in it.
+ */
+static bool waits_for_others(const struct job *j)
+{
+	unsigned ready = 0, coming = 0;
+
+	if (!is_scatter(j) || j->at)
+		return false;
+	dray_list_for_each(&j->path->relays, other, struct job, link) {
+		bool engines = other->steps[other->step].engines;
+
+		ready += is_scatter(other) && !other->busy;
+		coming += engines && other->busy && other->steps[other->step].to != NONE;
+		/* the first of a group takes the rest along */
+		if (is_scatter(other) && other->busy)
+			return false;
+	}
+	return coming && ready < PARTS / 2;
+}
+
+/* Submits the step as far as there is room. 0; -EAGAIN: no room; -EIO. */
+static int copy_submit(struct core *c, struct job *j)
+{
+	const struct step *s = &j->steps[j->step];
+	unsigned lane = j->path->channel.class + (s->engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL);
+	struct gpu_copy copy = { .route = s->route, .engine = s->engines };
+	uint32_t room, n;
+	int ret;
+
+	if (!gpu_is_up(c, s->device))
+		return -EIO;
+	room = gpu_room(c, s->device, lane);
+	if (!room || waits_for_others(j) || !step_room(c, j))
+		return -EAGAIN;
+	copy.bytes = j->walk.left;
+	n = pieces_fill(j, s, gpu_pieces(c, s->device, lane), room);
+	copy.bytes -= j->walk.left;
+	j->task.done = copy_done;
+	ret = gpu_submit(c, s->device, lane, &copy, n, &j->task);
+	j->busy = ret >= 0;
+	return ret;
+}
+
+/* True: the job goes on with its next step. */
+static bool step_next(struct core *c, struct job *j)
+{
+	const struct step *s = &j->steps[j->step];
+
+	if (s->from != NONE)
+		part_return(c, j->path->owner->relay, &j->parts[s->from]);
+	if (++j->step == j->n_steps) {
+		core_count(c->counters, DRAY_METRIC_GPU_COPY_STAGED_BYTES_TOTAL, j->slice->bytes);
+		job_end(c, j, 0);
+		return false;
+	}
+	step_begin(j);
+	return true;
+}
+
+/* Runs the job as far as possible. */
+static void job_run(struct core *c, struct job *j)
+{
+	int ret;
+
+	while (!j->busy) {
+		if (j->code || !slice_wanted(j->slice)) {
+			job_end(c, j, j->code ? j->code : DRAY_E_CANCELLED);
+			return;
+		}
+		if (local_walk_ended(&j->walk) && !step_next(c, j))
+			return;
+		ret = copy_submit(c, j);
+		if (ret < 0 && ret != -EAGAIN) {
+			parts_lose(c, j);
+			job_end(c, j, DRAY_E_GPU_LOST);
+		}
+		if (ret < 0)
+			return;
+	}
+}
+
+static void step_add(struct job *j, struct step s)
+{
+	j->steps[j->n_steps++] = s;
+}
+
+/* Which device's copy engines move bytes between the two. */
+static uint8_t mover(const struct gpu_transport *g, uint8_t from, uint8_t to)
+{
+	return g->peers[from] >> to & 1 ? from : to;
+}
+
+static void steps_between(const struct gpu_transport *g, struct job *j, uint8_t from, uint8_t to)
+{
+	const struct slice *s = j->slice;
+	bool read = s->xfer->direction == DMSG_DIRECTION_READ;
+	bool gather = run_of(s, !read) < RUN_MIN, scatter = run_of(s, read) < RUN_MIN;
+
+	j->parts[0].device = from;
+	j->parts[1].device = to;
+	if (!scatter)
+		gather = true;
+	if (gather)
+		step_add(j, (struct step){ from, false, GPU_WITHIN, NONE, 0 });
+	step_add(j, (struct step){ mover(g, from, to), true, GPU_PEER, gather ? 0 : NONE,
+				   scatter ? 1 : NONE });
+	if (scatter)
+		step_add(j, (struct step){ to, false, GPU_WITHIN, 1, NONE });
+}
+
+static void steps_set(const struct gpu_transport *g, struct job *j)
+{
+	uint8_t device = j->path->device;
+
+	j->n_steps = j->step = 0;
+	j->parts[0] = j->parts[1] = (struct part){ 0, device };
+	if (j->path->kind == GPU_PATH_TO_HOST) {
+		step_add(j, (struct step){ device, false, GPU_WITHIN, NONE, 0 });
+		step_add(j, (struct step){ device, true, GPU_TO_HOST, 0, NONE });
+	} else if (j->path->kind == GPU_PATH_FROM_HOST) {
+		step_add(j, (struct step){ device, true, GPU_FROM_HOST, NONE, 0 });
+		step_add(j, (struct step){ device, false, GPU_WITHIN, 0, NONE });
+	} else {
+		steps_between(g, j, region_from(j->slice->xfer)->gpu,
+			      region_to(j->slice->xfer)->gpu);
+	}
+}
+
+bool gpu_relay_take(struct core *c, struct gpu_path *p)
+{
+	struct gpu_relay *r = p->owner->relay;
+	struct job *j = dray_list_first(&r->free, struct job, link);
+	bool gathers;
+
+	if (!j)
+		return false;
+	j->path = p;
+	j->slice = p->open;
+	j->busy = false;
+	j->code = 0;
+	steps_set(p->owner, j);
+	gathers = !j->steps[0].engines;
+	/* the first step's part is the room that counts: later steps wait for theirs in the job */
+	if ((gathers && r->memories[j->parts[0].device].full) ||
+	    !part_take(c, r, &j->parts[j->steps[0].to], j->n_steps == STEPS))
+		return false;
+	p->open = NULL;
+	dray_list_move(&p->relays, &j->link);
+	step_begin(j);
+	job_run(c, j);
+	return true;
+}
+
+void gpu_relay_run(struct core *c, struct gpu_path *p)
+{
+	dray_list_for_each(&p->relays, j, struct job, link)
+		job_run(c, j);
+}
+
+void gpu_relay_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent)
+{
+	dray_list_for_each(&p->relays, j, struct job, link) {
+		if (j->slice->xfer != x)
+			continue;
+		if (j->busy && urgent)
+			gpu_finish(c, &j->task);
+		if (!j->busy)
+			job_end(c, j, DRAY_E_CANCELLED);
+	}
+}
+
+void gpu_relay_fail(struct core *c, struct gpu_path *p)
+{
+	dray_list_for_each(&p->relays, j, struct job, link)
+		if (!j->busy)
+			job_end(c, j, DRAY_E_GPU_LOST);
+}
