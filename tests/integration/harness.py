@@ -7,10 +7,13 @@ their sockets). until() polls state that has no event, such as another process's
 
 import array
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import secrets
 import select
@@ -52,6 +55,9 @@ LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
+# Ports for agents. Each is handed out once, and none is one that Linux gives to a socket without a port: that could take it before
+# the agent does.
+PORTS = itertools.cycle(random.sample(range(10000, 32768), 22768))
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
@@ -282,10 +288,16 @@ class Agent:
         """Adds a free port to an address; the agent keeps the port after a restart."""
         if address == "none" or re.search(r"\]:\d+$|^[^:]+:\d+$", address):
             return address
-        with self.host.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        for port in itertools.islice(PORTS, 1000):
+            with self.host.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                try:
+                    probe.bind((address, port))
+                except OSError as e:
+                    if e.errno != errno.EADDRINUSE:
+                        raise
+                else:
+                    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        raise AssertionError(f"{self.name}: no free port for {address}")
 
     def command(self):
         # setpriv: the kernel kills the agent if the test run is killed
