@@ -4,6 +4,7 @@ from typing import Any
 class ParallelConfig:
     rank: int
     world_size: int
+    data_parallel_size: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
 

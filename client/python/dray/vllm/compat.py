@@ -70,8 +70,14 @@ def groups(kv_cache_config: Any) -> tuple[layout.Group, ...]:
 
 
 def waits_for_each_step(config: VllmConfig) -> bool:
-    """True if the engine has a step's results before it schedules the next one: then it computes nothing in a step without tokens."""
-    return not config.scheduler_config.async_scheduling and config.parallel_config.pipeline_parallel_size == 1
+    """True if nothing is computed in a step without tokens.
+
+    The engine has a step's results before it schedules the next one, and other engines do not wait for its steps, as those of a
+    model with experts do that compute a layer together.
+    """
+    parallel = config.parallel_config
+    return not config.scheduler_config.async_scheduling and parallel.pipeline_parallel_size == 1 and \
+        parallel.data_parallel_size == 1
 
 
 def kv_heads(total: int, tp_size: int, tp_rank: int) -> tuple[int, int]:

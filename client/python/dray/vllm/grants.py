@@ -106,7 +106,7 @@ class Hold:
 
 
 class Grants:
-    """Both sides for one session with the agent. Nothing here waits."""
+    """Both sides for one session with the agent. Nothing here waits, except a poll that is given time for it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -115,6 +115,7 @@ class Grants:
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
         self._polls = 0
+        self._away = False  # the session is lost; each poll takes a step of its return
         self.on_event: Callable[[Any], None] = lambda event: None
 
     def __len__(self) -> int:
@@ -171,7 +172,7 @@ class Grants:
         awaited: false if nothing is expected but the end of the session.
         """
         self._polls += 1
-        if awaited or self._given or self._asked or self._leaving or not self._polls % _SELDOM:
+        if awaited or self._away or self._given or self._asked or self._leaving or not self._polls % _SELDOM:
             self._client.process(rest)
         taken = self._client.events
         while taken:
@@ -179,6 +180,8 @@ class Grants:
             if isinstance(event, events.LeaseEnded):
                 self._over(event)
             else:
+                if isinstance(event, (events.Disconnected, events.Reconnected)):
+                    self._away = isinstance(event, events.Disconnected)
                 self.on_event(event)
         ended = list(self._ended)
         self._ended.clear()

@@ -64,6 +64,7 @@ class _Load:
         self.error: errors.Error | None = None
         self.first = self.end = 0
         self.began = self.ends = 0.0
+        self.opening = 0.0  # until then P's mailbox may be missing
         self.losses = 0  # of the session, before
         self.blocks: KVCacheBlocks | None = None
         self.tag = 0  # of the announcement
@@ -229,13 +230,14 @@ class Receiver:
             if not load.grants or not all(grant.token for grant in load.grants):
                 return None
             load.state = _State.ANNOUNCED
+            load.opening = now + _OPENING
             try:
                 load.unposted = letters.write(self._announcement(load, load.target, now))
             except errors.Error as e:
                 return e
         for letter, post in load.posts:
             if post.done() and (error := post.error()) is not None:
-                if isinstance(error, errors.NotFound) and now < load.began + _OPENING:
+                if isinstance(error, errors.NotFound) and now < load.opening:
                     load.pause = now + _PAUSE
                 elif not isinstance(error, (errors.MailboxFull, errors.Busy)):
                     return self._explained(load.target, error)

@@ -36,7 +36,8 @@ _logger = logging.getLogger("vllm.dray")
 
 
 class PushSide:
-    """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
+    """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits,
+    except for the rest of a step without tokens (Rest)."""
 
     def __init__(self, options: Options, client: Client, engine_id: str, rest: Rest, *, tp_size: int, world_size: int) -> None:
         self._client, self._rest = client, rest

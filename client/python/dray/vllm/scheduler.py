@@ -102,7 +102,8 @@ class _Send:
 
 
 class SchedulerSide:
-    """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits."""
+    """One for each engine. Its methods are the hooks that the engine's scheduler calls; none of them waits,
+    except for the rest of a step without tokens (Rest)."""
 
     def __init__(self, options: Options, client: Client, engine_id: str, member: Member, rest: Rest, *, tp_size: int,
                  world_size: int) -> None:

@@ -84,6 +84,7 @@ class WorkerSide:
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
         self._polls = 0
+        self._away = False  # the session is lost; each poll takes a step of its return
         self._pushes = PushWorker(client, region, rank.rank)
         self.stats = Stats(lambda data: _logger.info("dray: rank %d, last minute: %s", rank.rank, sentence(data)))
 
@@ -189,7 +190,7 @@ class WorkerSide:
     def poll(self) -> Results:
         """Takes what has ended; each request once."""
         self._polls += 1
-        if self._running or self._lent or not self._pushes.idle or not self._polls % _SELDOM:
+        if self._running or self._lent or self._away or not self._pushes.idle or not self._polls % _SELDOM:
             self._client.process()
         while self._client.events:
             self._take_event(self._client.events.popleft())
@@ -204,6 +205,8 @@ class WorkerSide:
         return results
 
     def _take_event(self, event: Any) -> None:
+        if isinstance(event, (Disconnected, Reconnected)):
+            self._away = isinstance(event, Disconnected)
         if isinstance(event, Reconnected):
             try:
                 self._metadata.ranks[self._layout.rank] = self.info()
