@@ -269,8 +269,8 @@ class Agent:
     """One drayd. settings: configuration keys. listen: segments; one without a port gets a free port."""
 
     def __init__(self, lab, name, host, *, settings=(), listen=("127.0.0.1",), key=None, args=(), env=None,
-                 wrap=(), directory=None, pass_fds=(), program=DRAYD):
-        self.lab, self.name, self.host, self.program = lab, name, host, program
+                 wrap=(), directory=None, pass_fds=(), program=None):
+        self.lab, self.name, self.host, self.program = lab, name, host, program or DRAYD
         self.directory = directory or lab.directory(name)
         self.socket = self.directory / "dray.sock"
         self.control = self.directory / "control.sock"
