@@ -134,8 +134,8 @@ check-wheel:
 	-@tests/wheel/arm64 && $(MAKE) $(SUB) -k VARIANT=wheel-aarch64 arm64-programs
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/wheel
 
-# vLLM for the CPU is installed into an environment of its own of 6 GB, which is kept between runs (scripts/engine-env). Most
-# tests drive its scheduler and the connector without a model; two engines with one take 5 GB of memory.
+# vLLM for the CPU is installed into an environment of its own of 6 GB, which is kept between runs (scripts/engine-env). `make
+# check` runs the tests that drive its scheduler and the connector without a model; `make check-long` starts engines, too.
 check-engine:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) engine tests/engine

@@ -12,7 +12,7 @@ from harness import Lab  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "long: starts engines with a model, of which `make check` has two only")
+    config.addinivalue_line("markers", "long: starts engines with a model, which takes minutes")
 
 
 def pytest_collection_modifyitems(items):

@@ -5,6 +5,8 @@ import pytest
 from harness import LIMIT
 from rig import BLOCK, PREFILL, TOKENS, Engine, labels, nothing_left, prefill, prompts, route, same_tokens, with_references
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def two(lab):
@@ -19,7 +21,7 @@ def two(lab):
         d.stop()
 
 
-@pytest.mark.parametrize("length", [64, 512, pytest.param(2048, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [64, 512, 2048])
 def test_tokens_of_a_single_engine(two, length):
     p, d, agents = two
     (prompt, reference), = with_references(p, prompts(40, length, seed=length), 1)
@@ -46,7 +48,6 @@ def test_tokens_depend_on_the_blocks(two):
     nothing_left(*agents)
 
 
-@pytest.mark.long
 def test_eight_at_once_with_a_shared_prefix(two):
     p, d, agents = two
     asked = with_references(p, prompts(80, 300, seed=1, shared=128), 4) + \
