@@ -229,6 +229,19 @@ def test_later_fields():
     assert not older_ends("notify", 100)
 
 
+def test_lease_acquire_of_an_older_client(agent):
+    """The label of a lease's holder came later; without it, it is empty."""
+    with Raw(agent) as raw:
+        region = raw.ask(s.pack_region_add, access=3, extents=[(s.KIND_POOL, 65535, 0, 0, 4096)]).region
+        for fd in raw.fds:
+            os.close(fd)
+        lease = raw.ask(s.pack_lease, region=region, access=3, holders=1, expiry_ms=60000, ranges=[(0, 4096, 4096, 1)])
+        body = s.pack_lease_acquire(2, token=lease.token, timeout_ms=1000)[s.HEADER.size:-4]
+        raw.send(s.build(s.MSG_LEASE_ACQUIRE, 9, body))
+        header, message, _ = raw.receive()
+        assert (header.type, header.request_id) == (s.MSG_LEASE_ACQUIRE_REPLY, 9), message
+
+
 def test_second_hello(agent):
     with Raw(agent) as raw:
         raw.request(s.pack_hello, major_min=1, major_max=1)

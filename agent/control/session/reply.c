@@ -59,7 +59,8 @@ void text_copy(char *to, size_t size, struct dray_str from)
 {
 	size_t n = dray_min((size_t)from.n, size - 1);
 
-	memcpy(to, from.p, n);
+	if (n) /* else from.p may be NULL */
+		memcpy(to, from.p, n);
 	to[n] = 0;
 }
 
