@@ -63,6 +63,11 @@ struct rig {
 	char lost_why[DRAY_ERR_MSG_MAX];
 	unsigned rdma_ups, rails_down, ports_said, n_ports, keys_said, n_keys, keys_to_give,
 		qp_connects, qp_closes, exposed;
+	/* memory that is lent for checks, only if a test sets owners; export always fails */
+	struct region_spec lent;
+	void (*lent_removed)(void *arg);
+	void *lent_arg;
+	unsigned lent_removals; /* requests */
 	bool rails_serve; /* queue pairs serve the peer, so its end waits for grants_peer_gone() */
 	unsigned rekeys;
 	uint64_t keys_grant, qp_request, qp_closed, rekey_request;
@@ -99,24 +104,39 @@ static inline struct rig *rig_of(struct regions *r)
 
 /* --- fakes ---------------------------------------------------------------------------------------- */
 
-/* Nothing is lent for checks: the rig has no owners. */
+int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
+		struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID, "no token is exported");
+}
+
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr)
 {
-	return -ENOMEM;
+	rig_of(r)->lent = *spec;
+	*ret = (struct region_added){ .region = 1 };
+	return 0;
 }
 
 int region_export(struct regions *r, const struct region_owner *owner,
 		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
 		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr)
 {
-	return -ENOMEM;
+	return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING, "the agent drains");
 }
 
+/* The test calls what it is given, once. */
 int region_remove(struct regions *r, dray_handle region, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg)
 {
-	return -ENOENT;
+	struct rig *rig = rig_of(r);
+
+	rig->lent_removals++;
+	if (rig->lent_removed)
+		return -ENOENT;
+	rig->lent_removed = done;
+	rig->lent_arg = arg;
+	return 0;
 }
 
 int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],

@@ -58,15 +58,23 @@ static void lent_free(struct lent *l)
 	free(l);
 }
 
+/* An answer that waits for the memory goes without it. */
 static void on_removed(void *arg)
 {
-	lent_free(arg);
+	struct lent *l = arg;
+	struct check_answer *a = l->answer;
+
+	lent_free(l);
+	if (a)
+		way_back(a);
 }
 
 static void lent_remove(struct lent *l)
 {
+	/* it must not come here again before on_removed() */
+	sd_event_source_set_enabled(l->timer, SD_EVENT_OFF);
 	if (region_remove(l->p->deps.regions, l->region, 0, false, on_removed, l) < 0)
-		lent_free(l);
+		on_removed(l);
 }
 
 static int on_lent_end(sd_event_source *source, uint64_t usec, void *userdata)
@@ -159,8 +167,13 @@ static bool lend(struct check_answer *a, uint32_t bytes)
 	struct dray_err why = DRAY_ERR_NULL;
 	struct lent *l;
 
-	if (!p->deps.owners || !*p->segment || !bytes || p->n_lent >= LENT_MAX)
+	if (!p->deps.owners || !*p->segment || !bytes)
 		return false;
+	if (p->n_lent >= LENT_MAX) {
+		log_info(AREA, "no memory is lent for a check: other checks have it, for %d s",
+			 (int)(LENT_NS / DRAY_NS_PER_SEC));
+		return false;
+	}
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return false;
@@ -236,10 +249,30 @@ static void cannot(struct check_answer *a, const char *why, const char *remedy)
 	reply(a, &n, 1);
 }
 
+static bool same_host(const struct dray_addr *a, const struct dray_addr *b)
+{
+	struct dray_addr x = *a, y = *b;
+	char text[2][DRAY_ADDR_TEXT_MAX];
+
+	dray_addr_set_port(&x, 0);
+	dray_addr_set_port(&y, 0);
+	return !strcmp(dray_addr_show(&x, text[0], sizeof(text[0])),
+		       dray_addr_show(&y, text[1], sizeof(text[1])));
+}
+
 static void refuse(struct incoming *in, uint64_t request_id, const char *why)
 {
 	conn_send_error(in->conn, request_id, dray_err_of(DRAY_E_BUSY, "%s", why));
 	incoming_free(in);
+}
+
+/* A check from the same address is being answered. */
+static bool is_answered(const struct incoming *in)
+{
+	dray_list_for_each(&in->p->incoming, x, struct incoming, link)
+		if (x->answer && same_host(&x->from, &in->from))
+			return true;
+	return false;
 }
 
 /* Checks the way to the asking agent, and answers. */
@@ -260,7 +293,7 @@ void check_handle(struct incoming *in, uint64_t request_id, const struct pmsg_ch
 	struct peers *p = in->p;
 	struct check_answer *a;
 
-	if (in->answer || p->n_checks >= CHECKS_MAX) {
+	if (p->n_checks >= CHECKS_MAX || is_answered(in)) {
 		refuse(in, request_id, "it answers other checks; try again later");
 		return;
 	}

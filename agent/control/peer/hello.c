@@ -266,15 +266,18 @@ void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_
 		probe_answer(in, h->request_id);
 		return;
 	}
-	if (h->type == PMSG_CHECK && pmsg_check_decode(body, h->length, &check, &why) == 0) {
-		check_handle(in, h->request_id, &check);
-		return;
-	}
-	if (h->type != PMSG_HELLO)
+	if (h->type == PMSG_CHECK) {
+		r = pmsg_check_decode(body, h->length, &check, &why);
+		if (r == 0) {
+			check_handle(in, h->request_id, &check);
+			return;
+		}
+	} else if (h->type != PMSG_HELLO) {
 		r = dray_err_set(&why, -EPROTO, DRAY_E_OUT_OF_ORDER, "%s before hello",
 				 pmsg_type_name(h->type));
-	else
+	} else {
 		r = pmsg_hello_decode(body, h->length, &m, &why);
+	}
 	if (r == 0)
 		r = check_hello(p, &m, dray_addr_show(&in->from, text, sizeof(text)), &why);
 	if (r == 0)
