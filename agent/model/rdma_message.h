@@ -75,7 +75,7 @@ enum rdma_fallback {
 /* Written by workers, read by the control thread. They live as long as the agent (rails) or the peer (paths). */
 struct rdma_counters {
 	_Atomic uint64_t sent, received; /* bytes */
-	_Atomic uint64_t moving_ns;      /* of all work requests with bytes, added up */
+	_Atomic uint64_t moving_ns;      /* of all work requests that have ended, added up */
 	_Atomic uint64_t slices, retries, failovers;
 	_Atomic uint32_t queue_pairs;
 };

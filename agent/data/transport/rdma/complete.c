@@ -77,7 +77,7 @@ static void complete(struct rdma_queue *p, int64_t now_ns)
 		p->used -= e.requests;
 		p->in_flight -= e.bytes;
 		p->rdma->rails[p->qp.path.rail].in_flight -= e.bytes;
-		rdma_count(&p->qp, moving_ns, dray_span(now_ns - e.posted_ns));
+		rdma_count(&p->qp, moving_ns, e.requests * dray_span(now_ns - e.posted_ns));
 		rdma_entry_release(c, &e);
 		if (e.slice)
 			slice_done(p, &e);
