@@ -17,13 +17,16 @@ site:
 release-notes:
 	@scripts/release-notes $(VERSION)
 
+# What is not committed would be in the packages, and not in the sources.
 # The notes come first: a tagged release without them stops here.
 release:
+	@git diff --quiet HEAD || { echo "release: there are uncommitted changes: commit them, or git stash" >&2; exit 1; }
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	@scripts/release-notes $(VERSION) >$(RELEASE)/$(RELEASE_NAME)-notes.md
 	@$(MAKE) --no-print-directory $(PARALLEL) deb wheel image site
-	@git archive --prefix=$(RELEASE_NAME)/ HEAD | gzip -n9 >$(RELEASE)/$(RELEASE_NAME).tar.gz
+	@git -c tar.umask=0022 archive --prefix=$(RELEASE_NAME)/ --output=$(RELEASE)/$(RELEASE_NAME).tar HEAD
 	@cp $(DEB)/*.deb $(WHEEL)/*.whl $(IMAGE)/*.* $(RELEASE)/
-	@tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$$SOURCE_DATE_EPOCH --transform='s,^html,$(RELEASE_NAME)-site,' \
-		--directory=build/site html | gzip -n9 >$(RELEASE)/$(RELEASE_NAME)-site.tar.gz
+	@tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@$$SOURCE_DATE_EPOCH \
+		--transform='s,^html,$(RELEASE_NAME)-site,' --directory=build/site --file=$(RELEASE)/$(RELEASE_NAME)-site.tar html
+	@gzip -n9 $(RELEASE)/$(RELEASE_NAME).tar $(RELEASE)/$(RELEASE_NAME)-site.tar
 	@cd $(RELEASE) && LC_ALL=C && sha256sum * >SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS && sha256sum --quiet --check SHA256SUMS && cat SHA256SUMS

@@ -57,7 +57,8 @@ STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each ot
 MIB = 1 << 20
 # Ports for agents. Each is handed out once, and none is one that Linux gives to a socket without a port: that could take it before
 # the agent does.
-PORTS = itertools.cycle(random.sample(range(10000, 32768), 22768))
+_FIRST_OF_LINUX = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+PORTS = itertools.cycle(random.sample(range(10000, _FIRST_OF_LINUX), _FIRST_OF_LINUX - 10000))
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
