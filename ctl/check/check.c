@@ -23,15 +23,17 @@
 #define MEMORY_BYTES (4u << 20)
 /* The owner's RDMA devices register lent memory in the background. */
 #define RDMA_TRIES 15
-#define RDMA_PAUSE_MS 200
+#define RDMA_PAUSE_NS (200 * DRAY_NS_PER_MS)
 
 struct check {
 	struct ctl *ctl;
 	struct nd_findings *found;
 	const char *segment;
-	char there[80], back[80];
+	char there[80], back[80], to[80]; /* in findings: of steps, and of trials */
 	struct dray_token token;
-	bool has_token, wrong;
+	bool has_token;
+	bool explained;   /* a finding says why nothing is lent */
+	char lender[256]; /* the segment of that agent, by which the agent here knows its paths */
 };
 
 static int add(struct check *k, enum nd_severity severity, const char *name, const char *about,
@@ -39,7 +41,6 @@ static int add(struct check *k, enum nd_severity severity, const char *name, con
 {
 	char shown[240];
 
-	k->wrong |= severity == ND_ERROR;
 	ctl_show_text(text, shown, sizeof(shown));
 	if (!nd_findings_add(k->found, severity, name, about, fix, "%s (%s)", shown,
 			     ctl_span(dray_span(ns))))
@@ -57,10 +58,14 @@ static int steps_add(struct check *k, const struct ctl_rows *r)
 	for (size_t i = 0; i < r->n; i++) {
 		bool back = ctl_rows_at(r, i, DRAY_DBUS_CHECK_STEP_FIELD_BACK)->n;
 		uint64_t ns = ctl_rows_at(r, i, DRAY_DBUS_CHECK_STEP_FIELD_TOOK_NS)->n;
+		const char *step = ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_STEP);
+		enum nd_severity severity =
+			severity_of(ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_RESULT));
 
-		if (add(k, severity_of(ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_RESULT)),
-			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_STEP),
-			back ? k->back : k->there,
+		/* a warning about the features: the release there lends nothing */
+		k->explained |= severity == ND_ERROR ||
+				(severity == ND_WARNING && !strcmp(step, "features"));
+		if (add(k, severity, step, back ? k->back : k->there,
 			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_REMEDY),
 			ctl_rows_text(r, i, DRAY_DBUS_CHECK_STEP_FIELD_TEXT), (int64_t)ns) < 0)
 			return -1;
@@ -71,6 +76,7 @@ static int steps_add(struct check *k, const struct ctl_rows *r)
 static int agents_check(struct check *k)
 {
 	struct ctl_rows rows ctl_auto_rows = CTL_ROWS_NULL;
+	const char *lender = NULL;
 	const void *bytes = NULL;
 	size_t n = 0;
 	int ret;
@@ -81,14 +87,35 @@ static int agents_check(struct check *k)
 	ret = ctl_rows_read(&rows, dray_dbus_check_step_fields, DRAY_DBUS_CHECK_STEP_FIELD_N);
 	if (ret >= 0)
 		ret = sd_bus_message_read_array(rows.reply, 'y', &bytes, &n);
+	if (ret >= 0)
+		ret = sd_bus_message_read(rows.reply, "s", &lender);
 	if (ret < 0)
 		return ctl_bus_bad_reply(k->ctl, DRAY_DBUS_METHOD_CHECK_PEER, ret);
+	snprintf(k->lender, sizeof(k->lender), "%s", lender);
 	k->has_token = n && !dray_token_from_bytes(bytes, n, &k->token);
 	return steps_add(k, &rows);
 }
 
 /* --- trials --------------------------------------------------------------------------------------- */
 
+static const char *trial_name(enum dray_direction direction)
+{
+	return direction == DRAY_DIRECTION_WRITE ? "write" : "read";
+}
+
+static int trial_failed(struct check *k, enum dray_direction direction)
+{
+	struct ctl_failure f = k->ctl->failure;
+	bool local = f.exit == CTL_EXIT_UNREACHABLE;
+
+	k->ctl->failure = CTL_FAILURE_NULL;
+	return add(k, ND_ERROR, trial_name(direction), k->to,
+		   local ? "name the data socket of this agent with --socket" :
+			   "the logs of both agents have the reason",
+		   f.msg, 0);
+}
+
+/* A failed trial is a finding, and no failure of this program. 0; 1 with such a finding; or -1. */
 static int trial(struct check *k, enum dray_direction direction, uint64_t count,
 		 struct bench_result *ret)
 {
@@ -111,20 +138,9 @@ static int trial(struct check *k, enum dray_direction direction, uint64_t count,
 	};
 
 	*ret = (struct bench_result){ .transport = 0 };
-	return bench_run(&plan, ret);
-}
-
-/* A failed trial is a finding, and no failure of this program. */
-static int trial_failed(struct check *k, const char *name, const char *about)
-{
-	struct ctl_failure f = k->ctl->failure;
-	bool local = f.exit == CTL_EXIT_UNREACHABLE;
-
-	k->ctl->failure = CTL_FAILURE_NULL;
-	return add(k, ND_ERROR, name, about,
-		   local ? "name the data socket of this agent with --socket" :
-			   "the logs of both agents have the reason",
-		   f.msg, 0);
+	if (bench_run(&plan, ret) >= 0)
+		return 0;
+	return trial_failed(k, direction) < 0 ? -1 : 1;
 }
 
 static int paths_get(struct check *k, struct ctl_rows *rows)
@@ -184,57 +200,75 @@ static int rails_add(struct check *k, const struct ctl_rows *before, int64_t ns)
 	int ret = paths_get(k, &now);
 
 	for (size_t i = 0; ret == 0 && i < now.n; i++)
-		if (!strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_SEGMENT), k->segment) &&
+		if (!strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_SEGMENT), k->lender) &&
 		    strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_STATE), "gone"))
 			ret = rail_add(k, before, &now, i, ns);
 	return ret;
 }
 
-static int result_add(struct check *k, const char *name, const struct bench_result *r)
+static int result_add(struct check *k, enum dray_direction direction, const struct bench_result *r)
 {
 	char text[160];
 
 	snprintf(text, sizeof(text), "%s over %s",
 		 ctl_rate(bench_per_second(r->bytes, r->duration_ns)),
 		 dmsg_transport_name(r->transport));
-	return add(k, ND_OK, name, k->there, "", text, r->duration_ns);
+	return add(k, ND_OK, trial_name(direction), k->to, "", text, r->duration_ns);
 }
 
-/* Until RDMA moves the bytes, where it can: there are paths to that agent. */
+/* Until RDMA moves the bytes, where it can: there are paths to that agent. As trial(). */
 static int warm_up(struct check *k, struct bench_result *r)
 {
 	for (unsigned i = 0;; i++) {
 		struct ctl_rows paths ctl_auto_rows = CTL_ROWS_NULL;
 		bool some = false;
+		int ret = trial(k, DRAY_DIRECTION_WRITE, IN_FLIGHT, r);
 
-		if (trial(k, DRAY_DIRECTION_WRITE, IN_FLIGHT, r) < 0 || paths_get(k, &paths) < 0)
-			return -1;
+		if (ret == 0)
+			ret = paths_get(k, &paths);
+		if (ret != 0)
+			return ret;
 		for (size_t j = 0; j < paths.n; j++)
 			some |= !strcmp(ctl_rows_text(&paths, j, DRAY_DBUS_PATH_FIELD_SEGMENT),
-					k->segment);
+					k->lender);
 		if (!some || r->transport == DMSG_TRANSPORT_RDMA || i == RDMA_TRIES)
 			return 0;
-		if (ctl_interrupt_wait(k->ctl, -1, RDMA_PAUSE_MS) < 0)
-			return -1;
+		ret = ctl_interrupt_wait(k->ctl, -1, RDMA_PAUSE_NS);
+		if (ret != CTL_WAKE_TIME)
+			return ret < 0 ? -1 : ctl_failed(k->ctl, "interrupted");
 	}
 }
 
+/* As trial(). */
 static int trials(struct check *k)
 {
+	int ret;
 	struct ctl_rows before ctl_auto_rows = CTL_ROWS_NULL;
 	struct bench_result *r dray_auto_free = calloc(1, sizeof(*r));
 
 	if (!r)
 		return ctl_no_memory(k->ctl);
-	if (paths_get(k, &before) < 0)
-		return -1;
-	if (warm_up(k, r) < 0 || trial(k, DRAY_DIRECTION_WRITE, 0, r) < 0)
-		return trial_failed(k, "write", k->there);
-	if (rails_add(k, &before, r->duration_ns) < 0 || result_add(k, "write", r) < 0)
-		return -1;
-	if (trial(k, DRAY_DIRECTION_READ, 0, r) < 0)
-		return trial_failed(k, "read", k->there);
-	return result_add(k, "read", r);
+	ret = paths_get(k, &before);
+	if (ret == 0)
+		ret = warm_up(k, r);
+	if (ret == 0)
+		ret = trial(k, DRAY_DIRECTION_WRITE, 0, r);
+	if (ret == 0)
+		ret = rails_add(k, &before, r->duration_ns);
+	if (ret == 0)
+		ret = result_add(k, DRAY_DIRECTION_WRITE, r);
+	if (ret == 0)
+		ret = trial(k, DRAY_DIRECTION_READ, 0, r);
+	return ret == 0 ? result_add(k, DRAY_DIRECTION_READ, r) : ret;
+}
+
+static int nothing_lent(struct check *k)
+{
+	if (k->explained)
+		return 0;
+	return add(k, ND_WARNING, trial_name(DRAY_DIRECTION_WRITE), k->there,
+		   "try again in half a minute; its log has the reason",
+		   "the agent there lends no memory now, so no bytes were tried", 0);
 }
 
 int ctl_check_peer(struct ctl *c, const char *segment, struct nd_findings *f)
@@ -245,5 +279,8 @@ int ctl_check_peer(struct ctl *c, const char *segment, struct nd_findings *f)
 	snprintf(k.back, sizeof(k.back), "from %.70s", segment);
 	if (agents_check(&k) < 0)
 		return -1;
-	return k.has_token ? trials(&k) : 0;
+	if (!k.has_token)
+		return nothing_lent(&k);
+	snprintf(k.to, sizeof(k.to), "to %.70s", k.lender);
+	return trials(&k) < 0 ? -1 : 0;
 }

@@ -12,6 +12,8 @@
 #define SMALL_BYTES 128
 #define TRIES 2
 #define PACKET_MAX 65535
+/* Those of all usual sizes, about; forged reports could ask for more. */
+#define PACKETS_MAX 16
 
 /* A search among all sizes would need more answers than a host gives at once. */
 static const uint32_t usual[] = { 9000, 4200, 1500, 1450, 1400, 1280, 576 };
@@ -117,7 +119,10 @@ bool nd_path_step(struct nd_path *p, bool late)
 		} else if ((got == TOO_LARGE || p->tries == TRIES) && !smaller(p, got, told)) {
 			return finish(p, p->proof, SMALL_BYTES);
 		}
+		if (p->sent == PACKETS_MAX)
+			return silent(p);
 		p->tries++;
+		p->sent++;
 		if (send_size(p))
 			return false;
 		got = TOO_LARGE;

@@ -20,7 +20,8 @@ struct nd_path {
 	char interface[IF_NAMESIZE];
 	uint32_t link_mtu;
 	enum nd_path_proof proof;
-	uint32_t mtu; /* bytes of an IP packet */
+	uint32_t mtu;  /* bytes of an IP packet */
+	unsigned sent; /* packets */
 	/* private */
 	int fd;
 	bool v6, known;

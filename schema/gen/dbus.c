@@ -31,7 +31,7 @@ const struct dray_dbus_method dray_dbus_methods[31] = {
 	{ "EnableRail", "", true },
 	{ "DrainNow", "", true },
 	{ "Health", "bsbaa{sv}", false },
-	{ "CheckPeer", "aa{sv}ay", true },
+	{ "CheckPeer", "aa{sv}ays", true },
 	{ "Drain", "", true },
 	{ "Resume", "", true },
 };

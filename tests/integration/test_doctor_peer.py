@@ -65,8 +65,50 @@ def test_both_ways(new_pair):
     assert all("/s over tcp" in f["text"] for f in found[-2:])
     assert "both hold the key" in found[5]["text"] and "mailbox" in found[7]["text"]
     assert doctor(a, b.listen[0]).splitlines()[-1] == "nothing is wrong"
-    # the memory that was lent ends with the agent, or before
+    # memory is lent for half a minute
     assert "lent for a check" in b.ctl("regions")
+
+
+def test_all_is_lent(new_pair):
+    """An agent lends memory to four checks at once; the fifth says that it tried no bytes."""
+    a, b = new_pair()
+    for _ in range(4):
+        assert wrong(findings(a, b.listen[0])) == []
+    (found,) = wrong(findings(a, b.listen[0], status=1))
+    assert found[:3] == ("write", "to", "warning") and "lends no memory now, so no bytes were tried" in found[3]
+    assert "other checks have it" in b.log.read_text()
+
+
+def test_another_address(lab, new_agent):
+    """The trials name the agent's own segment, by which its paths are known, not what was typed."""
+    a = new_agent("a", key=lab.key, listen=[lab.hosts[0].v4])
+    b = new_agent("b", host=1, key=lab.key, listen=[lab.hosts[1].v4, lab.hosts[1].address(6)])
+    own = b.ctl("status", "--json")["segment"]
+    typed, = set(b.listen) - {own}
+    found = findings(a, typed)
+    assert wrong(found) == []
+    assert [f["about"] for f in found if f["check"] in ("write", "read")] == [f"to {own}"] * 2
+
+
+def test_busy(new_pair, lab):
+    """An agent answers one check of each address at a time; the refusal names a step."""
+    a, b = new_pair(peer__connect_timeout="20s")
+    with a.host.socket() as silent, a.host.socket() as sock:
+        silent.bind((a.host.v4, 0))
+        silent.listen()
+        sock.bind((a.host.v4, 0))
+        host, port = b.listen[0].rsplit(":", 1)
+        sock.connect((host, int(port)))
+        sock.setblocking(False)
+        held = Connection(Key(lab.key), sock, server=False)
+        while not held.handshake():
+            select.select([sock], [], [], LIMIT)
+        # the way back to this address waits for TLS
+        held.send(codec.peer_pack_check(agent_id=b"x" * 16, segment=f"{a.host.v4}:{silent.getsockname()[1]}"))
+        silent.accept()[0].detach()
+        (found,) = wrong(findings(a, b.listen[0], status=2))
+        held.close()
+    assert found[:3] == ("features", "to", "error") and "answers other checks" in found[3]
 
 
 def test_no_such_name(new_pair):

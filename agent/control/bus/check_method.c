@@ -45,6 +45,8 @@ static void checked(void *arg, const struct peer_check_result *r)
 	if (ret >= 0)
 		ret = sd_bus_message_append_array(reply, 'y', r->token, r->n_token);
 	if (ret >= 0)
+		ret = sd_bus_message_append(reply, "s", r->segment);
+	if (ret >= 0)
 		bus_conn_send(k->reply.conn, reply, d.bytes);
 	k->check = peer_check_free(k->check);
 	pending_reply_end(&k->reply, ret);

@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 
 #include "agent/control/peer/internal.h"
+#include "agent/control/region/region.h"
 #include "agent/placement/net/resolver.h"
 #include "netdetect/net/path.h"
 
@@ -21,6 +22,9 @@
 #define MEMORY_BYTES (4u << 20)
 /* In which the other agent checks its way here. */
 #define REPLY_NS (30 * DRAY_NS_PER_SEC)
+/* The whole check: drayctl waits for 60 s, and the other agent's answer ends after 25 s. */
+#define ASK_NS (50 * DRAY_NS_PER_SEC)
+#define BACK_NS (20 * DRAY_NS_PER_SEC)
 
 struct peer_check {
 	struct peers *p;
@@ -30,12 +34,16 @@ struct peer_check {
 	char segment[SEGMENT_MAX + 1];
 	enum pmsg_check_step at;
 	int64_t began_ns; /* of this step */
+	int64_t ends_ns;  /* the whole check */
+	bool last_wait;   /* the timer stands for ends_ns */
+	bool is_name;     /* the segment has no address */
 	struct resolver *resolver;
 	struct dray_addr addr;
 	struct nd_path path;
 	sd_event_source *path_io, *timer;
 	struct conn *conn;
-	bool greeted; /* HELLO has come */
+	bool greeted;         /* HELLO has come */
+	uint8_t agent_id[16]; /* from it */
 	struct peer_check_result result;
 };
 
@@ -100,6 +108,10 @@ note(struct peer_check *c, enum pmsg_check_result how, const char *remedy, const
 
 static void timer_set(struct peer_check *c, int64_t ns)
 {
+	int64_t rest = dray_max(c->ends_ns - dray_now().ns, (int64_t)0);
+
+	c->last_wait = rest <= ns;
+	ns = dray_min(ns, rest);
 	sd_event_source_set_time_relative(c->timer, (uint64_t)ns / 1000);
 	sd_event_source_set_enabled(c->timer, SD_EVENT_ONESHOT);
 }
@@ -134,6 +146,7 @@ static void handle_hello(struct peer_check *c, const struct pmsg_hello *m)
 							 (uint32_t)strlen(c->p->segment) } } };
 
 	c->greeted = true;
+	memcpy(c->agent_id, m->agent.agent_id, sizeof(c->agent_id));
 	if (hello_check_version(m->agent.major_min, m->agent.major_max, &why) < 0) {
 		note_error(c, "install the same release at both", "%s", why.msg);
 		return;
@@ -153,9 +166,11 @@ static void handle_hello(struct peer_check *c, const struct pmsg_hello *m)
 		m->agent.version.p);
 	features_show(both, text, sizeof(text));
 	if (both != (m->features | ours))
-		note_ok(c, "%s; others have only one of the two agents", text);
+		note_ok(c, "%s; only one of the two agents has others", text);
 	else
 		note_ok(c, "%s", text);
+	/* also what follows is about it */
+	c->at = PMSG_CHECK_STEP_FEATURES;
 	memcpy(body.check.agent_id, own->agent_id, sizeof(body.check.agent_id));
 	if (c->back || !(m->features & PMSG_FEATURE_CHECK))
 		conn_send_message(c->conn, PMSG_PROBE, REQUEST_ID, NULL);
@@ -186,14 +201,37 @@ static void text_take(char *to, size_t cap, const uint8_t **p, const uint8_t *en
 	*p += have;
 }
 
+/* 0, also without a token. */
+static int token_take(struct peer_check *c, const struct dray_blob *from, struct dray_err *reterr)
+{
+	struct peer_check_result *r = &c->result;
+	struct pmsg_token token;
+	int e;
+
+	if (!from->n)
+		return 0;
+	e = token_parse(from->p, from->n, &token, r->segment, reterr);
+	if (e < 0)
+		return e;
+	if (memcmp(token.agent_id, c->agent_id, sizeof(c->agent_id)) != 0)
+		return dray_err_set(reterr, -EPROTO, DRAY_E_TOKEN_INVALID,
+				    "the token names another agent");
+	r->n_token = dray_min(from->n, (uint32_t)sizeof(r->token));
+	memcpy(r->token, from->p, r->n_token);
+	return 0;
+}
+
 static void handle_reply(struct peer_check *c, const struct pmsg_check_reply *m)
 {
+	struct dray_err why = DRAY_ERR_NULL;
 	const uint8_t *at = m->texts.p, *end = m->texts.p + m->texts.n;
 	struct peer_check_result *r = &c->result;
 
+	if (token_take(c, &m->token, &why) < 0) {
+		note_error(c, "report this", "the agent there broke the protocol: %s", why.msg);
+		return;
+	}
 	drains(c, m->state);
-	r->n_token = dray_min(m->token.n, (uint32_t)sizeof(r->token));
-	memcpy(r->token, m->token.p, r->n_token);
 	for (uint32_t i = 0; i < m->notes.n && r->n < PEER_CHECK_NOTES_MAX; i++) {
 		struct peer_check_note *n = &r->v[r->n++];
 		struct pmsg_check_note w;
@@ -217,7 +255,6 @@ static void handle_probe_reply(struct peer_check *c, unsigned state)
 		struct peer_check_note *n = &c->result.v[c->result.n];
 
 		n->back = true;
-		c->at = PMSG_CHECK_STEP_FEATURES;
 		note(c, PMSG_CHECK_RESULT_WARNING,
 		     "run there: drayctl doctor --peer, with this agent's segment",
 		     "the release there cannot check the opposite way for this agent");
@@ -353,9 +390,11 @@ static void mtu_found(struct peer_check *c)
 
 static void path_step(struct peer_check *c, bool late)
 {
+	unsigned sent = c->path.sent;
+
 	if (nd_path_step(&c->path, late))
 		mtu_found(c);
-	else
+	else if (c->path.sent != sent)
 		timer_set(c, ND_PATH_WAIT_MS * DRAY_NS_PER_MS);
 }
 
@@ -391,7 +430,12 @@ static void named(struct peer_check *c)
 	struct dray_err why = DRAY_ERR_NULL;
 	char text[DRAY_ADDR_TEXT_MAX];
 
-	note_ok(c, "%s", dray_addr_show(&c->addr, text, sizeof(text)));
+	dray_addr_show(&c->addr, text, sizeof(text));
+	if (c->back && c->is_name)
+		note(c, PMSG_CHECK_RESULT_WARNING, "set peer.advertise here to an address",
+		     "%s; names are not resolved for transfers", text);
+	else
+		note_ok(c, "%s", text);
 	if (peers_check_key(c->p, &c->addr, false, &why) < 0) {
 		c->at = PMSG_CHECK_STEP_KEY;
 		note_error(c, "set peer.key_file at both agents: drayctl genkey makes a key", "%s",
@@ -408,6 +452,7 @@ static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
 
 	if (n) {
 		c->addr = addrs[0];
+		c->is_name = true;
 		named(c);
 	} else {
 		note_error(c, "correct the name, or give an address", "the name has no address: %s",
@@ -429,8 +474,10 @@ static void begin(struct peer_check *c)
 		dray_err_set(&why, 0, DRAY_E_INVALID, "it is not HOST:PORT");
 	else if (resolver_new(&c->resolver, c->p->deps.event, &why) >= 0 &&
 		 resolver_lookup(c->resolver, host, port, c->p->cfg->peer.connect_timeout,
-				 on_resolved, c, NULL, &why) >= 0)
+				 on_resolved, c, NULL, &why) >= 0) {
+		timer_set(c, ASK_NS);
 		return;
+	}
 	note_error(c, "give HOST:PORT, as drayctl status there shows it", "%s", why.msg);
 }
 
@@ -438,6 +485,12 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
 	struct peer_check *c = userdata;
 
+	if (c->last_wait) {
+		note_error(c, "see what the steps before it took, and reduce peer.connect_timeout",
+			   "the time of the whole check, %d s, is over",
+			   (int)((c->back ? BACK_NS : ASK_NS) / DRAY_NS_PER_SEC));
+		return 0;
+	}
 	switch (c->at) {
 	case PMSG_CHECK_STEP_NAME:
 		begin(c);
@@ -485,6 +538,7 @@ int peer_check_start(struct peer_check **ret, struct peers *p, const char *segme
 				  .at = PMSG_CHECK_STEP_NAME,
 				  .began_ns = dray_now().ns,
 				  .path = ND_PATH_NULL };
+	c->ends_ns = c->began_ns + (back ? BACK_NS : ASK_NS);
 	p->n_probes++;
 	snprintf(c->segment, sizeof(c->segment), "%s", segment);
 	if (sd_event_add_time_relative(p->deps.event, &c->timer, CLOCK_MONOTONIC, 0, 0, on_timer,

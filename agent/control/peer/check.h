@@ -31,6 +31,7 @@ struct peer_check_result {
 	unsigned n;
 	uint8_t token[DMSG_TOKEN_MAX]; /* of memory that the other agent lends; n_token 0: none */
 	uint32_t n_token;
+	char segment[PMSG_TOKEN_SEGMENT_MAX + 1]; /* that the token names */
 };
 
 typedef void (*peer_check_fn)(void *arg, const struct peer_check_result *r);
