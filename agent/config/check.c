@@ -19,6 +19,7 @@
 #include "lib/cleanup.h"
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
+#define COPY_MEMORY_MIN (8 << 20)
 
 /* --- forms --------------------------------------------------------------------------------------- */
 
@@ -110,6 +111,17 @@ static int mtu_check(int64_t mtu, struct dray_err *reterr)
 			      (long long)mtu);
 }
 
+/* Staged copies overlap in eight parts, and a part of less than 1 MiB is not worth its kernel. */
+static int copy_memory_check(int64_t bytes, struct dray_err *reterr)
+{
+	if (bytes == 0 || bytes >= COPY_MEMORY_MIN)
+		return 0;
+	return config_invalid(reterr,
+			      "%lld bytes are too little for staged copies: use 8MiB or more, or 0 "
+			      "for none",
+			      (long long)bytes);
+}
+
 /* Names and paths differ from each other, and from those of the other sockets. */
 static int tenants_check(const struct dray_config *cfg, struct dray_err *reterr)
 {
@@ -140,6 +152,8 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 
 	if (key == KEY(RDMA_MTU))
 		return mtu_check(cfg->rdma.mtu, reterr);
+	if (key == KEY(GPU_COPY_MEMORY))
+		return copy_memory_check(cfg->gpu.copy_memory, reterr);
 	if (key == KEY(DATA_TENANT))
 		return tenant_name_check(cfg->data.tenant, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))

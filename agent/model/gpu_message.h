@@ -56,16 +56,6 @@ enum gpu_lane {
 	GPU_LANE_N,
 };
 
-/* Sizes of pieces in a table of rates: 4 KiB << i. */
-#define GPU_RATE_SIZES 9u
-#define GPU_RATE_SIZE_MIN 4096u
-
-/* What an idle device does, in bytes a microsecond. */
-struct gpu_rates {
-	uint32_t kernel[GPU_ROUTE_N];
-	uint32_t engines[GPU_ROUTE_N][GPU_RATE_SIZES]; /* lists of pieces of that size */
-};
-
 /* Queues of one device, of one worker. */
 struct gpu_queues {
 	const struct gpu_plugin_ops *ops;
@@ -79,8 +69,8 @@ struct gpu_queues {
 		*pieces[GPU_LANE_COPY_N];   /* pinned room for the pieces of copies in flight */
 	uint32_t n_pieces, n_engine_pieces; /* of each queue of kernels, of engines */
 	struct gpu_load *load;
-	const struct gpu_rates *rates; /* of this device; NULL: unknown */
 	enum dray_config_gpu_copy copy;
+	uint64_t copy_memory; /* bytes that a worker gets if it asks; 0: never */
 };
 
 /* Memory on a device that staged copies of one worker pass through. */

@@ -537,7 +537,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(gpu.copy_memory), .def = "512MiB",
 	  .allowed = "\"0\" to \"4GiB\"",
 	  .min = INT64_C(0), .max = INT64_C(4294967296),
-	  .doc = "Memory on each GPU that staged copies (gpu.copy) pass through; allocated when the first one needs it, and freed after ten seconds without one. 0: no staged copies." },
+	  .doc = "Copy memory on each GPU, which staged copies (gpu.copy) pass through, at least 8MiB; allocated when the first one needs it, and freed after ten seconds without one. 0: no staged copies." },
 	{ .path = "gpu.staging", .section = "gpu", .name = "staging",
 	  .env = "DRAY_GPU_STAGING", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(gpu.staging), .def = "32MiB",

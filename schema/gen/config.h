@@ -561,8 +561,9 @@ struct dray_config {
 		 */
 		int copy;
 		/*
-		 * Memory on each GPU that staged copies (gpu.copy) pass through; allocated when the
-		 * first one needs it, and freed after ten seconds without one. 0: no staged copies.
+		 * Copy memory on each GPU, which staged copies (gpu.copy) pass through, at least
+		 * 8MiB; allocated when the first one needs it, and freed after ten seconds without
+		 * one. 0: no staged copies.
 		 */
 		int64_t copy_memory;
 		/*

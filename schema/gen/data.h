@@ -105,7 +105,10 @@ enum dmsg_gpu_way {
 	DMSG_GPU_WAY_OTHER_KERNEL = 2, /* A kernel on the other GPU, since that one is busy. */
 	DMSG_GPU_WAY_COPY_ENGINE = 3, /* Copy engines. */
 	DMSG_GPU_WAY_MIXED = 4, /* Several of these. */
-	/* Copy engines between staging memory on GPUs, which a kernel fills or empties. */
+	/*
+	 * Copy engines and, for a side with small pieces, a kernel, through copy memory on the
+	 * GPUs.
+	 */
 	DMSG_GPU_WAY_STAGED = 5,
 };
 const char *dmsg_gpu_way_name(unsigned int v); /* "?" if unknown */

@@ -375,9 +375,12 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
 	{ "context_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
 		context_bytes) },
-	/* Bytes of GPU memory that staged copies use (gpu.copy_memory); 0 while there are none. */
-	{ "staging_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
-		staging_bytes) },
+	/*
+	 * Bytes of copy memory on the GPU, which staged copies pass through (gpu.copy_memory); 0
+	 * while there are none.
+	 */
+	{ "copy_memory_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
+		copy_memory_bytes) },
 	/* Regions on it. */
 	{ "regions", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu, regions) },
 	/* Bytes of these regions. */

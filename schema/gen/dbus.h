@@ -567,7 +567,7 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_REASON,
 	DRAY_DBUS_GPU_FIELD_MEMORY,
 	DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES,
-	DRAY_DBUS_GPU_FIELD_STAGING_BYTES,
+	DRAY_DBUS_GPU_FIELD_COPY_MEMORY_BYTES,
 	DRAY_DBUS_GPU_FIELD_REGIONS,
 	DRAY_DBUS_GPU_FIELD_BYTES,
 	DRAY_DBUS_GPU_FIELD_BUSY,
@@ -588,8 +588,11 @@ struct dray_dbus_gpu {
 	uint64_t memory; /* Bytes of GPU memory. */
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
 	uint64_t context_bytes;
-	/* Bytes of GPU memory that staged copies use (gpu.copy_memory); 0 while there are none. */
-	uint64_t staging_bytes;
+	/*
+	 * Bytes of copy memory on the GPU, which staged copies pass through (gpu.copy_memory); 0
+	 * while there are none.
+	 */
+	uint64_t copy_memory_bytes;
 	uint32_t regions; /* Regions on it. */
 	uint64_t bytes; /* Bytes of these regions. */
 	bool busy; /* Another process keeps it busy: kernels of the agent wait for their turn. */

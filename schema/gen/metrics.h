@@ -25,8 +25,8 @@ enum dray_metric {
 	 */
 	DRAY_METRIC_GPU_OTHER_KERNEL_BYTES_TOTAL,
 	/*
-	 * Of dray_gpu_bytes_total, bytes that passed through staging memory on a GPU, since a GPU
-	 * was busy.
+	 * Of dray_gpu_bytes_total, bytes of staged copies (gpu.copy), which pass through copy
+	 * memory on a GPU.
 	 */
 	DRAY_METRIC_GPU_COPY_STAGED_BYTES_TOTAL,
 	/* Bytes of GPU memory that passed through pinned host memory, whatever the transport. */
@@ -39,7 +39,7 @@ enum dray_metric {
 	 * GPUs that another process keeps busy, so that kernels of this agent wait for their turn.
 	 */
 	DRAY_METRIC_GPU_BUSY,
-	/* GPU memory in use for staged copies (gpu.copy_memory), on all GPUs. */
+	/* Copy memory, which staged copies pass through (gpu.copy_memory), on all GPUs. */
 	DRAY_METRIC_GPU_COPY_MEMORY_BYTES,
 	DRAY_METRIC_GPU_PINNED_BYTES, /* Host memory of regions pinned for GPUs. */
 	/* Pinned host memory through which peers reach GPU memory by RDMA (gpu.window). */

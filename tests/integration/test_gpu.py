@@ -540,7 +540,7 @@ def test_copies_follow_the_load(gpu_agent):
 
 def test_staged_copies(gpu_agent):
     """The memory for staged copies comes with the first one, is shown, and goes with the agent; killed clients disturb nothing."""
-    agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "4MiB"})
+    agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "8MiB"})
     with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
         here, there = add_vmm(client, a), add_vmm(client, b)
 
@@ -552,8 +552,8 @@ def test_staged_copies(gpu_agent):
 
         moved()  # asks for the memory
         until(lambda: moved() == "staged", "copies are staged")
-        assert metric(agent, "dray_gpu_copy_staged_bytes_total") > 0 and metric(agent, "dray_gpu_copy_memory_bytes") == 8 * MIB
-        assert [gpu["staging_bytes"] for gpu in agent.ctl("gpus", "--json")["gpus"]] == [4 * MIB, 4 * MIB]
+        assert metric(agent, "dray_gpu_copy_staged_bytes_total") > 0 and metric(agent, "dray_gpu_copy_memory_bytes") == 16 * MIB
+        assert [gpu["copy_memory_bytes"] for gpu in agent.ctl("gpus", "--json")["gpus"]] == [8 * MIB, 8 * MIB]
         assert gpus.status.blocks == 2
         for _ in range(4):
             actor, _ = engine(agent, gpus, device=1)
@@ -573,7 +573,7 @@ def test_no_memory_for_staged_copies(gpu_agent):
             copies(client, here, there, MIB)
             assert way(agent) == "kernel"
         assert metric(agent, "dray_gpu_copy_memory_bytes") == 0
-        log_has(agent, "no memory for staged copies", uuid(0))
+        log_has(agent, "no copy memory on the GPU", uuid(0))
 
 
 @pytest.mark.parametrize("setting, used", [("kernel", "kernel"), ("copy_engine", "copy_engine")])

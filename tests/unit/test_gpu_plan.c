@@ -392,6 +392,8 @@ static void ways(void **state)
 		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 0, KERNEL(0) },
 	};
 
+	static const uint64_t sizes[] = { 0, 8 * MIB, 32 * MIB, 512 * MIB, 4096 * MIB };
+
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
 		struct gpu_way_question q = {
 			.kind = rows[i].kind,
@@ -407,15 +409,21 @@ static void ways(void **state)
 			.wait_ns = WAIT_NS,
 		};
 		struct gpu_way way = gpu_plan_way(&q);
-		bool wants = gpu_plan_wants_memory(&q);
+		bool wants;
 
 		assert_int_equal(way.device, rows[i].way.device);
 		assert_int_equal(way.engines, rows[i].way.engines);
 		assert_int_equal(way.staged, rows[i].way.staged);
+		q.could_have = q.memory;
 		if (way.staged)
-			assert_true(wants);
-		q.memory = GPU_PLAN_MEMORY;
-		assert_int_equal(gpu_plan_way(&q).staged, wants);
+			assert_true(gpu_plan_wants_memory(&q));
+		/* it is wanted exactly if it will be used */
+		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(sizes); k++) {
+			q.could_have = sizes[k];
+			wants = gpu_plan_wants_memory(&q);
+			q.memory = sizes[k];
+			assert_int_equal(gpu_plan_way(&q).staged, wants);
+		}
 	}
 }
 

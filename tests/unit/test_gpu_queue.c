@@ -108,6 +108,18 @@ static void load_follows_series(void **state)
 	}
 }
 
+/* A kernel that still waits makes the known wait longer and not shorter. */
+static void a_stall_is_a_lower_bound(void **state)
+{
+	struct gpu_load l = { .wait_ns = 4000000 };
+	const struct gpu_queues q = { .load = &l, .queue[GPU_LANE_PROBE] = (void *)&l };
+
+	assert_true(gpu_load_stalled(&q, 900000, 1));
+	assert_int_equal(l.wait_ns, 4000000);
+	assert_true(gpu_load_stalled(&q, 8000000, 2));
+	assert_int_equal(l.wait_ns, 5000000);
+}
+
 /* Traffic measures the load of its device, in whatever way it is copied, and no other device's. */
 static void load_is_measured(void **state)
 {
@@ -157,9 +169,9 @@ static void load_is_seen_in_kernels(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(tasks_end_once),          cmocka_unit_test(descheduled_worker),
-		cmocka_unit_test(load_follows_series),     cmocka_unit_test(load_is_measured),
-		cmocka_unit_test(load_is_seen_in_kernels),
+		cmocka_unit_test(tasks_end_once),      cmocka_unit_test(descheduled_worker),
+		cmocka_unit_test(load_follows_series), cmocka_unit_test(a_stall_is_a_lower_bound),
+		cmocka_unit_test(load_is_measured),    cmocka_unit_test(load_is_seen_in_kernels),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

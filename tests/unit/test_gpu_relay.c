@@ -11,12 +11,15 @@
 #include "agent/data/transfer/object.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
+#include "tests/gpu/fake_internal.h"
 #include "tests/unit/gpu_rig.h"
 
 #define KIB 1024ull
 #define MIB (1ull << 20)
 #define N 900
 #define MEMORY (2 * MIB)
+/* Pieces that a queue holds. */
+#define PIECES 300
 #define SECOND_NS INT64_C(1000000000)
 
 struct lab {
@@ -47,13 +50,15 @@ static void ops_make(struct lab *l, enum shape shape)
 }
 
 /* The agent copies staged, whatever the load. */
-static void lab_init(struct lab *l, int to, int from, enum shape shape)
+static void lab_init_extents(struct lab *l, int to, uint32_t to_extents, int from, enum shape shape)
 {
 	memset(l, 0, sizeof(*l));
-	gpu_rig_init_watched(&l->g, 300);
-	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
+	gpu_rig_init_watched(&l->g, PIECES);
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
 		l->g.queues[i].copy = DRAY_CONFIG_GPU_COPY_STAGED;
-	l->to = gpu_rig_region(&l->g, to, 16 * MIB, 1);
+		l->g.queues[i].copy_memory = 64 * MIB;
+	}
+	l->to = gpu_rig_region(&l->g, to, 16 * MIB, to_extents);
 	l->from = gpu_rig_region(&l->g, from, 16 * MIB, from < 0 ? 1 : 4);
 	for (unsigned k = 0; k < 2; k++)
 		if (!l->g.regions[k].import)
@@ -62,6 +67,11 @@ static void lab_init(struct lab *l, int to, int from, enum shape shape)
 	l->want = malloc(l->to->bytes);
 	assert_non_null(l->want);
 	memcpy(l->want, rig_at(l->to, 0), l->to->bytes);
+}
+
+static void lab_init(struct lab *l, int to, int from, enum shape shape)
+{
+	lab_init_extents(l, to, 1, from, shape);
 }
 
 static void lab_deinit(struct lab *l)
@@ -278,48 +288,172 @@ static void both_ways(void **state)
 	lab_deinit(&l);
 }
 
-/* Beside two busy devices a long list is staged, a short one is not. */
+/* Beside two busy devices a list of many small pieces is staged, a short one is not. */
 static void by_the_load(void **state)
 {
-	/* a list of N takes engines longer than a round through the memory */
-	static const struct gpu_rates rates = {
-		.kernel = { [GPU_WITHIN] = 1000000, [GPU_PEER] = 3000 },
-		.engines[GPU_PEER] = { 1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 300000 },
-	};
+	enum { LONG = 8192, EACH = 2048 };
+	static uint64_t ops[LONG][3];
 	struct lab l;
 
 	lab_init(&l, 1, 0, SCATTERED);
+	for (uint64_t i = 0; i < LONG; i++) {
+		ops[i][0] = i * 401 % LONG * EACH;
+		ops[i][1] = i * 207 % LONG * EACH;
+		ops[i][2] = EACH;
+	}
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
 		l.g.queues[i].copy = DRAY_CONFIG_GPU_COPY_AUTO;
-		l.g.queues[i].rates = &rates;
 		atomic_store(&l.g.loads[i].busy, true);
 		atomic_store(&l.g.loads[i].due_ns, INT64_MAX);
 		/* an engine that gets the device back at once */
 		atomic_store(&l.g.loads[i].wait_ns, 1);
 	}
-	submit(&l, 1);
+	gpu_rig_submit(&l.g, 1, false, 1, 2, (const uint64_t(*)[3])ops, LONG);
 	gpu_rig_until(&l.g, 1);
 	assert_true(asked(&l, 0) && asked(&l, 1));
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
 		gpu_rig_memory(&l.g, i, 64 * MIB);
-	submit(&l, 2);
+	memset(rig_at(l.to, 0), 0, l.to->bytes);
+	gpu_rig_submit(&l.g, 2, false, 1, 2, (const uint64_t(*)[3])ops, LONG);
 	gpu_rig_until(&l.g, 2);
-	assert_int_equal(staged(&l), l.bytes);
-	gpu_rig_submit(&l.g, 3, false, 1, 2, (const uint64_t(*)[3])l.ops, 40);
+	assert_int_equal(staged(&l), LONG * EACH);
+	for (unsigned i = 0; i < LONG; i++)
+		assert_true(!memcmp(rig_at(l.to, ops[i][0]), rig_at(l.from, ops[i][1]), EACH));
+	gpu_rig_submit(&l.g, 3, false, 1, 2, (const uint64_t(*)[3])ops, 40);
 	gpu_rig_until(&l.g, 3);
-	assert_int_equal(staged(&l), l.bytes);
+	assert_int_equal(staged(&l), LONG * EACH);
+	lab_deinit(&l);
+}
+
+/* Without gpu.copy_memory no memory is asked for. */
+static void no_memory_to_have(void **state)
+{
+	struct lab l;
+
+	lab_init(&l, 1, 0, SCATTERED);
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
+		l.g.queues[i].copy_memory = 0;
+	memory_give(&l);
+	assert_false(asked(&l, 0) || asked(&l, 1));
 	expect_bytes(&l);
+	lab_deinit(&l);
+}
+
+static bool has_ended(const struct lab *l, uint64_t id)
+{
+	for (unsigned i = 0; i < l->g.rig.n_ended; i++)
+		if (l->g.rig.ended[i].request_id == id)
+			return true;
+	return false;
+}
+
+/* A transfer of class latency, or one in the other direction, ends beside bulk transfers without end. */
+static void beside_a_crowd(void **state)
+{
+	enum { CROWD = 6, CROWD_MAX = 60, ONE = 1000 };
+
+	for (unsigned i = 0; i < 4; i++) {
+		bool latency = i % 2;
+		struct xfer_request one = {
+			.request_id = ONE,
+			.spec.class = latency ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK,
+			.spec.direction = latency ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE,
+			.spec.local = gpu_rig_handle(1),
+			.spec.remote = gpu_rig_handle(2)
+		};
+		struct dray_err err = DRAY_ERR_NULL;
+		struct lab l;
+		unsigned n = 0;
+
+		lab_init(&l, i < 2 ? 1 : -1, 0, SCATTERED);
+		memory_give(&l);
+		while (n < CROWD)
+			submit(&l, n++);
+		while (!staged(&l))
+			gpu_rig_turn(&l.g);
+		assert_int_equal(rig_submit(&l.g.rig, &l.g.s, &one, (const uint64_t(*)[3])l.ops, N,
+					    &err),
+				 0);
+		while (!has_ended(&l, ONE) && n < CROWD_MAX) {
+			gpu_rig_turn(&l.g);
+			while (n < l.g.rig.n_ended - 1 + CROWD)
+				submit(&l, n++);
+		}
+		assert_true(has_ended(&l, ONE));
+		gpu_rig_until(&l.g, n + 2);
+		for (unsigned k = 0; k < n + 2; k++)
+			assert_int_equal(l.g.rig.ended[k].code, 0);
+		lab_deinit(&l);
+	}
+}
+
+/* Two imports that are neighbours: copy engines get no piece that lies in both. */
+static void neighbours(void **state)
+{
+	const uint64_t half = 8 * MIB;
+	uint64_t before = 0;
+	uint8_t *base;
+	struct lab l;
+
+	lab_init_extents(&l, 1, 2, 0, TARGET_RUNS);
+	/* the second extent lies before the first one, so the target begins in that and goes on in this */
+	for (unsigned i = 0; i < N / 2; i++)
+		before += l.ops[i][2];
+	for (unsigned i = 0; i < N; i++)
+		l.ops[i][0] = (l.ops[i][0] + 2 * half - before) % (2 * half);
+	base = l.to->view->extents[1].base;
+	assert_true(base + half == l.to->view->extents[0].base);
+	fake_range_del((uintptr_t)base);
+	assert_int_equal(fake_range_add((uintptr_t)base, half, l.to->memory, 1, true), 0);
+	assert_int_equal(fake_range_add((uintptr_t)base + half, half, l.to->memory + half, 1, true),
+			 0);
+	memory_give(&l);
+	submit(&l, 1);
+	gpu_rig_until(&l.g, 2);
+	assert_int_equal(l.g.rig.ended[1].code, 0);
+	assert_true(staged(&l) == l.bytes);
+	for (unsigned i = 0; i < N; i++)
+		assert_true(!memcmp(rig_at(l.to, l.ops[i][0]), rig_at(l.from, l.ops[i][1]),
+				    l.ops[i][2]));
+	fake_range_del((uintptr_t)base + half);
+	lab_deinit(&l);
+}
+
+/* However well pieces can be merged for copy engines, a turn reads no more of them than the queue holds. */
+static void bounded_turns(void **state)
+{
+	enum { SMALL = 3000, EACH = 16 };
+	static uint64_t ops[SMALL][3];
+	uint64_t copies;
+	struct lab l;
+
+	lab_init(&l, 0, -1, SCATTERED);
+	memory_give(&l);
+	for (uint64_t i = 0; i < SMALL; i++) {
+		ops[i][0] = i * 2 * EACH;
+		ops[i][1] = i * EACH;
+		ops[i][2] = EACH;
+	}
+	copies = fake_gpu_status()->engine_copies;
+	gpu_rig_submit(&l.g, 1, false, 1, 2, (const uint64_t(*)[3])ops, SMALL);
+	gpu_rig_until(&l.g, 2);
+	assert_int_equal(staged(&l), SMALL * EACH);
+	assert_true(fake_gpu_status()->engine_copies - copies >= SMALL / PIECES);
+	for (unsigned i = 0; i < SMALL; i++)
+		assert_true(!memcmp(rig_at(l.to, ops[i][0]), rig_at(l.from, ops[i][1]), EACH));
 	lab_deinit(&l);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_byte),  cmocka_unit_test(within),
-		cmocka_unit_test(refused),     cmocka_unit_test(stopped),
-		cmocka_unit_test(lost),        cmocka_unit_test(idle),
-		cmocka_unit_test(memory_goes), cmocka_unit_test(both_ways),
-		cmocka_unit_test(by_the_load),
+		cmocka_unit_test(every_byte),    cmocka_unit_test(within),
+		cmocka_unit_test(refused),       cmocka_unit_test(stopped),
+		cmocka_unit_test(lost),          cmocka_unit_test(idle),
+		cmocka_unit_test(memory_goes),   cmocka_unit_test(both_ways),
+		cmocka_unit_test(by_the_load),   cmocka_unit_test(no_memory_to_have),
+		cmocka_unit_test(neighbours),    cmocka_unit_test(beside_a_crowd),
+		cmocka_unit_test(bounded_turns),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

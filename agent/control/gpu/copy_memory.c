@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory on a device for staged copies: one block, which one worker has at a time. It asks when the load makes it
+ * Copy memory, on a device for staged copies: one block, which one worker has at a time. It asks when the load makes it
  * copy so, and gives it back after a while without such copies; other workers copy in other ways until then. Its device is not
  * stopped meanwhile.
  */
@@ -77,12 +77,15 @@ static void make_done(struct dray_job *j)
 	struct gpu_device *d = device_of(j);
 	struct copy_memory *m = &d->copy_memory;
 
-	if (m->error < 0) {
+	if (m->error == -EIO)
+		gpu_device_lost(d, m->err.msg[0] ? m->err.msg : "copy memory cannot be allocated");
+	else if (m->error < 0)
 		log_limited(DRAY_LOG_WARNING, AREA,
-			    "no memory for staged copies on the GPU, so transfers beside its load "
+			    "no copy memory on the GPU, so transfers beside its load "
 			    "are copied in other ways: %s; make gpu.copy_memory smaller, or 0 "
 			    "gpu=%s bytes=%" PRIu64,
 			    m->err.msg, d->info.uuid, m->given.bytes);
+	if (m->error < 0) {
 		answer(d, m->worker, NULL);
 		ended(d);
 	} else if (d->state != DEVICE_READY) {

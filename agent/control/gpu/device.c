@@ -278,6 +278,7 @@ bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct gpu_device *d = arg;
+	uint32_t own = d->copy_memory.state != COPY_MEMORY_NONE;
 
 	d->hangs = true;
 	d->error = -EIO;
@@ -290,7 +291,7 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 		"the GPU hangs, its copies do not end, and the memory that they may access is not released: "
 		"%" PRIu32 " regions on it, regions of its peers, pinned host memory; restart the "
 		"agent gpu=%s address=%s",
-		d->memories, d->info.uuid, d->info.bdf);
+		d->memories - own, d->info.uuid, d->info.bdf);
 	memories_refuse(d);
 	return 0;
 }

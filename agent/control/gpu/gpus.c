@@ -204,7 +204,7 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu 
 				.busy = is_busy(d),
 				.reason = d->excluded ? "not in gpu.devices" : d->reason,
 				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
-				.staging_bytes = copy_memory_bytes(d),
+				.copy_memory_bytes = copy_memory_bytes(d),
 				.bytes = d->bytes,
 				.regions = d->regions,
 			});

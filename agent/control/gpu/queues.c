@@ -48,6 +48,7 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 
 	atomic_init(&d->load.due_ns, 0);
 	atomic_init(&d->load.busy, false);
+	atomic_init(&d->load.wait_ns, 0);
 	d->load.quick = d->load.slow = 0;
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_queues *q = &d->queues[w];
@@ -60,7 +61,8 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .n_pieces = QUEUE_PIECES,
 					  .n_engine_pieces = ENGINE_PIECES,
 					  .load = &d->load,
-					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy };
+					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy,
+					  .copy_memory = (uint64_t)g->cfg->gpu.copy_memory };
 		for (unsigned lane = 0; lane < GPU_LANE_N && ret >= 0; lane++)
 			if (lane != GPU_LANE_PROBE || is_watched(d))
 				ret = queue_make(d, q, lane, reterr);

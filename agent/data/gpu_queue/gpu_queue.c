@@ -406,9 +406,9 @@ int64_t gpu_wait_ns(const struct core *c, unsigned device)
 	return ns ? ns : WAIT_NS;
 }
 
-const struct gpu_rates *gpu_rates(const struct core *c, unsigned device)
+uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device)
 {
-	return c->gpu->ports[device].given->rates;
+	return c->gpu->ports[device].given->copy_memory;
 }
 
 void gpu_watch(struct core *c, unsigned device)

@@ -39,12 +39,11 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 
 /* The device is up. */
 enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device);
+uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device);
 /* Other processes keep the device busy, as far as was seen; kernels of this agent wait there. */
 bool gpu_is_busy(const struct core *c, unsigned device);
 /* How long a kernel of this agent waits there while it is busy. */
 int64_t gpu_wait_ns(const struct core *c, unsigned device);
-/* Of a device that is up; NULL: unknown. */
-const struct gpu_rates *gpu_rates(const struct core *c, unsigned device);
 /* There is traffic for which that matters: measures it at intervals. */
 void gpu_watch(struct core *c, unsigned device);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "lib/cleanup.h"
 #include "lib/time.h"
 
 /* Waiting times of a probe that are slow: alone, and beside kernels of the agent, which it may have to wait for. */
@@ -59,10 +60,14 @@ static bool claim(struct gpu_load *l, int64_t now_ns)
 
 bool gpu_load_stalled(const struct gpu_queues *q, int64_t waited_ns, int64_t now_ns)
 {
+	int64_t known_ns;
+
 	/* it need not be due: a stall is rare, and costs nothing to see */
 	if (!q->queue[GPU_LANE_PROBE] || waited_ns < STALL_NS || !claim(q->load, INT64_MAX - 1))
 		return false;
-	gpu_load_note(q->load, true, waited_ns, now_ns);
+	/* it goes on waiting, so this says only that the wait is no shorter */
+	known_ns = atomic_load_explicit(&q->load->wait_ns, memory_order_relaxed);
+	gpu_load_note(q->load, true, dray_max(waited_ns, known_ns), now_ns);
 	return true;
 }
 

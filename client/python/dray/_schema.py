@@ -232,7 +232,8 @@ GPU_WAY_KERNEL = 1  # A kernel on the GPU that reads fastest: the destination's.
 GPU_WAY_OTHER_KERNEL = 2  # A kernel on the other GPU, since that one is busy.
 GPU_WAY_COPY_ENGINE = 3  # Copy engines.
 GPU_WAY_MIXED = 4  # Several of these.
-GPU_WAY_STAGED = 5  # Copy engines between staging memory on GPUs, which a kernel fills or empties.
+# Copy engines and, for a side with small pieces, a kernel, through copy memory on the GPUs.
+GPU_WAY_STAGED = 5
 GPU_WAY_NAMES = {0: "none", 1: "kernel", 2: "other_kernel", 3: "copy_engine", 4: "mixed", 5: "staged"}
 
 SEGMENT_STATE_UNKNOWN = 0  # Not probed.

@@ -293,7 +293,7 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, stru
 		.pieces = s->xfer->n_ops,
 		.bytes = s->xfer->bytes,
 		.wait_ns = gpu_wait_ns(c, p->device),
-		.rates = gpu_rates(c, p->device),
+		.could_have = gpu_relay_could_have(c, p),
 	};
 
 	gpu_watch(c, p->device);
@@ -401,8 +401,12 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 		return false;
 	way = p->way;
 	if (way.staged) {
-		note_way(p->open, DMSG_GPU_WAY_STAGED);
-		return gpu_relay_take(c, p);
+		struct slice *s = p->open;
+
+		if (!gpu_relay_take(c, p))
+			return false;
+		note_way(s, DMSG_GPU_WAY_STAGED);
+		return true;
 	}
 	lane += way.engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL;
 	room = gpu_room(c, way.device, lane);

@@ -100,6 +100,8 @@ void gpu_relay_deinit(struct gpu_transport *g);
 
 /* Bytes of copy memory on each device that the transfer needs some of; 0: there is none. */
 uint64_t gpu_relay_memory(const struct gpu_path *p, const struct xfer *x);
+/* The same, at most, once they have been asked for. */
+uint64_t gpu_relay_could_have(const struct core *c, const struct gpu_path *p);
 /* Asks for the memory that the transfer needs and that is not here. */
 void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x);
 /* Bytes that follow each other in host memory, by the first operations of the slice. */

@@ -66,13 +66,12 @@ struct gpu_way_question {
 	uint64_t bytes;
 	uint64_t run; /* between device and host: bytes that follow each other in host memory, on average */
 	uint64_t memory; /* bytes of copy memory on each device that a staged copy needs; 0: it cannot be made now */
-	int64_t wait_ns;               /* of a kernel on the busy device */
-	const struct gpu_rates *rates; /* NULL: unknown */
+	uint64_t could_have; /* as memory, once it has been asked for; 0: it is never given */
+	int64_t wait_ns;     /* of a kernel on the busy device */
 };
 
 struct gpu_way gpu_plan_way(const struct gpu_way_question *q);
-/* Copy memory is worth having: with this much the copy would be staged. */
-#define GPU_PLAN_MEMORY (512ull << 20)
+/* Copy memory is worth having: with what the agent gives the copy would be staged. */
 bool gpu_plan_wants_memory(const struct gpu_way_question *q);
 
 /* A list of pieces that is being built: all for the kernel, or all for copy engines. */

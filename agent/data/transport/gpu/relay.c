@@ -62,7 +62,7 @@ struct memory {
 	uint32_t used;       /* a bit for each part of a job */
 	uint32_t sources;    /* those of them whose bytes go on to another device's memory */
 	bool asked;
-	bool full; /* all parts were taken: kernels that fill parts wait until half of them are free */
+	bool full; /* at most one part was free: kernels that fill parts wait until half of them are */
 	bool leaving; /* given back when no job uses it: its device goes, or a lost one may still write it */
 	int64_t due_ns; /* when it is given back unless it is used; without memory: when to ask again */
 };
@@ -123,6 +123,11 @@ static void memory_leave(struct core *c, struct gpu_relay *r, unsigned device)
 	memory_check(c, r, device);
 }
 
+static uint64_t part_bytes(uint64_t memory)
+{
+	return memory / PARTS / 4096 * 4096;
+}
+
 void gpu_relay_given(struct core *c, struct gpu_transport *g, unsigned device,
 		     const struct gpu_copy_memory *m)
 {
@@ -130,7 +135,7 @@ void gpu_relay_given(struct core *c, struct gpu_transport *g, unsigned device,
 		g->relay->there |= 1u << device;
 	g->relay->memories[device] = (struct memory){
 		.base = m ? m->address : 0,
-		.part = m ? m->bytes / PARTS / 4096 * 4096 : 0,
+		.part = m ? part_bytes(m->bytes) : 0,
 		.due_ns = c->now_ns + (m ? IDLE_NS : ASK_NS),
 	};
 }
@@ -171,21 +176,27 @@ static void ask(struct core *c, struct gpu_relay *r, unsigned device)
 	tell(c, GPU_COPY_MEMORY_WANTED, device);
 }
 
+static unsigned parts_free(const struct memory *m)
+{
+	return PARTS - (unsigned)__builtin_popcount(m->used);
+}
+
 static bool part_take(struct core *c, struct gpu_relay *r, struct part *p, bool source)
 {
 	struct memory *m = &r->memories[p->device];
-	uint32_t left = ~m->used & ((1u << PARTS) - 1);
 	unsigned i;
 
-	m->due_ns = c->now_ns + IDLE_NS;
+	/* without memory it is the time of the next request */
+	if (is_there(m))
+		m->due_ns = c->now_ns + IDLE_NS;
 	if (p->base)
 		return true;
-	if (!is_there(m) || !left)
+	if (!is_there(m) || !parts_free(m))
 		return false;
-	i = (unsigned)__builtin_ctz(left);
+	i = (unsigned)__builtin_ctz(~m->used);
 	m->used |= 1u << i;
 	m->sources |= (uint32_t)source << i;
-	m->full |= m->used == (1u << PARTS) - 1;
+	m->full |= parts_free(m) <= 1;
 	p->base = m->base + i * m->part;
 	return true;
 }
@@ -198,7 +209,7 @@ static void part_return(struct core *c, struct gpu_relay *r, struct part *p)
 		return;
 	m->used &= ~(1u << (p->base - m->base) / m->part);
 	m->sources &= m->used;
-	if ((unsigned)__builtin_popcount(m->used) <= PARTS / 2)
+	if (parts_free(m) >= PARTS / 2)
 		m->full = false;
 	p->base = 0;
 	memory_check(c, r, p->device);
@@ -228,6 +239,11 @@ uint64_t gpu_relay_memory(const struct gpu_path *p, const struct xfer *x)
 			least = dray_min(least, is_there(m) ? m->part * PARTS : 0);
 	}
 	return least;
+}
+
+uint64_t gpu_relay_could_have(const struct core *c, const struct gpu_path *p)
+{
+	return part_bytes(gpu_copy_memory_setting(c, p->device)) * PARTS;
 }
 
 void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x)
@@ -331,26 +347,61 @@ static uint32_t add(struct dray_piece *v, uint32_t n, const struct dray_piece *p
 	return n + 1;
 }
 
-static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_piece *v,
-			    uint32_t room)
+/* The side of the transfer that the step touches, where the other one is a part. */
+static const struct region_view *touched(const struct job *j, const struct step *s)
 {
-	struct dray_piece some[PIECES];
-	uint32_t n = 0;
-	unsigned got;
+	return s->from == NONE ? region_from(j->slice->xfer) : region_to(j->slice->xfer);
+}
 
-	while (n < room && (got = local_walk(&j->walk, some, dray_min(room - n, (uint32_t)PIECES),
-					     s->engines ? UINT64_MAX : GPU_PIECE_MAX)))
-		for (unsigned i = 0; i < got; i++) {
-			struct dray_piece p = via_parts(j, s, &some[i]);
-
-			n = add(v, n, &p, s->engines);
-		}
-	return n;
+/* Its extent that holds the last piece of the walk. */
+static const struct extent_view *touched_extent(const struct job *j, const struct step *s)
+{
+	return (s->from == NONE) == j->walk.write ? j->walk.near : j->walk.far;
 }
 
 /*
- * Takes the part that the step writes. False: none is free now. Copy engines write the transfer's own memory instead if the part's
- * memory is being given back; and if all its parts are sources, which may wait for parts of this device.
+ * Pieces of a step on one side of which is the transfer's memory. Those for copy engines are merged within an extent: two
+ * extents may be two allocations, even if they are neighbours, and no piece may lie in both. `room` limits also the pieces
+ * before they are merged, which are the work.
+ */
+static uint32_t pieces_walk(struct job *j, const struct step *s, struct dray_piece *v,
+			    uint32_t room)
+{
+	/* one by one, the walk tells the extent of each */
+	const uint32_t most = s->engines && touched(j, s)->n_extents > 1 ? 1 : PIECES;
+	const struct extent_view *last = touched_extent(j, s), *extent;
+	struct dray_piece some[PIECES];
+	uint32_t n = 0, walked = 0;
+	unsigned got;
+
+	while (walked < room && (got = local_walk(&j->walk, some, dray_min(room - walked, most),
+						  s->engines ? UINT64_MAX : GPU_PIECE_MAX))) {
+		extent = touched_extent(j, s);
+		for (unsigned i = 0; i < got; i++) {
+			struct dray_piece p = via_parts(j, s, &some[i]);
+
+			n = add(v, n, &p, s->engines && extent == last);
+		}
+		walked += got;
+		last = extent;
+	}
+	return n;
+}
+
+static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_piece *v,
+			    uint32_t room)
+{
+	if (s->from == NONE || s->to == NONE)
+		return pieces_walk(j, s, v, room);
+	v[0] = via_parts(j, s, &(struct dray_piece){ .bytes = j->walk.left });
+	j->walk.left = 0;
+	return 1;
+}
+
+/*
+ * Takes the part that the step writes. False: none is free now, or the last one is, and others are returned without it, so that it
+ * is left to a path that has none. Copy engines write the transfer's own memory instead if the part's memory is being given
+ * back; and if all its parts are sources, which may wait for parts of this device.
  */
 static bool step_room(struct core *c, struct job *j)
 {
@@ -358,10 +409,12 @@ static bool step_room(struct core *c, struct job *j)
 	struct step *s = &j->steps[j->step];
 	const struct memory *m = s->to == NONE ? NULL : &r->memories[j->parts[s->to].device];
 
-	if (s->to == NONE || part_take(c, r, &j->parts[s->to], false))
+	if (s->to == NONE || j->parts[s->to].base)
 		return true;
-	if (is_there(m) && m->used != m->sources)
+	if (is_there(m) && m->used != m->sources && parts_free(m) < 2)
 		return false;
+	if (part_take(c, r, &j->parts[s->to], false))
+		return true;
 	s->to = NONE;
 	j->n_steps = (uint8_t)(j->step + 1);
 	return true;
@@ -506,7 +559,8 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 {
 	struct gpu_relay *r = p->owner->relay;
 	struct job *j = dray_list_first(&r->free, struct job, link);
-	bool gathers;
+	bool gathers, more = !dray_list_empty(&p->relays);
+	const struct memory *m;
 
 	if (!j)
 		return false;
@@ -516,8 +570,12 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	j->code = 0;
 	steps_set(p->owner, j);
 	gathers = !j->steps[0].engines;
-	/* the first step's part is the room that counts: later steps wait for theirs in the job */
-	if ((gathers && r->memories[j->parts[0].device].full) ||
+	m = &r->memories[j->parts[j->steps[0].to].device];
+	/*
+	 * The first step's part is the room that counts: later steps wait for theirs in the job. A path that has jobs leaves the
+	 * last part to one that has none.
+	 */
+	if ((more && (parts_free(m) < 2 || (gathers && m->full))) ||
 	    !part_take(c, r, &j->parts[j->steps[0].to], j->n_steps == STEPS))
 		return false;
 	p->open = NULL;

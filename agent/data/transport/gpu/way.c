@@ -17,10 +17,16 @@
 #define SLICE_NS 200000
 #define ENGINES_SHARE 50
 #define TIME_SHARE 8
-#define RATE_LAST (GPU_RATE_SIZES - 1)
 
-/* Of an H200, for a device that was not measured. */
-static const struct gpu_rates usual = {
+/* Sizes of pieces in a table of rates: 4 KiB << i. */
+#define RATE_SIZES 9u
+#define RATE_SIZE_MIN 4096u
+
+/* What an idle H200 does, in bytes a microsecond. Others differ, but the ratios between the ways less. */
+static const struct {
+	uint32_t kernel[GPU_ROUTE_N];
+	uint32_t engines[GPU_ROUTE_N][RATE_SIZES]; /* lists of pieces of that size */
+} rates = {
 	.kernel = { [GPU_WITHIN] = 1100000,
 		    [GPU_PEER] = 320000,
 		    [GPU_TO_HOST] = 52000,
@@ -37,55 +43,53 @@ static const struct gpu_rates usual = {
 /* Bytes at a rate, in ns. */
 static uint64_t time_of(uint64_t bytes, uint64_t rate)
 {
-	return bytes * 1000 / dray_max(rate, UINT64_C(1));
+	return bytes / rate * 1000 + bytes % rate * 1000 / rate;
 }
 
 /* Time of copy engines for bytes in pieces of an average size; in between two sizes of the table, the smaller one's part is linear. */
-static uint64_t engines_ns(const uint32_t *rates, uint64_t bytes, uint64_t size)
+static uint64_t engines_ns(enum gpu_path_kind kind, uint64_t bytes, uint64_t size)
 {
-	uint64_t step = GPU_RATE_SIZE_MIN, small, large;
+	const uint32_t *rate = rates.engines[gpu_plan_limits[kind].route];
+	uint64_t step = RATE_SIZE_MIN, small, large;
 	unsigned i = 0;
 
 	size = dray_max(size, UINT64_C(1));
-	while (i < RATE_LAST && step * 2 <= size) {
+	while (i < RATE_SIZES - 1 && step * 2 <= size) {
 		i++;
 		step *= 2;
 	}
-	if (i == RATE_LAST)
-		return time_of(bytes, rates[i]);
-	small = time_of(step, rates[i]);
+	if (i == RATE_SIZES - 1)
+		return time_of(bytes, rate[i]);
+	small = time_of(step, rate[i]);
 	if (size <= step)
 		return bytes / size * small;
-	large = time_of(2 * step, rates[i + 1]);
+	large = time_of(2 * step, rate[i + 1]);
 	/* the time of a larger piece may be the shorter one */
 	return bytes / size * ((small * (2 * step - size) + large * (size - step)) / step);
 }
 
-static uint64_t kernel_cost(const struct gpu_way_question *q, const struct gpu_rates *r)
+static uint64_t kernel_cost(const struct gpu_way_question *q)
 {
-	uint64_t runs = time_of(q->bytes, r->kernel[gpu_plan_limits[q->kind].route]);
+	uint64_t runs = time_of(q->bytes, rates.kernel[gpu_plan_limits[q->kind].route]);
 
 	return SLICE_NS + runs + ((uint64_t)q->wait_ns + 2 * runs) / TIME_SHARE;
 }
 
-static uint64_t engines_cost(const struct gpu_way_question *q, const struct gpu_rates *r)
+static uint64_t engines_cost(const struct gpu_way_question *q)
 {
-	uint64_t ns = engines_ns(r->engines[gpu_plan_limits[q->kind].route], q->bytes,
-				 q->bytes / q->pieces);
+	uint64_t ns = engines_ns(q->kind, q->bytes, q->bytes / q->pieces);
 
 	return ns / ENGINES_SHARE + ns / TIME_SHARE;
 }
 
-static uint64_t staged_cost(const struct gpu_way_question *q, const struct gpu_rates *r,
-			    uint64_t memory)
+static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory)
 {
 	bool peer = q->kind == GPU_PATH_PEER;
 	uint64_t rounds = (q->bytes + memory - 1) / memory;
 	uint64_t slices = rounds * (uint64_t)q->wait_ns;
-	uint64_t engines = engines_ns(r->engines[gpu_plan_limits[q->kind].route], q->bytes,
-				      peer ? UINT64_MAX : q->run);
+	uint64_t engines = engines_ns(q->kind, q->bytes, peer ? UINT64_MAX : q->run);
 
-	return rounds * SLICE_NS + time_of(q->bytes, r->kernel[GPU_WITHIN]) +
+	return rounds * SLICE_NS + time_of(q->bytes, rates.kernel[GPU_WITHIN]) +
 	       engines / ENGINES_SHARE +
 	       (dray_max(slices, engines) + (uint64_t)q->wait_ns * (peer ? 2 : 1)) / TIME_SHARE;
 }
@@ -97,15 +101,14 @@ static bool can_stage(enum gpu_path_kind kind)
 
 static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory)
 {
-	const struct gpu_rates *r = q->rates ? q->rates : &usual;
 	struct gpu_way way = { .device = q->device };
-	uint64_t cost = kernel_cost(q, r), engines = engines_cost(q, r);
+	uint64_t cost = kernel_cost(q), engines = engines_cost(q);
 
 	if (engines <= cost) {
 		way.engines = true;
 		cost = engines;
 	}
-	if (memory && can_stage(q->kind) && staged_cost(q, r, memory) < cost)
+	if (memory && can_stage(q->kind) && staged_cost(q, memory) < cost)
 		way = (struct gpu_way){ .device = q->device, .staged = true };
 	return way;
 }
@@ -135,8 +138,8 @@ struct gpu_way gpu_plan_way(const struct gpu_way_question *q)
 
 bool gpu_plan_wants_memory(const struct gpu_way_question *q)
 {
-	if (!can_stage(q->kind))
+	if (!q->could_have || !can_stage(q->kind))
 		return false;
 	return q->setting == DRAY_CONFIG_GPU_COPY_STAGED ||
-	       (follows_load(q) && cheapest(q, GPU_PLAN_MEMORY).staged);
+	       (follows_load(q) && cheapest(q, q->could_have).staged);
 }
