@@ -47,7 +47,8 @@ struct disk_part {
 	struct disk_object at;    /* of the control thread */
 	uint8_t work;             /* enum disk_work: queued or in progress */
 	bool on_disk;
-	bool cleaned; /* it is written because it would be evicted soon */
+	bool cleaned;  /* it is written because it would be evicted soon */
+	uint16_t vain; /* evictions from disk for its write that gave its owner no room */
 };
 
 /*

@@ -21,6 +21,11 @@
 #define CLEANED_AT_ONCE 16
 /* Works that a turn of the control thread gives to disk/ or ends, and objects that it evicts from disk. */
 #define TURN_MAX 256
+/*
+ * Evictions from disk that may give the owner of a written object no room: in a shared name space the victims may be of
+ * others, who would lose all they have there for an owner whose own share is in use.
+ */
+#define VAIN_MAX 256
 #define SEGMENT_MIN (16ull << 20)
 #define SEGMENT_MAX (256ull << 20)
 
@@ -140,7 +145,28 @@ static bool disk_evict(struct store_space *sp)
 	return true;
 }
 
-/* Takes room for it on disk, for which it evicts others. -EAGAIN: the turn is over; -ENOSPC: there is nothing to evict. */
+/* What its owner may still take; negative: it has more than its share. */
+static int64_t room_left(const struct store_object *o)
+{
+	const struct budget_account *a = &o->member->account->budget;
+
+	return (int64_t)(budget_limit(a, RESOURCE_STORE_DISK_BYTES) -
+			 atomic_load(&a->of[RESOURCE_STORE_DISK_BYTES].used));
+}
+
+/* False: there is nothing to evict, or it does not help. */
+static bool evict_for(struct store_object *o)
+{
+	int64_t before = room_left(o);
+
+	if (disk_part(o)->vain >= VAIN_MAX || !disk_evict(o->member->space))
+		return false;
+	if (room_left(o) <= before)
+		disk_part(o)->vain++;
+	return true;
+}
+
+/* Takes room for it on disk, for which it evicts others. -EAGAIN: the turn is over; -ENOSPC: no more is to be had. */
 static int take_room(struct store_object *o, unsigned *turn)
 {
 	if (disk_blocks(o->policy.bytes) >
@@ -150,7 +176,7 @@ static int take_room(struct store_object *o, unsigned *turn)
 		if (!*turn)
 			return -EAGAIN;
 		--*turn;
-		if (!disk_evict(o->member->space))
+		if (!evict_for(o))
 			return -ENOSPC;
 	}
 	return 0;
@@ -186,6 +212,7 @@ bool tier_write(struct store_object *o)
 	if (t->down || (t->pending && t->pending + bytes > limit))
 		return false;
 	t->pending += bytes;
+	disk_part(o)->vain = 0;
 	item_hold(o);
 	enqueue(o, WORK_WRITE);
 	return true;

@@ -42,7 +42,7 @@ static void gate(enum disk_call call, bool close)
 static struct rig {
 	sd_event *event;
 	struct budgets budgets;
-	struct owner_account account;
+	struct owner_account account, other;
 	struct store *store;
 	struct store_user *user;
 	struct store_member *member;
@@ -56,8 +56,10 @@ static void count_nothing(struct owner_account *a)
 
 static struct owner_account *account_of(void *arg, const char *tenant, uint32_t uid)
 {
-	return &rig.account;
+	return uid ? &rig.other : &rig.account;
 }
+
+static const char *const spaces[] = { "shared=t:0", "shared=t:1" };
 
 static void start(void)
 {
@@ -68,6 +70,8 @@ static void start(void)
 		.policy = POLICY_LRU,
 		.evict = true,
 		.retry_ms = 1,
+		.spaces = spaces,
+		.n_spaces = DRAY_ARRAY_SIZE(spaces),
 		.keep = count_nothing,
 		.release = count_nothing,
 		.disk = { .event = rig.event,
@@ -84,6 +88,7 @@ static void start(void)
 	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].max = rig.disk_bytes;
 	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = rig.disk_bytes;
 	budget_account_init(&rig.account.budget, &rig.budgets, "t", 0);
+	budget_account_init(&rig.other.budget, &rig.budgets, "t", 1);
 	if (store_new(&rig.store, &cfg, &e) < 0)
 		fail_msg("%s", e.msg);
 	rig.user = store_user_new(rig.store, &rig.account, &e);
@@ -272,6 +277,43 @@ static void test_turns_that_evict_from_disk(void **state)
 	assert_in_range(store_totals(rig.store).disk_objects, 1, 257);
 }
 
+static struct store_member *join_shared(struct store_user *u)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_member *m = store_join(u, (struct dray_str){ "shared", 6 }, &e);
+
+	if (!m)
+		fail_msg("%s", e.msg);
+	return m;
+}
+
+/* An owner whose share is in use by objects that are in memory, too. What others have on disk would not help. */
+static void test_owner_without_room_beside_others_in_its_space(void **state)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_member *own = rig.member;
+	struct store_user *other = store_user_new(rig.store, &rig.other, &e);
+
+	assert_non_null(other);
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = 8 * MIB;
+	rig.member = join_shared(rig.user);
+	for (unsigned k = 0; k < 1000; k++)
+		put(k, 1);
+	settle();
+	store_evict(rig.store, "shared", "", 0, UINT64_MAX);
+	assert_int_equal(store_totals(rig.store).bytes, 0);
+	assert_int_equal(store_totals(rig.store).disk_objects, 1000);
+	rig.member = join_shared(other);
+	put(1000, 8 * MIB);
+	settle();
+	put(1001, 8 * MIB);
+	settle();
+	rig.member = own;
+	assert_int_equal(store_totals(rig.store).disk_skipped, 1);
+	assert_int_equal(store_totals(rig.store).disk_evictions, 256);
+	store_user_free(other);
+}
+
 /* --- loads --------------------------------------------------------------------------------------------- */
 
 static void test_pinned_object_that_could_not_be_read(void **state)
@@ -359,6 +401,7 @@ int main(void)
 		TEST(test_turns_beside_removed_objects),
 		TEST(test_turns_beside_a_disk_that_fails),
 		TEST(test_turns_that_evict_from_disk),
+		TEST(test_owner_without_room_beside_others_in_its_space),
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
 		TEST(test_flush),
