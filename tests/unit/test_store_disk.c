@@ -40,6 +40,7 @@ static struct rig {
 	struct item items[N];
 	unsigned found, strange; /* strange: found under a key that is no item's */
 	enum disk_state state;
+	char why[DRAY_ERR_MSG_MAX];
 } rig;
 
 /* DISK_CALL_*: the calls that fail, and how. */
@@ -61,6 +62,7 @@ static int fault(enum disk_call call)
 static void state_changed(void *arg, enum disk_state state, const struct dray_err *why)
 {
 	rig.state = state;
+	snprintf(rig.why, sizeof(rig.why), "%s", why->msg);
 }
 
 static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
@@ -572,24 +574,68 @@ static void test_folder_that_reports_errors(void **state)
 	check_returns();
 }
 
+static void damage_index(void)
+{
+	char path[128];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	f = fopen(path, "w");
+	assert_non_null(f);
+	for (unsigned i = 0; i < 4096; i++)
+		fputs("not a database ", f);
+	fclose(f);
+}
+
 static void test_damaged_index(void **state)
 {
 	char path[128], away[128];
-	FILE *f;
 
 	put_all();
 	assert_true(disk_close(dray_take(rig.disk)));
 	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
 	snprintf(away, sizeof(away), "%s/away", cm_dir);
 	assert_int_equal(rename(path, away), 0);
-	f = fopen(path, "w");
-	assert_non_null(f);
-	for (unsigned i = 0; i < 4096; i++)
-		fputs("not a database ", f);
-	fclose(f);
+	damage_index();
 	start_absent();
 	assert_non_null(strstr(disk_info(rig.disk).why, "remove the files of this one"));
 	assert_int_equal(rename(away, path), 0);
+	check_returns();
+}
+
+static void test_reason_that_changes(void **state)
+{
+	char away[128];
+
+	snprintf(away, sizeof(away), "%s.away", cm_dir);
+	assert_true(disk_close(dray_take(rig.disk)));
+	damage_index();
+	assert_int_equal(rename(cm_dir, away), 0);
+	start_absent();
+	assert_non_null(strstr(rig.why, "make the folder"));
+	assert_int_equal(rename(away, cm_dir), 0);
+	while (!strstr(rig.why, "remove the files of this one"))
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_string_equal(disk_info(rig.disk).why, rig.why);
+	assert_int_equal(rig.state, DISK_STATE_ABSENT);
+}
+
+/* The index of the first folder says nothing of the second one's segments. */
+static void test_another_folder_after_an_error(void **state)
+{
+	char away[128], first[128];
+
+	snprintf(away, sizeof(away), "%s.away", cm_dir);
+	snprintf(first, sizeof(first), "%s/first", away);
+	put_all();
+	assert_true(disk_close(dray_take(rig.disk)));
+	assert_int_equal(rename(cm_dir, away), 0);
+	assert_int_equal(mkdir(cm_dir, 0700), 0);
+	faults[DISK_CALL_READ] = -EIO;
+	start_absent();
+	assert_int_equal(rename(cm_dir, first), 0);
+	assert_int_equal(rename(away, cm_dir), 0);
+	faults[DISK_CALL_READ] = 0;
 	check_returns();
 }
 
@@ -735,6 +781,8 @@ int main(void)
 		TEST(test_folder_that_comes_later),
 		TEST(test_folder_that_reports_errors),
 		TEST(test_damaged_index),
+		TEST(test_reason_that_changes),
+		TEST(test_another_folder_after_an_error),
 		TEST(test_close_while_rows_are_taken),
 		TEST(test_close_beside_a_call_that_does_not_return),
 		TEST(test_kill),

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -111,8 +112,11 @@ static void probe_done(struct dray_job *j)
 
 void heal_again(struct disk *d)
 {
-	if (state_of(d, d->probe_result) != d->info.state)
-		set_state(d, state_of(d, d->probe_result), &d->probe_why);
+	enum disk_state state = state_of(d, d->probe_result);
+
+	/* The remedy may be another one now. */
+	if (state != d->info.state || strcmp(d->info.why, d->probe_why.msg))
+		set_state(d, state, &d->probe_why);
 	start_timer(d);
 }
 

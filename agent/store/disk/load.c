@@ -107,8 +107,12 @@ static int find_file(const struct disk *d, struct load *l, const char *name)
 static int find_files(const struct disk *d, struct load *l)
 {
 	struct dirent **names = NULL;
-	int n = scandirat(d->dir_fd, ".", &names, NULL, NULL), r = n < 0 ? -errno : 0;
+	int r = disk_fault(d, DISK_CALL_READ), n = 0;
 
+	if (!r)
+		n = scandirat(d->dir_fd, ".", &names, NULL, NULL);
+	if (n < 0)
+		r = -errno;
 	for (int i = 0; i < n; i++) {
 		if (!r)
 			r = find_file(d, l, names[i]->d_name);
@@ -167,13 +171,11 @@ static int no_memory(struct dray_err *reterr)
 	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
 }
 
-/* 0 with d->load, or -errno with reterr. */
-static int scan(struct disk *d, struct dray_err *reterr)
+static int read_folder(struct disk *d, struct load *l, struct dray_err *reterr)
 {
-	dray_auto(cleanup_load) struct load *l = calloc(1, sizeof(*l));
-	int r = l ? open_dir(d, reterr) : no_memory(reterr);
+	int r = open_dir(d, reterr);
 
-	if (!r && !d->index)
+	if (!r)
 		r = index_open(d, reterr);
 	if (r)
 		return r;
@@ -182,12 +184,26 @@ static int scan(struct disk *d, struct dray_err *reterr)
 		return dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk_dir %.100s: %s",
 				    d->dir, dray_errno_text(r));
 	r = index_load(d, keep_row, l, reterr);
+	if (!r && l->no_memory)
+		r = no_memory(reterr);
+	return r > 0 ? -EIO : r;
+}
+
+/*
+ * 0 with d->load, or -errno with reterr. Folder and index are opened together for each attempt: the index of a file system
+ * that was there before would name none of the segments of the one that is there now, and they would be removed.
+ */
+static int scan(struct disk *d, struct dray_err *reterr)
+{
+	dray_auto(cleanup_load) struct load *l = calloc(1, sizeof(*l));
+	int r;
+
+	index_close(d);
+	r = l ? read_folder(d, l, reterr) : no_memory(reterr);
 	if (r) {
 		index_close(d);
-		return r > 0 ? -EIO : r;
+		return r;
 	}
-	if (l->no_memory)
-		return no_memory(reterr);
 	remove_unused(d, l);
 	d->load = dray_take(l);
 	return 0;
