@@ -623,7 +623,7 @@ static void test_reason_that_changes(void **state)
 /* The index of the first folder says nothing of the second one's segments. */
 static void test_another_folder_after_an_error(void **state)
 {
-	char away[128], first[128];
+	char away[128], first[160];
 
 	snprintf(away, sizeof(away), "%s.away", cm_dir);
 	snprintf(first, sizeof(first), "%s/first", away);
