@@ -132,6 +132,17 @@ const char *dray_addr_show(const struct dray_addr *a, char *buf, size_t n)
 	return buf;
 }
 
+struct in6_addr dray_addr_in6(const struct dray_addr *a)
+{
+	struct in6_addr r = IN6ADDR_ANY_INIT;
+
+	if (a->sa.sa_family != AF_INET)
+		return a->in6.sin6_addr;
+	r.s6_addr[10] = r.s6_addr[11] = 0xff;
+	memcpy(&r.s6_addr[12], &a->in.sin_addr, sizeof(a->in.sin_addr));
+	return r;
+}
+
 /* The IPv4 address in host order, also where it is mapped into IPv6. */
 static bool v4_of(const struct dray_addr *a, uint32_t *ret)
 {

@@ -42,6 +42,8 @@ bool dray_addr_is_wildcard(const struct dray_addr *a);
 bool dray_addr_is_link_local(const struct dray_addr *a);
 unsigned dray_addr_port(const struct dray_addr *a);
 void dray_addr_set_port(struct dray_addr *a, unsigned port);
+/* An IPv4 address as the IPv4-mapped one of IPv6 (RFC 4291, section 2.5.5.2), as in scans of netdetect. */
+struct in6_addr dray_addr_in6(const struct dray_addr *a);
 
 /* host:port that other hosts can use: an address that is neither a wildcard nor link-local, or a valid name; port 1 to 65535. */
 bool dray_endpoint_valid(const char *s);

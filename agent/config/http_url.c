@@ -8,18 +8,15 @@
 
 #include "agent/config/words.h"
 #include "lib/addr.h"
+#include "lib/plain.h"
 
 #define SCHEME "http://"
 
 static int refuse(struct dray_err *reterr, const char *s, const char *why)
 {
 	char shown[101];
-	size_t i;
 
-	/* a URL from outside may hold any byte */
-	for (i = 0; s[i] && i < sizeof(shown) - 1; i++)
-		shown[i] = s[i] < ' ' || s[i] > '~' ? '?' : s[i];
-	shown[i] = '\0';
+	dray_plain(shown, sizeof(shown), s, strlen(s));
 	return config_invalid(reterr, "\"%s\": %s", shown, why);
 }
 

@@ -86,7 +86,7 @@ static bool smaller(struct nd_path *p, enum answer got, uint32_t told)
 {
 	uint32_t next = 0;
 
-	for (size_t i = 0; i < sizeof(usual) / sizeof(usual[0]) && !next; i++)
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(usual) && !next; i++)
 		if (usual[i] < p->size)
 			next = usual[i];
 	if (told >= SMALL_BYTES && told < p->size)
@@ -130,21 +130,9 @@ bool nd_path_step(struct nd_path *p, bool late)
 	}
 }
 
-/* As route lookups want it. */
-static struct in6_addr in6_of(const struct dray_addr *a)
-{
-	struct in6_addr x = IN6ADDR_ANY_INIT;
-
-	if (a->sa.sa_family == AF_INET6)
-		return a->in6.sin6_addr;
-	x.s6_addr[10] = x.s6_addr[11] = 0xff;
-	memcpy(&x.s6_addr[12], &a->in.sin_addr, sizeof(a->in.sin_addr));
-	return x;
-}
-
 int nd_path_open(struct nd_path *p, const struct dray_addr *to)
 {
-	struct in6_addr there = in6_of(to), here;
+	struct in6_addr there = dray_addr_in6(to), here;
 	struct ifreq ifr = { .ifr_mtu = 0 };
 	struct nd_next_hop hop;
 	int on = 1, probe = IP_PMTUDISC_PROBE /* of IPv6, too */, level, r;
@@ -157,7 +145,7 @@ int nd_path_open(struct nd_path *p, const struct dray_addr *to)
 	if (getsockname(p->fd, &p->from.sa, &p->from.len) < 0)
 		return -errno;
 	dray_addr_set_port(&p->from, 0);
-	here = in6_of(&p->from);
+	here = dray_addr_in6(&p->from);
 	r = nd_route_to(&ND_SOURCE_LIVE, NULL, &there, &here, &hop);
 	if (r < 0)
 		return r;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/control/http/internal.h"
+#include "lib/plain.h"
 
 #define TEXT_TYPE "text/plain; charset=utf-8"
 #define JSON_TYPE "application/json"
@@ -114,12 +115,10 @@ static enum MHD_Result metrics_page(struct http_server *s, struct MHD_Connection
 /* Reasons may quote a peer, so bytes that are not plain ASCII are replaced. */
 static json_t *text_json(const char *s)
 {
-	char plain[512];
-	size_t n = strnlen(s, sizeof(plain));
+	char plain[513];
 
-	for (size_t i = 0; i < n; i++)
-		plain[i] = s[i] < 0x20 || s[i] >= 0x7f ? '?' : s[i];
-	return json_stringn(plain, n);
+	dray_plain(plain, sizeof(plain), s, strlen(s));
+	return json_string(plain);
 }
 
 /* Freed by the caller. NULL without memory. */

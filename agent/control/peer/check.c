@@ -15,6 +15,7 @@
 #include "agent/control/peer/internal.h"
 #include "agent/control/region/region.h"
 #include "agent/placement/net/resolver.h"
+#include "lib/plain.h"
 #include "netdetect/net/path.h"
 
 #define REQUEST_ID 1
@@ -195,9 +196,7 @@ static void text_take(char *to, size_t cap, const uint8_t **p, const uint8_t *en
 {
 	size_t have = dray_min((size_t)n, (size_t)(end - *p));
 
-	for (size_t i = 0; i < dray_min(have, cap - 1); i++)
-		to[i] = (*p)[i] >= ' ' && (*p)[i] <= '~' ? (char)(*p)[i] : '?';
-	to[dray_min(have, cap - 1)] = '\0';
+	dray_plain(to, cap, (const char *)*p, have);
 	*p += have;
 }
 

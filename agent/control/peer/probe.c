@@ -9,6 +9,7 @@
 
 #include "agent/control/peer/internal.h"
 #include "agent/placement/probe/peer_probe.h"
+#include "lib/plain.h"
 
 #define PROBE_MINOR 2 /* first minor version with PROBE */
 #define REQUEST_ID 1
@@ -42,15 +43,6 @@ static void finish(struct peer_probe *q, struct dray_err err)
 		fn(q->arg, &err, &q->result);
 }
 
-static void copy_str(char *to, size_t cap, const struct dray_str *s)
-{
-	size_t n = dray_min((size_t)s->n, cap - 1);
-
-	for (size_t i = 0; i < n; i++)
-		to[i] = s->p[i] >= ' ' && s->p[i] <= '~' ? s->p[i] : '?';
-	to[n] = '\0';
-}
-
 /* Stores the identity of the agent. Returns an error if that ends the probe. */
 static struct dray_err learn(struct peer_probe *q, const struct pmsg_agent_info *m)
 {
@@ -61,8 +53,8 @@ static struct dray_err learn(struct peer_probe *q, const struct pmsg_agent_info 
 
 	memcpy(r->agent_id, m->agent_id, sizeof(r->agent_id));
 	r->incarnation = m->incarnation;
-	copy_str(r->segment, sizeof(r->segment), &m->segment);
-	copy_str(r->version, sizeof(r->version), &m->version);
+	dray_plain(r->segment, sizeof(r->segment), m->segment.p, m->segment.n);
+	dray_plain(r->version, sizeof(r->version), m->version.p, m->version.n);
 	r->known = true;
 	r->self = same_id && m->incarnation == own->incarnation;
 	if (hello_check_version(m->major_min, m->major_max, &why) == 0 && same_id && !r->self)
@@ -127,7 +119,7 @@ static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_
 	} else if (h->type == PMSG_PROBE_REPLY && q->result.known && h->request_id == REQUEST_ID) {
 		handle_reply(q, &m.probe_reply);
 	} else if (h->type == PMSG_ERROR) {
-		copy_str(text, sizeof(text), &m.error.message);
+		dray_plain(text, sizeof(text), m.error.message.p, m.error.message.n);
 		finish(q, dray_err_of(known_code(m.error.code, DRAY_E_PROTOCOL),
 				      "the peer refuses: %s", text));
 	} else {

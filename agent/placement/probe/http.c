@@ -10,6 +10,7 @@
 #include "agent/placement/net/http_client.h"
 #include "agent/placement/probe/internal.h"
 #include "lib/cleanup.h"
+#include "lib/plain.h"
 #include "schema/gen/errors.h"
 
 #define BODY_MAX (64 * 1024)
@@ -25,8 +26,7 @@ static const char *show(const json_t *v, char *buf, size_t n)
 		 json_is_null(v)   ? "null" :
 		 json_is_number(v) ? "a number" :
 				     "not a string");
-	for (char *c = buf; *c; c++)
-		*c = *c >= ' ' && *c <= '~' ? *c : '?';
+	dray_plain(buf, n, buf, strlen(buf));
 	return buf;
 }
 

@@ -15,19 +15,6 @@ static int by_bytes(const void *a, const void *b)
 	return memcmp(a, b, sizeof(struct in6_addr));
 }
 
-/* IPv4 as an IPv4-mapped address, as in scans of netdetect. */
-static struct in6_addr mapped(const struct dray_addr *a)
-{
-	struct in6_addr r = a->in6.sin6_addr;
-
-	if (a->sa.sa_family == AF_INET) {
-		memset(&r, 0, sizeof(r));
-		r.s6_addr[10] = r.s6_addr[11] = 0xff;
-		memcpy(&r.s6_addr[12], &a->in.sin_addr, 4);
-	}
-	return r;
-}
-
 static bool number_of(const char *text, struct in6_addr *ret)
 {
 	struct dray_addr a;
@@ -37,7 +24,7 @@ static bool number_of(const char *text, struct in6_addr *ret)
 	a.sa.sa_family = AF_INET;
 	if (inet_pton(AF_INET, text, &a.in.sin_addr) != 1)
 		return false;
-	*ret = mapped(&a);
+	*ret = dray_addr_in6(&a);
 	return true;
 }
 
@@ -88,7 +75,7 @@ void locality_deinit(struct locality *l)
 
 bool locality_has_addr(const struct locality *l, const struct dray_addr *addr)
 {
-	struct in6_addr a = mapped(addr);
+	struct in6_addr a = dray_addr_in6(addr);
 
 	return dray_addr_is_loopback(addr) ||
 	       (l->n_addrs && bsearch(&a, l->addrs, l->n_addrs, sizeof(a), by_bytes));
@@ -100,7 +87,7 @@ static bool rule_matches(const struct local_rule *r, const char *host, const str
 	if (r->port && r->port != port)
 		return false;
 	if (r->addr.len && addr->len) {
-		struct in6_addr a = mapped(&r->addr), b = mapped(addr);
+		struct in6_addr a = dray_addr_in6(&r->addr), b = dray_addr_in6(addr);
 
 		return !memcmp(&a, &b, sizeof(a));
 	}
