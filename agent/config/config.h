@@ -62,7 +62,7 @@ int config_load(struct config *c, const struct config_args *args, struct dray_er
 void config_deinit(struct config *c);
 
 /* True if one of both has peer.key_file and the other has not. The keys of peers' key files then change only with a restart. */
-bool config_key_file_appears(const struct dray_config *a, const struct dray_config *b);
+bool config_key_use_differs(const struct dray_config *a, const struct dray_config *b);
 
 /*
  * Loads the configuration again and applies the keys that may change while the agent runs; their former values are freed.

@@ -36,7 +36,7 @@ static int differs(const struct config *a, const struct config *b, enum dray_con
 	return 0;
 }
 
-bool config_key_file_appears(const struct dray_config *a, const struct dray_config *b)
+bool config_key_use_differs(const struct dray_config *a, const struct dray_config *b)
 {
 	return !*a->peer.key_file != !*b->peer.key_file;
 }
@@ -45,7 +45,7 @@ bool config_key_file_appears(const struct dray_config *a, const struct dray_conf
 static bool reloads(const struct config *c, const struct config *fresh, enum dray_config_key_id id)
 {
 	if (id == DRAY_CONFIG_KEY_PEER_KEY_FILE || id == DRAY_CONFIG_KEY_PEER_ACCEPT_KEY_FILE)
-		return !config_key_file_appears(&c->v, &fresh->v);
+		return !config_key_use_differs(&c->v, &fresh->v);
 	return dray_config_keys[id].reload;
 }
 

@@ -168,7 +168,7 @@ struct new_keys {
 static int keys_prepare(void *arg, const struct dray_config *fresh, struct dray_err *reterr)
 {
 	struct new_keys *new = arg;
-	bool stay = config_key_file_appears(new->running, fresh);
+	bool stay = config_key_use_differs(new->running, fresh);
 
 	return peers_read_keys(stay ? new->running : fresh, &new->keys, reterr);
 }
