@@ -18,10 +18,9 @@ from ..client import Client
 from ..handles import Region, Remote
 from ..lease import Lease
 from ..pending import Pending
+from .looks import Looks
 
 __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Grants", "Hold"]
-
-_SELDOM = 4  # steps after which a session is looked at on which nothing is awaited
 
 # how a right ended
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
@@ -114,8 +113,7 @@ class Grants:
         self._asked: set[Grant] = set()  # for which the agent has not answered
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
-        self._polls = 0
-        self._away = False  # the session is lost; each poll takes a step of its return
+        self._looks = Looks()
         self.on_event: Callable[[Any], None] = lambda event: None
 
     def __len__(self) -> int:
@@ -171,8 +169,7 @@ class Grants:
 
         awaited: false if nothing is expected but the end of the session.
         """
-        self._polls += 1
-        if awaited or self._away or self._given or self._asked or self._leaving or not self._polls % _SELDOM:
+        if self._looks.due(awaited or bool(self._given or self._asked or self._leaving)):
             self._client.process(rest)
         taken = self._client.events
         while taken:
@@ -180,8 +177,7 @@ class Grants:
             if isinstance(event, events.LeaseEnded):
                 self._over(event)
             else:
-                if isinstance(event, (events.Disconnected, events.Reconnected)):
-                    self._away = isinstance(event, events.Disconnected)
+                self._looks.event(event)
                 self.on_event(event)
         ended = list(self._ended)
         self._ended.clear()

@@ -24,6 +24,7 @@ from ..handles import Region
 from ..pending import Transfer
 from . import layout as layouts
 from .layout import EngineLayout, Group, Plan, RankLayout
+from .looks import Looks
 from .options import DEFAULT_NAME
 from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
 from .push_worker import PushWorker
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Results", "WorkerSide"]
 
 _logger = logging.getLogger("vllm.dray")
-_SELDOM = 4  # steps after which the session is looked at if nothing is moved
 _MARGIN = 0.25  # seconds that the agent gets to stop a transfer before the deadline of its load
 
 
@@ -83,8 +83,7 @@ class WorkerSide:
         self._results = Results()
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
-        self._polls = 0
-        self._away = False  # the session is lost; each poll takes a step of its return
+        self._looks = Looks()
         self._pushes = PushWorker(client, region, rank.rank)
         self.stats = Stats(lambda data: _logger.info("dray: rank %d, last minute: %s", rank.rank, sentence(data)))
 
@@ -189,8 +188,7 @@ class WorkerSide:
 
     def poll(self) -> Results:
         """Takes what has ended; each request once."""
-        self._polls += 1
-        if self._running or self._lent or self._away or not self._pushes.idle or not self._polls % _SELDOM:
+        if self._looks.due(bool(self._running or self._lent or not self._pushes.idle)):
             self._client.process()
         while self._client.events:
             self._take_event(self._client.events.popleft())
@@ -205,8 +203,7 @@ class WorkerSide:
         return results
 
     def _take_event(self, event: Any) -> None:
-        if isinstance(event, (Disconnected, Reconnected)):
-            self._away = isinstance(event, Disconnected)
+        self._looks.event(event)
         if isinstance(event, Reconnected):
             try:
                 self._metadata.ranks[self._layout.rank] = self.info()
