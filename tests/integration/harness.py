@@ -485,6 +485,12 @@ def nothing_leaked(*agents, streams=0):
                                  f"{old.threads} -> {new.threads}, mappings {old.mappings} -> {new.mappings}") from None
 
 
+def wait_for_release(agent, resource):
+    """Waits until no owner has any of a resource: an owner gets its share back a moment after the memory or descriptor is gone."""
+    until(lambda: not any(row["used"] for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == resource),
+          f"the release of all {resource}")
+
+
 # --- raw messages ---------------------------------------------------------------------------------
 
 class Raw:

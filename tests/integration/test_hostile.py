@@ -17,7 +17,7 @@ import time
 import dray
 import pytest
 from wire import codec as s
-from harness import LIMIT, MIB, Raw, nothing_leaked, until
+from harness import LIMIT, MIB, Raw, nothing_leaked, until, wait_for_release
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
@@ -346,6 +346,7 @@ def test_mappings(new_agent):
     """One page of each of many files."""
     agent = new_agent(settings={"limits.mappings": 64, "limits.regions_per_session": 100000, "limits.extents_per_session": 100000})
     serves(agent)
+    wait_for_release(agent, "mappings")
     with nothing_leaked(agent):
         with Raw(agent) as raw:
             fds = [sparse_memfd(4096) for _ in range(50)]

@@ -12,7 +12,7 @@ import dray
 import pytest
 import wire
 from dray import errors
-from harness import LIMIT, MIB, Raw, expect, until
+from harness import LIMIT, MIB, Raw, expect, until, wait_for_release
 from test_lifecycle import ACTIVATE, fails
 from wire import codec as s
 
@@ -280,4 +280,4 @@ def test_an_owner_does_not_take_everything(new_agent, resource, how):
         for user in users:
             user.close()
     if resource != "hints":  # which outlive their clients
-        until(lambda: not any(row["used"] for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == resource), "the release")
+        wait_for_release(agent, resource)
