@@ -299,37 +299,33 @@ def test_letters_that_are_none_of_ours(world, caplog):
     nothing_left(world)
 
 
-def test_announced_before_p_has_a_mailbox_again(world):
-    """An idle engine whose agent was restarted opens its mailbox when it gets a request."""
-    boxes = dict(world.mailboxes)
-    del world.mailboxes["p:1", mailbox_name("p")]
-    announce(world, STEP)
+def opens_in_time(world, box, after):
+    """D waits for P's mailbox, which opens so many seconds after P's request has come, and is served."""
     assert "r" not in world.d.answers
     world.p.add("r", prompt(STEP), 1, FOR_P)
     turns(world, world.p)
-    world.mailboxes.update(boxes)
-    world.now += 0.2
+    world.mailboxes["p:1", mailbox_name("p")] = box
+    world.now += after
     turns(world, world.d, world.p, n=6)
     assert world.d.answers["r"][0] == "LENGTH" and world.seen["transfer done"] == 2
     nothing_left(world)
+
+
+def test_announced_before_p_has_a_mailbox_again(world):
+    """An idle engine whose agent was restarted opens its mailbox when it gets a request."""
+    box = world.mailboxes.pop(("p:1", mailbox_name("p")))
+    announce(world, STEP)
+    opens_in_time(world, box, 0.2)
 
 
 def test_announced_long_after_the_request(world):
     """The blocks were lent late: P has as long as ever to open its mailbox."""
-    boxes = dict(world.mailboxes)
-    del world.mailboxes["p:1", mailbox_name("p")]
+    box = world.mailboxes.pop(("p:1", mailbox_name("p")))
     world.d.add("r", prompt(STEP), 1, FOR_D)
     world.d.step()
     world.now += 4
     turns(world, world.d, n=3)
-    assert "r" not in world.d.answers
-    world.p.add("r", prompt(STEP), 1, FOR_P)
-    turns(world, world.p)
-    world.mailboxes.update(boxes)
-    world.now += 0.5
-    turns(world, world.d, world.p, n=6)
-    assert world.d.answers["r"][0] == "LENGTH" and world.seen["transfer done"] == 2
-    nothing_left(world)
+    opens_in_time(world, box, 0.5)
 
 
 def test_an_engine_without_a_mailbox(world, caplog):

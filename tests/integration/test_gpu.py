@@ -2,6 +2,7 @@
 """Regions of GPU memory: registration, refusals, and release at the end of a session or device."""
 
 import os
+from functools import partial
 
 import dray
 import pytest
@@ -511,18 +512,20 @@ def way(agent):
     return agent.ctl("transfers", "--recent", "--json")["ended_transfers"][-1]["gpu_way"]
 
 
+def moved_by(agent, client, here, there, a, b):
+    """Copies b to a, checks the bytes, and returns what has copied them."""
+    a.view[:] = bytes(MIB)
+    copies(client, here, there, MIB)
+    assert a.view[1:] == b.view[:MIB - 1]
+    return way(agent)
+
+
 def test_copies_follow_the_load(gpu_agent):
     """While another process keeps the destination's GPU busy, the other GPU of the pair copies; copy engines, if it is busy too."""
     agent, gpus = gpu_agent(watched=True)
     with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
         here, there = add_vmm(client, a), add_vmm(client, b)
-
-        def moved():
-            a.view[:] = bytes(MIB)
-            copies(client, here, there, MIB)
-            assert a.view[1:] == b.view[:MIB - 1]
-            return way(agent)
-
+        moved = partial(moved_by, agent, client, here, there, a, b)
         assert moved() == "kernel" and metric(agent, "dray_gpu_busy") == 0
         gpus.busy(0)
         until(lambda: moved() == "other_kernel", "the other GPU copies")
@@ -543,13 +546,7 @@ def test_staged_copies(gpu_agent):
     agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "8MiB"})
     with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
         here, there = add_vmm(client, a), add_vmm(client, b)
-
-        def moved():
-            a.view[:] = bytes(MIB)
-            copies(client, here, there, MIB)
-            assert a.view[1:] == b.view[:MIB - 1]
-            return way(agent)
-
+        moved = partial(moved_by, agent, client, here, there, a, b)
         moved()  # asks for the memory
         until(lambda: moved() == "staged", "copies are staged")
         assert metric(agent, "dray_gpu_copy_staged_bytes_total") > 0 and metric(agent, "dray_gpu_copy_memory_bytes") == 16 * MIB
