@@ -4,31 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/hash.h"
 #include "lib/random.h"
 
 #define BUCKETS_MIN 64
 
-/* Folds both halves of the product, so that each bit of the input changes every bit of the result. */
-static uint64_t mix(uint64_t a, uint64_t b)
-{
-	unsigned __int128 p = (unsigned __int128)a * b;
-
-	return (uint64_t)p ^ (uint64_t)(p >> 64);
-}
-
 static uint64_t hash(const struct dray_map *m, const void *key, size_t n)
 {
-	const uint8_t *p = key;
-	uint64_t h = mix(m->seed ^ n, 0x9e3779b97f4a7c15u), word;
-
-	for (; n > sizeof(word); n -= sizeof(word), p += sizeof(word)) {
-		memcpy(&word, p, sizeof(word));
-		h = mix(h ^ word, m->seed | 1);
-	}
-	word = 0;
-	if (n)
-		memcpy(&word, p, n);
-	return mix(h ^ word, 0xd1b54a32d192ed03u);
+	return dray_hash(m->seed, key, n);
 }
 
 static struct dray_map_node **bucket(struct dray_map *m, uint64_t h)

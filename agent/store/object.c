@@ -5,28 +5,14 @@
 #include <string.h>
 
 #include "agent/store/internal.h"
+#include "lib/hash.h"
 
 #define BUCKETS_MIN 64
-
-static uint64_t mix(uint64_t a, uint64_t b)
-{
-	unsigned __int128 p = (unsigned __int128)a * b;
-
-	return (uint64_t)p ^ (uint64_t)(p >> 64);
-}
 
 /* Keys come from clients, so that each name space has a seed. */
 uint32_t item_hash(const struct store_space *sp, struct store_key key)
 {
-	uint64_t h = sp->seed ^ key.n, word;
-
-	for (; key.n > sizeof(word); key.n -= sizeof(word), key.p += sizeof(word)) {
-		memcpy(&word, key.p, sizeof(word));
-		h = mix(h ^ word, sp->seed | 1);
-	}
-	word = 0;
-	memcpy(&word, key.p, key.n);
-	return (uint32_t)mix(h ^ word, 0xd1b54a32d192ed03u);
+	return (uint32_t)dray_hash(sp->seed, key.p, key.n);
 }
 
 static struct store_object *find_hashed(struct store_space *sp, struct store_key key, uint32_t h)
