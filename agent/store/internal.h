@@ -232,6 +232,8 @@ void item_return(struct store_object *o);
 int tier_new(struct store *s, struct dray_err *reterr);
 /* Frees objects that are not in the index, and drops the holds of the tier. False: the disk keeps the store's memory. */
 bool tier_free(struct store *s);
+/* An object of this key was put, or its removal was asked for: what is on disk of it is older, also if that is not known yet. */
+void tier_key_changed(const struct store_space *sp, struct store_key key);
 /* An object was put. */
 void tier_put(struct store_object *o);
 /* A live object is written soon. False: too much waits for the disk, or it cannot be written. */

@@ -371,6 +371,7 @@ static enum dmsg_store_status put_end(struct store_object *o, bool done)
 	o->state = OBJECT_LIVE;
 	index_add(sp, o);
 	sp->puts++;
+	tier_key_changed(sp, (struct store_key){ o->key, o->key_n });
 	tier_put(o);
 	return DMSG_STORE_STATUS_OK;
 }
@@ -552,6 +553,7 @@ void store_remove(struct store_member *m, const struct store_key *keys, uint32_t
 	for (uint32_t i = 0; i < n; i++) {
 		struct store_object *o = item_find(m->space, keys[i]);
 
+		tier_key_changed(m->space, keys[i]);
 		ret[i] = (struct dmsg_store_result){
 			.status = o ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
 			.length = o ? o->policy.bytes : 0,

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/store/changed.h"
 #include "agent/store/internal.h"
+#include "lib/hash.h"
 #include "lib/wire.h"
 #include "schema/gen/errors.h"
 
@@ -41,7 +43,9 @@ struct tier {
 	struct dray_list ops; /* in flight */
 	struct dray_job kick;
 	bool kicked;
-	bool down;        /* disk/ cannot write */
+	bool down;   /* disk/ cannot write */
+	bool absent; /* what is on disk is not known yet */
+	struct changed_keys changed;
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
 
@@ -103,6 +107,30 @@ static bool key_parse(const uint8_t *p, uint32_t n, struct name *ret)
 	ret->uid = dray_le_get32(p);
 	ret->key = (struct store_key){ p + 4, (uint32_t)(end - p - 4) };
 	return true;
+}
+
+/* --- keys that are newer than what is on disk ------------------------------------------------------------- */
+
+/* The same for a name space that was forgotten and comes back. */
+static uint64_t space_id(const struct store_space *sp)
+{
+	const struct budget_account *a = sp->account ? &sp->account->budget : NULL;
+	uint64_t h = dray_hash(a ? 1 + (uint64_t)a->uid : 0, sp->name, strlen(sp->name));
+
+	return a ? dray_hash(h, a->tenant, strlen(a->tenant)) : h;
+}
+
+void tier_key_changed(const struct store_space *sp, struct store_key key)
+{
+	struct tier *t = sp->store->tier;
+
+	if (t && t->absent)
+		changed_add(&t->changed, space_id(sp), key.p, key.n);
+}
+
+static bool is_newer(const struct store_space *sp, struct store_key key)
+{
+	return changed_has(&sp->store->tier->changed, space_id(sp), key.p, key.n);
 }
 
 /* --- what is on disk ------------------------------------------------------------------------------------ */
@@ -466,6 +494,9 @@ static void state_changed(void *arg, enum disk_state state, const struct dray_er
 
 	pthread_mutex_lock(&s->lock);
 	s->tier->down = state != DISK_STATE_OK;
+	s->tier->absent = state == DISK_STATE_ABSENT;
+	if (!s->tier->absent)
+		changed_forget(&s->tier->changed);
 	pthread_mutex_unlock(&s->lock);
 	if (s->cfg.disk.state_changed)
 		s->cfg.disk.state_changed(s->cfg.disk.arg, state, why);
@@ -496,7 +527,7 @@ static struct store_object *object_found(struct store_member *m, struct store_ke
 	struct store_space *sp = m->space;
 	struct store_object *o;
 
-	if (item_find(sp, key) || !index_room(sp))
+	if (item_find(sp, key) || is_newer(sp, key) || !index_room(sp))
 		return NULL;
 	o = item_new(sp->store, key);
 	if (!o)
@@ -600,6 +631,7 @@ bool tier_free(struct store *s)
 		drop(p);
 	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
 		drop(p);
+	changed_forget(&t->changed);
 	return true;
 }
 

@@ -61,6 +61,15 @@ static struct owner_account *account_of(void *arg, const char *tenant, uint32_t 
 
 static const char *const spaces[] = { "shared=t:0", "shared=t:1" };
 
+static void join_again(void)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+
+	rig.user = store_user_new(rig.store, &rig.account, &e);
+	rig.member = store_join(rig.user, (struct dray_str){ "", 0 }, &e);
+	assert_non_null(rig.member);
+}
+
 static void start(void)
 {
 	struct dray_err e = DRAY_ERR_NULL;
@@ -91,9 +100,7 @@ static void start(void)
 	budget_account_init(&rig.other.budget, &rig.budgets, "t", 1);
 	if (store_new(&rig.store, &cfg, &e) < 0)
 		fail_msg("%s", e.msg);
-	rig.user = store_user_new(rig.store, &rig.account, &e);
-	rig.member = store_join(rig.user, (struct dray_str){ "", 0 }, &e);
-	assert_non_null(rig.member);
+	join_again();
 }
 
 static void stop(void)
@@ -354,6 +361,66 @@ static void test_loads_beside_a_disk_that_hangs(void **state)
 	assert_int_equal(get_end(&gets[n]), DMSG_STORE_STATUS_OK);
 }
 
+/* --- a folder that comes later ------------------------------------------------------------------------- */
+
+static bool exists(unsigned k)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, k);
+
+	store_exists(rig.member, &key, 1, &r);
+	return r.status == DMSG_STORE_STATUS_OK;
+}
+
+static void start_without_folder(void)
+{
+	stop();
+	faults[DISK_CALL_OPEN] = -EIO;
+	start();
+}
+
+static void folder_comes(void)
+{
+	faults[DISK_CALL_OPEN] = 0;
+	while (store_totals(rig.store).disk.state != DISK_STATE_OK)
+		turn();
+}
+
+/* What was put or removed while the folder could not be read is newer than what is there. */
+static void test_keys_that_change_before_the_folder_is_read(void **state)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, 2);
+
+	for (unsigned k = 0; k < 4; k++)
+		put(k, 5000);
+	settle();
+	start_without_folder();
+	put(1, 100);
+	drop(1);
+	store_remove(rig.member, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_NOT_FOUND);
+	put(3, 200);
+	store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	assert_false(exists(3));
+	/* The name space is forgotten, and comes back. */
+	store_user_free(dray_take(rig.user));
+	store_sweep(rig.store);
+	join_again();
+	folder_comes();
+	assert_true(exists(0));
+	for (unsigned k = 1; k < 4; k++)
+		assert_false(exists(k));
+	/* Nor after a restart; the removals are in an earlier batch than this one. */
+	put(4, 5000);
+	settle();
+	stop();
+	start();
+	assert_int_equal(store_totals(rig.store).disk_objects, 2);
+}
+
 /* --- the end ------------------------------------------------------------------------------------------- */
 
 /* A call looks at a part of the index; there may be nothing to wait for. */
@@ -404,6 +471,7 @@ int main(void)
 		TEST(test_owner_without_room_beside_others_in_its_space),
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
+		TEST(test_keys_that_change_before_the_folder_is_read),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
 	};
