@@ -69,6 +69,11 @@ Instructions counted by `valgrind --tool=callgrind` in one thread that submits, 
 do not depend on the load of the machine."""),
     ("sessions", "Many sessions", """\
 The cost of idle sessions, fairness between busy sessions, and latency transfers that overtake bulk transfers."""),
+    ("fair", "Transfers that share a session", """\
+Transfers of one session between two agents over loopback, or within one agent, submitted at once, the long ones first. The ceiling is fair
+sharing: when a transfer would end if all that have not ended moved at the same rate, computed from the sizes and the time that all
+took in the same round. Each row shows the one of its transfers that ended last; the ratio is that of the transfer that was furthest
+behind its share."""),
     ("post", "Letters to mailboxes", """\
 One letter at a time from a client of one agent to a mailbox at another agent on the same machine, from `dray_post_start()` to the
 receiver's event. It passes four processes: client, agent, agent, client, with TLS between the agents. The ceiling is a round trip of

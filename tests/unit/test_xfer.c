@@ -338,20 +338,68 @@ static void tiny_operations_starve_no_session(void **state)
 	run(t);
 }
 
-#define LONG_OPS 16 /* of BYTES each, in a long transfer */
+#define SHARING_MAX 64
+/* A slice; as large as those of the local transport. */
+#define UNIT (256u << 10)
 
-static void submit_long(struct two *t, uint64_t id)
+static uint64_t moved_at_end[SHARING_MAX + 1]; /* by request id, which starts at 1 */
+
+static void note_end(struct rig *r, struct xfer *x)
+{
+	moved_at_end[x->request_id] = x->session->shared->bytes_moved;
+}
+
+/* One operation for each BYTES, which cannot be merged. */
+static void submit_long(struct two *t, uint64_t id, uint64_t bytes)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct xfer_request q = request(id);
-	uint64_t ops[LONG_OPS][3];
+	uint64_t ops[32][3];
+	uint32_t n = 0;
 
-	for (unsigned i = 0; i < LONG_OPS; i++) {
-		ops[i][0] = ops[i][1] = 0;
-		ops[i][2] = BYTES;
+	for (; bytes; bytes -= ops[n++][2]) {
+		ops[n][0] = ops[n][1] = 0;
+		ops[n][2] = dray_min(bytes, (uint64_t)BYTES);
 	}
-	assert_int_equal(rig_submit(&t->rig, &t->a, &q, (const uint64_t(*)[3])ops, LONG_OPS, &err),
-			 0);
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, (const uint64_t(*)[3])ops, n, &err), 0);
+}
+
+/*
+ * Transfers of so many units, submitted together, end when this part of the bytes has moved that has moved in equal
+ * sharing, or a third later.
+ */
+static void share(struct two *t, const unsigned *units, unsigned n)
+{
+	t->rig.on_end = note_end;
+	t->rig.core.cfg.slice_size = UNIT;
+	for (unsigned i = 0; i < n; i++)
+		submit_long(t, i + 1, (uint64_t)units[i] * UNIT);
+	run(t);
+	assert_int_equal(t->rig.n_ended, n);
+	for (unsigned i = 0; i < n; i++) {
+		uint64_t fair = 0;
+
+		for (unsigned k = 0; k < n; k++)
+			fair += (uint64_t)dray_min(units[i], units[k]) * UNIT;
+		assert_true(moved_at_end[i + 1] <= fair * 4 / 3 + 2ull * UNIT);
+	}
+}
+
+static void transfers_together_end_within_their_share(void **state)
+{
+	static const unsigned five[] = { 269, 67, 67, 67, 8 };
+
+	share(*state, five, sizeof(five) / sizeof(*five));
+}
+
+static void a_short_transfer_behind_many_ends_within_its_share(void **state)
+{
+	unsigned units[SHARING_MAX];
+
+	for (unsigned i = 0; i < SHARING_MAX; i++)
+		units[i] = 6 - i % 3;
+	units[SHARING_MAX - 1] = 2;
+	share(*state, units, SHARING_MAX);
 }
 
 static void short_transfers_overtake_a_long_one(void **state)
@@ -359,37 +407,79 @@ static void short_transfers_overtake_a_long_one(void **state)
 	static const uint64_t ids[] = { 5, 2, 3, 4, 1 };
 	struct two *t = *state;
 
-	submit_long(t, 1);
+	submit_long(t, 1, 16 * BYTES);
 	for (uint64_t id = 2; id <= 4; id++)
-		assert_int_equal(submit_one(t, &t->a, request(id), BYTES), 0);
-	assert_int_equal(submit_one(t, &t->a, request(5), BYTES / 8), 0);
-	while (t->rig.n_ended < 4)
-		assert_true(rig_turn(&t->rig));
-	/* a quarter of the session is the long one's */
-	assert_in_range(t->a.shared.bytes_moved, 3 * BYTES * 4 / 3, 3 * BYTES * 3 / 2 + BYTES / 2);
+		submit_long(t, id, BYTES);
+	submit_long(t, 5, BYTES / 8);
 	run(t);
 	assert_int_equal(t->rig.n_ended, 5);
 	for (unsigned i = 0; i < 5; i++)
 		assert_int_equal(t->rig.ended[i].request_id, ids[i]);
 }
 
-static void short_transfers_do_not_starve_a_long_one(void **state)
+/* Beside short ones without end, each of the others moves: also one that is neither the oldest nor the shortest. */
+static void short_transfers_do_not_starve_others(void **state)
 {
 	struct two *t = *state;
-	uint64_t id = 1;
+	uint64_t id = 2;
 
-	submit_long(t, id);
-	for (bool ended = false; !ended;) {
+	t->rig.on_end = note_end;
+	t->rig.core.cfg.slice_size = UNIT;
+	submit_long(t, 1, 4 * BYTES);
+	submit_long(t, 2, BYTES / 2);
+	memset(moved_at_end, 0, sizeof(moved_at_end));
+	while (!moved_at_end[2]) {
 		unsigned n = t->rig.n_ended;
 
-		assert_int_equal(submit_one(t, &t->a, request(++id), BYTES), 0);
+		/* ids up to SHARING_MAX, again and again */
+		id = id == SHARING_MAX ? 3 : id + 1;
+		submit_long(t, id, 4 * UNIT);
 		while (t->rig.n_ended == n)
 			assert_true(rig_turn(&t->rig));
-		for (; n < t->rig.n_ended; n++)
-			ended |= t->rig.ended[n].request_id == 1;
 	}
-	assert_in_range(id, 2 * LONG_OPS, 3 * LONG_OPS + 2);
+	/* a quarter is for these two */
+	assert_true(moved_at_end[2] <= 4 * BYTES + 8ull * UNIT);
+	assert_int_equal(moved_at_end[1], 0);
 	run(t);
+}
+
+/* Transfers of one slice end in the order of their submission, also beside long ones. */
+static void small_transfers_keep_their_order(void **state)
+{
+	struct two *t = *state;
+	uint64_t last = 0;
+
+	t->rig.core.cfg.slice_size = UNIT;
+	submit_long(t, 1, BYTES);
+	for (uint64_t id = 2; id <= SHARING_MAX; id++)
+		submit_long(t, id, UNIT - id * 7919 % 13 * (UNIT / 16));
+	run(t);
+	assert_int_equal(t->rig.n_ended, SHARING_MAX);
+	for (unsigned i = 0; i < SHARING_MAX; i++) {
+		if (t->rig.ended[i].request_id == 1)
+			continue;
+		assert_true(t->rig.ended[i].request_id > last);
+		last = t->rig.ended[i].request_id;
+	}
+}
+
+/* A cancelled transfer leaves its place at once, wherever it waits. */
+static void cancelled_transfers_leave_their_flow(void **state)
+{
+	struct two *t = *state;
+
+	for (uint64_t id = 1; id <= SHARING_MAX; id++)
+		submit_long(t, id, id % 2 ? 8 * UNIT : UNIT);
+	rig_turn(&t->rig);
+	for (uint64_t id = 1; id <= SHARING_MAX; id += 1 + id % 3) {
+		struct xfer *x = xfer_find(&t->a.xs, id);
+
+		if (x)
+			xfer_stop(&t->rig.core, x, DRAY_E_CANCELLED, NULL, false);
+	}
+	run(t);
+	assert_int_equal(t->rig.n_ended, SHARING_MAX);
+	assert_true(t->a.shared.bytes_moved < 32ull * 8 * UNIT);
 }
 
 static void latency_comes_first(void **state)
@@ -746,7 +836,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(tiny_operations_starve_no_session, setup, teardown),
 		cmocka_unit_test_setup_teardown(short_transfers_overtake_a_long_one, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(short_transfers_do_not_starve_a_long_one, setup,
+		cmocka_unit_test_setup_teardown(short_transfers_do_not_starve_others, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(transfers_together_end_within_their_share, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_short_transfer_behind_many_ends_within_its_share,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(small_transfers_keep_their_order, setup, teardown),
+		cmocka_unit_test_setup_teardown(cancelled_transfers_leave_their_flow, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(latency_comes_first, setup, teardown),
 		cmocka_unit_test_setup_teardown(small_transfers_end_at_once, setup, teardown),

@@ -145,8 +145,8 @@ struct xfer_session {
 struct xfer {
 	struct dray_list session_link; /* on its session */
 	struct dray_map_node by_request;
-	struct dray_list flow_link; /* on its flow while slices remain, or on the free list */
-	struct dray_list age_link;  /* the same, by age */
+	struct dray_list flow_link; /* on flow->turns, or on the free list */
+	struct dray_heap_node rank; /* in flow->ranks, while slices remain */
 	struct dray_list wait_link; /* while it waits for its word */
 	bool waits;                 /* counts as waiting for its word */
 	struct xfer_session *session;

@@ -15,24 +15,30 @@
 #define SLICES_KEPT 128
 
 /*
- * Of the quanta of a flow, each fourth goes to its oldest transfer, and the others to the one that has the fewest bytes left.
- * So a short transfer does not wait for a long one, and a long one gets a quarter of the flow at least.
+ * For each byte that the other transfers of a flow get, the one with the fewest bytes left gets this many. The others take turns.
+ * So transfers that are submitted together end after 4/3 of the time at most that they take if all share the flow equally, and
+ * each gets at least a quarter of its equal share meanwhile.
  */
-#define QUANTA_OF_OLDEST 4
-/* Transfers that a new one is compared with, so that a session cannot make the worker search for long. */
-#define COMPARED_MAX 16
+#define BYTES_OF_SHORTEST 3
+/* A rank is the number of slices, up to this one, and behind it the order of arrival in so many bits. */
+#define RANKED_SLICES (UINT64_C(1) << 24)
+#define ARRIVAL_BITS 38
+#define ARRIVAL_MASK ((UINT64_C(1) << ARRIVAL_BITS) - 1)
 
 /* The transfers of one session on one channel. */
 struct flow {
 	struct dray_list link;         /* on channel->flows while active */
 	struct dray_list channel_link; /* on channel->all */
 	struct dray_list session_link; /* on session->flows */
-	struct dray_list xfers;        /* those with few bytes left come first, by and large */
-	struct dray_list aged;         /* the same, oldest first */
+	struct dray_heap
+		ranks; /* struct xfer: the one with the fewest bytes left first, then the oldest */
+	struct dray_list
+		turns; /* those that need more than one slice; the next one to get its turn first */
 	struct xfer_session *session;
 	struct channel *channel;
 	int64_t deficit;
-	uint32_t quanta;
+	int64_t owed; /* above 0: the shortest transfer has got its part, and another one gets a turn */
+	uint64_t arrivals; /* transfers so far */
 };
 
 void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
@@ -48,30 +54,69 @@ void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg
 
 static void leave(struct xfer *x)
 {
+	dray_heap_del(&x->flow->ranks, &x->rank);
 	dray_list_del(&x->flow_link);
-	dray_list_del(&x->age_link);
 	x->flow = NULL;
 }
 
-/* Behind those that have as few bytes left, or whose rest is a single slice anyway. */
-static void join(struct flow *f, struct xfer *x, uint64_t slice_size)
+static struct xfer *flow_shortest(const struct flow *f)
 {
-	uint64_t left = dray_max(x->left, slice_size);
-	struct dray_list *after = f->xfers.prev;
+	struct dray_heap_node *first = dray_heap_first(&f->ranks);
 
-	for (unsigned i = 0; i < COMPARED_MAX && after != &f->xfers; i++, after = after->prev)
-		if (dray_list_entry(after, struct xfer, flow_link)->left <= left)
-			break;
-	dray_list_add_after(after, &x->flow_link);
-	dray_list_add(&f->aged, &x->age_link);
-	x->flow = f;
+	return first ? dray_container_of(first, struct xfer, rank) : NULL;
 }
 
-static struct xfer *flow_next(const struct flow *f)
+/*
+ * Ranks the transfer by the slices that its rest needs. Those that need as many stay in their order of arrival, because to
+ * overtake another one saves less than a slice, and clients expect small transfers in their order. 0 or -ENOMEM.
+ */
+static int rank(struct flow *f, struct xfer *x, uint64_t slice_size)
 {
-	if (f->quanta % QUANTA_OF_OLDEST == 0)
-		return dray_list_first(&f->aged, struct xfer, age_link);
-	return dray_list_first(&f->xfers, struct xfer, flow_link);
+	uint64_t slices = x->left / slice_size + (x->left % slice_size != 0);
+	uint64_t arrival = (uint64_t)x->rank.key & ARRIVAL_MASK;
+
+	return dray_heap_set(&f->ranks, &x->rank,
+			     (int64_t)(dray_min(slices, RANKED_SLICES) << ARRIVAL_BITS | arrival));
+}
+
+static int join(struct flow *f, struct xfer *x, uint64_t slice_size)
+{
+	x->rank.key = (int64_t)(f->arrivals++ & ARRIVAL_MASK);
+	if (rank(f, x, slice_size) < 0)
+		return -ENOMEM;
+	if (x->left > slice_size)
+		dray_list_add(&f->turns, &x->flow_link);
+	x->flow = f;
+	return 0;
+}
+
+/* The transfer whose turn it is, if the shortest one has got its part of the flow. */
+static struct xfer *flow_next(struct flow *f)
+{
+	struct xfer *shortest = flow_shortest(f);
+	struct dray_list *first = f->turns.next;
+
+	if (f->owed <= 0 || dray_list_empty(&f->turns))
+		return shortest;
+	if (first == &shortest->flow_link)
+		dray_list_move(&f->turns, first);
+	return dray_list_first(&f->turns, struct xfer, flow_link);
+}
+
+/* The transfer, which flow_next() has chosen and which still is in the flow, got a slice of that cost. */
+static void flow_charge(struct flow *f, struct xfer *x, int64_t cost, uint64_t slice_size)
+{
+	f->deficit -= cost;
+	if (x != flow_shortest(f)) {
+		f->owed -= BYTES_OF_SHORTEST * cost;
+		dray_list_move(&f->turns, &x->flow_link);
+	} else if (f->owed <= 0) {
+		f->owed += cost;
+	}
+	if (x->left <= slice_size)
+		dray_list_del(&x->flow_link);
+	/* it has fewer bytes left than when it joined, and its node stays in the heap: this cannot fail */
+	rank(f, x, slice_size);
 }
 
 static void flow_free(struct flow *f)
@@ -79,13 +124,16 @@ static void flow_free(struct flow *f)
 	dray_list_del(&f->link);
 	dray_list_del(&f->channel_link);
 	dray_list_del(&f->session_link);
+	dray_heap_deinit(&f->ranks);
 	free(f);
 }
 
 void channel_deinit(struct channel *ch)
 {
 	dray_list_for_each(&ch->all, f, struct flow, channel_link) {
-		dray_list_for_each(&f->xfers, x, struct xfer, flow_link)
+		struct xfer *x;
+
+		while ((x = flow_shortest(f)))
 			leave(x);
 		flow_free(f);
 	}
@@ -108,8 +156,7 @@ static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
 	if (!f)
 		return NULL;
 	dray_list_init(&f->link);
-	dray_list_init(&f->xfers);
-	dray_list_init(&f->aged);
+	dray_list_init(&f->turns);
 	f->session = s;
 	f->channel = ch;
 	dray_list_add(&s->flows, &f->session_link);
@@ -140,9 +187,8 @@ int sched_enqueue(struct core *c, struct xfer *x)
 	struct channel *ch = x->channel;
 	struct flow *f = flow_get(x->session, ch);
 
-	if (!f)
+	if (!f || join(f, x, c->cfg.slice_size) < 0)
 		return -ENOMEM;
-	join(f, x, c->cfg.slice_size);
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
@@ -157,9 +203,9 @@ void sched_dequeue(struct xfer *x)
 	if (!f)
 		return;
 	leave(x);
-	if (dray_list_empty(&f->xfers)) {
+	if (!flow_shortest(f)) {
 		dray_list_del(&f->link);
-		f->deficit = 0;
+		f->deficit = f->owed = 0;
 	}
 }
 
@@ -295,7 +341,6 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		}
 		if (f->deficit <= 0) {
 			f->deficit += (int64_t)c->cfg.slice_size;
-			f->quanta++;
 			/* a slice larger than the quantum is paid off in several rounds, while other flows take their turns */
 			if (f->deficit <= 0) {
 				dray_list_move(&ch->flows, &f->link);
@@ -316,13 +361,13 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		x->n_slices++;
 		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
 		f->session->slices[ch->class]++;
-		f->deficit -=
-			(int64_t)(s->bytes + (uint64_t)(s->n_ops + s->n_remote) * SEGMENT_COST);
+		flow_charge(f, x,
+			    (int64_t)(s->bytes + (uint64_t)(s->n_ops + s->n_remote) * SEGMENT_COST),
+			    c->cfg.slice_size);
 		if (x->cursor.op == x->n_ops)
 			sched_dequeue(x);
-		if (f->deficit <= 0 && !dray_list_empty(&f->xfers)) {
+		if (f->deficit <= 0 && flow_shortest(f))
 			dray_list_move(&ch->flows, &f->link);
-		}
 		return s;
 	}
 	return NULL;
@@ -380,7 +425,7 @@ struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
 static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_class class)
 {
 	dray_list_for_each(&s->flows, f, struct flow, session_link) {
-		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+		const struct xfer *x = flow_shortest(f);
 
 		if (!x || f->channel->class != class || !dray_list_empty(&f->link))
 			continue;

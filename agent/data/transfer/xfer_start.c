@@ -196,7 +196,6 @@ static struct xfer *xfer_new(struct xfers *xs)
 	memset(x, 0, offsetof(struct xfer, ops_inline));
 	dray_list_init(&x->session_link);
 	dray_list_init(&x->flow_link);
-	dray_list_init(&x->age_link);
 	dray_list_init(&x->wait_link);
 	return x;
 }
