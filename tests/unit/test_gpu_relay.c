@@ -266,6 +266,28 @@ static void idle(void **state)
 	lab_deinit(&l);
 }
 
+/* A copy whose bytes lie in a row on both sides goes through one device's memory only, and keeps that of both. */
+static void kept(void **state)
+{
+	const uint64_t ops[][3] = { { 0, 0, MIB / 4 } };
+	struct core *c;
+	struct lab l;
+	int64_t given;
+
+	lab_init(&l, 1, 0, SCATTERED);
+	c = &l.g.rig.core;
+	memory_give(&l);
+	given = dray_now().ns;
+	gpu_rig_submit(&l.g, 1, false, 1, 2, ops, 1);
+	gpu_rig_until(&l.g, 2);
+	assert_int_equal(staged(&l), MIB / 4);
+	c->now_ns = given + 10 * SECOND_NS - 1;
+	transport_gpu.tick(c, c->transport_state[1]);
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
+		assert_false(gpu_rig_told(&l.g, GPU_COPY_MEMORY_BACK, i));
+	lab_deinit(&l);
+}
+
 /* The memory of the other device goes while jobs are on their way to it: copy engines write the target itself. */
 static void memory_goes(void **state)
 {
@@ -463,13 +485,13 @@ static void bounded_turns(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_byte),    cmocka_unit_test(within),
-		cmocka_unit_test(refused),       cmocka_unit_test(stopped),
-		cmocka_unit_test(lost),          cmocka_unit_test(idle),
-		cmocka_unit_test(memory_goes),   cmocka_unit_test(both_ways),
-		cmocka_unit_test(by_the_load),   cmocka_unit_test(no_memory_to_have),
-		cmocka_unit_test(neighbours),    cmocka_unit_test(beside_a_crowd),
-		cmocka_unit_test(bounded_turns),
+		cmocka_unit_test(every_byte),     cmocka_unit_test(within),
+		cmocka_unit_test(refused),        cmocka_unit_test(stopped),
+		cmocka_unit_test(lost),           cmocka_unit_test(idle),
+		cmocka_unit_test(memory_goes),    cmocka_unit_test(both_ways),
+		cmocka_unit_test(by_the_load),    cmocka_unit_test(no_memory_to_have),
+		cmocka_unit_test(kept),           cmocka_unit_test(neighbours),
+		cmocka_unit_test(beside_a_crowd), cmocka_unit_test(bounded_turns),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -123,6 +123,16 @@ static void memory_leave(struct core *c, struct gpu_relay *r, unsigned device)
 	memory_check(c, r, device);
 }
 
+/* The path stages only while both sides have memory, so each copy keeps that of both, whichever it goes through. */
+static void memory_keep(struct core *c, struct gpu_relay *r, unsigned device)
+{
+	struct memory *m = &r->memories[device];
+
+	/* without memory it is the time of the next request */
+	if (is_there(m))
+		m->due_ns = c->now_ns + IDLE_NS;
+}
+
 static uint64_t part_bytes(uint64_t memory)
 {
 	return memory / PARTS / 4096 * 4096;
@@ -181,14 +191,11 @@ static unsigned parts_free(const struct memory *m)
 	return PARTS - (unsigned)__builtin_popcount(m->used);
 }
 
-static bool part_take(struct core *c, struct gpu_relay *r, struct part *p, bool source)
+static bool part_take(struct gpu_relay *r, struct part *p, bool source)
 {
 	struct memory *m = &r->memories[p->device];
 	unsigned i;
 
-	/* without memory it is the time of the next request */
-	if (is_there(m))
-		m->due_ns = c->now_ns + IDLE_NS;
 	if (p->base)
 		return true;
 	if (!is_there(m) || !parts_free(m))
@@ -413,7 +420,7 @@ static bool step_room(struct core *c, struct job *j)
 		return true;
 	if (is_there(m) && m->used != m->sources && parts_free(m) < 2)
 		return false;
-	if (part_take(c, r, &j->parts[s->to], false))
+	if (part_take(r, &j->parts[s->to], false))
 		return true;
 	s->to = NONE;
 	j->n_steps = (uint8_t)(j->step + 1);
@@ -576,8 +583,10 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	 * last part to one that has none.
 	 */
 	if ((more && (parts_free(m) < 2 || (gathers && m->full))) ||
-	    !part_take(c, r, &j->parts[j->steps[0].to], j->n_steps == STEPS))
+	    !part_take(r, &j->parts[j->steps[0].to], j->n_steps == STEPS))
 		return false;
+	for (unsigned i = 0; i < 2; i++)
+		memory_keep(c, r, j->parts[i].device);
 	p->open = NULL;
 	dray_list_move(&p->relays, &j->link);
 	step_begin(j);
