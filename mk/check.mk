@@ -7,7 +7,8 @@
 #
 # `make check-long`: some hours. Each fuzzer searches for a minute, and its corpus must reach the lines of the decoders. The
 # virtual machines have two processors and programs with sanitizers, and run every variant of every test and 300 reconnects
-# instead of 4. Debian packages are installed in a clean Debian root, and cross-built for arm64. All tests with real engines run.
+# instead of 4; the machine itself is tested, too. Debian packages are installed in a clean Debian root, and cross-built for
+# arm64. The library is built in two places and compared. All tests with real engines run.
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm wheel packages kube engine versions
@@ -23,9 +24,10 @@ BUDGET_packages := 350
 BUDGET_kube := 60
 BUDGET_versions := 350
 BUDGET_engine := 350
-LONG := fuzz packages vm engine
+LONG := fuzz packages wheel vm engine
 LONG_BUDGET_fuzz := 900
 LONG_BUDGET_packages := 1200
+LONG_BUDGET_wheel := 600
 LONG_BUDGET_vm := 5400
 LONG_BUDGET_engine := 3600
 
