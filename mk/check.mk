@@ -5,10 +5,10 @@
 # fails does not stop the later ones. Those of BESIDE spend much time waiting, so with JOBS of 2 or more they run in
 # parallel, and the longest one counts.
 #
-# `make check-long`: some hours. Each fuzzer searches for a minute, and its corpus must reach the lines of the decoders. The
-# virtual machines have two processors and programs with sanitizers, and run every variant of every test and 300 reconnects
-# instead of 4; the machine itself is tested, too. Debian packages are installed in a clean Debian root, and cross-built for
-# arm64. The library is built in two places and compared. All tests with real engines run.
+# `make check-long`: some hours. The models of the rings search more states, each fuzzer searches for a minute, and its corpus
+# must reach the lines of the decoders. The virtual machines have two processors and programs with sanitizers, and run every
+# variant of every test and 300 reconnects instead of 4; the machine itself is tested, too. Debian packages are installed in a
+# clean Debian root, and cross-built for arm64. The library is built in two places and compared. All tests with real engines run.
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm wheel packages kube engine versions
@@ -24,14 +24,15 @@ BUDGET_packages := 350
 BUDGET_kube := 60
 BUDGET_versions := 350
 BUDGET_engine := 350
-LONG := fuzz packages wheel vm engine
+LONG := tsan fuzz packages wheel vm engine
+LONG_BUDGET_tsan := 900
 LONG_BUDGET_fuzz := 900
 LONG_BUDGET_packages := 1200
 LONG_BUDGET_wheel := 600
 LONG_BUDGET_vm := 5400
 LONG_BUDGET_engine := 3600
 
-FUZZ_SECONDS ?= 3
+FUZZ_SECONDS ?= 2
 # Variants whose programs the integration tests and the tests in the virtual machine start. Sanitizers would double the
 # time of an emulated machine.
 TEST_VARIANT ?= asan

@@ -42,6 +42,7 @@ def test_no_notes(tmp_path):
     (tmp_path / "changes").write_text(CHANGES)
     done = notes("--released", "1.11.0", tmp_path / "changes")
     assert done.returncode == 1 and "rename the section Unreleased" in done.stderr
+    assert notes().returncode == 2 and notes().stderr.startswith("usage: ")
 
 
 def test_notes_of_this_tree():
