@@ -252,6 +252,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .regions = a->regions,
 						    .peers = a->peers,
 						    .mailboxes = a->mailboxes,
+						    .gpus = a->gpus,
 						    .hints = a->hints,
 						    .segments = a->segments,
 						    .agent_id = a->identity.agent_id,
@@ -390,7 +391,10 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 		ret = start_store(a, cfg, reterr);
 	if (ret >= 0)
 		ret = pool_start(&a->pool, reterr);
-	return ret < 0 ? ret :
-			 sandbox_enter(cfg->agent.seccomp, cfg->rdma.enable || cfg->gpu.enable,
-				       reterr);
+	if (ret >= 0)
+		ret = sandbox_enter(cfg->agent.seccomp, cfg->rdma.enable || cfg->gpu.enable,
+				    reterr);
+	if (ret >= 0)
+		gpus_keep(a->gpus);
+	return ret;
 }

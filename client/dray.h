@@ -185,6 +185,12 @@ struct dray_options {
 	 * request starts an attempt at once. Default: they wait without limit.
 	 */
 	unsigned int patience_ms;
+	/*
+	 * GPU on which this handle will have regions, by UUID (GPU-...) or PCI address: the agent
+	 * starts it when the session opens, so that the first region does not wait for that. Up to 64
+	 * bytes; default: none. A GPU that the agent does not use has no effect here.
+	 */
+	const char *gpu;
 };
 
 /*

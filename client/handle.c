@@ -118,6 +118,8 @@ static int take_options(struct dray *d, const struct dray_options *o)
 		error = take_text(d, "group", o->group, d->group, sizeof(d->group));
 	if (!error)
 		error = take_text(d, "name", o->name, d->name, sizeof(d->name));
+	if (!error)
+		error = take_text(d, "gpu", o->gpu, d->gpu, sizeof(d->gpu));
 	return error ? error : take_ring(d, o);
 }
 

@@ -147,7 +147,7 @@ struct dray {
 
 	/* options */
 	struct sockaddr_un address;
-	char group[NAME_MAX_BYTES + 1], name[NAME_MAX_BYTES + 1];
+	char group[NAME_MAX_BYTES + 1], name[NAME_MAX_BYTES + 1], gpu[NAME_MAX_BYTES + 1];
 	uint32_t flags, ring_entries, events_max;
 	uint64_t arena_wanted;
 	int64_t spin_ns; /* longest spin */

@@ -32,6 +32,7 @@ static int encode_hello(struct dray *d, const struct request *r, struct message 
 				      .major_max = DMSG_MAJOR,
 				      .group = dc_text(d->group),
 				      .name = dc_text(d->name),
+				      .device = dc_text(d->gpu),
 			      } };
 
 	if (d->flags & DRAY_OPTION_NOTIFICATIONS)

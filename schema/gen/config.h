@@ -165,6 +165,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_ENABLE,
 	DRAY_CONFIG_KEY_GPU_PLUGIN,
 	DRAY_CONFIG_KEY_GPU_DEVICES,
+	DRAY_CONFIG_KEY_GPU_KEEP,
+	DRAY_CONFIG_KEY_GPU_IDLE_TIME,
 	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
 	DRAY_CONFIG_KEY_GPU_COPY,
 	DRAY_CONFIG_KEY_GPU_COPY_MEMORY,
@@ -550,6 +552,17 @@ struct dray_config {
 		 */
 		char *plugin;
 		struct dray_strv devices; /* GPUs to use, by UUID or PCI address; empty: all. */
+		/*
+		 * Start all GPUs of gpu.devices with the agent, and keep their contexts while they
+		 * are unused. false: a GPU starts when a session announces it or the first region
+		 * comes.
+		 */
+		bool keep;
+		/*
+		 * A GPU that no region uses and no session has announced is given up after this
+		 * time, with the memory of its context.
+		 */
+		int64_t idle_time;
 		/* Share of a GPU's multiprocessors that one copy may occupy, in percent. */
 		int64_t multiprocessors;
 		/*

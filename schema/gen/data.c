@@ -449,7 +449,7 @@ static int dmsg_extent_check(const struct dmsg_extent *r, struct dray_err *reter
 int dmsg_hello_decode(const void *body, size_t len, struct dmsg_hello *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_hello m;
+	struct dmsg_hello m = { 0 };
 
 	if (len < 24)
 		return check_short(reterr, "hello");
@@ -480,21 +480,38 @@ int dmsg_hello_decode(const void *body, size_t len, struct dmsg_hello *ret, stru
 		return check_short(reterr, "hello");
 	if (!text_ok(m.name))
 		return check_text(reterr, "hello.name");
+	p += 4 + m.name.n;
+	len -= 4 + m.name.n;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "hello");
+		m.device.n = dray_le_get32(p + 0);
+		m.device.p = (const char *)(p + 4);
+		if (m.device.n > 64)
+			return check_large(reterr, "hello.device", m.device.n, 64);
+		if (len - 4 < m.device.n)
+			return check_short(reterr, "hello");
+		if (!text_ok(m.device))
+			return check_text(reterr, "hello.device");
+	}
 	*ret = m;
 	return 0;
 }
 
 int dmsg_hello_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hello *m)
 {
-	size_t length = 28;
+	size_t length = 32;
 	uint8_t *p;
 
 	if (m->group.n > 64 || !text_ok(m->group))
 		return -EINVAL;
 	if (m->name.n > 64 || !text_ok(m->name))
 		return -EINVAL;
+	if (m->device.n > 64 || !text_ok(m->device))
+		return -EINVAL;
 	length += m->group.n;
 	length += m->name.n;
+	length += m->device.n;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_HELLO, length, request_id);
@@ -506,7 +523,9 @@ int dmsg_hello_encode(void *buf, size_t cap, uint64_t request_id, const struct d
 	dray_le_put32(p + 20, m->group.n);
 	p = put_bytes(p + 24, m->group.p, m->group.n);
 	dray_le_put32(p + 0, m->name.n);
-	put_bytes(p + 4, m->name.p, m->name.n);
+	p = put_bytes(p + 4, m->name.p, m->name.n);
+	dray_le_put32(p + 0, m->device.n);
+	put_bytes(p + 4, m->device.p, m->device.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

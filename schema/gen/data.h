@@ -709,7 +709,7 @@ static inline void dmsg_store_lease_put(void *dst, const struct dmsg_store_lease
  */
 
 #define DMSG_HELLO_MIN 28
-#define DMSG_HELLO_BODY_MAX 156
+#define DMSG_HELLO_BODY_MAX 224
 /*
  * Request. Opens the session. The first message, sent once. With the pidfd flag, one descriptor
  * comes with it. An agent answers `unsupported` to a flag that it does not know, and closes. The
@@ -724,6 +724,12 @@ struct dmsg_hello {
 	uint64_t schema_hash; /* For information. */
 	struct dray_str group; /* Group to join; empty for a group of its own. */
 	struct dray_str name; /* Name for display, such as the engine's instance. */
+	/*
+	 * GPU on which this session will have regions, by UUID (GPU-...) or PCI address: the agent
+	 * starts it now, and keeps it while the session lasts. Empty for none; one that the agent
+	 * cannot use has no effect.
+	 */
+	struct dray_str device;
 };
 int dmsg_hello_decode(const void *body, size_t len, struct dmsg_hello *ret,
 	struct dray_err *reterr);

@@ -366,7 +366,7 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, name) }, /* Model. */
 	{ "uuid", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, uuid) }, /* UUID. */
 	{ "bdf", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, bdf) }, /* PCI address. */
-	/* unused, starting, ready, lost or excluded. */
+	/* unused, starting, ready, stopping, lost or excluded. */
 	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_gpu, state) },
 	/* Why it is lost or excluded; else empty. */
 	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, reason) },

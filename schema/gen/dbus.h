@@ -583,7 +583,7 @@ struct dray_dbus_gpu {
 	const char *name; /* Model. */
 	const char *uuid; /* UUID. */
 	const char *bdf; /* PCI address. */
-	const char *state; /* unused, starting, ready, lost or excluded. */
+	const char *state; /* unused, starting, ready, stopping, lost or excluded. */
 	const char *reason; /* Why it is lost or excluded; else empty. */
 	uint64_t memory; /* Bytes of GPU memory. */
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */

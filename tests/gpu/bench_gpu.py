@@ -290,7 +290,7 @@ def cost(b, records):
     t = b.t
     watcher = t.engine()
     watcher.ask("memory", 0)
-    engine_agent = t.agent()
+    engine_agent = t.agent(**{"gpu.idle_time": "100ms"})
     before = watcher.ask("memory", 0)["free"]
     engine = t.engine(engine_agent)
     memory = engine.alloc("cuda_vmm", 2 * MIB)
@@ -299,13 +299,72 @@ def cost(b, records):
     both = before - watcher.ask("memory", 0)["free"]
     records.add("GPU memory of the agent's context", (both - of_engine) / MIB, "MiB", ceiling_name="an engine's own",
                 ceiling=(of_engine - 2 * MIB) / MIB, ratio=(both - of_engine) / (of_engine - 2 * MIB))
+    engine.close()
+    t.engines.remove(engine)
+    back = watcher.ask("watch", 0, before - 16 * MIB, 5000)
+    records.add("GPU memory of the agent after it has been unused for gpu.idle_time (0.1 s)", (before - back["free"]) / MIB, "MiB")
     t.close_engines()
     t.drop(engine_agent)
 
 
+TENSORS = 32
+
+
+def registration(b, records):
+    """REGION_ADD of 32 allocations: before the agent has a context, and with one, beside the same calls of the driver without an agent."""
+    t = b.t
+    each = (MIB if t.fake else 8 * GIB // TENSORS)
+    owner, bare = t.engine(), t.engine()
+    memories = [owner.alloc("cuda_ipc", each) for _ in range(TENSORS)]
+    handles = owner.ask("handles", *memories)["handles"]
+    extents = [f"{m}:0:{each}" for m in memories]
+    title = f"REGION_ADD of {TENSORS} tensors, {TENSORS * each / 1e9:.1f} GB"
+
+    agent = t.agent()
+    owner.ask("connect", agent.socket)
+    first = owner.ask("region", *extents)
+    records.add(f"{title}: the first one on the GPU", first["ns"] / 1e6, "ms")
+    reader = t.engine(agent)
+    here = Side(reader, "cuda_vmm", 2 * MIB)
+    path = t.ops([(0, 0, 64 * KIB)])
+    region, adds, removes, bytes_after, opens, closes = first["region"], [], [], [], [], []
+    bare.ask("bare", 0, *handles)  # makes its context
+    for _ in range(ROUNDS):
+        removes.append(owner.ask("remove", region)["ns"])
+        alone = bare.ask("bare", 0, *handles)
+        opens.append(alone["open_ns"])
+        closes.append(alone["close_ns"])
+        added = owner.ask("region", *extents)
+        region = added["region"]
+        adds.append(added["ns"])
+        remote = reader.ask("import", owner.ask("export", region)["token"])["remote"]
+        bytes_after.append(reader.ask("trip", here.region, remote, "read", path, 1)["ns"])
+        reader.ask("release", remote)
+    value, ceiling = statistics.median(adds) / 1e6, statistics.median(opens) / 1e6
+    records.add(f"{title}: later ones", value, "ms", ceiling_name="cuIpcOpenMemHandle alone", ceiling=ceiling, ratio=value / ceiling,
+                target=("<=", 1), spread=[a / 1e6 for a in adds])
+    records.add(f"{title}: the first transfer of 64 KiB after it", statistics.median(bytes_after) / 1e6, "ms", target=("<=", 15))
+    value, ceiling = statistics.median(removes) / 1e6, statistics.median(closes) / 1e6
+    records.add(f"{title}: its removal", value, "ms", ceiling_name="cuIpcCloseMemHandle alone", ceiling=ceiling, ratio=value / ceiling)
+    for engine in (owner, bare, reader):
+        t.engines.remove(engine)
+        engine.close()
+    t.drop(agent)
+
+    agent = t.agent()
+    owner = t.engine()
+    memories = [owner.alloc("cuda_ipc", each) for _ in range(TENSORS)]
+    owner.ask("connect", agent.socket, t.gpus[0]["uuid"])
+    harness.until(lambda: "ready" in [gpu["state"] for gpu in agent.ctl("gpus", "--json")["gpus"]], "the start of the announced GPU")
+    first = owner.ask("region", *(f"{m}:0:{each}" for m in memories))
+    records.add(f"{title}: the first one on a GPU that the session has announced", first["ns"] / 1e6, "ms", target=("<=", 5))
+    t.close_engines()
+    t.drop(agent)
+
+
 # Name of the records, functions that measure.
 PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
-         ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy, busy_decode, busy_shared)), ("gpu_cost", (cost,)))
+         ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy, busy_decode, busy_shared)), ("gpu_cost", (cost, registration)))
 
 
 WITH_CEILINGS = ("gpu_pages", "gpu_host", "gpu_latency")

@@ -63,6 +63,8 @@ enum {
 	X(copy_async, "cuMemcpyDtoDAsync_v2", (cuda_address, cuda_address, size_t, void *))    \
 	X(set_async, "cuMemsetD32Async", (cuda_address, unsigned, size_t, void *))             \
 	X(ipc_handle, "cuIpcGetMemHandle", (struct cuda_ipc *, cuda_address))                  \
+	X(ipc_open, "cuIpcOpenMemHandle_v2", (cuda_address *, struct cuda_ipc, unsigned))      \
+	X(ipc_close, "cuIpcCloseMemHandle", (cuda_address))                                    \
 	X(granularity, "cuMemGetAllocationGranularity",                                        \
 	  (size_t *, const struct cuda_allocation *, int))                                     \
 	X(create, "cuMemCreate",                                                               \

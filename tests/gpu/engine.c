@@ -5,7 +5,7 @@
  * {"error": text, "code": name} on failure. It needs no CUDA toolkit, and no driver until a command uses a GPU.
  *
  *   devices                          lists the driver's devices
- *   connect SOCKET                   opens the session
+ *   connect SOCKET [GPU]             opens the session, and announces the GPU
  *   alloc KIND BYTES DEVICE          allocates memory; kinds: memfd, cuda_ipc, cuda_vmm, dmabuf
  *   free MEMORY
  *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order
@@ -24,6 +24,8 @@
  *   trip REGION REMOTE read|write OPS COUNT [latency]
  *   hold REGION REMOTE read|write OPS BATCH DEPTH TELL_AT
  *   words SOURCE TARGET REMOTE BYTES ROUNDS driver|libdray
+ *   handles MEMORY...                returns the legacy CUDA IPC handles of memory
+ *   bare DEVICE HANDLE...            opens them without an agent, and closes them
  *   memory DEVICE                    returns free and total memory of a GPU
  *   watch DEVICE FREE MILLISECONDS   waits until this much memory is free
  *
@@ -255,6 +257,7 @@ static bool region_make(struct engine *e, char **argv, unsigned argc,
 {
 	unsigned slot = 0;
 	struct region *r = region_slot(e, &slot);
+	int64_t began;
 
 	if (!r || !argc)
 		return r ? engine_fail(e, "MEMORY:OFFSET:LENGTH...") : false;
@@ -264,11 +267,13 @@ static bool region_make(struct engine *e, char **argv, unsigned argc,
 	for (r->n = 0; r->n < argc; r->n++)
 		if (!extent_parse(e, argv[r->n], &r->extents[r->n]))
 			break;
+	began = bench_ns();
 	if (r->n < argc || !add(e, r)) {
 		region_forget(r);
 		return false;
 	}
-	bench_say("{\"region\": %u, \"bytes\": %" PRIu64 "}", slot, r->bytes);
+	bench_say("{\"region\": %u, \"bytes\": %" PRIu64 ", \"ns\": %" PRId64 "}", slot, r->bytes,
+		  bench_ns() - began);
 	return true;
 }
 
@@ -311,6 +316,7 @@ static bool do_pool(struct engine *e, char **argv, unsigned argc)
 static bool do_remove(struct engine *e, char **argv, unsigned argc)
 {
 	struct region *r = argc == 1 ? engine_region(e, argv[0]) : NULL;
+	int64_t began = bench_ns();
 	int rc;
 
 	if (!r)
@@ -319,7 +325,7 @@ static bool do_remove(struct engine *e, char **argv, unsigned argc)
 	region_forget(r);
 	if (rc)
 		return engine_refused(e, "remove", rc);
-	bench_say("{}");
+	bench_say("{\"ns\": %" PRId64 "}", bench_ns() - began);
 	return true;
 }
 
@@ -328,12 +334,13 @@ static bool do_remove(struct engine *e, char **argv, unsigned argc)
 static bool do_connect(struct engine *e, char **argv, unsigned argc)
 {
 	struct dray_options options = { .socket = argv[0],
+					.gpu = argc == 2 ? argv[1] : NULL,
 					.name = "engine",
 					.arena_bytes = UINT64_C(16) << 20,
 					.flags = DRAY_OPTION_NO_RECONNECT };
 
-	if (argc != 1)
-		return engine_fail(e, "connect SOCKET");
+	if (argc != 1 && argc != 2)
+		return engine_fail(e, "connect SOCKET [GPU]");
 	if (dray_connect(&options, &e->d, e->why, sizeof(e->why)))
 		return false;
 	bench_say("{}");
@@ -436,6 +443,8 @@ static const struct command {
 	{ "trip", engine_trip, true },
 	{ "hold", engine_hold, true },
 	{ "words", engine_words, true },
+	{ "handles", engine_handles, false },
+	{ "bare", engine_bare, false },
 	{ "memory", engine_free_memory, false },
 	{ "watch", engine_watch, false },
 	{ "stop", do_stop, false },

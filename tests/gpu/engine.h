@@ -66,5 +66,7 @@ bool engine_words(struct engine *e, char **argv, unsigned argc);
 bool engine_fill(struct engine *e, char **argv, unsigned argc);
 bool engine_check(struct engine *e, char **argv, unsigned argc);
 bool engine_free_memory(struct engine *e, char **argv, unsigned argc);
+bool engine_handles(struct engine *e, char **argv, unsigned argc);
+bool engine_bare(struct engine *e, char **argv, unsigned argc);
 bool engine_watch(struct engine *e, char **argv, unsigned argc);
 bool engine_devices(struct engine *e, char **argv, unsigned argc);

@@ -64,6 +64,61 @@ bool engine_watch(struct engine *e, char **argv, unsigned argc)
 	return true;
 }
 
+/* --- imports without an agent ------------------------------------------------------------------ */
+
+bool engine_handles(struct engine *e, char **argv, unsigned argc)
+{
+	printf("{\"handles\": [");
+	for (unsigned i = 0; i < argc; i++) {
+		const struct memory *m = &e->memories[bench_number(argv[i]) % ENGINE_MEMORIES];
+
+		printf("%s\"", i ? ", " : "");
+		for (unsigned k = 0; k < sizeof(m->handle); k++)
+			printf("%02x", m->handle[k]);
+		printf("\"");
+	}
+	bench_say("]}");
+	return true;
+}
+
+static void handle_parse(const char *text, struct cuda_ipc *ret)
+{
+	for (unsigned i = 0; i < sizeof(ret->bytes) && text[0] && text[1]; i++, text += 2) {
+		char byte[3] = { text[0], text[1], 0 };
+
+		ret->bytes[i] = (char)strtoul(byte, NULL, 16);
+	}
+}
+
+bool engine_bare(struct engine *e, char **argv, unsigned argc)
+{
+	cuda_address opened[ENGINE_EXTENTS];
+	struct cuda_ipc handle = { 0 };
+	int64_t began, done;
+	unsigned n = 0;
+
+	if (argc < 2 || argc > ENGINE_EXTENTS)
+		return engine_fail(e, "bare DEVICE HANDLE...");
+	if (!cuda_use(&e->cuda, (int)bench_number(argv[0]), e->why, sizeof(e->why)))
+		return false;
+	began = bench_ns();
+	for (; n + 1 < argc; n++) {
+		handle_parse(argv[n + 1], &handle);
+		/* 1: CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS */
+		if (!cuda_ok(&e->cuda, e->cuda.ipc_open(&opened[n], handle, 1),
+			     "cuIpcOpenMemHandle", e->why, sizeof(e->why)))
+			break;
+	}
+	done = bench_ns();
+	for (unsigned i = 0; i < n; i++)
+		e->cuda.ipc_close(opened[i]);
+	if (n + 1 < argc)
+		return false;
+	bench_say("{\"open_ns\": %" PRId64 ", \"close_ns\": %" PRId64 "}", done - began,
+		  bench_ns() - done);
+	return true;
+}
+
 /* --- patterns --------------------------------------------------------------------------------- */
 
 static uint8_t *window_new(uint64_t bytes)

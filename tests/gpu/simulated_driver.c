@@ -231,6 +231,23 @@ int cuIpcGetMemHandle(struct cuda_ipc *ret, cuda_address address)
 	return 0;
 }
 
+/* Any handle; nothing is opened. */
+EXPORTED int cuIpcOpenMemHandle_v2(cuda_address *ret, struct cuda_ipc handle, unsigned flags);
+int cuIpcOpenMemHandle_v2(cuda_address *ret, struct cuda_ipc handle, unsigned flags)
+{
+	(void)handle;
+	(void)flags;
+	*ret = 1;
+	return 0;
+}
+
+EXPORTED int cuIpcCloseMemHandle(cuda_address address);
+int cuIpcCloseMemHandle(cuda_address address)
+{
+	(void)address;
+	return 0;
+}
+
 EXPORTED int cuMemGetAllocationGranularity(size_t *ret, const struct cuda_allocation *what,
 					   int flags);
 int cuMemGetAllocationGranularity(size_t *ret, const struct cuda_allocation *what, int flags)

@@ -91,6 +91,63 @@ def test_plugin_and_device_start_on_first_use(gpu_agent):
     gpus.idle()
 
 
+def state(agent, device=0):
+    """Of a GPU; None before the plug-in is loaded."""
+    gpus = agent.ctl("gpus", "--json")["gpus"]
+    return gpus[device]["state"] if gpus else None
+
+
+def test_announced_device_starts_with_the_session(gpu_agent):
+    """It is kept for the session, and given up when nothing uses it any more; another session can start it again."""
+    agent, gpus = gpu_agent({"gpu.idle_time": "0s"})
+    with agent.wire(device=uuid(9)) as stranger, GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB) as b:
+        log_has(agent, "announced", uuid(9), "gpu_device")
+        for _ in range(2):
+            with dray.Client(agent.socket, gpu=uuid(0), timeout=LIMIT):
+                until(lambda: state(agent) == "ready", "the start of the GPU")
+                assert gpus.status.started == 1 and not gpus.status.imported
+            until(lambda: state(agent) == "unused", "the end of the GPU")
+            assert not gpus.status.started and metric(agent, "dray_gpu_contexts") == 0
+        for _ in range(2):
+            here, there = add_vmm(stranger, a), add_vmm(stranger, b)
+            copies(stranger, there, here, MIB)
+            assert b.view[1:] == a.view[:-1]
+            here.remove()
+            assert state(agent) == "ready"
+            there.remove()
+            until(lambda: state(agent) == "unused", "the end of the GPU")
+        assert metric(agent, "dray_gpu_lost_total") == 0
+
+
+def test_device_that_is_wanted_again_while_it_stops(gpu_agent):
+    """A region that comes while the unused GPU stops is opened after the next start."""
+    agent, gpus = gpu_agent({"gpu.idle_time": "0s"})
+    with agent.wire() as client, GpuMemory(MIB) as memory:
+        for _ in range(20):
+            add_vmm(client, memory).remove()
+        with agent.wire(device=uuid(0)):
+            add_vmm(client, memory).remove()
+            until(lambda: state(agent) == "ready", "the start of the GPU")
+    until(lambda: state(agent) == "unused", "the end of the GPU")
+
+
+def test_kept_devices_start_with_the_agent(gpu_agent):
+    agent, gpus = gpu_agent({"gpu.keep": "true", "gpu.idle_time": "0s", "gpu.devices": uuid(1)})
+    until(lambda: state(agent, 1) == "ready", "the start of the GPU")
+    with agent.wire(device=uuid(1)) as client, GpuMemory(MIB, 1) as memory:
+        add_vmm(client, memory).remove()
+    gpus.idle()
+    assert (state(agent, 0), state(agent, 1)) == ("excluded", "ready") and gpus.status.started == 1
+
+
+def test_kept_devices_without_a_plugin(gpu_agent):
+    """The agent works, and says why."""
+    agent, gpus = gpu_agent({"gpu.keep": "true", "gpu.plugin": "/nowhere/dray-cuda.so"})
+    log_has(agent, "GPU memory cannot be used", "/nowhere/dray-cuda.so")
+    with agent.wire(device=uuid(0)) as client:
+        client.region(dray.Memory(MIB)).remove()
+
+
 def test_pins(gpu_agent):
     """Regions in the same pages share a pin, which ends with the last of them; partly pinned regions are staged."""
     agent, gpus = gpu_agent()

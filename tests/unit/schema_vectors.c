@@ -30,6 +30,8 @@ static const char *check_dmsg_hello(const void *body, size_t len)
 		return "group";
 	if (m.name.n != 15 || memcmp(m.name.p, "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15))
 		return "name";
+	if (m.device.n != 17 || memcmp(m.device.p, "\144\145\166\151\143\145\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "device";
 	return NULL;
 }
 
@@ -43,6 +45,7 @@ static int encode_dmsg_hello(void *buf, size_t cap)
 		.schema_hash = UINT64_C(0xa69f98918a837c75),
 		.group = { "\147\162\157\165\160\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
+		.device = { "\144\145\166\151\143\145\040\303\274\342\234\223\040\360\237\233\222", 17 },
 	};
 
 	return dmsg_hello_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -3947,8 +3950,8 @@ static void put_record_pmsg_check_note(void *wire)
 }
 
 const struct vector vectors[] = {
-	{ VECTOR_DATA, DMSG_HELLO, "hello", 28, DMSG_HELLO_BODY_MAX,
-	  check_dmsg_hello, encode_dmsg_hello, encode_empty_dmsg_hello, 0, NULL },
+	{ VECTOR_DATA, DMSG_HELLO, "hello", 32, DMSG_HELLO_BODY_MAX,
+	  check_dmsg_hello, encode_dmsg_hello, encode_empty_dmsg_hello, 1, (const size_t[]){ 59 } },
 	{ VECTOR_DATA, DMSG_HELLO_REPLY, "hello_reply", 60, DMSG_HELLO_REPLY_BODY_MAX,
 	  check_dmsg_hello_reply, encode_dmsg_hello_reply, encode_empty_dmsg_hello_reply, 1, (const size_t[]){ 92 } },
 	{ VECTOR_DATA, DMSG_ERROR, "error", 8, DMSG_ERROR_BODY_MAX,
@@ -4172,6 +4175,11 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[0], "hello.name", 44, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[0], "hello.name", 44, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[0], "hello.name", 44, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.reserved", 2, 1, UINT64_C(0xff), 0 },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4465,6 +4473,8 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[0], "hello.group", 20, 1, 64,
 	  "\141" },
 	{ &vectors[0], "hello.name", 24, 1, 64,
+	  "\141" },
+	{ &vectors[0], "hello.device", 28, 1, 64,
 	  "\141" },
 	{ &vectors[1], "hello_reply.segment", 48, 1, 256,
 	  "\141" },

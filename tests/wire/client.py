@@ -155,7 +155,8 @@ class Client:
     after open_ring(). error: why the session ended.
     """
 
-    def __init__(self, path, *, group="", name="", notifications=False, timeout=30.0, ring_entries=256, arena_bytes=4 << 20):
+    def __init__(self, path, *, group="", name="", notifications=False, timeout=30.0, ring_entries=256, arena_bytes=4 << 20,
+                 device=""):
         self.timeout, self.ring_entries, self.arena_bytes = timeout, ring_entries, arena_bytes
         self.events, self.pending, self.last_id = deque(), {}, 0
         self.hello = self.error = self.ring = self.arena = None
@@ -171,7 +172,7 @@ class Client:
             self.epoll.register(self.sock, select.EPOLLIN)
             flags = s.HELLO_FLAG_PIDFD | (s.HELLO_FLAG_NOTIFICATIONS if notifications else 0)
             self.hello = self.request(s.pack_hello, fds=[pidfd], flags=flags, major_min=s.MAJOR, major_max=s.MAJOR,
-                                      group=group, name=name)
+                                      group=group, name=name, device=device)
         except BaseException:
             self.close(0)
             raise

@@ -673,18 +673,19 @@ def build(type_, request_id, *parts):
 # it. An agent answers `unsupported` to a flag that it does not know, and closes. The header of that
 # ERROR has the agent's minor version: the client connects again, and leaves out the flags that are
 # newer.
-Hello = namedtuple("Hello", "major_min major_max flags features schema_hash group name")
+Hello = namedtuple("Hello", "major_min major_max flags features schema_hash group name device")
 _HELLO_0 = Struct("<BBHQQI")
 
 
 def pack_hello(request_id=0, major_min=0, major_max=0, flags=0, features=0, schema_hash=0, group="",
-               name=""):
+               name="", device=""):
     group = _put_text("hello.group", group, 64, True)
     name = _put_text("hello.name", name, 64, True)
+    device = _put_text("hello.device", device, 64, True)
     return build(MSG_HELLO, request_id,
                  _HELLO_0.pack(major_min, major_max, flags, features, schema_hash,
                                len(group)),
-                 group, _U32.pack(len(name)), name)
+                 group, _U32.pack(len(name)), name, _U32.pack(len(device)), device)
 
 
 def unpack_hello(body):
@@ -716,7 +717,21 @@ def unpack_hello(body):
     name = _text("hello.name", body[at:at + n])
     at += n
     left -= n
-    return Hello(major_min, major_max, flags, features, schema_hash, group, name)
+    device = ""
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("hello")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 64:
+            raise _large("hello.device", n, 64)
+        if left < n:
+            raise _short("hello")
+        device = _text("hello.device", body[at:at + n])
+        at += n
+        left -= n
+    return Hello(major_min, major_max, flags, features, schema_hash, group, name, device)
 
 
 # The session is open. If the client asked for it with the agent_pidfd flag, and the agent's kernel

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Devices. The first memory that is opened on a device starts it. It stays started: its context costs GPU memory, but the
- * next engine does not wait for a start. When it is lost, the workers stop using it and its regions end. A device without
+ * Devices. The first announcement of a device, or memory on it, starts it. It stays started for gpu.idle_time without use,
+ * because its context costs GPU memory, but the next engine does not wait for a start. When it is lost, its regions end.
+ * The workers stop using a device that is lost or unused. A device without
  * progress counts as lost although its copies may go on. So its queues are freed first, which waits for these copies; then
  * its memory is closed. Without memory the device is stopped, and the next use starts it anew.
  */
@@ -200,6 +201,7 @@ static void start_done(struct dray_job *j)
 		gpus_tell(g, w, GPU_UP, d->index, &d->queues[w]);
 	pins_begin(g);
 	memories_step(g, NULL);
+	gpu_device_check(d);
 }
 
 void gpu_device_start(struct gpu_device *d)
@@ -207,6 +209,7 @@ void gpu_device_start(struct gpu_device *d)
 	if (d->state != DEVICE_UNUSED)
 		return;
 	d->state = DEVICE_STARTING;
+	d->lost = false;
 	d->err = DRAY_ERR_NULL;
 	d->context_bytes = 0;
 	dray_jobs_add(d->gpus->opener, &d->job, start_run, start_done);
@@ -234,10 +237,54 @@ static void stop_done(struct dray_job *j)
 	d->context_bytes = 0;
 	log_info(AREA, "the GPU is stopped gpu=%s", d->info.uuid);
 	memories_step(d->gpus, NULL);
+	/* announced while it was stopped; what is lost waits for memory, which is told the reason if it does not start */
+	if (d->announced && !d->lost)
+		gpu_device_start(d);
+}
+
+/* The workers release the queues of a device that is leaving: gpu_device_worker_gone(). */
+static void tell_down(struct gpu_device *d)
+{
+	struct gpus *g = d->gpus;
+
+	d->in_use_by = g->n_workers;
+	for (unsigned w = 0; w < g->n_workers; w++)
+		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
+}
+
+static bool is_needed(const struct gpu_device *d)
+{
+	return d->memories || d->announced || d->gpus->cfg->gpu.keep;
+}
+
+static int handle_idle(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct gpu_device *d = arg;
+
+	d->idle = sd_event_source_disable_unref(d->idle);
+	if (d->state != DEVICE_READY || is_needed(d))
+		return 0;
+	d->state = DEVICE_LEAVING;
+	tell_down(d);
+	return 0;
+}
+
+/* A device that is needed again keeps its timer, which then has no effect. */
+static void idle_begin(struct gpu_device *d)
+{
+	uint64_t us = (uint64_t)d->gpus->cfg->gpu.idle_time / 1000;
+
+	sd_event_source_disable_unref(d->idle);
+	/* without the timer it stays started; all else works */
+	if (sd_event_add_time_relative(d->gpus->deps.event, &d->idle, CLOCK_MONOTONIC, us, 0,
+				       handle_idle, d) < 0)
+		d->idle = NULL;
 }
 
 void gpu_device_check(struct gpu_device *d)
 {
+	if (d->state == DEVICE_READY && !is_needed(d))
+		idle_begin(d);
 	if (d->state != DEVICE_ENDED || d->memories)
 		return;
 	d->state = DEVICE_STOPPING;
@@ -250,15 +297,14 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 
 	if (d->state != DEVICE_READY)
 		return;
-	d->state = DEVICE_LOST;
+	d->state = DEVICE_LEAVING;
+	d->lost = true;
 	g->lost++;
 	snprintf(d->reason, sizeof(d->reason), "%s", why);
 	log_error(AREA, "the GPU is lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s",
 		  d->regions, why, d->info.uuid, d->info.bdf);
 	g->deps.up->lost(*g->deps.regions, d->index);
-	d->in_use_by = g->n_workers;
-	for (unsigned w = 0; w < g->n_workers; w++)
-		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
+	tell_down(d);
 }
 
 bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
@@ -266,7 +312,7 @@ bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 	for (unsigned i = 0; i < g->n; i++) {
 		const struct gpu_device *d = &g->devices[i];
 
-		if (d->state != DEVICE_LOST && d->state != DEVICE_ENDING)
+		if (!d->lost || (d->state != DEVICE_LEAVING && d->state != DEVICE_ENDING))
 			continue;
 		if (!of || d == of || d->peers >> of->index & 1)
 			return false;
@@ -321,7 +367,7 @@ void gpu_device_worker_gone(struct gpu_device *d)
 {
 	struct gpus *g = d->gpus;
 
-	if (d->state != DEVICE_LOST || --d->in_use_by)
+	if (d->state != DEVICE_LEAVING || --d->in_use_by)
 		return;
 	d->state = DEVICE_ENDING;
 	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)

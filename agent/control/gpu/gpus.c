@@ -24,6 +24,7 @@ int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 	g->n_workers = deps->pool->n;
 	dray_list_init(&g->memories);
 	dray_list_init(&g->hosts);
+	dray_list_init(&g->announcements);
 	dray_list_init(&g->host_regions);
 	dray_list_init(&g->pins);
 	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s",
@@ -61,6 +62,7 @@ static void load_done(struct dray_job *j)
 	gpu_devices_find(g);
 	log_info(AREA, "plug-in %s is loaded: %s gpus=%u", g->ops->name, g->plugin_text, g->n);
 	memories_step(g, NULL);
+	announcements_step(g);
 }
 
 int gpus_load(struct gpus *g, struct dray_err *reterr)
@@ -154,6 +156,7 @@ bool gpus_free(struct gpus *g)
 	/* the queued jobs run to their end, and end_run() releases their results after them */
 	ended = jobs_free(g->pinner);
 	for (unsigned i = 0; i < g->n; i++) {
+		sd_event_source_disable_unref(g->devices[i].idle);
 		sd_event_source_disable_unref(g->devices[i].late);
 		ended = jobs_free(g->devices[i].ender) && ended;
 	}
@@ -163,6 +166,7 @@ bool gpus_free(struct gpus *g)
 	if (!ended)
 		return false;
 	host_regions_free(g);
+	announcements_free(g);
 	free(g);
 	return true;
 }
@@ -170,12 +174,14 @@ bool gpus_free(struct gpus *g)
 static const char *state_name(const struct gpu_device *d)
 {
 	static const char *const names[] = {
-		[DEVICE_UNUSED] = "unused", [DEVICE_STARTING] = "starting",
-		[DEVICE_READY] = "ready",   [DEVICE_LOST] = "lost",
-		[DEVICE_ENDING] = "lost",   [DEVICE_ENDED] = "lost",
-		[DEVICE_STOPPING] = "lost",
+		[DEVICE_UNUSED] = "unused",     [DEVICE_STARTING] = "starting",
+		[DEVICE_READY] = "ready",       [DEVICE_LEAVING] = "stopping",
+		[DEVICE_ENDING] = "stopping",   [DEVICE_ENDED] = "stopping",
+		[DEVICE_STOPPING] = "stopping",
 	};
 
+	if (d->state > DEVICE_READY && d->lost)
+		return "lost";
 	return d->excluded ? "excluded" : names[d->state];
 }
 

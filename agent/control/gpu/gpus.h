@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUs: the plug-in, loaded for the first region of GPU memory; devices, started at their first use; memory of clients
- * that is opened on them; host memory that is pinned for them; queues and staging memory for the workers. Control thread
+ * GPUs: the plug-in, loaded at the first use of a GPU; devices, started when a session announces them or at their first use,
+ * and stopped when they are unused; memory of clients that is opened on them; host memory that is pinned for them; queues and staging memory for the workers. Control thread
  * only; calls that may block run on threads of their own. Every callback runs exactly once, never inside the call.
  */
 #pragma once
@@ -19,7 +19,8 @@ struct gpus;
 struct rails;
 struct regions;
 struct gpu_memory; /* the opened handles of one region */
-struct gpu_host;   /* pinned host memory of a window */
+struct gpu_announcement;
+struct gpu_host; /* pinned host memory of a window */
 
 struct gpus_upcalls {
 	/* The device is lost: ends regions on it with gpu_lost, each by gpu_close(). */
@@ -43,6 +44,16 @@ struct gpus_deps {
 int gpus_new(struct gpus **ret, const struct gpus_deps *deps);
 /* After the workers have ended. False: a call into the driver does not return; its thread goes on. */
 bool gpus_free(struct gpus *g);
+
+/*
+ * A session will have memory on the device (UUID or PCI address): the device is started now, and kept until
+ * gpus_announce_end(). NULL: GPUs are not used, or no memory. Names that are unknown have no effect.
+ */
+struct gpu_announcement *gpus_announce(struct gpus *g, const char *device);
+/* NULL is allowed. */
+void gpus_announce_end(struct gpu_announcement *a);
+/* Starts every device that may be used, if gpu.keep is set. Once, when the agent starts. */
+void gpus_keep(struct gpus *g);
 
 /* One handle of a region, and the used part of its allocation. */
 struct gpu_part {

@@ -4,8 +4,8 @@
  *
  * Two threads call the plug-in: the opener starts devices and opens and closes memory of clients, which requests wait for;
  * the pinner pins host memory, which may take seconds for each region. A lost device may hang, so its queues end on a
- * thread of its own. The control thread reads the results of a job after the job. A device is stopped when it has no
- * memory left.
+ * thread of its own. The control thread reads the results of a job after the job. A device is stopped when it is lost and
+ * has no memory left, or has been unused for gpu.idle_time.
  */
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "lib/list.h"
 
 #define AREA "gpu"
+#define GPU_NAME_BYTES 72 /* of a device, as clients name it */
 /* Of the threads: the driver's code expects the usual size. */
 #define STACK_BYTES (8ul << 20)
 /* Copies in flight without a wait for room, times the pieces of each. */
@@ -26,9 +27,9 @@ enum device_state {
 	DEVICE_UNUSED,
 	DEVICE_STARTING, /* a job makes its context, queues and staging memory */
 	DEVICE_READY,
-	DEVICE_LOST,   /* until no worker uses it */
-	DEVICE_ENDING, /* a job of the ender waits for the copies in its queues, and frees these */
-	DEVICE_ENDED,  /* until its memory is closed */
+	DEVICE_LEAVING, /* lost or unused: until no worker uses it */
+	DEVICE_ENDING,  /* a job of the ender waits for the copies in its queues, and frees these */
+	DEVICE_ENDED,   /* until its memory is closed */
 	DEVICE_STOPPING, /* a job stops it */
 };
 
@@ -60,7 +61,10 @@ struct gpu_device {
 	char reason[DRAY_ERR_MSG_MAX]; /* why it was lost or did not start; "" */
 	uint64_t context_bytes, bytes;
 	uint32_t regions, memories; /* open; open or under construction, also of the agent's own */
-	unsigned in_use_by;         /* workers that still use a lost device */
+	uint32_t announced;         /* by sessions */
+	bool lost;                  /* since its start */
+	unsigned in_use_by;         /* workers that still use a device that is leaving */
+	sd_event_source *idle;      /* gpu.idle_time of a device that is unused */
 	sd_event_source *late;      /* time limit of its end */
 	bool hangs;                 /* its end passed the time limit; see err */
 	struct gpu_load load;       /* since its start */
@@ -94,6 +98,7 @@ struct gpus {
 	uint64_t lost;
 	struct dray_list memories; /* of struct gpu_memory */
 	struct dray_list hosts;    /* of struct gpu_host */
+	struct dray_list announcements;
 	/* staging: made by the first device that starts, kept until the end */
 	struct gpu_staging staging[WORKERS_MAX];
 	void *lists[WORKERS_MAX]; /* likewise, for lists of operations */
@@ -113,7 +118,7 @@ void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t 
 void gpu_devices_find(struct gpus *g);
 /* NULL with reterr: unknown, excluded or unusable. */
 struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_err *reterr);
-/* Starts it unless it is in use; calls memories_step() at the end. */
+/* Starts it unless it is in use or being stopped; calls memories_step() at the end. */
 void gpu_device_start(struct gpu_device *d);
 void gpu_device_lost(struct gpu_device *d, const char *why);
 /*
@@ -122,10 +127,15 @@ void gpu_device_lost(struct gpu_device *d, const char *why);
  */
 bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of);
 void gpu_device_worker_gone(struct gpu_device *d);
-/* After the last memory of a device may have been closed. */
+/* After the last memory or announcement of a device may have ended. */
 void gpu_device_check(struct gpu_device *d);
 /* On the opener's thread: stops the device. */
 void gpu_device_release(struct gpu_device *d);
+
+/* --- announce.c --- */
+/* The plug-in is loaded. */
+void announcements_step(struct gpus *g);
+void announcements_free(struct gpus *g);
 
 /* --- queues.c --- */
 int queues_make(struct gpu_device *d, struct dray_err *reterr);

@@ -12,7 +12,6 @@
 #include "schema/gen/errors.h"
 
 #define PAGE 4096ull
-#define DEVICE_NAME 72
 
 enum memory_state {
 	MEMORY_WAITING, /* for the plug-in or the device */
@@ -25,7 +24,7 @@ struct gpu_memory {
 	struct dray_list link;
 	struct gpus *gpus;
 	struct gpu_device *device; /* NULL: not known yet */
-	char name[DEVICE_NAME];
+	char name[GPU_NAME_BYTES];
 	enum memory_state state;
 	bool counted;   /* in device->memories */
 	bool cancelled; /* closed after its job */

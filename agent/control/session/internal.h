@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include "agent/config/tenant.h"
+#include "agent/control/gpu/gpus.h"
 #include "agent/control/mailbox/mailbox.h"
 #include "agent/control/region/region.h"
 #include "agent/control/session/session.h"
@@ -98,6 +99,7 @@ struct session {
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
+	struct gpu_announcement *gpu; /* the GPU of HELLO; NULL: none */
 	struct mailbox_owner mailboxes;
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
 	struct lease_counts leases;

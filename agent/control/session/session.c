@@ -186,6 +186,7 @@ static void session_free(struct session *s)
 	if (s->fd >= 0)
 		owner_farewell(s->uid_owner, s->fd, dray_take(s->goodbye));
 	packet_free(s->goodbye);
+	gpus_announce_end(s->gpu);
 	owner_put(s->uid_owner, RESOURCE_SESSIONS, 1);
 	owner_unref(s->uid_owner);
 	dray_list_del(&s->group_link);
@@ -195,6 +196,16 @@ static void session_free(struct session *s)
 	}
 	dray_handles_del(&s->owner->table, s->handle);
 	free(s);
+}
+
+static void announce_gpu(struct session *s, struct dray_str device)
+{
+	char name[NAME_BYTES];
+
+	if (!device.n || !s->owner->deps.gpus)
+		return;
+	text_copy(name, sizeof(name), device);
+	s->gpu = gpus_announce(s->owner->deps.gpus, name);
 }
 
 static void shared_init(struct session *s)
@@ -246,6 +257,7 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	shared_init(s);
+	announce_gpu(s, hello->device);
 	mailbox_owner_init(&s->mailboxes, s->handle, o->tenant, who->uid, who->gid, s->name,
 			   &o->account.budget);
 	*ret = s;

@@ -35,6 +35,7 @@ struct sessions_deps {
 	struct regions *regions;
 	struct peers *peers;
 	struct mailboxes *mailboxes;
+	struct gpus *gpus; /* NULL: none */
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	/* Opens a pidfd of this process for a client that wants one; -errno: the client gets none. */

@@ -52,7 +52,7 @@ class Options(Structure):
         ("ring_entries", c_uint), ("arena_bytes", c_uint64), ("spin_us", c_uint),
         ("connect_ms", c_uint), ("request_ms", c_uint), ("reconnect_min_ms", c_uint),
         ("reconnect_max_ms", c_uint), ("reconnect_for_ms", c_uint), ("events_max", c_uint),
-        ("confirm_ms", c_uint), ("patience_ms", c_uint)]
+        ("confirm_ms", c_uint), ("patience_ms", c_uint), ("gpu", c_char_p)]
 
 
 class Info(Structure):

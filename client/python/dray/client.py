@@ -51,7 +51,8 @@ class Client(Session, Placement, Mailboxes, Stores):
     agent is too old, it gets none and the attribute segments is False. timeout: limit in seconds of
     every call that waits and has no limit of its own; None: no limit. ring_entries: transfers that
     can be queued at the agent, a power of two up to 4096. arena_bytes: memory for lists of operations
-    in flight, up to 16 MiB.
+    in flight, up to 16 MiB. gpu: UUID (GPU-...) or PCI address of the GPU on which this client will have regions; the
+    agent starts it when the session opens, so that the first region does not wait for that.
 
     wait: waits until the session is open. An agent that is not there is reported at once
     (errors.PeerUnreachable), or after `patience` seconds. With wait=False the client connects in the
@@ -73,12 +74,12 @@ class Client(Session, Placement, Mailboxes, Stores):
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, group: str = "", name: str = "",
                  notifications: bool = False, segments: bool = False, timeout: float | None = None,
                  patience: float = 0.0, ring_entries: int = 256, arena_bytes: int = 4 << 20,
-                 wait: bool = True) -> None:
+                 wait: bool = True, gpu: str = "") -> None:
         # before the session is opened, which may run callbacks
         self._reads: list[_Call] = []
         self._writes: list[_Call] = []
         super().__init__(socket, group=group, name=name, notifications=notifications, segments=segments, timeout=timeout,
-                         patience=patience, ring_entries=ring_entries, arena_bytes=arena_bytes, wait=wait)
+                         patience=patience, ring_entries=ring_entries, arena_bytes=arena_bytes, wait=wait, gpu=gpu)
 
     # --- regions and remotes ------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class Session(Waiting):
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, group: str = "", name: str = "",
                  notifications: bool = False, segments: bool = False, timeout: float | None = None,
                  patience: float = 0.0, ring_entries: int = 256, arena_bytes: int = 4 << 20,
-                 wait: bool = True) -> None:
+                 wait: bool = True, gpu: str = "") -> None:
         where = socket if socket is not None else os.environ.get("DRAY_SOCKET") or DEFAULT_SOCKET
         super().__init__(os.fsdecode(arguments.path("socket", where)))
         self.group, self.name = group, name
@@ -107,7 +107,7 @@ class Session(Waiting):
             name=arguments.text("name", name), flags=flags, connect_ms=limit,
             patience_ms=arguments.milliseconds("patience", patience) or 1,
             ring_entries=arguments.number("ring_entries", ring_entries, (1 << 32) - 1),
-            arena_bytes=arguments.number("arena_bytes", arena_bytes))
+            arena_bytes=arguments.number("arena_bytes", arena_bytes), gpu=arguments.text("gpu", gpu))
         self._open(options, wait, max(limit / 1000, patience))
 
     def _open(self, options: Any, wait: bool, limit: float) -> None:
