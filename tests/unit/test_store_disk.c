@@ -381,6 +381,35 @@ static void test_objects_without_an_owner_are_removed(void **state)
 	assert_int_equal(rig.strange, 0);
 }
 
+/* They come in any number: a turn ends some of them. */
+static void test_many_rows_without_bytes(void **state)
+{
+	char path[128];
+	sqlite3 *db;
+
+	assert_true(disk_close(dray_take(rig.disk)));
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	assert_int_equal(
+		sqlite3_exec(
+			db,
+			"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000)"
+			" INSERT INTO object SELECT CAST('row ' || i AS BLOB), 7, 0, 1, 0, 0 FROM n",
+			NULL, NULL, NULL),
+		SQLITE_OK);
+	sqlite3_close(db);
+	start();
+	while (disk_info(rig.disk).removals < 3000) {
+		uint64_t before = disk_info(rig.disk).removals;
+
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_in_range(disk_info(rig.disk).removals - before, 0, 1024);
+	}
+	restart();
+	assert_int_equal(rig.strange, 0);
+	assert_int_equal(disk_info(rig.disk).removals, 0);
+}
+
 /* --- wrong bytes ------------------------------------------------------------------------------------ */
 
 static void change(unsigned i, uint64_t at, bool cut)
@@ -770,6 +799,7 @@ int main(void)
 		TEST(test_older_write_that_ends_later),
 		TEST(test_key_of_a_missing_segment_is_written_again),
 		TEST(test_objects_without_an_owner_are_removed),
+		TEST(test_many_rows_without_bytes),
 		TEST(test_flipped_bits),
 		TEST(test_short_and_missing_segments),
 		TEST(test_other_version),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes whose bytes are in their segments, and removals, gather while a batch is committed, and are the next batch. A batch
- * first waits until the bytes are on disk, then writes its rows as one transaction.
+ * first waits until the bytes are on disk, then writes its rows as one transaction. Its size is bounded: many removals may wait,
+ * of rows that nothing refers to at the start.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -9,6 +10,9 @@
 
 #include "agent/store/disk/internal.h"
 #include "schema/gen/errors.h"
+
+/* The control thread ends the requests of a batch in one turn. */
+#define BATCH_MAX 1024
 
 static int sync_segment(struct disk_segment *s)
 {
@@ -98,13 +102,9 @@ void commit_fail_all(struct disk *d)
 	struct dray_list all = DRAY_LIST_INIT(all);
 	struct disk_request *r;
 
-	dray_list_splice(&all, &d->to_commit);
-	while ((r = dray_list_pop(&all, struct disk_request, link))) {
-		if (r->removes)
-			dray_list_add(&d->to_commit, &r->link);
-		else
-			commit_fail(d, r);
-	}
+	dray_list_splice(&all, &d->writes);
+	while ((r = dray_list_pop(&all, struct disk_request, link)))
+		commit_fail(d, r);
 }
 
 static void batch_done(struct dray_job *j)
@@ -122,7 +122,7 @@ static void batch_done(struct dray_job *j)
 	dray_list_splice(&requests, &b->requests);
 	while ((r = dray_list_pop(&requests, struct disk_request, link))) {
 		if (result && r->removes)
-			dray_list_add(&d->to_commit, &r->link);
+			dray_list_add(&d->removals, &r->link);
 		else if (result)
 			commit_fail(d, r);
 		else if (r->removes)
@@ -133,17 +133,31 @@ static void batch_done(struct dray_job *j)
 	commit_kick(d);
 }
 
+static void add_to_batch(struct disk *d, struct dray_list *from, unsigned *left)
+{
+	struct disk_request *r;
+
+	for (; *left && (r = dray_list_pop(from, struct disk_request, link)); --*left)
+		dray_list_add(&d->batch.requests, &r->link);
+}
+
 void commit_kick(struct disk *d)
 {
-	if (d->committing || dray_list_empty(&d->to_commit) || d->info.state != DISK_STATE_OK)
+	unsigned left = BATCH_MAX;
+
+	if (d->committing || d->info.state != DISK_STATE_OK)
+		return;
+	/* few writes are in progress at a time, so that they never keep removals out */
+	add_to_batch(d, &d->writes, &left);
+	add_to_batch(d, &d->removals, &left);
+	if (left == BATCH_MAX)
 		return;
 	d->committing = true;
-	dray_list_splice(&d->batch.requests, &d->to_commit);
 	dray_jobs_add(d->committer, &d->batch.job, run_batch, batch_done);
 }
 
 void commit_add(struct disk *d, struct disk_request *r)
 {
-	dray_list_add(&d->to_commit, &r->link);
+	dray_list_add(r->removes ? &d->removals : &d->writes, &r->link);
 	commit_kick(d);
 }

@@ -220,7 +220,8 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	d->next_id = 1;
 	dray_list_init(&d->segments);
 	dray_list_init(&d->waiting);
-	dray_list_init(&d->to_commit);
+	dray_list_init(&d->writes);
+	dray_list_init(&d->removals);
 	dray_list_init(&d->batch.requests);
 	d->found = found;
 	d->found_arg = arg;

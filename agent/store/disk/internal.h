@@ -44,8 +44,8 @@ struct disk {
 
 	/* The committing thread. */
 	struct dray_jobs *committer;
-	struct database *index; /* of that thread, after the start; NULL: to be opened */
-	struct dray_list to_commit;
+	struct database *index;            /* of that thread, after the start; NULL: to be opened */
+	struct dray_list writes, removals; /* to be committed */
 	struct disk_batch batch;
 	bool committing, probing;
 	bool loaded; /* what is on disk is known */

@@ -238,7 +238,7 @@ static void add_orphan(struct disk *d, const struct index_row *row, struct disk_
 		s->objects++;
 		d->info.bytes += disk_blocks(row->bytes);
 	}
-	dray_list_add(&d->to_commit, &o->request.link);
+	dray_list_add(&d->removals, &o->request.link);
 }
 
 void load_free(struct disk *d)
@@ -247,8 +247,8 @@ void load_free(struct disk *d)
 
 	d->load = cleanup_load(d->load);
 	/* A batch that was not delivered. */
-	dray_list_splice(&d->to_commit, &d->batch.requests);
-	while ((r = dray_list_pop(&d->to_commit, struct disk_request, link)))
+	dray_list_splice(&d->removals, &d->batch.requests);
+	while ((r = dray_list_pop(&d->removals, struct disk_request, link)))
 		if (r->done == orphan_done)
 			orphan_done(r);
 }
