@@ -525,6 +525,35 @@ static void check_fault(enum disk_call call, int error, enum disk_state state)
 	check_all();
 }
 
+/* They leave nothing in the file of an object that is there, whichever step fails. */
+static void check_blocks_of_failed_writes(enum disk_call call)
+{
+	uint64_t bytes = disk_info(rig.disk).bytes, blocks = blocks_used();
+
+	faults[call] = -ENOSPC;
+	for (unsigned i = 1; i < 5; i++)
+		begin_write(i, 1, 50000);
+	for (unsigned i = 1; i < 5; i++)
+		assert_int_equal(finish(i), DISK_DOWN);
+	assert_int_equal(rig.state, DISK_STATE_FULL);
+	faults[call] = 0;
+	while (disk_info(rig.disk).bytes != bytes)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_int_equal(blocks_used(), blocks);
+	wait_for_state(DISK_STATE_OK);
+}
+
+static void test_blocks_of_failed_writes(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	check_blocks_of_failed_writes(DISK_CALL_SYNC);
+	assert_int_equal(put(5, 1, 5000), DISK_OK);
+	check_blocks_of_failed_writes(DISK_CALL_COMMIT);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, 2);
+}
+
 static void test_full(void **state)
 {
 	check_fault(DISK_CALL_WRITE, -ENOSPC, DISK_STATE_FULL);
@@ -803,6 +832,7 @@ int main(void)
 		TEST(test_flipped_bits),
 		TEST(test_short_and_missing_segments),
 		TEST(test_other_version),
+		TEST(test_blocks_of_failed_writes),
 		TEST(test_full),
 		TEST(test_write_error),
 		TEST(test_sync_error),

@@ -91,9 +91,11 @@ static void finish_write(struct disk *d, struct disk_request *r)
 	disk_complete(r, DISK_OK);
 }
 
+/* Its blocks are given back when the disk can be written; without memory, with those of its segment. */
 void commit_fail(struct disk *d, struct disk_request *r)
 {
-	let_go(d, r);
+	if (!orphan_add(d, r->key, r->key_bytes, r->segment, &r->at))
+		let_go(d, r);
 	disk_complete(r, DISK_DOWN);
 }
 

@@ -254,6 +254,9 @@ bool disk_close(struct disk *d)
 	if (!ended)
 		return false;
 	load_free(d);
+	/* a batch that was not delivered */
+	dray_list_splice(&d->removals, &d->batch.requests);
+	orphan_free_all(d);
 	index_close(d);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)
 		segment_free(s);

@@ -97,6 +97,16 @@ void commit_kick(struct disk *d);
 void commit_fail(struct disk *d, struct disk_request *r);
 void commit_fail_all(struct disk *d);
 
+/* --- orphan.c --- */
+/*
+ * Removes the row of this key and place, if there is one, and gives the blocks back. at->segment has counted the object; NULL: it
+ * is missing, and `segment` is its number. False: no memory.
+ */
+bool orphan_add(struct disk *d, const void *key, uint32_t key_bytes, uint64_t segment,
+		const struct disk_object *at);
+/* Forgets those that wait. */
+void orphan_free_all(struct disk *d);
+
 /* --- load.c --- */
 /* Reads the folder, and blocks. 0 or -errno with reterr. */
 int load_now(struct disk *d, struct dray_err *reterr);

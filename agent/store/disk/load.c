@@ -20,13 +20,6 @@
 /* Rows that a turn of the control thread takes. */
 #define ROWS_AT_ONCE 1024
 
-/* The removal of a row that nothing refers to. */
-struct orphan {
-	struct disk_request request;
-	struct disk_object object;
-	uint8_t key[];
-};
-
 struct load_row {
 	struct load_row *next;
 	struct index_row row;
@@ -211,46 +204,20 @@ static int scan(struct disk *d, struct dray_err *reterr)
 
 /* --- taking what was read: control thread --------------------------------------------------------------------- */
 
-static void orphan_done(struct disk_request *r)
-{
-	free(dray_container_of(r, struct orphan, request));
-}
-
 /* Without memory the row stays until the next start. */
-static void add_orphan(struct disk *d, const struct index_row *row, struct disk_segment *s)
+static void remove_row(struct disk *d, const struct index_row *row, struct disk_segment *s)
 {
-	struct orphan *o = calloc(1, sizeof(*o) + row->key_bytes);
+	struct disk_object at = { .segment = s, .offset = row->offset, .bytes = row->bytes };
 
-	if (!o)
+	if (!orphan_add(d, row->key, row->key_bytes, row->segment, &at) || !s)
 		return;
-	if (row->key_bytes)
-		memcpy(o->key, row->key, row->key_bytes);
-	o->request = (struct disk_request){
-		.disk = d,
-		.key = o->key,
-		.key_bytes = row->key_bytes,
-		.done = orphan_done,
-		.removes = true,
-		.segment = row->segment,
-		.at = { .segment = s, .offset = row->offset, .bytes = row->bytes },
-	};
-	if (s) {
-		s->objects++;
-		d->info.bytes += disk_blocks(row->bytes);
-	}
-	dray_list_add(&d->removals, &o->request.link);
+	s->objects++;
+	d->info.bytes += disk_blocks(row->bytes);
 }
 
 void load_free(struct disk *d)
 {
-	struct disk_request *r;
-
 	d->load = cleanup_load(d->load);
-	/* A batch that was not delivered. */
-	dray_list_splice(&d->removals, &d->batch.requests);
-	while ((r = dray_list_pop(&d->removals, struct disk_request, link)))
-		if (r->done == orphan_done)
-			orphan_done(r);
 }
 
 static bool valid(const struct index_row *row, const struct disk_segment *s)
@@ -269,12 +236,12 @@ static void take_row(struct disk *d, const struct index_row *row)
 	if (row->segment <= UINT32_MAX / 2)
 		d->next_id = dray_max(d->next_id, (uint32_t)row->segment + 1);
 	if (!valid(row, s)) {
-		add_orphan(d, row, NULL);
+		remove_row(d, row, NULL);
 		return;
 	}
 	o = d->found(d->found_arg, row->key, row->key_bytes, row->bytes, row->cost);
 	if (!o) {
-		add_orphan(d, row, s);
+		remove_row(d, row, s);
 		return;
 	}
 	*o = (struct disk_object){ s, row->offset, row->bytes, row->crc };
