@@ -19,6 +19,11 @@
 
 /* Of reads, and of the others, that disk/ has at a time. */
 #define IN_FLIGHT_MAX 64
+/* The same of removals while the disk cannot be written: they wait for its return. */
+#define REMOVALS_MAX 1024
+/* Evicted from disk at least when the file system is full of objects; else a part of them. */
+#define GIVEN_MIN (4ull << 20)
+#define GIVEN_PART 16
 /* Objects that one PUT or load looks at to write them before they are evicted. */
 #define CLEANED_AT_ONCE 16
 /* Works that a turn of the control thread gives to disk/ or ends, and objects that it evicts from disk. */
@@ -46,6 +51,7 @@ struct tier {
 	bool down;   /* disk/ cannot write */
 	bool absent; /* what is on disk is not known yet */
 	struct changed_keys changed;
+	uint64_t give;    /* bytes to evict from disk, because its file system is full of objects */
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
 
@@ -161,16 +167,17 @@ static void budget_return(struct store_object *o)
 		   disk_blocks(o->policy.bytes));
 }
 
-/* Evicts an object of the name space that is only on disk. False: there is none. */
-static bool disk_evict(struct store_space *sp)
+/* Evicts an object of the name space that is only on disk. Returns its bytes there; 0: there is none. */
+static uint64_t disk_evict(struct store_space *sp)
 {
 	struct policy_entry *e = policy_victim(sp->disk_policy);
+	uint64_t bytes = e ? disk_blocks(e->bytes) : 0;
 
 	if (!e)
-		return false;
+		return 0;
 	sp->store->totals.disk_evictions++;
 	item_remove(dray_container_of(e, struct store_object, policy), true);
-	return true;
+	return bytes;
 }
 
 /* What its owner may still take; negative: it has more than its share. */
@@ -417,7 +424,9 @@ static int work_check(struct store_object *o, unsigned *turn)
 /* The next work of the queue; under the lock. NULL: none, the turn is over, or no memory now. */
 static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 {
-	while (*turn && q->in_flight < IN_FLIGHT_MAX && !dray_list_empty(&q->parts)) {
+	unsigned most = s->tier->down && q == &s->tier->others ? REMOVALS_MAX : IN_FLIGHT_MAX;
+
+	while (*turn && q->in_flight < most && !dray_list_empty(&q->parts)) {
 		struct disk_part *p = dray_list_first(&q->parts, struct disk_part, link);
 		struct store_object *o = object_of_part(p);
 		struct op *op = NULL;
@@ -444,6 +453,41 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 	return NULL;
 }
 
+/* The name space with the most bytes on disk of which some are only there. NULL: there is none. */
+static struct store_space *largest_on_disk(struct store *s)
+{
+	struct store_space *largest = NULL;
+
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		if ((!largest || sp->disk_bytes > largest->disk_bytes) &&
+		    policy_victim(sp->disk_policy))
+			largest = sp;
+	return largest;
+}
+
+/* Evicts from disk what the full file system wants: of one name space in a turn. */
+static void give(struct store *s, unsigned *turn)
+{
+	struct tier *t = s->tier;
+	struct store_space *sp;
+
+	pthread_mutex_lock(&s->lock);
+	sp = t->give ? largest_on_disk(s) : NULL;
+	if (!sp)
+		t->give = 0;
+	while (t->give && *turn) {
+		uint64_t bytes = disk_evict(sp);
+
+		if (!bytes)
+			break;
+		t->give -= dray_min(t->give, bytes);
+		--*turn;
+	}
+	if (t->give)
+		kick(t);
+	pthread_mutex_unlock(&s->lock);
+}
+
 static struct op *next(struct store *s, unsigned *turn)
 {
 	struct op *op;
@@ -465,6 +509,7 @@ static void pump(struct store *s)
 	unsigned turn = TURN_MAX;
 	struct op *op;
 
+	give(s, &turn);
 	while (t->disk && (op = next(s, &turn))) {
 		uint8_t work = disk_part(op->object)->work;
 
@@ -486,6 +531,16 @@ static void on_kick(struct dray_job *j)
 	t->kicked = false;
 	pthread_mutex_unlock(&s->lock);
 	pump(s);
+}
+
+static void crowded(void *arg, uint64_t bytes)
+{
+	struct store *s = arg;
+
+	pthread_mutex_lock(&s->lock);
+	s->tier->give = dray_max(bytes / GIVEN_PART, GIVEN_MIN);
+	kick(s->tier);
+	pthread_mutex_unlock(&s->lock);
 }
 
 static void state_changed(void *arg, enum disk_state state, const struct dray_err *why)
@@ -597,6 +652,7 @@ int tier_new(struct store *s, struct dray_err *reterr)
 				 .segment_bytes = dray_min(segment, SEGMENT_MAX),
 				 .threads = cfg->threads,
 				 .state_changed = state_changed,
+				 .crowded = crowded,
 				 .arg = s,
 				 .fault = cfg->fault,
 			 },

@@ -292,6 +292,25 @@ def test_the_file_system_is_full(lab, new_agent):
         assert "the disk tier can be written again" in agent.new_text()
 
 
+def test_the_tier_has_filled_its_file_system(lab, new_agent):
+    """It evicts from disk, and returns, and again, without room from elsewhere."""
+    agent, inside = mounted_store(lab, new_agent, "size=6m")
+    keys = iter(names(1000))
+    with User(agent) as user:
+        for _ in range(2):
+            def fills():
+                assert user.put(next(keys), bytes(SIZE)) == Status.OK
+                return settled(agent)["dray_store_disk_down"] == 1
+            until(fills, "a full file system")
+            for _ in range(30):  # so that what is on disk is not in memory any more
+                assert user.put(next(keys), bytes(SIZE)) == Status.OK
+            until(lambda: counters(agent)["dray_store_disk_down"] == 0, "the return of the tier")
+        assert counters(agent)["dray_store_disk_evictions_total"] > 0
+        # what memory evicts is written, too, so that the tier may be full once more
+        until(lambda: user.put(next(keys), bytes(SIZE)) == Status.OK and settled(agent)["dray_store_disk_objects"] > 0, "an object on disk")
+        until(lambda: (inside / "reserve").stat().st_size == MIB, "the reserve")
+
+
 def test_a_wrong_configuration(new_agent, lab):
     agent = new_agent(start=False, settings=DISK | {"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "0"})
     agent.start(ready=False)

@@ -44,10 +44,9 @@ static int sync_batch(struct disk_batch *b)
 		       0;
 }
 
-/* Gives the blocks back. Where the file system has no holes, they return with the segment. */
-static void punch(struct disk_batch *b)
+void commit_punch(const struct dray_list *requests)
 {
-	dray_list_for_each(&b->requests, it, struct disk_request, link)
+	dray_list_for_each(requests, it, struct disk_request, link)
 		if (it->removes && it->at.segment && segment_open(it->at.segment) == 0)
 			fallocate(it->at.segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 				  (off_t)it->at.offset, (off_t)disk_blocks(it->at.bytes));
@@ -63,7 +62,7 @@ static void run_batch(struct dray_job *j)
 	if (!b->result)
 		b->result = index_commit(d, &b->requests, &b->why);
 	if (!b->result)
-		punch(b);
+		commit_punch(&b->requests);
 }
 
 static void let_go(struct disk *d, struct disk_request *r)
@@ -76,7 +75,7 @@ static void let_go(struct disk *d, struct disk_request *r)
 	segment_drop_if_empty(r->at.segment);
 }
 
-static void finish_removal(struct disk *d, struct disk_request *r)
+void commit_removed(struct disk *d, struct disk_request *r)
 {
 	d->info.removals++;
 	let_go(d, r);
@@ -128,7 +127,7 @@ static void batch_done(struct dray_job *j)
 		else if (result)
 			commit_fail(d, r);
 		else if (r->removes)
-			finish_removal(d, r);
+			commit_removed(d, r);
 		else
 			finish_write(d, r);
 	}

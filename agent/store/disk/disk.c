@@ -202,6 +202,8 @@ static int start_loading(struct disk *d, struct dray_err *reterr)
 	}
 	if (r < 0)
 		*reterr = why;
+	else
+		heal_now(d);
 	return r;
 }
 
@@ -223,6 +225,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	dray_list_init(&d->writes);
 	dray_list_init(&d->removals);
 	dray_list_init(&d->batch.requests);
+	dray_list_init(&d->probe_removals);
 	d->found = found;
 	d->found_arg = arg;
 	d->dir = strdup(cfg->dir);
@@ -256,6 +259,7 @@ bool disk_close(struct disk *d)
 	load_free(d);
 	/* a batch that was not delivered */
 	dray_list_splice(&d->removals, &d->batch.requests);
+	dray_list_splice(&d->removals, &d->probe_removals);
 	orphan_free_all(d);
 	index_close(d);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)

@@ -98,6 +98,8 @@ struct disk_config {
 		retry_max_ns; /* of tests whether the disk can be written; 0: 1 s and 30 s */
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
 	void *arg;
+	/* The file system is full, mostly of `bytes` of this tier: some objects should be removed. May be NULL. */
+	void (*crowded)(void *arg, uint64_t bytes);
 	int (*fault)(enum disk_call call); /* for tests; may be NULL */
 };
 

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A tier that cannot be written is marked, and its writes fail at once. From time to time the committing thread writes a
- * test file and the index; when both are on disk, the tier returns. A folder that could not be read is read first.
+ * test file and the index; when both are on disk, the tier returns. A folder that could not be read is read first. The room
+ * of a reserve lets the index take removals on a file system that the tier itself has filled.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "agent/store/disk/internal.h"
 #include "lib/backoff.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-#define TEST_FILE "test"
+/* Removals that one test commits. */
+#define REMOVALS_AT_ONCE 1024
 #define RETRY_MIN_NS (1 * DRAY_NS_PER_SEC)
 #define RETRY_MAX_NS (30 * DRAY_NS_PER_SEC)
 
@@ -55,55 +55,40 @@ static void set_state(struct disk *d, enum disk_state state, const struct dray_e
 		d->cfg.state_changed(d->cfg.arg, state, why);
 }
 
-/* As large as some objects: a disk that is nearly full has room for one block for a long time. */
-static int write_test_file(struct disk *d)
-{
-	static const uint8_t bytes[16 * DISK_BLOCK];
-	int fd dray_auto_close = openat(
-		d->dir_fd, TEST_FILE, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int r = 0;
-
-	if (fd < 0)
-		return -errno;
-	for (unsigned i = 0; !r && i < 16; i++)
-		if (write(fd, bytes, sizeof(bytes)) != (ssize_t)sizeof(bytes))
-			r = errno ? -errno : -ENOSPC;
-	if (!r && fdatasync(fd) < 0)
-		r = -errno;
-	unlinkat(d->dir_fd, TEST_FILE, 0);
-	return r;
-}
-
 static void run_probe(struct dray_job *j)
 {
-	struct disk *d = dray_container_of(j, struct disk, probe);
-	static const enum disk_call calls[] = { DISK_CALL_OPEN, DISK_CALL_WRITE, DISK_CALL_SYNC };
-	int r = 0;
-
-	d->probe_why = DRAY_ERR_NULL;
-	for (unsigned i = 0; !r && i < DRAY_ARRAY_SIZE(calls); i++)
-		r = disk_fault(d, calls[i]);
-	errno = 0;
-	if (!r)
-		r = write_test_file(d);
-	if (r < 0)
-		dray_err_set(&d->probe_why, r, DRAY_E_IO, "writing a test file to %.100s: %s",
-			     d->dir, dray_errno_text(r));
-	else
-		r = index_commit(d, &d->batch.requests, &d->probe_why);
-	d->probe_result = r;
+	probe_run(dray_container_of(j, struct disk, probe));
 }
 
 static void start_timer(struct disk *d);
+
+static void end_removals(struct disk *d)
+{
+	struct dray_list removals = DRAY_LIST_INIT(removals);
+	struct disk_request *r;
+
+	dray_list_splice(&removals, &d->probe_removals);
+	/* progress: the next test is soon */
+	if (d->probe_committed && !dray_list_empty(&removals))
+		d->failures = 0;
+	while ((r = dray_list_pop(&removals, struct disk_request, link))) {
+		if (d->probe_committed)
+			commit_removed(d, r);
+		else
+			dray_list_add(&d->removals, &r->link);
+	}
+}
 
 static void probe_done(struct dray_job *j)
 {
 	struct disk *d = dray_container_of(j, struct disk, probe);
 
 	d->probing = false;
+	end_removals(d);
 	if (!d->probe_result) {
 		d->failures = 0;
-		set_state(d, DISK_STATE_OK, &DRAY_ERR_NULL);
+		if (d->info.state != DISK_STATE_OK)
+			set_state(d, DISK_STATE_OK, &DRAY_ERR_NULL);
 		commit_kick(d);
 		return;
 	}
@@ -118,10 +103,26 @@ void heal_again(struct disk *d)
 	if (state != d->info.state || strcmp(d->info.why, d->probe_why.msg))
 		set_state(d, state, &d->probe_why);
 	start_timer(d);
+	if (d->info.state == DISK_STATE_FULL && dray_take(d->probe_crowded) && d->cfg.crowded)
+		d->cfg.crowded(d->cfg.arg, d->probe_bytes);
+}
+
+void heal_now(struct disk *d)
+{
+	run_probe(&d->probe);
+	probe_done(&d->probe);
 }
 
 void heal_probe(struct disk *d)
 {
+	struct disk_request *r;
+	unsigned n = 0;
+
+	d->probing = true;
+	d->probe_bytes = d->info.bytes;
+	while (n++ < REMOVALS_AT_ONCE &&
+	       (r = dray_list_pop(&d->removals, struct disk_request, link)))
+		dray_list_add(&d->probe_removals, &r->link);
 	dray_jobs_add(d->committer, &d->probe, run_probe, probe_done);
 }
 

@@ -54,6 +54,9 @@ struct disk {
 	disk_found_fn found;
 	void *found_arg;
 	struct dray_job probe;
+	struct dray_list probe_removals; /* that the probe commits */
+	uint64_t probe_bytes;            /* info.bytes at its start */
+	bool probe_committed, probe_crowded;
 	int probe_result;
 	struct dray_err probe_why;
 	uint32_t failures;
@@ -96,6 +99,10 @@ void commit_kick(struct disk *d);
 /* A write that was not committed, and all that wait for it. */
 void commit_fail(struct disk *d, struct disk_request *r);
 void commit_fail_all(struct disk *d);
+/* Gives the blocks of removed objects back. Where the file system has no holes, they return with the segment. */
+void commit_punch(const struct dray_list *requests);
+/* The row of a removed object is gone. */
+void commit_removed(struct disk *d, struct disk_request *r);
 
 /* --- orphan.c --- */
 /*
@@ -114,7 +121,13 @@ int load_now(struct disk *d, struct dray_err *reterr);
 void load_later(struct disk *d);
 void load_free(struct disk *d);
 
+/* --- probe.c --- */
+/* On the committing thread: commits d->probe_removals, and sets the results in `d`. */
+void probe_run(struct disk *d);
+
 /* --- heal.c --- */
+/* At the start, and blocks. */
+void heal_now(struct disk *d);
 void heal_probe(struct disk *d);
 /* With d->probe_result and d->probe_why. */
 void heal_again(struct disk *d);
