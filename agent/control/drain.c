@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 
 #include "agent/control/agent.h"
@@ -99,15 +101,38 @@ static int poll_workers(sd_event_source *s, uint64_t usec, void *arg);
 /* Objects of the store are still being written to its disk, and there is time for that. */
 static bool flushing(struct agent *a)
 {
-	if (!store_flush(a->store))
-		return false;
-	if (dray_now().ns < a->drain_deadline_ns)
-		return true;
+	return store_flush(a->store) && dray_now().ns < a->drain_deadline_ns;
+}
+
+/* What the disk of the store has not taken is lost when the agent ends: it has no room or cannot be written, or time was short. */
+static void add_unsaved(struct agent *a, char *why, size_t n)
+{
+	struct store_totals t = store_totals(a->store);
+	size_t used = strlen(why);
+
+	if (!t.has_disk || !t.unsaved_objects)
+		return;
 	log_warning(
-		"agent",
-		"the drain deadline has passed: some objects of the store are not on disk, and are "
-		"lost when the agent ends");
-	return false;
+		"store",
+		"%" PRIu64 " objects with %" PRIu64
+		" bytes are only in memory, and are lost when the agent ends; disk tier: %s%s%s",
+		t.unsaved_objects, t.unsaved_bytes, disk_state_name(t.disk.state),
+		t.disk.why[0] ? ": " : "", t.disk.why);
+	snprintf(why + used, n - used, "; %" PRIu64 " objects of the store are not on its disk",
+		 t.unsaved_objects);
+}
+
+static void drained(struct agent *a)
+{
+	char why[160];
+
+	snprintf(why, sizeof(why), "%s",
+		 a->overdue ? "transfers in flight were stopped at the deadline" :
+			      "nothing is in flight");
+	add_unsaved(a, why, sizeof(why));
+	set_state(a, AGENT_DRAINED, why);
+	if (!a->stay)
+		stop(a, 0);
 }
 
 static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,
@@ -150,11 +175,7 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 			stop(a, 1);
 		return;
 	}
-	set_state(a, AGENT_DRAINED,
-		  a->overdue ? "transfers in flight were stopped at the deadline" :
-			       "nothing is in flight");
-	if (!a->stay)
-		stop(a, 0);
+	drained(a);
 }
 
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)

@@ -207,7 +207,9 @@ int item_enter(struct store_object *o);
 uint32_t item_hash(const struct store_space *sp, struct store_key key);
 /* Room in the index for one more. False: there is no memory. */
 bool index_room(struct store_space *sp);
+/* A live object, which is not on disk. */
 void index_add(struct store_space *sp, struct store_object *o);
+void count_unsaved(struct store_object *o, bool enters);
 /* Evicts one object from memory. False: there is none to evict. */
 bool item_evict(struct store_space *sp);
 /* The same for this one, which is not held. */

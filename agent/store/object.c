@@ -64,6 +64,15 @@ static void count_memory(struct store_object *o, bool enters)
 	sp->store->totals.bytes += n;
 }
 
+/* An object that is not on disk appears, or is not there any more, or is on disk now. */
+void count_unsaved(struct store_object *o, bool enters)
+{
+	struct store_totals *t = &store_of(o)->totals;
+
+	t->unsaved_objects += enters ? 1 : UINT64_MAX;
+	t->unsaved_bytes += enters ? o->policy.bytes : 0 - o->policy.bytes;
+}
+
 void index_add(struct store_space *sp, struct store_object *o)
 {
 	struct store_object **at = &sp->buckets[o->policy.tag & (sp->n_buckets - 1)];
@@ -72,6 +81,7 @@ void index_add(struct store_space *sp, struct store_object *o)
 	*at = o;
 	sp->n_objects++;
 	sp->store->totals.objects++;
+	count_unsaved(o, true);
 	if (o->resident)
 		count_memory(o, true);
 }
@@ -85,6 +95,8 @@ static void index_del(struct store_space *sp, struct store_object *o)
 	*at = o->next;
 	sp->n_objects--;
 	sp->store->totals.objects--;
+	if (!is_on_disk(o))
+		count_unsaved(o, false);
 	if (o->resident)
 		count_memory(o, false);
 }

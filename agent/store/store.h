@@ -158,6 +158,7 @@ struct store_totals {
 	uint64_t evictions, evicted_bytes, evicted_cost_us;
 	uint64_t disk_objects, disk_bytes, disk_pending_bytes;
 	uint64_t disk_evictions, disk_skipped;
+	uint64_t unsaved_objects, unsaved_bytes; /* that are only in memory */
 	bool has_disk;
 	struct disk_info disk; /* of the tier itself */
 };
@@ -179,7 +180,7 @@ uint64_t store_evict(struct store *s, const char *space, const char *tenant, uin
 
 /*
  * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, so
- * call it again later. NULL is allowed.
+ * call it again later. False: totals.unsaved_objects are those that the disk has not taken. NULL is allowed.
  */
 bool store_flush(struct store *s);
 /* The next store_flush() looks at all objects again. NULL is allowed. */

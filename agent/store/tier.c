@@ -36,9 +36,18 @@
 #define SEGMENT_MIN (16ull << 20)
 #define SEGMENT_MAX (256ull << 20)
 
+/* A work that disk/ has. */
+struct op {
+	struct dray_list link; /* alone: it is not used */
+	struct disk_request request;
+	struct store_object *object;
+	uint8_t key[DISK_KEY_MAX];
+};
+
 struct queue {
 	struct dray_list parts; /* struct disk_part */
 	unsigned in_flight;
+	struct op spare; /* without memory the works of the queue go on, one after the other */
 };
 
 struct tier {
@@ -53,14 +62,6 @@ struct tier {
 	struct changed_keys changed;
 	uint64_t give;    /* bytes to evict from disk, because its file system is full of objects */
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
-};
-
-/* A work that disk/ has. */
-struct op {
-	struct dray_list link;
-	struct disk_request request;
-	struct store_object *object;
-	uint8_t key[DISK_KEY_MAX];
 };
 
 static struct queue *queue_of(struct tier *t, uint8_t work)
@@ -147,6 +148,8 @@ static void count_disk(struct store_object *o, bool enters)
 	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes, one = enters ? 1 : UINT64_MAX;
 
 	disk_part(o)->on_disk = enters;
+	if (enters && o->state == OBJECT_LIVE)
+		count_unsaved(o, false);
 	sp->disk_objects += one;
 	sp->disk_bytes += n;
 	sp->store->totals.disk_objects += one;
@@ -370,16 +373,23 @@ static void read_end(struct store_object *o, enum disk_result result)
 
 /* --- control thread ----------------------------------------------------------------------------------------------- */
 
+static void op_free(struct queue *q, struct op *op)
+{
+	dray_list_del(&op->link);
+	if (op != &q->spare)
+		free(op);
+}
+
 static void op_done(struct disk_request *r)
 {
 	struct op *op = dray_container_of(r, struct op, request);
 	struct store_object *o = op->object;
 	struct store *s = store_of(o);
 	uint8_t work = disk_part(o)->work;
+	struct queue *q = queue_of(s->tier, work);
 
 	pthread_mutex_lock(&s->lock);
-	dray_list_del(&op->link);
-	queue_of(s->tier, work)->in_flight--;
+	q->in_flight--;
 	if (work == WORK_WRITE) {
 		if (r->result != DISK_OK)
 			budget_return(o);
@@ -389,14 +399,23 @@ static void op_done(struct disk_request *r)
 	} else {
 		item_forget(o);
 	}
+	op_free(q, op);
 	kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
-	free(op);
 }
 
-static struct op *op_new(struct store *s, struct store_object *o)
+static struct op *op_alloc(const struct store *s, struct queue *q)
 {
-	struct op *op = malloc(sizeof(*op));
+	int r = s->cfg.disk.fault ? s->cfg.disk.fault(DISK_CALL_ALLOC) : 0;
+	struct op *op = r < 0 ? NULL : malloc(sizeof(*op));
+
+	return op || !dray_list_empty(&q->spare.link) ? op : &q->spare;
+}
+
+/* NULL: no memory, and the end of another op of the queue makes the next try. */
+static struct op *op_new(struct store *s, struct queue *q, struct store_object *o)
+{
+	struct op *op = op_alloc(s, q);
 
 	if (!op)
 		return NULL;
@@ -437,7 +456,7 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 		if (r == -EAGAIN)
 			return NULL;
 		if (r == 0) {
-			op = op_new(s, o);
+			op = op_new(s, q, o);
 			if (!op && p->work == WORK_WRITE)
 				budget_return(o);
 			if (!op)
@@ -641,7 +660,9 @@ int tier_new(struct store *s, struct dray_err *reterr)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the disk tier");
 	dray_list_init(&t->reads.parts);
+	dray_list_init(&t->reads.spare.link);
 	dray_list_init(&t->others.parts);
+	dray_list_init(&t->others.spare.link);
 	dray_list_init(&t->ops);
 	t->store = s;
 	s->tier = t;
@@ -680,8 +701,10 @@ bool tier_free(struct store *s)
 	if (!disk_close(dray_take(t->disk)))
 		return false;
 	dray_list_for_each(&t->ops, op, struct op, link) {
+		struct queue *q = queue_of(t, disk_part(op->object)->work);
+
 		drop(disk_part(op->object));
-		free(op);
+		op_free(q, op);
 	}
 	while ((p = dray_list_pop(&t->reads.parts, struct disk_part, link)))
 		drop(p);

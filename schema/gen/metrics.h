@@ -144,6 +144,11 @@ enum dray_metric {
 	DRAY_METRIC_STORE_DISK_BYTES, /* Bytes of the objects in the disk tier. */
 	/* Bytes on disk, in blocks of 4 KiB, of objects that wait to be written there. */
 	DRAY_METRIC_STORE_DISK_PENDING_BYTES,
+	/*
+	 * Objects that are only in memory beside a disk tier: what an end of the agent would lose
+	 * now.
+	 */
+	DRAY_METRIC_STORE_DISK_MISSING_OBJECTS,
 	/* 1 while the disk tier cannot be written; drayctl store and the log say why. */
 	DRAY_METRIC_STORE_DISK_DOWN,
 	DRAY_METRIC_STORE_DISK_WRITES_TOTAL, /* Objects written to the disk tier. */

@@ -335,6 +335,12 @@ def test_a_folder_that_cannot_be_used_at_the_start(new_store, lab):
         assert user.put(keys[0], b"newer") == Status.OK
         row, = agent.ctl("store", "--json")["store_spaces"]
         assert row["disk_state"] == "absent" and row["disk_objects"] == 0
+        assert counters(agent)["dray_store_disk_missing_objects"] == 2
+        agent.ctl("drain", "--wait", "--stay")
+        text = agent.new_text()
+        assert "2 objects with 300005 bytes are only in memory, and are lost when the agent ends; disk tier: absent: " in text
+        assert "nothing is in flight; 2 objects of the store are not on its disk" in text
+        agent.ctl("resume")
         away.rename(agent.disk)
         until(lambda: counters(agent)["dray_store_disk_down"] == 0, "the tier")
         assert user.has(*keys) == [True] * 20

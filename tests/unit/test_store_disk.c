@@ -44,11 +44,25 @@ static struct rig {
 } rig;
 
 /* DISK_CALL_*: the calls that fail, and how. */
-static _Atomic int faults[DISK_CALL_COMMIT + 1];
+static _Atomic int faults[DISK_CALL_N];
 
 /* The next write stops before it begins: it posts `stopped`, and waits for `go_on`. */
 static _Atomic bool stop_next;
 static sem_t stopped, go_on;
+
+/* No memory for a timer. */
+static bool no_timers;
+
+int sd_event_add_time_relative(sd_event *e, sd_event_source **s, clockid_t clock, uint64_t usec,
+			       uint64_t accuracy, sd_event_time_handler_t fn, void *arg)
+{
+	uint64_t now;
+
+	if (no_timers)
+		return -ENOMEM;
+	sd_event_now(e, clock, &now);
+	return sd_event_add_time(e, s, clock, now + usec, accuracy, fn, arg);
+}
 
 static int fault(enum disk_call call)
 {
@@ -108,7 +122,7 @@ static void start(void)
 static int setup(void **state)
 {
 	rig = (struct rig){ .event = NULL };
-	for (unsigned i = 0; i <= DISK_CALL_COMMIT; i++)
+	for (unsigned i = 0; i < DISK_CALL_N; i++)
 		faults[i] = 0;
 	cm_dir_set_up(state);
 	if (sd_event_new(&rig.event) < 0)
@@ -525,6 +539,17 @@ static void check_fault(enum disk_call call, int error, enum disk_state state)
 	check_all();
 }
 
+static void test_tier_returns_without_memory_for_a_timer(void **state)
+{
+	no_timers = true;
+	faults[DISK_CALL_SYNC] = -EIO;
+	assert_int_equal(put(0, 1, 5000), DISK_DOWN);
+	faults[DISK_CALL_SYNC] = 0;
+	while (rig.state != DISK_STATE_OK)
+		assert_true(sd_event_run(rig.event, 60 * DRAY_NS_PER_SEC / 1000) > 0);
+	no_timers = false;
+}
+
 /* They leave nothing in the file of an object that is there, whichever step fails. */
 static void check_blocks_of_failed_writes(enum disk_call call)
 {
@@ -832,6 +857,7 @@ int main(void)
 		TEST(test_flipped_bits),
 		TEST(test_short_and_missing_segments),
 		TEST(test_other_version),
+		TEST(test_tier_returns_without_memory_for_a_timer),
 		TEST(test_blocks_of_failed_writes),
 		TEST(test_full),
 		TEST(test_write_error),

@@ -10,17 +10,19 @@
 #include "tests/unit/cm.h"
 
 #define MIB (1ull << 20)
+/* Longest wait for an event. */
+#define LIMIT_US 60000000
 #define STORE_BYTES (64 * MIB)
 /* of one owner */
 #define OWNER_BYTES (32 * MIB)
 
 /* DISK_CALL_*: the calls that fail, and how. */
-static _Atomic int faults[DISK_CALL_COMMIT + 1];
+static _Atomic int faults[DISK_CALL_N];
 
 /* Calls of these kinds wait until they are let through. */
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_opened = PTHREAD_COND_INITIALIZER;
-static bool closed[DISK_CALL_COMMIT + 1];
+static bool closed[DISK_CALL_N];
 
 static int fault(enum disk_call call)
 {
@@ -112,7 +114,7 @@ static void stop(void)
 static int setup(void **state)
 {
 	rig = (struct rig){ .disk_bytes = 64 * MIB };
-	for (unsigned i = 0; i <= DISK_CALL_COMMIT; i++) {
+	for (unsigned i = 0; i < DISK_CALL_N; i++) {
 		faults[i] = 0;
 		gate((enum disk_call)i, false);
 	}
@@ -133,7 +135,7 @@ static int teardown(void **state)
 /* One turn of the control thread. */
 static void turn(void)
 {
-	assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_true(sd_event_run(rig.event, LIMIT_US) > 0);
 }
 
 static void settle(void)
@@ -361,6 +363,26 @@ static void test_loads_beside_a_disk_that_hangs(void **state)
 	assert_int_equal(get_end(&gets[n]), DMSG_STORE_STATUS_OK);
 }
 
+/* Works go on, one after the other, and requests end. */
+static void test_no_memory_for_works(void **state)
+{
+	struct get gets[8];
+
+	faults[DISK_CALL_ALLOC] = -ENOMEM;
+	for (unsigned k = 0; k < 8; k++)
+		put(k, 5000);
+	leave_memory();
+	assert_int_equal(store_totals(rig.store).disk_objects, 8);
+	for (unsigned k = 0; k < 8; k++)
+		assert_int_equal(get_begin(&gets[k], k), DMSG_STORE_STATUS_OK);
+	for (unsigned k = 0; k < 8; k++)
+		assert_int_equal(get_end(&gets[k]), DMSG_STORE_STATUS_OK);
+	for (unsigned k = 0; k < 8; k++)
+		drop(k);
+	while (store_totals(rig.store).disk.bytes)
+		turn();
+}
+
 /* --- a folder that comes later ------------------------------------------------------------------------- */
 
 static bool exists(unsigned k)
@@ -457,6 +479,37 @@ static void test_flush_to_a_disk_that_fails(void **state)
 		put(k, 5000);
 	flush();
 	assert_int_equal(store_totals(rig.store).disk_objects, 0);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 10);
+	assert_int_equal(store_totals(rig.store).unsaved_bytes, 50000);
+}
+
+/* What is lost at the end of the agent is counted, whatever has become of the other objects. */
+static void test_objects_that_are_only_in_memory(void **state)
+{
+	struct get g;
+
+	for (unsigned k = 0; k < 4; k++)
+		put(k, 5000);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 4);
+	leave_memory();
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	drop(0);
+	drop(1);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	/* The disk has no room for it. */
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = 16 * 1024;
+	put(4, 20000);
+	put(5, 4000);
+	put(6, 3000);
+	drop(6);
+	flush();
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+	assert_int_equal(store_totals(rig.store).unsaved_bytes, 20000);
+	stop();
+	start();
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
 }
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -472,8 +525,10 @@ int main(void)
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
 		TEST(test_keys_that_change_before_the_folder_is_read),
+		TEST(test_no_memory_for_works),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
+		TEST(test_objects_that_are_only_in_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

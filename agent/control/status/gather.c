@@ -55,6 +55,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_DISK_OBJECTS] = store.disk_objects;
 	v[DRAY_METRIC_STORE_DISK_BYTES] = store.disk_bytes;
 	v[DRAY_METRIC_STORE_DISK_PENDING_BYTES] = store.disk_pending_bytes;
+	v[DRAY_METRIC_STORE_DISK_MISSING_OBJECTS] = store.has_disk ? store.unsaved_objects : 0;
 	v[DRAY_METRIC_STORE_DISK_DOWN] = store.disk.state != DISK_STATE_OK;
 	v[DRAY_METRIC_STORE_DISK_WRITES_TOTAL] = store.disk.writes;
 	v[DRAY_METRIC_STORE_DISK_SKIPPED_TOTAL] = store.disk_skipped;

@@ -231,7 +231,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	d->dir = strdup(cfg->dir);
 	r = d->dir ? 0 :
 		     dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
-	if (!r && start_threads(d) < 0)
+	if (!r && (start_threads(d) < 0 || heal_init(d) < 0))
 		r = dray_err_set(reterr, -EAGAIN, DRAY_E_NO_MEMORY, "no threads for the disk tier");
 	if (!r)
 		r = start_loading(d, reterr);

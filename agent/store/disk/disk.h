@@ -80,13 +80,15 @@ enum disk_state {
 /* "ok", "full" and so on. */
 const char *disk_state_name(enum disk_state state);
 
-/* System calls that a test can let fail: returns 0 or -errno. Called by any thread. */
+/* Calls that a test can let fail: returns 0 or -errno. Called by any thread. */
 enum disk_call {
 	DISK_CALL_OPEN,
 	DISK_CALL_READ,
 	DISK_CALL_WRITE,
 	DISK_CALL_SYNC,
-	DISK_CALL_COMMIT
+	DISK_CALL_COMMIT,
+	DISK_CALL_ALLOC, /* of what a request needs; by the store */
+	DISK_CALL_N
 };
 
 struct disk_config {

@@ -130,7 +130,6 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct disk *d = arg;
 
-	d->timer = sd_event_source_disable_unref(d->timer);
 	if (d->loaded)
 		heal_probe(d);
 	else
@@ -138,14 +137,25 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
+int heal_init(struct disk *d)
+{
+	int r = sd_event_add_time_relative(d->cfg.event, &d->timer, CLOCK_MONOTONIC, 0, 0, on_timer,
+					   d);
+
+	return r < 0 ? r : sd_event_source_set_enabled(d->timer, SD_EVENT_OFF);
+}
+
 static void start_timer(struct disk *d)
 {
 	int64_t min = d->cfg.retry_min_ns ? d->cfg.retry_min_ns : RETRY_MIN_NS;
 	int64_t max = d->cfg.retry_max_ns ? d->cfg.retry_max_ns : RETRY_MAX_NS;
 	int64_t pause = backoff_spread(backoff_pause(++d->failures, min, max));
+	int r = sd_event_source_set_time_relative(d->timer, (uint64_t)pause / 1000);
 
-	d->probing = sd_event_add_time_relative(d->cfg.event, &d->timer, CLOCK_MONOTONIC,
-						(uint64_t)pause / 1000, 0, on_timer, d) >= 0;
+	/* It needs no memory, so that this only fails when the event loop has ended. */
+	if (r >= 0)
+		r = sd_event_source_set_enabled(d->timer, SD_EVENT_ONESHOT);
+	d->probing = r >= 0;
 }
 
 void disk_failed(struct disk *d, int error, const struct dray_err *why)

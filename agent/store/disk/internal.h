@@ -126,6 +126,8 @@ void load_free(struct disk *d);
 void probe_run(struct disk *d);
 
 /* --- heal.c --- */
+/* 0 or -errno. */
+int heal_init(struct disk *d);
 /* At the start, and blocks. */
 void heal_now(struct disk *d);
 void heal_probe(struct disk *d);
