@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -20,6 +21,33 @@ int process_pidfd(void)
 	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 
 	return fd < 0 ? -errno : fd;
+}
+
+/* The first version of the kernel's struct sched_attr, which C libraries and headers declare in different ways. */
+struct scheduling {
+	uint32_t size;
+	uint32_t policy;
+	uint64_t flags;
+	int32_t nice;
+	uint32_t priority;
+	uint64_t runtime; /* the time slice, with the policies below */
+	uint64_t deadline;
+	uint64_t period;
+};
+
+int process_limit_time_slice(uint64_t ns)
+{
+	struct scheduling s = { .size = sizeof(s) };
+
+	if (syscall(SYS_sched_getattr, 0, &s, sizeof(s), 0) < 0)
+		return -errno;
+	if (s.policy != SCHED_OTHER && s.policy != SCHED_BATCH)
+		return -ENOTSUP;
+	/* 0: a kernel that has no slices of threads */
+	if (s.runtime && s.runtime <= ns)
+		return 0;
+	s.runtime = ns;
+	return syscall(SYS_sched_setattr, 0, &s, 0) < 0 ? -errno : 0;
 }
 
 static double clock_seconds(clockid_t clock)

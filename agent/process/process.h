@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This process: its pidfd, and its statistics under the names of Prometheus. */
+/* This process: its pidfd, its time slices, and its statistics under the names of Prometheus. */
 #pragma once
 
 #include <stdint.h>
 
 /* A descriptor that others can poll for the end of this process. -errno on kernels before 5.3, or if a sandbox forbids it. */
 int process_pidfd(void);
+
+/*
+ * The calling thread, and threads that it starts later, have time slices of this length, at most: they run for a shorter time at
+ * once, and get a processor sooner when they wake up beside threads that compute. The share of a processor stays the same, and
+ * so do the policy and the nice value. Kernels before 6.12 accept the call and change nothing. 0 or -errno; -ENOTSUP: the thread has
+ * a policy without time slices.
+ */
+int process_limit_time_slice(uint64_t ns);
 
 /* Unix time of the start in seconds, read once. 0 if /proc does not have it. */
 double process_start_time(void);

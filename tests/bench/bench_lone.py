@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """One read over TCP at a time, beside a bare chain of the same wake-ups and beside redis: everybody asleep, with processors that
-other processes keep awake, and beside processes that compute."""
+other processes keep awake, and beside processes that compute; bulk beside those."""
 
 import contextlib
 import os
@@ -110,6 +110,20 @@ def measure(records, lab, port, name, mode, size, limit, *, program=None, busy=0
     return ours
 
 
+def bulk(records, lab):
+    """Reads of 1 MiB, 64 in flight, and the bare loop, both beside processes that compute."""
+    near, far = c.dray.Memory(256 * c.MIB), c.dray.Memory(256 * c.MIB)
+    ops = c.ops_fd(c.scattered(c.MIB, near.size))
+    agents = c.agents(lab)
+    with c.socket_loop([far], [near], ops, streams=2, batch=1, source_column="remote") as loop, \
+            c.client(*agents, [near], [far], ops, "--batch", 16, "--depth", 4) as engine, beside(COMPUTE, 2 * CPUS):
+        n = c.sized(loop, 64)
+        engine.ask("run", n)
+        ours, bare, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", n)), lambda: c.rate(engine.ask("run", n)))
+    records.add("1 MiB, bulk, two that compute for each processor", ours / 1e9, "GB/s", ceiling_name="bare socket loop, 2 streams",
+                ceiling=bare / 1e9, ratio=ratio, target=(">=", 0.9), spread=spread)
+
+
 if __name__ == "__main__":
     with c.bench("lone") as (lab, records), redis() as port:
         measure(records, lab, port, "4 KiB, everybody asleep", ASLEEP, 4 * c.KIB, 1.3)
@@ -119,3 +133,4 @@ if __name__ == "__main__":
         records.add("64 KiB, defaults, rate", 64 * c.KIB / us / 1e3, "GB/s", target=(">=", 2.5 * SINGLE_64K / 1e9))
         measure(records, lab, [], "4 KiB, two that compute for each processor", DEFAULTS, 4 * c.KIB, 1.3, program=COMPUTE,
                 busy=2 * CPUS, at=1)
+        bulk(records, lab)
