@@ -6,15 +6,19 @@
 #include <stdint.h>
 
 #include "agent/model/quota.h"
+#include "agent/model/transfer.h"
 #include "schema/gen/data.h"
 #include "schema/gen/errors.h"
 #include "schema/gen/metrics.h"
 
 #define DATA_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
+#define DATA_CLASSES (DMSG_CLASS_LATENCY + 1)
 
 /* In raw units, by the bounds of the metric family; the last bucket has no bound. */
 struct data_histogram {
-	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
+	struct data_bucket {
+		_Atomic uint64_t n, sum; /* of the values in it */
+	} buckets[DRAY_FAMILY_BUCKETS_MAX + 1];
 };
 
 /* By the one thread that writes the histogram. */
@@ -25,13 +29,22 @@ static inline void histogram_observe(struct data_histogram *h, enum dray_family 
 
 	while (i < info->n_bounds && v > info->bounds[i])
 		i++;
-	shared_count(&h->buckets[i], 1);
-	shared_count(&h->sum, v);
+	shared_count(&h->buckets[i].n, 1);
+	shared_count(&h->buckets[i].sum, v);
 }
+
+struct data_phases {
+	/* transfers that spent no time in queue and in completion, which is most of the small ones; not in these histograms */
+	_Atomic uint64_t at_once;
+	/* by enum xfer_phase; none of XFER_PHASE_WAIT, in which the agent waits for the client */
+	struct data_histogram of[XFER_PHASE_N];
+};
 
 struct data_counters {
 	_Atomic uint64_t v[DRAY_METRIC_N];
 	_Atomic uint64_t errors[DRAY_ERROR_N]; /* of transfers */
 	struct data_histogram duration[DATA_TRANSPORTS],
 		size[DATA_TRANSPORTS]; /* by enum dmsg_transport */
+	/* the same, by enum dmsg_class */
+	struct data_phases phases[DATA_TRANSPORTS][DATA_CLASSES];
 };

@@ -38,10 +38,10 @@ enum xfer_state {
 
 /* In this order; a transfer may end in any phase. */
 enum xfer_phase {
-	XFER_PHASE_WAIT,   /* for its wait word */
-	XFER_PHASE_QUEUE,  /* for its first slice */
-	XFER_PHASE_MOVE,   /* until all bytes are in place, or no slice is in flight any more */
-	XFER_PHASE_NOTIFY, /* for the answer to its notification */
+	XFER_PHASE_WAIT,  /* for its wait word */
+	XFER_PHASE_QUEUE, /* for its first slice */
+	XFER_PHASE_MOVE,  /* until all bytes are in place, or no slice is in flight any more */
+	XFER_PHASE_COMPLETE, /* until its completion is posted: flush of a GPU, answer to its notification */
 	XFER_PHASE_N
 };
 

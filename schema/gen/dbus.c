@@ -485,7 +485,10 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 	 */
 	{ "moved_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
 		moved_ns) },
-	/* Part of the duration: waiting for the answer to the notification. */
+	/*
+	 * Part of the duration: completion, which waits for the answer to a notification, and for a
+	 * GPU to see bytes that RDMA devices wrote.
+	 */
 	{ "notified_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
 		notified_ns) },
 	/* Time since the end. */

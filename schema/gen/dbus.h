@@ -699,7 +699,10 @@ struct dray_dbus_ended_transfer {
 	 * move any more.
 	 */
 	uint64_t moved_ns;
-	/* Part of the duration: waiting for the answer to the notification. */
+	/*
+	 * Part of the duration: completion, which waits for the answer to a notification, and for a
+	 * GPU to see bytes that RDMA devices wrote.
+	 */
 	uint64_t notified_ns;
 	uint64_t ago_ns; /* Time since the end. */
 	/* Label that the client gave when it acquired the lease of the remote; empty for none. */

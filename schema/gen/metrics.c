@@ -293,6 +293,25 @@ static const uint64_t dray_transfer_size_bytes_bounds[] = {
 	4294967296ull,
 };
 
+static const uint64_t dray_transfer_phase_seconds_bounds[] = {
+	1000ull,
+	3000ull,
+	10000ull,
+	30000ull,
+	100000ull,
+	300000ull,
+	1000000ull,
+	3000000ull,
+	10000000ull,
+	30000000ull,
+	100000000ull,
+	300000000ull,
+	1000000000ull,
+	3000000000ull,
+	10000000000ull,
+	60000000000ull,
+};
+
 static const uint64_t dray_turn_cpu_seconds_bounds[] = {
 	1000000ull,
 	2000000ull,
@@ -314,6 +333,10 @@ const struct dray_family_info dray_families[DRAY_FAMILY_N] = {
 	{ "dray_transfer_size_bytes", "Bytes of transfers that ended ok.",
 	  DRAY_METRIC_TYPE_HISTOGRAM, "bytes", 1, { "transport" },
 	  dray_transfer_size_bytes_bounds, 12, 1 },
+	{ "dray_transfer_phase_seconds",
+		"Time that transfers that ended ok spent in each phase. queue: from acceptance, or from the end of the wait for their wait word, until a transport took their first slice. move: until all bytes were in place. completion: until the answer to the client, which waits for the answer to a notification, and for a GPU to see bytes that RDMA devices wrote. The worker reads its clock once a turn for the end of queue, so that a wait within the turn counts as move.",
+	  DRAY_METRIC_TYPE_HISTOGRAM, "seconds", 3, { "transport", "class", "phase" },
+	  dray_transfer_phase_seconds_bounds, 16, 1000000000 },
 	{ "dray_transfer_errors_total",
 		"Transfers that ended with an error other than cancelled, by the name of the error.",
 	  DRAY_METRIC_TYPE_COUNTER, "", 1, { "error" },

@@ -195,6 +195,15 @@ enum dray_family {
 	 */
 	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
 	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
+	/*
+	 * Time that transfers that ended ok spent in each phase. queue: from acceptance, or from
+	 * the end of the wait for their wait word, until a transport took their first slice. move:
+	 * until all bytes were in place. completion: until the answer to the client, which waits
+	 * for the answer to a notification, and for a GPU to see bytes that RDMA devices wrote. The
+	 * worker reads its clock once a turn for the end of queue, so that a wait within the turn
+	 * counts as move.
+	 */
+	DRAY_FAMILY_TRANSFER_PHASE_SECONDS,
 	/* Transfers that ended with an error other than cancelled, by the name of the error. */
 	DRAY_FAMILY_TRANSFER_ERRORS_TOTAL,
 	DRAY_FAMILY_RAIL_SENT_BYTES_TOTAL, /* Payload bytes written over a rail. */
@@ -247,7 +256,7 @@ enum dray_family {
 	DRAY_FAMILY_N,
 };
 
-#define DRAY_FAMILY_LABELS_MAX 2
+#define DRAY_FAMILY_LABELS_MAX 3
 #define DRAY_FAMILY_BUCKETS_MAX 32
 
 struct dray_family_info {

@@ -147,6 +147,10 @@ def test_all_metrics_are_shown(new_agent, lab):
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
         now = samples(ask(agent, "/metrics")[2])
         assert now["dray_sessions"] == 2 and now["dray_local_bytes_total"] == MIB and now["dray_transfers_done_total"] == 1
+        of = [f'{{transport="local",class="bulk",phase="{phase}"}}' for phase in ("queue", "move", "completion")]
+        assert [now["dray_transfer_phase_seconds_count" + labels] for labels in of] == [1, 1, 1]
+        assert sum(now["dray_transfer_phase_seconds_sum" + labels] for labels in of) == \
+            pytest.approx(now['dray_transfer_duration_seconds_sum{transport="local"}'], abs=1e-8)
     assert now['dray_state{state="running"}'] == 1 and now['dray_state{state="draining"}'] == 0
     assert now['dray_peers_by_state{state="ready"}'] == 0 and now['dray_ready_condition{condition="listener"}'] == 1
     version = agent.ctl("version", "--json")["drayd"]

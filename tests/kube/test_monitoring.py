@@ -58,16 +58,21 @@ def test_alert_fires_and_is_quiet(name, alert_tests):
 
 
 def test_recorded_series(tmp_path):
-    """Rates are sums of both transports, and the percentile is that of a transport."""
+    """Rates are sums of both transports, and times are those of a transport, class and phase."""
+    queue = 'transport="tcp", class="bulk", phase="queue"'
+    phases = {f"dray_transfer_phase_seconds_sum{{{queue}}}": "0+0.3x60", f"dray_transfer_phase_seconds_count{{{queue}}}": "0+100x60",
+              **{f'dray_transfer_phase_seconds_bucket{{{queue}, le="{le}"}}': f"0+{n}x60" for le, n in (("0.001", 0), ("0.01", 100), ("+Inf", 100))}}
     buckets = {f'dray_transfer_duration_seconds_bucket{{transport="tcp", le="{le}"}}': f"0+{n}x60" for le, n in (("0.001", 0), ("0.01", 100), ("+Inf", 100))}
     values = {"dray_tcp_sent_bytes_total": "0+60x60", "dray_rdma_sent_bytes_total": "0+600x60", "dray_tcp_received_bytes_total": "0+6x60",
               "dray_rdma_received_bytes_total": "0x60", "dray_transfers_done_total": "0+54x60", "dray_transfers_failed_total": "0+6x60",
-              "dray_transfers_cancelled_total": "0x60", **buckets}
+              "dray_transfers_cancelled_total": "0x60", **buckets, **phases}
     expected = {"dray:sent_bytes:rate5m": 11, "dray:received_bytes:rate5m": 0.1, "dray:transfers_ended:rate5m": 1, "dray:transfers_failed:ratio5m": 0.1,
-                "dray:transfer_duration_seconds:p99_5m": 0.00991}
+                "dray:transfer_duration_seconds:p99_5m": 0.00991, "dray:transfer_phase_seconds:p99_5m": 0.00991,
+                "dray:transfer_phase_seconds:mean5m": 0.003}
+    labels = {name: {"transport": "tcp", **({"class": "bulk", "phase": "queue"} if "phase" in name else {})} for name in expected if "transfer_" in name}
     assert set(expected) == {r["record"] for r in RECORDS}
     queries = [{"expr": f"round(100000 * {name})", "eval_time": "30m", "exp_samples": [{"labels": "{%s}" % ", ".join(
-        f'{k}="{v}"' for k, v in {**OURS, **({"transport": "tcp"} if "duration" in name else {})}.items()), "value": round(100000 * value)}]} for name, value in expected.items()]
+        f'{k}="{v}"' for k, v in {**OURS, **labels.get(name, {})}.items()), "value": round(100000 * value)}]} for name, value in expected.items()]
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [
         {"interval": "1m", "input_series": series(values), "promql_expr_test": queries}]}))

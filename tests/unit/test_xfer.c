@@ -768,8 +768,53 @@ static uint64_t in_buckets(const struct data_histogram *h, enum dray_family f)
 	uint64_t n = 0;
 
 	for (unsigned i = 0; i <= dray_families[f].n_bounds; i++)
-		n += h->buckets[i];
+		n += h->buckets[i].n;
 	return n;
+}
+
+/* The histograms hold what the record holds, by transport and class. */
+static void phases_are_counted(void **state)
+{
+	struct two *t = *state;
+	const struct data_counters *c = &t->rig.counters;
+	const struct data_phases *p = &c->phases[DMSG_TRANSPORT_LOCAL][DMSG_CLASS_LATENCY];
+	const struct data_histogram *of = p->of;
+	struct xfer_request q = request(1);
+	struct transfer_record r;
+	int64_t before_ns = dray_now().ns;
+
+	q.spec.class = DMSG_CLASS_LATENCY;
+	q.spec.flags = DMSG_TRANSFER_FLAG_NOTIFY;
+	q.notify = (const uint8_t *)"x";
+	q.notify_length = 1;
+	t->rig.core.now_ns = before_ns - 5 * DRAY_NS_PER_MS;
+	assert_int_equal(submit_one(t, &t->a, q, 64 << 10), 0);
+	t->rig.core.now_ns = before_ns;
+	run(t);
+	assert_int_equal(t->rig.n_notify, 1);
+	assert_int_equal(in_buckets(&of[XFER_PHASE_QUEUE], DRAY_FAMILY_TRANSFER_PHASE_SECONDS), 0);
+	xfer_notified(&t->rig.core, t->rig.last_notify, 0);
+	assert_int_equal(xfers_records(&t->rig.core, &r, 1), 1);
+	assert_int_equal(r.phase_ns[XFER_PHASE_QUEUE], 5 * DRAY_NS_PER_MS);
+	assert_in_range(r.phase_ns[XFER_PHASE_MOVE], 1, dray_now().ns - before_ns);
+	assert_in_range(r.phase_ns[XFER_PHASE_COMPLETE], 1, dray_now().ns - before_ns);
+	for (unsigned i = XFER_PHASE_QUEUE; i < XFER_PHASE_N; i++) {
+		uint64_t sum = 0;
+
+		for (unsigned k = 0; k <= DRAY_FAMILY_BUCKETS_MAX; k++)
+			sum += of[i].buckets[k].sum;
+		assert_int_equal(sum, r.phase_ns[i]);
+		assert_int_equal(in_buckets(&of[i], DRAY_FAMILY_TRANSFER_PHASE_SECONDS), 1);
+	}
+	/* up to 10 ms */
+	assert_int_equal(of[XFER_PHASE_QUEUE].buckets[8].n, 1);
+	/* a transfer that is carried out at once has waited for nothing */
+	assert_int_equal(submit_one(t, &t->a, request(2), 64), 0);
+	assert_int_equal(p->at_once, 0);
+	p = &c->phases[DMSG_TRANSPORT_LOCAL][DMSG_CLASS_BULK];
+	assert_int_equal(p->at_once, 1);
+	assert_int_equal(in_buckets(&p->of[XFER_PHASE_MOVE], DRAY_FAMILY_TRANSFER_PHASE_SECONDS),
+			 1);
 }
 
 static void results_are_recorded(void **state)
@@ -797,9 +842,10 @@ static void results_are_recorded(void **state)
 	assert_int_equal(last[0].slices, 1);
 	assert_int_equal(last[0].peer, 0);
 	/* 4 KiB belong to the second bucket, up to 4,096 bytes; 3 MiB to the one up to 4 MiB */
-	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[1], RECORDS_MAX + 4);
-	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[6], 1);
-	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].sum, (RECORDS_MAX + 4) * 4096 + (3 << 20));
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[1].n, RECORDS_MAX + 4);
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[6].n, 1);
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[1].sum, (RECORDS_MAX + 4) * 4096);
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[6].sum, 3 << 20);
 	assert_int_equal(in_buckets(&c->duration[DMSG_TRANSPORT_LOCAL],
 				    DRAY_FAMILY_TRANSFER_DURATION_SECONDS),
 			 RECORDS_MAX + 5);
@@ -828,6 +874,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(bytes_arrive_at_their_destination, setup, teardown),
+		cmocka_unit_test_setup_teardown(phases_are_counted, setup, teardown),
 		cmocka_unit_test_setup_teardown(results_are_recorded, setup, teardown),
 		cmocka_unit_test_setup_teardown(adjacent_operations_are_merged, setup, teardown),
 		cmocka_unit_test_setup_teardown(invalid_requests_have_no_effect, setup, teardown),

@@ -73,7 +73,7 @@ static void ended_append(struct dictionaries *d, const struct transfer_record *t
 		.waited_ns = dray_span(t->phase_ns[XFER_PHASE_WAIT]),
 		.queued_ns = dray_span(t->phase_ns[XFER_PHASE_QUEUE]),
 		.moved_ns = dray_span(t->phase_ns[XFER_PHASE_MOVE]),
-		.notified_ns = dray_span(t->phase_ns[XFER_PHASE_NOTIFY]),
+		.notified_ns = dray_span(t->phase_ns[XFER_PHASE_COMPLETE]),
 		.ago_ns = dray_span(now - t->ended_ns),
 	};
 

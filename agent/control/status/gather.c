@@ -161,9 +161,10 @@ static void condition_samples(struct agent *a, struct metrics_text *t)
 
 static void add_histogram(uint64_t *buckets, uint64_t *sum, const struct data_histogram *h)
 {
-	for (unsigned i = 0; i <= DRAY_FAMILY_BUCKETS_MAX; i++)
-		buckets[i] += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
-	*sum += atomic_load_explicit(&h->sum, memory_order_relaxed);
+	for (unsigned i = 0; i <= DRAY_FAMILY_BUCKETS_MAX; i++) {
+		buckets[i] += atomic_load_explicit(&h->buckets[i].n, memory_order_relaxed);
+		*sum += atomic_load_explicit(&h->buckets[i].sum, memory_order_relaxed);
+	}
 }
 
 static void turn_samples(struct agent *a, struct metrics_text *t)
@@ -192,6 +193,31 @@ static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_
 									     &c->duration[by]);
 		}
 		metrics_histogram(t, (const char *[]){ dmsg_transport_name(by) }, buckets, sum);
+	}
+}
+
+static const char *const phase_names[XFER_PHASE_N] = {
+	[XFER_PHASE_QUEUE] = "queue", [XFER_PHASE_MOVE] = "move", [XFER_PHASE_COMPLETE] = "completion"
+};
+
+static void phase_samples(struct agent *a, struct metrics_text *t, unsigned transport,
+			  unsigned class)
+{
+	for (unsigned phase = XFER_PHASE_QUEUE; phase < XFER_PHASE_N; phase++) {
+		uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, sum = 0;
+		const char *const labels[] = { dmsg_transport_name(transport),
+					       dmsg_class_name(class), phase_names[phase] };
+
+		for (unsigned w = 0; w < a->pool.n; w++) {
+			const struct data_phases *p =
+				&worker_counters(a->pool.workers[w])->phases[transport][class];
+
+			add_histogram(buckets, &sum, &p->of[phase]);
+			if (phase != XFER_PHASE_MOVE)
+				buckets[0] +=
+					atomic_load_explicit(&p->at_once, memory_order_relaxed);
+		}
+		metrics_histogram(t, labels, buckets, sum);
 	}
 }
 
@@ -261,6 +287,11 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
 	case DRAY_FAMILY_TRANSFER_SIZE_BYTES:
 		transfer_samples(a, t, f);
+		break;
+	case DRAY_FAMILY_TRANSFER_PHASE_SECONDS:
+		for (unsigned by = DMSG_TRANSPORT_LOCAL; by < DATA_TRANSPORTS; by++)
+			for (unsigned class = 0; class < DATA_CLASSES; class ++)
+				phase_samples(a, t, by, class);
 		break;
 	case DRAY_FAMILY_TRANSFER_ERRORS_TOTAL:
 		error_samples(a, t);

@@ -41,7 +41,7 @@ void report_log(struct report *report, uint32_t more)
 		 " request=%" PRIu64 " peer=%" PRIx64 " transport=%s rails=%s class=%s%s%s",
 		 dmsg_direction_name(r->direction), ms(record_duration(r)),
 		 ms(r->phase_ns[XFER_PHASE_WAIT]), ms(r->phase_ns[XFER_PHASE_QUEUE]),
-		 ms(r->phase_ns[XFER_PHASE_MOVE]), ms(r->phase_ns[XFER_PHASE_NOTIFY]),
+		 ms(r->phase_ns[XFER_PHASE_MOVE]), ms(r->phase_ns[XFER_PHASE_COMPLETE]),
 		 r->bytes_done, r->bytes, r->operations, r->slices, r->resent,
 		 dray_error_name(r->code), r->session, r->request, r->peer,
 		 dmsg_transport_name(r->transport),

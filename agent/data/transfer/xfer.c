@@ -117,13 +117,17 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 	c->up->event(c, &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
 }
 
+/* All its bytes are in place, or none can move any more. */
 static void drop_link(struct xfer *x)
 {
+	int64_t moving_ns = x->phase_ns[XFER_PHASE_MOVE];
+
 	if (!x->link)
 		return;
 	if (x->phase == XFER_PHASE_MOVE)
-		atomic_fetch_add_explicit(&x->link->moving_ns,
-					  dray_span(dray_now().ns - x->phase_ns[XFER_PHASE_MOVE]),
+		moving_ns = dray_now().ns - moving_ns;
+	if (x->phase >= XFER_PHASE_MOVE)
+		atomic_fetch_add_explicit(&x->link->moving_ns, dray_span(moving_ns),
 					  memory_order_relaxed);
 	link_release(x->link);
 	x->link = NULL;
@@ -159,26 +163,46 @@ void xfer_describe(struct transfer_record *ret, const struct core *c, const stru
 	ret->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
 }
 
+static void count_phases(struct data_phases *p, const struct transfer_record *r)
+{
+	bool at_once = !(r->phase_ns[XFER_PHASE_QUEUE] | r->phase_ns[XFER_PHASE_COMPLETE]);
+
+	histogram_observe(&p->of[XFER_PHASE_MOVE], DRAY_FAMILY_TRANSFER_PHASE_SECONDS,
+			  dray_span(r->phase_ns[XFER_PHASE_MOVE]));
+	if (at_once) {
+		shared_count(&p->at_once, 1);
+		return;
+	}
+	histogram_observe(&p->of[XFER_PHASE_QUEUE], DRAY_FAMILY_TRANSFER_PHASE_SECONDS,
+			  dray_span(r->phase_ns[XFER_PHASE_QUEUE]));
+	histogram_observe(&p->of[XFER_PHASE_COMPLETE], DRAY_FAMILY_TRANSFER_PHASE_SECONDS,
+			  dray_span(r->phase_ns[XFER_PHASE_COMPLETE]));
+}
+
+/* Counts a transfer that ended ok in the histograms. */
+static void count_times(struct data_counters *c, const struct transfer_record *r, int64_t took_ns)
+{
+	histogram_observe(&c->duration[r->transport], DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
+			  dray_span(took_ns));
+	histogram_observe(&c->size[r->transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES, r->bytes);
+	count_phases(&c->phases[r->transport][r->class], r);
+}
+
 /* Records how the transfer ended, and reports it to the control thread if that is configured. */
 static void xfer_record(struct core *c, const struct xfer *x)
 {
-	struct transfer_record r;
+	struct transfer_record *r = &c->xfers->records[c->xfers->n_records++ % RECORDS_MAX];
 	int64_t took_ns;
 	bool slow;
 
-	xfer_describe(&r, c, x, x->ended_ns);
-	c->xfers->records[c->xfers->n_records++ % RECORDS_MAX] = r;
+	xfer_describe(r, c, x, x->ended_ns);
 	/* without the time in which the client had not set the wait word */
-	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
-	if (!r.code) {
-		histogram_observe(&c->counters->duration[r.transport],
-				  DRAY_FAMILY_TRANSFER_DURATION_SECONDS, (uint64_t)took_ns);
-		histogram_observe(&c->counters->size[r.transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES,
-				  r.bytes);
-	}
+	took_ns = record_duration(r) - r->phase_ns[XFER_PHASE_WAIT];
+	if (!r->code)
+		count_times(c->counters, r, took_ns);
 	slow = c->cfg.slow_ns && took_ns > c->cfg.slow_ns;
 	if (slow || c->cfg.report_all)
-		c->up->xfer_report(c, &r, slow);
+		c->up->xfer_report(c, r, slow);
 }
 
 void xfer_settle(struct core *c, struct xfer *x)
@@ -187,6 +211,8 @@ void xfer_settle(struct core *c, struct xfer *x)
 
 	/* not the time of the turn: a copy may have taken most of it */
 	x->ended_ns = dray_now().ns;
+	if (!x->code)
+		xfer_enter(x, XFER_PHASE_COMPLETE, x->ended_ns);
 	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
 		x->code = DRAY_E_REGION_FAULT;
 		xfer_memory_fault(c, x->set.region->view->session);
@@ -286,6 +312,9 @@ static void xfer_complete(struct core *c, struct xfer *x)
 {
 	const struct region_view *local = object_region(x->local);
 
+	/* without these, the completion follows at once, and the clock that xfer_settle() reads stands for both */
+	if (x->link || x->notify)
+		xfer_enter(x, XFER_PHASE_COMPLETE, dray_now().ns);
 	/* the GPU may read the bytes as soon as the completion or the set word is seen */
 	if (x->rdma_landed && c->up->flush_rdma(c, local->gpu) < 0) {
 		xfer_stop(
@@ -298,7 +327,6 @@ static void xfer_complete(struct core *c, struct xfer *x)
 	drop_link(x);
 	if (x->notify) {
 		x->state = XFER_NOTIFYING;
-		xfer_enter(x, XFER_PHASE_NOTIFY, dray_now().ns);
 		c->up->notify(c, x);
 		return;
 	}
