@@ -29,7 +29,7 @@ static void path_failed(struct path *path, const char *what, const char *why)
 
 	path->fails++;
 	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
-	rails_timer(r, path->retry_ns);
+	rails_retry(path);
 	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
 	log_of_peer(r->deps.peers, path->peer->handle, DRAY_LOG_WARNING, AREA,
 		    "%s: %s device=%s port=%u peer=%" PRIx64, what, why, path->rail->device_name,
@@ -250,7 +250,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			expected[class] += n;
 		}
 		if (path->active && path->retry_ns > now)
-			rails_timer(peer->rails, path->retry_ns);
+			rails_retry(path);
 	}
 	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
 		if (expected[class] || (peer->given_up[class] >> worker & 1))

@@ -18,7 +18,9 @@
 #include "agent/model/rdma_message.h"
 #include "agent/process/jobs.h"
 #include "lib/handle.h"
+#include "lib/heap.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "netdetect/choose/rail.h"
 
 #define AREA "rdma"
@@ -157,14 +159,16 @@ static inline struct qp *qp_of(struct dray_job *j)
 
 struct rail_peer {
 	struct dray_list link;
+	struct dray_map_node by_handle; /* in rails->by_handle, until it is down */
+	struct dray_heap_node retry; /* in rails->retries: the first of its paths to be tried again */
 	struct rails *rails;
 	dray_handle handle;
 	bool down;
-	bool takes_windows;    /* it supports them */
-	bool wants_window;     /* it holds a grant of GPU memory that no rail reaches */
-	bool no_window;        /* there is no memory for it; logged */
-	bool awaits_window;    /* gpu.windows is used up; logged */
-	struct window *window; /* NULL: none */
+	bool takes_windows;             /* it supports them */
+	bool wants_window;              /* it holds a grant of GPU memory that no rail reaches */
+	bool no_window;                 /* there is no memory for it; logged */
+	struct dray_list awaits_window; /* in rails->awaiting: gpu.windows is used up; logged */
+	struct window *window;          /* NULL: none */
 	bool ports_known, no_path_logged;
 	struct pmsg_port announced[RAILS_MAX]; /* its rails, by its last message */
 	uint32_t n_announced;
@@ -200,6 +204,9 @@ struct rails {
 	struct rail *v[RAILS_MAX];
 	unsigned n;
 	struct dray_list devices, peers, regions, registrations, windows;
+	struct dray_map by_handle; /* struct rail_peer that is not down */
+	struct dray_heap retries;  /* of struct rail_peer */
+	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */
 	struct dray_list renewals; /* rail_region.c */
 	struct dray_handles qps;
 	uint64_t lost_total, fallbacks_total, registration_failures;
@@ -224,6 +231,8 @@ struct rails {
 int64_t rails_now(struct rails *r);
 void traffic_add(struct rails_traffic *t, const struct rdma_counters *c);
 void rails_timer(struct rails *r, int64_t when_ns);
+/* connect_peer() runs at path->retry_ns. */
+void rails_retry(struct path *path);
 int64_t rails_backoff(struct rails *r, uint32_t fails);
 /* NULL: unknown. */
 struct rail *rail_find(struct rails *r, const char *device, uint32_t port);

@@ -12,10 +12,16 @@
 
 struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
 {
-	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
-		if (peer->handle == handle && !peer->down)
-			return peer;
-	return NULL;
+	return dray_map_entry(dray_map_find(&r->by_handle, &handle, sizeof(handle)),
+			      struct rail_peer, by_handle);
+}
+
+/* Nothing finds the peer any more. */
+static void rail_peer_leave(struct rail_peer *peer)
+{
+	dray_map_del(&peer->rails->by_handle, &peer->by_handle);
+	dray_heap_del(&peer->rails->retries, &peer->retry);
+	dray_list_del(&peer->awaits_window);
 }
 
 void rail_peer_free(struct rail_peer *peer)
@@ -32,6 +38,7 @@ void rail_peer_free(struct rail_peer *peer)
 		free(q);
 	}
 	dray_list_del(&peer->link);
+	rail_peer_leave(peer);
 	nd_scan_free(peer->scan);
 	free(peer->found);
 	free(peer);
@@ -296,6 +303,9 @@ void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 
 	if (!(features & PMSG_FEATURE_RDMA))
 		return;
+	/* retries have room for each peer, so that setting one cannot fail */
+	if (dray_heap_reserve(&r->retries, (uint32_t)r->by_handle.n + 1) < 0)
+		return;
 	peer = calloc(1, sizeof(*peer));
 	if (!peer)
 		return;
@@ -305,7 +315,9 @@ void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 	dray_list_init(&peer->paths);
 	dray_list_init(&peer->qps);
 	dray_list_init(&peer->serving);
+	dray_list_init(&peer->awaits_window);
 	dray_list_add(&r->peers, &peer->link);
+	dray_map_add(&r->by_handle, &peer->by_handle, &peer->handle, sizeof(peer->handle));
 	tell_ports(peer);
 }
 
@@ -317,6 +329,7 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 		return false;
 	windows_peer_down(r, handle);
 	peer->down = true;
+	rail_peer_leave(peer);
 	peer->quiet_due = !dray_list_empty(&peer->serving);
 	if (!peer->quiet_due && dray_list_empty(&peer->qps)) {
 		rail_peer_check(peer);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
+#include "lib/assert.h"
 #include "lib/backoff.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -31,6 +32,17 @@ void rails_timer(struct rails *r, int64_t when_ns)
 	/* rounded up, since an early timer would have to be set again */
 	sd_event_source_set_time(r->timer, (uint64_t)when_ns / 1000 + 1);
 	sd_event_source_set_enabled(r->timer, SD_EVENT_ONESHOT);
+}
+
+void rails_retry(struct path *path)
+{
+	struct rail_peer *peer = path->peer;
+	struct rails *r = peer->rails;
+
+	if (peer->down || (dray_heap_has(&peer->retry) && peer->retry.key <= path->retry_ns))
+		return;
+	dray_assert(dray_heap_set(&r->retries, &peer->retry, path->retry_ns) == 0);
+	rails_timer(r, path->retry_ns);
 }
 
 int64_t rails_backoff(struct rails *r, uint32_t fails)
@@ -281,6 +293,7 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct rails *r = arg;
+	struct dray_heap_node *first;
 	int64_t now = rails_now(r);
 
 	r->timer_ns = INT64_MAX;
@@ -294,8 +307,14 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 		else
 			rails_timer(r, rail->retry_ns);
 	}
-	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+	while ((first = dray_heap_first(&r->retries)) && first->key <= now) {
+		struct rail_peer *peer = dray_container_of(first, struct rail_peer, retry);
+
+		dray_heap_del(&r->retries, first);
 		connect_peer(peer);
+	}
+	if (first)
+		rails_timer(r, first->key);
 	return 0;
 }
 
@@ -312,6 +331,8 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	r->timer_ns = INT64_MAX;
 	dray_list_init(&r->devices);
 	dray_list_init(&r->peers);
+	dray_list_init(&r->awaiting);
+	dray_map_init(&r->by_handle);
 	dray_list_init(&r->regions);
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->renewals);
@@ -356,6 +377,8 @@ struct rails *rails_free(struct rails *r)
 	for (unsigned i = 0; i < r->n; i++)
 		free(r->v[i]);
 	dray_handles_deinit(&r->qps);
+	dray_map_deinit(&r->by_handle);
+	dray_heap_deinit(&r->retries);
 	nd_scan_free(r->scan);
 	free(r);
 	return NULL;

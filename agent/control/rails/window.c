@@ -47,6 +47,13 @@ static void window_free(struct window *w)
 
 static void window_step(struct window *w);
 
+static bool has_room(const struct rails *r)
+{
+	uint64_t bytes = (uint64_t)r->cfg->gpu.window, max = (uint64_t)r->cfg->gpu.windows;
+
+	return bytes <= max && r->window_bytes <= max - bytes;
+}
+
 static void handle_removed(void *arg)
 {
 	struct window *w = arg;
@@ -75,9 +82,11 @@ static void window_step(struct window *w)
 			gpus_host_free(w->host);
 	}
 	window_free(w);
-	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
-		if (peer->awaits_window)
-			window_check(peer);
+	dray_list_for_each(&r->awaiting, peer, struct rail_peer, awaits_window) {
+		if (!has_room(r))
+			break;
+		window_check(peer);
+	}
 }
 
 static void tell(const struct window *w, uint64_t length, const struct rail_keys *keys)
@@ -144,11 +153,10 @@ void window_check(struct rail_peer *peer)
 	if (!peer->wants_window || !peer->takes_windows || peer->window || peer->no_window ||
 	    peer->down || !bytes || !has_path(peer))
 		return;
-	if (bytes > (uint64_t)r->cfg->gpu.windows ||
-	    r->window_bytes > (uint64_t)r->cfg->gpu.windows - bytes) {
-		if (peer->awaits_window)
+	if (!has_room(r)) {
+		if (!dray_list_empty(&peer->awaits_window))
 			return;
-		peer->awaits_window = true;
+		dray_list_add(&r->awaiting, &peer->awaits_window);
 		log_of_peer(r->deps.peers, peer->handle, DRAY_LOG_WARNING, AREA,
 			    "a peer gets no window, transfers of GPU memory use the next "
 			    "transport: %" PRIu64
@@ -168,7 +176,7 @@ void window_check(struct rail_peer *peer)
 		free(w);
 		return;
 	}
-	peer->awaits_window = false;
+	dray_list_del(&peer->awaits_window);
 	w->making = true;
 	r->window_bytes += bytes;
 	dray_list_add(&r->windows, &w->link);

@@ -11,10 +11,8 @@
 
 static struct grant_peer *peer_find(struct regions *r, dray_handle peer)
 {
-	dray_list_for_each(&r->peers, p, struct grant_peer, link)
-		if (p->peer == peer)
-			return p;
-	return NULL;
+	return dray_map_entry(dray_map_find(&r->peers, &peer, sizeof(peer)), struct grant_peer,
+			      by_handle);
 }
 
 static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
@@ -28,15 +26,15 @@ static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
 		return NULL;
 	p->peer = peer;
 	dray_list_init(&p->grants);
-	dray_list_add(&r->peers, &p->link);
+	dray_map_add(&r->peers, &p->by_handle, &p->peer, sizeof(p->peer));
 	return p;
 }
 
-static void peer_unref(struct grant_peer *p)
+static void peer_unref(struct regions *r, struct grant_peer *p)
 {
 	if (--p->n)
 		return;
-	dray_list_del(&p->link);
+	dray_map_del(&r->peers, &p->by_handle);
 	free(p);
 }
 
@@ -63,7 +61,7 @@ static void grant_check(struct grant *g)
 		return;
 	dray_list_del(&g->token_link);
 	dray_list_del(&g->peer_link);
-	peer_unref(g->peer);
+	peer_unref(g->regions, g->peer);
 	dray_handles_del(&g->regions->grants, g->view.o.handle);
 	free(g);
 	if (!t)
@@ -110,7 +108,7 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 	if (!p || !g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
 		free(g);
 		if (p)
-			peer_unref(p);
+			peer_unref(r, p);
 		return NULL;
 	}
 	g->regions = r;
@@ -209,7 +207,7 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 			lease_holder_gone(g->token, PMSG_RELEASE_HOW_LOST);
 		grant_check(g);
 	}
-	peer_unref(p);
+	peer_unref(r, p);
 }
 
 struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle)

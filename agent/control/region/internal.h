@@ -8,6 +8,7 @@
 #include "lib/handle.h"
 #include "lib/heap.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "schema/gen/errors.h"
 
 #define AGENT_ID_BYTES 16
@@ -27,7 +28,7 @@ struct regions {
 	struct regions_deps deps;
 	bool draining;
 	struct dray_handles regions, tokens, leases, grants; /* leases: struct token, too */
-	struct dray_list peers;                              /* of struct grant_peer */
+	struct dray_map peers;                               /* struct grant_peer by handle */
 	struct mappings mappings;
 	uint64_t bytes;
 	uint64_t revocations; /* begun */
@@ -104,7 +105,8 @@ struct local_import {
 };
 
 struct grant_peer {
-	struct dray_list link, grants;
+	struct dray_map_node by_handle; /* in regions->peers */
+	struct dray_list grants;
 	dray_handle peer;
 	uint32_t n;
 };

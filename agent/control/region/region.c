@@ -44,7 +44,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	dray_handles_init(&r->tokens, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_TOKEN);
 	dray_handles_init(&r->leases, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
-	dray_list_init(&r->peers);
+	dray_map_init(&r->peers);
 	mappings_init(&r->mappings);
 	e = leases_init(r);
 	if (e < 0)
@@ -91,8 +91,9 @@ struct regions *regions_free(struct regions *r)
 			free(v);
 		region_free(region);
 	}
-	dray_list_for_each(&r->peers, p, struct grant_peer, link)
+	dray_map_for_each(&r->peers, p, struct grant_peer, by_handle)
 		free(p);
+	dray_map_deinit(&r->peers);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->grants);
 	dray_heap_deinit(&r->expiry);
