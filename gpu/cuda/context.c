@@ -55,6 +55,16 @@ int cuda_lost(struct cuda_context *c)
 	return -EIO;
 }
 
+void cuda_stopped_free(struct gpu_plugin *p)
+{
+	for (unsigned i = 0; i < p->n; i++) {
+		struct cuda_device *d = &p->devices[i];
+
+		if (d->stopped && d->stopped->refs == 1)
+			cuda_context_unref(dray_take(d->stopped));
+	}
+}
+
 static int context_new(struct cuda_device *d, struct cuda_context **ret, struct dray_err *reterr)
 {
 	dray_auto_free struct cuda_context *c = calloc(1, sizeof(*c));
@@ -83,6 +93,25 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 		return cuda_fail(reterr, r, "the copy kernel cannot be loaded");
 	}
 	*ret = dray_take(c);
+	return 0;
+}
+
+/* The context of a device that starts, which is current then. */
+static int context_get(struct cuda_device *d, struct cuda_context **ret, struct dray_err *reterr)
+{
+	uint64_t before, after;
+	int r;
+
+	if (d->stopped && cuda.context_set(d->stopped->cu) == CUDA_SUCCESS) {
+		*ret = dray_take(d->stopped);
+		return 0;
+	}
+	before = cuda_memory_used(d->info.bdf);
+	r = context_new(d, ret, reterr);
+	if (r < 0)
+		return r;
+	after = cuda_memory_used(d->info.bdf);
+	(*ret)->bytes = before && after > before ? after - before : 0;
 	return 0;
 }
 
@@ -140,7 +169,6 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 {
 	struct cuda_device *d = &p->devices[device];
 	dray_auto(cuda_context_unref) struct cuda_context *c = NULL;
-	uint64_t before, after;
 	int r;
 
 	*ret_bytes = 0;
@@ -152,33 +180,33 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 			"the plug-in has no code for %s (compute capability %u.%u), or its compute "
 			"mode prohibits contexts",
 			d->info.name, d->info.major, d->info.minor);
-	before = cuda_memory_used(d->info.bdf);
-	r = context_new(d, &c, reterr);
+	r = context_get(d, &c, reterr);
 	if (r == 0)
 		r = peers_open(p, device, c, ret_left_out, reterr);
 	if (r == 0)
 		r = cuda_ranges_register(p, c, reterr);
 	if (r < 0)
 		return r;
-	after = cuda_memory_used(d->info.bdf);
+	*ret_bytes = c->bytes;
 	d->context = dray_take(c);
-	r = cuda_imports_open_to(p, device, ret_left_out, reterr);
-	if (r == 0 && before && after > before)
-		*ret_bytes = after - before;
-	return r;
+	return cuda_imports_open_to(p, device, ret_left_out, reterr);
 }
 
 static void stop_locked(struct gpu_plugin *p, unsigned device)
 {
-	struct cuda_context *c = atomic_exchange(&p->devices[device].context, NULL);
+	struct cuda_device *d = &p->devices[device];
+	struct cuda_context *c = atomic_exchange(&d->context, NULL);
 
 	cuda_imports_close_to(p, device);
-	p->devices[device].unreached = 0;
-	/* Pinned memory keeps the context that registered it, because it serves the contexts of other devices too. */
+	d->unreached = 0;
 	if (!any_started(p))
 		cuda_ranges_unregister(p);
+	/* Pinned memory keeps the context that registered it, because it serves the contexts of other devices too. */
+	if (c && !c->lost && c->refs > 1 && !d->stopped)
+		d->stopped = dray_take(c);
 	if (c)
 		cuda_context_unref(c);
+	cuda_stopped_free(p);
 }
 
 int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint32_t *ret_peers,

@@ -38,7 +38,8 @@ static int range_register(const struct range *g, struct cuda_context *c, bool re
 				   cuda_fail(reterr, r, "host memory cannot be pinned for GPUs");
 }
 
-static void range_unregister(struct range *g)
+/* The caller holds the lock. */
+static void range_unregister(struct gpu_plugin *p, struct range *g)
 {
 	if (!g->context)
 		return;
@@ -47,6 +48,7 @@ static void range_unregister(struct range *g)
 		cuda.host_unregister(g->base);
 	cuda_context_unref(g->context);
 	g->context = NULL;
+	cuda_stopped_free(p);
 }
 
 static bool all_pin_read_only(const struct gpu_plugin *p)
@@ -91,8 +93,9 @@ static int range_add(struct gpu_plugin *p, const struct range *range, struct dra
 	c = some_context(p);
 	if (g->context && r < 0) {
 		cuda_context_unref(g->context);
+		cuda_stopped_free(p);
 	} else if (g->context && !c) {
-		range_unregister(g);
+		range_unregister(p, g);
 	} else if (!g->context && c) {
 		/* a device was started meanwhile, and has not seen this range */
 		r = range_register(g, c, all_pin_read_only(p), reterr);
@@ -117,7 +120,7 @@ void cuda_unpin(struct gpu_plugin *p, void *base)
 			found = g;
 	if (found) {
 		dray_list_del(&found->link);
-		range_unregister(found);
+		range_unregister(p, found);
 	}
 	pthread_mutex_unlock(&p->lock);
 	if (found && found->allocated)
@@ -170,5 +173,5 @@ int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dr
 void cuda_ranges_unregister(struct gpu_plugin *p)
 {
 	dray_list_for_each(&p->ranges, g, struct range, link)
-		range_unregister(g);
+		range_unregister(p, g);
 }

@@ -17,6 +17,7 @@
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
+	uint64_t bytes;          /* GPU memory that it took; 0: unknown */
 	_Atomic bool lost;       /* no new work starts in it */
 	_Atomic int64_t lost_ns; /* when it was lost, on the clock of dray_now() */
 	CUfunction copy;
@@ -36,6 +37,11 @@ struct cuda_device {
 	/* guarded by the lock: peers without access, in either direction, since start() */
 	uint32_t unreached;
 	_Atomic(struct cuda_context *) context; /* NULL: not started */
+	/*
+	 * Guarded by the lock: of a stopped device, because host memory is registered in it, which other devices use. The
+	 * next start takes it; else it ends with that host memory. NULL: none.
+	 */
+	struct cuda_context *stopped;
 };
 
 struct gpu_plugin {
@@ -56,6 +62,8 @@ int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint3
 void cuda_stop(struct gpu_plugin *p, unsigned device);
 struct cuda_context *cuda_context_ref(struct cuda_context *c);
 void cuda_context_unref(struct cuda_context *c);
+/* Frees the contexts of stopped devices in which nothing is registered any more. The caller holds the lock. */
+void cuda_stopped_free(struct gpu_plugin *p);
 /* Makes the context of a started device current. 0, or -EIO if it is not started or is lost. Any thread. */
 int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr);

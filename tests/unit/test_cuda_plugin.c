@@ -355,6 +355,39 @@ static void makes_writes_visible(void **state)
 	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
 }
 
+/* --- host memory ---------------------------------------------------------------------------------- */
+
+/* Host memory that other devices use keeps the context of a stopped device, and each start takes that one. */
+static void has_one_context_for_each_device(void **state)
+{
+	static _Alignas(4096) uint8_t pages[2][4096];
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		ops->stop(plugin, 0);
+		assert_int_equal(driver.count("contexts", 0), 1);
+		assert_int_equal(start(0), 0);
+		assert_int_equal(driver.count("contexts", 0), 1);
+		if (!i)
+			assert_int_equal(ops->pin(plugin, pages[1], sizeof(pages[1]), true, &err),
+					 0);
+	}
+	ops->stop(plugin, 0);
+	ops->unpin(plugin, pages[0]);
+	assert_int_equal(driver.count("contexts", 0), 1);
+	ops->unpin(plugin, pages[1]);
+	assert_int_equal(driver.count("contexts", 0), 0);
+	assert_int_equal(start(0), 0);
+	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), 0);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 1);
+	assert_int_equal(driver.count("contexts", 0) + driver.count("contexts", 1), 0);
+	ops->unpin(plugin, pages[0]);
+}
+
 /* --- peers ---------------------------------------------------------------------------------------- */
 
 static void opens_for_peers(void **state)
@@ -581,6 +614,7 @@ int main(void)
 		PLUGIN_TEST(ends_after_copies_in_flight),
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
+		PLUGIN_TEST(has_one_context_for_each_device),
 		PLUGIN_TEST(opens_for_peers),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
