@@ -83,7 +83,8 @@ One read at a time between two agents over loopback, from request to completion.
 a process wakes a second one by an eventfd, which gets the payload from a third one over a TCP connection and wakes the first. Four
 processes are woken for each read: the importing agent by the client, the owner by the importing agent, the importing agent by the answer, the client by
 the completion. A GET of redis has two wake-ups, so it is below the chain on a machine where waking takes most of the time. "Everybody asleep":
-agents and client sleep as soon as they have no work. "Kept awake": other processes call sched_yield() without end, one for each processor."""),
+agents and client sleep as soon as they have no work. "Kept awake": other processes call sched_yield() without end, one for each processor. "Two that compute": other processes compute
+without end, two for each processor."""),
     ("python", "What Python adds to a transfer", """\
 One transfer at a time from C and from Python, with new sessions in each round. "Above C" is the median over the rounds. Beside it stands
 what the machine adds: in each round two processors carry out bare loops (`ceiling_spin`: work of a fixed amount in turn, no system call, no
