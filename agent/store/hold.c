@@ -186,11 +186,9 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	struct segment *g;
 	struct hold *h;
 
-	if (!o) {
-		m->space->misses++;
+	item_count(m->space, o);
+	if (!o)
 		return p;
-	}
-	m->space->hits++;
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
 	/* the answer does not wait for the disk, and without memory the object may be gone */

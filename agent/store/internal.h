@@ -99,11 +99,12 @@ struct store_space {
 	struct policy
 		*disk_policy; /* of objects that are on disk only; NULL: there is no disk tier */
 	struct dray_list segments;
-	uint64_t memory; /* of its segments */
-	uint64_t bytes;  /* of its objects in memory */
+	uint64_t memory;                /* of its segments */
+	uint64_t memory_objects, bytes; /* of its objects in memory */
 	uint64_t disk_objects, disk_bytes;
 	uint32_t flushed; /* buckets whose objects flush.c has queued */
-	uint64_t hits, misses, puts, evictions;
+	uint64_t hits, misses, puts, evictions, evicted_cost_us;
+	uint64_t disk_hits, disk_evictions, disk_evicted_cost_us;
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
 };
@@ -219,6 +220,8 @@ void item_leave_memory(struct store_object *o, bool evicted);
  * not_found: there was no memory, and the object is freed unless it is held.
  */
 enum dmsg_store_status item_fetch(struct store_object *o);
+/* GET and READ: a key was found, or not (NULL). Before item_fetch(). */
+void item_count(struct store_space *sp, const struct store_object *o);
 /* A GET of the batch does not wait for its object any more. */
 void wait_less(struct store_wait *w);
 /* Removes it from the index, and frees it unless it is held. */

@@ -60,6 +60,7 @@ static void count_memory(struct store_object *o, bool enters)
 	struct store_space *sp = o->member->space;
 	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes;
 
+	sp->memory_objects += enters ? 1 : UINT64_MAX;
 	sp->bytes += n;
 	sp->store->totals.bytes += n;
 }
@@ -189,6 +190,7 @@ static void count_eviction(struct store_object *o)
 	struct store_space *sp = o->member->space;
 
 	sp->evictions++;
+	sp->evicted_cost_us += (uint64_t)o->policy.cost;
 	sp->store->totals.evictions++;
 	sp->store->totals.evicted_bytes += o->policy.bytes;
 	sp->store->totals.evicted_cost_us += (uint64_t)o->policy.cost;
@@ -457,6 +459,17 @@ enum dmsg_store_status item_fetch(struct store_object *o)
 	return DMSG_STORE_STATUS_OK;
 }
 
+void item_count(struct store_space *sp, const struct store_object *o)
+{
+	if (!o) {
+		sp->misses++;
+		return;
+	}
+	sp->hits++;
+	if (!o->resident || o->loading || o->unread)
+		sp->disk_hits++;
+}
+
 void wait_less(struct store_wait *w)
 {
 	if (!--w->pending)
@@ -469,6 +482,7 @@ static enum dmsg_store_status get_begin(struct store_member *m, struct store_key
 	struct store_object *o = item_find(m->space, key);
 	enum dmsg_store_status status;
 
+	item_count(m->space, o);
 	if (!o)
 		return DMSG_STORE_STATUS_NOT_FOUND;
 	status = item_fetch(o);
@@ -496,10 +510,6 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 
 	pthread_mutex_lock(&s->lock);
 	status = get_begin(m, key, w, ret);
-	if (status == DMSG_STORE_STATUS_NOT_FOUND)
-		m->space->misses++;
-	else
-		m->space->hits++;
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }

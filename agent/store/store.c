@@ -262,12 +262,17 @@ static struct store_space_info describe(const struct store_space *sp)
 		.objects = sp->n_objects,
 		.bytes = sp->bytes,
 		.memory = sp->memory,
+		.memory_objects = sp->memory_objects,
 		.disk_objects = sp->disk_objects,
 		.disk_bytes = sp->disk_bytes,
 		.hits = sp->hits,
 		.misses = sp->misses,
 		.puts = sp->puts,
 		.evictions = sp->evictions,
+		.evicted_cost_us = sp->evicted_cost_us,
+		.disk_hits = sp->disk_hits,
+		.disk_evictions = sp->disk_evictions,
+		.disk_evicted_cost_us = sp->disk_evicted_cost_us,
 	};
 
 	dray_list_for_each(&sp->segments, g, struct segment, link)

@@ -168,9 +168,12 @@ struct store_space_info {
 	const char *name, *tenant; /* tenant: of a name space without a name, else "" */
 	uint32_t uid;
 	uint64_t objects, bytes, memory, segments;
-	uint64_t disk_objects, disk_bytes;
-	uint64_t hits, misses, puts, evictions;
+	uint64_t memory_objects, disk_objects, disk_bytes;
+	uint64_t hits, misses, puts, evictions, evicted_cost_us;
+	uint64_t disk_hits; /* of hits: the bytes were not in memory */
+	uint64_t disk_evictions, disk_evicted_cost_us;
 };
+/* name and tenant of each stay until store_sweep(). */
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),
 		void *arg);
 

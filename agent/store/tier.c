@@ -179,6 +179,8 @@ static uint64_t disk_evict(struct store_space *sp)
 	if (!e)
 		return 0;
 	sp->store->totals.disk_evictions++;
+	sp->disk_evictions++;
+	sp->disk_evicted_cost_us += (uint64_t)e->cost;
 	item_remove(dray_container_of(e, struct store_object, policy), true);
 	return bytes;
 }

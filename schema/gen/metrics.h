@@ -245,6 +245,26 @@ enum dray_family {
 	 * was reached.
 	 */
 	DRAY_FAMILY_QUOTA_REFUSED_TOTAL,
+	/*
+	 * Objects of a name space in memory and on disk; one in both counts in both. The first 128
+	 * name spaces are shown. space is empty for the name space of one owner, tenant and uid are
+	 * empty for one with a name.
+	 */
+	DRAY_FAMILY_STORE_SPACE_OBJECTS,
+	DRAY_FAMILY_STORE_SPACE_BYTES, /* Bytes of these objects. */
+	/*
+	 * Keys of GET and of reads in place that the name space had, by the tier that had the
+	 * bytes.
+	 */
+	DRAY_FAMILY_STORE_SPACE_HITS_TOTAL,
+	/* Keys of GET and of reads in place that the name space did not have. */
+	DRAY_FAMILY_STORE_SPACE_MISSES_TOTAL,
+	/* Objects evicted from a tier for want of room; some that memory evicts stay on disk. */
+	DRAY_FAMILY_STORE_SPACE_EVICTIONS_TOTAL,
+	/*
+	 * Microseconds that it takes to compute these evicted objects again, as their clients said.
+	 */
+	DRAY_FAMILY_STORE_SPACE_EVICTED_COST_TOTAL,
 	/* 1 if a condition of readiness holds; the conditions are those of /readyz. */
 	DRAY_FAMILY_READY_CONDITION,
 	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */
@@ -256,7 +276,7 @@ enum dray_family {
 	DRAY_FAMILY_N,
 };
 
-#define DRAY_FAMILY_LABELS_MAX 3
+#define DRAY_FAMILY_LABELS_MAX 4
 #define DRAY_FAMILY_BUCKETS_MAX 32
 
 struct dray_family_info {

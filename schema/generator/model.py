@@ -16,7 +16,7 @@ EVENT = 0x4000
 CONFIG_TYPES = ("string", "path", "bool", "int", "size", "duration", "enum", "list")
 FAMILY_TYPES = ("counter", "gauge", "histogram")
 VERSION = pathlib.Path(__file__).resolve().parents[2] / "client/python/dray/__init__.py"
-LABELS_MAX = 3
+LABELS_MAX = 4
 BUCKETS_MAX = 32
 
 

@@ -141,7 +141,7 @@ def test_all_metrics_are_shown(new_agent, lab):
         assert m["name"] in fresh
         assert m["type"] == "gauge" or fresh[m["name"]] == 0, m["name"]
     for m in SCHEMA["metrics"] + SCHEMA["families"]:
-        of_none = {"device", "peer"} & set(m.get("labels", []))  # there are no rails and no peers
+        of_none = {"device", "peer", "space"} & set(m.get("labels", []))  # there are no rails, no peers and no store
         assert f"# HELP {m['name']} {m['doc']}\n# TYPE {m['name']} {m['type']}\n{'' if of_none else m['name']}" in text
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)

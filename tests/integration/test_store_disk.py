@@ -80,7 +80,13 @@ def test_what_leaves_memory_is_on_disk(new_store, write):
             assert user.put(key, b"other") == Status.EXISTS
         row, = agent.ctl("store", "--json")["store_spaces"]
         assert row["objects"] == 50 and row["disk_objects"] >= 23 and row["disk_state"] == "ok"
-        assert 0 < counters(agent)["dray_store_disk_hits_total"] <= 50
+        now = counters(agent)
+        assert 0 < now["dray_store_disk_hits_total"] <= 50
+        own = f'space="",tenant="{row["tenant"]}",uid="{row["uid"]}"'
+        hits = {tier: now[f'dray_store_space_hits_total{{{own},tier="{tier}"}}'] for tier in ("memory", "disk")}
+        assert hits["disk"] >= now["dray_store_disk_hits_total"] and sum(hits.values()) == row["hits"]
+        assert now[f'dray_store_space_misses_total{{{own}}}'] == row["misses"] == 0
+        assert now[f'dray_store_space_evictions_total{{{own},tier="memory"}}'] == now["dray_store_evictions_total"]
         removed = user.store.remove(keys)
         assert [r.status for r in removed] == [Status.OK] * 50
         assert user.has(*keys) == [False] * 50

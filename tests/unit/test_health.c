@@ -290,7 +290,7 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
-	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\c\nd", "x" };
+	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\c\nd", "x", "y", "z" };
 	const struct dray_family_info *i = &dray_families[f];
 
 	if (i->n_labels)

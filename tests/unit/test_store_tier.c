@@ -383,6 +383,41 @@ static void test_no_memory_for_works(void **state)
 		turn();
 }
 
+/* --- what is counted of a name space ---------------------------------------------------------------------- */
+
+static void keep_info(void *arg, const struct store_space_info *i)
+{
+	*(struct store_space_info *)arg = *i;
+}
+
+static void test_counts_by_tier(void **state)
+{
+	struct store_space_info i = { .name = NULL };
+	struct get g;
+
+	for (unsigned k = 0; k < 4; k++)
+		put(k, 5000);
+	leave_memory();
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_begin(&g, 9), DMSG_STORE_STATUS_NOT_FOUND);
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = 32 * 1024;
+	put(5, 5000);
+	settle();
+	store_each(rig.store, keep_info, &i);
+	assert_int_equal(i.memory_objects, 2);
+	assert_int_equal(i.disk_objects, 4);
+	assert_int_equal(i.hits, 2);
+	assert_int_equal(i.disk_hits, 1);
+	assert_int_equal(i.misses, 1);
+	assert_int_equal(i.evictions, 4);
+	assert_int_equal(i.evicted_cost_us, 4);
+	assert_int_equal(i.disk_evictions, 1);
+	assert_int_equal(i.disk_evicted_cost_us, 1);
+}
+
 /* --- a folder that comes later ------------------------------------------------------------------------- */
 
 static bool exists(unsigned k)
@@ -525,6 +560,7 @@ int main(void)
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
 		TEST(test_keys_that_change_before_the_folder_is_read),
+		TEST(test_counts_by_tier),
 		TEST(test_no_memory_for_works),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),

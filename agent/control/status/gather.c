@@ -329,6 +329,14 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 	case DRAY_FAMILY_QUOTA_REFUSED_TOTAL:
 		quota_samples(a, t, f);
 		break;
+	case DRAY_FAMILY_STORE_SPACE_OBJECTS:
+	case DRAY_FAMILY_STORE_SPACE_BYTES:
+	case DRAY_FAMILY_STORE_SPACE_HITS_TOTAL:
+	case DRAY_FAMILY_STORE_SPACE_MISSES_TOTAL:
+	case DRAY_FAMILY_STORE_SPACE_EVICTIONS_TOTAL:
+	case DRAY_FAMILY_STORE_SPACE_EVICTED_COST_TOTAL:
+		store_samples(a, t, f);
+		break;
 	case DRAY_FAMILY_READY_CONDITION:
 		condition_samples(a, t);
 		break;

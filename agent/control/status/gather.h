@@ -18,6 +18,9 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N]);
 /* Writes the samples of one family with the functions below. */
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t);
 
+/* Those of the store's name spaces. */
+void store_samples(struct agent *a, struct metrics_text *t, enum dray_family f);
+
 /* labels: values in the order of the family's labels; NULL without labels. */
 void metrics_sample(struct metrics_text *t, const char *const *labels, uint64_t value);
 void metrics_sample_real(struct metrics_text *t, const char *const *labels, double value);
