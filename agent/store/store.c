@@ -14,6 +14,9 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
+/* Objects of one call of store_evict(). */
+#define EVICTED_BY_CALL 256
+
 static struct store *fail(struct store *s)
 {
 	store_free(s);
@@ -302,30 +305,35 @@ static bool is_space(const struct store_space *sp, const char *name, const char 
 	       (!strcmp(sp->account->budget.tenant, tenant) && sp->account->budget.uid == uid);
 }
 
-uint64_t store_evict(struct store *s, const char *space, const char *tenant, uint32_t uid,
-		     uint64_t bytes)
+/* Workers wait meanwhile, so that it takes a part of a millisecond. */
+static void evict_some(struct store_space *sp, uint64_t bytes, struct store_evicted *ret)
 {
-	uint64_t evicted = 0;
-	bool more = s;
+	while (ret->bytes < bytes) {
+		uint64_t before = sp->bytes;
 
-	/* in parts, so that workers wait for none of them for long */
-	while (more) {
-		pthread_mutex_lock(&s->lock);
-		more = false;
-		dray_list_for_each(&s->spaces, sp, struct store_space, link) {
-			uint64_t before = sp->bytes;
-
-			if (!is_space(sp, space, tenant, uid))
-				continue;
-			for (unsigned i = 0; i < 1024 && evicted < bytes && item_evict(sp); i++) {
-				evicted += before - sp->bytes;
-				before = sp->bytes;
-				more = true;
-			}
-		}
-		pthread_mutex_unlock(&s->lock);
+		ret->more = ret->objects == EVICTED_BY_CALL;
+		if (ret->more || !item_evict(sp))
+			return;
+		ret->objects++;
+		ret->bytes += before - sp->bytes;
 	}
-	return evicted;
+}
+
+struct store_evicted store_evict(struct store *s, const char *space, const char *tenant,
+				 uint32_t uid, uint64_t bytes)
+{
+	struct store_evicted ret = { .found = false };
+
+	if (!s)
+		return ret;
+	pthread_mutex_lock(&s->lock);
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		if (!ret.found && is_space(sp, space, tenant, uid)) {
+			ret.found = true;
+			evict_some(sp, bytes, &ret);
+		}
+	pthread_mutex_unlock(&s->lock);
+	return ret;
 }
 
 void store_sweep(struct store *s)

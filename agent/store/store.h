@@ -177,9 +177,18 @@ struct store_space_info {
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),
 		void *arg);
 
-/* Evicts objects of the name space that are not held, the least valuable first, until `bytes` are evicted. Returns bytes. */
-uint64_t store_evict(struct store *s, const char *space, const char *tenant, uint32_t uid,
-		     uint64_t bytes);
+struct store_evicted {
+	bool found; /* there is such a name space */
+	bool more;  /* fewer bytes than asked for, and there may be more objects */
+	uint32_t objects;
+	uint64_t bytes;
+};
+/*
+ * Evicts objects of the name space from memory, the least valuable first, until these bytes are evicted or a turn is over.
+ * Those that are held stay.
+ */
+struct store_evicted store_evict(struct store *s, const char *space, const char *tenant,
+				 uint32_t uid, uint64_t bytes);
 
 /*
  * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, so

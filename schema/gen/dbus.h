@@ -57,6 +57,10 @@
 #define DRAY_DBUS_METHOD_LIST_QUOTAS "ListQuotas"
 /* Name spaces of the store, with what they have in memory and on disk. */
 #define DRAY_DBUS_METHOD_LIST_STORE "ListStore"
+/*
+ * Evicts the least valuable objects of a name space from memory. Those that are on disk stay there.
+ */
+#define DRAY_DBUS_METHOD_EVICT_STORE "EvictStore"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -142,8 +146,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 31
-extern const struct dray_dbus_method dray_dbus_methods[31];
+#define DRAY_DBUS_METHOD_N 32
+extern const struct dray_dbus_method dray_dbus_methods[32];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {

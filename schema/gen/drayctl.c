@@ -201,6 +201,16 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	},
 	[CTL_OPTION_FORGET_ALL] = { .name = "--forget-all", .type = CTL_TYPE_FLAG,
 	},
+	[CTL_OPTION_EVICT] = { .name = "--evict", .type = CTL_TYPE_SIZE,
+		.value = "SIZE",
+		.min = INT64_C(1), .max = INT64_C(1125899906842624), .def = INT64_C(0),
+	},
+	[CTL_OPTION_SPACE] = { .name = "--space", .type = CTL_TYPE_TEXT,
+		.value = "NAME",
+	},
+	[CTL_OPTION_SPACE_OWNER] = { .name = "--owner", .type = CTL_TYPE_TEXT,
+		.value = "TENANT:UID",
+	},
 	[CTL_OPTION_PROFILE] = { .name = "--profile", .type = CTL_TYPE_TEXT,
 		.value = "NAME[,NAME]...",
 	},
@@ -282,6 +292,7 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET, "give one of them" },
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
 	{ CTL_OPTION_FORGET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
+	{ CTL_OPTION_SPACE, false, CTL_OPTION_SPACE_OWNER, "give one of them" },
 	{ CTL_OPTION_INTERVAL, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_TIMES, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_SCORE, true, CTL_OPTION_SET, NULL },
@@ -737,14 +748,19 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl quotas\n",
 	},
 	[CTL_VERB_STORE] = { .name = "store",
-		.list = &ctl_list_store,
+		.options = { CTL_OPTION_EVICT, CTL_OPTION_SPACE, CTL_OPTION_SPACE_OWNER },
 		.help =
-			"Usage: drayctl [OPTION]... store\n"
-			"list the name spaces of the store\n"
+			"Usage: drayctl [OPTION]... store [--evict SIZE --space NAME | --evict SIZE --owner TENANT:UID]\n"
+			"list the name spaces of the store, or evict objects of one\n"
 			"\n"
 			"Prints what each name space has in memory and on disk, the state of the disk\n"
 			"tier, and how often keys were found. A name space without a name belongs to one\n"
 			"owner, a pair of tenant and uid.\n"
+			"\n"
+			"Options of this verb, which follow it:\n"
+			"  --evict SIZE             evict the least valuable objects of a name space from memory, until these bytes are free\n"
+			"  --space NAME             the name space with this name\n"
+			"  --owner TENANT:UID       the name space of this owner\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"
@@ -755,7 +771,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --help                   print help, for the verb if one is named\n"
 			"  --version                print the version of drayctl\n"
 			"\n"
-			"Example: drayctl store\n",
+			"Example: drayctl store --evict 2GiB --owner default:1000\n",
 	},
 	[CTL_VERB_PEERS] = { .name = "peers",
 		.list = &ctl_list_peers,
@@ -1524,7 +1540,7 @@ const char ctl_help_text[] =
 	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
 	"  quotas     list what each owner of sessions uses of its quotas\n"
-	"  store      list the name spaces of the store\n"
+	"  store      list the name spaces of the store, or evict objects of one\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

@@ -10,7 +10,7 @@
 #define CTL_ARGS_MAX 2
 #define CTL_COLUMNS_MAX 16
 #define CTL_VERB_OPTIONS_MAX 17
-#define CTL_OPTION_RULES_N 36
+#define CTL_OPTION_RULES_N 37
 
 enum ctl_option_id {
 	CTL_OPTION_CONTROL,
@@ -74,6 +74,9 @@ enum ctl_option_id {
 	CTL_OPTION_TTL,
 	CTL_OPTION_FORGET,
 	CTL_OPTION_FORGET_ALL,
+	CTL_OPTION_EVICT,
+	CTL_OPTION_SPACE,
+	CTL_OPTION_SPACE_OWNER,
 	CTL_OPTION_PROFILE,
 	CTL_OPTION_ENV_FORMAT,
 	CTL_OPTION_OVERRIDE,
@@ -261,6 +264,7 @@ extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_lease
 /* X(id, function) for each verb that has a function. */
 #define CTL_VERB_FUNCTIONS(X) \
 	X(STATUS, ctl_status) \
+	X(STORE, ctl_store) \
 	X(RAILS, ctl_rails) \
 	X(GPUS, ctl_gpus) \
 	X(TRANSFERS, ctl_transfers) \

@@ -10,7 +10,7 @@ _drayctl_verbs() {
 		'leases:list the leases of clients'\'' memory'
 		'mailboxes:list the mailboxes of clients'
 		'quotas:list what each owner of sessions uses of its quotas'
-		'store:list the name spaces of the store'
+		'store:list the name spaces of the store, or evict objects of one'
 		'peers:list other agents, and the state of the connections to them'
 		'rails:list RDMA ports with the chosen GIDs, or enable or disable one'
 		'paths:list the RDMA paths to peers, with their traffic'
@@ -56,6 +56,13 @@ _drayctl_options() {
 			'--timeout=[longest wait for an answer; default 5s]:DURATION: '
 			'--help[print help, for the verb if one is named]'
 			'--version[print the version of drayctl]'
+		)
+		;;
+	store)
+		reply=(
+			'--evict=[evict the least valuable objects of a name space from memory, until these bytes are free]:SIZE: '
+			'--space=[the name space with this name]:NAME: '
+			'--owner=[the name space of this owner]:TENANT\:UID: '
 		)
 		;;
 	rails)

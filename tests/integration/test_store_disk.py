@@ -146,6 +146,11 @@ def test_restart(new_store):
         for key in keys:
             assert load(user, key) == value_of(key)
         assert counters(agent)["dray_store_disk_hits_total"] == 20
+        owner = f"default:{os.geteuid()}"
+        assert agent.ctl("store", "--evict", "1GiB", "--owner", owner, "--json") == {"objects": 20, "bytes": 20 * SIZE}
+        assert counters(agent)["dray_store_bytes"] == 0 and user.has(*keys) == [True] * 20
+        with pytest.raises(AssertionError, match="no name space"):
+            agent.ctl("store", "--evict", "1", "--space", "kv")
 
 
 def test_owners_keep_their_objects(new_agent, lab):

@@ -154,6 +154,13 @@ static void usage_errors_are_one_line(void **state)
 		  "--force and --timeout exclude each other; --force sets the limit to now" },
 		{ "rails --enable a --disable b",
 		  "--enable and --disable exclude each other; give one of them" },
+		{ "store --evict 1 --space a --owner b:1",
+		  "--space and --owner exclude each other; give one of them" },
+		{ "store --evict 1",
+		  "--evict needs --space NAME or --owner TENANT:UID; drayctl store lists both" },
+		{ "store --evict 1 --owner b",
+		  "--owner b is not allowed; use TENANT:UID, such as default:0" },
+		{ "store --space a", "--space and --owner have no effect without --evict" },
 		{ "detect --explain x --json",
 		  "--explain and --json exclude each other; --json alone has every GID with its score and reason" },
 	};

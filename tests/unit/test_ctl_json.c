@@ -218,6 +218,22 @@ static void health_append(sd_bus_message *m)
 	list_append(m, &conditions, conditions.n_fields);
 }
 
+/* As an agent that evicts some objects in each call. */
+static void evicted_append(sd_bus_message *m, sd_bus_message *reply)
+{
+	const char *space, *tenant;
+	uint64_t bytes;
+	uint32_t uid;
+	bool first;
+
+	if (sd_bus_message_read(m, "ssut", &space, &tenant, &uid, &bytes) < 0 || *space ||
+	    strcmp(tenant, "default") || uid != 1000 || (bytes != 7000 && bytes != 1000))
+		return;
+	first = bytes == 7000;
+	sd_bus_message_append(reply, "utb", first ? 3u : 2u,
+			      first ? UINT64_C(6000) : UINT64_C(1000), (int)first);
+}
+
 static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	const char *member = sd_bus_message_get_member(m);
@@ -234,6 +250,8 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	if (!strcmp(member, DRAY_DBUS_METHOD_RELOAD))
 		sd_bus_message_append(reply, "asas", 1, "log.level", 2, "tcp.buffer",
 				      "tcp.streams");
+	if (!strcmp(member, DRAY_DBUS_METHOD_EVICT_STORE))
+		evicted_append(m, reply);
 	if (!strcmp(member, DRAY_DBUS_METHOD_FORGET_HINTS))
 		sd_bus_message_append(reply, "u", 2);
 	if (!strcmp(member, "Get"))
@@ -380,6 +398,7 @@ static void verbs_print_the_golden_text(void **state)
 		{ "mailboxes", NULL },
 		{ "quotas", NULL },
 		{ "store_spaces", "store" },
+		{ "store_evict", "store --evict 7000 --owner default:1000" },
 		{ "peers", NULL },
 		{ "rails", NULL },
 		{ "rails_enable", "rails --enable mlx5_0/2" },

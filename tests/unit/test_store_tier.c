@@ -170,10 +170,16 @@ static void drop(unsigned k)
 	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
 }
 
+static void evict_all(const char *space, const char *tenant)
+{
+	while (store_evict(rig.store, space, tenant, 0, UINT64_MAX).more)
+		;
+}
+
 static void leave_memory(void)
 {
 	settle();
-	store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	evict_all("", "t");
 	assert_int_equal(store_totals(rig.store).bytes, 0);
 }
 
@@ -309,7 +315,7 @@ static void test_owner_without_room_beside_others_in_its_space(void **state)
 	for (unsigned k = 0; k < 1000; k++)
 		put(k, 1);
 	settle();
-	store_evict(rig.store, "shared", "", 0, UINT64_MAX);
+	evict_all("shared", "");
 	assert_int_equal(store_totals(rig.store).bytes, 0);
 	assert_int_equal(store_totals(rig.store).disk_objects, 1000);
 	rig.member = join_shared(other);
@@ -381,6 +387,31 @@ static void test_no_memory_for_works(void **state)
 		drop(k);
 	while (store_totals(rig.store).disk.bytes)
 		turn();
+}
+
+/* --- eviction by an operator ---------------------------------------------------------------------------- */
+
+static void test_a_call_evicts_some(void **state)
+{
+	struct store_evicted e;
+
+	for (unsigned k = 0; k < 300; k++)
+		put(k, 1000);
+	settle();
+	assert_int_equal(pin(0), DMSG_STORE_STATUS_OK);
+	e = store_evict(rig.store, "", "t", 0, 2500);
+	assert_true(e.found && !e.more);
+	assert_int_equal(e.objects, 3);
+	assert_int_equal(e.bytes, 3000);
+	assert_false(store_evict(rig.store, "", "t", 7, UINT64_MAX).found);
+	e = store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	assert_true(e.more);
+	assert_int_equal(e.objects, 256);
+	e = store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	assert_false(e.more);
+	assert_int_equal(e.objects, 40);
+	assert_int_equal(store_totals(rig.store).bytes, 1000);
+	assert_int_equal(store_totals(rig.store).objects, 300);
 }
 
 /* --- what is counted of a name space ---------------------------------------------------------------------- */
@@ -460,7 +491,7 @@ static void test_keys_that_change_before_the_folder_is_read(void **state)
 	store_remove(rig.member, &key, 1, &r);
 	assert_int_equal(r.status, DMSG_STORE_STATUS_NOT_FOUND);
 	put(3, 200);
-	store_evict(rig.store, "", "t", 0, UINT64_MAX);
+	evict_all("", "t");
 	assert_false(exists(3));
 	/* The name space is forgotten, and comes back. */
 	store_user_free(dray_take(rig.user));
@@ -560,6 +591,7 @@ int main(void)
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
 		TEST(test_keys_that_change_before_the_folder_is_read),
+		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),
 		TEST(test_no_memory_for_works),
 		TEST(test_flush),

@@ -9,6 +9,7 @@
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/model/handle.h"
+#include "agent/store/store.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
@@ -280,6 +281,31 @@ CHANGE(set_hint)
 					err.msg);
 	LOG_CHANGE(c, "hint scope=%s segment=%s", *put.scope ? put.scope : "\"\"", put.segment);
 	return 0;
+}
+
+CHANGE(evict_store)
+{
+	const char *space, *tenant;
+	struct store_evicted e;
+	uint64_t bytes;
+	uint32_t uid;
+	int ret;
+
+	ret = sd_bus_message_read(m, "ssut", &space, &tenant, &uid, &bytes);
+	if (ret < 0)
+		return ret;
+	e = store_evict(a->store, space, tenant, uid, bytes);
+	if (!e.found)
+		return sd_bus_error_setf(
+			reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+			*space ?
+				"the store has no name space \"%.60s\"; ListStore has them" :
+				"the store has no name space of owner %.60s:%u; ListStore has them",
+			*space ? space : tenant, uid);
+	if (e.objects)
+		LOG_CHANGE(c, "EvictStore: %u objects with %" PRIu64 " bytes space=%.60s",
+			   e.objects, e.bytes, *space ? space : tenant);
+	return sd_bus_reply_method_return(m, "utb", e.objects, e.bytes, (int)e.more);
 }
 
 CHANGE(forget_hints)
