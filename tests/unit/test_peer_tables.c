@@ -12,7 +12,9 @@
 
 #include "agent/control/peer/msgbuf.h"
 #include "agent/control/peer/stream_table.h"
+#include "agent/control/peer/timers.h"
 #include "agent/model/peer_link.h"
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 /* --- messages ------------------------------------------------------------------------------------- */
@@ -187,6 +189,65 @@ static void test_stream_entries(void **state)
 	stream_table_deinit(&t);
 }
 
+/* --- timers --------------------------------------------------------------------------------------- */
+
+struct timed {
+	struct dray_heap_node node;
+	unsigned due;
+};
+
+static unsigned n_due;
+
+static void handle_due(struct dray_heap_node *node, int64_t now)
+{
+	assert_true(node->key <= now);
+	dray_container_of(node, struct timed, node)->due++;
+	n_due++;
+}
+
+static int count_turn(sd_event_source *s, void *userdata)
+{
+	++*(unsigned *)userdata;
+	return 0;
+}
+
+/* Times that are not due are not looked at, and of many that are due the loop handles a few in each turn. */
+static void test_timers(void **state)
+{
+	static struct timed early[100], late[1000];
+	sd_event_source *other;
+	struct timers t;
+	unsigned turns = 0;
+	sd_event *e;
+
+	assert_true(sd_event_new(&e) >= 0);
+	assert_int_equal(timers_init(&t, e, 1, SD_EVENT_PRIORITY_NORMAL, handle_due), 0);
+	assert_int_equal(timers_reserve(&t, 1100), 0);
+	for (unsigned i = 0; i < 1000; i++)
+		timers_set(&t, &late[i].node, INT64_MAX - 1 - i);
+	for (unsigned i = 0; i < 100; i++)
+		timers_set(&t, &early[i].node, 1 + i);
+	timers_set(&t, &early[7].node, INT64_MAX);
+	/* what comes before it in the loop has its turn after each part */
+	assert_true(sd_event_add_post(e, &other, count_turn, &turns) >= 0);
+	while (n_due < 99)
+		assert_true(sd_event_run(e, UINT64_MAX) >= 0);
+	assert_in_range(turns, 99 / TIMERS_TURN, 99);
+	for (unsigned i = 0; i < 100; i++)
+		assert_int_equal(early[i].due, i != 7);
+	/* one is set again, and one is moved before it becomes due */
+	timers_set(&t, &early[0].node, 1);
+	timers_set(&t, &late[999].node, 2);
+	while (n_due < 101)
+		assert_true(sd_event_run(e, UINT64_MAX) >= 0);
+	assert_int_equal(early[0].due, 2);
+	assert_int_equal(late[999].due, 1);
+	assert_int_equal(t.heap.n, 999);
+	sd_event_source_unref(other);
+	timers_deinit(&t);
+	sd_event_unref(e);
+}
+
 /* --- MACs ----------------------------------------------------------------------------------------- */
 
 static void test_macs(void **state)
@@ -223,6 +284,7 @@ int main(void)
 		cmocka_unit_test(test_stream_ids),
 		cmocka_unit_test(test_stream_ids_random),
 		cmocka_unit_test(test_stream_entries),
+		cmocka_unit_test(test_timers),
 		cmocka_unit_test(test_macs),
 	};
 

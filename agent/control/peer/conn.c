@@ -92,6 +92,18 @@ void conn_send(struct conn *c, const void *p, size_t n)
 		run_again(c);
 }
 
+void conn_flush(struct conn *c)
+{
+	if (c->busy || c->freed || c->phase != CONN_OPEN)
+		return;
+	flush(c);
+	if (c->phase != CONN_OPEN)
+		return;
+	update_events(c);
+	if (!c->unread)
+		sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+}
+
 void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
 		       const union pmsg_body *body)
 {

@@ -72,6 +72,8 @@ void conn_set_owner(struct conn *c, const struct conn_ops *ops, void *owner);
 
 /* Queues one encoded message. The event loop sends it. Does nothing after the connection failed. */
 void conn_send(struct conn *c, const void *p, size_t n);
+/* Sends what is queued now, unless a callback of this connection runs, which ends with that. Runs no callback. */
+void conn_flush(struct conn *c);
 /* Encodes and queues one message; its fields must be within their limits. body may be NULL if it has none. */
 void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
 		       const union pmsg_body *body);

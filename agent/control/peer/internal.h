@@ -14,6 +14,7 @@
 #include "agent/control/peer/peer.h"
 #include "agent/control/peer/reach.h"
 #include "agent/control/peer/stream_table.h"
+#include "agent/control/peer/timers.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/data/data.h"
 #include "agent/model/peer_link.h"
@@ -41,6 +42,7 @@ struct peers {
 	struct dray_map by_id;   /* struct peer by agent id, not closed */
 	struct dray_list all;    /* not closed */
 	struct dray_list closed; /* wait for their workers, then for the defer source */
+	struct timers timers;    /* of peers that are not closed */
 	struct tcp_listeners listeners;
 	struct dray_list incoming; /* oldest first */
 	uint32_t n_incoming;
@@ -149,8 +151,7 @@ struct peer {
 	dray_handle handle;         /* unknown to the table once closed */
 	struct peer_fsm fsm;
 	struct conn *conn;
-	sd_event_source *timer;
-	int64_t timer_ns;          /* armed for; INT64_MAX: off */
+	struct dray_heap_node due; /* in peers->timers */
 	struct dray_list timeouts; /* of requests and imports */
 	int64_t next_timeout_ns;   /* none of them ends before */
 	uint8_t agent_id[16];      /* expected, proved once `known` */
@@ -255,6 +256,8 @@ int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], 
 struct peer *peer_free(struct peer *peer);
 /* Steps the state machine and arms the timer. */
 void peer_event(struct peer *peer, enum peer_event event);
+/* The timer of all peers. 0 or -errno. */
+int peers_start_timers(struct peers *p);
 /* The same for events with a reason. */
 void peer_event_why(struct peer *peer, enum peer_event event, struct dray_err why);
 /* A transfer or a request begins. */

@@ -150,6 +150,7 @@ static void retire(struct peer *peer)
 	/* the workers keep the peer under its index until they release the link */
 	dray_handles_retire(&p->handles, peer->handle);
 	dray_map_del(&p->by_id, &peer->by_id);
+	timers_set(&p->timers, &peer->due, INT64_MAX);
 	dray_list_move(&p->closed, &peer->all_link);
 	fences_clear(peer);
 	offers_free(&peer->offers);
@@ -167,7 +168,6 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	if (was_up && !peer->left)
 		peer_say_bye(peer);
 	peer->conn = conn_free(peer->conn);
-	sd_event_source_set_enabled(peer->timer, SD_EVENT_OFF);
 	retire(peer);
 	if (was_up) {
 		p->totals.lost += f->why.code != DRAY_OK && f->why.code != DRAY_E_SESSION_CLOSED;
@@ -191,6 +191,8 @@ static void on_heartbeat(struct peer_fsm *f, int64_t rest_ns)
 					     .rest_ms = (uint32_t)(rest_ns / DRAY_NS_PER_MS) } };
 
 	peer_send(peer, PMSG_HEARTBEAT, 0, &m);
+	/* many peers are due at once: each would have a turn of the loop of its own */
+	conn_flush(peer->conn);
 }
 
 static bool on_needed(struct peer_fsm *f)
@@ -232,15 +234,9 @@ static const struct peer_fsm_ops fsm_ops = {
 
 static void peer_arm(struct peer *peer)
 {
-	int64_t at = dray_min(peer->fsm.timer_ns, peer->next_timeout_ns);
-
-	if (peer->fsm.state == PEER_STATE_CLOSED || at == peer->timer_ns)
-		return;
-	peer->timer_ns = at;
-	/* rounded up: a timer that comes too early would only be set again */
-	if (at != INT64_MAX)
-		sd_event_source_set_time(peer->timer, (uint64_t)at / 1000 + 1);
-	sd_event_source_set_enabled(peer->timer, at == INT64_MAX ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
+	if (peer->fsm.state != PEER_STATE_CLOSED)
+		timers_set(&peer->p->timers, &peer->due,
+			   dray_min(peer->fsm.timer_ns, peer->next_timeout_ns));
 }
 
 void peer_add_timeout(struct peer *peer, struct peer_timeout *t)
@@ -304,18 +300,23 @@ void peer_use(struct peer *peer)
 		peer_event(peer, PEER_EVENT_USED);
 }
 
-static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
+static void handle_due(struct dray_heap_node *node, int64_t now)
 {
-	struct peer *peer = userdata;
-	int64_t now = peers_now(peer->p);
+	struct peer *peer = dray_container_of(node, struct peer, due);
 
-	peer->timer_ns = INT64_MAX;
 	if (now >= peer->fsm.timer_ns)
 		peer_event(peer, PEER_EVENT_TIMER);
 	if (now >= peer->next_timeout_ns)
 		expire(peer, now);
 	peer_arm(peer);
-	return 0;
+}
+
+int peers_start_timers(struct peers *p)
+{
+	int64_t accuracy_us = dray_min(p->cfg->peer.heartbeat / 16000, (int64_t)50000);
+
+	return timers_init(&p->timers, p->deps.event, (uint64_t)accuracy_us, TIMER_PRIORITY,
+			   handle_due);
 }
 
 struct peer *peer_free(struct peer *peer)
@@ -329,7 +330,7 @@ struct peer *peer_free(struct peer *peer)
 	fences_clear(peer);
 	offers_free(&peer->offers);
 	conn_free(peer->conn);
-	sd_event_source_disable_unref(peer->timer);
+	timers_set(&peer->p->timers, &peer->due, INT64_MAX);
 	idset_deinit(&peer->grants);
 	stream_table_deinit(&peer->streams);
 	/* a link that workers have not released stays allocated: they may be reading it, and the process ends */
@@ -343,12 +344,11 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	     struct dray_err *reterr)
 {
 	dray_auto(peer_free) struct peer *peer = calloc(1, sizeof(*peer));
-	int64_t accuracy_us = dray_min(p->cfg->peer.heartbeat / 16000, (int64_t)50000);
 
 	if (!peer)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a peer");
 	peer->p = p;
-	peer->timer_ns = peer->next_timeout_ns = INT64_MAX;
+	peer->next_timeout_ns = INT64_MAX;
 	dray_list_init(&peer->all_link);
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->posts);
@@ -363,10 +363,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 			reterr, -ENOSPC, DRAY_E_QUOTA,
 			"the agent has %lld peers, as many as limits.peers allows; raise it",
 			(long long)p->cfg->limits.peers);
-	if (sd_event_add_time(p->deps.event, &peer->timer, CLOCK_MONOTONIC, 0,
-			      (uint64_t)accuracy_us, on_timer, peer) < 0 ||
-	    sd_event_source_set_enabled(peer->timer, SD_EVENT_OFF) < 0 ||
-	    sd_event_source_set_priority(peer->timer, TIMER_PRIORITY) < 0)
+	if (timers_reserve(&p->timers, p->handles.count) < 0)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a peer");
 	dray_list_add(&p->all, &peer->all_link);
 	peer_set_agent_id(peer, agent_id);

@@ -169,6 +169,8 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	r = sd_event_add_defer(deps->event, &p->defer, on_defer, p);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(p->defer, SD_EVENT_OFF);
+	if (r >= 0)
+		r = peers_start_timers(p);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "peers: %s", dray_errno_text(r));
 	r = tls_setup(p, reterr);
@@ -204,6 +206,7 @@ struct peers *peers_free(struct peers *p)
 	tcp_listeners_close(&p->listeners);
 	close_passed(&p->deps);
 	sd_event_source_disable_unref(p->defer);
+	timers_deinit(&p->timers);
 	tls_free(p->tls);
 	dray_handles_deinit(&p->handles);
 	dray_handles_deinit(&p->imports);
