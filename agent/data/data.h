@@ -11,7 +11,7 @@
 #include "agent/model/turn_meter.h"
 #include "agent/model/message.h"
 #include "lib/err.h"
-#include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 
 #define WORKERS_MAX 8
@@ -27,7 +27,7 @@ struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
 	unsigned n;
 	struct workshare *workshare; /* NULL: each works alone */
-	struct dray_list broadcasts; /* commands that wait for answers */
+	struct dray_map broadcasts;  /* commands that wait for answers, by object */
 	unsigned next;               /* worker to pick */
 };
 

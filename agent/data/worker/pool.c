@@ -16,9 +16,11 @@
 
 /* A command that workers must answer. A second request for the same drop waits for the same answers. */
 struct broadcast {
-	struct dray_list link;
-	enum object_kind kind;
-	dray_handle handle;
+	struct dray_map_node node; /* in pool->broadcasts */
+	struct broadcast_key {
+		uint64_t kind; /* enum object_kind, without padding after it */
+		dray_handle handle;
+	} key;
 	unsigned missing;
 	struct dray_list waiters;
 };
@@ -63,7 +65,7 @@ int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	int ret;
 
 	*p = (struct worker_pool){ 0 };
-	dray_list_init(&p->broadcasts);
+	dray_map_init(&p->broadcasts);
 	dray_assert(n && n <= WORKERS_MAX);
 	for (; p->n < n; p->n++) {
 		ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
@@ -91,15 +93,15 @@ int pool_start(struct worker_pool *p, struct dray_err *reterr)
 
 static struct broadcast *find(struct worker_pool *p, enum object_kind kind, dray_handle handle)
 {
-	dray_list_for_each(&p->broadcasts, b, struct broadcast, link)
-		if (b->kind == kind && b->handle == handle)
-			return b;
-	return NULL;
+	const struct broadcast_key key = { kind, handle };
+
+	return dray_map_entry(dray_map_find(&p->broadcasts, &key, sizeof(key)), struct broadcast,
+			      node);
 }
 
-static void broadcast_free(struct broadcast *b, bool answered)
+static void broadcast_free(struct worker_pool *p, struct broadcast *b, bool answered)
 {
-	dray_list_del(&b->link);
+	dray_map_del(&p->broadcasts, &b->node);
 	dray_list_for_each(&b->waiters, w, struct waiter, link) {
 		if (answered)
 			w->done(w->arg);
@@ -120,10 +122,9 @@ bool pool_stop(struct worker_pool *p)
 	p->n = 0;
 	/* a worker that did not end may still read it */
 	p->workshare = ended ? workshare_free(p->workshare) : NULL;
-	/* NULL: the pool was never made */
-	if (p->broadcasts.next)
-		dray_list_for_each(&p->broadcasts, b, struct broadcast, link)
-			broadcast_free(b, false);
+	dray_map_for_each(&p->broadcasts, b, struct broadcast, node)
+		broadcast_free(p, b, false);
+	dray_map_deinit(&p->broadcasts);
 	return ended;
 }
 
@@ -143,11 +144,10 @@ static void broadcast(struct worker_pool *p, struct command *cmd, unsigned answe
 	cmd->again = b;
 	if (!b) {
 		b = dray_calloc_sure(1, sizeof(*b));
-		b->kind = cmd->kind;
-		b->handle = cmd->handle;
+		b->key = (struct broadcast_key){ cmd->kind, cmd->handle };
 		b->missing = answers;
 		dray_list_init(&b->waiters);
-		dray_list_add(&p->broadcasts, &b->link);
+		dray_map_add(&p->broadcasts, &b->node, &b->key, sizeof(b->key));
 	}
 	if (done) {
 		w = dray_calloc_sure(1, sizeof(*w));
@@ -230,7 +230,7 @@ void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_hand
 	struct broadcast *b = find(p, kind, handle);
 
 	if (b && !--b->missing)
-		broadcast_free(b, true);
+		broadcast_free(p, b, true);
 }
 
 int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node)
