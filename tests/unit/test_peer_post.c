@@ -360,7 +360,7 @@ static void test_no_answer(void **state)
 	assert_true(rig_until(e, puppet_got(&x, PMSG_READY)));
 	/* as if an attempt had found it there */
 	dray_list_for_each(&a->peers->all, peer, struct peer, all_link)
-		snprintf(peer->reached, sizeof(peer->reached), "127.0.0.1:9");
+		peer_set_reached(peer, "127.0.0.1:9");
 	assert_int_equal(post_as(a, 1, "127.0.0.1:9", "x", "", 100, &p), 0);
 	assert_true(rig_until(e, p.done));
 	assert_int_equal(p.err.code, DRAY_E_TIMEOUT);

@@ -39,10 +39,15 @@ struct peers {
 	struct tls *tls;
 	struct dray_handles handles; /* of peers that are not closed */
 	struct dray_handles imports;
-	struct dray_map by_id;   /* struct peer by agent id, not closed */
-	struct dray_list all;    /* not closed */
-	struct dray_list closed; /* wait for their workers, then for the defer source */
-	struct timers timers;    /* of peers that are not closed */
+	struct dray_map by_id;      /* struct peer by agent id, not closed */
+	struct dray_list all;       /* not closed */
+	struct dray_list closed;    /* wait for their workers */
+	struct dray_list released;  /* wait for the defer source, which frees them */
+	struct dray_list acquirers; /* have unsent imports of leases */
+	struct dray_list attempts;  /* accept any agent id, and were not up yet */
+	struct dray_map by_segment; /* struct peer that we connect to, not closed */
+	struct dray_map by_reached; /* struct peer by `reached`, not closed */
+	struct timers timers;       /* of peers that are not closed */
 	struct tcp_listeners listeners;
 	struct dray_list incoming; /* oldest first */
 	uint32_t n_incoming;
@@ -148,7 +153,9 @@ struct peer {
 	struct peers *p;
 	struct dray_list all_link;
 	struct dray_map_node by_id; /* in peers->by_id */
-	dray_handle handle;         /* unknown to the table once closed */
+	struct dray_map_node by_segment, by_reached;
+	struct dray_list acquirers_link, attempts_link;
+	dray_handle handle; /* unknown to the table once closed */
 	struct peer_fsm fsm;
 	struct conn *conn;
 	struct dray_heap_node due; /* in peers->timers */
@@ -253,6 +260,11 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 /* The same, to connect to this segment by PEER_EVENT_DIAL. */
 int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], const char *segment,
 		struct dray_err *reterr);
+/* The same; the peer accepts any agent id. */
+int peer_new_to_any(struct peer **ret, struct peers *p, const char *segment,
+		    struct dray_err *reterr);
+/* An attempt of ours at this segment has found this agent. */
+void peer_set_reached(struct peer *peer, const char *segment);
 struct peer *peer_free(struct peer *peer);
 /* Steps the state machine and arms the timer. */
 void peer_event(struct peer *peer, enum peer_event event);

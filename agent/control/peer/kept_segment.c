@@ -46,18 +46,16 @@ static void handle_failure(struct kept_segment *k, const char *why)
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 {
-	static const uint8_t any_id[16];
 	struct kept_segment *k = arg;
 	struct dray_err why = DRAY_ERR_NULL;
 	struct peer *peer;
 
 	if (k->p->stopping)
 		return 0;
-	if (peer_new_to(&peer, k->p, any_id, k->segment, &why) < 0) {
+	if (peer_new_to_any(&peer, k->p, k->segment, &why) < 0) {
 		handle_failure(k, why.msg);
 		return 0;
 	}
-	peer->any_agent = true;
 	set_peer(k, peer);
 	peer_event(peer, PEER_EVENT_DIAL);
 	return 0;

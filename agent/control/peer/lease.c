@@ -329,6 +329,7 @@ void acquire_soon(struct import *i)
 {
 	if (dray_list_empty(&i->unsent))
 		dray_list_add(&i->peer->unsent, &i->unsent);
+	dray_list_move(&i->p->acquirers, &i->peer->acquirers_link);
 	peers_wake(i->p);
 }
 
@@ -396,23 +397,21 @@ static void flush_some(struct peer *peer)
 	}
 }
 
-/* A peer that an ACQUIRE can be sent to now. */
-static struct peer *next_unsent(struct peers *p)
+/* An ACQUIRE can be sent to the peer, and there is something to acquire. */
+static bool has_unsent(const struct peer *peer)
 {
-	dray_list_for_each(&p->all, peer, struct peer, all_link)
-		if (!dray_list_empty(&peer->unsent) && peer_fsm_is_up(&peer->fsm) &&
-		    peer->conn->phase == CONN_OPEN)
-			return peer;
-	return NULL;
+	return !dray_list_empty(&peer->unsent) && peer_fsm_is_up(&peer->fsm) &&
+	       peer->conn->phase == CONN_OPEN;
 }
 
 void acquires_send(struct peers *p)
 {
 	struct peer *peer;
 
-	/* a callback may close any peer, so each search starts again */
-	while ((peer = next_unsent(p)))
-		flush_some(peer);
+	/* a callback may close any peer, but none is freed here */
+	while ((peer = dray_list_pop(&p->acquirers, struct peer, acquirers_link)))
+		while (has_unsent(peer))
+			flush_some(peer);
 }
 
 /* --- the owner --- */

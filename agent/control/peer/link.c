@@ -84,6 +84,7 @@ static void handle_released(void *arg)
 	OPENSSL_cleanse(peer->link->stream_key, STREAM_KEY_SIZE);
 	free(peer->link);
 	peer->link = NULL;
+	dray_list_move(&peer->p->released, &peer->all_link);
 	peers_wake(peer->p);
 }
 

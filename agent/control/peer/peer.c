@@ -112,6 +112,7 @@ static int on_up(struct peer_fsm *f, struct dray_err *reterr)
 	int r;
 
 	peer->conn->message_max = PMSG_MESSAGE_MAX;
+	dray_list_del(&peer->attempts_link);
 	r = link_up(peer, reterr);
 	if (r < 0)
 		return r;
@@ -142,6 +143,28 @@ void peer_say_bye(struct peer *peer)
 	peer_send(peer, PMSG_BYE, 0, &(union pmsg_body){ .bye = { code } });
 }
 
+void peer_set_reached(struct peer *peer, const char *segment)
+{
+	struct dray_map *m = &peer->p->by_reached;
+
+	dray_map_del(m, &peer->by_reached);
+	snprintf(peer->reached, sizeof(peer->reached), "%s", segment);
+	dray_map_add(m, &peer->by_reached, peer->reached, strlen(peer->reached));
+}
+
+/* No event and no message finds the peer any more. */
+static void leave_tables(struct peer *peer)
+{
+	struct peers *p = peer->p;
+
+	dray_map_del(&p->by_id, &peer->by_id);
+	dray_map_del(&p->by_segment, &peer->by_segment);
+	dray_map_del(&p->by_reached, &peer->by_reached);
+	dray_list_del(&peer->acquirers_link);
+	dray_list_del(&peer->attempts_link);
+	timers_set(&p->timers, &peer->due, INT64_MAX);
+}
+
 /* Removes the peer from the tables. The defer source frees it after the workers have released its link. */
 static void retire(struct peer *peer)
 {
@@ -149,9 +172,8 @@ static void retire(struct peer *peer)
 
 	/* the workers keep the peer under its index until they release the link */
 	dray_handles_retire(&p->handles, peer->handle);
-	dray_map_del(&p->by_id, &peer->by_id);
-	timers_set(&p->timers, &peer->due, INT64_MAX);
-	dray_list_move(&p->closed, &peer->all_link);
+	leave_tables(peer);
+	dray_list_move(peer->link ? &p->closed : &p->released, &peer->all_link);
 	fences_clear(peer);
 	offers_free(&peer->offers);
 	peers_wake(p);
@@ -322,7 +344,7 @@ int peers_start_timers(struct peers *p)
 struct peer *peer_free(struct peer *peer)
 {
 	dray_list_del(&peer->all_link);
-	dray_map_del(&peer->p->by_id, &peer->by_id);
+	leave_tables(peer);
 	if (peer->handle) {
 		dray_handles_retire(&peer->p->handles, peer->handle);
 		dray_handles_reuse(&peer->p->handles, peer->handle);
@@ -330,7 +352,6 @@ struct peer *peer_free(struct peer *peer)
 	fences_clear(peer);
 	offers_free(&peer->offers);
 	conn_free(peer->conn);
-	timers_set(&peer->p->timers, &peer->due, INT64_MAX);
 	idset_deinit(&peer->grants);
 	stream_table_deinit(&peer->streams);
 	/* a link that workers have not released stays allocated: they may be reading it, and the process ends */
@@ -350,6 +371,8 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	peer->p = p;
 	peer->next_timeout_ns = INT64_MAX;
 	dray_list_init(&peer->all_link);
+	dray_list_init(&peer->acquirers_link);
+	dray_list_init(&peer->attempts_link);
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->posts);
 	dray_list_init(&peer->requests);
@@ -395,5 +418,19 @@ int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], 
 		return r;
 	(*ret)->addr = addr;
 	snprintf((*ret)->segment, sizeof((*ret)->segment), "%s", segment);
+	dray_map_add(&p->by_segment, &(*ret)->by_segment, (*ret)->segment, strlen((*ret)->segment));
+	return 0;
+}
+
+int peer_new_to_any(struct peer **ret, struct peers *p, const char *segment,
+		    struct dray_err *reterr)
+{
+	static const uint8_t any_id[16];
+	int r = peer_new_to(ret, p, any_id, segment, reterr);
+
+	if (r < 0)
+		return r;
+	(*ret)->any_agent = true;
+	dray_list_add(&p->attempts, &(*ret)->attempts_link);
 	return 0;
 }

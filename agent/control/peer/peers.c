@@ -45,19 +45,26 @@ static void stop_run(struct peers *p)
 	while (!dray_list_empty(&p->all))
 		peer_event_why(dray_list_first(&p->all, struct peer, all_link), PEER_EVENT_CLOSE,
 			       dray_err_of(DRAY_E_SESSION_CLOSED, "this agent stops"));
-	if (!dray_list_empty(&p->closed) || !done)
+	/* those that were closed just now are freed in the next turn */
+	if (!dray_list_empty(&p->closed) || !dray_list_empty(&p->released) || !done)
 		return;
 	p->stop_done = NULL;
 	done(p->stop_arg);
+}
+
+static void free_released(struct peers *p)
+{
+	struct peer *peer;
+
+	while ((peer = dray_list_first(&p->released, struct peer, all_link)))
+		peer_free(peer);
 }
 
 static int on_defer(sd_event_source *s, void *userdata)
 {
 	struct peers *p = userdata;
 
-	dray_list_for_each(&p->closed, peer, struct peer, all_link)
-		if (!peer->link)
-			peer_free(peer);
+	free_released(p);
 	acquires_send(p);
 	stop_run(p);
 	return 0;
@@ -158,6 +165,11 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_map_init(&p->by_id);
 	dray_list_init(&p->all);
 	dray_list_init(&p->closed);
+	dray_list_init(&p->released);
+	dray_list_init(&p->acquirers);
+	dray_list_init(&p->attempts);
+	dray_map_init(&p->by_segment);
+	dray_map_init(&p->by_reached);
 	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
 	dray_list_init(&p->denied);
@@ -202,6 +214,7 @@ struct peers *peers_free(struct peers *p)
 	}
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)
 		peer_free(closed);
+	free_released(p);
 	denied_free(p);
 	tcp_listeners_close(&p->listeners);
 	close_passed(&p->deps);
@@ -211,6 +224,8 @@ struct peers *peers_free(struct peers *p)
 	dray_handles_deinit(&p->handles);
 	dray_handles_deinit(&p->imports);
 	dray_map_deinit(&p->by_id);
+	dray_map_deinit(&p->by_segment);
+	dray_map_deinit(&p->by_reached);
 	reaches_deinit(&p->reaches);
 	free(p);
 	return NULL;

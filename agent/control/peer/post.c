@@ -116,7 +116,7 @@ static void post_move(struct post *post, struct peer *to)
 void posts_adopt(struct peer *to, struct peer *from)
 {
 	if (!dray_list_empty(&from->posts))
-		snprintf(to->reached, sizeof(to->reached), "%s", from->segment);
+		peer_set_reached(to, from->segment);
 	dray_list_for_each(&from->posts, post, struct post, link)
 		post_move(post, to);
 }
@@ -144,20 +144,23 @@ void posts_run(struct peer *peer)
 /* The agent that is known to be reached at this segment, or NULL. */
 static struct peer *find_up(struct peers *p, const char *segment)
 {
-	dray_list_for_each(&p->all, peer, struct peer, all_link)
-		if (peer_fsm_is_up(&peer->fsm) &&
-		    (!strcmp(peer->reached, segment) ||
-		     (peer->fsm.initiator && !strcmp(peer->segment, segment))))
+	size_t n = strlen(segment);
+
+	dray_map_for_each_of(&p->by_segment, segment, n, peer, struct peer, by_segment)
+		if (peer_fsm_is_up(&peer->fsm))
 			return peer;
+	dray_map_for_each_of(&p->by_reached, segment, n, reached, struct peer, by_reached)
+		if (peer_fsm_is_up(&reached->fsm))
+			return reached;
 	return NULL;
 }
 
 /* An attempt to reach whichever agent is at this segment, or NULL. */
 static struct peer *find_attempt(struct peers *p, const char *segment)
 {
-	dray_list_for_each(&p->all, peer, struct peer, all_link)
-		if (peer->any_agent && !peer_fsm_is_up(&peer->fsm) &&
-		    !strcmp(peer->segment, segment))
+	dray_map_for_each_of(&p->by_segment, segment, strlen(segment), peer, struct peer,
+			     by_segment)
+		if (peer->any_agent && !peer_fsm_is_up(&peer->fsm))
 			return peer;
 	return NULL;
 }
@@ -198,10 +201,11 @@ static int check_attempts(struct peers *p, const struct pmsg_post *m, struct dra
 	uint64_t max = (uint64_t)dray_max(p->cfg->limits.peers / ATTEMPTS_PART, (int64_t)1);
 	uint64_t all = 0, own = 0;
 
-	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+	/* what is not up and has posts accepts any agent id */
+	dray_list_for_each(&p->attempts, peer, struct peer, attempts_link) {
 		const struct post *first = dray_list_first(&peer->posts, struct post, link);
 
-		if (!first || peer_fsm_is_up(&peer->fsm))
+		if (!first)
 			continue;
 		all++;
 		own += same_owner(&first->call.m, m);
@@ -218,7 +222,6 @@ static int check_attempts(struct peers *p, const struct pmsg_post *m, struct dra
 /* Sends the post, or moves it to an attempt to reach its segment, a new one if there is none. */
 static int post_start(struct peers *p, struct post *post, struct dray_err *reterr)
 {
-	static const uint8_t any_id[16];
 	struct peer *peer = find_up(p, post->call.segment);
 	const struct pmsg_post *m = &post->call.m;
 	struct peer_client client = client_of(post);
@@ -240,10 +243,9 @@ static int post_start(struct peers *p, struct post *post, struct dray_err *reter
 		if (r >= 0)
 			r = peers_may_reach(p, &client, post->call.segment, reterr);
 		if (r >= 0)
-			r = peer_new_to(&peer, p, any_id, post->call.segment, reterr);
+			r = peer_new_to_any(&peer, p, post->call.segment, reterr);
 		if (r < 0)
 			return r;
-		peer->any_agent = true;
 		post_move(post, peer);
 		peer_event(peer, PEER_EVENT_DIAL);
 		return 0;
