@@ -14,8 +14,8 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* Removals that one test commits. */
-#define REMOVALS_AT_ONCE 1024
+/* Removals that one test commits: the pages of the index that they change have room in the reserve. */
+#define REMOVALS_AT_ONCE 64
 #define RETRY_MIN_NS (1 * DRAY_NS_PER_SEC)
 #define RETRY_MAX_NS (30 * DRAY_NS_PER_SEC)
 
