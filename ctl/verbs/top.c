@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* top: the current rates, in total, for each rail and for each session. */
+/* top: the current rates, in total, and for each transport, peer, rail and session. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,7 +10,8 @@
 
 struct column {
 	const char *title;
-	enum { KEY, ATTRIBUTE, STATE, BYTES_RATE, COUNT_RATE } kind; /* keys come first */
+	/* keys come first; MEAN_SPAN: a sum, divided by how much the column before the means has grown */
+	enum { KEY, ATTRIBUTE, STATE, BYTES_RATE, COUNT_RATE, MEAN_SPAN } kind;
 	unsigned field;
 };
 
@@ -20,6 +21,21 @@ static const struct part {
 	const char *name; /* in plain output */
 	struct column columns[7];
 } parts[] = {
+	{ &ctl_list_times,
+	  "transport",
+	  { { "TRANSPORT", KEY, DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSPORT },
+	    { "CLASS", KEY, DRAY_DBUS_TRANSFER_TIME_FIELD_CLASS },
+	    { "TRANSFERS/S", COUNT_RATE, DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSFERS },
+	    { "IN-QUEUE", MEAN_SPAN, DRAY_DBUS_TRANSFER_TIME_FIELD_QUEUED_NS },
+	    { "MOVING", MEAN_SPAN, DRAY_DBUS_TRANSFER_TIME_FIELD_MOVED_NS },
+	    { "COMPLETION", MEAN_SPAN, DRAY_DBUS_TRANSFER_TIME_FIELD_COMPLETED_NS } } },
+	{ &ctl_list_peers,
+	  "peer",
+	  { { "PEER", KEY, DRAY_DBUS_PEER_FIELD_SEGMENT },
+	    { "HANDLE", KEY, DRAY_DBUS_PEER_FIELD_PEER },
+	    { "STATE", STATE, DRAY_DBUS_PEER_FIELD_STATE },
+	    { "OUT", BYTES_RATE, DRAY_DBUS_PEER_FIELD_SENT_BYTES },
+	    { "IN", BYTES_RATE, DRAY_DBUS_PEER_FIELD_RECEIVED_BYTES } } },
 	{ &ctl_list_rails,
 	  "rail",
 	  { { "DEVICE", KEY, DRAY_DBUS_RAIL_FIELD_DEVICE },
@@ -47,6 +63,7 @@ struct sample {
 struct top {
 	struct sample old, now;
 	bool some; /* old is valid */
+	bool away; /* the agent did not answer the last time */
 };
 
 static const struct {
@@ -55,6 +72,7 @@ static const struct {
 	{ "transfers", "dray_transfers_done_total" },
 	{ "operations", "dray_operations_total" },
 	{ "local_bytes", "dray_local_bytes_total" },
+	{ "gpu_bytes", "dray_gpu_bytes_total" },
 	{ "tcp_sent_bytes", "dray_tcp_sent_bytes_total" },
 	{ "tcp_received_bytes", "dray_tcp_received_bytes_total" },
 	{ "rdma_sent_bytes", "dray_rdma_sent_bytes_total" },
@@ -106,15 +124,28 @@ static bool same_keys(const struct part *part, const struct ctl_rows *old, size_
 	return true;
 }
 
-static double row_rate(const struct top *t, size_t part, size_t row, unsigned field)
+/* How much a counter has grown; 0 for one that is new, or has started again from 0. */
+static uint64_t grown(const struct top *t, size_t part, size_t row, unsigned field)
 {
 	const struct ctl_rows *old = &t->old.rows[part], *now = &t->now.rows[part];
+	uint64_t n = ctl_rows_at(now, row, field)->n;
 
 	for (size_t i = 0; t->some && i < old->n; i++)
 		if (same_keys(&parts[part], old, i, now, row))
-			return rate(t, ctl_rows_at(old, i, field)->n,
-				    ctl_rows_at(now, row, field)->n);
+			return n - dray_min(n, ctl_rows_at(old, i, field)->n);
 	return 0;
+}
+
+/* What a column of numbers shows. */
+static double row_number(const struct top *t, size_t part, size_t row, const struct column *col)
+{
+	uint64_t by = grown(t, part, row, col->field);
+
+	if (col->kind != MEAN_SPAN)
+		return rate(t, 0, by);
+	while (col->kind == MEAN_SPAN)
+		col--;
+	return (double)by / (double)dray_max(grown(t, part, row, col->field), (uint64_t)1);
 }
 
 static void row_json(struct ctl_json *j, const struct top *t, size_t part, size_t row)
@@ -126,7 +157,7 @@ static void row_json(struct ctl_json *j, const struct top *t, size_t part, size_
 		const struct dray_dbus_field *field = &r->fields[col->field];
 
 		if (col->kind >= BYTES_RATE)
-			ctl_json_add(j, J_REAL(field->key, row_rate(t, part, row, col->field)));
+			ctl_json_add(j, J_REAL(field->key, row_number(t, part, row, col)));
 		else if (*field->type == 's')
 			ctl_json_add(j, J_TEXT(field->key, ctl_rows_text(r, row, col->field)));
 		else
@@ -168,7 +199,7 @@ static void row_plain(const struct top *t, size_t part, size_t row, FILE *f)
 				ctl_cell_text(&r->fields[col->field],
 					      ctl_rows_at(r, row, col->field), text));
 		else if (col->kind >= BYTES_RATE)
-			fprintf(f, "\t%.3f", row_rate(t, part, row, col->field));
+			fprintf(f, "\t%.3f", row_number(t, part, row, col));
 	}
 	fputc('\n', f);
 }
@@ -190,9 +221,11 @@ static void cell_add(struct ctl_table *table, const struct top *t, size_t part, 
 	const char *shown = text;
 
 	if (col->kind == BYTES_RATE)
-		ctl_show_rate(row_rate(t, part, row, col->field), text);
+		ctl_show_rate(row_number(t, part, row, col), text);
 	else if (col->kind == COUNT_RATE)
-		snprintf(text, sizeof(text), "%.0f", row_rate(t, part, row, col->field));
+		snprintf(text, sizeof(text), "%.0f", row_number(t, part, row, col));
+	else if (col->kind == MEAN_SPAN)
+		ctl_show_span((uint64_t)row_number(t, part, row, col), text);
 	else
 		shown = ctl_cell_text(&r->fields[col->field], ctl_rows_at(r, row, col->field),
 				      text);
@@ -224,6 +257,7 @@ static int text_print(const struct top *t, FILE *f, bool color)
 		ctl_properties_counter(&t->now.p, "dray_transfers_in_flight"),
 		total_rate(t, "dray_transfers_done_total"));
 	fprintf(f, "local  %s\n", ctl_rate(total_rate(t, "dray_local_bytes_total")));
+	fprintf(f, "gpu    %s\n", ctl_rate(total_rate(t, "dray_gpu_bytes_total")));
 	fprintf(f, "tcp    %s out, %s in\n", ctl_rate(total_rate(t, "dray_tcp_sent_bytes_total")),
 		ctl_rate(total_rate(t, "dray_tcp_received_bytes_total")));
 	fprintf(f, "rdma   %s out, %s in\n", ctl_rate(total_rate(t, "dray_rdma_sent_bytes_total")),
@@ -233,13 +267,37 @@ static int text_print(const struct top *t, FILE *f, bool color)
 	return ret;
 }
 
+/*
+ * The agent has ended, or does not answer: says so, once where outputs follow each other, and forgets what was known of it. -1
+ * if that is no reason to go on.
+ */
+static int agent_away(struct ctl *c, struct top *t)
+{
+	bool screen = c->env->terminal && c->format == CTL_TEXT;
+
+	if (c->failure.exit != CTL_EXIT_UNREACHABLE || !(t->some || t->away))
+		return -1;
+	if (screen || !t->away)
+		fprintf(screen ? c->out : c->err, "drayctl: %s; waiting for it\n", c->failure.msg);
+	c->failure = CTL_FAILURE_NULL;
+	ctl_bus_close(c);
+	sample_deinit(&t->now);
+	sample_deinit(&t->old);
+	t->some = false;
+	t->away = true;
+	return 0;
+}
+
 static int print(struct ctl *c, void *arg)
 {
 	struct top *t = arg;
 	int ret = 0;
 
 	if (sample_take(c, &t->now) < 0)
-		return -1;
+		return agent_away(c, t);
+	t->away = false;
+	/* one that was restarted counts from 0 */
+	t->some = t->some && t->now.p.v.incarnation == t->old.p.v.incarnation;
 	if (c->format == CTL_JSON)
 		json_print(t, c->out);
 	else if (c->format == CTL_PLAIN)

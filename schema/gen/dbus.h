@@ -73,6 +73,10 @@
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
 /* The last 1,000 transfers that ended, in the order of their end. */
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
+/*
+ * Where the time of transfers that ended ok went, for each transport and class that carried some.
+ */
+#define DRAY_DBUS_METHOD_LIST_TRANSFER_TIMES "ListTransferTimes"
 /* The last 1,000 changes of state, oldest first. */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
 #define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Known segments. */
@@ -146,8 +150,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 32
-extern const struct dray_dbus_method dray_dbus_methods[32];
+#define DRAY_DBUS_METHOD_N 33
+extern const struct dray_dbus_method dray_dbus_methods[33];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -441,6 +445,8 @@ enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_RAILS,
 	DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS,
 	DRAY_DBUS_PEER_FIELD_KEY,
+	DRAY_DBUS_PEER_FIELD_SENT_BYTES,
+	DRAY_DBUS_PEER_FIELD_RECEIVED_BYTES,
 	DRAY_DBUS_PEER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
@@ -465,6 +471,12 @@ struct dray_dbus_peer {
 	uint32_t queue_pairs; /* Queue pairs that post to it. */
 	/* Id of the key that the connection was made with, 8 hex digits; empty without a key. */
 	const char *key;
+	/*
+	 * Payload bytes sent to it since it connected. Over RDMA only the agent that reads or
+	 * writes counts.
+	 */
+	uint64_t sent_bytes;
+	uint64_t received_bytes; /* Payload bytes received from it, likewise. */
 };
 
 enum dray_dbus_rail_field {
@@ -711,6 +723,27 @@ struct dray_dbus_ended_transfer {
 	uint64_t ago_ns; /* Time since the end. */
 	/* Label that the client gave when it acquired the lease of the remote; empty for none. */
 	const char *label;
+};
+
+enum dray_dbus_transfer_time_field {
+	DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSPORT,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_CLASS,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSFERS,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_QUEUED_NS,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_MOVED_NS,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_COMPLETED_NS,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_transfer_time_fields[DRAY_DBUS_TRANSFER_TIME_FIELD_N];
+
+struct dray_dbus_transfer_time {
+	const char *transport; /* Path. */
+	const char *class; /* bulk or latency. */
+	uint64_t transfers; /* Transfers that ended ok. */
+	/* Time that they waited for their first slice, added up, as all times here. */
+	uint64_t queued_ns;
+	uint64_t moved_ns; /* Time from their first slice until all bytes were in place. */
+	uint64_t completed_ns; /* Time from then until the answer to the client. */
 };
 
 enum dray_dbus_event_field {

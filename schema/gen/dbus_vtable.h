@@ -60,6 +60,7 @@ int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *rete
 int dbus_method_list_gpus(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_transfer_times(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_segments(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_candidates(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -145,6 +146,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListEndedTransfers", "", ,
 		"aa{sv}", SD_BUS_PARAM(transfers), dbus_method_list_ended_transfers,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListTransferTimes", "", ,
+		"aa{sv}", SD_BUS_PARAM(times), dbus_method_list_transfer_times,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListEvents", "t", SD_BUS_PARAM(after),
 		"aa{sv}", SD_BUS_PARAM(events), dbus_method_list_events,

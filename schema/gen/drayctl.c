@@ -535,6 +535,19 @@ const struct ctl_list ctl_list_ended = {
 	},
 };
 
+const struct ctl_list ctl_list_times = {
+	DRAY_DBUS_METHOD_LIST_TRANSFER_TIMES, "transfer_times", dray_dbus_transfer_time_fields,
+	DRAY_DBUS_TRANSFER_TIME_FIELD_N, 6,
+	{
+		{ "TRANSPORT", DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSPORT },
+		{ "CLASS", DRAY_DBUS_TRANSFER_TIME_FIELD_CLASS },
+		{ "TRANSFERS", DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSFERS },
+		{ "QUEUED", DRAY_DBUS_TRANSFER_TIME_FIELD_QUEUED_NS },
+		{ "MOVED", DRAY_DBUS_TRANSFER_TIME_FIELD_MOVED_NS },
+		{ "COMPLETED", DRAY_DBUS_TRANSFER_TIME_FIELD_COMPLETED_NS },
+	},
+};
+
 const struct ctl_list ctl_list_events = {
 	DRAY_DBUS_METHOD_LIST_EVENTS, "events", dray_dbus_event_fields,
 	DRAY_DBUS_EVENT_FIELD_N, 6,
@@ -893,10 +906,13 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 		.options = { CTL_OPTION_INTERVAL, CTL_OPTION_TIMES },
 		.help =
 			"Usage: drayctl [OPTION]... top [--interval DURATION] [--count N]\n"
-			"show the current rates, in total, by rail and by session\n"
+			"show the current rates, in total, by transport, peer, rail and session\n"
 			"\n"
 			"Prints bytes and transfers per second between two outputs; the first output has\n"
-			"zeros. On a terminal, each output replaces the one before.\n"
+			"zeros. For each transport and class, it prints the mean time that the transfers\n"
+			"of the interval spent in queue, moving, and in completion. On a terminal, each\n"
+			"output replaces the one before. While the agent is away, for example because it\n"
+			"restarts, top says so and waits for it.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
 			"  --interval DURATION      time between two outputs; default 1s\n"
@@ -1546,7 +1562,7 @@ const char ctl_help_text[] =
 	"  paths      list the RDMA paths to peers, with their traffic\n"
 	"  gpus       list the GPUs that the agent uses, and its memory on each\n"
 	"  transfers  list transfers in flight, or those that ended last\n"
-	"  top        show the current rates, in total, by rail and by session\n"
+	"  top        show the current rates, in total, by transport, peer, rail and session\n"
 	"  events     list recent changes of states, rails, peers, sessions, configuration\n"
 	"  cancel     stop a transfer; returns when none of its bytes can move any more\n"
 	"  close      end a session as if its client had died\n"

@@ -257,8 +257,8 @@ extern const char ctl_help_text[];
 
 extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_leases,
 	ctl_list_mailboxes, ctl_list_quotas, ctl_list_store, ctl_list_peers, ctl_list_rails,
-	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_events,
-	ctl_list_segments, ctl_list_candidates, ctl_list_hints, ctl_list_variables,
+	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_times,
+	ctl_list_events, ctl_list_segments, ctl_list_candidates, ctl_list_hints, ctl_list_variables,
 	ctl_list_settings, ctl_list_origins;
 
 /* X(id, function) for each verb that has a function. */

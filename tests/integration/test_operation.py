@@ -4,11 +4,13 @@
 import contextlib
 import json
 import os
+import pty
 import re
 import select
 import shutil
 import signal
 import subprocess
+import termios
 import threading
 
 import dray
@@ -196,15 +198,49 @@ def test_top_and_watch(agent):
             assert second["interval_ns"] >= 0.2e9
             moved = {s["name"]: s["bytes"] for s in second["sessions"]}
             assert moved["mover"] > 0 and moved[""] == 0
+            times, = second["transfer_times"]
+            assert (times["transport"], times["class"]) == ("local", "bulk") and times["transfers"] > 0
+            assert 0 < times["moved_ns"] < LIMIT * 1e9 and times["queued_ns"] < LIMIT * 1e9
             text = ctl(agent.control, "top", "--interval", "200ms", "--count", 2).stdout
             assert "mover" in text and "B/s" in text and "\033" not in text
             plain = [line.split("\t") for line in ctl(agent.control, "top", "--plain", "--count", 1).stdout.splitlines()]
-            assert ["total", "local_bytes", "0.000"] in plain and {p[0] for p in plain} == {"total", "session"}
+            assert ["total", "local_bytes", "0.000"] in plain and {p[0] for p in plain} == {"total", "session", "transport"}
             out = ctl(agent.control, "transfers", "--watch", "--interval", "100ms", "--count", 3, "--plain")
             assert out.returncode == 0
         finally:
             stop.set()
             mover.join()
+
+
+def test_top_on_a_terminal(new_agent):
+    """It fills the terminal, and goes on when the agent was away; from a restarted agent there are no rates at first."""
+    agent = new_agent()
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (6, 30))
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "--no-color", "top", "--interval", "100ms"], stdout=its,
+                          stderr=its, stdin=subprocess.DEVNULL) as process:
+        os.close(its)
+        seen = b""
+
+        def screen(word):
+            """The next whole screen with this word."""
+            nonlocal seen
+            while True:
+                assert select.select([ours], [], [], LIMIT)[0], seen
+                seen += os.read(ours, 1 << 16)
+                *whole, seen = seen.split(b"\033[H\033[2J")
+                if found := [s for s in whole if word in s]:
+                    return found[0].decode().splitlines()
+
+        lines = screen(b"running")
+        assert len(lines) == 5 and max(map(len, lines)) == 30 and lines[1] == "local  0.0 B/s"
+        agent.kill()
+        assert len(screen(b"drayctl: ")[0]) == 30
+        agent.start()
+        assert screen(b"running")[1] == "local  0.0 B/s"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) in (0, -signal.SIGINT)
+    os.close(ours)
 
 
 def test_end_of_watching(agent):

@@ -91,6 +91,18 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 		v[m] = m + 1000;
 }
 
+void agent_each_transfer_time(struct agent *a,
+			      void (*fn)(void *arg, const struct dray_dbus_transfer_time *t),
+			      void *arg)
+{
+	fn(arg, &(struct dray_dbus_transfer_time){ .transport = "tcp",
+						   .class = "latency",
+						   .transfers = 2,
+						   .queued_ns = 3,
+						   .moved_ns = 4,
+						   .completed_ns = 5 });
+}
+
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
 {
 	snprintf(why, n, "a CPU limit of 1.500");
@@ -263,6 +275,13 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 	(void)peer;
 	*ret_queue_pairs = 3;
 	return 1;
+}
+
+struct rails_traffic rails_peer_traffic(struct rails *r, dray_handle peer)
+{
+	(void)r;
+	(void)peer;
+	return (struct rails_traffic){ .sent = 7, .received = 8 };
 }
 
 /* --- GPUs: one works, one is lost -------------- */

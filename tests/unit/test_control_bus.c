@@ -330,6 +330,9 @@ static void lists_have_the_keys_of_the_schema(void **state)
 	assert_int_equal(rows_check(call(bus, "ListPeers"), dray_dbus_peer_fields,
 				    DRAY_DBUS_PEER_FIELD_N, see),
 			 2);
+	assert_int_equal(rows_check(call(bus, "ListTransferTimes"), dray_dbus_transfer_time_fields,
+				    DRAY_DBUS_TRANSFER_TIME_FIELD_N, see),
+			 1);
 	assert_int_equal(rows_check(call(bus, "ListGpus"), dray_dbus_gpu_fields,
 				    DRAY_DBUS_GPU_FIELD_N, see_gpu),
 			 2);

@@ -70,8 +70,9 @@ static const struct list {
 	  dray_dbus_peer_fields,
 	  DRAY_DBUS_PEER_FIELD_N,
 	  { "1|abababababababababababababababab|7|10.0.0.1:7411|ready|hello answered|5000000000|1|2|1|8|"
-	    "900000000|rdma|2|4|0123abcd",
-	    "2||0|[fd00::1]:7411|connecting|connection refused|" BIGGEST "|0|0|0|0|0||0|0|" } },
+	    "900000000|rdma|2|4|0123abcd|5000000000|6000000000",
+	    "2||0|[fd00::1]:7411|connecting|connection refused|" BIGGEST
+	    "|0|0|0|0|0||0|0||0|" BIGGEST } },
 	{ DRAY_DBUS_METHOD_LIST_RAILS,
 	  dray_dbus_rail_fields,
 	  DRAY_DBUS_RAIL_FIELD_N,
@@ -103,6 +104,10 @@ static const struct list {
 	  { "4294967297|8|10.0.0.1:7411|read|latency|rdma|direct|none|0,2|ok|3|4096|4096|1|0|100|1|2|90|7|5000000000|chatcmpl-7",
 	    "4294967298|9||write|bulk|none|none|none||deadline|1|" BIGGEST
 	    "|0|0|0|60|60|0|0|0|1|" } },
+	{ DRAY_DBUS_METHOD_LIST_TRANSFER_TIMES,
+	  dray_dbus_transfer_time_fields,
+	  DRAY_DBUS_TRANSFER_TIME_FIELD_N,
+	  { "tcp|bulk|1234|5000000|6000000000|7000", "rdma|latency|" BIGGEST "|0|1|" BIGGEST } },
 	{ DRAY_DBUS_METHOD_LIST_EVENTS,
 	  dray_dbus_event_fields,
 	  DRAY_DBUS_EVENT_FIELD_N,

@@ -6,6 +6,7 @@
 #include "ctl/bench/histogram.h"
 #include "ctl/render/human.h"
 #include "ctl/render/json.h"
+#include "ctl/render/screen.h"
 #include "ctl/render/table.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
@@ -136,6 +137,38 @@ static void json_is_escaped_and_nested(void **state)
 	free(text);
 }
 
+static void screens_are_cut(void **state)
+{
+	static const struct {
+		const char *text;
+		unsigned rows, columns;
+		const char *shown;
+	} cases[] = {
+		{ "", 4, 4, "" },
+		{ "abc\ndefgh\ni\n", 3, 4, "abc\ndefg\n" },
+		{ "abc\ndefgh\ni\n", 0, 0, "abc\ndefgh\ni\n" },
+		{ "no end", 9, 80, "no end\n" },
+		{ "a\n\nb\n", 9, 1, "a\n\nb\n" },
+		/* colours take no columns and end behind the cut; a character of two bytes takes one column */
+		{ "\033[32mgreen\033[0m x\n", 9, 3, "\033[32mgre\033[0m\n" },
+		{ "\xc3\xa9\xc3\xa9\xc3\xa9\n", 9, 2, "\xc3\xa9\xc3\xa9\n" },
+		/* a sequence without an end */
+		{ "\033[32\n", 9, 80, "\033[32\n" },
+		{ "a\n", 1, 80, "" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		dray_auto_free char *out = NULL;
+		size_t n;
+		FILE *f = open_memstream(&out, &n);
+
+		ctl_screen_print(f, cases[i].text, cases[i].rows, cases[i].columns);
+		fclose(f);
+		assert_memory_equal(out, "\033[H\033[2J", 7);
+		assert_string_equal(out + 7, cases[i].shown);
+	}
+}
+
 static void quantiles_are_accurate(void **state)
 {
 	static const double shares[] = { 0, 0.001, 0.5, 0.99, 0.999, 1 };
@@ -196,6 +229,7 @@ int main(void)
 		cmocka_unit_test(foreign_texts_are_escaped),
 		cmocka_unit_test(tables_are_aligned),
 		cmocka_unit_test(json_is_escaped_and_nested),
+		cmocka_unit_test(screens_are_cut),
 		cmocka_unit_test(quantiles_are_accurate),
 		cmocka_unit_test(merged_halves_equal_the_whole),
 	};

@@ -10,6 +10,7 @@
 #include "agent/control/owner/owner.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/control/status/gather.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/store/store.h"
 #include "lib/cleanup.h"
@@ -131,8 +132,11 @@ LIST(list_regions)
 static void peer_append(void *arg, const struct dray_dbus_peer *peer)
 {
 	struct dictionaries *d = arg;
+	struct rails_traffic rdma = rails_peer_traffic(d->agent->rails, peer->peer);
 	struct dray_dbus_peer p = *peer;
 
+	p.sent_bytes += rdma.sent;
+	p.received_bytes += rdma.received;
 	p.rails = rails_peer_count(d->agent->rails, p.peer, &p.queue_pairs);
 	p.transport = p.queue_pairs ? dmsg_transport_name(DMSG_TRANSPORT_RDMA) :
 		      p.streams     ? dmsg_transport_name(DMSG_TRANSPORT_TCP) :
@@ -168,6 +172,13 @@ static void rail_append(struct dictionaries *d, const struct nd_device *device,
 
 	rails_describe(d->agent->rails, &r);
 	DICTIONARY_APPEND(d, rail, &r);
+}
+
+APPEND(transfer_time);
+
+LIST(list_transfer_times)
+{
+	agent_each_transfer_time(d->agent, transfer_time_append, d);
 }
 
 LIST(list_rails)

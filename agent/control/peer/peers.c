@@ -291,6 +291,8 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_pe
 			.imports = peer->grants.n,
 			.streams = peer->link ? atomic_load(&peer->link->streams) : 0,
 			.key = peer->known && peer->conn ? peer->conn->tls.key_id : "",
+			.sent_bytes = peer->link ? atomic_load(&peer->link->bytes_sent) : 0,
+			.received_bytes = peer->link ? atomic_load(&peer->link->bytes_received) : 0,
 		};
 
 		fn(arg, &i);

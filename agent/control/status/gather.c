@@ -13,6 +13,7 @@
 #include "agent/control/status/ready.h"
 #include "agent/process/process.h"
 #include "agent/store/store.h"
+#include "schema/gen/dbus.h"
 
 /* Segments, hints and the state database. */
 static void placement_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
@@ -219,6 +220,43 @@ static void phase_samples(struct agent *a, struct metrics_text *t, unsigned tran
 		}
 		metrics_histogram(t, labels, buckets, sum);
 	}
+}
+
+static uint64_t phase_sum(struct agent *a, unsigned transport, unsigned class,
+			  enum xfer_phase phase, uint64_t *ret_transfers)
+{
+	uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, sum = 0;
+
+	*ret_transfers = 0;
+	for (unsigned w = 0; w < a->pool.n; w++)
+		add_histogram(
+			buckets, &sum,
+			&worker_counters(a->pool.workers[w])->phases[transport][class].of[phase]);
+	for (unsigned i = 0; i <= DRAY_FAMILY_BUCKETS_MAX; i++)
+		*ret_transfers += buckets[i];
+	return sum;
+}
+
+void agent_each_transfer_time(struct agent *a,
+			      void (*fn)(void *arg, const struct dray_dbus_transfer_time *t),
+			      void *arg)
+{
+	for (unsigned by = DMSG_TRANSPORT_LOCAL; by < DATA_TRANSPORTS; by++)
+		for (unsigned class = 0; class < DATA_CLASSES; class ++) {
+			uint64_t n, waited; /* waited: those that waited in the phase */
+			struct dray_dbus_transfer_time t = {
+				.transport = dmsg_transport_name(by),
+				.class = dmsg_class_name(class),
+				.queued_ns = phase_sum(a, by, class, XFER_PHASE_QUEUE, &waited),
+				.completed_ns =
+					phase_sum(a, by, class, XFER_PHASE_COMPLETE, &waited),
+				.moved_ns = phase_sum(a, by, class, XFER_PHASE_MOVE, &n),
+			};
+
+			t.transfers = n;
+			if (n)
+				fn(arg, &t);
+		}
 }
 
 /* Cancelled transfers are counted elsewhere. */

@@ -15,6 +15,13 @@ struct metrics_text;
 /* Values of all metrics: sums over workers, or values of the control thread. */
 void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N]);
 
+struct dray_dbus_transfer_time;
+
+/* The times of each transport and class that carried transfers. */
+void agent_each_transfer_time(struct agent *a,
+			      void (*fn)(void *arg, const struct dray_dbus_transfer_time *t),
+			      void *arg);
+
 /* Writes the samples of one family with the functions below. */
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t);
 
