@@ -184,6 +184,24 @@ static void test_revoke_read_head_not_sent(void **state)
 	assert_true(n > 0);
 }
 
+/* A drop looks at streams that have served frames since the last one, not at every stream of every peer. */
+static void test_idle_streams(void **state)
+{
+	struct tcp *t;
+
+	hand_import_start(1, 0);
+	t = b->tcp;
+	assert_false(dray_list_empty(&t->streams));
+	assert_true(dray_list_empty(&t->serving));
+	hand_write(1, 0, 1000);
+	assert_false(dray_list_empty(&t->serving));
+	drop(OBJECT_GRANT, false);
+	assert_int_equal(b->n_dropped, 1);
+	assert_true(dray_list_empty(&t->serving));
+	assert_false(dray_list_empty(&t->streams));
+	hand_import_finish();
+}
+
 static void test_write_fault(void **state)
 {
 	static const uint64_t sizes[] = { 100, 3000, 40000, 2 * MIB };
@@ -244,6 +262,7 @@ int main(void)
 		cmocka_unit_test(test_revoke_read_urgent),
 		cmocka_unit_test(test_revoke_read_escalated),
 		cmocka_unit_test(test_revoke_read_head_not_sent),
+		cmocka_unit_test(test_idle_streams),
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_read_fault),
 	};

@@ -235,14 +235,16 @@ static int64_t rdma_tick(struct core *c, void *state)
 	return r->timer_ns;
 }
 
-static struct rdma_queue *queue_find(struct rdma *r, dray_handle peer, uint64_t id)
+static struct rdma_queue *queue_find(struct rdma_peer *peer, uint64_t id)
 {
-	struct rdma_queue *p;
-	uint32_t cursor = 0;
-
-	while ((p = dray_handles_next(&r->queues, &cursor, NULL)))
-		if (p->peer->link->peer == peer && p->qp.id == id)
-			return p;
+	for (unsigned k = 0; peer && k < 2; k++) {
+		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
+			if (p->qp.id == id)
+				return p;
+		dray_list_for_each(&peer->channels[k].lost, lost, struct rdma_queue, link)
+			if (lost->qp.id == id)
+				return lost;
+	}
 	return NULL;
 }
 
@@ -328,12 +330,12 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		handle_qp(r, m->peer, m->arg);
 		break;
 	case RDMA_QP_LOSE:
-		p = queue_find(r, m->peer, m->id);
+		p = queue_find(peer, m->id);
 		if (p && !p->lost)
 			rdma_queue_lose(p, RDMA_LOSS_COMMAND);
 		break;
 	case RDMA_QP_DEAD:
-		p = queue_find(r, m->peer, m->id);
+		p = queue_find(peer, m->id);
 		if (p)
 			handle_dead(p);
 		break;

@@ -222,6 +222,8 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
 	struct serve_frame *f = serve_frame_at(v, v->q_tail++);
 
+	if (dray_list_empty(&v->serving_link))
+		dray_list_add(&v->s.tcp->serving, &v->serving_link);
 	*f = (struct serve_frame){
 		.serve = v,
 		.slice = wire->slice,
@@ -388,6 +390,7 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	if (!v)
 		goto refuse;
 	dray_list_init(&v->waiter.link);
+	dray_list_init(&v->serving_link);
 	v->waiter.ready = buffer_ready;
 	v->s.id = id;
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
@@ -426,6 +429,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 		serve_chunks_release(f);
 		serve_frame_release(f);
 	}
+	dray_list_del(&v->serving_link);
 	tcp_stream_free_later(s);
 	if (report) {
 		core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
@@ -463,11 +467,12 @@ void tcp_serve_drop(struct core *c, void *state, struct object *o)
 {
 	struct tcp *t = state;
 
-	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
-		struct serve *v = serve_of(s);
-
-		if (s->side != &serve_side)
+	dray_list_for_each(&t->serving, v, struct serve, serving_link) {
+		/* frames come and go without a change of the list: a stream leaves it here */
+		if (v->q_head == v->q_tail) {
+			dray_list_del(&v->serving_link);
 			continue;
+		}
 		for (uint32_t i = v->q_head, end = v->q_tail; i != end; i++)
 			if (granted_has(&serve_frame_at(v, i)->held, o))
 				frame_drop(serve_frame_at(v, i), o);

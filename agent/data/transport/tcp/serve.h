@@ -32,14 +32,15 @@ struct serve {
 	uint8_t *out;        /* output buffer: bytes [out_rd, out_wr) wait */
 	uint32_t out_rd, out_wr;
 	uint32_t q_head, q_tail;
-	struct serve_frame *rx;      /* the current frame, until `taken` */
-	struct grant_walk at;        /* its next bytes, in segs */
-	struct stage_buffer *chunk;  /* its payload is received into this */
-	uint64_t chunk_at;           /* bytes of it that were received */
-	uint64_t chunks_left;        /* bytes of the current frame without a buffer */
-	struct serve_frame *sending; /* READ whose head is in `out` or was sent */
-	uint64_t sending_left;       /* bytes of its payload not yet sent */
-	uint64_t sent_of;            /* bytes sent of its first chunk */
+	struct dray_list serving_link; /* in tcp->serving; may be there for a while without a frame */
+	struct serve_frame *rx;        /* the current frame, until `taken` */
+	struct grant_walk at;          /* its next bytes, in segs */
+	struct stage_buffer *chunk;    /* its payload is received into this */
+	uint64_t chunk_at;             /* bytes of it that were received */
+	uint64_t chunks_left;          /* bytes of the current frame without a buffer */
+	struct serve_frame *sending;   /* READ whose head is in `out` or was sent */
+	uint64_t sending_left;         /* bytes of its payload not yet sent */
+	uint64_t sent_of;              /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
 

@@ -41,6 +41,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	t->timer_ns = INT64_MAX;
 	dray_list_init(&t->peer_list);
 	dray_list_init(&t->streams);
+	dray_list_init(&t->serving);
 	dray_list_init(&t->parked);
 	dray_list_init(&t->closed);
 	for (unsigned i = 0; i < 2; i++) {

@@ -179,6 +179,7 @@ struct tcp {
 	struct dray_slots peers; /* struct tcp_peer */
 	struct dray_list peer_list;
 	struct dray_list streams;
+	struct dray_list serving; /* struct serve with frames: those that objects are dropped from */
 	struct dray_list ready[2], pulling[2]; /* by class */
 	struct dray_list parked;               /* streams to look at again in the next turn */
 	struct dray_list closed;
