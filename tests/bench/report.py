@@ -131,6 +131,12 @@ GPU memory, by DMA-BUF or through pinned memory, is not measured: it needs a mac
 Matrix products of 8192 x 8192 in bfloat16, by PyTorch in another process, alone and while the agent moves pages."""),
     ("gpu_cost", "GPU memory: memory of the agent's context", """\
 GPU memory of the agent's context, as another process sees it."""),
+    ("peers", "A thousand peers", """\
+One process plays the peers of one agent over loopback, each with an agent id and a TLS connection of its own, and answers heartbeats. Memory
+is the agent's anonymous memory for each peer, and the kernel's for both ends of its connection. Idle: over one interval of the heartbeats at
+rest, 15 s. Before each storm 20 other peers are connected that never rest, so that the agent sends them a heartbeat every second; their longest
+silence is from one message of the agent to the next. An attempt that the agent refuses because of `limits.strangers` is repeated after a
+pause, as agents do."""),
     ("footprint", "Footprint", """\
 Processor time is that of all threads over ten seconds. Each session has a ring, an arena of 4 MiB and a region; each
 peer has a control connection, data streams and an import."""),
