@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "lib/assert.h"
@@ -15,6 +16,7 @@
 #include "tests/gpu/fake_internal.h"
 
 #define CONTEXT_BYTES (500ull << 20)
+#define SLOW_OPEN_NS 300000000
 
 struct fake fake;
 atomic_bool fake_held, fake_peerless;
@@ -163,6 +165,9 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 	if (fake_fails("open"))
 		return dray_err_set(reterr, -ENODEV, DRAY_E_UNSUPPORTED,
 				    "the fake driver does not load");
+	/* a driver takes some time */
+	if (getenv("FAKE_GPU_SLOW_OPEN"))
+		nanosleep(&(struct timespec){ .tv_nsec = SLOW_OPEN_NS }, NULL);
 	atomic_fetch_add(&status->plugins, 1);
 	*ret = &plugin;
 	return 0;

@@ -119,6 +119,11 @@ def test_announced_device_starts_with_the_session(gpu_agent):
         assert metric(agent, "dray_gpu_lost_total") == 0
 
 
+def test_agent_that_ends_while_it_loads_the_plug_in(gpu_agent):
+    agent, gpus = gpu_agent({"gpu.keep": "true"}, slow_open=1)
+    agent.stop()
+
+
 def test_device_that_is_wanted_again_while_it_stops(gpu_agent):
     """A region that comes while the unused GPU stops is opened after the next start."""
     agent, gpus = gpu_agent({"gpu.idle_time": "0s"})

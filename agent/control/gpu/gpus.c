@@ -131,7 +131,7 @@ bool gpus_flush_rdma(struct gpus *g, unsigned device)
 
 static void end_run(struct dray_job *j)
 {
-	struct gpus *g = dray_container_of(j, struct gpus, job);
+	struct gpus *g = dray_container_of(j, struct gpus, end_job);
 
 	for (unsigned i = 0; i < g->n; i++)
 		queues_free(&g->devices[i]);
@@ -161,7 +161,7 @@ bool gpus_free(struct gpus *g)
 		ended = jobs_free(g->devices[i].ender) && ended;
 	}
 	if (ended && g->opener)
-		dray_jobs_add(g->opener, &g->job, end_run, NULL);
+		dray_jobs_add(g->opener, &g->end_job, end_run, NULL);
 	ended = jobs_free(g->opener) && ended;
 	if (!ended)
 		return false;

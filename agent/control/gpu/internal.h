@@ -91,7 +91,8 @@ struct gpus {
 	char plugin_text[DRAY_ERR_MSG_MAX];
 	int error; /* of the job that loads the plug-in */
 	struct dray_err err;
-	struct dray_job job;
+	struct dray_job job; /* loads it; another one, which may be added while this one runs: */
+	struct dray_job end_job;
 	struct gpu_device devices[GPU_DEVICES_MAX];
 	unsigned n;
 	unsigned n_workers;
