@@ -132,7 +132,9 @@ enum dray_option_flag {
 	 * Deliver DRAY_EVENT_SEGMENT to this handle. If the agent is too old, the session works
 	 * without, and segments of struct dray_info is 0. Each reconnect requests it again.
 	 */
-	DRAY_OPTION_SEGMENTS = 32
+	DRAY_OPTION_SEGMENTS = 32,
+	/* The field gpu is set. Programs that were built before it was added do not have it. */
+	DRAY_OPTION_GPU = 64
 };
 
 /* Options of a session. A field that is zero has its default. */
@@ -186,9 +188,9 @@ struct dray_options {
 	 */
 	unsigned int patience_ms;
 	/*
-	 * GPU on which this handle will have regions, by UUID (GPU-...) or PCI address: the agent
-	 * starts it when the session opens, so that the first region does not wait for that. Up to 64
-	 * bytes; default: none. A GPU that the agent does not use has no effect here.
+	 * With DRAY_OPTION_GPU: the GPU on which this handle will have regions, by UUID (GPU-...) or
+	 * PCI address. The agent starts it when the session opens, so that the first region does not
+	 * wait for that. Up to 64 bytes. A GPU that the agent does not use has no effect here.
 	 */
 	const char *gpu;
 };

@@ -94,7 +94,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 {
 	const unsigned int flags = DRAY_OPTION_NOTIFICATIONS | DRAY_OPTION_NO_RING |
 				   DRAY_OPTION_NO_RECONNECT | DRAY_OPTION_WAIT |
-				   DRAY_OPTION_NO_SPIN | DRAY_OPTION_SEGMENTS;
+				   DRAY_OPTION_NO_SPIN | DRAY_OPTION_SEGMENTS | DRAY_OPTION_GPU;
 	int error;
 
 	if (o->flags & ~flags)
@@ -118,7 +118,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 		error = take_text(d, "group", o->group, d->group, sizeof(d->group));
 	if (!error)
 		error = take_text(d, "name", o->name, d->name, sizeof(d->name));
-	if (!error)
+	if (!error && o->flags & DRAY_OPTION_GPU)
 		error = take_text(d, "gpu", o->gpu, d->gpu, sizeof(d->gpu));
 	return error ? error : take_ring(d, o);
 }

@@ -337,7 +337,8 @@ static bool do_connect(struct engine *e, char **argv, unsigned argc)
 					.gpu = argc == 2 ? argv[1] : NULL,
 					.name = "engine",
 					.arena_bytes = UINT64_C(16) << 20,
-					.flags = DRAY_OPTION_NO_RECONNECT };
+					.flags = DRAY_OPTION_NO_RECONNECT |
+						 (argc == 2 ? DRAY_OPTION_GPU : 0) };
 
 	if (argc != 1 && argc != 2)
 		return engine_fail(e, "connect SOCKET [GPU]");

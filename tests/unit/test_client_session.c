@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,6 +40,24 @@ static void opening_gives_the_sessions_properties(void **state)
 	assert_int_equal(fake_count(&client_fake, DMSG_HELLO), 1);
 	fake_do(&client_fake, client_hang_up, NULL);
 	assert_int_equal(cm_fds_count(), fds);
+}
+
+/* A program that was built before the struct had its last field. */
+static void options_may_end_before_the_gpu(void **state)
+{
+	const size_t old = offsetof(struct dray_options, gpu), page = (size_t)sysconf(_SC_PAGESIZE);
+	struct dray_options o = client_options();
+	uint8_t *p =
+		mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct dray *d;
+	void *short_one;
+
+	assert_true(p != MAP_FAILED);
+	assert_int_equal(mprotect(p + page, page, PROT_NONE), 0);
+	short_one = memcpy(p + page - old, &o, old);
+	assert_int_equal(dray_connect(short_one, &d, NULL, 0), 0);
+	dray_disconnect(d);
+	munmap(p, 2 * page);
 }
 
 static bool refuse_hello(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
@@ -557,6 +576,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(opening_gives_the_sessions_properties),
+		TEST(options_may_end_before_the_gpu),
 		TEST(refuses_to_open),
 		TEST(waits_for_an_agent),
 		TEST(connects_in_the_background),

@@ -100,7 +100,8 @@ class Session(Waiting):
         self._blocking = threading.Lock()  # held during calls of the library that release the interpreter lock
 
         flags = (lib.OPTION_NOTIFICATIONS if notifications else 0) | \
-            (lib.OPTION_SEGMENTS if segments else 0) | (lib.OPTION_WAIT if patience else 0)
+            (lib.OPTION_SEGMENTS if segments else 0) | (lib.OPTION_WAIT if patience else 0) | \
+            (lib.OPTION_GPU if gpu else 0)
         limit = arguments.milliseconds("timeout", timeout) or _CONNECT_MS
         options = lib.Options(
             socket=self.path.encode("utf-8", "surrogateescape"), group=arguments.text("group", group),
