@@ -124,16 +124,18 @@ static bool same_keys(const struct part *part, const struct ctl_rows *old, size_
 	return true;
 }
 
-/* How much a counter has grown; 0 for one that is new, or has started again from 0. */
+/* How much a counter has grown. One that is new, or has started again, has grown from 0. */
 static uint64_t grown(const struct top *t, size_t part, size_t row, unsigned field)
 {
 	const struct ctl_rows *old = &t->old.rows[part], *now = &t->now.rows[part];
 	uint64_t n = ctl_rows_at(now, row, field)->n;
 
-	for (size_t i = 0; t->some && i < old->n; i++)
-		if (same_keys(&parts[part], old, i, now, row))
-			return n - dray_min(n, ctl_rows_at(old, i, field)->n);
-	return 0;
+	if (!t->some)
+		return 0;
+	for (size_t i = 0; i < old->n; i++)
+		if (same_keys(&parts[part], old, i, now, row) && ctl_rows_at(old, i, field)->n <= n)
+			return n - ctl_rows_at(old, i, field)->n;
+	return n;
 }
 
 /* What a column of numbers shows. */
