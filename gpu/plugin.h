@@ -21,7 +21,7 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 3
+#define GPU_PLUGIN_ABI 4
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
@@ -168,7 +168,10 @@ struct gpu_plugin_ops {
 	int (*host_alloc)(struct gpu_plugin *p, uint64_t bytes, void **ret,
 			  struct dray_err *reterr);
 	void (*host_free)(struct gpu_plugin *p, void *base);
-	/* Pins existing memory in the same way; base and bytes are multiples of the page size. Blocks, 0.1 s for each GiB. */
+	/*
+	 * Pins existing memory in the same way; base and bytes are multiples of the page size. Fails while no device is
+	 * started. The end of the last device ends the pin, which unpin() still deletes. Blocks, 0.1 s for each GiB.
+	 */
 	int (*pin)(struct gpu_plugin *p, void *base, uint64_t bytes, bool write,
 		   struct dray_err *reterr);
 	void (*unpin)(struct gpu_plugin *p, void *base);

@@ -22,7 +22,8 @@ enum gpu_command {
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
 	GPU_LISTS, /* arg: GPU_LISTS_BYTES of pinned memory for this worker, borrowed for its life */
 	GPU_COPY_MEMORY, /* id: device; arg: struct gpu_copy_memory, borrowed until COPY_MEMORY_BACK; NULL: there is none now */
-	GPU_PINNED, /* id: handle of a region of host memory: devices reach it until it is dropped */
+	GPU_PINNED, /* id: handle of a region of host memory: devices reach it until it is dropped, or UNPINNED */
+	GPU_UNPINNED, /* id: likewise. No device is up, so no copy reaches it */
 };
 
 /* From the worker. */

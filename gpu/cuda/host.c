@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Host memory that GPUs reach. A range is registered in any one context, which serves all contexts. Without a context
- * the range is only listed, and the next context registers it.
+ * memory of the plug-in's own is only listed, and the next context registers it. Existing memory is not pinned then, and no
+ * later context registers it: the driver may refuse it, which must not hinder the start of a device.
  */
 #include "gpu/cuda/plugin.h"
 
@@ -70,6 +71,12 @@ static struct cuda_context *some_context(struct gpu_plugin *p)
 	return NULL;
 }
 
+static int not_started(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST,
+			    "memory is pinned only while a GPU is started");
+}
+
 static int range_add(struct gpu_plugin *p, const struct range *range, struct dray_err *reterr)
 {
 	struct range *g = malloc(sizeof(*g));
@@ -88,6 +95,8 @@ static int range_add(struct gpu_plugin *p, const struct range *range, struct dra
 	/* without the lock, since it takes long; the range is in no list yet */
 	if (g->context)
 		r = range_register(g, g->context, all_pin_read_only(p), reterr);
+	else if (!g->allocated)
+		r = not_started(reterr);
 
 	pthread_mutex_lock(&p->lock);
 	c = some_context(p);
@@ -96,7 +105,9 @@ static int range_add(struct gpu_plugin *p, const struct range *range, struct dra
 		cuda_stopped_free(p);
 	} else if (g->context && !c) {
 		range_unregister(p, g);
-	} else if (!g->context && c) {
+		if (!g->allocated)
+			r = not_started(reterr);
+	} else if (r == 0 && !g->context && c) {
 		/* a device was started meanwhile, and has not seen this range */
 		r = range_register(g, c, all_pin_read_only(p), reterr);
 		if (r == 0)
@@ -160,7 +171,7 @@ int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dr
 	dray_list_for_each(&p->ranges, g, struct range, link) {
 		int r;
 
-		if (g->context)
+		if (g->context || !g->allocated)
 			continue;
 		r = range_register(g, c, all_pin_read_only(p), reterr);
 		if (r < 0)

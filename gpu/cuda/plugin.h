@@ -102,7 +102,10 @@ void cuda_block_free(struct gpu_block *b);
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
 int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);
 void cuda_unpin(struct gpu_plugin *p, void *base);
-/* For the first context, which is current, and before the last one is destroyed. The caller holds the lock. */
+/*
+ * For the first context, which is current: registers allocated memory; and before the last one is destroyed. The caller holds
+ * the lock.
+ */
 int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dray_err *reterr);
 void cuda_ranges_unregister(struct gpu_plugin *p);
 

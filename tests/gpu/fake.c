@@ -158,6 +158,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		.lose = getenv("FAKE_GPU_LOSE"),
 		.hold = getenv("FAKE_GPU_HOLD"),
 		.hold_import = getenv("FAKE_GPU_HOLD_IMPORT"),
+		.refuse_pin = getenv("FAKE_GPU_REFUSE_PIN"),
 		.busy = getenv("FAKE_GPU_BUSY"),
 		.lose_after = number("FAKE_GPU_LOSE_AFTER", 0),
 	};
@@ -256,7 +257,8 @@ static void fake_stop(struct gpu_plugin *p, unsigned device)
 	dray_assert(fake.devices[device].starts);
 	fake.devices[device].starts = 0;
 	atomic_store(&fake.devices[device].unreached, 0);
-	atomic_fetch_sub(&status->started, 1);
+	if (atomic_fetch_sub(&status->started, 1) == 1)
+		fake_pins_end();
 }
 
 static int fake_flush_rdma(struct gpu_plugin *p, unsigned device)

@@ -7,7 +7,9 @@
 #include "tests/gpu/fake.h"
 
 #define FAKE_DEVICES_MAX 8
-#define FAKE_HOST UINT_MAX /* instead of a device: pinned memory */
+/* instead of a device: memory that all reach, and existing memory that is pinned */
+#define FAKE_HOST UINT_MAX
+#define FAKE_PIN (UINT_MAX - 1)
 
 struct fake_device {
 	unsigned starts;
@@ -21,7 +23,7 @@ struct fake_device {
 struct fake {
 	unsigned n;
 	bool no_peers, dmabuf, ordered, dry;
-	const char *fail, *lose, *hold, *hold_import, *busy; /* from the environment */
+	const char *fail, *lose, *hold, *hold_import, *refuse_pin, *busy; /* from the environment */
 	uint64_t lose_after;
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };
@@ -40,9 +42,11 @@ bool fake_reaches(unsigned from, unsigned to);
 
 /* --- memory ------------------------------------------------------------------------------------ */
 
-/* Registers [base, base+bytes) as memory of a device or FAKE_HOST, with its bytes at `bytes_at`. 0 or -ENOMEM. */
+/* Registers [base, base+bytes) as memory of a device, FAKE_HOST or FAKE_PIN, with its bytes at `bytes_at`. 0 or -ENOMEM. */
 int fake_range_add(uintptr_t base, uint64_t bytes, uint8_t *bytes_at, unsigned device, bool write);
 void fake_range_del(uintptr_t base);
+/* The last device has stopped: pins that are not deleted yet are reached by none any more. */
+void fake_pins_end(void);
 /* Location of the bytes of an address; NULL: the device does not reach it. */
 uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool write);
 

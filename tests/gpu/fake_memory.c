@@ -25,7 +25,7 @@ struct range {
 	uint64_t bytes;
 	uint8_t *bytes_at;
 	unsigned device;
-	bool write;
+	bool write, ended;
 };
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -45,7 +45,7 @@ int fake_range_add(uintptr_t base, uint64_t bytes, uint8_t *bytes_at, unsigned d
 		ranges = grown;
 		ranges_max += 64;
 	}
-	ranges[n_ranges++] = (struct range){ base, bytes, bytes_at, device, write };
+	ranges[n_ranges++] = (struct range){ base, bytes, bytes_at, device, write, false };
 	pthread_rwlock_unlock(&lock);
 	return 0;
 }
@@ -67,6 +67,14 @@ void fake_range_del(uintptr_t base)
 	pthread_rwlock_unlock(&lock);
 }
 
+void fake_pins_end(void)
+{
+	pthread_rwlock_wrlock(&lock);
+	for (unsigned i = 0; i < n_ranges; i++)
+		ranges[i].ended |= ranges[i].device == FAKE_PIN;
+	pthread_rwlock_unlock(&lock);
+}
+
 uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool write)
 {
 	uint8_t *found = NULL;
@@ -75,9 +83,9 @@ uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool
 	for (unsigned i = 0; i < n_ranges && !found; i++) {
 		const struct range *r = &ranges[i];
 
-		if (address - r->base < r->bytes && bytes <= r->bytes - (address - r->base) &&
-		    (r->write || !write) &&
-		    (r->device == FAKE_HOST || fake_reaches(device, r->device)))
+		if (!r->ended && address - r->base < r->bytes &&
+		    bytes <= r->bytes - (address - r->base) && (r->write || !write) &&
+		    (r->device >= FAKE_PIN || fake_reaches(device, r->device)))
 			found = r->bytes_at + (address - r->base);
 	}
 	pthread_rwlock_unlock(&lock);
@@ -321,10 +329,11 @@ int fake_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struc
 {
 	(void)p;
 	dray_assert((uintptr_t)base % 4096 == 0 && bytes % 4096 == 0);
-	if (fake_fails("pin"))
+	if (fake_fails("pin") || !atomic_load(&fake_gpu_status()->started) ||
+	    (fake.refuse_pin && access(fake.refuse_pin, F_OK) == 0))
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "the memory cannot be pinned");
-	if (fake_range_add((uintptr_t)base, bytes, base, FAKE_HOST, write) < 0)
+	if (fake_range_add((uintptr_t)base, bytes, base, FAKE_PIN, write) < 0)
 		return -ENOMEM;
 	atomic_fetch_add(&fake_gpu_status()->pins, 1);
 	return 0;

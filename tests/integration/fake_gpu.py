@@ -30,6 +30,7 @@ class FakeGpus:
         self.settings = {"gpu.plugin": PLUGIN}
         self.env = {"FAKE_GPU_STATUS": str(directory / "status"), "FAKE_GPU_LOSE": str(directory / "lose"),
                     "FAKE_GPU_HOLD": str(directory / "hold"), "FAKE_GPU_HOLD_IMPORT": str(directory / "hold_import"),
+                    "FAKE_GPU_REFUSE_PIN": str(directory / "refuse_pin"),
                     **({"FAKE_GPU_BUSY": str(directory / "busy")} if watched else {}),
                     **{f"FAKE_GPU_{k.upper()}": str(v) for k, v in env.items()}}
 
@@ -52,7 +53,7 @@ class FakeGpus:
 
     @contextlib.contextmanager
     def held(self, what="hold"):
-        """Inside the block copies (hold) or the opening of handles (hold_import) do not finish."""
+        """Inside the block copies (hold) or the opening of handles (hold_import) do not finish, or nothing can be pinned (refuse_pin)."""
         path = self.directory / what
         path.touch()
         try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regions of GPU memory: registration, refusals, and release at the end of a session or device."""
 
+import contextlib
 import os
 from functools import partial
 
@@ -125,14 +126,16 @@ def test_agent_that_ends_while_it_loads_the_plug_in(gpu_agent):
 
 
 def test_device_that_is_wanted_again_while_it_stops(gpu_agent):
-    """A region that comes while the unused GPU stops is opened after the next start."""
+    """A region that comes while the unused GPU stops is opened after the next start, and host memory is pinned again."""
     agent, gpus = gpu_agent({"gpu.idle_time": "0s"})
     with agent.wire() as client, GpuMemory(MIB) as memory:
+        client.region(dray.Memory(MIB))
         for _ in range(20):
             add_vmm(client, memory).remove()
         with agent.wire(device=uuid(0)):
             add_vmm(client, memory).remove()
             until(lambda: state(agent) == "ready", "the start of the GPU")
+            until(lambda: gpus.status.pins == 1, "the pin")
     until(lambda: state(agent) == "unused", "the end of the GPU")
 
 
@@ -171,6 +174,28 @@ def test_pins(gpu_agent):
         part.remove()
         assert not gpus.status.pins
         all_of_it.remove()
+
+
+def test_pins_end_with_the_last_gpu(gpu_agent):
+    """While no GPU is started nothing is pinned; each start pins the regions anew, or stages their bytes if that fails."""
+    agent, gpus = gpu_agent({"gpu.idle_time": "0s"})
+    with agent.wire() as client, GpuMemory(MIB) as memory, dray.Memory(MIB) as first, dray.Memory(MIB) as second:
+        here = client.region(first)
+        for i, pins in enumerate((1, 0, 2)):
+            with contextlib.nullcontext() if pins else gpus.held("refuse_pin"):
+                memory.view[:] = noise(MIB, i)
+                there = add_vmm(client, memory)
+                until(lambda n=pins: gpus.status.pins == n, "the pins")
+                if not pins:
+                    log_has(agent, "not pinned", f"region={here.handle:x}")
+                copies(client, here, there, MIB)
+                assert first.view[1:] == memory.view[:-1]
+                there.remove()
+                until(lambda: state(agent) == "unused", "the end of the GPU")
+            until(lambda: not gpus.status.pins and not metric(agent, "dray_gpu_pinned_bytes"), "the end of the pins")
+            if not i:
+                client.region(second)
+                assert not gpus.status.pins
 
 
 def test_no_pins(gpu_agent):

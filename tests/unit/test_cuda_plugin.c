@@ -15,6 +15,7 @@
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
+#define INVALID_VALUE 1
 #define OUT_OF_MEMORY 2
 #define ILLEGAL_ADDRESS 700
 #define MIB (UINT64_C(1) << 20)
@@ -388,6 +389,33 @@ static void has_one_context_for_each_device(void **state)
 	ops->unpin(plugin, pages[0]);
 }
 
+/* Existing memory is pinned while a device is started. Memory that the driver refuses hinders no start. */
+static void pins_existing_memory_while_started(void **state)
+{
+	static _Alignas(4096) uint8_t pages[2][4096];
+	void *own;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), -EIO);
+	assert_int_equal(start(0), 0);
+	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), 0);
+	assert_int_equal(ops->pin(plugin, pages[1], sizeof(pages[1]), false, &err), 0);
+	ops->stop(plugin, 0);
+	driver.refuse("cuMemHostRegister", 0, INVALID_VALUE);
+	assert_int_equal(start(0), 0);
+	ops->unpin(plugin, pages[0]);
+	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), -EINVAL);
+	ops->unpin(plugin, pages[1]);
+	ops->stop(plugin, 0);
+	/* copies need memory of the plug-in's own, so without it no device starts */
+	assert_int_equal(ops->host_alloc(plugin, 4096, &own, &err), 0);
+	assert_int_equal(start(0), -EINVAL);
+	driver.refuse(NULL, 0, 0);
+	assert_int_equal(start(0), 0);
+	ops->stop(plugin, 0);
+	ops->host_free(plugin, own);
+}
+
 /* --- peers ---------------------------------------------------------------------------------------- */
 
 static void opens_for_peers(void **state)
@@ -615,6 +643,7 @@ int main(void)
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(has_one_context_for_each_device),
+		PLUGIN_TEST(pins_existing_memory_while_started),
 		PLUGIN_TEST(opens_for_peers),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),

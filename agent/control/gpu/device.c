@@ -236,6 +236,7 @@ static void stop_done(struct dray_job *j)
 	d->state = DEVICE_UNUSED;
 	d->context_bytes = 0;
 	log_info(AREA, "the GPU is stopped gpu=%s", d->info.uuid);
+	pins_end(d->gpus);
 	memories_step(d->gpus, NULL);
 	/* announced while it was stopped; what is lost waits for memory, which is told the reason if it does not start */
 	if (d->announced && !d->lost)
@@ -320,24 +321,40 @@ bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 	return true;
 }
 
-/* The copies of a lost device have not ended in time. The memory that they may access is not released; new requests are refused. */
-static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
+static void log_lost_hangs(const struct gpu_device *d)
 {
-	struct gpu_device *d = arg;
 	uint32_t own = d->copy_memory.state != COPY_MEMORY_NONE;
 
-	d->hangs = true;
-	d->error = -EIO;
-	d->err = DRAY_ERR_NULL;
-	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
-		     "GPU %s hangs: its copies do not end; restart the agent", d->info.uuid);
-	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
 	log_error(
 		AREA,
 		"the GPU hangs, its copies do not end, and the memory that they may access is not released: "
 		"%" PRIu32 " regions on it, regions of its peers, pinned host memory; restart the "
 		"agent gpu=%s address=%s",
 		d->memories - own, d->info.uuid, d->info.bdf);
+}
+
+/*
+ * The queues of a device have not ended in time. Of a lost one, copies in flight may access memory, which is not released.
+ * New requests are refused.
+ */
+static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct gpu_device *d = arg;
+
+	d->hangs = true;
+	d->error = -EIO;
+	d->err = DRAY_ERR_NULL;
+	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
+		     "GPU %s hangs: its %s do not end; restart the agent", d->info.uuid,
+		     d->lost ? "copies" : "queues");
+	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+	if (d->lost)
+		log_lost_hangs(d);
+	else
+		log_error(
+			AREA,
+			"the unused GPU does not stop, because the driver does not release its queues; restart the agent gpu=%s address=%s",
+			d->info.uuid, d->info.bdf);
 	memories_refuse(d);
 	return 0;
 }
@@ -352,8 +369,12 @@ static void queues_end_done(struct dray_job *j)
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 
 	d->late = sd_event_source_disable_unref(d->late);
-	if (d->hangs)
-		log_notice(AREA, "the copies of the GPU have ended after all gpu=%s", d->info.uuid);
+	if (d->hangs) {
+		log_notice(AREA, "the %s of the GPU have ended after all gpu=%s",
+			   d->lost ? "copies" : "queues", d->info.uuid);
+		if (!d->lost)
+			d->reason[0] = '\0';
+	}
 	d->hangs = false;
 	d->state = DEVICE_ENDED;
 	memories_close_held(d->gpus);

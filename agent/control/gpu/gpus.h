@@ -87,7 +87,7 @@ void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg);
 /* Makes all earlier writes of RDMA devices visible to the device; takes microseconds. False: it is lost or not in use. */
 bool gpus_flush_rdma(struct gpus *g, unsigned device);
 
-/* Regions of host memory, pinned while a GPU is in use. removed() unpins, then runs done(done_arg), possibly inside the call. */
+/* Regions of host memory, pinned while a GPU is started. removed() unpins, then runs done(done_arg), possibly inside the call. */
 void gpus_region_added(struct gpus *g, const struct region_view *view);
 void gpus_region_removed(struct gpus *g, dray_handle region, void (*done)(void *arg),
 			 void *done_arg);

@@ -65,7 +65,7 @@ struct gpu_device {
 	bool lost;                  /* since its start */
 	unsigned in_use_by;         /* workers that still use a device that is leaving */
 	sd_event_source *idle;      /* gpu.idle_time of a device that is unused */
-	sd_event_source *late;      /* time limit of its end */
+	sd_event_source *late;      /* time limit of the end of its queues */
 	bool hangs;                 /* its end passed the time limit; see err */
 	struct gpu_load load;       /* since its start */
 	struct copy_memory copy_memory;
@@ -105,7 +105,7 @@ struct gpus {
 	void *lists[WORKERS_MAX]; /* likewise, for lists of operations */
 	bool staging_tried, staging_told;
 	/* pin.c */
-	bool pinning; /* a GPU was in use */
+	bool pinning; /* since a device was started, until none is */
 	struct dray_list host_regions, pins;
 	uint64_t pinned_bytes;
 };
@@ -171,7 +171,10 @@ uint64_t copy_memory_bytes(const struct gpu_device *d);
 void gpu_hosts_release(struct gpus *g);
 
 /* --- pin.c --- */
+/* After a device has started. */
 void pins_begin(struct gpus *g);
+/* After a device has stopped. */
+void pins_end(struct gpus *g);
 /* Drops pins that waited for gpu_copies_ended(). */
 void pins_drop_held(struct gpus *g);
 /* At the end, on the opener's thread: unpins and frees all. */

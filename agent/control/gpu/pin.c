@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Host memory of regions, pinned so that GPUs reach it. Pages are pinned once: a region whose pages lie in a pin shares it;
- * a region that lies in a pin only in part stays unpinned, and its bytes are staged. Pinning begins with the first device
- * in use. Pins belong to no device.
+ * a region that lies in a pin only in part stays unpinned, and its bytes are staged. Pins belong to no device: pinning begins
+ * with the first device that is started, and all pins end with the last one that is stopped.
  */
 #include <stdlib.h>
 
@@ -61,6 +61,7 @@ static void unpin_done(struct dray_job *j)
 	dray_list_del(&p->link);
 	free(p);
 	check_removing(g);
+	pins_begin(g);
 }
 
 static void pin_drop(struct pin *p)
@@ -107,18 +108,23 @@ static bool uses(const struct host_region *r, const struct pin *p)
 	return false;
 }
 
-static void tell(struct host_region *r)
+static void tell_workers(const struct host_region *r, enum gpu_command command)
 {
 	struct gpus *g = r->gpus;
 
+	for (unsigned w = 0; w < g->n_workers; w++)
+		gpus_tell(g, w, command, r->view->o.handle, NULL);
+}
+
+static void tell(struct host_region *r)
+{
 	if (r->told || r->removing || !r->n_pins)
 		return;
 	for (uint32_t i = 0; i < r->n_pins; i++)
 		if (r->pins[i]->state != PIN_MADE)
 			return;
 	r->told = true;
-	for (unsigned w = 0; w < g->n_workers; w++)
-		gpus_tell(g, w, GPU_PINNED, r->view->o.handle, NULL);
+	tell_workers(r, GPU_PINNED);
 }
 
 static void pin_run(struct dray_job *j)
@@ -240,14 +246,42 @@ static void region_pin(struct host_region *r)
 	tell(r);
 }
 
+static bool any_device(const struct gpus *g, enum device_state first, enum device_state last)
+{
+	for (unsigned i = 0; i < g->n; i++)
+		if (g->devices[i].state >= first && g->devices[i].state <= last)
+			return true;
+	return false;
+}
+
 void pins_begin(struct gpus *g)
 {
 	if (g->pinning || !g->cfg->gpu.pin_host)
+		return;
+	/* pins from before the last stop are still being dropped, and would keep regions from being pinned */
+	if (!dray_list_empty(&g->pins) || !any_device(g, DEVICE_READY, DEVICE_READY))
 		return;
 	g->pinning = true;
 	dray_list_for_each(&g->host_regions, r, struct host_region, link)
 		if (!r->removing)
 			region_pin(r);
+}
+
+/*
+ * The opener runs its jobs one after another, and they end in that order. So when a stop ends, a device that is STARTING
+ * starts after it: no device was started in between, and all pins have ended. One in a later state has kept them.
+ */
+void pins_end(struct gpus *g)
+{
+	if (!g->pinning || any_device(g, DEVICE_READY, DEVICE_STOPPING))
+		return;
+	g->pinning = false;
+	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
+		if (r->told && !r->removing)
+			tell_workers(r, GPU_UNPINNED);
+		r->told = false;
+		region_unpin(r);
+	}
 }
 
 void gpus_region_added(struct gpus *g, const struct region_view *view)

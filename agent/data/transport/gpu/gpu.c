@@ -560,9 +560,10 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		gpu_relay_given(c, g, (unsigned)m->id, m->arg);
 		break;
 	case GPU_PINNED:
+	case GPU_UNPINNED:
 		o = object_get(c, OBJECT_REGION, m->id);
 		if (o)
-			o->pinned = true;
+			o->pinned = m->type == GPU_PINNED;
 		break;
 	case GPU_STAGING:
 		stage_up(c, m->arg);
