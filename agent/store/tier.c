@@ -559,8 +559,11 @@ static void crowded(void *arg, uint64_t bytes)
 	struct store *s = arg;
 
 	pthread_mutex_lock(&s->lock);
-	s->tier->give = dray_max(bytes / GIVEN_PART, GIVEN_MIN);
-	kick(s->tier);
+	/* The removals of what was evicted before, or by clients, may make room enough. */
+	if (!s->tier->give && dray_list_empty(&s->tier->others.parts)) {
+		s->tier->give = dray_max(bytes / GIVEN_PART, GIVEN_MIN);
+		kick(s->tier);
+	}
 	pthread_mutex_unlock(&s->lock);
 }
 

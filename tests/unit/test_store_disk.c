@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "agent/store/disk/disk.h"
@@ -41,6 +42,8 @@ static struct rig {
 	unsigned found, strange; /* strange: found under a key that is no item's */
 	enum disk_state state;
 	char why[DRAY_ERR_MSG_MAX];
+	unsigned crowded; /* calls */
+	uint64_t removals_when_crowded;
 } rig;
 
 /* DISK_CALL_*: the calls that fail, and how. */
@@ -64,8 +67,40 @@ int sd_event_add_time_relative(sd_event *e, sd_event_source **s, clockid_t clock
 	return sd_event_add_time(e, s, clock, now + usec, accuracy, fn, arg);
 }
 
+/* What the file system has, in blocks. */
+static _Atomic uint64_t fs_used, fs_free;
+
+int fstatvfs(int fd, struct statvfs *ret)
+{
+	*ret = (struct statvfs){ .f_frsize = DISK_BLOCK,
+				 .f_blocks = fs_used + fs_free,
+				 .f_bfree = fs_free,
+				 .f_bavail = fs_free };
+	return 0;
+}
+
+/* Calls of COMMIT, and how many of them do not fail; negative: none fails. */
+static _Atomic int commits, good_commits;
+
+static int fault_of_commit(void)
+{
+	int n = atomic_fetch_add(&commits, 1);
+
+	return good_commits >= 0 && n >= good_commits ? -ENOSPC : 0;
+}
+
+static void let_commits_fail(int after)
+{
+	commits = 0;
+	good_commits = after;
+}
+
 static int fault(enum disk_call call)
 {
+	int r = call == DISK_CALL_COMMIT ? fault_of_commit() : 0;
+
+	if (r < 0)
+		return r;
 	if (call == DISK_CALL_WRITE && atomic_exchange(&stop_next, false)) {
 		sem_post(&stopped);
 		sem_wait(&go_on);
@@ -77,6 +112,19 @@ static void state_changed(void *arg, enum disk_state state, const struct dray_er
 {
 	rig.state = state;
 	snprintf(rig.why, sizeof(rig.why), "%s", why->msg);
+}
+
+static void crowded(void *arg, uint64_t bytes)
+{
+	rig.crowded++;
+	if (rig.disk)
+		rig.removals_when_crowded = disk_info(rig.disk).removals;
+}
+
+/* Each event comes soon, or there is a bug. */
+static void turn(void)
+{
+	assert_true(sd_event_run(rig.event, 60 * DRAY_NS_PER_SEC / 1000) > 0);
 }
 
 static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
@@ -102,6 +150,7 @@ static int open_disk(struct dray_err *reterr)
 		.retry_min_ns = DRAY_NS_PER_MS,
 		.retry_max_ns = 10 * DRAY_NS_PER_MS,
 		.state_changed = state_changed,
+		.crowded = crowded,
 		.fault = fault,
 	};
 
@@ -124,6 +173,8 @@ static int setup(void **state)
 	rig = (struct rig){ .event = NULL };
 	for (unsigned i = 0; i < DISK_CALL_N; i++)
 		faults[i] = 0;
+	let_commits_fail(-1);
+	fs_used = fs_free = UINT32_MAX;
 	cm_dir_set_up(state);
 	if (sd_event_new(&rig.event) < 0)
 		return -1;
@@ -416,7 +467,7 @@ static void wait_for_removals(unsigned n, unsigned most_at_once)
 	while (disk_info(rig.disk).removals < n) {
 		uint64_t before = disk_info(rig.disk).removals;
 
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		turn();
 		assert_in_range(disk_info(rig.disk).removals - before, 0, most_at_once);
 	}
 }
@@ -433,7 +484,7 @@ static void test_many_rows_without_bytes(void **state)
 	assert_int_equal(disk_info(rig.disk).removals, 0);
 }
 
-/* Each test of a full disk commits a few, for which the reserve has room. */
+/* Each test of a full disk commits many, in slices for which the reserve has room. */
 static void test_rows_are_removed_from_a_full_disk(void **state)
 {
 	assert_true(disk_close(dray_take(rig.disk)));
@@ -441,8 +492,40 @@ static void test_rows_are_removed_from_a_full_disk(void **state)
 	faults[DISK_CALL_WRITE] = -ENOSPC;
 	start();
 	assert_int_equal(rig.state, DISK_STATE_FULL);
-	wait_for_removals(200, 64);
+	let_commits_fail(3);
+	wait_for_removals(96, 96);
+	assert_int_equal(disk_info(rig.disk).removals, 96);
+	let_commits_fail(4);
+	wait_for_removals(200, 104);
 	assert_int_equal(rig.state, DISK_STATE_FULL);
+}
+
+/* Nothing else is to be removed while their removal may make room. */
+static void test_not_crowded_while_removals_wait(void **state)
+{
+	assert_true(disk_close(dray_take(rig.disk)));
+	add_rows(3000);
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	fs_used = 0;
+	start();
+	while (!rig.crowded)
+		turn();
+	assert_int_equal(rig.removals_when_crowded, 3000);
+}
+
+/* It needs no room in the index. */
+static void test_failed_writes_give_their_room_first(void **state)
+{
+	assert_true(disk_close(dray_take(rig.disk)));
+	add_rows(3000);
+	let_commits_fail(1);
+	start();
+	begin_write(0, 1, 5000);
+	assert_int_equal(finish(0), DISK_DOWN);
+	assert_int_equal(rig.state, DISK_STATE_FULL);
+	let_commits_fail(1);
+	wait_for_removals(1, 32);
+	assert_int_equal(disk_info(rig.disk).bytes, 0);
 }
 
 /* --- wrong bytes ------------------------------------------------------------------------------------ */
@@ -527,7 +610,7 @@ static void test_other_version(void **state)
 static void wait_for_state(enum disk_state state)
 {
 	while (rig.state != state)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		turn();
 }
 
 static void check_fault(enum disk_call call, int error, enum disk_state state)
@@ -567,7 +650,7 @@ static void test_tier_returns_without_memory_for_a_timer(void **state)
 	assert_int_equal(put(0, 1, 5000), DISK_DOWN);
 	faults[DISK_CALL_SYNC] = 0;
 	while (rig.state != DISK_STATE_OK)
-		assert_true(sd_event_run(rig.event, 60 * DRAY_NS_PER_SEC / 1000) > 0);
+		turn();
 	no_timers = false;
 }
 
@@ -583,8 +666,9 @@ static void check_blocks_of_failed_writes(enum disk_call call)
 		assert_int_equal(finish(i), DISK_DOWN);
 	assert_int_equal(rig.state, DISK_STATE_FULL);
 	faults[call] = 0;
-	while (disk_info(rig.disk).bytes != bytes)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	for (unsigned i = 0; i < 1000 && disk_info(rig.disk).bytes != bytes; i++)
+		turn();
+	assert_int_equal(disk_info(rig.disk).bytes, bytes);
 	/* The file system may need blocks of its own. */
 	assert_in_range(blocks_used(), 1, blocks + 4 * DISK_BLOCK);
 	wait_for_state(DISK_STATE_OK);
@@ -604,6 +688,61 @@ static void test_blocks_of_failed_writes(void **state)
 static void test_full(void **state)
 {
 	check_fault(DISK_CALL_WRITE, -ENOSPC, DISK_STATE_FULL);
+}
+
+/* They could take what makes room for the index. */
+static void test_full_disk_gets_no_writes_that_wait(void **state)
+{
+	stop_next = true;
+	begin_write(0, 1, 5000);
+	sem_wait(&stopped);
+	for (unsigned i = 1; i < N; i++)
+		begin_write(i, 1, 5000);
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	sem_post(&go_on);
+	for (unsigned i = 0; i < N; i++)
+		finish(i);
+	/* of three threads with two writes each */
+	assert_in_range(disk_info(rig.disk).errors, 1, 6);
+}
+
+static void test_full_for_large_objects(void **state)
+{
+	put_all();
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	begin_drop(0);
+	finish(0);
+	assert_int_equal(put(0, 2, 300 << 10), DISK_DOWN);
+	fs_free = 50;
+	fs_used = 0;
+	rig.crowded = 0;
+	faults[DISK_CALL_WRITE] = 0;
+	while (rig.crowded < 3) {
+		turn();
+		assert_int_equal(rig.state, DISK_STATE_FULL);
+	}
+	fs_free = 100;
+	wait_for_state(DISK_STATE_OK);
+	/* It is not remembered for ever. */
+	assert_int_equal(put(0, 3, 300 << 10), DISK_OK);
+	fs_free = 50;
+	faults[DISK_CALL_WRITE] = -EIO;
+	begin_drop(1);
+	finish(1);
+	assert_int_equal(put(1, 2, 10), DISK_DOWN);
+	faults[DISK_CALL_WRITE] = 0;
+	wait_for_state(DISK_STATE_OK);
+}
+
+/* Larger than half of what the tier could have: it is refused, and others are written. */
+static void test_full_for_an_object_that_is_too_large(void **state)
+{
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	assert_int_equal(put(0, 1, 300 << 10), DISK_DOWN);
+	fs_free = 60;
+	faults[DISK_CALL_WRITE] = 0;
+	wait_for_state(DISK_STATE_OK);
+	assert_int_equal(put(1, 1, 5000), DISK_OK);
 }
 
 static void test_write_error(void **state)
@@ -720,7 +859,7 @@ static void test_reason_that_changes(void **state)
 	assert_non_null(strstr(rig.why, "make the folder"));
 	assert_int_equal(rename(away, cm_dir), 0);
 	while (!strstr(rig.why, "remove the files of this one"))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		turn();
 	assert_string_equal(disk_info(rig.disk).why, rig.why);
 	assert_int_equal(rig.state, DISK_STATE_ABSENT);
 }
@@ -753,7 +892,7 @@ static void test_close_while_rows_are_taken(void **state)
 	faults[DISK_CALL_OPEN] = 0;
 	/* In which turn does not matter: nothing leaks in any. */
 	for (unsigned i = 0; i < 2; i++)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		turn();
 	restart();
 	assert_int_equal(rig.found, N);
 }
@@ -877,12 +1016,17 @@ int main(void)
 		TEST(test_objects_without_an_owner_are_removed),
 		TEST(test_many_rows_without_bytes),
 		TEST(test_rows_are_removed_from_a_full_disk),
+		TEST(test_not_crowded_while_removals_wait),
+		TEST(test_failed_writes_give_their_room_first),
 		TEST(test_flipped_bits),
 		TEST(test_short_and_missing_segments),
 		TEST(test_other_version),
 		TEST(test_tier_returns_without_memory_for_a_timer),
 		TEST(test_blocks_of_failed_writes),
 		TEST(test_full),
+		TEST(test_full_disk_gets_no_writes_that_wait),
+		TEST(test_full_for_large_objects),
+		TEST(test_full_for_an_object_that_is_too_large),
 		TEST(test_write_error),
 		TEST(test_sync_error),
 		TEST(test_index_error),

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "agent/store/store.h"
 #include "tests/unit/cm.h"
@@ -39,6 +40,27 @@ static void gate(enum disk_call call, bool close)
 	closed[call] = close;
 	pthread_cond_broadcast(&gate_opened);
 	pthread_mutex_unlock(&gate_lock);
+}
+
+/* The file system is full of the tier's objects. */
+static _Atomic bool fs_crowded;
+
+int fstatvfs(int fd, struct statvfs *ret)
+{
+	*ret = (struct statvfs){ .f_frsize = DISK_BLOCK,
+				 .f_blocks = UINT32_MAX,
+				 .f_bfree = fs_crowded ? UINT32_MAX : 0,
+				 .f_bavail = UINT32_MAX };
+	return 0;
+}
+
+/* Tests of the disk come soon. */
+int sd_event_source_set_time_relative(sd_event_source *s, uint64_t usec)
+{
+	uint64_t now;
+
+	sd_event_now(sd_event_source_get_event(s), CLOCK_MONOTONIC, &now);
+	return sd_event_source_set_time(s, now + usec / 1000);
 }
 
 static struct rig {
@@ -116,6 +138,7 @@ static int setup(void **state)
 	rig = (struct rig){ .disk_bytes = 64 * MIB };
 	for (unsigned i = 0; i < DISK_CALL_N; i++) {
 		faults[i] = 0;
+		fs_crowded = false;
 		gate((enum disk_call)i, false);
 	}
 	cm_dir_set_up(state);
@@ -290,6 +313,23 @@ static void test_turns_that_evict_from_disk(void **state)
 	}
 	/* The large one needs the room of most others. */
 	assert_in_range(store_totals(rig.store).disk_objects, 1, 257);
+}
+
+/* It evicts no more before what it has evicted is removed. */
+static void test_full_file_system_evicts_what_it_needs(void **state)
+{
+	for (unsigned k = 0; k < 4000; k++)
+		put(k, 1);
+	leave_memory();
+	fs_crowded = true;
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	put(4000, 1);
+	while (store_totals(rig.store).disk_evictions < 2048) {
+		struct store_totals t = store_totals(rig.store);
+
+		assert_in_range(t.disk_evictions, 0, t.disk.removals + 1024);
+		turn();
+	}
 }
 
 static struct store_member *join_shared(struct store_user *u)
@@ -587,6 +627,7 @@ int main(void)
 		TEST(test_turns_beside_removed_objects),
 		TEST(test_turns_beside_a_disk_that_fails),
 		TEST(test_turns_that_evict_from_disk),
+		TEST(test_full_file_system_evicts_what_it_needs),
 		TEST(test_owner_without_room_beside_others_in_its_space),
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),

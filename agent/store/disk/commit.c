@@ -87,12 +87,15 @@ static void finish_write(struct disk *d, struct disk_request *r)
 	*r->object = r->at;
 	d->info.writes++;
 	d->info.objects++;
+	d->refused = 0;
 	disk_complete(r, DISK_OK);
 }
 
 /* Its blocks are given back when the disk can be written; without memory, with those of its segment. */
 void commit_fail(struct disk *d, struct disk_request *r)
 {
+	if (d->info.state == DISK_STATE_FULL)
+		d->refused = dray_max(d->refused, disk_blocks(r->at.bytes));
 	if (!orphan_add(d, r->key, r->key_bytes, r->segment, &r->at))
 		let_go(d, r);
 	disk_complete(r, DISK_DOWN);

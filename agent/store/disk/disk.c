@@ -95,6 +95,11 @@ static void dispatch(struct disk *d)
 	while (!dray_list_empty(&d->waiting) && (thread = idlest(d)) < d->cfg.threads) {
 		struct disk_request *r = dray_list_pop(&d->waiting, struct disk_request, link);
 
+		/* It could take the room that the index needs for removals. */
+		if (r->writes && d->info.state != DISK_STATE_OK) {
+			commit_fail(d, r);
+			continue;
+		}
 		r->thread = thread;
 		d->in_flight[thread]++;
 		dray_jobs_add(d->threads[thread], &r->job, r->writes ? run_write : run_read,
@@ -226,6 +231,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	dray_list_init(&d->removals);
 	dray_list_init(&d->batch.requests);
 	dray_list_init(&d->probe_removals);
+	dray_list_init(&d->probe_committed);
 	d->found = found;
 	d->found_arg = arg;
 	d->dir = strdup(cfg->dir);
@@ -260,6 +266,7 @@ bool disk_close(struct disk *d)
 	/* a batch that was not delivered */
 	dray_list_splice(&d->removals, &d->batch.requests);
 	dray_list_splice(&d->removals, &d->probe_removals);
+	dray_list_splice(&d->removals, &d->probe_committed);
 	orphan_free_all(d);
 	index_close(d);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)

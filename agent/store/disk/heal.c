@@ -14,8 +14,8 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* Removals that one test commits: the pages of the index that they change have room in the reserve. */
-#define REMOVALS_AT_ONCE 64
+/* Removals that one test commits; the control thread ends them in one turn. */
+#define REMOVALS_AT_ONCE 1024
 #define RETRY_MIN_NS (1 * DRAY_NS_PER_SEC)
 #define RETRY_MAX_NS (30 * DRAY_NS_PER_SEC)
 
@@ -64,19 +64,16 @@ static void start_timer(struct disk *d);
 
 static void end_removals(struct disk *d)
 {
-	struct dray_list removals = DRAY_LIST_INIT(removals);
+	struct dray_list committed = DRAY_LIST_INIT(committed);
 	struct disk_request *r;
 
-	dray_list_splice(&removals, &d->probe_removals);
+	dray_list_splice(&d->removals, &d->probe_removals);
+	dray_list_splice(&committed, &d->probe_committed);
 	/* progress: the next test is soon */
-	if (d->probe_committed && !dray_list_empty(&removals))
+	if (!dray_list_empty(&committed))
 		d->failures = 0;
-	while ((r = dray_list_pop(&removals, struct disk_request, link))) {
-		if (d->probe_committed)
-			commit_removed(d, r);
-		else
-			dray_list_add(&d->removals, &r->link);
-	}
+	while ((r = dray_list_pop(&committed, struct disk_request, link)))
+		commit_removed(d, r);
 }
 
 static void probe_done(struct dray_job *j)
@@ -103,12 +100,16 @@ void heal_again(struct disk *d)
 	if (state != d->info.state || strcmp(d->info.why, d->probe_why.msg))
 		set_state(d, state, &d->probe_why);
 	start_timer(d);
-	if (d->info.state == DISK_STATE_FULL && dray_take(d->probe_crowded) && d->cfg.crowded)
+	/* Removals that wait may make room enough. */
+	if (d->info.state == DISK_STATE_FULL && dray_take(d->probe_crowded) &&
+	    dray_list_empty(&d->removals) && d->cfg.crowded)
 		d->cfg.crowded(d->cfg.arg, d->probe_bytes);
 }
 
 void heal_now(struct disk *d)
 {
+	d->probe_bytes = d->info.bytes;
+	d->probe_room = 0;
 	run_probe(&d->probe);
 	probe_done(&d->probe);
 }
@@ -120,6 +121,7 @@ void heal_probe(struct disk *d)
 
 	d->probing = true;
 	d->probe_bytes = d->info.bytes;
+	d->probe_room = d->refused;
 	while (n++ < REMOVALS_AT_ONCE &&
 	       (r = dray_list_pop(&d->removals, struct disk_request, link)))
 		dray_list_add(&d->probe_removals, &r->link);

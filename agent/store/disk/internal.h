@@ -54,12 +54,15 @@ struct disk {
 	disk_found_fn found;
 	void *found_arg;
 	struct dray_job probe;
-	struct dray_list probe_removals; /* that the probe commits */
-	uint64_t probe_bytes;            /* info.bytes at its start */
-	bool probe_committed, probe_crowded;
+	struct dray_list probe_removals;  /* that the probe commits */
+	struct dray_list probe_committed; /* those that it has committed */
+	uint64_t probe_bytes;             /* info.bytes at its start */
+	uint64_t probe_room;              /* that it needs on the disk, beside the test file */
+	bool probe_crowded;
 	int probe_result;
 	struct dray_err probe_why;
 	uint32_t failures;
+	uint64_t refused; /* the largest write that a full disk has failed since the last one that it took */
 	sd_event_source *timer;
 };
 

@@ -33,7 +33,8 @@ bool orphan_add(struct disk *d, const void *key, uint32_t key_bytes, uint64_t se
 		.segment = segment,
 		.at = *at,
 	};
-	dray_list_add(&d->removals, &o->request.link);
+	/* That of a write makes room and needs none in the index, which has no row of it. */
+	dray_list_add_front(&d->removals, &o->request.link);
 	return true;
 }
 

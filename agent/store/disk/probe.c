@@ -9,10 +9,18 @@
 #include <unistd.h>
 
 #include "agent/store/disk/internal.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 #define TEST_FILE "test"
 #define RESERVE_FILE "reserve"
+/*
+ * Removals of one transaction. Each may change a page of the index of its own, so that the log needs half of the reserve; the
+ * other half is for pages that are merged.
+ */
+#define SLICE 32
+/* No further slice is begun after this time: an agent that ends waits for the test. */
+#define SLICES_NS (200 * DRAY_NS_PER_MS)
 
 /* As large as some objects: a disk that is nearly full has room for one block for a long time. */
 static int write_file(const struct disk *d, int fd)
@@ -58,26 +66,60 @@ static bool is_crowded(const struct disk *d)
 	       d->probe_bytes >= (uint64_t)(fs.f_blocks - fs.f_bfree) * fs.f_frsize / 2;
 }
 
+/*
+ * Else the next such write fails again. More than half of what the tier could have is not asked for: most of the tier would be
+ * evicted for one object.
+ */
+static int check_room(const struct disk *d)
+{
+	struct statvfs fs;
+	uint64_t room;
+
+	if (fstatvfs(d->dir_fd, &fs) < 0)
+		return -errno;
+	room = (uint64_t)fs.f_bavail * fs.f_frsize;
+	return room < dray_min(d->probe_room, (room + d->probe_bytes) / 2) ? -ENOSPC : 0;
+}
+
 static int test_failed(struct disk *d, int error)
 {
 	return dray_err_set(&d->probe_why, error, DRAY_E_IO, "writing a test file to %.100s: %s",
 			    d->dir, dray_errno_text(error));
 }
 
+static int commit_slice(struct disk *d)
+{
+	struct dray_list slice = DRAY_LIST_INIT(slice);
+	struct disk_request *it;
+	unsigned n = 0;
+	int r;
+
+	while (n++ < SLICE && (it = dray_list_pop(&d->probe_removals, struct disk_request, link)))
+		dray_list_add(&slice, &it->link);
+	r = index_commit(d, &slice, &d->probe_why);
+	if (!r)
+		commit_punch(&slice);
+	dray_list_splice(r ? &d->probe_removals : &d->probe_committed, &slice);
+	return r;
+}
+
 /* Without the reserve the index has room for the removals, whose blocks then make room for it, and for the test file. */
 static int probe(struct disk *d)
 {
 	int fd dray_auto_close = open_file(d, RESERVE_FILE);
+	int64_t end = dray_now().ns + SLICES_NS;
 	int r;
 
 	if (fd < 0)
 		return test_failed(d, fd);
-	r = index_commit(d, &d->probe_removals, &d->probe_why);
+	do {
+		r = commit_slice(d);
+	} while (!r && !dray_list_empty(&d->probe_removals) && dray_now().ns < end);
 	if (r)
 		return r;
-	d->probe_committed = true;
-	commit_punch(&d->probe_removals);
 	r = write_file(d, fd);
+	if (!r)
+		r = check_room(d);
 	if (!r)
 		r = write_test_file(d);
 	return r < 0 ? test_failed(d, r) : 0;
@@ -86,7 +128,6 @@ static int probe(struct disk *d)
 void probe_run(struct disk *d)
 {
 	d->probe_why = DRAY_ERR_NULL;
-	d->probe_committed = false;
 	d->probe_result = probe(d);
 	d->probe_crowded = d->probe_result && is_crowded(d);
 }
