@@ -61,19 +61,19 @@ int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg)
 {
 	int64_t interval_ns = c->numbers[CTL_OPTION_INTERVAL], count = c->numbers[CTL_OPTION_TIMES];
 
-	for (int64_t i = 0; !count || i < count; i++) {
-		if (i) {
-			int ret = ctl_interrupt_wait(c, -1, interval_ns);
+	for (int64_t outputs = 0;;) {
+		int ret = c->env->terminal && c->format == CTL_TEXT ? screen_print(c, print, arg) :
+								      print(c, arg);
 
-			if (ret <= CTL_WAKE_END)
-				return ret;
-		}
-		if ((c->env->terminal && c->format == CTL_TEXT ? screen_print(c, print, arg) :
-								 print(c, arg)) < 0 ||
-		    ctl_flush(c) < 0)
+		if (ret < 0 || ctl_flush(c) < 0)
 			return -1;
+		outputs += ret == 0;
+		if (count && outputs == count)
+			return CTL_EXIT_OK;
+		ret = ctl_interrupt_wait(c, -1, interval_ns);
+		if (ret <= CTL_WAKE_END)
+			return ret;
 	}
-	return CTL_EXIT_OK;
 }
 
 static int transfers_print(struct ctl *c, void *arg)

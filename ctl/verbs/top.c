@@ -19,10 +19,12 @@ struct column {
 static const struct part {
 	const struct ctl_list *list;
 	const char *name; /* in plain output */
+	bool returns;     /* a row that comes back goes on counting from where it was */
 	struct column columns[7];
 } parts[] = {
 	{ &ctl_list_times,
 	  "transport",
+	  false,
 	  { { "TRANSPORT", KEY, DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSPORT },
 	    { "CLASS", KEY, DRAY_DBUS_TRANSFER_TIME_FIELD_CLASS },
 	    { "TRANSFERS/S", COUNT_RATE, DRAY_DBUS_TRANSFER_TIME_FIELD_TRANSFERS },
@@ -31,6 +33,7 @@ static const struct part {
 	    { "COMPLETION", MEAN_SPAN, DRAY_DBUS_TRANSFER_TIME_FIELD_COMPLETED_NS } } },
 	{ &ctl_list_peers,
 	  "peer",
+	  false,
 	  { { "PEER", KEY, DRAY_DBUS_PEER_FIELD_SEGMENT },
 	    { "HANDLE", KEY, DRAY_DBUS_PEER_FIELD_PEER },
 	    { "STATE", STATE, DRAY_DBUS_PEER_FIELD_STATE },
@@ -38,6 +41,7 @@ static const struct part {
 	    { "IN", BYTES_RATE, DRAY_DBUS_PEER_FIELD_RECEIVED_BYTES } } },
 	{ &ctl_list_rails,
 	  "rail",
+	  true,
 	  { { "DEVICE", KEY, DRAY_DBUS_RAIL_FIELD_DEVICE },
 	    { "PORT", KEY, DRAY_DBUS_RAIL_FIELD_PORT },
 	    { "STATE", STATE, DRAY_DBUS_RAIL_FIELD_RAIL_STATE },
@@ -46,6 +50,7 @@ static const struct part {
 	    { "SLICES/S", COUNT_RATE, DRAY_DBUS_RAIL_FIELD_SLICES } } },
 	{ &ctl_list_sessions,
 	  "session",
+	  false,
 	  { { "SESSION", KEY, DRAY_DBUS_SESSION_FIELD_SESSION },
 	    { "NAME", ATTRIBUTE, DRAY_DBUS_SESSION_FIELD_NAME },
 	    { "TRANSFERS/S", COUNT_RATE, DRAY_DBUS_SESSION_FIELD_TRANSFERS },
@@ -124,7 +129,7 @@ static bool same_keys(const struct part *part, const struct ctl_rows *old, size_
 	return true;
 }
 
-/* How much a counter has grown. One that is new, or has started again, has grown from 0. */
+/* How much a counter has grown. One that is new, or has started again, has grown from 0; what one did that was away is not known. */
 static uint64_t grown(const struct top *t, size_t part, size_t row, unsigned field)
 {
 	const struct ctl_rows *old = &t->old.rows[part], *now = &t->now.rows[part];
@@ -135,7 +140,7 @@ static uint64_t grown(const struct top *t, size_t part, size_t row, unsigned fie
 	for (size_t i = 0; i < old->n; i++)
 		if (same_keys(&parts[part], old, i, now, row) && ctl_rows_at(old, i, field)->n <= n)
 			return n - ctl_rows_at(old, i, field)->n;
-	return n;
+	return parts[part].returns ? 0 : n;
 }
 
 /* What a column of numbers shows. */
@@ -270,8 +275,8 @@ static int text_print(const struct top *t, FILE *f, bool color)
 }
 
 /*
- * The agent has ended, or does not answer: says so, once where outputs follow each other, and forgets what was known of it. -1
- * if that is no reason to go on.
+ * The agent has ended, or does not answer: says so, once where outputs follow each other, and forgets what was known of it. 1, or
+ * -1 if that is no reason to go on.
  */
 static int agent_away(struct ctl *c, struct top *t)
 {
@@ -287,7 +292,7 @@ static int agent_away(struct ctl *c, struct top *t)
 	sample_deinit(&t->old);
 	t->some = false;
 	t->away = true;
-	return 0;
+	return 1;
 }
 
 static int print(struct ctl *c, void *arg)

@@ -29,7 +29,10 @@ int ctl_health_get(struct ctl *c, struct ctl_health *h);
 #define CTL_DRAIN_BYTES 200
 const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n);
 
-/* Calls `print` every --interval, --count times or until interrupted. On a terminal, each output replaces the last. */
+/*
+ * Calls `print` every --interval, until it has printed --count times, or until interrupted. It returns 0, or 1: nothing was printed, or -1.
+ * On a terminal, each output replaces the last.
+ */
 typedef int (*ctl_print_fn)(struct ctl *c, void *arg);
 int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg);
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import termios
 import threading
+import time
 
 import dray
 import pytest
@@ -213,7 +214,7 @@ def test_top_and_watch(agent):
 
 
 def test_top_on_a_terminal(new_agent):
-    """It fills the terminal, and goes on when the agent was away; from a restarted agent there are no rates at first."""
+    """It fills the terminal, and goes on when the agent was away."""
     agent = new_agent()
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (6, 30))
@@ -225,22 +226,44 @@ def test_top_on_a_terminal(new_agent):
         def screen(word):
             """The next whole screen with this word."""
             nonlocal seen
-            while True:
+            end = time.monotonic() + LIMIT
+            while time.monotonic() < end:
                 assert select.select([ours], [], [], LIMIT)[0], seen
                 seen += os.read(ours, 1 << 16)
                 *whole, seen = seen.split(b"\033[H\033[2J")
                 if found := [s for s in whole if word in s]:
                     return found[0].decode().splitlines()
+            raise AssertionError(f"no screen has {word}")
 
-        lines = screen(b"running")
-        assert len(lines) == 5 and max(map(len, lines)) == 30 and lines[1] == "local  0.0 B/s"
+        try:
+            lines = screen(b"running")
+            assert len(lines) == 5 and max(map(len, lines)) == 30 and lines[1] == "local  0.0 B/s"
+            agent.kill()
+            assert len(screen(b"drayctl: ")[0]) == 30
+            agent.start()
+            assert screen(b"running")[1] == "local  0.0 B/s"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT) in (0, -signal.SIGINT)
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_top_prints_as_often_as_it_was_asked(new_agent):
+    """The times at which the agent is away do not count."""
+    agent = new_agent()
+    count = 20
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "--json", "top", "--interval", "100ms", "--count", str(count)],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
         agent.kill()
-        assert len(screen(b"drayctl: ")[0]) == 30
+        process.send_signal(signal.SIGCONT)
+        assert "waiting for it" in process.stderr.readline()
         agent.start()
-        assert screen(b"running")[1] == "local  0.0 B/s"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT) in (0, -signal.SIGINT)
-    os.close(ours)
+        rest = process.stdout.read()
+        assert process.wait(LIMIT) == 0
+    assert (first + rest).count('"per_second"') == count
 
 
 def test_end_of_watching(agent):

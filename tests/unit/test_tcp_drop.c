@@ -202,6 +202,29 @@ static void test_idle_streams(void **state)
 	hand_import_finish();
 }
 
+/* A stream that a drop of other memory has found without frames, and that serves again. */
+static void test_stream_that_serves_again(void **state)
+{
+	const struct pmsg_seg seg = { 1000, 2 * MIB };
+	struct object other = { .handle = LAB_GRANT + 1 };
+	const struct tcp *t;
+
+	hand_import_start(8, 0);
+	hand_write(1, 0, 1000);
+	t = b->tcp;
+	tcp_serve_drop(&b->core, b->tcp, &other);
+	assert_true(dray_list_empty(&t->serving));
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 2, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB);
+	lab_settle(&hand.lab);
+	assert_int_equal(hand_grant()->users, 1);
+	drop(OBJECT_GRANT, false);
+	assert_int_equal(b->n_dropped, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload + MIB, MIB);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 2, DRAY_E_REVOKED, 0);
+	hand_import_finish();
+}
+
 static void test_write_fault(void **state)
 {
 	static const uint64_t sizes[] = { 100, 3000, 40000, 2 * MIB };
@@ -263,6 +286,7 @@ int main(void)
 		cmocka_unit_test(test_revoke_read_escalated),
 		cmocka_unit_test(test_revoke_read_head_not_sent),
 		cmocka_unit_test(test_idle_streams),
+		cmocka_unit_test(test_stream_that_serves_again),
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_read_fault),
 	};
