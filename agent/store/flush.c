@@ -30,8 +30,9 @@ static bool flush(struct store *s)
 	unsigned left = BUCKETS_AT_ONCE;
 	bool all = true;
 
+	/* A full disk may return, when objects there are removed. */
 	if (!tier_can_write(s))
-		return false;
+		return tier_is_full(s) && s->totals.unsaved_objects;
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
 		all = flush_space(sp, &left) && all;
 	return !all || tier_pending(s);
@@ -49,12 +50,17 @@ bool store_flush(struct store *s)
 	return more;
 }
 
+void flush_restart(struct store *s)
+{
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		sp->flushed = 0;
+}
+
 void store_flush_again(struct store *s)
 {
 	if (!s)
 		return;
 	pthread_mutex_lock(&s->lock);
-	dray_list_for_each(&s->spaces, sp, struct store_space, link)
-		sp->flushed = 0;
+	flush_restart(s);
 	pthread_mutex_unlock(&s->lock);
 }

@@ -253,10 +253,16 @@ void tier_read(struct store_object *o);
 void tier_remove(struct store_object *o);
 /* There is a disk tier, and its disk can be written. */
 bool tier_can_write(const struct store *s);
+/* It cannot, because its file system is full. */
+bool tier_is_full(const struct store *s);
 /* Bytes on disk, of objects that are to be written. */
 uint64_t tier_pending(const struct store *s);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
+
+/* flush.c */
+/* The disk may take what it has not taken before. */
+void flush_restart(struct store *s);
 
 static inline struct disk_part *disk_part(struct store_object *o)
 {

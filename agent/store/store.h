@@ -191,8 +191,9 @@ struct store_evicted store_evict(struct store *s, const char *space, const char 
 				 uint32_t uid, uint64_t bytes);
 
 /*
- * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, so
- * call it again later. False: totals.unsaved_objects are those that the disk has not taken. NULL is allowed.
+ * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, or
+ * the disk is full and may return, so call it again later. False: totals.unsaved_objects are those that the disk has not taken.
+ * NULL is allowed.
  */
 bool store_flush(struct store *s);
 /* The next store_flush() looks at all objects again. NULL is allowed. */

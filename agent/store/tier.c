@@ -58,8 +58,10 @@ struct tier {
 	struct dray_job kick;
 	bool kicked;
 	bool down;   /* disk/ cannot write */
+	bool full;   /* because its file system is */
 	bool absent; /* what is on disk is not known yet */
 	struct changed_keys changed;
+	unsigned writes;  /* on others.parts */
 	uint64_t give;    /* bytes to evict from disk, because its file system is full of objects */
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
@@ -240,7 +242,14 @@ static void enqueue(struct store_object *o, enum disk_work work)
 
 	disk_part(o)->work = (uint8_t)work;
 	dray_list_add(&queue_of(t, work)->parts, &disk_part(o)->link);
+	t->writes += work == WORK_WRITE;
 	kick(t);
+}
+
+static void dequeue(struct tier *t, struct disk_part *p)
+{
+	dray_list_del(&p->link);
+	t->writes -= p->work == WORK_WRITE;
 }
 
 bool tier_write(struct store_object *o)
@@ -439,7 +448,8 @@ static int work_check(struct store_object *o, unsigned *turn)
 {
 	if (disk_part(o)->work != WORK_WRITE)
 		return 0;
-	return o->state == OBJECT_LIVE ? take_room(o, turn) : -ECANCELED;
+	return o->state == OBJECT_LIVE && !store_of(o)->tier->down ? take_room(o, turn) :
+								     -ECANCELED;
 }
 
 /* The next work of the queue; under the lock. NULL: none, the turn is over, or no memory now. */
@@ -464,7 +474,7 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 			if (!op)
 				return NULL;
 		}
-		dray_list_del(&p->link);
+		dequeue(s->tier, p);
 		if (op) {
 			q->in_flight++;
 			return op;
@@ -472,6 +482,27 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 		write_end(o, false);
 	}
 	return NULL;
+}
+
+/* Writes that wait end when the disk cannot be written: not behind removals, which wait for its return. */
+static void end_writes(struct store *s, unsigned *turn)
+{
+	struct tier *t = s->tier;
+	struct disk_part *p;
+
+	pthread_mutex_lock(&s->lock);
+	while (t->down && t->writes && *turn &&
+	       (p = dray_list_first(&t->others.parts, struct disk_part, link))) {
+		--*turn;
+		dequeue(t, p);
+		if (p->work == WORK_WRITE)
+			write_end(object_of_part(p), false);
+		else
+			dray_list_add(&t->others.parts, &p->link);
+	}
+	if (t->down && t->writes)
+		kick(t);
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* The name space with the most bytes on disk of which some are only there. NULL: there is none. */
@@ -527,10 +558,13 @@ static struct op *next(struct store *s, unsigned *turn)
 static void pump(struct store *s)
 {
 	struct tier *t = s->tier;
-	unsigned turn = TURN_MAX;
+	/* Works go on beside what is ended and evicted. */
+	unsigned part = TURN_MAX / 2, turn = TURN_MAX - part;
 	struct op *op;
 
-	give(s, &turn);
+	end_writes(s, &part);
+	give(s, &part);
+	turn += part;
 	while (t->disk && (op = next(s, &turn))) {
 		uint8_t work = disk_part(op->object)->work;
 
@@ -572,10 +606,14 @@ static void state_changed(void *arg, enum disk_state state, const struct dray_er
 	struct store *s = arg;
 
 	pthread_mutex_lock(&s->lock);
+	s->tier->full = state == DISK_STATE_FULL;
 	s->tier->down = state != DISK_STATE_OK;
 	s->tier->absent = state == DISK_STATE_ABSENT;
 	if (!s->tier->absent)
 		changed_forget(&s->tier->changed);
+	if (!s->tier->down)
+		flush_restart(s);
+	kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
 	if (s->cfg.disk.state_changed)
 		s->cfg.disk.state_changed(s->cfg.disk.arg, state, why);
@@ -722,6 +760,11 @@ bool tier_free(struct store *s)
 bool tier_can_write(const struct store *s)
 {
 	return s->tier && !s->tier->down;
+}
+
+bool tier_is_full(const struct store *s)
+{
+	return s->tier && s->tier->full;
 }
 
 uint64_t tier_pending(const struct store *s)

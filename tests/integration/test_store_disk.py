@@ -268,7 +268,8 @@ def mounted_store(lab, new_agent, options):
     mount = lab.directory("mount")
     prefix = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() and not lab.namespaces else []), "--mount", "sh", "-c",
               f"mount -t tmpfs -o {options} none {mount} && exec \"$@\"", "sh"]
-    agent = new_agent(start=False, wrap=prefix, settings=DISK | {"store.disk_dir": mount})
+    # an agent that ends waits so long for room on its disk
+    agent = new_agent(start=False, wrap=prefix, settings=DISK | {"store.disk_dir": mount, "agent.drain_timeout": "100ms"})
     try:
         agent.host.run(*prefix, "true")
     except OSError as e:

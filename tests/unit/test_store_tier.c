@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <time.h>
 
 #include "agent/store/store.h"
 #include "tests/unit/cm.h"
@@ -24,10 +25,13 @@ static _Atomic int faults[DISK_CALL_N];
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_opened = PTHREAD_COND_INITIALIZER;
 static bool closed[DISK_CALL_N];
+static unsigned at_gate[DISK_CALL_N]; /* calls that have come to it */
 
 static int fault(enum disk_call call)
 {
 	pthread_mutex_lock(&gate_lock);
+	at_gate[call]++;
+	pthread_cond_broadcast(&gate_opened);
 	while (closed[call])
 		pthread_cond_wait(&gate_opened, &gate_lock);
 	pthread_mutex_unlock(&gate_lock);
@@ -284,6 +288,9 @@ static void test_turns_beside_removed_objects(void **state)
 	check_turns();
 	/* Nobody wants them any more, so the disk tier has not refused them. */
 	assert_int_equal(store_totals(rig.store).disk_skipped, 0);
+	/* The end of the store waits no longer than a second for the disk. */
+	while (store_totals(rig.store).disk.bytes)
+		turn();
 }
 
 static void test_turns_beside_a_disk_that_fails(void **state)
@@ -330,6 +337,63 @@ static void test_full_file_system_evicts_what_it_needs(void **state)
 		assert_in_range(t.disk_evictions, 0, t.disk.removals + 1024);
 		turn();
 	}
+}
+
+static bool wait_at_gate(enum disk_call call, unsigned before)
+{
+	struct timespec limit;
+	int r = 0;
+
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += LIMIT_US / 1000000;
+	pthread_mutex_lock(&gate_lock);
+	while (at_gate[call] == before && !r)
+		r = pthread_cond_timedwait(&gate_opened, &gate_lock, &limit);
+	pthread_mutex_unlock(&gate_lock);
+	return !r;
+}
+
+static void test_loads_beside_evictions_from_a_full_disk(void **state)
+{
+	unsigned reads = at_gate[DISK_CALL_READ];
+	struct get g;
+
+	for (unsigned k = 0; k < 4000; k++)
+		put(k, 1);
+	leave_memory();
+	fs_crowded = true;
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	put(4000, 1);
+	while (!store_totals(rig.store).disk_evictions)
+		turn();
+	assert_int_equal(get_begin(&g, 3999), DMSG_STORE_STATUS_OK);
+	for (uint64_t n = store_totals(rig.store).disk_evictions;
+	     n == store_totals(rig.store).disk_evictions;)
+		turn();
+	assert_in_range(store_totals(rig.store).disk_evictions, 1, 1023);
+	assert_true(wait_at_gate(DISK_CALL_READ, reads));
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+}
+
+/* Also those behind many removals, which wait for the return of the disk. */
+static void test_writes_end_when_the_disk_fails(void **state)
+{
+	for (unsigned k = 0; k < 1200; k++)
+		put(k, 1);
+	settle();
+	gate(DISK_CALL_COMMIT, true);
+	for (unsigned k = 0; k < 1200; k++)
+		drop(k);
+	put(1200, 1);
+	faults[DISK_CALL_COMMIT] = -EIO;
+	gate(DISK_CALL_COMMIT, false);
+	for (unsigned i = 0; i < 1000 && waiting(); i++)
+		turn();
+	assert_int_equal(waiting(), 0);
+	assert_int_equal(store_totals(rig.store).disk_skipped, 1);
+	faults[DISK_CALL_COMMIT] = 0;
+	while (store_totals(rig.store).disk.removals < 1200)
+		turn();
 }
 
 static struct store_member *join_shared(struct store_user *u)
@@ -589,6 +653,26 @@ static void test_flush_to_a_disk_that_fails(void **state)
 	assert_int_equal(store_totals(rig.store).unsaved_bytes, 50000);
 }
 
+/* It may return, and takes what it has not taken before. */
+static void test_flush_to_a_full_disk(void **state)
+{
+	stop();
+	rig.write_back = true;
+	start();
+	for (unsigned k = 0; k < 10; k++)
+		put(k, 5000);
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	while (store_totals(rig.store).disk.state != DISK_STATE_FULL) {
+		assert_true(store_flush(rig.store));
+		turn();
+	}
+	settle();
+	assert_true(store_flush(rig.store));
+	faults[DISK_CALL_WRITE] = 0;
+	flush();
+	assert_int_equal(store_totals(rig.store).disk_objects, 10);
+}
+
 /* What is lost at the end of the agent is counted, whatever has become of the other objects. */
 static void test_objects_that_are_only_in_memory(void **state)
 {
@@ -628,6 +712,8 @@ int main(void)
 		TEST(test_turns_beside_a_disk_that_fails),
 		TEST(test_turns_that_evict_from_disk),
 		TEST(test_full_file_system_evicts_what_it_needs),
+		TEST(test_loads_beside_evictions_from_a_full_disk),
+		TEST(test_writes_end_when_the_disk_fails),
 		TEST(test_owner_without_room_beside_others_in_its_space),
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
@@ -637,6 +723,7 @@ int main(void)
 		TEST(test_no_memory_for_works),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
+		TEST(test_flush_to_a_full_disk),
 		TEST(test_objects_that_are_only_in_memory),
 	};
 
