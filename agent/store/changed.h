@@ -2,9 +2,9 @@
 /*
  * Keys that were put or removed while it was not known what is on disk: what is there of them is older, and unwanted.
  *
- * It is a filter, which also has some keys that did not change: with 100,000 keys that did in a name space, one in 30. The first name spaces
- * have filters of their own, so that what clients remove elsewhere costs nothing here. Further ones share a filter: its size is
- * bounded, however many owners come.
+ * It is a filter, which also has some keys that did not change: with 100,000 keys that did in a name space, one in 30, and with
+ * 1,000,000 three of four. The first name spaces have filters of their own, so that what clients remove elsewhere costs nothing
+ * here. Further ones share a filter: its size is bounded, however many owners come.
  */
 #pragma once
 
