@@ -70,7 +70,9 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 
 void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
-	metrics_sample(t, (const char *[]){ "a\"b\\\n", "" }, 1);
+	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\\n", "", "c", "d" };
+
+	metrics_sample(t, labels, 1);
 }
 
 void agent_ready(struct agent *a, struct ready *ret)
