@@ -415,6 +415,10 @@ def load_families(raw):
     return families
 
 
+# of a method: a basic type, or a dictionary by name, or arrays of one
+ARGUMENT = re.compile(r"a*([sbutixdyv]|\{s[sbutixdv]\})")
+
+
 def load_dbus(raw):
     check_keys("dbus.yaml", raw, ("interface", "path", "properties", "methods", "signals", "errors", "records"))
     records = {r["name"]: r for r in named("dbus.yaml: records", raw["records"])}
@@ -431,6 +435,8 @@ def load_dbus(raw):
         check_keys(where, m, ("name", "in", "out", "change", "doc"))
         for a in m["in"] + m["out"]:
             check_keys(where, a, ("name", "type"), ("doc", "record"))
+            if not ARGUMENT.fullmatch(a["type"]):
+                raise SchemaError(f"{where}: argument {a['name']}: unknown type {a['type']}")
             if "record" in a and a["record"] not in records:
                 raise SchemaError(f"{where}: unknown record {a['record']}")
     for s in raw["signals"]:
