@@ -134,7 +134,7 @@ check-vm:
 check-wheel:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all
 	@$(MAKE) $(SUB) VARIANT=$(VM_VARIANT) wheel
-	-@tests/wheel/arm64 && $(MAKE) $(SUB) -k VARIANT=wheel-aarch64 arm64-programs
+	-@tests/wheel/arm64 $(if $(DRAY_LONG),&& $(MAKE) $(SUB) -k VARIANT=wheel-aarch64 arm64-programs)
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) pytest tests/wheel
 
 # vLLM for the CPU is installed into an environment of its own of 6 GB, which is kept between runs (scripts/engine-env). `make

@@ -9,6 +9,7 @@ from wheels import LIMIT, LOAD, ROOT, TRANSFER, VERSION, agent, run
 
 ARM64 = ROOT / "build/arm64"
 pytestmark = pytest.mark.skipif(not (ARM64 / "complete").exists(), reason="Debian's packages for arm64 were not fetched")
+LONG = pytest.mark.skipif("DRAY_LONG" not in os.environ, reason="only in make check-long")
 UNIT = sorted(f for f in (ROOT / "build/wheel-aarch64/tests/unit").glob("test_*") if os.access(f, os.X_OK))
 
 # qemu-user answers every madvise() with success and does nothing, so pages are not populated (MADV_POPULATE_WRITE), and
@@ -34,11 +35,13 @@ def test_arm64_transfer(machine_folder, environment, tmp_path):
         assert run(*argv, timeout=3 * LIMIT) == "hello\n"
 
 
+@LONG
 def test_arm64_units_are_there():
     names = {f.name for f in UNIT}
     assert {"test_client_session", "test_client_transfer", "test_client_parts", "test_lib_wake", "test_lib_memfd"} <= names
 
 
+@LONG
 @pytest.mark.parametrize("program", UNIT, ids=lambda f: f.name)
 def test_arm64_unit(machine_folder, program):
     library = machine_folder["aarch64"] / "dray"
