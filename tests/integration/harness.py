@@ -55,10 +55,24 @@ LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
-# Ports for agents. Each is handed out once, and none is one that Linux gives to a socket without a port: that could take it before
-# the agent does.
-_FIRST_OF_LINUX = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-PORTS = itertools.cycle(random.sample(range(10000, _FIRST_OF_LINUX), _FIRST_OF_LINUX - 10000))
+
+
+def _ports():
+    """Ports for agents: none that Linux gives to a socket without a port, which could take it before the agent does, and none of
+    another run of tests beside this one, as long as there are no more runs than parts."""
+    first, parts = 10000, 8
+    end = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    mine = range(first, end)
+    with socket.socket(socket.AF_UNIX) as claim:
+        for part in range(parts):
+            with contextlib.suppress(OSError):
+                claim.bind(f"\0dray-test-ports-{part}")
+                mine = mine[part::parts]
+                break
+        yield from itertools.cycle(random.sample(mine, len(mine)))
+
+
+PORTS = _ports()
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
