@@ -177,7 +177,6 @@ static void hold(uint64_t tell_at)
 
 static void introduce(const struct bench_memory *local, const struct bench_memory *remote)
 {
-	struct dray_remote_info info;
 	struct dray_token token;
 	int64_t begin = bench_ns();
 	dray_region theirs;
@@ -185,13 +184,10 @@ static void introduce(const struct bench_memory *local, const struct bench_memor
 	transfer.local = bench_session_add(mine, local);
 	theirs = bench_session_add(owner, remote);
 	begin = bench_ns() - begin;
-	if (dray_region_export(owner, theirs, NULL, &token))
-		bench_die("export: %s", dray_last_error(owner));
-	if (dray_remote_import(mine, &token, 0, &transfer.remote) ||
-	    dray_remote_get_info(mine, transfer.remote, &info))
-		bench_die("import: %s", dray_last_error(mine));
+	token = bench_session_export(owner, theirs);
+	transfer.remote = bench_session_import(mine, &token);
 	bench_say("{\"transport\": \"%s\", \"populate\": %.6f}",
-		  bench_transport_name(info.transport), (double)begin / 1e9);
+		  bench_session_transport(mine, transfer.remote), (double)begin / 1e9);
 }
 
 int main(int argc, char **argv)

@@ -88,16 +88,11 @@ static void until_ended(const struct dray_op *list, unsigned count)
 
 static void introduce(const struct bench_memory *local, const struct bench_memory *remote)
 {
-	struct dray_remote_info info;
-	struct dray_token token;
+	struct dray_token token = bench_session_export(owner, bench_session_add(owner, remote));
 
 	transfer.local = bench_session_add(mine, local);
-	if (dray_region_export(owner, bench_session_add(owner, remote), NULL, &token))
-		bench_die("export: %s", dray_last_error(owner));
-	if (dray_remote_import(mine, &token, 0, &transfer.remote) ||
-	    dray_remote_get_info(mine, transfer.remote, &info))
-		bench_die("import: %s", dray_last_error(mine));
-	bench_say("{\"transport\": \"%s\"}", bench_transport_name(info.transport));
+	transfer.remote = bench_session_import(mine, &token);
+	bench_say("{\"transport\": \"%s\"}", bench_session_transport(mine, transfer.remote));
 }
 
 int main(int argc, char **argv)

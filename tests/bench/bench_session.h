@@ -35,9 +35,32 @@ static inline dray_region bench_session_add(struct dray *d, const struct bench_m
 	return region;
 }
 
-static inline const char *bench_transport_name(unsigned transport)
+static inline struct dray_token bench_session_export(struct dray *d, dray_region region)
 {
-	const char *name = dmsg_transport_name((enum dmsg_transport)transport);
+	struct dray_token token;
 
+	if (dray_region_export(d, region, NULL, &token))
+		bench_die("export: %s", dray_last_error(d));
+	return token;
+}
+
+static inline dray_remote bench_session_import(struct dray *d, const struct dray_token *token)
+{
+	dray_remote remote;
+
+	if (dray_remote_import(d, token, 0, &remote))
+		bench_die("import: %s", dray_last_error(d));
+	return remote;
+}
+
+/* Which transport moves the bytes of the remote. */
+static inline const char *bench_session_transport(struct dray *d, dray_remote remote)
+{
+	struct dray_remote_info info;
+	const char *name;
+
+	if (dray_remote_get_info(d, remote, &info))
+		bench_die("remote: %s", dray_last_error(d));
+	name = dmsg_transport_name((enum dmsg_transport)info.transport);
 	return name ? name : "newer";
 }

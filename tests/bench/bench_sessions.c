@@ -80,10 +80,9 @@ static void session_open(struct session *s, const char *path, const struct bench
 	s->shape = shape;
 	s->transfer = (struct dray_transfer){ .direction = DRAY_DIRECTION_WRITE,
 					      .local = bench_session_add(s->d, local),
+					      .remote = bench_session_import(s->d, &token),
 					      .ops = shape->ops,
 					      .count = shape->n };
-	if (dray_remote_import(s->d, &token, 0, &s->transfer.remote))
-		bench_die("import: %s", dray_last_error(s->d));
 	if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, dray_fd(s->d), &ev) < 0)
 		bench_die_errno("epoll_ctl");
 }
@@ -193,11 +192,8 @@ static void trip(uint64_t count)
 static void open_all(const char *path, const char *owner_path, const struct bench_memory *local,
 		     const struct bench_memory *remote, bool apart)
 {
-	struct dray_remote_info info;
-
 	owner = bench_session_open(owner_path, DRAY_OPTION_NO_RECONNECT);
-	if (dray_region_export(owner, bench_session_add(owner, remote), NULL, &token))
-		bench_die("export: %s", dray_last_error(owner));
+	token = bench_session_export(owner, bench_session_add(owner, remote));
 	for (unsigned i = 0; i < sessions_n; i++)
 		session_open(&sessions[i], path, local, &shapes[i % shapes_n]);
 	if (shapes[SHAPES_MAX].n) {
@@ -211,9 +207,8 @@ static void open_all(const char *path, const char *owner_path, const struct benc
 		probe.ops = shapes[SHAPES_MAX].ops;
 		probe.count = shapes[SHAPES_MAX].n;
 	}
-	if (dray_remote_get_info(sessions[0].d, sessions[0].transfer.remote, &info))
-		bench_die("remote: %s", dray_last_error(sessions[0].d));
-	bench_say("{\"transport\": \"%s\"}", bench_transport_name(info.transport));
+	bench_say("{\"transport\": \"%s\"}",
+		  bench_session_transport(sessions[0].d, sessions[0].transfer.remote));
 }
 
 int main(int argc, char **argv)
