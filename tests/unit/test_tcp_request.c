@@ -479,17 +479,18 @@ static void test_session_limit(void **state)
 	/* the second bulk transfer was not sent meanwhile */
 	lab_settle(&hand.lab);
 	assert_int_equal(recv(fd[0], hand.payload, 1, MSG_DONTWAIT | MSG_PEEK), -1);
+	a->core.resumed = false;
 	hand_ack(fd[0], first, 0);
 	hand_expect_end(1, 0);
+	assert_true(a->core.resumed);
 	hand_ack(fd[0], hand_receive_write(fd[0], 0, 0, 100).slice, 0);
 	hand_expect_end(2, 0);
 	hand_own_finish();
 }
 
-static void test_spread(void **state)
+/* Two idle streams. */
+static void two_streams(void)
 {
-	unsigned per[2] = { 0 };
-
 	hand_own_prepare();
 	a->core.cfg.tcp_streams = 2;
 	hand_own_go();
@@ -499,14 +500,41 @@ static void test_spread(void **state)
 	lab_send(&hand.lab, hand_stream(1), hand.payload, 1);
 	hand_stream(2);
 	lab_settle(&hand.lab);
-	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 0, 0, 4 * MIB);
+}
+
+/* Frames of READs with one segment that have arrived on each of the streams. */
+static void count_reads(unsigned per[2])
+{
 	lab_settle(&hand.lab);
 	for (unsigned i = 0; i < 2; i++) {
 		ssize_t n = recv(hand.lab.raw_fd[i], hand.payload, 1000, MSG_DONTWAIT);
 
 		per[i] = n > 0 ? (unsigned)n / (PMSG_FRAME_SIZE + PMSG_SEG_SIZE) : 0;
 	}
+}
+
+static void test_spread(void **state)
+{
+	unsigned per[2];
+
+	two_streams();
+	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 0, 0, 4 * MIB);
+	count_reads(per);
 	assert_int_equal(per[0], 2);
+	assert_int_equal(per[1], 2);
+	hand_own_finish();
+}
+
+/* Small READs go out together, so that they wake the owner once, and those behind them take the other stream. */
+static void test_small_reads_together(void **state)
+{
+	unsigned per[2];
+
+	two_streams();
+	for (unsigned i = 0; i < 6; i++)
+		lab_transfer1(a, 2 + i, DMSG_DIRECTION_READ, 0, 0, 65536);
+	count_reads(per);
+	assert_int_equal(per[0], 4);
 	assert_int_equal(per[1], 2);
 	hand_own_finish();
 }
@@ -531,6 +559,7 @@ int main(void)
 		cmocka_unit_test(test_read_fault),
 		cmocka_unit_test(test_session_limit),
 		cmocka_unit_test(test_spread),
+		cmocka_unit_test(test_small_reads_together),
 	};
 
 	return cmocka_run_group_tests(tests, hand_set_up, NULL);
