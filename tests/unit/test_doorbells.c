@@ -182,11 +182,7 @@ static void an_agent_that_completes_work_is_not_rung(void **state)
 	turn_until_done(1);
 }
 
-/*
- * The worker's own turns: it polls, sets agent_sleeping, sleeps, wakes up, and clears
- * agent_sleeping.
- */
-static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
+static void poll_time_zero(void)
 {
 	struct data_config *cfg = malloc(sizeof(*cfg));
 
@@ -195,6 +191,15 @@ static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
 	cfg->poll_time_ns = 0;
 	worker_post(rig.worker, &(struct command){ .type = COMMAND_CONFIG, .config = cfg });
 	worker_turn(rig.worker, false);
+}
+
+/*
+ * The worker's own turns: it polls, sets agent_sleeping, sleeps, wakes up, and clears
+ * agent_sleeping.
+ */
+static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
+{
+	poll_time_zero();
 	for (unsigned i = 0; i < 20; i++) {
 		struct wsession *s = ring_rig_session(&rig, 1);
 
@@ -216,6 +221,42 @@ static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
 	}
 }
 
+static unsigned resuming, announced;
+
+/* The end of a slice gives a session work back that is of another transport, whose part of the turn is over. */
+static bool resume_progress(struct core *c, void *state)
+{
+	c->resumed = resuming-- > 0;
+	return false;
+}
+
+static bool resume_announce(struct core *c, void *state)
+{
+	announced++;
+	return false;
+}
+
+static void a_worker_does_not_sleep_beside_resumed_work(void **state)
+{
+	static const struct transport_ops ops = { .progress = resume_progress,
+						  .announce = resume_announce };
+	struct core *c = &rig.worker->core;
+	const struct transport_ops **last = &c->transports[c->n_transports - 1], *former = *last;
+
+	poll_time_zero();
+	*last = &ops;
+	resuming = 1;
+	announced = 0;
+	/* an event that waits ends the sleep */
+	dray_wake(rig.worker->command_fd);
+	worker_turn(rig.worker, true);
+	assert_int_equal(announced, 0);
+	dray_wake(rig.worker->command_fd);
+	worker_turn(rig.worker, true);
+	assert_int_equal(announced, 1);
+	*last = former;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -232,6 +273,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(an_agent_that_completes_work_is_not_rung, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_sets_agent_sleeping, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_resumed_work, setup,
 						teardown),
 	};
 

@@ -431,6 +431,7 @@ static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_cla
 			continue;
 		dray_list_add(&f->channel->flows, &f->link);
 		kick(c, x, f->channel);
+		c->resumed = true;
 	}
 }
 

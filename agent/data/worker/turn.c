@@ -165,6 +165,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	wsessions_send_again(w);
 	/* before the transports: a transfer whose wait word is set has slices for them */
 	next = xfers_tick(c);
+	c->resumed = false;
 	transports_each(c, i, progress)
 		more |= c->transports[i]->progress(c, c->transport_state[i]);
 	if (!did && !more) {
@@ -174,6 +175,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	}
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
+	more |= c->resumed;
 	rings_flush(w);
 	dray_spsc_flush(&w->events);
 	if (w->event_pending) {
