@@ -199,7 +199,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						      .pool = &a->pool,
 						      .up = &gpus_up,
 						      .regions = &a->regions,
-						      .rails = &a->rails });
+						      .rails = &a->rails,
+						      .state = &a->state_db });
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "GPUs: %s",
 				    dray_errno_text(ret));

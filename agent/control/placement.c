@@ -9,6 +9,7 @@
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
 #include "agent/control/agent.h"
+#include "agent/control/gpu/gpus.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
 #include "lib/log.h"
@@ -183,6 +184,7 @@ static void refill(void *arg)
 
 	hints_refill(a->hints);
 	segments_refill(a->segments);
+	gpus_rates_refill(a->gpus);
 }
 
 static void load_row(void *arg, enum state_kind kind, const union state_row *row)
@@ -193,6 +195,8 @@ static void load_row(void *arg, enum state_kind kind, const union state_row *row
 		segments_restore_preferred(a->segments, &row->preferred);
 	else if (kind == STATE_SEGMENT)
 		segments_restore(a->segments, &row->segment);
+	else if (kind == STATE_GPU_RATE)
+		gpus_rates_load(a->gpus, &row->gpu_rate);
 	else
 		hints_load(a->hints, &row->hint);
 }
@@ -249,7 +253,9 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 		ret = segments_start(a->segments, reterr);
 	if (ret < 0)
 		return ret;
-	state_load(a->state_db, 1u << STATE_PREFERRED | 1u << STATE_SEGMENT | 1u << STATE_HINT,
+	state_load(a->state_db,
+		   1u << STATE_PREFERRED | 1u << STATE_SEGMENT | 1u << STATE_HINT |
+			   1u << STATE_GPU_RATE,
 		   load_row, a);
 	hints_loaded(a->hints);
 	if (env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0 ||

@@ -7,6 +7,7 @@
 
 #include "agent/model/quota.h"
 #include "agent/model/transfer.h"
+#include "gpu/plugin.h"
 #include "schema/gen/data.h"
 #include "schema/gen/errors.h"
 #include "schema/gen/metrics.h"
@@ -47,4 +48,8 @@ struct data_counters {
 		size[DATA_TRANSPORTS]; /* by enum dmsg_transport */
 	/* the same, by enum dmsg_class */
 	struct data_phases phases[DATA_TRANSPORTS][DATA_CLASSES];
+	/* by device: what transfers of this agent's sessions read from its memory, and wrote to it */
+	struct data_gpu_bytes {
+		_Atomic uint64_t read, written;
+	} gpus[GPU_DEVICES_MAX];
 };

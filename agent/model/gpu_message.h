@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "agent/model/gpu_rates.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"
@@ -22,6 +23,7 @@ enum gpu_command {
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
 	GPU_LISTS, /* arg: GPU_LISTS_BYTES of pinned memory for this worker, borrowed for its life */
 	GPU_COPY_MEMORY, /* id: device; arg: struct gpu_copy_memory, borrowed until COPY_MEMORY_BACK; NULL: there is none now */
+	GPU_RATES, /* id: device; arg: const struct gpu_rates, borrowed for the worker's life */
 	GPU_PINNED, /* id: handle of a region of host memory: devices reach it until it is dropped, or UNPINNED */
 	GPU_UNPINNED, /* id: likewise. No device is up, so no copy reaches it */
 };
@@ -43,6 +45,8 @@ struct gpu_load {
 	_Atomic bool busy;
 	unsigned quick, slow; /* measurements of this sort in a row; of the worker that measures */
 	_Atomic int64_t wait_ns; /* of a kernel on the busy device, on average; 0: not seen yet */
+	_Atomic bool
+		measured; /* rates are being measured now; a worker that copies ends that by false */
 };
 
 /*
@@ -70,6 +74,8 @@ struct gpu_queues {
 		*pieces[GPU_LANE_COPY_N];   /* pinned room for the pieces of copies in flight */
 	uint32_t n_pieces, n_engine_pieces; /* of each queue of kernels, of engines */
 	struct gpu_load *load;
+	const struct gpu_rates *rates; /* until GPU_RATES */
+	uint32_t nvlink;               /* those of `peers` with NVLink; the others use PCIe */
 	enum dray_config_gpu_copy copy;
 	uint64_t copy_memory; /* bytes that a worker gets if it asks; 0: never */
 };

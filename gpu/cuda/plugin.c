@@ -7,6 +7,8 @@
 
 #include "schema/gen/errors.h"
 
+#define RELEASE_BYTES 24
+
 static void cuda_close(struct gpu_plugin *p)
 {
 	for (unsigned i = 0; i < p->n; i++)
@@ -17,9 +19,21 @@ static void cuda_close(struct gpu_plugin *p)
 
 DRAY_DEFINE_CLEANUP(struct gpu_plugin *, cuda_close);
 
+/* Of the kernel's driver; "" if /sys does not show it. */
+static void driver_release(char ret[RELEASE_BYTES])
+{
+	FILE *f = fopen("/sys/module/nvidia/version", "re");
+
+	if (!f || fscanf(f, "%23s", ret) != 1)
+		ret[0] = '\0';
+	if (f)
+		fclose(f);
+}
+
 static int cuda_open(struct gpu_plugin **ret, struct dray_err *reterr)
 {
 	dray_auto(cuda_close) struct gpu_plugin *p = calloc(1, sizeof(*p));
+	char release[RELEASE_BYTES];
 	int version = 0, r;
 	CUresult result;
 
@@ -35,8 +49,9 @@ static int cuda_open(struct gpu_plugin **ret, struct dray_err *reterr)
 	if (result != CUDA_SUCCESS)
 		return cuda_fail(reterr, result, "the CUDA driver cannot be initialized");
 	cuda.driver_version(&version);
-	snprintf(p->version, sizeof(p->version), "CUDA plug-in %s, driver for CUDA %d.%d",
-		 DRAY_VERSION, version / 1000, version % 1000 / 10);
+	driver_release(release);
+	snprintf(p->version, sizeof(p->version), "CUDA plug-in %s, driver %s%sfor CUDA %d.%d",
+		 DRAY_VERSION, release, *release ? " " : "", version / 1000, version % 1000 / 10);
 	r = cuda_devices_find(p, reterr);
 	if (r < 0)
 		return r;

@@ -170,6 +170,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
 	DRAY_CONFIG_KEY_GPU_COPY,
 	DRAY_CONFIG_KEY_GPU_COPY_MEMORY,
+	DRAY_CONFIG_KEY_GPU_MEASURE,
 	DRAY_CONFIG_KEY_GPU_STAGING,
 	DRAY_CONFIG_KEY_GPU_WINDOW,
 	DRAY_CONFIG_KEY_GPU_WINDOWS,
@@ -579,6 +580,13 @@ struct dray_config {
 		 * one. 0: no staged copies.
 		 */
 		int64_t copy_memory;
+		/*
+		 * Measure how fast each model of GPU copies, when one has started and is idle, for
+		 * at most a quarter of a second; a transfer ends it. The rates are remembered in
+		 * agent.state_dir, and with gpu.copy auto they decide what copies beside another
+		 * process. false: built-in rates of an H200, or those remembered.
+		 */
+		bool measure;
 		/*
 		 * Pinned host memory of each worker for bytes that no device can move directly;
 		 * allocated when the first GPU is used.

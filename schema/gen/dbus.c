@@ -397,6 +397,13 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu, bytes) },
 	/* Another process keeps it busy: kernels of the agent wait for their turn. */
 	{ "busy", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_gpu, busy) },
+	/*
+	 * How fast it copies, by which the agent chooses beside another process: measured on this
+	 * machine, built_in, partly measured, or abandoned: the driver did not end a measurement.
+	 */
+	{ "rates", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, rates) },
+	/* These rates for the copy kernel, in GB/s: within, nvlink, pcie, to_host and from_host. */
+	{ "kernel_rates", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, kernel_rates) },
 	/* Multiprocessors. */
 	{ "multiprocessors", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu,
 		multiprocessors) },
@@ -404,6 +411,11 @@ const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
 	{ "dmabuf", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_gpu, dmabuf) },
 	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
 	{ "peers", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, peers) },
+	/* Bytes that transfers of this agent's sessions read from its memory. */
+	{ "read_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu, read_bytes) },
+	/* Bytes that transfers of this agent's sessions wrote to its memory. */
+	{ "written_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
+		written_bytes) },
 };
 
 const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N] = {

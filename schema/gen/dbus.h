@@ -587,9 +587,13 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_REGIONS,
 	DRAY_DBUS_GPU_FIELD_BYTES,
 	DRAY_DBUS_GPU_FIELD_BUSY,
+	DRAY_DBUS_GPU_FIELD_RATES,
+	DRAY_DBUS_GPU_FIELD_KERNEL_RATES,
 	DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS,
 	DRAY_DBUS_GPU_FIELD_DMABUF,
 	DRAY_DBUS_GPU_FIELD_PEERS,
+	DRAY_DBUS_GPU_FIELD_READ_BYTES,
+	DRAY_DBUS_GPU_FIELD_WRITTEN_BYTES,
 	DRAY_DBUS_GPU_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N];
@@ -612,10 +616,21 @@ struct dray_dbus_gpu {
 	uint32_t regions; /* Regions on it. */
 	uint64_t bytes; /* Bytes of these regions. */
 	bool busy; /* Another process keeps it busy: kernels of the agent wait for their turn. */
+	/*
+	 * How fast it copies, by which the agent chooses beside another process: measured on this
+	 * machine, built_in, partly measured, or abandoned: the driver did not end a measurement.
+	 */
+	const char *rates;
+	/* These rates for the copy kernel, in GB/s: within, nvlink, pcie, to_host and from_host. */
+	const char *kernel_rates;
 	uint32_t multiprocessors; /* Multiprocessors. */
 	bool dmabuf; /* The GPU can export its memory as DMA-BUF, for RDMA devices. */
 	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
 	const char *peers;
+	/* Bytes that transfers of this agent's sessions read from its memory. */
+	uint64_t read_bytes;
+	/* Bytes that transfers of this agent's sessions wrote to its memory. */
+	uint64_t written_bytes;
 };
 
 enum dray_dbus_transfer_field {

@@ -471,7 +471,7 @@ const struct ctl_list ctl_list_paths = {
 
 const struct ctl_list ctl_list_gpus = {
 	DRAY_DBUS_METHOD_LIST_GPUS, "gpus", dray_dbus_gpu_fields,
-	DRAY_DBUS_GPU_FIELD_N, 15,
+	DRAY_DBUS_GPU_FIELD_N, 16,
 	{
 		{ "GPU", DRAY_DBUS_GPU_FIELD_INDEX },
 		{ "NAME", DRAY_DBUS_GPU_FIELD_NAME },
@@ -479,6 +479,7 @@ const struct ctl_list ctl_list_gpus = {
 		{ "PCI", DRAY_DBUS_GPU_FIELD_BDF },
 		{ "STATE", DRAY_DBUS_GPU_FIELD_STATE },
 		{ "BUSY", DRAY_DBUS_GPU_FIELD_BUSY },
+		{ "RATES", DRAY_DBUS_GPU_FIELD_RATES },
 		{ "MEMORY", DRAY_DBUS_GPU_FIELD_MEMORY },
 		{ "CONTEXT", DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES },
 		{ "COPY-MEMORY", DRAY_DBUS_GPU_FIELD_COPY_MEMORY_BYTES },

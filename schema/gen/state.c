@@ -26,6 +26,10 @@ const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION] = {
 	  "INSERT INTO hint_of_owner SELECT scope, source, uid, segment, CASE source "
 	  "WHEN 4 THEN 'default' ELSE '' END, score, put_ms, expires_ms FROM hint; DROP "
 	  "TABLE hint; ALTER TABLE hint_of_owner RENAME TO hint;" },
+	{ "Measured rates of GPUs.",
+	  "CREATE TABLE gpu_rate ( versions TEXT NOT NULL, gpu TEXT NOT NULL, bus TEXT "
+	  "NOT NULL, piece INTEGER NOT NULL, rate INTEGER NOT NULL, PRIMARY KEY "
+	  "(versions, gpu, bus, piece) ) STRICT, WITHOUT ROWID;" },
 };
 
 const char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {
@@ -45,6 +49,12 @@ const char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {
 	"DELETE FROM segment",
 	"SELECT name, probe, target, sources, state, since_ms, ready_ms, reason, "
 	"capacity, allocated, seen_ms FROM segment",
+	"INSERT OR REPLACE INTO gpu_rate (versions, gpu, bus, piece, rate) VALUES "
+	"(:versions, :gpu, :bus, :piece, :rate)",
+	"DELETE FROM gpu_rate WHERE versions = :versions AND gpu = :gpu AND bus = "
+	":bus AND piece = :piece",
+	"DELETE FROM gpu_rate",
+	"SELECT versions, gpu, bus, piece, rate FROM gpu_rate",
 	"INSERT INTO segment_event (segment, at_ms, old, new, reason) VALUES "
 	"(:segment, :at_ms, :old, :new, :reason)",
 	"DELETE FROM segment_event WHERE segment = :segment AND id <= (SELECT id FROM "
@@ -110,6 +120,21 @@ const struct state_format dray_state_formats[STATE_KIND_N] = {
 		.drop = DRAY_STATE_HINT_DROP,
 		.clear = DRAY_STATE_HINT_CLEAR,
 		.all = DRAY_STATE_HINT_ALL,
+	},
+	[STATE_GPU_RATE] = {
+		.fields = {
+			{ STATE_FIELD_NAME, offsetof(union state_row, gpu_rate.versions) },
+			{ STATE_FIELD_NAME, offsetof(union state_row, gpu_rate.gpu) },
+			{ STATE_FIELD_NAME, offsetof(union state_row, gpu_rate.bus) },
+			{ STATE_FIELD_U32, offsetof(union state_row, gpu_rate.piece) },
+			{ STATE_FIELD_U32, offsetof(union state_row, gpu_rate.rate) },
+		},
+		.n = 5,
+		.n_key = 4,
+		.save = DRAY_STATE_GPU_RATE_PUT,
+		.drop = DRAY_STATE_GPU_RATE_DROP,
+		.clear = DRAY_STATE_GPU_RATE_CLEAR,
+		.all = DRAY_STATE_GPU_RATE_ALL,
 	},
 	[STATE_EVENT] = {
 		.fields = {

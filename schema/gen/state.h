@@ -20,7 +20,7 @@ struct dray_state_migration {
 };
 
 /* The n-th, from 0, makes version n + 1. */
-#define DRAY_STATE_VERSION 2
+#define DRAY_STATE_VERSION 3
 extern const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION];
 
 enum dray_state_statement_id {
@@ -36,6 +36,10 @@ enum dray_state_statement_id {
 	DRAY_STATE_SEGMENT_DROP, /* name */
 	DRAY_STATE_SEGMENT_CLEAR, /* none */
 	DRAY_STATE_SEGMENT_ALL, /* none */
+	DRAY_STATE_GPU_RATE_PUT, /* versions, gpu, bus, piece, rate */
+	DRAY_STATE_GPU_RATE_DROP, /* versions, gpu, bus, piece */
+	DRAY_STATE_GPU_RATE_CLEAR, /* none */
+	DRAY_STATE_GPU_RATE_ALL, /* none */
 	DRAY_STATE_EVENT_ADD, /* segment, at_ms, old, new, reason */
 	DRAY_STATE_EVENT_TRIM, /* segment, keep */
 	DRAY_STATE_EVENT_TRIM_ALL, /* keep */
@@ -85,6 +89,15 @@ struct state_hint {
 	int64_t expires_ms; /* Time when it expires, milliseconds since 1970. */
 };
 
+/* Key: versions, gpu, bus and piece. */
+struct state_gpu_rate {
+	const char *versions; /* Of the CUDA plug-in and the driver; rates of others are removed. */
+	const char *gpu; /* Model of the GPU. */
+	const char *bus; /* within, nvlink, pcie, to_host or from_host. */
+	uint32_t piece; /* Bytes of each piece of a list for copy engines; 0: the copy kernel. */
+	uint32_t rate; /* Bytes a microsecond. */
+};
+
 /* The newest events of each segment, and of all segments, are kept. */
 struct state_event {
 	const char *segment; /* host:port. */
@@ -98,6 +111,7 @@ enum state_kind {
 	STATE_PREFERRED,
 	STATE_SEGMENT,
 	STATE_HINT,
+	STATE_GPU_RATE,
 	STATE_EVENT,
 	STATE_KIND_N,
 };
@@ -106,6 +120,7 @@ union state_row {
 	struct state_preferred preferred;
 	struct state_segment segment;
 	struct state_hint hint;
+	struct state_gpu_rate gpu_rate;
 	struct state_event event;
 };
 

@@ -2,7 +2,8 @@
 """Copies of scattered pieces beside engines that compute on the GPUs, without MPS: the rate of the copies, and what they cost the
 engines. The cost is the engine's time lost for each GB moved: (slow-down - 1) / slow-down x duration / GB.
 
-DRAY_BENCH_BEFORE names the build of another version, whose rounds alternate with those of this one.
+DRAY_BENCH_BEFORE names the build of another version. Two agents of the same build differ by more than 5 %, as long as they run. So
+in each round both agents and their engines start anew, measure in turns, and give one ratio, of their medians.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from suite import GIB, KIB, MIB, Side, in_a_row, scattered
 ROUNDS = int(os.environ.get("DRAY_BENCH_BUSY_ROUNDS", "7"))
 SHAPE = os.environ.get("DRAY_BENCH_BUSY_SHAPE", "")  # only labels that contain it
 LOAD = os.environ.get("DRAY_BENCH_BUSY_LOAD", "")  # likewise, of the load
+TURNS = 3  # of each agent in a round, when two versions are compared
 # Label, memory of destination and source of a read, size of a piece, pieces of a transfer, transfers in flight.
 SHAPES = (("between GPUs, 32 KiB pieces", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 64 pieces of 32 KiB", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 64, 1),
@@ -52,13 +54,38 @@ class Mover:
     """An agent with two engines, one of which reads pieces from the other."""
 
     def __init__(self, t, build, shape, size):
-        label, near, far, piece, self.batch, self.depth = shape
+        label, self.near, self.far, piece, self.batch, self.depth = shape
+        self.t, self.size, self.measures = t, size, build == harness.BUILD and not t.fake
         with drayd_of(build):
             self.agent = t.agent(f"agent-{build.name}")
-        self.here, self.there = (Side(t.engine(self.agent), kind, size, device) for kind, device in (near, far))
-        self.remote, _ = self.here.reach(self.there)
+        self.connect()
+        self.wait_for_rates()
         ops = scattered(piece, size)[:self.batch] if self.batch == 64 else scattered(piece, size)
-        self.ops = t.ops(in_a_row(ops, "memfd" in far) if label.endswith("a row") else ops)
+        self.ops = t.ops(in_a_row(ops, "memfd" in self.far) if label.endswith("a row") else ops)
+
+    def connect(self):
+        self.here, self.there = (Side(self.t.engine(self.agent), kind, self.size, device) for kind, device in (self.near, self.far))
+        self.remote, _ = self.here.reach(self.there)
+
+    def restart(self):
+        """The agent keeps its measured rates, and nothing else."""
+        for side in (self.here, self.there):
+            self.t.engines.remove(side.engine)
+            side.engine.close()
+        self.agent.stop()
+        self.agent.start()
+        self.connect()
+
+    def wait_for_rates(self):
+        """Copies would keep the agent from measuring. Earlier versions have none, and under MPS the agent does not ask for them."""
+        def started():
+            return [gpu for gpu in self.agent.ctl("gpus", "--json")["gpus"] if gpu["state"] == "ready"]
+
+        if not self.measures or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+            return
+        harness.until(lambda: (now := started()) and all(gpu["rates"] != "built_in" for gpu in now), "rates are measured")
+        for gpu in started():
+            self.t.say(f"{gpu['name']} {gpu['uuid']}: rates {gpu['rates']}; {gpu['kernel_rates']}")
 
     def words(self, n):
         return ("run", self.here.region, self.remote, "read", self.ops, n, self.batch, self.depth)
@@ -78,18 +105,45 @@ class Mover:
         return answer, seconds
 
 
-def measure(records, label, load_name, movers, loads):
-    """Alternates rounds of all versions."""
-    got = {name: [] for name in movers}
-    for mover in movers.values():  # lets the agent see the load
+def begin(movers, loads):
+    """Lets the agents see the load."""
+    for mover in movers.values():
         for _ in range(2):
             mover.beside(loads) if loads else mover.run(16)
-    alone = [statistics.median(load.run() for _ in range(3)) for load in loads]
-    for _ in range(ROUNDS):
+
+
+def turns(movers, loads, n):
+    """What each version got, in n turns."""
+    got = {name: [] for name in movers}
+    for _ in range(n):
         for name, mover in movers.items():
             got[name].append(mover.beside(loads) if loads else (mover.run(200 if mover.batch == 64 else 10), []))
-    if len(got) == 2:
-        compare(records, f"{label}, {load_name}", got)
+    return got
+
+
+def rounds_of_two(records, title, movers, loads):
+    """In each round both agents are new ones, and the other one is first."""
+    got, ratios = {name: [] for name in movers}, []
+    for i in range(ROUNDS):
+        ordered = dict(list(movers.items())[::-1 if i % 2 else 1])
+        for mover in ordered.values():
+            mover.restart()
+        begin(ordered, loads)
+        for name, answers in turns(ordered, loads, TURNS).items():
+            got[name] += answers
+        ours, before = (statistics.median(c.rate(answer) for answer, _ in v[-TURNS:]) for v in got.values())
+        ratios.append(ours / before)
+    compare(records, title, sorted(ratios))
+    return got
+
+
+def measure(records, label, load_name, movers, loads):
+    begin(movers, loads)
+    alone = [statistics.median(load.run() for _ in range(3)) for load in loads]
+    if len(movers) == 2:
+        got = rounds_of_two(records, f"{label}, {load_name}", movers, loads)
+    else:
+        got = turns(movers, loads, ROUNDS)
     for name, rounds in got.items():
         title = f"{label}, {load_name}{name}"
         rate = statistics.median(c.rate(a) / 1e9 for a, _ in rounds)
@@ -105,10 +159,8 @@ def measure(records, label, load_name, movers, loads):
             records.add(f"{title}: {which} loses for each GB", lost, "ms")
 
 
-def compare(records, title, got):
-    """The rate relative to the other version's in the round beside it, with the 95 % interval of its median."""
-    ours, before = ([c.rate(a) for a, _ in rounds] for rounds in got.values())
-    ratios = sorted(a / b for a, b in zip(ours, before))
+def compare(records, title, ratios):
+    """The rate relative to the other version's, in order, with the lower bound of the 95 % interval of its median."""
     rank = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
     records.add(f"{title}: rate relative to the version before", statistics.median(ratios), "", spread=ratios)
     records.add(f"{title}: the lower bound of its 95 % interval", ratios[rank], "", target=(">=", 0.95))

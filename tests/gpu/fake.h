@@ -23,9 +23,11 @@
  *   FAKE_GPU_LOSE=PATH    device N is lost as long as the file PATHN exists
  *   FAKE_GPU_HOLD=PATH    copies do not start while the file PATH exists
  *   FAKE_GPU_HOLD_IMPORT=PATH  import() waits while the file PATH exists
+ *   FAKE_GPU_HOLD_FREE=PATH  block_free() waits while the file PATH exists
  *   FAKE_GPU_BUSY=PATH    device N is busy while the file PATHN exists: kernels wait a millisecond. Without it devices
  *                         are shared, so that agents do not follow the load
- *   FAKE_GPU_DRY=1        copies complete at once without copying, to measure the cost around them
+ *   FAKE_GPU_DRY=1        copies complete at once without copying, to measure the cost around them; those of no pieces
+ *                         still wait on a busy device
  *   FAKE_GPU_STATUS=PATH  file for struct fake_gpu_status
  */
 #pragma once

@@ -23,7 +23,8 @@ struct fake_device {
 struct fake {
 	unsigned n;
 	bool no_peers, dmabuf, ordered, dry;
-	const char *fail, *lose, *hold, *hold_import, *refuse_pin, *busy; /* from the environment */
+	const char *fail, *lose, *hold, *hold_import, *hold_free, *refuse_pin,
+		*busy; /* from the environment */
 	uint64_t lose_after;
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };

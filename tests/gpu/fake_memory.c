@@ -286,6 +286,8 @@ int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 
 void fake_block_free(struct gpu_block *b)
 {
+	while (fake.hold_free && access(fake.hold_free, F_OK) == 0)
+		nanosleep(&(struct timespec){ .tv_nsec = HOLD_LOOK_NS }, NULL);
 	fake_range_del((uintptr_t)b->reserved);
 	unmap_block(b);
 	atomic_fetch_sub(&fake_gpu_status()->blocks, 1);

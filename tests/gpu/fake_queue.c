@@ -205,7 +205,7 @@ int fake_submit(struct gpu_queue *queue, const struct gpu_copy *c)
 {
 	struct queue *q = dray_container_of(queue, struct queue, q);
 
-	if (fake.dry) {
+	if (fake.dry && c->n) {
 		atomic_fetch_add_explicit(&q->done, 1, memory_order_release);
 		return 0;
 	}

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that order transfers, engines that are killed, PID namespaces, an idle agent, and the tools."""
 
+import contextlib
+import importlib.util
 import json
 import os
 import pathlib
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -157,6 +160,63 @@ def rest(t):
     t.drop(agent)
 
 
+def stops(t):
+    """A GPU without use is stopped; host memory stays, and is pinned again for the next start."""
+    label = "stops: host memory is pinned again with the next start"
+    if not t.wanted(label):
+        return
+    agent = t.agent(**{"gpu.idle_time": "100ms"})
+
+    def pinned():
+        return agent.ctl("status", "--json")["counters"]["dray_gpu_pinned_bytes"]
+
+    with t.case(label):
+        host = Side(t.engine(agent), "pool", 4 * MIB)
+        for _ in range(2):
+            engine = t.engine(agent)
+            device = Side(engine, "cuda_vmm", 4 * MIB)
+            harness.until(lambda: pinned() >= 4 * MIB, "host memory is pinned")
+            remote, _ = host.reach(device)
+            for direction in ("read", "write"):
+                t.move(host, device, remote, direction, scattered(16 * KIB, 4 * MIB), transport="gpu")
+            t.engines.remove(engine)
+            engine.close()
+            harness.until(lambda: {gpu["state"] for gpu in gpus(agent)} == {"unused"} and not pinned(), "the GPU is stopped")
+    t.close_engines()
+    t.drop(agent)
+
+
+def gpus(agent):
+    return agent.ctl("gpus", "--json")["gpus"]
+
+
+def rates(t):
+    """What an idle GPU does is measured when it has started."""
+    label = "rates: measured on idle GPUs"
+    if not t.wanted(label):
+        return
+    agent = t.agent()
+    with t.case(label):
+        if t.fake:
+            raise Skip("the fake's GPUs are shared, so their load decides nothing")
+        began = time.monotonic()
+        for device in range(min(2, len(t.gpus))):
+            Side(t.engine(agent), "cuda_vmm", 2 * MIB, device)
+        started = [gpu["uuid"] for gpu in t.gpus[:2]]
+        harness.until(lambda: {gpu["rates"] for gpu in gpus(agent) if gpu["uuid"] in started} <= {"measured", "partly"}, "rates")
+        t.say(f"known {time.monotonic() - began:.2f} s after the first region was asked for")
+        for gpu in gpus(agent):
+            t.say(f"{gpu['name']} {gpu['uuid']}: {gpu['rates']}; {gpu['kernel_rates']}")
+        harness.until(lambda: not agent.ctl("status", "--json")["counters"]["dray_gpu_copy_memory_bytes"], "nothing is left")
+    t.close_engines()
+    t.drop(agent)
+    with contextlib.closing(sqlite3.connect(agent.state_dir / "state.db")) as db:
+        for bus in ("within", "nvlink", "pcie", "to_host", "from_host"):
+            got = [f"{rate / 1000:g}" for rate, in db.execute("SELECT rate FROM gpu_rate WHERE bus = ? ORDER BY piece", (bus,))]
+            if got:
+                t.say(f"saved for {bus}, GB/s: kernel {got[0]}; copy engines, pieces of 4 KiB to 1 MiB: {', '.join(got[1:])}")
+
+
 def refused(t):
     """An extent beyond the end of its memory is refused with a reason."""
     agent = t.agent()
@@ -232,10 +292,31 @@ def plugin(t):
             run(t, [sys.executable, str(script)], 60)
 
 
+def connector(t):
+    """Worker sides of dray.vllm on tensors of PyTorch, between two GPUs of one agent and of two agents."""
+    ways = [(devices, pool, agents) for devices in ((0, 1), (0, 0)) for pool in ("pool", "none") for agents in (1, 2)]
+    script = ROOT / "tests/gpu/check_vllm.py"
+    for devices, pool, count in ways:
+        label = f"connector: GPU {devices[0]} to GPU {devices[1]}, {'memory of the wheel' if pool == 'pool' else 'memory of PyTorch'}, " \
+                f"{'one agent' if count == 1 else 'two agents over TCP'}"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            if t.fake or not importlib.util.find_spec("torch"):
+                raise Skip("no GPU" if t.fake else f"there is no PyTorch for {sys.executable}")
+            t.device(max(devices))
+            agents = [t.agent(f"connector-{i}") for i in range(count)]
+            try:
+                run(t, [sys.executable, str(script), agents[0].socket, agents[-1].socket, *(f"cuda:{n}" for n in devices), pool], 100)
+            finally:
+                for agent in agents:
+                    t.drop(agent)
+
+
 def run(t, argv, limit):
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
     t.say("\n".join(done.stdout.splitlines()[-25:]))
     assert done.returncode == 0, f"exit status {done.returncode}"
 
 
-PARTS = (words, deaths, namespaces, rest, refused, tools, plugin)
+PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, plugin, connector)

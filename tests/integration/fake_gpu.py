@@ -23,14 +23,14 @@ def uuid(device):
 
 class FakeGpus:
     """Fake GPUs: the settings and environment for an agent, the status of the plug-in, and faults. watched: copies follow
-    the load, which busy() sets."""
+    the load, which busy() sets. measured: with the rates of the fake, which differ from run to run."""
 
-    def __init__(self, directory, watched=False, **env):
+    def __init__(self, directory, watched=False, measured=False, **env):
         self.directory = directory
-        self.settings = {"gpu.plugin": PLUGIN}
+        self.settings = {"gpu.plugin": PLUGIN, "gpu.measure": "true" if measured else "false"}
         self.env = {"FAKE_GPU_STATUS": str(directory / "status"), "FAKE_GPU_LOSE": str(directory / "lose"),
                     "FAKE_GPU_HOLD": str(directory / "hold"), "FAKE_GPU_HOLD_IMPORT": str(directory / "hold_import"),
-                    "FAKE_GPU_REFUSE_PIN": str(directory / "refuse_pin"),
+                    "FAKE_GPU_HOLD_FREE": str(directory / "hold_free"), "FAKE_GPU_REFUSE_PIN": str(directory / "refuse_pin"),
                     **({"FAKE_GPU_BUSY": str(directory / "busy")} if watched else {}),
                     **{f"FAKE_GPU_{k.upper()}": str(v) for k, v in env.items()}}
 
@@ -53,7 +53,8 @@ class FakeGpus:
 
     @contextlib.contextmanager
     def held(self, what="hold"):
-        """Inside the block copies (hold) or the opening of handles (hold_import) do not finish, or nothing can be pinned (refuse_pin)."""
+        """Inside the block copies (hold), the opening of handles (hold_import) or the end of the agent's own memory (hold_free)
+        do not finish, or nothing can be pinned (refuse_pin)."""
         path = self.directory / what
         path.touch()
         try:

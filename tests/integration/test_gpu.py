@@ -628,6 +628,50 @@ def test_copies_follow_the_load(gpu_agent):
         assert metric(agent, "dray_gpu_busy") == 0
 
 
+def rates(agent):
+    return [gpu["rates"] for gpu in agent.ctl("gpus", "--json")["gpus"]]
+
+
+def test_rates_are_measured_once(gpu_agent):
+    """When a GPU is started and idle; they are known after a restart."""
+    agent, gpus = gpu_agent(watched=True, measured=True, dry=1)
+    gpus.busy(0)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1) as b:
+        add_vmm(client, a)
+        assert rates(agent) == ["built_in", "built_in"]  # it is busy
+        add_vmm(client, b)
+        until(lambda: rates(agent) == ["measured", "measured"], "the idle one of two of a model is measured")
+        log_has(agent, "rates of copies by kernels on Fake GPU", "nvlink")
+    # all of it was released, and saved
+    until(lambda: not gpus.status.blocks, "the memory of the measurement is free")
+    agent.stop()
+    gpus.busy(1)
+    agent.start()
+    with agent.wire() as client, GpuMemory(MIB, 0) as a:
+        add_vmm(client, a)
+        assert rates(agent) == ["measured", "measured"]
+
+
+def test_a_measurement_that_hangs(gpu_agent):
+    """It is abandoned. Requests do not wait for it: a GPU that is unused stays started, and one that is lost is refused."""
+    agent, gpus = gpu_agent({"gpu.idle_time": "100ms"}, watched=True, measured=True, dry=1)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a:
+        with gpus.held("hold_free"):
+            add_vmm(client, a).remove()
+            until(lambda: rates(agent) == ["abandoned", "built_in"], "the end of the time limit")
+            log_has(agent, "error", "does not end", "restart the agent", uuid(0))
+            # unused for fifty times gpu.idle_time
+            add_vmm(client, a)
+            gpus.lose(0)
+            expect("gpu_lost", add_vmm, client, a)
+            gpus.lose(0, lost=False)
+            assert "measurement does not end" in str(expect("gpu_lost", add_vmm, client, a))
+            assert "measurement does not end" in agent.ctl("gpus")
+        log_has(agent, "after all", uuid(0))
+        add_vmm(client, a)
+        until(lambda: rates(agent) == ["partly", "partly"], "rates without those between GPUs")
+
+
 def test_staged_copies(gpu_agent):
     """The memory for staged copies comes with the first one, is shown, and goes with the agent; killed clients disturb nothing."""
     agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "8MiB"})

@@ -299,6 +299,8 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu 
 					 .peers = "NVLink 1",
 					 .context_bytes = 500ull << 20,
 					 .bytes = 1ull << 40,
+					 .read_bytes = 7ull << 30,
+					 .written_bytes = 5ull << 30,
 					 .regions = 3 });
 	fn(arg, &(struct dray_dbus_gpu){ .index = 1,
 					 .uuid = "GPU-1",

@@ -45,6 +45,12 @@ static void on_preferred(struct rig *r, const struct state_preferred *p)
 		 p->preference, p->at_ms);
 }
 
+static void on_gpu_rate(struct rig *r, const struct state_gpu_rate *g)
+{
+	snprintf(next_line(&r->rows), sizeof(r->rows.line[0]), "gpu_rate %s %s %s %u %u",
+		 g->versions, g->gpu, g->bus, g->piece, g->rate);
+}
+
 static void on_row(void *arg, enum state_kind kind, const union state_row *row)
 {
 	if (kind == STATE_HINT)
@@ -53,6 +59,8 @@ static void on_row(void *arg, enum state_kind kind, const union state_row *row)
 		on_segment(arg, &row->segment);
 	else if (kind == STATE_EVENT)
 		on_event(arg, &row->event);
+	else if (kind == STATE_GPU_RATE)
+		on_gpu_rate(arg, &row->gpu_rate);
 	else
 		on_preferred(arg, &row->preferred);
 }

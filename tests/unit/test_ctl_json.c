@@ -90,9 +90,11 @@ static const struct list {
 	  dray_dbus_gpu_fields,
 	  DRAY_DBUS_GPU_FIELD_N,
 	  { "0|NVIDIA H200|GPU-00000000-1111-2222-3333-444444444444|0000:19:00.0|ready||150754820096|524288000|536870912|1|"
-	    "2097152|0|132|1|NVLink 1",
+	    "2097152|0|measured|within 1187.4, nvlink 318.0, pcie 50.0, to_host 51.9, from_host 50.2|132|1|"
+	    "NVLink 1|7516192768|18446744073709551615",
 	    "1|NVIDIA H200|GPU-1|0000:29:00.0|lost|an uncorrectable error|" BIGGEST
-	    "|0|0|0|0|1|4294967295|0|none" } },
+	    "|0|0|0|0|1|built_in|within 1100.0, nvlink 320.0, pcie 50.0, to_host 52.0, from_host 51.0|"
+	    "4294967295|0|none|0|5368709120" } },
 	{ DRAY_DBUS_METHOD_LIST_TRANSFERS,
 	  dray_dbus_transfer_fields,
 	  DRAY_DBUS_TRANSFER_FIELD_N,

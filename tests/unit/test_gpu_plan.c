@@ -392,11 +392,17 @@ static void ways(void **state)
 		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 0, KERNEL(0) },
 	};
 
+	static const enum gpu_bus buses[] = { [WITHIN] = GPU_BUS_WITHIN,
+					      [PEER] = GPU_BUS_NVLINK,
+					      [TO_HOST] = GPU_BUS_TO_HOST,
+					      [FROM_HOST] = GPU_BUS_FROM_HOST };
 	static const uint64_t sizes[] = { 0, 8 * MIB, 32 * MIB, 512 * MIB, 4096 * MIB };
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
 		struct gpu_way_question q = {
 			.kind = rows[i].kind,
+			.bus = buses[rows[i].kind],
+			.rates = &gpu_rates_built_in,
 			.setting = rows[i].setting,
 			.device = rows[i].device,
 			.busy = rows[i].busy,
@@ -427,6 +433,41 @@ static void ways(void **state)
 	}
 }
 
+/* The same question has another answer on a machine with other rates. */
+static void ways_by_measured_rates(void **state)
+{
+	struct gpu_rates rates = gpu_rates_built_in;
+	struct gpu_way_question q = { .kind = FROM_HOST,
+				      .bus = GPU_BUS_FROM_HOST,
+				      .rates = &rates,
+				      .setting = AUTO,
+				      .busy = true,
+				      .other = -1,
+				      .pieces = 32768,
+				      .bytes = 32768 * 16 * KIB,
+				      .run = 16 * KIB,
+				      .wait_ns = WAIT_NS };
+
+	assert_false(gpu_plan_way(&q).engines);
+	rates.engines[GPU_BUS_FROM_HOST][2] = 40000; /* pieces of 16 KiB */
+	assert_true(gpu_plan_way(&q).engines);
+	q = (struct gpu_way_question){ .kind = PEER,
+				       .rates = &rates,
+				       .setting = AUTO,
+				       .busy = true,
+				       .other = -1,
+				       .pieces = 4096,
+				       .bytes = 4096 * 256 * KIB,
+				       .memory = 512 * MIB,
+				       .wait_ns = WAIT_NS };
+	q.bus = GPU_BUS_NVLINK;
+	assert_true(gpu_plan_way(&q).engines);
+	rates.engines[GPU_BUS_NVLINK][6] = 3000;
+	assert_true(gpu_plan_way(&q).staged);
+	q.bus = GPU_BUS_PCIE;
+	assert_true(gpu_plan_way(&q).engines);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -434,6 +475,7 @@ int main(void)
 		cmocka_unit_test(engines),
 		cmocka_unit_test(paths),
 		cmocka_unit_test(ways),
+		cmocka_unit_test(ways_by_measured_rates),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

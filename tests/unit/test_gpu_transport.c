@@ -119,6 +119,11 @@ static void pages(void **state)
 		move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
 		assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
 		assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), 2ull * N * PAGE);
+		/* one READ from device 1 to device 0, and one WRITE back */
+		for (unsigned k = 0; k < 2; k++) {
+			assert_int_equal(g.rig.counters.gpus[k].read, 1ull * N * PAGE);
+			assert_int_equal(g.rig.counters.gpus[k].written, 1ull * N * PAGE);
+		}
 		gpu_rig_deinit(&g);
 	}
 	free(ops);

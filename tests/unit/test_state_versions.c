@@ -21,6 +21,7 @@ static int fds_before;
 static const struct dray_state_migration later[] = {
 	{ "first", NULL },
 	{ "second", NULL },
+	{ "third", NULL },
 	{ "a column and a table",
 	  "ALTER TABLE segment ADD COLUMN zone TEXT NOT NULL DEFAULT 'here';"
 	  "CREATE TABLE zone (name TEXT NOT NULL PRIMARY KEY) STRICT, WITHOUT ROWID;"
@@ -110,7 +111,9 @@ static void every_version_is_read(void **state)
 	for (unsigned v = 1; v <= DRAY_STATE_VERSION; v++) {
 		assert_true(copy_golden(v));
 		rig_open(&r, dir);
-		assert_int_equal(r.loaded, 5);
+		assert_int_equal(r.loaded, v < 3 ? 5 : 6);
+		assert_int_equal(rig_has(&r, "gpu_rate plug-in 1 NVIDIA H200 nvlink 4096 7400"),
+				 v >= 3);
 		assert_true(rig_has(&r, "hint model-a 4 1000 10.0.0.1:50053 7 1700000000000 "
 					"1700086400000"));
 		assert_true(rig_has(&r, "hint  1 0 [fd00::1]:50053 0 1700000000001 1700086400001"));
@@ -138,19 +141,19 @@ static void migrations_continue_from_each_version(void **state)
 
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_true(info.created);
-	assert_int_equal(sql("PRAGMA user_version"), 4);
+	assert_int_equal(sql("PRAGMA user_version"), DRAY_STATE_VERSION + 2);
 	assert_int_equal(unlink(path), 0);
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_false(info.created);
 	assert_int_equal(info.version, 1);
-	assert_int_equal(sql("PRAGMA user_version"), 4);
+	assert_int_equal(sql("PRAGMA user_version"), DRAY_STATE_VERSION + 2);
 	assert_int_equal(sql("SELECT count(*) FROM segment WHERE zone = 'here'"), 1);
 	assert_int_equal(sql("SELECT count(*) FROM zone"), 1);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 	/* the migrations run once */
 	assert_int_equal(open_with(&schema, &info, msg), 0);
-	assert_int_equal(info.version, 4);
+	assert_int_equal(info.version, DRAY_STATE_VERSION + 2);
 	assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 }
 
@@ -162,10 +165,10 @@ static void a_newer_version_is_refused(void **state)
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 	assert_int_equal(open_with(&database_state_schema, &info, msg), DATABASE_E_NEWER);
-	assert_int_equal(info.version, 4);
-	assert_non_null(strstr(msg, "of version 4, this release knows 2"));
+	assert_int_equal(info.version, DRAY_STATE_VERSION + 2);
+	assert_non_null(strstr(msg, "of version 5, this release knows 3"));
 	/* and the file was not changed */
-	assert_int_equal(sql("PRAGMA user_version"), 4);
+	assert_int_equal(sql("PRAGMA user_version"), DRAY_STATE_VERSION + 2);
 	assert_int_equal(open_with(&schema, &info, msg), 0);
 }
 
@@ -175,7 +178,8 @@ static void a_migration_that_fails_changes_nothing(void **state)
 	struct database_info info;
 	char msg[240];
 
-	migrations[3].text = "UPDATE hint SET score = 99; UPDATE absent SET a = 1;";
+	migrations[DRAY_STATE_VERSION + 1].text =
+		"UPDATE hint SET score = 99; UPDATE absent SET a = 1;";
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), DATABASE_E_CORRUPT);
 	if (!strstr(msg, "no such table: absent"))
@@ -208,7 +212,7 @@ static void a_migration_on_a_disk_that_fails_changes_nothing(void **state)
 		assert_int_equal(sql("SELECT integrity_check = 'ok' FROM pragma_integrity_check"),
 				 1);
 		assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"),
-				 sql("PRAGMA user_version") == 4 ? 8 : 7);
+				 sql("PRAGMA user_version") == DRAY_STATE_VERSION + 2 ? 8 : 7);
 		assert_int_equal(open_with(&schema, &info, msg), 0);
 		assert_int_equal(sql("SELECT score FROM hint WHERE scope = 'model-a'"), 8);
 	}

@@ -336,6 +336,7 @@ static void run(bool peers)
 {
 	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, region_close_fds };
 	static struct rails *const rails;
+	static struct state *const state_db;
 	struct fake_gpu_status *status = fake_gpu_status();
 	struct world w = { .ops = gpu_plugin_ops };
 	struct lab *l;
@@ -349,7 +350,8 @@ static void run(bool peers)
 								 .pool = &l->pool,
 								 .up = &up,
 								 .regions = &l->regions,
-								 .rails = &rails }),
+								 .rails = &rails,
+								 .state = &state_db }),
 			 0);
 	w.ops.notify = notify;
 	l->gpus->ops = &w.ops;

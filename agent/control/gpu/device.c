@@ -197,11 +197,14 @@ static void start_done(struct dray_job *j)
 			"copies between the GPU and some of its peers are staged: %s gpu=%s peers=%x",
 			d->peers_err.msg, d->info.uuid, d->info.peers & ~d->peers);
 	tell_staging(d);
-	for (unsigned w = 0; w < g->n_workers; w++)
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		d->queues[w].rates = d->rates;
 		gpus_tell(g, w, GPU_UP, d->index, &d->queues[w]);
+	}
 	pins_begin(g);
 	memories_step(g, NULL);
 	gpu_device_check(d);
+	gpu_rates_step(g);
 }
 
 void gpu_device_start(struct gpu_device *d)
@@ -265,6 +268,11 @@ static int handle_idle(sd_event_source *source, uint64_t usec, void *arg)
 	d->idle = sd_event_source_disable_unref(d->idle);
 	if (d->state != DEVICE_READY || is_needed(d))
 		return 0;
+	/* It takes requests as long as it is started, so it does not leave before its measurement has ended. */
+	if (d->measured) {
+		gpu_rates_stop(d->gpus);
+		return 0;
+	}
 	d->state = DEVICE_LEAVING;
 	tell_down(d);
 	return 0;
@@ -282,11 +290,31 @@ static void idle_begin(struct gpu_device *d)
 		d->idle = NULL;
 }
 
+/* The driver does not return, so the device cannot be stopped and started again: requests that wait for that are refused. */
+static void set_hanging(struct gpu_device *d, const char *what)
+{
+	d->hangs = true;
+	d->error = -EIO;
+	d->err = DRAY_ERR_NULL;
+	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST, "GPU %s hangs: its %s; restart the agent",
+		     d->info.uuid, what);
+	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+	memories_refuse(d);
+}
+
 void gpu_device_check(struct gpu_device *d)
 {
 	if (d->state == DEVICE_READY && !is_needed(d))
 		idle_begin(d);
-	if (d->state != DEVICE_ENDED || d->memories)
+	if (d->state != DEVICE_ENDED)
+		return;
+	if (d->measured) {
+		if (gpu_rates_hang(d))
+			set_hanging(d, "measurement does not end");
+		return;
+	}
+	d->hangs = false;
+	if (d->memories)
 		return;
 	d->state = DEVICE_STOPPING;
 	dray_jobs_add(d->gpus->opener, &d->job, stop_run, stop_done);
@@ -301,6 +329,7 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 	d->state = DEVICE_LEAVING;
 	d->lost = true;
 	g->lost++;
+	gpu_rates_stop(g);
 	snprintf(d->reason, sizeof(d->reason), "%s", why);
 	log_error(AREA, "the GPU is lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s",
 		  d->regions, why, d->info.uuid, d->info.bdf);
@@ -341,13 +370,7 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct gpu_device *d = arg;
 
-	d->hangs = true;
-	d->error = -EIO;
-	d->err = DRAY_ERR_NULL;
-	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
-		     "GPU %s hangs: its %s do not end; restart the agent", d->info.uuid,
-		     d->lost ? "copies" : "queues");
-	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+	set_hanging(d, d->lost ? "copies do not end" : "queues do not end");
 	if (d->lost)
 		log_lost_hangs(d);
 	else
@@ -355,7 +378,6 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 			AREA,
 			"the unused GPU does not stop, because the driver does not release its queues; restart the agent gpu=%s address=%s",
 			d->info.uuid, d->info.bdf);
-	memories_refuse(d);
 	return 0;
 }
 

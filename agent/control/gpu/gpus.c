@@ -27,6 +27,8 @@ int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 	dray_list_init(&g->announcements);
 	dray_list_init(&g->host_regions);
 	dray_list_init(&g->pins);
+	dray_list_init(&g->rates.known);
+	dray_list_init(&g->rates.published);
 	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s",
 		 g->cfg->gpu.enable ? "not loaded yet" : "not used (gpu.enable is false)");
 	*ret = g;
@@ -60,6 +62,7 @@ static void load_done(struct dray_job *j)
 	g->plugin_state = PLUGIN_READY;
 	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s", g->ops->version(g->plugin));
 	gpu_devices_find(g);
+	gpu_rates_found(g);
 	log_info(AREA, "plug-in %s is loaded: %s gpus=%u", g->ops->name, g->plugin_text, g->n);
 	memories_step(g, NULL);
 	announcements_step(g);
@@ -154,7 +157,8 @@ bool gpus_free(struct gpus *g)
 	if (!g)
 		return true;
 	/* the queued jobs run to their end, and end_run() releases their results after them */
-	ended = jobs_free(g->pinner);
+	ended = gpu_rates_free(g);
+	ended = jobs_free(g->pinner) && ended;
 	for (unsigned i = 0; i < g->n; i++) {
 		sd_event_source_disable_unref(g->devices[i].idle);
 		sd_event_source_disable_unref(g->devices[i].late);
@@ -167,6 +171,7 @@ bool gpus_free(struct gpus *g)
 		return false;
 	host_regions_free(g);
 	announcements_free(g);
+	gpu_rates_end(g);
 	free(g);
 	return true;
 }
@@ -191,29 +196,45 @@ static bool is_busy(const struct gpu_device *d)
 	       atomic_load_explicit(&d->load.busy, memory_order_relaxed);
 }
 
+/* Fills the bytes that transfers moved, of all workers. */
+static void add_moved(const struct gpus *g, struct dray_dbus_gpu *gpu)
+{
+	for (unsigned i = 0; i < g->deps.pool->n; i++) {
+		const struct data_gpu_bytes *moved =
+			&worker_counters(g->deps.pool->workers[i])->gpus[gpu->index];
+
+		gpu->read_bytes += atomic_load_explicit(&moved->read, memory_order_relaxed);
+		gpu->written_bytes += atomic_load_explicit(&moved->written, memory_order_relaxed);
+	}
+}
+
 void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg)
 {
 	for (unsigned i = 0; i < g->n; i++) {
 		const struct gpu_device *d = &g->devices[i];
-		char peers[GPU_PEERS_BYTES];
+		char peers[GPU_PEERS_BYTES], rates[GPU_RATES_BYTES];
+		struct dray_dbus_gpu gpu = {
+			.index = i,
+			.name = d->info.name,
+			.uuid = d->info.uuid,
+			.bdf = d->info.bdf,
+			.memory = d->info.memory,
+			.multiprocessors = d->info.multiprocessors,
+			.dmabuf = d->info.dmabuf,
+			.peers = gpu_peers_text(&d->info, i, peers),
+			.state = state_name(d),
+			.busy = is_busy(d),
+			.rates = gpu_device_rates(d),
+			.kernel_rates = gpu_device_rates_text(d, rates),
+			.reason = d->excluded ? "not in gpu.devices" : d->reason,
+			.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
+			.copy_memory_bytes = copy_memory_bytes(d),
+			.bytes = d->bytes,
+			.regions = d->regions,
+		};
 
-		fn(arg, &(struct dray_dbus_gpu){
-				.index = i,
-				.name = d->info.name,
-				.uuid = d->info.uuid,
-				.bdf = d->info.bdf,
-				.memory = d->info.memory,
-				.multiprocessors = d->info.multiprocessors,
-				.dmabuf = d->info.dmabuf,
-				.peers = gpu_peers_text(&d->info, i, peers),
-				.state = state_name(d),
-				.busy = is_busy(d),
-				.reason = d->excluded ? "not in gpu.devices" : d->reason,
-				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
-				.copy_memory_bytes = copy_memory_bytes(d),
-				.bytes = d->bytes,
-				.regions = d->regions,
-			});
+		add_moved(g, &gpu);
+		fn(arg, &gpu);
 	}
 }
 

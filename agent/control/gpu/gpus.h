@@ -18,6 +18,8 @@
 struct gpus;
 struct rails;
 struct regions;
+struct state;
+struct state_gpu_rate;
 struct gpu_memory; /* the opened handles of one region */
 struct gpu_announcement;
 struct gpu_host; /* pinned host memory of a window */
@@ -39,6 +41,7 @@ struct gpus_deps {
 	/* set before the first upcall */
 	struct regions *const *regions;
 	struct rails *const *rails;
+	struct state *const *state; /* that keeps measured rates; NULL in it: nothing is kept */
 };
 
 int gpus_new(struct gpus **ret, const struct gpus_deps *deps);
@@ -54,6 +57,10 @@ struct gpu_announcement *gpus_announce(struct gpus *g, const char *device);
 void gpus_announce_end(struct gpu_announcement *a);
 /* Starts every device that may be used, if gpu.keep is set. Once, when the agent starts. */
 void gpus_keep(struct gpus *g);
+
+/* A row of the state, at the start; and all rows for a refill. */
+void gpus_rates_load(struct gpus *g, const struct state_gpu_rate *r);
+void gpus_rates_refill(struct gpus *g);
 
 /* One handle of a region, and the used part of its allocation. */
 struct gpu_part {

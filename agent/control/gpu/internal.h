@@ -2,20 +2,22 @@
 /*
  * Shared by the files of this folder alone.
  *
- * Two threads call the plug-in: the opener starts devices and opens and closes memory of clients, which requests wait for;
- * the pinner pins host memory, which may take seconds for each region. A lost device may hang, so its queues end on a
- * thread of its own. The control thread reads the results of a job after the job. A device is stopped when it is lost and
+ * Three threads call the plug-in: the opener starts devices and opens and closes memory of clients, which requests wait for;
+ * the pinner pins host memory, which may take seconds for each region; a third one measures rates. A lost device may hang,
+ * so its queues end on a thread of its own. The control thread reads the results of a job after the job. A device is stopped when it is lost and
  * has no memory left, or has been unused for gpu.idle_time.
  */
 #pragma once
 
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/gpu/measure.h"
 #include "agent/model/gpu_message.h"
 #include "agent/process/jobs.h"
 #include "lib/list.h"
 
 #define AREA "gpu"
 #define GPU_NAME_BYTES 72 /* of a device, as clients name it */
+#define GPU_RATES_BYTES 128
 /* Of the threads: the driver's code expects the usual size. */
 #define STACK_BYTES (8ul << 20)
 /* Copies in flight without a wait for room, times the pieces of each. */
@@ -62,12 +64,14 @@ struct gpu_device {
 	uint64_t context_bytes, bytes;
 	uint32_t regions, memories; /* open; open or under construction, also of the agent's own */
 	uint32_t announced;         /* by sessions */
-	bool lost;                  /* since its start */
-	unsigned in_use_by;         /* workers that still use a device that is leaving */
-	sd_event_source *idle;      /* gpu.idle_time of a device that is unused */
-	sd_event_source *late;      /* time limit of the end of its queues */
-	bool hangs;                 /* its end passed the time limit; see err */
-	struct gpu_load load;       /* since its start */
+	bool measured; /* a thread measures rates with it: it is not stopped before the end of that */
+	const struct gpu_rates *rates;
+	bool lost;             /* since its start */
+	unsigned in_use_by;    /* workers that still use a device that is leaving */
+	sd_event_source *idle; /* gpu.idle_time of a device that is unused */
+	sd_event_source *late; /* time limit of the end of its queues */
+	bool hangs;            /* its end passed the time limit; see err */
+	struct gpu_load load;  /* since its start */
 	struct copy_memory copy_memory;
 	struct gpu_queues queues[WORKERS_MAX];
 	/* of the job */
@@ -104,6 +108,23 @@ struct gpus {
 	struct gpu_staging staging[WORKERS_MAX];
 	void *lists[WORKERS_MAX]; /* likewise, for lists of operations */
 	bool staging_tried, staging_told;
+	struct {
+		struct dray_list known, published;
+		unsigned n_known;
+		struct dray_jobs *thread;  /* NULL until the first measurement */
+		struct gpu_device *device; /* that is measured now; NULL: none */
+		struct gpu_device *peer;   /* likewise, for copies between the two */
+		unsigned next;             /* where the search for the next device begins */
+		sd_event_source *retry;
+		uint64_t pause_us;
+		sd_event_source *late; /* time limit of a measurement */
+		bool abandoned; /* it passed the limit, and the thread still uses its devices */
+		/* of the job */
+		struct gpu_measure measure;
+		int error;
+		struct dray_err err;
+		struct dray_job job;
+	} rates; /* rates.c */
 	/* pin.c */
 	bool pinning; /* since a device was started, until none is */
 	struct dray_list host_regions, pins;
@@ -139,6 +160,8 @@ void announcements_step(struct gpus *g);
 void announcements_free(struct gpus *g);
 
 /* --- queues.c --- */
+/* Kernels of other processes take turns with the agent's there, and the agent may copy in another way. */
+bool gpu_device_follows_load(const struct gpu_device *d);
 int queues_make(struct gpu_device *d, struct dray_err *reterr);
 void queues_free(struct gpu_device *d);
 /* Allocates staging memory and memory for lists of operations for every worker, as far as possible. */
@@ -165,6 +188,24 @@ void copy_memories_free_held(struct gpus *g);
 void copy_memory_release(struct gpu_device *d);
 /* Bytes in use; 0: none. */
 uint64_t copy_memory_bytes(const struct gpu_device *d);
+
+/* --- rates.c --- */
+/* The devices are known: gives them the rates that were saved. */
+void gpu_rates_found(struct gpus *g);
+/* Measures what is not known of devices that are started, one after another. */
+void gpu_rates_step(struct gpus *g);
+/* Ends a measurement that goes on. */
+void gpu_rates_stop(struct gpus *g);
+/* The measurement of rates that uses the device passed its time limit, and did not end. */
+bool gpu_rates_hang(const struct gpu_device *d);
+/* measured, partly, built_in or abandoned. */
+const char *gpu_device_rates(const struct gpu_device *d);
+/* Those of the kernel, in GB/s. */
+const char *gpu_device_rates_text(const struct gpu_device *d, char ret[GPU_RATES_BYTES]);
+/* At the end. False: a call into the driver does not return. */
+bool gpu_rates_free(struct gpus *g);
+/* After the threads. */
+void gpu_rates_end(struct gpus *g);
 
 /* --- host.c --- */
 /* At the end, on the opener's thread: frees all. */

@@ -35,8 +35,7 @@ static int queue_make(struct gpu_device *d, struct gpu_queues *q, unsigned lane,
 	return ret;
 }
 
-/* Whether kernels of other processes take turns with the agent's, and the agent may copy in another way. */
-static bool is_watched(const struct gpu_device *d)
+bool gpu_device_follows_load(const struct gpu_device *d)
 {
 	return d->gpus->cfg->gpu.copy == DRAY_CONFIG_GPU_COPY_AUTO && !d->info.shared;
 }
@@ -49,6 +48,7 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 	atomic_init(&d->load.due_ns, 0);
 	atomic_init(&d->load.busy, false);
 	atomic_init(&d->load.wait_ns, 0);
+	atomic_init(&d->load.measured, false);
 	d->load.quick = d->load.slow = 0;
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_queues *q = &d->queues[w];
@@ -61,10 +61,11 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .n_pieces = QUEUE_PIECES,
 					  .n_engine_pieces = ENGINE_PIECES,
 					  .load = &d->load,
+					  .nvlink = d->info.nvlink,
 					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy,
 					  .copy_memory = (uint64_t)g->cfg->gpu.copy_memory };
 		for (unsigned lane = 0; lane < GPU_LANE_N && ret >= 0; lane++)
-			if (lane != GPU_LANE_PROBE || is_watched(d))
+			if (lane != GPU_LANE_PROBE || gpu_device_follows_load(d))
 				ret = queue_make(d, q, lane, reterr);
 	}
 	return ret;

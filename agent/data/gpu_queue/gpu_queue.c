@@ -62,6 +62,7 @@ struct lane {
 
 struct port {
 	const struct gpu_queues *given; /* NULL: not up */
+	const struct gpu_rates *rates;
 	bool lost, going;
 	struct lane lanes[GPU_LANE_COPY_N]; /* by enum gpu_lane */
 	struct gpu_probe probe;
@@ -177,6 +178,7 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 
 	dray_assert(!p->given);
 	p->given = q;
+	p->rates = q->rates;
 	p->lost = p->going = false;
 	p->probe = (struct gpu_probe){ 0 };
 	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++) {
@@ -191,6 +193,11 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 		l->submitted = l->announced =
 			atomic_load_explicit(l->queue->done, memory_order_acquire);
 	}
+}
+
+void gpu_queues_rates(struct core *c, unsigned device, const struct gpu_rates *rates)
+{
+	c->gpu->ports[device].rates = rates;
 }
 
 /* The device's queues are no longer used. A task's done() may end other tasks and get here first. */
@@ -290,6 +297,15 @@ static int64_t duration(const struct gpu_copy *copy)
 	return LAUNCH_NS + (int64_t)(copy->bytes / bytes_a_ns[copy->route]);
 }
 
+/* Rates are measured only while there is nothing to copy. */
+static void measurement_ends(const struct port *p)
+{
+	struct gpu_load *l = p->given->load;
+
+	if (l && atomic_load_explicit(&l->measured, memory_order_relaxed))
+		atomic_store_explicit(&l->measured, false, memory_order_relaxed);
+}
+
 int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
 	       struct gpu_task *t)
 {
@@ -300,6 +316,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 
 	if (!gpu_is_up(c, device))
 		return -EIO;
+	measurement_ends(p);
 	copy->n = n;
 	own = copy->pieces;
 	if (room(l, &skip) < (own ? 1 : n))
@@ -404,6 +421,20 @@ int64_t gpu_wait_ns(const struct core *c, unsigned device)
 	if (port_is_up(p) && p->given->load)
 		ns = atomic_load_explicit(&p->given->load->wait_ns, memory_order_relaxed);
 	return ns ? ns : WAIT_NS;
+}
+
+const struct gpu_rates *gpu_rates(const struct core *c, unsigned device)
+{
+	const struct port *p = &c->gpu->ports[device];
+
+	return p->rates ? p->rates : &gpu_rates_built_in;
+}
+
+enum gpu_bus gpu_bus_between(const struct core *c, unsigned device, unsigned other)
+{
+	const struct port *p = &c->gpu->ports[device];
+
+	return port_is_up(p) && p->given->nvlink >> other & 1 ? GPU_BUS_NVLINK : GPU_BUS_PCIE;
 }
 
 uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device)

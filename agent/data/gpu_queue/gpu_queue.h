@@ -40,6 +40,9 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 /* The device is up. */
 enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device);
 uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device);
+const struct gpu_rates *gpu_rates(const struct core *c, unsigned device);
+/* Between the device and another one. */
+enum gpu_bus gpu_bus_between(const struct core *c, unsigned device, unsigned other);
 /* Other processes keep the device busy, as far as was seen; kernels of this agent wait there. */
 bool gpu_is_busy(const struct core *c, unsigned device);
 /* How long a kernel of this agent waits there while it is busy. */
@@ -61,6 +64,8 @@ int gpu_queues_init(struct core *c);
 /* Waits up to a second for callbacks of the plug-in that still write to the worker's descriptor. */
 void gpu_queues_deinit(struct core *c);
 void gpu_queues_up(struct core *c, const struct gpu_queues *q);
+/* The device has other rates now. */
+void gpu_queues_rates(struct core *c, unsigned device, const struct gpu_rates *rates);
 /* Ends the copies in flight, then sends GPU_GONE, possibly inside the call. */
 void gpu_queues_down(struct core *c, unsigned device);
 

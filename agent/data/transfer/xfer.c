@@ -333,6 +333,19 @@ static void xfer_complete(struct core *c, struct xfer *x)
 	xfer_end(c, x);
 }
 
+void xfer_gpus_moved(struct core *c, const struct xfer *x, uint64_t bytes)
+{
+	bool read = x->direction == DMSG_DIRECTION_READ;
+	const struct object *from = read ? x->target : x->local, *to = read ? x->local : x->target;
+	struct data_gpu_bytes *gpus = c->counters->gpus;
+
+	/* without a target, the other memory is a peer's */
+	if (from && object_region(from)->memory == REGION_GPU)
+		shared_count(&gpus[object_region(from)->gpu].read, bytes);
+	if (to && object_region(to)->memory == REGION_GPU)
+		shared_count(&gpus[object_region(to)->gpu].written, bytes);
+}
+
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail)
 {
 	struct xfer *x = s->xfer;

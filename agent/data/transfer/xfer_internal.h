@@ -74,12 +74,17 @@ void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err);
 /* It no longer counts as waiting for its word. */
 void xfer_wait_over(struct xfer *x);
 
+/* Counts bytes of a transfer on GPU memory for each of its devices. */
+void xfer_gpus_moved(struct core *c, const struct xfer *x, uint64_t bytes);
+
 /* A slice of that many bytes is in place. */
 static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)
 {
 	x->bytes_done += bytes;
 	shared_count(&x->session->shared->bytes_moved, bytes);
 	core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
+	if (x->gpu_path)
+		xfer_gpus_moved(c, x, bytes);
 }
 
 /* The transfer has ended: stores the set word, tells the client, counts and records. */

@@ -253,12 +253,30 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	gpu_path_ready(p);
 }
 
+static uint8_t other_side(const struct gpu_path *p, const struct xfer *x)
+{
+	uint8_t local = object_region(x->local)->gpu, target = object_region(x->target)->gpu;
+
+	return local == p->device ? target : local;
+}
+
+/* What the bytes of a transfer pass through. */
+static enum gpu_bus bus_of(const struct core *c, const struct gpu_path *p, const struct xfer *x)
+{
+	static const enum gpu_bus buses[GPU_ROUTE_N] = { [GPU_WITHIN] = GPU_BUS_WITHIN,
+							 [GPU_TO_HOST] = GPU_BUS_TO_HOST,
+							 [GPU_FROM_HOST] = GPU_BUS_FROM_HOST };
+
+	if (p->kind == GPU_PATH_PEER)
+		return gpu_bus_between(c, p->device, other_side(p, x));
+	return buses[gpu_plan_limits[p->kind].route];
+}
+
 /* The device on the other side of a copy between two, if it can make the copy too. */
 static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
 			const struct xfer *x)
 {
-	uint8_t local = object_region(x->local)->gpu, target = object_region(x->target)->gpu;
-	uint8_t other = local == p->device ? target : local;
+	uint8_t other = other_side(p, x);
 
 	return p->kind == GPU_PATH_PEER && g->peers[other] >> p->device & 1 ? other : -1;
 }
@@ -286,6 +304,8 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, stru
 {
 	struct gpu_way_question q = {
 		.kind = p->kind,
+		.bus = bus_of(c, p, s->xfer),
+		.rates = gpu_rates(c, p->device),
 		.setting = gpu_copy_setting(c, p->device),
 		.device = p->device,
 		.busy = gpu_is_busy(c, p->device),
@@ -558,6 +578,9 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		break;
 	case GPU_COPY_MEMORY:
 		gpu_relay_given(c, g, (unsigned)m->id, m->arg);
+		break;
+	case GPU_RATES:
+		gpu_queues_rates(c, (unsigned)m->id, m->arg);
 		break;
 	case GPU_PINNED:
 	case GPU_UNPINNED:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "agent/data/transport/local/local.h"
+#include "agent/model/gpu_rates.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
 
@@ -57,6 +58,8 @@ struct gpu_way {
 
 struct gpu_way_question {
 	enum gpu_path_kind kind; /* not through staging memory on the host */
+	enum gpu_bus bus;        /* the path's */
+	const struct gpu_rates *rates;
 	enum dray_config_gpu_copy setting;
 	uint8_t device; /* the path's */
 	bool busy;

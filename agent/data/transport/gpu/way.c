@@ -18,28 +18,6 @@
 #define ENGINES_SHARE 50
 #define TIME_SHARE 8
 
-/* Sizes of pieces in a table of rates: 4 KiB << i. */
-#define RATE_SIZES 9u
-#define RATE_SIZE_MIN 4096u
-
-/* What an idle H200 does, in bytes a microsecond. Others differ, but the ratios between the ways less. */
-static const struct {
-	uint32_t kernel[GPU_ROUTE_N];
-	uint32_t engines[GPU_ROUTE_N][RATE_SIZES]; /* lists of pieces of that size */
-} rates = {
-	.kernel = { [GPU_WITHIN] = 1100000,
-		    [GPU_PEER] = 320000,
-		    [GPU_TO_HOST] = 52000,
-		    [GPU_FROM_HOST] = 51000 },
-	.engines = { [GPU_WITHIN] = { 750, 1500, 3000, 6000, 12000, 24000, 48000, 96000, 190000 },
-		     [GPU_PEER] = { 7400, 14800, 29600, 59000, 110000, 200000, 320000, 350000,
-				    370000 },
-		     [GPU_TO_HOST] = { 4900, 9800, 22000, 39000, 46000, 49000, 52000, 53000,
-				       54000 },
-		     [GPU_FROM_HOST] = { 1000, 2000, 3900, 34000, 48000, 51000, 53000, 54000,
-					 54500 } },
-};
-
 /* Bytes at a rate, in ns. */
 static uint64_t time_of(uint64_t bytes, uint64_t rate)
 {
@@ -47,18 +25,18 @@ static uint64_t time_of(uint64_t bytes, uint64_t rate)
 }
 
 /* Time of copy engines for bytes in pieces of an average size; in between two sizes of the table, the smaller one's part is linear. */
-static uint64_t engines_ns(enum gpu_path_kind kind, uint64_t bytes, uint64_t size)
+static uint64_t engines_ns(const struct gpu_way_question *q, uint64_t size)
 {
-	const uint32_t *rate = rates.engines[gpu_plan_limits[kind].route];
-	uint64_t step = RATE_SIZE_MIN, small, large;
+	const uint32_t *rate = q->rates->engines[q->bus];
+	uint64_t bytes = q->bytes, step = GPU_RATE_SIZE_MIN, small, large;
 	unsigned i = 0;
 
 	size = dray_max(size, UINT64_C(1));
-	while (i < RATE_SIZES - 1 && step * 2 <= size) {
+	while (i < GPU_RATE_SIZES - 1 && step * 2 <= size) {
 		i++;
 		step *= 2;
 	}
-	if (i == RATE_SIZES - 1)
+	if (i == GPU_RATE_SIZES - 1)
 		return time_of(bytes, rate[i]);
 	small = time_of(step, rate[i]);
 	if (size <= step)
@@ -70,14 +48,14 @@ static uint64_t engines_ns(enum gpu_path_kind kind, uint64_t bytes, uint64_t siz
 
 static uint64_t kernel_cost(const struct gpu_way_question *q)
 {
-	uint64_t runs = time_of(q->bytes, rates.kernel[gpu_plan_limits[q->kind].route]);
+	uint64_t runs = time_of(q->bytes, q->rates->kernel[q->bus]);
 
 	return SLICE_NS + runs + ((uint64_t)q->wait_ns + 2 * runs) / TIME_SHARE;
 }
 
 static uint64_t engines_cost(const struct gpu_way_question *q)
 {
-	uint64_t ns = engines_ns(q->kind, q->bytes, q->bytes / q->pieces);
+	uint64_t ns = engines_ns(q, q->bytes / q->pieces);
 
 	return ns / ENGINES_SHARE + ns / TIME_SHARE;
 }
@@ -87,9 +65,9 @@ static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory)
 	bool peer = q->kind == GPU_PATH_PEER;
 	uint64_t rounds = (q->bytes + memory - 1) / memory;
 	uint64_t slices = rounds * (uint64_t)q->wait_ns;
-	uint64_t engines = engines_ns(q->kind, q->bytes, peer ? UINT64_MAX : q->run);
+	uint64_t engines = engines_ns(q, peer ? UINT64_MAX : q->run);
 
-	return rounds * SLICE_NS + time_of(q->bytes, rates.kernel[GPU_WITHIN]) +
+	return rounds * SLICE_NS + time_of(q->bytes, q->rates->kernel[GPU_BUS_WITHIN]) +
 	       engines / ENGINES_SHARE +
 	       (dray_max(slices, engines) + (uint64_t)q->wait_ns * (peer ? 2 : 1)) / TIME_SHARE;
 }
