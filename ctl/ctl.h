@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -100,6 +101,7 @@ enum ctl_wake {
 	CTL_WAKE_READY,   /* fd is readable */
 	CTL_WAKE_TIME,    /* the time is over */
 	CTL_WAKE_CLOSED,  /* only of ctl_bus_wait(): the agent closed the connection */
+	CTL_WAKE_SIGNAL,  /* only of ctl_signals_wait() */
 };
 
 /*
@@ -108,6 +110,10 @@ enum ctl_wake {
  * below 0 is no limit. One of enum ctl_wake, or -1.
  */
 int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns);
+
+/* The same for any signals, of which *ret_signal is the one that came (CTL_WAKE_SIGNAL). */
+int ctl_signals_wait(struct ctl *c, const sigset_t *set, int fd, int64_t timeout_ns,
+		     int *ret_signal);
 
 /* The verbs: the exit status, or -1 with c->failure. */
 #define CTL_DECLARE(id, function) int function(struct ctl *c);

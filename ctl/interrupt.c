@@ -11,7 +11,7 @@
 #include "lib/err.h"
 #include "lib/time.h"
 
-static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns)
+static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns, int *ret_signal)
 {
 	int64_t ends = dray_now().ns + timeout_ns;
 	struct signalfd_siginfo got;
@@ -29,8 +29,10 @@ static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns)
 			return ctl_failed(c, "cannot wait for events and signals: %s",
 					  dray_errno_text(errno));
 		/* A signal left pending would kill the process when it is unblocked. */
-		if (n > 0 && p[0].revents && read(signals, &got, sizeof(got)) > 0)
-			return CTL_WAKE_END;
+		if (n > 0 && p[0].revents && read(signals, &got, sizeof(got)) > 0) {
+			*ret_signal = (int)got.ssi_signo;
+			return CTL_WAKE_SIGNAL;
+		}
 		if (n > 0 && p[2].revents)
 			return CTL_WAKE_END;
 		if (n > 0 && p[1].revents)
@@ -40,18 +42,28 @@ static int wait_blocked(struct ctl *c, int signals, int fd, int64_t timeout_ns)
 	}
 }
 
+int ctl_signals_wait(struct ctl *c, const sigset_t *set, int fd, int64_t timeout_ns,
+		     int *ret_signal)
+{
+	sigset_t former;
+	int signals, ret;
+
+	sigprocmask(SIG_BLOCK, set, &former);
+	signals = signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK);
+	ret = wait_blocked(c, signals, fd, timeout_ns, ret_signal);
+	dray_close(signals);
+	sigprocmask(SIG_SETMASK, &former, NULL);
+	return ret;
+}
+
 int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns)
 {
-	sigset_t stop, former;
-	int signals, ret;
+	sigset_t stop;
+	int signal, ret;
 
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
-	sigprocmask(SIG_BLOCK, &stop, &former);
-	signals = signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK);
-	ret = wait_blocked(c, signals, fd, timeout_ns);
-	dray_close(signals);
-	sigprocmask(SIG_SETMASK, &former, NULL);
-	return ret;
+	ret = ctl_signals_wait(c, &stop, fd, timeout_ns, &signal);
+	return ret == CTL_WAKE_SIGNAL ? CTL_WAKE_END : ret;
 }

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verbs that print lists in a way of their own: gpus, segments, transfers. */
 #include "ctl/render/human.h"
-#include "ctl/render/screen.h"
 #include "ctl/verbs/verbs.h"
-#include "lib/cleanup.h"
 
 /* An empty list for people says why it is empty. */
 int ctl_gpus(struct ctl *c)
@@ -35,47 +33,6 @@ int ctl_segments(struct ctl *c)
 	return ctl_list_print(c, &ctl_list_candidates, &rows);
 }
 
-/* An output that replaces the last one, cut to the size that the terminal has now. */
-static int screen_print(struct ctl *c, ctl_print_fn print, void *arg)
-{
-	FILE *out = c->out;
-	dray_auto_free char *text = NULL;
-	size_t n;
-	int ret;
-
-	c->out = open_memstream(&text, &n);
-	if (!c->out) {
-		c->out = out;
-		return ctl_no_memory(c);
-	}
-	ret = print(c, arg);
-	if (fclose(c->out) && ret >= 0)
-		ret = ctl_no_memory(c);
-	c->out = out;
-	if (ret >= 0)
-		ctl_screen_show(out, text);
-	return ret;
-}
-
-int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg)
-{
-	int64_t interval_ns = c->numbers[CTL_OPTION_INTERVAL], count = c->numbers[CTL_OPTION_TIMES];
-
-	for (int64_t outputs = 0;;) {
-		int ret = c->env->terminal && c->format == CTL_TEXT ? screen_print(c, print, arg) :
-								      print(c, arg);
-
-		if (ret < 0 || ctl_flush(c) < 0)
-			return -1;
-		outputs += ret == 0;
-		if (count && outputs == count)
-			return CTL_EXIT_OK;
-		ret = ctl_interrupt_wait(c, -1, interval_ns);
-		if (ret <= CTL_WAKE_END)
-			return ret;
-	}
-}
-
 static int transfers_print(struct ctl *c, void *arg)
 {
 	return ctl_list_run(c,
@@ -85,6 +42,6 @@ static int transfers_print(struct ctl *c, void *arg)
 int ctl_transfers(struct ctl *c)
 {
 	if (c->values[CTL_OPTION_REPEAT])
-		return ctl_watch(c, transfers_print, NULL);
+		return ctl_watch(c, &(struct ctl_watched){ .print = transfers_print }, NULL);
 	return transfers_print(c, NULL);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* top: the current rates, in total, and for each transport, peer, rail and session. */
+/* top: the current rates, in total, and for each transport, peer, rail, GPU and session. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "ctl/keyboard.h"
 #include "ctl/render/human.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"
@@ -48,6 +50,14 @@ static const struct part {
 	    { "OUT", BYTES_RATE, DRAY_DBUS_RAIL_FIELD_SENT_BYTES },
 	    { "IN", BYTES_RATE, DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES },
 	    { "SLICES/S", COUNT_RATE, DRAY_DBUS_RAIL_FIELD_SLICES } } },
+	{ &ctl_list_gpus,
+	  "gpu",
+	  false,
+	  { { "GPU", KEY, DRAY_DBUS_GPU_FIELD_INDEX },
+	    { "NAME", ATTRIBUTE, DRAY_DBUS_GPU_FIELD_NAME },
+	    { "STATE", STATE, DRAY_DBUS_GPU_FIELD_STATE },
+	    { "OUT", BYTES_RATE, DRAY_DBUS_GPU_FIELD_READ_BYTES },
+	    { "IN", BYTES_RATE, DRAY_DBUS_GPU_FIELD_WRITTEN_BYTES } } },
 	{ &ctl_list_sessions,
 	  "session",
 	  false,
@@ -65,10 +75,28 @@ struct sample {
 	struct ctl_rows rows[PARTS];
 };
 
+/* Orders of rows, as the words of --sort. Their first letters are keys. */
+static const struct order {
+	const char *word;
+	int kind; /* of the columns whose sum decides, the largest first; KEY: as the agent lists them */
+} orders[] = {
+	{ "none", KEY },
+	{ "bytes", BYTES_RATE },
+	{ "transfers", COUNT_RATE },
+	{ "latency", MEAN_SPAN },
+};
+
+struct rank {
+	double value;
+	size_t row;
+};
+
 struct top {
 	struct sample old, now;
-	bool some; /* old is valid */
-	bool away; /* the agent did not answer the last time */
+	struct rank *ranks[PARTS]; /* of the rows of `now`, in the order in which they are printed */
+	int64_t order;             /* index in orders */
+	bool some;                 /* old is valid */
+	bool away;                 /* the agent did not answer the last time */
 };
 
 static const struct {
@@ -137,9 +165,12 @@ static uint64_t grown(const struct top *t, size_t part, size_t row, unsigned fie
 
 	if (!t->some)
 		return 0;
-	for (size_t i = 0; i < old->n; i++)
+	/* rows that come and go are few: begins where the row most likely was */
+	for (size_t k = 0, i = row; k < old->n; k++, i++) {
+		i = i < old->n ? i : 0;
 		if (same_keys(&parts[part], old, i, now, row) && ctl_rows_at(old, i, field)->n <= n)
 			return n - ctl_rows_at(old, i, field)->n;
+	}
 	return parts[part].returns ? 0 : n;
 }
 
@@ -153,6 +184,51 @@ static double row_number(const struct top *t, size_t part, size_t row, const str
 	while (col->kind == MEAN_SPAN)
 		col--;
 	return (double)by / (double)dray_max(grown(t, part, row, col->field), (uint64_t)1);
+}
+
+/* The sum of the columns that the order names. */
+static double row_value(const struct top *t, size_t part, size_t row)
+{
+	double sum = 0;
+
+	for (const struct column *col = parts[part].columns; col->title; col++)
+		if (col->kind != KEY && (int)col->kind == orders[t->order].kind)
+			sum += row_number(t, part, row, col);
+	return sum;
+}
+
+static int rank_compare(const void *a, const void *b)
+{
+	const struct rank *x = a, *y = b;
+
+	if (x->value > y->value || x->value < y->value)
+		return x->value > y->value ? -1 : 1;
+	return x->row < y->row ? -1 : x->row > y->row;
+}
+
+static void ranks_deinit(struct top *t)
+{
+	for (size_t i = 0; i < PARTS; i++) {
+		free(t->ranks[i]);
+		t->ranks[i] = NULL;
+	}
+}
+
+/* Puts the rows of all parts in order. 0, or -1: no memory. */
+static int ranks_make(struct top *t)
+{
+	ranks_deinit(t);
+	for (size_t i = 0; i < PARTS; i++) {
+		size_t n = t->now.rows[i].n;
+
+		t->ranks[i] = calloc(n ? n : 1, sizeof(*t->ranks[i]));
+		if (!t->ranks[i])
+			return -1;
+		for (size_t row = 0; row < n; row++)
+			t->ranks[i][row] = (struct rank){ row_value(t, i, row), row };
+		qsort(t->ranks[i], n, sizeof(*t->ranks[i]), rank_compare);
+	}
+	return 0;
 }
 
 static void row_json(struct ctl_json *j, const struct top *t, size_t part, size_t row)
@@ -188,7 +264,7 @@ static void json_print(const struct top *t, FILE *f)
 	for (size_t i = 0; i < PARTS; i++) {
 		ctl_json_array(&j, parts[i].list->what);
 		for (size_t row = 0; row < t->now.rows[i].n; row++)
-			row_json(&j, t, i, row);
+			row_json(&j, t, i, t->ranks[i][row].row);
 		ctl_json_end(&j);
 	}
 	ctl_json_end(&j);
@@ -217,7 +293,7 @@ static void plain_print(const struct top *t, FILE *f)
 		fprintf(f, "total\t%s\t%.3f\n", totals[i].key, total_rate(t, totals[i].counter));
 	for (size_t i = 0; i < PARTS; i++)
 		for (size_t row = 0; row < t->now.rows[i].n; row++)
-			row_plain(t, i, row, f);
+			row_plain(t, i, t->ranks[i][row].row, f);
 }
 
 static void cell_add(struct ctl_table *table, const struct top *t, size_t part, size_t row,
@@ -250,11 +326,20 @@ static int part_table(const struct top *t, size_t part, FILE *f, bool color)
 		ctl_table_column(&table, col->title, col->kind >= BYTES_RATE);
 	for (size_t row = 0; row < t->now.rows[part].n; row++)
 		for (const struct column *col = parts[part].columns; col->title; col++)
-			cell_add(&table, t, part, row, col);
+			cell_add(&table, t, part, t->ranks[part][row].row, col);
 	return ctl_table_finish(&table, f, color);
 }
 
-static int text_print(const struct top *t, FILE *f, bool color)
+/* What keys do, and which order is chosen. */
+static void keys_print(const struct top *t, FILE *f)
+{
+	fprintf(f, "sorted by %s (keys:", orders[t->order].word);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(orders); i++)
+		fprintf(f, " %c %s,", *orders[i].word, orders[i].word);
+	fputs(" q quit)\n", f);
+}
+
+static int text_print(const struct top *t, FILE *f, bool color, bool keys)
 {
 	int ret = 0;
 
@@ -263,6 +348,8 @@ static int text_print(const struct top *t, FILE *f, bool color)
 		ctl_span(t->now.p.v.uptime_ns),
 		ctl_properties_counter(&t->now.p, "dray_transfers_in_flight"),
 		total_rate(t, "dray_transfers_done_total"));
+	if (keys)
+		keys_print(t, f);
 	fprintf(f, "local  %s\n", ctl_rate(total_rate(t, "dray_local_bytes_total")));
 	fprintf(f, "gpu    %s\n", ctl_rate(total_rate(t, "dray_gpu_bytes_total")));
 	fprintf(f, "tcp    %s out, %s in\n", ctl_rate(total_rate(t, "dray_tcp_sent_bytes_total")),
@@ -282,7 +369,7 @@ static int agent_away(struct ctl *c, struct top *t)
 {
 	bool screen = c->env->terminal && c->format == CTL_TEXT;
 
-	if (c->failure.exit != CTL_EXIT_UNREACHABLE || !(t->some || t->away))
+	if (c->failure.exit != CTL_EXIT_UNREACHABLE || !(t->old.when_ns || t->away))
 		return -1;
 	if (screen || !t->away)
 		fprintf(screen ? c->out : c->err, "drayctl: %s; waiting for it\n", c->failure.msg);
@@ -290,39 +377,61 @@ static int agent_away(struct ctl *c, struct top *t)
 	ctl_bus_close(c);
 	sample_deinit(&t->now);
 	sample_deinit(&t->old);
-	t->some = false;
 	t->away = true;
 	return 1;
+}
+
+/* Prints the last sample. 0 or -1. */
+static int again(struct ctl *c, void *arg)
+{
+	struct top *t = arg;
+
+	if (ranks_make(t) < 0)
+		return ctl_no_memory(c);
+	if (c->format == CTL_JSON)
+		json_print(t, c->out);
+	else if (c->format == CTL_PLAIN)
+		plain_print(t, c->out);
+	else if (text_print(t, c->out, c->color, ctl_keyboard_usable(c)) < 0)
+		return ctl_no_memory(c);
+	return 0;
 }
 
 static int print(struct ctl *c, void *arg)
 {
 	struct top *t = arg;
-	int ret = 0;
 
+	sample_deinit(&t->old);
+	t->old = t->now;
+	t->now = (struct sample){ .when_ns = 0 };
 	if (sample_take(c, &t->now) < 0)
 		return agent_away(c, t);
 	t->away = false;
 	/* one that was restarted counts from 0 */
-	t->some = t->some && t->now.p.v.incarnation == t->old.p.v.incarnation;
-	if (c->format == CTL_JSON)
-		json_print(t, c->out);
-	else if (c->format == CTL_PLAIN)
-		plain_print(t, c->out);
-	else
-		ret = text_print(t, c->out, c->color);
-	sample_deinit(&t->old);
-	t->old = t->now;
-	t->now = (struct sample){ .when_ns = 0 };
-	t->some = true;
-	return ret < 0 ? ctl_no_memory(c) : 0;
+	t->some = t->old.when_ns && t->now.p.v.incarnation == t->old.p.v.incarnation;
+	return again(c, t);
+}
+
+/* Chooses an order. Not while the agent is away, because there is nothing to print. */
+static bool key(void *arg, char pressed)
+{
+	struct top *t = arg;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(orders); i++)
+		if (pressed == *orders[i].word) {
+			t->order = (int64_t)i;
+			return !t->away;
+		}
+	return false;
 }
 
 int ctl_top(struct ctl *c)
 {
-	struct top t = { .some = false };
-	int ret = ctl_watch(c, print, &t);
+	static const struct ctl_watched watched = { .print = print, .key = key, .again = again };
+	struct top t = { .order = c->numbers[CTL_OPTION_SORT] };
+	int ret = ctl_watch(c, &watched, &t);
 
+	ranks_deinit(&t);
 	sample_deinit(&t.old);
 	sample_deinit(&t.now);
 	return ret;

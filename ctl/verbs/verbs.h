@@ -29,12 +29,20 @@ int ctl_health_get(struct ctl *c, struct ctl_health *h);
 #define CTL_DRAIN_BYTES 200
 const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n);
 
+/* What a verb shows again and again. */
+struct ctl_watched {
+	/* 0, 1: what was printed does not count, or -1 */
+	int (*print)(struct ctl *c, void *arg);
+	/* NULL: no keys besides q. True: what was printed last is to be printed again, by `again`, which returns 0 or -1 */
+	bool (*key)(void *arg, char key);
+	int (*again)(struct ctl *c, void *arg);
+};
+
 /*
- * Calls `print` every --interval, until it has printed --count times, or until interrupted. It returns 0, or 1: nothing was printed, or -1.
- * On a terminal, each output replaces the last.
+ * Prints every --interval, until it has printed --count times, or until interrupted. On a terminal, each output replaces the
+ * last, and is printed again when the terminal's size changes; there, the key q ends it, too.
  */
-typedef int (*ctl_print_fn)(struct ctl *c, void *arg);
-int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg);
+int ctl_watch(struct ctl *c, const struct ctl_watched *w, void *arg);
 
 #define CTL_SEGMENT_LOCAL "local"         /* any segment on this node */
 #define CTL_SEGMENT_PREFERRED "preferred" /* the preferred one, after a probe has confirmed it */

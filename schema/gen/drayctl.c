@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+static const char *const sort_words[] = { "none", "bytes", "transfers", "latency", NULL };
+
 static const char *const for_words[] = { "ready", "live", "drained", "gone", NULL };
 
 static const char *const direction_words[] = { "read", "write", NULL };
@@ -66,6 +68,10 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_TIMES] = { .name = "--count", .type = CTL_TYPE_COUNT,
 		.value = "N",
 		.min = INT64_C(1), .max = INT64_C(2147483647), .def = INT64_C(0),
+	},
+	[CTL_OPTION_SORT] = { .name = "--sort", .type = CTL_TYPE_WORD,
+		.value = "none|bytes|transfers|latency",
+		.words = sort_words,
 	},
 	[CTL_OPTION_ORIGIN] = { .name = "--origin", .type = CTL_TYPE_FLAG,
 	},
@@ -904,18 +910,20 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl transfers --plain | cut -f 7,9,10\n",
 	},
 	[CTL_VERB_TOP] = { .name = "top",
-		.options = { CTL_OPTION_INTERVAL, CTL_OPTION_TIMES },
+		.options = { CTL_OPTION_SORT, CTL_OPTION_INTERVAL, CTL_OPTION_TIMES },
 		.help =
-			"Usage: drayctl [OPTION]... top [--interval DURATION] [--count N]\n"
-			"show the current rates, in total, by transport, peer, rail and session\n"
+			"Usage: drayctl [OPTION]... top [--sort WORD] [--interval DURATION] [--count N]\n"
+			"show the current rates, in total, by transport, peer, rail, GPU and session\n"
 			"\n"
 			"Prints bytes and transfers per second between two outputs; the first output has\n"
 			"zeros. For each transport and class, it prints the mean time that the transfers\n"
 			"of the interval spent in queue, moving, and in completion. On a terminal, each\n"
-			"output replaces the one before. While the agent is away, for example because it\n"
-			"restarts, top says so and waits for it.\n"
+			"output replaces the one before, the first letters of the words of --sort are\n"
+			"keys that choose the order, and q quits. While the agent is away, for example\n"
+			"because it restarts, top says so and waits for it.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
+			"  --sort none|bytes|transfers|latency order of the rows of each list; default none, as the agent lists them\n"
 			"  --interval DURATION      time between two outputs; default 1s\n"
 			"  --count N                end after this number of outputs\n"
 			"\n"
@@ -1563,7 +1571,7 @@ const char ctl_help_text[] =
 	"  paths      list the RDMA paths to peers, with their traffic\n"
 	"  gpus       list the GPUs that the agent uses, and its memory on each\n"
 	"  transfers  list transfers in flight, or those that ended last\n"
-	"  top        show the current rates, in total, by transport, peer, rail and session\n"
+	"  top        show the current rates, in total, by transport, peer, rail, GPU and session\n"
 	"  events     list recent changes of states, rails, peers, sessions, configuration\n"
 	"  cancel     stop a transfer; returns when none of its bytes can move any more\n"
 	"  close      end a session as if its client had died\n"

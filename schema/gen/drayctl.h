@@ -32,6 +32,7 @@ enum ctl_option_id {
 	CTL_OPTION_REPEAT,
 	CTL_OPTION_INTERVAL,
 	CTL_OPTION_TIMES,
+	CTL_OPTION_SORT,
 	CTL_OPTION_ORIGIN,
 	CTL_OPTION_CHANGED,
 	CTL_OPTION_LIVE,
@@ -130,6 +131,14 @@ enum ctl_verb_id {
 };
 
 #define CTL_TIMES_MAX 2147483647 /* of --count */
+
+/* --sort */
+enum ctl_sort {
+	CTL_SORT_NONE,
+	CTL_SORT_BYTES,
+	CTL_SORT_TRANSFERS,
+	CTL_SORT_LATENCY,
+};
 
 /* --for */
 enum ctl_for {

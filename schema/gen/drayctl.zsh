@@ -16,7 +16,7 @@ _drayctl_verbs() {
 		'paths:list the RDMA paths to peers, with their traffic'
 		'gpus:list the GPUs that the agent uses, and its memory on each'
 		'transfers:list transfers in flight, or those that ended last'
-		'top:show the current rates, in total, by transport, peer, rail and session'
+		'top:show the current rates, in total, by transport, peer, rail, GPU and session'
 		'events:list recent changes of states, rails, peers, sessions, configuration'
 		'cancel:stop a transfer; returns when none of its bytes can move any more'
 		'close:end a session as if its client had died'
@@ -81,6 +81,7 @@ _drayctl_options() {
 		;;
 	top)
 		reply=(
+			'--sort=[order of the rows of each list; default none, as the agent lists them]:none|bytes|transfers|latency:( none bytes transfers latency)'
 			'--interval=[time between two outputs; default 1s]:DURATION: '
 			'--count=[end after this number of outputs]:N: '
 		)

@@ -2,6 +2,7 @@
 """An operator's changes to a running agent, and the record of them: reload, levels, cancel, close, events, drain."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -174,7 +175,7 @@ def test_unknown_rails(agent):
 
 
 def test_top_and_watch(agent):
-    with Side(agent, MIB, name="mover") as here, Side(agent, MIB) as there:
+    with Side(agent, MIB) as there, Side(agent, MIB, name="mover") as here:
         remote = here.reach(there)
         stop = threading.Event()
 
@@ -206,6 +207,22 @@ def test_top_and_watch(agent):
             assert "mover" in text and "B/s" in text and "\033" not in text
             plain = [line.split("\t") for line in ctl(agent.control, "top", "--plain", "--count", 1).stdout.splitlines()]
             assert ["total", "local_bytes", "0.000"] in plain and {p[0] for p in plain} == {"total", "session", "transport"}
+
+            def sessions(order):
+                """Names of the sessions and their bytes a second, as top lists them."""
+                out = ctl(agent.control, "top", "--json", "--sort", order, "--interval", "200ms", "--count", 2).stdout
+                _, at = json.JSONDecoder().raw_decode(out)
+                rows = json.loads(out[at:])["sessions"]
+                return [row["name"] for row in rows], [row["bytes"] for row in rows]
+
+            listed = [one["name"] for one in json.loads(ctl(agent.control, "sessions", "--json").stdout)["sessions"]]
+            assert sessions("none")[0] == listed and len(listed) == 2
+
+            def sorted_by_bytes():
+                names, rates = sessions("bytes")
+                return names[0] == "mover" and rates[0] > rates[1]
+
+            assert until(sorted_by_bytes, "the session that moves bytes first")
             out = ctl(agent.control, "transfers", "--watch", "--interval", "100ms", "--count", 3, "--plain")
             assert out.returncode == 0
         finally:
@@ -246,6 +263,55 @@ def test_top_on_a_terminal(new_agent):
             assert process.wait(LIMIT) in (0, -signal.SIGINT)
         finally:
             process.kill()
+            os.close(ours)
+
+
+@pytest.mark.parametrize("end", ["q", "signal"])
+def test_top_reads_keys(new_agent, end):
+    """Keys choose the order at once and end it, a new size prints the last output again, and the terminal is left as it was."""
+    agent = new_agent()
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (40, 100))
+    before = termios.tcgetattr(its)
+    seen = b""
+
+    def screen(test):
+        """The next whole screen for which this is true."""
+        nonlocal seen
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            # with an interval of an hour, none is followed by another
+            for shown in seen.split(b"\033[H\033[2J")[1:]:
+                if shown.endswith(b"\n") and test(lines := shown.decode().splitlines()):
+                    seen = b""
+                    return lines
+            assert select.select([ours], [], [], LIMIT)[0], seen
+            seen += os.read(ours, 1 << 16)
+        raise AssertionError(seen)
+
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "--no-color", "top", "--interval", "1h"], stdin=its, stdout=its,
+                          stderr=its, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as process:
+        try:
+            def order(word):
+                return lambda lines: len(lines) > 5 and lines[1].startswith(f"sorted by {word} (keys: n none, b bytes, ")
+
+            screen(order("none"))
+            os.write(ours, b"b")
+            screen(order("bytes"))
+            os.write(ours, b"xt")  # x stands for nothing
+            screen(order("transfers"))
+            termios.tcsetwinsize(ours, (4, 20))
+            screen(lambda lines: len(lines) == 3 and max(map(len, lines)) == 20)
+            if end == "q":
+                os.write(ours, b"q")
+            else:
+                until(lambda: not termios.tcgetattr(its)[3] & termios.ECHO)
+                process.terminate()
+            assert process.wait(LIMIT) == 0
+            assert termios.tcgetattr(its) == before
+        finally:
+            process.kill()
+            os.close(its)
             os.close(ours)
 
 
