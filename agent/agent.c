@@ -10,6 +10,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/control/bus/bus.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
 #include "agent/control/placement.h"
@@ -196,6 +197,7 @@ bool agent_deinit(struct agent *a)
 			"agent",
 			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
+	a->exchange = exchange_free(a->exchange);
 	if (!store_free(dray_take(a->store)))
 		log_warning(
 			"agent",

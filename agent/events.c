@@ -2,25 +2,51 @@
 /* Passes each event of a worker to the module that handles it. */
 #include "agent/internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/rails/rails.h"
+#include "agent/control/status/store_log.h"
 #include "agent/control/status/transfer_log.h"
 #include "agent/store/store.h"
+#include "lib/log.h"
 
 /* Events handled before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512
 
+/* n: lines about the session and its uid that were dropped before this one. */
+static void log_dropped(const char *component, dray_handle session, uint32_t n)
+{
+	if (n)
+		log_warning(component,
+			    "%u more lines about this session or its uid session=%" PRIu64, n,
+			    session);
+}
+
 static void handle_report(struct agent *a, struct report *r)
 {
-	uint32_t more = 0;
+	dray_handle session = r->record.session;
+	uint32_t dropped = 0;
 
 	/* all of them: that is configured */
-	if (r->all || sessions_may_log(a->sessions, r->record.session, &more))
-		report_log(r, more);
-	else
-		free(r);
+	if (r->all || sessions_may_log(a->sessions, session, &dropped)) {
+		report_log(r);
+		log_dropped("transfer", session, dropped);
+	}
+	free(r);
+}
+
+static void handle_store_report(struct agent *a, struct store_report *r)
+{
+	uint32_t dropped = 0;
+
+	if (sessions_may_log(a->sessions, r->session, &dropped)) {
+		store_report_log(r);
+		log_dropped("store", r->session, dropped);
+	}
+	free(r);
 }
 
 static void handle_event(struct agent *a, unsigned worker, struct event *ev)
@@ -70,8 +96,17 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_CANCELLED:
 		transfer_queries_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
 		break;
+	case EVENT_STORE_ASK:
+		exchange_ask(a->exchange, ev->ask);
+		break;
+	case EVENT_STORE_ASK_END:
+		exchange_ask_end(a->exchange, ev->ask);
+		break;
 	case EVENT_REPORT:
 		handle_report(a, ev->report);
+		break;
+	case EVENT_STORE_REPORT:
+		handle_store_report(a, ev->store_report);
 		break;
 	case EVENT_TRANSPORT:
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)

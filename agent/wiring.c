@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/control/bus/bus.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
 #include "agent/control/peer/fsm.h"
@@ -95,6 +96,10 @@ static const struct peers_upcalls peers_up = {
 	.qp_close = rails_peer_close,
 	.window = rails_peer_window,
 	.stage = rails_peer_stage,
+	.store_lookup = exchange_lookup,
+	.store_release = exchange_release,
+	.store_in_use = exchange_in_use,
+	.store_gone = exchange_peer_gone,
 	.changed = on_peer_changed,
 };
 
@@ -236,6 +241,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 					      .up = &peers_up,
 					      .sessions = &a->sessions,
 					      .rails = &a->rails,
+					      .exchange = &a->exchange,
 					      .arg = a,
 					      .listen_fds = passed.peer,
 					      .n_listen_fds = passed.n_peer },
@@ -337,6 +343,9 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 				    .segment_size = (uint64_t)cfg->store.segment_size,
 				    .policy = policies[cfg->store.policy],
 				    .evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
+				    .lend = cfg->store.lend,
+				    .asks = cfg->store.peers.n > 0,
+				    .keep_copies = cfg->store.keep_copies,
 				    .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
 				    .spaces = (const char *const *)cfg->store.spaces.v,
 				    .n_spaces = cfg->store.spaces.n,
@@ -354,9 +363,16 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 			    },
 			    reterr);
 
-	if (ret >= 0)
-		pool_store(&a->pool, a->store);
-	return ret;
+	if (ret < 0 || !a->store)
+		return ret;
+	pool_store(&a->pool, a->store);
+	return exchange_new(&a->exchange,
+			    &(struct exchange_deps){ .event = a->event,
+						     .cfg = cfg,
+						     .pool = &a->pool,
+						     .peers = a->peers,
+						     .store = a->store },
+			    reterr);
 }
 
 /*

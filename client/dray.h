@@ -176,9 +176,9 @@ struct dray_options {
 	 */
 	unsigned int events_max;
 	/*
-	 * How long a transfer waits for the agent's answer after its deadline has passed, or for
-	 * proof that its memory is free after the agent was lost; then it is unconfirmed.
-	 * Default 80.
+	 * How long a transfer waits for the agent's answer after its deadline has passed; and how
+	 * long a transfer, or a PUT or GET of the store, waits for proof that its memory is free
+	 * after the agent was lost. Then it is unconfirmed. Default 80.
 	 */
 	unsigned int confirm_ms;
 	/*
@@ -480,8 +480,8 @@ enum dray_event_type {
 	DRAY_EVENT_SEGMENT = 8,
 	DRAY_EVENT_CONNECTED = 9, /* the first session, after dray_connect_start() */
 	/*
-	 * A transfer that ended with -DRAY_E_UNCONFIRMED: id. Its memory is free now. code: how it
-	 * ended, 0 or a negated enum dray_error; message.
+	 * A transfer, or a PUT or GET of the store, that ended with -DRAY_E_UNCONFIRMED: id. Its
+	 * memory is free now. code: how it ended, 0 or a negated enum dray_error; message.
 	 */
 	DRAY_EVENT_CONFIRMED = 10,
 	/*
@@ -1133,8 +1133,9 @@ DRAY_API int dray_run(struct dray *d, const struct dray_transfer *t, struct dray
 DRAY_API int dray_cancel(struct dray *d, uint64_t id);
 
 /*
- * Tells whether the memory of a transfer without an answer is still lent. An agent that is stopped,
- * such as by a debugger, goes on where it was when it is continued; and the end of the socket does
+ * Tells whether the memory of a transfer without an answer, or of a PUT or GET of the store, is
+ * still lent. An agent that is stopped, such as by a debugger, goes on where it was when it is
+ * continued; and the end of the socket does
  * not prove that an agent is dead, because a dying process closes its sockets before its queue
  * pairs. Proof is the agent's answer, the death of its process, or that the agent itself had closed
  * the session. An agent before data protocol 1.3 does not identify its process; then the next
@@ -1142,7 +1143,7 @@ DRAY_API int dray_cancel(struct dray *d, uint64_t id);
  *
  * DRAY_EVENT_CONFIRMED tells when the memory becomes free.
  *
- * Returns: 1 if the transfer has ended with -DRAY_E_UNCONFIRMED and its memory is still lent: the
+ * Returns: 1 if the request has ended with -DRAY_E_UNCONFIRMED and its memory is still lent: the
  * agent may go on reading and writing it. 0 if it is free. Or a negated error.
  *
  * Errors:
@@ -1261,6 +1262,14 @@ enum dray_store_status {
 	DRAY_STORE_NOT_TRIED = 7  /* the batch ended before; its status says why */
 };
 
+/* Where an object was found. */
+enum dray_store_tier {
+	DRAY_STORE_TIER_NONE = 0,   /* nowhere, or it is not known */
+	DRAY_STORE_TIER_MEMORY = 1, /* in the memory of the agent */
+	DRAY_STORE_TIER_DISK = 2,   /* on its disk */
+	DRAY_STORE_TIER_AGENT = 3   /* at another agent */
+};
+
 /* A piece of a value in the client's region. */
 struct dray_store_range {
 	uint64_t offset; /* start in the region, bytes */
@@ -1292,6 +1301,8 @@ struct dray_store_result {
 	uint64_t length;      /* bytes of the object, if it is known */
 	const void *data;     /* READ: its bytes */
 	uint64_t lease;       /* READ: for dray_store_release() */
+	unsigned int tier;    /* enum dray_store_tier, of GET, EXISTS, PIN and READ */
+	unsigned int unused;  /* 0 */
 };
 
 /* What became of the keys of a batch. */
@@ -1309,8 +1320,10 @@ struct dray_store_results {
  * configuration names them (store.spaces).
  *
  * The ranges of PUT and GET belong to the agent until the batch has ended. After
- * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed. If the copy fails, the
- * keys that it concerned are DRAY_STORE_NOT_TRIED, and the status says why.
+ * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed; after
+ * -DRAY_E_UNCONFIRMED (the agent was lost, and is not proven dead) until DRAY_EVENT_CONFIRMED, see
+ * dray_lent(). If the copy fails, the keys that it concerned are DRAY_STORE_NOT_TRIED, and the
+ * status says why.
  *
  * READ maps the store's memory, which cannot be written to. data stays mapped until
  * dray_disconnect(); its bytes are those of the object until the lease is released or the session

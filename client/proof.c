@@ -42,6 +42,11 @@ void dc_proof_deinit(struct dray *d)
 	dray_heap_deinit(&d->proof.deadlines);
 }
 
+bool dc_proof_lends(const struct request *r)
+{
+	return r->type == DMSG_TRANSFER || r->type == DMSG_STORE_PUT || r->type == DMSG_STORE_GET;
+}
+
 static void use(struct request *r, struct agent *a)
 {
 	if (r->agent || !a)
@@ -187,13 +192,13 @@ void dc_proof_hold_for(struct dray *d, struct request *r, struct agent *a)
 {
 	dc_request_hold(d, r);
 	use(r, a);
-	if (r->type == DMSG_TRANSFER) {
+	if (dc_proof_lends(r)) {
 		dray_heap_del(&d->proof.deadlines, &r->deadline);
 		r->deadline.key = dray_now().ns + d->proof.confirm_ns;
 		dray_list_move(&d->proof.held, &r->link);
 	}
 	if (a && a->dead)
-		dc_request_end(d, r, r->type == DMSG_TRANSFER ? a->lost_code : 0, dc_text(a->why));
+		dc_request_end(d, r, dc_proof_lends(r) ? a->lost_code : 0, dc_text(a->why));
 }
 
 int dc_proof_deadline(struct dray *d, struct request *r, unsigned int deadline_ms)
@@ -258,7 +263,7 @@ bool dc_proof_removed(struct dray *d, struct request *remove)
 	if (!d->proof.unconfirmed && dray_list_empty(&d->proof.held))
 		return true;
 	while ((r = dray_handles_next(&d->requests.table, &cursor, NULL))) {
-		if (r->type != DMSG_TRANSFER || r->region.id != remove->region.id || !r->agent ||
+		if (!dc_proof_lends(r) || r->region.id != remove->region.id || !r->agent ||
 		    !r->agent->lost_code)
 			continue;
 		use(remove, r->agent);

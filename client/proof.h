@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Proof that the memory of a transfer is free. A transfer that ended without an answer of the agent is
- * not over: the agent, or a device of it, may still read and write the memory. This module owns
+ * Proof that memory is free that was lent to the agent by a transfer, or by a PUT or GET of the store.
+ * One that ended without an answer of the agent is not over: the agent, or a device of it, may still
+ * read and write the memory. This module owns
  *
  *  - the deadlines of transfers, which the client keeps too, because an agent can be stopped;
  *  - the agents whose sessions were lost, with their pidfds;
@@ -47,8 +48,8 @@ struct proof {
 	struct dray_list agents;
 	struct agent *agent; /* of the present session, or of the last one; NULL: none yet */
 	struct dray_heap deadlines;
-	struct dray_list held; /* transfers, in the order of their time limits */
-	uint32_t unconfirmed;  /* transfers that have ended so and still wait for proof */
+	struct dray_list held; /* requests that lend memory, in the order of their time limits */
+	uint32_t unconfirmed;  /* of those: have ended so and still wait for proof */
 	int64_t confirm_ns;    /* for an answer after a deadline, or for proof after a loss */
 };
 
@@ -64,7 +65,10 @@ int dc_proof_agent(struct dray *d, const struct dmsg_hello_reply *m, int pidfd);
 /* The session was lost. closed: by the agent. */
 void dc_proof_lost(struct dray *d, const struct dray_err *why, bool closed);
 
-/* A transfer that was sent, or a request that itself asks for proof, waits for proof of the last agent. */
+/* The agent reads or writes memory of the caller from the time when r is sent until it ends. */
+bool dc_proof_lends(const struct request *r);
+
+/* A request that lends memory and was sent, or one that asks for proof, waits for proof of the last agent. */
 void dc_proof_hold(struct dray *d, struct request *r);
 
 /* A request that asks for proof of an agent that was lost before waits for it. */
@@ -88,7 +92,7 @@ bool dc_proof_removed(struct dray *d, struct request *r);
 /* r is about to be freed. */
 void dc_proof_forget(struct dray *d, struct request *r);
 
-/* True while transfers or leases wait for proof that can come. */
+/* True while requests that lend memory, or leases, wait for proof that can come. */
 bool dc_proof_may_come(const struct dray *d);
 
 /* A pidfd is readable. */

@@ -291,6 +291,8 @@ void dc_request_lend(struct dray *d, struct request *r)
 {
 	unlist(d, r);
 	r->state = REQUEST_LENT;
+	free(r->data);
+	r->data = NULL;
 }
 
 void dc_request_end_unconfirmed(struct dray *d, struct request *r)

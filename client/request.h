@@ -56,8 +56,9 @@ struct request {
 	char *message; /* NULL: the text of the code */
 
 	/* proof.c */
-	struct dray_heap_node deadline; /* of a transfer that was sent or is held */
-	struct agent *agent;            /* whose answer or death is waited for */
+	struct dray_heap_node
+		deadline;    /* of a transfer that was sent; of what lends memory and is held */
+	struct agent *agent; /* whose answer or death is waited for */
 
 	/* split.c */
 	struct split *split;   /* of the whole; owned */

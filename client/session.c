@@ -7,8 +7,9 @@
  * An agent refuses a HELLO with flags of a later minor version of the data protocol. A second HELLO
  * without them follows at once, on a new connection. The next session asks again.
  *
- * After a loss, requests that were sent end with the code of the loss. Transfers, REGION_REMOVE and
- * REGION_REVOKE wait for proof that nothing accesses the memory any more (see proof.h).
+ * After a loss, requests that were sent end with the code of the loss. Transfers, PUTs and GETs of the
+ * store, REGION_REMOVE and REGION_REVOKE wait for proof that nothing accesses the memory any more
+ * (see proof.h).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -231,10 +232,10 @@ static void close_sockets(struct dray *d)
 	dc_ring_close(&d->ring);
 }
 
-static bool needs_proof(const struct request *r)
+static bool asks_for_proof(const struct request *r)
 {
-	return r->type == DMSG_TRANSFER || r->type == DMSG_REGION_REMOVE ||
-	       r->type == DMSG_REGION_REVOKE || r->type == DMSG_LEASE_END;
+	return r->type == DMSG_REGION_REMOVE || r->type == DMSG_REGION_REVOKE ||
+	       r->type == DMSG_LEASE_END;
 }
 
 /* The end of the session carries the request out. */
@@ -249,14 +250,14 @@ static void end_requests(struct dray *d, int code)
 	struct requests *q = &d->requests;
 
 	dray_list_for_each(&q->sent, r, struct request, link) {
-		if (needs_proof(r))
+		if (asks_for_proof(r) || dc_proof_lends(r))
 			dc_proof_hold(d, r);
 		else
 			dc_request_end(d, r, ends_with_session(r) ? 0 : code, dc_text(d->loss.msg));
 	}
 	dc_splits_lost(d, code);
 	dray_list_for_each(&q->queued, r, struct request, link) {
-		if (needs_proof(r))
+		if (asks_for_proof(r))
 			dc_proof_hold(d, r);
 		else if (r->internal)
 			dc_request_end(d, r, code, NO_TEXT);

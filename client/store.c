@@ -118,9 +118,9 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 		struct dmsg_store_result m;
 
 		dmsg_store_result_get(results->p + (size_t)i * DMSG_STORE_RESULT_SIZE, &m);
-		a->v[i] = (struct dray_store_result){ .status = m.status,
-						      .wait_ms = m.wait_ms,
-						      .length = m.length };
+		a->v[i] = (struct dray_store_result){
+			.status = m.status, .wait_ms = m.wait_ms, .length = m.length, .tier = m.tier
+		};
 	}
 	return a ? 0 : -DRAY_E_NO_MEMORY;
 }
@@ -144,6 +144,7 @@ static int place_take(struct dray *d, const struct dmsg_store_place *p, const st
 	if (p->offset > f->bytes || p->length > f->bytes - p->offset)
 		return dc_session_defect(d, "the agent's answer has an object outside its memfd");
 	ret->data = f->base + p->offset;
+	ret->tier = DRAY_STORE_TIER_MEMORY;
 	return 0;
 }
 

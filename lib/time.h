@@ -26,6 +26,12 @@ static inline uint64_t dray_span(int64_t ns)
 	return ns > 0 ? (uint64_t)ns : 0;
 }
 
+/* For people to read. */
+static inline double dray_ms(int64_t ns)
+{
+	return (double)ns / (double)DRAY_NS_PER_MS;
+}
+
 /* Unix time in milliseconds: only for what other hosts read. */
 static inline uint64_t dray_unix_ms(void)
 {

@@ -8,8 +8,8 @@
 # `make check-long`: some hours. The models of the rings search more states, each fuzzer searches for a minute, and its corpus
 # must reach the lines of the decoders. The virtual machines have two processors and programs with sanitizers, and run every
 # variant of every test and 300 reconnects instead of 4; the machine itself is tested, too. Debian packages are installed in a
-# clean Debian root, and cross-built for arm64. The library is built in two places and compared, and its unit tests run for arm64.
-# All tests with real engines run.
+# clean Debian root, and cross-built for arm64. The library is built in two places and compared, and its unit tests and a
+# transfer run for arm64. All tests with real engines run.
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm wheel packages kube engine versions

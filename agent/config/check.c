@@ -73,6 +73,7 @@ static const struct {
 	{ KEY(MOONCAKE_MASTERS), master_check, .max = MASTERS_MAX, .none = true },
 	{ KEY(ENV_PROFILES), env_profile_check, .max = 0 },
 	{ KEY(STORE_SPACES), store_space_word_check, .max = 0 },
+	{ KEY(STORE_PEERS), segment_word_check, .max = STORE_PEERS_MAX, .unique = true },
 	{ KEY(READY_REQUIRE), ready_word_check, .max = READY_REQUIRE_MAX, .unique = true },
 };
 

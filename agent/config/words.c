@@ -32,6 +32,7 @@ const char *ready_word_segment(const char *word)
 	return strncmp(word, SEGMENT, strlen(SEGMENT)) ? NULL : word + strlen(SEGMENT);
 }
 
+/* NULL: the agent can connect to it. */
 static const char *segment_fault(const char *segment)
 {
 	struct dray_addr addr;
@@ -42,20 +43,38 @@ static const char *segment_fault(const char *segment)
 			       NULL :
 			       "is not a segment that the agent can connect to";
 	case -EAFNOSUPPORT:
-		return "has a name, and names are not resolved: write segment:10.0.0.1:7411";
+		return "has a name, and names are not resolved";
 	default:
-		return "has no address and port: write segment:10.0.0.1:7411 or "
-		       "segment:[2001:db8::1]:7411";
+		return "has no address and port";
 	}
+}
+
+/* segment: a part of the word, behind its prefix. */
+static int segment_check(const char *word, const char *segment, struct dray_err *reterr)
+{
+	const char *fault = segment_fault(segment);
+	int prefix = (int)(segment - word);
+
+	return fault ? config_invalid(reterr,
+				      "\"%.80s\" %s: write such as %.*s10.0.0.1:7411 or "
+				      "%.*s[2001:db8::1]:7411",
+				      word, fault, prefix, word, prefix, word) :
+		       0;
+}
+
+int segment_word_check(const char *word, struct dray_err *reterr)
+{
+	return segment_check(word, word, reterr);
 }
 
 int ready_word_check(const char *word, struct dray_err *reterr)
 {
-	const char *segment = ready_word_segment(word), *fault = NULL;
+	const char *segment = ready_word_segment(word);
 
 	if (segment)
-		fault = segment_fault(segment);
-	else if (strcmp(word, "rdma") != 0 && strcmp(word, "tcp") != 0)
-		fault = "is not allowed (allowed: rdma, tcp, segment:HOST:PORT)";
-	return fault ? config_invalid(reterr, "\"%.80s\" %s", word, fault) : 0;
+		return segment_check(word, segment, reterr);
+	if (!strcmp(word, "rdma") || !strcmp(word, "tcp"))
+		return 0;
+	return config_invalid(
+		reterr, "\"%.80s\" is not allowed (allowed: rdma, tcp, segment:HOST:PORT)", word);
 }

@@ -23,6 +23,7 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct bus_server;
 struct detect;
+struct exchange;
 struct gpus;
 struct hints;
 struct health;
@@ -85,9 +86,10 @@ struct agent {
 	struct peers *peers;
 	struct mailboxes *mailboxes;
 	struct sessions *sessions;
-	struct store *store;    /* NULL: there is none */
-	const char *disk_state; /* of its disk tier; NULL: it has never changed */
-	struct bus_server *bus; /* NULL: not listening */
+	struct store *store;       /* NULL: there is none */
+	struct exchange *exchange; /* NULL: likewise */
+	const char *disk_state;    /* of its disk tier; NULL: it has never changed */
+	struct bus_server *bus;    /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager */

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include "agent/control/agent.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/process/service_manager.h"
 #include "agent/store/store.h"
 #include "lib/log.h"
@@ -135,6 +136,12 @@ static void drained(struct agent *a)
 		stop(a, 0);
 }
 
+/* They return their grants, and what they have leased of the store, when their transfers here have finished. */
+static bool peers_use(const struct agent *a)
+{
+	return grants_total(a->regions) || exchange_totals(a->exchange).lent;
+}
+
 static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,
 			     unsigned n)
 {
@@ -148,13 +155,12 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 		return;
 	}
 	for (unsigned i = 0; i < n; i++) {
-		left += snapshots[i]->in_flight;
+		left += snapshots[i]->in_flight + snapshots[i]->asking;
 		bytes += snapshots[i]->bytes_left;
 	}
 	a->left_transfers = left;
 	a->left_bytes = bytes;
-	/* peers return their grants when their transfers here have finished */
-	if (left || (grants_total(a->regions) && dray_now().ns < a->drain_deadline_ns)) {
+	if (left || (peers_use(a) && dray_now().ns < a->drain_deadline_ns)) {
 		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
 			a->overdue = true;
 			log_warning("agent",

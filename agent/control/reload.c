@@ -30,6 +30,7 @@ struct data_config agent_data_config(const struct agent *a)
 		.backoff_max_ns = cfg->peer.backoff_max,
 		.slow_ns = cfg->transfer.slow,
 		.report_all = cfg->log.transfers,
+		.report_batches = cfg->store.log == DRAY_CONFIG_STORE_LOG_BATCH,
 		.poll_time_ns = agent_poll_time(a, NULL, 0),
 	};
 }
@@ -37,13 +38,16 @@ struct data_config agent_data_config(const struct agent *a)
 int agent_keep_connected(struct agent *a)
 {
 	const struct dray_strv *words = &a->config->v.ready.require;
-	const char *segments[READY_REQUIRE_MAX];
+	const struct dray_strv *stores = &a->config->v.store.peers;
+	const char *segments[READY_REQUIRE_MAX + STORE_PEERS_MAX];
 	unsigned n = 0;
 
 	for (size_t i = 0; i < words->n; i++) {
 		segments[n] = ready_word_segment(words->v[i]);
 		n += segments[n] != NULL;
 	}
+	for (size_t i = 0; i < stores->n; i++)
+		segments[n++] = stores->v[i];
 	return peers_keep_connected(a->peers, segments, n);
 }
 

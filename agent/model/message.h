@@ -31,6 +31,7 @@ struct data_config {
 	int64_t poll_time_ns;
 	int64_t slow_ns; /* longer transfers are logged; 0: none */
 	bool report_all;
+	bool report_batches; /* of the store */
 };
 
 /* What a worker reports, by EVENT_SENT, when it has sent a packet. */
@@ -50,6 +51,7 @@ struct packet {
 
 struct peer_link;
 struct rail_keys;
+struct store_ask;
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
 /* ERROR; with request id 0 it means the end of the session. NULL: no memory. */
@@ -83,6 +85,7 @@ struct snapshot {
 	struct transfer_record *records;
 	/* of all transfers in flight */
 	uint64_t in_flight, bytes_left;
+	uint32_t asking; /* GETs whose keys other agents are asked for, before they become transfers */
 	struct transfer_info first_due; /* the one with the earliest deadline */
 };
 
@@ -93,6 +96,24 @@ struct snapshot *snapshot_new(void *owner, bool ended, uint32_t cap);
 struct report {
 	struct transfer_record record;
 	bool slow, all; /* all: log.transfers is on */
+};
+
+/* A batch of the store for the log. */
+struct store_report {
+	dray_handle session;
+	uint64_t request;
+	uint16_t type; /* DMSG_STORE_PUT, _GET, _EXISTS or _READ */
+	uint32_t code; /* that ended the copy; 0: ok */
+	char space[DMSG_STORE_SPACE_MAX + 1];
+	struct store_keys {
+		uint32_t n;
+		uint64_t bytes;
+	} ok, existed, unknown, failed;
+	struct store_tier_keys {
+		struct store_keys keys; /* of those that are ok */
+		int64_t ns; /* memory: of the copy; the others: until all were in memory */
+	} tiers[DMSG_STORE_TIER_AGENT + 1];
+	int64_t took_ns;
 };
 
 /* Between a transport in a worker and the module of the control thread that belongs to it, which define its meaning. */
@@ -132,6 +153,7 @@ enum command_type {
 	COMMAND_SNAPSHOT, /* filled by the worker; answered by EVENT_SNAPSHOT */
 	COMMAND_DRAIN,    /* refuse new transfers */
 	COMMAND_RESUME,
+	COMMAND_STORE_ASKED, /* the ask of session is answered; borrowed until EVENT_STORE_ASK_END */
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
 };
@@ -162,6 +184,7 @@ struct command {
 		struct snapshot *snapshot;
 		struct data_config *config;
 		struct rail_keys *keys;
+		struct store_ask *ask;
 		struct transport_message message;
 	};
 };
@@ -182,8 +205,11 @@ enum event_type {
 	EVENT_SNAPSHOT,
 	EVENT_CANCELLED, /* handle of the command; id 1: the transfer has ended with code; 0: code is why it cannot be cancelled */
 	EVENT_REPORT,    /* the control thread owns the report */
-	EVENT_TRANSPORT, /* a message of a transport */
-	EVENT_QUIT,      /* the last event */
+	EVENT_STORE_REPORT,  /* the control thread owns the report */
+	EVENT_TRANSPORT,     /* a message of a transport */
+	EVENT_STORE_ASK,     /* the control thread owns the ask; answered by COMMAND_STORE_ASKED */
+	EVENT_STORE_ASK_END, /* the worker needs it no more */
+	EVENT_QUIT,          /* the last event */
 };
 
 struct event {
@@ -197,6 +223,8 @@ struct event {
 		struct packet *packet;
 		struct snapshot *snapshot;
 		struct report *report;
+		struct store_report *store_report;
+		struct store_ask *ask;
 		struct transport_message message;
 		int fd;
 	};

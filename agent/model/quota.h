@@ -24,7 +24,8 @@ struct owner_account {
 	_Atomic uint32_t fds;
 	uint32_t fds_max;
 	_Atomic bool waiting; /* a reader has stopped at the limit */
-	uint64_t store_loading; /* bytes of objects that are read from disk; under the lock of the store */
+	/* bytes of objects that are read from disk, and that other agents hold; under the lock of the store */
+	uint64_t store_loading, store_lent;
 };
 
 void account_init(struct owner_account *a, uint32_t fds_max);

@@ -21,8 +21,8 @@ struct xfer_request {
 	uint32_t n_ops, notify_length;
 	bool from_ring;
 	bool ops_ours; /* no client can change `ops` */
-	/* A copy to or from memory of the agent, in place of spec.remote: `ended` runs in place of the client's answer. */
-	struct object *remote, *target;
+	/* Memory of the agent or of a peer, in place of spec.local and spec.remote: `ended` runs in place of the client's answer. */
+	struct object *local, *remote, *target;
 	uint32_t *wait; /* a word of the agent that is awaited to be 1; NULL: none */
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;

@@ -109,12 +109,14 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	if (!o)
 		return r;
 	r.length = o->policy.bytes;
+	r.tier = (uint16_t)item_tier(o);
 	/* without memory the object may be gone afterwards */
 	r.status = item_fetch(o);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
 	if (r.status)
 		return r;
+	item_own(o);
 	if (h && h->object == o)
 		return r;
 	/* the one that is pinned was removed, and another one has its key */

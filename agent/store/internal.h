@@ -51,6 +51,12 @@ struct disk_part {
 	uint16_t vain; /* evictions from disk for its write that gave its owner no room */
 };
 
+/* What an object has more if other agents may read it: it lies in front of all else. */
+struct sum_part {
+	uint32_t crc; /* CRC-32C of its bytes */
+	bool known;
+};
+
 /*
  * One allocation with its key: 104 bytes without it. LIVE ones are in the policy of their space's memory if they are
  * resident, else in that of its disk.
@@ -65,6 +71,7 @@ struct store_object {
 	uint8_t resident : 1; /* it has a place in memory */
 	uint8_t loading : 1;  /* and its bytes are being read from disk */
 	uint8_t unread : 1;   /* which has failed; it leaves memory with the last holder */
+	uint8_t copy : 1;     /* another agent has it, too: it is not written to disk */
 	uint8_t key_n;
 	uint8_t key[];
 };
@@ -105,6 +112,7 @@ struct store_space {
 	uint32_t flushed; /* buckets whose objects flush.c has queued */
 	uint64_t hits, misses, puts, evictions, evicted_cost_us;
 	uint64_t disk_hits, disk_evictions, disk_evicted_cost_us;
+	uint64_t remote_hits, remote_bytes;  /* that other agents had */
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
 };
@@ -159,6 +167,8 @@ struct store {
 	uint64_t last_file;
 	uint64_t leaving; /* bytes of segments that the thread of the store gives back; part of totals.memory */
 	struct store_totals totals;
+	struct dray_list loans; /* of the control thread */
+	_Atomic bool ending;    /* checksums are not needed any more */
 	struct region_view *region;
 	struct remote_view remote;
 };
@@ -180,6 +190,12 @@ static inline uint64_t room(uint64_t bytes)
 }
 
 /* store.c */
+/* The words of store.spaces let that owner use the name space of this name. */
+bool space_may_use(const struct store *s, struct dray_str name, struct dray_str tenant,
+		   uint32_t uid);
+/* The name space; account: of its owner if it has no name. */
+struct store_space *space_find(struct store *s, const struct owner_account *account,
+			       struct dray_str name);
 /* The owner in the name space. NULL: it may not use it, or there is no memory. */
 struct store_member *store_member_get(struct store *s, struct owner_account *a,
 				      struct dray_str name);
@@ -220,8 +236,14 @@ void item_leave_memory(struct store_object *o, bool evicted);
  * not_found: there was no memory, and the object is freed unless it is held.
  */
 enum dmsg_store_status item_fetch(struct store_object *o);
+/* A client here has stored or pinned it: it is no mere copy of another agent's any more. */
+void item_own(struct store_object *o);
+/* Where its bytes are. NULL: nowhere. */
+enum dmsg_store_tier item_tier(const struct store_object *o);
 /* GET and READ: a key was found, or not (NULL). Before item_fetch(). */
 void item_count(struct store_space *sp, const struct store_object *o);
+/* Holds the object for a GET, until store_get_end(). */
+enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, struct store_get *g);
 /* A GET of the batch does not wait for its object any more. */
 void wait_less(struct store_wait *w);
 /* Removes it from the index, and frees it unless it is held. */
@@ -243,7 +265,7 @@ void tier_key_changed(const struct store_space *sp, struct store_key key);
 void tier_put(struct store_object *o);
 /* A live object is written soon. False: too much waits for the disk, or it cannot be written. */
 bool tier_write(struct store_object *o);
-/* It is not on disk, and nobody is about to change that. */
+/* It is not on disk but should be, and nobody is about to change that. */
 bool tier_is_dirty(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */
 void tier_clean(struct store_space *sp);
@@ -260,6 +282,13 @@ uint64_t tier_pending(const struct store *s);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
 
+/* Appears in the index, in memory, unless there is one with its key. False: there is, or no memory. */
+bool item_appear(struct store_object *o);
+
+/* lend.c */
+/* After the thread of the store has ended. */
+void loans_free(struct store *s);
+
 /* flush.c */
 /* The disk may take what it has not taken before. */
 void flush_restart(struct store *s);
@@ -267,6 +296,13 @@ void flush_restart(struct store *s);
 static inline struct disk_part *disk_part(struct store_object *o)
 {
 	return (struct disk_part *)(void *)o - 1;
+}
+
+static inline struct sum_part *sum_part(struct store_object *o)
+{
+	uint8_t *p = (uint8_t *)o - (store_of(o)->tier ? sizeof(struct disk_part) : 0);
+
+	return (struct sum_part *)(void *)p - 1;
 }
 
 static inline struct store_object *object_of_part(struct disk_part *p)

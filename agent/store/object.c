@@ -6,8 +6,29 @@
 
 #include "agent/store/internal.h"
 #include "lib/hash.h"
+#include "schema/gen/errors.h"
 
 #define BUCKETS_MIN 64
+
+int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob,
+		     struct dray_err *reterr)
+{
+	uint32_t n = 0;
+
+	for (uint32_t at = 0; at < blob.n; at += keys[n++].n) {
+		if (n == max)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
+					    "a request has at most %u keys", max);
+		keys[n].n = blob.p[at++];
+		keys[n].p = blob.p + at;
+		if (!keys[n].n || keys[n].n > blob.n - at)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "key %u is empty, or exceeds the list of keys", n);
+	}
+	if (!n)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "the request has no key");
+	return (int)n;
+}
 
 /* Keys come from clients, so that each name space has a seed. */
 uint32_t item_hash(const struct store_space *sp, struct store_key key)
@@ -70,6 +91,8 @@ void count_unsaved(struct store_object *o, bool enters)
 {
 	struct store_totals *t = &store_of(o)->totals;
 
+	if (o->copy)
+		return;
 	t->unsaved_objects += enters ? 1 : UINT64_MAX;
 	t->unsaved_bytes += enters ? o->policy.bytes : 0 - o->policy.bytes;
 }
@@ -119,7 +142,8 @@ int item_enter(struct store_object *o)
 
 static size_t part_bytes(const struct store *s)
 {
-	return s->tier ? sizeof(struct disk_part) : 0;
+	return (s->tier ? sizeof(struct disk_part) : 0) +
+	       (s->cfg.lend ? sizeof(struct sum_part) : 0);
 }
 
 struct store_object *item_new(struct store *s, struct store_key key)
@@ -326,15 +350,28 @@ static bool charge(struct store_member *m, uint64_t bytes)
 	return false;
 }
 
+void item_own(struct store_object *o)
+{
+	if (!o->copy)
+		return;
+	o->copy = 0;
+	count_unsaved(o, true);
+	tier_put(o);
+}
+
 static enum dmsg_store_status put_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
+					uint64_t bytes, uint32_t cost_us, bool copy,
+					struct store_object **ret)
 {
 	struct store_space *sp = m->space;
 	uint32_t h = item_hash(sp, key);
-	struct store_object *o;
+	struct store_object *o = find_hashed(sp, key, h);
 
-	if (find_hashed(sp, key, h))
+	if (o) {
+		if (!copy)
+			item_own(o);
 		return DMSG_STORE_STATUS_EXISTS;
+	}
 	if (bytes > sp->store->cfg.bytes || bytes > UINT32_MAX * (uint64_t)GRANULE / 2 ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
@@ -364,26 +401,56 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, ret);
+	status = put_begin(m, key, bytes, cost_us, false, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
+}
+
+enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
+{
+	struct store *s = m->space->store;
+	enum dmsg_store_status status;
+
+	pthread_mutex_lock(&s->lock);
+	status = put_begin(m, key, bytes, cost_us, true, ret);
+	pthread_mutex_unlock(&s->lock);
+	return status;
+}
+
+static struct store_object *is_there(const struct store_object *o)
+{
+	return find_hashed(o->member->space, (struct store_key){ o->key, o->key_n }, o->policy.tag);
+}
+
+bool item_appear(struct store_object *o)
+{
+	struct store_space *sp = o->member->space;
+
+	if (is_there(o) || !index_room(sp) || item_enter(o) < 0)
+		return false;
+	o->state = OBJECT_LIVE;
+	index_add(sp, o);
+	if (o->holds)
+		policy_hold(policy_of(o), &o->policy);
+	return true;
 }
 
 static enum dmsg_store_status put_end(struct store_object *o, bool done)
 {
 	struct store_space *sp = o->member->space;
+	struct store_object *other = done ? is_there(o) : NULL;
 
-	/* it may have come meanwhile by another PUT: that one stays */
-	if (done && find_hashed(sp, (struct store_key){ o->key, o->key_n }, o->policy.tag)) {
+	/* it may have come meanwhile by another PUT, or from another agent: that one stays */
+	if (other) {
+		item_own(other);
 		item_free(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (!done || !index_room(sp) || item_enter(o) < 0) {
+	if (!done || !item_appear(o)) {
 		item_free(o);
 		return done ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
 	}
-	o->state = OBJECT_LIVE;
-	index_add(sp, o);
 	sp->puts++;
 	tier_key_changed(sp, (struct store_key){ o->key, o->key_n });
 	tier_put(o);
@@ -459,36 +526,44 @@ enum dmsg_store_status item_fetch(struct store_object *o)
 	return DMSG_STORE_STATUS_OK;
 }
 
+enum dmsg_store_tier item_tier(const struct store_object *o)
+{
+	if (!o)
+		return DMSG_STORE_TIER_NONE;
+	return !o->resident || o->loading || o->unread ? DMSG_STORE_TIER_DISK :
+							 DMSG_STORE_TIER_MEMORY;
+}
+
 void item_count(struct store_space *sp, const struct store_object *o)
 {
-	if (!o) {
-		sp->misses++;
-		return;
-	}
-	sp->hits++;
-	if (!o->resident || o->loading || o->unread)
-		sp->disk_hits++;
+	enum dmsg_store_tier tier = item_tier(o);
+
+	sp->hits += tier != DMSG_STORE_TIER_NONE;
+	sp->misses += tier == DMSG_STORE_TIER_NONE;
+	sp->disk_hits += tier == DMSG_STORE_TIER_DISK;
 }
 
 void wait_less(struct store_wait *w)
 {
-	if (!--w->pending)
-		__atomic_store_n(&w->ready, 1, __ATOMIC_RELEASE);
+	if (--w->pending)
+		return;
+	__atomic_store_n(&w->ready, 1, __ATOMIC_RELEASE);
+	if (w->then)
+		w->then(w);
 }
 
-static enum dmsg_store_status get_begin(struct store_member *m, struct store_key key,
-					struct store_wait *w, struct store_get *g)
+enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, struct store_get *g)
 {
-	struct store_object *o = item_find(m->space, key);
+	struct store_space *sp = o->member->space;
 	enum dmsg_store_status status;
 
-	item_count(m->space, o);
-	if (!o)
-		return DMSG_STORE_STATUS_NOT_FOUND;
+	g->tier = item_tier(o);
 	status = item_fetch(o);
+	if (status == DMSG_STORE_STATUS_NOT_FOUND)
+		g->tier = DMSG_STORE_TIER_NONE;
 	if (status)
 		return status;
-	policy_use(m->space->policy, &o->policy);
+	policy_use(sp->policy, &o->policy);
 	item_hold(o);
 	g->object = o;
 	g->loads = o->loading;
@@ -506,10 +581,14 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 				       struct store_wait *w, struct store_get *ret)
 {
 	struct store *s = m->space->store;
-	enum dmsg_store_status status;
+	enum dmsg_store_status status = DMSG_STORE_STATUS_NOT_FOUND;
+	struct store_object *o;
 
 	pthread_mutex_lock(&s->lock);
-	status = get_begin(m, key, w, ret);
+	o = item_find(m->space, key);
+	item_count(m->space, o);
+	if (o)
+		status = item_get(o, w, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -560,6 +639,7 @@ void store_exists(struct store_member *m, const struct store_key *keys, uint32_t
 
 		ret[i] = (struct dmsg_store_result){
 			.status = o ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
+			.tier = (uint16_t)item_tier(o),
 			.length = o ? o->policy.bytes : 0,
 		};
 	}

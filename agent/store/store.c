@@ -39,6 +39,7 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	s->cfg = *cfg;
 	pthread_mutex_init(&s->lock, NULL);
 	dray_list_init(&s->spaces);
+	dray_list_init(&s->loans);
 	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
 	r = s->region ? memory_init(s) : -ENOMEM;
 	if (r >= 0)
@@ -92,8 +93,10 @@ bool store_free(struct store *s)
 	if (!s)
 		return true;
 	/* the thread does not wait for anything, and ends */
+	s->ending = true;
 	if (s->jobs)
 		jobs_free(s->jobs);
+	loans_free(s);
 	s->closing = true;
 	if (!tier_free(s))
 		return false;
@@ -127,22 +130,33 @@ static bool same(struct dray_str a, const char *b)
 	return a.n == strlen(b) && !memcmp(a.p, b, a.n);
 }
 
-/* The owner may use the name space of this name. */
-static bool may_use(const struct store *s, const struct owner_account *a, struct dray_str name)
+static bool same_text(struct dray_str a, struct dray_str b)
+{
+	return a.n == b.n && !memcmp(a.p, b.p, a.n);
+}
+
+bool space_may_use(const struct store *s, struct dray_str name, struct dray_str tenant,
+		   uint32_t uid)
 {
 	for (size_t i = 0; i < s->cfg.n_spaces; i++) {
 		struct store_space_word w;
 
-		if (store_space_word_parse(s->cfg.spaces[i], &w) && w.name.n == name.n &&
-		    !memcmp(w.name.p, name.p, name.n) && same(w.tenant, a->budget.tenant) &&
-		    (w.any_uid || w.uid == a->budget.uid))
+		if (store_space_word_parse(s->cfg.spaces[i], &w) && same_text(w.name, name) &&
+		    same_text(w.tenant, tenant) && (w.any_uid || w.uid == uid))
 			return true;
 	}
 	return false;
 }
 
-static struct store_space *space_find(struct store *s, const struct owner_account *a,
-				      struct dray_str name)
+/* The owner may use the name space of this name. */
+static bool may_use(const struct store *s, const struct owner_account *a, struct dray_str name)
+{
+	struct dray_str tenant = { a->budget.tenant, (uint32_t)strlen(a->budget.tenant) };
+
+	return space_may_use(s, name, tenant, a->budget.uid);
+}
+
+struct store_space *space_find(struct store *s, const struct owner_account *a, struct dray_str name)
 {
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
 		if (same(name, sp->name) && (name.n || sp->account == a))
@@ -243,6 +257,11 @@ struct store_member *store_join(struct store_user *u, struct dray_str name, stru
 	return m;
 }
 
+const char *store_member_space(const struct store_member *m)
+{
+	return m->space->name;
+}
+
 struct store_totals store_totals(struct store *s)
 {
 	struct store_totals t = { 0 };
@@ -276,6 +295,8 @@ static struct store_space_info describe(const struct store_space *sp)
 		.disk_hits = sp->disk_hits,
 		.disk_evictions = sp->disk_evictions,
 		.disk_evicted_cost_us = sp->disk_evicted_cost_us,
+		.remote_hits = sp->remote_hits,
+		.remote_bytes = sp->remote_bytes,
 	};
 
 	dray_list_for_each(&sp->segments, g, struct segment, link)

@@ -50,7 +50,10 @@ struct store_config {
 	uint64_t bytes;        /* of all segments; 0: there is no store */
 	uint64_t segment_size; /* bytes */
 	enum policy_kind policy;
-	bool evict; /* else a PUT without room answers busy */
+	bool evict;       /* else a PUT without room answers busy */
+	bool asks;        /* GETs ask other agents for what is not here */
+	bool keep_copies; /* which stays here then, until it is evicted */
+	bool lend;        /* other agents read objects of name spaces with a name */
 	uint32_t retry_ms;
 	const char *const *spaces; /* store.spaces; borrowed until store_free() */
 	size_t n_spaces;
@@ -84,6 +87,9 @@ void store_user_free(struct store_user *u);
 struct store_member *store_join(struct store_user *u, struct dray_str space,
 				struct dray_err *reterr);
 
+/* The name of its name space; empty: the one of the owner. */
+const char *store_member_space(const struct store_member *m);
+
 struct store_key {
 	const uint8_t *p;
 	uint32_t n; /* 1 to DMSG_STORE_KEY_MAX */
@@ -95,6 +101,10 @@ struct store_key {
  */
 enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
 				       uint32_t cost_us, struct store_object **ret);
+/* The same for a copy of an object that another agent has; store_arrivals_add() consumes it, too. */
+enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t cost_us,
+					struct store_object **ret);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 
@@ -102,15 +112,21 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 struct store_wait {
 	uint32_t ready; /* 1: they are; written by another thread */
 	uint32_t pending;
+	/* When the last object was read from disk, and when the last one of another agent was verified; 0: none was. */
+	int64_t disk_ns, agents_ns;
+	void (*then)(
+		struct store_wait *w); /* runs when they are, under the store's lock; may be NULL */
 };
 
 /* A GET of one key. Zeroed, and at its place until store_get_end(). */
 struct store_get {
 	struct store_object *object; /* NULL: nothing is held */
-	bool loads;                  /* it is read from disk */
+	bool loads;                  /* it is read from disk, or verified */
+	bool arrives;                /* it came from another agent for this GET */
 	struct dray_list link;       /* the store's, while it is */
 	struct store_wait *wait;
 	enum dmsg_store_status status;
+	enum dmsg_store_tier tier; /* that had its bytes */
 };
 
 /*
@@ -151,13 +167,74 @@ uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
 
 uint32_t store_retry_ms(const struct store *s);
 
+/* GETs ask other agents for keys of this name space that are not here. */
+bool store_asks(const struct store_member *m);
+
+/* Objects whose bytes came from other agents, for GETs of one batch. NULL: no memory. */
+struct store_arrivals;
+struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max);
+/* The bytes of o, of store_put_begin(), are in place and should have this CRC-32C. The next GET gets it. Consumes o. */
+void store_arrivals_add(struct store_arrivals *a, struct store_object *o, uint32_t crc,
+			struct store_get *get);
+/*
+ * Verifies them in the background: each get holds its object from now on, and *w is ready when all are verified. Then those that are
+ * right appear in the store, or, without copies, end with their get. The others are corrupt, and their bytes are zeros.
+ * Consumes the arrivals. False: there are none.
+ */
+bool store_arrive(struct store_arrivals *a, struct store_wait *w);
+/* Instead: the objects are dropped. NULL is allowed. */
+void store_arrivals_drop(struct store_arrivals *a);
+
+/*
+ * Splits the blob of keys of a request: a byte with the length of each, then the key. Their number, or -EINVAL with reterr.
+ */
+int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob,
+		     struct dray_err *reterr);
+
 /* --- control thread --- */
+
+/* For whom another agent asks. */
+struct store_asker {
+	struct dray_str space, tenant;
+	uint32_t uid;
+};
+
+/* Objects that another agent reads: they are held until store_loan_end(). */
+struct store_loan;
+
+struct store_loan_key {
+	enum dmsg_store_status
+		status; /* too_large: for any lease. Of the others, only busy has more to say */
+	uint64_t offset, bytes; /* in store_region() */
+	uint32_t crc, cost_us;
+};
+
+/*
+ * Finds and holds what the name space has of the keys, up to so many bytes, and up to half of an owner's memory in all loans; what
+ * exceeds them is busy. Objects on disk are read. ready(arg) runs once, not inside the call, when all bytes are in place and their
+ * checksums are known, unless the loan ends before. Then what could not be read is not held any more.
+ * denied: the name space has no name, or that owner may not use it.
+ */
+int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
+	       uint32_t n, uint64_t bytes, void (*ready)(void *arg), void *arg,
+	       struct store_loan **ret, struct dray_err *reterr);
+/* The largest object that is lent, with all others that its borrower holds. */
+uint64_t store_lend_most(const struct store *s);
+/* Bytes that it holds; whole granules. */
+uint64_t store_loan_bytes(const struct store_loan *l);
+/* Once it is ready: n is the number of its keys. */
+struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i);
+/* Its answers are not needed: it is ready as soon as the store lets go of its objects. */
+void store_loan_stop(struct store_loan *l);
+void store_loan_end(struct store_loan *l);
 
 struct store_totals {
 	uint64_t objects, bytes, memory, held_bytes;
 	uint64_t evictions, evicted_bytes, evicted_cost_us;
 	uint64_t disk_objects, disk_bytes, disk_pending_bytes;
 	uint64_t disk_evictions, disk_skipped;
+	uint64_t lent_objects, lent_bytes;       /* to other agents, since the start */
+	uint64_t copies;                         /* that came from other agents */
 	uint64_t unsaved_objects, unsaved_bytes; /* that are only in memory */
 	bool has_disk;
 	struct disk_info disk; /* of the tier itself */
@@ -172,6 +249,7 @@ struct store_space_info {
 	uint64_t hits, misses, puts, evictions, evicted_cost_us;
 	uint64_t disk_hits; /* of hits: the bytes were not in memory */
 	uint64_t disk_evictions, disk_evicted_cost_us;
+	uint64_t remote_hits, remote_bytes; /* that other agents had */
 };
 /* name and tenant of each stay until store_sweep(). */
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),

@@ -14,6 +14,7 @@
 #include "agent/store/changed.h"
 #include "agent/store/internal.h"
 #include "lib/hash.h"
+#include "lib/time.h"
 #include "lib/wire.h"
 #include "schema/gen/errors.h"
 
@@ -269,7 +270,7 @@ bool tier_write(struct store_object *o)
 
 bool tier_is_dirty(struct store_object *o)
 {
-	return !disk_part(o)->on_disk && !disk_part(o)->work;
+	return !o->copy && !disk_part(o)->on_disk && !disk_part(o)->work;
 }
 
 static bool nearly_full(const struct store_space *sp)
@@ -359,10 +360,12 @@ static void write_end(struct store_object *o, bool written)
 
 static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
 {
+	int64_t now_ns = dray_now().ns;
 	struct store_get *g;
 
 	while ((g = dray_list_pop(&disk_part(o)->waiters, struct store_get, link))) {
 		g->status = status;
+		g->wait->disk_ns = now_ns;
 		wait_less(g->wait);
 	}
 }

@@ -24,7 +24,7 @@ NAV = [
     ("First steps", ["README.md", "docs/installation.md", "docs/first-day.md", "docs/versions.md", "CHANGELOG.md"]),
     ("Running it", ["docs/operation.md", "docs/kubernetes.md", "docs/security.md", "docs/rdma.md", "docs/gpu.md", "docs/segments.md",
                     "docs/environment.md", "docs/benchmarks.md"]),
-    ("Using it", ["docs/vllm.md", "docs/leases.md", "docs/store.md", "docs/rings.md", "examples/c/README.md"]),
+    ("Using it", ["docs/vllm.md", "docs/mooncake.md", "docs/leases.md", "docs/store.md", "docs/rings.md", "examples/c/README.md"]),
     ("Reference", ["docs/reference/*.md", "docs/glossary.md"]),
     ("Alerts", ["docs/runbooks/README.md", "docs/runbooks/*.md"]),
     ("Working on it", ["docs/architecture.md", "CONTRIBUTING.md", "tests/integration/README.md"]),

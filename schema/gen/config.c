@@ -10,6 +10,7 @@ static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine",
 static const char *const store_policy_choices[] = { "lru", "s3fifo", "gdsf", "score", "value" };
 static const char *const store_full_choices[] = { "evict", "busy" };
 static const char *const store_disk_write_choices[] = { "through", "back" };
+static const char *const store_log_choices[] = { "none", "batch" };
 
 #define CONFIG_MEMBER(m)                           \
 	.offset = offsetof(struct dray_config, m), \
@@ -664,6 +665,21 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(store.spaces), .def = "",
 	  .allowed = "a list",
 	  .doc = "Name spaces and the owners that may use them: NAME=TENANT:UID, with * for any uid; several entries with one NAME add owners. Without an entry, each owner has one of its own, whose name is empty." },
+	{ .path = "store.peers", .section = "store", .name = "peers",
+	  .env = "DRAY_STORE_PEERS", .type = DRAY_CONFIG_LIST,
+	  CONFIG_MEMBER(store.peers), .def = "",
+	  .allowed = "a list",
+	  .doc = "Agents, such as 10.0.0.2:7411, that are asked for objects that a GET does not find here, and that stay connected; up to 64. Those agents set store.lend. For name spaces with a name alone." },
+	{ .path = "store.keep_copies", .section = "store", .name = "keep_copies",
+	  .env = "DRAY_STORE_KEEP_COPIES", .type = DRAY_CONFIG_BOOL,
+	  CONFIG_MEMBER(store.keep_copies), .def = "true",
+	  .allowed = "true or false",
+	  .doc = "An object that came from another agent stays here until it is evicted; else only until the GETs that asked for it have it." },
+	{ .path = "store.lend", .section = "store", .name = "lend",
+	  .env = "DRAY_STORE_LEND", .type = DRAY_CONFIG_BOOL,
+	  CONFIG_MEMBER(store.lend), .def = "false",
+	  .allowed = "true or false",
+	  .doc = "Agents that list this one in store.peers read objects of the name spaces in store.spaces, for the owners named there." },
 	{ .path = "store.disk_dir", .section = "store", .name = "disk_dir",
 	  .env = "DRAY_STORE_DISK_DIR", .type = DRAY_CONFIG_PATH,
 	  CONFIG_MEMBER(store.disk_dir), .def = "",
@@ -675,6 +691,13 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "through, back",
 	  .choices = store_disk_write_choices, .n_choices = 2,
 	  .doc = "When objects are written to the disk tier. through: soon after their PUT; back: when memory is nearly full, those that would be evicted next." },
+	{ .path = "store.log", .section = "store", .name = "log",
+	  .env = "DRAY_STORE_LOG", .type = DRAY_CONFIG_ENUM,
+	  CONFIG_MEMBER(store.log), .def = "none",
+	  .allowed = "none, batch",
+	  .choices = store_log_choices, .n_choices = 2,
+	  .reload = true,
+	  .doc = "batch: log a line for each batch of PUT, GET, EXISTS and READ, with its keys and bytes by tier. Within limits.log_lines_per_session and limits.log_lines_per_owner." },
 	{ .path = "store.disk_threads", .section = "store", .name = "disk_threads",
 	  .env = "DRAY_STORE_DISK_THREADS", .type = DRAY_CONFIG_INT,
 	  CONFIG_MEMBER(store.disk_threads), .def = "4",

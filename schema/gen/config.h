@@ -79,6 +79,12 @@ enum dray_config_store_disk_write {
 	DRAY_CONFIG_STORE_DISK_WRITE_BACK,
 };
 
+/* store.log */
+enum dray_config_store_log {
+	DRAY_CONFIG_STORE_LOG_NONE,
+	DRAY_CONFIG_STORE_LOG_BATCH,
+};
+
 enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_STATE_DIR,
 	DRAY_CONFIG_KEY_AGENT_WORKERS,
@@ -189,8 +195,12 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_FULL,
 	DRAY_CONFIG_KEY_STORE_RETRY_AFTER,
 	DRAY_CONFIG_KEY_STORE_SPACES,
+	DRAY_CONFIG_KEY_STORE_PEERS,
+	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
+	DRAY_CONFIG_KEY_STORE_LEND,
 	DRAY_CONFIG_KEY_STORE_DISK_DIR,
 	DRAY_CONFIG_KEY_STORE_DISK_WRITE,
+	DRAY_CONFIG_KEY_STORE_LOG,
 	DRAY_CONFIG_KEY_STORE_DISK_THREADS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
@@ -655,6 +665,22 @@ struct dray_config {
 		 */
 		struct dray_strv spaces;
 		/*
+		 * Agents, such as 10.0.0.2:7411, that are asked for objects that a GET does not
+		 * find here, and that stay connected; up to 64. Those agents set store.lend. For
+		 * name spaces with a name alone.
+		 */
+		struct dray_strv peers;
+		/*
+		 * An object that came from another agent stays here until it is evicted; else only
+		 * until the GETs that asked for it have it.
+		 */
+		bool keep_copies;
+		/*
+		 * Agents that list this one in store.peers read objects of the name spaces in
+		 * store.spaces, for the owners named there.
+		 */
+		bool lend;
+		/*
 		 * Folder of the store's disk tier, which the agent does not make; empty: there is
 		 * none. Two agents never share one.
 		 */
@@ -664,6 +690,12 @@ struct dray_config {
 		 * when memory is nearly full, those that would be evicted next.
 		 */
 		int disk_write;
+		/*
+		 * batch: log a line for each batch of PUT, GET, EXISTS and READ, with its keys and
+		 * bytes by tier. Within limits.log_lines_per_session and
+		 * limits.log_lines_per_owner.
+		 */
+		int log;
 		int64_t disk_threads; /* Threads that read and write the disk tier. */
 	} store;
 	struct {

@@ -225,6 +225,21 @@ const char *dmsg_store_status_name(unsigned int v)
 	return "?";
 }
 
+const char *dmsg_store_tier_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_STORE_TIER_NONE:
+		return "none";
+	case DMSG_STORE_TIER_MEMORY:
+		return "memory";
+	case DMSG_STORE_TIER_DISK:
+		return "disk";
+	case DMSG_STORE_TIER_AGENT:
+		return "agent";
+	}
+	return "?";
+}
+
 const char *dmsg_type_name(unsigned int type)
 {
 	switch (type) {

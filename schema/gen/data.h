@@ -177,6 +177,15 @@ enum dmsg_store_status {
 };
 const char *dmsg_store_status_name(unsigned int v); /* "?" if unknown */
 
+/* Where an object was found. Since 1.4. */
+enum dmsg_store_tier {
+	DMSG_STORE_TIER_NONE = 0, /* Nowhere, or it is not known. */
+	DMSG_STORE_TIER_MEMORY = 1, /* In the memory of this agent. */
+	DMSG_STORE_TIER_DISK = 2, /* On the disk of this agent. */
+	DMSG_STORE_TIER_AGENT = 3, /* At another agent. */
+};
+const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
+
 #define DMSG_ACCESS_READ 1u /* May be the source. */
 #define DMSG_ACCESS_WRITE 2u /* May be the destination. */
 #define DMSG_ACCESS_ALL 3u
@@ -597,6 +606,8 @@ static inline void dmsg_store_range_put(void *dst, const struct dmsg_store_range
 /* What became of one key. Since 1.4. */
 struct dmsg_store_result {
 	uint16_t status; /* store_status. */
+	/* GET, EXISTS and PIN: where the object was found. Agents from before the field say 0. */
+	uint16_t tier;
 	uint32_t wait_ms; /* busy: milliseconds after which to try again. */
 	uint64_t length; /* Bytes of the object, if it is known. */
 };
@@ -605,6 +616,7 @@ static inline void dmsg_store_result_get(const void *src, struct dmsg_store_resu
 	const uint8_t *p = src;
 
 	ret->status = dray_le_get16(p + 0);
+	ret->tier = dray_le_get16(p + 2);
 	ret->wait_ms = dray_le_get32(p + 4);
 	ret->length = dray_le_get64(p + 8);
 }
@@ -613,7 +625,7 @@ static inline void dmsg_store_result_put(void *dst, const struct dmsg_store_resu
 	uint8_t *p = dst;
 
 	dray_le_put16(p + 0, r->status);
-	memset(p + 2, 0, 2);
+	dray_le_put16(p + 2, r->tier);
 	dray_le_put32(p + 4, r->wait_ms);
 	dray_le_put64(p + 8, r->length);
 }

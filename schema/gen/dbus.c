@@ -234,6 +234,12 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 	{ "hits", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, hits) },
 	/* Keys that were not found. */
 	{ "misses", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, misses) },
+	/* Keys that were not found here, and that another agent had. */
+	{ "remote_hits", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
+		remote_hits) },
+	/* Bytes of these objects. */
+	{ "remote_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_store_space,
+		remote_bytes) },
 	/* Objects that were put. */
 	{ "puts", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, puts) },
 	/* Objects evicted from memory. */

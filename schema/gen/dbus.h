@@ -401,6 +401,8 @@ enum dray_dbus_store_space_field {
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE,
 	DRAY_DBUS_STORE_SPACE_FIELD_HITS,
 	DRAY_DBUS_STORE_SPACE_FIELD_MISSES,
+	DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_HITS,
+	DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_BYTES,
 	DRAY_DBUS_STORE_SPACE_FIELD_PUTS,
 	DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS,
 	DRAY_DBUS_STORE_SPACE_FIELD_N,
@@ -424,6 +426,8 @@ struct dray_dbus_store_space {
 	const char *disk_state;
 	uint64_t hits; /* Keys that were found by GET and READ. */
 	uint64_t misses; /* Keys that were not found. */
+	uint64_t remote_hits; /* Keys that were not found here, and that another agent had. */
+	uint64_t remote_bytes; /* Bytes of these objects. */
 	uint64_t puts; /* Objects that were put. */
 	uint64_t evictions; /* Objects evicted from memory. */
 };

@@ -400,7 +400,7 @@ const struct ctl_list ctl_list_quotas = {
 
 const struct ctl_list ctl_list_store = {
 	DRAY_DBUS_METHOD_LIST_STORE, "store_spaces", dray_dbus_store_space_fields,
-	DRAY_DBUS_STORE_SPACE_FIELD_N, 13,
+	DRAY_DBUS_STORE_SPACE_FIELD_N, 14,
 	{
 		{ "SPACE", DRAY_DBUS_STORE_SPACE_FIELD_SPACE },
 		{ "TENANT", DRAY_DBUS_STORE_SPACE_FIELD_TENANT },
@@ -413,6 +413,7 @@ const struct ctl_list ctl_list_store = {
 		{ "STATE", DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE },
 		{ "HITS", DRAY_DBUS_STORE_SPACE_FIELD_HITS },
 		{ "MISSES", DRAY_DBUS_STORE_SPACE_FIELD_MISSES },
+		{ "REMOTE", DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_HITS },
 		{ "PUTS", DRAY_DBUS_STORE_SPACE_FIELD_PUTS },
 		{ "EVICTIONS", DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS },
 	},

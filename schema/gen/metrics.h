@@ -124,8 +124,22 @@ enum dray_metric {
 	DRAY_METRIC_STORE_MISSES_TOTAL,
 	/* Of dray_store_hits_total, keys of GET that waited for the disk tier. */
 	DRAY_METRIC_STORE_DISK_HITS_TOTAL,
+	/* Of dray_store_misses_total, keys of GET whose bytes came from another agent. */
+	DRAY_METRIC_STORE_REMOTE_HITS_TOTAL,
+	/* Keys of GET that no other agent had, of those that were asked for. */
+	DRAY_METRIC_STORE_REMOTE_MISSES_TOTAL,
+	/*
+	 * Keys of GET whose only holder was lost while they were read, or could not read its disk.
+	 */
+	DRAY_METRIC_STORE_REMOTE_LOST_TOTAL,
+	DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, /* Bytes of objects that came from other agents. */
 	/* Bytes of objects that were copied to clients or read in place. */
 	DRAY_METRIC_STORE_READ_BYTES_TOTAL,
+	/*
+	 * Of dray_store_read_bytes_total, bytes of objects that were read from the disk tier for a
+	 * GET.
+	 */
+	DRAY_METRIC_STORE_DISK_READ_BYTES_TOTAL,
 	DRAY_METRIC_STORE_PUT_BYTES_TOTAL, /* Bytes of objects that were stored. */
 	DRAY_METRIC_STORE_PUTS_TOTAL, /* Objects that were stored. */
 	DRAY_METRIC_STORE_BUSY_TOTAL, /* Keys that were answered busy. */
@@ -140,6 +154,9 @@ enum dray_metric {
 	 * Microseconds that it takes to compute the evicted objects again, as their clients said.
 	 */
 	DRAY_METRIC_STORE_EVICTED_COST_TOTAL,
+	DRAY_METRIC_STORE_LENT_BYTES, /* Bytes of objects that other agents have leased. */
+	DRAY_METRIC_STORE_LENT_OBJECTS_TOTAL, /* Objects that were lent to other agents. */
+	DRAY_METRIC_STORE_LENT_BYTES_TOTAL, /* Bytes of these objects. */
 	DRAY_METRIC_STORE_DISK_OBJECTS, /* Objects in the disk tier. */
 	DRAY_METRIC_STORE_DISK_BYTES, /* Bytes of the objects in the disk tier. */
 	/* Bytes on disk, in blocks of 4 KiB, of objects that wait to be written there. */
@@ -253,8 +270,8 @@ enum dray_family {
 	DRAY_FAMILY_STORE_SPACE_OBJECTS,
 	DRAY_FAMILY_STORE_SPACE_BYTES, /* Bytes of these objects. */
 	/*
-	 * Keys of GET and of reads in place that the name space had, by the tier that had the
-	 * bytes.
+	 * Keys of GET and of reads in place that were found, by the tier that had the bytes. Those
+	 * of the tier agent count as misses of the name space, too.
 	 */
 	DRAY_FAMILY_STORE_SPACE_HITS_TOTAL,
 	/* Keys of GET and of reads in place that the name space did not have. */

@@ -122,6 +122,12 @@ const char *pmsg_type_name(unsigned int type)
 		return "lease_renew";
 	case PMSG_LEASE_RENEW_REPLY:
 		return "lease_renew_reply";
+	case PMSG_STORE_LOOKUP:
+		return "store_lookup";
+	case PMSG_STORE_LOOKUP_REPLY:
+		return "store_lookup_reply";
+	case PMSG_STORE_RELEASE:
+		return "store_release";
 	case PMSG_POST:
 		return "post";
 	case PMSG_POST_REPLY:
@@ -1322,6 +1328,145 @@ int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_lookup *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_lookup m;
+
+	if (len < 12)
+		return check_short(reterr, "store_lookup");
+	m.uid = dray_le_get32(p + 0);
+	m.lease_ms = dray_le_get32(p + 4);
+	m.space.n = dray_le_get32(p + 8);
+	m.space.p = (const char *)(p + 12);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_lookup.space", m.space.n, 64);
+	if (len - 12 < m.space.n)
+		return check_short(reterr, "store_lookup");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_lookup.space");
+	p += 12 + m.space.n;
+	len -= 12 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_lookup");
+	m.tenant.n = dray_le_get32(p + 0);
+	m.tenant.p = (const char *)(p + 4);
+	if (m.tenant.n > 31)
+		return check_large(reterr, "store_lookup.tenant", m.tenant.n, 31);
+	if (len - 4 < m.tenant.n)
+		return check_short(reterr, "store_lookup");
+	if (!text_ok(m.tenant))
+		return check_text(reterr, "store_lookup.tenant");
+	p += 4 + m.tenant.n;
+	len -= 4 + m.tenant.n;
+	if (len < 4)
+		return check_short(reterr, "store_lookup");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 60000)
+		return check_large(reterr, "store_lookup.keys", m.keys.n, 60000);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_lookup");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_lookup *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->tenant.n > 31 || !text_ok(m->tenant))
+		return -EINVAL;
+	if (m->keys.n > 60000)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->tenant.n;
+	length += m->keys.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_LOOKUP, length, request_id);
+	dray_le_put32(p + 0, m->uid);
+	dray_le_put32(p + 4, m->lease_ms);
+	dray_le_put32(p + 8, m->space.n);
+	p = put_bytes(p + 12, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->tenant.n);
+	p = put_bytes(p + 4, m->tenant.p, m->tenant.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_lookup_reply_decode(const void *body, size_t len,
+	struct pmsg_store_lookup_reply *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_lookup_reply m;
+
+	if (len < 20)
+		return check_short(reterr, "store_lookup_reply");
+	m.grant = dray_le_get64(p + 0);
+	m.lease_ms = dray_le_get32(p + 8);
+	m.found.n = dray_le_get32(p + 16);
+	m.found.p = p + 20;
+	if (m.found.n > 512)
+		return check_large(reterr, "store_lookup_reply.found", m.found.n, 512);
+	if (len - 20 < (size_t)m.found.n * 32)
+		return check_short(reterr, "store_lookup_reply");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_lookup_reply *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->found.n > 512)
+		return -EINVAL;
+	length += (size_t)m->found.n * 32;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_LOOKUP_REPLY, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	dray_le_put32(p + 8, m->lease_ms);
+	memset(p + 12, 0, 4);
+	dray_le_put32(p + 16, m->found.n);
+	put_bytes(p + 20, m->found.p, (size_t)m->found.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_release_decode(const void *body, size_t len, struct pmsg_store_release *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_release m;
+
+	if (len < 8)
+		return check_short(reterr, "store_release");
+	m.grant = dray_le_get64(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_release *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_RELEASE, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
@@ -1464,6 +1609,12 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_lease_renew_decode(body, len, &ret->lease_renew, reterr);
 	case PMSG_LEASE_RENEW_REPLY:
 		return pmsg_lease_renew_reply_decode(body, len, &ret->lease_renew_reply, reterr);
+	case PMSG_STORE_LOOKUP:
+		return pmsg_store_lookup_decode(body, len, &ret->store_lookup, reterr);
+	case PMSG_STORE_LOOKUP_REPLY:
+		return pmsg_store_lookup_reply_decode(body, len, &ret->store_lookup_reply, reterr);
+	case PMSG_STORE_RELEASE:
+		return pmsg_store_release_decode(body, len, &ret->store_release, reterr);
 	case PMSG_POST:
 		return pmsg_post_decode(body, len, &ret->post, reterr);
 	}
@@ -1546,6 +1697,12 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_lease_renew_encode(buf, cap, request_id, &m->lease_renew);
 	case PMSG_LEASE_RENEW_REPLY:
 		return pmsg_lease_renew_reply_encode(buf, cap, request_id, &m->lease_renew_reply);
+	case PMSG_STORE_LOOKUP:
+		return pmsg_store_lookup_encode(buf, cap, request_id, &m->store_lookup);
+	case PMSG_STORE_LOOKUP_REPLY:
+		return pmsg_store_lookup_reply_encode(buf, cap, request_id, &m->store_lookup_reply);
+	case PMSG_STORE_RELEASE:
+		return pmsg_store_release_encode(buf, cap, request_id, &m->store_release);
 	case PMSG_POST:
 		return pmsg_post_encode(buf, cap, request_id, &m->post);
 	case PMSG_POST_REPLY:

@@ -58,6 +58,19 @@ enum pmsg_release_how {
 	PMSG_RELEASE_HOW_DECLINED = 2,
 };
 
+/* What became of one key of a lookup. */
+enum pmsg_store_answer {
+	PMSG_STORE_ANSWER_FOUND = 1, /* The lease holds the object. */
+	PMSG_STORE_ANSWER_NOT_FOUND = 2, /* The name space has no such object. */
+	/*
+	 * There is one, and it cannot be leased now: the sender's share of leased bytes is in use,
+	 * or there is no memory to read it from disk.
+	 */
+	PMSG_STORE_ANSWER_BUSY = 3,
+	PMSG_STORE_ANSWER_CORRUPT = 4, /* Its bytes on disk are damaged; it is removed. */
+	PMSG_STORE_ANSWER_LOST = 5, /* Its bytes on disk cannot be read now. */
+};
+
 /* Steps in which an agent reaches another one, in their order. */
 enum pmsg_check_step {
 	PMSG_CHECK_STEP_NAME = 1, /* The name has an address. */
@@ -86,7 +99,9 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_LEASE 8u /* Leases. Since 1.4. */
 #define PMSG_FEATURE_MAILBOX 16u /* Mailboxes. Since 1.4. */
 #define PMSG_FEATURE_CHECK 32u /* CHECK. Since 1.4. */
-#define PMSG_FEATURE_ALL 63u
+/* STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4. */
+#define PMSG_FEATURE_STORE 64u
+#define PMSG_FEATURE_ALL 127u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -125,6 +140,9 @@ enum pmsg_type {
 	PMSG_LEASE_GRANTED = 0x0014,
 	PMSG_LEASE_RENEW = 0x0015,
 	PMSG_LEASE_RENEW_REPLY = 0x8015,
+	PMSG_STORE_LOOKUP = 0x001b,
+	PMSG_STORE_LOOKUP_REPLY = 0x801b,
+	PMSG_STORE_RELEASE = 0x001c,
 	PMSG_POST = 0x0018,
 	PMSG_POST_REPLY = 0x8018,
 };
@@ -436,6 +454,37 @@ static inline void pmsg_lease_result_put(void *dst, const struct pmsg_lease_resu
 	dray_le_put32(p + 0, r->code);
 	memset(p + 4, 0, 4);
 	dray_le_put64(p + 8, r->grant);
+}
+
+#define PMSG_STORE_FOUND_SIZE 32
+/* Answer to one key of a lookup. Since 1.4. */
+struct pmsg_store_found {
+	uint32_t answer; /* store_answer; the rest is 0 unless it is found. */
+	uint32_t crc; /* CRC-32C of the object's bytes. */
+	uint64_t offset; /* Its start in the granted range. */
+	uint64_t length; /* Its bytes. */
+	uint32_t cost_us; /* Time that it takes to compute it again, microseconds; 0: unknown. */
+};
+static inline void pmsg_store_found_get(const void *src, struct pmsg_store_found *ret)
+{
+	const uint8_t *p = src;
+
+	ret->answer = dray_le_get32(p + 0);
+	ret->crc = dray_le_get32(p + 4);
+	ret->offset = dray_le_get64(p + 8);
+	ret->length = dray_le_get64(p + 16);
+	ret->cost_us = dray_le_get32(p + 24);
+}
+static inline void pmsg_store_found_put(void *dst, const struct pmsg_store_found *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put32(p + 0, r->answer);
+	dray_le_put32(p + 4, r->crc);
+	dray_le_put64(p + 8, r->offset);
+	dray_le_put64(p + 16, r->length);
+	dray_le_put32(p + 24, r->cost_us);
+	memset(p + 28, 0, 4);
 }
 
 #define PMSG_PORT_SIZE 48
@@ -998,6 +1047,59 @@ int pmsg_lease_renew_reply_decode(const void *body, size_t len, struct pmsg_leas
 int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_lease_renew_reply *m);
 
+#define PMSG_STORE_LOOKUP_MIN 20
+#define PMSG_STORE_LOOKUP_BODY_MAX 60115
+/*
+ * Request. Asks for objects of the receiver's store, for a client of the sender. What is found is
+ * leased: it is neither evicted nor changed until the lease ends. Sent to agents with the feature
+ * store. Refused with denied by an agent that has no key and does not allow that. Since 1.4.
+ */
+struct pmsg_store_lookup {
+	uint32_t uid; /* User id of the client. */
+	/*
+	 * Milliseconds for which the objects are needed; the owner may grant fewer. 0: as long as
+	 * it allows, 10 s.
+	 */
+	uint32_t lease_ms;
+	/*
+	 * Name space; it has a name, and store.spaces of the owner lets the client's owner use it.
+	 */
+	struct dray_str space;
+	struct dray_str tenant; /* Tenant of the client. */
+	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
+};
+int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_lookup *ret,
+	struct dray_err *reterr);
+int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_lookup *m);
+
+#define PMSG_STORE_LOOKUP_REPLY_MIN 20
+#define PMSG_STORE_LOOKUP_REPLY_BODY_MAX 16404
+/*
+ * The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
+ * alone. Since 1.4.
+ */
+struct pmsg_store_lookup_reply {
+	uint64_t grant; /* Handle, used in frames; 0: nothing was found. */
+	uint32_t lease_ms; /* Milliseconds until the lease and the grant end. */
+	struct dray_vec found; /* One for each key. */
+};
+int pmsg_store_lookup_reply_decode(const void *body, size_t len,
+	struct pmsg_store_lookup_reply *ret, struct dray_err *reterr);
+int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_lookup_reply *m);
+
+#define PMSG_STORE_RELEASE_MIN 8
+#define PMSG_STORE_RELEASE_BODY_MAX 8
+/* The sender does not need the objects of a lookup any more. Since 1.4. */
+struct pmsg_store_release {
+	uint64_t grant; /* Handle. */
+};
+int pmsg_store_release_decode(const void *body, size_t len, struct pmsg_store_release *ret,
+	struct dray_err *reterr);
+int pmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_release *m);
+
 #define PMSG_POST_MIN 20
 #define PMSG_POST_BODY_MAX 4275
 /*
@@ -1056,6 +1158,9 @@ union pmsg_body {
 	struct pmsg_lease_granted lease_granted;
 	struct pmsg_lease_renew lease_renew;
 	struct pmsg_lease_renew_reply lease_renew_reply;
+	struct pmsg_store_lookup store_lookup;
+	struct pmsg_store_lookup_reply store_lookup_reply;
+	struct pmsg_store_release store_release;
 	struct pmsg_post post;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */

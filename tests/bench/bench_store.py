@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The store of one agent against memcpy of the same bytes, and beside redis where redis-server is installed: PUT, GET, reads in place and
-EXISTS; and its disk tier against fio on the same file system."""
+EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own transfers of the same bytes, beside
+redis and Mooncake Store. `bench_store.py [PART...]` runs some parts: memory, disk, remote."""
 
 import contextlib
 import json
+import os
+import pathlib
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 
 import common as c
+import harness
 
 SIZE = 2 * c.MIB
 OBJECTS = 64  # of bench_store.c
@@ -23,18 +28,21 @@ class Redis:
     def __init__(self, stack):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = f"{folder}/redis.sock"
-        server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder], stdout=subprocess.PIPE, text=True)
+        self.serve(stack, ["--port", "0", "--unixsocket", path, "--save", "", "--dir", folder])
+        self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.socket.connect(path)
+        self.value = bytes(SIZE)
+        self.answer = bytearray(SIZE + 64)
+        self.put()
+
+    def serve(self, stack, options):
+        server = subprocess.Popen(["redis-server", *options], stdout=subprocess.PIPE, text=True)
         stack.callback(server.stdout.close)
         stack.callback(server.wait)
         stack.callback(server.kill)
         while "Ready to accept" not in (line := server.stdout.readline()) and "ready to accept" not in line:
             if not line:
                 raise c.CannotRun("redis-server does not start")
-        self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
-        self.socket.connect(path)
-        self.value = bytes(SIZE)
-        self.answer = bytearray(SIZE + 64)
-        self.put()
 
     def ask(self, words, length):
         """Sends a command and reads an answer of `length` bytes."""
@@ -165,7 +173,174 @@ def disk(records, lab):
         agent.stop()
 
 
+# --- other agents ---------------------------------------------------------------------------------
+
+# name, bytes of an object, objects in a batch
+REMOTE = (("64 KiB", 64 * c.KIB, 1), ("2 MiB", SIZE, 1), ("16 MiB", 16 * c.MIB, 1), ("64 x 64 KiB in one batch", 64 * c.KIB, 64),
+          ("64 x 2 MiB in one batch", SIZE, 64))
+SMALL = 4 * c.KIB
+
+
+class Remote:
+    """GETs of what the other agent has, which stays there alone, and reads of the same bytes from a region of a client there."""
+
+    def __init__(self, lab, stack):
+        settings = {"agent.workers": 0, "log.level": "warning", "limits.store_bytes": "1280MiB", "limits.store_bytes_per_owner": "1280MiB",
+                    "store.spaces": f"bench=default:{os.getuid()}", "store.keep_copies": "false"}
+        host = harness.Host("store")
+        owner = lab.agent("owner", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.lend": "true"}).start()
+        reader = lab.agent("reader", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.peers": owner.listen[0]}).start()
+        harness.until(lambda: any(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]), "the connection of the agents")
+        there, here = (stack.enter_context(a.client()) for a in (owner, reader))
+        memories = [stack.enter_context(c.dray.Memory(OBJECTS * SIZE)) for _ in range(2)]
+        self.far, self.region = there.region(memories[0]), here.region(memories[1])
+        self.puts, self.store, self.client = there.store("bench"), here.store("bench"), here
+        self.remote = here.import_token(self.far.export())
+        self.pids = [owner.process.pid, reader.process.pid, os.getpid()]
+
+    def put(self, size, count):
+        self.items = [(b"%d-%d" % (size, i), [(i * size, size)]) for i in range(count)]
+        if {r.status for r in self.puts.put(self.far, self.items)} - {c.dray.Status.OK, c.dray.Status.EXISTS}:
+            raise c.CannotRun("the owner did not take the objects")
+        self.ops = [(i * size, i * size, size) for i in range(count)]
+
+    def get(self):
+        got = self.store.get(self.region, self.items)
+        if any(r.status != c.dray.Status.OK for r in got):
+            raise c.CannotRun(f"a GET from the other agent is {got[0].status.name}")
+
+    def read(self):
+        self.client.read(self.region, self.remote, self.ops).result()
+
+
+class Mooncake:
+    """A master, a node and a client of Mooncake Store over TCP."""
+
+    def __init__(self, stack):
+        made = subprocess.run([c.ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        if made.returncode:
+            raise c.CannotRun("Mooncake is not installed")
+        python = pathlib.Path(made.stdout.strip())
+        folder = next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
+        ports = []
+        for probe in [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]:
+            ports.append(probe.getsockname()[1])
+            probe.close()
+        env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+        master = f"127.0.0.1:{ports[0]}"
+        self.processes = []
+        self.start(stack, [folder / "mooncake_master", f"--rpc_port={ports[0]}", f"--metrics_port={ports[1]}"], env=env)
+        harness.until(lambda: not socket.socket().connect_ex(("127.0.0.1", ports[0])), "Mooncake's master to listen")
+        for role in ("node", "client"):
+            self.client = self.start(stack, [python, c.ROOT / "tests/bench/mooncake_store.py", role, master])
+            while "ready" not in (line := self.client.stdout.readline()):
+                if not line:
+                    raise c.CannotRun("Mooncake Store does not start")
+        self.pids = [p.pid for p in self.processes]
+
+    def start(self, stack, command, env=None):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, text=True)
+        for end in (process.stdin.close, process.stdout.close, process.wait, process.kill):
+            stack.callback(end)
+        self.processes.append(process)
+        return process
+
+    def get(self, size, count, times):
+        """Seconds."""
+        self.client.stdin.write(f"{size} {count} {times}\n")
+        self.client.stdin.flush()
+        line = self.client.stdout.readline()
+        while line and not line[0].isdigit():
+            line = self.client.stdout.readline()
+        if not line:
+            raise c.CannotRun("Mooncake's client ended")
+        return float(line)
+
+
+class RedisOverTcp(Redis):
+    """Its GET of SMALL bytes over loopback."""
+
+    def __init__(self, stack):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.serve(stack, ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder])
+        self.socket = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.value, self.answer = bytes(SMALL), bytearray(SMALL + 64)
+        self.put()
+
+    def get(self):
+        self.ask((b"GET", b"key"), len(b"$%d\r\n" % SMALL) + SMALL + 2)
+
+
+def seconds(what, n):
+    began = c.now()
+    for _ in range(n):
+        what()
+    return c.now() - began
+
+
+def against_transfer(records, ours, name, size, count):
+    ours.put(size, count)
+    n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
+    total = n * size * count
+    rate, bare, ratio, spread = c.pairs(lambda: total / seconds(ours.read, n), lambda: total / seconds(ours.get, n))
+    records.add(f"GET from another agent, {name}", rate / 1e9, "GB/s", ceiling_name="dray's transfer of these bytes", ceiling=bare / 1e9, ratio=ratio,
+                target=(">=", 0.85), spread=spread)
+
+
+def beside_mooncake(records, ours, theirs, name, size, count):
+    ours.put(size, count)
+    n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
+    m = max(1, int(0.2 / (theirs.get(size, count, 3) / 3)))
+    used, moved = [0, 0], [0, 0]
+
+    def measured(i, pids, times, run):
+        before = sum(map(c.cpu_ns, pids))
+        rate = times * size * count / run()
+        used[i] += (sum(map(c.cpu_ns, pids)) - before) / 1e9
+        moved[i] += times * size * count / 1e9
+        return rate
+
+    rate, other, ratio, spread = c.pairs(lambda: measured(1, theirs.pids, m, lambda: theirs.get(size, count, m)),
+                                         lambda: measured(0, ours.pids, n, lambda: seconds(ours.get, n)))
+    records.add(f"the same, {name}, beside Mooncake", rate / 1e9, "GB/s", ceiling_name="Mooncake Store", ceiling=other / 1e9, ratio=ratio,
+                target=(">=", 2 if count > 1 else 3), spread=spread)
+    own, other = (u / g for u, g in zip(used, moved))
+    records.add(f"the same, {name}, processor time", own, "s/GB", ceiling_name="Mooncake Store", ceiling=other, ratio=own / other, target=("<=", 1 / 3))
+
+
+def lone(records, ours, stack):
+    ours.put(SMALL, 1)
+    n = max(1, int(0.2 / (seconds(ours.get, 100) / 100)))
+    us, bare, ratio, spread = c.pairs(lambda: seconds(ours.read, n) / n * 1e6, lambda: seconds(ours.get, n) / n * 1e6)
+    records.add("GET from another agent, lone 4 KiB", us, "us", ceiling_name="dray's transfer of these bytes", ceiling=bare, ratio=ratio, spread=spread)
+    if not c.which("redis-server"):
+        return
+    redis = RedisOverTcp(stack)
+    us, other, ratio, spread = c.pairs(lambda: seconds(redis.get, n) / n * 1e6, lambda: seconds(ours.get, n) / n * 1e6)
+    records.add("the same, beside redis", us, "us", ceiling_name="redis over TCP", ceiling=other, ratio=ratio, target=("<=", 1), spread=spread)
+
+
+def remote(records, lab):
+    with contextlib.ExitStack() as stack:
+        ours = Remote(lab, stack)
+        lone(records, ours, stack)
+        for shape in REMOTE:
+            against_transfer(records, ours, *shape)
+        try:
+            theirs = Mooncake(stack)
+        except c.CannotRun as e:
+            print(f"  Mooncake: skipped, {e}")
+            return
+        for shape in REMOTE:
+            beside_mooncake(records, ours, theirs, *shape)
+
+
+PARTS = {"memory": memory, "disk": disk, "remote": remote}
+
 with c.bench("store") as (lab, records):
     c.need_memory(3 * c.GIB)
-    memory(records, lab)
-    disk(records, lab)
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part](records, lab)

@@ -68,7 +68,8 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 		v[m] = m;
 }
 
-void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, const struct store_shown *spaces,
+		   struct metrics_text *t)
 {
 	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\\n", "", "c", "d" };
 

@@ -352,10 +352,12 @@ def test_mappings(new_agent):
             fds = [sparse_memfd(4096) for _ in range(50)]
             extents = [(s.KIND_MEMFD, i, 0, 0, 4096) for i in range(50)]
             assert raw.error(raw.request(s.pack_region_add, fds, access=s.ACCESS_READ, extents=extents)) == "quota"
+            wait_for_release(agent, "mappings")
             assert raw.ask(s.pack_region_add, fds[:32], access=s.ACCESS_READ, extents=extents[:32]).length == 32 * 4096
             assert raw.error(raw.request(s.pack_region_add, fds[32:33], access=s.ACCESS_READ, extents=extents[:1])) == "quota"
             for fd in fds:
                 os.close(fd)
+        wait_for_release(agent, "mappings")
         serves(agent)
 
 

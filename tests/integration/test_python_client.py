@@ -116,6 +116,72 @@ def test_each_waiting_thread_wakes_once(two):
     words.release()
 
 
+def test_answer_taken_by_another_thread(agent):
+    """A thread that is about to poll for something wakes when another thread takes it first."""
+    with agent.client() as client, agent.client() as sender:
+        client.open_mailbox("x")
+        letter, poll = client.event(dray.Letter), client._poll
+
+        def take_first(seconds):
+            client._poll = poll
+            sender.post("", "x")
+            other = threading.Thread(target=until, args=(letter.done, "the letter"))
+            other.start()
+            other.join()
+            poll(seconds)
+
+        client._poll = take_first
+        waiting = threading.Thread(target=letter.result, daemon=True)
+        waiting.start()
+        waiting.join(LIMIT / 2)  # other traffic of the session wakes it, too, after a while
+        assert not waiting.is_alive()
+        with pytest.raises(errors.Timeout):  # a wake-up that is left over does no harm
+            client.event(dray.Letter).result(0.01)
+
+
+def test_condition_met_by_another_thread(agent):
+    """wait_until() sees what another thread takes: before this one polls, while it polls, and while it sleeps beside the one that does."""
+    with agent.client() as client, agent.client() as sender:
+        client.open_mailbox("x")
+        progress, poll = client._progress, client._poll
+
+        def start(letter):
+            waiting = threading.Thread(target=client.wait_until, args=(lambda: letter._ended,), daemon=True)
+            waiting.start()
+            return waiting
+
+        def ends(waiting):
+            waiting.join(LIMIT / 2)  # other traffic of the session wakes it, too, after a while
+            return not waiting.is_alive()
+
+        for name in ("_progress", "_poll"):
+            letter = client.event(dray.Letter)
+
+            def take(*args, name=name, letter=letter):
+                found = progress() if name == "_progress" else None  # there is nothing yet
+                client._progress, client._poll = progress, poll
+                sender.post("", "x")
+                other = threading.Thread(target=until, args=(letter.done, "the letter"))
+                other.start()
+                other.join()
+                return found if name == "_progress" else poll(*args)
+
+            setattr(client, name, take)
+            assert ends(start(letter)), name
+
+        letter, later = client.event(dray.Letter), client.event(dray.RemoteLost)
+        leader = threading.Thread(target=later.result)
+        leader.start()
+        until(lambda: client._leader, "the thread that polls")
+        waiting = start(letter)
+        until(lambda: client._sleeping, "the thread that sleeps")
+        sender.post("", "x")
+        assert ends(waiting)
+        later.cancel()
+        leader.join(LIMIT / 2)
+        assert not leader.is_alive()
+
+
 def test_threads_share_a_session(two):
     """Threads move, import, export and look for events in one session at the same time."""
     step = MIB // 8

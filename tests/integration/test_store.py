@@ -11,7 +11,7 @@ import sys
 
 import dray
 import pytest
-from dray import Status, errors
+from dray import Status, Tier, errors
 from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, until
 from wire import codec as s
 
@@ -86,7 +86,7 @@ def test_what_is_put_is_got(agent, size):
         assert other.put(b"key", b"other") == Status.EXISTS
         assert user.get(b"key") == value
         assert user.get(b"key", 1) == (value if size == 1 else Status.TOO_LARGE)
-        assert user.store.remove([b"key", b"key"]) == [(Status.OK, size, 0), (Status.NOT_FOUND, 0, 0)]
+        assert user.store.remove([b"key", b"key"]) == [(Status.OK, size, 0, 0), (Status.NOT_FOUND, 0, 0, 0)]
         assert other.get(b"key") == Status.NOT_FOUND
 
 
@@ -105,7 +105,7 @@ def test_a_batch_has_a_result_for_every_key(agent):
             assert user.view[1000 + i * 100:1001 + i * 100].tobytes() + user.view[2000 + i * 100:2099 + i * 100].tobytes() \
                 == user.view[i * 100:i * 100 + 100].tobytes()
         found = user.store.exists([*keys, b"none"])
-        assert [(r.status, r.length) for r in found] == [(Status.OK, 100)] * 6 + [(Status.NOT_FOUND, 0)]
+        assert [(r.status, r.length, r.tier) for r in found] == [(Status.OK, 100, Tier.MEMORY)] * 6 + [(Status.NOT_FOUND, 0, Tier.NONE)]
         after = counters(agent)
         assert after["dray_store_objects"] == 6 and after["dray_store_bytes"] == 600
         assert after["dray_store_hits_total"] == 6 and after["dray_store_misses_total"] == 1

@@ -4,11 +4,12 @@
 import os
 import pathlib
 import random
+import re
 import signal
 import threading
 
 import pytest
-from dray import Status, errors
+from dray import Status, Tier, errors
 from harness import LIMIT, MIB, until
 from test_http import ask, samples, serve_http, with_http
 from test_store import User, tenants
@@ -96,10 +97,12 @@ def test_what_leaves_memory_is_on_disk(new_store, write):
 
 def test_a_batch_of_both_tiers(new_store):
     """One GET has objects from memory, from disk, and unknown ones; a removal in between takes none away."""
-    agent, keys = new_store(), names(40)
+    agent, keys = new_store(store__log="batch", limits__log_lines_per_session=1000, limits__log_lines_per_owner=1000), names(40)
     with User(agent) as user:
         fill(agent, user, keys)
         few = keys[:4] + keys[-4:] + [b"none"]
+        where = {r.tier for r in user.store.exists(keys)}
+        assert where == {Tier.MEMORY, Tier.DISK} and user.store.exists([b"none"])[0].tier == Tier.NONE
         got = user.store.get(user.region, [(key, [(i * SIZE, SIZE)]) for i, key in enumerate(few)], wait=False)
         user.store.remove(keys[:2])
         results = got.result(LIMIT)
@@ -107,6 +110,13 @@ def test_a_batch_of_both_tiers(new_store):
         for i, key in enumerate(few[:-1]):
             assert user.view[i * SIZE:(i + 1) * SIZE] == value_of(key)
         assert user.has(*keys[:3]) == [False, False, True]
+        tiers = [r.tier for r in results]
+        assert Tier.DISK in tiers and tiers[-1] == Tier.NONE and set(tiers[:-1]) <= {Tier.MEMORY, Tier.DISK}
+        line = until(lambda: re.search(r"GET of 9 keys took .*", agent.text())).group()
+        disk = tiers.count(Tier.DISK)
+        assert re.search(rf" {SIZE * 8} bytes, 0 existed, 1 unknown, 0 failed with 0 bytes; ok .* memory={8 - disk} "
+                         rf"memory_bytes={SIZE * (8 - disk)} .* disk={disk} disk_bytes={SIZE * disk} .* agents=0 agents_bytes=0 ", line), line
+        assert counters(agent)["dray_store_disk_read_bytes_total"] == disk * SIZE
 
 
 def test_a_range_that_is_too_small_for_what_is_on_disk(new_store):

@@ -47,6 +47,7 @@ struct rig {
 	struct peers *peers;
 	struct sessions *sessions; /* points to the rig, for upcalls */
 	struct rails *rails;       /* likewise */
+	struct exchange *exchange; /* likewise */
 	uint8_t agent_id[16];
 	uint64_t incarnation;
 	sd_event_source *downs_event;
@@ -74,6 +75,10 @@ struct rig {
 	dray_handle qp_peer, rekey_peer;
 	struct pmsg_qp_connect qp_asked;
 	uint64_t window, window_length, stage_request;
+	unsigned lookups, store_releases, store_gone;
+	bool store_used;
+	dray_handle lookup_peer;
+	uint64_t lookup_request, store_released;
 	unsigned n_window_rails, n_stage_segs, stages;
 	dray_handle stage_peer;
 	struct pmsg_stage stage_asked; /* without its segments */
@@ -456,6 +461,40 @@ static void rig_stage(struct rails *rails, dray_handle peer, uint64_t request_id
 	r->stages++;
 }
 
+static void rig_store_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
+			     const struct pmsg_store_lookup *m)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)m;
+	r->lookups++;
+	r->lookup_peer = peer;
+	r->lookup_request = request_id;
+}
+
+static void rig_store_release(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)peer;
+	r->store_releases++;
+	r->store_released = grant;
+}
+
+static bool rig_store_in_use(struct exchange *x, dray_handle peer)
+{
+	(void)peer;
+	return ((struct rig *)x)->store_used;
+}
+
+static void rig_store_gone(struct exchange *x, dray_handle peer)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)peer;
+	r->store_gone++;
+}
+
 static const struct peers_upcalls rig_upcalls = {
 	.fenced = rig_fenced,
 	.lost = rig_lost,
@@ -472,6 +511,10 @@ static const struct peers_upcalls rig_upcalls = {
 	.qp_close = rig_qp_close,
 	.window = rig_window,
 	.stage = rig_stage,
+	.store_lookup = rig_store_lookup,
+	.store_release = rig_store_release,
+	.store_in_use = rig_store_in_use,
+	.store_gone = rig_store_gone,
 };
 
 /* --- making agents -------------------------------------------------------------------------------- */
@@ -515,6 +558,7 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 	rig->event = event;
 	rig->sessions = (struct sessions *)rig;
 	rig->rails = (struct rails *)rig;
+	rig->exchange = (struct exchange *)rig;
 	rig->incarnation = incarnation;
 	/* one bucket for all keys, so that collisions always occur */
 	rig->agent_id[15] = n;
@@ -538,6 +582,7 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 		.up = &rig_upcalls,
 		.sessions = &rig->sessions,
 		.rails = &rig->rails,
+		.exchange = &rig->exchange,
 		.arg = rig,
 	};
 	return rig;

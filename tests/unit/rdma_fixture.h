@@ -73,6 +73,7 @@ struct lab {
 	struct dray_list adopted;
 	struct channel spare;
 	bool spare_open;
+	bool own; /* transfers are the agent's own */
 };
 
 static struct lab *lab;
@@ -417,6 +418,10 @@ static inline struct fake_qp *simple(uint32_t depth)
 	return add_qp(0, DMSG_CLASS_BULK, depth, 0);
 }
 
+static void own_ended(struct core *c, struct xfer *x)
+{
+}
+
 static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32_t n, bool notify)
 {
 	static uint64_t id;
@@ -426,7 +431,8 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 				  .spec.local = lab->from,
 				  .spec.remote = lab->to,
 				  .spec.flags = notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
-				  .notify = (const uint8_t *)"" };
+				  .notify = (const uint8_t *)"",
+				  .ended = lab->own ? own_ended : NULL };
 
 	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r, ops, n, &err), 0);
 	return id;

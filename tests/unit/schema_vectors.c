@@ -1476,7 +1476,7 @@ static const char *check_dmsg_store_put_reply(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
 		return "results";
 	return NULL;
 }
@@ -1485,7 +1485,7 @@ static int encode_dmsg_store_put_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_put_reply m = {
 		.status = UINT32_C(0x160f0801),
-		.results = { (const uint8_t *)"\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
 	};
 
 	return dmsg_store_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1551,7 +1551,7 @@ static const char *check_dmsg_store_get_reply(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
 		return "results";
 	return NULL;
 }
@@ -1560,7 +1560,7 @@ static int encode_dmsg_store_get_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_get_reply m = {
 		.status = UINT32_C(0x160f0801),
-		.results = { (const uint8_t *)"\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
 	};
 
 	return dmsg_store_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1609,7 +1609,7 @@ static const char *check_dmsg_store_exists_reply(const void *body, size_t len)
 
 	if (dmsg_store_exists_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1617,7 +1617,7 @@ static const char *check_dmsg_store_exists_reply(const void *body, size_t len)
 static int encode_dmsg_store_exists_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_exists_reply m = {
-		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_exists_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1666,7 +1666,7 @@ static const char *check_dmsg_store_remove_reply(const void *body, size_t len)
 
 	if (dmsg_store_remove_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1674,7 +1674,7 @@ static const char *check_dmsg_store_remove_reply(const void *body, size_t len)
 static int encode_dmsg_store_remove_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_remove_reply m = {
-		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_remove_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1723,7 +1723,7 @@ static const char *check_dmsg_store_pin_reply(const void *body, size_t len)
 
 	if (dmsg_store_pin_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1731,7 +1731,7 @@ static const char *check_dmsg_store_pin_reply(const void *body, size_t len)
 static int encode_dmsg_store_pin_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_pin_reply m = {
-		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_pin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1780,7 +1780,7 @@ static const char *check_dmsg_store_unpin_reply(const void *body, size_t len)
 
 	if (dmsg_store_unpin_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1788,7 +1788,7 @@ static const char *check_dmsg_store_unpin_reply(const void *body, size_t len)
 static int encode_dmsg_store_unpin_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_unpin_reply m = {
-		.results = { (const uint8_t *)"\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\000\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_unpin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -2140,7 +2140,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x3f))
+	if (m.features != UINT64_C(0x7f))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2161,7 +2161,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x3f),
+		.features = UINT64_C(0x7f),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -3192,6 +3192,105 @@ static int encode_empty_pmsg_lease_renew_reply(void *buf, size_t cap)
 	return pmsg_lease_renew_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_pmsg_store_lookup(const void *body, size_t len)
+{
+	struct pmsg_store_lookup m;
+
+	if (pmsg_store_lookup_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.uid != UINT32_C(0x160f0801))
+		return "uid";
+	if (m.lease_ms != UINT32_C(0x332c251e))
+		return "lease_ms";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.tenant.n != 17 || memcmp(m.tenant.p, "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "tenant";
+	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
+		return "keys";
+	return NULL;
+}
+
+static int encode_pmsg_store_lookup(void *buf, size_t cap)
+{
+	const struct pmsg_store_lookup m = {
+		.uid = UINT32_C(0x160f0801),
+		.lease_ms = UINT32_C(0x332c251e),
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
+		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
+	};
+
+	return pmsg_store_lookup_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_lookup(void *buf, size_t cap)
+{
+	const struct pmsg_store_lookup m = {};
+
+	return pmsg_store_lookup_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_store_lookup_reply(const void *body, size_t len)
+{
+	struct pmsg_store_lookup_reply m;
+
+	if (pmsg_store_lookup_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	if (m.lease_ms != UINT32_C(0x332c251e))
+		return "lease_ms";
+	if (m.found.n != 3 || memcmp(m.found.p, "\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000\005\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\005\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000", 96))
+		return "found";
+	return NULL;
+}
+
+static int encode_pmsg_store_lookup_reply(void *buf, size_t cap)
+{
+	const struct pmsg_store_lookup_reply m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+		.lease_ms = UINT32_C(0x332c251e),
+		.found = { (const uint8_t *)"\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000\005\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\005\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000", 3 },
+	};
+
+	return pmsg_store_lookup_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_lookup_reply(void *buf, size_t cap)
+{
+	const struct pmsg_store_lookup_reply m = {};
+
+	return pmsg_store_lookup_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_store_release(const void *body, size_t len)
+{
+	struct pmsg_store_release m;
+
+	if (pmsg_store_release_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	return NULL;
+}
+
+static int encode_pmsg_store_release(void *buf, size_t cap)
+{
+	const struct pmsg_store_release m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+	};
+
+	return pmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_release(void *buf, size_t cap)
+{
+	const struct pmsg_store_release m = {};
+
+	return pmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_pmsg_post(const void *body, size_t len)
 {
 	struct pmsg_post m;
@@ -3510,6 +3609,8 @@ static const char *check_record_dmsg_store_result(const void *wire)
 	dmsg_store_result_get(wire, &r);
 	if (r.status != UINT16_C(0x7))
 		return "status";
+	if (r.tier != UINT16_C(0x3))
+		return "tier";
 	if (r.wait_ms != UINT32_C(0xa7a09992))
 		return "wait_ms";
 	if (r.length != UINT64_C(0xe0d9d2cbc4bdb6af))
@@ -3521,6 +3622,7 @@ static void put_record_dmsg_store_result(void *wire)
 {
 	const struct dmsg_store_result r = {
 		.status = UINT16_C(0x7),
+		.tier = UINT16_C(0x3),
 		.wait_ms = UINT32_C(0xa7a09992),
 		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
 	};
@@ -3875,6 +3977,37 @@ static void put_record_pmsg_lease_result(void *wire)
 	pmsg_lease_result_put(wire, &r);
 }
 
+static const char *check_record_pmsg_store_found(const void *wire)
+{
+	struct pmsg_store_found r;
+
+	pmsg_store_found_get(wire, &r);
+	if (r.answer != UINT32_C(0x5))
+		return "answer";
+	if (r.crc != UINT32_C(0x8a837c75))
+		return "crc";
+	if (r.offset != UINT64_C(0xc3bcb5aea7a09992))
+		return "offset";
+	if (r.length != UINT64_C(0xe0d9d2cbc4bdb6af))
+		return "length";
+	if (r.cost_us != UINT32_C(0xe1dad3cc))
+		return "cost_us";
+	return NULL;
+}
+
+static void put_record_pmsg_store_found(void *wire)
+{
+	const struct pmsg_store_found r = {
+		.answer = UINT32_C(0x5),
+		.crc = UINT32_C(0x8a837c75),
+		.offset = UINT64_C(0xc3bcb5aea7a09992),
+		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
+		.cost_us = UINT32_C(0xe1dad3cc),
+	};
+
+	pmsg_store_found_put(wire, &r);
+}
+
 static const char *check_record_pmsg_port(const void *wire)
 {
 	struct pmsg_port r;
@@ -4156,6 +4289,12 @@ const struct vector vectors[] = {
 	  check_pmsg_lease_renew, encode_pmsg_lease_renew, encode_empty_pmsg_lease_renew, 0, NULL },
 	{ VECTOR_PEER, PMSG_LEASE_RENEW_REPLY, "lease_renew_reply", 4, PMSG_LEASE_RENEW_REPLY_BODY_MAX,
 	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_LOOKUP, "store_lookup", 20, PMSG_STORE_LOOKUP_BODY_MAX,
+	  check_pmsg_store_lookup, encode_pmsg_store_lookup, encode_empty_pmsg_store_lookup, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 20, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
+	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_RELEASE, "store_release", 8, PMSG_STORE_RELEASE_BODY_MAX,
+	  check_pmsg_store_release, encode_pmsg_store_release, encode_empty_pmsg_store_release, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST, "post", 20, PMSG_POST_BODY_MAX,
 	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
@@ -4337,6 +4476,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[46], "store_put_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
 	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
 	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[46], "store_put_reply.results.tier", 46, 2, UINT64_C(0x4), 0 },
+	{ &vectors[46], "store_put_reply.results.tier", 46, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[47], "store_get.flags", 12, 4, UINT64_C(0x1), DRAY_E_UNSUPPORTED },
 	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4346,6 +4487,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[48], "store_get_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
 	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
 	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[48], "store_get_reply.results.tier", 46, 2, UINT64_C(0x4), 0 },
+	{ &vectors[48], "store_get_reply.results.tier", 46, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4353,6 +4496,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
 	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[50], "store_exists_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
+	{ &vectors[50], "store_exists_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4360,6 +4505,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
 	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[52], "store_remove_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
+	{ &vectors[52], "store_remove_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4367,6 +4514,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
 	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[54], "store_pin_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
+	{ &vectors[54], "store_pin_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4374,6 +4523,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
 	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[56], "store_unpin_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
+	{ &vectors[56], "store_unpin_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4406,7 +4557,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[65], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
 	{ &vectors[67], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x40), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x80), 0 },
 	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4457,16 +4608,29 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[100], "lease_granted.reserved", 26, 1, UINT64_C(0xff), 0 },
 	{ &vectors[100], "lease_granted.reserved2", 36, 1, UINT64_C(0xff), 0 },
 	{ &vectors[101], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
-	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[103], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[103], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[103], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[103], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.space", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.space", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.space", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.space", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.space", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[104], "store_lookup_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
+	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0x6), 0 },
+	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0xffffffff), 0 },
+	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[106], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[106], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -4549,7 +4713,7 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[45], "store_put.ranges", 28, 16, 4096,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
 	{ &vectors[46], "store_put_reply.results", 8, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[47], "store_get.space", 16, 1, 64,
 	  "\141" },
 	{ &vectors[47], "store_get.keys", 20, 1, 131072,
@@ -4559,31 +4723,31 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[47], "store_get.ranges", 28, 16, 4096,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
 	{ &vectors[48], "store_get_reply.results", 8, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[49], "store_exists.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[49], "store_exists.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[50], "store_exists_reply.results", 0, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[51], "store_remove.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[51], "store_remove.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[52], "store_remove_reply.results", 0, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[53], "store_pin.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[53], "store_pin.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[54], "store_pin_reply.results", 0, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[55], "store_unpin.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[55], "store_unpin.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[56], "store_unpin_reply.results", 0, 16, 1024,
-	  "\007\000\000\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[57], "store_read.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[57], "store_read.keys", 4, 1, 131072,
@@ -4640,11 +4804,19 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211" },
 	{ &vectors[100], "lease_granted.rails", 56, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[103], "post.name", 8, 1, 128,
+	{ &vectors[103], "store_lookup.space", 8, 1, 64,
 	  "\141" },
-	{ &vectors[103], "post.payload", 12, 1, 4096,
+	{ &vectors[103], "store_lookup.tenant", 12, 1, 31,
 	  "\141" },
-	{ &vectors[103], "post.tenant", 16, 1, 31,
+	{ &vectors[103], "store_lookup.keys", 16, 1, 60000,
+	  "\141" },
+	{ &vectors[104], "store_lookup_reply.found", 16, 32, 512,
+	  "\005\000\000\000\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\000\000\000\000" },
+	{ &vectors[106], "post.name", 8, 1, 128,
+	  "\141" },
+	{ &vectors[106], "post.payload", 12, 1, 4096,
+	  "\141" },
+	{ &vectors[106], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 
@@ -4674,7 +4846,7 @@ const struct vector_record vector_records[] = {
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",
 	  check_record_dmsg_store_range, put_record_dmsg_store_range },
 	{ "dmsg_store_result", DMSG_STORE_RESULT_SIZE,
-	  "\007\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340",
+	  "\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340",
 	  check_record_dmsg_store_result, put_record_dmsg_store_result },
 	{ "dmsg_store_place", DMSG_STORE_PLACE_SIZE,
 	  "\007\000\165\174\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124",
@@ -4709,6 +4881,9 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_lease_result", PMSG_LEASE_RESULT_SIZE,
 	  "\130\137\146\155\000\000\000\000\222\231\240\247\256\265\274\303",
 	  check_record_pmsg_lease_result, put_record_pmsg_lease_result },
+	{ "pmsg_store_found", PMSG_STORE_FOUND_SIZE,
+	  "\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000",
+	  check_record_pmsg_store_found, put_record_pmsg_store_found },
 	{ "pmsg_port", PMSG_PORT_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\257\266\314\323\351\360\367\376\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161",
 	  check_record_pmsg_port, put_record_pmsg_port },

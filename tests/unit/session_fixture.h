@@ -236,6 +236,9 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_SNAPSHOT:
 	case EVENT_CANCELLED:
 	case EVENT_REPORT:
+	case EVENT_STORE_REPORT:
+	case EVENT_STORE_ASK:
+	case EVENT_STORE_ASK_END:
 	case EVENT_QUIT:
 		break;
 	}

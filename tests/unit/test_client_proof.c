@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray: transfers without an answer. They end as unconfirmed, and their memory is lent until the
- * agent answers or is proven dead. A child process stands for the agent's process.
+ * libdray: transfers, and batches of the store, without an answer. They end as unconfirmed, and their
+ * memory is lent until the agent answers or is proven dead. A child process stands for the agent's
+ * process.
  */
 #include <signal.h>
 #include <string.h>
@@ -299,6 +300,115 @@ static void an_agent_without_pidfd_stays_away(void **state)
 	ends(id, -DRAY_E_UNCONFIRMED);
 }
 
+static uint32_t batches;
+
+static bool hold_batches(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			 struct dray_fds *fds)
+{
+	bool held = h->type == DMSG_STORE_GET || h->type == DMSG_STORE_PUT;
+
+	__atomic_fetch_add(&batches, held, __ATOMIC_RELAXED);
+	return held;
+}
+
+static void hook_batches(struct fake *f, void *arg)
+{
+	f->hook = hold_batches;
+	batches = 0;
+}
+
+static uint64_t start_batch(enum dray_store_operation operation)
+{
+	static const struct dray_store_range range = { 64, 8 };
+	static const struct dray_store_item item = {
+		.key = "k", .key_length = 1, .ranges = &range, .ranges_n = 1
+	};
+	struct dray_store_batch b = { .region = region, .items = &item, .items_n = 1 };
+	uint64_t id;
+
+	assert_int_equal(dray_store_start(d, operation, &b, NULL, &id), 0);
+	return id;
+}
+
+/* A session with an agent that answers no batch of the store, which has one of each kind. */
+static void begin_batches(unsigned int confirm_ms, uint64_t ids[2])
+{
+	begin(0, confirm_ms, true);
+	fake_do(&client_fake, hook_batches, NULL);
+	ids[0] = start_batch(DRAY_STORE_GET);
+	ids[1] = start_batch(DRAY_STORE_PUT);
+}
+
+static void batches_end_with_the_process(void **state)
+{
+	uint64_t ids[2];
+
+	begin_batches(NEVER_MS, ids);
+	fake_do(&client_fake, kill_process, NULL);
+	ends(ids[0], -DRAY_E_AGENT_RESTARTED);
+	ends(ids[1], -DRAY_E_AGENT_RESTARTED);
+}
+
+static void batches_end_when_the_agent_has_closed_the_session(void **state)
+{
+	uint64_t ids[2];
+
+	begin_batches(NEVER_MS, ids);
+	fake_do(&client_fake, client_close_with_error, NULL);
+	ends(ids[0], -DRAY_E_SESSION_CLOSED);
+	ends(ids[1], -DRAY_E_SESSION_CLOSED);
+}
+
+static void send_nonsense(struct fake *f, void *arg)
+{
+	static const uint8_t nonsense[DMSG_HEADER_SIZE];
+
+	fake_send(f, sizeof(nonsense), nonsense);
+}
+
+/* The client has broken the session. The agent lives, and may be copying: its next session is no proof. */
+static void batches_of_a_broken_session_stay_lent(void **state)
+{
+	struct dray_completion c;
+	uint64_t ids[2], remove_id;
+
+	begin_batches(1, ids);
+	fake_do(&client_fake, send_nonsense, NULL);
+	ends(ids[0], -DRAY_E_UNCONFIRMED);
+	ends(ids[1], -DRAY_E_UNCONFIRMED);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_lent(d, ids[0]), 1);
+	assert_int_equal(dray_lent(d, ids[1]), 1);
+	assert_int_equal(dray_region_remove_start(d, region, NULL, &remove_id), 0);
+	assert_int_equal(dray_wait(d, remove_id, 20, &c), -DRAY_E_TIMEOUT);
+	fake_do(&client_fake, kill_process, NULL);
+	assert_int_equal(dray_wait(d, remove_id, NEVER_MS, &c), 0);
+	is_confirmed(ids[0], -DRAY_E_PROTOCOL);
+	is_confirmed(ids[1], -DRAY_E_PROTOCOL);
+}
+
+/* A batch that waits for a session lends nothing: it is sent in the next one. */
+static void a_batch_that_was_not_sent_waits(void **state)
+{
+	uint32_t seen = 0;
+	uint64_t id;
+
+	begin(0, 1, true);
+	fake_do(&client_fake, hook_batches, NULL);
+	fake_do(&client_fake, client_hang_up, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	id = start_batch(DRAY_STORE_GET);
+	client_event(d, DRAY_EVENT_RESTORED);
+	while (!seen) {
+		dray_process(d, 0);
+		seen = __atomic_load_n(&batches, __ATOMIC_RELAXED);
+	}
+	assert_int_equal(seen, 1);
+	fake_do(&client_fake, kill_process, NULL);
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
 static void each_of_many_ends_once(void **state)
 {
 	enum { N = 200 };
@@ -345,6 +455,10 @@ int main(void)
 		TEST(another_agent_is_no_proof),
 		TEST(an_agent_without_pidfd),
 		TEST(an_agent_without_pidfd_stays_away),
+		TEST(batches_end_with_the_process),
+		TEST(batches_end_when_the_agent_has_closed_the_session),
+		TEST(batches_of_a_broken_session_stay_lent),
+		TEST(a_batch_that_was_not_sent_waits),
 		TEST(each_of_many_ends_once),
 	};
 

@@ -278,6 +278,9 @@ static void unknown_conditions_are_refused(void **state)
 
 		assert_int_equal(ready_word_check(words[i], &err), -EINVAL);
 		assert_true(strlen(err.msg) > 10);
+		/* the remedy is a word that is accepted */
+		if (i > 3)
+			assert_non_null(strstr(err.msg, "write such as segment:10.0.0.1:7411"));
 	}
 }
 
@@ -288,7 +291,8 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_SESSIONS] = UINT64_MAX;
 }
 
-void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, const struct store_shown *spaces,
+		   struct metrics_text *t)
 {
 	static const char *const labels[DRAY_FAMILY_LABELS_MAX] = { "a\"b\\c\nd", "x", "y", "z" };
 	const struct dray_family_info *i = &dray_families[f];

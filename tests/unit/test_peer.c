@@ -569,7 +569,12 @@ static void test_idle(void **state)
 	rig_connect(a, b, &i);
 	rig_for(e, 500);
 	assert_int_equal(rig_ready(a), 1);
+	/* the peer uses the store of this agent alone */
+	a->store_used = true;
 	peer_release(a->peers, i.peer, i.grant, PMSG_RELEASE_HOW_USED);
+	rig_for(e, 500);
+	assert_int_equal(rig_ready(a), 1);
+	a->store_used = false;
 	assert_true(rig_until(e, rig_count(a) == 0 && rig_count(b) == 0));
 	/* this is not a loss, and the peer connects again when needed */
 	assert_int_equal(peers_totals(a->peers).lost, 0);

@@ -627,6 +627,11 @@ static void test_reasons(void **state)
 {
 	lab->spare_open = true;
 	set_paths(2);
+	/* memory of the store, which is not registered, says nothing of regions */
+	lab->own = true;
+	write_all(100);
+	assert_int_equal(told(RDMA_FALLBACK), 0);
+	lab->own = false;
 	write_all(100);
 	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_FALLBACK_LOCAL);
 	set_keys(1, 0);

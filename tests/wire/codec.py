@@ -367,6 +367,12 @@ STORE_STATUS_LOST = 6
 STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
 STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
 
+STORE_TIER_NONE = 0  # Nowhere, or it is not known.
+STORE_TIER_MEMORY = 1  # In the memory of this agent.
+STORE_TIER_DISK = 2  # On the disk of this agent.
+STORE_TIER_AGENT = 3  # At another agent.
+STORE_TIER_NAMES = {0: "none", 1: "memory", 2: "disk", 3: "agent"}
+
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
 ACCESS_ALL = 3
@@ -615,8 +621,8 @@ StoreRange = namedtuple("StoreRange", "offset length")
 STORE_RANGE = Struct("<QQ")  # 16 bytes
 
 # What became of one key. Since 1.4.
-StoreResult = namedtuple("StoreResult", "status wait_ms length")
-STORE_RESULT = Struct("<H2xIQ")  # 16 bytes
+StoreResult = namedtuple("StoreResult", "status tier wait_ms length")
+STORE_RESULT = Struct("<HHIQ")  # 16 bytes
 
 # Where the bytes of one key lie. Since 1.4.
 StorePlace = namedtuple("StorePlace", """
@@ -2804,6 +2810,15 @@ PEER_RELEASE_HOW_LOST = 1  # Its client is lost, or the remote was lost.
 PEER_RELEASE_HOW_DECLINED = 2
 PEER_RELEASE_HOW_NAMES = {0: "used", 1: "lost", 2: "declined"}
 
+PEER_STORE_ANSWER_FOUND = 1  # The lease holds the object.
+PEER_STORE_ANSWER_NOT_FOUND = 2  # The name space has no such object.
+# There is one, and it cannot be leased now: the sender's share of leased bytes is in use, or there
+# is no memory to read it from disk.
+PEER_STORE_ANSWER_BUSY = 3
+PEER_STORE_ANSWER_CORRUPT = 4  # Its bytes on disk are damaged; it is removed.
+PEER_STORE_ANSWER_LOST = 5  # Its bytes on disk cannot be read now.
+PEER_STORE_ANSWER_NAMES = {1: "found", 2: "not_found", 3: "busy", 4: "corrupt", 5: "lost"}
+
 PEER_CHECK_STEP_NAME = 1  # The name has an address.
 PEER_CHECK_STEP_ROUTE = 2  # Packets to it leave by an interface.
 PEER_CHECK_STEP_MTU = 3  # Size of packets that arrive.
@@ -2825,7 +2840,8 @@ PEER_FEATURE_WINDOW = 4  # Windows, if both sides have rdma. Since 1.3.
 PEER_FEATURE_LEASE = 8  # Leases. Since 1.4.
 PEER_FEATURE_MAILBOX = 16  # Mailboxes. Since 1.4.
 PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
-PEER_FEATURE_ALL = 63
+PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
+PEER_FEATURE_ALL = 127
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -2863,6 +2879,9 @@ PEER_MSG_LEASE_RANGES = 0x0013
 PEER_MSG_LEASE_GRANTED = 0x0014
 PEER_MSG_LEASE_RENEW = 0x0015
 PEER_MSG_LEASE_RENEW_REPLY = 0x8015
+PEER_MSG_STORE_LOOKUP = 0x001b
+PEER_MSG_STORE_LOOKUP_REPLY = 0x801b
+PEER_MSG_STORE_RELEASE = 0x001c
 PEER_MSG_POST = 0x0018
 PEER_MSG_POST_REPLY = 0x8018
 PEER_TYPE_NAMES = {
@@ -2902,6 +2921,9 @@ PEER_TYPE_NAMES = {
     PEER_MSG_LEASE_GRANTED: "lease_granted",
     PEER_MSG_LEASE_RENEW: "lease_renew",
     PEER_MSG_LEASE_RENEW_REPLY: "lease_renew_reply",
+    PEER_MSG_STORE_LOOKUP: "store_lookup",
+    PEER_MSG_STORE_LOOKUP_REPLY: "store_lookup_reply",
+    PEER_MSG_STORE_RELEASE: "store_release",
     PEER_MSG_POST: "post",
     PEER_MSG_POST_REPLY: "post_reply",
 }
@@ -2952,6 +2974,10 @@ PEER_LEASE_KEY = Struct("<QQQ16s")  # 40 bytes
 # Answer to one lease_key. Since 1.4.
 PeerLeaseResult = namedtuple("PeerLeaseResult", "code grant")
 PEER_LEASE_RESULT = Struct("<I4xQ")  # 16 bytes
+
+# Answer to one key of a lookup. Since 1.4.
+PeerStoreFound = namedtuple("PeerStoreFound", "answer crc offset length cost_us")
+PEER_STORE_FOUND = Struct("<IIQQI4x")  # 32 bytes
 
 # A rail of the sender: a port of an RDMA device, with what a queue pair of the peer needs to reach
 # it.
@@ -3869,6 +3895,111 @@ def peer_unpack_lease_renew_reply(body):
     return PeerLeaseRenewReply(expiry_ms)
 
 
+# Asks for objects of the receiver's store, for a client of the sender. What is found is leased: it
+# is neither evicted nor changed until the lease ends. Sent to agents with the feature store.
+# Refused with denied by an agent that has no key and does not allow that. Since 1.4.
+PeerStoreLookup = namedtuple("PeerStoreLookup", "uid lease_ms space tenant keys")
+_PEER_STORE_LOOKUP_0 = Struct("<III")
+
+
+def peer_pack_store_lookup(request_id=0, uid=0, lease_ms=0, space="", tenant="", keys=b""):
+    space = _put_text("store_lookup.space", space, 64, True)
+    tenant = _put_text("store_lookup.tenant", tenant, 31, True)
+    keys = _put_blob("store_lookup.keys", keys, 60000)
+    return peer_build(PEER_MSG_STORE_LOOKUP, request_id,
+                      _PEER_STORE_LOOKUP_0.pack(uid, lease_ms, len(space)), space,
+                      _U32.pack(len(tenant)), tenant, _U32.pack(len(keys)), keys)
+
+
+def peer_unpack_store_lookup(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("store_lookup")
+    (uid, lease_ms, n) = _PEER_STORE_LOOKUP_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 64:
+        raise _large("store_lookup.space", n, 64)
+    if left < n:
+        raise _short("store_lookup")
+    space = _text("store_lookup.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_lookup")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 31:
+        raise _large("store_lookup.tenant", n, 31)
+    if left < n:
+        raise _short("store_lookup")
+    tenant = _text("store_lookup.tenant", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_lookup")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 60000:
+        raise _large("store_lookup.keys", n, 60000)
+    if left < n:
+        raise _short("store_lookup")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return PeerStoreLookup(uid, lease_ms, space, tenant, keys)
+
+
+# The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
+# alone. Since 1.4.
+PeerStoreLookupReply = namedtuple("PeerStoreLookupReply", "grant lease_ms found")
+_PEER_STORE_LOOKUP_REPLY_0 = Struct("<QI4xI")
+
+
+def peer_pack_store_lookup_reply(request_id=0, grant=0, lease_ms=0, found=b""):
+    found, n_found = _put_vec("store_lookup_reply.found", found, PEER_STORE_FOUND, 512)
+    return peer_build(PEER_MSG_STORE_LOOKUP_REPLY, request_id,
+                      _PEER_STORE_LOOKUP_REPLY_0.pack(grant, lease_ms, n_found), found)
+
+
+def peer_unpack_store_lookup_reply(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("store_lookup_reply")
+    (grant, lease_ms, n) = _PEER_STORE_LOOKUP_REPLY_0.unpack_from(body, at)
+    at += 20
+    left -= 20
+    if n > 512:
+        raise _large("store_lookup_reply.found", n, 512)
+    if left < n * 32:
+        raise _short("store_lookup_reply")
+    found = [PeerStoreFound._make(r) for r in PEER_STORE_FOUND.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return PeerStoreLookupReply(grant, lease_ms, found)
+
+
+# The sender does not need the objects of a lookup any more. Since 1.4.
+PeerStoreRelease = namedtuple("PeerStoreRelease", "grant")
+_PEER_STORE_RELEASE_0 = Struct("<Q")
+
+
+def peer_pack_store_release(request_id=0, grant=0):
+    return peer_build(PEER_MSG_STORE_RELEASE, request_id, _PEER_STORE_RELEASE_0.pack(grant))
+
+
+def peer_unpack_store_release(body):
+    left = len(body)
+    if left < 8:
+        raise _short("store_release")
+    grant, = _PEER_STORE_RELEASE_0.unpack_from(body)
+    return PeerStoreRelease(grant)
+
+
 # A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
 # denied by an agent that has no key and does not allow that. Since 1.4.
 PeerPost = namedtuple("PeerPost", "uid gid name payload tenant")
@@ -3974,6 +4105,9 @@ PEER_UNPACK = {
     PEER_MSG_LEASE_GRANTED: peer_unpack_lease_granted,
     PEER_MSG_LEASE_RENEW: peer_unpack_lease_renew,
     PEER_MSG_LEASE_RENEW_REPLY: peer_unpack_lease_renew_reply,
+    PEER_MSG_STORE_LOOKUP: peer_unpack_store_lookup,
+    PEER_MSG_STORE_LOOKUP_REPLY: peer_unpack_store_lookup_reply,
+    PEER_MSG_STORE_RELEASE: peer_unpack_store_release,
     PEER_MSG_POST: peer_unpack_post,
     PEER_MSG_POST_REPLY: peer_unpack_post_reply,
 }

@@ -95,6 +95,8 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.disk_state = l->disk_state,
 		.hits = i->hits,
 		.misses = i->misses,
+		.remote_hits = i->remote_hits,
+		.remote_bytes = i->remote_bytes,
 		.puts = i->puts,
 		.evictions = i->evictions,
 	};

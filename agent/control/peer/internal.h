@@ -393,6 +393,8 @@ void lent_clear(struct peers *p);
 
 /* kept_segment.c */
 
+/* The peer that a kept segment uses, up or not; NULL: none, or no kept segment. */
+struct peer *kept_segment_peer(struct peers *p, const char *segment);
 /* Kept segments of `from` use `to` from now on. */
 void kept_segments_adopt(struct peer *to, struct peer *from);
 /* The peer is closed. */

@@ -124,6 +124,13 @@ int peers_keep_connected(struct peers *p, const char *const *segments, unsigned 
 	return 0;
 }
 
+struct peer *kept_segment_peer(struct peers *p, const char *segment)
+{
+	const struct kept_segment *k = kept_segment_find(p, segment);
+
+	return k ? k->peer : NULL;
+}
+
 void kept_segments_adopt(struct peer *to, struct peer *from)
 {
 	dray_list_for_each(&to->p->kept_segments, k, struct kept_segment, link)

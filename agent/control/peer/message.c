@@ -98,6 +98,27 @@ static void handle_post(struct peer *peer, uint64_t id, const struct pmsg_post *
 		peer_send(peer, PMSG_POST_REPLY, id, NULL);
 }
 
+static void handle_lookup(struct peer *peer, uint64_t id, const struct pmsg_store_lookup *m)
+{
+	struct peers *p = peer->p;
+
+	if (p->draining || p->stopping)
+		peer_send_error(peer, id,
+				dray_err_of(DRAY_E_DRAINING, "it is draining and lends nothing"));
+	else if (conn_is_clogged(peer->conn))
+		peer_send_error(peer, id,
+				dray_err_of(DRAY_E_BUSY,
+					    "the sender does not read its answers fast enough"));
+	else if (!peers_beyond_loopback(p))
+		/* without a key, any program could pose as an agent, and as any user of it */
+		peer_send_error(peer, id,
+				dray_err_of(DRAY_E_DENIED,
+					    "it has no key, and lends nothing of its store: set "
+					    "peer.key_file there, or peer.allow_insecure"));
+	else
+		p->deps.up->store_lookup(*p->deps.exchange, peer->handle, id, m);
+}
+
 static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error *m)
 {
 	struct dray_err err = dray_err_of(known_code(m->code, DRAY_E_PROTOCOL), "%.*s",
@@ -128,7 +149,7 @@ static bool is_request(uint16_t type)
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
 	       type == PMSG_REKEY || type == PMSG_STAGE || type == PMSG_ACQUIRE ||
-	       type == PMSG_LEASE_RENEW || type == PMSG_POST;
+	       type == PMSG_LEASE_RENEW || type == PMSG_POST || type == PMSG_STORE_LOOKUP;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -209,6 +230,12 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_STAGE:
 		d->up->stage(*d->rails, peer->handle, id, &m->stage);
+		break;
+	case PMSG_STORE_LOOKUP:
+		handle_lookup(peer, id, &m->store_lookup);
+		break;
+	case PMSG_STORE_RELEASE:
+		d->up->store_release(*d->exchange, peer->handle, m->store_release.grant);
 		break;
 	case PMSG_POST:
 		handle_post(peer, id, &m->post);

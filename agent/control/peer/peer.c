@@ -196,6 +196,7 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 		/* its grants end once its queue pairs cannot reach our memory any more */
 		if (!d->up->down(*d->rails, handle))
 			grants_peer_gone(d->regions, handle);
+		d->up->store_gone(*d->exchange, handle);
 		d->up->lost(*d->sessions, handle, code, f->why.msg);
 		link_down(peer, handle, code);
 		requests_end(peer, code);
@@ -227,9 +228,11 @@ static bool on_needed(struct peer_fsm *f)
 static bool on_in_use(struct peer_fsm *f)
 {
 	const struct peer *peer = peer_of(f);
+	const struct peers_deps *d = &peer->p->deps;
 
 	return on_needed(f) || peer->grants.n || !dray_list_empty(&peer->requests) ||
-	       grants_count(peer->p->deps.regions, peer->handle);
+	       grants_count(peer->p->deps.regions, peer->handle) ||
+	       d->up->store_in_use(*d->exchange, peer->handle);
 }
 
 static bool on_busy(struct peer_fsm *f)

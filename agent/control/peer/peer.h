@@ -19,6 +19,7 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
+struct exchange;
 struct mailboxes;
 struct nd_links;
 struct owners;
@@ -67,6 +68,14 @@ struct peers_upcalls {
 	/* A request of the peer, answered in the same way. */
 	void (*stage)(struct rails *rails, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
+	/* A request of the peer, answered in the same way, and the end of what it brought. exchange NULL: there is no store. */
+	void (*store_lookup)(struct exchange *exchange, dray_handle peer, uint64_t request_id,
+			     const struct pmsg_store_lookup *m);
+	void (*store_release)(struct exchange *exchange, dray_handle peer, uint64_t grant);
+	/* The peer looks objects up, or has leases. */
+	bool (*store_in_use)(struct exchange *exchange, dray_handle peer);
+	/* The control connection is down: what the peer has leased of the store ends. */
+	void (*store_gone)(struct exchange *exchange, dray_handle peer);
 	/* The peer became ready, or is not ready any more. Must not call this module. */
 	void (*changed)(void *arg, dray_handle peer, const char *segment, const char *before,
 			const char *after, const char *why);
@@ -85,6 +94,7 @@ struct peers_deps {
 	/* set before the first upcall */
 	struct sessions *const *sessions;
 	struct rails *const *rails;
+	struct exchange *const *exchange;
 	void *arg;             /* of `changed` */
 	const int *listen_fds; /* passed by systemd (name "peer"); consumed */
 	unsigned n_listen_fds;
@@ -169,11 +179,14 @@ void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t reque
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
 		  const char *why);
 
+/* The peer that is up and known to be reached at this segment, has these features, and reads its messages; 0: there is none. */
+dray_handle peers_at(struct peers *p, const char *segment, uint64_t features);
+
 /* Result of a request; code 0: success. reply: NULL on errors. Runs exactly once, not inside the call. */
 typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);
 
 /*
- * Sends QP_CONNECT, QP_CLOSE, REKEY, STAGE, LEASE_RENEW or NOTIFY. A peer that does not answer a rekey, a close or a stage is lost, because nothing
+ * Sends QP_CONNECT, QP_CLOSE, REKEY, STAGE, LEASE_RENEW, STORE_LOOKUP or NOTIFY. A peer that does not answer a rekey, a close or a stage is lost, because nothing
  * else proves that the other end is closed, or that the copy has stopped. 0 or -errno.
  */
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

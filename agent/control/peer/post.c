@@ -155,6 +155,17 @@ static struct peer *find_up(struct peers *p, const char *segment)
 	return NULL;
 }
 
+dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
+{
+	/* of two agents that have connected to each other, one keeps the connection that it has accepted */
+	const struct peer *kept = kept_segment_peer(p, segment);
+	const struct peer *peer = kept && peer_fsm_is_up(&kept->fsm) ? kept : find_up(p, segment);
+
+	if (!peer || (peer->features & features) != features || conn_is_clogged(peer->conn))
+		return 0;
+	return peer->handle;
+}
+
 /* An attempt to reach whichever agent is at this segment, or NULL. */
 static struct peer *find_attempt(struct peers *p, const char *segment)
 {

@@ -9,6 +9,9 @@
 
 #include "agent/control/peer/internal.h"
 
+/* Time for a lookup in the store of a peer: a GET that finds its owner lost has another copy within a second. */
+#define LOOKUP_TIMEOUT_NS (300 * DRAY_NS_PER_MS)
+
 static void finish(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		   const union pmsg_body *m)
 {
@@ -102,6 +105,11 @@ void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union 
 		/* the import was cancelled or timed out */
 		peer_send(peer, PMSG_RELEASE, 0,
 			  &(union pmsg_body){ .release = { .grant = m->import_reply.grant } });
+	else if (type == PMSG_STORE_LOOKUP_REPLY && m->store_lookup_reply.grant)
+		/* it came too late */
+		peer_send(peer, PMSG_STORE_RELEASE, 0,
+			  &(union pmsg_body){
+				  .store_release = { .grant = m->store_lookup_reply.grant } });
 }
 
 void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err)
@@ -153,6 +161,7 @@ static void call_done(struct peer *peer, struct pending_request *r, const struct
 static const struct request_kind call_kinds[] = {
 	{ .type = PMSG_NOTIFY, .done = call_done },
 	{ .type = PMSG_LEASE_RENEW, .done = call_done },
+	{ .type = PMSG_STORE_LOOKUP, .done = call_done },
 	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
 	{ .type = PMSG_QP_CONNECT, .done = call_done },
 	/* the loss of the peer ends its queue pairs, and with them the use of the keys */
@@ -174,9 +183,10 @@ static const struct request_kind call_kinds[] = {
 int peers_request(struct peers *p, dray_handle handle, uint16_t type, const union pmsg_body *body,
 		  peer_reply_fn fn, void *arg)
 {
-	int64_t timeout_ns = type == PMSG_QP_CONNECT ? p->cfg->peer.connect_timeout :
-			     type == PMSG_REKEY      ? p->cfg->peer.fence_timeout :
-						       p->cfg->transfer.slice_timeout;
+	int64_t timeout_ns = type == PMSG_QP_CONNECT   ? p->cfg->peer.connect_timeout :
+			     type == PMSG_REKEY        ? p->cfg->peer.fence_timeout :
+			     type == PMSG_STORE_LOOKUP ? LOOKUP_TIMEOUT_NS :
+							 p->cfg->transfer.slice_timeout;
 	struct peer *peer = peer_get_up(p, handle);
 	const struct request_kind *kind = call_kinds;
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "agent/control/agent.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
@@ -53,6 +54,9 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
 	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
 	v[DRAY_METRIC_STORE_EVICTED_COST_TOTAL] = store.evicted_cost_us;
+	v[DRAY_METRIC_STORE_LENT_BYTES] = exchange_totals(a->exchange).lent;
+	v[DRAY_METRIC_STORE_LENT_OBJECTS_TOTAL] = store.lent_objects;
+	v[DRAY_METRIC_STORE_LENT_BYTES_TOTAL] = store.lent_bytes;
 	v[DRAY_METRIC_STORE_DISK_OBJECTS] = store.disk_objects;
 	v[DRAY_METRIC_STORE_DISK_BYTES] = store.disk_bytes;
 	v[DRAY_METRIC_STORE_DISK_PENDING_BYTES] = store.disk_pending_bytes;
@@ -319,7 +323,8 @@ static void peer_traffic_samples(struct agent *a, struct metrics_text *t, enum d
 	}
 }
 
-void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, const struct store_shown *spaces,
+		   struct metrics_text *t)
 {
 	switch (f) {
 	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
@@ -373,7 +378,7 @@ void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 	case DRAY_FAMILY_STORE_SPACE_MISSES_TOTAL:
 	case DRAY_FAMILY_STORE_SPACE_EVICTIONS_TOTAL:
 	case DRAY_FAMILY_STORE_SPACE_EVICTED_COST_TOTAL:
-		store_samples(a, t, f);
+		store_samples(spaces, t, f);
 		break;
 	case DRAY_FAMILY_READY_CONDITION:
 		condition_samples(a, t);

@@ -22,11 +22,16 @@ void agent_each_transfer_time(struct agent *a,
 			      void (*fn)(void *arg, const struct dray_dbus_transfer_time *t),
 			      void *arg);
 
+/* The store's name spaces at this moment, for the families of one text; free() it. NULL: no memory, and none is shown. */
+struct store_shown;
+struct store_shown *store_show(struct agent *a);
+
 /* Writes the samples of one family with the functions below. */
-void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t);
+void agent_samples(struct agent *a, enum dray_family f, const struct store_shown *spaces,
+		   struct metrics_text *t);
 
 /* Those of the store's name spaces. */
-void store_samples(struct agent *a, struct metrics_text *t, enum dray_family f);
+void store_samples(const struct store_shown *spaces, struct metrics_text *t, enum dray_family f);
 
 /* labels: values in the order of the family's labels; NULL without labels. */
 void metrics_sample(struct metrics_text *t, const char *const *labels, uint64_t value);

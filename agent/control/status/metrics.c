@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "lib/cleanup.h"
+
 struct metrics_text {
 	FILE *f;
 	const struct dray_family_info *family; /* of the current samples */
@@ -96,6 +98,7 @@ void metrics_histogram(struct metrics_text *t, const char *const *labels, const 
 char *metrics_render(struct agent *a, size_t *ret_n)
 {
 	uint64_t values[DRAY_METRIC_N] = { 0 };
+	struct store_shown *spaces dray_auto_free = NULL;
 	struct metrics_text t = { .f = NULL };
 	char *text = NULL;
 	int bad;
@@ -104,6 +107,7 @@ char *metrics_render(struct agent *a, size_t *ret_n)
 	if (!t.f)
 		return NULL;
 	agent_metrics(a, values);
+	spaces = store_show(a);
 	for (int i = 0; i < DRAY_METRIC_N; i++) {
 		const struct dray_metric_info *m = &dray_metrics[i];
 
@@ -113,7 +117,7 @@ char *metrics_render(struct agent *a, size_t *ret_n)
 	for (int i = 0; i < DRAY_FAMILY_N; i++) {
 		t.family = &dray_families[i];
 		head(t.f, t.family->name, t.family->help, t.family->type);
-		agent_samples(a, (enum dray_family)i, &t);
+		agent_samples(a, (enum dray_family)i, spaces, &t);
 	}
 	bad = ferror(t.f);
 	if (fclose(t.f) || bad) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Metrics of the store's name spaces. Their number is bounded, because each owner has one. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "agent/control/agent.h"
 #include "agent/control/status/gather.h"
@@ -8,14 +9,15 @@
 
 #define SPACES_SHOWN 128
 
-struct shown {
+struct store_shown {
 	struct store_space_info spaces[SPACES_SHOWN];
 	unsigned n;
+	bool has_disk;
 };
 
 static void show(void *arg, const struct store_space_info *i)
 {
-	struct shown *s = arg;
+	struct store_shown *s = arg;
 
 	if (s->n < SPACES_SHOWN)
 		s->spaces[s->n++] = *i;
@@ -39,16 +41,23 @@ static uint64_t disk_value(const struct store_space_info *i, enum dray_family f)
 							      i->disk_evicted_cost_us;
 }
 
-void store_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
+struct store_shown *store_show(struct agent *a)
 {
-	bool has_disk = store_totals(a->store).has_disk;
-	struct shown s;
+	struct store_shown *s = malloc(sizeof(*s));
 
-	s.n = 0;
+	if (!s)
+		return NULL;
+	s->n = 0;
+	s->has_disk = store_totals(a->store).has_disk;
 	/* the names stay until the control thread forgets the name spaces */
-	store_each(a->store, show, &s);
-	for (unsigned k = 0; k < s.n; k++) {
-		const struct store_space_info *i = &s.spaces[k];
+	store_each(a->store, show, s);
+	return s;
+}
+
+void store_samples(const struct store_shown *spaces, struct metrics_text *t, enum dray_family f)
+{
+	for (unsigned k = 0; spaces && k < spaces->n; k++) {
+		const struct store_space_info *i = &spaces->spaces[k];
 		char uid[16] = "";
 
 		if (!i->name[0])
@@ -59,8 +68,12 @@ void store_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
 		}
 		metrics_sample(t, (const char *[]){ i->name, i->tenant, uid, "memory" },
 			       memory_value(i, f));
-		if (has_disk)
+		if (spaces->has_disk)
 			metrics_sample(t, (const char *[]){ i->name, i->tenant, uid, "disk" },
 				       disk_value(i, f));
+		/* other agents have objects of name spaces with a name alone */
+		if (f == DRAY_FAMILY_STORE_SPACE_HITS_TOTAL && i->name[0])
+			metrics_sample(t, (const char *[]){ i->name, i->tenant, uid, "agent" },
+				       i->remote_hits);
 	}
 }

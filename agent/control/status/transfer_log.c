@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "lib/log.h"
 #include "lib/time.h"
@@ -24,12 +23,7 @@ const char *numbers_text(uint64_t set, char *buf, size_t n)
 	return buf;
 }
 
-static double ms(int64_t ns)
-{
-	return (double)ns / (double)DRAY_NS_PER_MS;
-}
-
-void report_log(struct report *report, uint32_t more)
+void report_log(const struct report *report)
 {
 	const struct transfer_record *r = &report->record;
 	char rails[RAILS_TEXT], label[sizeof(r->label)], text[LINE_MAX_BYTES];
@@ -39,9 +33,9 @@ void report_log(struct report *report, uint32_t more)
 		 " of %" PRIu64
 		 " bytes, %u operations, %u slices, %u sent again; %s session=%" PRIu64
 		 " request=%" PRIu64 " peer=%" PRIx64 " transport=%s rails=%s class=%s%s%s",
-		 dmsg_direction_name(r->direction), ms(record_duration(r)),
-		 ms(r->phase_ns[XFER_PHASE_WAIT]), ms(r->phase_ns[XFER_PHASE_QUEUE]),
-		 ms(r->phase_ns[XFER_PHASE_MOVE]), ms(r->phase_ns[XFER_PHASE_COMPLETE]),
+		 dmsg_direction_name(r->direction), dray_ms(record_duration(r)),
+		 dray_ms(r->phase_ns[XFER_PHASE_WAIT]), dray_ms(r->phase_ns[XFER_PHASE_QUEUE]),
+		 dray_ms(r->phase_ns[XFER_PHASE_MOVE]), dray_ms(r->phase_ns[XFER_PHASE_COMPLETE]),
 		 r->bytes_done, r->bytes, r->operations, r->slices, r->resent,
 		 dray_error_name(r->code), r->session, r->request, r->peer,
 		 dmsg_transport_name(r->transport),
@@ -52,9 +46,4 @@ void report_log(struct report *report, uint32_t more)
 		log_warning("transfer", "slow: %s", text);
 	else
 		log_info("transfer", "%s", text);
-	if (more)
-		log_warning("transfer",
-			    "%u more lines about this session or its uid session=%" PRIu64, more,
-			    r->session);
-	free(report);
 }

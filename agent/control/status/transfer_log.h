@@ -4,8 +4,7 @@
 
 #include "agent/model/message.h"
 
-/* Frees the report. more: lines about its session and uid that were dropped before. */
-void report_log(struct report *r, uint32_t more);
+void report_log(const struct report *r);
 
 /* The numbers whose bits are set, such as "0,2", cut at the end of buf. Returns buf. */
 const char *numbers_text(uint64_t set, char *buf, size_t n);

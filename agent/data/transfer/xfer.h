@@ -24,8 +24,8 @@ void xfers_pinned(struct core *c, void *base);
  * Otherwise nothing was started and reterr says why.
  *
  * A list of more than OPS_STEP operations, which lies in the session's arena, is read in steps: the transfer is s->read until
- * xfer_read() has read all of it. Then up->xfer_refused may run in place of up->xfer_ended. No other transfer of the session starts
- * meanwhile.
+ * xfer_read() has read all of it. Then up->xfer_refused may run in place of up->xfer_ended. Meanwhile only transfers with a
+ * function `ended` may start, whose lists are never read in steps.
  */
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr);

@@ -137,8 +137,9 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	bool write = spec->direction == DMSG_DIRECTION_WRITE;
 	const struct remote_view *remote;
 
-	x->local = usable(c, s, OBJECT_REGION, spec->local,
-			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
+	x->local = r->local ? r->local :
+			      usable(c, s, OBJECT_REGION, spec->local,
+				     write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
 	if (!x->local)
 		return -EINVAL;
 	x->remote = r->remote ? r->remote :
@@ -437,8 +438,9 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->n_ops_given = r->n_ops;
 	ret = prepare(c, x, r, reterr);
 	if (ret == 0)
-		ret = r->n_ops > OPS_STEP ? read_later(c, x, r, reterr) :
-					    start_now(c, x, r, reterr);
+		/* batches of the store start also while a list of the session is being read, and have an end of their own */
+		ret = r->n_ops > OPS_STEP && !r->ended && !s->read ? read_later(c, x, r, reterr) :
+								     start_now(c, x, r, reterr);
 	if (ret == 0)
 		return 0;
 	xfer_unlink(xs, x);

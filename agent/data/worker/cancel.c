@@ -43,20 +43,6 @@ static void cancel_free(struct wsession *s, struct cancel *c)
 	free(c);
 }
 
-/* The request id is used from here on. */
-static int take_id(struct wsession *s, uint64_t id, struct dray_err *reterr)
-{
-	int ret = idset_add(&s->ids, id);
-
-	if (ret == -ENOMEM)
-		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no memory for request %llu",
-				    (unsigned long long)id);
-	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
-				    (unsigned long long)id);
-	return 0;
-}
-
 static int wait_for_entry(struct wsession *s, uint64_t request, uint64_t id, uint32_t tail,
 			  struct dray_err *reterr)
 {
@@ -72,7 +58,7 @@ static int wait_for_entry(struct wsession *s, uint64_t request, uint64_t id, uin
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory to cancel transfer %llu",
 				    (unsigned long long)request);
-	if (take_id(s, id, reterr) < 0) {
+	if (request_take_id(s, id, reterr) < 0) {
 		free(c);
 		return -EEXIST;
 	}
@@ -99,11 +85,17 @@ void cancel_request(struct wsession *s, const struct dmsg_header *h, const uint8
 			     (unsigned long long)m.request);
 		return;
 	}
-	if (!x && ring_unread(s, &tail))
+	if (!x && fetch_asks(s, m.request)) {
+		if (request_take_id(s, h->request_id, err) < 0)
+			return;
+		fetch_cancel(s, m.request);
+		if (!s->dead)
+			wsession_cancelled(s, h->request_id);
+	} else if (!x && ring_unread(s, &tail))
 		wait_for_entry(s, m.request, h->request_id, tail, err);
 	else if (!x)
 		not_found(m.request, err);
-	else if (take_id(s, h->request_id, err) == 0)
+	else if (request_take_id(s, h->request_id, err) == 0)
 		mark(s, x, h->request_id);
 }
 

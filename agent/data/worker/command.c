@@ -71,6 +71,7 @@ static void snapshot_take(struct worker *w, struct snapshot *s)
 		s->n = xfers_records(&w->core, s->records, s->cap);
 	else
 		xfers_each(&w->core, take_info, s);
+	s->asking = fetches_asking(w);
 	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
 }
 
@@ -99,6 +100,11 @@ static void cancel(struct worker *w, const struct command *cmd)
 	struct wsession *s = wsession_get(w, cmd->session);
 	struct xfer *x = s ? xfer_find(&s->xs, cmd->id) : NULL;
 
+	if (!x && s && fetch_asks(s, cmd->id)) {
+		fetch_cancel(s, cmd->id);
+		cancel_answer(w, cmd->handle, true, DRAY_E_CANCELLED);
+		return;
+	}
 	if (!x || x->operator_waits) {
 		cancel_answer(w, cmd->handle, false, x ? DRAY_E_BUSY : DRAY_E_NOT_FOUND);
 		return;
@@ -221,8 +227,13 @@ static void run_command(struct worker *w, struct command *cmd)
 	case COMMAND_RESUME:
 		w->draining = false;
 		break;
+	case COMMAND_STORE_ASKED:
+		fetch_asked(w, cmd->session, cmd->ask);
+		break;
 	case COMMAND_STOP_TRANSFERS:
 		xfers_each(c, stop_matching, cmd);
+		if (!cmd->session)
+			fetches_stop(w, cmd->code);
 		break;
 	case COMMAND_QUIT:
 		w->quit = true;

@@ -54,6 +54,7 @@ struct wsession {
 	uint32_t n_cancels;
 	const struct ring_memory *memory; /* arena, also without a ring */
 	struct store_user *store;         /* NULL before its first request to the store */
+	struct dray_list fetches;         /* GETs of keys that other agents may have */
 };
 
 struct worker {
@@ -86,6 +87,10 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
+	struct dray_list asking;                  /* GETs whose keys other agents are asked for */
+	struct dray_list
+		fetched; /* GETs that have ended, and whose transfers are perhaps not forgotten */
+	uint64_t fetches;
 };
 
 static inline struct worker *worker_of(struct core *c)
@@ -150,6 +155,8 @@ bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
 /* Its operations are refused: answers the request. */
 void wsession_xfer_refused(struct xfer *x, const struct dray_err *err);
+/* Answers a TRANSFER_CANCEL whose transfer has ended. */
+void wsession_cancelled(struct wsession *s, uint64_t request_id);
 /* Writes the completion, or queues the event, that tells the client how the transfer ended. */
 void wsession_xfer_ended(struct core *c, struct xfer *x);
 
@@ -168,12 +175,30 @@ static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset,
 /* request.c */
 /* Handles one message of a client. */
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
+/* The request id is used from here on. 0, or -errno with reterr. */
+int request_take_id(struct wsession *s, uint64_t id, struct dray_err *reterr);
 /* Starts a transfer; the agent is not draining. */
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err);
 
 /* store.c: STORE_PUT to STORE_RELEASE. It is answered now or later, unless err is set. */
 void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
 		   struct dray_err *err);
+
+/* store_fetch.c */
+/* The control thread has the answer to an ask of the session. */
+void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k);
+/* There is a GET with this id whose keys are being looked up at other agents. */
+bool fetch_asks(struct wsession *s, uint64_t request);
+/* Ends it. */
+void fetch_cancel(struct wsession *s, uint64_t request);
+/* How many there are. */
+uint32_t fetches_asking(const struct worker *w);
+/* Ends all of them. */
+void fetches_stop(struct worker *w, uint32_t code);
+/* The session ends; its transfers have. */
+void fetches_close(struct wsession *s);
+/* Frees those that have ended. all: also those that a transfer looks at. */
+void fetches_free(struct worker *w, bool all);
 
 /* cancel.c */
 /* A TRANSFER_CANCEL. It never waits: a transfer whose entry the ring still holds is cancelled when the entry is taken. */

@@ -9,13 +9,25 @@
 
 #include "agent/data/worker/internal.h"
 
+int request_take_id(struct wsession *s, uint64_t id, struct dray_err *reterr)
+{
+	int ret = idset_add(&s->ids, id);
+
+	if (ret == -ENOMEM)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no memory for request %llu",
+				    (unsigned long long)id);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
+				    (unsigned long long)id);
+	return 0;
+}
+
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err)
 {
 	/* the id is added first, because the transfer may end inside xfer_start() */
-	if (idset_add(&s->ids, r->request_id) < 0)
-		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
-			     (unsigned long long)r->request_id);
-	else if (xfer_start(&s->worker->core, &s->xs, r, err) < 0)
+	if (request_take_id(s, r->request_id, err) < 0)
+		return;
+	if (xfer_start(&s->worker->core, &s->xs, r, err) < 0)
 		idset_del(&s->ids, r->request_id);
 	else if (s->xs.read)
 		wsession_go_on(s);

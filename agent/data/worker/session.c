@@ -109,6 +109,7 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	s->writable = true;
 	dray_list_init(&s->out);
 	dray_list_init(&s->cancels);
+	dray_list_init(&s->fetches);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
 	dray_list_init(&s->unsent_link);
@@ -163,6 +164,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 			flush(s);
 		s->dead = true;
 		stop_all(s, code, true);
+		fetches_close(s);
 		loop_del(&w->core.loop, &s->source);
 		ring_close(s);
 		fd = s->fd;
@@ -317,7 +319,7 @@ bool wsession_read(struct wsession *s)
 	return !s->dead && (s->xs.read || (s->readable && s->n_out <= OUT_MAX));
 }
 
-static void cancel_answered(struct wsession *s, uint64_t request_id)
+void wsession_cancelled(struct wsession *s, uint64_t request_id)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_TRANSFER_CANCEL_REPLY_BODY_MAX + 1];
 	struct dmsg_transfer_cancel_reply m;
@@ -375,5 +377,5 @@ void wsession_xfer_ended(struct core *c, struct xfer *x)
 				    dmsg_transfer_done_encode(buf, sizeof(buf), x->request_id, &m));
 	}
 	if (x->cancel_request)
-		cancel_answered(s, x->cancel_request);
+		wsession_cancelled(s, x->cancel_request);
 }

@@ -8,11 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/data/worker/internal.h"
+#include "agent/data/worker/store_batch.h"
 #include "lib/cleanup.h"
-
-/* Units of work (transfer/owner.h) for a key. */
-#define KEY_WORK 64
 
 /* For one request at a time. */
 struct store_scratch {
@@ -24,44 +21,12 @@ struct store_scratch {
 	struct store_files files;
 };
 
-/* A PUT or GET. Its objects are being written, or held, until it has ended. */
-struct batch {
-	uint64_t request_id;
-	bool put;
-	uint32_t n, n_ops;
-	bool loads; /* some objects are read from disk */
-	struct store_wait wait;
-	struct dmsg_store_result *results;
-	struct store_get *gets; /* whose object is NULL if nothing is copied for this key */
-	uint8_t ops[];          /* in wire form, then both lists */
-};
-
 static void cleanup_batch(struct batch *b)
 {
 	free(b);
 }
 
 DRAY_DEFINE_CLEANUP(struct batch *, cleanup_batch);
-
-/* Splits the blob of keys. Their number, or -EINVAL with reterr. */
-static int keys_split(struct store_key *keys, struct dray_blob blob, struct dray_err *reterr)
-{
-	uint32_t n = 0;
-
-	for (uint32_t at = 0; at < blob.n; at += keys[n++].n) {
-		if (n == DMSG_STORE_KEYS_MAX)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
-					    "a request has at most %d keys", DMSG_STORE_KEYS_MAX);
-		keys[n].n = blob.p[at++];
-		keys[n].p = blob.p + at;
-		if (!keys[n].n || keys[n].n > blob.n - at)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "key %u is empty, or exceeds the list of keys", n);
-	}
-	if (!n)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "the request has no key");
-	return (int)n;
-}
 
 /* What the session has in this name space. NULL with reterr. */
 static struct store_member *enter(struct wsession *s, struct dray_str space,
@@ -98,7 +63,7 @@ static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const 
 			    dmsg_body_encode(type, t->out, sizeof(t->out), request_id, m));
 }
 
-static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
+void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
 {
 	union dmsg_body m = { .store_put_reply = {
 				      .status = code,
@@ -106,12 +71,14 @@ static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code
 							     b->n),
 			      } };
 
+	if (s->worker->core.cfg.report_batches)
+		batch_report(s, b->put ? DMSG_STORE_PUT : DMSG_STORE_GET, b->request_id, b->member,
+			     b->results, b->n, b, code);
 	/* both replies have the same fields */
 	reply(s, b->put ? DMSG_STORE_PUT_REPLY : DMSG_STORE_GET_REPLY, b->request_id, &m);
 }
 
-/* Gives up what the batch holds. done: all its bytes are in place. */
-static void batch_settle(struct core *c, struct batch *b, bool done)
+void batch_settle(struct core *c, struct batch *b, bool done)
 {
 	for (uint32_t i = 0; i < b->n; i++) {
 		struct store_object *o = b->gets[i].object;
@@ -131,6 +98,8 @@ static void batch_settle(struct core *c, struct batch *b, bool done)
 			   bytes);
 		if (b->put)
 			core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
+		else if (b->gets[i].tier == DMSG_STORE_TIER_DISK)
+			core_count(c->counters, DRAY_METRIC_STORE_DISK_READ_BYTES_TOTAL, bytes);
 	}
 }
 
@@ -145,24 +114,9 @@ static void batch_ended(struct core *c, struct xfer *x)
 	free(b);
 }
 
-static struct batch *batch_new(uint64_t request_id, bool put, uint32_t n, uint32_t n_ranges)
-{
-	size_t ops = (size_t)n_ranges * DMSG_OP_SIZE;
-	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get);
-	struct batch *b = calloc(1, sizeof(*b) + ops + n * each);
-
-	if (!b)
-		return NULL;
-	b->request_id = request_id;
-	b->put = put;
-	b->n = n;
-	b->results = (void *)(b->ops + ops);
-	b->gets = (void *)(b->results + n);
-	return b;
-}
-
-/* The bytes of an item's ranges. -EINVAL with reterr: it has none, or they are wrong. */
-static int item_bytes(const uint8_t *ranges, uint32_t n, uint64_t *ret, struct dray_err *reterr)
+/* 0, or -EINVAL with reterr: it has none, or they are wrong. */
+static int item_bytes_check(const uint8_t *ranges, uint32_t n, uint64_t *ret,
+			    struct dray_err *reterr)
 {
 	*ret = 0;
 	for (uint32_t i = 0; i < n; i++) {
@@ -179,8 +133,7 @@ static int item_bytes(const uint8_t *ranges, uint32_t n, uint64_t *ret, struct d
 				"a key has no range for its value");
 }
 
-/* The operations between the ranges and an object. */
-static void item_ops(struct batch *b, const uint8_t *ranges, const struct store_object *o)
+void batch_item_ops(struct batch *b, const uint8_t *ranges, const struct store_object *o)
 {
 	uint64_t at = store_object_offset(o), left = store_object_bytes(o);
 
@@ -196,6 +149,15 @@ static void item_ops(struct batch *b, const uint8_t *ranges, const struct store_
 	}
 }
 
+uint64_t item_bytes(const uint8_t *ranges, uint32_t n)
+{
+	struct dray_err none = DRAY_ERR_NULL;
+	uint64_t bytes;
+
+	item_bytes_check(ranges, n, &bytes, &none);
+	return bytes;
+}
+
 /* Both requests have the same fields. */
 struct batch_request {
 	const struct dmsg_header *h;
@@ -203,6 +165,24 @@ struct batch_request {
 	struct store_member *member;
 	struct worker *worker;
 };
+
+static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t n)
+{
+	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
+	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get);
+	struct batch *b = calloc(1, sizeof(*b) + ops + n * each);
+
+	if (!b)
+		return NULL;
+	b->request_id = q->h->request_id;
+	b->member = q->member;
+	b->begin_ns = q->worker->core.now_ns;
+	b->put = put;
+	b->n = n;
+	b->results = (void *)(b->ops + ops);
+	b->gets = (void *)(b->results + n);
+	return b;
+}
 
 static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t bytes,
 		    uint32_t cost_us)
@@ -218,19 +198,21 @@ static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, 
 	core_count(q->worker->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
 }
 
-static void get_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t room)
+void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_member *member,
+		   struct store_key key, uint64_t room)
 {
 	struct dmsg_store_result *r = &b->results[i];
-	struct data_counters *counters = q->worker->core.counters;
+	struct data_counters *counters = w->core.counters;
 	struct store_get *g = &b->gets[i];
 
-	r->status = store_get_begin(q->member, q->worker->store_scratch->keys[i], &b->wait, g);
+	r->status = store_get_begin(member, key, &b->wait, g);
+	r->tier = (uint16_t)g->tier;
 	core_count(counters,
 		   r->status == DMSG_STORE_STATUS_NOT_FOUND ? DRAY_METRIC_STORE_MISSES_TOTAL :
 							      DRAY_METRIC_STORE_HITS_TOTAL,
 		   1);
 	if (r->status == DMSG_STORE_STATUS_BUSY) {
-		r->wait_ms = store_retry_ms(q->worker->store);
+		r->wait_ms = store_retry_ms(w->store);
 		core_count(counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
 	}
 	if (r->status)
@@ -260,8 +242,8 @@ static int items_check(const struct dmsg_store_put *m, uint32_t n_keys, struct d
 		if (item.ranges > m->ranges.n - at)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 					    "the items have more ranges than the request");
-		if (item_bytes(m->ranges.p + (size_t)at * DMSG_STORE_RANGE_SIZE, item.ranges,
-			       &bytes, reterr) < 0)
+		if (item_bytes_check(m->ranges.p + (size_t)at * DMSG_STORE_RANGE_SIZE, item.ranges,
+				     &bytes, reterr) < 0)
 			return -EINVAL;
 		at += item.ranges;
 	}
@@ -276,31 +258,31 @@ static void items_begin(const struct batch_request *q, struct batch *b)
 	const uint8_t *ranges = q->m->ranges.p;
 
 	for (uint32_t i = 0; i < b->n; i++) {
-		struct dray_err none = DRAY_ERR_NULL;
 		struct dmsg_store_item item;
 		uint64_t bytes;
 
 		dmsg_store_item_get(q->m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
-		item_bytes(ranges, item.ranges, &bytes, &none);
+		bytes = item_bytes(ranges, item.ranges);
 		if (b->put)
 			put_one(q, b, i, bytes, item.cost_us);
 		else
-			get_one(q, b, i, bytes);
+			batch_get_one(q->worker, b, i, q->member, q->worker->store_scratch->keys[i],
+				      bytes);
 		if (b->gets[i].object)
-			item_ops(b, ranges, b->gets[i].object);
+			batch_item_ops(b, ranges, b->gets[i].object);
 		ranges += (size_t)item.ranges * DMSG_STORE_RANGE_SIZE;
 	}
 }
 
-static int batch_start(struct wsession *s, const struct batch_request *q, struct batch *b,
-		       struct dray_err *err)
+int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_t deadline_ms,
+		struct dray_err *err)
 {
 	struct worker *w = s->worker;
 	struct xfer_request r = {
 		.spec = { .direction = b->put ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
-			  .deadline_ms = q->m->deadline_ms,
-			  .local = q->m->region },
+			  .deadline_ms = deadline_ms,
+			  .local = region },
 		.request_id = b->request_id,
 		.ops = b->ops,
 		.n_ops = b->n_ops,
@@ -323,7 +305,9 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 	struct worker *w = s->worker;
 	struct batch_request q = { h, &m->store_put, enter(s, m->store_put.space, err), w };
 	dray_auto(cleanup_batch) struct batch *b = NULL;
-	int n = q.member ? keys_split(w->store_scratch->keys, q.m->keys, err) : -EINVAL;
+	int n = q.member ? store_keys_split(w->store_scratch->keys, DMSG_STORE_KEYS_MAX, q.m->keys,
+					    err) :
+			   -EINVAL;
 
 	if (n < 0 || items_check(q.m, (uint32_t)n, err) < 0)
 		return;
@@ -333,15 +317,19 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 		return;
 	}
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
-	b = batch_new(h->request_id, put, (uint32_t)n, q.m->ranges.n);
+	b = batch_new(&q, put, (uint32_t)n);
 	if (!b) {
 		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		return;
 	}
 	items_begin(&q, b);
-	if (!b->n_ops)
+	if (!put && fetch_begin(s, h, q.m, q.member, w->store_scratch->keys, b, err))
+		(void)dray_take(b); /* it has taken it */
+	else if (err->code)
+		batch_settle(&w->core, b, false);
+	else if (!b->n_ops)
 		batch_reply(s, b, 0);
-	else if (batch_start(s, &q, b, err) == 0)
+	else if (batch_start(s, b, q.m->region, q.m->deadline_ms, err) == 0)
 		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
 	else
 		batch_settle(&w->core, b, false);
@@ -353,7 +341,8 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 {
 	struct store_member *member = enter(s, m->store_exists.space, err);
 	struct store_scratch *t = s->worker->store_scratch;
-	int n = member ? keys_split(t->keys, m->store_exists.keys, err) : -EINVAL;
+	int n = member ? store_keys_split(t->keys, DMSG_STORE_KEYS_MAX, m->store_exists.keys, err) :
+			 -EINVAL;
 	union dmsg_body answer = { 0 };
 
 	if (n < 0)
@@ -372,6 +361,8 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 	default:
 		store_unpin(s->store, member, t->keys, (uint32_t)n, t->results);
 	}
+	if (h->type == DMSG_STORE_EXISTS && s->worker->core.cfg.report_batches)
+		batch_report(s, h->type, h->request_id, member, t->results, (uint32_t)n, NULL, 0);
 	answer.store_exists_reply.results = results_put(t, t->results, (uint32_t)n);
 	reply(s, h->type | 0x8000, h->request_id, &answer);
 }
@@ -389,6 +380,21 @@ static void places_count(struct core *c, const struct dmsg_store_place *places, 
 	core_count(c->counters, DRAY_METRIC_STORE_MISSES_TOTAL, n - hits);
 	core_count(c->counters, DRAY_METRIC_STORE_BUSY_TOTAL, busy);
 	core_count(c->counters, DRAY_METRIC_STORE_READ_BYTES_TOTAL, bytes);
+}
+
+/* What is read in place is in memory. */
+static void places_report(struct wsession *s, const struct dmsg_header *h,
+			  const struct store_member *member, uint32_t n)
+{
+	struct store_scratch *t = s->worker->store_scratch;
+
+	for (uint32_t i = 0; i < n; i++)
+		t->results[i] = (struct dmsg_store_result){
+			.status = t->places[i].status,
+			.tier = t->places[i].status ? DMSG_STORE_TIER_NONE : DMSG_STORE_TIER_MEMORY,
+			.length = t->places[i].length,
+		};
+	batch_report(s, h->type, h->request_id, member, t->results, n, NULL, 0);
 }
 
 /* With descriptors. The session ends if there is no memory for them: it counts as having got them. */
@@ -415,7 +421,8 @@ static void read_request(struct wsession *s, const struct dmsg_header *h, const 
 {
 	struct store_member *member = enter(s, m->store_read.space, err);
 	struct store_scratch *t = s->worker->store_scratch;
-	int n = member ? keys_split(t->keys, m->store_read.keys, err) : -EINVAL;
+	int n = member ? store_keys_split(t->keys, DMSG_STORE_KEYS_MAX, m->store_read.keys, err) :
+			 -EINVAL;
 	union dmsg_body answer = { 0 };
 
 	if (n < 0)
@@ -423,6 +430,8 @@ static void read_request(struct wsession *s, const struct dmsg_header *h, const 
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
 	store_read(s->store, member, t->keys, (uint32_t)n, t->places, &t->files);
 	places_count(&s->worker->core, t->places, (uint32_t)n);
+	if (s->worker->core.cfg.report_batches)
+		places_report(s, h, member, (uint32_t)n);
 	for (int i = 0; i < n; i++)
 		dmsg_store_place_put(t->wire + (size_t)i * DMSG_STORE_PLACE_SIZE, &t->places[i]);
 	answer.store_read_reply.places = (struct dray_vec){ t->wire, (uint32_t)n };

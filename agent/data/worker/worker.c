@@ -36,6 +36,7 @@ void worker_release(struct worker *w)
 	dray_close(w->event_fd);
 	free(w->buffer);
 	free(w->store_scratch);
+	fetches_free(w, true);
 	packet_free(w->unneeded);
 	dray_slots_deinit(&w->sessions);
 	free(w);
@@ -48,6 +49,8 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	struct core *c = &w->core;
 	int ret;
 
+	dray_list_init(&w->asking);
+	dray_list_init(&w->fetched);
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
 	w->command_fd = dray_wake_new();
 	w->event_fd = dray_wake_new();
@@ -145,6 +148,10 @@ bool worker_free(struct worker *w)
 			dray_close(ev.fd);
 		if (ev.type == EVENT_REPORT)
 			free(ev.report);
+		if (ev.type == EVENT_STORE_REPORT)
+			free(ev.store_report);
+		if (ev.type == EVENT_STORE_ASK)
+			free(ev.ask);
 	}
 	pthread_join(w->thread, NULL);
 	worker_release(w);

@@ -107,7 +107,8 @@ class StoreBatch(Structure):
 
 class StoreResult(Structure):
     _fields_ = [
-        ("status", c_uint), ("wait_ms", c_uint), ("length", c_uint64), ("data", c_void_p), ("lease", c_uint64)]
+        ("status", c_uint), ("wait_ms", c_uint), ("length", c_uint64), ("data", c_void_p), ("lease", c_uint64),
+        ("tier", c_uint), ("unused", c_uint)]
 
 
 class StoreResults(Structure):

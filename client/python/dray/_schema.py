@@ -277,6 +277,12 @@ STORE_STATUS_LOST = 6
 STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
 STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
 
+STORE_TIER_NONE = 0  # Nowhere, or it is not known.
+STORE_TIER_MEMORY = 1  # In the memory of this agent.
+STORE_TIER_DISK = 2  # On the disk of this agent.
+STORE_TIER_AGENT = 3  # At another agent.
+STORE_TIER_NAMES = {0: "none", 1: "memory", 2: "disk", 3: "agent"}
+
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
 ACCESS_ALL = 3

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import select
 import threading
@@ -77,14 +78,19 @@ class Waiting:
         self.error: errors.Error | None = None
         self._d: c_size_t | None = None
         self._gone: Callable[[], errors.Error] | None = None
-        self._wake: tuple[int, int] = (-1, -1)  # the polling thread wakes when the second one is closed
+        self._wake: tuple[int, int] = (-1, -1)  # the polling thread wakes when the second one is written or closed
+        self._waking = threading.RLock()  # held while it is
         self._results: list[_Result] = []
         self._pending: dict[int, Pending[Any]] = {}
         self._batches: dict[int, Any] = {}  # by thread
         self._skip = self._misses = 0
         self._lead = threading.Lock()  # held by the thread that polls the descriptor
         self._leader = 0
+        self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything
         self._sleeping: dict[Any, bool] = {}  # locks of waiting threads
+        self._curious: dict[Any, bool] = {}  # those of them that wait for anything
+        self._takes = itertools.count(1)
+        self._taken = 0  # another number after each time that a thread has taken something
         self._poller: Any = None
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
 
@@ -136,21 +142,26 @@ class Waiting:
         Waits up to `timeout` seconds for something (None: without limit), or until the session ends
         for good; 0 does not wait.
         """
+        self._process(self._taken, timeout)
+
+    def _process(self, taken: int, timeout: float | None) -> None:
+        """process(), which also ends if `taken` is not the present number: another thread has taken something."""
         if timeout is not None and timeout <= 0:
             self._progress()
             return
         limit = arguments.timeout(timeout)
         ends = None if limit is None else time.monotonic() + limit
         try:
-            while not self._progress() and self._d is not None and self.error is None:
+            while not self._progress() and self._taken == taken and self._d is not None and self.error is None:
                 left = None if ends is None else ends - time.monotonic()
                 if left is not None and left <= 0:
                     return
                 with self._leading() as leads:
-                    if leads:
+                    # what another thread has taken before this one led does not wake it
+                    if leads and self._taken == taken:
                         self._poll(left)
                 if not leads:
-                    self._sleep(left)
+                    self._sleep(left, taken=taken)
                     return
         finally:
             self._hand_over()
@@ -164,7 +175,20 @@ class Waiting:
             raise
         if n > 0:
             self._deliver()
+            self._took()
         return max(n, 0)
+
+    def _took(self) -> None:
+        """Wakes threads that wait for what this one has taken or ended: the descriptor does not show it any more."""
+        self._taken = next(self._takes)
+        for lock in list(self._curious):
+            self._rouse(lock)
+        led = self._led
+        if self._leader in (0, threading.get_ident()) or led is not None and not led._ended:
+            return
+        with contextlib.suppress(BlockingIOError), self._waking:
+            if self._d is not None:
+                os.write(self._wake[1], b"\0")
 
     def _deliver(self) -> None:
         try:
@@ -216,6 +240,7 @@ class Waiting:
             self._misses = 0
             self._pending.pop(transfer._key, None)
             transfer._complete(result.c)
+            self._took()
         elif code == _TIMEOUT:
             # one that takes long may be chance; several in a row are not
             self._misses = min(self._misses + 1, _MISSES_MAX)
@@ -228,7 +253,7 @@ class Waiting:
         try:
             while not pending._ended:
                 left = None if ends is None else ends - time.monotonic()
-                with self._leading() as leads:
+                with self._leading(pending) as leads:
                     if leads:
                         return self._lead_until(pending, ends)
                 if left is not None and left <= 0:
@@ -259,11 +284,12 @@ class Waiting:
         pending._end(None, None if pending.ends_quietly else self._closed())
 
     @contextlib.contextmanager
-    def _leading(self) -> Iterator[bool]:
+    def _leading(self, pending: Pending[Any] | None = None) -> Iterator[bool]:
         """True inside if this thread became the one that polls. Afterwards it is to hand over."""
         if not self._lead.acquire(False):
             yield False
             return
+        self._led = pending
         self._leader = threading.get_ident()
         try:
             yield True
@@ -275,13 +301,15 @@ class Waiting:
         """Sleeps until the descriptor is readable or the client is closed."""
         if self._poller is None:
             poller = select.poll()
-            poller.register(self._wake[0], 0)
+            poller.register(self._wake[0], select.POLLIN)
             poller.register(self.fileno(), select.POLLIN)
             self._poller = poller
-        self._poller.poll(None if seconds is None else seconds * 1000 + 1)
+        for fd, ready in self._poller.poll(None if seconds is None else seconds * 1000 + 1):
+            if fd == self._wake[0] and ready & select.POLLIN:
+                os.read(fd, 64)
 
-    def _sleep(self, seconds: float | None, pending: Pending[Any] | None = None) -> None:
-        """Sleeps until the request ends, or this thread is to poll."""
+    def _sleep(self, seconds: float | None, pending: Pending[Any] | None = None, taken: int = 0) -> None:
+        """Sleeps until the request ends, or this thread is to poll; without a request, until something is taken after `taken`."""
         lock = threading.Lock()
         lock.acquire()
 
@@ -292,11 +320,16 @@ class Waiting:
         try:
             if pending is not None:
                 pending.add_done_callback(on_end)
+            else:
+                self._curious[lock] = True
+                if self._taken != taken:
+                    return
             # the polling thread may have left before it could see this one
             if self._lead.locked():
                 lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         finally:
             self._sleeping.pop(lock, None)
+            self._curious.pop(lock, None)
             if pending is not None:
                 with contextlib.suppress(ValueError):
                     pending._callbacks.remove(on_end)
@@ -317,12 +350,14 @@ class Waiting:
     def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handles what the agent sends until condition() holds. False after `timeout` seconds."""
         ends = None if timeout is None else time.monotonic() + timeout
-        while not condition():
+        while True:
+            taken = self._taken
+            if condition():
+                return True
             left = None if ends is None else ends - time.monotonic()
             if self._d is None or left is not None and left <= 0:
                 return condition()
-            self.process(left)
-        return True
+            self._process(taken, left)
 
     def _flush_batches(self, pending: Pending[Any]) -> None:
         for batch in list(self._batches.values()):

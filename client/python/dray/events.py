@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from . import errors
     from .handles import Region, Remote
     from .lease import Lease
     from .mailbox import Mailbox
-    from .pending import Transfer
+    from .pending import Lending
 
 __all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "LeaseEnded", "Letter", "MailboxLost", "Notification",
            "Reconnected", "RegionLost", "RemoteLost", "SegmentChanged"]
@@ -119,12 +119,12 @@ class Reconnected(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """A transfer that had ended with errors.Unconfirmed has really ended: its memory is free.
+    """A request that had ended with errors.Unconfirmed has really ended: its memory is free.
 
-    error: how; None: with success.
+    transfer: the request, which is a transfer, or a put or get of the store. error: how; None: with success.
     """
 
-    transfer: Transfer
+    transfer: Lending[Any]
     error: errors.Error | None
 
 

@@ -209,13 +209,29 @@ class Pending(Generic[T]):
         return f"<{type(self).__name__} {self._id:#x} {self._state()}>"
 
 
-class Transfer(Pending[Done]):
-    """A transfer; result() returns a Done.
+class Lending(Pending[T]):
+    """A request that lends memory to the agent until it ends.
 
-    While it is in flight, it keeps its region and its remote alive. The memory is lent to the agent
-    until the transfer ends. A transfer that ends with errors.Unconfirmed has its memory still lent:
-    the agent did not answer in time, and may go on reading or writing; see lent().
+    One that ends with errors.Unconfirmed has its memory still lent: the agent did not answer in time,
+    and may go on reading or writing; see lent().
     """
+
+    __slots__ = ()
+
+    def lent(self) -> bool:
+        """True while the agent may still read or write the memory of this request.
+
+        That is so until the request ends; and after errors.Unconfirmed until the agent answers, or
+        its process is proven dead. An event Confirmed tells when. Does not wait.
+        """
+        if not self._ended:
+            self._client._progress()
+            return not self._ended
+        return isinstance(self._error, errors.Unconfirmed) and self._client._is_lent(self)
+
+
+class Transfer(Lending[Done]):
+    """A transfer; result() returns a Done. While it is in flight, it keeps its region and its remote alive."""
 
     __slots__ = ("_is_long", "_local", "_remote")
 
@@ -228,17 +244,6 @@ class Transfer(Pending[Done]):
         self._error: errors.Error | None = None
         self._callbacks: list[Callable[[Any], object]] = []
         self._local, self._remote, self._is_long = local, remote, is_long
-
-    def lent(self) -> bool:
-        """True while the agent may still read or write the memory of this transfer.
-
-        That is so until the transfer ends; and after errors.Unconfirmed until the agent answers, or
-        its process is proven dead. An event Confirmed tells when. Does not wait.
-        """
-        if not self._ended:
-            self._client._progress()
-            return not self._ended
-        return isinstance(self._error, errors.Unconfirmed) and self._client._is_lent(self)
 
     def cancel(self, *, wait: bool = True) -> bool:
         """Stops the transfer, which then ends with errors.Cancelled, or as it ended before.

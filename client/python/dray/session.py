@@ -25,7 +25,7 @@ from ._waiting import SESSION_CODES, Waiting
 from .handles import Region, Remote
 from .lease import OUTCOME_NAMES, Lease
 from .mailbox import Mailbox, to_letter
-from .pending import Pending, Transfer
+from .pending import Lending, Pending, Transfer
 from .placement import to_event
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Session(Waiting):
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
         self._leases: dict[int, Lease] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        self._unconfirmed: dict[int, Transfer] = {}
+        self._unconfirmed: dict[int, Lending[Any]] = {}
         self._event_waits: list[_EventWait] = []
         self._session_waits: list[_SessionWait] = []
         self._failed: list[Region] = []
@@ -237,7 +237,8 @@ class Session(Waiting):
         if d is None:
             return
         self._end_all(error)
-        os.close(self._wake[1])
+        with self._waking:
+            os.close(self._wake[1])
         own = self._leader == threading.get_ident()
         if not own:
             self._lead.acquire()  # the polling thread has left
@@ -272,7 +273,7 @@ class Session(Waiting):
         """In a forked child: gives up the copy of the parent's session."""
         d, self._d = self._d, None
         self._gone = _after_fork
-        self._lead, self._leader = threading.Lock(), 0
+        self._lead, self._leader, self._waking = threading.Lock(), 0, threading.RLock()
         if d is not None:
             lib.held.dray_disconnect(d)
             for fd in self._wake:
@@ -341,6 +342,7 @@ class Session(Waiting):
 
     def _abandon(self, pending: Pending[Any]) -> None:
         pending._end(None, errors.Cancelled(f"{pending!r} was given up", handle=pending._id))
+        self._took()  # another thread may wait for it
 
     def _failure(self, c: Any) -> errors.Error:
         """The error of a completion."""
@@ -360,8 +362,12 @@ class Session(Waiting):
         if isinstance(error, errors.Range):
             what = "of" if transfer._remote.expiry is None else "is outside of the ranges of the lease"
             error.message = f"an operation passes the end of {transfer._local!r} or {what} {transfer._remote!r}"
+        return self._remembered(transfer, error, c)
+
+    def _remembered(self, request: Lending[Any], error: errors.Error, c: Any) -> errors.Error:
+        """The error with which a request ends. The event of its true end names the request."""
         if isinstance(error, errors.Unconfirmed):
-            self._unconfirmed[c.id] = transfer
+            self._unconfirmed[c.id] = request
         return error
 
     def _cancel(self, transfer: Transfer) -> None:
@@ -373,9 +379,9 @@ class Session(Waiting):
             raise errors.NotFound(f"{transfer!r} has ended", handle=transfer._id, fix="Nothing is left to cancel.")
         self._check(lib.held.dray_cancel, transfer._id)
 
-    def _is_lent(self, transfer: Transfer) -> bool:
+    def _is_lent(self, request: Lending[Any]) -> bool:
         self._progress()
-        return self._check(lib.held.dray_lent, transfer._id) == 1
+        return self._check(lib.held.dray_lent, request._id) == 1
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -444,6 +450,7 @@ class Session(Waiting):
         if wait._ended:
             return False
         wait._end(None, None)
+        self._took()
         return True
 
     def _on_event(self, e: Any) -> None:
@@ -531,10 +538,10 @@ class Session(Waiting):
         self._report(events.MailboxLost(box, error))
 
     def _on_confirmed(self, e: Any) -> None:
-        transfer = self._unconfirmed.pop(e.id, None)
-        if transfer is not None:
+        request = self._unconfirmed.pop(e.id, None)
+        if request is not None:
             error = errors.make(e.code, lib.text(e.message), handle=e.id) if e.code else None
-            self._report(events.Confirmed(transfer, error))
+            self._report(events.Confirmed(request, error))
 
     def _on_lease_ended(self, e: Any) -> None:
         lease = self._leases.pop(e.lease, None)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
-from .pending import Pending
+from .pending import Lending, Pending
 
 if TYPE_CHECKING:
     from .client import Client
     from .handles import Region
 
-__all__ = ["Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores"]
+__all__ = ["Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
 
 _KEY_MAX, _KEYS_MAX, _RANGES_MAX, _COST_MAX = 255, 1024, 4096, (1 << 32) - 1
 
@@ -35,6 +35,15 @@ class Status(enum.IntEnum):
     NOT_TRIED = 7  # the batch ended before this key
 
 
+class Tier(enum.IntEnum):
+    """Where an object was found."""
+
+    NONE = 0  # nowhere, or it is not known
+    MEMORY = 1  # in the memory of the agent
+    DISK = 2  # on its disk
+    AGENT = 3  # at another agent
+
+
 class StoreItem(NamedTuple):
     """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order.
 
@@ -47,11 +56,15 @@ class StoreItem(NamedTuple):
 
 
 class StoreResult(NamedTuple):
-    """What became of one key. length: bytes of the object, if it is known. wait: seconds, of Status.BUSY."""
+    """What became of one key.
+
+    length: bytes of the object, if it is known. wait: seconds, of Status.BUSY. tier: of get, exists and pin, where it was found.
+    """
 
     status: Status
     length: int
     wait: float
+    tier: Tier = Tier.NONE
 
 
 class StoreView:
@@ -104,7 +117,8 @@ class Store:
         """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...]; the cost may be left out.
 
         An object appears when all its bytes are in place. One with the key that is there stays as it is
-        (Status.EXISTS). The ranges belong to the agent until the batch ends. deadline: seconds.
+        (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
+        until the event Confirmed, see lent() of the Pending. deadline: seconds.
         """
         return self._copy(lib.STORE_PUT, region, items, deadline, wait)
 
@@ -112,7 +126,7 @@ class Store:
             wait: bool = True) -> Any:
         """Copies each object to the ranges of its item, from their start. length is the object's.
 
-        The ranges belong to the agent until the batch ends.
+        The ranges belong to the agent as in put().
         """
         return self._copy(lib.STORE_GET, region, items, deadline, wait)
 
@@ -159,7 +173,7 @@ class Store:
         return f"<Store {self.space!r} of {self.client!r}>"
 
 
-class _Batch(Pending[Any]):
+class _Batch(Lending[Any]):
     """An error of the copy has the results, too: error.results."""
 
     __slots__ = ()
@@ -169,7 +183,7 @@ class _Batch(Pending[Any]):
             super()._complete(c)
             return
         results = _results(c.store.contents.v[:c.store.contents.n]) if c.store else []
-        error: Any = self._client._failure(c)
+        error: Any = self._client._remembered(self, self._client._failure(c), c)
         error.results = results
         self._end(None, error)
 
@@ -191,7 +205,7 @@ class Stores:
 
 
 def _results(v: Sequence[Any]) -> list[StoreResult]:
-    return [StoreResult(_status(r), r.length, r.wait_ms / 1000) for r in v]
+    return [StoreResult(_status(r), r.length, r.wait_ms / 1000, _tier(r)) for r in v]
 
 
 def _status(r: Any) -> Status:
@@ -199,6 +213,13 @@ def _status(r: Any) -> Status:
         return Status(r.status)
     except ValueError:  # of a newer agent
         return Status.LOST
+
+
+def _tier(r: Any) -> Tier:
+    try:
+        return Tier(r.tier)
+    except ValueError:  # of a newer agent
+        return Tier.NONE
 
 
 def _view(client: Client, r: Any) -> StoreView:

@@ -81,6 +81,9 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 
 	if (!peer || peer->down)
 		return NULL;
+	/* memory of the store is not registered, which says nothing about regions of clients */
+	if (x->ended && !x->local->keys)
+		return NULL;
 	ch = &peer->channels[x->class];
 	/* Both agents have registered the memory; paths are still being computed. */
 	if (!peer->paths) {

@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The asking side: looks keys up at the agents of store.peers, at all of them at once. The first that has an object lends it; what
+ * another one has lent in vain is given back at once. An agent that has not answered in time is not waited for until it answers again.
+ *
+ * Each other agent allows this one a number of lookups with their leases. The owners of clients here share it: each has half of what
+ * the others leave. Beyond that its questions wait. They do not wait for lookups whose answers nobody needs any more: an agent that
+ * is behind with those is not asked, and counts as busy.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/tenant.h"
+#include "agent/control/exchange/internal.h"
+#include "agent/model/budget.h"
+#include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
+
+/* Keys of one message, and their bytes. */
+#define KEYS_MAX 512
+#define KEYS_BYTES 60000
+#define LEASE_MS 10000
+/* Lookups at one agent, with those whose leases last; as many as it allows. */
+#define LOOKUPS_MAX 64
+/* Questions of an owner that wait. */
+#define WAITING_MAX 64
+/* How long an agent is not waited for, which has not answered in time. */
+#define PAUSE_MIN_NS (500 * DRAY_NS_PER_MS)
+#define PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
+#define ACCURACY_US 1000
+
+/* An owner whose clients ask. */
+struct asker {
+	struct dray_map_node by_owner;
+	struct {
+		char tenant[TENANT_BYTES];
+		uint32_t uid;
+	} owner;
+	struct dray_list link;    /* on x->waiting, while questions wait */
+	struct dray_list waiting; /* struct question, the oldest first */
+	uint32_t n_waiting;
+	uint32_t uses;    /* asks that have not ended, and lookups */
+	uint32_t lookups; /* of those that do not wait, at each agent */
+	uint32_t held[];  /* at each of store.peers, as lender.held */
+};
+
+struct question {
+	struct dray_list link; /* in x->questions, or asker->waiting */
+	struct dray_heap_node limit;
+	struct exchange *x;
+	struct store_ask *ask;
+	struct dray_list lookups;
+	uint32_t messages; /* to each agent */
+	uint32_t missing;  /* keys that nobody has so far */
+	bool waits;
+};
+
+/* One message to one peer. */
+struct lookup {
+	struct dray_list
+		link; /* in question->lookups, or x->vain: its answer is not needed any more */
+	struct exchange *x;
+	struct question *question; /* NULL: likewise */
+	struct lender *lender;
+	struct asker *asker;
+	dray_handle peer;
+	uint32_t first, n;
+	int64_t sent_ns;
+	bool test; /* of an agent that was late */
+};
+
+static void release(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	peers_send(x->deps.peers, peer, PMSG_STORE_RELEASE, 0,
+		   &(union pmsg_body){ .store_release = { .grant = grant } });
+}
+
+/* --- owners ---------------------------------------------------------------------------------------- */
+
+/* NULL: no memory. */
+static struct asker *asker_get(struct exchange *x, const struct store_ask *a)
+{
+	struct asker *o = calloc(1, sizeof(*o) + x->deps.cfg->store.peers.n * sizeof(o->held[0]));
+	struct dray_map_node *known;
+
+	if (!o)
+		return NULL;
+	snprintf(o->owner.tenant, sizeof(o->owner.tenant), "%s", a->tenant);
+	o->owner.uid = a->uid;
+	known = dray_map_find(&x->askers, &o->owner, sizeof(o->owner));
+	if (known) {
+		free(o);
+		return dray_map_entry(known, struct asker, by_owner);
+	}
+	dray_list_init(&o->link);
+	dray_list_init(&o->waiting);
+	dray_map_add(&x->askers, &o->by_owner, &o->owner, sizeof(o->owner));
+	return o;
+}
+
+static void asker_put(struct exchange *x, struct asker *o)
+{
+	if (--o->uses)
+		return;
+	dray_map_del(&x->askers, &o->by_owner);
+	free(o);
+}
+
+static void ask_free(struct exchange *x, struct store_ask *a)
+{
+	if (a->asker) {
+		x->lookups -= a->lookups;
+		a->asker->lookups -= a->lookups;
+		asker_put(x, a->asker);
+	}
+	dray_list_del(&a->link);
+	free(a->sources);
+	free(a);
+}
+
+/* The owner has `own` of all lookups. One ask is always allowed, however large it is. */
+static bool may_have(uint32_t own, uint32_t all, uint32_t more)
+{
+	return !own || own + more <= budget_share(LOOKUPS_MAX, all - own, 0);
+}
+
+static bool may_ask(const struct exchange *x, const struct question *q)
+{
+	return may_have(q->ask->asker->lookups, x->lookups, q->messages);
+}
+
+/* This agent, which may not have answered yet what it was asked for questions that have ended. */
+static bool may_ask_at(const struct exchange *x, const struct question *q, const struct lender *d)
+{
+	return may_have(q->ask->asker->held[d - x->lenders], d->held, q->messages);
+}
+
+static void hold(struct exchange *x, struct lender *d, struct asker *o)
+{
+	d->held++;
+	o->held[d - x->lenders]++;
+}
+
+static void unhold(struct exchange *x, struct lender *d, struct asker *o)
+{
+	d->held--;
+	o->held[d - x->lenders]--;
+}
+
+/* --- answers --------------------------------------------------------------------------------------- */
+
+/* The worker gets the answer. */
+static void give(struct exchange *x, struct store_ask *a)
+{
+	dray_list_add(&x->asks, &a->link);
+	worker_post(
+		x->deps.pool->workers[a->worker],
+		&(struct command){ .type = COMMAND_STORE_ASKED, .session = a->session, .ask = a });
+}
+
+static void question_leave(struct question *q)
+{
+	struct asker *o = q->ask->asker;
+
+	dray_list_del(&q->link);
+	if (q->waits && !--o->n_waiting)
+		dray_list_del(&o->link);
+	q->waits = false;
+}
+
+static void question_free(struct question *q)
+{
+	question_leave(q);
+	timers_set(&q->x->limits, &q->limit, INT64_MAX);
+	q->x->n_questions--;
+	free(q);
+}
+
+static void question_end(struct exchange *x, struct question *q)
+{
+	struct store_ask *a = q->ask;
+
+	dray_list_for_each(&q->lookups, l, struct lookup, link) {
+		l->question = NULL;
+		dray_list_move(&x->vain, &l->link);
+	}
+	question_free(q);
+	give(x, a);
+}
+
+/* The deadline of its GET. */
+static void overdue(struct dray_heap_node *node, int64_t now)
+{
+	struct question *q = dray_container_of(node, struct question, limit);
+
+	q->ask->late = true;
+	question_end(q->x, q);
+}
+
+static enum dmsg_store_status status_of(uint32_t answer)
+{
+	switch (answer) {
+	case PMSG_STORE_ANSWER_FOUND:
+		return DMSG_STORE_STATUS_OK;
+	case PMSG_STORE_ANSWER_BUSY:
+		return DMSG_STORE_STATUS_BUSY;
+	case PMSG_STORE_ANSWER_CORRUPT:
+		return DMSG_STORE_STATUS_CORRUPT;
+	case PMSG_STORE_ANSWER_LOST:
+		return DMSG_STORE_STATUS_LOST;
+	default:
+		return DMSG_STORE_STATUS_NOT_FOUND;
+	}
+}
+
+/* Takes the answer of the peer to one key. True: it is the first that has the object. */
+static bool take(struct store_asked *k, const struct pmsg_store_found *f, dray_handle peer,
+		 uint32_t source)
+{
+	enum dmsg_store_status s = status_of(f->answer);
+	uint64_t end;
+
+	if (!k->status || s == DMSG_STORE_STATUS_NOT_FOUND)
+		return false;
+	if (!s && peer == k->avoid)
+		return false;
+	if (!s && (!f->length || __builtin_add_overflow(f->offset, f->length, &end)))
+		return false;
+	k->status = s;
+	k->source = source;
+	k->offset = f->offset;
+	k->length = f->length;
+	k->crc = f->crc;
+	k->cost_us = f->cost_us;
+	return !s;
+}
+
+/* Takes the answers to all keys of the lookup. False: nothing of what is leased is needed. */
+static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
+{
+	struct store_ask *a = l->question->ask;
+	struct store_source *s =
+		realloc(a->sources, (a->n_sources + 1) * sizeof(struct store_source));
+	uint64_t end = 0;
+
+	if (!s)
+		return false;
+	a->sources = s;
+	for (uint32_t i = 0; i < l->n; i++) {
+		struct store_asked *k = &a->v[l->first + i];
+		struct pmsg_store_found f;
+
+		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+		if (!take(k, &f, l->peer, a->n_sources))
+			continue;
+		l->question->missing--;
+		end = dray_max(end, k->offset + k->length);
+	}
+	if (!end)
+		return false;
+	s[a->n_sources++] = (struct store_source){
+		.view = { .o = { .kind = OBJECT_REMOTE, .length = end, .access = DMSG_ACCESS_READ },
+			  .peer = l->peer,
+			  .grant = m->grant },
+		.lender = l->lender,
+		.end_ns = l->sent_ns + m->lease_ms * DRAY_NS_PER_MS,
+	};
+	return true;
+}
+
+/* The peer cannot look them up now. */
+static void refuse(struct store_ask *a, uint32_t first, uint32_t n)
+{
+	for (uint32_t i = first; i < first + n; i++)
+		if (a->v[i].status == DMSG_STORE_STATUS_NOT_FOUND)
+			a->v[i].status = DMSG_STORE_STATUS_BUSY;
+}
+
+/* What the answer, or its lack, says of the agent. */
+static void lender_judge(const struct lookup *l, uint32_t code)
+{
+	struct lender *d = l->lender;
+	int64_t now = dray_now().ns;
+
+	if (code == DRAY_E_PEER_LOST)
+		return;
+	if (code != DRAY_E_TIMEOUT) {
+		d->away = false;
+		/* the answer to a test says nothing of its store */
+		if (!l->test)
+			d->pause_ns = 0;
+		return;
+	}
+	/* one pause for all lookups that were on their way together */
+	if (l->sent_ns < d->late_ns)
+		return;
+	d->away = true;
+	d->late_ns = now;
+	/* at first the next question tests it, because it may be that these objects took long */
+	d->next_ns = now + d->pause_ns;
+	d->pause_ns = dray_max(2 * d->pause_ns, PAUSE_MIN_NS);
+	d->pause_ns = dray_min(d->pause_ns, PAUSE_MAX_NS);
+}
+
+static void lookup_free(struct lookup *l)
+{
+	dray_list_del(&l->link);
+	asker_put(l->x, l->asker);
+	free(l);
+}
+
+static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
+{
+	const struct pmsg_store_lookup_reply *m = reply ? &reply->store_lookup_reply : NULL;
+	struct lookup *l = arg;
+	struct question *q = l->question;
+	struct exchange *x = l->x;
+	bool answers = !code && m && m->found.n == l->n;
+
+	lender_judge(l, code);
+	if (q && (code == DRAY_E_BUSY || code == DRAY_E_NO_MEMORY))
+		refuse(q->ask, l->first, l->n);
+	if (!(q && answers && take_all(l, m))) {
+		unhold(x, l->lender, l->asker);
+		if (m && m->grant)
+			release(x, l->peer, m->grant);
+	}
+	lookup_free(l);
+	if (q && (!q->missing || dray_list_empty(&q->lookups)))
+		question_end(x, q);
+}
+
+/* --- questions ------------------------------------------------------------------------------------- */
+
+/* How many keys from `first` fit into one message. */
+static uint32_t keys_that_fit(const struct store_ask *a, uint32_t first)
+{
+	uint32_t n = 0, bytes = 0;
+
+	for (; first + n < a->n && n < KEYS_MAX; n++) {
+		bytes += 1 + a->v[first + n].n_key;
+		if (bytes > KEYS_BYTES)
+			break;
+	}
+	return n;
+}
+
+static uint32_t lookups_of(const struct store_ask *a)
+{
+	uint32_t n = 0;
+
+	for (uint32_t first = 0; first < a->n; first += keys_that_fit(a, first))
+		n++;
+	return n;
+}
+
+/* Returns the bytes. */
+static uint32_t keys_put(const struct store_asked *k, uint32_t n, uint8_t *buf)
+{
+	uint32_t at = 0;
+
+	for (; n; n--, k++) {
+		buf[at++] = (uint8_t)k->n_key;
+		memcpy(buf + at, k->key, k->n_key);
+		at += k->n_key;
+	}
+	return at;
+}
+
+/* NULL: it was not sent. q NULL: nobody waits for the answer. */
+static struct lookup *lookup_send(struct exchange *x, struct lender *d, dray_handle peer,
+				  struct asker *o, struct question *q,
+				  const struct pmsg_store_lookup *m)
+{
+	struct lookup *l = malloc(sizeof(*l));
+
+	if (!l)
+		return NULL;
+	*l = (struct lookup){ .x = x,
+			      .question = q,
+			      .lender = d,
+			      .asker = o,
+			      .peer = peer,
+			      .sent_ns = dray_now().ns,
+			      .test = !q };
+	o->uses++;
+	dray_list_add(q ? &q->lookups : &x->vain, &l->link);
+	if (peers_request(x->deps.peers, peer, PMSG_STORE_LOOKUP,
+			  &(union pmsg_body){ .store_lookup = *m }, answered, l) < 0) {
+		lookup_free(l);
+		return NULL;
+	}
+	hold(x, d, o);
+	return l;
+}
+
+static void ask_peer(struct exchange *x, struct question *q, struct lender *d, dray_handle peer)
+{
+	const struct store_ask *a = q->ask;
+	const char *tenant = a->asker->owner.tenant;
+	uint8_t keys[KEYS_BYTES];
+	struct pmsg_store_lookup m = { .uid = a->uid,
+				       .lease_ms = LEASE_MS,
+				       .space = { a->space, (uint32_t)strlen(a->space) },
+				       .tenant = { tenant, (uint32_t)strlen(tenant) },
+				       .keys = { keys, 0 } };
+
+	for (uint32_t first = 0; first < a->n;) {
+		uint32_t n = keys_that_fit(a, first);
+		struct lookup *l;
+
+		m.keys.n = keys_put(&a->v[first], n, keys);
+		l = lookup_send(x, d, peer, a->asker, q, &m);
+		if (!l)
+			return;
+		l->first = first;
+		l->n = n;
+		first += n;
+	}
+}
+
+/* Is the agent in time again? It refuses a name space without a name at once, whatever its store does. */
+static void test_peer(struct exchange *x, struct question *q, struct lender *d, dray_handle peer)
+{
+	uint8_t keys[1 + UINT8_MAX];
+	struct pmsg_store_lookup m = { .uid = q->ask->uid,
+				       .keys = { keys, keys_put(q->ask->v, 1, keys) } };
+
+	lookup_send(x, d, peer, q->ask->asker, NULL, &m);
+}
+
+static void question_start(struct exchange *x, struct question *q)
+{
+	const struct dray_strv *segments = &x->deps.cfg->store.peers;
+	struct store_ask *a = q->ask;
+	int64_t now = dray_now().ns;
+
+	a->lookups = q->messages;
+	a->asker->lookups += a->lookups;
+	x->lookups += a->lookups;
+	question_leave(q);
+	dray_list_add(&x->questions, &q->link);
+	for (size_t i = 0; i < segments->n; i++) {
+		dray_handle peer = peers_at(x->deps.peers, segments->v[i], PMSG_FEATURE_STORE);
+		struct lender *d = &x->lenders[i];
+
+		if (!peer || (d->away && now < d->next_ns))
+			continue;
+		if (d->away) {
+			d->next_ns = now + d->pause_ns;
+			test_peer(x, q, d, peer);
+		} else if (may_ask_at(x, q, d)) {
+			ask_peer(x, q, d, peer);
+		} else {
+			refuse(a, 0, a->n);
+		}
+	}
+	if (dray_list_empty(&q->lookups))
+		question_end(x, q);
+}
+
+/* What has ended has made room. */
+static void questions_go_on(struct exchange *x)
+{
+	dray_list_for_each(&x->waiting, o, struct asker, link) {
+		struct question *q;
+
+		while ((q = dray_list_first(&o->waiting, struct question, link)) && may_ask(x, q))
+			question_start(x, q);
+	}
+}
+
+/* NULL: no memory, or too many of the owner wait. */
+static struct question *question_new(struct exchange *x, struct store_ask *a)
+{
+	struct question *q = calloc(1, sizeof(*q));
+
+	a->asker = q ? asker_get(x, a) : NULL;
+	if (!a->asker || timers_reserve(&x->limits, x->n_questions + 1) < 0) {
+		/* the owner has it from here on */
+		if (a->asker && !a->asker->uses) {
+			dray_map_del(&x->askers, &a->asker->by_owner);
+			free(a->asker);
+		}
+		a->asker = NULL;
+		free(q);
+		return NULL;
+	}
+	a->asker->uses++;
+	x->n_questions++;
+	q->x = x;
+	q->ask = a;
+	q->missing = a->n;
+	q->messages = lookups_of(a);
+	dray_list_init(&q->link);
+	dray_list_init(&q->lookups);
+	timers_set(&x->limits, &q->limit, a->end_ns);
+	return q;
+}
+
+static void question_wait(struct exchange *x, struct question *q)
+{
+	struct asker *o = q->ask->asker;
+
+	q->waits = true;
+	if (!o->n_waiting++)
+		dray_list_add(&x->waiting, &o->link);
+	dray_list_add(&o->waiting, &q->link);
+}
+
+void exchange_ask(struct exchange *x, struct store_ask *a)
+{
+	struct question *q = question_new(x, a);
+
+	dray_list_init(&a->link);
+	if (!q) {
+		give(x, a);
+	} else if (!q->ask->asker->n_waiting && may_ask(x, q)) {
+		question_start(x, q);
+	} else if (a->asker->n_waiting < WAITING_MAX) {
+		question_wait(x, q);
+	} else {
+		for (uint32_t i = 0; i < a->n; i++)
+			a->v[i].status = DMSG_STORE_STATUS_BUSY;
+		question_end(x, q);
+	}
+}
+
+void exchange_ask_end(struct exchange *x, struct store_ask *a)
+{
+	for (uint32_t i = 0; i < a->n_sources; i++) {
+		release(x, a->sources[i].view.peer, a->sources[i].view.grant);
+		unhold(x, a->sources[i].lender, a->asker);
+	}
+	ask_free(x, a);
+	questions_go_on(x);
+}
+
+int ask_init(struct exchange *x)
+{
+	dray_list_init(&x->questions);
+	dray_list_init(&x->waiting);
+	dray_list_init(&x->vain);
+	dray_list_init(&x->asks);
+	dray_map_init(&x->askers);
+	x->lenders = calloc(x->deps.cfg->store.peers.n + 1, sizeof(struct lender));
+	if (!x->lenders)
+		return -ENOMEM;
+	return timers_init(&x->limits, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL,
+			   overdue);
+}
+
+static void lookups_free(struct dray_list *lookups)
+{
+	dray_list_for_each(lookups, l, struct lookup, link)
+		lookup_free(l);
+}
+
+void ask_deinit(struct exchange *x)
+{
+	dray_list_for_each(&x->waiting, o, struct asker, link)
+		dray_list_splice(&x->questions, &o->waiting);
+	dray_list_for_each(&x->questions, q, struct question, link) {
+		struct store_ask *a = q->ask;
+
+		lookups_free(&q->lookups);
+		question_free(q);
+		ask_free(x, a);
+	}
+	lookups_free(&x->vain);
+	dray_list_for_each(&x->asks, a, struct store_ask, link)
+		ask_free(x, a);
+	dray_map_deinit(&x->askers);
+	timers_deinit(&x->limits);
+	free(x->lenders);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/exchange/exchange.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/control/exchange/internal.h"
+#include "schema/gen/errors.h"
+
+int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct dray_err *reterr)
+{
+	struct exchange *x = calloc(1, sizeof(*x));
+	int r = -ENOMEM;
+
+	if (x) {
+		x->deps = *deps;
+		r = ask_init(x);
+	}
+	if (r >= 0)
+		r = lend_init(x);
+	if (r < 0) {
+		exchange_free(x);
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
+				    "no memory for the stores of other agents");
+	}
+	*ret = x;
+	return 0;
+}
+
+struct exchange *exchange_free(struct exchange *x)
+{
+	if (!x)
+		return NULL;
+	ask_deinit(x);
+	lend_deinit(x);
+	free(x);
+	return NULL;
+}
+
+struct exchange_totals exchange_totals(const struct exchange *x)
+{
+	return (struct exchange_totals){ .lent = x ? x->lent : 0 };
+}

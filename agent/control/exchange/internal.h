@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by the files of this folder. */
+#pragma once
+
+#include "agent/control/exchange/exchange.h"
+#include "agent/control/peer/timers.h"
+#include "lib/map.h"
+
+/* One of store.peers. */
+struct lender {
+	bool away;        /* it was late, and has answered nothing since */
+	int64_t pause_ns; /* of the next time that it is late; 0: the last lookup was in time */
+	int64_t next_ns;  /* away: a question tests that, not before this time */
+	int64_t late_ns;  /* when it was late last */
+	uint32_t held;    /* lookups that it has not answered, and its leases */
+};
+
+struct exchange {
+	struct exchange_deps deps;
+	/* lend.c */
+	struct region_view *region; /* the store's memory, as workers serve it to peers */
+	struct dray_handles grants; /* struct loan */
+	struct timers expiry;
+	struct dray_map borrowers; /* struct borrower by peer */
+	uint32_t n_loans;
+	uint64_t lent; /* bytes of all loans */
+	/* ask.c */
+	struct dray_list questions; /* that are not answered yet */
+	struct dray_list waiting;   /* struct asker whose questions wait */
+	struct dray_list vain;      /* struct lookup without a question */
+	struct dray_list asks;      /* that workers have */
+	struct dray_map askers;     /* struct asker by its owner */
+	struct lender *lenders;     /* one for each of store.peers */
+	struct timers limits;       /* of questions */
+	uint32_t n_questions;
+	uint32_t lookups; /* at each agent */
+};
+
+/* lend.c. 0 or -ENOMEM. */
+int lend_init(struct exchange *x);
+void lend_deinit(struct exchange *x);
+
+/* ask.c. 0 or -errno. */
+int ask_init(struct exchange *x);
+void ask_deinit(struct exchange *x);

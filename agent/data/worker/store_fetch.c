@@ -1,0 +1,645 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A GET of keys that other agents have. The control thread looks them up there. What is found gets a place in the store here, as
+ * if it were put, and one transfer for each source reads it to there. Then its bytes are verified while the GET waits for that, as
+ * for objects on disk. So wrong bytes reach no client, targets may be of any memory, and a copy can stay.
+ *
+ * The keys of a source that is lost meanwhile are looked up once more: another agent may have a copy.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/data/worker/store_batch.h"
+#include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
+
+/* An agent that does not send the bytes of a source at this rate counts as lost: its bytes are asked for elsewhere. */
+#define SOURCE_WAIT_NS DRAY_NS_PER_SEC
+#define SOURCE_LEAST_RATE (32ull << 20)
+
+struct fetch {
+	struct dray_list link;   /* on session->fetches */
+	struct dray_list asking; /* on worker->asking, while the control thread has the ask */
+	struct wsession *session;
+	uint64_t number; /* of this worker; the ask's */
+	struct batch *batch;
+	struct store_member *member;
+	dray_handle region;
+	int64_t end_ns;        /* the deadline of the request */
+	struct store_ask *ask; /* NULL: the control thread has it */
+	bool again;            /* the second lookup */
+	uint32_t source;       /* that is read, or is next */
+	struct object remote;  /* the source, while transfers look at it */
+	struct remote_view view;
+	struct store_arrivals *arrivals;
+	struct store_object **objects; /* by key of the ask, while they are read */
+	uint8_t *ops;
+	uint32_t n_items;
+	const uint8_t *items, *ranges; /* of the request, in wire form */
+	uint32_t at_item;              /* ranges_of() goes on there */
+	const uint8_t *at_ranges;
+	uint8_t data[];
+};
+
+static struct worker *worker_of_fetch(const struct fetch *f)
+{
+	return f->session->worker;
+}
+
+/* --- what is asked --------------------------------------------------------------------------------- */
+
+static bool is_wanted(const struct dmsg_store_result *r)
+{
+	return r->status == DMSG_STORE_STATUS_NOT_FOUND;
+}
+
+static struct store_ask *ask_alloc(const struct wsession *s, uint32_t n, size_t bytes)
+{
+	const struct budget_account *a = &s->xs.shared->account->budget;
+	struct store_ask *k = calloc(1, sizeof(*k) + n * sizeof(k->v[0]) + bytes);
+
+	if (!k)
+		return NULL;
+	k->session = s->xs.handle;
+	k->worker = s->worker->core.index;
+	k->tenant = a->tenant;
+	k->uid = a->uid;
+	return k;
+}
+
+static void ask_add(struct store_ask *k, uint8_t **at, struct store_key key, uint32_t item,
+		    dray_handle avoid)
+{
+	memcpy(*at, key.p, key.n);
+	k->v[k->n++] = (struct store_asked){ .key = *at,
+					     .n_key = key.n,
+					     .item = item,
+					     .status = DMSG_STORE_STATUS_NOT_FOUND,
+					     .avoid = avoid };
+	*at += key.n;
+}
+
+/* The keys that the batch has not found. NULL: none, or no memory. */
+static struct store_ask *ask_of_batch(const struct wsession *s, const struct batch *b,
+				      const struct store_key *keys, struct dray_str space)
+{
+	uint32_t n = 0;
+	size_t bytes = 0;
+	struct store_ask *k;
+	uint8_t *at;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		if (is_wanted(&b->results[i])) {
+			n++;
+			bytes += keys[i].n;
+		}
+	k = n ? ask_alloc(s, n, bytes) : NULL;
+	if (!k)
+		return NULL;
+	memcpy(k->space, space.p, space.n);
+	at = (uint8_t *)(k->v + n);
+	for (uint32_t i = 0; i < b->n; i++)
+		if (is_wanted(&b->results[i]))
+			ask_add(k, &at, keys[i], i, 0);
+	return k;
+}
+
+/* The keys whose source was lost. NULL: likewise. */
+static struct store_ask *ask_again(const struct fetch *f)
+{
+	const struct store_ask *before = f->ask;
+	uint32_t n = 0;
+	size_t bytes = 0;
+	struct store_ask *k;
+	uint8_t *at;
+
+	for (uint32_t i = 0; i < before->n; i++)
+		if (before->v[i].status == DMSG_STORE_STATUS_NOT_TRIED) {
+			n++;
+			bytes += before->v[i].n_key;
+		}
+	k = n ? ask_alloc(f->session, n, bytes) : NULL;
+	if (!k)
+		return NULL;
+	memcpy(k->space, before->space, sizeof(k->space));
+	at = (uint8_t *)(k->v + n);
+	for (uint32_t i = 0; i < before->n; i++)
+		if (before->v[i].status == DMSG_STORE_STATUS_NOT_TRIED)
+			ask_add(k, &at, (struct store_key){ before->v[i].key, before->v[i].n_key },
+				before->v[i].item, before->v[i].avoid);
+	return k;
+}
+
+static void ask_send(struct fetch *f, struct store_ask *k)
+{
+	k->number = f->number;
+	k->end_ns = f->end_ns;
+	f->session->requests++;
+	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
+	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
+}
+
+static void ask_end(struct worker *w, struct store_ask *k)
+{
+	if (k)
+		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_END, .ask = k });
+}
+
+/* --- its end ------------------------------------------------------------------------------------------- */
+
+void fetches_free(struct worker *w, bool all)
+{
+	dray_list_for_each(&w->fetched, f, struct fetch, link)
+		if (all || !f->remote.users) {
+			dray_list_del(&f->link);
+			free(f);
+		}
+}
+
+/* A transfer that ends now looks at its memory until it is forgotten. */
+static void fetch_free(struct fetch *f)
+{
+	struct worker *w = worker_of_fetch(f);
+
+	fetches_free(w, false);
+
+	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
+		if (f->objects[i])
+			store_put_end(f->objects[i], false);
+	ask_end(w, f->ask);
+	store_arrivals_drop(f->arrivals);
+	free(f->objects);
+	free(f->ops);
+	dray_list_del(&f->asking);
+	dray_list_move(&w->fetched, &f->link);
+}
+
+/* The request ends without its bytes. err: why, or NULL if the code says it. */
+static void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
+{
+	struct wsession *s = f->session;
+	struct batch *b = f->batch;
+
+	idset_del(&s->ids, b->request_id);
+	batch_settle(&s->worker->core, b, false);
+	if (!s->dead && err)
+		wsession_reply_error(s, b->request_id, err);
+	else if (!s->dead)
+		batch_reply(s, b, code);
+	free(b);
+	fetch_free(f);
+}
+
+/* Milliseconds from now; at least one. */
+static uint32_t time_until(const struct fetch *f, int64_t end_ns)
+{
+	int64_t left = (end_ns - worker_of_fetch(f)->core.now_ns) / DRAY_NS_PER_MS;
+
+	left = dray_max(left, (int64_t)1);
+	return (uint32_t)dray_min(left, (int64_t)UINT32_MAX);
+}
+
+static bool is_late(const struct fetch *f)
+{
+	return worker_of_fetch(f)->core.now_ns >= f->end_ns;
+}
+
+/* Goes on from the item of the last call, because the keys of an ask have the order of their items. */
+static const uint8_t *ranges_of(struct fetch *f, uint32_t item, uint32_t *ret_n)
+{
+	struct dmsg_store_item it;
+
+	if (!f->at_ranges || item < f->at_item) {
+		f->at_item = 0;
+		f->at_ranges = f->ranges;
+	}
+	for (;; f->at_item++) {
+		dmsg_store_item_get(f->items + (size_t)f->at_item * DMSG_STORE_ITEM_SIZE, &it);
+		if (f->at_item == item)
+			break;
+		f->at_ranges += (size_t)it.ranges * DMSG_STORE_RANGE_SIZE;
+	}
+	*ret_n = it.ranges;
+	return f->at_ranges;
+}
+
+static void arrived_ops(struct fetch *f)
+{
+	struct batch *b = f->batch;
+	const uint8_t *ranges = f->ranges;
+
+	for (uint32_t i = 0; i < f->n_items; i++) {
+		struct dmsg_store_item it;
+
+		dmsg_store_item_get(f->items + (size_t)i * DMSG_STORE_ITEM_SIZE, &it);
+		/* those that were here have theirs */
+		if (b->gets[i].object && b->gets[i].arrives)
+			batch_item_ops(b, ranges, b->gets[i].object);
+		ranges += (size_t)it.ranges * DMSG_STORE_RANGE_SIZE;
+	}
+}
+
+/* All sources are read: the GET goes on as if all had been here, some of them on disk. */
+static void fetch_done(struct fetch *f)
+{
+	struct wsession *s = f->session;
+	struct batch *b = f->batch;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	b->loads |= store_arrive(dray_take(f->arrivals), &b->wait);
+	arrived_ops(f);
+	idset_del(&s->ids, b->request_id);
+	if (!b->n_ops) {
+		batch_reply(s, b, 0);
+		free(b);
+	} else if (batch_start(s, b, f->region, time_until(f, f->end_ns), &err) < 0) {
+		batch_settle(&s->worker->core, b, false);
+		wsession_reply_error(s, b->request_id, &err);
+		free(b);
+	}
+	fetch_free(f);
+}
+
+/* --- sources ---------------------------------------------------------------------------------------------- */
+
+static void next_source(struct fetch *f);
+
+/* What a key that was found nowhere, or not read, is answered. */
+static void key_failed(struct fetch *f, struct store_asked *k)
+{
+	struct dmsg_store_result *r = &f->batch->results[k->item];
+	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+
+	/* its only holder was lost */
+	if (f->again && k->status == DMSG_STORE_STATUS_NOT_FOUND)
+		k->status = DMSG_STORE_STATUS_LOST;
+	r->status = k->status;
+	if (r->status == DMSG_STORE_STATUS_BUSY)
+		r->wait_ms = store_retry_ms(worker_of_fetch(f)->store);
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_MISSES_TOTAL,
+		   k->status == DMSG_STORE_STATUS_NOT_FOUND);
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_LOST_TOTAL,
+		   k->status == DMSG_STORE_STATUS_LOST);
+}
+
+/* A place for the object of a key. */
+static struct store_object *place(struct fetch *f, struct store_asked *k)
+{
+	struct worker *w = worker_of_fetch(f);
+	struct store_key key = { k->key, k->n_key };
+	struct dmsg_store_result *r = &f->batch->results[k->item];
+	struct store_object *o = NULL;
+	uint32_t n;
+	const uint8_t *ranges = ranges_of(f, k->item, &n);
+	uint64_t room = item_bytes(ranges, n);
+
+	r->length = k->length;
+	r->tier = DMSG_STORE_TIER_AGENT;
+	r->status = k->length > room ? DMSG_STORE_STATUS_TOO_LARGE :
+				       store_copy_begin(f->member, key, k->length, k->cost_us, &o);
+	if (r->status == DMSG_STORE_STATUS_EXISTS) {
+		/* it came meanwhile */
+		batch_get_one(w, f->batch, k->item, f->member, key, room);
+		if (f->batch->gets[k->item].object)
+			batch_item_ops(f->batch, ranges, f->batch->gets[k->item].object);
+	} else if (r->status == DMSG_STORE_STATUS_BUSY) {
+		r->wait_ms = store_retry_ms(w->store);
+		core_count(w->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+	}
+	if (o)
+		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
+	return o;
+}
+
+/* The operations of the source. Their number. */
+static uint32_t source_ops(struct fetch *f, uint64_t *ret_bytes)
+{
+	uint32_t n = 0;
+
+	*ret_bytes = 0;
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		const struct store_asked *k = &f->ask->v[i];
+		struct dmsg_op op;
+
+		if (!f->objects[i] || k->source != f->source)
+			continue;
+		op = (struct dmsg_op){ store_object_offset(f->objects[i]), k->offset, k->length };
+		dmsg_op_put(f->ops + (size_t)n++ * DMSG_OP_SIZE, &op);
+		*ret_bytes += k->length;
+	}
+	return n;
+}
+
+/* It may be had elsewhere. */
+static void key_lost(struct fetch *f, uint32_t i)
+{
+	struct store_asked *k = &f->ask->v[i];
+
+	store_put_end(dray_take(f->objects[i]), false);
+	k->status = f->again ? DMSG_STORE_STATUS_LOST : DMSG_STORE_STATUS_NOT_TRIED;
+	if (f->again)
+		key_failed(f, k);
+}
+
+/*
+ * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
+ * objects again, unless its lease has ended: that may be because others were read before.
+ */
+static void agent_lost(struct fetch *f, dray_handle peer)
+{
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		struct store_asked *k = &f->ask->v[i];
+		const struct store_source *s = &f->ask->sources[k->source];
+
+		if (!f->objects[i] || s->view.peer != peer)
+			continue;
+		/* deadlines are in milliseconds */
+		if (worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS)
+			k->avoid = peer;
+		key_lost(f, i);
+	}
+}
+
+/* What was read from the source arrives. late: after the end of the lease, so that it may be bytes of another object. */
+static void source_end(struct fetch *f, bool late)
+{
+	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		struct store_asked *k = &f->ask->v[i];
+		struct store_get *g = &f->batch->gets[k->item];
+
+		if (!f->objects[i] || k->source != f->source)
+			continue;
+		if (late) {
+			key_lost(f, i);
+			continue;
+		}
+		core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
+		core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
+		g->arrives = true;
+		store_arrivals_add(f->arrivals, dray_take(f->objects[i]), k->crc, g);
+	}
+}
+
+/* The client, its deadline, its session or the end of the agent ended the transfer; else its source did, or was too slow. */
+static bool ends_all(const struct fetch *f, const struct xfer *x)
+{
+	if (f->session->dead)
+		return true;
+	/* the word of the other agent, whatever it is */
+	if (x->detail && !strcmp(x->detail, XFER_REFUSED_DETAIL))
+		return false;
+	if (x->code == DRAY_E_DEADLINE)
+		return is_late(f) || worker_of_fetch(f)->core.now_ns < x->deadline.key;
+	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED;
+}
+
+static void source_read(struct core *c, struct xfer *x)
+{
+	struct fetch *f = x->ended_arg;
+
+	if (x->code && ends_all(f, x)) {
+		fetch_fail(f, x->code, NULL);
+		return;
+	}
+	if (x->code)
+		agent_lost(f, f->view.peer);
+	else
+		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
+	f->source++;
+	next_source(f);
+}
+
+/* When its bytes are of no use any more: an agent that hangs must not delay the other sources by more than about a second. */
+static int64_t source_end_ns(const struct fetch *f, uint64_t bytes)
+{
+	int64_t slow =
+		SOURCE_WAIT_NS + (int64_t)(bytes / SOURCE_LEAST_RATE * (uint64_t)DRAY_NS_PER_SEC);
+	int64_t end = dray_min(f->end_ns, worker_of_fetch(f)->core.now_ns + slow);
+
+	return dray_min(end, f->ask->sources[f->source].end_ns);
+}
+
+/* 0, or -EINVAL with err. */
+static int source_start(struct fetch *f, uint32_t n_ops, uint64_t bytes, struct dray_err *err)
+{
+	struct wsession *s = f->session;
+	struct xfer_request r = {
+		.spec = { .direction = DMSG_DIRECTION_READ,
+			  .class = DMSG_CLASS_BULK,
+			  .deadline_ms = time_until(f, source_end_ns(f, bytes)) },
+		.request_id = f->batch->request_id,
+		.ops = f->ops,
+		.n_ops = n_ops,
+		.ops_ours = true,
+		.local = &s->worker->store_region,
+		.remote = &f->remote,
+		.ended = source_read,
+		.ended_arg = f,
+	};
+
+	f->view = f->ask->sources[f->source].view;
+	object_init(&f->remote, &f->view.o);
+	idset_del(&s->ids, r.request_id);
+	request_start(s, &r, err);
+	return err->code ? -EINVAL : 0;
+}
+
+static bool look_again(struct fetch *f)
+{
+	struct store_ask *k = f->again ? NULL : ask_again(f);
+
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->ask->v[i].status == DMSG_STORE_STATUS_NOT_TRIED && !k) {
+			f->ask->v[i].status = DMSG_STORE_STATUS_LOST;
+			key_failed(f, &f->ask->v[i]);
+		}
+	if (!k)
+		return false;
+	f->again = true;
+	ask_end(worker_of_fetch(f), dray_take(f->ask));
+	ask_send(f, k);
+	return true;
+}
+
+static void next_source(struct fetch *f)
+{
+	struct wsession *s = f->session;
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t bytes = 0;
+	uint32_t n = 0;
+
+	while (f->source < f->ask->n_sources && !(n = source_ops(f, &bytes)))
+		f->source++;
+	/* the end of the former transfer has given its id back */
+	if (!n && !idset_has(&s->ids, f->batch->request_id) &&
+	    idset_add(&s->ids, f->batch->request_id) < 0) {
+		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		fetch_fail(f, 0, &err);
+	} else if (n && source_start(f, n, bytes, &err) < 0) {
+		fetch_fail(f, 0, &err);
+	} else if (!n && !look_again(f)) {
+		fetch_done(f);
+	}
+}
+
+/* --- the answer ------------------------------------------------------------------------------------------- */
+
+static struct fetch *fetch_find(struct wsession *s, uint64_t number)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		if (f->number == number)
+			return f;
+	return NULL;
+}
+
+/* Room for the objects of the ask, and the operations that read them. */
+static bool fetch_room(struct fetch *f, uint32_t n)
+{
+	free(f->objects);
+	free(f->ops);
+	f->objects = calloc(n, sizeof(struct store_object *));
+	f->ops = malloc((size_t)n * DMSG_OP_SIZE);
+	return f->objects && f->ops;
+}
+
+void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
+{
+	struct wsession *s = wsession_get(w, session);
+	struct fetch *f = s ? fetch_find(s, k->number) : NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (s)
+		s->requests--;
+	if (!f) {
+		ask_end(w, k);
+		return;
+	}
+	f->source = 0;
+	if (s->dead || k->late || is_late(f)) {
+		ask_end(w, k);
+		fetch_fail(f, DRAY_E_DEADLINE, NULL);
+		return;
+	}
+	if (!fetch_room(f, k->n)) {
+		ask_end(w, k);
+		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		fetch_fail(f, 0, &err);
+		return;
+	}
+	owner_charge(s->xs.owner, (uint64_t)k->n * KEY_WORK);
+	dray_list_del(&f->asking);
+	f->ask = k;
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->v[i].status)
+			key_failed(f, &k->v[i]);
+		else
+			f->objects[i] = place(f, &k->v[i]);
+	next_source(f);
+}
+
+static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		if (f->batch->request_id == request && !f->ask)
+			return f;
+	return NULL;
+}
+
+bool fetch_asks(struct wsession *s, uint64_t request)
+{
+	return fetch_asking(s, request);
+}
+
+void fetch_cancel(struct wsession *s, uint64_t request)
+{
+	fetch_fail(fetch_asking(s, request), DRAY_E_CANCELLED, NULL);
+}
+
+uint32_t fetches_asking(const struct worker *w)
+{
+	uint32_t n = 0;
+
+	dray_list_for_each(&w->asking, f, struct fetch, asking)
+		n++;
+	return n;
+}
+
+void fetches_stop(struct worker *w, uint32_t code)
+{
+	struct fetch *f;
+
+	while ((f = dray_list_first(&w->asking, struct fetch, asking)))
+		fetch_fail(f, code, NULL);
+}
+
+void fetches_close(struct wsession *s)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		fetch_fail(f, DRAY_E_SESSION_CLOSED, NULL);
+}
+
+/* --- the request ------------------------------------------------------------------------------------------ */
+
+static struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
+			       struct store_member *member, struct batch *b)
+{
+	size_t items = (size_t)m->items.n * DMSG_STORE_ITEM_SIZE,
+	       ranges = (size_t)m->ranges.n * DMSG_STORE_RANGE_SIZE;
+	struct fetch *f = calloc(1, sizeof(*f) + items + ranges);
+
+	if (!f)
+		return NULL;
+	f->arrivals = store_arrivals_new(s->worker->store, b->n);
+	if (!f->arrivals) {
+		free(f);
+		return NULL;
+	}
+	f->session = s;
+	f->number = ++s->worker->fetches;
+	f->batch = b;
+	f->member = member;
+	f->region = m->region;
+	f->end_ns = s->worker->core.now_ns + (m->deadline_ms ? m->deadline_ms * DRAY_NS_PER_MS :
+							       s->worker->core.cfg.deadline_ns);
+	f->n_items = m->items.n;
+	f->items = memcpy(f->data, m->items.p, items);
+	f->ranges = memcpy(f->data + items, m->ranges.p, ranges);
+	dray_list_init(&f->asking);
+	dray_list_add(&s->fetches, &f->link);
+	return f;
+}
+
+bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct dmsg_store_put *m,
+		 struct store_member *member, const struct store_key *keys, struct batch *b,
+		 struct dray_err *err)
+{
+	struct store_ask *k = store_asks(member) ? ask_of_batch(s, b, keys, m->space) : NULL;
+	struct fetch *f;
+
+	/* without memory it is not asked for */
+	if (!k)
+		return false;
+	if (s->requests >= s->xs.shared->requests_max) {
+		dray_err_set(err, -EBUSY, DRAY_E_BUSY,
+			     "%u requests are pending (limits.requests_per_session)", s->requests);
+		free(k);
+		return false;
+	}
+	if (request_take_id(s, h->request_id, err) < 0) {
+		free(k);
+		return false;
+	}
+	f = fetch_new(s, m, member, b);
+	if (!f) {
+		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		idset_del(&s->ids, h->request_id);
+		free(k);
+		return false;
+	}
+	ask_send(f, k);
+	return true;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Keys of a GET that this agent's store does not have, and what the stores of other agents have of them. A worker makes it, the
+ * control thread fills it in and gives it back, and frees it when the worker has said that it is done.
+ */
+#pragma once
+
+#include "agent/model/view.h"
+#include "lib/list.h"
+#include "schema/gen/data.h"
+
+struct asker;
+struct lender;
+
+/* What one lookup found: memory of another agent, leased for this. */
+struct store_source {
+	struct remote_view view;
+	struct lender *lender; /* the control thread's */
+	int64_t end_ns;        /* of the lease */
+};
+
+struct store_asked {
+	const uint8_t *key;
+	uint32_t n_key;
+	uint32_t item;                 /* of the batch */
+	enum dmsg_store_status status; /* not_found before the answer. ok: */
+	uint32_t source, crc, cost_us;
+	uint64_t offset, length; /* in the source */
+	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
+};
+
+struct store_ask {
+	struct dray_list link; /* the control thread's */
+	struct asker *asker;   /* likewise */
+	uint32_t lookups;      /* likewise: messages to each agent */
+	dray_handle session;
+	uint64_t number; /* the worker's */
+	int64_t end_ns;  /* the deadline of the GET */
+	bool late;       /* it has passed */
+	unsigned worker;
+	char space[DMSG_STORE_SPACE_MAX + 1];
+	const char *tenant; /* of the session's owner; only until the lookups are sent */
+	uint32_t uid;
+	struct store_source *sources;
+	uint32_t n_sources;
+	uint32_t n;
+	struct store_asked v[]; /* then the bytes of the keys */
+};

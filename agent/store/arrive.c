@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Objects that came from other agents. The thread of the store verifies their bytes before anybody gets them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/store/internal.h"
+#include "lib/crc32c.h"
+#include "lib/time.h"
+
+/* Bytes after which the thread looks whether the store ends. */
+#define SUM_STEP (4ull << 20)
+
+struct arrival {
+	struct store_object *object;
+	struct store_get *get;
+	uint32_t crc;
+	struct dray_list waiter; /* the get, until it has ended */
+};
+
+struct store_arrivals {
+	struct dray_job job;
+	struct store *store;
+	uint32_t n;
+	struct arrival v[];
+};
+
+bool store_asks(const struct store_member *m)
+{
+	return m->space->store->cfg.asks && m->space->name[0];
+}
+
+struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max)
+{
+	struct store_arrivals *a = calloc(1, sizeof(*a) + max * sizeof(a->v[0]));
+
+	if (!a)
+		return NULL;
+	a->store = s;
+	return a;
+}
+
+void store_arrivals_add(struct store_arrivals *a, struct store_object *o, uint32_t crc,
+			struct store_get *get)
+{
+	a->v[a->n++] = (struct arrival){ .object = o, .crc = crc, .get = get };
+}
+
+void store_arrivals_drop(struct store_arrivals *a)
+{
+	if (!a)
+		return;
+	for (uint32_t i = 0; i < a->n; i++)
+		store_put_end(a->v[i].object, false);
+	free(a);
+}
+
+/* Thread of the store; the object is held. */
+static bool is_right(struct store *s, const struct arrival *v)
+{
+	const uint8_t *p = s->base + store_object_offset(v->object);
+	uint64_t bytes = v->object->policy.bytes;
+	uint32_t crc = 0;
+
+	for (uint64_t at = 0; at < bytes && !s->ending; at += SUM_STEP)
+		crc = dray_crc32c(crc, p + at, dray_min(SUM_STEP, bytes - at));
+	return crc == v->crc;
+}
+
+/* Under the lock. */
+static void arrival_end(struct store *s, struct arrival *v, bool right)
+{
+	struct store_object *o = v->object;
+	struct store_space *sp = o->member->space;
+	struct store_get *g = dray_list_pop(&v->waiter, struct store_get, link);
+
+	if (right) {
+		s->totals.copies++;
+		sp->remote_hits++;
+		sp->remote_bytes += o->policy.bytes;
+	}
+	o->copy = 1;
+	/* else it ends with the last that holds it */
+	if (!right || !s->cfg.keep_copies || !item_appear(o))
+		o->state = OBJECT_GONE;
+	else if (s->cfg.lend)
+		*sum_part(o) = (struct sum_part){ v->crc, true };
+	if (g) {
+		g->status = right ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_CORRUPT;
+		g->wait->agents_ns = dray_now().ns;
+		wait_less(g->wait);
+	}
+	item_put(o);
+}
+
+/* Thread of the store. */
+static void verify(struct dray_job *j)
+{
+	struct store_arrivals *a = dray_container_of(j, struct store_arrivals, job);
+	struct store *s = a->store;
+
+	for (uint32_t i = 0; i < a->n; i++) {
+		struct arrival *v = &a->v[i];
+		bool right = is_right(s, v);
+
+		if (!right)
+			memset(s->base + store_object_offset(v->object), 0,
+			       v->object->policy.bytes);
+		pthread_mutex_lock(&s->lock);
+		arrival_end(s, v, right);
+		pthread_mutex_unlock(&s->lock);
+	}
+	free(a);
+}
+
+bool store_arrive(struct store_arrivals *a, struct store_wait *w)
+{
+	struct store *s = a->store;
+
+	if (!a->n) {
+		free(a);
+		return false;
+	}
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < a->n; i++) {
+		struct arrival *v = &a->v[i];
+		struct store_get *g = v->get;
+
+		/* for the thread, and for the GET */
+		v->object->holds += 2;
+		dray_list_init(&v->waiter);
+		dray_list_init(&g->link);
+		dray_list_add(&v->waiter, &g->link);
+		g->object = v->object;
+		g->tier = DMSG_STORE_TIER_AGENT;
+		g->loads = true;
+		g->wait = w;
+		/* one more than objects, until store_get_waits() */
+		w->pending += w->pending ? 1 : 2;
+	}
+	pthread_mutex_unlock(&s->lock);
+	dray_jobs_add(s->jobs, &a->job, verify, NULL);
+	return true;
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Objects that other agents read. The thread of the store computes the checksum of an object when it is lent for the first
+ * time, so that a PUT does not pay for what no other agent may ask for.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "agent/store/internal.h"
+#include "lib/crc32c.h"
+#include "schema/gen/errors.h"
+
+/* Bytes after which the thread looks whether the store ends. */
+#define SUM_STEP (4ull << 20)
+/* Objects that one lookup reads from disk. Each may have to evict others, while everybody waits for the lock. */
+#define LOADS_MAX 64
+/* Longest cost that is told. */
+#define COST_MAX 4000000000u
+
+struct store_loan {
+	struct dray_job job;
+	struct store *store;
+	struct dray_list link;  /* in store->loans */
+	struct store_wait wait; /* for objects on disk */
+	void (*ready)(void *arg);
+	void *arg;
+	bool is_ready;
+	_Atomic bool stopped; /* nobody needs the answers */
+	uint64_t bytes;
+	uint32_t n, n_loads;
+	struct loan_item {
+		struct store_get get; /* object NULL: status says why */
+		uint32_t crc;
+	} items[];
+};
+
+static bool is_needed(const struct store_loan *l)
+{
+	return !l->store->ending && !l->stopped;
+}
+
+/* Thread of the store; the object is held. */
+static struct sum_part sum_of(struct store_loan *l, const struct store_object *o)
+{
+	const uint8_t *p = l->store->base + store_object_offset(o);
+	uint64_t bytes = o->policy.bytes, at = 0;
+	uint32_t crc = 0;
+
+	for (; at < bytes && is_needed(l); at += SUM_STEP)
+		crc = dray_crc32c(crc, p + at, dray_min(SUM_STEP, bytes - at));
+	return (struct sum_part){ crc, at >= bytes };
+}
+
+static void item_sum(struct store_loan *l, struct loan_item *i)
+{
+	struct store_object *o = i->get.object;
+	struct store *s = l->store;
+	struct sum_part sum;
+
+	pthread_mutex_lock(&s->lock);
+	sum = *sum_part(o);
+	pthread_mutex_unlock(&s->lock);
+	if (!sum.known)
+		sum = sum_of(l, o);
+	if (!sum.known)
+		return;
+	i->crc = sum.crc;
+	pthread_mutex_lock(&s->lock);
+	*sum_part(o) = sum;
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Thread of the store. */
+static void sum_all(struct dray_job *j)
+{
+	struct store_loan *l = dray_container_of(j, struct store_loan, job);
+
+	for (uint32_t i = 0; i < l->n && is_needed(l); i++)
+		if (l->items[i].get.object && !l->items[i].get.status)
+			item_sum(l, &l->items[i]);
+}
+
+/* The object is not lent any more. */
+static void give_back(struct store_loan *l, struct loan_item *i)
+{
+	struct store_object *o = i->get.object;
+	uint64_t bytes = o ? room(o->policy.bytes) : 0;
+
+	if (!o)
+		return;
+	pthread_mutex_lock(&l->store->lock);
+	o->member->account->store_lent -= bytes;
+	pthread_mutex_unlock(&l->store->lock);
+	l->bytes -= bytes;
+	store_get_end(&i->get);
+}
+
+static void give_all_back(struct store_loan *l)
+{
+	for (uint32_t i = 0; i < l->n; i++)
+		give_back(l, &l->items[i]);
+}
+
+static void loan_free(struct store_loan *l)
+{
+	give_all_back(l);
+	dray_list_del(&l->link);
+	free(l);
+}
+
+static void summed(struct dray_job *j)
+{
+	struct store_loan *l = dray_container_of(j, struct store_loan, job);
+
+	if (!l->ready) {
+		loan_free(l);
+		return;
+	}
+	/* what cannot be read, the peer does not get */
+	for (uint32_t i = 0; i < l->n; i++)
+		if (l->items[i].get.status)
+			give_back(l, &l->items[i]);
+	l->is_ready = true;
+	l->ready(l->arg);
+}
+
+/* All its objects are in memory: under the lock. */
+static void in_memory(struct store_wait *w)
+{
+	struct store_loan *l = dray_container_of(w, struct store_loan, wait);
+
+	dray_jobs_add(l->store->jobs, &l->job, sum_all, summed);
+}
+
+/*
+ * Others hold half of an owner's memory at most, so that it can always evict the other half for its own PUTs. *ret_never: the object
+ * is too large for any lease.
+ */
+static bool may_lend(const struct store_loan *l, const struct store_object *o, uint64_t most,
+		     bool *ret_never)
+{
+	const struct owner_account *a = o->member->account;
+	uint64_t bytes = room(o->policy.bytes),
+		 half = budget_limit(&a->budget, RESOURCE_STORE_BYTES) / 2;
+
+	*ret_never = bytes > half || bytes > store_lend_most(l->store);
+	return bytes <= most && l->bytes <= most - bytes && a->store_lent + bytes <= half &&
+	       (o->resident || l->n_loads < LOADS_MAX);
+}
+
+static void lend_one(struct store_loan *l, struct store_space *sp, struct store_key key,
+		     uint64_t most, struct store_get *g)
+{
+	struct store_object *o = sp ? item_find(sp, key) : NULL;
+	struct store_totals *t = &l->store->totals;
+	bool never;
+
+	g->status = DMSG_STORE_STATUS_NOT_FOUND;
+	if (!o)
+		return;
+	if (!may_lend(l, o, most, &never)) {
+		g->status = never ? DMSG_STORE_STATUS_TOO_LARGE : DMSG_STORE_STATUS_BUSY;
+		return;
+	}
+	l->n_loads += !o->resident;
+	g->status = item_get(o, &l->wait, g);
+	if (g->status)
+		return;
+	l->bytes += room(o->policy.bytes);
+	o->member->account->store_lent += room(o->policy.bytes);
+	t->lent_objects++;
+	t->lent_bytes += o->policy.bytes;
+}
+
+int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
+	       uint32_t n, uint64_t bytes, void (*ready)(void *arg), void *arg,
+	       struct store_loan **ret, struct dray_err *reterr)
+{
+	struct store_space *sp;
+	struct store_loan *l;
+
+	if (!who->space.n || !space_may_use(s, who->space, who->tenant, who->uid))
+		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+				    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
+				    "agent; add it to store.spaces there",
+				    who->uid, (int)who->tenant.n, who->tenant.p, (int)who->space.n,
+				    who->space.p);
+	l = calloc(1, sizeof(*l) + n * sizeof(l->items[0]));
+	if (!l)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a lookup");
+	*l = (struct store_loan){ .store = s, .ready = ready, .arg = arg, .n = n };
+	dray_list_add(&s->loans, &l->link);
+	pthread_mutex_lock(&s->lock);
+	sp = space_find(s, NULL, who->space);
+	/* one more than objects, so that none of them ends the wait alone */
+	l->wait = (struct store_wait){ .pending = 1, .then = in_memory };
+	pthread_mutex_unlock(&s->lock);
+	for (uint32_t i = 0; i < n; i++) {
+		/* for each key, because it may have to evict many objects */
+		pthread_mutex_lock(&s->lock);
+		lend_one(l, sp, keys[i], bytes, &l->items[i].get);
+		pthread_mutex_unlock(&s->lock);
+	}
+	pthread_mutex_lock(&s->lock);
+	wait_less(&l->wait);
+	pthread_mutex_unlock(&s->lock);
+	*ret = l;
+	return 0;
+}
+
+uint64_t store_lend_most(const struct store *s)
+{
+	return s->cfg.bytes / 4;
+}
+
+uint64_t store_loan_bytes(const struct store_loan *l)
+{
+	return l->bytes;
+}
+
+struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i)
+{
+	const struct loan_item *item = &l->items[i];
+	const struct store_object *o = item->get.object;
+	struct store_loan_key k = { .status = item->get.status };
+
+	if (k.status)
+		return k;
+	k.offset = store_object_offset(o);
+	k.bytes = o->policy.bytes;
+	k.crc = item->crc;
+	k.cost_us = o->policy.cost < (float)COST_MAX ? (uint32_t)o->policy.cost : COST_MAX;
+	return k;
+}
+
+/* It does not wait for the disk any more. */
+static void stop_waiting(struct store_loan *l)
+{
+	struct store *s = l->store;
+	bool waits;
+
+	pthread_mutex_lock(&s->lock);
+	waits = l->wait.pending;
+	l->wait.pending += waits;
+	pthread_mutex_unlock(&s->lock);
+	/* else the thread of the store may be reading them */
+	if (!waits)
+		return;
+	give_all_back(l);
+	pthread_mutex_lock(&s->lock);
+	wait_less(&l->wait);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void store_loan_stop(struct store_loan *l)
+{
+	if (l->is_ready || l->stopped)
+		return;
+	l->stopped = true;
+	stop_waiting(l);
+}
+
+void store_loan_end(struct store_loan *l)
+{
+	if (l->is_ready) {
+		loan_free(l);
+		return;
+	}
+	l->ready = NULL;
+	store_loan_stop(l);
+}
+
+void loans_free(struct store *s)
+{
+	dray_list_for_each(&s->loans, l, struct store_loan, link)
+		loan_free(l);
+}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores of two agents: GETs of what the other one has, its loss, name spaces, damaged bytes, and leases beside eviction."""
+
+import os
+import pathlib
+import random
+import re
+import signal
+
+import pytest
+from dray import Status, Tier
+from harness import MIB, until
+from test_store import User, counters
+
+UID = os.getuid()
+STORE = {"limits.store_bytes": "16MiB", "limits.store_bytes_per_owner": "16MiB", "store.segment_size": "2MiB",
+         "store.spaces": f"kv=default:{UID},apart=default:{UID}"}
+
+
+@pytest.fixture
+def pair(new_agent):
+    """An owner of objects, and a reader that asks it."""
+    def make(owner=(), reader=()):
+        a = new_agent("owner", settings=STORE | {"store.lend": "true"} | dict(owner), args=["--allow-insecure"])
+        b = new_agent("reader", settings=STORE | {"store.peers": a.listen[0]} | dict(reader), args=["--allow-insecure"])
+        until(lambda: any(p["state"] == "ready" for p in b.ctl("peers", "--json")["peers"]), "the reader's connection")
+        return a, b
+    return make
+
+
+def value_of(key, size=300_000):
+    return random.Random(key).randbytes(size)
+
+
+def load(user, key):
+    """The object, once the answer is not busy."""
+    seen = []
+    until(lambda: seen.append(user.get(key)) or seen[-1] != Status.BUSY, "another answer than busy")
+    return seen[-1]
+
+
+def released(owner):
+    until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "the release of the lease")
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_get_from_another_agent(pair, keep):
+    """One batch with keys from here, from there and from nowhere, and too little room for one."""
+    owner, reader = pair(reader={"store.keep_copies": keep, "store.log": "batch"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for key in (b"one", b"two", b"wide"):
+            assert there.put(key, value_of(key)) == Status.OK
+        assert here.put(b"own", value_of(b"own")) == Status.OK
+        room = [(b"one", [(0, 100_000), (MIB, 200_000)]), (b"own", [(2 * MIB, 300_000)]), (b"none", [(3 * MIB, 10)]),
+                (b"two", [(4 * MIB, 300_000)]), (b"wide", [(5 * MIB, 299_999)])]
+        got = here.store.get(here.region, room)
+        assert [r.status for r in got] == [Status.OK, Status.OK, Status.NOT_FOUND, Status.OK, Status.TOO_LARGE]
+        assert [r.length for r in got] == [300_000, 300_000, 0, 300_000, 300_000]
+        assert [r.tier for r in got] == [Tier.AGENT, Tier.MEMORY, Tier.NONE, Tier.AGENT, Tier.AGENT]
+        line = until(lambda: re.search(r"GET of 5 keys took .*", reader.text())).group()
+        assert "3 ok with 900000 bytes, 0 existed, 1 unknown, 1 failed with 300000 bytes; ok session=" in line
+        assert " space=kv memory=1 memory_bytes=300000 " in line and " disk=0 disk_bytes=0 disk_ms=0.000 agents=2 agents_bytes=600000 " in line
+        assert bytes(here.view[:100_000]) + bytes(here.view[MIB:MIB + 200_000]) == value_of(b"one")
+        assert bytes(here.view[2 * MIB:2 * MIB + 300_000]) == value_of(b"own")
+        assert bytes(here.view[4 * MIB:4 * MIB + 300_000]) == value_of(b"two")
+        released(owner)
+        after = counters(reader)
+        assert after["dray_store_remote_hits_total"] == 2 and after["dray_store_remote_bytes_total"] == 600_000
+        assert after["dray_store_remote_misses_total"] == 1 and after["dray_store_remote_lost_total"] == 0
+        assert here.has(b"one", b"two", b"none") == [keep == "true"] * 2 + [False]
+        assert here.get(b"one") == value_of(b"one")
+        assert counters(reader)["dray_store_remote_hits_total"] == (2 if keep == "true" else 3)
+        kv, = [s for s in reader.ctl("store", "--json")["store_spaces"] if s["space"] == "kv"]
+        assert kv["remote_hits"] == (2 if keep == "true" else 3)
+
+
+def test_each_asks_the_other(new_agent):
+    """Agents that list each other keep one connection, and both find over it what the other one has."""
+    agents = [new_agent(name, start=False, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
+    for agent, other in zip(agents, reversed(agents)):
+        agent.settings["store.peers"] = other.listen[0]
+    for agent in agents:
+        agent.start()
+    for agent, other in zip(agents, reversed(agents)):
+        with User(agent, space="kv") as there, User(other, space="kv") as here:
+            key = agent.name.encode()
+            assert there.put(key, value_of(key)) == Status.OK
+            until(lambda: here.get(key) == value_of(key), f"the object of {agent.name} at {other.name}")
+
+
+def test_name_spaces_are_apart(pair):
+    """Neither another name space nor that of the owner without a name is seen."""
+    owner, reader = pair(reader={"store.spaces": f"kv=default:{UID},apart=default:{UID},more=default:{UID}"})
+    with User(owner, space="kv") as there, User(owner) as private:
+        assert there.put(b"key", b"value") == Status.OK and private.put(b"key", b"private") == Status.OK
+        for space in ("apart", "more", ""):
+            with User(reader, space=space) as here:
+                assert here.get(b"key") == Status.NOT_FOUND
+        with User(reader, space="kv") as here:
+            assert here.get(b"key") == b"value"
+
+
+def test_owner_is_lost(pair):
+    """A copy of another agent would be read; there is none, and each GET has its answer within a second or so."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv", size=32 * MIB) as here:
+        keys = [b"%d" % i for i in range(8)]
+        for key in keys:
+            assert there.put(key, value_of(key, MIB)) == Status.OK
+        pending = here.store.get(here.region, [(key, [(i * MIB, MIB)]) for i, key in enumerate(keys)], wait=False)
+        owner.kill()
+        got = pending.result()
+        for i, (key, r) in enumerate(zip(keys, got)):
+            assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND)
+            assert r.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value_of(key, MIB)
+        assert here.get(b"other") == Status.NOT_FOUND
+        assert here.put(b"mine", b"value") == Status.OK and here.get(b"mine") == b"value"
+    owner.restart()
+
+
+def test_owner_hangs(pair):
+    """GETs have their answers beside an agent that hangs, and find its objects again when it goes on."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        owner.process.send_signal(signal.SIGSTOP)
+        try:
+            assert [here.get(b"other") for _ in range(3)] == [Status.NOT_FOUND] * 3
+        finally:
+            owner.process.send_signal(signal.SIGCONT)
+        until(lambda: here.get(b"key") == value_of(b"key"), "the object, from an agent that answers again")
+        released(owner)
+
+
+def test_damaged_on_the_owners_disk(pair, lab):
+    """The owner finds the damage when it reads the object for the lookup."""
+    folder = lab.directory("disk")
+    owner, reader = pair(owner={"store.disk_dir": folder, "limits.store_disk_bytes": "64MiB",
+                                "limits.store_disk_bytes_per_owner": "64MiB"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"good", value_of(b"good")) == Status.OK and there.put(b"bad", value_of(b"bad")) == Status.OK
+        until(lambda: counters(owner)["dray_store_disk_objects"] == 2, "both on disk")
+        owner.ctl("store", "--evict", "16MiB", "--space", "kv")
+        mark = value_of(b"bad")[1000:1016]
+        for path in pathlib.Path(folder).rglob("*"):
+            data = path.read_bytes() if path.is_file() else b""
+            if mark in data:
+                with open(path, "r+b") as f:
+                    f.seek(data.index(mark))
+                    f.write(b"\0" * 16)
+        assert load(here, b"bad") == Status.CORRUPT
+        assert load(here, b"good") == value_of(b"good")
+        assert here.get(b"bad") == Status.NOT_FOUND
+
+
+def test_lookups_are_refused_without_lend(pair):
+    owner, reader = pair(owner={"store.lend": "false"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", b"value") == Status.OK
+        assert here.get(b"key") == Status.NOT_FOUND
+        assert counters(owner)["dray_store_lent_objects_total"] == 0
+
+
+def test_many_keys(pair):
+    """More than one lookup, over several turns, beside evictions at the owner."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        keys = [b"%d" % i + b"x" * 120 for i in range(1000)]
+        there.store.put(there.region, [(key, [(i * 64, 64)]) for i, key in enumerate(keys)])
+        there.view[:64000] = random.Random(1).randbytes(64000)
+        there.store.remove(keys)
+        assert {r.status for r in there.store.put(there.region, [(key, [(i * 64, 64)]) for i, key in enumerate(keys)])} == {Status.OK}
+        got = here.store.get(here.region, [(key, [(i * 64, 64)]) for i, key in enumerate(keys)])
+        assert {r.status for r in got} == {Status.OK}
+        assert bytes(here.view[:64000]) == bytes(there.view[:64000])
+        released(owner)

@@ -1,0 +1,601 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Asking other agents for keys, against agents that answer as the test says: the first that has an object, answers that are late,
+ * malformed or of a lost agent, and leases that are given back. Then the verification of what came.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/cm.h"
+#include "agent/control/exchange/internal.h"
+#include "agent/model/store_ask.h"
+#include "agent/store/internal.h"
+#include "lib/crc32c.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/fake_pool.h"
+
+#define MIB (1ull << 20)
+#define A ((dray_handle)1)
+#define B ((dray_handle)2)
+#define KEYS 700
+
+static const char *const spaces[] = { "kv=t:1" };
+static char first[] = "10.0.0.1:1", second[] = "10.0.0.2:1", third[] = "10.0.0.3:1";
+static char *segments[] = { first, second, third };
+
+static struct rig {
+	sd_event *event;
+	struct budgets budgets;
+	struct owner_account account;
+	struct dray_config cfg;
+	struct worker_pool pool;
+	struct store *store;
+	struct store_user *user;
+	struct store_member *member;
+	struct exchange *x;
+	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
+	struct request {
+		dray_handle peer;
+		uint32_t n;
+		bool test; /* of an agent that was late */
+		peer_reply_fn fn;
+		void *arg;
+	} requests[256];
+	unsigned n_requests, n_released;
+	uint64_t released[8];
+} rig;
+
+dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
+{
+	assert_int_equal(features, PMSG_FEATURE_STORE);
+	/* the third one is not connected */
+	return segment == segments[0] ? A : segment == segments[1] ? B : 0;
+}
+
+int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
+		  peer_reply_fn fn, void *arg)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_key keys[512];
+	int n = store_keys_split(keys, 512, body->store_lookup.keys, &err);
+
+	assert_int_equal(type, PMSG_STORE_LOOKUP);
+	assert_true(n > 0 && body->store_lookup.keys.n <= 60000);
+	rig.requests[rig.n_requests++] =
+		(struct request){ peer, (uint32_t)n, !body->store_lookup.space.n, fn, arg };
+	return 0;
+}
+
+void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
+		const union pmsg_body *body)
+{
+	assert_int_equal(type, PMSG_STORE_RELEASE);
+	rig.released[rig.n_released++] = body->store_release.grant;
+}
+
+void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *why)
+{
+	fail();
+}
+
+void worker_post(struct worker *w, const struct command *cmd)
+{
+	assert_int_equal(cmd->type, COMMAND_STORE_ASKED);
+	assert_null(rig.answered);
+	rig.answered = cmd->ask;
+}
+
+static void count_nothing(struct owner_account *a)
+{
+}
+
+static void make(bool keep)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_config cfg = {
+		.bytes = 16 * MIB,
+		.segment_size = 2 * MIB,
+		.policy = POLICY_LRU,
+		.evict = true,
+		.asks = true,
+		.keep_copies = keep,
+		.retry_ms = 1,
+		.spaces = spaces,
+		.n_spaces = 1,
+		.keep = count_nothing,
+		.release = count_nothing,
+	};
+
+	memset(&rig, 0, sizeof(rig));
+	assert_true(sd_event_new(&rig.event) >= 0);
+	for (unsigned i = 0; i < RESOURCE_N; i++)
+		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = 12 * MIB;
+	budget_account_init(&rig.account.budget, &rig.budgets, "t", 1);
+	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
+	rig.pool.n = 1;
+	cfg.disk.event = rig.event;
+	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
+	rig.user = store_user_new(rig.store, &rig.account, &err);
+	rig.member = store_join(rig.user, (struct dray_str){ "kv", 2 }, &err);
+	assert_non_null(rig.member);
+	assert_true(store_asks(rig.member));
+	assert_int_equal(exchange_new(&rig.x,
+				      &(struct exchange_deps){ .event = rig.event,
+							       .cfg = &rig.cfg,
+							       .pool = &rig.pool,
+							       .store = rig.store },
+				      &err),
+			 0);
+}
+
+static int set_up(void **state)
+{
+	make(true);
+	return 0;
+}
+
+static int set_up_without_copies(void **state)
+{
+	make(false);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	rig.x = exchange_free(rig.x);
+	store_user_free(rig.user);
+	assert_true(store_free(rig.store));
+	sd_event_unref(rig.event);
+	return 0;
+}
+
+static struct store_ask *ask_for(uint32_t n, uint32_t uid, int64_t end_ns)
+{
+	static uint8_t text[KEYS][100];
+	struct store_ask *a = calloc(1, sizeof(*a) + n * sizeof(a->v[0]));
+
+	assert_non_null(a);
+	snprintf(a->space, sizeof(a->space), "kv");
+	a->tenant = "t";
+	a->uid = uid;
+	a->end_ns = end_ns;
+	a->n = n;
+	for (uint32_t i = 0; i < n; i++)
+		a->v[i] = (struct store_asked){ .key = text[i],
+						.n_key = sizeof(text[i]),
+						.status = DMSG_STORE_STATUS_NOT_FOUND };
+	exchange_ask(rig.x, a);
+	return a;
+}
+
+static void ask(uint32_t n)
+{
+	ask_for(n, 1, INT64_MAX);
+}
+
+/* Answers request r: what[i] is F for found, N, B, C, L. */
+static void answer(unsigned r, uint64_t grant, const char *what)
+{
+	uint8_t wire[512 * PMSG_STORE_FOUND_SIZE];
+	union pmsg_body m = { .store_lookup_reply = { .grant = grant,
+						      .lease_ms = 1000,
+						      .found = { wire, (uint32_t)strlen(what) } } };
+
+	for (uint32_t i = 0; what[i]; i++) {
+		const char *codes = "FNBCL";
+		struct pmsg_store_found f = { .answer = (uint32_t)(strchr(codes, what[i]) - codes) +
+							1 };
+
+		if (what[i] == 'F') {
+			f.offset = 4096 * (i + 1);
+			f.length = 100;
+		}
+		pmsg_store_found_put(wire + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+	}
+	rig.requests[r].fn(rig.requests[r].arg, 0, &m);
+}
+
+static void end(void)
+{
+	exchange_ask_end(rig.x, rig.answered);
+	rig.answered = NULL;
+}
+
+static void test_first_answer_counts(void **state)
+{
+	ask(4);
+	assert_int_equal(rig.n_requests, 2);
+	answer(1, 20, "FNBN");
+	assert_null(rig.answered);
+	answer(0, 10, "FFNC");
+	assert_non_null(rig.answered);
+	assert_int_equal(rig.answered->n_sources, 2);
+	assert_int_equal(rig.answered->sources[0].view.peer, B);
+	assert_int_equal(rig.answered->sources[0].view.grant, 20);
+	assert_int_equal(rig.answered->sources[0].view.o.length, 4096 + 100);
+	assert_int_equal(rig.answered->v[0].source, 0);
+	assert_int_equal(rig.answered->v[1].source, 1);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[2].status, DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(rig.answered->v[3].status, DMSG_STORE_STATUS_CORRUPT);
+	assert_int_equal(rig.n_released, 0);
+	end();
+	assert_int_equal(rig.n_released, 2);
+}
+
+/* All is found: the others are not awaited, and what they lend is given back. */
+static void test_leases_in_vain(void **state)
+{
+	ask(2);
+	answer(0, 10, "FF");
+	assert_non_null(rig.answered);
+	end();
+	answer(1, 20, "FF");
+	assert_int_equal(rig.n_released, 2);
+	assert_int_equal(rig.released[1], 20);
+	/* the second lends only what the first has lent */
+	ask(2);
+	answer(2, 30, "FN");
+	answer(3, 40, "FN");
+	assert_int_equal(rig.n_released, 3);
+	assert_int_equal(rig.released[2], 40);
+	end();
+}
+
+static void test_answers_that_are_wrong(void **state)
+{
+	struct pmsg_store_found wild = { .answer = PMSG_STORE_ANSWER_FOUND,
+					 .offset = UINT64_MAX - 5,
+					 .length = 100 };
+	uint8_t wire[PMSG_STORE_FOUND_SIZE];
+	union pmsg_body m = { .store_lookup_reply = { .grant = 7, .found = { wire, 1 } } };
+
+	/* too few answers, and a lost agent */
+	ask(2);
+	answer(0, 10, "F");
+	assert_int_equal(rig.released[0], 10);
+	rig.requests[1].fn(rig.requests[1].arg, DRAY_E_PEER_LOST, NULL);
+	assert_int_equal(rig.answered->n_sources, 0);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+	/* an object beyond all addresses */
+	ask(1);
+	pmsg_store_found_put(wire, &wild);
+	rig.requests[2].fn(rig.requests[2].arg, 0, &m);
+	answer(3, 0, "N");
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+	/* it ends with questions and answers in flight */
+	ask(1);
+}
+
+static void test_many_keys(void **state)
+{
+	char found[KEYS + 1];
+
+	ask(KEYS);
+	assert_int_equal(rig.n_requests, 4);
+	assert_int_equal(rig.requests[0].n + rig.requests[1].n, KEYS);
+	for (unsigned r = 0; r < 2; r++) {
+		memset(found, 'F', sizeof(found));
+		found[rig.requests[r].n] = '\0';
+		answer(r, 10 + r, found);
+	}
+	assert_non_null(rig.answered);
+	assert_int_equal(rig.answered->n_sources, 2);
+	assert_int_equal(rig.answered->v[KEYS - 1].source, 1);
+	end();
+}
+
+static void refuse(unsigned r, uint32_t code)
+{
+	rig.requests[r].fn(rig.requests[r].arg, code, NULL);
+}
+
+/* A refusal is no miss, unless another agent has the object. */
+static void test_refusals(void **state)
+{
+	ask(3);
+	refuse(0, DRAY_E_BUSY);
+	answer(1, 20, "FNN");
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	ask(2);
+	answer(2, 30, "FN");
+	refuse(3, DRAY_E_NO_MEMORY);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	ask(1);
+	refuse(4, DRAY_E_DENIED);
+	refuse(5, DRAY_E_DRAINING);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+}
+
+/* An agent that was late is not waited for; one lookup in a while shows that it is in time again. */
+static void test_late_agent(void **state)
+{
+	struct lender *a = &rig.x->lenders[0];
+
+	ask(1);
+	ask_for(1, 1, INT64_MAX);
+	refuse(0, DRAY_E_TIMEOUT);
+	answer(1, 0, "N");
+	end();
+	assert_int_equal(a->pause_ns, 500 * DRAY_NS_PER_MS);
+	/* it was on its way when the agent was late: no further pause */
+	refuse(2, DRAY_E_TIMEOUT);
+	answer(3, 0, "N");
+	end();
+	assert_int_equal(a->pause_ns, 500 * DRAY_NS_PER_MS);
+	/* the next question tests it with what it answers at once, and does not wait for that */
+	ask(KEYS);
+	assert_int_equal(rig.n_requests, 7);
+	assert_int_equal(rig.requests[4].peer, A);
+	assert_true(rig.requests[4].test);
+	assert_int_equal(rig.requests[4].n, 1);
+	assert_int_equal(rig.requests[5].peer, B);
+	refuse(5, DRAY_E_TIMEOUT);
+	refuse(6, DRAY_E_PEER_LOST);
+	assert_non_null(rig.answered);
+	end();
+	/* the test is late, too; then both are away, and nothing is waited for */
+	refuse(4, DRAY_E_TIMEOUT);
+	assert_int_equal(a->pause_ns, DRAY_NS_PER_SEC);
+	assert_true(a->next_ns > dray_now().ns);
+	ask(1);
+	assert_non_null(rig.answered);
+	end();
+	assert_int_equal(rig.n_requests, 8);
+	assert_int_equal(rig.requests[7].peer, B);
+	a->next_ns = 0;
+	ask(1);
+	end();
+	assert_int_equal(rig.n_requests, 9);
+	assert_int_equal(rig.requests[8].peer, A);
+	/* it is asked again; the next pause is shorter only after an answer of its store */
+	refuse(8, DRAY_E_DENIED);
+	assert_int_equal(a->pause_ns, DRAY_NS_PER_SEC);
+	ask(1);
+	assert_null(rig.answered);
+	assert_false(rig.requests[9].test);
+	answer(9, 60, "F");
+	assert_non_null(rig.answered);
+	end();
+	assert_int_equal(a->pause_ns, 0);
+}
+
+/* Some lookups take long, because their objects do. The agent is away only until it answers the next question's test. */
+static void test_slow_lookups(void **state)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		unsigned r = rig.n_requests;
+
+		ask(1);
+		refuse(r, DRAY_E_TIMEOUT);
+		answer(r + 1, 0, "N");
+		end();
+		ask(1);
+		assert_int_equal(rig.requests[r + 2].peer, A);
+		assert_true(rig.requests[r + 2].test);
+		answer(r + 3, 0, "N");
+		end();
+		refuse(r + 2, DRAY_E_DENIED);
+		ask_for(1, 2, INT64_MAX);
+		assert_int_equal(rig.requests[r + 4].peer, A);
+		assert_false(rig.requests[r + 4].test);
+		answer(r + 4, 10, "F");
+		end();
+		answer(r + 5, 0, "N");
+	}
+}
+
+/* Bytes of the key did not come from there. */
+static void test_avoided_agent(void **state)
+{
+	struct store_ask *a;
+
+	ask(2);
+	a = ask_for(2, 1, INT64_MAX);
+	a->v[0].avoid = A;
+	answer(2, 10, "FF");
+	assert_null(rig.answered);
+	answer(3, 20, "FN");
+	assert_ptr_equal(rig.answered, a);
+	assert_int_equal(a->sources[a->v[0].source].view.peer, B);
+	assert_int_equal(a->sources[a->v[1].source].view.peer, A);
+	end();
+	/* nobody else has it */
+	a = ask_for(1, 1, INT64_MAX);
+	a->v[0].avoid = B;
+	answer(5, 30, "F");
+	assert_int_equal(rig.n_released, 3);
+	assert_int_equal(rig.released[2], 30);
+	answer(4, 0, "N");
+	assert_int_equal(a->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+}
+
+/* One agent has all, and another one is behind with its answers: of these lookups an owner has its share, too. */
+static void test_lookups_in_vain(void **state)
+{
+	for (unsigned i = 0; i < 32; i++) {
+		ask(1);
+		answer(2 * i, 10, "F");
+		end();
+		rig.n_released = 0;
+	}
+	assert_int_equal(rig.n_requests, 2 * 32);
+	ask(1);
+	assert_int_equal(rig.n_requests, 2 * 32 + 1);
+	assert_int_equal(rig.requests[64].peer, A);
+	answer(64, 0, "N");
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	/* another owner has a share of its own */
+	ask_for(1, 2, INT64_MAX);
+	assert_int_equal(rig.n_requests, 2 * 32 + 3);
+	answer(65, 0, "N");
+	answer(66, 0, "N");
+	end();
+	for (unsigned i = 0; i < 32; i++)
+		answer(2 * i + 1, 0, "N");
+	assert_int_equal(rig.x->lenders[1].held, 0);
+	ask(1);
+	assert_int_equal(rig.n_requests, 2 * 32 + 5);
+	/* a lease counts until it is given back */
+	answer(68, 20, "F");
+	assert_int_equal(rig.x->lenders[1].held, 1);
+	end();
+	assert_int_equal(rig.x->lenders[1].held, 0);
+	assert_int_equal(rig.x->lenders[0].held, 1);
+}
+
+/* One owner has half of the lookups that an agent allows; its further questions wait, and then are busy. */
+static void test_shares(void **state)
+{
+	struct store_ask *over;
+
+	for (unsigned i = 0; i < 32 + 64; i++)
+		ask_for(1, 1, INT64_MAX);
+	assert_int_equal(rig.n_requests, 2 * 32);
+	over = ask_for(1, 1, INT64_MAX);
+	assert_ptr_equal(rig.answered, over);
+	assert_int_equal(over->v[0].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	/* another owner does not wait */
+	ask_for(1, 2, INT64_MAX);
+	assert_int_equal(rig.n_requests, 2 * 33);
+	answer(64, 10, "F");
+	/* a lease counts until its end, which lets one question of the first go on as soon as its share allows it */
+	end();
+	assert_int_equal(rig.n_requests, 2 * 33);
+	answer(0, 20, "F");
+	answer(1, 0, "N");
+	assert_int_equal(rig.n_requests, 2 * 33);
+	end();
+	assert_int_equal(rig.n_requests, 2 * 34);
+	answer(2, 0, "N");
+	answer(3, 0, "N");
+	end();
+	assert_int_equal(rig.n_requests, 2 * 35);
+}
+
+/* The deadline of a GET ends its question, also one that waits. */
+static void test_deadline(void **state)
+{
+	ask_for(1, 1, 1);
+	while (!rig.answered)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_true(rig.answered->late);
+	answer(0, 10, "F");
+	assert_int_equal(rig.n_released, 1);
+	end();
+	for (unsigned i = 0; i < 32; i++)
+		ask_for(1, 1, INT64_MAX);
+	ask_for(1, 1, 1);
+	while (!rig.answered)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_true(rig.answered->late);
+	end();
+}
+
+/* Two objects came: the second is damaged, and the GET of a third one has ended meanwhile. */
+static void arrive(bool keep)
+{
+	static const struct store_key keys[] = { { (const uint8_t *)"a", 1 },
+						 { (const uint8_t *)"b", 1 },
+						 { (const uint8_t *)"c", 1 } };
+	struct store_arrivals *a = store_arrivals_new(rig.store, 3);
+	struct store_get gets[3] = { 0 };
+	struct store_wait wait = { 0 };
+	struct dmsg_store_result r[3];
+	uint8_t *base = store_region(rig.store)->extents[0].base;
+	uint64_t at[3];
+	bool waits;
+
+	for (unsigned i = 0; i < 3; i++) {
+		struct store_object *o;
+
+		assert_int_equal(store_copy_begin(rig.member, keys[i], 5000, 3, &o), 0);
+		at[i] = store_object_offset(o);
+		memset(base + at[i], 'x', 5000);
+		store_arrivals_add(a, o, dray_crc32c(0, base + at[i], 5000) + (i == 1), &gets[i]);
+	}
+	assert_true(store_arrive(a, &wait));
+	store_get_end(&gets[2]);
+	/* it is not set when all are verified already */
+	waits = store_get_waits(rig.store, &wait);
+	while (waits && !__atomic_load_n(&wait.ready, __ATOMIC_ACQUIRE))
+		sched_yield();
+	assert_int_equal(base[at[0]], 'x');
+	assert_int_equal(base[at[1]], 0);
+	assert_int_equal(base[at[1] + 4999], 0);
+	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_CORRUPT);
+	store_exists(rig.member, keys, 2, r);
+	assert_int_equal(r[0].status, keep ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(r[1].status, DMSG_STORE_STATUS_NOT_FOUND);
+	/* another agent has the copy: no drain waits for the disk to take it */
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	assert_false(store_arrive(store_arrivals_new(rig.store, 1), &wait));
+}
+
+/* Copies stay what they are for other GETs; a PUT or a PIN makes them objects of this agent. */
+static void test_arrivals_stay(void **state)
+{
+	static const struct store_key first_key = { (const uint8_t *)"a", 1 },
+				      third_key = { (const uint8_t *)"c", 1 };
+	struct dmsg_store_result r;
+	struct store_object *o;
+
+	arrive(true);
+	assert_int_equal(store_copy_begin(rig.member, first_key, 5000, 3, &o),
+			 DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(store_put_begin(rig.member, first_key, 5000, 3, &o),
+				 DMSG_STORE_STATUS_EXISTS);
+		assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+	}
+	/* its verification may go on */
+	do
+		store_pin(rig.user, rig.member, &third_key, 1, &r);
+	while (r.status == DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 2);
+	assert_int_equal(store_totals(rig.store).unsaved_bytes, 10000);
+	store_remove(rig.member, &third_key, 1, &r);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+}
+
+static void test_arrivals_end(void **state)
+{
+	arrive(false);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_first_answer_counts, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_leases_in_vain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_answers_that_are_wrong, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_many_keys, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_refusals, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_late_agent, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slow_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_avoided_agent, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_arrivals_stay, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_arrivals_end, set_up_without_copies,
+						tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

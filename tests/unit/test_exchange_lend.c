@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the store lends to other agents: who gets it, what it covers, how much of it there is, and how it ends. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/cm.h"
+#include "agent/control/exchange/internal.h"
+#include "agent/model/ranges.h"
+#include "agent/store/internal.h"
+#include "lib/crc32c.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/fake_pool.h"
+
+#define MIB (1ull << 20)
+#define PEER ((dray_handle)7)
+#define OTHER ((dray_handle)8)
+
+static const char *const spaces[] = { "kv=t:1", "kv=u:*", "mine=t:2" };
+
+static struct rig {
+	sd_event *event;
+	struct budgets budgets;
+	struct owner_account account;
+	struct dray_config cfg;
+	struct worker_pool pool;
+	struct store *store;
+	struct store_user *user;
+	struct store_member *member;
+	struct exchange *x;
+	uint64_t requests;
+	/* the last answer */
+	unsigned answers;
+	dray_handle peer;
+	uint64_t request, grant;
+	uint32_t code, lease_ms, n;
+	struct pmsg_store_found found[512];
+} rig;
+
+void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
+		const union pmsg_body *body)
+{
+	const struct pmsg_store_lookup_reply *m = &body->store_lookup_reply;
+
+	assert_int_equal(type, PMSG_STORE_LOOKUP_REPLY);
+	rig.answers++;
+	rig.peer = peer;
+	rig.request = request_id;
+	rig.code = 0;
+	rig.grant = m->grant;
+	rig.lease_ms = m->lease_ms;
+	rig.n = m->found.n;
+	for (uint32_t i = 0; i < m->found.n; i++)
+		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &rig.found[i]);
+}
+
+void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *why)
+{
+	rig.answers++;
+	rig.peer = peer;
+	rig.request = request_id;
+	rig.code = code;
+}
+
+/* Nothing is asked for. */
+dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
+{
+	return 0;
+}
+
+int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
+		  peer_reply_fn fn, void *arg)
+{
+	return -1;
+}
+
+void worker_post(struct worker *w, const struct command *cmd)
+{
+}
+
+static void count_nothing(struct owner_account *a)
+{
+}
+
+static int set_up(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_config cfg = {
+		.bytes = 16 * MIB,
+		.segment_size = 2 * MIB,
+		.policy = POLICY_LRU,
+		.evict = true,
+		.lend = true,
+		.retry_ms = 1,
+		.spaces = spaces,
+		.n_spaces = DRAY_ARRAY_SIZE(spaces),
+		.keep = count_nothing,
+		.release = count_nothing,
+	};
+
+	memset(&rig, 0, sizeof(rig));
+	memset(fake_published, 0, sizeof(fake_published));
+	assert_true(sd_event_new(&rig.event) >= 0);
+	for (unsigned i = 0; i < RESOURCE_N; i++)
+		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = 12 * MIB;
+	budget_account_init(&rig.account.budget, &rig.budgets, "t", 1);
+	rig.cfg.limits.store_bytes = 16 * MIB;
+	rig.cfg.store.lend = true;
+	cfg.disk.event = rig.event;
+	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
+	rig.user = store_user_new(rig.store, &rig.account, &err);
+	rig.member = store_join(rig.user, (struct dray_str){ "kv", 2 }, &err);
+	assert_non_null(rig.member);
+	assert_int_equal(exchange_new(&rig.x,
+				      &(struct exchange_deps){ .event = rig.event,
+							       .cfg = &rig.cfg,
+							       .pool = &rig.pool,
+							       .store = rig.store },
+				      &err),
+			 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	dray_list_for_each(&fake_drops, d, struct fake_drop, link) {
+		dray_list_del(&d->link);
+		free(d);
+	}
+	rig.x = exchange_free(rig.x);
+	store_user_free(rig.user);
+	assert_true(store_free(rig.store));
+	sd_event_unref(rig.event);
+	return 0;
+}
+
+static struct store_key key_of(unsigned n)
+{
+	static char text[512][8];
+	int bytes = snprintf(text[n], sizeof(text[n]), "k%u", n);
+
+	return (struct store_key){ (const uint8_t *)text[n], (uint32_t)bytes };
+}
+
+static uint8_t *bytes_at(uint64_t offset)
+{
+	return store_region(rig.store)->extents[0].base + offset;
+}
+
+static void put(unsigned n, uint64_t bytes)
+{
+	struct store_object *o;
+
+	assert_int_equal(store_put_begin(rig.member, key_of(n), bytes, 77, &o), 0);
+	memset(bytes_at(store_object_offset(o)), (int)n + 1, bytes);
+	assert_int_equal(store_put_end(o, true), 0);
+}
+
+static bool has(unsigned n)
+{
+	struct dmsg_store_result r;
+	struct store_key key = key_of(n);
+
+	store_exists(rig.member, &key, 1, &r);
+	return !r.status;
+}
+
+static void wait_answers(unsigned n)
+{
+	while (rig.answers < n)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+}
+
+/* Sends a lookup of keys [from, to). */
+static void ask(dray_handle peer, const char *space, const char *tenant, uint32_t uid,
+		unsigned from, unsigned to, uint32_t lease_ms)
+{
+	uint8_t keys[4096];
+	uint32_t at = 0;
+	struct pmsg_store_lookup m = { .uid = uid,
+				       .lease_ms = lease_ms,
+				       .space = { space, (uint32_t)strlen(space) },
+				       .tenant = { tenant, (uint32_t)strlen(tenant) } };
+
+	for (unsigned i = from; i < to; i++) {
+		struct store_key k = key_of(i);
+
+		keys[at++] = (uint8_t)k.n;
+		memcpy(keys + at, k.p, k.n);
+		at += k.n;
+	}
+	m.keys = (struct dray_blob){ keys, at };
+	exchange_lookup(rig.x, peer, ++rig.requests, &m);
+}
+
+/* The same, with its answer. */
+static void look_up(dray_handle peer, unsigned from, unsigned to, uint32_t lease_ms)
+{
+	unsigned before = rig.answers;
+
+	ask(peer, "kv", "t", 1, from, to, lease_ms);
+	wait_answers(before + 1);
+	assert_int_equal(rig.peer, peer);
+	assert_int_equal(rig.request, rig.requests);
+}
+
+static uint32_t refused(const char *space, const char *tenant, uint32_t uid)
+{
+	unsigned before = rig.answers;
+
+	ask(PEER, space, tenant, uid, 0, 1, 0);
+	wait_answers(before + 1);
+	return rig.code;
+}
+
+static void test_who_may_ask(void **state)
+{
+	put(0, 100);
+	assert_int_equal(refused("kv", "t", 1), 0);
+	assert_int_equal(refused("kv", "u", 5), 0);
+	assert_int_equal(refused("kv", "t", 2), DRAY_E_DENIED);
+	assert_int_equal(refused("kv", "x", 1), DRAY_E_DENIED);
+	assert_int_equal(refused("other", "t", 1), DRAY_E_DENIED);
+	assert_int_equal(refused("", "t", 1), DRAY_E_DENIED);
+	/* a name space that nobody uses here has nothing */
+	assert_int_equal(refused("mine", "t", 2), 0);
+	assert_int_equal(rig.found[0].answer, PMSG_STORE_ANSWER_NOT_FOUND);
+	exchange_lookup(rig.x, PEER, 1,
+			&(struct pmsg_store_lookup){
+				.space = { "kv", 2 }, .tenant = { "t", 1 }, .uid = 1 });
+	assert_int_equal(rig.code, DRAY_E_INVALID);
+	rig.cfg.store.lend = false;
+	assert_int_equal(refused("kv", "t", 1), DRAY_E_DENIED);
+}
+
+static void test_what_is_found(void **state)
+{
+	const struct grant_view *g;
+	uint32_t steps = 100;
+
+	put(0, 5000);
+	put(2, 70);
+	look_up(PEER, 0, 3, 0);
+	assert_int_equal(rig.n, 3);
+	assert_int_equal(rig.lease_ms, 10000);
+	assert_int_equal(rig.found[1].answer, PMSG_STORE_ANSWER_NOT_FOUND);
+	for (unsigned i = 0; i < 3; i += 2) {
+		const struct pmsg_store_found *f = &rig.found[i];
+
+		assert_int_equal(f->answer, PMSG_STORE_ANSWER_FOUND);
+		assert_int_equal(f->length, i ? 70 : 5000);
+		assert_int_equal(f->cost_us, 77);
+		assert_int_equal(f->crc, dray_crc32c(0, bytes_at(f->offset), f->length));
+	}
+	/* the grant is the peer's, for reading, and covers these bytes alone */
+	g = (const void *)fake_last[OBJECT_GRANT];
+	assert_int_equal(g->o.handle, rig.grant);
+	assert_int_equal(g->peer, PEER);
+	assert_int_equal(g->o.access, DMSG_ACCESS_READ);
+	assert_int_equal(g->region, fake_last[OBJECT_REGION]->handle);
+	assert_true(ranges_cover(g->ranges, rig.found[0].offset, 5000, &steps));
+	assert_true(ranges_cover(g->ranges, rig.found[2].offset, 70, &steps));
+	assert_false(ranges_cover(g->ranges, rig.found[0].offset, 5001, &steps));
+	assert_int_equal(exchange_totals(rig.x).lent, 5056 + 128);
+	/* nothing but a miss is granted */
+	look_up(PEER, 10, 12, 0);
+	assert_int_equal(rig.grant, 0);
+	assert_int_equal(fake_published[OBJECT_GRANT], 1);
+}
+
+/* A lent object is not evicted, and one that is removed keeps its bytes until the workers have stopped serving it. */
+static void test_release(void **state)
+{
+	uint64_t grant, at;
+
+	put(0, MIB);
+	look_up(PEER, 0, 1, 0);
+	grant = rig.grant;
+	at = rig.found[0].offset;
+	for (unsigned i = 1; i < 20; i++)
+		put(i, MIB);
+	assert_true(has(0));
+	assert_false(has(1));
+	store_remove(rig.member, (struct store_key[]){ key_of(0) }, 1,
+		     &(struct dmsg_store_result){ 0 });
+	for (unsigned i = 20; i < 40; i++)
+		put(i, MIB);
+	assert_int_equal(bytes_at(at)[0], 1);
+	assert_int_equal(bytes_at(at)[MIB - 1], 1);
+	exchange_release(rig.x, OTHER, grant);
+	assert_int_equal(fake_waiting(), 0);
+	exchange_release(rig.x, PEER, grant);
+	exchange_release(rig.x, PEER, grant);
+	exchange_release(rig.x, PEER, grant + 1);
+	assert_int_equal(fake_waiting(), 1);
+	assert_int_equal(exchange_totals(rig.x).lent, MIB);
+	fake_answer_all();
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	exchange_release(rig.x, PEER, grant);
+	assert_int_equal(fake_waiting(), 0);
+}
+
+static void test_expiry(void **state)
+{
+	put(0, 100);
+	look_up(PEER, 0, 1, 1);
+	assert_int_equal(rig.lease_ms, 1);
+	while (!fake_waiting())
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	/* a release that crosses the end */
+	exchange_release(rig.x, PEER, rig.grant);
+	assert_int_equal(fake_waiting(), 1);
+	fake_answer_all();
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+}
+
+/* Peers have half of the store, and each of them half of what the others leave. */
+static void test_share(void **state)
+{
+	for (unsigned i = 0; i < 9; i++)
+		put(i, MIB);
+	look_up(PEER, 0, 9, 0);
+	for (unsigned i = 0; i < 9; i++)
+		assert_int_equal(rig.found[i].answer,
+				 i < 4 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
+	look_up(PEER, 5, 6, 0);
+	assert_int_equal(rig.found[0].answer, PMSG_STORE_ANSWER_BUSY);
+	look_up(OTHER, 0, 9, 0);
+	for (unsigned i = 0; i < 9; i++)
+		assert_int_equal(rig.found[i].answer,
+				 i < 2 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
+}
+
+/* An owner works with half of its memory, whoever asks for the other half. */
+static void test_share_of_owner(void **state)
+{
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 4 * MIB;
+	for (unsigned i = 0; i < 4; i++)
+		put(i, MIB);
+	look_up(PEER, 0, 1, 0);
+	look_up(OTHER, 1, 4, 0);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(rig.found[i].answer,
+				 i < 1 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
+	for (unsigned i = 4; i < 12; i++)
+		put(i, MIB);
+	assert_int_equal(rig.account.store_lent, 2 * MIB);
+	exchange_release(rig.x, OTHER, rig.grant);
+	fake_answer_all();
+	assert_int_equal(rig.account.store_lent, MIB);
+	/* it would never be lent */
+	put(12, 2 * MIB + 64);
+	look_up(OTHER, 12, 13, 0);
+	assert_int_equal(rig.found[0].answer, PMSG_STORE_ANSWER_NOT_FOUND);
+}
+
+static void test_in_use(void **state)
+{
+	assert_false(exchange_in_use(rig.x, PEER));
+	look_up(PEER, 0, 1, 0);
+	assert_true(exchange_in_use(rig.x, PEER));
+	assert_false(exchange_in_use(rig.x, PEER));
+	put(0, 64);
+	look_up(PEER, 0, 1, 0);
+	assert_true(exchange_in_use(rig.x, PEER));
+	assert_true(exchange_in_use(rig.x, PEER));
+	exchange_release(rig.x, PEER, rig.grant);
+	fake_answer_all();
+	assert_false(exchange_in_use(rig.x, PEER));
+	assert_false(exchange_in_use(NULL, PEER));
+}
+
+static void test_many_lookups(void **state)
+{
+	unsigned n = 0;
+
+	put(0, 64);
+	for (; n < 64; n++)
+		ask(PEER, "kv", "t", 1, 0, 1, 0);
+	assert_int_equal(rig.answers, 0);
+	ask(PEER, "kv", "t", 1, 0, 1, 0);
+	assert_int_equal(rig.answers, 1);
+	assert_int_equal(rig.code, DRAY_E_BUSY);
+	/* another peer has its own */
+	ask(OTHER, "kv", "t", 1, 0, 1, 0);
+	wait_answers(1 + 64 + 1);
+	assert_int_equal(rig.code, 0);
+	/* a miss takes none */
+	exchange_release(rig.x, OTHER, rig.grant);
+	fake_answer_all();
+	for (n = 0; n < 100; n++)
+		look_up(OTHER, 1, 2, 0);
+}
+
+/* Before its answers, with leases, and while one of them ends. */
+static void test_peer_is_gone(void **state)
+{
+	uint64_t first;
+
+	put(0, 64);
+	look_up(PEER, 0, 1, 0);
+	first = rig.grant;
+	look_up(PEER, 0, 1, 0);
+	look_up(OTHER, 0, 1, 0);
+	exchange_release(rig.x, PEER, first);
+	ask(PEER, "kv", "t", 1, 0, 1, 0);
+	exchange_peer_gone(rig.x, PEER);
+	assert_int_equal(fake_waiting(), 2);
+	assert_int_equal(exchange_totals(rig.x).lent, 4 * 64);
+	fake_answer_all();
+	/* the store may still look at what it would have lent for the last lookup */
+	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
+	exchange_peer_gone(rig.x, PEER);
+	/* which has no answer */
+	look_up(OTHER, 0, 1, 0);
+	assert_int_equal(rig.answers, 4);
+	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
+	assert_int_equal(rig.account.store_lent, 2 * 64);
+}
+
+/* The agent ends with lookups and leases. */
+static void test_end(void **state)
+{
+	put(0, MIB);
+	look_up(PEER, 0, 1, 0);
+	exchange_release(rig.x, PEER, rig.grant);
+	look_up(PEER, 0, 1, 0);
+	ask(OTHER, "kv", "t", 1, 0, 1, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_who_may_ask, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_what_is_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_release, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_share, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_peer_is_gone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * GETs of keys that other agents have, at a real worker without a thread. The test is the control thread, which answers lookups, and
+ * the transport, which reads from the other agents: each stage ends as the test says.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
+#include "agent/model/store_ask.h"
+#include "lib/crc32c.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/ring_rig.h"
+
+#define MIB (1ull << 20)
+#define BYTES 100u /* of each object */
+#define PLACE 128  /* between places in the region */
+#define PEER ((dray_handle)9)
+#define OTHER ((dray_handle)10)
+#define ASKS_MAX 8
+
+static const char *const spaces[] = { "kv=test:7" };
+
+static struct rig {
+	struct ring_rig ring;
+	sd_event *event;
+	struct store *store;
+	struct worker_pool pool;
+	const struct transport_ops *tcp; /* whose place the fake has */
+	struct channel channel;
+	struct dray_list slices; /* being read */
+	/* all of the test, and those that the worker still has, or has sent */
+	struct store_ask *asks[ASKS_MAX];
+	unsigned n_asks, n_ended;
+	struct snapshot *snapshot;
+} rig;
+
+/* --- the transport ---------------------------------------------------------------------------------- */
+
+static struct channel *fake_channel(struct core *c, void *state, const struct xfer *x)
+{
+	return object_remote(x->remote)->is_local ? NULL : &rig.channel;
+}
+
+static bool fake_progress(struct core *c, void *state)
+{
+	struct slice *s;
+
+	while ((s = sched_next(c, &rig.channel, 0)))
+		dray_list_add(&rig.slices, &s->link);
+	return false;
+}
+
+static void fake_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	struct dray_list over = DRAY_LIST_INIT(over);
+
+	dray_list_for_each(&rig.slices, s, struct slice, link)
+		if (s->xfer == x)
+			dray_list_move(&over, &s->link);
+	xfer_slices_end(c, &over, 0);
+}
+
+static void fake_deinit(struct core *c, void *state)
+{
+	rig.tcp->deinit(c, state);
+}
+
+static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
+					   .deinit = fake_deinit,
+					   .channel = fake_channel,
+					   .progress = fake_progress,
+					   .stop = fake_stop };
+
+/* --- the rig ---------------------------------------------------------------------------------------- */
+
+static void count_nothing(struct owner_account *a)
+{
+}
+
+static int set_up(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_config cfg = {
+		.bytes = 4 * MIB,
+		.segment_size = 2 * MIB,
+		.policy = POLICY_LRU,
+		.evict = true,
+		.asks = true,
+		.keep_copies = true,
+		.retry_ms = 7,
+		.spaces = spaces,
+		.n_spaces = 1,
+		.keep = count_nothing,
+		.release = count_nothing,
+	};
+	struct core *c;
+
+	memset(&rig, 0, sizeof(rig));
+	dray_list_init(&rig.slices);
+	assert_true(sd_event_new(&rig.event) >= 0);
+	cfg.disk.event = rig.event;
+	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
+	ring_rig_init(&rig.ring, 1, 8, 0, false);
+	rig.pool = (struct worker_pool){ .n = 1, .workers = { rig.ring.worker } };
+	pool_store(&rig.pool, rig.store);
+	c = &rig.ring.worker->core;
+	channel_init(&rig.channel, &fake, DMSG_CLASS_BULK, NULL);
+	rig.tcp = c->transports[TRANSPORTS_MAX - 1];
+	c->transports[TRANSPORTS_MAX - 1] = &fake;
+	return 0;
+}
+
+static void turn(void)
+{
+	struct event ev;
+
+	/* a turn ends with a look at the sockets, and the next one reads them */
+	worker_turn(rig.ring.worker, false);
+	worker_turn(rig.ring.worker, false);
+	while (worker_next_event(rig.ring.worker, &ev)) {
+		if (ev.type == EVENT_STORE_ASK)
+			rig.asks[rig.n_asks++] = ev.ask;
+		else if (ev.type == EVENT_STORE_ASK_END)
+			rig.n_ended++;
+		else if (ev.type == EVENT_SNAPSHOT)
+			rig.snapshot = ev.snapshot;
+	}
+	assert_true(rig.n_asks < ASKS_MAX);
+}
+
+static int tear_down(void **state)
+{
+	turn();
+	ring_rig_deinit(&rig.ring);
+	assert_true(dray_list_empty(&rig.slices));
+	assert_true(dray_list_empty(&rig.channel.all));
+	for (unsigned i = 0; i < rig.n_asks; i++) {
+		free(rig.asks[i]->sources);
+		free(rig.asks[i]);
+	}
+	free(rig.snapshot);
+	assert_true(store_free(rig.store));
+	sd_event_unref(rig.event);
+	return 0;
+}
+
+static struct wsession *session(void)
+{
+	return ring_rig_session(&rig.ring, 0);
+}
+
+static void post(struct command cmd)
+{
+	worker_post(rig.ring.worker, &cmd);
+	turn();
+}
+
+/* --- the client ------------------------------------------------------------------------------------- */
+
+/* A GET of keys of one letter each. */
+static void get(uint64_t id, uint32_t deadline_ms, const char *keys)
+{
+	static uint8_t buf[DMSG_MESSAGE_MAX];
+	uint32_t n = (uint32_t)strlen(keys);
+	uint8_t blob[64], items[32 * DMSG_STORE_ITEM_SIZE], ranges[32 * DMSG_STORE_RANGE_SIZE];
+	struct dmsg_store_get m = { .region = RING_RIG_FROM,
+				    .deadline_ms = deadline_ms,
+				    .space = { "kv", 2 },
+				    .keys = { blob, 2 * n },
+				    .items = { items, n },
+				    .ranges = { ranges, n } };
+	int bytes;
+
+	for (uint32_t i = 0; i < n; i++) {
+		blob[2 * i] = 1;
+		blob[2 * i + 1] = (uint8_t)keys[i];
+		dmsg_store_item_put(items + (size_t)i * DMSG_STORE_ITEM_SIZE,
+				    &(struct dmsg_store_item){ .ranges = 1 });
+		dmsg_store_range_put(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE,
+				     &(struct dmsg_store_range){ (uint64_t)i * PLACE, BYTES });
+	}
+	bytes = dmsg_store_get_encode(buf, sizeof(buf), id, &m);
+	assert_true(bytes > 0);
+	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)bytes, MSG_NOSIGNAL), bytes);
+	turn();
+}
+
+static void cancel(uint64_t id, uint64_t request)
+{
+	uint8_t buf[256];
+	int n = dmsg_transfer_cancel_encode(buf, sizeof(buf), id,
+					    &(struct dmsg_transfer_cancel){ .request = request });
+
+	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)n, MSG_NOSIGNAL), n);
+	turn();
+}
+
+/* The next message from the agent, after as many turns as it takes. Its type, 0: none is on its way. */
+static uint16_t receive(uint8_t *body, struct dmsg_header *h, bool wait)
+{
+	static uint8_t buf[DMSG_MESSAGE_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	ssize_t n;
+
+	while ((n = recv(rig.ring.clients[0], buf, sizeof(buf), 0)) < 0 && wait) {
+		turn();
+		sched_yield();
+	}
+	if (n < 0)
+		return 0;
+	assert_int_equal(dmsg_header_decode(buf, (size_t)n, h, &err), 0);
+	memcpy(body, buf + DMSG_HEADER_SIZE, h->length);
+	return h->type;
+}
+
+static void silent(void)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dmsg_header h;
+
+	assert_int_equal(receive(body, &h, false), 0);
+}
+
+/* The GET's answer: its code, and a letter for each key: K ok, N not found, B busy, L lost, T not tried, C corrupt. */
+static void answered(uint64_t id, uint32_t code, const char *results)
+{
+	static const char letters[] = {
+		[DMSG_STORE_STATUS_OK] = 'K',        [DMSG_STORE_STATUS_NOT_FOUND] = 'N',
+		[DMSG_STORE_STATUS_BUSY] = 'B',      [DMSG_STORE_STATUS_LOST] = 'L',
+		[DMSG_STORE_STATUS_NOT_TRIED] = 'T', [DMSG_STORE_STATUS_CORRUPT] = 'C'
+	};
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_store_get_reply m;
+	struct dmsg_header h;
+	char text[33] = "";
+
+	assert_int_equal(receive(body, &h, true), DMSG_STORE_GET_REPLY);
+	assert_int_equal(h.request_id, id);
+	assert_int_equal(dmsg_store_get_reply_decode(body, h.length, &m, &err), 0);
+	assert_int_equal(m.status, code);
+	for (uint32_t i = 0; i < m.results.n; i++) {
+		struct dmsg_store_result r;
+
+		dmsg_store_result_get(m.results.p + (size_t)i * DMSG_STORE_RESULT_SIZE, &r);
+		text[i] = letters[r.status];
+	}
+	assert_string_equal(text, results);
+	assert_int_equal(idset_has(&session()->ids, id), false);
+}
+
+static uint32_t error_code(uint64_t id)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_error m;
+	struct dmsg_header h;
+
+	assert_int_equal(receive(body, &h, true), DMSG_ERROR);
+	assert_int_equal(h.request_id, id);
+	assert_int_equal(dmsg_error_decode(body, h.length, &m, &err), 0);
+	return m.code;
+}
+
+static void cancelled(uint64_t id)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dmsg_header h;
+
+	assert_int_equal(receive(body, &h, true), DMSG_TRANSFER_CANCEL_REPLY);
+	assert_int_equal(h.request_id, id);
+	assert_false(idset_has(&session()->ids, id));
+}
+
+/* --- the other agents ------------------------------------------------------------------------------- */
+
+/* Answers the last ask: what[i] is the source of key i, from 0, or N or B. Each source is at that peer. */
+static void tell(const char *what, const dray_handle *peers)
+{
+	struct store_ask *k = rig.asks[rig.n_asks - 1];
+	uint8_t value[BYTES];
+
+	memset(value, 'x', sizeof(value));
+	assert_int_equal(k->n, strlen(what));
+	for (uint32_t i = 0; i < k->n; i++) {
+		struct store_asked *a = &k->v[i];
+
+		a->status = what[i] == 'N' ? DMSG_STORE_STATUS_NOT_FOUND :
+			    what[i] == 'B' ? DMSG_STORE_STATUS_BUSY :
+					     DMSG_STORE_STATUS_OK;
+		if (a->status)
+			continue;
+		a->source = (uint32_t)(what[i] - '0');
+		a->offset = (uint64_t)i * 4096;
+		a->length = BYTES;
+		a->crc = dray_crc32c(0, value, BYTES);
+		k->n_sources = dray_max(k->n_sources, a->source + 1);
+	}
+	k->sources = calloc(k->n_sources + 1, sizeof(k->sources[0]));
+	assert_non_null(k->sources);
+	for (uint32_t i = 0; i < k->n_sources; i++)
+		k->sources[i] =
+			(struct store_source){ .view = { .o = { .kind = OBJECT_REMOTE,
+								.length = MIB,
+								.access = DMSG_ACCESS_READ },
+							 .peer = peers[i],
+							 .grant = 100 + i },
+					       .end_ns = INT64_MAX };
+	post((struct command){ .type = COMMAND_STORE_ASKED, .session = k->session, .ask = k });
+}
+
+/* Ends all that is being read, with bytes of this value. */
+static void read_as(uint8_t value, uint32_t code, const char *detail)
+{
+	struct core *c = &rig.ring.worker->core;
+	struct slice *s;
+
+	assert_false(dray_list_empty(&rig.slices));
+	while ((s = dray_list_pop(&rig.slices, struct slice, link))) {
+		for (unsigned i = 0; i < s->n_local; i++)
+			memset(s->local[i].iov_base, value, s->local[i].iov_len);
+		xfer_slice_done(c, s, code, detail);
+	}
+	turn();
+}
+
+static const dray_handle at_peer[] = { PEER, PEER }, at_both[] = { PEER, OTHER };
+
+/* --- tests ------------------------------------------------------------------------------------------ */
+
+static void test_found(void **state)
+{
+	get(1, 0, "abc");
+	assert_int_equal(rig.asks[0]->n, 3);
+	tell("0N1", at_both);
+	silent();
+	read_as('x', 0, NULL);
+	read_as('y', 0, NULL);
+	answered(1, 0, "KNC");
+	assert_int_equal(rig.ring.memory[0][0], 'x');
+	assert_int_equal(rig.ring.memory[0][BYTES - 1], 'x');
+	assert_int_equal(rig.ring.memory[0][2 * PLACE], 0);
+	assert_int_equal(rig.n_ended, 1);
+	/* the copy is here */
+	get(2, 0, "a");
+	answered(2, 0, "K");
+	assert_int_equal(rig.n_asks, 1);
+}
+
+static void test_refused_is_busy(void **state)
+{
+	get(1, 0, "ab");
+	tell("BN", NULL);
+	answered(1, 0, "BN");
+	assert_int_equal(rig.n_ended, 1);
+}
+
+/* Words of another agent do not end the GET: the keys are asked for once more. */
+static void test_owner_refuses(void **state)
+{
+	static const uint32_t codes[] = { DRAY_E_DRAINING, DRAY_E_DEADLINE, DRAY_E_CANCELLED };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(codes); i++) {
+		get(1 + i, 0, "ab");
+		tell(i ? "0" : "01", at_both);
+		read_as(0, codes[i], XFER_REFUSED_DETAIL);
+		if (!i)
+			read_as('x', 0, NULL);
+		assert_int_equal(rig.asks[rig.n_asks - 1]->n, 1);
+		tell("N", NULL);
+		answered(1 + i, 0, "LK");
+	}
+}
+
+/* The limit of one source has passed, and that of the GET has not. */
+static void test_slow_source(void **state)
+{
+	struct xfer *x;
+
+	get(1, 0, "ab");
+	tell("01", at_both);
+	x = xfer_find(&session()->xs, 1);
+	assert_non_null(x);
+	assert_true(x->deadline.key <= rig.ring.worker->core.now_ns + 2 * DRAY_NS_PER_SEC);
+	x->deadline.key = 0;
+	xfer_stop(&rig.ring.worker->core, x, DRAY_E_DEADLINE, NULL, false);
+	turn();
+	read_as('x', 0, NULL);
+	/* it is asked elsewhere */
+	assert_int_equal(rig.asks[1]->n, 1);
+	assert_int_equal(rig.asks[1]->v[0].avoid, PEER);
+	tell("1", at_both);
+	read_as('x', 0, NULL);
+	answered(1, 0, "KK");
+}
+
+/* The lease has ended before its bytes came: the agent may have been asked late, and lends the object again. */
+static void test_lease_ends(void **state)
+{
+	get(1, 0, "a");
+	tell("0", at_both);
+	rig.asks[0]->sources[0].end_ns = 1;
+	read_as('x', 0, NULL);
+	assert_int_equal(rig.asks[1]->v[0].avoid, 0);
+	tell("0", at_both);
+	rig.asks[1]->sources[0].end_ns = 1;
+	read_as(0, DRAY_E_DEADLINE, XFER_REFUSED_DETAIL);
+	answered(1, 0, "L");
+}
+
+/* Nothing more is read from an agent that is lost; another one has a copy of one object. */
+static void test_agent_is_lost(void **state)
+{
+	get(1, 0, "abc");
+	tell("011", at_peer);
+	read_as(0, DRAY_E_PEER_LOST, NULL);
+	assert_true(dray_list_empty(&rig.slices));
+	assert_int_equal(rig.asks[1]->n, 3);
+	assert_int_equal(rig.n_ended, 1);
+	tell("N0B", (dray_handle[]){ OTHER });
+	read_as('x', 0, NULL);
+	answered(1, 0, "LKB");
+}
+
+static void test_deadline(void **state)
+{
+	get(1, 5, "a");
+	/* the control thread says so, also if this worker's clock is behind */
+	rig.asks[0]->late = true;
+	tell("0", at_both);
+	answered(1, DRAY_E_DEADLINE, "N");
+	assert_int_equal(rig.n_ended, 1);
+	/* the answer comes in time, and is seen late */
+	get(2, 1, "a");
+	while (rig.ring.worker->core.now_ns < rig.asks[1]->end_ns)
+		turn();
+	tell("0", at_both);
+	answered(2, DRAY_E_DEADLINE, "N");
+	assert_int_equal(rig.n_ended, 2);
+}
+
+static void test_cancel(void **state)
+{
+	/* while it asks; the cancellation's own id must be free */
+	get(1, 0, "a");
+	cancel(1, 1);
+	assert_int_equal(error_code(1), DRAY_E_DUPLICATE_ID);
+	assert_true(idset_has(&session()->ids, 1));
+	cancel(2, 1);
+	answered(1, DRAY_E_CANCELLED, "N");
+	cancelled(2);
+	tell("0", at_both);
+	silent();
+	assert_int_equal(rig.n_ended, 1);
+	/* while it is read */
+	get(3, 0, "ab");
+	tell("0N", at_both);
+	cancel(4, 3);
+	answered(3, DRAY_E_CANCELLED, "TN");
+	cancelled(4);
+	assert_int_equal(rig.n_ended, 2);
+	/* by an operator */
+	get(5, 0, "a");
+	post((struct command){
+		.type = COMMAND_CANCEL, .session = session()->xs.handle, .id = 5, .handle = 77 });
+	answered(5, DRAY_E_CANCELLED, "N");
+	tell("0", at_both);
+	assert_int_equal(session()->requests, 0);
+}
+
+/* A drain waits for it, and its deadline ends it, in each stage. */
+static void test_drain(void **state)
+{
+	rig.snapshot = snapshot_new(NULL, false, 0);
+	get(1, 0, "a");
+	get(2, 0, "b");
+	post((struct command){ .type = COMMAND_DRAIN });
+	post((struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	assert_int_equal(rig.snapshot->asking, 2);
+	assert_int_equal(rig.snapshot->in_flight, 0);
+	tell("0", at_both);
+	rig.snapshot->asking = rig.snapshot->in_flight = 0;
+	post((struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	assert_int_equal(rig.snapshot->asking, 1);
+	assert_int_equal(rig.snapshot->in_flight, 1);
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	answered(2, DRAY_E_DEADLINE, "T");
+	answered(1, DRAY_E_DEADLINE, "N");
+	rig.snapshot->asking = rig.snapshot->in_flight = 0;
+	post((struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	assert_int_equal(rig.snapshot->asking + rig.snapshot->in_flight, 0);
+}
+
+/* The session ends with one GET that asks, one that is read, and one whose ask nobody has taken. */
+static void test_session_ends(void **state)
+{
+	get(1, 0, "a");
+	tell("0", at_both);
+	get(2, 0, "b");
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_refused_is_busy, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slow_source, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_lease_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_agent_is_lost, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
