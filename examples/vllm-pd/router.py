@@ -53,6 +53,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = None if where else prefill.getresponse()
             if answer is None or answer.status == 200:
                 copied = self.learn(answer) if answer else where  # None: the decode engine computes all of it
+                body.pop("ec_transfer_params", None)  # of examples/vllm-epd: outputs for the engine that computes the prompt
                 answer = start(self.decode, self.path, {**body, "kv_transfer_params": copied} if copied else body,
                                headers).getresponse()
         except OSError as e:
@@ -84,10 +85,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """/health: the router runs. Other pages, such as /v1/models, are the decode engine's."""
         where = urllib.parse.urlsplit(self.decode)
-        connection = http.client.HTTPConnection(where.hostname or "", where.port)
-        connection.request("GET", self.path)
-        answer = connection.getresponse()
-        text = answer.read()
+        try:
+            connection = http.client.HTTPConnection(where.hostname or "", where.port)
+            connection.request("GET", self.path)
+            answer = connection.getresponse()
+            text = answer.read()
+        except OSError as e:
+            self.send_error(502, f"the decode engine does not answer: {e}")
+            return
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.getheader("Content-Type") or "text/plain")
         self.send_header("Content-Length", str(len(text)))
@@ -98,6 +103,10 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet: the engines log each request."""
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # connections that may come at once
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A router for one prefill engine and one decode engine.")
     parser.add_argument("--push", action="store_true", help="start both engines at once; they run in mode 'push'")
@@ -106,7 +115,7 @@ def main() -> None:
     parser.add_argument("decode", help="URL of the decode engine")
     given = parser.parse_args()
     Handler.push, Handler.prefill, Handler.decode = given.push, given.prefill, given.decode
-    with ThreadingHTTPServer(("127.0.0.1", given.port), Handler) as server:
+    with Server(("127.0.0.1", given.port), Handler) as server:
         print(f"router: http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
 

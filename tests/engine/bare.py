@@ -13,6 +13,7 @@ import zlib
 
 import model
 import torch
+from dray.vllm.store import stats as store_stats
 from harness import LIMIT, ROOT, until
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -37,6 +38,13 @@ def dray(socket, role="kv_both", **options):
     """kv_transfer_config of a DrayConnector. What D does not ask for is free after the time of the lease."""
     options.setdefault("lease", 2)
     return {"kv_connector": "DrayConnector", "kv_connector_module_path": "dray.vllm", "kv_role": role,
+            "kv_connector_extra_config": {"socket": str(socket), **options}}
+
+
+def kept(socket, role="kv_both", **options):
+    """kv_transfer_config of a DrayStoreConnector. No time of a slow machine lets a request give up its question."""
+    options = {"lookup": LIMIT, "weights": "those of the test", **options}
+    return {"kv_connector": "DrayStoreConnector", "kv_connector_module_path": "dray.vllm", "kv_role": role,
             "kv_connector_extra_config": {"socket": str(socket), **options}}
 
 
@@ -143,8 +151,7 @@ class Bare:
             invalid_block_ids=self.worker.get_block_ids_with_load_errors(), kv_connector_stats=stats,
             kv_connector_worker_meta=self.worker.build_connector_worker_meta()))
         self.worker.clear_connector_metadata()
-        if stats is not None:
-            self.stats.append(stats)
+        self.stats += filter(None, [stats, self.scheduler.connector.get_kv_connector_stats()])
         joined = self.aggregator.aggregate([result], 0)
         ids = list(output.num_scheduled_tokens)
         sampled = [[7] if self.scheduler.requests[r].num_computed_tokens >= self.scheduler.requests[r].num_tokens else []
@@ -187,6 +194,15 @@ class Bare:
         for stats in self.stats:
             for one in stats.data.values() if "DrayConnector" in stats.data else [stats]:
                 total += sum(getattr(one, "data", {}).get("tokens", []))
+        return total
+
+    def counts(self):
+        """What a DrayStoreConnector has counted since the start, alone or as a child."""
+        total = store_stats.new()
+        for stats in self.stats:
+            one = stats.data.get("DrayStoreConnector", stats) if hasattr(stats, "data") else stats
+            if "asked_tokens" in one.data:
+                store_stats.add(total, one.data)
         return total
 
     def close(self):

@@ -4,6 +4,7 @@
     python engine.py '{"model": ..., ...}'      arguments of AsyncEngineArgs
 
     -> {"id": "a", "prompt": [1, 2, ...], "max_tokens": 4, "params": {...}}    <- {"id": "a", "tokens": [...], ...}
+       "images": [[width, height, seed], ...], "ec": {...} are optional
     -> {"abort": "a"}
     -> {"metrics": "vllm:"}                                                    <- {"metrics": {...}}
 """
@@ -23,6 +24,14 @@ def say(out, lock, **what):
         out.flush()
 
 
+def image(width, height, seed):
+    """An image of random colours."""
+    import numpy
+    from PIL import Image
+
+    return Image.fromarray(numpy.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=numpy.uint8))
+
+
 async def serve(arguments, out, lock):
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -32,13 +41,16 @@ async def serve(arguments, out, lock):
     loop, tasks = asyncio.get_running_loop(), {}
 
     async def run(r):
-        extra = {"kv_transfer_params": r["params"]} if r.get("params") else None
+        extra = {key: r[name] for key, name in (("kv_transfer_params", "params"), ("ec_transfer_params", "ec")) if r.get(name)} or None
         sampling = SamplingParams(temperature=0.0, max_tokens=r["max_tokens"], ignore_eos=True, detokenize=False,
                                   logprobs=r.get("logprobs"), extra_args=extra)
+        prompt = {"prompt_token_ids": r["prompt"]}
+        if r.get("images"):
+            prompt["multi_modal_data"] = {"image": [image(*one) for one in r["images"]]}
         began = time.monotonic()
         first = got = None
         try:
-            async for got in engine.generate({"prompt_token_ids": r["prompt"]}, sampling, request_id=r["id"]):
+            async for got in engine.generate(prompt, sampling, request_id=r["id"]):
                 if first is None:
                     first = time.monotonic() - began
             one = got.outputs[0]
@@ -47,7 +59,8 @@ async def serve(arguments, out, lock):
                 best = sorted((p.logprob for p in position.values()), reverse=True)
                 gaps.append(best[0] - best[1])
             say(out, lock, id=r["id"], tokens=list(one.token_ids), reason=one.finish_reason, first=first,
-                total=time.monotonic() - began, cached=got.num_cached_tokens, params=got.kv_transfer_params, gaps=gaps)
+                total=time.monotonic() - began, cached=got.num_cached_tokens, params=got.kv_transfer_params, gaps=gaps,
+                ec=got.ec_transfer_params)
         except Exception as e:
             say(out, lock, id=r["id"], error=f"{type(e).__name__}: {e}", total=time.monotonic() - began)
 

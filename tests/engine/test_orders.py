@@ -13,7 +13,7 @@ import pytest
 from harness import ROOT
 from world import BLOCK, World
 
-ORDERS = int(os.environ.get("DRAY_ORDERS", 5000 if "DRAY_LONG" in os.environ else 100))  # for each mode and policy
+ORDERS = int(os.environ.get("DRAY_ORDERS", 5000 if "DRAY_LONG" in os.environ else 50))  # for each mode and policy
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill at one engine, which writes the blocks to another one as soon as they are computed.
 
-Tokens equal those of a single engine, and blocks are loaded, not computed.
+Tokens equal those of a single engine, blocks are loaded, not computed, and each block at D holds the bytes that P has computed.
 """
 
 import pytest
-from harness import LIMIT, until
+import recording
+from harness import LIMIT, ROOT, until
 from rig import (BLOCK, PREFILL, TOKENS, Engine, blocks_free, labels, letters, nothing_left, prompts, push, push_params, same_tokens,
                  sure, transfers, until_sure, with_references)
 
@@ -18,14 +19,29 @@ LOADED = "vllm:dray_loaded_tokens"
 def two(lab):
     """P and D with an agent each, over TCP. D never sees a prompt before its request comes from the router."""
     agents = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
+    (lab.tmp / "record").mkdir()
     options = {"mode": "push", "deadline": 4 * LIMIT}  # P computes slowly on a machine that builds beside the test
-    p = Engine(lab.tmp, "p", agents[0].socket, "kv_producer", options, max_num_batched_tokens=CHUNK)
-    d = Engine(lab.tmp, "d", agents[1].socket, "kv_consumer", options)
+    environment = {"RECORD": str(lab.tmp / "record"), "PYTHONPATH": f"{ROOT}/client/python:{ROOT}/tests/engine"}
+
+    def engine(name, role, agent, **arguments):
+        return Engine(lab.tmp, name, variables=environment, **arguments, connector={
+            "kv_connector": "RecordingConnector", "kv_connector_module_path": "recording", "kv_role": role, "engine_id": name,
+            "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"socket": str(agent.socket), **options}})
+
+    p = engine("p", "kv_producer", agents[0], max_num_batched_tokens=CHUNK)
+    d = engine("d", "kv_consumer", agents[1])
     try:
         yield p.ready(), d.ready(), agents
     finally:
         p.stop()
         d.stop()
+
+
+@pytest.fixture(autouse=True)
+def same_bytes(two, lab):
+    """After each test: D has what P has computed."""
+    yield
+    print("loads whose bytes are equal:", recording.check(lab.tmp / "record"))
 
 
 class Loaded:

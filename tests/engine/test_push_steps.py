@@ -351,3 +351,35 @@ def test_a_request_of_p_that_comes_too_late(world, caplog):
     world.now += 61
     turns(world, world.p, world.d, n=3)
     nothing_left(world)
+
+
+def mark(world):
+    """P's ranks compute on a device: its chunks are computed when the list that is returned is not empty."""
+    reached = []
+    for connector in world.p.workers:
+        connector._worker._pushes._mark = lambda: lambda: bool(reached)
+    return reached
+
+
+def test_a_chunk_is_not_written_before_the_device_has_computed_it(world):
+    reached = mark(world)
+    announce(world, 2 * STEP)
+    world.p.add("r", prompt(2 * STEP), 1, FOR_P)
+    turns(world, world.p, world.d, n=5)
+    assert "r" in world.p.answers and "r" not in world.d.answers and written(world) == 0
+    assert world.p.scheduler.has_requests() and sum(world.p.references().values()) == 3  # the blocks stay allocated
+    reached.append(True)
+    turns(world, world.p, world.d, n=5)
+    assert written(world) == 2 * STEP and world.d.answers["r"][0] == "LENGTH"
+    nothing_left(world)
+
+
+def test_a_chunk_that_is_given_up_before_the_device_has_computed_it(world):
+    mark(world)
+    announce(world, 2 * STEP)
+    world.p.add("r", prompt(2 * STEP), 1, FOR_P)
+    turns(world, world.p, n=3)
+    world.d.abort("r")
+    turns(world, world.d, world.p, n=5)
+    assert written(world) == 0
+    nothing_left(world)

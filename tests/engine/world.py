@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from dray import errors, events
-from dray.vllm import agent, connector, push_receiver, push_scheduler, push_sender, push_worker, ranks, scheduler, worker
+from dray.vllm import agent, connector, push_receiver, push_scheduler, push_sender, push_worker, ranks, scheduler, sessions, worker
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED
 from dray.vllm.layout import Group, Tensor, describe
 from dray.vllm.worker import WorkerSide
@@ -421,7 +421,7 @@ class World:
         self.numbers, self.making = itertools.count(1), None
         self.seen = Counter()  # what has happened, so that the test can tell whether everything has
         monkeypatch.setattr(connector, "find", lambda options, engine_id: agent.Found("/run/dray.sock"))
-        monkeypatch.setattr(connector, "Client", lambda *args, **how: Client(self, self.making, "scheduler"))
+        monkeypatch.setattr(sessions, "Client", lambda *args, **how: Client(self, self.making, "scheduler"))
         for module in (scheduler, push_scheduler):
             monkeypatch.setattr(module, "Grants", Grants)
         for module in (ranks, scheduler, worker, push_sender, push_receiver, push_worker):

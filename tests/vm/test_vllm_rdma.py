@@ -6,13 +6,11 @@ import hashlib
 import dray
 import pytest
 from conftest import Pair
-from dray.events import Notification
 from dray.vllm import layout as layouts
-from dray.vllm.grants import ENDED, USED, Grants
-from dray.vllm.layout import EngineLayout, Group, Tensor
-from dray.vllm.protocol import Arrival, Load, Push, PushTarget, StepMetadata
-from dray.vllm.worker import WorkerSide
-from harness import LIMIT, noise, until
+from dray.vllm.grants import ENDED, USED
+from dray.vllm.layout import Group, Tensor
+from harness import noise, until
+from worker_sides import WorkerEngine, load, push
 
 LAYERS, BLOCKS, BLOCK = 8, 64, 32
 BLOCK_BYTES = 32 * 64 * 2  # in one layer
@@ -21,70 +19,20 @@ SIZE = LAYERS * BLOCKS * BLOCK_BYTES
 RANK = layouts.describe(
     [Tensor(f"model.layers.{i}.attn", 0, i * BLOCKS * BLOCK_BYTES, (BLOCKS, 1, BLOCK, 64), (2048, 2048, 64, 1), 2, 1, 0, 1)
      for i in range(LAYERS)], GROUPS, rank=0, blocks=BLOCKS, length=SIZE)
-ENGINE = EngineLayout({"model": "m"}, GROUPS, (RANK,))
 OURS, THEIRS = tuple(range(1, 49)), tuple(range(60, 12, -1))  # blocks of the request at D and at P
 TOKENS = len(OURS) * BLOCK
 LOADS = 6  # at once
 
 
-class Engine:
-    """The sessions of an engine, with the worker side of its one rank."""
-
+class Engine(WorkerEngine):
     def __init__(self, agent, name):
-        self.agent, self.arrived = agent, []
-        self.client, worker = agent.client(group=name, notifications=True), agent.client(group=name)
-        self.grants = Grants(self.client)
-        self.grants.on_event = self.take
-        self.memory = dray.Memory(SIZE)
-        region = worker.region(self.memory)
-        self.worker = WorkerSide(worker, region, RANK, GROUPS, {"model": "m"})
-        self.region = self.client.borrow_region(region.agent_handle, SIZE)
-        self.received, self.failed, self.pushed, self.errors = [], [], 0, []
-
-    def take(self, event):
-        if isinstance(event, Notification):
-            self.arrived.append(Arrival.unpack(event.payload))
-
-    def step(self, **what):
-        self.worker.step(StepMetadata(**what))
-        self.worker.computed()
-        self.poll()
-
-    def poll(self):
-        """Of the worker side; and takes what the scheduler side would."""
-        results = self.worker.poll()
-        self.received += results.received
-        self.failed += results.failed
-        metadata = self.worker.take_metadata()
-        if metadata is not None:
-            self.pushed += len(metadata.pushed)
-            self.errors += metadata.push_errors.values()
-        self.grants.poll()
-
-    def lend(self, blocks, access, audience=None):
-        grant = self.grants.give("r", self.region, layouts.ranges(RANK, GROUPS, (blocks,)), LIMIT, access, audience)
-        until(lambda: self.grants.poll() or grant.token or grant.error, "the lease")
-        assert grant.token, grant.error
-        return grant
-
-    def acquire(self, grant):
-        hold = self.grants.acquire(grant.token, "a request")
-        until(lambda: self.grants.poll() or hold.remote or hold.error, "the right")
-        assert hold.error is None and hold.remote.transport == "rdma"
-        return hold
-
-    def ends(self, grant, how):
-        until(lambda: self.grants.poll() or grant.how, "the end of the lease")
-        assert grant.how == how
+        self.agent, self.memory = agent, dray.Memory(SIZE)
+        super().__init__(agent.socket, name, lambda client: client.region(self.memory), RANK, GROUPS)
 
     def digest(self, blocks):
         view = memoryview(self.memory.view)
         return hashlib.sha256(b"".join(
             view[(layer * BLOCKS + block) * BLOCK_BYTES:][:BLOCK_BYTES] for block in blocks for layer in range(LAYERS))).hexdigest()
-
-    def close(self):
-        self.worker.close()
-        self.client.close()
 
 
 @pytest.fixture
@@ -106,21 +54,12 @@ def count(agent):
     return len(agent.ctl("transfers", "--recent", "--json")["ended_transfers"])
 
 
-def load(hold, name="r"):
-    return Load(name, ENGINE, (OURS,), (THEIRS,), 0, TOKENS, {0: hold.remote.agent_handle}, float(LIMIT))
-
-
-def push(key, number, hold, of, first, end, last):
-    target = PushTarget("r", ENGINE, ENGINE, (OURS,), {0: hold.remote.agent_handle}, of, 1, float(LIMIT)) if number == 0 else None
-    return Push(key, number, (THEIRS,), first, end, last, target)
-
-
 def test_pull(engines):
     p, d = engines
     before = count(d.agent)
     grant = p.lend(THEIRS, "r")
-    hold = d.acquire(grant)
-    d.step(loads=[load(hold)])
+    hold = d.acquire(grant, "rdma")
+    d.step(loads=[load(p, hold, OURS, THEIRS)])
     until(lambda: d.poll() or d.received, "the load")
     assert d.received == ["r"] and not d.failed and d.digest(OURS) == p.digest(THEIRS)
     only_rdma(d.agent, before)
@@ -134,8 +73,8 @@ def test_pull_whose_lease_ends(engines):
     p, d = engines
     right = p.digest(THEIRS)
     grant = p.lend(THEIRS, "r")
-    hold = d.acquire(grant)
-    d.step(loads=[load(hold, f"r{i}") for i in range(LOADS)])
+    hold = d.acquire(grant, "rdma")
+    d.step(loads=[load(p, hold, OURS, THEIRS, f"r{i}") for i in range(LOADS)])
     p.grants.end(grant)
     p.ends(grant, ENDED)
     p.memory.view[:] = b"\xff" * SIZE
@@ -151,9 +90,9 @@ def test_push(engines):
     p, d = engines
     before = count(p.agent)
     grant = d.lend(OURS, "w")
-    hold = p.acquire(grant)
-    p.step(pushes=[push(1, 0, hold, 7, 0, 16 * BLOCK, False)])
-    p.step(pushes=[push(1, 1, hold, 7, 16 * BLOCK, TOKENS, True)])
+    hold = p.acquire(grant, "rdma")
+    p.step(pushes=[push(p, d, hold, OURS, THEIRS, 0, 0, 16 * BLOCK, False)])
+    p.step(pushes=[push(p, d, hold, OURS, THEIRS, 1, 16 * BLOCK, TOKENS, True)])
     until(lambda: p.poll() or d.poll() or len(d.arrived) == 2 and p.pushed == 2, "the chunks")
     assert not p.errors and d.digest(OURS) == p.digest(THEIRS)
     assert sum(one.size for one in d.arrived) == len(OURS) * LAYERS * BLOCK_BYTES and sorted(one.last for one in d.arrived) == [False, True]
@@ -167,10 +106,10 @@ def test_push_whose_lease_ends(engines):
     """D uses the blocks for another request when the lease has ended; nothing that P writes arrives after that."""
     p, d = engines
     grant = d.lend(OURS, "w")
-    hold = p.acquire(grant)
+    hold = p.acquire(grant, "rdma")
     chunks = 2 * LOADS
     size = TOKENS // chunks
-    p.step(pushes=[push(1, i, hold, 7, i * size, (i + 1) * size, i == chunks - 1) for i in range(chunks)])
+    p.step(pushes=[push(p, d, hold, OURS, THEIRS, i, i * size, (i + 1) * size, i == chunks - 1) for i in range(chunks)])
     d.grants.end(grant)
     d.ends(grant, ENDED)
     d.memory.view[:] = bytes(SIZE)

@@ -57,10 +57,13 @@ def group_kind(spec: Any) -> str:
     if "CrossAttention" in name:
         raise errors.Unsupported("a KV-cache group holds cross-attention, whose blocks belong to no token of the prompt",
                                  fix="Run encoder-decoder models without DrayConnector.")
+    kind = "mla" if "MLA" in name else "attention"
     window = getattr(spec, "sliding_window", None)
     chunk = getattr(spec, "attention_chunk_size", None)
-    kind = "mla" if "MLA" in name else "attention"
-    return kind + (f", window {window}" if window else "") + (f", chunks of {chunk}" if chunk else "")
+    if name.startswith(("SlidingWindow", "ChunkedLocal")):
+        return kind + (f", window {window}" if window else f", chunks of {chunk}")
+    # All blocks of the other specs are kept and read, also if some of their layers look at a part of the tokens only.
+    return kind + (f", masked by a window of {window}" if window else "") + (f", masked by pieces of {chunk}" if chunk else "")
 
 
 def groups(kv_cache_config: Any) -> tuple[layout.Group, ...]:

@@ -22,6 +22,7 @@ from .protocol import RankInfo, StepMetadata, WorkerMetadata
 from .push_scheduler import PushSide
 from .rest import Rest
 from .scheduler import SchedulerSide
+from .sessions import connect
 from .siblings import Member, join, shared_pool
 from .worker import WorkerSide, layout_of
 
@@ -75,15 +76,7 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
                 SchedulerSide(self._options, client, self._engine_id, self._member, rest, **size)
 
     def _connect(self, what: str, notifications: bool = False) -> Client:
-        """A session with the agent. Waits for an agent that is not there, up to the deadline."""
-        limit = self._options.deadline
-        try:
-            return Client(self._agent.socket, group=f"vllm {self._engine_id}"[:64], name=f"vllm {what}",
-                          notifications=notifications, patience=limit, timeout=limit)
-        except (errors.PeerUnreachable, errors.Timeout) as e:
-            raise errors.PeerUnreachable(
-                f"no agent has answered at {self._agent.socket} within {limit:g} s (option 'deadline'): {e}",
-                fix="Start drayd, or name its socket by the option 'socket'.", path=self._agent.socket) from None
+        return connect(self._agent.socket, self._engine_id, what, self._options.deadline, notifications)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -188,7 +181,10 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _start_worker(self, client: Client, region: Region, layout: RankLayout, groups: tuple[Group, ...],
                       bounce: Bounce | None = None) -> None:
-        self._worker = WorkerSide(client, region, layout, groups, compat.model_fields(self._config), self._options.name, bounce)
+        from .memory import marker
+
+        self._worker = WorkerSide(client, region, layout, groups, compat.model_fields(self._config), self._options.name, bounce,
+                                  marker(self._config.device_config.device_type))
         _logger.info("dray: rank %d: %d MB of %s are shared with the agent at %s (%s)", layout.rank, region.length // 10**6,
                      "KV cache" if bounce is None else "a bounce buffer", client.path, client.segment)
 
@@ -264,9 +260,6 @@ _register()
 
 def _refuse_devices(config: VllmConfig, options: Options) -> None:
     device = config.device_config.device_type
-    if options.mode == "push" and device != "cpu":
-        raise errors.Unsupported(f"mode 'push' reads blocks when the forward pass returns, and on {device!r} they are not computed then",
-                                 fix="Set the option 'mode' to 'pull' at both engines.")
     if device not in _DEVICES:
         raise errors.Unsupported(f"the engine runs on {device!r}, and DrayConnector serves KV caches on {', '.join(_DEVICES)}",
                                  fix="Use another connector for this device.")

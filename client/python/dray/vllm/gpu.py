@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..client import Client
     from ..handles import Region
 
-__all__ = ["GpuMemory", "Pool"]
+__all__ = ["GpuMemory", "Pool", "mark"]
 
 
 class Pool:
@@ -67,6 +67,15 @@ class GpuMemory:
         """Registers the memory. Blocks; for the start of the engine. Once."""
         with self._extents as extents:
             return client.region(extents, name="kv")
+
+
+def mark() -> Callable[[], bool]:
+    """Marks the end of what was started on the current stream; the function returned says whether the GPU has come to it."""
+    import torch
+
+    event = torch.cuda.Event()
+    event.record()
+    return lambda: bool(event.query())
 
 
 def _refusal(name: str, tensor: Any) -> str | None:

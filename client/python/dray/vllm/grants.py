@@ -126,14 +126,15 @@ class Grants:
         return bool(self._leaving) or any(grant._unwanted for grant in self._asked)
 
     def give(self, label: str, region: Region, ranges: Any, expiry: float, access: str = "r",
-             audience: bytes | None = None) -> Grant:
+             audience: bytes | None = None, holders: int = 1) -> Grant:
         """Starts to give a right on `ranges` of a region, which ends after `expiry` seconds unless it is renewed.
 
-        access: "r" to read them, "w" to write them. audience: id of the holder's agent, which gets the right
+        access: "r" to read them, "w" to write them. holders: how many engines use it. audience: id of the holder's agent, which gets the right
         at once; None: any agent, which asks for it.
         """
         grant = Grant(label)
-        pending = region.lease(ranges, access=access, expiry=expiry, audience=audience, grant=audience is not None, wait=False)
+        pending = region.lease(ranges, access=access, expiry=expiry, holders=holders, audience=audience,
+                               grant=audience is not None, wait=False)
         self._asked.add(grant)
         pending.add_done_callback(lambda p: self._answered(grant, p))
         return grant

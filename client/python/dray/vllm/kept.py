@@ -24,6 +24,16 @@ class Kept:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._blocks
 
+    @property
+    def blocks(self) -> int:
+        """References that are kept."""
+        return sum(map(len, self._blocks.values()))
+
+    @property
+    def alone(self) -> bool:
+        """True if a block becomes free with the end of a reference."""
+        return any(block.ref_cnt == 1 for blocks in self._blocks.values() for block in blocks)
+
     def check(self) -> None:
         """errors.Unsupported: the engine has not given its bookkeeping to the connector."""
         if self.kv_cache_manager is None:
@@ -37,8 +47,9 @@ class Kept:
         self.kv_cache_manager.block_pool.touch(kept)
         self._blocks[key] = kept
 
-    def free(self, key: Hashable) -> None:
-        """Gives the references of a key back; nothing happens if there are none."""
-        blocks = self._blocks.pop(key, None)
+    def free(self, key: Hashable) -> list[Any]:
+        """Gives the references of a key back; nothing happens if there are none. Returns the blocks."""
+        blocks = self._blocks.pop(key, [])
         if blocks:
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+        return blocks

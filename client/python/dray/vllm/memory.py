@@ -23,8 +23,9 @@ from ..memory import Memory
 if TYPE_CHECKING:
     from ..client import Client
     from ..handles import Region
+    from .push_worker import Mark
 
-__all__ = ["Shared", "SharedMemory", "make_pool", "share", "span", "spread"]
+__all__ = ["Shared", "SharedMemory", "make_pool", "marker", "share", "span", "spread"]
 
 _BYTES = (torch.int8, torch.uint8)
 
@@ -96,6 +97,15 @@ def make_pool(device: str) -> Any:
     from .gpu import Pool
 
     return Pool()
+
+
+def marker(device: str) -> Mark | None:
+    """Of PushWorker, for a kind of device."""
+    if device == "cpu":
+        return None
+    from .gpu import mark
+
+    return mark
 
 
 def share(tensors: Mapping[str, Any], pool: Any) -> Shared:

@@ -4,45 +4,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from . import stats
+from .counted import Counted, PerEngine
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["DrayPromMetrics", "DrayStats"]
+__all__ = ["SECONDS", "DrayPromMetrics", "DrayStats"]
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _COUNTS = tuple(float(4 ** n) for n in range(10))
 _BYTES = tuple(float(1 << n) for n in range(20, 37, 2))
 
 
 @dataclass
-class DrayStats(KVConnectorStats):
+class DrayStats(Counted, KVConnectorStats):
     """Loads that ended in an interval."""
 
-    def __post_init__(self) -> None:
-        if not self.data:
-            self.reset()
-
-    def reset(self) -> None:
-        self.data = stats.new()
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        stats.add(self.data, other.data)
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        return stats.summary(self.data)
-
-    def is_empty(self) -> bool:
-        return stats.is_empty(self.data)
+    counts: ClassVar[Any] = stats
 
 
-class DrayPromMetrics(KVConnectorPromMetrics):
+class DrayPromMetrics(PerEngine, KVConnectorPromMetrics):
     """Histograms of loads, and counts of failures by the name of the error."""
 
     def __init__(self, vllm_config: VllmConfig, metric_types: dict[Any, Any], labelnames: list[str],
@@ -53,7 +39,7 @@ class DrayPromMetrics(KVConnectorPromMetrics):
             name: self._for_engines(self._histogram_cls(
                 name=f"vllm:dray_load_{name}", documentation=text, buckets=buckets, labelnames=labelnames))
             for name, text, buckets in (
-                ("seconds", "Time of a load of KV blocks, from its start to its end.", _SECONDS),
+                ("seconds", "Time of a load of KV blocks, from its start to its end.", SECONDS),
                 ("bytes", "Bytes of a load of KV blocks.", _BYTES),
                 ("blocks", "Blocks of a load, of all KV-cache groups.", _COUNTS),
                 ("operations", "Pieces in which this engine's agent read a load.", _COUNTS))}
@@ -65,10 +51,6 @@ class DrayPromMetrics(KVConnectorPromMetrics):
         self._failures = self._counter_cls(
             name="vllm:dray_load_failures", documentation="Loads that failed, by the name of the error.",
             labelnames=[*labelnames, "error"])
-
-    def _for_engines(self, metric: Any) -> dict[int, Any]:
-        """The metric of each engine, by its number."""
-        return {engine: metric.labels(*values) for engine, values in self._labels.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds the counts of an interval."""

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
+from . import checks
 
 __all__ = ["DEFAULT_NAME", "Options"]
 
@@ -20,7 +19,6 @@ TRANSPORTS = ("auto", "rdma", "tcp", "local")
 MODES = ("pull", "push")
 LAYOUTS = ("block", "engine")
 AGENTS = ("auto", "private", "external")
-_WHERE = "kv_connector_extra_config"
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,8 @@ class Options:
     connector among several ones of the engine, which is also the key of its part of kv_transfer_params.
     pool: False if another child of MultiConnector allocates the KV cache. bounce: copy blocks through host
     memory if the KV cache cannot be shared; bounce_size: bytes of that memory, for each rank. layout: "block":
-    ask the engine for blocks that are contiguous over all layers; "engine": take its own layout.
+    ask the engine for blocks that are contiguous over all layers; "engine": take its own layout. secret_file: with
+    the secret by which encoders prove their offers to consumers; of DrayECConnector alone.
     """
 
     transport: str = "auto"
@@ -54,83 +53,57 @@ class Options:
     bounce: bool = False
     bounce_size: int = 256 << 20
     layout: str = "block"
+    secret_file: str | None = None
 
     @classmethod
-    def parse(cls, config: Mapping[str, Any]) -> Options:
-        """Checks the options. errors.Invalid names the option, its value and what is allowed."""
-        known = {field.name: field for field in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in config.items():
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, 1)
-                raise errors.Invalid(
-                    f"{_WHERE} has an unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                    fix=f"Options of DrayConnector: {', '.join(sorted(known))}.")
-            values[name] = _CHECKS[name](name, value)
+    def parse(cls, config: Mapping[str, Any], where: str = checks.WHERE, connector: str = "DrayConnector",
+              names: Collection[str] = ()) -> Options:
+        """Checks the options. errors.Invalid names the option, its value and what is allowed.
+
+        where: the key of the engine's configuration that has them. names: of those that this connector has; empty: those of
+        DrayConnector.
+        """
+        known = {name: check for name, check in _CHECKS.items() if (name in names if names else name not in _OF_ENCODERS)}
+        values = checks.read(config, known, connector, where)
         options = cls(**values)
         for name in ("bounce", "name"):
             if options.mode == "push" and name in values and values[name] != getattr(cls, name):
-                raise errors.Invalid(f"{_WHERE} sets {name!r} to {values[name]!r}, which works with the mode 'pull' only",
+                raise errors.Invalid(f"{where} sets {name!r} to {values[name]!r}, which works with the mode 'pull' only",
                                      fix=f"Set 'mode' to 'pull', or leave {name!r} out.")
         if "bounce_size" in values and not options.bounce:
-            raise errors.Invalid(f"{_WHERE} sets bounce_size without bounce", fix="Set bounce to true, or leave bounce_size out.")
+            raise errors.Invalid(f"{where} sets bounce_size without bounce", fix="Set bounce to true, or leave bounce_size out.")
         if options.socket and options.agent == "private":
-            raise errors.Invalid(f"{_WHERE} names a socket, and asks for a private agent",
+            raise errors.Invalid(f"{where} names a socket, and asks for a private agent",
                                  fix="Leave one of 'socket' and 'agent' out.")
         return options
 
-
-def _invalid(name: str, value: object, allowed: str) -> errors.Invalid:
-    return errors.Invalid(f"option {name!r} of {_WHERE} is {value!r}", fix=f"Set {allowed}.")
-
-
-def _one_of(*allowed: str) -> Callable[[str, Any], str]:
-    def check(name: str, value: Any) -> str:
-        if value not in allowed:
-            raise _invalid(name, value, f"it to one of {', '.join(map(repr, allowed))}")
-        return str(value)
-
-    return check
+    def path_error(self, used: str, where: str) -> errors.Error | None:
+        """Why the transport `used` to reach `where` is not what the user has chosen; None if it is."""
+        if self.transport not in ("auto", used):
+            named = f"option 'transport' is {self.transport!r}"
+        elif self.transport == "auto" and self.devices and used == "tcp":
+            named = f"option 'devices' is {', '.join(self.devices)!r}"
+        else:
+            return None
+        return errors.Unsupported(f"{named}, and {where} is reached over {used}",
+                                  fix="Leave the option out, or see `drayctl rails` and `drayctl peers` at both agents.")
 
 
 def _devices(name: str, value: Any) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, str) and one.strip() for one in listed):
-        raise _invalid(name, value, "it to names of RDMA devices, with * and ?, such as [\"mlx5_0\"], or leave it out")
+        raise checks.invalid(name, value, "it to names of RDMA devices, with * and ?, such as [\"mlx5_0\"], or leave it out")
     return tuple(one.strip() for one in listed)
-
-
-def _path(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise _invalid(name, value, "it to the path of a file, or leave it out")
-    return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 86400 or math.isnan(value):
-        raise _invalid(name, value, "it to a number of seconds above 0, at most 86400")
-    return float(value)
 
 
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"dray[A-Za-z0-9._-]{0,28}", value):
-        raise _invalid(name, value, "it to 'dray' and up to 28 letters, digits, '.', '_' and '-', such as 'dray-tcp'")
-    return value
-
-
-def _size(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 1 << 40:
-        raise _invalid(name, value, f"it to a number of bytes above 0, at most {1 << 40}")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _invalid(name, value, "it to true or false")
+        raise checks.invalid(name, value, "it to 'dray' and up to 28 letters, digits, '.', '_' and '-', such as 'dray-tcp'")
     return value
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "mode": _one_of(*MODES), "transport": _one_of(*TRANSPORTS), "agent": _one_of(*AGENTS), "socket": _path, "key_file": _path,
-    "devices": _devices, "deadline": _seconds, "lease": _seconds, "name": _name, "pool": _flag, "bounce": _flag, "bounce_size": _size,
-    "layout": _one_of(*LAYOUTS)}
+    "mode": checks.one_of(*MODES), "transport": checks.one_of(*TRANSPORTS), "agent": checks.one_of(*AGENTS), "socket": checks.path,
+    "key_file": checks.path, "devices": _devices, "deadline": checks.seconds, "lease": checks.seconds, "name": _name, "pool": checks.flag,
+    "bounce": checks.flag, "bounce_size": checks.size, "layout": checks.one_of(*LAYOUTS), "secret_file": checks.path}
+_OF_ENCODERS = ("secret_file",)

@@ -159,7 +159,7 @@ class StepMetadata:
     that they are copied into, by request. can_lend: a failed load may be reported although the agent can still
     write its blocks, because the scheduler side keeps them allocated. loaded: requests of D whose blocks
     were written by P. pushes: chunks of P, to be written when they are computed. push_stops: keys of
-    transfers whose chunks are to be cancelled.
+    transfers whose chunks are to be cancelled. rest: seconds that the workers may wait for the end of a transfer.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -172,6 +172,7 @@ class StepMetadata:
     loaded: dict[str, Loaded] = field(default_factory=dict)
     pushes: list[Push] = field(default_factory=list)
     push_stops: list[int] = field(default_factory=list)
+    rest: float = 0.0
 
 
 @dataclass

@@ -361,6 +361,11 @@ class Sender:
         return len(self._sends) - len(self._running)
 
     @property
+    def writing(self) -> bool:
+        """True while the workers have chunks whose end they have not reported."""
+        return any(send.chunks for send in self._sends.values())
+
+    @property
     def busy(self) -> bool:
         """True while blocks of finished requests are kept."""
         return self.kept_requests > 0

@@ -2,14 +2,15 @@
 """The worker side of P in mode 'push': writes the chunks of requests that the engine has computed to D's blocks.
 
 The scheduler side hands chunks over for the step that computes them; they are submitted when that step's
-forward pass is over. Each chunk is reported exactly once, when the agent does not read its blocks any
-more. Every transfer notifies D, and the last one of a pair of ranks says so: D counts them, because
+forward pass is over, or on a GPU when its stream has come to the mark behind the pass. Each chunk is reported
+exactly once, when the agent does not read its blocks any more. Every transfer notifies D, and the last one of a pair of ranks says so: D counts them, because
 transfers may overtake each other. Nothing here waits for the agent.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .. import errors
@@ -20,7 +21,9 @@ from . import layout as layouts
 from .layout import Plan
 from .protocol import Arrival, Push, PushTarget, WorkerMetadata
 
-__all__ = ["PushWorker"]
+__all__ = ["Mark", "PushWorker"]
+
+Mark = Callable[[], Callable[[], bool]]
 
 
 class _Target:
@@ -36,10 +39,10 @@ class _Target:
 
 
 class _Chunk:
-    """queue: what has not been accepted by the agent: rank of D, operations, notification."""
+    """computed: says whether its blocks are. queue: what has not been accepted by the agent: rank of D, operations, notification."""
 
-    def __init__(self, push: Push) -> None:
-        self.push = push
+    def __init__(self, push: Push, computed: Callable[[], bool]) -> None:
+        self.push, self.computed = push, computed
         self.queue: list[tuple[int, Any, Arrival]] = []
         self.started: list[Transfer | Pending[None]] = []
 
@@ -48,11 +51,16 @@ class _Chunk:
         return not self.queue and all(one.done() and not (isinstance(one, Transfer) and one.lent()) for one in self.started)
 
 
-class PushWorker:
-    """One for each rank."""
+def _is_computed() -> bool:
+    return True
 
-    def __init__(self, client: Client, region: Region, rank: int) -> None:
-        self._client, self._region, self._rank = client, region, rank
+
+class PushWorker:
+    """One for each rank. mark: puts a mark behind all that the engine has started, and returns a function that says whether the
+    device has come to it; None: a forward pass is computed when it returns."""
+
+    def __init__(self, client: Client, region: Region, rank: int, mark: Mark | None = None) -> None:
+        self._client, self._region, self._rank, self._mark = client, region, rank, mark
         self._computed: list[Push] = []  # in this step
         self._targets: dict[int, _Target] = {}
         self._plans: dict[tuple[Any, Any], Plan] = {}
@@ -67,6 +75,7 @@ class PushWorker:
     def computed(self, metadata: WorkerMetadata) -> None:
         """The step's forward pass is over: submits its chunks."""
         pushes, self._computed = self._computed, []
+        computed = self._mark() if self._mark is not None and pushes else _is_computed
         for push in pushes:
             if push.target is not None:
                 self._open(push.key, push.target, metadata)
@@ -74,7 +83,7 @@ class PushWorker:
             if target is None or target.over:
                 metadata.pushed[push.key, push.number] = 1
                 continue
-            chunk = _Chunk(push)
+            chunk = _Chunk(push, computed)
             target.chunks.append(chunk)
             try:
                 self._fill(chunk, target)
@@ -107,7 +116,9 @@ class PushWorker:
                 target.sent[rank] += 1
 
     def _submit(self, chunk: _Chunk, target: _Target) -> None:
-        """Starts the transfers that the agent has room for; the others follow in later steps."""
+        """Starts the transfers of a computed chunk that the agent has room for; the others follow in later steps."""
+        if not chunk.queue or not chunk.computed():
+            return
         while chunk.queue:
             rank, ops, arrival = chunk.queue[0]
             left = target.ends - time.monotonic()

@@ -237,19 +237,9 @@ class SchedulerSide:
         return True
 
     def _transport_error(self, load: _Load) -> errors.Error | None:
-        wanted, devices = self._options.transport, self._options.devices
-        for rank, hold in load.holds.items():
-            used = hold.remote.transport if hold.remote is not None else wanted
-            if wanted not in ("auto", used):
-                named = f"option 'transport' is {wanted!r}"
-            elif wanted == "auto" and devices and used == "tcp":
-                named = f"option 'devices' is {', '.join(devices)!r}"
-            else:
-                continue
-            return errors.Unsupported(
-                f"{named}, and rank {rank} of the other engine is reached over {used}",
-                fix="Leave the option out, or see `drayctl rails` and `drayctl peers` at both agents.")
-        return None
+        refused = (self._options.path_error(hold.remote.transport, f"rank {rank} of the other engine")
+                   for rank, hold in load.holds.items() if hold.remote is not None)
+        return next(filter(None, refused), None)
 
     # --- requests of P ------------------------------------------------------------------------------
 
@@ -361,9 +351,11 @@ class SchedulerSide:
         """What the workers have to do in this step."""
         active = [load for load in self._loads.values() if load.state is not _State.DONE]
         moved = len(active) + len(self._held) + len(self._lent)
-        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, moved, any(load.asks() for load in self._allocated.values())),
-                   moved > 0)
-        metadata = StepMetadata(can_lend=self._manager is not None)
+        asks = any(load.asks() for load in self._allocated.values())
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, asks, heard=True)
+        by_workers = not asks and any(load.state in (_State.ALLOCATED, _State.STARTED) for load in active)
+        self._poll(0.0 if by_workers else rest, moved > 0)
+        metadata = StepMetadata(can_lend=self._manager is not None, rest=rest if by_workers else 0.0)
         if self._prefills:
             self._follow(output)
         if active:

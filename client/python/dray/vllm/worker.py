@@ -27,7 +27,7 @@ from .layout import EngineLayout, Group, Plan, RankLayout
 from .looks import Looks
 from .options import DEFAULT_NAME
 from .protocol import Load, RankInfo, StepMetadata, WorkerMetadata
-from .push_worker import PushWorker
+from .push_worker import Mark, PushWorker
 from .slots import Blocks, Piece
 from .stats import Stats, sentence
 
@@ -72,8 +72,8 @@ class WorkerSide:
     """One for each rank. Its methods are the hooks that the engine's model runner calls."""
 
     def __init__(self, client: Client, region: Region, rank: RankLayout, groups: tuple[Group, ...],
-                 model: dict[str, str], name: str = DEFAULT_NAME, bounce: Bounce | None = None) -> None:
-        """region, rank: of the buffer, if blocks are copied through one (bounce)."""
+                 model: dict[str, str], name: str = DEFAULT_NAME, bounce: Bounce | None = None, mark: Mark | None = None) -> None:
+        """region, rank: of the buffer, if blocks are copied through one (bounce). mark: of PushWorker."""
         self._client, self._region, self._name, self._bounce = client, region, name, bounce
         self._layout, self._groups, self._model = rank, groups, model
         self._plans: dict[EngineLayout, Plan] = {}
@@ -83,8 +83,9 @@ class WorkerSide:
         self._results = Results()
         self._metadata = WorkerMetadata(ranks={rank.rank: self.info()})
         self._can_lend = False
+        self._rest = 0.0
         self._looks = Looks()
-        self._pushes = PushWorker(client, region, rank.rank)
+        self._pushes = PushWorker(client, region, rank.rank, mark)
         self.stats = Stats(lambda data: _logger.info("dray: rank %d, last minute: %s", rank.rank, sentence(data)))
 
     def info(self) -> RankInfo:
@@ -96,7 +97,7 @@ class WorkerSide:
 
     def step(self, metadata: StepMetadata) -> None:
         """Starts and stops what the scheduler side has decided for this step."""
-        self._can_lend = metadata.can_lend
+        self._can_lend, self._rest = metadata.can_lend, metadata.rest
         for request_id in metadata.stops:
             running = self._running.get(request_id)
             if running is not None:  # otherwise its end has been reported
@@ -188,8 +189,10 @@ class WorkerSide:
 
     def poll(self) -> Results:
         """Takes what has ended; each request once."""
-        if self._looks.due(bool(self._running or self._lent or not self._pushes.idle)):
-            self._client.process()
+        moving = bool(self._running or self._lent or not self._pushes.idle)
+        if self._looks.due(moving):
+            self._client.process(self._rest if moving and not (self._results.received or self._results.sent) else 0.0)
+        self._rest = 0.0
         while self._client.events:
             self._take_event(self._client.events.popleft())
         if self._running:
