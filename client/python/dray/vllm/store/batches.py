@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks as batches of the store: how many keys and ranges a batch takes, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import errors
+from ...pending import Lending
+from .keys import Root, key
+from .objects import RANGES_MAX, Objects
+from .protocol import Block
+
+__all__ = ["Batches"]
+
+_KEYS_MAX = 1024
+
+Item = tuple[bytes, list[tuple[int, int]], float]
+
+
+class Batches:
+    """Blocks of one load or save. The store's batches of them are started as far as the agent has room, and end one by one.
+
+    results: of the batches that have ended, with the bytes that each object is to have. error: of a batch that failed, or None.
+    lost: the session was lost, and the agent may go on with a batch until there is proof that it does not.
+    """
+
+    def __init__(self, objects: Objects, root: Root, blocks: Sequence[Block]) -> None:
+        self._waiting = _cut(objects, root, blocks)
+        self._running: list[tuple[list[int], Lending[Any]]] = []
+        self.results: list[tuple[int, Any]] = []
+        self.error: errors.Error | None = None
+        self.lost = False
+
+    def start(self, put_or_get: Callable[[list[Item]], Lending[Any]]) -> None:
+        """Starts batches that wait, until the agent is busy. After an error no further one is started."""
+        while self._waiting and self.error is None:
+            items, sizes = self._waiting[0]
+            try:
+                self._running.append((sizes, put_or_get(items)))
+            except errors.Busy:
+                return
+            except errors.Error as e:
+                self.error = e
+                return
+            self._waiting.pop(0)
+
+    def poll(self) -> None:
+        """Takes the results of batches that have ended. Does not wait."""
+        running, self._running, self.lost = self._running, [], False
+        for sizes, pending in running:
+            if not pending.done():
+                self._running.append((sizes, pending))
+                continue
+            error: Any = pending.error()
+            if error is None:
+                self.results += zip(sizes, pending.result(0), strict=True)
+                continue
+            self.error = self.error or error
+            if pending.lent():
+                self.lost = True
+                self._running.append((sizes, pending))
+
+    @property
+    def busy(self) -> bool:
+        """True while the agent may touch blocks."""
+        return bool(self._running)
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing is in flight, and nothing will be."""
+        return not self._running and (not self._waiting or self.error is not None)
+
+
+def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[tuple[list[Item], list[int]]]:
+    """[(items, sizes)] of batches that the store takes."""
+    out: list[tuple[list[Item], list[int]]] = []
+    ranges = RANGES_MAX + 1
+    for block in blocks:
+        n = objects.counts[block.group]
+        if ranges + n > RANGES_MAX or len(out[-1][0]) == _KEYS_MAX:
+            out.append(([], []))
+            ranges = 0
+        ranges += n
+        out[-1][0].append((key(root, objects.forms[block.group], block.hash), objects.ranges(block.group, block.number), block.cost))
+        out[-1][1].append(objects.sizes[block.group])
+    return out

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store has for one request, asked in a batch that also keeps what is found from being evicted.
+
+Long prompts take several batches. The next one is asked when all of the last one was found, so that no step of the engine handles
+more than one of them for a request, and a prompt that the store does not have costs one. Keys that the store has no room for now,
+as when many objects are pinned or come from the disk, are asked for again after the time that it names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import errors
+from ...pending import Pending
+from ...store import Status, Store, StoreResult
+from ..layout import Group
+from .hits import first_needed, hit
+from .pins import Pins
+
+__all__ = ["Lookup"]
+
+_KEYS_MAX = 1024  # of a batch
+_PAUSE = 0.01  # seconds, at least, before a busy store is asked again
+_FAR = 1 << 40
+
+
+class Lookup:
+    """The question for blocks behind the tokens that the engine has. first, end: tokens of the question.
+
+    keys_of: the keys of a block of a group at all ranks, with the sizes of the objects; None: behind the last block.
+    """
+
+    def __init__(self, store: Store, pins: Pins, groups: Sequence[Group], keys_of: Callable[[int, int], dict[bytes, int] | None],
+                 first: int, end: int) -> None:
+        """errors.Error: it could not be asked."""
+        self.first, self.end, self.began = first, end, time.monotonic()
+        self._store, self._pins, self._groups, self._keys_of = store, pins, groups, keys_of
+        self._session = pins.session
+        self._whole = [not first_needed(group, _FAR) for group in groups]  # they need each block from the first token on
+        self._left = sorted(((block + 1) * group.tokens, number, block) for number, group in enumerate(groups)
+                            for block in range(first // group.tokens, end // group.tokens))
+        self._left.reverse()
+        self._blocks: dict[tuple[int, int], dict[bytes, int]] = {}  # that were asked
+        self._have: set[tuple[int, int]] = set()
+        self._part: list[tuple[int, int]] = []
+        self.results: list[StoreResult] = []  # of all keys that were asked, as often as they were
+        self._sizes: dict[bytes, int] = {}  # of the objects of this part that were found
+        self.again = 0.0  # when the keys that were busy are asked again; 0: there are none
+        self._ended = False
+        self._asked: list[bytes] = []
+        self._pending: Pending[Any] | None = None
+        self.error: errors.Error | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        """Asks for the next blocks."""
+        keys: dict[bytes, None] = {}
+        self._part, self._sizes = [], {}
+        while self._left and len(keys) < _KEYS_MAX:
+            _, number, block = self._left[-1]
+            found = self._keys_of(number, block)
+            if found is None or len(keys) + len(found) > _KEYS_MAX:
+                break
+            self._left.pop()
+            self._blocks[number, block] = found
+            self._part.append((number, block))
+            keys.update(dict.fromkeys(found))
+        if not keys:
+            self._left.clear()
+            return
+        asked = list(keys)
+        self._pins.take(key for one in self._part for key in self._blocks[one])
+        try:
+            self._pending = self._store.pin(asked, wait=False)
+        except BaseException:
+            self._let_go(self._part)
+            raise
+        self._asked = asked
+
+    def answered(self, patient: bool = True) -> bool:
+        """True if nothing more will be learned. patient: False: nothing more is asked. Does not wait."""
+        while not self._ended:
+            if self._pending is not None:
+                if not self._pending.done():
+                    return False
+                self._take()
+            if self._ended:
+                break
+            if self.again and patient:
+                if time.monotonic() < self.again:
+                    return False
+                self._ask_more(self._ask_again)
+            elif patient and self._goes_on():
+                self._ask_more(self._ask)
+            else:
+                self._ended = True
+        return True
+
+    def _ask_more(self, ask: Callable[[], None]) -> None:
+        self.again = 0.0
+        if self._pins.session != self._session:
+            self._have.clear()  # its pins ended with the session
+            self._ended = True
+            return
+        try:
+            ask()
+        except errors.Error as e:
+            self.error, self._ended = e, True
+
+    def _take(self) -> None:
+        """Takes an answer."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        self.error = pending.error()
+        if self.error is not None:
+            self._ended = True
+            return
+        busy, results = [], pending.result(0)
+        self.results += results
+        for key, result in zip(self._asked, results, strict=True):
+            if result.status == Status.OK:
+                self._sizes[key] = result.length
+            elif result.status == Status.BUSY:
+                busy.append((key, result.wait))
+        self._have.update(one for one in self._part if all(self._sizes.get(key) == size for key, size in self._blocks[one].items()))
+        if busy:
+            self._asked = [key for key, _ in busy]
+            self.again = time.monotonic() + max(_PAUSE, *(wait for _, wait in busy))
+
+    def _goes_on(self) -> bool:
+        """True if there is another part to be asked for."""
+        return bool(self._left) and not any(self._whole[one[0]] and one not in self._have for one in self._part)
+
+    def _ask_again(self) -> None:
+        """Asks for the keys that were busy. The others of this part are pinned."""
+        self._pending = self._store.pin(self._asked, wait=False)
+
+    def found(self) -> int:
+        """How many tokens all groups can have. Lets everything else go. Once, after answered()."""
+        end = hit(self._groups, self.first, self.end, lambda group, block: (group, block) in self._have)
+        self._let_go([one for one in self._blocks if one[1] * self._groups[one[0]].tokens >= end])
+        return end
+
+    def keys(self) -> list[bytes]:
+        """Those that are kept."""
+        return [key for found in self._blocks.values() for key in found]
+
+    def release(self) -> None:
+        """The request does not need anything any more. After answered()."""
+        self._let_go(list(self._blocks))
+
+    def _let_go(self, blocks: list[tuple[int, int]]) -> None:
+        self._pins.give([key for one in blocks for key in self._blocks.pop(one)], self._session)
