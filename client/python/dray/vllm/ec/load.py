@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One transfer of outputs from another engine's pool into the own one."""
+
+from __future__ import annotations
+
+from ... import errors
+from ...client import Client
+from ...handles import Region
+from ...pending import Transfer
+from ..grants import Hold
+from .header import HEADER
+from .pool import Item
+
+__all__ = ["Load"]
+
+_MARGIN = 0.25  # seconds that the agent gets to stop a transfer before the deadline
+
+
+class Load:
+    """Outputs that are read by one right. The right belongs to the load. over: nothing more will happen, apart from lent()."""
+
+    def __init__(self, hold: Hold, request_id: str, ends: float) -> None:
+        self._hold, self._ends = hold, ends
+        self._operations: list[tuple[int, int, int]] = []
+        self._transfer: Transfer | None = None
+        self._stopped = False
+        self.request_id = request_id
+        self.items: list[Item] = []
+        self.began = 0.0
+        self.error: errors.Error | None = None
+        self.over = False
+
+    def add(self, item: Item, offset: int) -> None:
+        """Another output. offset: in the other engine's pool."""
+        self.items.append(item)
+        self._operations.append((item.offset, offset, HEADER + item.shape.size))
+
+    def start(self, client: Client, region: Region, now: float) -> None:
+        """Starts the transfer, unless the agent has no room for it now."""
+        self.began = self.began or now
+        if self._stopped:
+            self._end(errors.Cancelled("no request needs the outputs any more"))
+        elif now >= self._ends:
+            self._end(errors.Deadline("there was no room for the transfer in the agent until the deadline"))
+        elif self._hold.remote is None:
+            self._end(self._hold.lost or errors.NotFound("the right has been released"))
+        else:
+            try:
+                self._transfer = client.read(region, self._hold.remote, self._operations,
+                                             deadline=max(0.001, self._ends - now - _MARGIN))
+            except errors.Busy:
+                pass  # tried again in the next step
+            except errors.Error as e:
+                self._end(e)
+
+    def poll(self, client: Client, region: Region, now: float) -> None:
+        """Looks whether the transfer has ended. Does not wait."""
+        if self._transfer is None:
+            self.start(client, region, now)
+        elif self._transfer.done():
+            self._end(self._transfer.error())
+        else:
+            self._hold.keep(now)
+
+    def _end(self, error: errors.Error | None) -> None:
+        self.over, self.error = True, error
+
+    def error_of(self, item: Item) -> errors.Error | None:
+        """Why an output has not come; None: it has. When the load is over."""
+        return self.error
+
+    def stop(self) -> None:
+        """No request needs the outputs any more."""
+        if not self._stopped:
+            self._stopped = True
+            if self._transfer is not None and not self._transfer.done():
+                try:
+                    self._transfer.cancel(wait=False)
+                except errors.Error:
+                    pass  # it has ended
+
+    def lent(self) -> bool:
+        """True while the agent may still write the places of the outputs."""
+        return self._transfer is not None and self._transfer.lent()
+
+    def release(self) -> None:
+        """Says to the other engine that its outputs are not read any more."""
+        self._hold.release()

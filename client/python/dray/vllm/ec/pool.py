@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs in a pool: where each one lies, who uses it, and which ones are evicted for others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ... import errors
+from .allocator import Allocator
+from .header import HEADER
+
+__all__ = ["Item", "Pool", "Shape"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of an output before it exists. digest: of its identifier; size: bytes of its embeddings."""
+
+    digest: bytes
+    rows: int
+    width: int
+    size: int
+
+
+class Item:
+    """An output in the pool. offset: of its header. ready: its bytes are complete. error: why they never will be.
+
+    It stays where it is while it has users. Without users it is a cache, which is evicted when others need its room.
+    """
+
+    __slots__ = ("error", "nonce", "offset", "ready", "shape", "users")
+
+    def __init__(self, shape: Shape, offset: int, nonce: bytes) -> None:
+        self.shape, self.offset, self.nonce = shape, offset, nonce
+        self.users: set[Hashable] = set()
+        self.ready = False
+        self.error: errors.Error | None = None
+
+
+class Pool:
+    """The places of one pool of `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._places = Allocator(size)
+        self._items: dict[bytes, Item] = {}  # by digest
+        self._idle: OrderedDict[Item, None] = OrderedDict()  # without users, the least recently used first
+        self._idle_bytes = 0
+        self.evicted = 0
+
+    @property
+    def size(self) -> int:
+        return self._places.size
+
+    @property
+    def used(self) -> int:
+        """Bytes of outputs that somebody uses."""
+        return self.size - self._places.free - self._idle_bytes
+
+    @staticmethod
+    def room(shape: Shape) -> int:
+        return Allocator.room(HEADER + shape.size)
+
+    def fits(self, shapes: Iterable[Shape]) -> bool:
+        """True if the pool can hold all of these outputs at once when it holds nothing else."""
+        return sum(map(self.room, shapes)) <= self.size
+
+    def find(self, shape: Shape) -> Item | None:
+        """The output, if it is here, or on its way. One with another shape is not the same output."""
+        item = self._items.get(shape.digest)
+        return item if item is not None and item.shape == shape else None
+
+    def enter(self, shapes: Sequence[Shape], user: Hashable, nonces: Sequence[bytes]) -> list[Item] | None:
+        """Places for outputs that are not here, with their first user: for all of them, or None. nonces: one for each."""
+        need = sum(map(self.room, shapes))
+        if need > self._places.free + self._idle_bytes:
+            return None
+        made: list[Item] = []
+        for shape, nonce in zip(shapes, nonces, strict=True):
+            offset = self._take(self.room(shape))
+            if offset is None:
+                for item in made:
+                    self.forget(item)
+                    self.leave(item, user)
+                return None
+            item = Item(shape, offset, nonce)
+            item.users.add(user)
+            old = self._items.get(shape.digest)
+            if old is not None:
+                self.forget(old)
+            self._items[shape.digest] = item
+            made.append(item)
+        return made
+
+    def _take(self, room: int) -> int | None:
+        while True:
+            offset = self._places.take(room)
+            if offset is not None or not self._idle:
+                return offset
+            self.forget(next(iter(self._idle)))
+            self.evicted += 1
+
+    def clear(self) -> None:
+        """Evicts all outputs without users. If nothing is in use, whatever fits() has room afterwards."""
+        while self._idle:
+            self.forget(next(iter(self._idle)))
+            self.evicted += 1
+
+    def use(self, item: Item, user: Hashable) -> None:
+        """Another user of an output that is here."""
+        if not item.users and item in self._idle:
+            del self._idle[item]
+            self._idle_bytes -= self.room(item.shape)
+        item.users.add(user)
+
+    def leave(self, item: Item, user: Hashable) -> None:
+        """A user does not need the output any more. Nothing happens if it is none."""
+        if user not in item.users:
+            return
+        item.users.remove(user)
+        if item.users:
+            return
+        if self._items.get(item.shape.digest) is item:
+            self._idle[item] = None
+            self._idle_bytes += self.room(item.shape)
+        else:
+            self._places.give(item.offset)
+
+    def forget(self, item: Item) -> None:
+        """Nobody finds the output any more. Its place is free as soon as it has no users."""
+        if self._items.get(item.shape.digest) is not item:
+            return
+        del self._items[item.shape.digest]
+        if not item.users:
+            del self._idle[item]
+            self._idle_bytes -= self.room(item.shape)
+            self._places.give(item.offset)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses process borders: ec_transfer_params between engines, and metadata between scheduler and workers.
+
+A router copies ec_transfer_params from E's answer into PD's request. If several engines have encoded parts of a request, it
+joins their lists "offers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ... import errors
+from .header import NONCE
+from .pool import Item
+
+__all__ = ["VERSION", "Offer", "Offered", "Place", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
+
+VERSION = 1
+_OFFERS_MAX = 64
+_ITEMS_MAX = 4096
+_CONSUMERS_MAX = 1024
+_FIX = "Let the router copy ec_transfer_params from E's answer into PD's request unchanged."
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an output lies in an engine's own pool, for its workers."""
+
+    offset: int
+    rows: int
+    width: int
+    size: int
+    nonce: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, item: Item) -> Place:
+        shape = item.shape
+        return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest)
+
+
+@dataclass
+class StepMetadata:
+    """From the scheduler side to the workers, for one step.
+
+    number: of the step. pool: path of the memfd, and its size. saves: outputs of this step that are to be stored, by identifier;
+    more than one if tenants have the same image. loads: outputs that this step uses, by identifier.
+    """
+
+    number: int
+    pool: tuple[str, int]
+    saves: dict[str, list[Place]] = field(default_factory=dict)
+    loads: dict[str, Place] = field(default_factory=dict)
+
+
+@dataclass
+class WorkerMetadata:
+    """From the workers to the scheduler side. step: the last one whose loads have been copied out of the pool."""
+
+    step: int
+
+    def aggregate(self, other: WorkerMetadata) -> WorkerMetadata:
+        """All ranks report the same step."""
+        return WorkerMetadata(min(self.step, other.step))
+
+
+@dataclass(frozen=True)
+class Offered:
+    """One output of an offer. offset: of its header in E's pool."""
+
+    offset: int
+    rows: int
+    width: int
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Outputs of one engine. token: the right to read them. model: fields that both engines must have in common.
+
+    proof: that the engine has the secret of the reading one (secret.py); empty: it has none.
+    """
+
+    engine_id: str
+    token: str
+    model: dict[str, str]
+    items: dict[str, Offered]  # by identifier
+    proof: str = ""
+
+
+def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
+    """ec_transfer_params of E's answer."""
+    return {"dray": {"version": VERSION, "offers": [
+        {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
+         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items()}}
+        for offer in offers]}}
+
+
+def read_offers(params: Mapping[str, Any]) -> list[Offer]:
+    """The offers of a request at PD. errors.Invalid, errors.Version: what is wrong with them."""
+    dray = params.get("dray")
+    if not isinstance(dray, Mapping):
+        raise errors.Invalid(f"ec_transfer_params have no key 'dray', but {sorted(map(str, params))[:8]}",
+                             fix="Run DrayECConnector at both engines. " + _FIX)
+    if dray.get("version") != VERSION:
+        raise errors.Version(f"the other engine's ec_transfer_params have version {dray.get('version')!r:.40}, this one reads {VERSION}",
+                             fix="Use the same version of dray-client at both engines.")
+    try:
+        forms = dray["offers"]
+        if not isinstance(forms, list) or len(forms) > _OFFERS_MAX or sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
+            raise ValueError(f"a list of up to {_OFFERS_MAX} offers with {_ITEMS_MAX} outputs together is expected")
+        return [Offer(_text(form["engine_id"]), _text(form["token"]), {_text(k): _text(v) for k, v in form["model"].items()},
+                      {_text(name): _offered(*one) for name, one in form["items"].items()}, _text(form.get("proof", "")))
+                for form in forms]
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise errors.Invalid(f"ec_transfer_params are damaged ({e!r:.200})", fix=_FIX) from None
+
+
+def offered_tokens(params: Mapping[str, Any]) -> list[str]:
+    """The rights of offers, even if the rest of them was refused."""
+    dray = params.get("dray")
+    forms = dray.get("offers") if isinstance(dray, Mapping) else None
+    tokens = [form.get("token") for form in forms[:_OFFERS_MAX] if isinstance(form, Mapping)] if isinstance(forms, list) else []
+    return [token for token in tokens if isinstance(token, str)]
+
+
+def consumers(params: Mapping[str, Any] | None) -> int:
+    """How many engines will read the outputs of a request at E (ec_transfer_params {"consumers": n}; 1 if it is not said)."""
+    wanted = params.get("consumers", 1) if isinstance(params, dict) else 1
+    return wanted if type(wanted) is int and 0 < wanted <= _CONSUMERS_MAX else 1
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is not a text")
+    return value
+
+
+def _offered(offset: Any, rows: Any, width: Any, nonce: Any) -> Offered:
+    if not all(type(number) is int and 0 <= number < 1 << 40 for number in (offset, rows, width)) or not rows or not width:
+        raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}")
+    raw = bytes.fromhex(nonce)
+    if len(raw) != NONCE:
+        raise ValueError(f"a nonce of {len(raw)} bytes")
+    return Offered(offset, rows, width, raw)

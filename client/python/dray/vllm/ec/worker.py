@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker side: copies outputs between the model runner's cache and the pool. It has no session with an agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from ... import errors
+from ...memory import Memory
+from .header import HEADER, seal, sealed
+from .protocol import Place, StepMetadata, WorkerMetadata
+
+__all__ = ["WorkerSide"]
+
+_logger = logging.getLogger("vllm.dray")
+
+
+class WorkerSide:
+    """One for each rank. dtype: of the outputs. saves: this rank stores outputs, which all ranks have; one is enough."""
+
+    def __init__(self, dtype: Any, device: str, saves: bool) -> None:
+        self._dtype, self._device, self._saves = dtype, device, saves
+        self._memory: Memory | None = None
+        self._bytes: Any = None  # tensor over the pool
+        self._metadata: StepMetadata | None = None
+        self._copied: int | None = None  # the step whose loads are complete
+
+    def step(self, metadata: StepMetadata) -> None:
+        """What the scheduler side has decided for this step."""
+        self._metadata = metadata
+        if self._memory is None and (metadata.saves or metadata.loads):
+            self._map(*metadata.pool)
+
+    def end(self) -> None:
+        self._metadata = None
+
+    def _map(self, path: str, size: int) -> None:
+        """Maps the pool, which the scheduler's process owns."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as e:
+            raise errors.Io(f"the pool of encoder outputs at {path} cannot be opened: {e.strerror}",
+                            fix="Run all processes of the engine on one host, with the same uid.") from None
+        self._memory = Memory(size, fd=descriptor, populate=False)
+        self._bytes = torch.frombuffer(self._memory.view, dtype=torch.uint8)
+        if self._device == "cuda":  # a copy of pageable memory is slower, and works as well
+            torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size, 0)
+
+    # --- stores -------------------------------------------------------------------------------------
+
+    def save_known(self, cache: Mapping[str, Any]) -> None:
+        """Stores outputs that were computed in earlier steps."""
+        if self._metadata is not None:
+            for identifier in self._metadata.saves:
+                if identifier in cache:
+                    self.save(cache, identifier)
+
+    def save(self, cache: Mapping[str, Any], identifier: str) -> None:
+        """Stores an output that the model runner has computed. Nobody reads it before the request has ended."""
+        if self._metadata is None or not self._saves:
+            return
+        for place in self._metadata.saves.get(identifier, ()):
+            assert self._memory is not None
+            if not sealed(self._memory.view, place):
+                self._store(cache[identifier], place)
+
+    def _store(self, output: Any, place: Place) -> None:
+        if output.dtype != self._dtype or tuple(output.shape) != (place.rows, place.width):
+            _logger.error("dray: an output of %s in %s was computed, and room was made for %s in %s; it is not stored",
+                          tuple(output.shape), output.dtype, (place.rows, place.width), self._dtype)
+            return
+        assert self._memory is not None
+        self._view(place).copy_(output)
+        seal(self._memory.view, place.offset, place.nonce, place.digest, place.size)
+
+    def _view(self, place: Place) -> Any:
+        """(rows, width) of a place in the pool."""
+        start = place.offset + HEADER
+        return self._bytes[start:start + place.size].view(self._dtype).view(place.rows, place.width)
+
+    # --- loads --------------------------------------------------------------------------------------
+
+    def load(self, cache: MutableMapping[str, Any]) -> None:
+        """Gives the model runner the outputs of this step. They are copied, so that their places can be used again."""
+        if self._metadata is None:
+            return
+        for identifier, place in self._metadata.loads.items():
+            if identifier not in cache:
+                cache[identifier] = self._view(place).to(self._device, copy=True)
+        self._copied = self._metadata.number
+
+    def take_metadata(self) -> WorkerMetadata | None:
+        """What the scheduler side has to know after this step."""
+        copied, self._copied = self._copied, None
+        return WorkerMetadata(copied) if copied is not None else None

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that encodes and one that uses its outputs, over agents that are played.
+
+What an agent does, such as answering or ending a transfer, is an action, and the test chooses which one happens next. Bytes really
+move between the two pools, so that ec_bare.py notices when a request computes with other outputs than its own.
+"""
+
+import itertools
+from collections import Counter, deque
+from types import SimpleNamespace
+
+from dray import errors, events
+from dray.vllm import sessions
+from dray.vllm.ec import consumer, producer, reader, writer
+from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED, Hold as RealHold
+from ec_bare import Bare
+
+
+class Grant:
+    def __init__(self, owner, ranges, holders):
+        self.owner, self.left, self.holds = owner, holders, []
+        self.ranges = [(at, at + n) for at, n, _, _ in ranges]
+        self.token = self.how = self.error = self.ending = None
+
+
+class Hold(RealHold):
+    """As dray.vllm.grants.Hold."""
+
+    def __init__(self, world, grant):
+        self.world, self.grant, self.remote, self.error, self.released, self.answered = world, grant, None, None, False, False
+
+    @property
+    def lost(self):
+        return self.error or (self.remote.lost if self.remote else None)
+
+    def keep(self, now):
+        pass
+
+    def release(self):
+        if not self.released:
+            self.released = True
+            self.world.act(self.world.released, self)
+
+
+class Transfer:
+    def __init__(self, world, side, hold, ops):
+        self.world, self.side, self.hold, self.ops = world, side, hold, ops
+        self.ended, self.failure, self.is_lent = False, None, True
+        world.transfers.append(self)
+        world.act(world.transferred, self)
+
+    def done(self):
+        return self.ended
+
+    def error(self):
+        return self.failure
+
+    def lent(self):
+        return self.is_lent
+
+    def cancel(self, *, wait):
+        self.end(errors.Cancelled("cancelled"))
+
+    def end(self, error, lent=False):
+        if not self.ended:
+            self.ended, self.failure, self.is_lent = True, error, lent
+            self.world.seen[f"transfer {error.name if error else 'done'}"] += 1
+            if not lent:
+                self.land()
+
+    def land(self):
+        """The bytes arrive; of a transfer that failed, anything."""
+        source, target = self.hold.grant.owner.memory.view, self.side.memory.view
+        for local, remote, n in self.ops:
+            target[local:local + n] = source[remote:remote + n] if self.failure is None else self.world.random.randbytes(n)
+
+
+class Grants:
+    """As dray.vllm.grants.Grants."""
+
+    busy = False
+
+    def __init__(self, client):
+        self.side, self.world = client.side, client.world
+        self.side.grants = self
+        self.open, self.ended, self.on_event = set(), deque(), lambda event: None
+
+    def __len__(self):
+        return len(self.open)
+
+    def give(self, label, region, ranges, expiry, access, holders):
+        if not self.side.up or self.world.random.random() < 0.02:
+            raise errors.SessionClosed("lost just now")
+        grant = Grant(self.side, ranges, holders)
+        self.open.add(grant)
+        self.world.act(self.world.given, grant)
+        return grant
+
+    def end(self, grant, why=ENDED):
+        if grant.how is None and grant.ending is None:
+            grant.ending = why
+            self.world.act(self.over, grant, why)
+
+    def over(self, grant, how):
+        if grant.how is None:
+            grant.how = how
+            self.world.seen[f"right {how}"] += 1
+            self.open.discard(grant)
+            self.ended.append(grant)
+            for hold in grant.holds:
+                self.world.lose(hold, errors.Revoked("the right has ended"))
+
+    def acquire(self, token, request_id):
+        hold = Hold(self.world, self.world.tokens.get(token))
+        self.world.act(self.world.acquired, self.side, hold)
+        return hold
+
+    def poll(self, rest=0.0, awaited=True):
+        while self.side.events:
+            self.on_event(self.side.events.popleft())
+        ended, self.ended = list(self.ended), deque()
+        return ended
+
+
+class Client:
+    """As dray.Client, as far as the connector uses it."""
+
+    def __init__(self, world, side):
+        self.world, self.side, self.path, self.segment = world, side, "/run/dray.sock", "host:1"
+
+    def region(self, memory, name):
+        self.side.memory = memory
+        return SimpleNamespace(memory=memory)
+
+    def read(self, region, remote, ops, *, deadline):
+        if not self.side.up:
+            raise errors.SessionClosed("not connected")
+        if self.world.random.random() < 0.1:
+            raise errors.Busy("full")
+        if remote.lost:
+            raise remote.lost
+        for _, at, n in ops:
+            assert any(a <= at and at + n <= b for a, b in remote.hold.grant.ranges), "outside of the right"
+        return Transfer(self.world, self.side, remote.hold, list(ops))
+
+    def close(self):
+        pass
+
+
+class Agent:
+    """The agent's part of one engine."""
+
+    def __init__(self):
+        self.up, self.memory, self.grants, self.events = True, None, None, deque()
+
+
+class World:
+    """e, pd: engines; pools: bytes of each."""
+
+    def __init__(self, monkeypatch, random, e=256 * 512 + 4096, pd=256 * 512 + 4096):
+        self.random, self.actions, self.tokens, self.transfers = random, [], {}, []
+        self.now, self.numbers, self.seen = 1000.0, itertools.count(), Counter()
+        monkeypatch.setattr(sessions, "Client", lambda *args, **how: Client(self, self.making))
+        for module in (producer, consumer):
+            monkeypatch.setattr(module, "Grants", Grants)
+        for module in (producer, reader, writer):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(consumer, "Hold", Hold)
+        self.agents = []
+        self.e, self.pd = self._make("e", "ec_producer", e), self._make("pd", "ec_consumer", pd)
+
+    def _make(self, name, role, size):
+        self.making = Agent()
+        self.agents.append(self.making)
+        return Bare(name, "/run/dray.sock", role, size=size, budget=96)
+
+    # --- actions of agents --------------------------------------------------------------------------
+
+    def act(self, function, *arguments):
+        self.actions.append((function, arguments))
+
+    def happen(self, index):
+        function, arguments = self.actions.pop(index)
+        function(*arguments)
+
+    def given(self, grant):
+        if grant.how is None:
+            grant.token = f"token-{next(self.numbers)}"
+            self.tokens[grant.token] = grant
+
+    def acquired(self, agent, hold):
+        hold.answered = True
+        grant = hold.grant
+        if not agent.up:
+            hold.error = errors.SessionClosed("the agent has ended")
+        elif grant is None or grant.how or grant.ending or not grant.left:
+            hold.error = errors.TokenInvalid("there is no such right")
+        else:
+            grant.left -= 1
+            hold.remote = SimpleNamespace(hold=hold, lost=None, transport="tcp")
+            grant.holds.append(hold)
+
+    def released(self, hold):
+        if not hold.answered:
+            self.act(self.released, hold)  # after the answer
+        elif hold.remote is not None and hold.lost is None:
+            self.lose(hold, errors.NotFound("released"))
+            if not hold.grant.left and all(other.lost for other in hold.grant.holds):
+                hold.grant.owner.grants.over(hold.grant, USED)
+
+    def lose(self, hold, error):
+        if hold.remote is not None and hold.remote.lost is None:
+            hold.remote.lost = error
+            for transfer in self.transfers:
+                if transfer.hold is hold:
+                    transfer.end(error)
+
+    def transferred(self, transfer):
+        if transfer.ended:
+            return
+        assert transfer.hold.grant.how is None, "outputs were moved without a right"
+        chance = self.random.random()
+        if chance < 0.1:
+            transfer.end(errors.PeerLost("the other agent does not answer"))
+        elif chance < 0.2:
+            transfer.end(errors.Unconfirmed("the agent does not answer"), lent=True)
+            self.act(self.confirmed, transfer)
+        else:
+            transfer.end(None)
+
+    def confirmed(self, transfer):
+        if transfer.is_lent:
+            transfer.land()
+            transfer.is_lent = False
+
+    def expire(self):
+        for grant in list(self.agents[0].grants.open):
+            if self.random.random() < 0.5:
+                self.agents[0].grants.end(grant, EXPIRED)
+
+    def kill_agent(self, agent):
+        """An agent dies, and is started again."""
+        agent.up = False
+        error = errors.AgentRestarted("the agent was restarted")
+        for grant in list(self.agents[0].grants.open):
+            if agent is self.agents[0]:
+                self.agents[0].grants.over(grant, AGENT_LOST)
+            elif any(hold.remote and not hold.lost for hold in grant.holds):
+                for hold in grant.holds:
+                    self.lose(hold, error)
+                self.agents[0].grants.over(grant, PEER_LOST)
+        for transfer in self.transfers:
+            transfer.end(error)
+            self.confirmed(transfer)
+        agent.events.append(events.Disconnected(error, False))
+        self.act(setattr, agent, "up", True)
+
+    # --- invariants ---------------------------------------------------------------------------------
+
+    def check(self):
+        """No place that an agent may write, or that the other engine may read, is free."""
+        self.transfers = [t for t in self.transfers if not t.ended or t.is_lent]
+        for transfer in self.transfers:
+            for local, _, n in transfer.ops:
+                assert self.pd.side._pool._places._used.get(local, 0) >= n, "a place is free while an agent may write it"
+        for grant in self.agents[0].grants.open:
+            for at, end in grant.ranges:
+                assert self.e.side._pool._places._used.get(at, 0) >= end - at, "a place is free while the other engine may read it"
+
+    def settle(self, limit=600):
+        """Lets everything end: all actions happen, rights that nobody asked for expire, and deadlines pass."""
+        for turn in range(limit):
+            if not (self.actions or self.e.left() or self.pd.left()):
+                return
+            while self.actions and self.random.random() < 0.8:
+                self.happen(self.random.randrange(len(self.actions)))
+            if turn > limit // 4:
+                self.expire()
+                self.now += 1
+            self.e.step()
+            self.pd.step()
+            self.check()
+        raise AssertionError(f"left: E {self.e.left()}, PD {self.pd.left()}, actions {self.actions}")

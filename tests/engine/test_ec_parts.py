@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of DrayECConnector that need no engine: places in a pool, headers, the order of those that wait, offers, sizes."""
+
+import dataclasses
+import os
+import random
+
+import pytest
+from asked import Asked
+from dray import errors
+from dray.store import Status, StoreResult
+from dray.vllm.ec import budget
+from dray.vllm.ec.allocator import GRANULE, Allocator
+from dray.vllm.ec.header import HEADER, digest, seal, verify
+from dray.vllm.ec.line import Line
+from dray.vllm.ec.pool import Item, Pool, Shape
+from dray.vllm.ec.protocol import Offer, Offered, consumers, offer_params, offered_tokens, read_offers
+from dray.vllm.ec.secret import Secret
+from dray.vllm.ecstore.batch import Batch
+from dray.vllm.ecstore.keys import Keys
+from dray.vllm.store.weights import Weights
+
+SIZES = 1_000_000 if "DRAY_LONG" in os.environ else 5000
+
+
+def check_places(places):
+    """The free ranges and the used ones tile the memory, and no two free ranges touch."""
+    ranges = sorted([(at, n, True) for at, n in places._free.items()] + [(at, n, False) for at, n in places._used.items()])
+    end, free_before = 0, False
+    for at, n, free in ranges:
+        assert at == end and n > 0 and not (free and free_before)
+        end, free_before = at + n, free
+    assert end == places.size
+    assert sorted((n, at) for at, n in places._free.items()) == places._by_size
+    assert places.free == sum(places._free.values())
+
+
+@pytest.mark.parametrize("most", [64, 1024])
+def test_fragmentation_is_bounded(most):
+    """Random sizes of up to a 16th of the pool: when one does not fit, most of the pool is in use."""
+    chance, places, used, worst, total, times = random.Random(most), Allocator(16 * most * GRANULE), [], 1.0, 0.0, 0
+    for i in range(SIZES):
+        size = chance.randrange(1, most * GRANULE)
+        while (offset := places.take(size)) is None:
+            full = 1 - places.free / places.size
+            worst, total, times = min(worst, full), total + full, times + 1
+            places.give(used.pop(chance.randrange(len(used))))
+        assert offset % GRANULE == 0
+        used.append(offset)
+        if SIZES < 10_000 and i % 100 == 0:
+            check_places(places)
+    print(f"largest size {most}: {times} times full, {total / times:.3f} used on average, {worst:.3f} at the least")
+    assert total / times > 0.8 and worst > 0.4
+    for offset in used:
+        places.give(offset)
+    check_places(places)
+    assert places.largest == places.free == places.size
+
+
+def shape(name, size):
+    return Shape(digest(name, None), 1, 1, size - HEADER)
+
+
+def enter(pool, user, *shapes):
+    return pool.enter(shapes, user, [b"n" * 16] * len(shapes))
+
+
+def test_pool_evicts_what_nobody_uses_the_least_recently_used_first():
+    pool = Pool(4 * 1024)
+    a, b, c, d = (enter(pool, "u", shape(name, 1024))[0] for name in "abcd")
+    assert enter(pool, "u", shape("e", 1024)) is None and not pool.evicted
+    for item in (b, a, c):
+        pool.leave(item, "u")
+    pool.use(b, "v")
+    assert pool.find(a.shape) is a and pool.used == 2048
+    assert enter(pool, "w", shape("f", 2048), shape("g", 1024)) is None  # not all of it
+    assert pool.find(a.shape) is a
+    assert enter(pool, "w", shape("e", 1024)) and pool.find(a.shape) is None and pool.find(c.shape) is c
+    assert pool.evicted == 1 and pool.find(d.shape) is d
+
+
+def test_pool_keeps_the_place_of_a_forgotten_output_as_long_as_it_has_users():
+    pool = Pool(2048)
+    (a,) = enter(pool, "u", shape("a", 2048))
+    pool.forget(a)
+    assert pool.find(a.shape) is None and enter(pool, "v", shape("b", 256)) is None
+    pool.leave(a, "u")
+    pool.leave(a, "u")
+    (b,) = enter(pool, "v", shape("a", 2048))
+    assert b.offset == a.offset and pool.find(a.shape) is b
+    pool.forget(a)
+    assert pool.find(b.shape) is b  # it is another one
+
+
+def test_pool_under_random_use():
+    chance, pool, live = random.Random(3), Pool(256 * GRANULE), []
+    for i in range(SIZES // 2):
+        user = i
+        wanted = [shape(str(chance.randrange(40)), HEADER + chance.randrange(1, 20) * GRANULE) for _ in range(chance.randrange(1, 4))]
+        wanted = [one for n, one in enumerate(wanted) if one.digest not in [w.digest for w in wanted[:n]]]
+        found = [item for one in wanted if (item := pool.find(one))]
+        for item in found:
+            pool.use(item, user)
+        made = enter(pool, user, *[one for one in wanted if not pool.find(one)]) or []
+        live.append((user, found + made))
+        while live and (not made or chance.random() < 0.5):
+            who, items = live.pop(chance.randrange(len(live)))
+            for item in items:
+                if chance.random() < 0.1:
+                    pool.forget(item)
+                pool.leave(item, who)
+            made = True
+        taken = sorted({(item.offset, pool.room(item.shape)) for _, items in live for item in items})
+        assert all(a + n <= b for (a, n), (b, _) in zip(taken, taken[1:])), "two outputs in one place"
+        assert pool.used == sum(n for _, n in taken)
+    for who, items in live:
+        for item in items:
+            pool.leave(item, who)
+    assert pool.used == 0
+    check_places(pool._places)
+
+
+def test_header_proves_the_bytes_and_whose_they_are():
+    memory = memoryview(bytearray(range(256)) * 64)
+    for size in (1, 2047, 2048, 9000):
+        one = Item(Shape(digest("a", None), 1, size, size), 512, b"n" * 16)
+        with pytest.raises(errors.NotFound):
+            verify(memory, one)
+        seal(memory, 512, one.nonce, one.shape.digest, size)
+        verify(memory, one)
+        memory[512 + HEADER + size - 1] ^= 1
+        with pytest.raises(errors.Io):
+            verify(memory, one)
+        memory[512 + HEADER + size - 1] ^= 1
+        for other in (Item(Shape(digest("b", None), 1, size, size), 512, one.nonce), Item(Shape(digest("a", "t"), 1, size, size), 512, one.nonce)):
+            with pytest.raises(errors.Denied):
+                verify(memory, other)
+        with pytest.raises(errors.NotFound):
+            verify(memory, Item(one.shape, 512, b"o" * 16))
+        with pytest.raises(errors.Io):
+            verify(memory, Item(Shape(one.shape.digest, 1, size + 1, size + 1), 512, one.nonce))
+        memory[512] ^= 1
+
+
+def test_nobody_waits_for_ever():
+    line = Line()
+    assert line.may_enter("large", 0)
+    line.wait("large", 0)
+    assert line.may_enter("small", 0.4) and not line.may_enter("small", 0.6) and line.may_enter("large", 0.6)
+    line.wait("small", 0.6)
+    line.wait("large", 0.7)
+    line.leave("large")
+    assert line.may_enter("small", 9) and line.may_enter("other", 1)
+
+
+def test_offers_survive_a_router_and_refuse_what_is_damaged():
+    offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)})
+    params = offer_params([offer, offer], "host:1")
+    assert read_offers(params) == [offer, offer] and offered_tokens(params) == ["token"] * 2
+    with pytest.raises(errors.Version):
+        read_offers({"dray": {**params["dray"], "version": 9}})
+    for damage in ([], None, {"image": [1, 2, 3]}, {"image": [1, 2, 3, "xx"]}, {"image": [1, 2, 3, "00"]}, {"image": [-1, 2, 3, "00" * 16]},
+                   {"image": [0, 2, 1 << 41, "00" * 16]}, {"image": [0, True, 1, "00" * 16]}, {1: [0, 1, 1, "00" * 16]}, {"image": 5}):
+        with pytest.raises(errors.Invalid):
+            read_offers({"dray": {"version": 1, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
+    for other in ({}, {"dray": 1}, {"dray": {"version": 1}}, {"dray": {"version": 1, "offers": [1]}},
+                  {"dray": {"version": 1, "offers": params["dray"]["offers"] * 40}}):
+        with pytest.raises(errors.Error):
+            read_offers(other)
+        assert len(offered_tokens(other)) <= 64
+    assert [consumers(p) for p in (None, {}, {"consumers": 3}, {"consumers": 0}, {"consumers": True}, {"consumers": "2"}, [1])] == \
+        [1, 1, 3, 1, 1, 1, 1]
+
+
+def test_proof_covers_all_that_an_offer_says():
+    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)}), Secret(b"k" * 16)
+    offer = dataclasses.replace(offer, proof=secret.sign(offer, "salt"))
+    (read,) = read_offers(offer_params([offer], "host:1"))
+    secret.check(read, "salt")
+    one = offer.items["image"]
+    for changed, salt in (
+            ({"engine_id": "f"}, "salt"), ({"token": "other"}, "salt"), ({"model": {"dtype": "float16"}}, "salt"), ({"proof": "\ud800"}, "salt"),
+            ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
+            *(({"items": {"image": dataclasses.replace(one, **field)}}, "salt")
+              for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}))):
+        with pytest.raises(errors.Denied, match="changed on its way"):
+            secret.check(dataclasses.replace(offer, **changed), salt)
+    with pytest.raises(errors.Denied, match="no proof"):
+        secret.check(dataclasses.replace(offer, proof=""), "salt")
+    with pytest.raises(errors.Denied):
+        Secret(b"l" * 16).check(offer, "salt")
+
+
+def test_file_of_a_secret_is_checked(tmp_path):
+    file = tmp_path / "secret"
+    for content, mode, error, text in (
+            (b"short\n", 0o400, errors.Invalid, "has 5 bytes"), (b"x" * 5000, 0o400, errors.Invalid, "has too many bytes"),
+            (b"x" * 32, 0o604, errors.Denied, "mode 604")):
+        file.unlink(missing_ok=True)
+        file.write_bytes(content)
+        file.chmod(mode)
+        with pytest.raises(error, match=text):
+            Secret.read(str(file))
+    file.chmod(0o400)
+    Secret.read(str(file))
+
+
+def test_size_of_a_pool_is_raised_or_refused(caplog, monkeypatch):
+    monkeypatch.setattr(budget._logger, "propagate", True)
+    assert budget.size_of(1e9, 512, 256).size == 1_000_001_536 and not caplog.text
+    made = budget.size_of(1000, 512, 256)
+    assert made.size >= 512 * 256 + HEADER and made.size % 4096 == 0
+    assert "1000" in caplog.text and str(made.size) in caplog.text
+    assert str(budget.size_of(1 << 30, 4096, 1024)) == "262144 embeddings of 4096 bytes (1.00 GiB); the largest output of the model has 1024"
+    for wrong in (0, -1, float("nan"), "1e9", True, 1e15):
+        with pytest.raises(errors.Invalid, match="ec_buffer_size is"):
+            budget.size_of(wrong, 512, 256)
+    with pytest.raises(errors.Invalid, match=f"{1 << 42}"):
+        budget.size_of(1e9, 1 << 30, 1 << 13)
+
+
+def batch_of(count):
+    """(batch that has to end at 10, what it asks the store, its items)"""
+    asked, items = [], [Item(shape(str(i), 1024), 1024 * i, b"") for i in range(count)]
+
+    def copy(what, seconds):
+        if not asked:
+            asked.append(None)
+            raise errors.Busy("the agent has no room for a request")
+        asked.append(Asked(what))
+        return asked[-1]
+
+    return Batch([(item, item.shape.digest, 0.5) for item in items], copy, 10.0), asked, items
+
+
+def test_batch_asks_again_for_what_there_is_no_room_for():
+    batch, asked, items = batch_of(1500)
+    batch.advance(0.0)
+    batch.advance(1.0)
+    assert len(asked[1].what) == 1024 and asked[1].what[3] == (items[3].shape.digest, [(3072, 1024)], 0.5)
+    asked[1].value = [StoreResult(Status.BUSY if i == 7 else Status.OK, 1024, 0.5) for i in range(1024)]
+    batch.advance(2.0)
+    batch.advance(2.1)  # too early
+    assert len(asked) == 2 and not batch.over and not batch.lent()
+    batch.advance(2.6)
+    assert [key for key, _, _ in asked[2].what] == [item.shape.digest for item in (items[7], *items[1024:])]
+    asked[2].value = [StoreResult(Status.NOT_FOUND, 0, 0.0)] * len(asked[2].what)
+    batch.advance(2.7)
+    assert batch.over and not batch.errors and len(batch.results) == 1500 and len(asked) == 3
+
+
+def test_batch_that_is_late_lends_its_places_until_the_agent_answers():
+    batch, asked, items = batch_of(2)
+    batch.advance(0.0)
+    batch.advance(1.0)
+    batch.advance(10.0)
+    assert batch.over and batch.lent() and all(isinstance(batch.errors[item], errors.Deadline) for item in items)
+    asked[1].value = [StoreResult(Status.BUSY, 0, 0.1)] * 2
+    batch.advance(11.0)
+    batch.advance(12.0)
+    assert batch.over and not batch.lent() and len(asked) == 2  # and nothing is asked again
+
+
+def test_key_of_an_output_stands_for_all_that_decides_about_its_bytes():
+    def key(fields=(), weights="w", name="a", salt=None, rows=3, width=64):
+        return Keys(dict(fields), Weights(weights, None, list)).of(Shape(digest(name, salt), rows, width, rows * width * 2))
+
+    made = [key(), key({"dtype": "float16"}), key(weights="x"), key(name="b"), key(salt="s"), key(rows=4), key(width=128)]
+    assert len(set(made)) == len(made) and key() == key() and max(map(len, made)) <= 255
+    unknown = Weights("w", None, list)
+    unknown.text = None
+    keys = Keys({}, unknown)
+    assert not keys.known and "not known yet" in str(keys.error)
+    unknown.error = "the weights in x cannot be read"
+    assert keys.known and "in x cannot be read" in str(keys.error)
