@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The size of an engine's pool, and what the largest output of its model needs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import errors
+from .allocator import Allocator
+from .header import HEADER
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["Budget", "largest_output", "row_bytes", "size_of", "width_of", "widths"]
+
+_logger = logging.getLogger("vllm.dray")
+_SIZE_MAX = 1 << 42
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Budget:
+    """size: of the pool in bytes. row: bytes of one embedding. rows: embeddings of the largest output of the model."""
+
+    size: int
+    row: int
+    rows: int
+
+    @property
+    def embeddings(self) -> int:
+        """How many embeddings the pool holds."""
+        return self.size // self.row
+
+    def __str__(self) -> str:
+        return (f"{self.embeddings} embeddings of {self.row} bytes ({self.size / (1 << 30):.2f} GiB); the largest output of the "
+                f"model has {self.rows}")
+
+
+def size_of(wanted: Any, row: int, rows: int) -> Budget:
+    """The pool for ec_buffer_size bytes: raised with a warning if the largest output does not fit. errors.Invalid: not a size."""
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, float)) or not math.isfinite(wanted) or not 0 < wanted <= _SIZE_MAX:
+        raise errors.Invalid(f"ec_buffer_size is {wanted!r}", fix=f"Set it to a number of bytes above 0, at most {_SIZE_MAX}.")
+    size = -(-int(wanted) // _PAGE) * _PAGE
+    need = -(-Allocator.room(HEADER + row * rows) // _PAGE) * _PAGE
+    if need > _SIZE_MAX:
+        raise errors.Invalid(f"the largest output of the model takes {need} bytes, and a pool has at most {_SIZE_MAX}",
+                             fix="Set a smaller limit for the size of media (--mm-processor-kwargs), or a smaller --max-model-len.")
+    if size < need:
+        _logger.warning("dray: ec_buffer_size is %d bytes, and the largest output of the model takes %d; the pool has that size",
+                        int(wanted), need)
+        size = need
+    return Budget(size, row, rows)
+
+
+def widths(config: VllmConfig) -> set[int]:
+    """Numbers in an embedding of the model: of the language model's input, and of all layers that deepstack models put side by side."""
+    model = config.model_config
+    vision = getattr(model.hf_config, "vision_config", None)
+    one = int(model.get_inputs_embeds_size())
+    return {one, one * (1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()))}
+
+
+def width_of(config: VllmConfig, modality: str) -> int:
+    """Numbers in an embedding of a modality, at an engine that has not measured it. Layers of deepstack are those of vision."""
+    return max(widths(config)) if modality in ("image", "video") else min(widths(config))
+
+
+def row_bytes(config: VllmConfig) -> int:
+    """Bytes of the widest embedding that encoders of the model make. A producer has measured it."""
+    measured = getattr(config.ec_transfer_config, "mm_encoder_output_widths", None)
+    width = int(max(measured.values())) if measured else max(widths(config))
+    return width * int(config.model_config.dtype.itemsize)
+
+
+def largest_output(config: VllmConfig) -> int:
+    """Embeddings of the largest output that one item of any modality can have."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import MultiModalBudget
+
+    most = MultiModalBudget(config, MULTIMODAL_REGISTRY, enable_cache=False).mm_max_toks_per_item
+    return max(map(int, most.values()), default=0)
