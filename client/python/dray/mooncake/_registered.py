@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that an engine has registered: buffers by address."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from .. import errors
+from ..handles import Region
+from ..memory import Memory
+from ._exported import Exported
+
+__all__ = ["Buffer", "Registered"]
+
+
+class Buffer:
+    """Registered memory. region: of shared memory; None: private memory, which only this process can move."""
+
+    def __init__(self, address: int, length: int, region: Region | None = None, memory: Memory | None = None) -> None:
+        self.address, self.length = address, length
+        self.region, self.memory = region, memory
+        self._exported = Exported(region) if region is not None else None
+        self.users = 0  # that copy to or from it
+        self.removed = False
+
+    def token(self) -> str:
+        """For peers; "" of private memory."""
+        return self._exported.token() if self._exported is not None else ""
+
+
+class Registered:
+    """Buffers that do not overlap. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._buffers: dict[int, Buffer] = {}  # in the order of registration
+        self._changed = threading.Condition(threading.RLock())
+
+    def add(self, buffer: Buffer) -> None:
+        """errors.Exists: it overlaps with another one."""
+        with self._changed:
+            at = bisect.bisect_right(self._starts, buffer.address)
+            before = self._buffers[self._starts[at - 1]] if at else None
+            if before and before.address + before.length > buffer.address or \
+                    at < len(self._starts) and self._starts[at] < buffer.address + buffer.length:
+                raise errors.Exists(f"memory at {buffer.address:#x} of {buffer.length} bytes overlaps with registered memory",
+                                    fix="Unregister the other memory first.")
+            self._starts.insert(at, buffer.address)
+            self._buffers[buffer.address] = buffer
+
+    def first(self) -> Buffer | None:
+        with self._changed:
+            return next(iter(self._buffers.values()), None)
+
+    def find(self, address: int, length: int) -> Buffer | None:
+        """The buffer that holds the whole range."""
+        with self._changed:
+            at = bisect.bisect_right(self._starts, address)
+            buffer = self._buffers[self._starts[at - 1]] if at else None
+            inside = buffer and address + length <= buffer.address + buffer.length
+            return buffer if inside else None
+
+    def take(self, ranges: list[tuple[int, int]]) -> list[Buffer]:
+        """Keeps the registered ones of these ranges until give(): remove() waits."""
+        taken: dict[int, Buffer] = {}
+        with self._changed:
+            last: Buffer | None = None  # of the range before, which is often that of the next one, too
+            for address, length in ranges:
+                if last is None or not last.address <= address <= address + length <= last.address + last.length:
+                    last = self.find(address, length)
+                if last is not None:
+                    taken[last.address] = last
+            for buffer in taken.values():
+                buffer.users += 1
+        return list(taken.values())
+
+    def give(self, buffers: list[Buffer]) -> None:
+        """After take()."""
+        with self._changed:
+            for buffer in buffers:
+                buffer.users -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def using(self, ranges: list[tuple[int, int]]) -> Iterator[None]:
+        """Keeps the buffers of these ranges registered meanwhile. errors.Range: one is not registered."""
+        with self._changed:
+            for address, length in ranges:
+                if self.find(address, length) is None:
+                    raise errors.Range(f"{length} bytes at {address:#x} are not in registered memory",
+                                       fix="Register the memory at its engine first.")
+            buffers = self.take(ranges)
+        try:
+            yield
+        finally:
+            self.give(buffers)
+
+    def remove(self, address: int) -> Buffer:
+        """Takes a buffer out, and waits until nobody uses it: what uses it has a deadline. errors.NotFound."""
+        with self._changed:
+            buffer = self._buffers.pop(address, None)
+            if buffer is None:
+                raise errors.NotFound(f"no memory is registered at {address:#x}",
+                                      fix="Pass the address that was registered.")
+            self._starts.remove(address)
+            buffer.removed = True
+            while buffer.users:
+                self._changed.wait()
+            return buffer

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""dray.mooncake with itself beside Mooncake with itself: the same program for `mooncake.engine`, the same sizes and batches, over TCP."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import common as c
+
+SIZE = 64 * c.MIB
+PIECES = 1000  # Mooncake's TCP takes 1,024 at once
+PROGRAM = pathlib.Path(__file__).with_name("mooncake_engine.py")
+# what, bytes of a piece, pieces of a call, how many times Mooncake
+CASES = (("1 MiB", c.MIB, 1, 1.3), ("16 x 1 MiB", c.MIB, 16, 1.3), (f"{PIECES} x 4 KiB, scattered", 4 * c.KIB, PIECES, 40))
+
+
+def mooncake_python():
+    made = subprocess.run([c.ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        sys.exit(0)  # it has said why
+    return made.stdout.strip()
+
+
+class Engine:
+    """A process of mooncake_engine.py."""
+
+    def __init__(self, command, **variables):
+        self.process = subprocess.Popen([*command, str(PROGRAM), str(SIZE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        stderr=subprocess.DEVNULL, env={**os.environ, **variables})
+        self.first = self.hear()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise c.CannotRun(f"an engine ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, **what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Pair:
+    """Two engines, of which the first one begins."""
+
+    def __init__(self, stack, *engines):
+        self.near, self.far = engines
+        for engine in engines:
+            stack.callback(engine.close)
+        self.seed = 0
+
+    def run(self, what, memory, length, count, calls):
+        self.seed += 1
+        return self.near.ask(run=what, session=self.far.first["session"], here=self.near.first[memory], there=self.far.first[memory],
+                             length=length, count=count, calls=calls, seed=self.seed)
+
+    def calls(self, *case):
+        """How many calls take about a round."""
+        calls = 1
+        while True:
+            seconds = self.run(*case, calls)["seconds"]
+            if seconds > c.ROUND / 4:
+                return max(1, int(calls * c.ROUND / seconds))
+            calls *= 4
+
+    def verify(self, what, memory, length, count):
+        """Moves other bytes, and compares them at both ends."""
+        for engine, seed in ((self.near, 1), (self.far, 2)):
+            engine.ask(fill=engine.first[memory], seed=seed)
+        moved = self.run(what, memory, length, count, 1)
+        sums = [engine.ask(sums=moved[side], length=length)["sums"] for engine, side in ((self.near, "here"), (self.far, "there"))]
+        if sums[0] != sums[1]:
+            raise c.CannotRun(f"{what} of {count} x {length} bytes: the bytes differ")
+
+
+def measure(records, ours, theirs, what, memory, name, length, count, limit):
+    case = (what, memory, length, count)
+    for pair in (ours, theirs):
+        pair.verify(*case)
+    mine, others = ours.calls(*case), theirs.calls(*case)
+    rate, other, ratio, spread = c.pairs(lambda: c.rate(theirs.run(*case, others)), lambda: c.rate(ours.run(*case, mine)))
+    records.add(f"{what}, {name}, {memory}", rate / 1e9, "GB/s", ceiling_name="Mooncake 0.3.13", ceiling=other / 1e9, ratio=ratio,
+                target=(">=", limit) if memory == "managed" else None, spread=spread)
+
+
+if __name__ == "__main__":
+    real = mooncake_python()
+    with c.bench("mooncake") as (lab, records), contextlib.ExitStack() as stack:
+        agents = c.agents(lab)
+        ours = Pair(stack, *(Engine([sys.executable, "-m", "dray.mooncake"], DRAY_SOCKET=str(agent.socket), PYTHONPATH=str(c.ROOT / "client/python"))
+                             for agent in agents))
+        theirs = Pair(stack, *(Engine([real]) for _ in range(2)))
+        for memory in ("managed", "private"):
+            for name, length, count, limit in CASES:
+                for what in ("write", "read"):
+                    measure(records, ours, theirs, what, memory, name, length, count, limit)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/vllm-mooncake/owner with the real mooncake_master and mooncake_client beside an agent."""
+
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+from harness import BUILD, LIMIT, ROOT, until
+
+pytestmark = pytest.mark.skipif("DRAY_LONG" not in os.environ, reason="make check-long has Mooncake's programs")
+OWNER = ROOT / "examples/vllm-mooncake/owner"
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """(interpreter, folder of Mooncake's programs)"""
+    made = subprocess.run([ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if made.returncode == 3:
+        pytest.skip("Mooncake is not in this machine's package registry")
+    python = pathlib.Path(made.stdout.strip())
+    return python, next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
+
+
+def ports(host, n):
+    """Free ports of a host."""
+    listeners = [host.socket() for _ in range(n)]
+    for one in listeners:
+        one.bind((host.v4, 0))
+    found = [one.getsockname()[1] for one in listeners]
+    for one in listeners:
+        one.close()
+    return found
+
+
+PROGRAM = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup(sys.argv[1], "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", sys.argv[2]) == 0
+assert store.put("k", b"hello") == 0 and store.get("k") == b"hello"
+store.close()
+"""
+
+
+@pytest.fixture(params=[False])
+def owner(request, lab, new_agent, programs, tmp_path):
+    """Starts an agent, a master and an owner; returns (agent, process of the owner, addresses of the master and of the segment)."""
+    _, folder = programs
+    host = lab.hosts[0]
+    rpc, pages, owner_rpc, segment = ports(host, 4)
+    agent = new_agent(listen=[host.v4], key=lab.key, settings={
+        "mooncake.masters": f"http://{host.v4}:{pages}", "mooncake.master_rpc": f"{host.v4}:{rpc}", "mooncake.interval": "200ms",
+        "mooncake.owner_rpc": owner_rpc, "mooncake.owner_segment": segment, "segment.ports": "none", "probe.interval": "200ms"})
+    process = subprocess.Popen(
+        host.command(OWNER, "--metadata_server=P2PHANDSHAKE", "--global_segment_size=64MB"), stdout=subprocess.PIPE, text=True,
+        stderr=(agent.directory / "owner.log").open("w"), start_new_session=True,
+        env={**os.environ, "PATH": f"{BUILD}:{folder}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(folder), "MASTER": f"{host.v4}:{rpc}",
+             "MOONCAKE_ENABLE_OFFLOAD": str(int(request.param)), "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
+             "METRICS_PORT": str(pages), "DRAY_CONTROL_SOCKET": str(agent.control), "DRAY_SOCKET": str(agent.socket)})
+    yield agent, process, f"{host.v4}:{rpc}", f"{host.v4}:{segment}"
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def ready(agent, process):
+    said = process.stdout.readline()
+    assert said == "owner: ready\n", (agent.directory / "owner.log").read_text()
+
+
+def children(pid):
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def name(pid):
+    return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+@pytest.mark.parametrize("owner", [False, True], indirect=True, ids=["memory", "offload"])
+def test_owner(request, lab, owner, programs):
+    """The segment is ready when the owner says so, engines are told to prefer it, and a client of the store can use it."""
+    agent, process, master, segment = owner
+    ready(agent, process)
+    told = f"MOONCAKE_PREFERRED_SEGMENT={segment}"
+    assert told in agent.ctl("env", "--profile", "vllm-mooncake", "--format", "dotenv")
+    subprocess.run(lab.hosts[0].command(programs[0], "-c", PROGRAM, lab.hosts[0].v4, master), check=True, timeout=4 * LIMIT, stdout=subprocess.DEVNULL)
+    found = children(process.pid)
+    started = [pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in found]
+    assert len(started) == 2 and all(("--enable_offload=true" in command) == request.node.callspec.params["owner"] for command in started)
+    process.terminate()
+    assert process.wait(LIMIT) == 143 and not any(pathlib.Path(f"/proc/{pid}").exists() for pid in found)
+    until(lambda: told not in agent.ctl("env", "--profile", "vllm-mooncake", "--format", "dotenv"), "the segment to be lost")
+
+
+@pytest.mark.parametrize("victim", ["mooncake_master", "mooncake_client"])
+def test_one_ends(owner, victim):
+    """When one of the two programs dies, the other one is ended, too."""
+    agent, process, *_ = owner
+    ready(agent, process)
+    found = {name(pid): pid for pid in children(process.pid)}
+    os.kill(found[victim[:15]], signal.SIGKILL)
+    assert process.wait(4 * LIMIT) == 128 + signal.SIGKILL
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in found.values())
