@@ -11,8 +11,9 @@
 #   make bench        measure figures and their ceilings; writes build/bench/*.json, docs/benchmarks.md and its plots
 #   make store-sim    what each eviction policy of the store saves on traces: table and plot in build/bench/store-sim.*;
 #                     TRACES="--share 0.1 FILE..." takes recorded ones (tests/unit/store_traces.h has the format)
+#   make ec-sim       what DrayEncoderCacheManager saves on traces of encoder outputs: table in build/bench/ec-sim.md
 #   make bench-vm     the same for RDMA, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..." selects
-#   make bench-engine what DrayConnector costs vLLM engines on the CPU, which takes 6 GB; PART="hooks" or "cost" selects
+#   make bench-engine what DrayConnector costs vLLM engines on the CPU, which takes 6 GB; PART="push" selects (bench_vllm.py lists them)
 #   make wheel        build/wheel/*.whl: dray-client (Python package with libdray) and dray-agent (drayd, drayctl) for pip
 #   make deb          build/deb/*.deb: Debian packages of this build; deb-arm64 cross-builds them into build/deb-arm64/
 #   make image        build/image/*.tar: OCI images of the agent, without and with the CUDA plug-in, and their SBOMs
@@ -89,7 +90,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson -lyaml $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm bench-engine store-sim install install-client deps fmt hooks lint gen clean distclean tools help
+.PHONY: all demo check bench bench-vm bench-engine store-sim ec-sim install install-client deps fmt hooks lint gen clean distclean tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
@@ -254,6 +255,9 @@ bench-engine:
 
 store-sim: $(B)/tests/bench/store_sim
 	@DRAY_BUILD=$(B) $(PYTHON) tests/bench/store_sim.py build/bench $(TRACES)
+
+ec-sim:
+	@$(PYTHON) tests/bench/ec_sim.py
 
 # All RDMA benchmarks in one run of the virtual machine; their records go into build/bench too.
 bench-vm:

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What DrayConnector costs vLLM engines on this machine, with two agents over TCP and 131,072 bytes of KV cache a token.
+"""What DrayConnector and DrayStoreConnector cost vLLM engines on this machine, with 131,072 bytes of KV cache a token.
 
-    bench_vllm.py [--only PART]...     default: all; a part takes 1 to 8 minutes on a quiet machine
+    bench_vllm.py [--only PART]...     default: hooks, cost and five; each part takes 2 to 8 minutes on a quiet machine
 
 hooks  time that the connector's hooks take of a step, with vLLM's scheduler and without a model
 cost   the cost of moving: time to D's first token with blocks from P, minus the same with all blocks cached at D. With P's engine
-       stopped it is compared with `drayctl bench` of the same pieces in the same round; with both engines live it competes with P.
-       And what idle engines and agents use.
+       stopped it is compared with `drayctl bench` of the same pieces in the same round; with both engines live it competes with P
+five   the same of five requests at once, and what idle engines and agents use
+push   time from the end of P's last prefill step to D's first token, chunked prefill, push against pull
+nixl   the cost of moving beside NixlConnector's
+serve  `vllm bench serve` with 100 requests through a router at a concurrency of 4, 16 and 100, beside NixlConnector
+store-hooks, store   the hooks of DrayStoreConnector; and the time to the first token of a prompt whose blocks the store holds, minus
+       the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
+cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 
 It needs vLLM for the CPU: scripts/engine-env makes the environment. Without it, the bench says so and measures nothing.
 """
@@ -37,15 +43,22 @@ import common as c  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tests/engine"))
 
+import engine_cache  # noqa: E402
 import model  # noqa: E402
-from harness import DRAYCTL, LIMIT  # noqa: E402
-from rig import BLOCK, Engine, prefill, prompts  # noqa: E402
+from dray import Client  # noqa: E402
+from harness import DRAYCTL, LIMIT, until  # noqa: E402
+import serving  # noqa: E402
+from rig import BLOCK, Engine, prefill, prompts, push  # noqa: E402
 
 ROUNDS = int(os.environ.get("DRAY_BENCH_ROUNDS", "5"))
 LENGTHS = (64, 512, 2048)
 FIVE = (64, 64, 512, 960, 2048)
 PIECE = model.BYTES_A_TOKEN // model.LAYERS * BLOCK  # of one layer of one block
 IDLE = 20  # seconds
+SAVED = "vllm:dray_store_saved_blocks"
+NIXL = "nixl-cu13==1.5.1", "nixl==1.5.1"
+# Requests at so many at once; fewer with NixlConnector, whose engines take several times as long for each here.
+SERVED = {"pull": [(100, 4), (100, 16), (100, 100)], "nixl": [(30, 4), (30, 16)]}
 seed = iter(range(1, 1 << 30))
 
 
@@ -60,7 +73,7 @@ def prompt(length):
 # --- hooks ----------------------------------------------------------------------------------------
 
 SCHEDULER = ("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", "request_finished_all_groups",
-             "update_connector_output", "build_connector_meta", "has_pending_push_work")
+             "update_connector_output", "build_connector_meta", "has_pending_push_work", "take_events")
 WORKER = ("start_load_kv", "wait_for_save", "get_transfer_results", "get_kv_connector_stats", "build_connector_worker_meta")
 
 
@@ -94,7 +107,8 @@ class Timed:
         return spent * 1e6
 
 
-def hooks(lab, records):
+def without_content():
+    """The engine of bare.py with the shapes of the model, whose steps leave the content of blocks alone."""
     import bare
     import vllm.distributed.parallel_state as parallel
 
@@ -110,6 +124,20 @@ def hooks(lab, records):
 
         check = _compute
 
+    return bare, Quick
+
+
+def report_steps(records, what, steps):
+    """steps: microseconds of steps with nothing in flight, with something, and the longest one of each load."""
+    for kind, name, limit in (("alone", "a step without a load", 20), ("load", "a step with a load", 150),
+                              ("save", "a step with a save", 150), ("first", "the longest step of a load", None)):
+        if values := steps.get(kind):
+            records.add(f"hooks, {what}: {name}", statistics.median(values), "us", target=("<=", limit) if limit else None,
+                        spread=[statistics.quantiles(values, n=20)[0], statistics.quantiles(values, n=20)[-1]])
+
+
+def hooks(lab, records):
+    bare, Quick = without_content()
     agents = c.agents(lab, 2)
     for mode in ("pull", "push"):
         p, d = (Quick(f"{name}-{mode}", bare.dray(agent.socket, mode=mode)) for name, agent in zip("pd", agents))
@@ -137,20 +165,90 @@ def hooks(lab, records):
                 steps["load"] += taken[:-1]
         for engine in (p, d):
             engine.close()
-        for what, name, limit in (("alone", "a step without a load", 20), ("load", "a step with a load", 150),
-                                  ("first", "the longest step of a load", None)):
-            values = steps[what]
-            records.add(f"hooks, {mode}: {name}", statistics.median(values), "us", target=("<=", limit) if limit else None,
-                        spread=[statistics.quantiles(values, n=20)[0], statistics.quantiles(values, n=20)[-1]])
+        report_steps(records, mode, steps)
+
+
+def store_hooks(lab, records):
+    """One engine saves a prompt, and another one loads it, each beside a request that generates."""
+    bare, Quick = without_content()
+    agent, = c.agents(lab, 1, **STORE)
+    first, second = (Quick(name, bare.kept(agent.socket)) for name in ("first", "second"))
+    timed, steps = {engine: Timed(engine) for engine in (first, second)}, {"alone": [], "load": [], "save": [], "first": []}
+    beside = {engine: engine.add(prompt(40), 900) for engine in timed}
+
+    def run(engine, asked):
+        """The longest step with a load."""
+        name, longest = engine.add(asked), 0
+        worker = engine.worker._worker
+        while name not in engine.answers or worker._saves:
+            if beside[engine] in engine.answers:
+                beside[engine] = engine.add(prompt(40), 900)
+                engine.step()
+                timed[engine].spent = 0.0
+            before = bool(worker._loads), bool(worker._saves)
+            taken = timed[engine].step()
+            loads, saves = before[0] or bool(worker._loads), before[1] or bool(worker._saves)
+            steps["load" if loads else "save" if saves else "alone"].append(taken)
+            longest = max(longest, taken if loads else 0)
+        return longest
+
+    for turn in range(10 * ROUNDS):
+        asked = prompt(512)
+        run(first, asked)
+        if (longest := run(second, asked)) and turn:
+            steps["first"].append(longest)
+    for engine in timed:
+        name = engine.add(prompt(20), 200)
+        while name not in engine.answers:
+            busy = engine.worker._worker._saves
+            taken = timed[engine].step()
+            if not busy and not engine.worker._worker._saves:
+                steps["alone"].append(taken)
+        engine.close()
+    report_steps(records, "store", steps)
 
 
 # --- engines --------------------------------------------------------------------------------------
 
+STORE = {"limits.store_bytes": "4GiB", "limits.store_bytes_per_owner": "4GiB"}
+
+
+def dray(agent, name, mode="pull"):
+    return {"kv_connector": "DrayConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both", "engine_id": name,
+            "kv_connector_extra_config": {"socket": str(agent.socket), "mode": mode, "deadline": 4 * LIMIT}}
+
+
+def nixl_packages():
+    """A folder with NixlConnector's packages, which the environment of the tests does not have."""
+    folder = ROOT / "build/nixl"
+    if not (folder / "complete").exists():
+        uv = pathlib.Path(sys.executable).parents[2] / "tools/bin/uv"
+        made = subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--target", folder, "--python", sys.executable, *NIXL])
+        if made.returncode:
+            raise c.CannotRun(f"{' and '.join(NIXL)} cannot be installed")
+        (folder / "complete").touch()
+    return folder
+
+
+def nixl(role, name):
+    """(kv_transfer_config, environment)"""
+    return {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu", "kv_role": role, "engine_id": name}, {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(serving.free_port()), "UCX_TLS": "tcp,self",
+        "PYTHONPATH": f"{ROOT / 'client/python'}:{nixl_packages()}"}
+
+
+def connectors(agents, name, mode):
+    """(kv_transfer_config, environment) of P and of D; NixlConnector's if there are no agents."""
+    roles = zip("pd", ("kv_producer", "kv_consumer"), agents or (None, None))
+    return [(dray(agent, f"{name}-{which}", mode), {}) if agent else nixl(role, f"{name}-{which}") for which, role, agent in roles]
+
+
 @contextlib.contextmanager
-def engines(lab):
-    """P and D with an agent each."""
-    agents = c.agents(lab, 2)
-    made = [Engine(lab.tmp, name, agent.socket, options={"deadline": 4 * LIMIT}) for name, agent in zip("pd", agents)]
+def engines(lab, name, mode="pull", **arguments):
+    """P and D with an agent each; with NixlConnector and without agents if mode is "nixl"."""
+    agents = [] if mode == "nixl" else c.agents(lab, 2)
+    made = [Engine(lab.tmp, f"{name}-{which}", connector=connector, variables=environment, **arguments)
+            for which, (connector, environment) in zip("pd", connectors(agents, name, mode))]
     try:
         yield (*[engine.ready() for engine in made], agents)
     finally:
@@ -194,41 +292,51 @@ def bare_transfer(agents, lengths):
     return json.loads(done.stdout)["latency_ns"]["p50"] / 1e9
 
 
+def beside_bench(p, d, agents, lengths, records):
+    """Records what moving such prompts costs; returns the milliseconds of the first of them with both engines live."""
+    what = "five at once" if len(lengths) > 1 else f"{lengths[0]} tokens"
+    stopped, live, bench, first = [], [], [], []
+    move(p, d, lengths)  # the engines' first steps of a size take longer
+    for _ in range(ROUNDS):
+        bench.append(bare_transfer(agents, lengths) * 1e3)
+        stopped.append(max(move(p, d, lengths, True)) * 1e3)
+        times = move(p, d, lengths)
+        live.append(max(times) * 1e3)
+        first.append(times[0] * 1e3)
+    ceiling = statistics.median(bench)
+    for name, values, target in (("P stopped", stopped, (1.5 * ceiling + 10) / ceiling), ("both live", live, 5)):
+        ours = statistics.median(values)
+        records.add(f"moving {what}, {name}", ours, "ms", ceiling_name="drayctl bench", ceiling=ceiling, ratio=ours / ceiling,
+                    target=("<=", target), spread=[v / ceiling for v in values])
+    return first
+
+
 def cost(lab, records):
-    with engines(lab) as (p, d, agents):
-        for lengths in [(length,) for length in LENGTHS] + [FIVE]:
-            what = "five at once" if len(lengths) > 1 else f"{lengths[0]} tokens"
-            stopped, live, bench, smallest = [], [], [], []
-            move(p, d, lengths)  # the engines' first steps of a size take longer
-            for _ in range(ROUNDS):
-                bench.append(bare_transfer(agents, lengths) * 1e3)
-                stopped.append(max(move(p, d, lengths, True)) * 1e3)
-                times = move(p, d, lengths)
-                live.append(max(times) * 1e3)
-                smallest.append(times[0] * 1e3)
-            ceiling = statistics.median(bench)
-            for name, values, target in (("P stopped", stopped, (1.5 * ceiling + 10) / ceiling), ("both live", live, 5)):
-                ours = statistics.median(values)
-                records.add(f"moving {what}, {name}", ours, "ms", ceiling_name="drayctl bench", ceiling=ceiling, ratio=ours / ceiling,
-                            target=("<=", target), spread=[v / ceiling for v in values])
-            if len(lengths) > 1:
-                records.add("the smallest of five at once, both live", statistics.median(smallest), "ms")
+    with engines(lab, "cost") as (p, d, agents):
+        for length in LENGTHS:
+            beside_bench(p, d, agents, (length,), records)
+
+
+def five(lab, records):
+    with engines(lab, "five") as (p, d, agents):
+        smallest = beside_bench(p, d, agents, FIVE, records)
+        records.add("the smallest of five at once, both live", statistics.median(smallest), "ms")
         idle(p, d, agents, records)
 
 
-def session_of(pid):
+def group_of(pid):
     """The processes of an engine."""
     found = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            if stat.read_text().rsplit(")", 1)[1].split()[3] == str(pid):
+            if stat.read_text().rsplit(")", 1)[1].split()[2] == str(pid):
                 found.append(int(stat.parent.name))
     return found
 
 
 def idle(p, d, agents, records):
     time.sleep(3)  # vLLM's workers spin for a second after each message
-    pids = {"agents": [agent.process.pid for agent in agents], "engines": [pid for one in (p, d) for pid in session_of(one.process.pid)]}
+    pids = {"agents": [agent.process.pid for agent in agents], "engines": [pid for one in (p, d) for pid in group_of(one.process.pid)]}
     before, began = {what: c.cpu_seconds(*of) for what, of in pids.items()}, time.monotonic()
     time.sleep(IDLE)
     seconds = time.monotonic() - began
@@ -237,11 +345,126 @@ def idle(p, d, agents, records):
                     target=("<=", 0.3) if what == "agents" else None)
 
 
-PARTS = {"hooks": hooks, "cost": cost}
+def chunked(lab, records):
+    """P's answer is taken as the end of its last prefill step: it is later than that by the same time in both modes."""
+    length, found = 2048, {}
+    for mode in ("pull", "push"):
+        with engines(lab, mode, mode, max_num_batched_tokens=512) as (p, d, agents):
+            values = found[mode] = []
+            for turn in range(ROUNDS + 2):
+                asked = prompt(length)
+                if mode == "push":
+                    for_p, for_d = push(p, d, agents[0], asked, 1)
+                    value = first_tokens([for_d], d)[0] - for_p.get(timeout=4 * LIMIT)["total"]
+                else:
+                    params = prefill(p, asked)["params"]
+                    value = first_tokens([d.start(asked, 1, params)], d)[0]
+                if turn > 1:
+                    values.append(value * 1e3)
+    pull, ours = (statistics.median(found[mode]) for mode in ("pull", "push"))
+    records.add(f"end of prefill to D's first token, {length} tokens, push", ours, "ms", ceiling_name="pull", ceiling=pull, ratio=ours / pull,
+                target=("<=", 0.5), spread=[value / pull for value in found["push"]])
+
+
+def beside_nixl(lab, records):
+    """One round with NixlConnector, which takes half a minute for the longest prompt here."""
+    found = {}
+    for mode, rounds in (("pull", ROUNDS), ("nixl", 1)):
+        with engines(lab, f"beside-{mode}", mode) as (p, d, _):
+            for length in LENGTHS:
+                move(p, d, (length if mode == "pull" else LENGTHS[0],))  # the first steps of a size take longer
+                found[mode, length] = [move(p, d, (length,))[0] * 1e3 for _ in range(rounds)]
+    for length in LENGTHS:
+        ours, theirs = (statistics.median(found[mode, length]) for mode in ("pull", "nixl"))
+        records.add(f"moving {length} tokens, both live", ours, "ms", ceiling_name="NixlConnector", ceiling=theirs, ratio=ours / theirs,
+                    target=("<=", 0.02) if length == max(LENGTHS) else None, spread=[value / theirs for value in found["pull", length]])
+
+
+def serve(lab, records):
+    found = {}
+    for mode, loads in SERVED.items():
+        agents = c.agents(lab, 2) if mode == "pull" else []
+        with serving.Servers(lab.tmp, mode, connectors(agents, f"serve-{mode}", mode)) as servers:
+            servers.ready()
+            # the engines' first steps of a size take longer
+            _, *results = servers.load([(4, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in loads]])
+        found[mode] = {at_once: result for (_, at_once), result in zip(loads, results)}
+        for agent in agents:
+            agent.stop()
+    for requests, at_once in SERVED["pull"]:
+        ours, theirs = found["pull"][at_once], found["nixl"].get(at_once)
+        records.add(f"{requests} requests, {at_once} at once: failed", requests - ours["completed"], "", target=("<=", 0))
+        for what, key, unit in [("requests a second", "request_throughput", "1/s"), *[
+                (f"{metric.upper()} p{q}", f"p{q}_{metric}_ms", "ms") for metric in ("ttft", "tpot", "itl") for q in (50, 90, 99)]]:
+            beside = {"ceiling_name": "NixlConnector", "ceiling": theirs[key], "ratio": ours[key] / theirs[key]} if theirs and theirs[key] else {}
+            records.add(f"{at_once} at once: {what}", ours[key], unit, **beside)
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+def own_get(client, count, size, pieces):
+    """Seconds of one GET of so many objects, each to so many pieces of memory, that were not asked for before."""
+    step = size // pieces
+    region = client.pool(count * size)
+    items = [(b"%d of %d" % (i, next(seed)), [(i * size + n * step, step) for n in range(pieces)]) for i in range(count)]
+    space = client.store()
+    if any(one.status for one in space.put(region, items)):
+        raise c.CannotRun("the store has not taken objects of its own")
+    began = time.perf_counter()
+    got = space.get(region, items)
+    seconds = time.perf_counter() - began
+    space.remove([key for key, _ in items])
+    region.remove()
+    if any(one.status for one in got):
+        raise c.CannotRun("the store does not give what it has")
+    return seconds
+
+
+def kept(agent, name):
+    return {"kv_connector": "DrayStoreConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both", "engine_id": name,
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": str(agent.socket), "weights": "those of the bench"}}
+
+
+def store(lab, records):
+    length = LENGTHS[-1]
+    blocks = length // BLOCK
+    agent, = c.agents(lab, 1, **STORE)
+    made = [Engine(lab.tmp, name, connector=kept(agent, name)) for name in ("first", "second")]
+    try:
+        first, second = (engine.ready() for engine in made)
+        ours, ceiling, computing = [], [], []
+        with Client(agent.socket) as client:
+            for turn in range(ROUNDS + 2):  # the first steps of a size take longer
+                asked = prompt(length)
+                computed, = first_tokens([first.start(asked, 1)], first)
+                wanted = (turn + 1) * blocks
+                until(lambda wanted=wanted: first.metrics(SAVED).get(SAVED, 0) >= wanted or first.run(prompt(20), 1) and False, "the saves")
+                loaded, = first_tokens([second.start(asked, 1)], second)
+                cached, = first_tokens([second.start(asked, 1)], second)
+                alone = own_get(client, blocks, BLOCK * model.BYTES_A_TOKEN, model.LAYERS)
+                if turn > 1:
+                    ours.append((loaded - cached) * 1e3)
+                    ceiling.append(alone * 1e3)
+                    computing.append(loaded / computed)
+    finally:
+        for engine in made:
+            engine.stop()
+    cost, get = statistics.median(ours), statistics.median(ceiling)
+    records.add(f"moving {length} tokens from the store", cost, "ms", ceiling_name="GET", ceiling=get, ratio=cost / get,
+                target=("<=", (1.3 * get + 10) / get), spread=[value / get for value in ours])
+    records.add("first token from the store, of computing", statistics.median(computing), "", spread=computing)
+
+
+def cache(lab, records):
+    engine_cache.cache(lab, records, ROUNDS)
+
+
+PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve, "store-hooks": store_hooks,
+         "store": store, "cache": cache}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", action="append", choices=PARTS)
-    for part in parser.parse_args().only or PARTS:
-        with c.bench(f"vllm_{part}") as (where, results):
+    for part in parser.parse_args().only or ("hooks", "cost", "five"):
+        with c.bench(f"vllm_{part.replace('-', '_')}") as (where, results):
             PARTS[part](where, results)

@@ -95,6 +95,9 @@ From `dray_region_lease_start()` at an owner to the remote of a holder at anothe
 `dray_lease_acquire_start()` as soon as it has the token. That is two round trips between client and agent, and one
 between the agents, over TLS. A lease has ranges of 32 pieces each, as the blocks of a request. The ceiling is one round trip over a TCP
 connection of loopback."""),
+    ("mooncake", "Mooncake's calls", """\
+The same program for `mooncake.engine`, with `dray.mooncake` over two agents and with Mooncake 0.3.13 itself, both over TCP and loopback: two processes with 64 MiB
+each, pieces at random places. managed: memory of `allocate_managed_buffer()`; private: any other, which dray copies by way of shared buffers. The ceiling is Mooncake."""),
     ("vllm_hooks", "vLLM: the connector's hooks", """\
 What the hooks of `DrayConnector` at D take of a step, with vLLM's scheduler, without a model and with two agents over TCP (`bench_vllm.py`).
 With a load, two agents share the processors with the engine. The longest step of a load starts it, and agents take the
@@ -102,6 +105,20 @@ processor from it."""),
     ("vllm_cost", "vLLM: the cost of moving a KV cache", """\
 Time to D's first token with blocks from P, minus the same with all blocks cached at D, of a model with 131,072 bytes a token on the CPU. The
 ceiling is `drayctl bench` of the same pieces in the same round. With both engines live, P's engine competes with D's and with both agents."""),
+    ("vllm_five", "vLLM: five loads at once", """\
+As above, of five requests that D gets at once: the time of the last first token. And what idle engines and agents use."""),
+    ("vllm_push", "vLLM: push beside pull", """\
+Time from P's answer, which ends its last prefill step, to D's first token, of 2,048 tokens that P computes in chunks of 512. In mode `push`
+both engines get the request at once, and P writes each chunk when it is computed; in mode `pull` D reads all of them after P's answer.
+Both engines and both agents share the processors."""),
+    ("vllm_nixl", "vLLM: the cost of moving beside NixlConnector", """\
+The cost of moving as above, and one round of the same with NixlConnector over UCX and TCP, with engines of its own in the same run."""),
+    ("vllm_serve", "vLLM: serving load", """\
+`vllm bench serve` sends 100 requests of 64 tokens, each for 8 tokens, through the router of `examples/vllm-pd` to P and D; and 30 of them
+with NixlConnector in the same run. TTFT: time to the first token; TPOT: time for each further one; ITL: time between two of them."""),
+    ("vllm_cache", "vLLM: the encoder cache", """\
+Requests with an image each, two at a time, of which 70 % have one of 30 images, on engines with vLLM's own encoder cache manager, with
+`DrayEncoderCacheManager`, and with its host tier. The device's cache holds 2,048 embeddings, the host tier 6,144, and an image has 64 to 256."""),
     ("detect", "Detection", """\
 The duration of `drayctl detect --json` on a recorded machine, and in a network namespace with 500 veth pairs and ten addresses at
 each end; and the time from the end of a command that changes a link until `--watch` prints the change."""),

@@ -28,6 +28,7 @@ def test_arm64_package_loads_its_own_library(machine_folder):
     assert run(*argv, timeout=3 * LIMIT).split() == [str(machine_folder["aarch64"] / "dray/libdray.so.0"), VERSION, "aarch64"]
 
 
+@LONG
 def test_arm64_transfer(machine_folder, environment, tmp_path):
     """Two arm64 clients on an agent of this machine, which shares memory with them."""
     with agent(environment, tmp_path):
