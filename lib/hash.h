@@ -26,5 +26,7 @@ static inline uint64_t dray_hash(uint64_t seed, const void *key, size_t n)
 	word = 0;
 	if (n)
 		memcpy(&word, p, n);
-	return dray_hash_mix(h ^ word, 0xd1b54a32d192ed03u);
+	/* one product alone would leave the steps of a counter in the result */
+	return dray_hash_mix(dray_hash_mix(h ^ word, 0xd1b54a32d192ed03u) ^ seed,
+			     0x9e3779b97f4a7c15u);
 }

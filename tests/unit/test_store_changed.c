@@ -39,6 +39,20 @@ static void test_keys(void **state)
 	changed_forget(&c);
 }
 
+/* Keys that count upwards spread over the filter with each seed. */
+static void test_seeds(void **state)
+{
+	for (uint64_t i = 1; i <= 40; i++) {
+		/* the bits of a random seed, which dray_random() has */
+		struct changed_keys c = { .seed = i * 0x9e3779b97f4a7c15u | 1 };
+
+		for (uint32_t k = 0; k < 100000; k++)
+			add(&c, 1, k);
+		assert_in_range(false_ones(&c, 1), 200, 400);
+		changed_forget(&c);
+	}
+}
+
 /* What one name space changes without end costs no other one anything, unless that came after many others. */
 static void test_spaces(void **state)
 {
@@ -61,6 +75,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_keys),
+		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_spaces),
 	};
 
