@@ -73,11 +73,17 @@ def test_doorbell_to_a_sleeping_client(new_agent):
     agent = new_agent()
     with Waiter(agent, DRAY_SPIN="0") as waiter:
         waiter.trips(10)
-        sent = bell(agent, "sent")
-        got = waiter.trips(300)
-        assert got["spin_ns"] == 0 and got["spun"] == 0
-        # a transfer that ends before the client has stored client_sleeping needs no doorbell
-        assert bell(agent, "sent") - sent <= 300 and got["slept"] <= 300
+
+        def sleeps_once():
+            sent = bell(agent, "sent")
+            got = waiter.trips(100)
+            assert got["spin_ns"] == 0 and got["spun"] == 0
+            # a transfer that ends before the client has stored client_sleeping needs no doorbell
+            assert bell(agent, "sent") - sent <= 100
+            return got["slept"] <= 100
+
+        # A doorbell that comes after the client has found the completion by itself ends its next sleep early, but not in each batch.
+        until(sleeps_once, "a batch with at most one sleep for each transfer", limit=2 * LIMIT)
         sent = bell(agent, "sent")
         assert waiter.sleeping_trip(agent)["slept"] == 1
         until(lambda: bell(agent, "sent") == sent + 1, "its doorbell")
