@@ -464,17 +464,17 @@ class Engine:
         self.blocks[name] = [SimpleNamespace(block_id=i, ref_cnt=1, is_null=False) for i in range(len(hashes))]
         return self.requests[name]
 
-    def step(self, *names, preempted=(), root=b"root"):
+    def step(self, *names, preempted=(), root=b"root", wanted=0):
         for name in names:
             if name in self.later:  # it begins in the step before
                 self._step([name], (), root)
                 self.requests[name].num_computed_tokens = self.later.pop(name)
-        return self._step(names, preempted, root)
+        return self._step(names, preempted, root, wanted)
 
-    def _step(self, names, preempted, root):
+    def _step(self, names, preempted, root, wanted=0):
         output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 1), preempted_req_ids=set(preempted), scheduled_new_reqs=(),
                                  scheduled_cached_reqs=SimpleNamespace(new_block_ids=()))
-        return [(block.hash, save.number) for save in self.saves.step(output, self.requests.get, root) for block in save.blocks]
+        return [(block.hash, save.number) for save in self.saves.step(output, self.requests.get, root, wanted) for block in save.blocks]
 
     def finish(self, name):
         self.saves.finished(self.requests[name])
@@ -661,6 +661,55 @@ def test_blocks_of_a_preempted_request_at_their_eviction(monkeypatch):
     engine.finish("a")
     engine.free("a")
     assert [one for one, _ in engine.step()] == [b"4", b"3"] and [one for one, _ in engine.step()] == [b"2"]
+
+
+def test_blocks_that_a_load_takes_are_saved_before(monkeypatch):
+    """A load takes more blocks than a step that computes. It waits until those are safe to lose, and no more are saved for it."""
+    engine = Evicting(monkeypatch, 12, 2)
+    names = ("1234", "5678", "abcd")
+    for name in names:
+        engine.add(name, [one.encode() for one in name])
+    engine.step(*names)
+    for name in names:
+        engine.finish(name)
+        engine.free(name)
+    order = engine.queue()
+    assert order[:5] == [b"4", b"3", b"2", b"1", b"8"]
+    assert engine.saves.holds_up(3)
+    first = engine.step(wanted=3)
+    assert [one for one, _ in first] == [b"4", b"3", b"2", b"1", b"8"], "the load's, and those of the step after it"
+    assert engine.saves.holds_up(3), "they are not free, and the load would take others"
+    more = engine.step(wanted=3)
+    assert [one for one, _ in more] == [b"7", b"6"], "what is being saved comes back to the front"
+    engine.saves.ended({1: 1, 2: 1}, set())
+    assert engine.queue() == order and not engine.saves.holds_up(3) and not engine.step(wanted=3)
+    assert not engine.saves.holds_up(7) and engine.saves.holds_up(8)
+    assert not engine.saves.holds_up(13), "the engine cannot give it so many"
+
+
+def test_loads_do_not_wait_for_what_cannot_be_saved(monkeypatch):
+    engine = Evicting(monkeypatch, 4, 1)
+    engine.add("1234", [b"1", b"2", b"3", b"4"])
+    engine.step("1234")
+    engine.finish("1234")
+    engine.free("1234")
+    assert engine.saves.holds_up(2)
+    engine.saves.lent = 500
+    assert not engine.saves.holds_up(2), "there is no room for saves, and none is in flight"
+    engine.saves.lent = 0
+    assert len(engine.step(wanted=2)) == 2 and engine.saves.holds_up(2)
+    engine.now += 2
+    assert not engine.saves.holds_up(2), "the agent does not answer"
+    engine.now -= 2
+    engine.saves.ended({1: 1}, {1})
+    assert not engine.saves.holds_up(2) and engine.saves.holds_up(3), "what could not be saved is lost"
+    limited = Evicting(monkeypatch, 4, 1)
+    limited.saves._limit, limited.saves._allowance = 10, 0.0
+    limited.add("1234", [b"1", b"2", b"3", b"4"])
+    limited.step("1234")
+    limited.finish("1234")
+    limited.free("1234")
+    assert not limited.saves.holds_up(2), "the limit of bytes does not allow it"
 
 
 def test_limit_of_bytes(monkeypatch):

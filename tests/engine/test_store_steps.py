@@ -164,6 +164,22 @@ def test_blocks_that_the_engine_loses(bare, agent, how):
     assert served(bare("second", kept(agent.socket)), texts[1])["hit_tokens"] == 5 * BLOCK
 
 
+def test_loads_leave_no_hole_in_what_the_engine_loses(bare, agent):
+    """A load takes many blocks at once. What they hold is saved before."""
+    text = prompt(24 * BLOCK + 1, 60)
+    served(bare("source", kept(agent.socket)), text)
+    first, second = bare("first", kept(agent.socket, save="eviction")), bare("second", kept(agent.socket))
+    others = [prompt(12 * BLOCK, f"lost {i}") for i in range(3)]
+    for one in others:
+        served(first, one)
+    counts = served(first, text)
+    assert counts["loaded_tokens"] == 24 * BLOCK and not first.counts()["dropped_blocks"]
+    for one in others:
+        counts = served(first, one)
+        assert counts["loaded_tokens"] == counts["asked_tokens"], "what the engine has lost is in the store"
+    assert served(second, others[0])["hit_tokens"] == 12 * BLOCK and not first.counts()["dropped_blocks"]
+
+
 def test_events(bare, agent):
     """What the store has, and what it does not have any more, in the terms of the engine's own events."""
     engine = bare("engine", kept(agent.socket), policy="recompute", kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"))

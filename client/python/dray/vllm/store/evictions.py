@@ -20,7 +20,7 @@ __all__ = ["Evictions"]
 
 
 class Evictions:
-    """Of one engine. ahead: how many blocks one step may take from the queue."""
+    """Of one engine. ahead: how many blocks one step may take from the queue for what it computes."""
 
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
@@ -48,13 +48,20 @@ class Evictions:
                 lost.append(known[2])
         return lost
 
-    def due(self, pool: Any) -> Iterator[tuple[Any, Root, Block]]:
-        """(the engine's block, its root, what it is saved as) of those that one of the next steps may take."""
-        if not self._known or pool.get_num_free_blocks() - len(pool.cached_block_hash_to_block) >= self._ahead:
+    def due(self, pool: Any, loaded: int = 0) -> Iterator[tuple[Any, Root, Block]]:
+        """(the engine's block, its root, what it is saved as) of those that one of the next steps may take.
+
+        loaded: blocks that loads will take, besides those of a step that computes.
+        """
+        return self.front(pool, self._ahead + loaded)
+
+    def front(self, pool: Any, count: int) -> Iterator[tuple[Any, Root, Block]]:
+        """The same of the first `count` blocks of the queue."""
+        if not self._known or pool.get_num_free_blocks() - len(pool.cached_block_hash_to_block) >= count:
             return  # there are enough free blocks with nothing in them, which are in front
         block = pool.free_block_queue.fake_free_list_head.next_free_block
         front: list[Any] = []
-        while block is not None and block.next_free_block is not None and len(front) < self._ahead:
+        while block is not None and block.next_free_block is not None and len(front) < count:
             front.append(block)
             block = block.next_free_block
         for block in front:  # what is saved leaves the queue

@@ -65,7 +65,7 @@ class Saves:
 
     def __init__(self, groups: Sequence[Group], hash_of: Callable[[Request, int, int], bytes | None], cost: Cost, stats: Stats, *,
                  policy: str, limit: int, blocks: int, ahead: int = 1) -> None:
-        """limit: bytes a second, 0: none. blocks: that the engine has. ahead: blocks that one of its steps may take."""
+        """limit: bytes a second, 0: none. blocks: that the engine has. ahead: blocks that one of its steps may take for what it computes."""
         self._groups, self._hash_of, self._cost, self._stats = groups, hash_of, cost, stats
         self._second_use = policy == "second_use"
         self._evictions = Evictions(ahead) if policy == "eviction" else None
@@ -89,8 +89,8 @@ class Saves:
             self._evictions.check(kv_cache_manager.block_pool)
         self._kept.kv_cache_manager = kv_cache_manager
 
-    def step(self, output: SchedulerOutput, requests: Callable[[str], Request | None], root: Root | None) -> list[Save]:
-        """The saves of this step. root: of new requests; None: nothing can be saved now."""
+    def step(self, output: SchedulerOutput, requests: Callable[[str], Request | None], root: Root | None, wanted: int = 0) -> list[Save]:
+        """The saves of this step. root: of new requests; None: nothing can be saved now. wanted: blocks for which loads wait."""
         for request_id in output.preempted_req_ids or ():
             if followed := self._followed.get(request_id):
                 followed.active = False
@@ -98,7 +98,7 @@ class Saves:
                     followed.next, followed.due = [0] * len(self._groups), 0  # it gets other blocks, of which nothing is known
         if self._kept.kv_cache_manager is not None:
             if self._evictions is not None:
-                self._evict(self._evictions, output)
+                self._evict(self._evictions, output, wanted)
             for request_id in output.num_scheduled_tokens:
                 followed = self._followed.get(request_id)
                 if followed is None:
@@ -159,7 +159,21 @@ class Saves:
         if self.events is not None:
             self.events.describe(request, one.group, index, one.hash)
 
-    def _evict(self, evictions: Evictions, output: SchedulerOutput) -> None:
+    def holds_up(self, count: int) -> bool:
+        """True if `count` blocks that the engine takes now would be lost, and are safe to lose when saves have ended.
+
+        The engine takes them from the front of its free blocks, to which those that are being saved come back. Behind these lie the
+        first blocks of the prompts whose last ones are being saved, so that losing those unsaved would make the others useless.
+        """
+        if self._evictions is None or self._kept.kv_cache_manager is None:
+            return False
+        pool = self._kept.kv_cache_manager.block_pool
+        now = time.monotonic()
+        if count > pool.get_num_free_blocks() or self._stuck(now) or not (self._in_flight or self._open(0) and self._allowed(now)):
+            return False
+        return any((one.group, one.hash) not in self.stored for _, _, one in self._evictions.front(pool, count))
+
+    def _evict(self, evictions: Evictions, output: SchedulerOutput, wanted: int) -> None:
         """Saves what the engine's own cache is about to lose, as far as the limits allow."""
         pool = self._kept.kv_cache_manager.block_pool
         taken = [new.block_ids for new in output.scheduled_new_reqs] + [more or () for more in output.scheduled_cached_reqs.new_block_ids]
@@ -167,7 +181,7 @@ class Saves:
         self._stats.dropped("limit", sum((one.group, one.hash) not in self.stored for one in lost))
         chosen: dict[Root, tuple[list[Block], list[Any]]] = {}
         count, most = 0, pool.get_num_free_blocks() // 2  # the engine needs the others in its next step
-        for block, root, one in evictions.due(pool):
+        for block, root, one in evictions.due(pool, max(0, wanted - self._held)):  # what is being saved comes back to the front
             if (one.group, one.hash) in self.stored:
                 continue
             if count >= most or not self._room(one.group, count):
@@ -187,19 +201,23 @@ class Saves:
 
     def _room(self, group: int, chosen: int) -> bool:
         """Takes the room for one more block from the limits; False: there is none now."""
-        if self.sizes is None or self._held + self.lent + chosen >= self._most:
-            return False
         now = time.monotonic()
-        if self._stuck(now):
+        if self.sizes is None or not self._open(chosen) or self._stuck(now) or not self._allowed(now):
             return False
+        self._allowance -= self.sizes[group]  # may become less than nothing, so that any block fits at some time
+        return True
+
+    def _open(self, chosen: int) -> bool:
+        """True if the limit of blocks allows one more besides those that were chosen."""
+        return self.sizes is not None and self._held + self.lent + chosen < self._most
+
+    def _allowed(self, now: float) -> bool:
+        """True if the limit of bytes allows another block."""
         if not self._limit:
             return True
         self._allowance = min(self._limit, self._allowance + (now - self._counted) * self._limit)
         self._counted = now
-        if self._allowance <= 0:
-            return False
-        self._allowance -= self.sizes[group]  # may become less than nothing, so that any block fits at some time
-        return True
+        return self._allowance > 0
 
     def _stuck(self, now: float) -> bool:
         oldest = next(iter(self._in_flight.values()), None)

@@ -76,7 +76,7 @@ class _Load:
         self.first, self.end, self.ends = lookup.first, lookup.first, 0.0
         self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
         self.over = False  # the request has ended
-        self.held_up = 0.0  # since when it waits for other loads to end; 0: it does not
+        self.held_up = 0.0  # since when it waits for other loads, or for saves, to end; 0: it does not
         self.preemptions = request.num_preemptions
 
 
@@ -111,6 +111,7 @@ class SchedulerSide:
         self._asked_blocks = 0  # in this step
         self._loading = 0  # blocks that are being loaded; counted in each step
         self._most = int(blocks * _PART)
+        self._wanted = 0  # blocks of loads that wait for saves; in this step
 
     def bind(self, kv_cache_manager: Any) -> None:
         """Gives this side the engine's bookkeeping of blocks."""
@@ -156,7 +157,21 @@ class SchedulerSide:
         load.first = num_computed_tokens
         if not self._room(load):
             return self._hold_up(load)
+        if self._waits_for_saves(load):
+            return None, False
         return count, True
+
+    def _waits_for_saves(self, load: _Load) -> bool:
+        """True while what the engine would lose for the load's blocks is saved. Saves that take longer are not waited for."""
+        size = self._size(load)
+        if not self._wanted and not self._saves.holds_up(size):
+            return False
+        now = time.monotonic()
+        load.held_up = load.held_up or now
+        if now >= load.held_up + self._options.lookup:
+            return False
+        self._wanted = min(self._wanted + size, max(self._wanted, size, self._most))  # those behind it wait, too, within the part of loads
+        return True
 
     def _room(self, load: _Load) -> bool:
         """True if the request's blocks fit into the part of the engine's that an agent which stands still may keep from it."""
@@ -370,7 +385,8 @@ class SchedulerSide:
             self._allocated.clear()
         metadata.dropped, self._dropped = self._dropped, []
         if self._saves_allowed:
-            metadata.saves = self._saves.step(output, self._requests.get, self._known_root())
+            metadata.saves = self._saves.step(output, self._requests.get, self._known_root(), self._wanted)
+        self._wanted = 0
         if self._pins.pending:
             self._pins.flush()
         return metadata
