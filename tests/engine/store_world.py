@@ -278,8 +278,10 @@ class World:
     # --- invariants ---------------------------------------------------------------------------------
 
     def check(self):
-        """No block that the agent may read or write is free."""
+        """No block that the agent may read or write is free, and there are not more of them than half of the engine's."""
         references = self.side.references()
+        touched = {block for pending in self.pending + self.lent for block in pending.blocks()}
+        assert len(touched) <= BLOCKS // 2, f"the agent keeps {len(touched)} of {BLOCKS} blocks from the engine"
         for pending in self.pending + self.lent:
             free = [b for b in pending.blocks() if b and not references[b]]
             assert not free, f"blocks {free} are free while the agent may {pending.what} them"

@@ -186,7 +186,7 @@ def another(world):
     world.settle()
     assert world.side.scheduler.reset_prefix_cache()
     request = matched(world)
-    world.side.side._most = 5
+    world.side.side._saves.room.most = 5
     world.side.add("d", [*text, 5], 2, None)
     until_pending(world, "get")
     while any(one.what == "pin" for one in world.pending):
@@ -199,11 +199,31 @@ def test_loads_have_a_part_of_the_blocks(calm):
     """One that finds no room waits for others to end, and is computed if they do not."""
     _, second = another(calm)
     side = calm.side.side
-    assert side._loading == 3 and side.match(second, 0) == (None, False)
+    assert side._saves.room.loading == 3 and side.match(second, 0) == (None, False)
     calm.now += 0.6
     assert side.match(second, 0) == (0, False)
     calm.settle()
     assert [calm.side.answers[name][0] for name in "bd"] == ["LENGTH"] * 2
+
+
+def test_loads_and_saves_together_have_a_part_of_the_blocks(calm):
+    """A load waits for saves to end if both together would keep more."""
+    text = list(range(3, 3 + 4 * BLOCK))
+    calm.side.add("a", text, 2, None)
+    calm.settle()
+    assert calm.side.scheduler.reset_prefix_cache()
+    for i in range(2):
+        calm.side.add(f"saved {i}", list(range(1000 * i + 500, 1000 * i + 500 + 7 * BLOCK)), 2, None)
+    calm.side.add("b", [*text, 5], 2, None)
+    for _ in range(20):
+        for one in [one for one in calm.pending if one.what == "pin"]:
+            calm.happen(calm.pending.index(one))
+        calm.side.step()
+        calm.check()
+    assert sum(one.what == "put" for one in calm.pending) and not any(one.what == "get" for one in calm.pending)
+    until_pending(calm, "get")
+    calm.settle()
+    assert calm.side.answers["b"][0] == "LENGTH" and calm.seen["EXISTS"] == 0
 
 
 def test_a_store_that_has_no_room_for_long(calm):

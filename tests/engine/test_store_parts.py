@@ -21,6 +21,7 @@ from dray.vllm.store.objects import Objects
 from dray.vllm.store.options import Options
 from dray.vllm.store.pins import Pins
 from dray.vllm.store.recent import Recent
+from dray.vllm.store.room import Room
 from dray.vllm.store.saves import Saves
 from dray.vllm.store.stats import Stats
 from vllm.config.quantization import QuantizationConfigArgs
@@ -567,13 +568,62 @@ def test_limit_of_blocks(monkeypatch):
     assert engine.dropped() == {"limit": 4}
 
 
-def test_lent_blocks_count_in_the_limit(monkeypatch):
-    engine = Engine(monkeypatch, blocks=6)
-    engine.saves.lent = 2
-    engine.add("a", [b"%d" % i for i in range(5)])
-    assert len(engine.step("a")) == 1
-    engine.saves.lent = 0
-    assert len(engine.step("a")) == 2
+def test_blocks_of_loads_count_in_the_limit(monkeypatch):
+    """Those that loads have, or are lent to loads that failed. Each side has a part that the other one cannot take."""
+    engine = Engine(monkeypatch, blocks=24)
+    engine.saves.room.loading = 5
+    engine.add("a", [b"%d" % i for i in range(20)])
+    assert len(engine.step("a")) == 7
+    engine.saves.ended({1: 1}, set())
+    engine.saves.room.loading = 0
+    assert len(engine.step("a")) == 9
+    engine.saves.room.loading = 12
+    engine.saves.ended({2: 1}, set())
+    assert not engine.step("a")
+    engine.saves.room.loading = 9
+    assert len(engine.step("a")) == 3
+
+
+def test_rooms_of_loads():
+    room = Room(24)
+    assert room.for_load(9) and not room.for_save(9) and room.for_save(8)
+    room.held = 4
+    assert room.for_load(8) and not room.for_load(9), "half of the blocks for both"
+    room.loading, room.held = 3, 9
+    assert not room.for_load(1)
+    room.held = 0
+    assert room.for_load(6) and not room.for_load(7), "a part is left to saves"
+
+
+def test_large_loads_and_saves_take_turns():
+    room = Room(24)
+
+    def step(wants_to_save):
+        room.turn()
+        if wants_to_save and room.for_save(0):
+            room.held += 1
+        room.over()
+
+    step(True)
+    assert room.held == 1 and not room.for_load(10)
+    step(True)
+    assert room.held == 1 and not room.for_save(0), "saves pause while it waits for them"
+    room.held = 0
+    assert room.for_load(10)
+    room.loading = 20
+    step(True)
+    step(True)
+    assert room.held == 0 and not room.for_load(1)
+    room.loading = 0
+    assert not room.for_load(10), "saves have waited, too"
+    step(True)
+    assert room.held == 1
+    room.held = 0
+    assert room.for_load(10)
+    room.loading = 20
+    step(False)
+    room.loading = 0
+    assert room.for_load(10), "there is nothing to save"
 
 
 def test_blocks_that_become_free_without_a_preemption(monkeypatch):
@@ -694,9 +744,9 @@ def test_loads_do_not_wait_for_what_cannot_be_saved(monkeypatch):
     engine.finish("1234")
     engine.free("1234")
     assert engine.saves.holds_up(2)
-    engine.saves.lent = 500
+    engine.saves.room.loading = 500
     assert not engine.saves.holds_up(2), "there is no room for saves, and none is in flight"
-    engine.saves.lent = 0
+    engine.saves.room.loading = 0
     assert len(engine.step(wanted=2)) == 2 and engine.saves.holds_up(2)
     engine.now += 2
     assert not engine.saves.holds_up(2), "the agent does not answer"

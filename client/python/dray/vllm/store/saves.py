@@ -20,6 +20,7 @@ from .evictions import Evictions
 from .keys import Root
 from .protocol import Block, Save
 from .recent import Recent
+from .room import Room
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ __all__ = ["Saves"]
 _FAILED = "FINISHED_ERROR"
 _NEVER = 1 << 62
 _STUCK = 1.0  # seconds after which a save that has not ended holds up further ones
-_PART = 0.5  # of the engine's blocks that saves may hold, together with those that are lent to loads which have failed
 
 
 class _Followed:
@@ -70,18 +70,16 @@ class Saves:
         self._second_use = policy == "second_use"
         self._evictions = Evictions(ahead) if policy == "eviction" else None
         self._limit, self._allowance, self._counted = limit, float(limit), time.monotonic()
-        self._most = max(1, int(blocks * _PART))
+        self.room = Room(blocks)
         self._kept = Kept()
         self._followed: dict[str, _Followed] = {}
         self._in_flight: dict[int, _InFlight] = {}
-        self._held = 0
         self._next_number = 1
         self._new: list[Save] = []
         self.stored, self._used = Recent(), Recent()
         self.sizes: tuple[int, ...] | None = None  # of a block of each group, at all ranks together; None: unknown yet
         self.ranks = 1
         self.events: BlockEvents | None = None  # None: nobody asks for them
-        self.lent = 0  # blocks that the agent may write although their load has failed
 
     def bind(self, kv_cache_manager: Any) -> None:
         """Gives this object the engine's bookkeeping of blocks, without which nothing is saved."""
@@ -91,6 +89,7 @@ class Saves:
 
     def step(self, output: SchedulerOutput, requests: Callable[[str], Request | None], root: Root | None, wanted: int = 0) -> list[Save]:
         """The saves of this step. root: of new requests; None: nothing can be saved now. wanted: blocks for which loads wait."""
+        self.room.turn()
         for request_id in output.preempted_req_ids or ():
             if followed := self._followed.get(request_id):
                 followed.active = False
@@ -110,6 +109,7 @@ class Saves:
                     followed.active, followed.sure = True, followed.request.num_computed_tokens + 1
                 elif _processed(followed.request) >= max(followed.due, followed.sure):
                     self._look(followed)
+        self.room.over()
         new, self._new = self._new, []
         return new
 
@@ -169,7 +169,7 @@ class Saves:
             return False
         pool = self._kept.kv_cache_manager.block_pool
         now = time.monotonic()
-        if count > pool.get_num_free_blocks() or self._stuck(now) or not (self._in_flight or self._open(0) and self._allowed(now)):
+        if count > pool.get_num_free_blocks() or self._stuck(now) or not (self._in_flight or self._ready(now) and self.room.left(0)):
             return False
         return any((one.group, one.hash) not in self.stored for _, _, one in self._evictions.front(pool, count))
 
@@ -181,7 +181,7 @@ class Saves:
         self._stats.dropped("limit", sum((one.group, one.hash) not in self.stored for one in lost))
         chosen: dict[Root, tuple[list[Block], list[Any]]] = {}
         count, most = 0, pool.get_num_free_blocks() // 2  # the engine needs the others in its next step
-        for block, root, one in evictions.due(pool, max(0, wanted - self._held)):  # what is being saved comes back to the front
+        for block, root, one in evictions.due(pool, max(0, wanted - self.room.held)):  # what is being saved comes back to the front
             if (one.group, one.hash) in self.stored:
                 continue
             if count >= most or not self._room(one.group, count):
@@ -201,18 +201,16 @@ class Saves:
 
     def _room(self, group: int, chosen: int) -> bool:
         """Takes the room for one more block from the limits; False: there is none now."""
-        now = time.monotonic()
-        if self.sizes is None or not self._open(chosen) or self._stuck(now) or not self._allowed(now):
+        if not self._ready(time.monotonic()) or not self.room.for_save(chosen):
             return False
+        assert self.sizes is not None
         self._allowance -= self.sizes[group]  # may become less than nothing, so that any block fits at some time
         return True
 
-    def _open(self, chosen: int) -> bool:
-        """True if the limit of blocks allows one more besides those that were chosen."""
-        return self.sizes is not None and self._held + self.lent + chosen < self._most
-
-    def _allowed(self, now: float) -> bool:
-        """True if the limit of bytes allows another block."""
+    def _ready(self, now: float) -> bool:
+        """True if a block can be saved, and the limit of bytes allows it."""
+        if self.sizes is None or self._stuck(now):
+            return False
         if not self._limit:
             return True
         self._allowance = min(self._limit, self._allowance + (now - self._counted) * self._limit)
@@ -224,6 +222,11 @@ class Saves:
         return oldest is not None and now > oldest.began + _STUCK
 
     @property
+    def stuck(self) -> bool:
+        """True if the agent has not ended a save for long."""
+        return self._stuck(time.monotonic())
+
+    @property
     def frees_blocks(self) -> bool:
         """True if a block that nothing but a save holds will soon be free: preempting requests would not free it sooner."""
         return bool(self._in_flight) and not self._stuck(time.monotonic()) and self._kept.alone
@@ -231,7 +234,7 @@ class Saves:
     def _start(self, root: Root, blocks: list[Block], objects: list[Any]) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
         self._kept.keep(number, objects)
-        self._held += len(objects)
+        self.room.held += len(objects)
         self._in_flight[number] = _InFlight(time.monotonic(), [(block.group, block.hash) for block in blocks], self.ranks)
         self._new.append(Save(number, root, tuple(blocks)))
 
@@ -245,7 +248,7 @@ class Saves:
             if save.left:
                 continue
             del self._in_flight[number]
-            self._held -= save.number_of_blocks
+            self.room.held -= save.number_of_blocks
             freed.append((self._kept.free(number), save.unsaved))
             for one in save.hashes:
                 if save.unsaved:
@@ -287,7 +290,7 @@ class Saves:
     @property
     def idle(self) -> bool:
         """True if nothing is kept; for tests."""
-        return not (self._followed or self._in_flight or self._new or len(self._kept) or self._held)
+        return not (self._followed or self._in_flight or self._new or len(self._kept) or self.room.held)
 
 
 def _processed(request: Request) -> int:

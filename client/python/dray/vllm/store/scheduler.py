@@ -54,7 +54,6 @@ __all__ = ["SchedulerSide"]
 _logger = logging.getLogger("vllm.dray")
 _OPEN_MAX = 64  # requests that are asked for, or have a hit and wait for blocks, before another one is asked for
 _BLOCKS_A_STEP = 512  # of questions, after which the next one waits for the next step
-_PART = 0.5  # of the engine's blocks that loads may have, together with those that are lent to loads which have failed
 _LOADING = "WAITING_FOR_REMOTE_KVS"
 
 
@@ -109,8 +108,7 @@ class SchedulerSide:
         self._looks = Looks()
         self._open = 0  # requests whose question or hit is open; counted in each step
         self._asked_blocks = 0  # in this step
-        self._loading = 0  # blocks that are being loaded; counted in each step
-        self._most = int(blocks * _PART)
+        self._room = self._saves.room
         self._wanted = 0  # blocks of loads that wait for saves; in this step
 
     def bind(self, kv_cache_manager: Any) -> None:
@@ -155,7 +153,7 @@ class SchedulerSide:
         if count <= 0:
             return 0, False
         load.first = num_computed_tokens
-        if not self._room(load):
+        if not self._room.for_load(self._size(load)):
             return self._hold_up(load)
         if self._waits_for_saves(load):
             return None, False
@@ -170,13 +168,8 @@ class SchedulerSide:
         load.held_up = load.held_up or now
         if now >= load.held_up + self._options.lookup:
             return False
-        self._wanted = min(self._wanted + size, max(self._wanted, size, self._most))  # those behind it wait, too, within the part of loads
+        self._wanted = min(self._wanted + size, max(self._wanted, size, self._room.most))  # those behind it wait, too, within the part of loads
         return True
-
-    def _room(self, load: _Load) -> bool:
-        """True if the request's blocks fit into the part of the engine's that an agent which stands still may keep from it."""
-        others = self._loading + self._lent.blocks
-        return not others or others + self._size(load) <= self._most
 
     def _size(self, load: _Load) -> int:
         """Blocks that are loaded, at most."""
@@ -188,10 +181,10 @@ class SchedulerSide:
         return range(load.first // group.tokens, -(-load.end // group.tokens))
 
     def _hold_up(self, load: _Load) -> tuple[int | None, bool]:
-        """Other loads are about to end. One that takes longer is not waited for, and the request is computed."""
+        """Other loads, or saves, are about to end. One that takes longer is not waited for, and the request is computed."""
         now = time.monotonic()
         load.held_up = load.held_up or now
-        if not self._lent.blocks and now < load.held_up + self._options.lookup:
+        if not (self._lent.blocks or self._saves.stuck) and now < load.held_up + self._options.lookup:
             return None, False
         load.state = _State.DONE
         load.lookup.release()
@@ -299,7 +292,7 @@ class SchedulerSide:
         load.state, load.allocated = _State.ALLOCATED, blocks
         load.end = load.first + num_external_tokens
         load.ends = time.monotonic() + self._options.deadline
-        self._loading += self._size(load)
+        self._room.loading += self._size(load)
         self._allocated[request.request_id] = load
 
     def _start(self, load: _Load) -> Load:
@@ -374,7 +367,7 @@ class SchedulerSide:
         active = [load for load in self._loads.values() if load.state is not _State.DONE]
         asked = any(load.state is _State.ASKED for load in active)
         self._open, self._asked_blocks = sum(load.state in (_State.ASKED, _State.MATCHED) for load in active), 0
-        self._loading = sum(self._size(load) for load in active if load.allocated is not None)
+        self._room.loading = sum(self._size(load) for load in active if load.allocated is not None) + self._lent.blocks
         moved = len(active) + len(self._lent) + self._saves.count
         self._look(self._rest.seconds(output.total_num_scheduled_tokens, moved, asked), asked or bool(self._orphans))
         if self._orphans:
@@ -429,8 +422,6 @@ class SchedulerSide:
                 continue
             self._returns.pop(request_id, None)
             self._lent.free(request_id)
-        if metadata.lent or metadata.returned:
-            self._saves.lent = self._lent.blocks
 
     def send_events(self, events: BlockEvents) -> None:
         """From now on, take_events() tells what the store has."""
