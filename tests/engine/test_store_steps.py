@@ -180,11 +180,83 @@ def test_loads_leave_no_hole_in_what_the_engine_loses(bare, agent):
     assert served(second, others[0])["hit_tokens"] == 12 * BLOCK and not first.counts()["dropped_blocks"]
 
 
-def test_events(bare, agent):
-    """What the store has, and what it does not have any more, in the terms of the engine's own events."""
-    engine = bare("engine", kept(agent.socket), policy="recompute", kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"))
+def publishing(bare, agent, name):
+    """An engine, and the events that it publishes."""
+    engine = bare(name, kept(agent.socket), policy="recompute", kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"))
     events = []
     engine.scheduler.kv_event_publisher = SimpleNamespace(publish=lambda batch: events.extend(batch.events), shutdown=lambda: None)
+    return engine, events
+
+
+def in_store(events, kind):
+    """The hashes of the store's blocks that events name."""
+    return [one_hash for one in events if isinstance(one, kind) and one.medium == MEDIUM_STORAGE for one_hash in one.block_hashes]
+
+
+def matched(engine, text):
+    """A request that has a hit. Returns its id, and the keys of its blocks."""
+    request_id = engine.add(text)
+    assert until(lambda: side(engine).match(engine.scheduler.requests[request_id], 0)[0], "the answer")
+    return request_id, side(engine)._loads[request_id].lookup.keys()
+
+
+def test_events_of_what_a_load_does_not_find(bare, agent):
+    """A block is removed if the store says that it is gone, and not because the load has failed for another one."""
+    engine, events = publishing(bare, agent, "engine")
+    text = prompt(4 * BLOCK + 5, 71)
+    served(engine, text)
+    stored = in_store(events, BlockStored)
+    assert len(stored) == 4
+    fresh(engine)
+    request_id, keys = matched(engine, text)
+    with Client(agent.socket) as client:
+        client.store().remove(keys[1:2])
+    events.clear()
+    assert engine.run(request_id)[0] == "LENGTH"
+    ended(engine)
+    assert engine.counts()["load_failures"] == {"not_found": 1}
+    assert in_store(events, BlockRemoved) == stored[1:2] == in_store(events, BlockStored), "it is saved again"
+
+
+def test_events_of_what_a_question_finds(bare, agent):
+    """What another engine has saved is announced, and what lies behind a gap stays announced."""
+    (first, _), (second, events) = publishing(bare, agent, "first"), publishing(bare, agent, "second")
+    text = prompt(4 * BLOCK + 5, 72)
+    served(first, text)
+    served(second, text)
+    stored = [one for one in events if isinstance(one, BlockStored) and one.medium == MEDIUM_STORAGE]
+    own = [one for one in events if isinstance(one, BlockStored) and one.medium == MEDIUM_GPU]
+    hashes = [one_hash for one in own for one_hash in one.block_hashes]
+    assert [one.block_hashes[0] for one in stored] == hashes and len(hashes) == 4
+    assert [one.parent_block_hash for one in stored] == [None, *hashes[:3]] and [t for one in stored for t in one.token_ids] == text[:4 * BLOCK]
+    request_id, keys = matched(first, [*text[:4 * BLOCK], 5])
+    first.abort(request_id)
+    ended(first)
+    with Client(agent.socket) as client:
+        client.store().remove(keys[1:2])
+    fresh(second)
+    events.clear()
+    assert served(second, text)["hit_tokens"] == BLOCK
+    assert in_store(events, BlockRemoved) == hashes[1:2] == in_store(events, BlockStored)
+
+
+def test_no_events_of_a_load_that_is_late(bare, agent):
+    engine, events = publishing(bare, agent, "engine")
+    text = prompt(3 * BLOCK + 5, 73)
+    served(engine, text)
+    fresh(engine)
+    events.clear()
+    request_id, _ = matched(engine, text)
+    worker = store_of(engine.worker)._worker
+    worker._get = lambda items, deadline: (_ for _ in ()).throw(errors.Deadline("too late"))
+    assert engine.run(request_id)[0] == "LENGTH"
+    ended(engine)
+    assert engine.counts()["load_failures"] == {"deadline": 1} and not in_store(events, BlockRemoved)
+
+
+def test_events(bare, agent):
+    """What the store has, and what it does not have any more, in the terms of the engine's own events."""
+    engine, events = publishing(bare, agent, "engine")
     text = prompt(2 * BLOCK + 5, 70)
     served(engine, text)
     stored = [one for one in events if isinstance(one, BlockStored) and one.medium == MEDIUM_STORAGE]

@@ -22,23 +22,23 @@ Item = tuple[bytes, list[tuple[int, int]], float]
 class Batches:
     """Blocks of one load or save. The store's batches of them are started as far as the agent has room, and end one by one.
 
-    results: of the batches that have ended, with the bytes that each object is to have. error: of a batch that failed, or None.
+    results: of the batches that have ended, with their blocks. error: of a batch that failed, or None.
     lost: the session was lost, and the agent may go on with a batch until there is proof that it does not.
     """
 
     def __init__(self, objects: Objects, root: Root, blocks: Sequence[Block]) -> None:
         self._waiting = _cut(objects, root, blocks)
-        self._running: list[tuple[list[int], Lending[Any]]] = []
-        self.results: list[tuple[int, Any]] = []
+        self._running: list[tuple[list[Block], Lending[Any]]] = []
+        self.results: list[tuple[Block, Any]] = []
         self.error: errors.Error | None = None
         self.lost = False
 
     def start(self, put_or_get: Callable[[list[Item]], Lending[Any]]) -> None:
         """Starts batches that wait, until the agent is busy. After an error no further one is started."""
         while self._waiting and self.error is None:
-            items, sizes = self._waiting[0]
+            items, blocks = self._waiting[0]
             try:
-                self._running.append((sizes, put_or_get(items)))
+                self._running.append((blocks, put_or_get(items)))
             except errors.Busy:
                 return
             except errors.Error as e:
@@ -49,18 +49,18 @@ class Batches:
     def poll(self) -> None:
         """Takes the results of batches that have ended. Does not wait."""
         running, self._running, self.lost = self._running, [], False
-        for sizes, pending in running:
+        for blocks, pending in running:
             if not pending.done():
-                self._running.append((sizes, pending))
+                self._running.append((blocks, pending))
                 continue
             error: Any = pending.error()
             if error is None:
-                self.results += zip(sizes, pending.result(0), strict=True)
+                self.results += zip(blocks, pending.result(0), strict=True)
                 continue
             self.error = self.error or error
             if pending.lent():
                 self.lost = True
-                self._running.append((sizes, pending))
+                self._running.append((blocks, pending))
 
     @property
     def busy(self) -> bool:
@@ -73,9 +73,9 @@ class Batches:
         return not self._running and (not self._waiting or self.error is not None)
 
 
-def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[tuple[list[Item], list[int]]]:
-    """[(items, sizes)] of batches that the store takes."""
-    out: list[tuple[list[Item], list[int]]] = []
+def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[tuple[list[Item], list[Block]]]:
+    """[(items, blocks)] of batches that the store takes."""
+    out: list[tuple[list[Item], list[Block]]] = []
     ranges = RANGES_MAX + 1
     for block in blocks:
         n = objects.counts[block.group]
@@ -84,5 +84,5 @@ def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[tuple[li
             ranges = 0
         ranges += n
         out[-1][0].append((key(root, objects.forms[block.group], block.hash), objects.ranges(block.group, block.number), block.cost))
-        out[-1][1].append(objects.sizes[block.group])
+        out[-1][1].append(block)
     return out

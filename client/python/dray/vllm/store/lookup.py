@@ -44,6 +44,7 @@ class Lookup:
         self._left.reverse()
         self._blocks: dict[tuple[int, int], dict[bytes, int]] = {}  # that were asked
         self._have: set[tuple[int, int]] = set()
+        self._lacks: set[tuple[int, int]] = set()
         self._part: list[tuple[int, int]] = []
         self.results: list[StoreResult] = []  # of all keys that were asked, as often as they were
         self._sizes: dict[bytes, int] = {}  # of the objects of this part that were found
@@ -117,14 +118,18 @@ class Lookup:
         if self.error is not None:
             self._ended = True
             return
-        busy, results = [], pending.result(0)
+        busy, absent, results = [], set(), pending.result(0)
         self.results += results
         for key, result in zip(self._asked, results, strict=True):
             if result.status == Status.OK:
                 self._sizes[key] = result.length
             elif result.status == Status.BUSY:
                 busy.append((key, result.wait))
+            elif result.status == Status.NOT_FOUND:
+                absent.add(key)
         self._have.update(one for one in self._part if all(self._sizes.get(key) == size for key, size in self._blocks[one].items()))
+        if absent:
+            self._lacks.update(one for one in self._part if not absent.isdisjoint(self._blocks[one]))
         if busy:
             self._asked = [key for key, _ in busy]
             self.again = time.monotonic() + max(_PAUSE, *(wait for _, wait in busy))
@@ -142,6 +147,10 @@ class Lookup:
         end = hit(self._groups, self.first, self.end, lambda group, block: (group, block) in self._have)
         self._let_go([one for one in self._blocks if one[1] * self._groups[one[0]].tokens >= end])
         return end
+
+    def knows(self, group: int, block: int) -> bool | None:
+        """Whether the store has all objects of a block, as it has answered; None: it has not said so, or they are of another size."""
+        return True if (group, block) in self._have else False if (group, block) in self._lacks else None
 
     def keys(self) -> list[bytes]:
         """Those that are kept."""

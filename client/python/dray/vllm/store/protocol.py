@@ -65,6 +65,7 @@ class WorkerMetadata:
 
     lent: failed loads whose blocks the agent may still write, with the number of ranks; returned: those that are free now.
     saved: numbers of saves that have ended, with the number of ranks; unsaved: numbers of those that were not complete.
+    absent: (group, hash) of blocks that the store did not have for a load.
     """
 
     ranks: dict[int, StoreRank] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class WorkerMetadata:
     returned: dict[str, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     unsaved: set[int] = field(default_factory=set)
+    absent: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)
 
     def aggregate(self, other: WorkerMetadata) -> WorkerMetadata:
         """Joins what two workers report for the same step."""
@@ -83,7 +85,9 @@ class WorkerMetadata:
         for number, n in other.saved.items():
             self.saved[number] = self.saved.get(number, 0) + n
         self.unsaved |= other.unsaved
+        for request_id, blocks in other.absent.items():
+            self.absent[request_id] = self.absent.get(request_id, set()) | blocks
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.ranks or self.lent or self.returned or self.saved)
+        return bool(self.ranks or self.lent or self.returned or self.saved or self.absent)

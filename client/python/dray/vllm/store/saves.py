@@ -260,11 +260,16 @@ class Saves:
                 self._evictions.back(self._kept.kv_cache_manager.block_pool, blocks, failed)
 
     def missing(self, group: int, block_hash: bytes) -> None:
-        """The store does not have a block: it is saved when a request has it."""
-        if (group, block_hash) in self.stored:
-            self.stored.discard((group, block_hash))
-            if self.events is not None:
-                self.events.removed(group, block_hash)
+        """The store says that it does not have a block: it is saved when a request has it."""
+        self.stored.discard((group, block_hash))
+        if self.events is not None:
+            self.events.removed(group, block_hash)
+
+    def there(self, request: Request, group: int, index: int, block_hash: bytes) -> None:
+        """The store says that it has a block of a request: it need not be saved."""
+        self.stored.add((group, block_hash))
+        if self.events is not None:
+            self.events.found(request, group, index, block_hash)
 
     def reset(self, begun: Iterable[Request]) -> None:
         """Another epoch: requests that have computed something before are not saved. begun: those that have, or load something."""
@@ -274,6 +279,8 @@ class Saves:
             followed.next, followed.due = [_NEVER] * len(self._groups), _NEVER
         self.stored.clear()
         self._used.clear()
+        if self.events is not None:
+            self.events.forget()
         if self._evictions is not None:
             self._evictions.clear()
 

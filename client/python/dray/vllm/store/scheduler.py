@@ -263,14 +263,19 @@ class SchedulerSide:
         return True
 
     def _remember(self, load: _Load) -> None:
-        """The store has these blocks, so that they need not be saved; and the next one it has not."""
+        """What the store has need not be saved. What it may not have is saved when a request has it."""
         for number, group in enumerate(self._groups):
             for block in range(load.first // group.tokens, load.lookup.end // group.tokens):
                 block_hash = self._hashes.of(load.request, number, block)
-                if block_hash is not None and block * group.tokens >= load.end:
+                if block_hash is None:
+                    continue
+                known = load.lookup.knows(number, block)
+                if known:
+                    self._saves.there(load.request, number, block, block_hash)
+                elif known is False:
                     self._saves.missing(number, block_hash)
-                elif block >= first_needed(group, load.end):
-                    self._saves.stored.add((number, block_hash))
+                elif block * group.tokens >= load.end:
+                    self._saves.stored.discard((number, block_hash))
 
     def _forget(self, load: _Load) -> None:
         """The request's load does not exist any more."""
@@ -393,6 +398,10 @@ class SchedulerSide:
             if metadata.saved:
                 self._saves.ended(metadata.saved, metadata.unsaved)
             self._take_lent(metadata)
+            for request_id, blocks in metadata.absent.items():
+                load = self._loads.get(request_id)
+                for group, block_hash in blocks if load is not None and load.root == self._root else ():
+                    self._saves.missing(group, block_hash)
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
             if load is not None and load.state is _State.STARTED:
@@ -405,7 +414,7 @@ class SchedulerSide:
         load.state = _State.DONE
         load.lookup.release()
         for block in self._blocks(load) if failed else ():
-            self._saves.missing(block.group, block.hash)  # perhaps the store has lost it
+            self._saves.stored.discard((block.group, block.hash))  # perhaps the store has lost it
 
     def _take_lent(self, metadata: WorkerMetadata) -> None:
         """Keeps blocks allocated that the agent may still write, although their request goes on without them."""

@@ -146,9 +146,9 @@ class WorkerSide:
                 return
             running.error = errors.Deadline(f"the agent has not answered within {load.seconds:g} s")
         del self._loads[load.request_id]
-        error = running.error or running.batches.error or _missing(running.batches)
+        error = running.error or running.batches.error or self._missing(running.batches)
         if error is None:
-            nbytes = sum(size for size, _ in running.batches.results)
+            nbytes = sum(one.length for _, one in running.batches.results)
             self._results.received.add(load.request_id)
             self.stats.loaded(load.tokens, len(load.blocks), nbytes, now - running.began)
             if self._log:
@@ -160,8 +160,20 @@ class WorkerSide:
             self._metadata.lent[load.request_id] = 1
         self._results.received.add(load.request_id)
         self._results.failed.add(load.request_id)
+        if absent := {(block.group, block.hash) for block, one in running.batches.results if one.status == Status.NOT_FOUND}:
+            self._metadata.absent[load.request_id] = absent
         self.stats.failed(error.name)
         _logger.warning("dray: request %s: its blocks were not loaded from the store: %s", load.request_id, error)
+
+    def _missing(self, batches: Batches) -> errors.Error | None:
+        """Why the results of batches are not all objects of the expected size."""
+        for block, one in batches.results:
+            if one.status != Status.OK:
+                return errors.NotFound(f"the store does not give an object that it had: {one.status.name.lower()}", fix=_FIX)
+            size = self._objects.sizes[block.group]
+            if one.length != size:
+                return errors.Invalid(f"an object of the store has {one.length} bytes, where {size} are expected", fix=_FIX)
+        return None
 
     # --- saves --------------------------------------------------------------------------------------
 
@@ -175,7 +187,7 @@ class WorkerSide:
             return
         del self._saves[save.number]
         results = running.batches.results
-        stored = [size for size, one in results if one.status == Status.OK]
+        stored = [self._objects.sizes[block.group] for block, one in results if one.status == Status.OK]
         existing = sum(one.status == Status.EXISTS for _, one in results)
         self._metadata.saved[save.number] = 1
         self.stats.saved(len(stored), sum(stored), existing, now - running.began)
@@ -213,13 +225,3 @@ class WorkerSide:
         """Removes the region, and ends the session."""
         self.stats.flush()
         self._client.close()
-
-
-def _missing(batches: Batches) -> errors.Error | None:
-    """Why the results of batches are not all objects of the expected size."""
-    for size, one in batches.results:
-        if one.status != Status.OK:
-            return errors.NotFound(f"the store does not give an object that it had: {one.status.name.lower()}", fix=_FIX)
-        if one.length != size:
-            return errors.Invalid(f"an object of the store has {one.length} bytes, where {size} are expected", fix=_FIX)
-    return None
