@@ -99,8 +99,14 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_STORE_ASK:
 		exchange_ask(a->exchange, ev->ask);
 		break;
+	case EVENT_STORE_ASK_STOP:
+		exchange_ask_stop(a->exchange, ev->ask);
+		break;
 	case EVENT_STORE_ASK_END:
 		exchange_ask_end(a->exchange, ev->ask);
+		break;
+	case EVENT_STORE_SOURCE_END:
+		exchange_source_end(a->exchange, ev->ask, (uint32_t)ev->id);
 		break;
 	case EVENT_REPORT:
 		handle_report(a, ev->report);

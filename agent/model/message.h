@@ -205,11 +205,13 @@ enum event_type {
 	EVENT_SNAPSHOT,
 	EVENT_CANCELLED, /* handle of the command; id 1: the transfer has ended with code; 0: code is why it cannot be cancelled */
 	EVENT_REPORT,    /* the control thread owns the report */
-	EVENT_STORE_REPORT,  /* the control thread owns the report */
-	EVENT_TRANSPORT,     /* a message of a transport */
-	EVENT_STORE_ASK,     /* the control thread owns the ask; answered by COMMAND_STORE_ASKED */
-	EVENT_STORE_ASK_END, /* the worker needs it no more */
-	EVENT_QUIT,          /* the last event */
+	EVENT_STORE_REPORT, /* the control thread owns the report */
+	EVENT_TRANSPORT,    /* a message of a transport */
+	EVENT_STORE_ASK,    /* the control thread owns the ask; answered by COMMAND_STORE_ASKED */
+	EVENT_STORE_ASK_STOP, /* the worker does not need the answer to the ask any more, which may be on its way */
+	EVENT_STORE_ASK_END,    /* the worker needs it no more */
+	EVENT_STORE_SOURCE_END, /* id: of the sources of the ask, from which nothing more is read */
+	EVENT_QUIT,             /* the last event */
 };
 
 struct event {

@@ -10,13 +10,15 @@
 #include "schema/gen/data.h"
 
 struct asker;
+struct question;
 struct lender;
 
 /* What one lookup found: memory of another agent, leased for this. */
 struct store_source {
 	struct remote_view view;
-	struct lender *lender; /* the control thread's */
+	struct lender *lender; /* the control thread's; NULL: the lease is given back */
 	int64_t end_ns;        /* of the lease */
+	bool wanted, over;     /* the worker's: objects are to be read from it; it has ended that */
 };
 
 struct store_asked {
@@ -27,16 +29,19 @@ struct store_asked {
 	uint32_t source, crc, cost_us;
 	uint64_t offset, length; /* in the source */
 	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
+	bool slow;               /* they did not come in time, so that it may have them still */
 };
 
 struct store_ask {
-	struct dray_list link; /* the control thread's */
-	struct asker *asker;   /* likewise */
-	uint32_t lookups;      /* likewise: messages to each agent */
+	struct dray_list link;     /* the control thread's */
+	struct asker *asker;       /* likewise */
+	struct question *question; /* likewise; NULL: it is answered */
+	uint32_t lookups;          /* likewise: messages to each agent */
 	dray_handle session;
 	uint64_t number; /* the worker's */
 	int64_t end_ns;  /* the deadline of the GET */
 	bool late;       /* it has passed */
+	bool again;      /* other agents had these keys a moment ago */
 	unsigned worker;
 	char space[DMSG_STORE_SPACE_MAX + 1];
 	const char *tenant; /* of the session's owner; only until the lookups are sent */

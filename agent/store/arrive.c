@@ -7,9 +7,6 @@
 #include "lib/crc32c.h"
 #include "lib/time.h"
 
-/* Bytes after which the thread looks whether the store ends. */
-#define SUM_STEP (4ull << 20)
-
 struct arrival {
 	struct store_object *object;
 	struct store_get *get;
@@ -21,6 +18,8 @@ struct store_arrivals {
 	struct dray_job job;
 	struct store *store;
 	uint32_t n;
+	uint32_t next; /* the first that is not verified, and how far its checksum is */
+	struct summing sum;
 	struct arrival v[];
 };
 
@@ -54,16 +53,15 @@ void store_arrivals_drop(struct store_arrivals *a)
 	free(a);
 }
 
-/* Thread of the store; the object is held. */
-static bool is_right(struct store *s, const struct arrival *v)
+bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn)
 {
-	const uint8_t *p = s->base + store_object_offset(v->object);
-	uint64_t bytes = v->object->policy.bytes;
-	uint32_t crc = 0;
+	const uint8_t *p = store_of(o)->base + store_object_offset(o);
+	uint64_t n = dray_min(*turn, o->policy.bytes - c->at);
 
-	for (uint64_t at = 0; at < bytes && !s->ending; at += SUM_STEP)
-		crc = dray_crc32c(crc, p + at, dray_min(SUM_STEP, bytes - at));
-	return crc == v->crc;
+	c->crc = dray_crc32c(c->crc, p + c->at, n);
+	c->at += n;
+	*turn -= n;
+	return c->at == o->policy.bytes;
 }
 
 /* Under the lock. */
@@ -92,16 +90,24 @@ static void arrival_end(struct store *s, struct arrival *v, bool right)
 	item_put(o);
 }
 
-/* Thread of the store. */
+/* Thread of the store. A turn at a time, so that large objects do not hold up the small ones of others. */
 static void verify(struct dray_job *j)
 {
 	struct store_arrivals *a = dray_container_of(j, struct store_arrivals, job);
 	struct store *s = a->store;
+	uint64_t turn = SUM_TURN;
 
-	for (uint32_t i = 0; i < a->n; i++) {
-		struct arrival *v = &a->v[i];
-		bool right = is_right(s, v);
+	for (; a->next < a->n; a->next++) {
+		struct arrival *v = &a->v[a->next];
+		bool right;
 
+		/* the bytes are not needed when the store ends */
+		if (!s->ending && (!turn || !sum_go_on(&a->sum, v->object, &turn))) {
+			dray_jobs_add(s->jobs, j, verify, NULL);
+			return;
+		}
+		right = a->sum.crc == v->crc;
+		a->sum = (struct summing){ 0 };
 		if (!right)
 			memset(s->base + store_object_offset(v->object), 0,
 			       v->object->policy.bytes);

@@ -14,6 +14,8 @@
 /* Places of objects are multiples of this. */
 #define GRANULE 64u
 #define HUGE_PAGE (2ull << 20)
+/* Bytes of a checksum, about a millisecond, after which the thread of the store does what else there is to do. */
+#define SUM_TURN (4ull << 20)
 /* Lists of free extents: four for each power of two. */
 #define FREE_CLASSES 124
 /* Objects that one PUT evicts for one key. */
@@ -292,6 +294,14 @@ void loans_free(struct store *s);
 /* flush.c */
 /* The disk may take what it has not taken before. */
 void flush_restart(struct store *s);
+
+/* A checksum that is computed in turns. Zeroed before the first one. */
+struct summing {
+	uint64_t at;
+	uint32_t crc;
+};
+/* Goes on with the object, which is held, for at most *turn bytes, which are then fewer. False: there are more. */
+bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn);
 
 static inline struct disk_part *disk_part(struct store_object *o)
 {

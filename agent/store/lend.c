@@ -11,8 +11,6 @@
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 
-/* Bytes after which the thread looks whether the store ends. */
-#define SUM_STEP (4ull << 20)
 /* Objects that one lookup reads from disk. Each may have to evict others, while everybody waits for the lock. */
 #define LOADS_MAX 64
 /* Longest cost that is told. */
@@ -29,6 +27,8 @@ struct store_loan {
 	_Atomic bool stopped; /* nobody needs the answers */
 	uint64_t bytes;
 	uint32_t n, n_loads;
+	uint32_t next; /* the first whose checksum is not known, and how far it is */
+	struct summing sum;
 	struct loan_item {
 		struct store_get get; /* object NULL: status says why */
 		uint32_t crc;
@@ -40,19 +40,8 @@ static bool is_needed(const struct store_loan *l)
 	return !l->store->ending && !l->stopped;
 }
 
-/* Thread of the store; the object is held. */
-static struct sum_part sum_of(struct store_loan *l, const struct store_object *o)
-{
-	const uint8_t *p = l->store->base + store_object_offset(o);
-	uint64_t bytes = o->policy.bytes, at = 0;
-	uint32_t crc = 0;
-
-	for (; at < bytes && is_needed(l); at += SUM_STEP)
-		crc = dray_crc32c(crc, p + at, dray_min(SUM_STEP, bytes - at));
-	return (struct sum_part){ crc, at >= bytes };
-}
-
-static void item_sum(struct store_loan *l, struct loan_item *i)
+/* Thread of the store; the object is held. False: the turn is over. */
+static bool item_sum(struct store_loan *l, struct loan_item *i, uint64_t *turn)
 {
 	struct store_object *o = i->get.object;
 	struct store *s = l->store;
@@ -61,24 +50,33 @@ static void item_sum(struct store_loan *l, struct loan_item *i)
 	pthread_mutex_lock(&s->lock);
 	sum = *sum_part(o);
 	pthread_mutex_unlock(&s->lock);
+	if (!sum.known && (!*turn || !sum_go_on(&l->sum, o, turn)))
+		return false;
 	if (!sum.known)
-		sum = sum_of(l, o);
-	if (!sum.known)
-		return;
+		sum = (struct sum_part){ l->sum.crc, true };
+	l->sum = (struct summing){ 0 };
 	i->crc = sum.crc;
 	pthread_mutex_lock(&s->lock);
 	*sum_part(o) = sum;
 	pthread_mutex_unlock(&s->lock);
+	return true;
 }
 
-/* Thread of the store. */
+static void summed(struct dray_job *j);
+
+/* Thread of the store. A turn at a time, so that large objects do not hold up the small ones of others. */
 static void sum_all(struct dray_job *j)
 {
 	struct store_loan *l = dray_container_of(j, struct store_loan, job);
+	uint64_t turn = SUM_TURN;
 
-	for (uint32_t i = 0; i < l->n && is_needed(l); i++)
-		if (l->items[i].get.object && !l->items[i].get.status)
-			item_sum(l, &l->items[i]);
+	for (; l->next < l->n && is_needed(l); l->next++)
+		if (l->items[l->next].get.object && !l->items[l->next].get.status &&
+		    !item_sum(l, &l->items[l->next], &turn)) {
+			dray_jobs_add(l->store->jobs, j, sum_all, NULL);
+			return;
+		}
+	dray_jobs_finish(l->store->jobs, j, summed);
 }
 
 /* The object is not lent any more. */
@@ -130,7 +128,7 @@ static void in_memory(struct store_wait *w)
 {
 	struct store_loan *l = dray_container_of(w, struct store_loan, wait);
 
-	dray_jobs_add(l->store->jobs, &l->job, sum_all, summed);
+	dray_jobs_add(l->store->jobs, &l->job, sum_all, NULL);
 }
 
 /*

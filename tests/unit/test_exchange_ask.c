@@ -3,6 +3,7 @@
  * Asking other agents for keys, against agents that answer as the test says: the first that has an object, answers that are late,
  * malformed or of a lost agent, and leases that are given back. Then the verification of what came.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +45,7 @@ static struct rig {
 	} requests[256];
 	unsigned n_requests, n_released;
 	uint64_t released[8];
+	dray_handle clogged; /* this peer takes no requests */
 } rig;
 
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
@@ -62,6 +64,8 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 
 	assert_int_equal(type, PMSG_STORE_LOOKUP);
 	assert_true(n > 0 && body->store_lookup.keys.n <= 60000);
+	if (peer == rig.clogged)
+		return -EBUSY;
 	rig.requests[rig.n_requests++] =
 		(struct request){ peer, (uint32_t)n, !body->store_lookup.space.n, fn, arg };
 	return 0;
@@ -151,7 +155,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-static struct store_ask *ask_for(uint32_t n, uint32_t uid, int64_t end_ns)
+static struct store_ask *ask_new(uint32_t n, uint32_t uid, int64_t end_ns)
 {
 	static uint8_t text[KEYS][100];
 	struct store_ask *a = calloc(1, sizeof(*a) + n * sizeof(a->v[0]));
@@ -166,6 +170,13 @@ static struct store_ask *ask_for(uint32_t n, uint32_t uid, int64_t end_ns)
 		a->v[i] = (struct store_asked){ .key = text[i],
 						.n_key = sizeof(text[i]),
 						.status = DMSG_STORE_STATUS_NOT_FOUND };
+	return a;
+}
+
+static struct store_ask *ask_for(uint32_t n, uint32_t uid, int64_t end_ns)
+{
+	struct store_ask *a = ask_new(n, uid, end_ns);
+
 	exchange_ask(rig.x, a);
 	return a;
 }
@@ -420,6 +431,98 @@ static void test_avoided_agent(void **state)
 	end();
 }
 
+/* An agent that does not read its messages may have the object: it is busy, unless another agent has it. */
+static void test_clogged_agent(void **state)
+{
+	rig.clogged = B;
+	ask(2);
+	assert_int_equal(rig.n_requests, 1);
+	answer(0, 10, "FN");
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	assert_int_equal(rig.x->lenders[1].held, 0);
+}
+
+/* What an agent had a moment ago, and was too slow with, is busy; it is gone only with the agent, or if all say that. */
+static void test_asked_again(void **state)
+{
+	static const struct {
+		uint32_t a; /* how the lookup at A ends; 0: A has it */
+		bool slow;
+		enum dmsg_store_status then;
+	} cases[] = {
+		{ 0, true, DMSG_STORE_STATUS_BUSY },
+		{ 0, false, DMSG_STORE_STATUS_NOT_FOUND },
+		{ DRAY_E_PEER_LOST, true, DMSG_STORE_STATUS_NOT_FOUND },
+		{ DRAY_E_TIMEOUT, true, DMSG_STORE_STATUS_BUSY },
+		/* it is away now */
+		{ DRAY_E_TIMEOUT, false, DMSG_STORE_STATUS_BUSY },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		struct store_ask *k = ask_new(1, 1, INT64_MAX);
+		unsigned at = rig.n_requests;
+
+		k->again = true;
+		k->v[0].avoid = A;
+		k->v[0].slow = cases[i].slow;
+		exchange_ask(rig.x, k);
+		if (cases[i].a)
+			rig.requests[at].fn(rig.requests[at].arg, cases[i].a, NULL);
+		else
+			answer(at, 10, "F");
+		answer(at + 1, 0, "N");
+		assert_int_equal(rig.answered->v[0].status, cases[i].then);
+		end();
+	}
+}
+
+/* A GET that ends before the answer gives its places back at once, and the leases when they come. */
+static void test_stopped(void **state)
+{
+	struct store_ask *waits, *asks[32];
+
+	for (unsigned i = 0; i < 32; i++)
+		asks[i] = ask_for(1, 1, INT64_MAX);
+	waits = ask_for(1, 1, INT64_MAX);
+	ask_for(1, 1, INT64_MAX);
+	assert_int_equal(rig.n_requests, 2 * 32);
+	exchange_ask_stop(rig.x, waits);
+	assert_ptr_equal(rig.answered, waits);
+	end();
+	assert_int_equal(rig.n_requests, 2 * 32);
+	exchange_ask_stop(rig.x, asks[0]);
+	assert_ptr_equal(rig.answered, asks[0]);
+	/* its answer is on its way to the worker */
+	exchange_ask_stop(rig.x, asks[0]);
+	answer(0, 77, "F");
+	answer(1, 0, "N");
+	assert_int_equal(rig.n_released, 1);
+	assert_int_equal(rig.released[0], 77);
+	assert_int_equal(rig.n_requests, 2 * 32);
+	end();
+	/* the next one has its place */
+	assert_int_equal(rig.n_requests, 2 * 33);
+}
+
+/* What is not read is not leased any more, while the rest is. */
+static void test_source_ends(void **state)
+{
+	ask(2);
+	answer(0, 10, "FN");
+	answer(1, 20, "NF");
+	assert_int_equal(rig.answered->n_sources, 2);
+	exchange_source_end(rig.x, rig.answered, 1);
+	assert_int_equal(rig.n_released, 1);
+	assert_int_equal(rig.released[0], 20);
+	assert_int_equal(rig.x->lenders[1].held, 0);
+	end();
+	assert_int_equal(rig.n_released, 2);
+	assert_int_equal(rig.released[1], 10);
+	assert_int_equal(rig.x->lenders[0].held, 0);
+}
+
 /* One agent has all, and another one is behind with its answers: of these lookups an owner has its share, too. */
 static void test_lookups_in_vain(void **state)
 {
@@ -578,6 +681,50 @@ static void test_arrivals_end(void **state)
 	arrive(false);
 }
 
+static _Atomic bool may_go_on;
+
+static void block(struct dray_job *j)
+{
+	while (!may_go_on)
+		sched_yield();
+}
+
+static void arrival(struct store_get *get, struct store_wait *wait, const char *key, uint64_t bytes)
+{
+	struct store_arrivals *a = store_arrivals_new(rig.store, 1);
+	uint8_t *base = store_region(rig.store)->extents[0].base;
+	struct store_object *o;
+
+	assert_int_equal(store_copy_begin(rig.member, (struct store_key){ (const uint8_t *)key, 1 },
+					  bytes, 3, &o),
+			 0);
+	memset(base + store_object_offset(o), 'x', bytes);
+	store_arrivals_add(a, o, dray_crc32c(0, base + store_object_offset(o), bytes), get);
+	assert_true(store_arrive(a, wait));
+}
+
+/* A small object that came after a large one is verified before that. */
+static void test_arrivals_take_turns(void **state)
+{
+	struct store_wait large = { 0 }, small = { 0 };
+	struct store_get gets[2] = { 0 };
+	struct dray_job job;
+
+	may_go_on = false;
+	dray_jobs_add(rig.store->jobs, &job, block, NULL);
+	arrival(&gets[0], &large, "l", 9 * MIB);
+	arrival(&gets[1], &small, "s", 100);
+	assert_true(store_get_waits(rig.store, &large));
+	assert_true(store_get_waits(rig.store, &small));
+	may_go_on = true;
+	while (!__atomic_load_n(&large.ready, __ATOMIC_ACQUIRE) ||
+	       !__atomic_load_n(&small.ready, __ATOMIC_ACQUIRE))
+		sched_yield();
+	assert_true(small.agents_ns < large.agents_ns);
+	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_OK);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -589,10 +736,15 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_late_agent, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_lookups, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_avoided_agent, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_clogged_agent, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_asked_again, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_stopped, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_source_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_stay, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_arrivals_take_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_end, set_up_without_copies,
 						tear_down),
 	};

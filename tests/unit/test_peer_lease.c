@@ -262,6 +262,29 @@ static void test_renew(void **state)
 	pair_end(a, b);
 }
 
+/* An agent that reads too slowly gets no more lookups. */
+static void test_lookups_clogged(void **state)
+{
+	static uint8_t keys[60000];
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *b, *a = pair(e, &b, 3);
+	struct pmsg_token t = rig_token(b);
+	union pmsg_body m = { .store_lookup = { .space = { "kv", 2 },
+						.keys = { keys, sizeof(keys) } } };
+	struct renewal answer = { 0 };
+	struct rig_import i;
+	unsigned n = 0;
+	int r;
+
+	acquire(a, &t, peers_segment(b->peers), &i);
+	expect_lease(e, &i, 3);
+	while ((r = peers_request(a->peers, i.peer, PMSG_STORE_LOOKUP, &m, renewed, &answer)) == 0)
+		n++;
+	assert_int_equal(r, -EBUSY);
+	assert_int_equal(n, CONN_OUT_SOFT / sizeof(keys) + 1);
+	pair_end(a, b);
+}
+
 /* --- owners whose messages the test chooses ------------------------------------------------------- */
 
 static struct pmsg_token owner_token(void)
@@ -480,6 +503,7 @@ int main(void)
 		cmocka_unit_test(test_too_many_unasked),
 		cmocka_unit_test(test_draining),
 		cmocka_unit_test(test_renew),
+		cmocka_unit_test(test_lookups_clogged),
 		cmocka_unit_test(test_one_message),
 		cmocka_unit_test(test_old_owner),
 		cmocka_unit_test(test_broken_protocol),

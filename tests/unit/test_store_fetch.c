@@ -34,8 +34,10 @@ static struct rig {
 	struct dray_list slices; /* being read */
 	/* all of the test, and those that the worker still has, or has sent */
 	struct store_ask *asks[ASKS_MAX];
-	unsigned n_asks, n_ended;
+	unsigned n_asks, n_ended, n_stopped, n_over;
+	uint64_t over[ASKS_MAX]; /* sources that are not needed any more */
 	struct snapshot *snapshot;
+	uint64_t length; /* of the first object of each answer */
 } rig;
 
 /* --- the transport ---------------------------------------------------------------------------------- */
@@ -100,6 +102,7 @@ static int set_up(void **state)
 	struct core *c;
 
 	memset(&rig, 0, sizeof(rig));
+	rig.length = BYTES;
 	dray_list_init(&rig.slices);
 	assert_true(sd_event_new(&rig.event) >= 0);
 	cfg.disk.event = rig.event;
@@ -126,6 +129,12 @@ static void turn(void)
 			rig.asks[rig.n_asks++] = ev.ask;
 		else if (ev.type == EVENT_STORE_ASK_END)
 			rig.n_ended++;
+		else if (ev.type == EVENT_STORE_ASK_STOP)
+			rig.n_stopped++;
+		else if (ev.type == EVENT_STORE_SOURCE_END)
+			rig.over[rig.n_over++] = ev.id;
+		else if (ev.type == EVENT_SESSION_GONE)
+			dray_close(ev.fd);
 		else if (ev.type == EVENT_SNAPSHOT)
 			rig.snapshot = ev.snapshot;
 	}
@@ -225,13 +234,14 @@ static void silent(void)
 	assert_int_equal(receive(body, &h, false), 0);
 }
 
-/* The GET's answer: its code, and a letter for each key: K ok, N not found, B busy, L lost, T not tried, C corrupt. */
+/* The GET's answer: its code, and a letter for each key: K ok, N not found, B busy, L lost, T not tried, C corrupt, G too large. */
 static void answered(uint64_t id, uint32_t code, const char *results)
 {
 	static const char letters[] = {
 		[DMSG_STORE_STATUS_OK] = 'K',        [DMSG_STORE_STATUS_NOT_FOUND] = 'N',
 		[DMSG_STORE_STATUS_BUSY] = 'B',      [DMSG_STORE_STATUS_LOST] = 'L',
-		[DMSG_STORE_STATUS_NOT_TRIED] = 'T', [DMSG_STORE_STATUS_CORRUPT] = 'C'
+		[DMSG_STORE_STATUS_NOT_TRIED] = 'T', [DMSG_STORE_STATUS_CORRUPT] = 'C',
+		[DMSG_STORE_STATUS_TOO_LARGE] = 'G'
 	};
 	static uint8_t body[DMSG_MESSAGE_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
@@ -296,7 +306,7 @@ static void tell(const char *what, const dray_handle *peers)
 			continue;
 		a->source = (uint32_t)(what[i] - '0');
 		a->offset = (uint64_t)i * 4096;
-		a->length = BYTES;
+		a->length = i ? BYTES : rig.length;
 		a->crc = dray_crc32c(0, value, BYTES);
 		k->n_sources = dray_max(k->n_sources, a->source + 1);
 	}
@@ -359,6 +369,29 @@ static void test_refused_is_busy(void **state)
 	assert_int_equal(rig.n_ended, 1);
 }
 
+/* The lease of objects that are read, or never will be, ends while another source is read. */
+static void test_sources_end(void **state)
+{
+	get(1, 0, "abc");
+	tell("011", at_both);
+	assert_int_equal(rig.n_over, 0);
+	read_as('x', 0, NULL);
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 0);
+	read_as('x', 0, NULL);
+	answered(1, 0, "KKK");
+	assert_int_equal(rig.n_over, 1);
+	/* the first is too large for its range */
+	rig.length = BYTES + 1;
+	get(2, 0, "de");
+	tell("01", at_both);
+	assert_int_equal(rig.n_over, 2);
+	assert_int_equal(rig.over[1], 0);
+	assert_int_equal(rig.n_ended, 1);
+	read_as('x', 0, NULL);
+	answered(2, 0, "GK");
+}
+
 /* Words of another agent do not end the GET: the keys are asked for once more. */
 static void test_owner_refuses(void **state)
 {
@@ -393,9 +426,21 @@ static void test_slow_source(void **state)
 	/* it is asked elsewhere */
 	assert_int_equal(rig.asks[1]->n, 1);
 	assert_int_equal(rig.asks[1]->v[0].avoid, PEER);
+	assert_true(rig.asks[1]->v[0].slow);
+	assert_true(rig.asks[1]->again);
 	tell("1", at_both);
 	read_as('x', 0, NULL);
 	answered(1, 0, "KK");
+	/* the next one is too slow, too: the object is there */
+	get(2, 0, "c");
+	for (unsigned i = 2; i < 4; i++) {
+		tell("0", at_peer);
+		x = xfer_find(&session()->xs, 2);
+		x->deadline.key = 0;
+		xfer_stop(&rig.ring.worker->core, x, DRAY_E_DEADLINE, NULL, false);
+		turn();
+	}
+	answered(2, 0, "B");
 }
 
 /* The lease has ended before its bytes came: the agent may have been asked late, and lends the object again. */
@@ -409,7 +454,7 @@ static void test_lease_ends(void **state)
 	tell("0", at_both);
 	rig.asks[1]->sources[0].end_ns = 1;
 	read_as(0, DRAY_E_DEADLINE, XFER_REFUSED_DETAIL);
-	answered(1, 0, "L");
+	answered(1, 0, "B");
 }
 
 /* Nothing more is read from an agent that is lost; another one has a copy of one object. */
@@ -419,6 +464,7 @@ static void test_agent_is_lost(void **state)
 	tell("011", at_peer);
 	read_as(0, DRAY_E_PEER_LOST, NULL);
 	assert_true(dray_list_empty(&rig.slices));
+	assert_false(rig.asks[1]->v[0].slow);
 	assert_int_equal(rig.asks[1]->n, 3);
 	assert_int_equal(rig.n_ended, 1);
 	tell("N0B", (dray_handle[]){ OTHER });
@@ -453,6 +499,7 @@ static void test_cancel(void **state)
 	cancel(2, 1);
 	answered(1, DRAY_E_CANCELLED, "N");
 	cancelled(2);
+	assert_int_equal(rig.n_stopped, 1);
 	tell("0", at_both);
 	silent();
 	assert_int_equal(rig.n_ended, 1);
@@ -503,6 +550,11 @@ static void test_session_ends(void **state)
 	get(2, 0, "b");
 	shutdown(rig.ring.clients[0], SHUT_RDWR);
 	turn();
+	post((struct command){ .type = COMMAND_SESSION_CLOSE,
+			       .session = session()->xs.handle,
+			       .code = DRAY_E_SESSION_CLOSED });
+	assert_int_equal(rig.n_ended, 1);
+	assert_int_equal(rig.n_stopped, 1);
 }
 
 int main(void)
@@ -510,6 +562,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_refused_is_busy, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_sources_end, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_source, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lease_ends, set_up, tear_down),

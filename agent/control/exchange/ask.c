@@ -187,6 +187,7 @@ static void question_end(struct exchange *x, struct question *q)
 		dray_list_move(&x->vain, &l->link);
 	}
 	question_free(q);
+	a->question = NULL;
 	give(x, a);
 }
 
@@ -215,7 +216,10 @@ static enum dmsg_store_status status_of(uint32_t answer)
 	}
 }
 
-/* Takes the answer of the peer to one key. True: it is the first that has the object. */
+/*
+ * Takes the answer of the peer to one key. True: it is the first that has the object. An agent that has it, but was too slow, makes it
+ * busy unless another one has it, too.
+ */
 static bool take(struct store_asked *k, const struct pmsg_store_found *f, dray_handle peer,
 		 uint32_t source)
 {
@@ -224,8 +228,11 @@ static bool take(struct store_asked *k, const struct pmsg_store_found *f, dray_h
 
 	if (!k->status || s == DMSG_STORE_STATUS_NOT_FOUND)
 		return false;
-	if (!s && peer == k->avoid)
+	if (!s && peer == k->avoid) {
+		if (k->slow && k->status == DMSG_STORE_STATUS_NOT_FOUND)
+			k->status = DMSG_STORE_STATUS_BUSY;
 		return false;
+	}
 	if (!s && (!f->length || __builtin_add_overflow(f->offset, f->length, &end)))
 		return false;
 	k->status = s;
@@ -278,6 +285,15 @@ static void refuse(struct store_ask *a, uint32_t first, uint32_t n)
 			a->v[i].status = DMSG_STORE_STATUS_BUSY;
 }
 
+/*
+ * No answer came, and none will. What nobody is known to have is not found then; what somebody had a moment ago may still be there.
+ */
+static void unanswered(struct store_ask *a, uint32_t first, uint32_t n)
+{
+	if (a->again)
+		refuse(a, first, n);
+}
+
 /* What the answer, or its lack, says of the agent. */
 static void lender_judge(const struct lookup *l, uint32_t code)
 {
@@ -322,6 +338,8 @@ static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 	lender_judge(l, code);
 	if (q && (code == DRAY_E_BUSY || code == DRAY_E_NO_MEMORY))
 		refuse(q->ask, l->first, l->n);
+	if (q && code == DRAY_E_TIMEOUT)
+		unanswered(q->ask, l->first, l->n);
 	if (!(q && answers && take_all(l, m))) {
 		unhold(x, l->lender, l->asker);
 		if (m && m->grant)
@@ -398,7 +416,7 @@ static struct lookup *lookup_send(struct exchange *x, struct lender *d, dray_han
 
 static void ask_peer(struct exchange *x, struct question *q, struct lender *d, dray_handle peer)
 {
-	const struct store_ask *a = q->ask;
+	struct store_ask *a = q->ask;
 	const char *tenant = a->asker->owner.tenant;
 	uint8_t keys[KEYS_BYTES];
 	struct pmsg_store_lookup m = { .uid = a->uid,
@@ -413,8 +431,11 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 
 		m.keys.n = keys_put(&a->v[first], n, keys);
 		l = lookup_send(x, d, peer, a->asker, q, &m);
-		if (!l)
+		/* its connection is clogged, or there is no memory */
+		if (!l) {
+			refuse(a, first, a->n - first);
 			return;
+		}
 		l->first = first;
 		l->n = n;
 		first += n;
@@ -446,9 +467,12 @@ static void question_start(struct exchange *x, struct question *q)
 		dray_handle peer = peers_at(x->deps.peers, segments->v[i], PMSG_FEATURE_STORE);
 		struct lender *d = &x->lenders[i];
 
-		if (!peer || (d->away && now < d->next_ns))
+		if (!peer)
 			continue;
 		if (d->away) {
+			unanswered(a, 0, a->n);
+			if (now < d->next_ns)
+				continue;
 			d->next_ns = now + d->pause_ns;
 			test_peer(x, q, d, peer);
 		} else if (may_ask_at(x, q, d)) {
@@ -492,6 +516,7 @@ static struct question *question_new(struct exchange *x, struct store_ask *a)
 	x->n_questions++;
 	q->x = x;
 	q->ask = a;
+	a->question = q;
 	q->missing = a->n;
 	q->messages = lookups_of(a);
 	dray_list_init(&q->link);
@@ -528,14 +553,34 @@ void exchange_ask(struct exchange *x, struct store_ask *a)
 	}
 }
 
+static void source_end(struct exchange *x, struct store_ask *a, uint32_t i)
+{
+	struct store_source *s = &a->sources[i];
+
+	if (!s->lender)
+		return;
+	release(x, s->view.peer, s->view.grant);
+	unhold(x, s->lender, a->asker);
+	s->lender = NULL;
+}
+
 void exchange_ask_end(struct exchange *x, struct store_ask *a)
 {
-	for (uint32_t i = 0; i < a->n_sources; i++) {
-		release(x, a->sources[i].view.peer, a->sources[i].view.grant);
-		unhold(x, a->sources[i].lender, a->asker);
-	}
+	for (uint32_t i = 0; i < a->n_sources; i++)
+		source_end(x, a, i);
 	ask_free(x, a);
 	questions_go_on(x);
+}
+
+void exchange_ask_stop(struct exchange *x, struct store_ask *a)
+{
+	if (a->question)
+		question_end(x, a->question);
+}
+
+void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t source)
+{
+	source_end(x, a, source);
 }
 
 int ask_init(struct exchange *x)

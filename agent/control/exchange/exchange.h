@@ -43,6 +43,10 @@ void exchange_peer_gone(struct exchange *x, dray_handle peer);
  */
 void exchange_ask(struct exchange *x, struct store_ask *a);
 void exchange_ask_end(struct exchange *x, struct store_ask *a);
+/* The worker does not need the answer: it gets the ask back at once, unless that is on its way already. */
+void exchange_ask_stop(struct exchange *x, struct store_ask *a);
+/* It needs nothing more of this source: its lease ends before the ask does. */
+void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t source);
 
 struct exchange_totals {
 	uint64_t lent; /* bytes that peers hold now */

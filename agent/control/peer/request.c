@@ -192,6 +192,9 @@ int peers_request(struct peers *p, dray_handle handle, uint16_t type, const unio
 
 	if (!peer)
 		return -ENOTCONN;
+	/* a lookup is one of many, and its time passes while it is queued */
+	if (type == PMSG_STORE_LOOKUP && conn_is_clogged(peer->conn))
+		return -EBUSY;
 	while (kind->type != type)
 		kind++;
 	return request_send(peer, kind, timeout_ns,

@@ -27,11 +27,12 @@ struct fetch {
 	struct batch *batch;
 	struct store_member *member;
 	dray_handle region;
-	int64_t end_ns;        /* the deadline of the request */
-	struct store_ask *ask; /* NULL: the control thread has it */
-	bool again;            /* the second lookup */
-	uint32_t source;       /* that is read, or is next */
-	struct object remote;  /* the source, while transfers look at it */
+	int64_t end_ns;          /* the deadline of the request */
+	struct store_ask *ask;   /* NULL: the control thread has it, */
+	struct store_ask *asked; /* which is this one */
+	bool again;              /* the second lookup */
+	uint32_t source;         /* that is read, or is next */
+	struct object remote;    /* the source, while transfers look at it */
 	struct remote_view view;
 	struct store_arrivals *arrivals;
 	struct store_object **objects; /* by key of the ask, while they are read */
@@ -69,16 +70,17 @@ static struct store_ask *ask_alloc(const struct wsession *s, uint32_t n, size_t 
 	return k;
 }
 
-static void ask_add(struct store_ask *k, uint8_t **at, struct store_key key, uint32_t item,
-		    dray_handle avoid)
+static struct store_asked *ask_add(struct store_ask *k, uint8_t **at, struct store_key key,
+				   uint32_t item)
 {
+	struct store_asked *a = &k->v[k->n++];
+
 	memcpy(*at, key.p, key.n);
-	k->v[k->n++] = (struct store_asked){ .key = *at,
-					     .n_key = key.n,
-					     .item = item,
-					     .status = DMSG_STORE_STATUS_NOT_FOUND,
-					     .avoid = avoid };
+	*a = (struct store_asked){
+		.key = *at, .n_key = key.n, .item = item, .status = DMSG_STORE_STATUS_NOT_FOUND
+	};
 	*at += key.n;
+	return a;
 }
 
 /* The keys that the batch has not found. NULL: none, or no memory. */
@@ -102,7 +104,7 @@ static struct store_ask *ask_of_batch(const struct wsession *s, const struct bat
 	at = (uint8_t *)(k->v + n);
 	for (uint32_t i = 0; i < b->n; i++)
 		if (is_wanted(&b->results[i]))
-			ask_add(k, &at, keys[i], i, 0);
+			ask_add(k, &at, keys[i], i);
 	return k;
 }
 
@@ -125,10 +127,17 @@ static struct store_ask *ask_again(const struct fetch *f)
 		return NULL;
 	memcpy(k->space, before->space, sizeof(k->space));
 	at = (uint8_t *)(k->v + n);
-	for (uint32_t i = 0; i < before->n; i++)
-		if (before->v[i].status == DMSG_STORE_STATUS_NOT_TRIED)
-			ask_add(k, &at, (struct store_key){ before->v[i].key, before->v[i].n_key },
-				before->v[i].item, before->v[i].avoid);
+	for (uint32_t i = 0; i < before->n; i++) {
+		const struct store_asked *v = &before->v[i];
+		struct store_asked *a;
+
+		if (v->status != DMSG_STORE_STATUS_NOT_TRIED)
+			continue;
+		a = ask_add(k, &at, (struct store_key){ v->key, v->n_key }, v->item);
+		a->avoid = v->avoid;
+		a->slow = v->slow;
+	}
+	k->again = true;
 	return k;
 }
 
@@ -136,6 +145,7 @@ static void ask_send(struct fetch *f, struct store_ask *k)
 {
 	k->number = f->number;
 	k->end_ns = f->end_ns;
+	f->asked = k;
 	f->session->requests++;
 	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
 	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
@@ -168,6 +178,8 @@ static void fetch_free(struct fetch *f)
 	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
 		if (f->objects[i])
 			store_put_end(f->objects[i], false);
+	if (f->asked)
+		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
 	ask_end(w, f->ask);
 	store_arrivals_drop(f->arrivals);
 	free(f->objects);
@@ -313,6 +325,34 @@ static struct store_object *place(struct fetch *f, struct store_asked *k)
 	return o;
 }
 
+/*
+ * Gives leases back from which nothing more is read, while others are still needed: of objects that are read, that are lost, that are
+ * too large for their ranges, or that came here by another way.
+ */
+static void sources_end(struct fetch *f)
+{
+	struct store_ask *k = f->ask;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < k->n_sources; i++)
+		k->sources[i].wanted = false;
+	for (uint32_t i = 0; i < k->n; i++)
+		if (f->objects[i] && !k->sources[k->v[i].source].wanted) {
+			k->sources[k->v[i].source].wanted = true;
+			n++;
+		}
+	/* else all end with the ask */
+	for (uint32_t i = 0; n && i < k->n_sources; i++) {
+		struct store_source *s = &k->sources[i];
+
+		if (s->wanted || s->over)
+			continue;
+		s->over = true;
+		worker_event(worker_of_fetch(f),
+			     &(struct event){ .type = EVENT_STORE_SOURCE_END, .ask = k, .id = i });
+	}
+}
+
 /* The operations of the source. Their number. */
 static uint32_t source_ops(struct fetch *f, uint64_t *ret_bytes)
 {
@@ -332,33 +372,38 @@ static uint32_t source_ops(struct fetch *f, uint64_t *ret_bytes)
 	return n;
 }
 
-/* It may be had elsewhere. */
-static void key_lost(struct fetch *f, uint32_t i)
+/* It may be had elsewhere; or later, if its agent was only too slow. */
+static void key_lost(struct fetch *f, uint32_t i, bool slow)
 {
 	struct store_asked *k = &f->ask->v[i];
 
 	store_put_end(dray_take(f->objects[i]), false);
-	k->status = f->again ? DMSG_STORE_STATUS_LOST : DMSG_STORE_STATUS_NOT_TRIED;
+	k->slow = slow;
+	k->status = !f->again ? DMSG_STORE_STATUS_NOT_TRIED :
+		    slow      ? DMSG_STORE_STATUS_BUSY :
+				DMSG_STORE_STATUS_LOST;
 	if (f->again)
 		key_failed(f, k);
 }
 
 /*
  * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
- * objects again, unless its lease has ended: that may be because others were read before.
+ * objects again, unless its lease has ended: that may be because others were read before. slow: only its time has passed.
  */
-static void agent_lost(struct fetch *f, dray_handle peer)
+static void agent_lost(struct fetch *f, dray_handle peer, bool slow)
 {
 	for (uint32_t i = 0; i < f->ask->n; i++) {
 		struct store_asked *k = &f->ask->v[i];
 		const struct store_source *s = &f->ask->sources[k->source];
+		bool lasts;
 
 		if (!f->objects[i] || s->view.peer != peer)
 			continue;
 		/* deadlines are in milliseconds */
-		if (worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS)
+		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
+		if (lasts)
 			k->avoid = peer;
-		key_lost(f, i);
+		key_lost(f, i, slow || !lasts);
 	}
 }
 
@@ -374,7 +419,7 @@ static void source_end(struct fetch *f, bool late)
 		if (!f->objects[i] || k->source != f->source)
 			continue;
 		if (late) {
-			key_lost(f, i);
+			key_lost(f, i, true);
 			continue;
 		}
 		core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
@@ -384,13 +429,18 @@ static void source_end(struct fetch *f, bool late)
 	}
 }
 
+/* The word of the other agent, whatever it is. */
+static bool is_refused(const struct xfer *x)
+{
+	return x->detail && !strcmp(x->detail, XFER_REFUSED_DETAIL);
+}
+
 /* The client, its deadline, its session or the end of the agent ended the transfer; else its source did, or was too slow. */
 static bool ends_all(const struct fetch *f, const struct xfer *x)
 {
 	if (f->session->dead)
 		return true;
-	/* the word of the other agent, whatever it is */
-	if (x->detail && !strcmp(x->detail, XFER_REFUSED_DETAIL))
+	if (is_refused(x))
 		return false;
 	if (x->code == DRAY_E_DEADLINE)
 		return is_late(f) || worker_of_fetch(f)->core.now_ns < x->deadline.key;
@@ -406,10 +456,11 @@ static void source_read(struct core *c, struct xfer *x)
 		return;
 	}
 	if (x->code)
-		agent_lost(f, f->view.peer);
+		agent_lost(f, f->view.peer, x->code == DRAY_E_DEADLINE && !is_refused(x));
 	else
 		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
 	f->source++;
+	sources_end(f);
 	next_source(f);
 }
 
@@ -518,6 +569,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		ask_end(w, k);
 		return;
 	}
+	f->asked = NULL;
 	f->source = 0;
 	if (s->dead || k->late || is_late(f)) {
 		ask_end(w, k);
@@ -538,6 +590,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 			key_failed(f, &k->v[i]);
 		else
 			f->objects[i] = place(f, &k->v[i]);
+	sources_end(f);
 	next_source(f);
 }
 
