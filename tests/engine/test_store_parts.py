@@ -12,7 +12,7 @@ from asked import Asked
 from dray import errors
 from dray.store import Status, StoreResult, Tier
 from dray.vllm.layout import Family, Group, RankLayout
-from dray.vllm.store import connector, kernels, lookup, specs, tiers, weights
+from dray.vllm.store import block_events, connector, kernels, lookup, specs, tiers, weights
 from dray.vllm.store import saves as saving
 from dray.vllm.store.cost import Cost
 from dray.vllm.store.hits import first_needed, hit
@@ -25,10 +25,16 @@ from dray.vllm.store.room import Room
 from dray.vllm.store.saves import Saves
 from dray.vllm.store.stats import Stats
 from vllm.config.quantization import QuantizationConfigArgs
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
 from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CircularBufferSpec, FullAttentionSpec, KVCacheGroupSpec,
                                         SlidingWindowSpec, UniformTypeKVCacheSpecs)
+from vllm.v1.request import Request
 
 SPEC = {"block_size": 32, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
 
@@ -800,6 +806,52 @@ def test_recent():
     recent = Recent(2)
     assert recent.add(1) and recent.add(2) and not recent.add(1) and recent.add(3)
     assert 1 in recent and 2 not in recent and len(recent) == 2
+
+
+# --- events -------------------------------------------------------------------------------------------
+
+def asking(tokens=160, **how):
+    """A request of real hashes."""
+    init_none_hash(sha256)
+    return Request("a", list(range(tokens)), SamplingParams(max_tokens=1), None, block_hasher=get_request_block_hasher(32, sha256), **how)
+
+
+IMAGES = [MultiModalFeatureSpec(None, "image", name, PlaceholderRange(offset, length))
+          for name, offset, length in (("one", 5, 20), ("two", 30, 70), ("three", 110, 3))]
+
+
+@pytest.mark.parametrize("tokens", [32, 64])
+@pytest.mark.parametrize("how", [
+    {}, {"cache_salt": "mine"}, {"mm_features": IMAGES}, {"mm_features": IMAGES, "cache_salt": "mine"},
+    {"prompt_embeds": torch.arange(160 * 4, dtype=torch.float32).reshape(160, 4)},
+    {"lora_request": LoRARequest("adapter", 7, "/adapters/7"), "mm_features": IMAGES}], ids=lambda how: "-".join(how) or "tokens")
+def test_events_are_those_of_the_engine(how, tokens):
+    """A subscriber makes the same hashes of them: they name the same images, salts and adapters for each block."""
+    request, count = asking(**how), 160 // tokens
+    pool = BlockPool(9, True, 32, enable_kv_cache_events=True)
+    pool.cache_full_blocks(request, pool.get_new_blocks(count), 0, count, tokens, 0)
+    own, = pool.take_events()
+    events = block_events.BlockEvents([Group("attention", tokens)], lambda request, group, block: request.block_hashes[(block + 1) * tokens // 32 - 1], 99)
+    for index in range(count):
+        one_hash = request.block_hashes[(index + 1) * tokens // 32 - 1]
+        if index % 2:
+            events.found(request, 0, index, one_hash)
+        else:
+            events.describe(request, 0, index, one_hash)
+            events.stored(0, one_hash)
+    found = events.take()
+    assert [one.block_hashes for one in found] == [[one] for one in own.block_hashes]
+    assert [one.extra_keys for one in found] == [None if own.extra_keys is None else [one] for one in own.extra_keys or [None] * count]
+    assert [token for one in found for token in one.token_ids] == own.token_ids
+    assert {(one.lora_id, one.lora_name, one.block_size) for one in found} == {(own.lora_id, own.lora_name, tokens)}
+
+
+def test_events_of_a_version_that_has_no_keys(monkeypatch):
+    monkeypatch.setattr(block_events, "_extra_keys_of", None)
+    events = block_events.BlockEvents([FULL], lambda request, group, block: request.block_hashes[block], 99)
+    request = asking(cache_salt="mine")
+    events.found(request, 0, 0, request.block_hashes[0])
+    assert events.take()[0].extra_keys is None
 
 
 # --- options ------------------------------------------------------------------------------------------

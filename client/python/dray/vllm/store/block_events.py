@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from ..layout import Group
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["BlockEvents"]
 
 _OWNER = "dray"
+# The engine's own functions for what is hashed besides tokens; None: this version of vLLM does not have them.
+_extra_keys_of = getattr(kv_cache_utils, "generate_block_hash_extra_keys", None)
+_to_event = getattr(kv_cache_utils, "to_event_extra_keys", list)
 _ANNOUNCED = 1 << 18  # blocks, at most, of which it is known that they were stored; others may be stored again
 
 
@@ -44,10 +48,12 @@ class BlockEvents:
     def _event(self, request: Request, group: int, index: int, block_hash: bytes) -> BlockStored:
         tokens = self._groups[group].tokens
         before = self._hash_of(request, group, index - 1) if index else None
+        lora = request.lora_request
         return BlockStored(
             block_hashes=[_converted(block_hash)], parent_block_hash=None if before is None else _converted(before),
-            token_ids=list(request.all_token_ids[index * tokens:(index + 1) * tokens]), block_size=tokens, lora_id=None, lora_name=None,
-            medium=MEDIUM_STORAGE, group_idx=group, ownership=_OWNER)
+            token_ids=list(request.all_token_ids[index * tokens:(index + 1) * tokens]), block_size=tokens,
+            lora_id=lora.adapter_id if lora else None, lora_name=lora.name if lora else None,
+            medium=MEDIUM_STORAGE, group_idx=group, ownership=_OWNER, **_extra_keys(request, index * tokens, tokens))
 
     def stored(self, group: int, block_hash: bytes) -> None:
         """The store has a block that was described."""
@@ -76,6 +82,14 @@ class BlockEvents:
         """The events since the last call."""
         events, self._events = self._events, []
         return events
+
+
+def _extra_keys(request: Request, first: int, tokens: int) -> dict[str, Any]:
+    """What the hash of a block has besides its tokens, as in the events of the engine's own cache: images, salt, adapter, embeddings."""
+    if _extra_keys_of is None:
+        return {}
+    keys, _ = _extra_keys_of(request, first, first + tokens, 0)
+    return {"extra_keys": _to_event([keys])}
 
 
 def _converted(block_hash: bytes) -> Any:
