@@ -73,7 +73,7 @@ class WorkerMetadata:
     returned: dict[str, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     unsaved: set[int] = field(default_factory=set)
-    absent: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)
+    absent: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
 
     def aggregate(self, other: WorkerMetadata) -> WorkerMetadata:
         """Joins what two workers report for the same step."""
@@ -86,7 +86,7 @@ class WorkerMetadata:
             self.saved[number] = self.saved.get(number, 0) + n
         self.unsaved |= other.unsaved
         for request_id, blocks in other.absent.items():
-            self.absent[request_id] = self.absent.get(request_id, set()) | blocks
+            self.absent[request_id] = self.absent.get(request_id, []) + blocks
         return self
 
     def __bool__(self) -> bool:

@@ -160,7 +160,7 @@ class WorkerSide:
             self._metadata.lent[load.request_id] = 1
         self._results.received.add(load.request_id)
         self._results.failed.add(load.request_id)
-        if absent := {(block.group, block.hash) for block, one in running.batches.results if one.status == Status.NOT_FOUND}:
+        if absent := [(block.group, block.hash) for block, one in running.batches.results if one.status == Status.NOT_FOUND]:
             self._metadata.absent[load.request_id] = absent
         self.stats.failed(error.name)
         _logger.warning("dray: request %s: its blocks were not loaded from the store: %s", load.request_id, error)
