@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Legacy IPC memory is opened in each context separately and has another address in each; the agent knows only the one
- * of its own device. A table in GPU memory translates for the copy kernel. VMM memory has the same address in all
- * contexts, and copy engines accept the first address everywhere.
+ * of its own device. A table in GPU memory translates for the copy kernel, and a sorted one in host memory for copy engines,
+ * which accept the first address everywhere, but for which the driver then takes 16 us for each piece instead of 0.6 (H100, CUDA
+ * 13). VMM memory has the same address in all contexts.
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/cuda/copy.h"
 #include "gpu/cuda/plugin.h"
@@ -31,9 +33,73 @@ static CUresult table_make(struct cuda_context *c)
 {
 	if (!c->alias_used)
 		c->alias_used = calloc(COPY_ALIASES_MAX, sizeof(*c->alias_used));
-	if (!c->alias_used)
+	if (!c->views)
+		c->views = calloc(COPY_ALIASES_MAX, sizeof(*c->views));
+	if (!c->alias_used || !c->views)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return cuda.mem_alloc(&c->aliases, COPY_ALIASES_MAX * sizeof(struct copy_alias));
+}
+
+/* The number of views that begin at the address or below it. */
+static unsigned views_below(const struct cuda_context *c, uint64_t address)
+{
+	unsigned low = 0, high = c->n_views;
+
+	while (low < high) {
+		unsigned middle = (low + high) / 2;
+
+		if (c->views[middle].begin <= address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static void view_add(struct cuda_context *c, const struct cuda_view *view)
+{
+	unsigned at;
+
+	pthread_mutex_lock(&c->views_lock);
+	at = views_below(c, view->begin);
+	memmove(&c->views[at + 1], &c->views[at], (c->n_views - at) * sizeof(*view));
+	c->views[at] = *view;
+	c->n_views++;
+	pthread_mutex_unlock(&c->views_lock);
+}
+
+static void view_del(struct cuda_context *c, uint32_t slot)
+{
+	unsigned at = 0;
+
+	pthread_mutex_lock(&c->views_lock);
+	while (c->views[at].slot != slot)
+		at++;
+	c->n_views--;
+	memmove(&c->views[at], &c->views[at + 1], (c->n_views - at) * sizeof(*c->views));
+	pthread_mutex_unlock(&c->views_lock);
+}
+
+void cuda_alias_translate(struct cuda_context *c, CUdeviceptr *v, size_t n)
+{
+	const struct cuda_view *view = NULL;
+
+	/* includes every import that the agent knew when it submitted the copy */
+	if (!c->n_aliases)
+		return;
+	pthread_mutex_lock(&c->views_lock);
+	for (size_t i = 0; i < n; i++) {
+		unsigned below;
+
+		/* neighbours in a list mostly lie in one allocation */
+		if (!view || v[i] < view->begin || v[i] >= view->end) {
+			below = views_below(c, v[i]);
+			view = below ? &c->views[below - 1] : NULL;
+		}
+		if (view && v[i] < view->end)
+			v[i] += view->distance;
+	}
+	pthread_mutex_unlock(&c->views_lock);
 }
 
 int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint64_t address,
@@ -58,6 +124,7 @@ int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint6
 	if (r != CUDA_SUCCESS)
 		return cuda_fail(reterr, r, "the table of peers' memory cannot be written");
 	c->alias_used[slot] = true;
+	view_add(c, &(struct cuda_view){ begin, begin + bytes, address - begin, slot });
 	*ret_slot = slot;
 	if (slot >= c->n_aliases)
 		c->n_aliases = slot + 1;
@@ -71,6 +138,7 @@ void cuda_alias_del(struct cuda_context *c, uint32_t slot)
 
 	/* a failure means that the context is lost, and every copy fails too */
 	entry_write(c, slot, &none);
+	view_del(c, slot);
 	c->alias_used[slot] = false;
 	for (n = c->n_aliases; n && !c->alias_used[n - 1];)
 		n--;

@@ -22,6 +22,8 @@ void cuda_context_unref(struct cuda_context *c)
 		return;
 	cuda.context_destroy(c->cu);
 	free(c->alias_used);
+	free(c->views);
+	pthread_mutex_destroy(&c->views_lock);
 	free(c);
 }
 
@@ -92,6 +94,7 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 		cuda.context_destroy(c->cu);
 		return cuda_fail(reterr, r, "the copy kernel cannot be loaded");
 	}
+	pthread_mutex_init(&c->views_lock, NULL);
 	*ret = dray_take(c);
 	return 0;
 }

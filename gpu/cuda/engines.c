@@ -69,17 +69,22 @@ static CUdeviceptr from_of(const struct gpu_copy *c, uint32_t i)
 	return (uint64_t)(uintptr_t)(c->swapped ? p->to : p->from) + c->from_base;
 }
 
-static CUresult one_by_one(CUstream stream, const struct gpu_copy *c)
+static CUresult one_by_one(struct cuda_context *context, CUstream stream, const struct gpu_copy *c)
 {
 	CUresult r = CUDA_SUCCESS;
 
-	for (uint32_t i = 0; i < c->n && r == CUDA_SUCCESS; i++)
-		r = cuda.memcpy_async(to_of(c, i), from_of(c, i), c->pieces[i].bytes, stream);
+	for (uint32_t i = 0; i < c->n && r == CUDA_SUCCESS; i++) {
+		CUdeviceptr at[] = { to_of(c, i), from_of(c, i) };
+
+		if (c->route == GPU_PEER)
+			cuda_alias_translate(context, at, DRAY_ARRAY_SIZE(at));
+		r = cuda.memcpy_async(at[0], at[1], c->pieces[i].bytes, stream);
+	}
 	return r;
 }
 
-static CUresult call(struct cuda_engines *e, CUstream stream, const struct gpu_copy *c,
-		     uint32_t first, uint32_t n)
+static CUresult call(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
+		     const struct gpu_copy *c, uint32_t first, uint32_t n)
 {
 	struct cuda_batch_attributes attributes = { .access_order = CUDA_ACCESS_ORDER_STREAM };
 	size_t begins = 0;
@@ -88,6 +93,10 @@ static CUresult call(struct cuda_engines *e, CUstream stream, const struct gpu_c
 		e->to[i] = to_of(c, first + i);
 		e->from[i] = from_of(c, first + i);
 		e->bytes[i] = c->pieces[first + i].bytes;
+	}
+	if (c->route == GPU_PEER) {
+		cuda_alias_translate(context, e->to, n);
+		cuda_alias_translate(context, e->from, n);
 	}
 	return cuda.memcpy_batch(e->to, e->from, e->bytes, n, &attributes, &begins, 1, stream);
 }
@@ -105,17 +114,18 @@ static CUresult join(struct cuda_engines *e, CUstream stream, unsigned n)
 	return r;
 }
 
-CUresult cuda_engines_copy(struct cuda_engines *e, CUstream stream, const struct gpu_copy *c)
+CUresult cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
+			   const struct gpu_copy *c)
 {
 	uint32_t streams, each, turn = 0;
 
 	if (!e || !cuda.memcpy_batch || c->n < 2)
-		return one_by_one(stream, c);
+		return one_by_one(context, stream, c);
 	streams = c->n < SPREAD_MIN ? 1 : STREAMS + 1;
 	each = dray_min((c->n + streams - 1) / streams, CALL_PIECES);
 	for (uint32_t first = 0; first < c->n; first += each, turn++) {
 		CUstream own = turn % streams ? e->side[turn % streams - 1].stream : stream;
-		CUresult r = call(e, own, c, first, dray_min(each, c->n - first));
+		CUresult r = call(e, context, own, c, first, dray_min(each, c->n - first));
 
 		if (r != CUDA_SUCCESS)
 			return r;

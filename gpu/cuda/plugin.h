@@ -14,6 +14,12 @@
 #include "gpu/plugin.h"
 #include "lib/list.h"
 
+/* Memory of a peer, by its address in the peer's context. */
+struct cuda_view {
+	uint64_t begin, end, distance; /* to its address in this context */
+	uint32_t slot;
+};
+
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
@@ -26,6 +32,9 @@ struct cuda_context {
 	CUdeviceptr aliases;
 	bool *alias_used;
 	_Atomic uint32_t n_aliases; /* entries of the table that copies read */
+	pthread_mutex_t views_lock; /* held for some microseconds, also by queues */
+	struct cuda_view *views;    /* the same, sorted */
+	unsigned n_views;
 };
 
 struct cuda_device {
@@ -77,6 +86,8 @@ int cuda_lost(struct cuda_context *c);
 int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint64_t address,
 		   uint32_t *ret_slot, struct dray_err *reterr);
 void cuda_alias_del(struct cuda_context *c, uint32_t slot);
+/* Replaces addresses of peers' memory by those in this context. Any thread. */
+void cuda_alias_translate(struct cuda_context *c, CUdeviceptr *v, size_t n);
 
 /* import.c: import, release and export_dmabuf of the table. */
 int cuda_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
@@ -119,7 +130,8 @@ uint64_t cuda_memory_used(const char *bdf);
 struct cuda_engines;
 CUresult cuda_engines_new(struct cuda_engines **ret, int priority);
 /* The stream's work is the list's, too: what comes after it in the stream runs when all pieces are in place. */
-CUresult cuda_engines_copy(struct cuda_engines *e, CUstream stream, const struct gpu_copy *c);
+CUresult cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
+			   const struct gpu_copy *c);
 void cuda_engines_free(struct cuda_engines *e);
 
 /* queue.c: queues of the table. */

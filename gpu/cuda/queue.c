@@ -338,7 +338,7 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	static const struct gpu_copy nothing = { .route = GPU_WITHIN };
-	CUresult r = cuda_engines_copy(q->engines, q->stream, c);
+	CUresult r = cuda_engines_copy(q->engines, q->context, q->stream, c);
 
 	if (r != CUDA_SUCCESS)
 		return r;

@@ -21,6 +21,7 @@ LOAD = os.environ.get("DRAY_BENCH_BUSY_LOAD", "")  # likewise, of the load
 TURNS = 3  # of each agent in a round, when two versions are compared
 # Label, memory of destination and source of a read, size of a piece, pieces of a transfer, transfers in flight.
 SHAPES = (("between GPUs, 32 KiB pieces", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 1),
+          ("between GPUs, 32 KiB pieces, cuda_ipc", ("cuda_ipc", 1), ("cuda_ipc", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 64 pieces of 32 KiB", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 64, 1),
           ("to host, 16 KiB pieces", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),
           ("to host, 16 KiB pieces into a row", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),

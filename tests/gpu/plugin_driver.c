@@ -50,7 +50,7 @@ static int attributes[ATTRIBUTES];
 static int streams[DEVICES];
 static bool held;
 static unsigned finish_after; /* 0: never */
-static int waits, cut, calls, listed, joined, events;
+static int waits, cut, calls, listed, joined, events, foreign;
 
 void plugin_driver_reset(void)
 {
@@ -65,7 +65,7 @@ void plugin_driver_reset(void)
 	n_steps = 0;
 	held = false;
 	finish_after = 0;
-	waits = cut = calls = listed = joined = events = 0;
+	waits = cut = calls = listed = joined = events = foreign = 0;
 }
 
 void plugin_driver_fail(const char *function, int device, int result)
@@ -111,6 +111,8 @@ int plugin_driver_count(const char *what, int device)
 		return listed;
 	if (!strcmp(what, "joined"))
 		return joined;
+	if (!strcmp(what, "foreign"))
+		return foreign;
 	if (!strcmp(what, "events"))
 		return events;
 	if (!strcmp(what, "opened"))
@@ -420,6 +422,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
 	ENTERED();
+	foreign += plugin_driver_is_foreign(to) + plugin_driver_is_foreign(from);
 	return to && from && bytes && stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -433,9 +436,11 @@ CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
 		return r;
 	if (!n || n_attributes != 1 || *begins || how->access_order != 1 || !stream)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
 		if (!to[i] || !from[i] || !bytes[i])
 			return CUDA_ERROR_INVALID_VALUE;
+		foreign += plugin_driver_is_foreign(to[i]) + plugin_driver_is_foreign(from[i]);
+	}
 	calls++;
 	listed += (int)n;
 	stream->unjoined = true;

@@ -43,4 +43,6 @@ CUresult plugin_driver_entered(const char *function);
 
 /* plugin_driver_memory.c: number of open IPC memories of the device; frees the memory of a destroyed context */
 int plugin_driver_opened(int device);
+/* The address is of IPC memory that is open in another context than the current one. */
+bool plugin_driver_is_foreign(CUdeviceptr address);
 void plugin_driver_forget(CUcontext c);

@@ -97,6 +97,14 @@ CUresult cuMemHostUnregister(void *base)
 	return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+bool plugin_driver_is_foreign(CUdeviceptr address)
+{
+	for (unsigned i = 0; i < OPENS_MAX; i++)
+		if (opens[i].context && address - opens[i].address < 1 << 24)
+			return opens[i].context != plugin_driver.current;
+	return false;
+}
+
 /* The address differs in each context. */
 CUresult cuIpcOpenMemHandle(CUdeviceptr *ret, CUipcMemHandle handle, unsigned flags)
 {

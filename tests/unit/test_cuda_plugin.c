@@ -277,6 +277,60 @@ static void copies_lists_by_engines(void **state)
 	ops->stop(plugin, 0);
 }
 
+static uint64_t import_at(unsigned device, uint8_t number, struct gpu_import **ret)
+{
+	const struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC,
+					      .device = device,
+					      .handle = { (uint8_t)device, number },
+					      .bytes = MIB,
+					      .write = true };
+	uint64_t address, bytes;
+
+	assert_int_equal(ops->import(plugin, &spec, ret, &address, &bytes, &err), 0);
+	return address;
+}
+
+/* Copy engines get addresses of the context in which they copy: with others the driver takes 16 us for each piece. */
+static void copies_between_peers_by_engines(void **state)
+{
+	static struct dray_piece pieces[300];
+	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
+	struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = GPU_PEER };
+	struct gpu_import *near[2], *far[3];
+	uint64_t to, from[3];
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	to = import_at(0, 1, &near[0]);
+	assert_int_equal(start(1), 0);
+	import_at(0, 2, &near[1]);
+	for (uint8_t i = 0; i < 3; i++)
+		from[i] = import_at(1, (uint8_t)(9 - i), &far[i]);
+	/* one that is gone does not hide the others */
+	ops->release(far[1]);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(pieces); i++)
+		pieces[i] = (struct dray_piece){ (uint8_t *)(uintptr_t)to + i * 64,
+						 (uint8_t *)(uintptr_t)from[i % 2 * 2] + i * 64,
+						 64 };
+	assert_int_equal(ops->queue_new(plugin, &spec, &q, &err), 0);
+	for (unsigned k = 0; k < 4; k++) {
+		copy.n = k / 2 ? 300 : 1;
+		copy.swapped = k % 2;
+		copy.bytes = copy.n * 64;
+		assert_int_equal(ops->submit(q, &copy), 0);
+	}
+	assert_int_equal(driver.count("listed", 0), 600);
+	assert_int_equal(driver.count("foreign", 0), 0);
+	ops->queue_free(q);
+	ops->release(far[0]);
+	ops->release(far[2]);
+	ops->release(near[0]);
+	ops->release(near[1]);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 1);
+}
+
 /* --- loss while copies are in flight -------------------------------------------------------------- */
 
 /*
@@ -638,6 +692,7 @@ int main(void)
 		PLUGIN_TEST(notifies_of_a_loss),
 		PLUGIN_TEST(notifies_when_the_queue_is_freed),
 		PLUGIN_TEST(copies_lists_by_engines),
+		PLUGIN_TEST(copies_between_peers_by_engines),
 		PLUGIN_TEST(does_not_wait_for_a_hanging_copy),
 		PLUGIN_TEST(ends_after_copies_in_flight),
 		PLUGIN_TEST(makes_writes_visible),
