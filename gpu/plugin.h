@@ -21,7 +21,7 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 4
+#define GPU_PLUGIN_ABI 5
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
@@ -163,6 +163,9 @@ struct gpu_plugin_ops {
 			   struct gpu_block **ret, uint64_t *ret_address, struct dray_err *reterr);
 	/* No copy of it is in flight. Blocks. */
 	void (*block_free)(struct gpu_block *b);
+	/* A handle of kind ipc, by which other processes can open the block until it is freed. -EIO, -EOPNOTSUPP. Blocks. */
+	int (*block_handle)(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES],
+			    struct dray_err *reterr);
 
 	/* Allocates pinned host memory, which every device started now or later reaches at the same address. Blocks. */
 	int (*host_alloc)(struct gpu_plugin *p, uint64_t bytes, void **ret,

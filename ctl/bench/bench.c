@@ -57,6 +57,22 @@ static int length_check(const struct bench_plan *p)
 	return 0;
 }
 
+static int gpu_check(const struct bench_plan *p)
+{
+	bool serves = p->ctl->values[CTL_OPTION_SERVE];
+
+	if (p->far_gpu && (p->token || serves))
+		return ctl_misuse(p->ctl, "--far-gpu is for an end that is here; use --gpu with "
+					  "--serve there");
+	if (p->load && (serves || (!p->gpu && !p->far_gpu)))
+		return ctl_misuse(p->ctl,
+				  "--load needs --gpu or --far-gpu, and is not for --serve");
+	if (p->rounds && (p->gpu || p->far_gpu))
+		return ctl_misuse(p->ctl, "--ceiling is for host memory; tests/gpu/run --bench has "
+					  "the ceilings of GPU memory");
+	return 0;
+}
+
 static uint64_t number(const struct ctl *c, enum ctl_option_id id)
 {
 	return (uint64_t)c->numbers[id];
@@ -87,8 +103,13 @@ static int plan_read(struct ctl *c, struct bench_plan *p)
 		.priority = c->numbers[CTL_OPTION_CLASS] == CTL_CLASS_LATENCY ?
 				    DRAY_PRIORITY_LATENCY :
 				    DRAY_PRIORITY_BULK,
+		.gpu = c->values[CTL_OPTION_GPU],
+		.far_gpu = c->values[CTL_OPTION_FAR_GPU],
+		.load = c->numbers[CTL_OPTION_LOAD] != CTL_LOAD_NONE,
+		.load_kind = c->numbers[CTL_OPTION_LOAD] == CTL_LOAD_STEPS ? BENCH_LOAD_STEPS :
+									     BENCH_LOAD_STEADY,
 	};
-	return length_check(p) < 0 ? -1 : memory_read(c, p);
+	return length_check(p) < 0 || gpu_check(p) < 0 ? -1 : memory_read(c, p);
 }
 
 /* "-" keeps the token out of the command line, which every user of the machine can see. */
@@ -135,8 +156,13 @@ static int measure(struct ctl *c, struct bench_plan *p)
 int ctl_bench(struct ctl *c)
 {
 	struct bench_plan plan;
+	int ret = plan_read(c, &plan);
 
-	if (plan_read(c, &plan) < 0)
-		return -1;
-	return c->values[CTL_OPTION_SERVE] ? bench_serve(c, &plan) : measure(c, &plan);
+	if (!ret && (plan.gpu || plan.far_gpu))
+		ret = bench_gpus_open(&plan.gpus, c, c->values[CTL_OPTION_GPU_PLUGIN], plan.gpu,
+				      plan.far_gpu);
+	if (!ret)
+		ret = c->values[CTL_OPTION_SERVE] ? bench_serve(c, &plan) : measure(c, &plan);
+	bench_gpus_close(plan.gpus);
+	return ret;
 }

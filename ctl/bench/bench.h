@@ -3,7 +3,9 @@
 #pragma once
 
 #include "client/dray.h"
+#include "ctl/bench/gpu.h"
 #include "ctl/bench/histogram.h"
+#include "ctl/bench/load.h"
 #include "ctl/ctl.h"
 #include "lib/cleanup.h"
 
@@ -24,6 +26,11 @@ struct bench_plan {
 	enum dray_direction direction;
 	enum dray_priority priority;
 	const char *token; /* of the other end; NULL: both ends are in this process */
+	const char *gpu,
+		*far_gpu; /* of the memory of this end, and of the other; NULL: host memory */
+	struct bench_gpus *gpus; /* that these name; NULL: none. Owned by bench.c */
+	bool load;               /* keeps them busy */
+	enum bench_load_kind load_kind;
 };
 
 struct bench_ceiling_result {
@@ -36,6 +43,16 @@ struct bench_ceiling_result {
 
 #define BENCH_CEILINGS_MAX 3
 
+/* Of the load on a GPU. */
+struct bench_load_result {
+	const char *gpu;         /* UUID */
+	double alone, beside;    /* steps per second, without and beside the transfers */
+	double slowdown;         /* time beside the transfers to time alone */
+	double lost_ns_per_byte; /* of its time */
+};
+
+#define BENCH_LOADS_MAX 2
+
 struct bench_result {
 	unsigned transport;
 	uint64_t transfers, bytes;
@@ -44,12 +61,16 @@ struct bench_result {
 	struct ctl_histogram latency; /* of transfers, from submission to completion */
 	struct bench_ceiling_result ceilings[BENCH_CEILINGS_MAX];
 	unsigned n_ceilings;
+	struct bench_load_result loads[BENCH_LOADS_MAX];
+	unsigned n_loads;
 };
 
 /* One end of transfers: a session with its own memory. All zero: closed. */
 struct bench_end {
 	struct dray *d;
-	struct dray_memory memory;
+	struct dray_memory memory;    /* host memory */
+	struct bench_gpu_memory *gpu; /* or GPU memory */
+	uint64_t length;
 	dray_region region;
 };
 
@@ -63,6 +84,10 @@ enum bench_role {
 int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
 		   uint64_t memory);
 void bench_end_close(struct bench_end *e);
+/* Writes bytes into the memory of the end. 0 or -1. */
+int bench_end_put(struct bench_end *e, uint64_t at, const void *from, uint64_t n);
+/* Bytes of the end, in place or copied to buf. NULL: failed. */
+const uint8_t *bench_end_view(struct bench_end *e, uint64_t at, uint64_t n, uint8_t *buf);
 
 /* Sets libdray's message about a failed call; ret is its negated code. Returns -1. */
 int bench_failed(struct ctl *c, const struct dray *d, const char *what, int ret);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/bench/bench.h"
+
+#include <string.h>
+
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "schema/gen/data.h"
@@ -89,18 +92,43 @@ static int session_open(struct bench_end *e, const struct bench_plan *p, enum be
 			dray_strerrorname(ret));
 }
 
+static int gpu_region_add(struct bench_end *e)
+{
+	const struct dray_extent extent = { .kind = DRAY_KIND_CUDA_IPC,
+					    .fd = -1,
+					    .length = e->length,
+					    .handle = bench_gpu_memory_handle(e->gpu) };
+	const struct dray_region_spec spec = { .name = "bench",
+					       .access = DRAY_READ | DRAY_WRITE,
+					       .extents = &extent,
+					       .extents_n = 1,
+					       .device = bench_gpu_memory_device(e->gpu) };
+
+	return dray_region_add(e->d, &spec, &e->region);
+}
+
+/* Allocates memory on the GPU, or in the host if there is none. */
+static int memory_make(struct bench_end *e, const struct bench_plan *p, const char *gpu)
+{
+	int ret;
+
+	if (gpu)
+		return bench_gpu_memory_new(p->gpus, gpu, e->length, &e->gpu);
+	ret = dray_memory_alloc(e->length, 0, &e->memory);
+	return ret ? bench_failed(p->ctl, NULL, "allocating memory", ret) : 0;
+}
+
 int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
 		   uint64_t memory)
 {
 	int ret;
 
-	*e = (struct bench_end){ .d = NULL };
-	if (session_open(e, p, role) < 0)
+	*e = (struct bench_end){ .length = memory };
+	if (session_open(e, p, role) < 0 ||
+	    memory_make(e, p, role == BENCH_OWNS ? p->far_gpu : p->gpu) < 0)
 		return -1;
-	ret = dray_memory_alloc(memory, 0, &e->memory);
-	if (ret)
-		return bench_failed(p->ctl, NULL, "allocating memory", ret);
-	ret = dray_region_add_memory(e->d, &e->memory, DRAY_READ | DRAY_WRITE, &e->region);
+	ret = e->gpu ? gpu_region_add(e) :
+		       dray_region_add_memory(e->d, &e->memory, DRAY_READ | DRAY_WRITE, &e->region);
 	return ret ? bench_failed(p->ctl, e->d, "registering memory", ret) : 0;
 }
 
@@ -109,5 +137,21 @@ void bench_end_close(struct bench_end *e)
 	/* The agent releases everything with the session, and no transfer uses this memory again. */
 	dray_disconnect(e->d);
 	dray_memory_free(&e->memory);
+	bench_gpu_memory_free(e->gpu);
 	*e = (struct bench_end){ .d = NULL };
+}
+
+int bench_end_put(struct bench_end *e, uint64_t at, const void *from, uint64_t n)
+{
+	if (e->gpu)
+		return bench_gpu_put(e->gpu, at, from, n);
+	memcpy((uint8_t *)e->memory.address + at, from, n);
+	return 0;
+}
+
+const uint8_t *bench_end_view(struct bench_end *e, uint64_t at, uint64_t n, uint8_t *buf)
+{
+	if (e->gpu)
+		return bench_gpu_get(e->gpu, at, buf, n) < 0 ? NULL : buf;
+	return (const uint8_t *)e->memory.address + at;
 }

@@ -7,7 +7,10 @@
 #include "ctl/bench/drive.h"
 #include "ctl/render/human.h"
 #include "lib/cleanup.h"
+#include "lib/time.h"
 #include "schema/gen/data.h"
+
+#define LOAD_ALONE_NS (DRAY_NS_PER_SEC / 2)
 
 struct run {
 	const struct bench_plan *plan;
@@ -17,12 +20,14 @@ struct run {
 	struct bench_drive drive;
 	struct bench_lap *lap;
 	struct bench_ceilings ceilings;
+	struct bench_load *load; /* NULL: none */
 };
 
 /* Using more memory than is available would make the kernel kill a process. */
 static int memory_check(const struct bench_plan *p)
 {
-	uint64_t needed = p->memory * p->sessions * (p->token ? 1 : 2), available = UINT64_MAX;
+	uint64_t ends = !p->gpu + (!p->token && !p->far_gpu), available = UINT64_MAX;
+	uint64_t needed = p->memory * p->sessions * ends;
 	char line[128];
 	FILE *f = fopen("/proc/meminfo", "re");
 	unsigned long long kib;
@@ -60,7 +65,7 @@ static int token_get(struct run *r, struct dray_token *ret)
 
 static int sessions_open(struct run *r)
 {
-	const struct bench_end *far = r->far.d ? &r->far : NULL;
+	struct bench_end *far = r->far.d ? &r->far : NULL;
 	struct dray_token token;
 
 	if (memory_check(r->plan) < 0 || token_get(r, &token) < 0)
@@ -107,12 +112,51 @@ static int round_run(struct run *r, unsigned i)
 	return ret;
 }
 
+/* The rates of the load during a time without transfers. */
+static int load_alone(struct run *r, double *ret)
+{
+	bench_load_mark(r->load);
+	nanosleep(&(struct timespec){ .tv_nsec = LOAD_ALONE_NS }, NULL);
+	return bench_load_rates(r->load, ret);
+}
+
+/* Measures beside the load, which runs alone before and after. */
+static int measure_beside(struct run *r)
+{
+	double before[BENCH_LOADS_MAX], beside[BENCH_LOADS_MAX], after[BENCH_LOADS_MAX];
+	struct bench_result *res = r->result;
+	const struct bench_plan *p = r->plan;
+
+	if (load_alone(r, before) < 0)
+		return -1;
+	bench_load_mark(r->load);
+	if (lap(r, p->count, p->duration_ns) < 0 || bench_load_rates(r->load, beside) < 0 ||
+	    load_alone(r, after) < 0)
+		return -1;
+	res->n_loads = bench_gpus_n(p->gpus);
+	for (unsigned i = 0; i < res->n_loads; i++) {
+		struct bench_load_result *l = &res->loads[i];
+		double share;
+
+		*l = (struct bench_load_result){ .gpu = bench_gpus_at(p->gpus, i)->info.uuid,
+						 .alone = (before[i] + after[i]) / 2,
+						 .beside = beside[i] };
+		share = l->alone > 0 ? l->beside / l->alone : 1;
+		l->slowdown = share > 0 ? 1 / share : 0;
+		l->lost_ns_per_byte = (1 - share) * (double)res->duration_ns /
+				      (double)dray_max(res->bytes, (uint64_t)1);
+	}
+	return 0;
+}
+
 static int measure(struct run *r)
 {
 	const struct bench_plan *p = r->plan;
 	unsigned first = r->result->transport;
 	int ret = 0;
 
+	if (r->load)
+		return measure_beside(r);
 	if (!p->rounds)
 		return lap(r, p->count, p->duration_ns);
 	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first);
@@ -154,10 +198,13 @@ int bench_run(const struct bench_plan *p, struct bench_result *ret_result)
 		ret = ctl_no_memory(p->ctl);
 	if (!ret)
 		ret = sessions_open(&r);
+	if (!ret && p->load)
+		ret = bench_load_start(&r.load, p->ctl, p->gpus, p->load_kind);
 	if (!ret)
 		ret = measure(&r);
 	if (!ret)
 		ret_result->fairness = fairness(r.sessions, p->sessions);
+	bench_load_free(r.load);
 	bench_ceilings_close(&r.ceilings);
 	bench_drive_close(&r.drive);
 	for (uint64_t i = 0; r.sessions && i < p->sessions; i++)

@@ -17,8 +17,7 @@ static int token_print(struct ctl *c, const struct bench_end *e)
 	if (ret)
 		return bench_failed(c, e->d, "exporting the memory", ret);
 	if (c->format == CTL_JSON)
-		ctl_json_record(&j, NULL, J_TEXT("token", token.text),
-				J_UINT("length", e->memory.length));
+		ctl_json_record(&j, NULL, J_TEXT("token", token.text), J_UINT("length", e->length));
 	else
 		fprintf(c->out, "%s\n", token.text);
 	/* A reader of a pipe waits for the token. */

@@ -10,6 +10,7 @@
 
 #define DEADLINE_MS 30000
 #define PAGE_BYTES 4096u
+#define PART_BYTES (1u << 20) /* that are compared at a time */
 
 static uint64_t slot_bytes(const struct bench_plan *p)
 {
@@ -46,7 +47,7 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 
 	if (part > PAGE_BYTES)
 		part -= part % PAGE_BYTES;
-	s->slots = dray_min(s->end.memory.length, part) / slot_bytes(p);
+	s->slots = dray_min(s->end.length, part) / slot_bytes(p);
 	if (s->slots < p->batch)
 		return ctl_failed(s->plan->ctl,
 				  "the token is for %s, but --size times --ops times --batch%s "
@@ -113,41 +114,68 @@ void bench_session_close(struct bench_session *s)
 	*s = (struct bench_session){ .plan = NULL };
 }
 
-/* Pseudo-random bytes, in which a wrong offset shows. */
-static void fill(uint8_t *p, uint64_t n, uint64_t seed)
+/* Fills memory with pseudo-random bytes, in which a wrong offset shows. */
+static int fill(struct bench_end *e, uint64_t at, uint64_t n, uint64_t seed, uint8_t *buf)
 {
 	uint64_t x = 0x9e3779b97f4a7c15 + seed;
 
-	for (uint64_t i = 0; i < n; i++) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		p[i] = (uint8_t)x;
+	for (uint64_t done = 0, some; done < n; done += some) {
+		some = dray_min(n - done, (uint64_t)PART_BYTES);
+		for (uint64_t i = 0; i < some; i++) {
+			x ^= x << 13;
+			x ^= x >> 7;
+			x ^= x << 17;
+			buf[i] = (uint8_t)x;
+		}
+		if (bench_end_put(e, at + done, buf, some) < 0)
+			return -1;
 	}
+	return 0;
 }
 
-int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
-			   unsigned *ret_transport)
+/* Compares the bytes of an operation at both ends. buf: 2 * PART_BYTES. */
+static int compare(struct bench_session *s, struct bench_end *far, uint64_t i, uint8_t *buf)
+{
+	const struct dray_op *op = &s->ops[i];
+
+	for (uint64_t done = 0, some; done < op->length; done += some) {
+		const uint8_t *here, *there;
+
+		some = dray_min(op->length - done, (uint64_t)PART_BYTES);
+		here = bench_end_view(&s->end, op->local + done, some, buf);
+		there = bench_end_view(far, op->remote + done, some, buf + PART_BYTES);
+		if (!here || !there)
+			return -1;
+		if (memcmp(here, there, some))
+			return ctl_failed(s->plan->ctl,
+					  "operation %llu of the first transfer copied wrong bytes",
+					  (unsigned long long)i);
+	}
+	return 0;
+}
+
+int bench_session_rehearse(struct bench_session *s, struct bench_end *far, unsigned *ret_transport)
 {
 	const struct bench_plan *p = s->plan;
+	bool read = p->direction == DRAY_DIRECTION_READ;
+	dray_auto_free uint8_t *buf = malloc(2 * PART_BYTES);
 	struct dray_transfer t = s->wave[0];
-	uint8_t *local = s->end.memory.address, *remote = far ? far->memory.address : NULL;
 	uint64_t far_at = s->ops[p->ops - 1].remote;
 	struct dray_completion c;
 	int err;
 
-	if (far)
-		fill(p->direction == DRAY_DIRECTION_READ ? remote + far_at : local, slot_bytes(p),
-		     far_at);
+	if (!buf)
+		return ctl_no_memory(p->ctl);
+	if (far && fill(read ? far : &s->end, read ? far_at : s->ops[0].local, slot_bytes(p),
+			far_at, buf) < 0)
+		return -1;
 	t.ops = s->ops;
 	err = dray_run(s->end.d, &t, &c);
 	if (err)
-		return bench_failed(s->plan->ctl, s->end.d, "the first transfer", err);
+		return bench_failed(p->ctl, s->end.d, "the first transfer", err);
 	for (uint64_t i = 0; far && i < p->ops; i++)
-		if (memcmp(local + s->ops[i].local, remote + s->ops[i].remote, p->size))
-			return ctl_failed(s->plan->ctl,
-					  "operation %llu of the first transfer copied wrong bytes",
-					  (unsigned long long)i);
+		if (compare(s, far, i, buf) < 0)
+			return -1;
 	*ret_transport = c.transport;
 	return 0;
 }

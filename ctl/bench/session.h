@@ -46,8 +46,7 @@ void bench_session_close(struct bench_session *s);
  * One transfer before the measurement, which makes the connections. If the other end is in this process (far, else
  * NULL), compares the bytes. 0 or -1.
  */
-int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
-			   unsigned *ret_transport);
+int bench_session_rehearse(struct bench_session *s, struct bench_end *far, unsigned *ret_transport);
 
 /* Starts transfers up to the plan's batch, at most this many. The number started, or -1. */
 int bench_session_start(struct bench_session *s, uint64_t most, int64_t now);

@@ -42,6 +42,17 @@ void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *
 				J_REAL("ratio_max", c->ratio_max));
 	}
 	ctl_json_end(&j);
+	ctl_json_array(&j, "loads");
+	for (unsigned i = 0; i < r->n_loads; i++) {
+		const struct bench_load_result *l = &r->loads[i];
+
+		ctl_json_record(&j, NULL, J_TEXT("gpu", l->gpu),
+				J_REAL("steps_per_second_alone", l->alone),
+				J_REAL("steps_per_second", l->beside),
+				J_REAL("slowdown", l->slowdown),
+				J_REAL("lost_ns_per_byte", l->lost_ns_per_byte));
+	}
+	ctl_json_end(&j);
 	ctl_json_end(&j);
 }
 
@@ -61,6 +72,9 @@ void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE 
 	for (unsigned i = 0; i < r->n_ceilings; i++)
 		fprintf(f, "\t%s\t%.0f\t%.0f\t%.4f", r->ceilings[i].name, r->ceilings[i].dray,
 			r->ceilings[i].ceiling, r->ceilings[i].ratio);
+	for (unsigned i = 0; i < r->n_loads; i++)
+		fprintf(f, "\t%s\t%.4f\t%.4f", r->loads[i].gpu, r->loads[i].slowdown,
+			r->loads[i].lost_ns_per_byte);
 	fputc('\n', f);
 }
 
@@ -99,4 +113,9 @@ void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *
 		fprintf(f, "  fairness    %.3f, Jain's index of bytes by session\n", r->fairness);
 	for (unsigned i = 0; i < r->n_ceilings; i++)
 		ceiling_text(&r->ceilings[i], p->rounds, f);
+	for (unsigned i = 0; i < r->n_loads; i++)
+		fprintf(f,
+			"  load        %s: its time x%.3f beside the transfers, %.2f ms lost for each "
+			"GB\n",
+			r->loads[i].gpu, r->loads[i].slowdown, r->loads[i].lost_ns_per_byte * 1e3);
 }

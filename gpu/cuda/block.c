@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "schema/gen/errors.h"
 
@@ -56,4 +57,18 @@ int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "the GPU has no %llu free bytes", (unsigned long long)bytes);
 	return cuda_fail(reterr, result, "memory on the GPU cannot be allocated");
+}
+
+int cuda_block_handle(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES], struct dray_err *reterr)
+{
+	CUresult result = cuda.context_set(b->context->cu);
+	CUipcMemHandle handle;
+
+	if (result == CUDA_SUCCESS)
+		result = cuda.ipc_handle(&handle, b->address);
+	if (result != CUDA_SUCCESS)
+		return cuda_fail(reterr, result, "memory on the GPU has no handle");
+	_Static_assert(sizeof(handle) == GPU_HANDLE_BYTES, "a legacy CUDA IPC handle");
+	memcpy(ret, &handle, sizeof(handle));
+	return 0;
 }

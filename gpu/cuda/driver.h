@@ -39,6 +39,7 @@
 	X(pointer_attribute, cuPointerGetAttribute)               \
 	X(host_register, cuMemHostRegister)                       \
 	X(host_unregister, cuMemHostUnregister)                   \
+	X(ipc_handle, cuIpcGetMemHandle)                          \
 	X(ipc_open, cuIpcOpenMemHandle)                           \
 	X(ipc_close, cuIpcCloseMemHandle)                         \
 	X(vmm_import, cuMemImportFromShareableHandle)             \

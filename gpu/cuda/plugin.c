@@ -105,6 +105,7 @@ __attribute__((visibility("default"))) const struct gpu_plugin_ops gpu_plugin_op
 	.flush_rdma = cuda_flush_rdma,
 	.block_alloc = cuda_block_alloc,
 	.block_free = cuda_block_free,
+	.block_handle = cuda_block_handle,
 	.host_alloc = cuda_host_alloc,
 	.host_free = cuda_unpin,
 	.pin = cuda_pin,

@@ -108,6 +108,7 @@ void cuda_imports_close_to(struct gpu_plugin *p, unsigned device);
 int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
 		     uint64_t *ret_address, struct dray_err *reterr);
 void cuda_block_free(struct gpu_block *b);
+int cuda_block_handle(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES], struct dray_err *reterr);
 
 /* host.c: host memory of the table. cuda_unpin() also frees allocated memory. */
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);

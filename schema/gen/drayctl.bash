@@ -38,7 +38,7 @@ declare -gA _drayctl_options=(
 	['reload']=''
 	['config']=' --changed --origin'
 	['log-level']=''
-	['bench']=' --socket --size --ops --batch --count --duration --direction --class --memory --sessions --wait --ceiling --rounds --owner --token --serve'
+	['bench']=' --socket --size --ops --batch --count --duration --direction --class --memory --sessions --wait --ceiling --rounds --owner --token --serve --gpu --far-gpu --load --gpu-plugin'
 	['trace']=''
 	['version']=''
 	['help']=''
@@ -112,6 +112,10 @@ declare -gA _drayctl_values=(
 	['bench --rounds']='free'
 	['bench --owner']='file'
 	['bench --token']='free'
+	['bench --gpu']='free'
+	['bench --far-gpu']='free'
+	['bench --load']='words none steady steps'
+	['bench --gpu-plugin']='file'
 	['help 1']='words status sessions regions leases mailboxes quotas store peers rails paths gpus transfers top events cancel close detect doctor health segments hints env exec genkey inject wait drain resume reload config log-level bench trace version help'
 )
 

@@ -12,6 +12,8 @@ static const char *const direction_words[] = { "read", "write", NULL };
 
 static const char *const class_words[] = { "bulk", "latency", NULL };
 
+static const char *const load_words[] = { "none", "steady", "steps", NULL };
+
 static const char *const wait_method_words[] = { "adaptive", "spin", "sleep", NULL };
 
 static const char *const family_words[] = { "auto", "ipv4", "ipv6", NULL };
@@ -128,6 +130,16 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 		.value = "TOKEN",
 	},
 	[CTL_OPTION_SERVE] = { .name = "--serve", .type = CTL_TYPE_FLAG,
+	},
+	[CTL_OPTION_GPU] = { .name = "--gpu", .type = CTL_TYPE_TEXT,
+		.value = "GPU",
+	},
+	[CTL_OPTION_FAR_GPU] = { .name = "--far-gpu", .type = CTL_TYPE_TEXT,
+		.value = "GPU",
+	},
+	[CTL_OPTION_LOAD] = { .name = "--load", .type = CTL_TYPE_WORD,
+		.value = "none|steady|steps",
+		.words = load_words,
 	},
 	[CTL_OPTION_OWNER] = { .name = "--owner", .type = CTL_TYPE_TEXT,
 		.value = "PATH",
@@ -1444,7 +1456,8 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			CTL_OPTION_COUNT, CTL_OPTION_DURATION, CTL_OPTION_DIRECTION,
 			CTL_OPTION_CLASS, CTL_OPTION_MEMORY, CTL_OPTION_SESSIONS,
 			CTL_OPTION_WAIT_METHOD, CTL_OPTION_CEILING, CTL_OPTION_ROUNDS,
-			CTL_OPTION_OWNER, CTL_OPTION_TOKEN, CTL_OPTION_SERVE },
+			CTL_OPTION_OWNER, CTL_OPTION_TOKEN, CTL_OPTION_SERVE, CTL_OPTION_GPU,
+			CTL_OPTION_FAR_GPU, CTL_OPTION_LOAD, CTL_OPTION_GPU_PLUGIN },
 		.help =
 			"Usage: drayctl [OPTION]... bench [--serve | --token TOKEN | --owner PATH] [OPTION]...\n"
 			"measure transfers within this agent or to another one\n"
@@ -1465,6 +1478,10 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  first$ drayctl bench --serve\n"
 			"  second$ drayctl bench --token - --size 64KiB --ops 256\n"
 			"\n"
+			"From one GPU to another, beside a load on both:\n"
+			"\n"
+			"  $ drayctl bench --gpu 0000:3b:00.0 --far-gpu 0000:5e:00.0 --load steps --size 32KiB --ops 2048\n"
+			"\n"
 			"Options of this verb, which follow it:\n"
 			"  --socket PATH            data socket; default $DRAY_SOCKET, else the default of libdray\n"
 			"  --size SIZE              bytes of an operation; default 1MiB\n"
@@ -1482,6 +1499,10 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --owner PATH             open the other end as a session with the agent on this data socket\n"
 			"  --token TOKEN            use the memory of a --serve by the token that it printed; - reads it from stdin\n"
 			"  --serve                  export memory, print its token, and serve it until stdin closes\n"
+			"  --gpu GPU                put the memory of this end on the GPU with this UUID or PCI address\n"
+			"  --far-gpu GPU            put the memory of the other end, if it is here, on this GPU\n"
+			"  --load none|steady|steps keep the GPUs of --gpu and --far-gpu busy meanwhile; default none\n"
+			"  --gpu-plugin FILE        CUDA plug-in, as in gpu.plugin; none: do not query CUDA\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"

@@ -9,7 +9,7 @@
 
 #define CTL_ARGS_MAX 2
 #define CTL_COLUMNS_MAX 16
-#define CTL_VERB_OPTIONS_MAX 17
+#define CTL_VERB_OPTIONS_MAX 21
 #define CTL_OPTION_RULES_N 37
 
 enum ctl_option_id {
@@ -50,6 +50,9 @@ enum ctl_option_id {
 	CTL_OPTION_MEMORY,
 	CTL_OPTION_TOKEN,
 	CTL_OPTION_SERVE,
+	CTL_OPTION_GPU,
+	CTL_OPTION_FAR_GPU,
+	CTL_OPTION_LOAD,
 	CTL_OPTION_OWNER,
 	CTL_OPTION_SESSIONS,
 	CTL_OPTION_WAIT_METHOD,
@@ -162,6 +165,13 @@ enum ctl_direction {
 enum ctl_class {
 	CTL_CLASS_BULK,
 	CTL_CLASS_LATENCY,
+};
+
+/* --load */
+enum ctl_load {
+	CTL_LOAD_NONE,
+	CTL_LOAD_STEADY,
+	CTL_LOAD_STEPS,
 };
 
 #define CTL_SESSIONS_MAX 64 /* of --sessions */

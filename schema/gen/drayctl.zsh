@@ -199,6 +199,10 @@ _drayctl_options() {
 			'--owner=[open the other end as a session with the agent on this data socket]:PATH:_files'
 			'--token=[use the memory of a --serve by the token that it printed; - reads it from stdin]:TOKEN: '
 			'--serve[export memory, print its token, and serve it until stdin closes]'
+			'--gpu=[put the memory of this end on the GPU with this UUID or PCI address]:GPU: '
+			'--far-gpu=[put the memory of the other end, if it is here, on this GPU]:GPU: '
+			'--load=[keep the GPUs of --gpu and --far-gpu busy meanwhile; default none]:none|steady|steps:( none steady steps)'
+			'--gpu-plugin=[CUDA plug-in, as in gpu.plugin; none: do not query CUDA]:FILE:_files'
 		)
 		;;
 	esac

@@ -286,6 +286,7 @@ __attribute__((visibility("default"))) const struct gpu_plugin_ops gpu_plugin_op
 	.flush_rdma = fake_flush_rdma,
 	.block_alloc = fake_block_alloc,
 	.block_free = fake_block_free,
+	.block_handle = fake_block_handle,
 	.host_alloc = fake_host_alloc,
 	.host_free = fake_host_free,
 	.pin = fake_pin,

@@ -28,6 +28,7 @@
  *                         are shared, so that agents do not follow the load
  *   FAKE_GPU_DRY=1        copies complete at once without copying, to measure the cost around them; those of no pieces
  *                         still wait on a busy device
+ *   FAKE_GPU_FOLDER=PATH  of the files of its own memory (/dev/shm)
  *   FAKE_GPU_STATUS=PATH  file for struct fake_gpu_status
  */
 #pragma once

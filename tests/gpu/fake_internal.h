@@ -59,6 +59,7 @@ int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
 		     uint64_t *ret_address, struct dray_err *reterr);
 void fake_block_free(struct gpu_block *b);
+int fake_block_handle(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES], struct dray_err *reterr);
 int fake_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
 void fake_host_free(struct gpu_plugin *p, void *base);
 int fake_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);

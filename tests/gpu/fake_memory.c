@@ -245,6 +245,8 @@ int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 struct gpu_block {
 	uint8_t *reserved, *bytes_at;
 	uint64_t bytes;
+	int fd;
+	char path[GPU_HANDLE_BYTES - sizeof(HANDLE_MAGIC)]; /* "": no file */
 };
 
 static void unmap_block(struct gpu_block *b)
@@ -253,7 +255,31 @@ static void unmap_block(struct gpu_block *b)
 		munmap(b->reserved, b->bytes);
 	if (b->bytes_at != MAP_FAILED)
 		munmap(b->bytes_at, b->bytes);
+	dray_close(b->fd);
+	if (*b->path)
+		unlink(b->path);
 	free(b);
+}
+
+/* Of a file, so that other processes can open it by its handle. */
+static int block_map(struct gpu_block *b, unsigned device)
+{
+	const char *folder = getenv("FAKE_GPU_FOLDER");
+
+	b->reserved =
+		mmap(NULL, b->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	b->bytes_at = MAP_FAILED;
+	snprintf(b->path, sizeof(b->path), "%s/" NAME "%u-XXXXXX", folder ? folder : "/dev/shm",
+		 device);
+	b->fd = mkostemp(b->path, O_CLOEXEC);
+	if (b->fd < 0)
+		*b->path = '\0';
+	if (b->fd < 0 || ftruncate(b->fd, (off_t)b->bytes) < 0)
+		return -ENOMEM;
+	b->bytes_at = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
+	if (b->reserved == MAP_FAILED || b->bytes_at == MAP_FAILED)
+		return -ENOMEM;
+	return fake_range_add((uintptr_t)b->reserved, b->bytes, b->bytes_at, device, true);
 }
 
 int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
@@ -270,11 +296,7 @@ int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 				    (unsigned long long)bytes);
 	}
 	b->bytes = bytes;
-	b->reserved =
-		mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	b->bytes_at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (b->reserved == MAP_FAILED || b->bytes_at == MAP_FAILED ||
-	    fake_range_add((uintptr_t)b->reserved, bytes, b->bytes_at, device, true) < 0) {
+	if (block_map(b, device) < 0) {
 		unmap_block(b);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "cannot map the memory");
 	}
@@ -291,6 +313,15 @@ void fake_block_free(struct gpu_block *b)
 	fake_range_del((uintptr_t)b->reserved);
 	unmap_block(b);
 	atomic_fetch_sub(&fake_gpu_status()->blocks, 1);
+}
+
+int fake_block_handle(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES], struct dray_err *reterr)
+{
+	(void)reterr;
+	memset(ret, 0, GPU_HANDLE_BYTES);
+	memcpy(ret, HANDLE_MAGIC, strlen(HANDLE_MAGIC));
+	memcpy(ret + strlen(HANDLE_MAGIC), b->path, strlen(b->path));
+	return 0;
 }
 
 /* --- host memory --------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import sys
 import time
 
 import harness
-from suite import GIB, KIB, MIB, ROOT, EngineError, Side, Skip, scattered
+from suite import FAKE, GIB, KIB, MIB, ROOT, EngineError, Side, Skip, scattered
 
 GONE_LIMIT = 0.1  # seconds from an engine's death until its GPU memory is free
 DEATHS = 5
@@ -263,6 +264,25 @@ def tools(t):
     t.drop(agent)
 
 
+def bench_verb(t):
+    """drayctl bench between GPUs and hosts, beside loads that it makes itself."""
+    ends = [("between GPUs", ["--gpu", 0, "--far-gpu", 1]), ("within a GPU", ["--gpu", 0, "--far-gpu", 0]), ("from host", ["--gpu", 0]),
+            ("to host", ["--far-gpu", 0])]
+    loads = ("none", "steps", "steady")
+    agent = None
+    for (what, where), load in itertools.product(ends, loads):
+        label = f"bench: drayctl bench {what}, load {load}"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            names = [t.gpus[t.device(word)]["uuid"] if isinstance(word, int) else word for word in where]
+            agent = agent or t.agent()
+            run(t, [harness.DRAYCTL, "bench", "--socket", agent.socket, "--size", "32KiB", "--ops", 32 if t.fake else 2048, "--batch", 4,
+                    "--duration", "1s", "--load", load, *names, *(["--gpu-plugin", FAKE] if t.fake else [])], 60)
+    if agent:
+        t.drop(agent)
+
+
 def plugin(t):
     """The plug-in without an agent, plain and under compute-sanitizer; and the client's helpers with PyTorch."""
     checker = harness.BUILD / "tests/gpu/ceiling_gpu"
@@ -314,9 +334,9 @@ def connector(t):
 
 
 def run(t, argv, limit):
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+    done = subprocess.run([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
     t.say("\n".join(done.stdout.splitlines()[-25:]))
     assert done.returncode == 0, f"exit status {done.returncode}"
 
 
-PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, plugin, connector)
+PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, bench_verb, plugin, connector)

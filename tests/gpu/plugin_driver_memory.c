@@ -97,6 +97,19 @@ CUresult cuMemHostUnregister(void *base)
 	return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Of whole allocations. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr address)
+{
+	ENTERED();
+	for (unsigned i = 0; i < OPENS_MAX; i++)
+		if (address && (uintptr_t)allocated[i].base == address) {
+			*ret = (CUipcMemHandle){ .reserved = { (char)allocated[i].context->device,
+							       (char)i } };
+			return CUDA_SUCCESS;
+		}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
 bool plugin_driver_is_foreign(CUdeviceptr address)
 {
 	for (unsigned i = 0; i < OPENS_MAX; i++)

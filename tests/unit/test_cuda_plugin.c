@@ -470,6 +470,26 @@ static void pins_existing_memory_while_started(void **state)
 	ops->host_free(plugin, own);
 }
 
+/* Other processes open the plug-in's own memory by a handle. */
+static void hands_out_own_memory(void **state)
+{
+	uint8_t handle[GPU_HANDLE_BYTES] = { 0 };
+	struct gpu_block *b;
+	uint64_t address;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(1), 0);
+	assert_int_equal(ops->block_alloc(plugin, 1, MIB, &b, &address, &err), 0);
+	assert_int_equal(ops->block_handle(b, handle, &err), 0);
+	assert_int_equal(handle[0], 1);
+	driver.refuse("cuIpcGetMemHandle", 1, INVALID_VALUE);
+	assert_int_equal(ops->block_handle(b, handle, &err), -EINVAL);
+	assert_non_null(strstr(err.msg, "no handle"));
+	driver.refuse(NULL, 0, 0);
+	ops->block_free(b);
+	ops->stop(plugin, 1);
+}
+
 /* --- peers ---------------------------------------------------------------------------------------- */
 
 static void opens_for_peers(void **state)
@@ -699,6 +719,7 @@ int main(void)
 		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(has_one_context_for_each_device),
 		PLUGIN_TEST(pins_existing_memory_while_started),
+		PLUGIN_TEST(hands_out_own_memory),
 		PLUGIN_TEST(opens_for_peers),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
