@@ -8,6 +8,7 @@ from ec_cache_bare import MANAGER
 from vision_engine import VisionEngine
 
 OUTPUT = 256 * vision.HIDDEN * 2  # bytes of the largest output
+TEXT = 12  # tokens before an image
 
 
 class Caching(VisionEngine):
@@ -33,5 +34,4 @@ def requests(seed, count, popular, sizes, once=0.3):
             image = [*chance.choice(sizes), seed * 10000 + next(numbers)]
         else:
             image = chance.choices(known, weights)[0]
-        text = [chance.randrange(1, 400) for _ in range(12)]
-        yield text + [vision.START, vision.PAD, vision.END] + [chance.randrange(1, 400) for _ in range(4)], [image]
+        yield vision.prompt(chance, before=TEXT), [image]

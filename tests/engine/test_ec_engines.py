@@ -51,11 +51,7 @@ def engines(lab, request):
 
 def ask(seed, sizes):
     """(prompt, images) with text around images of such sizes in pixels."""
-    chance = random.Random(seed)
-    prompt = [chance.randrange(1, 400) for _ in range(8)]
-    for _ in sizes:
-        prompt += [vision.START, vision.PAD, vision.END] + [chance.randrange(1, 400) for _ in range(4)]
-    return prompt, [[width, height, seed * 100 + i] for i, (width, height) in enumerate(sizes)]
+    return vision.prompt(random.Random(seed), len(sizes)), [[width, height, seed * 100 + i] for i, (width, height) in enumerate(sizes)]
 
 
 def encode(e, prompt, images):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import rig
-from ec_cache_engines import OUTPUT, Caching, requests
+from ec_cache_engines import OUTPUT, TEXT, Caching, requests
 from harness import LIMIT, until
 
 pytestmark = pytest.mark.long
@@ -50,7 +50,7 @@ def test_tokens_and_hits_on_a_trace_with_repeats(engines):
 def test_eight_at_once(engines):
     """Hits of requests that run together, and of one image twice in a prompt."""
     own, tiers = engines
-    asked = [(prompt + prompt[12:], images * 2) for prompt, images in requests(2, 16, 6, SIZES, once=0.2)]
+    asked = [(prompt + prompt[TEXT:], images * 2) for prompt, images in requests(2, 16, 6, SIZES, once=0.2)]
     answers = {}
     for engine in engines:
         waits = [engine.start(prompt, TOKENS, images=images, logprobs=2) for prompt, images in asked]

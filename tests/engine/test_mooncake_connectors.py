@@ -129,9 +129,7 @@ def test_mooncake_ec_connector(lab):
             each.ready()
         checked = 0
         for seed in range(1, 7):
-            chance = random.Random(seed)
-            prompt = [chance.randrange(1, 400) for _ in range(8)] + [vision.START, vision.PAD, vision.END] + [chance.randrange(1, 400) for _ in range(4)]
-            images = [[112 * seed, 112, seed]]
+            prompt, images = vision.prompt(random.Random(seed)), [[112 * seed, 112, seed]]
             reference = one.run(prompt, TOKENS, images=images, logprobs=2)
             items = [{"transfer_id": secrets.token_hex(8)}]
             first = e.start(prompt, 1, images=images, ec={"consumer_zmq": f"tcp://127.0.0.1:{port}", "ec_items": items})

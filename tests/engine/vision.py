@@ -24,6 +24,17 @@ PROCESSOR = {
     "size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 256}}
 
 
+def prompt(chance, images=1, before=8, after=4):
+    """Tokens of a prompt with so many images: random text before the first one, and after each."""
+    def words(count):
+        return [chance.randrange(1, 400) for _ in range(count)]
+
+    tokens = words(before)
+    for _ in range(images):
+        tokens += [START, PAD, END] + words(after)
+    return tokens
+
+
 def _tokenizer(folder):
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
