@@ -1243,10 +1243,10 @@ DRAY_API int dray_post(struct dray *d, const char *segment, const char *mailbox,
 enum dray_store_operation {
 	DRAY_STORE_PUT = 1, /* copies the ranges to a new object */
 	DRAY_STORE_GET,     /* copies the object to the ranges, from their start */
-	DRAY_STORE_EXISTS,  /* tells whether there is an object, and its length */
+	DRAY_STORE_EXISTS,  /* tells whether there is an object, and its length; see lease_ms */
 	DRAY_STORE_REMOVE,  /* removes the object */
 	DRAY_STORE_PIN,     /* keeps it from being evicted, until UNPIN or the end of the session */
-	DRAY_STORE_UNPIN,   /* ends a pin of this session */
+	DRAY_STORE_UNPIN,   /* ends a pin of this session, and what EXISTS has leased */
 	DRAY_STORE_READ     /* leases the object to be read in place, until dray_store_release() */
 };
 
@@ -1290,6 +1290,7 @@ struct dray_store_batch {
 	const char *space;        /* name space; NULL or "": the one of the client's own user */
 	dray_region region;       /* PUT and GET: of the ranges */
 	unsigned int deadline_ms; /* PUT and GET; 0: the agent's default for transfers */
+	unsigned int lease_ms;    /* EXISTS: of what other agents have; 0: they are not asked */
 	const struct dray_store_item *items; /* the keys */
 	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
 };

@@ -253,7 +253,12 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 			.ranges = { l->ranges, l->ranges_n },
 		};
 	else
-		m.store_exists = (struct dmsg_store_exists){ space, keys };
+		m.store_exists = (struct dmsg_store_exists){
+			.space = space,
+			.keys = keys,
+			.flags = b->lease_ms ? DMSG_STORE_EXISTS_FLAG_AGENTS : 0,
+			.lease_ms = b->lease_ms,
+		};
 	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, id, &m);
 	return n >= 0 ? n :
 			dc_fail(d, DRAY_E_INVALID,

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of a GET that this agent's store does not have, and what the stores of other agents have of them. A worker makes it, the
- * control thread fills it in and gives it back, and frees it when the worker has said that it is done.
+ * Keys of a GET or EXISTS that this agent's store does not have, and what the stores of other agents have of them. A worker makes it,
+ * the control thread fills it in and gives it back, and frees it when the worker has said that it is done.
  */
 #pragma once
 
 #include "agent/model/view.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 #include "schema/gen/data.h"
 
 struct asker;
+struct held_key;
 struct question;
 struct lender;
 
@@ -18,7 +20,9 @@ struct store_source {
 	struct remote_view view;
 	struct lender *lender; /* the control thread's; NULL: the lease is given back */
 	int64_t end_ns;        /* of the lease */
-	bool wanted, over;     /* the worker's: objects are to be read from it; it has ended that */
+	/* the worker's: objects are to be read from it; it has ended that; keys that it holds for the session (store_held.c) */
+	bool wanted, over;
+	uint32_t held;
 };
 
 struct store_asked {
@@ -30,13 +34,14 @@ struct store_asked {
 	uint64_t offset, length; /* in the source */
 	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
 	bool slow;               /* they did not come in time, so that it may have them still */
+	struct held_key *held;   /* the worker's: an EXISTS has found it, and leased its source */
 };
 
 struct store_ask {
 	struct dray_list link;     /* the control thread's */
 	struct asker *asker;       /* likewise */
 	struct question *question; /* likewise; NULL: it is answered */
-	uint32_t lookups;          /* likewise: messages to each agent */
+	uint32_t lookups, keeping; /* likewise: messages to each agent, and of EXISTS */
 	dray_handle session;
 	uint64_t number; /* the worker's */
 	int64_t end_ns;  /* the deadline of the GET */
@@ -48,6 +53,9 @@ struct store_ask {
 	uint32_t uid;
 	struct store_source *sources;
 	uint32_t n_sources;
-	uint32_t n;
-	struct store_asked v[]; /* then the bytes of the keys */
+	uint32_t lease_ms;          /* of EXISTS, which keeps the sources; 0: of GET */
+	struct dray_heap_node over; /* the control thread's: when these leases end */
+	bool sent;                  /* the worker's: the control thread has it, or has had it */
+	uint32_t n, n_asked;        /* these are asked for; an EXISTS has found the others */
+	struct store_asked v[];     /* then the bytes of the keys */
 };

@@ -125,6 +125,16 @@ uint32_t store_retry_ms(const struct store *s)
 	return s->cfg.retry_ms;
 }
 
+uint32_t store_lease_ms(const struct store *s)
+{
+	return s->cfg.lease_ms;
+}
+
+uint32_t store_leases_max(const struct store *s)
+{
+	return s->cfg.leases_max;
+}
+
 static bool same(struct dray_str a, const char *b)
 {
 	return a.n == strlen(b) && !memcmp(a.p, b, a.n);

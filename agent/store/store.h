@@ -55,6 +55,8 @@ struct store_config {
 	bool keep_copies; /* which stays here then, until it is evicted */
 	bool lend;        /* other agents read objects of name spaces with a name */
 	uint32_t retry_ms;
+	uint32_t lease_ms,
+		leases_max; /* of objects of other agents that EXISTS finds, for each session */
 	const char *const *spaces; /* store.spaces; borrowed until store_free() */
 	size_t n_spaces;
 	/* References to the owner of the account. release: control thread alone. */
@@ -166,6 +168,9 @@ void store_read(struct store_user *u, struct store_member *m, const struct store
 uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
 
 uint32_t store_retry_ms(const struct store *s);
+/* For how long EXISTS leases objects of other agents at most, and how many for a session. */
+uint32_t store_lease_ms(const struct store *s);
+uint32_t store_leases_max(const struct store *s);
 
 /* GETs ask other agents for keys of this name space that are not here. */
 bool store_asks(const struct store_member *m);

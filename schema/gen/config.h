@@ -197,6 +197,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_SPACES,
 	DRAY_CONFIG_KEY_STORE_PEERS,
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
+	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
 	DRAY_CONFIG_KEY_STORE_DISK_DIR,
 	DRAY_CONFIG_KEY_STORE_DISK_WRITE,
@@ -250,6 +251,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_MAILBOXES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_LEASES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES,
@@ -676,6 +678,11 @@ struct dray_config {
 		 */
 		bool keep_copies;
 		/*
+		 * Longest time for which EXISTS leases objects of other agents. A client may ask
+		 * for less.
+		 */
+		int64_t lookup_lease;
+		/*
 		 * Agents that list this one in store.peers read objects of the name spaces in
 		 * store.spaces, for the owners named there.
 		 */
@@ -843,6 +850,11 @@ struct dray_config {
 		 * owners leave of limits.store_bytes.
 		 */
 		int64_t store_bytes_per_owner;
+		/*
+		 * Objects of other agents that a session leases by EXISTS at a time. Beyond that
+		 * they are busy.
+		 */
+		int64_t store_leases_per_session;
 		/*
 		 * Bytes of objects in the disk tier, in blocks of 4 KiB; needed with
 		 * store.disk_dir.

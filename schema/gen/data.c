@@ -2431,7 +2431,7 @@ int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exi
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_exists m;
+	struct dmsg_store_exists m = { 0 };
 
 	if (len < 4)
 		return check_short(reterr, "store_exists");
@@ -2453,6 +2453,17 @@ int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exi
 		return check_large(reterr, "store_exists.keys", m.keys.n, 131072);
 	if (len - 4 < m.keys.n)
 		return check_short(reterr, "store_exists");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len) { /* since minor version 4 */
+		if (len < 8)
+			return check_short(reterr, "store_exists");
+		m.flags = dray_le_get32(p + 0);
+		if (m.flags & ~(uint32_t)DMSG_STORE_EXISTS_FLAG_ALL)
+			return check_bits(reterr, "store_exists.flags",
+				m.flags & ~(uint32_t)DMSG_STORE_EXISTS_FLAG_ALL);
+		m.lease_ms = dray_le_get32(p + 4);
+	}
 	*ret = m;
 	return 0;
 }
@@ -2460,7 +2471,7 @@ int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exi
 int dmsg_store_exists_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_exists *m)
 {
-	size_t length = 8;
+	size_t length = 16;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -2475,7 +2486,9 @@ int dmsg_store_exists_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->space.n);
 	p = put_bytes(p + 4, m->space.p, m->space.n);
 	dray_le_put32(p + 0, m->keys.n);
-	put_bytes(p + 4, m->keys.p, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->flags);
+	dray_le_put32(p + 4, m->lease_ms);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

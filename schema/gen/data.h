@@ -224,6 +224,13 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_TRANSFER_FLAG_ARENA 8u /* The operations lie in the arena at arena_offset. */
 #define DMSG_TRANSFER_FLAG_ALL 15u
 
+/*
+ * Ask the agents of store.peers for what is not here, and lease what they have. Of a name space
+ * with a name.
+ */
+#define DMSG_STORE_EXISTS_FLAG_AGENTS 1u
+#define DMSG_STORE_EXISTS_FLAG_ALL 1u
+
 enum dmsg_type {
 	DMSG_HELLO = 0x0001,
 	DMSG_HELLO_REPLY = 0x8001,
@@ -1476,14 +1483,18 @@ int dmsg_store_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_get_reply *m);
 
 #define DMSG_STORE_EXISTS_MIN 8
-#define DMSG_STORE_EXISTS_BODY_MAX 131144
+#define DMSG_STORE_EXISTS_BODY_MAX 131152
 /*
- * Request. Whether the name space has objects with these keys. It does not count as a use. Since
- * 1.4.
+ * Request. Whether the name space has objects with these keys. It does not count as a use. What
+ * other agents have is leased: it is not evicted there until a GET or STORE_UNPIN of its key by
+ * this session, the end of the session, or the end of its time. Since 1.4.
  */
 struct dmsg_store_exists {
 	struct dray_str space; /* Name space; empty: the one of the client's owner. */
 	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+	uint32_t flags; /* store_exists_flag bits. */
+	/* Milliseconds of leases of other agents, at most store.lookup_lease; 0: that. */
+	uint32_t lease_ms;
 };
 int dmsg_store_exists_decode(const void *body, size_t len, struct dmsg_store_exists *ret,
 	struct dray_err *reterr);
@@ -1492,7 +1503,10 @@ int dmsg_store_exists_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_STORE_EXISTS_REPLY_MIN 4
 #define DMSG_STORE_EXISTS_REPLY_BODY_MAX 16388
-/* The answers, and the bytes of the objects. */
+/*
+ * The answers, and the bytes of the objects. busy: another agent has the object, or may have it,
+ * and it cannot be leased now.
+ */
 struct dmsg_store_exists_reply {
 	struct dray_vec results; /* One for each key, in the order of the request. */
 };
@@ -1558,7 +1572,10 @@ int dmsg_store_pin_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_STORE_UNPIN_MIN 8
 #define DMSG_STORE_UNPIN_BODY_MAX 131144
-/* Request. Ends pins of this session. Since 1.4. */
+/*
+ * Request. Ends pins of this session, and leases of what its STORE_EXISTS found at other agents.
+ * Since 1.4.
+ */
 struct dmsg_store_unpin {
 	struct dray_str space; /* Name space; empty: the one of the client's owner. */
 	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
@@ -1570,7 +1587,7 @@ int dmsg_store_unpin_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_STORE_UNPIN_REPLY_MIN 4
 #define DMSG_STORE_UNPIN_REPLY_BODY_MAX 16388
-/* not_found: this session had not pinned it. */
+/* not_found: this session had neither pinned nor leased it. */
 struct dmsg_store_unpin_reply {
 	struct dray_vec results; /* One for each key, in the order of the request. */
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores of two agents: GETs of what the other one has, its loss, name spaces, damaged bytes, and leases beside eviction."""
+"""The stores of several agents: GETs and EXISTS of what another one has, its loss, name spaces, damaged bytes, and leases beside eviction."""
 
 import os
 import pathlib
@@ -173,4 +173,158 @@ def test_many_keys(pair):
         got = here.store.get(here.region, [(key, [(i * 64, 64)]) for i, key in enumerate(keys)])
         assert {r.status for r in got} == {Status.OK}
         assert bytes(here.view[:64000]) == bytes(there.view[:64000])
+        released(owner)
+
+
+# --- EXISTS ------------------------------------------------------------------------------------------------------
+
+
+def look(user, *keys, lease=5.0):
+    """Results of an EXISTS that asks the other agents, once none is busy."""
+    seen = []
+    until(lambda: seen.append(user.store.exists(list(keys), lease=lease)) or all(r.status != Status.BUSY for r in seen[-1]),
+          "an answer that is not busy")
+    return seen[-1]
+
+
+def lent(owner):
+    return counters(owner)["dray_store_lent_bytes"]
+
+
+def test_exists_leases_what_get_reads(pair):
+    """What is found elsewhere stays there; the GET reads it without another lookup, and the lease ends."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert here.put(b"own", value_of(b"own")) == Status.OK
+        assert there.put(b"far", value_of(b"far")) == Status.OK
+        assert [r.status for r in here.store.exists([b"own", b"far"])] == [Status.OK, Status.NOT_FOUND]
+        assert lent(owner) == 0
+        got = look(here, b"own", b"far", b"none")
+        assert [r.status for r in got] == [Status.OK, Status.OK, Status.NOT_FOUND]
+        assert [r.tier for r in got] == [Tier.MEMORY, Tier.AGENT, Tier.NONE] and got[1].length == 300_000
+        assert lent(owner) >= 300_000
+        # the owner would evict it for these
+        for i in range(80):
+            there.put(b"more%d" % i, value_of(b"more", 290_000))
+        assert there.has(b"far") == [True]
+        objects = counters(owner)["dray_store_lent_objects_total"]
+        assert look(here, b"far")[0].status == Status.OK and counters(owner)["dray_store_lent_objects_total"] == objects
+        assert here.get(b"far") == value_of(b"far")
+        assert counters(owner)["dray_store_lent_objects_total"] == objects
+        released(owner)
+
+
+def test_exists_and_get_of_some(pair):
+    """One GET takes over what is held, and asks for the rest, also twice for one key."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        keys = [b"a", b"b", b"c", b"d"]
+        for key in keys:
+            assert there.put(key, value_of(key)) == Status.OK
+        assert {r.status for r in look(here, b"b", b"d")} == {Status.OK}
+        wanted = [b"a", b"b", b"b", b"c", b"none"]
+        got = here.store.get(here.region, [(key, [(i * MIB, 300_000)]) for i, key in enumerate(wanted)])
+        assert [r.status for r in got] == [Status.OK] * 4 + [Status.NOT_FOUND]
+        for i, key in enumerate(wanted[:4]):
+            assert bytes(here.view[i * MIB:i * MIB + 300_000]) == value_of(key)
+        # d is held still, with b, which the same lookup has found
+        assert lent(owner) >= 600_000
+        assert [r.status for r in here.store.unpin([b"d", b"b"])] == [Status.OK, Status.NOT_FOUND]
+        released(owner)
+
+
+@pytest.mark.parametrize("how", ["unpin", "session", "time"])
+def test_exists_ends(pair, how):
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        with User(reader, space="kv") as user:
+            assert look(user, b"key", lease=0.2 if how == "time" else 5.0)[0].status == Status.OK
+            if how == "unpin":
+                assert user.store.unpin([b"key"])[0].status == Status.OK
+            if how != "session":
+                released(owner)
+        released(owner)
+        assert here.get(b"key") == value_of(b"key")
+
+
+def test_exists_of_an_owner_that_is_lost(pair):
+    """Its object was promised, and is lost."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        assert look(here, b"key")[0].status == Status.OK
+        owner.kill()
+        assert here.get(b"key") == Status.LOST
+        assert here.get(b"key") == Status.NOT_FOUND
+        assert look(here, b"key")[0].status == Status.NOT_FOUND
+    owner.restart()
+
+
+def test_exists_of_an_owner_that_hangs(pair):
+    """An answer that does not come costs the hit."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        owner.process.send_signal(signal.SIGSTOP)
+        try:
+            assert look(here, b"key")[0].status == Status.NOT_FOUND
+        finally:
+            owner.process.send_signal(signal.SIGCONT)
+        until(lambda: look(here, b"key")[0].status == Status.OK, "the object, from an agent that answers again")
+        assert here.get(b"key") == value_of(b"key")
+
+
+def test_lease_that_has_ended_beside_eviction(pair):
+    """The owner has evicted it meanwhile: GET asks again, and does not find it."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        assert look(here, b"key", lease=0.1)[0].status == Status.OK
+        released(owner)
+        assert there.store.remove([b"key"])[0].status == Status.OK
+        assert here.get(b"key") == Status.NOT_FOUND
+
+
+def test_removed_at_the_owner(pair):
+    """What is leased can be read after its removal."""
+    owner, reader = pair()
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        assert look(here, b"key")[0].status == Status.OK
+        assert there.store.remove([b"key"])[0].status == Status.OK
+        assert here.get(b"key") == value_of(b"key")
+        released(owner)
+
+
+def test_exists_with_three_agents(new_agent):
+    """Each of two owners has a part; one of them is killed between EXISTS and GET, and the other one has a copy of one object."""
+    agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
+    reader = new_agent("reader", settings=STORE | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
+    until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
+    with User(agents[0], space="kv") as one, User(agents[1], space="kv") as two, User(reader, space="kv") as here:
+        for user, keys in ((one, (b"1", b"both")), (two, (b"2", b"both"))):
+            for key in keys:
+                assert user.put(key, value_of(key)) == Status.OK
+        assert [r.status for r in look(here, b"1", b"2", b"both", b"none")] == [Status.OK] * 3 + [Status.NOT_FOUND]
+        agents[0].kill()
+        got = here.store.get(here.region, [(key, [(i * MIB, 300_000)]) for i, key in enumerate((b"1", b"2", b"both"))])
+        assert [r.status for r in got] == [Status.LOST, Status.OK, Status.OK]
+        assert bytes(here.view[MIB:MIB + 300_000]) == value_of(b"2")
+        assert bytes(here.view[2 * MIB:2 * MIB + 300_000]) == value_of(b"both")
+        released(agents[1])
+    agents[0].restart()
+
+
+def test_exists_limits(pair):
+    """Leases of a session are bounded: beyond that keys are busy, and a GET still has them."""
+    owner, reader = pair(reader={"limits.store_leases_per_session": "2"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        keys = [b"a", b"b", b"c"]
+        for key in keys:
+            assert there.put(key, value_of(key)) == Status.OK
+        until(lambda: [r.status for r in here.store.exists(keys, lease=5.0)] == [Status.OK, Status.OK, Status.BUSY], "two leases")
+        assert here.get(b"c") == value_of(b"c") and here.get(b"a") == value_of(b"a")
+        assert look(here, *keys)[1].tier == Tier.AGENT
+        here.store.unpin([b"b"])
         released(owner)

@@ -1583,6 +1583,10 @@ static const char *check_dmsg_store_exists(const void *body, size_t len)
 		return "space";
 	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
 		return "keys";
+	if (m.flags != UINT32_C(0x1))
+		return "flags";
+	if (m.lease_ms != UINT32_C(0x6d665f58))
+		return "lease_ms";
 	return NULL;
 }
 
@@ -1591,6 +1595,8 @@ static int encode_dmsg_store_exists(void *buf, size_t cap)
 	const struct dmsg_store_exists m = {
 		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+		.flags = UINT32_C(0x1),
+		.lease_ms = UINT32_C(0x6d665f58),
 	};
 
 	return dmsg_store_exists_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4181,8 +4187,8 @@ const struct vector vectors[] = {
 	  check_dmsg_store_get, encode_dmsg_store_get, encode_empty_dmsg_store_get, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_GET_REPLY, "store_get_reply", 12, DMSG_STORE_GET_REPLY_BODY_MAX,
 	  check_dmsg_store_get_reply, encode_dmsg_store_get_reply, encode_empty_dmsg_store_get_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_EXISTS, "store_exists", 8, DMSG_STORE_EXISTS_BODY_MAX,
-	  check_dmsg_store_exists, encode_dmsg_store_exists, encode_empty_dmsg_store_exists, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_EXISTS, "store_exists", 16, DMSG_STORE_EXISTS_BODY_MAX,
+	  check_dmsg_store_exists, encode_dmsg_store_exists, encode_empty_dmsg_store_exists, 1, (const size_t[]){ 65 } },
 	{ VECTOR_DATA, DMSG_STORE_EXISTS_REPLY, "store_exists_reply", 4, DMSG_STORE_EXISTS_REPLY_BODY_MAX,
 	  check_dmsg_store_exists_reply, encode_dmsg_store_exists_reply, encode_empty_dmsg_store_exists_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_REMOVE, "store_remove", 8, DMSG_STORE_REMOVE_BODY_MAX,
@@ -4494,6 +4500,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[49], "store_exists.flags", 65, 4, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
+	{ &vectors[49], "store_exists.flags", 65, 4, UINT64_C(0x80000000), DRAY_E_UNSUPPORTED },
 	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
 	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[50], "store_exists_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },

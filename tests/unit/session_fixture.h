@@ -238,7 +238,9 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_REPORT:
 	case EVENT_STORE_REPORT:
 	case EVENT_STORE_ASK:
+	case EVENT_STORE_ASK_STOP:
 	case EVENT_STORE_ASK_END:
+	case EVENT_STORE_SOURCE_END:
 	case EVENT_QUIT:
 		break;
 	}

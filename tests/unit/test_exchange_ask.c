@@ -36,6 +36,8 @@ static struct rig {
 	struct store_member *member;
 	struct exchange *x;
 	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
+	struct store_ask *lapsed;   /* by COMMAND_STORE_LAPSED */
+	uint32_t lease_ms;          /* of the last lookup */
 	struct request {
 		dray_handle peer;
 		uint32_t n;
@@ -66,6 +68,7 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 	assert_true(n > 0 && body->store_lookup.keys.n <= 60000);
 	if (peer == rig.clogged)
 		return -EBUSY;
+	rig.lease_ms = body->store_lookup.lease_ms;
 	rig.requests[rig.n_requests++] =
 		(struct request){ peer, (uint32_t)n, !body->store_lookup.space.n, fn, arg };
 	return 0;
@@ -86,6 +89,10 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 
 void worker_post(struct worker *w, const struct command *cmd)
 {
+	if (cmd->type == COMMAND_STORE_LAPSED) {
+		rig.lapsed = cmd->ask;
+		return;
+	}
 	assert_int_equal(cmd->type, COMMAND_STORE_ASKED);
 	assert_null(rig.answered);
 	rig.answered = cmd->ask;
@@ -165,7 +172,7 @@ static struct store_ask *ask_new(uint32_t n, uint32_t uid, int64_t end_ns)
 	a->tenant = "t";
 	a->uid = uid;
 	a->end_ns = end_ns;
-	a->n = n;
+	a->n = a->n_asked = n;
 	for (uint32_t i = 0; i < n; i++)
 		a->v[i] = (struct store_asked){ .key = text[i],
 						.n_key = sizeof(text[i]),
@@ -523,6 +530,70 @@ static void test_source_ends(void **state)
 	assert_int_equal(rig.x->lenders[0].held, 0);
 }
 
+static struct store_ask *look_for(uint32_t lease_ms)
+{
+	struct store_ask *a = ask_new(1, 1, INT64_MAX);
+
+	a->lease_ms = lease_ms;
+	exchange_ask(rig.x, a);
+	return a;
+}
+
+/* EXISTS of an owner leave lookups for its GETs. Their leases end with their time. */
+static void test_exists(void **state)
+{
+	struct store_ask *over, *asks[16];
+
+	for (unsigned i = 0; i < 16; i++)
+		asks[i] = look_for(1234);
+	assert_int_equal(rig.lease_ms, 1234);
+	assert_int_equal(rig.n_requests, 2 * 16);
+	over = look_for(5);
+	assert_ptr_equal(rig.answered, over);
+	assert_int_equal(over->v[0].status, DMSG_STORE_STATUS_BUSY);
+	end();
+	ask(1);
+	assert_int_equal(rig.n_requests, 2 * 17);
+	assert_int_equal(rig.lease_ms, 10000);
+	answer(0, 10, "F");
+	assert_ptr_equal(rig.answered, asks[0]);
+	rig.answered = NULL;
+	/* it counts as long as it is kept */
+	over = look_for(5);
+	assert_ptr_equal(rig.answered, over);
+	end();
+	while (!rig.lapsed)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_ptr_equal(rig.lapsed, asks[0]);
+	exchange_ask_end(rig.x, asks[0]);
+	assert_int_equal(rig.n_released, 1);
+	look_for(5);
+	assert_null(rig.answered);
+	assert_int_equal(rig.n_requests, 2 * 18);
+}
+
+/* What an EXISTS has found already is neither asked for nor given back. */
+static void test_taken_over(void **state)
+{
+	struct store_ask *a = ask_new(2, 1, INT64_MAX);
+
+	a->n_asked = 1;
+	a->sources = calloc(1, sizeof(a->sources[0]));
+	a->sources[0].view.grant = 5;
+	a->n_sources = 1;
+	a->v[1].status = DMSG_STORE_STATUS_OK;
+	exchange_ask(rig.x, a);
+	assert_int_equal(rig.requests[0].n, 1);
+	answer(0, 10, "F");
+	assert_ptr_equal(rig.answered, a);
+	assert_int_equal(a->n_sources, 2);
+	assert_int_equal(a->v[0].source, 1);
+	assert_int_equal(a->v[1].source, 0);
+	end();
+	assert_int_equal(rig.n_released, 1);
+	assert_int_equal(rig.released[0], 10);
+}
+
 /* One agent has all, and another one is behind with its answers: of these lookups an owner has its share, too. */
 static void test_lookups_in_vain(void **state)
 {
@@ -740,6 +811,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_asked_again, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_stopped, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_source_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_exists, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_taken_over, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),

@@ -94,6 +94,8 @@ static int set_up(void **state)
 		.asks = true,
 		.keep_copies = true,
 		.retry_ms = 7,
+		.lease_ms = 5000,
+		.leases_max = 3,
 		.spaces = spaces,
 		.n_spaces = 1,
 		.keep = count_nothing,
@@ -198,6 +200,44 @@ static void get(uint64_t id, uint32_t deadline_ms, const char *keys)
 	turn();
 }
 
+static void keys_blob(uint8_t *blob, const char *keys)
+{
+	for (; *keys; keys++) {
+		*blob++ = 1;
+		*blob++ = (uint8_t)*keys;
+	}
+}
+
+static void say(const uint8_t *p, int n)
+{
+	assert_true(n > 0);
+	assert_int_equal(send(rig.ring.clients[0], p, (size_t)n, MSG_NOSIGNAL), n);
+	turn();
+}
+
+/* An EXISTS that asks other agents. */
+static void exists(uint64_t id, uint32_t lease_ms, const char *keys)
+{
+	uint8_t buf[256], blob[64];
+	struct dmsg_store_exists m = { .space = { "kv", 2 },
+				       .keys = { blob, 2 * (uint32_t)strlen(keys) },
+				       .flags = DMSG_STORE_EXISTS_FLAG_AGENTS,
+				       .lease_ms = lease_ms };
+
+	keys_blob(blob, keys);
+	say(buf, dmsg_store_exists_encode(buf, sizeof(buf), id, &m));
+}
+
+static void unpin(uint64_t id, const char *keys)
+{
+	uint8_t buf[256], blob[64];
+	struct dmsg_store_unpin m = { .space = { "kv", 2 },
+				      .keys = { blob, 2 * (uint32_t)strlen(keys) } };
+
+	keys_blob(blob, keys);
+	say(buf, dmsg_store_unpin_encode(buf, sizeof(buf), id, &m));
+}
+
 static void cancel(uint64_t id, uint64_t request)
 {
 	uint8_t buf[256];
@@ -234,8 +274,8 @@ static void silent(void)
 	assert_int_equal(receive(body, &h, false), 0);
 }
 
-/* The GET's answer: its code, and a letter for each key: K ok, N not found, B busy, L lost, T not tried, C corrupt, G too large. */
-static void answered(uint64_t id, uint32_t code, const char *results)
+/* A letter for each key: K ok, N not found, B busy, L lost, T not tried, C corrupt, G too large. */
+static void results_are(struct dray_vec results, const char *expected)
 {
 	static const char letters[] = {
 		[DMSG_STORE_STATUS_OK] = 'K',        [DMSG_STORE_STATUS_NOT_FOUND] = 'N',
@@ -243,24 +283,52 @@ static void answered(uint64_t id, uint32_t code, const char *results)
 		[DMSG_STORE_STATUS_NOT_TRIED] = 'T', [DMSG_STORE_STATUS_CORRUPT] = 'C',
 		[DMSG_STORE_STATUS_TOO_LARGE] = 'G'
 	};
+	char text[33] = "";
+
+	for (uint32_t i = 0; i < results.n; i++) {
+		struct dmsg_store_result r;
+
+		dmsg_store_result_get(results.p + (size_t)i * DMSG_STORE_RESULT_SIZE, &r);
+		text[i] = letters[r.status];
+		assert_int_equal(r.wait_ms, text[i] == 'B' ? 7 : 0);
+	}
+	assert_string_equal(text, expected);
+}
+
+/* The GET's answer. */
+static void answered(uint64_t id, uint32_t code, const char *results)
+{
 	static uint8_t body[DMSG_MESSAGE_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_store_get_reply m;
 	struct dmsg_header h;
-	char text[33] = "";
 
 	assert_int_equal(receive(body, &h, true), DMSG_STORE_GET_REPLY);
 	assert_int_equal(h.request_id, id);
 	assert_int_equal(dmsg_store_get_reply_decode(body, h.length, &m, &err), 0);
 	assert_int_equal(m.status, code);
-	for (uint32_t i = 0; i < m.results.n; i++) {
-		struct dmsg_store_result r;
-
-		dmsg_store_result_get(m.results.p + (size_t)i * DMSG_STORE_RESULT_SIZE, &r);
-		text[i] = letters[r.status];
-	}
-	assert_string_equal(text, results);
+	results_are(m.results, results);
 	assert_int_equal(idset_has(&session()->ids, id), false);
+}
+
+/* Of an EXISTS, or of UNPIN. */
+static void told(uint16_t type, uint64_t id, const char *results)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_store_exists_reply m;
+	struct dmsg_header h;
+
+	assert_int_equal(receive(body, &h, true), type);
+	assert_int_equal(h.request_id, id);
+	assert_int_equal(dmsg_store_exists_reply_decode(body, h.length, &m, &err), 0);
+	results_are(m.results, results);
+	assert_false(idset_has(&session()->ids, id));
+}
+
+static void existed(uint64_t id, const char *results)
+{
+	told(DMSG_STORE_EXISTS_REPLY, id, results);
 }
 
 static uint32_t error_code(uint64_t id)
@@ -287,6 +355,11 @@ static void cancelled(uint64_t id)
 }
 
 /* --- the other agents ------------------------------------------------------------------------------- */
+
+static void give_back(struct store_ask *k)
+{
+	post((struct command){ .type = COMMAND_STORE_ASKED, .session = k->session, .ask = k });
+}
 
 /* Answers the last ask: what[i] is the source of key i, from 0, or N or B. Each source is at that peer. */
 static void tell(const char *what, const dray_handle *peers)
@@ -320,7 +393,7 @@ static void tell(const char *what, const dray_handle *peers)
 							 .peer = peers[i],
 							 .grant = 100 + i },
 					       .end_ns = INT64_MAX };
-	post((struct command){ .type = COMMAND_STORE_ASKED, .session = k->session, .ask = k });
+	give_back(k);
 }
 
 /* Ends all that is being read, with bytes of this value. */
@@ -359,6 +432,107 @@ static void test_found(void **state)
 	get(2, 0, "a");
 	answered(2, 0, "K");
 	assert_int_equal(rig.n_asks, 1);
+}
+
+/* A GET reads what an EXISTS has found, and nobody is asked again. */
+static void test_exists_and_get(void **state)
+{
+	exists(1, 0, "abc");
+	assert_int_equal(rig.asks[0]->lease_ms, 5000);
+	tell("0N1", at_both);
+	existed(1, "KNK");
+	assert_int_equal(rig.n_ended + rig.n_over, 0);
+	/* they are held */
+	exists(2, 4000, "ca");
+	existed(2, "KK");
+	assert_int_equal(rig.n_asks, 1);
+	get(3, 0, "a");
+	assert_int_equal(rig.n_asks, 1);
+	read_as('x', 0, NULL);
+	answered(3, 0, "K");
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 0);
+	/* the others are asked for in the same GET */
+	get(4, 0, "dcc");
+	assert_int_equal(rig.asks[1]->n_asked, 2);
+	assert_int_equal(rig.asks[1]->n, 3);
+	rig.asks[1]->sources = realloc(rig.asks[1]->sources, 2 * sizeof(struct store_source));
+	assert_int_equal(rig.asks[1]->sources[0].view.peer, OTHER);
+	rig.asks[1]->sources[1] = rig.asks[1]->sources[0];
+	rig.asks[1]->n_sources = 2;
+	for (unsigned i = 0; i < 2; i++) {
+		rig.asks[1]->v[i].status = DMSG_STORE_STATUS_OK;
+		rig.asks[1]->v[i].source = 1;
+		rig.asks[1]->v[i].length = BYTES;
+		rig.asks[1]->v[i].crc = rig.asks[1]->v[2].crc;
+	}
+	give_back(rig.asks[1]);
+	read_as('x', 0, NULL);
+	read_as('x', 0, NULL);
+	answered(4, 0, "KKK");
+	assert_int_equal(rig.n_ended, 2);
+	assert_true(dray_list_empty(&session()->holdings));
+}
+
+/* The leases of an EXISTS end by UNPIN, by their time, by GETs that find the key here, and with the session. */
+static void test_held_ends(void **state)
+{
+	exists(1, 0, "aab");
+	tell("001", at_both);
+	existed(1, "KKK");
+	unpin(2, "axb");
+	told(DMSG_STORE_UNPIN_REPLY, 2, "KNK");
+	assert_int_equal(rig.n_ended, 1);
+	exists(3, 100, "cd");
+	tell("00", at_peer);
+	existed(3, "KK");
+	/* a GET reads one of them at the end of their time */
+	get(4, 0, "c");
+	post((struct command){ .type = COMMAND_STORE_LAPSED,
+			       .session = session()->xs.handle,
+			       .ask = rig.asks[1] });
+	assert_int_equal(rig.n_ended, 1);
+	read_as('x', 0, NULL);
+	answered(4, 0, "K");
+	assert_int_equal(rig.n_ended, 2);
+	/* it is not held any more, and nothing comes of another message */
+	post((struct command){ .type = COMMAND_STORE_LAPSED,
+			       .session = session()->xs.handle,
+			       .ask = rig.asks[1] });
+	get(5, 0, "d");
+	assert_int_equal(rig.n_asks, 3);
+	tell("N", NULL);
+	answered(5, 0, "N");
+	exists(6, 0, "e");
+	tell("0", at_peer);
+	existed(6, "K");
+	/* a session holds so many at a time */
+	exists(7, 0, "fgh");
+	tell("000", at_peer);
+	existed(7, "KKB");
+	assert_int_equal(rig.n_ended, 3);
+}
+
+/* An EXISTS has an answer in any case. */
+static void test_exists_without_answers(void **state)
+{
+	exists(1, 0, "ab");
+	rig.asks[0]->late = true;
+	tell("0N", at_peer);
+	existed(1, "KB");
+	exists(2, 0, "cd");
+	cancel(3, 2);
+	existed(2, "TT");
+	cancelled(3);
+	assert_int_equal(rig.n_stopped, 1);
+	tell("00", at_peer);
+	silent();
+	exists(4, 0, "e");
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	existed(4, "T");
+	/* a session that ends with one that is asked, and one that is read */
+	exists(5, 0, "f");
+	get(6, 0, "a");
 }
 
 static void test_refused_is_busy(void **state)
@@ -561,6 +735,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_exists_and_get, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_held_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_exists_without_answers, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_refused_is_busy, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_sources_end, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up, tear_down),

@@ -408,6 +408,11 @@ TRANSFER_FLAG_SET = 4  # Store the set word when done, before the completion.
 TRANSFER_FLAG_ARENA = 8  # The operations lie in the arena at arena_offset.
 TRANSFER_FLAG_ALL = 15
 
+# Ask the agents of store.peers for what is not here, and lease what they have. Of a name space with
+# a name.
+STORE_EXISTS_FLAG_AGENTS = 1
+STORE_EXISTS_FLAG_ALL = 1
+
 # The ring memfd. Words have 32 bits; those that change have a cache line each. Indices count freely
 # and wrap at 2^32. docs/rings.md has the rules for both sides.
 RING_MAGIC = 0  # 0x52415244 (DRAR).
@@ -2149,15 +2154,18 @@ def unpack_store_get_reply(body):
     return StoreGetReply(status, results)
 
 
-# Whether the name space has objects with these keys. It does not count as a use. Since 1.4.
-StoreExists = namedtuple("StoreExists", "space keys")
+# Whether the name space has objects with these keys. It does not count as a use. What other agents
+# have is leased: it is not evicted there until a GET or STORE_UNPIN of its key by this session, the
+# end of the session, or the end of its time. Since 1.4.
+StoreExists = namedtuple("StoreExists", "space keys flags lease_ms")
+_STORE_EXISTS_2 = Struct("<II")
 
 
-def pack_store_exists(request_id=0, space="", keys=b""):
+def pack_store_exists(request_id=0, space="", keys=b"", flags=0, lease_ms=0):
     space = _put_text("store_exists.space", space, 64, True)
     keys = _put_blob("store_exists.keys", keys, 131072)
     return build(MSG_STORE_EXISTS, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
-                 keys)
+                 keys, _STORE_EXISTS_2.pack(flags, lease_ms))
 
 
 def unpack_store_exists(body):
@@ -2187,10 +2195,21 @@ def unpack_store_exists(body):
     keys = _copy(body[at:at + n])
     at += n
     left -= n
-    return StoreExists(space, keys)
+    flags = 0
+    lease_ms = 0
+    if left:  # since minor version 4
+        if left < 8:
+            raise _short("store_exists")
+        (flags, lease_ms) = _STORE_EXISTS_2.unpack_from(body, at)
+        if flags & ~STORE_EXISTS_FLAG_ALL:
+            raise _bits("store_exists.flags", flags & ~STORE_EXISTS_FLAG_ALL)
+        at += 8
+        left -= 8
+    return StoreExists(space, keys, flags, lease_ms)
 
 
-# The answers, and the bytes of the objects.
+# The answers, and the bytes of the objects. busy: another agent has the object, or may have it, and
+# it cannot be leased now.
 StoreExistsReply = namedtuple("StoreExistsReply", "results")
 
 
@@ -2354,7 +2373,7 @@ def unpack_store_pin_reply(body):
     return StorePinReply(results)
 
 
-# Ends pins of this session. Since 1.4.
+# Ends pins of this session, and leases of what its STORE_EXISTS found at other agents. Since 1.4.
 StoreUnpin = namedtuple("StoreUnpin", "space keys")
 
 
@@ -2395,7 +2414,7 @@ def unpack_store_unpin(body):
     return StoreUnpin(space, keys)
 
 
-# not_found: this session had not pinned it.
+# not_found: this session had neither pinned nor leased it.
 StoreUnpinReply = namedtuple("StoreUnpinReply", "results")
 
 

@@ -22,6 +22,8 @@
 #define KEYS_MAX 512
 #define KEYS_BYTES 60000
 #define LEASE_MS 10000
+/* Lookups of an owner's EXISTS with their leases: half of what it may have beside none, so that they never keep its GETs waiting. */
+#define KEEPING_MAX 16
 /* Lookups at one agent, with those whose leases last; as many as it allows. */
 #define LOOKUPS_MAX 64
 /* Questions of an owner that wait. */
@@ -34,6 +36,7 @@
 /* An owner whose clients ask. */
 struct asker {
 	struct dray_map_node by_owner;
+	struct exchange *x;
 	struct {
 		char tenant[TENANT_BYTES];
 		uint32_t uid;
@@ -43,6 +46,7 @@ struct asker {
 	uint32_t n_waiting;
 	uint32_t uses;    /* asks that have not ended, and lookups */
 	uint32_t lookups; /* of those that do not wait, at each agent */
+	uint32_t keeping; /* of EXISTS, also those that wait */
 	uint32_t held[];  /* at each of store.peers, as lender.held */
 };
 
@@ -94,6 +98,7 @@ static struct asker *asker_get(struct exchange *x, const struct store_ask *a)
 		free(o);
 		return dray_map_entry(known, struct asker, by_owner);
 	}
+	o->x = x;
 	dray_list_init(&o->link);
 	dray_list_init(&o->waiting);
 	dray_map_add(&x->askers, &o->by_owner, &o->owner, sizeof(o->owner));
@@ -113,7 +118,10 @@ static void ask_free(struct exchange *x, struct store_ask *a)
 	if (a->asker) {
 		x->lookups -= a->lookups;
 		a->asker->lookups -= a->lookups;
+		a->asker->keeping -= a->keeping;
 		asker_put(x, a->asker);
+		timers_set(&x->leases, &a->over, INT64_MAX);
+		x->n_keeping -= a->lease_ms != 0;
 	}
 	dray_list_del(&a->link);
 	free(a->sources);
@@ -129,6 +137,14 @@ static bool may_have(uint32_t own, uint32_t all, uint32_t more)
 static bool may_ask(const struct exchange *x, const struct question *q)
 {
 	return may_have(q->ask->asker->lookups, x->lookups, q->messages);
+}
+
+/* It would leave the owner enough lookups for its GETs. One EXISTS is always allowed, however large it is. */
+static bool may_keep(const struct question *q)
+{
+	uint32_t keeping = q->ask->asker->keeping;
+
+	return !q->ask->lease_ms || !keeping || keeping + q->messages <= KEEPING_MAX;
 }
 
 /* This agent, which may not have answered yet what it was asked for questions that have ended. */
@@ -151,10 +167,32 @@ static void unhold(struct exchange *x, struct lender *d, struct asker *o)
 
 /* --- answers --------------------------------------------------------------------------------------- */
 
+/* An EXISTS keeps what was found until then. */
+static void lease_watch(struct exchange *x, struct store_ask *a)
+{
+	int64_t end_ns = 0;
+
+	if (!a->lease_ms || !a->n_sources)
+		return;
+	for (uint32_t i = 0; i < a->n_sources; i++)
+		end_ns = dray_max(end_ns, a->sources[i].end_ns);
+	timers_set(&x->leases, &a->over, end_ns);
+}
+
+static void lapsed(struct dray_heap_node *node, int64_t now)
+{
+	struct store_ask *a = dray_container_of(node, struct store_ask, over);
+
+	worker_post(
+		a->asker->x->deps.pool->workers[a->worker],
+		&(struct command){ .type = COMMAND_STORE_LAPSED, .session = a->session, .ask = a });
+}
+
 /* The worker gets the answer. */
 static void give(struct exchange *x, struct store_ask *a)
 {
 	dray_list_add(&x->asks, &a->link);
+	lease_watch(x, a);
 	worker_post(
 		x->deps.pool->workers[a->worker],
 		&(struct command){ .type = COMMAND_STORE_ASKED, .session = a->session, .ask = a });
@@ -357,7 +395,7 @@ static uint32_t keys_that_fit(const struct store_ask *a, uint32_t first)
 {
 	uint32_t n = 0, bytes = 0;
 
-	for (; first + n < a->n && n < KEYS_MAX; n++) {
+	for (; first + n < a->n_asked && n < KEYS_MAX; n++) {
 		bytes += 1 + a->v[first + n].n_key;
 		if (bytes > KEYS_BYTES)
 			break;
@@ -369,7 +407,7 @@ static uint32_t lookups_of(const struct store_ask *a)
 {
 	uint32_t n = 0;
 
-	for (uint32_t first = 0; first < a->n; first += keys_that_fit(a, first))
+	for (uint32_t first = 0; first < a->n_asked; first += keys_that_fit(a, first))
 		n++;
 	return n;
 }
@@ -420,12 +458,12 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 	const char *tenant = a->asker->owner.tenant;
 	uint8_t keys[KEYS_BYTES];
 	struct pmsg_store_lookup m = { .uid = a->uid,
-				       .lease_ms = LEASE_MS,
+				       .lease_ms = a->lease_ms ? a->lease_ms : LEASE_MS,
 				       .space = { a->space, (uint32_t)strlen(a->space) },
 				       .tenant = { tenant, (uint32_t)strlen(tenant) },
 				       .keys = { keys, 0 } };
 
-	for (uint32_t first = 0; first < a->n;) {
+	for (uint32_t first = 0; first < a->n_asked;) {
 		uint32_t n = keys_that_fit(a, first);
 		struct lookup *l;
 
@@ -433,7 +471,7 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 		l = lookup_send(x, d, peer, a->asker, q, &m);
 		/* its connection is clogged, or there is no memory */
 		if (!l) {
-			refuse(a, first, a->n - first);
+			refuse(a, first, a->n_asked - first);
 			return;
 		}
 		l->first = first;
@@ -470,7 +508,7 @@ static void question_start(struct exchange *x, struct question *q)
 		if (!peer)
 			continue;
 		if (d->away) {
-			unanswered(a, 0, a->n);
+			unanswered(a, 0, a->n_asked);
 			if (now < d->next_ns)
 				continue;
 			d->next_ns = now + d->pause_ns;
@@ -478,7 +516,7 @@ static void question_start(struct exchange *x, struct question *q)
 		} else if (may_ask_at(x, q, d)) {
 			ask_peer(x, q, d, peer);
 		} else {
-			refuse(a, 0, a->n);
+			refuse(a, 0, a->n_asked);
 		}
 	}
 	if (dray_list_empty(&q->lookups))
@@ -502,7 +540,8 @@ static struct question *question_new(struct exchange *x, struct store_ask *a)
 	struct question *q = calloc(1, sizeof(*q));
 
 	a->asker = q ? asker_get(x, a) : NULL;
-	if (!a->asker || timers_reserve(&x->limits, x->n_questions + 1) < 0) {
+	if (!a->asker || timers_reserve(&x->limits, x->n_questions + 1) < 0 ||
+	    timers_reserve(&x->leases, x->n_keeping + 1) < 0) {
 		/* the owner has it from here on */
 		if (a->asker && !a->asker->uses) {
 			dray_map_del(&x->askers, &a->asker->by_owner);
@@ -513,11 +552,12 @@ static struct question *question_new(struct exchange *x, struct store_ask *a)
 		return NULL;
 	}
 	a->asker->uses++;
+	x->n_keeping += a->lease_ms != 0;
 	x->n_questions++;
 	q->x = x;
 	q->ask = a;
 	a->question = q;
-	q->missing = a->n;
+	q->missing = a->n_asked;
 	q->messages = lookups_of(a);
 	dray_list_init(&q->link);
 	dray_list_init(&q->lookups);
@@ -538,19 +578,25 @@ static void question_wait(struct exchange *x, struct question *q)
 void exchange_ask(struct exchange *x, struct store_ask *a)
 {
 	struct question *q = question_new(x, a);
+	bool may_start;
 
 	dray_list_init(&a->link);
 	if (!q) {
 		give(x, a);
-	} else if (!q->ask->asker->n_waiting && may_ask(x, q)) {
-		question_start(x, q);
-	} else if (a->asker->n_waiting < WAITING_MAX) {
-		question_wait(x, q);
-	} else {
-		for (uint32_t i = 0; i < a->n; i++)
-			a->v[i].status = DMSG_STORE_STATUS_BUSY;
-		question_end(x, q);
+		return;
 	}
+	may_start = !a->asker->n_waiting && may_ask(x, q);
+	if (!may_keep(q) || (!may_start && a->asker->n_waiting >= WAITING_MAX)) {
+		refuse(a, 0, a->n_asked);
+		question_end(x, q);
+		return;
+	}
+	a->keeping = a->lease_ms ? q->messages : 0;
+	a->asker->keeping += a->keeping;
+	if (may_start)
+		question_start(x, q);
+	else
+		question_wait(x, q);
 }
 
 static void source_end(struct exchange *x, struct store_ask *a, uint32_t i)
@@ -593,6 +639,9 @@ int ask_init(struct exchange *x)
 	x->lenders = calloc(x->deps.cfg->store.peers.n + 1, sizeof(struct lender));
 	if (!x->lenders)
 		return -ENOMEM;
+	if (timers_init(&x->leases, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL, lapsed) <
+	    0)
+		return -ENOMEM;
 	return timers_init(&x->limits, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL,
 			   overdue);
 }
@@ -619,5 +668,6 @@ void ask_deinit(struct exchange *x)
 		ask_free(x, a);
 	dray_map_deinit(&x->askers);
 	timers_deinit(&x->limits);
+	timers_deinit(&x->leases);
 	free(x->lenders);
 }

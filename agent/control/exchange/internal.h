@@ -32,8 +32,10 @@ struct exchange {
 	struct dray_map askers;     /* struct asker by its owner */
 	struct lender *lenders;     /* one for each of store.peers */
 	struct timers limits;       /* of questions */
+	struct timers leases;       /* of asks of EXISTS */
 	uint32_t n_questions;
-	uint32_t lookups; /* at each agent */
+	uint32_t n_keeping; /* asks of EXISTS */
+	uint32_t lookups;   /* at each agent */
 };
 
 /* lend.c. 0 or -ENOMEM. */

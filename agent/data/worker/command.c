@@ -230,6 +230,9 @@ static void run_command(struct worker *w, struct command *cmd)
 	case COMMAND_STORE_ASKED:
 		fetch_asked(w, cmd->session, cmd->ask);
 		break;
+	case COMMAND_STORE_LAPSED:
+		held_lapsed(w, cmd->session, cmd->ask);
+		break;
 	case COMMAND_STOP_TRANSFERS:
 		xfers_each(c, stop_matching, cmd);
 		if (!cmd->session)

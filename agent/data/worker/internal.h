@@ -54,7 +54,9 @@ struct wsession {
 	uint32_t n_cancels;
 	const struct ring_memory *memory; /* arena, also without a ring */
 	struct store_user *store;         /* NULL before its first request to the store */
-	struct dray_list fetches;         /* GETs of keys that other agents may have */
+	struct dray_list fetches;         /* GETs and EXISTS of keys that other agents may have */
+	struct dray_list holdings;        /* what EXISTS found there */
+	struct dray_map held;             /* the same, by key */
 };
 
 struct worker {
@@ -87,9 +89,9 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
-	struct dray_list asking;                  /* GETs whose keys other agents are asked for */
+	struct dray_list asking; /* requests whose keys other agents are asked for */
 	struct dray_list
-		fetched; /* GETs that have ended, and whose transfers are perhaps not forgotten */
+		fetched; /* those that have ended, and whose transfers are perhaps not forgotten */
 	uint64_t fetches;
 };
 
@@ -187,7 +189,7 @@ void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_
 /* store_fetch.c */
 /* The control thread has the answer to an ask of the session. */
 void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k);
-/* There is a GET with this id whose keys are being looked up at other agents. */
+/* There is a request with this id whose keys are being looked up at other agents. */
 bool fetch_asks(struct wsession *s, uint64_t request);
 /* Ends it. */
 void fetch_cancel(struct wsession *s, uint64_t request);
@@ -199,6 +201,11 @@ void fetches_stop(struct worker *w, uint32_t code);
 void fetches_close(struct wsession *s);
 /* Frees those that have ended. all: also those that a transfer looks at. */
 void fetches_free(struct worker *w, bool all);
+
+/* store_held.c: the session ends; its fetches have. */
+void helds_close(struct wsession *s);
+/* The leases of this ask of an EXISTS have ended, if the session still has it. */
+void held_lapsed(struct worker *w, dray_handle session, const struct store_ask *k);
 
 /* cancel.c */
 /* A TRANSFER_CANCEL. It never waits: a transfer whose entry the ring still holds is cancelled when the entry is taken. */

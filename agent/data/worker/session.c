@@ -110,6 +110,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	dray_list_init(&s->out);
 	dray_list_init(&s->cancels);
 	dray_list_init(&s->fetches);
+	dray_list_init(&s->holdings);
+	dray_map_init(&s->held);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
 	dray_list_init(&s->unsent_link);
@@ -165,6 +167,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		s->dead = true;
 		stop_all(s, code, true);
 		fetches_close(s);
+		helds_close(s);
 		loop_del(&w->core.loop, &s->source);
 		ring_close(s);
 		fd = s->fd;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/data/worker/store_batch.h"
+#include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
 /* For one request at a time. */
@@ -65,22 +66,24 @@ static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const 
 
 void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
 {
-	union dmsg_body m = { .store_put_reply = {
-				      .status = code,
-				      .results = results_put(s->worker->store_scratch, b->results,
-							     b->n),
-			      } };
+	struct dray_vec results = results_put(s->worker->store_scratch, b->results, b->n);
+	union dmsg_body m = { 0 };
 
 	if (s->worker->core.cfg.report_batches)
-		batch_report(s, b->put ? DMSG_STORE_PUT : DMSG_STORE_GET, b->request_id, b->member,
-			     b->results, b->n, b, code);
-	/* both replies have the same fields */
-	reply(s, b->put ? DMSG_STORE_PUT_REPLY : DMSG_STORE_GET_REPLY, b->request_id, &m);
+		batch_report(s, b->type, b->request_id, b->member, b->results, b->n,
+			     b->gets ? b : NULL, code);
+	/* the replies of PUT and GET have the same fields */
+	if (b->gets)
+		m.store_put_reply =
+			(struct dmsg_store_put_reply){ .status = code, .results = results };
+	else
+		m.store_exists_reply.results = results;
+	reply(s, b->type | 0x8000, b->request_id, &m);
 }
 
 void batch_settle(struct core *c, struct batch *b, bool done)
 {
-	for (uint32_t i = 0; i < b->n; i++) {
+	for (uint32_t i = 0; b->gets && i < b->n; i++) {
 		struct store_object *o = b->gets[i].object;
 		enum dmsg_store_status status;
 		uint64_t bytes;
@@ -88,15 +91,15 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 		if (!o)
 			continue;
 		bytes = store_object_bytes(o);
-		status = b->put ? store_put_end(o, done) : store_get_end(&b->gets[i]);
-		b->results[i].status = done || b->put ? status : DMSG_STORE_STATUS_NOT_TRIED;
+		status = batch_puts(b) ? store_put_end(o, done) : store_get_end(&b->gets[i]);
+		b->results[i].status = done || batch_puts(b) ? status : DMSG_STORE_STATUS_NOT_TRIED;
 		if (b->results[i].status)
 			continue;
 		core_count(c->counters,
-			   b->put ? DRAY_METRIC_STORE_PUT_BYTES_TOTAL :
-				    DRAY_METRIC_STORE_READ_BYTES_TOTAL,
+			   batch_puts(b) ? DRAY_METRIC_STORE_PUT_BYTES_TOTAL :
+					   DRAY_METRIC_STORE_READ_BYTES_TOTAL,
 			   bytes);
-		if (b->put)
+		if (batch_puts(b))
 			core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
 		else if (b->gets[i].tier == DMSG_STORE_TIER_DISK)
 			core_count(c->counters, DRAY_METRIC_STORE_DISK_READ_BYTES_TOTAL, bytes);
@@ -177,7 +180,7 @@ static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t
 	b->request_id = q->h->request_id;
 	b->member = q->member;
 	b->begin_ns = q->worker->core.now_ns;
-	b->put = put;
+	b->type = put ? DMSG_STORE_PUT : DMSG_STORE_GET;
 	b->n = n;
 	b->results = (void *)(b->ops + ops);
 	b->gets = (void *)(b->results + n);
@@ -263,7 +266,7 @@ static void items_begin(const struct batch_request *q, struct batch *b)
 
 		dmsg_store_item_get(q->m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
 		bytes = item_bytes(ranges, item.ranges);
-		if (b->put)
+		if (batch_puts(b))
 			put_one(q, b, i, bytes, item.cost_us);
 		else
 			batch_get_one(q->worker, b, i, q->member, q->worker->store_scratch->keys[i],
@@ -279,7 +282,7 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 {
 	struct worker *w = s->worker;
 	struct xfer_request r = {
-		.spec = { .direction = b->put ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
+		.spec = { .direction = batch_puts(b) ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
 			  .deadline_ms = deadline_ms,
 			  .local = region },
@@ -323,6 +326,9 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 		return;
 	}
 	items_begin(&q, b);
+	if (!put)
+		helds_got(s, store_member_space(q.member), w->store_scratch->keys, b->results,
+			  b->n);
 	if (!put && fetch_begin(s, h, q.m, q.member, w->store_scratch->keys, b, err))
 		(void)dray_take(b); /* it has taken it */
 	else if (err->code)
@@ -335,7 +341,37 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 		batch_settle(&w->core, b, false);
 }
 
-/* EXISTS, REMOVE, PIN and UNPIN: their requests and replies have the same fields. */
+/*
+ * What this agent does not have, the session may hold at others already, or they are asked for it. True: the answer follows, or err is
+ * set.
+ */
+static bool exists_elsewhere(struct wsession *s, const struct dmsg_header *h,
+			     const struct dmsg_store_exists *m, struct store_member *member,
+			     uint32_t n, struct dray_err *err)
+{
+	struct store_scratch *t = s->worker->store_scratch;
+	uint32_t most = store_lease_ms(s->worker->store);
+	uint32_t lease_ms = m->lease_ms ? dray_min(m->lease_ms, most) : most;
+
+	if (!(m->flags & DMSG_STORE_EXISTS_FLAG_AGENTS) || s->worker->draining)
+		return false;
+	for (uint32_t i = 0; i < n; i++) {
+		struct dmsg_store_result *r = &t->results[i];
+		/* one that ends soon is renewed by another lookup */
+		struct held_key *k = r->status != DMSG_STORE_STATUS_NOT_FOUND ?
+					     NULL :
+					     held_find(s, store_member_space(member), t->keys[i],
+						       lease_ms * DRAY_NS_PER_MS / 2);
+
+		if (k)
+			*r = (struct dmsg_store_result){ .length = held_asked(k)->length,
+							 .tier = DMSG_STORE_TIER_AGENT };
+	}
+	return fetch_exists(s, h->request_id, lease_ms, member, t->keys, t->results, n, err) ||
+	       err->code;
+}
+
+/* EXISTS, REMOVE, PIN and UNPIN: their requests and replies begin with the same fields. */
 static void keys_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
 			 struct dray_err *err)
 {
@@ -351,6 +387,8 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 	switch (h->type) {
 	case DMSG_STORE_EXISTS:
 		store_exists(member, t->keys, (uint32_t)n, t->results);
+		if (exists_elsewhere(s, h, &m->store_exists, member, (uint32_t)n, err))
+			return;
 		break;
 	case DMSG_STORE_REMOVE:
 		store_remove(member, t->keys, (uint32_t)n, t->results);
@@ -360,6 +398,7 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 		break;
 	default:
 		store_unpin(s->store, member, t->keys, (uint32_t)n, t->results);
+		helds_unpin(s, store_member_space(member), t->keys, t->results, (uint32_t)n);
 	}
 	if (h->type == DMSG_STORE_EXISTS && s->worker->core.cfg.report_batches)
 		batch_report(s, h->type, h->request_id, member, t->results, (uint32_t)n, NULL, 0);

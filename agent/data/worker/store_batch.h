@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A PUT or GET of a batch of keys: shared by store.c and store_fetch.c. */
+/* A PUT, GET or EXISTS of a batch of keys: shared by store*.c. */
 #pragma once
 
 #include "agent/data/worker/internal.h"
@@ -12,13 +12,14 @@ struct batch {
 	uint64_t request_id;
 	const struct store_member *member;
 	int64_t begin_ns;
-	bool put;
+	uint16_t type; /* DMSG_STORE_PUT, _GET or _EXISTS */
 	uint32_t n, n_ops;
 	bool loads; /* some objects are read from disk, or verified */
 	struct store_wait wait;
 	struct dmsg_store_result *results;
-	struct store_get *gets; /* whose object is NULL if nothing is copied for this key */
-	uint8_t ops[];          /* in wire form, then both lists */
+	struct store_get
+		*gets; /* whose object is NULL if nothing is copied for this key; NULL: of EXISTS */
+	uint8_t ops[]; /* in wire form, then both lists */
 };
 
 /* Answers the request. */
@@ -43,6 +44,11 @@ void batch_item_ops(struct batch *b, const uint8_t *ranges, const struct store_o
 /* The sum of the ranges of an item, which are checked. */
 uint64_t item_bytes(const uint8_t *ranges, uint32_t n);
 
+static inline bool batch_puts(const struct batch *b)
+{
+	return b->type == DMSG_STORE_PUT;
+}
+
 /*
  * store_fetch.c: asks other agents for the keys that a GET did not find here. True: it has taken the batch, and the answer follows.
  * False: there is nothing to ask, or err is set.
@@ -50,3 +56,29 @@ uint64_t item_bytes(const uint8_t *ranges, uint32_t n);
 bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct dmsg_store_put *m,
 		 struct store_member *member, const struct store_key *keys, struct batch *b,
 		 struct dray_err *err);
+/* The same for an EXISTS with its results so far. What is found is leased so long, and held for the session. */
+bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
+		  struct store_member *member, const struct store_key *keys,
+		  const struct dmsg_store_result *results, uint32_t n, struct dray_err *err);
+
+/* store_held.c: keys that an EXISTS of this session has found at other agents, and leased. */
+struct store_ask;
+struct held_key;
+/* Keeps what the ask has found, and writes the results of its keys: what there is no room for is busy. Consumes the ask. */
+void held_add(struct wsession *s, struct store_ask *k, struct dmsg_store_result *results);
+/* NULL: it has none whose lease lasts so long. */
+struct held_key *held_find(struct wsession *s, const char *space, struct store_key key,
+			   int64_t least_ns);
+/* The next held_find() does not find it; its lease goes on until held_end(). */
+void held_take(struct held_key *k);
+void held_end(struct held_key *k);
+/* Where it is. */
+const struct store_asked *held_asked(const struct held_key *k);
+const struct store_source *held_source(const struct held_key *k);
+/* Ends those of these keys that are ok, or UNPINs those that are not found. */
+void helds_got(struct wsession *s, const char *space, const struct store_key *keys,
+	       const struct dmsg_store_result *results, uint32_t n);
+void helds_unpin(struct wsession *s, const char *space, const struct store_key *keys,
+		 struct dmsg_store_result *results, uint32_t n);
+/* store_fetch.c: the control thread, if it has the ask, ends what it has of it, and frees it. NULL is allowed. */
+void ask_end(struct worker *w, struct store_ask *k);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GET of keys that other agents have. The control thread looks them up there. What is found gets a place in the store here, as
+ * A GET or EXISTS of keys that other agents have. An EXISTS keeps what is found for the session (store_held.c). For a GET, which may
+ * take that over, more follows. The control thread looks them up there. What is found gets a place in the store here, as
  * if it were put, and one transfer for each source reads it to there. Then its bytes are verified while the GET waits for that, as
  * for objects on disk. So wrong bytes reach no client, targets may be of any memory, and a copy can stay.
  *
  * The keys of a source that is lost meanwhile are looked up once more: another agent may have a copy.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +20,10 @@
 /* An agent that does not send the bytes of a source at this rate counts as lost: its bytes are asked for elsewhere. */
 #define SOURCE_WAIT_NS DRAY_NS_PER_SEC
 #define SOURCE_LEAST_RATE (32ull << 20)
+/* An EXISTS has its answer by then. */
+#define EXISTS_NS DRAY_NS_PER_SEC
+/* A lease that ends sooner is not taken over. */
+#define HELD_LEAST_NS (20 * DRAY_NS_PER_MS)
 
 struct fetch {
 	struct dray_list link;   /* on session->fetches */
@@ -83,11 +89,59 @@ static struct store_asked *ask_add(struct store_ask *k, uint8_t **at, struct sto
 	return a;
 }
 
-/* The keys that the batch has not found. NULL: none, or no memory. */
-static struct store_ask *ask_of_batch(const struct wsession *s, const struct batch *b,
-				      const struct store_key *keys, struct dray_str space)
+/* Adds a key that is leased already, and its source, for which there is room. */
+static void ask_add_held(struct store_ask *k, uint8_t **at, struct store_key key, uint32_t item,
+			 struct held_key *held)
+{
+	const struct store_source *s = held_source(held);
+	struct store_asked *a = ask_add(k, at, key, item);
+	const struct store_asked *found = held_asked(held);
+	uint32_t i = 0;
+
+	while (i < k->n_sources && (k->sources[i].view.peer != s->view.peer ||
+				    k->sources[i].view.grant != s->view.grant))
+		i++;
+	if (i == k->n_sources) {
+		k->sources[k->n_sources++] = *s;
+		/* the ask of the EXISTS has the lease */
+		k->sources[i].lender = NULL;
+		k->sources[i].over = false;
+	}
+	a->status = DMSG_STORE_STATUS_OK;
+	a->source = i;
+	a->crc = found->crc;
+	a->cost_us = found->cost_us;
+	a->offset = found->offset;
+	a->length = found->length;
+	a->held = held;
+}
+
+/* Takes over what the session holds of the keys that the batch has not found. Their number. */
+static uint32_t take_held(struct wsession *s, const struct batch *b, const struct store_key *keys,
+			  struct held_key **held)
 {
 	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < b->n; i++) {
+		held[i] = b->gets && s->held.n && is_wanted(&b->results[i]) ?
+				  held_find(s, store_member_space(b->member), keys[i],
+					    HELD_LEAST_NS) :
+				  NULL;
+		if (!held[i])
+			continue;
+		/* a second item of this key is asked for */
+		held_take(held[i]);
+		n++;
+	}
+	return n;
+}
+
+/* The keys that the batch has not found, first those that are asked for. NULL: none, or no memory. */
+static struct store_ask *ask_of_batch(struct wsession *s, const struct batch *b,
+				      const struct store_key *keys)
+{
+	struct held_key *held[DMSG_STORE_KEYS_MAX];
+	uint32_t n = 0, n_held = take_held(s, b, keys, held);
 	size_t bytes = 0;
 	struct store_ask *k;
 	uint8_t *at;
@@ -98,13 +152,24 @@ static struct store_ask *ask_of_batch(const struct wsession *s, const struct bat
 			bytes += keys[i].n;
 		}
 	k = n ? ask_alloc(s, n, bytes) : NULL;
-	if (!k)
+	if (k && n_held)
+		k->sources = calloc(n_held, sizeof(k->sources[0]));
+	if (!k || (n_held && !k->sources)) {
+		for (uint32_t i = 0; i < b->n; i++)
+			if (held[i])
+				held_end(held[i]);
+		free(k);
 		return NULL;
-	memcpy(k->space, space.p, space.n);
+	}
+	snprintf(k->space, sizeof(k->space), "%s", store_member_space(b->member));
 	at = (uint8_t *)(k->v + n);
 	for (uint32_t i = 0; i < b->n; i++)
-		if (is_wanted(&b->results[i]))
+		if (is_wanted(&b->results[i]) && !held[i])
 			ask_add(k, &at, keys[i], i);
+	k->n_asked = k->n;
+	for (uint32_t i = 0; i < b->n; i++)
+		if (held[i])
+			ask_add_held(k, &at, keys[i], i, held[i]);
 	return k;
 }
 
@@ -137,6 +202,7 @@ static struct store_ask *ask_again(const struct fetch *f)
 		a->avoid = v->avoid;
 		a->slow = v->slow;
 	}
+	k->n_asked = n;
 	k->again = true;
 	return k;
 }
@@ -145,16 +211,29 @@ static void ask_send(struct fetch *f, struct store_ask *k)
 {
 	k->number = f->number;
 	k->end_ns = f->end_ns;
+	k->sent = true;
 	f->asked = k;
 	f->session->requests++;
 	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
 	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
 }
 
-static void ask_end(struct worker *w, struct store_ask *k)
+void ask_end(struct worker *w, struct store_ask *k)
 {
-	if (k)
+	if (k && k->sent) {
 		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_END, .ask = k });
+	} else if (k) {
+		free(k->sources);
+		free(k);
+	}
+}
+
+/* What it has taken over from an EXISTS. The control thread may have the ask, and leaves these keys alone. */
+static void ask_end_held(struct store_ask *k)
+{
+	for (uint32_t i = k->n_asked; i < k->n; i++)
+		if (k->v[i].held)
+			held_end(dray_take(k->v[i].held));
 }
 
 /* --- its end ------------------------------------------------------------------------------------------- */
@@ -178,6 +257,8 @@ static void fetch_free(struct fetch *f)
 	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
 		if (f->objects[i])
 			store_put_end(f->objects[i], false);
+	if (f->ask || f->asked)
+		ask_end_held(f->ask ? f->ask : f->asked);
 	if (f->asked)
 		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
 	ask_end(w, f->ask);
@@ -196,6 +277,9 @@ static void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *er
 
 	idset_del(&s->ids, b->request_id);
 	batch_settle(&s->worker->core, b, false);
+	for (uint32_t i = 0; !b->gets && i < b->n; i++)
+		if (is_wanted(&b->results[i]))
+			b->results[i].status = DMSG_STORE_STATUS_NOT_TRIED;
 	if (!s->dead && err)
 		wsession_reply_error(s, b->request_id, err);
 	else if (!s->dead)
@@ -340,6 +424,8 @@ static void sources_end(struct fetch *f)
 		if (f->objects[i] && !k->sources[k->v[i].source].wanted) {
 			k->sources[k->v[i].source].wanted = true;
 			n++;
+		} else if (!f->objects[i] && k->v[i].held) {
+			held_end(dray_take(k->v[i].held));
 		}
 	/* else all end with the ask */
 	for (uint32_t i = 0; n && i < k->n_sources; i++) {
@@ -348,6 +434,8 @@ static void sources_end(struct fetch *f)
 		if (s->wanted || s->over)
 			continue;
 		s->over = true;
+		if (!k->sent)
+			continue;
 		worker_event(worker_of_fetch(f),
 			     &(struct event){ .type = EVENT_STORE_SOURCE_END, .ask = k, .id = i });
 	}
@@ -557,11 +645,51 @@ static bool fetch_room(struct fetch *f, uint32_t n)
 	return f->objects && f->ops;
 }
 
+/* Of a GET: all is known of its keys. Consumes the ask. */
+static void fetch_found(struct fetch *f, struct store_ask *k)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	f->source = 0;
+	f->ask = k;
+	if (!fetch_room(f, k->n)) {
+		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		fetch_fail(f, 0, &err);
+		return;
+	}
+	owner_charge(f->session->xs.owner, (uint64_t)k->n * KEY_WORK);
+	dray_list_del(&f->asking);
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->v[i].status)
+			key_failed(f, &k->v[i]);
+		else
+			f->objects[i] = place(f, &k->v[i]);
+	sources_end(f);
+	next_source(f);
+}
+
+/* Of an EXISTS: likewise. */
+static void fetch_looked(struct fetch *f, struct store_ask *k)
+{
+	struct wsession *s = f->session;
+	struct batch *b = f->batch;
+
+	owner_charge(s->xs.owner, (uint64_t)k->n * KEY_WORK);
+	/* an agent that has not answered may have it */
+	for (uint32_t i = 0; k->late && i < k->n; i++)
+		if (k->v[i].status == DMSG_STORE_STATUS_NOT_FOUND)
+			k->v[i].status = DMSG_STORE_STATUS_BUSY;
+	held_add(s, k, b->results);
+	idset_del(&s->ids, b->request_id);
+	batch_reply(s, b, 0);
+	free(b);
+	fetch_free(f);
+}
+
 void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 {
 	struct wsession *s = wsession_get(w, session);
 	struct fetch *f = s ? fetch_find(s, k->number) : NULL;
-	struct dray_err err = DRAY_ERR_NULL;
 
 	if (s)
 		s->requests--;
@@ -570,28 +698,16 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	f->asked = NULL;
-	f->source = 0;
+	if (!s->dead && !f->batch->gets) {
+		fetch_looked(f, k);
+		return;
+	}
 	if (s->dead || k->late || is_late(f)) {
 		ask_end(w, k);
 		fetch_fail(f, DRAY_E_DEADLINE, NULL);
 		return;
 	}
-	if (!fetch_room(f, k->n)) {
-		ask_end(w, k);
-		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
-		fetch_fail(f, 0, &err);
-		return;
-	}
-	owner_charge(s->xs.owner, (uint64_t)k->n * KEY_WORK);
-	dray_list_del(&f->asking);
-	f->ask = k;
-	for (uint32_t i = 0; i < k->n; i++)
-		if (k->v[i].status)
-			key_failed(f, &k->v[i]);
-		else
-			f->objects[i] = place(f, &k->v[i]);
-	sources_end(f);
-	next_source(f);
+	fetch_found(f, k);
 }
 
 static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
@@ -637,12 +753,32 @@ void fetches_close(struct wsession *s)
 
 /* --- the request ------------------------------------------------------------------------------------------ */
 
+/* NULL: no memory. more: bytes behind it. */
+static struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_member *member,
+				 int64_t time_ns, size_t more)
+{
+	struct fetch *f = calloc(1, sizeof(*f) + more);
+
+	if (!f)
+		return NULL;
+	f->session = s;
+	f->number = ++s->worker->fetches;
+	f->batch = b;
+	f->member = member;
+	f->end_ns = s->worker->core.now_ns + time_ns;
+	dray_list_init(&f->link);
+	dray_list_init(&f->asking);
+	return f;
+}
+
 static struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 			       struct store_member *member, struct batch *b)
 {
 	size_t items = (size_t)m->items.n * DMSG_STORE_ITEM_SIZE,
 	       ranges = (size_t)m->ranges.n * DMSG_STORE_RANGE_SIZE;
-	struct fetch *f = calloc(1, sizeof(*f) + items + ranges);
+	int64_t time_ns = m->deadline_ms ? m->deadline_ms * DRAY_NS_PER_MS :
+					   s->worker->core.cfg.deadline_ns;
+	struct fetch *f = fetch_alloc(s, b, member, time_ns, items + ranges);
 
 	if (!f)
 		return NULL;
@@ -651,48 +787,89 @@ static struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *
 		free(f);
 		return NULL;
 	}
-	f->session = s;
-	f->number = ++s->worker->fetches;
-	f->batch = b;
-	f->member = member;
 	f->region = m->region;
-	f->end_ns = s->worker->core.now_ns + (m->deadline_ms ? m->deadline_ms * DRAY_NS_PER_MS :
-							       s->worker->core.cfg.deadline_ns);
 	f->n_items = m->items.n;
 	f->items = memcpy(f->data, m->items.p, items);
 	f->ranges = memcpy(f->data + items, m->ranges.p, ranges);
-	dray_list_init(&f->asking);
-	dray_list_add(&s->fetches, &f->link);
 	return f;
+}
+
+static void ask_drop(struct wsession *s, struct store_ask *k)
+{
+	ask_end_held(k);
+	ask_end(s->worker, k);
+}
+
+/* The session may have one more, whose id is taken then. */
+static bool may_begin(struct wsession *s, uint64_t request_id, struct dray_err *err)
+{
+	if (s->requests >= s->xs.shared->requests_max) {
+		dray_err_set(err, -EBUSY, DRAY_E_BUSY,
+			     "%u requests are pending (limits.requests_per_session)", s->requests);
+		return false;
+	}
+	return request_take_id(s, request_id, err) == 0;
+}
+
+/* f NULL: no memory for it. True: it has begun. */
+static bool begin(struct wsession *s, struct fetch *f, struct store_ask *k, uint64_t request_id,
+		  struct dray_err *err)
+{
+	if (!f) {
+		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		idset_del(&s->ids, request_id);
+		ask_drop(s, k);
+		return false;
+	}
+	dray_list_add(&s->fetches, &f->link);
+	if (k->n_asked)
+		ask_send(f, k);
+	else
+		fetch_found(f, k);
+	return true;
 }
 
 bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct dmsg_store_put *m,
 		 struct store_member *member, const struct store_key *keys, struct batch *b,
 		 struct dray_err *err)
 {
-	struct store_ask *k = store_asks(member) ? ask_of_batch(s, b, keys, m->space) : NULL;
-	struct fetch *f;
+	struct store_ask *k = store_asks(member) ? ask_of_batch(s, b, keys) : NULL;
 
 	/* without memory it is not asked for */
 	if (!k)
 		return false;
-	if (s->requests >= s->xs.shared->requests_max) {
-		dray_err_set(err, -EBUSY, DRAY_E_BUSY,
-			     "%u requests are pending (limits.requests_per_session)", s->requests);
-		free(k);
+	if (!may_begin(s, h->request_id, err)) {
+		ask_drop(s, k);
 		return false;
 	}
-	if (request_take_id(s, h->request_id, err) < 0) {
-		free(k);
+	return begin(s, fetch_new(s, m, member, b), k, h->request_id, err);
+}
+
+bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
+		  struct store_member *member, const struct store_key *keys,
+		  const struct dmsg_store_result *results, uint32_t n, struct dray_err *err)
+{
+	size_t bytes = n * sizeof(results[0]);
+	struct batch *b = store_asks(member) ? calloc(1, sizeof(*b) + bytes) : NULL;
+	struct store_ask *k;
+
+	if (!b)
 		return false;
+	b->request_id = request_id;
+	b->member = member;
+	b->begin_ns = s->worker->core.now_ns;
+	b->type = DMSG_STORE_EXISTS;
+	b->n = n;
+	b->results = memcpy(b->ops, results, bytes);
+	k = ask_of_batch(s, b, keys);
+	if (k)
+		k->lease_ms = lease_ms;
+	if (k && !may_begin(s, request_id, err)) {
+		ask_drop(s, k);
+		k = NULL;
 	}
-	f = fetch_new(s, m, member, b);
-	if (!f) {
-		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
-		idset_del(&s->ids, h->request_id);
-		free(k);
-		return false;
-	}
-	ask_send(f, k);
-	return true;
+	if (k && begin(s, fetch_alloc(s, b, member, EXISTS_NS, 0), k, request_id, err))
+		return true;
+	free(b);
+	return false;
 }

@@ -101,8 +101,8 @@ class StoreItem(Structure):
 
 class StoreBatch(Structure):
     _fields_ = [
-        ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("items", POINTER(StoreItem)),
-        ("items_n", c_size_t)]
+        ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("lease_ms", c_uint),
+        ("items", POINTER(StoreItem)), ("items_n", c_size_t)]
 
 
 class StoreResult(Structure):

@@ -317,3 +317,8 @@ TRANSFER_FLAG_WAIT = 2  # Start when the wait word holds its value.
 TRANSFER_FLAG_SET = 4  # Store the set word when done, before the completion.
 TRANSFER_FLAG_ARENA = 8  # The operations lie in the arena at arena_offset.
 TRANSFER_FLAG_ALL = 15
+
+# Ask the agents of store.peers for what is not here, and lease what they have. Of a name space with
+# a name.
+STORE_EXISTS_FLAG_AGENTS = 1
+STORE_EXISTS_FLAG_ALL = 1

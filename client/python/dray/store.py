@@ -130,9 +130,13 @@ class Store:
         """
         return self._copy(lib.STORE_GET, region, items, deadline, wait)
 
-    def exists(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
-        """Whether there are objects, and their lengths. It does not count as a use."""
-        return self._keys(lib.STORE_EXISTS, keys, wait)
+    def exists(self, keys: Iterable[bytes], *, lease: float = 0.0, wait: bool = True) -> Any:
+        """Whether there are objects, and their lengths. It does not count as a use.
+
+        lease: seconds; the agents of store.peers are asked for what is not here, and what they have (Tier.AGENT) stays there so long,
+        or store.lookup_lease if that is less: until get() or unpin() of its key by this client, or the end of the session.
+        """
+        return self._keys(lib.STORE_EXISTS, keys, wait, lease)
 
     def remove(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
         """Removes objects. Who reads one in place keeps its bytes."""
@@ -143,7 +147,7 @@ class Store:
         return self._keys(lib.STORE_PIN, keys, wait)
 
     def unpin(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
-        """Ends pins of this session; Status.NOT_FOUND: it has not pinned the key."""
+        """Ends pins of this session, and leases of exists(); Status.NOT_FOUND: it has not pinned or leased the key."""
         return self._keys(lib.STORE_UNPIN, keys, wait)
 
     def read(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
@@ -156,15 +160,16 @@ class Store:
     def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool) -> Any:
         return self._start(operation, list(items), region.handle, deadline, wait, _results)
 
-    def _keys(self, operation: int, keys: Iterable[bytes], wait: bool) -> Any:
-        return self._start(operation, [(key, ()) for key in keys], 0, None, wait, _results)
+    def _keys(self, operation: int, keys: Iterable[bytes], wait: bool, lease: float = 0.0) -> Any:
+        return self._start(operation, [(key, ()) for key in keys], 0, None, wait, _results, lease=lease)
 
     def _start(self, operation: int, items: list[Any], region: int, deadline: float | None, wait: bool,
-               convert: Callable[[Any], Any], undo: Callable[[Any], object] | None = None) -> Any:
+               convert: Callable[[Any], Any], undo: Callable[[Any], object] | None = None, lease: float = 0.0) -> Any:
         client = self.client
         batch = _batch(arguments.text("the name space", self.space), items)
         batch.region = region
         batch.deadline_ms = arguments.milliseconds("deadline", deadline)
+        batch.lease_ms = arguments.milliseconds("lease", lease or None)
         pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents.v[:c.store.contents.n]), undo)
         client._request(pending, lib.held.dray_store_start, operation, byref(batch))
         return client._settle(pending, wait)
