@@ -56,7 +56,6 @@ struct lane {
 	int64_t since_ns;   /* last progress, while there are tasks */
 	int64_t empty_ns;   /* when all tasks should be done */
 	bool stalled;       /* the wait for the first task was noted as load */
-	unsigned wide;      /* kernels in flight that can fill the device */
 	bool by_host;       /* the last one goes over the host bus, which is slow */
 };
 
@@ -337,8 +336,6 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	}
 	t->device = (uint8_t)device;
 	t->lane = (uint8_t)(l - p->lanes);
-	t->wide = !copy->engine && (copy->route == GPU_WITHIN || copy->route == GPU_PEER);
-	l->wide += t->wide;
 	t->number = ++l->submitted;
 	if (!l->n_tasks++) {
 		l->since_ns = l->empty_ns = c->now_ns;
@@ -371,7 +368,6 @@ static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_
 		dray_list_entry(t->link.prev, struct gpu_task, link)->n_pieces += t->n_pieces;
 	dray_list_del(&t->link);
 	l->n_tasks--;
-	l->wide -= t->wide;
 	t->done(c, t, code);
 }
 
@@ -442,14 +438,22 @@ uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device)
 	return c->gpu->ports[device].given->copy_memory;
 }
 
+/* Are kernels of this worker in flight? Small ones have the device for this process, too. */
+static bool has_kernels(const struct port *p)
+{
+	for (unsigned k = GPU_LANE_KERNEL; k < GPU_LANE_ENGINE; k++)
+		if (p->lanes[k].n_tasks)
+			return true;
+	return false;
+}
+
 void gpu_watch(struct core *c, unsigned device)
 {
 	struct port *p = &c->gpu->ports[device];
 
 	if (!port_is_up(p))
 		return;
-	if (gpu_probe_send(&p->probe, p->given, !p->lanes[0].wide && !p->lanes[1].wide, c->now_ns) <
-	    0)
+	if (gpu_probe_send(&p->probe, p->given, !has_kernels(p), c->now_ns) < 0)
 		port_lost(c, device);
 	if (p->probe.sent_ns)
 		c->gpu->probes |= 1u << device;

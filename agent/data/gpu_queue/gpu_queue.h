@@ -14,7 +14,6 @@ struct gpu_task {
 	struct dray_list link;
 	uint64_t number; /* of its last copy in its queue */
 	uint8_t device, lane;
-	bool wide;         /* a kernel that can fill the device */
 	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
 	/*
 	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. Runs in the

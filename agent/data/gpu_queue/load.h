@@ -15,7 +15,7 @@
 struct gpu_probe {
 	uint64_t number; /* of the last one in its queue */
 	int64_t sent_ns; /* 0: none is in flight */
-	bool alone;      /* no kernel of this worker that can fill the device was in flight then */
+	bool alone;      /* no kernel of this worker was in flight then */
 	int64_t seen_ns; /* when the one in flight was last seen waiting */
 };
 
