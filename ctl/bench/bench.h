@@ -45,10 +45,10 @@ struct bench_ceiling_result {
 
 /* Of the load on a GPU. */
 struct bench_load_result {
-	const char *gpu;         /* UUID */
-	double alone, beside;    /* steps per second, without and beside the transfers */
-	double slowdown;         /* time beside the transfers to time alone */
-	double lost_ns_per_byte; /* of its time */
+	const char *gpu;       /* UUID */
+	double alone, beside;  /* steps per second, without and beside the transfers */
+	double slowdown;       /* time beside the transfers to time alone */
+	double lost_ns_per_gb; /* of its time */
 };
 
 #define BENCH_LOADS_MAX 2

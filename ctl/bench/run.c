@@ -143,8 +143,8 @@ static int measure_beside(struct run *r)
 						 .beside = beside[i] };
 		share = l->alone > 0 ? l->beside / l->alone : 1;
 		l->slowdown = share > 0 ? 1 / share : 0;
-		l->lost_ns_per_byte = (1 - share) * (double)res->duration_ns /
-				      (double)dray_max(res->bytes, (uint64_t)1);
+		l->lost_ns_per_gb = (1 - share) * (double)res->duration_ns * 1e9 /
+				    (double)dray_max(res->bytes, (uint64_t)1);
 	}
 	return 0;
 }

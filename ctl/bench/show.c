@@ -50,7 +50,7 @@ void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *
 				J_REAL("steps_per_second_alone", l->alone),
 				J_REAL("steps_per_second", l->beside),
 				J_REAL("slowdown", l->slowdown),
-				J_REAL("lost_ns_per_byte", l->lost_ns_per_byte));
+				J_REAL("lost_ns_per_gb", l->lost_ns_per_gb));
 	}
 	ctl_json_end(&j);
 	ctl_json_end(&j);
@@ -74,7 +74,7 @@ void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE 
 			r->ceilings[i].ceiling, r->ceilings[i].ratio);
 	for (unsigned i = 0; i < r->n_loads; i++)
 		fprintf(f, "\t%s\t%.4f\t%.4f", r->loads[i].gpu, r->loads[i].slowdown,
-			r->loads[i].lost_ns_per_byte);
+			r->loads[i].lost_ns_per_gb);
 	fputc('\n', f);
 }
 
@@ -117,5 +117,5 @@ void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *
 		fprintf(f,
 			"  load        %s: its time x%.3f beside the transfers, %.2f ms lost for each "
 			"GB\n",
-			r->loads[i].gpu, r->loads[i].slowdown, r->loads[i].lost_ns_per_byte * 1e3);
+			r->loads[i].gpu, r->loads[i].slowdown, r->loads[i].lost_ns_per_gb / 1e6);
 }

@@ -562,9 +562,8 @@ static void bench_prints_the_golden_text(void **state)
 		"tcp_echo", "bare TCP request and answer", true, 50000, 10000.5, 5, 4.75, 6
 	};
 	result->n_ceilings = 2;
-	result->loads[0] =
-		(struct bench_load_result){ "GPU-00000000-0000-4000-8000-000000000000", 400, 380,
-					    1.0526, 0.00025 };
+	result->loads[0] = (struct bench_load_result){ "GPU-00000000-0000-4000-8000-000000000000",
+						       400, 380, 1.0526, 250000 };
 	result->n_loads = 1;
 	for (uint64_t i = 1; i <= 1000; i++)
 		ctl_histogram_add(&result->latency, i * 1000);
