@@ -63,7 +63,7 @@ class Store:
     """As dray.Store, of one session. rank: None at the scheduler side."""
 
     def __init__(self, world, rank):
-        self.world, self.rank = world, rank
+        self.world, self.rank, self.space = world, rank, ""
 
     def _start(self, what, items):
         if self.world.chance() < 0.03:
@@ -74,6 +74,10 @@ class Store:
 
     def pin(self, keys, *, wait):
         return self._start("pin", list(keys))
+
+    def exists(self, keys, *, lease, wait):
+        assert lease > 0
+        return self._start("exists", list(keys))
 
     def unpin(self, keys, *, wait):
         return self._start("unpin", list(keys))
@@ -137,6 +141,7 @@ class World:
     def __init__(self, monkeypatch, model, policy, random, **options):
         self.random, self.now, self.up = random, 1000.0, True
         self.objects, self.pins, self.pending = {}, set(), []
+        self.elsewhere, self.leases = {}, set()  # objects that another agent has, and keys that it has leased to this one
         self.lent = []  # batches of lost sessions of which the agent goes on with one or the other
         self.truth = {}  # what each key stands for, whenever it was put
         self.seen = Counter()
@@ -183,8 +188,19 @@ class World:
         self.pins.add(key)
         return self.result(Status.OK, LAYERS * BLOCK_BYTES)
 
+    def exists(self, pending, key):
+        if key not in self.objects and key not in self.elsewhere:
+            return self.result(Status.NOT_FOUND)
+        if self.chance() < 0.05:
+            return self.result(Status.BUSY)
+        if key not in self.objects:
+            self.leases.add(key)
+            self.seen["leased"] += 1
+        return self.result(Status.OK, LAYERS * BLOCK_BYTES)
+
     def unpin(self, pending, key):
         self.pins.discard(key)
+        self.leases.discard(key)
         return self.result(Status.OK)
 
     def put(self, pending, item):
@@ -204,6 +220,9 @@ class World:
     def get(self, pending, item):
         key, ranges, _ = item
         kind = self.chance()
+        if key not in self.objects and key in self.elsewhere:
+            self.objects[key] = self.elsewhere[key]  # the copy stays
+            self.seen["fetched"] += 1
         if key not in self.objects:
             return self.result(Status.NOT_FOUND)
         if kind < 0.03:
@@ -244,13 +263,23 @@ class World:
     def evict(self):
         for key in list(self.objects):
             if key not in self.pins and self.chance() < 0.5:
-                del self.objects[key]
+                value = self.objects.pop(key)
+                if self.chance() < 0.5:
+                    self.elsewhere[key] = value
                 self.seen["evicted"] += 1
+        for key in list(self.elsewhere):
+            if key not in self.leases and self.chance() < 0.2:
+                del self.elsewhere[key]
+        if self.leases and self.chance() < 0.2:  # the other agent is lost, or its leases have ended
+            self.leases.clear()
+            self.elsewhere.clear()
+            self.seen["leases lost"] += 1
 
     def kill_agent(self):
         self.up = False
         self.seen["killed"] += 1
         self.pins.clear()
+        self.leases.clear()
         if self.chance() < 0.5:
             self.objects.clear()
         lost, self.pending = self.pending, []
@@ -262,7 +291,7 @@ class World:
                 self.lent.append(pending)
                 pending.end(error=errors.Unconfirmed("the agent may go on"))
                 continue
-            if pending.what in ("pin", "unpin") and self.chance() < 0.3:  # it had not been sent
+            if pending.what in ("pin", "exists", "unpin") and self.chance() < 0.3:  # it had not been sent
                 self.pending.append(pending)
                 continue
             self.spoil(pending)
@@ -290,7 +319,7 @@ class World:
         """Lets everything end."""
         for _ in range(limit):
             if not (self.pending or self.lent or self.side.left() or not self.up):
-                assert not self.pins, "objects are pinned for nobody"
+                assert not self.pins and not self.leases, "objects are kept for nobody"
                 return
             if not self.up:
                 self.restart_agent()

@@ -34,6 +34,7 @@ def one_order(world, seed):
     chance = world.random = random.Random(seed)
     engine = world.side
     engine.answers.clear()
+    engine.side._store.space = chance.choice(("", "kv"))  # with a name other agents are asked, too
     wanted = prompts(chance, [f"{seed}-{i}" for i in range(chance.randrange(1, 7))])
     # the same prompts again, for which the store may have something
     starts = [(name, text) for name, text in wanted.items()] + [(f"{name}-again", text) for name, text in wanted.items()
@@ -72,7 +73,7 @@ def one_order(world, seed):
 
 
 EVERYTHING = {
-    "OK", "EXISTS", "NOT_FOUND", "BUSY", "CORRUPT", "LOST", "evicted", "killed", "broken", "own cache lost", "epochs", "engine aborted WAITING",
+    "OK", "EXISTS", "NOT_FOUND", "BUSY", "leased", "fetched", "leases lost", "CORRUPT", "LOST", "evicted", "killed", "broken", "own cache lost", "epochs", "engine aborted WAITING",
     "engine aborted WAITING_FOR_REMOTE_KVS", "engine aborted RUNNING", "engine finished LENGTH", "engine preempted"}
 
 

@@ -210,6 +210,8 @@ def test_hits_are_the_longest():
 # --- pins ---------------------------------------------------------------------------------------------
 
 class FakeStore:
+    space = ""
+
     def __init__(self):
         self.ended, self.error = [], None
 
@@ -261,15 +263,21 @@ class AskedStore(FakeStore):
         self.asked.append(Asked(list(keys)))
         return self.asked[-1]
 
+    def exists(self, keys, *, lease, wait):
+        assert lease > 0
+        self.asked.append(Asked(("elsewhere", *keys)))
+        return self.asked[-1]
+
     def answer(self, missing=(), length=5, busy=()):
         one = self.asked[-1]
         one.value = [StoreResult(Status.NOT_FOUND if key in missing else Status.BUSY if key in busy else Status.OK, length, 0.2)
-                     for key in one.what]
+                     for key in one.what if key != "elsewhere"]
 
 
-def ask(monkeypatch, blocks, ranks=2, groups=(FULL,)):
+def ask(monkeypatch, blocks, ranks=2, groups=(FULL,), space=""):
     monkeypatch.setattr(lookup, "_KEYS_MAX", 6)
     store = AskedStore()
+    store.space = space
     pins = Pins(store)
 
     def keys_of(group, block):
@@ -363,6 +371,40 @@ def test_session_that_is_lost_before_keys_are_asked_again(monkeypatch, clock):
     assert not question.answered()
     pins.lose()
     clock.value += 0.21
+    assert question.answered() and len(store.asked) == 1 and question.found() == 32
+    question.release()
+    assert not len(pins)
+
+
+def test_other_agents_are_asked_for_the_rest(monkeypatch, clock):
+    """Of each part, in one batch; keys that are busy are asked for again at both."""
+    store, pins, question = ask(monkeypatch, 6, 1, space="kv")
+    store.answer(missing={b"0.0.2", b"0.0.3", b"0.0.4"}, busy={b"0.0.5"})
+    assert not question.answered() and store.asked[1].what == ("elsewhere", b"0.0.2", b"0.0.3", b"0.0.4")
+    store.answer(missing={b"0.0.4"}, busy={b"0.0.3"})
+    assert not question.answered() and len(store.asked) == 2
+    assert question.knows(0, 2) is True and question.knows(0, 4) is False and question.knows(0, 5) is None
+    clock.value += 0.21
+    assert not question.answered() and sorted(store.asked[2].what) == [b"0.0.3", b"0.0.5"]
+    store.answer(missing={b"0.0.3"})
+    assert not question.answered() and store.asked[3].what == ("elsewhere", b"0.0.3")
+    store.answer()
+    assert question.answered() and question.found() == 4 * 32 and question.keys() == [b"0.0.1", b"0.0.2", b"0.0.3"]
+    question.release()
+    pins.flush()
+    assert not len(pins) and sorted(store.ended) == [b"0.0.%d" % i for i in range(1, 6)]
+
+
+def test_other_agents_are_not_waited_for(monkeypatch, clock):
+    """What they might have is not known when the time of the request is over, or the session is lost."""
+    store, pins, question = ask(monkeypatch, 3, 1, space="kv")
+    store.answer(missing={b"0.0.2"})
+    assert question.answered(patient=False) and len(store.asked) == 1
+    assert question.knows(0, 2) is None and question.found() == 2 * 32
+    question.release()
+    store, pins, question = ask(monkeypatch, 3, 1, space="kv")
+    store.answer(missing={b"0.0.2"})
+    pins.lose()
     assert question.answered() and len(store.asked) == 1 and question.found() == 32
     question.release()
     assert not len(pins)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DrayStoreConnector without a model: vLLM's real scheduler and a real agent. Blocks that are loaded hold what belongs there."""
 
+import os
 import signal
 from types import SimpleNamespace
 
@@ -317,3 +318,78 @@ def test_refused_at_the_start(bare, lab, settings, options, error, message):
             bare("engine", kept(agent.socket, **options))
     finally:
         agent.stop()
+
+
+# --- other agents -------------------------------------------------------------------------------------
+
+@pytest.fixture
+def neighbours(lab):
+    """An agent with objects, and one that asks it."""
+    common = STORE | {"store.spaces": f"kv=default:{os.getuid()}"}
+    common = {key: value for key, value in common.items() if "disk" not in key}
+    far = lab.agent("far", settings=common | {"store.lend": "true"}, args=["--allow-insecure"]).start()
+    near = lab.agent("near", settings=common | {"store.peers": far.listen[0]}, args=["--allow-insecure"]).start()
+    until(lambda: any(p["state"] == "ready" for p in near.ctl("peers", "--json")["peers"]), "the connection")
+    yield far, near
+    for agent in (near, far):
+        agent.stop()
+
+
+def lent(agent):
+    return agent.ctl("status", "--json")["counters"]["dray_store_lent_bytes"]
+
+
+def test_blocks_of_another_agent(bare, neighbours):
+    """What the other agent has is promised, and stays there until it is loaded."""
+    far, near = neighbours
+    first, second = bare("first", kept(far.socket, space="kv")), bare("second", kept(near.socket, space="kv"))
+    text = prompt(5 * BLOCK + 7, 40)
+    served(first, text)
+    request_id = second.add(text)
+    request = second.scheduler.requests[request_id]
+    assert until(lambda: side(second).match(request, 0)[0], "the answer") == 5 * BLOCK
+    assert lent(far) >= 5 * BLOCK_BYTES
+    far.ctl("store", "--evict", "16MiB", "--space", "kv")
+    assert second.run(request_id)[0] == "LENGTH"
+    ended(second)
+    counts = second.counts()
+    assert (counts["hit_tokens"], counts["loaded_tokens"], counts["saved_blocks"]) == (5 * BLOCK, 5 * BLOCK, 0)
+    until(lambda: lent(far) == 0, "the end of the leases")
+    # a part that is here now, and a part that is there
+    longer = [*text[:5 * BLOCK], *prompt(2 * BLOCK, 41)]
+    served(first, longer)
+    fresh(second)
+    assert served(second, longer)["hit_tokens"] == 7 * BLOCK
+    until(lambda: lent(far) == 0, "the end of the leases")
+
+
+def test_requests_that_end_before_the_load_of_another_agents_blocks(bare, neighbours):
+    far, near = neighbours
+    first, second = bare("first", kept(far.socket, space="kv")), bare("second", kept(near.socket, space="kv"))
+    text = prompt(3 * BLOCK + 1, 42)
+    served(first, text)
+    request_id = second.add(text)
+    request = second.scheduler.requests[request_id]
+    assert until(lambda: side(second).match(request, 0)[0], "the answer") == 3 * BLOCK
+    assert lent(far) >= 3 * BLOCK_BYTES
+    second.abort(request_id)
+    ended(second)
+    until(lambda: lent(far) == 0, "the end of the leases")
+
+
+def test_another_agent_is_lost_before_the_load(bare, neighbours):
+    """The engine computes what was promised."""
+    far, near = neighbours
+    first = bare("first", kept(far.socket, space="kv"))
+    second = bare("second", kept(near.socket, space="kv"), policy="recompute")
+    text = prompt(4 * BLOCK + 1, 43)
+    served(first, text)
+    request_id = second.add(text)
+    request = second.scheduler.requests[request_id]
+    assert until(lambda: side(second).match(request, 0)[0], "the answer") == 4 * BLOCK
+    far.kill()
+    assert second.run(request_id)[0] == "LENGTH"
+    ended(second)
+    counts = second.counts()
+    assert sum(counts["load_failures"].values()) == 1 and counts["saved_blocks"] == 4
+    far.restart()

@@ -4,6 +4,9 @@
 Long prompts take several batches. The next one is asked when all of the last one was found, so that no step of the engine handles
 more than one of them for a request, and a prompt that the store does not have costs one. Keys that the store has no room for now,
 as when many objects are pinned or come from the disk, are asked for again after the time that it names.
+
+Other agents may have what this one does not, if the name space has a name: they are asked in a second batch, and what they have is
+leased there, so that it is not evicted until the request has loaded it. Letting a key go ends its lease as it ends a pin.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ __all__ = ["Lookup"]
 _KEYS_MAX = 1024  # of a batch
 _PAUSE = 0.01  # seconds, at least, before a busy store is asked again
 _FAR = 1 << 40
+_LEASE = 10.0  # seconds, at most, of what other agents have; the agent may allow less
 
 
 class Lookup:
@@ -51,7 +55,11 @@ class Lookup:
         self.again = 0.0  # when the keys that were busy are asked again; 0: there are none
         self._ended = False
         self._asked: list[bytes] = []
+        self._agents = bool(store.space)
+        self._absent: list[bytes] = []  # which other agents are to be asked for
+        self._busy: list[bytes] = []  # of this part
         self._pending: Pending[Any] | None = None
+        self._pinned = True  # the pending answer is of this agent
         self.error: errors.Error | None = None
         self._ask()
 
@@ -74,11 +82,10 @@ class Lookup:
         asked = list(keys)
         self._pins.take(key for one in self._part for key in self._blocks[one])
         try:
-            self._pending = self._store.pin(asked, wait=False)
+            self._pin(asked)
         except BaseException:
             self._let_go(self._part)
             raise
-        self._asked = asked
 
     def answered(self, patient: bool = True) -> bool:
         """True if nothing more will be learned. patient: False: nothing more is asked. Does not wait."""
@@ -89,7 +96,9 @@ class Lookup:
                 self._take()
             if self._ended:
                 break
-            if self.again and patient:
+            if self._absent and patient:
+                self._ask_more(self._ask_agents)
+            elif self.again and patient:
                 if time.monotonic() < self.again:
                     return False
                 self._ask_more(self._ask_again)
@@ -100,7 +109,6 @@ class Lookup:
         return True
 
     def _ask_more(self, ask: Callable[[], None]) -> None:
-        self.again = 0.0
         if self._pins.session != self._session:
             self._have.clear()  # its pins ended with the session
             self._ended = True
@@ -118,21 +126,21 @@ class Lookup:
         if self.error is not None:
             self._ended = True
             return
-        busy, absent, results = [], set(), pending.result(0)
+        absent, results = set(), pending.result(0)
         self.results += results
         for key, result in zip(self._asked, results, strict=True):
             if result.status == Status.OK:
                 self._sizes[key] = result.length
             elif result.status == Status.BUSY:
-                busy.append((key, result.wait))
+                self._busy.append(key)
+                self.again = max(self.again, time.monotonic() + max(_PAUSE, result.wait))
             elif result.status == Status.NOT_FOUND:
                 absent.add(key)
         self._have.update(one for one in self._part if all(self._sizes.get(key) == size for key, size in self._blocks[one].items()))
-        if absent:
+        if self._agents and self._pinned:
+            self._absent = [key for key in self._asked if key in absent]
+        elif absent:
             self._lacks.update(one for one in self._part if not absent.isdisjoint(self._blocks[one]))
-        if busy:
-            self._asked = [key for key, _ in busy]
-            self.again = time.monotonic() + max(_PAUSE, *(wait for _, wait in busy))
 
     def _goes_on(self) -> bool:
         """True if there is another part to be asked for."""
@@ -140,7 +148,16 @@ class Lookup:
 
     def _ask_again(self) -> None:
         """Asks for the keys that were busy. The others of this part are pinned."""
-        self._pending = self._store.pin(self._asked, wait=False)
+        self.again, busy, self._busy = 0.0, self._busy, []
+        self._pin(busy)
+
+    def _pin(self, keys: list[bytes]) -> None:
+        self._pending, self._asked, self._pinned = self._store.pin(keys, wait=False), keys, True
+
+    def _ask_agents(self) -> None:
+        """Asks for what this agent does not have."""
+        keys, self._absent = self._absent, []
+        self._pending, self._asked, self._pinned = self._store.exists(keys, lease=_LEASE, wait=False), keys, False
 
     def found(self) -> int:
         """How many tokens all groups can have. Lets everything else go. Once, after answered()."""
