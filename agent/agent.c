@@ -13,6 +13,7 @@
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/health.h"
@@ -184,6 +185,7 @@ bool agent_deinit(struct agent *a)
 	a->detect = detect_free(a->detect);
 	a->sessions = sessions_free(a->sessions);
 	agent_placement_stop(a);
+	a->mooncake = mooncake_server_free(a->mooncake);
 	a->peers = peers_free(a->peers);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);

@@ -7,9 +7,11 @@
 
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/store_log.h"
 #include "agent/control/status/transfer_log.h"
+#include "agent/model/mooncake_message.h"
 #include "agent/store/store.h"
 #include "lib/log.h"
 
@@ -117,6 +119,8 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_TRANSPORT:
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)
 			gpus_message(a->gpus, worker, &ev->message);
+		else if (ev->message.transport == TRANSPORT_MOONCAKE)
+			mooncake_server_message(a->mooncake, &ev->message);
 		else
 			rails_handle_message(a->rails, worker, &ev->message);
 		break;

@@ -10,6 +10,7 @@
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/peer/fsm.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
@@ -246,6 +247,13 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 					      .listen_fds = passed.peer,
 					      .n_listen_fds = passed.n_peer },
 			reterr);
+	if (ret < 0)
+		return ret;
+	ret = mooncake_server_new(
+		&a->mooncake,
+		&(struct mooncake_deps){
+			.event = a->event, .cfg = cfg, .pool = &a->pool, .regions = a->regions },
+		reterr);
 	if (ret < 0)
 		return ret;
 	ret = agent_placement_start(a, reterr);

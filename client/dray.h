@@ -792,6 +792,25 @@ DRAY_API int dray_region_export(struct dray *d, dray_region region, const struct
 				struct dray_token *ret);
 
 /*
+ * Exports a range also to engines that have Mooncake linked in: until the token is revoked, it is a
+ * buffer of the agent's Mooncake segment. address: where these engines expect the start of the range,
+ * usually its address in this process. They read and write it as the access of the export allows. They
+ * have no identity: the agent admits them by their addresses alone (mooncake.allow). what: as of
+ * dray_region_export(), but without ttl_ms, audience and single_use. The token works for other agents as
+ * usual.
+ *
+ * Blocks: for up to request_ms.
+ *
+ * Errors: requests, REGION_EXPORT
+ * -DRAY_E_INVALID: address is 0, or the range overlaps with another buffer of the segment.
+ * -DRAY_E_UNSUPPORTED: the agent does not speak Mooncake's protocol (mooncake.listen), or is too old.
+ * -DRAY_E_REGION_KIND: the region is not host memory.
+ */
+DRAY_API int dray_region_export_mooncake(struct dray *d, dray_region region,
+					 const struct dray_export *what, uint64_t address,
+					 struct dray_token *ret);
+
+/*
  * Revokes a token, or with NULL all tokens of a region. Success proves that no importer can access
  * the range by it any more. token is the struct that the export made.
  *
@@ -1741,6 +1760,15 @@ DRAY_API int dray_region_remove_start(struct dray *d, dray_region region, void *
  */
 DRAY_API int dray_region_export_start(struct dray *d, dray_region region,
 				      const struct dray_export *what, void *arg, uint64_t *ret_id);
+
+/*
+ * Starts dray_region_export_mooncake(). The completion has the token.
+ *
+ * Errors: dray_region_export_mooncake() without -DRAY_E_TIMEOUT
+ */
+DRAY_API int dray_region_export_mooncake_start(struct dray *d, dray_region region,
+					       const struct dray_export *what, uint64_t address,
+					       void *arg, uint64_t *ret_id);
 
 /*
  * Starts dray_region_revoke(). bytes of the completion is the number of tokens.

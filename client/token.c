@@ -99,8 +99,8 @@ void dc_token_ended(struct dray *d, struct request *r)
 		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, NO_REMOTE, r->number);
 }
 
-int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
-			     void *arg, uint64_t *ret_id)
+static int export_start(struct dray *d, dray_region region, const struct dray_export *what,
+			uint64_t mooncake, void *arg, uint64_t *ret_id)
 {
 	static const struct dray_export whole;
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
@@ -123,15 +123,32 @@ int dray_region_export_start(struct dray *d, dray_region region, const struct dr
 		.offset = what->offset,
 		.length = what->length ? what->length : g->length - what->offset,
 		.access = (uint16_t)(what->access ? what->access : g->access),
-		.flags = what->single_use ? DMSG_EXPORT_FLAG_SINGLE_USE : 0,
+		.flags = (uint16_t)((what->single_use ? DMSG_EXPORT_FLAG_SINGLE_USE : 0) |
+				    (mooncake ? DMSG_EXPORT_FLAG_MOONCAKE : 0)),
 		.ttl_ms = what->ttl_ms,
+		.mooncake = mooncake,
 	};
 	memcpy(r->what.audience, what->audience, sizeof(r->what.audience));
 	return dc_request_go(d, r, ret_id);
 }
 
-int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
-		       struct dray_token *ret)
+int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
+			     void *arg, uint64_t *ret_id)
+{
+	return export_start(d, region, what, 0, arg, ret_id);
+}
+
+int dray_region_export_mooncake_start(struct dray *d, dray_region region,
+				      const struct dray_export *what, uint64_t address, void *arg,
+				      uint64_t *ret_id)
+{
+	if (!address)
+		return -DRAY_E_INVALID;
+	return export_start(d, region, what, address, arg, ret_id);
+}
+
+static int export_wait(struct dray *d, dray_region region, const struct dray_export *what,
+		       uint64_t mooncake, struct dray_token *ret)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct dray_completion c;
@@ -140,11 +157,24 @@ int dray_region_export(struct dray *d, dray_region region, const struct dray_exp
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	error = dc_request_wait(d, dray_region_export_start(d, region, what, NULL, &id), &id, 0,
-				&c);
+	error = dc_request_wait(d, export_start(d, region, what, mooncake, NULL, &id), &id, 0, &c);
 	if (!error)
 		*ret = *c.token;
 	return error;
+}
+
+int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
+		       struct dray_token *ret)
+{
+	return export_wait(d, region, what, 0, ret);
+}
+
+int dray_region_export_mooncake(struct dray *d, dray_region region, const struct dray_export *what,
+				uint64_t address, struct dray_token *ret)
+{
+	if (!address)
+		return -DRAY_E_INVALID;
+	return export_wait(d, region, what, address, ret);
 }
 
 int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,

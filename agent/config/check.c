@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/config/env_profile.h"
+#include "agent/config/network.h"
 #include "agent/config/segment_rules.h"
 #include "agent/config/store_space.h"
 #include "agent/config/tenant.h"
@@ -19,6 +20,7 @@
 #include "lib/cleanup.h"
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
+#define MOONCAKE_ALLOW_MAX 256
 #define COPY_MEMORY_MIN (8 << 20)
 
 /* --- forms --------------------------------------------------------------------------------------- */
@@ -41,6 +43,11 @@ static int numa_node_check(const char *word, struct dray_err *reterr)
 	return config_invalid(
 		reterr, "\"%s\" is not a NUMA node: write numbers such as 0, 1, or none alone",
 		word);
+}
+
+static int network_check(const char *word, struct dray_err *reterr)
+{
+	return network_parse(word, &(struct network){ .bits = 0 }, reterr);
 }
 
 static int tenant_check(const char *word, struct dray_err *reterr)
@@ -70,6 +77,7 @@ static const struct {
 	{ KEY(SEGMENT_KNOWN), known_rule_check, .unique = true },
 	{ KEY(SEGMENT_LOCAL), local_rule_check, .max = 0 },
 	{ KEY(SEGMENT_PORTS), port_rule_check, .none = true },
+	{ KEY(MOONCAKE_ALLOW), network_check, .max = MOONCAKE_ALLOW_MAX, .unique = true },
 	{ KEY(MOONCAKE_MASTERS), master_check, .max = MASTERS_MAX, .none = true },
 	{ KEY(ENV_PROFILES), env_profile_check, .max = 0 },
 	{ KEY(STORE_SPACES), store_space_word_check, .max = 0 },
@@ -146,6 +154,26 @@ static int tenants_check(const struct dray_config *cfg, struct dray_err *reterr)
 	return 0;
 }
 
+static int mooncake_listen_check(const char *text, struct dray_err *reterr)
+{
+	struct dray_addr a;
+
+	if (!text || !*text || dray_addr_parse(text, &a) == 0)
+		return 0;
+	return config_invalid(reterr,
+			      "\"%.80s\" is not an address and port: write 10.0.0.1:15000 or "
+			      "[2001:db8::1]:15000",
+			      text);
+}
+
+static int mooncake_advertise_check(const char *text, struct dray_err *reterr)
+{
+	if (!text || !*text || dray_endpoint_valid(text))
+		return 0;
+	return config_invalid(reterr, "\"%.80s\" is not a HOST:PORT that other hosts can use",
+			      text);
+}
+
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
@@ -155,6 +183,12 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		return mtu_check(cfg->rdma.mtu, reterr);
 	if (key == KEY(GPU_COPY_MEMORY))
 		return copy_memory_check(cfg->gpu.copy_memory, reterr);
+	if (key == KEY(MOONCAKE_LISTEN))
+		return mooncake_listen_check(cfg->mooncake.listen, reterr);
+	if (key == KEY(MOONCAKE_DATA_LISTEN))
+		return mooncake_listen_check(cfg->mooncake.data_listen, reterr);
+	if (key == KEY(MOONCAKE_ADVERTISE))
+		return mooncake_advertise_check(cfg->mooncake.advertise, reterr);
 	if (key == KEY(DATA_TENANT))
 		return tenant_name_check(cfg->data.tenant, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))

@@ -26,6 +26,7 @@ struct detect;
 struct exchange;
 struct gpus;
 struct hints;
+struct mooncake_server;
 struct health;
 struct http;
 struct notify;
@@ -86,10 +87,11 @@ struct agent {
 	struct peers *peers;
 	struct mailboxes *mailboxes;
 	struct sessions *sessions;
-	struct store *store;       /* NULL: there is none */
-	struct exchange *exchange; /* NULL: likewise */
-	const char *disk_state;    /* of its disk tier; NULL: it has never changed */
-	struct bus_server *bus;    /* NULL: not listening */
+	struct store *store;              /* NULL: there is none */
+	struct exchange *exchange;        /* NULL: likewise */
+	struct mooncake_server *mooncake; /* NULL: likewise */
+	const char *disk_state;           /* of its disk tier; NULL: it has never changed */
+	struct bus_server *bus;           /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager */

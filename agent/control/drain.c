@@ -13,6 +13,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/exchange/exchange.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/process/service_manager.h"
 #include "agent/store/store.h"
 #include "lib/log.h"
@@ -212,6 +213,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	regions_drain(a->regions, true);
 	sessions_drain(a->sessions, ms);
 	peers_drain(a->peers, ms);
+	mooncake_server_drain(a->mooncake, true);
 	/* each worker answers after it has seen COMMAND_DRAIN, so it cannot accept a transfer after its answer */
 	poll_workers(NULL, 0, a);
 	return 0;
@@ -233,6 +235,7 @@ int agent_resume(struct agent *a)
 	regions_drain(a->regions, false);
 	sessions_resume(a->sessions);
 	peers_resume(a->peers);
+	mooncake_server_drain(a->mooncake, false);
 	store_flush_again(a->store);
 	set_state(a, AGENT_RUNNING, "resumed");
 	return 0;

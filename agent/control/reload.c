@@ -7,6 +7,7 @@
 
 #include "agent/config/words.h"
 #include "agent/control/agent.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/placement.h"
 #include "agent/process/service_manager.h"
 #include "lib/log.h"
@@ -29,6 +30,8 @@ struct data_config agent_data_config(const struct agent *a)
 		.backoff_min_ns = cfg->peer.backoff_min,
 		.backoff_max_ns = cfg->peer.backoff_max,
 		.slow_ns = cfg->transfer.slow,
+		.mooncake_stall_ns = cfg->mooncake.stall_timeout,
+		.mooncake_idle_ns = cfg->mooncake.idle_timeout,
 		.report_all = cfg->log.transfers,
 		.report_batches = cfg->store.log == DRAY_CONFIG_STORE_LOG_BATCH,
 		.poll_time_ns = agent_poll_time(a, NULL, 0),
@@ -100,6 +103,7 @@ static void apply(struct agent *a, const struct config_changes *c)
 			"config",
 			"out of memory: not every segment of ready.require is connected; reload again");
 	budgets_configure(&a->owners->budgets, &a->config->v);
+	mooncake_server_reload(a->mooncake);
 	agent_placement_reload(a);
 	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)

@@ -73,6 +73,9 @@ struct remote_view {
 	char label[DMSG_LABEL_MAX + 1]; /* of a lease, from its holder, for display */
 };
 
+/* The holder of grants for peers that speak Mooncake's protocol. No peer has this handle. */
+#define MOONCAKE_PEER ((dray_handle)DRAY_HANDLES_MAX)
+
 /* A range of a region that a peer has imported; its frames name the handle. */
 struct grant_view {
 	struct object_view o;
@@ -80,6 +83,7 @@ struct grant_view {
 	dray_handle region;
 	uint64_t offset;             /* start of the range in the region */
 	const struct ranges *ranges; /* as in a remote */
+	uint64_t mooncake; /* of MOONCAKE_PEER: the address of the range for its engines */
 };
 
 /*

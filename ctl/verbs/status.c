@@ -65,6 +65,23 @@ static const char *counter_text(const struct ctl_properties *p, const char *name
 	return ctl_show_count(ctl_properties_counter(p, full), buf);
 }
 
+/* Older agents do not have this property, and most agents do not speak the protocol. */
+static void mooncake_print(const struct ctl_properties *p, FILE *f)
+{
+	char text[PLUGIN_BYTES];
+
+	if (!*p->v.mooncake_segment)
+		return;
+	fprintf(f, "  Mooncake      segment %s: %s buffers, %s connections, %s received, %s sent",
+		ctl_show_text(p->v.mooncake_segment, text, sizeof(text)),
+		count(p, "mooncake_buffers"), count(p, "mooncake_connections"),
+		count(p, "mooncake_received_bytes_total"), count(p, "mooncake_sent_bytes_total"));
+	if (ctl_properties_counter(p, "dray_mooncake_connections_refused_total"))
+		fprintf(f, "; connections refused: %s",
+			count(p, "mooncake_connections_refused_total"));
+	fputc('\n', f);
+}
+
 /* Older agents do not have this property. */
 static void gpus_print(const struct ctl_properties *p, FILE *f)
 {
@@ -132,6 +149,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		fprintf(f, "  polling       up to %s after work\n", ctl_span(p->v.poll_time_ns));
 	else
 		fprintf(f, "  polling       off: %s\n", p->v.poll_reason);
+	mooncake_print(p, f);
 	gpus_print(p, f);
 	fprintf(f, "  segment       %s\n", *p->v.segment ? p->v.segment : "none: no peer listener");
 	keys_print(p, f);

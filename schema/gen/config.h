@@ -148,6 +148,14 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_MOONCAKE_MASTER_RPC,
 	DRAY_CONFIG_KEY_MOONCAKE_OWNER_SEGMENT,
 	DRAY_CONFIG_KEY_MOONCAKE_OWNER_RPC,
+	DRAY_CONFIG_KEY_MOONCAKE_LISTEN,
+	DRAY_CONFIG_KEY_MOONCAKE_DATA_LISTEN,
+	DRAY_CONFIG_KEY_MOONCAKE_ADVERTISE,
+	DRAY_CONFIG_KEY_MOONCAKE_ALLOW,
+	DRAY_CONFIG_KEY_MOONCAKE_CONNECTIONS,
+	DRAY_CONFIG_KEY_MOONCAKE_BUFFERS,
+	DRAY_CONFIG_KEY_MOONCAKE_STALL_TIMEOUT,
+	DRAY_CONFIG_KEY_MOONCAKE_IDLE_TIMEOUT,
 	DRAY_CONFIG_KEY_HINT_TTL,
 	DRAY_CONFIG_KEY_ENV_FILE,
 	DRAY_CONFIG_KEY_ENV_PROFILES,
@@ -492,6 +500,44 @@ struct dray_config {
 		int64_t owner_segment;
 		/* RPC port of this node's owner, for the profile mooncake-owner. */
 		int64_t owner_rpc;
+		/*
+		 * Address and port of the handshake of Mooncake's protocol, such as 10.0.0.1:15000;
+		 * port 0 takes a free one. Peers then reach regions that clients export with an
+		 * address for Mooncake. Empty: no listener.
+		 */
+		char *listen;
+		/*
+		 * Address and port of the data connections of that protocol, such as
+		 * 10.0.0.1:15001. Empty: a free port at the address of mooncake.listen. The
+		 * handshake tells peers the port, and they connect to the host of the segment's
+		 * name.
+		 */
+		char *data_listen;
+		/*
+		 * HOST:PORT by which peers reach mooncake.listen, which is the name of the segment.
+		 * Empty: the address of mooncake.listen. Data connections go to the same host.
+		 */
+		char *advertise;
+		/*
+		 * Addresses and networks of the peers that may connect there, such as 10.0.0.7 or
+		 * 10.0.0.0/24 or 2001:db8::/64. Empty: nobody. A reload also closes the connections
+		 * of peers that are not in the new list.
+		 */
+		struct dray_strv allow;
+		/* Data connections at the same time. Further ones are closed at once. */
+		int64_t connections;
+		/*
+		 * Exports with an address for Mooncake at the same time; fewer with a segment's
+		 * name of more than 40 bytes, so that the answer to a handshake has at most 1 MiB.
+		 */
+		int64_t buffers;
+		/*
+		 * Time after which a handshake that is not complete is closed, and a data
+		 * connection whose request makes no progress.
+		 */
+		int64_t stall_timeout;
+		/* Time after which a data connection without a request is closed. */
+		int64_t idle_timeout;
 	} mooncake;
 	struct {
 		int64_t ttl; /* Lifetime of a hint that does not name its own. */

@@ -846,7 +846,7 @@ int dmsg_region_export_decode(const void *body, size_t len, struct dmsg_region_e
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_region_export m;
+	struct dmsg_region_export m = { 0 };
 
 	if (len < 48)
 		return check_short(reterr, "region_export");
@@ -863,6 +863,13 @@ int dmsg_region_export_decode(const void *body, size_t len, struct dmsg_region_e
 			m.flags & ~(uint16_t)DMSG_EXPORT_FLAG_ALL);
 	m.ttl_ms = dray_le_get32(p + 28);
 	memcpy(m.audience, p + 32, 16);
+	p += 48;
+	len -= 48;
+	if (len) { /* since minor version 4 */
+		if (len < 8)
+			return check_short(reterr, "region_export");
+		m.mooncake = dray_le_get64(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -870,7 +877,7 @@ int dmsg_region_export_decode(const void *body, size_t len, struct dmsg_region_e
 int dmsg_region_export_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_export *m)
 {
-	size_t length = 48;
+	size_t length = 56;
 	uint8_t *p;
 
 	if (cap < DMSG_HEADER_SIZE + length)
@@ -883,6 +890,8 @@ int dmsg_region_export_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put16(p + 26, m->flags);
 	dray_le_put32(p + 28, m->ttl_ms);
 	memcpy(p + 32, m->audience, 16);
+	p += 48;
+	dray_le_put64(p + 0, m->mooncake);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -209,7 +209,9 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_REGION_FLAG_ALL 1u
 
 #define DMSG_EXPORT_FLAG_SINGLE_USE 1u /* Good for one import. */
-#define DMSG_EXPORT_FLAG_ALL 1u
+/* Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4. */
+#define DMSG_EXPORT_FLAG_MOONCAKE 2u
+#define DMSG_EXPORT_FLAG_ALL 3u
 
 /*
  * Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
@@ -869,7 +871,7 @@ int dmsg_region_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_remove_reply *m);
 
 #define DMSG_REGION_EXPORT_MIN 48
-#define DMSG_REGION_EXPORT_BODY_MAX 48
+#define DMSG_REGION_EXPORT_BODY_MAX 56
 /* Request. Makes a token for a range of a region. */
 struct dmsg_region_export {
 	uint64_t region; /* Region handle. */
@@ -879,6 +881,12 @@ struct dmsg_region_export {
 	uint16_t flags; /* export_flag bits. */
 	uint32_t ttl_ms; /* Time to live in milliseconds; 0: until revoked. */
 	uint8_t audience[16]; /* Agent id of the only importer; zero for any. */
+	/*
+	 * With the mooncake flag: the address of the range for Mooncake's engines, not 0. The range
+	 * is then a buffer of this agent's segment of Mooncake until the token is revoked, so a
+	 * ttl, an audience and single_use are refused.
+	 */
+	uint64_t mooncake;
 };
 int dmsg_region_export_decode(const void *body, size_t len, struct dmsg_region_export *ret,
 	struct dray_err *reterr);

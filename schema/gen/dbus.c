@@ -38,7 +38,7 @@ const struct dray_dbus_method dray_dbus_methods[33] = {
 	{ "Resume", "", true },
 };
 
-const struct dray_dbus_property dray_dbus_properties[18] = {
+const struct dray_dbus_property dray_dbus_properties[19] = {
 	{ "State", "state", "s", offsetof(struct dray_dbus_properties, state) },
 	{ "Version", "version", "s", offsetof(struct dray_dbus_properties, version) },
 	{ "AgentId", "agent_id", "s", offsetof(struct dray_dbus_properties, agent_id) },
@@ -51,6 +51,8 @@ const struct dray_dbus_property dray_dbus_properties[18] = {
 	{ "Workers", "workers", "u", offsetof(struct dray_dbus_properties, workers) },
 	{ "PollTimeNs", "poll_time_ns", "t", offsetof(struct dray_dbus_properties, poll_time_ns) },
 	{ "PollReason", "poll_reason", "s", offsetof(struct dray_dbus_properties, poll_reason) },
+	{ "MooncakeSegment", "mooncake_segment", "s", offsetof(struct dray_dbus_properties,
+		mooncake_segment) },
 	{ "GpuPlugin", "gpu_plugin", "s", offsetof(struct dray_dbus_properties, gpu_plugin) },
 	{ "UptimeNs", "uptime_ns", "t", offsetof(struct dray_dbus_properties, uptime_ns) },
 	{ "LogLevel", "log_level", "s", offsetof(struct dray_dbus_properties, log_level) },

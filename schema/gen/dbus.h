@@ -29,6 +29,8 @@
  */
 #define DRAY_DBUS_PROPERTY_POLL_TIME_NS "PollTimeNs"
 #define DRAY_DBUS_PROPERTY_POLL_REASON "PollReason" /* Why PollTimeNs is 0; else empty. */
+/* Segment by which Mooncake's engines reach this agent; empty: it does not speak their protocol. */
+#define DRAY_DBUS_PROPERTY_MOONCAKE_SEGMENT "MooncakeSegment"
 /* State of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
 #define DRAY_DBUS_PROPERTY_GPU_PLUGIN "GpuPlugin"
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
@@ -195,6 +197,11 @@ struct dray_dbus_properties {
 	 */
 	uint64_t poll_time_ns;
 	const char *poll_reason; /* Why PollTimeNs is 0; else empty. */
+	/*
+	 * Segment by which Mooncake's engines reach this agent; empty: it does not speak their
+	 * protocol.
+	 */
+	const char *mooncake_segment;
 	/* State of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
 	const char *gpu_plugin;
 	uint64_t uptime_ns; /* Nanoseconds since start. */
@@ -213,7 +220,7 @@ struct dray_dbus_property {
 	size_t offset; /* of the member */
 };
 
-#define DRAY_DBUS_PROPERTIES_N 18
+#define DRAY_DBUS_PROPERTIES_N 19
 extern const struct dray_dbus_property dray_dbus_properties[DRAY_DBUS_PROPERTIES_N];
 
 enum dray_dbus_session_field {

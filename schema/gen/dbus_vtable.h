@@ -31,6 +31,8 @@ int dbus_get_poll_time_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_poll_reason(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_mooncake_segment(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_gpu_plugin(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
@@ -98,6 +100,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("Workers", "u", dbus_get_workers, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("PollTimeNs", "t", dbus_get_poll_time_ns, 0, 0),
 	SD_BUS_PROPERTY("PollReason", "s", dbus_get_poll_reason, 0, 0),
+	SD_BUS_PROPERTY("MooncakeSegment", "s", dbus_get_mooncake_segment, 0, 0),
 	SD_BUS_PROPERTY("GpuPlugin", "s", dbus_get_gpu_plugin, 0, 0),
 	SD_BUS_PROPERTY("UptimeNs", "t", dbus_get_uptime_ns, 0, 0),
 	SD_BUS_PROPERTY("LogLevel", "s", dbus_get_log_level, 0, 0),

@@ -48,6 +48,35 @@ enum dray_metric {
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */
 	DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, /* Data streams that broke or were torn down. */
+	/* Payload bytes that peers read over Mooncake's protocol. */
+	DRAY_METRIC_MOONCAKE_SENT_BYTES_TOTAL,
+	/* Payload bytes that peers wrote over Mooncake's protocol. */
+	DRAY_METRIC_MOONCAKE_RECEIVED_BYTES_TOTAL,
+	/* Requests over Mooncake's protocol that were carried out. */
+	DRAY_METRIC_MOONCAKE_REQUESTS_TOTAL,
+	/*
+	 * Requests over Mooncake's protocol that were refused: malformed, or not within one buffer.
+	 */
+	DRAY_METRIC_MOONCAKE_REQUESTS_REFUSED_TOTAL,
+	/*
+	 * Requests over Mooncake's protocol that ended before their last byte: the peer closed or
+	 * stalled, or the buffer ended.
+	 */
+	DRAY_METRIC_MOONCAKE_REQUESTS_BROKEN_TOTAL,
+	DRAY_METRIC_MOONCAKE_CONNECTIONS, /* Open data connections of Mooncake's protocol. */
+	/*
+	 * Connections of Mooncake's protocol that were closed unread: not of mooncake.allow, too
+	 * many, or the agent drains.
+	 */
+	DRAY_METRIC_MOONCAKE_CONNECTIONS_REFUSED_TOTAL,
+	/* Handshakes of Mooncake's protocol that were answered. */
+	DRAY_METRIC_MOONCAKE_HANDSHAKES_TOTAL,
+	/*
+	 * Handshakes of Mooncake's protocol that were closed without an answer: malformed or not
+	 * complete in time.
+	 */
+	DRAY_METRIC_MOONCAKE_HANDSHAKES_REFUSED_TOTAL,
+	DRAY_METRIC_MOONCAKE_BUFFERS, /* Exports with an address for Mooncake. */
 	DRAY_METRIC_RDMA_SENT_BYTES_TOTAL, /* Payload bytes written over queue pairs. */
 	DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL, /* Payload bytes read over queue pairs. */
 	DRAY_METRIC_RDMA_QUEUE_PAIRS, /* Queue pairs that may post. */

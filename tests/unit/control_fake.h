@@ -15,6 +15,7 @@
 
 #include "agent/control/bus/bus.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/peer/check.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/gather.h"
@@ -315,6 +316,12 @@ const char *gpus_plugin(const struct gpus *g)
 {
 	(void)g;
 	return "CUDA 13.0 \xff";
+}
+
+const char *mooncake_server_segment(const struct mooncake_server *s)
+{
+	(void)s;
+	return "10.0.0.1:15000";
 }
 
 /* --- segments, hints, environment ---------------------------------------------------------------- */

@@ -273,12 +273,14 @@ static const char *check_dmsg_region_export(const void *body, size_t len)
 		return "length";
 	if (m.access != UINT16_C(0x3))
 		return "access";
-	if (m.flags != UINT16_C(0x1))
+	if (m.flags != UINT16_C(0x3))
 		return "flags";
 	if (m.ttl_ms != UINT32_C(0xa7a09992))
 		return "ttl_ms";
 	if (memcmp(m.audience, "\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030", 16))
 		return "audience";
+	if (m.mooncake != UINT64_C(0xfdf6efe8e1dad3cc))
+		return "mooncake";
 	return NULL;
 }
 
@@ -289,9 +291,10 @@ static int encode_dmsg_region_export(void *buf, size_t cap)
 		.offset = UINT64_C(0x4f48413a332c251e),
 		.length = UINT64_C(0x6c655e575049423b),
 		.access = UINT16_C(0x3),
-		.flags = UINT16_C(0x1),
+		.flags = UINT16_C(0x3),
 		.ttl_ms = UINT32_C(0xa7a09992),
 		.audience = { 175, 182, 189, 196, 203, 210, 217, 224, 231, 238, 245, 252, 3, 10, 17, 24 },
+		.mooncake = UINT64_C(0xfdf6efe8e1dad3cc),
 	};
 
 	return dmsg_region_export_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4103,8 +4106,8 @@ const struct vector vectors[] = {
 	  check_dmsg_region_remove, encode_dmsg_region_remove, encode_empty_dmsg_region_remove, 0, NULL },
 	{ VECTOR_DATA, DMSG_REGION_REMOVE_REPLY, "region_remove_reply", 0, DMSG_REGION_REMOVE_REPLY_BODY_MAX,
 	  check_dmsg_region_remove_reply, encode_dmsg_region_remove_reply, encode_empty_dmsg_region_remove_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_REGION_EXPORT, "region_export", 48, DMSG_REGION_EXPORT_BODY_MAX,
-	  check_dmsg_region_export, encode_dmsg_region_export, encode_empty_dmsg_region_export, 0, NULL },
+	{ VECTOR_DATA, DMSG_REGION_EXPORT, "region_export", 56, DMSG_REGION_EXPORT_BODY_MAX,
+	  check_dmsg_region_export, encode_dmsg_region_export, encode_empty_dmsg_region_export, 1, (const size_t[]){ 48 } },
 	{ VECTOR_DATA, DMSG_REGION_EXPORT_REPLY, "region_export_reply", 12, DMSG_REGION_EXPORT_REPLY_BODY_MAX,
 	  check_dmsg_region_export_reply, encode_dmsg_region_export_reply, encode_empty_dmsg_region_export_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_REGION_REVOKE, "region_revoke", 16, DMSG_REGION_REVOKE_BODY_MAX,
@@ -4363,7 +4366,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[7], "region_export.access", 24, 2, UINT64_C(0x4), DRAY_E_UNSUPPORTED },
 	{ &vectors[7], "region_export.access", 24, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
-	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
+	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x4), DRAY_E_UNSUPPORTED },
 	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x4), 0 },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x8000), 0 },

@@ -28,7 +28,7 @@ static void grant(unsigned i, dray_handle handle, dray_handle region, uint64_t o
 	struct grant_view *g = &owner.grants[i];
 
 	*g = (struct grant_view){
-		{ OBJECT_GRANT, handle, 0, SESSION, length, access }, PEER, region, offset, NULL
+		{ OBJECT_GRANT, handle, 0, SESSION, length, access }, PEER, region, offset, NULL, 0
 	};
 	object_publish(&lab->rig.core, &g->o);
 }

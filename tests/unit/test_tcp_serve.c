@@ -158,32 +158,38 @@ static void test_refused(void **state)
 			 LAB_PEER,
 			 LAB_REGION,
 			 500,
-			 NULL },
+			 NULL,
+			 0 },
 		foreign = { { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
 			    LAB_HANDLE(9),
 			    LAB_REGION,
 			    0,
-			    NULL },
+			    NULL,
+			    0 },
 		dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000, DMSG_ACCESS_ALL },
 			     LAB_PEER,
 			     LAB_HANDLE(99),
 			     0,
-			     NULL },
+			     NULL,
+			     0 },
 		write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000, DMSG_ACCESS_WRITE },
 			       LAB_PEER,
 			       LAB_REGION,
 			       0,
-			       NULL },
+			       NULL,
+			       0 },
 		beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
 			   LAB_PEER,
 			   LAB_REGION,
 			   1,
-			   NULL },
+			   NULL,
+			   0 },
 		lease = { { OBJECT_GRANT, LAB_HANDLE(25), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
 			  LAB_PEER,
 			  LAB_REGION,
 			  0,
-			  ranges };
+			  ranges,
+			  0 };
 	struct {
 		uint8_t kind;
 		uint64_t grant;
@@ -262,7 +268,8 @@ static void test_grant_just_published(void **state)
 				   LAB_PEER,
 				   LAB_REGION,
 				   0,
-				   NULL };
+				   NULL,
+				   0 };
 	struct pmsg_seg seg = { 0, 1000 };
 	size_t n;
 

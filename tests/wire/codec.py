@@ -395,7 +395,9 @@ REGION_FLAG_HUGE = 1  # Pools: use huge pages, or refuse the region.
 REGION_FLAG_ALL = 1
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
-EXPORT_FLAG_ALL = 1
+# Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4.
+EXPORT_FLAG_MOONCAKE = 2
+EXPORT_FLAG_ALL = 3
 
 # Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
 # message.
@@ -984,27 +986,41 @@ def unpack_region_remove_reply(body):
 
 
 # Makes a token for a range of a region.
-RegionExport = namedtuple("RegionExport", "region offset length access flags ttl_ms audience")
+RegionExport = namedtuple("RegionExport", """
+    region offset length access flags ttl_ms audience mooncake""")
 _REGION_EXPORT_0 = Struct("<QQQHHI16s")
+_REGION_EXPORT_1 = Struct("<Q")
 
 
 def pack_region_export(request_id=0, region=0, offset=0, length=0, access=0, flags=0, ttl_ms=0,
-                       audience=bytes(16)):
+                       audience=bytes(16), mooncake=0):
     return build(MSG_REGION_EXPORT, request_id,
                  _REGION_EXPORT_0.pack(region, offset, length, access, flags, ttl_ms,
-                                       audience))
+                                       audience),
+                 _REGION_EXPORT_1.pack(mooncake))
 
 
 def unpack_region_export(body):
     left = len(body)
+    at = 0
     if left < 48:
         raise _short("region_export")
-    (region, offset, length, access, flags, ttl_ms, audience) = _REGION_EXPORT_0.unpack_from(body)
+    (region, offset, length, access, flags, ttl_ms,
+     audience) = _REGION_EXPORT_0.unpack_from(body, at)
     if access & ~ACCESS_ALL:
         raise _bits("region_export.access", access & ~ACCESS_ALL)
     if flags & ~EXPORT_FLAG_ALL:
         raise _bits("region_export.flags", flags & ~EXPORT_FLAG_ALL)
-    return RegionExport(region, offset, length, access, flags, ttl_ms, audience)
+    at += 48
+    left -= 48
+    mooncake = 0
+    if left:  # since minor version 4
+        if left < 8:
+            raise _short("region_export")
+        mooncake, = _REGION_EXPORT_1.unpack_from(body, at)
+        at += 8
+        left -= 8
+    return RegionExport(region, offset, length, access, flags, ttl_ms, audience, mooncake)
 
 
 # The token.

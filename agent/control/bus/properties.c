@@ -4,6 +4,7 @@
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/status/gather.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/log.h"
@@ -74,6 +75,11 @@ PROPERTY(poll_reason)
 
 	agent_poll_time(a, why, sizeof(why));
 	return sd_bus_message_append(reply, "s", why);
+}
+
+PROPERTY(mooncake_segment)
+{
+	return sd_bus_message_append(reply, "s", mooncake_server_segment(a->mooncake));
 }
 
 PROPERTY(gpu_plugin)

@@ -15,6 +15,18 @@ static struct grant_peer *peer_find(struct regions *r, dray_handle peer)
 			      by_handle);
 }
 
+void regions_mooncake_each(struct regions *r, void (*fn)(void *arg, const struct grant_view *grant),
+			   void *arg)
+{
+	struct grant_peer *p = peer_find(r, MOONCAKE_PEER);
+
+	if (!p)
+		return;
+	dray_list_for_each(&p->grants, g, struct grant, peer_link)
+		if (!g->ending)
+			fn(arg, &g->view);
+}
+
 static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
 {
 	struct grant_peer *p = peer_find(r, peer);
@@ -91,6 +103,8 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 	if (g->ending)
 		return;
 	g->ending = true;
+	/* Mooncake's engines acknowledge nothing: they reach the range by the workers alone */
+	fence = fence && g->view.peer != MOONCAKE_PEER;
 	g->fenced = !fence;
 	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, code, urgent, handle_dropped, g);
 	if (fence)
@@ -125,7 +139,7 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
 	struct grant *g;
 
-	if (grants_count(r, peer) >= max) {
+	if (peer != MOONCAKE_PEER && grants_count(r, peer) >= max) {
 		dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 			     "the owner holds %" PRIu32
 			     " grants for this agent; release some, or raise the owner's "
@@ -147,6 +161,7 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	g->view.peer = peer;
 	g->view.region = t->region->handle;
 	g->view.offset = t->offset;
+	g->view.mooncake = peer == MOONCAKE_PEER ? t->mooncake : 0;
 	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
 	pool_publish(r->deps.pool, &g->view.o);
 	return g;
@@ -248,7 +263,7 @@ void grants_of_region(struct regions *r, dray_handle region,
 	struct grant *g;
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (!g->ending && g->view.region == region)
+		if (!g->ending && g->view.region == region && g->view.peer != MOONCAKE_PEER)
 			fn(arg, &g->view);
 }
 
@@ -264,7 +279,7 @@ void grants_with_keys(struct regions *r, dray_handle region,
 
 uint32_t grants_total(struct regions *r)
 {
-	return r->grants.count;
+	return r->grants.count - grants_count(r, MOONCAKE_PEER);
 }
 
 uint32_t grants_count(struct regions *r, dray_handle peer)

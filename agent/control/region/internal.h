@@ -38,6 +38,7 @@ struct regions {
 	struct leases_totals lease_totals;   /* without those of now */
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
+	uint32_t mooncake_max; /* exports with an address for Mooncake; 0: it is off */
 };
 
 struct region {
@@ -89,6 +90,7 @@ struct token {
 	dray_handle handle;
 	uint64_t offset, length;
 	uint16_t access, flags;
+	uint64_t mooncake;            /* address of its range for Mooncake's engines; 0: none */
 	struct dray_heap_node expiry; /* in regions->expiry, or of a lease in lease_expiry */
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
@@ -203,3 +205,9 @@ struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle
 void grant_end(struct grant *g, bool fence, bool urgent);
 /* Removes it from its token, which it outlives. */
 void grant_detach(struct grant *g);
+
+/* mooncake.c */
+
+/* Whether this range may be a buffer for Mooncake's engines. 0, or -errno with reterr. */
+int mooncake_export_check(const struct region *region, const struct dmsg_region_export *m,
+			  struct dray_err *reterr);

@@ -266,7 +266,13 @@ dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant)
 
 uint32_t grants_count(struct regions *r, dray_handle peer);
 
-/* Grants of all peers. */
+/* From now on ranges may be exported to Mooncake's engines, at most so many at once. */
+void regions_mooncake_open(struct regions *r, uint32_t max);
+/* Runs fn for each range that is exported to Mooncake's engines now. */
+void regions_mooncake_each(struct regions *r, void (*fn)(void *arg, const struct grant_view *grant),
+			   void *arg);
+
+/* Grants of all peers, without those for Mooncake's engines, which hold nothing. */
 uint32_t grants_total(struct regions *r);
 
 /* Fills every field but rdma. */

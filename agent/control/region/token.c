@@ -212,6 +212,7 @@ struct token *token_new(struct region *region, const struct dmsg_region_export *
 	t->length = m->length;
 	t->access = m->access;
 	t->flags = m->flags;
+	t->mooncake = is_lease ? 0 : m->mooncake;
 	memcpy(t->audience, m->audience, AGENT_ID_BYTES);
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
@@ -276,6 +277,8 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	if (!region)
 		return -ENOENT;
 	e = check_export(r, region, m, strlen(segment), reterr);
+	if (e >= 0)
+		e = mooncake_export_check(region, m, reterr);
 	if (e < 0)
 		return e;
 	e = owner_take(region->owner.uid_owner, RESOURCE_TOKENS, 1, reterr);
@@ -284,6 +287,10 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	t = token_new(region, m, false, reterr);
 	if (!t) {
 		owner_put(region->owner.uid_owner, RESOURCE_TOKENS, 1);
+		return -ENOMEM;
+	}
+	if (t->mooncake && !grant_make(t, MOONCAKE_PEER, reterr)) {
+		token_free(t, DRAY_E_REVOKED);
 		return -ENOMEM;
 	}
 	*ret_token_id = t->handle;

@@ -6,6 +6,7 @@
 #include "agent/control/agent.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/mooncake.h"
 #include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/placement.h"
@@ -91,6 +92,17 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 		       &v[DRAY_METRIC_TOKENS]);
 }
 
+static void mooncake_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
+{
+	struct mooncake_totals t = mooncake_server_totals(a->mooncake);
+
+	v[DRAY_METRIC_MOONCAKE_CONNECTIONS] = t.connections;
+	v[DRAY_METRIC_MOONCAKE_CONNECTIONS_REFUSED_TOTAL] = t.connections_refused;
+	v[DRAY_METRIC_MOONCAKE_HANDSHAKES_TOTAL] = t.handshakes;
+	v[DRAY_METRIC_MOONCAKE_HANDSHAKES_REFUSED_TOTAL] = t.handshakes_refused;
+	v[DRAY_METRIC_MOONCAKE_BUFFERS] = grants_count(a->regions, MOONCAKE_PEER);
+}
+
 void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	for (unsigned m = 0; m < DRAY_METRIC_N; m++) {
@@ -101,6 +113,7 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	}
 	client_metrics(a, v);
 	placement_metrics(a, v);
+	mooncake_metrics(a, v);
 	rails_metrics(a->rails, v);
 	gpus_metrics(a->gpus, v);
 }

@@ -236,7 +236,7 @@ struct core_upcalls {
 	int (*flush_rdma)(struct core *c, unsigned device);
 };
 
-#define TRANSPORTS_MAX 4
+#define TRANSPORTS_MAX 5
 
 struct core {
 	unsigned index; /* of the worker */

@@ -62,6 +62,8 @@ struct transport_ops {
 	 */
 	void (*stop)(struct core *c, void *state, struct xfer *x, bool urgent);
 
+	/* The object was published. May be NULL. */
+	void (*publish)(struct core *c, void *state, const struct object_view *view);
 	/* The object (a grant, or a region with grants) is being dropped: stops serving it, as stop() does. May be NULL. */
 	void (*drop)(struct core *c, void *state, struct object *o);
 

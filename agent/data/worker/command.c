@@ -177,6 +177,8 @@ static void run_command(struct worker *w, struct command *cmd)
 		break;
 	case COMMAND_PUBLISH:
 		object_publish(c, cmd->view);
+		transports_each(c, i, publish)
+			c->transports[i]->publish(c, c->transport_state[i], cmd->view);
 		break;
 	case COMMAND_KEYS:
 		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);

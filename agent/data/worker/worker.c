@@ -9,6 +9,7 @@
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "agent/data/transport/local/local.h"
+#include "agent/data/transport/mooncake/mooncake.h"
 #include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transport/stage/stage.h"
 #include "agent/data/transport/tcp/tcp.h"
@@ -45,7 +46,8 @@ void worker_release(struct worker *w)
 static int worker_setup(struct worker *w, uint32_t max_transfers)
 {
 	static const struct transport_ops *const all[] = { &transport_gpu, &transport_local,
-							   &transport_rdma, &transport_tcp };
+							   &transport_rdma, &transport_tcp,
+							   &transport_mooncake };
 	struct core *c = &w->core;
 	int ret;
 

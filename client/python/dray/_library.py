@@ -230,6 +230,7 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_region_add_start": (c_int, _d, POINTER(RegionSpec), _arg, _id),
     "dray_region_remove_start": (c_int, _d, c_uint64, _arg, _id),
     "dray_region_export_start": (c_int, _d, c_uint64, POINTER(Export), _arg, _id),
+    "dray_region_export_mooncake_start": (c_int, _d, c_uint64, POINTER(Export), c_uint64, _arg, _id),
     "dray_region_revoke_start": (c_int, _d, c_uint64, POINTER(Token), _arg, _id),
     "dray_region_map": (c_int, _d, c_uint64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int)),
     "dray_region_get_info": (c_int, _d, c_uint64, POINTER(RegionInfo)),

@@ -305,7 +305,9 @@ REGION_FLAG_HUGE = 1  # Pools: use huge pages, or refuse the region.
 REGION_FLAG_ALL = 1
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
-EXPORT_FLAG_ALL = 1
+# Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4.
+EXPORT_FLAG_MOONCAKE = 2
+EXPORT_FLAG_ALL = 3
 
 # Grant the lease to the agent `audience` now, if it is connected, so that it acquires it without a
 # message.

@@ -123,23 +123,24 @@ class Region:
 
     @overload
     def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
-               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False, mooncake: int | None = None,
                wait: Literal[True] = True) -> Token: ...
 
     @overload
     def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
-               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False, mooncake: int | None = None,
                wait: Literal[False]) -> Pending[Token]: ...
 
     def export(self, offset: int = 0, length: int | None = None, *, access: str | int | None = None,
-               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False,
+               ttl: float | None = None, audience: bytes | None = None, single_use: bool = False, mooncake: int | None = None,
                wait: bool = True) -> Token | Pending[Token]:
         """A token for `length` bytes from `offset` (None: to the end).
 
         access: "r", "w" or "rw" of the importers (default: that of the region). ttl: seconds until it
         expires; None: when it is revoked. audience: agent_id of the only agent that may import it.
-        single_use: it can be imported once. Waits for the agent's answer, or with wait=False returns a
-        Pending.
+        single_use: it can be imported once. mooncake: the address at which engines with Mooncake expect the
+        range, which makes it a buffer of the agent's Mooncake segment until the token is revoked (not with
+        ttl, audience or single_use). Waits for the agent's answer, or with wait=False returns a Pending.
         """
         handle = self._use()
         what = lib.Export(
@@ -154,7 +155,11 @@ class Region:
         if audience:
             what.audience[:] = _audience(audience)
         pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self.revoke)
-        self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
+        if mooncake is None:
+            self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
+        else:
+            self.client._request(pending, lib.held.dray_region_export_mooncake_start, handle, byref(what),
+                                 arguments.number("mooncake", mooncake))
         return self.client._settle(pending, wait)
 
     @overload

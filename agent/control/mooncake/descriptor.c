@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mooncake's description of a segment. Its readers stop their process if a value has another type than they expect. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "agent/control/mooncake/internal.h"
+#include "lib/cleanup.h"
+#include "lib/time.h"
+
+/* The version of the data protocol with a status. Older engines do not know the key, and use version 1. */
+#define DATA_VERSION 2
+
+struct writing {
+	FILE *f;
+	const char *name;
+	bool some;
+};
+
+/* The name needs no escapes: it is an address or a host name, and a port. */
+static void put_buffer(void *arg, const struct grant_view *g)
+{
+	struct writing *w = arg;
+
+	fprintf(w->f, "%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"%s\"}",
+		w->some ? "," : "", g->mooncake, g->o.length, w->name);
+	w->some = true;
+}
+
+static void put_timestamp(FILE *f)
+{
+	struct timespec now;
+	char text[32] = "";
+	struct tm tm;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (localtime_r(&now.tv_sec, &tm))
+		strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm);
+	fprintf(f, "\"timestamp\":\"%s.%06ld\"", text, now.tv_nsec / 1000);
+}
+
+uint32_t descriptor_buffers_max(const char *name)
+{
+	return (uint32_t)((MOONCAKE_FRAME_MAX - DESCRIPTOR_HEAD) /
+			  (DESCRIPTOR_BUFFER + strlen(name)));
+}
+
+char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
+{
+	struct writing w = { .name = s->name };
+	char *text = NULL;
+	bool bad;
+
+	w.f = open_memstream(&text, ret_n);
+	if (!w.f)
+		return NULL;
+	fputs("{\"buffers\":[", w.f);
+	regions_mooncake_each(s->deps.regions, put_buffer, &w);
+	fprintf(w.f,
+		"],\"name\":\"%s\",\"protocol\":\"tcp\",\"tcp_data_port\":%u,"
+		"\"tcp_proto_version\":%d,",
+		s->name, s->data_port, DATA_VERSION);
+	put_timestamp(w.f);
+	fputs("}\n", w.f);
+	bad = ferror(w.f);
+	if (fclose(w.f) || bad) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The face of the agent for Mooncake's engines: it answers their handshake with a segment whose buffers are the ranges that
+ * clients exported with an address for them, and accepts data connections, which workers serve (agent/data/transport/mooncake).
+ *
+ * The protocol has no authentication. A peer is what its address says, so a connection from an address that is not in
+ * mooncake.allow is closed before a byte of it is read. What an admitted peer sends is bounded: a handshake by its size and time,
+ * and its content is never parsed, because nothing in it is needed; data connections by their number and stalls.
+ *
+ * Control thread only.
+ */
+#pragma once
+
+#include <systemd/sd-event.h>
+
+#include "agent/control/region/region.h"
+#include "agent/data/data.h"
+#include "lib/err.h"
+#include "schema/gen/config.h"
+
+struct mooncake_server;
+
+struct mooncake_deps {
+	sd_event *event;
+	const struct dray_config *cfg;
+	struct worker_pool *pool;
+	struct regions *regions;
+};
+
+/* *ret is NULL without mooncake.listen; all other calls take NULL. 0, or -errno with reterr. */
+int mooncake_server_new(struct mooncake_server **ret, const struct mooncake_deps *deps,
+			struct dray_err *reterr);
+/* Workers close their data connections when they end. */
+struct mooncake_server *mooncake_server_free(struct mooncake_server *s);
+
+/* on: closes all connections, and refuses others until it is called again. */
+void mooncake_server_drain(struct mooncake_server *s, bool on);
+/* Closes the connections that mooncake.allow does not have any more. */
+void mooncake_server_reload(struct mooncake_server *s);
+/* A message of a worker. */
+void mooncake_server_message(struct mooncake_server *s, const struct transport_message *m);
+
+/* Its name; "": there is none. */
+const char *mooncake_server_segment(const struct mooncake_server *s);
+
+struct mooncake_totals {
+	uint64_t connections, connections_refused;
+	uint64_t handshakes, handshakes_refused;
+};
+struct mooncake_totals mooncake_server_totals(const struct mooncake_server *s);

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent as a target of Mooncake's engines: its listeners, an owner with buffers, bare connections, and Mooncake itself."""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import select
+import socket
+import struct
+import subprocess
+
+import dray
+import pytest
+from harness import LIMIT, MIB, ROOT, parse_segment, until
+
+MAX_FRAME = 1 << 20
+OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
+READ, WRITE, V2 = 0, 1, 0x80
+METADATA, NOTIFY, PROBE = 1, 2, 3
+
+
+def settings(host, allow="127.0.0.0/8", **more):
+    return {"mooncake.listen": f"{host}:0", "mooncake.allow": allow, **{k.replace("__", "."): v for k, v in more.items()}}
+
+
+def segment(agent):
+    """(name of the agent's Mooncake segment, port of its data connections)"""
+    words = [line for line in agent.text().splitlines() if "may use this segment" in line][-1].split()
+    fields = dict(word.split("=", 1) for word in words if "=" in word)
+    return fields["segment"], int(fields["data_port"])
+
+
+def counter(agent, name):
+    return agent.ctl("status", "--json")["counters"][f"dray_mooncake_{name}"]
+
+
+class Owner:
+    """A client whose memory is a buffer for Mooncake's engines, at its own address."""
+
+    def __init__(self, agent, size, fill=None, **export):
+        self.client = agent.client()
+        self.memory = dray.Memory(size)
+        self.view = self.memory.view
+        if fill is not None:
+            self.view[:len(fill)] = fill
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory.map))
+        self.region = self.client.region(self.memory)
+        self.token = self.region.export(mooncake=self.address, **export)
+
+    def close(self):
+        self.view = None
+        self.client.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+# --- bare connections -----------------------------------------------------------------------------
+
+def exactly(sock, n):
+    """n bytes, or fewer before the end of the connection."""
+    got = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while len(got) < n and (part := sock.recv(min(n - len(got), MIB))):
+            got += part
+    return bytes(got)
+
+
+def ended(sock):
+    """The agent closes the connection, without another byte."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def frame(kind, body=b"{}"):
+    return struct.pack("<QB", len(body) + 1, kind) + body
+
+
+def ask(agent, kind=METADATA, body=b"{}"):
+    """The answer to a handshake."""
+    with agent.host.connect(segment(agent)[0]) as sock:
+        sock.sendall(frame(kind, body))
+        n, got = struct.unpack("<QB", exactly(sock, 9))
+        assert got == kind and 1 < n <= MAX_FRAME
+        answer = exactly(sock, n - 1)
+        assert len(answer) == n - 1 and ended(sock)
+    return json.loads(answer)
+
+
+def head(op, address, length, padding=b"\0" * 7):
+    return struct.pack("<QQB", length, address, op) + padding
+
+
+def data(agent):
+    """A data connection."""
+    name, port = segment(agent)
+    return agent.host.connect(f"{name.rsplit(':', 1)[0]}:{port}")
+
+
+def refused(agent, endpoint, bind=None):
+    """A connection to the endpoint is closed before a byte of it is read."""
+    with agent.host.socket() as sock:
+        if bind:
+            sock.bind((bind, 0))
+        try:
+            sock.connect(parse_segment(endpoint))
+        except ConnectionResetError:
+            return True
+        sock.settimeout(0.2)
+        try:
+            return ended(sock)
+        except TimeoutError:
+            return False
+
+
+def status(sock):
+    return struct.unpack("<Q", exactly(sock, 8))[0]
+
+
+def read(sock, address, n, version=2):
+    sock.sendall(head(READ | (V2 if version == 2 else 0), address, n))
+    if version == 2:
+        assert status(sock) == OK
+    return exactly(sock, n)
+
+
+def write(sock, address, content, version=2):
+    sock.sendall(head(WRITE | (V2 if version == 2 else 0), address, len(content)) + content)
+    if version == 2:
+        assert status(sock) == OK
+
+
+# --- Mooncake -------------------------------------------------------------------------------------
+
+def mooncake_python():
+    """The interpreter of an environment with Mooncake; skips the test where that cannot be had."""
+    made = subprocess.run([ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if made.returncode == 3:
+        pytest.skip("Mooncake is not in this machine's package registry")
+    return pathlib.Path(made.stdout.strip())
+
+
+class Initiator:
+    """Mooncake's own engine on the agent's host, with `size` bytes of memory."""
+
+    def __init__(self, agent, size, host=None, **env):
+        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", host or agent.host.v4, str(size)]
+        self.target = segment(agent)[0]
+        self.process = subprocess.Popen(
+            agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env={**os.environ, **env},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.hear() == "ready"
+
+    def tell(self, name, *args):
+        self.process.stdin.write(json.dumps([name, *args]) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, limit=2 * LIMIT):
+        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        assert ready, f"Mooncake has said nothing in {limit} s"
+        line = self.process.stdout.readline()
+        assert line, f"Mooncake ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def __call__(self, name, *args):
+        self.tell(name, *args)
+        return self.hear()
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+def connections(agent, n):
+    until(lambda: counter(agent, "connections") == n, f"{n} data connections")
+
+
+__all__ = ["LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Initiator", "Owner", "ask", "connections",
+           "counter", "data", "ended", "exactly", "frame", "head", "mooncake_python", "parse_segment", "read", "segment", "settings", "socket",
+           "status", "until", "write"]
