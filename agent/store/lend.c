@@ -148,7 +148,7 @@ static bool may_lend(const struct store_loan *l, const struct store_object *o, u
 }
 
 static void lend_one(struct store_loan *l, struct store_space *sp, struct store_key key,
-		     uint64_t most, struct store_get *g)
+		     bool no_wait, uint64_t most, struct store_get *g)
 {
 	struct store_object *o = sp ? item_find(sp, key) : NULL;
 	struct store_totals *t = &l->store->totals;
@@ -162,6 +162,12 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 		return;
 	}
 	l->n_loads += !o->resident;
+	if (no_wait && item_tier(o) == DMSG_STORE_TIER_DISK) {
+		g->status = item_fetch(o);
+		if (!g->status)
+			g->status = DMSG_STORE_STATUS_BUSY;
+		return;
+	}
 	g->status = item_get(o, &l->wait, g);
 	if (g->status)
 		return;
@@ -172,7 +178,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 }
 
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
-	       uint32_t n, uint64_t bytes, void (*ready)(void *arg), void *arg,
+	       uint32_t n, bool no_wait, uint64_t bytes, void (*ready)(void *arg), void *arg,
 	       struct store_loan **ret, struct dray_err *reterr)
 {
 	struct store_space *sp;
@@ -197,7 +203,7 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	for (uint32_t i = 0; i < n; i++) {
 		/* for each key, because it may have to evict many objects */
 		pthread_mutex_lock(&s->lock);
-		lend_one(l, sp, keys[i], bytes, &l->items[i].get);
+		lend_one(l, sp, keys[i], no_wait, bytes, &l->items[i].get);
 		pthread_mutex_unlock(&s->lock);
 	}
 	pthread_mutex_lock(&s->lock);

@@ -1332,7 +1332,7 @@ int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_loo
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct pmsg_store_lookup m;
+	struct pmsg_store_lookup m = { 0 };
 
 	if (len < 12)
 		return check_short(reterr, "store_lookup");
@@ -1368,6 +1368,13 @@ int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_loo
 		return check_large(reterr, "store_lookup.keys", m.keys.n, 60000);
 	if (len - 4 < m.keys.n)
 		return check_short(reterr, "store_lookup");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_lookup");
+		m.flags = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -1375,7 +1382,7 @@ int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_loo
 int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup *m)
 {
-	size_t length = 20;
+	size_t length = 24;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -1397,7 +1404,8 @@ int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->tenant.n);
 	p = put_bytes(p + 4, m->tenant.p, m->tenant.n);
 	dray_le_put32(p + 0, m->keys.n);
-	put_bytes(p + 4, m->keys.p, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->flags);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

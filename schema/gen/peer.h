@@ -103,6 +103,13 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_STORE 64u
 #define PMSG_FEATURE_ALL 127u
 
+/*
+ * What is on disk is busy, and is read into memory meanwhile. An agent that does not know the flag
+ * answers when it is read.
+ */
+#define PMSG_STORE_LOOKUP_FLAG_NO_WAIT 1u
+#define PMSG_STORE_LOOKUP_FLAG_ALL 1u
+
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
 	PMSG_ERROR = 0x8000,
@@ -1048,7 +1055,7 @@ int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_lease_renew_reply *m);
 
 #define PMSG_STORE_LOOKUP_MIN 20
-#define PMSG_STORE_LOOKUP_BODY_MAX 60115
+#define PMSG_STORE_LOOKUP_BODY_MAX 60119
 /*
  * Request. Asks for objects of the receiver's store, for a client of the sender. What is found is
  * leased: it is neither evicted nor changed until the lease ends. Sent to agents with the feature
@@ -1067,6 +1074,7 @@ struct pmsg_store_lookup {
 	struct dray_str space;
 	struct dray_str tenant; /* Tenant of the client. */
 	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
+	uint32_t flags; /* store_lookup_flag bits. */
 };
 int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_lookup *ret,
 	struct dray_err *reterr);

@@ -37,7 +37,7 @@ static struct rig {
 	struct exchange *x;
 	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
 	struct store_ask *lapsed;   /* by COMMAND_STORE_LAPSED */
-	uint32_t lease_ms;          /* of the last lookup */
+	uint32_t lease_ms, flags;   /* of the last lookup */
 	struct request {
 		dray_handle peer;
 		uint32_t n;
@@ -69,6 +69,7 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 	if (peer == rig.clogged)
 		return -EBUSY;
 	rig.lease_ms = body->store_lookup.lease_ms;
+	rig.flags = body->store_lookup.flags;
 	rig.requests[rig.n_requests++] =
 		(struct request){ peer, (uint32_t)n, !body->store_lookup.space.n, fn, arg };
 	return 0;
@@ -547,6 +548,7 @@ static void test_exists(void **state)
 	for (unsigned i = 0; i < 16; i++)
 		asks[i] = look_for(1234);
 	assert_int_equal(rig.lease_ms, 1234);
+	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_NO_WAIT);
 	assert_int_equal(rig.n_requests, 2 * 16);
 	over = look_for(5);
 	assert_ptr_equal(rig.answered, over);
@@ -555,6 +557,7 @@ static void test_exists(void **state)
 	ask(1);
 	assert_int_equal(rig.n_requests, 2 * 17);
 	assert_int_equal(rig.lease_ms, 10000);
+	assert_int_equal(rig.flags, 0);
 	answer(0, 10, "F");
 	assert_ptr_equal(rig.answered, asks[0]);
 	rig.answered = NULL;

@@ -2878,6 +2878,11 @@ PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
 PEER_FEATURE_ALL = 127
 
+# What is on disk is busy, and is read into memory meanwhile. An agent that does not know the flag
+# answers when it is read.
+PEER_STORE_LOOKUP_FLAG_NO_WAIT = 1
+PEER_STORE_LOOKUP_FLAG_ALL = 1
+
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
 PEER_MSG_READY = 0x0002
@@ -3933,17 +3938,19 @@ def peer_unpack_lease_renew_reply(body):
 # Asks for objects of the receiver's store, for a client of the sender. What is found is leased: it
 # is neither evicted nor changed until the lease ends. Sent to agents with the feature store.
 # Refused with denied by an agent that has no key and does not allow that. Since 1.4.
-PeerStoreLookup = namedtuple("PeerStoreLookup", "uid lease_ms space tenant keys")
+PeerStoreLookup = namedtuple("PeerStoreLookup", "uid lease_ms space tenant keys flags")
 _PEER_STORE_LOOKUP_0 = Struct("<III")
+_PEER_STORE_LOOKUP_3 = Struct("<I")
 
 
-def peer_pack_store_lookup(request_id=0, uid=0, lease_ms=0, space="", tenant="", keys=b""):
+def peer_pack_store_lookup(request_id=0, uid=0, lease_ms=0, space="", tenant="", keys=b"", flags=0):
     space = _put_text("store_lookup.space", space, 64, True)
     tenant = _put_text("store_lookup.tenant", tenant, 31, True)
     keys = _put_blob("store_lookup.keys", keys, 60000)
     return peer_build(PEER_MSG_STORE_LOOKUP, request_id,
                       _PEER_STORE_LOOKUP_0.pack(uid, lease_ms, len(space)), space,
-                      _U32.pack(len(tenant)), tenant, _U32.pack(len(keys)), keys)
+                      _U32.pack(len(tenant)), tenant, _U32.pack(len(keys)), keys,
+                      _PEER_STORE_LOOKUP_3.pack(flags))
 
 
 def peer_unpack_store_lookup(body):
@@ -3985,7 +3992,14 @@ def peer_unpack_store_lookup(body):
     keys = _copy(body[at:at + n])
     at += n
     left -= n
-    return PeerStoreLookup(uid, lease_ms, space, tenant, keys)
+    flags = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_lookup")
+        flags, = _PEER_STORE_LOOKUP_3.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return PeerStoreLookup(uid, lease_ms, space, tenant, keys, flags)
 
 
 # The objects, in the order of the keys. Frames read them under the grant, which covers these bytes

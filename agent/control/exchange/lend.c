@@ -265,8 +265,8 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 	b->asked = true;
 	b->n++;
 	x->n_loans++;
-	r = store_lend(x->deps.store, &who, keys, l->n, room_of(x, b), ready, l, &l->objects,
-		       reterr);
+	r = store_lend(x->deps.store, &who, keys, l->n, m->flags & PMSG_STORE_LOOKUP_FLAG_NO_WAIT,
+		       room_of(x, b), ready, l, &l->objects, reterr);
 	if (r < 0) {
 		loan_free(l);
 		return r;
