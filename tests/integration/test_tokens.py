@@ -245,5 +245,5 @@ def test_export_checks(two):
     expect({"invalid", "range"}, there.region.export, 0, 0)
     expect("invalid", there.region.export, access=0)
     expect("unsupported", there.client.request, s.pack_region_export, region=there.region.handle, length=1, access=4)
-    expect("unsupported", there.client.request, s.pack_region_export, region=there.region.handle, length=1, access=1, flags=2)
+    expect("unsupported", there.client.request, s.pack_region_export, region=there.region.handle, length=1, access=1, flags=4)
     expect("not_found", there.client.request, s.pack_region_export, region=there.region.handle + (1 << 32), length=1, access=1)
