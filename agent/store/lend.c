@@ -24,6 +24,7 @@ struct store_loan {
 	void (*ready)(void *arg);
 	void *arg;
 	bool is_ready;
+	bool hold;            /* its objects are looked up again before they are read */
 	_Atomic bool stopped; /* nobody needs the answers */
 	uint64_t bytes;
 	uint32_t n, n_loads;
@@ -132,23 +133,23 @@ static void in_memory(struct store_wait *w)
 }
 
 /*
- * Others hold half of an owner's memory at most, so that it can always evict the other half for its own PUTs. *ret_never: the object
- * is too large for any lease.
+ * Others hold half of an owner's memory at most, so that it can always evict the other half for its own PUTs; and what is held for later
+ * takes half of that, because it counts again when it is read. *ret_never: the object is too large for any lease.
  */
 static bool may_lend(const struct store_loan *l, const struct store_object *o, uint64_t most,
 		     bool *ret_never)
 {
 	const struct owner_account *a = o->member->account;
 	uint64_t bytes = room(o->policy.bytes),
-		 half = budget_limit(&a->budget, RESOURCE_STORE_BYTES) / 2;
+		 half = budget_limit(&a->budget, RESOURCE_STORE_BYTES) / (l->hold ? 4 : 2);
 
-	*ret_never = bytes > half || bytes > store_lend_most(l->store);
+	*ret_never = bytes > half || bytes > store_lend_most(l->store) / (l->hold ? 2 : 1);
 	return bytes <= most && l->bytes <= most - bytes && a->store_lent + bytes <= half &&
 	       (o->resident || l->n_loads < LOADS_MAX);
 }
 
 static void lend_one(struct store_loan *l, struct store_space *sp, struct store_key key,
-		     bool no_wait, uint64_t most, struct store_get *g)
+		     uint64_t most, struct store_get *g)
 {
 	struct store_object *o = sp ? item_find(sp, key) : NULL;
 	struct store_totals *t = &l->store->totals;
@@ -162,7 +163,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 		return;
 	}
 	l->n_loads += !o->resident;
-	if (no_wait && item_tier(o) == DMSG_STORE_TIER_DISK) {
+	if (l->hold && item_tier(o) == DMSG_STORE_TIER_DISK) {
 		g->status = item_fetch(o);
 		if (!g->status)
 			g->status = DMSG_STORE_STATUS_BUSY;
@@ -178,7 +179,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 }
 
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
-	       uint32_t n, bool no_wait, uint64_t bytes, void (*ready)(void *arg), void *arg,
+	       uint32_t n, bool hold, uint64_t bytes, void (*ready)(void *arg), void *arg,
 	       struct store_loan **ret, struct dray_err *reterr)
 {
 	struct store_space *sp;
@@ -193,7 +194,7 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	l = calloc(1, sizeof(*l) + n * sizeof(l->items[0]));
 	if (!l)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a lookup");
-	*l = (struct store_loan){ .store = s, .ready = ready, .arg = arg, .n = n };
+	*l = (struct store_loan){ .store = s, .ready = ready, .arg = arg, .hold = hold, .n = n };
 	dray_list_add(&s->loans, &l->link);
 	pthread_mutex_lock(&s->lock);
 	sp = space_find(s, NULL, who->space);
@@ -203,7 +204,7 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	for (uint32_t i = 0; i < n; i++) {
 		/* for each key, because it may have to evict many objects */
 		pthread_mutex_lock(&s->lock);
-		lend_one(l, sp, keys[i], no_wait, bytes, &l->items[i].get);
+		lend_one(l, sp, keys[i], bytes, &l->items[i].get);
 		pthread_mutex_unlock(&s->lock);
 	}
 	pthread_mutex_lock(&s->lock);

@@ -216,12 +216,13 @@ struct store_loan_key {
 
 /*
  * Finds and holds what the name space has of the keys, up to so many bytes, and up to half of an owner's memory in all loans; what
- * exceeds them is busy. Objects on disk are read; no_wait: they are busy meanwhile. ready(arg) runs once, not inside the call, when all bytes are in place and their
+ * exceeds them is busy. Objects on disk are read. hold: they are busy meanwhile, and half as much may be
+ * held: it is lent once more when it is read. ready(arg) runs once, not inside the call, when all bytes are in place and their
  * checksums are known, unless the loan ends before. Then what could not be read is not held any more.
  * denied: the name space has no name, or that owner may not use it.
  */
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
-	       uint32_t n, bool no_wait, uint64_t bytes, void (*ready)(void *arg), void *arg,
+	       uint32_t n, bool hold, uint64_t bytes, void (*ready)(void *arg), void *arg,
 	       struct store_loan **ret, struct dray_err *reterr);
 /* The largest object that is lent, with all others that its borrower holds. */
 uint64_t store_lend_most(const struct store *s);

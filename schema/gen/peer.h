@@ -104,10 +104,11 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_ALL 127u
 
 /*
- * What is on disk is busy, and is read into memory meanwhile. An agent that does not know the flag
- * answers when it is read.
+ * The objects are looked up again before they are read. What is on disk is busy, and is read into
+ * memory meanwhile; and such lookups together lease half of what others may, so that what they hold
+ * can be looked up again. An agent that does not know the flag does neither.
  */
-#define PMSG_STORE_LOOKUP_FLAG_NO_WAIT 1u
+#define PMSG_STORE_LOOKUP_FLAG_HOLD 1u
 #define PMSG_STORE_LOOKUP_FLAG_ALL 1u
 
 enum pmsg_type {

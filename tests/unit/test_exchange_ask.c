@@ -548,7 +548,7 @@ static void test_exists(void **state)
 	for (unsigned i = 0; i < 16; i++)
 		asks[i] = look_for(1234);
 	assert_int_equal(rig.lease_ms, 1234);
-	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_NO_WAIT);
+	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_HOLD);
 	assert_int_equal(rig.n_requests, 2 * 16);
 	over = look_for(5);
 	assert_ptr_equal(rig.answered, over);

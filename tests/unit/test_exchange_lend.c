@@ -35,6 +35,7 @@ static struct rig {
 	uint64_t request, grant;
 	uint32_t code, lease_ms, n;
 	struct pmsg_store_found found[512];
+	uint32_t flags; /* of lookups */
 } rig;
 
 void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
@@ -180,6 +181,7 @@ static void ask(dray_handle peer, const char *space, const char *tenant, uint32_
 	uint32_t at = 0;
 	struct pmsg_store_lookup m = { .uid = uid,
 				       .lease_ms = lease_ms,
+				       .flags = rig.flags,
 				       .space = { space, (uint32_t)strlen(space) },
 				       .tenant = { tenant, (uint32_t)strlen(tenant) } };
 
@@ -267,6 +269,31 @@ static void test_what_is_found(void **state)
 	look_up(PEER, 10, 12, 0);
 	assert_int_equal(rig.grant, 0);
 	assert_int_equal(fake_published[OBJECT_GRANT], 1);
+}
+
+static unsigned found(void)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < rig.n; i++)
+		n += rig.found[i].answer == PMSG_STORE_ANSWER_FOUND;
+	return n;
+}
+
+/* What is held for later can be lent once more, to be read. */
+static void test_held_for_later(void **state)
+{
+	for (unsigned i = 0; i < 6; i++)
+		put(i, MIB);
+	rig.flags = PMSG_STORE_LOOKUP_FLAG_HOLD;
+	look_up(PEER, 0, 6, 0);
+	assert_int_equal(found(), 2);
+	assert_int_equal(rig.found[2].answer, PMSG_STORE_ANSWER_BUSY);
+	rig.flags = 0;
+	look_up(PEER, 0, 2, 0);
+	assert_int_equal(found(), 2);
+	look_up(PEER, 2, 3, 0);
+	assert_int_equal(rig.found[0].answer, PMSG_STORE_ANSWER_BUSY);
 }
 
 /* A lent object is not evicted, and one that is removed keeps its bytes until the workers have stopped serving it. */
@@ -434,6 +461,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_who_may_ask, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_what_is_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_held_for_later, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_release, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share, set_up, tear_down),

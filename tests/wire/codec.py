@@ -2878,9 +2878,10 @@ PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
 PEER_FEATURE_ALL = 127
 
-# What is on disk is busy, and is read into memory meanwhile. An agent that does not know the flag
-# answers when it is read.
-PEER_STORE_LOOKUP_FLAG_NO_WAIT = 1
+# The objects are looked up again before they are read. What is on disk is busy, and is read into
+# memory meanwhile; and such lookups together lease half of what others may, so that what they hold
+# can be looked up again. An agent that does not know the flag does neither.
+PEER_STORE_LOOKUP_FLAG_HOLD = 1
 PEER_STORE_LOOKUP_FLAG_ALL = 1
 
 PEER_MSG_HELLO = 0x0001

@@ -462,7 +462,7 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 				       .space = { a->space, (uint32_t)strlen(a->space) },
 				       .tenant = { tenant, (uint32_t)strlen(tenant) },
 				       .keys = { keys, 0 },
-				       .flags = a->lease_ms ? PMSG_STORE_LOOKUP_FLAG_NO_WAIT : 0 };
+				       .flags = a->lease_ms ? PMSG_STORE_LOOKUP_FLAG_HOLD : 0 };
 
 	for (uint32_t first = 0; first < a->n_asked;) {
 		uint32_t n = keys_that_fit(a, first);

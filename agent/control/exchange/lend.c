@@ -131,11 +131,11 @@ static void expired(struct dray_heap_node *node, int64_t now)
 	loan_end(dray_container_of(node, struct loan, expiry));
 }
 
-/* What the peer may borrow now. */
-static uint64_t room_of(const struct exchange *x, const struct borrower *b)
+/* What the peer may borrow now. hold: half of that, because it counts again when it is read. */
+static uint64_t room_of(const struct exchange *x, const struct borrower *b, bool hold)
 {
 	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / 2;
-	uint64_t share = budget_share(most, x->lent - b->bytes, 0);
+	uint64_t share = budget_share(most, x->lent - b->bytes, 0) / (hold ? 2 : 1);
 
 	return share > b->bytes ? share - b->bytes : 0;
 }
@@ -240,6 +240,7 @@ static void ready(void *arg)
 static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 		    const struct pmsg_store_lookup *m, struct dray_err *reterr)
 {
+	bool hold = m->flags & PMSG_STORE_LOOKUP_FLAG_HOLD;
 	struct store_asker who = { m->space, m->tenant, m->uid };
 	struct store_key keys[KEYS_MAX];
 	int n = store_keys_split(keys, KEYS_MAX, m->keys, reterr), r;
@@ -265,8 +266,8 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 	b->asked = true;
 	b->n++;
 	x->n_loans++;
-	r = store_lend(x->deps.store, &who, keys, l->n, m->flags & PMSG_STORE_LOOKUP_FLAG_NO_WAIT,
-		       room_of(x, b), ready, l, &l->objects, reterr);
+	r = store_lend(x->deps.store, &who, keys, l->n, hold, room_of(x, b, hold), ready, l,
+		       &l->objects, reterr);
 	if (r < 0) {
 		loan_free(l);
 		return r;
