@@ -90,7 +90,7 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 
 		if (!o)
 			continue;
-		bytes = store_object_bytes(o);
+		bytes = b->results[i].length;
 		status = batch_puts(b) ? store_put_end(o, done) : store_get_end(&b->gets[i]);
 		b->results[i].status = done || batch_puts(b) ? status : DMSG_STORE_STATUS_NOT_TRIED;
 		if (b->results[i].status)
@@ -136,9 +136,10 @@ static int item_bytes_check(const uint8_t *ranges, uint32_t n, uint64_t *ret,
 				"a key has no range for its value");
 }
 
-void batch_item_ops(struct batch *b, const uint8_t *ranges, const struct store_object *o)
+void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges)
 {
-	uint64_t at = store_object_offset(o), left = store_object_bytes(o);
+	/* of an object that is being verified, the store's thread writes the rest */
+	uint64_t at = store_object_offset(b->gets[item].object), left = b->results[item].length;
 
 	for (uint32_t i = 0; left; i++) {
 		struct dmsg_store_range r;
@@ -272,7 +273,7 @@ static void items_begin(const struct batch_request *q, struct batch *b)
 			batch_get_one(q->worker, b, i, q->member, q->worker->store_scratch->keys[i],
 				      bytes);
 		if (b->gets[i].object)
-			batch_item_ops(b, ranges, b->gets[i].object);
+			batch_item_ops(b, i, ranges);
 		ranges += (size_t)item.ranges * DMSG_STORE_RANGE_SIZE;
 	}
 }

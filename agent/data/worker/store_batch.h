@@ -39,8 +39,8 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 /* Finds a key here for item i, whose ranges have so much room. */
 void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_member *member,
 		   struct store_key key, uint64_t room);
-/* Adds the operations between the ranges of an item and its object. */
-void batch_item_ops(struct batch *b, const uint8_t *ranges, const struct store_object *o);
+/* Adds the operations between the ranges of an item and its object, whose length is in the result. */
+void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges);
 /* The sum of the ranges of an item, which are checked. */
 uint64_t item_bytes(const uint8_t *ranges, uint32_t n);
 

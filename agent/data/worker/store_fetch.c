@@ -332,7 +332,7 @@ static void arrived_ops(struct fetch *f)
 		dmsg_store_item_get(f->items + (size_t)i * DMSG_STORE_ITEM_SIZE, &it);
 		/* those that were here have theirs */
 		if (b->gets[i].object && b->gets[i].arrives)
-			batch_item_ops(b, ranges, b->gets[i].object);
+			batch_item_ops(b, i, ranges);
 		ranges += (size_t)it.ranges * DMSG_STORE_RANGE_SIZE;
 	}
 }
@@ -399,7 +399,7 @@ static struct store_object *place(struct fetch *f, struct store_asked *k)
 		/* it came meanwhile */
 		batch_get_one(w, f->batch, k->item, f->member, key, room);
 		if (f->batch->gets[k->item].object)
-			batch_item_ops(f->batch, ranges, f->batch->gets[k->item].object);
+			batch_item_ops(f->batch, k->item, ranges);
 	} else if (r->status == DMSG_STORE_STATUS_BUSY) {
 		r->wait_ms = store_retry_ms(w->store);
 		core_count(w->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
