@@ -152,6 +152,42 @@ def test_export_rules(target):
         assert counter(agent, "buffers") == 3
 
 
+def test_names(new_agent, lab):
+    """The segment has the name of mooncake.advertise, or the listener's address; IPv6 in brackets. Data connections have their own address."""
+    host = lab.hosts[0]
+    wild = new_agent("wild", settings={"mooncake.listen": "0.0.0.0:0", "mooncake.allow": "127.0.0.1", "mooncake.advertise": "engine-a.example:15000"})
+    handshake = int(re.findall(r"mooncake: handshake on 0\.0\.0\.0:(\d+)", wild.text())[-1])
+    with host.connect(f"{LOOPBACK}:{handshake}") as sock:
+        sock.sendall(rig.frame(rig.METADATA))
+        n, _ = struct.unpack("<QB", exactly(sock, 9))
+        assert b'"name":"engine-a.example:15000"' in exactly(sock, n - 1)
+    six = new_agent("six", settings={"mooncake.listen": "[::1]:0", "mooncake.allow": "::1/128"})
+    with Owner(six, 4096, b"6") as owner, data(six) as sock:
+        assert rig.ask(six)["name"].startswith("[::1]:") and read(sock, owner.address, 1) == b"6"
+    two = new_agent("two", settings={**rig.settings(LOOPBACK), "mooncake.data_listen": "127.0.0.3:0"})
+    with Owner(two, 4096, b"2") as owner, host.connect(f"127.0.0.3:{segment(two)[1]}") as sock:
+        assert read(sock, owner.address, 1) == b"2"
+
+
+@pytest.mark.parametrize("settings, error", [
+    ({"mooncake.listen": "0.0.0.0:0"}, "set mooncake.advertise"),
+    ({"mooncake.listen": "host:1"}, "not an address and port"),
+    ({"mooncake.data_listen": "10.0.0.1"}, "not an address and port"),
+    ({"mooncake.listen": "127.0.0.1:0", "mooncake.advertise": "0.0.0.0:5"}, "that other hosts can use"),
+    ({"mooncake.allow": "10.0.0.0/33"}, "a number up to 32"),
+    ({"mooncake.allow": "10.0.0.1/8"}, "bits behind its prefix"),
+    ({"mooncake.allow": "engine-a"}, "not an address or network"),
+])
+def test_wrong_settings(new_agent, settings, error):
+    """An agent whose settings for Mooncake make no sense does not start, and says which and why."""
+    agent = new_agent(settings=settings, start=False)
+    agent.start(ready=False)
+    assert agent.wait() != 0
+    assert error in agent.text() and "mooncake." in agent.text()
+    agent.kill()
+    agent.process = None
+
+
 # --- the end of rights ----------------------------------------------------------------------------
 
 def under_way(agent, owner, sock, op):
