@@ -731,6 +731,42 @@ static void test_session_ends(void **state)
 	assert_int_equal(rig.n_stopped, 1);
 }
 
+/* A GET that has taken over what an EXISTS holds ends before the answer to its other keys: nothing is held any more. */
+static void test_late_with_held(void **state)
+{
+	exists(1, 0, "ab");
+	tell("00", at_peer);
+	existed(1, "KK");
+	get(2, 0, "ac");
+	assert_int_equal(rig.asks[1]->n, 2);
+	assert_int_equal(rig.asks[1]->n_asked, 1);
+	rig.asks[1]->late = true;
+	give_back(rig.asks[1]);
+	/* of the GET */
+	assert_int_equal(rig.n_ended, 1);
+	unpin(3, "ab");
+	post((struct command){ .type = COMMAND_STORE_LAPSED,
+			       .session = session()->xs.handle,
+			       .ask = rig.asks[0] });
+	assert_int_equal(rig.n_ended, 2);
+}
+
+/* The same of a session that dies before the answer. */
+static void test_session_ends_with_held(void **state)
+{
+	exists(1, 0, "ab");
+	tell("00", at_peer);
+	existed(1, "KK");
+	get(2, 0, "ac");
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	give_back(rig.asks[1]);
+	post((struct command){ .type = COMMAND_SESSION_CLOSE,
+			       .session = session()->xs.handle,
+			       .code = DRAY_E_SESSION_CLOSED });
+	assert_int_equal(rig.n_ended, 2);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -748,6 +784,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_late_with_held, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_with_held, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -236,6 +236,12 @@ static void ask_end_held(struct store_ask *k)
 			held_end(dray_take(k->v[i].held));
 }
 
+static void ask_drop(struct wsession *s, struct store_ask *k)
+{
+	ask_end_held(k);
+	ask_end(s->worker, k);
+}
+
 /* --- its end ------------------------------------------------------------------------------------------- */
 
 void fetches_free(struct worker *w, bool all)
@@ -703,7 +709,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	if (s->dead || k->late || is_late(f)) {
-		ask_end(w, k);
+		ask_drop(s, k);
 		fetch_fail(f, DRAY_E_DEADLINE, NULL);
 		return;
 	}
@@ -792,12 +798,6 @@ static struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *
 	f->items = memcpy(f->data, m->items.p, items);
 	f->ranges = memcpy(f->data + items, m->ranges.p, ranges);
 	return f;
-}
-
-static void ask_drop(struct wsession *s, struct store_ask *k)
-{
-	ask_end_held(k);
-	ask_end(s->worker, k);
 }
 
 /* The session may have one more, whose id is taken then. */
