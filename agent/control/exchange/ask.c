@@ -22,8 +22,8 @@
 #define KEYS_MAX 512
 #define KEYS_BYTES 60000
 #define LEASE_MS 10000
-/* Lookups of an owner's EXISTS with their leases: half of what it may have beside none, so that they never keep its GETs waiting. */
-#define KEEPING_MAX 16
+/* Lookups of EXISTS with their leases, of all owners: half of all, so that they never keep GETs waiting. */
+#define KEEPING_MAX (LOOKUPS_MAX / 2)
 /* Lookups at one agent, with those whose leases last; as many as it allows. */
 #define LOOKUPS_MAX 64
 /* Questions of an owner that wait. */
@@ -75,6 +75,11 @@ struct lookup {
 	bool test; /* of an agent that was late */
 };
 
+static uint32_t lease_ms(const struct store_ask *a)
+{
+	return a->lease_ms ? a->lease_ms : LEASE_MS;
+}
+
 static void release(struct exchange *x, dray_handle peer, uint64_t grant)
 {
 	peers_send(x->deps.peers, peer, PMSG_STORE_RELEASE, 0,
@@ -119,6 +124,7 @@ static void ask_free(struct exchange *x, struct store_ask *a)
 		x->lookups -= a->lookups;
 		a->asker->lookups -= a->lookups;
 		a->asker->keeping -= a->keeping;
+		x->keeping -= a->keeping;
 		asker_put(x, a->asker);
 		timers_set(&x->leases, &a->over, INT64_MAX);
 		x->n_keeping -= a->lease_ms != 0;
@@ -142,9 +148,10 @@ static bool may_ask(const struct exchange *x, const struct question *q)
 /* It would leave the owner enough lookups for its GETs. One EXISTS is always allowed, however large it is. */
 static bool may_keep(const struct question *q)
 {
-	uint32_t keeping = q->ask->asker->keeping;
+	uint32_t own = q->ask->asker->keeping;
 
-	return !q->ask->lease_ms || !keeping || keeping + q->messages <= KEEPING_MAX;
+	return !q->ask->lease_ms || !own ||
+	       own + q->messages <= budget_share(KEEPING_MAX, q->x->keeping - own, 0);
 }
 
 /* This agent, which may not have answered yet what it was asked for questions that have ended. */
@@ -310,7 +317,7 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 			  .peer = l->peer,
 			  .grant = m->grant },
 		.lender = l->lender,
-		.end_ns = l->sent_ns + m->lease_ms * DRAY_NS_PER_MS,
+		.end_ns = l->sent_ns + dray_min(m->lease_ms, lease_ms(a)) * DRAY_NS_PER_MS,
 	};
 	return true;
 }
@@ -458,7 +465,7 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 	const char *tenant = a->asker->owner.tenant;
 	uint8_t keys[KEYS_BYTES];
 	struct pmsg_store_lookup m = { .uid = a->uid,
-				       .lease_ms = a->lease_ms ? a->lease_ms : LEASE_MS,
+				       .lease_ms = lease_ms(a),
 				       .space = { a->space, (uint32_t)strlen(a->space) },
 				       .tenant = { tenant, (uint32_t)strlen(tenant) },
 				       .keys = { keys, 0 },
@@ -594,6 +601,7 @@ void exchange_ask(struct exchange *x, struct store_ask *a)
 	}
 	a->keeping = a->lease_ms ? q->messages : 0;
 	a->asker->keeping += a->keeping;
+	x->keeping += a->keeping;
 	if (may_start)
 		question_start(x, q);
 	else

@@ -35,6 +35,7 @@ struct exchange {
 	struct timers leases;       /* of asks of EXISTS */
 	uint32_t n_questions;
 	uint32_t n_keeping; /* asks of EXISTS */
+	uint32_t keeping;   /* their lookups, at each agent, of all owners */
 	uint32_t lookups;   /* at each agent */
 };
 
