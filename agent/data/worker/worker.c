@@ -14,6 +14,7 @@
 #include "agent/data/transport/stage/stage.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "agent/data/worker/internal.h"
+#include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 #include "lib/thread.h"
 #include "lib/timeout.h"
@@ -152,8 +153,10 @@ bool worker_free(struct worker *w)
 			free(ev.report);
 		if (ev.type == EVENT_STORE_REPORT)
 			free(ev.store_report);
-		if (ev.type == EVENT_STORE_ASK)
+		if (ev.type == EVENT_STORE_ASK) {
+			free(ev.ask->sources);
 			free(ev.ask);
+		}
 	}
 	pthread_join(w->thread, NULL);
 	worker_release(w);
