@@ -101,6 +101,10 @@ static inline double bench_per_second(uint64_t n, int64_t ns)
 /* Bytes of a transfer's list in the arena; 0 for a single operation, which is in the ring. */
 uint64_t bench_list_bytes(const struct bench_plan *p);
 
+/* Fills in what the load lost by the transfers, from its steps per second without and beside them. */
+void bench_load_compare(struct bench_load_result *ret, double alone, double beside,
+			const struct bench_result *transfers);
+
 /* Measures. 0 or -1. Remarks about missing measurements go to the error stream. */
 int bench_run(const struct bench_plan *p, struct bench_result *ret);
 /* Exports memory and serves it until standard input ends. 0 or -1. */

@@ -90,6 +90,10 @@ int bench_gpus_open(struct bench_gpus **ret, struct ctl *c, const char *plugin, 
 	if (!g || !found)
 		return ctl_no_memory(c);
 	g->ctl = c;
+	if (plugin && !strcmp(plugin, "none"))
+		return ctl_misuse(c,
+				  "--gpu-plugin none and GPU memory exclude each other; name the "
+				  "file of the plug-in");
 	if (gpu_load(plugin, &g->ops, &err) < 0 || g->ops->open(&g->plugin, &err) < 0)
 		return ctl_failed(c, "no GPU can be used: %s", err.msg);
 	n = dray_min(g->ops->devices(g->plugin, found, GPU_DEVICES_MAX), (unsigned)GPU_DEVICES_MAX);
@@ -150,7 +154,7 @@ int bench_gpu_memory_new(struct bench_gpus *g, const char *name, uint64_t bytes,
 	m->gpu = find(g, name);
 	dray_assert(m->gpu);
 	if (parts_make(m, bytes, &err) < 0)
-		return ctl_failed(g->ctl, "memory on GPU %s: %s; reduce --memory", name, err.msg);
+		return ctl_failed(g->ctl, "memory on GPU %s: %s", name, err.msg);
 	return 0;
 }
 

@@ -11,6 +11,8 @@
 #include "schema/gen/data.h"
 
 #define LOAD_ALONE_NS (DRAY_NS_PER_SEC / 2)
+/* Fewer steps of a load say little. */
+#define STEPS_MIN 20
 
 struct run {
 	const struct bench_plan *plan;
@@ -112,6 +114,18 @@ static int round_run(struct run *r, unsigned i)
 	return ret;
 }
 
+void bench_load_compare(struct bench_load_result *ret, double alone, double beside,
+			const struct bench_result *transfers)
+{
+	double share = alone > 0 ? beside / alone : 1;
+
+	ret->alone = alone;
+	ret->beside = beside;
+	ret->slowdown = share > 0 ? 1 / share : 0;
+	ret->lost_ns_per_gb = (1 - share) * (double)transfers->duration_ns * 1e9 /
+			      (double)dray_max(transfers->bytes, (uint64_t)1);
+}
+
 /* The rates of the load during a time without transfers. */
 static int load_alone(struct run *r, double *ret)
 {
@@ -135,16 +149,15 @@ static int measure_beside(struct run *r)
 		return -1;
 	res->n_loads = bench_gpus_n(p->gpus);
 	for (unsigned i = 0; i < res->n_loads; i++) {
-		struct bench_load_result *l = &res->loads[i];
-		double share;
+		double steps = beside[i] * (double)res->duration_ns / 1e9;
 
-		*l = (struct bench_load_result){ .gpu = bench_gpus_at(p->gpus, i)->info.uuid,
-						 .alone = (before[i] + after[i]) / 2,
-						 .beside = beside[i] };
-		share = l->alone > 0 ? l->beside / l->alone : 1;
-		l->slowdown = share > 0 ? 1 / share : 0;
-		l->lost_ns_per_gb = (1 - share) * (double)res->duration_ns * 1e9 /
-				    (double)dray_max(res->bytes, (uint64_t)1);
+		bench_load_compare(&res->loads[i], (before[i] + after[i]) / 2, beside[i], res);
+		res->loads[i].gpu = bench_gpus_at(p->gpus, i)->info.uuid;
+		if (steps < STEPS_MIN)
+			fprintf(p->ctl->err,
+				"drayctl: the load on GPU %s had time for %.1f steps only; measure "
+				"longer for its figures\n",
+				res->loads[i].gpu, steps);
 	}
 	return 0;
 }

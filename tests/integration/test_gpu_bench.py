@@ -49,12 +49,13 @@ def test_sizes(agent, size, ops):
 def test_load(agent):
     """Each GPU that takes part has a load, whose time alone and beside the transfers is in the result."""
     for kind, ends, n in (("steps", ["--gpu", uuid(0), "--far-gpu", uuid(1)], 2), ("steady", ["--gpu", uuid(1), "--far-gpu", uuid(1)], 1)):
-        done = bench(agent, "--json", "--count", 20, "--load", kind, *ends)
+        done = bench(agent, "--json", "--count", 2, "--load", kind, *ends)
         assert done.returncode == 0, done.stderr
         out = json.loads(done.stdout)
         conform(out, schema_of("bench"))
         assert [load["gpu"] for load in out["loads"]] == [uuid(0), uuid(1)][-n:]
         assert all(load["steps_per_second_alone"] > 0 for load in out["loads"])
+        assert "steps only; measure longer" in done.stderr
     done = bench(agent, "--duration", "200ms", "--load", "steps", "--gpu", uuid(0))
     assert f"load        {uuid(0)}: its time x" in done.stdout and "ms lost for each GB" in done.stdout
     done = bench(agent, "--plain", "--count", 2, "--load", "steps", "--gpu", uuid(0))
@@ -82,6 +83,7 @@ def test_serve(agent, gpus):
     (["--load", "often", "--gpu", uuid(0)], 2, "none|steady|steps"),
     (["--far-gpu", uuid(0), "--token", "dray-token"], 2, "--far-gpu is for an end that is here"),
     (["--gpu", uuid(0), "--ceiling"], 2, "--ceiling is for host memory"),
+    (["--gpu", uuid(0), "--gpu-plugin", "none"], 2, "exclude each other"),
     (["--gpu", uuid(0), "--gpu-plugin", "/nowhere/dray-cuda.so"], 1, "/nowhere/dray-cuda.so"),
 ])
 def test_misuse(agent, argv, status, why):

@@ -4,6 +4,7 @@
  * DRAY_GOLDEN=write writes these files anew.
  */
 #include <pthread.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -573,6 +574,23 @@ static void bench_prints_the_golden_text(void **state)
 	compare("bench", out);
 }
 
+/* Half of the speed for three seconds, in which 3 GB moved: the load lost half a second for each. */
+static void a_load_is_compared(void **state)
+{
+	const struct bench_result transfers = { .duration_ns = 3000000000, .bytes = 3000000000 };
+	struct bench_load_result l;
+
+	bench_load_compare(&l, 400, 200, &transfers);
+	assert_true(fabs(l.slowdown - 2) < 1e-9 && fabs(l.lost_ns_per_gb - 5e8) < 1);
+	bench_load_compare(&l, 400, 400, &transfers);
+	assert_true(fabs(l.slowdown - 1) < 1e-9 && fabs(l.lost_ns_per_gb) < 1);
+	bench_load_compare(&l, 400, 500, &transfers);
+	assert_true(l.slowdown < 1 && l.lost_ns_per_gb < 0);
+	/* no step ended beside them */
+	bench_load_compare(&l, 400, 0, &transfers);
+	assert_true(fabs(l.slowdown) < 1e-9 && fabs(l.lost_ns_per_gb - 1e9) < 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -582,6 +600,7 @@ int main(void)
 						set_up_old, tear_down),
 		cmocka_unit_test(no_list_is_missing),
 		cmocka_unit_test(bench_prints_the_golden_text),
+		cmocka_unit_test(a_load_is_compared),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
