@@ -263,14 +263,12 @@ class World:
     def evict(self):
         for key in list(self.objects):
             if key not in self.pins and self.chance() < 0.5:
-                value = self.objects.pop(key)
-                if self.chance() < 0.5:
-                    self.elsewhere[key] = value
+                self.elsewhere[key] = self.objects.pop(key)
                 self.seen["evicted"] += 1
         for key in list(self.elsewhere):
-            if key not in self.leases and self.chance() < 0.2:
+            if key not in self.leases and self.chance() < 0.05:
                 del self.elsewhere[key]
-        if self.leases and self.chance() < 0.2:  # the other agent is lost, or its leases have ended
+        if self.leases and self.chance() < 0.5:  # the other agent is lost, or its leases have ended
             self.leases.clear()
             self.elsewhere.clear()
             self.seen["leases lost"] += 1
