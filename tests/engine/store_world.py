@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import world
 from dray import errors, events
-from dray.store import Status, StoreResult
+from dray.store import Status, StoreResult, Tier
 from dray.vllm.layout import Group, Tensor, describe
 from dray.vllm.store import connector, lookup, saves, scheduler, worker
 from dray.vllm.store.objects import Objects
@@ -176,9 +176,9 @@ class World:
         else:
             pending.end([getattr(self, pending.what)(pending, item) for item in pending.items])
 
-    def result(self, status, length=0):
+    def result(self, status, length=0, tier=Tier.NONE):
         self.seen[f"{status.name}"] += 1
-        return StoreResult(status, length, 0.0)
+        return StoreResult(status, length, 0.0, tier)
 
     def pin(self, pending, key):
         if key not in self.objects:
@@ -193,10 +193,11 @@ class World:
             return self.result(Status.NOT_FOUND)
         if self.chance() < 0.05:
             return self.result(Status.BUSY)
-        if key not in self.objects:
-            self.leases.add(key)
-            self.seen["leased"] += 1
-        return self.result(Status.OK, LAYERS * BLOCK_BYTES)
+        if key in self.objects:
+            return self.result(Status.OK, LAYERS * BLOCK_BYTES, Tier.MEMORY)  # and may be evicted
+        self.leases.add(key)
+        self.seen["leased"] += 1
+        return self.result(Status.OK, LAYERS * BLOCK_BYTES, Tier.AGENT)
 
     def unpin(self, pending, key):
         self.pins.discard(key)

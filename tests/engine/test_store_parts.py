@@ -268,9 +268,12 @@ class AskedStore(FakeStore):
         self.asked.append(Asked(("elsewhere", *keys)))
         return self.asked[-1]
 
-    def answer(self, missing=(), length=5, busy=()):
+    def answer(self, missing=(), length=5, busy=(), here=()):
+        """here: keys of which this agent has the objects, although it was other agents that were asked for."""
         one = self.asked[-1]
-        one.value = [StoreResult(Status.NOT_FOUND if key in missing else Status.BUSY if key in busy else Status.OK, length, 0.2)
+        elsewhere = one.what[0] == "elsewhere"
+        one.value = [StoreResult(Status.NOT_FOUND if key in missing else Status.BUSY if key in busy else Status.OK, length, 0.2,
+                                 Tier.AGENT if elsewhere and key not in here else Tier.MEMORY)
                      for key in one.what if key != "elsewhere"]
 
 
@@ -393,6 +396,20 @@ def test_other_agents_are_asked_for_the_rest(monkeypatch, clock):
     question.release()
     pins.flush()
     assert not len(pins) and sorted(store.ended) == [b"0.0.%d" % i for i in range(1, 6)]
+
+
+def test_objects_that_come_meanwhile_are_pinned(monkeypatch, clock):
+    """What this agent has when others are asked is not kept by that question, so it does not count before it is pinned."""
+    store, pins, question = ask(monkeypatch, 4, 1, space="kv")
+    store.answer(missing={b"0.0.2", b"0.0.3"})
+    assert not question.answered()
+    store.answer(here={b"0.0.3"})
+    assert not question.answered() and store.asked[2].what == [b"0.0.3"]
+    assert question.knows(0, 2) is True and question.knows(0, 3) is None
+    store.answer()
+    assert question.answered() and question.found() == 4 * 32 and len(store.asked) == 3
+    question.release()
+    assert not len(pins)
 
 
 def test_other_agents_are_not_waited_for(monkeypatch, clock):

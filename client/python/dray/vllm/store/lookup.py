@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import errors
 from ...pending import Pending
-from ...store import Status, Store, StoreResult
+from ...store import Status, Store, StoreResult, Tier
 from ..layout import Group
 from .hits import first_needed, hit
 from .pins import Pins
@@ -129,7 +129,10 @@ class Lookup:
         absent, results = set(), pending.result(0)
         self.results += results
         for key, result in zip(self._asked, results, strict=True):
-            if result.status == Status.OK:
+            if result.status == Status.OK and not self._pinned and result.tier != Tier.AGENT:
+                self._busy.append(key)  # it came here meanwhile, and nothing keeps it
+                self.again = max(self.again, time.monotonic())
+            elif result.status == Status.OK:
                 self._sizes[key] = result.length
             elif result.status == Status.BUSY:
                 self._busy.append(key)
