@@ -905,6 +905,18 @@ def test_events_are_those_of_the_engine(how, tokens):
     assert {(one.lora_id, one.lora_name, one.block_size) for one in found} == {(own.lora_id, own.lora_name, tokens)}
 
 
+def test_events_keep_what_is_described_again():
+    """Room is made by the block that was described longest ago, and a block that is described again is a new one."""
+    request = asking()
+    hashes = request.block_hashes
+    events = block_events.BlockEvents([FULL], lambda request, group, block: request.block_hashes[block], 2)
+    for index in (0, 1, 0, 2):
+        events.describe(request, 0, index, hashes[index])
+    for index in range(3):
+        events.stored(0, hashes[index])
+    assert [one.token_ids for one in events.take()] == [list(request.all_token_ids[index * 32:(index + 1) * 32]) for index in (0, 2)]
+
+
 def test_events_of_a_version_that_has_no_keys(monkeypatch):
     monkeypatch.setattr(block_events, "_extra_keys_of", None)
     events = block_events.BlockEvents([FULL], lambda request, group, block: request.block_hashes[block], 99)

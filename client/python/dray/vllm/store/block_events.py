@@ -41,6 +41,7 @@ class BlockEvents:
 
     def describe(self, request: Request, group: int, index: int, block_hash: bytes) -> None:
         """A block of a request is going to be saved."""
+        self._described.pop((group, block_hash), None)  # it is the newest again
         if len(self._described) >= self._most:
             del self._described[next(iter(self._described))]
         self._described[group, block_hash] = self._event(request, group, index, block_hash)
