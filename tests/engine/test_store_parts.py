@@ -909,12 +909,12 @@ def test_events_keep_what_is_described_again():
     """Room is made by the block that was described longest ago, and a block that is described again is a new one."""
     request = asking()
     hashes = request.block_hashes
-    events = block_events.BlockEvents([FULL], lambda request, group, block: request.block_hashes[block], 2)
-    for index in (0, 1, 0, 2):
+    events = block_events.BlockEvents([FULL], lambda request, group, block: request.block_hashes[block], 3)
+    for index in (0, 1, 0, 2, 3):
         events.describe(request, 0, index, hashes[index])
-    for index in range(3):
+    for index in range(4):
         events.stored(0, hashes[index])
-    assert [one.token_ids for one in events.take()] == [list(request.all_token_ids[index * 32:(index + 1) * 32]) for index in (0, 2)]
+    assert [one.token_ids for one in events.take()] == [list(request.all_token_ids[index * 32:(index + 1) * 32]) for index in (0, 2, 3)]
 
 
 def test_events_of_a_version_that_has_no_keys(monkeypatch):
