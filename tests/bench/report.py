@@ -116,6 +116,15 @@ The cost of moving as above, and one round of the same with NixlConnector over U
     ("vllm_serve", "vLLM: serving load", """\
 `vllm bench serve` sends 100 requests of 64 tokens, each for 8 tokens, through the router of `examples/vllm-pd` to P and D; and 30 of them
 with NixlConnector in the same run. TTFT: time to the first token; TPOT: time for each further one; ITL: time between two of them."""),
+    ("vllm_store_hooks", "vLLM: the hooks of the store's connector", """\
+What the hooks of `DrayStoreConnector` take of a step, with vLLM's scheduler, without a model, of an engine that saves prompts of 512 tokens
+and of one that loads them. The longest step of a load starts it."""),
+    ("vllm_store", "vLLM: the cost of moving from the store", """\
+Time to the first token of a prompt whose blocks the store holds, minus the same with all blocks in the engine's own cache. The ceiling is the
+store's own GET of as many objects in the same round. Until an object was written to each block of an engine, the agent's first touch of
+its pages is a part of the load: that is a row of its own."""),
+    ("vllm_store_decode", "vLLM: decoding while blocks are saved", """\
+Tokens a second of 32 requests that are all in each step, with `DrayStoreConnector` saving their blocks. The ceiling is an engine without a connector."""),
     ("vllm_cache", "vLLM: the encoder cache", """\
 Requests with an image each, two at a time, of which 70 % have one of 30 images, on engines with vLLM's own encoder cache manager, with
 `DrayEncoderCacheManager`, and with its host tier. The device's cache holds 2,048 embeddings, the host tier 6,144, and an image has 64 to 256."""),
