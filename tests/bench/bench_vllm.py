@@ -15,6 +15,8 @@ store-hooks, store   the hooks of DrayStoreConnector; and the time to the first 
        the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
 store-decode   tokens a second of as many requests as an engine takes, whose blocks are saved, beside an engine without a connector
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
+ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
+       ECExampleConnector
 
 It needs vLLM for the CPU: scripts/engine-env makes the environment. Without it, the bench says so and measures nothing.
 """
@@ -45,6 +47,7 @@ import common as c  # noqa: E402
 sys.path.insert(0, str(ROOT / "tests/engine"))
 
 import engine_cache  # noqa: E402
+import engine_ec  # noqa: E402
 import model  # noqa: E402
 from dray import Client  # noqa: E402
 from harness import DRAYCTL, LIMIT, until  # noqa: E402
@@ -497,8 +500,12 @@ def cache(lab, records):
     engine_cache.cache(lab, records, ROUNDS)
 
 
+def ec(lab, records):
+    engine_ec.ec(lab, records, ROUNDS)
+
+
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve, "store-hooks": store_hooks,
-         "store": store, "store-decode": store_decode, "cache": cache}
+         "store": store, "store-decode": store_decode, "cache": cache, "ec": ec}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

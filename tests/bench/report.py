@@ -128,6 +128,10 @@ Tokens a second of 32 requests that are all in each step, with `DrayStoreConnect
     ("vllm_cache", "vLLM: the encoder cache", """\
 Requests with an image each, two at a time, of which 70 % have one of 30 images, on engines with vLLM's own encoder cache manager, with
 `DrayEncoderCacheManager`, and with its host tier. The device's cache holds 2,048 embeddings, the host tier 6,144, and an image has 64 to 256."""),
+    ("vllm_ec", "vLLM: the cost of moving an encoder output", """\
+Time from E's answer to PD's first token of a request with a new image, minus the same for another request with that image, whose output PD's engine then has
+in its own cache. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
+`DrayECConnector`; the ceiling is ECExampleConnector, which writes a file and reads it, on the same machine in the same rounds."""),
     ("detect", "Detection", """\
 The duration of `drayctl detect --json` on a recorded machine, and in a network namespace with 500 veth pairs and ten addresses at
 each end; and the time from the end of a command that changes a link until `--watch` prints the change."""),
