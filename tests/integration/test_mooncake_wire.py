@@ -272,7 +272,7 @@ def test_allow(lab, new_agent):
         assert counter(agent, "connections_refused_total") == 2
         assert "mooncake.allow does not have the address" in agent.text()
         assert counter(agent, "handshakes_total") == counter(agent, "handshakes_refused_total") == 0
-        assert not any(rig.refused(agent, endpoint, "127.0.0.2") for endpoint in both)
+        assert not any(rig.refused(agent, endpoint, "127.0.0.2", limit=0.2) for endpoint in both)
         inside.bind(("127.0.0.2", 0))
         inside.connect((LOOPBACK, port))
         assert read(inside, owner.address, 1) == b"q"
@@ -354,6 +354,25 @@ def test_stalls(target):
             rig.connections(agent, 1)  # although nothing was read
         assert read(idle, owner.address, 1) == b"w"
         assert owner.view[:100] == b"w" * 99 + b"q"
+
+
+def test_answers_that_nobody_reads(target):
+    """What is left of an answer when its connection ends is not kept by the kernel for a peer that does not read."""
+    agent = target(mooncake__stall_timeout="500ms")
+    name, port = segment(agent)
+
+    def kept():
+        """Of the agent's ends of data connections that are closed, those with unsent bytes."""
+        lines = [line.split() for line in open(f"/proc/{agent.pid}/net/tcp").readlines()[1:]]
+        return [w for w in lines if int(w[1].split(":")[1], 16) == port and w[3] != "0A" and int(w[4].split(":")[0], 16)]
+
+    with Owner(agent, MIB) as owner, agent.host.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((LOOPBACK, port))
+        sock.sendall(head(rig.READ, owner.address, MIB))
+        sock.shutdown(socket.SHUT_WR)
+        until(kept, "the answer")
+        until(lambda: not kept(), "its end")
 
 
 def test_idle(target):

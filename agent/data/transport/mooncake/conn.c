@@ -5,6 +5,7 @@
  * connection, and only that.
  */
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -28,6 +29,8 @@
 #define KEEPALIVE_IDLE_S 60
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_PROBES 3
+/* Of mooncake.stall_timeout, so that a connection that is not closed ends by the agent's own clock, which is counted. */
+#define USER_TIMEOUTS 2
 
 static void ready(struct loop_source *source, uint32_t events)
 {
@@ -42,9 +45,9 @@ static void ready(struct loop_source *source, uint32_t events)
 }
 
 /* Failures are ignored: without these options a connection is slower, or lasts until it is idle for too long. */
-static void socket_setup(int fd)
+static void socket_setup(int fd, int64_t stall_ns)
 {
-	static const struct {
+	const struct {
 		int level, option, value;
 	} options[] = {
 		{ IPPROTO_TCP, TCP_NODELAY, 1 },
@@ -52,6 +55,9 @@ static void socket_setup(int fd)
 		{ IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S },
 		{ IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S },
 		{ IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES },
+		/* also of what is unsent when the connection is closed, which would stay for a peer that does not read */
+		{ IPPROTO_TCP, TCP_USER_TIMEOUT,
+		  (int)dray_min(USER_TIMEOUTS * stall_ns / DRAY_NS_PER_MS, (int64_t)INT_MAX) },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(options); i++)
@@ -78,7 +84,7 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd)
 		tell_closed(m, id);
 		return;
 	}
-	socket_setup(fd);
+	socket_setup(fd, m->c->cfg.mooncake_stall_ns);
 	c->m = m;
 	c->id = id;
 	c->fd = fd;
