@@ -68,9 +68,8 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 	regions_mooncake_each(r, find_overlap, &overlap);
 	if (overlap.found)
 		return dray_err_set(reterr, -EEXIST, DRAY_E_INVALID,
-				    "the addresses overlap with another export, at %#" PRIx64
-				    " with %" PRIu64 " bytes; revoke its token first",
-				    overlap.found->mooncake, overlap.found->o.length);
+				    "the addresses overlap with another export, perhaps of another "
+				    "client; revoke its token first");
 	return 0;
 }
 
