@@ -104,8 +104,8 @@ def data(agent):
     return agent.host.connect(f"{name.rsplit(':', 1)[0]}:{port}")
 
 
-def refused(agent, endpoint, bind=None):
-    """A connection to the endpoint is closed before a byte of it is read."""
+def refused(agent, endpoint, bind=None, limit=LIMIT):
+    """A connection to the endpoint is closed before a byte of it is read, within seconds."""
     with agent.host.socket() as sock:
         if bind:
             sock.bind((bind, 0))
@@ -113,7 +113,7 @@ def refused(agent, endpoint, bind=None):
             sock.connect(parse_segment(endpoint))
         except ConnectionResetError:
             return True
-        sock.settimeout(0.2)
+        sock.settimeout(limit)
         try:
             return ended(sock)
         except TimeoutError:
