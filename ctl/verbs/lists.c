@@ -23,9 +23,14 @@ int ctl_gpus(struct ctl *c)
 
 int ctl_segments(struct ctl *c)
 {
-	const char *scope = c->values[CTL_OPTION_SCOPE];
+	const char *scope = c->values[CTL_OPTION_SCOPE], *object = c->values[CTL_OPTION_OBJECT];
 	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
 
+	if (object) {
+		if (ctl_list_get(c, &ctl_list_replicas, &rows, "s", object) < 0)
+			return -1;
+		return ctl_list_print(c, &ctl_list_replicas, &rows);
+	}
 	if (!c->values[CTL_OPTION_CANDIDATES])
 		return ctl_list_run(c, &ctl_list_segments);
 	if (ctl_list_get(c, &ctl_list_candidates, &rows, "s", scope ? scope : "") < 0)

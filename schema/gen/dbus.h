@@ -84,6 +84,11 @@
 #define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Known segments. */
 /* Candidates for the preferred segment, best first, each with the reason for its rank. */
 #define DRAY_DBUS_METHOD_LIST_CANDIDATES "ListCandidates"
+/*
+ * Asks the masters of mooncake.masters where they have replicas of an object in memory. A master
+ * that has the object leases it for the reader. The answer comes when all have answered.
+ */
+#define DRAY_DBUS_METHOD_FIND_MOONCAKE_OBJECT "FindMooncakeObject"
 #define DRAY_DBUS_METHOD_LIST_HINTS "ListHints" /* Placement hints that have not expired. */
 /* Stores a hint: a segment for a scope, with the source explicit. */
 #define DRAY_DBUS_METHOD_SET_HINT "SetHint"
@@ -139,12 +144,20 @@
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
 /* Resume: the agent is exiting, or drains because of SIGTERM. */
 #define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
-/* There is no such session, transfer, rail or hint. */
+/* There is no such session, transfer, rail, hint or object. */
 #define DRAY_DBUS_ERROR_NOT_FOUND "dev.dray.Error.NotFound"
-/* A request of another caller for the same object is in progress. */
+/*
+ * A request of another caller for the same object is in progress, or a Mooncake master is not
+ * ready.
+ */
 #define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy"
 /* Reload: the configuration is invalid; nothing has changed. */
 #define DRAY_DBUS_ERROR_CONFIG "dev.dray.Error.Config"
+/*
+ * FindMooncakeObject: no master has the object, and one of them did not answer, or not as a master
+ * does.
+ */
+#define DRAY_DBUS_ERROR_MASTER "dev.dray.Error.Master"
 
 struct dray_dbus_method {
 	const char *name;
@@ -152,8 +165,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 33
-extern const struct dray_dbus_method dray_dbus_methods[33];
+#define DRAY_DBUS_METHOD_N 34
+extern const struct dray_dbus_method dray_dbus_methods[34];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -919,6 +932,25 @@ struct dray_dbus_candidate {
 	const char *state; /* unknown, probing, ready or lost. */
 	bool chosen; /* The preferred segment. */
 	const char *reason; /* Reason for its rank. */
+};
+
+enum dray_dbus_replica_field {
+	DRAY_DBUS_REPLICA_FIELD_SEGMENT,
+	DRAY_DBUS_REPLICA_FIELD_ADDRESS,
+	DRAY_DBUS_REPLICA_FIELD_LENGTH,
+	DRAY_DBUS_REPLICA_FIELD_PROTOCOL,
+	DRAY_DBUS_REPLICA_FIELD_MASTER,
+	DRAY_DBUS_REPLICA_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_replica_fields[DRAY_DBUS_REPLICA_FIELD_N];
+
+struct dray_dbus_replica {
+	const char *segment; /* host:port of the transfer engine that has it. */
+	uint64_t address; /* Address in the memory of that engine. */
+	uint64_t length; /* Bytes. */
+	/* Protocol of that engine, such as tcp or rdma; empty: the master does not say. */
+	const char *protocol;
+	const char *master; /* URL of the master that has said so. */
 };
 
 enum dray_dbus_hint_field {

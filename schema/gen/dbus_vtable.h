@@ -66,6 +66,7 @@ int dbus_method_list_transfer_times(sd_bus_message *m, void *userdata, sd_bus_er
 int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_segments(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_candidates(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_find_mooncake_object(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -161,6 +162,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListCandidates", "s", SD_BUS_PARAM(scope),
 		"aa{sv}", SD_BUS_PARAM(candidates), dbus_method_list_candidates,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("FindMooncakeObject", "s", SD_BUS_PARAM(key),
+		"aa{sv}", SD_BUS_PARAM(replicas), dbus_method_find_mooncake_object,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListHints", "", ,
 		"aa{sv}", SD_BUS_PARAM(hints), dbus_method_list_hints,

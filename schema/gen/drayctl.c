@@ -203,6 +203,9 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_SCOPE] = { .name = "--scope", .type = CTL_TYPE_TEXT,
 		.value = "SCOPE",
 	},
+	[CTL_OPTION_OBJECT] = { .name = "--object", .type = CTL_TYPE_TEXT,
+		.value = "KEY",
+	},
 	[CTL_OPTION_SET] = { .name = "--set", .type = CTL_TYPE_TEXT,
 		.value = "SCOPE=SEGMENT",
 	},
@@ -307,6 +310,7 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 	{ CTL_OPTION_EXPLAIN, false, CTL_OPTION_PLAIN,
 		"--json alone has every GID with its score and reason" },
 	{ CTL_OPTION_SCOPE, true, CTL_OPTION_CANDIDATES, NULL },
+	{ CTL_OPTION_OBJECT, false, CTL_OPTION_CANDIDATES, "give one of them" },
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET, "give one of them" },
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
 	{ CTL_OPTION_FORGET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
@@ -610,6 +614,18 @@ const struct ctl_list ctl_list_candidates = {
 		{ "STATE", DRAY_DBUS_CANDIDATE_FIELD_STATE },
 		{ "CHOSEN", DRAY_DBUS_CANDIDATE_FIELD_CHOSEN },
 		{ "REASON", DRAY_DBUS_CANDIDATE_FIELD_REASON },
+	},
+};
+
+const struct ctl_list ctl_list_replicas = {
+	DRAY_DBUS_METHOD_FIND_MOONCAKE_OBJECT, "replicas", dray_dbus_replica_fields,
+	DRAY_DBUS_REPLICA_FIELD_N, 5,
+	{
+		{ "SEGMENT", DRAY_DBUS_REPLICA_FIELD_SEGMENT },
+		{ "ADDRESS", DRAY_DBUS_REPLICA_FIELD_ADDRESS },
+		{ "LENGTH", DRAY_DBUS_REPLICA_FIELD_LENGTH },
+		{ "PROTOCOL", DRAY_DBUS_REPLICA_FIELD_PROTOCOL },
+		{ "MASTER", DRAY_DBUS_REPLICA_FIELD_MASTER },
 	},
 };
 
@@ -1119,18 +1135,21 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl health --live\n",
 	},
 	[CTL_VERB_SEGMENTS] = { .name = "segments",
-		.options = { CTL_OPTION_CANDIDATES, CTL_OPTION_SCOPE },
+		.options = { CTL_OPTION_CANDIDATES, CTL_OPTION_SCOPE, CTL_OPTION_OBJECT },
 		.help =
-			"Usage: drayctl [OPTION]... segments [--explain [--scope SCOPE]]\n"
+			"Usage: drayctl [OPTION]... segments [--explain [--scope SCOPE] | --object KEY]\n"
 			"list known segments, their states, and the preferred one\n"
 			"\n"
 			"Prints the state of each segment with the reason, the sources that named it, and\n"
 			"its probe. With --explain, it prints the candidates for the preferred segment,\n"
-			"the source of each, and why it won or lost.\n"
+			"the source of each, and why it won or lost. With --object, it prints the\n"
+			"replicas of an object of Mooncake's store, each with the transfer engine that\n"
+			"has it, and its address there.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
 			"  --explain                show the candidates for the preferred segment, best first, with reasons\n"
 			"  --scope SCOPE            also use the hints of this scope; default the scope of the node\n"
+			"  --object KEY             ask Mooncake's masters which segments have this object of its store\n"
 			"\n"
 			"Options of every verb:\n"
 			"  --control PATH           control socket; default $DRAY_CONTROL_SOCKET, else /run/dray/control.sock\n"

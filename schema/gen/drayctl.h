@@ -10,7 +10,7 @@
 #define CTL_ARGS_MAX 2
 #define CTL_COLUMNS_MAX 16
 #define CTL_VERB_OPTIONS_MAX 21
-#define CTL_OPTION_RULES_N 37
+#define CTL_OPTION_RULES_N 38
 
 enum ctl_option_id {
 	CTL_OPTION_CONTROL,
@@ -73,6 +73,7 @@ enum ctl_option_id {
 	CTL_OPTION_GPU_PLUGIN,
 	CTL_OPTION_CANDIDATES,
 	CTL_OPTION_SCOPE,
+	CTL_OPTION_OBJECT,
 	CTL_OPTION_SET,
 	CTL_OPTION_SCORE,
 	CTL_OPTION_TTL,
@@ -277,8 +278,8 @@ extern const char ctl_help_text[];
 extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_leases,
 	ctl_list_mailboxes, ctl_list_quotas, ctl_list_store, ctl_list_peers, ctl_list_rails,
 	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_times,
-	ctl_list_events, ctl_list_segments, ctl_list_candidates, ctl_list_hints, ctl_list_variables,
-	ctl_list_settings, ctl_list_origins;
+	ctl_list_events, ctl_list_segments, ctl_list_candidates, ctl_list_replicas, ctl_list_hints,
+	ctl_list_variables, ctl_list_settings, ctl_list_origins;
 
 /* X(id, function) for each verb that has a function. */
 #define CTL_VERB_FUNCTIONS(X) \

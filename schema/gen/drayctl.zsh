@@ -125,6 +125,7 @@ _drayctl_options() {
 		reply=(
 			'--explain[show the candidates for the preferred segment, best first, with reasons]'
 			'--scope=[also use the hints of this scope; default the scope of the node]:SCOPE: '
+			'--object=[ask Mooncake'\''s masters which segments have this object of its store]:KEY: '
 		)
 		;;
 	hints)

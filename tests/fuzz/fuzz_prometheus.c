@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of a Mooncake master, or of a program that claims to be one: metrics and details. Samples must be well-formed, lists
+ * Pages of a Mooncake master, or of a program that claims to be one: metrics, details, and objects. Samples must be well-formed, lists
  * must be sorted segments, and a refusal must have a reason.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/placement/master/object.h"
 #include "agent/placement/master/page.h"
 #include "agent/placement/master/prometheus.h"
 #include "lib/addr.h"
@@ -44,6 +45,23 @@ static void check_list(int r, struct master_list *l, const struct dray_err *err)
 	master_list_deinit(l);
 }
 
+static void check_object(const char *text, size_t size)
+{
+	struct master_object o = MASTER_OBJECT_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = master_object_page(text, size, &o, &err);
+
+	check(r == 0 ? !err.code : err.code && *err.msg);
+	for (size_t i = 0; r == 0 && i < o.n; i++) {
+		check(dray_endpoint_valid(o.v[i].segment));
+		check(o.v[i].address && o.v[i].length);
+		check(o.v[i].address + o.v[i].length > o.v[i].address);
+	}
+	master_object_deinit(&o);
+	err = master_object_refusal(404, text, size);
+	check(err.code && *err.msg);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -68,6 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	err = DRAY_ERR_NULL;
 	r = master_page_detail(text, size, &l, &err);
 	check_list(r, &l, &err);
+	check_object(text, size);
 	free(text);
 	return 0;
 }

@@ -22,6 +22,7 @@
 #include "agent/control/status/ready.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/placement/segment/object.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -332,6 +333,67 @@ void segments_preferred(struct segments *ss, const char *scope, const struct hin
 	(void)ss;
 	(void)scope;
 	*ret = (struct preferred){ .name = "10.0.0.1:50053", .reason = "made up" };
+}
+
+struct object_search {
+	char *key;
+	object_search_fn fn;
+	void *arg;
+	sd_event_source *later;
+};
+
+struct object_search *object_search_free(struct object_search *s)
+{
+	if (!s)
+		return NULL;
+	sd_event_source_disable_unref(s->later);
+	free(s->key);
+	free(s);
+	return NULL;
+}
+
+/* A key is there, unless it is the name of an error. */
+static int answer_search(sd_event_source *source, void *arg)
+{
+	static char master[] = "http://10.0.0.9:9003";
+	struct object_search *s = arg;
+	struct object_place place = { .master = master,
+				      .replica = { .segment = "10.0.0.2:15000",
+						   .protocol = "tcp",
+						   .address = 4096,
+						   .length = 5000 } };
+	int code = !strcmp(s->key, "not_found") ? DRAY_E_NOT_FOUND :
+		   !strcmp(s->key, "busy")      ? DRAY_E_BUSY :
+		   !strcmp(s->key, "timeout")   ? DRAY_E_TIMEOUT :
+						  0;
+	struct dray_err why = dray_err_of(code, "it is %s", s->key);
+	object_search_fn fn = s->fn;
+
+	(void)source;
+	arg = s->arg;
+	object_search_free(s);
+	fn(arg, &place, !code, code ? &why : NULL);
+	return 0;
+}
+
+/* The search for "never" does not end. */
+int object_search_new(struct object_search **ret, struct segments *ss, const char *key,
+		      object_search_fn fn, void *arg, struct dray_err *reterr)
+{
+	struct object_search *s;
+
+	(void)ss;
+	if (!*key)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "the key is empty");
+	s = calloc(1, sizeof(*s));
+	dray_assert(s);
+	s->key = strdup(key);
+	s->fn = fn;
+	s->arg = arg;
+	if (strcmp(key, "never") != 0)
+		dray_assert(sd_event_add_defer(fake.agent.event, &s->later, answer_search, s) >= 0);
+	*ret = s;
+	return 0;
 }
 
 void segments_each(struct segments *ss,

@@ -414,6 +414,66 @@ static void placement_is_listed(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
+static void see_replica(int row, const char *key, const char *value)
+{
+	static const struct {
+		const char *key, *value;
+	} expected[] = {
+		{ "segment", "10.0.0.2:15000" },
+		{ "protocol", "tcp" },
+		{ "master", "http://10.0.0.9:9003" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(expected); i++)
+		if (!strcmp(key, expected[i].key))
+			assert_string_equal(value, expected[i].value);
+}
+
+static int ignore(sd_bus_message *m, void *arg, sd_bus_error *reterr)
+{
+	return 0;
+}
+
+static void objects_are_found_later(void **state)
+{
+	static const struct {
+		const char *key, *error, *message;
+	} failures[] = {
+		{ "", SD_BUS_ERROR_INVALID_ARGS, "the key is empty" },
+		{ "not_found", DRAY_DBUS_ERROR_NOT_FOUND, "it is not_found" },
+		{ "busy", DRAY_DBUS_ERROR_BUSY, "it is busy" },
+		{ "timeout", DRAY_DBUS_ERROR_MASTER, "it is timeout" },
+	};
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus *bus = client(true);
+
+	assert_int_equal(rows_check(call_with(bus, "FindMooncakeObject", &err, "s", "there"),
+				    dray_dbus_replica_fields, DRAY_DBUS_REPLICA_FIELD_N,
+				    see_replica),
+			 1);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(failures); i++) {
+		assert_null(call_with(bus, "FindMooncakeObject", &err, "s", failures[i].key));
+		assert_true(sd_bus_error_has_name(&err, failures[i].error));
+		assert_string_equal(err.message, failures[i].message);
+		sd_bus_error_free(&err);
+	}
+	/* one that waits ends with its caller */
+	for (unsigned i = 0; i < 9; i++) {
+		sd_bus_message *m = NULL;
+
+		assert_true(sd_bus_message_new_method_call(bus, &m, NULL, DRAY_DBUS_PATH,
+							   DRAY_DBUS_INTERFACE,
+							   "FindMooncakeObject") >= 0);
+		assert_true(sd_bus_message_append(m, "s", "never") >= 0);
+		assert_true(sd_bus_call_async(bus, NULL, m, ignore, NULL, 0) >= 0);
+		sd_bus_message_unref(m);
+	}
+	assert_null(call_with(bus, "FindMooncakeObject", &err, "s", "there"));
+	assert_true(sd_bus_error_has_name(&err, SD_BUS_ERROR_LIMITS_EXCEEDED));
+	sd_bus_error_free(&err);
+	sd_bus_flush_close_unref(bus);
+}
+
 static void hints_are_put_and_forgotten(void **state)
 {
 	sd_bus_error err = SD_BUS_ERROR_NULL;
@@ -1008,6 +1068,7 @@ int main(void)
 		TEST(properties_are_read),
 		TEST(lists_have_the_keys_of_the_schema),
 		TEST(placement_is_listed),
+		TEST(objects_are_found_later),
 		TEST(hints_are_put_and_forgotten),
 		TEST(health_asks_the_workers),
 		TEST(listings_are_shared),

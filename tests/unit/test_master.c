@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/placement/master/object.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/net_rig.h"
@@ -612,6 +613,241 @@ static void test_end(void **state)
 	rig_stop(r);
 }
 
+/* --- objects ---------------------------------------------------------------------------------------- */
+
+/* Prints each replica as "segment address length protocol;". */
+static void show_object(const struct master_object *o, char *buf, size_t max)
+{
+	size_t used = 0;
+
+	*buf = '\0';
+	for (size_t i = 0; i < o->n && used < max; i++)
+		used += (size_t)snprintf(buf + used, max - used, "%s %llu %llu %s;",
+					 o->v[i].segment, (unsigned long long)o->v[i].address,
+					 (unsigned long long)o->v[i].length, o->v[i].protocol);
+}
+
+static void assert_object(const char *page, const char *replicas)
+{
+	struct master_object o = MASTER_OBJECT_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	char shown[1024];
+
+	if (master_object_page(page, strlen(page), &o, &err) < 0)
+		fail_msg("%s", err.msg);
+	show_object(&o, shown, sizeof(shown));
+	assert_string_equal(shown, replicas);
+	master_object_deinit(&o);
+}
+
+static void assert_bad_object(const char *page, const char *words)
+{
+	struct master_object o = MASTER_OBJECT_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (master_object_page(page, strlen(page), &o, &err) != -EPROTO)
+		fail_msg("%s is taken", page);
+	assert_int_equal(err.code, DRAY_E_PROTOCOL);
+	if (!strstr(err.msg, words))
+		fail_msg("\"%s\" does not contain \"%s\"", err.msg, words);
+	master_object_deinit(&o);
+}
+
+/* As masters of these releases have sent them. */
+#define OBJECT_0_3_7                                           \
+	"{\"size_\":5000,\"buffer_address_\":140515827777536," \
+	"\"transport_endpoint_\":\"127.0.0.1:15573\"}\n"
+#define OBJECT_0_3_9                                                               \
+	"{\"size_\":10,\"buffer_address_\":140585973317632,\"protocol_\":\"tcp\"," \
+	"\"transport_endpoint_\":\"127.0.0.1:16600\"}\n{\"size_\":10,"             \
+	"\"buffer_address_\":139785515565056,\"protocol_\":\"tcp\","               \
+	"\"transport_endpoint_\":\"127.0.0.1:15344\"}\n"
+#define OBJECT_0_3_13                                                                       \
+	"{\"success\":true,\"data\":[{\"size_\":10,\"buffer_address_\":139734126952448,"    \
+	"\"protocol_\":\"tcp\",\"transport_endpoint_\":\"127.0.0.1:16811\"},{\"size_\":10," \
+	"\"buffer_address_\":139948992757760,\"protocol_\":\"rdma\","                       \
+	"\"transport_endpoint_\":\"[fd00::1]:15533\"}]}"
+
+static void test_object(void **state)
+{
+	char many[1100 * 100];
+	size_t n = 0;
+
+	assert_object(OBJECT_0_3_7, "127.0.0.1:15573 140515827777536 5000 ;");
+	assert_object(OBJECT_0_3_9, "127.0.0.1:16600 140585973317632 10 tcp;"
+				    "127.0.0.1:15344 139785515565056 10 tcp;");
+	assert_object(OBJECT_0_3_13, "127.0.0.1:16811 139734126952448 10 tcp;"
+				     "[fd00::1]:15533 139948992757760 10 rdma;");
+	assert_object("", "");
+	assert_object(" \n", "");
+	assert_object("{\"success\":true,\"data\":[]}", "");
+	assert_object("{\"size_\":1,\"buffer_address_\":1,\"transport_endpoint_\":\"a:1\","
+		      "\"protocol_\":null,\"x\":{}}",
+		      "a:1 1 1 ;");
+	assert_object("{\"size_\":1,\"buffer_address_\":1,\"transport_endpoint_\":\"a:1\","
+		      "\"protocol_\":\"a b\"}",
+		      "a:1 1 1 ;");
+
+	assert_bad_object("null", "not JSON");
+	assert_bad_object("<html>", "not JSON");
+	assert_bad_object("[]", "neither replicas nor an array");
+	assert_bad_object("{}", "neither replicas nor an array");
+	assert_bad_object("{\"data\":{}}", "neither replicas nor an array");
+	assert_bad_object("{\"data\":[]} {\"data\":[]}", "something follows");
+	assert_bad_object("{\"data\":[1]}", "replica 0 is not an object");
+	assert_bad_object(OBJECT_0_3_7 "{}", "replica 1: size_ is missing");
+	assert_bad_object("{\"data\":[{\"size_\":1}]}", "replica 0: buffer_address_ is missing");
+	assert_bad_object("{\"size_\":0}", "replica 0: size_ is not a whole number above zero");
+	assert_bad_object("{\"size_\":-1}", "size_ is not a whole number");
+	assert_bad_object("{\"size_\":\"1\"}", "size_ is not a whole number");
+	assert_bad_object("{\"size_\":1,\"size_\":1}", "not JSON");
+	assert_bad_object("{\"size_\":1,\"buffer_address_\":1}", "transport_endpoint_ is not");
+	assert_bad_object(
+		"{\"size_\":1,\"buffer_address_\":1,\"transport_endpoint_\":\"0.0.0.0:1\"}",
+		"transport_endpoint_ is not HOST:PORT");
+	assert_bad_object("{\"size_\":1,\"buffer_address_\":1,\"transport_endpoint_\":\"a:1\","
+			  "\"protocol_\":1}",
+			  "protocol_ is not a string");
+	for (unsigned i = 0; i < 1025; i++)
+		n += (size_t)snprintf(many + n, sizeof(many) - n,
+				      "{\"size_\":1,\"buffer_address_\":%u,"
+				      "\"transport_endpoint_\":\"a:1\"}\n",
+				      i + 1);
+	assert_bad_object(many, "more than 1024 replicas");
+	for (n = 1; n < strlen(OBJECT_0_3_13); n++) {
+		snprintf(many, sizeof(many), "%.*s", (int)n, OBJECT_0_3_13);
+		assert_bad_object(many, "not JSON");
+	}
+}
+
+static void test_object_refusal(void **state)
+{
+	static const struct {
+		unsigned status;
+		const char *body;
+		int code;
+		const char *words;
+	} cases[] = {
+		{ 404,
+		  "{\"success\":false,\"error_code\":-704,\"error_message\":\"OBJECT_NOT_FOUND\"}",
+		  DRAY_E_NOT_FOUND, "no such object" },
+		{ 404, "OBJECT_NOT_FOUND", DRAY_E_NOT_FOUND, "no such object" },
+		{ 500, "{\"error_message\":\"REPLICA_IS_NOT_READY\"}", DRAY_E_BUSY,
+		  "being written" },
+		{ 503, "{\"error_message\":\"x\"}", DRAY_E_BUSY, "not the leader" },
+		{ 500, "INTERNAL_ERROR", DRAY_E_PROTOCOL, "says INTERNAL_ERROR, HTTP status 500" },
+		{ 404, "404 Not Found", DRAY_E_PROTOCOL, "HTTP status 404; is this" },
+		{ 404, "", DRAY_E_PROTOCOL, "HTTP status 404; is this" },
+		{ 404, "{\"error_message\":\"\\n\"}", DRAY_E_PROTOCOL, "is this" },
+		{ 400, "[]", DRAY_E_PROTOCOL, "is this" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		struct dray_err e = master_object_refusal(cases[i].status, cases[i].body,
+							  strlen(cases[i].body));
+
+		if (e.code != cases[i].code || !strstr(e.msg, cases[i].words))
+			fail_msg("%s: error %d, \"%s\"", cases[i].body, e.code, e.msg);
+	}
+}
+
+struct asked_rig {
+	char shown[1024];
+	struct dray_err err;
+	unsigned calls;
+};
+
+static void on_object(void *arg, const struct master_object *o, const struct dray_err *why)
+{
+	struct asked_rig *a = arg;
+
+	a->calls++;
+	a->err = why ? *why : DRAY_ERR_NULL;
+	show_object(o, a->shown, sizeof(a->shown));
+}
+
+/* A master whose list is not read during the test. */
+static struct rig *query_rig(void)
+{
+	struct rig *r = rig_start();
+
+	read_once(r);
+	*r->asked = '\0';
+	return r;
+}
+
+static void test_query(void **state)
+{
+	struct rig *r = query_rig();
+	struct dray_err err = DRAY_ERR_NULL;
+	struct master_query *q = NULL;
+	struct asked_rig a = { .calls = 0 };
+
+	/* the key is sent as it is */
+	r->metrics = reply(OK_HEAD OBJECT_0_3_9);
+	assert_int_equal(master_query_new(&q, r->master, "a/1?%41+,=\"\\", on_object, &a, &err), 0);
+	assert_int_equal(a.calls, 0);
+	assert_true(net_until(r->event, a.calls));
+	assert_string_equal(r->asked, "/query_key?key=a/1?%41+,=\"\\ ");
+	assert_string_equal(a.shown, "127.0.0.1:16600 140585973317632 10 tcp;"
+				     "127.0.0.1:15344 139785515565056 10 tcp;");
+	assert_int_equal(a.err.code, 0);
+
+	r->metrics = reply("HTTP/1.1 404 No\r\nContent-Length: 16\r\n\r\nOBJECT_NOT_FOUND");
+	assert_int_equal(master_query_new(&q, r->master, "a", on_object, &a, &err), 0);
+	assert_true(net_until(r->event, a.calls == 2));
+	assert_int_equal(a.err.code, DRAY_E_NOT_FOUND);
+	assert_non_null(strstr(a.err.msg, "http://127.0.0.1"));
+	r->metrics = reply(OK_HEAD "{\"success\":true,\"data\":[]}");
+	assert_int_equal(master_query_new(&q, r->master, "a", on_object, &a, &err), 0);
+	assert_true(net_until(r->event, a.calls == 3));
+	assert_int_equal(a.err.code, DRAY_E_NOT_FOUND);
+	assert_non_null(strstr(a.err.msg, "no replica of it in memory"));
+	r->metrics = reply(OK_HEAD "{");
+	assert_int_equal(master_query_new(&q, r->master, "a", on_object, &a, &err), 0);
+	assert_true(net_until(r->event, a.calls == 4));
+	assert_int_equal(a.err.code, DRAY_E_PROTOCOL);
+	rig_stop(r);
+}
+
+static void test_query_ends(void **state)
+{
+	static const char *const bad[] = { "", "a b", "a&b", "a\nb", "\x7f", "\t" };
+	struct rig *r = query_rig();
+	struct dray_err err = DRAY_ERR_NULL;
+	struct master_query *q = NULL;
+	struct asked_rig a = { .calls = 0 };
+	char long_key[1024];
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++) {
+		err = DRAY_ERR_NULL;
+		assert_int_equal(master_query_new(&q, r->master, bad[i], on_object, &a, &err),
+				 -EINVAL);
+		assert_int_equal(err.code, DRAY_E_INVALID);
+	}
+	memset(long_key, 'k', sizeof(long_key) - 1);
+	long_key[sizeof(long_key) - 1] = '\0';
+	assert_int_equal(master_query_new(&q, r->master, long_key, on_object, &a, &err), -EINVAL);
+	long_key[1023 - strlen("/query_key?key=")] = '\0';
+	r->metrics = reply(OK_HEAD OBJECT_0_3_7);
+	assert_int_equal(master_query_new(&q, r->master, long_key, on_object, &a, &err), 0);
+	assert_true(net_until(r->event, a.calls));
+	assert_int_equal(a.err.code, 0);
+
+	/* cancelled; and one that outlives its master, until its time is over */
+	r->metrics = reply(OK_HEAD "{");
+	r->metrics.end = PAGE_HOLD;
+	assert_int_equal(master_query_new(&q, r->master, "a", on_object, &a, &err), 0);
+	q = master_query_free(q);
+	r->cfg.mooncake.timeout = 50 * MS;
+	assert_int_equal(master_query_new(&q, r->master, "a", on_object, &a, &err), 0);
+	r->master = master_free(r->master);
+	assert_true(net_until(r->event, a.calls == 2));
+	assert_int_equal(a.err.code, DRAY_E_TIMEOUT);
+	assert_null(master_query_free(NULL));
+	rig_stop(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -621,6 +857,8 @@ int main(void)
 		cmocka_unit_test(test_read_fails),     cmocka_unit_test(test_too_large),
 		cmocka_unit_test(test_many),           cmocka_unit_test(test_url),
 		cmocka_unit_test(test_interval),       cmocka_unit_test(test_end),
+		cmocka_unit_test(test_object),         cmocka_unit_test(test_object_refusal),
+		cmocka_unit_test(test_query),          cmocka_unit_test(test_query_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

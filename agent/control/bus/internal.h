@@ -123,6 +123,7 @@ struct dictionaries {
 	struct snapshot *const *snapshots; /* of the workers, for lists of transfers */
 	unsigned n_snapshots;
 	const struct peer_check_result *checked; /* of CheckPeer */
+	const void *arg;                         /* of the function that fills the list */
 	int ret;                                 /* first error */
 	size_t bytes;                            /* estimate of the list's size */
 };

@@ -105,19 +105,35 @@ static void on_metrics(void *arg, const struct http_answer *response, const stru
 	on_page(arg, METRICS, response, why);
 }
 
+int master_request(const struct master *m, const char *page, struct http_request *ret)
+{
+	size_t n = strlen(m->base.target);
+
+	*ret = (struct http_request){ .event = m->deps.event,
+				      .resolver = m->deps.resolver,
+				      .url = m->base,
+				      .timeout_ns = m->deps.cfg->mooncake.timeout,
+				      .body_bytes = (size_t)m->deps.cfg->mooncake.page_bytes };
+	if (n + strlen(page) >= sizeof(ret->url.target))
+		return -EINVAL;
+	snprintf(ret->url.target + n, sizeof(ret->url.target) - n, "%s", page);
+	return 0;
+}
+
+const char *master_url(const struct master *m)
+{
+	return m->url;
+}
+
 static void get(struct master *m, const char *page, http_get_fn fn)
 {
-	struct http_request request = { .event = m->deps.event,
-					.resolver = m->deps.resolver,
-					.url = m->base,
-					.timeout_ns = m->deps.cfg->mooncake.timeout,
-					.body_bytes = (size_t)m->deps.cfg->mooncake.page_bytes,
-					.fn = fn,
-					.arg = m };
-	size_t n = strlen(m->base.target);
 	struct dray_err err = DRAY_ERR_NULL;
+	struct http_request request;
 
-	snprintf(request.url.target + n, sizeof(request.url.target) - n, "%s", page);
+	/* base_set() has seen that the pages of this file fit */
+	master_request(m, page, &request);
+	request.fn = fn;
+	request.arg = m;
 	if (http_get(&m->get, &request, &err) < 0)
 		end_read(m, NULL, &err);
 }

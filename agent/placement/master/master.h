@@ -9,6 +9,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/placement/master/page.h"
+#include "agent/placement/net/http_client.h"
 #include "agent/placement/net/resolver.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -45,3 +46,8 @@ DRAY_DEFINE_CLEANUP(struct master *, master_free);
 
 /* cfg has new values: the next read comes earlier if the new interval is shorter. */
 void master_reconfigured(struct master *m);
+
+/* "http://HOST:PORT", perhaps with a path; lives as long as the master. */
+const char *master_url(const struct master *m);
+/* A request for a page, without fn and arg. 0, or -EINVAL: its name is too long. */
+int master_request(const struct master *m, const char *page, struct http_request *ret);
