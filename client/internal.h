@@ -61,6 +61,7 @@
 #define LEASE_MINOR 4
 #define MAILBOX_MINOR 4
 #define STORE_MINOR 4
+#define MOONCAKE_MINOR 4
 
 enum session_state {
 	SESSION_DOWN,    /* the next attempt starts at retry_at */

@@ -97,6 +97,11 @@ static int encode_region(struct dray *d, const struct request *r, struct message
 		return g->code ? g->code : -DRAY_E_NOT_FOUND;
 	if (r->type == DMSG_LEASE)
 		return d->minor < LEASE_MINOR ? too_old_for_leases(msg) : dc_lease_encode(d, r, g);
+	if (r->type == DMSG_REGION_EXPORT && r->what.mooncake && d->minor < MOONCAKE_MINOR) {
+		msg->why =
+			"the agent is too old for exports to Mooncake's engines (data protocol before 1.4); upgrade it";
+		return -DRAY_E_UNSUPPORTED;
+	}
 	if (r->type == DMSG_REGION_REMOVE) {
 		m.region_remove = (struct dmsg_region_remove){ g->agent };
 	} else if (r->type == DMSG_REGION_REVOKE) {

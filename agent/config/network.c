@@ -63,10 +63,18 @@ int network_parse(const char *word, struct network *ret, struct dray_err *reterr
 	return 0;
 }
 
+static bool is_v4(const struct in6_addr *a)
+{
+	return IN6_IS_ADDR_V4MAPPED(a);
+}
+
 bool network_has(const struct network *n, const struct dray_addr *a)
 {
 	struct in6_addr address = dray_addr_in6(a);
 
+	/* a network of IPv6 that happens to hold all mapped addresses does not mean them */
+	if (is_v4(&address) != (n->bits >= V6_BITS - V4_BITS && is_v4(&n->address)))
+		return false;
 	for (unsigned i = 0; i < n->bits; i++)
 		if (bit(&n->address, i) != bit(&address, i))
 			return false;

@@ -15,6 +15,7 @@ struct network {
 
 /* 0, or -EINVAL with reterr: this is no network, or the address has bits behind its prefix. */
 int network_parse(const char *word, struct network *ret, struct dray_err *reterr);
+/* ::/0 has no address of IPv4, and 0.0.0.0/0 none of IPv6. */
 bool network_has(const struct network *n, const struct dray_addr *a);
 /* One of the words is a network that has the address. */
 bool networks_have(const struct dray_strv *words, const struct dray_addr *a);

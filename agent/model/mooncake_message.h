@@ -11,7 +11,8 @@
 #define TRANSPORT_MOONCAKE DMSG_TRANSPORT_NONE
 
 enum mooncake_message {
-	MOONCAKE_ADOPT, /* to a worker: serve the connection; code: its descriptor, which the worker owns */
+	MOONCAKE_ADOPT =
+		1, /* to a worker: serve the connection; code: its descriptor, which the worker owns */
 	MOONCAKE_CLOSE,  /* to a worker: close it, whatever it does; id 0: all */
 	MOONCAKE_CLOSED, /* from a worker: it is closed */
 };

@@ -524,11 +524,16 @@ struct dray_config {
 		 * of peers that are not in the new list.
 		 */
 		struct dray_strv allow;
-		/* Data connections at the same time. Further ones are closed at once. */
+		/*
+		 * Data connections at the same time, and at most an eighth of the agent's limit of
+		 * open files. Further ones are closed at once. An address has at most half of what
+		 * others leave.
+		 */
 		int64_t connections;
 		/*
-		 * Exports with an address for Mooncake at the same time; fewer with a segment's
-		 * name of more than 40 bytes, so that the answer to a handshake has at most 1 MiB.
+		 * Exports with an address for Mooncake at the same time, of which an owner has at
+		 * most half of what others leave; fewer with a segment's name of more than 40
+		 * bytes, so that the answer to a handshake has at most 1 MiB.
 		 */
 		int64_t buffers;
 		/*

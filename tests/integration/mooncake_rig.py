@@ -83,9 +83,19 @@ def frame(kind, body=b"{}"):
     return struct.pack("<QB", len(body) + 1, kind) + body
 
 
-def ask(agent, kind=METADATA, body=b"{}"):
+def connect(agent, endpoint, bind=None):
+    """bind: address of this end."""
+    if not bind:
+        return agent.host.connect(endpoint)
+    sock = agent.host.socket()
+    sock.bind((bind, 0))
+    sock.connect(parse_segment(endpoint))
+    return sock
+
+
+def ask(agent, kind=METADATA, body=b"{}", bind=None):
     """The answer to a handshake."""
-    with agent.host.connect(segment(agent)[0]) as sock:
+    with connect(agent, segment(agent)[0], bind) as sock:
         sock.sendall(frame(kind, body))
         n, got = struct.unpack("<QB", exactly(sock, 9))
         assert got == kind and 1 < n <= MAX_FRAME
@@ -98,10 +108,10 @@ def head(op, address, length, padding=b"\0" * 7):
     return struct.pack("<QQB", length, address, op) + padding
 
 
-def data(agent):
+def data(agent, bind=None):
     """A data connection."""
     name, port = segment(agent)
-    return agent.host.connect(f"{name.rsplit(':', 1)[0]}:{port}")
+    return connect(agent, f"{name.rsplit(':', 1)[0]}:{port}", bind)
 
 
 def refused(agent, endpoint, bind=None, limit=LIMIT):

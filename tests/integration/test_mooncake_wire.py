@@ -133,7 +133,7 @@ def test_refused_requests(target):
 
 def test_export_rules(target):
     """Exports that Mooncake's engines could not use, or that would be ambiguous, are refused with the reason."""
-    agent = target(mooncake__buffers=3)
+    agent = target(mooncake__buffers=6)
     with Owner(agent, MIB) as owner:
         base, export = owner.address, owner.region.export
         for how in {"ttl": 1.0}, {"single_use": True}, {"audience": bytes(range(16))}:
@@ -150,6 +150,35 @@ def test_export_rules(target):
         with pytest.raises(errors.Quota, match="mooncake.buffers"):
             export(mooncake=1 << 40)
         assert counter(agent, "buffers") == 3
+
+
+def test_buffers_of_owners(new_agent):
+    """An owner has at most half of the buffers that others leave, so that one cannot take all."""
+    agent = new_agent("target", settings=rig.settings(LOOPBACK, mooncake__buffers=8), start=False)
+    agent.settings["data.tenants"] = f"other:{agent.directory}/other.sock"
+    agent.start()
+    with agent.client() as one, dray.Client(agent.directory / "other.sock", timeout=LIMIT) as two:
+        first, second = one.region(dray.Memory(4096)), two.region(dray.Memory(4096))
+
+        def export(region, n):
+            return region.export(mooncake=n << 20)
+
+        tokens = [export(first, n) for n in range(1, 5)]
+        with pytest.raises(errors.Quota, match="mooncake.buffers"):
+            export(first, 9)
+        more = [export(second, n) for n in range(10, 12)]
+        with pytest.raises(errors.Quota, match="this owner"):
+            export(second, 9)
+        first.revoke(tokens.pop())
+        with pytest.raises(errors.Quota):  # 2 of the others': 3 of 6
+            export(first, 9)
+        first.revoke(tokens.pop())
+        more.append(export(second, 12))
+        with pytest.raises(errors.Quota):
+            export(second, 13)
+        first.remove()
+        more.append(export(second, 13))
+        assert len(rig.ask(agent)["buffers"]) == len(more) == 4
 
 
 def test_names(new_agent, lab):
@@ -326,13 +355,15 @@ def test_longest_handshake(target):
 
 
 def test_many_handshakes(target):
-    """Handshakes that say nothing do not keep others from theirs, once their time is over."""
+    """Handshakes that say nothing keep neither those of other addresses from theirs, nor those of the same one once their time is over."""
     agent = target(mooncake__stall_timeout="1s")
-    silent = [agent.host.connect(segment(agent)[0]) for _ in range(32)]
+    silent = [agent.host.connect(segment(agent)[0]) for _ in range(16)]
     try:
         assert all(rig.refused(agent, segment(agent)[0]) for _ in range(8))
         assert counter(agent, "connections_refused_total") == 8
-        until(lambda: counter(agent, "handshakes_refused_total") == 32, "the end of the others")
+        for _ in range(20):
+            assert rig.ask(agent, rig.PROBE, bind="127.0.0.2") == {"status": "success"}
+        until(lambda: counter(agent, "handshakes_refused_total") == 16, "the end of the others")
         assert rig.ask(agent, rig.PROBE) == {"status": "success"}
     finally:
         for sock in silent:
@@ -385,19 +416,67 @@ def test_idle(target):
 
 
 def test_too_many_connections(target):
-    """More data connections than allowed are closed at once, and there is room again when others have ended."""
-    agent = target(mooncake__connections=3)
+    """More data connections than allowed are closed at once, and there is room again when others have ended; an address has half at most."""
+    agent = target(mooncake__connections=6)
     with Owner(agent, 4096, b"q") as owner:
         some = [data(agent) for _ in range(3)]
         assert all(read(sock, owner.address, 1) == b"q" for sock in some)
         assert rig.refused(agent, f"{LOOPBACK}:{segment(agent)[1]}")
+        others = [data(agent, bind=f"127.0.0.{n}") for n in (2, 3, 4)]
+        assert all(read(sock, owner.address, 1) == b"q" for sock in others)
+        assert rig.refused(agent, f"{LOOPBACK}:{segment(agent)[1]}", "127.0.0.5")
+        for sock in others:
+            sock.close()
+        rig.connections(agent, 3)
         some.pop().close()
         rig.connections(agent, 2)
         some.append(data(agent))
         assert all(read(sock, owner.address, 1) == b"q" for sock in some)
         for sock in some:
             sock.close()
-    assert counter(agent, "connections_refused_total") == 1
+    assert counter(agent, "connections_refused_total") == 2
+
+
+def test_connections_of_descriptors(new_agent):
+    """Data connections take no more than an eighth of the agent's descriptors, so that clients and peers have theirs."""
+    agent = new_agent("target", settings=rig.settings(LOOPBACK, mooncake__connections=4096), wrap=["prlimit", "--nofile=256:256"])
+    assert "mooncake.connections" in agent.text()
+    with Owner(agent, 4096, b"q") as owner:
+        some = []
+        for n in range(2, 34):
+            some.append(data(agent, bind=f"127.0.0.{n}"))
+            assert read(some[-1], owner.address, 1) == b"q"
+        assert rig.refused(agent, f"{LOOPBACK}:{segment(agent)[1]}", "127.0.0.50")
+        for sock in some:
+            sock.close()
+
+
+def test_shorter_times(lab, new_agent):
+    """A reload with shorter times ends connections that are open already."""
+    file = lab.write("drayd.conf", 'mooncake: { stall_timeout = "5min"; };\n')
+    agent = new_agent("target", settings={"mooncake.listen": f"{LOOPBACK}:0", "mooncake.allow": LOOPBACK}, args=["--config", file])
+    with Owner(agent, 4096, b"q") as owner, data(agent) as idle, data(agent) as stalled, agent.host.connect(segment(agent)[0]) as silent:
+        assert read(idle, owner.address, 1) == b"q"
+        stalled.sendall(b"1")
+        rig.connections(agent, 2)
+        file.write_text('mooncake: { stall_timeout = "100ms"; idle_timeout = "100ms"; };\n')
+        agent.ctl("reload")
+        assert ended(idle) and ended(stalled) and ended(silent)
+
+
+def test_descriptor_is_current(target):
+    """The answer to a handshake is made anew when the buffers have changed, and only then."""
+    agent = target()
+    with Owner(agent, 8192) as owner:
+        one = rig.ask(agent)
+        assert rig.ask(agent) == one and [b["length"] for b in one["buffers"]] == [8192]
+        token = owner.region.export(0, 4096, mooncake=1 << 40)
+        two = rig.ask(agent)
+        assert [b["length"] for b in two["buffers"]] == [8192, 4096] and two["timestamp"] != one["timestamp"]
+        owner.region.revoke(token)
+        assert [b["length"] for b in rig.ask(agent)["buffers"]] == [8192]
+        owner.region.remove()
+        assert rig.ask(agent)["buffers"] == []
 
 
 def test_hostile_data(target):

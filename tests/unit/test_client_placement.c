@@ -418,8 +418,11 @@ static void upgrade(struct fake *f, void *arg)
 static void old_agent(void **state)
 {
 	struct dray_segment s;
+	struct dray_memory memory;
+	struct dray_token token;
 	struct dray_hint h;
 	struct dray_env e;
+	dray_region region;
 	struct dray *d;
 
 	client_fake.is_old = true;
@@ -435,6 +438,13 @@ static void old_agent(void **state)
 	assert_int_equal(dray_segment_get(d, "x", &s), -DRAY_E_UNSUPPORTED);
 	assert_int_equal(dray_env_get(d, "", &e), -DRAY_E_UNSUPPORTED);
 	assert_int_equal(fake_count(&client_fake, DMSG_HINT_GET), 0);
+	assert_int_equal(dray_memory_alloc(4096, 0, &memory), 0);
+	assert_int_equal(dray_region_add_memory(d, &memory, DRAY_READ, &region), 0);
+	assert_int_equal(dray_region_export_mooncake(d, region, NULL, 4096, &token),
+			 -DRAY_E_UNSUPPORTED);
+	assert_non_null(strstr(dray_last_error(d), "too old for exports to Mooncake"));
+	assert_int_equal(fake_count(&client_fake, DMSG_REGION_EXPORT), 0);
+	dray_memory_free(&memory);
 	/* the library looks for the new version at the next session */
 	fake_do(&client_fake, client_restart, NULL);
 	client_event(d, DRAY_EVENT_LOST);

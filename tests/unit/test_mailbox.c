@@ -454,12 +454,12 @@ static void test_memory(void **state)
 static void test_share(void **state)
 {
 	(void)state;
-	assert_true(share_fits(1, 0, 1));
-	assert_false(share_fits(0, 0, 1));
-	assert_false(share_fits(10, 0, 11));
-	assert_true(share_fits(2, 1, 1));
-	assert_false(share_fits(1, 1, 1));
-	assert_false(share_fits(5, 5, 1));
+	assert_true(dray_share_fits(1, 0, 1));
+	assert_false(dray_share_fits(0, 0, 1));
+	assert_false(dray_share_fits(10, 0, 11));
+	assert_true(dray_share_fits(2, 1, 1));
+	assert_false(dray_share_fits(1, 1, 1));
+	assert_false(dray_share_fits(5, 5, 1));
 }
 
 int main(void)

@@ -183,6 +183,12 @@ static void test_networks(void **state)
 	assert_true(has("0.0.0.0/0", "1.2.3.4:1"));
 	assert_false(has("0.0.0.0/0", "[2001:db8::1]:1"));
 	assert_true(has("::/0", "[2001:db8::1]:1"));
+	/* IPv4 needs a network of its own, also where one socket accepts both */
+	assert_false(has("::/0", "1.2.3.4:1"));
+	assert_false(has("::/0", "[::ffff:1.2.3.4]:1"));
+	assert_false(has("::/80", "[::ffff:1.2.3.4]:1"));
+	assert_true(has("::ffff:0:0/96", "1.2.3.4:1"));
+	assert_true(has("::ffff:10.0.0.7", "10.0.0.7:1"));
 	assert_true(has("2001:db8::/33", "[2001:db8:7fff::1]:1"));
 	assert_false(has("2001:db8::/33", "[2001:db8:8000::1]:1"));
 	assert_int_equal(dray_addr_parse("[2001:db8:1::1]:1", &a), 0);

@@ -428,13 +428,14 @@ static int check_room(const struct mailboxes *m, const struct mailbox *b,
 	uint64_t memory = (uint64_t)m->deps.cfg->limits.letter_bytes;
 	uint64_t owner = share_held(&m->shares, share_of_owner(b->tenant, b->uid));
 
-	if (!share_fits(free, agent, 1) || !share_fits(free - dray_min(agent, free), sender, 1))
+	if (!dray_share_fits(free, agent, 1) ||
+	    !dray_share_fits(free - dray_min(agent, free), sender, 1))
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_MAILBOX_FULL,
 				    "mailbox %s has %" PRIu32 " of %" PRIu32 " letters, %" PRIu64
 				    " of this agent and %" PRIu64
 				    " of this uid; post again when its owner has read some",
 				    b->name, b->letters, b->capacity, agent, sender);
-	if (!share_fits(memory - dray_min(m->totals.bytes, memory), owner, bytes))
+	if (!dray_share_fits(memory - dray_min(m->totals.bytes, memory), owner, bytes))
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_MAILBOX_FULL,
 				    "letters of all mailboxes have %" PRIu64 " bytes, %" PRIu64
 				    " of them in those of uid %u (limits.letter_bytes = %" PRIu64

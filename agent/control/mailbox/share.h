@@ -12,6 +12,7 @@
 #include "agent/config/tenant.h"
 #include "lib/handle.h"
 #include "lib/map.h"
+#include "lib/share.h"
 
 /* No padding: it is compared as bytes. */
 struct share_key {
@@ -68,9 +69,3 @@ uint64_t share_held(const struct shares *s, struct share_key key);
 struct share *share_take(struct shares *s, struct share_key key, uint64_t n);
 /* share may be NULL. */
 void share_put(struct shares *s, struct share *share, uint64_t n);
-
-/* True if a user that holds `held` may take n more of what is free: the last part of a store is for new users. */
-static inline bool share_fits(uint64_t free, uint64_t held, uint64_t n)
-{
-	return n <= free && (!held || held + n <= free);
-}

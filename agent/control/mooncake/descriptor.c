@@ -47,7 +47,8 @@ uint32_t descriptor_buffers_max(const char *name)
 			  (DESCRIPTOR_BUFFER + strlen(name)));
 }
 
-char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
+/* NULL: no memory. */
+static char *make(struct mooncake_server *s, size_t *ret_n)
 {
 	struct writing w = { .name = s->name };
 	char *text = NULL;
@@ -70,4 +71,23 @@ char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
 		return NULL;
 	}
 	return text;
+}
+
+const char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
+{
+	uint64_t changes = regions_mooncake_changes(s->deps.regions);
+	size_t n = 0;
+	char *text;
+
+	if (!s->descriptor.text || s->descriptor.changes != changes) {
+		text = make(s, &n);
+		if (!text)
+			return NULL;
+		free(s->descriptor.text);
+		s->descriptor.text = text;
+		s->descriptor.n = n;
+		s->descriptor.changes = changes;
+	}
+	*ret_n = s->descriptor.n;
+	return s->descriptor.text;
 }

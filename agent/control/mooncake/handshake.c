@@ -14,6 +14,7 @@
 #include "agent/control/mooncake/internal.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "lib/share.h"
 #include "lib/time.h"
 
 /* At the same time. An answer has up to MOONCAKE_FRAME_MAX bytes. */
@@ -36,7 +37,7 @@ struct handshake {
 	struct dray_addr from;
 	int fd;
 	sd_event_source *io;
-	int64_t end_ns;
+	int64_t began_ns;
 	enum handshake_state state;
 	size_t head_n;
 	struct mooncake_frame request;
@@ -60,11 +61,16 @@ static void close_one(struct handshake *h)
 	free(h);
 }
 
+static int64_t end_of(const struct handshake *h)
+{
+	return h->began_ns + h->server->cfg->mooncake.stall_timeout;
+}
+
 static void limit_arm(struct mooncake_server *s)
 {
 	const struct handshake *first = dray_list_first(&s->handshakes, struct handshake, link);
 
-	sd_event_source_set_time(s->limit, first ? (uint64_t)first->end_ns / 1000 + 1 : UINT64_MAX);
+	sd_event_source_set_time(s->limit, first ? (uint64_t)end_of(first) / 1000 + 1 : UINT64_MAX);
 	sd_event_source_set_enabled(s->limit, SD_EVENT_ONESHOT);
 }
 
@@ -74,7 +80,7 @@ static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 	int64_t now = dray_now().ns;
 	struct handshake *h;
 
-	while ((h = dray_list_first(&s->handshakes, struct handshake, link)) && h->end_ns <= now)
+	while ((h = dray_list_first(&s->handshakes, struct handshake, link)) && end_of(h) <= now)
 		close_one(h);
 	limit_arm(s);
 	return 0;
@@ -83,15 +89,14 @@ static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 /* Makes the answer to the request. 0 or -ENOMEM. */
 static int answer_make(struct handshake *h)
 {
-	dray_auto_free char *descriptor = NULL;
 	const char *body = h->request.type == MOONCAKE_NOTIFY ? no_notifications :
 			   h->request.type == MOONCAKE_PROBE  ? probed :
 								no_queue_pairs;
 	size_t n = strlen(body);
 
 	if (h->request.type == MOONCAKE_METADATA) {
-		body = descriptor = descriptor_text(h->server, &n);
-		if (!descriptor)
+		body = descriptor_text(h->server, &n);
+		if (!body)
 			return -ENOMEM;
 	}
 	h->answer = malloc(MOONCAKE_FRAME_HEAD + n);
@@ -206,10 +211,14 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 void handshake_add(struct mooncake_server *s, int fd, const struct dray_addr *from)
 {
 	dray_auto_free struct handshake *h = NULL;
+	unsigned held = 0;
 
-	if (s->n_handshakes >= HANDSHAKES_MAX) {
-		log_limited(DRAY_LOG_WARNING, AREA, "closing a handshake: %u others are under way",
-			    HANDSHAKES_MAX);
+	dray_list_for_each(&s->handshakes, other, const struct handshake, link)
+		held += mooncake_same_host(&other->from, from);
+	if (!dray_share_fits(HANDSHAKES_MAX - s->n_handshakes, held, 1)) {
+		log_limited(DRAY_LOG_WARNING, AREA,
+			    "closing a handshake: %u others are under way, %u of this address",
+			    s->n_handshakes, held);
 		s->totals.connections_refused++;
 		mooncake_refuse(s, fd);
 		return;
@@ -223,7 +232,7 @@ void handshake_add(struct mooncake_server *s, int fd, const struct dray_addr *fr
 	h->server = s;
 	h->from = *from;
 	h->fd = fd;
-	h->end_ns = dray_now().ns + s->cfg->mooncake.stall_timeout;
+	h->began_ns = dray_now().ns;
 	dray_list_add(&s->handshakes, &h->link);
 	s->n_handshakes++;
 	h = NULL;

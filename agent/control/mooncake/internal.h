@@ -2,6 +2,8 @@
 /* Shared by the files of this folder. */
 #pragma once
 
+#include <string.h>
+
 #include "agent/control/mooncake/frame.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/socket/acceptor.h"
@@ -20,13 +22,26 @@ struct mooncake_server {
 	char name[DRAY_HOST_BYTES + 8]; /* HOST:PORT */
 	unsigned data_port;
 	bool draining;
-	struct dray_list handshakes; /* by end_ns */
+	struct dray_list handshakes; /* the oldest first */
 	unsigned n_handshakes;
 	sd_event_source *limit; /* end of the first handshake's time */
 	struct dray_list conns; /* struct data_conn */
+	unsigned conns_max;
+	struct {
+		char *text; /* NULL: not made yet */
+		size_t n;
+		uint64_t changes; /* of the buffers, when it was made */
+	} descriptor;
 	uint64_t next_id;
 	struct mooncake_totals totals;
 };
+
+static inline bool mooncake_same_host(const struct dray_addr *a, const struct dray_addr *b)
+{
+	struct in6_addr x = dray_addr_in6(a), y = dray_addr_in6(b);
+
+	return !memcmp(&x, &y, sizeof(x));
+}
 
 /* The peer may connect now. Otherwise counts and logs that it may not. */
 bool mooncake_admits(struct mooncake_server *s, const struct dray_addr *from, const char *what);
@@ -40,12 +55,12 @@ int handshakes_init(struct mooncake_server *s);
 void handshakes_deinit(struct mooncake_server *s);
 /* fd: consumed. */
 void handshake_add(struct mooncake_server *s, int fd, const struct dray_addr *from);
-/* Closes those whose peers are not in mooncake.allow, or all. */
+/* Closes those whose peers are not in mooncake.allow, or all. Others end by the new mooncake.stall_timeout. */
 void handshakes_close(struct mooncake_server *s, bool all);
 
 /* descriptor.c */
 
 /* Buffers that a descriptor of at most MOONCAKE_FRAME_MAX bytes has room for. */
 uint32_t descriptor_buffers_max(const char *name);
-/* The descriptor of the segment as JSON; the caller frees it. NULL: no memory. */
-char *descriptor_text(struct mooncake_server *s, size_t *ret_n);
+/* The descriptor of the segment as JSON, until the next call. It is made anew when buffers have changed. NULL: no memory. */
+const char *descriptor_text(struct mooncake_server *s, size_t *ret_n);

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "agent/config/network.h"
@@ -13,7 +14,11 @@
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "lib/share.h"
 #include "schema/gen/errors.h"
+
+/* Of RLIMIT_NOFILE, the part (1/8) that data connections may use. */
+#define FD_SHARE 8u
 
 struct data_conn {
 	struct dray_list link;
@@ -58,11 +63,15 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 static struct data_conn *data_conn_new(struct mooncake_server *s, const struct dray_addr *from)
 {
 	struct data_conn *c;
+	uint64_t held = 0;
 
-	if (s->totals.connections >= (uint64_t)s->cfg->mooncake.connections) {
-		log_limited(
-			DRAY_LOG_WARNING, AREA,
-			"closing a data connection: as many as mooncake.connections allows are open");
+	dray_list_for_each(&s->conns, other, const struct data_conn, link)
+		held += mooncake_same_host(&other->from, from);
+	if (!dray_share_fits(s->conns_max - s->totals.connections, held, 1)) {
+		log_limited(DRAY_LOG_WARNING, AREA,
+			    "closing a data connection: %" PRIu64 " others are open, %" PRIu64
+			    " of this address; see mooncake.connections",
+			    s->totals.connections, held);
 		return NULL;
 	}
 	c = calloc(1, sizeof(*c));
@@ -124,13 +133,14 @@ void mooncake_server_message(struct mooncake_server *s, const struct transport_m
 	}
 }
 
-static void tell_close(struct mooncake_server *s, const struct data_conn *c)
+/* id 0: all that the worker has. */
+static void tell_close(struct mooncake_server *s, unsigned worker, uint64_t id)
 {
-	worker_post(s->deps.pool->workers[c->worker],
+	worker_post(s->deps.pool->workers[worker],
 		    &(struct command){ .type = COMMAND_TRANSPORT,
 				       .message = { .transport = TRANSPORT_MOONCAKE,
 						    .type = MOONCAKE_CLOSE,
-						    .id = c->id } });
+						    .id = id } });
 }
 
 void mooncake_server_drain(struct mooncake_server *s, bool on)
@@ -141,8 +151,8 @@ void mooncake_server_drain(struct mooncake_server *s, bool on)
 	if (!on)
 		return;
 	handshakes_close(s, true);
-	dray_list_for_each(&s->conns, c, const struct data_conn, link)
-		tell_close(s, c);
+	for (unsigned i = 0; i < s->deps.pool->n; i++)
+		tell_close(s, i, 0);
 }
 
 void mooncake_server_reload(struct mooncake_server *s)
@@ -152,7 +162,7 @@ void mooncake_server_reload(struct mooncake_server *s)
 	handshakes_close(s, false);
 	dray_list_for_each(&s->conns, c, const struct data_conn, link)
 		if (!networks_have(&s->cfg->mooncake.allow, &c->from))
-			tell_close(s, c);
+			tell_close(s, c->worker, c->id);
 }
 
 const char *mooncake_server_segment(const struct mooncake_server *s)
@@ -218,6 +228,26 @@ static int set_name(struct mooncake_server *s, const struct dray_addr *a, struct
 			    *advertise ? "mooncake.advertise" : "mooncake.listen", s->name);
 }
 
+/* Clients, peers and files need descriptors, too. */
+static void set_conns_max(struct mooncake_server *s)
+{
+	rlim_t share;
+	struct rlimit l;
+
+	s->conns_max = (unsigned)s->cfg->mooncake.connections;
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur == RLIM_INFINITY)
+		return;
+	share = dray_max(l.rlim_cur / FD_SHARE, (rlim_t)1);
+	if (share >= s->conns_max)
+		return;
+	log_warning(
+		AREA,
+		"mooncake.connections is %u, an eighth of the limit of open files, instead of %u; "
+		"raise that limit",
+		(unsigned)share, s->conns_max);
+	s->conns_max = (unsigned)share;
+}
+
 static int start(struct mooncake_server *s, struct dray_err *reterr)
 {
 	struct dray_addr a;
@@ -238,6 +268,7 @@ static int start(struct mooncake_server *s, struct dray_err *reterr)
 		r = set_name(s, &a, reterr);
 	if (r < 0)
 		return r;
+	set_conns_max(s);
 	max = descriptor_buffers_max(s->name);
 	regions_mooncake_open(s->deps.regions, dray_min((uint32_t)s->cfg->mooncake.buffers, max));
 	if (!s->cfg->mooncake.allow.n)
@@ -281,6 +312,7 @@ struct mooncake_server *mooncake_server_free(struct mooncake_server *s)
 	tcp_listeners_close(&s->listeners);
 	tcp_listeners_close(&s->data_listeners);
 	handshakes_deinit(s);
+	free(s->descriptor.text);
 	dray_list_for_each(&s->conns, c, struct data_conn, link)
 		free(c);
 	free(s);

@@ -197,7 +197,7 @@ static int check_room(const struct peer *peer, const struct pmsg_post *m, struct
 		all++;
 		own += same_owner(&other->call.m, m);
 	}
-	if (share_fits(POSTS_MAX - dray_min(all, (uint64_t)POSTS_MAX), own, 1))
+	if (dray_share_fits(POSTS_MAX - dray_min(all, (uint64_t)POSTS_MAX), own, 1))
 		return 0;
 	return dray_err_set(
 		reterr, -EBUSY, DRAY_E_BUSY,
@@ -221,7 +221,7 @@ static int check_attempts(struct peers *p, const struct pmsg_post *m, struct dra
 		all++;
 		own += same_owner(&first->call.m, m);
 	}
-	if (share_fits(max - dray_min(all, max), own, 1))
+	if (dray_share_fits(max - dray_min(all, max), own, 1))
 		return 0;
 	return dray_err_set(
 		reterr, -EBUSY, DRAY_E_BUSY,

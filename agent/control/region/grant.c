@@ -103,6 +103,7 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 	if (g->ending)
 		return;
 	g->ending = true;
+	g->regions->mooncake_changes += g->view.peer == MOONCAKE_PEER;
 	/* Mooncake's engines acknowledge nothing: they reach the range by the workers alone */
 	fence = fence && g->view.peer != MOONCAKE_PEER;
 	g->fenced = !fence;
@@ -163,6 +164,7 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	g->view.offset = t->offset;
 	g->view.mooncake = peer == MOONCAKE_PEER ? t->mooncake : 0;
 	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
+	r->mooncake_changes += peer == MOONCAKE_PEER;
 	pool_publish(r->deps.pool, &g->view.o);
 	return g;
 }

@@ -6,21 +6,28 @@
 
 #include "agent/control/region/internal.h"
 #include "agent/control/region/region.h"
+#include "lib/cleanup.h"
+#include "lib/share.h"
 
 /* No address of a process is above; readers of signed integers can read it, too. */
 #define ADDRESS_MAX ((uint64_t)1 << 62)
 
-struct overlap {
+/* What the buffers so far mean for a further one. */
+struct survey {
+	const struct region *region;
 	uint64_t address, length;
-	const struct grant_view *found;
+	bool overlaps;
+	uint32_t held; /* by the owner of the region */
 };
 
-static void find_overlap(void *arg, const struct grant_view *g)
+static void survey_one(void *arg, const struct grant_view *g)
 {
-	struct overlap *o = arg;
+	struct survey *s = arg;
+	const struct region *other = dray_handles_get(&s->region->regions->regions, g->region);
 
-	if (o->address < g->mooncake + g->o.length && g->mooncake < o->address + o->length)
-		o->found = g;
+	if (s->address < g->mooncake + g->o.length && g->mooncake < s->address + s->length)
+		s->overlaps = true;
+	s->held += other && other->owner.uid_owner == s->region->owner.uid_owner;
 }
 
 static int form_check(const struct dmsg_region_export *m, struct dray_err *reterr)
@@ -46,7 +53,8 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 			  struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
-	struct overlap overlap = { .address = m->mooncake, .length = m->length };
+	struct survey survey = { .region = region, .address = m->mooncake, .length = m->length };
+	uint32_t all;
 
 	if (!m->mooncake && !(m->flags & DMSG_EXPORT_FLAG_MOONCAKE))
 		return 0;
@@ -60,13 +68,16 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_REGION_KIND,
 				    "Mooncake's engines reach host memory only; export a memfd or "
 				    "a pool");
-	if (grants_count(r, MOONCAKE_PEER) >= r->mooncake_max)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "%" PRIu32 " ranges are exported to Mooncake's engines "
-				    "(mooncake.buffers); revoke some, or raise it",
-				    r->mooncake_max);
-	regions_mooncake_each(r, find_overlap, &overlap);
-	if (overlap.found)
+	regions_mooncake_each(r, survey_one, &survey);
+	all = dray_min(grants_count(r, MOONCAKE_PEER), r->mooncake_max);
+	if (!dray_share_fits(r->mooncake_max - all, survey.held, 1))
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"%" PRIu32 " ranges are exported to Mooncake's engines, %" PRIu32
+			" of them by this owner, and an owner may have half of what others "
+			"leave of mooncake.buffers; revoke some, or raise it",
+			all, survey.held);
+	if (survey.overlaps)
 		return dray_err_set(reterr, -EEXIST, DRAY_E_INVALID,
 				    "the addresses overlap with another export, perhaps of another "
 				    "client; revoke its token first");
@@ -76,4 +87,9 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 void regions_mooncake_open(struct regions *r, uint32_t max)
 {
 	r->mooncake_max = max;
+}
+
+uint64_t regions_mooncake_changes(const struct regions *r)
+{
+	return r->mooncake_changes;
 }

@@ -272,6 +272,9 @@ void regions_mooncake_open(struct regions *r, uint32_t max);
 void regions_mooncake_each(struct regions *r, void (*fn)(void *arg, const struct grant_view *grant),
 			   void *arg);
 
+/* Another number after each change of these ranges. */
+uint64_t regions_mooncake_changes(const struct regions *r);
+
 /* Grants of all peers, without those for Mooncake's engines, which hold nothing. */
 uint32_t grants_total(struct regions *r);
 

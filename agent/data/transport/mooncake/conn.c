@@ -45,7 +45,7 @@ static void ready(struct loop_source *source, uint32_t events)
 }
 
 /* Failures are ignored: without these options a connection is slower, or lasts until it is idle for too long. */
-static void socket_setup(int fd, int64_t stall_ns)
+static void socket_setup(int fd)
 {
 	const struct {
 		int level, option, value;
@@ -55,14 +55,20 @@ static void socket_setup(int fd, int64_t stall_ns)
 		{ IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S },
 		{ IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S },
 		{ IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES },
-		/* also of what is unsent when the connection is closed, which would stay for a peer that does not read */
-		{ IPPROTO_TCP, TCP_USER_TIMEOUT,
-		  (int)dray_min(USER_TIMEOUTS * stall_ns / DRAY_NS_PER_MS, (int64_t)INT_MAX) },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(options); i++)
 		setsockopt(fd, options[i].level, options[i].option, &options[i].value,
 			   sizeof(options[i].value));
+}
+
+/* Also of what is unsent when the connection is closed, which would stay for a peer that does not read. */
+void mooncake_conn_configure(struct mooncake_conn *c)
+{
+	int64_t ms = USER_TIMEOUTS * c->m->c->cfg.mooncake_stall_ns / DRAY_NS_PER_MS;
+	int value = (int)dray_min(ms, (int64_t)INT_MAX);
+
+	setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &value, sizeof(value));
 }
 
 static void tell_closed(struct mooncake *m, uint64_t id)
@@ -84,10 +90,11 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd)
 		tell_closed(m, id);
 		return;
 	}
-	socket_setup(fd, m->c->cfg.mooncake_stall_ns);
+	socket_setup(fd);
 	c->m = m;
 	c->id = id;
 	c->fd = fd;
+	mooncake_conn_configure(c);
 	c->since_ns = m->c->now_ns;
 	dray_list_init(&c->ready_link);
 	dray_list_init(&c->busy_link);

@@ -114,6 +114,13 @@ static int64_t mooncake_tick(struct core *c, void *state)
 {
 	struct mooncake *m = state;
 
+	if (m->stall_ns != c->cfg.mooncake_stall_ns || m->idle_ns != c->cfg.mooncake_idle_ns) {
+		m->stall_ns = c->cfg.mooncake_stall_ns;
+		m->idle_ns = c->cfg.mooncake_idle_ns;
+		m->timer_ns = c->now_ns;
+		dray_list_for_each(&m->conns, conn, struct mooncake_conn, link)
+			mooncake_conn_configure(conn);
+	}
 	if (c->now_ns >= m->timer_ns) {
 		m->timer_ns = INT64_MAX;
 		dray_list_for_each(&m->conns, conn, struct mooncake_conn, link) {

@@ -30,8 +30,9 @@ struct mooncake {
 	struct core *c;
 	struct mooncake_exports exports;
 	struct dray_list conns, ready, parked, closed;
-	struct dray_list busy; /* those that hold a grant */
-	int64_t timer_ns;      /* next time that tick() has work */
+	struct dray_list busy;     /* those that hold a grant */
+	int64_t timer_ns;          /* next time that tick() has work */
+	int64_t stall_ns, idle_ns; /* of the configuration, as tick() has seen it */
 	struct iovec iov[MOONCAKE_IOV + 1];
 };
 
@@ -76,6 +77,8 @@ void mooncake_conn_step(struct mooncake_conn *c, int64_t *budget);
 bool mooncake_conn_wants(const struct mooncake_conn *c);
 /* reset: at once, without sending what is queued. */
 void mooncake_conn_close(struct mooncake_conn *c, bool reset);
+/* mooncake.stall_timeout has changed. */
+void mooncake_conn_configure(struct mooncake_conn *c);
 /* It waits for bytes that belong to a request, or to its first one. */
 bool mooncake_conn_is_busy(const struct mooncake_conn *c);
 
