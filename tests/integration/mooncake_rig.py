@@ -95,7 +95,12 @@ def connect(agent, endpoint, bind=None):
 
 def ask(agent, kind=METADATA, body=b"{}", bind=None):
     """The answer to a handshake."""
-    with connect(agent, segment(agent)[0], bind) as sock:
+    return ask_at(agent, segment(agent)[0], kind, body, bind)
+
+
+def ask_at(agent, endpoint, kind=METADATA, body=b"{}", bind=None):
+    """The same of another port on the agent's host."""
+    with connect(agent, endpoint, bind) as sock:
         sock.sendall(frame(kind, body))
         n, got = struct.unpack("<QB", exactly(sock, 9))
         assert got == kind and 1 < n <= MAX_FRAME

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -14,15 +15,18 @@ from typing import Any
 
 from .. import errors, events
 from ..client import Client
+from ..handles import Region
 from ..memory import PAGE, Memory
 from ..pending import Pending
 from ._carry import Carrier
+from ._copy import address_of
 from ._exported import Exported
-from ._handshake import Contact, SessionPort
+from ._handshake import Contact, Served, SessionPort, segment_of
 from ._letters import FIND_MAX, Carried, Carry, Find, Found, Letter, Notify, read, write
 from ._options import Options
 from ._peer import Peer
 from ._peers import Peers
+from ._placed import Placed
 from ._registered import Buffer, Registered
 from ._slots import Slots
 from ._workers import Workers
@@ -34,6 +38,7 @@ _logger = logging.getLogger("dray.mooncake")
 _OWN_SLOTS, _CARRY_SLOTS = 16, 2  # apart, so that engines that wait for each other go on
 _CARRIES_MAX = 256  # requests of others that wait
 _NOTIFIES_MAX = 4096
+_PLACES = 8  # that are tried for a buffer
 
 
 class _Wait:
@@ -52,6 +57,7 @@ class Core:
         self.registered, self.notifies = Registered(), deque[Notify]()
         self._waits: dict[int, _Wait] = {}
         self.peers = Peers(options)
+        self._at: Served | None = segment_of(options.segment, options) if options.segment else None
         self._life = Memory(PAGE, name="dray-mooncake-life")
         self.client = Client(name="mooncake", timeout=options.seconds)
         try:
@@ -59,7 +65,7 @@ class Core:
             self.mailbox = f"mooncake {secrets.token_hex(16)}"
             self.client.open_mailbox(self.mailbox)
             self._owner = self._own_uid()
-            self._port = SessionPort(host, options, lambda: Contact(self.segment, self.mailbox))
+            self._port = SessionPort(host, options, lambda: Contact(self.segment, self.mailbox), self._served)
         except BaseException:
             self.client.close(0)
             raise
@@ -92,6 +98,44 @@ class Core:
     def segment(self) -> str:
         """Of the agent, which has another one after a restart if it takes a free port."""
         return self.client.segment
+
+    # --- engines that have Mooncake linked in --------------------------------------------------------
+
+    def _served(self) -> Served | None:
+        at = self._at
+        if at is None:
+            return None
+        buffers = [(b.address, b.length) for b in self.registered.shared() if b.served is not None and b.served.is_valid]
+        return dataclasses.replace(at, buffers=tuple(buffers))
+
+    def buffer(self, memory: Memory, region: Region) -> Buffer:
+        """Of shared memory. These engines reach it, if the environment says so."""
+        if not self.options.segment:
+            return Buffer(address_of(memory.view), memory.size, region, memory)
+        for last in (False,) * _PLACES + (True,):
+            placed = Placed(memory)
+            buffer = Buffer(placed.address, memory.size, region, memory, placed)
+            try:
+                self._serve(buffer)
+                return buffer
+            except errors.Invalid:  # another engine of this agent has some of these addresses
+                placed.close()
+                if last:
+                    raise
+            except BaseException:
+                placed.close()
+                raise
+        raise AssertionError
+
+    def _serve(self, buffer: Buffer) -> None:
+        if buffer.served is not None:
+            buffer.served.token()
+
+    def _serve_again(self) -> None:
+        """After the loss of the session, with which the agent has forgotten the buffers. Its data port may be another one, too."""
+        self._at = segment_of(self.options.segment, self.options)
+        for buffer in self.registered.shared():
+            self._serve(buffer)
 
     def left(self, ends: float) -> float:
         """Seconds until a deadline; at least a millisecond, because 0 means a default."""
@@ -152,6 +196,8 @@ class Core:
                                                        "DRAY_MOONCAKE_ANY_UID to 1 at that engine"))
                 return
             self._on_letter(letter)
+        elif isinstance(event, events.Reconnected) and self.options.segment:
+            self._finders.start(self._serve_again)  # which waits
         elif isinstance(event, (events.RemoteLost, events.Disconnected)):
             for wait in list(self._waits.values()):
                 if wait.peer.lost() is not None:

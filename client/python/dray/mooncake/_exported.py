@@ -11,10 +11,10 @@ __all__ = ["Exported"]
 
 
 class Exported:
-    """Any thread may use it."""
+    """Any thread may use it. mooncake: the address of the region for engines that have Mooncake linked in; None: it is not for them."""
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, region: Region, mooncake: int | None = None) -> None:
+        self.region, self._mooncake = region, mooncake
         self._lock = threading.Lock()
         self._token, self._losses = "", 0
 
@@ -23,5 +23,10 @@ class Exported:
         with self._lock:
             losses = self.region.client.info().losses
             if not self._token or losses != self._losses:
-                self._token, self._losses = str(self.region.export()), losses
+                self._token, self._losses = str(self.region.export(mooncake=self._mooncake)), losses
             return self._token
+
+    @property
+    def is_valid(self) -> bool:
+        """There is a token of the session that is open now. Does not wait."""
+        return bool(self._token) and self._losses == self.region.client.info().losses

@@ -2,13 +2,14 @@
 """The port of a session: how an engine that knows HOST:PORT learns the agent and the mailbox behind it.
 
 It speaks the frames of Mooncake's P2P handshake: length of 64 bits, type of 8 bits, JSON. The descriptor that it
-answers has no buffers, and a key "dray" with the contact. Neither is a secret: what counts travels in letters,
-which agents authenticate.
+answers has a key "dray" with the contact, which is no secret: what counts travels in letters, which agents authenticate.
+It has buffers only if the agent serves them to engines that have Mooncake linked in (DRAY_MOONCAKE_SEGMENT).
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import ipaddress
 import json
@@ -25,7 +26,7 @@ from typing import Any
 from .. import errors
 from ._options import Options
 
-__all__ = ["Contact", "SessionPort", "ask", "host_of", "probe"]
+__all__ = ["Contact", "Served", "SessionPort", "ask", "host_of", "probe", "segment_of"]
 
 _LENGTH = struct.Struct("<Q")
 _METADATA, _NOTIFY, _PROBE = 1, 2, 3
@@ -46,21 +47,32 @@ class Contact:
     mailbox: str
 
 
+@dataclass(frozen=True)
+class Served:
+    """Where engines that have Mooncake linked in reach memory. name: of the agent's segment for them. port: for data, at its host."""
+
+    name: str
+    port: int
+    version: int
+    buffers: tuple[tuple[int, int], ...] = ()  # address, length
+
+
 class _Connection:
-    """What a client of the port has sent so far."""
+    """What a client of the port has sent so far, and what is left of the answer to it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.ends = sock, time.monotonic() + _SECONDS
         self.data, self.answered = bytearray(), False
+        self.answer = memoryview(b"")
 
 
 class SessionPort:
-    """Listens on a free port, and answers from a thread of its own until close(). port: the number."""
+    """Listens on a free port, and answers from a thread of its own until close(). port: the number. Neither function may wait."""
 
-    def __init__(self, host: str, options: Options, contact: Callable[[], Contact]) -> None:
+    def __init__(self, host: str, options: Options, contact: Callable[[], Contact], served: Callable[[], Served | None]) -> None:
         self._listener, self.port = _listen(host, options)
         self._name = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        self._contact = contact
+        self._contact, self._served = contact, served
         self._connections: dict[socket.socket, _Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -88,7 +100,11 @@ class SessionPort:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.fileobj in self._connections:
-                        self._receive(self._connections[key.fileobj])  # type: ignore[index]
+                        c = self._connections[key.fileobj]  # type: ignore[index]
+                        if c.answer:
+                            self._send(c)
+                        else:
+                            self._receive(c)
                 now = time.monotonic()
                 for c in [c for c in self._connections.values() if c.ends <= now]:
                     self._drop(c)
@@ -156,20 +172,31 @@ class SessionPort:
         else:
             self._drop(c)
             return
-        frame, c.answered = _frame(kind, answer), True
+        c.answer, c.answered = memoryview(_frame(kind, answer)), True
         c.data.clear()
-        try:  # short enough for the buffer of a fresh connection
-            whole = c.sock.send(frame) == len(frame)
-            c.sock.shutdown(socket.SHUT_WR)
+        self._selector.modify(c.sock, selectors.EVENT_WRITE)
+        self._send(c)
+
+    def _send(self, c: _Connection) -> None:
+        try:
+            c.answer = c.answer[c.sock.send(c.answer):]
+            if not c.answer:
+                c.sock.shutdown(socket.SHUT_WR)
+                self._selector.modify(c.sock, selectors.EVENT_READ)
+        except BlockingIOError:
+            pass
         except OSError:
-            whole = False
-        if not whole:
             self._drop(c)
 
     def _descriptor(self) -> dict[str, Any]:
-        contact = self._contact()
-        return {"buffers": [], "dray": {"mailbox": contact.mailbox, "segment": contact.segment, "version": VERSION},
+        contact, served = self._contact(), self._served()
+        form = {"buffers": [], "dray": {"mailbox": contact.mailbox, "segment": contact.segment, "version": VERSION},
                 "name": self._name, "protocol": "tcp", "tcp_data_port": 0}
+        if served is not None:  # whoever reads the buffers goes to the agent for their bytes, and for later descriptors
+            form |= {"buffers": [{"addr": address, "length": length, "name": served.name} for address, length in served.buffers],
+                     "name": served.name, "tcp_data_port": served.port, "tcp_proto_version": served.version,
+                     "timestamp": datetime.datetime.now().isoformat(" ", "microseconds")}
+        return form
 
 
 def _frame(kind: int, form: Any) -> bytes:
@@ -282,3 +309,16 @@ def ask(session: str, options: Options) -> Contact:
 def probe(session: str, options: Options) -> None:
     """Raises the error of a session whose port does not answer."""
     _call(session, _PROBE, options)
+
+
+def segment_of(agent: str, options: Options) -> Served:
+    """The agent's segment for engines that have Mooncake linked in, without buffers, from its HOST:PORT."""
+    fix = "Set DRAY_MOONCAKE_SEGMENT to the agent's mooncake.listen, and let mooncake.allow have the address of this engine."
+    try:
+        form = _call(agent, _METADATA, options)
+    except errors.PeerUnreachable as e:
+        raise errors.PeerUnreachable(f"the agent's segment for Mooncake's engines does not answer: {e}", fix=fix) from None
+    name, port, version = (form.get(key) if isinstance(form, dict) else None for key in ("name", "tcp_data_port", "tcp_proto_version"))
+    if not isinstance(name, str) or not isinstance(port, int) or not 0 < port < 65536 or not isinstance(version, int):
+        raise errors.Protocol(f"the port {agent} does not answer as the agent's segment for Mooncake's engines", fix=fix)
+    return Served(name, port, version)

@@ -17,7 +17,8 @@ class Options:
     """seconds: that a transfer may take. connect_seconds: for reaching the port of a session.
 
     ports: first and last one that a session may have. ipv6: names of hosts mean IPv6 addresses. any_uid: processes of
-    other uids at the same agent may use registered memory, too.
+    other uids at the same agent may use registered memory, too. segment: of the agent, by which engines that have Mooncake
+    linked in reach managed buffers; "": they do not.
     """
 
     seconds: float = 30.0
@@ -25,17 +26,19 @@ class Options:
     ports: tuple[int, int] = _PORTS
     ipv6: bool = False
     any_uid: bool = False
+    segment: str = ""
 
     @classmethod
     def of_environment(cls) -> Options:
         """MC_TRANSFER_TIMEOUT, MC_HANDSHAKE_CONNECT_TIMEOUT, MC_MIN_RPC_PORT, MC_MAX_RPC_PORT, MC_USE_IPV6,
-        DRAY_MOONCAKE_ANY_UID.
+        DRAY_MOONCAKE_ANY_UID, DRAY_MOONCAKE_SEGMENT.
 
         A value out of range counts as not set, as with Mooncake.
         """
         return cls(seconds=max(5, _number("MC_TRANSFER_TIMEOUT", 30, range(1, 1 << 31))),
                    connect_seconds=_number("MC_HANDSHAKE_CONNECT_TIMEOUT", 5, range(1, 3600)),
-                   ports=_ports(), ipv6="MC_USE_IPV6" in os.environ, any_uid=os.environ.get("DRAY_MOONCAKE_ANY_UID") == "1")
+                   ports=_ports(), ipv6="MC_USE_IPV6" in os.environ, any_uid=os.environ.get("DRAY_MOONCAKE_ANY_UID") == "1",
+                   segment=os.environ.get("DRAY_MOONCAKE_SEGMENT", ""))
 
 
 def _number(name: str, default: int, valid: range) -> int:

@@ -12,17 +12,20 @@ from .. import errors
 from ..handles import Region
 from ..memory import Memory
 from ._exported import Exported
+from ._placed import Placed
 
 __all__ = ["Buffer", "Registered"]
 
 
 class Buffer:
-    """Registered memory. region: of shared memory; None: private memory, which only this process can move."""
+    """Registered memory. region: of shared memory; None: private memory, which only this process can move. placed: its mapping here."""
 
-    def __init__(self, address: int, length: int, region: Region | None = None, memory: Memory | None = None) -> None:
+    def __init__(self, address: int, length: int, region: Region | None = None, memory: Memory | None = None,
+                 placed: Placed | None = None) -> None:
         self.address, self.length = address, length
-        self.region, self.memory = region, memory
+        self.region, self.memory, self.placed = region, memory, placed
         self._exported = Exported(region) if region is not None else None
+        self.served = Exported(region, address) if region is not None else None  # for engines that have Mooncake linked in
         self.users = 0  # that copy to or from it
         self.removed = False
 
@@ -50,6 +53,11 @@ class Registered:
                                     fix="Unregister the other memory first.")
             self._starts.insert(at, buffer.address)
             self._buffers[buffer.address] = buffer
+
+    def shared(self) -> list[Buffer]:
+        """Those that the agent can reach itself."""
+        with self._changed:
+            return [buffer for buffer in self._buffers.values() if buffer.region is not None]
 
     def first(self) -> Buffer | None:
         with self._changed:

@@ -19,9 +19,10 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from .. import errors
+from ..handles import Region
 from ..memory import Memory
 from ._batch import Batch, words
-from ._copy import address_of, peek, poke
+from ._copy import peek, poke
 from ._core import Core
 from ._handshake import host_of, probe
 from ._letters import LETTER_MAX, Notify, write
@@ -197,6 +198,8 @@ class TransferEngine:
         buffer = registered.remove(address)
         if buffer.region is not None:
             buffer.region.remove()
+        if buffer.placed is not None:
+            buffer.placed.close()
         if buffer.memory is not None:
             buffer.memory.close()
         return 0
@@ -207,10 +210,14 @@ class TransferEngine:
 
         def work() -> int:
             core, memory = self._use(), Memory(max(size, 1), name="dray-mooncake")
+            region: Region | None = None
             try:
-                buffer = Buffer(address_of(memory.view), memory.size, core.client.region(memory, name="mooncake"), memory)
+                region = core.client.region(memory, name="mooncake")
+                buffer = core.buffer(memory, region)
                 core.registered.add(buffer)
             except BaseException:
+                if region is not None:
+                    region.remove()
                 memory.close()
                 raise
             return buffer.address
