@@ -3,6 +3,7 @@
  * Lists of pieces: the lists of all slices of a transfer copy each byte to its place once, however they are
  * cut. And the choice of the copying device.
  */
+#include "agent/data/gpu_queue/way.h"
 #include "agent/data/transport/gpu/plan.h"
 
 #include <stdlib.h>
@@ -329,10 +330,10 @@ static void paths(void **state)
 	}
 }
 
-#define WITHIN GPU_PATH_WITHIN
-#define PEER GPU_PATH_PEER
-#define TO_HOST GPU_PATH_TO_HOST
-#define FROM_HOST GPU_PATH_FROM_HOST
+#define WITHIN GPU_WITHIN
+#define PEER GPU_PEER
+#define TO_HOST GPU_TO_HOST
+#define FROM_HOST GPU_FROM_HOST
 #define AUTO DRAY_CONFIG_GPU_COPY_AUTO
 #define WAIT_NS 2000000
 #define KERNEL(d)                 \
@@ -351,7 +352,7 @@ static void paths(void **state)
 static void ways(void **state)
 {
 	static const struct {
-		enum gpu_path_kind kind;
+		enum gpu_route route;
 		enum dray_config_gpu_copy setting;
 		uint8_t device;
 		bool busy;
@@ -400,8 +401,8 @@ static void ways(void **state)
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
 		struct gpu_way_question q = {
-			.kind = rows[i].kind,
-			.bus = buses[rows[i].kind],
+			.route = rows[i].route,
+			.bus = buses[rows[i].route],
 			.rates = &gpu_rates_built_in,
 			.setting = rows[i].setting,
 			.device = rows[i].device,
@@ -414,7 +415,7 @@ static void ways(void **state)
 			.memory = rows[i].memory * MIB,
 			.wait_ns = WAIT_NS,
 		};
-		struct gpu_way way = gpu_plan_way(&q);
+		struct gpu_way way = gpu_way_choose(&q);
 		bool wants;
 
 		assert_int_equal(way.device, rows[i].way.device);
@@ -422,13 +423,13 @@ static void ways(void **state)
 		assert_int_equal(way.staged, rows[i].way.staged);
 		q.could_have = q.memory;
 		if (way.staged)
-			assert_true(gpu_plan_wants_memory(&q));
+			assert_true(gpu_way_wants_memory(&q));
 		/* it is wanted exactly if it will be used */
 		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(sizes); k++) {
 			q.could_have = sizes[k];
-			wants = gpu_plan_wants_memory(&q);
+			wants = gpu_way_wants_memory(&q);
 			q.memory = sizes[k];
-			assert_int_equal(gpu_plan_way(&q).staged, wants);
+			assert_int_equal(gpu_way_choose(&q).staged, wants);
 		}
 	}
 }
@@ -437,7 +438,7 @@ static void ways(void **state)
 static void ways_by_measured_rates(void **state)
 {
 	struct gpu_rates rates = gpu_rates_built_in;
-	struct gpu_way_question q = { .kind = FROM_HOST,
+	struct gpu_way_question q = { .route = FROM_HOST,
 				      .bus = GPU_BUS_FROM_HOST,
 				      .rates = &rates,
 				      .setting = AUTO,
@@ -448,10 +449,10 @@ static void ways_by_measured_rates(void **state)
 				      .run = 16 * KIB,
 				      .wait_ns = WAIT_NS };
 
-	assert_false(gpu_plan_way(&q).engines);
+	assert_false(gpu_way_choose(&q).engines);
 	rates.engines[GPU_BUS_FROM_HOST][2] = 40000; /* pieces of 16 KiB */
-	assert_true(gpu_plan_way(&q).engines);
-	q = (struct gpu_way_question){ .kind = PEER,
+	assert_true(gpu_way_choose(&q).engines);
+	q = (struct gpu_way_question){ .route = PEER,
 				       .rates = &rates,
 				       .setting = AUTO,
 				       .busy = true,
@@ -461,11 +462,11 @@ static void ways_by_measured_rates(void **state)
 				       .memory = 512 * MIB,
 				       .wait_ns = WAIT_NS };
 	q.bus = GPU_BUS_NVLINK;
-	assert_true(gpu_plan_way(&q).engines);
+	assert_true(gpu_way_choose(&q).engines);
 	rates.engines[GPU_BUS_NVLINK][6] = 3000;
-	assert_true(gpu_plan_way(&q).staged);
+	assert_true(gpu_way_choose(&q).staged);
 	q.bus = GPU_BUS_PCIE;
-	assert_true(gpu_plan_way(&q).engines);
+	assert_true(gpu_way_choose(&q).engines);
 }
 
 int main(void)

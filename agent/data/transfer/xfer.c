@@ -346,6 +346,12 @@ void xfer_gpus_moved(struct core *c, const struct xfer *x, uint64_t bytes)
 		shared_count(&gpus[object_region(to)->gpu].written, bytes);
 }
 
+void xfer_note_gpu_way(struct xfer *x, enum dmsg_gpu_way way)
+{
+	if (x)
+		x->gpu_way = (uint8_t)(x->gpu_way && x->gpu_way != way ? DMSG_GPU_WAY_MIXED : way);
+}
+
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail)
 {
 	struct xfer *x = s->xfer;

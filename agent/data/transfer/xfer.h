@@ -44,6 +44,8 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
  * transfer.
  */
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail);
+/* A GPU copies bytes of the transfer so. NULL: does nothing. */
+void xfer_note_gpu_way(struct xfer *x, enum dmsg_gpu_way way);
 
 /* The same for every slice of the list. code 0: each ends with the code of its transfer, which is stopping. */
 void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code);

@@ -285,9 +285,9 @@ static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
 static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, const struct slice *s,
 				     struct gpu_way_question *q)
 {
-	if (q->kind != GPU_PATH_PEER)
+	if (q->route != GPU_PEER)
 		q->run = gpu_relay_host_run(s);
-	if (gpu_plan_wants_memory(q)) {
+	if (gpu_way_wants_memory(q)) {
 		q->memory = gpu_relay_memory(p, s->xfer);
 		if (!q->memory)
 			gpu_relay_want(c, p, s->xfer);
@@ -295,7 +295,7 @@ static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, const s
 		if (!p->whole || s->bytes > gpu_relay_slice(p))
 			q->memory = 0;
 	}
-	return gpu_plan_way(q);
+	return gpu_way_choose(q);
 }
 
 /* How the slice is copied, as devices are now. */
@@ -303,7 +303,7 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, stru
 			     const struct slice *s)
 {
 	struct gpu_way_question q = {
-		.kind = p->kind,
+		.route = gpu_plan_limits[p->kind].route,
 		.bus = bus_of(c, p, s->xfer),
 		.rates = gpu_rates(c, p->device),
 		.setting = gpu_copy_setting(c, p->device),
@@ -324,7 +324,7 @@ static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, stru
 		q.other_busy = gpu_is_busy(c, (unsigned)q.other);
 	}
 	return q.busy || q.setting == DRAY_CONFIG_GPU_COPY_STAGED ? way_staged_too(c, p, s, &q) :
-								    gpu_plan_way(&q);
+								    gpu_way_choose(&q);
 }
 
 /* Sets the slice that comes next, and how it is copied. False: there is none. */
@@ -377,14 +377,6 @@ static bool batch_fill(struct core *c, const struct gpu_transport *g, struct gpu
 	return false;
 }
 
-static void note_way(const struct slice *s, enum dmsg_gpu_way way)
-{
-	struct xfer *x = s->xfer;
-
-	if (x)
-		x->gpu_way = (uint8_t)(x->gpu_way && x->gpu_way != way ? DMSG_GPU_WAY_MIXED : way);
-}
-
 static void batch_note_way(struct gpu_batch *b, const struct gpu_path *p, struct gpu_way way,
 			   bool engines, bool part)
 {
@@ -392,9 +384,9 @@ static void batch_note_way(struct gpu_batch *b, const struct gpu_path *p, struct
 		 way.device == p->device ? DMSG_GPU_WAY_KERNEL :
 					   DMSG_GPU_WAY_OTHER_KERNEL;
 	dray_list_for_each(&b->slices, s, struct slice, link)
-		note_way(s, b->way);
+		xfer_note_gpu_way(s->xfer, b->way);
 	if (part)
-		note_way(p->open, b->way);
+		xfer_note_gpu_way(p->open->xfer, b->way);
 }
 
 /* Bytes of the path's next slice, at most: with copy memory it fits into a part of that. Staged copies go on with such slices. */
@@ -425,7 +417,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 
 		if (!gpu_relay_take(c, p))
 			return false;
-		note_way(s, DMSG_GPU_WAY_STAGED);
+		xfer_note_gpu_way(s->xfer, DMSG_GPU_WAY_STAGED);
 		return true;
 	}
 	lane += way.engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/gpu_queue/way.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/gpu/plan.h"
 #include "agent/data/transport/stage/stage.h"

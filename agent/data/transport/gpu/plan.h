@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How to copy between two regions of this agent, one of which is GPU memory: which device copies, and lists
+ * Copies between two regions of this agent, one of which is GPU memory: between which places, and lists
  * of which pieces. No state.
  */
 #pragma once
 
 #include "agent/data/transport/local/local.h"
-#include "agent/model/gpu_rates.h"
 #include "gpu/plugin.h"
-#include "schema/gen/config.h"
 
 enum gpu_path_kind {
 	GPU_PATH_WITHIN, /* inside one device's memory */
@@ -48,34 +46,6 @@ struct gpu_plan_limits {
 	uint64_t engine_min; /* pieces of this size and larger use copy engines */
 };
 extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
-
-/* What copies a slice of a transfer: which device's queue, of kernels or of copy engines; or both, through copy memory (relay.c). */
-struct gpu_way {
-	uint8_t device;
-	bool engines;
-	bool staged;
-};
-
-struct gpu_way_question {
-	enum gpu_path_kind kind; /* not through staging memory on the host */
-	enum gpu_bus bus;        /* the path's */
-	const struct gpu_rates *rates;
-	enum dray_config_gpu_copy setting;
-	uint8_t device; /* the path's */
-	bool busy;
-	int other; /* the device on the other side, if it can make the copy too; -1: none */
-	bool other_busy;
-	uint32_t pieces; /* of the transfer */
-	uint64_t bytes;
-	uint64_t run; /* between device and host: bytes that follow each other in host memory, on average */
-	uint64_t memory; /* bytes of copy memory on each device that a staged copy needs; 0: it cannot be made now */
-	uint64_t could_have; /* as memory, once it has been asked for; 0: it is never given */
-	int64_t wait_ns;     /* of a kernel on the busy device */
-};
-
-struct gpu_way gpu_plan_way(const struct gpu_way_question *q);
-/* Copy memory is worth having: with what the agent gives the copy would be staged. */
-bool gpu_plan_wants_memory(const struct gpu_way_question *q);
 
 /* A list of pieces that is being built: all for the kernel, or all for copy engines. */
 struct gpu_plan {

@@ -8,7 +8,7 @@
  * memory of the device by a kernel that is as short as can be, and lets copy engines do the rest; each round through that
  * memory waits for a time slice, between devices for one on each.
  */
-#include "agent/data/transport/gpu/plan.h"
+#include "agent/data/gpu_queue/way.h"
 
 #include "agent/model/gpu_message.h"
 #include "lib/cleanup.h"
@@ -62,7 +62,7 @@ static uint64_t engines_cost(const struct gpu_way_question *q)
 
 static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory)
 {
-	bool peer = q->kind == GPU_PATH_PEER;
+	bool peer = q->route == GPU_PEER;
 	uint64_t rounds = (q->bytes + memory - 1) / memory;
 	uint64_t slices = rounds * (uint64_t)q->wait_ns;
 	uint64_t engines = engines_ns(q, peer ? UINT64_MAX : q->run);
@@ -72,9 +72,9 @@ static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory)
 	       (dray_max(slices, engines) + (uint64_t)q->wait_ns * (peer ? 2 : 1)) / TIME_SHARE;
 }
 
-static bool can_stage(enum gpu_path_kind kind)
+static bool can_stage(enum gpu_route route)
 {
-	return kind == GPU_PATH_PEER || kind == GPU_PATH_TO_HOST || kind == GPU_PATH_FROM_HOST;
+	return route != GPU_WITHIN;
 }
 
 static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory)
@@ -86,7 +86,7 @@ static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory
 		way.engines = true;
 		cost = engines;
 	}
-	if (memory && can_stage(q->kind) && staged_cost(q, memory) < cost)
+	if (memory && can_stage(q->route) && staged_cost(q, memory) < cost)
 		way = (struct gpu_way){ .device = q->device, .staged = true };
 	return way;
 }
@@ -98,7 +98,7 @@ static bool follows_load(const struct gpu_way_question *q)
 	       (q->other < 0 || q->other_busy);
 }
 
-struct gpu_way gpu_plan_way(const struct gpu_way_question *q)
+struct gpu_way gpu_way_choose(const struct gpu_way_question *q)
 {
 	struct gpu_way way = { .device = q->device };
 
@@ -107,16 +107,16 @@ struct gpu_way gpu_plan_way(const struct gpu_way_question *q)
 	if (q->setting == DRAY_CONFIG_GPU_COPY_COPY_ENGINE)
 		way.engines = true;
 	else if (q->setting == DRAY_CONFIG_GPU_COPY_STAGED)
-		way.staged = q->memory && can_stage(q->kind);
+		way.staged = q->memory && can_stage(q->route);
 	else if (q->setting == DRAY_CONFIG_GPU_COPY_AUTO && q->busy)
 		/* a busy device that only reads or is written hardly notices */
 		way.device = (uint8_t)q->other;
 	return way;
 }
 
-bool gpu_plan_wants_memory(const struct gpu_way_question *q)
+bool gpu_way_wants_memory(const struct gpu_way_question *q)
 {
-	if (!q->could_have || !can_stage(q->kind))
+	if (!q->could_have || !can_stage(q->route))
 		return false;
 	return q->setting == DRAY_CONFIG_GPU_COPY_STAGED ||
 	       (follows_load(q) && cheapest(q, q->could_have).staged);
