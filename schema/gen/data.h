@@ -98,7 +98,10 @@ enum dmsg_gpu_path {
 };
 const char *dmsg_gpu_path_name(unsigned int v); /* "?" if unknown */
 
-/* What has copied the bytes of a transfer by GPUs (transport gpu). */
+/*
+ * What has copied the bytes of a transfer in GPU memory of this agent: between the regions, or
+ * between one and staging memory.
+ */
 enum dmsg_gpu_way {
 	DMSG_GPU_WAY_NONE = 0, /* No GPU, or none yet. */
 	DMSG_GPU_WAY_KERNEL = 1, /* A kernel on the GPU that reads fastest: the destination's. */

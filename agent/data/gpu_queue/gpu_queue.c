@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "agent/data/gpu_queue/load.h"
+#include "agent/data/gpu_queue/way.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -457,6 +458,26 @@ void gpu_watch(struct core *c, unsigned device)
 		port_lost(c, device);
 	if (p->probe.sent_ns)
 		c->gpu->probes |= 1u << device;
+}
+
+bool gpu_row_by_engines(struct core *c, unsigned device, enum gpu_route route, uint64_t bytes,
+			uint32_t pieces)
+{
+	struct gpu_way_question q = {
+		.route = route,
+		.bus = route == GPU_TO_HOST ? GPU_BUS_TO_HOST : GPU_BUS_FROM_HOST,
+		.rates = gpu_rates(c, device),
+		.setting = gpu_copy_setting(c, device),
+		.device = (uint8_t)device,
+		.busy = gpu_is_busy(c, device),
+		.other = -1,
+		.pieces = pieces,
+		.bytes = bytes,
+		.wait_ns = gpu_wait_ns(c, device),
+	};
+
+	gpu_watch(c, device);
+	return gpu_way_choose(&q).engines;
 }
 
 /* Looks at the probes in flight. Those of a device that is lost or goes end with it. */

@@ -48,6 +48,12 @@ bool gpu_is_busy(const struct core *c, unsigned device);
 int64_t gpu_wait_ns(const struct core *c, unsigned device);
 /* There is traffic for which that matters: measures it at intervals. */
 void gpu_watch(struct core *c, unsigned device);
+/*
+ * Whether copy engines make a copy between pieces on the device, which is up, and a row in the agent's own host memory. route:
+ * GPU_TO_HOST or GPU_FROM_HOST. Watches the device. Only how large the pieces are matters if it says no.
+ */
+bool gpu_row_by_engines(struct core *c, unsigned device, enum gpu_route route, uint64_t bytes,
+			uint32_t pieces);
 
 /* Blocks until the task is done or its device lost, at most a second, and runs done(). */
 void gpu_finish(struct core *c, struct gpu_task *t);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
@@ -103,26 +104,31 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 static int copy_submit(struct core *c, struct gpu_job *j)
 {
 	enum dmsg_class class = j->path->channel.class;
-	unsigned device = step_device(j);
+	unsigned device = step_device(j), lane;
 	struct gpu_copy copy = { .route = j->second ? GPU_FROM_HOST : GPU_TO_HOST };
-	uint32_t room = gpu_room(c, device, class);
 	struct dray_piece *pieces;
-	uint32_t n;
+	uint32_t room, n;
 	int ret;
 
 	if (!gpu_is_up(c, device))
 		return -EIO;
+	copy.engine = gpu_row_by_engines(c, device, copy.route, j->slice->bytes, j->slice->n_ops);
+	lane = class + (copy.engine ? GPU_LANE_ENGINE : GPU_LANE_KERNEL);
+	room = gpu_room(c, device, lane);
 	if (!room)
 		return -EAGAIN;
-	pieces = gpu_pieces(c, device, class);
+	pieces = gpu_pieces(c, device, lane);
 	copy.bytes = j->walk.left;
-	n = local_walk(&j->walk, pieces, room, GPU_PIECE_MAX);
+	n = local_walk(&j->walk, pieces, room, copy.engine ? UINT64_MAX : GPU_PIECE_MAX);
 	copy.bytes -= j->walk.left;
 	for (uint32_t i = 0; i < n; i++)
 		pieces[i] = via_buffer(j, &pieces[i]);
 	j->task.done = copy_done;
-	ret = gpu_submit(c, device, class, &copy, n, &j->task);
+	ret = gpu_submit(c, device, lane, &copy, n, &j->task);
 	j->busy = ret >= 0;
+	if (j->busy)
+		xfer_note_gpu_way(j->slice->xfer,
+				  copy.engine ? DMSG_GPU_WAY_COPY_ENGINE : DMSG_GPU_WAY_KERNEL);
 	return ret;
 }
 

@@ -56,6 +56,7 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 	struct slice *s = b->holder;
 	struct stage_channel *p = channel_of(s);
 
+	xfer_note_gpu_way(s->xfer, b->engines ? DMSG_GPU_WAY_COPY_ENGINE : DMSG_GPU_WAY_KERNEL);
 	dray_list_move(&p->copied, &s->link);
 	stage_channel_pull_later(p);
 }

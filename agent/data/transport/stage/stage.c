@@ -209,9 +209,14 @@ void stage_device_up(struct core *c, unsigned device)
 	}
 }
 
-static bool by_engine(const struct stage_buffer *b)
+/* Copy engines make it beside the device's load, in their own queue; or, if the ranges are large, in the place of a kernel. */
+static bool by_engines(struct core *c, const struct stage_buffer *b, unsigned *ret_lane)
 {
-	return b->bytes / b->n_ranges >= ENGINE_BYTES;
+	bool engines = gpu_row_by_engines(c, b->device, b->to_gpu ? GPU_FROM_HOST : GPU_TO_HOST,
+					  b->bytes, b->n_ranges);
+
+	*ret_lane = b->class + (engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL);
+	return engines || b->bytes / b->n_ranges >= ENGINE_BYTES;
 }
 
 /* Sets the pieces of the copy, whole ranges if a copy engine makes it. Returns their number. to NULL: only counts them. */
@@ -238,20 +243,20 @@ static uint32_t pieces(const struct stage_buffer *b, bool engine, struct dray_pi
 /* 0, -EAGAIN or -EIO. */
 static int submit(struct core *c, struct stage_buffer *b)
 {
-	enum dmsg_class class = (enum dmsg_class)b->class;
 	struct gpu_copy copy = {
-		.engine = by_engine(b),
 		.route = b->to_gpu ? GPU_FROM_HOST : GPU_TO_HOST,
 		.bytes = b->bytes,
 	};
+	unsigned lane;
 
 	if (!gpu_is_up(c, b->device))
 		return -EIO;
-	if (pieces(b, copy.engine, NULL) > gpu_room(c, b->device, class))
+	copy.engine = b->engines = by_engines(c, b, &lane);
+	if (pieces(b, copy.engine, NULL) > gpu_room(c, b->device, lane))
 		return -EAGAIN;
 	b->task.done = task_done;
-	return gpu_submit(c, b->device, class, &copy,
-			  pieces(b, copy.engine, gpu_pieces(c, b->device, class)), &b->task);
+	return gpu_submit(c, b->device, lane, &copy,
+			  pieces(b, copy.engine, gpu_pieces(c, b->device, lane)), &b->task);
 }
 
 /* Copies that already wait for the same queue go first. */

@@ -40,6 +40,7 @@ struct stage_buffer {
 	uint64_t bytes; /* in all ranges, at most stage_unit(); set by the holder */
 	bool busy;      /* a copy is in flight, done() has not run */
 	bool lost;      /* stage.c's: not reused until its device is up again */
+	bool engines;   /* copy engines made the last copy; else a kernel */
 	uint32_t code;  /* of the last copy */
 
 	/* stage.c's */
