@@ -639,8 +639,9 @@ struct dray_config {
 		int copy;
 		/*
 		 * Copy memory on each GPU, which staged copies (gpu.copy) pass through, at least
-		 * 8MiB; allocated when the first one needs it, and freed after ten seconds without
-		 * one. 0: no staged copies.
+		 * 8MiB, and never more than a thirty-second of the GPU's memory; allocated when the
+		 * first one needs it, with half as much and so on down to 64MiB if the GPU has less
+		 * free, and freed after ten seconds without one. 0: no staged copies.
 		 */
 		int64_t copy_memory;
 		/*

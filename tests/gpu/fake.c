@@ -154,6 +154,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		.dmabuf = number("FAKE_GPU_DMABUF", 0),
 		.ordered = number("FAKE_GPU_ORDERED", 0),
 		.dry = number("FAKE_GPU_DRY", 0),
+		.free_mib = number("FAKE_GPU_FREE", 0),
 		.fail = getenv("FAKE_GPU_FAIL"),
 		.lose = getenv("FAKE_GPU_LOSE"),
 		.hold = getenv("FAKE_GPU_HOLD"),
@@ -201,7 +202,8 @@ static unsigned fake_devices(const struct gpu_plugin *p, struct gpu_device_info 
 	(void)p;
 	for (unsigned i = 0; i < fake.n && i < max; i++) {
 		v[i] = (struct gpu_device_info){ .name = "Fake GPU",
-						 .memory = 1ull << 30,
+						 .memory = (uint64_t)number("FAKE_GPU_MEMORY", 1024)
+							   << 20,
 						 .multiprocessors = 4,
 						 .major = 9,
 						 .usable = true,

@@ -18,6 +18,8 @@
  *   FAKE_GPU_FAIL=a,b     functions that fail: open, start, import, queue, host_alloc, block, pin, flush (unsupported), peer (a
  *                         starting device and the devices that are started do not reach each other)
  *   FAKE_GPU_DMABUF=1     export_dmabuf gives a duplicate of the file's descriptor; else -EOPNOTSUPP
+ *   FAKE_GPU_MEMORY=MIB   memory of a device (1024)
+ *   FAKE_GPU_FREE=MIB     devices have no larger block of the plug-in's own memory
  *   FAKE_GPU_ORDERED=1    devices report rdma_ordered
  *   FAKE_GPU_LOSE_AFTER=N each device is lost, once, at its copy number N + 1
  *   FAKE_GPU_LOSE=PATH    device N is lost as long as the file PATHN exists

@@ -26,6 +26,7 @@ struct fake {
 	const char *fail, *lose, *hold, *hold_import, *hold_free, *refuse_pin,
 		*busy; /* from the environment */
 	uint64_t lose_after;
+	uint64_t free_mib; /* 0: no limit */
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };
 

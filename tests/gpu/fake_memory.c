@@ -289,7 +289,7 @@ int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 
 	(void)p;
 	dray_assert(fake.devices[device].starts);
-	if (!b || fake_fails("block")) {
+	if (!b || fake_fails("block") || (fake.free_mib && bytes >> 20 > fake.free_mib)) {
 		free(b);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "device %u has no %llu free bytes", device,

@@ -628,6 +628,34 @@ def test_copies_follow_the_load(gpu_agent):
         assert metric(agent, "dray_gpu_busy") == 0
 
 
+def test_staging_for_the_network_follows_the_load(lab, new_agent):
+    """Beside a load copy engines move bytes between GPU memory and staging memory, at both ends of a stream."""
+    ends = [FakeGpus(lab.directory(f"gpus-{name}"), watched=True) for name in "ab"]
+    here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
+                             settings={**PAIR_SETTINGS, **gpus.settings}) for n, (name, gpus) in enumerate(zip("ab", ends)))
+    with here.wire() as client, there.wire() as owner, GpuMemory(MIB) as a, GpuMemory(MIB, 0, noise(MIB)) as b:
+        region, remote = add_vmm(client, a), client.import_token(str(add_vmm(owner, b).export()), timeout=LIMIT)
+
+        def moved(move):
+            a.view[:] = bytes(MIB) if move == client.read else b.view
+            move(region, remote, [(at, at, 4096) for at in range(0, MIB, 4096)][::-1]).result(LIMIT)
+            assert a.view == b.view
+            return way(here)
+
+        assert moved(client.read) == moved(client.write) == "kernel"
+        assert not any(gpus.status.engine_copies for gpus in ends)
+        for gpus in ends:
+            gpus.busy(0)
+        for move in (client.read, client.write):
+            before = [gpus.status.engine_copies for gpus in ends]
+            until(lambda: moved(move) == "copy_engine", "copy engines copy at the near end")
+            until(lambda: moved(move) and ends[1].status.engine_copies > before[1], "copy engines copy at the far end")
+            assert ends[0].status.engine_copies > before[0]
+        for gpus in ends:
+            gpus.busy(0, False)
+        until(lambda: moved(client.read) == "kernel", "the kernel copies again")
+
+
 def rates(agent):
     return [gpu["rates"] for gpu in agent.ctl("gpus", "--json")["gpus"]]
 
@@ -694,6 +722,20 @@ def test_staged_copies(gpu_agent):
         until(lambda: gpus.status.blocks <= 1 and gpus.status.started == 1, "the lost GPU's memory for copies is released")
 
 
+@pytest.mark.parametrize("setting, free, given", [("4GiB", 0, 256), ("4GiB", 100, 64), ("32MiB", 100, 32), ("4GiB", 63, 0), ("32MiB", 31, 0)])
+def test_size_of_memory_for_staged_copies(gpu_agent, setting, free, given):
+    """At most a thirty-second of the GPU's 8 GiB; half as much, down to 64 MiB, as long as the GPU has less free."""
+    agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": setting}, memory=8192, free=free)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+        copies(client, here, there, MIB)  # asks for the memory
+        if given:
+            until(lambda: moved_by(agent, client, here, there, a, b) == "staged", "copies are staged")
+        else:
+            log_has(agent, "no copy memory on the GPU", uuid(0))
+        assert metric(agent, "dray_gpu_copy_memory_bytes") == 2 * given * MIB
+
+
 def test_no_memory_for_staged_copies(gpu_agent):
     agent, gpus = gpu_agent({"gpu.copy": "staged"}, fail="block")
     with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
@@ -703,6 +745,20 @@ def test_no_memory_for_staged_copies(gpu_agent):
             assert way(agent) == "kernel"
         assert metric(agent, "dray_gpu_copy_memory_bytes") == 0
         log_has(agent, "no copy memory on the GPU", uuid(0))
+
+
+@pytest.mark.parametrize("setting, used", [("auto", "copy_engine"), ("kernel", "kernel"), ("copy_engine", "copy_engine")])
+def test_staging_by_the_setting(gpu_agent, setting, used):
+    """Copies to and from staging memory, for host memory that is not pinned, beside a load."""
+    agent, gpus = gpu_agent({"gpu.copy": setting, "gpu.pin_host": "false"}, watched=True)
+    gpus.busy(0)
+    with agent.wire() as client, dray.Memory(MIB) as host, GpuMemory(MIB, 0, noise(MIB)) as memory:
+        here, there = client.region(host), add_vmm(client, memory)
+        until(lambda: copies(client, here, there, MIB) and way(agent) == used, f"{used} copies to the host")
+        assert host.view[1:] == memory.view[:MIB - 1]
+        host.view[:] = noise(MIB, 5)
+        until(lambda: copies(client, there, here, MIB) and way(agent) == used, f"{used} copies from the host")
+        assert memory.view[1:] == host.view[:MIB - 1] and metric(agent, "dray_gpu_staged_bytes_total") >= 2 * (MIB - 1)
 
 
 @pytest.mark.parametrize("setting, used", [("kernel", "kernel"), ("copy_engine", "copy_engine")])

@@ -8,7 +8,13 @@
 #include <inttypes.h>
 
 #include "agent/control/gpu/internal.h"
+#include "lib/cleanup.h"
 #include "lib/log.h"
+
+/* Share of a device's memory, at most: what an engine leaves free on a small one is little. */
+#define SHARE 32
+/* Less is not asked for where the device has no room for more: a time slice would move too little. */
+#define LEAST (UINT64_C(64) << 20)
 
 static struct gpu_device *device_of(struct dray_job *j)
 {
@@ -63,13 +69,26 @@ void copy_memories_free_held(struct gpus *g)
 			copy_memory_back(&g->devices[i]);
 }
 
+uint64_t copy_memory_most(const struct gpu_device *d)
+{
+	return dray_min((uint64_t)d->gpus->cfg->gpu.copy_memory, d->info.memory / SHARE);
+}
+
+static int block_make(struct gpu_device *d)
+{
+	struct copy_memory *m = &d->copy_memory;
+
+	return d->gpus->ops->block_alloc(d->gpus->plugin, d->index, m->given.bytes, &m->block,
+					 &m->given.address, &m->err);
+}
+
 static void make_run(struct dray_job *j)
 {
 	struct gpu_device *d = device_of(j);
 	struct copy_memory *m = &d->copy_memory;
 
-	m->error = d->gpus->ops->block_alloc(d->gpus->plugin, d->index, m->given.bytes, &m->block,
-					     &m->given.address, &m->err);
+	while ((m->error = block_make(d)) == -ENOMEM && m->given.bytes / 2 >= LEAST)
+		m->given.bytes /= 2;
 }
 
 static void make_done(struct dray_job *j)
@@ -100,7 +119,7 @@ static void make_done(struct dray_job *j)
 void copy_memory_wanted(struct gpu_device *d, unsigned worker)
 {
 	struct copy_memory *m = &d->copy_memory;
-	uint64_t bytes = (uint64_t)d->gpus->cfg->gpu.copy_memory;
+	uint64_t bytes = copy_memory_most(d);
 
 	if (!bytes || m->state != COPY_MEMORY_NONE || d->state != DEVICE_READY) {
 		answer(d, worker, NULL);

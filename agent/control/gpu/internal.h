@@ -188,6 +188,8 @@ void copy_memories_free_held(struct gpus *g);
 void copy_memory_release(struct gpu_device *d);
 /* Bytes in use; 0: none. */
 uint64_t copy_memory_bytes(const struct gpu_device *d);
+/* Bytes that a worker gets at most; 0: none. */
+uint64_t copy_memory_most(const struct gpu_device *d);
 
 /* --- rates.c --- */
 /* The devices are known: gives them the rates that were saved. */

@@ -63,7 +63,7 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .load = &d->load,
 					  .nvlink = d->info.nvlink,
 					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy,
-					  .copy_memory = (uint64_t)g->cfg->gpu.copy_memory };
+					  .copy_memory = copy_memory_most(d) };
 		for (unsigned lane = 0; lane < GPU_LANE_N && ret >= 0; lane++)
 			if (lane != GPU_LANE_PROBE || gpu_device_follows_load(d))
 				ret = queue_make(d, q, lane, reterr);
