@@ -272,7 +272,7 @@ def beside_shared(b, records):
         beside(b, records, ", under MPS")
 
 
-def busy(b, records):
+def busy_products(b, records):
     bench_busy.busy(b, records, Matmul)
 
 
@@ -364,7 +364,7 @@ def registration(b, records):
 
 # Name of the records, functions that measure.
 PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
-         ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy, busy_decode, busy_shared)), ("gpu_cost", (cost, registration)))
+         ("gpu_beside", (beside, beside_shared)), ("gpu_busy", (busy_products, busy_decode, busy_shared)), ("gpu_cost", (cost, registration)))
 
 
 WITH_CEILINGS = ("gpu_pages", "gpu_host", "gpu_latency")

@@ -190,6 +190,7 @@ class Suite:
         defaults = {"agent.workers": 1, "log.level": "info"}
         if self.fake:
             defaults["gpu.plugin"] = FAKE
+        defaults.update(word.split("=", 1) for word in os.environ.get("DRAY_BENCH_GPU_SETTINGS", "").split())
         agent = self.lab.agent(name, settings={**defaults, **settings}, wrap=wrap, env=env, key=key or self.lab.key)
         self.agents.append(agent)
         return agent.start()
