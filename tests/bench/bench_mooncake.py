@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""dray.mooncake with itself beside Mooncake with itself: the same program for `mooncake.engine`, the same sizes and batches, over TCP."""
+"""dray.mooncake with itself, and Mooncake with dray, beside Mooncake with itself: the same program for `mooncake.engine`, the same sizes and
+batches, over TCP. Between Mooncake and dray an engine with Mooncake linked in begins, and the agent serves the other one's managed buffer."""
 
 import contextlib
 import json
@@ -14,7 +15,7 @@ import common as c
 SIZE = 64 * c.MIB
 PIECES = 1000  # Mooncake's TCP takes 1,024 at once
 PROGRAM = pathlib.Path(__file__).with_name("mooncake_engine.py")
-# what, bytes of a piece, pieces of a call, how many times Mooncake
+# what, bytes of a piece, pieces of a call, how many times Mooncake (the pair of both: not slower than it)
 CASES = (("1 MiB", c.MIB, 1, 1.3), ("16 x 1 MiB", c.MIB, 16, 1.3), (f"{PIECES} x 4 KiB, scattered", 4 * c.KIB, PIECES, 40))
 
 
@@ -86,24 +87,32 @@ class Pair:
             raise c.CannotRun(f"{what} of {count} x {length} bytes: the bytes differ")
 
 
-def measure(records, ours, theirs, what, memory, name, length, count, limit):
+def measure(records, pair, theirs, label, what, memory, name, length, count, limit):
     case = (what, memory, length, count)
-    for pair in (ours, theirs):
-        pair.verify(*case)
-    mine, others = ours.calls(*case), theirs.calls(*case)
-    rate, other, ratio, spread = c.pairs(lambda: c.rate(theirs.run(*case, others)), lambda: c.rate(ours.run(*case, mine)))
-    records.add(f"{what}, {name}, {memory}", rate / 1e9, "GB/s", ceiling_name="Mooncake 0.3.13", ceiling=other / 1e9, ratio=ratio,
+    pair.verify(*case)
+    mine, others = pair.calls(*case), theirs.calls(*case)
+    rate, other, ratio, spread = c.pairs(lambda: c.rate(theirs.run(*case, others)), lambda: c.rate(pair.run(*case, mine)))
+    records.add(f"{label}{what}, {name}, {memory}", rate / 1e9, "GB/s", ceiling_name="Mooncake 0.3.13", ceiling=other / 1e9, ratio=ratio,
                 target=(">=", limit) if memory == "managed" else None, spread=spread)
 
 
 if __name__ == "__main__":
     real = mooncake_python()
     with c.bench("mooncake") as (lab, records), contextlib.ExitStack() as stack:
-        agents = c.agents(lab)
-        ours = Pair(stack, *(Engine([sys.executable, "-m", "dray.mooncake"], DRAY_SOCKET=str(agent.socket), PYTHONPATH=str(c.ROOT / "client/python"))
-                             for agent in agents))
-        theirs = Pair(stack, *(Engine([real]) for _ in range(2)))
+        agents = c.agents(lab, **{"mooncake.listen": "127.0.0.1:0", "mooncake.allow": "127.0.0.0/8"})
+        program = [sys.executable, "-m", "dray.mooncake"]
+
+        def engine(agent, **variables):
+            return Engine(program, DRAY_SOCKET=str(agent.socket), PYTHONPATH=str(c.ROOT / "client/python"), **variables)
+
+        ours, theirs = Pair(stack, *map(engine, agents)), Pair(stack, *(Engine([real]) for _ in range(2)))
+        mixed = Pair(stack, Engine([real]), engine(agents[1], DRAY_MOONCAKE_SEGMENT=agents[1].ctl("status", "--json")["mooncake_segment"]))
+        for case in CASES:
+            for what in ("write", "read"):
+                theirs.verify(what, "managed", *case[1:3])
         for memory in ("managed", "private"):
-            for name, length, count, limit in CASES:
+            for case in CASES:
                 for what in ("write", "read"):
-                    measure(records, ours, theirs, what, memory, name, length, count, limit)
+                    measure(records, ours, theirs, "", what, memory, *case)
+                    if memory == "managed":
+                        measure(records, mixed, theirs, "Mooncake to dray: ", what, memory, *case[:-1], 1)
