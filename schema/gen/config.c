@@ -414,7 +414,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .doc = "Addresses and networks of the peers that may connect there, such as 10.0.0.7 or 10.0.0.0/24 or 2001:db8::/64. Empty: nobody. A reload also closes the connections of peers that are not in the new list." },
 	{ .path = "mooncake.connections", .section = "mooncake", .name = "connections",
 	  .env = "DRAY_MOONCAKE_CONNECTIONS", .type = DRAY_CONFIG_INT,
-	  CONFIG_MEMBER(mooncake.connections), .def = "256",
+	  CONFIG_MEMBER(mooncake.connections), .def = "1024",
 	  .allowed = "1 to 4096",
 	  .min = INT64_C(1), .max = INT64_C(4096),
 	  .doc = "Data connections at the same time, and at most an eighth of the agent's limit of open files. Further ones are closed at once. An address has at most half of what others leave." },
