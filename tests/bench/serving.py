@@ -17,7 +17,7 @@ sys.path.insert(0, str(c.ROOT / "tests/engine"))
 
 import model  # noqa: E402
 from harness import LIMIT, until  # noqa: E402
-from rig import BLOCK, engine_environment  # noqa: E402
+from rig import BLOCK, engine_environment, guarded  # noqa: E402
 
 INPUT, OUTPUT = 64, 8  # tokens of a request
 # What the program `vllm` runs for `bench serve`, which does not start with this build of vLLM, because the package has another name.
@@ -61,8 +61,7 @@ class Servers:
 
     def _start(self, which, program, environment):
         with self._log(which).open("wb") as out:
-            self.started[which] = subprocess.Popen(["setpriv", "--pdeathsig=KILL", sys.executable, *program], stdout=out, stderr=out,
-                                                   env=environment, process_group=0)
+            self.started[which] = subprocess.Popen(guarded(*program), stdout=out, stderr=out, env=environment, process_group=0)
 
     def _tail(self, which):
         return "\n".join(self._log(which).read_text(errors="replace").splitlines()[-30:])

@@ -25,6 +25,11 @@ TOKENS = 6  # that a request generates
 CLEAR = 1.0
 
 
+def guarded(*program):
+    """Arguments of a Python program that leads a process group, whose processes all end with it, and with this process."""
+    return [sys.executable, str(pathlib.Path(__file__).with_name("guarded.py")), sys.executable, *program]
+
+
 def engine_environment():
     """Environment of an engine, whatever this process has."""
     return {
@@ -53,7 +58,7 @@ class Engine:
                 "kv_load_failure_policy": policy, "kv_connector_extra_config": {"socket": str(socket), **dict(options)}}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", sys.executable, str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)],
+                guarded(str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={**engine_environment(), **dict(variables)}, text=True,
                 process_group=0)  # no session of its own: the kernel may divide the processors between sessions first
         threading.Thread(target=self._read, daemon=True).start()
