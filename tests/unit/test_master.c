@@ -708,6 +708,9 @@ static void test_object(void **state)
 	assert_bad_object("{\"size_\":1,\"buffer_address_\":1,\"transport_endpoint_\":\"a:1\","
 			  "\"protocol_\":1}",
 			  "protocol_ is not a string");
+	assert_bad_object("{\"size_\":9223372036854775807,\"buffer_address_\":1,"
+			  "\"transport_endpoint_\":\"a:1\"}",
+			  "size_ is too large for its address");
 	for (unsigned i = 0; i < 1025; i++)
 		n += (size_t)snprintf(many + n, sizeof(many) - n,
 				      "{\"size_\":1,\"buffer_address_\":%u,"

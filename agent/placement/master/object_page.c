@@ -62,7 +62,7 @@ static int take_replica(const json_t *v, struct master_object *ret, struct dray_
 	if (take_number(v, ret->n, "size_", &r.length, reterr) < 0 ||
 	    take_number(v, ret->n, "buffer_address_", &r.address, reterr) < 0)
 		return -EPROTO;
-	if (r.address + r.length < r.address)
+	if (r.length > (uint64_t)INT64_MAX - r.address)
 		return wrong(ret->n, "size_", "too large for its address", reterr);
 	if (!json_is_string(segment) || !dray_endpoint_valid(json_string_value(segment)))
 		return wrong(ret->n, "transport_endpoint_", "not HOST:PORT", reterr);
