@@ -198,6 +198,9 @@ bool space_may_use(const struct store *s, struct dray_str name, struct dray_str 
 /* The name space; account: of its owner if it has no name. */
 struct store_space *space_find(struct store *s, const struct owner_account *account,
 			       struct dray_str name);
+/* The name space with this name or, if that is empty, of this owner. NULL: there is none. */
+struct store_space *space_named(struct store *s, const char *name, const char *tenant,
+				uint32_t uid);
 /* The owner in the name space. NULL: it may not use it, or there is no memory. */
 struct store_member *store_member_get(struct store *s, struct owner_account *a,
 				      struct dray_str name);
@@ -238,6 +241,11 @@ void item_leave_memory(struct store_object *o, bool evicted);
  * not_found: there was no memory, and the object is freed unless it is held.
  */
 enum dmsg_store_status item_fetch(struct store_object *o);
+/*
+ * A live object that is only on disk gets a place in memory and is read, if there is room without an eviction. not_tried: there is
+ * none; busy: too much is being read; too_large: there never is room; not_found: there was no memory, and the object is freed.
+ */
+enum dmsg_store_status item_load_spare(struct store_object *o);
 /* A client here has stored or pinned it: it is no mere copy of another agent's any more. */
 void item_own(struct store_object *o);
 /* Where its bytes are. NULL: nowhere. */

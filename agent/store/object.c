@@ -315,14 +315,16 @@ static void memory_claim(struct store_space *sp)
 	memory_shrink(from);
 }
 
-/* A place for n granules; it may evict. The thread of the store gives memory back, so that busy is no end. */
-static bool place(struct store_space *sp, struct store_object *o, uint32_t n)
+/* A place for n granules. The thread of the store gives memory back, so that busy is no end. */
+static bool place(struct store_space *sp, struct store_object *o, uint32_t n, bool may_evict)
 {
 	bool claimed = false;
 
 	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
 		if (memory_alloc(sp, o, n) || (memory_grow(sp, n) && memory_alloc(sp, o, n)))
 			return true;
+		if (!may_evict)
+			return false;
 		/* what another try has claimed may still be on its way */
 		if (!claimed && !sp->store->leaving)
 			memory_claim(sp);
@@ -336,15 +338,15 @@ static bool place(struct store_space *sp, struct store_object *o, uint32_t n)
 	return false;
 }
 
-/* Counts the bytes at the owner; evicts what it has in this name space. */
-static bool charge(struct store_member *m, uint64_t bytes)
+/* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
+static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 {
 	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
 		struct dray_err err = DRAY_ERR_NULL;
 
 		if (budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0)
 			return true;
-		if (!m->space->store->cfg.evict || !item_evict(m->space))
+		if (!may_evict || !m->space->store->cfg.evict || !item_evict(m->space))
 			return false;
 	}
 	return false;
@@ -375,10 +377,10 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	if (bytes > sp->store->cfg.bytes || bytes > UINT32_MAX * (uint64_t)GRANULE / 2 ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!charge(m, room(bytes)))
+	if (!charge(m, room(bytes), true))
 		return DMSG_STORE_STATUS_BUSY;
 	o = item_new(sp->store, key);
-	if (!o || !place(sp, o, granules(bytes))) {
+	if (!o || !place(sp, o, granules(bytes), true)) {
 		item_dealloc(sp->store, o);
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(bytes));
 		return DMSG_STORE_STATUS_BUSY;
@@ -489,20 +491,24 @@ static void read_begin(struct store_object *o)
 	tier_read(o);
 }
 
-static enum dmsg_store_status load(struct store_object *o)
+static enum dmsg_store_status load(struct store_object *o, bool may_evict)
 {
 	struct store_member *m = o->member;
 	struct store_space *sp = m->space;
 	uint64_t bytes = room(o->policy.bytes);
+	enum dmsg_store_status no_room = may_evict ? DMSG_STORE_STATUS_BUSY :
+						     DMSG_STORE_STATUS_NOT_TRIED;
 
 	if (bytes > sp->store->cfg.bytes ||
 	    bytes > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!may_load(m, bytes) || !charge(m, bytes))
+	if (!may_load(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
-	if (!place(sp, o, granules(bytes))) {
+	if (!charge(m, bytes, may_evict))
+		return no_room;
+	if (!place(sp, o, granules(bytes), may_evict)) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
-		return DMSG_STORE_STATUS_BUSY;
+		return no_room;
 	}
 	policy_remove(sp->disk_policy, &o->policy, false);
 	o->resident = true;
@@ -519,11 +525,16 @@ static enum dmsg_store_status load(struct store_object *o)
 enum dmsg_store_status item_fetch(struct store_object *o)
 {
 	if (!o->resident)
-		return load(o);
+		return load(o, true);
 	/* somebody holds its place */
 	if (o->unread)
 		read_begin(o);
 	return DMSG_STORE_STATUS_OK;
+}
+
+enum dmsg_store_status item_load_spare(struct store_object *o)
+{
+	return load(o, false);
 }
 
 enum dmsg_store_tier item_tier(const struct store_object *o)

@@ -336,6 +336,14 @@ static bool is_space(const struct store_space *sp, const char *name, const char 
 	       (!strcmp(sp->account->budget.tenant, tenant) && sp->account->budget.uid == uid);
 }
 
+struct store_space *space_named(struct store *s, const char *name, const char *tenant, uint32_t uid)
+{
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		if (is_space(sp, name, tenant, uid))
+			return sp;
+	return NULL;
+}
+
 /* Workers wait meanwhile, so that it takes a part of a millisecond. */
 static void evict_some(struct store_space *sp, uint64_t bytes, struct store_evicted *ret)
 {
@@ -354,15 +362,15 @@ struct store_evicted store_evict(struct store *s, const char *space, const char 
 				 uint32_t uid, uint64_t bytes)
 {
 	struct store_evicted ret = { .found = false };
+	struct store_space *sp;
 
 	if (!s)
 		return ret;
 	pthread_mutex_lock(&s->lock);
-	dray_list_for_each(&s->spaces, sp, struct store_space, link)
-		if (!ret.found && is_space(sp, space, tenant, uid)) {
-			ret.found = true;
-			evict_some(sp, bytes, &ret);
-		}
+	sp = space_named(s, space, tenant, uid);
+	ret.found = sp;
+	if (sp)
+		evict_some(sp, bytes, &ret);
 	pthread_mutex_unlock(&s->lock);
 	return ret;
 }

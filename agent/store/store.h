@@ -274,6 +274,40 @@ struct store_evicted {
 struct store_evicted store_evict(struct store *s, const char *space, const char *tenant,
 				 uint32_t uid, uint64_t bytes);
 
+/* An object of a name space. */
+struct store_found {
+	uint64_t bytes, cost_us;
+	uint32_t uses; /* lately; the addition is one */
+	double worth;  /* uses x cost / bytes, in microseconds a byte */
+	bool in_memory, on_disk, held;
+	uint8_t key_n;
+	uint8_t key[DMSG_STORE_KEY_MAX];
+};
+
+/*
+ * The most valuable objects of a name space, at most `most`; disk_only: of those that are only on disk. It takes turns, since it
+ * looks at all objects. NULL with reterr: no such name space, or no memory.
+ */
+struct store_search *store_search_new(struct store *s, const char *space, const char *tenant,
+				      uint32_t uid, uint32_t most, bool disk_only,
+				      struct dray_err *reterr);
+/* NULL is allowed. */
+void store_search_free(struct store_search *q);
+/* False: it has ended. */
+bool store_search_turn(struct store_search *q);
+/* After the end: the most valuable one first; borrowed. */
+const struct store_found *store_search_found(const struct store_search *q, uint32_t *ret_n);
+
+struct store_loaded {
+	uint32_t objects;
+	uint64_t bytes;
+	bool full;  /* there is no room for the next one without an eviction */
+	bool waits; /* too much is being read now */
+	bool more;  /* there may be more objects than the search has found */
+};
+/* After the end: reads what was found from disk into memory, the most valuable first, until these bytes are begun. */
+struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes);
+
 /*
  * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, or
  * the disk is full and may return, so call it again later. False: totals.unsaved_objects are those that the disk has not taken.

@@ -63,6 +63,17 @@
  * Evicts the least valuable objects of a name space from memory. Those that are on disk stay there.
  */
 #define DRAY_DBUS_METHOD_EVICT_STORE "EvictStore"
+/*
+ * The most valuable objects of a name space, the most valuable first. The keys of tenants are their
+ * own affair, so that only who may change something may read them. The answer comes when all
+ * objects have been looked at.
+ */
+#define DRAY_DBUS_METHOD_FIND_STORE_OBJECTS "FindStoreObjects"
+/*
+ * Reads the most valuable objects of a name space that are only on disk into memory, as far as
+ * there is room without an eviction. The answer comes when all objects have been looked at.
+ */
+#define DRAY_DBUS_METHOD_WARM_STORE "WarmStore"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -165,8 +176,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 34
-extern const struct dray_dbus_method dray_dbus_methods[34];
+#define DRAY_DBUS_METHOD_N 36
+extern const struct dray_dbus_method dray_dbus_methods[36];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {
@@ -450,6 +461,34 @@ struct dray_dbus_store_space {
 	uint64_t remote_bytes; /* Bytes of these objects. */
 	uint64_t puts; /* Objects that were put. */
 	uint64_t evictions; /* Objects evicted from memory. */
+};
+
+enum dray_dbus_store_object_field {
+	DRAY_DBUS_STORE_OBJECT_FIELD_KEY,
+	DRAY_DBUS_STORE_OBJECT_FIELD_BYTES,
+	DRAY_DBUS_STORE_OBJECT_FIELD_COST_NS,
+	DRAY_DBUS_STORE_OBJECT_FIELD_USES,
+	DRAY_DBUS_STORE_OBJECT_FIELD_WORTH,
+	DRAY_DBUS_STORE_OBJECT_FIELD_MEMORY,
+	DRAY_DBUS_STORE_OBJECT_FIELD_DISK,
+	DRAY_DBUS_STORE_OBJECT_FIELD_HELD,
+	DRAY_DBUS_STORE_OBJECT_FIELD_N,
+};
+extern const struct dray_dbus_field dray_dbus_store_object_fields[DRAY_DBUS_STORE_OBJECT_FIELD_N];
+
+struct dray_dbus_store_object {
+	/*
+	 * Key: as it is if all of it is printable ASCII without a backslash, else with \xNN for
+	 * each other byte.
+	 */
+	const char *key;
+	uint64_t bytes; /* Its bytes. */
+	uint64_t cost_ns; /* Nanoseconds to compute it again, as its client says. */
+	uint32_t uses; /* How often it was put or found lately. */
+	uint64_t worth; /* What each MiB of it saves: uses x cost / bytes, in microseconds. */
+	bool memory; /* It is in memory. */
+	bool disk; /* It is on disk. */
+	bool held; /* It is pinned, leased, or being read or written. */
 };
 
 enum dray_dbus_peer_field {

@@ -56,6 +56,8 @@ int dbus_method_list_mailboxes(sd_bus_message *m, void *userdata, sd_bus_error *
 int dbus_method_list_quotas(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_evict_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_find_store_objects(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_warm_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -132,6 +134,15 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(bytes),
 		"utb", SD_BUS_PARAM(objects) SD_BUS_PARAM(bytes) SD_BUS_PARAM(more),
 			dbus_method_evict_store,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("FindStoreObjects", "ssuu",
+		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(most),
+		"aa{sv}", SD_BUS_PARAM(objects), dbus_method_find_store_objects,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("WarmStore", "ssut",
+		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(bytes),
+		"utbb",
+			SD_BUS_PARAM(objects) SD_BUS_PARAM(bytes) SD_BUS_PARAM(full) SD_BUS_PARAM(more), dbus_method_warm_store,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListPeers", "", ,
 		"aa{sv}", SD_BUS_PARAM(peers), dbus_method_list_peers,

@@ -226,6 +226,14 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 		.value = "SIZE",
 		.min = INT64_C(1), .max = INT64_C(1125899906842624), .def = INT64_C(0),
 	},
+	[CTL_OPTION_KEYS] = { .name = "--keys", .type = CTL_TYPE_COUNT,
+		.value = "N",
+		.min = INT64_C(1), .max = INT64_C(1000), .def = INT64_C(0),
+	},
+	[CTL_OPTION_WARM] = { .name = "--warm", .type = CTL_TYPE_SIZE,
+		.value = "SIZE",
+		.min = INT64_C(1), .max = INT64_C(1125899906842624), .def = INT64_C(0),
+	},
 	[CTL_OPTION_SPACE] = { .name = "--space", .type = CTL_TYPE_TEXT,
 		.value = "NAME",
 	},
@@ -315,6 +323,9 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
 	{ CTL_OPTION_FORGET, false, CTL_OPTION_FORGET_ALL, "give one of them" },
 	{ CTL_OPTION_SPACE, false, CTL_OPTION_SPACE_OWNER, "give one of them" },
+	{ CTL_OPTION_KEYS, false, CTL_OPTION_WARM, "give one of them" },
+	{ CTL_OPTION_KEYS, false, CTL_OPTION_EVICT, "give one of them" },
+	{ CTL_OPTION_WARM, false, CTL_OPTION_EVICT, "give one of them" },
 	{ CTL_OPTION_INTERVAL, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_TIMES, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_SCORE, true, CTL_OPTION_SET, NULL },
@@ -432,6 +443,21 @@ const struct ctl_list ctl_list_store = {
 		{ "REMOTE", DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_HITS },
 		{ "PUTS", DRAY_DBUS_STORE_SPACE_FIELD_PUTS },
 		{ "EVICTIONS", DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS },
+	},
+};
+
+const struct ctl_list ctl_list_store_objects = {
+	DRAY_DBUS_METHOD_FIND_STORE_OBJECTS, "store_objects", dray_dbus_store_object_fields,
+	DRAY_DBUS_STORE_OBJECT_FIELD_N, 8,
+	{
+		{ "KEY", DRAY_DBUS_STORE_OBJECT_FIELD_KEY },
+		{ "BYTES", DRAY_DBUS_STORE_OBJECT_FIELD_BYTES },
+		{ "COST", DRAY_DBUS_STORE_OBJECT_FIELD_COST_NS },
+		{ "USES", DRAY_DBUS_STORE_OBJECT_FIELD_USES },
+		{ "WORTH", DRAY_DBUS_STORE_OBJECT_FIELD_WORTH },
+		{ "MEMORY", DRAY_DBUS_STORE_OBJECT_FIELD_MEMORY },
+		{ "DISK", DRAY_DBUS_STORE_OBJECT_FIELD_DISK },
+		{ "HELD", DRAY_DBUS_STORE_OBJECT_FIELD_HELD },
 	},
 };
 
@@ -797,16 +823,19 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl quotas\n",
 	},
 	[CTL_VERB_STORE] = { .name = "store",
-		.options = { CTL_OPTION_EVICT, CTL_OPTION_SPACE, CTL_OPTION_SPACE_OWNER },
+		.options = { CTL_OPTION_KEYS, CTL_OPTION_WARM, CTL_OPTION_EVICT, CTL_OPTION_SPACE,
+			CTL_OPTION_SPACE_OWNER },
 		.help =
-			"Usage: drayctl [OPTION]... store [--evict SIZE --space NAME | --evict SIZE --owner TENANT:UID]\n"
-			"list the name spaces of the store, or evict objects of one\n"
+			"Usage: drayctl [OPTION]... store [--keys N | --warm SIZE | --evict SIZE] [--space NAME | --owner TENANT:UID]\n"
+			"list the name spaces of the store, or objects of one; read objects from disk, or evict some\n"
 			"\n"
 			"Prints what each name space has in memory and on disk, the state of the disk\n"
 			"tier, and how often keys were found. A name space without a name belongs to one\n"
 			"owner, a pair of tenant and uid.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"
+			"  --keys N                 print the most valuable objects of a name space, this many at most, the most valuable first\n"
+			"  --warm SIZE              read the most valuable objects of a name space that are only on disk into memory, until these bytes are being read\n"
 			"  --evict SIZE             evict the least valuable objects of a name space from memory, until these bytes are free\n"
 			"  --space NAME             the name space with this name\n"
 			"  --owner TENANT:UID       the name space of this owner\n"
@@ -1606,7 +1635,7 @@ const char ctl_help_text[] =
 	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
 	"  quotas     list what each owner of sessions uses of its quotas\n"
-	"  store      list the name spaces of the store, or evict objects of one\n"
+	"  store      list the name spaces of the store, or objects of one; read objects from disk, or evict some\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

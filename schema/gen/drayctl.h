@@ -10,7 +10,7 @@
 #define CTL_ARGS_MAX 2
 #define CTL_COLUMNS_MAX 16
 #define CTL_VERB_OPTIONS_MAX 21
-#define CTL_OPTION_RULES_N 38
+#define CTL_OPTION_RULES_N 41
 
 enum ctl_option_id {
 	CTL_OPTION_CONTROL,
@@ -80,6 +80,8 @@ enum ctl_option_id {
 	CTL_OPTION_FORGET,
 	CTL_OPTION_FORGET_ALL,
 	CTL_OPTION_EVICT,
+	CTL_OPTION_KEYS,
+	CTL_OPTION_WARM,
 	CTL_OPTION_SPACE,
 	CTL_OPTION_SPACE_OWNER,
 	CTL_OPTION_PROFILE,
@@ -195,6 +197,8 @@ enum ctl_family {
 
 #define CTL_RNICS_MAX 64 /* of --rnics-per-gpu */
 
+#define CTL_KEYS_MAX 1000 /* of --keys */
+
 /* --format */
 enum ctl_env_format {
 	CTL_ENV_FORMAT_SHELL,
@@ -276,10 +280,10 @@ extern const struct ctl_verb ctl_verbs[CTL_VERB_N];
 extern const char ctl_help_text[];
 
 extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_leases,
-	ctl_list_mailboxes, ctl_list_quotas, ctl_list_store, ctl_list_peers, ctl_list_rails,
-	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_times,
-	ctl_list_events, ctl_list_segments, ctl_list_candidates, ctl_list_replicas, ctl_list_hints,
-	ctl_list_variables, ctl_list_settings, ctl_list_origins;
+	ctl_list_mailboxes, ctl_list_quotas, ctl_list_store, ctl_list_store_objects, ctl_list_peers,
+	ctl_list_rails, ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended,
+	ctl_list_times, ctl_list_events, ctl_list_segments, ctl_list_candidates, ctl_list_replicas,
+	ctl_list_hints, ctl_list_variables, ctl_list_settings, ctl_list_origins;
 
 /* X(id, function) for each verb that has a function. */
 #define CTL_VERB_FUNCTIONS(X) \

@@ -10,7 +10,7 @@ _drayctl_verbs() {
 		'leases:list the leases of clients'\'' memory'
 		'mailboxes:list the mailboxes of clients'
 		'quotas:list what each owner of sessions uses of its quotas'
-		'store:list the name spaces of the store, or evict objects of one'
+		'store:list the name spaces of the store, or objects of one; read objects from disk, or evict some'
 		'peers:list other agents, and the state of the connections to them'
 		'rails:list RDMA ports with the chosen GIDs, or enable or disable one'
 		'paths:list the RDMA paths to peers, with their traffic'
@@ -60,6 +60,8 @@ _drayctl_options() {
 		;;
 	store)
 		reply=(
+			'--keys=[print the most valuable objects of a name space, this many at most, the most valuable first]:N: '
+			'--warm=[read the most valuable objects of a name space that are only on disk into memory, until these bytes are being read]:SIZE: '
 			'--evict=[evict the least valuable objects of a name space from memory, until these bytes are free]:SIZE: '
 			'--space=[the name space with this name]:NAME: '
 			'--owner=[the name space of this owner]:TENANT\:UID: '

@@ -163,6 +163,68 @@ def test_restart(new_store):
             agent.ctl("store", "--evict", "1", "--space", "kv")
 
 
+OWNER = ("--owner", f"default:{os.geteuid()}")
+
+
+def test_the_most_valuable_objects_are_listed(new_store):
+    agent = new_store()
+    with User(agent) as user:
+        for i in range(8):
+            assert user.put(b"key %d" % i, value_of(i, 1000), cost=(i + 1) / 1000) == Status.OK
+        assert user.put(b"\0\\ff/", value_of(9, 1000), cost=1.0) == Status.OK
+        settled(agent)
+        got = agent.ctl("store", "--keys", "4", *OWNER, "--json")["store_objects"]
+        assert [row["key"] for row in got] == ["\\x00\\x5cff/", "key\\x207", "key\\x206", "key\\x205"]
+        assert got[1] == {"key": "key\\x207", "bytes": 1000, "cost_ns": 8_000_000, "uses": 1, "worth": 8000 * 2**20 // 1000,
+                          "memory": True, "disk": True, "held": False}
+        # who uses an object makes it worth more
+        for _ in range(8):
+            user.get(b"key 0")
+        user.store.pin([b"key 0"])
+        first = agent.ctl("store", "--keys", "2", *OWNER, "--json")["store_objects"][1]
+        assert first["key"] == "key\\x200" and first["uses"] > 1 and first["held"]
+        text = agent.ctl("store", "--keys", "1000", *OWNER)
+        assert len(text.splitlines()) == 10 and "WORTH" in text
+        for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no such name space"),
+                           (("--keys", "0", *OWNER), "--keys"), (("--keys", "1", "--warm", "1MiB", *OWNER), "give one of them"),
+                           (OWNER, "have no effect without --keys, --warm or --evict")):
+            with pytest.raises(AssertionError, match=why):
+                agent.ctl("store", *wrong)
+
+
+def test_warming_reads_the_most_valuable_objects(new_store):
+    """After a restart; without evicting what is in memory then."""
+    agent, keys = new_store(), names(40)
+    with User(agent) as user:
+        for i, key in enumerate(keys):
+            assert user.put(key, value_of(key), cost=(i + 1) / 1000) == Status.OK
+            settled(agent)
+        agent.restart()
+        until(lambda: user.has(*keys) == [True] * 40, "the new session")
+        assert load(user, keys[0]) == value_of(keys[0])  # the least valuable one
+        got = agent.ctl("store", "--warm", f"{5 * SIZE}B", *OWNER, "--json")
+        assert got == {"objects": 5, "bytes": 5 * SIZE, "full": False}
+
+        def in_memory():
+            return {key for key, r in zip(keys, user.store.exists(keys)) if r.tier == Tier.MEMORY}
+
+        until(lambda: in_memory() == {keys[0], *keys[-5:]}, "the objects in memory")
+        got = agent.ctl("store", "--warm", "1GiB", *OWNER, "--json")
+        assert got["full"] and got["objects"] > 10
+        until(lambda: in_memory() == {keys[0], *keys[-5 - got["objects"]:]}, "memory full of the most valuable objects")
+        assert counters(agent)["dray_store_evictions_total"] == 0
+        for key in in_memory():
+            assert user.get(key) == value_of(key)
+        assert agent.ctl("store", "--warm", "1GiB", *OWNER, "--json") == {"objects": 0, "bytes": 0, "full": True}
+
+
+def test_warming_what_is_in_memory_already(new_store):
+    agent = new_store()
+    with User(agent) as user:
+        fill(agent, user, names(3))
+        assert agent.ctl("store", "--warm", "1GiB", *OWNER) == "0 objects read from disk, 0 bytes\n"
+
+
 def test_owners_keep_their_objects(new_agent, lab):
     agent, (left, right) = tenants(new_agent, "left", "right", **DISK, **{
         "store.disk_dir": lab.directory("disk"), "store.spaces": "kv=left:*,kv=right:*"})

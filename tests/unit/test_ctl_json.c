@@ -133,6 +133,10 @@ static const struct list {
 	  DRAY_DBUS_CANDIDATE_FIELD_N,
 	  { "1|10.0.0.2:50053|detected|ready|1|ready on this node; nothing stronger speaks for another",
 	    "2|[fd00::1]:50053|hint|lost|0|a hint of score 7, but it is lost" } },
+	{ DRAY_DBUS_METHOD_FIND_STORE_OBJECTS,
+	  dray_dbus_store_object_fields,
+	  DRAY_DBUS_STORE_OBJECT_FIELD_N,
+	  { "prompt/17|2097152|125000000|4|250000|1|1|0", "\\x00\\xff|" BIGGEST "|0|1|0|0|1|1" } },
 	{ DRAY_DBUS_METHOD_FIND_MOONCAKE_OBJECT,
 	  dray_dbus_replica_fields,
 	  DRAY_DBUS_REPLICA_FIELD_N,
@@ -232,6 +236,22 @@ static void health_append(sd_bus_message *m)
 }
 
 /* As an agent that evicts some objects in each call. */
+/* One call reads some; memory has no room for the rest. */
+static void warmed_append(sd_bus_message *m, sd_bus_message *reply)
+{
+	const char *space, *tenant;
+	uint64_t bytes;
+	uint32_t uid;
+	bool first;
+
+	if (sd_bus_message_read(m, "ssut", &space, &tenant, &uid, &bytes) < 0 || *space ||
+	    strcmp(tenant, "default") || uid != 1000 || (bytes != 7000 && bytes != 1000))
+		return;
+	first = bytes == 7000;
+	sd_bus_message_append(reply, "utbb", first ? 3u : 0u, first ? UINT64_C(6000) : UINT64_C(0),
+			      (int)!first, (int)first);
+}
+
 static void evicted_append(sd_bus_message *m, sd_bus_message *reply)
 {
 	const char *space, *tenant;
@@ -265,6 +285,8 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 				      "tcp.streams");
 	if (!strcmp(member, DRAY_DBUS_METHOD_EVICT_STORE))
 		evicted_append(m, reply);
+	if (!strcmp(member, DRAY_DBUS_METHOD_WARM_STORE))
+		warmed_append(m, reply);
 	if (!strcmp(member, DRAY_DBUS_METHOD_FORGET_HINTS))
 		sd_bus_message_append(reply, "u", 2);
 	if (!strcmp(member, "Get"))
@@ -412,6 +434,8 @@ static void verbs_print_the_golden_text(void **state)
 		{ "quotas", NULL },
 		{ "store_spaces", "store" },
 		{ "store_evict", "store --evict 7000 --owner default:1000" },
+		{ "store_objects", "store --keys 2 --space kv" },
+		{ "store_warm", "store --warm 7000 --owner default:1000" },
 		{ "peers", NULL },
 		{ "rails", NULL },
 		{ "rails_enable", "rails --enable mlx5_0/2" },

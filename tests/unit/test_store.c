@@ -231,10 +231,110 @@ static void test_bytes_of_an_object(void **state)
 	assert_true(sizeof(struct store_object) + 8 + 8 + 16 <= 136);
 }
 
+static void put_at(struct store_member *m, unsigned k, uint32_t cost_us)
+{
+	struct store_object *o;
+	char text[16];
+
+	assert_int_equal(store_put_begin(m, key_of(text, k), 64, cost_us, &o),
+			 DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+}
+
+static struct store_search *search(struct store *s, uint32_t most, struct dray_err *reterr)
+{
+	return store_search_new(s, "", "t", 0, most, false, reterr);
+}
+
+/* Objects that are there all the time are found once each, although the index doubles several times between the turns. */
+static void test_search_beside_puts(void **state)
+{
+	enum { FIRST = 3000, STEP = 2000, MOST = 40000 };
+	struct store *s = store_make(POLICY_LRU, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u = store_user_new(s, &accounts[0], &err);
+	struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	static uint8_t seen[MOST];
+	struct store_search *q;
+	unsigned n = 0, turns = 0;
+	uint32_t n_found;
+	const struct store_found *v;
+
+	(void)state;
+	memset(seen, 0, sizeof(seen));
+	for (; n < FIRST; n++)
+		put_at(m, n, 1);
+	q = search(s, MOST, &err);
+	assert_non_null(q);
+	while (store_search_turn(q)) {
+		turns++;
+		for (unsigned i = 0; i < STEP && n < 20000; i++)
+			put_at(m, n++, 1);
+	}
+	assert_true(turns > 5);
+	v = store_search_found(q, &n_found);
+	for (uint32_t i = 0; i < n_found; i++) {
+		char text[16];
+		unsigned k;
+
+		snprintf(text, sizeof(text), "%.*s", v[i].key_n, (const char *)v[i].key);
+		assert_int_equal(sscanf(text, "key-%u", &k), 1);
+		assert_int_equal(seen[k]++, 0);
+	}
+	for (unsigned k = 0; k < FIRST; k++)
+		assert_int_equal(seen[k], 1);
+	store_search_free(q);
+	store_user_free(u);
+	store_free(s);
+}
+
+/* Of more than it keeps, a search has the most valuable ones, in order. */
+static void test_search_keeps_the_best(void **state)
+{
+	struct store *s = store_make(POLICY_VALUE, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u = store_user_new(s, &accounts[0], &err);
+	struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	struct store_search *q;
+	const struct store_found *v;
+	uint32_t n;
+
+	(void)state;
+	for (unsigned k = 0; k < 1000; k++)
+		put_at(m, k, 1 + k * 7919 % 1000);
+	q = search(s, 10, &err);
+	while (store_search_turn(q))
+		;
+	v = store_search_found(q, &n);
+	assert_int_equal(n, 10);
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(v[i].cost_us, 1000 - i);
+		assert_true(v[i].in_memory && !v[i].on_disk && !v[i].held);
+	}
+	store_search_free(q);
+	assert_null(store_search_new(s, "", "t", 7, 10, false, &err));
+	assert_int_equal(err.code, DRAY_E_NOT_FOUND);
+	assert_null(store_search_new(NULL, "", "t", 0, 10, false, &err));
+	/* the name space goes during a search */
+	q = search(s, 10, &err);
+	while (store_evict(s, "", "t", 0, UINT64_MAX).more)
+		;
+	store_user_free(u);
+	store_sweep(s);
+	assert_false(store_search_turn(q));
+	store_search_found(q, &n);
+	assert_int_equal(n, 0);
+	assert_int_equal(store_search_load(q, 1).objects, 0);
+	store_search_free(q);
+	store_free(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_search_beside_puts),
+		cmocka_unit_test(test_search_keeps_the_best),
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),
 	};

@@ -56,10 +56,6 @@ static int change(sd_bus_message *m, struct bus_conn *c, change_fn *fn, sd_bus_e
 	static int name(struct bus_conn *c, struct agent *a, sd_bus_message *m,         \
 			sd_bus_error *reterr)
 
-/* Logs a change with the client that made it. */
-#define LOG_CHANGE(c, fmt, ...) \
-	log_notice("control", fmt " uid=%u pid=%d", ##__VA_ARGS__, (c)->who.uid, (c)->who.pid)
-
 static int no_session(sd_bus_error *reterr, uint64_t session)
 {
 	char differs[80];

@@ -111,6 +111,10 @@ int bus_object_add(struct bus_conn *c);
 /* Whether the client may call a method that changes something. 0, or < 0 with the error set. */
 int bus_check_change(const struct bus_conn *c, const char *method, sd_bus_error *reterr);
 
+/* Logs a change with the client that made it. */
+#define LOG_CHANGE(c, fmt, ...) \
+	log_notice("control", fmt " uid=%u pid=%d", ##__VA_ARGS__, (c)->who.uid, (c)->who.pid)
+
 /* --- access.c --- */
 /* fd: a connected Unix socket. 0 or -errno. */
 int bus_client_get(int fd, const struct access_rules *rules, struct bus_client *ret);

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The most valuable objects of a name space, and those of them that are only on disk brought into memory. A search looks at all
+ * objects of the index, some buckets in a turn, and keeps the best. Between turns objects come and go, and the index may double.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/store/internal.h"
+#include "schema/gen/errors.h"
+
+/* Objects that one turn looks at, about, and buckets. Workers wait for the lock meanwhile. */
+#define TURN_OBJECTS 512u
+#define TURN_BUCKETS 1024u
+#define TENANT_MAX 64
+
+struct store_search {
+	struct store *store;
+	char space[DMSG_STORE_SPACE_MAX + 1], tenant[TENANT_MAX];
+	uint32_t uid;
+	bool disk_only;
+	uint32_t at; /* the bucket that is next */
+	uint32_t most, n;
+	struct store_found v[]; /* twice `most` */
+};
+
+struct store_search *store_search_new(struct store *s, const char *space, const char *tenant,
+				      uint32_t uid, uint32_t most, bool disk_only,
+				      struct dray_err *reterr)
+{
+	struct store_search *q;
+	bool found;
+
+	if (strlen(space) >= sizeof(q->space) || strlen(tenant) >= sizeof(q->tenant) || !s) {
+		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "there is no such name space");
+		return NULL;
+	}
+	pthread_mutex_lock(&s->lock);
+	found = space_named(s, space, tenant, uid);
+	pthread_mutex_unlock(&s->lock);
+	if (!found) {
+		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "there is no such name space");
+		return NULL;
+	}
+	q = calloc(1, sizeof(*q) + 2 * (size_t)most * sizeof(q->v[0]));
+	if (!q) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a search");
+		return NULL;
+	}
+	q->store = s;
+	snprintf(q->space, sizeof(q->space), "%s", space);
+	snprintf(q->tenant, sizeof(q->tenant), "%s", tenant);
+	q->uid = uid;
+	q->most = most;
+	q->disk_only = disk_only;
+	return q;
+}
+
+void store_search_free(struct store_search *q)
+{
+	free(q);
+}
+
+static int by_worth(const void *a, const void *b)
+{
+	const struct store_found *x = a, *y = b;
+
+	return (x->worth < y->worth) - (x->worth > y->worth);
+}
+
+/* Keeps the best. */
+static void cut(struct store_search *q)
+{
+	qsort(q->v, q->n, sizeof(q->v[0]), by_worth);
+	q->n = dray_min(q->n, q->most);
+}
+
+static void look_at(struct store_search *q, struct store_object *o)
+{
+	struct store_found *f = &q->v[q->n];
+	bool in_memory = item_tier(o) == DMSG_STORE_TIER_MEMORY;
+
+	if (q->disk_only && (o->resident || !is_on_disk(o)))
+		return;
+	*f = (struct store_found){ .bytes = o->policy.bytes,
+				   .cost_us = (uint64_t)o->policy.cost,
+				   .uses = o->policy.uses,
+				   .worth = policy_worth(&o->policy),
+				   .in_memory = in_memory,
+				   .on_disk = is_on_disk(o),
+				   .held = o->holds,
+				   .key_n = o->key_n };
+	memcpy(f->key, o->key, o->key_n);
+	if (++q->n == 2 * q->most)
+		cut(q);
+}
+
+static uint32_t reversed(uint32_t v)
+{
+	v = __builtin_bswap32(v);
+	v = (v & 0xf0f0f0f0u) >> 4 | (v & 0x0f0f0f0fu) << 4;
+	v = (v & 0xccccccccu) >> 2 | (v & 0x33333333u) << 2;
+	return (v & 0xaaaaaaaau) >> 1 | (v & 0x55555555u) << 1;
+}
+
+/*
+ * The bucket after this one in the order of their reversed bits: when the index doubles, each bucket becomes two that follow each
+ * other in this order, so that none is looked at twice or left out. 0: that was the last one.
+ */
+static uint32_t bucket_after(uint32_t at, uint32_t n_buckets)
+{
+	return reversed(reversed(at | ~(n_buckets - 1)) + 1);
+}
+
+static bool turn(struct store_search *q, struct store_space *sp)
+{
+	uint32_t objects = 0;
+
+	for (uint32_t i = 0; i < TURN_BUCKETS && objects < TURN_OBJECTS; i++) {
+		struct store_object *o = sp->buckets[q->at & (sp->n_buckets - 1)];
+
+		for (; o; o = o->next, objects++)
+			look_at(q, o);
+		q->at = bucket_after(q->at & (sp->n_buckets - 1), sp->n_buckets);
+		if (!q->at)
+			return false;
+	}
+	return true;
+}
+
+bool store_search_turn(struct store_search *q)
+{
+	struct store_space *sp;
+	bool more;
+
+	pthread_mutex_lock(&q->store->lock);
+	sp = space_named(q->store, q->space, q->tenant, q->uid);
+	more = sp && sp->n_buckets && turn(q, sp);
+	pthread_mutex_unlock(&q->store->lock);
+	if (!more)
+		cut(q);
+	return more;
+}
+
+const struct store_found *store_search_found(const struct store_search *q, uint32_t *ret_n)
+{
+	*ret_n = q->n;
+	return q->v;
+}
+
+struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes)
+{
+	struct store_loaded ret = { .more = q->n == q->most };
+	struct store_space *sp;
+
+	pthread_mutex_lock(&q->store->lock);
+	sp = space_named(q->store, q->space, q->tenant, q->uid);
+	for (uint32_t i = 0; sp && i < q->n && ret.bytes < bytes; i++) {
+		struct store_object *o =
+			item_find(sp, (struct store_key){ q->v[i].key, q->v[i].key_n });
+		enum dmsg_store_status status = o && !o->resident ? item_load_spare(o) :
+								    DMSG_STORE_STATUS_NOT_FOUND;
+
+		if (status == DMSG_STORE_STATUS_OK) {
+			ret.objects++;
+			ret.bytes += o->policy.bytes;
+		}
+		ret.full |= status == DMSG_STORE_STATUS_NOT_TRIED;
+		ret.waits |= status == DMSG_STORE_STATUS_BUSY;
+		if (ret.full || ret.waits)
+			break;
+	}
+	pthread_mutex_unlock(&q->store->lock);
+	return ret;
+}
