@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Loading", "Reader", "Source", "Want", "Wanted"]
 
 _logger = logging.getLogger("vllm.dray")
+_POLLS = 8  # in a step, for a read that began in it
 _AGENT_SECONDS = 2.0  # for which a request waits for its own agent after the session was lost
 
 
@@ -385,7 +386,20 @@ class Reader(ABC):
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
-        self._poll(self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks), bool(waiting))
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks)
+        ends = time.monotonic() + rest
+        self._poll(rest, bool(waiting))
+        self._go_on()
+        # A right has come in less time than a step takes. A short read then ends before the next step, which can schedule the request.
+        for _ in range(_POLLS):
+            left = ends - time.monotonic()
+            if left <= 0 or all(load.over for load in self._loads):
+                break
+            self._poll(left, True)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Looks after all loads, and does what can be done for the requests that wait."""
         if self._loads or self._active:
             now = time.monotonic()
             for load in list(self._loads):
