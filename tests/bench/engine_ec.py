@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part "ec" of bench_vllm.py: what it costs to have an output of the encoder from another engine, beside vLLM's connector by files."""
+"""The parts "ec" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine, beside vLLM's
+own connectors; and what requests of text notice of an encoder that is busy or dead."""
 
 import contextlib
 import itertools
+import pathlib
 import random
+import secrets
 import statistics
+import subprocess
+import sys
+import threading
 import time
 
 import common as c
+import rig
+import serving
 import vision
-from harness import ROOT
-from vision_engine import VisionEngine
+from harness import LIMIT, ROOT, until
+from vision_engine import ARGUMENTS, VisionEngine
 
 SIZES = {64: (224, 224), 256: (448, 448), 1024: (896, 896)}  # pixels, by embeddings
 BURST = 5  # requests of a pair of engines before the next pair has its turn
 REST = 1.2  # seconds, after which the workers of engines that have answered do not poll any more
 POOL = 64 << 20
+TEXT = 40  # tokens
 numbers = itertools.count(1)
 chance = random.Random(28)
 
@@ -50,6 +59,24 @@ def files(lab, name, role):
         "ec_connector": "ECExampleConnector", "ec_role": role, "engine_id": name, "ec_connector_extra_config": {"shared_storage_path": str(folder)}})
 
 
+def mooncake(lab, name, role, port):
+    """With Mooncake's own transfer engine, and with what its connector needs on the CPU."""
+    made = subprocess.run([ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        raise c.CannotRun("Mooncake cannot be installed here")
+    site = next(pathlib.Path(made.stdout.strip()).parents[1].glob("lib/python*/site-packages"))
+    folder = lab.tmp / "mooncake"  # without the other packages of that environment
+    if not folder.exists():
+        folder.mkdir()
+        for found in site.glob("mooncake*"):
+            (folder / found.name).symlink_to(found)
+    return rig.Engine(lab.tmp, name, model=model(), **{**ARGUMENTS, **how(role)}, variables={
+        "PYTHONPATH": f"{folder}:{ROOT}/client/python:{ROOT}/tests/engine/mooncake_cpu", "LD_LIBRARY_PATH": str(site / "mooncake")},
+        ec_transfer_config={"ec_connector": "ECMooncakeConnector", "ec_role": role, "engine_id": name, "ec_ip": "127.0.0.1", "ec_port": port,
+                            "ec_buffer_size": POOL, "ec_buffer_device": "cpu",
+                            "ec_connector_extra_config": {"mooncake_protocol": "tcp", "push_wait_timeout_s": LIMIT}})
+
+
 def good(answer, engine):
     if "error" in answer or answer["reason"] == "error":
         raise c.CannotRun(f"a request of {engine.name} has failed: {answer}\n{engine.tail(15)}")
@@ -57,18 +84,23 @@ def good(answer, engine):
 
 
 class Pair:
-    """An encoder, and an engine that uses its outputs. ours: with DrayECConnector."""
+    """An encoder, and an engine that uses its outputs. how: of "dray", "files", "mooncake"."""
 
-    def __init__(self, name, ours, e, pd):
-        self.name, self.ours, self.e, self.pd = name, ours, e, pd
+    def __init__(self, name, how, e, pd, port=0):
+        self.name, self.how, self.e, self.pd, self.port = name, how, e, pd, port
 
     def cost(self, size):
         """Seconds from E's answer to PD's first token, minus the same with the output in PD's own cache."""
         images = [[*SIZES[size], next(numbers)]]
         prompt, again = vision.prompt(chance), vision.prompt(chance)
-        encoded = good(self.e.run(prompt, 1, images=images), self.e)
-        offer = encoded["ec"] if self.ours else None
-        remote = good(self.pd.run(prompt, 1, images=images, ec=offer), self.pd)["first"]
+        to_e = to_pd = None
+        if self.how == "mooncake":
+            items = [{"transfer_id": secrets.token_hex(8)}]
+            to_e, to_pd = {"consumer_zmq": f"tcp://127.0.0.1:{self.port}", "ec_items": items}, {"ec_items": items}
+        first = good(self.e.run(prompt, 1, images=images, ec=to_e), self.e)
+        if self.how == "dray":
+            to_pd = first["ec"]
+        remote = good(self.pd.run(prompt, 1, images=images, ec=to_pd), self.pd)["first"]
         cached = good(self.pd.run(again, 1, images=images), self.pd)["first"]
         return remote - cached
 
@@ -91,28 +123,108 @@ def running(*engines):
 
 def ec(lab, records, rounds):
     agents = c.agents(lab, 2)
+    port = serving.free_port()
     e = dray(lab, "e", "ec_producer", agents[0])
-    pairs = [Pair("local", True, e, dray(lab, "pd-local", "ec_consumer", agents[0], transport="local")),
-             Pair("tcp", True, e, dray(lab, "pd-tcp", "ec_consumer", agents[1], transport="tcp")),
-             Pair("ECExampleConnector", False, files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer"))]
+    pairs = [Pair("local", "dray", e, dray(lab, "pd-local", "ec_consumer", agents[0], transport="local")),
+             Pair("tcp", "dray", e, dray(lab, "pd-tcp", "ec_consumer", agents[1], transport="tcp")),
+             Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")),
+             Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
+                  mooncake(lab, "pd-mooncake", "ec_consumer", port), port)]
     with running(*dict.fromkeys(engine for pair in pairs for engine in (pair.e, pair.pd))):
+        for pair in list(pairs):
+            try:
+                for size in SIZES:  # the engines' first steps of a size take longer
+                    pair.burst(size)
+            except c.CannotRun as why:
+                if pair.how != "mooncake":
+                    raise
+                print(f"  {pair.name} does not run here: {str(why)[:400]}", file=sys.stderr)
+                pairs.remove(pair)
         found = {(pair.name, size): [] for pair in pairs for size in SIZES}
-        for pair in pairs:
-            for size in SIZES:  # the engines' first steps of a size take longer
-                pair.cost(size)
         for turn in range(rounds):
             for size in SIZES:
                 for pair in pairs if turn % 2 else pairs[::-1]:
                     found[pair.name, size] += [1e3 * value for value in pair.burst(size)]
         for pair in pairs:
-            if pair.pd.encoded:
+            if pair.how != "mooncake" and pair.pd.encoded:
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
     for agent in agents:
         agent.stop()
     middle = {key: statistics.median(values) for key, values in found.items()}
     for size in SIZES:
-        theirs = middle[pairs[-1].name, size]
-        for pair in pairs[:-1]:
+        best = min((pair.name for pair in pairs if pair.how != "dray"), key=lambda name: middle[name, size])
+        for pair in pairs:
             ours = middle[pair.name, size]
-            records.add(f"{size} embeddings, {pair.name}", ours, "ms", ceiling_name=pairs[-1].name, ceiling=theirs, ratio=ours / theirs,
-                        target=("<=", 0.5), spread=[value / theirs for value in found[pair.name, size]])
+            beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
+            records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.how == "dray" else {}),
+                        spread=statistics.quantiles(found[pair.name, size], n=10))
+
+
+# --- requests of text -----------------------------------------------------------------------------
+
+def first_token(engine):
+    """Seconds to the first token of a new request of text."""
+    return good(engine.run([chance.randrange(1, 400) for _ in range(TEXT)], 1), engine)["first"]
+
+
+class Busy:
+    """Two images at a time at E, as long as it lasts."""
+
+    def __init__(self, e):
+        self.e, self.over, self.encoded = e, threading.Event(), len(e.encoded)
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(2)]
+
+    def _work(self):
+        while not self.over.is_set():
+            good(self.e.run(vision.prompt(random.Random(next(numbers))), 1, images=[[*SIZES[1024], next(numbers)]]), self.e)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        until(lambda: len(self.e.encoded) > self.encoded, "E encodes")
+        return self
+
+    def __exit__(self, *exc):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def compare(records, what, rounds, at_pd, at_one):
+    ours, ceiling, ratio, ratios = c.pairs(at_one, at_pd, 12 * rounds)
+    records.add(f"text, {what}", ours * 1e3, "ms", ceiling_name="one engine", ceiling=ceiling * 1e3, ratio=ratio, target=("<=", 1.1),
+                spread=statistics.quantiles(ratios, n=10))
+
+
+def ec_text(lab, records, rounds):
+    agent, = c.agents(lab, 1)
+    e, pd = dray(lab, "e", "ec_producer", agent, lease=600), dray(lab, "pd", "ec_consumer", agent)
+    one = VisionEngine(lab.tmp, "one", model=model(), **UNCACHED)
+    with running(e, pd, one):
+        for engine in (pd, one):
+            for _ in range(3):
+                first_token(engine)
+        text = [lambda engine=engine: first_token(engine) for engine in (pd, one)]
+        compare(records, "E is idle", rounds, *text)
+        with Busy(e):
+            compare(records, "E is busy", rounds, *text)
+        asked = [(vision.prompt(chance), [[*SIZES[64], next(numbers)]]) for _ in range(12 * rounds)]
+        offers = [good(e.run(prompt, 1, images=images), e)["ec"] for prompt, images in asked]
+        e.kill()
+        until(lambda: not agent.ctl("leases", "--json")["leases"], "the agent sees that E is dead")
+        left = {pd: iter(zip(asked, offers)), one: iter(zip(asked, [None] * len(asked)))}
+        encoded = len(pd.encoded)
+
+        def beside(engine):
+            """The same beside a request for an output of the dead encoder, which is encoded here."""
+            (prompt, images), offer = next(left[engine])
+            waits = engine.start(prompt, 1, images=images, ec=offer)
+            first = first_token(engine)
+            good(waits.get(timeout=4 * LIMIT), engine)
+            return first
+
+        compare(records, "E is dead", rounds, lambda: first_token(pd), lambda: first_token(one))
+        compare(records, "E is dead, beside images", rounds, lambda: beside(pd), lambda: beside(one))
+        if len(pd.encoded) - encoded != len(asked):
+            raise c.CannotRun(f"PD has encoded {len(pd.encoded) - encoded} images of {len(asked)}")
+    agent.stop()
