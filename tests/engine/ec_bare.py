@@ -32,6 +32,15 @@ BLOCK, WIDTH = 32, vision.HIDDEN
 FIELD, KEPT = (SimpleNamespace(field=SimpleNamespace(keep_on_cpu=kept)) for kept in (False, True))
 NO_PIXELS = {"image_grid_thw": KEPT, "timestamps": KEPT}  # what an item has without its image
 PIXELS = {"pixel_values": FIELD, **NO_PIXELS}
+# An encoder as a process of its own, which can be killed.
+ENCODER = """import json, os, sys
+from ec_bare import Bare
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+e = Bare("e", sys.argv[1], "ec_producer")
+_, params = e.run(e.add("request", json.loads(sys.argv[2]), params={"consumers": 2}))
+print(json.dumps(params), file=answers, flush=True)
+sys.stdin.read()"""
 
 
 def embeddings(identifier, rows):

@@ -168,11 +168,25 @@ class World:
         monkeypatch.setattr(consumer, "Hold", Hold)
         self.agents = []
         self.e, self.pd = self._make("e", "ec_producer", e), self._make("pd", "ec_consumer", pd)
+        self.read = []  # outputs that were opened in place
+        vacate, begin = self.e.side._pool.vacate, self.pd.side._begin_reading
+        self.e.side._pool.vacate = lambda item: self._vacate(vacate, item)
+        self.pd.side._begin_reading = lambda source, item: self._begin(begin, source, item)
 
     def _make(self, name, role, size):
         self.making = Agent()
         self.agents.append(self.making)
         return Bare(name, "/run/dray.sock", role, size=size, budget=96)
+
+    def _vacate(self, vacate, item):
+        vacated = vacate(item)
+        self.seen["kept while it is read"] += not vacated
+        return vacated
+
+    def _begin(self, begin, source, item):
+        begin(source, item)
+        self.seen["read in place"] += 1
+        self.read.append(item)
 
     # --- actions of agents --------------------------------------------------------------------------
 
@@ -263,6 +277,9 @@ class World:
         for transfer in self.transfers:
             for local, _, n in transfer.ops:
                 assert self.pd.side._pool._places._used.get(local, 0) >= n, "a place is free while an agent may write it"
+        self.read = [item for item in self.read if item.users]
+        for item in self.read:
+            assert self.e.side._pool._places._used.get(item.offset, 0) >= item.shape.size, "a place is free while it is read in place"
         for grant in self.agents[0].grants.open:
             for at, end in grant.ranges:
                 assert self.e.side._pool._places._used.get(at, 0) >= end - at, "a place is free while the other engine may read it"

@@ -232,7 +232,7 @@ def test_only_an_encoder_with_the_secret_can_place_an_output(engine, tmp_path):
 
 def test_an_agent_that_does_not_answer(agents, engine):
     """The request ends within its deadline; one of text is not delayed."""
-    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, deadline=0.7)
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, deadline=0.7, transport="tcp")
     wanted = images(1, 50)
     params = encode(e, "m", wanted, params={"consumers": 2})
     agents[0].signal(signal.SIGSTOP)
@@ -252,7 +252,7 @@ def test_an_agent_that_does_not_answer(agents, engine):
 def test_an_agent_of_its_own_that_does_not_answer(lab, how):
     """E encodes, and offers nothing; PD encodes what it has an image for."""
     agents = [lab.agent(f"agent-ec-{how}-{name}", key=lab.key).start() for name in ("e", "pd")]
-    e, pd = Bare("e", agents[0].socket, "ec_producer"), Bare("pd", agents[1].socket, "ec_consumer", deadline=3)
+    e, pd = Bare("e", agents[0].socket, "ec_producer"), Bare("pd", agents[1].socket, "ec_consumer", deadline=3, transport="tcp")
     wanted = images(1, "own " + how)
     params = encode(e, "p", wanted, params={"consumers": 2})
     for agent in agents:

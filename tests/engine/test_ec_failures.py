@@ -17,19 +17,10 @@ import time
 import pytest
 from dray.vllm.ec.pool import Shape
 from dray.vllm.ec.secret import Secret
-from ec_bare import NO_PIXELS, Bare, images
+from ec_bare import ENCODER, NO_PIXELS, Bare, images
 from harness import LIMIT, ROOT, Lab, until
 
 DEADLINE, SHORT, LEASE = 12.0, 3.0, 4.0  # the first is longer than an agent tries to connect to another one
-# An encoder as a process of its own, which can be killed.
-ENCODER = """import json, os, sys
-from ec_bare import Bare
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-e = Bare("e", sys.argv[1], "ec_producer")
-_, params = e.run(e.add("request", json.loads(sys.argv[2]), params={"consumers": 2}))
-print(json.dumps(params), file=answers, flush=True)
-sys.stdin.read()"""
 
 
 def documented():
@@ -78,7 +69,7 @@ class Rig:
         self.agents = [lab.agent(f"agent-ec-fails-{name}", host, key=lab.key, listen=(host.v4,)).start() for name, host in zip(("e", "pd"), lab.hosts)]
         self.made = []
         self.e = self.engine("e", "ec_producer", **{"lease": 2 * DEADLINE, **how.pop("e", {})})
-        self.pd = self.engine("pd", "ec_consumer", 1, **{"deadline": DEADLINE, **how.pop("pd", {})})
+        self.pd = self.engine("pd", "ec_consumer", 1, **{"deadline": DEADLINE, "transport": "tcp", **how.pop("pd", {})})
 
     def engine(self, name, role, at=0, **how):
         self.made.append(Bare(name, self.agents[at].socket, role, **how))

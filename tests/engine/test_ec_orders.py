@@ -12,7 +12,8 @@ ORDERS = int(os.environ.get("DRAY_ORDERS", 2000 if "DRAY_LONG" in os.environ els
 EVERYTHING = {
     "right used", "right expired", "right ended", "right peer_lost", "right agent_lost", "transfer done", "transfer revoked",
     "transfer peer_lost", "transfer unconfirmed", "transfer agent_restarted", "transfer cancelled", "e aborted", "pd aborted",
-    "preempted", "pd ERROR", "pd LENGTH", "not offered", "evicted at e", "evicted at pd", "encoded at pd", "loaded"}
+    "preempted", "pd ERROR", "pd LENGTH", "not offered", "evicted at e", "evicted at pd", "encoded at pd", "loaded",
+    "read in place", "kept while it is read"}
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def one_order(world, seed):
         engine.answers.clear()
         engine.encoded.clear()
     world.tokens.clear()
+    pd.side.in_place = chance.random() < 0.5
     starts = [f"{seed}-{i}" for i in range(chance.randrange(1, 7))]
     rough = chance.random() < 0.5  # otherwise no agent dies, and no time passes
     evicted = e.side._pool.evicted, pd.side._pool.evicted
@@ -50,8 +52,16 @@ def one_order(world, seed):
         what = chance.random() if rough else chance.random() * 0.88
         if what < 0.25:
             e.step()
-        elif what < 0.5:
+        elif what < 0.4:
             pd.step()
+        elif what < 0.5:
+            step = pd._schedule()
+            for _ in range(chance.randrange(3)):
+                e.step()
+            if world.actions:
+                world.happen(chance.randrange(len(world.actions)))
+            world.check()
+            pd._work(*step)
         elif what < 0.82:
             if world.actions:
                 world.happen(chance.randrange(len(world.actions)))

@@ -22,7 +22,7 @@ class Rest:
     """For one scheduler side. allowed: a step without tokens is one in which the engine has nothing to compute."""
 
     def __init__(self, allowed: bool) -> None:
-        self._allowed = allowed
+        self.allowed = allowed
         self._waiting = 0
         self._since = 0.0
 
@@ -33,7 +33,7 @@ class Rest:
         heard: the side that rests hears of their end, and of all else that it waits for. There is no rest in the step in which their
         number has changed, because one of them may be about to start.
         """
-        if not waiting or tokens or not self._allowed:
+        if not waiting or tokens or not self.allowed:
             self._waiting = 0
             return 0.0
         now = time.monotonic()

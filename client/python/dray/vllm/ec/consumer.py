@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import errors
@@ -12,7 +14,8 @@ from ...memory import Memory
 from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
-from .header import digest
+from .header import digest, verify
+from .inplace import Opened
 from .load import Load
 from .pool import Item, Pool, Shape
 from .protocol import Offer, Offered, offered_tokens, read_offers
@@ -28,12 +31,13 @@ __all__ = ["ConsumerSide"]
 
 
 class _Source:
-    """An offer of a request. used: its right belongs to a load now, or was released."""
+    """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
+    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place."""
 
-    __slots__ = ("hold", "offer", "used")
+    __slots__ = ("hold", "offer", "reading", "request_id", "used")
 
-    def __init__(self, offer: Offer, hold: Hold) -> None:
-        self.offer, self.hold, self.used = offer, hold, False
+    def __init__(self, offer: Offer, request_id: str, hold: Hold | None = None) -> None:
+        self.offer, self.request_id, self.hold, self.used, self.reading = offer, request_id, hold, hold is None, 0
 
     @property
     def spent(self) -> bool:
@@ -41,17 +45,18 @@ class _Source:
 
     @property
     def lost(self) -> errors.Error | None:
-        return self.hold.lost
+        return self.hold.lost if self.hold is not None else None
 
     @property
     def ready(self) -> bool:
-        return self.hold.remote is not None
+        return self.hold is not None and self.hold.remote is not None
 
     def keep(self, now: float) -> None:
-        self.hold.keep(now)
+        if self.hold is not None:
+            self.hold.keep(now)
 
     def release(self) -> None:
-        if not self.used:
+        if not self.used and self.hold is not None:
             self.used = True
             self.hold.release()
 
@@ -67,6 +72,7 @@ class ConsumerSide(Reader):
         self._options, self._model, self._widths, self._itemsize, self._secret = options, model, widths, itemsize, secret
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
+        self.in_place = options.transport in ("auto", "local")
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
         for offer in self._read_offers(want, needed):
@@ -104,10 +110,13 @@ class ConsumerSide(Reader):
         return None
 
     def _take_offer(self, want: Want, offer: Offer, needed: Mapping[str, int]) -> None:
-        hold = self._trust(offer, want) or self._acquire(offer.token, want)
+        hold: Hold | errors.Error | None = self._trust(offer, want)
+        if hold is None and self._read_in_place(want, offer, needed):
+            return
+        hold = hold or self._acquire(offer.token, want)
         source = None
         if isinstance(hold, Hold):
-            source = _Source(offer, hold)
+            source = _Source(offer, want.request.request_id, hold)
             want.sources.append(source)
         for identifier, offered in offer.items.items():
             if identifier not in needed or identifier in want.missing or want.refused:
@@ -121,6 +130,81 @@ class ConsumerSide(Reader):
                 self._give_up(want, identifier, e)
                 continue
             want.missing[identifier] = want.wanted[identifier] = Wanted(shape, source, offered.offset, offered.nonce)
+
+    # --- in place -----------------------------------------------------------------------------------
+
+    def _read_in_place(self, want: Want, offer: Offer, needed: Mapping[str, int]) -> bool:
+        """Opens all outputs of an offer that the request needs, if the encoder's pool is on this host and none of them is here."""
+        if offer.pool is None or not self.in_place or want.refused:
+            return False
+        began = time.monotonic()
+        source, items = _Source(offer, want.request.request_id), {}
+        for identifier, offered in offer.items.items():
+            if identifier not in needed or identifier in want.missing or identifier in want.items:
+                continue
+            try:
+                shape = self._shape(identifier, needed[identifier], offer, offered, want.request.cache_salt)
+            except errors.Error:
+                break
+            wanted = Wanted(shape, source, offered.offset, offered.nonce)
+            item = self._open(wanted) if self._pool.find(shape) is None else None
+            if item is None:
+                break
+            items[identifier] = wanted, item
+        else:
+            for identifier, (wanted, item) in items.items():
+                self._begin_reading(source, item)
+                self._pool.use(item, want)
+                want.wanted[identifier], want.items[identifier] = wanted, item
+            if items:
+                want.sources.append(source)
+                sizes = [item.shape.size for _, item in items.values()]
+                self.stats.loaded(sum(sizes), len(sizes), len(sizes), sum(item.shape.rows for _, item in items.values()),
+                                  time.monotonic() - began)
+            return bool(items)
+        for _, item in items.values():
+            assert item.opened is not None
+            item.opened.close()
+        return False
+
+    def _open(self, wanted: Wanted) -> Item | None:
+        """An output in the encoder's pool, if it is there."""
+        opened = Opened.open(wanted.source.offer.pool, wanted.place, wanted.shape.size)
+        if opened is None:
+            return None
+        item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
+        try:
+            opened.check(partial(_verify, item))
+        except errors.Error:
+            opened.close()
+            return None
+        item.ready = True
+        return item
+
+    def _begin_reading(self, source: _Source, item: Item) -> None:
+        assert item.opened is not None
+        source.reading += 1
+        item.opened.on_close(partial(self._has_read, source))
+
+    def _has_read(self, source: _Source) -> None:
+        """The request does not use an output of the encoder's pool any more. After the last one the encoder is told, by its right."""
+        source.reading -= 1
+        if not source.reading and source.hold is None:
+            try:
+                source.hold = self._grants.acquire(source.offer.token, source.request_id)
+                source.hold.release()
+            except errors.Error:
+                pass  # the right will expire
+
+    def _again(self, wanted: Wanted) -> Item | None:
+        found = super()._again(wanted)
+        if found is None and self.in_place and wanted.source.offer.pool is not None:
+            found = self._open(wanted)
+            if found is not None:
+                self._begin_reading(wanted.source, found)
+        return found
+
+    # --- offers -------------------------------------------------------------------------------------
 
     def _shape(self, identifier: str, rows: int, offer: Offer, offered: Offered, salt: str | None) -> Shape:
         """What an offered output has to be. errors.Unsupported, errors.TooLarge: this engine cannot use it."""
@@ -139,7 +223,7 @@ class ConsumerSide(Reader):
         return shape
 
     def finished(self, request: Request) -> dict[str, Any] | None:
-        if request.request_id not in self._wants and request.ec_transfer_params:
+        if request.mm_features and request.request_id not in self._wants and request.ec_transfer_params:
             self._first_sight(request, 0)  # it ended before the scheduler looked at it: E shall get its room back
         return super().finished(request)
 
@@ -160,3 +244,7 @@ class ConsumerSide(Reader):
 
     def _asks(self) -> bool:
         return self._grants.busy
+
+
+def _verify(item: Item, memory: memoryview, offset: int) -> None:
+    verify(memory, item, offset)

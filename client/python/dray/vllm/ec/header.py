@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .pool import Item
     from .protocol import Place
 
-__all__ = ["HEADER", "NONCE", "digest", "seal", "sealed", "verify"]
+__all__ = ["HEADER", "NONCE", "clear", "digest", "seal", "sealed", "verify"]
 
 HEADER = 256  # bytes; keeps the embeddings aligned
 NONCE = 16
@@ -48,24 +48,29 @@ def seal(memory: memoryview, offset: int, nonce: bytes, key: bytes, size: int) -
     _FIELDS.pack_into(memory, offset, _MAGIC, nonce, key, size, check(memory[start:start + size]))
 
 
+def clear(memory: memoryview, offset: int) -> None:
+    """Nobody finds the output at `offset` any more."""
+    memory[offset:offset + len(_MAGIC)] = bytes(len(_MAGIC))
+
+
 def sealed(memory: memoryview, item: Item | Place) -> bool:
     """True if the header of this output has been written."""
     magic, nonce, *_ = _FIELDS.unpack_from(memory, item.offset)
     return bool(magic == _MAGIC and nonce == item.nonce)
 
 
-def verify(memory: memoryview, item: Item) -> None:
+def verify(memory: memoryview, item: Item, offset: int | None = None) -> None:
     """errors.NotFound, errors.Denied, errors.Io: the bytes of an output are not what its header says, or it is another one.
 
-    An item without a nonce is one of which it is not known.
+    An item without a nonce is one of which it is not known. offset: of the header, if it is not the item's.
     """
-    magic, nonce, key, size, number = _FIELDS.unpack_from(memory, item.offset)
+    start = (item.offset if offset is None else offset) + HEADER
+    magic, nonce, key, size, number = _FIELDS.unpack_from(memory, start - HEADER)
     shape = item.shape
     if magic != _MAGIC or item.nonce not in (b"", nonce):
         raise errors.NotFound("the other engine has not stored this output, or no longer")
     if key != shape.digest:
         raise errors.Denied("the output belongs to another identifier, or to a request with another cache_salt",
                             fix="Send both engines the same image with the same cache_salt.")
-    start = item.offset + HEADER
     if size != shape.size or number != check(memory[start:start + size]):
         raise errors.Io("the bytes of the output are not those that the other engine has stored")

@@ -17,6 +17,7 @@ from ...memory import Memory
 from .. import compat
 from ..rest import Rest
 from . import budget
+from .inplace import POOL
 from .pool import Pool
 from .protocol import StepMetadata, WorkerMetadata
 from .reader import Reader
@@ -80,7 +81,7 @@ class EncoderConnector(WorkerHooks):
     def _start(self, client: Client) -> Reader | Writer[Any]:
         config = self._config
         size = budget.size_of(config.ec_transfer_config.ec_buffer_size, budget.row_bytes(config), budget.largest_output(config))
-        self._memory = Memory(size.size, name="dray-ec")
+        self._memory = Memory(size.size, name=POOL)
         region = client.region(self._memory, name="ec")
         _logger.info("dray: %s: the pool holds %s; it is shared with the agent at %s (%s)",
                      "encoder" if self.is_producer else "consumer of encoder outputs", size, client.path, client.segment)
@@ -129,7 +130,7 @@ class EncoderConnector(WorkerHooks):
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
-        return False, self._scheduler.finished(request) if request.mm_features else None
+        return False, self._scheduler.finished(request)
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy

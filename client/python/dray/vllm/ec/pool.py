@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ... import errors
 from .allocator import Allocator
 from .header import HEADER
+
+if TYPE_CHECKING:
+    from .inplace import Opened
 
 __all__ = ["Item", "Pool", "Shape"]
 
@@ -28,22 +32,29 @@ class Item:
     """An output in the pool. offset: of its header. ready: its bytes are complete. error: why they never will be.
 
     It stays where it is while it has users. Without users it is a cache, which is evicted when others need its room.
+    opened: it lies in another engine's pool instead, at that offset, as long as it has users.
     """
 
-    __slots__ = ("error", "nonce", "offset", "ready", "shape", "users")
+    __slots__ = ("error", "nonce", "offset", "opened", "ready", "shape", "users")
 
-    def __init__(self, shape: Shape, offset: int, nonce: bytes) -> None:
-        self.shape, self.offset, self.nonce = shape, offset, nonce
+    def __init__(self, shape: Shape, offset: int, nonce: bytes, opened: Opened | None = None) -> None:
+        self.shape, self.offset, self.nonce, self.opened = shape, offset, nonce, opened
         self.users: set[Hashable] = set()
         self.ready = False
         self.error: errors.Error | None = None
 
 
 class Pool:
-    """The places of one pool of `size` bytes."""
+    """The places of one pool of `size` bytes.
 
-    def __init__(self, size: int) -> None:
+    vacate: says whether the place of an output may be used again, which nobody finds here any more. As long as it may not, the place
+    counts as used.
+    """
+
+    def __init__(self, size: int, vacate: Callable[[Item], bool] = lambda item: True) -> None:
+        self.vacate = vacate
         self._places = Allocator(size)
+        self._read: list[Item] = []  # whose places wait to be vacated
         self._items: dict[bytes, Item] = {}  # by digest
         self._idle: OrderedDict[Item, None] = OrderedDict()  # without users, the least recently used first
         self._idle_bytes = 0
@@ -73,6 +84,7 @@ class Pool:
 
     def enter(self, shapes: Sequence[Shape], user: Hashable, nonces: Sequence[bytes]) -> list[Item] | None:
         """Places for outputs that are not here, with their first user: for all of them, or None. nonces: one for each."""
+        self.look()
         need = sum(map(self.room, shapes))
         if need > self._places.free + self._idle_bytes:
             return None
@@ -121,11 +133,13 @@ class Pool:
         item.users.remove(user)
         if item.users:
             return
-        if self._items.get(item.shape.digest) is item:
+        if item.opened is not None:
+            item.opened.close()
+        elif self._items.get(item.shape.digest) is item:
             self._idle[item] = None
             self._idle_bytes += self.room(item.shape)
         else:
-            self._places.give(item.offset)
+            self._free(item)
 
     def forget(self, item: Item) -> None:
         """Nobody finds the output any more. Its place is free as soon as it has no users."""
@@ -135,4 +149,17 @@ class Pool:
         if not item.users:
             del self._idle[item]
             self._idle_bytes -= self.room(item.shape)
+            self._free(item)
+
+    def _free(self, item: Item) -> None:
+        if self.vacate(item):
             self._places.give(item.offset)
+        else:
+            self._read.append(item)
+
+    def look(self) -> None:
+        """Frees places that nobody reads in place any more."""
+        if self._read:
+            waiting, self._read = self._read, []
+            for item in waiting:
+                self._free(item)

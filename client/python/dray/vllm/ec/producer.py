@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ from ..options import Options
 from ..protocol import DELIVERED
 from ..rest import Rest
 from .header import HEADER
+from .inplace import Vacate
 from .pool import Pool, Shape
-from .protocol import Offer, Offered, consumers, offer_params
+from .protocol import Offer, Offered, PoolName, consumers, offer_params
 from .secret import Secret
 from .writer import Send, State, Writer
 
@@ -72,6 +74,7 @@ class ProducerSide(Writer[_Send]):
         self._silent = 0  # rights about which the agent has not answered in time
         self._grants = Grants(client)
         self._by_grant: dict[Grant, _Send] = {}
+        pool.vacate = Vacate(memory)
 
     def _begin(self, request: Request, shapes: dict[str, Shape], now: float) -> _Send:
         return _Send(request.request_id, shapes, consumers(request.ec_transfer_params), now)
@@ -133,7 +136,7 @@ class ProducerSide(Writer[_Send]):
                 send.state = State.HELD
                 items = {name: Offered(item.offset, item.shape.rows, item.shape.width, item.nonce)
                          for name, item in zip(send.shapes, send.items, strict=True)}
-                offer = Offer(self._engine_id, grant.token, self._model, items)
+                offer = Offer(self._engine_id, grant.token, self._model, items, pool=PoolName(os.getpid(), self._memory.fd))
                 if self._secret is not None:
                     offer = dataclasses.replace(offer, proof=self._secret.sign(offer, request.cache_salt))
                 return offer_params([offer], self._client.segment)
@@ -148,6 +151,7 @@ class ProducerSide(Writer[_Send]):
         return None
 
     def _poll(self, output: SchedulerOutput) -> None:
+        self._pool.look()
         waiting = sum(send.state is State.ROOM for send in self._sends.values())
         rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, bool(waiting and not len(self._line)))
         for grant in self._grants.poll(rest, bool(self._by_grant)):

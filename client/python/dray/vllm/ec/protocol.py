@@ -15,7 +15,7 @@ from ... import errors
 from .header import NONCE
 from .pool import Item
 
-__all__ = ["VERSION", "Offer", "Offered", "Place", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
+__all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
 VERSION = 1
 _OFFERS_MAX = 64
@@ -26,7 +26,7 @@ _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request
 
 @dataclass(frozen=True)
 class Place:
-    """Where an output lies in an engine's own pool, for its workers."""
+    """Where an output lies in an engine's own pool, for its workers; or, with a path, in a file of another engine."""
 
     offset: int
     rows: int
@@ -34,11 +34,13 @@ class Place:
     size: int
     nonce: bytes
     digest: bytes
+    path: str = ""
 
     @classmethod
     def of(cls, item: Item) -> Place:
         shape = item.shape
-        return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest)
+        return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest,
+                   item.opened.path if item.opened is not None else "")
 
 
 @dataclass
@@ -77,10 +79,19 @@ class Offered:
 
 
 @dataclass(frozen=True)
+class PoolName:
+    """By which other processes of the host find an engine's pool: descriptor `fd` of a process."""
+
+    process: int
+    fd: int
+
+
+@dataclass(frozen=True)
 class Offer:
     """Outputs of one engine. token: the right to read them. model: fields that both engines must have in common.
 
-    proof: that the engine has the secret of the reading one (secret.py); empty: it has none.
+    proof: that the engine has the secret of the reading one (secret.py); empty: it has none. pool: for engines on the same host, which
+    may read in place; None: they may not.
     """
 
     engine_id: str
@@ -88,12 +99,14 @@ class Offer:
     model: dict[str, str]
     items: dict[str, Offered]  # by identifier
     proof: str = ""
+    pool: PoolName | None = None
 
 
 def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
     """ec_transfer_params of E's answer."""
     return {"dray": {"version": VERSION, "offers": [
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
+         **({"pool": [offer.pool.process, offer.pool.fd]} if offer.pool is not None else {}),
          "items": {name: [one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items()}}
         for offer in offers]}}
 
@@ -112,7 +125,8 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
         if not isinstance(forms, list) or len(forms) > _OFFERS_MAX or sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
             raise ValueError(f"a list of up to {_OFFERS_MAX} offers with {_ITEMS_MAX} outputs together is expected")
         return [Offer(_text(form["engine_id"]), _text(form["token"]), {_text(k): _text(v) for k, v in form["model"].items()},
-                      {_text(name): _offered(*one) for name, one in form["items"].items()}, _text(form.get("proof", "")))
+                      {_text(name): _offered(*one) for name, one in form["items"].items()}, _text(form.get("proof", "")),
+                      _pool(*form["pool"]) if "pool" in form else None)
                 for form in forms]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise errors.Invalid(f"ec_transfer_params are damaged ({e!r:.200})", fix=_FIX) from None
@@ -136,6 +150,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is not a text")
     return value
+
+
+def _pool(process: Any, fd: Any) -> PoolName:
+    if not all(type(number) is int and 0 <= number < 1 << 31 for number in (process, fd)):
+        raise ValueError(f"descriptor {fd!r:.20} of process {process!r:.20}")
+    return PoolName(process, fd)
 
 
 def _offered(offset: Any, rows: Any, width: Any, nonce: Any) -> Offered:

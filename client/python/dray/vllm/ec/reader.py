@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Loading", "Reader", "Source", "Want", "Wanted"]
 
 _logger = logging.getLogger("vllm.dray")
-_POLLS = 8  # in a step, for a read that began in it
+_POLLS = 8  # in a step, for a short read that began in it
+_WAIT = 0.001  # seconds that a step waits for short reads before it schedules, if nothing is computed
 _AGENT_SECONDS = 2.0  # for which a request waits for its own agent after the session was lost
 
 
@@ -118,6 +119,8 @@ class Reader(ABC):
         self._copying: deque[tuple[int, list[Item]]] = deque()  # by the workers, by step
         self._step = 0
         self._unavailable: set[str] = set()
+        self._computed: set[str] = set()  # requests that were scheduled in the last step
+        self._waited = 0.0  # seconds, in the step that is being scheduled
         self._away: float | None = None  # since when the session with the own agent is lost
         self.stats = Stats(lambda data: _logger.info("dray: encoder outputs, last minute: %s", sentence(data)))
 
@@ -139,6 +142,10 @@ class Reader(ABC):
             self._current = self._first_sight(request, num_computed_tokens)
         elif num_computed_tokens < self._current.passed:
             self._come_back(self._current, num_computed_tokens)
+        if not self._current.over and not self._computed and self._rest.allowed and not self._current.refused:
+            began = time.monotonic()
+            self._wait(_WAIT - self._waited, self._current)
+            self._waited += time.monotonic() - began
         return self._current.over and not self._current.refused
 
     def has(self, identifier: str) -> bool:
@@ -150,7 +157,7 @@ class Reader(ABC):
         """The engine has room for an item, which it takes from the pool or encodes."""
         want, identifier = self._wants.get(request.request_id), request.mm_features[index].identifier
         item = want.items.get(identifier) if want is not None else None
-        if item is not None and item.ready:
+        if item is not None and item.ready and identifier not in self._to_copy:
             self._to_copy[identifier] = item
             self._pool.use(item, self._step)
 
@@ -171,7 +178,7 @@ class Reader(ABC):
             if identifier in want.items or feature.mm_position.offset + feature.mm_position.length <= num_computed_tokens:
                 continue
             wanted = want.wanted.get(identifier)
-            found = self._pool.find(wanted.shape) if wanted is not None else None
+            found = self._again(wanted) if wanted is not None else None
             if found is not None and found.ready:
                 self._pool.use(found, want)
                 want.items[identifier] = found
@@ -198,8 +205,8 @@ class Reader(ABC):
             if not any(wanted.source is source for wanted in want.missing.values()):
                 source.release()
         for index, feature in enumerate(request.mm_features):
-            if feature.identifier in needed and feature.identifier not in want.missing and not want.refused and \
-                    not self._can_encode(feature):
+            if feature.identifier in needed and feature.identifier not in want.missing and feature.identifier not in want.items and \
+                    not want.refused and not self._can_encode(feature):
                 self._give_up(want, feature.identifier, errors.NotFound(f"no engine offers the output of item {index}"))
         self._advance(want, now)
         return want
@@ -212,6 +219,10 @@ class Reader(ABC):
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
         """Finds where a request may have the outputs that it needs: adds its sources, what is wanted, and what is missing, or gives
         outputs up. needed: embeddings, by identifier."""
+
+    def _again(self, wanted: Wanted) -> Item | None:
+        """An output that a request had before, if it is still there."""
+        return self._pool.find(wanted.shape)
 
     @abstractmethod
     def _path_error(self, source: Any) -> errors.Error | None:
@@ -238,6 +249,7 @@ class Reader(ABC):
     def finished(self, request: Request) -> dict[str, Any] | None:
         """The end of a request, however it came."""
         want = self._wants.pop(request.request_id, None)
+        self._computed.discard(request.request_id)
         if want is not None:
             self._drop(want)
             self._active.pop(request.request_id, None)
@@ -386,14 +398,17 @@ class Reader(ABC):
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks)
-        ends = time.monotonic() + rest
-        self._poll(rest, bool(waiting))
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks) - self._waited
+        self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
+        self._poll(max(0.0, rest), bool(waiting))
         self._go_on()
-        # A right has come in less time than a step takes. A short read then ends before the next step, which can schedule the request.
+
+    def _wait(self, seconds: float, want: Want) -> None:
+        """Waits for the outputs of a request, which come sooner than the next step if they are small."""
+        ends = time.monotonic() + seconds
         for _ in range(_POLLS):
             left = ends - time.monotonic()
-            if left <= 0 or all(load.over for load in self._loads):
+            if left <= 0 or want.over or want.refused:
                 break
             self._poll(left, True)
             self._go_on()

@@ -55,6 +55,8 @@ class Secret:
         """The proof of an offer. salt: cache_salt of the request that it is for."""
         said = [_PURPOSE, VERSION, offer.engine_id, offer.token, sorted(offer.model.items()),
                 sorted([digest(name, salt).hex(), one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items())]
+        if offer.pool is not None:
+            said.append([offer.pool.process, offer.pool.fd])
         return hmac.new(self._key, json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
     def check(self, offer: Offer, salt: str | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from ... import errors
 from ...memory import Memory
 from .header import HEADER, seal, sealed
+from .inplace import map_range
 from .protocol import Place, StepMetadata, WorkerMetadata
 
 __all__ = ["WorkerSide"]
@@ -33,7 +34,7 @@ class WorkerSide:
     def step(self, metadata: StepMetadata) -> None:
         """What the scheduler side has decided for this step."""
         self._metadata = metadata
-        if self._memory is None and (metadata.saves or metadata.loads):
+        if self._memory is None and (metadata.saves or not all(place.path for place in metadata.loads.values())):
             self._map(*metadata.pool)
 
     def end(self) -> None:
@@ -91,8 +92,20 @@ class WorkerSide:
             return
         for identifier, place in self._metadata.loads.items():
             if identifier not in cache:
-                cache[identifier] = self._view(place).to(self._device, copy=True)
+                cache[identifier] = self._copy(place)
         self._copied = self._metadata.number
+
+    def _copy(self, place: Place) -> Any:
+        """The output in a place, on the device."""
+        if not place.path:
+            return self._view(place).to(self._device, copy=True)
+        fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)  # which the scheduler's process keeps until this step is over
+        try:
+            mapped, start = map_range(fd, place.offset + HEADER, place.size)
+        finally:
+            os.close(fd)
+        output: Any = torch.frombuffer(mapped, dtype=torch.uint8, offset=start, count=place.size)
+        return output.view(self._dtype).view(place.rows, place.width).to(self._device, copy=True)  # unmapped with `output`
 
     def take_metadata(self) -> WorkerMetadata | None:
         """What the scheduler side has to know after this step."""

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs that an engine reads in the encoder's pool, because both are on one host."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from dray.memory import Memory
+from dray.vllm.ec.inplace import Opened, Vacate
+from dray.vllm.ec.pool import Item, Shape
+from dray.vllm.ec.protocol import PoolName
+from ec_bare import ENCODER, NO_PIXELS, Bare, images
+from harness import until
+from rig import transfers
+
+ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size
+# An engine that has opened the outputs of a request and has not copied them yet, as a process of its own.
+READER = """import json, os, sys
+from ec_bare import NO_PIXELS, Bare
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+pd = Bare("pd-process", sys.argv[1], "ec_consumer")
+pd.add("request", json.loads(sys.argv[2]), json.loads(sys.argv[3]), NO_PIXELS)
+step = pd._schedule()
+assert step[0].num_scheduled_tokens, "the outputs are there at once"
+print("read", file=answers, flush=True)
+sys.stdin.readline()
+pd._work(*step)
+assert pd.run("request")[0] == "LENGTH"
+pd.idle()
+print("done", file=answers, flush=True)
+sys.stdin.readline()"""
+
+
+@pytest.fixture(scope="module")
+def agents(lab):
+    """Those of two engines on this host. No byte of an output goes through them."""
+    started = [lab.agent(f"agent-ec-place-{name}", key=lab.key).start() for name in ("e", "pd")]
+    yield started
+    for agent in started:
+        if agent.process.poll() is None:
+            agent.stop()
+
+
+@pytest.fixture
+def engine(agents):
+    made = []
+
+    def make(name, role, at=0, **how):
+        made.append(Bare(name, agents[at].socket, role, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def encode(e, name, wanted, **how):
+    reason, params = e.run(e.add(name, wanted, **how))
+    assert reason == "STOP" and params, (reason, params)
+    return params
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["one-agent", "two-agents"])
+def test_outputs_are_there_in_the_first_step(agents, engine, at):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", at)
+    wanted, moved = images(3, 1), transfers(agents[at])
+    params = encode(e, "a", wanted)
+    pd.add("a", wanted, params, NO_PIXELS)
+    pd.step()
+    assert pd.answers["a"][0] == "LENGTH" and not pd.encoded
+    pd.idle()
+    e.idle()
+    assert not e.side._grants._given, "the right was used, and has not expired"
+    assert transfers(agents[at]) == moved
+    assert not pd.side._pool._items, "nothing was copied to the reading engine's pool"
+
+
+def test_agents_that_do_not_answer_are_not_needed(agents, engine):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1)
+    wanted = images(2, 2)
+    params = encode(e, "b", wanted)
+    for agent in agents:
+        agent.signal(signal.SIGSTOP)
+    try:
+        assert pd.run(pd.add("b", wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
+    finally:
+        for agent in agents:
+            agent.signal(signal.SIGCONT)
+    pd.idle()
+    e.idle()
+
+
+def test_a_preempted_request_opens_its_outputs_again(engine):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", budget=96)
+    wanted = [("c-first", 60), ("c-second", 90)]
+    pd.add("c", wanted, encode(e, "c", wanted), NO_PIXELS, tokens=3)
+    pd.step()
+    pd.preempt()
+    assert pd.run("c")[0] == "LENGTH" and not pd.encoded
+    pd.idle()
+    e.idle()
+
+
+def test_an_aborted_request_gives_the_place_back(engine):
+    e, pd = engine("e", "ec_producer", size=ONE), engine("pd", "ec_consumer", budget=96)
+    for name in ("d1", "d2"):
+        wanted = [(name, 240)]
+        pd.add(name, wanted, encode(e, name, wanted), NO_PIXELS)
+        pd.step()
+        pd.abort(name)
+    pd.idle()
+    e.idle()
+
+
+def test_a_place_is_kept_as_long_as_it_is_read(engine):
+    """Even if its right has ended. The encoder's next request waits for it."""
+    e, pd = engine("e", "ec_producer", size=ONE, lease=0.3), engine("pd", "ec_consumer", budget=96)
+    wanted = [("f1", 240)]
+    pd.add("f1", wanted, encode(e, "f1", wanted), NO_PIXELS)
+    pd.step()  # a part of the prompt
+    until(lambda: e.step() or not e.side._by_grant, "the right has expired")
+    e.add("f2", [("f2", 240)])
+    for _ in range(5):
+        e.step()
+    assert e.side._pool.used and not e.side._sends["f2"].items, "the place of an output that is being read was used again"
+    assert pd.run("f1")[0] == "LENGTH" and not pd.encoded
+    assert e.run("f2")[0] == "STOP"
+    pd.idle()
+
+
+@pytest.mark.parametrize("how", ["ends", "killed"])
+def test_a_reader_that_stands_still(agents, engine, how):
+    """Its place is kept while it is stopped, whatever becomes of the right, and is free when its process has ended."""
+    e = engine("e", "ec_producer", size=ONE, lease=0.5)
+    wanted = [(f"g-{how}", 240)]
+    params = encode(e, "g1", wanted)
+    process = subprocess.Popen([sys.executable, "-c", READER, str(agents[1].socket), json.dumps(wanted), json.dumps(params)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        assert process.stdout.readline() == "read\n"
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: e.step() or not e.side._by_grant, "the right has expired")
+        e.add("g2", [("g2", 240)])
+        for _ in range(5):
+            e.step()
+        assert not e.side._sends["g2"].items
+        if how == "killed":
+            process.kill()
+            process.wait()
+        else:
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n", "it has computed with its own embeddings"
+        assert e.run("g2")[0] == "STOP"
+    finally:
+        process.kill()
+        process.communicate()
+    e.idle()
+
+
+def test_the_encoder_is_killed_while_its_output_is_read(agents, engine):
+    pd, wanted = engine("pd", "ec_consumer"), images(1, "killed in place")
+    process = subprocess.Popen([sys.executable, "-c", ENCODER, str(agents[0].socket), json.dumps(wanted)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        pd.add("k", wanted, json.loads(process.stdout.readline()), NO_PIXELS)
+        step = pd._schedule()
+        process.kill()
+        process.wait()
+    finally:
+        process.kill()
+        process.communicate()
+    pd._work(*step)
+    assert pd.run("k")[0] == "LENGTH" and not pd.encoded
+    pd.idle()
+
+
+def test_bytes_are_checked_in_place_too(engine):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
+    wanted = images(1, 3)
+    params = encode(e, "h", wanted, params={"consumers": 2})
+    at, = params["dray"]["offers"][0]["items"].values()
+    e.scheduler.ec_connector._memory.view[at[0] + 300] ^= 1
+    assert pd.run(pd.add("h", wanted, params))[0] == "LENGTH" and pd.encoded == [wanted[0][0]]
+    assert pd.run(pd.add("h-without", wanted, params, NO_PIXELS))[0] == "ERROR"
+    pd.idle()
+    e.idle()
+
+
+@pytest.mark.parametrize("what", ["no process", "no descriptor", "another pool", "another file", "a file that is short"])
+def test_a_pool_that_is_not_here(engine, tmp_path, what):
+    """As on another host, where the numbers stand for something else: the output is pulled."""
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
+    wanted = images(1, "not here " + what)
+    params = encode(e, "i", wanted)
+    pool = params["dray"]["offers"][0]["pool"]
+    fd = os.memfd_create("dray-ec") if what == "a file that is short" else os.open(tmp_path, os.O_RDONLY)
+    pool[:] = {"no process": [(1 << 22) + 1, pool[1]], "no descriptor": [pool[0], 1 << 20],
+               "another pool": [os.getpid(), pd.side._memory.fd]}.get(what, [os.getpid(), fd])
+    assert pd.run(pd.add("i", wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
+    assert pd.side._pool._items, "it was pulled"
+    os.close(fd)
+    pd.idle()
+    e.idle()
+
+
+def test_reader_and_owner_see_each_other():
+    """Whoever comes first excludes the other; several readers exclude nobody but the owner."""
+    memory = Memory(1 << 16, name="dray-ec")
+    pool, vacate = PoolName(os.getpid(), memory.fd), Vacate(memory)
+    item, beside = (Item(Shape(bytes(32), 1, 1, 768), at, bytes(16)) for at in (1024, 2048))
+    for one in (item, beside):
+        memory.view[one.offset:one.offset + 8] = b"DrayEC01"
+    first, second = Opened.open(pool, 1024, 768), Opened.open(pool, 1024, 768)
+    assert not vacate(item) and vacate(beside) and memory.view[2048:2056] == bytes(8)
+    ended = []
+    first.on_close(lambda: ended.append(1))
+    first.close()
+    first.close()
+    assert ended == [1] and not vacate(item) and memory.view[1024:1032] == b"DrayEC01"
+    second.close()
+    assert vacate(item) and memory.view[1024:1032] == bytes(8)
+    assert Opened.open(pool, 1 << 16, 768) is None
+    memory.close()
+    assert Opened.open(pool, 1024, 768) is None
