@@ -17,6 +17,7 @@ store-decode   tokens a second of as many requests as an engine takes, whose blo
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
        ECExampleConnector and ECMooncakeConnector
+ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
 ec-text   time to the first token of text beside an encoder that is idle, busy or dead, beside an engine without a connector
 
 It needs vLLM for the CPU: scripts/engine-env makes the environment. Without it, the bench says so and measures nothing.
@@ -505,12 +506,16 @@ def ec(lab, records):
     engine_ec.ec(lab, records, ROUNDS)
 
 
+def ec_bytes(lab, records):
+    engine_ec.ec_bytes(lab, records, ROUNDS)
+
+
 def ec_text(lab, records):
     engine_ec.ec_text(lab, records, ROUNDS)
 
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve, "store-hooks": store_hooks,
-         "store": store, "store-decode": store_decode, "cache": cache, "ec": ec, "ec-text": ec_text}
+         "store": store, "store-decode": store_decode, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

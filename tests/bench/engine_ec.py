@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts "ec" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine, beside vLLM's
-own connectors; and what requests of text notice of an encoder that is busy or dead."""
+"""The parts "ec", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine, beside
+vLLM's own connectors; how fast its bytes move; and what requests of text notice of an encoder that is busy or dead."""
 
 import contextlib
 import itertools
@@ -14,6 +14,7 @@ import threading
 import time
 
 import common as c
+import ec_sides
 import rig
 import serving
 import vision
@@ -24,6 +25,7 @@ SIZES = {64: (224, 224), 256: (448, 448), 1024: (896, 896)}  # pixels, by embedd
 BURST = 5  # requests of a pair of engines before the next pair has its turn
 REST = 1.2  # seconds, after which the workers of engines that have answered do not poll any more
 POOL = 64 << 20
+MOVED = 512 << 10, 4 << 20, 64 << 20  # bytes of an output
 TEXT = 40  # tokens
 numbers = itertools.count(1)
 chance = random.Random(28)
@@ -158,6 +160,50 @@ def ec(lab, records, rounds):
             beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
             records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.how == "dray" else {}),
                         spread=statistics.quantiles(found[pair.name, size], n=10))
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+def ec_bytes(lab, records, rounds):
+    """Loads of outputs by the scheduler sides of the connector, beside transfers of as many bytes between the same pools."""
+    agents = c.agents(lab, 2)
+    size = 3 * max(MOVED) + POOL
+    with contextlib.ExitStack() as stack:
+        e = stack.enter_context(contextlib.closing(ec_sides.Encoder(agents[0].socket, size)))
+        for transport, agent in ("tcp", agents[1]), ("local", agents[0]):
+            pd = stack.enter_context(contextlib.closing(ec_sides.Consumer(agent.socket, size, transport)))
+            pd.side.in_place = False  # nothing is moved there
+            for moved in MOVED:
+                output = memoryview(bytearray(chance.randbytes(moved)))
+
+                def load(pd=pd, moved=moved, output=output):
+                    name = f"output {next(numbers)}"
+                    outputs = {name: moved // ec_sides.ROW}
+                    _, seconds = pd.load(name, outputs, e.encode(name, outputs, lambda n: output))
+                    pd.ends()
+                    e.ends()
+                    return moved / seconds
+
+                def transfer(pd=pd, moved=moved, output=output):
+                    """Of bytes that were just written, by a new right, between other places each time, as a load is."""
+                    at, to = (chance.randrange(size - moved) // c.KIB * c.KIB for _ in range(2))
+                    e.memory.view[at:at + moved] = output
+                    lease = e.region.lease([(at, moved, moved, 1)], access="r", expiry=LIMIT)
+                    remote = pd.client.acquire(lease.token, timeout=LIMIT)
+                    began = time.monotonic()
+                    pd.client.read(pd.region, remote, [(to, at, moved)]).result(LIMIT)
+                    seconds = time.monotonic() - began
+                    remote.release()
+                    return moved / seconds
+
+                for _ in range(3):
+                    load()
+                    transfer()
+                ours, bare, ratio, ratios = c.pairs(transfer, load, 6 * rounds)
+                records.add(f"{moved >> 10} KiB, {transport}", ours / 1e9, "GB/s", ceiling_name="a transfer", ceiling=bare / 1e9, ratio=ratio,
+                            target=(">=", 0.9), spread=statistics.quantiles(ratios, n=10))
+    for agent in agents:
+        agent.stop()
 
 
 # --- requests of text -----------------------------------------------------------------------------
