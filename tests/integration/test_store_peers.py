@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stores of several agents: GETs and EXISTS of what another one has, its loss, name spaces, damaged bytes, and leases beside eviction."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -9,8 +10,8 @@ import signal
 import time
 
 import pytest
-from dray import Status, Tier
-from harness import MIB, until
+from dray import Status, Tier, errors
+from harness import LIMIT, MIB, until
 from test_store import User, counters
 
 UID = os.getuid()
@@ -246,6 +247,24 @@ def test_exists_and_get_of_some(pair):
         got = [r.status for r in here.store.unpin([b"d", b"b"])]
         assert got == [Status.OK, Status.NOT_FOUND] or time.monotonic() > ends
         released(owner)
+
+
+def test_refused_get_leaves_what_is_held(pair):
+    """A session that has too many requests keeps its leases: the next GET, also of the client library itself, uses them."""
+    owner, reader = pair(reader=LONG | {"limits.requests_per_session": "1"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for i in range(20):
+            key = b"key %d" % i
+            assert there.put(key, value_of(key)) == Status.OK
+            ends = leased(here, key)
+            objects = counters(owner)["dray_store_lent_objects_total"]
+            waits = here.store.get(here.region, [(b"none", [(0, 1)])], wait=False)
+            second = here.store.get(here.region, [(key, [(0, 300_000)])], wait=False)
+            waits.result(LIMIT)
+            with contextlib.suppress(errors.Busy):
+                second.result(LIMIT)
+            assert here.get(key) == value_of(key)
+            assert counters(owner)["dray_store_lent_objects_total"] == objects or time.monotonic() > ends
 
 
 @pytest.mark.parametrize("how", ["unpin", "session", "time"])

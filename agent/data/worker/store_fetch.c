@@ -62,6 +62,14 @@ static bool is_wanted(const struct dmsg_store_result *r)
 	return r->status == DMSG_STORE_STATUS_NOT_FOUND;
 }
 
+static bool any_wanted(const struct batch *b)
+{
+	for (uint32_t i = 0; i < b->n; i++)
+		if (is_wanted(&b->results[i]))
+			return true;
+	return false;
+}
+
 static struct store_ask *ask_alloc(const struct wsession *s, uint32_t n, size_t bytes)
 {
 	const struct budget_account *a = &s->xs.shared->account->budget;
@@ -833,13 +841,15 @@ bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct d
 		 struct store_member *member, const struct store_key *keys, struct batch *b,
 		 struct dray_err *err)
 {
-	struct store_ask *k = store_asks(member) ? ask_of_batch(s, b, keys) : NULL;
+	struct store_ask *k;
 
-	/* without memory it is not asked for */
-	if (!k)
+	/* a refused request must leave what the session holds: the ask takes that over */
+	if (!store_asks(member) || !any_wanted(b) || !may_begin(s, h->request_id, err))
 		return false;
-	if (!may_begin(s, h->request_id, err)) {
-		ask_drop(s, k);
+	k = ask_of_batch(s, b, keys);
+	/* without memory it is not asked for */
+	if (!k) {
+		idset_del(&s->ids, h->request_id);
 		return false;
 	}
 	return begin(s, fetch_new(s, m, member, b), k, h->request_id, err);
@@ -861,13 +871,15 @@ bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
 	b->type = DMSG_STORE_EXISTS;
 	b->n = n;
 	b->results = memcpy(b->ops, results, bytes);
+	if (!any_wanted(b) || !may_begin(s, request_id, err)) {
+		free(b);
+		return false;
+	}
 	k = ask_of_batch(s, b, keys);
 	if (k)
 		k->lease_ms = lease_ms;
-	if (k && !may_begin(s, request_id, err)) {
-		ask_drop(s, k);
-		k = NULL;
-	}
+	else
+		idset_del(&s->ids, request_id);
 	if (k && begin(s, fetch_alloc(s, b, member, EXISTS_NS, 0), k, request_id, err))
 		return true;
 	free(b);
