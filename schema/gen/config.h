@@ -541,7 +541,11 @@ struct dray_config {
 		 * connection whose request makes no progress.
 		 */
 		int64_t stall_timeout;
-		/* Time after which a data connection without a request is closed. */
+		/*
+		 * Time after which a data connection without a request is closed. An engine does
+		 * not notice, and its next request on that connection fails. A peer that is gone is
+		 * noticed by itself.
+		 */
 		int64_t idle_timeout;
 	} mooncake;
 	struct {

@@ -61,10 +61,13 @@ class Pod:
 
 
 class Cluster:
-    """Pods for prefill and decode, and a router that sends requests to pairs of them all the time. mixed: of different kinds, too."""
+    """Pods for prefill and decode, and a router that sends requests to pairs of them all the time.
 
-    def __init__(self, agent, memory, mixed):
-        self.agent, self.memory, self.mixed = agent, memory, mixed
+    mixed: of different kinds, too. pull: decode engines read, instead of prefill engines that write.
+    """
+
+    def __init__(self, agent, memory, mixed, pull=False):
+        self.agent, self.memory, self.mixed, self.pull = agent, memory, mixed, pull
         self.prefill, self.decode = [self.pod("mooncake") for _ in range(2)], [self.pod("mooncake") for _ in range(2)]
         self.lock, self.done, self.failed, self.end = threading.Lock(), {}, [], False
         self.threads = [threading.Thread(target=self.route, args=(seed,)) for seed in range(2)]
@@ -103,9 +106,12 @@ class Cluster:
         """Blocks go to random places of the decode engine, which must have their bytes then. Returns the error."""
         places = [rng.sample(range(SIZE // PIECE), 16) for _ in range(2)]
         p("fill", rng.randrange(1 << 30))
-        code = p("push", d.session, [[a * PIECE, d.address + b * PIECE, PIECE] for a, b in zip(*places)])
+        if self.pull:
+            code = d("pull", p.session, [[b * PIECE, p.address + a * PIECE, PIECE] for a, b in zip(*places)])
+        else:
+            code = p("push", d.session, [[a * PIECE, d.address + b * PIECE, PIECE] for a, b in zip(*places)])
         sums = [pod("digest", [[at * PIECE, PIECE] for at in of]) for pod, of in zip((p, d), places)]
-        return "" if code == 0 and sums[0] == sums[1] else f"code {code}, {p.log.read_text()[-1000:]}"
+        return "" if code == 0 and sums[0] == sums[1] else f"code {code}, {(d if self.pull else p).log.read_text()[-1000:]}"
 
     def progress(self, *kinds):
         """Waits for further requests of these pairs of kinds."""
@@ -137,9 +143,9 @@ class Cluster:
 @pytest.fixture
 def cluster(new_agent):
     with contextlib.ExitStack() as stack:
-        def make(memory, mixed):
+        def make(memory, mixed, pull=False):
             agent = new_agent("node", settings=SETTINGS)
-            made = Cluster(agent, memory, mixed)
+            made = Cluster(agent, memory, mixed, pull)
             stack.callback(made.close)
             return made
 
@@ -149,23 +155,27 @@ def cluster(new_agent):
 M, D = "mooncake", "dray"
 
 
-def test_targets_first(cluster):
-    """Shared memory: decode engines move first, and serve those with Mooncake linked in, too; then the prefill engines."""
-    c = cluster("managed", mixed=True)
+@pytest.mark.parametrize("pull", [False, True], ids=["prefill writes", "decode reads"])
+def test_targets_first(cluster, pull):
+    """Shared memory: the engines whose memory is accessed move first, and serve those with Mooncake linked in, too; then the others."""
+    c = cluster("managed", mixed=True, pull=pull)
+    targets, others = (c.prefill, c.decode) if pull else (c.decode, c.prefill)
+    between = (D, M) if pull else (M, D)
     c.progress((M, M))
     for _ in range(2):
-        c.add(c.decode, D)
-        c.progress((M, D))
-        c.remove(c.decode, M)
-    c.progress((M, D))
+        c.add(targets, D)
+        c.progress(between)
+        c.remove(targets, M)
+    c.progress(between)
     for _ in range(2):
-        c.add(c.prefill, D)
+        c.add(others, D)
         c.progress((D, D))
-        c.remove(c.prefill, M)
-    received = counter(c.agent, "received_bytes_total")
-    assert received >= 15 * 16 * PIECE
+        c.remove(others, M)
+    name = "sent_bytes_total" if pull else "received_bytes_total"
+    moved = counter(c.agent, name)
+    assert moved >= 15 * 16 * PIECE
     c.progress((D, D))
-    assert counter(c.agent, "received_bytes_total") == received and set(c.done) == {(M, M), (M, D), (D, D)}
+    assert counter(c.agent, name) == moved and set(c.done) == {(M, M), between, (D, D)}
 
 
 def test_groups(cluster):

@@ -371,19 +371,19 @@ def test_many_handshakes(target):
 
 
 def test_stalls(target):
-    """Data connections that begin nothing, stop in a head, stop writing or do not read end in time; one between requests does not."""
+    """Data connections that stop in a head, stop writing or do not read end in time; one before its first request, or between requests, does not."""
     agent = target(mooncake__stall_timeout="500ms")
     size = 32 * MIB
-    with Owner(agent, size, b"q" * size) as owner, data(agent) as idle:
+    with Owner(agent, size, b"q" * size) as owner, data(agent) as idle, data(agent) as unused:
         assert read(idle, owner.address, 1) == b"q"
-        for content in b"", b"\1" * 23, head(rig.WRITE, owner.address, 100) + b"w" * 99, head(rig.WRITE | rig.V2, owner.address, 100):
+        for content in b"\1" * 23, head(rig.WRITE, owner.address, 100) + b"w" * 99, head(rig.WRITE | rig.V2, owner.address, 100):
             with data(agent) as sock:
                 sock.sendall(content)
                 assert ended(sock), content
         with data(agent) as slow:
             slow.sendall(head(rig.READ, owner.address, size))
-            rig.connections(agent, 1)  # although nothing was read
-        assert read(idle, owner.address, 1) == b"w"
+            rig.connections(agent, 2)  # although nothing was read
+        assert read(idle, owner.address, 1) == b"w" and read(unused, owner.address, 1) == b"w"
         assert owner.view[:100] == b"w" * 99 + b"q"
 
 
@@ -409,9 +409,9 @@ def test_answers_that_nobody_reads(target):
 def test_idle(target):
     """A connection without requests ends after mooncake.idle_timeout."""
     agent = target(mooncake__idle_timeout="300ms")
-    with Owner(agent, 4096, b"q") as owner, data(agent) as sock:
+    with Owner(agent, 4096, b"q") as owner, data(agent) as sock, data(agent) as unused:
         assert read(sock, owner.address, 1) == b"q"
-        assert ended(sock)
+        assert ended(sock) and ended(unused)
     assert counter(agent, "requests_broken_total") == 0
 
 
@@ -565,6 +565,19 @@ def test_mooncake(target, protocol, pool):
         assert engine("read", target_name, base, pieces) == 0
         assert engine("digest", 0, theirs) == hashlib.sha256(content).hexdigest()
     assert counter(agent, "requests_refused_total") == 0
+
+
+@pytest.mark.parametrize("pool", ["0", "1"], ids=["connect each time", "pool"])
+def test_mooncake_pauses(target, pool):
+    """Connections that Mooncake has opened for one call serve a later one, also those that had no part of the first."""
+    agent = target(mooncake__stall_timeout="200ms")
+    with Owner(agent, 100 * 4096, bytes(100 * 4096)) as owner, Initiator(agent, 100 * 4096, MC_TCP_ENABLE_CONNECTION_POOL=pool) as engine:
+        for count in 2, 3, 4, 8, 16, 100:
+            for op in "write", "read":
+                assert engine(op, engine.target, owner.address, [(i * 4096, i * 4096, 4096) for i in range(count)]) == 0
+                with data(agent) as sock:
+                    sock.sendall(b"\1")
+                    assert ended(sock)  # after as long as connections without progress last
 
 
 def test_mooncake_killed(target):

@@ -4,7 +4,7 @@ input says, and answers with a line. It does not know which of the two it runs o
 
     python move.py HOST SIZE managed|private    -> {"session": "HOST:PORT", "address": ADDRESS}
 
-    ["push", SESSION, [[offset here, address there, length], ...]]    -> code of the transfer
+    ["push"|"pull", SESSION, [[offset here, address there, length], ...]]    -> code of the transfer that writes there, or reads
     ["fill", seed]                                                    -> null     random bytes in all of its memory
     ["digest", [[offset, length], ...]]                               -> digest of these bytes
 """
@@ -37,6 +37,10 @@ def push(session, pieces):
     return engine.batch_transfer_sync_write(session, [base + p[0] for p in pieces], [p[1] for p in pieces], [p[2] for p in pieces])
 
 
+def pull(session, pieces):
+    return engine.batch_transfer_sync_read(session, [base + p[0] for p in pieces], [p[1] for p in pieces], [p[2] for p in pieces])
+
+
 def fill(seed):
     ctypes.memmove(base, random.Random(seed).randbytes(size), size)
 
@@ -45,7 +49,7 @@ def digest(pieces):
     return hashlib.sha256(b"".join(ctypes.string_at(base + offset, n) for offset, n in pieces)).hexdigest()
 
 
-CALLS = {"push": push, "fill": fill, "digest": digest}
+CALLS = {"push": push, "pull": pull, "fill": fill, "digest": digest}
 print(json.dumps({"session": f"{host}:{engine.get_rpc_port()}", "address": base}), file=out, flush=True)
 for line in sys.stdin:
     name, *args = json.loads(line)

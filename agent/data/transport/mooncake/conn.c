@@ -99,12 +99,12 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd)
 	dray_list_init(&c->ready_link);
 	dray_list_init(&c->busy_link);
 	dray_list_add(&m->conns, &c->link);
-	mooncake_timer(m, c->since_ns + m->c->cfg.mooncake_stall_ns);
+	mooncake_timer(m, c->since_ns + m->c->cfg.mooncake_idle_ns);
 }
 
 bool mooncake_conn_is_busy(const struct mooncake_conn *c)
 {
-	return !c->served || c->head_n || c->state != MOONCAKE_HEAD || c->status_n;
+	return c->head_n || c->state != MOONCAKE_HEAD || c->status_n;
 }
 
 static void count(const struct mooncake_conn *c, enum dray_metric metric, uint64_t n)
@@ -220,7 +220,6 @@ static void moved(struct mooncake_conn *c, uint64_t n)
 		return;
 	release(c);
 	c->state = MOONCAKE_HEAD;
-	c->served = true;
 	mooncake_timer(c->m, c->since_ns + c->m->c->cfg.mooncake_idle_ns);
 	count(c, DRAY_METRIC_MOONCAKE_REQUESTS_TOTAL, 1);
 	if (c->request.write && c->request.with_status) {
@@ -296,7 +295,7 @@ static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 	*budget -= CALL_COST;
 	if (n <= 0)
 		return failed(c, n, errno, &c->readable);
-	if (!c->head_n && c->served) {
+	if (!c->head_n) {
 		/* from its first byte on, the head has as much time as a stall */
 		c->since_ns = c->m->c->now_ns;
 		mooncake_timer(c->m, c->since_ns + c->m->c->cfg.mooncake_stall_ns);

@@ -54,7 +54,6 @@ struct mooncake_conn {
 	bool readable, writable;
 	bool parked;      /* until the next turn */
 	bool closing;     /* it closes when its status is sent */
-	bool served;      /* a request was carried out */
 	uint8_t waits;    /* turns in which the buffer of the request was unknown */
 	uint8_t status_n; /* bytes of the status that are not sent yet; the last ones */
 	uint8_t head_n;   /* bytes of the head that are there */
@@ -79,7 +78,7 @@ bool mooncake_conn_wants(const struct mooncake_conn *c);
 void mooncake_conn_close(struct mooncake_conn *c, bool reset);
 /* mooncake.stall_timeout has changed. */
 void mooncake_conn_configure(struct mooncake_conn *c);
-/* It waits for bytes that belong to a request, or to its first one. */
+/* It waits for bytes that belong to a request. Engines open connections that they use much later, and do not notice when one is closed. */
 bool mooncake_conn_is_busy(const struct mooncake_conn *c);
 
 static inline void mooncake_timer(struct mooncake *m, int64_t when_ns)
