@@ -41,6 +41,8 @@ static const struct regions_upcalls regions_up = {
 	.added = rails_region_add,
 	.removed = rails_region_remove,
 	.revoked = rails_region_revoked,
+	.mooncake_added = rails_guest_range_add,
+	.mooncake_ended = rails_guest_range_end,
 	.lease_ended = sessions_lease_ended,
 };
 
@@ -70,6 +72,13 @@ static void on_rail_changed(void *arg, const char *device, uint32_t port, const 
 	snprintf(name, sizeof(name), "%s/%u", device, port);
 	agent_record(a, "rail", name, before, after, why);
 	agent_signal(a, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
+}
+
+static void on_guests_changed(void *arg)
+{
+	const struct agent *a = arg;
+
+	mooncake_server_rails_changed(a->mooncake);
 }
 
 static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
@@ -249,11 +258,13 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 			reterr);
 	if (ret < 0)
 		return ret;
-	ret = mooncake_server_new(
-		&a->mooncake,
-		&(struct mooncake_deps){
-			.event = a->event, .cfg = cfg, .pool = &a->pool, .regions = a->regions },
-		reterr);
+	ret = mooncake_server_new(&a->mooncake,
+				  &(struct mooncake_deps){ .event = a->event,
+							   .cfg = cfg,
+							   .pool = &a->pool,
+							   .regions = a->regions,
+							   .rails = &a->rails },
+				  reterr);
 	if (ret < 0)
 		return ret;
 	ret = agent_placement_start(a, reterr);
@@ -410,6 +421,7 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 					      .peers = a->peers,
 					      .worker_nodes = a->worker_nodes,
 					      .changed = on_rail_changed,
+					      .guests_changed = on_guests_changed,
 					      .arg = a },
 			reterr);
 	if (ret < 0)

@@ -76,6 +76,8 @@ static void mooncake_print(const struct ctl_properties *p, FILE *f)
 		ctl_show_text(p->v.mooncake_segment, text, sizeof(text)),
 		count(p, "mooncake_buffers"), count(p, "mooncake_connections"),
 		count(p, "mooncake_received_bytes_total"), count(p, "mooncake_sent_bytes_total"));
+	if (ctl_properties_counter(p, "dray_mooncake_queue_pairs"))
+		fprintf(f, ", %s queue pairs", count(p, "mooncake_queue_pairs"));
 	if (ctl_properties_counter(p, "dray_mooncake_connections_refused_total"))
 		fprintf(f, "; connections refused: %s",
 			count(p, "mooncake_connections_refused_total"));

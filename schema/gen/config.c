@@ -5,6 +5,7 @@
 static const char *const agent_seccomp_choices[] = { "enforce", "log", "off" };
 static const char *const log_level_choices[] = { "error", "warning", "notice", "info", "debug" };
 static const char *const log_format_choices[] = { "auto", "text", "journal", "json" };
+static const char *const mooncake_protocol_choices[] = { "tcp", "rdma" };
 static const char *const rdma_gid_family_choices[] = { "auto", "ipv4", "ipv6" };
 static const char *const gpu_copy_choices[] = { "auto", "kernel", "copy_engine", "staged" };
 static const char *const store_policy_choices[] = { "lru", "s3fifo", "gdsf", "score", "value" };
@@ -406,6 +407,25 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(mooncake.advertise), .def = "",
 	  .allowed = "a string",
 	  .doc = "HOST:PORT by which peers reach mooncake.listen, which is the name of the segment. Empty: the address of mooncake.listen. Data connections go to the same host." },
+	{ .path = "mooncake.protocol", .section = "mooncake", .name = "protocol",
+	  .env = "DRAY_MOONCAKE_PROTOCOL", .type = DRAY_CONFIG_ENUM,
+	  CONFIG_MEMBER(mooncake.protocol), .def = "tcp",
+	  .allowed = "tcp, rdma",
+	  .choices = mooncake_protocol_choices, .n_choices = 2,
+	  .doc = "What moves the bytes of those peers. tcp: data connections. rdma: queue pairs on the rails of this agent, in a protection domain of their own that has only these regions; the agent then takes no data connections, and all peers need RDMA." },
+	{ .path = "mooncake.queue_pairs", .section = "mooncake", .name = "queue_pairs",
+	  .env = "DRAY_MOONCAKE_QUEUE_PAIRS", .type = DRAY_CONFIG_INT,
+	  CONFIG_MEMBER(mooncake.queue_pairs), .def = "512",
+	  .allowed = "2 to 8192",
+	  .min = INT64_C(2), .max = INT64_C(8192),
+	  .doc = "With rdma: queue pairs of those peers at the same time. An address has at most half of what others leave." },
+	{ .path = "mooncake.probe_interval", .section = "mooncake", .name = "probe_interval",
+	  .env = "DRAY_MOONCAKE_PROBE_INTERVAL", .type = DRAY_CONFIG_DURATION,
+	  CONFIG_MEMBER(mooncake.probe_interval), .def = "10s",
+	  .allowed = "\"100ms\" to \"10min\"",
+	  .min = INT64_C(100000000), .max = INT64_C(600000000000),
+	  .reload = true,
+	  .doc = "With rdma: how often the agent writes nothing over each queue pair of those peers, whose hardware acknowledges that. The queue pairs of a peer that does not any more are destroyed." },
 	{ .path = "mooncake.allow", .section = "mooncake", .name = "allow",
 	  .env = "DRAY_MOONCAKE_ALLOW", .type = DRAY_CONFIG_LIST,
 	  CONFIG_MEMBER(mooncake.allow), .def = "",

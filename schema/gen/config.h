@@ -43,6 +43,12 @@ enum dray_config_log_format {
 	DRAY_CONFIG_LOG_FORMAT_JSON,
 };
 
+/* mooncake.protocol */
+enum dray_config_mooncake_protocol {
+	DRAY_CONFIG_MOONCAKE_PROTOCOL_TCP,
+	DRAY_CONFIG_MOONCAKE_PROTOCOL_RDMA,
+};
+
 /* rdma.gid_family */
 enum dray_config_rdma_gid_family {
 	DRAY_CONFIG_RDMA_GID_FAMILY_AUTO,
@@ -151,6 +157,9 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_MOONCAKE_LISTEN,
 	DRAY_CONFIG_KEY_MOONCAKE_DATA_LISTEN,
 	DRAY_CONFIG_KEY_MOONCAKE_ADVERTISE,
+	DRAY_CONFIG_KEY_MOONCAKE_PROTOCOL,
+	DRAY_CONFIG_KEY_MOONCAKE_QUEUE_PAIRS,
+	DRAY_CONFIG_KEY_MOONCAKE_PROBE_INTERVAL,
 	DRAY_CONFIG_KEY_MOONCAKE_ALLOW,
 	DRAY_CONFIG_KEY_MOONCAKE_CONNECTIONS,
 	DRAY_CONFIG_KEY_MOONCAKE_BUFFERS,
@@ -518,6 +527,23 @@ struct dray_config {
 		 * Empty: the address of mooncake.listen. Data connections go to the same host.
 		 */
 		char *advertise;
+		/*
+		 * What moves the bytes of those peers. tcp: data connections. rdma: queue pairs on
+		 * the rails of this agent, in a protection domain of their own that has only these
+		 * regions; the agent then takes no data connections, and all peers need RDMA.
+		 */
+		int protocol;
+		/*
+		 * With rdma: queue pairs of those peers at the same time. An address has at most
+		 * half of what others leave.
+		 */
+		int64_t queue_pairs;
+		/*
+		 * With rdma: how often the agent writes nothing over each queue pair of those
+		 * peers, whose hardware acknowledges that. The queue pairs of a peer that does not
+		 * any more are destroyed.
+		 */
+		int64_t probe_interval;
 		/*
 		 * Addresses and networks of the peers that may connect there, such as 10.0.0.7 or
 		 * 10.0.0.0/24 or 2001:db8::/64. Empty: nobody. A reload also closes the connections

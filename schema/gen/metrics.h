@@ -77,6 +77,18 @@ enum dray_metric {
 	 */
 	DRAY_METRIC_MOONCAKE_HANDSHAKES_REFUSED_TOTAL,
 	DRAY_METRIC_MOONCAKE_BUFFERS, /* Exports with an address for Mooncake. */
+	/* Queue pairs of peers that speak Mooncake's protocol over RDMA. */
+	DRAY_METRIC_MOONCAKE_QUEUE_PAIRS,
+	/*
+	 * Requests of those peers for queue pairs that were refused: too many, an unknown device,
+	 * or an error of the device.
+	 */
+	DRAY_METRIC_MOONCAKE_QUEUE_PAIRS_REFUSED_TOTAL,
+	/*
+	 * Queue pairs of those peers that ended because the peer did not acknowledge any more, or
+	 * by an event of the device.
+	 */
+	DRAY_METRIC_MOONCAKE_QUEUE_PAIRS_LOST_TOTAL,
 	DRAY_METRIC_RDMA_SENT_BYTES_TOTAL, /* Payload bytes written over queue pairs. */
 	DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL, /* Payload bytes read over queue pairs. */
 	DRAY_METRIC_RDMA_QUEUE_PAIRS, /* Queue pairs that may post. */

@@ -165,10 +165,10 @@ def mooncake_python():
 
 
 class Initiator:
-    """Mooncake's own engine on the agent's host, with `size` bytes of memory."""
+    """Mooncake's own engine on the agent's host, with `size` bytes of memory. how: protocol and device, if not TCP."""
 
-    def __init__(self, agent, size, host=None, **env):
-        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", host or agent.host.v4, str(size)]
+    def __init__(self, agent, size, host=None, how=(), **env):
+        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", host or agent.host.v4, str(size), *how]
         self.target = segment(agent)[0]
         self.process = subprocess.Popen(
             agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env={**os.environ, **env},

@@ -43,6 +43,7 @@ struct lab {
 	struct rail_keys *staging; /* from the last message; one reference */
 	unsigned published, ports, n_ports, keys_sent, quiet;
 	dray_handle exposed; /* grant whose keys a peer has */
+	dray_handle ended;   /* grant that guests do not reach any more */
 	struct {
 		dray_handle region;
 		uint64_t offset, length;
@@ -329,6 +330,12 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle grant)
 {
 	assert_int_equal(peer, PEER);
 	lab->exposed = grant;
+}
+
+void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	assert_int_equal(peer, MOONCAKE_PEER);
+	lab->ended = grant;
 }
 
 void grants_with_keys(struct regions *r, dray_handle region,

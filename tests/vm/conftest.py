@@ -115,9 +115,9 @@ class Rdma:
             self.rails.append(Rail(len(self.rails)).make())
         return self.rails[:n]
 
-    def agent(self, side, rails, env=None, **settings):
+    def agent(self, side, rails, env=None, args=(), **settings):
         how = {"rdma.devices": ",".join(r.device[side] for r in rails), "agent.workers": 1, **CALM, **{k.replace("__", "."): v for k, v in settings.items()}}
-        return self.lab.agent(f"side{side}", settings=how, env=env).start()
+        return self.lab.agent(f"side{side}", settings=how, env=env, args=args).start()
 
     def close(self):
         for rail in self.rails:

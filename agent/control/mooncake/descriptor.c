@@ -8,6 +8,7 @@
 
 #include "agent/control/mooncake/internal.h"
 #include "lib/cleanup.h"
+#include "lib/log.h"
 #include "lib/time.h"
 
 /* The version of the data protocol with a status. Older engines do not know the key, and use version 1. */
@@ -27,6 +28,45 @@ static void put_buffer(void *arg, const struct grant_view *g)
 	fprintf(w->f, "%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"%s\"}",
 		w->some ? "," : "", g->mooncake, g->o.length, w->name);
 	w->some = true;
+}
+
+/* The place of a buffer is the same for all, so that peers use all devices. */
+#define PLACE "cpu:0"
+
+static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32_t *keys,
+		      unsigned n)
+{
+	struct writing *w = arg;
+
+	fprintf(w->f,
+		"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE "\",\"rkey\":[",
+		w->some ? "," : "", address, length);
+	for (unsigned i = 0; i < n; i++)
+		fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
+	/* the keys for local use have no use for a peer, who wants as many of them */
+	fputs("],\"lkey\":[", w->f);
+	for (unsigned i = 0; i < n; i++)
+		fputs(i ? ",0" : "0", w->f);
+	fputs("]}", w->f);
+	w->some = true;
+}
+
+/*
+ * Readers number the devices in the order of priority_matrix, and use the number for keys and devices alike. With one place there is
+ * one order.
+ */
+static void put_devices(FILE *f, const struct rails_guest_device *v, unsigned n)
+{
+	char gid[MOONCAKE_GID_TEXT];
+
+	fputs("\"devices\":[", f);
+	for (unsigned i = 0; i < n; i++)
+		fprintf(f, "%s{\"gid\":\"%s\",\"lid\":%u,\"name\":\"%s\"}", i ? "," : "",
+			mooncake_gid_show(&v[i].gid, gid), v[i].lid, v[i].name);
+	fputs("],\"priority_matrix\":{\"" PLACE "\":[[", f);
+	for (unsigned i = 0; i < n; i++)
+		fprintf(f, "%s\"%s\"", i ? "," : "", v[i].name);
+	fputs("],[]]},", f);
 }
 
 static void put_timestamp(FILE *f)
@@ -50,6 +90,7 @@ uint32_t descriptor_buffers_max(const char *name)
 /* NULL: no memory. */
 static char *make(struct mooncake_server *s, size_t *ret_n)
 {
+	struct rails_guest_device devices[RAILS_MAX];
 	struct writing w = { .name = s->name };
 	char *text = NULL;
 	bool bad;
@@ -58,15 +99,29 @@ static char *make(struct mooncake_server *s, size_t *ret_n)
 	if (!w.f)
 		return NULL;
 	fputs("{\"buffers\":[", w.f);
-	regions_mooncake_each(s->deps.regions, put_buffer, &w);
+	if (s->rdma)
+		rails_guest_buffers(*s->deps.rails, put_piece, &w);
+	else
+		regions_mooncake_each(s->deps.regions, put_buffer, &w);
+	fputs("],", w.f);
+	if (s->rdma)
+		put_devices(w.f, devices, rails_guest_devices(*s->deps.rails, devices));
 	fprintf(w.f,
-		"],\"name\":\"%s\",\"protocol\":\"tcp\",\"tcp_data_port\":%u,"
+		"\"name\":\"%s\",\"protocol\":\"%s\",\"tcp_data_port\":%u,"
 		"\"tcp_proto_version\":%d,",
-		s->name, s->data_port, DATA_VERSION);
+		s->name, s->rdma ? "rdma" : "tcp", s->data_port, s->rdma ? 1 : DATA_VERSION);
 	put_timestamp(w.f);
 	fputs("}\n", w.f);
 	bad = ferror(w.f);
 	if (fclose(w.f) || bad) {
+		free(text);
+		return NULL;
+	}
+	if (*ret_n > MOONCAKE_FRAME_MAX - MOONCAKE_FRAME_HEAD) {
+		log_limited(
+			DRAY_LOG_WARNING, AREA,
+			"a handshake is closed: the segment has more buffers than an answer has "
+			"room for (mooncake.buffers)");
 		free(text);
 		return NULL;
 	}
@@ -75,7 +130,8 @@ static char *make(struct mooncake_server *s, size_t *ret_n)
 
 const char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
 {
-	uint64_t changes = regions_mooncake_changes(s->deps.regions);
+	uint64_t changes = regions_mooncake_changes(s->deps.regions) +
+			   (s->rdma ? rails_guest_changes(*s->deps.rails) : 0);
 	size_t n = 0;
 	char *text;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections of the handshake: one request, one answer, then the peer closes. The bodies of requests are read and thrown away:
- * that of Metadata is the peer's own descriptor, which only engines that transfer to it need; RDMA and notifications are declined
- * whatever they say. All must be over within mooncake.stall_timeout.
+ * that of Metadata is the peer's own descriptor, which only engines that transfer to it need; notifications are declined whatever
+ * they say. With mooncake.protocol rdma, a request for queue pairs is read. All must be over within mooncake.stall_timeout.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,7 +29,13 @@ static const char no_queue_pairs[] =
 static const char no_notifications[] = "{\"name\":\"\",\"notify_msg\":\"\"}\n";
 static const char probed[] = "{\"status\":\"success\"}\n";
 
-enum handshake_state { HANDSHAKE_HEAD, HANDSHAKE_BODY, HANDSHAKE_ANSWER, HANDSHAKE_END };
+enum handshake_state {
+	HANDSHAKE_HEAD,
+	HANDSHAKE_BODY,
+	HANDSHAKE_WAIT, /* for queue pairs, or until ranges are registered */
+	HANDSHAKE_ANSWER,
+	HANDSHAKE_END,
+};
 
 struct handshake {
 	struct dray_list link;
@@ -42,6 +48,9 @@ struct handshake {
 	size_t head_n;
 	struct mooncake_frame request;
 	uint64_t body_left;
+	char *body;     /* of a request for queue pairs */
+	uint64_t guest; /* rails_guest_connect(), 0: none */
+	struct rails_guest_request *want;
 	uint8_t *answer;
 	size_t answer_n, answer_sent;
 	uint8_t head[MOONCAKE_FRAME_HEAD];
@@ -57,6 +66,10 @@ static void close_one(struct handshake *h)
 	dray_close(h->fd);
 	dray_list_del(&h->link);
 	s->n_handshakes--;
+	if (h->guest)
+		rails_guest_forget(*s->deps.rails, h->guest);
+	free(h->body);
+	free(h->want);
 	free(h->answer);
 	free(h);
 }
@@ -86,7 +99,19 @@ static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
-/* Makes the answer to the request. 0 or -ENOMEM. */
+/* 0 or -ENOMEM. */
+static int answer_set(struct handshake *h, const char *body, size_t n)
+{
+	h->answer = malloc(MOONCAKE_FRAME_HEAD + n);
+	if (!h->answer)
+		return -ENOMEM;
+	mooncake_frame_put(h->answer, &(struct mooncake_frame){ h->request.type, n });
+	memcpy(h->answer + MOONCAKE_FRAME_HEAD, body, n);
+	h->answer_n = MOONCAKE_FRAME_HEAD + n;
+	return 0;
+}
+
+/* Makes the answer to a request that needs no queue pairs. 0 or -ENOMEM. */
 static int answer_make(struct handshake *h)
 {
 	const char *body = h->request.type == MOONCAKE_NOTIFY ? no_notifications :
@@ -99,13 +124,7 @@ static int answer_make(struct handshake *h)
 		if (!body)
 			return -ENOMEM;
 	}
-	h->answer = malloc(MOONCAKE_FRAME_HEAD + n);
-	if (!h->answer)
-		return -ENOMEM;
-	mooncake_frame_put(h->answer, &(struct mooncake_frame){ h->request.type, n });
-	memcpy(h->answer + MOONCAKE_FRAME_HEAD, body, n);
-	h->answer_n = MOONCAKE_FRAME_HEAD + n;
-	return 0;
+	return answer_set(h, body, n);
 }
 
 /* 1: go on; 0: the socket is not ready; -errno: the connection is over. */
@@ -132,7 +151,12 @@ static int step_head(struct handshake *h)
 		return r;
 	h->body_left = h->request.body;
 	h->state = HANDSHAKE_BODY;
-	return 1;
+	if (!h->server->rdma || h->request.type != MOONCAKE_CONNECTION)
+		return 1;
+	if (h->request.body > MOONCAKE_CONNECTION_MAX)
+		return -EPROTO;
+	h->body = malloc((size_t)h->request.body + 1);
+	return h->body ? 1 : -ENOMEM;
 }
 
 /* Throws away what the peer sends: the body, or anything behind the request. */
@@ -143,20 +167,123 @@ static int discard(struct handshake *h, uint64_t max, size_t *ret_n)
 	return receive(h, sink, (size_t)dray_min(max, (uint64_t)sizeof(sink)), ret_n);
 }
 
-static int step_body(struct handshake *h)
+static int answer_begin(struct handshake *h)
 {
-	size_t n = 0;
-	int r = h->body_left ? discard(h, h->body_left, &n) : 1;
+	int r;
 
-	h->body_left -= n;
-	if (r <= 0 || h->body_left)
-		return r;
-	r = answer_make(h);
-	if (r < 0)
-		return r;
 	h->state = HANDSHAKE_ANSWER;
 	r = sd_event_source_set_io_events(h->io, EPOLLOUT);
 	return r < 0 ? r : 1;
+}
+
+static int wait_begin(struct handshake *h)
+{
+	int r;
+
+	h->state = HANDSHAKE_WAIT;
+	/* an end of the connection is reported all the same */
+	r = sd_event_source_set_io_events(h->io, EPOLLRDHUP);
+	return r < 0 ? r : 0;
+}
+
+/* Continues the handshake without an event of its socket. */
+static void resume(struct handshake *h, int r)
+{
+	struct mooncake_server *s = h->server;
+
+	if (r >= 0)
+		r = answer_begin(h);
+	if (r >= 0)
+		return;
+	close_one(h);
+	limit_arm(s);
+}
+
+/* Makes the answer that refuses queue pairs, or has them. 0 or -ENOMEM. */
+static int answer_connection(struct handshake *h, const struct rails_guest_reply *reply)
+{
+	size_t n = 0;
+	dray_auto_free char *text = connection_answer(h->server, h->want, reply, &n);
+
+	if (reply->refused)
+		log_limited(DRAY_LOG_NOTICE, AREA, "refusing queue pairs: %s", reply->refused);
+	return text ? answer_set(h, text, n) : -ENOMEM;
+}
+
+static void connected(void *arg, const struct rails_guest_reply *reply)
+{
+	struct handshake *h = arg;
+	bool waits = h->state == HANDSHAKE_WAIT;
+	int r = answer_connection(h, reply);
+
+	h->guest = 0;
+	/* else step_connection() has not returned */
+	if (waits)
+		resume(h, r);
+}
+
+static int step_connection(struct handshake *h)
+{
+	struct mooncake_server *s = h->server;
+	const char *why;
+	uint64_t id;
+
+	h->want = calloc(1, sizeof(*h->want));
+	if (!h->want)
+		return -ENOMEM;
+	h->want->from = h->from;
+	why = connection_parse(h->body, (size_t)h->request.body, s->name, h->want);
+	free(dray_take(h->body));
+	if (why) {
+		int r = answer_connection(h, &(struct rails_guest_reply){ .refused = why });
+
+		return r < 0 ? r : answer_begin(h);
+	}
+	id = rails_guest_connect(*s->deps.rails, h->want, connected, h);
+	if (h->answer)
+		return answer_begin(h);
+	if (!id)
+		return -ENOMEM;
+	h->guest = id;
+	return wait_begin(h);
+}
+
+static int step_body(struct handshake *h)
+{
+	struct mooncake_server *s = h->server;
+	size_t n = 0;
+	int r;
+
+	if (!h->body_left)
+		r = 1;
+	else if (h->body)
+		r = receive(h, h->body + (h->request.body - h->body_left), (size_t)h->body_left,
+			    &n);
+	else
+		r = discard(h, h->body_left, &n);
+	h->body_left -= n;
+	if (r <= 0 || h->body_left)
+		return r;
+	if (h->body)
+		return step_connection(h);
+	if (s->rdma && h->request.type == MOONCAKE_METADATA && !rails_guest_ready(*s->deps.rails))
+		return wait_begin(h);
+	r = answer_make(h);
+	return r < 0 ? r : answer_begin(h);
+}
+
+/* Nothing but the end of the connection wakes one that waits. */
+static int step_wait(struct handshake *h)
+{
+	return -ECONNRESET;
+}
+
+void handshakes_resume(struct mooncake_server *s)
+{
+	if (rails_guest_ready(*s->deps.rails))
+		dray_list_for_each(&s->handshakes, h, struct handshake, link)
+			if (h->state == HANDSHAKE_WAIT && h->request.type == MOONCAKE_METADATA)
+				resume(h, answer_make(h));
 }
 
 static int step_answer(struct handshake *h)
@@ -189,9 +316,8 @@ static int step_end(struct handshake *h)
 static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 {
 	static int (*const steps[])(struct handshake * h) = {
-		[HANDSHAKE_HEAD] = step_head,
-		[HANDSHAKE_BODY] = step_body,
-		[HANDSHAKE_ANSWER] = step_answer,
+		[HANDSHAKE_HEAD] = step_head, [HANDSHAKE_BODY] = step_body,
+		[HANDSHAKE_WAIT] = step_wait, [HANDSHAKE_ANSWER] = step_answer,
 		[HANDSHAKE_END] = step_end,
 	};
 	struct handshake *h = arg;

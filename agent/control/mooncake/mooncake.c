@@ -151,8 +151,23 @@ void mooncake_server_drain(struct mooncake_server *s, bool on)
 	if (!on)
 		return;
 	handshakes_close(s, true);
+	if (s->rdma)
+		rails_guests_end(*s->deps.rails, NULL, NULL, "the agent is draining");
 	for (unsigned i = 0; i < s->deps.pool->n; i++)
 		tell_close(s, i, 0);
+}
+
+static bool is_allowed(void *arg, const struct dray_addr *from)
+{
+	const struct mooncake_server *s = arg;
+
+	return networks_have(&s->cfg->mooncake.allow, from);
+}
+
+void mooncake_server_rails_changed(struct mooncake_server *s)
+{
+	if (s && s->rdma)
+		handshakes_resume(s);
 }
 
 void mooncake_server_reload(struct mooncake_server *s)
@@ -160,6 +175,9 @@ void mooncake_server_reload(struct mooncake_server *s)
 	if (!s)
 		return;
 	handshakes_close(s, false);
+	if (s->rdma)
+		rails_guests_end(*s->deps.rails, is_allowed, s,
+				 "mooncake.allow does not have the address of the guest any more");
 	dray_list_for_each(&s->conns, c, const struct data_conn, link)
 		if (!networks_have(&s->cfg->mooncake.allow, &c->from))
 			tell_close(s, c->worker, c->id);
@@ -199,6 +217,9 @@ static int listen_both(struct mooncake_server *s, struct dray_addr *a, struct dr
 	r = tcp_listener_bind(&s->listeners, a, reterr);
 	if (r < 0)
 		return r;
+	dray_addr_set_port(a, listener_port(&s->listeners));
+	if (s->rdma)
+		return 0;
 	if (dray_addr_parse(s->cfg->mooncake.data_listen, &data) < 0) {
 		data = *a;
 		dray_addr_set_port(&data, 0);
@@ -206,7 +227,6 @@ static int listen_both(struct mooncake_server *s, struct dray_addr *a, struct dr
 	r = tcp_listener_bind(&s->data_listeners, &data, reterr);
 	if (r < 0)
 		return r;
-	dray_addr_set_port(a, listener_port(&s->listeners));
 	s->data_port = listener_port(&s->data_listeners);
 	return 0;
 }
@@ -270,7 +290,8 @@ static int start(struct mooncake_server *s, struct dray_err *reterr)
 		return r;
 	set_conns_max(s);
 	max = descriptor_buffers_max(s->name);
-	regions_mooncake_open(s->deps.regions, dray_min((uint32_t)s->cfg->mooncake.buffers, max));
+	regions_mooncake_open(s->deps.regions, dray_min((uint32_t)s->cfg->mooncake.buffers, max),
+			      s->rdma);
 	if (!s->cfg->mooncake.allow.n)
 		log_warning(AREA, "mooncake.allow is empty: no peer may connect");
 	log_info(AREA, "Mooncake's engines may use this segment segment=%s data_port=%u", s->name,
@@ -293,6 +314,7 @@ int mooncake_server_new(struct mooncake_server **ret, const struct mooncake_deps
 				    "mooncake.listen: out of memory");
 	s->deps = *deps;
 	s->cfg = deps->cfg;
+	s->rdma = s->cfg->mooncake.protocol == DRAY_CONFIG_MOONCAKE_PROTOCOL_RDMA;
 	dray_list_init(&s->conns);
 	dray_list_init(&s->handshakes);
 	dray_list_init(&s->listeners.list);

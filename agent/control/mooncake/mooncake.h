@@ -5,7 +5,8 @@
  *
  * The protocol has no authentication. A peer is what its address says, so a connection from an address that is not in
  * mooncake.allow is closed before a byte of it is read. What an admitted peer sends is bounded: a handshake by its size and time,
- * and its content is never parsed, because nothing in it is needed; data connections by their number and stalls.
+ * and of its content only a request for queue pairs is parsed, over RDMA; data connections by their number and stalls, queue pairs
+ * by their number.
  *
  * Control thread only.
  */
@@ -13,6 +14,7 @@
 
 #include <systemd/sd-event.h>
 
+#include "agent/control/rails/rails.h"
 #include "agent/control/region/region.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
@@ -25,6 +27,7 @@ struct mooncake_deps {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
 	struct regions *regions;
+	struct rails *const *rails; /* set before the first event */
 };
 
 /* *ret is NULL without mooncake.listen; all other calls take NULL. 0, or -errno with reterr. */
@@ -37,6 +40,8 @@ struct mooncake_server *mooncake_server_free(struct mooncake_server *s);
 void mooncake_server_drain(struct mooncake_server *s, bool on);
 /* Closes the connections that mooncake.allow does not have any more. */
 void mooncake_server_reload(struct mooncake_server *s);
+/* Devices or ranges for RDMA have changed: rails_guest_ready(). */
+void mooncake_server_rails_changed(struct mooncake_server *s);
 /* A message of a worker. */
 void mooncake_server_message(struct mooncake_server *s, const struct transport_message *m);
 

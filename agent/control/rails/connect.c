@@ -144,7 +144,7 @@ static void create_run(struct dray_job *j)
 
 	q->error = (int)q->cq_entries > cq->cqe ? r->verbs->resize_cq(cq, (int)entries) : 0;
 	if (q->error == 0)
-		q->error = qp_create(q, cq, (uint32_t)r->cfg->rdma.inline_max);
+		q->error = qp_create(q, q->device->pd, cq, (uint32_t)r->cfg->rdma.inline_max);
 	if (q->error == 0)
 		q->error = qp_to_init(q, 0);
 }
@@ -208,6 +208,7 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	reads = dray_max(reads, 1);
 	q->reads = (uint32_t)dray_min((int)r->cfg->rdma.outstanding_reads, reads);
 	q->psn = (uint32_t)dray_random() & QP_PSN_MASK;
+	q->retries = (uint8_t)r->cfg->rdma.retry_count;
 	path->rail->cq_used[worker] += depth;
 	q->cq_entries = path->rail->cq_used[worker];
 	qp_begin(q, path->rail, path->gid_index, &path->peer->qps, create_run, create_done);

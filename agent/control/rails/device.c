@@ -41,6 +41,15 @@ static int open_context(struct device *d, const char **ret_step)
 		*ret_step = "completion queue";
 		r = v->create_cq(d->context, 1, NULL, &d->serve_cq);
 	}
+	if (r == 0 && guests_wanted(d->rails)) {
+		*ret_step = "protection domain or completion queue for mooncake.protocol";
+		r = v->alloc_pd(d->context, &d->guest_pd);
+		if (r == 0)
+			r = v->create_cq(d->context,
+					 dray_min((int)d->rails->cfg->mooncake.queue_pairs,
+						  d->attr.max_cqe),
+					 NULL, &d->guest_cq);
+	}
 	if (r < 0)
 		return r;
 	*ret_step = "memory region";
@@ -61,6 +70,10 @@ static void close_context(struct device *d)
 		v->dereg_mr(d->flush_mr);
 	if (d->flush)
 		munmap(d->flush, FLUSH_BYTES);
+	if (d->guest_cq)
+		v->destroy_cq(d->guest_cq);
+	if (d->guest_pd)
+		v->dealloc_pd(d->guest_pd);
 	if (d->serve_cq)
 		v->destroy_cq(d->serve_cq);
 	if (d->pd)
@@ -70,6 +83,8 @@ static void close_context(struct device *d)
 	d->flush_mr = NULL;
 	d->flush = NULL;
 	d->serve_cq = NULL;
+	d->guest_pd = NULL;
+	d->guest_cq = NULL;
 	d->pd = NULL;
 	d->context = NULL;
 }
@@ -156,6 +171,8 @@ static void handle_event(struct device *d, const struct ibv_async_event *e)
 		}
 	} else if (e->event_type == IBV_EVENT_QP_FATAL || e->event_type == IBV_EVENT_QP_REQ_ERR ||
 		   e->event_type == IBV_EVENT_QP_ACCESS_ERR) {
+		if (guests_queue_pair_failed(d, e->element.qp, ibv_event_type_str(e->event_type)))
+			return;
 		q = qp_by_pointer(d->rails, e->element.qp);
 		log_limited(DRAY_LOG_WARNING, AREA, "%s on a queue pair that %s device=%s",
 			    ibv_event_type_str(e->event_type), q ? "posts" : "serves a peer",

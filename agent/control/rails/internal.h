@@ -42,6 +42,8 @@ struct device {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_cq *serve_cq; /* of serving queue pairs; it stays empty */
+	struct ibv_pd *guest_pd; /* of guests; NULL: there are none */
+	struct ibv_cq *guest_cq; /* for the probes of guests */
 	struct ibv_mr *flush_mr;
 	uint8_t *flush;
 	struct ibv_device_attr attr;
@@ -137,6 +139,7 @@ struct qp {
 	uint8_t port, gid_index;
 	uint16_t pkey_index;
 	uint32_t psn, depth, sges, inline_bytes, reads;
+	uint8_t retries;
 	struct pmsg_qp_connect remote; /* the other end */
 	struct dray_job job;
 	/* one that posts */
@@ -190,6 +193,14 @@ struct rail_peer {
 	struct dray_job job;
 };
 
+/* Engines that speak Mooncake's protocol, and the ranges that owners exported to them. guest.c and guest_memory.c. */
+struct guests {
+	struct dray_list v, ranges; /* struct guest, struct guest_range */
+	sd_event_source *timer;     /* of probes */
+	uint64_t last_id, changes;
+	struct rails_guest_totals totals;
+};
+
 struct rails {
 	struct rails_deps deps;
 	const struct dray_config *cfg;
@@ -204,6 +215,7 @@ struct rails {
 	struct rail *v[RAILS_MAX];
 	unsigned n;
 	struct dray_list devices, peers, regions, registrations, windows;
+	struct guests guests;
 	struct dray_map by_handle; /* struct rail_peer that is not down */
 	struct dray_heap retries;  /* of struct rail_peer */
 	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */
@@ -278,7 +290,13 @@ struct mrs {
 	struct ibv_mr *v[];
 };
 
-/* A range of memory that regions share. */
+enum registration_use {
+	REGISTRATION_FOR_PEERS,
+	REGISTRATION_LOCAL, /* staging memory: peers have no access */
+	REGISTRATION_FOR_GUESTS,
+};
+
+/* A range of memory that regions share; for guests: a range that only one export has. */
 struct registration {
 	struct dray_list link;
 	struct rails *rails;
@@ -286,7 +304,7 @@ struct registration {
 	uint64_t length, iova;
 	struct region_dmabuf dmabuf; /* fd -1: memory at base; else the region's */
 	uint16_t access;
-	bool local; /* staging memory: peers have no access */
+	enum registration_use use;
 	uint32_t refs;
 	struct dray_list mrs;
 };
@@ -295,6 +313,9 @@ struct registration {
 struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
 				      uint16_t access, const struct region_dmabuf *dmabuf,
 				      bool local);
+/* The same for guests, who reach it at iova. It is shared with nobody. */
+struct registration *registration_for_guests(struct rails *r, uint8_t *base, uint64_t length,
+					     uint16_t access, uint64_t iova);
 void registration_unref(struct registration *g);
 /* Registers it with the device, unless it is. */
 void registration_make(struct registration *g, struct device *d);
@@ -324,6 +345,10 @@ void rail_region_remove(struct rail_region *region, void (*done)(void *arg), voi
 /* Writes the keys of [offset, offset + length) as records of pmsg_rail. Returns their number. */
 unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint8_t *buf,
 			 unsigned max);
+/* Runs fn for each piece of the range of a region that has memory here. False: the region is not known. */
+bool rail_region_pieces(struct rails *r, dray_handle region, uint64_t offset, uint64_t length,
+			void (*fn)(void *arg, uint8_t *base, uint64_t offset, uint64_t length),
+			void *arg);
 
 /* --- paths.c --- */
 /* NULL: unknown, or down. */
@@ -355,6 +380,29 @@ void windows_free(struct rails *r);
 void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code);
 void window_handle_stage(struct rails *r, struct rdma_stage_request *request);
 
+/* --- guest.c --- */
+int guests_init(struct rails *r);
+void guests_free(struct rails *r);
+static inline bool guests_wanted(const struct rails *r)
+{
+	return r->cfg->mooncake.protocol == DRAY_CONFIG_MOONCAKE_PROTOCOL_RDMA &&
+	       *r->cfg->mooncake.listen;
+}
+/* Ends the guests of the rail. */
+void guests_rail_lost(const struct rail *rail);
+/* The device reports an error of this queue pair. False: no guest has it. */
+bool guests_queue_pair_failed(struct device *d, const struct ibv_qp *qp, const char *why);
+/* Ends the guests that have not acknowledged their last probe. */
+void guests_end_silent(struct device *d);
+bool guests_are_ending(const struct device *d);
+/* What peers are told has changed. */
+void guests_changed(struct rails *r);
+
+/* --- guest_memory.c --- */
+/* Registrations or queue pairs have ended: continues the end of ranges. */
+void guest_ranges_check(struct rails *r);
+void guest_ranges_free(struct rails *r);
+
 /* --- qp.c --- */
 /* Adds a queue pair, whose peer and id are set, to the list, and starts the job that creates it. */
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
@@ -362,7 +410,7 @@ void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_l
 /* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */
 void qp_die(struct qp *q);
 /* The verbs of a queue pair, on a job's thread. qp_create() sets sges and inline_bytes. 0 or -errno. */
-int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes);
+int qp_create(struct qp *q, struct ibv_pd *pd, struct ibv_cq *cq, uint32_t inline_bytes);
 int qp_to_init(struct qp *q, unsigned access);
 int qp_to_rtr(struct qp *q);
 int qp_to_rts(struct qp *q);

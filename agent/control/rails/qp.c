@@ -27,12 +27,12 @@
 
 static int modify(const struct qp *q, struct ibv_qp_attr *a, int mask)
 {
-	return q->peer->rails->verbs->modify_qp(q->qp, a, IBV_QP_STATE | mask);
+	return q->rail->rails->verbs->modify_qp(q->qp, a, IBV_QP_STATE | mask);
 }
 
-int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes)
+int qp_create(struct qp *q, struct ibv_pd *pd, struct ibv_cq *cq, uint32_t inline_bytes)
 {
-	const struct verbs *v = q->peer->rails->verbs;
+	const struct verbs *v = q->rail->rails->verbs;
 	const struct ibv_device_attr *limits = &q->device->attr;
 	struct ibv_qp_init_attr a = {
 		.send_cq = cq,
@@ -44,12 +44,12 @@ int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes)
 			 .max_inline_data = inline_bytes },
 		.qp_type = IBV_QPT_RC,
 	};
-	int r = v->create_qp(q->device->pd, &a, &q->qp);
+	int r = v->create_qp(pd, &a, &q->qp);
 
 	/* a device states its limit of inline data only by refusing more */
 	if ((r == -EINVAL || r == -ENOMEM) && inline_bytes) {
 		a.cap.max_inline_data = 0;
-		r = v->create_qp(q->device->pd, &a, &q->qp);
+		r = v->create_qp(pd, &a, &q->qp);
 	}
 	q->sges = a.cap.max_send_sge;
 	q->inline_bytes = dray_min(a.cap.max_inline_data, inline_bytes);
@@ -79,7 +79,7 @@ static enum ibv_mtu mtu_of(uint32_t bytes)
 
 int qp_to_rtr(struct qp *q)
 {
-	const struct dray_config *cfg = q->peer->rails->cfg;
+	const struct dray_config *cfg = q->rail->rails->cfg;
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = mtu_of(q->remote.mtu),
@@ -104,12 +104,12 @@ int qp_to_rtr(struct qp *q)
 
 int qp_to_rts(struct qp *q)
 {
-	const struct dray_config *cfg = q->peer->rails->cfg;
+	const struct dray_config *cfg = q->rail->rails->cfg;
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = q->psn & QP_PSN_MASK,
 		.max_rd_atomic = (uint8_t)q->reads,
-		.retry_cnt = (uint8_t)cfg->rdma.retry_count,
+		.retry_cnt = q->retries,
 		.rnr_retry = RNR_RETRY,
 	};
 
@@ -231,7 +231,7 @@ static void make_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 
-	q->error = qp_create(q, q->device->serve_cq, 0);
+	q->error = qp_create(q, q->device->pd, q->device->serve_cq, 0);
 	if (q->error == 0)
 		q->error = qp_to_init(q, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
 	if (q->error == 0)

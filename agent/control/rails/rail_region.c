@@ -221,6 +221,23 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 	return n;
 }
 
+bool rail_region_pieces(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
+			void (*fn)(void *arg, uint8_t *base, uint64_t offset, uint64_t length),
+			void *arg)
+{
+	const struct rail_region *region = region_get(r, handle);
+
+	for (uint32_t i = 0; region && i < region->n; i++) {
+		const struct part *p = &region->parts[i];
+		uint64_t from = dray_max(offset, p->offset);
+		uint64_t to = dray_min(offset + length, p->offset + p->length);
+
+		if (from < to)
+			fn(arg, p->base + (from - p->offset), from - offset, to - from);
+	}
+	return region;
+}
+
 static void tell_importer(void *arg, const struct grant_view *g)
 {
 	struct rail_region *region = arg;

@@ -74,6 +74,7 @@ static void lose_queue_pairs(const struct rail *rail)
 			if (q->rail == rail)
 				qp_die(q);
 	}
+	guests_rail_lost(rail);
 }
 
 static void rail_actions(struct rail *rail, unsigned actions)
@@ -121,6 +122,7 @@ void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
 			 rail->reason, rail->device_name, rail->port);
 	rail_actions(rail, s.actions);
 	rail_regions_decide(rail->rails);
+	guests_changed(rail->rails);
 }
 
 struct rail *rail_find(struct rails *r, const char *device, uint32_t port)
@@ -270,6 +272,7 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 	/* routes may have changed */
 	paths_refresh(r);
 	rail_regions_decide(r);
+	guests_changed(r);
 }
 
 int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
@@ -337,9 +340,13 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->renewals);
 	dray_list_init(&r->windows);
+	dray_list_init(&r->guests.v);
+	dray_list_init(&r->guests.ranges);
 	dray_handles_init(&r->qps, DRAY_HANDLES_MAX, 0);
 	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, UINT64_MAX, 1000, on_timer,
 			      r);
+	if (e >= 0)
+		e = guests_init(r);
 	if (e >= 0)
 		e = jobs_new(&r->slow, deps->event, "dray-verbs", 0);
 	if (e >= 0)
@@ -364,11 +371,14 @@ struct rails *rails_free(struct rails *r)
 	ended &= jobs_free(r->connector);
 	ended &= jobs_free(r->slow);
 	sd_event_source_disable_unref(r->timer);
+	sd_event_source_disable_unref(r->guests.timer);
 	/* a job that hangs in the kernel keeps the memory that it may use until the process ends */
 	if (!ended)
 		return NULL;
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		rail_peer_free(peer);
+	guests_free(r);
+	guest_ranges_free(r);
 	rail_regions_free(r);
 	registrations_free(r);
 	windows_free(r);
@@ -508,4 +518,7 @@ void rails_metrics(const struct rails *r, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_REGISTRATION_FAILURES_TOTAL] = r->registration_failures;
 	v[DRAY_METRIC_FALLBACKS_TOTAL] = r->fallbacks_total;
 	v[DRAY_METRIC_GPU_WINDOW_BYTES] = r->window_bytes;
+	v[DRAY_METRIC_MOONCAKE_QUEUE_PAIRS] = r->guests.totals.queue_pairs;
+	v[DRAY_METRIC_MOONCAKE_QUEUE_PAIRS_REFUSED_TOTAL] = r->guests.totals.refused;
+	v[DRAY_METRIC_MOONCAKE_QUEUE_PAIRS_LOST_TOTAL] = r->guests.totals.lost;
 }

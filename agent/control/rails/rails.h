@@ -9,7 +9,9 @@
 #include <systemd/sd-event.h>
 
 #include "agent/data/data.h"
+#include "agent/model/keys.h"
 #include "agent/model/view.h"
+#include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"
@@ -36,6 +38,8 @@ struct rails_deps {
 	/* A rail has changed its state. */
 	void (*changed)(void *arg, const char *device, uint32_t port, const char *before,
 			const char *after, const char *why);
+	/* What rails_guest_ready() and the calls after it return may have changed. */
+	void (*guests_changed)(void *arg);
 	void *arg;
 };
 
@@ -96,6 +100,69 @@ void rails_peer_window(struct rails *r, dray_handle peer, const struct pmsg_wind
 /* The peer requests a copy between its window here and a grant. */
 void rails_peer_stage(struct rails *r, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
+
+/*
+ * Guests: engines that speak Mooncake's protocol, which have no control connection. Their queue pairs and the ranges that owners
+ * exported to them are in a protection domain of their own. Without mooncake.protocol rdma there are none.
+ */
+
+/* The range was exported to guests: registers it for them until rails_guest_range_end(). */
+void rails_guest_range_add(struct rails *r, const struct grant_view *grant);
+/* Deregisters the range, then grant_fenced(), possibly inside the call. */
+void rails_guest_range_end(struct rails *r, dray_handle grant);
+
+/* No device is being opened, and no range is being registered. */
+bool rails_guest_ready(const struct rails *r);
+/* Another number after each change of what the two following calls return. */
+uint64_t rails_guest_changes(const struct rails *r);
+
+struct rails_guest_device {
+	const char *name;
+	uint16_t lid;
+	struct in6_addr gid;
+};
+/* The devices that guests may use. Returns their number. */
+unsigned rails_guest_devices(const struct rails *r, struct rails_guest_device ret[RAILS_MAX]);
+/* Runs fn for each piece of the ranges that all these devices have registered, with its key for each device. */
+void rails_guest_buffers(const struct rails *r,
+			 void (*fn)(void *arg, uint64_t address, uint64_t length,
+				    const uint32_t *keys, unsigned n),
+			 void *arg);
+
+#define RAILS_GUEST_PATH 256
+/* Queue pairs of one request: the most that its engines make. */
+#define RAILS_GUEST_QUEUE_PAIRS 255
+
+struct rails_guest_request {
+	struct dray_addr from;
+	char path[RAILS_GUEST_PATH]; /* the guest's name of its end: a request by this name replaces the one before */
+	char device[ND_DEVICE_NAME_MAX]; /* ours */
+	uint16_t lid;
+	struct in6_addr gid;
+	unsigned n;
+	uint32_t qpn[RAILS_GUEST_QUEUE_PAIRS]; /* the guest's */
+};
+
+struct rails_guest_reply {
+	const char *refused; /* NULL: not refused */
+	struct rails_guest_device device;
+	unsigned n;
+	const uint32_t *qpn; /* ours */
+};
+
+/* Makes queue pairs for the guest, then done(), possibly inside the call. Returns a number for rails_guest_forget(), or 0. */
+uint64_t rails_guest_connect(struct rails *r, const struct rails_guest_request *request,
+			     void (*done)(void *arg, const struct rails_guest_reply *reply),
+			     void *arg);
+/* The guest does not wait any more: done() does not run, and the queue pairs are destroyed. */
+void rails_guest_forget(struct rails *r, uint64_t id);
+/* Destroys the queue pairs of all guests but those to keep. */
+void rails_guests_end(struct rails *r, bool (*keep)(void *arg, const struct dray_addr *from),
+		      void *arg, const char *why);
+
+struct rails_guest_totals {
+	uint64_t queue_pairs, refused, lost;
+};
 
 /* Fills the fields from rail on for the port that record->device and ->port name, unless no rail uses it. */
 void rails_describe(struct rails *r, struct dray_dbus_rail *record);

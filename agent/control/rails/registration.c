@@ -71,12 +71,13 @@ static void explain(const struct registration *g, const struct device *d, int er
 
 static unsigned verbs_access(const struct registration *g)
 {
+	bool local = g->use == REGISTRATION_LOCAL;
 	unsigned a = 0;
 
-	if (g->access & DMSG_ACCESS_READ && !g->local)
+	if (g->access & DMSG_ACCESS_READ && !local)
 		a |= IBV_ACCESS_REMOTE_READ;
 	if (g->access & DMSG_ACCESS_WRITE)
-		a |= IBV_ACCESS_LOCAL_WRITE | (g->local ? 0 : IBV_ACCESS_REMOTE_WRITE);
+		a |= IBV_ACCESS_LOCAL_WRITE | (local ? 0 : IBV_ACCESS_REMOTE_WRITE);
 	if (g->rails->cfg->rdma.relaxed_ordering)
 		a |= IBV_ACCESS_RELAXED_ORDERING;
 	return a;
@@ -86,22 +87,24 @@ static void make_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 	const struct registration *g = m->registration;
-	int r = 0;
+	const struct device *d = m->device;
+	struct ibv_pd *pd = g->use == REGISTRATION_FOR_GUESTS ? d->guest_pd : d->pd;
+	int r = pd ? 0 : -ENODEV;
 
 	for (; m->n_made < m->n && r == 0; m->n_made += r == 0) {
 		uint64_t at = m->n_made * m->slice;
 
-		if (atomic_load(&m->device->hurry))
+		if (atomic_load(&d->hurry))
 			r = -ECANCELED;
 		else
-			r = g->rails->verbs->reg_mr(m->device->pd, g->base + at, g->dmabuf.fd,
+			r = g->rails->verbs->reg_mr(pd, g->base + at, g->dmabuf.fd,
 						    g->dmabuf.offset + at,
 						    dray_min(m->slice, g->length - at),
 						    g->iova + at, verbs_access(g),
 						    &m->v[m->n_made]);
 	}
 	if (r < 0)
-		explain(g, m->device, r, m->why);
+		explain(g, d, r, m->why);
 }
 
 /* If a deregistration fails, the kernel releases the memory region with the context. */
@@ -133,6 +136,7 @@ static void drop_done(struct dray_job *j)
 	d->jobs--;
 	d->mrs--;
 	registration_check(g);
+	guest_ranges_check(r);
 	rail_regions_check(r);
 	device_check(d);
 }
@@ -174,6 +178,8 @@ static void make_done(struct dray_job *j)
 		mrs_drop(m);
 		return;
 	}
+	if (g->use == REGISTRATION_FOR_GUESTS)
+		guests_changed(r);
 	rail_regions_publish(r, g);
 	rail_regions_decide(r);
 	device_check(m->device);
@@ -231,33 +237,54 @@ void registrations_device_down(struct device *d)
 				mrs_drop(m);
 }
 
+/* like: its fields. NULL: no memory. */
+static struct registration *registration_new(struct rails *r, const struct registration *like)
+{
+	struct registration *g = malloc(sizeof(*g));
+
+	if (!g)
+		return NULL;
+	*g = *like;
+	g->rails = r;
+	g->refs = 1;
+	dray_list_init(&g->mrs);
+	dray_list_init(&g->link);
+	dray_list_add(&r->registrations, &g->link);
+	return g;
+}
+
 struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
 				      uint16_t access, const struct region_dmabuf *dmabuf,
 				      bool local)
 {
-	struct registration *g;
+	enum registration_use use = local ? REGISTRATION_LOCAL : REGISTRATION_FOR_PEERS;
 
 	dray_list_for_each(&r->registrations, it, struct registration, link)
 		if (it->refs && !dmabuf && it->dmabuf.fd < 0 && it->access == access &&
-		    it->local == local && base >= it->base &&
-		    base + length <= it->base + it->length) {
+		    it->use == use && base >= it->base && base + length <= it->base + it->length) {
 			it->refs++;
 			return it;
 		}
-	g = calloc(1, sizeof(*g));
-	if (!g)
-		return NULL;
-	g->rails = r;
-	g->base = base;
-	g->iova = (uintptr_t)base;
-	g->length = length;
-	g->access = access;
-	g->local = local;
-	g->dmabuf = dmabuf ? *dmabuf : (struct region_dmabuf){ -1, 0 };
-	g->refs = 1;
-	dray_list_init(&g->mrs);
-	dray_list_add(&r->registrations, &g->link);
-	return g;
+	return registration_new(r, &(struct registration){
+					   .base = base,
+					   .length = length,
+					   .iova = (uintptr_t)base,
+					   .dmabuf = dmabuf ? *dmabuf :
+							      (struct region_dmabuf){ -1, 0 },
+					   .access = access,
+					   .use = use,
+				   });
+}
+
+struct registration *registration_for_guests(struct rails *r, uint8_t *base, uint64_t length,
+					     uint16_t access, uint64_t iova)
+{
+	return registration_new(r, &(struct registration){ .base = base,
+							   .length = length,
+							   .iova = iova,
+							   .dmabuf = { -1, 0 },
+							   .access = access,
+							   .use = REGISTRATION_FOR_GUESTS });
 }
 
 void registration_unref(struct registration *g)

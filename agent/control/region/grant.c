@@ -104,11 +104,13 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 		return;
 	g->ending = true;
 	g->regions->mooncake_changes += g->view.peer == MOONCAKE_PEER;
-	/* Mooncake's engines acknowledge nothing: they reach the range by the workers alone */
-	fence = fence && g->view.peer != MOONCAKE_PEER;
+	/* Mooncake's engines acknowledge nothing: they reach the range by the workers, or by keys that end here */
+	fence = fence && (g->view.peer != MOONCAKE_PEER || g->exposed);
 	g->fenced = !fence;
 	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, code, urgent, handle_dropped, g);
-	if (fence)
+	if (fence && g->view.peer == MOONCAKE_PEER)
+		r->deps.up->mooncake_ended(*r->deps.rails, g->view.o.handle);
+	else if (fence)
 		r->deps.up->fence(*r->deps.peers, g->view.peer, g->view.o.handle, code);
 }
 
@@ -166,6 +168,10 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
 	r->mooncake_changes += peer == MOONCAKE_PEER;
 	pool_publish(r->deps.pool, &g->view.o);
+	if (peer == MOONCAKE_PEER && r->mooncake_rdma) {
+		g->exposed = true;
+		r->deps.up->mooncake_added(*r->deps.rails, &g->view);
+	}
 	return g;
 }
 
@@ -275,7 +281,8 @@ void grants_with_keys(struct regions *r, dray_handle region,
 	struct grant *g;
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (g->exposed && !g->fenced && g->view.region == region)
+		if (g->exposed && !g->fenced && g->view.region == region &&
+		    g->view.peer != MOONCAKE_PEER)
 			fn(arg, &g->view);
 }
 

@@ -39,6 +39,7 @@ struct regions {
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
 	uint32_t mooncake_max; /* exports with an address for Mooncake; 0: it is off */
+	bool mooncake_rdma;    /* their engines reach them by queue pairs */
 	uint64_t mooncake_changes;
 };
 

@@ -84,9 +84,10 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 	return 0;
 }
 
-void regions_mooncake_open(struct regions *r, uint32_t max)
+void regions_mooncake_open(struct regions *r, uint32_t max, bool rdma)
 {
 	r->mooncake_max = max;
+	r->mooncake_rdma = rdma;
 }
 
 uint64_t regions_mooncake_changes(const struct regions *r)

@@ -54,6 +54,13 @@ struct regions_upcalls {
 	 */
 	bool (*revoked)(struct rails *rails, dray_handle region, void (*done)(void *arg),
 			void *done_arg);
+	/*
+	 * Over RDMA (regions_mooncake_open()): a range was exported to Mooncake's engines. Register it for them; ends by
+	 * mooncake_ended.
+	 */
+	void (*mooncake_added)(struct rails *rails, const struct grant_view *grant);
+	/* The range ends. Deregister it; ends by grant_fenced() with MOONCAKE_PEER, possibly inside the call. */
+	void (*mooncake_ended)(struct rails *rails, dray_handle grant);
 	/* A lease has ended, and no holder can access its ranges any more. The session may be gone. */
 	void (*lease_ended)(struct sessions *sessions, dray_handle session,
 			    const struct dmsg_lease_ended *m);
@@ -266,8 +273,8 @@ dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant)
 
 uint32_t grants_count(struct regions *r, dray_handle peer);
 
-/* From now on ranges may be exported to Mooncake's engines, at most so many at once. */
-void regions_mooncake_open(struct regions *r, uint32_t max);
+/* From now on ranges may be exported to Mooncake's engines, at most so many at once. rdma: they are reached by queue pairs. */
+void regions_mooncake_open(struct regions *r, uint32_t max, bool rdma);
 /* Runs fn for each range that is exported to Mooncake's engines now. */
 void regions_mooncake_each(struct regions *r, void (*fn)(void *arg, const struct grant_view *grant),
 			   void *arg);
