@@ -13,6 +13,7 @@
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
@@ -193,6 +194,7 @@ bool agent_deinit(struct agent *a)
 		log_error("agent", "a worker does not end; the process exits without it");
 		return false;
 	}
+	a->mooncake_client = mooncake_client_free(a->mooncake_client);
 	a->rails = rails_free(a->rails);
 	if (!gpus_free(a->gpus))
 		log_warning(

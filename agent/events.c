@@ -7,6 +7,7 @@
 
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/store_log.h"
@@ -49,6 +50,14 @@ static void handle_store_report(struct agent *a, struct store_report *r)
 		log_dropped("store", r->session, dropped);
 	}
 	free(r);
+}
+
+static void agent_mooncake_message(struct agent *a, const struct transport_message *m)
+{
+	if (m->type == MOONCAKE_CLOSED)
+		mooncake_server_message(a->mooncake, m);
+	else
+		mooncake_client_message(a->mooncake_client, m);
 }
 
 static void handle_event(struct agent *a, unsigned worker, struct event *ev)
@@ -120,7 +129,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)
 			gpus_message(a->gpus, worker, &ev->message);
 		else if (ev->message.transport == TRANSPORT_MOONCAKE)
-			mooncake_server_message(a->mooncake, &ev->message);
+			agent_mooncake_message(a, &ev->message);
 		else
 			rails_handle_message(a->rails, worker, &ev->message);
 		break;

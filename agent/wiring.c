@@ -10,6 +10,7 @@
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/peer/fsm.h"
 #include "agent/control/placement.h"
@@ -267,6 +268,15 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 				  reterr);
 	if (ret < 0)
 		return ret;
+	ret = mooncake_client_new(&a->mooncake_client,
+				  &(struct mooncake_client_deps){ .event = a->event,
+								  .cfg = cfg,
+								  .pool = &a->pool,
+								  .lost = sessions_engine_lost,
+								  .sessions = &a->sessions },
+				  reterr);
+	if (ret < 0)
+		return ret;
 	ret = agent_placement_start(a, reterr);
 	if (ret < 0)
 		return ret;
@@ -278,6 +288,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .regions = a->regions,
 						    .peers = a->peers,
 						    .mailboxes = a->mailboxes,
+						    .mooncake = a->mooncake_client,
 						    .gpus = a->gpus,
 						    .hints = a->hints,
 						    .segments = a->segments,

@@ -766,7 +766,7 @@ struct dray_token {
 	uint64_t epoch;                 /* exporter only; the session that made it */
 	uint32_t length;                /* of the binary form */
 	uint8_t data[DRAY_TOKEN_MAX];   /* binary form */
-	char text[DRAY_TOKEN_TEXT_MAX]; /* text form: "dray1:..." */
+	char text[DRAY_TOKEN_TEXT_MAX]; /* text form: "dray1:...", or "mooncake://HOST:PORT" */
 };
 
 /*
@@ -824,6 +824,7 @@ DRAY_API int dray_region_revoke(struct dray *d, dray_region region, const struct
 
 /*
  * Parses the text form of a token, a terminated string. It checks only the form. Needs no handle.
+ * mooncake://HOST:PORT is the token of a segment of an engine that has Mooncake linked in.
  *
  * Errors:
  * -DRAY_E_TOKEN_INVALID: this is not a token.
@@ -845,6 +846,10 @@ DRAY_API int dray_token_from_bytes(const void *bytes, size_t length, struct dray
  * to reach the owner's agent. With 0 the agent tries for 10 s, but an address that refuses the
  * connection, which is usual after the owner's end, fails at once; a caller that waits for an owner
  * to start gives a limit.
+ *
+ * The remote of a token mooncake://HOST:PORT has all registered memory of that engine: its offsets are
+ * the engine's addresses, and operations must lie in buffers that the engine had registered when it was
+ * imported. The agent tries such an engine once. It needs mooncake.import and mooncake.allow.
  *
  * Blocks: for up to timeout_ms plus request_ms.
  *

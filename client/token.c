@@ -6,6 +6,8 @@
 
 #define PREFIX "dray1:"
 #define PREFIX_N (sizeof(PREFIX) - 1)
+#define SCHEME "mooncake://"
+#define SCHEME_N (sizeof(SCHEME) - 1)
 
 /* Characters of base64url (RFC 4648 section 5) without padding for n bytes. */
 #define TEXT_LENGTH(n) (((n)*4 + 2) / 3)
@@ -59,6 +61,13 @@ int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *r
 		return -DRAY_E_TOKEN_INVALID;
 	*ret = (struct dray_token){ .length = (uint32_t)length };
 	memcpy(ret->data, bytes, length);
+	/* the name of a segment of Mooncake is text in both forms */
+	if (length >= SCHEME_N && !memcmp(bytes, SCHEME, SCHEME_N)) {
+		if (memchr(bytes, 0, length))
+			return -DRAY_E_TOKEN_INVALID;
+		memcpy(ret->text, bytes, length);
+		return 0;
+	}
 	memcpy(ret->text, PREFIX, PREFIX_N);
 	encode(ret->data, length, ret->text + PREFIX_N);
 	return 0;
@@ -68,6 +77,8 @@ int dray_token_parse(const char *text, struct dray_token *ret)
 {
 	uint8_t data[DRAY_TOKEN_MAX];
 
+	if (text && !strncmp(text, SCHEME, SCHEME_N))
+		return dray_token_from_bytes(text, strlen(text), ret);
 	if (!text || strncmp(text, PREFIX, PREFIX_N) != 0)
 		return -DRAY_E_TOKEN_INVALID;
 	return dray_token_from_bytes(data, decode(text + PREFIX_N, data), ret);

@@ -26,6 +26,7 @@ struct detect;
 struct exchange;
 struct gpus;
 struct hints;
+struct mooncake_client;
 struct mooncake_server;
 struct health;
 struct http;
@@ -87,11 +88,12 @@ struct agent {
 	struct peers *peers;
 	struct mailboxes *mailboxes;
 	struct sessions *sessions;
-	struct store *store;              /* NULL: there is none */
-	struct exchange *exchange;        /* NULL: likewise */
-	struct mooncake_server *mooncake; /* NULL: likewise */
-	const char *disk_state;           /* of its disk tier; NULL: it has never changed */
-	struct bus_server *bus;           /* NULL: not listening */
+	struct store *store;                     /* NULL: there is none */
+	struct exchange *exchange;               /* NULL: likewise */
+	struct mooncake_server *mooncake;        /* NULL: likewise */
+	struct mooncake_client *mooncake_client; /* NULL: without mooncake.import */
+	const char *disk_state;                  /* of its disk tier; NULL: it has never changed */
+	struct bus_server *bus;                  /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager */

@@ -7,6 +7,7 @@
 
 #include "agent/config/words.h"
 #include "agent/control/agent.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/placement.h"
 #include "agent/process/service_manager.h"
@@ -32,6 +33,7 @@ struct data_config agent_data_config(const struct agent *a)
 		.slow_ns = cfg->transfer.slow,
 		.mooncake_stall_ns = cfg->mooncake.stall_timeout,
 		.mooncake_idle_ns = cfg->mooncake.idle_timeout,
+		.mooncake_streams = (uint32_t)cfg->mooncake.engine_streams,
 		.report_all = cfg->log.transfers,
 		.report_batches = cfg->store.log == DRAY_CONFIG_STORE_LOG_BATCH,
 		.poll_time_ns = agent_poll_time(a, NULL, 0),
@@ -104,6 +106,7 @@ static void apply(struct agent *a, const struct config_changes *c)
 			"out of memory: not every segment of ready.require is connected; reload again");
 	budgets_configure(&a->owners->budgets, &a->config->v);
 	mooncake_server_reload(a->mooncake);
+	mooncake_client_reload(a->mooncake_client);
 	agent_placement_reload(a);
 	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)

@@ -12,7 +12,7 @@
 #include "schema/gen/errors.h"
 #include "schema/gen/metrics.h"
 
-#define DATA_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
+#define DATA_TRANSPORTS (DMSG_TRANSPORT_MOONCAKE + 1)
 #define DATA_CLASSES (DMSG_CLASS_LATENCY + 1)
 
 /* In raw units, by the bounds of the metric family; the last bucket has no bound. */

@@ -31,6 +31,7 @@ struct data_config {
 	int64_t poll_time_ns;
 	int64_t slow_ns; /* longer transfers are logged; 0: none */
 	int64_t mooncake_stall_ns, mooncake_idle_ns;
+	uint32_t mooncake_streams; /* for class bulk */
 	bool report_all;
 	bool report_batches; /* of the store */
 };

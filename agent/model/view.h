@@ -11,6 +11,7 @@
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 
+struct mooncake_buffers;
 struct ranges;
 
 enum object_kind {
@@ -71,6 +72,8 @@ struct remote_view {
 	uint64_t grant;
 	struct ranges *ranges;          /* of a lease: what may be accessed; NULL: everything */
 	char label[DMSG_LABEL_MAX + 1]; /* of a lease, from its holder, for display */
+	/* of an engine with Mooncake, whose handle is `peer` and whose addresses are the offsets; NULL: of an agent */
+	const struct mooncake_buffers *mooncake;
 };
 
 /* The holder of grants for peers that speak Mooncake's protocol. No peer has this handle. */

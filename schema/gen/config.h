@@ -160,6 +160,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_MOONCAKE_PROTOCOL,
 	DRAY_CONFIG_KEY_MOONCAKE_QUEUE_PAIRS,
 	DRAY_CONFIG_KEY_MOONCAKE_PROBE_INTERVAL,
+	DRAY_CONFIG_KEY_MOONCAKE_IMPORT,
+	DRAY_CONFIG_KEY_MOONCAKE_ENGINE_STREAMS,
 	DRAY_CONFIG_KEY_MOONCAKE_ALLOW,
 	DRAY_CONFIG_KEY_MOONCAKE_CONNECTIONS,
 	DRAY_CONFIG_KEY_MOONCAKE_BUFFERS,
@@ -544,6 +546,17 @@ struct dray_config {
 		 * any more are destroyed.
 		 */
 		int64_t probe_interval;
+		/*
+		 * Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT.
+		 * The addresses of HOST, and those that the engine names for data connections, must
+		 * be in mooncake.allow.
+		 */
+		bool import;
+		/*
+		 * Data connections of each worker to one imported engine, for bulk transfers; there
+		 * is one more for class latency.
+		 */
+		int64_t engine_streams;
 		/*
 		 * Addresses and networks of the peers that may connect there, such as 10.0.0.7 or
 		 * 10.0.0.0/24 or 2001:db8::/64. Empty: nobody. A reload also closes the connections

@@ -27,6 +27,8 @@ const char *dmsg_handle_kind_name(unsigned int v)
 		return "lease";
 	case DMSG_HANDLE_KIND_MAILBOX:
 		return "mailbox";
+	case DMSG_HANDLE_KIND_ENGINE:
+		return "engine";
 	}
 	return "?";
 }
@@ -98,6 +100,8 @@ const char *dmsg_transport_name(unsigned int v)
 		return "rdma";
 	case DMSG_TRANSPORT_GPU:
 		return "gpu";
+	case DMSG_TRANSPORT_MOONCAKE:
+		return "mooncake";
 	}
 	return "?";
 }

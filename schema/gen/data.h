@@ -47,6 +47,10 @@ enum dmsg_handle_kind {
 	DMSG_HANDLE_KIND_PEER = 6, /* Peer; on the control interface alone. */
 	DMSG_HANDLE_KIND_LEASE = 7, /* Lease. Since 1.4. */
 	DMSG_HANDLE_KIND_MAILBOX = 8, /* Mailbox. Since 1.4. */
+	/*
+	 * Engine with Mooncake that remotes belong to; on the control interface alone. Since 1.4.
+	 */
+	DMSG_HANDLE_KIND_ENGINE = 9,
 };
 const char *dmsg_handle_kind_name(unsigned int v); /* "?" if unknown */
 
@@ -84,6 +88,8 @@ enum dmsg_transport {
 	DMSG_TRANSPORT_TCP = 2, /* TCP streams to the peer. */
 	DMSG_TRANSPORT_RDMA = 3, /* Reliable-connected queue pairs. */
 	DMSG_TRANSPORT_GPU = 4, /* Copy by a GPU between two sessions of this agent. Since 1.2. */
+	/* Mooncake's data protocol over TCP, to an engine with Mooncake. Since 1.4. */
+	DMSG_TRANSPORT_MOONCAKE = 5,
 };
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
 
@@ -937,7 +943,12 @@ int dmsg_region_revoke_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_REMOTE_IMPORT_BODY_MAX 264
 /* Request. Makes an exported range usable here. */
 struct dmsg_remote_import {
-	struct dray_blob token; /* The token, binary form. */
+	/*
+	 * The token, binary form. Or the text mooncake://HOST:PORT: a segment of an engine with
+	 * Mooncake, whose remote has the addresses of that engine as offsets; its owner is tried
+	 * once.
+	 */
+	struct dray_blob token;
 	/*
 	 * Limit in milliseconds for reaching the owner; until then failed attempts to connect are
 	 * repeated. 0: 10 s, but peer_unreachable at once if the owner's address refuses the

@@ -89,6 +89,25 @@ enum dray_metric {
 	 * by an event of the device.
 	 */
 	DRAY_METRIC_MOONCAKE_QUEUE_PAIRS_LOST_TOTAL,
+	/* Payload bytes written to imported engines of Mooncake. */
+	DRAY_METRIC_MOONCAKE_WRITTEN_BYTES_TOTAL,
+	/* Payload bytes read from imported engines of Mooncake. */
+	DRAY_METRIC_MOONCAKE_READ_BYTES_TOTAL,
+	/* Requests that imported engines of Mooncake carried out. */
+	DRAY_METRIC_MOONCAKE_CALLS_TOTAL,
+	/* Requests that imported engines of Mooncake refused. */
+	DRAY_METRIC_MOONCAKE_CALLS_REFUSED_TOTAL,
+	DRAY_METRIC_MOONCAKE_STREAMS, /* Open data connections to imported engines of Mooncake. */
+	/*
+	 * Data connections to imported engines of Mooncake that broke, stalled or could not be
+	 * opened.
+	 */
+	DRAY_METRIC_MOONCAKE_STREAMS_LOST_TOTAL,
+	DRAY_METRIC_MOONCAKE_IMPORTS_TOTAL, /* Segments of Mooncake's engines that were imported. */
+	/* Imports of segments of Mooncake's engines that failed. */
+	DRAY_METRIC_MOONCAKE_IMPORTS_FAILED_TOTAL,
+	/* Engines of Mooncake that remotes of this agent belong to. */
+	DRAY_METRIC_MOONCAKE_ENGINES,
 	DRAY_METRIC_RDMA_SENT_BYTES_TOTAL, /* Payload bytes written over queue pairs. */
 	DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL, /* Payload bytes read over queue pairs. */
 	DRAY_METRIC_RDMA_QUEUE_PAIRS, /* Queue pairs that may post. */

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine with Mooncake linked in, for tests of the agent as its target: it does what each line of JSON on its input says, and
-answers with a line."""
+"""An engine with Mooncake linked in, for tests of the agent as its target and as its initiator: it does what each line of JSON on its
+input says, and answers with a line."""
 
 import ctypes
 import hashlib
@@ -36,6 +36,9 @@ CALLS = {
     "write_one": lambda target, remote, offset, n: engine.transfer_sync_write(target, base + offset, remote, n),
     "read_one": lambda target, remote, offset, n: engine.transfer_sync_read(target, base + offset, remote, n),
     "probe": lambda target: engine.send_probe(target),
+    "where": lambda: [engine.get_rpc_port(), base],
+    "register": lambda offset, n: engine.register_memory(base + offset, n),
+    "unregister": lambda offset: engine.unregister_memory(base + offset),
 }
 print(json.dumps("ready"), file=out, flush=True)
 for line in sys.stdin:

@@ -15,6 +15,7 @@
 
 #include "agent/control/bus/bus.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/peer/check.h"
 #include "agent/control/status/health.h"
@@ -572,6 +573,16 @@ uint64_t hints_count(const struct hints *h)
 uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner)
 {
 	return 0;
+}
+
+void mooncake_client_each(struct mooncake_client *c,
+			  void (*fn)(void *arg, const struct dray_dbus_peer *peer), void *arg)
+{
+}
+
+struct mooncake_client_totals mooncake_client_totals(const struct mooncake_client *c)
+{
+	return (struct mooncake_client_totals){ 0 };
 }
 
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),

@@ -436,7 +436,7 @@ static const char *check_dmsg_remote_import_reply(const void *body, size_t len)
 		return "length";
 	if (m.access != UINT16_C(0x3))
 		return "access";
-	if (m.transport != UINT16_C(0x4))
+	if (m.transport != UINT16_C(0x5))
 		return "transport";
 	return NULL;
 }
@@ -447,7 +447,7 @@ static int encode_dmsg_remote_import_reply(void *buf, size_t cap)
 		.remote = UINT64_C(0x322b241d160f0801),
 		.length = UINT64_C(0x4f48413a332c251e),
 		.access = UINT16_C(0x3),
-		.transport = UINT16_C(0x4),
+		.transport = UINT16_C(0x5),
 	};
 
 	return dmsg_remote_import_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -588,7 +588,7 @@ static const char *check_dmsg_transfer_done(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.transport != UINT16_C(0x4))
+	if (m.transport != UINT16_C(0x5))
 		return "transport";
 	if (m.bytes != UINT64_C(0x89827b746d665f58))
 		return "bytes";
@@ -603,7 +603,7 @@ static int encode_dmsg_transfer_done(void *buf, size_t cap)
 {
 	const struct dmsg_transfer_done m = {
 		.status = UINT32_C(0x160f0801),
-		.transport = UINT16_C(0x4),
+		.transport = UINT16_C(0x5),
 		.bytes = UINT64_C(0x89827b746d665f58),
 		.duration_ns = UINT64_C(0xa69f98918a837c75),
 		.message = { "\155\145\163\163\141\147\145\040\303\274\342\234\223\040\360\237\233\222", 18 },
@@ -1147,7 +1147,7 @@ static const char *check_dmsg_lease_acquire_reply(const void *body, size_t len)
 		return "length";
 	if (m.access != UINT16_C(0x3))
 		return "access";
-	if (m.transport != UINT16_C(0x4))
+	if (m.transport != UINT16_C(0x5))
 		return "transport";
 	if (m.expiry_ms != UINT32_C(0x8a837c75))
 		return "expiry_ms";
@@ -1160,7 +1160,7 @@ static int encode_dmsg_lease_acquire_reply(void *buf, size_t cap)
 		.remote = UINT64_C(0x322b241d160f0801),
 		.length = UINT64_C(0x4f48413a332c251e),
 		.access = UINT16_C(0x3),
-		.transport = UINT16_C(0x4),
+		.transport = UINT16_C(0x5),
 		.expiry_ms = UINT32_C(0x8a837c75),
 	};
 
@@ -3548,7 +3548,7 @@ static const char *check_record_dmsg_cqe(const void *wire)
 		return "user_data";
 	if (r.status != UINT32_C(0x8a837c75))
 		return "status";
-	if (r.transport != UINT16_C(0x4))
+	if (r.transport != UINT16_C(0x5))
 		return "transport";
 	if (r.bytes != UINT64_C(0xfdf6efe8e1dad3cc))
 		return "bytes";
@@ -3562,7 +3562,7 @@ static void put_record_dmsg_cqe(void *wire)
 	const struct dmsg_cqe r = {
 		.user_data = UINT64_C(0x89827b746d665f58),
 		.status = UINT32_C(0x8a837c75),
-		.transport = UINT16_C(0x4),
+		.transport = UINT16_C(0x5),
 		.bytes = UINT64_C(0xfdf6efe8e1dad3cc),
 		.duration_ns = UINT64_C(0x1a130c05fef7f0e9),
 	};
@@ -4373,7 +4373,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x4), 0 },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x8000), 0 },
-	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0x5), 0 },
+	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0x6), 0 },
 	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[15], "transfer.direction", 0, 1, UINT64_C(0x3), DRAY_E_INVALID },
 	{ &vectors[15], "transfer.direction", 0, 1, UINT64_C(0xff), DRAY_E_INVALID },
@@ -4382,7 +4382,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[15], "transfer.flags", 2, 2, UINT64_C(0x10), DRAY_E_UNSUPPORTED },
 	{ &vectors[15], "transfer.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[15], "transfer.reserved", 84, 1, UINT64_C(0xff), 0 },
-	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0x5), 0 },
+	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0x6), 0 },
 	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[16], "transfer_done.reserved", 6, 1, UINT64_C(0xff), 0 },
 	{ &vectors[16], "transfer_done.message", 28, 1, UINT64_C(0x0), DRAY_E_INVALID },
@@ -4458,7 +4458,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[33], "lease_acquire.label", 52, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x4), 0 },
 	{ &vectors[34], "lease_acquire_reply.access", 16, 2, UINT64_C(0x8000), 0 },
-	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0x5), 0 },
+	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0x6), 0 },
 	{ &vectors[34], "lease_acquire_reply.transport", 18, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[35], "lease_renew.reserved", 12, 1, UINT64_C(0xff), 0 },
 	{ &vectors[39], "mailbox_open.reserved", 4, 1, UINT64_C(0xff), 0 },
@@ -4853,7 +4853,7 @@ const struct vector_record vector_records[] = {
 	  "\130\137\146\155\164\173\202\211\017\000\002\001\314\323\332\341\351\360\367\376\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345\321\330\337\346\355\364\373\002\356\365\374\003\013\022\031\040\050\057\066\075\104\113\122\131\105\114\123\132\141\150\157\166\142\151\160\167\176\205\214\223\177\206\215\224\233\242\251\260\234\243\252\261\270\277\306\315",
 	  check_record_dmsg_sqe, put_record_dmsg_sqe },
 	{ "dmsg_cqe", DMSG_CQE_SIZE,
-	  "\130\137\146\155\164\173\202\211\165\174\203\212\004\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\005\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
 	  check_record_dmsg_cqe, put_record_dmsg_cqe },
 	{ "dmsg_store_item", DMSG_STORE_ITEM_SIZE,
 	  "\130\137\146\155\165\174\203\212",

@@ -285,7 +285,9 @@ HANDLE_KIND_TOKEN = 5  # Token, the number for REGION_REVOKE.
 HANDLE_KIND_PEER = 6  # Peer; on the control interface alone.
 HANDLE_KIND_LEASE = 7  # Lease. Since 1.4.
 HANDLE_KIND_MAILBOX = 8  # Mailbox. Since 1.4.
-HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 7: "lease", 8: "mailbox"}
+# Engine with Mooncake that remotes belong to; on the control interface alone. Since 1.4.
+HANDLE_KIND_ENGINE = 9
+HANDLE_KIND_NAMES = {0: "none", 1: "region", 2: "remote", 3: "request", 4: "session", 5: "token", 6: "peer", 7: "lease", 8: "mailbox", 9: "engine"}
 
 KIND_MEMFD = 1  # memfd with F_SEAL_SHRINK.
 KIND_DMABUF = 2  # DMA-BUF.
@@ -307,7 +309,8 @@ TRANSPORT_LOCAL = 1  # Copy between two sessions of this agent.
 TRANSPORT_TCP = 2  # TCP streams to the peer.
 TRANSPORT_RDMA = 3  # Reliable-connected queue pairs.
 TRANSPORT_GPU = 4  # Copy by a GPU between two sessions of this agent. Since 1.2.
-TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma", 4: "gpu"}
+TRANSPORT_MOONCAKE = 5  # Mooncake's data protocol over TCP, to an engine with Mooncake. Since 1.4.
+TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma", 4: "gpu", 5: "mooncake"}
 
 GPU_PATH_NONE = 0  # No GPU memory takes part.
 GPU_PATH_WITHIN = 1  # A GPU copies inside its memory.

@@ -7,6 +7,7 @@
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/owner/owner.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
@@ -146,9 +147,17 @@ static void peer_append(void *arg, const struct dray_dbus_peer *peer)
 	DICTIONARY_APPEND(d, peer, &p);
 }
 
+static void engine_append(void *arg, const struct dray_dbus_peer *engine)
+{
+	struct dictionaries *d = arg;
+
+	DICTIONARY_APPEND(d, peer, engine);
+}
+
 LIST(list_peers)
 {
 	peers_each(d->agent->peers, peer_append, d);
+	mooncake_client_each(d->agent->mooncake_client, engine_append, d);
 }
 
 static void rail_append(struct dictionaries *d, const struct nd_device *device,

@@ -153,6 +153,18 @@ struct remote {
 	bool replies;       /* request_id is of the REMOTE_RELEASE to answer */
 	uint64_t request_id;
 	struct dray_list keys; /* that workers and work requests may use: rekey.c */
+	struct mooncake_buffers
+		*buffers; /* of an engine with Mooncake: those of the view; else NULL */
+};
+
+/* An import or acquisition that waits for the owner's answer. */
+struct pending_import {
+	struct dray_list link;
+	struct session *session;
+	uint64_t request_id;
+	bool is_lease, is_mooncake;
+	uint64_t id; /* of peer_import() or mooncake_import() */
+	char label[DMSG_LABEL_MAX + 1];
 };
 
 /* One message of a client. */
@@ -261,6 +273,25 @@ void segment_changes_sent(struct session *s);
 void session_ring_close(struct session *s);
 
 /* remote.c */
+
+/* NULL with reterr. */
+struct remote *remote_new(struct session *s, struct dray_err *reterr);
+/* For a remote that no worker knows. */
+void remote_free(struct remote *r);
+/* NULL with reterr: the session may have no more remotes, or there is no memory. Counts as a remote until it is uncounted. */
+struct pending_import *pending_import_new(struct session *s, uint64_t request_id,
+					  struct dray_err *reterr);
+/* Its place is free, or for the remote that it becomes. */
+void pending_import_uncount(struct pending_import *i);
+/* expiry_ms: of a lease. */
+void remote_reply_imported(const struct remote *r, uint64_t request_id,
+			   enum dmsg_transport transport, uint32_t expiry_ms);
+
+/* engine_remote.c: segments of engines with Mooncake. */
+bool is_engine_token(struct dray_blob token);
+int import_engine(struct session *s, uint64_t request_id, struct dray_blob token,
+		  uint32_t timeout_ms, struct dray_err *reterr);
+
 void session_remotes_close(struct session *s);
 /* A live remote of this session's group, or NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);

@@ -179,6 +179,9 @@ static int notify(const struct notification_origin *o, const struct remote *r, u
 
 	if (r->view.is_local)
 		return notify_local(o, r->view.region, &m);
+	if (r->view.mooncake)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "Mooncake's engines take no notifications of this agent");
 	w = malloc(sizeof(*w));
 	if (!w)
 		return -ENOMEM;

@@ -13,21 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/control/mooncake/client.h"
 #include "agent/control/session/internal.h"
 #include "agent/model/handle.h"
 #include "agent/model/keys.h"
 #include "agent/model/ranges.h"
 #include "schema/gen/errors.h"
-
-/* An import or acquisition that waits for the owner's answer. */
-struct pending_import {
-	struct dray_list link;
-	struct session *session;
-	uint64_t request_id;
-	bool is_lease;
-	uint64_t id; /* of peer_import() */
-	char label[DMSG_LABEL_MAX + 1];
-};
 
 static const struct sessions_deps *deps(const struct remote *r)
 {
@@ -64,7 +55,7 @@ static struct remote *find_of_peer(struct sessions *ss, dray_handle peer, uint64
 			      struct remote, index);
 }
 
-static struct remote *remote_new(struct session *s, struct dray_err *reterr)
+struct remote *remote_new(struct session *s, struct dray_err *reterr)
 {
 	struct remote *r;
 	struct object_view *o;
@@ -89,8 +80,7 @@ static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 	return r;
 }
 
-/* For a remote that no worker knows. */
-static void remote_free(struct remote *r)
+void remote_free(struct remote *r)
 {
 	struct session *s = r->session;
 
@@ -100,12 +90,12 @@ static void remote_free(struct remote *r)
 	s->n_remotes--;
 	owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
 	ranges_unref(r->view.ranges);
+	free(r->buffers);
 	remote_keys_forget(&r->keys);
 	free(r);
 }
 
-/* expiry_ms: of a lease. */
-static void reply_imported(const struct remote *r, uint64_t request_id,
+void remote_reply_imported(const struct remote *r, uint64_t request_id,
 			   enum dmsg_transport transport, uint32_t expiry_ms)
 {
 	if (r->is_lease) {
@@ -132,6 +122,8 @@ static void tell_owner(struct remote *r)
 
 	if (r->view.is_local)
 		local_remote_gone(d->regions, r->token_id, r->view.o.handle, how);
+	else if (r->view.mooncake)
+		mooncake_release(d->mooncake, r->view.peer);
 	else if (r->owner_gone)
 		return;
 	else if (r->fenced)
@@ -255,6 +247,15 @@ void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, co
 	}
 }
 
+void sessions_engine_lost(struct sessions *ss, dray_handle engine, uint32_t code, const char *why)
+{
+	struct remote *r;
+
+	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));)
+		if (r->view.mooncake && r->view.peer == engine && r->state == REMOTE_LIVE)
+			lose(r, code, why, false);
+}
+
 void sessions_peer_draining(struct sessions *ss, dray_handle peer)
 {
 	struct remote *r;
@@ -323,7 +324,7 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 		return e;
 	}
 	pool_publish(s->owner->deps.pool, &r->view.o);
-	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL, expiry_ms);
+	remote_reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL, expiry_ms);
 	return 0;
 }
 
@@ -353,12 +354,32 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	/* before the client can use the remote */
 	if (m->rails.n)
 		sessions_remote_keys(s->owner, peer, m->grant, &m->rails);
-	reply_imported(r, i->request_id, m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP,
-		       lease ? lease->expiry_ms : 0);
+	remote_reply_imported(r, i->request_id,
+			      m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP,
+			      lease ? lease->expiry_ms : 0);
 }
 
-/* Its place is free, or for the remote that it becomes. */
-static void uncount(struct pending_import *i)
+struct pending_import *pending_import_new(struct session *s, uint64_t request_id,
+					  struct dray_err *reterr)
+{
+	struct pending_import *i;
+
+	if (owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr) < 0)
+		return NULL;
+	i = calloc(1, sizeof(*i));
+	if (!i) {
+		owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for an import");
+		return NULL;
+	}
+	i->session = s;
+	i->request_id = request_id;
+	dray_list_add(&s->imports, &i->link);
+	s->n_remotes++;
+	return i;
+}
+
+void pending_import_uncount(struct pending_import *i)
 {
 	dray_list_del(&i->link);
 	i->session->n_remotes--;
@@ -369,7 +390,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 			    const struct pmsg_import_reply *m, const struct peer_lease *lease)
 {
 	struct pending_import *i = arg;
-	uncount(i);
+	pending_import_uncount(i);
 	if (err->code)
 		session_fail(i->session, i->request_id, -EIO, err);
 	else
@@ -381,31 +402,23 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		       const char *segment, uint32_t timeout_ms, const struct dray_str *label,
 		       struct dray_err *reterr)
 {
-	int e = owner_take(s->uid_owner, RESOURCE_REMOTES, 1, reterr);
 	struct peer_client client = peer_client_of(
 		s->uid_owner->tenant, (uint32_t)strlen(s->uid_owner->tenant), s->who.uid);
-	struct pending_import *i;
+	struct pending_import *i = pending_import_new(s, request_id, reterr);
+	int e;
 
-	if (e < 0)
-		return e;
-	i = calloc(1, sizeof(*i));
-	if (i) {
-		*i = (struct pending_import){ .session = s,
-					      .request_id = request_id,
-					      .is_lease = label };
-		if (label)
-			text_copy(i->label, sizeof(i->label), *label);
-		e = peer_import(s->owner->deps.peers, token, label, segment, &client,
-				timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
-	}
-	if (!i || e < 0) {
+	if (!i)
+		return -ENOSPC;
+	i->is_lease = label;
+	if (label)
+		text_copy(i->label, sizeof(i->label), *label);
+	e = peer_import(s->owner->deps.peers, token, label, segment, &client,
+			timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
+	if (e < 0) {
+		pending_import_uncount(i);
 		free(i);
-		owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
-		return i ? e : -ENOMEM;
 	}
-	dray_list_add(&s->imports, &i->link);
-	s->n_remotes++;
-	return 0;
+	return e;
 }
 
 /* The handle in a token tells whether it is of a lease. */
@@ -433,6 +446,8 @@ static int import(struct session *s, uint64_t request_id, struct dray_blob bytes
 				    "the session has %" PRIu32 " remotes, as many as "
 				    "limits.remotes_per_session allows; release some",
 				    s->n_remotes);
+	if (is_engine_token(bytes) && !label)
+		return import_engine(s, request_id, bytes, timeout_ms, reterr);
 	e = token_parse(bytes.p, bytes.n, &token, segment, reterr);
 	if (e == 0)
 		e = check_kind(&token, label, reterr);
@@ -470,8 +485,11 @@ int request_lease_acquire(struct session *s, struct request *rq, struct dray_err
 void session_remotes_close(struct session *s)
 {
 	dray_list_for_each(&s->imports, i, struct pending_import, link) {
-		peer_import_cancel(s->owner->deps.peers, i->id);
-		uncount(i);
+		if (i->is_mooncake)
+			mooncake_import_cancel(s->owner->deps.mooncake, i->id);
+		else
+			peer_import_cancel(s->owner->deps.peers, i->id);
+		pending_import_uncount(i);
 		free(i);
 	}
 	dray_list_for_each(&s->remotes, r, struct remote, link) {

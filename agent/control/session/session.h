@@ -16,6 +16,7 @@
 
 struct hints;
 struct mailboxes;
+struct mooncake_client;
 struct segments;
 struct sessions;
 
@@ -35,7 +36,8 @@ struct sessions_deps {
 	struct regions *regions;
 	struct peers *peers;
 	struct mailboxes *mailboxes;
-	struct gpus *gpus; /* NULL: none */
+	struct mooncake_client *mooncake; /* NULL: without mooncake.import */
+	struct gpus *gpus;                /* NULL: none */
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	/* Opens a pidfd of this process for a client that wants one; -errno: the client gets none. */
@@ -92,6 +94,8 @@ void sessions_remote_rekey(struct sessions *s, dray_handle peer, uint64_t grant,
 			   uint64_t request_id);
 void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
 void sessions_peer_draining(struct sessions *s, dray_handle peer);
+/* An engine with Mooncake is lost, which the remotes of some sessions belong to. */
+void sessions_engine_lost(struct sessions *s, dray_handle engine, uint32_t code, const char *why);
 void sessions_lease_ended(struct sessions *s, dray_handle session,
 			  const struct dmsg_lease_ended *m);
 void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code, bool urgent);

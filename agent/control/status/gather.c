@@ -6,6 +6,7 @@
 #include "agent/control/agent.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/owner/owner.h"
 #include "agent/control/peer/peer.h"
@@ -94,8 +95,12 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 
 static void mooncake_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
+	struct mooncake_client_totals imported = mooncake_client_totals(a->mooncake_client);
 	struct mooncake_totals t = mooncake_server_totals(a->mooncake);
 
+	v[DRAY_METRIC_MOONCAKE_IMPORTS_TOTAL] = imported.imports;
+	v[DRAY_METRIC_MOONCAKE_IMPORTS_FAILED_TOTAL] = imported.imports_failed;
+	v[DRAY_METRIC_MOONCAKE_ENGINES] = imported.engines;
 	v[DRAY_METRIC_MOONCAKE_CONNECTIONS] = t.connections;
 	v[DRAY_METRIC_MOONCAKE_CONNECTIONS_REFUSED_TOTAL] = t.connections_refused;
 	v[DRAY_METRIC_MOONCAKE_HANDSHAKES_TOTAL] = t.handshakes;

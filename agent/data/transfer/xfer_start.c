@@ -148,6 +148,10 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	if (!x->remote)
 		return -EINVAL;
 	remote = object_remote(x->remote);
+	if (remote->mooncake && spec->flags & DMSG_TRANSFER_FLAG_NOTIFY)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "Mooncake's engines take no notifications of this agent; send "
+				    "one yourself when the transfer has ended");
 	if (r->remote) {
 		x->target = r->target;
 	} else if (remote->is_local) {

@@ -18,8 +18,6 @@
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
 
-/* What a system call counts for in the budget of a turn. */
-#define CALL_COST 4096
 /*
  * Turns to wait for a buffer that is not known yet: the peer may have heard of it before this worker has read the command that
  * publishes it, and the worker reads all that its ring holds within a few turns.
@@ -231,7 +229,7 @@ static void moved(struct mooncake_conn *c, uint64_t n)
 /* The places of the next bytes of the payload, behind the first k ranges, as many as the budget allows. Returns the number of all. */
 static unsigned places(struct mooncake_conn *c, struct iovec *iov, unsigned k, int64_t budget)
 {
-	uint64_t room = (uint64_t)dray_max(budget, (int64_t)CALL_COST), bytes;
+	uint64_t room = (uint64_t)dray_max(budget, (int64_t)MOONCAKE_CALL_COST), bytes;
 	unsigned n = grant_walk_ranges(&c->at, &c->held, iov + k, MOONCAKE_IOV, &bytes);
 
 	for (unsigned i = 0; i < n; i++) {
@@ -273,7 +271,7 @@ static bool send_some(struct mooncake_conn *c, int64_t *budget)
 	if (c->state == MOONCAKE_SEND)
 		msg.msg_iovlen = places(c, iov, (unsigned)msg.msg_iovlen, *budget);
 	n = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-	*budget -= CALL_COST;
+	*budget -= MOONCAKE_CALL_COST;
 	if (n <= 0)
 		return failed(c, n, errno, &c->writable);
 	*budget -= n;
@@ -292,7 +290,7 @@ static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 	ssize_t n =
 		recv(c->fd, c->head + c->head_n, MOONCAKE_REQUEST_BYTES - c->head_n, MSG_DONTWAIT);
 
-	*budget -= CALL_COST;
+	*budget -= MOONCAKE_CALL_COST;
 	if (n <= 0)
 		return failed(c, n, errno, &c->readable);
 	if (!c->head_n) {
@@ -310,7 +308,7 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = places(c, iov, 0, *budget) };
 	ssize_t n = recvmsg(c->fd, &msg, MSG_DONTWAIT);
 
-	*budget -= CALL_COST;
+	*budget -= MOONCAKE_CALL_COST;
 	if (n <= 0)
 		return failed(c, n, errno, &c->readable);
 	*budget -= n;

@@ -21,6 +21,12 @@ static int mooncake_init(struct core *c, void **ret_state)
 	dray_list_init(&m->parked);
 	dray_list_init(&m->closed);
 	dray_list_init(&m->busy);
+	dray_list_init(&m->engines);
+	dray_list_init(&m->over);
+	for (unsigned i = 0; i < 2; i++) {
+		dray_list_init(&m->calling[i]);
+		dray_list_init(&m->pulling[i]);
+	}
 	*ret_state = m;
 	return 0;
 }
@@ -46,13 +52,10 @@ static void mooncake_deinit(struct core *c, void *state)
 	/* the objects are still there, and events no longer matter */
 	close_all(m);
 	free_closed(m);
+	mooncake_engines_deinit(m);
+	mooncake_streams_free(m);
 	mooncake_exports_deinit(&m->exports);
 	free(m);
-}
-
-static struct channel *mooncake_channel(struct core *c, void *state, const struct xfer *x)
-{
-	return NULL;
 }
 
 static bool mooncake_progress(struct core *c, void *state)
@@ -74,7 +77,8 @@ static bool mooncake_progress(struct core *c, void *state)
 		if (conn->fd >= 0 && !conn->parked && mooncake_conn_wants(conn))
 			dray_list_move(&m->ready, &conn->ready_link);
 	}
-	return !dray_list_empty(&m->ready) || !dray_list_empty(&m->parked);
+	return mooncake_engines_progress(m) || !dray_list_empty(&m->ready) ||
+	       !dray_list_empty(&m->parked);
 }
 
 static bool is_for_mooncake(const struct object_view *view)
@@ -129,16 +133,24 @@ static int64_t mooncake_tick(struct core *c, void *state)
 			else
 				mooncake_timer(m, deadline_of(conn));
 		}
+		mooncake_engines_tick(m);
 	}
 	/* closed connections have to be freed, and a step of one may have made others ready */
-	return dray_list_empty(&m->ready) && dray_list_empty(&m->closed) ? m->timer_ns : c->now_ns;
+	return dray_list_empty(&m->ready) && dray_list_empty(&m->closed) &&
+			       mooncake_engines_idle(m) ?
+		       m->timer_ns :
+		       c->now_ns;
 }
 
 static void mooncake_message(struct core *c, void *state, const struct transport_message *msg)
 {
 	struct mooncake *m = state;
 
-	if (msg->type == MOONCAKE_ADOPT)
+	if (msg->type == MOONCAKE_ENGINE_UP)
+		mooncake_engine_up(m, msg);
+	else if (msg->type == MOONCAKE_ENGINE_DOWN)
+		mooncake_engine_down(m, msg->peer);
+	else if (msg->type == MOONCAKE_ADOPT)
 		mooncake_conn_adopt(m, msg->id, (int)msg->code);
 	else if (!msg->id)
 		close_all(m);
@@ -152,8 +164,10 @@ const struct transport_ops transport_mooncake = {
 	.id = TRANSPORT_MOONCAKE,
 	.init = mooncake_init,
 	.deinit = mooncake_deinit,
-	.channel = mooncake_channel,
+	.channel = mooncake_engine_channel,
+	.kick = stage_channel_kick,
 	.progress = mooncake_progress,
+	.stop = mooncake_engine_stop,
 	.publish = mooncake_publish,
 	.drop = mooncake_drop,
 	.tick = mooncake_tick,

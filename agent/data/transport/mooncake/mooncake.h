@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport `mooncake`: one struct mooncake for each worker. It carries no transfers of this agent. It serves data connections of
- * Mooncake's engines, which the control thread has accepted, from buffers that owners exported to them. Only its own
+ * Transport `mooncake`: one struct mooncake for each worker. It carries transfers to engines with Mooncake, and serves data
+ * connections of such engines, which the control thread has accepted, from buffers that owners exported to them. Only its own
  * files and tests use more than transport_mooncake.
  *
  * Payload goes from the socket straight to its place, and from its place to the socket, by system calls that end within the turn:
  * between turns nothing accesses the memory of a request. A drop of its grant or region therefore ends it at once, by closing the
  * connection, which is also how the peer learns of it.
+ *
+ * A slice goes over one stream, as calls: requests that lie within one buffer of the engine each. The engine carries out the calls of a
+ * stream in their order, and many are in flight. An engine that knows only version 1 gets one call for each connection, because it may
+ * close the connection afterwards; its close also proves that a write is in place.
+ *
+ * Nothing proves to this side that the engine does not write any more what it has been sent. So when a stream breaks, a WRITE whose
+ * calls were sent and not answered ends with peer_lost. A READ, and what was not sent, go out again.
  *
  * As in transport tcp, callbacks of the loop only note that a socket is ready, and closed connections are freed at the start of the
  * next turn.
@@ -16,15 +23,102 @@
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/mooncake/exports.h"
 #include "agent/data/transport/mooncake/wire.h"
+#include "agent/data/transport/stage/channel.h"
 #include "agent/data/transport/stage/grant.h"
+#include "agent/model/mooncake_message.h"
 
 /* Ranges of one system call. */
 #define MOONCAKE_IOV 64
 /* Bytes of one turn, and those of one connection before the next one has its turn. */
 #define MOONCAKE_TURN_BYTES (1 << 20)
 #define MOONCAKE_STEP_BYTES (512 << 10)
+/* What a system call counts for in the budget of a turn. */
+#define MOONCAKE_CALL_COST 4096
+#define MOONCAKE_SINK 65536u
 
 extern const struct transport_ops transport_mooncake;
+
+struct mooncake;
+struct mooncake_engine;
+
+/* Calls in flight on a stream, and those of one slice. A power of two. */
+#define MOONCAKE_CALLS 1024u
+#define MOONCAKE_SLICE_CALLS SLICE_SEGS_MAX
+/* Slices in flight on a stream. */
+#define MOONCAKE_WORKS 64u
+/* Answers that one system call receives, and ranges of one. */
+#define MOONCAKE_ANSWERS 64u
+#define MOONCAKE_OUT_IOV 256u
+
+struct mooncake_channel {
+	struct stage_channel ch; /* first */
+	struct mooncake_engine *engine;
+	struct dray_list pull_link; /* on m->pulling[class] while streams may take slices */
+	struct dray_list streams;
+	uint32_t n_streams, n_open;
+	uint32_t fails; /* streams in a row that broke before an answer */
+	int64_t failing_since_ns;
+	int64_t connect_ns; /* earliest next attempt */
+};
+
+struct mooncake_engine {
+	struct mooncake *m;
+	struct peer_link *link;
+	bool with_status;
+	bool lost; /* it cannot be reached; its transfers end, and the control thread is told, in the next turn */
+	bool told;
+	struct dray_list engines_link;
+	struct mooncake_channel channels[2]; /* by class */
+	struct stage_account staged;
+};
+
+enum mooncake_stream_state {
+	MOONCAKE_CONNECTING,
+	MOONCAKE_OPEN,
+	MOONCAKE_ENDING, /* nothing more is sent; answers to what was sent still come */
+	MOONCAKE_OVER,
+};
+
+struct mooncake_call {
+	uint64_t bytes;
+	uint64_t at; /* where they begin in the slice */
+	uint8_t work;
+	bool write;
+	bool skipped; /* it will not be sent */
+	bool dead;    /* it was sent; its bytes are discarded */
+};
+
+/* A slice on a stream. */
+struct mooncake_work {
+	struct slice *slice; /* NULL: it has ended */
+	uint32_t calls;      /* not answered and not skipped; 0: the work is free */
+	uint32_t code;       /* of a call that the engine refused, or whose memory faulted */
+	int64_t limit_ns;    /* its transfer stops: when it ends at the latest; 0: it does not */
+	bool again; /* some calls were skipped; the slice is sent again when the others are answered */
+};
+
+/* calls is a ring: [head, sent) wait for answers, [sent, tail) are being sent; sent_of bytes of the first of them have been sent. */
+struct mooncake_stream {
+	struct loop_source source;
+	struct mooncake_channel *ch;
+	struct dray_list link;       /* on ch->streams, or m->over */
+	struct dray_list ready_link; /* on m->calling[class] */
+	int fd;
+	enum mooncake_stream_state state;
+	bool readable, writable, hup;
+	bool useful;  /* a call was answered since it is open */
+	bool awaited; /* counts in core.awaited */
+	int64_t moved_ns, connect_by_ns;
+	uint32_t head, sent, tail;
+	uint64_t sent_of;
+	uint64_t received_of; /* bytes of the first call's answer that have come */
+	uint32_t n_works;
+	dray_handle session; /* of all slices on it */
+	uint8_t status[MOONCAKE_STATUS_BYTES];
+	struct mooncake_work works[MOONCAKE_WORKS];
+	struct mooncake_call calls[MOONCAKE_CALLS]; /* from here on not cleared */
+	uint8_t heads[MOONCAKE_CALLS][MOONCAKE_REQUEST_BYTES];
+};
 
 struct mooncake {
 	struct core *c;
@@ -34,6 +128,12 @@ struct mooncake {
 	int64_t timer_ns;          /* next time that tick() has work */
 	int64_t stall_ns, idle_ns; /* of the configuration, as tick() has seen it */
 	struct iovec iov[MOONCAKE_IOV + 1];
+	struct dray_list engines;
+	struct dray_list calling[2], pulling[2]; /* streams and channels with work, by class */
+	struct dray_list over;                   /* streams to be freed */
+	struct iovec out_iov[MOONCAKE_OUT_IOV];
+	uint8_t answers[MOONCAKE_ANSWERS][MOONCAKE_STATUS_BYTES];
+	uint8_t sink[MOONCAKE_SINK];
 };
 
 enum mooncake_conn_state {
@@ -84,4 +184,40 @@ bool mooncake_conn_is_busy(const struct mooncake_conn *c);
 static inline void mooncake_timer(struct mooncake *m, int64_t when_ns)
 {
 	m->timer_ns = dray_min(m->timer_ns, when_ns);
+}
+
+/* engine.c */
+void mooncake_engine_up(struct mooncake *m, const struct transport_message *msg);
+void mooncake_engine_down(struct mooncake *m, dray_handle engine);
+void mooncake_engines_deinit(struct mooncake *m);
+/* Those that are over. */
+void mooncake_streams_free(struct mooncake *m);
+/* The operations channel(), stop() and tick(). */
+struct channel *mooncake_engine_channel(struct core *c, void *state, const struct xfer *x);
+void mooncake_engine_stop(struct core *c, void *state, struct xfer *x, bool urgent);
+void mooncake_engines_tick(struct mooncake *m);
+/* Carries out the streams' part of a turn. True: there is more to do. */
+bool mooncake_engines_progress(struct mooncake *m);
+bool mooncake_engines_idle(const struct mooncake *m);
+/* A stream could not be opened, or broke before an answer. refused: nobody listens there. */
+void mooncake_channel_failed(struct mooncake_channel *ch, bool refused);
+
+/* stream.c */
+/* Opens the streams that the channel lacks, if an attempt is allowed now. */
+void mooncake_connect(struct mooncake_channel *ch);
+/* Gives slices to streams that have room. True: the budget ended it. */
+bool mooncake_channel_pull(struct mooncake_channel *ch, int64_t *budget);
+void mooncake_stream_step(struct mooncake_stream *s, int64_t *budget);
+bool mooncake_stream_wants(const struct mooncake_stream *s);
+/* True: a slice or the stream has ended, and with it perhaps others. */
+bool mooncake_stream_tick(struct mooncake_stream *s);
+/* The stream's part of stop(). Slices that end now go to `over`. */
+void mooncake_stream_stop(struct mooncake_stream *s, const struct xfer *x, bool urgent,
+			  struct dray_list *over);
+/* Closes it without a word; it has no slices. */
+void mooncake_stream_close(struct mooncake_stream *s);
+
+static inline struct mooncake *mooncake_of(const struct mooncake_channel *ch)
+{
+	return ch->engine->m;
 }

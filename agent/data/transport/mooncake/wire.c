@@ -2,6 +2,7 @@
 #include "agent/data/transport/mooncake/wire.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "lib/wire.h"
 
@@ -24,6 +25,26 @@ int mooncake_request_get(const uint8_t p[static MOONCAKE_REQUEST_BYTES],
 		.write = operation == OPERATION_WRITE,
 		.with_status = p[OPERATION_AT] & WITH_STATUS,
 	};
+	return 0;
+}
+
+void mooncake_request_put(uint8_t p[static MOONCAKE_REQUEST_BYTES],
+			  const struct mooncake_request *rq)
+{
+	memset(p, 0, MOONCAKE_REQUEST_BYTES);
+	dray_le_put64(p, rq->length);
+	dray_le_put64(p + 8, rq->address);
+	p[OPERATION_AT] =
+		(uint8_t)((rq->write ? OPERATION_WRITE : 0) | (rq->with_status ? WITH_STATUS : 0));
+}
+
+int mooncake_status_get(const uint8_t p[static MOONCAKE_STATUS_BYTES], enum mooncake_status *ret)
+{
+	uint64_t v = dray_le_get64(p);
+
+	if (v >> 32 != STATUS_MAGIC >> 32)
+		return -EPROTO;
+	*ret = v == STATUS_MAGIC ? MOONCAKE_STATUS_OK : MOONCAKE_STATUS_REFUSED;
 	return 0;
 }
 

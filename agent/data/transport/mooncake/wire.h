@@ -24,4 +24,9 @@ enum mooncake_status { MOONCAKE_STATUS_OK, MOONCAKE_STATUS_REFUSED };
 int mooncake_request_get(const uint8_t p[static MOONCAKE_REQUEST_BYTES],
 			 struct mooncake_request *ret);
 
+void mooncake_request_put(uint8_t p[static MOONCAKE_REQUEST_BYTES],
+			  const struct mooncake_request *rq);
+
+/* 0, or -EPROTO: it is none. A status that is unknown is a refusal. */
+int mooncake_status_get(const uint8_t p[static MOONCAKE_STATUS_BYTES], enum mooncake_status *ret);
 void mooncake_status_put(uint8_t p[static MOONCAKE_STATUS_BYTES], enum mooncake_status status);

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Imports: the name of the engine, one request and one answer at its handshake, and the name that its answer has for data. Each address
+ * of the engine is tried for its share of the time; what it answers wrongly ends the import.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "agent/config/network.h"
+#include "agent/control/mooncake/client_internal.h"
+#include "agent/control/mooncake/frame.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* An engine ignores what the request says. */
+static const char asking[] = "{}";
+/* The first size of the buffer for the answer, which grows with what has come. */
+#define BODY_BYTES 16384u
+
+enum import_step { IMPORT_NAME, IMPORT_CONNECT, IMPORT_HEAD, IMPORT_BODY, IMPORT_DATA_NAME };
+
+struct mooncake_import {
+	struct mooncake_client *c;
+	uint64_t id;
+	mooncake_import_fn fn;
+	void *arg;
+	char segment[DRAY_HOST_BYTES + 8];
+	int64_t end_ns;
+	enum import_step step;
+	struct resolver_query *query;
+	sd_event_source *timer, *io;
+	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
+	unsigned n, at;      /* addresses, and those that were tried */
+	struct dray_err why; /* of the last one that failed */
+	int fd;
+	uint8_t head[MOONCAKE_FRAME_HEAD];
+	size_t head_n;
+	uint8_t *body;
+	size_t body_n, body_cap, body_size;
+	struct mooncake_descriptor d;
+};
+
+static void disconnect(struct mooncake_import *i)
+{
+	i->io = sd_event_source_disable_unref(i->io);
+	i->fd = dray_close(i->fd);
+	free(dray_take(i->body));
+	i->head_n = i->body_n = i->body_cap = 0;
+}
+
+static void import_free(struct mooncake_import *i)
+{
+	disconnect(i);
+	resolver_cancel(i->query);
+	sd_event_source_disable_unref(i->timer);
+	free(i->d.buffers);
+	dray_handles_del(&i->c->imports, i->id);
+	free(i);
+}
+
+static void fail(struct mooncake_import *i, struct dray_err err)
+{
+	mooncake_import_fn fn = i->fn;
+	void *arg = i->arg;
+
+	i->c->totals.imports_failed++;
+	log_limited(DRAY_LOG_INFO, AREA, "an import failed: %s segment=%s", err.msg, i->segment);
+	import_free(i);
+	fn(arg, &err, 0, NULL);
+}
+
+static void succeed(struct mooncake_import *i, const struct dray_addr *data)
+{
+	dray_handle engine = engine_use(i->c, data, i->d.with_status, i->segment);
+	struct mooncake_buffers *buffers = i->d.buffers;
+	mooncake_import_fn fn = i->fn;
+	void *arg = i->arg;
+
+	if (!engine) {
+		fail(i, dray_err_of(DRAY_E_QUOTA,
+				    "no memory for another engine, or too many are in use"));
+		return;
+	}
+	i->c->totals.imports++;
+	log_debug(AREA, "imported %u buffers segment=%s", buffers->n, i->segment);
+	i->d.buffers = NULL;
+	import_free(i);
+	fn(arg, &DRAY_ERR_NULL, engine, buffers);
+}
+
+static void data_named(void *arg, const struct dray_addr *addrs, unsigned n,
+		       const struct dray_err *why)
+{
+	struct mooncake_import *i = arg;
+	const struct dray_addr *first = NULL;
+
+	i->query = NULL;
+	for (unsigned k = 0; k < n && !first; k++)
+		if (networks_have(&i->c->cfg->mooncake.allow, &addrs[k]))
+			first = &addrs[k];
+	if (first)
+		succeed(i, first);
+	else if (why)
+		fail(i,
+		     dray_err_of(DRAY_E_PEER_UNREACHABLE,
+				 "the host that Mooncake's engine names for data: %s", why->msg));
+	else
+		fail(i,
+		     dray_err_of(DRAY_E_DENIED,
+				 "Mooncake's engine names %.100s for data, and mooncake.allow does "
+				 "not have its address",
+				 i->d.host));
+}
+
+static int64_t time_left(const struct mooncake_import *i)
+{
+	return dray_max(i->end_ns - dray_now().ns, (int64_t)1);
+}
+
+/* The whole answer has come. */
+static void answered(struct mooncake_import *i)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = mooncake_descriptor_read((const char *)i->body, i->body_size, &i->d, &err);
+
+	disconnect(i);
+	if (r >= 0) {
+		i->step = IMPORT_DATA_NAME;
+		r = resolver_lookup(i->c->resolver, i->d.host, i->d.port, time_left(i), data_named,
+				    i, &i->query, &err);
+	}
+	if (r < 0)
+		fail(i, err);
+}
+
+static void try_next(struct mooncake_import *i);
+
+/* This address does not do. */
+static void next_address(struct mooncake_import *i, struct dray_err why)
+{
+	i->why = why;
+	disconnect(i);
+	try_next(i);
+}
+
+static void next_after(struct mooncake_import *i, int error)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+	const struct dray_addr *a = &i->addrs[i->at - 1];
+
+	dray_addr_show(a, text, sizeof(text));
+	if (error)
+		next_address(i, dray_err_of(DRAY_E_PEER_UNREACHABLE,
+					    "Mooncake's handshake at %s: %s; start the engine",
+					    text, dray_errno_text(error)));
+	else
+		next_address(
+			i,
+			dray_err_of(
+				DRAY_E_PEER_LOST,
+				"Mooncake's handshake at %s was closed before its answer was complete",
+				text));
+}
+
+static int step_connect(struct mooncake_import *i)
+{
+	uint8_t request[MOONCAKE_FRAME_HEAD + sizeof(asking) - 1];
+	socklen_t len = sizeof(int);
+	int error = 0;
+
+	if (getsockopt(i->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error)
+		return error ? -error : -EIO;
+	mooncake_frame_put(request,
+			   &(struct mooncake_frame){ MOONCAKE_METADATA, sizeof(asking) - 1 });
+	memcpy(request + MOONCAKE_FRAME_HEAD, asking, sizeof(asking) - 1);
+	/* a socket that was just connected takes this little at once, or it is unusable */
+	if (send(i->fd, request, sizeof(request), MSG_DONTWAIT | MSG_NOSIGNAL) !=
+	    (ssize_t)sizeof(request))
+		return -EIO;
+	i->step = IMPORT_HEAD;
+	error = sd_event_source_set_io_events(i->io, EPOLLIN);
+	return error < 0 ? error : 1;
+}
+
+/* 1: go on; 0: the socket is not ready; -errno; -ENODATA: the engine has closed. */
+static int receive(struct mooncake_import *i, void *p, size_t n, size_t *ret_n)
+{
+	ssize_t got = recv(i->fd, p, n, MSG_DONTWAIT);
+
+	if (got < 0)
+		return errno == EAGAIN ? 0 : errno == EINTR ? 1 : -errno;
+	*ret_n = (size_t)got;
+	return got ? 1 : -ENODATA;
+}
+
+static int step_head(struct mooncake_import *i)
+{
+	struct mooncake_frame f;
+	size_t n = 0;
+	int r = receive(i, i->head + i->head_n, MOONCAKE_FRAME_HEAD - i->head_n, &n);
+
+	i->head_n += n;
+	if (r <= 0 || i->head_n < MOONCAKE_FRAME_HEAD)
+		return r;
+	if (mooncake_frame_get(i->head, &f) < 0 || f.type != MOONCAKE_METADATA || !f.body)
+		return -EPROTO;
+	i->body_size = (size_t)f.body;
+	i->step = IMPORT_BODY;
+	return 1;
+}
+
+/* The buffer grows with what has come, not by the length that the engine says. */
+static int step_body(struct mooncake_import *i)
+{
+	size_t n = 0;
+	int r;
+
+	if (i->body_n == i->body_cap) {
+		size_t cap = dray_min(dray_max((size_t)BODY_BYTES, 2 * i->body_cap), i->body_size);
+		uint8_t *p = realloc(i->body, cap);
+
+		if (!p)
+			return -ENOMEM;
+		i->body = p;
+		i->body_cap = cap;
+	}
+	r = receive(i, i->body + i->body_n, i->body_cap - i->body_n, &n);
+	i->body_n += n;
+	return r > 0 && i->body_n == i->body_size ? 2 : r;
+}
+
+static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	static int (*const steps[])(struct mooncake_import * i) = {
+		[IMPORT_CONNECT] = step_connect,
+		[IMPORT_HEAD] = step_head,
+		[IMPORT_BODY] = step_body,
+	};
+	struct mooncake_import *i = arg;
+	int r = 1;
+
+	/* a few steps for each event, so that an engine that sends fast does not hold up others */
+	for (unsigned k = 0; r == 1 && k < 8; k++)
+		r = steps[i->step](i);
+	if (r == 2)
+		answered(i);
+	else if (r == -EPROTO)
+		fail(i,
+		     dray_err_of(DRAY_E_PROTOCOL,
+				 "what answers at %.200s is no handshake of Mooncake", i->segment));
+	else if (r < 0)
+		next_after(i, r == -ENODATA ? 0 : -r);
+	return 0;
+}
+
+static void arm(struct mooncake_import *i, int64_t at_ns)
+{
+	sd_event_source_set_time(i->timer, (uint64_t)at_ns / 1000 + 1);
+	sd_event_source_set_enabled(i->timer, SD_EVENT_ONESHOT);
+}
+
+static int connect_to(struct mooncake_import *i, const struct dray_addr *a)
+{
+	int r;
+
+	i->fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (i->fd < 0)
+		return -errno;
+	if (connect(i->fd, &a->sa, a->len) < 0 && errno != EINPROGRESS)
+		return -errno;
+	r = sd_event_add_io(i->c->deps.event, &i->io, i->fd, EPOLLOUT, on_io, i);
+	i->step = IMPORT_CONNECT;
+	return dray_min(r, 0);
+}
+
+/* Connects to the next address that may be connected to, or ends the import. */
+static void try_next(struct mooncake_import *i)
+{
+	const struct dray_config *cfg = i->c->cfg;
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	while (i->at < i->n) {
+		const struct dray_addr *a = &i->addrs[i->at++];
+		int r;
+
+		if (!networks_have(&cfg->mooncake.allow, a)) {
+			i->why = dray_err_of(
+				DRAY_E_DENIED,
+				"mooncake.allow does not have the address of Mooncake's engine, %s",
+				dray_addr_show(a, text, sizeof(text)));
+			continue;
+		}
+		r = connect_to(i, a);
+		if (r >= 0) {
+			arm(i, dray_now().ns + time_left(i) / (int64_t)(i->n - i->at + 1));
+			return;
+		}
+		next_after(i, -r);
+		return;
+	}
+	fail(i, i->why);
+}
+
+static void named(void *arg, const struct dray_addr *addrs, unsigned n, const struct dray_err *why)
+{
+	struct mooncake_import *i = arg;
+
+	i->query = NULL;
+	if (why) {
+		fail(i, dray_err_of(DRAY_E_PEER_UNREACHABLE, "%s", why->msg));
+		return;
+	}
+	i->n = dray_min(n, (unsigned)RESOLVER_ADDRS_MAX);
+	memcpy(i->addrs, addrs, i->n * sizeof(*addrs));
+	try_next(i);
+}
+
+/* The import's time, or that of one of its addresses, is over. */
+static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct mooncake_import *i = arg;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct dray_err err;
+
+	if (i->step == IMPORT_NAME || i->step == IMPORT_DATA_NAME) {
+		fail(i, dray_err_of(DRAY_E_TIMEOUT, "no name server answered in time"));
+		return 0;
+	}
+	dray_addr_show(&i->addrs[i->at - 1], text, sizeof(text));
+	err = dray_err_of(DRAY_E_TIMEOUT, "Mooncake's handshake at %s did not answer in time",
+			  text);
+	next_address(i, err);
+	return 0;
+}
+
+static int start(struct mooncake_import *i, const char *host, unsigned port,
+		 struct dray_err *reterr)
+{
+	int r = sd_event_add_time(i->c->deps.event, &i->timer, CLOCK_MONOTONIC,
+				  (uint64_t)i->end_ns / 1000 + 1, 0, on_timer, i);
+
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for an import");
+	return resolver_lookup(i->c->resolver, host, port, time_left(i), named, i, &i->query,
+			       reterr);
+}
+
+int mooncake_import(struct mooncake_client *c, const char *segment, int64_t timeout_ns,
+		    mooncake_import_fn fn, void *arg, uint64_t *ret_id, struct dray_err *reterr)
+{
+	char host[DRAY_HOST_BYTES];
+	struct mooncake_import *i;
+	unsigned port;
+	int r;
+
+	if (!c)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			"this agent does not import segments of Mooncake's engines; set mooncake.import "
+			"and mooncake.allow");
+	if (!dray_endpoint_valid(segment) || dray_host_port_split(segment, host, &port) < 0)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
+				    "\"%.100s\" is no HOST:PORT behind " MOONCAKE_SCHEME, segment);
+	i = calloc(1, sizeof(*i));
+	if (!i || dray_handles_add(&c->imports, i, &i->id) < 0) {
+		free(i);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for an import");
+	}
+	i->c = c;
+	i->fn = fn;
+	i->arg = arg;
+	i->fd = -1;
+	i->end_ns = dray_now().ns + (timeout_ns ? timeout_ns : MOONCAKE_IMPORT_TIMEOUT_NS);
+	snprintf(i->segment, sizeof(i->segment), "%s", segment);
+	r = start(i, host, port, reterr);
+	if (r < 0) {
+		import_free(i);
+		return r;
+	}
+	*ret_id = i->id;
+	return 0;
+}
+
+void mooncake_import_cancel(struct mooncake_client *c, uint64_t id)
+{
+	struct mooncake_import *i = c ? dray_handles_get(&c->imports, id) : NULL;
+
+	if (i)
+		import_free(i);
+}
+
+void imports_check(struct mooncake_client *c)
+{
+	struct mooncake_import *i;
+
+	for (uint32_t at = 0; (i = dray_handles_next(&c->imports, &at, NULL));)
+		if (i->fd >= 0 && !networks_have(&c->cfg->mooncake.allow, &i->addrs[i->at - 1]))
+			fail(i,
+			     dray_err_of(
+				     DRAY_E_DENIED,
+				     "mooncake.allow does not have the engine's address any more"));
+}
+
+void imports_forget(struct mooncake_client *c)
+{
+	struct mooncake_import *i;
+
+	for (uint32_t at = 0; (i = dray_handles_next(&c->imports, &at, NULL));)
+		import_free(i);
+}
