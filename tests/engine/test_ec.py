@@ -19,11 +19,12 @@ def agents(lab):
         agent.stop()
 
 
-@pytest.fixture(scope="module", params=["local", "tcp"])
+@pytest.fixture(scope="module", params=["in-place", "local", "tcp"])
 def pair(request, agents):
-    """Each loads over this transport only."""
+    """Each loads over this transport only, or in place."""
     made = [Bare("e", agents[0].socket, "ec_producer"),
-            Bare("pd", agents[request.param == "tcp"].socket, "ec_consumer", transport=request.param)]
+            Bare("pd", agents[request.param == "tcp"].socket, "ec_consumer", transport="tcp" if request.param == "tcp" else "local")]
+    made[1].side.in_place = request.param == "in-place"
     yield made
     for engine in made:
         engine.idle()

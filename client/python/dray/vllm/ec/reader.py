@@ -38,6 +38,7 @@ __all__ = ["Loading", "Reader", "Source", "Want", "Wanted"]
 _logger = logging.getLogger("vllm.dray")
 _POLLS = 8  # in a step, for a short read that began in it
 _WAIT = 0.001  # seconds that a step waits for short reads before it schedules, if nothing is computed
+_SHORT = 0.01  # seconds after which the read of a request is not a short one any more
 _AGENT_SECONDS = 2.0  # for which a request waits for its own agent after the session was lost
 
 
@@ -142,10 +143,8 @@ class Reader(ABC):
             self._current = self._first_sight(request, num_computed_tokens)
         elif num_computed_tokens < self._current.passed:
             self._come_back(self._current, num_computed_tokens)
-        if not self._current.over and not self._computed and self._rest.allowed and not self._current.refused:
-            began = time.monotonic()
-            self._wait(_WAIT - self._waited, self._current)
-            self._waited += time.monotonic() - began
+        if not self._current.over and not self._current.refused and not self._computed and self._rest.allowed:
+            self._wait(self._current)
         return self._current.over and not self._current.refused
 
     def has(self, identifier: str) -> bool:
@@ -403,15 +402,17 @@ class Reader(ABC):
         self._poll(max(0.0, rest), bool(waiting))
         self._go_on()
 
-    def _wait(self, seconds: float, want: Want) -> None:
+    def _wait(self, want: Want) -> None:
         """Waits for the outputs of a request, which come sooner than the next step if they are small."""
-        ends = time.monotonic() + seconds
+        began = now = time.monotonic()
+        ends = min(began + _WAIT - self._waited, want.began + _SHORT)
         for _ in range(_POLLS):
-            left = ends - time.monotonic()
-            if left <= 0 or want.over or want.refused:
+            if now >= ends or want.over or want.refused:
                 break
-            self._poll(left, True)
+            self._poll(ends - now, True)
             self._go_on()
+            now = time.monotonic()
+        self._waited += now - began
 
     def _go_on(self) -> None:
         """Looks after all loads, and does what can be done for the requests that wait."""
