@@ -296,6 +296,25 @@ def test_outputs_that_cannot_be_stored_are_not_offered(engine, monkeypatch):
     e.idle()
 
 
+def test_a_step_waits_for_outputs_only_if_nothing_is_computed(engine):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, transport="tcp")
+    waits, wait = [], pd.side._wait
+    pd.side._wait = lambda want: (waits.append(want.request.request_id), wait(want))
+    wanted = images(1, 62)
+    pd.add("v1", wanted, encode(e, "v1", wanted), NO_PIXELS)
+    pd.step()
+    assert waits == ["v1"] and pd.run("v1")[0] == "LENGTH"
+    pd.add("text-v", [], tokens=1900)
+    pd.step()
+    waits.clear()
+    wanted = images(1, 63)
+    pd.add("v2", wanted, encode(e, "v2", wanted), NO_PIXELS)
+    assert pd.run("v2")[0] == "LENGTH" and not waits and "text-v" not in pd.answers
+    pd.abort("text-v")
+    pd.idle()
+    e.idle()
+
+
 def test_an_aborted_request_gives_the_room_back(pair):
     e, pd = pair
     wanted = images(2, 60)
