@@ -17,7 +17,7 @@
 #define BATCH_BYTES (128 << 10)
 #define BATCH_ASKED (256 << 10)
 /* How long a transfer that stops waits for the answers to its WRITEs, which would prove that the engine is done with them. */
-#define STOP_GRACE_NS (200 * DRAY_NS_PER_MS)
+#define STOP_GRACE_NS (DRAY_NS_PER_SEC / 10)
 #define LOST_DETAIL "the connection to Mooncake's engine broke; what was in flight may be in place"
 #define REFUSED_DETAIL \
 	"Mooncake's engine refused it: its memory is not registered there any more; import its segment again"
