@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bytes of engines with Mooncake linked in. The first byte chooses between a handshake, whose request arrives in pieces, and
- * the script of a data connection: raw bytes, requests that are nearly valid, payload, turns of the worker, drops of buffers and of
+ * Bytes of engines with Mooncake linked in. The first byte chooses between a handshake, whose request arrives in pieces, the JSON of
+ * a request for queue pairs, and the script of a data connection: raw bytes, requests that are nearly valid, payload, turns of the worker, drops of buffers and of
  * the region, time. Bytes outside of the buffers that may be written must not change, objects may be held only while a
  * request is carried out, a drop ends at once, and answers must be well-formed.
  */
@@ -382,11 +382,83 @@ static void handshake(struct script s)
 	dray_assert(server.totals.handshakes_refused - refused == (got == 0));
 }
 
+/* --- requests for queue pairs --------------------------------------------------------------------- */
+
+#define CONNECTION 'C'
+
+static const json_t *field(const json_t *o, const char *key)
+{
+	const json_t *v = json_object_get(o, key);
+
+	dray_assert(v);
+	return v;
+}
+
+static const char *text_field(const json_t *o, const char *key)
+{
+	const char *text = json_string_value(field(o, key));
+
+	dray_assert(text);
+	return text;
+}
+
+/* Engines stop their process if a value has another type than they expect. */
+static void check_reply(const struct rails_guest_request *want,
+			const struct rails_guest_reply *reply)
+{
+	size_t n = 0, pairs = reply->refused ? 0 : reply->n;
+	dray_auto_free char *text = connection_answer(&server, want, reply, &n);
+	json_error_t error;
+	json_t *o;
+
+	dray_assert(text);
+	o = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+	dray_assert(o && json_is_integer(field(o, "local_lid")));
+	dray_assert(!strcmp(text_field(o, "reply_msg"), reply->refused ? reply->refused : ""));
+	dray_assert(!strcmp(text_field(o, "peer_nic_path"), reply->refused ? "" : want->path));
+	dray_assert(!*text_field(o, "local_gid") == (reply->refused != NULL));
+	dray_assert(!*text_field(o, "local_nic_path") == (reply->refused != NULL));
+	dray_assert(!*text_field(o, "payload"));
+	dray_assert(json_array_size(field(o, "qp_num")) == pairs);
+	for (size_t i = 0; i < pairs; i++)
+		dray_assert(json_integer_value(json_array_get(field(o, "qp_num"), i)) ==
+			    reply->qpn[i]);
+	json_decref(o);
+}
+
+static void connection(struct script s)
+{
+	static struct rails_guest_request want;
+	size_t n = dray_min((size_t)(s.end - s.p), (size_t)MOONCAKE_CONNECTION_MAX);
+	const char *why;
+
+	if (!server.deps.event)
+		server_start();
+	memset(&want, 0xa5, sizeof(want));
+	why = connection_parse((const char *)s.p, n, server.name, &want);
+	if (!why) {
+		dray_assert(want.n && want.n <= RAILS_GUEST_QUEUE_PAIRS);
+		dray_assert(*want.path &&
+			    strnlen(want.path, sizeof(want.path)) < sizeof(want.path));
+		dray_assert(*want.device &&
+			    strnlen(want.device, sizeof(want.device)) < sizeof(want.device));
+	}
+	check_reply(&want,
+		    &(struct rails_guest_reply){
+			    .refused = why,
+			    .device = { .name = want.device, .lid = want.lid, .gid = want.gid },
+			    .n = want.n,
+			    .qpn = want.qpn });
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct script s = { data, data + size };
+	uint64_t kind = take(&s, 1);
 
-	if (take(&s, 1) & 1)
+	if (kind == CONNECTION)
+		connection(s);
+	else if (kind & 1)
 		handshake(s);
 	else
 		data_connection(s);
