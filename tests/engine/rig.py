@@ -164,7 +164,7 @@ def sure(reference, clear=CLEAR):
     return next((i for i, gap in enumerate(reference["gaps"]) if gap < clear), TOKENS)
 
 
-def with_references(engine, candidates, count):
+def with_references(engine, candidates, count, clear=CLEAR):
     """[(prompt, answer of this engine alone)] of `count` prompts whose first tokens are not a matter of rounding.
 
     Which prompts these are depends on the processor, so that there should be many candidates. Only as many as needed are tried.
@@ -173,7 +173,7 @@ def with_references(engine, candidates, count):
     for at in range(0, len(candidates), 2 * count):
         waits = [(prompt, engine.start(prompt, TOKENS, logprobs=2)) for prompt in candidates[at:at + 2 * count]]
         answers = [(prompt, w.get(timeout=LIMIT * 4)) for prompt, w in waits]
-        found += [pair for pair in answers if sure(pair[1])]
+        found += [pair for pair in answers if sure(pair[1], clear)]
         if len(found) >= count:
             return found[:count]
     raise AssertionError(f"the first tokens of {len(candidates) - len(found)} in {len(candidates)} prompts are a matter of rounding")
