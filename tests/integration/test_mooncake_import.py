@@ -86,9 +86,9 @@ class Fake:
         self.endpoint = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
         self.buffers = [(self.base, size)] if buffers is None else buffers
         self.descriptor = descriptor
-        self.serve = self.serve_request
+        self.serve, self.shake = self.serve_request, self.handshake
         self.sockets = []
-        for of, run in (self.listener, self.handshake), (self.data, self.connection):
+        for of, run in (self.listener, lambda sock: self.shake(sock)), (self.data, self.connection):
             threading.Thread(target=self.accept, args=(of, run), daemon=True).start()
 
     def describe(self):
@@ -114,6 +114,7 @@ class Fake:
         self.asked += 1
         answer = self.descriptor if self.descriptor is not None else rig.frame(rig.METADATA, json.dumps(self.describe()).encode() + b"\n")
         sock.sendall(answer)
+        sock.shutdown(socket.SHUT_WR)
         sock.recv(1)
 
     def connection(self, sock):
@@ -303,6 +304,263 @@ def test_notifications(importer):
         assert not engine.requests
 
 
+# --- the end of engines and transfers -------------------------------------------------------------
+
+def stuck(engine, release):
+    """From now on the engine begins each request and then waits for the event."""
+    serve = engine.serve
+
+    def wait(sock, op, address, n):
+        if op & 0x7F == rig.WRITE:
+            exactly(sock, min(n, 1000))
+        else:
+            sock.sendall(struct.pack("<Q", rig.OK) + bytes(min(n, 1000) - 1))
+        release.wait(LIMIT)
+        raise OSError
+
+    engine.serve = wait
+    return serve
+
+
+@pytest.mark.parametrize("klass", ["bulk", "latency"])
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_deadline(importer, direction, klass):
+    """A transfer to an engine that has stopped in the middle of a request ends with its deadline, and its memory is not touched any more."""
+    agent = importer()
+    release = threading.Event()
+    with Fake(agent, 32 * MIB) as engine, Local(agent, engine.endpoint, 32 * MIB, noise(MIB, 1)) as local:
+        stuck(engine, release)
+        transfer = local.client.transfer(direction, local.region, local.remote, [(0, engine.base, 32 * MIB)], deadline=0.5, klass=klass)
+        until(lambda: engine.requests, "a request")
+        with pytest.raises((errors.Deadline, errors.Unconfirmed)):  # the latter where the agent's answer comes later than libdray waits
+            transfer.result(LIMIT)
+        until(lambda: not agent.ctl("transfers", "--json")["transfers"], "no transfers")
+        local.view[:] = bytes(32 * MIB)
+        release.set()
+        engine.serve = engine.serve_request
+        local.client.transfer(direction, local.region, local.remote, [(0, engine.base, 4096)], klass=klass).result(LIMIT)
+        assert not any(local.view[4096:MIB])
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("how", ["cancel", "release", "remove", "close", "drain"])
+def test_ends(importer, direction, how):
+    """A cancel, the end of the remote, region or session, and a drain end a transfer whose engine has stopped, within seconds."""
+    agent = importer()
+    release = threading.Event()
+    with Fake(agent, 8 * MIB) as engine, Local(agent, engine.endpoint, 8 * MIB, noise(MIB, 1)) as local, \
+            Local(agent, engine.endpoint, 4096) as beside:
+        stuck(engine, release)
+        transfer = local.client.transfer(direction, local.region, local.remote, [(0, engine.base, 8 * MIB)])
+        until(lambda: engine.requests, "a request")
+        if how == "cancel":
+            transfer.cancel()
+            with pytest.raises(errors.Cancelled):
+                transfer.result(LIMIT)
+        elif how == "release":
+            local.remote.release()
+            with pytest.raises(errors.Cancelled):
+                transfer.result(LIMIT)
+        elif how == "remove":
+            local.region.remove()
+            with pytest.raises(errors.Error):
+                transfer.result(LIMIT)
+        elif how == "close":
+            local.client.close()
+            until(lambda: len(agent.ctl("sessions", "--json")["sessions"]) == 1, "the end of the session")
+        else:
+            agent.settings["agent.drain_timeout"] = "1s"
+            agent.ctl("drain", "--stay")
+            with pytest.raises(errors.Error):
+                beside.write([(0, engine.base, 1)]).result(LIMIT)
+            transfer.cancel()
+            with pytest.raises(errors.Cancelled):
+                transfer.result(LIMIT)
+        release.set()
+        engine.serve = engine.serve_request
+        if how != "drain":
+            beside.write([(0, engine.base, 1)]).result(LIMIT)
+        until(lambda: not agent.ctl("transfers", "--json")["transfers"], "no transfers")
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_engine_ends(importer, direction):
+    """The engine closes everything in the middle of requests: transfers end with peer_lost, and the remote is lost."""
+    agent = importer(peer__connect_timeout="500ms")
+    with Fake(agent, 8 * MIB) as engine, Local(agent, engine.endpoint, 8 * MIB, noise(MIB, 1)) as local:
+        release = threading.Event()
+        stuck(engine, release)
+        transfer = local.client.transfer(direction, local.region, local.remote, [(0, engine.base, 8 * MIB)], deadline=LIMIT)
+        until(lambda: engine.requests, "a request")
+        engine.close()
+        release.set()
+        with pytest.raises(errors.PeerLost):
+            transfer.result(LIMIT)
+        if direction == "write":
+            with pytest.raises((errors.PeerLost, errors.Deadline)):
+                local.write([(0, engine.base, 4096)], deadline=5.0).result(LIMIT)
+        until(lambda: not counter(agent, "engines"), "the end of the engine")
+        with pytest.raises(errors.PeerUnreachable):
+            local.client.import_token(f"mooncake://{engine.endpoint}")
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 100, 4103])
+def test_cut_answers(importer, n):
+    """Answers that end after n bytes: a READ is carried out over another connection."""
+    agent = importer()
+    with Fake(agent, MIB) as engine, Local(agent, engine.endpoint, 4096) as local:
+        engine.memory[:4096] = noise(4096, n)
+
+        def cut(sock, op, address, length):
+            engine.serve = engine.serve_request
+            sock.sendall((struct.pack("<Q", rig.OK) + engine.memory[:4096])[:n])
+            raise OSError
+
+        engine.serve = cut
+        local.read([(0, engine.base, 4096)]).result(LIMIT)
+        assert local.view == engine.memory[:4096] and len(engine.requests) == 2
+        engine.serve = cut
+        if n >= 8:
+            local.write([(0, engine.base, 4096)]).result(LIMIT)
+        else:
+            with pytest.raises(errors.PeerLost):
+                local.write([(0, engine.base, 4096)]).result(LIMIT)
+
+
+@pytest.mark.parametrize("status", [0, 1, 0x4D435456, 0x5643544D << 32, (1 << 64) - 1])
+def test_wrong_status(importer, status):
+    """What is no status ends the connection, and that transfer with an error."""
+    agent = importer()
+    with Fake(agent, MIB) as engine, Local(agent, engine.endpoint, 4096) as local:
+        def wrong(sock, op, address, length):
+            engine.serve = engine.serve_request
+            if op & 0x7F == rig.WRITE:
+                exactly(sock, length)
+            sock.sendall(struct.pack("<Q", status) + bytes(length))
+            sock.recv(1)
+
+        for start, error in (local.read, errors.Protocol), (local.write, errors.PeerLost):
+            engine.serve = wrong
+            with pytest.raises(error):
+                start([(0, engine.base, 4096)]).result(LIMIT)
+            start([(0, engine.base, 4096)]).result(LIMIT)
+
+
+def test_unknown_status(importer):
+    """A status with another code than those known is a refusal."""
+    agent = importer()
+    with Fake(agent, MIB) as engine, Local(agent, engine.endpoint, 4096) as local:
+        engine.serve = lambda sock, op, address, length: sock.sendall(struct.pack("<Q", 0x4D435456 << 32 | 77))
+        with pytest.raises(errors.Revoked):
+            local.read([(0, engine.base, 4096)]).result(LIMIT)
+
+
+# --- handshakes of strangers ----------------------------------------------------------------------
+
+def described(**change):
+    shown = {"name": "127.0.0.1:1", "protocol": "tcp", "tcp_data_port": 1, "tcp_proto_version": 2, "buffers": [{"name": "a", "addr": 4096, "length": 4096}]}
+    shown.update(change)
+    return rig.frame(rig.METADATA, json.dumps({k: v for k, v in shown.items() if v is not ...}).encode())
+
+
+@pytest.mark.parametrize("answer, error, match", [
+    (b"", errors.PeerLost, "before its answer"),
+    (b"\0" * 9, errors.Protocol, "no handshake"),
+    (b"\xff" * 9, errors.Protocol, "no handshake"),
+    (struct.pack("<QB", (1 << 20) + 1, 1), errors.Protocol, "no handshake"),
+    (struct.pack("<QB", 1 << 63, 1), errors.Protocol, "no handshake"),
+    (struct.pack("<QB", 1, 1), errors.Protocol, "no handshake"),
+    (struct.pack("<QB", 3, 2) + b"{}", errors.Protocol, "no handshake"),
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.Protocol, "no handshake"),
+    (struct.pack("<QB", 100, 1) + b"{", errors.PeerLost, "before its answer"),
+    (rig.frame(1, b"{"), errors.Protocol, "is not JSON"),
+    (rig.frame(1, b"[" * 100000), errors.Protocol, "is not JSON"),
+    (rig.frame(1, b'{"a":"\xff"}'), errors.Protocol, "is not JSON"),
+    (rig.frame(1, b"null\n"), errors.NotFound, "no segment yet"),
+    (rig.frame(1, b"[]"), errors.Protocol, "no protocol"),
+    (rig.frame(1, b"7"), errors.Protocol, "no protocol"),
+    (described(protocol=7), errors.Protocol, "no protocol"),
+    (described(protocol="rdma"), errors.Unsupported, "rdma"),
+    (described(protocol=["tcp", "rdma"]), errors.Protocol, "no protocol"),
+    (described(tcp_data_port=...), errors.Protocol, "no port"),
+    (described(tcp_data_port=65536), errors.Protocol, "no port"),
+    (described(tcp_data_port="80"), errors.Protocol, "no port"),
+    (described(tcp_proto_version="2"), errors.Protocol, "version"),
+    (described(name=...), errors.Protocol, "no name"),
+    (described(name=5), errors.Protocol, "no name"),
+    (described(name="a b:1"), errors.Protocol, "no host"),
+    (described(name="x" * 300 + ":1"), errors.Protocol, "no host"),
+    (described(name="0.0.0.0:1"), errors.PeerUnreachable, "cannot reach"),
+    (described(name="10.1.2.3:1"), errors.Denied, "mooncake.allow"),
+    (described(buffers=...), errors.Protocol, "no list"),
+    (described(buffers={}), errors.Protocol, "no list"),
+    (described(buffers=[]), errors.NotFound, "no registered memory"),
+    (described(buffers=[7]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": 0, "length": 1}]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": 1, "length": 0}]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": -1, "length": 1}]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": 1.5, "length": 1}]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": (1 << 63) - 1, "length": 1}]), errors.Protocol, "impossible address"),
+    (described(buffers=[{"addr": 1 << 64, "length": 1}]), errors.Protocol, "is not JSON"),
+])
+def test_hostile_descriptions(importer, answer, error, match):
+    """Whatever an engine answers, the import ends with an error that says what is wrong, and the next one works."""
+    agent = importer()
+    with Fake(agent, descriptor=answer) as engine, Local(agent, None, 4096) as local:
+        with pytest.raises(error, match=match):
+            local.client.import_token(f"mooncake://{engine.endpoint}", timeout=LIMIT)
+        engine.descriptor = None
+        local.remote = local.client.import_token(f"mooncake://{engine.endpoint}")
+        local.write([(0, engine.base, 4096)]).result(LIMIT)
+
+
+def test_slow_handshake(importer):
+    """An engine that never answers, or one byte at a time, ends the import when its time is over."""
+    agent = importer()
+    release = threading.Event()
+    with Fake(agent) as engine, Local(agent, None, 4096) as local:
+        def slow(sock):
+            for byte in rig.frame(rig.METADATA, json.dumps(engine.describe()).encode()):
+                if release.wait(0.05):
+                    return
+                sock.sendall(bytes([byte]))
+
+        for engine.shake in lambda sock: release.wait(LIMIT), slow:
+            with pytest.raises(errors.Timeout, match="did not answer in time"):
+                local.client.import_token(f"mooncake://{engine.endpoint}", timeout=0.5)
+        release.set()
+        engine.shake = engine.handshake
+        local.remote = local.client.import_token(f"mooncake://{engine.endpoint}")
+        assert counter(agent, "imports_failed_total") == 2
+
+
+@pytest.mark.parametrize("name", ["", "a", "host:0", "host:99999", ":1", "127.0.0.1", "a b:1", "x" * 250 + ":1", "[::1]:x", "127.0.0.1:1/x"])
+def test_wrong_names(importer, name):
+    """A token that names no HOST:PORT is refused."""
+    agent = importer()
+    with agent.client() as client, pytest.raises((errors.TokenInvalid, errors.PeerUnreachable)):
+        client.import_token(f"mooncake://{name}")
+
+
+def test_allow(lab, new_agent):
+    """Only engines of mooncake.allow are connected to; a reload ends the remotes of others."""
+    file = lab.write("import.conf", 'mooncake: { allow = ["127.0.0.2"]; };\n')
+    agent = new_agent("importer", settings={"mooncake.import": "true"}, args=["--config", file])
+    with Fake(agent) as engine, Local(agent, None, 4096) as local:
+        with pytest.raises(errors.Denied, match="mooncake.allow does not have"):
+            local.client.import_token(f"mooncake://{engine.endpoint}")
+        assert not engine.asked
+        file.write_text('mooncake: { allow = ["127.0.0.0/8"]; };\n')
+        agent.ctl("reload")
+        local.remote = local.client.import_token(f"mooncake://{engine.endpoint}")
+        local.write([(0, engine.base, 4096)]).result(LIMIT)
+        file.write_text('mooncake: { allow = ["10.0.0.0/8"]; };\n')
+        agent.ctl("reload")
+        until(lambda: not counter(agent, "engines"), "the end of the engine")
+        with pytest.raises(errors.Error):
+            local.write([(0, engine.base, 4096)]).result(LIMIT)
+
+
 # --- Mooncake -------------------------------------------------------------------------------------
 
 class Engine(Initiator):
@@ -343,3 +601,108 @@ def test_mooncake(importer, mooncake):
         for i, page in enumerate(pages):
             moved[page:page + 4096] = want[i * 4096:(i + 1) * 4096]
         assert engine("digest", 0, size) == digest(moved)
+
+
+def test_mooncake_sizes(importer, mooncake):
+    """Single operations of sizes around those of Mooncake's own chunks, and both classes at once."""
+    agent = importer()
+    size = 4 * MIB
+    with Engine(agent, size) as engine, Local(agent, engine.endpoint, size, noise(size, 2)) as local:
+        for n in 1, 23, 24, 4095, 65535, 65536, 65537, MIB + 1:
+            for klass in "bulk", "latency":
+                local.write([(5, engine.base + 7, n)], klass=klass).result(LIMIT)
+                assert engine("digest", 7, n) == digest(local.view[5:5 + n])
+                want = bytes(local.view[5:5 + n])
+                local.view[5:5 + n] = bytes(n)
+                local.read([(5, engine.base + 7, n)], klass=klass).result(LIMIT)
+                assert digest(local.view[5:5 + n]) == digest(want)
+
+
+def test_mooncake_unregistered(importer, mooncake):
+    """Memory that the engine has unregistered since the import is refused; another import shows it."""
+    agent = importer()
+    with Engine(agent, 4 * MIB) as engine, Local(agent, engine.endpoint, MIB, noise(MIB, 3)) as local:
+        local.write([(0, engine.base, MIB)]).result(LIMIT)
+        assert engine("unregister", 0) == 0 and engine("register", 0, 2 * MIB) == 0
+        with pytest.raises((errors.Revoked, errors.PeerLost)):
+            local.write([(0, engine.base + 2 * MIB, MIB)]).result(LIMIT)
+        local.write([(0, engine.base + MIB, MIB)]).result(LIMIT)
+        assert engine("digest", MIB, MIB) == digest(local.view)
+        local.remote.release()
+        local.remote = local.client.import_token(f"mooncake://{engine.endpoint}")
+        assert local.remote.length == engine.base + 2 * MIB
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_mooncake_killed(importer, mooncake, direction):
+    """Mooncake killed in mid-transfer: the transfer ends with peer_lost, and the remote is lost."""
+    agent = importer(peer__connect_timeout="500ms")
+    size = 256 * MIB
+    with Engine(agent, size) as engine, Local(agent, engine.endpoint, size) as local:
+        moved = "written_bytes_total" if direction == "write" else "read_bytes_total"
+        transfers = [local.client.transfer(direction, local.region, local.remote, [(0, engine.base, size)], deadline=LIMIT) for _ in range(8)]
+        until(lambda: counter(agent, moved), "the first bytes")
+        engine.process.kill()
+        failed = 0
+        for transfer in transfers:
+            try:
+                transfer.result(2 * LIMIT)
+            except errors.PeerLost:
+                failed += 1
+        assert failed
+        if direction == "write":  # whose loss alone shows nothing about the next attempt
+            with pytest.raises(errors.PeerLost):
+                local.write([(0, engine.base, 1)], deadline=LIMIT).result(2 * LIMIT)
+        until(lambda: not counter(agent, "engines"), "the end of the engine")
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_mooncake_stopped(importer, mooncake, direction):
+    """Mooncake stopped (SIGSTOP) in mid-transfer: the transfer ends with its deadline; when it goes on, so do transfers."""
+    agent = importer()
+    size = 256 * MIB
+    with Engine(agent, size) as engine, Local(agent, engine.endpoint, size, noise(MIB, 4)) as local:
+        engine.process.send_signal(signal.SIGSTOP)
+        transfer = local.client.transfer(direction, local.region, local.remote, [(0, engine.base, size)], deadline=1.0)
+        with pytest.raises((errors.Deadline, errors.Unconfirmed)):
+            transfer.result(LIMIT)
+        with pytest.raises(errors.Timeout):
+            local.client.import_token(f"mooncake://{engine.endpoint}", timeout=0.5)
+        until(lambda: not agent.ctl("transfers", "--json")["transfers"], "no transfers")
+        engine.process.send_signal(signal.SIGCONT)
+        local.write([(0, engine.base, MIB)], deadline=LIMIT).result(2 * LIMIT)
+        assert engine("digest", 0, MIB) == digest(local.view[:MIB])
+
+
+def test_mooncake_bench(importer, mooncake):
+    """Mooncake's own benchmark as target: what is written to its buffer is read back."""
+    bench = next(mooncake.parents[1].glob("lib/python*/site-packages/mooncake/transfer_engine_bench"))
+    agent = importer()
+    size = 32 * MIB
+    target = subprocess.Popen(
+        agent.host.command("setpriv", "--pdeathsig=KILL", bench, "--mode=target", "--metadata_server=P2PHANDSHAKE", "--protocol=tcp",
+                           f"--local_server_name={LOOPBACK}", f"--buffer_size={size}"),
+        env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said[-1] if said else "")):
+            said.append(target.stdout.readline())
+            assert said[-1], said
+        threading.Thread(target=target.stdout.read, daemon=True).start()
+        with Local(agent, None, size, noise(size, 5)) as local:
+            until(lambda: imported(local, found[1]), "the benchmark's buffer")
+            base = local.remote.length - size
+            local.write([(at, base + at, 65536) for at in range(0, size, 65536)]).result(LIMIT)
+            want = digest(local.view)
+            local.view[:] = bytes(size)
+            local.read([(0, base, size)]).result(LIMIT)
+            assert digest(local.view) == want
+    finally:
+        target.kill()
+        target.wait()
+
+
+def imported(local, endpoint):
+    with contextlib.suppress(errors.NotFound, errors.PeerUnreachable):
+        local.remote = local.client.import_token(f"mooncake://{endpoint}")
+    return local.remote
