@@ -133,8 +133,9 @@ Time from E's answer to PD's first token of a request with a new image, minus th
 in its own cache. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
 `DrayECConnector`: with `local`, PD reads in E's pool. The ceiling is the better one of ECExampleConnector, which writes a file and reads it, and
 ECMooncakeConnector over TCP, on the same machine in the same rounds."""),
-    ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second from the start of a load of an output to its end, by the scheduler sides of `DrayECConnector` without engines, in an engine that has nothing
-else to do. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools. `local` pulls here instead of reading in place."""),
+    ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
+PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools. `local` pulls here instead of reading
+in place."""),
     ("vllm_ec_text", "vLLM: text beside an encoder", """Time to the first token of requests of text at an engine that uses outputs of an encoder, while the encoder is idle, busy with two images at a time, or
 dead, and then beside requests for outputs of the dead encoder, whose images are encoded here. The ceiling is an engine without a connector, beside the same requests."""),
     ("detect", "Detection", """\

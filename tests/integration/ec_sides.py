@@ -83,6 +83,7 @@ class Consumer(_Engine):
         ends = time.monotonic() + LIMIT
         while not self.side.available(asked, 0):  # as an engine that has nothing else to do
             self.step()
+            time.sleep(0.001)
             assert not self.side.take_unavailable() and time.monotonic() < ends, "the outputs at PD"
         assert all(map(self.side.has, outputs)), "an output was not loaded"
         items = self.side._wants[name].items
