@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to a request when something dies, stops or expires: by the engine's policy it is recomputed or fails.
 
-The tests share their engines; the last ones kill them. At the end each mode prints a table: what failed, how the load ended
-and how long that took, at most, for each policy.
+The tests share their engines; the last ones kill them. At the end each mode prints a table: what failed, how the load ended,
+and how long that and the answer took for each policy. What lies between the two is D's computing if it recomputes.
 """
 
 import os
+import queue
 import re
 import signal
 import time
@@ -25,7 +26,8 @@ class Rig:
     """P, and a D for each policy, with an agent for P and one for both D."""
 
     def __init__(self, lab, mode):
-        self.mode, self.rows, self.since = mode, [], 0.0
+        self.mode, self.rows = mode, []
+        self.since, self.before = 0.0, 0  # when the request was sent or the failure began, and how many loads of D had failed then
         self.agent_p, self.agent_d = (lab.agent(f"agent-{name}-{mode}", host, key=lab.key, listen=(host.v4,)).start()
                                       for name, host in zip("pd", lab.hosts))
         options = {"deadline": DEADLINE, "lease": LEASE, "mode": mode}
@@ -41,9 +43,12 @@ class Rig:
     def offered(self):
         """A prompt, its tokens at P alone, and P's parameters for D."""
         prompt, reference = self.clear(self.p, LENGTH)
-        params = prefill(self.p, prompt)["params"]
-        self.since = time.monotonic()
-        return prompt, reference, params
+        return prompt, reference, prefill(self.p, prompt)["params"]
+
+    def ask(self, policy, prompt, params):
+        """The queue of D's answer to a request."""
+        self.since, self.before = time.monotonic(), len(self.reasons(policy))
+        return self.d[policy].start(prompt, 1, params)
 
     def loaded(self, policy):
         """True if a request from P to D is served, and its blocks were loaded."""
@@ -72,16 +77,42 @@ class Rig:
         other = next((d for name, d in self.d.items() if name != policy), self.p)
         prompt, reference = self.clear(other, 24 * CHUNK)
         before = transfers(self.agent_p)
+        self.before = len(self.reasons(policy))
         waits = push(self.p, self.d[policy], self.agent_p, prompt, 1)
         until(lambda: transfers(self.agent_p) > before, "the first chunk")
         self.since = time.monotonic()
         return reference, *waits
 
-    def ends(self, policy, answer, reference):
+    def loading(self, policy):
+        """A prompt whose blocks D has begun to read: its tokens, and the queue of D's answer."""
+        other = next(d for name, d in self.d.items() if name != policy)  # which computes the prompt in the same chunks as D
+        prompt, reference = self.clear(other, 16 * CHUNK)
+        waits = self.ask(policy, prompt, prefill(self.p, prompt)["params"])
+        until(lambda: not waits.empty() or self.agent_d.ctl("status", "--json")["counters"]["dray_transfers_in_flight"], "the load")
+        self.since = time.monotonic()
+        return reference, waits
+
+    def reasons(self, policy):
+        """Why loads of D have failed, in order."""
+        return re.findall(r"blocks were not loaded: (\w+)", self.d[policy].log.read_text(errors="replace"))
+
+    def ends(self, policy, waits, reference):
+        """Waits for D's answer. waits: its queue."""
+        failed = None
+        while True:
+            try:
+                answer = waits.get(timeout=0.02)
+            except queue.Empty:
+                answer = None
+            reasons = self.reasons(policy)
+            if failed is None and len(reasons) > self.before:
+                failed = time.monotonic() - self.since
+            if answer is not None:
+                break
+            assert time.monotonic() - self.since < 4 * LIMIT, self.d[policy].tail()
         seconds = time.monotonic() - self.since
-        reasons = re.findall(r"blocks were not loaded: (\w+)", self.d[policy].log.read_text(errors="replace"))
-        self.rows.append((os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition("[")[0], policy, reasons[-1] if reasons else "-",
-                          "recomputed" if answer.get("tokens") and answer.get("reason") != "error" else "error", seconds))
+        self.rows.append((os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition("[")[0], policy, reasons[-1] if failed else "-",
+                          "recomputed" if answer.get("tokens") and answer.get("reason") != "error" else "error", failed, seconds))
         if policy == "recompute":
             assert answer["tokens"] == reference["tokens"], self.d[policy].tail()
         else:
@@ -112,8 +143,8 @@ def rig(lab, request):
         for policy in made.d:
             made.recovers(policy)  # what happens at the first request of an engine takes time
         yield made
-        for name, policy, reason, how, seconds in made.rows:
-            print(f"| {made.mode} | {name} | {policy} | {reason} | {how} | {seconds:.1f} s |")
+        for name, policy, reason, how, failed, seconds in made.rows:
+            print(f"| {made.mode} | {name} | {policy} | {reason} | {'' if failed is None else f'{failed:.1f} s'} | {how} | {seconds:.1f} s |")
     finally:
         for engine in made.engines:
             engine.stop()
@@ -128,7 +159,7 @@ POLICIES = pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_expired(rig, policy):
     prompt, reference, params = rig.offered()
     blocks_free(rig.p)  # by expiry, because nobody asks for them
-    rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+    rig.ends(policy, rig.ask(policy, prompt, params), reference)
     rig.recovers(policy)
 
 
@@ -138,7 +169,7 @@ def test_another_layout(rig, policy):
         pytest.skip("D announces its own layout: tests/engine/test_push_steps.py")
     prompt, reference, params = rig.offered()
     params["dray"]["layout"]["model"]["dtype"] = "float16"
-    rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+    rig.ends(policy, rig.ask(policy, prompt, params), reference)
     assert "dtype: bfloat16 here, float16 at the other engine" in rig.d[policy].tail()
     rig.recovers(policy)
 
@@ -146,8 +177,7 @@ def test_another_layout(rig, policy):
 @POLICIES
 def test_parameters_of_another_connector(rig, policy):
     prompt, reference, _ = rig.offered()
-    answer = rig.d[policy].run(prompt, 1, {"do_remote_prefill": True, "remote_block_ids": [[1]]})
-    rig.ends(policy, answer, reference)
+    rig.ends(policy, rig.ask(policy, prompt, {"do_remote_prefill": True, "remote_block_ids": [[1]]}), reference)
     assert {"pull": "have no key 'dray'", "push": "do not say where blocks are announced"}[rig.mode] in rig.d[policy].tail()
 
 
@@ -165,7 +195,7 @@ def test_agent_of_d_is_restarted(rig, policy):
     prompt, reference, params = rig.offered()
     rig.agent_d.kill()
     try:
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
     finally:
         rig.agent_d.start()
     rig.recovers(policy)
@@ -176,7 +206,7 @@ def test_agent_of_p_is_stopped(rig, policy):
     prompt, reference, params = rig.offered()
     rig.agent_p.signal(signal.SIGSTOP)
     try:
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
     finally:
         rig.agent_p.signal(signal.SIGCONT)
     rig.recovers(policy)
@@ -187,7 +217,7 @@ def test_agent_of_p_is_killed(rig, policy):
     prompt, reference, params = rig.offered()
     rig.agent_p.kill()
     try:
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
         blocks_free(rig.p)  # although its agent is away
     finally:
         rig.agent_p.start()
@@ -207,7 +237,7 @@ def test_agent_of_p_is_drained(pulling, policy):
     prompt, reference, params = rig.offered()
     rig.agent_p.ctl("drain", "--timeout", "1s")
     try:
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
         blocks_free(rig.p)
     finally:
         rig.agent_p.restart()
@@ -221,9 +251,72 @@ def test_network_is_cut(lab, pulling, policy):
     prompt, reference, params = rig.offered()
     lab.hosts[1].link(False)
     try:
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
     finally:
         lab.hosts[1].link(True)
+    rig.recovers(policy)
+
+
+def while_d_loads(rig, policy, fail, mend):
+    """fail() happens to a load in flight. mend() is called if the load was faster, and then another one is tried."""
+    while True:
+        reference, waits = rig.loading(policy)
+        fail()
+        until(lambda: not waits.empty() or len(rig.reasons(policy)) > rig.before, "the end of the load")
+        if len(rig.reasons(policy)) > rig.before:
+            break
+        mend()
+        until(lambda: rig.loaded(policy), "requests from P to D", 4 * LIMIT)
+    rig.ends(policy, waits, reference)
+
+
+@POLICIES
+def test_agent_of_p_is_killed_while_d_loads(pulling, policy):
+    rig = pulling
+    try:
+        while_d_loads(rig, policy, rig.agent_p.kill, rig.agent_p.start)
+        blocks_free(rig.p)
+    finally:
+        if not rig.agent_p.running:
+            rig.agent_p.start()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_p_is_stopped_while_d_loads(pulling, policy):
+    rig = pulling
+
+    def go_on():
+        rig.agent_p.signal(signal.SIGCONT)
+
+    try:
+        while_d_loads(rig, policy, lambda: rig.agent_p.signal(signal.SIGSTOP), go_on)
+    finally:
+        go_on()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_agent_of_d_is_killed_while_it_loads(pulling, policy):
+    rig = pulling
+    try:
+        while_d_loads(rig, policy, rig.agent_d.kill, rig.agent_d.start)
+        for engine in rig.engines:
+            blocks_free(engine)
+    finally:
+        if not rig.agent_d.running:
+            rig.agent_d.start()
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_network_is_cut_while_d_loads(lab, pulling, policy):
+    lab.need_namespaces()
+    rig, link = pulling, lab.hosts[1].link
+    try:
+        while_d_loads(rig, policy, lambda: link(False), lambda: link(True))
+    finally:
+        link(True)
     rig.recovers(policy)
 
 
@@ -245,10 +338,10 @@ def test_used_transfer_id(pushing, policy):
     reference = rig.p.run(prompt, 1, for_p)
     assert waits.get(timeout=4 * LIMIT)["tokens"] == reference["tokens"]
     assert rig.p.run(other, 1, for_p)["params"] is None
-    waits = rig.d[policy].start(other, 1, for_d)
+    waits = rig.ask(policy, other, for_d)
     # an engine without requests does not read its letters
     until(lambda: rig.p.run(other, 1) and "its transfer_id has been used" in rig.d[policy].tail(), "the refusal")
-    rig.ends(policy, waits.get(timeout=4 * LIMIT), rig.p.run(other, 1))
+    rig.ends(policy, waits, rig.p.run(other, 1))
     rig.recovers(policy)
 
 
@@ -256,7 +349,8 @@ def test_used_transfer_id(pushing, policy):
 def test_unknown_transfer_id(pushing, policy):
     rig, prompt = pushing, pushing.prompt()
     _, for_d = push_params(rig.p, rig.agent_p)
-    rig.ends(policy, rig.d[policy].run(prompt, 1, for_d), rig.p.run(prompt, 1))
+    reference = rig.p.run(prompt, 1)
+    rig.ends(policy, rig.ask(policy, prompt, for_d), reference)
     assert f"has not written the blocks within {DEADLINE:g} s" in rig.d[policy].tail()
     rig.recovers(policy)
 
@@ -273,8 +367,8 @@ def test_transfer_id_that_can_be_guessed(pushing, policy):
 def test_no_such_engine(pushing, policy):
     rig, prompt = pushing, pushing.prompt()
     _, for_d = push_params(rig.p, rig.agent_p)
-    answer = rig.d[policy].run(prompt, 1, {**for_d, "remote_engine_id": "another one"})
-    rig.ends(policy, answer, rig.p.run(prompt, 1))
+    reference = rig.p.run(prompt, 1)
+    rig.ends(policy, rig.ask(policy, prompt, {**for_d, "remote_engine_id": "another one"}), reference)
     assert "has had no mailbox of engine 'another one'" in rig.d[policy].tail()
 
 
@@ -284,7 +378,7 @@ def test_aborted_at_p_while_it_writes(pushing, policy):
     reference, p_answers, d_answers = rig.writing(policy)
     rig.p.send(abort=p_answers.name)
     p_answers.get(timeout=LIMIT)
-    rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+    rig.ends(policy, d_answers, reference)
     assert "the request has ended before its prompt was computed" in rig.d[policy].tail()
     rig.recovers(policy)
 
@@ -305,7 +399,7 @@ def test_agent_of_p_is_killed_while_it_writes(pushing, policy):
     reference, p_answers, d_answers = rig.writing(policy)
     rig.agent_p.kill()
     try:
-        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        rig.ends(policy, d_answers, reference)
         p_answers.get(timeout=4 * LIMIT)
         blocks_free(rig.p)
     finally:
@@ -319,7 +413,7 @@ def test_agent_of_d_is_killed_while_p_writes(pushing, policy):
     reference, p_answers, d_answers = rig.writing(policy)
     rig.agent_d.kill()
     try:
-        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        rig.ends(policy, d_answers, reference)
         p_answers.get(timeout=4 * LIMIT)
         for engine in rig.engines:
             blocks_free(engine)
@@ -334,7 +428,7 @@ def test_agent_of_d_is_stopped_while_p_writes(pushing, policy):
     reference, p_answers, d_answers = rig.writing(policy)
     rig.agent_d.signal(signal.SIGSTOP)
     try:
-        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        rig.ends(policy, d_answers, reference)
         p_answers.get(timeout=4 * LIMIT)
     finally:
         rig.agent_d.signal(signal.SIGCONT)
@@ -347,7 +441,7 @@ def test_agent_of_p_is_drained_while_it_writes(pushing, policy):
     reference, p_answers, d_answers = rig.writing(policy)
     rig.agent_p.ctl("drain", "--timeout", "1s")
     try:
-        rig.ends(policy, d_answers.get(timeout=4 * LIMIT), reference)
+        rig.ends(policy, d_answers, reference)
         p_answers.get(timeout=4 * LIMIT)
     finally:
         rig.agent_p.restart()
@@ -366,7 +460,7 @@ def test_p_is_killed_while_it_writes(pushing):
     rig = pushing
     reference, _, d_answers = rig.writing("recompute")
     rig.p.kill()
-    rig.ends("recompute", d_answers.get(timeout=4 * LIMIT), reference)
+    rig.ends("recompute", d_answers, reference)
     blocks_free(rig.d["recompute"])
     nothing_left(rig.agent_d)
 
@@ -374,10 +468,14 @@ def test_p_is_killed_while_it_writes(pushing):
 def test_p_is_killed(rig):
     if rig.p.process.poll() is not None:
         pytest.skip("P was killed while it wrote")
-    offers = [rig.offered() for _ in rig.d]
-    os.killpg(rig.p.process.pid, signal.SIGKILL)
+    offers = [rig.offered() for _ in rig.d for _ in range(2)]
+    rig.p.kill()
+    until(lambda: not rig.agent_p.ctl("sessions", "--json")["sessions"], "the end of P's sessions")
     for policy, (prompt, reference, params) in zip(rig.d, offers):
-        rig.ends(policy, rig.d[policy].run(prompt, 1, params), reference)
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
+    rig.agent_p.kill()
+    for policy, (prompt, reference, params) in zip(rig.d, offers[len(rig.d):]):
+        rig.ends(policy, rig.ask(policy, prompt, params), reference)
     for engine in rig.d.values():
         blocks_free(engine)
     nothing_left(rig.agent_d)
