@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an engine with Mooncake says about its segment, and the statuses of its answers. Buffers that are taken over must be ascending,
+ * without overlaps, and found by the search; a description that is refused must say why.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/mooncake/descriptor_read.h"
+#include "agent/data/transport/mooncake/wire.h"
+#include "lib/assert.h"
+#include "schema/gen/errors.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_buffers(const struct mooncake_buffers *b)
+{
+	uint64_t end = 0;
+
+	dray_assert(b->n);
+	for (uint32_t i = 0; i < b->n; i++) {
+		const struct mooncake_buffer *x = &b->v[i];
+
+		dray_assert(x->start && x->start >= end && x->end > x->start);
+		dray_assert(mooncake_buffers_end(b, x->start) == x->end);
+		dray_assert(mooncake_buffers_end(b, x->end - 1) == x->end);
+		if (x->start > end)
+			dray_assert(!mooncake_buffers_end(b, x->start - 1));
+		end = x->end;
+	}
+	dray_assert(!mooncake_buffers_end(b, end) && !mooncake_buffers_end(b, 0));
+}
+
+static void check_descriptor(const uint8_t *data, size_t size)
+{
+	struct mooncake_descriptor d;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (mooncake_descriptor_read((const char *)data, size, &d, &err) < 0) {
+		dray_assert(err.code && *err.msg && !d.buffers);
+		return;
+	}
+	dray_assert(!err.code && *d.host && d.port && d.port < 65536);
+	check_buffers(d.buffers);
+	free(d.buffers);
+}
+
+static void check_status(const uint8_t *p)
+{
+	uint8_t again[MOONCAKE_STATUS_BYTES];
+	enum mooncake_status status;
+
+	if (mooncake_status_get(p, &status) < 0)
+		return;
+	mooncake_status_put(again, status);
+	dray_assert(!memcmp(p + 4, again + 4, 4));
+	dray_assert((status == MOONCAKE_STATUS_OK) == !memcmp(p, again, sizeof(again)) ||
+		    status == MOONCAKE_STATUS_REFUSED);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	check_descriptor(data, size);
+	if (size >= MOONCAKE_STATUS_BYTES)
+		check_status(data);
+	return 0;
+}
