@@ -6,14 +6,12 @@ import http.server
 import json
 import os
 import select
-import struct
 import subprocess
 import threading
 
-import mooncake_rig as rig
-import pytest
+import dray
 from harness import DRAYCTL, LIMIT, noise, until
-from mooncake_rig import exactly, mooncake_python
+from mooncake_rig import mooncake_python
 from test_ctl import conform, schema_of
 
 HOST = "127.0.0.1"
@@ -201,26 +199,24 @@ class Store:
         self.client.stdout.close()
 
 
-def read(host, place):
-    """The bytes of a replica, over Mooncake's protocol."""
-    with host.connect(place["segment"]) as sock:
-        sock.sendall(rig.frame(rig.METADATA))
-        n, _ = struct.unpack("<QB", exactly(sock, 9))
-        descriptor = json.loads(exactly(sock, n - 1))
-    with host.connect(f"{HOST}:{descriptor['tcp_data_port']}") as sock:
-        sock.sendall(rig.head(rig.READ, place["address"], place["length"]))
-        return exactly(sock, place["length"])
+def read(agent, place):
+    """The bytes of a replica, through the agent."""
+    memory = dray.Memory(place["length"])
+    with agent.client() as client:
+        remote = client.import_token(f"mooncake://{place['segment']}")
+        client.read(client.region(memory), remote, [(0, place["address"], place["length"])]).result()
+        return bytes(memory.view[:place["length"]])
 
 
 def test_real_master(lab, new_agent):
     """The bytes are where the master says, and it leases the object for the one that asks."""
     content = noise(3 << 20 | 5)
     with Store(lab.hosts[0]) as store:
-        agent = new_agent(settings={"mooncake.masters": store.url})
+        agent = new_agent(settings={"mooncake.masters": store.url, "mooncake.import": "true", "mooncake.allow": HOST})
         assert store("put", "model/layer=0?x#%20+,", content) == 0 and store("put", "other", b"x") == 0
         place, = find(agent, "model/layer=0?x#%20+,")
         assert place["length"] == len(content) and place["protocol"] == "tcp" and place["master"] == store.url
-        assert read(lab.hosts[0], place) == content
+        assert read(agent, place) == content
         assert store("remove", "model/layer=0?x#%20+,") == -706 and store("remove", "other") == 0
         refused(agent, "other", 1, "no such object")
         store.master.kill()
