@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+import dray
 import mooncake_rig as rig
 import pytest
 from harness import LIMIT, ROOT, until
@@ -262,6 +263,43 @@ def test_agent_restarts(new_agent):
             pod("fill", 3)
             assert initiator("read", pod.session, pod.address, [[0, 0, SIZE]]) == 0
             assert initiator("digest", 0, SIZE) == pod("digest", [[0, SIZE]])
+
+
+def test_agent_restarts_without_room(new_agent):
+    """Buffers are served again as soon as they can be: first the agent refuses the engine, then another client has addresses of one of them."""
+    agent = new_agent("node", settings=SETTINGS)
+    code = ("import sys; from dray.mooncake.engine import TransferEngine as T; e = T(); assert e.initialize('127.0.0.1', 'P2PHANDSHAKE', 'tcp', '') == 0; "
+            "print(e.get_rpc_port(), *(e.allocate_managed_buffer(4096) for _ in range(2)), flush=True); sys.stdin.read()")
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(subprocess.Popen(
+            agent.host.command(sys.executable, "-c", code), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "DRAY_SOCKET": str(agent.socket), "PYTHONPATH": str(ROOT / "client/python"),
+                 "DRAY_MOONCAKE_SEGMENT": segment(agent)[0]}))
+        stack.callback(engine.stdin.close)
+        port, *addresses = map(int, engine.stdout.readline().split())
+
+        def served():
+            return [b["addr"] for b in rig.ask_at(agent, f"{HOST}:{port}")["buffers"]]
+
+        assert served() == addresses
+        agent.settings["mooncake.listen"] = segment(agent)[0]
+        agent.kill()
+        until(lambda: not served(), "the loss of the session")
+        config = agent.lab.write("drayd.conf", 'mooncake: { allow = ["192.0.2.1"]; };\n')
+        agent.args += ["--config", config]
+        del agent.settings["mooncake.allow"]
+        agent.start()
+        until(lambda: counter(agent, "connections_refused_total"), "the engine to be refused")
+        assert served() == []
+        client = stack.enter_context(agent.client())
+        memory = dray.Memory(4096)
+        region = client.region(memory)
+        region.export(mooncake=addresses[0])
+        config.write_text('mooncake: { allow = ["127.0.0.0/8"]; };\n')
+        agent.ctl("reload")
+        until(lambda: served() == addresses[1:], "the second buffer to be served again")
+        region.remove()
+        until(lambda: served() == addresses, "both buffers to be served again")
 
 
 def test_many_buffers(new_agent):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import secrets
@@ -39,6 +40,7 @@ _OWN_SLOTS, _CARRY_SLOTS = 16, 2  # apart, so that engines that wait for each ot
 _CARRIES_MAX = 256  # requests of others that wait
 _NOTIFIES_MAX = 4096
 _PLACES = 8  # that are tried for a buffer
+_PAUSE, _PAUSE_MAX = 1.0, 10.0  # seconds before buffers are served again to engines that have Mooncake linked in
 
 
 class _Wait:
@@ -56,6 +58,8 @@ class Core:
         self.options, self.pid = options, os.getpid()
         self.registered, self.notifies = Registered(), deque[Notify]()
         self._waits: dict[int, _Wait] = {}
+        self._closed = False
+        self._again: threading.Timer | None = None
         self.peers = Peers(options)
         self._at: Served | None = segment_of(options.segment, options) if options.segment else None
         self._life = Memory(PAGE, name="dray-mooncake-life")
@@ -88,6 +92,7 @@ class Core:
         """Ends the session. After that only this process uses its memory. In a forked child, nothing is to end."""
         if os.getpid() != self.pid:
             return
+        self._closed = True
         self._port.close()
         self._workers.close()
         self._finders.close()
@@ -131,11 +136,35 @@ class Core:
         if buffer.served is not None:
             buffer.served.token()
 
-    def _serve_again(self) -> None:
-        """After the loss of the session, with which the agent has forgotten the buffers. Its data port may be another one, too."""
-        self._at = segment_of(self.options.segment, self.options)
-        for buffer in self.registered.shared():
-            self._serve(buffer)
+    def _serve_again(self, pause: float = _PAUSE) -> None:
+        """After the loss of the session, with which the agent has forgotten the buffers. Its data port may be another one, too.
+
+        An error of one buffer leaves the others alone. What fails is tried again, because nobody else does it: the agent may be
+        busy at its start, or another client may have the addresses meanwhile. In the thread of finders alone.
+        """
+        if self._closed:
+            return
+        failed: list[errors.Error] = []
+        try:
+            self._at = segment_of(self.options.segment, self.options)
+            for buffer in self.registered.shared():
+                try:
+                    self._serve(buffer)
+                except errors.Error as e:
+                    if not buffer.removed:
+                        failed.append(e)
+        except errors.Error as e:
+            failed.append(e)
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if not failed or self._closed:
+            return
+        _logger.warning("engines that have Mooncake linked in do not reach all managed buffers, which is tried again in %g s: %s", pause, failed[0])
+        again = functools.partial(self._serve_again, min(2 * pause, _PAUSE_MAX))
+        self._again = threading.Timer(pause, self._finders.start, (again,))
+        self._again.daemon = True
+        self._again.start()
 
     def left(self, ends: float) -> float:
         """Seconds until a deadline; at least a millisecond, because 0 means a default."""
