@@ -302,6 +302,19 @@ def test_agent_restarts_without_room(new_agent):
         until(lambda: served() == addresses, "both buffers to be served again")
 
 
+def test_deleted_engine(new_agent):
+    """An engine that is deleted keeps no memory of buffers that were not freed."""
+    agent = new_agent("node", settings=SETTINGS)
+    code = ("import gc, sys, time; from dray.mooncake.engine import TransferEngine as T; e = T(); assert e.initialize('127.0.0.1', 'P2PHANDSHAKE', 'tcp', '') == 0; "
+            "at = e.allocate_managed_buffer(1 << 20); mapped = lambda: f'{at:x}-' in open('/proc/self/maps').read(); assert at and mapped(); "
+            "e.write_bytes_to_buffer(at, b'x', 1); del e; ends = time.monotonic() + float(sys.argv[1])\n"
+            "while mapped() and time.monotonic() < ends: gc.collect(); time.sleep(0.01)\n"
+            "print(mapped())")
+    done = subprocess.run(agent.host.command(sys.executable, "-c", code, f"{LIMIT / 2}"), text=True, timeout=LIMIT, stdout=subprocess.PIPE, check=True, env={
+        **os.environ, "DRAY_SOCKET": str(agent.socket), "PYTHONPATH": str(ROOT / "client/python"), "DRAY_MOONCAKE_SEGMENT": segment(agent)[0]})
+    assert done.stdout.split() == ["False"]
+
+
 def test_many_buffers(new_agent):
     """A descriptor that is longer than what a socket takes at once arrives whole."""
     agent = new_agent("node", settings={**SETTINGS, "mooncake.buffers": 8192})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import secrets
+import weakref
 
 from .. import errors
 from ..memory import Memory
@@ -26,7 +27,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Placed:
-    """address: where the bytes of the memory are, too, until close()."""
+    """address: where the bytes of the memory are, too, until close(), or until nothing refers to this object, as with Memory."""
 
     def __init__(self, memory: Memory) -> None:
         self.size, room = memory.size, _END - _FIRST - memory.size
@@ -35,6 +36,8 @@ class Placed:
             found = _libc.mmap(wanted, self.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _NOREPLACE, memory.fd, 0)
             if found == wanted:
                 self.address = wanted
+                self._end = weakref.finalize(self, _libc.munmap, wanted, self.size)
+                self._end.atexit = False
                 return
             if found is not None and found != ctypes.c_void_p(-1).value:
                 _libc.munmap(found, self.size)
@@ -42,5 +45,4 @@ class Placed:
                               fix="Pass a smaller size, or raise the limit of this process's addresses.")
 
     def close(self) -> None:
-        """Once."""
-        _libc.munmap(self.address, self.size)
+        self._end()
