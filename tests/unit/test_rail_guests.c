@@ -151,11 +151,11 @@ static void test_connect(void **state)
 	assert_string_equal(got.refused, "");
 	assert_int_equal(got.qpn, 17);
 	assert_int_equal(dev.qps, 2);
-	/* the same again is answered by the same */
-	assert_int_equal(ask("10.0.0.9:2", "a@x", 2, 100), 0);
-	assert_int_equal(got.n, 2);
+	/* the same again gets others: the guest may have reset its own, and these have served */
+	assert_int_not_equal(ask("10.0.0.9:2", "a@x", 2, 100), 0);
+	UNTIL(got.n == 2 && metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS) == 2);
 	assert_string_equal(got.refused, "");
-	assert_int_equal(metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS), 2);
+	assert_int_equal(dev.qps, 2);
 	/* the name at another address is another guest; with other queue pairs it replaces its own */
 	ask("10.0.0.8:1", "a@x", 2, 100);
 	UNTIL(got.n == 3);
