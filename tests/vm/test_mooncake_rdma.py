@@ -181,6 +181,30 @@ def test_mooncake_killed(target):
     assert counter(t.agent, "buffers") == 0
 
 
+def test_mooncake_cut_off(target):
+    """The network is cut in the middle of a transfer: the queue pairs end, the owner gets its memory back, and the transfer fails."""
+    t = target()
+    size = 64 * MIB
+    with Owner(t.agent, size, bytes(size)) as owner, engine_of(t, size) as engine:
+        engine("repeat", 0, 0x77, size)
+        t.rail.netem("rate", "100mbit")  # some seconds
+        engine.tell("write", engine.target, owner.address, [(0, 0, size)])
+        until(lambda: owner.view[MIB] == 0x77, "some bytes")
+        for side in 0, 1:
+            t.rail.netem("loss", "100%", side=side)
+        try:
+            until(lambda: counter(t.agent, "queue_pairs") == 0, "the end of the queue pairs")
+            assert counter(t.agent, "queue_pairs_lost_total") == 2
+            owner.region.remove()
+            before = digest(owner)
+            assert owner.view[size - 1] == 0, "the transfer had ended before the cut"
+        finally:
+            for side in 0, 1:
+                t.rail.calm(side)
+        assert engine.hear(4 * LIMIT) != 0
+        assert digest(owner) == before
+
+
 @pytest.mark.parametrize("how", ["revoke", "remove", "stopped"])
 def test_mooncake_owner_gone(target, how):
     """An owner takes a buffer back in the middle of a transfer, also while the engine stands still: afterwards its bytes do not change, the transfer
