@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """dray.mooncake with itself, and Mooncake with dray, beside Mooncake with itself: the same program for `mooncake.engine`, the same sizes and
-batches, over TCP. Between Mooncake and dray an engine with Mooncake linked in begins, and the agent serves the other one's managed buffer."""
+batches, over TCP. From Mooncake to dray, an engine with Mooncake linked in begins, and an agent serves the other one's managed buffer; from dray to
+Mooncake, a client of dray reaches such an engine by its agent."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
+import time
 
 import common as c
+import dray
 
 SIZE = 64 * c.MIB
 PIECES = 1000  # Mooncake's TCP takes 1,024 at once
@@ -52,6 +57,37 @@ class Engine:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+class Client:
+    """The same for a client of dray that reaches an engine of Mooncake by its agent. It has no address: places in its memory are offsets."""
+
+    def __init__(self, agent):
+        self.client, self.memory, self.remotes = dray.Client(agent.socket), dray.Memory(SIZE), {}
+        self.region, self.first = self.client.region(self.memory), {"managed": 0}
+
+    def ask(self, **r):
+        if "fill" in r:
+            self.memory.view[:] = random.Random(r["seed"]).randbytes(SIZE)
+            return {}
+        if "sums" in r:
+            return {"sums": [hashlib.sha256(self.memory.view[at:at + r["length"]]).hexdigest() for at in r["sums"]]}
+        if r["session"] not in self.remotes:
+            self.remotes[r["session"]] = self.client.import_token(f"mooncake://{r['session']}")
+        rng, pieces = random.Random(r["seed"]), range(SIZE // r["length"])
+        calls = []
+        for _ in range(min(r["calls"], 8)):
+            places = [[i * r["length"] for i in rng.sample(pieces, r["count"])] for _ in range(2)]
+            calls.append([(here, r["there"] + there, r["length"]) for here, there in zip(*places)])
+        start, began = getattr(self.client, r["run"]), time.monotonic()
+        for i in range(r["calls"]):
+            start(self.region, self.remotes[r["session"]], calls[i % len(calls)]).result()
+        last = calls[(r["calls"] - 1) % len(calls)][:64]
+        return {"seconds": time.monotonic() - began, "bytes": r["calls"] * r["count"] * r["length"], "here": [op[0] for op in last],
+                "there": [op[1] for op in last]}
+
+    def close(self):
+        self.client.close()
 
 
 class Pair:
@@ -99,7 +135,7 @@ def measure(records, pair, theirs, label, what, memory, name, length, count, lim
 if __name__ == "__main__":
     real = mooncake_python()
     with c.bench("mooncake") as (lab, records), contextlib.ExitStack() as stack:
-        agents = c.agents(lab, **{"mooncake.listen": "127.0.0.1:0", "mooncake.allow": "127.0.0.0/8"})
+        agents = c.agents(lab, **{"mooncake.listen": "127.0.0.1:0", "mooncake.allow": "127.0.0.0/8", "mooncake.import": "true"})
         program = [sys.executable, "-m", "dray.mooncake"]
 
         def engine(agent, **variables):
@@ -107,6 +143,7 @@ if __name__ == "__main__":
 
         ours, theirs = Pair(stack, *map(engine, agents)), Pair(stack, *(Engine([real]) for _ in range(2)))
         mixed = Pair(stack, Engine([real]), engine(agents[1], DRAY_MOONCAKE_SEGMENT=agents[1].ctl("status", "--json")["mooncake_segment"]))
+        back = Pair(stack, Client(agents[0]), theirs.far)
         for case in CASES:
             for what in ("write", "read"):
                 theirs.verify(what, "managed", *case[1:3])
@@ -116,3 +153,4 @@ if __name__ == "__main__":
                     measure(records, ours, theirs, "", what, memory, *case)
                     if memory == "managed":
                         measure(records, mixed, theirs, "Mooncake to dray: ", what, memory, *case[:-1], 1)
+                        measure(records, back, theirs, "dray to Mooncake: ", what, memory, *case[:-1], 1)
