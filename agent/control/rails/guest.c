@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
+#include "agent/process/jobs.h"
 #include "lib/log.h"
 #include "lib/share.h"
 
@@ -33,8 +34,9 @@ struct guest {
 	struct device *device;
 	uint64_t id;
 	enum guest_state state;
-	bool doomed; /* it dies as soon as its job has ended */
-	int error;   /* of the last job */
+	_Atomic bool
+		doomed; /* it dies as soon as its job has ended, which begins no further queue pair */
+	int error;      /* of the last job */
 	struct rails_guest_request want;
 	void (*done)(void *arg, const struct rails_guest_reply *reply); /* NULL: nobody waits */
 	void *arg;
@@ -187,7 +189,7 @@ static void make_run(struct dray_job *j)
 
 	g->error = 0;
 	for (unsigned i = 0; g->error == 0 && i < g->n; i++) {
-		g->error = make_one(g, &g->qps[i]);
+		g->error = g->doomed ? -ECANCELED : make_one(g, &g->qps[i]);
 		g->qpn[i] = g->qps[i].qp ? g->qps[i].qp->qp_num : 0;
 	}
 }
@@ -289,6 +291,9 @@ uint64_t rails_guest_connect(struct rails *r, const struct rails_guest_request *
 	if (g)
 		guest_die(g, "the guest makes others in their place");
 	why = admit(r, want, rail);
+	if (!why && !r->guest_connector &&
+	    jobs_new(&r->guest_connector, r->deps.event, "dray-guests", 0) < 0)
+		why = "no thread";
 	g = why ? NULL : calloc(1, sizeof(*g) + want->n * sizeof(g->qps[0]));
 	if (!g) {
 		r->guests.totals.refused++;
@@ -308,7 +313,7 @@ uint64_t rails_guest_connect(struct rails *r, const struct rails_guest_request *
 	g->device->qps += g->n;
 	r->guests.totals.queue_pairs += g->n;
 	dray_list_add(&r->guests.v, &g->link);
-	device_job(g->device, r->connector, &g->job, make_run, make_done);
+	device_job(g->device, r->guest_connector, &g->job, make_run, make_done);
 	return g->id;
 }
 

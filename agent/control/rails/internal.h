@@ -208,6 +208,8 @@ struct rails {
 	struct dray_jobs *slow; /* open and close devices, destroy queue pairs */
 	/* creates queue pairs, for which the kernel resolves the hardware address of the peer */
 	struct dray_jobs *connector;
+	/* the same for guests, whose addresses may not answer, so that they do not hold up peers; NULL until the first one */
+	struct dray_jobs *guest_connector;
 	struct dray_jobs *registrar; /* memory regions */
 	sd_event_source *timer;
 	int64_t timer_ns;

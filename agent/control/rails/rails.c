@@ -369,6 +369,7 @@ struct rails *rails_free(struct rails *r)
 		return NULL;
 	ended = jobs_free(r->registrar);
 	ended &= jobs_free(r->connector);
+	ended &= !r->guest_connector || jobs_free(r->guest_connector);
 	ended &= jobs_free(r->slow);
 	sd_event_source_disable_unref(r->timer);
 	sd_event_source_disable_unref(r->guests.timer);
