@@ -14,10 +14,20 @@
 /* The version of the data protocol with a status. Older engines do not know the key, and use version 1. */
 #define DATA_VERSION 2
 
+/* Bytes of a device in the descriptor, at most. */
+#define DEVICE_BYTES 256u
+/* Bytes of a buffer over RDMA, at most: with two keys for each device. */
+#define PIECE_BYTES (DESCRIPTOR_BUFFER + 24u * RAILS_MAX)
+
+/* The place of a buffer is the same for all, so that peers use all devices. */
+#define PLACE "cpu:0"
+
 struct writing {
 	FILE *f;
 	const char *name;
 	bool some;
+	size_t room; /* for buffers */
+	unsigned left_out;
 };
 
 /* The name needs no escapes: it is an address or a host name, and a port. */
@@ -30,24 +40,29 @@ static void put_buffer(void *arg, const struct grant_view *g)
 	w->some = true;
 }
 
-/* The place of a buffer is the same for all, so that peers use all devices. */
-#define PLACE "cpu:0"
-
 static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32_t *keys,
 		      unsigned n)
 {
 	struct writing *w = arg;
+	int bytes;
 
-	fprintf(w->f,
-		"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE "\",\"rkey\":[",
-		w->some ? "," : "", address, length);
+	/* what fits is told: one owner's many pieces must not close the handshakes of all */
+	if (w->room < PIECE_BYTES) {
+		w->left_out++;
+		return;
+	}
+	bytes = fprintf(w->f,
+			"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE
+			"\",\"rkey\":[",
+			w->some ? "," : "", address, length);
 	for (unsigned i = 0; i < n; i++)
-		fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
+		bytes += fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
 	/* the keys for local use have no use for a peer, who wants as many of them */
-	fputs("],\"lkey\":[", w->f);
+	bytes += fprintf(w->f, "],\"lkey\":[");
 	for (unsigned i = 0; i < n; i++)
-		fputs(i ? ",0" : "0", w->f);
-	fputs("]}", w->f);
+		bytes += fprintf(w->f, i ? ",0" : "0");
+	bytes += fprintf(w->f, "]}");
+	w->room -= bytes > 0 ? (size_t)bytes : 0;
 	w->some = true;
 }
 
@@ -91,7 +106,9 @@ uint32_t descriptor_buffers_max(const char *name)
 static char *make(struct mooncake_server *s, size_t *ret_n)
 {
 	struct rails_guest_device devices[RAILS_MAX];
-	struct writing w = { .name = s->name };
+	struct writing w = { .name = s->name,
+			     .room = MOONCAKE_FRAME_MAX - MOONCAKE_FRAME_HEAD - DESCRIPTOR_HEAD -
+				     DEVICE_BYTES * RAILS_MAX };
 	char *text = NULL;
 	bool bad;
 
@@ -104,6 +121,12 @@ static char *make(struct mooncake_server *s, size_t *ret_n)
 	else
 		regions_mooncake_each(s->deps.regions, put_buffer, &w);
 	fputs("],", w.f);
+	if (w.left_out)
+		log_limited(
+			DRAY_LOG_WARNING, AREA,
+			"the segment has more pieces than an answer has room for, so that engines "
+			"do not reach %u of them: export ranges of fewer pieces (mooncake.buffers)",
+			w.left_out);
 	if (s->rdma)
 		put_devices(w.f, devices, rails_guest_devices(*s->deps.rails, devices));
 	fprintf(w.f,
