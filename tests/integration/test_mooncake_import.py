@@ -501,6 +501,8 @@ def described(**change):
     (described(buffers=[{"addr": -1, "length": 1}]), errors.Protocol, "impossible address"),
     (described(buffers=[{"addr": 1.5, "length": 1}]), errors.Protocol, "impossible address"),
     (described(buffers=[{"addr": (1 << 63) - 1, "length": 1}]), errors.Protocol, "impossible address"),
+    pytest.param(described(buffers=[{"addr": 1 + i, "length": 1} for i in range(8193)]), errors.TooLarge, "at most 8192", id="too many"),
+    (described(protocol="\x1b[31m"), errors.Unsupported, "uses the protocol"),
     (described(buffers=[{"addr": 1 << 64, "length": 1}]), errors.Protocol, "is not JSON"),
 ])
 def test_hostile_descriptions(importer, answer, error, match):

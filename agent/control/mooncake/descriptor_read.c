@@ -8,8 +8,11 @@
 #include <string.h>
 
 #include "lib/cleanup.h"
+#include "lib/plain.h"
 #include "schema/gen/errors.h"
 
+/* Each import keeps those of its engine. */
+#define BUFFERS_MAX 8192u
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
 
@@ -68,6 +71,11 @@ static int read_buffers(const json_t *array, struct mooncake_buffers **ret, stru
 		return dray_err_set(
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,
 			"Mooncake's engine has no registered memory; import its segment when it has");
+	if (n > BUFFERS_MAX)
+		return dray_err_set(reterr, -E2BIG, DRAY_E_TOO_LARGE,
+				    "Mooncake's engine has %zu buffers, and an import has at most "
+				    "%u; register its memory in larger ranges",
+				    n, BUFFERS_MAX);
 	b = calloc(1, sizeof(*b) + n * sizeof(b->v[0]));
 	if (!b)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for %zu buffers",
@@ -124,6 +132,7 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 	dray_auto(json_decref) json_t *o = NULL;
 	json_error_t error;
 	const char *protocol;
+	char shown[20];
 	json_int_t port, version;
 	int r;
 
@@ -138,12 +147,14 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 	protocol = json_string_value(json_object_get(o, "protocol"));
 	if (!protocol)
 		return bad(reterr, "names no protocol");
-	if (strcmp(protocol, "tcp") != 0)
+	if (strcmp(protocol, "tcp") != 0) {
+		dray_plain(shown, sizeof(shown), protocol, strlen(protocol));
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-			"Mooncake's engine uses the protocol \"%.16s\", and this agent reaches only those "
+			"Mooncake's engine uses the protocol \"%s\", and this agent reaches only those "
 			"with tcp; initialize() it with protocol tcp",
-			protocol);
+			shown);
+	}
 	if (get_integer(o, "tcp_data_port", 0, 1, UINT16_MAX, &port) < 0)
 		return bad(reterr, "has no port for data; engines before 0.3.5 are not supported");
 	if (get_integer(o, "tcp_proto_version", 1, 0, INT32_MAX, &version) < 0)

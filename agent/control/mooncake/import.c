@@ -123,6 +123,12 @@ static int64_t time_left(const struct mooncake_import *i)
 	return dray_max(i->end_ns - dray_now().ns, (int64_t)1);
 }
 
+static void arm(struct mooncake_import *i, int64_t at_ns)
+{
+	sd_event_source_set_time(i->timer, (uint64_t)at_ns / 1000 + 1);
+	sd_event_source_set_enabled(i->timer, SD_EVENT_ONESHOT);
+}
+
 /* The whole answer has come. */
 static void answered(struct mooncake_import *i)
 {
@@ -132,6 +138,7 @@ static void answered(struct mooncake_import *i)
 	disconnect(i);
 	if (r >= 0) {
 		i->step = IMPORT_DATA_NAME;
+		arm(i, i->end_ns);
 		r = resolver_lookup(i->c->resolver, i->d.host, i->d.port, time_left(i), data_named,
 				    i, &i->query, &err);
 	}
@@ -222,7 +229,8 @@ static int step_body(struct mooncake_import *i)
 	int r;
 
 	if (i->body_n == i->body_cap) {
-		size_t cap = dray_min(dray_max((size_t)BODY_BYTES, 2 * i->body_cap), i->body_size);
+		size_t grown = dray_max((size_t)BODY_BYTES, 2 * i->body_cap);
+		size_t cap = dray_min(grown, i->body_size);
 		uint8_t *p = realloc(i->body, cap);
 
 		if (!p)
@@ -257,12 +265,6 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 	else if (r < 0)
 		next_after(i, r == -ENODATA ? 0 : -r);
 	return 0;
-}
-
-static void arm(struct mooncake_import *i, int64_t at_ns)
-{
-	sd_event_source_set_time(i->timer, (uint64_t)at_ns / 1000 + 1);
-	sd_event_source_set_enabled(i->timer, SD_EVENT_ONESHOT);
 }
 
 static int connect_to(struct mooncake_import *i, const struct dray_addr *a)
