@@ -17,7 +17,7 @@
 #define BATCH_BYTES (128 << 10)
 #define BATCH_ASKED (256 << 10)
 /* How long a transfer that stops waits for the answers to its WRITEs, which would prove that the engine is done with them. */
-#define STOP_GRACE_NS (DRAY_NS_PER_SEC / 10)
+#define STOP_GRACE_NS (40 * DRAY_NS_PER_MS)
 #define LOST_DETAIL "the connection to Mooncake's engine broke; what was in flight may be in place"
 #define REFUSED_DETAIL \
 	"Mooncake's engine refused it: its memory is not registered there any more; import its segment again"
@@ -370,16 +370,16 @@ static void lose(struct mooncake_stream *s, bool answered, uint32_t code, const 
 			continue;
 		w->slice = NULL;
 		slice->retried |= begun;
-		if (!slice_wanted(slice))
+		if (!slice_wanted(slice)) {
 			dray_list_add(&over, &slice->link);
-		else if (w->code)
-			dray_list_add(&failed, &slice->link), slice->end_code = w->code;
-		else if (write && begun && !answered)
+		} else if (w->code || (begun && code && !(write && !answered))) {
+			slice->end_code = w->code ? w->code : code;
+			dray_list_add(&failed, &slice->link);
+		} else if (write && begun && !answered) {
 			dray_list_add(&lost, &slice->link);
-		else if (begun && code)
-			dray_list_add(&failed, &slice->link), slice->end_code = code;
-		else
+		} else {
 			dray_list_add(&ch->ch.retry, &slice->link);
+		}
 	}
 	end(s, true);
 	pull_later(ch);
