@@ -213,6 +213,7 @@ def test_mooncake_owner_gone(target, how):
     size = 64 * MIB
     with Owner(t.agent, size, bytes(size)) as owner, Owner(t.agent, MIB, bytes(MIB)) as other, engine_of(t, size) as engine:
         engine("repeat", 0, 0x77, size)
+        t.rail.netem("rate", "100mbit")  # some seconds
         engine.tell("write", engine.target, owner.address, [(0, 0, size)])
         until(lambda: owner.view[MIB] == 0x77, "some bytes")
         if how == "stopped":
@@ -222,6 +223,7 @@ def test_mooncake_owner_gone(target, how):
         else:
             owner.region.remove()
         before = digest(owner)
+        t.rail.calm()
         if how == "stopped":
             engine.process.send_signal(signal.SIGCONT)
         assert engine.hear(4 * LIMIT) != 0
