@@ -155,6 +155,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		.ordered = number("FAKE_GPU_ORDERED", 0),
 		.dry = number("FAKE_GPU_DRY", 0),
 		.free_mib = number("FAKE_GPU_FREE", 0),
+		.free_of = number("FAKE_GPU_FREE_OF", FAKE_DEVICES_MAX),
 		.fail = getenv("FAKE_GPU_FAIL"),
 		.lose = getenv("FAKE_GPU_LOSE"),
 		.hold = getenv("FAKE_GPU_HOLD"),

@@ -20,6 +20,7 @@
  *   FAKE_GPU_DMABUF=1     export_dmabuf gives a duplicate of the file's descriptor; else -EOPNOTSUPP
  *   FAKE_GPU_MEMORY=MIB   memory of a device (1024)
  *   FAKE_GPU_FREE=MIB     devices have no larger block of the plug-in's own memory
+ *   FAKE_GPU_FREE_OF=N    only device N
  *   FAKE_GPU_ORDERED=1    devices report rdma_ordered
  *   FAKE_GPU_LOSE_AFTER=N each device is lost, once, at its copy number N + 1
  *   FAKE_GPU_LOSE=PATH    device N is lost as long as the file PATHN exists

@@ -27,6 +27,7 @@ struct fake {
 		*busy; /* from the environment */
 	uint64_t lose_after;
 	uint64_t free_mib; /* 0: no limit */
+	unsigned free_of;  /* the device with that limit; FAKE_DEVICES_MAX: all */
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };
 

@@ -282,6 +282,13 @@ static int block_map(struct gpu_block *b, unsigned device)
 	return fake_range_add((uintptr_t)b->reserved, b->bytes, b->bytes_at, device, true);
 }
 
+static bool is_full(unsigned device, uint64_t bytes)
+{
+	bool limited = fake.free_of == FAKE_DEVICES_MAX || fake.free_of == device;
+
+	return limited && fake.free_mib && bytes >> 20 > fake.free_mib;
+}
+
 int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, struct gpu_block **ret,
 		     uint64_t *ret_address, struct dray_err *reterr)
 {
@@ -289,7 +296,7 @@ int fake_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 
 	(void)p;
 	dray_assert(fake.devices[device].starts);
-	if (!b || fake_fails("block") || (fake.free_mib && bytes >> 20 > fake.free_mib)) {
+	if (!b || fake_fails("block") || is_full(device, bytes)) {
 		free(b);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "device %u has no %llu free bytes", device,

@@ -736,6 +736,28 @@ def test_size_of_memory_for_staged_copies(gpu_agent, setting, free, given):
         assert metric(agent, "dray_gpu_copy_memory_bytes") == 2 * given * MIB
 
 
+@pytest.mark.parametrize("little", [0, 1])
+def test_one_gpu_of_a_pair_has_little_memory_for_staged_copies(gpu_agent, little):
+    """What passes through the memory of both fits into that of each: 64 MiB on one, 256 MiB on the other."""
+    agent, gpus = gpu_agent({"gpu.copy": "staged", "gpu.copy_memory": "4GiB"}, memory=8192, free=64, free_of=little)
+    size, piece = 48 * MIB, 32 << 10
+    with agent.wire() as client, GpuMemory(size, 0) as a, GpuMemory(size, 1, noise(size)) as b:
+        here, there = add_vmm(client, a), add_vmm(client, b)
+        remote = client.import_token(str(there.export()), timeout=LIMIT)
+        pieces = [(at, at, piece) for at in range(0, size, piece)][::-1]
+
+        def moved():
+            a.view[:] = bytes(size)
+            client.read(here, remote, pieces).result(LIMIT)
+            assert a.view == b.view
+            return way(agent)
+
+        until(lambda: moved() == "staged", "copies are staged")
+        for _ in range(3):
+            assert moved() == "staged"
+        assert metric(agent, "dray_gpu_copy_memory_bytes") == (256 + 64) * MIB
+
+
 def test_no_memory_for_staged_copies(gpu_agent):
     agent, gpus = gpu_agent({"gpu.copy": "staged"}, fail="block")
     with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:

@@ -191,14 +191,15 @@ static unsigned parts_free(const struct memory *m)
 	return PARTS - (unsigned)__builtin_popcount(m->used);
 }
 
-static bool part_take(struct gpu_relay *r, struct part *p, bool source)
+/* False: no part is free, or they are smaller than these bytes. */
+static bool part_take(struct gpu_relay *r, struct part *p, uint64_t bytes, bool source)
 {
 	struct memory *m = &r->memories[p->device];
 	unsigned i;
 
 	if (p->base)
 		return true;
-	if (!is_there(m) || !parts_free(m))
+	if (!is_there(m) || !parts_free(m) || bytes > m->part)
 		return false;
 	i = (unsigned)__builtin_ctz(~m->used);
 	m->used |= 1u << i;
@@ -263,9 +264,19 @@ void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x)
 
 uint64_t gpu_relay_slice(const struct gpu_path *p)
 {
-	const struct memory *m = &p->owner->relay->memories[p->device];
+	const struct gpu_relay *r = p->owner->relay;
+	const struct memory *m = &r->memories[p->device];
+	uint64_t least = is_there(m) ? m->part : 0;
 
-	return is_there(m) ? m->part : 0;
+	if (p->kind != GPU_PATH_PEER)
+		return least;
+	/* the other side's may be smaller, and which one it is depends on the transfer */
+	for (uint32_t left = r->there; left; left &= left - 1) {
+		m = &r->memories[__builtin_ctz(left)];
+		if (is_there(m))
+			least = dray_min(least, m->part);
+	}
+	return least;
 }
 
 /* Bytes that follow each other on one side, on average over the first operations of the slice. */
@@ -408,7 +419,7 @@ static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_pie
 /*
  * Takes the part that the step writes. False: none is free now, or the last one is, and others are returned without it, so that it
  * is left to a path that has none. Copy engines write the transfer's own memory instead if the part's memory is being given
- * back; and if all its parts are sources, which may wait for parts of this device.
+ * back, or came again with smaller parts; and if all its parts are sources, which may wait for parts of this device.
  */
 static bool step_room(struct core *c, struct job *j)
 {
@@ -420,7 +431,7 @@ static bool step_room(struct core *c, struct job *j)
 		return true;
 	if (is_there(m) && m->used != m->sources && parts_free(m) < 2)
 		return false;
-	if (part_take(r, &j->parts[s->to], false))
+	if (part_take(r, &j->parts[s->to], j->slice->bytes, false))
 		return true;
 	s->to = NONE;
 	j->n_steps = (uint8_t)(j->step + 1);
@@ -583,7 +594,7 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	 * last part to one that has none.
 	 */
 	if ((more && (parts_free(m) < 2 || (gathers && m->full))) ||
-	    !part_take(r, &j->parts[j->steps[0].to], j->n_steps == STEPS))
+	    !part_take(r, &j->parts[j->steps[0].to], j->slice->bytes, j->n_steps == STEPS))
 		return false;
 	for (unsigned i = 0; i < 2; i++)
 		memory_keep(c, r, j->parts[i].device);
