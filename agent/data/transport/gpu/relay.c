@@ -25,6 +25,8 @@
 #define RUN_MIN (256u << 10)
 /* Without a staged copy for this time the memory is given back. */
 #define IDLE_NS (10 * (int64_t)DRAY_NS_PER_SEC)
+/* What there was is what there is for this time. */
+#define KNOWN_NS (60 * (int64_t)DRAY_NS_PER_SEC)
 /* Until the next request if there was no memory. */
 #define ASK_NS ((int64_t)DRAY_NS_PER_SEC)
 
@@ -64,6 +66,8 @@ struct memory {
 	bool asked;
 	bool full; /* at most one part was free: kernels that fill parts wait until half of them are */
 	bool leaving; /* given back when no job uses it: its device goes, or a lost one may still write it */
+	uint64_t got;     /* bytes that there were, with little free on the device perhaps: */
+	int64_t known_ns; /* more is not asked for before */
 	int64_t due_ns; /* when it is given back unless it is used; without memory: when to ask again */
 };
 
@@ -108,7 +112,7 @@ static void memory_check(struct core *c, struct gpu_relay *r, unsigned device)
 
 	if (!m->leaving || m->used)
 		return;
-	*m = (struct memory){ 0 };
+	*m = (struct memory){ .got = m->got, .known_ns = m->known_ns };
 	r->there &= ~(1u << device);
 	tell(c, GPU_COPY_MEMORY_BACK, device);
 }
@@ -147,6 +151,8 @@ void gpu_relay_given(struct core *c, struct gpu_transport *g, unsigned device,
 		.base = m ? m->address : 0,
 		.part = m ? part_bytes(m->bytes) : 0,
 		.due_ns = c->now_ns + (m ? IDLE_NS : ASK_NS),
+		.got = m ? part_bytes(m->bytes) * PARTS : UINT64_MAX,
+		.known_ns = m ? c->now_ns + KNOWN_NS : 0,
 	};
 }
 
@@ -251,7 +257,10 @@ uint64_t gpu_relay_memory(const struct gpu_path *p, const struct xfer *x)
 
 uint64_t gpu_relay_could_have(const struct core *c, const struct gpu_path *p)
 {
-	return part_bytes(gpu_copy_memory_setting(c, p->device)) * PARTS;
+	const struct memory *m = &p->owner->relay->memories[p->device];
+	uint64_t most = part_bytes(gpu_copy_memory_setting(c, p->device)) * PARTS;
+
+	return c->now_ns < m->known_ns ? dray_min(most, m->got) : most;
 }
 
 void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x)
