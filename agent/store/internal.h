@@ -243,7 +243,7 @@ void item_leave_memory(struct store_object *o, bool evicted);
 enum dmsg_store_status item_fetch(struct store_object *o);
 /*
  * A live object that is only on disk gets a place in memory and is read, if there is room without an eviction. not_tried: there is
- * none; busy: too much is being read; too_large: there never is room; not_found: there was no memory, and the object is freed.
+ * none; busy: too much is being read; too_large: its owner has none; not_found: there was no memory, and the object is freed.
  */
 enum dmsg_store_status item_load_spare(struct store_object *o);
 /* A client here has stored or pinned it: it is no mere copy of another agent's any more. */

@@ -504,8 +504,9 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict)
 		return DMSG_STORE_STATUS_TOO_LARGE;
 	if (!may_load(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
+	/* without evictions another owner may have room */
 	if (!charge(m, bytes, may_evict))
-		return no_room;
+		return may_evict ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_TOO_LARGE;
 	if (!place(sp, o, granules(bytes), may_evict)) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 		return no_room;

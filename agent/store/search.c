@@ -11,9 +11,9 @@
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
-/* Objects that one turn looks at, about, and buckets. Workers wait for the lock meanwhile. */
-#define TURN_OBJECTS 512u
-#define TURN_BUCKETS 1024u
+/* Objects that one turn looks at, about, and buckets: some microseconds, for which workers wait. */
+#define TURN_OBJECTS 64u
+#define TURN_BUCKETS 128u
 #define TENANT_MAX 64
 
 struct store_search {
@@ -21,8 +21,10 @@ struct store_search {
 	char space[DMSG_STORE_SPACE_MAX + 1], tenant[TENANT_MAX];
 	uint32_t uid;
 	bool disk_only;
-	uint32_t at; /* the bucket that is next */
+	bool left_out; /* some objects, for which their owners have no room in memory */
+	uint32_t at;   /* the bucket that is next */
 	uint32_t most, n;
+	double least;           /* others are worth no more than what has been found */
 	struct store_found v[]; /* twice `most` */
 };
 
@@ -55,6 +57,7 @@ struct store_search *store_search_new(struct store *s, const char *space, const 
 	q->uid = uid;
 	q->most = most;
 	q->disk_only = disk_only;
+	q->least = -1;
 	return q;
 }
 
@@ -74,20 +77,38 @@ static int by_worth(const void *a, const void *b)
 static void cut(struct store_search *q)
 {
 	qsort(q->v, q->n, sizeof(q->v[0]), by_worth);
-	q->n = dray_min(q->n, q->most);
+	if (q->n < q->most)
+		return;
+	q->n = q->most;
+	q->least = q->v[q->n - 1].worth;
+}
+
+/* Its owner has room for it in memory, without an eviction. */
+static bool fits(const struct store_object *o)
+{
+	const struct budget_account *a = &o->member->account->budget;
+	uint64_t used = atomic_load(&a->of[RESOURCE_STORE_BYTES].used);
+
+	return used + room(o->policy.bytes) <= budget_limit(a, RESOURCE_STORE_BYTES) &&
+	       room(o->policy.bytes) <= store_of(o)->cfg.bytes;
 }
 
 static void look_at(struct store_search *q, struct store_object *o)
 {
 	struct store_found *f = &q->v[q->n];
 	bool in_memory = item_tier(o) == DMSG_STORE_TIER_MEMORY;
+	double worth = policy_worth(&o->policy);
 
-	if (q->disk_only && (o->resident || !is_on_disk(o)))
+	if (worth <= q->least || (q->disk_only && (o->resident || !is_on_disk(o))))
 		return;
+	if (q->disk_only && !fits(o)) {
+		q->left_out = true;
+		return;
+	}
 	*f = (struct store_found){ .bytes = o->policy.bytes,
 				   .cost_us = (uint64_t)o->policy.cost,
 				   .uses = o->policy.uses,
-				   .worth = policy_worth(&o->policy),
+				   .worth = worth,
 				   .in_memory = in_memory,
 				   .on_disk = is_on_disk(o),
 				   .held = o->holds,
@@ -152,7 +173,7 @@ const struct store_found *store_search_found(const struct store_search *q, uint3
 
 struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes)
 {
-	struct store_loaded ret = { .more = q->n == q->most };
+	struct store_loaded ret = { .objects = 0 };
 	struct store_space *sp;
 
 	pthread_mutex_lock(&q->store->lock);
@@ -173,5 +194,8 @@ struct store_loaded store_search_load(const struct store_search *q, uint64_t byt
 			break;
 	}
 	pthread_mutex_unlock(&q->store->lock);
+	/* what could not be begun would be found again */
+	ret.more = ret.objects && q->n == q->most;
+	ret.full |= q->left_out && !ret.more && !ret.waits;
 	return ret;
 }

@@ -285,7 +285,8 @@ struct store_found {
 };
 
 /*
- * The most valuable objects of a name space, at most `most`; disk_only: of those that are only on disk. It takes turns, since it
+ * The most valuable objects of a name space, at most `most`; disk_only: of those that are only on disk, and for which their owner
+ * has room in memory. It takes turns, since it
  * looks at all objects. NULL with reterr: no such name space, or no memory.
  */
 struct store_search *store_search_new(struct store *s, const char *space, const char *tenant,
@@ -301,9 +302,9 @@ const struct store_found *store_search_found(const struct store_search *q, uint3
 struct store_loaded {
 	uint32_t objects;
 	uint64_t bytes;
-	bool full;  /* there is no room for the next one without an eviction */
+	bool full;  /* there is no room for others without an eviction, or their owners have none */
 	bool waits; /* too much is being read now */
-	bool more;  /* there may be more objects than the search has found */
+	bool more;  /* some are being read, and there may be more than the search has found */
 };
 /* After the end: reads what was found from disk into memory, the most valuable first, until these bytes are begun. */
 struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes);

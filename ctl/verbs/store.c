@@ -11,6 +11,8 @@
 #define TENANT_MAX 64
 /* Until the agent has read some of what it reads from disk. */
 #define WARM_PAUSE_NS 5000000
+/* Without an object for so many of them the disk does not answer: five seconds. */
+#define WARM_PAUSES_MAX 1000u
 
 /* A name space: with a name, or that of an owner. */
 struct space {
@@ -62,6 +64,7 @@ static int warm(struct ctl *c, const struct space *s, uint64_t bytes, uint64_t *
 		uint64_t *read, int *full)
 {
 	const struct timespec pause = { .tv_nsec = WARM_PAUSE_NS };
+	unsigned pauses = 0;
 	int more = 1;
 
 	while (more && *read < bytes) {
@@ -78,6 +81,13 @@ static int warm(struct ctl *c, const struct space *s, uint64_t bytes, uint64_t *
 			return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_WARM_STORE, ret);
 		*objects += n;
 		*read += n_bytes;
+		pauses = n ? 0 : pauses + 1;
+		if (pauses == WARM_PAUSES_MAX)
+			return ctl_failed(c,
+					  "%" PRIu64
+					  " objects are being read, and nothing came from the disk "
+					  "for five seconds; drayctl store shows its state",
+					  *objects);
 		if (more && !n)
 			nanosleep(&pause, NULL);
 	}

@@ -253,10 +253,7 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 };
 
 const struct dray_dbus_field dray_dbus_store_object_fields[DRAY_DBUS_STORE_OBJECT_FIELD_N] = {
-	/*
-	 * Key: as it is if all of it is printable ASCII without a backslash, else with \xNN for
-	 * each other byte.
-	 */
+	/* Key; \xNN for each byte that is not visible ASCII, and for backslashes. */
 	{ "key", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_object, key) },
 	/* Its bytes. */
 	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_store_object, bytes) },

@@ -477,10 +477,7 @@ enum dray_dbus_store_object_field {
 extern const struct dray_dbus_field dray_dbus_store_object_fields[DRAY_DBUS_STORE_OBJECT_FIELD_N];
 
 struct dray_dbus_store_object {
-	/*
-	 * Key: as it is if all of it is printable ASCII without a backslash, else with \xNN for
-	 * each other byte.
-	 */
+	/* Key; \xNN for each byte that is not visible ASCII, and for backslashes. */
 	const char *key;
 	uint64_t bytes; /* Its bytes. */
 	uint64_t cost_ns; /* Nanoseconds to compute it again, as its client says. */

@@ -185,7 +185,7 @@ def test_the_most_valuable_objects_are_listed(new_store):
         assert first["key"] == "key\\x200" and first["uses"] > 1 and first["held"]
         text = agent.ctl("store", "--keys", "1000", *OWNER)
         assert len(text.splitlines()) == 10 and "WORTH" in text
-        for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no such name space"),
+        for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no name space"),
                            (("--keys", "0", *OWNER), "--keys"), (("--keys", "1", "--warm", "1MiB", *OWNER), "give one of them"),
                            (OWNER, "have no effect without --keys, --warm or --evict")):
             with pytest.raises(AssertionError, match=why):
@@ -216,6 +216,42 @@ def test_warming_reads_the_most_valuable_objects(new_store):
         for key in in_memory():
             assert user.get(key) == value_of(key)
         assert agent.ctl("store", "--warm", "1GiB", *OWNER, "--json") == {"objects": 0, "bytes": 0, "full": True}
+
+
+def test_warming_ends_where_objects_never_fit(new_store):
+    """More of the most valuable objects than one call reads are larger than their owner's share is now."""
+    agent, keys = new_store(), names(300)
+    with User(agent) as user:
+        fill(agent, user, keys, 20_000)
+        agent.stop()
+        agent.settings["limits.store_bytes_per_owner"] = "16KiB"
+        agent.start()
+        until(lambda: user.has(keys[0]) == [True], "the new session")
+        assert agent.ctl("store", "--warm", "1GiB", *OWNER, "--json") == {"objects": 0, "bytes": 0, "full": True}
+
+
+def test_warming_beside_an_owner_without_room(new_agent, lab):
+    """What one owner of a shared name space may not have does not keep the others' objects on disk."""
+    agent, (left, right) = tenants(new_agent, "left", "right", **DISK | {
+        "limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "2MiB", "store.disk_dir": lab.directory("disk"),
+        "store.spaces": "kv=left:*,kv=right:*"})
+    agent.kill()
+    serve_http(agent).start()
+    with User(left, space="kv") as a, User(right, space="kv") as b:
+        fill(agent, a, [b"left %d" % i for i in range(12)])
+        fill(agent, b, [b"right %d" % i for i in range(5)])
+        agent.restart()
+        until(lambda: b.has(b"right 0") == [True], "the new session")
+        got = agent.ctl("store", "--warm", "1GiB", "--space", "kv", "--json")
+        assert got == {"objects": 6 + 5, "bytes": 11 * SIZE, "full": True}
+        until(lambda: [r.tier for r in b.store.exists([b"right %d" % i for i in range(5)])] == [Tier.MEMORY] * 5, "the objects in memory")
+
+
+def test_a_name_that_is_cut_inside_a_character(new_store):
+    agent = new_store()
+    for option in ("--keys", "--warm", "--evict"):
+        with pytest.raises(AssertionError, match="no name space"):
+            agent.ctl("store", option, "1", "--space", 59 * "a" + "é")
 
 
 def test_warming_what_is_in_memory_already(new_store):

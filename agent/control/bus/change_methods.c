@@ -279,6 +279,20 @@ CHANGE(set_hint)
 	return 0;
 }
 
+int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_error *reterr)
+{
+	char text[BUS_TEXT_BYTES], why[BUS_TEXT_BYTES];
+
+	if (*space)
+		snprintf(why, sizeof(why),
+			 "the store has no name space \"%.60s\"; ListStore has them", space);
+	else
+		snprintf(why, sizeof(why),
+			 "the store has no name space of owner %.60s:%u; ListStore has them",
+			 tenant, uid);
+	return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_NOT_FOUND, bus_text(why, text));
+}
+
 CHANGE(evict_store)
 {
 	const char *space, *tenant;
@@ -292,12 +306,7 @@ CHANGE(evict_store)
 		return ret;
 	e = store_evict(a->store, space, tenant, uid, bytes);
 	if (!e.found)
-		return sd_bus_error_setf(
-			reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-			*space ?
-				"the store has no name space \"%.60s\"; ListStore has them" :
-				"the store has no name space of owner %.60s:%u; ListStore has them",
-			*space ? space : tenant, uid);
+		return bus_no_space(space, tenant, uid, reterr);
 	if (e.objects)
 		LOG_CHANGE(c, "EvictStore: %u objects with %" PRIu64 " bytes space=%.60s",
 			   e.objects, e.bytes, *space ? space : tenant);

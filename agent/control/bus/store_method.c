@@ -13,6 +13,8 @@
 #define LIST_MAX 1000u
 /* Objects of one call of WarmStore: beginning to read them holds up workers for some hundred microseconds. */
 #define WARM_MAX 256u
+/* Between the turns of a search, for workers that wait for the store. */
+#define PAUSE_US 20
 /* A byte of a key as text: \xNN. */
 #define ESCAPE 4
 
@@ -48,6 +50,14 @@ static const char *key_text(const struct store_found *f, char *ret, size_t n)
 	return ret;
 }
 
+/* In microseconds a MiB. */
+static uint64_t worth_of(const struct store_found *f)
+{
+	double v = f->worth * (1 << 20);
+
+	return v < (double)UINT64_MAX ? (uint64_t)v : UINT64_MAX;
+}
+
 static void fill_objects(struct dictionaries *d)
 {
 	const struct store_call *k = d->arg;
@@ -61,7 +71,7 @@ static void fill_objects(struct dictionaries *d)
 			.bytes = v[i].bytes,
 			.cost_ns = v[i].cost_us * 1000,
 			.uses = v[i].uses,
-			.worth = (uint64_t)(v[i].worth * (1 << 20)),
+			.worth = worth_of(&v[i]),
 			.memory = v[i].in_memory,
 			.disk = v[i].on_disk,
 			.held = v[i].held,
@@ -92,14 +102,15 @@ static int reply_warmed(struct store_call *k)
 					  (int)(!l.full && (l.waits || l.more)));
 }
 
-/* An event source of its own, so that each turn lets others run. */
-static int on_turn(sd_event_source *source, void *arg)
+static int on_turn(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct store_call *k = arg;
 	int ret;
 
-	if (store_search_turn(k->search))
-		return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	if (store_search_turn(k->search)) {
+		ret = sd_event_source_set_time_relative(source, PAUSE_US);
+		return ret < 0 ? ret : sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	}
 	ret = k->warms ? reply_warmed(k) : reply_objects(k);
 	cancel(&k->reply);
 	pending_reply_end(&k->reply, ret);
@@ -125,13 +136,12 @@ static int call_begin(struct bus_conn *c, sd_bus_message *m, const struct store_
 				     &err);
 	if (!k->search) {
 		pending_reply_free(&k->reply);
-		return sd_bus_error_setf(reterr,
-					 err.code == DRAY_E_NOT_FOUND ? DRAY_DBUS_ERROR_NOT_FOUND :
-									SD_BUS_ERROR_NO_MEMORY,
-					 "%s \"%.60s\"; ListStore has them", err.msg,
-					 *space ? space : tenant);
+		return err.code == DRAY_E_NOT_FOUND ?
+			       bus_no_space(space, tenant, uid, reterr) :
+			       sd_bus_error_set(reterr, SD_BUS_ERROR_NO_MEMORY, err.msg);
 	}
-	ret = sd_event_add_defer(c->server->agent->event, &k->turn, on_turn, k);
+	ret = sd_event_add_time_relative(c->server->agent->event, &k->turn, CLOCK_MONOTONIC, 0, 1,
+					 on_turn, k);
 	if (ret < 0) {
 		cancel(&k->reply);
 		pending_reply_free(&k->reply);
@@ -143,7 +153,7 @@ int dbus_method_find_store_objects(sd_bus_message *m, void *userdata, sd_bus_err
 {
 	const char *space, *tenant;
 	struct bus_conn *c = userdata;
-	uint32_t uid, most;
+	uint32_t uid = 0, most = 0;
 	int ret = bus_check_change(c, sd_bus_message_get_member(m), reterr);
 
 	if (ret >= 0)
@@ -164,7 +174,7 @@ int dbus_method_warm_store(sd_bus_message *m, void *userdata, sd_bus_error *rete
 	struct store_call call = { .warms = true };
 	const char *space, *tenant;
 	struct bus_conn *c = userdata;
-	uint32_t uid;
+	uint32_t uid = 0;
 	int ret = bus_check_change(c, sd_bus_message_get_member(m), reterr);
 
 	if (ret >= 0)
