@@ -247,6 +247,8 @@ def test_mooncake_bench(target):
                 env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent), "MC_GID_INDEX": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=4 * LIMIT)
             assert done.returncode == 0, done.stdout
+            batches = int(re.search(r"batch count (\d+)", done.stdout).group(1))
             print(operation, re.findall(r"batch count.*", done.stdout), file=sys.stderr)
-            assert packets(t) - before > 100
+            # how many there are depends on the machine; each has four requests
+            assert batches and packets(t) - before >= 4 * batches
         assert owner.address
