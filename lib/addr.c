@@ -143,6 +143,13 @@ struct in6_addr dray_addr_in6(const struct dray_addr *a)
 	return r;
 }
 
+bool dray_addr_same_host(const struct dray_addr *a, const struct dray_addr *b)
+{
+	struct in6_addr x = dray_addr_in6(a), y = dray_addr_in6(b);
+
+	return IN6_ARE_ADDR_EQUAL(&x, &y);
+}
+
 /* The IPv4 address in host order, also where it is mapped into IPv6. */
 static bool v4_of(const struct dray_addr *a, uint32_t *ret)
 {

@@ -44,6 +44,8 @@ unsigned dray_addr_port(const struct dray_addr *a);
 void dray_addr_set_port(struct dray_addr *a, unsigned port);
 /* An IPv4 address as the IPv4-mapped one of IPv6 (RFC 4291, section 2.5.5.2), as in scans of netdetect. */
 struct in6_addr dray_addr_in6(const struct dray_addr *a);
+/* Whatever their ports are, and whether an IPv4 address is mapped. */
+bool dray_addr_same_host(const struct dray_addr *a, const struct dray_addr *b);
 
 /* host:port that other hosts can use: an address that is neither a wildcard nor link-local, or a valid name; port 1 to 65535. */
 bool dray_endpoint_valid(const char *s);

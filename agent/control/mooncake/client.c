@@ -36,10 +36,10 @@ static void tell_workers(struct mooncake_client *c, struct engine *e, enum moonc
 
 static bool is_same(const struct engine *e, const struct dray_addr *addr, bool with_status)
 {
-	const struct in6_addr a = dray_addr_in6(&e->link.link.addr), b = dray_addr_in6(addr);
+	const struct dray_addr *own = &e->link.link.addr;
 
-	return e->link.with_status == with_status && IN6_ARE_ADDR_EQUAL(&a, &b) &&
-	       dray_addr_port(&e->link.link.addr) == dray_addr_port(addr);
+	return e->link.with_status == with_status && dray_addr_same_host(own, addr) &&
+	       dray_addr_port(own) == dray_addr_port(addr);
 }
 
 dray_handle engine_use(struct mooncake_client *c, const struct dray_addr *addr, bool with_status,

@@ -340,7 +340,7 @@ void handshake_add(struct mooncake_server *s, int fd, const struct dray_addr *fr
 	unsigned held = 0;
 
 	dray_list_for_each(&s->handshakes, other, const struct handshake, link)
-		held += mooncake_same_host(&other->from, from);
+		held += dray_addr_same_host(&other->from, from);
 	if (!dray_share_fits(HANDSHAKES_MAX - s->n_handshakes, held, 1)) {
 		log_limited(DRAY_LOG_WARNING, AREA,
 			    "closing a handshake: %u others are under way, %u of this address",

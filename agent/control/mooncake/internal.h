@@ -2,8 +2,6 @@
 /* Shared by the files of this folder. */
 #pragma once
 
-#include <string.h>
-
 #include "agent/control/mooncake/frame.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/socket/acceptor.h"
@@ -36,13 +34,6 @@ struct mooncake_server {
 	uint64_t next_id;
 	struct mooncake_totals totals;
 };
-
-static inline bool mooncake_same_host(const struct dray_addr *a, const struct dray_addr *b)
-{
-	struct in6_addr x = dray_addr_in6(a), y = dray_addr_in6(b);
-
-	return !memcmp(&x, &y, sizeof(x));
-}
 
 /* The peer may connect now. Otherwise counts and logs that it may not. */
 bool mooncake_admits(struct mooncake_server *s, const struct dray_addr *from, const char *what);

@@ -66,7 +66,7 @@ static struct data_conn *data_conn_new(struct mooncake_server *s, const struct d
 	uint64_t held = 0;
 
 	dray_list_for_each(&s->conns, other, const struct data_conn, link)
-		held += mooncake_same_host(&other->from, from);
+		held += dray_addr_same_host(&other->from, from);
 	if (!dray_share_fits(s->conns_max - s->totals.connections, held, 1)) {
 		log_limited(DRAY_LOG_WARNING, AREA,
 			    "closing a data connection: %" PRIu64 " others are open, %" PRIu64

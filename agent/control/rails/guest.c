@@ -34,9 +34,9 @@ struct guest {
 	struct device *device;
 	uint64_t id;
 	enum guest_state state;
-	_Atomic bool
-		doomed; /* it dies as soon as its job has ended, which begins no further queue pair */
-	int error;      /* of the last job */
+	/* it dies as soon as its job has ended, which begins no further queue pair */
+	_Atomic bool doomed;
+	int error; /* of the last job */
 	struct rails_guest_request want;
 	void (*done)(void *arg, const struct rails_guest_reply *reply); /* NULL: nobody waits */
 	void *arg;
@@ -238,20 +238,13 @@ static void qp_prepare(const struct guest *g, struct qp *q, uint32_t qpn)
 	memcpy(q->remote.gid, &g->want.gid, sizeof(q->remote.gid));
 }
 
-static bool is_same_host(const struct dray_addr *a, const struct dray_addr *b)
-{
-	struct in6_addr x = dray_addr_in6(a), y = dray_addr_in6(b);
-
-	return !memcmp(&x, &y, sizeof(x));
-}
-
 /* The living guest of this name. */
 static struct guest *find(struct rails *r, const struct rails_guest_request *want,
 			  const struct rail *rail)
 {
 	dray_list_for_each(&r->guests.v, g, struct guest, link)
 		if (!g->doomed && g->rail == rail && !strcmp(g->want.path, want->path) &&
-		    is_same_host(&g->want.from, &want->from))
+		    dray_addr_same_host(&g->want.from, &want->from))
 			return g;
 	return NULL;
 }
@@ -266,7 +259,7 @@ static const char *admit(const struct rails *r, const struct rails_guest_request
 	if (!want->n || want->n > RAILS_GUEST_QUEUE_PAIRS)
 		return "the number of queue pairs is not valid";
 	dray_list_for_each(&r->guests.v, g, const struct guest, link) {
-		held += is_same_host(&g->want.from, &want->from) ? g->n : 0;
+		held += dray_addr_same_host(&g->want.from, &want->from) ? g->n : 0;
 		here += g->device == rail->device ? g->n : 0;
 	}
 	if (here + want->n > (uint64_t)rail->device->attr.max_cqe)

@@ -86,11 +86,8 @@ static bool rule_matches(const struct local_rule *r, const char *host, const str
 {
 	if (r->port && r->port != port)
 		return false;
-	if (r->addr.len && addr->len) {
-		struct in6_addr a = dray_addr_in6(&r->addr), b = dray_addr_in6(addr);
-
-		return !memcmp(&a, &b, sizeof(a));
-	}
+	if (r->addr.len && addr->len)
+		return dray_addr_same_host(&r->addr, addr);
 	return !r->addr.len && !addr->len && !strcasecmp(r->host, host);
 }
 
