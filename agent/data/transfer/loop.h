@@ -13,6 +13,22 @@
 struct loop_source;
 typedef void (*loop_fn)(struct loop_source *s, uint32_t events);
 
+/* A socket that is closed or failed can be read and written as well: that tells how. */
+static inline bool loop_can_read(uint32_t events)
+{
+	return events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+}
+
+static inline bool loop_can_write(uint32_t events)
+{
+	return events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
+}
+
+static inline bool loop_hung_up(uint32_t events)
+{
+	return events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+}
+
 struct loop_source {
 	int fd; /* not owned */
 	loop_fn fn;

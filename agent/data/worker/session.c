@@ -90,8 +90,7 @@ static void handle_io(struct loop_source *source, uint32_t events)
 		s->writable = true;
 		flush(s);
 	}
-	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		s->readable = true;
+	s->readable |= loop_can_read(events);
 	wsession_go_on(s);
 }
 

@@ -34,10 +34,8 @@ static void ready(struct loop_source *source, uint32_t events)
 {
 	struct mooncake_conn *c = dray_container_of(source, struct mooncake_conn, source);
 
-	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		c->readable = true;
-	if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-		c->writable = true;
+	c->readable |= loop_can_read(events);
+	c->writable |= loop_can_write(events);
 	if (dray_list_empty(&c->ready_link))
 		dray_list_add(&c->m->ready, &c->ready_link);
 }

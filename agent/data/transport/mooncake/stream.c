@@ -50,12 +50,9 @@ static void ready(struct loop_source *source, uint32_t events)
 {
 	struct mooncake_stream *s = dray_container_of(source, struct mooncake_stream, source);
 
-	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		s->readable = true;
-	if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-		s->writable = true;
-	if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		s->hup = true;
+	s->readable |= loop_can_read(events);
+	s->writable |= loop_can_write(events);
+	s->hup |= loop_hung_up(events);
 	ready_later(s);
 }
 

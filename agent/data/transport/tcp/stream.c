@@ -24,12 +24,9 @@ static void ready(struct loop_source *source, uint32_t events)
 {
 	struct tcp_stream *s = dray_container_of(source, struct tcp_stream, source);
 
-	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		s->readable = true;
-	if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-		s->writable = true;
-	if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		s->hup = true;
+	s->readable |= loop_can_read(events);
+	s->writable |= loop_can_write(events);
+	s->hup |= loop_hung_up(events);
 	if (dray_list_empty(&s->ready_link))
 		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
 }
