@@ -18,6 +18,9 @@
 #define DEVICE_BYTES 256u
 /* Bytes of a buffer over RDMA, at most: with two keys for each device. */
 #define PIECE_BYTES (DESCRIPTOR_BUFFER + 24u * RAILS_MAX)
+/* Behind the list of buffers, at most: room for the devices and the rest. */
+#define PIECES_END \
+	(MOONCAKE_FRAME_MAX - MOONCAKE_FRAME_HEAD - DESCRIPTOR_HEAD - DEVICE_BYTES * RAILS_MAX)
 
 /* The place of a buffer is the same for all, so that peers use all devices. */
 #define PLACE "cpu:0"
@@ -26,7 +29,6 @@ struct writing {
 	FILE *f;
 	const char *name;
 	bool some;
-	size_t room; /* for buffers */
 	unsigned left_out;
 };
 
@@ -44,25 +46,22 @@ static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32
 		      unsigned n)
 {
 	struct writing *w = arg;
-	int bytes;
 
 	/* what fits is told: one owner's many pieces must not close the handshakes of all */
-	if (w->room < PIECE_BYTES) {
+	if (ftell(w->f) > (long)(PIECES_END - PIECE_BYTES)) {
 		w->left_out++;
 		return;
 	}
-	bytes = fprintf(w->f,
-			"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE
-			"\",\"rkey\":[",
-			w->some ? "," : "", address, length);
+	fprintf(w->f,
+		"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE "\",\"rkey\":[",
+		w->some ? "," : "", address, length);
 	for (unsigned i = 0; i < n; i++)
-		bytes += fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
+		fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
 	/* the keys for local use have no use for a peer, who wants as many of them */
-	bytes += fprintf(w->f, "],\"lkey\":[");
+	fputs("],\"lkey\":[", w->f);
 	for (unsigned i = 0; i < n; i++)
-		bytes += fprintf(w->f, i ? ",0" : "0");
-	bytes += fprintf(w->f, "]}");
-	w->room -= bytes > 0 ? (size_t)bytes : 0;
+		fputs(i ? ",0" : "0", w->f);
+	fputs("]}", w->f);
 	w->some = true;
 }
 
@@ -106,9 +105,7 @@ uint32_t descriptor_buffers_max(const char *name)
 static char *make(struct mooncake_server *s, size_t *ret_n)
 {
 	struct rails_guest_device devices[RAILS_MAX];
-	struct writing w = { .name = s->name,
-			     .room = MOONCAKE_FRAME_MAX - MOONCAKE_FRAME_HEAD - DESCRIPTOR_HEAD -
-				     DEVICE_BYTES * RAILS_MAX };
+	struct writing w = { .name = s->name };
 	char *text = NULL;
 	bool bad;
 
