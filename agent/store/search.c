@@ -33,15 +33,13 @@ struct store_search *store_search_new(struct store *s, const char *space, const 
 				      struct dray_err *reterr)
 {
 	struct store_search *q;
-	bool found;
+	bool found = false;
 
-	if (strlen(space) >= sizeof(q->space) || strlen(tenant) >= sizeof(q->tenant) || !s) {
-		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "there is no such name space");
-		return NULL;
+	if (s && strlen(space) < sizeof(q->space) && strlen(tenant) < sizeof(q->tenant)) {
+		pthread_mutex_lock(&s->lock);
+		found = space_named(s, space, tenant, uid);
+		pthread_mutex_unlock(&s->lock);
 	}
-	pthread_mutex_lock(&s->lock);
-	found = space_named(s, space, tenant, uid);
-	pthread_mutex_unlock(&s->lock);
 	if (!found) {
 		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "there is no such name space");
 		return NULL;

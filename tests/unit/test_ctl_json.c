@@ -235,32 +235,37 @@ static void health_append(sd_bus_message *m)
 	list_append(m, &conditions, conditions.n_fields);
 }
 
-/* As an agent that evicts some objects in each call. */
-/* One call reads some; memory has no room for the rest. */
-static void warmed_append(sd_bus_message *m, sd_bus_message *reply)
+/* A call for 7000 bytes of owner default:1000, or for the 1000 that an answer has left. */
+static bool asks_of_owner(sd_bus_message *m, uint64_t *ret_bytes)
 {
 	const char *space, *tenant;
-	uint64_t bytes;
 	uint32_t uid;
+
+	return sd_bus_message_read(m, "ssut", &space, &tenant, &uid, ret_bytes) >= 0 && !*space &&
+	       !strcmp(tenant, "default") && uid == 1000 &&
+	       (*ret_bytes == 7000 || *ret_bytes == 1000);
+}
+
+/* As an agent that reads some objects in the first call, and then has no room in memory. */
+static void warmed_append(sd_bus_message *m, sd_bus_message *reply)
+{
+	uint64_t bytes;
 	bool first;
 
-	if (sd_bus_message_read(m, "ssut", &space, &tenant, &uid, &bytes) < 0 || *space ||
-	    strcmp(tenant, "default") || uid != 1000 || (bytes != 7000 && bytes != 1000))
+	if (!asks_of_owner(m, &bytes))
 		return;
 	first = bytes == 7000;
 	sd_bus_message_append(reply, "utbb", first ? 3u : 0u, first ? UINT64_C(6000) : UINT64_C(0),
 			      (int)!first, (int)first);
 }
 
+/* As an agent that evicts some objects in each call. */
 static void evicted_append(sd_bus_message *m, sd_bus_message *reply)
 {
-	const char *space, *tenant;
 	uint64_t bytes;
-	uint32_t uid;
 	bool first;
 
-	if (sd_bus_message_read(m, "ssut", &space, &tenant, &uid, &bytes) < 0 || *space ||
-	    strcmp(tenant, "default") || uid != 1000 || (bytes != 7000 && bytes != 1000))
+	if (!asks_of_owner(m, &bytes))
 		return;
 	first = bytes == 7000;
 	sd_bus_message_append(reply, "utb", first ? 3u : 2u,

@@ -25,7 +25,7 @@
 #define RUN_MIN (256u << 10)
 /* Without a staged copy for this time the memory is given back. */
 #define IDLE_NS (10 * (int64_t)DRAY_NS_PER_SEC)
-/* What there was is what there is for this time. */
+/* A device that gave memory is taken to have no more for this time. */
 #define KNOWN_NS (60 * (int64_t)DRAY_NS_PER_SEC)
 /* Until the next request if there was no memory. */
 #define ASK_NS ((int64_t)DRAY_NS_PER_SEC)
@@ -66,8 +66,8 @@ struct memory {
 	bool asked;
 	bool full; /* at most one part was free: kernels that fill parts wait until half of them are */
 	bool leaving; /* given back when no job uses it: its device goes, or a lost one may still write it */
-	uint64_t got;     /* bytes that there were, with little free on the device perhaps: */
-	int64_t known_ns; /* more is not asked for before */
+	uint64_t got;     /* bytes that the device gave last, perhaps fewer than the setting */
+	int64_t known_ns; /* until then no copy asks it for more */
 	int64_t due_ns; /* when it is given back unless it is used; without memory: when to ask again */
 };
 
