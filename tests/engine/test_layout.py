@@ -65,6 +65,7 @@ def test_another_window_at_first_contact(bare, agents, caplog):
     assert d.run(d.add(prompt(100, 1), params=params))[0] == "LENGTH"
     assert f"has attention: {full} here, {window} at the other engine" in caplog.text
     assert not d.loaded()
+    d.idle()  # its right may be acquired only now
     p.idle()
 
 

@@ -66,8 +66,8 @@ def test_slots_are_free_again(bare, agents):
             request = d.add(prompt(3 * BLOCK, seed), params=params)
             d.step()
             d.abort(request)
+            d.idle()  # its right may be acquired only now
             p.idle()
-            d.idle()
         else:
             moved(p, d, 3 * BLOCK, seed)
 
