@@ -326,6 +326,7 @@ def test_address_space(new_agent):
     """Sparse memfds of many TiB use up addresses and nothing else. The owner's share ends that before the agent has none."""
     agent = new_agent()
     serves(agent)
+    wait_for_release(agent, "mapped_bytes")  # four files take the whole share
     with nothing_leaked(agent):
         with Raw(agent) as raw:
             answers = []
