@@ -111,6 +111,13 @@ enum ctl_wake {
  */
 int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns);
 
+/*
+ * Until the release, SIGINT and SIGTERM wait for ctl_interrupt_wait(), so that what was done by then is reported. For verbs that wait
+ * for nobody else without a limit.
+ */
+void ctl_interrupt_hold(sigset_t *ret_former);
+void ctl_interrupt_release(const sigset_t *former);
+
 /* The same for any signals, of which *ret_signal is the one that came (CTL_WAKE_SIGNAL). */
 int ctl_signals_wait(struct ctl *c, const sigset_t *set, int fd, int64_t timeout_ns,
 		     int *ret_signal);

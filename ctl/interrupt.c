@@ -56,14 +56,33 @@ int ctl_signals_wait(struct ctl *c, const sigset_t *set, int fd, int64_t timeout
 	return ret;
 }
 
-int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns)
+static sigset_t stop_signals(void)
 {
 	sigset_t stop;
-	int signal, ret;
 
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
+	return stop;
+}
+
+void ctl_interrupt_hold(sigset_t *ret_former)
+{
+	sigset_t stop = stop_signals();
+
+	sigprocmask(SIG_BLOCK, &stop, ret_former);
+}
+
+void ctl_interrupt_release(const sigset_t *former)
+{
+	sigprocmask(SIG_SETMASK, former, NULL);
+}
+
+int ctl_interrupt_wait(struct ctl *c, int fd, int64_t timeout_ns)
+{
+	sigset_t stop = stop_signals();
+	int signal, ret;
+
 	ret = ctl_signals_wait(c, &stop, fd, timeout_ns, &signal);
 	return ret == CTL_WAKE_SIGNAL ? CTL_WAKE_END : ret;
 }

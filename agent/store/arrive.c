@@ -75,6 +75,8 @@ static void arrival_end(struct store *s, struct arrival *v, bool right)
 		s->totals.copies++;
 		sp->remote_hits++;
 		sp->remote_bytes += o->policy.bytes;
+		trace_object(sp, STORE_GET, (struct store_key){ o->key, o->key_n }, o,
+			     DMSG_STORE_STATUS_OK, DMSG_STORE_TIER_AGENT);
 	}
 	o->copy = 1;
 	/* else it ends with the last that holds it */

@@ -135,8 +135,11 @@ void store_pin(struct store_user *u, struct store_member *m, const struct store_
 	       uint32_t n, struct dmsg_store_result *ret)
 {
 	pthread_mutex_lock(&u->store->lock);
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		ret[i] = pin(u, m, keys[i]);
+		trace(m->space, STORE_PIN, keys[i], ret[i].length, 0,
+		      (enum dmsg_store_status)ret[i].status, (enum dmsg_store_tier)ret[i].tier);
+	}
 	pthread_mutex_unlock(&u->store->lock);
 }
 
@@ -218,13 +221,23 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	return p;
 }
 
+static void trace_read(struct store_space *sp, struct store_key key,
+		       const struct dmsg_store_place *p)
+{
+	const struct store_object *o = sp->store->trace ? item_find(sp, key) : NULL;
+
+	trace_object(sp, STORE_READ, key, o, (enum dmsg_store_status)p->status, item_tier(o));
+}
+
 void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
 {
 	files->n = 0;
 	pthread_mutex_lock(&u->store->lock);
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		ret[i] = read_one(u, m, keys[i], files);
+		trace_read(m->space, keys[i], &ret[i]);
+	}
 	pthread_mutex_unlock(&u->store->lock);
 }
 

@@ -40,7 +40,13 @@ enum object_state {
 	OBJECT_GONE, /* removed, but held, or on disk */
 };
 
-enum disk_work { WORK_NONE, WORK_WRITE, WORK_READ, WORK_REMOVE };
+enum disk_work {
+	WORK_NONE,
+	WORK_WRITE,
+	WORK_READ,
+	WORK_REMOVE,
+	WORK_REPLACE, /* its damaged bytes are removed; then it is put there again */
+};
 
 /* What an object has more if there is a disk tier: it lies in front of it. */
 struct disk_part {
@@ -51,6 +57,7 @@ struct disk_part {
 	bool on_disk;
 	bool cleaned;  /* it is written because it would be evicted soon */
 	uint16_t vain; /* evictions from disk for its write that gave its owner no room */
+	uint16_t seen; /* by the verification of this number */
 };
 
 /* What an object has more if other agents may read it: it lies in front of all else. */
@@ -98,6 +105,7 @@ struct segment {
 struct store_space {
 	struct dray_list link; /* on store->spaces */
 	struct store *store;
+	uint32_t number;                     /* for traces */
 	char name[DMSG_STORE_SPACE_MAX + 1]; /* "": the one of an owner */
 	struct owner_account *account;       /* of that owner; else NULL */
 	struct dray_list members;
@@ -169,8 +177,12 @@ struct store {
 	uint64_t last_file;
 	uint64_t leaving; /* bytes of segments that the thread of the store gives back; part of totals.memory */
 	struct store_totals totals;
-	struct dray_list loans; /* of the control thread */
-	_Atomic bool ending;    /* checksums are not needed any more */
+	struct dray_list loans;      /* of the control thread */
+	struct store_verify *verify; /* the same; NULL: nothing is verified */
+	uint16_t verifications;
+	struct store_trace *trace; /* NULL: nobody wants to know what clients ask for */
+	uint32_t last_space;
+	_Atomic bool ending; /* checksums are not needed any more */
 	struct region_view *region;
 	struct remote_view remote;
 };
@@ -283,6 +295,12 @@ void tier_clean(struct store_space *sp);
 void tier_read(struct store_object *o);
 /* An object that is in no index and not held; it is freed when it is not on disk any more. */
 void tier_remove(struct store_object *o);
+/* Gives the next piece of an object that is on disk to the disk, with its name there. Control thread, without the lock. */
+void tier_verify(struct store_object *o, struct disk_request *r, uint8_t name[DISK_KEY_MAX]);
+/*
+ * A live object is damaged on disk. If its bytes are in memory, they are written again; else it is removed. Control thread.
+ */
+void tier_damaged(struct store_object *o);
 /* There is a disk tier, and its disk can be written. */
 bool tier_can_write(const struct store *s);
 /* It cannot, because its file system is full. */
@@ -294,6 +312,39 @@ void tier_totals(struct store *s, struct store_totals *t);
 
 /* Appears in the index, in memory, unless there is one with its key. False: there is, or no memory. */
 bool item_appear(struct store_object *o);
+
+/* trace.c */
+void trace_add(struct store_space *sp, enum store_operation operation, struct store_key key,
+	       uint64_t bytes, float cost, enum dmsg_store_status status,
+	       enum dmsg_store_tier tier);
+
+/* Notes a request for one key, if anybody wants to know. bytes: 0 if they are not known. */
+static inline void trace(struct store_space *sp, enum store_operation operation,
+			 struct store_key key, uint64_t bytes, float cost,
+			 enum dmsg_store_status status, enum dmsg_store_tier tier)
+{
+	if (sp->store->trace)
+		trace_add(sp, operation, key, bytes, cost, status, tier);
+}
+
+/* The same for an object; NULL: there is none. */
+static inline void trace_object(struct store_space *sp, enum store_operation operation,
+				struct store_key key, const struct store_object *o,
+				enum dmsg_store_status status, enum dmsg_store_tier tier)
+{
+	trace(sp, operation, key, o ? o->policy.bytes : 0, o ? o->policy.cost : 0, status, tier);
+}
+
+/* verify.c */
+/* After the disk has been closed. */
+void verify_free(struct store_verify *v);
+
+/* search.c */
+/*
+ * The bucket after this one in the order of their reversed bits: when the index doubles, each bucket becomes two that follow each
+ * other in this order, so that none is looked at twice or left out. 0: that was the last one.
+ */
+uint32_t bucket_after(uint32_t at, uint32_t n_buckets);
 
 /* lend.c */
 /* After the thread of the store has ended. */

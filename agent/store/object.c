@@ -404,6 +404,9 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 
 	pthread_mutex_lock(&s->lock);
 	status = put_begin(m, key, bytes, cost_us, false, ret);
+	if (status)
+		trace(m->space, STORE_PUT, key, bytes, (float)cost_us, status,
+		      DMSG_STORE_TIER_NONE);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -446,13 +449,10 @@ static enum dmsg_store_status put_end(struct store_object *o, bool done)
 	/* it may have come meanwhile by another PUT, or from another agent: that one stays */
 	if (other) {
 		item_own(other);
-		item_free(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (!done || !item_appear(o)) {
-		item_free(o);
+	if (!done || !item_appear(o))
 		return done ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
-	}
 	sp->puts++;
 	tier_key_changed(sp, (struct store_key){ o->key, o->key_n });
 	tier_put(o);
@@ -466,6 +466,11 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done)
 
 	pthread_mutex_lock(&s->lock);
 	status = put_end(o, done);
+	if (done)
+		trace_object(o->member->space, STORE_PUT, (struct store_key){ o->key, o->key_n }, o,
+			     status, DMSG_STORE_TIER_NONE);
+	if (status)
+		item_free(o);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -601,6 +606,8 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 	item_count(m->space, o);
 	if (o)
 		status = item_get(o, w, ret);
+	trace_object(m->space, STORE_GET, key, status == DMSG_STORE_STATUS_NOT_FOUND ? NULL : o,
+		     status, ret->tier);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -654,6 +661,8 @@ void store_exists(struct store_member *m, const struct store_key *keys, uint32_t
 			.tier = (uint16_t)item_tier(o),
 			.length = o ? o->policy.bytes : 0,
 		};
+		trace_object(m->space, STORE_EXISTS, keys[i], o,
+			     (enum dmsg_store_status)ret[i].status, item_tier(o));
 	}
 	pthread_mutex_unlock(&s->lock);
 }
@@ -672,6 +681,8 @@ void store_remove(struct store_member *m, const struct store_key *keys, uint32_t
 			.status = o ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
 			.length = o ? o->policy.bytes : 0,
 		};
+		trace_object(m->space, STORE_REMOVE, keys[i], o,
+			     (enum dmsg_store_status)ret[i].status, item_tier(o));
 		if (o)
 			item_remove(o, false);
 	}

@@ -124,11 +124,7 @@ static uint32_t reversed(uint32_t v)
 	return (v & 0xaaaaaaaau) >> 1 | (v & 0x55555555u) << 1;
 }
 
-/*
- * The bucket after this one in the order of their reversed bits: when the index doubles, each bucket becomes two that follow each
- * other in this order, so that none is looked at twice or left out. 0: that was the last one.
- */
-static uint32_t bucket_after(uint32_t at, uint32_t n_buckets)
+uint32_t bucket_after(uint32_t at, uint32_t n_buckets)
 {
 	return reversed(reversed(at | ~(n_buckets - 1)) + 1);
 }

@@ -190,6 +190,7 @@ static struct store_space *space_new(struct store *s, struct owner_account *a, s
 	memcpy(sp->name, name.p, name.n);
 	sp->account = name.n ? NULL : a;
 	sp->seed = dray_random();
+	sp->number = ++s->last_space;
 	dray_list_init(&sp->members);
 	dray_list_init(&sp->segments);
 	for (unsigned i = 0; i < FREE_CLASSES; i++)

@@ -309,6 +309,65 @@ struct store_loaded {
 /* After the end: reads what was found from disk into memory, the most valuable first, until these bytes are begun. */
 struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes);
 
+enum store_operation {
+	STORE_GET,
+	STORE_PUT,
+	STORE_EXISTS,
+	STORE_REMOVE,
+	STORE_PIN,
+	STORE_READ,
+	STORE_OPERATION_N
+};
+/* "get" and so on. */
+const char *store_operation_name(enum store_operation operation);
+
+/* A request for one key. */
+struct store_traced {
+	int64_t ns;     /* since the trace began */
+	uint64_t key;   /* a hash with a secret of the trace */
+	uint64_t bytes; /* of the object; 0: there is none */
+	uint32_t cost_us;
+	uint32_t space; /* a number */
+	uint8_t operation, status, tier;
+};
+
+/* What clients ask of the store, while anybody wants to know. What is not taken in time is lost. */
+struct store_trace;
+/* One at a time: else DRAY_E_BUSY. 0 or -errno with reterr. */
+int store_trace_new(struct store_trace **ret, struct store *s, struct dray_err *reterr);
+/* NULL is allowed. */
+void store_trace_free(struct store_trace *t);
+/* Takes the oldest records. Their number. */
+uint32_t store_trace_take(struct store_trace *t, struct store_traced *ret, uint32_t max);
+/* Records that there was no room for. */
+uint64_t store_trace_lost(struct store_trace *t);
+
+/* Reads what a name space has on disk, and verifies its checksums. */
+struct store_verify;
+
+struct store_amount {
+	uint64_t objects, bytes;
+};
+
+struct store_verified {
+	struct store_amount good, damaged, unreadable;
+	bool more; /* it goes on */
+};
+
+/*
+ * Begins a verification at so many bytes a second at most. Reads for clients go first. Objects that are damaged are removed, or
+ * written again if they are in memory, too. One runs at a time: else DRAY_E_BUSY. DRAY_E_NOT_FOUND: no such name space;
+ * DRAY_E_UNSUPPORTED: no disk tier, or what it has is not known.
+ */
+int store_verify_new(struct store_verify **ret, struct store *s, const char *space,
+		     const char *tenant, uint32_t uid, uint64_t rate, struct dray_err *reterr);
+/* Ends it. A piece that is being read ends later, and until then no other one can begin. NULL is allowed. */
+void store_verify_free(struct store_verify *v);
+bool store_verify_is_of(const struct store_verify *v, const char *space, const char *tenant,
+			uint32_t uid);
+/* What has been found so far. */
+struct store_verified store_verify_found(const struct store_verify *v);
+
 /*
  * Queues objects that are only in memory for the disk tier, some at a time. True: there are still some to queue or to write, or
  * the disk is full and may return, so call it again later. False: totals.unsaved_objects are those that the disk has not taken.

@@ -151,8 +151,8 @@ static void count_disk(struct store_object *o, bool enters)
 	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes, one = enters ? 1 : UINT64_MAX;
 
 	disk_part(o)->on_disk = enters;
-	if (enters && o->state == OBJECT_LIVE)
-		count_unsaved(o, false);
+	if (o->state == OBJECT_LIVE)
+		count_unsaved(o, !enters);
 	sp->disk_objects += one;
 	sp->disk_bytes += n;
 	sp->store->totals.disk_objects += one;
@@ -333,11 +333,38 @@ void tier_read(struct store_object *o)
 	enqueue(o, WORK_READ);
 }
 
-void tier_remove(struct store_object *o)
+static void leave_disk(struct store_object *o, enum disk_work work)
 {
 	budget_return(o);
 	count_disk(o, false);
-	enqueue(o, WORK_REMOVE);
+	enqueue(o, work);
+}
+
+void tier_remove(struct store_object *o)
+{
+	leave_disk(o, WORK_REMOVE);
+}
+
+void tier_damaged(struct store_object *o)
+{
+	/* the read will find it, too */
+	if (o->loading)
+		return;
+	disk_count_corrupt(store_of(o)->tier->disk);
+	if (item_tier(o) != DMSG_STORE_TIER_MEMORY) {
+		item_remove(o, false);
+		return;
+	}
+	item_hold(o);
+	leave_disk(o, WORK_REPLACE);
+}
+
+void tier_verify(struct store_object *o, struct disk_request *r, uint8_t name[DISK_KEY_MAX])
+{
+	r->object = &disk_part(o)->at;
+	r->key = name;
+	r->key_bytes = key_build(name, o);
+	disk_verify(store_of(o)->tier->disk, r);
 }
 
 /* --- the ends of works: under the lock ------------------------------------------------------------------------ */
@@ -385,6 +412,14 @@ static void read_end(struct store_object *o, enum disk_result result)
 	item_put(o);
 }
 
+static void replace_end(struct store_object *o)
+{
+	disk_part(o)->work = WORK_NONE;
+	if (o->state == OBJECT_LIVE)
+		tier_put(o);
+	item_put(o);
+}
+
 /* --- control thread ----------------------------------------------------------------------------------------------- */
 
 static void op_free(struct queue *q, struct op *op)
@@ -410,6 +445,8 @@ static void op_done(struct disk_request *r)
 		write_end(o, r->result == DISK_OK);
 	} else if (work == WORK_READ) {
 		read_end(o, r->result);
+	} else if (work == WORK_REPLACE) {
+		replace_end(o);
 	} else {
 		item_forget(o);
 	}
@@ -757,6 +794,7 @@ bool tier_free(struct store *s)
 	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
 		drop(p);
 	changed_forget(&t->changed);
+	verify_free(s->verify);
 	return true;
 }
 

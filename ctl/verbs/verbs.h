@@ -13,6 +13,9 @@
 int ctl_change(struct ctl *c, const char *key, const char *value, const char *member,
 	       const char *types, ...);
 
+/* store --trace: an exit status, or -1. */
+int ctl_store_trace(struct ctl *c);
+
 /* The agent's health; the conditions own the reply. */
 struct ctl_health {
 	bool alive, ready;

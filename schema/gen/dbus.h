@@ -74,6 +74,19 @@
  * there is room without an eviction. The answer comes when all objects have been looked at.
  */
 #define DRAY_DBUS_METHOD_WARM_STORE "WarmStore"
+/*
+ * Reads the objects of a name space that are on disk, and verifies their checksums. The first call
+ * of a connection for a name space begins, and each further one tells what has been found so far,
+ * until it has ended. A call for another name space, and the end of the connection, end it. The
+ * agent has one at a time.
+ */
+#define DRAY_DBUS_METHOD_VERIFY_STORE "VerifyStore"
+/*
+ * What clients ask of the store. The first call of a connection begins, each one takes what has
+ * been recorded since the last one, and the end of the connection ends it. The agent has one trace
+ * at a time.
+ */
+#define DRAY_DBUS_METHOD_TRACE_STORE "TraceStore"
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
@@ -176,8 +189,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 36
-extern const struct dray_dbus_method dray_dbus_methods[36];
+#define DRAY_DBUS_METHOD_N 38
+extern const struct dray_dbus_method dray_dbus_methods[38];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {

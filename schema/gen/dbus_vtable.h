@@ -58,6 +58,8 @@ int dbus_method_list_store(sd_bus_message *m, void *userdata, sd_bus_error *rete
 int dbus_method_evict_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_find_store_objects(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_warm_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_verify_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_trace_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -143,6 +145,15 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(bytes),
 		"utbb",
 			SD_BUS_PARAM(objects) SD_BUS_PARAM(bytes) SD_BUS_PARAM(full) SD_BUS_PARAM(more), dbus_method_warm_store,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("VerifyStore", "ssut",
+		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(rate),
+		"ttttttb",
+			SD_BUS_PARAM(good) SD_BUS_PARAM(good_bytes) SD_BUS_PARAM(damaged) SD_BUS_PARAM(damaged_bytes) SD_BUS_PARAM(unreadable) SD_BUS_PARAM(unreadable_bytes) SD_BUS_PARAM(more), dbus_method_verify_store,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("TraceStore", "", ,
+		"a(tusttuss)tb", SD_BUS_PARAM(requests) SD_BUS_PARAM(lost) SD_BUS_PARAM(more),
+			dbus_method_trace_store,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListPeers", "", ,
 		"aa{sv}", SD_BUS_PARAM(peers), dbus_method_list_peers,

@@ -234,6 +234,19 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 		.value = "SIZE",
 		.min = INT64_C(1), .max = INT64_C(1125899906842624), .def = INT64_C(0),
 	},
+	[CTL_OPTION_VERIFY] = { .name = "--verify", .type = CTL_TYPE_FLAG,
+	},
+	[CTL_OPTION_RATE] = { .name = "--rate", .type = CTL_TYPE_SIZE,
+		.value = "SIZE",
+		.min = INT64_C(65536), .max = INT64_C(1099511627776), .def = INT64_C(134217728),
+	},
+	[CTL_OPTION_TRACE] = { .name = "--trace", .type = CTL_TYPE_TEXT,
+		.value = "FILE",
+	},
+	[CTL_OPTION_TRACE_TIME] = { .name = "--duration", .type = CTL_TYPE_DURATION,
+		.value = "DURATION",
+		.min = INT64_C(1000000), .max = INT64_C(31536000000000000), .def = INT64_C(0),
+	},
 	[CTL_OPTION_SPACE] = { .name = "--space", .type = CTL_TYPE_TEXT,
 		.value = "NAME",
 	},
@@ -326,6 +339,19 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 	{ CTL_OPTION_KEYS, false, CTL_OPTION_WARM, "give one of them" },
 	{ CTL_OPTION_KEYS, false, CTL_OPTION_EVICT, "give one of them" },
 	{ CTL_OPTION_WARM, false, CTL_OPTION_EVICT, "give one of them" },
+	{ CTL_OPTION_VERIFY, false, CTL_OPTION_KEYS, "give one of them" },
+	{ CTL_OPTION_VERIFY, false, CTL_OPTION_WARM, "give one of them" },
+	{ CTL_OPTION_VERIFY, false, CTL_OPTION_EVICT, "give one of them" },
+	{ CTL_OPTION_RATE, true, CTL_OPTION_VERIFY, NULL },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_KEYS, "give one of them" },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_WARM, "give one of them" },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_EVICT, "give one of them" },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_VERIFY, "give one of them" },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_SPACE,
+		"a trace has the requests of all name spaces" },
+	{ CTL_OPTION_TRACE, false, CTL_OPTION_SPACE_OWNER,
+		"a trace has the requests of all name spaces" },
+	{ CTL_OPTION_TRACE_TIME, true, CTL_OPTION_TRACE, NULL },
 	{ CTL_OPTION_INTERVAL, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_TIMES, true, CTL_OPTION_REPEAT, NULL },
 	{ CTL_OPTION_SCORE, true, CTL_OPTION_SET, NULL },
@@ -823,11 +849,12 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"Example: drayctl quotas\n",
 	},
 	[CTL_VERB_STORE] = { .name = "store",
-		.options = { CTL_OPTION_KEYS, CTL_OPTION_WARM, CTL_OPTION_EVICT, CTL_OPTION_SPACE,
+		.options = { CTL_OPTION_KEYS, CTL_OPTION_WARM, CTL_OPTION_EVICT, CTL_OPTION_VERIFY,
+			CTL_OPTION_RATE, CTL_OPTION_TRACE, CTL_OPTION_TRACE_TIME, CTL_OPTION_SPACE,
 			CTL_OPTION_SPACE_OWNER },
 		.help =
-			"Usage: drayctl [OPTION]... store [--keys N | --warm SIZE | --evict SIZE] [--space NAME | --owner TENANT:UID]\n"
-			"list the name spaces of the store, or objects of one; read objects from disk, or evict some\n"
+			"Usage: drayctl [OPTION]... store [--keys N | --warm SIZE | --evict SIZE | --verify [--rate SIZE] | --trace FILE [--duration DURATION]] [--space NAME | --owner TENANT:UID]\n"
+			"list the name spaces of the store, or objects of one; read objects from disk, verify them, or evict some; record requests\n"
 			"\n"
 			"Prints what each name space has in memory and on disk, the state of the disk\n"
 			"tier, and how often keys were found. A name space without a name belongs to one\n"
@@ -837,6 +864,10 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --keys N                 print the most valuable objects of a name space, this many at most, the most valuable first\n"
 			"  --warm SIZE              read the most valuable objects of a name space that are only on disk into memory, until these bytes are being read\n"
 			"  --evict SIZE             evict the least valuable objects of a name space from memory, until these bytes are free\n"
+			"  --verify                 read all objects on disk, of one name space or of all, and verify their checksums\n"
+			"  --rate SIZE              bytes that --verify reads in a second at most; default 128MiB\n"
+			"  --trace FILE             record the requests for keys of the store, until Ctrl-C or for --duration; - is standard output\n"
+			"  --duration DURATION      end --trace after this time\n"
 			"  --space NAME             the name space with this name\n"
 			"  --owner TENANT:UID       the name space of this owner\n"
 			"\n"
@@ -1635,7 +1666,7 @@ const char ctl_help_text[] =
 	"  leases     list the leases of clients' memory\n"
 	"  mailboxes  list the mailboxes of clients\n"
 	"  quotas     list what each owner of sessions uses of its quotas\n"
-	"  store      list the name spaces of the store, or objects of one; read objects from disk, or evict some\n"
+	"  store      list the name spaces of the store, or objects of one; read objects from disk, verify them, or evict some; record requests\n"
 	"  peers      list other agents, and the state of the connections to them\n"
 	"  rails      list RDMA ports with the chosen GIDs, or enable or disable one\n"
 	"  paths      list the RDMA paths to peers, with their traffic\n"

@@ -415,8 +415,8 @@ def load_families(raw):
     return families
 
 
-# of a method: a basic type, or a dictionary by name, or arrays of one
-ARGUMENT = re.compile(r"a*([sbutixdyv]|\{s[sbutixdv]\})")
+# of a method: a basic type, or a structure of some, or a dictionary by name, or arrays of one
+ARGUMENT = re.compile(r"a*([sbutixdyv]|\([sbutixdy]+\)|\{s[sbutixdv]\})")
 
 
 def load_dbus(raw):

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs all eviction policies over traces: store_sim.py OUT [ARGUMENT...]. Writes OUT/store-sim.md and OUT/store-sim.svg.
 
-The arguments are those of store_sim (tests/bench/store_sim.c): --tuning, --share SHARE, recorded traces.
+The arguments are those of store_sim (tests/bench/store_sim.c): --tuning, --share SHARE, recorded traces. These may also be
+files of drayctl store --trace.
 """
 
 import os
@@ -10,6 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from matrix import COLORS, GREY
 
@@ -32,6 +34,45 @@ set ytics ({tics})
 plot {lines}
 {data}
 """
+
+
+RECORDED = "# dray store trace 1\n"
+
+
+def requests(lines):
+    """(key, bytes, cost) of each request of a store's clients for an object, from the lines of drayctl store --trace.
+
+    An object that was needed was found, or else computed and put. So what was found and what was put are the requests; a GET
+    or EXISTS without the object is part of that PUT, if one follows.
+    """
+    for line in lines:
+        if line.startswith("#"):
+            continue
+        words = line.split()
+        if len(words) != 8 or not line.endswith("\n"):
+            continue  # the last line of a recording that was killed
+        _time, _space, operation, key, size, cost, result, _tier = words
+        if operation in ("get", "read", "put") and result == "ok":
+            yield key, int(size), max(int(cost), 1)
+
+
+def readable(path, folder):
+    """The file for store_sim: itself, or one with the requests of a recording of drayctl."""
+    with path.open() as file:
+        if file.readline() != RECORDED:
+            return path
+        made = pathlib.Path(tempfile.mkdtemp(dir=folder)) / path.name
+        made.write_text("".join(f"{key} {size} {cost}\n" for key, size, cost in requests(file)))
+        return made
+
+
+def simulate(arguments, folder):
+    """The output of store_sim, with the names of traces as they were given."""
+    program = pathlib.Path(os.environ.get("DRAY_BUILD", "build")) / "tests/bench/store_sim"
+    given = {str(readable(pathlib.Path(a), folder)) if pathlib.Path(a).is_file() else a: a for a in arguments}
+    text = subprocess.run([program, *given], stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = (line.split("\t") for line in text.splitlines())
+    return "".join("\t".join([given.get(name, name), *rest]) + "\n" for name, *rest in rows)
 
 
 def read(text):
@@ -83,8 +124,8 @@ def draw(found, path):
 
 def main():
     out = pathlib.Path(sys.argv[1])
-    program = pathlib.Path(os.environ.get("DRAY_BUILD", "build")) / "tests/bench/store_sim"
-    found = read(subprocess.run([program, *sys.argv[2:]], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        found = read(simulate(sys.argv[2:], folder))
     out.mkdir(parents=True, exist_ok=True)
     text = "\n".join([HEAD, *table(found), ""])
     (out / "store-sim.md").write_text(text)

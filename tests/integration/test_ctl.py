@@ -224,6 +224,7 @@ def test_permission_to_drain(new_agent, lab):
     for argv in (("resume",), ("drain", "--force"), ("reload",), ("log-level", "debug"), ("cancel", "1", "1"), ("close", "1"),
                  ("rails", "--disable", "rxe0"), ("rails", "--enable", "rxe0"), ("store", "--evict", "1", "--space", "kv"),
                  ("store", "--keys", "1", "--space", "kv"), ("store", "--warm", "1", "--space", "kv"),
+                 ("store", "--verify", "--space", "kv"), ("store", "--trace", "/dev/null"),
                  ("doctor", "--peer", "127.0.0.1:9")):
         refused = run(agent, *argv)
         assert refused.returncode == 4 and "is for root" in refused.stderr, (argv, refused)

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disk tier of the store: what is evicted from memory, restarts, kill -9, damaged bytes, and a disk that fails."""
 
+import json
 import os
 import pathlib
 import random
 import re
 import signal
+import subprocess
 import threading
+import time
 
 import pytest
 from dray import Status, Tier, errors
-from harness import LIMIT, MIB, until
+from harness import DRAYCTL, LIMIT, MIB, until
 from test_http import ask, samples, serve_http, with_http
 from test_store import User, tenants
 
 LONG = "DRAY_LONG" in os.environ
-KILLS = 100 if LONG else 3
+KILLS = 1000 if LONG else 3
 DISK = {"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB", "store.segment_size": "2MiB",
         "limits.store_disk_bytes": "256MiB", "limits.store_disk_bytes_per_owner": "256MiB"}
 SIZE = 300_000
@@ -187,7 +190,7 @@ def test_the_most_valuable_objects_are_listed(new_store):
         assert len(text.splitlines()) == 10 and "WORTH" in text
         for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no name space"),
                            (("--keys", "0", *OWNER), "--keys"), (("--keys", "1", "--warm", "1MiB", *OWNER), "give one of them"),
-                           (OWNER, "have no effect without --keys, --warm or --evict")):
+                           (OWNER, "have no effect without --keys, --warm, --verify or --evict")):
             with pytest.raises(AssertionError, match=why):
                 agent.ctl("store", *wrong)
 
@@ -249,9 +252,9 @@ def test_warming_beside_an_owner_without_room(new_agent, lab):
 
 def test_a_name_that_is_cut_inside_a_character(new_store):
     agent = new_store()
-    for option in ("--keys", "--warm", "--evict"):
+    for option in (("--keys", "1"), ("--warm", "1"), ("--evict", "1"), ("--verify",)):
         with pytest.raises(AssertionError, match="no name space"):
-            agent.ctl("store", option, "1", "--space", 59 * "a" + "é")
+            agent.ctl("store", *option, "--space", 59 * "a" + "é")
 
 
 def test_warming_what_is_in_memory_already(new_store):
@@ -314,8 +317,14 @@ class Writer(threading.Thread):
         self.join()
 
 
+def present(user, keys):
+    """Those of the keys that are there."""
+    keys = sorted(keys)
+    return {key for at in range(0, len(keys), 1000) for key, has in zip(keys[at:], user.has(*keys[at:at + 1000])) if has}
+
+
 def test_kill(new_store):
-    """What was on disk is there, and whole, after each kill, and so is each other object that is there."""
+    """What was on disk is there, and whole, after each kill at a random moment, and so is each other object that is there."""
     agent, rng, certain = new_store(), random.Random(3), set()
     for i in range(KILLS):
         with User(agent) as user, User(agent) as watcher:
@@ -327,16 +336,21 @@ def test_kill(new_store):
                 certain |= set(before.keys)
             writer = Writer(user, b"%d" % i)
             until(lambda: len(writer.keys) >= least, "some objects")
+            time.sleep(rng.uniform(0, 0.02))
             agent.kill()
             writer.stop()
             agent.start()
             until(lambda: watcher.has(b"none") == [False], "the new session")
-            seen = sorted(certain | set(before.keys) | set(writer.keys) | {writer.next()})
-            there = {key for key, has in zip(seen, watcher.has(*seen)) if has}
+            there = present(watcher, certain | set(before.keys) | set(writer.keys) | {writer.next()})
             assert certain and certain <= there, "an object that was on disk is lost"
-            for key in there:
+            assert verify(agent, "--rate", "1TiB") | {"good": 0, "good_bytes": 0, "complete": True} == verified(0)
+            for key in there - certain | set(rng.sample(sorted(there), min(len(there), 20))):
                 assert load(watcher, key) == value_of(key, 20_000)
             certain = there
+            if len(certain) > 2000:  # far less than the tier has room for
+                for key in sorted(certain):
+                    watcher.store.remove([key])
+                certain = set()
     agent.check_log()
 
 
@@ -368,6 +382,94 @@ def test_damaged_bytes(new_store):
         agent.restart()
         until(lambda: user.has(*keys) == [True] + [False] * 2 + [True] * 3, "the new session")
         assert load(user, keys[0]) == b"again"
+
+
+def damage(agent, *offsets):
+    """One bit at each offset of the first segment."""
+    segment, *_ = sorted(agent.disk.glob("segment-*"))
+    with segment.open("r+b") as file:
+        for offset in offsets:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 16]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def verify(agent, *argv, status=0):
+    """What drayctl store --verify prints; checked against its exit status."""
+    done = agent.ctl("store", "--verify", *argv, "--json", check=False)
+    assert done.returncode == status, done
+    return json.loads(done.stdout)
+
+
+def verified(n, size=SIZE):
+    """What it prints if n objects are good."""
+    return {"good": n, "good_bytes": n * size, "damaged": 0, "damaged_bytes": 0, "unreadable": 0, "unreadable_bytes": 0, "complete": True}
+
+
+def test_verify(new_store):
+    """Damaged objects are found before a client asks for them; those that are in memory, too, are written again."""
+    agent, keys, block = new_store(store__disk_write="through"), names(6), (SIZE + 4095) // 4096 * 4096
+    with User(agent) as user:
+        for key in keys:  # one by one, so that this is their order on disk
+            fill(agent, user, [key])
+        good = verified(6)
+        assert verify(agent) == verify(agent, *OWNER) == good
+        assert agent.ctl("store", "--verify") == (f"6 objects with {6 * SIZE} bytes are good, 0 objects with 0 bytes are damaged, "
+                                                  "0 objects with 0 bytes are unreadable\n")
+        damage(agent, 0)
+        assert verify(agent, status=1) == good | {"good": 5, "good_bytes": 5 * SIZE, "damaged": 1, "damaged_bytes": SIZE}
+        until(lambda: counters(agent)["dray_store_disk_objects"] == 6, "the object to be written again")
+        assert verify(agent) == good and user.has(*keys) == [True] * 6
+        agent.restart()
+        until(lambda: user.has(*keys) == [True] * 6, "the new session")
+        damage(agent, block, 4 * block + SIZE - 1)
+        assert verify(agent, status=1) == good | {"good": 4, "good_bytes": 4 * SIZE, "damaged": 2, "damaged_bytes": 2 * SIZE}
+        assert user.has(*keys) == [True, False, True, True, False, True]
+        for key in keys:
+            assert load(user, key) == (value_of(key) if user.has(key)[0] else Status.NOT_FOUND)
+        assert counters(agent)["dray_store_disk_corrupt_total"] == 2
+        assert "VerifyStore: 4 objects are good, 2 damaged, 0 unreadable" in agent.text()
+
+
+def test_verify_all_name_spaces(new_agent, lab):
+    agent, (left, right) = tenants(new_agent, "left", "right", **DISK, **{
+        "store.disk_dir": lab.directory("disk"), "store.spaces": "kv=left:*"})
+    agent.kill()
+    serve_http(agent).start()
+    assert verify(agent)["good"] == 0
+    with User(left) as a, User(right) as b, User(left, space="kv") as c:
+        fill(agent, a, [b"1", b"2"])
+        fill(agent, b, [b"1"])
+        fill(agent, c, [b"1", b"2", b"3"])
+        assert verify(agent)["good"] == 6
+        assert verify(agent, "--space", "kv")["good"] == 3
+        assert verify(agent, "--owner", f"right:{os.geteuid()}")["good"] == 1
+
+
+def test_verify_without_a_disk_tier(new_agent):
+    for settings, why in (({"limits.store_bytes": "8MiB"}, "has no disk tier"), ({}, "has no disk tier")):
+        agent = new_agent(settings=settings)
+        with pytest.raises(AssertionError, match=why):
+            agent.ctl("store", "--verify")
+
+
+def test_verify_is_interrupted(new_store):
+    """It says what has been verified, and the agent does not go on."""
+    agent = new_store()
+    with User(agent) as user:
+        fill(agent, user, names(3), 200_000)
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "store", "--verify", "--rate", "64KiB", "--json"], stdout=subprocess.PIPE, text=True) as run:
+            until(lambda: "VerifyStore begins" in agent.text(), "the verification")
+            with pytest.raises(AssertionError, match="another verification runs"):
+                agent.ctl("store", "--verify", *OWNER)
+            run.send_signal(signal.SIGINT)
+            out = run.communicate(timeout=LIMIT)[0]
+        got = json.loads(out)
+        assert run.returncode == 1 and got["complete"] is False and got["good"] < 3
+        until(lambda: agent.ctl("store", "--verify", check=False).stdout.startswith("3 objects"), "the end of the first verification")
 
 
 # --- a disk that fails ----------------------------------------------------------------------------

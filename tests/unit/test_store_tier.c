@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store with its disk tier: what waits for the disk is bounded, and what the disk does not do harms nothing else. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "agent/store/store.h"
+#include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
 #define MIB (1ull << 20)
@@ -702,6 +705,300 @@ static void test_objects_that_are_only_in_memory(void **state)
 	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
 }
 
+/* --- verifications ---------------------------------------------------------------------------------- */
+
+#define NO_LIMIT (1ull << 50)
+
+/* Until a read has come to its gate. */
+static void run_to_gate(unsigned before)
+{
+	unsigned now = before;
+
+	while (now == before) {
+		sd_event_run(rig.event, 1000);
+		pthread_mutex_lock(&gate_lock);
+		now = at_gate[DISK_CALL_READ];
+		pthread_mutex_unlock(&gate_lock);
+	}
+}
+
+static struct store_verify *verify_at(uint64_t rate)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_verify *v;
+
+	if (store_verify_new(&v, rig.store, "", "t", 0, rate, &e) < 0)
+		fail_msg("%s", e.msg);
+	return v;
+}
+
+static struct store_verified verify_end(struct store_verify *v)
+{
+	struct store_verified f;
+
+	while (store_verify_found(v).more)
+		turn();
+	f = store_verify_found(v);
+	store_verify_free(v);
+	return f;
+}
+
+static struct store_verified verify(void)
+{
+	return verify_end(verify_at(NO_LIMIT));
+}
+
+/* The first segment has the objects in the order of their writes. */
+static void flip(uint64_t at)
+{
+	char path[200];
+	uint8_t byte;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/segment-00000001", cm_dir);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+	byte ^= 4;
+	assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+	close(fd);
+}
+
+static void put_one_by_one(unsigned n, uint64_t bytes)
+{
+	for (unsigned k = 0; k < n; k++) {
+		put(k, bytes);
+		settle();
+	}
+}
+
+static void check_found(const struct store_verified *f, uint64_t good, uint64_t damaged,
+			uint64_t unreadable, uint64_t bytes)
+{
+	assert_int_equal(f->good.objects, good);
+	assert_int_equal(f->good.bytes, good * bytes);
+	assert_int_equal(f->damaged.objects, damaged);
+	assert_int_equal(f->damaged.bytes, damaged * bytes);
+	assert_int_equal(f->unreadable.objects, unreadable);
+	assert_int_equal(f->unreadable.bytes, unreadable * bytes);
+}
+
+/* Objects of one block and of some pieces; those in memory, too. */
+static void test_verify(void **state)
+{
+	static const uint64_t sizes[] = { 1, 5000, DISK_PIECE, 3 * DISK_PIECE + 1 };
+	struct store_verified f;
+	uint64_t sum = 0;
+
+	for (unsigned k = 0; k < 8; k++) {
+		put(k, sizes[k / 2]);
+		sum += sizes[k / 2];
+	}
+	settle();
+	f = verify();
+	assert_int_equal(f.good.objects, 8);
+	assert_int_equal(f.good.bytes, sum);
+	leave_memory();
+	f = verify();
+	assert_int_equal(f.good.objects, 8);
+	assert_int_equal(f.damaged.objects + f.unreadable.objects, 0);
+	assert_int_equal(store_totals(rig.store).disk.reads, 0);
+}
+
+/* In 4,096 buckets, so that there are many turns. */
+static void test_verify_many(void **state)
+{
+	struct store_verified f;
+
+	for (unsigned k = 0; k < 3000; k++)
+		put(k, 1);
+	leave_memory();
+	f = verify();
+	check_found(&f, 3000, 0, 0, 1);
+}
+
+static void test_verify_damaged_objects(void **state)
+{
+	const uint64_t bytes = 2 * DISK_PIECE + 100, blocks = 2 * DISK_PIECE + DISK_BLOCK;
+	struct store_verified f;
+	struct get g;
+
+	put_one_by_one(4, bytes);
+	leave_memory();
+	flip(1);
+	flip(2 * blocks + bytes - 1);
+	f = verify();
+	check_found(&f, 2, 2, 0, bytes);
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(get_begin(&g, 2), DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(get_begin(&g, 1), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_totals(rig.store).disk.corrupt, 2);
+	f = verify();
+	check_found(&f, 2, 0, 0, bytes);
+}
+
+/* Its bytes are in memory: it stays, and is written again. */
+static void test_verify_a_damaged_object_that_is_in_memory(void **state)
+{
+	struct store_verified f;
+	struct get g;
+
+	put_one_by_one(3, 9000);
+	assert_int_equal(pin(1), DMSG_STORE_STATUS_OK);
+	flip(3ull * DISK_BLOCK);
+	f = verify();
+	check_found(&f, 2, 1, 0, 9000);
+	while (store_totals(rig.store).disk_objects < 3)
+		turn();
+	assert_int_equal(store_totals(rig.store).disk.writes, 4);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	f = verify();
+	check_found(&f, 3, 0, 0, 9000);
+	stop();
+	start();
+	for (unsigned k = 0; k < 3; k++) {
+		assert_int_equal(get_begin(&g, k), DMSG_STORE_STATUS_OK);
+		assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	}
+}
+
+static void test_verify_a_disk_that_does_not_read(void **state)
+{
+	struct store_verified f;
+
+	put_one_by_one(3, 9000);
+	leave_memory();
+	faults[DISK_CALL_READ] = -EIO;
+	f = verify();
+	check_found(&f, 0, 0, 3, 9000);
+	assert_int_equal(store_totals(rig.store).disk_objects, 3);
+	faults[DISK_CALL_READ] = 0;
+	f = verify();
+	check_found(&f, 3, 0, 0, 9000);
+}
+
+/* What is removed while it is being read does not count, and its blocks are given back. */
+static void test_verify_beside_removals(void **state)
+{
+	unsigned before = at_gate[DISK_CALL_READ];
+	struct store_verified f;
+	struct store_verify *v;
+
+	put_one_by_one(1, 3 * DISK_PIECE);
+	leave_memory();
+	gate(DISK_CALL_READ, true);
+	v = verify_at(NO_LIMIT);
+	run_to_gate(before);
+	drop(0);
+	while (store_totals(rig.store).disk.removals < 1)
+		turn();
+	gate(DISK_CALL_READ, false);
+	f = verify_end(v);
+	check_found(&f, 0, 0, 0, 1);
+	assert_int_equal(store_totals(rig.store).disk.corrupt, 0);
+	assert_int_equal(store_totals(rig.store).disk.bytes, 0);
+}
+
+/* The order of eviction from disk stays as it was. */
+static void test_verify_does_not_use_objects(void **state)
+{
+	struct get g;
+
+	put_one_by_one(8, 4000);
+	leave_memory();
+	verify();
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = 8ull * DISK_BLOCK;
+	put(8, 4000);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_evictions, 1);
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_NOT_FOUND);
+}
+
+/* Loads that wait for a thread go first. */
+static void test_verify_behind_loads(void **state)
+{
+	enum { LOADS = 20 };
+	unsigned before = at_gate[DISK_CALL_READ], ready = 0;
+	struct store_verify *v;
+	struct get g[LOADS];
+
+	put_one_by_one(LOADS + 1, 4000);
+	leave_memory();
+	gate(DISK_CALL_READ, true);
+	for (unsigned k = 0; k < LOADS; k++)
+		assert_int_equal(get_begin(&g[k], k), DMSG_STORE_STATUS_OK);
+	run_to_gate(before);
+	v = verify_at(NO_LIMIT);
+	gate(DISK_CALL_READ, false);
+	while (!store_verify_found(v).good.objects)
+		turn();
+	for (unsigned k = 0; k < LOADS; k++)
+		ready += g[k].wait.ready;
+	/* the last ones may be read beside the first piece: a thread has at most two */
+	assert_in_range(ready, LOADS - 2, LOADS);
+	for (unsigned k = 0; k < LOADS; k++)
+		assert_int_equal(get_end(&g[k]), DMSG_STORE_STATUS_OK);
+	assert_int_equal(verify_end(v).good.objects, LOADS + 1);
+}
+
+static void refuse_to_verify(const char *space, unsigned code)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_verify *v;
+
+	assert_true(store_verify_new(&v, rig.store, space, "t", 0, NO_LIMIT, &e) < 0);
+	assert_int_equal(e.code, code);
+}
+
+/* Nobody waits for it any more, while the disk hangs. */
+static void test_verify_that_is_ended(void **state)
+{
+	unsigned before = at_gate[DISK_CALL_READ];
+	struct store_verified f;
+	struct store_verify *v;
+
+	put_one_by_one(3, 9000);
+	gate(DISK_CALL_READ, true);
+	v = verify_at(NO_LIMIT);
+	refuse_to_verify("", DRAY_E_BUSY);
+	run_to_gate(before);
+	store_verify_free(v);
+	refuse_to_verify("", DRAY_E_BUSY);
+	refuse_to_verify("shared", DRAY_E_BUSY);
+	gate(DISK_CALL_READ, false);
+	turn();
+	refuse_to_verify("shared", DRAY_E_NOT_FOUND);
+	f = verify();
+	check_found(&f, 3, 0, 0, 9000);
+	/* and the end of the store */
+	gate(DISK_CALL_READ, true);
+	before = at_gate[DISK_CALL_READ];
+	v = verify_at(NO_LIMIT);
+	run_to_gate(before);
+	store_verify_free(v);
+	gate(DISK_CALL_READ, false);
+	stop();
+	start();
+}
+
+/* A piece for each turn of a timer. */
+static void test_verify_at_a_rate(void **state)
+{
+	struct store_verify *v;
+
+	put_one_by_one(3, 9000);
+	leave_memory();
+	/* the next piece is due in some hours */
+	v = verify_at(1);
+	while (!store_verify_found(v).good.objects)
+		turn();
+	put(3, 9000);
+	settle();
+	assert_int_equal(store_verify_found(v).good.objects, 1);
+	assert_true(store_verify_found(v).more);
+	store_verify_free(v);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -725,6 +1022,16 @@ int main(void)
 		TEST(test_flush_to_a_disk_that_fails),
 		TEST(test_flush_to_a_full_disk),
 		TEST(test_objects_that_are_only_in_memory),
+		TEST(test_verify),
+		TEST(test_verify_many),
+		TEST(test_verify_damaged_objects),
+		TEST(test_verify_a_damaged_object_that_is_in_memory),
+		TEST(test_verify_a_disk_that_does_not_read),
+		TEST(test_verify_beside_removals),
+		TEST(test_verify_does_not_use_objects),
+		TEST(test_verify_behind_loads),
+		TEST(test_verify_that_is_ended),
+		TEST(test_verify_at_a_rate),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,6 +18,7 @@
 #include "agent/control/bus/input.h"
 #include "agent/control/bus/internal.h"
 #include "agent/control/owner/owner.h"
+#include "agent/store/store.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
@@ -42,6 +43,8 @@ static void conn_free(struct bus_conn *c)
 			reply->kind->cancel(reply);
 		pending_reply_free(reply);
 	}
+	store_verify_free(c->verify);
+	store_trace_free(c->trace);
 	dray_list_del(&c->link);
 	server->n_conns--;
 	if (!c->who.may_change)

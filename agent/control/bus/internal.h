@@ -68,7 +68,9 @@ struct bus_conn {
 	bool hello;
 	bool doomed;   /* the event loop frees it */
 	size_t unread; /* estimated bytes of lists sent since the client had read everything */
-	struct dray_list replies; /* of struct pending_reply */
+	struct dray_list replies;    /* of struct pending_reply */
+	struct store_verify *verify; /* of VerifyStore; NULL: none */
+	struct store_trace *trace;   /* of TraceStore; NULL: none */
 };
 
 /* --- bus.c --- */

@@ -13,11 +13,16 @@
 /* sqlite needs more than the default of jobs_new(). */
 #define COMMITTER_STACK (512ul << 10)
 
+void disk_count_corrupt(struct disk *d)
+{
+	d->info.corrupt++;
+}
+
 void disk_complete(struct disk_request *r, enum disk_result result)
 {
 	r->result = result;
-	if (result == DISK_CORRUPT)
-		r->disk->info.corrupt++;
+	if (result == DISK_CORRUPT && !r->verifies)
+		disk_count_corrupt(r->disk);
 	r->done(r);
 }
 
@@ -41,6 +46,11 @@ static void run_write(struct dray_job *j)
 static void run_read(struct dray_job *j)
 {
 	io_read(dray_container_of(j, struct disk_request, job));
+}
+
+static void run_verify(struct dray_job *j)
+{
+	io_verify(dray_container_of(j, struct disk_request, job));
 }
 
 static void write_done(struct dray_job *j)
@@ -69,7 +79,9 @@ static void read_done(struct dray_job *j)
 	enum disk_result result = DISK_OK;
 
 	r->at.segment->reads--;
-	d->info.reads++;
+	/* the object of a piece may be gone */
+	segment_drop_if_empty(r->at.segment);
+	d->info.reads += !r->verifies;
 	if (r->error)
 		result = r->error == -EBADMSG ? DISK_CORRUPT : DISK_FAILED;
 	d->info.errors += result == DISK_FAILED;
@@ -88,13 +100,20 @@ static unsigned idlest(const struct disk *d)
 	return d->in_flight[best] < THREAD_DEPTH ? best : d->cfg.threads;
 }
 
+/* The next request for the thread. NULL: there is none, or there are only pieces, and the thread has something to do. */
+static struct disk_request *next_for(struct disk *d, unsigned thread)
+{
+	struct disk_request *r = dray_list_pop(&d->waiting, struct disk_request, link);
+
+	return r || d->in_flight[thread] ? r : dray_list_pop(&d->pieces, struct disk_request, link);
+}
+
 static void dispatch(struct disk *d)
 {
+	struct disk_request *r;
 	unsigned thread;
 
-	while (!dray_list_empty(&d->waiting) && (thread = idlest(d)) < d->cfg.threads) {
-		struct disk_request *r = dray_list_pop(&d->waiting, struct disk_request, link);
-
+	while ((thread = idlest(d)) < d->cfg.threads && (r = next_for(d, thread))) {
 		/* It could take the room that the index needs for removals. */
 		if (r->writes && d->info.state != DISK_STATE_OK) {
 			commit_fail(d, r);
@@ -102,7 +121,10 @@ static void dispatch(struct disk *d)
 		}
 		r->thread = thread;
 		d->in_flight[thread]++;
-		dray_jobs_add(d->threads[thread], &r->job, r->writes ? run_write : run_read,
+		dray_jobs_add(d->threads[thread], &r->job,
+			      r->writes   ? run_write :
+			      r->verifies ? run_verify :
+					    run_read,
 			      r->writes ? write_done : read_done);
 	}
 }
@@ -118,7 +140,7 @@ static void prepare(struct disk *d, struct disk_request *r)
 	dray_assert(r->key_bytes <= DISK_KEY_MAX);
 	r->disk = d;
 	r->error = 0;
-	r->removes = r->writes = false;
+	r->removes = r->writes = r->verifies = false;
 }
 
 /* --- where an object goes -------------------------------------------------------------------------- */
@@ -165,6 +187,23 @@ void disk_read(struct disk *d, struct disk_request *r)
 	r->at = *r->object;
 	r->at.segment->reads++;
 	submit(d, r);
+}
+
+bool disk_is_place(const struct disk_request *r, const struct disk_object *o)
+{
+	return o->segment && o->segment->id == r->segment && o->offset == r->at.offset;
+}
+
+void disk_verify(struct disk *d, struct disk_request *r)
+{
+	dray_assert(r->object->segment);
+	prepare(d, r);
+	r->verifies = true;
+	r->at = *r->object;
+	r->segment = r->at.segment->id;
+	r->at.segment->reads++;
+	dray_list_add(&d->pieces, &r->link);
+	dispatch(d);
 }
 
 void disk_remove(struct disk *d, struct disk_request *r)
@@ -227,6 +266,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	d->next_id = 1;
 	dray_list_init(&d->segments);
 	dray_list_init(&d->waiting);
+	dray_list_init(&d->pieces);
 	dray_list_init(&d->writes);
 	dray_list_init(&d->removals);
 	dray_list_init(&d->batch.requests);

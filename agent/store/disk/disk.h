@@ -23,7 +23,8 @@
 #include "lib/list.h"
 
 #define DISK_KEY_MAX 512
-#define DISK_BLOCK 4096u /* objects begin and end at multiples of it */
+#define DISK_BLOCK 4096u      /* objects begin and end at multiples of it */
+#define DISK_PIECE (1u << 20) /* bytes of a buffer for parts of an object */
 
 /* The bytes that an object takes on disk. */
 static inline uint64_t disk_blocks(uint64_t bytes)
@@ -57,6 +58,7 @@ struct disk_request {
 	void *buffer; /* fastest at multiples of DISK_BLOCK */
 	void (*done)(struct disk_request *r);
 	enum disk_result result;
+	uint64_t verified; /* bytes, by disk_verify(); zeroed before the first piece */
 
 	/* of the module */
 	struct disk *disk;
@@ -65,8 +67,9 @@ struct disk_request {
 	struct disk_object at;
 	uint64_t segment; /* the number of at.segment, or the one in a row whose segment is missing */
 	unsigned thread;
-	int error; /* -errno */
-	bool writes, removes;
+	int error;    /* -errno */
+	uint32_t crc; /* of what is verified */
+	bool writes, removes, verifies;
 };
 
 enum disk_state {
@@ -131,8 +134,19 @@ void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes);
 /* The buffer has the bytes of the object if the result is DISK_OK, else zeros. */
 void disk_read(struct disk *d, struct disk_request *r);
 
-/* No request for the object may be in flight. The object is not on disk from now on; done(): nor after a restart. */
+/* No request for the object may be in flight, but that of a piece. The object is not on disk from now on; done(): nor after a restart. */
 void disk_remove(struct disk *d, struct disk_request *r);
+
+/*
+ * Verifies the next piece of the object, which is in the same place as for the last one, when no request of another kind waits for a
+ * thread. r is of the object alone, and has the buffer, of DISK_PIECE bytes at a multiple of DISK_BLOCK. DISK_CORRUPT: the whole
+ * object is; this counts if disk_is_place() says so.
+ */
+void disk_verify(struct disk *d, struct disk_request *r);
+/* The object is still where the last piece was. */
+bool disk_is_place(const struct disk_request *r, const struct disk_object *o);
+/* A verification has found a damaged object, which was still in its place. */
+void disk_count_corrupt(struct disk *d);
 
 struct disk_info {
 	enum disk_state state;

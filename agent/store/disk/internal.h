@@ -39,6 +39,8 @@ struct disk {
 	uint32_t next_id;
 
 	struct dray_list waiting; /* requests for the threads */
+	struct dray_list
+		pieces; /* of objects to be verified: for threads that nothing else waits for */
 	struct dray_jobs *threads[DISK_THREADS_MAX];
 	unsigned in_flight[DISK_THREADS_MAX];
 
@@ -94,6 +96,7 @@ int segment_open(struct disk_segment *s);
 /* --- io.c: on a thread --- */
 void io_write(struct disk_request *r);
 void io_read(struct disk_request *r);
+void io_verify(struct disk_request *r);
 int disk_fault(const struct disk *d, enum disk_call call);
 
 /* --- commit.c --- */

@@ -11,8 +11,6 @@
 #include "agent/store/disk/internal.h"
 #include "lib/crc32c.h"
 
-#define PASS_BYTES (1u << 20)
-
 int disk_fault(const struct disk *d, enum disk_call call)
 {
 	return d->cfg.fault ? d->cfg.fault(call) : 0;
@@ -52,7 +50,7 @@ static int pass(struct disk_request *r, uint8_t *own, uint64_t done, bool write)
 	for (uint64_t n; !e && done < at->bytes; done += n) {
 		uint8_t *p = (uint8_t *)r->buffer + done;
 
-		n = dray_min(at->bytes - done, (uint64_t)PASS_BYTES);
+		n = dray_min(at->bytes - done, (uint64_t)DISK_PIECE);
 		if (write) {
 			memcpy(own, p, n);
 			memset(own + n, 0, disk_blocks(n) - n);
@@ -75,7 +73,7 @@ static int move(struct disk_request *r, bool write)
 	if (e || direct == r->at.bytes)
 		return e;
 	own = aligned_alloc(DISK_BLOCK,
-			    disk_blocks(dray_min(r->at.bytes - direct, (uint64_t)PASS_BYTES)));
+			    disk_blocks(dray_min(r->at.bytes - direct, (uint64_t)DISK_PIECE)));
 	return own ? pass(r, own, direct, write) : -ENOMEM;
 }
 
@@ -99,4 +97,21 @@ void io_read(struct disk_request *r)
 	/* what was in the buffer before may be of another object */
 	if (r->error)
 		memset(r->buffer, 0, r->at.bytes);
+}
+
+void io_verify(struct disk_request *r)
+{
+	const struct disk_object *at = &r->at;
+	uint64_t n = dray_min(at->bytes - r->verified, (uint64_t)DISK_PIECE);
+
+	r->error = segment_open(at->segment);
+	if (!r->error)
+		r->error = all(at->segment, r->buffer, disk_blocks(n), at->offset + r->verified,
+			       false);
+	if (!r->error)
+		r->crc = dray_crc32c(r->verified ? r->crc : 0, r->buffer, n);
+	r->verified += n;
+	if (!r->error && r->verified == at->bytes &&
+	    dray_crc32c(r->crc, r->key, r->key_bytes) != at->crc)
+		r->error = -EBADMSG;
 }
