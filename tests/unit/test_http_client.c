@@ -173,25 +173,35 @@ static void on_got(void *arg, const struct http_answer *response, const struct d
 		g->rig->resolver = resolver_free(g->rig->resolver);
 }
 
-static struct http_get *start(struct rig *r, const char *url_text, int64_t timeout_ns,
-			      struct got *g)
+static struct http_call *start_with(struct rig *r, const char *url_text, int64_t timeout_ns,
+				    struct got *g, const char *method, const char *content,
+				    size_t n)
 {
 	struct http_request request = { .event = r->event,
 					.resolver = r->resolver,
 					.url = url_of(url_text),
+					.method = method,
+					.content = content,
+					.content_n = n,
 					.timeout_ns = timeout_ns,
 					.body_bytes = BODY_MAX,
 					.fn = on_got,
 					.arg = g };
 	struct dray_err err = DRAY_ERR_NULL;
-	struct http_get *get = NULL;
+	struct http_call *get = NULL;
 
 	free(g->body);
 	*g = (struct got){ .rig = r };
-	if (http_get(&get, &request, &err) < 0)
+	if (http_start(&get, &request, &err) < 0)
 		fail_msg("%s", err.msg);
 	assert_int_equal(g->called, 0);
 	return get;
+}
+
+static struct http_call *start(struct rig *r, const char *url_text, int64_t timeout_ns,
+			       struct got *g)
+{
+	return start_with(r, url_text, timeout_ns, g, NULL, NULL, 0);
 }
 
 static void fetch(struct rig *r, int64_t timeout_ns, struct got *g)
@@ -281,6 +291,41 @@ static void test_complete(void **state)
 	assert_int_equal(g.n, 3);
 	assert_memory_equal(g.body, "a\0b", 4);
 	free(g.body);
+	rig_stop(r);
+}
+
+/* The content follows the head as it is, and a server may answer before it has read it. */
+static void test_content(void **state)
+{
+	struct rig *r = rig_start();
+	struct got g = { .body = NULL };
+	size_t n = 8 << 20;
+	char *big = calloc(1, n);
+	char url[64];
+
+	assert_non_null(big);
+	snprintf(url, sizeof(url), "http://127.0.0.1:%u/k", page_server_port(r->server));
+	reply(r, LENGTH, PAGE_CLOSE);
+	start_with(r, url, LONG_NS, &g, "PUT", "{\"a\":1}", 7);
+	assert_true(net_until(r->event, g.called));
+	assert_int_equal(g.status, 200);
+	assert_int_equal(strncmp(r->request, "PUT /k HTTP/1.1\r\n", 17), 0);
+	assert_non_null(strstr(r->request, "\r\nContent-Length: 7\r\n"));
+	assert_string_equal(strstr(r->request, "\r\n\r\n"), "\r\n\r\n{\"a\":1}");
+	start_with(r, url, LONG_NS, &g, "PUT", "", 0);
+	assert_true(net_until(r->event, g.called));
+	assert_non_null(strstr(r->request, "\r\nContent-Length: 0\r\n"));
+	start_with(r, url, LONG_NS, &g, "DELETE", NULL, 0);
+	assert_true(net_until(r->event, g.called));
+	assert_int_equal(strncmp(r->request, "DELETE /k HTTP/1.1\r\n", 20), 0);
+	assert_null(strstr(r->request, "Content-Length"));
+	r->reply.unread = true;
+	r->reply.end = PAGE_HOLD;
+	start_with(r, url, LONG_NS, &g, "PUT", big, n);
+	assert_true(net_until(r->event, g.called));
+	assert_int_equal(g.status, 200);
+	free(g.body);
+	free(big);
 	rig_stop(r);
 }
 
@@ -520,23 +565,23 @@ static void test_cancel(void **state)
 	struct rig *r = rig_start();
 	struct got g = { .body = NULL }, after = { .body = NULL };
 	char url[64];
-	struct http_get *get;
+	struct http_call *get;
 
 	reply(r, PLAIN "Content-Length: 9\r\n\r\nhello", PAGE_HOLD);
 	snprintf(url, sizeof(url), "http://127.0.0.1:%u/", page_server_port(r->server));
 	/* during the look-up of the name, and during the answer */
-	http_get_cancel(start(r, url, LONG_NS, &g));
+	http_call_cancel(start(r, url, LONG_NS, &g));
 	assert_int_equal(page_server_accepted(r->server), 0);
 	get = start(r, url, LONG_NS, &g);
 	assert_true(net_until(r->event, *r->request));
-	assert_null(http_get_cancel(get));
+	assert_null(http_call_cancel(get));
 	assert_true(net_until(r->event, page_server_open(r->server) == 0));
 	reply(r, LENGTH, PAGE_CLOSE);
 	start(r, url, LONG_NS, &after);
 	after.free_resolver = true;
 	assert_true(net_until(r->event, after.called));
 	assert_int_equal(g.called, 0);
-	assert_null(http_get_cancel(NULL));
+	assert_null(http_call_cancel(NULL));
 	free(after.body);
 	rig_stop(r);
 }
@@ -544,12 +589,19 @@ static void test_cancel(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_url),       cmocka_unit_test(test_url_refused),
-		cmocka_unit_test(test_complete),  cmocka_unit_test(test_split_anywhere),
-		cmocka_unit_test(test_truncated), cmocka_unit_test(test_reset),
-		cmocka_unit_test(test_slow),      cmocka_unit_test(test_endless),
-		cmocka_unit_test(test_garbage),   cmocka_unit_test(test_unreachable),
-		cmocka_unit_test(test_no_answer), cmocka_unit_test(test_next_address),
+		cmocka_unit_test(test_url),
+		cmocka_unit_test(test_url_refused),
+		cmocka_unit_test(test_complete),
+		cmocka_unit_test(test_content),
+		cmocka_unit_test(test_split_anywhere),
+		cmocka_unit_test(test_truncated),
+		cmocka_unit_test(test_reset),
+		cmocka_unit_test(test_slow),
+		cmocka_unit_test(test_endless),
+		cmocka_unit_test(test_garbage),
+		cmocka_unit_test(test_unreachable),
+		cmocka_unit_test(test_no_answer),
+		cmocka_unit_test(test_next_address),
 		cmocka_unit_test(test_cancel),
 	};
 

@@ -28,7 +28,7 @@ struct master {
 	struct http_url base; /* pages are appended to its target, which has no slash at its end */
 	char url[URL_MAX];
 	sd_event_source *timer; /* of the next read */
-	struct http_get *get;   /* the page in progress */
+	struct http_call *get;  /* the page in progress */
 	uint32_t failed;        /* failed reads in a row */
 };
 
@@ -125,7 +125,7 @@ const char *master_url(const struct master *m)
 	return m->url;
 }
 
-static void get(struct master *m, const char *page, http_get_fn fn)
+static void get(struct master *m, const char *page, http_call_fn fn)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct http_request request;
@@ -134,7 +134,7 @@ static void get(struct master *m, const char *page, http_get_fn fn)
 	master_request(m, page, &request);
 	request.fn = fn;
 	request.arg = m;
-	if (http_get(&m->get, &request, &err) < 0)
+	if (http_start(&m->get, &request, &err) < 0)
 		end_read(m, NULL, &err);
 }
 
@@ -221,7 +221,7 @@ struct master *master_free(struct master *m)
 {
 	if (!m)
 		return NULL;
-	http_get_cancel(m->get);
+	http_call_cancel(m->get);
 	sd_event_source_disable_unref(m->timer);
 	free(m);
 	return NULL;

@@ -20,7 +20,7 @@
 #define BODY_BYTES (512u << 10)
 
 struct master_query {
-	struct http_get *get;
+	struct http_call *get;
 	master_query_fn fn;
 	void *arg;
 	char *url; /* for errors */
@@ -86,7 +86,7 @@ int master_query_new(struct master_query **ret, const struct master *m, const ch
 	request.body_bytes = BODY_BYTES;
 	request.fn = on_page;
 	request.arg = q;
-	r = http_get(&q->get, &request, reterr);
+	r = http_start(&q->get, &request, reterr);
 	if (r >= 0)
 		*ret = dray_take(q);
 	return r;
@@ -96,7 +96,7 @@ struct master_query *master_query_free(struct master_query *q)
 {
 	if (!q)
 		return NULL;
-	http_get_cancel(q->get);
+	http_call_cancel(q->get);
 	free(q->url);
 	free(q);
 	return NULL;

@@ -17,9 +17,10 @@
 #define READ_BYTES 32768
 /* a fast server must not keep the event loop from other work */
 #define READS_PER_TURN 8
-#define REQUEST_BYTES_MAX (HTTP_TARGET_MAX + HTTP_AUTHORITY_MAX + 160)
+/* Bytes of the head of a request, at most. */
+#define HEAD_BYTES_MAX (HTTP_TARGET_MAX + HTTP_AUTHORITY_MAX + 256)
 
-struct http_get {
+struct http_call {
 	struct http_request request;
 	char host[HTTP_AUTHORITY_MAX];
 	int64_t end_ns;
@@ -32,19 +33,19 @@ struct http_get {
 	int fd;
 	sd_event_source *io, *timer;
 	bool connected;
-	char text[REQUEST_BYTES_MAX];
+	char *text; /* of the request */
 	size_t text_n, sent;
 
 	struct http_answer *answer;
 };
 
-static void disconnect(struct http_get *g)
+static void disconnect(struct http_call *g)
 {
 	g->io = sd_event_source_disable_unref(g->io);
 	g->fd = dray_close(g->fd);
 }
 
-struct http_get *http_get_cancel(struct http_get *g)
+struct http_call *http_call_cancel(struct http_call *g)
 {
 	if (!g)
 		return NULL;
@@ -52,21 +53,23 @@ struct http_get *http_get_cancel(struct http_get *g)
 	disconnect(g);
 	sd_event_source_disable_unref(g->timer);
 	http_answer_free(g->answer);
+	free(g->text);
 	free(g);
 	return NULL;
 }
 
 /* The callback may do anything, so everything that is open is closed first. */
-static void finish(struct http_get *g, const struct http_answer *answer, const struct dray_err *why)
+static void finish(struct http_call *g, const struct http_answer *answer,
+		   const struct dray_err *why)
 {
 	g->query = resolver_cancel(g->query);
 	disconnect(g);
 	g->timer = sd_event_source_disable_unref(g->timer);
 	g->request.fn(g->request.arg, answer, why);
-	http_get_cancel(g);
+	http_call_cancel(g);
 }
 
-__attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int code,
+__attribute__((format(printf, 3, 4))) static void fail(struct http_call *g, int code,
 						       const char *fmt, ...)
 {
 	char text[DRAY_ERR_MSG_MAX];
@@ -81,7 +84,7 @@ __attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int c
 }
 
 /* No connection to this address. */
-static void refused(struct http_get *g, int code, const char *why)
+static void refused(struct http_call *g, int code, const char *why)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
 
@@ -90,9 +93,9 @@ static void refused(struct http_get *g, int code, const char *why)
 	disconnect(g);
 }
 
-static void try_next(struct http_get *g);
+static void try_next(struct http_call *g);
 
-static void on_readable(struct http_get *g)
+static void on_readable(struct http_call *g)
 {
 	static char buf[READ_BYTES];
 
@@ -122,7 +125,7 @@ static void on_readable(struct http_get *g)
 }
 
 /* If the server does not read the request, its response is still read. */
-static void send_request(struct http_get *g)
+static void send_request(struct http_call *g)
 {
 	while (g->sent < g->text_n) {
 		ssize_t n = send(g->fd, g->text + g->sent, g->text_n - g->sent, MSG_NOSIGNAL);
@@ -141,7 +144,7 @@ static void send_request(struct http_get *g)
 
 static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 {
-	struct http_get *g = arg;
+	struct http_call *g = arg;
 	socklen_t n = sizeof(int);
 	int err = 0;
 
@@ -165,7 +168,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 	return 0;
 }
 
-static int start_connecting(struct http_get *g, const struct dray_addr *a)
+static int start_connecting(struct http_call *g, const struct dray_addr *a)
 {
 	int r;
 
@@ -178,7 +181,7 @@ static int start_connecting(struct http_get *g, const struct dray_addr *a)
 	return r < 0 ? r : 0;
 }
 
-static void try_next(struct http_get *g)
+static void try_next(struct http_call *g)
 {
 	while (g->next < g->n_addrs) {
 		int64_t now = dray_now().ns, left = dray_max(g->end_ns - now, (int64_t)0);
@@ -199,7 +202,7 @@ static void try_next(struct http_get *g)
 static void on_addresses(void *arg, const struct dray_addr *addrs, unsigned n,
 			 const struct dray_err *why)
 {
-	struct http_get *g = arg;
+	struct http_call *g = arg;
 
 	g->query = NULL;
 	if (why) {
@@ -213,7 +216,7 @@ static void on_addresses(void *arg, const struct dray_addr *addrs, unsigned n,
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 {
-	struct http_get *g = arg;
+	struct http_call *g = arg;
 	char time[32];
 
 	if (!g->connected && g->fd >= 0) {
@@ -232,15 +235,36 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	return 0;
 }
 
-static int start(struct http_get *g, struct dray_err *reterr)
+/* The head and the content of the request. 0 or -ENOMEM. */
+static int text_make(struct http_call *g)
+{
+	const struct http_request *q = &g->request;
+	size_t n = HEAD_BYTES_MAX;
+
+	http_url_authority(&q->url, g->host, sizeof(g->host));
+	g->text = malloc(n + q->content_n);
+	if (!g->text)
+		return -ENOMEM;
+	g->text_n = (size_t)snprintf(g->text, n,
+				     "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
+				     "\r\nAccept: */*\r\nConnection: close\r\n",
+				     q->method ? q->method : "GET", q->url.target, g->host);
+	if (q->content)
+		g->text_n += (size_t)snprintf(
+			g->text + g->text_n, n - g->text_n,
+			"Content-Type: application/json\r\nContent-Length: %zu\r\n", q->content_n);
+	g->text_n += (size_t)snprintf(g->text + g->text_n, n - g->text_n, "\r\n");
+	if (q->content)
+		memcpy(g->text + g->text_n, q->content, q->content_n);
+	g->text_n += q->content_n;
+	g->request.content = NULL;
+	return 0;
+}
+
+static int start(struct http_call *g, struct dray_err *reterr)
 {
 	int r;
 
-	http_url_authority(&g->request.url, g->host, sizeof(g->host));
-	g->text_n = (size_t)snprintf(g->text, sizeof(g->text),
-				     "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
-				     "\r\nAccept: */*\r\nConnection: close\r\n\r\n",
-				     g->request.url.target, g->host);
 	g->end_ns = dray_now().ns + g->request.timeout_ns;
 	r = sd_event_add_time(g->request.event, &g->timer, CLOCK_MONOTONIC,
 			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);
@@ -251,9 +275,9 @@ static int start(struct http_get *g, struct dray_err *reterr)
 			       g->request.timeout_ns, on_addresses, g, &g->query, reterr);
 }
 
-int http_get(struct http_get **ret, const struct http_request *request, struct dray_err *reterr)
+int http_start(struct http_call **ret, const struct http_request *request, struct dray_err *reterr)
 {
-	dray_auto(http_get_cancel) struct http_get *g = calloc(1, sizeof(*g));
+	dray_auto(http_call_cancel) struct http_call *g = calloc(1, sizeof(*g));
 	int r;
 
 	if (!g)
@@ -261,7 +285,7 @@ int http_get(struct http_get **ret, const struct http_request *request, struct d
 	g->request = *request;
 	g->fd = -1;
 	g->answer = http_answer_new(request->body_bytes);
-	if (!g->answer)
+	if (!g->answer || text_make(g) < 0)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	r = start(g, reterr);
 	if (r < 0)

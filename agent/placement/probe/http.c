@@ -99,12 +99,12 @@ static int run(struct probe *p, struct dray_err *reterr)
 		 *p->target.path ? p->target.path : "/");
 	/* the request has its own time limit */
 	sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
-	return http_get(&p->http, &request, reterr);
+	return http_start(&p->http, &request, reterr);
 }
 
 static void stop(struct probe *p)
 {
-	p->http = http_get_cancel(p->http);
+	p->http = http_call_cancel(p->http);
 }
 
 const struct probe_ops probe_http_ops = {

@@ -8,7 +8,7 @@
 #include "agent/placement/probe/probe.h"
 #include "lib/addr.h"
 
-struct http_get;
+struct http_call;
 struct peer_probe;
 
 /*
@@ -41,7 +41,7 @@ struct probe {
 	struct probe_result result;
 	union {
 		struct peer_probe *dray;
-		struct http_get *http;
+		struct http_call *http;
 		struct {
 			uint8_t *buf;
 			size_t n, cap;
