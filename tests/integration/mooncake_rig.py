@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import select
 import socket
 import struct
 import subprocess
+import threading
 
 import dray
 import pytest
@@ -17,6 +19,7 @@ from harness import LIMIT, MIB, ROOT, parse_segment, until
 
 MAX_FRAME = 1 << 20
 OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
+LOOPBACK = "127.0.0.1"
 READ, WRITE, V2 = 0, 1, 0x80
 METADATA, NOTIFY, PROBE = 1, 2, 3
 
@@ -36,18 +39,21 @@ def counter(agent, name):
     return agent.ctl("status", "--json")["counters"][f"dray_mooncake_{name}"]
 
 
-class Owner:
-    """A client whose memory is a buffer for Mooncake's engines, at its own address."""
+def digest(content):
+    """Of bytes; what differs is too long to show."""
+    return hashlib.sha256(content).hexdigest()
 
-    def __init__(self, agent, size, fill=None, **export):
+
+class Client:
+    """A client with a region, whose memory begins with `fill`."""
+
+    def __init__(self, agent, size, fill=None):
         self.client = agent.client()
         self.memory = dray.Memory(size)
         self.view = self.memory.view
         if fill is not None:
             self.view[:len(fill)] = fill
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory.map))
         self.region = self.client.region(self.memory)
-        self.token = self.region.export(mooncake=self.address, **export)
 
     def close(self):
         self.view = None
@@ -58,6 +64,29 @@ class Owner:
 
     def __exit__(self, *exc):
         self.close()
+
+
+class Owner(Client):
+    """Its memory is a buffer for Mooncake's engines, at its own address."""
+
+    def __init__(self, agent, size, fill=None, **export):
+        super().__init__(agent, size, fill)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory.map))
+        self.token = self.region.export(mooncake=self.address, **export)
+
+
+class Local(Client):
+    """It has a remote of a segment of Mooncake."""
+
+    def __init__(self, agent, endpoint, size, fill=None, **how):
+        super().__init__(agent, size, fill)
+        self.remote = self.client.import_token(f"mooncake://{endpoint}", **how) if endpoint else None
+
+    def write(self, ops, **how):
+        return self.client.write(self.region, self.remote, ops, **how)
+
+    def read(self, ops, **how):
+        return self.client.read(self.region, self.remote, ops, **how)
 
 
 # --- bare connections -----------------------------------------------------------------------------
@@ -152,6 +181,92 @@ def write(sock, address, content, version=2):
         assert status(sock) == OK
 
 
+# --- an engine of bare sockets --------------------------------------------------------------------
+
+class Fake:
+    """An engine that behaves as a test says. version 1: it closes each connection after one request."""
+
+    def __init__(self, agent, size=MIB, version=2, buffers=None, descriptor=None):
+        self.base = 1 << 40
+        self.memory = bytearray(size)
+        self.version = version
+        self.requests, self.asked = [], 0
+        self.listener, self.data = agent.host.socket(), agent.host.socket()
+        for sock in self.listener, self.data:
+            sock.settimeout(None)
+            sock.bind((LOOPBACK, 0))
+            sock.listen(64)
+        self.endpoint = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
+        self.buffers = [(self.base, size)] if buffers is None else buffers
+        self.descriptor = descriptor
+        self.serve, self.shake = self.serve_request, self.handshake
+        self.sockets = []
+        for of, run in (self.listener, lambda sock: self.shake(sock)), (self.data, self.connection):
+            threading.Thread(target=self.accept, args=(of, run), daemon=True).start()
+
+    def describe(self):
+        shown = {"name": self.endpoint, "protocol": "tcp", "tcp_data_port": self.data.getsockname()[1],
+                 "buffers": [{"name": self.endpoint, "addr": a, "length": n} for a, n in self.buffers]}
+        return shown if self.version == 1 else {**shown, "tcp_proto_version": self.version}
+
+    def accept(self, listener, run):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                self.sockets.append(sock)
+                threading.Thread(target=self.run, args=(run, sock), daemon=True).start()
+
+    @staticmethod
+    def run(run, sock):
+        with contextlib.suppress(OSError, struct.error), sock:
+            run(sock)
+
+    def handshake(self, sock):
+        n, kind = struct.unpack("<QB", exactly(sock, 9))
+        assert kind == METADATA and json.loads(exactly(sock, n - 1)) == {}
+        self.asked += 1
+        answer = self.descriptor if self.descriptor is not None else frame(METADATA, json.dumps(self.describe()).encode() + b"\n")
+        sock.sendall(answer)
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(1)
+
+    def connection(self, sock):
+        while len(head := exactly(sock, 24)) == 24:
+            n, address, op = struct.unpack("<QQB7x", head)
+            self.requests.append((op, address, n))
+            self.serve(sock, op, address, n)
+            if self.version == 1:
+                return
+
+    def serve_request(self, sock, op, address, n):
+        at = address - self.base
+        assert bool(op & V2) == (self.version > 1)
+        if not any(a <= address and address + n <= a + length for a, length in self.buffers):
+            if op & V2:
+                sock.sendall(struct.pack("<Q", REFUSED))
+            raise OSError
+        status = struct.pack("<Q", OK) if op & V2 else b""
+        if op & 0x7F == WRITE:
+            content = exactly(sock, n)
+            assert len(content) == n
+            self.memory[at:at + n] = content
+            sock.sendall(status)
+        else:
+            sock.sendall(status + self.memory[at:at + n])
+
+    def close(self):
+        for sock in [self.listener, self.data, *self.sockets]:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
 # --- Mooncake -------------------------------------------------------------------------------------
 
 def mooncake_python():
@@ -164,16 +279,18 @@ def mooncake_python():
     return pathlib.Path(made.stdout.strip())
 
 
-class Initiator:
-    """Mooncake's own engine on the agent's host, with `size` bytes of memory. how: protocol and device, if not TCP."""
+class Engine:
+    """Mooncake's own engine on the agent's host, with `size` bytes of memory. name: HOST, or with a metadata server any. how: protocol and
+    device, if not TCP."""
 
-    def __init__(self, agent, size, host=None, how=(), **env):
-        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", host or agent.host.v4, str(size), *how]
-        self.target = segment(agent)[0]
+    def __init__(self, agent, size, name=LOOPBACK, metadata="P2PHANDSHAKE", how=(), **env):
+        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", name, str(size), metadata, *how]
         self.process = subprocess.Popen(
             agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env={**os.environ, **env},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.hear() == "ready"
+        port, self.base = self("where")
+        self.endpoint = f"{name}:{port}" if metadata == "P2PHANDSHAKE" else name
 
     def tell(self, name, *args):
         self.process.stdin.write(json.dumps([name, *args]) + "\n")
@@ -203,10 +320,18 @@ class Initiator:
         self.close()
 
 
+class Initiator(Engine):
+    """An engine whose target is the agent's segment."""
+
+    def __init__(self, agent, size, host=None, how=(), **env):
+        self.target = segment(agent)[0]
+        super().__init__(agent, size, host or agent.host.v4, how=how, **env)
+
+
 def connections(agent, n):
     until(lambda: counter(agent, "connections") == n, f"{n} data connections")
 
 
-__all__ = ["LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Initiator", "Owner", "ask", "connections",
-           "counter", "data", "ended", "exactly", "frame", "head", "mooncake_python", "parse_segment", "read", "segment", "settings", "socket",
-           "status", "until", "write"]
+__all__ = ["LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Engine", "Fake", "Initiator", "Local", "Owner", "ask",
+           "connections", "counter", "data", "digest", "ended", "exactly", "frame", "head", "mooncake_python", "parse_segment", "read", "segment",
+           "settings", "socket", "status", "until", "write"]

@@ -2,26 +2,21 @@
 """The agent as the initiator towards engines that have Mooncake linked in, over TCP: mooncake://HOST:PORT as a remote."""
 
 import contextlib
-import ctypes
-import hashlib
 import json
 import os
 import random
 import re
 import signal
-import socket
 import struct
 import subprocess
 import threading
 
-import dray
 import mooncake_rig as rig
 import pytest
 from dray import errors
-from harness import LIMIT, MIB, ROOT, noise, until
-from mooncake_rig import Initiator, Owner, counter, exactly, mooncake_python, segment
+from harness import LIMIT, MIB, noise, until
+from mooncake_rig import LOOPBACK, Engine, Fake, Local, Owner, counter, digest, exactly, mooncake_python, segment
 
-LOOPBACK = "127.0.0.1"
 MOONCAKE = 5  # of DRAY_TRANSPORT_*
 
 
@@ -32,126 +27,6 @@ def importer(new_agent):
         return new_agent(name, settings={"mooncake.import": "true", "mooncake.allow": allow, **{k.replace("__", "."): v for k, v in more.items()}})
 
     return make
-
-
-def digest(content):
-    """Of bytes; what differs is too long to show."""
-    return hashlib.sha256(content).hexdigest()
-
-
-class Local:
-    """A client with a region, and a remote of a segment of Mooncake."""
-
-    def __init__(self, agent, endpoint, size, fill=None, **how):
-        self.client = agent.client()
-        self.memory = dray.Memory(size)
-        self.view = self.memory.view
-        if fill is not None:
-            self.view[:len(fill)] = fill
-        self.region = self.client.region(self.memory)
-        self.remote = self.client.import_token(f"mooncake://{endpoint}", **how) if endpoint else None
-
-    def write(self, ops, **how):
-        return self.client.write(self.region, self.remote, ops, **how)
-
-    def read(self, ops, **how):
-        return self.client.read(self.region, self.remote, ops, **how)
-
-    def close(self):
-        self.view = None
-        self.client.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
-
-
-# --- an engine of bare sockets --------------------------------------------------------------------
-
-class Fake:
-    """An engine that behaves as a test says. version 1: it closes each connection after one request."""
-
-    def __init__(self, agent, size=MIB, version=2, buffers=None, descriptor=None):
-        self.base = 1 << 40
-        self.memory = bytearray(size)
-        self.version = version
-        self.requests, self.asked = [], 0
-        self.listener, self.data = agent.host.socket(), agent.host.socket()
-        for sock in self.listener, self.data:
-            sock.settimeout(None)
-            sock.bind((LOOPBACK, 0))
-            sock.listen(64)
-        self.endpoint = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
-        self.buffers = [(self.base, size)] if buffers is None else buffers
-        self.descriptor = descriptor
-        self.serve, self.shake = self.serve_request, self.handshake
-        self.sockets = []
-        for of, run in (self.listener, lambda sock: self.shake(sock)), (self.data, self.connection):
-            threading.Thread(target=self.accept, args=(of, run), daemon=True).start()
-
-    def describe(self):
-        shown = {"name": self.endpoint, "protocol": "tcp", "tcp_data_port": self.data.getsockname()[1],
-                 "buffers": [{"name": self.endpoint, "addr": a, "length": n} for a, n in self.buffers]}
-        return shown if self.version == 1 else {**shown, "tcp_proto_version": self.version}
-
-    def accept(self, listener, run):
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                self.sockets.append(sock)
-                threading.Thread(target=self.run, args=(run, sock), daemon=True).start()
-
-    @staticmethod
-    def run(run, sock):
-        with contextlib.suppress(OSError, struct.error), sock:
-            run(sock)
-
-    def handshake(self, sock):
-        n, kind = struct.unpack("<QB", exactly(sock, 9))
-        assert kind == rig.METADATA and json.loads(exactly(sock, n - 1)) == {}
-        self.asked += 1
-        answer = self.descriptor if self.descriptor is not None else rig.frame(rig.METADATA, json.dumps(self.describe()).encode() + b"\n")
-        sock.sendall(answer)
-        sock.shutdown(socket.SHUT_WR)
-        sock.recv(1)
-
-    def connection(self, sock):
-        while len(head := exactly(sock, 24)) == 24:
-            n, address, op = struct.unpack("<QQB7x", head)
-            self.requests.append((op, address, n))
-            self.serve(sock, op, address, n)
-            if self.version == 1:
-                return
-
-    def serve_request(self, sock, op, address, n):
-        at = address - self.base
-        assert bool(op & rig.V2) == (self.version > 1)
-        if not any(a <= address and address + n <= a + length for a, length in self.buffers):
-            if op & rig.V2:
-                sock.sendall(struct.pack("<Q", rig.REFUSED))
-            raise OSError
-        status = struct.pack("<Q", rig.OK) if op & rig.V2 else b""
-        if op & 0x7F == rig.WRITE:
-            content = exactly(sock, n)
-            assert len(content) == n
-            self.memory[at:at + n] = content
-            sock.sendall(status)
-        else:
-            sock.sendall(status + self.memory[at:at + n])
-
-    def close(self):
-        for sock in [self.listener, self.data, *self.sockets]:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
 
 # --- without Mooncake -----------------------------------------------------------------------------
@@ -564,19 +439,6 @@ def test_allow(lab, new_agent):
 
 
 # --- Mooncake -------------------------------------------------------------------------------------
-
-class Engine(Initiator):
-    """Mooncake's own engine on the agent's host as target, with `size` bytes of memory."""
-
-    def __init__(self, agent, size, **env):
-        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", LOOPBACK, str(size)]
-        self.process = subprocess.Popen(
-            agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env={**os.environ, **env},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert self.hear() == "ready"
-        port, self.base = self("where")
-        self.endpoint = f"{LOOPBACK}:{port}"
-
 
 @pytest.fixture
 def mooncake(lab):

@@ -13,10 +13,10 @@ from mooncake.engine import TransferEngine
 
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # Mooncake's log lines must not mix with the answers
-host, size = sys.argv[1], int(sys.argv[2])
+name, size, metadata = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 engine = TransferEngine()
-protocol, device = sys.argv[3:] or ("tcp", "")
-assert engine.initialize(host, "P2PHANDSHAKE", protocol, device) == 0
+protocol, device = sys.argv[4:] or ("tcp", "")
+assert engine.initialize(name, metadata, protocol, device) == 0
 memory = mmap.mmap(-1, size)
 base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 assert engine.register_memory(base, size) == 0
