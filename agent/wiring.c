@@ -44,6 +44,7 @@ static const struct regions_upcalls regions_up = {
 	.revoked = rails_region_revoked,
 	.mooncake_added = rails_guest_range_add,
 	.mooncake_ended = rails_guest_range_end,
+	.mooncake_changed = mooncake_server_ranges_changed,
 	.lease_ended = sessions_lease_ended,
 };
 
@@ -230,7 +231,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						  .up = &regions_up,
 						  .peers = &a->peers,
 						  .sessions = &a->sessions,
-						  .rails = &a->rails });
+						  .rails = &a->rails,
+						  .mooncake = &a->mooncake });
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "regions: %s",
 				    dray_errno_text(ret));

@@ -824,7 +824,8 @@ DRAY_API int dray_region_revoke(struct dray *d, dray_region region, const struct
 
 /*
  * Parses the text form of a token, a terminated string. It checks only the form. Needs no handle.
- * mooncake://HOST:PORT is the token of a segment of an engine that has Mooncake linked in.
+ * mooncake://HOST:PORT is the token of a segment of an engine that has Mooncake linked in. If the agent
+ * has a metadata server (mooncake.metadata), any name of a segment there may follow mooncake://.
  *
  * Errors:
  * -DRAY_E_TOKEN_INVALID: this is not a token.

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/config/env_profile.h"
+#include "agent/config/http_url.h"
 #include "agent/config/network.h"
 #include "agent/config/segment_rules.h"
 #include "agent/config/store_space.h"
@@ -21,6 +22,9 @@
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
 #define MOONCAKE_ALLOW_MAX 256
+/* With them, the keys of most names fit into a request. */
+#define MOONCAKE_METADATA_PATH_MAX 200u
+#define MOONCAKE_CLUSTER_MAX 64
 #define COPY_MEMORY_MIN (8 << 20)
 
 /* --- forms --------------------------------------------------------------------------------------- */
@@ -174,6 +178,36 @@ static int mooncake_advertise_check(const char *text, struct dray_err *reterr)
 			      text);
 }
 
+/* Keys are appended to it. */
+static int mooncake_metadata_check(const char *text, struct dray_err *reterr)
+{
+	struct http_url url;
+
+	if (!text || !*text)
+		return 0;
+	if (http_url_parse(text, &url, reterr) < 0)
+		return -EINVAL;
+	if (strchr(url.target, '?') || strlen(url.target) > MOONCAKE_METADATA_PATH_MAX)
+		return config_invalid(
+			reterr,
+			"\"%.100s\" is no URL of a metadata server, which has a path of at "
+			"most %u bytes and no query, such as http://10.0.0.9:8080/metadata",
+			text, MOONCAKE_METADATA_PATH_MAX);
+	return 0;
+}
+
+static int mooncake_cluster_check(const char *text, struct dray_err *reterr)
+{
+	for (const char *p = text; p && *p; p++)
+		if (*p <= ' ' || *p > '~' || p - text >= MOONCAKE_CLUSTER_MAX)
+			return config_invalid(
+				reterr,
+				"a cluster is named by at most %d characters of ASCII "
+				"without blanks",
+				MOONCAKE_CLUSTER_MAX);
+	return 0;
+}
+
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
@@ -189,6 +223,10 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		return mooncake_listen_check(cfg->mooncake.data_listen, reterr);
 	if (key == KEY(MOONCAKE_ADVERTISE))
 		return mooncake_advertise_check(cfg->mooncake.advertise, reterr);
+	if (key == KEY(MOONCAKE_METADATA))
+		return mooncake_metadata_check(cfg->mooncake.metadata, reterr);
+	if (key == KEY(MOONCAKE_METADATA_CLUSTER))
+		return mooncake_cluster_check(cfg->mooncake.metadata_cluster, reterr);
 	if (key == KEY(DATA_TENANT))
 		return tenant_name_check(cfg->data.tenant, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))
@@ -343,6 +381,16 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
+static int metadata_use_check(struct config *c)
+{
+	if (!*c->v.mooncake.metadata || *c->v.mooncake.listen || c->v.mooncake.import)
+		return 0;
+	return config_warn(c,
+			   "%s: mooncake.metadata has no effect without mooncake.listen or "
+			   "mooncake.import",
+			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
+}
+
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
@@ -358,7 +406,7 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 	}
 	if (!r)
 		r = forms_check(c, above, reterr);
-	if (!r && nested_check(c) < 0)
+	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0))
 		r = config_no_memory(reterr);
 	return r;
 }

@@ -60,13 +60,20 @@ static int timer_start(struct agent *a, sd_event_source **source, int64_t ns,
 					  fn, a);
 }
 
-static void peers_stopped(void *arg)
+static void segment_removed(void *arg)
 {
 	struct agent *a = arg;
 
 	if (a->bus)
 		a->bus_signals->flush(a->bus);
 	sd_event_exit(a->event, a->exit_status);
+}
+
+static void peers_stopped(void *arg)
+{
+	struct agent *a = arg;
+
+	mooncake_server_stop(a->mooncake, segment_removed, a);
 }
 
 static void sessions_stopped(void *arg)
@@ -80,7 +87,9 @@ static int stop_limit(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
-	log_warning("agent", "sessions or peers did not end within 3 s; exiting without them");
+	log_warning(
+		"agent",
+		"sessions, peers or keys at a metadata server did not end within 3 s; exiting without them");
 	return sd_event_exit(a->event, a->exit_status);
 }
 

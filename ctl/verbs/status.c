@@ -81,6 +81,11 @@ static void mooncake_print(const struct ctl_properties *p, FILE *f)
 	if (ctl_properties_counter(p, "dray_mooncake_connections_refused_total"))
 		fprintf(f, "; connections refused: %s",
 			count(p, "mooncake_connections_refused_total"));
+	if (ctl_properties_counter(p, "dray_mooncake_metadata_failures_total"))
+		fprintf(f, "; %s the metadata server, failed requests: %s",
+			ctl_properties_counter(p, "dray_mooncake_metadata_published") ? "at" :
+											"not at",
+			count(p, "mooncake_metadata_failures_total"));
 	fputc('\n', f);
 }
 

@@ -160,6 +160,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_MOONCAKE_PROTOCOL,
 	DRAY_CONFIG_KEY_MOONCAKE_QUEUE_PAIRS,
 	DRAY_CONFIG_KEY_MOONCAKE_PROBE_INTERVAL,
+	DRAY_CONFIG_KEY_MOONCAKE_METADATA,
+	DRAY_CONFIG_KEY_MOONCAKE_METADATA_CLUSTER,
 	DRAY_CONFIG_KEY_MOONCAKE_IMPORT,
 	DRAY_CONFIG_KEY_MOONCAKE_ENGINE_STREAMS,
 	DRAY_CONFIG_KEY_MOONCAKE_ALLOW,
@@ -498,8 +500,13 @@ struct dray_config {
 		 * environment, if it is set. none: no master.
 		 */
 		struct dray_strv masters;
-		int64_t interval; /* Interval of reading a master's pages. */
-		int64_t timeout; /* Limit for reading one page. */
+		/*
+		 * Interval of reading a master's pages, and of comparing what the metadata server
+		 * has of this agent.
+		 */
+		int64_t interval;
+		/* Limit for reading one page, and for one request to the metadata server. */
+		int64_t timeout;
 		int64_t page_bytes; /* Largest page that is read. */
 		/*
 		 * Address of the Mooncake master for its clients, HOST:PORT or another form that
@@ -547,9 +554,18 @@ struct dray_config {
 		 */
 		int64_t probe_interval;
 		/*
-		 * Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT.
-		 * The addresses of HOST, and those that the engine names for data connections, must
-		 * be in mooncake.allow.
+		 * Metadata server of Mooncake's engines over HTTP, such as
+		 * http://10.0.0.9:8080/metadata. The agent keeps its own segment there
+		 * (mooncake.listen), and finds the segments of others by their names
+		 * (mooncake.import). Empty: none, which is P2PHANDSHAKE.
+		 */
+		char *metadata;
+		/* Part of all keys there, if the engines have it as MC_METADATA_CLUSTER_ID. */
+		char *metadata_cluster;
+		/*
+		 * Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT,
+		 * or with mooncake.metadata mooncake://NAME. The addresses of HOST, and those that
+		 * the engine names for data connections, must be in mooncake.allow.
 		 */
 		bool import;
 		/*

@@ -76,6 +76,13 @@ enum dray_metric {
 	 * complete in time.
 	 */
 	DRAY_METRIC_MOONCAKE_HANDSHAKES_REFUSED_TOTAL,
+	/*
+	 * 1 while the metadata server of Mooncake's engines has the segment of this agent, by its
+	 * last answer.
+	 */
+	DRAY_METRIC_MOONCAKE_METADATA_PUBLISHED,
+	/* Requests to that server about this segment that failed or were refused. */
+	DRAY_METRIC_MOONCAKE_METADATA_FAILURES_TOTAL,
 	DRAY_METRIC_MOONCAKE_BUFFERS, /* Exports with an address for Mooncake. */
 	/* Queue pairs of peers that speak Mooncake's protocol over RDMA. */
 	DRAY_METRIC_MOONCAKE_QUEUE_PAIRS,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an engine with Mooncake says about its segment, and the statuses of its answers. Buffers that are taken over must be ascending,
+ * What an engine with Mooncake says about its segment and its address, and the statuses of its answers. Buffers that are taken over must be ascending,
  * without overlaps, and found by the search; a description that is refused must say why.
  */
 #include <stdlib.h>
@@ -40,9 +40,24 @@ static void check_descriptor(const uint8_t *data, size_t size)
 		dray_assert(err.code && *err.msg && !d.buffers);
 		return;
 	}
-	dray_assert(!err.code && *d.host && d.port && d.port < 65536);
+	dray_assert(!err.code && d.port && d.port < 65536);
 	check_buffers(d.buffers);
 	free(d.buffers);
+	if (mooncake_name_host(d.name, d.host, &err) < 0)
+		dray_assert(err.code && *err.msg);
+	else
+		dray_assert(!err.code && *d.host);
+}
+
+static void check_address(const uint8_t *data, size_t size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	char host[DRAY_HOST_BYTES] = "";
+
+	if (mooncake_address_read((const char *)data, size, host, &err) < 0)
+		dray_assert(err.code && *err.msg);
+	else
+		dray_assert(!err.code && *host);
 }
 
 static void check_status(const uint8_t *p)
@@ -61,6 +76,7 @@ static void check_status(const uint8_t *p)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	check_descriptor(data, size);
+	check_address(data, size);
 	if (size >= MOONCAKE_STATUS_BYTES)
 		check_status(data);
 	return 0;

@@ -364,7 +364,7 @@ def described(**change):
     (described(name=...), errors.Protocol, "no name"),
     (described(name=5), errors.Protocol, "no name"),
     (described(name="a b:1"), errors.Protocol, "no host"),
-    (described(name="x" * 300 + ":1"), errors.Protocol, "no host"),
+    (described(name="x" * 300 + ":1"), errors.Protocol, "too long"),
     (described(name="0.0.0.0:1"), errors.PeerUnreachable, "cannot reach"),
     (described(name="10.1.2.3:1"), errors.Denied, "mooncake.allow"),
     (described(buffers=...), errors.Protocol, "no list"),

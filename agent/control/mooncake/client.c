@@ -23,7 +23,7 @@ struct engine {
 	unsigned waits; /* ending: workers that have not answered */
 	bool ending, lost;
 	int64_t since_ns;
-	char segment[DRAY_HOST_BYTES + 8];
+	char segment[MOONCAKE_NAME_BYTES];
 };
 
 static void tell_workers(struct mooncake_client *c, struct engine *e, enum mooncake_message type)

@@ -19,7 +19,7 @@
 struct mooncake_client;
 struct sessions;
 
-/* What begins a token that names a segment of Mooncake: mooncake://HOST:PORT. */
+/* What begins a token that names a segment of Mooncake: mooncake://HOST:PORT, or any name with a metadata server. */
 #define MOONCAKE_SCHEME "mooncake://"
 /* The limit of an import whose caller gives none. */
 #define MOONCAKE_IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
@@ -50,7 +50,7 @@ typedef void (*mooncake_import_fn)(void *arg, const struct dray_err *err, dray_h
 				   struct mooncake_buffers *buffers);
 
 /*
- * Asks the engine at HOST:PORT for its buffers. fn runs exactly once within timeout_ns (0: MOONCAKE_IMPORT_TIMEOUT_NS), unless
+ * Asks the engine at HOST:PORT, or the metadata server for the segment of this name, for its buffers. fn runs exactly once within timeout_ns (0: MOONCAKE_IMPORT_TIMEOUT_NS), unless
  * cancelled. Success counts as one remote, until mooncake_release(). 0 with an id, or an error at once.
  */
 int mooncake_import(struct mooncake_client *c, const char *segment, int64_t timeout_ns,

@@ -148,10 +148,15 @@ static char *make(struct mooncake_server *s, size_t *ret_n)
 	return text;
 }
 
+uint64_t descriptor_changes(const struct mooncake_server *s)
+{
+	return regions_mooncake_changes(s->deps.regions) +
+	       (s->rdma ? rails_guest_changes(*s->deps.rails) : 0);
+}
+
 const char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
 {
-	uint64_t changes = regions_mooncake_changes(s->deps.regions) +
-			   (s->rdma ? rails_guest_changes(*s->deps.rails) : 0);
+	uint64_t changes = descriptor_changes(s);
 	size_t n = 0;
 	char *text;
 

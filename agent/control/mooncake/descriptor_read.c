@@ -95,35 +95,61 @@ static int read_buffers(const json_t *array, struct mooncake_buffers **ret, stru
 	return 0;
 }
 
-/* Engines connect to the host of the name, and so does this agent. */
-static int read_name(const json_t *o, struct mooncake_descriptor *ret, struct dray_err *reterr)
+/* What is no text, or is longer, is none. 0 or -EPROTO. */
+static int get_text(const json_t *o, const char *key, char *ret, size_t n)
 {
-	const json_t *name = json_object_get(o, "name");
-	const char *text = json_string_value(name);
-	char host[DRAY_HOST_BYTES];
+	const json_t *v = json_object_get(o, key);
+	const char *text = json_string_value(v);
+
+	if (!text || strlen(text) != json_string_length(v) || strlen(text) >= n)
+		return -EPROTO;
+	snprintf(ret, n, "%s", text);
+	return 0;
+}
+
+static int host_check(const char *host, struct dray_err *reterr)
+{
+	struct dray_addr a;
+
+	if (!dray_host_is_address(host, &a))
+		return dray_host_is_name(host) ? 0 :
+						 bad(reterr, "has a name that is no host and port");
+	if (dray_addr_is_wildcard(&a))
+		return dray_err_set(
+			reterr, -EADDRNOTAVAIL, DRAY_E_PEER_UNREACHABLE,
+			"Mooncake's engine names itself %s, which other hosts cannot reach; give "
+			"its initialize() the address of its host",
+			host);
+	return 0;
+}
+
+int mooncake_name_host(const char *name, char ret[static DRAY_HOST_BYTES], struct dray_err *reterr)
+{
 	struct dray_addr a;
 	unsigned port;
 
-	if (!text || strlen(text) != json_string_length(name))
-		return bad(reterr, "has no name");
 	/* a port is usual but not needed; an address with colons has none */
-	if (dray_host_port_split(text, host, &port) < 0 || dray_host_is_address(text, &a)) {
-		if (strlen(text) >= sizeof(host))
+	if (dray_host_port_split(name, ret, &port) < 0 || dray_host_is_address(name, &a)) {
+		if (strlen(name) >= DRAY_HOST_BYTES)
 			return bad(reterr, "has a name that is no host and port");
-		snprintf(host, sizeof(host), "%s", text);
+		snprintf(ret, DRAY_HOST_BYTES, "%s", name);
 	}
-	if (dray_host_is_address(host, &a)) {
-		if (dray_addr_is_wildcard(&a))
-			return dray_err_set(
-				reterr, -EADDRNOTAVAIL, DRAY_E_PEER_UNREACHABLE,
-				"Mooncake's engine names itself %s, which other hosts cannot reach; give "
-				"its initialize() the address of its host",
-				host);
-	} else if (!dray_host_is_name(host)) {
-		return bad(reterr, "has a name that is no host and port");
-	}
-	snprintf(ret->host, sizeof(ret->host), "%s", host);
-	return 0;
+	return host_check(ret, reterr);
+}
+
+int mooncake_address_read(const char *text, size_t n, char ret[static DRAY_HOST_BYTES],
+			  struct dray_err *reterr)
+{
+	dray_auto(json_decref) json_t *o = NULL;
+	char host[MOONCAKE_NAME_BYTES];
+	json_error_t error;
+
+	o = json_loadb(text, n, JSON_DISABLE_EOF_CHECK, &error);
+	if (get_text(o, "ip_or_host_name", host, sizeof(host)) < 0)
+		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
+				    "what the metadata server has as the address of Mooncake's "
+				    "engine is none; start the engine again");
+	return mooncake_name_host(host, ret, reterr);
 }
 
 int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descriptor *ret,
@@ -159,9 +185,9 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 		return bad(reterr, "has no port for data; engines before 0.3.5 are not supported");
 	if (get_integer(o, "tcp_proto_version", 1, 0, INT32_MAX, &version) < 0)
 		return bad(reterr, "has an impossible version of the data protocol");
-	r = read_name(o, ret, reterr);
-	if (r >= 0)
-		r = read_buffers(json_object_get(o, "buffers"), &ret->buffers, reterr);
+	if (get_text(o, "name", ret->name, sizeof(ret->name)) < 0)
+		return bad(reterr, "has no name, or one that is too long");
+	r = read_buffers(json_object_get(o, "buffers"), &ret->buffers, reterr);
 	if (r < 0)
 		return r;
 	ret->port = (unsigned)port;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Imports: the name of the engine, one request and one answer at its handshake, and the name that its answer has for data. Each address
- * of the engine is tried for its share of the time; what it answers wrongly ends the import.
+ * Imports. With a metadata server: what it has of the segment, or, if it has none, as without. Otherwise: the name of the engine, and
+ * one request and one answer at its handshake. Each address of the engine is tried for its share of the time; what it answers wrongly
+ * ends the import. Last, the host for data is resolved.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "agent/config/network.h"
 #include "agent/control/mooncake/client_internal.h"
 #include "agent/control/mooncake/frame.h"
+#include "agent/control/mooncake/lookup.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -23,16 +25,24 @@ static const char asking[] = "{}";
 /* The first size of the buffer for the answer, which grows with what has come. */
 #define BODY_BYTES 16384u
 
-enum import_step { IMPORT_NAME, IMPORT_CONNECT, IMPORT_HEAD, IMPORT_BODY, IMPORT_DATA_NAME };
+enum import_step {
+	IMPORT_LOOKUP, /* at the metadata server */
+	IMPORT_NAME,
+	IMPORT_CONNECT,
+	IMPORT_HEAD,
+	IMPORT_BODY,
+	IMPORT_DATA_NAME,
+};
 
 struct mooncake_import {
 	struct mooncake_client *c;
 	uint64_t id;
 	mooncake_import_fn fn;
 	void *arg;
-	char segment[DRAY_HOST_BYTES + 8];
+	char segment[MOONCAKE_NAME_BYTES];
 	int64_t end_ns;
 	enum import_step step;
+	struct lookup *lookup;
 	struct resolver_query *query;
 	sd_event_source *timer, *io;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
@@ -57,6 +67,7 @@ static void disconnect(struct mooncake_import *i)
 static void import_free(struct mooncake_import *i)
 {
 	disconnect(i);
+	lookup_cancel(i->lookup);
 	resolver_cancel(i->query);
 	sd_event_source_disable_unref(i->timer);
 	free(i->d.buffers);
@@ -129,6 +140,15 @@ static void arm(struct mooncake_import *i, int64_t at_ns)
 	sd_event_source_set_enabled(i->timer, SD_EVENT_ONESHOT);
 }
 
+/* The descriptor is there, with the host for data. */
+static int described(struct mooncake_import *i, struct dray_err *reterr)
+{
+	i->step = IMPORT_DATA_NAME;
+	arm(i, i->end_ns);
+	return resolver_lookup(i->c->resolver, i->d.host, i->d.port, time_left(i), data_named, i,
+			       &i->query, reterr);
+}
+
 /* The whole answer has come. */
 static void answered(struct mooncake_import *i)
 {
@@ -136,12 +156,10 @@ static void answered(struct mooncake_import *i)
 	int r = mooncake_descriptor_read((const char *)i->body, i->body_size, &i->d, &err);
 
 	disconnect(i);
-	if (r >= 0) {
-		i->step = IMPORT_DATA_NAME;
-		arm(i, i->end_ns);
-		r = resolver_lookup(i->c->resolver, i->d.host, i->d.port, time_left(i), data_named,
-				    i, &i->query, &err);
-	}
+	if (r >= 0)
+		r = mooncake_name_host(i->d.name, i->d.host, &err);
+	if (r >= 0)
+		r = described(i, &err);
 	if (r < 0)
 		fail(i, err);
 }
@@ -330,6 +348,12 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	char text[DRAY_ADDR_TEXT_MAX];
 	struct dray_err err;
 
+	if (i->step == IMPORT_LOOKUP) {
+		fail(i,
+		     dray_err_of(DRAY_E_TIMEOUT, "the metadata server %.80s did not answer in time",
+				 i->c->cfg->mooncake.metadata));
+		return 0;
+	}
 	if (i->step == IMPORT_NAME || i->step == IMPORT_DATA_NAME) {
 		fail(i, dray_err_of(DRAY_E_TIMEOUT, "no name server answered in time"));
 		return 0;
@@ -341,24 +365,71 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
-static int start(struct mooncake_import *i, const char *host, unsigned port,
-		 struct dray_err *reterr)
+/* Asks the engine itself. */
+static int ask_engine(struct mooncake_import *i, struct dray_err *reterr)
+{
+	char host[DRAY_HOST_BYTES];
+	unsigned port;
+
+	if (!dray_endpoint_valid(i->segment) || dray_host_port_split(i->segment, host, &port) < 0)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
+				    "\"%.100s\" is no HOST:PORT behind " MOONCAKE_SCHEME,
+				    i->segment);
+	i->step = IMPORT_NAME;
+	return resolver_lookup(i->c->resolver, host, port, time_left(i), named, i, &i->query,
+			       reterr);
+}
+
+static void looked_up(void *arg, enum lookup_result result, struct mooncake_descriptor *d,
+		      const struct dray_err *why)
+{
+	struct mooncake_import *i = arg;
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = 0;
+
+	i->lookup = NULL;
+	if (result == LOOKUP_FOUND) {
+		i->d = *d;
+		r = described(i, &err);
+	} else if (result == LOOKUP_UNKNOWN && dray_endpoint_valid(i->segment)) {
+		r = ask_engine(i, &err);
+	} else {
+		err = *why;
+		r = -ENOENT;
+	}
+	if (r < 0)
+		fail(i, err);
+}
+
+/* The name of a segment that a metadata server has is any text. */
+static int look_up(struct mooncake_import *i, struct dray_err *reterr)
+{
+	const struct lookup_deps deps = { .event = i->c->deps.event,
+					  .resolver = i->c->resolver,
+					  .cfg = i->c->cfg };
+
+	for (const char *p = i->segment; *p || p == i->segment; p++)
+		if (*p <= ' ' || *p > '~')
+			return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
+					    "the name of a segment behind " MOONCAKE_SCHEME
+					    " is ASCII without blanks");
+	return lookup_start(&i->lookup, &deps, i->segment, time_left(i), looked_up, i, reterr);
+}
+
+static int start(struct mooncake_import *i, struct dray_err *reterr)
 {
 	int r = sd_event_add_time(i->c->deps.event, &i->timer, CLOCK_MONOTONIC,
 				  (uint64_t)i->end_ns / 1000 + 1, 0, on_timer, i);
 
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for an import");
-	return resolver_lookup(i->c->resolver, host, port, time_left(i), named, i, &i->query,
-			       reterr);
+	return *i->c->cfg->mooncake.metadata ? look_up(i, reterr) : ask_engine(i, reterr);
 }
 
 int mooncake_import(struct mooncake_client *c, const char *segment, int64_t timeout_ns,
 		    mooncake_import_fn fn, void *arg, uint64_t *ret_id, struct dray_err *reterr)
 {
-	char host[DRAY_HOST_BYTES];
 	struct mooncake_import *i;
-	unsigned port;
 	int r;
 
 	if (!c)
@@ -366,9 +437,9 @@ int mooncake_import(struct mooncake_client *c, const char *segment, int64_t time
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			"this agent does not import segments of Mooncake's engines; set mooncake.import "
 			"and mooncake.allow");
-	if (!dray_endpoint_valid(segment) || dray_host_port_split(segment, host, &port) < 0)
+	if (strlen(segment) >= MOONCAKE_NAME_BYTES)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
-				    "\"%.100s\" is no HOST:PORT behind " MOONCAKE_SCHEME, segment);
+				    "the name of the segment is too long");
 	i = calloc(1, sizeof(*i));
 	if (!i || dray_handles_add(&c->imports, i, &i->id) < 0) {
 		free(i);
@@ -380,7 +451,7 @@ int mooncake_import(struct mooncake_client *c, const char *segment, int64_t time
 	i->fd = -1;
 	i->end_ns = dray_now().ns + (timeout_ns ? timeout_ns : MOONCAKE_IMPORT_TIMEOUT_NS);
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
-	r = start(i, host, port, reterr);
+	r = start(i, reterr);
 	if (r < 0) {
 		import_free(i);
 		return r;

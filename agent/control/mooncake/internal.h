@@ -31,6 +31,7 @@ struct mooncake_server {
 		size_t n;
 		uint64_t changes; /* of the buffers, when it was made */
 	} descriptor;
+	struct publisher *publisher; /* NULL: without mooncake.metadata */
 	uint64_t next_id;
 	struct mooncake_totals totals;
 };
@@ -72,3 +73,5 @@ char *connection_answer(const struct mooncake_server *s, const struct rails_gues
 uint32_t descriptor_buffers_max(const char *name);
 /* The descriptor of the segment as JSON, until the next call. It is made anew when buffers have changed. NULL: no memory. */
 const char *descriptor_text(struct mooncake_server *s, size_t *ret_n);
+/* A number that is another one when the descriptor may have changed. */
+uint64_t descriptor_changes(const struct mooncake_server *s);

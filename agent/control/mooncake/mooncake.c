@@ -11,6 +11,7 @@
 
 #include "agent/config/network.h"
 #include "agent/control/mooncake/internal.h"
+#include "agent/control/mooncake/publish.h"
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -148,6 +149,7 @@ void mooncake_server_drain(struct mooncake_server *s, bool on)
 	if (!s)
 		return;
 	s->draining = on;
+	publisher_set(s->publisher, !on);
 	if (!on)
 		return;
 	handshakes_close(s, true);
@@ -166,8 +168,21 @@ static bool is_allowed(void *arg, const struct dray_addr *from)
 
 void mooncake_server_rails_changed(struct mooncake_server *s)
 {
-	if (s && s->rdma)
-		handshakes_resume(s);
+	if (!s || !s->rdma)
+		return;
+	handshakes_resume(s);
+	publisher_wake(s->publisher);
+}
+
+void mooncake_server_ranges_changed(struct mooncake_server *s)
+{
+	if (s)
+		publisher_wake(s->publisher);
+}
+
+void mooncake_server_stop(struct mooncake_server *s, void (*done)(void *arg), void *arg)
+{
+	publisher_stop(s ? s->publisher : NULL, done, arg);
 }
 
 void mooncake_server_reload(struct mooncake_server *s)
@@ -296,7 +311,7 @@ static int start(struct mooncake_server *s, struct dray_err *reterr)
 		log_warning(AREA, "mooncake.allow is empty: no peer may connect");
 	log_info(AREA, "Mooncake's engines may use this segment segment=%s data_port=%u", s->name,
 		 s->data_port);
-	return 0;
+	return *s->cfg->mooncake.metadata ? publisher_new(&s->publisher, s, reterr) : 0;
 }
 
 int mooncake_server_new(struct mooncake_server **ret, const struct mooncake_deps *deps,
@@ -334,6 +349,7 @@ struct mooncake_server *mooncake_server_free(struct mooncake_server *s)
 	tcp_listeners_close(&s->listeners);
 	tcp_listeners_close(&s->data_listeners);
 	handshakes_deinit(s);
+	publisher_free(s->publisher);
 	free(s->descriptor.text);
 	dray_list_for_each(&s->conns, c, struct data_conn, link)
 		free(c);

@@ -42,6 +42,10 @@ void mooncake_server_drain(struct mooncake_server *s, bool on);
 void mooncake_server_reload(struct mooncake_server *s);
 /* Devices or ranges for RDMA have changed: rails_guest_ready(). */
 void mooncake_server_rails_changed(struct mooncake_server *s);
+/* regions_mooncake_changes() has changed. */
+void mooncake_server_ranges_changed(struct mooncake_server *s);
+/* The agent ends: removes the segment from the metadata server. done() runs within 2 s, possibly inside the call. */
+void mooncake_server_stop(struct mooncake_server *s, void (*done)(void *arg), void *arg);
 /* A message of a worker. */
 void mooncake_server_message(struct mooncake_server *s, const struct transport_message *m);
 
@@ -51,5 +55,7 @@ const char *mooncake_server_segment(const struct mooncake_server *s);
 struct mooncake_totals {
 	uint64_t connections, connections_refused;
 	uint64_t handshakes, handshakes_refused;
+	uint64_t metadata_failures;
+	bool published; /* at the metadata server */
 };
 struct mooncake_totals mooncake_server_totals(const struct mooncake_server *s);

@@ -95,6 +95,12 @@ static void handle_dropped(void *arg)
 		region_check(region);
 }
 
+static void mooncake_changed(struct regions *r)
+{
+	r->mooncake_changes++;
+	r->deps.up->mooncake_changed(*r->deps.mooncake);
+}
+
 void grant_end(struct grant *g, bool fence, bool urgent)
 {
 	uint32_t code = g->token ? region_rights_code(g->token->region) : DRAY_E_REVOKED;
@@ -103,7 +109,8 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 	if (g->ending)
 		return;
 	g->ending = true;
-	g->regions->mooncake_changes += g->view.peer == MOONCAKE_PEER;
+	if (g->view.peer == MOONCAKE_PEER)
+		mooncake_changed(r);
 	/* Mooncake's engines acknowledge nothing: they reach the range by the workers, or by keys that end here */
 	fence = fence && (g->view.peer != MOONCAKE_PEER || g->exposed);
 	g->fenced = !fence;
@@ -166,7 +173,8 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	g->view.offset = t->offset;
 	g->view.mooncake = peer == MOONCAKE_PEER ? t->mooncake : 0;
 	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
-	r->mooncake_changes += peer == MOONCAKE_PEER;
+	if (peer == MOONCAKE_PEER)
+		mooncake_changed(r);
 	pool_publish(r->deps.pool, &g->view.o);
 	if (peer == MOONCAKE_PEER && r->mooncake_rdma) {
 		g->exposed = true;

@@ -27,6 +27,7 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
+struct mooncake_server;
 struct peers;
 struct rails;
 struct ranges;
@@ -61,6 +62,8 @@ struct regions_upcalls {
 	void (*mooncake_added)(struct rails *rails, const struct grant_view *grant);
 	/* The range ends. Deregister it; ends by grant_fenced() with MOONCAKE_PEER, possibly inside the call. */
 	void (*mooncake_ended)(struct rails *rails, dray_handle grant);
+	/* regions_mooncake_changes() has changed; only after regions_mooncake_open(). */
+	void (*mooncake_changed)(struct mooncake_server *server);
 	/* A lease has ended, and no holder can access its ranges any more. The session may be gone. */
 	void (*lease_ended)(struct sessions *sessions, dray_handle session,
 			    const struct dmsg_lease_ended *m);
@@ -78,6 +81,7 @@ struct regions_deps {
 	struct peers *const *peers;
 	struct sessions *const *sessions;
 	struct rails *const *rails;
+	struct mooncake_server *const *mooncake;
 };
 
 int regions_new(struct regions **ret, const struct regions_deps *deps);

@@ -105,6 +105,8 @@ static void mooncake_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_MOONCAKE_CONNECTIONS_REFUSED_TOTAL] = t.connections_refused;
 	v[DRAY_METRIC_MOONCAKE_HANDSHAKES_TOTAL] = t.handshakes;
 	v[DRAY_METRIC_MOONCAKE_HANDSHAKES_REFUSED_TOTAL] = t.handshakes_refused;
+	v[DRAY_METRIC_MOONCAKE_METADATA_PUBLISHED] = t.published;
+	v[DRAY_METRIC_MOONCAKE_METADATA_FAILURES_TOTAL] = t.metadata_failures;
 	v[DRAY_METRIC_MOONCAKE_BUFFERS] = grants_count(a->regions, MOONCAKE_PEER);
 }
 
