@@ -76,6 +76,26 @@ static void on_rail_changed(void *arg, const char *device, uint32_t port, const 
 	agent_signal(a, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
 }
 
+static const struct exchange_upcalls exchange_up = {
+	.segment_added = rails_store_add,
+	.segment_removed = rails_region_remove,
+	.segment_keys = rails_store_keys,
+};
+
+static void on_store_keys_gone(void *arg, dray_handle segment)
+{
+	const struct agent *a = arg;
+
+	exchange_keys_gone(a->exchange, segment);
+}
+
+static void on_peer_quiet(void *arg, dray_handle peer)
+{
+	const struct agent *a = arg;
+
+	exchange_peer_quiet(a->exchange, peer);
+}
+
 static void on_guests_changed(void *arg)
 {
 	const struct agent *a = arg;
@@ -112,6 +132,9 @@ static const struct peers_upcalls peers_up = {
 	.store_release = exchange_release,
 	.store_in_use = exchange_in_use,
 	.store_gone = exchange_peer_gone,
+	.store_fenced = exchange_fenced,
+	.store_has = exchange_has,
+	.store_fence = exchange_fence,
 	.changed = on_peer_changed,
 };
 
@@ -406,7 +429,9 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 						     .cfg = cfg,
 						     .pool = &a->pool,
 						     .peers = a->peers,
-						     .store = a->store },
+						     .store = a->store,
+						     .up = &exchange_up,
+						     .rails = &a->rails },
 			    reterr);
 }
 
@@ -434,6 +459,8 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 					      .peers = a->peers,
 					      .worker_nodes = a->worker_nodes,
 					      .changed = on_rail_changed,
+					      .store_keys_gone = on_store_keys_gone,
+					      .peer_quiet = on_peer_quiet,
 					      .guests_changed = on_guests_changed,
 					      .arg = a },
 			reterr);

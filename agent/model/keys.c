@@ -2,6 +2,7 @@
 #include "agent/model/keys.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "lib/cleanup.h"
 
@@ -53,7 +54,8 @@ void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)
 		qsort(k->v, k->n, sizeof(k->v[0]), by_base);
 }
 
-struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
+/* Not sealed. NULL: there are none, or no memory. */
+static struct rail_keys *read_all(const struct dray_vec *rails)
 {
 	struct rail_keys *k = rails->n ? rail_keys_new(rails->n) : NULL;
 
@@ -63,8 +65,100 @@ struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
 		pmsg_rail_get(rails->p + (size_t)i * PMSG_RAIL_SIZE, &w);
 		k->v[i] = (struct rail_key){ w.rail, w.rkey, w.base, w.offset, w.length, 0 };
 	}
+	return k;
+}
+
+struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
+{
+	struct rail_keys *k = read_all(rails);
+
 	if (k)
 		rail_keys_seal(k, length, false);
+	return k;
+}
+
+struct rail_keys *rail_keys_read_parts(const struct dray_vec *rails)
+{
+	struct rail_keys *k = read_all(rails);
+
+	if (!k)
+		return NULL;
+	qsort(k->v, k->n, sizeof(k->v[0]), by_offset);
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->v[i].rail < RAILS_MAX)
+			k->rails |= 1ull << k->v[i].rail;
+	return k;
+}
+
+/* The pieces of the rail cover the range, which is not empty. */
+static bool covers(const struct rail_keys *k, uint32_t rail, uint64_t offset, uint64_t length)
+{
+	uint64_t end;
+
+	if (__builtin_add_overflow(offset, length, &end))
+		return false;
+	while (offset < end) {
+		const struct rail_key *p = rail_keys_find(k, rail, offset);
+
+		if (!p || __builtin_add_overflow(p->offset, p->length, &offset) ||
+		    p->length - 1 > UINT64_MAX - p->base)
+			return false;
+	}
+	return true;
+}
+
+void rail_keys_need(struct rail_keys *k, uint64_t offset, uint64_t length)
+{
+	for (uint64_t left = k->rails; left; left &= left - 1) {
+		uint32_t rail = (uint32_t)__builtin_ctzll(left);
+
+		if (!covers(k, rail, offset, length))
+			k->rails &= ~(1ull << rail);
+	}
+}
+
+struct joined {
+	uint32_t n;
+	struct rail_keys *of[];
+};
+
+static void joined_free(void *arg)
+{
+	struct joined *j = arg;
+
+	for (uint32_t i = 0; i < j->n; i++)
+		rail_keys_unref(j->of[i]);
+	free(j);
+}
+
+struct rail_keys *rail_keys_join(struct rail_keys *const *of, uint32_t n)
+{
+	struct joined *j;
+	struct rail_keys *k;
+	uint32_t sum = 0, at = 0;
+
+	if (n == 1)
+		return rail_keys_ref(of[0]);
+	for (uint32_t i = 0; i < n; i++)
+		sum += of[i]->n;
+	j = malloc(sizeof(*j) + n * sizeof(j->of[0]));
+	k = j ? rail_keys_new(sum) : NULL;
+	if (!k) {
+		free(j);
+		return NULL;
+	}
+	*j = (struct joined){ .n = n };
+	k->rails = UINT64_MAX;
+	for (uint32_t i = 0; i < n; i++) {
+		j->of[i] = rail_keys_ref(of[i]);
+		memcpy(k->v + at, of[i]->v, of[i]->n * sizeof(k->v[0]));
+		at += of[i]->n;
+		k->rails &= of[i]->rails;
+	}
+	k->by_base = true;
+	qsort(k->v, k->n, sizeof(k->v[0]), by_base);
+	k->gone = joined_free;
+	k->arg = j;
 	return k;
 }
 

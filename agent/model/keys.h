@@ -40,6 +40,19 @@ struct rail_keys *rail_keys_new(uint32_t n);
 /* Reads records of pmsg_rail, the keys of a range of `length` bytes. One reference; NULL: there are none, or no memory. */
 struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length);
 
+/*
+ * The same for a range of which only some parts are accessible: `rails` has all rails that have a piece, until rail_keys_need() takes
+ * those out that lack a part of this range.
+ */
+struct rail_keys *rail_keys_read_parts(const struct dray_vec *rails);
+void rail_keys_need(struct rail_keys *k, uint64_t offset, uint64_t length);
+
+/*
+ * The keys of several regions by their addresses, over the rails that all of them have. It holds a reference to each. n: at least 1.
+ * NULL: no memory.
+ */
+struct rail_keys *rail_keys_join(struct rail_keys *const *of, uint32_t n);
+
 /* Sorts, and finds the rails whose pieces cover [0, length) without overlaps and gaps. */
 void rail_keys_seal(struct rail_keys *k, uint64_t length, bool by_base);
 

@@ -157,6 +157,7 @@ enum command_type {
 	COMMAND_RESUME,
 	COMMAND_STORE_ASKED, /* the ask of session is answered; borrowed until EVENT_STORE_ASK_END */
 	COMMAND_STORE_LAPSED, /* the leases of the ask of session have ended, if the worker still has it */
+	COMMAND_STORE_FENCED, /* the peer `handle` ends the lease `id` that session has of it: nothing more is read there */
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
 };

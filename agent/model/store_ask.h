@@ -11,18 +11,23 @@
 #include "schema/gen/data.h"
 
 struct asker;
+struct borrowed;
 struct held_key;
 struct question;
 struct lender;
+struct rail_keys;
 
 /* What one lookup found: memory of another agent, leased for this. */
 struct store_source {
 	struct remote_view view;
-	struct lender *lender; /* the control thread's; NULL: the lease is given back */
-	int64_t end_ns;        /* of the lease */
+	struct rail_keys *keys;    /* one reference; NULL: no rail reaches all that it has */
+	struct lender *lender;     /* the control thread's; NULL: the lease is given back */
+	struct borrowed *borrowed; /* likewise; NULL: the other agent does not fence it */
+	int64_t end_ns;            /* of the lease; past: the other agent has fenced it */
 	/* the worker's: objects are to be read from it; it has ended that; keys that it holds for the session (store_held.c) */
 	bool wanted, over;
 	uint32_t held;
+	uint32_t lingers; /* the worker's: devices may still read from it (store_reading.c) */
 };
 
 struct store_asked {
@@ -56,6 +61,11 @@ struct store_ask {
 	uint32_t lease_ms;          /* of EXISTS, which keeps the sources; 0: of GET */
 	struct dray_heap_node over; /* the control thread's: when these leases end */
 	bool sent;                  /* the worker's: the control thread has it, or has had it */
-	uint32_t n, n_asked;        /* these are asked for; an EXISTS has found the others */
-	struct store_asked v[];     /* then the bytes of the keys */
+	bool ended;             /* likewise: it ends with the last of its sources that lingers */
+	uint32_t lingers;       /* likewise: such uses of its sources */
+	uint32_t n, n_asked;    /* these are asked for; an EXISTS has found the others */
+	struct store_asked v[]; /* then the bytes of the keys */
 };
+
+/* With its sources, whose leases have ended. NULL is allowed. */
+void store_ask_free(struct store_ask *k);

@@ -23,6 +23,8 @@ struct xfer_request {
 	bool ops_ours; /* no client can change `ops` */
 	/* Memory of the agent or of a peer, in place of spec.local and spec.remote: `ended` runs in place of the client's answer. */
 	struct object *local, *remote, *target;
+	/* Both memories stay until `remote` has no users, so the transfer may end before the devices have: each stop is urgent. */
+	bool outlived;
 	uint32_t *wait; /* a word of the agent that is awaited to be 1; NULL: none */
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;

@@ -215,7 +215,7 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	p.wait_ms = 0;
 	p.length = o->policy.bytes;
 	p.file = g->file;
-	p.file_bytes = g->bytes;
+	p.file_bytes = g->part.bytes;
 	p.offset = (uint64_t)o->at.start * GRANULE;
 	p.lease = h->lease;
 	return p;

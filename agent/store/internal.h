@@ -88,16 +88,16 @@ struct store_object {
 struct segment {
 	struct dray_job job;
 	struct store *store;
-	struct dray_list link; /* on space->segments */
+	struct store_segment part;
+	_Atomic dray_handle name; /* the follower's; 0: it does not know the segment */
+	struct dray_list link;    /* on space->segments */
 	struct store_space *space;
 	int fd;
 	uint64_t file; /* its number, which is never used again */
-	uint8_t *base;
-	uint64_t bytes;
 	uint32_t slot, n_slots;
 	uint32_t objects;
 	uint32_t users;       /* that have its descriptor */
-	bool populating;      /* the job is queued or runs */
+	bool busy;            /* the job is queued or runs */
 	_Atomic bool leaving; /* it is given back when the job has ended */
 	struct extent *first;
 };
@@ -175,7 +175,8 @@ struct store {
 	uint32_t n_slots;
 	uint64_t slot_bytes;
 	uint64_t last_file;
-	uint64_t leaving; /* bytes of segments that the thread of the store gives back; part of totals.memory */
+	uint64_t leaving; /* bytes of segments that are being given back; part of totals.memory */
+	struct store_follower follower; /* added NULL: nobody follows */
 	struct store_totals totals;
 	struct dray_list loans;      /* of the control thread */
 	struct store_verify *verify; /* the same; NULL: nothing is verified */

@@ -233,6 +233,7 @@ struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i)
 	if (k.status)
 		return k;
 	k.offset = store_object_offset(o);
+	k.segment = store_object_segment(o);
 	k.bytes = o->policy.bytes;
 	k.crc = item->crc;
 	k.cost_us = o->policy.cost < (float)COST_MAX ? (uint32_t)o->policy.cost : COST_MAX;

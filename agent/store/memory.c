@@ -17,6 +17,11 @@
 /* Free extents of one list that are looked at. */
 #define LOOKS 16
 
+void store_follow(struct store *s, const struct store_follower *f)
+{
+	s->follower = *f;
+}
+
 int memory_init(struct store *s)
 {
 	uint64_t align = HUGE_PAGE, wanted;
@@ -43,7 +48,7 @@ int memory_init(struct store *s)
 
 static void segment_unmap(struct segment *g)
 {
-	mmap(g->base, g->n_slots * g->store->slot_bytes, PROT_NONE,
+	mmap(g->part.base, g->n_slots * g->store->slot_bytes, PROT_NONE,
 	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 	dray_close(g->fd);
 }
@@ -85,7 +90,7 @@ static unsigned class_of(uint32_t n)
 
 static uint32_t extent_end(const struct store *s, const struct extent *e)
 {
-	return e->next ? e->next->start : (uint32_t)(s->slots[e->slot]->bytes / GRANULE);
+	return e->next ? e->next->start : (uint32_t)(s->slots[e->slot]->part.bytes / GRANULE);
 }
 
 static uint32_t extent_size(const struct store *s, const struct extent *e)
@@ -246,10 +251,50 @@ static void give_back(struct dray_job *j)
 	segment_unmap(g);
 	pthread_mutex_lock(&s->lock);
 	slots_set(s, g->slot, g->n_slots, NULL);
-	s->totals.memory -= g->bytes;
-	s->leaving -= g->bytes;
+	s->totals.memory -= g->part.bytes;
+	s->leaving -= g->part.bytes;
 	pthread_mutex_unlock(&s->lock);
 	free(g);
+}
+
+static struct segment *segment_of(struct store_segment *part)
+{
+	return dray_container_of(part, struct segment, part);
+}
+
+void store_segment_left(struct store_segment *part)
+{
+	struct segment *g = segment_of(part);
+
+	dray_jobs_add(g->store->jobs, &g->job, give_back, NULL);
+}
+
+/* Control thread: the follower must end its use of the segment. */
+static void unfollow(struct dray_job *j)
+{
+	struct segment *g = dray_container_of(j, struct segment, job);
+	const struct store_follower *f = &g->store->follower;
+
+	f->leaves(f->arg, &g->part, g->name);
+}
+
+/* Control thread. The segment may have left meanwhile, and leaves at once then. */
+static void follow(struct dray_job *j)
+{
+	struct segment *g = dray_container_of(j, struct segment, job);
+	const struct store_follower *f = &g->store->follower;
+	dray_handle name = g->leaving ? 0 : f->added(f->arg, &g->part);
+	bool leaves;
+
+	pthread_mutex_lock(&g->store->lock);
+	g->name = name;
+	g->busy = false;
+	leaves = g->leaving;
+	pthread_mutex_unlock(&g->store->lock);
+	if (leaves && name)
+		unfollow(j);
+	else if (leaves)
+		store_segment_left(&g->part);
 }
 
 /* Thread of the store. Workers may write to the segment meanwhile. */
@@ -257,18 +302,21 @@ static void populate(struct dray_job *j)
 {
 	struct segment *g = dray_container_of(j, struct segment, job);
 	struct store *s = g->store;
-	bool leaves;
+	bool leaves, followed = s->follower.added;
 
-	for (uint64_t at = 0; at < g->bytes && !g->leaving; at += POPULATE_STEP)
+	for (uint64_t at = 0; at < g->part.bytes && !g->leaving; at += POPULATE_STEP)
 		/* without memory the copy faults, and its transfer ends with an error */
-		if (dray_populate(g->base + at, dray_min(POPULATE_STEP, g->bytes - at), true) < 0)
+		if (dray_populate(g->part.base + at, dray_min(POPULATE_STEP, g->part.bytes - at),
+				  true) < 0)
 			break;
 	pthread_mutex_lock(&s->lock);
-	g->populating = false;
 	leaves = g->leaving;
+	g->busy = leaves || followed;
 	pthread_mutex_unlock(&s->lock);
 	if (leaves)
 		give_back(j);
+	else if (followed)
+		dray_jobs_finish(s->jobs, j, follow);
 }
 
 /* The first of n slots in a row that are free; n_slots: none. */
@@ -287,13 +335,13 @@ static uint32_t slots_find(const struct store *s, uint32_t n)
 /* Maps a new memfd at the slots of g, and seals it against other writers. */
 static int segment_map(struct segment *g)
 {
-	g->fd = dray_memfd_unsealed("dray-store", g->bytes);
+	g->fd = dray_memfd_unsealed("dray-store", g->part.bytes);
 	if (g->fd < 0)
 		return g->fd;
-	if (mmap(g->base, g->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, g->fd, 0) ==
-	    MAP_FAILED)
+	if (mmap(g->part.base, g->part.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, g->fd,
+		 0) == MAP_FAILED)
 		return -errno;
-	(void)madvise(g->base, g->bytes, MADV_HUGEPAGE);
+	(void)madvise(g->part.base, g->part.bytes, MADV_HUGEPAGE);
 	return dray_memfd_seal(g->fd, true);
 }
 
@@ -312,10 +360,11 @@ static struct segment *segment_new(struct store_space *sp, uint64_t bytes)
 	if (g && f) {
 		g->store = s;
 		g->space = sp;
-		g->bytes = bytes;
+		g->part.bytes = bytes;
 		g->slot = slot;
 		g->n_slots = n;
-		g->base = s->base + slot * s->slot_bytes;
+		g->part.offset = slot * s->slot_bytes;
+		g->part.base = s->base + g->part.offset;
 		if (segment_map(g) == 0) {
 			f->at.slot = slot;
 			f->at.is_free = true;
@@ -347,9 +396,9 @@ bool memory_grow(struct store_space *sp, uint32_t n)
 		return false;
 	g->file = ++s->last_file;
 	dray_list_add(&sp->segments, &g->link);
-	sp->memory += g->bytes;
-	s->totals.memory += g->bytes;
-	g->populating = true;
+	sp->memory += g->part.bytes;
+	s->totals.memory += g->part.bytes;
+	g->busy = true;
 	dray_jobs_add(s->jobs, &g->job, populate, NULL);
 	return true;
 }
@@ -368,11 +417,16 @@ static void segment_leave(struct segment *g)
 	}
 	g->first = NULL;
 	dray_list_del(&g->link);
-	sp->memory -= g->bytes;
+	sp->memory -= g->part.bytes;
 	g->space = NULL;
 	g->leaving = true;
-	g->store->leaving += g->bytes;
-	if (!g->populating)
+	g->store->leaving += g->part.bytes;
+	if (g->busy)
+		return;
+	g->busy = true;
+	if (g->name)
+		dray_jobs_finish(g->store->jobs, &g->job, unfollow);
+	else
 		dray_jobs_add(g->store->jobs, &g->job, give_back, NULL);
 }
 

@@ -642,6 +642,11 @@ uint64_t store_object_bytes(const struct store_object *o)
 	return o->policy.bytes;
 }
 
+dray_handle store_object_segment(const struct store_object *o)
+{
+	return store_of(o)->slots[o->at.slot]->name;
+}
+
 uint64_t store_object_offset(const struct store_object *o)
 {
 	return o->at.slot * store_of(o)->slot_bytes + (uint64_t)o->at.start * GRANULE;

@@ -11,8 +11,9 @@
  * before. A GET of an object that is only on disk finds room for it in memory, and waits until it is there.
  *
  * Any thread may call; one lock guards everything, for well under a microsecond a key. The bytes are copied by the workers,
- * without the lock. Segments are populated and given back by a thread of the store's own. The control thread gives what is to
- * be written and read to the threads of the disk tier (tier.c).
+ * without the lock. Segments are populated and given back by a thread of the store's own; in between the control thread tells a
+ * follower of them, who registers them with RDMA devices. The control thread gives what is to be written and read to the threads of
+ * the disk tier (tier.c).
  */
 #pragma once
 
@@ -142,7 +143,28 @@ bool store_get_waits(struct store *s, struct store_wait *w);
 /* Nothing of the object is read any more. corrupt or lost: its bytes on disk were, and those in memory are zeros. */
 enum dmsg_store_status store_get_end(struct store_get *g);
 
+/*
+ * A part of store_region() with memory of its own, which objects of one name space share. The follower may register it with devices:
+ * it goes back to the system only after store_segment_left().
+ */
+struct store_segment {
+	uint8_t *base;
+	uint64_t offset, bytes; /* in store_region() */
+};
+struct store_follower {
+	/* All its pages are there. Returns its name for store_object_segment(), or 0: nothing follows. Control thread. */
+	dray_handle (*added)(void *arg, struct store_segment *g);
+	/* It holds no object any more; store_segment_left() follows, possibly inside the call. Control thread. */
+	void (*leaves)(void *arg, struct store_segment *g, dray_handle name);
+	void *arg;
+};
+/* Before there are segments. */
+void store_follow(struct store *s, const struct store_follower *f);
+void store_segment_left(struct store_segment *g);
+
 uint64_t store_object_bytes(const struct store_object *o);
+/* The name of its segment; 0: it has none yet. The object is held, or not in place yet. */
+dray_handle store_object_segment(const struct store_object *o);
 /* Its start in store_region(). */
 uint64_t store_object_offset(const struct store_object *o);
 
@@ -211,6 +233,7 @@ struct store_loan_key {
 	enum dmsg_store_status
 		status; /* too_large: for any lease. Of the others, only busy has more to say */
 	uint64_t offset, bytes; /* in store_region() */
+	dray_handle segment;    /* that it lies in; 0: it has no name yet */
 	uint32_t crc, cost_us;
 };
 

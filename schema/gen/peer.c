@@ -1413,7 +1413,7 @@ int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 	struct pmsg_store_lookup_reply *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct pmsg_store_lookup_reply m;
+	struct pmsg_store_lookup_reply m = { 0 };
 
 	if (len < 20)
 		return check_short(reterr, "store_lookup_reply");
@@ -1425,6 +1425,18 @@ int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 		return check_large(reterr, "store_lookup_reply.found", m.found.n, 512);
 	if (len - 20 < (size_t)m.found.n * 32)
 		return check_short(reterr, "store_lookup_reply");
+	p += 20 + (size_t)m.found.n * 32;
+	len -= 20 + (size_t)m.found.n * 32;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_lookup_reply");
+		m.rails.n = dray_le_get32(p + 0);
+		m.rails.p = p + 4;
+		if (m.rails.n > 1024)
+			return check_large(reterr, "store_lookup_reply.rails", m.rails.n, 1024);
+		if (len - 4 < (size_t)m.rails.n * 32)
+			return check_short(reterr, "store_lookup_reply");
+	}
 	*ret = m;
 	return 0;
 }
@@ -1432,12 +1444,15 @@ int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup_reply *m)
 {
-	size_t length = 20;
+	size_t length = 24;
 	uint8_t *p;
 
 	if (m->found.n > 512)
 		return -EINVAL;
+	if (m->rails.n > 1024)
+		return -EINVAL;
 	length += (size_t)m->found.n * 32;
+	length += (size_t)m->rails.n * 32;
 	if (cap < PMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, PMSG_STORE_LOOKUP_REPLY, length, request_id);
@@ -1445,7 +1460,9 @@ int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 8, m->lease_ms);
 	memset(p + 12, 0, 4);
 	dray_le_put32(p + 16, m->found.n);
-	put_bytes(p + 20, m->found.p, (size_t)m->found.n * 32);
+	p = put_bytes(p + 20, m->found.p, (size_t)m->found.n * 32);
+	dray_le_put32(p + 0, m->rails.n);
+	put_bytes(p + 4, m->rails.p, (size_t)m->rails.n * 32);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

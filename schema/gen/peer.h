@@ -1083,7 +1083,7 @@ int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup *m);
 
 #define PMSG_STORE_LOOKUP_REPLY_MIN 20
-#define PMSG_STORE_LOOKUP_REPLY_BODY_MAX 16404
+#define PMSG_STORE_LOOKUP_REPLY_BODY_MAX 49176
 /*
  * The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
  * alone. Since 1.4.
@@ -1092,6 +1092,12 @@ struct pmsg_store_lookup_reply {
 	uint64_t grant; /* Handle, used in frames; 0: nothing was found. */
 	uint32_t lease_ms; /* Milliseconds until the lease and the grant end. */
 	struct dray_vec found; /* One for each key. */
+	/*
+	 * Access over each rail to the pieces that hold the objects; empty: frames alone read them.
+	 * With access over rails the owner ends the lease by FENCE, unless the sender releases it
+	 * before.
+	 */
+	struct dray_vec rails;
 };
 int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 	struct pmsg_store_lookup_reply *ret, struct dray_err *reterr);

@@ -25,6 +25,8 @@
 
 #define MS 1000000LL
 #define RIG_MAX 16
+/* The one grant of a store. */
+#define RIG_STORED 4242
 #define TOKEN_GOOD 7 /* token ids that the fake regions know */
 #define TOKEN_OTHER 8
 
@@ -75,7 +77,8 @@ struct rig {
 	dray_handle qp_peer, rekey_peer;
 	struct pmsg_qp_connect qp_asked;
 	uint64_t window, window_length, stage_request;
-	unsigned lookups, store_releases, store_gone;
+	unsigned lookups, store_releases, store_gone, store_fenced, store_fences;
+	dray_handle store_fence_peer;
 	bool store_used;
 	dray_handle lookup_peer;
 	uint64_t lookup_request, store_released;
@@ -487,12 +490,38 @@ static bool rig_store_in_use(struct exchange *x, dray_handle peer)
 	return ((struct rig *)x)->store_used;
 }
 
-static void rig_store_gone(struct exchange *x, dray_handle peer)
+static void rig_store_gone(struct exchange *x, dray_handle peer, bool quiet)
 {
 	struct rig *r = (struct rig *)x;
 
 	(void)peer;
+	(void)quiet;
 	r->store_gone++;
+}
+
+static bool rig_store_fenced(struct exchange *x, dray_handle peer, dray_handle grant)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)peer;
+	r->store_fenced += grant == RIG_STORED;
+	return grant == RIG_STORED;
+}
+
+static bool rig_store_has(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	(void)x;
+	(void)peer;
+	return grant == RIG_STORED;
+}
+
+static void rig_store_fence(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)grant;
+	r->store_fences++;
+	r->store_fence_peer = peer;
 }
 
 static const struct peers_upcalls rig_upcalls = {
@@ -515,6 +544,9 @@ static const struct peers_upcalls rig_upcalls = {
 	.store_release = rig_store_release,
 	.store_in_use = rig_store_in_use,
 	.store_gone = rig_store_gone,
+	.store_fenced = rig_store_fenced,
+	.store_has = rig_store_has,
+	.store_fence = rig_store_fence,
 };
 
 /* --- making agents -------------------------------------------------------------------------------- */

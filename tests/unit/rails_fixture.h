@@ -41,9 +41,10 @@ struct lab {
 	struct rail_keys *keys;    /* of the region published last; one reference */
 	struct rail_keys *held;    /* a reference, as of a work request in flight */
 	struct rail_keys *staging; /* from the last message; one reference */
-	unsigned published, ports, n_ports, keys_sent, quiet;
-	dray_handle exposed; /* grant whose keys a peer has */
-	dray_handle ended;   /* grant that guests do not reach any more */
+	unsigned published, ports, n_ports, keys_sent, quiet, told_quiet;
+	dray_handle store_keys_gone; /* the segment whose keys peers must not use any more */
+	dray_handle exposed;         /* grant whose keys a peer has */
+	dray_handle ended;           /* grant that guests do not reach any more */
 	struct {
 		dray_handle region;
 		uint64_t offset, length;
@@ -540,6 +541,19 @@ void gpus_host_free(struct gpu_host *h)
 	lab->unpins++;
 }
 
+static inline void store_keys_gone(void *arg, dray_handle segment)
+{
+	(void)arg;
+	lab->store_keys_gone = segment;
+}
+
+static inline void peer_quiet(void *arg, dray_handle peer)
+{
+	(void)arg;
+	assert_int_equal(peer, PEER);
+	lab->told_quiet++;
+}
+
 static inline int setup(void **state)
 {
 	static const int worker_nodes[] = { -1 };
@@ -564,7 +578,9 @@ static inline int setup(void **state)
 							 .cfg = &lab->cfg,
 							 .pool = &lab->pool,
 							 .verbs = &verbs,
-							 .worker_nodes = worker_nodes },
+							 .worker_nodes = worker_nodes,
+							 .store_keys_gone = store_keys_gone,
+							 .peer_quiet = peer_quiet },
 				   &err),
 			 0);
 	return 0;

@@ -3255,6 +3255,8 @@ static const char *check_pmsg_store_lookup_reply(const void *body, size_t len)
 		return "lease_ms";
 	if (m.found.n != 3 || memcmp(m.found.p, "\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000\005\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\005\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000", 96))
 		return "found";
+	if (m.rails.n != 3 || memcmp(m.rails.p, "\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\222\231\240\247\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 96))
+		return "rails";
 	return NULL;
 }
 
@@ -3264,6 +3266,7 @@ static int encode_pmsg_store_lookup_reply(void *buf, size_t cap)
 		.grant = UINT64_C(0x322b241d160f0801),
 		.lease_ms = UINT32_C(0x332c251e),
 		.found = { (const uint8_t *)"\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000\005\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\005\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000", 3 },
+		.rails = { (const uint8_t *)"\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\222\231\240\247\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 3 },
 	};
 
 	return pmsg_store_lookup_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4303,8 +4306,8 @@ const struct vector vectors[] = {
 	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_STORE_LOOKUP, "store_lookup", 24, PMSG_STORE_LOOKUP_BODY_MAX,
 	  check_pmsg_store_lookup, encode_pmsg_store_lookup, encode_empty_pmsg_store_lookup, 1, (const size_t[]){ 97 } },
-	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 20, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
-	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 24, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
+	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 1, (const size_t[]){ 116 } },
 	{ VECTOR_PEER, PMSG_STORE_RELEASE, "store_release", 8, PMSG_STORE_RELEASE_BODY_MAX,
 	  check_pmsg_store_release, encode_pmsg_store_release, encode_empty_pmsg_store_release, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST, "post", 20, PMSG_POST_BODY_MAX,
@@ -4828,6 +4831,8 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[104], "store_lookup_reply.found", 16, 32, 512,
 	  "\005\000\000\000\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\000\000\000\000" },
+	{ &vectors[104], "store_lookup_reply.rails", 20, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
 	{ &vectors[106], "post.name", 8, 1, 128,
 	  "\141" },
 	{ &vectors[106], "post.payload", 12, 1, 4096,

@@ -10,6 +10,7 @@
 
 #include "tests/unit/cm.h"
 #include "agent/control/exchange/internal.h"
+#include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
 #include "agent/store/internal.h"
 #include "lib/crc32c.h"
@@ -37,7 +38,11 @@ static struct rig {
 	struct exchange *x;
 	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
 	struct store_ask *lapsed;   /* by COMMAND_STORE_LAPSED */
-	uint32_t lease_ms, flags;   /* of the last lookup */
+	struct rails *rails;
+	unsigned n_fenced, n_acked;
+	struct command fenced; /* the last COMMAND_STORE_FENCED */
+	uint64_t acked;
+	uint32_t lease_ms, flags; /* of the last lookup */
 	struct request {
 		dray_handle peer;
 		uint32_t n;
@@ -88,8 +93,40 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 	fail();
 }
 
+void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code)
+{
+	fail();
+}
+
+void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)
+{
+	rig.n_acked++;
+	rig.acked = grant;
+}
+
+static void segment_added(struct rails *rails, const struct region_view *view, bool lends)
+{
+	assert_false(lends);
+}
+
+static void segment_removed(struct rails *rails, dray_handle segment, void (*done)(void *arg),
+			    void *arg)
+{
+	done(arg);
+}
+
+static const struct exchange_upcalls upcalls = {
+	.segment_added = segment_added,
+	.segment_removed = segment_removed,
+};
+
 void worker_post(struct worker *w, const struct command *cmd)
 {
+	if (cmd->type == COMMAND_STORE_FENCED) {
+		rig.n_fenced++;
+		rig.fenced = *cmd;
+		return;
+	}
 	if (cmd->type == COMMAND_STORE_LAPSED) {
 		rig.lapsed = cmd->ask;
 		return;
@@ -137,7 +174,9 @@ static void make(bool keep)
 				      &(struct exchange_deps){ .event = rig.event,
 							       .cfg = &rig.cfg,
 							       .pool = &rig.pool,
-							       .store = rig.store },
+							       .store = rig.store,
+							       .up = &upcalls,
+							       .rails = &rig.rails },
 				      &err),
 			 0);
 }
@@ -195,12 +234,17 @@ static void ask(uint32_t n)
 }
 
 /* Answers request r: what[i] is F for found, N, B, C, L. */
-static void answer(unsigned r, uint64_t grant, const char *what)
+static void answer_with(unsigned r, uint64_t grant, const char *what, const struct pmsg_rail *rails,
+			uint32_t n)
 {
-	uint8_t wire[512 * PMSG_STORE_FOUND_SIZE];
+	uint8_t wire[512 * PMSG_STORE_FOUND_SIZE], keys[8 * PMSG_RAIL_SIZE];
 	union pmsg_body m = { .store_lookup_reply = { .grant = grant,
 						      .lease_ms = 1000,
-						      .found = { wire, (uint32_t)strlen(what) } } };
+						      .found = { wire, (uint32_t)strlen(what) },
+						      .rails = { keys, n } } };
+
+	for (uint32_t i = 0; i < n; i++)
+		pmsg_rail_put(keys + (size_t)i * PMSG_RAIL_SIZE, &rails[i]);
 
 	for (uint32_t i = 0; what[i]; i++) {
 		const char *codes = "FNBCL";
@@ -214,6 +258,11 @@ static void answer(unsigned r, uint64_t grant, const char *what)
 		pmsg_store_found_put(wire + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
 	}
 	rig.requests[r].fn(rig.requests[r].arg, 0, &m);
+}
+
+static void answer(unsigned r, uint64_t grant, const char *what)
+{
+	answer_with(r, grant, what, NULL, 0);
 }
 
 static void end(void)
@@ -242,6 +291,84 @@ static void test_first_answer_counts(void **state)
 	assert_int_equal(rig.n_released, 0);
 	end();
 	assert_int_equal(rig.n_released, 2);
+}
+
+/* --- keys: object i lies at 4096 * (i + 1) and has 100 bytes --- */
+
+static const struct pmsg_rail some_keys[] = {
+	{ .rail = 0, .rkey = 1, .base = 0x1000, .offset = 4096, .length = 8192 + 100 },
+	/* in two pieces */
+	{ .rail = 1, .rkey = 2, .base = 0x9000, .offset = 8192 + 50, .length = 50 },
+	{ .rail = 1, .rkey = 3, .base = 0x5000, .offset = 4096, .length = 4096 + 50 },
+	/* not the second object */
+	{ .rail = 2, .rkey = 4, .base = 0x1000, .offset = 4096, .length = 100 },
+	/* beyond all addresses */
+	{ .rail = 3, .rkey = 5, .base = UINT64_MAX - 5, .offset = 0, .length = 65536 },
+	{ .rail = 64, .rkey = 6, .base = 0x1000, .offset = 0, .length = 65536 },
+};
+
+static void test_keys(void **state)
+{
+	const struct store_source *s;
+
+	ask(2);
+	answer_with(0, 10, "FF", some_keys, DRAY_ARRAY_SIZE(some_keys));
+	s = &rig.answered->sources[0];
+	assert_int_equal(s->keys->rails, 3);
+	assert_int_equal(rail_keys_find(s->keys, 1, 8192 + 70)->key, 2);
+	assert_true(exchange_has(rig.x, A, 10));
+	assert_false(exchange_has(rig.x, B, 10));
+	assert_false(exchange_has(rig.x, A, 11));
+	end();
+	assert_false(exchange_has(rig.x, A, 10));
+	assert_int_equal(rig.n_acked, 0);
+	assert_int_equal(rig.released[0], 10);
+	/* those of an object that another agent has lent before are not needed */
+	answer(1, 0, "NN");
+	ask(2);
+	answer(3, 20, "NF");
+	answer_with(2, 30, "FF", some_keys + 3, 1);
+	assert_null(rig.answered->sources[0].keys);
+	assert_int_equal(rig.answered->sources[1].keys->rails, 4);
+	assert_false(exchange_has(rig.x, B, 20));
+	end();
+}
+
+/* The fence of what a worker has is acknowledged when the worker has ended its use, instead of a release. */
+static void test_fence(void **state)
+{
+	ask(1);
+	answer_with(0, 10, "F", some_keys, 1);
+	answer(1, 0, "N");
+	exchange_fence(rig.x, A, 10);
+	assert_int_equal(rig.n_fenced, 1);
+	assert_int_equal(rig.fenced.handle, A);
+	assert_int_equal(rig.fenced.id, 10);
+	assert_int_equal(rig.fenced.session, rig.answered->session);
+	assert_int_equal(rig.n_acked, 0);
+	exchange_source_end(rig.x, rig.answered, 0);
+	assert_int_equal(rig.n_acked, 1);
+	assert_int_equal(rig.acked, 10);
+	end();
+	assert_int_equal(rig.n_released + rig.n_acked, 1);
+}
+
+/* Before the worker has the answer. */
+static void test_fence_before_the_answer(void **state)
+{
+	ask(2);
+	answer_with(1, 20, "FN", some_keys, 1);
+	assert_null(rig.answered);
+	exchange_fence(rig.x, B, 20);
+	assert_int_equal(rig.n_fenced, 0);
+	answer(0, 0, "NN");
+	assert_int_equal(rig.answered->sources[0].end_ns, 0);
+	end();
+	assert_int_equal(rig.acked, 20);
+	/* the agent ends with one */
+	ask(1);
+	answer_with(2, 30, "F", some_keys, 1);
+	exchange_fence(rig.x, A, 30);
 }
 
 /* All is found: the others are not awaited, and what they lend is given back. */
@@ -803,6 +930,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_first_answer_counts, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fence, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fence_before_the_answer, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_leases_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_answers_that_are_wrong, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_keys, set_up, tear_down),

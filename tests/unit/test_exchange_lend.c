@@ -28,7 +28,19 @@ static struct rig {
 	struct store_user *user;
 	struct store_member *member;
 	struct exchange *x;
+	struct rails *rails;
 	uint64_t requests;
+	/* rails */
+	unsigned segments, removed;
+	dray_handle segment; /* the one that was added last */
+	const struct region_view *view;
+	bool lends, has_keys; /* has_keys: peers get some */
+	void (*removed_fn)(void *arg);
+	void *removed_arg;
+	unsigned fences;
+	dray_handle fenced;
+	uint32_t n_rails; /* of the last answer */
+	struct pmsg_rail keys[4];
 	/* the last answer */
 	unsigned answers;
 	dray_handle peer;
@@ -53,7 +65,60 @@ void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t reque
 	rig.n = m->found.n;
 	for (uint32_t i = 0; i < m->found.n; i++)
 		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &rig.found[i]);
+	rig.n_rails = m->rails.n;
+	for (uint32_t i = 0; i < m->rails.n; i++)
+		pmsg_rail_get(m->rails.p + (size_t)i * PMSG_RAIL_SIZE, &rig.keys[i]);
 }
+
+void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code)
+{
+	assert_int_equal(peer, PEER);
+	assert_int_equal(code, DRAY_E_REVOKED);
+	rig.fences++;
+	rig.fenced = grant;
+}
+
+void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)
+{
+	fail();
+}
+
+static void segment_added(struct rails *rails, const struct region_view *view, bool lends)
+{
+	rig.segments++;
+	rig.segment = view->o.handle;
+	rig.view = view;
+	rig.lends = lends;
+}
+
+static void segment_removed(struct rails *rails, dray_handle segment, void (*done)(void *arg),
+			    void *arg)
+{
+	rig.removed++;
+	rig.removed_fn = done;
+	rig.removed_arg = arg;
+}
+
+static unsigned segment_keys(struct rails *rails, dray_handle peer, dray_handle segment,
+			     uint64_t offset, uint64_t length, uint64_t at, uint8_t *buf,
+			     unsigned max)
+{
+	assert_true(max > 0);
+	if (!rig.has_keys)
+		return 0;
+	pmsg_rail_put(buf, &(struct pmsg_rail){ .rail = 3,
+						.rkey = (uint32_t)segment,
+						.base = 0x1000 + offset,
+						.offset = at,
+						.length = length });
+	return 1;
+}
+
+static const struct exchange_upcalls upcalls = {
+	.segment_added = segment_added,
+	.segment_removed = segment_removed,
+	.segment_keys = segment_keys,
+};
 
 void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
 		  const char *why)
@@ -117,7 +182,9 @@ static int set_up(void **state)
 				      &(struct exchange_deps){ .event = rig.event,
 							       .cfg = &rig.cfg,
 							       .pool = &rig.pool,
-							       .store = rig.store },
+							       .store = rig.store,
+							       .up = &upcalls,
+							       .rails = &rig.rails },
 				      &err),
 			 0);
 	return 0;
@@ -260,7 +327,7 @@ static void test_what_is_found(void **state)
 	assert_int_equal(g->o.handle, rig.grant);
 	assert_int_equal(g->peer, PEER);
 	assert_int_equal(g->o.access, DMSG_ACCESS_READ);
-	assert_int_equal(g->region, fake_last[OBJECT_REGION]->handle);
+	assert_int_equal(g->region, rig.x->region->o.handle);
 	assert_true(ranges_cover(g->ranges, rig.found[0].offset, 5000, &steps));
 	assert_true(ranges_cover(g->ranges, rig.found[2].offset, 70, &steps));
 	assert_false(ranges_cover(g->ranges, rig.found[0].offset, 5001, &steps));
@@ -432,18 +499,162 @@ static void test_peer_is_gone(void **state)
 	look_up(OTHER, 0, 1, 0);
 	exchange_release(rig.x, PEER, first);
 	ask(PEER, "kv", "t", 1, 0, 1, 0);
-	exchange_peer_gone(rig.x, PEER);
+	exchange_peer_gone(rig.x, PEER, true);
 	assert_int_equal(fake_waiting(), 2);
 	assert_int_equal(exchange_totals(rig.x).lent, 4 * 64);
 	fake_answer_all();
 	/* the store may still look at what it would have lent for the last lookup */
 	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
-	exchange_peer_gone(rig.x, PEER);
+	exchange_peer_gone(rig.x, PEER, true);
 	/* which has no answer */
 	look_up(OTHER, 0, 1, 0);
 	assert_int_equal(rig.answers, 4);
 	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
 	assert_int_equal(rig.account.store_lent, 2 * 64);
+}
+
+/* --- with keys ----------------------------------------------------------------------------------------- */
+
+/* Puts objects of which peers get keys: their segment is known to rails. */
+static void put_with_keys(unsigned n, uint64_t bytes)
+{
+	rig.has_keys = true;
+	for (unsigned i = 0; i < n; i++)
+		put(i, bytes);
+	while (!rig.segments)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+}
+
+static void test_keys_of_what_is_found(void **state)
+{
+	uint64_t end;
+
+	put_with_keys(3, 5000);
+	assert_true(rig.lends);
+	assert_int_equal(rig.view->o.length, 2 * MIB);
+	assert_ptr_equal(rig.view->extents[0].base, bytes_at(0));
+	store_remove(rig.member, (struct store_key[]){ key_of(0) }, 1,
+		     &(struct dmsg_store_result){ 0 });
+	look_up(PEER, 0, 3, 0);
+	/* one piece from the first object to the last one */
+	assert_int_equal(rig.n_rails, 1);
+	assert_int_equal(rig.keys[0].offset, rig.found[1].offset);
+	end = rig.found[2].offset + rig.found[2].length;
+	assert_int_equal(rig.keys[0].length, end - rig.found[1].offset);
+	assert_int_equal(rig.keys[0].base, 0x1000 + rig.found[1].offset);
+	assert_int_equal(rig.keys[0].rkey, (uint32_t)rig.segment);
+	/* nothing is found, or no rail reaches the peer */
+	look_up(PEER, 5, 6, 0);
+	assert_int_equal(rig.n_rails, 0);
+	rig.has_keys = false;
+	look_up(PEER, 1, 2, 0);
+	assert_int_equal(rig.n_rails, 0);
+}
+
+/* The objects are free when the peer has acknowledged the fence and the workers have let go, in either order. */
+static void test_fence(void **state)
+{
+	put_with_keys(1, 100);
+	for (unsigned first = 0; first < 2; first++) {
+		look_up(PEER, 0, 1, 1);
+		assert_true(rig.grant);
+		assert_false(exchange_fenced(rig.x, OTHER, rig.grant));
+		while (rig.fences == first)
+			assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_int_equal(rig.fenced, rig.grant);
+		if (first)
+			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
+		else
+			fake_answer_all();
+		assert_int_equal(exchange_totals(rig.x).lent, 128);
+		assert_int_equal(rig.account.store_lent, 128);
+		if (first)
+			fake_answer_all();
+		else
+			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
+		assert_int_equal(exchange_totals(rig.x).lent, 0);
+		assert_int_equal(rig.account.store_lent, 0);
+		assert_false(exchange_fenced(rig.x, PEER, rig.grant));
+	}
+	assert_int_equal(rig.fences, 2);
+	/* a release that crosses the fence is as good */
+	look_up(PEER, 0, 1, 1);
+	while (rig.fences == 2)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	fake_answer_all();
+	exchange_release(rig.x, PEER, rig.grant);
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+}
+
+/* Only the end of its queue pairs proves that a peer that is gone does not read any more. */
+static void test_peer_with_keys_is_gone(void **state)
+{
+	put_with_keys(1, 100);
+	look_up(PEER, 0, 1, 0);
+	look_up(PEER, 0, 1, 1);
+	while (!rig.fences)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	look_up(OTHER, 0, 1, 0);
+	exchange_peer_gone(rig.x, PEER, false);
+	assert_int_equal(rig.fences, 1);
+	fake_answer_all();
+	assert_int_equal(exchange_totals(rig.x).lent, 3 * 128);
+	exchange_peer_quiet(rig.x, PEER);
+	assert_int_equal(exchange_totals(rig.x).lent, 128);
+	exchange_peer_quiet(rig.x, PEER);
+	exchange_peer_quiet(NULL, PEER);
+	/* without queue pairs there is nothing to wait for */
+	exchange_peer_gone(rig.x, OTHER, true);
+	fake_answer_all();
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+}
+
+/* A device has lost the registration of a segment: its leases end, so that no peer uses a key of the past. */
+static void test_keys_gone(void **state)
+{
+	uint64_t grant;
+
+	put_with_keys(1, 100);
+	rig.has_keys = false;
+	look_up(PEER, 0, 1, 0);
+	rig.has_keys = true;
+	look_up(PEER, 0, 1, 0);
+	grant = rig.grant;
+	exchange_keys_gone(rig.x, rig.segment + 1);
+	assert_int_equal(rig.fences, 0);
+	exchange_keys_gone(rig.x, rig.segment);
+	exchange_keys_gone(rig.x, rig.segment);
+	assert_int_equal(rig.fences, 1);
+	assert_int_equal(rig.fenced, grant);
+	fake_answer_all();
+	assert_true(exchange_fenced(rig.x, PEER, grant));
+	assert_int_equal(exchange_totals(rig.x).lent, 128);
+}
+
+/* A segment without objects goes back to the system after the workers and the devices. */
+static void test_segment_leaves(void **state)
+{
+	dray_handle segment;
+	uint64_t memory;
+
+	put_with_keys(1, MIB);
+	segment = rig.segment;
+	memory = store_totals(rig.store).memory;
+	store_remove(rig.member, (struct store_key[]){ key_of(0) }, 1,
+		     &(struct dmsg_store_result){ 0 });
+	store_user_free(rig.user);
+	store_sweep(rig.store);
+	while (!fake_waiting())
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_true(fake_dropping(OBJECT_REGION, segment));
+	assert_int_equal(rig.removed, 0);
+	fake_answer_all();
+	assert_int_equal(rig.removed, 1);
+	assert_int_equal(store_totals(rig.store).memory, memory);
+	rig.removed_fn(rig.removed_arg);
+	while (store_totals(rig.store).memory)
+		sched_yield();
+	rig.user = NULL;
 }
 
 /* The agent ends with lookups and leases. */
@@ -468,6 +679,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keys_of_what_is_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fence, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_peer_with_keys_is_gone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keys_gone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_segment_leaves, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_peer_is_gone, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};

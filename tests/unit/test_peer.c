@@ -317,6 +317,26 @@ static void test_fence(void **state)
 	rig_kill(b);
 }
 
+/* That of a lease of a store goes to the module for it, at both ends. */
+static void test_fence_of_a_store(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	peers_fence(b->peers, b->link->peer, RIG_STORED, DRAY_E_REVOKED);
+	assert_true(rig_until(e, a->store_fences));
+	rig_for(e, 30);
+	assert_int_equal(b->store_fenced, 0);
+	assert_int_equal(a->fences_seen, 0);
+	peers_fence_ack(a->peers, a->store_fence_peer, RIG_STORED);
+	assert_true(rig_until(e, b->store_fenced));
+	assert_int_equal(b->fenced, 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
 /* A release that crosses a fence counts as its acknowledgement. */
 static void test_fence_and_release(void **state)
 {
@@ -645,6 +665,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_release),
 		cmocka_unit_test(test_fence),
+		cmocka_unit_test(test_fence_of_a_store),
 		cmocka_unit_test(test_fence_and_release),
 		rig_timed_test(test_fence_times_out),
 		cmocka_unit_test(test_notify),

@@ -2,6 +2,7 @@
 /* Keys of memory on rails, and the rails' states. */
 #include "agent/control/rails/rail_fsm.h"
 #include "agent/model/keys.h"
+#include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 
 static struct rail_keys *make(const struct rail_key *v, uint32_t n, uint64_t length, bool by_base)
@@ -69,6 +70,36 @@ static void test_by_base(void **state)
 	rail_keys_unref(k);
 }
 
+static void test_parts(void **state)
+{
+	static const struct pmsg_rail v[] = {
+		{ 1, 11, 0x9000, 200, 100 },          { 1, 10, 0x1000, 100, 100 },
+		{ 2, 20, 0x1000, 100, 100 },          { 3, 30, 0x1000, 0, UINT64_MAX },
+		{ 4, 40, UINT64_MAX - 10, 100, 200 }, { 63, 50, 0x1000, 150, 100 },
+		{ 64, 60, 0x1000, 0, 1000 },
+	};
+	uint8_t buf[DRAY_ARRAY_SIZE(v) * PMSG_RAIL_SIZE];
+	struct dray_vec rails = { buf, DRAY_ARRAY_SIZE(v) };
+	struct rail_keys *k;
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(v); i++)
+		pmsg_rail_put(buf + (size_t)i * PMSG_RAIL_SIZE, &v[i]);
+	k = rail_keys_read_parts(&rails);
+	assert_int_equal(k->rails, 0x1eull | 1ull << 63);
+	rail_keys_need(k, 160, 40);
+	assert_int_equal(k->rails, 6 | 1ull << 63);
+	rail_keys_need(k, 199, 2);
+	assert_int_equal(k->rails, 2 | 1ull << 63);
+	assert_int_equal(rail_keys_find(k, 1, 200)->key, 11);
+	rail_keys_need(k, 120, 100);
+	assert_int_equal(k->rails, 2);
+	rail_keys_need(k, UINT64_MAX - 1, 10);
+	assert_int_equal(k->rails, 0);
+	rail_keys_unref(k);
+	rails.n = 0;
+	assert_null(rail_keys_read_parts(&rails));
+}
+
 static void count(void *arg)
 {
 	++*(unsigned *)arg;
@@ -91,6 +122,36 @@ static void test_last_reference(void **state)
 	rail_keys_unref(k);
 	assert_int_equal(n, 1);
 	assert_null(rail_keys_unref(NULL));
+}
+
+/* The pieces of all, for the rails that all have; and none of them goes before the last use. */
+static void test_join(void **state)
+{
+	static const struct rail_key v[2][2] = {
+		{ { 0, 1, 0x9000, 0, 0x1000, 0 }, { 1, 2, 0x9000, 0, 0x1000, 0 } },
+		{ { 1, 3, 0x2000, 0, 0x1000, 0 }, { 2, 4, 0x2000, 0, 0x1000, 0 } },
+	};
+	struct rail_keys *of[2], *k;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < 2; i++) {
+		of[i] = make(v[i], 2, 0x1000, true);
+		of[i]->gone = count;
+		of[i]->arg = &n;
+	}
+	k = rail_keys_join(of, 1);
+	assert_ptr_equal(k, of[0]);
+	rail_keys_unref(k);
+	k = rail_keys_join(of, 2);
+	assert_int_equal(k->rails, 2);
+	assert_int_equal(rail_keys_find(k, 1, 0x9800)->key, 2);
+	assert_int_equal(rail_keys_find(k, 1, 0x2800)->key, 3);
+	assert_null(rail_keys_find(k, 1, 0x3000));
+	rail_keys_unref(of[0]);
+	rail_keys_unref(of[1]);
+	assert_int_equal(n, 0);
+	rail_keys_unref(k);
+	assert_int_equal(n, 2);
 }
 
 /* --- states ------------------------------------------------------------------------------------- */
@@ -161,6 +222,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cover),          cmocka_unit_test(test_by_base),
 		cmocka_unit_test(test_last_reference), cmocka_unit_test(test_states),
+		cmocka_unit_test(test_parts),          cmocka_unit_test(test_states),
+		cmocka_unit_test(test_join),           cmocka_unit_test(test_states),
 		cmocka_unit_test(test_any_order),
 	};
 

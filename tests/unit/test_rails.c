@@ -172,6 +172,54 @@ static void test_shared(void **state)
 	assert_int_equal(dev.mrs, 1);
 }
 
+/* Peers read the store's memory, and only this agent writes to it. */
+static void test_store(void **state)
+{
+	struct region_view *v = view_new(REGION(1), GIB, 10 * GIB, DMSG_ACCESS_ALL);
+	struct region_view *w = view_new(REGION(2), 20 * GIB, GIB, DMSG_ACCESS_ALL);
+	uint8_t buf[8 * PMSG_RAIL_SIZE];
+	unsigned sent = lab->keys_sent;
+	struct pmsg_rail k;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	rails_store_add(lab->rails, v, true);
+	UNTIL(lab->keys && lab->keys->rails == 1);
+	assert_int_equal(dev.last_access, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+	/* no peer is told */
+	assert_int_equal(lab->keys_sent, sent);
+	assert_int_equal(rails_store_keys(lab->rails, PEER, REGION(1), 0, GIB, 0, buf, 8), 0);
+	meet(1);
+	assert_int_equal(rails_store_keys(lab->rails, PEER, REGION(1), 3 * GIB, GIB, 100, buf, 8),
+			 2);
+	pmsg_rail_get(buf, &k);
+	assert_int_equal(k.base, 4 * GIB);
+	assert_int_equal(k.offset, 100);
+	assert_int_equal(k.length, GIB / 2);
+	pmsg_rail_get(buf + PMSG_RAIL_SIZE, &k);
+	assert_int_equal(k.offset, 100 + GIB / 2);
+	assert_int_equal(rails_store_keys(lab->rails, PEER, REGION(3), 0, 1, 0, buf, 8), 0);
+	assert_int_equal(lab->store_keys_gone, 0);
+	/* a device that goes ends the keys that peers have */
+	see(0, 0, 0);
+	assert_int_equal(lab->store_keys_gone, REGION(1));
+	assert_int_equal(rails_store_keys(lab->rails, PEER, REGION(1), 0, GIB, 0, buf, 8), 0);
+	part();
+	UNTIL(told(RDMA_RAIL_DOWN) == 1);
+	say(RDMA_RAIL_GONE, 0, 0);
+	UNTIL(IS(0, "absent"));
+	remove_region(v);
+	/* of an agent that lends nothing */
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	lab->store_keys_gone = 0;
+	rails_store_add(lab->rails, w, false);
+	UNTIL(lab->keys);
+	assert_int_equal(dev.last_access, IBV_ACCESS_LOCAL_WRITE);
+	remove_region(w);
+	assert_int_equal(lab->store_keys_gone, 0);
+}
+
 /* A memory region is not deregistered while a worker may post with it. */
 static void test_keys_in_use(void **state)
 {
@@ -518,6 +566,7 @@ static void test_serve(void **state)
 	assert_int_equal(lab->quiet, 0);
 	UNTIL(lab->quiet == 1);
 	assert_int_equal(dev.qps, 0);
+	assert_int_equal(lab->told_quiet, 1);
 }
 
 /* At the end of the agent everything ends at once, whatever is in progress. */
@@ -558,6 +607,7 @@ int main(void)
 		TEST(device_removed_and_added),
 		TEST(slices),
 		TEST(shared),
+		TEST(store),
 		TEST(keys_in_use),
 		TEST(revoked),
 		TEST(reasons_for_refusals),

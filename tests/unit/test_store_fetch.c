@@ -9,6 +9,8 @@
 
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/object.h"
+#include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
@@ -37,7 +39,9 @@ static struct rig {
 	unsigned n_asks, n_ended, n_stopped, n_over;
 	uint64_t over[ASKS_MAX]; /* sources that are not needed any more */
 	struct snapshot *snapshot;
-	uint64_t length; /* of the first object of each answer */
+	struct region_view *segment; /* the store's first one, once it is added */
+	uint64_t length;             /* of the first object of each answer */
+	bool keep_answer;            /* the test gives it back */
 } rig;
 
 /* --- the transport ---------------------------------------------------------------------------------- */
@@ -77,6 +81,26 @@ static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
 					   .progress = fake_progress,
 					   .stop = fake_stop };
 
+/* --- the store's segments ----------------------------------------------------------------------------- */
+
+#define SEGMENT (1ull << 32 | 1000)
+
+static dray_handle segment_added(void *arg, struct store_segment *g)
+{
+	rig.segment = calloc(1, sizeof(*rig.segment) + sizeof(rig.segment->extents[0]));
+	assert_non_null(rig.segment);
+	rig.segment->o = (struct object_view){ .kind = OBJECT_REGION,
+					       .handle = SEGMENT,
+					       .length = g->bytes };
+	rig.segment->extents[0].base = g->base;
+	return SEGMENT;
+}
+
+static void segment_leaves(void *arg, struct store_segment *g, dray_handle name)
+{
+	fail();
+}
+
 /* --- the rig ---------------------------------------------------------------------------------------- */
 
 static void count_nothing(struct owner_account *a)
@@ -109,6 +133,7 @@ static int set_up(void **state)
 	assert_true(sd_event_new(&rig.event) >= 0);
 	cfg.disk.event = rig.event;
 	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
+	store_follow(rig.store, &(struct store_follower){ segment_added, segment_leaves, NULL });
 	ring_rig_init(&rig.ring, 1, 8, 0, false);
 	rig.pool = (struct worker_pool){ .n = 1, .workers = { rig.ring.worker } };
 	pool_store(&rig.pool, rig.store);
@@ -149,11 +174,10 @@ static int tear_down(void **state)
 	ring_rig_deinit(&rig.ring);
 	assert_true(dray_list_empty(&rig.slices));
 	assert_true(dray_list_empty(&rig.channel.all));
-	for (unsigned i = 0; i < rig.n_asks; i++) {
-		free(rig.asks[i]->sources);
-		free(rig.asks[i]);
-	}
+	for (unsigned i = 0; i < rig.n_asks; i++)
+		store_ask_free(rig.asks[i]);
 	free(rig.snapshot);
+	free(rig.segment);
 	assert_true(store_free(rig.store));
 	sd_event_unref(rig.event);
 	return 0;
@@ -393,7 +417,8 @@ static void tell(const char *what, const dray_handle *peers)
 							 .peer = peers[i],
 							 .grant = 100 + i },
 					       .end_ns = INT64_MAX };
-	give_back(k);
+	if (!rig.keep_answer)
+		give_back(k);
 }
 
 /* Ends all that is being read, with bytes of this value. */
@@ -767,6 +792,219 @@ static void test_session_ends_with_held(void **state)
 	assert_int_equal(rig.n_ended, 2);
 }
 
+/* --- devices ---------------------------------------------------------------------------------------------- */
+
+static struct rail_keys *keys_of(uint64_t base, uint64_t bytes, bool by_base)
+{
+	struct rail_keys *k = rail_keys_new(1);
+
+	assert_non_null(k);
+	k->v[0] = (struct rail_key){ 0, 1, base, 0, bytes, 2 };
+	rail_keys_seal(k, bytes, by_base);
+	return k;
+}
+
+/* A GET has made a segment, which devices have registered. */
+static void register_segment(void)
+{
+	get(1, 0, "z");
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	answered(1, 0, "K");
+	while (!rig.segment)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	post((struct command){ .type = COMMAND_PUBLISH, .view = &rig.segment->o });
+	post((struct command){
+		.type = COMMAND_KEYS,
+		.kind = OBJECT_REGION,
+		.handle = SEGMENT,
+		.keys = keys_of((uintptr_t)rig.segment->extents[0].base, 2 * MIB, true) });
+	rig.n_ended = 0;
+}
+
+/* Answers the last ask: its sources have keys. */
+static void tell_with_keys(const char *what, const dray_handle *peers)
+{
+	struct store_ask *k = rig.asks[rig.n_asks - 1];
+	struct command cmd = { .type = COMMAND_STORE_ASKED, .session = k->session, .ask = k };
+
+	rig.keep_answer = true;
+	tell(what, peers);
+	rig.keep_answer = false;
+	for (uint32_t i = 0; i < k->n_sources; i++)
+		k->sources[i].keys = keys_of(0x1000, MIB, false);
+	post(cmd);
+}
+
+static struct xfer *reading(uint64_t request)
+{
+	struct xfer *x = xfer_find(&session()->xs, request);
+
+	assert_non_null(x);
+	return x;
+}
+
+static void test_keys(void **state)
+{
+	struct xfer *x;
+
+	register_segment();
+	get(2, 0, "ab");
+	tell_with_keys("01", at_both);
+	x = reading(2);
+	assert_int_equal(x->remote->keys->rails, 1);
+	assert_int_equal(x->local->keys->rails, 1);
+	assert_true(x->remote->no_window);
+	assert_int_equal(x->remote->view->length, MIB);
+	read_as('x', 0, NULL);
+	/* the other agent has no rails */
+	read_as('x', 0, NULL);
+	answered(2, 0, "KK");
+	get(3, 0, "c");
+	tell("0", at_peer);
+	assert_null(reading(3)->remote->keys);
+	read_as('x', 0, NULL);
+	answered(3, 0, "K");
+	/* devices have not registered the place */
+	post((struct command){ .type = COMMAND_KEYS, .kind = OBJECT_REGION, .handle = SEGMENT });
+	get(4, 0, "d");
+	tell_with_keys("0", at_peer);
+	assert_null(reading(4)->local->keys);
+	assert_null(reading(4)->remote->keys);
+	read_as('x', 0, NULL);
+	answered(4, 0, "K");
+	assert_true(dray_list_empty(&rig.ring.worker->readings));
+}
+
+/* As transport rdma does when a transfer stops whose work requests are in flight. Returns its remote. */
+static struct object *device_goes_on(uint64_t request)
+{
+	struct object *remote = reading(request)->remote;
+
+	object_hold(remote);
+	return remote;
+}
+
+static void device_ends(struct object *remote)
+{
+	object_release(&rig.ring.worker->core, remote);
+	turn();
+}
+
+static uint64_t in_use(void)
+{
+	return session()->xs.shared->account->budget.of[RESOURCE_STORE_BYTES].used;
+}
+
+/* A GET ends at its limit; the place and the lease stay until no device uses them. */
+static void test_device_goes_on(void **state)
+{
+	struct object *remote;
+	uint64_t before;
+
+	register_segment();
+	before = in_use();
+	get(2, 0, "ab");
+	tell_with_keys("01", at_both);
+	remote = device_goes_on(2);
+	reading(2)->deadline.key = 0;
+	turn();
+	/* the first source is too slow */
+	read_as('x', 0, NULL);
+	assert_int_equal(rig.n_over, 0);
+	assert_int_equal(rig.asks[2]->n, 1);
+	tell("N", NULL);
+	answered(2, 0, "LK");
+	assert_int_equal(rig.n_ended, 1);
+	assert_int_equal(in_use(), before + 2 * 128);
+	device_ends(remote);
+	assert_int_equal(rig.n_ended, 2);
+	assert_int_equal(in_use(), before + 128);
+	/* an ask that goes on meanwhile */
+	get(3, 0, "cde");
+	tell_with_keys("010", at_both);
+	remote = device_goes_on(3);
+	xfer_stop(&rig.ring.worker->core, reading(3), DRAY_E_PEER_LOST, NULL, false);
+	turn();
+	assert_int_equal(rig.n_over, 0);
+	device_ends(remote);
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 0);
+	read_as('x', 0, NULL);
+	tell("NN", NULL);
+	answered(3, 0, "LKL");
+}
+
+/* The session ends, also with what an EXISTS of it holds. */
+static void test_session_ends_before_the_device(void **state)
+{
+	struct object *remotes[2];
+
+	register_segment();
+	exists(2, 0, "ab");
+	tell_with_keys("00", at_peer);
+	existed(2, "KK");
+	get(3, 0, "a");
+	get(4, 0, "c");
+	tell_with_keys("0", at_peer);
+	remotes[0] = device_goes_on(3);
+	remotes[1] = device_goes_on(4);
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	post((struct command){ .type = COMMAND_SESSION_CLOSE,
+			       .session = session()->xs.handle,
+			       .code = DRAY_E_SESSION_CLOSED });
+	assert_int_equal(rig.n_ended, 0);
+	device_ends(remotes[1]);
+	assert_int_equal(rig.n_ended, 1);
+	device_ends(remotes[0]);
+	assert_int_equal(rig.n_ended, 2);
+	assert_true(dray_list_empty(&rig.ring.worker->readings));
+}
+
+static void fence(uint64_t grant)
+{
+	post((struct command){ .type = COMMAND_STORE_FENCED,
+			       .session = session()->xs.handle,
+			       .handle = PEER,
+			       .id = grant });
+}
+
+/* The other agent ends a lease: nothing is read there any more, and it is asked again, because it may have the object still. */
+static void test_fenced(void **state)
+{
+	register_segment();
+	get(2, 0, "abc");
+	tell_with_keys("011", at_peer);
+	/* not the one that is read */
+	fence(101);
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 1);
+	fence(101);
+	fence(102);
+	assert_int_equal(rig.n_over, 1);
+	/* and that one */
+	fence(100);
+	assert_true(dray_list_empty(&rig.slices));
+	assert_int_equal(rig.n_ended, 1);
+	assert_int_equal(rig.asks[2]->n, 3);
+	assert_int_equal(rig.asks[2]->v[0].avoid, 0);
+	tell("0NB", at_peer);
+	read_as('x', 0, NULL);
+	answered(2, 0, "KLB");
+	/* what an EXISTS holds */
+	exists(3, 0, "de");
+	tell_with_keys("01", at_peer);
+	existed(3, "KK");
+	fence(101);
+	assert_int_equal(rig.n_over, 2);
+	get(4, 0, "d");
+	fence(100);
+	assert_int_equal(rig.n_ended, 3);
+	tell("N", NULL);
+	answered(4, 0, "L");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -786,6 +1024,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_session_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_late_with_held, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_with_held, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

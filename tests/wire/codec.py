@@ -4008,14 +4008,16 @@ def peer_unpack_store_lookup(body):
 
 # The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
 # alone. Since 1.4.
-PeerStoreLookupReply = namedtuple("PeerStoreLookupReply", "grant lease_ms found")
+PeerStoreLookupReply = namedtuple("PeerStoreLookupReply", "grant lease_ms found rails")
 _PEER_STORE_LOOKUP_REPLY_0 = Struct("<QI4xI")
 
 
-def peer_pack_store_lookup_reply(request_id=0, grant=0, lease_ms=0, found=b""):
+def peer_pack_store_lookup_reply(request_id=0, grant=0, lease_ms=0, found=b"", rails=b""):
     found, n_found = _put_vec("store_lookup_reply.found", found, PEER_STORE_FOUND, 512)
+    rails, n_rails = _put_vec("store_lookup_reply.rails", rails, PEER_RAIL, 1024)
     return peer_build(PEER_MSG_STORE_LOOKUP_REPLY, request_id,
-                      _PEER_STORE_LOOKUP_REPLY_0.pack(grant, lease_ms, n_found), found)
+                      _PEER_STORE_LOOKUP_REPLY_0.pack(grant, lease_ms, n_found), found,
+                      _U32.pack(n_rails), rails)
 
 
 def peer_unpack_store_lookup_reply(body):
@@ -4033,7 +4035,21 @@ def peer_unpack_store_lookup_reply(body):
     found = [PeerStoreFound._make(r) for r in PEER_STORE_FOUND.iter_unpack(body[at:at + n * 32])]
     at += n * 32
     left -= n * 32
-    return PeerStoreLookupReply(grant, lease_ms, found)
+    rails = []
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_lookup_reply")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 1024:
+            raise _large("store_lookup_reply.rails", n, 1024)
+        if left < n * 32:
+            raise _short("store_lookup_reply")
+        rails = [PeerRail._make(r) for r in PEER_RAIL.iter_unpack(body[at:at + n * 32])]
+        at += n * 32
+        left -= n * 32
+    return PeerStoreLookupReply(grant, lease_ms, found, rails)
 
 
 # The sender does not need the objects of a lookup any more. Since 1.4.

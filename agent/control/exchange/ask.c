@@ -15,6 +15,7 @@
 #include "agent/config/tenant.h"
 #include "agent/control/exchange/internal.h"
 #include "agent/model/budget.h"
+#include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
@@ -130,8 +131,7 @@ static void ask_free(struct exchange *x, struct store_ask *a)
 		x->n_keeping -= a->lease_ms != 0;
 	}
 	dray_list_del(&a->link);
-	free(a->sources);
-	free(a);
+	store_ask_free(a);
 }
 
 /* The owner has `own` of all lookups. One ask is always allowed, however large it is. */
@@ -289,6 +289,97 @@ static bool take(struct store_asked *k, const struct pmsg_store_found *f, dray_h
 	return !s;
 }
 
+/* --- sources with keys, which their owner may fence ------------------------------------------------- */
+
+struct borrowed {
+	struct dray_map_node by_grant;
+	struct {
+		dray_handle peer;
+		uint64_t grant;
+	} key;
+	struct store_ask *ask; /* that has the source */
+	bool fenced;
+};
+
+static struct borrowed *borrowed_find(const struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	struct borrowed b = { .key = { peer, grant } };
+
+	return dray_map_entry(dray_map_find(&x->borrowed, &b.key, sizeof(b.key)), struct borrowed,
+			      by_grant);
+}
+
+/* False: no memory, or the peer has given the same grant twice. */
+static bool borrow(struct exchange *x, struct store_source *s, struct store_ask *a)
+{
+	struct borrowed *b = borrowed_find(x, s->view.peer, s->view.grant) ? NULL :
+									     malloc(sizeof(*b));
+
+	if (!b)
+		return false;
+	*b = (struct borrowed){ .key = { s->view.peer, s->view.grant }, .ask = a };
+	dray_map_add(&x->borrowed, &b->by_grant, &b->key, sizeof(b->key));
+	s->borrowed = b;
+	return true;
+}
+
+/* Nothing reads from the source any more: its owner learns that. */
+static void give_back(struct exchange *x, struct store_source *s)
+{
+	struct borrowed *b = dray_take(s->borrowed);
+
+	if (b && b->fenced)
+		peers_fence_ack(x->deps.peers, s->view.peer, s->view.grant);
+	else
+		release(x, s->view.peer, s->view.grant);
+	if (b)
+		dray_map_del(&x->borrowed, &b->by_grant);
+	free(b);
+}
+
+bool exchange_has(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	return x && borrowed_find(x, peer, grant);
+}
+
+/* What was found there is not there any more. It may be looked up again, as after the end of a lease. */
+static void forget(struct store_ask *a, dray_handle peer, uint64_t grant)
+{
+	for (uint32_t i = 0; i < a->n_sources; i++)
+		if (a->sources[i].view.peer == peer && a->sources[i].view.grant == grant)
+			a->sources[i].end_ns = 0;
+}
+
+void exchange_fence(struct exchange *x, dray_handle peer, uint64_t grant)
+{
+	struct borrowed *b = borrowed_find(x, peer, grant);
+
+	b->fenced = true;
+	if (b->ask->question)
+		forget(b->ask, peer, grant);
+	else
+		worker_post(x->deps.pool->workers[b->ask->worker],
+			    &(struct command){ .type = COMMAND_STORE_FENCED,
+					       .session = b->ask->session,
+					       .handle = peer,
+					       .id = grant });
+}
+
+/* The keys of the source for what it has. Without them it is read by frames. */
+static void take_keys(const struct lookup *l, struct store_source *s, const struct dray_vec *rails)
+{
+	const struct store_ask *a = l->question->ask;
+	struct rail_keys *k = rail_keys_read_parts(rails);
+
+	for (uint32_t i = 0; k && i < l->n; i++) {
+		const struct store_asked *v = &a->v[l->first + i];
+
+		if (!v->status && v->source == a->n_sources)
+			rail_keys_need(k, v->offset, v->length);
+	}
+	s->keys = k && k->rails ? k : rail_keys_unref(k);
+}
+
 /* Takes the answers to all keys of the lookup. False: nothing of what is leased is needed. */
 static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 {
@@ -312,13 +403,17 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 	}
 	if (!end)
 		return false;
-	s[a->n_sources++] = (struct store_source){
+	s += a->n_sources;
+	*s = (struct store_source){
 		.view = { .o = { .kind = OBJECT_REMOTE, .length = end, .access = DMSG_ACCESS_READ },
 			  .peer = l->peer,
 			  .grant = m->grant },
 		.lender = l->lender,
 		.end_ns = l->sent_ns + dray_min(m->lease_ms, lease_ms(a)) * DRAY_NS_PER_MS,
 	};
+	if (m->rails.n && borrow(l->x, s, a))
+		take_keys(l, s, &m->rails);
+	a->n_sources++;
 	return true;
 }
 
@@ -614,7 +709,7 @@ static void source_end(struct exchange *x, struct store_ask *a, uint32_t i)
 
 	if (!s->lender)
 		return;
-	release(x, s->view.peer, s->view.grant);
+	give_back(x, s);
 	unhold(x, s->lender, a->asker);
 	s->lender = NULL;
 }
@@ -645,6 +740,7 @@ int ask_init(struct exchange *x)
 	dray_list_init(&x->vain);
 	dray_list_init(&x->asks);
 	dray_map_init(&x->askers);
+	dray_map_init(&x->borrowed);
 	x->lenders = calloc(x->deps.cfg->store.peers.n + 1, sizeof(struct lender));
 	if (!x->lenders)
 		return -ENOMEM;
@@ -676,6 +772,11 @@ void ask_deinit(struct exchange *x)
 	dray_list_for_each(&x->asks, a, struct store_ask, link)
 		ask_free(x, a);
 	dray_map_deinit(&x->askers);
+	dray_map_for_each(&x->borrowed, b, struct borrowed, by_grant) {
+		dray_map_del(&x->borrowed, &b->by_grant);
+		free(b);
+	}
+	dray_map_deinit(&x->borrowed);
 	timers_deinit(&x->limits);
 	timers_deinit(&x->leases);
 	free(x->lenders);

@@ -14,8 +14,10 @@ int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct
 
 	if (x) {
 		x->deps = *deps;
-		r = ask_init(x);
+		r = memory_regions_init(x);
 	}
+	if (r >= 0)
+		r = ask_init(x);
 	if (r >= 0)
 		r = lend_init(x);
 	if (r < 0) {
@@ -33,6 +35,7 @@ struct exchange *exchange_free(struct exchange *x)
 		return NULL;
 	ask_deinit(x);
 	lend_deinit(x);
+	memory_regions_deinit(x);
 	free(x);
 	return NULL;
 }

@@ -4,7 +4,8 @@
  * its own clients ask for in vain (ask.c). Control thread only.
  *
  * What a lookup finds is held, and readable by the peer alone, under one grant that covers just these bytes. The loan ends by the
- * peer's release, after its time, or with the peer: first every worker stops serving the grant, then the objects are free.
+ * peer's release, after its time, or with the peer: first every worker stops serving the grant, then the objects are free. If the
+ * peer has keys of their memory, it has released them, or acknowledged a FENCE, or lost its queue pairs before that, too.
  */
 #pragma once
 
@@ -14,7 +15,18 @@
 #include "schema/gen/config.h"
 
 struct exchange;
+struct rails;
 struct store_ask;
+
+/* Segments of the store as rails have them (rails/rails.h). */
+struct exchange_upcalls {
+	void (*segment_added)(struct rails *rails, const struct region_view *view, bool lends);
+	void (*segment_removed)(struct rails *rails, dray_handle segment, void (*done)(void *arg),
+				void *arg);
+	unsigned (*segment_keys)(struct rails *rails, dray_handle peer, dray_handle segment,
+				 uint64_t offset, uint64_t length, uint64_t at, uint8_t *buf,
+				 unsigned max);
+};
 
 struct exchange_deps {
 	sd_event *event;
@@ -22,6 +34,8 @@ struct exchange_deps {
 	struct worker_pool *pool;
 	struct peers *peers;
 	struct store *store;
+	const struct exchange_upcalls *up;
+	struct rails *const *rails;
 };
 
 /* Before the workers start. 0, or -ENOMEM with reterr. */
@@ -35,7 +49,17 @@ void exchange_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
 void exchange_release(struct exchange *x, dray_handle peer, uint64_t grant);
 /* The peer has leases, or has looked something up since the last call. */
 bool exchange_in_use(struct exchange *x, dray_handle peer);
-void exchange_peer_gone(struct exchange *x, dray_handle peer);
+/* Its connection is down. quiet: none of its queue pairs is left; else exchange_peer_quiet() follows. */
+void exchange_peer_gone(struct exchange *x, dray_handle peer, bool quiet);
+void exchange_peer_quiet(struct exchange *x, dray_handle peer);
+/* The peer has acknowledged the fence of its lease. False: the grant is of no lease. */
+bool exchange_fenced(struct exchange *x, dray_handle peer, dray_handle grant);
+/* Peers must not use their keys of this segment any more: their leases in it end. */
+void exchange_keys_gone(struct exchange *x, dray_handle segment);
+/* This agent has leased that from the peer, with keys. */
+bool exchange_has(struct exchange *x, dray_handle peer, uint64_t grant);
+/* The peer ends this lease: peers_fence_ack() when nothing here reads from it any more. */
+void exchange_fence(struct exchange *x, dray_handle peer, uint64_t grant);
 
 /*
  * Looks the keys up for a worker, which gets the ask back by COMMAND_STORE_ASKED, and ends it by exchange_ask_end() when it needs

@@ -15,8 +15,14 @@ struct lender {
 	uint32_t held;    /* lookups that it has not answered, and its leases */
 };
 
+/* The kind of handles of grants and segments, which no other table has. */
+#define EXCHANGE_HANDLES DRAY_HANDLE_KIND_MAX
+
 struct exchange {
 	struct exchange_deps deps;
+	/* memory.c */
+	struct dray_handles segments; /* struct segment_region */
+	dray_handle whole;            /* names the whole memory of the store */
 	/* lend.c */
 	struct region_view *region; /* the store's memory, as workers serve it to peers */
 	struct dray_handles grants; /* struct loan */
@@ -30,6 +36,7 @@ struct exchange {
 	struct dray_list vain;      /* struct lookup without a question */
 	struct dray_list asks;      /* that workers have */
 	struct dray_map askers;     /* struct asker by its owner */
+	struct dray_map borrowed;   /* struct borrowed by its grant, of sources with keys */
 	struct lender *lenders;     /* one for each of store.peers */
 	struct timers limits;       /* of questions */
 	struct timers leases;       /* of asks of EXISTS */
@@ -38,6 +45,18 @@ struct exchange {
 	uint32_t keeping;   /* their lookups, at each agent, of all owners */
 	uint32_t lookups;   /* at each agent */
 };
+
+/* memory.c. Before lend_init(). 0 or -ENOMEM. */
+int memory_regions_init(struct exchange *x);
+void memory_regions_deinit(struct exchange *x);
+/* A part of the store's memory, in one segment. */
+struct memory_part {
+	dray_handle segment;
+	uint64_t from, to; /* in store_region() */
+};
+/* Writes the keys of these parts for the peer, as records of pmsg_rail. Returns their number. */
+unsigned memory_keys(const struct exchange *x, dray_handle peer, const struct memory_part *parts,
+		     uint32_t n, uint8_t *buf, unsigned max);
 
 /* lend.c. 0 or -ENOMEM. */
 int lend_init(struct exchange *x);

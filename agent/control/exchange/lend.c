@@ -22,9 +22,8 @@
 /* After the peers. */
 #define EXPIRY_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
 
-/* A kind that no other table of handles has. */
-#define HANDLE_KIND DRAY_HANDLE_KIND_MAX
-#define REGION_HANDLE ((dray_handle)HANDLE_KIND << 48 | 1ull << 24)
+/* Keys of one answer; the limit of the protocol. */
+#define RAIL_KEYS_MAX 1024
 
 struct borrower {
 	struct dray_map_node by_peer;
@@ -48,6 +47,9 @@ struct loan {
 	struct ranges *ranges;
 	struct dray_heap_node expiry;
 	bool ending;
+	bool exposed; /* the peer has keys */
+	bool dropped,
+		fenced; /* ending: no worker serves it any more, and the peer does not use its keys */
 };
 
 static struct borrower *borrower_find(struct exchange *x, dray_handle peer)
@@ -106,29 +108,46 @@ static void loan_free(struct loan *l)
 	borrower_check(x, b);
 }
 
-static void dropped(void *arg)
+static void loan_check(struct loan *l)
 {
-	loan_free(arg);
+	if (l->dropped && l->fenced)
+		loan_free(l);
 }
 
-static void loan_end(struct loan *l)
+static void dropped(void *arg)
 {
-	if (l->ending)
+	struct loan *l = arg;
+
+	l->dropped = true;
+	loan_check(l);
+}
+
+/* fenced: the peer does not use it any more. May free it. */
+static void loan_end(struct loan *l, bool fenced)
+{
+	struct exchange *x = l->x;
+
+	l->fenced |= fenced || !l->exposed;
+	if (l->ending) {
+		loan_check(l);
 		return;
+	}
 	l->ending = true;
 	/* it counts until the store has let go of the objects: ready() follows */
 	if (!l->grant.o.handle) {
 		store_loan_stop(l->objects);
 		return;
 	}
-	timers_set(&l->x->expiry, &l->expiry, INT64_MAX);
-	pool_drop(l->x->deps.pool, OBJECT_GRANT, l->grant.o.handle, DRAY_E_REVOKED, false, dropped,
-		  l);
+	timers_set(&x->expiry, &l->expiry, INT64_MAX);
+	pool_drop(x->deps.pool, OBJECT_GRANT, l->grant.o.handle, DRAY_E_REVOKED, false, dropped, l);
+	/* a peer that is gone has queue pairs until exchange_peer_quiet() */
+	if (!l->fenced && !l->borrower->gone)
+		peers_fence(x->deps.peers, l->borrower->peer, l->grant.o.handle, DRAY_E_REVOKED);
 }
 
 static void expired(struct dray_heap_node *node, int64_t now)
 {
-	loan_end(dray_container_of(node, struct loan, expiry));
+	loan_end(dray_container_of(node, struct loan, expiry), false);
 }
 
 /* What the peer may borrow now. hold: half of that, because it counts again when it is read. */
@@ -199,9 +218,45 @@ static int grant(struct loan *l, const uint8_t *ranges, uint32_t n, struct dray_
 	return 0;
 }
 
+/* The parts of segments that hold what was found, from its first byte to its last. Their number; 0: a segment has no name yet. */
+static uint32_t find_parts(const struct loan *l, struct memory_part *parts)
+{
+	uint32_t n = 0, at = 0;
+
+	for (uint32_t i = 0; i < l->n; i++) {
+		struct store_loan_key k = store_loan_key(l->objects, i);
+
+		if (k.status)
+			continue;
+		if (!k.segment)
+			return 0;
+		/* objects that were put together lie in one segment */
+		if (!n || parts[at].segment != k.segment)
+			for (at = 0; at < n && parts[at].segment != k.segment; at++)
+				;
+		if (at == n)
+			parts[n++] = (struct memory_part){ k.segment, k.offset, k.offset };
+		parts[at].from = dray_min(parts[at].from, k.offset);
+		parts[at].to = dray_max(parts[at].to, k.offset + k.bytes);
+	}
+	return n;
+}
+
+/* Writes what the peer needs to read the objects over rails. Returns the number of records. */
+static unsigned expose(struct loan *l, uint8_t *rails)
+{
+	struct memory_part parts[KEYS_MAX];
+	uint32_t n = find_parts(l, parts);
+	unsigned records = memory_keys(l->x, l->borrower->peer, parts, n, rails, RAIL_KEYS_MAX);
+
+	l->exposed = records;
+	return records;
+}
+
 static void answer(struct loan *l)
 {
 	uint8_t found[KEYS_MAX * PMSG_STORE_FOUND_SIZE], ranges[KEYS_MAX * DMSG_RANGE_SIZE];
+	uint8_t rails[RAIL_KEYS_MAX * PMSG_RAIL_SIZE];
 	struct dray_err err = DRAY_ERR_NULL;
 	uint32_t n = describe(l, found, ranges);
 	union pmsg_body m = { .store_lookup_reply = { .found = { found, l->n } } };
@@ -217,6 +272,7 @@ static void answer(struct loan *l)
 	if (n) {
 		m.store_lookup_reply.grant = l->grant.o.handle;
 		m.store_lookup_reply.lease_ms = l->lease_ms;
+		m.store_lookup_reply.rails = (struct dray_vec){ rails, expose(l, rails) };
 	} else {
 		loan_free(l);
 	}
@@ -295,7 +351,39 @@ void exchange_release(struct exchange *x, dray_handle peer, uint64_t handle)
 	struct loan *l = x ? dray_handles_get(&x->grants, handle) : NULL;
 
 	if (l && l->borrower->peer == peer)
-		loan_end(l);
+		loan_end(l, true);
+}
+
+bool exchange_fenced(struct exchange *x, dray_handle peer, dray_handle grant)
+{
+	struct loan *l = x ? dray_handles_get(&x->grants, grant) : NULL;
+
+	if (!l || l->borrower->peer != peer)
+		return false;
+	/* its answer to a fence, which ends what has begun to end */
+	if (l->ending)
+		loan_end(l, true);
+	return true;
+}
+
+static bool lies_in(const struct loan *l, dray_handle segment)
+{
+	for (uint32_t i = 0; i < l->n; i++) {
+		struct store_loan_key k = store_loan_key(l->objects, i);
+
+		if (!k.status && k.segment == segment)
+			return true;
+	}
+	return false;
+}
+
+void exchange_keys_gone(struct exchange *x, dray_handle segment)
+{
+	struct loan *l;
+
+	for (uint32_t at = 0; (l = dray_handles_next(&x->grants, &at, NULL));)
+		if (l->exposed && !l->ending && lies_in(l, segment))
+			loan_end(l, false);
 }
 
 bool exchange_in_use(struct exchange *x, dray_handle peer)
@@ -308,7 +396,7 @@ bool exchange_in_use(struct exchange *x, dray_handle peer)
 	return used;
 }
 
-void exchange_peer_gone(struct exchange *x, dray_handle peer)
+void exchange_peer_gone(struct exchange *x, dray_handle peer, bool quiet)
 {
 	struct borrower *b = x ? borrower_find(x, peer) : NULL;
 
@@ -317,9 +405,14 @@ void exchange_peer_gone(struct exchange *x, dray_handle peer)
 	b->n++; /* keeps it until the end of the loop */
 	b->gone = true;
 	dray_list_for_each(&b->loans, l, struct loan, link)
-		loan_end(l);
+		loan_end(l, quiet);
 	b->n--;
 	borrower_check(x, b);
+}
+
+void exchange_peer_quiet(struct exchange *x, dray_handle peer)
+{
+	exchange_peer_gone(x, peer, true);
 }
 
 int lend_init(struct exchange *x)
@@ -328,12 +421,12 @@ int lend_init(struct exchange *x)
 	size_t bytes = sizeof(*own) + own->n_extents * sizeof(own->extents[0]);
 
 	dray_map_init(&x->borrowers);
-	dray_handles_init(&x->grants, DRAY_HANDLES_MAX, HANDLE_KIND);
+	dray_handles_init(&x->grants, DRAY_HANDLES_MAX, EXCHANGE_HANDLES);
 	x->region = malloc(bytes);
 	if (!x->region)
 		return -ENOMEM;
 	memcpy(x->region, own, bytes);
-	x->region->o.handle = REGION_HANDLE;
+	x->region->o.handle = x->whole;
 	x->region->o.access = DMSG_ACCESS_READ;
 	pool_publish(x->deps.pool, &x->region->o);
 	return timers_init(&x->expiry, x->deps.event, ACCURACY_US, EXPIRY_PRIORITY, expired);

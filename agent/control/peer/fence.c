@@ -5,12 +5,18 @@
 
 #include "agent/control/peer/internal.h"
 
+static void fenced(struct peers *p, dray_handle peer, dray_handle grant)
+{
+	if (!p->deps.up->store_fenced(*p->deps.exchange, peer, grant))
+		grant_fenced(p->deps.regions, peer, grant);
+}
+
 /* If the peer is lost instead, grants_peer_gone() ends its fences. */
 static void fence_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		       const union pmsg_body *m)
 {
 	if (!err->code)
-		grant_fenced(peer->p->deps.regions, peer->handle, r->grant);
+		fenced(peer->p, peer->handle, r->grant);
 }
 
 static const struct request_kind fence_kind = {
@@ -29,20 +35,21 @@ void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_
 			     (struct pending_request){ .grant = grant },
 			     &(union pmsg_body){ .fence = { grant, code } });
 	else /* a closed peer uses no grant */
-		grant_fenced(p->deps.regions, handle, grant);
+		fenced(p, handle, grant);
 }
 
 void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fence *m)
 {
 	struct peers *p = peer->p;
+	bool stored = p->deps.up->store_has(*p->deps.exchange, peer->handle, m->grant);
 	struct fence *f;
 
 	/* the grant was released, or belongs to a cancelled import */
-	if (!idset_has(&peer->grants, m->grant)) {
+	if (!stored && !idset_has(&peer->grants, m->grant)) {
 		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
 		return;
 	}
-	if (offer_fenced(peer, m->grant)) {
+	if (!stored && offer_fenced(peer, m->grant)) {
 		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
 		return;
 	}
@@ -63,6 +70,10 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	f->grant = m->grant;
 	f->request_id = request_id;
 	dray_list_add(&peer->fences, &f->link);
+	if (stored) {
+		p->deps.up->store_fence(*p->deps.exchange, peer->handle, m->grant);
+		return;
+	}
 	p->deps.up->fenced(*p->deps.sessions, peer->handle, m->grant,
 			   (uint32_t)known_code(m->code, DRAY_E_REVOKED));
 }

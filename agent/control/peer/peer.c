@@ -186,6 +186,7 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	const struct peers_deps *d = &p->deps;
 	dray_handle handle = peer->handle;
 	uint32_t code = hello_loss_code(peer);
+	bool quiet;
 
 	if (was_up && !peer->left)
 		peer_say_bye(peer);
@@ -194,9 +195,10 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	if (was_up) {
 		p->totals.lost += f->why.code != DRAY_OK && f->why.code != DRAY_E_SESSION_CLOSED;
 		/* its grants end once its queue pairs cannot reach our memory any more */
-		if (!d->up->down(*d->rails, handle))
+		quiet = !d->up->down(*d->rails, handle);
+		if (quiet)
 			grants_peer_gone(d->regions, handle);
-		d->up->store_gone(*d->exchange, handle);
+		d->up->store_gone(*d->exchange, handle, quiet);
 		d->up->lost(*d->sessions, handle, code, f->why.msg);
 		link_down(peer, handle, code);
 		requests_end(peer, code);

@@ -74,8 +74,13 @@ struct peers_upcalls {
 	void (*store_release)(struct exchange *exchange, dray_handle peer, uint64_t grant);
 	/* The peer looks objects up, or has leases. */
 	bool (*store_in_use)(struct exchange *exchange, dray_handle peer);
-	/* The control connection is down: what the peer has leased of the store ends. */
-	void (*store_gone)(struct exchange *exchange, dray_handle peer);
+	/* The control connection is down: what the peer has leased of the store ends. quiet: false if `down` was true. */
+	void (*store_gone)(struct exchange *exchange, dray_handle peer, bool quiet);
+	/* As grant_fenced(), for a grant of the store. False: it is none. */
+	bool (*store_fenced)(struct exchange *exchange, dray_handle peer, dray_handle grant);
+	/* The grant is a lease that we have of the peer's store; and as `fenced`, for such a grant. */
+	bool (*store_has)(struct exchange *exchange, dray_handle peer, uint64_t grant);
+	void (*store_fence)(struct exchange *exchange, dray_handle peer, uint64_t grant);
 	/* The peer became ready, or is not ready any more. Must not call this module. */
 	void (*changed)(void *arg, dray_handle peer, const char *segment, const char *before,
 			const char *after, const char *why);
@@ -169,7 +174,7 @@ void peer_release(struct peers *p, dray_handle peer, uint64_t grant, enum pmsg_r
 /* Answers up->fenced. */
 void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant);
 
-/* Sends FENCE; grant_fenced() follows on its acknowledgement, on timeout (the peer is then lost) or on loss. */
+/* Sends FENCE; grant_fenced(), or up->store_fenced, follows on its acknowledgement, on timeout (the peer is then lost) or on loss. */
 void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code);
 
 /* Sends a message to a peer, if it is up. request_id: of the peer's request that it answers, or 0. body: NULL without fields. */

@@ -294,7 +294,8 @@ struct mrs {
 
 enum registration_use {
 	REGISTRATION_FOR_PEERS,
-	REGISTRATION_LOCAL, /* staging memory: peers have no access */
+	REGISTRATION_LOCAL,       /* staging memory: peers have no access */
+	REGISTRATION_FOR_READERS, /* of the store: peers read, and only this agent writes */
 	REGISTRATION_FOR_GUESTS,
 };
 
@@ -311,10 +312,10 @@ struct registration {
 	struct dray_list mrs;
 };
 
-/* One reference. NULL: no memory. */
+/* One reference. Not for guests. NULL: no memory. */
 struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
 				      uint16_t access, const struct region_dmabuf *dmabuf,
-				      bool local);
+				      enum registration_use use);
 /* The same for guests, who reach it at iova. It is shared with nobody. */
 struct registration *registration_for_guests(struct rails *r, uint8_t *base, uint64_t length,
 					     uint16_t access, uint64_t iova);

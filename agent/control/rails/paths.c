@@ -51,6 +51,8 @@ void rail_peer_check(struct rail_peer *peer)
 	if (peer->quiet_due && dray_list_empty(&peer->serving)) {
 		peer->quiet_due = false;
 		grants_peer_gone(r->deps.regions, peer->handle);
+		if (r->deps.peer_quiet)
+			r->deps.peer_quiet(r->deps.arg, peer->handle);
 	}
 	if (peer->down && !peer->matching && dray_list_empty(&peer->qps) &&
 	    dray_list_empty(&peer->serving))

@@ -38,6 +38,8 @@ struct rail_region {
 	struct rails *rails;
 	dray_handle handle; /* 0: staging memory or a window */
 	enum region_memory memory;
+	enum registration_use use;
+	bool store; /* a segment of the store */
 	uint64_t length;
 	unsigned worker;        /* staging memory: the worker that uses it */
 	struct window *window;  /* NULL: not a window */
@@ -194,8 +196,9 @@ static struct rail_keys *keys_new(struct rail_region *region)
 	return k;
 }
 
-unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint8_t *buf,
-			 unsigned max)
+/* at: of the first byte, in the records. */
+static unsigned keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint64_t at,
+			   uint8_t *buf, unsigned max)
 {
 	unsigned n = 0, whole = 0;
 
@@ -206,7 +209,7 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 		struct pmsg_rail w = { .rail = p->rail,
 				       .rkey = p->rkey,
 				       .base = p->base + (from - p->offset),
-				       .offset = from - offset,
+				       .offset = at + (from - offset),
 				       .length = to - from };
 
 		/* a rail is left out unless all of its pieces fit */
@@ -219,6 +222,20 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 		pmsg_rail_put(buf + (size_t)n++ * PMSG_RAIL_SIZE, &w);
 	}
 	return n;
+}
+
+unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint8_t *buf,
+			 unsigned max)
+{
+	return keys_write(k, offset, length, 0, buf, max);
+}
+
+unsigned rails_store_keys(struct rails *r, dray_handle peer, dray_handle segment, uint64_t offset,
+			  uint64_t length, uint64_t at, uint8_t *buf, unsigned max)
+{
+	const struct rail_region *region = rail_peer_get(r, peer) ? region_get(r, segment) : NULL;
+
+	return region ? keys_write(region->keys, offset, length, at, buf, max) : 0;
 }
 
 bool rail_region_pieces(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
@@ -268,6 +285,29 @@ static void want_windows(struct rail_region *region)
 		grants_of_region(r->deps.regions, region->handle, want_window, r);
 }
 
+/* Some of these keys are not among the present ones. */
+static bool any_gone(const struct rail_keys *keys, const struct rail_keys *now)
+{
+	for (uint32_t i = 0; i < keys->n; i++) {
+		const struct rail_key *k = &keys->v[i],
+				      *same = now ? rail_keys_find(now, k->rail, k->base) : NULL;
+
+		if (!same || same->rkey != k->rkey)
+			return true;
+	}
+	return false;
+}
+
+/* Peers do not learn new keys of the store's memory: each lookup has those of its time. */
+static void publish_store(struct rail_region *region, const struct rail_keys *former)
+{
+	const struct rails_deps *d = &region->rails->deps;
+
+	pool_keys(d->pool, OBJECT_REGION, region->handle, region->keys);
+	if (former && !region->removing && d->store_keys_gone && any_gone(former, region->keys))
+		d->store_keys_gone(d->arg, region->handle);
+}
+
 static void publish(struct rail_region *region)
 {
 	struct rails *r = region->rails;
@@ -279,7 +319,9 @@ static void publish(struct rail_region *region)
 		want_windows(region);
 	if (!region->keys && !former)
 		return;
-	if (region->window)
+	if (region->store)
+		publish_store(region, former);
+	else if (region->window)
 		window_published(region->window, region->keys);
 	else if (!region->handle)
 		rails_tell(r, region->worker, RDMA_STAGING, 0, 0,
@@ -287,7 +329,7 @@ static void publish(struct rail_region *region)
 	else
 		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
 	rail_keys_unref(former);
-	if (!region->removing && !region->renew && region->handle)
+	if (!region->removing && !region->renew && region->handle && !region->store)
 		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
 }
 
@@ -462,7 +504,7 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	for (uint32_t i = 0; i < n; i++) {
 		struct registration *g = registration_get(r, v[i].base, v[i].length, access,
 							  dmabufs ? &dmabufs[i] : NULL,
-							  !region->handle && !region->window);
+							  region->use);
 
 		if (!g) {
 			parts_release(region);
@@ -499,12 +541,28 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 		add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
 }
 
+void rails_store_add(struct rails *r, const struct region_view *view, bool lends)
+{
+	const struct rail_region like = { .handle = view->o.handle,
+					  .memory = REGION_HOST,
+					  .use = lends ? REGISTRATION_FOR_READERS :
+							 REGISTRATION_LOCAL,
+					  .store = true,
+					  .length = view->o.length };
+
+	if (r->cfg->rdma.enable)
+		add(r, &like, view->extents, view->n_extents, view->o.access, NULL);
+}
+
 struct rail_region *rail_region_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
 				    struct window *window)
 {
-	const struct rail_region like = {
-		.memory = REGION_HOST, .length = bytes, .worker = worker, .window = window
-	};
+	const struct rail_region like = { .memory = REGION_HOST,
+					  .use = window ? REGISTRATION_FOR_PEERS :
+							  REGISTRATION_LOCAL,
+					  .length = bytes,
+					  .worker = worker,
+					  .window = window };
 
 	return add(r, &like, &(struct extent_view){ .base = base, .length = bytes }, 1,
 		   DMSG_ACCESS_ALL, NULL);

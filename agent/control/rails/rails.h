@@ -38,6 +38,10 @@ struct rails_deps {
 	/* A rail has changed its state. */
 	void (*changed)(void *arg, const char *device, uint32_t port, const char *before,
 			const char *after, const char *why);
+	/* Peers must not use keys of rails_store_keys() any more that they have of this segment. May be NULL, as the next one. */
+	void (*store_keys_gone)(void *arg, dray_handle segment);
+	/* rails_peer_down() was true, and the peer can reach nothing here any more; after grants_peer_gone(). */
+	void (*peer_quiet)(void *arg, dray_handle peer);
 	/* What rails_guest_ready() and the calls after it return may have changed. */
 	void (*guests_changed)(void *arg);
 	void *arg;
@@ -77,6 +81,18 @@ void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void 
 bool rails_region_revoked(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
 /* Describes the registration of a region with each device; "" without rails. Fills and returns buf. */
 const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size);
+
+/*
+ * The same for a segment of the store, which rails_region_remove() removes. Devices write to it for this agent alone; lends: and peers
+ * read it.
+ */
+void rails_store_add(struct rails *r, const struct region_view *view, bool lends);
+/*
+ * Writes the keys of a part of the segment for the peer as records of pmsg_rail, whose offsets begin with `at`. Returns their number;
+ * 0: the peer has no rails, or there is no room for all pieces of one.
+ */
+unsigned rails_store_keys(struct rails *r, dray_handle peer, dray_handle segment, uint64_t offset,
+			  uint64_t length, uint64_t at, uint8_t *buf, unsigned max);
 
 /* Registers staging memory of a worker until rails_free(), without access for peers. */
 void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes);

@@ -72,12 +72,13 @@ static void explain(const struct registration *g, const struct device *d, int er
 static unsigned verbs_access(const struct registration *g)
 {
 	bool local = g->use == REGISTRATION_LOCAL;
+	bool only_we_write = local || g->use == REGISTRATION_FOR_READERS;
 	unsigned a = 0;
 
 	if (g->access & DMSG_ACCESS_READ && !local)
 		a |= IBV_ACCESS_REMOTE_READ;
 	if (g->access & DMSG_ACCESS_WRITE)
-		a |= IBV_ACCESS_LOCAL_WRITE | (local ? 0 : IBV_ACCESS_REMOTE_WRITE);
+		a |= IBV_ACCESS_LOCAL_WRITE | (only_we_write ? 0 : IBV_ACCESS_REMOTE_WRITE);
 	if (g->rails->cfg->rdma.relaxed_ordering)
 		a |= IBV_ACCESS_RELAXED_ORDERING;
 	return a;
@@ -255,10 +256,8 @@ static struct registration *registration_new(struct rails *r, const struct regis
 
 struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
 				      uint16_t access, const struct region_dmabuf *dmabuf,
-				      bool local)
+				      enum registration_use use)
 {
-	enum registration_use use = local ? REGISTRATION_LOCAL : REGISTRATION_FOR_PEERS;
-
 	dray_list_for_each(&r->registrations, it, struct registration, link)
 		if (it->refs && !dmabuf && it->dmabuf.fd < 0 && it->access == access &&
 		    it->use == use && base >= it->base && base + length <= it->base + it->length) {

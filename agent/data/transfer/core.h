@@ -184,6 +184,7 @@ struct xfer {
 	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
 	uint64_t notify_tag;
 	int64_t accepted_ns, ended_ns;
+	bool outlived;                                 /* of struct xfer_request */
 	struct dray_heap_node deadline;                /* by time in ns */
 	void (*ended)(struct core *c, struct xfer *x); /* of struct xfer_request */
 	void *ended_arg;

@@ -282,6 +282,7 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 {
 	const struct transport_ops *ops;
 
+	urgent |= x->outlived;
 	/* The notification may have been delivered: its answer decides, unless the memory goes away. */
 	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
 		return;

@@ -235,6 +235,9 @@ static void run_command(struct worker *w, struct command *cmd)
 	case COMMAND_STORE_LAPSED:
 		held_lapsed(w, cmd->session, cmd->ask);
 		break;
+	case COMMAND_STORE_FENCED:
+		fetch_fenced(w, cmd->session, cmd->handle, cmd->id);
+		break;
 	case COMMAND_STOP_TRANSFERS:
 		xfers_each(c, stop_matching, cmd);
 		if (!cmd->session)

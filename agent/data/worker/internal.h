@@ -89,9 +89,8 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
-	struct dray_list asking; /* requests whose keys other agents are asked for */
-	struct dray_list
-		fetched; /* those that have ended, and whose transfers are perhaps not forgotten */
+	struct dray_list asking;   /* requests whose keys other agents are asked for */
+	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
 	uint64_t fetches;
 };
 
@@ -199,8 +198,11 @@ uint32_t fetches_asking(const struct worker *w);
 void fetches_stop(struct worker *w, uint32_t code);
 /* The session ends; its transfers have. */
 void fetches_close(struct wsession *s);
-/* Frees those that have ended. all: also those that a transfer looks at. */
-void fetches_free(struct worker *w, bool all);
+/* The peer ends this lease, which the session may have. */
+void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant);
+
+/* store_reading.c: ends those that nothing uses any more. all: no transfer and no device is left. */
+void readings_check(struct worker *w, bool all);
 
 /* store_held.c: the session ends; its fetches have. */
 void helds_close(struct wsession *s);

@@ -80,5 +80,7 @@ void helds_got(struct wsession *s, const char *space, const struct store_key *ke
 	       const struct dmsg_store_result *results, uint32_t n);
 void helds_unpin(struct wsession *s, const char *space, const struct store_key *keys,
 		 struct dmsg_store_result *results, uint32_t n);
-/* store_fetch.c: the control thread, if it has the ask, ends what it has of it, and frees it. NULL is allowed. */
-void ask_end(struct worker *w, struct store_ask *k);
+/* What has its lease, and which of the sources there it is. */
+struct store_ask *held_lease(const struct held_key *k, uint32_t *ret_source);
+/* Ends those whose lease the peer ends. */
+void helds_fenced(struct wsession *s, dray_handle peer, uint64_t grant);

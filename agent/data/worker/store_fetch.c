@@ -14,6 +14,8 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/worker/store_batch.h"
+#include "agent/data/worker/store_reading.h"
+#include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
@@ -33,13 +35,13 @@ struct fetch {
 	struct batch *batch;
 	struct store_member *member;
 	dray_handle region;
-	int64_t end_ns;          /* the deadline of the request */
-	struct store_ask *ask;   /* NULL: the control thread has it, */
-	struct store_ask *asked; /* which is this one */
-	bool again;              /* the second lookup */
-	uint32_t source;         /* that is read, or is next */
-	struct object remote;    /* the source, while transfers look at it */
-	struct remote_view view;
+	int64_t end_ns;            /* the deadline of the request */
+	struct store_ask *ask;     /* NULL: the control thread has it, */
+	struct store_ask *asked;   /* which is this one */
+	bool again;                /* the second lookup */
+	uint32_t source;           /* that is read, or is next */
+	struct reading *reading;   /* its transfer; NULL: none */
+	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
 	struct store_arrivals *arrivals;
 	struct store_object **objects; /* by key of the ask, while they are read */
 	uint8_t *ops;
@@ -110,10 +112,12 @@ static void ask_add_held(struct store_ask *k, uint8_t **at, struct store_key key
 				    k->sources[i].view.grant != s->view.grant))
 		i++;
 	if (i == k->n_sources) {
-		k->sources[k->n_sources++] = *s;
 		/* the ask of the EXISTS has the lease */
-		k->sources[i].lender = NULL;
-		k->sources[i].over = false;
+		k->sources[k->n_sources++] = (struct store_source){
+			.view = s->view,
+			.keys = s->keys ? rail_keys_ref(s->keys) : NULL,
+			.end_ns = s->end_ns,
+		};
 	}
 	a->status = DMSG_STORE_STATUS_OK;
 	a->source = i;
@@ -166,7 +170,7 @@ static struct store_ask *ask_of_batch(struct wsession *s, const struct batch *b,
 		for (uint32_t i = 0; i < b->n; i++)
 			if (held[i])
 				held_end(held[i]);
-		free(k);
+		store_ask_free(k);
 		return NULL;
 	}
 	snprintf(k->space, sizeof(k->space), "%s", store_member_space(b->member));
@@ -226,16 +230,6 @@ static void ask_send(struct fetch *f, struct store_ask *k)
 	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
 }
 
-void ask_end(struct worker *w, struct store_ask *k)
-{
-	if (k && k->sent) {
-		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_END, .ask = k });
-	} else if (k) {
-		free(k->sources);
-		free(k);
-	}
-}
-
 /* What it has taken over from an EXISTS. The control thread may have the ask, and leaves these keys alone. */
 static void ask_end_held(struct store_ask *k)
 {
@@ -252,25 +246,24 @@ static void ask_drop(struct wsession *s, struct store_ask *k)
 
 /* --- its end ------------------------------------------------------------------------------------------- */
 
-void fetches_free(struct worker *w, bool all)
+/* The object of a key is not wanted any more. */
+static void place_end(struct fetch *f, uint32_t i)
 {
-	dray_list_for_each(&w->fetched, f, struct fetch, link)
-		if (all || !f->remote.users) {
-			dray_list_del(&f->link);
-			free(f);
-		}
+	struct store_object *o = dray_take(f->objects[i]);
+
+	if (f->lingering && f->ask->v[i].source == f->source)
+		reading_keep(f->lingering, o);
+	else
+		store_put_end(o, false);
 }
 
-/* A transfer that ends now looks at its memory until it is forgotten. */
 static void fetch_free(struct fetch *f)
 {
 	struct worker *w = worker_of_fetch(f);
 
-	fetches_free(w, false);
-
 	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
 		if (f->objects[i])
-			store_put_end(f->objects[i], false);
+			place_end(f, i);
 	if (f->ask || f->asked)
 		ask_end_held(f->ask ? f->ask : f->asked);
 	if (f->asked)
@@ -280,7 +273,8 @@ static void fetch_free(struct fetch *f)
 	free(f->objects);
 	free(f->ops);
 	dray_list_del(&f->asking);
-	dray_list_move(&w->fetched, &f->link);
+	dray_list_del(&f->link);
+	free(f);
 }
 
 /* The request ends without its bytes. err: why, or NULL if the code says it. */
@@ -442,21 +436,13 @@ static void sources_end(struct fetch *f)
 			held_end(dray_take(k->v[i].held));
 		}
 	/* else all end with the ask */
-	for (uint32_t i = 0; n && i < k->n_sources; i++) {
-		struct store_source *s = &k->sources[i];
-
-		if (s->wanted || s->over)
-			continue;
-		s->over = true;
-		if (!k->sent)
-			continue;
-		worker_event(worker_of_fetch(f),
-			     &(struct event){ .type = EVENT_STORE_SOURCE_END, .ask = k, .id = i });
-	}
+	for (uint32_t i = 0; n && i < k->n_sources; i++)
+		if (!k->sources[i].wanted)
+			source_done(worker_of_fetch(f), k, i);
 }
 
-/* The operations of the source. Their number. */
-static uint32_t source_ops(struct fetch *f, uint64_t *ret_bytes)
+/* The operations of the source, and its objects. Their number. */
+static uint32_t source_ops(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
 {
 	uint32_t n = 0;
 
@@ -467,6 +453,7 @@ static uint32_t source_ops(struct fetch *f, uint64_t *ret_bytes)
 
 		if (!f->objects[i] || k->source != f->source)
 			continue;
+		objects[n] = f->objects[i];
 		op = (struct dmsg_op){ store_object_offset(f->objects[i]), k->offset, k->length };
 		dmsg_op_put(f->ops + (size_t)n++ * DMSG_OP_SIZE, &op);
 		*ret_bytes += k->length;
@@ -479,7 +466,7 @@ static void key_lost(struct fetch *f, uint32_t i, bool slow)
 {
 	struct store_asked *k = &f->ask->v[i];
 
-	store_put_end(dray_take(f->objects[i]), false);
+	place_end(f, i);
 	k->slow = slow;
 	k->status = !f->again ? DMSG_STORE_STATUS_NOT_TRIED :
 		    slow      ? DMSG_STORE_STATUS_BUSY :
@@ -552,15 +539,21 @@ static bool ends_all(const struct fetch *f, const struct xfer *x)
 static void source_read(struct core *c, struct xfer *x)
 {
 	struct fetch *f = x->ended_arg;
+	struct reading *r = dray_take(f->reading);
 
+	f->lingering = reading_end(worker_of_fetch(f), r) ? r : NULL;
 	if (x->code && ends_all(f, x)) {
 		fetch_fail(f, x->code, NULL);
 		return;
 	}
-	if (x->code)
-		agent_lost(f, f->view.peer, x->code == DRAY_E_DEADLINE && !is_refused(x));
+	/* the word of this agent: fetch_fenced() */
+	if (x->code == DRAY_E_REVOKED && !is_refused(x))
+		source_end(f, true);
+	else if (x->code)
+		agent_lost(f, r->view.peer, x->code == DRAY_E_DEADLINE && !is_refused(x));
 	else
 		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
+	f->lingering = NULL;
 	f->source++;
 	sources_end(f);
 	next_source(f);
@@ -576,10 +569,26 @@ static int64_t source_end_ns(const struct fetch *f, uint64_t bytes)
 	return dray_min(end, f->ask->sources[f->source].end_ns);
 }
 
+/* The ask that has the lease of the source: that of an EXISTS if it was taken over. */
+static struct store_ask *lease_of(const struct fetch *f, uint32_t *ret_source)
+{
+	const struct store_ask *k = f->ask;
+
+	for (uint32_t i = k->n_asked; i < k->n; i++)
+		if (k->v[i].held && k->v[i].source == f->source)
+			return held_lease(k->v[i].held, ret_source);
+	*ret_source = f->source;
+	return f->ask;
+}
+
 /* 0, or -EINVAL with err. */
-static int source_start(struct fetch *f, uint32_t n_ops, uint64_t bytes, struct dray_err *err)
+static int source_start(struct fetch *f, struct store_object *const *objects, uint32_t n_ops,
+			uint64_t bytes, struct dray_err *err)
 {
 	struct wsession *s = f->session;
+	uint32_t source;
+	struct store_ask *lease = lease_of(f, &source);
+	struct reading *reading = reading_new(s->worker, lease, source, objects, n_ops);
 	struct xfer_request r = {
 		.spec = { .direction = DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
@@ -588,17 +597,24 @@ static int source_start(struct fetch *f, uint32_t n_ops, uint64_t bytes, struct 
 		.ops = f->ops,
 		.n_ops = n_ops,
 		.ops_ours = true,
-		.local = &s->worker->store_region,
-		.remote = &f->remote,
+		.outlived = true,
 		.ended = source_read,
 		.ended_arg = f,
 	};
 
-	f->view = f->ask->sources[f->source].view;
-	object_init(&f->remote, &f->view.o);
+	if (!reading)
+		return dray_err_set(err, -EINVAL, DRAY_E_NO_MEMORY, "no memory for the request");
+	r.local = &reading->local;
+	r.remote = &reading->remote;
+	f->reading = reading;
 	idset_del(&s->ids, r.request_id);
+	/* the fetch may have ended when it returns */
 	request_start(s, &r, err);
-	return err->code ? -EINVAL : 0;
+	if (!err->code)
+		return 0;
+	f->reading = NULL;
+	reading_free(reading);
+	return -EINVAL;
 }
 
 static bool look_again(struct fetch *f)
@@ -618,21 +634,36 @@ static bool look_again(struct fetch *f)
 	return true;
 }
 
+/* The next source that has something to read, unless its lease has ended. The number of its operations; 0: there is none. */
+static uint32_t find_source(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
+{
+	for (; f->source < f->ask->n_sources; f->source++) {
+		uint32_t n = source_ops(f, objects, ret_bytes);
+
+		if (n && worker_of_fetch(f)->core.now_ns < f->ask->sources[f->source].end_ns)
+			return n;
+		if (!n)
+			continue;
+		source_end(f, true);
+		sources_end(f);
+	}
+	return 0;
+}
+
 static void next_source(struct fetch *f)
 {
+	struct store_object *objects[DMSG_STORE_KEYS_MAX];
 	struct wsession *s = f->session;
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t bytes = 0;
-	uint32_t n = 0;
+	uint32_t n = find_source(f, objects, &bytes);
 
-	while (f->source < f->ask->n_sources && !(n = source_ops(f, &bytes)))
-		f->source++;
 	/* the end of the former transfer has given its id back */
 	if (!n && !idset_has(&s->ids, f->batch->request_id) &&
 	    idset_add(&s->ids, f->batch->request_id) < 0) {
 		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		fetch_fail(f, 0, &err);
-	} else if (n && source_start(f, n, bytes, &err) < 0) {
+	} else if (n && source_start(f, objects, n, bytes, &err) < 0) {
 		fetch_fail(f, 0, &err);
 	} else if (!n && !look_again(f)) {
 		fetch_done(f);
@@ -722,6 +753,53 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	fetch_found(f, k);
+}
+
+/* It does not read from this source any more. May end it. */
+static void source_fenced(struct fetch *f, uint32_t source)
+{
+	struct wsession *s = f->session;
+
+	f->ask->sources[source].end_ns = 0;
+	if (f->reading && f->source == source) {
+		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->request_id), DRAY_E_REVOKED,
+			  NULL, true);
+		return;
+	}
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->objects[i] && f->ask->v[i].source == source)
+			key_lost(f, i, true);
+	sources_end(f);
+}
+
+/* A fetch with a source of this lease that has not ended. */
+static struct fetch *fetch_of_lease(struct wsession *s, dray_handle peer, uint64_t grant,
+				    uint32_t *ret_source)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		for (uint32_t i = 0; f->ask && i < f->ask->n_sources; i++) {
+			const struct store_source *k = &f->ask->sources[i];
+
+			if (k->view.peer != peer || k->view.grant != grant || !k->end_ns)
+				continue;
+			*ret_source = i;
+			return f;
+		}
+	return NULL;
+}
+
+void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant)
+{
+	struct wsession *s = wsession_get(w, session);
+	struct fetch *f;
+	uint32_t source;
+
+	if (!s)
+		return;
+	/* the end of one may end others */
+	while ((f = fetch_of_lease(s, peer, grant, &source)))
+		source_fenced(f, source);
+	helds_fenced(s, peer, grant);
 }
 
 static struct fetch *fetch_asking(struct wsession *s, uint64_t request)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/data/worker/store_batch.h"
+#include "agent/data/worker/store_reading.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
@@ -35,6 +36,12 @@ static struct store_source *source_of(const struct held_key *k)
 	return &k->of->ask->sources[held_asked(k)->source];
 }
 
+struct store_ask *held_lease(const struct held_key *k, uint32_t *ret_source)
+{
+	*ret_source = held_asked(k)->source;
+	return k->of->ask;
+}
+
 const struct store_source *held_source(const struct held_key *k)
 {
 	return source_of(k);
@@ -55,17 +62,14 @@ void held_take(struct held_key *k)
 void held_end(struct held_key *k)
 {
 	struct holding *h = k->of;
-	struct store_source *s = source_of(k);
+	uint32_t source = held_asked(k)->source;
 
 	held_take(k);
 	k->of = NULL;
 	if (!--h->n)
 		holding_free(h);
-	else if (!--s->held)
-		worker_event(h->session->worker,
-			     &(struct event){ .type = EVENT_STORE_SOURCE_END,
-					      .ask = h->ask,
-					      .id = (uint64_t)(s - h->ask->sources) });
+	else if (!--h->ask->sources[source].held)
+		source_done(h->session->worker, h->ask, source);
 }
 
 struct held_key *held_find(struct wsession *s, const char *space, struct store_key key,
@@ -133,14 +137,14 @@ void held_add(struct wsession *s, struct store_ask *k, struct dmsg_store_result 
 	h->n = 1; /* until all are added */
 	dray_list_add(&s->holdings, &h->link);
 	for (uint32_t i = 0; i < k->n; i++)
-		if (!k->v[i].status)
+		if (!k->v[i].status && k->sources[k->v[i].source].end_ns)
 			hold(h, i);
+		else if (!k->v[i].status) /* its lease was ended before the answer */
+			k->v[i].status = DMSG_STORE_STATUS_BUSY;
 	describe(s, k, results);
 	for (uint32_t i = 0; h->n > 1 && i < k->n_sources; i++)
 		if (!k->sources[i].held)
-			worker_event(s->worker, &(struct event){ .type = EVENT_STORE_SOURCE_END,
-								 .ask = k,
-								 .id = i });
+			source_done(s->worker, k, i);
 	if (!--h->n)
 		holding_free(h);
 }
@@ -180,6 +184,32 @@ static void holding_drop(struct holding *h)
 			held_end(&h->keys[i]);
 	if (!--h->n)
 		holding_free(h);
+}
+
+/* Keys that a GET has taken end with it. */
+static void holding_fenced(struct holding *h, uint32_t source)
+{
+	h->ask->sources[source].end_ns = 0;
+	h->n++;
+	for (uint32_t i = 0; i < h->ask->n; i++) {
+		struct held_key *k = &h->keys[i];
+
+		if (k->of && dray_map_has(&k->by_key) && held_asked(k)->source == source)
+			held_end(k);
+	}
+	if (!--h->n)
+		holding_free(h);
+}
+
+void helds_fenced(struct wsession *s, dray_handle peer, uint64_t grant)
+{
+	dray_list_for_each(&s->holdings, h, struct holding, link)
+		for (uint32_t i = 0; i < h->ask->n_sources; i++)
+			if (h->ask->sources[i].view.peer == peer &&
+			    h->ask->sources[i].view.grant == grant) {
+				holding_fenced(h, i);
+				break;
+			}
 }
 
 void helds_close(struct wsession *s)

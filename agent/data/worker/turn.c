@@ -173,6 +173,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		transports_each(c, i, assist)
 			more |= c->transports[i]->assist(c, c->transport_state[i]);
 	}
+	readings_check(w, false);
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
 	more |= c->resumed;

@@ -28,6 +28,7 @@ void worker_release(struct worker *w)
 
 	transports_each(c, i, deinit)
 		c->transports[i]->deinit(c, c->transport_state[i]);
+	readings_check(w, true);
 	stage_deinit(c);
 	xfers_deinit(c);
 	objects_deinit(c);
@@ -38,7 +39,6 @@ void worker_release(struct worker *w)
 	dray_close(w->event_fd);
 	free(w->buffer);
 	free(w->store_scratch);
-	fetches_free(w, true);
 	packet_free(w->unneeded);
 	dray_slots_deinit(&w->sessions);
 	free(w);
@@ -53,7 +53,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	int ret;
 
 	dray_list_init(&w->asking);
-	dray_list_init(&w->fetched);
+	dray_list_init(&w->readings);
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
 	w->command_fd = dray_wake_new();
 	w->event_fd = dray_wake_new();
@@ -153,10 +153,8 @@ bool worker_free(struct worker *w)
 			free(ev.report);
 		if (ev.type == EVENT_STORE_REPORT)
 			free(ev.store_report);
-		if (ev.type == EVENT_STORE_ASK) {
-			free(ev.ask->sources);
-			free(ev.ask);
-		}
+		if (ev.type == EVENT_STORE_ASK)
+			store_ask_free(ev.ask);
 	}
 	pthread_join(w->thread, NULL);
 	worker_release(w);

@@ -81,8 +81,8 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 
 	if (!peer || peer->down)
 		return NULL;
-	/* memory of the store is not registered, which says nothing about regions of clients */
-	if (x->ended && !x->local->keys)
+	/* memory of the store that is not registered says nothing about regions of clients */
+	if (x->ended && (!x->local->keys || !x->remote->keys))
 		return NULL;
 	ch = &peer->channels[x->class];
 	/* Both agents have registered the memory; paths are still being computed. */

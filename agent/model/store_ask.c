@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/model/store_ask.h"
+
+#include <stdlib.h>
+
+#include "agent/model/keys.h"
+
+void store_ask_free(struct store_ask *k)
+{
+	for (uint32_t i = 0; k && i < k->n_sources; i++)
+		rail_keys_unref(k->sources[i].keys);
+	if (k)
+		free(k->sources);
+	free(k);
+}
