@@ -10,6 +10,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/control/bus/bus.h"
+#include "agent/control/directory/directory.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
@@ -202,6 +203,7 @@ bool agent_deinit(struct agent *a)
 			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
 	a->exchange = exchange_free(a->exchange);
+	a->directory = directory_free(a->directory);
 	if (!store_free(dray_take(a->store)))
 		log_warning(
 			"agent",

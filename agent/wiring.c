@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/control/bus/bus.h"
+#include "agent/control/directory/directory.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
@@ -383,6 +384,42 @@ static void on_disk_state(void *arg, enum disk_state state, const struct dray_er
 			why->msg);
 }
 
+static void on_directory_state(void *arg, enum directory_state state, const struct dray_err *why)
+{
+	struct agent *a = arg;
+	const char *before = a->directory_state, *now = directory_state_name(state);
+
+	a->directory_state = now;
+	agent_record(a, "store", "directory",
+		     before ? before : directory_state_name(DIRECTORY_DOWN), now, why->msg);
+	if (state == DIRECTORY_OK)
+		log_notice("store", "the directory is used: %s", why->msg);
+	else
+		log_warning("store", "the directory is not used: %s; all of store.peers are asked",
+			    why->msg);
+}
+
+static void on_directory_named(void *arg)
+{
+	if (agent_keep_connected(arg) < 0)
+		log_warning("store",
+			    "out of memory: an agent that the directory names is not asked");
+}
+
+static int start_directory(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
+{
+	if (!*cfg->store.directory)
+		return 0;
+	return directory_new(&a->directory,
+			     &(struct directory_deps){ .event = a->event,
+						       .cfg = cfg,
+						       .store = a->store,
+						       .segment = peers_segment(a->peers),
+						       .changed = on_directory_state,
+						       .arg = a },
+			     reterr);
+}
+
 static int start_store(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
 	static const enum policy_kind policies[] = {
@@ -392,38 +429,42 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 		[DRAY_CONFIG_STORE_POLICY_SCORE] = POLICY_SCORE,
 		[DRAY_CONFIG_STORE_POLICY_VALUE] = POLICY_VALUE,
 	};
-	int ret =
-		store_new(&a->store,
-			  &(struct store_config){
-				  .bytes = (uint64_t)cfg->limits.store_bytes,
-				  .segment_size = (uint64_t)cfg->store.segment_size,
-				  .policy = policies[cfg->store.policy],
-				  .evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
-				  .lend = cfg->store.lend,
-				  .asks = cfg->store.peers.n > 0,
-				  .keep_copies = cfg->store.keep_copies,
-				  .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
-				  .lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
-				  .leases_max = (uint32_t)cfg->limits.store_leases_per_session,
-				  .spaces = (const char *const *)cfg->store.spaces.v,
-				  .n_spaces = cfg->store.spaces.n,
-				  .keep = keep_owner,
-				  .release = release_owner,
-				  .disk = { .event = a->event,
-					    .dir = cfg->store.disk_dir,
-					    .bytes = (uint64_t)cfg->limits.store_disk_bytes,
-					    .threads = (unsigned)cfg->store.disk_threads,
-					    .write_back = cfg->store.disk_write ==
-							  DRAY_CONFIG_STORE_DISK_WRITE_BACK,
-					    .account = stored_account,
-					    .state_changed = on_disk_state,
-					    .arg = a },
-			  },
-			  reterr);
+	int ret = store_new(
+		&a->store,
+		&(struct store_config){
+			.bytes = (uint64_t)cfg->limits.store_bytes,
+			.segment_size = (uint64_t)cfg->store.segment_size,
+			.policy = policies[cfg->store.policy],
+			.evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
+			.lend = cfg->store.lend,
+			.asks = cfg->store.peers.n > 0 ||
+				(*cfg->store.directory && cfg->store.directory_agents.n > 0),
+			.keep_copies = cfg->store.keep_copies,
+			.retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
+			.lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
+			.leases_max = (uint32_t)cfg->limits.store_leases_per_session,
+			.spaces = (const char *const *)cfg->store.spaces.v,
+			.n_spaces = cfg->store.spaces.n,
+			.keep = keep_owner,
+			.release = release_owner,
+			.disk = { .event = a->event,
+				  .dir = cfg->store.disk_dir,
+				  .bytes = (uint64_t)cfg->limits.store_disk_bytes,
+				  .threads = (unsigned)cfg->store.disk_threads,
+				  .write_back = cfg->store.disk_write ==
+						DRAY_CONFIG_STORE_DISK_WRITE_BACK,
+				  .account = stored_account,
+				  .state_changed = on_disk_state,
+				  .arg = a },
+		},
+		reterr);
 
 	if (ret < 0 || !a->store)
 		return ret;
 	pool_store(&a->pool, a->store);
+	ret = start_directory(a, cfg, reterr);
+	if (ret < 0)
+		return ret;
 	return exchange_new(&a->exchange,
 			    &(struct exchange_deps){ .event = a->event,
 						     .cfg = cfg,
@@ -431,7 +472,10 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 						     .peers = a->peers,
 						     .store = a->store,
 						     .up = &exchange_up,
-						     .rails = &a->rails },
+						     .rails = &a->rails,
+						     .directory = a->directory,
+						     .named = on_directory_named,
+						     .arg = a },
 			    reterr);
 }
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/config/directory_url.h"
 #include "agent/config/env_profile.h"
 #include "agent/config/http_url.h"
 #include "agent/config/network.h"
@@ -25,6 +26,7 @@
 /* With them, the keys of most names fit into a request. */
 #define MOONCAKE_METADATA_PATH_MAX 200u
 #define MOONCAKE_CLUSTER_MAX 64
+#define DIRECTORY_AGENTS_MAX 64
 #define COPY_MEMORY_MIN (8 << 20)
 
 /* --- forms --------------------------------------------------------------------------------------- */
@@ -85,6 +87,7 @@ static const struct {
 	{ KEY(MOONCAKE_MASTERS), master_check, .max = MASTERS_MAX, .none = true },
 	{ KEY(ENV_PROFILES), env_profile_check, .max = 0 },
 	{ KEY(STORE_SPACES), store_space_word_check, .max = 0 },
+	{ KEY(STORE_DIRECTORY_AGENTS), network_check, .max = DIRECTORY_AGENTS_MAX, .unique = true },
 	{ KEY(STORE_PEERS), segment_word_check, .max = STORE_PEERS_MAX, .unique = true },
 	{ KEY(READY_REQUIRE), ready_word_check, .max = READY_REQUIRE_MAX, .unique = true },
 };
@@ -208,6 +211,12 @@ static int mooncake_cluster_check(const char *text, struct dray_err *reterr)
 	return 0;
 }
 
+/* Empty: there is no directory. */
+static int directory_check(const char *url, struct dray_err *reterr)
+{
+	return *url ? directory_url_parse(url, &(struct directory_url){ .port = 0 }, reterr) : 0;
+}
+
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
@@ -229,6 +238,10 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		return mooncake_cluster_check(cfg->mooncake.metadata_cluster, reterr);
 	if (key == KEY(DATA_TENANT))
 		return tenant_name_check(cfg->data.tenant, reterr);
+	if (key == KEY(STORE_DIRECTORY))
+		return directory_check(cfg->store.directory, reterr);
+	if (key == KEY(STORE_DIRECTORY_PREFIX))
+		return directory_prefix_check(cfg->store.directory_prefix, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))
 		return preferred ? preferred_check(preferred, reterr) : 0;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)

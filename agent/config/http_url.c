@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/config/http_url.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
+#include "agent/config/authority.h"
 #include "agent/config/words.h"
-#include "lib/addr.h"
 #include "lib/plain.h"
 
 #define SCHEME "http://"
@@ -35,33 +34,12 @@ static const char *text_error(const char *s)
 }
 
 /* HOST[:PORT] of n bytes. NULL, or what is wrong. */
-static const char *authority_parse(const char *s, size_t n, struct http_url *url)
+static const char *host_parse(const char *s, size_t n, struct http_url *url)
 {
-	static const char no_url[] = "this is not a URL: write http://HOST:PORT/PATH";
-	bool brackets = *s == '[', no_port;
-	const char *end = memchr(s, brackets ? ']' : ':', n);
-	char text[DRAY_HOST_BYTES + 16];
-	struct dray_addr a;
-	bool address;
-
 	if (memchr(s, '@', n))
 		return "user names and passwords are not sent: leave them out";
-	no_port = brackets ? end && end + 1 == s + n : !end;
-	if ((size_t)snprintf(text, sizeof(text), "%.*s%s", (int)n, s, no_port ? ":80" : "") >=
-	    sizeof(text))
-		return "the host name is too long";
-	if (dray_host_port_split(text, url->host, &url->port) < 0)
-		return end || n < DRAY_HOST_BYTES ? no_url : "the host name is too long";
-	if (!*url->host)
-		return no_url;
-	if (!url->port)
-		return "a port is 1 to 65535";
-	address = dray_host_is_address(url->host, &a);
-	if (brackets && (!address || a.sa.sa_family != AF_INET6))
-		return "the text in brackets is not an IPv6 address (zones are not allowed)";
-	return address || dray_host_is_name(url->host) ?
-		       NULL :
-		       "this is neither a host name nor an address";
+	return authority_parse(s, n, 80, "this is not a URL: write http://HOST:PORT/PATH",
+			       url->host, &url->port);
 }
 
 int http_url_parse(const char *s, struct http_url *ret, struct dray_err *reterr)
@@ -74,7 +52,7 @@ int http_url_parse(const char *s, struct http_url *ret, struct dray_err *reterr)
 		return refuse(reterr, s, why);
 	authority = s + strlen(SCHEME);
 	rest = authority + strcspn(authority, "/?");
-	why = authority_parse(authority, (size_t)(rest - authority), &url);
+	why = host_parse(authority, (size_t)(rest - authority), &url);
 	if (why)
 		return refuse(reterr, s, why);
 	n = strlen(rest);

@@ -23,6 +23,7 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct bus_server;
 struct detect;
+struct directory;
 struct exchange;
 struct gpus;
 struct hints;
@@ -90,6 +91,8 @@ struct agent {
 	struct sessions *sessions;
 	struct store *store;                     /* NULL: there is none */
 	struct exchange *exchange;               /* NULL: likewise */
+	struct directory *directory;             /* NULL: without store.directory */
+	const char *directory_state;             /* NULL: it has never changed */
 	struct mooncake_server *mooncake;        /* NULL: likewise */
 	struct mooncake_client *mooncake_client; /* NULL: without mooncake.import */
 	const char *disk_state;                  /* of its disk tier; NULL: it has never changed */
@@ -172,7 +175,7 @@ int64_t agent_poll_time(const struct agent *a, char *why, size_t n);
 /* The CPUs that this process may use have changed (reload.c); for `cpus` of struct detect_deps. */
 void agent_cpus_changed(void *arg, const struct dray_cpus *now);
 
-/* Keeps connections to exactly the segments that ready.require names. 0 or -ENOMEM. */
+/* Keeps connections to exactly the segments that ready.require, store.peers and the directory name. 0 or -ENOMEM. */
 int agent_keep_connected(struct agent *a);
 
 /* Reads the configuration again (reload.c). 0, or -errno with reterr; then nothing has changed. */

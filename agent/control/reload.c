@@ -7,6 +7,7 @@
 
 #include "agent/config/words.h"
 #include "agent/control/agent.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/placement.h"
@@ -44,7 +45,7 @@ int agent_keep_connected(struct agent *a)
 {
 	const struct dray_strv *words = &a->config->v.ready.require;
 	const struct dray_strv *stores = &a->config->v.store.peers;
-	const char *segments[READY_REQUIRE_MAX + STORE_PEERS_MAX];
+	const char *segments[READY_REQUIRE_MAX + STORE_PEERS_MAX + EXCHANGE_NAMED_MAX];
 	unsigned n = 0;
 
 	for (size_t i = 0; i < words->n; i++) {
@@ -53,6 +54,7 @@ int agent_keep_connected(struct agent *a)
 	}
 	for (size_t i = 0; i < stores->n; i++)
 		segments[n++] = stores->v[i];
+	n += exchange_named(a->exchange, segments + n);
 	return peers_keep_connected(a->peers, segments, n);
 }
 

@@ -161,10 +161,12 @@ struct hold {
 };
 
 struct tier;
+struct changes;
 
 struct store {
 	struct store_config cfg;
-	struct tier *tier; /* NULL: there is no disk tier */
+	struct tier *tier;       /* NULL: there is no disk tier */
+	struct changes *changes; /* NULL: nobody watches */
 	bool closing;
 	pthread_mutex_t lock;
 	struct dray_jobs *jobs;
@@ -346,6 +348,10 @@ void verify_free(struct store_verify *v);
  * other in this order, so that none is looked at twice or left out. 0: that was the last one.
  */
 uint32_t bucket_after(uint32_t at, uint32_t n_buckets);
+
+/* changes.c */
+/* An object of a name space with a name has appeared, or is gone. */
+void change_add(const struct store_object *o, bool here);
 
 /* lend.c */
 /* After the thread of the store has ended. */

@@ -108,6 +108,7 @@ void index_add(struct store_space *sp, struct store_object *o)
 	count_unsaved(o, true);
 	if (o->resident)
 		count_memory(o, true);
+	change_add(o, true);
 }
 
 static void index_del(struct store_space *sp, struct store_object *o)
@@ -123,6 +124,7 @@ static void index_del(struct store_space *sp, struct store_object *o)
 		count_unsaved(o, false);
 	if (o->resident)
 		count_memory(o, false);
+	change_add(o, false);
 }
 
 /* That a live object is in. */

@@ -88,10 +88,8 @@ static void space_free(struct store_space *sp)
 	free(sp);
 }
 
-bool store_free(struct store *s)
+static bool end(struct store *s)
 {
-	if (!s)
-		return true;
 	/* the thread does not wait for anything, and ends */
 	s->ending = true;
 	if (s->jobs)
@@ -108,6 +106,16 @@ bool store_free(struct store *s)
 	pthread_mutex_destroy(&s->lock);
 	free(s);
 	return true;
+}
+
+bool store_free(struct store *s)
+{
+	struct changes *changes = s ? dray_take(s->changes) : NULL;
+	bool ended = !s || end(s);
+
+	/* the jobs may have had its wake-up */
+	free(changes);
+	return ended;
 }
 
 const struct region_view *store_region(const struct store *s)

@@ -400,5 +400,36 @@ bool store_flush(struct store *s);
 /* The next store_flush() looks at all objects again. NULL is allowed. */
 void store_flush_again(struct store *s);
 
+/* An object of a name space with a name. */
+struct store_change {
+	bool here; /* it has appeared; else it is gone, from memory and disk */
+	const char *space;
+	struct store_key key;
+};
+typedef void (*store_change_fn)(void *arg, const struct store_change *c);
+
+/* From now on changes are kept for store_changes(); changed(arg) says that there are some. 0 or -ENOMEM. */
+int store_watch(struct store *s, void (*changed)(void *arg), void *arg);
+/*
+ * Gives up to max changes to fn, the oldest first. Returns their number. When more come than are taken, some are lost; *ret_lost
+ * counts them since the start.
+ */
+uint32_t store_changes(struct store *s, uint32_t max, store_change_fn fn, void *arg,
+		       uint64_t *ret_lost);
+
+/* Where a listing of all objects of name spaces with a name is. Zeroed: at its start. */
+struct store_listing {
+	char space[DMSG_STORE_SPACE_MAX + 1]; /* "": the first one */
+	uint32_t bucket;
+};
+/*
+ * Gives the next objects, about max and at most a few more, to fn. Objects that come or go meanwhile may be left out. After
+ * store_watch(). False: these were the last ones.
+ */
+bool store_list(struct store *s, struct store_listing *at, uint32_t max, store_change_fn fn,
+		void *arg);
+/* Objects of name spaces with a name. */
+uint64_t store_listed(struct store *s);
+
 /* Forgets name spaces that have no objects and no users, and gives their memory back. */
 void store_sweep(struct store *s);

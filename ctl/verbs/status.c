@@ -126,6 +126,9 @@ static void store_print(const struct ctl_properties *p, FILE *f)
 	if (ctl_properties_counter(p, "dray_store_disk_down"))
 		fprintf(f,
 			"  disk tier     not written: drayctl store has its state, and the log the reason\n");
+	if (ctl_properties_counter(p, "dray_store_directory_down"))
+		fprintf(f,
+			"  directory     not used: drayctl store has its state, drayctl events the reason\n");
 }
 
 /* The next step for a person who has just started an agent, or finds one that does not work. */

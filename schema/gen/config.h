@@ -220,6 +220,15 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
 	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_AGENTS,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_PASSWORD_FILE,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_PREFIX,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_EXPIRY,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_TIMEOUT,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_CA_FILE,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_CERT_FILE,
+	DRAY_CONFIG_KEY_STORE_DIRECTORY_KEY_FILE,
 	DRAY_CONFIG_KEY_STORE_DISK_DIR,
 	DRAY_CONFIG_KEY_STORE_DISK_WRITE,
 	DRAY_CONFIG_KEY_STORE_LOG,
@@ -798,6 +807,53 @@ struct dray_config {
 		 * store.spaces, for the owners named there.
 		 */
 		bool lend;
+		/*
+		 * Directory of which agent has which object, in Redis or Valkey: redis://HOST:PORT,
+		 * or with TLS rediss://HOST:PORT; with a user USER@ before the host, and with the
+		 * number of a database /N behind the port. Those of store.peers and
+		 * store.directory_agents that it names for a key are asked for it, not all. Agents
+		 * with store.lend write there what they have. All of them use the same directory.
+		 * Empty: there is none.
+		 */
+		char *directory;
+		/*
+		 * Networks, such as 10.0.0.0/16, of agents that are asked when the directory names
+		 * them, besides those of store.peers: this agent connects to them when they are
+		 * named first. Up to 64. Addresses beyond them are ignored.
+		 */
+		struct dray_strv directory_agents;
+		/*
+		 * File with the password of the directory. As with peer.key_file, only the file's
+		 * owner may be able to read it, and its group if the owner is root. It is read when
+		 * the agent starts.
+		 */
+		char *directory_password_file;
+		/*
+		 * Start of the agents' keys in the directory; the same at all agents that share
+		 * objects.
+		 */
+		char *directory_prefix;
+		/*
+		 * Time after which an entry in the directory ends unless its agent renews it, which
+		 * it does three times as often; the same at all agents.
+		 */
+		int64_t directory_expiry;
+		/*
+		 * Longest time for which a GET or EXISTS waits for the directory. After that, all
+		 * of store.peers are asked.
+		 */
+		int64_t directory_timeout;
+		/*
+		 * Certificates, as PEM, of which one must have signed that of the directory's
+		 * server (rediss://); empty: those of the system.
+		 */
+		char *directory_ca_file;
+		/*
+		 * Certificate of this agent, with its chain as PEM, for a directory that asks for
+		 * one (rediss://).
+		 */
+		char *directory_cert_file;
+		char *directory_key_file; /* Private key of that certificate, as PEM. */
 		/*
 		 * Folder of the store's disk tier, which the agent does not make; empty: there is
 		 * none. Two agents never share one.

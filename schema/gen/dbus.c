@@ -237,6 +237,9 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 	 */
 	{ "disk_state", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_space,
 		disk_state) },
+	/* State of store.directory: none, ok, down, or refusing (it takes no entries). */
+	{ "directory_state", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_space,
+		directory_state) },
 	/* Keys that were found by GET and READ. */
 	{ "hits", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, hits) },
 	/* Keys that were not found. */

@@ -443,6 +443,7 @@ enum dray_dbus_store_space_field {
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_OBJECTS,
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_BYTES,
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE,
+	DRAY_DBUS_STORE_SPACE_FIELD_DIRECTORY_STATE,
 	DRAY_DBUS_STORE_SPACE_FIELD_HITS,
 	DRAY_DBUS_STORE_SPACE_FIELD_MISSES,
 	DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_HITS,
@@ -468,6 +469,8 @@ struct dray_dbus_store_space {
 	 * be used).
 	 */
 	const char *disk_state;
+	/* State of store.directory: none, ok, down, or refusing (it takes no entries). */
+	const char *directory_state;
 	uint64_t hits; /* Keys that were found by GET and READ. */
 	uint64_t misses; /* Keys that were not found. */
 	uint64_t remote_hits; /* Keys that were not found here, and that another agent had. */

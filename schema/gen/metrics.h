@@ -246,6 +246,32 @@ enum dray_metric {
 	DRAY_METRIC_STORE_DISK_ERRORS_TOTAL, /* Errors of the disk tier's file system. */
 	/* Objects evicted from the disk tier for want of room. */
 	DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL,
+	/*
+	 * 1 while store.directory is set and the directory is not used; the log and drayctl events
+	 * say why.
+	 */
+	DRAY_METRIC_STORE_DIRECTORY_DOWN,
+	/* Keys for which the directory was to say who has them. */
+	DRAY_METRIC_STORE_DIRECTORY_ASKED_TOTAL,
+	/* Of these, keys for which it named other agents. */
+	DRAY_METRIC_STORE_DIRECTORY_NAMED_TOTAL,
+	/*
+	 * Of these, keys for which all of store.peers were asked, because the directory did not
+	 * answer in time, was not used, or had just lost its entries.
+	 */
+	DRAY_METRIC_STORE_DIRECTORY_UNKNOWN_TOTAL,
+	/* Microseconds for which GETs and EXISTS have waited for the directory, added up. */
+	DRAY_METRIC_STORE_DIRECTORY_WAIT_US_TOTAL,
+	/* Entries of objects that the named agent did not have any more. They were removed. */
+	DRAY_METRIC_STORE_DIRECTORY_STALE_TOTAL,
+	/* Entries of this agent that were written or renewed. */
+	DRAY_METRIC_STORE_DIRECTORY_ENTERED_TOTAL,
+	DRAY_METRIC_STORE_DIRECTORY_REMOVED_TOTAL, /* Entries of this agent that were removed. */
+	/*
+	 * Answers of the directory that were errors, and connections to it that failed or were
+	 * lost.
+	 */
+	DRAY_METRIC_STORE_DIRECTORY_ERRORS_TOTAL,
 	DRAY_METRIC_N,
 };
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/unit/cm.h"
+#include "agent/control/directory/directory.h"
 #include "agent/control/exchange/internal.h"
 #include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
@@ -53,13 +54,50 @@ static struct rig {
 	unsigned n_requests, n_released;
 	uint64_t released[8];
 	dray_handle clogged; /* this peer takes no requests */
+	/* of the directory */
+	const struct directory_found *found; /* of the last question */
+	void *found_arg;
+	uint32_t n_find;
+	bool silent; /* it cannot be asked */
+	unsigned n_cancelled, n_forgotten;
+	char forgotten[DRAY_ADDR_TEXT_MAX];
 } rig;
+
+/* Only their addresses count. */
+static char directory, find;
+
+struct directory_find *directory_find(struct directory *d, const char *space,
+				      const struct store_key *keys, uint32_t n,
+				      const struct directory_found *found, void *arg)
+{
+	assert_ptr_equal(d, &directory);
+	assert_string_equal(space, "kv");
+	rig.found = found;
+	rig.found_arg = arg;
+	rig.n_find = n;
+	return rig.silent ? NULL : (void *)&find;
+}
+
+void directory_find_cancel(struct directory_find *f)
+{
+	rig.n_cancelled += f != NULL;
+}
+
+void directory_forget(struct directory *d, const char *space, struct store_key key,
+		      const char *segment)
+{
+	rig.n_forgotten++;
+	snprintf(rig.forgotten, sizeof(rig.forgotten), "%s", segment);
+}
 
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	assert_int_equal(features, PMSG_FEATURE_STORE);
-	/* the third one is not connected */
-	return segment == segments[0] ? A : segment == segments[1] ? B : 0;
+	/* the third one is not connected; the second one has another address, too */
+	return segment == segments[0]         ? A :
+	       segment == segments[1]         ? B :
+	       !strcmp(segment, "10.9.9.9:2") ? B :
+						0;
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
@@ -438,6 +476,151 @@ static void test_many_keys(void **state)
 static void refuse(unsigned r, uint32_t code)
 {
 	rig.requests[r].fn(rig.requests[r].arg, code, NULL);
+}
+
+/* --- the directory ----------------------------------------------------------------------------------- */
+
+static int set_up_with_directory(void **state)
+{
+	make(true);
+	rig.x->deps.directory = (struct directory *)&directory;
+	return 0;
+}
+
+static void named(uint32_t i, const char *segment)
+{
+	rig.found->named(rig.found_arg, i, segment);
+}
+
+/* Each agent is asked for the keys that the directory names it for, and only for those. */
+static void test_named_agents(void **state)
+{
+	ask(4);
+	assert_int_equal(rig.n_find, 4);
+	assert_int_equal(rig.n_requests, 0);
+	named(0, first);
+	named(1, first);
+	named(1, "10.9.9.9:2");
+	named(1, third);
+	/* an agent that is not in store.peers is never asked */
+	named(3, "10.0.0.9:1");
+	rig.found->done(rig.found_arg);
+	assert_int_equal(rig.n_requests, 2);
+	assert_int_equal(rig.requests[0].peer, A);
+	assert_int_equal(rig.requests[0].n, 2);
+	assert_int_equal(rig.requests[1].peer, B);
+	assert_int_equal(rig.requests[1].n, 1);
+	/* an entry that is wrong is corrected */
+	answer(1, 0, "N");
+	assert_int_equal(rig.n_forgotten, 1);
+	assert_string_equal(rig.forgotten, second);
+	answer(0, 10, "FF");
+	assert_non_null(rig.answered);
+	assert_int_equal(rig.answered->v[0].offset, 4096);
+	assert_int_equal(rig.answered->v[1].offset, 2 * 4096);
+	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[2].status, DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(rig.answered->v[3].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+	assert_int_equal(rig.n_forgotten, 1);
+	assert_int_equal(rig.n_cancelled, 0);
+}
+
+/* What the directory does not say is asked of all, and their answers correct nothing. */
+static void test_unknown_keys(void **state)
+{
+	ask(3);
+	named(0, second);
+	rig.found->unknown(rig.found_arg, 2);
+	rig.found->done(rig.found_arg);
+	assert_int_equal(rig.n_requests, 2);
+	assert_int_equal(rig.requests[0].n, 1);
+	assert_int_equal(rig.requests[1].n, 2);
+	answer(0, 0, "N");
+	assert_int_equal(rig.n_forgotten, 0);
+	answer(1, 20, "NF");
+	assert_int_equal(rig.n_forgotten, 1);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(rig.answered->v[2].status, DMSG_STORE_STATUS_OK);
+	end();
+}
+
+/* Nobody is named: the answer comes without a message to an agent. */
+static void test_nobody_is_named(void **state)
+{
+	ask(2);
+	rig.found->done(rig.found_arg);
+	assert_int_equal(rig.n_requests, 0);
+	assert_non_null(rig.answered);
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+}
+
+static void test_silent_directory(void **state)
+{
+	rig.silent = true;
+	ask(2);
+	assert_int_equal(rig.n_requests, 2);
+	assert_int_equal(rig.requests[0].n, 2);
+	answer(0, 0, "NN");
+	answer(1, 20, "FF");
+	assert_int_equal(rig.n_forgotten, 0);
+	end();
+}
+
+/* The end of a question ends that to the directory, and so does the end of the agent. */
+static void test_find_is_cancelled(void **state)
+{
+	struct store_ask *a = ask_for(2, 1, INT64_MAX);
+
+	exchange_ask_stop(rig.x, a);
+	assert_int_equal(rig.n_cancelled, 1);
+	assert_ptr_equal(rig.answered, a);
+	end();
+	ask(2);
+	rig.x = exchange_free(rig.x);
+	assert_int_equal(rig.n_cancelled, 2);
+}
+
+/* An agent that is busy makes only those keys busy that it was asked for. */
+static void test_named_agent_is_busy(void **state)
+{
+	ask(3);
+	named(1, first);
+	named(2, second);
+	rig.found->done(rig.found_arg);
+	refuse(0, DRAY_E_BUSY);
+	answer(1, 20, "F");
+	assert_int_equal(rig.answered->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(rig.answered->v[2].status, DMSG_STORE_STATUS_OK);
+	end();
+}
+
+/* Messages to an agent have its keys alone, also where these fill several. */
+static void test_many_named_keys(void **state)
+{
+	char found[KEYS + 1];
+
+	ask(KEYS);
+	for (uint32_t i = 0; i < KEYS; i++)
+		named(i, i % 10 ? first : second);
+	rig.found->done(rig.found_arg);
+	assert_int_equal(rig.n_requests, 3);
+	assert_int_equal(rig.requests[0].n + rig.requests[1].n, KEYS - KEYS / 10);
+	assert_int_equal(rig.requests[2].n, KEYS / 10);
+	for (unsigned r = 0; r < 3; r++) {
+		memset(found, 'F', sizeof(found));
+		found[rig.requests[r].n] = '\0';
+		answer(r, 10 + r, found);
+	}
+	assert_non_null(rig.answered);
+	for (uint32_t i = 0; i < KEYS; i++)
+		assert_int_equal(rig.answered->v[i].status, DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig.answered->v[10].source, 2);
+	assert_int_equal(rig.answered->v[10].offset, 2 * 4096);
+	assert_int_equal(rig.answered->v[11].offset, 10 * 4096);
+	end();
 }
 
 /* A refusal is no miss, unless another agent has the object. */
@@ -949,6 +1132,20 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_named_agents, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_unknown_keys, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_nobody_is_named, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_silent_directory, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_find_is_cancelled, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_named_agent_is_busy, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_many_named_keys, set_up_with_directory,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_stay, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_take_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_end, set_up_without_copies,

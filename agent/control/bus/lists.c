@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
+#include "agent/control/directory/directory.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/mooncake/client.h"
 #include "agent/control/owner/owner.h"
@@ -77,7 +78,7 @@ LIST(list_quotas)
 
 struct store_list {
 	struct dictionaries *d;
-	const char *disk_state;
+	const char *disk_state, *directory_state;
 };
 
 static void store_space_append(void *arg, const struct store_space_info *i)
@@ -94,6 +95,7 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.disk_objects = i->disk_objects,
 		.disk_bytes = i->disk_bytes,
 		.disk_state = l->disk_state,
+		.directory_state = l->directory_state,
 		.hits = i->hits,
 		.misses = i->misses,
 		.remote_hits = i->remote_hits,
@@ -108,7 +110,11 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 LIST(list_store)
 {
 	struct store_totals t = store_totals(d->agent->store);
-	struct store_list l = { d, t.has_disk ? disk_state_name(t.disk.state) : "none" };
+	struct directory *directory = d->agent->directory;
+	struct store_list l = { d, t.has_disk ? disk_state_name(t.disk.state) : "none",
+				directory ?
+					directory_state_name(directory_totals(directory).state) :
+					"none" };
 
 	store_each(d->agent->store, store_space_append, &l);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The asking side: looks keys up at the agents of store.peers, at all of them at once. The first that has an object lends it; what
- * another one has lent in vain is given back at once. An agent that has not answered in time is not waited for until it answers again.
+ * The asking side: looks keys up at the agents of store.peers, at all of them at once, or for each key at those that the directory names.
+ * The first that has an object lends it; what another one has lent in vain is given back at once. An agent that has not answered in time
+ * is not waited for until it answers again.
  *
  * Each other agent allows this one a number of lookups with their leases. The owners of clients here share it: each has half of what
  * the others leave. Beyond that its questions wait. They do not wait for lookups whose answers nobody needs any more: an agent that
@@ -33,6 +34,15 @@
 #define PAUSE_MIN_NS (500 * DRAY_NS_PER_MS)
 #define PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
 #define ACCURACY_US 1000
+/* Agents that the directory names for a key. */
+#define NAMED_MAX 4
+
+/* Who is asked for a key, when the directory has said who has it: indexes of lenders. */
+struct named {
+	uint16_t lenders[NAMED_MAX];
+	uint8_t n;
+	bool all; /* it has not */
+};
 
 /* An owner whose clients ask. */
 struct asker {
@@ -48,7 +58,7 @@ struct asker {
 	uint32_t uses;    /* asks that have not ended, and lookups */
 	uint32_t lookups; /* of those that do not wait, at each agent */
 	uint32_t keeping; /* of EXISTS, also those that wait */
-	uint32_t held[];  /* at each of store.peers, as lender.held */
+	uint32_t held[];  /* at each lender, as lender.held */
 };
 
 struct question {
@@ -57,8 +67,10 @@ struct question {
 	struct exchange *x;
 	struct store_ask *ask;
 	struct dray_list lookups;
-	uint32_t messages; /* to each agent */
-	uint32_t missing;  /* keys that nobody has so far */
+	struct directory_find *find; /* the directory is asked; NULL: it is not */
+	struct named *named;         /* by key; NULL: all are asked for all */
+	uint32_t messages;           /* to each agent, at most */
+	uint32_t missing;            /* keys that nobody has so far */
 	bool waits;
 };
 
@@ -71,7 +83,7 @@ struct lookup {
 	struct lender *lender;
 	struct asker *asker;
 	dray_handle peer;
-	uint32_t first, n;
+	uint32_t first, end, n; /* n of these keys: those that this agent is asked for */
 	int64_t sent_ns;
 	bool test; /* of an agent that was late */
 };
@@ -92,7 +104,7 @@ static void release(struct exchange *x, dray_handle peer, uint64_t grant)
 /* NULL: no memory. */
 static struct asker *asker_get(struct exchange *x, const struct store_ask *a)
 {
-	struct asker *o = calloc(1, sizeof(*o) + x->deps.cfg->store.peers.n * sizeof(o->held[0]));
+	struct asker *o = calloc(1, sizeof(*o) + lenders_max(x) * sizeof(o->held[0]));
 	struct dray_map_node *known;
 
 	if (!o)
@@ -218,8 +230,10 @@ static void question_leave(struct question *q)
 static void question_free(struct question *q)
 {
 	question_leave(q);
+	directory_find_cancel(q->find);
 	timers_set(&q->x->limits, &q->limit, INT64_MAX);
 	q->x->n_questions--;
+	free(q->named);
 	free(q);
 }
 
@@ -243,6 +257,28 @@ static void overdue(struct dray_heap_node *node, int64_t now)
 
 	q->ask->late = true;
 	question_end(q->x, q);
+}
+
+/* Is this agent asked for the key? */
+static bool is_asked(const struct question *q, uint32_t key, const struct lender *d)
+{
+	const struct named *named = q->named ? &q->named[key] : NULL;
+	uint16_t index = (uint16_t)(d - q->x->lenders);
+
+	if (!named || named->all)
+		return true;
+	for (unsigned i = 0; i < named->n; i++)
+		if (named->lenders[i] == index)
+			return true;
+	return false;
+}
+
+/* The agent does not have what the directory says that it has. */
+static void correct(const struct question *q, const struct store_asked *k, const struct lender *d)
+{
+	if (q->named && !q->named[k - q->ask->v].all)
+		directory_forget(q->x->deps.directory, q->ask->space,
+				 (struct store_key){ k->key, k->n_key }, d->segment);
 }
 
 static enum dmsg_store_status status_of(uint32_t answer)
@@ -391,11 +427,15 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 	if (!s)
 		return false;
 	a->sources = s;
-	for (uint32_t i = 0; i < l->n; i++) {
-		struct store_asked *k = &a->v[l->first + i];
+	for (uint32_t i = l->first, at = 0; i < l->end; i++) {
+		struct store_asked *k = &a->v[i];
 		struct pmsg_store_found f;
 
-		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+		if (!is_asked(l->question, i, l->lender))
+			continue;
+		pmsg_store_found_get(m->found.p + (size_t)at++ * PMSG_STORE_FOUND_SIZE, &f);
+		if (f.answer == PMSG_STORE_ANSWER_NOT_FOUND)
+			correct(l->question, k, l->lender);
 		if (!take(k, &f, l->peer, a->n_sources))
 			continue;
 		l->question->missing--;
@@ -418,20 +458,23 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 }
 
 /* The peer cannot look them up now. */
-static void refuse(struct store_ask *a, uint32_t first, uint32_t n)
+static void refuse(const struct question *q, const struct lender *d, uint32_t first, uint32_t end)
 {
-	for (uint32_t i = first; i < first + n; i++)
-		if (a->v[i].status == DMSG_STORE_STATUS_NOT_FOUND)
-			a->v[i].status = DMSG_STORE_STATUS_BUSY;
+	struct store_asked *v = q->ask->v;
+
+	for (uint32_t i = first; i < end; i++)
+		if (v[i].status == DMSG_STORE_STATUS_NOT_FOUND && is_asked(q, i, d))
+			v[i].status = DMSG_STORE_STATUS_BUSY;
 }
 
 /*
  * No answer came, and none will. What nobody is known to have is not found then; what somebody had a moment ago may still be there.
  */
-static void unanswered(struct store_ask *a, uint32_t first, uint32_t n)
+static void unanswered(const struct question *q, const struct lender *d, uint32_t first,
+		       uint32_t end)
 {
-	if (a->again)
-		refuse(a, first, n);
+	if (q->ask->again)
+		refuse(q, d, first, end);
 }
 
 /* What the answer, or its lack, says of the agent. */
@@ -477,9 +520,9 @@ static void answered(void *arg, uint32_t code, const union pmsg_body *reply)
 
 	lender_judge(l, code);
 	if (q && (code == DRAY_E_BUSY || code == DRAY_E_NO_MEMORY))
-		refuse(q->ask, l->first, l->n);
+		refuse(q, l->lender, l->first, l->end);
 	if (q && code == DRAY_E_TIMEOUT)
-		unanswered(q->ask, l->first, l->n);
+		unanswered(q, l->lender, l->first, l->end);
 	if (!(q && answers && take_all(l, m))) {
 		unhold(x, l->lender, l->asker);
 		if (m && m->grant)
@@ -514,17 +557,12 @@ static uint32_t lookups_of(const struct store_ask *a)
 	return n;
 }
 
-/* Returns the bytes. */
-static uint32_t keys_put(const struct store_asked *k, uint32_t n, uint8_t *buf)
+/* Returns the bytes behind the key. */
+static uint32_t key_put(const struct store_asked *k, uint8_t *buf, uint32_t at)
 {
-	uint32_t at = 0;
-
-	for (; n; n--, k++) {
-		buf[at++] = (uint8_t)k->n_key;
-		memcpy(buf + at, k->key, k->n_key);
-		at += k->n_key;
-	}
-	return at;
+	buf[at++] = (uint8_t)k->n_key;
+	memcpy(buf + at, k->key, k->n_key);
+	return at + k->n_key;
 }
 
 /* NULL: it was not sent. q NULL: nobody waits for the answer. */
@@ -554,6 +592,26 @@ static struct lookup *lookup_send(struct exchange *x, struct lender *d, dray_han
 	return l;
 }
 
+/* Fills one message with the keys from l->first on for which the agent is asked. */
+static void message_fill(const struct question *q, struct lookup *l, const struct lender *d,
+			 uint8_t *keys, uint32_t *ret_bytes)
+{
+	const struct store_ask *a = q->ask;
+	uint32_t bytes = 0;
+
+	for (l->n = 0, l->end = l->first; l->end < a->n_asked && l->n < KEYS_MAX; l->end++) {
+		const struct store_asked *k = &a->v[l->end];
+
+		if (!is_asked(q, l->end, d))
+			continue;
+		if (bytes + 1 + k->n_key > KEYS_BYTES)
+			break;
+		bytes = key_put(k, keys, bytes);
+		l->n++;
+	}
+	*ret_bytes = bytes;
+}
+
 static void ask_peer(struct exchange *x, struct question *q, struct lender *d, dray_handle peer)
 {
 	struct store_ask *a = q->ask;
@@ -566,20 +624,22 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 				       .keys = { keys, 0 },
 				       .flags = a->lease_ms ? PMSG_STORE_LOOKUP_FLAG_HOLD : 0 };
 
-	for (uint32_t first = 0; first < a->n_asked;) {
-		uint32_t n = keys_that_fit(a, first);
+	for (struct lookup part = { .end = 0 }; part.end < a->n_asked;) {
 		struct lookup *l;
 
-		m.keys.n = keys_put(&a->v[first], n, keys);
+		part.first = part.end;
+		message_fill(q, &part, d, keys, &m.keys.n);
+		if (!part.n)
+			return;
 		l = lookup_send(x, d, peer, a->asker, q, &m);
 		/* its connection is clogged, or there is no memory */
 		if (!l) {
-			refuse(a, first, a->n_asked - first);
+			refuse(q, d, part.first, a->n_asked);
 			return;
 		}
-		l->first = first;
-		l->n = n;
-		first += n;
+		l->first = part.first;
+		l->end = part.end;
+		l->n = part.n;
 	}
 }
 
@@ -588,30 +648,32 @@ static void test_peer(struct exchange *x, struct question *q, struct lender *d, 
 {
 	uint8_t keys[1 + UINT8_MAX];
 	struct pmsg_store_lookup m = { .uid = q->ask->uid,
-				       .keys = { keys, keys_put(q->ask->v, 1, keys) } };
+				       .keys = { keys, key_put(q->ask->v, keys, 0) } };
 
 	lookup_send(x, d, peer, q->ask->asker, NULL, &m);
 }
 
-static void question_start(struct exchange *x, struct question *q)
+static bool is_asked_any(const struct question *q, const struct lender *d)
 {
-	const struct dray_strv *segments = &x->deps.cfg->store.peers;
+	for (uint32_t i = 0; i < q->ask->n_asked; i++)
+		if (is_asked(q, i, d))
+			return true;
+	return false;
+}
+
+static void ask_peers(struct exchange *x, struct question *q)
+{
 	struct store_ask *a = q->ask;
 	int64_t now = dray_now().ns;
 
-	a->lookups = q->messages;
-	a->asker->lookups += a->lookups;
-	x->lookups += a->lookups;
-	question_leave(q);
-	dray_list_add(&x->questions, &q->link);
-	for (size_t i = 0; i < segments->n; i++) {
-		dray_handle peer = peers_at(x->deps.peers, segments->v[i], PMSG_FEATURE_STORE);
+	for (uint32_t i = 0; i < x->n_lenders; i++) {
 		struct lender *d = &x->lenders[i];
+		dray_handle peer = d->at ? peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE) : 0;
 
-		if (!peer)
+		if (!peer || !is_asked_any(q, d))
 			continue;
 		if (d->away) {
-			unanswered(a, 0, a->n_asked);
+			unanswered(q, d, 0, a->n_asked);
 			if (now < d->next_ns)
 				continue;
 			d->next_ns = now + d->pause_ns;
@@ -619,11 +681,75 @@ static void question_start(struct exchange *x, struct question *q)
 		} else if (may_ask_at(x, q, d)) {
 			ask_peer(x, q, d, peer);
 		} else {
-			refuse(a, 0, a->n_asked);
+			refuse(q, d, 0, a->n_asked);
 		}
 	}
 	if (dray_list_empty(&q->lookups))
 		question_end(x, q);
+}
+
+/* --- the directory ----------------------------------------------------------------------------------- */
+
+static void on_named(void *arg, uint32_t i, const char *segment)
+{
+	struct question *q = arg;
+	const struct lender *d = lender_at(q->x, segment);
+	struct named *named = &q->named[i];
+
+	if (d && named->n < NAMED_MAX)
+		named->lenders[named->n++] = (uint16_t)(d - q->x->lenders);
+}
+
+static void on_unknown(void *arg, uint32_t i)
+{
+	struct question *q = arg;
+
+	q->named[i].all = true;
+}
+
+static void on_found(void *arg)
+{
+	struct question *q = arg;
+
+	q->find = NULL;
+	ask_peers(q->x, q);
+}
+
+/* False: the directory cannot be asked. */
+static bool ask_directory(struct exchange *x, struct question *q)
+{
+	static const struct directory_found found = { .named = on_named,
+						      .unknown = on_unknown,
+						      .done = on_found };
+	const struct store_ask *a = q->ask;
+	dray_auto_free struct store_key *keys = NULL;
+
+	if (!x->deps.directory)
+		return false;
+	keys = malloc(a->n_asked * sizeof(*keys));
+	q->named = calloc(a->n_asked, sizeof(*q->named));
+	if (keys && q->named) {
+		for (uint32_t i = 0; i < a->n_asked; i++)
+			keys[i] = (struct store_key){ a->v[i].key, a->v[i].n_key };
+		q->find = directory_find(x->deps.directory, a->space, keys, a->n_asked, &found, q);
+	}
+	if (q->find)
+		return true;
+	free(dray_take(q->named));
+	return false;
+}
+
+static void question_start(struct exchange *x, struct question *q)
+{
+	struct store_ask *a = q->ask;
+
+	a->lookups = q->messages;
+	a->asker->lookups += a->lookups;
+	x->lookups += a->lookups;
+	question_leave(q);
+	dray_list_add(&x->questions, &q->link);
+	if (!ask_directory(x, q))
+		ask_peers(x, q);
 }
 
 /* What has ended has made room. */
@@ -690,7 +816,8 @@ void exchange_ask(struct exchange *x, struct store_ask *a)
 	}
 	may_start = !a->asker->n_waiting && may_ask(x, q);
 	if (!may_keep(q) || (!may_start && a->asker->n_waiting >= WAITING_MAX)) {
-		refuse(a, 0, a->n_asked);
+		for (uint32_t i = 0; i < a->n_asked; i++)
+			a->v[i].status = DMSG_STORE_STATUS_BUSY;
 		question_end(x, q);
 		return;
 	}
@@ -741,8 +868,7 @@ int ask_init(struct exchange *x)
 	dray_list_init(&x->asks);
 	dray_map_init(&x->askers);
 	dray_map_init(&x->borrowed);
-	x->lenders = calloc(x->deps.cfg->store.peers.n + 1, sizeof(struct lender));
-	if (!x->lenders)
+	if (lenders_init(x) < 0)
 		return -ENOMEM;
 	if (timers_init(&x->leases, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL, lapsed) <
 	    0)
@@ -779,5 +905,5 @@ void ask_deinit(struct exchange *x)
 	dray_map_deinit(&x->borrowed);
 	timers_deinit(&x->limits);
 	timers_deinit(&x->leases);
-	free(x->lenders);
+	lenders_deinit(x);
 }

@@ -14,6 +14,7 @@
 #include "agent/store/store.h"
 #include "schema/gen/config.h"
 
+struct directory;
 struct exchange;
 struct rails;
 struct store_ask;
@@ -36,7 +37,14 @@ struct exchange_deps {
 	struct store *store;
 	const struct exchange_upcalls *up;
 	struct rails *const *rails;
+	struct directory *directory; /* NULL: there is none */
+	/* exchange_named() has others now: their connections are to be kept. NULL: without a directory. */
+	void (*named)(void *arg);
+	void *arg;
 };
+
+/* Agents that the directory has named, and that are not in store.peers. */
+#define EXCHANGE_NAMED_MAX 192
 
 /* Before the workers start. 0, or -ENOMEM with reterr. */
 int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct dray_err *reterr);
@@ -71,6 +79,9 @@ void exchange_ask_end(struct exchange *x, struct store_ask *a);
 void exchange_ask_stop(struct exchange *x, struct store_ask *a);
 /* It needs nothing more of this source: its lease ends before the ask does. */
 void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t source);
+
+/* The segments of agents that the directory has named. Returns how many; x may be NULL. */
+unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX]);
 
 struct exchange_totals {
 	uint64_t lent; /* bytes that peers hold now */

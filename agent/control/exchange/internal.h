@@ -2,13 +2,20 @@
 /* Shared by the files of this folder. */
 #pragma once
 
+#include "agent/control/directory/directory.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/peer/timers.h"
+#include "lib/addr.h"
 #include "lib/map.h"
 
-/* One of store.peers. */
+/* One of store.peers, or an agent of store.directory_agents that the directory has named. */
 struct lender {
-	bool away;        /* it was late, and has answered nothing since */
+	struct dray_map_node by_segment;
+	char segment[DRAY_ADDR_TEXT_MAX]; /* as the directory writes it; empty: the place is free */
+	const char *at;                   /* as the peers know it */
+	bool is_named;                    /* it is not in store.peers */
+	int64_t named_ns;                 /* when it was named last */
+	bool away;                        /* it was late, and has answered nothing since */
 	int64_t pause_ns; /* of the next time that it is late; 0: the last lookup was in time */
 	int64_t next_ns;  /* away: a question tests that, not before this time */
 	int64_t late_ns;  /* when it was late last */
@@ -37,7 +44,9 @@ struct exchange {
 	struct dray_list asks;      /* that workers have */
 	struct dray_map askers;     /* struct asker by its owner */
 	struct dray_map borrowed;   /* struct borrowed by its grant, of sources with keys */
-	struct lender *lenders;     /* one for each of store.peers */
+	struct lender *lenders;     /* those of store.peers, then the others */
+	uint32_t n_lenders;         /* places that are in use, or were */
+	struct dray_map by_segment; /* the lenders */
 	struct timers limits;       /* of questions */
 	struct timers leases;       /* of asks of EXISTS */
 	uint32_t n_questions;
@@ -57,6 +66,17 @@ struct memory_part {
 /* Writes the keys of these parts for the peer, as records of pmsg_rail. Returns their number. */
 unsigned memory_keys(const struct exchange *x, dray_handle peer, const struct memory_part *parts,
 		     uint32_t n, uint8_t *buf, unsigned max);
+
+/* lenders.c. 0 or -ENOMEM. */
+int lenders_init(struct exchange *x);
+void lenders_deinit(struct exchange *x);
+/* The number of lenders at most. */
+uint32_t lenders_max(const struct exchange *x);
+/*
+ * The lender that the directory means by this address, which comes from outside: it is only connected to, and asked, if the configuration
+ * allows it. NULL: it does not, or there are too many.
+ */
+struct lender *lender_at(struct exchange *x, const char *segment);
 
 /* lend.c. 0 or -ENOMEM. */
 int lend_init(struct exchange *x);

@@ -38,10 +38,7 @@ struct tls_keys {
 	unsigned n;
 };
 
-/*
- * Reads a key file, which the configuration names by `setting`: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that other users may read, that its
- * group may write, or may read unless it belongs to root, or that belongs to neither root nor this user. 0, or -errno with reterr.
- */
+/* Reads a key file as secret_file_read(): 16 to 64 bytes, raw or as hexadecimal text. 0, or -errno with reterr. */
 int tls_key_load(const char *setting, const char *path, struct tls_key *ret,
 		 struct dray_err *reterr);
 

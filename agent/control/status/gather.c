@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "agent/control/agent.h"
+#include "agent/control/directory/directory.h"
 #include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/mooncake/client.h"
@@ -93,6 +94,21 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 		       &v[DRAY_METRIC_TOKENS]);
 }
 
+static void directory_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
+{
+	struct directory_totals t = directory_totals(a->directory);
+
+	v[DRAY_METRIC_STORE_DIRECTORY_DOWN] = a->directory && t.state != DIRECTORY_OK;
+	v[DRAY_METRIC_STORE_DIRECTORY_ASKED_TOTAL] = t.asked;
+	v[DRAY_METRIC_STORE_DIRECTORY_NAMED_TOTAL] = t.named;
+	v[DRAY_METRIC_STORE_DIRECTORY_UNKNOWN_TOTAL] = t.unknown;
+	v[DRAY_METRIC_STORE_DIRECTORY_WAIT_US_TOTAL] = t.wait_ns / 1000;
+	v[DRAY_METRIC_STORE_DIRECTORY_STALE_TOTAL] = t.stale;
+	v[DRAY_METRIC_STORE_DIRECTORY_ENTERED_TOTAL] = t.entered;
+	v[DRAY_METRIC_STORE_DIRECTORY_REMOVED_TOTAL] = t.removed;
+	v[DRAY_METRIC_STORE_DIRECTORY_ERRORS_TOTAL] = t.errors;
+}
+
 static void mooncake_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	struct mooncake_client_totals imported = mooncake_client_totals(a->mooncake_client);
@@ -120,6 +136,7 @@ void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	}
 	client_metrics(a, v);
 	placement_metrics(a, v);
+	directory_metrics(a, v);
 	mooncake_metrics(a, v);
 	rails_metrics(a->rails, v);
 	gpus_metrics(a->gpus, v);

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/directory/name.h"
+
+#include <errno.h>
+#include <openssl/err.h>
+#include <string.h>
+
+int names_init(struct names *n, const char *prefix)
+{
+	*n = (struct names){ .n_prefix = strlen(prefix) };
+	memcpy(n->prefix, prefix, n->n_prefix);
+	n->digest = EVP_MD_fetch(NULL, "SHA256", NULL);
+	n->ctx = EVP_MD_CTX_new();
+	ERR_clear_error();
+	return n->digest && n->ctx ? 0 : -ENOMEM;
+}
+
+void names_deinit(struct names *n)
+{
+	EVP_MD_CTX_free(n->ctx);
+	EVP_MD_free(n->digest);
+}
+
+static char *hex_put(char *p, uint8_t byte)
+{
+	static const char digits[] = "0123456789abcdef";
+
+	*p++ = digits[byte >> 4];
+	*p++ = digits[byte & 15];
+	return p;
+}
+
+size_t name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
+	       char ret[NAME_BYTES])
+{
+	uint8_t digest[EVP_MAX_MD_SIZE];
+	char *p = ret;
+
+	/* the terminator of the name space keeps both apart */
+	if (!EVP_DigestInit_ex(n->ctx, n->digest, NULL) ||
+	    !EVP_DigestUpdate(n->ctx, space, strlen(space) + 1) ||
+	    !EVP_DigestUpdate(n->ctx, key, n_key) || !EVP_DigestFinal_ex(n->ctx, digest, NULL)) {
+		ERR_clear_error();
+		return 0;
+	}
+	memcpy(p, n->prefix, n->n_prefix);
+	p += n->n_prefix;
+	*p++ = ':';
+	for (unsigned i = 0; i < NAME_DIGEST / 2; i++)
+		p = hex_put(p, digest[i]);
+	return (size_t)(p - ret);
+}

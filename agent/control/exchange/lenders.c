@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agents that are asked. Those of store.peers are known from the start. The directory may name others: an agent whose address is in
+ * store.directory_agents is connected to when it is named first, and forgotten when it has not been named for a while.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/network.h"
+#include "agent/control/exchange/internal.h"
+#include "lib/time.h"
+
+#define FORGET_NS (10 * 60 * DRAY_NS_PER_SEC)
+/* A place is not taken from an agent that was named so lately: questions may still mean it. */
+#define KEEP_NS (60 * DRAY_NS_PER_SEC)
+
+uint32_t lenders_max(const struct exchange *x)
+{
+	return (uint32_t)x->deps.cfg->store.peers.n + EXCHANGE_NAMED_MAX;
+}
+
+static void add(struct exchange *x, struct lender *d, const struct dray_addr *a)
+{
+	dray_addr_show(a, d->segment, sizeof(d->segment));
+	dray_map_add(&x->by_segment, &d->by_segment, d->segment, strlen(d->segment));
+}
+
+/* It is neither asked nor lends anything. */
+static bool is_idle(const struct lender *d, int64_t since_ns)
+{
+	return d->is_named && !d->held && d->named_ns < since_ns;
+}
+
+static void forget(struct exchange *x, struct lender *d)
+{
+	dray_map_del(&x->by_segment, &d->by_segment);
+	*d = (struct lender){ .at = NULL };
+}
+
+/* A free place, if necessary that of the agent that was named longest ago. */
+static struct lender *place_find(struct exchange *x, int64_t now)
+{
+	struct lender *oldest = NULL;
+
+	for (uint32_t i = (uint32_t)x->deps.cfg->store.peers.n; i < x->n_lenders; i++) {
+		struct lender *d = &x->lenders[i];
+
+		if (is_idle(d, now - FORGET_NS))
+			forget(x, d);
+		if (!*d->segment)
+			return d;
+		if (is_idle(d, now - KEEP_NS) && (!oldest || d->named_ns < oldest->named_ns))
+			oldest = d;
+	}
+	if (x->n_lenders < lenders_max(x))
+		return &x->lenders[x->n_lenders++];
+	if (oldest)
+		forget(x, oldest);
+	return oldest;
+}
+
+static struct lender *lender_new(struct exchange *x, const struct dray_addr *a)
+{
+	struct lender *d = place_find(x, dray_now().ns);
+
+	if (!d)
+		return NULL;
+	d->is_named = true;
+	d->at = d->segment;
+	add(x, d, a);
+	x->deps.named(x->deps.arg);
+	return d;
+}
+
+/* One of store.peers, which the directory may know by another of its addresses. */
+static struct lender *peer_at(struct exchange *x, const char *segment)
+{
+	dray_handle peer = peers_at(x->deps.peers, segment, PMSG_FEATURE_STORE);
+
+	for (size_t i = 0; peer && i < x->deps.cfg->store.peers.n; i++)
+		if (peers_at(x->deps.peers, x->lenders[i].at, PMSG_FEATURE_STORE) == peer)
+			return &x->lenders[i];
+	return NULL;
+}
+
+struct lender *lender_at(struct exchange *x, const char *segment)
+{
+	struct lender *d = dray_map_entry(dray_map_find(&x->by_segment, segment, strlen(segment)),
+					  struct lender, by_segment);
+	struct dray_addr a;
+
+	if (!d)
+		d = peer_at(x, segment);
+	if (!d && dray_addr_parse(segment, &a) == 0 && dray_endpoint_valid(segment) &&
+	    networks_have(&x->deps.cfg->store.directory_agents, &a))
+		d = lender_new(x, &a);
+	if (d)
+		d->named_ns = dray_now().ns;
+	return d;
+}
+
+unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX])
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; x && i < x->n_lenders; i++)
+		if (x->lenders[i].is_named)
+			ret[n++] = x->lenders[i].segment;
+	return n;
+}
+
+int lenders_init(struct exchange *x)
+{
+	const struct dray_strv *peers = &x->deps.cfg->store.peers;
+
+	dray_map_init(&x->by_segment);
+	x->lenders = calloc(lenders_max(x), sizeof(struct lender));
+	if (!x->lenders)
+		return -ENOMEM;
+	for (size_t i = 0; i < peers->n; i++) {
+		struct lender *d = &x->lenders[x->n_lenders++];
+		struct dray_addr a;
+
+		d->at = peers->v[i];
+		/* the configuration has been checked */
+		if (dray_addr_parse(d->at, &a) == 0)
+			add(x, d, &a);
+	}
+	return 0;
+}
+
+void lenders_deinit(struct exchange *x)
+{
+	dray_map_deinit(&x->by_segment);
+	free(x->lenders);
+}
