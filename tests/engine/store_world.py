@@ -6,6 +6,7 @@ for each token, which stands for the token and all before it; an object has thos
 noticed when a request computes with it. After each step, no block that the agent may read or write is free.
 """
 
+import itertools
 from collections import Counter, deque
 from types import SimpleNamespace
 
@@ -59,6 +60,12 @@ class Pending:
         return blocks_of(places([at for at, _ in ranges], [n for _, n in ranges]))
 
 
+def with_pieces(items, pieces):
+    """Items with their own pieces instead of the number of them."""
+    rows = iter(pieces.tolist())
+    return [(key, list(itertools.islice(rows, n)), cost) for key, n, cost in items]
+
+
 class Store:
     """As dray.Store, of one session. rank: None at the scheduler side."""
 
@@ -82,11 +89,11 @@ class Store:
     def unpin(self, keys, *, wait):
         return self._start("unpin", list(keys))
 
-    def get(self, region, items, *, deadline, wait):
-        return self._start("get", items)
+    def get(self, region, items, *, pieces, deadline, wait):
+        return self._start("get", with_pieces(items, pieces))
 
-    def put(self, region, items, *, deadline, wait):
-        return self._start("put", items)
+    def put(self, region, items, *, pieces, deadline, wait):
+        return self._start("put", with_pieces(items, pieces))
 
 
 class Client:

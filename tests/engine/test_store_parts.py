@@ -66,7 +66,7 @@ def content(order, block):
                     memory[base + b * family.block_stride + h * family.head_stride + n * family.token_stride] = (i, b, h, n)
     objects = Objects(one, [FULL], CPU)
     found = []
-    for offset, length in objects.ranges(0, block):
+    for offset, length in objects.ranges(0, [block]):
         assert offset % 64 == length % 64 == 0
         found += [memory[at] for at in range(offset, offset + length, 64)]
     return objects, found

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store: objects by key in the agent's memory. Batches, name spaces and their owners, eviction, reading in place, and faults."""
 
+import array
 import asyncio
 import mmap
 import os
@@ -347,6 +348,38 @@ def test_agent_killed_in_mid_put(new_agent):
         agent.start()
         until(lambda: user.has(b"before") == [False], "the new session, whose store is empty")
         assert user.put(b"after", b"y") == Status.OK and user.get(b"after", 10) == b"y"
+
+
+def test_pieces_of_all_items_as_one_array(agent):
+    """Items have the numbers of their pieces, which come in any memory that is an array of pairs."""
+    keys, places = [b"one", b"two", b"three"], [(0, 10), (20, 30), (60, 1), (70, 5), (80, 5), (90, 7)]
+    with User(agent) as user:
+        user.view[:100] = bytes(range(100))
+        value = [bytes(user.view[:10]), bytes(user.view[20:50]) + bytes(user.view[60:61]), bytes(user.view[70:75]) + bytes(user.view[80:85])
+                 + bytes(user.view[90:97])]
+        words = array.array("Q", [word for place in places for word in place])
+        for pieces in (words, memoryview(words), words.tobytes(), places):
+            put = user.store.put(user.region, zip(keys, (1, 2, 3), (0.5, 0.0, 1.0)), pieces=pieces)
+            assert [r.status for r in put] == [Status.OK] * 3
+            user.view[1000:1100] = bytes(100)
+            moved = array.array("Q", [word for offset, length in places for word in (1000 + offset, length)])
+            got = user.store.get(user.region, list(zip(keys, (1, 2, 3))), pieces=moved)
+            assert [(r.status, r.length) for r in got] == [(Status.OK, len(one)) for one in value]
+            assert user.view[1000:1010] == value[0] and bytes(user.view[1020:1050]) + bytes(user.view[1060:1061]) == value[1]
+            assert [r.status for r in user.store.remove(keys)] == [Status.OK] * 3
+        for counts in ((1, 2, 2), (1, 2, 4), (6, 1, -1), (1, 2, "3"), (1, 2, [(0, 1)])):
+            with pytest.raises(errors.Invalid):
+                user.store.put(user.region, list(zip(keys, counts)), pieces=words)
+        for pieces in (array.array("I", [0, 10]), words[:3], 5):
+            with pytest.raises(errors.Invalid):
+                user.store.put(user.region, [(b"one", 1)], pieces=pieces)
+        for items in ([b"one"], [(b"one",)], [(b"one", 1)], [("one", [(0, 1)])], [(b"", [(0, 1)])], [(b"one", [(0,)])], [(b"one", [(0, 1)], "x")]):
+            with pytest.raises(errors.Invalid):
+                user.store.put(user.region, items)
+        for offset in (-1, 1 << 64):
+            with pytest.raises(errors.Range):
+                user.store.put(user.region, [(b"one", [(offset, 1)])])
+        assert user.has(*keys) == [False] * 3
 
 
 def test_outside_of_the_region(agent):

@@ -326,8 +326,3 @@ def path() -> str:
 def text(value: bytes | None) -> str:
     """A string of the library, which may hold bytes of a file name."""
     return os.fsdecode(value or b"")
-
-
-def store_ranges(ranges: Any, first: int) -> Any:
-    """Pointer to the element `first` of an array of StoreRange."""
-    return ctypes.cast(ctypes.byref(ranges, first * ctypes.sizeof(StoreRange)), POINTER(StoreRange))

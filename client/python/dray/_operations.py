@@ -43,6 +43,10 @@ RANGES = Form(
     "Pass a list of (offset, length, stride, count), or an array of shape (n, 4) of 64-bit integers, "
     "contiguous in memory.")
 
+PIECES = Form(
+    "pieces", "piece", 2, "pairs", "two", struct.Struct("=2Q").pack,
+    "Pass a list of (offset, length), or an array of shape (n, 2) of 64-bit integers, contiguous in memory.")
+
 
 class _Buffer(ctypes.Structure):
     """Py_buffer of CPython's stable ABI."""

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_char, c_uint64
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arguments as arguments
 from . import _library as lib
+from . import _operations as operations
 from . import errors
 from .pending import Lending, Pending
 
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
 
-_KEY_MAX, _KEYS_MAX, _RANGES_MAX, _COST_MAX = 255, 1024, 4096, (1 << 32) - 1
+_KEY_MAX, _KEYS_MAX, _COST_MAX = 255, 1024, (1 << 32) - 1
+_ITEM, _RESULT = struct.Struct("=QQQQI4x"), struct.Struct("=IIQQQII")  # lib.StoreItem, lib.StoreResult
 
 
 class Status(enum.IntEnum):
@@ -45,13 +50,14 @@ class Tier(enum.IntEnum):
 
 
 class StoreItem(NamedTuple):
-    """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order.
+    """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order; or how many there are, if
+    the pieces of all items are passed as one array.
 
     cost: seconds that it takes to compute the value again, for the eviction by value; 0: unknown.
     """
 
     key: bytes
-    ranges: Sequence[tuple[int, int]]
+    ranges: Sequence[tuple[int, int]] | int
     cost: float = 0.0
 
 
@@ -112,23 +118,25 @@ class Store:
     def __init__(self, client: Client, space: str = "") -> None:
         self.client, self.space = client, space
 
-    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None,
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, deadline: float | None = None,
             wait: bool = True) -> Any:
         """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...]; the cost may be left out.
 
+        pieces: (offset, length) of all items, one after the other, as an array of shape (n, 2) of 64-bit integers that is contiguous in
+        memory; then an item has the number of its pieces instead of a list. A batch of many pieces starts several times as fast so.
         An object appears when all its bytes are in place. One with the key that is there stays as it is
         (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
         until the event Confirmed, see lent() of the Pending. deadline: seconds.
         """
-        return self._copy(lib.STORE_PUT, region, items, deadline, wait)
+        return self._copy(lib.STORE_PUT, region, items, pieces, deadline, wait)
 
-    def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None,
+    def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, deadline: float | None = None,
             wait: bool = True) -> Any:
         """Copies each object to the ranges of its item, from their start. length is the object's.
 
-        The ranges belong to the agent as in put().
+        pieces, and whose the ranges are: as in put().
         """
-        return self._copy(lib.STORE_GET, region, items, deadline, wait)
+        return self._copy(lib.STORE_GET, region, items, pieces, deadline, wait)
 
     def exists(self, keys: Iterable[bytes], *, lease: float = 0.0, wait: bool = True) -> Any:
         """Whether there are objects, and their lengths. It does not count as a use.
@@ -153,24 +161,25 @@ class Store:
     def read(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
         """Leases objects to be read in place; returns a StoreView for each key. Release each of them."""
         client = self.client
-        return self._start(lib.STORE_READ, [(key, ()) for key in keys], 0, None, wait,
-                           lambda r: [_view(client, one) for one in r],
+        return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
                            lambda views: [view.release() for view in views])
 
-    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool) -> Any:
-        return self._start(operation, list(items), region.handle, deadline, wait, _results)
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], pieces: Any, deadline: float | None, wait: bool) -> Any:
+        batch = _copied(list(items), pieces)
+        batch.region = region.handle
+        batch.deadline_ms = arguments.milliseconds("deadline", deadline)
+        return self._start(operation, batch, wait, _results)
 
     def _keys(self, operation: int, keys: Iterable[bytes], wait: bool, lease: float = 0.0) -> Any:
-        return self._start(operation, [(key, ()) for key in keys], 0, None, wait, _results, lease=lease)
-
-    def _start(self, operation: int, items: list[Any], region: int, deadline: float | None, wait: bool,
-               convert: Callable[[Any], Any], undo: Callable[[Any], object] | None = None, lease: float = 0.0) -> Any:
-        client = self.client
-        batch = _batch(arguments.text("the name space", self.space), items)
-        batch.region = region
-        batch.deadline_ms = arguments.milliseconds("deadline", deadline)
+        batch = _batch(list(keys))
         batch.lease_ms = arguments.milliseconds("lease", lease or None)
-        pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents.v[:c.store.contents.n]), undo)
+        return self._start(operation, batch, wait, _results)
+
+    def _start(self, operation: int, batch: lib.StoreBatch, wait: bool, convert: Callable[[lib.StoreResults], Any],
+               undo: Callable[[Any], object] | None = None) -> Any:
+        client = self.client
+        batch.space = arguments.text("the name space", self.space)
+        pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents), undo)
         client._request(pending, lib.held.dray_store_start, operation, byref(batch))
         return client._settle(pending, wait)
 
@@ -187,7 +196,7 @@ class _Batch(Lending[Any]):
         if not c.status:
             super()._complete(c)
             return
-        results = _results(c.store.contents.v[:c.store.contents.n]) if c.store else []
+        results = _results(c.store.contents) if c.store else []
         error: Any = self._client._remembered(self, self._client._failure(c), c)
         error.results = results
         self._end(None, error)
@@ -209,29 +218,20 @@ class Stores:
         return Store(client, space)
 
 
-def _results(v: Sequence[Any]) -> list[StoreResult]:
-    return [StoreResult(_status(r), r.length, r.wait_ms / 1000, _tier(r)) for r in v]
+_STATUSES, _TIERS = {int(one): one for one in Status}, {int(one): one for one in Tier}
 
 
-def _status(r: Any) -> Status:
-    try:
-        return Status(r.status)
-    except ValueError:  # of a newer agent
-        return Status.LOST
-
-
-def _tier(r: Any) -> Tier:
-    try:
-        return Tier(r.tier)
-    except ValueError:  # of a newer agent
-        return Tier.NONE
+def _results(results: lib.StoreResults) -> list[StoreResult]:
+    """What a newer agent says, and this client does not know, is a loss."""
+    return [StoreResult(_STATUSES.get(status, Status.LOST), length, wait / 1000, _TIERS.get(tier, Tier.NONE))
+            for status, wait, length, _, _, tier, _ in _RESULT.iter_unpack(ctypes.string_at(results.v, results.n * _RESULT.size))]
 
 
 def _view(client: Client, r: Any) -> StoreView:
     data = None
     if not r.status:
         data = memoryview((c_char * r.length).from_address(r.data)).cast("B").toreadonly()
-    return StoreView(client, _status(r), r.wait_ms / 1000, data, r.lease)
+    return StoreView(client, _STATUSES.get(r.status, Status.LOST), r.wait_ms / 1000, data, r.lease)
 
 
 def _release(client: Client, leases: list[int]) -> None:
@@ -239,27 +239,41 @@ def _release(client: Client, leases: list[int]) -> None:
     client._request(pending, lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
 
 
-def _batch(space: bytes, items: list[Any]) -> lib.StoreBatch:
-    if not 0 < len(items) <= _KEYS_MAX:
-        raise errors.Invalid(f"{len(items)} keys", fix=f"Pass 1 to {_KEYS_MAX} keys.")
-    packed = (lib.StoreItem * len(items))()
+def _copied(items: list[Any], pieces: Any) -> lib.StoreBatch:
+    """The batch of put or get."""
     try:
-        n = sum(len(item[1]) for item in items)
-        pieces = (lib.StoreRange * n)(*[piece for item in items for piece in item[1]])
-    except (TypeError, IndexError, ValueError) as e:
+        if pieces is None:
+            counts = [len(item[1]) for item in items]
+            pieces = list(chain.from_iterable(item[1] for item in items))
+        else:
+            counts = [item[1] for item in items]
+        costs = [min(int(item[2] * 1e6), _COST_MAX) if len(item) > 2 else 0 for item in items]
+        return _batch([item[0] for item in items], counts, costs, pieces)
+    except (TypeError, IndexError, struct.error) as e:
         raise errors.Invalid(f"the items are not (key, [(offset, length), ...]): {e}",
-                             fix="Pass items such as (b'key', [(0, 4096)]).") from None
-    at = 0
-    for to, item in zip(packed, items):
-        key = item[0]
+                             fix="Pass items such as (b'key', [(0, 4096)]), or (b'key', 1) with an array of all pieces.") from None
+
+
+def _batch(keys: list[bytes], counts: Sequence[int] = (), costs: Sequence[int] = (), pieces: Any = ()) -> lib.StoreBatch:
+    """counts: pieces of each key; none: of no key."""
+    n = len(keys)
+    if not 0 < n <= _KEYS_MAX:
+        raise errors.Invalid(f"{n} keys", fix=f"Pass 1 to {_KEYS_MAX} keys.")
+    for key in keys:
         if not isinstance(key, bytes) or not 0 < len(key) <= _KEY_MAX:
             raise errors.Invalid(f"the key {key!r} is not 1 to {_KEY_MAX} bytes", fix="Pass bytes.")
-        to.key, to.key_length = key, len(key)
-        to.ranges_n = len(item[1])
-        if to.ranges_n:
-            to.ranges = lib.store_ranges(pieces, at)
-        at += to.ranges_n
-        to.cost_us = min(int(item[2] * 1e6), _COST_MAX) if len(item) > 2 else 0
-    batch = lib.StoreBatch(space=space, items=packed, items_n=len(items))
-    batch._keep = (packed, pieces, items)
+    words, there, keep = operations.pointer(pieces, operations.PIECES)
+    if sum(counts) != there or any(count < 0 for count in counts):
+        raise errors.Invalid(f"the items have {sum(counts)} pieces, and the array {there}", fix="Pass as many pieces as the items say.")
+    names, packed = ctypes.create_string_buffer(b"".join(keys)), bytearray(n * _ITEM.size)
+    if isinstance(words, bytes):
+        keep = ctypes.create_string_buffer(words)
+        words = ctypes.addressof(keep)
+    name, at = ctypes.addressof(names), words
+    for number, (key, count, cost) in enumerate(zip(keys, counts or [0] * n, costs or [0] * n, strict=True)):
+        _ITEM.pack_into(packed, number * _ITEM.size, name, len(key), at, count, cost)
+        name += len(key)
+        at += count * operations.PIECES.size
+    batch = lib.StoreBatch(items=(lib.StoreItem * n).from_buffer(packed), items_n=n)
+    batch._keep = (names, keep)
     return batch

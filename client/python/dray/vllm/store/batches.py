@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ... import errors
 from ...pending import Lending
@@ -12,11 +15,17 @@ from .keys import Root, key
 from .objects import RANGES_MAX, Objects
 from .protocol import Block
 
-__all__ = ["Batches"]
+__all__ = ["Batch", "Batches"]
 
 _KEYS_MAX = 1024
 
-Item = tuple[bytes, list[tuple[int, int]], float]
+
+class Batch(NamedTuple):
+    """items: (key, number of its pieces, cost) of each block. pieces: of all items, as the store wants them."""
+
+    items: list[tuple[bytes, int, float]]
+    pieces: Any
+    blocks: Sequence[Block]
 
 
 class Batches:
@@ -28,17 +37,17 @@ class Batches:
 
     def __init__(self, objects: Objects, root: Root, blocks: Sequence[Block]) -> None:
         self._waiting = _cut(objects, root, blocks)
-        self._running: list[tuple[list[Block], Lending[Any]]] = []
+        self._running: list[tuple[Sequence[Block], Lending[Any]]] = []
         self.results: list[tuple[Block, Any]] = []
         self.error: errors.Error | None = None
         self.lost = False
 
-    def start(self, put_or_get: Callable[[list[Item]], Lending[Any]]) -> None:
+    def start(self, put_or_get: Callable[[Batch], Lending[Any]]) -> None:
         """Starts batches that wait, until the agent is busy. After an error no further one is started."""
         while self._waiting and self.error is None:
-            items, blocks = self._waiting[0]
+            batch = self._waiting[0]
             try:
-                self._running.append((blocks, put_or_get(items)))
+                self._running.append((batch.blocks, put_or_get(batch)))
             except errors.Busy:
                 return
             except errors.Error as e:
@@ -73,16 +82,20 @@ class Batches:
         return not self._running and (not self._waiting or self.error is not None)
 
 
-def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[tuple[list[Item], list[Block]]]:
-    """[(items, blocks)] of batches that the store takes."""
-    out: list[tuple[list[Item], list[Block]]] = []
-    ranges = RANGES_MAX + 1
-    for block in blocks:
+def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
+    """Batches that the store takes."""
+    out: list[Batch] = []
+    first = pieces = 0
+    for number, block in enumerate(blocks):
         n = objects.counts[block.group]
-        if ranges + n > RANGES_MAX or len(out[-1][0]) == _KEYS_MAX:
-            out.append(([], []))
-            ranges = 0
-        ranges += n
-        out[-1][0].append((key(root, objects.forms[block.group], block.hash), objects.ranges(block.group, block.number), block.cost))
-        out[-1][1].append(block)
-    return out
+        if number > first and (pieces + n > RANGES_MAX or number - first == _KEYS_MAX):
+            out.append(_batch(objects, root, blocks[first:number]))
+            first, pieces = number, 0
+        pieces += n
+    return [*out, _batch(objects, root, blocks[first:])] if blocks else out
+
+
+def _batch(objects: Objects, root: Root, blocks: Sequence[Block]) -> Batch:
+    items = [(key(root, objects.forms[block.group], block.hash), objects.counts[block.group], block.cost) for block in blocks]
+    runs = [objects.ranges(group, [block.number for block in run]) for group, run in groupby(blocks, lambda block: block.group)]
+    return Batch(items, runs[0] if len(runs) == 1 else np.concatenate(runs), blocks)

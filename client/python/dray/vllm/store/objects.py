@@ -9,6 +9,9 @@ differ is in the form, which is a part of the key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ... import errors
 from ..layout import Family, Group, RankLayout
@@ -34,13 +37,16 @@ class Objects:
         self.forms = tuple(forms)
         self.sizes = tuple(sum(length for _, _, length in pieces) for pieces in self._pieces)
         self.counts = tuple(map(len, self._pieces))
+        self._at = [np.array([(offset, length) for offset, _, length in pieces], np.int64) for pieces in self._pieces]
+        self._steps = [np.array([(step, 0) for _, step, _ in pieces], np.int64) for pieces in self._pieces]
         if max(self.counts) > RANGES_MAX:
             raise errors.Unsupported(f"a block of the KV cache lies in {max(self.counts)} pieces, and the store takes {RANGES_MAX}",
                                      fix="Use an attention backend that keeps the tokens of a block together.")
 
-    def ranges(self, group: int, block: int) -> list[tuple[int, int]]:
-        """(offset, length) of the pieces of a block, in the order of its object."""
-        return [(offset + block * step, length) for offset, step, length in self._pieces[group]]
+    def ranges(self, group: int, blocks: Sequence[int]) -> Any:
+        """(offset, length) of the pieces of blocks, each in the order of its object, as an array of shape (n, 2)."""
+        numbers = np.array(blocks, np.int64)[:, None, None]
+        return (self._at[group] + numbers * self._steps[group]).reshape(-1, 2)
 
 
 def _dimensions(family: Family, group: Group) -> list[tuple[str, int, int]]:

@@ -20,7 +20,7 @@ from ...pending import Lending
 from ...store import Status, Store
 from ..looks import Looks
 from ..worker import Results
-from .batches import Batches, Item
+from .batches import Batch, Batches
 from .objects import Objects
 from .protocol import Load, Save, StepMetadata, StoreRank, WorkerMetadata
 from .stats import Stats, sentence
@@ -86,14 +86,14 @@ class WorkerSide:
                 return
             running.batches.error = errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
         deadline = max(_LEAST, running.ends - now - _MARGIN)
-        running.batches.start(lambda items: self._get(items, deadline))
+        running.batches.start(lambda batch: self._get(batch, deadline))
 
-    def _get(self, items: list[Item], deadline: float) -> Lending[Any]:
-        pending: Lending[Any] = self._store.get(self._region, items, deadline=deadline, wait=False)
+    def _get(self, batch: Batch, deadline: float) -> Lending[Any]:
+        pending: Lending[Any] = self._store.get(self._region, batch.items, pieces=batch.pieces, deadline=deadline, wait=False)
         return pending
 
-    def _put(self, items: list[Item], deadline: float) -> Lending[Any]:
-        pending: Lending[Any] = self._store.put(self._region, items, deadline=deadline, wait=False)
+    def _put(self, batch: Batch, deadline: float) -> Lending[Any]:
+        pending: Lending[Any] = self._store.put(self._region, batch.items, pieces=batch.pieces, deadline=deadline, wait=False)
         return pending
 
     def _start_save(self, running: _Running, now: float) -> None:
@@ -101,7 +101,7 @@ class WorkerSide:
         if self._away and running.batches.error is None:
             running.batches.error = errors.SessionClosed(f"there is no session with the agent at {self._client.path}")
         deadline = max(_LEAST, running.ends - now)
-        running.batches.start(lambda items: self._put(items, deadline))
+        running.batches.start(lambda batch: self._put(batch, deadline))
 
     def poll(self) -> Results:
         """Takes what has ended; each request once."""
