@@ -4,14 +4,15 @@
 import dataclasses
 import os
 import random
+from functools import partial
 
 import pytest
 from asked import Asked
-from dray import errors
+from dray import Memory, errors
 from dray.store import Status, StoreResult
 from dray.vllm.ec import budget
 from dray.vllm.ec.allocator import GRANULE, Allocator
-from dray.vllm.ec.header import HEADER, digest, seal, verify
+from dray.vllm.ec.header import HEADER, digest, seal, verify, verify_file
 from dray.vllm.ec.line import Line
 from dray.vllm.ec.pool import Item, Pool, Shape
 from dray.vllm.ec.protocol import Offer, Offered, consumers, offer_params, offered_tokens, read_offers
@@ -120,26 +121,42 @@ def test_pool_under_random_use():
     check_places(pool._places)
 
 
-def test_header_proves_the_bytes_and_whose_they_are():
-    memory = memoryview(bytearray(range(256)) * 64)
-    for size in (1, 2047, 2048, 9000):
-        one = Item(Shape(digest("a", None), 1, size, size), 512, b"n" * 16)
-        with pytest.raises(errors.NotFound):
-            verify(memory, one)
-        seal(memory, 512, one.nonce, one.shape.digest, size)
-        verify(memory, one)
-        memory[512 + HEADER + size - 1] ^= 1
+@pytest.mark.parametrize("there", ["in memory", "in a file"])
+def test_header_proves_the_bytes_and_whose_they_are(there):
+    with Memory(1 << 20) as pool:
+        memory = pool.view
+        memory[:] = bytes(range(256)) * 4096
+        prove = partial(verify, memory) if there == "in memory" else partial(verify_file, pool.fd)
+        for size in (1, 2047, 2048, 9000, 262144, 262145, 600000):
+            one = Item(Shape(digest("a", None), 1, size, size), 512, b"n" * 16)
+            with pytest.raises(errors.NotFound):
+                prove(one)
+            seal(memory, 512, one.nonce, one.shape.digest, size)
+            prove(one)
+            for at in (0, size // 2, size - 1):
+                memory[512 + HEADER + at] ^= 1
+                with pytest.raises(errors.Io):
+                    prove(one)
+                memory[512 + HEADER + at] ^= 1
+            for other in (Shape(digest("b", None), 1, size, size), Shape(digest("a", "t"), 1, size, size)):
+                with pytest.raises(errors.Denied):
+                    prove(Item(other, 512, one.nonce))
+            with pytest.raises(errors.NotFound):
+                prove(Item(one.shape, 512, b"o" * 16))
+            with pytest.raises(errors.Io):
+                prove(Item(Shape(one.shape.digest, 1, size + 1, size + 1), 512, one.nonce))
+            memory[512] ^= 1
+
+
+def test_an_output_behind_the_end_of_a_file():
+    with Memory(1 << 16) as pool:
+        one = Item(Shape(digest("a", None), 1, 1000, 1000), 0, b"n" * 16)
+        seal(pool.view, 0, one.nonce, one.shape.digest, 1000)
+        behind = os.memfd_create("short")
+        os.write(behind, pool.view[:HEADER + 999])
         with pytest.raises(errors.Io):
-            verify(memory, one)
-        memory[512 + HEADER + size - 1] ^= 1
-        for other in (Item(Shape(digest("b", None), 1, size, size), 512, one.nonce), Item(Shape(digest("a", "t"), 1, size, size), 512, one.nonce)):
-            with pytest.raises(errors.Denied):
-                verify(memory, other)
-        with pytest.raises(errors.NotFound):
-            verify(memory, Item(one.shape, 512, b"o" * 16))
-        with pytest.raises(errors.Io):
-            verify(memory, Item(Shape(one.shape.digest, 1, size + 1, size + 1), 512, one.nonce))
-        memory[512] ^= 1
+            verify_file(behind, one)
+        os.close(behind)
 
 
 def test_nobody_waits_for_ever():

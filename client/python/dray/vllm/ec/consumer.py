@@ -14,7 +14,7 @@ from ...memory import Memory
 from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
-from .header import digest, verify
+from .header import digest, verify_file
 from .inplace import Opened
 from .load import Load
 from .pool import Item, Pool, Shape
@@ -73,6 +73,7 @@ class ConsumerSide(Reader):
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self.in_place = options.transport in ("auto", "local")
+        self._read: list[_Source] = []  # whose encoders are to be told that nothing is read in place any more
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
         for offer in self._read_offers(want, needed):
@@ -174,7 +175,7 @@ class ConsumerSide(Reader):
             return None
         item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
         try:
-            opened.check(partial(_verify, item))
+            verify_file(opened.fd, item)
         except errors.Error:
             opened.close()
             return None
@@ -187,9 +188,17 @@ class ConsumerSide(Reader):
         item.opened.on_close(partial(self._has_read, source))
 
     def _has_read(self, source: _Source) -> None:
-        """The request does not use an output of the encoder's pool any more. After the last one the encoder is told, by its right."""
+        """The request does not use an output of the encoder's pool any more. After the last one the encoder is told, once this step is over."""
         source.reading -= 1
         if not source.reading and source.hold is None:
+            self._read.append(source)
+
+    def _tell(self) -> None:
+        """Tells encoders by their rights that nothing is read in place any more."""
+        told, self._read = self._read, []
+        for source in told:
+            if source.hold is not None or source.reading:
+                continue
             try:
                 source.hold = self._grants.acquire(source.offer.token, source.request_id)
                 source.hold.release()
@@ -240,11 +249,9 @@ class ConsumerSide(Reader):
         return list(loads.values())
 
     def _poll(self, rest: float, awaited: bool) -> None:
+        if self._read:
+            self._tell()
         self._grants.poll(rest, awaited)
 
     def _asks(self) -> bool:
-        return self._grants.busy
-
-
-def _verify(item: Item, memory: memoryview, offset: int) -> None:
-    verify(memory, item, offset)
+        return self._grants.busy or bool(self._read)

@@ -10,9 +10,7 @@ output, or with its process, and never by time.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import mmap
 import os
 import stat
 import struct
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from .pool import Item
     from .protocol import PoolName
 
-__all__ = ["POOL", "Opened", "Vacate", "map_range"]
+__all__ = ["POOL", "Opened", "Vacate"]
 
 POOL = "dray-ec"  # name of the memfd of a pool
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
@@ -40,13 +38,6 @@ def _lock(fd: int, kind: int, start: int, length: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def map_range(fd: int, start: int, length: int) -> tuple[mmap.mmap, int]:
-    """Maps a range of a file that is open for reading; and where the range starts in the mapping. What is written there stays here."""
-    first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(fd, start + length - first, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=first), start - first
 
 
 class Opened:
@@ -80,17 +71,10 @@ class Opened:
                 os.close(fd)
         return None
 
-    def check(self, check: Callable[[memoryview, int], None]) -> None:
-        """Calls check(bytes, offset of the header in them)."""
-        mapped, at = map_range(self._fd, self.start, self.length)
-        view = memoryview(mapped)
-        try:
-            check(view, at)
-        finally:
-            # Not before the interpreter has dropped what an error's traceback refers to.
-            with contextlib.suppress(BufferError):
-                view.release()
-                mapped.close()
+    @property
+    def fd(self) -> int:
+        """The pool, open for reading, until close()."""
+        return self._fd
 
     @property
     def path(self) -> str:

@@ -12,13 +12,17 @@ import torch
 
 from ... import errors
 from ...memory import Memory
-from .header import HEADER, seal, sealed
-from .inplace import map_range
+from .header import HEADER, read, seal, sealed
 from .protocol import Place, StepMetadata, WorkerMetadata
 
 __all__ = ["WorkerSide"]
 
 _logger = logging.getLogger("vllm.dray")
+
+
+def _bytes(tensor: Any) -> memoryview:
+    """The bytes of a tensor in host memory. PyTorch's own copies use all of its threads, which wait for each other on busy processors."""
+    return memoryview(tensor.view(torch.uint8).numpy()).cast("B")
 
 
 class WorkerSide:
@@ -27,7 +31,7 @@ class WorkerSide:
     def __init__(self, dtype: Any, device: str, saves: bool) -> None:
         self._dtype, self._device, self._saves = dtype, device, saves
         self._memory: Memory | None = None
-        self._bytes: Any = None  # tensor over the pool
+        self._tensor: Any = None  # tensor over the pool
         self._metadata: StepMetadata | None = None
         self._copied: int | None = None  # the step whose loads are complete
 
@@ -48,9 +52,9 @@ class WorkerSide:
             raise errors.Io(f"the pool of encoder outputs at {path} cannot be opened: {e.strerror}",
                             fix="Run all processes of the engine on one host, with the same uid.") from None
         self._memory = Memory(size, fd=descriptor, populate=False)
-        self._bytes = torch.frombuffer(self._memory.view, dtype=torch.uint8)
+        self._tensor = torch.frombuffer(self._memory.view, dtype=torch.uint8)
         if self._device == "cuda":  # a copy of pageable memory is slower, and works as well
-            torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size, 0)
+            torch.cuda.cudart().cudaHostRegister(self._tensor.data_ptr(), size, 0)
 
     # --- stores -------------------------------------------------------------------------------------
 
@@ -76,13 +80,17 @@ class WorkerSide:
                           tuple(output.shape), output.dtype, (place.rows, place.width), self._dtype)
             return
         assert self._memory is not None
-        self._view(place).copy_(output)
+        start = place.offset + HEADER
+        if self._device == "cpu":
+            self._memory.view[start:start + place.size] = _bytes(output.contiguous())
+        else:
+            self._view(place).copy_(output)
         seal(self._memory.view, place.offset, place.nonce, place.digest, place.size)
 
     def _view(self, place: Place) -> Any:
         """(rows, width) of a place in the pool."""
         start = place.offset + HEADER
-        return self._bytes[start:start + place.size].view(self._dtype).view(place.rows, place.width)
+        return self._tensor[start:start + place.size].view(self._dtype).view(place.rows, place.width)
 
     # --- loads --------------------------------------------------------------------------------------
 
@@ -97,15 +105,20 @@ class WorkerSide:
 
     def _copy(self, place: Place) -> Any:
         """The output in a place, on the device."""
-        if not place.path:
+        if not place.path and self._device != "cpu":
             return self._view(place).to(self._device, copy=True)
+        output: Any = torch.empty((place.rows, place.width), dtype=self._dtype)
+        start = place.offset + HEADER
+        if not place.path:
+            assert self._memory is not None
+            _bytes(output)[:] = self._memory.view[start:start + place.size]
+            return output
         fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)  # which the scheduler's process keeps until this step is over
         try:
-            mapped, start = map_range(fd, place.offset + HEADER, place.size)
+            read(fd, _bytes(output), start)
         finally:
             os.close(fd)
-        output: Any = torch.frombuffer(mapped, dtype=torch.uint8, offset=start, count=place.size)
-        return output.view(self._dtype).view(place.rows, place.width).to(self._device, copy=True)  # unmapped with `output`
+        return output.to(self._device)
 
     def take_metadata(self) -> WorkerMetadata | None:
         """What the scheduler side has to know after this step."""
