@@ -8,20 +8,21 @@
 #include "agent/model/view.h"
 #include "lib/heap.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "schema/gen/data.h"
 
 struct asker;
 struct borrowed;
 struct held_key;
 struct question;
-struct lender;
+struct lease;
 struct rail_keys;
 
 /* What one lookup found: memory of another agent, leased for this. */
 struct store_source {
 	struct remote_view view;
-	struct rail_keys *keys;    /* one reference; NULL: no rail reaches all that it has */
-	struct lender *lender;     /* the control thread's; NULL: the lease is given back */
+	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
+	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */
 	struct borrowed *borrowed; /* likewise; NULL: the other agent does not fence it */
 	int64_t end_ns;            /* of the lease; past: the other agent has fenced it */
 	/* the worker's: objects are to be read from it; it has ended that; keys that it holds for the session (store_held.c) */
@@ -40,6 +41,9 @@ struct store_asked {
 	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
 	bool slow;               /* they did not come in time, so that it may have them still */
 	struct held_key *held;   /* the worker's: an EXISTS has found it, and leased its source */
+	/* the control thread's, of an EXISTS that has found it */
+	struct store_ask *of;
+	struct dray_map_node by_key;
 };
 
 struct store_ask {

@@ -229,6 +229,41 @@ def test_exists_leases_what_get_reads(pair):
         released(owner)
 
 
+def test_another_session_reads_what_is_leased(pair):
+    """As an engine's worker process does with what its scheduler holds: nobody is asked again, and the lease stays."""
+    owner, reader = pair(reader=LONG | {"store.keep_copies": "false"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as scheduler, User(reader, space="kv") as worker:
+        for key in (b"1", b"2"):
+            assert there.put(key, value_of(key)) == Status.OK
+        ends = leased(scheduler, b"1", b"2")
+        objects = counters(owner)["dray_store_lent_objects_total"]
+        for key in (b"1", b"2", b"1"):
+            assert worker.get(key) == value_of(key)
+        assert counters(owner)["dray_store_lent_objects_total"] == objects or time.monotonic() > ends
+        assert lent(owner) >= 600_000 or time.monotonic() > ends
+        # one of them is held here; the other one is asked for
+        scheduler.store.unpin([b"1"])
+        assert worker.get(b"1") == value_of(b"1") and worker.get(b"2") == value_of(b"2")
+        pending = worker.store.get(worker.region, [(b"2", [(0, 300_000)])], wait=False)
+        scheduler.client.close()
+        got, = pending.result(LIMIT)
+        assert got.status == Status.OK and bytes(worker.view[:300_000]) == value_of(b"2")
+        released(owner)
+
+
+def test_a_lease_is_renewed(pair):
+    """By an EXISTS of the session that has it: after half of its time another lookup leases the object anew."""
+    owner, reader = pair(reader=LONG)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key")) == Status.OK
+        leased(here, b"key", lease=1.0)
+        before = counters(owner)["dray_store_lent_objects_total"]
+        until(lambda: look(here, b"key", lease=1.0) and counters(owner)["dray_store_lent_objects_total"] > before + 1, "two more leases")
+        leased(here, b"key", lease=1.0)
+        here.store.unpin([b"key"])
+        released(owner)
+
+
 def test_exists_and_get_of_some(pair):
     """One GET takes over what is held, and asks for the rest, also twice for one key."""
     owner, reader = pair(reader=LONG)

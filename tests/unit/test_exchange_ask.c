@@ -907,6 +907,70 @@ static void test_taken_over(void **state)
 	assert_int_equal(rig.released[0], 10);
 }
 
+/* A GET of another session of the owner reads what an EXISTS has leased; the lease ends with the last of both. */
+static void test_shared_lease(void **state)
+{
+	static const uint8_t other[100] = { 1 };
+	struct store_ask *a = look_for(10000), *g;
+
+	answer(0, 10, "F");
+	assert_ptr_equal(rig.answered, a);
+	for (unsigned i = 0; i < 2; i++) {
+		rig.answered = NULL;
+		g = ask_for(1, 1, INT64_MAX);
+		assert_ptr_equal(rig.answered, g);
+		assert_int_equal(g->v[0].status, DMSG_STORE_STATUS_OK);
+		assert_int_equal(g->v[0].offset, 4096);
+		assert_int_equal(g->v[0].length, 100);
+		assert_int_equal(g->n_sources, 1);
+		assert_int_equal(g->sources[0].view.grant, 10);
+		assert_int_equal(g->sources[0].view.peer, A);
+		assert_int_equal(rig.n_requests, 2);
+		/* the GET first, then the EXISTS first */
+		if (!i)
+			end();
+	}
+	assert_int_equal(rig.n_released, 0);
+	/* not all of it is leased; and another owner */
+	rig.answered = NULL;
+	for (unsigned i = 0; i < 2; i++) {
+		struct store_ask *more = ask_new(2 - i, 1 + i, INT64_MAX);
+
+		if (!i)
+			more->v[1].key = other;
+		exchange_ask(rig.x, more);
+		assert_null(rig.answered);
+		assert_int_equal(rig.n_requests, 2 * (2 + i));
+	}
+	exchange_ask_end(rig.x, a);
+	assert_int_equal(rig.n_released, 0);
+	assert_int_equal(rig.x->lenders[0].held, 3);
+	exchange_ask_end(rig.x, g);
+	assert_int_equal(rig.n_released, 1);
+	assert_int_equal(rig.released[0], 10);
+	assert_int_equal(rig.x->lenders[0].held, 2);
+	ask(1);
+	assert_null(rig.answered);
+	assert_int_equal(rig.n_requests, 8);
+}
+
+/* A source that its session does not need any more is not shared; the end of the agent frees what is. */
+static void test_shared_lease_ends(void **state)
+{
+	struct store_ask *a = look_for(10000);
+
+	answer(0, 10, "F");
+	assert_ptr_equal(rig.answered, a);
+	rig.answered = NULL;
+	ask(1);
+	assert_non_null(rig.answered);
+	exchange_source_end(rig.x, a, 0);
+	rig.answered = NULL;
+	ask(1);
+	assert_null(rig.answered);
+	assert_int_equal(rig.n_released, 0);
+}
+
 /* One agent has all, and another one is behind with its answers: of these lookups an owner has its share, too. */
 static void test_lookups_in_vain(void **state)
 {
@@ -1129,6 +1193,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_source_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_exists, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_taken_over, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_shared_lease, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_shared_lease_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),

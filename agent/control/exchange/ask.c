@@ -34,6 +34,8 @@
 #define PAUSE_MIN_NS (500 * DRAY_NS_PER_MS)
 #define PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
 #define ACCURACY_US 1000
+/* A lease that ends sooner is not shared. */
+#define SHARED_LEAST_NS (20 * DRAY_NS_PER_MS)
 /* Agents that the directory names for a key. */
 #define NAMED_MAX 4
 
@@ -59,6 +61,13 @@ struct asker {
 	uint32_t lookups; /* of those that do not wait, at each agent */
 	uint32_t keeping; /* of EXISTS, also those that wait */
 	uint32_t held[];  /* at each lender, as lender.held */
+};
+
+/* What a lookup has leased: for its ask, and for GETs of other sessions that read it, too. */
+struct lease {
+	struct lender *lender;
+	struct asker *asker;
+	uint32_t uses;
 };
 
 struct question {
@@ -131,8 +140,16 @@ static void asker_put(struct exchange *x, struct asker *o)
 	free(o);
 }
 
+static void lease_free(struct exchange *x, struct lease *l)
+{
+	asker_put(x, l->asker);
+	free(l);
+}
+
 static void ask_free(struct exchange *x, struct store_ask *a)
 {
+	for (uint32_t i = 0; i < a->n; i++)
+		dray_map_del(&x->kept, &a->v[i].by_key);
 	if (a->asker) {
 		x->lookups -= a->lookups;
 		a->asker->lookups -= a->lookups;
@@ -186,6 +203,19 @@ static void unhold(struct exchange *x, struct lender *d, struct asker *o)
 
 /* --- answers --------------------------------------------------------------------------------------- */
 
+/* GETs of other sessions of the owner find what an EXISTS has found. */
+static void keep(struct exchange *x, struct store_ask *a)
+{
+	for (uint32_t i = 0; a->lease_ms && i < a->n; i++) {
+		struct store_asked *k = &a->v[i];
+
+		if (k->status)
+			continue;
+		k->of = a;
+		dray_map_add(&x->kept, &k->by_key, k->key, k->n_key);
+	}
+}
+
 /* An EXISTS keeps what was found until then. */
 static void lease_watch(struct exchange *x, struct store_ask *a)
 {
@@ -211,6 +241,7 @@ static void lapsed(struct dray_heap_node *node, int64_t now)
 static void give(struct exchange *x, struct store_ask *a)
 {
 	dray_list_add(&x->asks, &a->link);
+	keep(x, a);
 	lease_watch(x, a);
 	worker_post(
 		x->deps.pool->workers[a->worker],
@@ -422,11 +453,13 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 	struct store_ask *a = l->question->ask;
 	struct store_source *s =
 		realloc(a->sources, (a->n_sources + 1) * sizeof(struct store_source));
+	dray_auto_free struct lease *lease = s ? malloc(sizeof(*lease)) : NULL;
 	uint64_t end = 0;
 
-	if (!s)
+	if (s)
+		a->sources = s;
+	if (!lease)
 		return false;
-	a->sources = s;
 	for (uint32_t i = l->first, at = 0; i < l->end; i++) {
 		struct store_asked *k = &a->v[i];
 		struct pmsg_store_found f;
@@ -443,12 +476,14 @@ static bool take_all(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 	}
 	if (!end)
 		return false;
+	*lease = (struct lease){ .lender = l->lender, .asker = l->asker, .uses = 1 };
+	l->asker->uses++;
 	s += a->n_sources;
 	*s = (struct store_source){
 		.view = { .o = { .kind = OBJECT_REMOTE, .length = end, .access = DMSG_ACCESS_READ },
 			  .peer = l->peer,
 			  .grant = m->grant },
-		.lender = l->lender,
+		.lease = dray_take(lease),
 		.end_ns = l->sent_ns + dray_min(m->lease_ms, lease_ms(a)) * DRAY_NS_PER_MS,
 	};
 	if (m->rails.n && borrow(l->x, s, a))
@@ -804,6 +839,74 @@ static void question_wait(struct exchange *x, struct question *q)
 	dray_list_add(&o->waiting, &q->link);
 }
 
+/*
+ * What an EXISTS of another session of the owner has found, and leases long enough. NULL: none has. A source with keys is for one ask,
+ * which its owner can fence.
+ */
+static const struct store_asked *kept_find(struct exchange *x, const struct store_ask *a,
+					   const struct store_asked *k, int64_t now)
+{
+	dray_map_for_each_of(&x->kept, k->key, k->n_key, v, struct store_asked, by_key) {
+		const struct store_source *s = &v->of->sources[v->source];
+
+		if (s->lease && !s->borrowed && v->of->asker == a->asker &&
+		    !strcmp(v->of->space, a->space) && s->end_ns - now > SHARED_LEAST_NS)
+			return v;
+	}
+	return NULL;
+}
+
+/* The source of the ask with this lease; a new one if it has none. */
+static uint32_t source_share(struct store_ask *a, const struct store_source *from)
+{
+	uint32_t i = 0;
+
+	while (i < a->n_sources && a->sources[i].lease != from->lease)
+		i++;
+	if (i < a->n_sources)
+		return i;
+	a->sources[a->n_sources++] = (struct store_source){ .view = from->view,
+							    .lease = from->lease,
+							    .end_ns = from->end_ns };
+	from->lease->uses++;
+	return i;
+}
+
+/*
+ * A GET of what other sessions hold reads it there: so the worker process of an engine finds what its scheduler has leased, and
+ * nobody is asked. False: they do not hold all of it.
+ */
+static bool share(struct exchange *x, struct store_ask *a)
+{
+	const struct store_asked *found[DMSG_STORE_KEYS_MAX];
+	int64_t now = dray_now().ns;
+	struct store_source *s;
+
+	if (a->lease_ms || a->again || !x->kept.n)
+		return false;
+	for (uint32_t i = 0; i < a->n_asked; i++) {
+		found[i] = kept_find(x, a, &a->v[i], now);
+		if (!found[i])
+			return false;
+	}
+	s = realloc(a->sources, (a->n_sources + a->n_asked) * sizeof(struct store_source));
+	if (!s)
+		return false;
+	a->sources = s;
+	for (uint32_t i = 0; i < a->n_asked; i++) {
+		const struct store_asked *f = found[i];
+		struct store_asked *k = &a->v[i];
+
+		k->source = source_share(a, &f->of->sources[f->source]);
+		k->status = DMSG_STORE_STATUS_OK;
+		k->offset = f->offset;
+		k->length = f->length;
+		k->crc = f->crc;
+		k->cost_us = f->cost_us;
+	}
+	return true;
+}
+
 void exchange_ask(struct exchange *x, struct store_ask *a)
 {
 	struct question *q = question_new(x, a);
@@ -812,6 +915,10 @@ void exchange_ask(struct exchange *x, struct store_ask *a)
 	dray_list_init(&a->link);
 	if (!q) {
 		give(x, a);
+		return;
+	}
+	if (share(x, a)) {
+		question_end(x, q);
 		return;
 	}
 	may_start = !a->asker->n_waiting && may_ask(x, q);
@@ -833,12 +940,13 @@ void exchange_ask(struct exchange *x, struct store_ask *a)
 static void source_end(struct exchange *x, struct store_ask *a, uint32_t i)
 {
 	struct store_source *s = &a->sources[i];
+	struct lease *l = dray_take(s->lease);
 
-	if (!s->lender)
+	if (!l || --l->uses)
 		return;
 	give_back(x, s);
-	unhold(x, s->lender, a->asker);
-	s->lender = NULL;
+	unhold(x, l->lender, l->asker);
+	lease_free(x, l);
 }
 
 void exchange_ask_end(struct exchange *x, struct store_ask *a)
@@ -868,6 +976,7 @@ int ask_init(struct exchange *x)
 	dray_list_init(&x->asks);
 	dray_map_init(&x->askers);
 	dray_map_init(&x->borrowed);
+	dray_map_init(&x->kept);
 	if (lenders_init(x) < 0)
 		return -ENOMEM;
 	if (timers_init(&x->leases, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL, lapsed) <
@@ -883,6 +992,18 @@ static void lookups_free(struct dray_list *lookups)
 		lookup_free(l);
 }
 
+/* Without telling the lenders. */
+static void ask_drop(struct exchange *x, struct store_ask *a)
+{
+	for (uint32_t i = 0; i < a->n_sources; i++) {
+		struct lease *l = a->sources[i].lease;
+
+		if (l && !--l->uses)
+			lease_free(x, l);
+	}
+	ask_free(x, a);
+}
+
 void ask_deinit(struct exchange *x)
 {
 	dray_list_for_each(&x->waiting, o, struct asker, link)
@@ -892,17 +1013,18 @@ void ask_deinit(struct exchange *x)
 
 		lookups_free(&q->lookups);
 		question_free(q);
-		ask_free(x, a);
+		ask_drop(x, a);
 	}
 	lookups_free(&x->vain);
 	dray_list_for_each(&x->asks, a, struct store_ask, link)
-		ask_free(x, a);
+		ask_drop(x, a);
 	dray_map_deinit(&x->askers);
 	dray_map_for_each(&x->borrowed, b, struct borrowed, by_grant) {
 		dray_map_del(&x->borrowed, &b->by_grant);
 		free(b);
 	}
 	dray_map_deinit(&x->borrowed);
+	dray_map_deinit(&x->kept);
 	timers_deinit(&x->limits);
 	timers_deinit(&x->leases);
 	lenders_deinit(x);

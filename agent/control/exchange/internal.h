@@ -42,6 +42,7 @@ struct exchange {
 	struct dray_list waiting;   /* struct asker whose questions wait */
 	struct dray_list vain;      /* struct lookup without a question */
 	struct dray_list asks;      /* that workers have */
+	struct dray_map kept;       /* struct store_asked of these: what EXISTS has found */
 	struct dray_map askers;     /* struct asker by its owner */
 	struct dray_map borrowed;   /* struct borrowed by its grant, of sources with keys */
 	struct lender *lenders;     /* those of store.peers, then the others */
