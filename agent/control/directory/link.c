@@ -40,7 +40,8 @@ struct link {
 	struct dray_err why; /* failing */
 	unsigned failures;   /* one after the other */
 	sd_event_source *timer;
-	int64_t heard_ns;
+	int64_t up_ns;     /* when it has come up */
+	int64_t heard_ns;  /* the last whole answer */
 	int64_t server_ms; /* the server's time minus this agent's clock */
 };
 
@@ -69,7 +70,7 @@ static void ops_end(struct link *l)
 	struct link_op *op;
 
 	while ((op = dray_list_pop(&l->ops, struct link_op, link))) {
-		if (op->fn && op->answered < op->n)
+		if (op->fn)
 			op->fn(op->arg, op->answered, NULL);
 		op_free(op);
 	}
@@ -82,6 +83,9 @@ static void end(struct link *l, const struct dray_err *why)
 
 	l->stream = stream_close(l->stream);
 	l->answers = answers_free(l->answers);
+	/* a server that greets and breaks off again and again is none that works */
+	if (l->up && dray_now().ns - l->up_ns > PAUSE_MAX_NS)
+		l->failures = 0;
 	l->up = l->failing = false;
 	l->failures++;
 	wake_in(l, backoff_spread(backoff_pause(l->failures, PAUSE_MIN_NS, PAUSE_MAX_NS)));
@@ -105,6 +109,7 @@ static bool give(struct link *l, const redisReply *r)
 
 	if (!op)
 		return false;
+	l->heard_ns = dray_now().ns;
 	if (op->fn)
 		op->fn(op->arg, op->answered, r);
 	if (++op->answered == op->n)
@@ -134,7 +139,6 @@ static bool on_received(void *arg, const void *p, size_t n)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct link *l = arg;
 
-	l->heard_ns = dray_now().ns;
 	if (read_answers(l, p, n, &err) >= 0)
 		return true;
 	end(l, &err);
@@ -221,6 +225,9 @@ static const char *advice(const struct link *l, enum greeting g, const redisRepl
 		       "store.directory_password_file";
 	if (advices[refusal])
 		return advices[refusal];
+	if (g == GREETING_AUTH)
+		return "the server does not take the password as this agent sends it: is it a server of "
+		       "Redis or Valkey, and of version 6 or later if store.directory has a user?";
 	return g == GREETING_SELECT ? "the server does not have the database in store.directory" :
 				      "is it a server of Redis or Valkey?";
 }
@@ -229,7 +236,10 @@ static void refused(struct link *l, enum greeting g, const redisReply *r)
 {
 	char text[80], why[DRAY_ERR_MSG_MAX];
 
-	if (r->type == REDIS_REPLY_ERROR)
+	/* some servers repeat what they have been sent */
+	if (r->type == REDIS_REPLY_ERROR && g == GREETING_AUTH)
+		snprintf(why, sizeof(why), "%s", advice(l, g, r));
+	else if (r->type == REDIS_REPLY_ERROR)
 		snprintf(why, sizeof(why), "%s (%s)", advice(l, g, r),
 			 answer_text(r, text, sizeof(text)));
 	else
@@ -258,7 +268,7 @@ static void greeted(struct link *l, enum greeting g, const redisReply *r)
 		return;
 	l->server_ms = ms - dray_now().ns / DRAY_NS_PER_MS;
 	l->up = true;
-	l->failures = 0;
+	l->up_ns = dray_now().ns;
 	l->cfg.up(l->cfg.arg);
 }
 

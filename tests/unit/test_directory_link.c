@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A connection to a server of the directory: what it says of servers that answer wrongly, slowly or not at all. */
+#include "agent/control/directory/link.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/net_rig.h"
+
+#define TIME "*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n"
+#define DRIP_US 20000
+
+/* What the server does with a connection. */
+struct manner {
+	const char *answer; /* to the first bytes that come */
+	bool closes;        /* after it */
+	bool drips;         /* one byte after the other, without end */
+};
+
+struct rig {
+	sd_event *event;
+	struct resolver *resolver;
+	struct link *link;
+	struct link_login login;
+	/* the server */
+	struct manner manner;
+	int listener, fd;
+	sd_event_source *on_accept, *on_bytes, *drip;
+	unsigned port, accepted;
+	char got[1000]; /* of the last connection, as text */
+	size_t n_got;
+	/* what the link has said */
+	unsigned ups, downs;
+	struct dray_err why;
+	unsigned answers, ends;
+};
+
+/* --- the server ------------------------------------------------------------------------------------- */
+
+static void server_close(struct rig *r)
+{
+	r->on_bytes = sd_event_source_disable_unref(r->on_bytes);
+	r->fd = dray_close(r->fd);
+}
+
+static void server_send(struct rig *r, const char *text)
+{
+	if (r->fd >= 0 && send(r->fd, text, strlen(text), MSG_NOSIGNAL) < 0)
+		server_close(r);
+}
+
+static int on_drip(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct rig *r = arg;
+
+	if (r->manner.drips)
+		server_send(r, "x");
+	sd_event_source_set_time_relative(source, DRIP_US);
+	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	return 0;
+}
+
+static int on_bytes(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	struct rig *r = arg;
+	ssize_t n = recv(fd, r->got + r->n_got, sizeof(r->got) - 1 - r->n_got, 0);
+	bool first = !r->n_got;
+
+	if (n <= 0) {
+		server_close(r);
+		return 0;
+	}
+	r->n_got += (size_t)n;
+	r->got[r->n_got] = '\0';
+	if (first)
+		server_send(r, r->manner.answer);
+	if (first && r->manner.closes)
+		server_close(r);
+	return 0;
+}
+
+static int on_accept(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	struct rig *r = arg;
+
+	server_close(r);
+	r->accepted++;
+	r->n_got = 0;
+	r->fd = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+	assert_true(r->fd >= 0);
+	assert_true(sd_event_add_io(r->event, &r->on_bytes, r->fd, EPOLLIN, on_bytes, r) >= 0);
+	return 0;
+}
+
+static void server_start(struct rig *r)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t n = sizeof(a);
+
+	r->fd = -1;
+	r->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_return_code(bind(r->listener, (struct sockaddr *)&a, n), 0);
+	assert_return_code(listen(r->listener, 8), 0);
+	assert_return_code(getsockname(r->listener, (struct sockaddr *)&a, &n), 0);
+	r->port = ntohs(a.sin_port);
+	assert_true(sd_event_add_io(r->event, &r->on_accept, r->listener, EPOLLIN, on_accept, r) >=
+		    0);
+	assert_true(sd_event_add_time_relative(r->event, &r->drip, CLOCK_MONOTONIC, DRIP_US, 1,
+					       on_drip, r) >= 0);
+}
+
+/* --- the link --------------------------------------------------------------------------------------- */
+
+static void on_up(void *arg)
+{
+	struct rig *r = arg;
+
+	r->ups++;
+}
+
+static void on_down(void *arg, const struct dray_err *why)
+{
+	struct rig *r = arg;
+
+	r->downs++;
+	r->why = *why;
+}
+
+static void on_answer(void *arg, uint32_t i, const redisReply *reply)
+{
+	struct rig *r = arg;
+
+	if (reply)
+		r->answers++;
+	else
+		r->ends++;
+}
+
+static struct rig *rig_start(struct manner manner, const char *password)
+{
+	struct rig *r = calloc(1, sizeof(*r));
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_non_null(r);
+	r->manner = manner;
+	r->login = (struct link_login){ .user = "",
+					.password = password,
+					.n_password = strlen(password) };
+	assert_true(sd_event_new(&r->event) >= 0);
+	server_start(r);
+	assert_int_equal(resolver_new(&r->resolver, r->event, &err), 0);
+	assert_int_equal(link_new(&r->link,
+				  &(struct link_config){ .event = r->event,
+							 .resolver = r->resolver,
+							 .host = "127.0.0.1",
+							 .port = r->port,
+							 .login = &r->login,
+							 .late_ns = DRAY_NS_PER_MS,
+							 .up = on_up,
+							 .down = on_down,
+							 .arg = r },
+				  &err),
+			 0);
+	return r;
+}
+
+static void rig_stop(struct rig *r)
+{
+	link_free(r->link);
+	resolver_free(r->resolver);
+	server_close(r);
+	sd_event_source_disable_unref(r->on_accept);
+	sd_event_source_disable_unref(r->drip);
+	dray_close(r->listener);
+	sd_event_unref(r->event);
+	free(r);
+}
+
+/* --- tests ------------------------------------------------------------------------------------------ */
+
+/* As redis does for a command that it does not know, and programs that stand before servers of redis. */
+static void test_password_in_an_answer(void **state)
+{
+	struct rig *r = rig_start(
+		(struct manner){ .answer = "-ERR unknown command 'AUTH', with args beginning with: "
+					   "'opensesame' \r\n" },
+		"opensesame");
+
+	assert_true(net_until(r->event, r->downs));
+	assert_non_null(strstr(r->got, "opensesame"));
+	assert_null(strstr(r->why.msg, "opensesame"));
+	assert_non_null(strstr(r->why.msg, "Redis or Valkey"));
+	rig_stop(r);
+}
+
+/* A server that sends bytes, but no answer, is as silent as one that sends nothing. */
+static void test_slow_drip(void **state)
+{
+	struct rig *r = rig_start((struct manner){ .answer = "$60000\r\n", .drips = true }, "");
+
+	assert_true(net_until(r->event, r->downs));
+	assert_int_equal(r->why.code, DRAY_E_TIMEOUT);
+	assert_int_equal(r->ups, 0);
+	rig_stop(r);
+}
+
+/* The pauses between attempts grow for a server that breaks off again and again, although it has greeted each time. */
+static void test_greets_and_closes(void **state)
+{
+	struct rig *r = rig_start((struct manner){ .answer = TIME, .closes = true }, "");
+	int64_t least_ns = (100 + 200 + 400 + 800) / 2 * DRAY_NS_PER_MS, began;
+
+	assert_true(net_until(r->event, r->downs == 1));
+	began = dray_now().ns;
+	assert_true(net_until(r->event, r->downs == 5));
+	assert_int_equal(r->ups, 5);
+	assert_true(dray_now().ns - began >= least_ns);
+	rig_stop(r);
+}
+
+/* Whoever has begun commands learns of the end, also if there was no memory for the first one. */
+static void test_end_of_an_op_without_commands(void **state)
+{
+	struct rig *r = rig_start((struct manner){ .answer = TIME }, "");
+
+	assert_true(net_until(r->event, r->ups));
+	assert_non_null(link_begin(r->link, on_answer, r));
+	link_fail(r->link, DRAY_E_NO_MEMORY, "no memory");
+	assert_true(net_until(r->event, r->downs));
+	assert_int_equal(r->ends, 1);
+	assert_int_equal(r->answers, 0);
+	rig_stop(r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_password_in_an_answer),
+		cmocka_unit_test(test_slow_drip),
+		cmocka_unit_test(test_greets_and_closes),
+		cmocka_unit_test(test_end_of_an_op_without_commands),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
