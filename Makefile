@@ -187,8 +187,8 @@ $(FAKE_LIBCUDA): tests/gpu/fake_libcuda.c tests/gpu/fake_libcuda.h client/cuda_d
 	$(Q)$(CC) $(LANGUAGE) $(WARN) -g -O1 -shared -Wl,-soname,$(@F) -o $@ $<
 
 # For LD_PRELOAD, as the agent under test is built without sanitizers then.
-NO_MEMORY := $(B)/tests/faults/no_memory.so
-$(NO_MEMORY): tests/faults/no_memory.c $(B)/flags
+PRELOADED := $(patsubst %.c,$(B)/%.so,$(wildcard tests/faults/*.c))
+$(PRELOADED): $(B)/%.so: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@printf '  %-7s %s\n' LD $@
 	$(Q)$(CC) $(LANGUAGE) $(WARN) -fno-builtin -fvisibility=default -fPIC -g -O1 -shared -o $@ $<
@@ -224,7 +224,7 @@ endif
 program = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
 UNIT := $(call program,tests/unit/$(if $(filter tsan,$(VARIANT)),tsan,test)_*.c)
 FUZZ := $(call program,tests/fuzz/fuzz_*.c)
-TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(CEILING) $(NO_MEMORY)
+TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(CEILING) $(PRELOADED)
 
 include mk/deb.mk
 include mk/image.mk

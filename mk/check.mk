@@ -123,7 +123,7 @@ LOCKED := mkdir -p build/check && flock build/check/building
 PYTHON_LIBRARY := build/gcc/libdray.so.0
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
-	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc all build/gcc/tests/faults/no_memory.so
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc all build/gcc/tests/faults/no_memory.so build/gcc/tests/faults/disk.so
 	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) pytest tests/integration
 
 check-vm:
