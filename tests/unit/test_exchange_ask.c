@@ -526,6 +526,19 @@ static void test_named_agents(void **state)
 	assert_int_equal(rig.n_cancelled, 0);
 }
 
+/* The keys of memory must reach all that such an agent has found. */
+static void test_keys_of_named_agent(void **state)
+{
+	ask(3);
+	named(0, first);
+	named(2, first);
+	rig.found->done(rig.found_arg);
+	answer_with(0, 10, "FF", some_keys, DRAY_ARRAY_SIZE(some_keys));
+	assert_int_equal(rig.answered->v[2].offset, 2 * 4096);
+	assert_int_equal(rig.answered->sources[0].keys->rails, 3);
+	end();
+}
+
 /* What the directory does not say is asked of all, and their answers correct nothing. */
 static void test_unknown_keys(void **state)
 {
@@ -1199,6 +1212,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_named_agents, set_up_with_directory,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_keys_of_named_agent, set_up_with_directory,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_unknown_keys, set_up_with_directory,
 						tear_down),

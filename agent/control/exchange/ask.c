@@ -438,12 +438,9 @@ static void take_keys(const struct lookup *l, struct store_source *s, const stru
 	const struct store_ask *a = l->question->ask;
 	struct rail_keys *k = rail_keys_read_parts(rails);
 
-	for (uint32_t i = 0; k && i < l->n; i++) {
-		const struct store_asked *v = &a->v[l->first + i];
-
-		if (!v->status && v->source == a->n_sources)
-			rail_keys_need(k, v->offset, v->length);
-	}
+	for (uint32_t i = l->first; k && i < l->end; i++)
+		if (!a->v[i].status && a->v[i].source == a->n_sources)
+			rail_keys_need(k, a->v[i].offset, a->v[i].length);
 	s->keys = k && k->rails ? k : rail_keys_unref(k);
 }
 
