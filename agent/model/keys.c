@@ -84,9 +84,21 @@ struct rail_keys *rail_keys_read_parts(const struct dray_vec *rails)
 	if (!k)
 		return NULL;
 	qsort(k->v, k->n, sizeof(k->v[0]), by_offset);
-	for (uint32_t i = 0; i < k->n; i++)
-		if (k->v[i].rail < RAILS_MAX)
-			k->rails |= 1ull << k->v[i].rail;
+	for (uint32_t i = 0, next; i < k->n; i = next) {
+		uint32_t rail = k->v[i].rail;
+		uint64_t end = 0;
+		bool apart = rail < RAILS_MAX;
+
+		/* of pieces that overlap, rail_keys_find() would not find each byte */
+		for (next = i; next < k->n && k->v[next].rail == rail; next++) {
+			const struct rail_key *p = &k->v[next];
+
+			apart &= p->offset >= end;
+			apart &= !__builtin_add_overflow(p->offset, p->length, &end);
+		}
+		if (apart)
+			k->rails |= 1ull << rail;
+	}
 	return k;
 }
 

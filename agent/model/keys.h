@@ -41,8 +41,8 @@ struct rail_keys *rail_keys_new(uint32_t n);
 struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length);
 
 /*
- * The same for a range of which only some parts are accessible: `rails` has all rails that have a piece, until rail_keys_need() takes
- * those out that lack a part of this range.
+ * The same for a range of which only some parts are accessible: `rails` has all rails that have pieces without overlaps, until
+ * rail_keys_need() takes those out that lack a part of this range.
  */
 struct rail_keys *rail_keys_read_parts(const struct dray_vec *rails);
 void rail_keys_need(struct rail_keys *k, uint64_t offset, uint64_t length);

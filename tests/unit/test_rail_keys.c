@@ -73,10 +73,17 @@ static void test_by_base(void **state)
 static void test_parts(void **state)
 {
 	static const struct pmsg_rail v[] = {
-		{ 1, 11, 0x9000, 200, 100 },          { 1, 10, 0x1000, 100, 100 },
-		{ 2, 20, 0x1000, 100, 100 },          { 3, 30, 0x1000, 0, UINT64_MAX },
-		{ 4, 40, UINT64_MAX - 10, 100, 200 }, { 63, 50, 0x1000, 150, 100 },
+		{ 1, 11, 0x9000, 200, 100 },
+		{ 1, 10, 0x1000, 100, 100 },
+		{ 2, 20, 0x1000, 100, 100 },
+		{ 3, 30, 0x1000, 0, UINT64_MAX },
+		{ 4, 40, UINT64_MAX - 10, 100, 200 },
+		{ 63, 50, 0x1000, 150, 100 },
 		{ 64, 60, 0x1000, 0, 1000 },
+		/* a part of a larger piece; with both, it is not clear which one has the bytes behind */
+		{ 5, 70, 0x1000, 0, 1000 },
+		{ 5, 71, 0x3000, 170, 10 },
+		{ 6, 80, 0x1000, UINT64_MAX, 2 },
 	};
 	uint8_t buf[DRAY_ARRAY_SIZE(v) * PMSG_RAIL_SIZE];
 	struct dray_vec rails = { buf, DRAY_ARRAY_SIZE(v) };
