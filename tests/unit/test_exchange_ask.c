@@ -178,6 +178,22 @@ static void count_nothing(struct owner_account *a)
 {
 }
 
+static void start(struct directory *d)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_int_equal(exchange_new(&rig.x,
+				      &(struct exchange_deps){ .event = rig.event,
+							       .cfg = &rig.cfg,
+							       .pool = &rig.pool,
+							       .store = rig.store,
+							       .up = &upcalls,
+							       .rails = &rig.rails,
+							       .directory = d },
+				      &err),
+			 0);
+}
+
 static void make(bool keep)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -208,15 +224,7 @@ static void make(bool keep)
 	rig.member = store_join(rig.user, (struct dray_str){ "kv", 2 }, &err);
 	assert_non_null(rig.member);
 	assert_true(store_asks(rig.member));
-	assert_int_equal(exchange_new(&rig.x,
-				      &(struct exchange_deps){ .event = rig.event,
-							       .cfg = &rig.cfg,
-							       .pool = &rig.pool,
-							       .store = rig.store,
-							       .up = &upcalls,
-							       .rails = &rig.rails },
-				      &err),
-			 0);
+	start(NULL);
 }
 
 static int set_up(void **state)
@@ -537,6 +545,21 @@ static void test_keys_of_named_agent(void **state)
 	assert_int_equal(rig.answered->v[2].offset, 2 * 4096);
 	assert_int_equal(rig.answered->sources[0].keys->rails, 3);
 	end();
+}
+
+/* Devices know the memory for what is read from other agents, also if the directory alone names these. */
+static void test_memory_for_named_agents(void **state)
+{
+	static char network[] = "10.0.0.0/8", *networks[] = { network };
+
+	rig.cfg.store.peers.n = 0;
+	for (unsigned i = 0; i < 2; i++) {
+		rig.x = exchange_free(rig.x);
+		store_follow(rig.store, &(struct store_follower){ 0 });
+		rig.cfg.store.directory_agents = (struct dray_strv){ networks, i };
+		start((struct directory *)&directory);
+		assert_int_equal(rig.store->follower.added != NULL, i);
+	}
 }
 
 /* What the directory does not say is asked of all, and their answers correct nothing. */
@@ -1215,6 +1238,7 @@ int main(void)
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_keys_of_named_agent, set_up_with_directory,
 						tear_down),
+		cmocka_unit_test_setup_teardown(test_memory_for_named_agents, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_unknown_keys, set_up_with_directory,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_nobody_is_named, set_up_with_directory,
