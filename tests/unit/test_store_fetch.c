@@ -1005,6 +1005,27 @@ static void test_fenced(void **state)
 	answered(4, 0, "L");
 }
 
+/* Likewise of what a GET has taken over whose other keys are being asked for: the fence does not wait for these. */
+static void test_fenced_while_it_asks(void **state)
+{
+	register_segment();
+	exists(2, 0, "ac");
+	tell_with_keys("01", at_both);
+	existed(2, "KK");
+	get(3, 0, "abc");
+	assert_int_equal(rig.asks[2]->n_asked, 1);
+	fence(100);
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 0);
+	give_back(rig.asks[2]);
+	/* the other source is not fenced */
+	read_as('x', 0, NULL);
+	assert_int_equal(rig.asks[3]->n, 1);
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	answered(3, 0, "KNK");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1029,6 +1050,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fenced_while_it_asks, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -705,10 +705,10 @@ static void fetch_found(struct fetch *f, struct store_ask *k)
 	owner_charge(f->session->xs.owner, (uint64_t)k->n * KEY_WORK);
 	dray_list_del(&f->asking);
 	for (uint32_t i = 0; i < k->n; i++)
-		if (k->v[i].status)
-			key_failed(f, &k->v[i]);
-		else
+		if (!k->v[i].status)
 			f->objects[i] = place(f, &k->v[i]);
+		else if (k->v[i].status != DMSG_STORE_STATUS_NOT_TRIED) /* else look_again() */
+			key_failed(f, &k->v[i]);
 	sources_end(f);
 	next_source(f);
 }
@@ -788,6 +788,22 @@ static struct fetch *fetch_of_lease(struct wsession *s, dray_handle peer, uint64
 	return NULL;
 }
 
+/* The control thread has its ask, but leaves these keys alone. They are looked up again after its answer. */
+static void held_fenced(struct fetch *f, dray_handle peer, uint64_t grant)
+{
+	struct store_ask *k = f->asked;
+
+	for (uint32_t i = k->n_asked; i < k->n; i++) {
+		struct store_asked *v = &k->v[i];
+		const struct store_source *s = v->held ? held_source(v->held) : NULL;
+
+		if (!s || s->view.peer != peer || s->view.grant != grant)
+			continue;
+		v->status = DMSG_STORE_STATUS_NOT_TRIED;
+		held_end(dray_take(v->held));
+	}
+}
+
 void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant)
 {
 	struct wsession *s = wsession_get(w, session);
@@ -799,6 +815,9 @@ void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint6
 	/* the end of one may end others */
 	while ((f = fetch_of_lease(s, peer, grant, &source)))
 		source_fenced(f, source);
+	dray_list_for_each(&s->fetches, asking, struct fetch, link)
+		if (asking->asked)
+			held_fenced(asking, peer, grant);
 	helds_fenced(s, peer, grant);
 }
 
