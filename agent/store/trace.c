@@ -38,7 +38,9 @@ int store_trace_new(struct store_trace **ret, struct store *s, struct dray_err *
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "this agent has no store; set limits.store_bytes");
 	if (s->trace)
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY, "another trace is being recorded");
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"another trace is being recorded; end that drayctl, or wait for it");
 	t = calloc(1, sizeof(*t));
 	if (!t)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a trace");

@@ -202,8 +202,9 @@ static int check(struct store *s, const char *space, const char *tenant, uint32_
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "what is on disk is not known: %.120s", t.disk.why);
 	if (s->verify)
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "another verification runs, or has not ended yet");
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"another verification runs, or has not ended yet; try again later");
 	pthread_mutex_lock(&s->lock);
 	known = space_named(s, space, tenant, uid);
 	pthread_mutex_unlock(&s->lock);

@@ -12,6 +12,8 @@
 
 /* The agent keeps what comes in so much time, and more. */
 #define PAUSE_NS (50 * DRAY_NS_PER_MS)
+/* Answers to which all that the agent keeps belongs, at least. */
+#define LAST_CALLS_MAX 32u
 #define HEAD                     \
 	"# dray store trace 1\n" \
 	"# time_us space operation key bytes cost_us result tier\n"
@@ -86,41 +88,55 @@ static int records_write(struct trace *t, sd_bus_message *m)
 	return 0;
 }
 
-/* Writes what the agent has. 0 or -1. */
-static int take(struct ctl *c, struct trace *t)
+/* Asks for what has come since the last call. The first one begins the recording. 0 or -1. */
+static int ask(struct ctl *c, sd_bus_message **ret)
 {
-	do {
-		dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
-		int ret;
+	return ctl_bus_call(c, DRAY_DBUS_METHOD_TRACE_STORE, ret, NULL);
+}
 
-		if (ctl_bus_call(c, DRAY_DBUS_METHOD_TRACE_STORE, &reply, NULL) < 0)
-			return -1;
-		ret = records_write(t, reply);
-		if (ret == -ENOMEM)
-			return ctl_no_memory(c);
-		if (ret < 0)
-			return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_TRACE_STORE, ret);
-	} while (t->more);
-	if (fflush(t->f))
+/* 0 or -1. */
+static int answer_write(struct ctl *c, struct trace *t, sd_bus_message *answer)
+{
+	int ret = records_write(t, answer);
+
+	if (ret == -ENOMEM)
+		return ctl_no_memory(c);
+	if (ret < 0)
+		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_TRACE_STORE, ret);
+	/* of a write that failed earlier the reason is not known any more */
+	errno = EIO;
+	if (fflush(t->f) || ferror(t->f))
 		return ctl_failed(c, "cannot write %.200s: %s", c->values[CTL_OPTION_TRACE],
 				  dray_errno_text(errno));
 	return 0;
 }
 
-/* Until the time is over or a signal comes, and then once more. 0 or -1. */
-static int record(struct ctl *c, struct trace *t)
+/* 0 or -1. */
+static int take(struct ctl *c, struct trace *t)
+{
+	dray_auto(sd_bus_message_unref) sd_bus_message *answer = NULL;
+
+	return ask(c, &answer) < 0 ? -1 : answer_write(c, t, answer);
+}
+
+/* Until the time is over or a signal comes, and then what the agent still has. 0 or -1. */
+static int record(struct ctl *c, struct trace *t, sd_bus_message *first)
 {
 	int64_t limit_ns = c->numbers[CTL_OPTION_TRACE_TIME], now_ns = dray_now().ns;
 	int64_t end_ns = c->values[CTL_OPTION_TRACE_TIME] ? now_ns + limit_ns : INT64_MAX;
-	int ret = CTL_WAKE_TIME;
+	unsigned calls = 0; /* since the end */
+	int ret, wake = CTL_WAKE_TIME;
 
 	fputs(HEAD, t->f);
-	while (take(c, t) == 0) {
+	for (ret = answer_write(c, t, first); !ret; ret = take(c, t)) {
 		now_ns = dray_now().ns;
-		if (ret == CTL_WAKE_END || now_ns >= end_ns)
-			return 0;
-		ret = ctl_interrupt_wait(c, -1, dray_min(PAUSE_NS, end_ns - now_ns));
-		if (ret < 0)
+		if (wake == CTL_WAKE_END || now_ns >= end_ns) {
+			if (!t->more || ++calls == LAST_CALLS_MAX)
+				return 0;
+			continue;
+		}
+		wake = ctl_interrupt_wait(c, -1, t->more ? 0 : dray_min(PAUSE_NS, end_ns - now_ns));
+		if (wake < 0)
 			return -1;
 	}
 	return -1;
@@ -144,6 +160,7 @@ static void print(struct ctl *c, const struct trace *t, FILE *f)
 int ctl_store_trace(struct ctl *c)
 {
 	const char *path = c->values[CTL_OPTION_TRACE];
+	dray_auto(sd_bus_message_unref) sd_bus_message *first = NULL;
 	bool to_out = !strcmp(path, "-");
 	struct trace t = { .f = c->out };
 	sigset_t former;
@@ -152,6 +169,9 @@ int ctl_store_trace(struct ctl *c)
 	if (to_out && c->format != CTL_TEXT)
 		return ctl_misuse(c, "--trace - and --json or --plain are both for standard "
 				     "output; give a file");
+	/* an agent that does not record leaves an earlier file as it is */
+	if (ask(c, &first) < 0)
+		return -1;
 	if (!to_out)
 		t.f = fopen(path, "we");
 	if (!t.f)
@@ -160,7 +180,7 @@ int ctl_store_trace(struct ctl *c)
 	/* a reader of standard output may have stopped */
 	if (!to_out)
 		ctl_interrupt_hold(&former);
-	ret = record(c, &t);
+	ret = record(c, &t, first);
 	if (!to_out && fclose(t.f) && !ret)
 		ret = ctl_failed(c, "cannot write %.200s: %s", path, dray_errno_text(errno));
 	if (!ret)

@@ -88,12 +88,22 @@ def test_ends_and_errors(new_agent, lab):
     path = lab.tmp / "store.trace"
     assert agent.ctl("store", "--trace", path, "--duration", "1ms") == "0 requests for 0 keys recorded, 0 lost\n"
     assert agent.ctl("store", "--trace", "-", "--duration", "1ms").startswith("# dray store trace 1\n")
+    done = agent.ctl("store", "--trace", lab.tmp / "none" / "file", check=False)
+    assert done.returncode and "No such file" in done.stderr
+    done = agent.ctl("store", "--trace", "/dev/full", "--duration", "1ms", check=False)
+    assert done.returncode and "No space left" in done.stderr
+    # the agent notes the end of a connection a moment later
+    until(lambda: agent.ctl("store", "--trace", path, "--duration", "1ms", check=False).returncode == 0, "the end of the last one")
     run = Recording(agent, path)
-    for argv, why in ((["--trace", path], "another trace"), (["--trace", lab.tmp / "none" / "file"], "No such file"),
-                      (["--trace", "-", "--json"], "give a file"), (["--duration", "1s"], "--trace"),
+    with User(agent) as user:
+        user.has(b"key")
+    run.wait_for(1)
+    for argv, why in ((["--trace", path], "another trace"), (["--trace", "-", "--json"], "give a file"), (["--duration", "1s"], "--trace"),
                       (["--trace", path, "--space", "kv"], "all name spaces"), (["--trace", path, "--verify"], "give one of them")):
         done = agent.ctl("store", *argv, check=False)
         assert done.returncode and why in done.stderr, (argv, done)
+    # what is recorded stays when another one cannot begin
+    assert len(run.lines()) == 1
     # the agent notes the end of a connection whose drayctl is killed
     run.process.kill()
     run.process.communicate(timeout=LIMIT)
@@ -103,6 +113,9 @@ def test_ends_and_errors(new_agent, lab):
     agent.kill()
     out, err = run.process.communicate(timeout=LIMIT)
     assert run.process.returncode == 3 and "closed the connection" in err and not out
+    path.write_text("earlier")
+    assert agent.ctl("store", "--trace", path, check=False).returncode == 3
+    assert path.read_text() == "earlier"
     agent.start()
 
 

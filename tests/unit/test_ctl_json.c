@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,6 +379,21 @@ static int answer_old(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	return 1;
 }
 
+/* An agent whose clients ask for more of the store than anybody can take. */
+static int answer_endless(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	sd_bus_message *reply;
+
+	if (sd_bus_message_new_method_return(m, &reply) < 0)
+		return 0;
+	sd_bus_message_append(reply, "a(tusttuss)", 1, UINT64_C(1000), 1u, "get", UINT64_C(77),
+			      UINT64_C(0), 0u, "not_found", "none");
+	sd_bus_message_append(reply, "tb", UINT64_C(0), 1);
+	sd_bus_send(NULL, reply, NULL);
+	sd_bus_message_unref(reply);
+	return 1;
+}
+
 /* Serves one client after the other until the socket is closed. */
 static void *serve(void *arg)
 {
@@ -425,6 +441,11 @@ static int set_up(void **state)
 static int set_up_old(void **state)
 {
 	return set_up_with(answer_old);
+}
+
+static int set_up_endless(void **state)
+{
+	return set_up_with(answer_endless);
 }
 
 static int tear_down(void **state)
@@ -589,6 +610,26 @@ static void an_agent_of_an_earlier_release_is_understood(void **state)
 	}
 }
 
+/* It ends when its time is over, and by a signal, also while the agent always has more. */
+static void a_trace_ends(void **state)
+{
+	const struct ctl_env env = { .control = agent.path, .in = -1 };
+	char *const by_time[] = { (char[]){ "drayctl" },    (char[]){ "store" },
+				  (char[]){ "--trace" },    (char[]){ "/dev/null" },
+				  (char[]){ "--duration" }, (char[]){ "1ms" } };
+	sigset_t term, former;
+
+	alarm(60);
+	assert_int_equal(ctl_run(&env, stderr, stderr, 6, by_time), CTL_EXIT_OK);
+	sigemptyset(&term);
+	sigaddset(&term, SIGTERM);
+	sigprocmask(SIG_BLOCK, &term, &former);
+	raise(SIGTERM);
+	assert_int_equal(ctl_run(&env, stderr, stderr, 4, by_time), CTL_EXIT_OK);
+	sigprocmask(SIG_SETMASK, &former, NULL);
+	alarm(0);
+}
+
 /* The lists above have every list method of the interface. */
 static void no_list_is_missing(void **state)
 {
@@ -677,6 +718,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(env_prints_the_golden_text, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(an_agent_of_an_earlier_release_is_understood,
 						set_up_old, tear_down),
+		cmocka_unit_test_setup_teardown(a_trace_ends, set_up_endless, tear_down),
 		cmocka_unit_test(no_list_is_missing),
 		cmocka_unit_test(bench_prints_the_golden_text),
 		cmocka_unit_test(a_load_is_compared),
