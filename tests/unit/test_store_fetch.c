@@ -935,6 +935,34 @@ static void test_device_goes_on(void **state)
 	answered(3, 0, "LKL");
 }
 
+/* An agent whose bytes come too slowly by RDMA is asked once more, and they come by frames. */
+static void test_slow_devices(void **state)
+{
+	struct object *remote;
+
+	register_segment();
+	get(2, 0, "a");
+	tell_with_keys("0", at_peer);
+	assert_non_null(reading(2)->local->keys);
+	remote = device_goes_on(2);
+	reading(2)->deadline.key = 0;
+	turn();
+	assert_int_equal(rig.asks[2]->v[0].avoid, 0);
+	tell_with_keys("0", at_peer);
+	assert_null(reading(2)->local->keys);
+	read_as('x', 0, NULL);
+	answered(2, 0, "K");
+	device_ends(remote);
+	/* by frames alone it is too slow */
+	get(3, 0, "b");
+	tell("0", at_peer);
+	reading(3)->deadline.key = 0;
+	turn();
+	assert_int_equal(rig.asks[4]->v[0].avoid, PEER);
+	tell("B", NULL);
+	answered(3, 0, "B");
+}
+
 /* The session ends, also with what an EXISTS of it holds. */
 static void test_session_ends_before_the_device(void **state)
 {
@@ -1047,6 +1075,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_session_ends_with_held, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slow_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),

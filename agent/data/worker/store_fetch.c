@@ -477,10 +477,14 @@ static void key_lost(struct fetch *f, uint32_t i, bool slow)
 
 /*
  * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
- * objects again, unless its lease has ended: that may be because others were read before. slow: only its time has passed.
+ * objects again, unless its lease has ended: that may be because others were read before; or devices were too slow: then frames may
+ * be in time. slow: only its time has passed.
  */
-static void agent_lost(struct fetch *f, dray_handle peer, bool slow)
+static void agent_lost(struct fetch *f, const struct reading *r, bool slow)
 {
+	bool by_devices = slow && r->local.keys;
+	dray_handle peer = r->view.peer;
+
 	for (uint32_t i = 0; i < f->ask->n; i++) {
 		struct store_asked *k = &f->ask->v[i];
 		const struct store_source *s = &f->ask->sources[k->source];
@@ -490,7 +494,7 @@ static void agent_lost(struct fetch *f, dray_handle peer, bool slow)
 			continue;
 		/* deadlines are in milliseconds */
 		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
-		if (lasts)
+		if (lasts && !by_devices)
 			k->avoid = peer;
 		key_lost(f, i, slow || !lasts);
 	}
@@ -550,7 +554,7 @@ static void source_read(struct core *c, struct xfer *x)
 	if (x->code == DRAY_E_REVOKED && !is_refused(x))
 		source_end(f, true);
 	else if (x->code)
-		agent_lost(f, r->view.peer, x->code == DRAY_E_DEADLINE && !is_refused(x));
+		agent_lost(f, r, x->code == DRAY_E_DEADLINE && !is_refused(x));
 	else
 		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
 	f->lingering = NULL;

@@ -54,7 +54,8 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 	object_init(&r->remote, &r->view.o);
 	/* no memory of a client's, which an owner would copy to and from a window */
 	r->remote.no_window = true;
-	if (!s->keys)
+	/* devices may be why it is asked again */
+	if (!s->keys || ask->again)
 		return r;
 	r->local.keys = keys_of_places(w, objects, n);
 	r->remote.keys = r->local.keys ? rail_keys_ref(s->keys) : NULL;
