@@ -229,6 +229,18 @@ def test_killed_and_empty(new_redis, agents):
         assert "  directory     not used" not in b.ctl("status")
 
 
+def test_since_is_in_the_future(new_redis, agents):
+    """Another agent's clock was ahead, or the server's has been set back: after a while the directory is believed all the same."""
+    redis = new_redis(complete=False)
+    redis.command("SET", "dray:since", 1 << 50)
+    a, b = agents(redis.url, "a", "b")
+    with User(a, space="kv") as there, User(b, space="kv") as here:
+        assert there.put(b"hidden", b"value") == Status.OK
+        entered(redis, b"hidden", a)
+        redis.command("DEL", name_of(b"hidden"))
+        until(lambda: here.store.exists([b"hidden"], lease=0.1)[0].status == Status.NOT_FOUND, "the directory is believed")
+
+
 def test_stopped(new_redis, agents):
     """A server that does not answer delays no GET for longer than the limit, and is given up after a while."""
     redis = new_redis()

@@ -117,11 +117,11 @@ static void on_set(void *arg, uint32_t i, const redisReply *r)
 static void on_since(void *arg, uint32_t i, const redisReply *r)
 {
 	struct directory *d = arg;
-	int64_t ms;
+	int64_t now = link_time_ms(d->link), ms;
 
-	/* without the time nobody knows what it should have */
-	if (r && answer_number(r, &ms) == 0 && ms <= link_time_ms(d->link))
-		d->incomplete_ms = ms + INCOMPLETE_MS;
+	/* Without the time nobody knows what it should have. The clock of the agent that wrote it may have been ahead. */
+	if (r && answer_number(r, &ms) == 0)
+		d->incomplete_ms = dray_min(ms, now) + INCOMPLETE_MS;
 }
 
 /* Finds out since when the directory has its entries. */
