@@ -21,6 +21,7 @@
 #pragma once
 
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transport/mooncake/calls.h"
 #include "agent/data/transport/mooncake/exports.h"
 #include "agent/data/transport/mooncake/wire.h"
 #include "agent/data/transport/stage/channel.h"
@@ -34,21 +35,11 @@
 #define MOONCAKE_STEP_BYTES (512 << 10)
 /* What a system call counts for in the budget of a turn. */
 #define MOONCAKE_CALL_COST 4096
-#define MOONCAKE_SINK 65536u
 
 extern const struct transport_ops transport_mooncake;
 
 struct mooncake;
 struct mooncake_engine;
-
-/* Calls in flight on a stream, and those of one slice. A power of two. */
-#define MOONCAKE_CALLS 1024u
-#define MOONCAKE_SLICE_CALLS SLICE_SEGS_MAX
-/* Slices in flight on a stream. */
-#define MOONCAKE_WORKS 64u
-/* Answers that one system call receives, and ranges of one. */
-#define MOONCAKE_ANSWERS 64u
-#define MOONCAKE_OUT_IOV 256u
 
 struct mooncake_channel {
 	struct stage_channel ch; /* first */
@@ -79,25 +70,6 @@ enum mooncake_stream_state {
 	MOONCAKE_OVER,
 };
 
-struct mooncake_call {
-	uint64_t bytes;
-	uint64_t at; /* where they begin in the slice */
-	uint8_t work;
-	bool write;
-	bool skipped; /* it will not be sent */
-	bool dead;    /* it was sent; its bytes are discarded */
-};
-
-/* A slice on a stream. */
-struct mooncake_work {
-	struct slice *slice; /* NULL: it has ended */
-	uint32_t calls;      /* not answered and not skipped; 0: the work is free */
-	uint32_t code;       /* of a call that the engine refused, or whose memory faulted */
-	int64_t limit_ns;    /* its transfer stops: when it ends at the latest; 0: it does not */
-	bool again; /* some calls were skipped; the slice is sent again when the others are answered */
-};
-
-/* calls is a ring: [head, sent) wait for answers, [sent, tail) are being sent; sent_of bytes of the first of them have been sent. */
 struct mooncake_stream {
 	struct loop_source source;
 	struct mooncake_channel *ch;
@@ -109,15 +81,8 @@ struct mooncake_stream {
 	bool useful;  /* a call was answered since it is open */
 	bool awaited; /* counts in core.awaited */
 	int64_t moved_ns, connect_by_ns;
-	uint32_t head, sent, tail;
-	uint64_t sent_of;
-	uint64_t received_of; /* bytes of the first call's answer that have come */
-	uint32_t n_works;
-	dray_handle session; /* of all slices on it */
-	uint8_t status[MOONCAKE_STATUS_BYTES];
-	struct mooncake_work works[MOONCAKE_WORKS];
-	struct mooncake_call calls[MOONCAKE_CALLS]; /* from here on not cleared */
-	uint8_t heads[MOONCAKE_CALLS][MOONCAKE_REQUEST_BYTES];
+	dray_handle session;         /* of all slices on it */
+	struct mooncake_calls calls; /* last: most of it is not cleared */
 };
 
 struct mooncake {
@@ -131,9 +96,7 @@ struct mooncake {
 	struct dray_list engines;
 	struct dray_list calling[2], pulling[2]; /* streams and channels with work, by class */
 	struct dray_list over;                   /* streams to be freed */
-	struct iovec out_iov[MOONCAKE_OUT_IOV];
-	uint8_t answers[MOONCAKE_ANSWERS][MOONCAKE_STATUS_BYTES];
-	uint8_t sink[MOONCAKE_SINK];
+	struct mooncake_scratch scratch;         /* of streams */
 };
 
 enum mooncake_conn_state {
