@@ -99,8 +99,22 @@ def test_masters(lab, new_agent):
         assert len(find(agent, "k")) == 2
         one.objects.clear()
         refused(agent, "k", 1, f"{two.url}: HTTP status 500")
-        two.objects["k"] = 404, b'{"success":false,"error_code":-703,"error_message":"REPLICA_IS_NOT_READY"}'
+        one.objects["k"] = 404, b'{"success":false,"error_code":-703,"error_message":"REPLICA_IS_NOT_READY"}'
         refused(agent, "k", 4, "is being written")
+        one.objects["k"], two.objects["k"] = two.objects["k"], one.objects["k"]
+        refused(agent, "k", 4, "is being written")
+        del one.objects["k"]
+        refused(agent, "k", 4, "is being written")
+        # a standby does not know, its leader does
+        for first, second in (one, two), (two, one):
+            first.objects["k"] = 503, b"not the leader"
+            second.objects.pop("k", None)
+            refused(agent, "k", 1, "has no such object")
+            second.objects["k"] = 500, b"Internal error!"
+            refused(agent, "k", 1, "HTTP status 500")
+            second.objects["k"] = 503, b"not the leader"
+            refused(agent, "k", 4, "not the leader")
+        del one.objects["k"]
         two.objects["k"] = 200, b'{"success":true,"data":[{"size_":0}]}'
         refused(agent, "k", 1, "size_ is not a whole number above zero")
         two.objects["k"] = 200, b" " * (1 << 20)

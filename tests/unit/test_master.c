@@ -737,7 +737,7 @@ static void test_object_refusal(void **state)
 		{ 404, "OBJECT_NOT_FOUND", DRAY_E_NOT_FOUND, "no such object" },
 		{ 500, "{\"error_message\":\"REPLICA_IS_NOT_READY\"}", DRAY_E_BUSY,
 		  "being written" },
-		{ 503, "{\"error_message\":\"x\"}", DRAY_E_BUSY, "not the leader" },
+		{ 503, "{\"error_message\":\"x\"}", DRAY_E_OUT_OF_ORDER, "not the leader" },
 		{ 500, "INTERNAL_ERROR", DRAY_E_PROTOCOL, "says INTERNAL_ERROR, HTTP status 500" },
 		{ 404, "404 Not Found", DRAY_E_PROTOCOL, "HTTP status 404; is this" },
 		{ 404, "", DRAY_E_PROTOCOL, "HTTP status 404; is this" },

@@ -37,8 +37,10 @@ static void fill_replicas(struct dictionaries *d)
 
 static int reply_error(const struct object_call *k, const struct dray_err *why)
 {
+	/* out of order: no master is the leader now */
+	bool busy = why->code == DRAY_E_BUSY || why->code == DRAY_E_OUT_OF_ORDER;
 	const char *name = why->code == DRAY_E_NOT_FOUND ? DRAY_DBUS_ERROR_NOT_FOUND :
-			   why->code == DRAY_E_BUSY      ? DRAY_DBUS_ERROR_BUSY :
+			   busy                          ? DRAY_DBUS_ERROR_BUSY :
 							   DRAY_DBUS_ERROR_MASTER;
 	char text[BUS_TEXT_BYTES];
 

@@ -154,7 +154,7 @@ struct dray_err master_object_refusal(unsigned status, const char *body, size_t 
 	char name[64];
 
 	if (status == 503)
-		return dray_err_of(DRAY_E_BUSY,
+		return dray_err_of(DRAY_E_OUT_OF_ORDER,
 				   "this master is not the leader, or not ready yet (503)");
 	if (!error_name(body, n, name, sizeof(name)))
 		return dray_err_of(DRAY_E_PROTOCOL,

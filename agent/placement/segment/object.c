@@ -45,10 +45,29 @@ struct object_search *object_search_free(struct object_search *s)
 	return NULL;
 }
 
-/* A master that does not have the object says less than one that cannot tell. */
+/*
+ * How much an answer says. A master that is not the leader does not know, and its leader does. One that cannot tell may have the object;
+ * one to which it is being written has it.
+ */
+static int weight(int code)
+{
+	switch (code) {
+	case 0:
+		return 0;
+	case DRAY_E_OUT_OF_ORDER:
+		return 1;
+	case DRAY_E_NOT_FOUND:
+		return 2;
+	case DRAY_E_BUSY:
+		return 4;
+	default:
+		return 3;
+	}
+}
+
 static void note(struct object_search *s, const struct dray_err *why)
 {
-	if (!s->why.code || s->why.code == DRAY_E_NOT_FOUND)
+	if (weight(why->code) > weight(s->why.code))
 		s->why = *why;
 }
 
