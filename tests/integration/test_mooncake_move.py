@@ -230,6 +230,9 @@ def test_only_if_wanted(new_agent):
     for wrong, why in ("127.0.0.1:1", "mooncake.allow"), ("nonsense", "HOST:PORT"), (agent.listen[0], "does not answer"):
         codes, text = run(code, wrong)
         assert codes == ["-1"] and why in text, text
+    agent = new_agent("rdma", settings={**SETTINGS, "mooncake.protocol": "rdma"})
+    codes, text = run(code, segment(agent)[0])
+    assert codes == ["-1"] and "over RDMA" in text and "mooncake.protocol" in text, text
 
 
 def test_addresses_collide(new_agent):

@@ -318,6 +318,9 @@ def segment_of(agent: str, options: Options) -> Served:
         form = _call(agent, _METADATA, options)
     except errors.PeerUnreachable as e:
         raise errors.PeerUnreachable(f"the agent's segment for Mooncake's engines does not answer: {e}", fix=fix) from None
+    if isinstance(form, dict) and form.get("protocol") == "rdma":
+        raise errors.Unsupported(f"the agent serves Mooncake's engines at {agent} over RDMA, where this engine's buffers are not offered",
+                                 fix="Set mooncake.protocol of the agent to tcp, or leave DRAY_MOONCAKE_SEGMENT out.")
     name, port, version = (form.get(key) if isinstance(form, dict) else None for key in ("name", "tcp_data_port", "tcp_proto_version"))
     if not isinstance(name, str) or not isinstance(port, int) or not 0 < port < 65536 or not isinstance(version, int):
         raise errors.Protocol(f"the port {agent} does not answer as the agent's segment for Mooncake's engines", fix=fix)
