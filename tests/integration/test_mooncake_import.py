@@ -11,6 +11,7 @@ import struct
 import subprocess
 import threading
 
+import dray
 import mooncake_rig as rig
 import pytest
 from dray import errors
@@ -409,6 +410,26 @@ def test_slow_handshake(importer):
         engine.shake = engine.handshake
         local.remote = local.client.import_token(f"mooncake://{engine.endpoint}")
         assert counter(agent, "imports_failed_total") == 2
+
+
+def test_shares(new_agent):
+    """Imports under way are bounded by the limit of open files, and an owner has at most half of what others leave: others go on."""
+    agent = new_agent("importer", settings={"mooncake.import": "true", "mooncake.allow": "127.0.0.0/8"}, start=False,
+                      wrap=["prlimit", "--nofile=256:256"])
+    agent.settings["data.tenants"] = f"other:{agent.directory}/other.sock"
+    agent.start()
+    release = threading.Event()
+    with Fake(agent) as silent, Fake(agent) as engine, agent.client() as greedy, dray.Client(agent.directory / "other.sock", timeout=LIMIT) as other:
+        silent.shake = lambda sock: release.wait(LIMIT)
+        pending = [greedy.import_token(f"mooncake://{silent.endpoint}", timeout=LIMIT, wait=False) for _ in range(16)]
+        with pytest.raises(errors.Quota, match="16 of them of this owner"):
+            greedy.import_token(f"mooncake://{engine.endpoint}")
+        assert other.import_token(f"mooncake://{engine.endpoint}").length
+        release.set()
+        for one in pending:
+            with pytest.raises((errors.PeerLost, errors.PeerUnreachable)):
+                one.result(LIMIT)
+        assert greedy.import_token(f"mooncake://{engine.endpoint}").length
 
 
 @pytest.mark.parametrize("name", ["", "a", "host:0", "host:99999", ":1", "127.0.0.1", "a b:1", "x" * 250 + ":1", "[::1]:x", "127.0.0.1:1/x"])

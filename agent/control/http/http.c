@@ -4,14 +4,11 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "agent/control/http/internal.h"
+#include "lib/fds.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
-
-/* Each server may use this fraction (1/8) of RLIMIT_NOFILE. */
-#define FD_SHARE 8
 
 static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
@@ -52,16 +49,6 @@ static int listeners_open(struct http_server *s, const struct dray_strv *address
 	return 0;
 }
 
-static unsigned connections(const struct dray_config *cfg)
-{
-	unsigned n = (unsigned)cfg->http.connections;
-	struct rlimit l;
-
-	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur / FD_SHARE >= n)
-		return n;
-	return dray_max((unsigned)l.rlim_cur / FD_SHARE, 1u);
-}
-
 static bool wanted(const struct dray_strv *addresses)
 {
 	return addresses->n && strcmp(addresses->v[0], "none");
@@ -74,7 +61,7 @@ static int server_open(struct http_server *s, struct agent *a, bool probes_only,
 
 	if (!wanted(addresses))
 		return 0;
-	r = server_init(s, a, probes_only, connections(&a->config->v));
+	r = server_init(s, a, probes_only, dray_fd_share((unsigned)a->config->v.http.connections));
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "%s: HTTP cannot start: %s", key,
 				    dray_errno_text(r));

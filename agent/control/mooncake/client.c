@@ -9,18 +9,23 @@
 #include "agent/control/mooncake/client_internal.h"
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/log.h"
+#include "lib/share.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
 /* Engines with remotes at the same time; each has descriptors in every worker. */
 #define ENGINES_MAX 4096u
+/* Imports under way at the same time, at most. */
+#define IMPORTS_MAX 1024u
 
 struct engine {
 	dray_handle handle;
 	struct mooncake_link link; /* borrowed by workers until all have answered _DOWN */
 	uint32_t remotes;
-	unsigned waits; /* ending: workers that have not answered */
+	const void *owner; /* of the first one */
+	unsigned waits;    /* ending: workers that have not answered */
 	bool ending, lost;
 	int64_t since_ns;
 	char segment[MOONCAKE_NAME_BYTES];
@@ -42,22 +47,28 @@ static bool is_same(const struct engine *e, const struct dray_addr *addr, bool w
 	       dray_addr_port(own) == dray_addr_port(addr);
 }
 
-dray_handle engine_use(struct mooncake_client *c, const struct dray_addr *addr, bool with_status,
-		       const char *segment)
+dray_handle engine_use(struct mooncake_client *c, const void *owner, const struct dray_addr *addr,
+		       bool with_status, const char *segment)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
+	uint64_t held = 0;
 	struct engine *e;
 
-	for (uint32_t at = 0; (e = dray_handles_next(&c->engines, &at, NULL));)
-		if (!e->ending && !e->lost && is_same(e, addr, with_status)) {
-			e->remotes++;
-			return e->handle;
-		}
+	for (uint32_t at = 0; (e = dray_handles_next(&c->engines, &at, NULL));) {
+		held += e->owner == owner;
+		if (e->ending || e->lost || !is_same(e, addr, with_status))
+			continue;
+		e->remotes++;
+		return e->handle;
+	}
+	if (!dray_share_fits(ENGINES_MAX - c->totals.engines, held, 1))
+		return 0;
 	e = calloc(1, sizeof(*e));
 	if (!e || dray_handles_add(&c->engines, e, &e->handle) < 0) {
 		free(e);
 		return 0;
 	}
+	e->owner = owner;
 	e->link.link.peer = e->handle;
 	e->link.link.addr = *addr;
 	e->link.with_status = with_status;
@@ -175,7 +186,8 @@ int mooncake_client_new(struct mooncake_client **ret, const struct mooncake_clie
 				    "mooncake.import: out of memory");
 	c->deps = *deps;
 	c->cfg = deps->cfg;
-	dray_handles_init(&c->imports, DRAY_HANDLES_MAX, 0);
+	c->imports_max = dray_fd_share(IMPORTS_MAX);
+	dray_handles_init(&c->imports, c->imports_max, 0);
 	dray_handles_init(&c->engines, ENGINES_MAX, DMSG_HANDLE_KIND_ENGINE);
 	r = resolver_new(&c->resolver, deps->event, reterr);
 	if (r < 0) {

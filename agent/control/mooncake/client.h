@@ -50,11 +50,12 @@ typedef void (*mooncake_import_fn)(void *arg, const struct dray_err *err, dray_h
 				   struct mooncake_buffers *buffers);
 
 /*
- * Asks the engine at HOST:PORT, or the metadata server for the segment of this name, for its buffers. fn runs exactly once within timeout_ns (0: MOONCAKE_IMPORT_TIMEOUT_NS), unless
+ * owner: whom a share of the imports under way, and of the engines, is counted for; compared alone. Asks the engine at HOST:PORT, or the metadata server for the segment of this name, for its buffers. fn runs exactly once within timeout_ns (0: MOONCAKE_IMPORT_TIMEOUT_NS), unless
  * cancelled. Success counts as one remote, until mooncake_release(). 0 with an id, or an error at once.
  */
-int mooncake_import(struct mooncake_client *c, const char *segment, int64_t timeout_ns,
-		    mooncake_import_fn fn, void *arg, uint64_t *ret_id, struct dray_err *reterr);
+int mooncake_import(struct mooncake_client *c, const void *owner, const char *segment,
+		    int64_t timeout_ns, mooncake_import_fn fn, void *arg, uint64_t *ret_id,
+		    struct dray_err *reterr);
 void mooncake_import_cancel(struct mooncake_client *c, uint64_t id);
 /* The workers do not use a remote of the engine any more. */
 void mooncake_release(struct mooncake_client *c, dray_handle engine);

@@ -15,13 +15,14 @@ struct mooncake_client {
 	const struct dray_config *cfg;
 	struct resolver *resolver;
 	struct dray_handles imports; /* struct mooncake_import */
+	unsigned imports_max;        /* under way at the same time; each has a connection */
 	struct dray_handles engines; /* struct engine */
 	struct mooncake_client_totals totals;
 };
 
 /* client.c: one more remote of the engine with these data connections. 0: there is no memory. */
-dray_handle engine_use(struct mooncake_client *c, const struct dray_addr *addr, bool with_status,
-		       const char *segment);
+dray_handle engine_use(struct mooncake_client *c, const void *owner, const struct dray_addr *addr,
+		       bool with_status, const char *segment);
 
 /* import.c */
 /* Ends those whose addresses mooncake.allow does not have any more. */

@@ -17,6 +17,7 @@
 #include "agent/control/mooncake/lookup.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "lib/share.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -37,6 +38,7 @@ enum import_step {
 struct mooncake_import {
 	struct mooncake_client *c;
 	uint64_t id;
+	const void *owner;
 	mooncake_import_fn fn;
 	void *arg;
 	char segment[MOONCAKE_NAME_BYTES];
@@ -88,14 +90,17 @@ static void fail(struct mooncake_import *i, struct dray_err err)
 
 static void succeed(struct mooncake_import *i, const struct dray_addr *data)
 {
-	dray_handle engine = engine_use(i->c, data, i->d.with_status, i->segment);
+	dray_handle engine = engine_use(i->c, i->owner, data, i->d.with_status, i->segment);
 	struct mooncake_buffers *buffers = i->d.buffers;
 	mooncake_import_fn fn = i->fn;
 	void *arg = i->arg;
 
 	if (!engine) {
-		fail(i, dray_err_of(DRAY_E_QUOTA,
-				    "no memory for another engine, or too many are in use"));
+		fail(i,
+		     dray_err_of(
+			     DRAY_E_QUOTA,
+			     "remotes of too many of Mooncake's engines are in use, most of them of "
+			     "this owner, or there is no memory for another one; release some"));
 		return;
 	}
 	i->c->totals.imports++;
@@ -426,8 +431,26 @@ static int start(struct mooncake_import *i, struct dray_err *reterr)
 	return *i->c->cfg->mooncake.metadata ? look_up(i, reterr) : ask_engine(i, reterr);
 }
 
-int mooncake_import(struct mooncake_client *c, const char *segment, int64_t timeout_ns,
-		    mooncake_import_fn fn, void *arg, uint64_t *ret_id, struct dray_err *reterr)
+/* 0, or -ENOSPC: others need a place, too. A client would repeat what is busy. */
+static int share_check(struct mooncake_client *c, const void *owner, struct dray_err *reterr)
+{
+	const struct mooncake_import *i;
+	unsigned all = 0, held = 0;
+
+	for (uint32_t at = 0; (i = dray_handles_next(&c->imports, &at, NULL)); all++)
+		held += i->owner == owner;
+	if (dray_share_fits(c->imports_max - all, held, 1))
+		return 0;
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+			    "%u imports from Mooncake's engines are under way, %u of them of this "
+			    "owner, which may have half of what others leave; try again when some "
+			    "have ended",
+			    all, held);
+}
+
+int mooncake_import(struct mooncake_client *c, const void *owner, const char *segment,
+		    int64_t timeout_ns, mooncake_import_fn fn, void *arg, uint64_t *ret_id,
+		    struct dray_err *reterr)
 {
 	struct mooncake_import *i;
 	int r;
@@ -440,12 +463,15 @@ int mooncake_import(struct mooncake_client *c, const char *segment, int64_t time
 	if (strlen(segment) >= MOONCAKE_NAME_BYTES)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
 				    "the name of the segment is too long");
+	if (share_check(c, owner, reterr) < 0)
+		return -ENOSPC;
 	i = calloc(1, sizeof(*i));
 	if (!i || dray_handles_add(&c->imports, i, &i->id) < 0) {
 		free(i);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for an import");
 	}
 	i->c = c;
+	i->owner = owner;
 	i->fn = fn;
 	i->arg = arg;
 	i->fd = -1;

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "agent/config/network.h"
@@ -14,12 +13,10 @@
 #include "agent/control/mooncake/publish.h"
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/log.h"
 #include "lib/share.h"
 #include "schema/gen/errors.h"
-
-/* Of RLIMIT_NOFILE, the part (1/8) that data connections may use. */
-#define FD_SHARE 8u
 
 struct data_conn {
 	struct dray_list link;
@@ -263,24 +260,16 @@ static int set_name(struct mooncake_server *s, const struct dray_addr *a, struct
 			    *advertise ? "mooncake.advertise" : "mooncake.listen", s->name);
 }
 
-/* Clients, peers and files need descriptors, too. */
 static void set_conns_max(struct mooncake_server *s)
 {
-	rlim_t share;
-	struct rlimit l;
+	unsigned wanted = (unsigned)s->cfg->mooncake.connections;
 
-	s->conns_max = (unsigned)s->cfg->mooncake.connections;
-	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur == RLIM_INFINITY)
-		return;
-	share = dray_max(l.rlim_cur / FD_SHARE, (rlim_t)1);
-	if (share >= s->conns_max)
-		return;
-	log_warning(
-		AREA,
-		"mooncake.connections is %u, an eighth of the limit of open files, instead of %u; "
-		"raise that limit",
-		(unsigned)share, s->conns_max);
-	s->conns_max = (unsigned)share;
+	s->conns_max = dray_fd_share(wanted);
+	if (s->conns_max < wanted)
+		log_warning(AREA,
+			    "mooncake.connections is %u, an eighth of the limit of open files, "
+			    "instead of %u; raise that limit",
+			    s->conns_max, wanted);
 }
 
 static int start(struct mooncake_server *s, struct dray_err *reterr)

@@ -87,8 +87,8 @@ int import_engine(struct session *s, uint64_t request_id, struct dray_blob token
 	if (!i)
 		return -ENOSPC;
 	i->is_mooncake = true;
-	r = mooncake_import(s->owner->deps.mooncake, segment, timeout_ms * DRAY_NS_PER_MS,
-			    handle_imported, i, &i->id, reterr);
+	r = mooncake_import(s->owner->deps.mooncake, s->uid_owner, segment,
+			    timeout_ms * DRAY_NS_PER_MS, handle_imported, i, &i->id, reterr);
 	if (r < 0) {
 		pending_import_uncount(i);
 		free(i);

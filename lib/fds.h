@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many file descriptors a purpose may use. */
+#pragma once
+
+#include <sys/resource.h>
+
+#include "lib/cleanup.h"
+
+/* Clients, peers and files need descriptors, too. */
+#define DRAY_FD_SHARE 8u
+
+/* n, but at most an eighth of what the process may open, and at least 1. */
+static inline unsigned dray_fd_share(unsigned n)
+{
+	struct rlimit l;
+
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur / DRAY_FD_SHARE >= n)
+		return n;
+	return dray_max((unsigned)(l.rlim_cur / DRAY_FD_SHARE), 1u);
+}
