@@ -81,11 +81,13 @@ struct lab {
 
 /* Behaviour of the verbs; the test writes it between jobs. */
 static struct {
-	_Atomic int open_error, reg_error, create_error, modify_error;
+	_Atomic int open_error, reg_error, dereg_error, create_error, modify_error;
 	_Atomic int max_cqe; /* 0: no limit */
 	_Atomic unsigned least_depth;
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
+	struct ibv_mr *stuck[8]; /* whose deregistration failed; they end with their context */
+	_Atomic unsigned n_stuck;
 	_Atomic uint64_t largest;
 	_Atomic int last_fd;
 	_Atomic uint64_t last_offset;
@@ -117,6 +119,13 @@ static inline int v_open(const char *device, struct ibv_context **ret)
 
 static inline int v_close(struct ibv_context *c)
 {
+	for (unsigned i = 0; i < dev.n_stuck; i++)
+		if (dev.stuck[i] && dev.stuck[i]->context == c) {
+			((struct context *)c)->objects--;
+			dev.mrs--;
+			free(dev.stuck[i]);
+			dev.stuck[i] = NULL;
+		}
 	/* no assertion, because this runs in another thread */
 	dev.closed_in_use += ((struct context *)c)->objects != 0;
 	close(c->async_fd);
@@ -190,6 +199,10 @@ static inline int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, 
 
 static inline int v_dereg_mr(struct ibv_mr *mr)
 {
+	if (dev.dereg_error && dev.n_stuck < DRAY_ARRAY_SIZE(dev.stuck)) {
+		dev.stuck[dev.n_stuck++] = mr;
+		return dev.dereg_error;
+	}
 	UNMAKE(mr, mrs);
 }
 

@@ -141,6 +141,29 @@ static void test_range_fails(void **state)
 	remove_region(v);
 }
 
+/* What the device does not give up stays lent until its context is closed, which the agent does. Then the device is opened again. */
+static void test_range_stuck(void **state)
+{
+	struct region_view *v = view_new(REGION(1), 0x10000000, 1 << 20, DMSG_ACCESS_READ);
+	unsigned said = lab->n_told;
+
+	(void)state;
+	rails_region_add(lab->rails, v, NULL);
+	UNTIL(dev.registered == 1);
+	add_range(5, REGION(1), 0, 8192, DMSG_ACCESS_READ);
+	UNTIL(ready());
+	dev.dereg_error = EIO;
+	rails_guest_range_end(lab->rails, 5);
+	UNTIL(dev.n_stuck);
+	dev.dereg_error = 0;
+	UNTIL(!IS(0, "up"));
+	assert_int_equal(lab->ended, 0);
+	UNTIL((let_go(&said), lab->ended == 5));
+	assert_int_equal(dev.closed_in_use, 0);
+	UNTIL((let_go(&said), IS(0, "up")));
+	remove_region(v);
+}
+
 static void test_connect(void **state)
 {
 	unsigned said = lab->n_told;
@@ -198,10 +221,8 @@ static void test_connect_fails(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		TEST(test_range),
-		TEST(test_range_fails),
-		TEST(test_connect),
-		TEST(test_connect_fails),
+		TEST(test_range),   TEST(test_range_fails),   TEST(test_range_stuck),
+		TEST(test_connect), TEST(test_connect_fails),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -148,7 +148,7 @@ static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
 	return NULL;
 }
 
-static void device_lost(struct device *d, const char *why)
+void device_lost(struct device *d, const char *why)
 {
 	dray_list_for_each(&d->used_by, rail, struct rail, device_link)
 		rail_event(rail, RAIL_EVENT_GONE, "%s", why);
@@ -304,6 +304,7 @@ static void close_done(struct dray_job *j)
 	struct rails *r = d->rails;
 
 	log_info(AREA, "closed device=%s", d->name);
+	registrations_device_closed(d);
 	dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 		device_leave(rail);
 		memset(rail->cq_used, 0, sizeof(rail->cq_used));

@@ -264,6 +264,8 @@ void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, 
 void device_open(struct rail *rail);
 /* Closes the device when it has no users left; RAIL_EVENT_CLOSED to its rails. */
 void device_close(struct device *d);
+/* Its rails end, and with them the device. */
+void device_lost(struct device *d, const char *why);
 void device_check(struct device *d);
 static inline bool device_is_open(const struct device *d)
 {
@@ -276,7 +278,13 @@ void device_job(struct device *d, struct dray_jobs *js, struct dray_job *j,
 void device_end(struct device *d);
 
 /* --- registration.c --- */
-enum mrs_state { MRS_MAKING, MRS_READY, MRS_FAILED, MRS_DROPPING };
+enum mrs_state {
+	MRS_MAKING,
+	MRS_READY,
+	MRS_FAILED,
+	MRS_DROPPING,
+	MRS_STUCK, /* not deregistered: ends with the device's context */
+};
 
 /* The memory regions of a registration with one device. */
 struct mrs {
@@ -330,6 +338,8 @@ struct mrs *registration_mrs(const struct registration *g, const struct device *
 void registrations_device_up(struct device *d);
 /* The device closes: withdraws its keys, then deregisters its memory regions. */
 void registrations_device_down(struct device *d);
+/* Its context is closed, and with it the memory regions that could not be deregistered. */
+void registrations_device_closed(struct device *d);
 void registrations_free(struct rails *r);
 
 /* --- rail_region.c --- */

@@ -108,13 +108,17 @@ static void make_run(struct dray_job *j)
 		explain(g, d, r, m->why);
 }
 
-/* If a deregistration fails, the kernel releases the memory region with the context. */
+/* What is not deregistered stays in m->v. */
 static void drop_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
+	const struct verbs *v = m->registration->rails->verbs;
+	uint32_t kept = 0;
 
-	while (m->n_made)
-		m->registration->rails->verbs->dereg_mr(m->v[--m->n_made]);
+	for (uint32_t i = 0; i < m->n_made; i++)
+		if (v->dereg_mr(m->v[i]) != 0)
+			m->v[kept++] = m->v[i];
+	m->n_made = kept;
 }
 
 static void registration_check(struct registration *g)
@@ -125,18 +129,35 @@ static void registration_check(struct registration *g)
 	free(g);
 }
 
-static void drop_done(struct dray_job *j)
+/* Its memory regions are gone. */
+static void mrs_free(struct mrs *m)
 {
-	struct mrs *m = dray_container_of(j, struct mrs, job);
 	struct registration *g = m->registration;
-	struct rails *r = g->rails;
-	struct device *d = m->device;
 
 	dray_list_del(&m->link);
 	free(m);
+	registration_check(g);
+}
+
+static void drop_done(struct dray_job *j)
+{
+	struct mrs *m = dray_container_of(j, struct mrs, job);
+	struct rails *r = m->registration->rails;
+	struct device *d = m->device;
+
 	d->jobs--;
 	d->mrs--;
-	registration_check(g);
+	if (m->n_made) {
+		/* the device may still access the memory, which therefore stays lent */
+		m->state = MRS_STUCK;
+		log_error(AREA,
+			  "%" PRIu64 " bytes cannot be deregistered, closing the device, which "
+			  "ends all memory regions device=%s",
+			  m->registration->length, d->name);
+		device_lost(d, "memory could not be deregistered");
+	} else {
+		mrs_free(m);
+	}
 	guest_ranges_check(r);
 	rail_regions_check(r);
 	device_check(d);
@@ -147,7 +168,7 @@ static void mrs_drop(struct mrs *m)
 	struct rails *r = m->registration->rails;
 
 	m->drop = true;
-	if (m->state == MRS_MAKING || m->state == MRS_DROPPING)
+	if (m->state == MRS_MAKING || m->state == MRS_DROPPING || m->state == MRS_STUCK)
 		return;
 	if (m->state == MRS_READY) {
 		r->n_mrs -= m->n;
@@ -236,6 +257,22 @@ void registrations_device_down(struct device *d)
 		dray_list_for_each(&g->mrs, m, struct mrs, link)
 			if (m->device == d)
 				mrs_drop(m);
+}
+
+void registrations_device_closed(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	dray_list_for_each(&r->registrations, g, struct registration, link) {
+		g->refs++; /* it stays until the end of the walk over its memory regions */
+		dray_list_for_each(&g->mrs, m, struct mrs, link)
+			if (m->device == d)
+				mrs_free(m);
+		g->refs--;
+		registration_check(g);
+	}
+	guest_ranges_check(r);
+	rail_regions_check(r);
 }
 
 /* like: its fields. NULL: no memory. */
