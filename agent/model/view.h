@@ -87,6 +87,7 @@ struct grant_view {
 	uint64_t offset;             /* start of the range in the region */
 	const struct ranges *ranges; /* as in a remote */
 	uint64_t mooncake; /* of MOONCAKE_PEER: the address of the range for its engines */
+	uint32_t pieces;   /* likewise: how many buffers the range is for them */
 };
 
 /*

@@ -465,7 +465,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(mooncake.buffers), .def = "4096",
 	  .allowed = "1 to 8192",
 	  .min = INT64_C(1), .max = INT64_C(8192),
-	  .doc = "Exports with an address for Mooncake at the same time, of which an owner has at most half of what others leave; fewer with a segment's name of more than 40 bytes, so that the answer to a handshake has at most 1 MiB." },
+	  .doc = "Exports with an address for Mooncake at the same time, over RDMA each contiguous piece of one, of which an owner has at most half of what others leave; fewer with a segment's name of more than 40 bytes, so that the answer to a handshake has at most 1 MiB." },
 	{ .path = "mooncake.stall_timeout", .section = "mooncake", .name = "stall_timeout",
 	  .env = "DRAY_MOONCAKE_STALL_TIMEOUT", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(mooncake.stall_timeout), .def = "10s",

@@ -595,9 +595,10 @@ struct dray_config {
 		 */
 		int64_t connections;
 		/*
-		 * Exports with an address for Mooncake at the same time, of which an owner has at
-		 * most half of what others leave; fewer with a segment's name of more than 40
-		 * bytes, so that the answer to a handshake has at most 1 MiB.
+		 * Exports with an address for Mooncake at the same time, over RDMA each contiguous
+		 * piece of one, of which an owner has at most half of what others leave; fewer with
+		 * a segment's name of more than 40 bytes, so that the answer to a handshake has at
+		 * most 1 MiB.
 		 */
 		int64_t buffers;
 		/*

@@ -181,6 +181,25 @@ def test_buffers_of_owners(new_agent):
         assert len(rig.ask(agent)["buffers"]) == len(more) == 4
 
 
+def test_pieces(new_agent):
+    """Over RDMA each contiguous piece of a range is a buffer of its own, and counts as one; over TCP a range is one."""
+    agent = new_agent("rdma", settings=rig.settings(LOOPBACK, mooncake__buffers=8, mooncake__protocol="rdma"))
+    beside = new_agent("tcp", settings=rig.settings(LOOPBACK, mooncake__buffers=1))
+    memory = dray.Memory(16 * 4096)
+    pieces = [(memory, i * 8192, 4096) for i in range(5)]
+    with agent.client() as client, beside.client() as other:
+        region = client.region(pieces)
+        token = region.export(0, 3 * 4096, mooncake=1 << 40)
+        with pytest.raises(errors.Quota, match="3 of them by this owner, and this range is 5"):
+            region.export(mooncake=2 << 40)
+        region.export(100, 4096, mooncake=3 << 40)  # of two
+        region.revoke(token)
+        with pytest.raises(errors.Quota, match="this range is 5"):
+            region.export(mooncake=2 << 40)
+        region.export(4096, 2 * 4096, mooncake=2 << 40)
+        other.region(pieces).export(mooncake=1 << 40)
+
+
 def test_names(new_agent, lab):
     """The segment has the name of mooncake.advertise, or the listener's address; IPv6 in brackets. Data connections have their own address."""
     host = lab.hosts[0]

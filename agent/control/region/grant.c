@@ -172,6 +172,7 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 	g->view.region = t->region->handle;
 	g->view.offset = t->offset;
 	g->view.mooncake = peer == MOONCAKE_PEER ? t->mooncake : 0;
+	g->view.pieces = peer == MOONCAKE_PEER ? t->mooncake_pieces : 0;
 	g->view.ranges = t->lease ? lease_ranges(t) : NULL;
 	if (peer == MOONCAKE_PEER)
 		mooncake_changed(r);

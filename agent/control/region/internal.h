@@ -93,6 +93,7 @@ struct token {
 	uint64_t offset, length;
 	uint16_t access, flags;
 	uint64_t mooncake;            /* address of its range for Mooncake's engines; 0: none */
+	uint32_t mooncake_pieces;     /* buffers that the range is for them */
 	struct dray_heap_node expiry; /* in regions->expiry, or of a lease in lease_expiry */
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
@@ -210,6 +211,8 @@ void grant_detach(struct grant *g);
 
 /* mooncake.c */
 
+/* How many buffers a range is for Mooncake's engines. */
+uint32_t mooncake_pieces(const struct region *region, uint64_t offset, uint64_t length);
 /* Whether this range may be a buffer for Mooncake's engines. 0, or -errno with reterr. */
 int mooncake_export_check(const struct region *region, const struct dmsg_region_export *m,
 			  struct dray_err *reterr);

@@ -17,8 +17,18 @@ struct survey {
 	const struct region *region;
 	uint64_t address, length;
 	bool overlaps;
-	uint32_t held; /* by the owner of the region */
+	uint64_t all, held; /* buffers, and those of the owner of the region */
 };
+
+/* Over TCP a buffer may be in several places; a key of RDMA is for one. */
+uint32_t mooncake_pieces(const struct region *region, uint64_t offset, uint64_t length)
+{
+	const struct region_view *v = region_view_of(region);
+
+	if (!region->regions->mooncake_rdma)
+		return 1;
+	return region_view_find(v, offset + length - 1) - region_view_find(v, offset) + 1;
+}
 
 static void survey_one(void *arg, const struct grant_view *g)
 {
@@ -27,7 +37,9 @@ static void survey_one(void *arg, const struct grant_view *g)
 
 	if (s->address < g->mooncake + g->o.length && g->mooncake < s->address + s->length)
 		s->overlaps = true;
-	s->held += other && other->owner.uid_owner == s->region->owner.uid_owner;
+	s->all += g->pieces;
+	if (other && other->owner.uid_owner == s->region->owner.uid_owner)
+		s->held += g->pieces;
 }
 
 static int form_check(const struct dmsg_region_export *m, struct dray_err *reterr)
@@ -54,7 +66,7 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 {
 	struct regions *r = region->regions;
 	struct survey survey = { .region = region, .address = m->mooncake, .length = m->length };
-	uint32_t all;
+	uint64_t all, n;
 
 	if (!m->mooncake && !(m->flags & DMSG_EXPORT_FLAG_MOONCAKE))
 		return 0;
@@ -69,14 +81,18 @@ int mooncake_export_check(const struct region *region, const struct dmsg_region_
 				    "Mooncake's engines reach host memory only; export a memfd or "
 				    "a pool");
 	regions_mooncake_each(r, survey_one, &survey);
-	all = dray_min(grants_count(r, MOONCAKE_PEER), r->mooncake_max);
-	if (!dray_share_fits(r->mooncake_max - all, survey.held, 1))
+	/* those that end still have their registrations */
+	all = dray_max(survey.all, (uint64_t)grants_count(r, MOONCAKE_PEER));
+	all = dray_min(all, (uint64_t)r->mooncake_max);
+	n = mooncake_pieces(region, m->offset, m->length);
+	if (!dray_share_fits(r->mooncake_max - all, survey.held, n))
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
-			"%" PRIu32 " ranges are exported to Mooncake's engines, %" PRIu32
-			" of them by this owner, and an owner may have half of what others "
-			"leave of mooncake.buffers; revoke some, or raise it",
-			all, survey.held);
+			"%" PRIu64 " buffers are exported to Mooncake's engines, %" PRIu64
+			" of them by this owner, and this range is %" PRIu64
+			"; an owner may have half of what others leave of mooncake.buffers; "
+			"revoke some, or raise it",
+			all, survey.held, n);
 	if (survey.overlaps)
 		return dray_err_set(reterr, -EEXIST, DRAY_E_INVALID,
 				    "the addresses overlap with another export, perhaps of another "

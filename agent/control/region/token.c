@@ -213,6 +213,7 @@ struct token *token_new(struct region *region, const struct dmsg_region_export *
 	t->access = m->access;
 	t->flags = m->flags;
 	t->mooncake = is_lease ? 0 : m->mooncake;
+	t->mooncake_pieces = t->mooncake ? mooncake_pieces(region, m->offset, m->length) : 0;
 	memcpy(t->audience, m->audience, AGENT_ID_BYTES);
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
