@@ -88,7 +88,8 @@ def test_requests(target):
     for how, why in ({"peer_nic_path": f"{name}@none"}, "does not use the device"), ({"peer_nic_path": "other:1@x"}, "no device of this segment"), \
             ({"local_gid": ""}, "no GID"), ({"local_gid": GID[:-1] + "g"}, "no GID"), ({"local_nic_path": "a\"b"}, "no name"), ({"local_nic_path": 5}, "no name"), \
             ({"qp_num": []}, "qp_num"), ({"qp_num": [-1]}, "qp_num"), ({"qp_num": ["x"]}, "qp_num"), ({"qp_num": [1 << 24]}, "qp_num"), \
-            ({"qp_num": 5}, "qp_num"), ({"local_lid": -1}, "LID"), ({"qp_num": [1] * 9}, "too many"):
+            ({"qp_num": 5}, "qp_num"), ({"local_lid": -1}, "LID"), ({"qp_num": [1] * 9}, "too many"), \
+            ({"local_gid": GID.replace("0a:5a", "0a:5b")}, "mooncake.allow"), ({"local_gid": GID.replace("ff:ff", "00:01")}, "mooncake.allow"):
         answer = ask(t, request(t, **how))
         assert why in answer["reply_msg"] and answer["qp_num"] == [] and answer["local_nic_path"] == "", (how, answer)
     for body in b"[1]", b"", b"\xff" * 100, b"[" * 8000:

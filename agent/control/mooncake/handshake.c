@@ -74,27 +74,45 @@ static void close_one(struct handshake *h)
 	free(h);
 }
 
+/* A descriptor that waits for registrations is told before there is no time left to send it. */
+static bool waits_for_ranges(const struct handshake *h)
+{
+	return h->state == HANDSHAKE_WAIT && h->request.type == MOONCAKE_METADATA;
+}
+
+/* When something happens to the handshake by itself. */
 static int64_t end_of(const struct handshake *h)
 {
-	return h->began_ns + h->server->cfg->mooncake.stall_timeout;
+	int64_t time = h->server->cfg->mooncake.stall_timeout;
+
+	return h->began_ns + (waits_for_ranges(h) ? time / 2 : time);
 }
 
 static void limit_arm(struct mooncake_server *s)
 {
-	const struct handshake *first = dray_list_first(&s->handshakes, struct handshake, link);
+	int64_t end = INT64_MAX;
 
-	sd_event_source_set_time(s->limit, first ? (uint64_t)end_of(first) / 1000 + 1 : UINT64_MAX);
+	dray_list_for_each(&s->handshakes, h, const struct handshake, link)
+		end = dray_min(end, end_of(h));
+	sd_event_source_set_time(s->limit, end < INT64_MAX ? (uint64_t)end / 1000 + 1 : UINT64_MAX);
 	sd_event_source_set_enabled(s->limit, SD_EVENT_ONESHOT);
 }
+
+static void tell_what_is_ready(struct handshake *h);
 
 static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct mooncake_server *s = arg;
 	int64_t now = dray_now().ns;
-	struct handshake *h;
 
-	while ((h = dray_list_first(&s->handshakes, struct handshake, link)) && end_of(h) <= now)
-		close_one(h);
+	dray_list_for_each(&s->handshakes, h, struct handshake, link) {
+		if (end_of(h) > now)
+			continue;
+		if (waits_for_ranges(h))
+			tell_what_is_ready(h);
+		else
+			close_one(h);
+	}
 	limit_arm(s);
 	return 0;
 }
@@ -183,6 +201,7 @@ static int wait_begin(struct handshake *h)
 	h->state = HANDSHAKE_WAIT;
 	/* an end of the connection is reported all the same */
 	r = sd_event_source_set_io_events(h->io, EPOLLRDHUP);
+	limit_arm(h->server);
 	return r < 0 ? r : 0;
 }
 
@@ -197,6 +216,15 @@ static void resume(struct handshake *h, int r)
 		return;
 	close_one(h);
 	limit_arm(s);
+}
+
+/* Some ranges are still being registered. */
+static void tell_what_is_ready(struct handshake *h)
+{
+	log_limited(DRAY_LOG_NOTICE, AREA,
+		    "an engine is told the buffers that are registered, without others whose "
+		    "registration takes longer than half of mooncake.stall_timeout");
+	resume(h, answer_make(h));
 }
 
 /* Makes the answer that refuses queue pairs, or has them. 0 or -ENOMEM. */
@@ -234,6 +262,8 @@ static int step_connection(struct handshake *h)
 	h->want->from = h->from;
 	why = connection_parse(h->body, (size_t)h->request.body, s->name, h->want);
 	free(dray_take(h->body));
+	if (!why && !mooncake_guest_allowed(s, h->want))
+		why = "mooncake.allow does not have the address of this GID";
 	if (why) {
 		int r = answer_connection(h, &(struct rails_guest_reply){ .refused = why });
 

@@ -38,6 +38,9 @@ struct mooncake_server {
 
 /* The peer may connect now. Otherwise counts and logs that it may not. */
 bool mooncake_admits(struct mooncake_server *s, const struct dray_addr *from, const char *what);
+/* mooncake.allow has the address of the guest's handshake, and that of its GID. */
+bool mooncake_guest_allowed(const struct mooncake_server *s,
+			    const struct rails_guest_request *guest);
 /* Closes it so that the peer sees an error at once. */
 void mooncake_refuse(struct mooncake_server *s, int fd);
 

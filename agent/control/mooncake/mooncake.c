@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "agent/config/network.h"
@@ -156,11 +157,31 @@ void mooncake_server_drain(struct mooncake_server *s, bool on)
 		tell_close(s, i, 0);
 }
 
-static bool is_allowed(void *arg, const struct dray_addr *from)
+/* GIDs of InfiniBand, whose ports have a LID, are no addresses. */
+static bool is_infiniband(const struct mooncake_server *s, const char *device)
 {
-	const struct mooncake_server *s = arg;
+	struct rails_guest_device v[RAILS_MAX];
+	unsigned n = rails_guest_devices(*s->deps.rails, v);
 
-	return networks_have(&s->cfg->mooncake.allow, from);
+	for (unsigned i = 0; i < n; i++)
+		if (!strcmp(v[i].name, device))
+			return v[i].lid;
+	return false;
+}
+
+bool mooncake_guest_allowed(const struct mooncake_server *s,
+			    const struct rails_guest_request *guest)
+{
+	struct dray_addr gid = { .in6 = { .sin6_family = AF_INET6, .sin6_addr = guest->gid },
+				 .len = sizeof(gid.in6) };
+
+	return networks_have(&s->cfg->mooncake.allow, &guest->from) &&
+	       (is_infiniband(s, guest->device) || networks_have(&s->cfg->mooncake.allow, &gid));
+}
+
+static bool is_allowed(void *arg, const struct rails_guest_request *guest)
+{
+	return mooncake_guest_allowed(arg, guest);
 }
 
 void mooncake_server_rails_changed(struct mooncake_server *s)
@@ -188,8 +209,9 @@ void mooncake_server_reload(struct mooncake_server *s)
 		return;
 	handshakes_close(s, false);
 	if (s->rdma)
-		rails_guests_end(*s->deps.rails, is_allowed, s,
-				 "mooncake.allow does not have the address of the guest any more");
+		rails_guests_end(
+			*s->deps.rails, is_allowed, s,
+			"mooncake.allow does not have the addresses of the guest any more");
 	dray_list_for_each(&s->conns, c, const struct data_conn, link)
 		if (!networks_have(&s->cfg->mooncake.allow, &c->from))
 			tell_close(s, c->worker, c->id);

@@ -330,11 +330,12 @@ void rails_guest_forget(struct rails *r, uint64_t id)
 
 /* --- what ends guests --------------------------------------------------------------------------------- */
 
-void rails_guests_end(struct rails *r, bool (*keep)(void *arg, const struct dray_addr *from),
-		      void *arg, const char *why)
+void rails_guests_end(struct rails *r,
+		      bool (*keep)(void *arg, const struct rails_guest_request *guest), void *arg,
+		      const char *why)
 {
 	dray_list_for_each(&r->guests.v, g, struct guest, link)
-		if (!keep || !keep(arg, &g->want.from))
+		if (!keep || !keep(arg, &g->want))
 			guest_die(g, why);
 }
 

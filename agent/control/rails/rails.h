@@ -173,8 +173,9 @@ uint64_t rails_guest_connect(struct rails *r, const struct rails_guest_request *
 /* The guest does not wait any more: done() does not run, and the queue pairs are destroyed. */
 void rails_guest_forget(struct rails *r, uint64_t id);
 /* Destroys the queue pairs of all guests but those to keep. */
-void rails_guests_end(struct rails *r, bool (*keep)(void *arg, const struct dray_addr *from),
-		      void *arg, const char *why);
+void rails_guests_end(struct rails *r,
+		      bool (*keep)(void *arg, const struct rails_guest_request *guest), void *arg,
+		      const char *why);
 
 struct rails_guest_totals {
 	uint64_t queue_pairs, refused, lost;
