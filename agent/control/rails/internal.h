@@ -219,6 +219,7 @@ struct rails {
 	struct dray_list devices, peers, regions, registrations, windows;
 	struct guests guests;
 	struct dray_map by_handle; /* struct rail_peer that is not down */
+	struct dray_map regions_by_handle;
 	struct dray_heap retries;  /* of struct rail_peer */
 	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */
 	struct dray_list renewals; /* rail_region.c */

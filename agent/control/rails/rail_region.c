@@ -37,6 +37,7 @@ struct rail_region {
 	struct dray_list link;
 	struct rails *rails;
 	dray_handle handle; /* 0: staging memory or a window */
+	struct dray_map_node by_handle;
 	enum region_memory memory;
 	enum registration_use use;
 	bool store; /* a segment of the store */
@@ -66,10 +67,8 @@ struct renewal {
 
 static struct rail_region *region_get(struct rails *r, dray_handle handle)
 {
-	dray_list_for_each(&r->regions, it, struct rail_region, link)
-		if (it->handle == handle)
-			return it;
-	return NULL;
+	return dray_map_entry(dray_map_find(&r->regions_by_handle, &handle, sizeof(handle)),
+			      struct rail_region, by_handle);
 }
 
 static void region_check(struct rail_region *region);
@@ -471,6 +470,7 @@ static void region_check(struct rail_region *region)
 	if (is_held(region))
 		return;
 	dray_list_del(&region->link);
+	dray_map_del(&r->regions_by_handle, &region->by_handle);
 	free(region);
 	done(arg);
 }
@@ -522,6 +522,9 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	region->announce = region->memory == REGION_RDMA;
 	region->renew = shares_renewal(region);
 	dray_list_add(&r->regions, &region->link);
+	if (region->handle)
+		dray_map_add(&r->regions_by_handle, &region->by_handle, &region->handle,
+			     sizeof(region->handle));
 	if (!region->renew)
 		parts_make(region);
 	publish(region);
