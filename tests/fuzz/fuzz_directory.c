@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Answers of a server of the directory, in pieces of the length that the first byte says. What is taken over must be addresses and
- * numbers in their one form, an answer must not be larger than the limit, and a refusal must say why.
+ * numbers in their one form, servers must have slots, an answer must not be larger than the limit, and a refusal must say why.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/directory/answer.h"
+#include "agent/control/directory/cluster.h"
 #include "lib/assert.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -35,9 +36,41 @@ static void check_error(const redisReply *r)
 		dray_assert(*p >= ' ' && *p <= '~');
 }
 
+static void check_address(const struct cluster_address *at)
+{
+	struct dray_addr a;
+
+	dray_assert(at->port && at->port <= UINT16_MAX);
+	dray_assert(dray_host_is_address(at->host, &a) || dray_host_is_name(at->host));
+}
+
+static void check_cluster(const redisReply *r)
+{
+	static struct cluster_map map;
+	struct cluster_address at;
+	unsigned slot, slots = 0;
+
+	if (cluster_redirection(r, "10.0.0.1", &slot, &at) == 0) {
+		dray_assert(r->type == REDIS_REPLY_ERROR && slot < CLUSTER_SLOTS);
+		check_address(&at);
+	}
+	if (cluster_nodes(r, "10.0.0.1", &map) < 0)
+		return;
+	dray_assert(map.n && map.n <= CLUSTER_SERVERS_MAX);
+	for (unsigned i = 0; i < map.n; i++)
+		check_address(&map.servers[i]);
+	for (unsigned i = 0; i < CLUSTER_SLOTS; i++) {
+		dray_assert(map.of[i] <= map.n);
+		slots += map.of[i] != 0;
+	}
+	dray_assert(slots);
+}
+
 static void check(const redisReply *r)
 {
 	int64_t n;
+
+	check_cluster(r);
 
 	dray_assert(r->type != REDIS_REPLY_ARRAY || r->elements <= ANSWER_ELEMENTS_MAX);
 	check_owners(r);

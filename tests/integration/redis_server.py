@@ -61,13 +61,17 @@ class Redis:
 
     def command(self, *words):
         """Sends a command by the Unix socket, and returns its answer."""
+        return self.commands(words)[0]
+
+    def commands(self, *commands):
+        """The same for several commands of one connection."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(30)
             s.connect(str(self.directory / "s"))
             with s.makefile("rwb") as f:
                 if self.password:
                     _ask(f, "AUTH", self.password)
-                return _ask(f, *words)
+                return [_ask(f, *words) for words in commands]
 
     def owners(self, key, space="kv", prefix="dray"):
         """The agents that are entered for an object."""
@@ -108,3 +112,40 @@ def _answer(f):
         return None if rest == b"-1" else f.read(int(rest) + 2)[:-2].decode()
     assert kind == b"*", line
     return [_answer(f) for _ in range(int(rest))]
+
+
+class Cluster:
+    """Primaries that share the slots, and a replica of the first one if `replica`."""
+
+    def __init__(self, lab, primaries=3, replica=False, **how):
+        options = ["cluster-enabled", "yes", "cluster-node-timeout", "1000", "cluster-require-full-coverage", "no", "repl-diskless-sync-delay", "0"]
+        self.nodes = [Redis(lab, options=options, **how) for _ in range(primaries + replica)]
+        self.primaries = self.nodes[:primaries]
+        for i, node in enumerate(self.primaries):
+            node.command("CLUSTER", "ADDSLOTSRANGE", 16384 * i // primaries, 16384 * (i + 1) // primaries - 1)
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        first = self.nodes[0]
+        for node in self.nodes[1:]:
+            first.command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        until(lambda: all(len(n.command("CLUSTER", "NODES").split("\n")) > len(self.nodes) for n in self.nodes), "all nodes")
+        if replica:
+            until(lambda: self._replicate(self.nodes[-1], first), "the replica")
+            until(lambda: "master_link_status:up" in self.nodes[-1].command("INFO", "replication"), "the replica's data")
+        until(lambda: all("cluster_state:ok" in n.command("CLUSTER", "INFO") and n.command("CLUSTER", "INFO").count("slots_ok:16384") for n in self.nodes), "the cluster")
+
+    @staticmethod
+    def _replicate(node, primary):
+        with contextlib.suppress(Error):
+            return node.command("CLUSTER", "REPLICATE", primary.command("CLUSTER", "MYID")) == "OK"
+
+    def of(self, name):
+        """The primary that has the key at first, and its slot."""
+        slot = self.nodes[0].command("CLUSTER", "KEYSLOT", name)
+        return self.primaries[next(i for i in range(len(self.primaries)) if slot < 16384 * (i + 1) // len(self.primaries))], slot
+
+    def owners(self, key, **how):
+        return self.of(name_of(key, **how))[0].owners(key, **how)
+
+    def kill(self):
+        for node in self.nodes:
+            node.kill()

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* URLs of the directory, names of objects in it, and its answers: what is taken over, and what ends the connection. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/unit/cm.h"
 #include "agent/config/directory_url.h"
 #include "agent/control/directory/answer.h"
+#include "agent/control/directory/cluster.h"
 #include "agent/control/directory/name.h"
 #include "schema/gen/errors.h"
 
@@ -100,11 +102,11 @@ static struct names names;
 
 static const char *name(const char *space, const char *key)
 {
-	static char text[2][NAME_BYTES + 1];
+	static char text[2][NAME_DIGEST + 1];
 	static unsigned i;
 	char *ret = text[++i % 2];
 
-	ret[name_of(&names, space, (const uint8_t *)key, strlen(key), ret)] = '\0';
+	assert_true(name_of(&names, space, (const uint8_t *)key, strlen(key), ret));
 	return ret;
 }
 
@@ -112,7 +114,7 @@ static const char *name(const char *space, const char *key)
 static void test_names(void **state)
 {
 	assert_int_equal(names_init(&names, "dray"), 0);
-	assert_string_equal(name("kv", "key"), "dray:635db1af4a80bca141c6f0c4fbd7c0bcba614be1");
+	assert_string_equal(name("kv", "key"), "635db1af4a80bca141c6f0c4fbd7c0bcba614be1");
 	assert_string_equal(name("kv", "key"), name("kv", "key"));
 	assert_string_not_equal(name("kv", "key"), name("kv", "kez"));
 	assert_string_not_equal(name("kv", "key"), name("k", "vkey"));
@@ -266,6 +268,91 @@ static void test_bounds(void **state)
 	assert_true(is_taken(large, n));
 }
 
+/* --- clusters ------------------------------------------------------------------------------------- */
+
+static unsigned slot(const char *key)
+{
+	return cluster_slot(key, strlen(key));
+}
+
+/* As the specification of clusters gives them. */
+static void test_slots(void **state)
+{
+	assert_int_equal(slot("123456789"), 0x31c3);
+	assert_int_equal(slot(""), 0);
+	assert_int_equal(slot("{user1000}.following"), slot("{user1000}.followers"));
+	assert_int_equal(slot("{user1000}.following"), slot("user1000"));
+	assert_int_equal(slot("foo{bar}{zap}"), slot("bar"));
+	assert_int_equal(slot("foo{{bar}}zap"), slot("{bar"));
+	assert_int_not_equal(slot("foo{}{bar}"), slot("bar"));
+	assert_int_not_equal(slot("foo{bar"), slot("bar"));
+}
+
+static void assert_redirection(const char *text, unsigned want, const char *host, unsigned port)
+{
+	struct cluster_address at;
+	unsigned got;
+
+	assert_int_equal(cluster_redirection(answer(text), "10.0.0.7", &got, &at), 0);
+	assert_int_equal(got, want);
+	assert_string_equal(at.host, host);
+	assert_int_equal(at.port, port);
+	release();
+}
+
+static void assert_no_redirection(const char *text)
+{
+	struct cluster_address at;
+	unsigned got;
+
+	assert_int_equal(cluster_redirection(answer(text), "10.0.0.7", &got, &at), -EINVAL);
+	release();
+}
+
+static void test_redirections(void **state)
+{
+	assert_redirection("-MOVED 3999 127.0.0.1:6381\r\n", 3999, "127.0.0.1", 6381);
+	assert_redirection("-ASK 16383 ::1:1\r\n", 16383, "::1", 1);
+	assert_redirection("-MOVED 0 redis-2.test:65535\r\n", 0, "redis-2.test", 65535);
+	assert_redirection("-MOVED 5 :7000\r\n", 5, "10.0.0.7", 7000);
+	assert_no_redirection("-MOVED 16384 10.0.0.1:1\r\n");
+	assert_no_redirection("-MOVED -1 10.0.0.1:1\r\n");
+	assert_no_redirection("-MOVED 1 10.0.0.1:0\r\n");
+	assert_no_redirection("-MOVED 1 10.0.0.1:65536\r\n");
+	assert_no_redirection("-MOVED 1 10.0.0.1\r\n");
+	assert_no_redirection("-MOVED 1 a..b:1\r\n");
+	assert_no_redirection("-MOVED 1\r\n");
+	assert_no_redirection("-MOVED\r\n");
+	assert_no_redirection("+MOVED 1 10.0.0.1:1\r\n");
+}
+
+static void test_maps(void **state)
+{
+	static const char nodes[] =
+		"a 127.0.0.1:30004@31004,h slave e7d1 0 1426238317239 4 connected\n"
+		"b 127.0.0.1:30002@31002 master - 0 1426238316232 2 connected 5461-10922\n"
+		"c :30003@31003 myself,master - 0 0 3 connected 10923-16383 [5-<-b] 7 x 9-8 99999\n"
+		"d no-port master - 0 0 1 connected 9\n"
+		"e 127.0.0.1:1 master\n";
+	static struct cluster_map map;
+	char text[sizeof(nodes) + 20];
+
+	snprintf(text, sizeof(text), "$%zu\r\n%s\r\n", strlen(nodes), nodes);
+	assert_int_equal(cluster_nodes(answer(text), "10.0.0.7", &map), 0);
+	release();
+	assert_int_equal(map.n, 2);
+	assert_string_equal(map.servers[0].host, "127.0.0.1");
+	assert_int_equal(map.servers[0].port, 30002);
+	assert_string_equal(map.servers[1].host, "10.0.0.7");
+	for (unsigned i = 0; i < CLUSTER_SLOTS; i++)
+		assert_int_equal(map.of[i], i == 7 ? 2 : i < 5461 ? 0 : i < 10923 ? 1 : 2);
+	assert_int_equal(cluster_nodes(answer("$4\r\nnone\r\n"), "h", &map), -EINVAL);
+	release();
+	assert_int_equal(cluster_nodes(answer("-ERR cluster support disabled\r\n"), "h", &map),
+			 -EINVAL);
+	release();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -273,6 +360,8 @@ int main(void)
 		cmocka_unit_test(test_prefixes), cmocka_unit_test(test_names),
 		cmocka_unit_test(test_owners),   cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_times),    cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_slots),    cmocka_unit_test(test_redirections),
+		cmocka_unit_test(test_maps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,6 @@
 #include "agent/control/directory/directory.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@
  * The key PREFIX:since has the time when the first agent came.
  */
 #define INCOMPLETE_MS 10000
-#define SINCE ":since"
+#define SINCE "since"
 
 const char *directory_state_name(enum directory_state s)
 {
@@ -54,8 +53,9 @@ static void takes_none(struct directory *d, int code, const char *text, const ch
 	directory_set(d, DIRECTORY_REFUSING, &why);
 }
 
-void directory_refused(struct directory *d, const redisReply *r, bool enters)
+void directory_refused(struct server *s, const redisReply *r, bool enters)
 {
+	struct directory *d = s->d;
 	char text[100] = "";
 
 	d->totals.errors++;
@@ -74,18 +74,18 @@ void directory_refused(struct directory *d, const redisReply *r, bool enters)
 				   "let the user in store.directory use ZADD, ZREM, "
 				   "ZREMRANGEBYSCORE and PEXPIRE on store.directory_prefix");
 		else
-			link_fail(d->link, DRAY_E_DENIED,
+			link_fail(s->link, DRAY_E_DENIED,
 				  "the user in store.directory may not use ZREVRANGEBYSCORE there");
 		break;
 	case REFUSAL_AUTH:
-		link_fail(d->link, DRAY_E_DENIED,
+		link_fail(s->link, DRAY_E_DENIED,
 			  "the server wants a password now: see store.directory_password_file");
 		break;
 	case REFUSAL_LOADING:
-		link_fail(d->link, DRAY_E_BUSY, "the server is still loading its data");
+		link_fail(s->link, DRAY_E_BUSY, "the server is still loading its data");
 		break;
 	case REFUSAL_REPLICA:
-		link_fail(d->link, DRAY_E_DENIED,
+		link_fail(s->link, DRAY_E_DENIED,
 			  "the server is a replica, or has lost its primary or replicas: name the "
 			  "primary in store.directory");
 		break;
@@ -102,61 +102,54 @@ void directory_refused(struct directory *d, const redisReply *r, bool enters)
 
 bool directory_is_complete(const struct directory *d)
 {
-	return link_time_ms(d->link) >= d->incomplete_ms;
+	return dray_now().ns >= d->complete_ns;
 }
 
-static void on_set(void *arg, uint32_t i, const redisReply *r)
+void directory_since(struct server *s, unsigned part, const redisReply *r)
 {
-	struct directory *d = arg;
+	int64_t now = link_time_ms(s->link), ms;
 
 	/* a server that has just started; other refusals are those of entries, too */
-	if (r && r->type == REDIS_REPLY_ERROR && answer_refusal(r) == REFUSAL_LOADING)
-		directory_refused(d, r, true);
-}
-
-static void on_since(void *arg, uint32_t i, const redisReply *r)
-{
-	struct directory *d = arg;
-	int64_t now = link_time_ms(d->link), ms;
-
+	if (part == 0 && r->type == REDIS_REPLY_ERROR && answer_refusal(r) == REFUSAL_LOADING)
+		directory_refused(s, r, true);
 	/* Without the time nobody knows what it should have. The clock of the agent that wrote it may have been ahead. */
-	if (r && answer_number(r, &ms) == 0)
-		d->incomplete_ms = dray_min(ms, now) + INCOMPLETE_MS;
+	if (part == 1 && answer_number(r, &ms) == 0 && ms >= 0)
+		s->d->complete_ns =
+			dray_now().ns + (dray_min(ms, now) + INCOMPLETE_MS - now) * DRAY_NS_PER_MS;
 }
 
 /* Finds out since when the directory has its entries. */
-static void ask_since(struct directory *d)
+static void ask_since(struct server *s)
 {
-	char name[DIRECTORY_PREFIX_MAX + sizeof(SINCE)], now[24];
-	size_t n = (size_t)snprintf(name, sizeof(name), "%s" SINCE, d->names.prefix);
-	struct link_word set[] = { { "SET", 3 }, { name, n }, { now, 0 }, { "NX", 2 } };
-	struct link_op *op;
+	const struct key_command since = { .kind = KEY_SINCE,
+					   .n_name = sizeof(SINCE) - 1,
+					   .name = SINCE };
+	struct batch *b = batch_new(s, NULL, "");
 
-	d->incomplete_ms = INT64_MAX;
-	set[2].n = (size_t)snprintf(now, sizeof(now), "%" PRId64, link_time_ms(d->link));
-	op = link_begin(d->link, on_set, d);
-	if (op)
-		link_command(d->link, op, set, 4);
-	op = link_begin(d->link, on_since, d);
-	if (op)
-		link_command(d->link, op, (struct link_word[]){ { "GET", 3 }, { name, n } }, 2);
-	link_send(d->link);
+	s->d->complete_ns = INT64_MAX;
+	if (!b)
+		return;
+	batch_add(b, &since);
+	batch_send(b);
 }
 
-static void on_up(void *arg)
+void directory_up(struct server *s)
 {
-	struct directory *d = arg;
-
-	ask_since(d);
-	directory_set(d, DIRECTORY_OK, NULL);
-	entries_begin(d);
+	ask_since(s);
+	/* one that takes no entries may do so at another server still */
+	if (s->d->state == DIRECTORY_DOWN)
+		directory_set(s->d, DIRECTORY_OK, NULL);
+	entries_begin(s->d);
 }
 
-static void on_down(void *arg, const struct dray_err *why)
+void directory_down(struct server *s, const struct dray_err *why)
 {
-	struct directory *d = arg;
+	struct directory *d = s->d;
 
 	d->totals.errors++;
+	/* the others of a cluster go on */
+	if (servers_are_up(d))
+		return;
 	entries_pause(d);
 	directory_set(d, DIRECTORY_DOWN, why);
 }
@@ -171,18 +164,7 @@ static int start(struct directory *d, struct dray_err *reterr)
 	if (r >= 0)
 		r = resolver_new(&d->resolver, d->deps.event, reterr);
 	if (r >= 0)
-		r = link_new(&d->link,
-			     &(struct link_config){ .event = d->deps.event,
-						    .resolver = d->resolver,
-						    .tls = d->login.tls,
-						    .host = d->url.host,
-						    .port = d->url.port,
-						    .login = &d->login.link,
-						    .late_ns = cfg->store.directory_timeout,
-						    .up = on_up,
-						    .down = on_down,
-						    .arg = d },
-			     reterr);
+		r = servers_init(d, reterr);
 	if (r < 0)
 		return r;
 	r = names_init(&d->names, cfg->store.directory_prefix);
@@ -204,6 +186,8 @@ int directory_new(struct directory **ret, const struct directory_deps *deps,
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for store.directory");
 	d->deps = *deps;
+	dray_list_init(&d->finds.all);
+	dray_list_init(&d->batches);
 	r = start(d, reterr);
 	if (r < 0) {
 		directory_free(d);
@@ -219,7 +203,8 @@ struct directory *directory_free(struct directory *d)
 		return NULL;
 	finds_deinit(d);
 	entries_deinit(d);
-	link_free(d->link);
+	servers_deinit(d);
+	batches_free(d);
 	resolver_free(d->resolver);
 	names_deinit(&d->names);
 	login_deinit(&d->login);

@@ -6,8 +6,6 @@
  * what a listing makes in a second.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "agent/control/directory/internal.h"
@@ -27,17 +25,10 @@
 /* Between the starts of two listings. */
 #define LISTING_MIN_NS (10 * DRAY_NS_PER_SEC)
 #define LISTINGS 3
-/* Commands of one entry. */
-#define COMMANDS 3
 
 static int64_t expiry_ns(const struct directory *d)
 {
 	return d->deps.cfg->store.directory_expiry;
-}
-
-static int64_t expiry_ms(const struct directory *d)
-{
-	return expiry_ns(d) / DRAY_NS_PER_MS;
 }
 
 static void wake_at(struct directory *d, int64_t at_ns)
@@ -61,98 +52,47 @@ static void taken(struct directory *d)
 	e->again = true;
 }
 
-/* The answers to an entry have come. */
-static void answered(struct directory *d)
+void entry_answer(struct server *s, enum key_kind kind, const redisReply *r)
 {
+	struct directory *d = s->d;
 	struct entries *e = &d->entries;
 
 	if (e->waiting)
 		e->waiting--;
+	if (!r)
+		return;
+	if (r->type != REDIS_REPLY_INTEGER) {
+		directory_refused(s, r, true);
+		/* the server that has the key may be known, or up, next time */
+		e->again |= r->type == REDIS_REPLY_ERROR && answer_refusal(r) >= REFUSAL_MOVED;
+	} else if (kind == KEY_ENTER) {
+		taken(d);
+	}
 	if (e->more && e->waiting < WAITING_MAX / 2)
 		changes_take(d);
 }
 
-static void on_added(void *arg, uint32_t i, const redisReply *r)
-{
-	struct directory *d = arg;
-
-	if (!r)
-		return;
-	if (r->type != REDIS_REPLY_INTEGER)
-		directory_refused(d, r, true);
-	else if (i % COMMANDS == 0)
-		taken(d);
-	if (i % COMMANDS == COMMANDS - 1)
-		answered(d);
-}
-
-static void on_removed(void *arg, uint32_t i, const redisReply *r)
-{
-	struct directory *d = arg;
-
-	if (!r)
-		return;
-	if (r->type != REDIS_REPLY_INTEGER)
-		directory_refused(d, r, true);
-	answered(d);
-}
-
-/* Nobody waits for these: another agent's entry was wrong. */
-static void on_forgotten(void *arg, uint32_t i, const redisReply *r)
-{
-	struct directory *d = arg;
-
-	if (r && r->type != REDIS_REPLY_INTEGER)
-		directory_refused(d, r, true);
-}
-
 /* --- commands ----------------------------------------------------------------------------------------- */
 
-static struct link_word word(const char *text)
-{
-	return (struct link_word){ text, strlen(text) };
-}
-
-static bool op_ready(struct directory *d, bool adds)
-{
-	struct entries *e = &d->entries;
-
-	if (e->op && e->op_adds == adds)
-		return true;
-	e->op = link_begin(d->link, adds ? on_added : on_removed, d);
-	e->op_adds = adds;
-	return e->op;
-}
-
-static void command(struct directory *d, const struct link_word *words, unsigned n)
-{
-	link_command(d->link, d->entries.op, words, n);
-}
-
-/* False: it could not be sent. */
+/* False: it could not be sent, which a listing may mend. */
 static bool enter(struct directory *d, const struct store_change *c)
 {
-	struct entries *e = &d->entries;
-	struct link_word segment = word(e->segment), name;
-	char text[NAME_BYTES];
+	struct key_command k = { .kind = c->here ? KEY_ENTER : KEY_REMOVE, .n_name = NAME_DIGEST };
+	struct server *s;
 
-	name = (struct link_word){ text, name_of(&d->names, c->space, c->key.p, c->key.n, text) };
-	if (!name.n || !op_ready(d, c->here))
+	if (!name_of(&d->names, c->space, c->key.p, c->key.n, k.name))
 		return false;
-	e->waiting++;
-	if (!c->here) {
-		command(d, (struct link_word[]){ word("ZREM"), name, segment }, 3);
-		d->totals.removed++;
+	s = server_of(d, &k);
+	/* when it is up, a listing follows */
+	if (!s)
 		return true;
-	}
-	command(d, (struct link_word[]){ word("ZADD"), name, word(e->end_ms), segment }, 4);
-	command(d, (struct link_word[]){ word("PEXPIRE"), name, word(e->ttl) }, 3);
-	/* entries of agents that have not renewed them */
-	command(d,
-		(struct link_word[]){ word("ZREMRANGEBYSCORE"), name, word("-inf"),
-				      word(e->now_ms) },
-		4);
-	d->totals.entered++;
+	if (!s->making)
+		s->making = batch_new(s, NULL, d->entries.segment);
+	if (!s->making || !batch_add(s->making, &k))
+		return false;
+	d->entries.waiting++;
+	d->totals.entered += c->here;
+	d->totals.removed += !c->here;
 	return true;
 }
 
@@ -164,35 +104,19 @@ static void on_change(void *arg, const struct store_change *c)
 		d->entries.again = true;
 }
 
-static void commands_begin(struct directory *d)
-{
-	struct entries *e = &d->entries;
-	int64_t now = link_time_ms(d->link);
-
-	e->op = NULL;
-	snprintf(e->now_ms, sizeof(e->now_ms), "%" PRId64, now);
-	snprintf(e->end_ms, sizeof(e->end_ms), "%" PRId64, now + expiry_ms(d));
-}
-
-static void commands_end(struct directory *d)
-{
-	d->entries.op = NULL;
-	link_send(d->link);
-}
-
 void directory_forget(struct directory *d, const char *space, struct store_key key,
 		      const char *segment)
 {
-	struct link_op *op;
-	char text[NAME_BYTES];
-	struct link_word name = { text, name_of(&d->names, space, key.p, key.n, text) };
+	struct key_command k = { .kind = KEY_FORGET, .n_name = NAME_DIGEST };
+	struct server *s = NULL;
+	struct batch *b;
 
 	d->totals.stale++;
-	op = name.n ? link_begin(d->link, on_forgotten, d) : NULL;
-	if (!op)
-		return;
-	link_command(d->link, op, (struct link_word[]){ word("ZREM"), name, word(segment) }, 3);
-	link_send(d->link);
+	if (name_of(&d->names, space, key.p, key.n, k.name))
+		s = server_of(d, &k);
+	b = s ? batch_new(s, NULL, segment) : NULL;
+	if (b && batch_add(b, &k))
+		batch_send(b);
 }
 
 /* --- changes ------------------------------------------------------------------------------------------ */
@@ -208,7 +132,7 @@ static void changes_take(struct directory *d)
 	struct entries *e = &d->entries;
 	uint64_t lost;
 
-	if (!link_is_up(d->link) || !*e->segment) {
+	if (!servers_are_up(d) || !*e->segment) {
 		/* a listing follows when it is */
 		store_changes(d->deps.store, UINT32_MAX, on_dropped, NULL, &e->lost);
 		return;
@@ -217,9 +141,8 @@ static void changes_take(struct directory *d)
 		e->more = true;
 		return;
 	}
-	commands_begin(d);
 	e->more = store_changes(d->deps.store, WAITING_MAX - e->waiting, on_change, d, &lost);
-	commands_end(d);
+	batches_send(d);
 	e->again |= lost != e->lost;
 	e->lost = lost;
 	if (e->again && !e->listing)
@@ -286,9 +209,8 @@ static void listing_turn(struct directory *d)
 {
 	struct entries *e = &d->entries;
 
-	commands_begin(d);
 	e->listing = *e->segment && store_list(d->deps.store, &e->at, TURN, on_listed, d);
-	commands_end(d);
+	batches_send(d);
 	/* nothing is left that it could refuse */
 	if (!e->listing && !e->listed)
 		taken(d);
@@ -316,7 +238,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	struct directory *d = arg;
 	struct entries *e = &d->entries;
 
-	if (!link_is_up(d->link))
+	if (!servers_are_up(d))
 		return 0;
 	if (!e->listing)
 		listing_begin(d, e->again);
@@ -328,7 +250,6 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 
 void entries_begin(struct directory *d)
 {
-	d->entries.waiting = 0;
 	listing_begin(d, true);
 	wake_at(d, dray_now().ns);
 }
@@ -343,7 +264,6 @@ void entries_refused(struct directory *d)
 
 void entries_pause(struct directory *d)
 {
-	d->entries.waiting = 0;
 	sd_event_source_set_enabled(d->entries.timer, SD_EVENT_OFF);
 }
 
@@ -352,7 +272,6 @@ int entries_init(struct directory *d)
 	struct entries *e = &d->entries;
 	int r;
 
-	snprintf(e->ttl, sizeof(e->ttl), "%" PRId64, expiry_ms(d));
 	r = sd_event_add_time(d->deps.event, &e->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, d);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(e->timer, SD_EVENT_OFF);

@@ -1,40 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Questions to the directory: who has these keys? */
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/directory/internal.h"
 #include "lib/time.h"
-#include "schema/gen/errors.h"
 
 #define ACCURACY_US 1000
 
 struct directory_find {
 	struct dray_list link; /* in d->finds.all */
 	struct directory *d;
-	struct link_op *op; /* NULL: it has got all answers */
 	const struct directory_found *found;
 	void *arg;
-	uint32_t n, answered;
+	uint32_t n, left; /* keys, and those whose answer may still come */
 	int64_t began_ns;
+	bool answered[]; /* by key */
 };
-
-static void leave(struct directory_find *f)
-{
-	f->d->totals.wait_ns += dray_span(dray_now().ns - f->began_ns);
-	if (f->op)
-		link_op_forget(f->op);
-	dray_list_del(&f->link);
-}
 
 void directory_find_cancel(struct directory_find *f)
 {
 	if (!f)
 		return;
-	leave(f);
+	f->d->totals.wait_ns += dray_span(dray_now().ns - f->began_ns);
+	batches_forget(f->d, f);
+	dray_list_del(&f->link);
 	free(f);
 }
 
@@ -50,20 +41,21 @@ static void end(struct directory_find *f)
 	const struct directory_found *found = f->found;
 	void *arg = f->arg;
 
-	while (f->answered < f->n)
-		unknown(f, f->answered++);
+	for (uint32_t i = 0; i < f->n; i++)
+		if (!f->answered[i])
+			unknown(f, i);
 	directory_find_cancel(f);
 	found->done(arg);
 }
 
-static void take(struct directory_find *f, uint32_t i, const redisReply *r)
+static void take(struct server *s, struct directory_find *f, uint32_t i, const redisReply *r)
 {
 	char owners[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX];
 	struct directory *d = f->d;
 	int n = answer_owners(r, owners), named = 0;
 
 	if (n < 0) {
-		directory_refused(d, r, false);
+		directory_refused(s, r, false);
 		unknown(f, i);
 		return;
 	}
@@ -80,18 +72,14 @@ static void take(struct directory_find *f, uint32_t i, const redisReply *r)
 		unknown(f, i);
 }
 
-static void on_answer(void *arg, uint32_t i, const redisReply *r)
+void find_answer(struct server *s, struct directory_find *f, uint32_t i, const redisReply *r)
 {
-	struct directory_find *f = arg;
-
 	if (r) {
-		take(f, i, r);
-		f->answered = i + 1;
+		take(s, f, i, r);
+		f->answered[i] = true;
 	}
-	if (r && f->answered < f->n)
-		return;
-	f->op = NULL;
-	end(f);
+	if (!--f->left)
+		end(f);
 }
 
 /* All wait equally long, so that the oldest one is the first. */
@@ -121,24 +109,20 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
-static bool command(struct directory *d, struct link_op *op, const char *space,
-		    struct store_key key, const char *now)
+/* Sends the question for one key to the server that has it, if that answers in time. */
+static void ask(struct directory_find *f, const char *space, struct store_key key, uint32_t i)
 {
-	char name[NAME_BYTES], most[2] = { '0' + ANSWER_OWNERS_MAX, 0 };
-	size_t n = name_of(&d->names, space, key.p, key.n, name);
-	const struct link_word words[] = {
-		{ "ZREVRANGEBYSCORE", 16 },
-		{ name, n },
-		{ "+inf", 4 },
-		{ now, strlen(now) },
-		{ "LIMIT", 5 },
-		{ "0", 1 },
-		{ most, 1 },
-	};
+	struct key_command k = { .kind = KEY_FIND, .i = i };
+	struct server *s = NULL;
 
-	if (n)
-		link_command(d->link, op, words, DRAY_ARRAY_SIZE(words));
-	return n;
+	if (name_of(&f->d->names, space, key.p, key.n, k.name)) {
+		k.n_name = NAME_DIGEST;
+		s = server_of(f->d, &k);
+	}
+	if (s && !s->making && !link_is_late(s->link))
+		s->making = batch_new(s, f, "");
+	if (s && s->making)
+		f->left += batch_add(s->making, &k);
 }
 
 struct directory_find *directory_find(struct directory *d, const char *space,
@@ -146,31 +130,25 @@ struct directory_find *directory_find(struct directory *d, const char *space,
 				      const struct directory_found *found, void *arg)
 {
 	struct directory_find *f;
-	char now[24];
 
 	d->totals.asked += n;
 	/* agents whose entries it has not taken are not named */
-	f = d->state == DIRECTORY_OK && !link_is_late(d->link) ? malloc(sizeof(*f)) : NULL;
-	if (!f) {
-		d->totals.unknown += n;
-		return NULL;
+	f = d->state == DIRECTORY_OK ? calloc(1, sizeof(*f) + n * sizeof(f->answered[0])) : NULL;
+	if (f) {
+		f->d = d;
+		f->found = found;
+		f->arg = arg;
+		f->n = n;
+		f->began_ns = dray_now().ns;
+		for (uint32_t i = 0; i < n; i++)
+			ask(f, space, keys[i], i);
+		batches_send(d);
 	}
-	*f = (struct directory_find){
-		.d = d, .found = found, .arg = arg, .n = n, .began_ns = dray_now().ns
-	};
-	f->op = link_begin(d->link, on_answer, f);
-	if (!f->op) {
+	if (!f || !f->left) {
 		d->totals.unknown += n;
 		free(f);
 		return NULL;
 	}
-	snprintf(now, sizeof(now), "%" PRId64, link_time_ms(d->link));
-	for (uint32_t i = 0; i < n; i++)
-		if (!command(d, f->op, space, keys[i], now)) {
-			link_fail(d->link, DRAY_E_NO_MEMORY, "no memory for a digest");
-			break;
-		}
-	link_send(d->link);
 	dray_list_add(&d->finds.all, &f->link);
 	watch(d);
 	return f;
@@ -180,7 +158,6 @@ int finds_init(struct directory *d)
 {
 	int r;
 
-	dray_list_init(&d->finds.all);
 	r = sd_event_add_time(d->deps.event, &d->finds.timer, CLOCK_MONOTONIC, 0, ACCURACY_US,
 			      on_timer, d);
 	return r < 0 ? r : sd_event_source_set_enabled(d->finds.timer, SD_EVENT_OFF);

@@ -4,6 +4,7 @@
 
 #include "agent/config/directory_url.h"
 #include "agent/control/directory/answer.h"
+#include "agent/control/directory/cluster.h"
 #include "agent/control/directory/directory.h"
 #include "agent/control/directory/link.h"
 #include "agent/control/directory/login.h"
@@ -20,7 +21,6 @@ struct finds {
 struct entries {
 	sd_event_source *timer;           /* of the next turn of the listing */
 	char segment[DRAY_ADDR_TEXT_MAX]; /* empty: nothing is entered */
-	char ttl[24];                     /* of a key, in milliseconds */
 	struct store_listing at;
 	bool listing;
 	bool again;         /* a change was lost: another listing is needed */
@@ -32,10 +32,27 @@ struct entries {
 	int64_t period_ns; /* of this listing; 0: as fast as it may be */
 	uint64_t lost;     /* changes, at the last look */
 	uint32_t waiting;  /* entries and removals without an answer */
-	/* of the commands that are being made */
-	struct link_op *op;
-	bool op_adds;
-	char end_ms[24], now_ms[24];
+};
+
+/* A server of the directory. */
+struct server {
+	struct directory *d;
+	struct link *link;
+	struct cluster_address at;
+	struct batch *making; /* commands that are being made, and not sent yet */
+};
+
+#define SERVERS_MAX (1 + CLUSTER_SERVERS_MAX)
+
+/* servers.c */
+struct servers {
+	struct server *v[SERVERS_MAX]; /* the first one is that of store.directory */
+	unsigned n;
+	struct cluster_map *map;                    /* NULL: it is no cluster */
+	struct server *mapped[CLUSTER_SERVERS_MAX]; /* those of the map */
+	int64_t asked_ns;                           /* when a server was asked for the map */
+	unsigned turn;                              /* of the servers: which is asked next */
+	sd_event_source *timer;                     /* asks again */
 };
 
 struct directory {
@@ -44,33 +61,96 @@ struct directory {
 	struct login login;
 	struct names names;
 	struct resolver *resolver;
-	struct link *link;
+	struct servers servers;
+	struct dray_list batches; /* that have not got all answers */
 	struct finds finds;
 	struct entries entries;
 	enum directory_state state;
 	struct dray_err why; /* of the state */
-	/* Until then, by the server's clock, what the directory does not name may be there all the same: agents are still entering it. */
-	int64_t incomplete_ms;
+	/* Until then what the directory does not name may be there all the same: agents are still entering it. */
+	int64_t complete_ns;
 	struct directory_totals totals;
 };
 
-/* directory.c */
+/* --- batch.c: commands about keys, sent to one server one after the other ------------------------------ */
+
+enum key_kind {
+	KEY_FIND,   /* who has it? */
+	KEY_ENTER,  /* this agent has it */
+	KEY_REMOVE, /* it does not any more */
+	KEY_FORGET, /* another agent does not */
+	KEY_SINCE,  /* since when are there entries? */
+	KEY_NODES,  /* the servers of the cluster */
+};
+
+struct key_command {
+	enum key_kind kind;
+	uint32_t i;     /* KEY_FIND: of the find */
+	uint8_t hops;   /* redirections that it has followed */
+	bool asks;      /* a redirection for this command alone: ASKING precedes it */
+	uint8_t n_name; /* what follows the prefix */
+	char name[NAME_DIGEST];
+};
+
+/* find: of KEY_FIND. segment: of KEY_FORGET. NULL: the server cannot be asked, or there is no memory. */
+struct batch *batch_new(struct server *s, struct directory_find *find, const char *segment);
+/* False: no memory; the connection ends in a turn of its own. */
+bool batch_add(struct batch *b, const struct key_command *k);
+/* Sends what has been added. The batch frees itself after the last answer. */
+void batch_send(struct batch *b);
+/* Sends what is being made for all servers. */
+void batches_send(struct directory *d);
+/* The answers are not needed any more. */
+void batches_forget(struct directory *d, const struct directory_find *find);
+/* Its commands get no answer. */
+void batches_lose(struct server *s);
+/* Without a call of anything. */
+void batches_free(struct directory *d);
+
+/* --- servers.c ----------------------------------------------------------------------------------------- */
+
+/* 0, or -errno with reterr. */
+int servers_init(struct directory *d, struct dray_err *reterr);
+void servers_deinit(struct directory *d);
+/* One of them is up. */
+bool servers_are_up(const struct directory *d);
+/* The server that has the key, as far as that is known, if it accepts commands. NULL: none does. */
+struct server *server_of(struct directory *d, const struct key_command *k);
+/* A redirection: another server has the key, for good or (asks) for this command. NULL: it cannot be asked now. */
+struct server *server_redirected(struct server *from, const redisReply *r, bool asks);
+/* The answer to KEY_NODES; NULL: none. */
+void servers_answer(struct server *s, const redisReply *r);
+
+/* --- directory.c --------------------------------------------------------------------------------------- */
+
 void directory_set(struct directory *d, enum directory_state s, const struct dray_err *why);
 /* An answer is none that a command should have; enters: that of an entry. */
-void directory_refused(struct directory *d, const redisReply *r, bool enters);
+void directory_refused(struct server *s, const redisReply *r, bool enters);
 /* The directory has an entry for whatever other agents have had for a while. */
 bool directory_is_complete(const struct directory *d);
+void directory_up(struct server *s);
+void directory_down(struct server *s, const struct dray_err *why);
+/* An answer to a part of KEY_SINCE. */
+void directory_since(struct server *s, unsigned part, const redisReply *r);
 
-/* find.c. 0 or -errno. */
+/* --- find.c -------------------------------------------------------------------------------------------- */
+
+/* 0 or -errno. */
 int finds_init(struct directory *d);
 void finds_deinit(struct directory *d);
+/* The answer for key number i. NULL: none will come. */
+void find_answer(struct server *s, struct directory_find *f, uint32_t i, const redisReply *r);
 
-/* entries.c. 0 or -errno. */
+/* --- entries.c ----------------------------------------------------------------------------------------- */
+
+/* 0 or -errno. */
 int entries_init(struct directory *d);
 void entries_deinit(struct directory *d);
-/* The directory is up: all objects are entered. */
+/* A server is up: all objects are entered. */
 void entries_begin(struct directory *d);
-/* It is not any more. */
+/* None is. */
 void entries_pause(struct directory *d);
 /* It has refused an entry. Before the state is set. */
 void entries_refused(struct directory *d);
+/* The answer to KEY_ENTER or KEY_REMOVE; NULL: none will come. */
+void entry_answer(struct server *s, enum key_kind kind, const redisReply *r);

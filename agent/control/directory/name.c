@@ -30,8 +30,8 @@ static char *hex_put(char *p, uint8_t byte)
 	return p;
 }
 
-size_t name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
-	       char ret[NAME_BYTES])
+bool name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
+	     char ret[NAME_DIGEST])
 {
 	uint8_t digest[EVP_MAX_MD_SIZE];
 	char *p = ret;
@@ -41,12 +41,9 @@ size_t name_of(struct names *n, const char *space, const uint8_t *key, size_t n_
 	    !EVP_DigestUpdate(n->ctx, space, strlen(space) + 1) ||
 	    !EVP_DigestUpdate(n->ctx, key, n_key) || !EVP_DigestFinal_ex(n->ctx, digest, NULL)) {
 		ERR_clear_error();
-		return 0;
+		return false;
 	}
-	memcpy(p, n->prefix, n->n_prefix);
-	p += n->n_prefix;
-	*p++ = ':';
 	for (unsigned i = 0; i < NAME_DIGEST / 2; i++)
 		p = hex_put(p, digest[i]);
-	return (size_t)(p - ret);
+	return true;
 }

@@ -26,6 +26,6 @@ struct names {
 /* 0 or -ENOMEM; names_deinit() also after a failure. */
 int names_init(struct names *n, const char *prefix);
 void names_deinit(struct names *n);
-/* Returns its length; 0: no memory. There is no NUL at the end. */
-size_t name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
-	       char ret[NAME_BYTES]);
+/* The digest, without a NUL at its end. False: no memory. */
+bool name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
+	     char ret[NAME_DIGEST]);
