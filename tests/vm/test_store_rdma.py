@@ -305,6 +305,32 @@ def test_evictions_under_traffic(stores):
         released(s.owner)
 
 
+@pytest.mark.parametrize("side", ["owner", "reader"])
+def test_drain(stores, side):
+    """An agent that drains ends in good order while objects are read: the reader with all of them, the owner with what it has lent by then."""
+    s = stores()
+    there, here = s.users(16 * MIB)
+    with there, here:
+        warm(s, there, here)
+        keys = [b"%d" % i for i in range(8)]
+        for key in keys:
+            assert there.put(key, value_of(key, MIB)) == Status.OK
+        items = [(key, [(i * MIB, MIB)]) for i, key in enumerate(keys)]
+        pending = here.store.get(here.region, items, wait=False)
+        agent = s.owner if side == "owner" else s.reader
+        agent.signal(signal.SIGTERM)
+        try:
+            got = pending.result(LIMIT)
+        except errors.Draining:  # it was told before the GET
+            got = []
+        for i, (key, r) in enumerate(zip(keys, got)):
+            assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
+            assert r.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value_of(key, MIB)
+        assert agent.wait() == 0
+        agent.check_log()
+        agent.start()
+
+
 def test_ended_by_the_client(stores):
     """GETs end by cancel, at their deadline and with their session, and a device may go on with them: what follows them is right."""
     s = stores(reader={"store.keep_copies": "false", "store.segment_size": "2MiB", "limits.store_bytes": "24MiB", "limits.store_bytes_per_owner": "24MiB"})
