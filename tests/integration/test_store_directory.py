@@ -289,6 +289,43 @@ def test_full(new_redis, agents):
         entered(redis, b"two", a, b)
 
 
+def test_removed_while_it_stopped(new_redis, agents):
+    """More removals than may wait for an answer: those that nobody has told it are told by the next connection, which has nothing to enter."""
+    redis = new_redis()
+    a, _ = agents(redis.url, "a", "b", store__directory_timeout="20ms")
+    keys = [b"%d" % i for i in range(1500)]
+    with User(a, space="kv") as user:
+        for key in keys:
+            assert user.put(key, b"value") == Status.OK
+        until(lambda: len(redis.command("KEYS", "dray:*")) == len(keys) + 1, "all entries")
+        redis.signal(signal.SIGSTOP)
+        for i in range(0, len(keys), 500):
+            user.store.remove(keys[i:i + 500])
+        state(a, "down")
+        redis.signal(signal.SIGCONT)
+        until(lambda: counters(a)["dray_store_directory_removed_total"] == len(keys), "all removals")
+        until(lambda: redis.owners(keys[-1]) == [], "the last one")
+
+
+@pytest.mark.skipif("DRAY_LONG" not in os.environ, reason="make check-long waits for a renewal")
+def test_refused_while_others_are_renewed(new_redis, agents):
+    """What the server has not taken is entered when it takes entries again, not only after those that are being renewed."""
+    redis = new_redis(options=("maxmemory-policy", "noeviction"))
+    a, _ = agents(redis.url, "a", "b", store__directory_expiry="130s")
+    with User(a, space="kv") as user:
+        for i in range(1000):
+            assert user.put(b"%d" % i, b"value") == Status.OK
+        entered(redis, b"999", a)
+        begin = counters(a)["dray_store_directory_entered_total"]
+        until(lambda: counters(a)["dray_store_directory_entered_total"] > begin, "a renewal", limit=60)
+        redis.command("CONFIG", "SET", "maxmemory", "1")
+        for i in range(1000, 1050):
+            assert user.put(b"%d" % i, b"value") == Status.OK
+        state(a, "refusing")
+        redis.command("CONFIG", "SET", "maxmemory", "0")
+        until(lambda: all(redis.owners(b"%d" % i) for i in range(1000, 1050)), "the entries that it has refused")
+
+
 def test_restarts_under_load(new_redis, agents):
     """Killed and restarted while objects are put and read: each GET has the right bytes or says that there is none."""
     redis = new_redis(complete=False)

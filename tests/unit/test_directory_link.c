@@ -15,6 +15,7 @@
 #include "tests/unit/net_rig.h"
 
 #define TIME "*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n"
+#define LATER "*2\r\n$10\r\n1795003600\r\n$1\r\n0\r\n"
 #define DRIP_US 20000
 
 /* What the server does with a connection. */
@@ -22,6 +23,7 @@ struct manner {
 	const char *answer; /* to the first bytes that come */
 	bool closes;        /* after it */
 	bool drips;         /* one byte after the other, without end */
+	bool steps;         /* its clock has been set forward by an hour when it is asked again */
 };
 
 struct rig {
@@ -34,7 +36,7 @@ struct rig {
 	int listener, fd;
 	sd_event_source *on_accept, *on_bytes, *drip;
 	unsigned port, accepted;
-	char got[1000]; /* of the last connection, as text */
+	char got[1000]; /* the last bytes, as text */
 	size_t n_got;
 	/* what the link has said */
 	unsigned ups, downs;
@@ -70,7 +72,7 @@ static int on_drip(sd_event_source *source, uint64_t usec, void *arg)
 static int on_bytes(sd_event_source *source, int fd, uint32_t revents, void *arg)
 {
 	struct rig *r = arg;
-	ssize_t n = recv(fd, r->got + r->n_got, sizeof(r->got) - 1 - r->n_got, 0);
+	ssize_t n = recv(fd, r->got, sizeof(r->got) - 1, 0);
 	bool first = !r->n_got;
 
 	if (n <= 0) {
@@ -78,11 +80,15 @@ static int on_bytes(sd_event_source *source, int fd, uint32_t revents, void *arg
 		return 0;
 	}
 	r->n_got += (size_t)n;
-	r->got[r->n_got] = '\0';
+	r->got[n] = '\0';
 	if (first)
 		server_send(r, r->manner.answer);
 	if (first && r->manner.closes)
 		server_close(r);
+	if (!first && r->manner.steps && strstr(r->got, "TIME"))
+		server_send(r, LATER);
+	if (!first && strstr(r->got, "PING"))
+		server_send(r, ":1\r\n");
 	return 0;
 }
 
@@ -239,6 +245,36 @@ static void test_end_of_an_op_without_commands(void **state)
 	rig_stop(r);
 }
 
+static void ping(struct rig *r)
+{
+	struct link_op *op = link_begin(r->link, on_answer, r);
+
+	assert_non_null(op);
+	link_command(r->link, op, &(struct link_word){ "PING", 4 }, 1);
+	link_send(r->link);
+}
+
+/* The time of the server is asked for again and again, because it may change, and so may this agent's clock. */
+static void test_time_of_the_server(void **state)
+{
+	struct rig *r = rig_start((struct manner){ .answer = TIME, .steps = true }, "");
+	unsigned pings = 0;
+
+	assert_true(net_until(r->event, r->ups));
+	assert_in_range(link_time_ms(r->link), 1795000000000, 1795000000000 + NET_LIMIT_MS);
+	while (link_time_ms(r->link) < 1795003600000) {
+		ping(r);
+		pings++;
+		assert_true(net_until(r->event, r->answers == pings));
+		assert_in_range(link_time_ms(r->link), 1795000000000, 1795003600000 + NET_LIMIT_MS);
+		assert_true(link_time_ms(r->link) < 1795000000000 + NET_LIMIT_MS ||
+			    link_time_ms(r->link) >= 1795003600000);
+	}
+	assert_int_equal(r->ups, 1);
+	assert_int_equal(r->downs, 0);
+	rig_stop(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -246,6 +282,7 @@ int main(void)
 		cmocka_unit_test(test_slow_drip),
 		cmocka_unit_test(test_greets_and_closes),
 		cmocka_unit_test(test_end_of_an_op_without_commands),
+		cmocka_unit_test(test_time_of_the_server),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

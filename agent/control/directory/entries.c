@@ -127,6 +127,12 @@ static void on_dropped(void *arg, const struct store_change *c)
 
 static void listing_soon(struct directory *d);
 
+/* A listing enters what may be missing; one that is not fast renews what is there. */
+static bool is_fast(const struct entries *e)
+{
+	return e->listing && !e->period_ns;
+}
+
 static void changes_take(struct directory *d)
 {
 	struct entries *e = &d->entries;
@@ -145,7 +151,7 @@ static void changes_take(struct directory *d)
 	batches_send(d);
 	e->again |= lost != e->lost;
 	e->lost = lost;
-	if (e->again && !e->listing)
+	if (e->again && !is_fast(e))
 		listing_soon(d);
 }
 
@@ -156,10 +162,17 @@ static void on_changed(void *arg)
 
 /* --- listing ------------------------------------------------------------------------------------------ */
 
-/* The next listing begins early. */
+/* When the next listing begins, which is early if entries may be missing. */
+static int64_t listing_ns(const struct directory *d)
+{
+	int64_t period = expiry_ns(d) / LISTINGS;
+
+	return d->entries.began_ns + (d->entries.again ? dray_min(period, LISTING_MIN_NS) : period);
+}
+
 static void listing_soon(struct directory *d)
 {
-	wake_at(d, dray_max(dray_now().ns, d->entries.began_ns + LISTING_MIN_NS));
+	wake_at(d, dray_max(dray_now().ns, listing_ns(d)));
 }
 
 /* The address of this agent may have changed. */
@@ -224,9 +237,8 @@ static int64_t next_ns(const struct directory *d)
 
 	if (d->state == DIRECTORY_REFUSING)
 		return now + REFUSED_PAUSE_NS;
-	if (!e->listing)
-		return e->again ? dray_max(soon, e->began_ns + LISTING_MIN_NS) :
-				  dray_max(soon, e->began_ns + expiry_ns(d) / LISTINGS);
+	if (!e->listing || (e->again && !is_fast(e)))
+		return dray_max(soon, listing_ns(d));
 	if (!e->period_ns || !e->expected)
 		return soon;
 	return dray_max(soon, e->began_ns + (int64_t)((double)e->period_ns * (double)e->listed /
@@ -240,7 +252,10 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 
 	if (!servers_are_up(d))
 		return 0;
-	if (!e->listing)
+	/* those that waited when the last connection ended */
+	if (e->more && !e->waiting)
+		changes_take(d);
+	if (!e->listing || (e->again && !is_fast(e) && dray_now().ns >= listing_ns(d)))
 		listing_begin(d, e->again);
 	if (e->waiting < WAITING_MAX)
 		listing_turn(d);

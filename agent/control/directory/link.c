@@ -18,6 +18,8 @@
 /* A server that is silent for so much longer than a late one is lost, and so much longer connecting may take. */
 #define SILENCE 20
 #define SILENCE_MIN_NS (2 * DRAY_NS_PER_SEC)
+/* Between questions for the server's time: its clock may be set, and this agent's stands still while a machine is suspended. */
+#define TIME_NS DRAY_NS_PER_SEC
 /* Words of a command. */
 #define WORDS_MAX 8
 
@@ -41,7 +43,8 @@ struct link {
 	sd_event_source *timer;
 	int64_t up_ns;     /* when it has come up */
 	int64_t heard_ns;  /* the last whole answer */
-	int64_t server_ms; /* the server's time minus this agent's clock */
+	int64_t asked_ns;  /* for the server's time, the last time */
+	int64_t server_ms; /* that time minus this agent's clock */
 };
 
 static int64_t silence_ns(const struct link *l)
@@ -164,13 +167,6 @@ static struct link_op *op_new(struct link *l, link_answer_fn fn, void *arg)
 	return op;
 }
 
-struct link_op *link_begin(struct link *l, link_answer_fn fn, void *arg)
-{
-	if (!l->up || l->failing || stream_unsent(l->stream) > STREAM_BYTES_MAX / 2)
-		return NULL;
-	return op_new(l, fn, arg);
-}
-
 void link_command(struct link *l, struct link_op *op, const struct link_word *words, unsigned n)
 {
 	const char *argv[WORDS_MAX];
@@ -266,6 +262,8 @@ static void greeted(struct link *l, enum greeting g, const redisReply *r)
 	if (g != GREETING_TIME)
 		return;
 	l->server_ms = ms - dray_now().ns / DRAY_NS_PER_MS;
+	if (l->up)
+		return;
 	l->up = true;
 	l->up_ns = dray_now().ns;
 	l->cfg.up(l->cfg.arg);
@@ -302,6 +300,12 @@ static struct link_word word(const char *text)
 	return (struct link_word){ text, strlen(text) };
 }
 
+static void time_ask(struct link *l)
+{
+	l->asked_ns = dray_now().ns;
+	greet(l, on_time, (struct link_word[]){ word("TIME") }, 1);
+}
+
 static void on_opened(void *arg)
 {
 	struct link *l = arg;
@@ -318,8 +322,17 @@ static void on_opened(void *arg)
 		greet(l, on_auth, (struct link_word[]){ word("AUTH"), password }, 2);
 	if (login->database)
 		greet(l, on_select, (struct link_word[]){ word("SELECT"), word(database) }, 2);
-	greet(l, on_time, (struct link_word[]){ word("TIME") }, 1);
+	time_ask(l);
 	stream_flush(l->stream);
+}
+
+struct link_op *link_begin(struct link *l, link_answer_fn fn, void *arg)
+{
+	if (!l->up || l->failing || stream_unsent(l->stream) > STREAM_BYTES_MAX / 2)
+		return NULL;
+	if (dray_now().ns > l->asked_ns + TIME_NS)
+		time_ask(l);
+	return op_new(l, fn, arg);
 }
 
 static int start(struct link *l, struct dray_err *reterr)
