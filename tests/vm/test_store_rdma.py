@@ -175,6 +175,26 @@ def test_one_side_without_rails(stores, side):
         released(s.owner)
 
 
+def test_packets_of_rdma_are_lost(stores):
+    """Objects come by TCP while queue pairs are up, but their packets are lost without a word."""
+    s = stores(reader={"rdma.timeout": "8s", "transfer.slice_timeout": "60s"})
+    there, here = s.users(16 * MIB)
+    with there, here:
+        warm(s, there, here)
+        assert there.put(b"key", value_of(b"key", MIB)) == Status.OK
+        before, lost = moved(s.reader), counters(s.reader)["dray_rdma_queue_pairs_lost_total"]
+        for side in (0, 1):
+            s.rails[0].netem("loss", "100%", side=side)
+        try:
+            assert load(here, b"key", MIB) == value_of(b"key", MIB)
+            assert moved(s.reader)["tcp"] >= before.get("tcp", 0) + MIB
+            assert counters(s.reader)["dray_rdma_queue_pairs_lost_total"] == lost
+        finally:
+            for side in (0, 1):
+                s.rails[0].calm(side=side)
+        released(s.owner)
+
+
 def test_owner_is_killed(stores):
     """Each key has its bytes or a status; nothing waits for the dead agent."""
     s = stores()
