@@ -214,7 +214,7 @@ static int mooncake_cluster_check(const char *text, struct dray_err *reterr)
 /* Empty: there is no directory. */
 static int directory_check(const char *url, struct dray_err *reterr)
 {
-	return *url ? directory_url_parse(url, &(struct directory_url){ .port = 0 }, reterr) : 0;
+	return *url ? directory_url_parse(url, &(struct directory_url){ .n_hosts = 0 }, reterr) : 0;
 }
 
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,

@@ -779,7 +779,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_STORE_DIRECTORY", .type = DRAY_CONFIG_STRING,
 	  CONFIG_MEMBER(store.directory), .def = "",
 	  .allowed = "a string",
-	  .doc = "Directory of which agent has which object, in Redis or Valkey: redis://HOST:PORT, or with TLS rediss://HOST:PORT; with a user USER@ before the host, and with the number of a database /N behind the port. Those of store.peers and store.directory_agents that it names for a key are asked for it, not all. Agents with store.lend write there what they have. All of them use the same directory. Empty: there is none." },
+	  .doc = "Directory of which agent has which object, in Redis or Valkey: redis://HOST:PORT, or with TLS rediss://HOST:PORT; with a user USER@ before the host, and with the number of a database /N behind the port. One server of a cluster is enough. With sentinels: redis-sentinel://HOST:PORT,HOST:PORT#SERVICE. Those of store.peers and store.directory_agents that it names for a key are asked for it, not all. Agents with store.lend write there what they have. All of them use the same directory. Empty: there is none." },
 	{ .path = "store.directory_agents", .section = "store", .name = "directory_agents",
 	  .env = "DRAY_STORE_DIRECTORY_AGENTS", .type = DRAY_CONFIG_LIST,
 	  CONFIG_MEMBER(store.directory_agents), .def = "",

@@ -811,7 +811,8 @@ struct dray_config {
 		/*
 		 * Directory of which agent has which object, in Redis or Valkey: redis://HOST:PORT,
 		 * or with TLS rediss://HOST:PORT; with a user USER@ before the host, and with the
-		 * number of a database /N behind the port. Those of store.peers and
+		 * number of a database /N behind the port. One server of a cluster is enough. With
+		 * sentinels: redis-sentinel://HOST:PORT,HOST:PORT#SERVICE. Those of store.peers and
 		 * store.directory_agents that it names for a key are asked for it, not all. Agents
 		 * with store.lend write there what they have. All of them use the same directory.
 		 * Empty: there is none.

@@ -36,7 +36,7 @@ static void check_error(const redisReply *r)
 		dray_assert(*p >= ' ' && *p <= '~');
 }
 
-static void check_address(const struct cluster_address *at)
+static void check_address(const struct directory_host *at)
 {
 	struct dray_addr a;
 
@@ -47,7 +47,7 @@ static void check_address(const struct cluster_address *at)
 static void check_cluster(const redisReply *r)
 {
 	static struct cluster_map map;
-	struct cluster_address at;
+	struct directory_host at;
 	unsigned slot, slots = 0;
 
 	if (cluster_redirection(r, "10.0.0.1", &slot, &at) == 0) {

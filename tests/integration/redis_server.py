@@ -149,3 +149,30 @@ class Cluster:
     def kill(self):
         for node in self.nodes:
             node.kill()
+
+
+class Sentinel:
+    """A sentinel that watches the service `mymaster` alone."""
+
+    def __init__(self, lab, primary):
+        self.host, self.directory, self.port = lab.hosts[0], lab.directory("sentinel"), next(PORTS)
+        file = self.directory / "conf"
+        file.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\nlogfile {self.directory}/log\nunixsocket {self.directory}/s\n"
+                        f"sentinel monitor mymaster 127.0.0.1 {primary.port} 1\nsentinel down-after-milliseconds mymaster 1000\n"
+                        "sentinel failover-timeout mymaster 2000\n")
+        self.process = subprocess.Popen(self.host.command("setpriv", "--pdeathsig=KILL", PROGRAM, file, "--sentinel"), stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(self._answers, "an answer of the sentinel")
+
+    def _answers(self):
+        assert self.process.poll() is None, (self.directory / "log").read_text()
+        with contextlib.suppress(OSError):
+            return self.command("PING") == "PONG"
+
+    def command(self, *words):
+        with self.host.connect(f"127.0.0.1:{self.port}") as s, s.makefile("rwb") as f:
+            return _ask(f, *words)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()

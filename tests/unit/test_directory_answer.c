@@ -24,8 +24,10 @@ static void assert_url(const char *s, bool tls, const char *user, const char *ho
 		fail_msg("%s", err.msg);
 	assert_int_equal(url.tls, tls);
 	assert_string_equal(url.user, user);
-	assert_string_equal(url.host, host);
-	assert_int_equal(url.port, port);
+	assert_false(url.sentinel);
+	assert_int_equal(url.n_hosts, 1);
+	assert_string_equal(url.hosts[0].host, host);
+	assert_int_equal(url.hosts[0].port, port);
 	assert_int_equal(url.database, database);
 }
 
@@ -38,15 +40,38 @@ static void test_urls(void **state)
 	assert_url("redis://[::1]", false, "", "::1", 6379, 0);
 }
 
+static void test_sentinels(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct directory_url url;
+
+	assert_int_equal(
+		directory_url_parse("rediss-sentinel://dray@a,[::1]:7,10.0.0.1/3#my-service", &url,
+				    &err),
+		0);
+	assert_true(url.tls && url.sentinel);
+	assert_int_equal(url.n_hosts, 3);
+	assert_string_equal(url.hosts[0].host, "a");
+	assert_int_equal(url.hosts[0].port, 26379);
+	assert_string_equal(url.hosts[1].host, "::1");
+	assert_int_equal(url.hosts[1].port, 7);
+	assert_string_equal(url.hosts[2].host, "10.0.0.1");
+	assert_string_equal(url.user, "dray");
+	assert_string_equal(url.service, "my-service");
+	assert_int_equal(url.database, 3);
+	assert_int_equal(directory_url_parse("valkey-sentinel://a#s", &url, &err), 0);
+	assert_int_equal(url.database, 0);
+}
+
 static void assert_no_url(const char *s, const char *words)
 {
-	struct directory_url url = { .port = 7 };
+	struct directory_url url = { .n_hosts = 7 };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	if (directory_url_parse(s, &url, &err) != -EINVAL)
 		fail_msg("\"%s\" is taken", s);
 	assert_int_equal(err.code, DRAY_E_INVALID);
-	assert_int_equal(url.port, 7);
+	assert_int_equal(url.n_hosts, 7);
 	if (!strstr(err.msg, words))
 		fail_msg("\"%s\" does not contain \"%s\"", err.msg, words);
 	assert_null(strstr(err.msg, "secret"));
@@ -74,6 +99,17 @@ static void test_urls_that_are_refused(void **state)
 	assert_no_url("redis://@m", "user");
 	assert_no_url("redis://a b@m", "user");
 	assert_no_url("redis://a%20b@m", "user");
+	assert_no_url("redis://m#x", "redis-sentinel://");
+	assert_no_url("redis://m,n", "host name");
+	assert_no_url("redis-sentinel://m", "#mymaster");
+	assert_no_url("redis-sentinel://m/1", "#mymaster");
+	assert_no_url("redis-sentinel://m#", "1 to 64");
+	assert_no_url("redis-sentinel://m,#s", "HOST:PORT");
+	assert_no_url("redis-sentinel://,m#s", "HOST:PORT");
+	assert_no_url("redis-sentinel://m/x#s", "number of a database");
+	assert_no_url("redis-sentinel://m#a b", "ASCII");
+	assert_no_url("redis-sentinel://a,b,c,d,e,f,g,h,i#s", "too many");
+	assert_no_url("redis-sentinel://u:secret@a,b#s", "store.directory_password_file");
 	assert_no_url("redis://\xc3\xa9", "");
 	memset(text + 8, 'u', 129);
 	memcpy(text + 8 + 129, "@m", 3);
@@ -290,7 +326,7 @@ static void test_slots(void **state)
 
 static void assert_redirection(const char *text, unsigned want, const char *host, unsigned port)
 {
-	struct cluster_address at;
+	struct directory_host at;
 	unsigned got;
 
 	assert_int_equal(cluster_redirection(answer(text), "10.0.0.7", &got, &at), 0);
@@ -302,7 +338,7 @@ static void assert_redirection(const char *text, unsigned want, const char *host
 
 static void assert_no_redirection(const char *text)
 {
-	struct cluster_address at;
+	struct directory_host at;
 	unsigned got;
 
 	assert_int_equal(cluster_redirection(answer(text), "10.0.0.7", &got, &at), -EINVAL);
@@ -356,12 +392,12 @@ static void test_maps(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_urls),     cmocka_unit_test(test_urls_that_are_refused),
-		cmocka_unit_test(test_prefixes), cmocka_unit_test(test_names),
-		cmocka_unit_test(test_owners),   cmocka_unit_test(test_refusals),
-		cmocka_unit_test(test_times),    cmocka_unit_test(test_bounds),
-		cmocka_unit_test(test_slots),    cmocka_unit_test(test_redirections),
-		cmocka_unit_test(test_maps),
+		cmocka_unit_test(test_urls),         cmocka_unit_test(test_urls_that_are_refused),
+		cmocka_unit_test(test_sentinels),    cmocka_unit_test(test_prefixes),
+		cmocka_unit_test(test_names),        cmocka_unit_test(test_owners),
+		cmocka_unit_test(test_refusals),     cmocka_unit_test(test_times),
+		cmocka_unit_test(test_bounds),       cmocka_unit_test(test_slots),
+		cmocka_unit_test(test_redirections), cmocka_unit_test(test_maps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,7 +66,7 @@ static int number(const char *p, size_t n, unsigned max, unsigned *ret)
 }
 
 /* HOST:PORT, without brackets for IPv6; in CLUSTER NODES @PORT and ,NAME may follow. */
-static int address(const char *p, size_t n, const char *host, struct cluster_address *ret)
+static int address(const char *p, size_t n, const char *host, struct directory_host *ret)
 {
 	const char *end = memchr(p, '@', n), *colon;
 	struct dray_addr a;
@@ -86,7 +86,7 @@ static int address(const char *p, size_t n, const char *host, struct cluster_add
 }
 
 int cluster_redirection(const redisReply *r, const char *host, unsigned *ret_slot,
-			struct cluster_address *ret)
+			struct directory_host *ret)
 {
 	const char *at, *end;
 	unsigned slot;
@@ -128,7 +128,7 @@ static unsigned slots_take(struct cluster_map *m, uint8_t server, const char *p,
 
 static void line_take(struct cluster_map *m, const char *p, const char *end, const char *host)
 {
-	struct cluster_address *server = &m->servers[m->n];
+	struct directory_host *server = &m->servers[m->n];
 	unsigned slots = 0;
 	size_t n;
 

@@ -5,17 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "agent/config/directory_url.h"
 #include "agent/control/directory/answer.h"
-#include "lib/addr.h"
 
 #define CLUSTER_SLOTS 16384
 /* Servers that have slots. */
 #define CLUSTER_SERVERS_MAX 64
-
-struct cluster_address {
-	char host[DRAY_HOST_BYTES]; /* a name, or an address without brackets */
-	unsigned port;
-};
 
 /* The slot of a key: of what stands between its first { and the next }, if there is something. */
 unsigned cluster_slot(const char *key, size_t n);
@@ -24,11 +19,11 @@ unsigned cluster_slot(const char *key, size_t n);
  * The answers MOVED and ASK: the slot, and the server that has it. An empty host is the one that has answered: `host`. 0 or -EINVAL.
  */
 int cluster_redirection(const redisReply *r, const char *host, unsigned *ret_slot,
-			struct cluster_address *ret);
+			struct directory_host *ret);
 
 struct cluster_map {
 	unsigned n;
-	struct cluster_address servers[CLUSTER_SERVERS_MAX];
+	struct directory_host servers[CLUSTER_SERVERS_MAX];
 	uint8_t of[CLUSTER_SLOTS]; /* 1 + the index of the server; 0: none has it */
 };
 

@@ -31,10 +31,10 @@ const char *directory_state_name(enum directory_state s)
 
 void directory_set(struct directory *d, enum directory_state s, const struct dray_err *why)
 {
+	const struct directory_host *at = d->servers.n ? &d->servers.v[0]->at : &d->url.hosts[0];
 	struct dray_err err = dray_err_of(why ? why->code : 0,
-					  strchr(d->url.host, ':') ? "[%s]:%u%s%s" : "%s:%u%s%s",
-					  d->url.host, d->url.port, why ? ": " : "",
-					  why ? why->msg : "");
+					  strchr(at->host, ':') ? "[%s]:%u%s%s" : "%s:%u%s%s",
+					  at->host, at->port, why ? ": " : "", why ? why->msg : "");
 
 	if (d->state == s && !strcmp(d->why.msg, err.msg))
 		return;
@@ -152,6 +152,7 @@ void directory_down(struct server *s, const struct dray_err *why)
 		return;
 	entries_pause(d);
 	directory_set(d, DIRECTORY_DOWN, why);
+	sentinels_ask(d);
 }
 
 static int start(struct directory *d, struct dray_err *reterr)
@@ -168,6 +169,8 @@ static int start(struct directory *d, struct dray_err *reterr)
 	if (r < 0)
 		return r;
 	r = names_init(&d->names, cfg->store.directory_prefix);
+	if (r >= 0 && d->url.sentinel)
+		r = sentinels_init(d);
 	if (r >= 0)
 		r = finds_init(d);
 	if (r >= 0)
@@ -203,6 +206,7 @@ struct directory *directory_free(struct directory *d)
 		return NULL;
 	finds_deinit(d);
 	entries_deinit(d);
+	sentinels_deinit(d);
 	servers_deinit(d);
 	batches_free(d);
 	resolver_free(d->resolver);

@@ -9,6 +9,7 @@
 #include "agent/control/directory/link.h"
 #include "agent/control/directory/login.h"
 #include "agent/control/directory/name.h"
+#include "agent/control/directory/sentinel.h"
 #include "lib/list.h"
 
 /* find.c */
@@ -38,7 +39,7 @@ struct entries {
 struct server {
 	struct directory *d;
 	struct link *link;
-	struct cluster_address at;
+	struct directory_host at;
 	struct batch *making; /* commands that are being made, and not sent yet */
 };
 
@@ -46,7 +47,8 @@ struct server {
 
 /* servers.c */
 struct servers {
-	struct server *v[SERVERS_MAX]; /* the first one is that of store.directory */
+	struct server
+		*v[SERVERS_MAX]; /* the first one is that of store.directory, or of its sentinels */
 	unsigned n;
 	struct cluster_map *map;                    /* NULL: it is no cluster */
 	struct server *mapped[CLUSTER_SERVERS_MAX]; /* those of the map */
@@ -61,6 +63,7 @@ struct directory {
 	struct login login;
 	struct names names;
 	struct resolver *resolver;
+	struct sentinels *sentinels; /* NULL: there are none */
 	struct servers servers;
 	struct dray_list batches; /* that have not got all answers */
 	struct finds finds;
@@ -112,6 +115,8 @@ void batches_free(struct directory *d);
 /* 0, or -errno with reterr. */
 int servers_init(struct directory *d, struct dray_err *reterr);
 void servers_deinit(struct directory *d);
+/* The sentinels say that this is the primary. 0 or -ENOMEM. */
+int servers_set(struct directory *d, const struct directory_host *at);
 /* One of them is up. */
 bool servers_are_up(const struct directory *d);
 /* The server that has the key, as far as that is known, if it accepts commands. NULL: none does. */

@@ -284,6 +284,26 @@ static void on_time(void *arg, uint32_t i, const redisReply *r)
 	greeted(arg, GREETING_TIME, r);
 }
 
+/* A sentinel. */
+static void on_pong(void *arg, uint32_t i, const redisReply *r)
+{
+	struct link *l = arg;
+	char text[80], why[DRAY_ERR_MSG_MAX];
+
+	if (!r || l->failing)
+		return;
+	if (r->type != REDIS_REPLY_STATUS || strcmp(r->str, "PONG") != 0) {
+		snprintf(why, sizeof(why), "it is no sentinel that answers without a password (%s)",
+			 r->type == REDIS_REPLY_ERROR ? answer_text(r, text, sizeof(text)) :
+							"its answer is malformed");
+		link_fail(l, DRAY_E_DENIED, why);
+		return;
+	}
+	l->up = true;
+	l->up_ns = dray_now().ns;
+	l->cfg.up(l->cfg.arg);
+}
+
 /* Sends a command of the greeting. */
 static void greet(struct link *l, link_answer_fn fn, const struct link_word *words, unsigned n)
 {
@@ -314,6 +334,11 @@ static void on_opened(void *arg)
 	char database[16];
 
 	l->heard_ns = dray_now().ns;
+	if (l->cfg.is_sentinel) {
+		greet(l, on_pong, (struct link_word[]){ word("PING") }, 1);
+		stream_flush(l->stream);
+		return;
+	}
 	snprintf(database, sizeof(database), "%u", login->database);
 	if (password.n && *login->user)
 		greet(l, on_auth, (struct link_word[]){ word("AUTH"), word(login->user), password },

@@ -31,10 +31,11 @@ struct link_config {
 	const char *host;
 	unsigned port;
 	const struct link_login *login;
-	int64_t late_ns; /* an answer that takes longer is late */
+	bool is_sentinel; /* which has no database and no time */
+	int64_t late_ns;  /* an answer that takes longer is late */
 	/* It accepts commands now. */
 	void (*up)(void *arg);
-	/* It does not any more, or an attempt has failed. Commands without an answer get none. */
+	/* It does not any more, or an attempt has failed. Commands without an answer get none. May end the link. */
 	void (*down)(void *arg, const struct dray_err *why);
 	void *arg;
 };

@@ -29,7 +29,7 @@ static void on_down(void *arg, const struct dray_err *why)
 	directory_down(s, why);
 }
 
-static struct server *server_new(struct directory *d, const struct cluster_address *at,
+static struct server *server_new(struct directory *d, const struct directory_host *at,
 				 struct dray_err *reterr)
 {
 	struct servers *ss = &d->servers;
@@ -60,13 +60,13 @@ static struct server *server_new(struct directory *d, const struct cluster_addre
 	return s;
 }
 
-static bool same(const struct cluster_address *a, const struct cluster_address *b)
+static bool same(const struct directory_host *a, const struct directory_host *b)
 {
 	return a->port == b->port && !strcmp(a->host, b->host);
 }
 
 /* NULL: there are too many, or there is no memory. */
-static struct server *server_at(struct directory *d, const struct cluster_address *at)
+static struct server *server_at(struct directory *d, const struct directory_host *at)
 {
 	for (unsigned i = 0; i < d->servers.n; i++)
 		if (same(&d->servers.v[i]->at, at))
@@ -173,7 +173,7 @@ struct server *server_redirected(struct server *from, const redisReply *r, bool 
 {
 	struct directory *d = from->d;
 	struct servers *ss = &d->servers;
-	struct cluster_address at;
+	struct directory_host at;
 	struct server *s;
 	unsigned slot;
 
@@ -263,9 +263,31 @@ void servers_answer(struct server *s, const redisReply *r)
 		sd_event_source_set_enabled(d->servers.timer, SD_EVENT_ONESHOT);
 }
 
+int servers_set(struct directory *d, const struct directory_host *at)
+{
+	struct servers *ss = &d->servers;
+	struct server *old = ss->v[0], *new;
+	struct dray_err why;
+
+	if (old && same(&old->at, at))
+		return 0;
+	new = server_new(d, at, NULL);
+	if (!new)
+		return -ENOMEM;
+	if (!old)
+		return 0;
+	ss->v[--ss->n] = NULL;
+	ss->v[0] = new;
+	batches_lose(old);
+	server_free(old);
+	entries_pause(d);
+	why = dray_err_of(DRAY_E_PEER_LOST, "the sentinels have named it as the primary");
+	directory_set(d, DIRECTORY_DOWN, &why);
+	return 0;
+}
+
 int servers_init(struct directory *d, struct dray_err *reterr)
 {
-	struct cluster_address at = { .port = d->url.port };
 	int r = sd_event_add_time(d->deps.event, &d->servers.timer, CLOCK_MONOTONIC, 0, 1000,
 				  on_timer, d);
 
@@ -273,8 +295,9 @@ int servers_init(struct directory *d, struct dray_err *reterr)
 		r = sd_event_source_set_enabled(d->servers.timer, SD_EVENT_OFF);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for store.directory");
-	memcpy(at.host, d->url.host, sizeof(at.host));
-	return server_new(d, &at, reterr) ? 0 : -ENOMEM;
+	if (d->url.sentinel)
+		return 0;
+	return server_new(d, &d->url.hosts[0], reterr) ? 0 : -ENOMEM;
 }
 
 void servers_deinit(struct directory *d)

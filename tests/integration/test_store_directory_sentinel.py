@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of stores behind sentinels: they name the server, and another one when it is lost."""
+
+import pytest
+from dray import Status
+from harness import PORTS, until
+from redis_server import Redis, Sentinel
+from test_store import User
+from test_store_directory import KNOWN, agents, entered, finds, state  # noqa: F401
+
+
+@pytest.fixture
+def service(lab):
+    """A primary, its replica, and a sentinel that knows both."""
+    primary = Redis(lab)
+    primary.command(*KNOWN)
+    replica = Redis(lab, options=["replicaof", f"127.0.0.1 {primary.port}", "repl-diskless-sync-delay", "0"])
+    until(lambda: "master_link_status:up" in replica.command("INFO", "replication"), "the replica's data")
+    sentinel = Sentinel(lab, primary)
+    until(lambda: len(sentinel.command("SENTINEL", "REPLICAS", "mymaster")) == 1, "the replica at the sentinel")
+    yield primary, replica, sentinel
+    for server in (sentinel, primary, replica):
+        server.kill()
+
+
+def test_primary_is_lost(service, agents):  # noqa: F811
+    """The first sentinel does not answer. The second one names the primary, and later its replica."""
+    primary, replica, sentinel = service
+    a, b = agents(f"redis-sentinel://127.0.0.1:{next(PORTS)},127.0.0.1:{sentinel.port}#mymaster", "a", "b")
+    with User(a, space="kv") as there, User(b, space="kv") as here:
+        assert there.put(b"before", b"value") == Status.OK
+        entered(primary, b"before", a)
+        finds(here, before=b"value")
+        primary.kill()
+        state(a, "down")
+        finds(here, before=b"value")
+        until(lambda: "role:master" in replica.command("INFO", "replication"), "the new primary")
+        state(a, "ok")
+        state(b, "ok")
+        assert f"127.0.0.1:{replica.port}" in a.text()
+        assert there.put(b"after", b"value") == Status.OK
+        entered(replica, b"after", a)
+        finds(here, after=b"value")
+
+
+@pytest.mark.parametrize("service_name, words", [("other", "does not know the service"), ("mymaster", "")])
+def test_names(service, agents, service_name, words):  # noqa: F811
+    primary, _, sentinel = service
+    a, b = agents(f"valkey-sentinel://127.0.0.1:{sentinel.port}#{service_name}", "a", "b", wait="" if words else "ok")
+    with User(a, space="kv") as there, User(b, space="kv") as here:
+        assert there.put(b"key", b"value") == Status.OK
+        if words:
+            until(lambda: words in a.text(), "the reason")
+            state(a, "down")
+        else:
+            entered(primary, b"key", a)
+        finds(here, key=b"value")
+
+
+def test_no_sentinel(service, agents):  # noqa: F811
+    """A server that is none answers PING, but names nobody."""
+    primary, _, _ = service
+    a, b = agents(f"redis-sentinel://127.0.0.1:{primary.port}#mymaster", "a", "b", wait="")
+    with User(a, space="kv") as there, User(b, space="kv") as here:
+        until(lambda: "the sentinel 127.0.0.1" in a.text(), "the reason")
+        assert there.put(b"key", b"value") == Status.OK
+        finds(here, key=b"value")
