@@ -66,6 +66,17 @@ static void on_peer_changed(void *arg, dray_handle peer, const char *segment, co
 	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after, why);
 }
 
+/* Engines with Mooncake are listed beside peers. */
+static void on_engine_changed(void *arg, dray_handle engine, const char *segment,
+			      const char *before, const char *after, const char *why)
+{
+	struct agent *a = arg;
+
+	agent_record(a, "peer", segment, before, after, why);
+	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", engine, segment, before, after,
+		     why);
+}
+
 static void on_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
 			    const char *after, const char *why)
 {
@@ -299,6 +310,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 								  .cfg = cfg,
 								  .pool = &a->pool,
 								  .lost = sessions_engine_lost,
+								  .changed = on_engine_changed,
+								  .arg = a,
 								  .sessions = &a->sessions },
 				  reterr);
 	if (ret < 0)

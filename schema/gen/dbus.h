@@ -152,7 +152,9 @@
 
 #define DRAY_DBUS_SIGNAL_STATE_CHANGED "StateChanged" /* The agent's state changed. */
 #define DRAY_DBUS_SIGNAL_RAIL_CHANGED "RailChanged" /* The state of a rail changed. */
-/* A peer became ready, or is no longer ready. */
+/*
+ * A peer, or an engine with Mooncake that clients import from, became ready, or is no longer ready.
+ */
 #define DRAY_DBUS_SIGNAL_PEER_CHANGED "PeerChanged"
 #define DRAY_DBUS_SIGNAL_SESSION_CLOSED "SessionClosed" /* A session is closing. */
 #define DRAY_DBUS_SIGNAL_SEGMENT_CHANGED "SegmentChanged" /* The state of a segment changed. */

@@ -154,6 +154,11 @@ def test_shared(importer):
         two.remote.release()
         until(lambda: not counter(agent, "engines") and not counter(agent, "streams"), "the end of the engine")
         assert not agent.ctl("peers", "--json")["peers"]
+        assert history(agent, engine.endpoint) == [("", "ready"), ("ready", "closed")]
+
+
+def history(agent, endpoint):
+    return [(e["old"], e["new"]) for e in agent.ctl("events", "--json")["events"] if (e["kind"], e["subject"]) == ("peer", endpoint)]
 
 
 def test_between_agents(importer, new_agent):
@@ -276,6 +281,7 @@ def test_engine_ends(importer, direction):
             with pytest.raises((errors.PeerLost, errors.Deadline)):
                 local.write([(0, engine.base, 4096)], deadline=5.0).result(LIMIT)
         until(lambda: not counter(agent, "engines"), "the end of the engine")
+        assert history(agent, engine.endpoint) == [("", "ready"), ("ready", "lost"), ("lost", "closed")]
         with pytest.raises(errors.PeerUnreachable):
             local.client.import_token(f"mooncake://{engine.endpoint}")
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 from conftest import up
 from harness import LIMIT, MIB, noise, until
 from mooncake_rig import Initiator, Owner, counter, segment
+from test_mooncake_metadata import keys_of, real
 
 CONNECTION = 0
 GID = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:5a:00:01"
@@ -150,6 +152,31 @@ def test_mooncake_transfers(target):
         assert counter(t.agent, "queue_pairs") == 2
         assert "2 queue pairs" in t.agent.ctl("status")
     assert not any(counter(t.agent, name) for name in ("received_bytes_total", "sent_bytes_total", "connections", "queue_pairs_refused_total"))
+
+
+def test_mooncake_metadata(target):
+    """The same by a metadata server over HTTP, where the agent has devices, keys and addresses, and by a name of the engine's own."""
+    host = SimpleNamespace(command=lambda *argv: [str(word) for word in argv], socket=socket.socket,
+                           connect=lambda endpoint: socket.create_connection(rig.parse_segment(endpoint)))
+    keys = real(host, "python")
+    try:
+        t = target(**{"mooncake.metadata": keys.url, "mooncake.interval": "500ms"})
+        size = 4 * MIB
+        with Owner(t.agent, size, noise(size, 3)) as owner:
+            ram, rpc = keys_of(segment(t.agent)[0])
+            until(lambda: (keys[ram] or {}).get("buffers") and keys[rpc], "the buffer")
+            assert keys[ram]["devices"] and keys[ram]["protocol"] == "rdma"
+            before = packets(t)
+            with rig.Engine(t.agent, size, "initiator", keys.url, how=("rdma", t.rail.device[0]), MC_GID_INDEX="1",
+                            MC_TCP_BIND_ADDRESS=t.rail.address[0]) as engine:
+                name = segment(t.agent)[0]
+                assert engine("read_one", name, owner.address, 0, size) == 0 and engine("digest", 0, size) == digest(owner)
+                engine("repeat", 0, 7, MIB)
+                assert engine("write_one", name, owner.address, 0, MIB) == 0 and owner.view[:MIB] == b"\x07" * MIB
+            assert packets(t) > before
+        until(lambda: not keys[ram]["buffers"], "the end of the buffer")
+    finally:
+        keys.close()
 
 
 def test_mooncake_access(target):

@@ -39,6 +39,17 @@ static void tell_workers(struct mooncake_client *c, struct engine *e, enum moonc
 								.arg = &e->link });
 }
 
+static const char *state_of(const struct engine *e)
+{
+	return e->lost ? "lost" : e->ending ? "closing" : "ready";
+}
+
+static void tell_change(struct mooncake_client *c, const struct engine *e, const char *before,
+			const char *after, const char *why)
+{
+	c->deps.changed(c->deps.arg, e->handle, e->segment, before, after, why);
+}
+
 static bool is_same(const struct engine *e, const struct dray_addr *addr, bool with_status)
 {
 	const struct dray_addr *own = &e->link.link.addr;
@@ -79,6 +90,7 @@ dray_handle engine_use(struct mooncake_client *c, const void *owner, const struc
 	log_info(AREA, "importing from an engine segment=%s data=%s version=%d", segment,
 		 dray_addr_show(addr, text, sizeof(text)), with_status ? 2 : 1);
 	tell_workers(c, e, MOONCAKE_ENGINE_UP);
+	tell_change(c, e, "", state_of(e), "a client has imported from it");
 	return e->handle;
 }
 
@@ -97,6 +109,7 @@ static void lose(struct mooncake_client *c, struct engine *e, uint32_t code, con
 {
 	if (e->lost || e->ending)
 		return;
+	tell_change(c, e, state_of(e), "lost", why);
 	e->lost = true;
 	log_notice(AREA, "an engine is lost: %s segment=%s", why, e->segment);
 	c->deps.lost(*c->deps.sessions, e->handle, code, why);
@@ -114,6 +127,7 @@ void mooncake_client_message(struct mooncake_client *c, const struct transport_m
 	if (m->type != MOONCAKE_ENGINE_GONE || --e->waits)
 		return;
 	log_info(AREA, "no remote of an engine is left segment=%s", e->segment);
+	tell_change(c, e, e->lost ? "lost" : "ready", "closed", "no remote of it is left");
 	dray_handles_del(&c->engines, e->handle);
 	c->totals.engines--;
 	free(e);
@@ -149,9 +163,7 @@ void mooncake_client_each(struct mooncake_client *c,
 			   .peer = e->handle,
 			   .agent_id = "",
 			   .segment = e->segment,
-			   .state = e->lost   ? "lost" :
-				    e->ending ? "closing" :
-						"ready",
+			   .state = state_of(e),
 			   .reason = "an engine with Mooncake",
 			   .since_ns = dray_span(now - e->since_ns),
 			   .initiator = true,

@@ -30,6 +30,10 @@ struct mooncake_client_deps {
 	struct worker_pool *pool;
 	/* The engine cannot be reached any more, or may not: its remotes end. */
 	void (*lost)(struct sessions *sessions, dray_handle engine, uint32_t code, const char *why);
+	/* before, after: its states, as mooncake_client_each() has them; "": it was not there, "closed": it is not any more. */
+	void (*changed)(void *arg, dray_handle engine, const char *segment, const char *before,
+			const char *after, const char *why);
+	void *arg;
 	/* set before the first upcall */
 	struct sessions *const *sessions;
 };
