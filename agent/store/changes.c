@@ -171,11 +171,14 @@ static bool list_space(struct store_space *sp, struct batch *b, uint32_t *bucket
 
 static bool list(struct store *s, struct batch *b, struct store_listing *at, uint32_t max)
 {
-	struct store_space *sp = *at->space ? space_named(s, at->space, "", 0) :
-					      next_space(s, NULL);
+	struct store_space *sp = *at->space ? space_named(s, at->space, "", 0) : NULL;
 	uint32_t n = 0;
 
-	/* a name space that is forgotten meanwhile ends the listing */
+	/* where a name space was that has been forgotten meanwhile nobody knows: the listing begins anew */
+	if (!sp) {
+		at->bucket = 0;
+		sp = next_space(s, NULL);
+	}
 	for (; sp; sp = next_space(s, sp)) {
 		memcpy(at->space, sp->name, sizeof(at->space));
 		if (list_space(sp, b, &at->bucket, max, &n))

@@ -423,7 +423,7 @@ struct store_listing {
 	uint32_t bucket;
 };
 /*
- * Gives the next objects, about max and at most a few more, to fn. Objects that come or go meanwhile may be left out. After
+ * Gives the next objects, about max and at most a few more, to fn. Objects that come or go meanwhile may be left out, and others be given twice. After
  * store_watch(). False: these were the last ones.
  */
 bool store_list(struct store *s, struct store_listing *at, uint32_t max, store_change_fn fn,

@@ -215,12 +215,42 @@ static void test_listing(void **state)
 	assert_int_equal(store_changes(rig.store, UINT32_MAX, on_change, NULL, &lost), 0);
 }
 
+/* The others are listed all the same. */
+static void test_space_that_is_forgotten(void **state)
+{
+	struct store_listing at = { .bucket = 0 };
+	struct dmsg_store_result result;
+	struct dray_err err = DRAY_ERR_NULL;
+	char key[16];
+
+	for (unsigned i = 0; i < 100; i++) {
+		snprintf(key, sizeof(key), "%02u", i);
+		assert_int_equal(put(rig.kv, key, 10), DMSG_STORE_STATUS_OK);
+	}
+	assert_int_equal(put(rig.other, "a", 10), DMSG_STORE_STATUS_OK);
+	assert_true(store_list(rig.store, &at, 10, on_change, NULL));
+	assert_non_null(strstr(rig.text, "+kv/"));
+	assert_null(strstr(rig.text, "+other/a "));
+	for (unsigned i = 0; i < 100; i++) {
+		snprintf(key, sizeof(key), "%02u", i);
+		store_remove(rig.kv, &(struct store_key){ (uint8_t *)key, 2 }, 1, &result);
+	}
+	store_user_free(rig.user);
+	store_sweep(rig.store);
+	rig.user = store_user_new(rig.store, &rig.account, &err);
+	assert_int_equal(store_listed(rig.store), 1);
+	while (store_list(rig.store, &at, 10, on_change, NULL))
+		;
+	assert_non_null(strstr(rig.text, "+other/a "));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_changes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_eviction, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_listing, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_space_that_is_forgotten, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
