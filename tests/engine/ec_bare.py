@@ -187,3 +187,24 @@ def images(count, seed, most=40):
     """Identifiers and sizes of images."""
     chance = random.Random(seed)
     return [(f"image-{seed}-{i}", chance.randrange(4, most)) for i in range(count)]
+
+
+@contextlib.contextmanager
+def making(agents):
+    """Makes engines, and ends them: make(name, role, at, ...), where `at` says which agent is theirs."""
+    made = []
+
+    def make(name, role, at=0, **how):
+        made.append(Bare(name, agents[at].socket, role, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def encode(e, name, wanted, **how):
+    """What an encoder offers of a request."""
+    reason, params = e.run(e.add(name, wanted, **how))
+    assert reason == "STOP" and params, (reason, params)
+    return params

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dray import errors
 from dray.vllm.ec.secret import Secret
-from ec_bare import NO_PIXELS, Bare, images
+from ec_bare import NO_PIXELS, Bare, encode, images, making
 from harness import until
 
 
@@ -34,21 +34,8 @@ def pair(request, agents):
 @pytest.fixture
 def engine(agents):
     """Makes an engine of a test's own."""
-    made = []
-
-    def make(name, role, at=0, **how):
-        made.append(Bare(name, agents[at].socket, role, **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def encode(e, name, wanted, **how):
-    reason, params = e.run(e.add(name, wanted, **how))
-    assert reason == "STOP" and params, (reason, params)
-    return params
+    with making(agents) as make:
+        yield make
 
 
 def test_outputs_are_loaded_and_not_encoded(pair):

@@ -12,7 +12,7 @@ from dray.memory import Memory
 from dray.vllm.ec.inplace import Opened, Vacate
 from dray.vllm.ec.pool import Item, Shape
 from dray.vllm.ec.protocol import PoolName
-from ec_bare import ENCODER, NO_PIXELS, Bare, images
+from ec_bare import ENCODER, NO_PIXELS, encode, images, making
 from harness import until
 from rig import transfers
 
@@ -47,21 +47,9 @@ def agents(lab):
 
 @pytest.fixture
 def engine(agents):
-    made = []
-
-    def make(name, role, at=0, **how):
-        made.append(Bare(name, agents[at].socket, role, **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def encode(e, name, wanted, **how):
-    reason, params = e.run(e.add(name, wanted, **how))
-    assert reason == "STOP" and params, (reason, params)
-    return params
+    """Makes an engine of a test's own."""
+    with making(agents) as make:
+        yield make
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["one-agent", "two-agents"])
