@@ -355,7 +355,7 @@ struct link_op *link_begin(struct link *l, link_answer_fn fn, void *arg)
 {
 	if (!l->up || l->failing || stream_unsent(l->stream) > STREAM_BYTES_MAX / 2)
 		return NULL;
-	if (dray_now().ns > l->asked_ns + TIME_NS)
+	if (!l->cfg.is_sentinel && dray_now().ns > l->asked_ns + TIME_NS)
 		time_ask(l);
 	return op_new(l, fn, arg);
 }
