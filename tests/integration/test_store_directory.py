@@ -438,6 +438,41 @@ def test_garbage(lab, agents, answer):
             thread.join(LIMIT)
 
 
+def test_refusals_with_different_words(lab, agents):
+    """A server that refuses each entry in other words fills no log."""
+    ends, refused = threading.Event(), [0]
+    with lab.hosts[0].socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def talk(s):
+            with s:
+                while data := s.recv(1 << 20):
+                    for word in re.findall(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n", data):
+                        refused[0] += word == b"ZADD"
+                        s.sendall(b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n" if word == b"TIME" else b"-OOM number %d\r\n" % refused[0])
+
+        def serve():
+            while not ends.is_set():
+                with contextlib.suppress(OSError):
+                    threading.Thread(target=talk, args=server.accept()[:1], daemon=True).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            a, _ = agents(f"redis://127.0.0.1:{server.getsockname()[1]}", "a", "b", wait="")
+            with User(a, space="kv") as user:
+                for i in range(100):
+                    assert user.put(b"%d" % i, b"value") == Status.OK
+                state(a, "refusing")
+                until(lambda: counters(a)["dray_store_directory_errors_total"] >= 100, "refusals")
+                assert a.text().count("takes no entries") == 1
+        finally:
+            ends.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(LIMIT)
+
+
 def certificates(folder):
     """A CA, a certificate of 127.0.0.1, and another CA that has signed nothing."""
     def run(*argv):

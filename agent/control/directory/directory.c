@@ -36,7 +36,8 @@ void directory_set(struct directory *d, enum directory_state s, const struct dra
 					  strchr(at->host, ':') ? "[%s]:%u%s%s" : "%s:%u%s%s",
 					  at->host, at->port, why ? ": " : "", why ? why->msg : "");
 
-	if (d->state == s && !strcmp(d->why.msg, err.msg))
+	/* one that refuses entry after entry may do so in other words each time */
+	if (d->state == s && (s == DIRECTORY_REFUSING || !strcmp(d->why.msg, err.msg)))
 		return;
 	d->state = s;
 	d->why = err;
