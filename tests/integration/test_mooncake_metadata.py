@@ -10,6 +10,7 @@ import random
 import socket
 import subprocess
 import threading
+import time
 import urllib.parse
 
 import mooncake_rig as rig
@@ -257,6 +258,26 @@ def test_lost(member, server):
         again = server(port=keys.port)
         until(lambda: again[rpc] and again[ram], "the keys")
         assert again[ram]["buffers"] and "answers again" in agent.text()
+
+
+def test_lost_during_changes(member, server):
+    """Exports that come and go all the time do not keep the agent from finding that the server has lost the address."""
+    keys = server()
+    agent = member(keys.url)
+    ram, rpc = keys_of(segment(agent)[0])
+    published(agent)
+    with Owner(agent, MIB) as owner:
+        def change():
+            done = keys.log.count(("PUT", ram))
+            owner.region.revoke(owner.token)
+            owner.token = owner.region.export(mooncake=owner.address)
+            until(lambda: keys.log.count(("PUT", ram)) > done, "the change")
+            time.sleep(0.02)  # nothing is left to do between the changes
+            return rpc in keys.values
+
+        change()
+        keys.values.clear()
+        until(change, "the address")
 
 
 def test_replaced(member, server):

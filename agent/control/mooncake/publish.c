@@ -56,7 +56,8 @@ struct publisher {
 	} keys[METADATA_KEY_N];
 	uint64_t changes;    /* of the descriptor that was sent last */
 	int64_t put_ns;      /* when it was */
-	int64_t compared_ns; /* when the keys were found to be true */
+	int64_t compared_ns; /* when all keys were found to be true */
+	bool comparing;      /* since they are asked for again */
 	uint32_t fails;      /* in a row */
 	void (*gone)(void *arg);
 	void *gone_arg;
@@ -243,7 +244,10 @@ static void ask(struct publisher *p)
 static void settled(struct publisher *p)
 {
 	set_published(p, p->on);
-	p->compared_ns = dray_now().ns;
+	/* a descriptor that was sent proves nothing about the address */
+	if (p->comparing || !p->compared_ns)
+		p->compared_ns = dray_now().ns;
+	p->comparing = false;
 	if (p->on)
 		arm(p, p->compared_ns + p->server->cfg->mooncake.interval);
 	else
@@ -286,9 +290,11 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	for (unsigned i = 0; i < METADATA_KEY_N; i++)
 		own &= p->keys[i].value == VALUE_OWN;
 	if (!p->call && p->on && own &&
-	    dray_now().ns >= p->compared_ns + p->server->cfg->mooncake.interval)
+	    dray_now().ns >= p->compared_ns + p->server->cfg->mooncake.interval) {
+		p->comparing = true;
 		for (unsigned i = 0; i < METADATA_KEY_N; i++)
 			p->keys[i].value = VALUE_UNKNOWN;
+	}
 	step(p);
 	return 0;
 }
