@@ -147,15 +147,20 @@ void batches_forget(struct directory *d, const struct directory_find *find)
 			b->find = NULL;
 }
 
+static struct batch *batch_at(const struct server *s)
+{
+	dray_list_for_each(&s->d->batches, b, struct batch, link)
+		if (b->server == s)
+			return b;
+	return NULL;
+}
+
 void batches_lose(struct server *s)
 {
-	struct dray_list lost = DRAY_LIST_INIT(lost);
 	struct batch *b;
 
-	dray_list_for_each(&s->d->batches, other, struct batch, link)
-		if (other->server == s)
-			dray_list_move(&lost, &other->link);
-	while ((b = dray_list_first(&lost, struct batch, link))) {
+	/* they stay on the list, where a find that ends meanwhile looks for its own */
+	while ((b = batch_at(s))) {
 		link_op_forget(b->op);
 		lose(b);
 	}
