@@ -263,16 +263,20 @@ def test_lost(member, server):
 def test_lost_during_changes(member, server):
     """Exports that come and go all the time do not keep the agent from finding that the server has lost the address."""
     keys = server()
-    agent = member(keys.url)
+    agent = member(keys.url, mooncake__interval="2s")
     ram, rpc = keys_of(segment(agent)[0])
     published(agent)
     with Owner(agent, MIB) as owner:
+        more = []
+
         def change():
             done = keys.log.count(("PUT", ram))
-            owner.region.revoke(owner.token)
-            owner.token = owner.region.export(mooncake=owner.address)
+            if more:
+                owner.region.revoke(more.pop())
+            else:
+                more.append(owner.region.export(0, 4096, mooncake=1 << 40))
             until(lambda: keys.log.count(("PUT", ram)) > done, "the change")
-            time.sleep(0.02)  # nothing is left to do between the changes
+            time.sleep(0.05)  # nothing is left to do between the changes
             return rpc in keys.values
 
         change()
