@@ -220,11 +220,11 @@ static void start(void)
 	c->up = &upcalls;
 	c->counters = &lab.counters;
 	c->now_ns = DRAY_NS_PER_SEC;
-	c->cfg = (struct data_config){ .slice_size = 4096,
+	c->cfg = (struct data_config){ .slice_size = 16384,
 				       .slice_timeout_ns = 5 * DRAY_NS_PER_SEC,
 				       .deadline_ns = 60 * DRAY_NS_PER_SEC,
 				       .slices_per_session = 64,
-				       .tcp_slices_in_flight = 4,
+				       .tcp_slices_in_flight = 64,
 				       .mooncake_streams = 2,
 				       .connect_timeout_ns = 5 * DRAY_NS_PER_SEC,
 				       .backoff_min_ns = 50 * DRAY_NS_PER_MS,
