@@ -402,7 +402,9 @@ def test_user_and_database(new_redis, agents, lab):
 
 GARBAGE = [b"\0", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n" * 100, b"*2147483647\r\n", b"$100000000\r\n" + b"x" * 200_000, b"*1\r\n*1\r\n*1\r\n",
            b"*2\r\n$10\r\n9999999999\r\n:0\r\n", b"-ERR " + b"y" * 100_000, b":1\r\n", b"-LOADING Redis is loading\r\n", b"",
-           b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n" + b"+OK\r\n" * 10 + b"*1\r\n$3\r\nabc\r\n" * 1000]
+           b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n" + b"+OK\r\n" * 10 + b"*1\r\n$3\r\nabc\r\n" * 1000,
+           b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n" + b"".join(b"-%s %d 127.0.0.1:%d\r\n" % (w, i, 1 + i) for i in range(200) for w in (b"MOVED", b"ASK")),
+           b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n-MOVED 1 127.0.0.1:1\r\n+OK\r\n$60000\r\n" + b"a 127.0.0.1:2@1 m - 0 0 1 c 0-16383\n" * 1000]
 
 
 @pytest.mark.parametrize("answer", GARBAGE, ids=range(len(GARBAGE)))
