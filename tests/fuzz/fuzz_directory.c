@@ -54,6 +54,8 @@ static void check_cluster(const redisReply *r)
 		dray_assert(r->type == REDIS_REPLY_ERROR && slot < CLUSTER_SLOTS);
 		check_address(&at);
 	}
+	if (r->type == REDIS_REPLY_STRING)
+		dray_assert(cluster_slot(r->str, (size_t)r->len) < CLUSTER_SLOTS);
 	if (cluster_nodes(r, "10.0.0.1", &map) < 0)
 		return;
 	dray_assert(map.n && map.n <= CLUSTER_SERVERS_MAX);
