@@ -9,7 +9,8 @@ cost   the cost of moving: time to D's first token with blocks from P, minus the
        stopped it is compared with `drayctl bench` of the same pieces in the same round; with both engines live it competes with P
 five   the same of five requests at once, and what idle engines and agents use
 push   time from the end of P's last prefill step to D's first token, chunked prefill, push against pull
-nixl   the cost of moving beside NixlConnector's
+nixl   the cost of moving beside NixlConnector's, each engine with a private agent; with all engines in one session, and with a session
+       for each engine and its agent, as in containers
 serve  `vllm bench serve` with 100 requests through a router at a concurrency of 4, 16 and 100, beside NixlConnector
 store-hooks, store   the hooks of DrayStoreConnector; and the time to the first token of a prompt whose blocks the store holds, minus
        the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
@@ -52,7 +53,7 @@ import engine_cache  # noqa: E402
 import engine_ec  # noqa: E402
 import model  # noqa: E402
 from dray import Client  # noqa: E402
-from harness import DRAYCTL, LIMIT, until  # noqa: E402
+from harness import BUILD, DRAYCTL, LIMIT, until  # noqa: E402
 import serving  # noqa: E402
 from rig import BLOCK, Engine, prefill, prompts, push  # noqa: E402
 
@@ -64,9 +65,9 @@ IDLE = 20  # seconds
 SEQUENCES, DECODED = 32, 192  # requests at once, and tokens that each generates
 KV_BYTES = 1 << 30  # of an engine of the store's parts
 SAVED = "vllm:dray_store_saved_blocks"
+NIXL_ROUNDS = 3  # each of which takes up to a minute
 NIXL = "nixl-cu13==1.5.1", "nixl==1.5.1"
-# Requests at so many at once; fewer with NixlConnector, whose engines take several times as long for each here.
-SERVED = {"pull": [(100, 4), (100, 16), (100, 100)], "nixl": [(30, 4), (30, 16)]}
+LOADS = [(100, 4), (100, 16), (100, 100)]  # requests, at once
 seed = iter(range(1, 1 << 30))
 
 
@@ -221,9 +222,10 @@ def store_hooks(lab, records):
 STORE = {"limits.store_bytes": "4GiB", "limits.store_bytes_per_owner": "4GiB"}
 
 
-def dray(agent, name, mode="pull"):
+def dray(agent, name, mode="pull", options=None):
+    """options: instead of the agent's socket."""
     return {"kv_connector": "DrayConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both", "engine_id": name,
-            "kv_connector_extra_config": {"socket": str(agent.socket), "mode": mode, "deadline": 4 * LIMIT}}
+            "kv_connector_extra_config": {**(options or {"socket": str(agent.socket)}), "mode": mode, "deadline": 4 * LIMIT}}
 
 
 def nixl_packages():
@@ -374,38 +376,92 @@ def chunked(lab, records):
                 target=("<=", 0.5), spread=[value / pull for value in found["push"]])
 
 
+class Private:
+    """The private agent of an engine, as the tools find it. folder: where the engine makes its folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.folder.mkdir(0o700)
+
+    @property
+    def socket(self):
+        return next(self.folder.glob("dray-vllm-*/dray.sock"))
+
+    def engine(self, lab, name):
+        """Arguments of an engine with this agent."""
+        package = lab.tmp / "site/dray_agent"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(f"BIN = {str(BUILD)!r}\n")
+        connector = dray(self, name, options={"agent": "private", "key_file": str(lab.key)})
+        return {"connector": connector, "variables": {
+            "XDG_RUNTIME_DIR": str(self.folder), "PYTHONPATH": f"{ROOT / 'client/python'}:{package.parent}"}}
+
+
+def between(ours, theirs, agents, arrangement, records):
+    """Rounds of dray and of NixlConnector. NixlConnector's threads spin, so that its engines are stopped except where they are measured."""
+    def let(which):
+        for engine in theirs:
+            os.killpg(engine.process.pid, which)
+
+    for lengths in (*((length,) for length in LENGTHS), FIVE):
+        found, beside, bench = [], [], []
+        for turn in range(NIXL_ROUNDS + 1):
+            let(signal.SIGSTOP)
+            transfer, mine = bare_transfer(agents, lengths), max(move(*ours, lengths))
+            let(signal.SIGCONT)
+            other = max(move(*theirs, lengths))
+            if turn:  # the engines' first steps of a size take longer
+                for values, value in ((bench, transfer), (found, mine), (beside, other)):
+                    values.append(value * 1e3)
+        what = f"moving {'five at once' if len(lengths) > 1 else f'{lengths[0]} tokens'}, {arrangement}"
+        mine = statistics.median(found)
+        for name, values, target in (("drayctl bench", bench, 5), ("NixlConnector", beside, 0.02 if lengths == (max(LENGTHS),) else None)):
+            ceiling = statistics.median(values)
+            records.add(what, mine, "ms", ceiling_name=name, ceiling=ceiling, ratio=mine / ceiling,
+                        target=("<=", target) if target else None, spread=[value / ceiling for value in found])
+
+
+def meet(p, d):
+    """The first contact of NixlConnector's engines, which gives up after a few seconds on busy processors."""
+    for _ in range(5):
+        with contextlib.suppress(c.CannotRun):
+            return move(p, d, LENGTHS[:1])
+    raise c.CannotRun(f"NixlConnector's engines do not find each other\n{d.tail(15)}")
+
+
 def beside_nixl(lab, records):
-    """One round with NixlConnector, which takes half a minute for the longest prompt here."""
-    found = {}
-    for mode, rounds in (("pull", ROUNDS), ("nixl", 1)):
-        with engines(lab, f"beside-{mode}", mode) as (p, d, _):
-            for length in LENGTHS:
-                move(p, d, (length if mode == "pull" else LENGTHS[0],))  # the first steps of a size take longer
-                found[mode, length] = [move(p, d, (length,))[0] * 1e3 for _ in range(rounds)]
-    for length in LENGTHS:
-        ours, theirs = (statistics.median(found[mode, length]) for mode in ("pull", "nixl"))
-        records.add(f"moving {length} tokens, both live", ours, "ms", ceiling_name="NixlConnector", ceiling=theirs, ratio=ours / theirs,
-                    target=("<=", 0.02) if length == max(LENGTHS) else None, spread=[value / theirs for value in found["pull", length]])
+    for session, arrangement in ((False, "one session"), (True, "a session each")):
+        with contextlib.ExitStack() as stack:
+            agents = [Private(lab.tmp / f"run-{session}-{which}") for which in "pd"]
+            made = [(agent.engine(lab, which)) for which, agent in zip("pd", agents)]
+            made += [{"connector": connector, "variables": environment} for connector, environment in connectors([], "nixl", "nixl")]
+            engines = []
+            for number, arguments in enumerate(made):
+                engines.append(Engine(lab.tmp, f"{session}-{number}", session=session, **arguments))
+                stack.callback(engines[-1].stop)
+            for engine in engines:
+                engine.ready()
+            meet(*engines[2:])
+            between(engines[:2], engines[2:], agents, arrangement, records)
 
 
 def serve(lab, records):
     found = {}
-    for mode, loads in SERVED.items():
+    for mode in ("pull", "nixl"):
         agents = c.agents(lab, 2) if mode == "pull" else []
         with serving.Servers(lab.tmp, mode, connectors(agents, f"serve-{mode}", mode)) as servers:
             servers.ready()
             # the engines' first steps of a size take longer
-            _, *results = servers.load([(4, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in loads]])
-        found[mode] = {at_once: result for (_, at_once), result in zip(loads, results)}
+            _, *results = servers.load([(4, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in LOADS]])
+        found[mode] = {at_once: result for (_, at_once), result in zip(LOADS, results)}
         for agent in agents:
             agent.stop()
-    for requests, at_once in SERVED["pull"]:
-        ours, theirs = found["pull"][at_once], found["nixl"].get(at_once)
+    for requests, at_once in LOADS:
+        ours, theirs = found["pull"][at_once], found["nixl"][at_once]
         records.add(f"{requests} requests, {at_once} at once: failed", requests - ours["completed"], "", target=("<=", 0))
         for what, key, unit in [("requests a second", "request_throughput", "1/s"), *[
                 (f"{metric.upper()} p{q}", f"p{q}_{metric}_ms", "ms") for metric in ("ttft", "tpot", "itl") for q in (50, 90, 99)]]:
-            beside = {"ceiling_name": "NixlConnector", "ceiling": theirs[key], "ratio": ours[key] / theirs[key]} if theirs and theirs[key] else {}
-            records.add(f"{at_once} at once: {what}", ours[key], unit, **beside)
+            records.add(f"{at_once} at once: {what}", ours[key], unit, ceiling_name="NixlConnector", ceiling=theirs[key], ratio=ours[key] / theirs[key])
 
 
 # --- the store ------------------------------------------------------------------------------------
@@ -514,8 +570,8 @@ def ec_text(lab, records):
     engine_ec.ec_text(lab, records, ROUNDS)
 
 
-PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve, "store-hooks": store_hooks,
-         "store": store, "store-decode": store_decode, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
+PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
+         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -112,10 +112,12 @@ Time from P's answer, which ends its last prefill step, to D's first token, of 2
 both engines get the request at once, and P writes each chunk when it is computed; in mode `pull` D reads all of them after P's answer.
 Both engines and both agents share the processors."""),
     ("vllm_nixl", "vLLM: the cost of moving beside NixlConnector", """\
-The cost of moving as above, and one round of the same with NixlConnector over UCX and TCP, with engines of its own in the same run."""),
+The cost of moving with both engines live, each with a private agent, in rounds that alternate with `drayctl bench` and with NixlConnector over UCX
+and TCP, whose engines are stopped while dray is measured. First with all engines in one session, then with a session for each engine
+and its agent, as in a container: the kernel divides the processors between sessions first, and vLLM's processes that wait spin."""),
     ("vllm_serve", "vLLM: serving load", """\
-`vllm bench serve` sends 100 requests of 64 tokens, each for 8 tokens, through the router of `examples/vllm-pd` to P and D; and 30 of them
-with NixlConnector in the same run. TTFT: time to the first token; TPOT: time for each further one; ITL: time between two of them."""),
+`vllm bench serve` sends 100 requests of 64 tokens, each for 8 tokens, through the router of `examples/vllm-pd` to P and D; and then
+the same with NixlConnector. TTFT: time to the first token; TPOT: time for each further one; ITL: time between two of them."""),
     ("vllm_store_hooks", "vLLM: the hooks of the store's connector", """\
 What the hooks of `DrayStoreConnector` take of a step, with vLLM's scheduler, without a model, of an engine that saves prompts of 512 tokens
 and of one that loads them. The longest step of a load starts it."""),

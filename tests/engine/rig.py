@@ -40,12 +40,15 @@ def engine_environment():
 
 
 class Engine:
-    """A vLLM engine. socket: of its agent; None: without DrayConnector. role: as in kv_role. variables: of its environment."""
+    """A vLLM engine. socket: of its agent; None: without DrayConnector. role: as in kv_role. variables: of its environment.
+
+    session: it has a session of its own. The kernel may divide the processors between sessions first.
+    """
 
     numbers = itertools.count()
 
     def __init__(self, folder, name, socket=None, role="kv_both", options=(), policy="fail", connector=None, variables=(),
-                 **arguments):
+                 session=False, **arguments):
         self.name, self.log = name, pathlib.Path(folder) / f"{name}.log"
         self.answers, self.waiting = queue.Queue(), {}
         config = {
@@ -58,9 +61,9 @@ class Engine:
                 "kv_load_failure_policy": policy, "kv_connector_extra_config": {"socket": str(socket), **dict(options)}}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                guarded(str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={**engine_environment(), **dict(variables)}, text=True,
-                process_group=0)  # no session of its own: the kernel may divide the processors between sessions first
+                guarded(str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)), stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, env={**engine_environment(), **dict(variables)}, text=True,
+                **{"start_new_session": True} if session else {"process_group": 0})
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
