@@ -14,6 +14,7 @@ nixl   the cost of moving beside NixlConnector's, each engine with a private age
 serve  `vllm bench serve` with 100 requests through a router at a concurrency of 4, 16 and 100, beside NixlConnector
 store-hooks, store   the hooks of DrayStoreConnector; and the time to the first token of a prompt whose blocks the store holds, minus
        the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
+store-serve    `vllm bench serve` as above on one engine, whose requests share prefixes that its own cache has no room for, with and without the store
 store-decode   tokens a second of as many requests as an engine takes, whose blocks are saved, beside an engine without a connector
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
@@ -445,23 +446,29 @@ def beside_nixl(lab, records):
             between(engines[:2], engines[2:], agents, arrangement, records)
 
 
-def serve(lab, records):
-    found = {}
-    for mode in ("pull", "nixl"):
-        agents = c.agents(lab, 2) if mode == "pull" else []
-        with serving.Servers(lab.tmp, mode, connectors(agents, f"serve-{mode}", mode)) as servers:
-            servers.ready()
-            # the engines' first steps of a size take longer
-            _, *results = servers.load([(4, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in LOADS]])
-        found[mode] = {at_once: result for (_, at_once), result in zip(LOADS, results)}
-        for agent in agents:
-            agent.stop()
-    for requests, at_once in LOADS:
-        ours, theirs = found["pull"][at_once], found["nixl"][at_once]
-        records.add(f"{requests} requests, {at_once} at once: failed", requests - ours["completed"], "", target=("<=", 0))
+def served(lab, name, connectors, requests_of=serving.RANDOM, **how):
+    """What `vllm bench serve` finds for each load."""
+    with serving.Servers(lab.tmp, name, connectors, **how) as servers:
+        servers.ready()
+        # the engines' first steps of a size take longer
+        _, *results = servers.load([(10, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in LOADS]], requests_of)
+    return results
+
+
+def add_served(records, ours, theirs, beside):
+    for (requests, at_once), mine, other in zip(LOADS, ours, theirs):
+        records.add(f"{requests} requests, {at_once} at once: failed", requests - mine["completed"], "", target=("<=", 0))
         for what, key, unit in [("requests a second", "request_throughput", "1/s"), *[
                 (f"{metric.upper()} p{q}", f"p{q}_{metric}_ms", "ms") for metric in ("ttft", "tpot", "itl") for q in (50, 90, 99)]]:
-            records.add(f"{at_once} at once: {what}", ours[key], unit, ceiling_name="NixlConnector", ceiling=theirs[key], ratio=ours[key] / theirs[key])
+            records.add(f"{at_once} at once: {what}", mine[key], unit, ceiling_name=beside, ceiling=other[key], ratio=mine[key] / other[key])
+
+
+def serve(lab, records):
+    agents = c.agents(lab, 2)
+    ours = served(lab, "serve-pull", connectors(agents, "serve-pull", "pull"))
+    for agent in agents:
+        agent.stop()
+    add_served(records, ours, served(lab, "serve-nixl", connectors([], "serve-nixl", "nixl")), "NixlConnector")
 
 
 # --- the store ------------------------------------------------------------------------------------
@@ -554,6 +561,17 @@ def store_decode(lab, records):
     records.add("blocks that were saved, of those that were computed", blocks / (2 * ROUNDS * SEQUENCES * (DECODED // BLOCK + 1)), "")
 
 
+def store_serve(lab, records):
+    """The engine's own cache is too small for the prefixes of the requests."""
+    agent, = c.agents(lab, 1, **STORE)
+    how = {"requests_of": serving.PREFIXES, "kv_bytes": KV_BYTES // 2}
+    ours = served(lab, "serve-store", [(kept(agent, "store"), {})], **how)
+    hits = agent.ctl("status", "--json")["counters"]["dray_store_hits_total"]
+    agent.stop()
+    add_served(records, ours, served(lab, "serve-plain", [(None, {})], **how), "without the store")
+    records.add("blocks that came from the store", hits, "")
+
+
 def cache(lab, records):
     engine_cache.cache(lab, records, ROUNDS)
 
@@ -571,7 +589,7 @@ def ec_text(lab, records):
 
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
-         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
+         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

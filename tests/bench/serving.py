@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI servers of two vLLM engines with a router, and the load that `vllm bench serve` puts on them."""
+"""OpenAI servers of vLLM engines, and the load that `vllm bench serve` puts on them."""
 
 import contextlib
 import json
@@ -19,7 +19,11 @@ import model  # noqa: E402
 from harness import LIMIT, until  # noqa: E402
 from rig import BLOCK, engine_environment, guarded  # noqa: E402
 
-INPUT, OUTPUT = 64, 8  # tokens of a request
+OUTPUT = 8  # tokens of an answer
+# Arguments of requests that have nothing in common, and of those of which ten have the same first 512 tokens each.
+RANDOM = "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", str(OUTPUT)
+PREFIXES = ("--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "512", "--prefix-repetition-suffix-len", "64",
+            "--prefix-repetition-num-prefixes", "10", "--prefix-repetition-output-len", str(OUTPUT))
 # What the program `vllm` runs for `bench serve`, which does not start with this build of vLLM, because the package has another name.
 # One process for several loads: it takes 20 s to start.
 BENCH = """import argparse, json, sys
@@ -42,19 +46,24 @@ def answers(port):
 
 
 class Servers:
-    """P, D and the router of the example, as processes that end with this one. connectors: (kv_transfer_config, environment) of both."""
+    """One engine, or P, D and the router of the example, as processes that end with this one.
 
-    def __init__(self, folder, name, connectors):
+    connectors: (kv_transfer_config, environment) of each engine; kv_transfer_config None: without a connector. kv_bytes: of each engine.
+    """
+
+    def __init__(self, folder, name, connectors, kv_bytes=1 << 30):
         self.folder, self.name, self.started = pathlib.Path(folder), name, {}
         self.words = str(model.with_words(c.ROOT / "build/engine-model-words"))
-        self.ports = [free_port() for _ in range(3)]
+        connectors = list(connectors)
+        self.ports = [free_port() for _ in range(len(connectors) + (len(connectors) > 1))]
         for which, port, (connector, environment) in zip("pd", self.ports, connectors):
             self._start(which, ["-m", "vllm.entrypoints.openai.api_server", "--model", self.words, "--served-model-name", "model",
                                 "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "2048", "--block-size", str(BLOCK),
-                                "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30), "--max-num-seqs", "128",
-                                "--kv-transfer-config", json.dumps(connector)], {**engine_environment(), **environment})
-        self._start("router", [str(c.ROOT / "examples/vllm-pd/router.py"), str(self.ports[2]),
-                               *[f"http://127.0.0.1:{port}" for port in self.ports[:2]]], dict(os.environ))
+                                "--enforce-eager", "--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", "128",
+                                *(["--kv-transfer-config", json.dumps(connector)] if connector else [])], {**engine_environment(), **environment})
+        if len(connectors) > 1:
+            self._start("router", [str(c.ROOT / "examples/vllm-pd/router.py"), str(self.ports[-1]),
+                                   *[f"http://127.0.0.1:{port}" for port in self.ports[:-1]]], dict(os.environ))
 
     def _log(self, which):
         return self.folder / f"{self.name}-{which}.log"
@@ -77,15 +86,17 @@ class Servers:
             except AssertionError as e:
                 raise c.CannotRun(f"{e}\n{self._tail(which)}") from e
 
-    def load(self, loads):
-        """What `vllm bench serve` finds for each of these loads, one after the other: (requests, how many at once, seed)."""
+    def load(self, loads, requests_of=RANDOM):
+        """What `vllm bench serve` finds for each of these loads, one after the other: (requests, how many at once, seed).
+
+        requests_of: arguments that say what the requests are.
+        """
         given, found = [], []
         for requests, concurrent, seed in loads:
             found.append(self.folder / f"{self.name}-{len(found)}.json")
             given.append([
-                "--backend", "openai", "--base-url", f"http://127.0.0.1:{self.ports[2]}", "--model", "model", "--tokenizer", self.words,
-                "--dataset-name", "random", "--random-input-len", str(INPUT), "--random-output-len", str(OUTPUT),
-                "--num-prompts", str(requests), "--max-concurrency", str(concurrent), "--seed", str(seed), "--ignore-eos",
+                "--backend", "openai", "--base-url", f"http://127.0.0.1:{self.ports[-1]}", "--model", "model", "--tokenizer", self.words,
+                *requests_of, "--num-prompts", str(requests), "--max-concurrency", str(concurrent), "--seed", str(seed), "--ignore-eos",
                 "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,90,99", "--save-result",
                 "--result-dir", str(self.folder), "--result-filename", found[-1].name])
         done = subprocess.run([sys.executable, "-c", BENCH, json.dumps(given)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
