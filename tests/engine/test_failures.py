@@ -30,11 +30,14 @@ class Rig:
         self.since, self.before = 0.0, 0  # when the request was sent or the failure began, and how many loads of D had failed then
         self.agent_p, self.agent_d = (lab.agent(f"agent-{name}-{mode}", host, key=lab.key, listen=(host.v4,)).start()
                                       for name, host in zip("pd", lab.hosts))
-        options = {"deadline": DEADLINE, "lease": LEASE, "mode": mode}
-        self.p = Engine(lab.tmp, f"p-{mode}", self.agent_p.socket, options=options, max_num_batched_tokens=CHUNK)
-        self.d = {policy: Engine(lab.tmp, f"{policy}-{mode}", self.agent_d.socket, policy=policy, options=options)
+        self.folder, self.options = lab.tmp, {"deadline": DEADLINE, "lease": LEASE, "mode": mode}
+        self.start_p()
+        self.d = {policy: Engine(lab.tmp, f"{policy}-{mode}", self.agent_d.socket, policy=policy, options=self.options)
                   for policy in ("recompute", "fail")}
         self.seed = 100
+
+    def start_p(self):
+        self.p = Engine(self.folder, f"p-{self.mode}", self.agent_p.socket, options=self.options, max_num_batched_tokens=CHUNK)
 
     @property
     def engines(self):
@@ -317,6 +320,29 @@ def test_network_is_cut_while_d_loads(lab, pulling, policy):
         while_d_loads(rig, policy, lambda: link(False), lambda: link(True))
     finally:
         link(True)
+    rig.recovers(policy)
+
+
+@POLICIES
+def test_p_and_its_agent_are_killed_while_d_loads(pulling, policy):
+    rig = pulling
+
+    def kill():
+        rig.p.kill()
+        rig.agent_p.kill()
+
+    def start():
+        rig.agent_p.start()
+        rig.start_p()
+        rig.p.ready()
+
+    try:
+        while_d_loads(rig, policy, kill, start)
+        blocks_free(rig.d[policy])
+        nothing_left(rig.agent_d)
+    finally:
+        if not rig.agent_p.running:
+            start()
     rig.recovers(policy)
 
 
