@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real engines whose blocks are in the store: others start with their prefixes, and give the tokens of an engine without any cache."""
 
+import contextlib
+import os
+
 import pytest
 from bare import kept
-from harness import LIMIT, until
-from rig import BLOCK, TOKENS, Engine, prompts, same_tokens, with_references
+from harness import LIMIT, Lab, until
+from rig import BLOCK, KV_BYTES, TOKENS, Engine, prompts, same_tokens, with_references
 
 pytestmark = pytest.mark.long
 LENGTHS = (320, 1024)
@@ -31,10 +34,10 @@ def references(lab):
         plain.stop()
 
 
-def engine(lab, agent, name, **options):
+def engine(lab, agent, name, kv_bytes=KV_BYTES, **options):
     connector = {"engine_id": name, "kv_load_failure_policy": "recompute", **kept(agent.socket, **{"weights": None, **options})}
     connector["kv_connector_extra_config"] = {k: v for k, v in connector["kv_connector_extra_config"].items() if v is not None}
-    return Engine(lab.tmp, name, connector=connector)
+    return Engine(lab.tmp, name, connector=connector, kv_cache_memory_bytes=kv_bytes)
 
 
 def ready(one):
@@ -90,3 +93,85 @@ def test_from_memory_and_from_disk(lab, agent, references):
     finally:
         third.stop()
     assert agent.ctl("status", "--json")["counters"]["dray_store_disk_hits_total"] >= len(references)
+
+
+def counters(agent):
+    return agent.ctl("status", "--json")["counters"]
+
+
+def test_from_an_agent_in_another_network_namespace(references):
+    lab = Lab()
+    try:
+        lab.need_namespaces()
+        common = STORE | {"store.spaces": f"kv=default:{os.getuid()}"}
+        far, near = (lab.agent(name, host, key=lab.key, listen=(host.v4,), settings=common) for name, host in zip(("far", "near"), lab.hosts))
+        far.settings["store.lend"] = "true"
+        near.settings["store.peers"] = far.listen[0]
+        far.start()
+        near.start()
+        with contextlib.ExitStack() as stack:
+            first, second = (engine(lab, agent, agent.name, space="kv") for agent in (far, near))
+            for one in (first, second):
+                stack.callback(one.stop)
+            ready(first)
+            for prompt, reference in references:
+                same_tokens(reference, first.run(prompt, TOKENS, logprobs=2))
+            blocks = sum(len(prompt) // BLOCK for prompt, _ in references)
+            saved(first, blocks)
+            served(ready(second), references)
+            assert counters(near)["dray_store_remote_hits_total"] == blocks
+    finally:
+        lab.close("DRAY_KEEP" in os.environ)
+
+
+# --- more than memory has room for ----------------------------------------------------------------
+
+CONVERSATIONS, TURNS, ENGINES = 12, 3, 4
+CLEAR = 2.0  # with so many requests in a step, an engine without the store has differed where a token was as clear as 1.19
+SPILL = {"limits.store_bytes": "192MiB", "limits.store_bytes_per_owner": "192MiB", "limits.store_disk_bytes": "4GiB",
+         "limits.store_disk_bytes_per_owner": "4GiB", "store.segment_size": "16MiB"}
+
+
+@pytest.fixture(scope="module")
+def conversations(lab):
+    """[[(prompt, answer)] of a conversation]: each turn goes on from the answer before."""
+    plain = Engine(lab.tmp, "plain-conversations", enable_prefix_caching=False)
+    try:
+        plain.ready()
+        found = []
+        for number in range(CONVERSATIONS):
+            turns, before = [], []
+            for turn in range(TURNS):
+                asked = [before + more for more in prompts(40, 6 * BLOCK, seed=1000 * number + turn)]
+                turns += with_references(plain, asked, 1, CLEAR)
+                before = [*turns[-1][0], *turns[-1][1]["tokens"]]
+            found.append(turns)
+        return found
+    finally:
+        plain.stop()
+
+
+def test_conversations_of_four_engines_on_one_agent(lab, conversations):
+    """The tier of memory has room for a part of them, and the engines' own caches for less. The turns of a conversation go to different
+    engines, and all conversations take a turn at once."""
+    agent = lab.agent("agent-spill", settings={**SPILL, "store.disk_dir": lab.directory("spill")}).start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(agent.stop)
+        made = [engine(lab, agent, f"engine-{n}", kv_bytes=128 << 20) for n in range(ENGINES)]
+        for one in made:
+            stack.callback(one.stop)
+        for one in made:
+            ready(one)
+        for turn in range(TURNS):
+            waits = [made[(number + turn) % ENGINES].start(turns[turn][0], TOKENS, logprobs=2) for number, turns in enumerate(conversations)]
+            for turns, wait in zip(conversations, waits):
+                same_tokens(turns[turn][1], wait.get(timeout=8 * LIMIT), CLEAR)
+            until(lambda: not counters(agent)["dray_store_disk_pending_bytes"], "the disk", 2 * LIMIT)
+        after = [one.metrics(ITS) for one in made]
+        found = counters(agent)
+    assert found["dray_store_disk_hits_total"] > 0, "nothing came from the disk"
+    assert not found["dray_store_disk_corrupt_total"] and not found["dray_store_disk_errors_total"]
+    assert not any(metrics.get(f"{ITS}load_failures", 0) for metrics in after), after
+    loaded = sum(metrics.get(f"{ITS}loaded_tokens", 0) for metrics in after)
+    asked = sum(len(turns[turn][0]) // BLOCK * BLOCK for turns in conversations for turn in range(TURNS - 1))
+    assert loaded > asked // 4, f"{loaded} tokens were loaded, of {asked} that could be"
