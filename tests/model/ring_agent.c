@@ -109,6 +109,10 @@ void dray_linger_worked(struct dray_linger *l, int64_t now_ns)
 {
 }
 
+void readings_check(struct worker *w, bool all)
+{
+}
+
 bool worker_run_commands(struct worker *w)
 {
 	return false;

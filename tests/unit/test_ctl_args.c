@@ -161,7 +161,7 @@ static void usage_errors_are_one_line(void **state)
 		{ "store --evict 1 --owner b",
 		  "--owner b is not allowed; use TENANT:UID, such as default:0" },
 		{ "store --space a",
-		  "--space and --owner have no effect without --keys, --warm or --evict" },
+		  "--space and --owner have no effect without --keys, --warm, --verify or --evict" },
 		{ "store --keys 1",
 		  "--keys needs --space NAME or --owner TENANT:UID; drayctl store lists both" },
 		{ "store --keys 1001 --space a", "--keys 1001 is not allowed; use 1 to 1000" },

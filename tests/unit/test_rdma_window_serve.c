@@ -27,9 +27,10 @@ static void grant(unsigned i, dray_handle handle, dray_handle region, uint64_t o
 {
 	struct grant_view *g = &owner.grants[i];
 
-	*g = (struct grant_view){
-		{ OBJECT_GRANT, handle, 0, SESSION, length, access }, PEER, region, offset, NULL, 0
-	};
+	*g = (struct grant_view){ .o = { OBJECT_GRANT, handle, 0, SESSION, length, access },
+				  .peer = PEER,
+				  .region = region,
+				  .offset = offset };
 	object_publish(&lab->rig.core, &g->o);
 }
 

@@ -24,10 +24,12 @@ static struct dray_strv words(const char *const *v, size_t n)
 static int refused(const struct dray_config *cfg, struct dray_err *reterr)
 {
 	struct dray_config full = *cfg;
-	char any[] = "auto", tenant[] = "default";
+	char any[] = "auto", tenant[] = "default", none[] = "", prefix[] = "dray";
 
 	full.segment.preferred = any;
 	full.data.tenant = tenant;
+	full.store.directory = none;
+	full.store.directory_prefix = prefix;
 	for (int key = 0; key < DRAY_CONFIG_KEY_N; key++)
 		if (config_check_forms(&full, (enum dray_config_key_id)key, reterr) < 0)
 			return key;

@@ -44,14 +44,10 @@ static void host_publish(struct lab_side *s)
 					       LAB_SESSION,   HOST_BYTES,  DMSG_ACCESS_ALL };
 	host_region->n_extents = 1;
 	host_region->extents[0] = (struct extent_view){ 0, HOST_BYTES, host_memory, -1 };
-	host_grant = (struct grant_view){
-		{ OBJECT_GRANT, HOST_GRANT, 0, 0, HOST_BYTES, DMSG_ACCESS_ALL },
-		LAB_PEER,
-		HOST_REGION,
-		0,
-		NULL,
-		0
-	};
+	host_grant = (struct grant_view){ .o = { OBJECT_GRANT, HOST_GRANT, 0, 0, HOST_BYTES,
+						 DMSG_ACCESS_ALL },
+					  .peer = LAB_PEER,
+					  .region = HOST_REGION };
 	object_publish(&s->core, &host_region->o);
 	object_publish(&s->core, &host_grant.o);
 }

@@ -154,42 +154,27 @@ static void test_refused(void **state)
 	struct ranges *ranges = pieces_of_100();
 	/* a part of the region, for reading; one of another peer; one whose region is unknown */
 	struct grant_view
-		part = { { OBJECT_GRANT, LAB_HANDLE(20), 0, 0, 1000, DMSG_ACCESS_READ },
-			 LAB_PEER,
-			 LAB_REGION,
-			 500,
-			 NULL,
-			 0 },
-		foreign = { { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
-			    LAB_HANDLE(9),
-			    LAB_REGION,
-			    0,
-			    NULL,
-			    0 },
-		dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000, DMSG_ACCESS_ALL },
-			     LAB_PEER,
-			     LAB_HANDLE(99),
-			     0,
-			     NULL,
-			     0 },
-		write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000, DMSG_ACCESS_WRITE },
-			       LAB_PEER,
-			       LAB_REGION,
-			       0,
-			       NULL,
-			       0 },
-		beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
-			   LAB_PEER,
-			   LAB_REGION,
-			   1,
-			   NULL,
-			   0 },
-		lease = { { OBJECT_GRANT, LAB_HANDLE(25), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
-			  LAB_PEER,
-			  LAB_REGION,
-			  0,
-			  ranges,
-			  0 };
+		part = { .o = { OBJECT_GRANT, LAB_HANDLE(20), 0, 0, 1000, DMSG_ACCESS_READ },
+			 .peer = LAB_PEER,
+			 .region = LAB_REGION,
+			 .offset = 500 },
+		foreign = { .o = { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
+			    .peer = LAB_HANDLE(9),
+			    .region = LAB_REGION },
+		dangling = { .o = { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000, DMSG_ACCESS_ALL },
+			     .peer = LAB_PEER,
+			     .region = LAB_HANDLE(99) },
+		write_only = { .o = { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000, DMSG_ACCESS_WRITE },
+			       .peer = LAB_PEER,
+			       .region = LAB_REGION },
+		beyond = { .o = { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
+			   .peer = LAB_PEER,
+			   .region = LAB_REGION,
+			   .offset = 1 },
+		lease = { .o = { OBJECT_GRANT, LAB_HANDLE(25), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
+			  .peer = LAB_PEER,
+			  .region = LAB_REGION,
+			  .ranges = ranges };
 	struct {
 		uint8_t kind;
 		uint64_t grant;
@@ -264,12 +249,10 @@ static void test_refused(void **state)
 /* The grant is published after its frame was received, but before the worker read its commands. */
 static void test_grant_just_published(void **state)
 {
-	struct grant_view late = { { OBJECT_GRANT, LAB_HANDLE(30), 0, 0, 1000, DMSG_ACCESS_ALL },
-				   LAB_PEER,
-				   LAB_REGION,
-				   0,
-				   NULL,
-				   0 };
+	struct grant_view late = { .o = { OBJECT_GRANT, LAB_HANDLE(30), 0, 0, 1000,
+					  DMSG_ACCESS_ALL },
+				   .peer = LAB_PEER,
+				   .region = LAB_REGION };
 	struct pmsg_seg seg = { 0, 1000 };
 	size_t n;
 
