@@ -119,14 +119,16 @@ class Cluster:
 
     def __init__(self, lab, primaries=3, replica=False, **how):
         options = ["cluster-enabled", "yes", "cluster-node-timeout", "1000", "cluster-require-full-coverage", "no", "repl-diskless-sync-delay", "0"]
-        self.nodes = [Redis(lab, options=options, **how) for _ in range(primaries + replica)]
+        # the port of a node's bus is its port plus 10000 otherwise, which may be another agent's
+        buses = [next(PORTS) for _ in range(primaries + replica)]
+        self.nodes = [Redis(lab, options=[*options, "cluster-port", bus], **how) for bus in buses]
         self.primaries = self.nodes[:primaries]
         for i, node in enumerate(self.primaries):
             node.command("CLUSTER", "ADDSLOTSRANGE", 16384 * i // primaries, 16384 * (i + 1) // primaries - 1)
             node.command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
         first = self.nodes[0]
-        for node in self.nodes[1:]:
-            first.command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node, bus in zip(self.nodes[1:], buses[1:]):
+            first.command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         until(lambda: all(len(n.command("CLUSTER", "NODES").split("\n")) > len(self.nodes) for n in self.nodes), "all nodes")
         if replica:
             until(lambda: self._replicate(self.nodes[-1], first), "the replica")
