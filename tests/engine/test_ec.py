@@ -105,6 +105,7 @@ def test_a_full_pool_slows_the_encoder_down(engine):
         params = e.run(name)[1]
         assert len(e.side._by_grant) <= 2
         assert pd.run(pd.add(name, these, params, NO_PIXELS))[0] == "LENGTH"
+        pd.idle()  # the step after the request's end says that its output is not read any more
     e.idle()
     assert e.side._pool.evicted >= 4 and not pd.encoded
 
