@@ -347,7 +347,7 @@ const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {
 	{ "dray_store_directory_unknown_total",
 		"Of these, keys for which all of store.peers were asked, because the directory did not answer in time, was not used, or had just lost its entries.",
 	  DRAY_METRIC_TYPE_COUNTER, DRAY_METRIC_OWNER_CONTROL, "" },
-	{ "dray_store_directory_wait_us_total",
+	{ "dray_store_directory_wait_total",
 		"Microseconds for which GETs and EXISTS have waited for the directory, added up.",
 	  DRAY_METRIC_TYPE_COUNTER, DRAY_METRIC_OWNER_CONTROL, "" },
 	{ "dray_store_directory_stale_total",

@@ -261,7 +261,7 @@ enum dray_metric {
 	 */
 	DRAY_METRIC_STORE_DIRECTORY_UNKNOWN_TOTAL,
 	/* Microseconds for which GETs and EXISTS have waited for the directory, added up. */
-	DRAY_METRIC_STORE_DIRECTORY_WAIT_US_TOTAL,
+	DRAY_METRIC_STORE_DIRECTORY_WAIT_TOTAL,
 	/* Entries of objects that the named agent did not have any more. They were removed. */
 	DRAY_METRIC_STORE_DIRECTORY_STALE_TOTAL,
 	/* Entries of this agent that were written or renewed. */
