@@ -134,7 +134,7 @@ def test_cancel_while_bytes_move(pair):
     with Side(a, 64 * MIB, wire=True) as here, Side(b, 64 * MIB) as there:
         remote = here.reach(there)
         for _ in range(5):
-            moving = here.client.write(here.region, remote, [(0, 0, 64 * MIB)] * 8)
+            moving = here.client.write(here.region, remote, [(0, 0, 64 * MIB)] * 64)  # it takes longer than drayctl's start
             session = until(lambda: next((t["session"] for t in a.ctl("transfers", "--json")["transfers"]), None))
             result = a.ctl("cancel", str(session), str(moving.request_id)).strip()
             assert result in ("cancelled", "ok")

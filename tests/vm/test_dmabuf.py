@@ -54,7 +54,7 @@ def test_devices_without_dmabuf(pair):
             error = expect("unsupported", add, client, [("dmabuf", 0, 4096, 100), ("dmabuf", 0, 5000, MIB)], fds=[fd],
                            access=access)
             assert "no RDMA device can register this DMA-BUF" in str(error) and "lack DMA-BUF" in str(error), error
-            assert not held(agent)
+            until(lambda: not held(agent), "the descriptors")
         assert "dmabuf" not in agent.ctl("regions")
 
 
