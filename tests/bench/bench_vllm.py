@@ -446,12 +446,12 @@ def beside_nixl(lab, records):
             between(engines[:2], engines[2:], agents, arrangement, records)
 
 
-def served(lab, name, connectors, requests_of=serving.RANDOM, **how):
+def served(lab, name, connectors, requests_of=serving.RANDOM):
     """What `vllm bench serve` finds for each load."""
-    with serving.Servers(lab.tmp, name, connectors, **how) as servers:
+    with serving.Servers(lab.tmp, name, connectors) as servers:
         servers.ready()
         # the engines' first steps of a size take longer
-        _, *results = servers.load([(10, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in LOADS]], requests_of)
+        _, *results = servers.load([(25, 2, next(seed)), *[(requests, at_once, next(seed)) for requests, at_once in LOADS]], requests_of)
     return results
 
 
@@ -564,11 +564,10 @@ def store_decode(lab, records):
 def store_serve(lab, records):
     """The engine's own cache is too small for the prefixes of the requests."""
     agent, = c.agents(lab, 1, **STORE)
-    how = {"requests_of": serving.PREFIXES, "kv_bytes": KV_BYTES // 2}
-    ours = served(lab, "serve-store", [(kept(agent, "store"), {})], **how)
+    ours = served(lab, "serve-store", [(kept(agent, "store"), {})], serving.PREFIXES)
     hits = agent.ctl("status", "--json")["counters"]["dray_store_hits_total"]
     agent.stop()
-    add_served(records, ours, served(lab, "serve-plain", [(None, {})], **how), "without the store")
+    add_served(records, ours, served(lab, "serve-plain", [(None, {})], serving.PREFIXES), "without the store")
     records.add("blocks that came from the store", hits, "")
 
 

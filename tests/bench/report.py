@@ -126,7 +126,7 @@ Time to the first token of a prompt whose blocks the store holds, minus the same
 store's own GET of as many objects in the same round. Until an object was written to each block of an engine, the agent's first touch of
 its pages is a part of the load: that is a row of its own."""),
     ("vllm_store_serve", "vLLM: serving load with the store", """\
-`vllm bench serve` sends 100 requests to one engine, whose own cache has room for 4,096 tokens. Ten of them each begin with the same 512 tokens, and 64 others
+`vllm bench serve` sends 100 requests to one engine, whose own cache has room for 8,192 tokens. Four of them each begin with the same 512 tokens, and 64 others
 follow; each is for 8 tokens. First with DrayStoreConnector, then without a connector."""),
     ("vllm_store_decode", "vLLM: decoding while blocks are saved", """\
 Tokens a second of 32 requests that are all in each step, with `DrayStoreConnector` saving their blocks. The ceiling is an engine without a connector."""),

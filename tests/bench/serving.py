@@ -20,10 +20,10 @@ from harness import LIMIT, until  # noqa: E402
 from rig import BLOCK, engine_environment, guarded  # noqa: E402
 
 OUTPUT = 8  # tokens of an answer
-# Arguments of requests that have nothing in common, and of those of which ten have the same first 512 tokens each.
+# Arguments of requests that have nothing in common, and of those of which four have the same first 512 tokens each.
 RANDOM = "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", str(OUTPUT)
 PREFIXES = ("--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "512", "--prefix-repetition-suffix-len", "64",
-            "--prefix-repetition-num-prefixes", "10", "--prefix-repetition-output-len", str(OUTPUT))
+            "--prefix-repetition-num-prefixes", "25", "--prefix-repetition-output-len", str(OUTPUT))
 # What the program `vllm` runs for `bench serve`, which does not start with this build of vLLM, because the package has another name.
 # One process for several loads: it takes 20 s to start.
 BENCH = """import argparse, json, sys
@@ -48,10 +48,10 @@ def answers(port):
 class Servers:
     """One engine, or P, D and the router of the example, as processes that end with this one.
 
-    connectors: (kv_transfer_config, environment) of each engine; kv_transfer_config None: without a connector. kv_bytes: of each engine.
+    connectors: (kv_transfer_config, environment) of each engine; kv_transfer_config None: without a connector.
     """
 
-    def __init__(self, folder, name, connectors, kv_bytes=1 << 30):
+    def __init__(self, folder, name, connectors):
         self.folder, self.name, self.started = pathlib.Path(folder), name, {}
         self.words = str(model.with_words(c.ROOT / "build/engine-model-words"))
         connectors = list(connectors)
@@ -59,7 +59,7 @@ class Servers:
         for which, port, (connector, environment) in zip("pd", self.ports, connectors):
             self._start(which, ["-m", "vllm.entrypoints.openai.api_server", "--model", self.words, "--served-model-name", "model",
                                 "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "2048", "--block-size", str(BLOCK),
-                                "--enforce-eager", "--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", "128",
+                                "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30), "--max-num-seqs", "128",
                                 *(["--kv-transfer-config", json.dumps(connector)] if connector else [])], {**engine_environment(), **environment})
         if len(connectors) > 1:
             self._start("router", [str(c.ROOT / "examples/vllm-pd/router.py"), str(self.ports[-1]),
