@@ -196,6 +196,18 @@ def test_packets_of_rdma_are_lost(stores):
         released(s.owner)
 
 
+def get_all(here, keys):
+    """A GET of objects of 2 MiB, one after the other in the region, that has not ended."""
+    return here.store.get(here.region, [(key, [(i * 2 * MIB, 2 * MIB)]) for i, key in enumerate(keys)], wait=False)
+
+
+def right_or_absent(here, keys, pending):
+    """Each key of get_all() has its bytes or a status."""
+    for i, (key, r) in enumerate(zip(keys, pending.result(LIMIT))):
+        assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
+        assert r.status != Status.OK or bytes(here.view[i * 2 * MIB:(i + 1) * 2 * MIB]) == value_of(key, 2 * MIB)
+
+
 def test_owner_is_killed(stores):
     """Each key has its bytes or a status; nothing waits for the dead agent."""
     s = stores()
@@ -205,11 +217,9 @@ def test_owner_is_killed(stores):
         keys = [b"%d" % i for i in range(8)]
         for key in keys:
             assert there.put(key, value_of(key, 2 * MIB)) == Status.OK
-        pending = here.store.get(here.region, [(key, [(i * 2 * MIB, 2 * MIB)]) for i, key in enumerate(keys)], wait=False)
+        pending = get_all(here, keys)
         s.owner.kill()
-        for i, (key, r) in enumerate(zip(keys, pending.result(LIMIT))):
-            assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
-            assert r.status != Status.OK or bytes(here.view[i * 2 * MIB:(i + 1) * 2 * MIB]) == value_of(key, 2 * MIB)
+        right_or_absent(here, keys, pending)
         assert here.put(b"mine", b"value") == Status.OK and here.get(b"mine") == b"value"
         s.owner.start()
         until(lambda: len(up(s.owner)) == 1 and any(p["state"] == "ready" for p in listed(s.reader, "peers")), "the owner")
@@ -225,12 +235,10 @@ def test_another_owner_has_a_copy(stores):
         for key in keys:
             assert there.put(key, value_of(key, 2 * MIB)) == Status.OK
             assert other.put(key, value_of(key, 2 * MIB)) == Status.OK
-        pending = here.store.get(here.region, [(key, [(i * 2 * MIB, 2 * MIB)]) for i, key in enumerate(keys)], wait=False)
+        pending = get_all(here, keys)
         s.owner.kill()
-        for i, (key, r) in enumerate(zip(keys, pending.result(LIMIT))):
-            # an emulator may be too slow for the second lookup
-            assert r.status in (Status.OK, Status.BUSY, Status.LOST, Status.NOT_FOUND)
-            assert r.status != Status.OK or bytes(here.view[i * 2 * MIB:(i + 1) * 2 * MIB]) == value_of(key, 2 * MIB)
+        # an emulator may be too slow for the second lookup
+        right_or_absent(here, keys, pending)
         for key in keys:
             assert load(here, key, 2 * MIB) == value_of(key, 2 * MIB)
         released(s.owners[1])
@@ -246,12 +254,10 @@ def test_owner_is_stopped(stores):
         keys = [b"%d" % i for i in range(8)]
         for key in keys:
             assert there.put(key, value_of(key, 2 * MIB)) == Status.OK
-        pending = here.store.get(here.region, [(key, [(i * 2 * MIB, 2 * MIB)]) for i, key in enumerate(keys)], wait=False)
+        pending = get_all(here, keys)
         s.owner.signal(signal.SIGSTOP)
         try:
-            for i, (key, r) in enumerate(zip(keys, pending.result(LIMIT))):
-                assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
-                assert r.status != Status.OK or bytes(here.view[i * 2 * MIB:(i + 1) * 2 * MIB]) == value_of(key, 2 * MIB)
+            right_or_absent(here, keys, pending)
         finally:
             s.owner.signal(signal.SIGCONT)
         for key in keys:
@@ -387,7 +393,7 @@ def test_rail_is_lost(stores):
         keys = [b"%d" % i for i in range(6)]
         for key in keys:
             assert there.put(key, value_of(key, 2 * MIB)) == Status.OK
-        pending = here.store.get(here.region, [(key, [(i * 2 * MIB, 2 * MIB)]) for i, key in enumerate(keys)], wait=False)
+        pending = get_all(here, keys)
         s.rails[0].link(False)
         try:
             for i, (key, r) in enumerate(zip(keys, pending.result(LIMIT))):
