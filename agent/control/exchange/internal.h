@@ -37,23 +37,28 @@ struct exchange {
 	struct dray_map borrowers; /* struct borrower by peer */
 	uint32_t n_loans;
 	uint64_t lent; /* bytes of all loans */
-	/* ask.c */
-	struct dray_list questions; /* that are not answered yet */
-	struct dray_list waiting;   /* struct asker whose questions wait */
-	struct dray_list vain;      /* struct lookup without a question */
-	struct dray_list asks;      /* that workers have */
-	struct dray_map kept;       /* struct store_asked of these: what EXISTS has found */
-	struct dray_map askers;     /* struct asker by its owner */
-	struct dray_map borrowed;   /* struct borrowed by its grant, of sources with keys */
+	/* lenders.c */
 	struct lender *lenders;     /* those of store.peers, then the others */
 	uint32_t n_lenders;         /* places that are in use, or were */
 	struct dray_map by_segment; /* the lenders */
+	/* asker.c */
+	struct dray_map askers; /* struct asker by its owner */
+	uint32_t keeping;       /* lookups of EXISTS, at each agent, of all owners */
+	uint32_t lookups;       /* at each agent */
+	/* source.c */
+	struct dray_map borrowed; /* struct borrowed by its grant, of sources with keys */
+	/* answered.c */
+	struct dray_list asks; /* that workers have */
+	struct dray_map kept;  /* struct store_asked of these: what EXISTS has found */
+	struct timers leases;  /* of asks of EXISTS */
+	uint32_t n_keeping;    /* asks of EXISTS */
+	/* question.c */
+	struct dray_list questions; /* that are not answered yet */
+	struct dray_list waiting;   /* struct asker whose questions wait */
 	struct timers limits;       /* of questions */
-	struct timers leases;       /* of asks of EXISTS */
 	uint32_t n_questions;
-	uint32_t n_keeping; /* asks of EXISTS */
-	uint32_t keeping;   /* their lookups, at each agent, of all owners */
-	uint32_t lookups;   /* at each agent */
+	/* lookup.c */
+	struct dray_list vain; /* struct lookup without a question */
 };
 
 /* memory.c. Before lend_init(). 0 or -ENOMEM. */
@@ -78,6 +83,8 @@ uint32_t lenders_max(const struct exchange *x);
  * allows it. NULL: it does not, or there are too many.
  */
 struct lender *lender_at(struct exchange *x, const char *segment);
+/* What the answer to a lookup, or its lack, says of the agent. test: the lookup only was a test whether it is in time again. */
+void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code);
 
 /* lend.c. 0 or -ENOMEM. */
 int lend_init(struct exchange *x);

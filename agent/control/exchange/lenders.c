@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The agents that are asked. Those of store.peers are known from the start. The directory may name others: an agent whose address is in
- * store.directory_agents is connected to when it is named first, and forgotten when it has not been named for a while.
+ * store.directory_agents is connected to when it is named first, and forgotten when it has not been named for a while. An agent that has
+ * not answered in time is not waited for until it answers again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,10 +11,14 @@
 #include "agent/config/network.h"
 #include "agent/control/exchange/internal.h"
 #include "lib/time.h"
+#include "schema/gen/errors.h"
 
 #define FORGET_NS (10 * 60 * DRAY_NS_PER_SEC)
 /* A place is not taken from an agent that was named so lately: questions may still mean it. */
 #define KEEP_NS (60 * DRAY_NS_PER_SEC)
+/* How long an agent is not waited for, which has not answered in time. */
+#define PAUSE_MIN_NS (500 * DRAY_NS_PER_MS)
+#define PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
 
 uint32_t lenders_max(const struct exchange *x)
 {
@@ -98,6 +103,30 @@ struct lender *lender_at(struct exchange *x, const char *segment)
 	if (d)
 		d->named_ns = dray_now().ns;
 	return d;
+}
+
+void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code)
+{
+	int64_t now = dray_now().ns;
+
+	if (code == DRAY_E_PEER_LOST)
+		return;
+	if (code != DRAY_E_TIMEOUT) {
+		d->away = false;
+		/* the answer to a test says nothing of its store */
+		if (!test)
+			d->pause_ns = 0;
+		return;
+	}
+	/* one pause for all lookups that were on their way together */
+	if (sent_ns < d->late_ns)
+		return;
+	d->away = true;
+	d->late_ns = now;
+	/* at first the next question tests it, because it may be that these objects took long */
+	d->next_ns = now + d->pause_ns;
+	d->pause_ns = dray_max(2 * d->pause_ns, PAUSE_MIN_NS);
+	d->pause_ns = dray_min(d->pause_ns, PAUSE_MAX_NS);
 }
 
 unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX])
