@@ -188,6 +188,10 @@ void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_
 /* store_fetch.c */
 /* The control thread has the answer to an ask of the session. */
 void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k);
+/* The peer ends this lease, which the session may have. */
+void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant);
+
+/* store_pending.c */
 /* There is a request with this id whose keys are being looked up at other agents. */
 bool fetch_asks(struct wsession *s, uint64_t request);
 /* Ends it. */
@@ -198,8 +202,6 @@ uint32_t fetches_asking(const struct worker *w);
 void fetches_stop(struct worker *w, uint32_t code);
 /* The session ends; its transfers have. */
 void fetches_close(struct wsession *s);
-/* The peer ends this lease, which the session may have. */
-void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant);
 
 /* store_reading.c: ends those that nothing uses any more. all: no transfer and no device is left. */
 void readings_check(struct worker *w, bool all);

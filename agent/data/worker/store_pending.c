@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/worker/store_pending.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/worker/store_reading.h"
+#include "agent/data/worker/store_wanted.h"
+#include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
+
+struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_member *member,
+			  int64_t time_ns, size_t more)
+{
+	struct fetch *f = calloc(1, sizeof(*f) + more);
+
+	if (!f)
+		return NULL;
+	f->session = s;
+	f->number = ++s->worker->fetches;
+	f->batch = b;
+	f->member = member;
+	f->end_ns = s->worker->core.now_ns + time_ns;
+	dray_list_init(&f->link);
+	dray_list_init(&f->asking);
+	return f;
+}
+
+struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
+			struct store_member *member, struct batch *b)
+{
+	size_t items = (size_t)m->items.n * DMSG_STORE_ITEM_SIZE,
+	       ranges = (size_t)m->ranges.n * DMSG_STORE_RANGE_SIZE;
+	int64_t time_ns = m->deadline_ms ? m->deadline_ms * DRAY_NS_PER_MS :
+					   s->worker->core.cfg.deadline_ns;
+	struct fetch *f = fetch_alloc(s, b, member, time_ns, items + ranges);
+
+	if (!f)
+		return NULL;
+	f->arrivals = store_arrivals_new(s->worker->store, b->n);
+	if (!f->arrivals) {
+		free(f);
+		return NULL;
+	}
+	f->region = m->region;
+	f->n_items = m->items.n;
+	f->items = memcpy(f->data, m->items.p, items);
+	f->ranges = memcpy(f->data + items, m->ranges.p, ranges);
+	return f;
+}
+
+void fetch_send(struct fetch *f, struct store_ask *k)
+{
+	k->number = f->number;
+	k->end_ns = f->end_ns;
+	k->sent = true;
+	f->asked = k;
+	f->session->requests++;
+	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
+	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
+}
+
+/* What it has taken over from an EXISTS. The control thread may have the ask, and leaves these keys alone. */
+static void ask_end_held(struct store_ask *k)
+{
+	for (uint32_t i = k->n_asked; i < k->n; i++)
+		if (k->v[i].held)
+			held_end(dray_take(k->v[i].held));
+}
+
+void fetch_drop_ask(struct wsession *s, struct store_ask *k)
+{
+	ask_end_held(k);
+	ask_end(s->worker, k);
+}
+
+void fetch_place_end(struct fetch *f, uint32_t i)
+{
+	struct store_object *o = dray_take(f->objects[i]);
+
+	if (f->lingering && f->ask->v[i].source == f->source)
+		reading_keep(f->lingering, o);
+	else
+		store_put_end(o, false);
+}
+
+void fetch_free(struct fetch *f)
+{
+	struct worker *w = worker_of_fetch(f);
+
+	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
+		if (f->objects[i])
+			fetch_place_end(f, i);
+	if (f->ask || f->asked)
+		ask_end_held(f->ask ? f->ask : f->asked);
+	if (f->asked)
+		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
+	ask_end(w, f->ask);
+	store_arrivals_drop(f->arrivals);
+	free(f->objects);
+	free(f->ops);
+	dray_list_del(&f->asking);
+	dray_list_del(&f->link);
+	free(f);
+}
+
+void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
+{
+	struct wsession *s = f->session;
+	struct batch *b = f->batch;
+
+	idset_del(&s->ids, b->request_id);
+	batch_settle(&s->worker->core, b, false);
+	for (uint32_t i = 0; !b->gets && i < b->n; i++)
+		if (wanted_key(&b->results[i]))
+			b->results[i].status = DMSG_STORE_STATUS_NOT_TRIED;
+	if (!s->dead && err)
+		wsession_reply_error(s, b->request_id, err);
+	else if (!s->dead)
+		batch_reply(s, b, code);
+	free(b);
+	fetch_free(f);
+}
+
+uint32_t fetch_time_until(const struct fetch *f, int64_t end_ns)
+{
+	int64_t left = (end_ns - worker_of_fetch(f)->core.now_ns) / DRAY_NS_PER_MS;
+
+	left = dray_max(left, (int64_t)1);
+	return (uint32_t)dray_min(left, (int64_t)UINT32_MAX);
+}
+
+bool fetch_is_late(const struct fetch *f)
+{
+	return worker_of_fetch(f)->core.now_ns >= f->end_ns;
+}
+
+static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		if (f->batch->request_id == request && !f->ask)
+			return f;
+	return NULL;
+}
+
+bool fetch_asks(struct wsession *s, uint64_t request)
+{
+	return fetch_asking(s, request);
+}
+
+void fetch_cancel(struct wsession *s, uint64_t request)
+{
+	fetch_fail(fetch_asking(s, request), DRAY_E_CANCELLED, NULL);
+}
+
+uint32_t fetches_asking(const struct worker *w)
+{
+	uint32_t n = 0;
+
+	dray_list_for_each(&w->asking, f, struct fetch, asking)
+		n++;
+	return n;
+}
+
+void fetches_stop(struct worker *w, uint32_t code)
+{
+	struct fetch *f;
+
+	while ((f = dray_list_first(&w->asking, struct fetch, asking)))
+		fetch_fail(f, code, NULL);
+}
+
+void fetches_close(struct wsession *s)
+{
+	dray_list_for_each(&s->fetches, f, struct fetch, link)
+		fetch_fail(f, DRAY_E_SESSION_CLOSED, NULL);
+}

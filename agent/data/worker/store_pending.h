@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request that waits for other agents, from its first lookup to its end. */
+#pragma once
+
+#include "agent/data/worker/store_batch.h"
+
+struct reading;
+
+struct fetch {
+	struct dray_list link;   /* on session->fetches */
+	struct dray_list asking; /* on worker->asking, while the control thread has the ask */
+	struct wsession *session;
+	uint64_t number; /* of this worker; the ask's */
+	struct batch *batch;
+	struct store_member *member;
+	dray_handle region;
+	int64_t end_ns;            /* the deadline of the request */
+	struct store_ask *ask;     /* NULL: the control thread has it, */
+	struct store_ask *asked;   /* which is this one */
+	bool again;                /* the second lookup */
+	uint32_t source;           /* that is read, or is next */
+	struct reading *reading;   /* its transfer; NULL: none */
+	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
+	struct store_arrivals *arrivals;
+	struct store_object **objects; /* by key of the ask, while they are read */
+	uint8_t *ops;
+	uint32_t n_items;
+	const uint8_t *items, *ranges; /* of the request, in wire form */
+	uint32_t at_item;              /* ranges_of() goes on there */
+	const uint8_t *at_ranges;
+	uint8_t data[];
+};
+
+static inline struct worker *worker_of_fetch(const struct fetch *f)
+{
+	return f->session->worker;
+}
+
+/* NULL: no memory. more: bytes behind it. */
+struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_member *member,
+			  int64_t time_ns, size_t more);
+/* The same for a GET, with its items. */
+struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
+			struct store_member *member, struct batch *b);
+/* Without the batch. */
+void fetch_free(struct fetch *f);
+/* The request ends without its bytes. err: why, or NULL if the code says it. */
+void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err);
+
+/* The control thread gets the ask. */
+void fetch_send(struct fetch *f, struct store_ask *k);
+/* Ends an ask that the fetch does not have, with what it has taken over from an EXISTS. */
+void fetch_drop_ask(struct wsession *s, struct store_ask *k);
+/* The object of a key is not wanted any more. */
+void fetch_place_end(struct fetch *f, uint32_t i);
+
+/* Milliseconds from now; at least one. */
+uint32_t fetch_time_until(const struct fetch *f, int64_t end_ns);
+bool fetch_is_late(const struct fetch *f);

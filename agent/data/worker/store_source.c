@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/worker/store_source.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/data/worker/store_place.h"
+#include "agent/data/worker/store_reading.h"
+#include "agent/data/worker/store_wanted.h"
+#include "agent/model/keys.h"
+#include "lib/cleanup.h"
+
+/* An agent that does not send the bytes of a source at this rate counts as lost: its bytes are asked for elsewhere. */
+#define SOURCE_WAIT_NS DRAY_NS_PER_SEC
+#define SOURCE_LEAST_RATE (32ull << 20)
+
+static void next_source(struct fetch *f);
+
+/*
+ * Gives leases back from which nothing more is read, while others are still needed: of objects that are read, that are lost, that are
+ * too large for their ranges, or that came here by another way.
+ */
+static void sources_end(struct fetch *f)
+{
+	struct store_ask *k = f->ask;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < k->n_sources; i++)
+		k->sources[i].wanted = false;
+	for (uint32_t i = 0; i < k->n; i++)
+		if (f->objects[i] && !k->sources[k->v[i].source].wanted) {
+			k->sources[k->v[i].source].wanted = true;
+			n++;
+		} else if (!f->objects[i] && k->v[i].held) {
+			held_end(dray_take(k->v[i].held));
+		}
+	/* else all end with the ask */
+	for (uint32_t i = 0; n && i < k->n_sources; i++)
+		if (!k->sources[i].wanted)
+			source_done(worker_of_fetch(f), k, i);
+}
+
+/* The operations of the source, and its objects. Their number. */
+static uint32_t source_ops(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
+{
+	uint32_t n = 0;
+
+	*ret_bytes = 0;
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		const struct store_asked *k = &f->ask->v[i];
+		struct dmsg_op op;
+
+		if (!f->objects[i] || k->source != f->source)
+			continue;
+		objects[n] = f->objects[i];
+		op = (struct dmsg_op){ store_object_offset(f->objects[i]), k->offset, k->length };
+		dmsg_op_put(f->ops + (size_t)n++ * DMSG_OP_SIZE, &op);
+		*ret_bytes += k->length;
+	}
+	return n;
+}
+
+/*
+ * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
+ * objects again, unless its lease has ended: that may be because others were read before; or devices were too slow: then frames may
+ * be in time. slow: only its time has passed.
+ */
+static void agent_lost(struct fetch *f, const struct reading *r, bool slow)
+{
+	bool by_devices = slow && r->local.keys;
+	dray_handle peer = r->view.peer;
+
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		struct store_asked *k = &f->ask->v[i];
+		const struct store_source *s = &f->ask->sources[k->source];
+		bool lasts;
+
+		if (!f->objects[i] || s->view.peer != peer)
+			continue;
+		/* deadlines are in milliseconds */
+		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
+		if (lasts && !by_devices)
+			k->avoid = peer;
+		place_lost(f, i, slow || !lasts);
+	}
+}
+
+/* What was read from the source arrives. late: after the end of the lease, so that it may be bytes of another object. */
+static void source_end(struct fetch *f, bool late)
+{
+	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+
+	for (uint32_t i = 0; i < f->ask->n; i++) {
+		struct store_asked *k = &f->ask->v[i];
+		struct store_get *g = &f->batch->gets[k->item];
+
+		if (!f->objects[i] || k->source != f->source)
+			continue;
+		if (late) {
+			place_lost(f, i, true);
+			continue;
+		}
+		core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
+		core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
+		g->arrives = true;
+		store_arrivals_add(f->arrivals, dray_take(f->objects[i]), k->crc, g);
+	}
+}
+
+/* The word of the other agent, whatever it is. */
+static bool is_refused(const struct xfer *x)
+{
+	return x->detail && !strcmp(x->detail, XFER_REFUSED_DETAIL);
+}
+
+/* The client, its deadline, its session or the end of the agent ended the transfer; else its source did, or was too slow. */
+static bool ends_all(const struct fetch *f, const struct xfer *x)
+{
+	if (f->session->dead)
+		return true;
+	if (is_refused(x))
+		return false;
+	if (x->code == DRAY_E_DEADLINE)
+		return fetch_is_late(f) || worker_of_fetch(f)->core.now_ns < x->deadline.key;
+	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED;
+}
+
+static void source_read(struct core *c, struct xfer *x)
+{
+	struct fetch *f = x->ended_arg;
+	struct reading *r = dray_take(f->reading);
+
+	f->lingering = reading_end(worker_of_fetch(f), r) ? r : NULL;
+	if (x->code && ends_all(f, x)) {
+		fetch_fail(f, x->code, NULL);
+		return;
+	}
+	/* the word of this agent: fetch_fenced() */
+	if (x->code == DRAY_E_REVOKED && !is_refused(x))
+		source_end(f, true);
+	else if (x->code)
+		agent_lost(f, r, x->code == DRAY_E_DEADLINE && !is_refused(x));
+	else
+		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
+	f->lingering = NULL;
+	f->source++;
+	sources_end(f);
+	next_source(f);
+}
+
+/* When its bytes are of no use any more: an agent that hangs must not delay the other sources by more than about a second. */
+static int64_t source_end_ns(const struct fetch *f, uint64_t bytes)
+{
+	int64_t slow =
+		SOURCE_WAIT_NS + (int64_t)(bytes / SOURCE_LEAST_RATE * (uint64_t)DRAY_NS_PER_SEC);
+	int64_t end = dray_min(f->end_ns, worker_of_fetch(f)->core.now_ns + slow);
+
+	return dray_min(end, f->ask->sources[f->source].end_ns);
+}
+
+/* The ask that has the lease of the source: that of an EXISTS if it was taken over. */
+static struct store_ask *lease_of(const struct fetch *f, uint32_t *ret_source)
+{
+	const struct store_ask *k = f->ask;
+
+	for (uint32_t i = k->n_asked; i < k->n; i++)
+		if (k->v[i].held && k->v[i].source == f->source)
+			return held_lease(k->v[i].held, ret_source);
+	*ret_source = f->source;
+	return f->ask;
+}
+
+/* 0, or -EINVAL with err. */
+static int source_start(struct fetch *f, struct store_object *const *objects, uint32_t n_ops,
+			uint64_t bytes, struct dray_err *err)
+{
+	struct wsession *s = f->session;
+	uint32_t source;
+	struct store_ask *lease = lease_of(f, &source);
+	struct reading *reading = reading_new(s->worker, lease, source, objects, n_ops);
+	struct xfer_request r = {
+		.spec = { .direction = DMSG_DIRECTION_READ,
+			  .class = DMSG_CLASS_BULK,
+			  .deadline_ms = fetch_time_until(f, source_end_ns(f, bytes)) },
+		.request_id = f->batch->request_id,
+		.ops = f->ops,
+		.n_ops = n_ops,
+		.ops_ours = true,
+		.outlived = true,
+		.ended = source_read,
+		.ended_arg = f,
+	};
+
+	if (!reading)
+		return dray_err_set(err, -EINVAL, DRAY_E_NO_MEMORY, "no memory for the request");
+	r.local = &reading->local;
+	r.remote = &reading->remote;
+	f->reading = reading;
+	idset_del(&s->ids, r.request_id);
+	/* the fetch may have ended when it returns */
+	request_start(s, &r, err);
+	if (!err->code)
+		return 0;
+	f->reading = NULL;
+	reading_free(reading);
+	return -EINVAL;
+}
+
+static bool look_again(struct fetch *f)
+{
+	struct store_ask *k = f->again ? NULL : wanted_again(f->session, f->ask);
+
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->ask->v[i].status == DMSG_STORE_STATUS_NOT_TRIED && !k) {
+			f->ask->v[i].status = DMSG_STORE_STATUS_LOST;
+			place_failed(f, &f->ask->v[i]);
+		}
+	if (!k)
+		return false;
+	f->again = true;
+	ask_end(worker_of_fetch(f), dray_take(f->ask));
+	fetch_send(f, k);
+	return true;
+}
+
+/* The next source that has something to read, unless its lease has ended. The number of its operations; 0: there is none. */
+static uint32_t find_source(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
+{
+	for (; f->source < f->ask->n_sources; f->source++) {
+		uint32_t n = source_ops(f, objects, ret_bytes);
+
+		if (n && worker_of_fetch(f)->core.now_ns < f->ask->sources[f->source].end_ns)
+			return n;
+		if (!n)
+			continue;
+		source_end(f, true);
+		sources_end(f);
+	}
+	return 0;
+}
+
+static void next_source(struct fetch *f)
+{
+	struct store_object *objects[DMSG_STORE_KEYS_MAX];
+	struct wsession *s = f->session;
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t bytes = 0;
+	uint32_t n = find_source(f, objects, &bytes);
+
+	/* the end of the former transfer has given its id back */
+	if (!n && !idset_has(&s->ids, f->batch->request_id) &&
+	    idset_add(&s->ids, f->batch->request_id) < 0) {
+		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		fetch_fail(f, 0, &err);
+	} else if (n && source_start(f, objects, n, bytes, &err) < 0) {
+		fetch_fail(f, 0, &err);
+	} else if (!n && !look_again(f)) {
+		places_done(f);
+	}
+}
+
+void sources_read(struct fetch *f, struct store_ask *k)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	f->source = 0;
+	f->ask = k;
+	if (!places_begin(f)) {
+		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		fetch_fail(f, 0, &err);
+		return;
+	}
+	owner_charge(f->session->xs.owner, (uint64_t)k->n * KEY_WORK);
+	dray_list_del(&f->asking);
+	sources_end(f);
+	next_source(f);
+}
+
+void source_fenced(struct fetch *f, uint32_t source)
+{
+	struct wsession *s = f->session;
+
+	f->ask->sources[source].end_ns = 0;
+	if (f->reading && f->source == source) {
+		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->request_id), DRAY_E_REVOKED,
+			  NULL, true);
+		return;
+	}
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->objects[i] && f->ask->v[i].source == source)
+			place_lost(f, i, true);
+	sources_end(f);
+}
