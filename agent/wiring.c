@@ -442,35 +442,34 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 		[DRAY_CONFIG_STORE_POLICY_SCORE] = POLICY_SCORE,
 		[DRAY_CONFIG_STORE_POLICY_VALUE] = POLICY_VALUE,
 	};
-	int ret = store_new(
-		&a->store,
-		&(struct store_config){
-			.bytes = (uint64_t)cfg->limits.store_bytes,
-			.segment_size = (uint64_t)cfg->store.segment_size,
-			.policy = policies[cfg->store.policy],
-			.evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
-			.lend = cfg->store.lend,
-			.asks = cfg->store.peers.n > 0 ||
-				(*cfg->store.directory && cfg->store.directory_agents.n > 0),
-			.keep_copies = cfg->store.keep_copies,
-			.retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
-			.lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
-			.leases_max = (uint32_t)cfg->limits.store_leases_per_session,
-			.spaces = (const char *const *)cfg->store.spaces.v,
-			.n_spaces = cfg->store.spaces.n,
-			.keep = keep_owner,
-			.release = release_owner,
-			.disk = { .event = a->event,
-				  .dir = cfg->store.disk_dir,
-				  .bytes = (uint64_t)cfg->limits.store_disk_bytes,
-				  .threads = (unsigned)cfg->store.disk_threads,
-				  .write_back = cfg->store.disk_write ==
-						DRAY_CONFIG_STORE_DISK_WRITE_BACK,
-				  .account = stored_account,
-				  .state_changed = on_disk_state,
-				  .arg = a },
-		},
-		reterr);
+	int ret =
+		store_new(&a->store,
+			  &(struct store_config){
+				  .bytes = (uint64_t)cfg->limits.store_bytes,
+				  .segment_size = (uint64_t)cfg->store.segment_size,
+				  .policy = policies[cfg->store.policy],
+				  .evict = cfg->store.full == DRAY_CONFIG_STORE_FULL_EVICT,
+				  .lend = cfg->store.lend,
+				  .asks = exchange_asks(cfg),
+				  .keep_copies = cfg->store.keep_copies,
+				  .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
+				  .lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
+				  .leases_max = (uint32_t)cfg->limits.store_leases_per_session,
+				  .spaces = (const char *const *)cfg->store.spaces.v,
+				  .n_spaces = cfg->store.spaces.n,
+				  .keep = keep_owner,
+				  .release = release_owner,
+				  .disk = { .event = a->event,
+					    .dir = cfg->store.disk_dir,
+					    .bytes = (uint64_t)cfg->limits.store_disk_bytes,
+					    .threads = (unsigned)cfg->store.disk_threads,
+					    .write_back = cfg->store.disk_write ==
+							  DRAY_CONFIG_STORE_DISK_WRITE_BACK,
+					    .account = stored_account,
+					    .state_changed = on_disk_state,
+					    .arg = a },
+			  },
+			  reterr);
 
 	if (ret < 0 || !a->store)
 		return ret;

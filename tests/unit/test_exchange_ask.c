@@ -551,8 +551,10 @@ static void test_keys_of_named_agent(void **state)
 static void test_memory_for_named_agents(void **state)
 {
 	static char network[] = "10.0.0.0/8", *networks[] = { network };
+	static char server[] = "redis://10.0.0.4";
 
 	rig.cfg.store.peers.n = 0;
+	rig.cfg.store.directory = server;
 	for (unsigned i = 0; i < 2; i++) {
 		rig.x = exchange_free(rig.x);
 		store_follow(rig.store, &(struct store_follower){ 0 });

@@ -7,6 +7,11 @@
 #include "agent/control/exchange/internal.h"
 #include "schema/gen/errors.h"
 
+bool exchange_asks(const struct dray_config *cfg)
+{
+	return cfg->store.peers.n || (*cfg->store.directory && cfg->store.directory_agents.n);
+}
+
 int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct dray_err *reterr)
 {
 	struct exchange *x = calloc(1, sizeof(*x));

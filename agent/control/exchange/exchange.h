@@ -46,6 +46,8 @@ struct exchange_deps {
 /* Agents that the directory has named, and that are not in store.peers. */
 #define EXCHANGE_NAMED_MAX 192
 
+/* This agent asks others, by this configuration. */
+bool exchange_asks(const struct dray_config *cfg);
 /* Before the workers start. 0, or -ENOMEM with reterr. */
 int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct dray_err *reterr);
 /* After the workers have ended, and before the store is freed. NULL is allowed. */

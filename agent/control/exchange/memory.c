@@ -96,8 +96,7 @@ int memory_regions_init(struct exchange *x)
 		return -ENOMEM;
 	dray_handles_retire(&x->segments, x->whole);
 	/* else no agent reads here or is read from */
-	if (cfg->store.lend || cfg->store.peers.n ||
-	    (x->deps.directory && cfg->store.directory_agents.n))
+	if (cfg->store.lend || exchange_asks(cfg))
 		store_follow(x->deps.store, &(struct store_follower){
 						    .added = added, .leaves = leaves, .arg = x });
 	return 0;
