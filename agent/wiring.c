@@ -54,27 +54,25 @@ static const struct mailboxes_upcalls mailboxes_up = {
 	.closed = sessions_mailbox_closed,
 };
 
+/* Also of engines with Mooncake, which are listed beside peers. */
+static void tell_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
+			      const char *after, const char *why)
+{
+	struct agent *a = arg;
+
+	agent_record(a, "peer", segment, before, after, why);
+	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after, why);
+}
+
 static void on_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
 			    const char *after, const char *why)
 {
 	struct agent *a = arg;
 
-	agent_record(a, "peer", segment, before, after, why);
+	tell_peer_changed(a, peer, segment, before, after, why);
 	if (a->segments)
 		segments_peer_changed(a->segments, segment,
 				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
-	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after, why);
-}
-
-/* Engines with Mooncake are listed beside peers. */
-static void on_engine_changed(void *arg, dray_handle engine, const char *segment,
-			      const char *before, const char *after, const char *why)
-{
-	struct agent *a = arg;
-
-	agent_record(a, "peer", segment, before, after, why);
-	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", engine, segment, before, after,
-		     why);
 }
 
 static void on_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
@@ -310,7 +308,7 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 								  .cfg = cfg,
 								  .pool = &a->pool,
 								  .lost = sessions_engine_lost,
-								  .changed = on_engine_changed,
+								  .changed = tell_peer_changed,
 								  .arg = a,
 								  .sessions = &a->sessions },
 				  reterr);
