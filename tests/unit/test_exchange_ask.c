@@ -17,8 +17,8 @@
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/fake_pool.h"
+#include "tests/unit/store_rig.h"
 
-#define MIB (1ull << 20)
 #define A ((dray_handle)1)
 #define B ((dray_handle)2)
 #define KEYS 700
@@ -28,13 +28,9 @@ static char first[] = "10.0.0.1:1", second[] = "10.0.0.2:1", third[] = "10.0.0.3
 static char *segments[] = { first, second, third };
 
 static struct rig {
-	sd_event *event;
-	struct budgets budgets;
-	struct owner_account account;
+	struct store_rig s;
 	struct dray_config cfg;
 	struct worker_pool pool;
-	struct store *store;
-	struct store_user *user;
 	struct store_member *member;
 	struct exchange *x;
 	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
@@ -174,19 +170,15 @@ void worker_post(struct worker *w, const struct command *cmd)
 	rig.answered = cmd->ask;
 }
 
-static void count_nothing(struct owner_account *a)
-{
-}
-
 static void start(struct directory *d)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
 	assert_int_equal(exchange_new(&rig.x,
-				      &(struct exchange_deps){ .event = rig.event,
+				      &(struct exchange_deps){ .event = rig.s.event,
 							       .cfg = &rig.cfg,
 							       .pool = &rig.pool,
-							       .store = rig.store,
+							       .store = rig.s.store,
 							       .up = &upcalls,
 							       .rails = &rig.rails,
 							       .directory = d },
@@ -196,33 +188,16 @@ static void start(struct directory *d)
 
 static void make(bool keep)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-	struct store_config cfg = {
-		.bytes = 16 * MIB,
-		.segment_size = 2 * MIB,
-		.policy = POLICY_LRU,
-		.evict = true,
-		.asks = true,
-		.keep_copies = keep,
-		.retry_ms = 1,
-		.spaces = spaces,
-		.n_spaces = 1,
-		.keep = count_nothing,
-		.release = count_nothing,
-	};
+	struct store_config cfg = store_rig_config(spaces, 1);
 
 	memset(&rig, 0, sizeof(rig));
-	assert_true(sd_event_new(&rig.event) >= 0);
-	for (unsigned i = 0; i < RESOURCE_N; i++)
-		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = 12 * MIB;
-	budget_account_init(&rig.account.budget, &rig.budgets, "t", 1);
 	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
 	rig.pool.n = 1;
-	cfg.disk.event = rig.event;
-	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
-	rig.user = store_user_new(rig.store, &rig.account, &err);
-	rig.member = store_join(rig.user, (struct dray_str){ "kv", 2 }, &err);
-	assert_non_null(rig.member);
+	cfg.asks = exchange_asks(&rig.cfg);
+	cfg.keep_copies = keep;
+	store_rig_make(&rig.s, cfg);
+	store_rig_user(&rig.s);
+	rig.member = store_rig_join(&rig.s, "kv");
 	assert_true(store_asks(rig.member));
 	start(NULL);
 }
@@ -242,9 +217,7 @@ static int set_up_without_copies(void **state)
 static int tear_down(void **state)
 {
 	rig.x = exchange_free(rig.x);
-	store_user_free(rig.user);
-	assert_true(store_free(rig.store));
-	sd_event_unref(rig.event);
+	store_rig_end(&rig.s);
 	return 0;
 }
 
@@ -557,10 +530,10 @@ static void test_memory_for_named_agents(void **state)
 	rig.cfg.store.directory = server;
 	for (unsigned i = 0; i < 2; i++) {
 		rig.x = exchange_free(rig.x);
-		store_follow(rig.store, &(struct store_follower){ 0 });
+		store_follow(rig.s.store, &(struct store_follower){ 0 });
 		rig.cfg.store.directory_agents = (struct dray_strv){ networks, i };
 		start((struct directory *)&directory);
-		assert_int_equal(rig.store->follower.added != NULL, i);
+		assert_int_equal(rig.s.store->follower.added != NULL, i);
 	}
 }
 
@@ -914,7 +887,7 @@ static void test_exists(void **state)
 	assert_ptr_equal(rig.answered, over);
 	end();
 	while (!rig.lapsed)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_ptr_equal(rig.lapsed, asks[0]);
 	exchange_ask_end(rig.x, asks[0]);
 	assert_int_equal(rig.n_released, 1);
@@ -1079,7 +1052,7 @@ static void test_deadline(void **state)
 {
 	ask_for(1, 1, 1);
 	while (!rig.answered)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_true(rig.answered->late);
 	answer(0, 10, "F");
 	assert_int_equal(rig.n_released, 1);
@@ -1088,7 +1061,7 @@ static void test_deadline(void **state)
 		ask_for(1, 1, INT64_MAX);
 	ask_for(1, 1, 1);
 	while (!rig.answered)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_true(rig.answered->late);
 	end();
 }
@@ -1099,11 +1072,11 @@ static void arrive(bool keep)
 	static const struct store_key keys[] = { { (const uint8_t *)"a", 1 },
 						 { (const uint8_t *)"b", 1 },
 						 { (const uint8_t *)"c", 1 } };
-	struct store_arrivals *a = store_arrivals_new(rig.store, 3);
+	struct store_arrivals *a = store_arrivals_new(rig.s.store, 3);
 	struct store_get gets[3] = { 0 };
 	struct store_wait wait = { 0 };
 	struct dmsg_store_result r[3];
-	uint8_t *base = store_region(rig.store)->extents[0].base;
+	uint8_t *base = store_region(rig.s.store)->extents[0].base;
 	uint64_t at[3];
 	bool waits;
 
@@ -1118,7 +1091,7 @@ static void arrive(bool keep)
 	assert_true(store_arrive(a, &wait));
 	store_get_end(&gets[2]);
 	/* it is not set when all are verified already */
-	waits = store_get_waits(rig.store, &wait);
+	waits = store_get_waits(rig.s.store, &wait);
 	while (waits && !__atomic_load_n(&wait.ready, __ATOMIC_ACQUIRE))
 		sched_yield();
 	assert_int_equal(base[at[0]], 'x');
@@ -1130,8 +1103,8 @@ static void arrive(bool keep)
 	assert_int_equal(r[0].status, keep ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND);
 	assert_int_equal(r[1].status, DMSG_STORE_STATUS_NOT_FOUND);
 	/* another agent has the copy: no drain waits for the disk to take it */
-	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
-	assert_false(store_arrive(store_arrivals_new(rig.store, 1), &wait));
+	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 0);
+	assert_false(store_arrive(store_arrivals_new(rig.s.store, 1), &wait));
 }
 
 /* Copies stay what they are for other GETs; a PUT or a PIN makes them objects of this agent. */
@@ -1145,21 +1118,21 @@ static void test_arrivals_stay(void **state)
 	arrive(true);
 	assert_int_equal(store_copy_begin(rig.member, first_key, 5000, 3, &o),
 			 DMSG_STORE_STATUS_EXISTS);
-	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 0);
 	for (unsigned i = 0; i < 2; i++) {
 		assert_int_equal(store_put_begin(rig.member, first_key, 5000, 3, &o),
 				 DMSG_STORE_STATUS_EXISTS);
-		assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+		assert_int_equal(store_totals(rig.s.store).unsaved_objects, 1);
 	}
 	/* its verification may go on */
 	do
-		store_pin(rig.user, rig.member, &third_key, 1, &r);
+		store_pin(rig.s.user, rig.member, &third_key, 1, &r);
 	while (r.status == DMSG_STORE_STATUS_NOT_FOUND);
 	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
-	assert_int_equal(store_totals(rig.store).unsaved_objects, 2);
-	assert_int_equal(store_totals(rig.store).unsaved_bytes, 10000);
+	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 2);
+	assert_int_equal(store_totals(rig.s.store).unsaved_bytes, 10000);
 	store_remove(rig.member, &third_key, 1, &r);
-	assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 1);
 }
 
 static void test_arrivals_end(void **state)
@@ -1177,8 +1150,8 @@ static void block(struct dray_job *j)
 
 static void arrival(struct store_get *get, struct store_wait *wait, const char *key, uint64_t bytes)
 {
-	struct store_arrivals *a = store_arrivals_new(rig.store, 1);
-	uint8_t *base = store_region(rig.store)->extents[0].base;
+	struct store_arrivals *a = store_arrivals_new(rig.s.store, 1);
+	uint8_t *base = store_region(rig.s.store)->extents[0].base;
 	struct store_object *o;
 
 	assert_int_equal(store_copy_begin(rig.member, (struct store_key){ (const uint8_t *)key, 1 },
@@ -1197,11 +1170,11 @@ static void test_arrivals_take_turns(void **state)
 	struct dray_job job;
 
 	may_go_on = false;
-	dray_jobs_add(rig.store->jobs, &job, block, NULL);
+	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
 	arrival(&gets[0], &large, "l", 9 * MIB);
 	arrival(&gets[1], &small, "s", 100);
-	assert_true(store_get_waits(rig.store, &large));
-	assert_true(store_get_waits(rig.store, &small));
+	assert_true(store_get_waits(rig.s.store, &large));
+	assert_true(store_get_waits(rig.s.store, &small));
 	may_go_on = true;
 	while (!__atomic_load_n(&large.ready, __ATOMIC_ACQUIRE) ||
 	       !__atomic_load_n(&small.ready, __ATOMIC_ACQUIRE))

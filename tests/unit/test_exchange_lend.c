@@ -11,21 +11,17 @@
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/fake_pool.h"
+#include "tests/unit/store_rig.h"
 
-#define MIB (1ull << 20)
 #define PEER ((dray_handle)7)
 #define OTHER ((dray_handle)8)
 
 static const char *const spaces[] = { "kv=t:1", "kv=u:*", "mine=t:2" };
 
 static struct rig {
-	sd_event *event;
-	struct budgets budgets;
-	struct owner_account account;
+	struct store_rig s;
 	struct dray_config cfg;
 	struct worker_pool pool;
-	struct store *store;
-	struct store_user *user;
 	struct store_member *member;
 	struct exchange *x;
 	struct rails *rails;
@@ -145,44 +141,24 @@ void worker_post(struct worker *w, const struct command *cmd)
 {
 }
 
-static void count_nothing(struct owner_account *a)
-{
-}
-
 static int set_up(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store_config cfg = {
-		.bytes = 16 * MIB,
-		.segment_size = 2 * MIB,
-		.policy = POLICY_LRU,
-		.evict = true,
-		.lend = true,
-		.retry_ms = 1,
-		.spaces = spaces,
-		.n_spaces = DRAY_ARRAY_SIZE(spaces),
-		.keep = count_nothing,
-		.release = count_nothing,
-	};
+	struct store_config cfg = store_rig_config(spaces, DRAY_ARRAY_SIZE(spaces));
 
 	memset(&rig, 0, sizeof(rig));
 	memset(fake_published, 0, sizeof(fake_published));
-	assert_true(sd_event_new(&rig.event) >= 0);
-	for (unsigned i = 0; i < RESOURCE_N; i++)
-		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = 12 * MIB;
-	budget_account_init(&rig.account.budget, &rig.budgets, "t", 1);
+	cfg.lend = true;
+	store_rig_make(&rig.s, cfg);
+	store_rig_user(&rig.s);
+	rig.member = store_rig_join(&rig.s, "kv");
 	rig.cfg.limits.store_bytes = 16 * MIB;
 	rig.cfg.store.lend = true;
-	cfg.disk.event = rig.event;
-	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
-	rig.user = store_user_new(rig.store, &rig.account, &err);
-	rig.member = store_join(rig.user, (struct dray_str){ "kv", 2 }, &err);
-	assert_non_null(rig.member);
 	assert_int_equal(exchange_new(&rig.x,
-				      &(struct exchange_deps){ .event = rig.event,
+				      &(struct exchange_deps){ .event = rig.s.event,
 							       .cfg = &rig.cfg,
 							       .pool = &rig.pool,
-							       .store = rig.store,
+							       .store = rig.s.store,
 							       .up = &upcalls,
 							       .rails = &rig.rails },
 				      &err),
@@ -197,9 +173,7 @@ static int tear_down(void **state)
 		free(d);
 	}
 	rig.x = exchange_free(rig.x);
-	store_user_free(rig.user);
-	assert_true(store_free(rig.store));
-	sd_event_unref(rig.event);
+	store_rig_end(&rig.s);
 	return 0;
 }
 
@@ -213,7 +187,7 @@ static struct store_key key_of(unsigned n)
 
 static uint8_t *bytes_at(uint64_t offset)
 {
-	return store_region(rig.store)->extents[0].base + offset;
+	return store_region(rig.s.store)->extents[0].base + offset;
 }
 
 static void put(unsigned n, uint64_t bytes)
@@ -237,7 +211,7 @@ static bool has(unsigned n)
 static void wait_answers(unsigned n)
 {
 	while (rig.answers < n)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 }
 
 /* Sends a lookup of keys [from, to). */
@@ -401,7 +375,7 @@ static void test_expiry(void **state)
 	look_up(PEER, 0, 1, 1);
 	assert_int_equal(rig.lease_ms, 1);
 	while (!fake_waiting())
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	/* a release that crosses the end */
 	exchange_release(rig.x, PEER, rig.grant);
 	assert_int_equal(fake_waiting(), 1);
@@ -429,7 +403,7 @@ static void test_share(void **state)
 /* An owner works with half of its memory, whoever asks for the other half. */
 static void test_share_of_owner(void **state)
 {
-	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 4 * MIB;
+	rig.s.budgets.of[RESOURCE_STORE_BYTES].owner_max = 4 * MIB;
 	for (unsigned i = 0; i < 4; i++)
 		put(i, MIB);
 	look_up(PEER, 0, 1, 0);
@@ -439,10 +413,10 @@ static void test_share_of_owner(void **state)
 				 i < 1 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
 	for (unsigned i = 4; i < 12; i++)
 		put(i, MIB);
-	assert_int_equal(rig.account.store_lent, 2 * MIB);
+	assert_int_equal(rig.s.accounts[1].store_lent, 2 * MIB);
 	exchange_release(rig.x, OTHER, rig.grant);
 	fake_answer_all();
-	assert_int_equal(rig.account.store_lent, MIB);
+	assert_int_equal(rig.s.accounts[1].store_lent, MIB);
 	/* it would never be lent */
 	put(12, 2 * MIB + 64);
 	look_up(OTHER, 12, 13, 0);
@@ -510,7 +484,7 @@ static void test_peer_is_gone(void **state)
 	look_up(OTHER, 0, 1, 0);
 	assert_int_equal(rig.answers, 4);
 	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
-	assert_int_equal(rig.account.store_lent, 2 * 64);
+	assert_int_equal(rig.s.accounts[1].store_lent, 2 * 64);
 }
 
 /* --- with keys ----------------------------------------------------------------------------------------- */
@@ -522,7 +496,7 @@ static void put_with_keys(unsigned n, uint64_t bytes)
 	for (unsigned i = 0; i < n; i++)
 		put(i, bytes);
 	while (!rig.segments)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 }
 
 static void test_keys_of_what_is_found(void **state)
@@ -560,27 +534,27 @@ static void test_fence(void **state)
 		assert_true(rig.grant);
 		assert_false(exchange_fenced(rig.x, OTHER, rig.grant));
 		while (rig.fences == first)
-			assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+			assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 		assert_int_equal(rig.fenced, rig.grant);
 		if (first)
 			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
 		else
 			fake_answer_all();
 		assert_int_equal(exchange_totals(rig.x).lent, 128);
-		assert_int_equal(rig.account.store_lent, 128);
+		assert_int_equal(rig.s.accounts[1].store_lent, 128);
 		if (first)
 			fake_answer_all();
 		else
 			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
 		assert_int_equal(exchange_totals(rig.x).lent, 0);
-		assert_int_equal(rig.account.store_lent, 0);
+		assert_int_equal(rig.s.accounts[1].store_lent, 0);
 		assert_false(exchange_fenced(rig.x, PEER, rig.grant));
 	}
 	assert_int_equal(rig.fences, 2);
 	/* a release that crosses the fence is as good */
 	look_up(PEER, 0, 1, 1);
 	while (rig.fences == 2)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	fake_answer_all();
 	exchange_release(rig.x, PEER, rig.grant);
 	assert_int_equal(exchange_totals(rig.x).lent, 0);
@@ -593,7 +567,7 @@ static void test_peer_with_keys_is_gone(void **state)
 	look_up(PEER, 0, 1, 0);
 	look_up(PEER, 0, 1, 1);
 	while (!rig.fences)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	look_up(OTHER, 0, 1, 0);
 	exchange_peer_gone(rig.x, PEER, false);
 	assert_int_equal(rig.fences, 1);
@@ -639,22 +613,22 @@ static void test_segment_leaves(void **state)
 
 	put_with_keys(1, MIB);
 	segment = rig.segment;
-	memory = store_totals(rig.store).memory;
+	memory = store_totals(rig.s.store).memory;
 	store_remove(rig.member, (struct store_key[]){ key_of(0) }, 1,
 		     &(struct dmsg_store_result){ 0 });
-	store_user_free(rig.user);
-	store_sweep(rig.store);
+	store_user_free(rig.s.user);
+	store_sweep(rig.s.store);
 	while (!fake_waiting())
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_true(fake_dropping(OBJECT_REGION, segment));
 	assert_int_equal(rig.removed, 0);
 	fake_answer_all();
 	assert_int_equal(rig.removed, 1);
-	assert_int_equal(store_totals(rig.store).memory, memory);
+	assert_int_equal(store_totals(rig.s.store).memory, memory);
 	rig.removed_fn(rig.removed_arg);
-	while (store_totals(rig.store).memory)
+	while (store_totals(rig.s.store).memory)
 		sched_yield();
-	rig.user = NULL;
+	rig.s.user = NULL;
 }
 
 /* The agent ends with lookups and leases. */

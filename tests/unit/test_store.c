@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store against a model: random PUT, GET, REMOVE, pins and leases of two owners, with bytes that tell each object. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #include "agent/store/store.h"
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/store_rig.h"
 
-#define MIB (1ull << 20)
 #define KEYS 64
 #define STEPS 20000
 
-static struct budgets budgets;
-static struct owner_account accounts[2];
+static struct store_rig rig;
 static int kept;
 
 static void keep(struct owner_account *a)
@@ -37,27 +31,14 @@ static void release(struct owner_account *a)
 static struct store *store_make(enum policy_kind policy, bool evict)
 {
 	static const char *const spaces[] = { "both=t:*", "one=t:0" };
-	struct dray_err err = DRAY_ERR_NULL;
-	struct store_config cfg = {
-		.bytes = 16 * MIB,
-		.segment_size = 2 * MIB,
-		.policy = policy,
-		.evict = evict,
-		.retry_ms = 1,
-		.spaces = spaces,
-		.n_spaces = 2,
-		.keep = keep,
-		.release = release,
-	};
-	struct store *s;
+	struct store_config cfg = store_rig_config(spaces, 2);
 
-	memset(&budgets, 0, sizeof(budgets));
-	for (unsigned i = 0; i < RESOURCE_N; i++)
-		budgets.of[i].max = budgets.of[i].owner_max = 12 * MIB;
-	for (unsigned i = 0; i < 2; i++)
-		budget_account_init(&accounts[i].budget, &budgets, "t", i);
-	assert_int_equal(store_new(&s, &cfg, &err), 0);
-	return s;
+	cfg.policy = policy;
+	cfg.evict = evict;
+	cfg.keep = keep;
+	cfg.release = release;
+	store_rig_make(&rig, cfg);
+	return rig.store;
 }
 
 static uint8_t *bytes_of(struct store *s, const struct store_object *o)
@@ -173,7 +154,7 @@ static void random_steps(enum policy_kind policy, bool evict)
 
 	srand(policy + 1);
 	for (unsigned i = 0; i < 2; i++) {
-		models[i].u = store_user_new(s, &accounts[i], &err);
+		models[i].u = store_user_new(s, &rig.accounts[i], &err);
 		models[i].m = store_join(models[i].u, (struct dray_str){ "", 0 }, &err);
 		assert_non_null(models[i].m);
 	}
@@ -182,15 +163,15 @@ static void random_steps(enum policy_kind policy, bool evict)
 	for (unsigned i = 0; i < 2; i++)
 		store_user_free(models[i].u);
 	assert_int_equal(store_totals(s).held_bytes, 0);
-	assert_int_equal(budgets.of[RESOURCE_STORE_HELD_BYTES].used, 0);
+	assert_int_equal(rig.budgets.of[RESOURCE_STORE_HELD_BYTES].used, 0);
 	while (store_evict(s, "", "t", 0, UINT64_MAX).more ||
 	       store_evict(s, "", "t", 1, UINT64_MAX).more)
 		;
 	assert_int_equal(store_totals(s).objects, 0);
-	assert_int_equal(budgets.of[RESOURCE_STORE_BYTES].used, 0);
+	assert_int_equal(rig.budgets.of[RESOURCE_STORE_BYTES].used, 0);
 	store_sweep(s);
 	assert_int_equal(kept, 0);
-	assert_true(store_free(s));
+	store_rig_end(&rig);
 }
 
 static void test_random(void **state)
@@ -206,8 +187,8 @@ static void test_who_may_use_a_name_space(void **state)
 {
 	struct store *s = store_make(POLICY_LRU, true);
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store_user *a = store_user_new(s, &accounts[0], &err),
-			  *b = store_user_new(s, &accounts[1], &err);
+	struct store_user *a = store_user_new(s, &rig.accounts[0], &err),
+			  *b = store_user_new(s, &rig.accounts[1], &err);
 
 	(void)state;
 	assert_non_null(store_join(a, (struct dray_str){ "one", 3 }, &err));
@@ -220,7 +201,7 @@ static void test_who_may_use_a_name_space(void **state)
 	store_user_free(b);
 	store_sweep(s);
 	assert_int_equal(kept, 0);
-	assert_true(store_free(s));
+	store_rig_end(&rig);
 }
 
 /* docs/store.md states the size. */
@@ -252,7 +233,7 @@ static void test_search_beside_puts(void **state)
 	enum { FIRST = 3000, STEP = 2000, MOST = 40000 };
 	struct store *s = store_make(POLICY_LRU, true);
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store_user *u = store_user_new(s, &accounts[0], &err);
+	struct store_user *u = store_user_new(s, &rig.accounts[0], &err);
 	struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
 	static uint8_t seen[MOST];
 	struct store_search *q;
@@ -285,7 +266,7 @@ static void test_search_beside_puts(void **state)
 		assert_int_equal(seen[k], 1);
 	store_search_free(q);
 	store_user_free(u);
-	store_free(s);
+	store_rig_end(&rig);
 }
 
 /* Of more than it keeps, a search has the most valuable ones, in order. */
@@ -293,7 +274,7 @@ static void test_search_keeps_the_best(void **state)
 {
 	struct store *s = store_make(POLICY_VALUE, true);
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store_user *u = store_user_new(s, &accounts[0], &err);
+	struct store_user *u = store_user_new(s, &rig.accounts[0], &err);
 	struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
 	struct store_search *q;
 	const struct store_found *v;
@@ -326,7 +307,7 @@ static void test_search_keeps_the_best(void **state)
 	assert_int_equal(n, 0);
 	assert_int_equal(store_search_load(q, 1).objects, 0);
 	store_search_free(q);
-	store_free(s);
+	store_rig_end(&rig);
 }
 
 int main(void)

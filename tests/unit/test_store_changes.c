@@ -8,78 +8,40 @@
 #include "tests/unit/cm.h"
 #include "agent/store/internal.h"
 #include "agent/store/store.h"
+#include "tests/unit/store_rig.h"
 
-#define MIB (1ull << 20)
 #define MANY 20000
 
 static const char *const spaces[] = { "kv=t:1", "other=t:1" };
 
 static struct rig {
-	sd_event *event;
-	struct budgets budgets;
-	struct owner_account account;
-	struct store *store;
-	struct store_user *user;
+	struct store_rig s;
 	struct store_member *kv, *other, *own;
 	unsigned woken;
 	char text[4096];
 	uint8_t seen[MANY];
 } rig;
 
-static void count_nothing(struct owner_account *a)
-{
-}
-
 static void on_changed(void *arg)
 {
 	rig.woken++;
 }
 
-static struct store_member *join(const char *name)
-{
-	struct dray_err err = DRAY_ERR_NULL;
-	struct store_member *m =
-		store_join(rig.user, (struct dray_str){ name, (uint32_t)strlen(name) }, &err);
-
-	assert_non_null(m);
-	return m;
-}
-
 static int set_up(void **state)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-	struct store_config cfg = {
-		.bytes = 16 * MIB,
-		.segment_size = 2 * MIB,
-		.policy = POLICY_LRU,
-		.evict = true,
-		.retry_ms = 1,
-		.spaces = spaces,
-		.n_spaces = 2,
-		.keep = count_nothing,
-		.release = count_nothing,
-	};
-
 	memset(&rig, 0, sizeof(rig));
-	assert_true(sd_event_new(&rig.event) >= 0);
-	for (unsigned i = 0; i < RESOURCE_N; i++)
-		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = 12 * MIB;
-	budget_account_init(&rig.account.budget, &rig.budgets, "t", 1);
-	cfg.disk.event = rig.event;
-	assert_int_equal(store_new(&rig.store, &cfg, &err), 0);
-	assert_int_equal(store_watch(rig.store, on_changed, NULL), 0);
-	rig.user = store_user_new(rig.store, &rig.account, &err);
-	rig.kv = join("kv");
-	rig.other = join("other");
-	rig.own = join("");
+	store_rig_make(&rig.s, store_rig_config(spaces, 2));
+	assert_int_equal(store_watch(rig.s.store, on_changed, NULL), 0);
+	store_rig_user(&rig.s);
+	rig.kv = store_rig_join(&rig.s, "kv");
+	rig.other = store_rig_join(&rig.s, "other");
+	rig.own = store_rig_join(&rig.s, "");
 	return 0;
 }
 
 static int tear_down(void **state)
 {
-	store_user_free(rig.user);
-	assert_true(store_free(rig.store));
-	sd_event_unref(rig.event);
+	store_rig_end(&rig.s);
 	return 0;
 }
 
@@ -114,7 +76,7 @@ static const char *changes(uint32_t max)
 	uint64_t lost;
 
 	rig.text[0] = '\0';
-	store_changes(rig.store, max, on_change, NULL, &lost);
+	store_changes(rig.s.store, max, on_change, NULL, &lost);
 	assert_int_equal(lost, 0);
 	return rig.text;
 }
@@ -139,11 +101,11 @@ static void test_changes(void **state)
 	assert_string_equal(changes(10), "");
 	/* one wake-up for all that has come before it is heard */
 	while (!rig.woken)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_int_equal(rig.woken, 1);
 	assert_int_equal(put(rig.kv, "c", 100), DMSG_STORE_STATUS_OK);
 	while (rig.woken < 2)
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	assert_string_equal(changes(10), "+kv/c ");
 }
 
@@ -194,25 +156,25 @@ static void test_listing(void **state)
 		assert_int_equal(put(rig.kv, key, 10), DMSG_STORE_STATUS_OK);
 		/* the index is small when it begins */
 		if (i >= 100 && i % 100 == 0)
-			store_list(rig.store, &at, 1, on_listed, &n);
+			store_list(rig.s.store, &at, 1, on_listed, &n);
 	}
-	while (store_list(rig.store, &at, 64, on_listed, &n))
+	while (store_list(rig.s.store, &at, 64, on_listed, &n))
 		assert_true(++turns < MANY);
 	/* those that were there from the beginning */
 	for (unsigned i = 0; i < 100; i++)
 		assert_int_equal(rig.seen[i], 1);
-	assert_int_equal(store_listed(rig.store), MANY + 1);
+	assert_int_equal(store_listed(rig.s.store), MANY + 1);
 	memset(rig.seen, 0, sizeof(rig.seen));
 	n = 0;
-	while (store_list(rig.store, &at, 64, on_listed, &n))
+	while (store_list(rig.s.store, &at, 64, on_listed, &n))
 		;
 	assert_int_equal(n, MANY);
 	for (unsigned i = 0; i < MANY; i++)
 		assert_int_equal(rig.seen[i], 1);
-	n = store_changes(rig.store, UINT32_MAX, on_change, NULL, &lost);
+	n = store_changes(rig.s.store, UINT32_MAX, on_change, NULL, &lost);
 	assert_true(lost > 0 && n + lost == MANY + 1);
 	assert_int_equal(put(rig.kv, key, 10), DMSG_STORE_STATUS_EXISTS);
-	assert_int_equal(store_changes(rig.store, UINT32_MAX, on_change, NULL, &lost), 0);
+	assert_int_equal(store_changes(rig.s.store, UINT32_MAX, on_change, NULL, &lost), 0);
 }
 
 /* The others are listed all the same. */
@@ -220,7 +182,6 @@ static void test_space_that_is_forgotten(void **state)
 {
 	struct store_listing at = { .bucket = 0 };
 	struct dmsg_store_result result;
-	struct dray_err err = DRAY_ERR_NULL;
 	char key[16];
 
 	for (unsigned i = 0; i < 100; i++) {
@@ -228,18 +189,18 @@ static void test_space_that_is_forgotten(void **state)
 		assert_int_equal(put(rig.kv, key, 10), DMSG_STORE_STATUS_OK);
 	}
 	assert_int_equal(put(rig.other, "a", 10), DMSG_STORE_STATUS_OK);
-	assert_true(store_list(rig.store, &at, 10, on_change, NULL));
+	assert_true(store_list(rig.s.store, &at, 10, on_change, NULL));
 	assert_non_null(strstr(rig.text, "+kv/"));
 	assert_null(strstr(rig.text, "+other/a "));
 	for (unsigned i = 0; i < 100; i++) {
 		snprintf(key, sizeof(key), "%02u", i);
 		store_remove(rig.kv, &(struct store_key){ (uint8_t *)key, 2 }, 1, &result);
 	}
-	store_user_free(rig.user);
-	store_sweep(rig.store);
-	rig.user = store_user_new(rig.store, &rig.account, &err);
-	assert_int_equal(store_listed(rig.store), 1);
-	while (store_list(rig.store, &at, 10, on_change, NULL))
+	store_user_free(rig.s.user);
+	store_sweep(rig.s.store);
+	store_rig_user(&rig.s);
+	assert_int_equal(store_listed(rig.s.store), 1);
+	while (store_list(rig.s.store, &at, 10, on_change, NULL))
 		;
 	assert_non_null(strstr(rig.text, "+other/a "));
 }
