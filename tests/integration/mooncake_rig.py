@@ -35,6 +35,16 @@ def segment(agent):
     return fields["segment"], int(fields["data_port"])
 
 
+def assert_refused(new_agent, settings, error, key="mooncake."):
+    """An agent with these settings does not start, and says which of them is wrong, and why."""
+    agent = new_agent(settings=settings, start=False)
+    agent.start(ready=False)
+    assert agent.wait() != 0
+    assert error in agent.text() and key in agent.text()
+    agent.kill()
+    agent.process = None
+
+
 def counter(agent, name):
     return agent.ctl("status", "--json")["counters"][f"dray_mooncake_{name}"]
 

@@ -379,12 +379,7 @@ def test_cluster(member, server):
 ], ids=range(7))
 def test_wrong_settings(new_agent, settings, error):
     """What is no metadata server is refused at the start, in words."""
-    agent = new_agent(settings=settings, start=False)
-    agent.start(ready=False)
-    assert agent.wait() != 0
-    assert error in agent.text() and "mooncake.metadata" in agent.text()
-    agent.kill()
-    agent.process = None
+    rig.assert_refused(new_agent, settings, error, "mooncake.metadata")
 
 
 def test_without_effect(new_agent):

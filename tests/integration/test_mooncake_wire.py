@@ -228,12 +228,7 @@ def test_names(new_agent, lab):
 ])
 def test_wrong_settings(new_agent, settings, error):
     """An agent whose settings for Mooncake make no sense does not start, and says which and why."""
-    agent = new_agent(settings=settings, start=False)
-    agent.start(ready=False)
-    assert agent.wait() != 0
-    assert error in agent.text() and "mooncake." in agent.text()
-    agent.kill()
-    agent.process = None
+    rig.assert_refused(new_agent, settings, error)
 
 
 # --- the end of rights ----------------------------------------------------------------------------
