@@ -113,6 +113,20 @@ static void on_guests_changed(void *arg)
 	mooncake_server_rails_changed(a->mooncake);
 }
 
+static void on_engine_connect(void *arg, const struct rails_engine_request *request)
+{
+	const struct agent *a = arg;
+
+	mooncake_client_connect(a->mooncake_client, request);
+}
+
+static void on_engine_gone(void *arg, dray_handle engine)
+{
+	const struct agent *a = arg;
+
+	mooncake_client_gone(a->mooncake_client, engine);
+}
+
 static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
 {
 	struct agent *a = arg;
@@ -307,6 +321,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 				  &(struct mooncake_client_deps){ .event = a->event,
 								  .cfg = cfg,
 								  .pool = &a->pool,
+								  .rails = &a->rails,
+								  .agent_id = a->identity.agent_id,
 								  .lost = sessions_engine_lost,
 								  .changed = tell_peer_changed,
 								  .arg = a,
@@ -516,6 +532,8 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 					      .store_keys_gone = on_store_keys_gone,
 					      .peer_quiet = on_peer_quiet,
 					      .guests_changed = on_guests_changed,
+					      .engine_connect = on_engine_connect,
+					      .engine_gone = on_engine_gone,
 					      .arg = a },
 			reterr);
 	if (ret < 0)

@@ -40,6 +40,9 @@ enum rdma_command {
 	RDMA_STAGED, /* peer; arg: struct rdma_stage_request, returned; code: DRAY_OK or the error */
 	RDMA_COPY,   /* peer; arg: struct rdma_copy, borrowed until COPIED */
 	RDMA_UNREACHABLE, /* peer, id: class without a queue pair; pending transfers use another transport */
+	RDMA_ENGINE_UP, /* peer: an engine with Mooncake; arg: struct peer_link, borrowed until ENGINE_GONE */
+	RDMA_ENGINE_DOWN, /* peer: no remote of the engine is left; answered by ENGINE_GONE */
+	RDMA_ENGINE_KEYS, /* id: region; arg: its struct rail_keys for engines, or NULL; one reference, consumed */
 };
 
 /* From the worker. */
@@ -49,7 +52,8 @@ enum rdma_event {
 	RDMA_WANTED,    /* peer: the worker has a transfer to it and no queue pair yet */
 	RDMA_FALLBACK,  /* peer; code: enum rdma_fallback, when it changes */
 	RDMA_STAGE, /* peer; arg: struct rdma_stage_request, borrowed until STAGED, which always comes */
-	RDMA_COPIED, /* peer; arg: struct rdma_copy; code: DRAY_OK or the error */
+	RDMA_COPIED,      /* peer; arg: struct rdma_copy; code: DRAY_OK or the error */
+	RDMA_ENGINE_GONE, /* peer: the worker has forgotten the engine */
 };
 
 /* Above every enum ibv_wc_status. */

@@ -440,7 +440,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_MOONCAKE_IMPORT", .type = DRAY_CONFIG_BOOL,
 	  CONFIG_MEMBER(mooncake.import), .def = "false",
 	  .allowed = "true or false",
-	  .doc = "Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT, or with mooncake.metadata mooncake://NAME. The addresses of HOST, and those that the engine names for data connections, must be in mooncake.allow." },
+	  .doc = "Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT, or with mooncake.metadata mooncake://NAME. The addresses of HOST, and those that the engine names for data connections or has as GIDs of its devices, must be in mooncake.allow." },
 	{ .path = "mooncake.engine_streams", .section = "mooncake", .name = "engine_streams",
 	  .env = "DRAY_MOONCAKE_ENGINE_STREAMS", .type = DRAY_CONFIG_INT,
 	  CONFIG_MEMBER(mooncake.engine_streams), .def = "4",

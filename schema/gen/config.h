@@ -574,7 +574,8 @@ struct dray_config {
 		/*
 		 * Let clients import segments of Mooncake's engines: tokens mooncake://HOST:PORT,
 		 * or with mooncake.metadata mooncake://NAME. The addresses of HOST, and those that
-		 * the engine names for data connections, must be in mooncake.allow.
+		 * the engine names for data connections or has as GIDs of its devices, must be in
+		 * mooncake.allow.
 		 */
 		bool import;
 		/*

@@ -22,6 +22,8 @@ OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
 LOOPBACK = "127.0.0.1"
 READ, WRITE, V2 = 0, 1, 0x80
 METADATA, NOTIFY, PROBE = 1, 2, 3
+# of an engine over RDMA; its GID is of the loopback
+DEVICE = {"name": "m0", "lid": 0, "gid": "00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01"}
 
 
 def settings(host, allow="127.0.0.0/8", **more):
@@ -342,6 +344,6 @@ def connections(agent, n):
     until(lambda: counter(agent, "connections") == n, f"{n} data connections")
 
 
-__all__ = ["LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Engine", "Fake", "Initiator", "Local", "Owner", "ask",
+__all__ = ["DEVICE", "LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Engine", "Fake", "Initiator", "Local", "Owner", "ask",
            "connections", "counter", "data", "digest", "ended", "exactly", "frame", "head", "mooncake_python", "parse_segment", "read", "segment",
            "settings", "socket", "status", "until", "write"]

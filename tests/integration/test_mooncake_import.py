@@ -16,7 +16,7 @@ import mooncake_rig as rig
 import pytest
 from dray import errors
 from harness import LIMIT, MIB, noise, until
-from mooncake_rig import LOOPBACK, Engine, Fake, Local, Owner, counter, digest, exactly, mooncake_python, segment
+from mooncake_rig import DEVICE, LOOPBACK, Engine, Fake, Local, Owner, counter, digest, exactly, mooncake_python, segment
 
 MOONCAKE = 5  # of DRAY_TRANSPORT_*
 
@@ -362,7 +362,17 @@ def described(**change):
     (rig.frame(1, b"[]"), errors.Protocol, "no protocol"),
     (rig.frame(1, b"7"), errors.Protocol, "no protocol"),
     (described(protocol=7), errors.Protocol, "no protocol"),
-    (described(protocol="rdma"), errors.Unsupported, "rdma"),
+    (described(protocol="efa"), errors.Unsupported, "efa"),
+    (described(protocol="rdma"), errors.Protocol, "no device"),
+    (described(protocol="rdma", devices=[{"name": "m0", "lid": 0, "gid": "00"}]), errors.Protocol, "impossible name, GID"),
+    (described(protocol="rdma", devices=[DEVICE]), errors.NotFound, "no registered memory"),
+    (described(protocol="rdma", devices=[DEVICE], buffers=[{"addr": 1, "length": 1, "rkey": ["x"]}]), errors.Protocol, "a key for each device"),
+    (described(protocol="rdma", devices=[DEVICE, DEVICE], buffers=[{"addr": 1, "length": 1, "rkey": [1]}]), errors.Protocol, "a key for each device"),
+    (described(protocol="rdma", devices=[DEVICE], buffers=[{"addr": 1, "length": 1, "rkey": [1 << 32]}]), errors.Protocol, "a key for each device"),
+    (described(protocol="rdma", devices=[DEVICE], buffers=[{"addr": 1, "length": 1, "rkey": [1]}], name="a\"b:1"), errors.Protocol, "no host"),
+    (described(protocol="rdma", devices=[{**DEVICE, "gid": DEVICE["gid"].replace("7f", "0a")}], buffers=[{"addr": 1, "length": 1, "rkey": [1]}]),
+     errors.Denied, "GID of Mooncake's device m0"),
+    (described(protocol="rdma", devices=[DEVICE], buffers=[{"addr": 1, "length": 1, "rkey": [1]}]), errors.PeerUnreachable, "no RDMA device"),
     (described(protocol=["tcp", "rdma"]), errors.Protocol, "no protocol"),
     (described(tcp_data_port=...), errors.Protocol, "no port"),
     (described(tcp_data_port=65536), errors.Protocol, "no port"),

@@ -17,7 +17,7 @@ import mooncake_rig as rig
 import pytest
 from dray import errors
 from harness import LIMIT, MIB, noise, until
-from mooncake_rig import LOOPBACK, Engine, Fake, Local, Owner, counter, digest, mooncake_python, segment
+from mooncake_rig import DEVICE, LOOPBACK, Engine, Fake, Local, Owner, counter, digest, mooncake_python, segment
 
 
 def quoted(key):
@@ -439,6 +439,7 @@ def test_unknown(member, server):
 
 
 GOOD = {"name": "w", "protocol": "tcp", "tcp_data_port": 1, "tcp_proto_version": 2, "buffers": [{"name": "w", "addr": 4096, "length": 4096}]}
+RDMA = {"name": "w", "protocol": "rdma", "devices": [DEVICE], "buffers": [{"name": "cpu:0", "addr": 4096, "length": 4096, "rkey": [1], "lkey": [1]}]}
 WHERE = {"ip_or_host_name": LOOPBACK, "rpc_port": 1}
 
 
@@ -450,7 +451,10 @@ WHERE = {"ip_or_host_name": LOOPBACK, "rpc_port": 1}
     ({**GOOD, "name": "\x1b[31m"}, WHERE, errors.Protocol, "another segment"),
     ({**GOOD, "name": 7}, WHERE, errors.Protocol, "no name"),
     ({**GOOD, "name": "w" * 5000}, WHERE, errors.Protocol, "no name"),
-    ({**GOOD, "protocol": "rdma"}, WHERE, errors.Unsupported, "rdma"),
+    ({**GOOD, "protocol": "efa"}, WHERE, errors.Unsupported, "efa"),
+    (RDMA, {"ip_or_host_name": LOOPBACK}, errors.Protocol, "lacks the port"),
+    (RDMA, {"ip_or_host_name": "10.1.2.3", "rpc_port": 1}, errors.Denied, "10.1.2.3 for its handshake"),
+    (RDMA, WHERE, errors.PeerUnreachable, "no RDMA device"),
     ({**GOOD, "buffers": []}, WHERE, errors.NotFound, "no registered memory"),
     (b'{"a":"' + b"x" * (1 << 20) + b'"}', WHERE, errors.TooLarge, "more than"),
     (GOOD, b"", errors.Protocol, "address"),

@@ -38,9 +38,10 @@ struct lab {
 	/* messages to workers and peers */
 	struct transport_message told[TOLD_MAX];
 	unsigned n_told;
-	struct rail_keys *keys;    /* of the region published last; one reference */
-	struct rail_keys *held;    /* a reference, as of a work request in flight */
-	struct rail_keys *staging; /* from the last message; one reference */
+	struct rail_keys *keys;        /* of the region published last; one reference */
+	struct rail_keys *held;        /* a reference, as of a work request in flight */
+	struct rail_keys *staging;     /* from the last message; one reference */
+	struct rail_keys *engine_keys; /* the same */
 	unsigned published, ports, n_ports, keys_sent, quiet, told_quiet;
 	dray_handle store_keys_gone; /* the segment whose keys peers must not use any more */
 	dray_handle exposed;         /* grant whose keys a peer has */
@@ -298,6 +299,10 @@ static inline void keep(const struct transport_message *m)
 	if (m->type == RDMA_STAGING) {
 		rail_keys_unref(lab->staging);
 		lab->staging = m->arg;
+	}
+	if (m->type == RDMA_ENGINE_KEYS) {
+		rail_keys_unref(lab->engine_keys);
+		lab->engine_keys = m->arg;
 	}
 }
 
@@ -691,6 +696,7 @@ static inline int teardown(void **state)
 	assert_int_equal(dev.closed_in_use + dev.asked_too_much, 0);
 	rail_keys_unref(lab->keys);
 	rail_keys_unref(lab->staging);
+	rail_keys_unref(lab->engine_keys);
 	rail_keys_unref(lab->share.keys);
 	sd_event_unref(lab->event);
 	free(lab);

@@ -20,6 +20,9 @@ from mooncake_rig import Initiator, Owner, counter, segment
 from test_mooncake_metadata import keys_of, real
 
 CONNECTION = 0
+# where a metadata server runs
+LOCAL_HOST = SimpleNamespace(command=lambda *argv: [str(word) for word in argv], socket=socket.socket,
+                             connect=lambda endpoint: socket.create_connection(rig.parse_segment(endpoint)))
 GID = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:5a:00:01"
 
 
@@ -156,9 +159,7 @@ def test_mooncake_transfers(target):
 
 def test_mooncake_metadata(target):
     """The same by a metadata server over HTTP, where the agent has devices, keys and addresses, and by a name of the engine's own."""
-    host = SimpleNamespace(command=lambda *argv: [str(word) for word in argv], socket=socket.socket,
-                           connect=lambda endpoint: socket.create_connection(rig.parse_segment(endpoint)))
-    keys = real(host, "python")
+    keys = real(LOCAL_HOST, "python")
     try:
         t = target(**{"mooncake.metadata": keys.url, "mooncake.interval": "500ms"})
         size = 4 * MIB

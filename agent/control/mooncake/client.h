@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Engines with Mooncake that this agent imports from: the client's side of the handshake, and one data endpoint for all remotes of an
- * engine, which workers connect to (agent/data/transport/mooncake/engine.h). Each import asks the engine anew for its buffers.
+ * Engines with Mooncake that this agent imports from: the client's side of the handshake, and for all remotes of an engine one data
+ * endpoint, which workers connect to (agent/data/transport/mooncake), or its devices, to which the rails make queue pairs. Each import
+ * asks the engine anew for its buffers.
  *
  * An engine proves nothing. What it sends is bounded in size and time, and both the address of its handshake and the one that it names for
  * data must be in mooncake.allow. Control thread only; callbacks never run inside the call that set them up.
@@ -10,6 +11,7 @@
 
 #include <systemd/sd-event.h>
 
+#include "agent/control/rails/rails.h"
 #include "agent/data/data.h"
 #include "agent/model/mooncake_buffers.h"
 #include "lib/err.h"
@@ -28,6 +30,8 @@ struct mooncake_client_deps {
 	sd_event *event;
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
+	struct rails *const *rails; /* set before the first event */
+	const uint8_t *agent_id;
 	/* The engine cannot be reached any more, or may not: its remotes end. */
 	void (*lost)(struct sessions *sessions, dray_handle engine, uint32_t code, const char *why);
 	/* before, after: its states, as mooncake_client_each() has them; "": it was not there, "closed": it is not any more. */
@@ -46,12 +50,18 @@ struct mooncake_client *mooncake_client_free(struct mooncake_client *c);
 
 /* Ends the imports, and tells that engines are lost, whose addresses mooncake.allow does not have any more. */
 void mooncake_client_reload(struct mooncake_client *c);
+/* rails_deps: engine_connect, engine_gone. */
+void mooncake_client_connect(struct mooncake_client *c, const struct rails_engine_request *request);
+void mooncake_client_gone(struct mooncake_client *c, dray_handle engine);
 /* A message of a worker. */
 void mooncake_client_message(struct mooncake_client *c, const struct transport_message *m);
 
-/* err->code 0: the engine, and its buffers, which the receiver frees. Otherwise an error alone. */
+/*
+ * err->code 0: the engine, and its buffers, which the receiver frees, and over RDMA their keys, of which it gets a reference. Otherwise
+ * an error alone.
+ */
 typedef void (*mooncake_import_fn)(void *arg, const struct dray_err *err, dray_handle engine,
-				   struct mooncake_buffers *buffers);
+				   struct mooncake_buffers *buffers, struct rail_keys *keys);
 
 /*
  * owner: whom a share of the imports under way, and of the engines, is counted for; compared alone. Asks the engine at HOST:PORT, or the metadata server for the segment of this name, for its buffers. fn runs exactly once within timeout_ns (0: MOONCAKE_IMPORT_TIMEOUT_NS), unless

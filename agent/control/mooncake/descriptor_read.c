@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/control/mooncake/gid.h"
 #include "lib/cleanup.h"
 #include "lib/plain.h"
 #include "schema/gen/errors.h"
@@ -15,6 +16,14 @@
 #define BUFFERS_MAX 8192u
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
+
+bool mooncake_name_is_plain(const char *text)
+{
+	for (; *text; text++)
+		if (*text <= ' ' || *text > '~' || *text == '"' || *text == '\\')
+			return false;
+	return true;
+}
 
 static int bad(struct dray_err *reterr, const char *what)
 {
@@ -34,65 +43,122 @@ static int get_integer(const json_t *o, const char *key, json_int_t missing, jso
 	return *ret < min || *ret > max ? -EPROTO : 0;
 }
 
+/* A buffer of the description. */
+struct described {
+	uint64_t start, end;
+	const json_t *keys; /* over RDMA: of each device */
+};
+
 static int compare(const void *pa, const void *pb)
 {
-	const struct mooncake_buffer *a = pa, *b = pb;
+	const struct described *a = pa, *b = pb;
 
 	return (a->start > b->start) - (a->start < b->start);
 }
 
-/* Sorts the buffers, and cuts off what an earlier one has already. */
-static void sort(struct mooncake_buffers *b)
+/* Sorts the buffers, and cuts off what an earlier one has already. Returns how many are left. */
+static uint32_t sort(struct described *v, uint32_t n)
 {
 	uint64_t end = 0;
 	uint32_t k = 0;
 
-	qsort(b->v, b->n, sizeof(b->v[0]), compare);
-	for (uint32_t i = 0; i < b->n; i++) {
-		struct mooncake_buffer x = b->v[i];
+	qsort(v, n, sizeof(v[0]), compare);
+	for (uint32_t i = 0; i < n; i++) {
+		struct described x = v[i];
 
 		x.start = dray_max(x.start, end);
 		if (x.start >= x.end)
 			continue;
 		end = x.end;
-		b->v[k++] = x;
+		v[k++] = x;
 	}
-	b->n = k;
+	return k;
 }
 
-static int read_buffers(const json_t *array, struct mooncake_buffers **ret, struct dray_err *reterr)
+static int take_buffers(const struct described *v, uint32_t n, struct mooncake_buffers **ret)
+{
+	struct mooncake_buffers *b = calloc(1, sizeof(*b) + n * sizeof(b->v[0]));
+
+	if (!b)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n; i++)
+		b->v[b->n++] = (struct mooncake_buffer){ v[i].start, v[i].end };
+	*ret = b;
+	return 0;
+}
+
+/* columns: where each of the devices is in the description. 0, -ENOMEM or -EPROTO. */
+static int take_keys(const struct described *v, uint32_t n, const uint32_t *columns,
+		     unsigned n_devices, struct rail_keys **ret)
+{
+	struct dray_vec records = { .n = 0 };
+	uint8_t *wire dray_auto_free = malloc((size_t)n * n_devices * PMSG_RAIL_SIZE);
+
+	if (!wire)
+		return -ENOMEM;
+	for (unsigned d = 0; d < n_devices; d++)
+		for (uint32_t i = 0; i < n; i++) {
+			const json_t *key = json_array_get(v[i].keys, columns[d]);
+
+			if (!json_is_integer(key) || json_integer_value(key) < 0 ||
+			    json_integer_value(key) > UINT32_MAX)
+				return -EPROTO;
+			pmsg_rail_put(
+				wire + (size_t)records.n++ * PMSG_RAIL_SIZE,
+				&(struct pmsg_rail){ .rail = d,
+						     .rkey = (uint32_t)json_integer_value(key),
+						     .base = v[i].start,
+						     .offset = v[i].start,
+						     .length = v[i].end - v[i].start });
+		}
+	records.p = wire;
+	*ret = rail_keys_read_parts(&records);
+	return *ret ? 0 : -ENOMEM;
+}
+
+static int read_buffers(const json_t *array, struct mooncake_descriptor *d, const uint32_t *columns,
+			struct dray_err *reterr)
 {
 	size_t n = json_array_size(array);
-	dray_auto_free struct mooncake_buffers *b = NULL;
+	struct described *v dray_auto_free = NULL;
+	uint32_t k = 0;
+	int r;
 
 	if (!json_is_array(array))
 		return bad(reterr, "has no list of buffers");
-	if (!n)
-		return dray_err_set(
-			reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			"Mooncake's engine has no registered memory; import its segment when it has");
 	if (n > BUFFERS_MAX)
 		return dray_err_set(reterr, -E2BIG, DRAY_E_TOO_LARGE,
 				    "Mooncake's engine has %zu buffers, and an import has at most "
 				    "%u; register its memory in larger ranges",
 				    n, BUFFERS_MAX);
-	b = calloc(1, sizeof(*b) + n * sizeof(b->v[0]));
-	if (!b)
+	v = calloc(n + 1, sizeof(*v));
+	if (!v)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for %zu buffers",
 				    n);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *o = json_array_get(array, i);
+		const json_t *keys = json_object_get(o, "rkey");
 		json_int_t addr, length;
 
 		if (!json_is_object(o) || get_integer(o, "addr", 0, 1, INT64_MAX, &addr) < 0 ||
 		    get_integer(o, "length", 0, 1, INT64_MAX - addr, &length) < 0)
 			return bad(reterr, "has a buffer with an impossible address or length");
-		b->v[b->n++] = (struct mooncake_buffer){ (uint64_t)addr,
-							 (uint64_t)addr + (uint64_t)length };
+		/* without keys it is for the engine itself */
+		if (!d->rdma || json_array_size(keys))
+			v[k++] = (struct described){ (uint64_t)addr,
+						     (uint64_t)addr + (uint64_t)length, keys };
 	}
-	sort(b);
-	*ret = dray_take(b);
-	return 0;
+	if (!k)
+		return dray_err_set(
+			reterr, -ENOENT, DRAY_E_NOT_FOUND,
+			"Mooncake's engine has no registered memory; import its segment when it has");
+	k = sort(v, k);
+	r = take_buffers(v, k, &d->buffers);
+	if (r == 0 && d->rdma)
+		r = take_keys(v, k, columns, d->n_devices, &d->keys);
+	if (r == -EPROTO)
+		return bad(reterr, "has a buffer without a key for each device");
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for %u buffers", k) : 0;
 }
 
 /* What is no text, or is longer, is none. 0 or -EPROTO. */
@@ -137,19 +203,134 @@ int mooncake_name_host(const char *name, char ret[static DRAY_HOST_BYTES], struc
 	return host_check(ret, reterr);
 }
 
-int mooncake_address_read(const char *text, size_t n, char ret[static DRAY_HOST_BYTES],
-			  struct dray_err *reterr)
+int mooncake_address_read(const char *text, size_t n, char ret_host[static DRAY_HOST_BYTES],
+			  unsigned *ret_port, struct dray_err *reterr)
 {
 	dray_auto(json_decref) json_t *o = NULL;
 	char host[MOONCAKE_NAME_BYTES];
 	json_error_t error;
+	json_int_t port;
 
 	o = json_loadb(text, n, JSON_DISABLE_EOF_CHECK, &error);
+	*ret_port = get_integer(o, "rpc_port", 0, 1, UINT16_MAX, &port) < 0 ? 0 : (unsigned)port;
 	if (get_text(o, "ip_or_host_name", host, sizeof(host)) < 0)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
 				    "what the metadata server has as the address of Mooncake's "
 				    "engine is none; start the engine again");
-	return mooncake_name_host(host, ret, reterr);
+	return mooncake_name_host(host, ret_host, reterr);
+}
+
+void mooncake_descriptor_clear(struct mooncake_descriptor *d)
+{
+	free(dray_take(d->buffers));
+	d->keys = rail_keys_unref(d->keys);
+}
+
+static bool has_name(const json_t *rows, const char *device)
+{
+	for (size_t i = 0; i < json_array_size(rows); i++)
+		for (size_t k = 0; k < json_array_size(json_array_get(rows, i)); k++) {
+			const char *name =
+				json_string_value(json_array_get(json_array_get(rows, i), k));
+
+			if (name && !strcmp(name, device))
+				return true;
+		}
+	return false;
+}
+
+/* The matrix names the devices that work; an engine keeps others in its list. */
+static bool is_in(json_t *matrix, const char *device)
+{
+	const char *key;
+	json_t *rows;
+
+	if (!json_object_size(matrix))
+		return true;
+	json_object_foreach(matrix, key, rows) if (has_name(rows, device)) return true;
+	return false;
+}
+
+/* ret_columns: where each device that is used is in the description. */
+static int read_devices(const json_t *o, struct mooncake_descriptor *d,
+			uint32_t ret_columns[static MOONCAKE_DEVICES_MAX], struct dray_err *reterr)
+{
+	static const struct in6_addr none;
+	const json_t *list = json_object_get(o, "devices");
+	char gid[MOONCAKE_GID_TEXT];
+
+	for (size_t i = 0; i < json_array_size(list) && d->n_devices < MOONCAKE_DEVICES_MAX; i++) {
+		const json_t *device = json_array_get(list, i);
+		struct mooncake_device *x = &d->devices[d->n_devices];
+		json_int_t lid;
+
+		if (get_text(device, "name", x->name, sizeof(x->name)) < 0 || !*x->name ||
+		    !mooncake_name_is_plain(x->name) ||
+		    get_text(device, "gid", gid, sizeof(gid)) < 0 ||
+		    mooncake_gid_parse(gid, &x->gid) < 0 ||
+		    get_integer(device, "lid", 0, 0, UINT16_MAX, &lid) < 0)
+			return bad(reterr, "has a device with an impossible name, GID or LID");
+		x->lid = (uint16_t)lid;
+		if (memcmp(&x->gid, &none, sizeof(none)) != 0 &&
+		    is_in(json_object_get(o, "priority_matrix"), x->name))
+			ret_columns[d->n_devices++] = (uint32_t)i;
+	}
+	return d->n_devices ? 0 : bad(reterr, "has no device that works");
+}
+
+static int read_rdma(const json_t *o, struct mooncake_descriptor *d,
+		     uint32_t ret_columns[static MOONCAKE_DEVICES_MAX], struct dray_err *reterr)
+{
+	if (get_text(o, "rdma_server_name", d->server, sizeof(d->server)) < 0 || !*d->server)
+		memcpy(d->server, d->name, sizeof(d->server));
+	if (!mooncake_name_is_plain(d->server))
+		return bad(reterr, "has a name that is no host and port");
+	return read_devices(o, d, ret_columns, reterr);
+}
+
+static int read_tcp(const json_t *o, struct mooncake_descriptor *d, struct dray_err *reterr)
+{
+	json_int_t port, version;
+
+	if (get_integer(o, "tcp_data_port", 0, 1, UINT16_MAX, &port) < 0)
+		return bad(reterr, "has no port for data; engines before 0.3.5 are not supported");
+	if (get_integer(o, "tcp_proto_version", 1, 0, INT32_MAX, &version) < 0)
+		return bad(reterr, "has an impossible version of the data protocol");
+	d->port = (unsigned)port;
+	d->with_status = version >= VERSION_WITH_STATUS;
+	return 0;
+}
+
+/* Sets d->rdma. */
+static int read_protocol(const json_t *o, struct mooncake_descriptor *d, struct dray_err *reterr)
+{
+	const char *protocol = json_string_value(json_object_get(o, "protocol"));
+	char shown[20];
+
+	if (!protocol)
+		return bad(reterr, "names no protocol");
+	d->rdma = !strcmp(protocol, "rdma");
+	if (d->rdma || !strcmp(protocol, "tcp"))
+		return 0;
+	dray_plain(shown, sizeof(shown), protocol, strlen(protocol));
+	return dray_err_set(
+		reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+		"Mooncake's engine uses the protocol \"%s\", and this agent reaches only those with "
+		"tcp or rdma; initialize() it with one of them",
+		shown);
+}
+
+static int read_all(const json_t *o, struct mooncake_descriptor *d, struct dray_err *reterr)
+{
+	uint32_t columns[MOONCAKE_DEVICES_MAX];
+	int r = read_protocol(o, d, reterr);
+
+	if (r < 0)
+		return r;
+	if (get_text(o, "name", d->name, sizeof(d->name)) < 0)
+		return bad(reterr, "has no name, or one that is too long");
+	r = d->rdma ? read_rdma(o, d, columns, reterr) : read_tcp(o, d, reterr);
+	return r < 0 ? r : read_buffers(json_object_get(o, "buffers"), d, columns, reterr);
 }
 
 int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descriptor *ret,
@@ -157,9 +338,6 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 {
 	dray_auto(json_decref) json_t *o = NULL;
 	json_error_t error;
-	const char *protocol;
-	char shown[20];
-	json_int_t port, version;
 	int r;
 
 	*ret = (struct mooncake_descriptor){ .port = 0 };
@@ -170,27 +348,8 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 		return dray_err_set(
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,
 			"Mooncake's engine has no segment yet; import it when the engine is initialized");
-	protocol = json_string_value(json_object_get(o, "protocol"));
-	if (!protocol)
-		return bad(reterr, "names no protocol");
-	if (strcmp(protocol, "tcp") != 0) {
-		dray_plain(shown, sizeof(shown), protocol, strlen(protocol));
-		return dray_err_set(
-			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-			"Mooncake's engine uses the protocol \"%s\", and this agent reaches only those "
-			"with tcp; initialize() it with protocol tcp",
-			shown);
-	}
-	if (get_integer(o, "tcp_data_port", 0, 1, UINT16_MAX, &port) < 0)
-		return bad(reterr, "has no port for data; engines before 0.3.5 are not supported");
-	if (get_integer(o, "tcp_proto_version", 1, 0, INT32_MAX, &version) < 0)
-		return bad(reterr, "has an impossible version of the data protocol");
-	if (get_text(o, "name", ret->name, sizeof(ret->name)) < 0)
-		return bad(reterr, "has no name, or one that is too long");
-	r = read_buffers(json_object_get(o, "buffers"), &ret->buffers, reterr);
+	r = read_all(o, ret, reterr);
 	if (r < 0)
-		return r;
-	ret->port = (unsigned)port;
-	ret->with_status = version >= VERSION_WITH_STATUS;
-	return 0;
+		mooncake_descriptor_clear(ret);
+	return r;
 }

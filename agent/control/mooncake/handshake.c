@@ -231,7 +231,7 @@ static void tell_what_is_ready(struct handshake *h)
 static int answer_connection(struct handshake *h, const struct rails_guest_reply *reply)
 {
 	size_t n = 0;
-	dray_auto_free char *text = connection_answer(h->server, h->want, reply, &n);
+	dray_auto_free char *text = connection_answer(h->server->name, h->want, reply, &n);
 
 	if (reply->refused)
 		log_limited(DRAY_LOG_NOTICE, AREA, "refusing queue pairs: %s", reply->refused);

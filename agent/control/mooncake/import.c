@@ -2,18 +2,16 @@
 /*
  * Imports. With a metadata server: what it has of the segment, or, if it has none, as without. Otherwise: the name of the engine, and
  * one request and one answer at its handshake. Each address of the engine is tried for its share of the time; what it answers wrongly
- * ends the import. Last, the host for data is resolved.
+ * ends the import. Last, the host for data is resolved; over RDMA that of the handshake, if the engine was not asked itself.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "agent/config/network.h"
+#include "agent/control/mooncake/ask.h"
 #include "agent/control/mooncake/client_internal.h"
-#include "agent/control/mooncake/frame.h"
 #include "agent/control/mooncake/lookup.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -23,15 +21,11 @@
 
 /* An engine ignores what the request says. */
 static const char asking[] = "{}";
-/* The first size of the buffer for the answer, which grows with what has come. */
-#define BODY_BYTES 16384u
 
 enum import_step {
 	IMPORT_LOOKUP, /* at the metadata server */
 	IMPORT_NAME,
-	IMPORT_CONNECT,
-	IMPORT_HEAD,
-	IMPORT_BODY,
+	IMPORT_ENGINE,
 	IMPORT_DATA_NAME,
 };
 
@@ -46,33 +40,21 @@ struct mooncake_import {
 	enum import_step step;
 	struct lookup *lookup;
 	struct resolver_query *query;
-	sd_event_source *timer, *io;
+	sd_event_source *timer;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
 	unsigned n, at;      /* addresses, and those that were tried */
 	struct dray_err why; /* of the last one that failed */
-	int fd;
-	uint8_t head[MOONCAKE_FRAME_HEAD];
-	size_t head_n;
-	uint8_t *body;
-	size_t body_n, body_cap, body_size;
+	struct ask *ask;
 	struct mooncake_descriptor d;
 };
 
-static void disconnect(struct mooncake_import *i)
-{
-	i->io = sd_event_source_disable_unref(i->io);
-	i->fd = dray_close(i->fd);
-	free(dray_take(i->body));
-	i->head_n = i->body_n = i->body_cap = 0;
-}
-
 static void import_free(struct mooncake_import *i)
 {
-	disconnect(i);
+	ask_cancel(i->ask);
 	lookup_cancel(i->lookup);
 	resolver_cancel(i->query);
 	sd_event_source_disable_unref(i->timer);
-	free(i->d.buffers);
+	mooncake_descriptor_clear(&i->d);
 	dray_handles_del(&i->c->imports, i->id);
 	free(i);
 }
@@ -85,29 +67,29 @@ static void fail(struct mooncake_import *i, struct dray_err err)
 	i->c->totals.imports_failed++;
 	log_limited(DRAY_LOG_INFO, AREA, "an import failed: %s segment=%s", err.msg, i->segment);
 	import_free(i);
-	fn(arg, &err, 0, NULL);
+	fn(arg, &err, 0, NULL, NULL);
 }
 
-static void succeed(struct mooncake_import *i, const struct dray_addr *data)
+/* addr: of data connections; over RDMA of the handshake. */
+static void succeed(struct mooncake_import *i, const struct dray_addr *addr)
 {
-	dray_handle engine = engine_use(i->c, i->owner, data, i->d.with_status, i->segment);
+	struct dray_err err = DRAY_ERR_NULL;
+	dray_handle engine = engine_use(i->c, i->owner, addr, &i->d, i->segment, &err);
 	struct mooncake_buffers *buffers = i->d.buffers;
+	struct rail_keys *keys = i->d.keys;
 	mooncake_import_fn fn = i->fn;
 	void *arg = i->arg;
 
 	if (!engine) {
-		fail(i,
-		     dray_err_of(
-			     DRAY_E_QUOTA,
-			     "remotes of too many of Mooncake's engines are in use, most of them of "
-			     "this owner, or there is no memory for another one; release some"));
+		fail(i, err);
 		return;
 	}
 	i->c->totals.imports++;
 	log_debug(AREA, "imported %u buffers segment=%s", buffers->n, i->segment);
 	i->d.buffers = NULL;
+	i->d.keys = NULL;
 	import_free(i);
-	fn(arg, &DRAY_ERR_NULL, engine, buffers);
+	fn(arg, &DRAY_ERR_NULL, engine, buffers, keys);
 }
 
 static void data_named(void *arg, const struct dray_addr *addrs, unsigned n,
@@ -129,9 +111,9 @@ static void data_named(void *arg, const struct dray_addr *addrs, unsigned n,
 	else
 		fail(i,
 		     dray_err_of(DRAY_E_DENIED,
-				 "Mooncake's engine names %.100s for data, and mooncake.allow does "
+				 "Mooncake's engine names %.100s for %s, and mooncake.allow does "
 				 "not have its address",
-				 i->d.host));
+				 i->d.host, i->d.rdma ? "its handshake" : "data"));
 }
 
 static int64_t time_left(const struct mooncake_import *i)
@@ -154,13 +136,15 @@ static int described(struct mooncake_import *i, struct dray_err *reterr)
 			       &i->query, reterr);
 }
 
-/* The whole answer has come. */
-static void answered(struct mooncake_import *i)
+static void read_answer(struct mooncake_import *i, const char *body, size_t n)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	int r = mooncake_descriptor_read((const char *)i->body, i->body_size, &i->d, &err);
+	int r = mooncake_descriptor_read(body, n, &i->d, &err);
 
-	disconnect(i);
+	if (r >= 0 && i->d.rdma) {
+		succeed(i, &i->addrs[i->at - 1]);
+		return;
+	}
 	if (r >= 0)
 		r = mooncake_name_host(i->d.name, i->d.host, &err);
 	if (r >= 0)
@@ -175,7 +159,7 @@ static void try_next(struct mooncake_import *i);
 static void next_address(struct mooncake_import *i, struct dray_err why)
 {
 	i->why = why;
-	disconnect(i);
+	i->ask = ask_cancel(i->ask);
 	try_next(i);
 }
 
@@ -198,110 +182,26 @@ static void next_after(struct mooncake_import *i, int error)
 				text));
 }
 
-static int step_connect(struct mooncake_import *i)
+static void answered(void *arg, int error, const char *body, size_t n)
 {
-	uint8_t request[MOONCAKE_FRAME_HEAD + sizeof(asking) - 1];
-	socklen_t len = sizeof(int);
-	int error = 0;
-
-	if (getsockopt(i->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error)
-		return error ? -error : -EIO;
-	mooncake_frame_put(request,
-			   &(struct mooncake_frame){ MOONCAKE_METADATA, sizeof(asking) - 1 });
-	memcpy(request + MOONCAKE_FRAME_HEAD, asking, sizeof(asking) - 1);
-	/* a socket that was just connected takes this little at once, or it is unusable */
-	if (send(i->fd, request, sizeof(request), MSG_DONTWAIT | MSG_NOSIGNAL) !=
-	    (ssize_t)sizeof(request))
-		return -EIO;
-	i->step = IMPORT_HEAD;
-	error = sd_event_source_set_io_events(i->io, EPOLLIN);
-	return error < 0 ? error : 1;
-}
-
-/* 1: go on; 0: the socket is not ready; -errno; -ENODATA: the engine has closed. */
-static int receive(struct mooncake_import *i, void *p, size_t n, size_t *ret_n)
-{
-	ssize_t got = recv(i->fd, p, n, MSG_DONTWAIT);
-
-	if (got < 0)
-		return errno == EAGAIN ? 0 : errno == EINTR ? 1 : -errno;
-	*ret_n = (size_t)got;
-	return got ? 1 : -ENODATA;
-}
-
-static int step_head(struct mooncake_import *i)
-{
-	struct mooncake_frame f;
-	size_t n = 0;
-	int r = receive(i, i->head + i->head_n, MOONCAKE_FRAME_HEAD - i->head_n, &n);
-
-	i->head_n += n;
-	if (r <= 0 || i->head_n < MOONCAKE_FRAME_HEAD)
-		return r;
-	if (mooncake_frame_get(i->head, &f) < 0 || f.type != MOONCAKE_METADATA || !f.body)
-		return -EPROTO;
-	i->body_size = (size_t)f.body;
-	i->step = IMPORT_BODY;
-	return 1;
-}
-
-/* The buffer grows with what has come, not by the length that the engine says. */
-static int step_body(struct mooncake_import *i)
-{
-	size_t n = 0;
-	int r;
-
-	if (i->body_n == i->body_cap) {
-		size_t grown = dray_max((size_t)BODY_BYTES, 2 * i->body_cap);
-		size_t cap = dray_min(grown, i->body_size);
-		uint8_t *p = realloc(i->body, cap);
-
-		if (!p)
-			return -ENOMEM;
-		i->body = p;
-		i->body_cap = cap;
-	}
-	r = receive(i, i->body + i->body_n, i->body_cap - i->body_n, &n);
-	i->body_n += n;
-	return r > 0 && i->body_n == i->body_size ? 2 : r;
-}
-
-static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
-{
-	static int (*const steps[])(struct mooncake_import * i) = {
-		[IMPORT_CONNECT] = step_connect,
-		[IMPORT_HEAD] = step_head,
-		[IMPORT_BODY] = step_body,
-	};
 	struct mooncake_import *i = arg;
-	int r = 1;
 
-	/* a few steps for each event, so that an engine that sends fast does not hold up others */
-	for (unsigned k = 0; r == 1 && k < 8; k++)
-		r = steps[i->step](i);
-	if (r == 2)
-		answered(i);
-	else if (r == -EPROTO)
+	i->ask = NULL;
+	if (error == -EPROTO)
 		fail(i,
 		     dray_err_of(DRAY_E_PROTOCOL,
 				 "what answers at %.200s is no handshake of Mooncake", i->segment));
-	else if (r < 0)
-		next_after(i, r == -ENODATA ? 0 : -r);
-	return 0;
+	else if (error)
+		next_after(i, error == -ENODATA ? 0 : -error);
+	else
+		read_answer(i, body, n);
 }
 
 static int connect_to(struct mooncake_import *i, const struct dray_addr *a)
 {
-	int r;
-
-	i->fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (i->fd < 0)
-		return -errno;
-	if (connect(i->fd, &a->sa, a->len) < 0 && errno != EINPROGRESS)
-		return -errno;
-	r = sd_event_add_io(i->c->deps.event, &i->io, i->fd, EPOLLOUT, on_io, i);
-	i->step = IMPORT_CONNECT;
-	return dray_min(r, 0);
+	i->step = IMPORT_ENGINE;
+	return ask_start(&i->ask, i->c->deps.event, a, MOONCAKE_METADATA, asking,
+			 sizeof(asking) - 1, answered, i);
 }
 
 /* Connects to the next address that may be connected to, or ends the import. */
@@ -474,7 +374,6 @@ int mooncake_import(struct mooncake_client *c, const void *owner, const char *se
 	i->owner = owner;
 	i->fn = fn;
 	i->arg = arg;
-	i->fd = -1;
 	i->end_ns = dray_now().ns + (timeout_ns ? timeout_ns : MOONCAKE_IMPORT_TIMEOUT_NS);
 	snprintf(i->segment, sizeof(i->segment), "%s", segment);
 	r = start(i, reterr);
@@ -499,7 +398,7 @@ void imports_check(struct mooncake_client *c)
 	struct mooncake_import *i;
 
 	for (uint32_t at = 0; (i = dray_handles_next(&c->imports, &at, NULL));)
-		if (i->fd >= 0 && !networks_have(&c->cfg->mooncake.allow, &i->addrs[i->at - 1]))
+		if (i->ask && !networks_have(&c->cfg->mooncake.allow, &i->addrs[i->at - 1]))
 			fail(i,
 			     dray_err_of(
 				     DRAY_E_DENIED,

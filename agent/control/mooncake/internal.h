@@ -2,7 +2,9 @@
 /* Shared by the files of this folder. */
 #pragma once
 
+#include "agent/control/mooncake/connection.h"
 #include "agent/control/mooncake/frame.h"
+#include "agent/control/mooncake/gid.h"
 #include "agent/control/mooncake/mooncake.h"
 #include "agent/control/socket/acceptor.h"
 #include "lib/list.h"
@@ -56,19 +58,6 @@ void handshakes_close(struct mooncake_server *s, bool all);
 
 /* The queue pairs of a handshake, or what a descriptor tells, may be there now. */
 void handshakes_resume(struct mooncake_server *s);
-
-/* connection.c */
-
-/* Bytes of a request for queue pairs, at most: with as many as there may be it has half of that. */
-#define MOONCAKE_CONNECTION_MAX (8u << 10)
-#define MOONCAKE_GID_TEXT 48u /* sixteen times two digits and a separator */
-const char *mooncake_gid_show(const struct in6_addr *gid, char buf[static MOONCAKE_GID_TEXT]);
-/* NULL, or why the request is refused. segment: its name. Sets all but `from`. */
-const char *connection_parse(const char *text, size_t n, const char *segment,
-			     struct rails_guest_request *ret);
-/* The caller frees it. NULL: no memory. */
-char *connection_answer(const struct mooncake_server *s, const struct rails_guest_request *request,
-			const struct rails_guest_reply *reply, size_t *ret_n);
 
 /* descriptor.c */
 

@@ -26,7 +26,7 @@ struct lookup *lookup_cancel(struct lookup *l)
 	if (!l)
 		return NULL;
 	http_call_cancel(l->call);
-	free(l->d.buffers);
+	mooncake_descriptor_clear(&l->d);
 	free(l);
 	return NULL;
 }
@@ -38,7 +38,7 @@ static void finish(struct lookup *l, enum lookup_result result, const struct dra
 	void *arg = l->arg;
 
 	if (result == LOOKUP_FOUND)
-		l->d.buffers = NULL;
+		l->d = (struct mooncake_descriptor){ .port = 0 };
 	lookup_cancel(l);
 	fn(arg, result, result == LOOKUP_FOUND ? &d : NULL, why);
 }
@@ -81,6 +81,21 @@ static int segment_take(struct lookup *l, const struct http_answer *answer, stru
 			    shown);
 }
 
+static int address_take(struct lookup *l, const struct http_answer *answer, struct dray_err *reterr)
+{
+	unsigned port;
+	int r = mooncake_address_read(answer->body, answer->n, l->d.host, &port, reterr);
+
+	if (r < 0 || !l->d.rdma)
+		return r;
+	l->d.port = port;
+	return port ? 0 :
+		      dray_err_set(
+			      reterr, -EPROTO, DRAY_E_PROTOCOL,
+			      "what the metadata server has as the address of Mooncake's "
+			      "engine lacks the port of its handshake; start the engine again");
+}
+
 static int ask(struct lookup *l, enum metadata_key key, struct dray_err *reterr);
 
 static void on_answer(void *arg, const struct http_answer *answer, const struct dray_err *why)
@@ -102,7 +117,7 @@ static void on_answer(void *arg, const struct http_answer *answer, const struct 
 			r = ask(l, METADATA_ADDRESS, &err);
 		if (r < 0)
 			fail(l, err);
-	} else if (mooncake_address_read(answer->body, answer->n, l->d.host, &err) < 0) {
+	} else if (address_take(l, answer, &err) < 0) {
 		fail(l, err);
 	} else {
 		finish(l, LOOKUP_FOUND, NULL);

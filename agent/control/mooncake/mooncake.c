@@ -172,8 +172,7 @@ static bool is_infiniband(const struct mooncake_server *s, const char *device)
 bool mooncake_guest_allowed(const struct mooncake_server *s,
 			    const struct rails_guest_request *guest)
 {
-	struct dray_addr gid = { .in6 = { .sin6_family = AF_INET6, .sin6_addr = guest->gid },
-				 .len = sizeof(gid.in6) };
+	struct dray_addr gid = mooncake_gid_address(&guest->gid);
 
 	return networks_have(&s->cfg->mooncake.allow, &guest->from) &&
 	       (is_infiniband(s, guest->device) || networks_have(&s->cfg->mooncake.allow, &gid));

@@ -38,6 +38,7 @@ static void path_failed(struct path *path, const char *what, const char *why)
 
 static void qp_failed(struct qp *q, const char *what, const char *why)
 {
+	q->path->refused = true;
 	path_failed(q->path, what, why);
 	qp_die(q);
 }
@@ -85,7 +86,8 @@ static struct rdma_qp *describe(const struct qp *q)
 		.read_max = q->device->soft_roce ? SOFT_READ_MAX : MESSAGE_MAX,
 		.soft_roce = q->device->soft_roce,
 		.flush_rkey = path->to.flush_rkey,
-		.flush_lkey = q->device->flush_mr->lkey,
+		.flush_lkey =
+			(q->peer->segment ? q->device->engine_flush_mr : q->device->flush_mr)->lkey,
 		.flush_remote = path->to.flush_address,
 		.flush_local = (uintptr_t)q->device->flush,
 		.path_counters = &path->counters,
@@ -104,6 +106,7 @@ static void connect_done(struct dray_job *j)
 	q->state = QP_UP;
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
+	path->refused = false;
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails)
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
@@ -134,6 +137,43 @@ static void handle_connected(void *arg, uint32_t code, const union pmsg_body *re
 	device_job(q->device, q->peer->rails->connector, &q->job, connect_run, connect_done);
 }
 
+void rails_engine_connected(struct rails *r, uint64_t id, const struct rails_engine_reply *reply)
+{
+	struct qp *q = dray_handles_get(&r->qps, id);
+
+	if (!q || q->state != QP_REQUESTED)
+		return;
+	if (reply->refused) {
+		qp_failed(q, "Mooncake's engine gives no queue pair", reply->refused);
+		return;
+	}
+	/* both ends begin with packet 0 */
+	q->remote = (struct pmsg_qp_connect){
+		.qpn = reply->qpn, .mtu = q->path->mtu, .lid = reply->lid, .reads = 1
+	};
+	memcpy(q->remote.gid, &reply->gid, sizeof(q->remote.gid));
+	q->state = QP_CONNECTING;
+	device_job(q->device, r->connector, &q->job, connect_run, connect_done);
+}
+
+static void engine_ask(struct qp *q)
+{
+	struct rails *r = q->peer->rails;
+
+	r->deps.engine_connect(r->deps.arg, &(struct rails_engine_request){
+						    .engine = q->peer->handle,
+						    .id = q->id,
+						    .device = q->rail->device_name,
+						    .gid = q->path->gid,
+						    .lid = (uint16_t)q->rail->lid,
+						    .qpn = q->qp->qp_num,
+						    .port = q->path->to.rail,
+						    .worker = q->worker,
+						    .slot = q->slot,
+						    .class = q->class,
+					    });
+}
+
 static void create_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
@@ -144,7 +184,8 @@ static void create_run(struct dray_job *j)
 
 	q->error = (int)q->cq_entries > cq->cqe ? r->verbs->resize_cq(cq, (int)entries) : 0;
 	if (q->error == 0)
-		q->error = qp_create(q, q->device->pd, cq, (uint32_t)r->cfg->rdma.inline_max);
+		q->error = qp_create(q, q->peer->segment ? q->device->guest_pd : q->device->pd, cq,
+				     (uint32_t)r->cfg->rdma.inline_max);
 	if (q->error == 0)
 		q->error = qp_to_init(q, 0);
 }
@@ -166,6 +207,10 @@ static void create_done(struct dray_job *j)
 
 	if (!job_ended(q, "a queue pair cannot be created"))
 		return;
+	if (q->peer->segment) {
+		engine_ask(q);
+		return;
+	}
 	m.qpn = q->qp->qp_num;
 	memcpy(m.gid, &path->gid, sizeof(m.gid));
 	q->requested = peers_request(q->peer->rails->deps.peers, q->peer->handle, PMSG_QP_CONNECT,
@@ -173,6 +218,36 @@ static void create_done(struct dray_job *j)
 				     q) == 0;
 	if (!q->requested)
 		qp_failed(q, "a queue pair cannot be requested", "the peer is not connected");
+}
+
+static bool is_living(const struct qp *q)
+{
+	return !q->doomed && q->state != QP_LOSING && q->state != QP_DYING;
+}
+
+/* Its engine expects the same slots again after a loss, so that it replaces its ends of queue pairs instead of adding to them. */
+static unsigned free_slot(const struct path *path, unsigned worker, enum dmsg_class class)
+{
+	unsigned slot = 0;
+	bool used;
+
+	do {
+		used = false;
+		dray_list_for_each(&path->peer->qps, q, const struct qp, link)
+			used |= is_living(q) && q->path == path && q->worker == worker &&
+				q->class == class && q->slot == slot;
+		slot += used;
+	} while (used);
+	return slot;
+}
+
+/* What Mooncake's engines need of a queue pair. */
+static void suit_engine(struct qp *q)
+{
+	q->slot = free_slot(q->path, q->worker, q->class);
+	q->psn = 0;
+	q->reads = dray_min(q->reads, GUEST_READS);
+	q->retries = dray_min(q->retries, (uint8_t)GUEST_RETRIES);
 }
 
 static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
@@ -209,6 +284,8 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	q->reads = (uint32_t)dray_min((int)r->cfg->rdma.outstanding_reads, reads);
 	q->psn = (uint32_t)dray_random() & QP_PSN_MASK;
 	q->retries = (uint8_t)r->cfg->rdma.retry_count;
+	if (path->peer->segment)
+		suit_engine(q);
 	path->rail->cq_used[worker] += depth;
 	q->cq_entries = path->rail->cq_used[worker];
 	qp_begin(q, path->rail, path->gid_index, &path->peer->qps, create_run, create_done);
@@ -221,8 +298,7 @@ static unsigned count(const struct path *path, unsigned worker, enum dmsg_class 
 	unsigned n = 0;
 
 	dray_list_for_each(&path->peer->qps, q, struct qp, link)
-		n += q->path == path && q->worker == worker && q->class == class && !q->doomed &&
-		     q->state != QP_LOSING && q->state != QP_DYING;
+		n += q->path == path && q->worker == worker && q->class == class && is_living(q);
 	return n;
 }
 
@@ -247,6 +323,9 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 
 			while (n < want[class] && may_connect(path, now) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
+				n++;
+			/* to an engine there is no other way, so that transfers wait for the next attempt if that may succeed */
+			if (peer->segment && path->active && !path->refused)
 				n++;
 			expected[class] += n;
 		}
@@ -304,6 +383,9 @@ void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code)
 
 	if (!q || q->state == QP_DYING)
 		return;
+	/* the engine has refused a request, which is no fault of the path */
+	if (q->peer->segment && code == IBV_WC_REM_ACCESS_ERR)
+		why = NULL;
 	if (rails_now(r) - q->up_ns > LIVED_NS)
 		q->path->fails = 0;
 	if (why)

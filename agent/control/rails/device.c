@@ -41,14 +41,16 @@ static int open_context(struct device *d, const char **ret_step)
 		*ret_step = "completion queue";
 		r = v->create_cq(d->context, 1, NULL, &d->serve_cq);
 	}
-	if (r == 0 && guests_wanted(d->rails)) {
-		*ret_step = "protection domain or completion queue for mooncake.protocol";
+	if (r == 0 && (guests_wanted(d->rails) || engines_wanted(d->rails))) {
+		*ret_step = "protection domain for Mooncake's engines";
 		r = v->alloc_pd(d->context, &d->guest_pd);
-		if (r == 0)
-			r = v->create_cq(d->context,
-					 dray_min((int)d->rails->cfg->mooncake.queue_pairs,
-						  d->attr.max_cqe),
-					 NULL, &d->guest_cq);
+	}
+	if (r == 0 && guests_wanted(d->rails)) {
+		*ret_step = "completion queue for mooncake.protocol";
+		r = v->create_cq(d->context,
+				 dray_min((int)d->rails->cfg->mooncake.queue_pairs,
+					  d->attr.max_cqe),
+				 NULL, &d->guest_cq);
 	}
 	if (r < 0)
 		return r;
@@ -57,9 +59,14 @@ static int open_context(struct device *d, const char **ret_step)
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (d->flush == MAP_FAILED)
 		d->flush = NULL;
-	return d->flush ? v->reg_mr(d->pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
-				    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ, &d->flush_mr) :
-			  -ENOMEM;
+	if (!d->flush)
+		return -ENOMEM;
+	r = v->reg_mr(d->pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
+		      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ, &d->flush_mr);
+	if (r == 0 && engines_wanted(d->rails))
+		r = v->reg_mr(d->guest_pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
+			      IBV_ACCESS_LOCAL_WRITE, &d->engine_flush_mr);
+	return r;
 }
 
 static void close_context(struct device *d)
@@ -68,6 +75,8 @@ static void close_context(struct device *d)
 
 	if (d->flush_mr)
 		v->dereg_mr(d->flush_mr);
+	if (d->engine_flush_mr)
+		v->dereg_mr(d->engine_flush_mr);
 	if (d->flush)
 		munmap(d->flush, FLUSH_BYTES);
 	if (d->guest_cq)
@@ -81,6 +90,7 @@ static void close_context(struct device *d)
 	if (d->context)
 		v->close(d->context);
 	d->flush_mr = NULL;
+	d->engine_flush_mr = NULL;
 	d->flush = NULL;
 	d->serve_cq = NULL;
 	d->guest_pd = NULL;

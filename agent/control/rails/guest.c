@@ -13,10 +13,6 @@
 #include "lib/log.h"
 #include "lib/share.h"
 
-/* Reads in flight that Mooncake's engines ask their devices for. A side that accepts fewer refuses some of them. */
-#define GUEST_READS 16u
-/* Soft-RoCE never gives up with seven retries (COMPST_ERROR_RETRY in drivers/infiniband/sw/rxe/rxe_comp.c of Linux 6.1). */
-#define GUEST_RETRIES 6
 /* Completions that one round of probes takes from a device, at most. */
 #define COMPLETIONS 64
 

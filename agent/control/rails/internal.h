@@ -42,9 +42,11 @@ struct device {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_cq *serve_cq; /* of serving queue pairs; it stays empty */
-	struct ibv_pd *guest_pd; /* of guests; NULL: there are none */
+	struct ibv_pd *guest_pd; /* of guests and engines; NULL: there are none */
 	struct ibv_cq *guest_cq; /* for the probes of guests */
 	struct ibv_mr *flush_mr;
+	struct ibv_mr
+		*engine_flush_mr; /* the same for queue pairs to engines; NULL: there are none */
 	uint8_t *flush;
 	struct ibv_device_attr attr;
 	/*
@@ -105,7 +107,8 @@ struct path {
 	uint8_t gid_index;
 	struct in6_addr gid;
 	uint32_t mtu, rank;
-	bool active; /* a result of the last match */
+	bool active;  /* a result of the last match */
+	bool refused; /* to an engine: the last attempt to make a queue pair has failed */
 	char reason[REASON_MAX];
 	struct rdma_counters counters;
 	uint32_t fails;
@@ -113,6 +116,10 @@ struct path {
 };
 
 #define QP_PSN_MASK 0xffffff
+/* Reads in flight that Mooncake's engines ask for and accept. */
+#define GUEST_READS 16u
+/* Soft-RoCE never gives up with seven retries (COMPST_ERROR_RETRY in drivers/infiniband/sw/rxe/rxe_comp.c of Linux 6.1). */
+#define GUEST_RETRIES 6
 
 enum qp_state {
 	QP_CREATING,   /* a job creates it; one that serves: makes it ready */
@@ -145,6 +152,7 @@ struct qp {
 	/* one that posts */
 	struct path *path;
 	unsigned worker;
+	unsigned slot; /* to an engine: no other one of the path, worker and class that lives has it */
 	enum dmsg_class class;
 	bool requested; /* the peer knows it */
 	bool was_up;    /* the worker waits for QP_DEAD */
@@ -166,6 +174,7 @@ struct rail_peer {
 	struct dray_heap_node retry; /* in rails->retries: the first of its paths to be tried again */
 	struct rails *rails;
 	dray_handle handle;
+	char *segment; /* of an engine; NULL: it is an agent */
 	bool down;
 	bool takes_windows;             /* it supports them */
 	bool wants_window;              /* it holds a grant of GPU memory that no rail reaches */
@@ -222,6 +231,7 @@ struct rails {
 	struct dray_map regions_by_handle;
 	struct dray_heap retries;  /* of struct rail_peer */
 	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */
+	bool engines; /* there was one: memory of regions is registered for them, too */
 	struct dray_list renewals; /* rail_region.c */
 	struct dray_handles qps;
 	uint64_t lost_total, fallbacks_total, registration_failures;
@@ -306,6 +316,7 @@ enum registration_use {
 	REGISTRATION_LOCAL,       /* staging memory: peers have no access */
 	REGISTRATION_FOR_READERS, /* of the store: peers read, and only this agent writes */
 	REGISTRATION_FOR_GUESTS,
+	REGISTRATION_FOR_ENGINES, /* local in the protection domain of guests: only our queue pairs access it */
 };
 
 /* A range of memory that regions share; for guests: a range that only one export has. */
@@ -351,6 +362,8 @@ void rail_regions_check(struct rails *r);
 /* Rails or registrations have changed: decides which regions are usable, and which importers need windows. */
 void rail_regions_decide(struct rails *r);
 void rail_regions_free(struct rails *r);
+/* From now on the memory of regions is registered for queue pairs to engines, too. */
+void rail_regions_for_engines(struct rails *r);
 /* Registers staging memory of a worker, or a window, whose keys window_published() receives. NULL: no memory. */
 struct rail_region *rail_region_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
 				    struct window *window);
@@ -401,6 +414,11 @@ static inline bool guests_wanted(const struct rails *r)
 {
 	return r->cfg->mooncake.protocol == DRAY_CONFIG_MOONCAKE_PROTOCOL_RDMA &&
 	       *r->cfg->mooncake.listen;
+}
+/* Devices need a protection domain for engines or guests. */
+static inline bool engines_wanted(const struct rails *r)
+{
+	return r->cfg->mooncake.import;
 }
 /* Ends the guests of the rail. */
 void guests_rail_lost(const struct rail *rail);

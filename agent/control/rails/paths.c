@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers: the rails that they announce, and the rails here that reach them. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
+#include "agent/model/peer_link.h"
 #include "lib/assert.h"
 #include "lib/ballast.h"
 #include "lib/log.h"
+
+/* What an engine uses unless its MC_MTU says less. The smaller one of both ends counts, so that it has to be known (rdma.mtu). */
+#define ENGINE_MTU 4096
+#define ENGINE_PKEY 0xffff
 
 struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
 {
@@ -41,6 +47,7 @@ void rail_peer_free(struct rail_peer *peer)
 	rail_peer_leave(peer);
 	nd_scan_free(peer->scan);
 	free(peer->found);
+	free(peer->segment);
 	free(peer);
 }
 
@@ -294,33 +301,50 @@ void paths_refresh(struct rails *r)
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link) {
 		if (peer->down)
 			continue;
-		tell_ports(peer);
+		if (!peer->segment)
+			tell_ports(peer);
 		match(peer);
 	}
 }
 
-void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
+/* NULL: no memory. */
+static struct rail_peer *rail_peer_new(struct rails *r, dray_handle handle)
 {
 	struct rail_peer *peer;
 
-	if (!(features & PMSG_FEATURE_RDMA))
-		return;
 	/* retries have room for each peer, so that setting one cannot fail */
 	if (dray_heap_reserve(&r->retries, (uint32_t)r->by_handle.n + 1) < 0)
-		return;
+		return NULL;
 	peer = calloc(1, sizeof(*peer));
 	if (!peer)
-		return;
+		return NULL;
 	peer->rails = r;
 	peer->handle = handle;
-	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
 	dray_list_init(&peer->paths);
 	dray_list_init(&peer->qps);
 	dray_list_init(&peer->serving);
 	dray_list_init(&peer->awaits_window);
 	dray_list_add(&r->peers, &peer->link);
 	dray_map_add(&r->by_handle, &peer->by_handle, &peer->handle, sizeof(peer->handle));
+	return peer;
+}
+
+void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
+{
+	struct rail_peer *peer = features & PMSG_FEATURE_RDMA ? rail_peer_new(r, handle) : NULL;
+
+	if (!peer)
+		return;
+	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
 	tell_ports(peer);
+}
+
+/* The peer is down. The worker of a queue pair that is up detects that by itself, and sends QP_LOST. */
+static void lose_unused(struct rail_peer *peer)
+{
+	dray_list_for_each(&peer->qps, q, struct qp, link)
+		if (q->state < QP_UP)
+			qp_die(q);
 }
 
 bool rails_peer_down(struct rails *r, dray_handle handle)
@@ -339,11 +363,60 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 	}
 	dray_list_for_each(&peer->serving, serving, struct qp, link)
 		qp_die(serving);
-	/* the worker of a queue pair that is up detects by itself that the peer is down, and sends QP_LOST */
-	dray_list_for_each(&peer->qps, q, struct qp, link)
-		if (q->state < QP_UP)
-			qp_die(q);
+	lose_unused(peer);
 	return peer->quiet_due;
+}
+
+/* An engine does not say more: InfiniBand has LIDs, and it always uses RoCE v2 otherwise. */
+static struct pmsg_port port_of(const struct rails_engine_port *p, uint32_t number)
+{
+	bool infiniband = p->lid != 0;
+	struct pmsg_port w = {
+		.rail = number,
+		.mtu = ENGINE_MTU,
+		.gid_type = infiniband ? ND_GID_IB : ND_GID_ROCE_V2,
+		.layer = infiniband ? ND_LAYER_INFINIBAND : ND_LAYER_ETHERNET,
+		.pkey = ENGINE_PKEY,
+		.lid = p->lid,
+	};
+
+	memcpy(w.gid, &p->gid, sizeof(w.gid));
+	return w;
+}
+
+int rails_engine_up(struct rails *r, const struct rails_engine *e)
+{
+	dray_handle handle = e->link->peer;
+	struct rail_peer *peer = rail_peer_new(r, handle);
+
+	if (!peer)
+		return -ENOMEM;
+	peer->segment = strdup(e->segment);
+	if (!peer->segment) {
+		rail_peer_free(peer);
+		return -ENOMEM;
+	}
+	rail_regions_for_engines(r);
+	for (unsigned i = 0; i < r->deps.pool->n; i++)
+		rails_tell(r, i, RDMA_ENGINE_UP, handle, 0, e->link);
+	for (unsigned i = 0; i < e->n; i++)
+		peer->announced[i] = port_of(&e->ports[i], i);
+	peer->n_announced = e->n;
+	peer->ports_known = true;
+	match(peer);
+	return 0;
+}
+
+void rails_engine_down(struct rails *r, dray_handle handle)
+{
+	struct rail_peer *peer = rail_peer_get(r, handle);
+
+	for (unsigned i = 0; i < r->deps.pool->n; i++)
+		rails_tell(r, i, RDMA_ENGINE_DOWN, handle, 0, NULL);
+	peer->down = true;
+	rail_peer_leave(peer);
+	lose_unused(peer);
+	rail_peer_check(peer);
 }
 
 void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec *ports)
@@ -372,6 +445,12 @@ static const char *state_of(const struct path *path)
 	return up ? "up" : path->fails ? "failed" : begun ? "connecting" : "idle";
 }
 
+static const char *segment_of(const struct rail_peer *peer)
+{
+	return peer->segment ? peer->segment :
+			       peers_segment_of(peer->rails->deps.peers, peer->handle);
+}
+
 void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_dbus_path *path),
 		     void *arg)
 {
@@ -381,7 +460,7 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 			struct in6_addr to;
 			struct dray_dbus_path i = {
 				.peer = peer->handle,
-				.segment = peers_segment_of(r->deps.peers, peer->handle),
+				.segment = segment_of(peer),
 				.device = path->rail->device_name,
 				.port = path->rail->port,
 				.gid = nd_gid_text(&path->gid, gid),

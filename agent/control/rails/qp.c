@@ -204,6 +204,7 @@ void qp_die(struct qp *q)
 		q->doomed = true;
 		return;
 	}
+	/* an engine is not told: it makes another end when it is asked for the same slot again */
 	q->remote_dead = !q->requested || peer->down ||
 			 peers_request(r->deps.peers, peer->handle, PMSG_QP_CLOSE,
 				       &(union pmsg_body){ .qp_close = { q->id } }, handle_closed,

@@ -9,6 +9,9 @@
  * serve all regions and tokens in its bytes. So a renewal withdraws the keys of all these regions, waits until the importers
  * have stopped using them (REKEY), deregisters the memory, registers it again, and publishes the new keys. Meanwhile
  * transfers use the next transport.
+ *
+ * Queue pairs to engines with Mooncake are in another protection domain. When there is one, each region of a client gets a twin: the
+ * same memory, registered there without access for others. Its keys go to workers alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +53,8 @@ struct rail_region {
 	bool announce;  /* region_registered() is pending */
 	bool undecided; /* a device may register it, so it is open whether importers need windows */
 	bool renew;     /* it is registered anew after the last use of the former keys */
+	struct rail_region *twin; /* NULL: none */
+	struct rail_region *twin_of;
 	uint32_t rekeys; /* importers that have not answered REKEY */
 	void (*done)(void *arg);
 	void *arg;
@@ -307,6 +312,21 @@ static void publish_store(struct rail_region *region, const struct rail_keys *fo
 		d->store_keys_gone(d->arg, region->handle);
 }
 
+/* Transfers wait until a device has registered the memory, or none will. */
+static void publish_twin(struct rail_region *twin)
+{
+	struct rails *r = twin->rails;
+	struct rail_keys *keys = twin->keys ? rail_keys_ref(twin->keys) : NULL;
+
+	twin->undecided = !keys && !twin->removing && is_pending(r, twin);
+	if (!keys && !twin->removing && !twin->undecided)
+		keys = rail_keys_new(0);
+	for (unsigned i = 0; i < r->deps.pool->n; i++)
+		rails_tell(r, i, RDMA_ENGINE_KEYS, 0, twin->handle,
+			   keys ? rail_keys_ref(keys) : NULL);
+	rail_keys_unref(keys);
+}
+
 static void publish(struct rail_region *region)
 {
 	struct rails *r = region->rails;
@@ -314,6 +334,11 @@ static void publish(struct rail_region *region)
 
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
 	region->undecided = false;
+	if (region->twin_of) {
+		publish_twin(region);
+		rail_keys_unref(former);
+		return;
+	}
 	if (!region->keys && !region->removing && !region->renew && region->memory == REGION_GPU)
 		want_windows(region);
 	if (!region->keys && !former)
@@ -459,7 +484,7 @@ static void region_check(struct rail_region *region)
 	void (*done)(void *arg) = region->done;
 	void *arg = region->arg;
 
-	if (is_in_use(region))
+	if (is_in_use(region) || (region->removing && region->twin))
 		return;
 	if (!region->removing) {
 		renewals_step(r);
@@ -488,6 +513,8 @@ static bool is_registrable(const struct region_view *view, const struct region_d
 			return false;
 	return true;
 }
+
+static void twin_make(struct rail_region *region);
 
 /* like: initial values. dmabufs: of each extent, or NULL. Returns NULL without memory. */
 static struct rail_region *add(struct rails *r, const struct rail_region *like,
@@ -519,10 +546,10 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 		};
 	}
 	region->n_parts = n;
-	region->announce = region->memory == REGION_RDMA;
+	region->announce = region->memory == REGION_RDMA && !region->twin_of;
 	region->renew = shares_renewal(region);
 	dray_list_add(&r->regions, &region->link);
-	if (region->handle)
+	if (region->handle && !region->twin_of)
 		dray_map_add(&r->regions_by_handle, &region->by_handle, &region->handle,
 			     sizeof(region->handle));
 	if (!region->renew)
@@ -530,7 +557,45 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	publish(region);
 	if (region->announce)
 		rail_regions_decide(r);
+	if (r->engines && !region->twin_of)
+		twin_make(region);
 	return region;
+}
+
+/* Without memory for it, transfers to engines wait until their deadline. */
+static void twin_make(struct rail_region *region)
+{
+	struct extent_view *v dray_auto_free = calloc(region->n + 1, sizeof(*v));
+	struct region_dmabuf *dmabufs dray_auto_free = calloc(region->n + 1, sizeof(*dmabufs));
+	const struct rail_region like = { .handle = region->handle,
+					  .memory = region->memory,
+					  .use = REGISTRATION_FOR_ENGINES,
+					  .length = region->length,
+					  .twin_of = region };
+
+	if (!v || !dmabufs || !region->n || !region->handle || region->store || region->removing)
+		return;
+	for (uint32_t i = 0; i < region->n; i++) {
+		const struct part *p = &region->parts[i];
+
+		v[i] = (struct extent_view){ .start = p->offset,
+					     .length = p->length,
+					     .base = p->base };
+		dmabufs[i] = p->registration->dmabuf;
+	}
+	region->twin = add(region->rails, &like, v, region->n,
+			   region->parts[0].registration->access,
+			   dmabufs[0].fd >= 0 ? dmabufs : NULL);
+}
+
+void rail_regions_for_engines(struct rails *r)
+{
+	if (r->engines)
+		return;
+	r->engines = true;
+	dray_list_for_each(&r->regions, region, struct rail_region, link)
+		if (!region->twin_of)
+			twin_make(region);
 }
 
 void rails_region_add(struct rails *r, const struct region_view *view,
@@ -577,13 +642,24 @@ void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t by
 		rail_region_own(r, base, bytes, worker, NULL);
 }
 
+static void twin_gone(void *arg)
+{
+	struct rail_region *region = arg;
+
+	region->twin = NULL;
+	region_check(region);
+}
+
 void rail_region_remove(struct rail_region *region, void (*done)(void *arg), void *arg)
 {
 	region->removing = true;
 	region->done = done;
 	region->arg = arg;
 	publish(region);
-	region_check(region);
+	if (region->twin)
+		rail_region_remove(region->twin, twin_gone, region);
+	else
+		region_check(region);
 }
 
 void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
@@ -705,6 +781,14 @@ static struct rail_region *next_decided(struct rails *r)
 	return NULL;
 }
 
+static void decide(struct rail_region *region)
+{
+	if (!region->twin_of)
+		want_windows(region);
+	else if (!is_pending(region->rails, region))
+		publish_twin(region);
+}
+
 /* region_registered() may remove regions, so the list is searched again after each. */
 static void decide_done(struct dray_job *j)
 {
@@ -715,7 +799,7 @@ static void decide_done(struct dray_job *j)
 	r->deciding = false;
 	dray_list_for_each(&r->regions, it, struct rail_region, link)
 		if (it->undecided && !it->removing)
-			want_windows(it);
+			decide(it);
 	while ((region = next_decided(r))) {
 		region->announce = false;
 		rails_region_text(r, region->handle, why, sizeof(why));

@@ -465,6 +465,9 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	case RDMA_COPIED:
 		window_handle_copied(r, m->arg, m->code);
 		break;
+	case RDMA_ENGINE_GONE:
+		r->deps.engine_gone(r->deps.arg, m->peer);
+		break;
 	}
 }
 

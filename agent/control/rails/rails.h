@@ -23,6 +23,7 @@ struct gpus;
 struct peers;
 struct rail_keys;
 struct rails;
+struct rails_engine_request;
 struct regions;
 struct verbs;
 
@@ -44,6 +45,10 @@ struct rails_deps {
 	void (*peer_quiet)(void *arg, dray_handle peer);
 	/* What rails_guest_ready() and the calls after it return may have changed. */
 	void (*guests_changed)(void *arg);
+	/* Ask the engine for its end of a queue pair; rails_engine_connected() answers, possibly inside the call. */
+	void (*engine_connect)(void *arg, const struct rails_engine_request *request);
+	/* A worker has forgotten the engine: each does so once after rails_engine_down(). */
+	void (*engine_gone)(void *arg, dray_handle engine);
 	void *arg;
 };
 
@@ -176,6 +181,51 @@ void rails_guest_forget(struct rails *r, uint64_t id);
 void rails_guests_end(struct rails *r,
 		      bool (*keep)(void *arg, const struct rails_guest_request *guest), void *arg,
 		      const char *why);
+
+/*
+ * Engines that speak Mooncake's protocol, whose memory this agent reads and writes. Their queue pairs, and what these read from and
+ * write to here, are in the protection domain of guests. Nobody but the engine knows its end of a queue pair, and nothing tells it
+ * that this end is gone.
+ */
+
+/* Devices of one engine. */
+#define RAILS_ENGINE_PORTS 16
+
+struct rails_engine {
+	struct peer_link *link; /* borrowed until every worker has forgotten the engine */
+	const char *segment;
+	unsigned n;
+	struct rails_engine_port {
+		struct in6_addr gid;
+		uint16_t lid;
+	} ports[RAILS_ENGINE_PORTS];
+};
+
+struct rails_engine_request {
+	dray_handle engine;
+	uint64_t id;
+	const char *device; /* ours */
+	struct in6_addr gid;
+	uint16_t lid;
+	uint32_t qpn;
+	unsigned port; /* the engine's, index in its ports */
+	/* these three, and the devices, tell the queue pair from others that live at the same time */
+	unsigned worker, slot;
+	enum dmsg_class class;
+};
+
+struct rails_engine_reply {
+	const char *refused; /* NULL: not refused */
+	uint32_t qpn;
+	uint16_t lid;
+	struct in6_addr gid;
+};
+
+/* From now on workers may use it. 0, or -ENOMEM. */
+int rails_engine_up(struct rails *r, const struct rails_engine *engine);
+void rails_engine_down(struct rails *r, dray_handle engine);
+/* Of a request that is not known any more, nothing happens. */
+void rails_engine_connected(struct rails *r, uint64_t id, const struct rails_engine_reply *reply);
 
 struct rails_guest_totals {
 	uint64_t queue_pairs, refused, lost;

@@ -71,7 +71,7 @@ static void explain(const struct registration *g, const struct device *d, int er
 
 static unsigned verbs_access(const struct registration *g)
 {
-	bool local = g->use == REGISTRATION_LOCAL;
+	bool local = g->use == REGISTRATION_LOCAL || g->use == REGISTRATION_FOR_ENGINES;
 	bool only_we_write = local || g->use == REGISTRATION_FOR_READERS;
 	unsigned a = 0;
 
@@ -89,7 +89,8 @@ static void make_run(struct dray_job *j)
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 	const struct registration *g = m->registration;
 	const struct device *d = m->device;
-	struct ibv_pd *pd = g->use == REGISTRATION_FOR_GUESTS ? d->guest_pd : d->pd;
+	bool mooncake = g->use == REGISTRATION_FOR_GUESTS || g->use == REGISTRATION_FOR_ENGINES;
+	struct ibv_pd *pd = mooncake ? d->guest_pd : d->pd;
 	int r = pd ? 0 : -ENODEV;
 
 	for (; m->n_made < m->n && r == 0; m->n_made += r == 0) {

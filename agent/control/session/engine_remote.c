@@ -9,6 +9,7 @@
 
 #include "agent/control/mooncake/client.h"
 #include "agent/control/session/internal.h"
+#include "agent/model/keys.h"
 #include "agent/model/ranges.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -29,7 +30,8 @@ static int ranges_of(const struct mooncake_buffers *b, struct ranges **ret, stru
 	return ranges_new(ret, wire, b->n, UINT64_MAX, reterr);
 }
 
-static void finish(struct pending_import *i, dray_handle engine, struct mooncake_buffers *buffers)
+static void finish(struct pending_import *i, dray_handle engine, struct mooncake_buffers *buffers,
+		   struct rail_keys *keys)
 {
 	struct session *s = i->session;
 	const struct sessions_deps *d = &s->owner->deps;
@@ -40,6 +42,7 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 		if (r)
 			remote_free(r);
 		free(buffers);
+		rail_keys_unref(keys);
 		mooncake_release(d->mooncake, engine);
 		session_fail(s, i->request_id, -ENOMEM, &err);
 		return;
@@ -50,11 +53,15 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 	r->view.o.length = buffers->v[buffers->n - 1].end;
 	r->view.o.access = DMSG_ACCESS_READ | DMSG_ACCESS_WRITE;
 	pool_publish(d->pool, &r->view.o);
-	remote_reply_imported(r, i->request_id, DMSG_TRANSPORT_MOONCAKE, 0);
+	if (keys)
+		pool_keys(d->pool, OBJECT_REMOTE, r->view.o.handle, keys);
+	remote_reply_imported(r, i->request_id,
+			      keys ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_MOONCAKE, 0);
+	rail_keys_unref(keys);
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle engine,
-			    struct mooncake_buffers *buffers)
+			    struct mooncake_buffers *buffers, struct rail_keys *keys)
 {
 	struct pending_import *i = arg;
 
@@ -62,7 +69,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle e
 	if (err->code)
 		session_fail(i->session, i->request_id, -EIO, err);
 	else
-		finish(i, engine, buffers);
+		finish(i, engine, buffers, keys);
 	free(i);
 }
 

@@ -62,6 +62,11 @@ struct object {
 	bool no_window; /* remotes: its owner does not stage it */
 	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 	struct rail_keys *keys;
+	/*
+	 * Regions: likewise, for queue pairs to engines with Mooncake. NULL: devices are not asked or not done yet; without rails: none has
+	 * registered it.
+	 */
+	struct rail_keys *engine_keys;
 };
 
 /* The view of an object of this kind. */

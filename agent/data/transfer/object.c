@@ -42,6 +42,7 @@ void objects_deinit(struct core *c)
 			for (struct object *o = t->v[i]; o; o = next) {
 				next = o->next;
 				rail_keys_unref(o->keys);
+				rail_keys_unref(o->engine_keys);
 				free(o);
 			}
 		}
@@ -124,6 +125,7 @@ static void finish(struct core *c, struct object *o)
 		c->objects->lost[c->objects->lost_at++ % LOST_MAX] =
 			(struct lost_object){ kind, handle, o->drop_code };
 	rail_keys_unref(o->keys);
+	rail_keys_unref(o->engine_keys);
 	free(o);
 	c->up->event(c, &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
 }

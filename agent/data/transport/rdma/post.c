@@ -221,7 +221,7 @@ static void slice_request(struct rdma_queue *p, struct rdma_list *l)
  * they are in memory. It reads the byte that was written last: only a read of the same GPU pushes writes
  * into GPU memory. Without read access it reads a word of the peer, which is enough for host memory. Bytes
  * for a window must be in memory before the owner copies them. For a device with unreliable completions,
- * the answer of a read confirms the reads before it.
+ * the answer of a read confirms the reads before it. An engine tells no word for that, but all that it has may be read.
  */
 static void slice_flush(struct rdma_queue *p, struct rdma_list *l)
 {
@@ -229,8 +229,9 @@ static void slice_flush(struct rdma_queue *p, struct rdma_list *l)
 	const struct pmsg_seg *seg = segs(p) + n_segs(s) - 1;
 	uint64_t last = seg->offset + seg->length - 1;
 	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, last);
-	bool bytes = s->xfer->direction == DMSG_DIRECTION_WRITE &&
-		     (s->window || s->xfer->remote->view->access & DMSG_ACCESS_READ);
+	bool bytes = p->peer->engine ||
+		     (s->xfer->direction == DMSG_DIRECTION_WRITE &&
+		      (s->window || s->xfer->remote->view->access & DMSG_ACCESS_READ));
 	struct ibv_send_wr *wr = request_add(
 		l, IBV_WR_RDMA_READ, bytes ? k->base + (last - k->offset) : p->qp.flush_remote,
 		bytes ? k->key : p->qp.flush_rkey);
@@ -288,12 +289,17 @@ static void slice_post(struct rdma_queue *p, struct rdma_list *l)
 	s->xfer->rails |= 1ull << p->qp.path.rail;
 	entry_close(l, p->partial);
 	rdma_partial_take(p);
+	/* a completion with an error names the list: one slice in each tells which an engine has refused */
+	if (p->peer->engine)
+		list_post(l);
 }
 
 /* Keys of the memory that the slice is sent from or received into. */
-static struct rail_keys *local_keys(const struct rdma *r, const struct slice *s)
+static struct rail_keys *local_keys(const struct rdma_queue *p, const struct slice *s)
 {
-	return s->staged ? r->staging : s->xfer->local->keys;
+	if (s->staged)
+		return p->rdma->staging;
+	return p->peer->engine ? s->xfer->local->engine_keys : s->xfer->local->keys;
 }
 
 /* Keys of the memory at the peer. */
@@ -313,7 +319,7 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 	s->posted_ns = c->now_ns;
 	p->partial = s;
 	p->at = (struct rdma_cursor){ 0 };
-	p->keys[0] = rail_keys_ref(local_keys(p->rdma, s));
+	p->keys[0] = rail_keys_ref(local_keys(p, s));
 	p->keys[1] = rail_keys_ref(remote_keys(s));
 	if (s->window)
 		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
@@ -331,7 +337,7 @@ static bool fits(const struct rdma_queue *p, const struct slice *s)
 {
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
-	return rail_keys_have(local_keys(p->rdma, s), p->qp.path.rail) &&
+	return rail_keys_have(local_keys(p, s), p->qp.path.rail) &&
 	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
 }
 

@@ -40,22 +40,35 @@ static int rdma_init(struct core *c, void **ret_state)
 	return 0;
 }
 
-struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
+static struct rdma_peer *find(const struct dray_slots *slots, dray_handle peer)
 {
-	struct rdma_peer *p = dray_slots_get(&r->peers, peer);
+	struct rdma_peer *p = dray_slots_get(slots, peer);
 
 	return p && p->link->peer == peer ? p : NULL;
 }
 
-static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
+struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
 {
-	struct rdma *r = state;
+	struct rdma_peer *p = find(&r->peers, peer);
+
+	return p ? p : find(&r->engines, peer);
+}
+
+/* Handles of peers and engines are of two tables. */
+static struct dray_slots *slots_of(struct rdma_peer *peer)
+{
+	return peer->engine ? &peer->rdma->engines : &peer->rdma->peers;
+}
+
+static void peer_new(struct rdma *r, struct peer_link *link, bool engine)
+{
 	struct rdma_peer *peer = dray_calloc_sure(1, sizeof(*peer));
 
-	dray_assert(!dray_slots_get(&r->peers, link->peer));
-	dray_slots_set(&r->peers, link->peer, peer);
 	peer->rdma = r;
 	peer->link = link;
+	peer->engine = engine;
+	dray_assert(!dray_slots_get(slots_of(peer), link->peer));
+	dray_slots_set(slots_of(peer), link->peer, peer);
 	dray_list_init(&peer->windows);
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
@@ -73,6 +86,11 @@ static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 	dray_list_add(&r->peer_list, &peer->peers_link);
 }
 
+static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
+{
+	peer_new(state, link, false);
+}
+
 static void peer_free(struct rdma_peer *peer)
 {
 	for (unsigned k = 0; k < 2; k++) {
@@ -82,7 +100,7 @@ static void peer_free(struct rdma_peer *peer)
 	dray_list_for_each(&peer->windows, w, struct rdma_window, link)
 		window_free(w);
 	dray_list_del(&peer->peers_link);
-	dray_slots_set(&peer->rdma->peers, peer->link->peer, NULL);
+	dray_slots_set(slots_of(peer), peer->link->peer, NULL);
 	free(peer->paths);
 	free(peer);
 }
@@ -90,8 +108,9 @@ static void peer_free(struct rdma_peer *peer)
 /* Frees a peer that is down when its last queue pair is gone and all copy requests are answered. */
 static void peer_free_if_done(struct rdma_peer *peer)
 {
-	struct core *c = peer->rdma->c;
+	struct rdma *r = peer->rdma;
 	dray_handle handle = peer->link->peer;
+	bool engine = peer->engine;
 
 	for (unsigned k = 0; k < 2; k++)
 		if (!dray_list_empty(&peer->channels[k].queues) ||
@@ -100,18 +119,16 @@ static void peer_free_if_done(struct rdma_peer *peer)
 	if (!peer->down || peer->unanswered)
 		return;
 	peer_free(peer);
-	c->up->peer_gone(c, handle);
+	if (engine)
+		rdma_event(r, RDMA_ENGINE_GONE, handle, 0, 0, NULL);
+	else
+		r->c->up->peer_gone(r->c, handle);
 }
 
-static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
+static void peer_down(struct rdma_peer *peer, uint32_t code)
 {
-	struct rdma_peer *peer = rdma_peer_get(state, handle);
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	if (!peer) {
-		c->up->peer_gone(c, handle);
-		return;
-	}
 	peer->down = true;
 	for (unsigned k = 0; k < 2; k++) {
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
@@ -122,8 +139,18 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 	 * The worker has stopped all its transfers, which ended slices that were neither posted nor being
 	 * copied.
 	 */
-	xfer_slices_end(c, &over, code);
+	xfer_slices_end(peer->rdma->c, &over, code);
 	peer_free_if_done(peer);
+}
+
+static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
+{
+	struct rdma_peer *peer = rdma_peer_get(state, handle);
+
+	if (peer)
+		peer_down(peer, code);
+	else
+		c->up->peer_gone(c, handle);
 }
 
 static void rdma_deinit(struct core *c, void *state)
@@ -142,6 +169,7 @@ static void rdma_deinit(struct core *c, void *state)
 	rail_keys_unref(r->staging);
 	free(r->list);
 	dray_slots_deinit(&r->peers);
+	dray_slots_deinit(&r->engines);
 	free(r);
 }
 
@@ -268,6 +296,20 @@ static void handle_staging(struct rdma *r, struct rail_keys *keys)
 			rdma_peer_changed(peer);
 }
 
+/* The keys that transfers to engines wait for, or the news that there are none. */
+static void handle_engine_keys(struct rdma *r, dray_handle region, struct rail_keys *keys)
+{
+	struct object *o = object_find(r->c, OBJECT_REGION, region);
+	struct rail_keys *former = o ? o->engine_keys : keys;
+
+	if (o)
+		o->engine_keys = keys;
+	rail_keys_unref(former);
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		if (peer->engine && !peer->down)
+			rdma_peer_changed(peer);
+}
+
 static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 {
 	struct rdma_peer *peer = rdma_peer_get(r, handle);
@@ -354,6 +396,16 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	case RDMA_UNREACHABLE:
 		if (peer && !peer->down)
 			rdma_channel_give_up(&peer->channels[m->id]);
+		break;
+	case RDMA_ENGINE_UP:
+		peer_new(r, m->arg, true);
+		break;
+	case RDMA_ENGINE_DOWN:
+		/* its remotes were dropped, so no transfer uses it */
+		peer_down(peer, DRAY_E_PEER_LOST);
+		break;
+	case RDMA_ENGINE_KEYS:
+		handle_engine_keys(r, m->id, m->arg);
 		break;
 	}
 }

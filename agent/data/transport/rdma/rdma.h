@@ -13,6 +13,10 @@
  * which are registered (stage/channel.h). Memory of the peer that its devices do not know is reached
  * through a window (window.c). If a device may use such a buffer for longer than its slice lives, the entry
  * keeps the buffer.
+ *
+ * An engine with Mooncake is a peer whose memory only RDMA reaches, directly. Nothing makes it destroy its end of a queue pair. So
+ * when one is lost, a WRITE that was posted ends with peer_lost, unless the engine has refused an earlier request: its device
+ * carries out none behind that.
  */
 #pragma once
 
@@ -97,7 +101,8 @@ struct rdma_queue {
 	struct dray_list link; /* on channel->queues, or channel->lost */
 	dray_handle handle;    /* in rdma->queues: wr_id */
 	bool lost;
-	bool reading; /* Soft-RoCE has reads in flight: nothing else is posted */
+	uint32_t loss; /* why: enum ibv_wc_status or enum rdma_loss */
+	bool reading;  /* Soft-RoCE has reads in flight: nothing else is posted */
 	struct rdma_entry *q;
 	uint32_t mask, head, tail;
 	uint32_t used;             /* work requests in flight */
@@ -135,6 +140,7 @@ struct rdma_peer {
 	uint32_t unanswered;             /* copy requests without an answer */
 	struct rdma_paths *paths;        /* NULL: not known yet */
 	enum rdma_fallback fallback;     /* last reported */
+	bool engine;                     /* with Mooncake */
 	bool down;
 };
 
@@ -164,7 +170,7 @@ struct rdma_list {
 
 struct rdma {
 	struct core *c;
-	struct dray_slots peers; /* struct rdma_peer */
+	struct dray_slots peers, engines; /* struct rdma_peer */
 	struct dray_list peer_list;
 	struct dray_handles queues;
 	struct rdma_rail rails[RAILS_MAX];

@@ -16,7 +16,10 @@ enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct x
 				    unsigned route)
 {
 	const struct rail_keys *local = route & RDMA_ROUTE_STAGED ? peer->rdma->staging :
+					peer->engine              ? x->local->engine_keys :
 								    x->local->keys;
+	/* to an engine, where there is no other way, transfers wait for the registration */
+	bool pending = peer->engine && !local;
 	const struct rail_keys *remote = route & RDMA_ROUTE_WINDOWED ? window_keys(peer, x) :
 								       x->remote->keys;
 	/* of several reasons the one nearest to success */
@@ -25,7 +28,7 @@ enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct x
 	for (uint32_t i = 0; i < peer->paths->n; i++) {
 		const struct rdma_pair *p = &peer->paths->v[i];
 
-		if (!rail_keys_have(local, p->rail))
+		if (!pending && !rail_keys_have(local, p->rail))
 			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
 		else if (!rail_keys_have(remote, p->to_rail))
 			why = RDMA_FALLBACK_REMOTE;
@@ -71,6 +74,17 @@ static struct channel *channel_by(struct rdma_channel *ch, unsigned route)
 	return route & RDMA_ROUTE_STAGED ? &p->staged : &p->direct;
 }
 
+static struct channel *engine_channel(struct rdma_peer *peer, const struct xfer *x)
+{
+	struct rdma_channel *ch = &peer->channels[x->class];
+
+	if (peer->paths && rdma_route_check(peer, x, 0))
+		return NULL;
+	if (peer->paths)
+		rdma_queue_request(ch);
+	return &ch->ch.direct;
+}
+
 struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 {
 	const struct remote_view *remote = object_remote(x->remote);
@@ -81,6 +95,8 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 
 	if (!peer || peer->down)
 		return NULL;
+	if (peer->engine)
+		return engine_channel(peer, x);
 	/* memory of the store that is not registered says nothing about regions of clients */
 	if (x->ended && (!x->local->keys || !x->remote->keys))
 		return NULL;

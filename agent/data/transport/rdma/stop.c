@@ -13,6 +13,7 @@ void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 	uint64_t in_flight = p->partial && p->at.begun;
 
 	p->lost = true;
+	p->loss = code;
 	dray_list_move(&p->ch->lost, &p->link);
 	/* Further completions are ignored, because all its slices are posted again. */
 	r->rails[p->qp.path.rail].signalled -= p->signalled;
@@ -41,24 +42,51 @@ static void slice_return(struct rdma_channel *ch, struct slice *s, bool begun,
 		dray_list_add(&ch->ch.retry, &s->link);
 }
 
+/* Slices of a lost queue pair that are not posted again. */
+struct ends {
+	struct dray_list over;    /* their transfers are stopping */
+	struct dray_list refused; /* by an engine */
+	struct dray_list unknown; /* an engine may still carry them out */
+};
+
+/* first: it is the oldest one whose end is not known, which is the one that a refusal is about. */
+static void slice_leave(struct rdma_queue *p, struct slice *s, bool begun, bool first,
+			struct ends *ends)
+{
+	bool refusal = p->loss == IBV_WC_REM_ACCESS_ERR || p->loss == IBV_WC_REM_INV_REQ_ERR ||
+		       p->loss == IBV_WC_REM_OP_ERR;
+
+	if (!p->peer->engine || !begun || !slice_wanted(s))
+		slice_return(p->ch, s, begun, &ends->over);
+	else if (refusal && first)
+		dray_list_add(&ends->refused, &s->link);
+	else if (!refusal && s->xfer->direction == DMSG_DIRECTION_WRITE)
+		dray_list_add(&ends->unknown, &s->link);
+	else
+		slice_return(p->ch, s, true, &ends->over);
+}
+
 void rdma_queue_dead(struct rdma_queue *p)
 {
-	struct dray_list over = DRAY_LIST_INIT(over);
+	struct ends ends = { DRAY_LIST_INIT(ends.over), DRAY_LIST_INIT(ends.refused),
+			     DRAY_LIST_INIT(ends.unknown) };
 	struct rdma_channel *ch = p->ch;
 	struct rdma_peer *peer = p->peer;
 	struct rdma *r = p->rdma;
-	bool begun = p->at.begun;
+	bool begun = p->at.begun, first = true;
 	struct slice *s = rdma_partial_take(p);
 
-	if (s)
-		slice_return(ch, s, begun, &over);
 	while (p->head != p->tail) {
 		struct rdma_entry e = *rdma_entry_at(p, p->head++);
+		bool last = e.slice || e.remote; /* of its slice */
 
-		rdma_entry_release(r->c, &e);
 		if (e.slice)
-			slice_return(ch, e.slice, true, &over);
+			slice_leave(p, e.slice, true, first, &ends);
+		first &= !last;
+		rdma_entry_release(r->c, &e);
 	}
+	if (s)
+		slice_leave(p, s, begun, first, &ends);
 	rdma_queue_free(p);
 	if (ch->unreachable && !peer->down)
 		rdma_channel_give_up(ch);
@@ -66,7 +94,9 @@ void rdma_queue_dead(struct rdma_queue *p)
 		rdma_channel_review(ch);
 	if (!dray_list_empty(&ch->ch.retry))
 		rdma_pull_later(ch);
-	xfer_slices_end(r->c, &over, 0);
+	xfer_slices_end(r->c, &ends.over, 0);
+	xfer_slices_end(r->c, &ends.refused, DRAY_E_REVOKED);
+	xfer_slices_end(r->c, &ends.unknown, DRAY_E_PEER_LOST);
 }
 
 /* Ends the slice while the device continues. The entry keeps everything that the device uses. */
