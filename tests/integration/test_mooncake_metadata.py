@@ -470,7 +470,7 @@ WHERE = {"ip_or_host_name": LOOPBACK, "rpc_port": 1}
     (GOOD, {"ip_or_host_name": "::"}, errors.PeerUnreachable, "cannot reach"),
     (GOOD, {"ip_or_host_name": "10.1.2.3"}, errors.Denied, "mooncake.allow"),
     (GOOD, None, errors.NotFound, "not the address of its engine"),
-], ids=range(23))
+], ids=range(26))
 def test_lies(member, server, ram, rpc, error, match):
     """Whatever the server has under the keys, the import ends with an error that says what is wrong, and the next one works."""
     keys = server()
