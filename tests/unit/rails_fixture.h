@@ -83,12 +83,15 @@ struct lab {
 /* Behaviour of the verbs; the test writes it between jobs. */
 static struct {
 	_Atomic int open_error, reg_error, dereg_error, create_error, modify_error;
+	_Atomic int destroy_error;
 	_Atomic int max_cqe; /* 0: no limit */
 	_Atomic unsigned least_depth;
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
 	struct ibv_mr *stuck[8]; /* whose deregistration failed; they end with their context */
 	_Atomic unsigned n_stuck;
+	struct ibv_qp *stuck_qps[8]; /* likewise, that were not destroyed */
+	_Atomic unsigned n_stuck_qps;
 	_Atomic uint64_t largest;
 	_Atomic int last_fd;
 	_Atomic uint64_t last_offset;
@@ -126,6 +129,13 @@ static inline int v_close(struct ibv_context *c)
 			dev.mrs--;
 			free(dev.stuck[i]);
 			dev.stuck[i] = NULL;
+		}
+	for (unsigned i = 0; i < dev.n_stuck_qps; i++)
+		if (dev.stuck_qps[i] && dev.stuck_qps[i]->context == c) {
+			((struct context *)c)->objects--;
+			dev.qps--;
+			free(dev.stuck_qps[i]);
+			dev.stuck_qps[i] = NULL;
 		}
 	/* no assertion, because this runs in another thread */
 	dev.closed_in_use += ((struct context *)c)->objects != 0;
@@ -262,6 +272,10 @@ static inline int v_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int m
 
 static inline int v_destroy_qp(struct ibv_qp *qp)
 {
+	if (dev.destroy_error && dev.n_stuck_qps < DRAY_ARRAY_SIZE(dev.stuck_qps)) {
+		dev.stuck_qps[dev.n_stuck_qps++] = qp;
+		return dev.destroy_error;
+	}
 	UNMAKE(qp, qps);
 }
 

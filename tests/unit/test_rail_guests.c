@@ -216,13 +216,32 @@ static void test_connect_fails(void **state)
 	assert_string_not_equal(got.refused, "");
 }
 
+/* Queue pairs that the device does not destroy count as there until its context is closed, which the agent does. */
+static void test_queue_pairs_stuck(void **state)
+{
+	unsigned said = lab->n_told;
+
+	(void)state;
+	ask("10.0.0.9:1", "a@x", 2, 100);
+	UNTIL(got.n == 1);
+	dev.destroy_error = -EIO;
+	rails_guests_end(lab->rails, NULL, NULL, "the test ends them");
+	UNTIL(dev.n_stuck_qps == 2);
+	dev.destroy_error = 0;
+	UNTIL(!IS(0, "up"));
+	assert_int_equal(metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS), 2);
+	UNTIL((let_go(&said), !metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS)));
+	assert_int_equal(dev.qps, 0);
+	UNTIL((let_go(&said), IS(0, "up")));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, guests_setup, teardown)
 
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		TEST(test_range),   TEST(test_range_fails),   TEST(test_range_stuck),
-		TEST(test_connect), TEST(test_connect_fails),
+		TEST(test_connect), TEST(test_connect_fails), TEST(test_queue_pairs_stuck),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -569,6 +569,68 @@ static void test_serve(void **state)
 	assert_int_equal(lab->told_quiet, 1);
 }
 
+/*
+ * A device that does not destroy a queue pair may still answer the peer with it. The peer's grants last until the device is closed; then
+ * it is opened again.
+ */
+static void test_serving_queue_pair_stuck(void **state)
+{
+	struct pmsg_qp_connect m = {
+		.qp = 4, .rail = 0, .to_rail = 0, .qpn = 3, .mtu = 1024, .reads = 1, .class = 0
+	};
+	unsigned said;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	rails_peer_connect(lab->rails, PEER, 1, &m);
+	UNTIL(lab->replies == 1);
+	said = lab->n_told;
+	dev.destroy_error = -EIO;
+	assert_true(rails_peer_down(lab->rails, PEER));
+	UNTIL(dev.n_stuck_qps == 1);
+	dev.destroy_error = 0;
+	UNTIL(!IS(0, "up"));
+	assert_int_equal(lab->quiet, 0);
+	assert_int_equal(metric(DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS), 1);
+	UNTIL((let_go(&said), lab->quiet == 1));
+	assert_int_equal(lab->told_quiet, 1);
+	assert_int_equal(dev.qps, 0);
+	assert_int_equal(metric(DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS), 0);
+	UNTIL((let_go(&said), IS(0, "up")));
+}
+
+/* The same for one that posts: its worker and the peer learn of its end when it cannot touch memory any more. */
+static void test_posting_queue_pair_stuck(void **state)
+{
+	unsigned said;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	answer_all(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	said = lab->n_told;
+	dev.destroy_error = -EIO;
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	UNTIL(dev.n_stuck_qps == 1);
+	dev.destroy_error = 0;
+	lab->close_fn(lab->close_arg, 0, NULL);
+	/* the device goes, and with it the other two */
+	UNTIL(told(RDMA_QP_LOSE) == 2);
+	rails_peer_down(lab->rails, PEER);
+	for (unsigned i = 0, n = lab->n_told; i < n; i++)
+		if (lab->told[i].type == RDMA_QP_UP)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+	UNTIL(dev.qps == 1);
+	assert_true(told(RDMA_QP_DEAD) <= 2);
+	UNTIL((let_go(&said), told(RDMA_QP_DEAD) == 3));
+	assert_int_equal(dev.qps, 0);
+	UNTIL((let_go(&said), IS(0, "up")));
+}
+
 /* At the end of the agent everything ends at once, whatever is in progress. */
 static void test_end_with_all_up(void **state)
 {
@@ -621,6 +683,8 @@ int main(void)
 		TEST(rail_lost),
 		TEST(bytes_of_a_lost_path),
 		TEST(serve),
+		TEST(serving_queue_pair_stuck),
+		TEST(posting_queue_pair_stuck),
 		TEST(end_with_all_up),
 	};
 

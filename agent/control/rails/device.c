@@ -262,6 +262,7 @@ static struct device *device_get(struct rails *r, const char *name)
 	d = dray_calloc_sure(1, sizeof(*d));
 	d->rails = r;
 	dray_list_init(&d->used_by);
+	dray_list_init(&d->stuck);
 	snprintf(d->name, sizeof(d->name), "%s", name);
 	dray_list_add(&r->devices, &d->link);
 	return d;
@@ -314,6 +315,8 @@ static void close_done(struct dray_job *j)
 	struct rails *r = d->rails;
 
 	log_info(AREA, "closed device=%s", d->name);
+	qps_device_closed(d);
+	guests_device_closed(d);
 	registrations_device_closed(d);
 	dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 		device_leave(rail);

@@ -120,7 +120,6 @@ static void destroy_run(struct dray_job *j)
 
 static void guest_free(struct guest *g)
 {
-	g->device->qps -= g->n;
 	g->rails->guests.totals.queue_pairs -= g->n;
 	dray_list_del(&g->link);
 	free(g);
@@ -132,16 +131,27 @@ static void destroy_done(struct dray_job *j)
 	struct device *d = g->device;
 	struct rails *r = g->rails;
 
-	/* the kernel destroys the queue pair with the context */
-	if (g->error < 0)
-		log_error(AREA,
-			  "a queue pair of a guest cannot be destroyed before its device closes: "
-			  "%s device=%s",
-			  dray_errno_text(g->error), d->name);
-	guest_free(g);
 	d->jobs--;
-	guest_ranges_check(r);
+	d->qps -= g->n;
+	if (g->error < 0) {
+		/* likewise as for other queue pairs, in qp.c */
+		log_error(AREA,
+			  "a queue pair of a guest cannot be destroyed, closing the device, which "
+			  "ends all queue pairs: %s device=%s",
+			  dray_errno_text(g->error), d->name);
+		device_lost(d, "a queue pair could not be destroyed");
+	} else {
+		guest_free(g);
+		guest_ranges_check(r);
+	}
 	device_check(d);
+}
+
+void guests_device_closed(struct device *d)
+{
+	dray_list_for_each(&d->rails->guests.v, g, struct guest, link)
+		if (g->device == d)
+			guest_free(g);
 }
 
 static void guest_die(struct guest *g, const char *why)

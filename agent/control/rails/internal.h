@@ -59,8 +59,9 @@ struct device {
 	bool soft_roce;
 	sd_event_source *async;
 	uint32_t qps, mrs, jobs; /* its users */
-	uint32_t key_sets;       /* that name its memory regions */
-	bool open;               /* its objects may be used */
+	struct dray_list stuck; /* queue pairs that it did not destroy, which end with its context */
+	uint32_t key_sets;      /* that name its memory regions */
+	bool open;              /* its objects may be used */
 	bool closing, close_begun;
 	_Atomic bool hurry; /* long jobs end early */
 	struct dray_job job;
@@ -133,7 +134,8 @@ enum qp_state {
 
 /* A queue pair: it posts, or it serves the peer and never posts. */
 struct qp {
-	struct dray_list link; /* on peer->qps or peer->serving */
+	struct dray_list link;  /* on peer->qps or peer->serving */
+	struct dray_list stuck; /* on device->stuck */
 	struct rail_peer *peer;
 	struct rail *rail;
 	struct device *device; /* NULL: destroyed here */
@@ -427,6 +429,8 @@ bool guests_queue_pair_failed(struct device *d, const struct ibv_qp *qp, const c
 /* Ends the guests that have not acknowledged their last probe. */
 void guests_end_silent(struct device *d);
 bool guests_are_ending(const struct device *d);
+/* The device's context is closed, and with it the queue pairs that could not be destroyed. */
+void guests_device_closed(struct device *d);
 /* What peers are told has changed. */
 void guests_changed(struct rails *r);
 
@@ -441,6 +445,8 @@ void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_l
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
 /* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */
 void qp_die(struct qp *q);
+/* The device's context is closed, and with it the queue pairs that could not be destroyed. */
+void qps_device_closed(struct device *d);
 /* The verbs of a queue pair, on a job's thread. qp_create() sets sges and inline_bytes. 0 or -errno. */
 int qp_create(struct qp *q, struct ibv_pd *pd, struct ibv_cq *cq, uint32_t inline_bytes);
 int qp_to_init(struct qp *q, unsigned access);

@@ -162,16 +162,9 @@ static void serve_ended(struct qp *q)
 	peer->rails->n_serving--;
 }
 
-static void destroy_done(struct dray_job *j)
+/* The device accesses no memory for it any more. */
+static void ended(struct qp *q)
 {
-	struct qp *q = qp_of(j);
-	struct device *d = q->device;
-
-	/* the kernel destroys the queue pair with the context */
-	if (q->error < 0)
-		log_error(AREA,
-			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
-			  dray_errno_text(q->error), d->name);
 	if (q->path)
 		q->rail->cq_used[q->worker] -= q->depth;
 	else
@@ -179,9 +172,35 @@ static void destroy_done(struct dray_job *j)
 	q->device = NULL;
 	q->local_dead = true;
 	qp_check(q);
+}
+
+static void destroy_done(struct dray_job *j)
+{
+	struct qp *q = qp_of(j);
+	struct device *d = q->device;
+
+	if (q->error < 0) {
+		/* the device may still access memory for it, which therefore stays lent */
+		dray_list_add(&d->stuck, &q->stuck);
+		log_error(AREA,
+			  "a queue pair cannot be destroyed, closing the device, which ends all "
+			  "queue pairs: %s device=%s",
+			  dray_errno_text(q->error), d->name);
+		device_lost(d, "a queue pair could not be destroyed");
+	} else {
+		ended(q);
+	}
 	d->jobs--;
 	d->qps--;
 	device_check(d);
+}
+
+void qps_device_closed(struct device *d)
+{
+	struct qp *q;
+
+	while ((q = dray_list_pop(&d->stuck, struct qp, stuck)))
+		ended(q);
 }
 
 static void handle_closed(void *arg, uint32_t code, const union pmsg_body *reply)
