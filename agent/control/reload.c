@@ -22,6 +22,7 @@ struct data_config agent_data_config(const struct agent *a)
 	return (struct data_config){
 		.slice_size = (uint64_t)cfg->transfer.slice_size,
 		.slice_timeout_ns = cfg->transfer.slice_timeout,
+		.fence_timeout_ns = cfg->peer.fence_timeout,
 		.deadline_ns = cfg->transfer.deadline,
 		.slices_per_session = (uint32_t)cfg->limits.slices_per_session,
 		.tcp_streams = (uint32_t)cfg->tcp.streams,

@@ -21,6 +21,7 @@
 struct data_config {
 	uint64_t slice_size; /* bytes */
 	int64_t slice_timeout_ns;
+	int64_t fence_timeout_ns;
 	int64_t deadline_ns; /* default */
 	uint32_t slices_per_session;
 	uint32_t tcp_streams, tcp_latency_streams;

@@ -684,6 +684,80 @@ static void test_no_other_transport(void **state)
 	assert_int_equal(last()->code, DRAY_E_PEER_UNREACHABLE);
 }
 
+static void tick_at(int64_t ns)
+{
+	lab->rig.core.now_ns = ns;
+	transport_rdma.tick(&lab->rig.core, rdma());
+}
+
+/*
+ * The owner fences a remote while a device is silent: long before transfer.slice_timeout the queue pair is lost, so that the owner, which
+ * waits for peer.fence_timeout, is answered and keeps the connection.
+ */
+static void test_fence_beside_a_silent_device(void **state)
+{
+	struct core *c = &lab->rig.core;
+	int64_t fenced_ns;
+
+	c->cfg.fence_timeout_ns = c->cfg.slice_timeout_ns / 2;
+	simple(64);
+	write_all(100);
+	turn();
+	fenced_ns = c->now_ns += 10;
+	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED, DROP_STOP);
+	tick_at(fenced_ns + c->cfg.fence_timeout_ns / 2 - 1);
+	assert_int_equal(told(RDMA_QP_LOST), 0);
+	tick_at(fenced_ns + c->cfg.fence_timeout_ns / 2);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_LOSS_TIMEOUT);
+	assert_int_equal(lab->rig.n_dropped, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(last()->code, DRAY_E_REVOKED);
+	assert_int_equal(lab->rig.n_dropped, 1);
+}
+
+/* The same after the transfer has ended, and while another one goes on on another queue pair, which stays. */
+static void test_fence_after_an_urgent_stop(void **state)
+{
+	struct core *c = &lab->rig.core;
+	int64_t fenced_ns;
+
+	c->cfg.fence_timeout_ns = c->cfg.slice_timeout_ns / 2;
+	simple(64);
+	add_qp(0, DMSG_CLASS_LATENCY, 64, 0);
+	write_all(100);
+	turn();
+	stop_all(DRAY_E_CANCELLED, true);
+	assert_int_equal(lab->rig.n_ended, 1);
+	fenced_ns = c->now_ns += 10;
+	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED, DROP_STOP);
+	tick_at(fenced_ns + c->cfg.fence_timeout_ns / 2);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	assert_int_equal(lab->rig.n_dropped, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(lab->rig.n_dropped, 1);
+}
+
+/* What a session releases itself has the usual time. */
+static void test_release_beside_a_silent_device(void **state)
+{
+	struct core *c = &lab->rig.core;
+	int64_t posted_ns;
+
+	c->cfg.fence_timeout_ns = c->cfg.slice_timeout_ns / 2;
+	simple(64);
+	write_all(100);
+	turn();
+	posted_ns = c->now_ns;
+	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_CANCELLED, DROP_STOP);
+	tick_at(posted_ns + c->cfg.slice_timeout_ns - 1);
+	assert_int_equal(told(RDMA_QP_LOST), 0);
+	tick_at(posted_ns + c->cfg.slice_timeout_ns);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+}
+
 static void test_rail_down(void **state)
 {
 	simple(64);
@@ -732,6 +806,9 @@ int main(void)
 		TEST(reasons),
 		TEST(moves_to_next_transport),
 		TEST(no_other_transport),
+		TEST(fence_beside_a_silent_device),
+		TEST(fence_after_an_urgent_stop),
+		TEST(release_beside_a_silent_device),
 		TEST(rail_down),
 	};
 

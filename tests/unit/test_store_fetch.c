@@ -33,7 +33,9 @@ static struct rig {
 	struct worker_pool pool;
 	const struct transport_ops *tcp; /* whose place the fake has */
 	struct channel channel;
-	struct dray_list slices; /* being read */
+	unsigned n_hastened;
+	const struct object *hastened; /* the last one */
+	struct dray_list slices;       /* being read */
 	/* all of the test, and those that the worker still has, or has sent */
 	struct store_ask *asks[ASKS_MAX];
 	unsigned n_asks, n_ended, n_stopped, n_over;
@@ -70,6 +72,12 @@ static void fake_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	xfer_slices_end(c, &over, 0);
 }
 
+static void fake_hasten(struct core *c, void *state, const struct object *remote)
+{
+	rig.n_hastened++;
+	rig.hastened = remote;
+}
+
 static void fake_deinit(struct core *c, void *state)
 {
 	rig.tcp->deinit(c, state);
@@ -79,7 +87,8 @@ static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
 					   .deinit = fake_deinit,
 					   .channel = fake_channel,
 					   .progress = fake_progress,
-					   .stop = fake_stop };
+					   .stop = fake_stop,
+					   .hasten = fake_hasten };
 
 /* --- the store's segments ----------------------------------------------------------------------------- */
 
@@ -1033,6 +1042,36 @@ static void test_fenced(void **state)
 	answered(4, 0, "L");
 }
 
+/* Devices that go on after the GET, and after its session, have to end in time for the fence. */
+static void test_fenced_beside_devices(void **state)
+{
+	struct object *remote;
+	dray_handle gone;
+
+	register_segment();
+	get(2, 0, "a");
+	tell_with_keys("0", at_peer);
+	remote = device_goes_on(2);
+	reading(2)->deadline.key = 0;
+	turn();
+	fence(101);
+	assert_int_equal(rig.n_hastened, 0);
+	fence(100);
+	assert_int_equal(rig.n_hastened, 1);
+	assert_ptr_equal(rig.hastened, remote);
+	tell("N", NULL);
+	answered(2, 0, "L");
+	gone = session()->xs.handle;
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	post((struct command){
+		.type = COMMAND_SESSION_CLOSE, .session = gone, .code = DRAY_E_SESSION_CLOSED });
+	post((struct command){
+		.type = COMMAND_STORE_FENCED, .session = gone, .handle = PEER, .id = 100 });
+	assert_int_equal(rig.n_hastened, 2);
+	device_ends(remote);
+}
+
 /* Likewise of what a GET has taken over whose other keys are being asked for: the fence does not wait for these. */
 static void test_fenced_while_it_asks(void **state)
 {
@@ -1079,6 +1118,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fenced_beside_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced_while_it_asks, set_up, tear_down),
 	};
 

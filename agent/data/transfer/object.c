@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "agent/data/transfer/transport.h"
 #include "agent/model/keys.h"
 #include "lib/ballast.h"
 
@@ -97,12 +98,24 @@ struct object *object_get(struct core *c, enum object_kind kind, dray_handle han
 	return o && !o->drop_code ? o : NULL;
 }
 
+bool object_is_taken(const struct object *remote)
+{
+	return remote->drop_code && remote->drop_code != DRAY_E_CANCELLED &&
+	       remote->drop_code != DRAY_E_SESSION_CLOSED;
+}
+
+void object_hasten(struct core *c, const struct object *remote)
+{
+	transports_each(c, i, hasten)
+		c->transports[i]->hasten(c, c->transport_state[i], remote);
+}
+
 /* Its code is kept: requests for it end with that. */
 static bool is_lost(const struct object *o)
 {
 	/* a remote that its own session released is unknown, not lost */
 	if (o->view->kind == OBJECT_REMOTE)
-		return o->drop_code != DRAY_E_CANCELLED && o->drop_code != DRAY_E_SESSION_CLOSED;
+		return object_is_taken(o);
 	/* unknown grants count as revoked */
 	return o->view->kind == OBJECT_GRANT && o->drop_code != DRAY_E_REVOKED;
 }

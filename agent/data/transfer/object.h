@@ -31,5 +31,11 @@ static inline void object_hold(struct object *o)
 	o->users++;
 }
 
+/* The owner of this remote takes it back (transport.h). */
+void object_hasten(struct core *c, const struct object *remote);
+
+/* The peer that has this remote took it away: its own session did not release it. */
+bool object_is_taken(const struct object *remote);
+
 /* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);

@@ -67,6 +67,12 @@ struct transport_ops {
 	/* The object (a grant, or a region with grants) is being dropped: stops serving it, as stop() does. May be NULL. */
 	void (*drop)(struct core *c, void *state, struct object *o);
 
+	/*
+	 * The owner takes this remote back, and waits until nothing here uses it: what devices still do with it, also for transfers that
+	 * have ended, ends well before peer.fence_timeout. May be NULL.
+	 */
+	void (*hasten)(struct core *c, void *state, const struct object *remote);
+
 	/* Handles timeouts; returns the time of the next one in ns (INT64_MAX: none). May be NULL. */
 	int64_t (*tick)(struct core *c, void *state);
 

@@ -511,6 +511,8 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 			stop_users(c, o, role);
 		transports_each(c, i, drop)
 			c->transports[i]->drop(c, c->transport_state[i], o);
+		if (kind == OBJECT_REMOTE && object_is_taken(o))
+			object_hasten(c, o);
 	}
 	object_release(c, o);
 }

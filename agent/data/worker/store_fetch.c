@@ -103,14 +103,11 @@ static void held_fenced(struct fetch *f, dray_handle peer, uint64_t grant)
 	}
 }
 
-void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant)
+static void session_fenced(struct wsession *s, dray_handle peer, uint64_t grant)
 {
-	struct wsession *s = wsession_get(w, session);
 	struct fetch *f;
 	uint32_t source;
 
-	if (!s)
-		return;
 	/* the end of one may end others */
 	while ((f = fetch_of_lease(s, peer, grant, &source)))
 		source_fenced(f, source);
@@ -118,6 +115,16 @@ void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint6
 		if (asking->asked)
 			held_fenced(asking, peer, grant);
 	helds_fenced(s, peer, grant);
+}
+
+void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant)
+{
+	struct wsession *s = wsession_get(w, session);
+
+	if (s)
+		session_fenced(s, peer, grant);
+	/* also of GETs, and sessions, that have ended */
+	readings_hasten(w, peer, grant);
 }
 
 /* The session may have one more, whose id is taken then. */

@@ -79,6 +79,13 @@ void reading_keep(struct reading *r, struct store_object *o)
 	r->objects[r->n++] = o;
 }
 
+void readings_hasten(struct worker *w, dray_handle peer, uint64_t grant)
+{
+	dray_list_for_each(&w->readings, r, struct reading, link)
+		if (r->view.peer == peer && r->view.grant == grant)
+			object_hasten(&w->core, &r->remote);
+}
+
 void reading_free(struct reading *r)
 {
 	rail_keys_unref(r->local.keys);

@@ -29,6 +29,8 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 /* Its transfer ends now. True: devices may go on with it, so it takes the objects that reading_keep() gives it. */
 bool reading_end(struct worker *w, struct reading *r);
 void reading_keep(struct reading *r, struct store_object *o);
+/* The peer takes this lease back: what devices still read from it ends in time. */
+void readings_hasten(struct worker *w, dray_handle peer, uint64_t grant);
 /* Without a transfer. */
 void reading_free(struct reading *r);
 

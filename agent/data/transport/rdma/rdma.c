@@ -243,6 +243,12 @@ static int64_t queue_tick(struct rdma_queue *p)
 	if (p->lost || p->head == p->tail)
 		return INT64_MAX;
 	limit = rdma_entry_at(p, p->head)->posted_ns + c->cfg.slice_timeout_ns;
+	for (uint32_t i = p->head; i != p->tail; i++) {
+		const struct rdma_entry *e = rdma_entry_at(p, i);
+
+		if (e->limit_ns)
+			limit = dray_min(limit, e->limit_ns);
+	}
 	if (c->now_ns < limit)
 		return limit;
 	rdma_queue_lose(p, RDMA_LOSS_TIMEOUT);
@@ -420,6 +426,7 @@ const struct transport_ops transport_rdma = {
 	.announce = rdma_announce,
 	.stop = rdma_channel_stop,
 	.drop = rdma_copies_drop,
+	.hasten = rdma_hasten,
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,

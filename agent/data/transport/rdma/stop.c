@@ -143,6 +143,32 @@ static void stop_on(struct rdma_queue *p, const struct xfer *x, bool urgent, str
 	}
 }
 
+static bool uses(const struct rdma_entry *e, const struct object *remote)
+{
+	return e->remote == remote || (e->slice && e->slice->xfer->remote == remote);
+}
+
+/*
+ * A queue pair that does not finish in time is lost. Half of the owner's time is left for that, because both its ends must be destroyed
+ * before the owner is answered. Without an answer the owner gives the connection up, with all that it carries.
+ */
+void rdma_hasten(struct core *c, void *state, const struct object *remote)
+{
+	struct rdma_peer *peer = rdma_peer_get(state, object_remote(remote)->peer);
+	int64_t limit = c->now_ns + c->cfg.fence_timeout_ns / 2;
+
+	for (unsigned k = 0; peer && k < 2; k++)
+		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
+			for (uint32_t i = p->head; i != p->tail; i++) {
+				struct rdma_entry *e = rdma_entry_at(p, i);
+
+				if (e->limit_ns || !uses(e, remote))
+					continue;
+				e->limit_ns = limit;
+				rdma_timer(p->rdma, limit);
+			}
+}
+
 void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgent,
 		       struct dray_list *over)
 {
