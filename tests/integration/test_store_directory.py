@@ -307,6 +307,32 @@ def test_removed_while_it_stopped(new_redis, agents):
         until(lambda: redis.owners(keys[-1]) == [], "the last one")
 
 
+def test_removed_while_it_is_lost(new_redis, agents):
+    """Of removals without an answer, and of those while the server is away, it learns when it is back with its former entries."""
+    redis = new_redis()
+    a, _ = agents(redis.url, "a", "b")
+    with User(a, space="kv") as user:
+        for key in (b"one", b"two", b"kept", b"again"):
+            assert user.put(key, b"value") == Status.OK
+            entered(redis, key, a)
+        redis.command("SAVE")
+        redis.signal(signal.SIGSTOP)
+        user.store.remove([b"one", b"again"])
+        until(lambda: counters(a)["dray_store_directory_removed_total"] == 2, "removals that are sent")
+        redis.process.kill()
+        redis.process.wait()
+        state(a, "down")
+        user.store.remove([b"two"])
+        assert user.put(b"again", b"value") == Status.OK
+        redis.start()
+        state(a, "ok")
+        entered(redis, b"one")
+        entered(redis, b"two")
+        until(lambda: counters(a)["dray_store_directory_entered_total"] >= 4 + 2, "a listing")
+        entered(redis, b"kept", a)
+        entered(redis, b"again", a)
+
+
 @pytest.mark.skipif("DRAY_LONG" not in os.environ, reason="make check-long waits for a renewal")
 def test_refused_while_others_are_renewed(new_redis, agents):
     """What the server has not taken is entered when it takes entries again, not only after those that are being renewed."""

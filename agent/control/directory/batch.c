@@ -56,7 +56,7 @@ static void decide(struct batch *b, const struct key_command *k, const redisRepl
 		break;
 	case KEY_ENTER:
 	case KEY_REMOVE:
-		entry_answer(b->server, k->kind, r);
+		entry_answer(b->server, k, r);
 		break;
 	case KEY_FORGET:
 		if (r && r->type != REDIS_REPLY_INTEGER)

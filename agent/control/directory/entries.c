@@ -4,8 +4,12 @@
  * takes a third of store.directory_expiry, renews the entries before they end; it is fast when entries may be missing: when the
  * directory has just become usable, and after more changes than were kept. How many entries wait for an answer is bounded, and so is
  * what a listing makes in a second.
+ *
+ * A listing mends no removal that the directory has not got. Some of them are kept for its beginning; entries beyond them end by their
+ * time, or by an agent that asks in vain.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/directory/internal.h"
@@ -15,6 +19,8 @@
 #define AREA "store"
 /* Entries without an answer. */
 #define WAITING_MAX 512u
+/* Removals that are kept. */
+#define MISSED_MAX 4096u
 /* Objects of a turn of a listing, and the time between two turns: 10,000 in a second. */
 #define TURN 64u
 #define PAUSE_NS (6400 * 1000ll)
@@ -37,6 +43,12 @@ static void wake_at(struct directory *d, int64_t at_ns)
 	sd_event_source_set_enabled(d->entries.timer, SD_EVENT_ONESHOT);
 }
 
+static void missed_add(struct entries *e, const struct key_command *k)
+{
+	if (e->n_missed < MISSED_MAX)
+		memcpy(e->missed[e->n_missed++], k->name, NAME_DIGEST);
+}
+
 /* --- answers ------------------------------------------------------------------------------------------ */
 
 static void changes_take(struct directory *d);
@@ -52,20 +64,27 @@ static void taken(struct directory *d)
 	e->again = true;
 }
 
-void entry_answer(struct server *s, enum key_kind kind, const redisReply *r)
+/* The server that has the key may be known, or up, next time. */
+static bool is_misled(const redisReply *r)
+{
+	return r->type == REDIS_REPLY_ERROR && answer_refusal(r) >= REFUSAL_MOVED;
+}
+
+void entry_answer(struct server *s, const struct key_command *k, const redisReply *r)
 {
 	struct directory *d = s->d;
 	struct entries *e = &d->entries;
 
 	if (e->waiting)
 		e->waiting--;
+	if (k->kind == KEY_REMOVE && (!r || is_misled(r)))
+		missed_add(e, k);
 	if (!r)
 		return;
 	if (r->type != REDIS_REPLY_INTEGER) {
 		directory_refused(s, r, true);
-		/* the server that has the key may be known, or up, next time */
-		e->again |= r->type == REDIS_REPLY_ERROR && answer_refusal(r) >= REFUSAL_MOVED;
-	} else if (kind == KEY_ENTER) {
+		e->again |= is_misled(r);
+	} else if (k->kind == KEY_ENTER) {
 		taken(d);
 	}
 	if (e->more && e->waiting < WAITING_MAX / 2)
@@ -74,34 +93,58 @@ void entry_answer(struct server *s, enum key_kind kind, const redisReply *r)
 
 /* --- commands ----------------------------------------------------------------------------------------- */
 
-/* False: it could not be sent, which a listing may mend. */
-static bool enter(struct directory *d, const struct store_change *c)
+static bool command_of(struct directory *d, const struct store_change *c, struct key_command *ret)
 {
-	struct key_command k = { .kind = c->here ? KEY_ENTER : KEY_REMOVE, .n_name = NAME_DIGEST };
-	struct server *s;
+	*ret = (struct key_command){ .kind = c->here ? KEY_ENTER : KEY_REMOVE,
+				     .n_name = NAME_DIGEST };
+	return name_of(&d->names, c->space, c->key.p, c->key.n, ret->name);
+}
 
-	if (!name_of(&d->names, c->space, c->key.p, c->key.n, k.name))
+/* s NULL: the server that has the key is not up. False: it was not sent. */
+static bool entry_send(struct server *s, const struct key_command *k)
+{
+	if (s && !s->making)
+		s->making = batch_new(s, NULL, s->d->entries.segment);
+	if (!s || !s->making || !batch_add(s->making, k))
 		return false;
-	s = server_of(d, &k);
-	/* when it is up, a listing follows */
-	if (!s)
-		return true;
-	if (!s->making)
-		s->making = batch_new(s, NULL, d->entries.segment);
-	if (!s->making || !batch_add(s->making, &k))
-		return false;
-	d->entries.waiting++;
-	d->totals.entered += c->here;
-	d->totals.removed += !c->here;
+	s->d->entries.waiting++;
 	return true;
 }
 
 static void on_change(void *arg, const struct store_change *c)
 {
 	struct directory *d = arg;
+	struct key_command k;
+	bool named = command_of(d, c, &k);
+	struct server *s = named ? server_of(d, &k) : NULL;
 
-	if (!enter(d, c))
-		d->entries.again = true;
+	if (entry_send(s, &k)) {
+		d->totals.entered += c->here;
+		d->totals.removed += !c->here;
+		return;
+	}
+	if (named && !c->here)
+		missed_add(&d->entries, &k);
+	/* when the server is up, a listing follows */
+	d->entries.again |= !named || s;
+}
+
+/* The removals that were missed. True: some wait for the answers to others. */
+static bool missed_send(struct directory *d)
+{
+	struct entries *e = &d->entries;
+	uint32_t i, kept = 0;
+
+	for (i = 0; i < e->n_missed && e->waiting < WAITING_MAX; i++) {
+		struct key_command k = { .kind = KEY_REMOVE, .n_name = NAME_DIGEST };
+
+		memcpy(k.name, e->missed[i], NAME_DIGEST);
+		if (!entry_send(server_of(d, &k), &k))
+			memmove(e->missed[kept++], k.name, NAME_DIGEST);
+	}
+	memmove(e->missed[kept], e->missed[i], (e->n_missed - i) * sizeof(e->missed[0]));
+	e->n_missed -= i - kept;
+	return e->n_missed > kept;
 }
 
 void directory_forget(struct directory *d, const char *space, struct store_key key,
@@ -121,8 +164,14 @@ void directory_forget(struct directory *d, const char *space, struct store_key k
 
 /* --- changes ------------------------------------------------------------------------------------------ */
 
-static void on_dropped(void *arg, const struct store_change *c)
+/* While it is not told. */
+static void on_missed(void *arg, const struct store_change *c)
 {
+	struct directory *d = arg;
+	struct key_command k;
+
+	if (*d->entries.segment && !c->here && command_of(d, c, &k))
+		missed_add(&d->entries, &k);
 }
 
 static void listing_soon(struct directory *d);
@@ -140,7 +189,7 @@ static void changes_take(struct directory *d)
 
 	if (!servers_are_up(d) || !*e->segment) {
 		/* a listing follows when it is */
-		store_changes(d->deps.store, UINT32_MAX, on_dropped, NULL, &e->lost);
+		store_changes(d->deps.store, UINT32_MAX, on_missed, d, &e->lost);
 		return;
 	}
 	if (e->waiting >= WAITING_MAX) {
@@ -202,7 +251,7 @@ static void listing_begin(struct directory *d, bool fast)
 
 	segment_take(d);
 	e->at = (struct store_listing){ .bucket = 0 };
-	e->listing = true;
+	e->listing = e->begins = true;
 	e->again = false;
 	e->listed = 0;
 	e->expected = store_listed(d->deps.store);
@@ -222,6 +271,12 @@ static void listing_turn(struct directory *d)
 {
 	struct entries *e = &d->entries;
 
+	/* before its entries, because these objects may be here again */
+	e->begins = e->begins && *e->segment && missed_send(d);
+	if (e->begins) {
+		batches_send(d);
+		return;
+	}
 	e->listing = *e->segment && store_list(d->deps.store, &e->at, TURN, on_listed, d);
 	batches_send(d);
 	/* nothing is left that it could refuse */
@@ -287,6 +342,9 @@ int entries_init(struct directory *d)
 	struct entries *e = &d->entries;
 	int r;
 
+	e->missed = calloc(MISSED_MAX, sizeof(e->missed[0]));
+	if (!e->missed)
+		return -ENOMEM;
 	r = sd_event_add_time(d->deps.event, &e->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, d);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(e->timer, SD_EVENT_OFF);
@@ -298,4 +356,5 @@ int entries_init(struct directory *d)
 void entries_deinit(struct directory *d)
 {
 	d->entries.timer = sd_event_source_disable_unref(d->entries.timer);
+	free(d->entries.missed);
 }

@@ -24,15 +24,18 @@ struct entries {
 	char segment[DRAY_ADDR_TEXT_MAX]; /* empty: nothing is entered */
 	struct store_listing at;
 	bool listing;
+	bool begins;        /* the listing: removals that were missed come first */
 	bool again;         /* a change was lost: another listing is needed */
 	bool more;          /* changes may wait */
 	bool warned;        /* that nothing is entered */
 	int64_t refused_ns; /* when the server has refused an entry last */
 	uint64_t listed, expected;
 	int64_t began_ns;
-	int64_t period_ns; /* of this listing; 0: as fast as it may be */
-	uint64_t lost;     /* changes, at the last look */
-	uint32_t waiting;  /* entries and removals without an answer */
+	int64_t period_ns;           /* of this listing; 0: as fast as it may be */
+	uint64_t lost;               /* changes, at the last look */
+	uint32_t waiting;            /* entries and removals without an answer */
+	char (*missed)[NAME_DIGEST]; /* removals that the directory has not got, or may not have */
+	uint32_t n_missed;
 };
 
 /* A server of the directory. */
@@ -158,4 +161,4 @@ void entries_pause(struct directory *d);
 /* It has refused an entry. Before the state is set. */
 void entries_refused(struct directory *d);
 /* The answer to KEY_ENTER or KEY_REMOVE; NULL: none will come. */
-void entry_answer(struct server *s, enum key_kind kind, const redisReply *r);
+void entry_answer(struct server *s, const struct key_command *k, const redisReply *r);
