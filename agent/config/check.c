@@ -354,6 +354,23 @@ static int accepted_key_check(struct config *c, struct dray_err *reterr)
 		"peer.accept_key_file needs peer.key_file, the key that this agent proves; set it too");
 }
 
+/* A certificate and its key are of use together alone. */
+static int directory_key_check(struct config *c, struct dray_err *reterr)
+{
+	bool cert = *c->v.store.directory_cert_file, key = *c->v.store.directory_key_file;
+
+	if (cert == key || c->refused[KEY(STORE_DIRECTORY_CERT_FILE)] ||
+	    c->refused[KEY(STORE_DIRECTORY_KEY_FILE)])
+		return 0;
+	if (cert)
+		return config_refuse(reterr, config_origin(c, KEY(STORE_DIRECTORY_CERT_FILE)),
+				     "store.directory_cert_file needs store.directory_key_file, "
+				     "the private key of that certificate; set it too");
+	return config_refuse(reterr, config_origin(c, KEY(STORE_DIRECTORY_KEY_FILE)),
+			     "store.directory_key_file needs store.directory_cert_file, the "
+			     "certificate of that key; set it too");
+}
+
 static int sockets_check(struct config *c, struct dray_err *reterr)
 {
 	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
@@ -407,8 +424,8 @@ static int metadata_use_check(struct config *c)
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
-		heartbeat_check, peer_backoff_check, probe_backoff_check,
-		listen_check,    accepted_key_check, sockets_check,
+		heartbeat_check,    peer_backoff_check, probe_backoff_check, listen_check,
+		accepted_key_check, sockets_check,      directory_key_check,
 	};
 	int r = 0;
 

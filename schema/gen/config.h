@@ -853,10 +853,15 @@ struct dray_config {
 		char *directory_ca_file;
 		/*
 		 * Certificate of this agent, with its chain as PEM, for a directory that asks for
-		 * one (rediss://).
+		 * one (rediss://). It needs store.directory_key_file.
 		 */
 		char *directory_cert_file;
-		char *directory_key_file; /* Private key of that certificate, as PEM. */
+		/*
+		 * Private key of that certificate, as PEM without a passphrase. As with
+		 * peer.key_file, only the file's owner may be able to read it, and its group if the
+		 * owner is root. It is read when the agent starts.
+		 */
+		char *directory_key_file;
 		/*
 		 * Folder of the store's disk tier, which the agent does not make; empty: there is
 		 * none. Two agents never share one.

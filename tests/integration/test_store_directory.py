@@ -510,8 +510,9 @@ def certificates(folder):
     run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
     run("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "server.pem", "-days", 30, "-extfile", "ext")
+    run("pkey", "-in", "server.key", "-aes128", "-passout", "pass:secret", "-out", "encrypted.key")
     for file in folder.iterdir():
-        file.chmod(0o644)
+        file.chmod(0o600 if file.suffix == ".key" else 0o644)
     return folder
 
 
@@ -554,6 +555,27 @@ def test_file_of_the_password(new_agent, lab):
     with pytest.raises(AssertionError):
         agent.start()
     assert "chmod 600" in agent.text() and "store.directory_password_file" in agent.text()
+    agent.process = None
+
+
+@pytest.mark.parametrize("cert, key, mode, words", [
+    ("server.pem", "server.key", 0o644, "chmod 600"), ("server.pem", "encrypted.key", 0o600, "has a passphrase"), ("server.pem", "ca.key", 0o600, "mismatch"),
+    ("server.pem", "server.pem", 0o600, "store.directory_key_file"), ("server.pem", None, 0o600, "needs store.directory_key_file"),
+    (None, "server.key", 0o600, "needs store.directory_cert_file"),
+], ids=["mode", "passphrase", "other", "no key", "alone", "without"])
+def test_file_of_the_key(new_agent, lab, cert, key, mode, words):
+    """It must not be readable by others, and must be that of the certificate; neither is of use without the other. The agent does not start, and says why."""
+    folder = certificates(lab.directory("tls"))
+    settings = {"store.directory": "rediss://127.0.0.1:1", "store.directory_ca_file": folder / "ca.pem"}
+    if cert:
+        settings["store.directory_cert_file"] = folder / cert
+    if key:
+        (folder / key).chmod(mode)
+        settings["store.directory_key_file"] = folder / key
+    agent = new_agent(start=False, settings=STORE | settings)
+    with pytest.raises(AssertionError):
+        agent.start()
+    assert words in agent.text() and "store.directory_" in agent.text()
     agent.process = None
 
 

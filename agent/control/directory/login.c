@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +12,8 @@
 #include "schema/gen/errors.h"
 
 #define PASSWORD "store.directory_password_file"
+#define KEY "store.directory_key_file"
+#define KEY_BYTES 16384
 
 static int password_read(struct login *l, const char *path, struct dray_err *reterr)
 {
@@ -46,10 +49,54 @@ static int refused(const char *setting, const char *path, struct dray_err *reter
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s %s: %s", setting, path, text);
 }
 
+/* Nobody can be asked for it. */
+static int on_passphrase(char *buf, int size, int writes, void *arg)
+{
+	bool *asked = arg;
+
+	*asked = true;
+	return -1;
+}
+
+static int key_take(struct login *l, const char *path, const uint8_t *text, size_t n,
+		    struct dray_err *reterr)
+{
+	BIO *bio = BIO_new_mem_buf(text, (int)n);
+	bool asked = false;
+	EVP_PKEY *key = bio ? PEM_read_bio_PrivateKey(bio, NULL, on_passphrase, &asked) : NULL;
+	/* also whether it is that of the certificate */
+	bool ok = key && SSL_CTX_use_PrivateKey(l->tls, key);
+
+	EVP_PKEY_free(key);
+	BIO_free(bio);
+	if (ok)
+		return 0;
+	if (!asked)
+		return refused(KEY, path, reterr);
+	ERR_clear_error();
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    KEY " %s has a passphrase, for which nobody can be asked; run: openssl "
+				"pkey -in %s -out FILE, and use that one",
+			    path, path);
+}
+
+static int key_read(struct login *l, const char *path, struct dray_err *reterr)
+{
+	uint8_t text[KEY_BYTES];
+	gid_t readers;
+	size_t n;
+	int r = secret_file_read(KEY, path, "a key", text, sizeof(text), &n, &readers, reterr);
+
+	if (r < 0)
+		return r;
+	r = key_take(l, path, text, n, reterr);
+	OPENSSL_cleanse(text, sizeof(text));
+	return r;
+}
+
 static int tls_init(struct login *l, const struct dray_config *cfg, struct dray_err *reterr)
 {
-	const char *ca = cfg->store.directory_ca_file, *cert = cfg->store.directory_cert_file,
-		   *key = cfg->store.directory_key_file;
+	const char *ca = cfg->store.directory_ca_file, *cert = cfg->store.directory_cert_file;
 
 	ERR_clear_error();
 	l->tls = SSL_CTX_new(TLS_client_method());
@@ -64,10 +111,8 @@ static int tls_init(struct login *l, const struct dray_config *cfg, struct dray_
 		return refused("store.directory_ca_file", ca, reterr);
 	if (*cert && !SSL_CTX_use_certificate_chain_file(l->tls, cert))
 		return refused("store.directory_cert_file", cert, reterr);
-	if (*key && (!SSL_CTX_use_PrivateKey_file(l->tls, key, SSL_FILETYPE_PEM) ||
-		     !SSL_CTX_check_private_key(l->tls)))
-		return refused("store.directory_key_file", key, reterr);
-	return 0;
+	/* there is a key then, too */
+	return *cert ? key_read(l, cfg->store.directory_key_file, reterr) : 0;
 }
 
 int login_init(struct login *l, const struct dray_config *cfg, bool tls, const char *user,
