@@ -9,14 +9,17 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.parse
+from types import SimpleNamespace
 
 import mooncake_rig as rig
 import pytest
 from dray import errors
-from harness import LIMIT, MIB, noise, until
+from dray.mooncake._metadata import Metadata
+from harness import LIMIT, MIB, ROOT, noise, until
 from mooncake_rig import DEVICE, LOOPBACK, Engine, Fake, Local, Owner, counter, digest, mooncake_python, segment
 
 
@@ -594,3 +597,78 @@ def test_mooncake_bench(member, server, kind):
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=2 * LIMIT)
         assert done.returncode == 0, done.stdout
         assert counter(agent, "sent_bytes_total") >= 4 * 65536 and digest(owner.view) == before
+
+
+# --- engines of dray.mooncake ---------------------------------------------------------------------
+
+PROGRAM = ROOT / "tests/mooncake/metadata_calls.py"
+
+
+def run_program(agent, keys, *command, **env):
+    done = subprocess.run(agent.host.command(*command, PROGRAM), env={**os.environ, "DRAY_SOCKET": str(agent.socket), "METADATA_URL": keys.url, **env}, text=True,
+                          timeout=4 * LIMIT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@KINDS
+def test_program(server, agent, kind):
+    """Engines of dray.mooncake find each other by a metadata server; what the calls return is what Mooncake's return. They take their keys back."""
+    keys = server(kind)
+    package = os.pathsep.join(filter(None, [str(ROOT / "client/python"), os.environ.get("PYTHONPATH")]))
+    keys["mooncake/rpc_meta/some-engine"] = {"ip_or_host_name": LOOPBACK, "rpc_port": 1}  # of an engine that was killed
+    assert run_program(agent, keys, sys.executable, "-m", "dray.mooncake", PYTHONPATH=package) == PROGRAM.with_suffix(".expected").read_text()
+    assert keys["mooncake/rpc_meta/some-engine"] is None and keys["mooncake/rpc_meta/127.0.0.1:17001"] is None
+
+
+@REAL
+def test_program_of_mooncake(server, agent, kind):
+    """The same program, with Mooncake itself."""
+    assert run_program(agent, server(kind), mooncake_python()) == PROGRAM.with_suffix(".expected").read_text()
+
+
+@pytest.fixture
+def own(server):
+    """A metadata server in this process's network, and dray.mooncake's side of it."""
+    made = Server(SimpleNamespace(socket=socket.socket, connect=lambda endpoint: socket.create_connection(rig.parse_segment(endpoint))))
+    yield made, Metadata(made.url, "id")
+    made.close()
+
+
+def test_addresses(own):
+    """A name has the address that was put last, and only that engine removes it."""
+    keys, metadata = own
+    for host, shown in ("10.0.0.1", "10.0.0.1:7"), ("2001:db8::1", "[2001:db8::1]:7"):
+        metadata.put("a b/ü", host, 7)
+        assert metadata.find("a b/ü") == shown
+    assert list(keys.values) == ["mooncake/id/rpc_meta/a b/ü"]
+    metadata.remove("a b/ü", "10.0.0.1", 7)
+    assert keys.values
+    metadata.remove("a b/ü", "2001:db8::1", 7)
+    metadata.remove("a b/ü", "2001:db8::1", 7)
+    assert not keys.values
+
+
+@pytest.mark.parametrize("answer, error", [
+    ((404, b""), errors.PeerUnreachable), ((500, b"no"), errors.PeerUnreachable), ((301, b""), errors.PeerUnreachable),
+    (b"SSH-2.0-x\r\n", errors.PeerUnreachable), (b"", errors.PeerUnreachable), ((200, b"x" * (1 << 21)), errors.PeerUnreachable),
+    ((200, b""), errors.Protocol), ((200, b"[" * 100_000), errors.Protocol), ((200, b"7"), errors.Protocol), ((200, b"{}"), errors.Protocol),
+    ((200, b'{"ip_or_host_name":"","rpc_port":1}'), errors.Protocol), ((200, b'{"ip_or_host_name":"a","rpc_port":"1"}'), errors.Protocol),
+    ((200, b'{"ip_or_host_name":"a","rpc_port":65536}'), errors.Protocol), ((200, b"\xff"), errors.Protocol)], ids=range(14))
+def test_lies_to_engines(own, answer, error):
+    """Whatever the server answers, a call ends with an error, and the removal at the end of an engine without one."""
+    keys, metadata = own
+    keys.answer = lambda *request: answer
+    with pytest.raises(error):
+        metadata.find("a")
+    if error is errors.PeerUnreachable:
+        with pytest.raises(error):
+            metadata.put("a", "10.0.0.1", 7)
+    metadata.remove("a", "10.0.0.1", 7)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://:8080/metadata", "http://a b/metadata", "http://h:99999/metadata", "http://h/metadata?x=1", "https://h/m"])
+def test_wrong_urls(url):
+    """What is no URL of a metadata server is refused."""
+    with pytest.raises(errors.Invalid, match="no URL"):
+        Metadata(url)

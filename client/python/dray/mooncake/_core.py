@@ -22,8 +22,9 @@ from ..pending import Pending
 from ._carry import Carrier
 from ._copy import address_of
 from ._exported import Exported
-from ._handshake import Contact, Served, SessionPort, segment_of
+from ._handshake import Contact, Served, SessionPort, host_of, is_host, segment_of
 from ._letters import FIND_MAX, Carried, Carry, Find, Found, Letter, Notify, read, write
+from ._metadata import Metadata
 from ._options import Options
 from ._peer import Peer
 from ._peers import Peers
@@ -54,13 +55,16 @@ class _Wait:
 class Core:
     """What a TransferEngine has after initialize()."""
 
-    def __init__(self, host: str, options: Options) -> None:
+    def __init__(self, name: str, options: Options, metadata: Metadata | None = None) -> None:
+        """name: of the engine, at a metadata server; without one its host counts."""
+        host = host_of(name)
         self.options, self.pid = options, os.getpid()
+        self._name, self._metadata, self._address = name, metadata, ""
         self.registered, self.notifies = Registered(), deque[Notify]()
         self._waits: dict[int, _Wait] = {}
         self._closed = False
         self._again: threading.Timer | None = None
-        self.peers = Peers(options)
+        self.peers = Peers(options, self.find)
         self._at: Served | None = segment_of(options.segment, options) if options.segment else None
         self._life = Memory(PAGE, name="dray-mooncake-life")
         self.client = Client(name="mooncake", timeout=options.seconds)
@@ -74,11 +78,39 @@ class Core:
             self.client.close(0)
             raise
         self.port = self._port.port
+        if metadata is not None:
+            self._enter(host)
         self.slots, self.carry_slots = Slots(self.client, _OWN_SLOTS), Slots(self.client, _CARRY_SLOTS)
         self._carrier = Carrier(self)
         self._workers = Workers("dray-mooncake-carry", _CARRY_SLOTS, _CARRIES_MAX)
         self._finders = Workers("dray-mooncake-find", 1, _CARRIES_MAX)
         threading.Thread(target=self._run, name="dray-mooncake", daemon=True).start()
+
+    def find(self, session: str) -> str:
+        """HOST:PORT of the session."""
+        return session if self._metadata is None else self._metadata.find(session)
+
+    def _enter(self, host: str) -> None:
+        """Others find the port by the name from now on."""
+        assert self._metadata is not None
+        agent = host_of(self.segment)
+        self._address = self.options.bind or (host if is_host(host, self.options) else agent)
+        try:
+            self._metadata.put(self._name, self._address, self.port)
+        except BaseException:
+            self._port.close()
+            self.client.close(0)
+            raise
+
+    def leave(self) -> None:
+        """Nobody finds the port by the name any more. In a forked child, nothing is to do."""
+        if self._metadata is None or os.getpid() != self.pid:
+            return
+        metadata, self._metadata = self._metadata, None
+        try:
+            metadata.remove(self._name, self._address, self.port)
+        except errors.Error as e:
+            _logger.warning("the address of this engine stays at the metadata server: %s", e)
 
     def _own_uid(self) -> int:
         """This process's uid as the agent sees it, which may be in another user namespace: the sender of a letter to itself."""
@@ -93,6 +125,7 @@ class Core:
         if os.getpid() != self.pid:
             return
         self._closed = True
+        self.leave()
         self._port.close()
         self._workers.close()
         self._finders.close()

@@ -26,7 +26,7 @@ from typing import Any
 from .. import errors
 from ._options import Options
 
-__all__ = ["Contact", "Served", "SessionPort", "ask", "host_of", "probe", "segment_of"]
+__all__ = ["Contact", "Served", "SessionPort", "ask", "host_of", "is_host", "probe", "segment_of"]
 
 _LENGTH = struct.Struct("<Q")
 _METADATA, _NOTIFY, _PROBE = 1, 2, 3
@@ -241,6 +241,14 @@ def host_of(name: str) -> str:
         return name[1:].partition("]")[0]
     host, colon, _ = name.rpartition(":")
     return host if colon and ":" not in host else name
+
+
+def is_host(name: str, options: Options) -> bool:
+    """Whether the name stands for an address."""
+    try:
+        return bool(name and socket.getaddrinfo(name, None, socket.AF_INET6 if options.ipv6 else socket.AF_INET, socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _split(session: str) -> tuple[str, int]:

@@ -18,7 +18,8 @@ class Options:
 
     ports: first and last one that a session may have. ipv6: names of hosts mean IPv6 addresses. any_uid: processes of
     other uids at the same agent may use registered memory, too. segment: of the agent, by which engines that have Mooncake
-    linked in reach managed buffers; "": they do not.
+    linked in reach managed buffers; "": they do not. bind: address by which others reach the session's port, if they find it by a
+    metadata server; "": that of the name, or of the agent. cluster: part of all keys of that server.
     """
 
     seconds: float = 30.0
@@ -27,18 +28,21 @@ class Options:
     ipv6: bool = False
     any_uid: bool = False
     segment: str = ""
+    bind: str = ""
+    cluster: str = ""
 
     @classmethod
     def of_environment(cls) -> Options:
         """MC_TRANSFER_TIMEOUT, MC_HANDSHAKE_CONNECT_TIMEOUT, MC_MIN_RPC_PORT, MC_MAX_RPC_PORT, MC_USE_IPV6,
-        DRAY_MOONCAKE_ANY_UID, DRAY_MOONCAKE_SEGMENT.
+        MC_TCP_BIND_ADDRESS, MC_METADATA_CLUSTER_ID, DRAY_MOONCAKE_ANY_UID, DRAY_MOONCAKE_SEGMENT.
 
         A value out of range counts as not set, as with Mooncake.
         """
         return cls(seconds=max(5, _number("MC_TRANSFER_TIMEOUT", 30, range(1, 1 << 31))),
                    connect_seconds=_number("MC_HANDSHAKE_CONNECT_TIMEOUT", 5, range(1, 3600)),
                    ports=_ports(), ipv6="MC_USE_IPV6" in os.environ, any_uid=os.environ.get("DRAY_MOONCAKE_ANY_UID") == "1",
-                   segment=os.environ.get("DRAY_MOONCAKE_SEGMENT", ""))
+                   segment=os.environ.get("DRAY_MOONCAKE_SEGMENT", ""), bind=os.environ.get("MC_TCP_BIND_ADDRESS", ""),
+                   cluster=os.environ.get("MC_METADATA_CLUSTER_ID", ""))
 
 
 def _number(name: str, default: int, valid: range) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .. import errors
 from ._handshake import ask
@@ -27,8 +27,9 @@ class _Asked:
 class Peers:
     """Any thread may use it. A peer that was forgotten, or has ended, gives its remotes back when nobody uses it any more."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, options: Options, find: Callable[[str], str]) -> None:
+        """find: from a session to HOST:PORT."""
+        self._options, self._find = options, find
         self._peers: dict[str, Peer] = {}
         self._asked: dict[str, _Asked] = {}  # sessions whose port is being asked
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class Peers:
 
     def _ask(self, session: str, asked: _Asked) -> Peer:
         try:
-            peer = Peer(session, ask(session, self._options))
+            peer = Peer(session, ask(self._find(session), self._options))
             peer.users = 1
             with self._lock:
                 old = self._peers.get(session)

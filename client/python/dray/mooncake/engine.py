@@ -24,8 +24,9 @@ from ..memory import Memory
 from ._batch import Batch, words
 from ._copy import peek, poke
 from ._core import Core
-from ._handshake import host_of, probe
+from ._handshake import probe
 from ._letters import LETTER_MAX, Notify, write
+from ._metadata import Metadata, is_url
 from ._options import Options
 from ._registered import Buffer
 from ._transfer import move
@@ -38,7 +39,7 @@ SUPPORT_CUDA = SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL 
 
 _logger = logging.getLogger("dray.mooncake")
 
-_FAILED, _NOT_REGISTERED, _OVERLAPPED, _UNREACHABLE = -1, -3, -7, -102
+_FAILED, _NOT_REGISTERED, _OVERLAPPED, _UNREACHABLE, _NOT_FOUND = -1, -3, -7, -102, -200
 _ASYNC_THREADS, _ASYNC_OF_PEER, _ASYNC_MAX = 16, 4, 4096  # transfers that run, run with one peer, and wait for it
 _WORD = 1 << 64
 
@@ -97,17 +98,16 @@ class TransferEngine:
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Connects to the agent ($DRAY_SOCKET), and opens the port of this session on the host.
 
-        metadata_server: "P2PHANDSHAKE" alone. The agent chooses transport and devices, whatever protocol and
-        device_name say.
+        metadata_server: "P2PHANDSHAKE", or the URL of one over HTTP, by which peers find this engine as local_hostname.
+        The agent chooses transport and devices, whatever protocol and device_name say.
         """
         def work() -> int:
             if self._core is not None:
                 raise errors.OutOfOrder("the engine was initialized before", fix="Make another TransferEngine.")
-            if metadata_server != "P2PHANDSHAKE":
-                raise errors.Unsupported(f"the metadata server {metadata_server!r:.200} is not used: engines find each other by "
-                                         "their ports", fix='Pass "P2PHANDSHAKE".')
-            core = Core(host_of(local_hostname), Options.of_environment())
+            options = Options.of_environment()
+            core = Core(local_hostname, options, _metadata_of(metadata_server, local_hostname, options))
             self._core = core
+            weakref.finalize(self, core.leave)  # also at exit
             weakref.finalize(self, _close, core, self._workers).atexit = False  # the client ends at exit by itself
             if device_name:
                 _logger.info("the device name %r has no effect: rdma.devices of the agent has it", device_name)
@@ -129,12 +129,19 @@ class TransferEngine:
         return '{\n\t"cpu:0" : \n\t[\n\t\t[],\n\t\t[]\n\t]\n}\n'
 
     def send_probe(self, peer_server_name: str) -> int:
-        """0 if the port of the session answers; -102 if it does not."""
-        def work() -> int:
-            probe(peer_server_name, self._use().options)
+        """0 if the port of the session answers; -102 if it does not, -200 if the metadata server does not have it."""
+        where = ""
+
+        def find() -> int:
+            nonlocal where
+            where = self._use().find(peer_server_name)
             return 0
 
-        return _code("send_probe()", work, _UNREACHABLE)
+        def work() -> int:
+            probe(where, self._use().options)
+            return 0
+
+        return _code("send_probe()", find, _NOT_FOUND) or _code("send_probe()", work, _UNREACHABLE)
 
     def _use(self) -> Core:
         if self._core is None:
@@ -400,6 +407,21 @@ def _code(what: str, work: Callable[[], int], failed: int = _FAILED) -> int:
         if isinstance(e, errors.Exists) and failed:
             return _OVERLAPPED
         return _NOT_REGISTERED if isinstance(e, errors.NotFound) and what.startswith("unregister") else failed
+
+
+def _metadata_of(server: str, name: str, options: Options) -> Metadata | None:
+    """None: engines find each other by their ports."""
+    if server == "P2PHANDSHAKE":
+        return None
+    if not is_url(server):
+        raise errors.Unsupported(f"the metadata server {server!r:.200} is not used",
+                                 fix='Pass "P2PHANDSHAKE", or the URL of a server such as http://10.0.0.9:8080/metadata.')
+    if options.segment:
+        raise errors.Unsupported("with a metadata server, managed buffers are not served to engines that have Mooncake linked in",
+                                 fix='Pass "P2PHANDSHAKE", or leave DRAY_MOONCAKE_SEGMENT out.')
+    if not name:
+        raise errors.Invalid("an engine at a metadata server needs a name", fix="Pass the host, or HOST:PORT.")
+    return Metadata(server, options.cluster)
 
 
 def _expect_opcode(opcode: TransferOpcode) -> None:
