@@ -468,6 +468,7 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 				  .keep_copies = cfg->store.keep_copies,
 				  .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
 				  .lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
+				  .peer_timeout_ns = cfg->store.peer_timeout,
 				  .leases_max = (uint32_t)cfg->limits.store_leases_per_session,
 				  .spaces = (const char *const *)cfg->store.spaces.v,
 				  .n_spaces = cfg->store.spaces.n,

@@ -39,6 +39,7 @@ struct store_asked {
 	uint32_t source, crc, cost_us;
 	uint64_t offset, length; /* in the source */
 	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
+	dray_handle silent;      /* the same, if nothing at all came from it; 0: something did */
 	bool slow;               /* they did not come in time, so that it may have them still */
 	struct held_key *held;   /* the worker's: an EXISTS has found it, and leased its source */
 	/* the control thread's, of an EXISTS that has found it */

@@ -56,6 +56,7 @@ struct store_config {
 	bool keep_copies; /* which stays here then, until it is evicted */
 	bool lend;        /* other agents read objects of name spaces with a name */
 	uint32_t retry_ms;
+	int64_t peer_timeout_ns; /* silence of an agent that is not waited for any longer */
 	uint32_t lease_ms,
 		leases_max; /* of objects of other agents that EXISTS finds, for each session */
 	const char *const *spaces; /* store.spaces; borrowed until store_free() */
@@ -192,6 +193,7 @@ uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
 uint32_t store_retry_ms(const struct store *s);
 /* For how long EXISTS leases objects of other agents at most, and how many for a session. */
 uint32_t store_lease_ms(const struct store *s);
+int64_t store_peer_timeout_ns(const struct store *s);
 uint32_t store_leases_max(const struct store *s);
 
 /* GETs ask other agents for keys of this name space that are not here. */

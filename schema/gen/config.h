@@ -217,6 +217,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_RETRY_AFTER,
 	DRAY_CONFIG_KEY_STORE_SPACES,
 	DRAY_CONFIG_KEY_STORE_PEERS,
+	DRAY_CONFIG_KEY_STORE_PEER_TIMEOUT,
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
 	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
@@ -794,6 +795,12 @@ struct dray_config {
 		 * name spaces with a name alone.
 		 */
 		struct dray_strv peers;
+		/*
+		 * Silence after which a GET or EXISTS does not wait for another agent any longer:
+		 * no answer to a lookup, or not a byte while an object is read. A GET of an object
+		 * whose agent is silent looks for another copy then, for this time again.
+		 */
+		int64_t peer_timeout;
 		/*
 		 * An object that came from another agent stays here until it is evicted; else only
 		 * until the GETs that asked for it have it.

@@ -763,6 +763,8 @@ static void test_avoided_agent(void **state)
 /* An agent that does not read its messages may have the object: it is busy, unless another agent has it. */
 static void test_clogged_agent(void **state)
 {
+	struct store_ask *a;
+
 	rig.clogged = B;
 	ask(2);
 	assert_int_equal(rig.n_requests, 1);
@@ -771,22 +773,40 @@ static void test_clogged_agent(void **state)
 	assert_int_equal(rig.answered->v[1].status, DMSG_STORE_STATUS_BUSY);
 	end();
 	assert_int_equal(rig.x->lenders[1].held, 0);
+	/* it was silent while one of them was read, too */
+	a = ask_new(2, 1, INT64_MAX);
+	a->again = true;
+	a->v[0].silent = B;
+	exchange_ask(rig.x, a);
+	answer(1, 0, "NN");
+	assert_int_equal(a->v[0].status, DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(a->v[1].status, DMSG_STORE_STATUS_BUSY);
+	end();
 }
 
-/* What an agent had a moment ago, and was too slow with, is busy; it is gone only with the agent, or if all say that. */
+/*
+ * What an agent had a moment ago, and was too slow with, is busy. It is gone with the agent, if all say that, or if the agent was
+ * silent while it was read and does not answer now.
+ */
 static void test_asked_again(void **state)
 {
 	static const struct {
 		uint32_t a; /* how the lookup at A ends; 0: A has it */
 		bool slow;
+		dray_handle silent; /* this agent, while it was read */
 		enum dmsg_store_status then;
 	} cases[] = {
-		{ 0, true, DMSG_STORE_STATUS_BUSY },
-		{ 0, false, DMSG_STORE_STATUS_NOT_FOUND },
-		{ DRAY_E_PEER_LOST, true, DMSG_STORE_STATUS_NOT_FOUND },
-		{ DRAY_E_TIMEOUT, true, DMSG_STORE_STATUS_BUSY },
+		{ 0, true, 0, DMSG_STORE_STATUS_BUSY },
+		{ 0, true, A, DMSG_STORE_STATUS_BUSY },
+		{ 0, false, 0, DMSG_STORE_STATUS_NOT_FOUND },
+		{ DRAY_E_PEER_LOST, true, 0, DMSG_STORE_STATUS_NOT_FOUND },
+		{ DRAY_E_BUSY, true, A, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_TIMEOUT, true, A, DMSG_STORE_STATUS_NOT_FOUND },
 		/* it is away now */
-		{ DRAY_E_TIMEOUT, false, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_TIMEOUT, true, A, DMSG_STORE_STATUS_NOT_FOUND },
+		{ DRAY_E_TIMEOUT, true, B, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_TIMEOUT, true, 0, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_TIMEOUT, false, 0, DMSG_STORE_STATUS_BUSY },
 	};
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
@@ -796,12 +816,16 @@ static void test_asked_again(void **state)
 		k->again = true;
 		k->v[0].avoid = A;
 		k->v[0].slow = cases[i].slow;
+		k->v[0].silent = cases[i].silent;
 		exchange_ask(rig.x, k);
-		if (cases[i].a)
+		/* an agent that is away is not always tested */
+		if (rig.n_requests == at + 1)
+			assert_int_equal(rig.requests[at].peer, B);
+		else if (cases[i].a)
 			rig.requests[at].fn(rig.requests[at].arg, cases[i].a, NULL);
 		else
 			answer(at, 10, "F");
-		answer(at + 1, 0, "N");
+		answer(rig.n_requests - 1, 0, "N");
 		assert_int_equal(rig.answered->v[0].status, cases[i].then);
 		end();
 	}

@@ -10,7 +10,9 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/object.h"
+#include "agent/data/worker/store_silence.h"
 #include "agent/model/keys.h"
+#include "agent/model/peer_link.h"
 #include "agent/model/store_ask.h"
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
@@ -33,6 +35,7 @@ static struct rig {
 	struct worker_pool pool;
 	const struct transport_ops *tcp; /* whose place the fake has */
 	struct channel channel;
+	struct peer_link link; /* of its agent */
 	unsigned n_hastened;
 	const struct object *hastened; /* the last one */
 	struct dray_list slices;       /* being read */
@@ -116,7 +119,7 @@ static void count_nothing(struct owner_account *a)
 {
 }
 
-static int set_up(void **state)
+static void make(int64_t peer_timeout_ns)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct store_config cfg = {
@@ -127,6 +130,7 @@ static int set_up(void **state)
 		.asks = true,
 		.keep_copies = true,
 		.retry_ms = 7,
+		.peer_timeout_ns = peer_timeout_ns,
 		.lease_ms = 5000,
 		.leases_max = 3,
 		.spaces = spaces,
@@ -147,9 +151,21 @@ static int set_up(void **state)
 	rig.pool = (struct worker_pool){ .n = 1, .workers = { rig.ring.worker } };
 	pool_store(&rig.pool, rig.store);
 	c = &rig.ring.worker->core;
-	channel_init(&rig.channel, &fake, DMSG_CLASS_BULK, NULL);
+	channel_init(&rig.channel, &fake, DMSG_CLASS_BULK, &rig.link);
 	rig.tcp = c->transports[TRANSPORTS_MAX - 1];
 	c->transports[TRANSPORTS_MAX - 1] = &fake;
+}
+
+static int set_up(void **state)
+{
+	make(3600 * DRAY_NS_PER_SEC);
+	return 0;
+}
+
+/* Each turn of the worker looks whether agents are silent. */
+static int set_up_looking(void **state)
+{
+	make(0);
 	return 0;
 }
 
@@ -445,6 +461,14 @@ static void read_as(uint8_t value, uint32_t code, const char *detail)
 	turn();
 }
 
+static struct xfer *reading(uint64_t request)
+{
+	struct xfer *x = xfer_find(&session()->xs, request);
+
+	assert_non_null(x);
+	return x;
+}
+
 static const dray_handle at_peer[] = { PEER, PEER }, at_both[] = { PEER, OTHER };
 
 /* --- tests ------------------------------------------------------------------------------------------ */
@@ -651,6 +675,102 @@ static void test_slow_source(void **state)
 	answered(2, 0, "B");
 }
 
+/* As many looks at the transfer as show that its agent is silent, but for `less` of them. */
+static void look(unsigned less)
+{
+	for (unsigned i = less; i < SILENCE_LOOKS; i++)
+		worker_turn(rig.ring.worker, false);
+}
+
+/* Turns of the worker in which bytes come from the agent, of this or another transfer. */
+static void bytes_come(unsigned turns)
+{
+	while (turns--) {
+		atomic_fetch_add(&rig.link.bytes_received, 1);
+		worker_turn(rig.ring.worker, false);
+	}
+}
+
+/* Nothing comes from an agent: its object is asked for elsewhere, after a number of looks, not after a second. */
+static void test_silent_agent(void **state)
+{
+	get(1, 0, "ab");
+	tell("01", at_both);
+	bytes_come(10 * SILENCE_LOOKS);
+	look(1);
+	assert_int_equal(reading(1)->code, 0);
+	/* the first look that finds nothing new comes after those that did */
+	bytes_come(1);
+	look(0);
+	turn();
+	assert_int_equal(rig.n_over, 1);
+	assert_int_equal(rig.over[0], 0);
+	bytes_come(1);
+	read_as('x', 0, NULL);
+	assert_int_equal(rig.n_asks, 2);
+	assert_int_equal(rig.asks[1]->n, 1);
+	assert_int_equal(rig.asks[1]->v[0].avoid, PEER);
+	assert_int_equal(rig.asks[1]->v[0].silent, PEER);
+	assert_true(rig.asks[1]->v[0].slow);
+	tell("N", NULL);
+	answered(1, 0, "LK");
+	assert_true(dray_list_empty(&rig.ring.worker->watched));
+}
+
+/* The next look is in time for that number of them within the limit. */
+static void test_looks(void **state)
+{
+	int64_t now, next;
+
+	get(1, 0, "a");
+	assert_int_equal(silences_tick(rig.ring.worker), INT64_MAX);
+	tell("0", at_peer);
+	now = rig.ring.worker->core.now_ns;
+	next = silences_tick(rig.ring.worker);
+	assert_true(next > now);
+	assert_true(next <= now + 3600 * DRAY_NS_PER_SEC / SILENCE_LOOKS);
+	read_as('x', 0, NULL);
+	answered(1, 0, "K");
+	assert_int_equal(silences_tick(rig.ring.worker), INT64_MAX);
+}
+
+/* The agent has not been asked for bytes while all slices of the session are in flight elsewhere. */
+static void test_silence_of_an_agent_that_is_not_asked(void **state)
+{
+	struct core *c = &rig.ring.worker->core;
+	uint32_t most = c->cfg.slices_per_session;
+
+	get(1, 0, "a");
+	c->cfg.slices_per_session = 0;
+	tell("0", at_peer);
+	assert_int_equal(reading(1)->slices, 0);
+	for (unsigned i = 0; i < 10; i++)
+		look(0);
+	assert_int_equal(reading(1)->slices, 0);
+	c->cfg.slices_per_session = most;
+	look(0);
+	turn();
+	assert_int_equal(rig.n_asks, 2);
+	tell("N", NULL);
+	answered(1, 0, "L");
+}
+
+/* The session ends while its agents are watched. */
+static void test_session_ends_beside_silence(void **state)
+{
+	get(1, 0, "ab");
+	tell("01", at_both);
+	bytes_come(1);
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	post((struct command){ .type = COMMAND_SESSION_CLOSE,
+			       .session = session()->xs.handle,
+			       .code = DRAY_E_SESSION_CLOSED });
+	look(0);
+	assert_true(dray_list_empty(&rig.ring.worker->watched));
+	assert_int_equal(rig.n_asks, 1);
+}
+
 /* The lease has ended before its bytes came: the agent may have been asked late, and lends the object again. */
 static void test_lease_ends(void **state)
 {
@@ -845,14 +965,6 @@ static void tell_with_keys(const char *what, const dray_handle *peers)
 	post(cmd);
 }
 
-static struct xfer *reading(uint64_t request)
-{
-	struct xfer *x = xfer_find(&session()->xs, request);
-
-	assert_non_null(x);
-	return x;
-}
-
 static void test_keys(void **state)
 {
 	struct xfer *x;
@@ -970,6 +1082,26 @@ static void test_slow_devices(void **state)
 	assert_int_equal(rig.asks[4]->v[0].avoid, PEER);
 	tell("B", NULL);
 	answered(3, 0, "B");
+}
+
+/* Nothing comes by devices: the agent is asked again, by frames, unless it is silent there, too. */
+static void test_silent_devices(void **state)
+{
+	struct object *remote;
+
+	register_segment();
+	get(2, 0, "a");
+	tell_with_keys("0", at_peer);
+	assert_non_null(reading(2)->local->keys);
+	remote = device_goes_on(2);
+	xfer_stop(&rig.ring.worker->core, reading(2), DRAY_E_TIMEOUT, NULL, false);
+	turn();
+	assert_int_equal(rig.asks[2]->v[0].avoid, 0);
+	assert_int_equal(rig.asks[2]->v[0].silent, PEER);
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	answered(2, 0, "K");
+	device_ends(remote);
 }
 
 /* The session ends, also with what an EXISTS of it holds. */
@@ -1104,6 +1236,12 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_sources_end, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_source, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_silent_agent, set_up_looking, tear_down),
+		cmocka_unit_test_setup_teardown(test_looks, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_silence_of_an_agent_that_is_not_asked,
+						set_up_looking, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_beside_silence, set_up_looking,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_lease_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_agent_is_lost, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
@@ -1115,6 +1253,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_devices, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_silent_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),

@@ -18,11 +18,11 @@
 /*
  * No answer came, and none will. What nobody is known to have is not found then; what somebody had a moment ago may still be there.
  */
-static void unanswered(const struct question *q, const struct lender *d, uint32_t first,
-		       uint32_t end)
+static void unanswered(const struct question *q, const struct lender *d, dray_handle peer,
+		       uint32_t first, uint32_t end)
 {
 	if (q->ask->again)
-		question_refuse(q, d, first, end);
+		question_refuse(q, d, peer, first, end);
 }
 
 static void lookup_free(struct lookup *l)
@@ -42,9 +42,9 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 
 	lender_judge(l->lender, l->sent_ns, l->test, code);
 	if (q && (code == DRAY_E_BUSY || code == DRAY_E_NO_MEMORY))
-		question_refuse(q, l->lender, l->first, l->end);
+		question_refuse(q, l->lender, 0, l->first, l->end);
 	if (q && code == DRAY_E_TIMEOUT)
-		unanswered(q, l->lender, l->first, l->end);
+		unanswered(q, l->lender, l->peer, l->first, l->end);
 	if (!(q && answers && answer_take(l, m))) {
 		asker_unhold(x, l->asker, l->lender);
 		if (m && m->grant)
@@ -154,7 +154,7 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 		l = lookup_send(x, d, peer, a->asker, q, &m);
 		/* its connection is clogged, or there is no memory */
 		if (!l) {
-			question_refuse(q, d, part.first, a->n_asked);
+			question_refuse(q, d, peer, part.first, a->n_asked);
 			return;
 		}
 		l->first = part.first;
@@ -193,7 +193,7 @@ void lookups_send(struct exchange *x, struct question *q)
 		if (!peer || !is_asked_any(q, d))
 			continue;
 		if (d->away) {
-			unanswered(q, d, 0, a->n_asked);
+			unanswered(q, d, peer, 0, a->n_asked);
 			if (now < d->next_ns)
 				continue;
 			d->next_ns = now + d->pause_ns;
@@ -201,7 +201,7 @@ void lookups_send(struct exchange *x, struct question *q)
 		} else if (asker_may_ask_at(x, a->asker, d, q->messages)) {
 			ask_peer(x, q, d, peer);
 		} else {
-			question_refuse(q, d, 0, a->n_asked);
+			question_refuse(q, d, peer, 0, a->n_asked);
 		}
 	}
 	if (dray_list_empty(&q->lookups))

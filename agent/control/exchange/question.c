@@ -71,12 +71,14 @@ uint32_t question_lease_ms(const struct question *q)
 	return q->ask->lease_ms ? q->ask->lease_ms : LEASE_MS;
 }
 
-void question_refuse(const struct question *q, const struct lender *d, uint32_t first, uint32_t end)
+void question_refuse(const struct question *q, const struct lender *d, dray_handle silent,
+		     uint32_t first, uint32_t end)
 {
 	struct store_asked *v = q->ask->v;
 
 	for (uint32_t i = first; i < end; i++)
-		if (v[i].status == DMSG_STORE_STATUS_NOT_FOUND && question_asks(q, i, d))
+		if (v[i].status == DMSG_STORE_STATUS_NOT_FOUND && question_asks(q, i, d) &&
+		    !(silent && v[i].silent == silent))
 			v[i].status = DMSG_STORE_STATUS_BUSY;
 }
 

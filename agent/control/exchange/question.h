@@ -60,6 +60,9 @@ void question_end(struct exchange *x, struct question *q);
 bool question_asks(const struct question *q, uint32_t key, const struct lender *d);
 /* How long what is found is to be leased. */
 uint32_t question_lease_ms(const struct question *q);
-/* The agent cannot look these keys up now. */
-void question_refuse(const struct question *q, const struct lender *d, uint32_t first,
-		     uint32_t end);
+/*
+ * The agent cannot look these keys up now. silent: it is this peer, which does not answer: what it had is lost if it was silent while it
+ * was read, too; 0: it answers.
+ */
+void question_refuse(const struct question *q, const struct lender *d, dray_handle silent,
+		     uint32_t first, uint32_t end);

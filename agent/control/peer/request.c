@@ -9,9 +9,6 @@
 
 #include "agent/control/peer/internal.h"
 
-/* Time for a lookup in the store of a peer: a GET that finds its owner lost has another copy within a second. */
-#define LOOKUP_TIMEOUT_NS (300 * DRAY_NS_PER_MS)
-
 static void finish(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		   const union pmsg_body *m)
 {
@@ -185,7 +182,7 @@ int peers_request(struct peers *p, dray_handle handle, uint16_t type, const unio
 {
 	int64_t timeout_ns = type == PMSG_QP_CONNECT   ? p->cfg->peer.connect_timeout :
 			     type == PMSG_REKEY        ? p->cfg->peer.fence_timeout :
-			     type == PMSG_STORE_LOOKUP ? LOOKUP_TIMEOUT_NS :
+			     type == PMSG_STORE_LOOKUP ? p->cfg->store.peer_timeout :
 							 p->cfg->transfer.slice_timeout;
 	struct peer *peer = peer_get_up(p, handle);
 	const struct request_kind *kind = call_kinds;

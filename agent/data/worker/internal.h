@@ -90,6 +90,7 @@ struct worker {
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
 	struct dray_list asking;   /* requests whose keys other agents are asked for */
+	struct dray_list watched;  /* struct silence: those that read from another agent now */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
 	uint64_t fetches;
 };
@@ -205,6 +206,9 @@ void fetches_close(struct wsession *s);
 
 /* store_reading.c: ends those that nothing uses any more. all: no transfer and no device is left. */
 void readings_check(struct worker *w, bool all);
+
+/* store_silence.c: ends transfers from agents that are silent. Returns when to call again at the latest. */
+int64_t silences_tick(struct worker *w);
 
 /* store_held.c: the session ends; its fetches have. */
 void helds_close(struct wsession *s);

@@ -23,6 +23,7 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 	f->end_ns = s->worker->core.now_ns + time_ns;
 	dray_list_init(&f->link);
 	dray_list_init(&f->asking);
+	silence_init(&f->silence);
 	return f;
 }
 
@@ -99,6 +100,7 @@ void fetch_free(struct fetch *f)
 	store_arrivals_drop(f->arrivals);
 	free(f->objects);
 	free(f->ops);
+	silence_end(&f->silence);
 	dray_list_del(&f->asking);
 	dray_list_del(&f->link);
 	free(f);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "agent/data/worker/store_batch.h"
+#include "agent/data/worker/store_silence.h"
 
 struct reading;
 
@@ -20,6 +21,7 @@ struct fetch {
 	bool again;                /* the second lookup */
 	uint32_t source;           /* that is read, or is next */
 	struct reading *reading;   /* its transfer; NULL: none */
+	struct silence silence;    /* of the agent that it reads from */
 	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
 	struct store_arrivals *arrivals;
 	struct store_object **objects; /* by key of the ask, while they are read */

@@ -65,9 +65,9 @@ static uint32_t source_ops(struct fetch *f, struct store_object **objects, uint6
 /*
  * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
  * objects again, unless its lease has ended: that may be because others were read before; or devices were too slow: then frames may
- * be in time. slow: only its time has passed.
+ * be in time. slow: only its time has passed. silent: nothing came meanwhile.
  */
-static void agent_lost(struct fetch *f, const struct reading *r, bool slow)
+static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
 	bool by_devices = slow && r->local.keys;
 	dray_handle peer = r->view.peer;
@@ -83,6 +83,8 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow)
 		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
 		if (lasts && !by_devices)
 			k->avoid = peer;
+		if (silent)
+			k->silent = peer;
 		place_lost(f, i, slow || !lasts);
 	}
 }
@@ -131,7 +133,9 @@ static void source_read(struct core *c, struct xfer *x)
 {
 	struct fetch *f = x->ended_arg;
 	struct reading *r = dray_take(f->reading);
+	bool silent = x->code == DRAY_E_TIMEOUT && !is_refused(x);
 
+	silence_end(&f->silence);
 	f->lingering = reading_end(worker_of_fetch(f), r) ? r : NULL;
 	if (x->code && ends_all(f, x)) {
 		fetch_fail(f, x->code, NULL);
@@ -141,7 +145,7 @@ static void source_read(struct core *c, struct xfer *x)
 	if (x->code == DRAY_E_REVOKED && !is_refused(x))
 		source_end(f, true);
 	else if (x->code)
-		agent_lost(f, r, x->code == DRAY_E_DEADLINE && !is_refused(x));
+		agent_lost(f, r, silent || (x->code == DRAY_E_DEADLINE && !is_refused(x)), silent);
 	else
 		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
 	f->lingering = NULL;
@@ -199,10 +203,12 @@ static int source_start(struct fetch *f, struct store_object *const *objects, ui
 	r.remote = &reading->remote;
 	f->reading = reading;
 	idset_del(&s->ids, r.request_id);
+	silence_watch(&f->silence, s, r.request_id);
 	/* the fetch may have ended when it returns */
 	request_start(s, &r, err);
 	if (!err->code)
 		return 0;
+	silence_end(&f->silence);
 	f->reading = NULL;
 	reading_free(reading);
 	return -EINVAL;

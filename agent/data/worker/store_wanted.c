@@ -157,6 +157,7 @@ struct store_ask *wanted_again(const struct wsession *s, const struct store_ask 
 			continue;
 		a = ask_add(k, &at, (struct store_key){ v->key, v->n_key }, v->item);
 		a->avoid = v->avoid;
+		a->silent = v->silent;
 		a->slow = v->slow;
 	}
 	k->n_asked = n;

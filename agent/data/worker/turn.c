@@ -173,6 +173,8 @@ void worker_turn(struct worker *w, bool may_sleep)
 		transports_each(c, i, assist)
 			more |= c->transports[i]->assist(c, c->transport_state[i]);
 	}
+	/* after the transports, which may have received something */
+	next = dray_min(next, silences_tick(w));
 	readings_check(w, false);
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));

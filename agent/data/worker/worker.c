@@ -53,6 +53,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	int ret;
 
 	dray_list_init(&w->asking);
+	dray_list_init(&w->watched);
 	dray_list_init(&w->readings);
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
 	w->command_fd = dray_wake_new();
