@@ -163,6 +163,18 @@ def test_lookups_are_refused_without_lend(pair):
         assert counters(owner)["dray_store_lent_objects_total"] == 0
 
 
+def test_agent_without_a_store_is_asked(new_agent):
+    """It refuses, and goes on."""
+    other = new_agent("other", args=["--allow-insecure"])
+    reader = new_agent("reader", settings=STORE | {"store.peers": other.listen[0]}, args=["--allow-insecure"])
+    until(lambda: any(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]), "the reader's connection")
+    with User(reader, space="kv") as here:
+        assert here.get(b"key") == Status.NOT_FOUND
+        assert look(here, b"key")[0].status == Status.NOT_FOUND
+    assert other.process.poll() is None
+    assert [p["state"] for p in reader.ctl("peers", "--json")["peers"]] == ["ready"]
+
+
 def test_many_keys(pair):
     """More than one lookup, over several turns, beside evictions at the owner."""
     owner, reader = pair()

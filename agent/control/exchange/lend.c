@@ -337,9 +337,9 @@ void exchange_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (!x || !x->deps.cfg->store.lend)
+	if (!x->deps.cfg->store.lend)
 		dray_err_set(&err, -EPERM, DRAY_E_DENIED,
-			     "its store is not lent: set limits.store_bytes and store.lend there");
+			     "its store is not lent: set store.lend there");
 	else
 		loan_new(x, peer, request_id, m, &err);
 	if (err.code)

@@ -105,6 +105,11 @@ static void handle_lookup(struct peer *peer, uint64_t id, const struct pmsg_stor
 	if (p->draining || p->stopping)
 		peer_send_error(peer, id,
 				dray_err_of(DRAY_E_DRAINING, "it is draining and lends nothing"));
+	else if (!*p->deps.exchange)
+		peer_send_error(peer, id,
+				dray_err_of(DRAY_E_DENIED,
+					    "it has no store: set limits.store_bytes and "
+					    "store.lend there"));
 	else if (conn_is_clogged(peer->conn))
 		peer_send_error(peer, id,
 				dray_err_of(DRAY_E_BUSY,

@@ -68,9 +68,10 @@ struct peers_upcalls {
 	/* A request of the peer, answered in the same way. */
 	void (*stage)(struct rails *rails, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
-	/* A request of the peer, answered in the same way, and the end of what it brought. exchange NULL: there is no store. */
+	/* A request of the peer, answered in the same way; there is a store. */
 	void (*store_lookup)(struct exchange *exchange, dray_handle peer, uint64_t request_id,
 			     const struct pmsg_store_lookup *m);
+	/* The end of what it brought. Here and below, exchange NULL: there is no store. */
 	void (*store_release)(struct exchange *exchange, dray_handle peer, uint64_t grant);
 	/* The peer looks objects up, or has leases. */
 	bool (*store_in_use)(struct exchange *exchange, dray_handle peer);
