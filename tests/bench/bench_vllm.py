@@ -19,6 +19,8 @@ store-decode   tokens a second of as many requests as an engine takes, whose blo
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
        ECExampleConnector and ECMooncakeConnector
+ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, with vLLM's scheduler and without a
+       model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
 ec-text   time to the first token of text beside an encoder that is idle, busy or dead, beside an engine without a connector
 
@@ -40,7 +42,6 @@ if __name__ == "__main__" and "DRAY_BENCH_VLLM" not in os.environ:
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
-import functools  # noqa: E402
 import json  # noqa: E402
 import signal  # noqa: E402
 import statistics  # noqa: E402
@@ -57,6 +58,7 @@ from dray import Client  # noqa: E402
 from harness import BUILD, DRAYCTL, LIMIT, until  # noqa: E402
 import serving  # noqa: E402
 from rig import BLOCK, Engine, prefill, prompts, push  # noqa: E402
+from timed import Timed  # noqa: E402
 
 ROUNDS = int(os.environ.get("DRAY_BENCH_ROUNDS", "5"))
 LENGTHS = (64, 512, 2048)
@@ -87,34 +89,8 @@ SCHEDULER = ("on_new_request", "get_num_new_matched_tokens", "update_state_after
 WORKER = ("start_load_kv", "wait_for_save", "get_transfer_results", "get_kv_connector_stats", "build_connector_worker_meta")
 
 
-class Timed:
-    """Adds up what the hooks of an engine's connectors take in each step."""
-
-    def __init__(self, engine):
-        self.engine, self.spent, self.inside = engine, 0.0, False
-        for connector, hooks in ((engine.scheduler.connector, SCHEDULER), (engine.worker, WORKER)):
-            for name in hooks:
-                setattr(connector, name, self._timed(getattr(connector, name)))
-
-    def _timed(self, hook):
-        @functools.wraps(hook)
-        def timed(*args, **how):
-            if self.inside:
-                return hook(*args, **how)
-            self.inside = True
-            began = time.perf_counter()
-            try:
-                return hook(*args, **how)
-            finally:
-                self.spent += time.perf_counter() - began
-                self.inside = False
-        return timed
-
-    def step(self):
-        """Microseconds of a step, with what was spent since the step before."""
-        self.engine.step()
-        spent, self.spent = self.spent, 0.0
-        return spent * 1e6
+def timed_hooks(engine):
+    return Timed(engine, (engine.scheduler.connector, SCHEDULER), (engine.worker, WORKER))
 
 
 def without_content():
@@ -151,7 +127,7 @@ def hooks(lab, records):
     agents = c.agents(lab, 2)
     for mode in ("pull", "push"):
         p, d = (Quick(f"{name}-{mode}", bare.dray(agent.socket, mode=mode)) for name, agent in zip("pd", agents))
-        timed, steps = Timed(d), {"alone": [], "first": [], "load": []}
+        timed, steps = timed_hooks(d), {"alone": [], "first": [], "load": []}
         beside = d.add(prompt(40), 900)
         d.step()
         for _ in range(300):
@@ -183,7 +159,7 @@ def store_hooks(lab, records):
     bare, Quick = without_content()
     agent, = c.agents(lab, 1, **STORE)
     first, second = (Quick(name, bare.kept(agent.socket)) for name in ("first", "second"))
-    timed, steps = {engine: Timed(engine) for engine in (first, second)}, {"alone": [], "load": [], "save": [], "first": []}
+    timed, steps = {engine: timed_hooks(engine) for engine in (first, second)}, {"alone": [], "load": [], "save": [], "first": []}
     beside = {engine: engine.add(prompt(40), 900) for engine in timed}
 
     def run(engine, asked):
@@ -579,6 +555,10 @@ def ec(lab, records):
     engine_ec.ec(lab, records, ROUNDS)
 
 
+def ec_hooks(lab, records):
+    engine_ec.ec_hooks(lab, records, ROUNDS)
+
+
 def ec_bytes(lab, records):
     engine_ec.ec_bytes(lab, records, ROUNDS)
 
@@ -588,7 +568,8 @@ def ec_text(lab, records):
 
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
-         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "cache": cache, "ec": ec, "ec-bytes": ec_bytes, "ec-text": ec_text}
+         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "cache": cache, "ec": ec,
+         "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts "ec", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine, beside
-vLLM's own connectors; how fast its bytes move; and what requests of text notice of an encoder that is busy or dead."""
+"""The parts "ec", "ec-hooks", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine,
+beside vLLM's own connectors, with engines and of the hooks alone; how fast its bytes move; and what requests of text notice of an encoder that
+is busy or dead."""
 
 import contextlib
 import itertools
 import pathlib
+import pickle
 import random
 import secrets
 import statistics
@@ -19,6 +21,7 @@ import rig
 import serving
 import vision
 from harness import LIMIT, ROOT, until
+from timed import Timed
 from vision_engine import ARGUMENTS, VisionEngine
 
 SIZES = {64: (224, 224), 256: (448, 448), 1024: (896, 896)}  # pixels, by embeddings
@@ -27,6 +30,9 @@ REST = 1.2  # seconds, after which the workers of engines that have answered do 
 POOL = 64 << 20
 MOVED = 512 << 10, 4 << 20, 64 << 20  # bytes of an output
 TEXT = 40  # tokens
+SCHEDULER = ("has_cache_item", "ensure_cache_available", "update_state_after_alloc", "update_state_after_free", "take_unavailable_requests",
+             "build_connector_meta", "update_connector_output", "request_finished", "get_ec_connector_stats")
+WORKER = ("bind_connector_metadata", "start_load_caches", "get_finished", "build_connector_worker_meta", "clear_connector_metadata")
 numbers = itertools.count(1)
 chance = random.Random(28)
 
@@ -91,20 +97,27 @@ class Pair:
     def __init__(self, name, how, e, pd, port=0):
         self.name, self.how, self.e, self.pd, self.port = name, how, e, pd, port
 
-    def cost(self, size):
-        """Seconds from E's answer to PD's first token, minus the same with the output in PD's own cache."""
+    def encode(self, size):
+        """E's part of a request with a new image. Returns the image, and ec_transfer_params for PD."""
         images = [[*SIZES[size], next(numbers)]]
-        prompt, again = vision.prompt(chance), vision.prompt(chance)
         to_e = to_pd = None
         if self.how == "mooncake":
             items = [{"transfer_id": secrets.token_hex(8)}]
             to_e, to_pd = {"consumer_zmq": f"tcp://127.0.0.1:{self.port}", "ec_items": items}, {"ec_items": items}
-        first = good(self.e.run(prompt, 1, images=images, ec=to_e), self.e)
-        if self.how == "dray":
-            to_pd = first["ec"]
-        remote = good(self.pd.run(prompt, 1, images=images, ec=to_pd), self.pd)["first"]
-        cached = good(self.pd.run(again, 1, images=images), self.pd)["first"]
-        return remote - cached
+        first = good(self.e.run(vision.prompt(chance), 1, images=images, ec=to_e), self.e)
+        return images, first["ec"] if self.how == "dray" else to_pd
+
+    def first(self, images, ec=None):
+        """Seconds from now to PD's first token."""
+        return good(self.pd.run(vision.prompt(chance), 1, images=images, ec=ec), self.pd)["first"]
+
+    def cost(self, size):
+        """Seconds from E's answer to PD's first token, minus the same with the output in PD's own cache: E has encoded just before, too."""
+        images, ec = self.encode(size)
+        remote = self.first(images, ec)
+        if self.how != "mooncake":  # which pushes what nobody would take
+            self.encode(size)
+        return remote - self.first(images)
 
     def burst(self, size):
         time.sleep(REST)
@@ -126,7 +139,7 @@ def running(*engines):
 def ec(lab, records, rounds):
     agents = c.agents(lab, 2)
     port = serving.free_port()
-    e = dray(lab, "e", "ec_producer", agents[0])
+    e = dray(lab, "e", "ec_producer", agents[0], lease=10)  # of which every second output is not claimed
     pairs = [Pair("local", "dray", e, dray(lab, "pd-local", "ec_consumer", agents[0], transport="local")),
              Pair("tcp", "dray", e, dray(lab, "pd-tcp", "ec_consumer", agents[1], transport="tcp")),
              Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")),
@@ -160,6 +173,82 @@ def ec(lab, records, rounds):
             beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
             records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.how == "dray" else {}),
                         spread=statistics.quantiles(found[pair.name, size], n=10))
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+def sent(connector, name):
+    """What a hook returns goes through pickle, as between the processes of an engine."""
+    hook = getattr(connector, name)
+    setattr(connector, name, lambda *args: pickle.loads(pickle.dumps(hook(*args), pickle.HIGHEST_PROTOCOL)))
+
+
+class Consumer:
+    """An engine with vLLM's scheduler and without a model. offers(name, rows): ec_transfer_params for a new output of that identifier."""
+
+    def __init__(self, pd, offers):
+        self.pd, self.offers = pd, offers
+        for connector, hook in ((pd.scheduler.ec_connector, "build_connector_meta"), (pd.worker, "build_connector_worker_meta")):
+            sent(connector, hook)
+        self.timed = Timed(pd, (pd.scheduler.ec_connector, SCHEDULER), (pd.worker, WORKER))
+
+    def first_token(self, rows):
+        """Microseconds that hooks take until a request with a new image of so many embeddings has its first token."""
+        name, taken = f"image {next(numbers)}", 0.0
+        self.pd.add(name, [(name, rows)], self.offers(name, rows))
+        while name not in self.pd.answers:
+            taken += self.timed.step()
+        if self.pd.answers[name][0] != "LENGTH" or self.pd.encoded:
+            raise c.CannotRun(f"a request of {self.pd.name} has ended with {self.pd.answers[name][0]}, after {len(self.pd.encoded)} images were encoded")
+        until(lambda: self.pd.step() or self.pd.side is None or self.pd.side.idle, "nothing left of the request")
+        self.timed.spent = 0.0
+        return taken
+
+
+def ec_hooks(lab, records, rounds):
+    import ec_bare
+
+    class Quick(ec_bare.Bare):
+        """The content of embeddings does not matter."""
+
+        def _gather(self, *_):
+            pass
+
+    class Files(Quick):
+        connector, options = "ECExampleConnector", {"shared_storage_path": str(lab.tmp / "outputs")}
+
+    agents = c.agents(lab, 2)
+    with contextlib.ExitStack() as stack:
+        def engine(made):
+            return stack.enter_context(contextlib.closing(made))
+
+        e, writes = engine(Quick("e", agents[0].socket, "ec_producer", POOL)), engine(Files("e-files", "", "ec_producer"))
+
+        def offers(name, rows):
+            return ec_bare.encode(e, name, [(name, rows)])
+
+        def files(name, rows):
+            writes.worker.save_caches({name: ec_bare.embeddings(name, rows)}, name)
+
+        def consumer(kind, name, at, offers, **options):
+            return Consumer(engine(kind(name, at and at.socket, "ec_consumer", POOL, 2048, **options)), offers)
+
+        sides = {"local": consumer(Quick, "pd-local", agents[0], offers, transport="local"),
+                 "tcp": consumer(Quick, "pd-tcp", agents[1], offers, transport="tcp"),
+                 "files": consumer(Files, "pd-files", None, files)}
+        found = {(name, rows): [] for rows in SIZES for name in sides}
+        for turn in range(20 * rounds):
+            for rows in SIZES:
+                for name in list(sides)[::1 if turn % 2 else -1]:
+                    found[name, rows].append(sides[name].first_token(rows))
+    for agent in agents:
+        agent.stop()
+    for rows in SIZES:
+        ceiling = statistics.median(found["files", rows])
+        for name in ("local", "tcp"):
+            ours = statistics.median(found[name, rows])
+            records.add(f"hooks until the first token, {rows} embeddings, {name}", ours, "us", ceiling_name="ECExampleConnector", ceiling=ceiling,
+                        ratio=ours / ceiling, target=("<=", 0.5), spread=statistics.quantiles(found[name, rows], n=10))
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -135,9 +135,13 @@ Requests with an image each, two at a time, of which 70 % have one of 30 images,
 `DrayEncoderCacheManager`, and with its host tier. The device's cache holds 2,048 embeddings, the host tier 6,144, and an image has 64 to 256."""),
     ("vllm_ec", "vLLM: the cost of moving an encoder output", """\
 Time from E's answer to PD's first token of a request with a new image, minus the same for another request with that image, whose output PD's engine then has
-in its own cache. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
+in its own cache, while E has just encoded another one. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
 `DrayECConnector`: with `local`, PD reads in E's pool. The ceiling is the better one of ECExampleConnector, which writes a file and reads it, and
 ECMooncakeConnector over TCP, on the same machine in the same rounds."""),
+    ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
+What the hooks of a consumer's connector take until a request with a new image has its first token, with vLLM's scheduler and without a model:
+those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
+checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
 PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools. `local` pulls here instead of reading
 in place."""),

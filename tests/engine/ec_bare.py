@@ -69,7 +69,7 @@ class Bare:
         cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         self.worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
         self.scheduler = Scheduler(config, cache, StructuredOutputManager(config), BLOCK)
-        self.side = self.scheduler.ec_connector._scheduler
+        self.side = getattr(self.scheduler.ec_connector, "_scheduler", None)  # None: of a connector of vLLM's
         self.cache, self.answers, self.encoded, self.steps = {}, {}, [], 0
         self.hasher = get_request_block_hasher(BLOCK, sha256)
 

@@ -4,18 +4,35 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from dray.memory import Memory
-from dray.vllm.ec.inplace import Opened, Vacate
+from dray.vllm.ec.door import Door, Doors
+from dray.vllm.ec.inplace import Opened, Vacate, open_named
 from dray.vllm.ec.pool import Item, Shape
 from dray.vllm.ec.protocol import PoolName
 from ec_bare import ENCODER, NO_PIXELS, encode, images, making
 from harness import until
 from rig import transfers
 
+# An engine in another PID namespace. For each request: why it ended, its process id there, and the outputs that were pulled until then.
+ELSEWHERE = """import json, os, sys
+from ec_bare import NO_PIXELS, Bare
+from harness import until
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+pd = Bare("pd-elsewhere", sys.argv[1], "ec_consumer")
+print("ready", file=answers, flush=True)
+for line in sys.stdin:
+    name, wanted, params = json.loads(line)
+    reason, _ = pd.run(pd.add(name, wanted, params, NO_PIXELS))
+    pd.idle()
+    until(lambda: pd.side._doors._pools.get(params["dray"]["offers"][0]["pool"][2], -1) >= 0, "the pool")
+    print(json.dumps([reason, os.getpid(), len(pd.side._pool._items)]), file=answers, flush=True)"""
+ANOTHER_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
 ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size
 # An engine that has opened the outputs of a request and has not copied them yet, as a process of its own.
 READER = """import json, os, sys
@@ -205,7 +222,7 @@ def test_reader_and_owner_see_each_other():
     item, beside = (Item(Shape(bytes(32), 1, 1, 768), at, bytes(16)) for at in (1024, 2048))
     for one in (item, beside):
         memory.view[one.offset:one.offset + 8] = b"DrayEC01"
-    first, second = Opened.open(pool, 1024, 768), Opened.open(pool, 1024, 768)
+    first, second = (Opened.open(open_named(pool), 1024, 768) for _ in range(2))
     assert not vacate(item) and vacate(beside) and memory.view[2048:2056] == bytes(8)
     ended = []
     first.on_close(lambda: ended.append(1))
@@ -214,6 +231,85 @@ def test_reader_and_owner_see_each_other():
     assert ended == [1] and not vacate(item) and memory.view[1024:1032] == b"DrayEC01"
     second.close()
     assert vacate(item) and memory.view[1024:1032] == bytes(8)
-    assert Opened.open(pool, 1 << 16, 768) is None
+    assert Opened.open(open_named(pool), 1 << 16, 768) is None
     memory.close()
-    assert Opened.open(pool, 1024, 768) is None
+    assert open_named(pool) == -1
+
+
+# --- by a door ------------------------------------------------------------------------------------
+
+def test_an_engine_in_another_pid_namespace(agents, engine):
+    """Its first request is pulled; meanwhile it gets the pool."""
+    if subprocess.run([*ANOTHER_NAMESPACE, "true"], stdin=subprocess.DEVNULL, capture_output=True).returncode:
+        pytest.skip("PID namespaces cannot be made here")
+    e = engine("e", "ec_producer", lease=60)
+    process = subprocess.Popen([*ANOTHER_NAMESPACE, sys.executable, "-c", ELSEWHERE, str(agents[0].socket)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        assert process.stdout.readline() == "ready\n"
+        for name in ("n1", "n2", "n3"):
+            wanted = images(1, f"elsewhere {name}")
+            process.stdin.write(json.dumps([name, wanted, encode(e, name, wanted)]) + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline()) == ["LENGTH", 1, 1]
+    finally:
+        process.kill()
+        process.communicate()
+    e.idle()
+
+
+def pools(doors):
+    """Doors from which an engine has a pool."""
+    return [door for door, fd in doors._pools.items() if fd >= 0]
+
+
+@pytest.mark.parametrize("what", ["no process", "another pool"])
+def test_a_pool_that_proc_does_not_show(engine, what):
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
+    for name in ("o1", "o2"):
+        wanted = images(1, what + name)
+        params = encode(e, name, wanted)
+        params["dray"]["offers"][0]["pool"][:2] = [(1 << 22) + 1, 5] if what == "no process" else [os.getpid(), pd.side._memory.fd]
+        assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
+        until(lambda: pools(pd.side._doors), "the pool has come")
+        pd.idle()
+        e.idle()
+    assert len(pd.side._pool._items) == 1, "the second output was read in place"
+    e.side._door.close()
+    until(lambda: not pools(pd.side._doors), "the pool is given up, because the encoder has ended")
+
+
+def test_a_door_opens_to_its_key_alone():
+    memory = Memory(1 << 16, name="dray-ec")
+    door, doors = Door(memory), Doors()
+    wrong, nowhere = door.name[:32] + "0" * 32, "0" * 64
+    doors.knock(door.name)
+    until(lambda: pools(doors) == [door.name], "the pool")
+    for one in ("", wrong, nowhere):
+        doors.knock(one)
+    fd = doors.open(door.name)
+    assert os.fstat(fd).st_ino == os.fstat(memory.fd).st_ino
+    with pytest.raises(OSError):
+        os.write(fd, b"x")
+    until(lambda: len(doors._connections) == 1, "the other doors have said no")
+    assert doors.open(wrong) == doors.open(nowhere) == doors.open("") == -1
+    doors.close()
+    until(lambda: not pools(doors), "the pool is given up")
+    assert os.fstat(fd).st_size == 1 << 16, "what was opened stays"
+    door.close()
+    os.close(fd)
+    memory.close()
+
+
+def test_a_door_that_gives_something_else(tmp_path):
+    name, doors = "12" * 32, Doors()
+    with socket.socket(socket.AF_UNIX) as listener, open(tmp_path / "file", "w+b") as file:
+        listener.bind("\0dray-ec-" + name[:32])
+        listener.listen()
+        doors.knock(name)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(32, socket.MSG_WAITALL) == name[32:].encode()
+            socket.send_fds(connection, [b"!"], [file.fileno()])
+            assert connection.recv(1) == b"", "it has hung up"
+    assert doors.open(name) == -1

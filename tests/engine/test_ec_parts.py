@@ -12,10 +12,10 @@ from dray import Memory, errors
 from dray.store import Status, StoreResult
 from dray.vllm.ec import budget
 from dray.vllm.ec.allocator import GRANULE, Allocator
-from dray.vllm.ec.header import HEADER, digest, seal, verify, verify_file
+from dray.vllm.ec.header import HEADER, FileVerifier, digest, seal, verify
 from dray.vllm.ec.line import Line
 from dray.vllm.ec.pool import Item, Pool, Shape
-from dray.vllm.ec.protocol import Offer, Offered, consumers, offer_params, offered_tokens, read_offers
+from dray.vllm.ec.protocol import Offer, Offered, PoolName, consumers, offer_params, offered_tokens, read_offers
 from dray.vllm.ec.secret import Secret
 from dray.vllm.ecstore.batch import Batch
 from dray.vllm.ecstore.keys import Keys
@@ -126,7 +126,7 @@ def test_header_proves_the_bytes_and_whose_they_are(there):
     with Memory(1 << 20) as pool:
         memory = pool.view
         memory[:] = bytes(range(256)) * 4096
-        prove = partial(verify, memory) if there == "in memory" else partial(verify_file, pool.fd)
+        prove = partial(verify, memory) if there == "in memory" else partial(FileVerifier().verify, pool.fd)
         for size in (1, 2047, 2048, 9000, 262144, 262145, 600000):
             one = Item(Shape(digest("a", None), 1, size, size), 512, b"n" * 16)
             with pytest.raises(errors.NotFound):
@@ -155,7 +155,7 @@ def test_an_output_behind_the_end_of_a_file():
         behind = os.memfd_create("short")
         os.write(behind, pool.view[:HEADER + 999])
         with pytest.raises(errors.Io):
-            verify_file(behind, one)
+            FileVerifier().verify(behind, one)
         os.close(behind)
 
 
@@ -172,14 +172,18 @@ def test_nobody_waits_for_ever():
 
 def test_offers_survive_a_router_and_refuse_what_is_damaged():
     offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)})
-    params = offer_params([offer, offer], "host:1")
-    assert read_offers(params) == [offer, offer] and offered_tokens(params) == ["token"] * 2
+    here = dataclasses.replace(offer, pool=PoolName(7, 5, "0a" * 32))
+    params = offer_params([offer, here], "host:1")
+    assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
         read_offers({"dray": {**params["dray"], "version": 9}})
     for damage in ([], None, {"image": [1, 2, 3]}, {"image": [1, 2, 3, "xx"]}, {"image": [1, 2, 3, "00"]}, {"image": [-1, 2, 3, "00" * 16]},
                    {"image": [0, 2, 1 << 41, "00" * 16]}, {"image": [0, True, 1, "00" * 16]}, {1: [0, 1, 1, "00" * 16]}, {"image": 5}):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": 1, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
+    for pool in (5, [], [7], [-1, 5], [7, True], [7, 5, 1], [7, 5, "0a"], [7, 5, "0A" * 32], [7, 5, "0a" * 32, 1]):
+        with pytest.raises(errors.Invalid):
+            read_offers({"dray": {"version": 1, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
     for other in ({}, {"dray": 1}, {"dray": {"version": 1}}, {"dray": {"version": 1, "offers": [1]}},
                   {"dray": {"version": 1, "offers": params["dray"]["offers"] * 40}}):
         with pytest.raises(errors.Error):
@@ -190,13 +194,14 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
 
 
 def test_proof_covers_all_that_an_offer_says():
-    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)}), Secret(b"k" * 16)
+    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)}, pool=PoolName(7, 5, "0a" * 32)), Secret(b"k" * 16)
     offer = dataclasses.replace(offer, proof=secret.sign(offer, "salt"))
     (read,) = read_offers(offer_params([offer], "host:1"))
     secret.check(read, "salt")
     one = offer.items["image"]
     for changed, salt in (
             ({"engine_id": "f"}, "salt"), ({"token": "other"}, "salt"), ({"model": {"dtype": "float16"}}, "salt"), ({"proof": "\ud800"}, "salt"),
+            *(({"pool": dataclasses.replace(offer.pool, **field)}, "salt") for field in ({"process": 8}, {"fd": 6}, {"door": "0b" * 32})),
             ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
             *(({"items": {"image": dataclasses.replace(one, **field)}}, "salt")
               for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}))):

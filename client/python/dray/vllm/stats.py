@@ -29,21 +29,25 @@ class Stats:
 
     def loaded(self, nbytes: int, blocks: int, operations: int, tokens: int, seconds: float) -> None:
         """A load that succeeded. operations: of this engine's agent; 0: the other engine has written the blocks."""
-        one = {"bytes": [nbytes], "blocks": [blocks], "operations": [operations], "tokens": [tokens], "seconds": [seconds]}
-        self._count(one)
+        with self._lock:
+            for data in (self._data, self._minute):
+                for name, value in zip(_LISTS, (seconds, nbytes, blocks, operations, tokens), strict=True):
+                    data[name].append(value)
+            self._begin()
 
     def failed(self, name: str) -> None:
         """A load that failed. name: of the error."""
-        self._count({"failures": {name: 1}})
-
-    def _count(self, one: dict[str, Any]) -> None:
         with self._lock:
-            add(self._data, one)
-            add(self._minute, one)
-            if self._timer is None:
-                self._timer = self._make_timer(_MINUTE, self.flush)
-                self._timer.daemon = True
-                self._timer.start()
+            for data in (self._data, self._minute):
+                data["failures"][name] = data["failures"].get(name, 0) + 1
+            self._begin()
+
+    def _begin(self) -> None:
+        """A report is due a minute after the first count."""
+        if self._timer is None:
+            self._timer = self._make_timer(_MINUTE, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
 
     def flush(self) -> None:
         """Reports what has ended since the last report, if anything has."""

@@ -14,8 +14,9 @@ from ...memory import Memory
 from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
-from .header import digest, verify_file
-from .inplace import Opened
+from .door import Doors
+from .header import FileVerifier, digest
+from .inplace import Opened, open_named
 from .load import Load
 from .pool import Item, Pool, Shape
 from .protocol import Offer, Offered, offered_tokens, read_offers
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 __all__ = ["ConsumerSide"]
+
+_DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a request, before its encoder is told that its outputs were read
 
 
 class _Source:
@@ -73,6 +76,7 @@ class ConsumerSide(Reader):
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self.in_place = options.transport in ("auto", "local")
+        self._doors, self._verifier = Doors(), FileVerifier()
         self._read: list[_Source] = []  # whose encoders are to be told that nothing is read in place any more
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
@@ -170,17 +174,21 @@ class ConsumerSide(Reader):
 
     def _open(self, wanted: Wanted) -> Item | None:
         """An output in the encoder's pool, if it is there."""
-        opened = Opened.open(wanted.source.offer.pool, wanted.place, wanted.shape.size)
-        if opened is None:
-            return None
-        item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
-        try:
-            verify_file(opened.fd, item)
-        except errors.Error:
-            opened.close()
-            return None
-        item.ready = True
-        return item
+        pool = wanted.source.offer.pool
+        fd = self._doors.open(pool.door)
+        if fd < 0:
+            fd = open_named(pool)
+        opened = Opened.open(fd, wanted.place, wanted.shape.size) if fd >= 0 else None
+        if opened is not None:
+            item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
+            try:
+                self._verifier.verify(opened.fd, item)
+                item.ready = True
+                return item
+            except errors.Error:
+                opened.close()
+        self._doors.knock(pool.door)
+        return None
 
     def _begin_reading(self, source: _Source, item: Item) -> None:
         assert item.opened is not None
@@ -249,9 +257,16 @@ class ConsumerSide(Reader):
         return list(loads.values())
 
     def _poll(self, rest: float, awaited: bool) -> None:
-        if self._read:
+        tells = bool(self._read) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
+        if tells and self._rest.allowed and not self._computed:
+            rest = max(rest, _DELIVERY)
+        self._grants.poll(rest, awaited or tells)
+        if tells:
             self._tell()
-        self._grants.poll(rest, awaited)
+
+    def close(self) -> None:
+        super().close()
+        self._doors.close()
 
     def _asks(self) -> bool:
         return self._grants.busy or bool(self._read)

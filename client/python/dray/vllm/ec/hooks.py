@@ -82,6 +82,7 @@ class EncoderConnector(WorkerHooks):
         config = self._config
         size = budget.size_of(config.ec_transfer_config.ec_buffer_size, budget.row_bytes(config), budget.largest_output(config))
         self._memory = Memory(size.size, name=POOL)
+        self._pool = f"/proc/{os.getpid()}/fd/{self._memory.fd}", self._memory.size
         region = client.region(self._memory, name="ec")
         _logger.info("dray: %s: the pool holds %s; it is shared with the agent at %s (%s)",
                      "encoder" if self.is_producer else "consumer of encoder outputs", size, client.path, client.segment)
@@ -118,7 +119,7 @@ class EncoderConnector(WorkerHooks):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         assert self._scheduler is not None
-        metadata = StepMetadata(self._step, (f"/proc/{os.getpid()}/fd/{self._memory.fd}", self._memory.size))
+        metadata = StepMetadata(self._step, self._pool)
         self._step += 1
         self._scheduler.build(scheduler_output, metadata)
         return metadata

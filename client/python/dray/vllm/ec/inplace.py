@@ -2,7 +2,7 @@
 """Outputs that are read in the pool of another engine on the same host, where nothing is moved and no agent is asked.
 
 An offer names the encoder's process and the descriptor of its pool, a sealed memfd. The reading engine opens that anew, which the
-kernel allows to processes of the same user, and locks the output's range of the file for reading. Then it compares the header with
+kernel allows to processes of the same user, or gets it by a door (door.py), and locks the output's range of the file for reading. Then it compares the header with
 the offer. The encoder locks a range for writing and clears its header, before it uses the place again. So each of the two sees what
 the other one has done, in either order. The lock belongs to the reading engine's open file: it ends when that engine releases the
 output, or with its process, and never by time.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .pool import Item
     from .protocol import PoolName
 
-__all__ = ["POOL", "Opened", "Vacate"]
+__all__ = ["POOL", "Opened", "Vacate", "is_pool", "open_named"]
 
 POOL = "dray-ec"  # name of the memfd of a pool
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
@@ -53,22 +53,15 @@ class Opened:
         self._closed: Callable[[], None] = lambda: None
 
     @classmethod
-    def open(cls, pool: PoolName, offset: int, size: int) -> Opened | None:
-        """Takes hold of `size` bytes and their header; None: that pool is not on this host, or its owner uses the place anew."""
-        path, length = f"/proc/{pool.process}/fd/{pool.fd}", HEADER + size
-        fd = -1
+    def open(cls, fd: int, offset: int, size: int) -> Opened | None:
+        """Takes hold of `size` bytes and their header in a pool, and owns its descriptor; None: the pool's owner uses the place anew."""
+        length = HEADER + size
         try:
-            # Opening a device may have effects, so that the name is looked at first.
-            if os.readlink(path).startswith(f"/memfd:{POOL} "):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            if fd >= 0 and _is_pool(fd, offset + length) and _lock(fd, fcntl.F_RDLCK, offset, length):
-                made, fd = cls(fd, offset, length), -1
-                return made
+            if is_pool(fd, offset + length) and _lock(fd, fcntl.F_RDLCK, offset, length):
+                return cls(fd, offset, length)
         except OSError:
-            pass  # no such process here, or one of another user
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            pass  # it is not a pool
+        os.close(fd)
         return None
 
     @property
@@ -93,7 +86,19 @@ class Opened:
             self._closed()
 
 
-def _is_pool(fd: int, end: int) -> bool:
+def open_named(pool: PoolName) -> int:
+    """A new descriptor of a pool by the number of its process; -1: that pool is not on this host, or of another user."""
+    path = f"/proc/{pool.process}/fd/{pool.fd}"
+    try:
+        # Opening a device may have effects, so that the name is looked at first.
+        if os.readlink(path).startswith(f"/memfd:{POOL} "):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        pass  # no such process here, or one of another user
+    return -1
+
+
+def is_pool(fd: int, end: int) -> bool:
     """True if a file is a memfd that cannot become shorter, with that many bytes."""
     status = os.fstat(fd)
     return stat.S_ISREG(status.st_mode) and status.st_size >= end and bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)

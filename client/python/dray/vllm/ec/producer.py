@@ -28,6 +28,7 @@ from ..grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants
 from ..options import Options
 from ..protocol import DELIVERED
 from ..rest import Rest
+from .door import Door
 from .header import HEADER
 from .inplace import Vacate
 from .pool import Pool, Shape
@@ -75,6 +76,7 @@ class ProducerSide(Writer[_Send]):
         self._grants = Grants(client)
         self._by_grant: dict[Grant, _Send] = {}
         pool.vacate = Vacate(memory)
+        self._door = Door(memory)
 
     def _begin(self, request: Request, shapes: dict[str, Shape], now: float) -> _Send:
         return _Send(request.request_id, shapes, consumers(request.ec_transfer_params), now)
@@ -136,7 +138,7 @@ class ProducerSide(Writer[_Send]):
                 send.state = State.HELD
                 items = {name: Offered(item.offset, item.shape.rows, item.shape.width, item.nonce)
                          for name, item in zip(send.shapes, send.items, strict=True)}
-                offer = Offer(self._engine_id, grant.token, self._model, items, pool=PoolName(os.getpid(), self._memory.fd))
+                offer = Offer(self._engine_id, grant.token, self._model, items, pool=PoolName(os.getpid(), self._memory.fd, self._door.name))
                 if self._secret is not None:
                     offer = dataclasses.replace(offer, proof=self._secret.sign(offer, request.cache_salt))
                 return offer_params([offer], self._client.segment)
@@ -167,6 +169,10 @@ class ProducerSide(Writer[_Send]):
             elif send.state is State.ROOM:
                 send.grant = None
                 self._refused(send, grant.error or errors.AgentRestarted("the right has ended"), time.monotonic())
+
+    def close(self) -> None:
+        super().close()
+        self._door.close()
 
     @property
     def busy(self) -> bool:

@@ -7,9 +7,10 @@ joins their lists "offers".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import errors
 from .header import NONCE
@@ -21,11 +22,11 @@ VERSION = 1
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _CONSUMERS_MAX = 1024
+_DOOR = re.compile("[0-9a-f]{64}")  # as door.py makes them
 _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request unchanged."
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an output lies in an engine's own pool, for its workers; or, with a path, in a file of another engine."""
 
     offset: int
@@ -80,10 +81,11 @@ class Offered:
 
 @dataclass(frozen=True)
 class PoolName:
-    """By which other processes of the host find an engine's pool: descriptor `fd` of a process."""
+    """By which other processes of the host find an engine's pool: descriptor `fd` of a process, and a door (door.py); empty: it has none."""
 
     process: int
     fd: int
+    door: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
     """ec_transfer_params of E's answer."""
     return {"dray": {"version": VERSION, "offers": [
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
-         **({"pool": [offer.pool.process, offer.pool.fd]} if offer.pool is not None else {}),
+         **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
          "items": {name: [one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items()}}
         for offer in offers]}}
 
@@ -152,10 +154,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _pool(process: Any, fd: Any) -> PoolName:
+def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
     if not all(type(number) is int and 0 <= number < 1 << 31 for number in (process, fd)):
         raise ValueError(f"descriptor {fd!r:.20} of process {process!r:.20}")
-    return PoolName(process, fd)
+    if _text(door) and not _DOOR.fullmatch(door):
+        raise ValueError("a door is not one")
+    return PoolName(process, fd, door)
 
 
 def _offered(offset: Any, rows: Any, width: Any, nonce: Any) -> Offered:

@@ -56,7 +56,7 @@ class Secret:
         said = [_PURPOSE, VERSION, offer.engine_id, offer.token, sorted(offer.model.items()),
                 sorted([digest(name, salt).hex(), one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items())]
         if offer.pool is not None:
-            said.append([offer.pool.process, offer.pool.fd])
+            said.append([offer.pool.process, offer.pool.fd, offer.pool.door])
         return hmac.new(self._key, json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
     def check(self, offer: Offer, salt: str | None) -> None:
