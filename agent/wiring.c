@@ -75,6 +75,12 @@ static void on_peer_changed(void *arg, dray_handle peer, const char *segment, co
 				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
 }
 
+static void on_mooncake_published(void *arg, const char *segment, const char *before,
+				  const char *after, const char *why)
+{
+	agent_record(arg, "mooncake", segment, before, after, why);
+}
+
 static void on_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
 			    const char *after, const char *why)
 {
@@ -313,7 +319,9 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 							   .cfg = cfg,
 							   .pool = &a->pool,
 							   .regions = a->regions,
-							   .rails = &a->rails },
+							   .rails = &a->rails,
+							   .published = on_mooncake_published,
+							   .arg = a },
 				  reterr);
 	if (ret < 0)
 		return ret;

@@ -579,7 +579,7 @@ const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
 	{ "number", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_event, number) },
 	/* Nanoseconds since 1970. */
 	{ "time_ns", "t", DRAY_DBUS_KIND_TIME, offsetof(struct dray_dbus_event, time_ns) },
-	/* state, rail, peer, session, config, log-level, segment, preferred or store. */
+	/* state, rail, peer, session, config, log-level, segment, preferred, store or mooncake. */
 	{ "kind", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_event, kind) },
 	/*
 	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with

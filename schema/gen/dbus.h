@@ -854,7 +854,7 @@ extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD
 struct dray_dbus_event {
 	uint64_t number; /* Number of the event, from 1 at the agent's start, without gaps. */
 	uint64_t time_ns; /* Nanoseconds since 1970. */
-	/* state, rail, peer, session, config, log-level, segment, preferred or store. */
+	/* state, rail, peer, session, config, log-level, segment, preferred, store or mooncake. */
 	const char *kind;
 	/*
 	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with

@@ -224,6 +224,39 @@ def test_published(member, server, kind):
     assert "removed from the metadata server" in agent.text()
 
 
+def test_events(member, server):
+    """The history has what the server has of the segment: its begin, its first and last buffer, failures with their reason, and its end."""
+    keys = server()
+    agent = member(keys.url)
+    name = segment(agent)[0]
+    told = [("absent", "empty")]
+
+    def have(*more):
+        told.extend(more)
+        until(lambda: [(e["old"], e["new"]) for e in events(agent, name)] == told, f"the events {told}")
+
+    have()
+    with Owner(agent, MIB) as owner:
+        have(("empty", "published"))
+        owner.region.export(0, 4096, mooncake=1 << 40)
+        until(lambda: len(json.loads(keys.values[keys_of(name)[0]])["buffers"]) == 2, "the second buffer")
+        keys.answer = lambda *request: (500, b"no")
+        have(("published", "failing"))
+        assert "500" in events(agent, name)[-1]["reason"]
+        keys.answer = keys.usual
+        have(("failing", "published"))
+    have(("published", "empty"))
+    agent.ctl("drain", "--stay")
+    have(("empty", "absent"))
+    agent.ctl("resume")
+    have(("absent", "empty"))
+    assert all(e["reason"] for e in events(agent, name))
+
+
+def events(agent, name):
+    return [e for e in agent.ctl("events", "--json")["events"] if (e["kind"], e["subject"]) == ("mooncake", name)]
+
+
 @KINDS
 def test_left_behind(member, server, kind):
     """An agent that was killed leaves its keys. The next one with its name replaces them, though servers keep the old address."""

@@ -28,8 +28,7 @@
 struct writing {
 	FILE *f;
 	const char *name;
-	bool some;
-	unsigned left_out;
+	unsigned n, left_out;
 };
 
 /* The name needs no escapes: it is an address or a host name, and a port. */
@@ -38,8 +37,7 @@ static void put_buffer(void *arg, const struct grant_view *g)
 	struct writing *w = arg;
 
 	fprintf(w->f, "%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"%s\"}",
-		w->some ? "," : "", g->mooncake, g->o.length, w->name);
-	w->some = true;
+		w->n++ ? "," : "", g->mooncake, g->o.length, w->name);
 }
 
 static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32_t *keys,
@@ -54,7 +52,7 @@ static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32
 	}
 	fprintf(w->f,
 		"%s{\"addr\":%" PRIu64 ",\"length\":%" PRIu64 ",\"name\":\"" PLACE "\",\"rkey\":[",
-		w->some ? "," : "", address, length);
+		w->n++ ? "," : "", address, length);
 	for (unsigned i = 0; i < n; i++)
 		fprintf(w->f, "%s%" PRIu32, i ? "," : "", keys[i]);
 	/* the keys for local use have no use for a peer, who wants as many of them */
@@ -62,7 +60,6 @@ static void put_piece(void *arg, uint64_t address, uint64_t length, const uint32
 	for (unsigned i = 0; i < n; i++)
 		fputs(i ? ",0" : "0", w->f);
 	fputs("]}", w->f);
-	w->some = true;
 }
 
 /*
@@ -102,7 +99,7 @@ uint32_t descriptor_buffers_max(const char *name)
 }
 
 /* NULL: no memory. */
-static char *make(struct mooncake_server *s, size_t *ret_n)
+static char *make(struct mooncake_server *s, size_t *ret_n, unsigned *ret_buffers)
 {
 	struct rails_guest_device devices[RAILS_MAX];
 	struct writing w = { .name = s->name };
@@ -145,6 +142,7 @@ static char *make(struct mooncake_server *s, size_t *ret_n)
 		free(text);
 		return NULL;
 	}
+	*ret_buffers = w.n;
 	return text;
 }
 
@@ -157,16 +155,18 @@ uint64_t descriptor_changes(const struct mooncake_server *s)
 const char *descriptor_text(struct mooncake_server *s, size_t *ret_n)
 {
 	uint64_t changes = descriptor_changes(s);
+	unsigned buffers = 0;
 	size_t n = 0;
 	char *text;
 
 	if (!s->descriptor.text || s->descriptor.changes != changes) {
-		text = make(s, &n);
+		text = make(s, &n, &buffers);
 		if (!text)
 			return NULL;
 		free(s->descriptor.text);
 		s->descriptor.text = text;
 		s->descriptor.n = n;
+		s->descriptor.buffers = buffers;
 		s->descriptor.changes = changes;
 	}
 	*ret_n = s->descriptor.n;

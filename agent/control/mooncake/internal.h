@@ -32,6 +32,7 @@ struct mooncake_server {
 		char *text; /* NULL: not made yet */
 		size_t n;
 		uint64_t changes; /* of the buffers, when it was made */
+		unsigned buffers; /* in it */
 	} descriptor;
 	struct publisher *publisher; /* NULL: without mooncake.metadata */
 	uint64_t next_id;

@@ -28,6 +28,13 @@ struct mooncake_deps {
 	struct worker_pool *pool;
 	struct regions *regions;
 	struct rails *const *rails; /* set before the first event */
+	/*
+	 * What the metadata server has of the segment: "absent", "empty" (no buffers), "published", or "failing" (nothing is known). May be
+	 * NULL.
+	 */
+	void (*published)(void *arg, const char *segment, const char *before, const char *after,
+			  const char *why);
+	void *arg;
 };
 
 /* *ret is NULL without mooncake.listen; all other calls take NULL. 0, or -errno with reterr. */

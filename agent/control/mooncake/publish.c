@@ -41,6 +41,10 @@ static const char *const methods[] = {
 	[ASK_DELETE] = "DELETE",
 };
 
+/* Compared by address. */
+static const char state_absent[] = "absent", state_empty[] = "empty",
+		  state_published[] = "published", state_failing[] = "failing";
+
 struct publisher {
 	struct mooncake_server *server;
 	struct resolver *resolver;
@@ -59,6 +63,8 @@ struct publisher {
 	int64_t compared_ns; /* when all keys were found to be true */
 	bool comparing;      /* since they are asked for again */
 	uint32_t fails;      /* in a row */
+	unsigned buffers;    /* in the descriptor that was sent last */
+	const char *state;   /* the last one that was told */
 	void (*gone)(void *arg);
 	void *gone_arg;
 };
@@ -123,9 +129,28 @@ static void gone(struct publisher *p)
 		fn(p->gone_arg);
 }
 
+static void tell(struct publisher *p, const char *state, const char *why)
+{
+	const struct mooncake_deps *d = &p->server->deps;
+	const char *before = p->state;
+
+	if (before == state)
+		return;
+	p->state = state;
+	if (d->published)
+		d->published(d->arg, p->server->name, before, state, why);
+}
+
 static void set_published(struct publisher *p, bool on)
 {
 	struct mooncake_server *s = p->server;
+
+	if (!on)
+		tell(p, state_absent, "the segment may not be used any more");
+	else if (p->buffers)
+		tell(p, state_published, "there are exports with an address for Mooncake");
+	else
+		tell(p, state_empty, "there are no exports with an address for Mooncake");
 
 	if (s->totals.published == on)
 		return;
@@ -144,11 +169,12 @@ static void failed(struct publisher *p, const struct dray_err *why)
 	p->keys[p->key].value = VALUE_UNKNOWN;
 	s->totals.metadata_failures++;
 	if (p->on)
-		set_published(p, false);
+		s->totals.published = false;
 	if (!p->fails++)
 		log_warning(AREA,
 			    "the segment is %s the metadata server, trying again: %s segment=%s",
 			    p->on ? "not at" : "still at", why->msg, s->name);
+	tell(p, state_failing, why->msg);
 	arm(p, dray_now().ns + backoff_spread(backoff_pause(p->fails, RETRY_MIN_NS, RETRY_MAX_NS)));
 }
 
@@ -174,6 +200,8 @@ static void compare(struct publisher *p, const struct http_answer *answer)
 			p->server->name);
 	p->keys[p->key].value = same ? VALUE_OWN : VALUE_OTHER;
 	p->keys[p->key].own |= same;
+	if (same && p->key == METADATA_SEGMENT)
+		p->buffers = p->server->descriptor.buffers;
 	p->keys[p->key].seen = same;
 }
 
@@ -215,6 +243,7 @@ static int put_prepare(struct publisher *p, struct http_request *request, char *
 	p->keys[p->key].own = true;
 	if (p->key == METADATA_SEGMENT) {
 		p->changes = descriptor_changes(p->server);
+		p->buffers = p->server->descriptor.buffers;
 		p->put_ns = dray_now().ns;
 	}
 	return 0;
@@ -362,6 +391,7 @@ int publisher_new(struct publisher **ret, struct mooncake_server *s, struct dray
 	}
 	p->server = s;
 	p->on = true;
+	p->state = state_absent;
 	r = metadata_request(s->cfg, METADATA_ADDRESS, s->name, &request, reterr);
 	if (r >= 0)
 		r = resolver_new(&p->resolver, s->deps.event, reterr);
