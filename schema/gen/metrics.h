@@ -200,6 +200,12 @@ enum dray_metric {
 	 */
 	DRAY_METRIC_STORE_REMOTE_LOST_TOTAL,
 	DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, /* Bytes of objects that came from other agents. */
+	/*
+	 * Keys of GET that were read by TCP, although their agent gave keys of RDMA devices,
+	 * because the devices here had not registered a segment of this store: not yet, or they
+	 * cannot.
+	 */
+	DRAY_METRIC_STORE_REMOTE_UNREGISTERED_TOTAL,
 	/* Bytes of objects that were copied to clients or read in place. */
 	DRAY_METRIC_STORE_READ_BYTES_TOTAL,
 	/*

@@ -965,6 +965,11 @@ static void tell_with_keys(const char *what, const dray_handle *peers)
 	post(cmd);
 }
 
+static uint64_t unregistered(void)
+{
+	return rig.ring.worker->core.counters->v[DRAY_METRIC_STORE_REMOTE_UNREGISTERED_TOTAL];
+}
+
 static void test_keys(void **state)
 {
 	struct xfer *x;
@@ -986,12 +991,14 @@ static void test_keys(void **state)
 	assert_null(reading(3)->remote->keys);
 	read_as('x', 0, NULL);
 	answered(3, 0, "K");
+	assert_int_equal(unregistered(), 0);
 	/* devices have not registered the place */
 	post((struct command){ .type = COMMAND_KEYS, .kind = OBJECT_REGION, .handle = SEGMENT });
 	get(4, 0, "d");
 	tell_with_keys("0", at_peer);
 	assert_null(reading(4)->local->keys);
 	assert_null(reading(4)->remote->keys);
+	assert_int_equal(unregistered(), 1);
 	read_as('x', 0, NULL);
 	answered(4, 0, "K");
 	assert_true(dray_list_empty(&rig.ring.worker->readings));

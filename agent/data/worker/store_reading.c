@@ -59,6 +59,8 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 		return r;
 	r->local.keys = keys_of_places(w, objects, n);
 	r->remote.keys = r->local.keys ? rail_keys_ref(s->keys) : NULL;
+	if (!r->local.keys)
+		core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_UNREGISTERED_TOTAL, n);
 	return r;
 }
 
