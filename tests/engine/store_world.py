@@ -7,6 +7,7 @@ noticed when a request computes with it. After each step, no block that the agen
 """
 
 import itertools
+import struct
 from collections import Counter, deque
 from types import SimpleNamespace
 
@@ -62,7 +63,7 @@ class Pending:
 
 def with_pieces(items, pieces):
     """Items with their own pieces instead of the number of them."""
-    rows = iter(pieces.tolist())
+    rows = struct.iter_unpack("=2Q", pieces)
     return [(key, list(itertools.islice(rows, n)), cost) for key, n, cost in items]
 
 

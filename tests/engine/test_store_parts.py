@@ -3,6 +3,7 @@
 
 import platform
 import random
+import struct
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,14 +13,16 @@ from asked import Asked
 from dray import errors
 from dray.store import Status, StoreResult, Tier
 from dray.vllm.layout import Family, Group, RankLayout
-from dray.vllm.store import block_events, connector, kernels, lookup, specs, tiers, weights
+from dray.vllm.store import batches, block_events, connector, kernels, lookup, specs, stats, tiers, weights
 from dray.vllm.store import saves as saving
 from dray.vllm.store.cost import Cost
+from dray.vllm.store.hashing import Hashes
 from dray.vllm.store.hits import first_needed, hit
 from dray.vllm.store.keys import key, make_root
 from dray.vllm.store.objects import Objects
 from dray.vllm.store.options import Options
 from dray.vllm.store.pins import Pins
+from dray.vllm.store.protocol import Block
 from dray.vllm.store.recent import Recent
 from dray.vllm.store.room import Room
 from dray.vllm.store.saves import Saves
@@ -66,7 +69,7 @@ def content(order, block):
                     memory[base + b * family.block_stride + h * family.head_stride + n * family.token_stride] = (i, b, h, n)
     objects = Objects(one, [FULL], CPU)
     found = []
-    for offset, length in objects.ranges(0, [block]):
+    for offset, length in struct.iter_unpack("=2Q", objects.ranges(0, [block])):
         assert offset % 64 == length % 64 == 0
         found += [memory[at] for at in range(offset, offset + length, 64)]
     return objects, found
@@ -166,6 +169,35 @@ def test_blocks_that_depend_on_other_tokens_are_refused():
             of_specs(FullAttentionSpec(**SPEC), one)
     with pytest.raises(errors.Unsupported, match="not kept for the tokens"):
         of_specs(CircularBufferSpec(**SPEC))
+
+
+# --- batches ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("keys, ranges, count", [(1024, 4096, 1), (3, 4096, 3), (1024, 7, 4)])
+def test_blocks_as_batches(monkeypatch, keys, ranges, count):
+    """Batches of any length have the same keys, and the same pieces for each key, as a batch for each block."""
+    monkeypatch.setattr(batches, "_KEYS_MAX", keys)
+    monkeypatch.setattr(batches, "RANGES_MAX", ranges)
+    families = [*layout("LBHN").families, *layout("LBHN", layers=2, group=1).families]
+    objects = Objects(RankLayout(0, 1 << 20, tuple(families)), [FULL, Group("attention, window 48", 32)], CPU * 2)
+    blocks = [Block(group, number, b"%d.%d" % (group, number), cost) for group in (0, 1) for number, cost in ((3, 0.0), (0, 0.5), (2, 0.0), (1, 2.0))]
+    cut = batches._cut(objects, b"root", blocks)
+    assert all(0 < len(one.items) <= keys and len(one.pieces) <= 16 * ranges for one in cut) and len(cut) == count
+    assert [block for one in cut for block in one.blocks] == blocks
+    assert [item for one in cut for item in one.items] == [(key(b"root", objects.forms[b.group], b.hash), objects.counts[b.group], b.cost) for b in blocks]
+    assert b"".join(one.pieces for one in cut) == b"".join(objects.ranges(b.group, [b.number]) for b in blocks)
+    assert not batches._cut(objects, b"root", [])
+
+
+@pytest.mark.parametrize("tokens", [32, 64, 96])
+def test_hashes_of_ranges_of_blocks(tokens):
+    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=32, prefix_caching_hash_algo="sha256"))
+    hashes = Hashes(config, None, [Group("attention", tokens)])
+    request = SimpleNamespace(block_hashes=[b"%d" % i for i in range(10)])
+    for first in range(6):
+        for end in range(first, 14):
+            wanted = [hashes.of(request, 0, block) for block in range(first, end)]
+            assert hashes.among(request, 0, range(first, end)) == [one for one in wanted if one is not None]
 
 
 # --- hits ---------------------------------------------------------------------------------------------
@@ -865,6 +897,24 @@ def test_recent():
     recent = Recent(2)
     assert recent.add(1) and recent.add(2) and not recent.add(1) and recent.add(3)
     assert 1 in recent and 2 not in recent and len(recent) == 2
+    recent.update([1, 4])
+    assert 1 in recent and 4 in recent and 3 not in recent and len(recent) == 2
+
+
+# --- statistics ---------------------------------------------------------------------------------------
+
+def test_counts_are_added():
+    """What only one of both has is kept, and what this version does not know is left out."""
+    total = stats.new()
+    stats.add(total, {"load_seconds": [1.0], "loaded_blocks": 2, "load_failures": {"deadline": 1}, "of a newer version": 7})
+    more = {"load_seconds": [2.0], "load_failures": {"deadline": 2, "not_found": 1}}
+    stats.add(total, more)
+    assert total == {**stats.new(), "load_seconds": [1.0, 2.0], "loaded_blocks": 2, "load_failures": {"deadline": 3, "not_found": 1}}
+    stats.add(total, more)
+    assert more == {"load_seconds": [2.0], "load_failures": {"deadline": 2, "not_found": 1}}, "what is added stays as it is"
+    data = {}
+    stats.add(data, more)
+    assert data == more and data["load_seconds"] is not more["load_seconds"]
 
 
 # --- events -------------------------------------------------------------------------------------------

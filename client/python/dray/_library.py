@@ -100,9 +100,10 @@ class StoreItem(Structure):
 
 
 class StoreBatch(Structure):
+    # `items` takes an address
     _fields_ = [
         ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("lease_ms", c_uint),
-        ("items", POINTER(StoreItem)), ("items_n", c_size_t)]
+        ("items", c_void_p), ("items_n", c_size_t)]
 
 
 class StoreResult(Structure):

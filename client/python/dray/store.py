@@ -8,7 +8,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_char, c_uint64
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arguments as arguments
@@ -218,12 +218,14 @@ class Stores:
         return Store(client, space)
 
 
+_new = tuple.__new__  # a NamedTuple's own takes twice as long
 _STATUSES, _TIERS = {int(one): one for one in Status}, {int(one): one for one in Tier}
+_LOST, _NOWHERE = Status.LOST, Tier.NONE  # Python 3.11 looks a member up by a function
 
 
 def _results(results: lib.StoreResults) -> list[StoreResult]:
     """What a newer agent says, and this client does not know, is a loss."""
-    return [StoreResult(_STATUSES.get(status, Status.LOST), length, wait / 1000, _TIERS.get(tier, Tier.NONE))
+    return [_new(StoreResult, (_STATUSES.get(status, _LOST), length, wait / 1000, _TIERS.get(tier, _NOWHERE)))
             for status, wait, length, _, _, tier, _ in _RESULT.iter_unpack(ctypes.string_at(results.v, results.n * _RESULT.size))]
 
 
@@ -247,7 +249,8 @@ def _copied(items: list[Any], pieces: Any) -> lib.StoreBatch:
             pieces = list(chain.from_iterable(item[1] for item in items))
         else:
             counts = [item[1] for item in items]
-        costs = [min(int(item[2] * 1e6), _COST_MAX) if len(item) > 2 else 0 for item in items]
+        costs = [item[2] if len(item) > 2 else 0 for item in items]
+        costs = [min(int(cost * 1e6), _COST_MAX) for cost in costs] if costs.count(0) < len(costs) else []
         return _batch([item[0] for item in items], counts, costs, pieces)
     except (TypeError, IndexError, struct.error) as e:
         raise errors.Invalid(f"the items are not (key, [(offset, length), ...]): {e}",
@@ -259,21 +262,20 @@ def _batch(keys: list[bytes], counts: Sequence[int] = (), costs: Sequence[int] =
     n = len(keys)
     if not 0 < n <= _KEYS_MAX:
         raise errors.Invalid(f"{n} keys", fix=f"Pass 1 to {_KEYS_MAX} keys.")
-    for key in keys:
-        if not isinstance(key, bytes) or not 0 < len(key) <= _KEY_MAX:
-            raise errors.Invalid(f"the key {key!r} is not 1 to {_KEY_MAX} bytes", fix="Pass bytes.")
+    wrong = [key for key in keys if not isinstance(key, bytes) or not 0 < len(key) <= _KEY_MAX]
+    if wrong:
+        raise errors.Invalid(f"the key {wrong[0]!r} is not 1 to {_KEY_MAX} bytes", fix="Pass bytes.")
     words, there, keep = operations.pointer(pieces, operations.PIECES)
-    if sum(counts) != there or any(count < 0 for count in counts):
+    if sum(counts) != there or min(counts, default=0) < 0:
         raise errors.Invalid(f"the items have {sum(counts)} pieces, and the array {there}", fix="Pass as many pieces as the items say.")
-    names, packed = ctypes.create_string_buffer(b"".join(keys)), bytearray(n * _ITEM.size)
-    if isinstance(words, bytes):
-        keep = ctypes.create_string_buffer(words)
-        words = ctypes.addressof(keep)
-    name, at = ctypes.addressof(names), words
-    for number, (key, count, cost) in enumerate(zip(keys, counts or [0] * n, costs or [0] * n, strict=True)):
-        _ITEM.pack_into(packed, number * _ITEM.size, name, len(key), at, count, cost)
-        name += len(key)
-        at += count * operations.PIECES.size
-    batch = lib.StoreBatch(items=(lib.StoreItem * n).from_buffer(packed), items_n=n)
-    batch._keep = (names, keep)
+    # the items, their pieces unless these lie in memory of the caller, and the keys
+    own, size = words if isinstance(words, bytes) else b"", n * _ITEM.size
+    memory = bytearray().join((bytes(size), own, *keys))
+    kept = c_char.from_buffer(memory)
+    start, lengths, counts = ctypes.addressof(kept), list(map(len, keys)), counts or [0] * n
+    names = accumulate(lengths, initial=start + size + len(own))
+    places = accumulate([count * operations.PIECES.size for count in counts], initial=start + size if isinstance(words, bytes) else words)
+    memory[:size] = b"".join(map(_ITEM.pack, names, lengths, places, counts, costs or [0] * n))
+    batch = lib.StoreBatch(items=start, items_n=n)
+    batch._keep = (kept, keep)
     return batch

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ... import errors
 from ...pending import Lending
-from .keys import Root, key
+from .keys import Root, prefix
 from .objects import RANGES_MAX, Objects
 from .protocol import Block
 
@@ -84,6 +83,8 @@ class Batches:
 
 def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
     """Batches that the store takes."""
+    if 0 < len(blocks) <= min(_KEYS_MAX, RANGES_MAX // max(objects.counts)):
+        return [_batch(objects, root, blocks)]
     out: list[Batch] = []
     first = pieces = 0
     for number, block in enumerate(blocks):
@@ -96,6 +97,10 @@ def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
 
 
 def _batch(objects: Objects, root: Root, blocks: Sequence[Block]) -> Batch:
-    items = [(key(root, objects.forms[block.group], block.hash), objects.counts[block.group], block.cost) for block in blocks]
-    runs = [objects.ranges(group, [block.number for block in run]) for group, run in groupby(blocks, lambda block: block.group)]
-    return Batch(items, runs[0] if len(runs) == 1 else np.concatenate(runs), blocks)
+    items: list[tuple[bytes, int, float]] = []
+    runs = []
+    for group, run in groupby(blocks, attrgetter("group")):
+        same, begin, count = list(run), prefix(root, objects.forms[group]), objects.counts[group]
+        items += [(begin + block.hash, count, block.cost) for block in same]
+        runs.append(objects.ranges(group, [block.number for block in same]))
+    return Batch(items, runs[0] if len(runs) == 1 else bytearray().join(runs), blocks)

@@ -43,6 +43,12 @@ class Hashes:
         seed = importlib.import_module("vllm.v1.core.kv_cache_utils").get_none_hash_seed()
         return {"hash algorithm": self._algorithm, "hash seed": hashlib.sha256(seed.encode()).hexdigest(), "hashed tokens": str(self._tokens)}
 
+    def among(self, request: Request, group: int, blocks: range) -> Sequence[bytes]:
+        """The hashes of a request's blocks, as of() tells them. Those of blocks that are not full are left out."""
+        each = self._groups[group].tokens // self._tokens
+        hashes: Sequence[bytes] = request.block_hashes
+        return hashes[(blocks.start + 1) * each - 1:blocks.stop * each:each]
+
     def of(self, request: Request, group: int, block: int) -> bytes | None:
         """The hash of a block of a request and all before it; None if it is not full."""
         index = (block + 1) * self._groups[group].tokens // self._tokens - 1

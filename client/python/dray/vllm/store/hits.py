@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from collections.abc import Callable, Sequence
 
 from ..layout import Group
@@ -18,11 +19,19 @@ _CHUNKS = re.compile(r", chunks of (\d+)$")
 
 def first_needed(group: Group, end: int) -> int:
     """The first block of a group that a request with `end` computed tokens reads."""
-    if window := _WINDOW.search(group.kind):
-        return max(0, end - int(window[1]) + 1 - int(window[2] or 0)) // group.tokens
-    if chunk := _CHUNKS.search(group.kind):
-        return end // int(chunk[1]) * int(chunk[1]) // group.tokens
-    return 0
+    window, chunk = _reach(group.kind)
+    if window:
+        return max(0, end - window + 1) // group.tokens
+    return end // chunk * chunk // group.tokens if chunk else 0
+
+
+@cache
+def _reach(kind: str) -> tuple[int, int]:
+    """(tokens of the window with those that are kept besides, tokens of a chunk) of groups of this kind; 0: there is none."""
+    if window := _WINDOW.search(kind):
+        return int(window[1]) + int(window[2] or 0), 0
+    chunk = _CHUNKS.search(kind)
+    return 0, int(chunk[1]) if chunk else 0
 
 
 def unit(groups: Sequence[Group]) -> int:
@@ -36,7 +45,7 @@ def hit(groups: Sequence[Group], first: int, end: int, has: Callable[[int, int],
     first: tokens that the engine has. has: whether a block of a group can be loaded.
     """
     step = unit(groups)
-    end = end // step * step
+    end, complete = end // step * step, set()
     for number, group in enumerate(groups):
         if first_needed(group, end):
             continue  # it needs a part only, which is looked at below
@@ -44,9 +53,12 @@ def hit(groups: Sequence[Group], first: int, end: int, has: Callable[[int, int],
         while block * group.tokens < end and has(number, block):
             block += 1
         end = min(end, block * group.tokens) // step * step
+        complete.add(number)
     while end > first:
         missing = None
         for number, group in enumerate(groups):
+            if number in complete:
+                continue
             low = max(first_needed(group, end), first // group.tokens)
             missing = next((i for i in range(end // group.tokens - 1, low - 1, -1) if not has(number, i)), None)
             if missing is not None:

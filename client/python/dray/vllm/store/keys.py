@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-__all__ = ["Root", "key", "make_root"]
+__all__ = ["Root", "key", "make_root", "prefix"]
 
 _MAGIC = b"vk1"  # of this form of objects and keys
 _DIGEST = 16  # bytes
@@ -26,16 +26,17 @@ def make_root(fields: Mapping[str, str], epoch: str) -> Root:
 
 def key(root: Root, form: str, block_hash: bytes) -> bytes:
     """At most 255 bytes: block hashes have up to 64."""
-    return _MAGIC + _prefix(root, form) + block_hash
+    return prefix(root, form) + block_hash
 
 
 _known: dict[tuple[Root, str], bytes] = {}
 
 
-def _prefix(root: Root, form: str) -> bytes:
+def prefix(root: Root, form: str) -> bytes:
+    """What the keys of all blocks of a form begin with."""
     found = _known.get((root, form))
     if found is None:
         if len(_known) > 256:
             _known.clear()
-        found = _known[root, form] = hashlib.sha256(root + form.encode()).digest()[:_DIGEST]
+        found = _known[root, form] = _MAGIC + hashlib.sha256(root + form.encode()).digest()[:_DIGEST]
     return found

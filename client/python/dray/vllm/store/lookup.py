@@ -51,7 +51,7 @@ class Lookup:
         self._lacks: set[tuple[int, int]] = set()
         self._part: list[tuple[int, int]] = []
         self.results: list[StoreResult] = []  # of all keys that were asked, as often as they were
-        self._sizes: dict[bytes, int] = {}  # of the objects of this part that were found
+        self._missing: dict[bytes, int] = {}  # keys of this part that were not found yet, with the sizes of their objects
         self.again = 0.0  # when the keys that were busy are asked again; 0: there are none
         self._ended = False
         self._asked: list[bytes] = []
@@ -65,8 +65,8 @@ class Lookup:
 
     def _ask(self) -> None:
         """Asks for the next blocks."""
-        keys: dict[bytes, None] = {}
-        self._part, self._sizes = [], {}
+        keys: dict[bytes, int] = {}
+        self._part, self._missing = [], keys
         while self._left and len(keys) < _KEYS_MAX:
             _, number, block = self._left[-1]
             found = self._keys_of(number, block)
@@ -75,7 +75,7 @@ class Lookup:
             self._left.pop()
             self._blocks[number, block] = found
             self._part.append((number, block))
-            keys.update(dict.fromkeys(found))
+            keys.update(found)
         if not keys:
             self._left.clear()
             return
@@ -126,20 +126,22 @@ class Lookup:
         if self.error is not None:
             self._ended = True
             return
-        absent, results = set(), pending.result(0)
+        absent, results, missing, ok = set(), pending.result(0), self._missing, Status.OK
         self.results += results
         for key, result in zip(self._asked, results, strict=True):
-            if result.status == Status.OK and not self._pinned and result.tier != Tier.AGENT:
+            status = result.status
+            if status == ok and not self._pinned and result.tier != Tier.AGENT:
                 self._busy.append(key)  # it came here meanwhile, and nothing keeps it
                 self.again = max(self.again, time.monotonic())
-            elif result.status == Status.OK:
-                self._sizes[key] = result.length
-            elif result.status == Status.BUSY:
+            elif status == ok:
+                if missing.get(key) == result.length:
+                    del missing[key]
+            elif status == Status.BUSY:
                 self._busy.append(key)
                 self.again = max(self.again, time.monotonic() + max(_PAUSE, result.wait))
-            elif result.status == Status.NOT_FOUND:
+            elif status == Status.NOT_FOUND:
                 absent.add(key)
-        self._have.update(one for one in self._part if all(self._sizes.get(key) == size for key, size in self._blocks[one].items()))
+        self._have.update(one for one in self._part if missing.keys().isdisjoint(self._blocks[one]))
         if self._agents and self._pinned:
             self._absent = [key for key in self._asked if key in absent]
         elif absent:
@@ -165,7 +167,8 @@ class Lookup:
     def found(self) -> int:
         """How many tokens all groups can have. Lets everything else go. Once, after answered()."""
         end = hit(self._groups, self.first, self.end, lambda group, block: (group, block) in self._have)
-        self._let_go([one for one in self._blocks if one[1] * self._groups[one[0]].tokens >= end])
+        if end < self.end:
+            self._let_go([one for one in self._blocks if one[1] * self._groups[one[0]].tokens >= end])
         return end
 
     def knows(self, group: int, block: int) -> bool | None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 
 __all__ = ["Recent"]
 
@@ -13,7 +14,7 @@ class Recent:
 
     def __init__(self, most: int = 1 << 16) -> None:
         self._most = most
-        self._things: dict[Hashable, None] = {}
+        self._things: OrderedDict[Hashable, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._things)
@@ -23,13 +24,19 @@ class Recent:
 
     def add(self, thing: Hashable) -> bool:
         """Puts a thing in, or to the end; True if it is new."""
-        new = thing not in self._things
-        if not new:
-            del self._things[thing]
-        elif len(self._things) >= self._most:
-            del self._things[next(iter(self._things))]
-        self._things[thing] = None
-        return new
+        things = self._things
+        if thing in things:
+            things.move_to_end(thing)
+            return False
+        if len(things) >= self._most:
+            things.popitem(last=False)
+        things[thing] = None
+        return True
+
+    def update(self, things: Iterable[Hashable]) -> None:
+        """add() for each of them."""
+        for thing in things:
+            self.add(thing)
 
     def discard(self, thing: Hashable) -> None:
         self._things.pop(thing, None)

@@ -265,11 +265,12 @@ class Saves:
         if self.events is not None:
             self.events.removed(group, block_hash)
 
-    def there(self, request: Request, group: int, index: int, block_hash: bytes) -> None:
-        """The store says that it has a block of a request: it need not be saved."""
-        self.stored.add((group, block_hash))
+    def there(self, request: Request, group: int, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """The store says that it has blocks (index, hash) of a request: they need not be saved."""
+        self.stored.update((group, block_hash) for _, block_hash in blocks)
         if self.events is not None:
-            self.events.found(request, group, index, block_hash)
+            for index, block_hash in blocks:
+                self.events.found(request, group, index, block_hash)
 
     def reset(self, begun: Iterable[Request]) -> None:
         """Another epoch: requests that have computed something before are not saved. begun: those that have, or load something."""

@@ -65,13 +65,17 @@ class _State(enum.Enum):
     DONE = enum.auto()
 
 
+# Python 3.11 looks a member up by a function
+_ASKED, _MATCHED, _ALLOCATED, _STARTED, _DONE = _State.ASKED, _State.MATCHED, _State.ALLOCATED, _State.STARTED, _State.DONE
+
+
 class _Load:
     """What is loaded for a request: tokens [first, end)."""
 
     __slots__ = ("allocated", "end", "ends", "first", "held_up", "lookup", "over", "preemptions", "request", "root", "state")
 
     def __init__(self, request: Request, root: Root, lookup: Lookup) -> None:
-        self.request, self.root, self.lookup, self.state = request, root, lookup, _State.ASKED
+        self.request, self.root, self.lookup, self.state = request, root, lookup, _ASKED
         self.first, self.end, self.ends = lookup.first, lookup.first, 0.0
         self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
         self.over = False  # the request has ended
@@ -89,6 +93,7 @@ class SchedulerSide:
         """fields: of the model. blocks: that the engine has. step_tokens: of its longest step. loads, saves: what its role allows."""
         self._options, self._client, self._store, self._groups, self._hashes = options, client, store, groups, hashes
         self._weights, self._rest, self._fields = weights, rest, fields
+        self._tokens = [group.tokens for group in groups]
         self._loads_allowed, self._saves_allowed = loads, saves
         self._directory = Directory(client.agent_id, world_size)
         self.stats = Stats(lambda data: _logger.info("dray: store, last minute: %s", sentence(data)))
@@ -147,9 +152,9 @@ class SchedulerSide:
             load = self._ask(request, num_computed_tokens, root) if root is not None else None
             if load is None:
                 return 0, False
-        if load.state is _State.ASKED and not self._take_answer(load):
+        if load.state is _ASKED and not self._take_answer(load):
             return None, False
-        count = load.end - num_computed_tokens if load.state is _State.MATCHED else 0
+        count = load.end - num_computed_tokens if load.state is _MATCHED else 0
         if count <= 0:
             return 0, False
         load.first = num_computed_tokens
@@ -173,7 +178,7 @@ class SchedulerSide:
 
     def _size(self, load: _Load) -> int:
         """Blocks that are loaded, at most."""
-        return sum(len(self._range(load, group)) for group in self._groups)
+        return sum(-(-load.end // tokens) - load.first // tokens for tokens in self._tokens)
 
     @staticmethod
     def _range(load: _Load, group: Group) -> range:
@@ -186,15 +191,15 @@ class SchedulerSide:
         load.held_up = load.held_up or now
         if not (self._lent.blocks or self._saves.stuck) and now < load.held_up + self._options.lookup:
             return None, False
-        load.state = _State.DONE
+        load.state = _DONE
         load.lookup.release()
         return 0, False
 
     def _outdated(self, load: _Load, num_computed_tokens: int) -> bool:
         """True if the engine has lost blocks since the question: its own ones, or all of a request that is preempted."""
-        if load.state is _State.DONE:
+        if load.state is _DONE:
             return load.request.num_preemptions > load.preemptions and load.request.request_id not in self._returns
-        return load.state is _State.MATCHED and num_computed_tokens < load.first
+        return load.state is _MATCHED and num_computed_tokens < load.first
 
     def _askable(self, request: Request, first: int) -> Root | None:
         """What the keys of a request have in common; None: there is nothing to ask, or nobody who answers."""
@@ -243,13 +248,13 @@ class SchedulerSide:
         if not lookup.answered(patient=now < ends and lookup.again < ends):
             if now < ends:
                 return False
-            load.state = _State.DONE
+            load.state = _DONE
             self._orphans.append(lookup)
             self.stats.lookup(lookup.end - lookup.first, 0, now - lookup.began)
             _logger.warning("dray: request %s: the agent has not said within %g s what the store has", load.request.request_id, self._options.lookup)
             return True
         load.end = lookup.found()
-        load.state = _State.MATCHED if load.root == self._root and load.end > load.first else _State.DONE
+        load.state = _MATCHED if load.root == self._root and load.end > load.first else _DONE
         self.stats.lookup(lookup.end - lookup.first, load.end - load.first, now - lookup.began)
         if self._options.log:
             _logger.info("dray: request %s: the store has %d of %d tokens, asked in %.1f ms; objects: %s", load.request.request_id,
@@ -258,29 +263,29 @@ class SchedulerSide:
             _logger.warning("dray: request %s: the store was asked in vain: %s", load.request.request_id, lookup.error)
         if load.root == self._root:
             self._remember(load)
-        if load.state is _State.DONE:
+        if load.state is _DONE:
             lookup.release()
         return True
 
     def _remember(self, load: _Load) -> None:
         """What the store has need not be saved. What it may not have is saved when a request has it."""
         for number, group in enumerate(self._groups):
-            for block in range(load.first // group.tokens, load.lookup.end // group.tokens):
-                block_hash = self._hashes.of(load.request, number, block)
-                if block_hash is None:
-                    continue
+            blocks = range(load.first // group.tokens, load.lookup.end // group.tokens)
+            there = []
+            for block, block_hash in zip(blocks, self._hashes.among(load.request, number, blocks), strict=False):
                 known = load.lookup.knows(number, block)
                 if known:
-                    self._saves.there(load.request, number, block, block_hash)
+                    there.append((block, block_hash))
                 elif known is False:
                     self._saves.missing(number, block_hash)
                 elif block * group.tokens >= load.end:
                     self._saves.stored.discard((number, block_hash))
+            self._saves.there(load.request, number, there)
 
     def _forget(self, load: _Load) -> None:
         """The request's load does not exist any more."""
         del self._loads[load.request.request_id]
-        if load.state is _State.ASKED:
+        if load.state is _ASKED:
             self._orphans.append(load.lookup)  # what it asked for is kept when the answer comes
         elif load.lookup not in self._orphans:
             load.lookup.release()
@@ -288,13 +293,13 @@ class SchedulerSide:
     def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The engine has decided how many tokens are loaded, and into which blocks."""
         load = self._loads.get(request.request_id)
-        if load is None or load.state is not _State.MATCHED:
+        if load is None or load.state is not _MATCHED:
             return
         if num_external_tokens <= 0:
-            load.state = _State.DONE
+            load.state = _DONE
             load.lookup.release()
             return
-        load.state, load.allocated = _State.ALLOCATED, blocks
+        load.state, load.allocated = _ALLOCATED, blocks
         load.end = load.first + num_external_tokens
         load.ends = time.monotonic() + self._options.deadline
         self._room.loading += self._size(load)
@@ -302,18 +307,18 @@ class SchedulerSide:
 
     def _start(self, load: _Load) -> Load:
         """What the workers get of a load."""
-        load.state = _State.STARTED
+        load.state = _STARTED
         return Load(load.request.request_id, load.root, self._blocks(load), load.end - load.first, load.ends - time.monotonic())
 
     def _blocks(self, load: _Load) -> tuple[Block, ...]:
         """What is loaded, and where to."""
         assert load.allocated is not None
-        chosen = []
+        chosen: list[Block] = []
         for number, (group, blocks) in enumerate(zip(self._groups, load.allocated.blocks, strict=True)):
-            for index in self._range(load, group)[max(0, first_needed(group, load.end) - load.first // group.tokens):]:
-                block_hash = self._hashes.of(load.request, number, index)
-                if not blocks[index].is_null and block_hash is not None:
-                    chosen.append(Block(number, blocks[index].block_id, block_hash))
+            wanted = self._range(load, group)[max(0, first_needed(group, load.end) - load.first // group.tokens):]
+            hashes = self._hashes.among(load.request, number, wanted)
+            chosen += [Block(number, block.block_id, block_hash)
+                       for block, block_hash in zip(blocks[wanted.start:wanted.stop], hashes, strict=True) if not block.is_null]
         return tuple(chosen)
 
     def finished(self, request: Request) -> None:
@@ -323,10 +328,10 @@ class SchedulerSide:
         load = self._loads.get(request.request_id)
         if load is None:
             return
-        if load.state is _State.STARTED:
+        if load.state is _STARTED:
             load.over = True  # until the workers have reported its end
             return
-        if load.state is _State.ALLOCATED:
+        if load.state is _ALLOCATED:
             del self._allocated[request.request_id]
             self._dropped.append(request.request_id)
         self._forget(load)
@@ -338,8 +343,8 @@ class SchedulerSide:
         self._saves.reset(request for request in self._requests.values()
                           if request.num_computed_tokens or request.status.name == _LOADING)
         for load in self._loads.values():
-            if load.state is _State.MATCHED:
-                load.state = _State.DONE
+            if load.state is _MATCHED:
+                load.state = _DONE
                 load.lookup.release()
         return True
 
@@ -363,15 +368,15 @@ class SchedulerSide:
         """The session was lost, and with it the pins: what was found may go, or has gone, and is computed."""
         self._pins.lose()
         for load in self._loads.values():
-            if load.state is _State.MATCHED:
-                load.state = _State.DONE
+            if load.state is _MATCHED:
+                load.state = _DONE
                 load.lookup.release()
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
-        active = [load for load in self._loads.values() if load.state is not _State.DONE]
-        asked = any(load.state is _State.ASKED for load in active)
-        self._open, self._asked_blocks = sum(load.state in (_State.ASKED, _State.MATCHED) for load in active), 0
+        active = [load for load in self._loads.values() if load.state is not _DONE]
+        asked = any(load.state is _ASKED for load in active)
+        self._open, self._asked_blocks = sum(load.state in (_ASKED, _MATCHED) for load in active), 0
         self._room.loading = sum(self._size(load) for load in active if load.allocated is not None) + self._lent.blocks
         moved = len(active) + len(self._lent) + self._saves.count
         self._look(self._rest.seconds(output.total_num_scheduled_tokens, moved, asked), asked or bool(self._orphans))
@@ -404,14 +409,14 @@ class SchedulerSide:
                     self._saves.missing(group, block_hash)
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
-            if load is not None and load.state is _State.STARTED:
+            if load is not None and load.state is _STARTED:
                 self._end(load, request_id in (output.failed_recving or ()))
                 if load.over:
                     del self._loads[request_id]
 
     def _end(self, load: _Load, failed: bool) -> None:
         """The workers have reported the end of a load."""
-        load.state = _State.DONE
+        load.state = _DONE
         load.lookup.release()
         for block in self._blocks(load) if failed else ():
             self._saves.stored.discard((block.group, block.hash))  # perhaps the store has lost it

@@ -63,15 +63,16 @@ def is_empty(data: dict[str, Any]) -> bool:
 
 
 def add(total: dict[str, Any], more: dict[str, Any]) -> None:
-    """Adds counts to others."""
-    for name in TIMES:
-        total[name] = [*total.get(name, []), *more.get(name, [])]
-    for name in COUNTS:
-        total[name] = total.get(name, 0) + more.get(name, 0)
-    for name in NAMED:
-        sums = total.setdefault(name, {})
-        for key, n in more.get(name, {}).items():
-            sums[key] = sums.get(key, 0) + n
+    """Adds counts to others. What is in both is changed in place."""
+    for name, value in more.items():
+        if name in COUNTS:
+            total[name] = total.get(name, 0) + value
+        elif name in TIMES:
+            total.setdefault(name, []).extend(value)
+        elif name in NAMED:
+            sums = total.setdefault(name, {})
+            for key, n in value.items():
+                sums[key] = sums.get(key, 0) + n
 
 
 def summary(data: dict[str, Any]) -> dict[str, int | float]:

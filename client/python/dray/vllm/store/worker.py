@@ -167,8 +167,9 @@ class WorkerSide:
 
     def _missing(self, batches: Batches) -> errors.Error | None:
         """Why the results of batches are not all objects of the expected size."""
+        ok = Status.OK
         for block, one in batches.results:
-            if one.status != Status.OK:
+            if one.status != ok:
                 return errors.NotFound(f"the store does not give an object that it had: {one.status.name.lower()}", fix=_FIX)
             size = self._objects.sizes[block.group]
             if one.length != size:
