@@ -77,8 +77,11 @@ void entry_answer(struct server *s, const struct key_command *k, const redisRepl
 
 	if (e->waiting)
 		e->waiting--;
-	if (k->kind == KEY_REMOVE && (!r || is_misled(r)))
+	if (k->kind == KEY_REMOVE && (!r || is_misled(r))) {
 		missed_add(e, k);
+		/* one that is fast, because the object may be here again */
+		e->again = true;
+	}
 	if (!r)
 		return;
 	if (r->type != REDIS_REPLY_INTEGER) {
