@@ -135,6 +135,33 @@ static void list_overlap_stays_inside(void **state)
 	}
 }
 
+/* Pieces around the size from which they are copied in another way. */
+static void large_pieces(void **state)
+{
+	enum { LARGE = 128 << 10, SPACE = LARGE + 512 };
+	static const size_t starts[] = { 0, 1, 63 };
+	static const size_t lengths[] = { LARGE - 1, LARGE, LARGE + 1, LARGE + 127 };
+	uint8_t *from dray_auto_free = malloc(SPACE);
+	uint8_t *to dray_auto_free = malloc(SPACE);
+	uint8_t *want dray_auto_free = malloc(SPACE);
+
+	assert_true(from && to && want);
+	for (size_t i = 0; i < SPACE; i++)
+		from[i] = (uint8_t)(i * 2654435761u >> 24);
+	for (size_t t = 0; t < DRAY_ARRAY_SIZE(starts); t++)
+		for (size_t f = 0; f < DRAY_ARRAY_SIZE(starts); f++)
+			for (size_t n = 0; n < DRAY_ARRAY_SIZE(lengths); n++) {
+				struct dray_piece p = { to + starts[t], from + starts[f],
+							lengths[n] };
+
+				memset(to, 0xee, SPACE);
+				memset(want, 0xee, SPACE);
+				memcpy(want + starts[t], from + starts[f], lengths[n]);
+				dray_copy_pieces(&p, 1, false);
+				assert_memory_equal(to, want, SPACE);
+			}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -143,6 +170,7 @@ int main(void)
 		cmocka_unit_test(lists),
 		cmocka_unit_test(long_list),
 		cmocka_unit_test(list_overlap_stays_inside),
+		cmocka_unit_test(large_pieces),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
