@@ -28,15 +28,15 @@ def after(clock, made, seconds, **how):
 def test_a_part_of_the_time_that_has_passed(clock):
     assert after(clock, rest.Rest(True), 0.010) == 0.0
     assert after(clock, rest.Rest(True), 0.020) == pytest.approx(0.0025)
-    assert after(clock, rest.Rest(True), 10.0) == 0.003
+    assert after(clock, rest.Rest(True), 10.0) == 0.006
 
 
 def test_a_change_counts_from_the_start(clock):
     made = rest.Rest(True)
-    assert after(clock, made, 1.0) == 0.003
+    assert after(clock, made, 1.0) == 0.006
     assert made.seconds(0, 2) == 0.0
     clock.now += 1.0
-    assert made.seconds(0, 2) == 0.003
+    assert made.seconds(0, 2) == 0.006
 
 
 def test_an_answer_of_an_agent(clock):
@@ -57,7 +57,7 @@ def test_no_rest(clock):
 def test_a_side_that_hears_of_the_end(clock):
     made = rest.Rest(True)
     assert made.seconds(0, 1, heard=True) == 0.0  # it may be about to start
-    assert made.seconds(0, 1, heard=True) == 0.003
+    assert made.seconds(0, 1, heard=True) == 0.006
     assert made.seconds(0, 1, answers=True, heard=True) == 0.001
     assert made.seconds(5, 1, heard=True) == made.seconds(0, 0, heard=True) == rest.Rest(False).seconds(0, 1, heard=True) == 0.0
 
@@ -105,7 +105,7 @@ def load(side, state, remote):
 def test_a_load_is_awaited_by_the_workers(side):
     load(side, scheduler._State.STARTED, object())
     metadata, waited = step(side)
-    assert (metadata.rest, waited) == (0.003, 0)
+    assert (metadata.rest, waited) == (0.006, 0)
     metadata, waited = step(side, tokens=1)
     assert (metadata.rest, waited) == (0.0, 0)
 
@@ -124,7 +124,7 @@ def test_a_load_that_can_start_is_not_kept_up(side):
 def test_blocks_that_are_lent_are_awaited_by_the_scheduler(side):
     side._held["r"] = object()
     metadata, waited = step(side)
-    assert (metadata.rest, waited) == (0.0, 0.003)
+    assert (metadata.rest, waited) == (0.0, 0.006)
 
 
 @pytest.fixture
@@ -139,17 +139,17 @@ def worker():
 
 def test_the_worker_waits_while_it_moves(worker):
     worker._running["r"] = SimpleNamespace(error=None, pieces=[], queue=[], transfers=[SimpleNamespace(done=lambda: False)], ends=float("inf"))
-    for given, waited in ((0.003, 0.003), (0.0, 0.0)):
+    for given, waited in ((0.006, 0.006), (0.0, 0.0)):
         worker.step(StepMetadata(rest=given))
         worker.poll()
         assert worker.client.waited.pop() == waited
-    worker.step(StepMetadata(rest=0.003, dropped=["other"]))
+    worker.step(StepMetadata(rest=0.006, dropped=["other"]))
     worker.poll()
     assert worker.client.waited.pop() == 0.0  # the engine is to hear of it at once
 
 
 def test_the_worker_does_not_wait_for_nothing(worker):
     for _ in range(8):
-        worker.step(StepMetadata(rest=0.003))
+        worker.step(StepMetadata(rest=0.006))
         worker.poll()
     assert not any(worker.client.waited)

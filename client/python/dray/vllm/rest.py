@@ -14,7 +14,7 @@ import time
 __all__ = ["Rest"]
 
 _PART = 1 / 8  # of the time that has passed
-_SHORTEST, _LONGEST = 0.002, 0.003  # seconds
+_SHORTEST, _LONGEST = 0.002, 0.006  # seconds
 _ANSWER = 0.001  # for an answer of an agent, which comes sooner
 
 
