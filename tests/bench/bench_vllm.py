@@ -9,8 +9,8 @@ cost   the cost of moving: time to D's first token with blocks from P, minus the
        stopped it is compared with `drayctl bench` of the same pieces in the same round; with both engines live it competes with P
 five   the same of five requests at once, and what idle engines and agents use
 push   time from the end of P's last prefill step to D's first token, chunked prefill, push against pull
-nixl   the cost of moving beside NixlConnector's, each engine with a private agent; with all engines in one session, and with a session
-       for each engine and its agent, as in containers
+nixl   the cost of moving beside NixlConnector's, each engine with a private agent, and the pairs alone on the machine in turn; with a
+       session for each engine and its agent, as in containers, and with both engines in one session
 serve  `vllm bench serve` with 100 requests through a router at a concurrency of 4, 16 and 100, beside NixlConnector
 store-hooks, store   the hooks of DrayStoreConnector; and the time to the first token of a prompt whose blocks the store holds, minus
        the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
@@ -68,7 +68,8 @@ IDLE = 20  # seconds
 SEQUENCES, DECODED = 32, 192  # requests at once, and tokens that each generates
 KV_BYTES = 1 << 30  # of an engine of the store's parts
 SAVED = "vllm:dray_store_saved_blocks"
-NIXL_ROUNDS = 3  # each of which takes up to a minute
+NIXL_ROUNDS, NIXL_VALUES = 3, 3  # lives of a pair of engines, and values of each; a value of NixlConnector takes up to a minute
+NIXL_LENGTHS = tuple((length,) for length in reversed(LENGTHS))
 NIXL = "nixl-cu13==1.5.1", "nixl==1.5.1"
 LOADS = [(100, 4), (100, 16), (100, 100)]  # requests, at once
 seed = iter(range(1, 1 << 30))
@@ -374,30 +375,6 @@ class Private:
             "XDG_RUNTIME_DIR": str(self.folder), "PYTHONPATH": f"{ROOT / 'client/python'}:{package.parent}"}}
 
 
-def between(ours, theirs, agents, arrangement, records):
-    """Rounds of dray and of NixlConnector. NixlConnector's threads spin, so that its engines are stopped except where they are measured."""
-    def let(which):
-        for engine in theirs:
-            os.killpg(engine.process.pid, which)
-
-    for lengths in (*((length,) for length in LENGTHS), FIVE):
-        found, beside, bench = [], [], []
-        for turn in range(NIXL_ROUNDS + 1):
-            let(signal.SIGSTOP)
-            transfer, mine = bare_transfer(agents, lengths), max(move(*ours, lengths))
-            let(signal.SIGCONT)
-            other = max(move(*theirs, lengths))
-            if turn:  # the engines' first steps of a size take longer
-                for values, value in ((bench, transfer), (found, mine), (beside, other)):
-                    values.append(value * 1e3)
-        what = f"moving {'five at once' if len(lengths) > 1 else f'{lengths[0]} tokens'}, {arrangement}"
-        mine = statistics.median(found)
-        for name, values, target in (("drayctl bench", bench, 5), ("NixlConnector", beside, 0.02 if lengths == (max(LENGTHS),) else None)):
-            ceiling = statistics.median(values)
-            records.add(what, mine, "ms", ceiling_name=name, ceiling=ceiling, ratio=mine / ceiling,
-                        target=("<=", target) if target else None, spread=[value / ceiling for value in found])
-
-
 def meet(p, d):
     """The first contact of NixlConnector's engines, which gives up after a few seconds on busy processors."""
     for _ in range(5):
@@ -406,20 +383,41 @@ def meet(p, d):
     raise c.CannotRun(f"NixlConnector's engines do not find each other\n{d.tail(15)}")
 
 
+def pair(lab, folder, connector, session):
+    """P and D, alone on the machine; with DrayConnector their private agents too."""
+    agents = [Private(folder.with_name(f"{folder.name}-{which}")) for which in "pd"] if connector == "dray" else []
+    arguments = [agent.engine(lab, which) for which, agent in zip("pd", agents)] or \
+        [{"connector": made, "variables": environment} for made, environment in connectors([], folder.name, "nixl")]
+    return agents, [Engine(lab.tmp, f"{folder.name}-{which}", session=session, **made) for which, made in zip("pd", arguments)]
+
+
 def beside_nixl(lab, records):
-    for session, arrangement in ((False, "one session"), (True, "a session each")):
-        with contextlib.ExitStack() as stack:
-            agents = [Private(lab.tmp / f"run-{session}-{which}") for which in "pd"]
-            made = [(agent.engine(lab, which)) for which, agent in zip("pd", agents)]
-            made += [{"connector": connector, "variables": environment} for connector, environment in connectors([], "nixl", "nixl")]
-            engines = []
-            for number, arguments in enumerate(made):
-                engines.append(Engine(lab.tmp, f"{session}-{number}", session=session, **arguments))
-                stack.callback(engines[-1].stop)
-            for engine in engines:
-                engine.ready()
-            meet(*engines[2:])
-            between(engines[:2], engines[2:], agents, arrangement, records)
+    """The pairs live in turn. The threads of NixlConnector spin, so that its engines would disturb others, and a rest would help them."""
+    for session, arrangement in ((True, "a session each"), (False, "one session")):
+        found = {"dray": {}, "bench": {}, "nixl": {}}
+        for turn in range(2 * NIXL_ROUNDS):
+            connector = ("dray", "nixl")[turn % 2]
+            with contextlib.ExitStack() as stack:
+                agents, engines = pair(lab, lab.tmp / f"{session:d}-{turn}", connector, session)
+                for engine in engines:
+                    stack.callback(engine.stop)
+                for engine in engines:
+                    engine.ready()
+                meet(*engines)
+                for lengths in NIXL_LENGTHS:
+                    times = [max(move(*engines, lengths)) * 1e3 for _ in range(NIXL_VALUES)]
+                    found[connector].setdefault(lengths, []).extend(times)
+                    if agents:
+                        found["bench"].setdefault(lengths, []).append(bare_transfer(agents, lengths) * 1e3)
+        for lengths in NIXL_LENGTHS:
+            what = f"moving {'five at once' if len(lengths) > 1 else f'{lengths[0]} tokens'}, {arrangement}"
+            mine = statistics.median(found["dray"][lengths])
+            for name, which in (("drayctl bench", "bench"), ("NixlConnector", "nixl")):
+                ceiling = statistics.median(found[which][lengths])
+                target = ("<=", 0.02) if session and which == "nixl" and lengths == (max(LENGTHS),) else None
+                records.add(what, mine, "ms", ceiling_name=name, ceiling=ceiling, ratio=mine / ceiling, target=target,
+                            spread=[value / ceiling for value in found["dray"][lengths]])
+            records.add(f"the same, NixlConnector's shortest and longest: {min(found['nixl'][lengths]):,.0f} to", max(found["nixl"][lengths]), "ms")
 
 
 def served(lab, name, connectors, requests_of=serving.RANDOM):

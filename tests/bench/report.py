@@ -112,9 +112,9 @@ Time from P's answer, which ends its last prefill step, to D's first token, of 2
 both engines get the request at once, and P writes each chunk when it is computed; in mode `pull` D reads all of them after P's answer.
 Both engines and both agents share the processors."""),
     ("vllm_nixl", "vLLM: the cost of moving beside NixlConnector", """\
-The cost of moving with both engines live, each with a private agent, in rounds that alternate with `drayctl bench` and with NixlConnector over UCX
-and TCP, whose engines are stopped while dray is measured. First with all engines in one session, then with a session for each engine
-and its agent, as in a container: the kernel divides the processors between sessions first, and vLLM's processes that wait spin."""),
+The cost of moving with both engines live, each with a private agent, beside NixlConnector over UCX and TCP. The pairs of engines live in
+turn, each alone on the machine: NixlConnector's threads spin. First with a session for each engine and its agent, as in a container: the
+kernel divides the processors between sessions first, and vLLM's processes that wait spin. Then with both engines in one session."""),
     ("vllm_serve", "vLLM: serving load", """\
 `vllm bench serve` sends 100 requests of 64 tokens, each for 8 tokens, through the router of `examples/vllm-pd` to P and D; and then
 the same with NixlConnector. TTFT: time to the first token; TPOT: time for each further one; ITL: time between two of them."""),
