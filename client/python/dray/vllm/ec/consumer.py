@@ -35,12 +35,13 @@ _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a req
 
 class _Source:
     """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
-    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place."""
+    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place. counts: of all of them."""
 
-    __slots__ = ("hold", "offer", "reading", "request_id", "used")
+    __slots__ = ("counts", "hold", "offer", "reading", "request_id", "used")
 
     def __init__(self, offer: Offer, request_id: str, hold: Hold | None = None) -> None:
         self.offer, self.request_id, self.hold, self.used, self.reading = offer, request_id, hold, hold is None, 0
+        self.counts: tuple[int, int, int, int, float] | None = None
 
     @property
     def spent(self) -> bool:
@@ -164,8 +165,8 @@ class ConsumerSide(Reader):
             if items:
                 want.sources.append(source)
                 sizes = [item.shape.size for _, item in items.values()]
-                self.stats.loaded(sum(sizes), len(sizes), len(sizes), sum(item.shape.rows for _, item in items.values()),
-                                  time.monotonic() - began)
+                source.counts = (sum(sizes), len(sizes), len(sizes), sum(item.shape.rows for _, item in items.values()),
+                                 time.monotonic() - began)
             return bool(items)
         for _, item in items.values():
             assert item.opened is not None
@@ -202,9 +203,12 @@ class ConsumerSide(Reader):
             self._read.append(source)
 
     def _tell(self) -> None:
-        """Tells encoders by their rights that nothing is read in place any more."""
+        """Tells encoders by their rights that nothing is read in place any more, and counts what was read: no first token waits for that."""
         told, self._read = self._read, []
         for source in told:
+            if source.counts is not None:
+                self.stats.loaded(*source.counts)
+                source.counts = None
             if source.hold is not None or source.reading:
                 continue
             try:
