@@ -221,6 +221,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
 	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
+	DRAY_CONFIG_KEY_STORE_SUMMARIES,
 	DRAY_CONFIG_KEY_STORE_DIRECTORY,
 	DRAY_CONFIG_KEY_STORE_DIRECTORY_AGENTS,
 	DRAY_CONFIG_KEY_STORE_DIRECTORY_PASSWORD_FILE,
@@ -816,6 +817,13 @@ struct dray_config {
 		 * store.spaces, for the owners named there.
 		 */
 		bool lend;
+		/*
+		 * Agents tell each other in summaries what their stores have: this one asks those
+		 * of store.peers only for keys that they may have, and with store.lend it sends its
+		 * own summary to agents that ask it. For both it is set at both. Without effect
+		 * with store.directory.
+		 */
+		bool summaries;
 		/*
 		 * Directory of which agent has which object, in Redis or Valkey: redis://HOST:PORT,
 		 * or with TLS rediss://HOST:PORT; with a user USER@ before the host, and with the

@@ -253,6 +253,16 @@ enum dray_metric {
 	/* Objects evicted from the disk tier for want of room. */
 	DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL,
 	/*
+	 * Agents whose summaries are here, so that they are asked only for keys that they may have.
+	 */
+	DRAY_METRIC_STORE_SUMMARIES,
+	DRAY_METRIC_STORE_SUMMARIES_BYTES, /* Memory of these summaries, and of this agent's own. */
+	/*
+	 * Keys for which an agent was not asked, because its summary does not have them; counted
+	 * for each agent.
+	 */
+	DRAY_METRIC_STORE_SUMMARIES_SKIPPED_TOTAL,
+	/*
 	 * 1 while store.directory is set and the directory is not used; the log and drayctl events
 	 * say why.
 	 */

@@ -128,6 +128,14 @@ const char *pmsg_type_name(unsigned int type)
 		return "store_lookup_reply";
 	case PMSG_STORE_RELEASE:
 		return "store_release";
+	case PMSG_STORE_WATCH:
+		return "store_watch";
+	case PMSG_STORE_WATCH_REPLY:
+		return "store_watch_reply";
+	case PMSG_STORE_SUMMARY:
+		return "store_summary";
+	case PMSG_STORE_SUMMARY_REPLY:
+		return "store_summary_reply";
 	case PMSG_POST:
 		return "post";
 	case PMSG_POST_REPLY:
@@ -1492,6 +1500,111 @@ int pmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_store_watch_decode(const void *body, size_t len, struct pmsg_store_watch *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_watch m;
+
+	if (len < 8)
+		return check_short(reterr, "store_watch");
+	m.version = dray_le_get32(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_watch_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_watch *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_WATCH, length, request_id);
+	dray_le_put32(p + 0, m->version);
+	memset(p + 4, 0, 4);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_watch_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_watch_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_STORE_WATCH_REPLY, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_summary_decode(const void *body, size_t len, struct pmsg_store_summary *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_summary m;
+
+	if (len < 28)
+		return check_short(reterr, "store_summary");
+	m.generation = dray_le_get64(p + 0);
+	m.bits = dray_le_get64(p + 8);
+	m.offset = dray_le_get64(p + 16);
+	m.bytes.n = dray_le_get32(p + 24);
+	m.bytes.p = p + 28;
+	if (m.bytes.n > 32768)
+		return check_large(reterr, "store_summary.bytes", m.bytes.n, 32768);
+	if (len - 28 < m.bytes.n)
+		return check_short(reterr, "store_summary");
+	p += 28 + m.bytes.n;
+	len -= 28 + m.bytes.n;
+	if (len < 4)
+		return check_short(reterr, "store_summary");
+	m.digests.n = dray_le_get32(p + 0);
+	m.digests.p = p + 4;
+	if (m.digests.n > 1024)
+		return check_large(reterr, "store_summary.digests", m.digests.n, 1024);
+	if (len - 4 < (size_t)m.digests.n * 16)
+		return check_short(reterr, "store_summary");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_summary_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_summary *m)
+{
+	size_t length = 32;
+	uint8_t *p;
+
+	if (m->bytes.n > 32768)
+		return -EINVAL;
+	if (m->digests.n > 1024)
+		return -EINVAL;
+	length += m->bytes.n;
+	length += (size_t)m->digests.n * 16;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_SUMMARY, length, request_id);
+	dray_le_put64(p + 0, m->generation);
+	dray_le_put64(p + 8, m->bits);
+	dray_le_put64(p + 16, m->offset);
+	dray_le_put32(p + 24, m->bytes.n);
+	p = put_bytes(p + 28, m->bytes.p, m->bytes.n);
+	dray_le_put32(p + 0, m->digests.n);
+	put_bytes(p + 4, m->digests.p, (size_t)m->digests.n * 16);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_summary_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_summary_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_STORE_SUMMARY_REPLY, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
@@ -1640,6 +1753,10 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_store_lookup_reply_decode(body, len, &ret->store_lookup_reply, reterr);
 	case PMSG_STORE_RELEASE:
 		return pmsg_store_release_decode(body, len, &ret->store_release, reterr);
+	case PMSG_STORE_WATCH:
+		return pmsg_store_watch_decode(body, len, &ret->store_watch, reterr);
+	case PMSG_STORE_SUMMARY:
+		return pmsg_store_summary_decode(body, len, &ret->store_summary, reterr);
 	case PMSG_POST:
 		return pmsg_post_decode(body, len, &ret->post, reterr);
 	}
@@ -1728,6 +1845,14 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_store_lookup_reply_encode(buf, cap, request_id, &m->store_lookup_reply);
 	case PMSG_STORE_RELEASE:
 		return pmsg_store_release_encode(buf, cap, request_id, &m->store_release);
+	case PMSG_STORE_WATCH:
+		return pmsg_store_watch_encode(buf, cap, request_id, &m->store_watch);
+	case PMSG_STORE_WATCH_REPLY:
+		return pmsg_store_watch_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_STORE_SUMMARY:
+		return pmsg_store_summary_encode(buf, cap, request_id, &m->store_summary);
+	case PMSG_STORE_SUMMARY_REPLY:
+		return pmsg_store_summary_reply_encode(buf, cap, request_id, NULL);
 	case PMSG_POST:
 		return pmsg_post_encode(buf, cap, request_id, &m->post);
 	case PMSG_POST_REPLY:

@@ -151,6 +151,10 @@ enum pmsg_type {
 	PMSG_STORE_LOOKUP = 0x001b,
 	PMSG_STORE_LOOKUP_REPLY = 0x801b,
 	PMSG_STORE_RELEASE = 0x001c,
+	PMSG_STORE_WATCH = 0x001d,
+	PMSG_STORE_WATCH_REPLY = 0x801d,
+	PMSG_STORE_SUMMARY = 0x001e,
+	PMSG_STORE_SUMMARY_REPLY = 0x801e,
 	PMSG_POST = 0x0018,
 	PMSG_POST_REPLY = 0x8018,
 };
@@ -493,6 +497,30 @@ static inline void pmsg_store_found_put(void *dst, const struct pmsg_store_found
 	dray_le_put64(p + 16, r->length);
 	dray_le_put32(p + 24, r->cost_us);
 	memset(p + 28, 0, 4);
+}
+
+#define PMSG_STORE_DIGEST_SIZE 16
+/*
+ * An object of a summary: the first 16 bytes of the SHA-256 of its name space, a zero byte and its
+ * key. Since 1.4.
+ */
+struct pmsg_store_digest {
+	uint64_t a; /* The first 8 bytes, as a little-endian number. */
+	uint64_t b; /* The next 8 bytes. */
+};
+static inline void pmsg_store_digest_get(const void *src, struct pmsg_store_digest *ret)
+{
+	const uint8_t *p = src;
+
+	ret->a = dray_le_get64(p + 0);
+	ret->b = dray_le_get64(p + 8);
+}
+static inline void pmsg_store_digest_put(void *dst, const struct pmsg_store_digest *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->a);
+	dray_le_put64(p + 8, r->b);
 }
 
 #define PMSG_PORT_SIZE 48
@@ -1115,6 +1143,63 @@ int pmsg_store_release_decode(const void *body, size_t len, struct pmsg_store_re
 int pmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_release *m);
 
+#define PMSG_STORE_WATCH_MIN 8
+#define PMSG_STORE_WATCH_BODY_MAX 8
+/*
+ * Request. The sender asks the receiver's store for objects, and wants a summary of it.
+ * STORE_SUMMARY follow until the connection ends. Sent to agents with the feature store. Refused
+ * with denied by an agent that has no key and does not allow that, and with unsupported by one that
+ * makes no summaries. Since 1.4.
+ */
+struct pmsg_store_watch {
+	uint32_t version; /* 1. */
+};
+int pmsg_store_watch_decode(const void *body, size_t len, struct pmsg_store_watch *ret,
+	struct dray_err *reterr);
+int pmsg_store_watch_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_watch *m);
+
+#define PMSG_STORE_WATCH_REPLY_MIN 0
+#define PMSG_STORE_WATCH_REPLY_BODY_MAX 0
+/* Since 1.4. */
+struct pmsg_store_watch_reply {
+};
+int pmsg_store_watch_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_watch_reply *m);
+
+#define PMSG_STORE_SUMMARY_MIN 32
+#define PMSG_STORE_SUMMARY_BODY_MAX 49184
+/*
+ * Request. A part of the summary that the receiver wants: a Bloom filter of all objects of name
+ * spaces with a name. An object has the bits a + i * (b | 1), modulo bits, for i from 0 to 3, of
+ * its digest; bit n is bit n % 8 of byte n / 8. First come all bytes of the filter, in their order,
+ * then the objects that have come since. A first part with another generation replaces the filter.
+ * The next part follows the reply. Since 1.4.
+ */
+struct pmsg_store_summary {
+	uint64_t generation; /* Another number is another filter. */
+	/*
+	 * Bits of the filter: a power of two, from 65536 to 268435456; 0: there is no summary now,
+	 * and the receiver asks for all keys.
+	 */
+	uint64_t bits;
+	uint64_t offset; /* Where bytes are in the filter. */
+	struct dray_blob bytes; /* Bytes of the filter; empty: there are only digests. */
+	struct dray_vec digests; /* Objects that have come. */
+};
+int pmsg_store_summary_decode(const void *body, size_t len, struct pmsg_store_summary *ret,
+	struct dray_err *reterr);
+int pmsg_store_summary_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_summary *m);
+
+#define PMSG_STORE_SUMMARY_REPLY_MIN 0
+#define PMSG_STORE_SUMMARY_REPLY_BODY_MAX 0
+/* Since 1.4. */
+struct pmsg_store_summary_reply {
+};
+int pmsg_store_summary_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_summary_reply *m);
+
 #define PMSG_POST_MIN 20
 #define PMSG_POST_BODY_MAX 4275
 /*
@@ -1176,6 +1261,8 @@ union pmsg_body {
 	struct pmsg_store_lookup store_lookup;
 	struct pmsg_store_lookup_reply store_lookup_reply;
 	struct pmsg_store_release store_release;
+	struct pmsg_store_watch store_watch;
+	struct pmsg_store_summary store_summary;
 	struct pmsg_post post;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */

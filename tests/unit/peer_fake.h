@@ -77,7 +77,8 @@ struct rig {
 	dray_handle qp_peer, rekey_peer;
 	struct pmsg_qp_connect qp_asked;
 	uint64_t window, window_length, stage_request;
-	unsigned lookups, store_releases, store_gone, store_fenced, store_fences;
+	unsigned lookups, watches, summaries, store_releases, store_gone, store_fenced,
+		store_fences;
 	dray_handle store_fence_peer;
 	bool store_used;
 	dray_handle lookup_peer;
@@ -475,6 +476,26 @@ static void rig_store_lookup(struct exchange *x, dray_handle peer, uint64_t requ
 	r->lookup_request = request_id;
 }
 
+static void rig_store_watch(struct exchange *x, dray_handle peer, uint64_t request_id)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)request_id;
+	r->watches++;
+	r->lookup_peer = peer;
+}
+
+static void rig_store_summary(struct exchange *x, dray_handle peer, uint64_t request_id,
+			      const struct pmsg_store_summary *m)
+{
+	struct rig *r = (struct rig *)x;
+
+	(void)m;
+	(void)request_id;
+	r->summaries++;
+	r->lookup_peer = peer;
+}
+
 static void rig_store_release(struct exchange *x, dray_handle peer, uint64_t grant)
 {
 	struct rig *r = (struct rig *)x;
@@ -541,6 +562,8 @@ static const struct peers_upcalls rig_upcalls = {
 	.window = rig_window,
 	.stage = rig_stage,
 	.store_lookup = rig_store_lookup,
+	.store_watch = rig_store_watch,
+	.store_summary = rig_store_summary,
 	.store_release = rig_store_release,
 	.store_in_use = rig_store_in_use,
 	.store_gone = rig_store_gone,
@@ -571,6 +594,7 @@ static void rig_config(struct dray_config *c)
 	c->peer.idle_timeout = 60000 * MS;
 	c->peer.fence_timeout = 10000 * MS;
 	c->transfer.slice_timeout = 10000 * MS;
+	c->store.peer_timeout = 10000 * MS;
 	c->limits.peers = 32;
 	c->limits.unproved_segments_per_owner = 100;
 	c->limits.log_lines_per_peer = 100;

@@ -3306,6 +3306,102 @@ static int encode_empty_pmsg_store_release(void *buf, size_t cap)
 	return pmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_pmsg_store_watch(const void *body, size_t len)
+{
+	struct pmsg_store_watch m;
+
+	if (pmsg_store_watch_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.version != UINT32_C(0x160f0801))
+		return "version";
+	return NULL;
+}
+
+static int encode_pmsg_store_watch(void *buf, size_t cap)
+{
+	const struct pmsg_store_watch m = {
+		.version = UINT32_C(0x160f0801),
+	};
+
+	return pmsg_store_watch_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_watch(void *buf, size_t cap)
+{
+	const struct pmsg_store_watch m = {};
+
+	return pmsg_store_watch_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_store_watch_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_pmsg_store_watch_reply(void *buf, size_t cap)
+{
+	return pmsg_store_watch_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_store_watch_reply(void *buf, size_t cap)
+{
+	return pmsg_store_watch_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static const char *check_pmsg_store_summary(const void *body, size_t len)
+{
+	struct pmsg_store_summary m;
+
+	if (pmsg_store_summary_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.generation != UINT64_C(0x322b241d160f0801))
+		return "generation";
+	if (m.bits != UINT64_C(0x4f48413a332c251e))
+		return "bits";
+	if (m.offset != UINT64_C(0x6c655e575049423b))
+		return "offset";
+	if (m.bytes.n != 43 || memcmp(m.bytes.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
+		return "bytes";
+	if (m.digests.n != 3 || memcmp(m.digests.p, "\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375", 48))
+		return "digests";
+	return NULL;
+}
+
+static int encode_pmsg_store_summary(void *buf, size_t cap)
+{
+	const struct pmsg_store_summary m = {
+		.generation = UINT64_C(0x322b241d160f0801),
+		.bits = UINT64_C(0x4f48413a332c251e),
+		.offset = UINT64_C(0x6c655e575049423b),
+		.bytes = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
+		.digests = { (const uint8_t *)"\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375", 3 },
+	};
+
+	return pmsg_store_summary_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_summary(void *buf, size_t cap)
+{
+	const struct pmsg_store_summary m = {};
+
+	return pmsg_store_summary_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_store_summary_reply(const void *body, size_t len)
+{
+	return NULL;
+}
+
+static int encode_pmsg_store_summary_reply(void *buf, size_t cap)
+{
+	return pmsg_store_summary_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_store_summary_reply(void *buf, size_t cap)
+{
+	return pmsg_store_summary_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_pmsg_post(const void *body, size_t len)
 {
 	struct pmsg_post m;
@@ -4023,6 +4119,28 @@ static void put_record_pmsg_store_found(void *wire)
 	pmsg_store_found_put(wire, &r);
 }
 
+static const char *check_record_pmsg_store_digest(const void *wire)
+{
+	struct pmsg_store_digest r;
+
+	pmsg_store_digest_get(wire, &r);
+	if (r.a != UINT64_C(0x89827b746d665f58))
+		return "a";
+	if (r.b != UINT64_C(0xa69f98918a837c75))
+		return "b";
+	return NULL;
+}
+
+static void put_record_pmsg_store_digest(void *wire)
+{
+	const struct pmsg_store_digest r = {
+		.a = UINT64_C(0x89827b746d665f58),
+		.b = UINT64_C(0xa69f98918a837c75),
+	};
+
+	pmsg_store_digest_put(wire, &r);
+}
+
 static const char *check_record_pmsg_port(const void *wire)
 {
 	struct pmsg_port r;
@@ -4310,6 +4428,14 @@ const struct vector vectors[] = {
 	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 1, (const size_t[]){ 116 } },
 	{ VECTOR_PEER, PMSG_STORE_RELEASE, "store_release", 8, PMSG_STORE_RELEASE_BODY_MAX,
 	  check_pmsg_store_release, encode_pmsg_store_release, encode_empty_pmsg_store_release, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_WATCH, "store_watch", 8, PMSG_STORE_WATCH_BODY_MAX,
+	  check_pmsg_store_watch, encode_pmsg_store_watch, encode_empty_pmsg_store_watch, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_WATCH_REPLY, "store_watch_reply", 0, PMSG_STORE_WATCH_REPLY_BODY_MAX,
+	  check_pmsg_store_watch_reply, encode_pmsg_store_watch_reply, encode_empty_pmsg_store_watch_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_SUMMARY, "store_summary", 32, PMSG_STORE_SUMMARY_BODY_MAX,
+	  check_pmsg_store_summary, encode_pmsg_store_summary, encode_empty_pmsg_store_summary, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_SUMMARY_REPLY, "store_summary_reply", 0, PMSG_STORE_SUMMARY_REPLY_BODY_MAX,
+	  check_pmsg_store_summary_reply, encode_pmsg_store_summary_reply, encode_empty_pmsg_store_summary_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST, "post", 20, PMSG_POST_BODY_MAX,
 	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
@@ -4640,16 +4766,17 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[104], "store_lookup_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0x6), 0 },
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0xffffffff), 0 },
-	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[106], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[106], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[106], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[106], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[106], "store_watch.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[110], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[110], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -4833,11 +4960,15 @@ const struct vector_limit vector_limits[] = {
 	  "\005\000\000\000\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\000\000\000\000" },
 	{ &vectors[104], "store_lookup_reply.rails", 20, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[106], "post.name", 8, 1, 128,
+	{ &vectors[108], "store_summary.bytes", 24, 1, 32768,
 	  "\141" },
-	{ &vectors[106], "post.payload", 12, 1, 4096,
+	{ &vectors[108], "store_summary.digests", 28, 16, 1024,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
+	{ &vectors[110], "post.name", 8, 1, 128,
 	  "\141" },
-	{ &vectors[106], "post.tenant", 16, 1, 31,
+	{ &vectors[110], "post.payload", 12, 1, 4096,
+	  "\141" },
+	{ &vectors[110], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 
@@ -4905,6 +5036,9 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_store_found", PMSG_STORE_FOUND_SIZE,
 	  "\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000",
 	  check_record_pmsg_store_found, put_record_pmsg_store_found },
+	{ "pmsg_store_digest", PMSG_STORE_DIGEST_SIZE,
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",
+	  check_record_pmsg_store_digest, put_record_pmsg_store_digest },
 	{ "pmsg_port", PMSG_PORT_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\257\266\314\323\351\360\367\376\006\015\024\033\043\052\061\070\100\107\116\125\134\143\152\161",
 	  check_record_pmsg_port, put_record_pmsg_port },

@@ -2926,6 +2926,10 @@ PEER_MSG_LEASE_RENEW_REPLY = 0x8015
 PEER_MSG_STORE_LOOKUP = 0x001b
 PEER_MSG_STORE_LOOKUP_REPLY = 0x801b
 PEER_MSG_STORE_RELEASE = 0x001c
+PEER_MSG_STORE_WATCH = 0x001d
+PEER_MSG_STORE_WATCH_REPLY = 0x801d
+PEER_MSG_STORE_SUMMARY = 0x001e
+PEER_MSG_STORE_SUMMARY_REPLY = 0x801e
 PEER_MSG_POST = 0x0018
 PEER_MSG_POST_REPLY = 0x8018
 PEER_TYPE_NAMES = {
@@ -2968,6 +2972,10 @@ PEER_TYPE_NAMES = {
     PEER_MSG_STORE_LOOKUP: "store_lookup",
     PEER_MSG_STORE_LOOKUP_REPLY: "store_lookup_reply",
     PEER_MSG_STORE_RELEASE: "store_release",
+    PEER_MSG_STORE_WATCH: "store_watch",
+    PEER_MSG_STORE_WATCH_REPLY: "store_watch_reply",
+    PEER_MSG_STORE_SUMMARY: "store_summary",
+    PEER_MSG_STORE_SUMMARY_REPLY: "store_summary_reply",
     PEER_MSG_POST: "post",
     PEER_MSG_POST_REPLY: "post_reply",
 }
@@ -3022,6 +3030,11 @@ PEER_LEASE_RESULT = Struct("<I4xQ")  # 16 bytes
 # Answer to one key of a lookup. Since 1.4.
 PeerStoreFound = namedtuple("PeerStoreFound", "answer crc offset length cost_us")
 PEER_STORE_FOUND = Struct("<IIQQI4x")  # 32 bytes
+
+# An object of a summary: the first 16 bytes of the SHA-256 of its name space, a zero byte and its
+# key. Since 1.4.
+PeerStoreDigest = namedtuple("PeerStoreDigest", "a b")
+PEER_STORE_DIGEST = Struct("<QQ")  # 16 bytes
 
 # A rail of the sender: a port of an RDMA device, with what a queue pair of the peer needs to reach
 # it.
@@ -4069,6 +4082,97 @@ def peer_unpack_store_release(body):
     return PeerStoreRelease(grant)
 
 
+# The sender asks the receiver's store for objects, and wants a summary of it. STORE_SUMMARY follow
+# until the connection ends. Sent to agents with the feature store. Refused with denied by an agent
+# that has no key and does not allow that, and with unsupported by one that makes no summaries.
+# Since 1.4.
+PeerStoreWatch = namedtuple("PeerStoreWatch", "version")
+_PEER_STORE_WATCH_0 = Struct("<I4x")
+
+
+def peer_pack_store_watch(request_id=0, version=0):
+    return peer_build(PEER_MSG_STORE_WATCH, request_id, _PEER_STORE_WATCH_0.pack(version))
+
+
+def peer_unpack_store_watch(body):
+    left = len(body)
+    if left < 8:
+        raise _short("store_watch")
+    version, = _PEER_STORE_WATCH_0.unpack_from(body)
+    return PeerStoreWatch(version)
+
+
+# Since 1.4.
+PeerStoreWatchReply = namedtuple("PeerStoreWatchReply", "")
+
+
+def peer_pack_store_watch_reply(request_id=0):
+    return peer_build(PEER_MSG_STORE_WATCH_REPLY, request_id)
+
+
+def peer_unpack_store_watch_reply(body):
+    return PeerStoreWatchReply()
+
+
+# A part of the summary that the receiver wants: a Bloom filter of all objects of name spaces with a
+# name. An object has the bits a + i * (b | 1), modulo bits, for i from 0 to 3, of its digest; bit n
+# is bit n % 8 of byte n / 8. First come all bytes of the filter, in their order, then the objects
+# that have come since. A first part with another generation replaces the filter. The next part
+# follows the reply. Since 1.4.
+PeerStoreSummary = namedtuple("PeerStoreSummary", "generation bits offset bytes digests")
+_PEER_STORE_SUMMARY_0 = Struct("<QQQI")
+
+
+def peer_pack_store_summary(request_id=0, generation=0, bits=0, offset=0, bytes=b"", digests=b""):
+    bytes = _put_blob("store_summary.bytes", bytes, 32768)
+    digests, n_digests = _put_vec("store_summary.digests", digests, PEER_STORE_DIGEST, 1024)
+    return peer_build(PEER_MSG_STORE_SUMMARY, request_id,
+                      _PEER_STORE_SUMMARY_0.pack(generation, bits, offset, len(bytes)), bytes,
+                      _U32.pack(n_digests), digests)
+
+
+def peer_unpack_store_summary(body):
+    left = len(body)
+    at = 0
+    if left < 28:
+        raise _short("store_summary")
+    (generation, bits, offset, n) = _PEER_STORE_SUMMARY_0.unpack_from(body, at)
+    at += 28
+    left -= 28
+    if n > 32768:
+        raise _large("store_summary.bytes", n, 32768)
+    if left < n:
+        raise _short("store_summary")
+    bytes = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_summary")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 1024:
+        raise _large("store_summary.digests", n, 1024)
+    if left < n * 16:
+        raise _short("store_summary")
+    digests = [PeerStoreDigest._make(r) for r in PEER_STORE_DIGEST.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return PeerStoreSummary(generation, bits, offset, bytes, digests)
+
+
+# Since 1.4.
+PeerStoreSummaryReply = namedtuple("PeerStoreSummaryReply", "")
+
+
+def peer_pack_store_summary_reply(request_id=0):
+    return peer_build(PEER_MSG_STORE_SUMMARY_REPLY, request_id)
+
+
+def peer_unpack_store_summary_reply(body):
+    return PeerStoreSummaryReply()
+
+
 # A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
 # denied by an agent that has no key and does not allow that. Since 1.4.
 PeerPost = namedtuple("PeerPost", "uid gid name payload tenant")
@@ -4177,6 +4281,10 @@ PEER_UNPACK = {
     PEER_MSG_STORE_LOOKUP: peer_unpack_store_lookup,
     PEER_MSG_STORE_LOOKUP_REPLY: peer_unpack_store_lookup_reply,
     PEER_MSG_STORE_RELEASE: peer_unpack_store_release,
+    PEER_MSG_STORE_WATCH: peer_unpack_store_watch,
+    PEER_MSG_STORE_WATCH_REPLY: peer_unpack_store_watch_reply,
+    PEER_MSG_STORE_SUMMARY: peer_unpack_store_summary,
+    PEER_MSG_STORE_SUMMARY_REPLY: peer_unpack_store_summary_reply,
     PEER_MSG_POST: peer_unpack_post,
     PEER_MSG_POST_REPLY: peer_unpack_post_reply,
 }

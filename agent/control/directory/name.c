@@ -30,19 +30,25 @@ static char *hex_put(char *p, uint8_t byte)
 	return p;
 }
 
+bool name_digest(struct names *n, const char *space, const uint8_t *key, size_t n_key, uint8_t *ret)
+{
+	/* the terminator of the name space keeps both apart */
+	if (EVP_DigestInit_ex(n->ctx, n->digest, NULL) &&
+	    EVP_DigestUpdate(n->ctx, space, strlen(space) + 1) &&
+	    EVP_DigestUpdate(n->ctx, key, n_key) && EVP_DigestFinal_ex(n->ctx, ret, NULL))
+		return true;
+	ERR_clear_error();
+	return false;
+}
+
 bool name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
 	     char ret[NAME_DIGEST])
 {
 	uint8_t digest[EVP_MAX_MD_SIZE];
 	char *p = ret;
 
-	/* the terminator of the name space keeps both apart */
-	if (!EVP_DigestInit_ex(n->ctx, n->digest, NULL) ||
-	    !EVP_DigestUpdate(n->ctx, space, strlen(space) + 1) ||
-	    !EVP_DigestUpdate(n->ctx, key, n_key) || !EVP_DigestFinal_ex(n->ctx, digest, NULL)) {
-		ERR_clear_error();
+	if (!name_digest(n, space, key, n_key, digest))
 		return false;
-	}
 	for (unsigned i = 0; i < NAME_DIGEST / 2; i++)
 		p = hex_put(p, digest[i]);
 	return true;

@@ -26,6 +26,9 @@ struct names {
 /* 0 or -ENOMEM; names_deinit() also after a failure. */
 int names_init(struct names *n, const char *prefix);
 void names_deinit(struct names *n);
-/* The digest, without a NUL at its end. False: no memory. */
+/* The whole digest, EVP_MAX_MD_SIZE bytes at most. False: no memory. */
+bool name_digest(struct names *n, const char *space, const uint8_t *key, size_t n_key,
+		 uint8_t *ret);
+/* Its start as text, without a NUL at its end. False: no memory. */
 bool name_of(struct names *n, const char *space, const uint8_t *key, size_t n_key,
 	     char ret[NAME_DIGEST]);

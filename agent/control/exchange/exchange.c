@@ -25,6 +25,8 @@ int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct
 		r = ask_init(x);
 	if (r >= 0)
 		r = lend_init(x);
+	if (r >= 0)
+		r = summaries_init(x);
 	if (r < 0) {
 		exchange_free(x);
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
@@ -38,6 +40,7 @@ struct exchange *exchange_free(struct exchange *x)
 {
 	if (!x)
 		return NULL;
+	summaries_deinit(x);
 	ask_deinit(x);
 	lend_deinit(x);
 	memory_regions_deinit(x);
@@ -47,5 +50,16 @@ struct exchange *exchange_free(struct exchange *x)
 
 struct exchange_totals exchange_totals(const struct exchange *x)
 {
-	return (struct exchange_totals){ .lent = x ? x->lent : 0 };
+	struct exchange_totals t = { .lent = 0 };
+
+	if (!x)
+		return t;
+	t.lent = x->lent;
+	t.summary_bytes = summarizer_bytes(x->summarizer);
+	t.summary_skipped = x->n_skipped;
+	for (uint32_t i = 0; i < x->n_lenders; i++) {
+		t.summaries += x->lenders[i].summary.whole;
+		t.summary_bytes += x->lenders[i].summary.filter.bits / 8;
+	}
+	return t;
 }

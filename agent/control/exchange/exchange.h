@@ -57,6 +57,10 @@ struct exchange *exchange_free(struct exchange *x);
 void exchange_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
 		     const struct pmsg_store_lookup *m);
 void exchange_release(struct exchange *x, dray_handle peer, uint64_t grant);
+/* The peer wants summaries; it sends the next part of its own. x is not NULL. */
+void exchange_watch(struct exchange *x, dray_handle peer, uint64_t request_id);
+void exchange_summary(struct exchange *x, dray_handle peer, uint64_t request_id,
+		      const struct pmsg_store_summary *m);
 /* The peer has leases, or has looked something up since the last call. */
 bool exchange_in_use(struct exchange *x, dray_handle peer);
 /* Its connection is down. quiet: none of its queue pairs is left; else exchange_peer_quiet() follows. */
@@ -86,6 +90,9 @@ void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t sourc
 unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX]);
 
 struct exchange_totals {
-	uint64_t lent; /* bytes that peers hold now */
+	uint64_t lent;            /* bytes that peers hold now */
+	uint32_t summaries;       /* of other agents, which are whole */
+	uint64_t summary_bytes;   /* of these, and of this agent's own */
+	uint64_t summary_skipped; /* keys for which an agent was not asked, for each agent */
 };
 struct exchange_totals exchange_totals(const struct exchange *x);

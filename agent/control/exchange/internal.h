@@ -3,10 +3,22 @@
 #pragma once
 
 #include "agent/control/directory/directory.h"
+#include "agent/control/directory/name.h"
 #include "agent/control/exchange/exchange.h"
+#include "agent/control/exchange/filter.h"
 #include "agent/control/peer/timers.h"
 #include "lib/addr.h"
 #include "lib/map.h"
+
+struct summarizer;
+
+/* What an agent's store has, as it says. */
+struct summary {
+	dray_handle peer; /* that was asked for it; 0: none was */
+	struct filter filter;
+	uint64_t generation, got; /* bytes of it that have come */
+	bool whole;
+};
 
 /* One of store.peers, or an agent of store.directory_agents that the directory has named. */
 struct lender {
@@ -20,6 +32,7 @@ struct lender {
 	int64_t next_ns;  /* away: a question tests that, not before this time */
 	int64_t late_ns;  /* when it was late last */
 	uint32_t held;    /* lookups that it has not answered, and its leases */
+	struct summary summary;
 };
 
 /* The kind of handles of grants and segments, which no other table has. */
@@ -59,6 +72,11 @@ struct exchange {
 	uint32_t n_questions;
 	/* lookup.c */
 	struct dray_list vain; /* struct lookup without a question */
+	/* summaries.c, summarize.c */
+	bool summaries;                /* agents are asked for them */
+	struct names names;            /* of objects, with summaries */
+	struct summarizer *summarizer; /* of this agent's own; NULL: there is none */
+	uint64_t n_skipped;            /* keys for which agents were not asked, for each agent */
 };
 
 /* memory.c. Before lend_init(). 0 or -ENOMEM. */
@@ -93,3 +111,25 @@ void lend_deinit(struct exchange *x);
 /* ask.c. 0 or -errno. */
 int ask_init(struct exchange *x);
 void ask_deinit(struct exchange *x);
+
+/* summaries.c, after lenders_init(). 0 or -errno. */
+int summaries_init(struct exchange *x);
+void summaries_deinit(struct exchange *x);
+/* The agent at this peer is to send its summary, unless it does already. */
+void summary_want(struct exchange *x, struct lender *d, dray_handle peer);
+/*
+ * For each key that is asked for: a bit for each lender, which may have it. free() frees it. NULL: all may have all keys, or there is no
+ * memory.
+ */
+uint64_t *summaries_maybe(struct exchange *x, const struct store_ask *a);
+void summaries_peer_gone(struct exchange *x, dray_handle peer);
+
+/* summarize.c. 0 or -errno. */
+int summarizer_new(struct exchange *x);
+/* NULL is allowed, here and below. Returns NULL. */
+struct summarizer *summarizer_free(struct summarizer *s);
+void summarizer_peer_gone(struct summarizer *s, dray_handle peer);
+uint64_t summarizer_bytes(const struct summarizer *s);
+/* False: no memory. */
+bool digest_of(struct names *names, const char *space, struct store_key key,
+	       struct filter_digest *ret);

@@ -400,6 +400,10 @@ void exchange_peer_gone(struct exchange *x, dray_handle peer, bool quiet)
 {
 	struct borrower *b = x ? borrower_find(x, peer) : NULL;
 
+	if (x) {
+		summaries_peer_gone(x, peer);
+		summarizer_peer_gone(x->summarizer, peer);
+	}
 	if (!b)
 		return;
 	b->n++; /* keeps it until the end of the loop */

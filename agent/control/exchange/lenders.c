@@ -40,6 +40,7 @@ static bool is_idle(const struct lender *d, int64_t since_ns)
 static void forget(struct exchange *x, struct lender *d)
 {
 	dray_map_del(&x->by_segment, &d->by_segment);
+	/* it has no summary, since there is a directory */
 	*d = (struct lender){ .at = NULL };
 }
 

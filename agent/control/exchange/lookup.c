@@ -186,10 +186,14 @@ void lookups_send(struct exchange *x, struct question *q)
 	struct store_ask *a = q->ask;
 	int64_t now = dray_now().ns;
 
+	/* constant from here on: answers have the keys that were asked for */
+	q->maybe = summaries_maybe(x, a);
 	for (uint32_t i = 0; i < x->n_lenders; i++) {
 		struct lender *d = &x->lenders[i];
 		dray_handle peer = d->at ? peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE) : 0;
 
+		if (peer)
+			summary_want(x, d, peer);
 		if (!peer || !is_asked_any(q, d))
 			continue;
 		if (d->away) {

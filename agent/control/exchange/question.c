@@ -28,6 +28,7 @@ void question_free(struct question *q)
 	timers_set(&q->x->limits, &q->limit, INT64_MAX);
 	q->x->n_questions--;
 	free(q->named);
+	free(q->maybe);
 	free(q);
 }
 
@@ -58,6 +59,8 @@ bool question_asks(const struct question *q, uint32_t key, const struct lender *
 	const struct named *named = q->named ? &q->named[key] : NULL;
 	uint16_t index = (uint16_t)(d - q->x->lenders);
 
+	if (q->maybe && !(q->maybe[key] >> index & 1))
+		return false;
 	if (!named || named->all)
 		return true;
 	for (unsigned i = 0; i < named->n; i++)

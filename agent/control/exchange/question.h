@@ -25,6 +25,7 @@ struct question {
 	struct dray_list lookups;
 	struct directory_find *find; /* the directory is asked; NULL: it is not */
 	struct named *named;         /* by key; NULL: all are asked for all */
+	uint64_t *maybe;             /* by key: who may have it (summaries.c); NULL: all may */
 	uint32_t messages;           /* to each agent, at most */
 	uint32_t missing;            /* keys that nobody has so far */
 	bool waits;

@@ -124,6 +124,24 @@ static void handle_lookup(struct peer *peer, uint64_t id, const struct pmsg_stor
 		p->deps.up->store_lookup(*p->deps.exchange, peer->handle, id, m);
 }
 
+/* STORE_WATCH and STORE_SUMMARY: summary is NULL or what the latter says. */
+static void handle_summary(struct peer *peer, uint64_t id, const struct pmsg_store_summary *summary)
+{
+	const struct peers_deps *d = &peer->p->deps;
+
+	/* without a key, any program could pose as an agent */
+	if (!*d->exchange || !peers_beyond_loopback(peer->p))
+		peer_send_error(
+			peer, id,
+			dray_err_of(DRAY_E_DENIED,
+				    "it exchanges no summaries: it has no store, or no key: set "
+				    "limits.store_bytes and peer.key_file there"));
+	else if (summary)
+		d->up->store_summary(*d->exchange, peer->handle, id, summary);
+	else
+		d->up->store_watch(*d->exchange, peer->handle, id);
+}
+
 static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error *m)
 {
 	struct dray_err err = dray_err_of(known_code(m->code, DRAY_E_PROTOCOL), "%.*s",
@@ -154,7 +172,8 @@ static bool is_request(uint16_t type)
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
 	       type == PMSG_REKEY || type == PMSG_STAGE || type == PMSG_ACQUIRE ||
-	       type == PMSG_LEASE_RENEW || type == PMSG_POST || type == PMSG_STORE_LOOKUP;
+	       type == PMSG_LEASE_RENEW || type == PMSG_POST || type == PMSG_STORE_LOOKUP ||
+	       type == PMSG_STORE_WATCH || type == PMSG_STORE_SUMMARY;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -238,6 +257,12 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_STORE_LOOKUP:
 		handle_lookup(peer, id, &m->store_lookup);
+		break;
+	case PMSG_STORE_WATCH:
+		handle_summary(peer, id, NULL);
+		break;
+	case PMSG_STORE_SUMMARY:
+		handle_summary(peer, id, &m->store_summary);
 		break;
 	case PMSG_STORE_RELEASE:
 		d->up->store_release(*d->exchange, peer->handle, m->store_release.grant);

@@ -159,6 +159,8 @@ static const struct request_kind call_kinds[] = {
 	{ .type = PMSG_NOTIFY, .done = call_done },
 	{ .type = PMSG_LEASE_RENEW, .done = call_done },
 	{ .type = PMSG_STORE_LOOKUP, .done = call_done },
+	{ .type = PMSG_STORE_WATCH, .done = call_done },
+	{ .type = PMSG_STORE_SUMMARY, .done = call_done },
 	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
 	{ .type = PMSG_QP_CONNECT, .done = call_done },
 	/* the loss of the peer ends its queue pairs, and with them the use of the keys */

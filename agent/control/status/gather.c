@@ -49,6 +49,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	struct leases_totals leases = leases_totals(a->regions);
 	struct mailboxes_totals mailboxes = mailboxes_totals(a->mailboxes);
 	struct store_totals store = store_totals(a->store);
+	struct exchange_totals exchange = exchange_totals(a->exchange);
 
 	v[DRAY_METRIC_STORE_OBJECTS] = store.objects;
 	v[DRAY_METRIC_STORE_BYTES] = store.bytes;
@@ -57,7 +58,10 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
 	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
 	v[DRAY_METRIC_STORE_EVICTED_COST_TOTAL] = store.evicted_cost_us;
-	v[DRAY_METRIC_STORE_LENT_BYTES] = exchange_totals(a->exchange).lent;
+	v[DRAY_METRIC_STORE_LENT_BYTES] = exchange.lent;
+	v[DRAY_METRIC_STORE_SUMMARIES] = exchange.summaries;
+	v[DRAY_METRIC_STORE_SUMMARIES_BYTES] = exchange.summary_bytes;
+	v[DRAY_METRIC_STORE_SUMMARIES_SKIPPED_TOTAL] = exchange.summary_skipped;
 	v[DRAY_METRIC_STORE_LENT_OBJECTS_TOTAL] = store.lent_objects;
 	v[DRAY_METRIC_STORE_LENT_BYTES_TOTAL] = store.lent_bytes;
 	v[DRAY_METRIC_STORE_DISK_OBJECTS] = store.disk_objects;

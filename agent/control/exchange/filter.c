@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/exchange/filter.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Bits that each object sets. */
+#define BITS_OF_OBJECT 4
+
+uint64_t filter_bits_for(uint64_t objects)
+{
+	uint64_t bits = FILTER_BITS_MIN;
+
+	while (bits < FILTER_BITS_MAX && bits / (2 * FILTER_FULL) < objects)
+		bits *= 2;
+	return bits;
+}
+
+bool filter_bits_valid(uint64_t bits)
+{
+	return bits >= FILTER_BITS_MIN && bits <= FILTER_BITS_MAX && !(bits & (bits - 1));
+}
+
+int filter_init(struct filter *f, uint64_t bits)
+{
+	*f = (struct filter){ .bytes = calloc(bits / 8, 1) };
+	if (!f->bytes)
+		return -ENOMEM;
+	f->bits = bits;
+	return 0;
+}
+
+void filter_deinit(struct filter *f)
+{
+	free(f->bytes);
+	*f = (struct filter){ .bits = 0 };
+}
+
+static uint64_t place(const struct filter *f, struct filter_digest d, unsigned i)
+{
+	/* an odd step meets all places */
+	return (d.a + i * (d.b | 1)) & (f->bits - 1);
+}
+
+void filter_add(struct filter *f, struct filter_digest d)
+{
+	for (unsigned i = 0; i < BITS_OF_OBJECT; i++) {
+		uint64_t at = place(f, d, i);
+
+		f->bytes[at / 8] |= (uint8_t)(1u << at % 8);
+	}
+}
+
+bool filter_has(const struct filter *f, struct filter_digest d)
+{
+	for (unsigned i = 0; i < BITS_OF_OBJECT; i++) {
+		uint64_t at = place(f, d, i);
+
+		if (!(f->bytes[at / 8] >> at % 8 & 1))
+			return false;
+	}
+	return true;
+}
