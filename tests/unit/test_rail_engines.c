@@ -26,10 +26,11 @@ static void engine_gone(void *arg, dray_handle handle)
 	engine.gone++;
 }
 
-static int engines_setup(void **state)
+static int setup_with(void **state, int max_cqe)
 {
 	memset(&engine, 0, sizeof(engine));
 	setup(state);
+	dev.max_cqe = max_cqe;
 	lab->cfg.mooncake.import = true;
 	lab->rails->deps.engine_connect = engine_connect;
 	lab->rails->deps.engine_gone = engine_gone;
@@ -37,6 +38,16 @@ static int engines_setup(void **state)
 	UNTIL(IS(0, "up"));
 	assert_int_equal(dev.pds, 2);
 	return 0;
+}
+
+static int engines_setup(void **state)
+{
+	return setup_with(state, 0);
+}
+
+static int small_setup(void **state)
+{
+	return setup_with(state, 8);
 }
 
 static void meet_engine(void)
@@ -146,6 +157,16 @@ static void test_refused(void **state)
 	leave_engine();
 }
 
+/* The completion queue has no room for a queue pair, and no attempt is under way: the worker is told. */
+static void test_no_room(void **state)
+{
+	meet_engine();
+	hear(RDMA_WANTED, 0, 0);
+	UNTIL(told(RDMA_UNREACHABLE) == 2);
+	assert_int_equal(engine.n_asked, 0);
+	leave_engine();
+}
+
 /* The engine goes while it is asked. */
 static void test_down_early(void **state)
 {
@@ -212,6 +233,7 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		TEST(connect),
 		TEST(refused),
+		cmocka_unit_test_setup_teardown(test_no_room, small_setup, teardown),
 		TEST(down_early),
 		TEST(memory),
 	};

@@ -36,10 +36,16 @@ static void path_failed(struct path *path, const char *what, const char *why)
 		    path->rail->port, path->peer->handle);
 }
 
+/* No queue pair could be made. */
+static void attempt_failed(struct path *path, const char *what, const char *why)
+{
+	path->refused = true;
+	path_failed(path, what, why);
+}
+
 static void qp_failed(struct qp *q, const char *what, const char *why)
 {
-	q->path->refused = true;
-	path_failed(q->path, what, why);
+	attempt_failed(q->path, what, why);
 	qp_die(q);
 }
 
@@ -266,13 +272,13 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 			 "the worker's completion queue is full (max_cqe is %d): lower "
 			 "rdma.queue_depth or rdma.queue_pairs",
 			 d->attr.max_cqe);
-		path_failed(path, "a queue pair cannot be created", why);
+		attempt_failed(path, "a queue pair cannot be created", why);
 		return false;
 	}
 	q = calloc(1, sizeof(*q));
 	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
 		free(q);
-		path_failed(path, "a queue pair cannot be created", "no memory");
+		attempt_failed(path, "a queue pair cannot be created", "no memory");
 		return false;
 	}
 	q->peer = path->peer;
@@ -324,7 +330,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			while (n < want[class] && may_connect(path, now) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
-			/* to an engine there is no other way, so that transfers wait for the next attempt if that may succeed */
+			/* nothing else reaches an engine: transfers wait for the next attempt, unless the last one has failed */
 			if (peer->segment && path->active && !path->refused)
 				n++;
 			expected[class] += n;
