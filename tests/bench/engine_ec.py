@@ -262,6 +262,11 @@ def ec_bytes(lab, records, rounds):
         for transport, agent in ("tcp", agents[1]), ("local", agents[0]):
             pd = stack.enter_context(contextlib.closing(ec_sides.Consumer(agent.socket, size, transport)))
             pd.side.in_place = False  # nothing is moved there
+            lease = e.region.lease([(0, size, size, 1)], access="r", expiry=LIMIT)
+            remote = pd.client.acquire(lease.token, timeout=LIMIT)
+            # An agent's first touch of a page takes longer, and loads use new places while transfers come back to old ones.
+            pd.client.read(pd.region, remote, [(0, 0, size)]).result(LIMIT)
+            remote.release()
             for moved in MOVED:
                 output, seen = memoryview(bytearray(chance.randbytes(moved))), []
 

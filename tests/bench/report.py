@@ -143,8 +143,8 @@ What the hooks of a consumer's connector take until a request with a new image h
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
 checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
-PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools. `local` pulls here instead of reading
-in place."""),
+PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools, all of whose pages
+both agents have touched before. `local` pulls here instead of reading in place."""),
     ("vllm_ec_text", "vLLM: text beside an encoder", """Time to the first token of requests of text at an engine that uses outputs of an encoder, while the encoder is idle, busy with two images at a time, or
 dead, and then beside requests for outputs of the dead encoder, whose images are encoded here. The ceiling is an engine without a connector, beside the same requests."""),
     ("detect", "Detection", """\
