@@ -2,10 +2,14 @@
 """The agent as the initiator towards engines that have Mooncake linked in, over Soft-RoCE: Mooncake's engine at one end of a rail, the agent at
 the other."""
 
+import contextlib
+import json
 import os
 import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import threading
 from types import SimpleNamespace
@@ -18,7 +22,7 @@ from harness import LIMIT, MIB, noise, until
 from mooncake_rig import Local, Owner, counter, digest, segment
 from test_mooncake_import import history, imported
 from test_mooncake_metadata import real
-from test_mooncake_rdma import LOCAL_HOST, packets
+from test_mooncake_rdma import CONNECTION, GID, LOCAL_HOST, packets
 
 RDMA = 3  # of DRAY_TRANSPORT_*
 
@@ -276,3 +280,84 @@ def test_import_between_agents(importer, rdma_lab):
     finally:
         target.stop()
         target.check_log()
+
+
+class Fake:
+    """An engine of bare sockets, without a device: it answers a request for a queue pair as a test says."""
+
+    def __init__(self, t):
+        self.host, self.answer, self.asked = t.rail.address[0], None, []
+        self.listener = socket.create_server((self.host, 0))
+        self.endpoint = f"{self.host}:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self.listener.accept()
+                threading.Thread(target=self.serve, args=(sock,), daemon=True).start()
+
+    def serve(self, sock):
+        with contextlib.suppress(OSError), sock:
+            n, kind = struct.unpack("<QB", rig.exactly(sock, 9))
+            request = json.loads(rig.exactly(sock, n - 1))
+            if kind == rig.METADATA:
+                answer = rig.frame(kind, json.dumps({
+                    "name": self.endpoint, "protocol": "rdma", "devices": [{"name": "fake", "lid": 0, "gid": GID}],
+                    "buffers": [{"name": "cpu:0", "addr": 1 << 40, "length": MIB, "rkey": [1], "lkey": [1]}]}).encode())
+            else:
+                self.asked.append(request)
+                answer = self.answer(request)
+            if answer is not None:
+                sock.sendall(answer)
+                sock.shutdown(socket.SHUT_WR)
+            sock.recv(1)
+
+    def close(self):
+        self.listener.close()
+
+
+def given(request, **change):
+    """An answer to the request that has a queue pair."""
+    return rig.frame(CONNECTION, json.dumps({
+        "local_nic_path": request["peer_nic_path"], "peer_nic_path": request["local_nic_path"], "local_gid": GID, "local_lid": 0,
+        "qp_num": [77] * len(request["qp_num"]), "reply_msg": "", **change}).encode())
+
+
+def test_import_wrong_answers(importer):
+    """Whatever an engine answers to a request for a queue pair, or if it does not, transfers end with an error, and their memory is given back."""
+    t = importer(**{"rdma.queue_pairs": 1, "rdma.latency_queue_pairs": 1})
+    for answer, error in [
+            (lambda r: given(r, reply_msg="no\x07room", qp_num=[]), errors.PeerUnreachable), (lambda r: given(r, qp_num=[]), errors.PeerUnreachable),
+            (lambda r: given(r, qp_num=["7"]), errors.PeerUnreachable), (lambda r: given(r, local_gid=""), errors.PeerUnreachable),
+            (lambda r: given(r, local_gid=GID.replace("0a:5a", "0a:5b")), errors.PeerUnreachable),
+            (lambda r: given(r, peer_nic_path="other@x"), errors.PeerUnreachable), (lambda r: rig.frame(CONNECTION, b"[" * 8000), errors.PeerUnreachable),
+            (lambda r: rig.frame(CONNECTION, b"{"), errors.PeerUnreachable), (lambda r: rig.frame(rig.PROBE, b"{}"), errors.PeerLost),
+            (lambda r: b"\xff" * 9, errors.PeerLost), (lambda r: b"", errors.PeerLost), (lambda r: None, errors.PeerLost)]:
+        fake = Fake(t)
+        fake.answer = answer
+        with Local(t.agent, fake.endpoint, 4096) as local:
+            for klass in "bulk", "latency":
+                with pytest.raises((error, errors.PeerLost)):
+                    local.write([(0, 1 << 40, 4096)], klass=klass).result(LIMIT)
+            local.region.remove()
+        fake.close()
+        until(lambda: not counter(t.agent, "engines"), "the end of the engine")
+        if b"room" in (answer(fake.asked[0]) or b""):
+            assert {len(r["qp_num"]) for r in fake.asked} == {1, 2}
+            assert "no?room" in t.agent.text()
+
+
+def test_import_dead_queue_pair(importer):
+    """An engine whose device has no such queue pair: a transfer ends by its deadline, and others of the agent go on."""
+    t = importer()
+    fake = Fake(t)
+    fake.answer = given
+    with engine_of(t, MIB) as engine, Local(t.agent, engine.endpoint, MIB, noise(MIB, 1)) as good, Local(t.agent, fake.endpoint, 4096) as bad:
+        stuck = bad.write([(0, 1 << 40, 4096)], deadline=3.0)
+        round_trip(good, engine.base, engine)
+        with pytest.raises((errors.Deadline, errors.Unconfirmed, errors.PeerLost)):
+            stuck.result(LIMIT)
+        bad.region.remove()
+        round_trip(good, engine.base, engine)
+    fake.close()
