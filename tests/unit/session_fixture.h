@@ -94,6 +94,25 @@ const char *peers_segment(struct peers *p)
 	return "127.0.0.1:7411";
 }
 
+const char *peers_segment_of(struct peers *p, dray_handle peer)
+{
+	return NULL;
+}
+
+const uint8_t *peers_agent_id(struct peers *p, dray_handle peer)
+{
+	static const uint8_t id[16];
+
+	return id;
+}
+
+struct peers_log peers_log_of_agent(struct peers *p, const uint8_t agent_id[16])
+{
+	static struct dray_log_limit limit;
+
+	return (struct peers_log){ &limit, UINT32_MAX, "about an agent" };
+}
+
 int peer_import(struct peers *p, const struct pmsg_token *token, bool is_lease, const char *segment,
 		const struct peer_client *client, int64_t timeout_ns, peer_import_fn fn, void *arg,
 		uint64_t *ret_id, struct dray_err *reterr)
