@@ -407,7 +407,7 @@ static void check_reply(const struct rails_guest_request *want,
 			const struct rails_guest_reply *reply)
 {
 	size_t n = 0, pairs = reply->refused ? 0 : reply->n;
-	dray_auto_free char *text = connection_answer(&server, want, reply, &n);
+	dray_auto_free char *text = connection_answer(server.name, want, reply, &n);
 	json_error_t error;
 	json_t *o;
 
