@@ -156,7 +156,8 @@ static bool list_space(struct store_space *sp, struct batch *b, uint32_t *bucket
 	uint32_t left = BUCKETS_MAX;
 
 	do {
-		if (*n >= max || !left--)
+		/* half of the room is for the objects of one bucket */
+		if (*n >= max || b->n > b->max / 2 || !left--)
 			return true;
 		if (!sp->n_buckets)
 			return false;

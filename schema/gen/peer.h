@@ -1171,13 +1171,18 @@ int pmsg_store_watch_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define PMSG_STORE_SUMMARY_BODY_MAX 49184
 /*
  * Request. A part of the summary that the receiver wants: a Bloom filter of all objects of name
- * spaces with a name. An object has the bits a + i * (b | 1), modulo bits, for i from 0 to 3, of
- * its digest; bit n is bit n % 8 of byte n / 8. First come all bytes of the filter, in their order,
- * then the objects that have come since. A first part with another generation replaces the filter.
- * The next part follows the reply. Since 1.4.
+ * spaces with a name. An object has the bits s + i * (t | 1), modulo bits, for i from 0 to 3, with
+ * s = f(a ^ generation, b | 1) and t = f(b ^ generation, a | 1) of its digest, where f is the lower
+ * half of the product of 128 bits, xor the upper half; bit n is bit n % 8 of byte n / 8. First come
+ * all bytes of the filter, in their order, then the objects that have come since. A first part with
+ * another generation replaces the filter. The next part follows the reply. Since 1.4.
  */
 struct pmsg_store_summary {
-	uint64_t generation; /* Another number is another filter. */
+	/*
+	 * Another number is another filter. It is random, because it is the salt of the bits:
+	 * clients must not know it.
+	 */
+	uint64_t generation;
 	/*
 	 * Bits of the filter: a power of two, from 65536 to 268435456; 0: there is no summary now,
 	 * and the receiver asks for all keys.

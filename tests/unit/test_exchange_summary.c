@@ -301,9 +301,11 @@ static struct store_key long_key(unsigned n, unsigned bytes)
 	return (struct store_key){ (const uint8_t *)text[n], bytes };
 }
 
+static unsigned key_bytes = 4;
+
 static struct store_key key_of(unsigned n)
 {
-	return long_key(n, 4);
+	return long_key(n, key_bytes);
 }
 
 static void put_key(struct store_key key)
@@ -526,6 +528,19 @@ static void test_lost_changes(void **state)
 	assert_int_equal(rig.watches, 2);
 }
 
+/* A turn of the listing has room for fewer objects with long keys. None of them is left out. */
+static void test_long_keys(void **state)
+{
+	key_bytes = 250;
+	for (unsigned i = 0; i < 300; i++)
+		put(i);
+	get(0, 1, 1, 1);
+	until_summary(true);
+	for (unsigned i = 0; i < 300; i += 30)
+		get(i, i + 30, 30, 30);
+	key_bytes = 4;
+}
+
 /* Many objects come between two answers: all comes again, in a filter with room for them or in the old one. */
 static void test_many_objects(void **state)
 {
@@ -560,7 +575,7 @@ static void test_filter(void **state)
 	assert_int_equal(filter_bits_for(4096), FILTER_BITS_MIN);
 	assert_int_equal(filter_bits_for(4097), 2 * FILTER_BITS_MIN);
 	assert_int_equal(filter_bits_for(UINT64_MAX), FILTER_BITS_MAX);
-	assert_int_equal(filter_init(&f, filter_bits_for(4096)), 0);
+	assert_int_equal(filter_init(&f, filter_bits_for(4096), 5), 0);
 	for (uint64_t i = 0; i < 8192; i++) {
 		struct filter_digest d = { i * 0x9e3779b97f4a7c15u, i * 0xd1b54a32d192ed03u };
 
@@ -599,6 +614,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_wrong_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lost_changes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_long_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_objects, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_agent_without_summaries, set_up, tear_down),
 		cmocka_unit_test(test_filter),

@@ -4115,10 +4115,11 @@ def peer_unpack_store_watch_reply(body):
 
 
 # A part of the summary that the receiver wants: a Bloom filter of all objects of name spaces with a
-# name. An object has the bits a + i * (b | 1), modulo bits, for i from 0 to 3, of its digest; bit n
-# is bit n % 8 of byte n / 8. First come all bytes of the filter, in their order, then the objects
-# that have come since. A first part with another generation replaces the filter. The next part
-# follows the reply. Since 1.4.
+# name. An object has the bits s + i * (t | 1), modulo bits, for i from 0 to 3, with s = f(a ^
+# generation, b | 1) and t = f(b ^ generation, a | 1) of its digest, where f is the lower half of
+# the product of 128 bits, xor the upper half; bit n is bit n % 8 of byte n / 8. First come all
+# bytes of the filter, in their order, then the objects that have come since. A first part with
+# another generation replaces the filter. The next part follows the reply. Since 1.4.
 PeerStoreSummary = namedtuple("PeerStoreSummary", "generation bits offset bytes digests")
 _PEER_STORE_SUMMARY_0 = Struct("<QQQI")
 

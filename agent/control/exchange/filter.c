@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "lib/hash.h"
+
 /* Bits that each object sets. */
 #define BITS_OF_OBJECT 4
 
@@ -21,12 +23,13 @@ bool filter_bits_valid(uint64_t bits)
 	return bits >= FILTER_BITS_MIN && bits <= FILTER_BITS_MAX && !(bits & (bits - 1));
 }
 
-int filter_init(struct filter *f, uint64_t bits)
+int filter_init(struct filter *f, uint64_t bits, uint64_t salt)
 {
 	*f = (struct filter){ .bytes = calloc(bits / 8, 1) };
 	if (!f->bytes)
 		return -ENOMEM;
 	f->bits = bits;
+	f->salt = salt;
 	return 0;
 }
 
@@ -38,8 +41,11 @@ void filter_deinit(struct filter *f)
 
 static uint64_t place(const struct filter *f, struct filter_digest d, unsigned i)
 {
+	uint64_t first = dray_hash_mix(d.a ^ f->salt, d.b | 1);
+	uint64_t step = dray_hash_mix(d.b ^ f->salt, d.a | 1);
+
 	/* an odd step meets all places */
-	return (d.a + i * (d.b | 1)) & (f->bits - 1);
+	return (first + i * (step | 1)) & (f->bits - 1);
 }
 
 void filter_add(struct filter *f, struct filter_digest d)

@@ -79,7 +79,7 @@ static uint32_t take_bytes(struct summary *s, const struct pmsg_store_summary *m
 		forget(s);
 		if (!filter_bits_valid(m->bits))
 			return DRAY_E_INVALID;
-		if (filter_init(&s->filter, m->bits) < 0)
+		if (filter_init(&s->filter, m->bits, m->generation) < 0)
 			return DRAY_E_NO_MEMORY;
 		s->generation = m->generation;
 	}

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/control/exchange/internal.h"
+#include "lib/random.h"
 #include "lib/time.h"
 #include "lib/wire.h"
 #include "schema/gen/errors.h"
@@ -49,10 +50,11 @@ struct summarizer {
 	struct dray_map watchers;
 	struct filter now, next; /* what peers get, and what is being made */
 	struct store_listing at;
-	bool listing; /* `next` is being made */
-	bool more;    /* changes wait */
-	bool broken;  /* `now` and `next` lack objects */
-	uint64_t generation;
+	bool listing;               /* `next` is being made */
+	bool more;                  /* changes wait */
+	bool broken;                /* `now` and `next` lack objects */
+	bool again;                 /* a watcher waits for memory */
+	uint64_t generation;        /* the salt of `now` */
 	uint64_t n, n_next, n_gone; /* objects added to each, and gone from `now` */
 	uint64_t lost;              /* changes, as store_changes() counts them */
 	int64_t began_ns;           /* the last listing; 0: there was none */
@@ -88,10 +90,12 @@ static void watcher_free(struct watcher *w)
 }
 
 static void go_on(struct watcher *w);
+static void schedule(struct summarizer *s);
 
 static void sent(void *arg, uint32_t code, const union pmsg_body *reply)
 {
 	struct watcher *w = arg;
+	struct summarizer *s = w->s;
 
 	w->busy = false;
 	/* it is lost, or does not want more: it asks for all keys then */
@@ -103,6 +107,8 @@ static void sent(void *arg, uint32_t code, const union pmsg_body *reply)
 	if (code)
 		w->generation = 0;
 	go_on(w);
+	if (s->again)
+		schedule(s);
 }
 
 /* The objects that came since. Their number. */
@@ -155,12 +161,20 @@ static void go_on(struct watcher *w)
 {
 	uint8_t buf[OBJECTS_MAX * PMSG_STORE_DIGEST_SIZE];
 	union pmsg_body m;
+	int r;
 
 	if (w->busy || w->gone || !next_message(w, &m.store_summary, buf))
 		return;
 	w->busy = true;
-	if (peers_request(w->s->x->deps.peers, w->peer, PMSG_STORE_SUMMARY, &m, sent, w) < 0)
+	r = peers_request(w->s->x->deps.peers, w->peer, PMSG_STORE_SUMMARY, &m, sent, w);
+	if (r == -ENOMEM) {
+		/* the peer uses what it has: all comes again */
+		w->busy = false;
+		w->generation = 0;
+		w->s->again = true;
+	} else if (r < 0) {
 		watcher_free(w);
+	}
 }
 
 static void all_go_on(struct summarizer *s)
@@ -194,10 +208,16 @@ static void schedule(struct summarizer *s)
 {
 	int64_t now = dray_now().ns;
 
-	if (s->listing || s->more)
+	if (s->listing || s->more || s->again)
 		wake_at(s, now + PAUSE_NS);
 	else if (s->watchers.n && is_worn(s))
 		wake_at(s, s->began_ns ? dray_max(now, s->began_ns + LISTING_MIN_NS) : now);
+}
+
+/* Never 0. */
+static uint64_t new_generation(void)
+{
+	return dray_random() | 1;
 }
 
 /* Objects are missing in both: peers ask for all keys until there is a new one. */
@@ -206,7 +226,7 @@ static void give_up(struct summarizer *s)
 	filter_deinit(&s->now);
 	filter_deinit(&s->next);
 	s->listing = s->broken = false;
-	s->generation++;
+	s->generation = new_generation();
 }
 
 static void on_change(void *arg, const struct store_change *c)
@@ -248,6 +268,7 @@ static void take_changes(struct summarizer *s)
 	s->lost = lost;
 	if (s->broken)
 		give_up(s);
+	s->again = false;
 	all_go_on(s);
 	schedule(s);
 }
@@ -260,7 +281,8 @@ static void on_changed(void *arg)
 static void listing_begin(struct summarizer *s)
 {
 	s->began_ns = dray_now().ns;
-	if (filter_init(&s->next, filter_bits_for(store_listed(s->x->deps.store))) < 0)
+	if (filter_init(&s->next, filter_bits_for(store_listed(s->x->deps.store)),
+			new_generation()) < 0)
 		return;
 	s->at = (struct store_listing){ .bucket = 0 };
 	s->listing = true;
@@ -289,7 +311,7 @@ static void listing_turn(struct summarizer *s)
 	s->next = (struct filter){ .bits = 0 };
 	s->n = s->n_next;
 	s->n_gone = 0;
-	s->generation++;
+	s->generation = s->now.salt;
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
@@ -332,6 +354,9 @@ void exchange_watch(struct exchange *x, dray_handle peer, uint64_t request_id)
 		dray_map_add(&s->watchers, &w->by_peer, &w->peer, sizeof(w->peer));
 	}
 	peers_send(x->deps.peers, peer, PMSG_STORE_WATCH_REPLY, request_id, NULL);
+	/* else it begins when there is a filter */
+	if (s->now.bits)
+		go_on(w);
 	schedule(s);
 }
 
@@ -360,7 +385,7 @@ int summarizer_new(struct exchange *x)
 		return -ENOMEM;
 	x->summarizer = s;
 	s->x = x;
-	s->generation = 1;
+	s->generation = new_generation();
 	dray_map_init(&s->watchers);
 	s->recent = calloc(RECENT_MAX, sizeof(*s->recent));
 	if (!s->recent)
