@@ -92,6 +92,21 @@ static void test_descriptor_refused(void **state)
 	}
 }
 
+/* Devices are bounded, because each is looked for in the matrix. */
+static void test_many_devices(void **state)
+{
+	static const char start[] = "{\"name\":\"a:1\",\"protocol\":\"rdma\",\"devices\":[0";
+	char text[65 * 2 + sizeof(start) + 2];
+	size_t n = (size_t)snprintf(text, sizeof(text), "%s", start);
+	struct mooncake_descriptor d;
+
+	for (unsigned i = 1; i < 65; i++)
+		n += (size_t)snprintf(text + n, sizeof(text) - n, ",0");
+	snprintf(text + n, sizeof(text) - n, "]}");
+	assert_true(read_text(text, &d) < 0);
+	assert_non_null(strstr(err.msg, "too many devices"));
+}
+
 static const struct connection_ends ends = { .ours = "dray-1@dev0", .theirs = "10.0.0.1:15000@m1" };
 
 /* An engine reads the request as the agent reads one of an engine. */
@@ -179,9 +194,9 @@ static void test_answer_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_descriptor),     cmocka_unit_test(test_descriptor_refused),
-		cmocka_unit_test(test_request),        cmocka_unit_test(test_answer),
-		cmocka_unit_test(test_answer_refused),
+		cmocka_unit_test(test_descriptor),   cmocka_unit_test(test_descriptor_refused),
+		cmocka_unit_test(test_many_devices), cmocka_unit_test(test_request),
+		cmocka_unit_test(test_answer),       cmocka_unit_test(test_answer_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,6 +14,8 @@
 
 /* Each import keeps those of its engine. */
 #define BUFFERS_MAX 8192u
+/* Devices that are looked at, whether they work or not: each one costs a walk over the names in the matrix. */
+#define LISTED_MAX 64u
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
 
@@ -259,6 +261,8 @@ static int read_devices(const json_t *o, struct mooncake_descriptor *d,
 	const json_t *list = json_object_get(o, "devices");
 	char gid[MOONCAKE_GID_TEXT];
 
+	if (json_array_size(list) > LISTED_MAX)
+		return bad(reterr, "has too many devices");
 	for (size_t i = 0; i < json_array_size(list) && d->n_devices < MOONCAKE_DEVICES_MAX; i++) {
 		const json_t *device = json_array_get(list, i);
 		struct mooncake_device *x = &d->devices[d->n_devices];

@@ -107,7 +107,7 @@ static void handle_reply(struct connect *k, struct engine *e, const struct conne
 			refuse(k, "no memory, or no descriptor");
 	} else if (*reply->refused) {
 		refuse(k, reply->refused);
-	} else if (!reply->lid && !networks_have(&k->c->cfg->mooncake.allow, &gid)) {
+	} else if (!k->request.lid && !networks_have(&k->c->cfg->mooncake.allow, &gid)) {
 		refuse(k, "mooncake.allow does not have the address of its GID");
 	} else {
 		e->queue_pairs = k->n;
