@@ -175,6 +175,12 @@ __attribute__((target("avx"))) static void copy_medium(const struct dray_piece *
 	copy_block(p->to + at, p->from + at, p->bytes - at, next);
 }
 
+/* Both at the same place of a line: else string moves are slow on some processors, and wherever the ranges overlap. */
+static bool alike(const struct dray_piece *p)
+{
+	return !(((uintptr_t)p->to ^ (uintptr_t)p->from) & (LINE - 1));
+}
+
 __attribute__((target("avx"))) static void copy_list(const struct dray_piece *v, unsigned n,
 						     bool stream)
 {
@@ -191,7 +197,7 @@ __attribute__((target("avx"))) static void copy_list(const struct dray_piece *v,
 			copy_small(p->to, p->from, p->bytes);
 		} else if (stream && p->bytes >= STREAM_PIECE) {
 			dray_copy_stream(p->to, p->from, p->bytes);
-		} else if (fast_moves && p->bytes >= MOVES_MIN) {
+		} else if (fast_moves && p->bytes >= MOVES_MIN && alike(p)) {
 			copy_by_moves(p->to, p->from, p->bytes);
 		} else {
 			copy_medium(p, i + 1 < n ? p + 1 : &none);
