@@ -162,7 +162,7 @@ class Doors:
                 if fds and self._keep(door, fds[0]):
                     connection.settimeout(None)
                     connection.recv(1)  # until the encoder ends
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             again = True  # it is stopped or busy
         except OSError:
             pass  # there is no such door here
