@@ -94,6 +94,21 @@ static void test_waits(void **state)
 	assert_same(0, 0, BYTES);
 }
 
+/* The control thread answers a request for queue pairs that there is no way, until it has paths. */
+static void test_keys_before_paths(void **state)
+{
+	write_all(BYTES);
+	turn();
+	tell(RDMA_ENGINE_KEYS, REGION, local_keys(1));
+	turn();
+	assert_int_equal(told(RDMA_WANTED), 0);
+	tell_paths(1);
+	assert_int_equal(told(RDMA_WANTED), 1);
+	give_qp();
+	run_all();
+	assert_int_equal(last()->code, 0);
+}
+
 /* No device registers it: transfers end, those that wait and those that come later. */
 static void test_not_registered(void **state)
 {
@@ -239,9 +254,16 @@ static void test_down(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(waits),        TEST(not_registered), TEST(write_refused),
-		TEST(read_refused), TEST(lost),           TEST(lost_while_stopping),
-		TEST(unreachable),  TEST(confirmed),      TEST(down),
+		TEST(waits),
+		TEST(keys_before_paths),
+		TEST(not_registered),
+		TEST(write_refused),
+		TEST(read_refused),
+		TEST(lost),
+		TEST(lost_while_stopping),
+		TEST(unreachable),
+		TEST(confirmed),
+		TEST(down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -312,7 +312,7 @@ static void handle_engine_keys(struct rdma *r, dray_handle region, struct rail_k
 		o->engine_keys = keys;
 	rail_keys_unref(former);
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
-		if (peer->engine && !peer->down)
+		if (peer->engine && !peer->down && peer->paths)
 			rdma_peer_changed(peer);
 }
 
