@@ -26,14 +26,13 @@ LOCAL_HOST = SimpleNamespace(command=lambda *argv: [str(word) for word in argv],
 GID = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:5a:00:01"
 
 
-@pytest.fixture
-def target(rdma_lab):
-    """An agent on side 1 of a rail, for peers on side 0; keyword arguments are settings."""
+def on_rail(rdma_lab, settings):
+    """For a fixture: makes agents on side 1 of a rail, for peers on side 0; keyword arguments are settings. settings: of the rail."""
     made = []
 
     def make(args=(), **more):
         rail, = rdma_lab.make(1)
-        how = {"mooncake.listen": f"{rail.address[1]}:0", "mooncake.protocol": "rdma", "mooncake.probe_interval": "1s", "rdma.timeout": "500ms"}
+        how = {"rdma.timeout": "500ms", **settings(rail)}
         if not args:
             how["mooncake.allow"] = "10.90.0.0/16"
         agent = rdma_lab.agent(1, [rail], args=args, **{**how, **more})
@@ -45,6 +44,13 @@ def target(rdma_lab):
     for agent in made:
         agent.stop()
         agent.check_log()
+
+
+@pytest.fixture
+def target(rdma_lab):
+    """Agents for engines that begin transfers."""
+    yield from on_rail(rdma_lab, lambda rail: {"mooncake.listen": f"{rail.address[1]}:0", "mooncake.protocol": "rdma",
+                                               "mooncake.probe_interval": "1s"})
 
 
 def engine_of(t, size):

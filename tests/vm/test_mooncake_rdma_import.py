@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import threading
-from types import SimpleNamespace
 
 import mooncake_rig as rig
 import pytest
@@ -22,30 +21,15 @@ from harness import LIMIT, MIB, noise, until
 from mooncake_rig import Local, Owner, counter, digest, segment
 from test_mooncake_import import history, imported
 from test_mooncake_metadata import real
-from test_mooncake_rdma import CONNECTION, GID, LOCAL_HOST, packets
+from test_mooncake_rdma import CONNECTION, GID, LOCAL_HOST, on_rail, packets
 
 RDMA = 3  # of DRAY_TRANSPORT_*
 
 
 @pytest.fixture
 def importer(rdma_lab):
-    """An agent on side 1 of a rail, for engines on side 0; keyword arguments are settings."""
-    made = []
-
-    def make(args=(), **more):
-        rail, = rdma_lab.make(1)
-        how = {"mooncake.import": "true", "rdma.timeout": "500ms"}
-        if not args:
-            how["mooncake.allow"] = "10.90.0.0/16"
-        agent = rdma_lab.agent(1, [rail], args=args, **{**how, **more})
-        made.append(agent)
-        until(lambda: len(up(agent)) == 1, "the rail")
-        return SimpleNamespace(agent=agent, rail=rail)
-
-    yield make
-    for agent in made:
-        agent.stop()
-        agent.check_log()
+    """Agents that import from engines."""
+    yield from on_rail(rdma_lab, lambda rail: {"mooncake.import": "true"})
 
 
 def engine_of(t, size, name=None, metadata="P2PHANDSHAKE", **env):
