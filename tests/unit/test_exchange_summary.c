@@ -283,6 +283,13 @@ static struct exchange_totals at_reader(void)
 	return exchange_totals(rig.reader.x);
 }
 
+/* Runs the owner until it has sent something. */
+static void until_request(void)
+{
+	while (dray_list_empty(&rig.requests))
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+}
+
 /* Runs both agents until the reader has a summary of the owner, or until it has none. */
 static void until_summary(bool whole)
 {
@@ -383,8 +390,7 @@ static void test_keys_that_an_agent_has(void **state)
 	get(3, 10, -1, 7);
 	assert_int_equal(rig.watches, 2);
 	put(5);
-	while (dray_list_empty(&rig.requests))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	until_request();
 	carry();
 	get(3, 10, 1, 7);
 	/* what has gone is asked for in vain, until there is a new filter */
@@ -418,8 +424,7 @@ static void test_reader_is_lost(void **state)
 	get(0, 1, 1, 1);
 	carry_one(0);
 	carry_one(0);
-	while (dray_list_empty(&rig.requests))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	until_request();
 	exchange_peer_gone(rig.owner.x, READER, true);
 	carry_one(DRAY_E_PEER_LOST);
 	assert_true(dray_list_empty(&rig.requests));
@@ -433,8 +438,7 @@ static void test_no_answer(void **state)
 	get(0, 1, 1, 1);
 	until_summary(true);
 	put(1);
-	while (dray_list_empty(&rig.requests))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	until_request();
 	carry_one(DRAY_E_TIMEOUT);
 	assert_int_equal(rig.wholes, 1);
 	carry();
@@ -449,8 +453,7 @@ static void test_refused(void **state)
 	get(0, 1, 1, 1);
 	until_summary(true);
 	put(1);
-	while (dray_list_empty(&rig.requests))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	until_request();
 	exchange_summary(rig.reader.x, OWNER, 1, &(struct pmsg_store_summary){ .bits = 0 });
 	assert_int_equal(rig.code, 0);
 	assert_int_equal(at_reader().summaries, 0);
@@ -549,8 +552,7 @@ static void test_many_objects(void **state)
 	until_summary(true);
 	for (unsigned i = 1; i < 1000; i++)
 		put(i);
-	while (dray_list_empty(&rig.requests))
-		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	until_request();
 	carry();
 	get(990, 1010, 10, 20);
 }
