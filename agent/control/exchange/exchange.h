@@ -53,9 +53,10 @@ int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct
 /* After the workers have ended, and before the store is freed. NULL is allowed. */
 struct exchange *exchange_free(struct exchange *x);
 
-/* For struct peers_upcalls. x NULL: this agent has no store. */
+/* For struct peers_upcalls. x is not NULL. */
 void exchange_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
 		     const struct pmsg_store_lookup *m);
+/* x NULL: this agent has no store. */
 void exchange_release(struct exchange *x, dray_handle peer, uint64_t grant);
 /* The peer wants summaries; it sends the next part of its own. x is not NULL. */
 void exchange_watch(struct exchange *x, dray_handle peer, uint64_t request_id);
