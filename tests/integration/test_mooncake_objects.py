@@ -10,7 +10,7 @@ import subprocess
 import threading
 
 import dray
-from harness import DRAYCTL, LIMIT, noise, until
+from harness import DRAYCTL, LIMIT, PORTS, noise, until
 from mooncake_rig import mooncake_python
 from test_ctl import conform, schema_of
 
@@ -157,15 +157,6 @@ for line in sys.stdin:
 """
 
 
-def ports(host, n):
-    """Free ports of a host."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(host.socket()) for _ in range(n)]
-        for sock in found:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in found]
-
-
 def listens(host, port):
     with host.socket() as sock:
         return not sock.connect_ex((HOST, port))
@@ -178,7 +169,7 @@ class Store:
         python, self.host = mooncake_python(), host
         folder = next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
         env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-        rpc, pages = ports(host, 2)
+        rpc, pages = (next(PORTS) for _ in range(2))
         self.url = f"http://{HOST}:{pages}"
         self.master = subprocess.Popen(
             host.command("setpriv", "--pdeathsig=KILL", folder / "mooncake_master", f"--rpc_port={rpc}", f"--metrics_port={pages}"), env=env,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from harness import BUILD, LIMIT, ROOT, until
+from harness import BUILD, LIMIT, PORTS, ROOT, until
 
 pytestmark = pytest.mark.skipif("DRAY_LONG" not in os.environ, reason="make check-long has Mooncake's programs")
 OWNER = ROOT / "examples/vllm-mooncake/owner"
@@ -21,17 +21,6 @@ def programs():
         pytest.skip("Mooncake is not in this machine's package registry")
     python = pathlib.Path(made.stdout.strip())
     return python, next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
-
-
-def ports(host, n):
-    """Free ports of a host."""
-    listeners = [host.socket() for _ in range(n)]
-    for one in listeners:
-        one.bind((host.v4, 0))
-    found = [one.getsockname()[1] for one in listeners]
-    for one in listeners:
-        one.close()
-    return found
 
 
 PROGRAM = """
@@ -49,7 +38,7 @@ def owner(request, lab, new_agent, programs, tmp_path):
     """Starts an agent, a master and an owner; returns (agent, process of the owner, addresses of the master and of the segment)."""
     _, folder = programs
     host = lab.hosts[0]
-    rpc, pages, owner_rpc, segment = ports(host, 4)
+    rpc, pages, owner_rpc, segment = (next(PORTS) for _ in range(4))
     agent = new_agent(listen=[host.v4], key=lab.key, settings={
         "mooncake.masters": f"http://{host.v4}:{pages}", "mooncake.master_rpc": f"{host.v4}:{rpc}", "mooncake.interval": "200ms",
         "mooncake.owner_rpc": owner_rpc, "mooncake.owner_segment": segment, "segment.ports": "none", "probe.interval": "200ms"})
