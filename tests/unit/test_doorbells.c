@@ -3,10 +3,12 @@
  * Which side rings the doorbell, and how often: libdray's end of a ring and the worker's end in one
  * thread, so that the test chooses the order of their steps.
  */
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include "agent/data/transfer/transport.h"
+#include "lib/time.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/ring_rig.h"
 
@@ -182,13 +184,13 @@ static void an_agent_that_completes_work_is_not_rung(void **state)
 	turn_until_done(1);
 }
 
-static void poll_time_zero(void)
+static void poll_time(int64_t ns)
 {
 	struct data_config *cfg = malloc(sizeof(*cfg));
 
 	assert_non_null(cfg);
 	*cfg = rig.worker->core.cfg;
-	cfg->poll_time_ns = 0;
+	cfg->poll_time_ns = ns;
 	worker_post(rig.worker, &(struct command){ .type = COMMAND_CONFIG, .config = cfg });
 	worker_turn(rig.worker, false);
 }
@@ -199,7 +201,7 @@ static void poll_time_zero(void)
  */
 static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
 {
-	poll_time_zero();
+	poll_time(0);
 	for (unsigned i = 0; i < 20; i++) {
 		struct wsession *s = ring_rig_session(&rig, 1);
 
@@ -243,7 +245,7 @@ static void a_worker_does_not_sleep_beside_resumed_work(void **state)
 	struct core *c = &rig.worker->core;
 	const struct transport_ops **last = &c->transports[c->n_transports - 1], *former = *last;
 
-	poll_time_zero();
+	poll_time(0);
 	*last = &ops;
 	resuming = 1;
 	announced = 0;
@@ -255,6 +257,24 @@ static void a_worker_does_not_sleep_beside_resumed_work(void **state)
 	worker_turn(rig.worker, true);
 	assert_int_equal(announced, 1);
 	*last = former;
+}
+
+/* Work that comes by a descriptor, as a peer's does, keeps the worker polling as work in a ring does. */
+static void an_event_while_polling_is_work(void **state)
+{
+	struct pollfd event = { .fd = rig.worker->command_fd, .events = POLLIN };
+	const struct dray_linger *l = &rig.worker->linger;
+
+	poll_time(3600 * DRAY_NS_PER_SEC);
+	worker_turn(rig.worker, true);
+	assert_int_equal(l->state, DRAY_LINGER_POLLING);
+	dray_wake(rig.worker->command_fd);
+	/* not every turn looks at the descriptors while rings are polled */
+	while (poll(&event, 1, 0))
+		worker_turn(rig.worker, true);
+	assert_int_equal(l->state, DRAY_LINGER_WORKING);
+	worker_turn(rig.worker, true);
+	assert_int_equal(l->state, DRAY_LINGER_POLLING);
 }
 
 int main(void)
@@ -276,6 +296,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_resumed_work, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(an_event_while_polling_is_work, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

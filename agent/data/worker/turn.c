@@ -132,13 +132,14 @@ static void look(struct worker *w, int64_t timeout)
 	n = loop_turn(&w->core.loop, timeout);
 	w->look_ns = n || timeout || !w->look_ns ? LOOK_MIN_NS : w->look_ns * 2;
 	w->look_ns = dray_min(w->look_ns, (int64_t)LOOK_MAX_NS);
-	if (!timeout)
-		return;
 	if (n > 0) {
-		w->looked_ns = dray_now().ns;
+		/* also while it polls: a peer's frames and answers come as events alone */
+		if (timeout)
+			w->looked_ns = dray_now().ns;
 		dray_linger_worked(&w->linger, w->looked_ns);
 	}
-	rings_awake(w);
+	if (timeout)
+		rings_awake(w);
 }
 
 /* True if descriptors can wait: rings are polled, and the last look was a short time ago. */
