@@ -631,6 +631,44 @@ static void test_posting_queue_pair_stuck(void **state)
 	UNTIL((let_go(&said), IS(0, "up")));
 }
 
+/* Its work requests keep the keys of their memory until their worker learns of its end, so that the device does not wait for them. */
+static void test_stuck_queue_pair_with_keys(void **state)
+{
+	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
+	unsigned said;
+
+	rails_region_add(lab->rails, v, NULL);
+	see(1, 1, 3);
+	UNTIL(IS(0, "up") && lab->keys);
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	answer_all(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	lab->held = rail_keys_ref(lab->keys);
+	said = lab->n_told;
+	dev.destroy_error = -EIO;
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	UNTIL(dev.n_stuck_qps == 1);
+	dev.destroy_error = 0;
+	lab->close_fn(lab->close_arg, 0, NULL);
+	UNTIL(told(RDMA_QP_LOSE) == 2);
+	rails_peer_down(lab->rails, PEER);
+	for (unsigned i = 0, n = lab->n_told; i < n; i++)
+		if (lab->told[i].type == RDMA_QP_UP)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+	UNTIL((let_go(&said), told(RDMA_QP_DEAD) == 3));
+	UNTIL((let_go(&said), IS(0, "up") && lab->keys));
+	/* the former keys are of a device that is gone; the region is removed after their last use */
+	rails_region_remove(lab->rails, v->o.handle, removed, NULL);
+	for (int i = 0; i < 20; i++)
+		sd_event_run(lab->event, 1000);
+	assert_int_equal(lab->done, 0);
+	rail_keys_unref(lab->held);
+	UNTIL(lab->done == 1);
+	free(v);
+}
+
 /* At the end of the agent everything ends at once, whatever is in progress. */
 static void test_end_with_all_up(void **state)
 {
@@ -685,6 +723,7 @@ int main(void)
 		TEST(serve),
 		TEST(serving_queue_pair_stuck),
 		TEST(posting_queue_pair_stuck),
+		TEST(stuck_queue_pair_with_keys),
 		TEST(end_with_all_up),
 	};
 

@@ -317,6 +317,7 @@ static void close_done(struct dray_job *j)
 	log_info(AREA, "closed device=%s", d->name);
 	qps_device_closed(d);
 	guests_device_closed(d);
+	rail_regions_device_closed(d);
 	registrations_device_closed(d);
 	dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 		device_leave(rail);

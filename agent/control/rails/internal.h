@@ -361,6 +361,8 @@ void registrations_free(struct rails *r);
 void rail_regions_publish(struct rails *r, const struct registration *g);
 /* A registration is gone: continues regions that waited for that. */
 void rail_regions_check(struct rails *r);
+/* The device is closed, and will be freed: key sets that are still in use name it no longer. */
+void rail_regions_device_closed(struct device *d);
 /* Rails or registrations have changed: decides which regions are usable, and which importers need windows. */
 void rail_regions_decide(struct rails *r);
 void rail_regions_free(struct rails *r);

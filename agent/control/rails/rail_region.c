@@ -126,6 +126,24 @@ static void set_done(struct dray_job *j)
 	region_check(region);
 }
 
+static void set_forget(struct key_set *s, struct device *d)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < s->n_devices; i++)
+		if (s->devices[i] != d)
+			s->devices[kept++] = s->devices[i];
+	d->key_sets -= s->n_devices - kept;
+	s->n_devices = kept;
+}
+
+void rail_regions_device_closed(struct device *d)
+{
+	dray_list_for_each(&d->rails->regions, region, struct rail_region, link)
+		dray_list_for_each(&region->sets, s, struct key_set, link)
+			set_forget(s, d);
+}
+
 /* Any thread. */
 static void set_gone(void *arg)
 {

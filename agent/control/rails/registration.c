@@ -252,7 +252,8 @@ void registrations_device_down(struct device *d)
 
 	if (d->key_sets)
 		rail_regions_publish(r, NULL);
-	if (d->key_sets || d->qps)
+	/* work requests of a stuck queue pair keep their keys until the device is closed */
+	if (d->qps || (d->key_sets && dray_list_empty(&d->stuck)))
 		return;
 	dray_list_for_each(&r->registrations, g, struct registration, link)
 		dray_list_for_each(&g->mrs, m, struct mrs, link)
