@@ -466,24 +466,27 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 	lab->stage_code = code;
 }
 
-/* Each local rail reaches the peer's rail of the same number. */
+/* Each local device reaches the peer's rail of the same number, by all its ports. */
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,
 		size_t n_ports, struct nd_rail **ret, size_t *ret_n)
 {
-	size_t n = dray_min(devices->n, n_ports);
+	size_t n = dray_min(devices->n, n_ports), k = 0;
 
 	(void)s;
 	(void)links;
 	(void)ports;
-	*ret = calloc(n + 1, sizeof(**ret));
-	for (size_t i = 0; i < n; i++) {
-		(*ret)[i] = (struct nd_rail){
-			.device = (uint16_t)i, .remote = (uint16_t)i, .mtu = 4096, .reachable = true
-		};
-		snprintf((*ret)[i].reason, ND_REASON_MAX, "same subnet");
-	}
-	*ret_n = n;
+	*ret = calloc(RAILS_MAX, sizeof(**ret));
+	for (size_t i = 0; i < n; i++)
+		for (uint16_t port = 0; port < devices->v[i].n_ports; port++) {
+			(*ret)[k] = (struct nd_rail){ .device = (uint16_t)i,
+						      .port = port,
+						      .remote = (uint16_t)i,
+						      .mtu = 4096,
+						      .reachable = true };
+			snprintf((*ret)[k++].reason, ND_REASON_MAX, "same subnet");
+		}
+	*ret_n = k;
 	return 0;
 }
 
@@ -511,8 +514,8 @@ bool region_is_gpu(struct regions *r, dray_handle region)
 
 /* --- the fixture ----------------------------------------------------------------------------------------- */
 
-/* Reports a scan with this number of one-port devices; `active` of them have a link. */
-static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
+/* Reports a scan with this number of devices of so many ports; `active` of the devices have a link. */
+static inline void see_ports(unsigned devices, unsigned active, uint32_t gid_index, uint16_t ports)
 {
 	struct nd_scan *s = calloc(1, sizeof(*s));
 
@@ -525,20 +528,30 @@ static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
 		snprintf(d->name, sizeof(d->name), "dev%u", i);
 		d->index = i;
 		d->numa = -1;
-		d->n_ports = 1;
-		d->ports = calloc(1, sizeof(*d->ports));
-		d->ports[0].number = 1;
-		d->ports[0].state = i < active ? ND_PORT_ACTIVE : ND_PORT_DOWN;
-		d->ports[0].layer = ND_LAYER_ETHERNET;
-		d->ports[0].active_mtu = 4096;
-		d->ports[0].gids.v = calloc(1, sizeof(struct nd_gid));
-		d->ports[0].gids.n = 1;
-		d->ports[0].gids.v[0] = (struct nd_gid){ .index = gid_index,
-							 .type = ND_GID_ROCE_V2,
-							 .gid.s6_addr = { [15] = 1 } };
+		d->n_ports = ports;
+		d->ports = calloc(ports, sizeof(*d->ports));
+		for (uint16_t k = 0; k < ports; k++) {
+			struct nd_port *p = &d->ports[k];
+
+			p->number = k + 1u;
+			p->state = i < active ? ND_PORT_ACTIVE : ND_PORT_DOWN;
+			p->layer = ND_LAYER_ETHERNET;
+			p->active_mtu = 4096;
+			p->gids.v = calloc(1, sizeof(struct nd_gid));
+			p->gids.n = 1;
+			p->gids.v[0] = (struct nd_gid){ .index = gid_index,
+							.type = ND_GID_ROCE_V2,
+							.gid.s6_addr = { [15] = 1 } };
+		}
 	}
 	rails_follow(lab->rails, s);
 	nd_scan_free(s);
+}
+
+/* The same with one port each. */
+static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
+{
+	see_ports(devices, active, gid_index, 1);
 }
 
 /* Runs the loop until the condition holds. */
@@ -588,7 +601,7 @@ static inline void peer_quiet(void *arg, dray_handle peer)
 
 static inline int setup(void **state)
 {
-	static const int worker_nodes[] = { -1 };
+	static const int worker_nodes[] = { -1, -1 };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	(void)state;

@@ -26,10 +26,11 @@ static void engine_gone(void *arg, dray_handle handle)
 	engine.gone++;
 }
 
-static int setup_with(void **state, int max_cqe)
+static int setup_with(void **state, int max_cqe, unsigned workers)
 {
 	memset(&engine, 0, sizeof(engine));
 	setup(state);
+	lab->pool.n = workers;
 	dev.max_cqe = max_cqe;
 	lab->cfg.mooncake.import = true;
 	lab->rails->deps.engine_connect = engine_connect;
@@ -42,12 +43,17 @@ static int setup_with(void **state, int max_cqe)
 
 static int engines_setup(void **state)
 {
-	return setup_with(state, 0);
+	return setup_with(state, 0, 1);
 }
 
 static int small_setup(void **state)
 {
-	return setup_with(state, 8);
+	return setup_with(state, 8, 1);
+}
+
+static int workers_setup(void **state)
+{
+	return setup_with(state, 0, 2);
 }
 
 static void meet_engine(void)
@@ -57,8 +63,8 @@ static void meet_engine(void)
 	engine_link = (struct peer_link){ .peer = ENGINE };
 	e.ports[0].gid.s6_addr[15] = 9;
 	assert_int_equal(rails_engine_up(lab->rails, &e), 0);
-	UNTIL(told(RDMA_PATHS) == 1);
-	assert_int_equal(told(RDMA_ENGINE_UP), 1);
+	UNTIL(told(RDMA_PATHS) == lab->pool.n);
+	assert_int_equal(told(RDMA_ENGINE_UP), lab->pool.n);
 	assert_int_equal(last(RDMA_ENGINE_UP)->peer, ENGINE);
 }
 
@@ -226,6 +232,55 @@ static void test_memory(void **state)
 	leave_engine();
 }
 
+/* Two ports of our device reach the same device of the engine, which tells queue pairs apart by the devices alone. */
+static void test_two_ports(void **state)
+{
+	unsigned seen = 0;
+
+	see_ports(1, 1, 0, 2);
+	UNTIL(lab->rails->n == 2 && lab->rails->v[1]->state == RAIL_UP);
+	meet_engine();
+	hear(RDMA_WANTED, 0, 0);
+	UNTIL(engine.n_asked == 6);
+	for (unsigned i = 0; i < 6; i++) {
+		unsigned name = 1u << (8 * engine.asked[i].class + engine.asked[i].slot);
+
+		assert_int_equal(engine.asked[i].port, 0);
+		assert_false(seen & name);
+		seen |= name;
+	}
+	answer_all(NULL);
+	UNTIL(told(RDMA_QP_UP) == 6);
+	leave_engine();
+}
+
+/* The completion queue of one worker has no room: the other one reaches the engine, and this one does when there is room. */
+static void test_room_by_worker(void **state)
+{
+	uint32_t *used = lab->rails->v[0]->cq_used;
+
+	meet_engine();
+	used[0] += 1 << 20;
+	for (unsigned i = 0; i < 2; i++)
+		rails_handle_message(lab->rails, i,
+				     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+								  .type = RDMA_WANTED,
+								  .peer = ENGINE });
+	UNTIL(engine.n_asked == 3);
+	assert_int_equal(told(RDMA_UNREACHABLE), 2);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(engine.asked[i].worker, 1);
+	answer_all(NULL);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	used[0] -= 1 << 20;
+	UNTIL(engine.n_asked == 3);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(engine.asked[i].worker, 0);
+	answer_all(NULL);
+	UNTIL(told(RDMA_QP_UP) == 6);
+	leave_engine();
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, engines_setup, teardown)
 
 int main(void)
@@ -236,6 +291,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_no_room, small_setup, teardown),
 		TEST(down_early),
 		TEST(memory),
+		TEST(two_ports),
+		cmocka_unit_test_setup_teardown(test_room_by_worker, workers_setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

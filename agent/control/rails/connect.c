@@ -23,29 +23,34 @@
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
+static void path_explain(struct path *path, const char *what, const char *why)
+{
+	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
+	log_of_peer(path->peer->rails->deps.peers, path->peer->handle, DRAY_LOG_WARNING, AREA,
+		    "%s: %s device=%s port=%u peer=%" PRIx64, what, why, path->rail->device_name,
+		    path->rail->port, path->peer->handle);
+}
+
 static void path_failed(struct path *path, const char *what, const char *why)
 {
 	struct rails *r = path->peer->rails;
 
 	path->fails++;
 	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
-	rails_retry(path);
-	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
-	log_of_peer(r->deps.peers, path->peer->handle, DRAY_LOG_WARNING, AREA,
-		    "%s: %s device=%s port=%u peer=%" PRIx64, what, why, path->rail->device_name,
-		    path->rail->port, path->peer->handle);
+	rails_retry(path->peer, path->retry_ns);
+	path_explain(path, what, why);
 }
 
-/* No queue pair could be made. */
-static void attempt_failed(struct path *path, const char *what, const char *why)
+/* No queue pair could be made for the worker. */
+static void attempt_failed(struct path *path, unsigned worker, const char *what, const char *why)
 {
-	path->refused = true;
+	path->refused |= (uint8_t)(1u << worker);
 	path_failed(path, what, why);
 }
 
 static void qp_failed(struct qp *q, const char *what, const char *why)
 {
-	attempt_failed(q->path, what, why);
+	attempt_failed(q->path, q->worker, what, why);
 	qp_die(q);
 }
 
@@ -112,7 +117,7 @@ static void connect_done(struct dray_job *j)
 	q->state = QP_UP;
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
-	path->refused = false;
+	path->refused &= (uint8_t) ~(1u << q->worker);
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails)
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
@@ -231,6 +236,12 @@ static bool is_living(const struct qp *q)
 	return !q->doomed && q->state != QP_LOSING && q->state != QP_DYING;
 }
 
+/* An engine tells queue pairs apart by our device and its own one, whatever their ports are. */
+static bool share_slots(const struct path *a, const struct path *b)
+{
+	return a->to.rail == b->to.rail && !strcmp(a->rail->device_name, b->rail->device_name);
+}
+
 /* Its engine expects the same slots again after a loss, so that it replaces its ends of queue pairs instead of adding to them. */
 static unsigned free_slot(const struct path *path, unsigned worker, enum dmsg_class class)
 {
@@ -240,7 +251,7 @@ static unsigned free_slot(const struct path *path, unsigned worker, enum dmsg_cl
 	do {
 		used = false;
 		dray_list_for_each(&path->peer->qps, q, const struct qp, link)
-			used |= is_living(q) && q->path == path && q->worker == worker &&
+			used |= is_living(q) && share_slots(q->path, path) && q->worker == worker &&
 				q->class == class && q->slot == slot;
 		slot += used;
 	} while (used);
@@ -256,29 +267,48 @@ static void suit_engine(struct qp *q)
 	q->retries = dray_min(q->retries, (uint8_t)GUEST_RETRIES);
 }
 
+/* Work requests of the next queue pair, each of which needs a completion, at least when it is flushed. */
+static uint32_t depth_of(const struct path *path, unsigned worker)
+{
+	const struct ibv_device_attr *limits = &path->rail->device->attr;
+	uint32_t depth = dray_min((uint32_t)path->peer->rails->cfg->rdma.queue_depth,
+				  (uint32_t)limits->max_qp_wr);
+
+	return dray_min(depth, (uint32_t)limits->max_cqe - path->rail->cq_used[worker]);
+}
+
+/* The worker's completion queue has room for a queue pair. If not, the path is looked at again later; other workers may have room. */
+static bool has_room(struct path *path, unsigned worker)
+{
+	struct rails *r = path->peer->rails;
+	bool was_full = path->full >> worker & 1;
+	char why[REASON_MAX];
+
+	path->full &= (uint8_t) ~(1u << worker);
+	if (depth_of(path, worker) >= DEPTH_MIN)
+		return true;
+	path->full |= (uint8_t)(1u << worker);
+	rails_retry(path->peer, rails_now(r) + r->cfg->peer.backoff_max);
+	snprintf(why, sizeof(why),
+		 "the worker's completion queue is full (max_cqe is %d): lower "
+		 "rdma.queue_depth or rdma.queue_pairs",
+		 path->rail->device->attr.max_cqe);
+	if (!was_full)
+		path_explain(path, "a queue pair cannot be created", why);
+	return false;
+}
+
 static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 {
 	struct rails *r = path->peer->rails;
 	struct device *d = path->rail->device;
-	uint32_t depth = dray_min((uint32_t)r->cfg->rdma.queue_depth, (uint32_t)d->attr.max_qp_wr);
+	uint32_t depth = depth_of(path, worker);
 	int reads = dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
-	char why[REASON_MAX];
-	struct qp *q;
+	struct qp *q = calloc(1, sizeof(*q));
 
-	/* each work request needs a completion, at least when it is flushed */
-	depth = dray_min(depth, (uint32_t)d->attr.max_cqe - path->rail->cq_used[worker]);
-	if (depth < DEPTH_MIN) {
-		snprintf(why, sizeof(why),
-			 "the worker's completion queue is full (max_cqe is %d): lower "
-			 "rdma.queue_depth or rdma.queue_pairs",
-			 d->attr.max_cqe);
-		attempt_failed(path, "a queue pair cannot be created", why);
-		return false;
-	}
-	q = calloc(1, sizeof(*q));
 	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
 		free(q);
-		attempt_failed(path, "a queue pair cannot be created", "no memory");
+		attempt_failed(path, worker, "a queue pair cannot be created", "no memory");
 		return false;
 	}
 	q->peer = path->peer;
@@ -328,15 +358,17 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			unsigned n = count(path, worker, (enum dmsg_class) class);
 
 			while (n < want[class] && may_connect(path, now) &&
+			       has_room(path, worker) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
 			/* nothing else reaches an engine: transfers wait for the next attempt, unless the last one has failed */
-			if (peer->segment && path->active && !path->refused)
+			if (peer->segment && path->active &&
+			    !((path->refused | path->full) >> worker & 1))
 				n++;
 			expected[class] += n;
 		}
 		if (path->active && path->retry_ns > now)
-			rails_retry(path);
+			rails_retry(peer, path->retry_ns);
 	}
 	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
 		if (expected[class] || (peer->given_up[class] >> worker & 1))

@@ -108,8 +108,10 @@ struct path {
 	uint8_t gid_index;
 	struct in6_addr gid;
 	uint32_t mtu, rank;
-	bool active;  /* a result of the last match */
-	bool refused; /* to an engine: the last attempt to make a queue pair has failed */
+	bool active; /* a result of the last match */
+	/* masks of workers */
+	uint8_t refused; /* to an engine: the last attempt to make a queue pair has failed */
+	uint8_t full;    /* their completion queues had no room for a queue pair */
 	char reason[REASON_MAX];
 	struct rdma_counters counters;
 	uint32_t fails;
@@ -154,7 +156,7 @@ struct qp {
 	/* one that posts */
 	struct path *path;
 	unsigned worker;
-	unsigned slot; /* to an engine: no other one of the path, worker and class that lives has it */
+	unsigned slot; /* to an engine: no other one of these devices, worker and class that lives has it */
 	enum dmsg_class class;
 	bool requested; /* the peer knows it */
 	bool was_up;    /* the worker waits for QP_DEAD */
@@ -258,8 +260,8 @@ struct rails {
 int64_t rails_now(struct rails *r);
 void traffic_add(struct rails_traffic *t, const struct rdma_counters *c);
 void rails_timer(struct rails *r, int64_t when_ns);
-/* connect_peer() runs at path->retry_ns. */
-void rails_retry(struct path *path);
+/* connect_peer() runs at this time, or earlier. */
+void rails_retry(struct rail_peer *peer, int64_t when_ns);
 int64_t rails_backoff(struct rails *r, uint32_t fails);
 /* NULL: unknown. */
 struct rail *rail_find(struct rails *r, const char *device, uint32_t port);

@@ -185,7 +185,7 @@ static unsigned choose(struct rail_peer *peer)
 			theirs |= 1ull << f->remote;
 			path->active = true;
 			path->rank = n++;
-			if (!path->fails)
+			if (!path->fails && !path->full)
 				snprintf(path->reason, sizeof(path->reason), "%s", f->reason);
 		}
 	}
@@ -442,7 +442,7 @@ static const char *state_of(const struct path *path)
 		up |= q->state == QP_UP;
 		begun = true;
 	}
-	return up ? "up" : path->fails ? "failed" : begun ? "connecting" : "idle";
+	return up ? "up" : path->fails || path->full ? "failed" : begun ? "connecting" : "idle";
 }
 
 static const char *segment_of(const struct rail_peer *peer)

@@ -34,15 +34,14 @@ void rails_timer(struct rails *r, int64_t when_ns)
 	sd_event_source_set_enabled(r->timer, SD_EVENT_ONESHOT);
 }
 
-void rails_retry(struct path *path)
+void rails_retry(struct rail_peer *peer, int64_t when_ns)
 {
-	struct rail_peer *peer = path->peer;
 	struct rails *r = peer->rails;
 
-	if (peer->down || (dray_heap_has(&peer->retry) && peer->retry.key <= path->retry_ns))
+	if (peer->down || (dray_heap_has(&peer->retry) && peer->retry.key <= when_ns))
 		return;
-	dray_assert(dray_heap_set(&r->retries, &peer->retry, path->retry_ns) == 0);
-	rails_timer(r, path->retry_ns);
+	dray_assert(dray_heap_set(&r->retries, &peer->retry, when_ns) == 0);
+	rails_timer(r, when_ns);
 }
 
 int64_t rails_backoff(struct rails *r, uint32_t fails)
