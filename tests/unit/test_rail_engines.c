@@ -232,6 +232,26 @@ static void test_memory(void **state)
 	leave_engine();
 }
 
+/* Device memory that nothing registers: workers are told so, whether it or the engine came first. */
+static void test_unregistrable(void **state)
+{
+	struct region_view *a = view_new(REGION(1), 0x10000000, 1 << 20, DMSG_ACCESS_ALL);
+	struct region_view *b = view_new(REGION(2), 0x20000000, 1 << 20, DMSG_ACCESS_ALL);
+
+	a->memory = b->memory = REGION_GPU;
+	rails_region_add(lab->rails, a, NULL);
+	meet_engine();
+	UNTIL(keys_of(REGION(1)) && lab->engine_keys);
+	assert_int_equal(lab->engine_keys->rails, 0);
+	rails_region_add(lab->rails, b, NULL);
+	UNTIL(keys_of(REGION(2)) && lab->engine_keys);
+	assert_int_equal(lab->engine_keys->rails, 0);
+	assert_string_equal(text_of(b), "");
+	remove_region(b);
+	remove_region(a);
+	leave_engine();
+}
+
 /* Two ports of our device reach the same device of the engine, which tells queue pairs apart by the devices alone. */
 static void test_two_ports(void **state)
 {
@@ -291,6 +311,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_no_room, small_setup, teardown),
 		TEST(down_early),
 		TEST(memory),
+		TEST(unregistrable),
 		TEST(two_ports),
 		cmocka_unit_test_setup_teardown(test_room_by_worker, workers_setup, teardown),
 	};

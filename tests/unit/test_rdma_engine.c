@@ -125,10 +125,14 @@ static void test_not_registered(void **state)
 	assert_int_equal(lab->rig.n_ended, 0);
 	tell(RDMA_ENGINE_KEYS, REGION, rail_keys_new(0));
 	assert_int_equal(last()->code, DRAY_E_PEER_UNREACHABLE);
-	if (rig_submit(&lab->rig, &lab->s, &r, op, 1, &err) == 0)
-		assert_int_not_equal(last()->code, 0);
-	else
-		assert_int_not_equal(err.code, 0);
+	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r, op, 1, &err), 0);
+	assert_int_equal(code_of(1000), DRAY_E_PEER_UNREACHABLE);
+	/* a kind of memory that no device registers */
+	lab->local.view->memory = REGION_GPU;
+	r.request_id = 1001;
+	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r, op, 1, &err), 0);
+	assert_int_equal(code_of(1001), DRAY_E_UNSUPPORTED);
+	lab->local.view->memory = REGION_HOST;
 	/* keys of an unknown region are given back */
 	tell(RDMA_ENGINE_KEYS, 777, rail_keys_new(0));
 }
@@ -210,15 +214,23 @@ static void test_lost_while_stopping(void **state)
 	assert_int_equal(last()->code, DRAY_E_DEADLINE);
 }
 
-/* No queue pair can be made: transfers end, because nothing else reaches the engine. */
+/* No queue pair can be made: transfers end, because nothing else reaches the engine, and later ones for the same reason. */
 static void test_unreachable(void **state)
 {
+	uint64_t later;
+
 	tell_paths(1);
 	tell(RDMA_ENGINE_KEYS, REGION, local_keys(1));
 	write_all(4096);
 	turn();
 	tell(RDMA_UNREACHABLE, DMSG_CLASS_BULK, NULL);
 	assert_int_equal(last()->code, DRAY_E_PEER_UNREACHABLE);
+	later = submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 100 } }, 1, false);
+	assert_int_equal(code_of(later), DRAY_E_PEER_UNREACHABLE);
+	give_qp();
+	later = submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 100 } }, 1, false);
+	run_all();
+	assert_int_equal(code_of(later), 0);
 }
 
 /* Reads are confirmed by another read of the same memory: the engine has told no word for that. */

@@ -580,7 +580,7 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	return region;
 }
 
-/* Without memory for it, transfers to engines wait until their deadline. */
+/* Without memory for it, transfers to engines wait until their deadline. A region without registrations has a twin without them. */
 static void twin_make(struct rail_region *region)
 {
 	struct extent_view *v dray_auto_free = calloc(region->n + 1, sizeof(*v));
@@ -591,7 +591,7 @@ static void twin_make(struct rail_region *region)
 					  .length = region->length,
 					  .twin_of = region };
 
-	if (!v || !dmabufs || !region->n || !region->handle || region->store || region->removing)
+	if (!v || !dmabufs || !region->handle || region->store || region->removing)
 		return;
 	for (uint32_t i = 0; i < region->n; i++) {
 		const struct part *p = &region->parts[i];
@@ -602,8 +602,8 @@ static void twin_make(struct rail_region *region)
 		dmabufs[i] = p->registration->dmabuf;
 	}
 	region->twin = add(region->rails, &like, v, region->n,
-			   region->parts[0].registration->access,
-			   dmabufs[0].fd >= 0 ? dmabufs : NULL);
+			   region->n ? region->parts[0].registration->access : 0,
+			   region->n && dmabufs[0].fd >= 0 ? dmabufs : NULL);
 }
 
 void rail_regions_for_engines(struct rails *r)
@@ -623,8 +623,13 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 					  .memory = view->memory,
 					  .length = view->o.length };
 
-	if (r->cfg->rdma.enable && is_registrable(view, dmabufs))
+	if (!r->cfg->rdma.enable)
+		return;
+	if (is_registrable(view, dmabufs))
 		add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
+	else if (engines_wanted(r))
+		/* without registrations: transfers to engines must learn that no keys will come */
+		add(r, &like, NULL, 0, 0, NULL);
 }
 
 void rails_store_add(struct rails *r, const struct region_view *view, bool lends)
@@ -760,7 +765,7 @@ const char *rails_region_text(struct rails *r, dray_handle handle, char *buf, si
 		const char *text = "pending";
 		enum mrs_state state;
 
-		if (!region || !device_is_open(d) || at >= size)
+		if (!region || !region->n || !device_is_open(d) || at >= size)
 			continue;
 		state = state_on(region, d, &text);
 		if (state != MRS_FAILED)

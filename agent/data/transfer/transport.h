@@ -25,6 +25,13 @@ struct transport_ops {
 	struct channel *(*channel)(struct core *c, void *state, const struct xfer *x);
 
 	/*
+	 * No transport has a channel for the transfer, and this is the only one for its remote: why it has none, with the code that
+	 * the transfer ends with. NULL: it is not the only one. May be NULL.
+	 */
+	const char *(*refusal)(struct core *c, void *state, const struct xfer *x,
+			       uint32_t *ret_code);
+
+	/*
 	 * Carries out the whole transfer, whose operations are few and small, before it returns: true, with its code and
 	 * detail set on failure. False: this transport cannot, and nothing was done. May be NULL.
 	 */

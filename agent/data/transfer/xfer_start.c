@@ -230,8 +230,14 @@ static void refuse(struct core *c, struct xfer *x)
 {
 	bool here = x->target;
 	uint32_t code = DRAY_E_UNSUPPORTED;
-	const char *why;
+	const char *why = NULL;
 
+	transports_each(c, i, refusal)
+		why = why ? why : c->transports[i]->refusal(c, c->transport_state[i], x, &code);
+	if (why) {
+		xfer_stop(c, x, code, why, false);
+		return;
+	}
 	if (memory_of(x->local) == REGION_RDMA || (here && memory_of(x->target) == REGION_RDMA))
 		why = here ? "memory of kind dmabuf moves over RDMA to another agent, not inside of "
 			     "one; use cuda_vmm or cuda_ipc" :

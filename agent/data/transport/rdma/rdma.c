@@ -421,6 +421,7 @@ const struct transport_ops transport_rdma = {
 	.init = rdma_init,
 	.deinit = rdma_deinit,
 	.channel = rdma_channel,
+	.refusal = rdma_refusal,
 	.kick = stage_channel_kick,
 	.progress = rdma_progress,
 	.announce = rdma_announce,

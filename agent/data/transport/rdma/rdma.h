@@ -241,6 +241,8 @@ static inline struct rdma_entry *rdma_entry_at(struct rdma_queue *p, uint32_t i)
 enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct xfer *x,
 				    unsigned route);
 struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x);
+/* Why it cannot go to its engine with Mooncake; NULL: its peer is none. */
+const char *rdma_refusal(struct core *c, void *state, const struct xfer *x, uint32_t *ret_code);
 
 /* post.c */
 /* Posts the channel's slices as far as its queue pairs have room. */

@@ -6,6 +6,16 @@
 #include "agent/data/transport/rdma/rdma.h"
 
 #define NO_ROUTE "no RDMA path to the peer is left, and no other transport fits: check the rails"
+/* An engine with Mooncake is reached by RDMA alone, and without staging. */
+#define NO_ENGINE                                                                             \
+	"no queue pair to Mooncake's engine can be made, or no rail reaches it: see drayctl " \
+	"paths"
+#define NO_MEMORY                                                                           \
+	"no RDMA device of this agent has registered the memory, and nothing else reaches " \
+	"Mooncake's engine: see drayctl regions"
+#define NO_GPU_MEMORY                                                                             \
+	"no RDMA device of this agent can register this device memory, and nothing else reaches " \
+	"Mooncake's engine: use host memory"
 
 static const struct rail_keys *window_keys(const struct rdma_peer *peer, const struct xfer *x)
 {
@@ -74,6 +84,28 @@ static struct channel *channel_by(struct rdma_channel *ch, unsigned route)
 	return route & RDMA_ROUTE_STAGED ? &p->staged : &p->direct;
 }
 
+static const char *engine_refusal(const struct rdma_peer *peer, const struct xfer *x,
+				  uint32_t *ret_code)
+{
+	bool unregistered = peer->paths && rdma_route_check(peer, x, 0) == RDMA_FALLBACK_LOCAL;
+
+	*ret_code = DRAY_E_PEER_UNREACHABLE;
+	if (!unregistered)
+		return NO_ENGINE;
+	if (object_region(x->local)->memory == REGION_HOST)
+		return NO_MEMORY;
+	*ret_code = DRAY_E_UNSUPPORTED;
+	return NO_GPU_MEMORY;
+}
+
+const char *rdma_refusal(struct core *c, void *state, const struct xfer *x, uint32_t *ret_code)
+{
+	const struct remote_view *remote = object_remote(x->remote);
+	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
+
+	return peer && peer->engine ? engine_refusal(peer, x, ret_code) : NULL;
+}
+
 static struct channel *engine_channel(struct rdma_peer *peer, const struct xfer *x)
 {
 	struct rdma_channel *ch = &peer->channels[x->class];
@@ -127,8 +159,9 @@ static bool channel_has(const struct rdma_channel *ch, const struct xfer *x)
 static void transfer_move(struct core *c, struct xfer *x, void *arg)
 {
 	struct dray_list slices = DRAY_LIST_INIT(slices);
+	uint32_t n = 0, code = DRAY_E_PEER_UNREACHABLE;
 	struct rdma_channel *ch = arg;
-	uint32_t n = 0;
+	const char *why = NO_ROUTE;
 
 	if (!channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
@@ -145,10 +178,13 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 		return;
 	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.retry : &ch->ch.retry,
 			 &slices);
-	if (n != x->slices)
+	if (n != x->slices) {
 		ch->moving = true;
-	else
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, NO_ROUTE, false);
+		return;
+	}
+	if (ch->peer->engine)
+		why = engine_refusal(ch->peer, x, &code);
+	xfer_stop(c, x, code, why, false);
 }
 
 static void review(struct core *c, struct xfer *x, void *arg)
