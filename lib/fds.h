@@ -2,12 +2,21 @@
 /* How many file descriptors a purpose may use. */
 #pragma once
 
+#include <errno.h>
+#include <stdbool.h>
 #include <sys/resource.h>
 
 #include "lib/cleanup.h"
 
 /* Clients, peers and files need descriptors, too. */
 #define DRAY_FD_SHARE 8u
+
+/* error: -errno of a call that made or used a socket. This process or host lacks something; it says nothing of the other end. */
+static inline bool dray_is_own_lack(int error)
+{
+	return error == -EMFILE || error == -ENFILE || error == -ENOMEM || error == -ENOBUFS ||
+	       error == -ENOSPC;
+}
 
 /* n, but at most an eighth of what the process may open, and at least 1. */
 static inline unsigned dray_fd_share(unsigned n)

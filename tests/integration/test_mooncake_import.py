@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -28,6 +29,17 @@ def importer(new_agent):
         return new_agent(name, settings={"mooncake.import": "true", "mooncake.allow": allow, **{k.replace("__", "."): v for k, v in more.items()}})
 
     return make
+
+
+@contextlib.contextmanager
+def limited(agent, n):
+    """The agent opens no descriptor from number n on."""
+    soft, hard = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (n, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # --- without Mooncake -----------------------------------------------------------------------------
@@ -284,6 +296,22 @@ def test_engine_ends(importer, direction):
         assert history(agent, engine.endpoint) == [("", "ready"), ("ready", "lost"), ("lost", "closed")]
         with pytest.raises(errors.PeerUnreachable):
             local.client.import_token(f"mooncake://{engine.endpoint}")
+
+
+def test_no_descriptors(importer):
+    """The agent has no free descriptor: transfers and imports end with that, and the engine and its remote stay."""
+    agent = importer(peer__connect_timeout="200ms")
+    with Fake(agent, MIB) as engine, Local(agent, engine.endpoint, MIB, noise(MIB, 2)) as local:
+        with limited(agent, 3):
+            for start in local.write, local.read:
+                with pytest.raises(errors.NoFds, match="NOFILE"):
+                    start([(0, engine.base, 4096)], deadline=LIMIT).result(LIMIT)
+            with pytest.raises(errors.NoFds):
+                local.client.import_token(f"mooncake://{engine.endpoint}")
+        assert not engine.requests
+        local.write([(0, engine.base, 4096)]).result(LIMIT)
+        assert engine.memory[:4096] == local.view[:4096]
+        assert history(agent, engine.endpoint) == [("", "ready")]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 100, 4103])

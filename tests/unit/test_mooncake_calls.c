@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which bytes go to and come from an engine with Mooncake, what a stop leaves of them, and when an engine is given up. No sockets. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -339,7 +340,7 @@ static void test_refused(void **state)
 		int64_t pause;
 
 		assert_false(r->engine.lost);
-		mooncake_channel_failed(r->ch, true);
+		mooncake_channel_failed(r->ch, -ECONNREFUSED);
 		pause = r->ch->connect_ns - r->core.now_ns;
 		assert_in_range(pause, (25 << i) * DRAY_NS_PER_MS, (50 << i) * DRAY_NS_PER_MS);
 		assert_true(r->m.timer_ns <= r->ch->connect_ns);
@@ -355,19 +356,38 @@ static void test_silent(void **state)
 	struct engine_rig *r = engine_rig_new();
 
 	for (unsigned i = 0; i < 20; i++) {
-		mooncake_channel_failed(r->ch, false);
+		mooncake_channel_failed(r->ch, 0);
 		r->core.now_ns += 200 * DRAY_NS_PER_MS;
 	}
 	assert_false(r->engine.lost);
 	r->ch->fails = 0;
 	r->core.now_ns += 5 * DRAY_NS_PER_SEC;
-	mooncake_channel_failed(r->ch, false);
-	mooncake_channel_failed(r->ch, false);
-	mooncake_channel_failed(r->ch, false);
+	mooncake_channel_failed(r->ch, 0);
+	mooncake_channel_failed(r->ch, 0);
+	mooncake_channel_failed(r->ch, 0);
 	assert_false(r->engine.lost);
 	r->core.now_ns += 5 * DRAY_NS_PER_SEC;
-	mooncake_channel_failed(r->ch, false);
+	mooncake_channel_failed(r->ch, 0);
 	assert_true(r->engine.lost);
+	free(r);
+}
+
+/* A lack of this agent's own says nothing about the engine, and is counted by itself. */
+static void test_lack(void **state)
+{
+	struct engine_rig *r = engine_rig_new();
+
+	mooncake_channel_failed(r->ch, 0);
+	mooncake_channel_failed(r->ch, 0);
+	for (unsigned i = 0; !r->engine.lack; i++) {
+		assert_true(i < 100);
+		mooncake_channel_failed(r->ch, -EMFILE);
+		r->core.now_ns += 200 * DRAY_NS_PER_MS;
+	}
+	assert_int_equal(r->engine.lack, -EMFILE);
+	assert_false(r->engine.lost);
+	mooncake_channel_failed(r->ch, -ECONNREFUSED);
+	assert_false(r->engine.lost);
 	free(r);
 }
 
@@ -379,6 +399,7 @@ int main(void)
 		cmocka_unit_test(test_skip),    cmocka_unit_test(test_detach),
 		cmocka_unit_test(test_tear),    cmocka_unit_test(test_ring),
 		cmocka_unit_test(test_refused), cmocka_unit_test(test_silent),
+		cmocka_unit_test(test_lack),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

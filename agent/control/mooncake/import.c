@@ -14,6 +14,7 @@
 #include "agent/control/mooncake/client_internal.h"
 #include "agent/control/mooncake/lookup.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/log.h"
 #include "lib/share.h"
 #include "lib/time.h"
@@ -169,7 +170,12 @@ static void next_after(struct mooncake_import *i, int error)
 	const struct dray_addr *a = &i->addrs[i->at - 1];
 
 	dray_addr_show(a, text, sizeof(text));
-	if (error)
+	if (dray_is_own_lack(-error))
+		fail(i, dray_err_of(error == EMFILE || error == ENFILE ? DRAY_E_NO_FDS :
+									 DRAY_E_NO_MEMORY,
+				    "this agent cannot connect to Mooncake's handshake at %s: %s",
+				    text, dray_errno_text(error)));
+	else if (error)
 		next_address(i, dray_err_of(DRAY_E_PEER_UNREACHABLE,
 					    "Mooncake's handshake at %s: %s; start the engine",
 					    text, dray_errno_text(error)));

@@ -17,6 +17,7 @@
 #include "agent/control/mooncake/connection.h"
 #include "agent/control/mooncake/gid.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "lib/wire.h"
@@ -126,6 +127,8 @@ static void answered(void *arg, int error, const char *body, size_t n)
 	k->ask = NULL;
 	if (!e)
 		refuse(k, "it is not in use any more");
+	else if (dray_is_own_lack(error))
+		refuse(k, dray_errno_text(error));
 	else if (error == -EPROTO)
 		lose(k, "sent something that is none");
 	else if (error)
@@ -184,8 +187,8 @@ void mooncake_client_connect(struct mooncake_client *c, const struct rails_engin
 			      on_timeout, k);
 	if (r >= 0)
 		r = start(k, e);
-	if (r == -ENOMEM)
-		refuse(k, "no memory");
+	if (dray_is_own_lack(r))
+		refuse(k, dray_errno_text(r));
 	else if (r < 0)
 		lose(k, dray_errno_text(r));
 }

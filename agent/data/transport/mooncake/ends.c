@@ -131,7 +131,7 @@ void mooncake_stream_lose(struct mooncake_stream *s, bool answered, uint32_t cod
 	mooncake_stream_end(s, true);
 	mooncake_pull_later(ch);
 	if (!s->useful)
-		mooncake_channel_failed(ch, false);
+		mooncake_channel_failed(ch, 0);
 	xfer_slices_end(c, &over, 0);
 	slices_end(c, &lost, DRAY_E_PEER_LOST, LOST_DETAIL);
 	while (!dray_list_empty(&failed)) {

@@ -2,16 +2,23 @@
 /* The engines, their channels, and the order of work on their streams. */
 #include "agent/data/transport/mooncake/mooncake.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "agent/data/transfer/xfer.h"
 #include "lib/backoff.h"
 #include "lib/ballast.h"
+#include "lib/fds.h"
+#include "schema/gen/errors.h"
 
 /* Attempts in a row, at least, before the engine counts as lost. */
 #define GIVE_UP_ATTEMPTS 3
 #define UNREACHABLE \
 	"Mooncake's engine at the remote's address does not answer: import its segment again"
+#define NO_FDS                                                                                 \
+	"this agent has no free file descriptor for a connection to Mooncake's engine: raise " \
+	"its NOFILE limit"
+#define NO_MEMORY "this agent has no memory for a connection to Mooncake's engine"
 
 static struct mooncake_engine *find(struct mooncake *m, dray_handle engine)
 {
@@ -109,33 +116,66 @@ void mooncake_engine_stop(struct core *c, void *state, struct xfer *x, bool urge
 	xfer_slices_end(c, &over, 0);
 }
 
-static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
+static bool has(const struct mooncake_engine *e, const struct xfer *x)
 {
-	const struct mooncake_engine *e = arg;
-
-	for (unsigned k = 0; k < 2; k++)
-		if (x->state == XFER_RUNNING && stage_channel_has(&e->channels[k].ch, x))
-			xfer_stop(c, x, DRAY_E_PEER_LOST, UNREACHABLE, false);
+	return x->state == XFER_RUNNING && (stage_channel_has(&e->channels[0].ch, x) ||
+					    stage_channel_has(&e->channels[1].ch, x));
 }
 
-void mooncake_channel_failed(struct mooncake_channel *ch, bool refused)
+static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
+{
+	if (has(arg, x))
+		xfer_stop(c, x, DRAY_E_PEER_LOST, UNREACHABLE, false);
+}
+
+static void stop_lacking(struct core *c, struct xfer *x, void *arg)
+{
+	const struct mooncake_engine *e = arg;
+	bool fds = e->lack == -EMFILE || e->lack == -ENFILE;
+	const struct mooncake_channel *ch = has(e, x) ? x->channel->owner : NULL;
+
+	/* over streams that are open they go on */
+	if (ch && ch->lacks && !ch->n_open)
+		xfer_stop(c, x, fds ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY, fds ? NO_FDS : NO_MEMORY,
+			  false);
+}
+
+void mooncake_channel_failed(struct mooncake_channel *ch, int error)
 {
 	struct mooncake_engine *e = ch->engine;
 	struct mooncake *m = e->m;
 	struct core *c = m->c;
+	bool lacks = dray_is_own_lack(error);
 	int64_t pause;
 
+	if (lacks != ch->lacks)
+		ch->fails = 0;
+	ch->lacks = lacks;
 	if (!ch->fails++)
 		ch->failing_since_ns = c->now_ns;
 	pause = backoff_pause(ch->fails, c->cfg.backoff_min_ns, c->cfg.backoff_max_ns);
 	ch->connect_ns = c->now_ns + backoff_spread(dray_max(pause, (int64_t)DRAY_NS_PER_MS));
 	mooncake_timer(m, ch->connect_ns);
 	if (ch->fails < GIVE_UP_ATTEMPTS || e->lost ||
-	    (!refused && c->now_ns - ch->failing_since_ns < c->cfg.connect_timeout_ns))
+	    (error != -ECONNREFUSED &&
+	     c->now_ns - ch->failing_since_ns < c->cfg.connect_timeout_ns))
 		return;
 	/* its transfers cannot end here, which may be inside of a walk over streams */
-	e->lost = true;
+	if (lacks)
+		e->lack = error;
+	else
+		e->lost = true;
 	mooncake_timer(m, c->now_ns);
+}
+
+/* The engine stays: later transfers try again. */
+static void end_lack(struct mooncake_engine *e)
+{
+	xfers_each(e->m->c, stop_lacking, e);
+	e->lack = 0;
+	for (unsigned k = 0; k < 2; k++)
+		if (e->channels[k].lacks)
+			e->channels[k].fails = 0;
 }
 
 static void lose(struct mooncake_engine *e)
@@ -175,6 +215,8 @@ void mooncake_engines_tick(struct mooncake *m)
 	dray_list_for_each(&m->engines, e, struct mooncake_engine, engines_link)
 		if (e->lost && !e->told)
 			lose(e);
+		else if (e->lack)
+			end_lack(e);
 }
 
 /* A channel whose streams take no slices now leaves the list. */

@@ -47,7 +47,8 @@ struct mooncake_channel {
 	struct dray_list pull_link; /* on m->pulling[class] while streams may take slices */
 	struct dray_list streams;
 	uint32_t n_streams, n_open;
-	uint32_t fails; /* streams in a row that broke before an answer */
+	uint32_t fails; /* streams in a row that broke before an answer, or could not be made for the same kind of reason */
+	bool lacks; /* the reason is a lack of this agent */
 	int64_t failing_since_ns;
 	int64_t connect_ns; /* earliest next attempt */
 };
@@ -58,6 +59,7 @@ struct mooncake_engine {
 	bool with_status;
 	bool lost; /* it cannot be reached; its transfers end, and the control thread is told, in the next turn */
 	bool told;
+	int lack; /* -errno: transfers that wait end with it in the next turn; 0: none */
 	struct dray_list engines_link;
 	struct mooncake_channel channels[2]; /* by class */
 	struct stage_account staged;
@@ -162,8 +164,8 @@ void mooncake_engines_tick(struct mooncake *m);
 /* Carries out the streams' part of a turn. True: there is more to do. */
 bool mooncake_engines_progress(struct mooncake *m);
 bool mooncake_engines_idle(const struct mooncake *m);
-/* A stream could not be opened, or broke before an answer. refused: nobody listens there. */
-void mooncake_channel_failed(struct mooncake_channel *ch, bool refused);
+/* A stream could not be opened, or broke before an answer. error: -errno; 0: it broke, or nobody answers. */
+void mooncake_channel_failed(struct mooncake_channel *ch, int error);
 
 /* stream.c */
 /* Opens the streams that the channel lacks, if an attempt is allowed now. */

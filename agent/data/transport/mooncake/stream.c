@@ -142,7 +142,7 @@ static void connect_one(struct mooncake_channel *ch)
 			mooncake_stream_end(s, false);
 	}
 	if (r < 0)
-		mooncake_channel_failed(ch, r == -ECONNREFUSED);
+		mooncake_channel_failed(ch, r);
 }
 
 void mooncake_connect(struct mooncake_channel *ch)
@@ -194,7 +194,7 @@ static void connect_step(struct mooncake_stream *s)
 		core_count(mooncake_stream_core(s)->counters,
 			   DRAY_METRIC_MOONCAKE_STREAMS_LOST_TOTAL, 1);
 		mooncake_stream_end(s, false);
-		mooncake_channel_failed(ch, error == ECONNREFUSED);
+		mooncake_channel_failed(ch, -error);
 		return;
 	}
 	s->state = MOONCAKE_OPEN;
