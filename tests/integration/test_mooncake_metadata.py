@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import mooncake_rig as rig
 import pytest
 from dray import errors
+from dray.mooncake import _metadata
 from dray.mooncake._metadata import Metadata
 from harness import LIMIT, MIB, PORTS, ROOT, noise, until
 from mooncake_rig import DEVICE, LOOPBACK, Engine, Fake, Local, Owner, counter, digest, mooncake_python, segment
@@ -99,6 +100,9 @@ class Server(Keys):
                 answer = server.answer(self.command, key, value)
                 if isinstance(answer, bytes):
                     self.wfile.write(answer)
+                elif not isinstance(answer, tuple):
+                    for part in answer:
+                        self.wfile.write(part)
                 else:
                     self.send_response(answer[0])
                     self.send_header("Content-Length", str(len(answer[1])))
@@ -689,6 +693,29 @@ def test_lies_to_engines(own, answer, error):
         with pytest.raises(error):
             metadata.put("a", "10.0.0.1", 7)
     metadata.remove("a", "10.0.0.1", 7)
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"], ids=range(3))
+def test_trickling_server(own, begin, monkeypatch):
+    """A server that sends a byte now and then holds up no call for longer than one that sends nothing."""
+    keys, metadata = own
+    left = []
+
+    def trickle(*request):
+        yield begin
+        left.append(LIMIT / 0.02)
+        while left[-1] > 0:
+            time.sleep(0.02)
+            yield b"x"
+            left[-1] -= 1
+
+    keys.answer = trickle
+    monkeypatch.setattr(_metadata, "_SECONDS", 0.2)
+    with pytest.raises(errors.PeerUnreachable, match="timed out"):
+        metadata.find("a")
+    with pytest.raises(errors.PeerUnreachable, match="timed out"):
+        metadata.put("a", "10.0.0.1", 7)
+    assert len(left) == 2 and min(left) > 0
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:8080/metadata", "http://a b/metadata", "http://h:99999/metadata", "http://h/metadata?x=1", "https://h/m"])

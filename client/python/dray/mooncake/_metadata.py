@@ -8,9 +8,13 @@ its port answers. The agents of a cluster have their own segments there (mooncak
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import socket
 import time
 import urllib.parse
+from collections.abc import Callable
+from typing import Any
 
 from .. import errors
 
@@ -23,6 +27,44 @@ _ABSENT = 404
 
 def is_url(server: str) -> bool:
     return server.startswith("http://")
+
+
+class _Until:
+    """A connected socket for http.client whose calls end at a moment, however slowly the server sends."""
+
+    def __init__(self, sock: socket.socket, ends: float) -> None:
+        self._sock, self._ends = sock, ends
+        self.close = sock.close
+
+    def _limit(self) -> None:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+
+    def sendall(self, data: Any) -> None:
+        self._limit()
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self._sock.makefile("rb", buffering=0), self._limit))
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, limit: Callable[[], None]) -> None:
+        self._raw, self._limit = raw, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._limit()
+        n: int | None = self._raw.readinto(buffer)
+        return n
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
 
 
 class Metadata:
@@ -76,7 +118,7 @@ class Metadata:
         call = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
         try:
             call.connect()
-            call.sock.settimeout(max(0.001, ends - time.monotonic()))
+            call.sock = _Until(call.sock, ends)
             call.request(method, f"{self._path}?key={key}", value)
             answer = call.getresponse()
             body = answer.read(_ANSWER_MAX + 1)
