@@ -54,6 +54,19 @@ void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)
 		qsort(k->v, k->n, sizeof(k->v[0]), by_base);
 }
 
+bool rail_keys_same(const struct rail_keys *a, const struct rail_keys *b)
+{
+	bool same = a->n == b->n && a->rails == b->rails && a->by_base == b->by_base;
+
+	for (uint32_t i = 0; same && i < a->n; i++) {
+		const struct rail_key *x = &a->v[i], *y = &b->v[i];
+
+		same = x->rail == y->rail && x->key == y->key && x->rkey == y->rkey &&
+		       x->base == y->base && x->offset == y->offset && x->length == y->length;
+	}
+	return same;
+}
+
 /* Not sealed. NULL: there are none, or no memory. */
 static struct rail_keys *read_all(const struct dray_vec *rails)
 {

@@ -56,6 +56,9 @@ struct rail_keys *rail_keys_join(struct rail_keys *const *of, uint32_t n);
 /* Sorts, and finds the rails whose pieces cover [0, length) without overlaps and gaps. */
 void rail_keys_seal(struct rail_keys *k, uint64_t length, bool by_base);
 
+/* Both name the same memory by the same keys. */
+bool rail_keys_same(const struct rail_keys *a, const struct rail_keys *b);
+
 struct rail_keys *rail_keys_ref(struct rail_keys *k);
 /* NULL is allowed. Returns NULL. */
 struct rail_keys *rail_keys_unref(struct rail_keys *k);

@@ -107,6 +107,35 @@ static void test_many_devices(void **state)
 	assert_non_null(strstr(err.msg, "too many devices"));
 }
 
+/* Keys are bounded: with 2,000 buffers the keys of 8 devices are kept. */
+static void test_many_keys(void **state)
+{
+	struct mooncake_descriptor d;
+	char *text = NULL;
+	size_t n = 0;
+	FILE *f = open_memstream(&text, &n);
+
+	fputs("{\"name\":\"a:1\",\"protocol\":\"rdma\",\"devices\":[", f);
+	for (unsigned i = 0; i < 16; i++)
+		fprintf(f, "%s{\"name\":\"m%u\",\"gid\":\"" GID "1\"}", i ? "," : "", i);
+	fputs("],\"buffers\":[", f);
+	for (unsigned i = 0; i < 2000; i++) {
+		fprintf(f, "%s{\"addr\":%u,\"length\":4096,\"rkey\":[0", i ? "," : "",
+			(i + 1) * 8192);
+		for (unsigned k = 1; k < 16; k++)
+			fprintf(f, ",%u", k);
+		fputs("]}", f);
+	}
+	fputs("]}", f);
+	assert_int_equal(fclose(f), 0);
+	assert_int_equal(mooncake_descriptor_read(text, n, &d, &err), 0);
+	assert_int_equal(d.n_devices, 8);
+	assert_int_equal(d.keys->n, 16000);
+	assert_int_equal(rail_keys_find(d.keys, 7, 2000 * 8192)->key, 7);
+	mooncake_descriptor_clear(&d);
+	free(text);
+}
+
 static const struct connection_ends ends = { .ours = "dray-1@dev0", .theirs = "10.0.0.1:15000@m1" };
 
 /* An engine reads the request as the agent reads one of an engine. */
@@ -197,6 +226,7 @@ int main(void)
 		cmocka_unit_test(test_descriptor),   cmocka_unit_test(test_descriptor_refused),
 		cmocka_unit_test(test_many_devices), cmocka_unit_test(test_request),
 		cmocka_unit_test(test_answer),       cmocka_unit_test(test_answer_refused),
+		cmocka_unit_test(test_many_keys),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

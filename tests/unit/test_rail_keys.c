@@ -107,6 +107,29 @@ static void test_parts(void **state)
 	assert_null(rail_keys_read_parts(&rails));
 }
 
+/* Sets of the same memory are told apart by any field. */
+static void test_same(void **state)
+{
+	struct rail_keys *a = rail_keys_new(2), *b = rail_keys_new(2), *one = rail_keys_new(1);
+	uint32_t *const fields[] = { &b->v[1].rail, &b->v[1].key, &b->v[1].rkey };
+	uint64_t *const wide[] = { &b->v[0].base, &b->v[0].offset, &b->v[0].length };
+
+	assert_true(rail_keys_same(a, b));
+	assert_false(rail_keys_same(a, one));
+	for (unsigned i = 0; i < 3; i++) {
+		++*fields[i];
+		assert_false(rail_keys_same(a, b));
+		--*fields[i];
+		++*wide[i];
+		assert_false(rail_keys_same(a, b));
+		--*wide[i];
+	}
+	assert_true(rail_keys_same(a, b));
+	rail_keys_unref(a);
+	rail_keys_unref(b);
+	rail_keys_unref(one);
+}
+
 static void count(void *arg)
 {
 	++*(unsigned *)arg;
@@ -231,7 +254,7 @@ int main(void)
 		cmocka_unit_test(test_last_reference), cmocka_unit_test(test_states),
 		cmocka_unit_test(test_parts),          cmocka_unit_test(test_states),
 		cmocka_unit_test(test_join),           cmocka_unit_test(test_states),
-		cmocka_unit_test(test_any_order),
+		cmocka_unit_test(test_any_order),      cmocka_unit_test(test_same),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

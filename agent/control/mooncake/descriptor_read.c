@@ -14,8 +14,11 @@
 
 /* Each import keeps those of its engine. */
 #define BUFFERS_MAX 8192u
+/* Keys of an import, one for each buffer and device: with more buffers fewer devices are used. */
+#define KEYS_MAX 16384u
 /* Devices that are looked at, whether they work or not: each one costs a walk over the names in the matrix. */
 #define LISTED_MAX 64u
+_Static_assert(KEYS_MAX >= BUFFERS_MAX, "at least one device is used");
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
 
@@ -155,6 +158,7 @@ static int read_buffers(const json_t *array, struct mooncake_descriptor *d, cons
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,
 			"Mooncake's engine has no registered memory; import its segment when it has");
 	k = sort(v, k);
+	d->n_devices = dray_min(d->n_devices, KEYS_MAX / k);
 	r = take_buffers(v, k, &d->buffers);
 	if (r == 0 && d->rdma)
 		r = take_keys(v, k, columns, d->n_devices, &d->keys);
