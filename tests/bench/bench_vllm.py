@@ -14,6 +14,7 @@ nixl   the cost of moving beside NixlConnector's, each engine with a private age
 serve  `vllm bench serve` with 100 requests through a router at a concurrency of 4, 16 and 100, beside NixlConnector
 store-hooks, store   the hooks of DrayStoreConnector; and the time to the first token of a prompt whose blocks the store holds, minus
        the same with all blocks in the engine's own cache, beside the store's own GET of as many objects in the same round
+store-beside   the same time beside MooncakeStoreConnector's, each store alone on the machine in turn
 store-serve    `vllm bench serve` as above on one engine, whose requests share prefixes that its own cache has no room for, with and without the store
 store-decode   tokens a second of as many requests as an engine takes, whose blocks are saved, beside an engine without a connector
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
@@ -53,6 +54,7 @@ sys.path.insert(0, str(ROOT / "tests/engine"))
 
 import engine_cache  # noqa: E402
 import engine_ec  # noqa: E402
+import engine_store  # noqa: E402
 import model  # noqa: E402
 from dray import Client  # noqa: E402
 from harness import BUILD, DRAYCTL, LIMIT, until  # noqa: E402
@@ -545,6 +547,10 @@ def store_serve(lab, records):
     records.add("blocks that came from the store", hits, "")
 
 
+def store_beside(lab, records):
+    engine_store.beside(lab, records, ROUNDS)
+
+
 def cache(lab, records):
     engine_cache.cache(lab, records, ROUNDS)
 
@@ -566,7 +572,7 @@ def ec_text(lab, records):
 
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
-         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "cache": cache, "ec": ec,
+         "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "store-beside": store_beside, "cache": cache, "ec": ec,
          "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":

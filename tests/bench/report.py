@@ -125,6 +125,9 @@ and of one that loads them. The longest step of a load starts it."""),
 Time to the first token of a prompt whose blocks the store holds, minus the same with all blocks in the engine's own cache. The ceiling is the
 store's own GET of as many objects in the same round. Until an object was written to each block of an engine, the agent's first touch of
 its pages is a part of the load: that is a row of its own."""),
+    ("vllm_store_beside", "vLLM: the cost of moving from the store beside other stores", """\
+As above, of two engines of which one saves and the other one loads. MooncakeStoreConnector has its master on this machine and a part of
+the store in each engine's process. The stores live in turn."""),
     ("vllm_store_serve", "vLLM: serving load with the store", """\
 `vllm bench serve` sends 100 requests to one engine, whose own cache has room for 8,192 tokens. Four of them each begin with the same 512 tokens, and 64 others
 follow; each is for 8 tokens. First with DrayStoreConnector, then without a connector."""),
