@@ -60,7 +60,8 @@
 	X(event_create, cuEventCreate)                            \
 	X(event_record, cuEventRecord)                            \
 	X(event_destroy, cuEventDestroy)                          \
-	X(memcpy_async, cuMemcpyAsync)
+	X(memcpy_async, cuMemcpyAsync)                            \
+	X(memcpy_2d_async, cuMemcpy2DAsync)
 
 /* NULL if the driver is too old. */
 #define CUDA_OPTIONAL(X)                               \

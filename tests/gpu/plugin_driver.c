@@ -50,7 +50,7 @@ static int attributes[ATTRIBUTES];
 static int streams[DEVICES];
 static bool held;
 static unsigned finish_after; /* 0: never */
-static int waits, cut, calls, listed, joined, events, foreign;
+static int waits, cut, calls, listed, joined, events, foreign, rows, plain;
 
 void plugin_driver_reset(void)
 {
@@ -65,7 +65,7 @@ void plugin_driver_reset(void)
 	n_steps = 0;
 	held = false;
 	finish_after = 0;
-	waits = cut = calls = listed = joined = events = foreign = 0;
+	waits = cut = calls = listed = joined = events = foreign = rows = plain = 0;
 }
 
 void plugin_driver_fail(const char *function, int device, int result)
@@ -113,6 +113,10 @@ int plugin_driver_count(const char *what, int device)
 		return joined;
 	if (!strcmp(what, "foreign"))
 		return foreign;
+	if (!strcmp(what, "rows"))
+		return rows;
+	if (!strcmp(what, "plain"))
+		return plain;
 	if (!strcmp(what, "events"))
 		return events;
 	if (!strcmp(what, "opened"))
@@ -423,7 +427,20 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 {
 	ENTERED();
 	foreign += plugin_driver_is_foreign(to) + plugin_driver_is_foreign(from);
+	plain++;
 	return to && from && bytes && stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream stream)
+{
+	ENTERED();
+	if (c->srcMemoryType != CU_MEMORYTYPE_UNIFIED ||
+	    c->dstMemoryType != CU_MEMORYTYPE_UNIFIED || !c->srcDevice || !c->dstDevice ||
+	    !c->WidthInBytes || c->srcPitch != c->WidthInBytes || c->dstPitch != c->WidthInBytes ||
+	    c->Height != 2 || !stream)
+		return CUDA_ERROR_INVALID_VALUE;
+	rows += (int)(c->Height * c->WidthInBytes);
+	return CUDA_SUCCESS;
 }
 
 CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,

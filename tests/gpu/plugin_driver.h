@@ -35,6 +35,6 @@ PLUGIN_DRIVER_API void plugin_driver_lose_in(const char *function, int device);
  * all devices: "maps" (attempts to map VMM memory), "waits" (for streams, without a limit), "cut" (copies in flight when
  * their stream was destroyed), "calls" and "listed" (copies of lists, and pieces in them), "joined" (streams with such copies
  * for which another one waits), "events" (not destroyed), "foreign" (addresses of copies in IPC memory that is open in
- * another context).
+ * another context), "plain" (copies of one piece), "rows" (bytes of copies in two rows).
  */
 PLUGIN_DRIVER_API int plugin_driver_count(const char *what, int device);

@@ -252,7 +252,7 @@ static void copies_lists_by_engines(void **state)
 	static const uint32_t lengths[] = { 1, 64, 256, 5000 };
 	static const int calls[] = { 0, 1, 5, 15 }, joined[] = { 0, 0, 3, 6 };
 	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
-	struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = GPU_TO_HOST };
+	struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = GPU_WITHIN };
 	struct gpu_queue *q;
 
 	NEEDS_PLUGIN();
@@ -274,6 +274,71 @@ static void copies_lists_by_engines(void **state)
 	driver.refuse(NULL, 0, 0);
 	ops->queue_free(q);
 	assert_int_equal(driver.count("events", 0), 0);
+	ops->stop(plugin, 0);
+}
+
+/* Between device and host shorter lists are spread, too. Small pieces from the host go in rows, apart from large ones. */
+static void copies_lists_from_host(void **state)
+{
+	static struct dray_piece pieces[1300];
+	static const struct {
+		enum gpu_route route;
+		uint32_t small, large, bytes; /* of a small piece */
+		int rows, plain, calls, joined;
+	} rows[] = {
+		{ GPU_TO_HOST, 31, 0, 16384, 0, 0, 1, 0 },
+		{ GPU_TO_HOST, 32, 0, 16384, 0, 0, 4, 3 },
+		{ GPU_TO_HOST, 64, 64, 16384, 0, 0, 4, 3 },
+		{ GPU_FROM_HOST, 0, 31, 0, 0, 0, 1, 0 },
+		{ GPU_FROM_HOST, 0, 64, 0, 0, 0, 4, 3 },
+		{ GPU_FROM_HOST, 1, 0, 24576, 24576, 0, 0, 0 },
+		{ GPU_FROM_HOST, 1, 0, 24577, 0, 1, 0, 0 },
+		{ GPU_FROM_HOST, 3, 0, 7, 0, 3, 0, 0 },
+		{ GPU_FROM_HOST, 600, 0, 16384, 600 * 16384, 0, 0, 0 },
+		{ GPU_FROM_HOST, 5, 1, 4096, 5 * 4096, 1, 0, 0 },
+		{ GPU_FROM_HOST, 64, 64, 4096, 64 * 4096, 0, 4, 3 },
+		{ GPU_FROM_HOST, 600, 700, 4096, 600 * 4096, 0, 4, 3 },
+	};
+	static const char *const counts[] = { "rows", "plain", "calls", "joined" };
+	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(ops->queue_new(plugin, &spec, &q, &err), 0);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		const int expected[] = { rows[i].rows, rows[i].plain, rows[i].calls,
+					 rows[i].joined };
+		struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = rows[i].route };
+		int before[DRAY_ARRAY_SIZE(counts)];
+
+		/* by turns as long as there are both */
+		for (uint32_t small = rows[i].small, large = rows[i].large; small || large;) {
+			bool is_small = small && (copy.n % 2 == 0 || !large);
+			uint64_t bytes = is_small ? rows[i].bytes : 65536;
+
+			pieces[copy.n++] =
+				(struct dray_piece){ (void *)0x1000, (void *)0x2000, bytes };
+			copy.bytes += bytes;
+			small -= is_small;
+			large -= !is_small;
+		}
+		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(counts); k++)
+			before[k] = driver.count(counts[k], 0);
+		assert_int_equal(ops->submit(q, &copy), 0);
+		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(counts); k++)
+			assert_int_equal(driver.count(counts[k], 0) - before[k], expected[k]);
+	}
+	driver.refuse("cuMemcpy2DAsync", 0, ILLEGAL_ADDRESS);
+	pieces[0] = (struct dray_piece){ (void *)0x1000, (void *)0x2000, 4096 };
+	assert_int_equal(ops->submit(q, &(struct gpu_copy){ .pieces = pieces,
+							    .n = 1,
+							    .bytes = 4096,
+							    .engine = true,
+							    .route = GPU_FROM_HOST }),
+			 -EIO);
+	driver.refuse(NULL, 0, 0);
+	ops->queue_free(q);
 	ops->stop(plugin, 0);
 }
 
@@ -712,6 +777,7 @@ int main(void)
 		PLUGIN_TEST(notifies_of_a_loss),
 		PLUGIN_TEST(notifies_when_the_queue_is_freed),
 		PLUGIN_TEST(copies_lists_by_engines),
+		PLUGIN_TEST(copies_lists_from_host),
 		PLUGIN_TEST(copies_between_peers_by_engines),
 		PLUGIN_TEST(does_not_wait_for_a_hanging_copy),
 		PLUGIN_TEST(ends_after_copies_in_flight),

@@ -107,10 +107,6 @@ static void each_bus(void **state)
 		for (unsigned i = 0; i < GPU_RATE_SIZES; i++)
 			assert_int_equal(rates.engines[bus][i] > 0, measured);
 	}
-	/* pieces of 16 KiB and less */
-	for (unsigned i = 0; i < 3; i++)
-		assert_true(rates.engines[GPU_BUS_FROM_HOST][i] <=
-			    gpu_rates_built_in.engines[GPU_BUS_FROM_HOST][i]);
 	assert_true(n_copies < 200);
 	/* a small device, and one bus of a large one; both have room for each list */
 	assert_int_equal(measure(OTHERS, 1, &rates), 0);

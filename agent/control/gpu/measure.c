@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rate of the kernel is the best of some copies, because others may have been disturbed. That of copy engines is the middle
- * one: into GPU memory a driver may pass small pieces through its own buffer, so that the first list is faster than those that
- * follow. Pieces for copy engines have gaps between them, because copy engines could join neighbours; in lists for the kernel they
+ * one: a driver may pass pieces through its own buffer, so that the first list is faster than those that follow. Pieces for copy engines have gaps between them, because copy engines could join neighbours; in lists for the kernel they
  * follow each other.
  */
 #include "agent/control/gpu/measure.h"
@@ -33,7 +32,6 @@
 /* Bytes of a copy, at most, so that it takes about a millisecond. */
 #define FAR_BYTES (32 * MIB)
 #define HOST_BYTES (8 * MIB)
-#define FROM_HOST_MIN 32768u
 #define PIECES_MAX (MEMORY_MAX / KERNEL_PIECE)
 
 struct lab {
@@ -264,17 +262,6 @@ static int engines_rate(struct lab *l, enum gpu_bus bus, uint64_t size, uint32_t
 	return ret;
 }
 
-/*
- * Small pieces from the host take time slices as kernels do, and cost an engine 1.3 times its time: an idle device does not
- * show that. The built-in rates were seen beside an engine, and keep such copies away from it.
- */
-static uint32_t most_from_host(unsigned i, uint32_t rate)
-{
-	return GPU_RATE_SIZE_MIN << i < FROM_HOST_MIN ?
-		       dray_min(rate, gpu_rates_built_in.engines[GPU_BUS_FROM_HOST][i]) :
-		       rate;
-}
-
 static int bus_rates(struct lab *l, enum gpu_bus bus)
 {
 	struct gpu_rates *rates = &l->m->rates;
@@ -283,8 +270,6 @@ static int bus_rates(struct lab *l, enum gpu_bus bus)
 	for (unsigned i = 0; i < GPU_RATE_SIZES && ret >= 0; i++)
 		ret = engines_rate(l, bus, (uint64_t)GPU_RATE_SIZE_MIN << i,
 				   &rates->engines[bus][i]);
-	for (unsigned i = 0; i < GPU_RATE_SIZES && bus == GPU_BUS_FROM_HOST; i++)
-		rates->engines[bus][i] = most_from_host(i, rates->engines[bus][i]);
 	return ret;
 }
 
