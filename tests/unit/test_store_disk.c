@@ -362,6 +362,104 @@ static void test_remove(void **state)
 	assert_int_equal(blocks_used(), 0);
 }
 
+static uint64_t file_bytes(uint32_t segment)
+{
+	char path[128];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, segment);
+	assert_int_equal(stat(path, &st), 0);
+	return (uint64_t)st.st_size;
+}
+
+/* The file has them beyond the object that was written. They are given back when the next segment begins, and at the end. */
+static void test_blocks_ahead(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	assert_int_equal(file_bytes(1), SEGMENT_BYTES);
+	assert_int_equal(put(1, 1, 100000), DISK_OK);
+	assert_int_equal(file_bytes(1), SEGMENT_BYTES);
+	assert_int_equal(put(2, 1, 200000), DISK_OK);
+	assert_int_equal(file_bytes(1), disk_blocks(5000) + disk_blocks(100000));
+	assert_int_equal(file_bytes(2), SEGMENT_BYTES);
+	check_all();
+	restart();
+	assert_int_equal(file_bytes(2), disk_blocks(200000));
+	assert_int_equal(rig.found, 3);
+	check_all();
+}
+
+static void test_blocks_ahead_of_the_last_object(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	while (disk_info(rig.disk).segments)
+		turn();
+	assert_int_equal(blocks_used(), 0);
+	assert_int_equal(put(0, 2, 5000), DISK_OK);
+	check_all();
+}
+
+static void test_blocks_ahead_when_killed(void **state)
+{
+	char path[128];
+
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	assert_int_equal(put(1, 1, 100000), DISK_OK);
+	assert_true(disk_close(dray_take(rig.disk)));
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
+	assert_int_equal(truncate(path, SEGMENT_BYTES), 0);
+	start();
+	assert_int_equal(file_bytes(1), disk_blocks(5000) + disk_blocks(100000));
+	assert_int_equal(rig.found, 2);
+	check_all();
+}
+
+static void check_no_blocks_ahead(void)
+{
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(put(i, 1, 50000), DISK_OK);
+	assert_int_equal(file_bytes(1), 3 * disk_blocks(50000));
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	restart();
+	assert_int_equal(rig.found, 3);
+	check_all();
+}
+
+static void test_file_system_without_blocks_ahead(void **state)
+{
+	faults[DISK_CALL_EXTEND] = -EOPNOTSUPP;
+	check_no_blocks_ahead();
+}
+
+static void test_no_room_for_blocks_ahead(void **state)
+{
+	faults[DISK_CALL_EXTEND] = -ENOSPC;
+	check_no_blocks_ahead();
+}
+
+/* An object alone is more than a sixteenth of the room. */
+static void test_little_room_for_blocks_ahead(void **state)
+{
+	fs_free = 12 * 16;
+	check_no_blocks_ahead();
+}
+
+/* They are given back at once, because nothing is appended after an error. */
+static void test_blocks_ahead_of_a_failed_write(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	faults[DISK_CALL_WRITE] = -EIO;
+	assert_int_equal(put(1, 1, 50000), DISK_DOWN);
+	faults[DISK_CALL_WRITE] = 0;
+	while (rig.state != DISK_STATE_OK)
+		turn();
+	assert_int_equal(file_bytes(1), disk_blocks(5000) + disk_blocks(50000));
+	assert_int_equal(put(1, 2, 100), DISK_OK);
+	check_all();
+}
+
 static void test_key_is_written_again(void **state)
 {
 	for (unsigned version = 1; version < 20; version++) {
@@ -676,6 +774,8 @@ static void check_blocks_of_failed_writes(enum disk_call call)
 
 static void test_blocks_of_failed_writes(void **state)
 {
+	/* blocks ahead could hide theirs */
+	faults[DISK_CALL_EXTEND] = -EOPNOTSUPP;
 	assert_int_equal(put(0, 1, 5000), DISK_OK);
 	check_blocks_of_failed_writes(DISK_CALL_SYNC);
 	assert_int_equal(put(5, 1, 5000), DISK_OK);
@@ -1009,6 +1109,13 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(test_restart),
 		TEST(test_remove),
+		TEST(test_blocks_ahead),
+		TEST(test_blocks_ahead_of_the_last_object),
+		TEST(test_blocks_ahead_when_killed),
+		TEST(test_file_system_without_blocks_ahead),
+		TEST(test_no_room_for_blocks_ahead),
+		TEST(test_little_room_for_blocks_ahead),
+		TEST(test_blocks_ahead_of_a_failed_write),
 		TEST(test_key_is_written_again),
 		TEST(test_removal_of_an_older_object_spares_the_newer),
 		TEST(test_older_write_that_ends_later),

@@ -72,7 +72,11 @@ static void let_go(struct disk *d, struct disk_request *r)
 		return;
 	d->info.bytes -= disk_blocks(r->at.bytes);
 	r->at.segment->objects--;
-	segment_drop_if_empty(r->at.segment);
+	/* a tier without objects has no blocks */
+	if (r->at.segment == d->tail && !d->tail->objects)
+		segment_seal(d);
+	else
+		segment_drop_if_empty(r->at.segment);
 }
 
 void commit_removed(struct disk *d, struct disk_request *r)

@@ -150,8 +150,7 @@ static struct disk_segment *segment_for(struct disk *d, uint64_t bytes)
 	struct disk_segment *s = d->tail;
 
 	if (s && s->end && s->end + disk_blocks(bytes) > d->cfg.segment_bytes) {
-		d->tail = NULL;
-		segment_drop_if_empty(s);
+		segment_seal(d);
 		s = NULL;
 	}
 	if (!s)
@@ -309,6 +308,8 @@ bool disk_close(struct disk *d)
 	dray_list_splice(&d->removals, &d->probe_committed);
 	orphan_free_all(d);
 	index_close(d);
+	if (d->tail)
+		segment_trim(d->tail);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)
 		segment_free(s);
 	dray_close(d->dir_fd);

@@ -5,7 +5,8 @@
  * Objects are appended to segment files; index.db, an sqlite database beside them, has a row for each object. A write is
  * complete when its bytes and then its row are on disk, so after kill -9 or a power cut each completed object is there,
  * and none is torn. The CRC-32C of bytes and key is in the row, and each read verifies it. The bytes of a removed object are
- * given back to the file system as a hole, and a segment without objects is removed.
+ * given back to the file system as a hole, and a segment without objects is removed. The segment that objects are appended to
+ * has blocks ahead of them; what is left of these is given back when the next segment begins, at the end, and at the start.
  *
  * Threads of the module read, write and commit. Requests complete on the control thread. When the disk cannot be written,
  * writes fail at once and the tier is marked; it returns by itself, once a test file can be written. All functions belong
@@ -88,6 +89,7 @@ enum disk_call {
 	DISK_CALL_OPEN,
 	DISK_CALL_READ,
 	DISK_CALL_WRITE,
+	DISK_CALL_EXTEND, /* of a segment, ahead of its objects */
 	DISK_CALL_SYNC,
 	DISK_CALL_COMMIT,
 	DISK_CALL_ALLOC, /* of what a request needs; by the store */

@@ -16,10 +16,13 @@ struct disk_segment {
 	uint64_t end;         /* where the next object begins */
 	uint64_t objects;     /* also those that are being written or removed */
 	uint64_t reads;       /* in flight */
-	pthread_mutex_t lock; /* of the next two, while the file is opened */
+	pthread_mutex_t lock; /* of the next four, while the file is opened or extended */
 	int fd;               /* -1: not opened yet */
+	uint64_t allocated;   /* the file has blocks up to here */
+	bool extended;        /* it may have blocks beyond its objects */
+	bool sealed;          /* it is not extended any more */
 	bool synced;          /* its name is on disk; of the committing thread */
-	struct dray_job removal;
+	struct dray_job sealing, removal;
 };
 
 struct disk_batch {
@@ -92,6 +95,12 @@ void segment_unlink(const struct disk *d, uint32_t id);
 void segment_name(uint32_t id, char ret[32]);
 /* Opens the file if needed. Any thread. 0 or -errno. */
 int segment_open(struct disk_segment *s);
+/* Before a write that ends at `end`, to a file that is open. A file system that cannot do it extends the file by the write. */
+void segment_extend(struct disk_segment *s, uint64_t end);
+/* Nothing more is appended to the last segment; its blocks beyond its objects are given back. */
+void segment_seal(struct disk *d);
+/* Gives them back. Blocks. */
+void segment_trim(struct disk_segment *s);
 
 /* --- io.c: on a thread --- */
 void io_write(struct disk_request *r);

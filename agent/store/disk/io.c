@@ -68,6 +68,8 @@ static int move(struct disk_request *r, bool write)
 	dray_auto_free uint8_t *own = NULL;
 	int e = segment_open(r->at.segment);
 
+	if (!e && write)
+		segment_extend(r->at.segment, r->at.offset + disk_blocks(r->at.bytes));
 	if (!e && direct)
 		e = all(r->at.segment, r->buffer, direct, r->at.offset, write);
 	if (e || direct == r->at.bytes)

@@ -29,6 +29,7 @@ struct load_row {
 struct load_file {
 	uint32_t id;
 	uint64_t bytes;
+	uint64_t end;                 /* of the last object in it */
 	bool used;                    /* a row refers to it */
 	struct disk_segment *segment; /* of the control thread */
 };
@@ -117,6 +118,18 @@ static int find_files(const struct disk *d, struct load *l)
 	return r;
 }
 
+static void use(struct load_file *f, const struct index_row *row)
+{
+	uint64_t end;
+
+	f->used = true;
+	/* else the row is not valid */
+	if (row->offset > f->bytes || row->bytes > f->bytes - row->offset)
+		return;
+	end = dray_min(f->bytes, row->offset + disk_blocks(row->bytes));
+	f->end = dray_max(f->end, end);
+}
+
 static void keep_row(struct disk *d, const struct index_row *row, void *arg)
 {
 	struct load *l = arg;
@@ -134,7 +147,7 @@ static void keep_row(struct disk *d, const struct index_row *row, void *arg)
 	r->next = l->rows;
 	l->rows = r;
 	if (f)
-		f->used = true;
+		use(f, row);
 }
 
 static void remove_unused(const struct disk *d, const struct load *l)
@@ -142,6 +155,25 @@ static void remove_unused(const struct disk *d, const struct load *l)
 	for (size_t i = 0; i < l->n_files; i++)
 		if (!l->files[i].used)
 			segment_unlink(d, l->files[i].id);
+}
+
+/* Blocks that a killed agent had ahead of its objects, and those of objects without rows. A disk that is read-only keeps them. */
+static void trim(const struct disk *d, struct load_file *f)
+{
+	char name[32];
+	int fd dray_auto_close = -1;
+
+	segment_name(f->id, name);
+	fd = openat(d->dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd >= 0 && ftruncate(fd, (off_t)f->end) == 0)
+		f->bytes = f->end;
+}
+
+static void trim_used(const struct disk *d, const struct load *l)
+{
+	for (size_t i = 0; i < l->n_files; i++)
+		if (l->files[i].used && l->files[i].end < l->files[i].bytes)
+			trim(d, &l->files[i]);
 }
 
 static int open_dir(struct disk *d, struct dray_err *reterr)
@@ -198,6 +230,7 @@ static int scan(struct disk *d, struct dray_err *reterr)
 		return r;
 	}
 	remove_unused(d, l);
+	trim_used(d, l);
 	d->load = dray_take(l);
 	return 0;
 }

@@ -3,9 +3,18 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "agent/store/disk/internal.h"
+
+/*
+ * A file system extends a file for one thread at a time, so writes beyond its end wait for one another. Blocks that the file has
+ * already are written by all threads at once. Larger steps hold up the writes less often.
+ */
+#define STEP (64ull << 20)
+/* A step takes at most this part of what the file system has free, so that hardly anything is refused for want of these blocks. */
+#define STEP_PART 16
 
 void segment_name(uint32_t id, char ret[32])
 {
@@ -101,4 +110,65 @@ int segment_open(struct disk_segment *s)
 	r = s->fd < 0 ? open_locked(s) : 0;
 	pthread_mutex_unlock(&s->lock);
 	return r;
+}
+
+/* The bytes to extend the file by, for a write that ends at `end`. 0: the file system has little room. */
+static uint64_t step(const struct disk_segment *s, uint64_t end)
+{
+	uint64_t to = dray_min(s->allocated + STEP, s->disk->cfg.segment_bytes);
+	uint64_t bytes = dray_max(to, end) - s->allocated;
+	struct statvfs fs;
+
+	if (fstatvfs(s->fd, &fs) < 0)
+		return 0;
+	return bytes <= (uint64_t)fs.f_bavail * fs.f_frsize / STEP_PART ? bytes : 0;
+}
+
+static void extend_locked(struct disk_segment *s, uint64_t end)
+{
+	uint64_t bytes = step(s, end);
+	int r = disk_fault(s->disk, DISK_CALL_EXTEND);
+
+	if (!bytes)
+		return;
+	/* A call that fails may have extended the file by a part. */
+	s->extended = true;
+	if (!r && fallocate(s->fd, 0, (off_t)s->allocated, (off_t)bytes) == 0)
+		s->allocated += bytes;
+	else
+		s->sealed = true;
+}
+
+void segment_extend(struct disk_segment *s, uint64_t end)
+{
+	pthread_mutex_lock(&s->lock);
+	if (!s->sealed && end > s->allocated)
+		extend_locked(s, end);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void segment_trim(struct disk_segment *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->sealed = true;
+	/* The next start gives them back if this fails. */
+	if (s->extended && ftruncate(s->fd, (off_t)s->end) == 0)
+		s->extended = false;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void run_sealing(struct dray_job *j)
+{
+	segment_trim(dray_container_of(j, struct disk_segment, sealing));
+}
+
+void segment_seal(struct disk *d)
+{
+	struct disk_segment *s = dray_take(d->tail);
+
+	if (!s)
+		return;
+	/* before its removal, which the same thread does */
+	dray_jobs_add(d->committer, &s->sealing, run_sealing, NULL);
+	segment_drop_if_empty(s);
 }
