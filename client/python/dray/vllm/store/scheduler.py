@@ -54,6 +54,7 @@ __all__ = ["SchedulerSide"]
 _logger = logging.getLogger("vllm.dray")
 _OPEN_MAX = 64  # requests that are asked for, or have a hit and wait for blocks, before another one is asked for
 _BLOCKS_A_STEP = 512  # of questions, after which the next one waits for the next step
+_UNPIN_LEFT_MAX = 8  # steps in a row that start loads and leave pins to the next one
 _LOADING = "WAITING_FOR_REMOTE_KVS"
 
 
@@ -115,6 +116,7 @@ class SchedulerSide:
         self._asked_blocks = 0  # in this step
         self._room = self._saves.room
         self._wanted = 0  # blocks of loads that wait for saves; in this step
+        self._unpin_left = 0  # steps in a row that have left pins to the next one
 
     def bind(self, kv_cache_manager: Any) -> None:
         """Gives this side the engine's bookkeeping of blocks."""
@@ -391,8 +393,16 @@ class SchedulerSide:
             metadata.saves = self._saves.step(output, self._requests.get, self._known_root(), self._wanted)
         self._wanted = 0
         if self._pins.pending:
-            self._pins.flush()
+            self._unpin(bool(metadata.loads))
         return metadata
+
+    def _unpin(self, starts: bool) -> None:
+        """Ends pins that nobody needs. A step that starts loads leaves that to one of the next ones."""
+        if starts and self._unpin_left < _UNPIN_LEFT_MAX:
+            self._unpin_left += 1
+            return
+        self._unpin_left = 0
+        self._pins.flush()
 
     def take_output(self, output: KVConnectorOutput) -> None:
         """What the workers have reported, before the engine acts on it."""
