@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rate of the kernel is the best of some copies, because others may have been disturbed. That of copy engines is the middle
- * one: a driver may pass pieces through its own buffer, so that the first list is faster than those that follow. Pieces for copy engines have gaps between them, because copy engines could join neighbours; in lists for the kernel they
- * follow each other.
+ * one: a driver may pass pieces through its own buffer, so that the first list is faster than those that follow. Pieces for copy
+ * engines have gaps between them, because copy engines could join neighbours; in lists for the kernel they follow each other.
  */
 #include "agent/control/gpu/measure.h"
 
