@@ -118,6 +118,7 @@ s.send(b".")
 while m := s.recv(64):
     with socket.socket(*map(int, m.split())) as new:
         socket.send_fds(s, [b"."], [new.fileno()])
+    s.send(b".")
 """
 
 
@@ -161,6 +162,8 @@ class Host:
             self._ours.send(f"{int(family)} {int(kind)}".encode())
             _, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
             new = socket.socket(fileno=fds[0])
+            # the holder has closed its descriptor, which would keep a port taken
+            self._ours.recv(1)
         new.settimeout(LIMIT)
         return new
 
