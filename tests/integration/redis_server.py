@@ -101,6 +101,8 @@ def _ask(f, *words):
 
 def _answer(f):
     line = f.readline()
+    if not line:
+        raise ConnectionError("the server has closed the connection")
     kind, rest = line[:1], line[1:].strip()
     if kind == b"-":
         raise Error(rest.decode())
