@@ -24,8 +24,6 @@ HEAD = """\
 `make bench` measures dray beside a ceiling, the least time that the same work needs on the same machine, and writes this page. Rounds of
 dray and of the ceiling alternate, each pair of rounds gives a ratio, and the figures are medians. So the ratios are reliable even if
 the load of the machine changes the figures. A figure without a ceiling is compared with a limit.
-
-Measured on {machine}.
 """
 
 # File, title, description.
@@ -250,16 +248,19 @@ def keep(name, folder):
 
 def main(source=None, target=None):
     source = pathlib.Path(source or ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench"))
-    parts = [HEAD.format(machine=machine())]
+    parts = [HEAD]
     found = {path.stem: json.loads(path.read_text()) for path in source.glob("*.json")}
     path = pathlib.Path(target or ROOT / "docs/benchmarks.md")
     path.parent.mkdir(exist_ok=True)
+    if found:
+        parts.append(f"Measured on {machine()}.\n")
     if "matrix" in found:
         parts += matrix_parts(found.pop("matrix"), path)
     parts += records_parts(found)
     for kept in sorted(KEPT.glob("*.json")):
         other = json.loads(kept.read_text())
-        parts.append(f"# Another machine\n\nMeasured on {other['machine']}.\n")
+        title = "# Another machine\n\n" if len(parts) > 1 else ""
+        parts.append(f"{title}Measured on {other['machine']}.\n")
         parts += records_parts(other["records"])
     path.write_text("\n".join(parts))
 
