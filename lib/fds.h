@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many file descriptors a purpose may use. */
+/* How many file descriptors a purpose may use, and errors that say that there are none left. */
 #pragma once
 
 #include <errno.h>
@@ -11,11 +11,16 @@
 /* Clients, peers and files need descriptors, too. */
 #define DRAY_FD_SHARE 8u
 
+/* error: -errno. This process or host has no free descriptor. */
+static inline bool dray_lacks_fds(int error)
+{
+	return error == -EMFILE || error == -ENFILE;
+}
+
 /* error: -errno of a call that made or used a socket. This process or host lacks something; it says nothing of the other end. */
 static inline bool dray_is_own_lack(int error)
 {
-	return error == -EMFILE || error == -ENFILE || error == -ENOMEM || error == -ENOBUFS ||
-	       error == -ENOSPC;
+	return dray_lacks_fds(error) || error == -ENOMEM || error == -ENOBUFS || error == -ENOSPC;
 }
 
 /* n, but at most an eighth of what the process may open, and at least 1. */

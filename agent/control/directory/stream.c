@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/directory/stream.h"
+#include "lib/fds.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -395,7 +396,7 @@ static void try_next(struct stream *s)
 			sd_event_source_set_enabled(s->timer, SD_EVENT_ONESHOT);
 			return;
 		}
-		refused(s, r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
+		refused(s, dray_lacks_fds(r) ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
 			dray_errno_text(r));
 	}
 	break_off(s, &s->why);

@@ -172,8 +172,7 @@ static void next_after(struct mooncake_import *i, int error)
 
 	dray_addr_show(a, text, sizeof(text));
 	if (dray_is_own_lack(-error))
-		fail(i, dray_err_of(error == EMFILE || error == ENFILE ? DRAY_E_NO_FDS :
-									 DRAY_E_NO_MEMORY,
+		fail(i, dray_err_of(dray_lacks_fds(-error) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
 				    "this agent cannot connect to Mooncake's handshake at %s: %s",
 				    text, dray_errno_text(error)));
 	else if (error)

@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 
 #include "lib/assert.h"
+#include "lib/fds.h"
 #include "schema/gen/errors.h"
 
 #define MESSAGES_PER_CALL 32
@@ -309,8 +310,8 @@ int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct 
 
 	if (fd < 0)
 		return dray_err_set(reterr, -errno,
-				    errno == EMFILE || errno == ENFILE ? DRAY_E_NO_FDS :
-									 DRAY_E_PEER_UNREACHABLE,
+				    dray_lacks_fds(-errno) ? DRAY_E_NO_FDS :
+							     DRAY_E_PEER_UNREACHABLE,
 				    "opening a socket: %s", dray_errno_text(errno));
 	if (connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
 		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",

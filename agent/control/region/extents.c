@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/file.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
@@ -404,8 +405,7 @@ int extents_map_pool(struct mappings *ms, const struct region_spec *spec, struct
 	fd = dray_memfd_new("dray-pool", bytes, huge);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, fd < 0 ? fd : -errno,
-				    fd == -EMFILE || fd == -ENFILE ? DRAY_E_NO_FDS :
-								     DRAY_E_NO_MEMORY,
+				    dray_lacks_fds(fd) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
 	/* no page of a pool is touched yet, so its NUMA node is not known, and nothing is resident */

@@ -6,6 +6,7 @@
 #include "agent/control/session/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "schema/gen/errors.h"
 
 /* Room for every message sent here except the reply to ENV_GET. */
@@ -80,7 +81,7 @@ void error_fold(struct dray_err *err, int ret)
 
 	if (ret == -ENOMEM)
 		code = DRAY_E_NO_MEMORY;
-	else if (ret == -EMFILE || ret == -ENFILE)
+	else if (dray_lacks_fds(ret))
 		code = DRAY_E_NO_FDS;
 	else if (ret == -ENOSPC)
 		code = DRAY_E_NO_SPACE;

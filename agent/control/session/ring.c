@@ -14,6 +14,7 @@
 
 #include "agent/control/session/internal.h"
 #include "lib/fault.h"
+#include "lib/fds.h"
 #include "lib/memfd.h"
 #include "lib/wake.h"
 #include "schema/gen/errors.h"
@@ -64,8 +65,7 @@ static int make_memory(const char *name, uint64_t bytes, int *fd, uint8_t **ret,
 	*fd = dray_memfd_new(name, bytes, false);
 	if (*fd < 0)
 		return dray_err_set(reterr, *fd,
-				    *fd == -EMFILE || *fd == -ENFILE ? DRAY_E_NO_FDS :
-								       DRAY_E_NO_MEMORY,
+				    dray_lacks_fds(*fd) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
 				    "%s: %s", name, dray_errno_text(*fd));
 	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
 	if (p == MAP_FAILED)

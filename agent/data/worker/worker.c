@@ -16,6 +16,7 @@
 #include "agent/data/worker/internal.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
+#include "lib/fds.h"
 #include "lib/thread.h"
 #include "lib/timeout.h"
 
@@ -101,8 +102,7 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	if (ret < 0) {
 		worker_release(w);
 		return dray_err_set(reterr, ret,
-				    ret == -EMFILE || ret == -ENFILE ? DRAY_E_NO_FDS :
-								       DRAY_E_NO_MEMORY,
+				    dray_lacks_fds(ret) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
 				    "worker %u cannot start: %s", index, dray_errno_text(ret));
 	}
 	*ret_worker = w;

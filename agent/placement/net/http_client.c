@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/placement/net/http_client.h"
+#include "lib/fds.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -193,7 +194,7 @@ static void try_next(struct http_call *g)
 			sd_event_source_set_enabled(g->timer, SD_EVENT_ONESHOT);
 			return;
 		}
-		refused(g, r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
+		refused(g, dray_lacks_fds(r) ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
 			dray_errno_text(r));
 	}
 	fail(g, g->failed.code, "%s", g->failed.msg);

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include "agent/placement/probe/internal.h"
+#include "lib/fds.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -176,8 +177,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
 /* The kernel or the event loop is out of memory or descriptors. */
 static int exhausted(int r, struct dray_err *reterr)
 {
-	return dray_err_set(reterr, r,
-			    r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
+	return dray_err_set(reterr, r, dray_lacks_fds(r) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
 			    "a probe: %s", dray_errno_text(r));
 }
 

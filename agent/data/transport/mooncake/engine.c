@@ -131,7 +131,7 @@ static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 static void stop_lacking(struct core *c, struct xfer *x, void *arg)
 {
 	const struct mooncake_engine *e = arg;
-	bool fds = e->lack == -EMFILE || e->lack == -ENFILE;
+	bool fds = dray_lacks_fds(e->lack);
 	const struct mooncake_channel *ch = has(e, x) ? x->channel->owner : NULL;
 
 	/* over streams that are open they go on */
