@@ -281,20 +281,22 @@ static uint32_t depth_of(const struct path *path, unsigned worker)
 static bool has_room(struct path *path, unsigned worker)
 {
 	struct rails *r = path->peer->rails;
-	bool was_full = path->full >> worker & 1;
+	uint8_t bit = (uint8_t)(1u << worker);
 	char why[REASON_MAX];
 
-	path->full &= (uint8_t) ~(1u << worker);
-	if (depth_of(path, worker) >= DEPTH_MIN)
+	if (depth_of(path, worker) >= DEPTH_MIN) {
+		path->full &= (uint8_t)~bit;
 		return true;
-	path->full |= (uint8_t)(1u << worker);
+	}
 	rails_retry(path->peer, rails_now(r) + r->cfg->peer.backoff_max);
+	if (path->full & bit)
+		return false;
+	path->full |= bit;
 	snprintf(why, sizeof(why),
 		 "the worker's completion queue is full (max_cqe is %d): lower "
 		 "rdma.queue_depth or rdma.queue_pairs",
 		 path->rail->device->attr.max_cqe);
-	if (!was_full)
-		path_explain(path, "a queue pair cannot be created", why);
+	path_explain(path, "a queue pair cannot be created", why);
 	return false;
 }
 
