@@ -600,6 +600,30 @@ static void test_serving_queue_pair_stuck(void **state)
 	UNTIL((let_go(&said), IS(0, "up")));
 }
 
+static void connect_three(void)
+{
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	answer_all(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+}
+
+/* The last one of three that post is lost and cannot be destroyed. The device goes, and with it the other two. */
+static void stick_last(void)
+{
+	dev.destroy_error = -EIO;
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	UNTIL(dev.n_stuck_qps == 1);
+	dev.destroy_error = 0;
+	lab->close_fn(lab->close_arg, 0, NULL);
+	UNTIL(told(RDMA_QP_LOSE) == 2);
+	rails_peer_down(lab->rails, PEER);
+	for (unsigned i = 0, n = lab->n_told; i < n; i++)
+		if (lab->told[i].type == RDMA_QP_UP)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+}
+
 /* The same for one that posts: its worker and the peer learn of its end when it cannot touch memory any more. */
 static void test_posting_queue_pair_stuck(void **state)
 {
@@ -607,23 +631,9 @@ static void test_posting_queue_pair_stuck(void **state)
 
 	see(1, 1, 3);
 	UNTIL(IS(0, "up"));
-	meet(1);
-	say(RDMA_WANTED, 0, 0);
-	UNTIL(lab->n_asked == 3);
-	answer_all(0);
-	UNTIL(told(RDMA_QP_UP) == 3);
+	connect_three();
 	said = lab->n_told;
-	dev.destroy_error = -EIO;
-	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
-	UNTIL(dev.n_stuck_qps == 1);
-	dev.destroy_error = 0;
-	lab->close_fn(lab->close_arg, 0, NULL);
-	/* the device goes, and with it the other two */
-	UNTIL(told(RDMA_QP_LOSE) == 2);
-	rails_peer_down(lab->rails, PEER);
-	for (unsigned i = 0, n = lab->n_told; i < n; i++)
-		if (lab->told[i].type == RDMA_QP_UP)
-			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+	stick_last();
 	UNTIL(dev.qps == 1);
 	assert_true(told(RDMA_QP_DEAD) <= 2);
 	UNTIL((let_go(&said), told(RDMA_QP_DEAD) == 3));
@@ -640,23 +650,10 @@ static void test_stuck_queue_pair_with_keys(void **state)
 	rails_region_add(lab->rails, v, NULL);
 	see(1, 1, 3);
 	UNTIL(IS(0, "up") && lab->keys);
-	meet(1);
-	say(RDMA_WANTED, 0, 0);
-	UNTIL(lab->n_asked == 3);
-	answer_all(0);
-	UNTIL(told(RDMA_QP_UP) == 3);
+	connect_three();
 	lab->held = rail_keys_ref(lab->keys);
 	said = lab->n_told;
-	dev.destroy_error = -EIO;
-	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
-	UNTIL(dev.n_stuck_qps == 1);
-	dev.destroy_error = 0;
-	lab->close_fn(lab->close_arg, 0, NULL);
-	UNTIL(told(RDMA_QP_LOSE) == 2);
-	rails_peer_down(lab->rails, PEER);
-	for (unsigned i = 0, n = lab->n_told; i < n; i++)
-		if (lab->told[i].type == RDMA_QP_UP)
-			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+	stick_last();
 	UNTIL((let_go(&said), told(RDMA_QP_DEAD) == 3));
 	UNTIL((let_go(&said), IS(0, "up") && lab->keys));
 	/* the former keys are of a device that is gone; the region is removed after their last use */
