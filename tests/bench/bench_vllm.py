@@ -160,7 +160,7 @@ def hooks(lab, records):
 def store_hooks(lab, records):
     """One engine saves a prompt, and another one loads it, each beside a request that generates."""
     bare, Quick = without_content()
-    agent, = c.agents(lab, 1, **STORE)
+    agent, = c.agents(lab, 1, **engine_store.LIMITS)
     first, second = (Quick(name, bare.kept(agent.socket)) for name in ("first", "second"))
     timed, steps = {engine: timed_hooks(engine) for engine in (first, second)}, {"alone": [], "load": [], "save": [], "first": []}
     beside = {engine: engine.add(prompt(40), 900) for engine in timed}
@@ -198,9 +198,6 @@ def store_hooks(lab, records):
 
 
 # --- engines --------------------------------------------------------------------------------------
-
-STORE = {"limits.store_bytes": "4GiB", "limits.store_bytes_per_owner": "4GiB"}
-
 
 def dray(agent, name, mode="pull", options=None):
     """options: instead of the agent's socket."""
@@ -467,18 +464,13 @@ def own_get(client, count, size, pieces):
     return seconds
 
 
-def kept(agent, name):
-    return {"kv_connector": "DrayStoreConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both", "engine_id": name,
-            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": str(agent.socket), "weights": "those of the bench"}}
-
-
 def store(lab, records):
     length = LENGTHS[-1]
     blocks = length // BLOCK
     # Until an object was written to each block, the agent's first touch of its pages is a part of the load.
     untouched = -(-KV_BYTES // (blocks * BLOCK * model.BYTES_A_TOKEN))
-    agent, = c.agents(lab, 1, **STORE)
-    made = [Engine(lab.tmp, name, connector=kept(agent, name), kv_cache_memory_bytes=KV_BYTES) for name in ("first", "second")]
+    agent, = c.agents(lab, 1, **engine_store.LIMITS)
+    made = [Engine(lab.tmp, name, connector=engine_store.kept(agent, name), kv_cache_memory_bytes=KV_BYTES) for name in ("first", "second")]
     try:
         first, second = (engine.ready() for engine in made)
         ours, ceiling, computing, touching = [], [], [], []
@@ -518,9 +510,9 @@ def decoded(engine):
 
 
 def store_decode(lab, records):
-    agent, = c.agents(lab, 1, **STORE)
+    agent, = c.agents(lab, 1, **engine_store.LIMITS)
     how = {"max_num_seqs": SEQUENCES, "kv_cache_memory_bytes": KV_BYTES}
-    made = [Engine(lab.tmp, "saving", connector=kept(agent, "saving"), **how), Engine(lab.tmp, "plain", **how)]
+    made = [Engine(lab.tmp, "saving", connector=engine_store.kept(agent, "saving"), **how), Engine(lab.tmp, "plain", **how)]
     try:
         saving, plain = (engine.ready() for engine in made)
         for _ in range(2):  # the first steps of a size take longer
@@ -539,8 +531,8 @@ def store_decode(lab, records):
 
 def store_serve(lab, records):
     """The engine's own cache is too small for the prefixes of the requests."""
-    agent, = c.agents(lab, 1, **STORE)
-    ours = served(lab, "serve-store", [(kept(agent, "store"), {})], serving.PREFIXES)
+    agent, = c.agents(lab, 1, **engine_store.LIMITS)
+    ours = served(lab, "serve-store", [(engine_store.kept(agent, "store"), {})], serving.PREFIXES)
     hits = agent.ctl("status", "--json")["counters"]["dray_store_hits_total"]
     agent.stop()
     add_served(records, ours, served(lab, "serve-plain", [(None, {})], serving.PREFIXES), "without the store")

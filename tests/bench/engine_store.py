@@ -24,6 +24,7 @@ from rig import Engine, engine_environment, prompts
 LENGTH = 2048
 WARM = 3  # rounds, after which an object was written to each block, and the engines have made steps of each size
 STORE_BYTES = 4 << 30
+LIMITS = {"limits.store_bytes": str(STORE_BYTES), "limits.store_bytes_per_owner": str(STORE_BYTES)}
 PAUSE, LONGEST = 0.25, 16.0  # seconds for the saves of a prompt, at first and at most
 seeds = itertools.count(1 << 40)
 
@@ -32,12 +33,17 @@ def connector(name, **options):
     return {"kv_connector": name, "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
 
 
+def kept(agent, name):
+    """The kv_transfer_config of an engine whose blocks the agent's store keeps."""
+    return {"kv_connector_module_path": "dray.vllm", "engine_id": name,
+            **connector("DrayStoreConnector", socket=str(agent.socket), weights="those of the bench")}
+
+
 @contextlib.contextmanager
 def dray(lab):
-    agent, = c.agents(lab, 1, **{"limits.store_bytes": str(STORE_BYTES), "limits.store_bytes_per_owner": str(STORE_BYTES)})
+    agent, = c.agents(lab, 1, **LIMITS)
     try:
-        yield lambda name: {"connector": {"kv_connector_module_path": "dray.vllm", "engine_id": name, **connector(
-            "DrayStoreConnector", socket=str(agent.socket), weights="those of the bench")}}
+        yield lambda name: {"connector": kept(agent, name)}
     finally:
         agent.stop()
 
