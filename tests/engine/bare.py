@@ -6,6 +6,7 @@ block of another request, layer, position or engine is noticed. A step goes thro
 """
 
 import contextlib
+import copy
 import itertools
 import json
 import random
@@ -98,6 +99,7 @@ class Bare:
         self.aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, 1)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
         self.numbers, self.answers, self.stats = itertools.count(), {}, []
+        self._keep_stats(self.scheduler.connector)
         while self.scheduler.has_requests():  # as the engine core does at its start
             self.step()
 
@@ -125,6 +127,18 @@ class Bare:
         for number, layer in enumerate(self.layers):
             layer[blocks, :, places] = expected(tokens, number)[first:, None].expand(-1, HEADS, -1)
 
+    def _keep_stats(self, connector):
+        """Keeps what the scheduler takes of its connector's counts. It adds them to those of the worker."""
+        take = connector.get_kv_connector_stats
+
+        def taken():
+            stats = take()
+            if stats:
+                self.stats.append(copy.deepcopy(stats))
+            return stats
+
+        connector.get_kv_connector_stats = taken
+
     def check(self, request_id, count):
         """The blocks of a request hold what belongs to its first tokens."""
         tokens = list(self.scheduler.requests[request_id].all_token_ids)[:count]
@@ -151,7 +165,8 @@ class Bare:
             invalid_block_ids=self.worker.get_block_ids_with_load_errors(), kv_connector_stats=stats,
             kv_connector_worker_meta=self.worker.build_connector_worker_meta()))
         self.worker.clear_connector_metadata()
-        self.stats += filter(None, [stats, self.scheduler.connector.get_kv_connector_stats()])
+        if stats:
+            self.stats.append(copy.deepcopy(stats))
         joined = self.aggregator.aggregate([result], 0)
         ids = list(output.num_scheduled_tokens)
         sampled = [[7] if self.scheduler.requests[r].num_computed_tokens >= self.scheduler.requests[r].num_tokens else []

@@ -423,6 +423,10 @@ class SchedulerSide:
                 self._end(load, request_id in (output.failed_recving or ()))
                 if load.over:
                     del self._loads[request_id]
+        # the next step may start the load, and is the longest one
+        for load in self._loads.values():
+            if load.state is _ASKED:
+                self._take_answer(load)
 
     def _end(self, load: _Load, failed: bool) -> None:
         """The workers have reported the end of a load."""
