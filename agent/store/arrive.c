@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Objects that came from other agents. The thread of the store verifies their bytes before anybody gets them. */
+/*
+ * Objects that came from other agents. Their bytes are verified before anybody gets them: a few by the worker that has received them, more
+ * by the thread of the store.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,22 +95,18 @@ static void arrival_end(struct store *s, struct arrival *v, bool right)
 	item_put(o);
 }
 
-/* Thread of the store. A turn at a time, so that large objects do not hold up the small ones of others. */
-static void verify(struct dray_job *j)
+/* One thread at a time. Consumes the arrivals with the last of them. False: the turn is over before that. */
+static bool verify_some(struct store_arrivals *a, uint64_t turn)
 {
-	struct store_arrivals *a = dray_container_of(j, struct store_arrivals, job);
 	struct store *s = a->store;
-	uint64_t turn = SUM_TURN;
 
 	for (; a->next < a->n; a->next++) {
 		struct arrival *v = &a->v[a->next];
 		bool right;
 
 		/* the bytes are not needed when the store ends */
-		if (!s->ending && (!turn || !sum_go_on(&a->sum, v->object, &turn))) {
-			dray_jobs_add(s->jobs, j, verify, NULL);
-			return;
-		}
+		if (!s->ending && (!turn || !sum_go_on(&a->sum, v->object, &turn)))
+			return false;
 		right = a->sum.crc == v->crc;
 		a->sum = (struct summing){ 0 };
 		if (!right)
@@ -118,6 +117,17 @@ static void verify(struct dray_job *j)
 		pthread_mutex_unlock(&s->lock);
 	}
 	free(a);
+	return true;
+}
+
+/* Thread of the store. A turn at a time, so that large objects do not hold up the small ones of others. */
+static void verify(struct dray_job *j)
+{
+	struct store_arrivals *a = dray_container_of(j, struct store_arrivals, job);
+	struct store *s = a->store;
+
+	if (!verify_some(a, SUM_TURN))
+		dray_jobs_add(s->jobs, j, verify, NULL);
 }
 
 bool store_arrive(struct store_arrivals *a, struct store_wait *w)
@@ -146,6 +156,7 @@ bool store_arrive(struct store_arrivals *a, struct store_wait *w)
 		w->pending += w->pending ? 1 : 2;
 	}
 	pthread_mutex_unlock(&s->lock);
-	dray_jobs_add(s->jobs, &a->job, verify, NULL);
+	if (!verify_some(a, SUM_HERE))
+		dray_jobs_add(s->jobs, &a->job, verify, NULL);
 	return true;
 }

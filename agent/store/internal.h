@@ -16,6 +16,8 @@
 #define HUGE_PAGE (2ull << 20)
 /* Bytes of a checksum, about a millisecond, after which the thread of the store does what else there is to do. */
 #define SUM_TURN (4ull << 20)
+/* Bytes of a checksum that other threads compute themselves: that takes less time than to wake up the thread of the store. */
+#define SUM_HERE (64ull << 10)
 /* Lists of free extents: four for each power of two. */
 #define FREE_CLASSES 124
 /* Objects that one PUT evicts for one key. */

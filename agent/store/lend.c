@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Objects that other agents read. The thread of the store computes the checksum of an object when it is lent for the first
- * time, so that a PUT does not pay for what no other agent may ask for.
+ * Objects that other agents read. The checksum of an object is computed when it is lent for the first time, so that a PUT does not pay
+ * for what no other agent may ask for: of a few bytes in the call itself, else by the thread of the store.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -41,7 +41,7 @@ static bool is_needed(const struct store_loan *l)
 	return !l->store->ending && !l->stopped;
 }
 
-/* Thread of the store; the object is held. False: the turn is over. */
+/* The object is held. False: the turn is over. */
 static bool item_sum(struct store_loan *l, struct loan_item *i, uint64_t *turn)
 {
 	struct store_object *o = i->get.object;
@@ -63,21 +63,27 @@ static bool item_sum(struct store_loan *l, struct loan_item *i, uint64_t *turn)
 	return true;
 }
 
+/* One thread at a time. False: the turn is over. */
+static bool sum_some(struct store_loan *l, uint64_t turn)
+{
+	for (; l->next < l->n && is_needed(l); l->next++)
+		if (l->items[l->next].get.object && !l->items[l->next].get.status &&
+		    !item_sum(l, &l->items[l->next], &turn))
+			return false;
+	return true;
+}
+
 static void summed(struct dray_job *j);
 
 /* Thread of the store. A turn at a time, so that large objects do not hold up the small ones of others. */
 static void sum_all(struct dray_job *j)
 {
 	struct store_loan *l = dray_container_of(j, struct store_loan, job);
-	uint64_t turn = SUM_TURN;
 
-	for (; l->next < l->n && is_needed(l); l->next++)
-		if (l->items[l->next].get.object && !l->items[l->next].get.status &&
-		    !item_sum(l, &l->items[l->next], &turn)) {
-			dray_jobs_add(l->store->jobs, j, sum_all, NULL);
-			return;
-		}
-	dray_jobs_finish(l->store->jobs, j, summed);
+	if (sum_some(l, SUM_TURN))
+		dray_jobs_finish(l->store->jobs, j, summed);
+	else
+		dray_jobs_add(l->store->jobs, j, sum_all, NULL);
 }
 
 /* The object is not lent any more. */
@@ -207,11 +213,16 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 		lend_one(l, sp, keys[i], bytes, &l->items[i].get);
 		pthread_mutex_unlock(&s->lock);
 	}
-	pthread_mutex_lock(&s->lock);
-	wait_less(&l->wait);
-	pthread_mutex_unlock(&s->lock);
 	*ret = l;
-	return 0;
+	/* in_memory() follows */
+	if (store_get_waits(s, &l->wait))
+		return 0;
+	if (!sum_some(l, SUM_HERE)) {
+		dray_jobs_add(s->jobs, &l->job, sum_all, NULL);
+		return 0;
+	}
+	l->is_ready = true;
+	return 1;
 }
 
 uint64_t store_lend_most(const struct store *s)

@@ -206,8 +206,8 @@ struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max);
 void store_arrivals_add(struct store_arrivals *a, struct store_object *o, uint32_t crc,
 			struct store_get *get);
 /*
- * Verifies them in the background: each get holds its object from now on, and *w is ready when all are verified. Then those that are
- * right appear in the store, or, without copies, end with their get. The others are corrupt, and their bytes are zeros.
+ * Verifies them, beyond a few bytes in the background: each get holds its object from now on, and *w is ready when all are verified. Then
+ * those that are right appear in the store, or, without copies, end with their get. The others are corrupt, and their bytes are zeros.
  * Consumes the arrivals. False: there are none.
  */
 bool store_arrive(struct store_arrivals *a, struct store_wait *w);
@@ -242,8 +242,8 @@ struct store_loan_key {
 /*
  * Finds and holds what the name space has of the keys, up to so many bytes, and up to half of an owner's memory in all loans; what
  * exceeds them is busy. Objects on disk are read. hold: they are busy meanwhile, and half as much may be
- * held: it is lent once more when it is read. ready(arg) runs once, not inside the call, when all bytes are in place and their
- * checksums are known, unless the loan ends before. Then what could not be read is not held any more.
+ * held: it is lent once more when it is read. 1: all bytes are in place, and their checksums are known. 0: ready(arg) runs once, not
+ * inside the call, when that is so, unless the loan ends before. Then what could not be read is not held any more.
  * denied: the name space has no name, or that owner may not use it.
  */
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,

@@ -1186,6 +1186,39 @@ static void arrival(struct store_get *get, struct store_wait *wait, const char *
 	assert_true(store_arrive(a, wait));
 }
 
+/* A few bytes are verified at once, whatever the thread of the store does; wrong ones, too. */
+static void test_few_arrive(void **state)
+{
+	static const char *const keys[] = { "a", "b" };
+	struct store_get gets[2] = { 0 };
+	struct store_wait wait = { 0 };
+	static struct dray_job job; /* it may begin after the test */
+
+	may_go_on = false;
+	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
+	for (unsigned i = 0; i < 2; i++) {
+		struct store_arrivals *a = store_arrivals_new(rig.s.store, 1);
+		struct store_object *o;
+		uint8_t *at;
+
+		assert_int_equal(store_copy_begin(rig.member,
+						  (struct store_key){ (const uint8_t *)keys[i], 1 },
+						  SUM_HERE, 3, &o),
+				 0);
+		at = store_region(rig.s.store)->extents[0].base + store_object_offset(o);
+		memset(at, 'x', SUM_HERE);
+		store_arrivals_add(a, o, dray_crc32c(0, at, SUM_HERE), &gets[i]);
+		at[SUM_HERE - 1] += (uint8_t)i;
+		assert_true(store_arrive(a, &wait));
+		assert_int_equal(at[0], i ? 0 : 'x');
+		assert_int_equal(at[SUM_HERE - 1], i ? 0 : 'x');
+	}
+	assert_false(store_get_waits(rig.s.store, &wait));
+	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_CORRUPT);
+	may_go_on = true;
+}
+
 /* A small object that came after a large one is verified before that. */
 static void test_arrivals_take_turns(void **state)
 {
@@ -1196,7 +1229,7 @@ static void test_arrivals_take_turns(void **state)
 	may_go_on = false;
 	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
 	arrival(&gets[0], &large, "l", 9 * MIB);
-	arrival(&gets[1], &small, "s", 100);
+	arrival(&gets[1], &small, "s", 2 * SUM_HERE);
 	assert_true(store_get_waits(rig.s.store, &large));
 	assert_true(store_get_waits(rig.s.store, &small));
 	may_go_on = true;
@@ -1251,6 +1284,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_many_named_keys, set_up_with_directory,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_stay, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_few_arrive, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_take_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_end, set_up_without_copies,
 						tear_down),

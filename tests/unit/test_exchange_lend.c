@@ -439,20 +439,25 @@ static void test_in_use(void **state)
 	assert_false(exchange_in_use(NULL, PEER));
 }
 
+/* Lookups count that have leases, and those that are not answered yet. */
 static void test_many_lookups(void **state)
 {
 	unsigned n = 0;
 
 	put(0, 64);
+	put(2, SUM_HERE + 64);
+	for (; n < 32; n++)
+		look_up(PEER, 0, 1, 0);
 	for (; n < 64; n++)
-		ask(PEER, "kv", "t", 1, 0, 1, 0);
-	assert_int_equal(rig.answers, 0);
+		ask(PEER, "kv", "t", 1, 2, 3, 0);
+	assert_int_equal(rig.answers, 32);
 	ask(PEER, "kv", "t", 1, 0, 1, 0);
-	assert_int_equal(rig.answers, 1);
+	assert_int_equal(rig.answers, 33);
 	assert_int_equal(rig.code, DRAY_E_BUSY);
+	wait_answers(33 + 32);
+	assert_int_equal(rig.code, 0);
 	/* another peer has its own */
-	ask(OTHER, "kv", "t", 1, 0, 1, 0);
-	wait_answers(1 + 64 + 1);
+	look_up(OTHER, 0, 1, 0);
 	assert_int_equal(rig.code, 0);
 	/* a miss takes none */
 	exchange_release(rig.x, OTHER, rig.grant);
@@ -461,30 +466,74 @@ static void test_many_lookups(void **state)
 		look_up(OTHER, 1, 2, 0);
 }
 
+static _Atomic bool may_go_on;
+
+static void block(struct dray_job *j)
+{
+	while (!may_go_on)
+		sched_yield();
+}
+
+/*
+ * The thread of the store computes checksums of many bytes alone: what is small, and what was lent before, is answered at once while it
+ * is busy.
+ */
+static void test_answered_at_once(void **state)
+{
+	struct dray_job job;
+	uint32_t crc;
+
+	put(0, MIB);
+	put(1, SUM_HERE);
+	put(2, SUM_HERE + 1);
+	look_up(PEER, 0, 1, 0);
+	crc = rig.found[0].crc;
+	may_go_on = false;
+	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
+	ask(OTHER, "kv", "t", 1, 0, 2, 0);
+	assert_int_equal(rig.answers, 2);
+	assert_int_equal(found(), 2);
+	assert_int_equal(rig.found[0].crc, crc);
+	assert_int_equal(rig.found[1].crc, dray_crc32c(0, bytes_at(rig.found[1].offset), SUM_HERE));
+	assert_int_equal(exchange_totals(rig.x).lent, 2 * MIB + SUM_HERE);
+	ask(OTHER, "kv", "t", 1, 2, 3, 0);
+	assert_int_equal(rig.answers, 2);
+	may_go_on = true;
+	wait_answers(3);
+	assert_int_equal(rig.found[0].crc,
+			 dray_crc32c(0, bytes_at(rig.found[0].offset), SUM_HERE + 1));
+	/* known now */
+	ask(OTHER, "kv", "t", 1, 2, 3, 0);
+	assert_int_equal(rig.answers, 4);
+	assert_int_equal(found(), 1);
+}
+
 /* Before its answers, with leases, and while one of them ends. */
 static void test_peer_is_gone(void **state)
 {
 	uint64_t first;
 
 	put(0, 64);
+	put(1, MIB);
+	put(2, SUM_HERE + 64);
 	look_up(PEER, 0, 1, 0);
 	first = rig.grant;
 	look_up(PEER, 0, 1, 0);
 	look_up(OTHER, 0, 1, 0);
 	exchange_release(rig.x, PEER, first);
-	ask(PEER, "kv", "t", 1, 0, 1, 0);
+	ask(PEER, "kv", "t", 1, 1, 2, 0);
 	exchange_peer_gone(rig.x, PEER, true);
 	assert_int_equal(fake_waiting(), 2);
-	assert_int_equal(exchange_totals(rig.x).lent, 4 * 64);
+	assert_int_equal(exchange_totals(rig.x).lent, 3 * 64 + MIB);
 	fake_answer_all();
 	/* the store may still look at what it would have lent for the last lookup */
-	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
+	assert_int_equal(exchange_totals(rig.x).lent, 64 + MIB);
 	exchange_peer_gone(rig.x, PEER, true);
-	/* which has no answer */
-	look_up(OTHER, 0, 1, 0);
+	/* which has no answer; that of the next one comes after the store has looked */
+	look_up(OTHER, 2, 3, 0);
 	assert_int_equal(rig.answers, 4);
-	assert_int_equal(exchange_totals(rig.x).lent, 2 * 64);
-	assert_int_equal(rig.s.accounts[1].store_lent, 2 * 64);
+	assert_int_equal(exchange_totals(rig.x).lent, SUM_HERE + 2 * 64);
+	assert_int_equal(rig.s.accounts[1].store_lent, SUM_HERE + 2 * 64);
 }
 
 /* --- with keys ----------------------------------------------------------------------------------------- */
@@ -635,10 +684,11 @@ static void test_segment_leaves(void **state)
 static void test_end(void **state)
 {
 	put(0, MIB);
+	put(1, MIB);
 	look_up(PEER, 0, 1, 0);
 	exchange_release(rig.x, PEER, rig.grant);
 	look_up(PEER, 0, 1, 0);
-	ask(OTHER, "kv", "t", 1, 0, 1, 0);
+	ask(OTHER, "kv", "t", 1, 1, 2, 0);
 }
 
 int main(void)
@@ -653,6 +703,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_answered_at_once, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keys_of_what_is_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fence, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_peer_with_keys_is_gone, set_up, tear_down),

@@ -329,6 +329,8 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 		return r;
 	}
 	count(l, store_loan_bytes(l->objects));
+	if (r)
+		answer(l);
 	return 0;
 }
 
