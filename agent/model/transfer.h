@@ -10,6 +10,7 @@
 
 struct core;
 struct object;
+struct slice;
 struct xfer;
 
 /* Operations and notification lie in memory that the client can change, so they are read once. */
@@ -26,8 +27,10 @@ struct xfer_request {
 	/* Both memories stay until `remote` has no users, so the transfer may end before the devices have: each stop is urgent. */
 	bool outlived;
 	uint32_t *wait; /* a word of the agent that is awaited to be 1; NULL: none */
+	/* NULL, or: the bytes of this slice are in place; in any order. It ends nothing. For slices with lists of their memory. */
+	void (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
-	void *ended_arg;
+	void *ended_arg; /* of both */
 };
 
 enum xfer_state {

@@ -363,14 +363,6 @@ void loans_free(struct store *s);
 /* The disk may take what it has not taken before. */
 void flush_restart(struct store *s);
 
-/* A checksum that is computed in turns. Zeroed before the first one. */
-struct summing {
-	uint64_t at;
-	uint32_t crc;
-};
-/* Goes on with the object, which is held, for at most *turn bytes, which are then fewer. False: there are more. */
-bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn);
-
 static inline struct disk_part *disk_part(struct store_object *o)
 {
 	return (struct disk_part *)(void *)o - 1;

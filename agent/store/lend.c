@@ -16,6 +16,12 @@
 /* Longest cost that is told. */
 #define COST_MAX 4000000000u
 
+/* A checksum that is computed in turns. Zeroed before the first one. */
+struct summing {
+	uint64_t at;
+	uint32_t crc;
+};
+
 struct store_loan {
 	struct dray_job job;
 	struct store *store;
@@ -39,6 +45,18 @@ struct store_loan {
 static bool is_needed(const struct store_loan *l)
 {
 	return !l->store->ending && !l->stopped;
+}
+
+/* Goes on with the object, which is held, for at most *turn bytes, which are then fewer. False: there are more. */
+static bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn)
+{
+	const uint8_t *p = store_of(o)->base + store_object_offset(o);
+	uint64_t n = dray_min(*turn, o->policy.bytes - c->at);
+
+	c->crc = dray_crc32c(c->crc, p + c->at, n);
+	c->at += n;
+	*turn -= n;
+	return c->at == o->policy.bytes;
 }
 
 /* The object is held. False: the turn is over. */

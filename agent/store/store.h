@@ -116,8 +116,7 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 struct store_wait {
 	uint32_t ready; /* 1: they are; written by another thread */
 	uint32_t pending;
-	/* When the last object was read from disk, and when the last one of another agent was verified; 0: none was. */
-	int64_t disk_ns, agents_ns;
+	int64_t disk_ns; /* when the last object was read from disk; 0: none was */
 	void (*then)(
 		struct store_wait *w); /* runs when they are, under the store's lock; may be NULL */
 };
@@ -125,7 +124,7 @@ struct store_wait {
 /* A GET of one key. Zeroed, and at its place until store_get_end(). */
 struct store_get {
 	struct store_object *object; /* NULL: nothing is held */
-	bool loads;                  /* it is read from disk, or verified */
+	bool loads;                  /* it is read from disk */
 	bool arrives;                /* it came from another agent for this GET */
 	struct dray_list link;       /* the store's, while it is */
 	struct store_wait *wait;
@@ -202,15 +201,14 @@ bool store_asks(const struct store_member *m);
 /* Objects whose bytes came from other agents, for GETs of one batch. NULL: no memory. */
 struct store_arrivals;
 struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max);
-/* The bytes of o, of store_put_begin(), are in place and should have this CRC-32C. The next GET gets it. Consumes o. */
+/* The bytes of o, of store_copy_begin(), are in place: their CRC-32C is sum, and should be crc. The GET gets it. Consumes o. */
 void store_arrivals_add(struct store_arrivals *a, struct store_object *o, uint32_t crc,
-			struct store_get *get);
+			uint32_t sum, struct store_get *get);
 /*
- * Verifies them, beyond a few bytes in the background: each get holds its object from now on, and *w is ready when all are verified. Then
- * those that are right appear in the store, or, without copies, end with their get. The others are corrupt, and their bytes are zeros.
- * Consumes the arrivals. False: there are none.
+ * Each GET holds its object from now on. Those that are right appear in the store, or, without copies, end with their GET. The others are
+ * corrupt, and their bytes are zeros. Consumes the arrivals.
  */
-bool store_arrive(struct store_arrivals *a, struct store_wait *w);
+void store_arrive(struct store_arrivals *a);
 /* Instead: the objects are dropped. NULL is allowed. */
 void store_arrivals_drop(struct store_arrivals *a);
 

@@ -14,7 +14,6 @@
 #include "agent/model/keys.h"
 #include "agent/model/store_ask.h"
 #include "agent/store/internal.h"
-#include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/fake_pool.h"
 #include "tests/unit/store_rig.h"
@@ -1098,11 +1097,9 @@ static void arrive(bool keep)
 						 { (const uint8_t *)"c", 1 } };
 	struct store_arrivals *a = store_arrivals_new(rig.s.store, 3);
 	struct store_get gets[3] = { 0 };
-	struct store_wait wait = { 0 };
 	struct dmsg_store_result r[3];
 	uint8_t *base = store_region(rig.s.store)->extents[0].base;
 	uint64_t at[3];
-	bool waits;
 
 	for (unsigned i = 0; i < 3; i++) {
 		struct store_object *o;
@@ -1110,25 +1107,22 @@ static void arrive(bool keep)
 		assert_int_equal(store_copy_begin(rig.member, keys[i], 5000, 3, &o), 0);
 		at[i] = store_object_offset(o);
 		memset(base + at[i], 'x', 5000);
-		store_arrivals_add(a, o, dray_crc32c(0, base + at[i], 5000) + (i == 1), &gets[i]);
+		store_arrivals_add(a, o, 7, 7 + (i == 1), &gets[i]);
 	}
-	assert_true(store_arrive(a, &wait));
-	store_get_end(&gets[2]);
-	/* it is not set when all are verified already */
-	waits = store_get_waits(rig.s.store, &wait);
-	while (waits && !__atomic_load_n(&wait.ready, __ATOMIC_ACQUIRE))
-		sched_yield();
+	store_arrive(a);
+	assert_int_equal(store_get_end(&gets[2]), DMSG_STORE_STATUS_OK);
 	assert_int_equal(base[at[0]], 'x');
 	assert_int_equal(base[at[1]], 0);
 	assert_int_equal(base[at[1] + 4999], 0);
 	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_CORRUPT);
-	store_exists(rig.member, keys, 2, r);
+	store_exists(rig.member, keys, 3, r);
 	assert_int_equal(r[0].status, keep ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND);
 	assert_int_equal(r[1].status, DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(r[2].status, r[0].status);
 	/* another agent has the copy: no drain waits for the disk to take it */
 	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 0);
-	assert_false(store_arrive(store_arrivals_new(rig.s.store, 1), &wait));
+	store_arrive(store_arrivals_new(rig.s.store, 1));
 }
 
 /* Copies stay what they are for other GETs; a PUT or a PIN makes them objects of this agent. */
@@ -1148,10 +1142,7 @@ static void test_arrivals_stay(void **state)
 				 DMSG_STORE_STATUS_EXISTS);
 		assert_int_equal(store_totals(rig.s.store).unsaved_objects, 1);
 	}
-	/* its verification may go on */
-	do
-		store_pin(rig.s.user, rig.member, &third_key, 1, &r);
-	while (r.status == DMSG_STORE_STATUS_NOT_FOUND);
+	store_pin(rig.s.user, rig.member, &third_key, 1, &r);
 	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 2);
 	assert_int_equal(store_totals(rig.s.store).unsaved_bytes, 10000);
@@ -1162,83 +1153,6 @@ static void test_arrivals_stay(void **state)
 static void test_arrivals_end(void **state)
 {
 	arrive(false);
-}
-
-static _Atomic bool may_go_on;
-
-static void block(struct dray_job *j)
-{
-	while (!may_go_on)
-		sched_yield();
-}
-
-static void arrival(struct store_get *get, struct store_wait *wait, const char *key, uint64_t bytes)
-{
-	struct store_arrivals *a = store_arrivals_new(rig.s.store, 1);
-	uint8_t *base = store_region(rig.s.store)->extents[0].base;
-	struct store_object *o;
-
-	assert_int_equal(store_copy_begin(rig.member, (struct store_key){ (const uint8_t *)key, 1 },
-					  bytes, 3, &o),
-			 0);
-	memset(base + store_object_offset(o), 'x', bytes);
-	store_arrivals_add(a, o, dray_crc32c(0, base + store_object_offset(o), bytes), get);
-	assert_true(store_arrive(a, wait));
-}
-
-/* A few bytes are verified at once, whatever the thread of the store does; wrong ones, too. */
-static void test_few_arrive(void **state)
-{
-	static const char *const keys[] = { "a", "b" };
-	struct store_get gets[2] = { 0 };
-	struct store_wait wait = { 0 };
-	static struct dray_job job; /* it may begin after the test */
-
-	may_go_on = false;
-	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
-	for (unsigned i = 0; i < 2; i++) {
-		struct store_arrivals *a = store_arrivals_new(rig.s.store, 1);
-		struct store_object *o;
-		uint8_t *at;
-
-		assert_int_equal(store_copy_begin(rig.member,
-						  (struct store_key){ (const uint8_t *)keys[i], 1 },
-						  SUM_HERE, 3, &o),
-				 0);
-		at = store_region(rig.s.store)->extents[0].base + store_object_offset(o);
-		memset(at, 'x', SUM_HERE);
-		store_arrivals_add(a, o, dray_crc32c(0, at, SUM_HERE), &gets[i]);
-		at[SUM_HERE - 1] += (uint8_t)i;
-		assert_true(store_arrive(a, &wait));
-		assert_int_equal(at[0], i ? 0 : 'x');
-		assert_int_equal(at[SUM_HERE - 1], i ? 0 : 'x');
-	}
-	assert_false(store_get_waits(rig.s.store, &wait));
-	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
-	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_CORRUPT);
-	may_go_on = true;
-}
-
-/* A small object that came after a large one is verified before that. */
-static void test_arrivals_take_turns(void **state)
-{
-	struct store_wait large = { 0 }, small = { 0 };
-	struct store_get gets[2] = { 0 };
-	struct dray_job job;
-
-	may_go_on = false;
-	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
-	arrival(&gets[0], &large, "l", 9 * MIB);
-	arrival(&gets[1], &small, "s", 2 * SUM_HERE);
-	assert_true(store_get_waits(rig.s.store, &large));
-	assert_true(store_get_waits(rig.s.store, &small));
-	may_go_on = true;
-	while (!__atomic_load_n(&large.ready, __ATOMIC_ACQUIRE) ||
-	       !__atomic_load_n(&small.ready, __ATOMIC_ACQUIRE))
-		sched_yield();
-	assert_true(small.agents_ns < large.agents_ns);
-	assert_int_equal(store_get_end(&gets[0]), DMSG_STORE_STATUS_OK);
-	assert_int_equal(store_get_end(&gets[1]), DMSG_STORE_STATUS_OK);
 }
 
 int main(void)
@@ -1284,8 +1198,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_many_named_keys, set_up_with_directory,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_stay, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_few_arrive, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_arrivals_take_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_arrivals_end, set_up_without_copies,
 						tear_down),
 	};

@@ -47,6 +47,7 @@ static struct rig {
 	struct region_view *segment; /* the store's first one, once it is added */
 	uint64_t length;             /* of the first object of each answer */
 	bool keep_answer;            /* the test gives it back */
+	bool counts;                 /* each byte of an object has a value of its own */
 } rig;
 
 /* --- the transport ---------------------------------------------------------------------------------- */
@@ -416,7 +417,8 @@ static void tell(const char *what, const dray_handle *peers)
 	struct store_ask *k = rig.asks[rig.n_asks - 1];
 	uint8_t value[BYTES];
 
-	memset(value, 'x', sizeof(value));
+	for (uint64_t i = 0; i < BYTES; i++)
+		value[i] = rig.counts ? (uint8_t)i : 'x';
 	assert_int_equal(k->n, strlen(what));
 	for (uint32_t i = 0; i < k->n; i++) {
 		struct store_asked *a = &k->v[i];
@@ -461,6 +463,34 @@ static void read_as(uint8_t value, uint32_t code, const char *detail)
 	turn();
 }
 
+/* Ends all slices, the last one first. wrong: the place of a byte at the other agent that is wrong. */
+static void read_backwards(uint64_t wrong)
+{
+	struct core *c = &rig.ring.worker->core;
+
+	assert_false(dray_list_empty(&rig.slices));
+	while (!dray_list_empty(&rig.slices)) {
+		struct slice *s = dray_container_of(rig.slices.prev, struct slice, link);
+		const struct pmsg_seg *from = s->remote;
+		uint64_t at = 0;
+
+		for (unsigned i = 0; i < s->n_local; i++)
+			for (size_t k = 0; k < s->local[i].iov_len; k++, at++) {
+				uint8_t *p = s->local[i].iov_base;
+
+				if (at == from->length) {
+					at = 0;
+					from++;
+				}
+				p[k] = (uint8_t)((from->offset + at) % 4096 +
+						 (from->offset + at == wrong));
+			}
+		dray_list_del(&s->link);
+		xfer_slice_done(c, s, 0, NULL);
+	}
+	turn();
+}
+
 static struct xfer *reading(uint64_t request)
 {
 	struct xfer *x = xfer_find(&session()->xs, request);
@@ -490,6 +520,29 @@ static void test_found(void **state)
 	get(2, 0, "a");
 	answered(2, 0, "K");
 	assert_int_equal(rig.n_asks, 1);
+}
+
+/* Slices end in any order, begin and end inside of objects, and have pieces of several. */
+static void test_slices(void **state)
+{
+	rig.counts = true;
+	rig.ring.worker->core.cfg.slice_size = 33;
+	get(1, 0, "abacde");
+	tell("000000", at_peer);
+	read_backwards(3 * 4096 + 50);
+	answered(1, 0, "KKKCKK");
+	for (unsigned i = 0; i < 6; i++)
+		for (unsigned k = 0; k < BYTES; k++)
+			assert_int_equal(rig.ring.memory[0][i * PLACE + k], i == 3 ? 0 : k);
+	rig.ring.worker->core.cfg.slice_size = 250;
+	get(2, 0, "fghi");
+	tell("0000", at_peer);
+	read_backwards(3 * 4096 + 99);
+	answered(2, 0, "KKKC");
+	/* what was right stays */
+	get(3, 0, "abdefgh");
+	answered(3, 0, "KKKKKKK");
+	assert_int_equal(rig.n_asks, 2);
 }
 
 /* A GET reads what an EXISTS has found, and nobody is asked again. */
@@ -1236,6 +1289,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_exists_and_get, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_held_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_exists_without_answers, set_up, tear_down),

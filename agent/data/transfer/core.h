@@ -100,6 +100,7 @@ struct slice {
 	struct stage_buffer *staged;
 	struct window_buffer *window;
 	uint64_t id; /* unique in this worker */
+	uint64_t at; /* where it begins in the bytes of its transfer, in the order of its operations */
 	uint64_t bytes;
 	int64_t posted_ns;
 	uint32_t end_code; /* transport gpu's, while it waits for its end */
@@ -189,9 +190,11 @@ struct xfer {
 	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
 	uint64_t notify_tag;
 	int64_t accepted_ns, ended_ns;
-	bool outlived;                                 /* of struct xfer_request */
-	struct dray_heap_node deadline;                /* by time in ns */
-	void (*ended)(struct core *c, struct xfer *x); /* of struct xfer_request */
+	bool outlived;                  /* of struct xfer_request */
+	struct dray_heap_node deadline; /* by time in ns */
+	/* of struct xfer_request */
+	void (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
+	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */

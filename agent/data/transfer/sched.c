@@ -356,6 +356,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		else
 			slice_fill(s, x, max_bytes);
 		s->xfer = x;
+		s->at = x->bytes - x->left;
 		x->left -= s->bytes;
 		x->slices++;
 		x->n_slices++;
@@ -411,6 +412,7 @@ struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
 	dray_assert(!s->n_ops && bytes && bytes < s->bytes);
 	split_local(s, rest, bytes);
 	split_remote(s, rest, bytes);
+	rest->at = s->at + bytes;
 	rest->bytes = s->bytes - bytes;
 	s->bytes = bytes;
 	rest->retried = s->retried;

@@ -360,6 +360,8 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 
 	if (x)
 		x->n_resent += s->retried;
+	if (x && !code && x->arrived)
+		x->arrived(c, x, s);
 	sched_slice_free(c, s);
 	if (!x)
 		return;

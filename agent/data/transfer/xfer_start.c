@@ -440,6 +440,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->session = s;
 	x->request_id = r->request_id;
 	x->from_ring = r->from_ring;
+	x->arrived = r->arrived;
 	x->ended = r->ended;
 	x->ended_arg = r->ended_arg;
 	x->outlived = r->outlived;

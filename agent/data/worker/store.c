@@ -138,7 +138,6 @@ static int item_bytes_check(const uint8_t *ranges, uint32_t n, uint64_t *ret,
 
 void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges)
 {
-	/* of an object that is being verified, the store's thread writes the rest */
 	uint64_t at = store_object_offset(b->gets[item].object), left = b->results[item].length;
 
 	for (uint32_t i = 0; left; i++) {

@@ -14,8 +14,9 @@ struct batch {
 	int64_t begin_ns;
 	uint16_t type; /* DMSG_STORE_PUT, _GET or _EXISTS */
 	uint32_t n, n_ops;
-	bool loads; /* some objects are read from disk, or verified */
+	bool loads; /* some objects are read from disk */
 	struct store_wait wait;
+	int64_t agents_ns; /* when the last object of another agent was here; 0: none was */
 	struct dmsg_store_result *results;
 	struct store_get
 		*gets; /* whose object is NULL if nothing is copied for this key; NULL: of EXISTS */

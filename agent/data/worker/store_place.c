@@ -130,7 +130,7 @@ void places_done(struct fetch *f)
 	struct batch *b = f->batch;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	b->loads |= store_arrive(dray_take(f->arrivals), &b->wait);
+	store_arrive(dray_take(f->arrivals));
 	arrived_ops(f);
 	idset_del(&s->ids, b->request_id);
 	if (!b->n_ops) {

@@ -42,10 +42,16 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 			    struct store_object *const *objects, uint32_t n)
 {
 	const struct store_source *s = &ask->sources[source];
-	struct reading *r = calloc(1, sizeof(*r) + n * sizeof(struct store_object *));
+	size_t each = sizeof(struct store_object *) + sizeof(struct arriving);
+	struct reading *r = calloc(1, sizeof(*r) + n * each);
+	uint64_t end = 0;
 
 	if (!r)
 		return NULL;
+	r->arriving = (void *)(r->objects + n);
+	r->n_arriving = n;
+	for (uint32_t i = 0; i < n; i++)
+		r->arriving[i].end = end += store_object_bytes(objects[i]);
 	r->view = s->view;
 	r->ask = ask;
 	r->source = source;

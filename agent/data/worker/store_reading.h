@@ -6,6 +6,7 @@
 #pragma once
 
 #include "agent/data/worker/internal.h"
+#include "agent/data/worker/store_sum.h"
 
 struct store_ask;
 struct store_source;
@@ -18,12 +19,15 @@ struct reading {
 	/* What it reads from. */
 	struct store_ask *ask;
 	uint32_t source;
+	/* What has arrived of each object. */
+	struct arriving *arriving;
+	uint32_t n_arriving;
 	bool lingers;
 	uint32_t n;
 	struct store_object *objects[]; /* whose places devices may still write to */
 };
 
-/* NULL: no memory. ask and source: what has the lease. objects: n, that are read from it. */
+/* NULL: no memory. ask and source: what has the lease. objects: n, that are read from it, in this order. */
 struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t source,
 			    struct store_object *const *objects, uint32_t n);
 /* Its transfer ends now. True: devices may go on with it, so it takes the objects that reading_keep() gives it. */

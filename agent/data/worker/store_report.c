@@ -33,15 +33,15 @@ static void result_count(struct store_report *p, const struct dmsg_store_result 
 /* All bytes are copied from memory, when the last of them has come there. */
 static void times_fill(struct store_report *p, const struct batch *b, int64_t now_ns)
 {
-	int64_t there_ns = dray_max(b->wait.disk_ns, b->wait.agents_ns);
+	int64_t there_ns = dray_max(b->wait.disk_ns, b->agents_ns);
 
 	there_ns = dray_max(there_ns, b->begin_ns);
 	p->took_ns = now_ns - b->begin_ns;
 	p->tiers[DMSG_STORE_TIER_MEMORY].ns = b->n_ops ? now_ns - there_ns : 0;
 	if (b->wait.disk_ns)
 		p->tiers[DMSG_STORE_TIER_DISK].ns = b->wait.disk_ns - b->begin_ns;
-	if (b->wait.agents_ns)
-		p->tiers[DMSG_STORE_TIER_AGENT].ns = b->wait.agents_ns - b->begin_ns;
+	if (b->agents_ns)
+		p->tiers[DMSG_STORE_TIER_AGENT].ns = b->agents_ns - b->begin_ns;
 }
 
 void batch_report(struct wsession *s, uint16_t type, uint64_t request_id,

@@ -89,25 +89,32 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool
 	}
 }
 
-/* What was read from the source arrives. late: after the end of the lease, so that it may be bytes of another object. */
-static void source_end(struct fetch *f, bool late)
+/*
+ * What was read from the source arrives. r NULL: after the end of the lease, so that nothing was read, or it may be bytes of another
+ * object.
+ */
+static void source_end(struct fetch *f, const struct reading *r)
 {
 	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+	uint32_t n = 0;
 
+	if (r)
+		f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++) {
 		struct store_asked *k = &f->ask->v[i];
 		struct store_get *g = &f->batch->gets[k->item];
 
 		if (!f->objects[i] || k->source != f->source)
 			continue;
-		if (late) {
+		if (!r) {
 			place_lost(f, i, true);
 			continue;
 		}
 		core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
 		core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
 		g->arrives = true;
-		store_arrivals_add(f->arrivals, dray_take(f->objects[i]), k->crc, g);
+		store_arrivals_add(f->arrivals, dray_take(f->objects[i]), k->crc,
+				   r->arriving[n++].crc, g);
 	}
 }
 
@@ -129,6 +136,13 @@ static bool ends_all(const struct fetch *f, const struct xfer *x)
 	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED;
 }
 
+static void slice_arrived(struct core *c, struct xfer *x, const struct slice *s)
+{
+	const struct fetch *f = x->ended_arg;
+
+	arriving_add(f->reading->arriving, f->reading->n_arriving, s);
+}
+
 static void source_read(struct core *c, struct xfer *x)
 {
 	struct fetch *f = x->ended_arg;
@@ -143,11 +157,11 @@ static void source_read(struct core *c, struct xfer *x)
 	}
 	/* the word of this agent: fetch_fenced() */
 	if (x->code == DRAY_E_REVOKED && !is_refused(x))
-		source_end(f, true);
+		source_end(f, NULL);
 	else if (x->code)
 		agent_lost(f, r, silent || (x->code == DRAY_E_DEADLINE && !is_refused(x)), silent);
 	else
-		source_end(f, c->now_ns >= f->ask->sources[f->source].end_ns);
+		source_end(f, c->now_ns < f->ask->sources[f->source].end_ns ? r : NULL);
 	f->lingering = NULL;
 	f->source++;
 	sources_end(f);
@@ -193,6 +207,7 @@ static int source_start(struct fetch *f, struct store_object *const *objects, ui
 		.n_ops = n_ops,
 		.ops_ours = true,
 		.outlived = true,
+		.arrived = slice_arrived,
 		.ended = source_read,
 		.ended_arg = f,
 	};
@@ -241,7 +256,7 @@ static uint32_t find_source(struct fetch *f, struct store_object **objects, uint
 			return n;
 		if (!n)
 			continue;
-		source_end(f, true);
+		source_end(f, NULL);
 		sources_end(f);
 	}
 	return 0;

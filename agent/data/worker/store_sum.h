@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checksums of objects that arrive in slices of one transfer, in any order. */
+#pragma once
+
+#include <stdint.h>
+
+struct slice;
+
+struct arriving {
+	uint64_t end; /* of its bytes in those of the transfer, which has the objects in a row */
+	uint32_t crc; /* once all its bytes have arrived; 0 before the first */
+};
+
+/* Counts the bytes of a slice of these objects. */
+void arriving_add(struct arriving *v, uint32_t n, const struct slice *s);
