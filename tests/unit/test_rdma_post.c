@@ -738,6 +738,85 @@ static void test_fence_after_an_urgent_stop(void **state)
 	assert_int_equal(lab->rig.n_dropped, 1);
 }
 
+/* The same when the owner withdraws only the keys: the work request, which uses them, ends in time for the answer to REKEY. */
+static void test_rekey_beside_a_silent_device(void **state)
+{
+	struct core *c = &lab->rig.core;
+	struct rail_keys *keys;
+	int64_t withdrawn_ns;
+
+	c->cfg.fence_timeout_ns = c->cfg.slice_timeout_ns / 2;
+	simple(64);
+	keys = rail_keys_ref(object_get(c, OBJECT_REMOTE, REMOTE)->keys);
+	write_all(100);
+	turn();
+	withdrawn_ns = c->now_ns += 10;
+	object_set_keys(c, OBJECT_REMOTE, REMOTE, NULL);
+	tick_at(withdrawn_ns + c->cfg.fence_timeout_ns / 2 - 1);
+	assert_int_equal(told(RDMA_QP_LOST), 0);
+	assert_false(rail_keys_is_last(keys));
+	tick_at(withdrawn_ns + c->cfg.fence_timeout_ns / 2);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_true(rail_keys_is_last(keys));
+	rail_keys_unref(keys);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+/*
+ * The same of a slice that is posted in parts, also of those that are posted later. One that has no part posted yet begins with the keys
+ * that are there then, so that the former ones are in use only as long as others' work requests are.
+ */
+static void test_rekey_of_a_partial_slice(void **state)
+{
+	struct core *c = &lab->rig.core;
+	struct fake_qp *f = simple(4);
+	struct rail_keys *keys;
+	int64_t withdrawn_ns;
+
+	c->cfg.fence_timeout_ns = c->cfg.slice_timeout_ns / 2;
+	keys = rail_keys_ref(object_get(c, OBJECT_REMOTE, REMOTE)->keys);
+	write_all(BYTES);
+	turn();
+	withdrawn_ns = c->now_ns += 10;
+	object_set_keys(c, OBJECT_REMOTE, REMOTE, NULL);
+	run(f, 1);
+	turn();
+	assert_false(rail_keys_is_last(keys));
+	tick_at(withdrawn_ns + c->cfg.fence_timeout_ns / 2 - 1);
+	assert_int_equal(told(RDMA_QP_LOST), 0);
+	tick_at(withdrawn_ns + c->cfg.fence_timeout_ns / 2);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_true(rail_keys_is_last(keys));
+	rail_keys_unref(keys);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+/* Slices that wait when the keys go move to another transport; when others come first, they go on. Either side's keys may go. */
+static void test_keys_go_and_come(void **state)
+{
+	static const unsigned left[][2] = { { 1, 0 }, { 0, 1 } };
+
+	simple(64);
+	for (unsigned i = 0; i < 2; i++) {
+		write_all(BYTES);
+		turn();
+		set_keys(left[i][0], left[i][1]);
+		set_keys(1, 1);
+		run_all();
+		assert_int_equal(lab->rig.n_ended, i + 1);
+		assert_int_equal(last()->code, 0);
+	}
+	lab->spare_open = true;
+	write_all(BYTES);
+	turn();
+	set_keys(1, 0);
+	run_all();
+	assert_false(dray_list_empty(&lab->spare.flows));
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
 /* What a session releases itself has the usual time. */
 static void test_release_beside_a_silent_device(void **state)
 {
@@ -808,6 +887,9 @@ int main(void)
 		TEST(no_other_transport),
 		TEST(fence_beside_a_silent_device),
 		TEST(fence_after_an_urgent_stop),
+		TEST(rekey_beside_a_silent_device),
+		TEST(rekey_of_a_partial_slice),
+		TEST(keys_go_and_come),
 		TEST(release_beside_a_silent_device),
 		TEST(rail_down),
 	};

@@ -23,14 +23,25 @@ def rogue(tmp_path_factory):
 
 
 @pytest.fixture
-def three(rdma_lab):
-    """An owner, and two agents that import its tokens."""
-    pair = Pair(rdma_lab, 1)
-    honest = rdma_lab.agent(0, pair.rails)
-    until(lambda: len(up(honest)) == 1, "the rail")
-    yield SimpleNamespace(former=pair.agents[0], owner=pair.agents[1], honest=honest, rail=pair.rails[0])
-    honest.stop()
-    pair.stop()
+def new_three(rdma_lab):
+    """Makes an owner, and two agents that import its tokens, for one test."""
+    made = []
+
+    def make(**settings):
+        pair = Pair(rdma_lab, 1, **settings)
+        honest = rdma_lab.agent(0, pair.rails, **settings)
+        made.extend([honest, pair])
+        until(lambda: len(up(honest)) == 1, "the rail")
+        return SimpleNamespace(former=pair.agents[0], owner=pair.agents[1], honest=honest, rail=pair.rails[0])
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def three(new_three):
+    return new_three()
 
 
 def owned(agent, kind):
@@ -52,6 +63,10 @@ def mapping(owner, length):
         if "/memfd:" in line and ends[1] - ends[0] == length:
             return ends[0]
     raise AssertionError("the region is not mapped")
+
+
+def work_requests(agent):
+    return agent.ctl("status", "--json")["counters"]["dray_rdma_work_requests_total"]
 
 
 def serving(t):
@@ -141,3 +156,29 @@ def test_revocations_at_once(three):
             seen = len(writer.seen)
             until(lambda: "rdma" in writer.seen[seen:], "RDMA with the new key")
         assert not any(p["failovers"] for agent in (t.former, t.honest) for p in listed(agent, "paths"))
+
+
+def test_revoked_beside_a_silent_device(new_three):
+    """
+    The device of another holder does not end a write whose key is withdrawn. The owner is answered when nothing uses the key any more:
+    the queue pair is lost for that, long before transfer.slice_timeout, and the holder keeps its connection.
+    """
+    t = new_three(peer__fence_timeout="6s")
+    with Side(t.former, MIB) as former, Side(t.honest, MIB, noise(MIB)) as honest, Side(t.owner, MIB) as there:
+        until(lambda: all(registered(a) for a in (t.owner, t.former, t.honest)), "registration")
+        token, other = there.region.export(), there.region.export()
+        remote, kept = (side.client.import_token(str(it), timeout=LIMIT) for side, it in ((former, token), (honest, other)))
+        for side, target in ((former, remote), (honest, kept)):
+            assert transport(side.client.write(side.region, target, [(0, 0, 4096)]).result(LIMIT)) == "rdma"
+        posted = work_requests(t.honest)
+        t.rail.netem("loss", "100%", side=0)
+        try:
+            flying = honest.client.write(honest.region, kept, [(0, 0, 65536)])
+            until(lambda: work_requests(t.honest) > posted, "the work request")
+            there.region.revoke(token)
+            assert not flying.done()
+            assert sum(p["failovers"] for p in listed(t.honest, "paths")) == 1
+        finally:
+            t.rail.calm(side=0)
+        flying.result(LIMIT)
+        assert bytes(there.view[:65536]) == bytes(honest.view[:65536])

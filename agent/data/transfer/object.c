@@ -86,8 +86,11 @@ void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 	struct object *o = object_find(c, kind, handle);
 	struct rail_keys *former = o ? o->keys : keys;
 
-	if (o)
+	if (o) {
 		o->keys = keys;
+		transports_each(c, i, keys)
+			c->transports[i]->keys(c, c->transport_state[i], o);
+	}
 	rail_keys_unref(former);
 }
 

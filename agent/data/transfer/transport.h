@@ -79,6 +79,11 @@ struct transport_ops {
 	 * have ended, ends well before peer.fence_timeout. May be NULL.
 	 */
 	void (*hasten)(struct core *c, void *state, const struct object *remote);
+	/*
+	 * The keys of this region or remote are others, or NULL: then the owner of a remote waits until no device here uses the former ones.
+	 * May be NULL.
+	 */
+	void (*keys)(struct core *c, void *state, const struct object *o);
 
 	/* Handles timeouts; returns the time of the next one in ns (INT64_MAX: none). May be NULL. */
 	int64_t (*tick)(struct core *c, void *state);

@@ -13,7 +13,8 @@
 
 void rdma_entry_release(struct core *c, struct rdma_entry *e)
 {
-	e->keys = rail_keys_unref(e->keys);
+	for (unsigned i = 0; i < 2; i++)
+		e->keys[i] = rail_keys_unref(e->keys[i]);
 	if (e->remote)
 		object_release(c, e->remote);
 	e->remote = NULL;

@@ -48,6 +48,7 @@ struct slice *rdma_partial_take(struct rdma_queue *p)
 	p->partial = NULL;
 	p->keys[0] = rail_keys_unref(p->keys[0]);
 	p->keys[1] = rail_keys_unref(p->keys[1]);
+	p->limit_ns = 0;
 	return s;
 }
 
@@ -58,11 +59,14 @@ static void entry_close(struct rdma_list *l, struct slice *s)
 
 	*rdma_entry_at(p, p->tail++) = (struct rdma_entry){
 		.slice = s,
-		.keys = rail_keys_ref(p->keys[0]),
+		.keys = { rail_keys_ref(p->keys[0]), rail_keys_ref(p->keys[1]) },
 		.bytes = l->bytes_open,
 		.posted_ns = p->rdma->c->now_ns,
+		.limit_ns = p->limit_ns,
 		.requests = l->n_open,
 	};
+	if (p->limit_ns)
+		rdma_timer(p->rdma, p->limit_ns);
 	l->n_open = 0;
 	l->bytes_open = 0;
 }

@@ -428,6 +428,7 @@ const struct transport_ops transport_rdma = {
 	.stop = rdma_channel_stop,
 	.drop = rdma_copies_drop,
 	.hasten = rdma_hasten,
+	.keys = rdma_keys_changed,
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,

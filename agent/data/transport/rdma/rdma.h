@@ -72,8 +72,9 @@ struct rdma_window {
 
 /* Consecutive work requests: a whole slice or a part of one. */
 struct rdma_entry {
-	struct slice *slice;    /* ends with this entry; NULL: a part, or the slice has ended */
-	struct rail_keys *keys; /* of the local region or of staging memory, held */
+	struct slice *slice; /* ends with this entry; NULL: a part, or the slice has ended */
+	/* Of the local region or of staging memory, and of the memory at the peer; held. REKEY is answered after the last of them. */
+	struct rail_keys *keys[2];
 	struct stage_buffer *staged;  /* of a slice that ended early: the device may still use it */
 	struct window_buffer *window; /* likewise */
 	struct object *remote;        /* held if the slice ended early */
@@ -112,6 +113,7 @@ struct rdma_queue {
 	struct slice *partial;     /* partly posted, waits for room */
 	struct rdma_cursor at;     /* in `partial` */
 	struct rail_keys *keys[2]; /* its local and remote keys, held */
+	int64_t limit_ns;          /* of its entries to come */
 	struct pmsg_seg windowed;  /* the place of `partial` in the peer's window */
 };
 
@@ -127,7 +129,7 @@ struct rdma_channel {
 		requested; /* slices whose copy between window and memory was requested from the owner */
 	bool queue_requested; /* ends with a queue pair or UNREACHABLE */
 	bool unreachable;     /* no queue pair can be made now */
-	bool moving; /* transfers will move to another route when all their slices are back */
+	bool moving; /* transfers move to another route, as soon as all their slices are back */
 };
 
 struct rdma_peer {
@@ -276,8 +278,9 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 		       struct dray_list *over);
 /* The operation stop(). */
 void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
-/* The operation hasten(). */
+/* The operations hasten() and keys(). */
 void rdma_hasten(struct core *c, void *state, const struct object *remote);
+void rdma_keys_changed(struct core *c, void *state, const struct object *o);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);
 /*
@@ -285,7 +288,7 @@ void rdma_channel_give_up(struct rdma_channel *ch);
  * requests queue pairs.
  */
 void rdma_peer_changed(struct rdma_peer *peer);
-/* The same for transfers of this channel that could not move because slices were in flight. */
+/* The same for transfers of this channel that could not move because slices were in flight, or whose keys have changed. */
 void rdma_channel_review(struct rdma_channel *ch);
 
 /* window.c */

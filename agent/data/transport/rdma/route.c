@@ -212,7 +212,7 @@ void rdma_peer_changed(struct rdma_peer *peer)
 
 void rdma_channel_review(struct rdma_channel *ch)
 {
-	if (!ch->moving || ch->peer->down)
+	if (!ch->moving || ch->peer->down || !ch->peer->paths)
 		return;
 	ch->moving = false;
 	xfers_each(ch->peer->rdma->c, review, ch);

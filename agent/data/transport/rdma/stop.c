@@ -148,6 +148,35 @@ static bool uses(const struct rdma_entry *e, const struct object *remote)
 	return e->remote == remote || (e->slice && e->slice->xfer->remote == remote);
 }
 
+/* What was posted of the partial slice is the last entry, and those before it end first. */
+static void partial_hasten(struct rdma_queue *p, int64_t limit)
+{
+	if (!p->at.begun) {
+		/* with the keys that are there then */
+		dray_list_add_front(&p->ch->ch.retry, &rdma_partial_take(p)->link);
+		rdma_pull_later(p->ch);
+		return;
+	}
+	if (p->limit_ns)
+		return;
+	p->limit_ns = limit;
+	if (p->head != p->tail)
+		rdma_entry_at(p, p->tail - 1)->limit_ns = limit;
+}
+
+static void queue_hasten(struct rdma_queue *p, const struct object *remote, int64_t limit)
+{
+	if (p->partial && p->partial->xfer->remote == remote)
+		partial_hasten(p, limit);
+	for (uint32_t i = p->head; i != p->tail; i++) {
+		struct rdma_entry *e = rdma_entry_at(p, i);
+
+		if (!e->limit_ns && uses(e, remote))
+			e->limit_ns = limit;
+	}
+	rdma_timer(p->rdma, limit);
+}
+
 /*
  * A queue pair that does not finish in time is lost. Half of the owner's time is left for that, because both its ends must be destroyed
  * before the owner is answered. Without an answer the owner gives the connection up, with all that it carries.
@@ -159,14 +188,25 @@ void rdma_hasten(struct core *c, void *state, const struct object *remote)
 
 	for (unsigned k = 0; peer && k < 2; k++)
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
-			for (uint32_t i = p->head; i != p->tail; i++) {
-				struct rdma_entry *e = rdma_entry_at(p, i);
+			queue_hasten(p, remote, limit);
+}
 
-				if (e->limit_ns || !uses(e, remote))
-					continue;
-				e->limit_ns = limit;
-				rdma_timer(p->rdma, limit);
-			}
+void rdma_keys_changed(struct core *c, void *state, const struct object *o)
+{
+	struct rdma *r = state;
+
+	if (o->view->kind == OBJECT_REMOTE && !o->keys)
+		rdma_hasten(c, state, o);
+	/* Slices that wait for a queue pair whose keys they have would wait for ever. */
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		for (unsigned k = 0; k < 2; k++) {
+			struct rdma_channel *ch = &peer->channels[k];
+
+			if (!rdma_channel_has_work(ch))
+				continue;
+			ch->moving = true;
+			rdma_pull_later(ch);
+		}
 }
 
 void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgent,
