@@ -466,6 +466,12 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 	lab->stage_code = code;
 }
 
+/* For rails_each_path(): the reason of the last path, 256 bytes. */
+static inline void note_reason(void *arg, const struct dray_dbus_path *info)
+{
+	snprintf(arg, 256, "%s", info->reason);
+}
+
 /* Each local device reaches the peer's rail of the same number, by all its ports. */
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,

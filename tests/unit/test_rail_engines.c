@@ -141,6 +141,7 @@ static void test_connect(void **state)
 /* What the engine refuses, a device cannot do, or nobody answers, is told to the worker once. Attempts go on. */
 static void test_refused(void **state)
 {
+	char why[256] = "";
 	uint64_t id;
 
 	meet_engine();
@@ -149,6 +150,8 @@ static void test_refused(void **state)
 	id = engine.asked[0].id;
 	answer_all("no room");
 	UNTIL(told(RDMA_UNREACHABLE) == 2);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_non_null(strstr(why, "no room"));
 	UNTIL(engine.n_asked == 3);
 	/* an answer that comes too late */
 	rails_engine_connected(lab->rails, id, &(struct rails_engine_reply){ .qpn = 1 });
@@ -160,6 +163,8 @@ static void test_refused(void **state)
 	answer_all(NULL);
 	UNTIL(told(RDMA_QP_UP) == 3);
 	assert_int_equal(told(RDMA_UNREACHABLE), 2);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_string_equal(why, "same subnet");
 	leave_engine();
 }
 
@@ -278,6 +283,7 @@ static void test_two_ports(void **state)
 static void test_room_by_worker(void **state)
 {
 	uint32_t *used = lab->rails->v[0]->cq_used;
+	char why[256] = "";
 
 	meet_engine();
 	used[0] += 1 << 20;
@@ -290,6 +296,8 @@ static void test_room_by_worker(void **state)
 	assert_int_equal(told(RDMA_UNREACHABLE), 2);
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(engine.asked[i].worker, 1);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_non_null(strstr(why, "completion queue is full"));
 	answer_all(NULL);
 	UNTIL(told(RDMA_QP_UP) == 3);
 	used[0] -= 1 << 20;
@@ -298,6 +306,8 @@ static void test_room_by_worker(void **state)
 		assert_int_equal(engine.asked[i].worker, 0);
 	answer_all(NULL);
 	UNTIL(told(RDMA_QP_UP) == 6);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_string_equal(why, "same subnet");
 	leave_engine();
 }
 

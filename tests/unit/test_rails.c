@@ -424,11 +424,6 @@ static void test_connect_fails(void **state)
 	part();
 }
 
-static void note_reason(void *arg, const struct dray_dbus_path *info)
-{
-	snprintf(arg, 256, "%s", info->reason);
-}
-
 /* max_cqe limits the completion queue, so the last queue pair has less depth. */
 static void test_completion_queue_short(void **state)
 {

@@ -23,11 +23,10 @@
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
-static void path_explain(struct path *path, const char *what, const char *why)
+static void path_log(const struct path *path, const char *why)
 {
-	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
 	log_of_peer(path->peer->rails->deps.peers, path->peer->handle, DRAY_LOG_WARNING, AREA,
-		    "%s: %s device=%s port=%u peer=%" PRIx64, what, why, path->rail->device_name,
+		    "%s device=%s port=%u peer=%" PRIx64, why, path->rail->device_name,
 		    path->rail->port, path->peer->handle);
 }
 
@@ -38,7 +37,8 @@ static void path_failed(struct path *path, const char *what, const char *why)
 	path->fails++;
 	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
 	rails_retry(path->peer, path->retry_ns);
-	path_explain(path, what, why);
+	snprintf(path->failure, sizeof(path->failure), "%s: %s", what, why);
+	path_log(path, path->failure);
 }
 
 /* No queue pair could be made for the worker. */
@@ -277,12 +277,24 @@ static uint32_t depth_of(const struct path *path, unsigned worker)
 	return dray_min(depth, (uint32_t)limits->max_cqe - path->rail->cq_used[worker]);
 }
 
+const char *path_reason(const struct path *path, bool up, char buf[REASON_MAX])
+{
+	if (path->full && path->rail->device) {
+		snprintf(buf, REASON_MAX,
+			 "a queue pair cannot be created: a worker's completion queue is full "
+			 "(max_cqe is %d): lower rdma.queue_depth or rdma.queue_pairs",
+			 path->rail->device->attr.max_cqe);
+		return buf;
+	}
+	return path->fails && (!up || path->refused) ? path->failure : path->reason;
+}
+
 /* The worker's completion queue has room for a queue pair. If not, the path is looked at again later; other workers may have room. */
 static bool has_room(struct path *path, unsigned worker)
 {
 	struct rails *r = path->peer->rails;
 	uint8_t bit = (uint8_t)(1u << worker);
-	char why[REASON_MAX];
+	char buf[REASON_MAX];
 
 	if (depth_of(path, worker) >= DEPTH_MIN) {
 		path->full &= (uint8_t)~bit;
@@ -292,11 +304,7 @@ static bool has_room(struct path *path, unsigned worker)
 	if (path->full & bit)
 		return false;
 	path->full |= bit;
-	snprintf(why, sizeof(why),
-		 "the worker's completion queue is full (max_cqe is %d): lower "
-		 "rdma.queue_depth or rdma.queue_pairs",
-		 path->rail->device->attr.max_cqe);
-	path_explain(path, "a queue pair cannot be created", why);
+	path_log(path, path_reason(path, false, buf));
 	return false;
 }
 

@@ -110,9 +110,10 @@ struct path {
 	uint32_t mtu, rank;
 	bool active; /* a result of the last match */
 	/* masks of workers */
-	uint8_t refused; /* to an engine: the last attempt to make a queue pair has failed */
-	uint8_t full;    /* their completion queues had no room for a queue pair */
-	char reason[REASON_MAX];
+	uint8_t refused;          /* the last attempt to make a queue pair has failed */
+	uint8_t full;             /* their completion queues had no room for a queue pair */
+	char reason[REASON_MAX];  /* why it was chosen */
+	char failure[REASON_MAX]; /* the last one */
 	struct rdma_counters counters;
 	uint32_t fails;
 	int64_t retry_ns;
@@ -395,6 +396,8 @@ void paths_refresh(struct rails *r);
 /* --- connect.c --- */
 /* Creates the queue pairs that the peer's paths lack and workers want. */
 void connect_peer(struct rail_peer *peer);
+/* Why it has no queue pair, or none for some worker; else why it was chosen. up: it has one. */
+const char *path_reason(const struct path *path, bool up, char buf[REASON_MAX]);
 /* Its rail or path is lost: makes the worker stop using it, then destroys it. */
 void connect_lose(struct qp *q);
 /* From the worker. */

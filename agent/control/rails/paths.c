@@ -185,8 +185,7 @@ static unsigned choose(struct rail_peer *peer)
 			theirs |= 1ull << f->remote;
 			path->active = true;
 			path->rank = n++;
-			if (!path->fails && !path->full)
-				snprintf(path->reason, sizeof(path->reason), "%s", f->reason);
+			snprintf(path->reason, sizeof(path->reason), "%s", f->reason);
 		}
 	}
 	return n;
@@ -432,7 +431,7 @@ void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec
 	match(peer);
 }
 
-static const char *state_of(const struct path *path)
+static const char *state_of(const struct path *path, bool *ret_up)
 {
 	bool up = false, begun = false;
 
@@ -442,6 +441,7 @@ static const char *state_of(const struct path *path)
 		up |= q->state == QP_UP;
 		begun = true;
 	}
+	*ret_up = up;
 	return up ? "up" : path->fails || path->full ? "failed" : begun ? "connecting" : "idle";
 }
 
@@ -456,8 +456,10 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 {
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		dray_list_for_each(&peer->paths, path, struct path, link) {
-			char gid[INET6_ADDRSTRLEN], to_gid[INET6_ADDRSTRLEN];
+			char gid[INET6_ADDRSTRLEN], to_gid[INET6_ADDRSTRLEN], buf[REASON_MAX];
 			struct in6_addr to;
+			bool up;
+			const char *state = state_of(path, &up);
 			struct dray_dbus_path i = {
 				.peer = peer->handle,
 				.segment = segment_of(peer),
@@ -466,8 +468,8 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_db
 				.gid = nd_gid_text(&path->gid, gid),
 				.to_rail = path->to.rail,
 				.mtu = path->mtu,
-				.state = path->active ? state_of(path) : "gone",
-				.reason = path->reason,
+				.state = path->active ? state : "gone",
+				.reason = path_reason(path, up, buf),
 			};
 
 			memcpy(&to, path->to.gid, sizeof(to));
