@@ -43,6 +43,7 @@ static void test_descriptor(void **state)
 	assert_true(d.rdma && !d.port);
 	assert_string_equal(d.server, "10.9.0.1:15000");
 	assert_int_equal(d.n_devices, 2);
+	assert_false(d.partial);
 	assert_string_equal(d.devices[0].name, "m1");
 	assert_string_equal(d.devices[1].name, "m3");
 	assert_int_equal(d.devices[1].lid, 7);
@@ -130,6 +131,7 @@ static void test_many_keys(void **state)
 	assert_int_equal(fclose(f), 0);
 	assert_int_equal(mooncake_descriptor_read(text, n, &d, &err), 0);
 	assert_int_equal(d.n_devices, 8);
+	assert_true(d.partial);
 	assert_int_equal(d.keys->n, 16000);
 	assert_int_equal(rail_keys_find(d.keys, 7, 2000 * 8192)->key, 7);
 	mooncake_descriptor_clear(&d);

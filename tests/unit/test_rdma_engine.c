@@ -233,6 +233,30 @@ static void test_unreachable(void **state)
 	assert_int_equal(code_of(later), 0);
 }
 
+static const char *detail;
+
+static void note_detail(struct rig *r, struct xfer *x)
+{
+	detail = x->detail;
+}
+
+/* No rail reaches a device that is used: the error says so if the engine has others. */
+static void test_devices_that_are_not_used(void **state)
+{
+	lab->rig.on_end = note_detail;
+	tell_paths(0);
+	tell(RDMA_ENGINE_KEYS, REGION, local_keys(1));
+	write_all(100);
+	turn();
+	assert_int_equal(last()->code, DRAY_E_PEER_UNREACHABLE);
+	assert_null(strstr(detail, "not all"));
+	engine_link.partial = true;
+	write_all(100);
+	turn();
+	assert_int_equal(last()->code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(detail, "not all"));
+}
+
 /* Reads are confirmed by another read of the same memory: the engine has told no word for that. */
 static void test_confirmed(void **state)
 {
@@ -274,6 +298,7 @@ int main(void)
 		TEST(lost),
 		TEST(lost_while_stopping),
 		TEST(unreachable),
+		TEST(devices_that_are_not_used),
 		TEST(confirmed),
 		TEST(down),
 	};

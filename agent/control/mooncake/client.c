@@ -127,6 +127,7 @@ static struct engine *engine_new(struct mooncake_client *c, const void *owner,
 	e->owner = owner;
 	e->link.link.peer = e->handle;
 	e->link.link.addr = *addr;
+	e->link.link.partial = d->partial;
 	e->link.with_status = d->with_status;
 	e->remotes = 1;
 	e->since_ns = dray_now().ns;

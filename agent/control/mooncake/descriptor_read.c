@@ -158,6 +158,7 @@ static int read_buffers(const json_t *array, struct mooncake_descriptor *d, cons
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,
 			"Mooncake's engine has no registered memory; import its segment when it has");
 	k = sort(v, k);
+	d->partial |= d->rdma && d->n_devices > KEYS_MAX / k;
 	d->n_devices = dray_min(d->n_devices, KEYS_MAX / k);
 	r = take_buffers(v, k, &d->buffers);
 	if (r == 0 && d->rdma)
@@ -267,21 +268,27 @@ static int read_devices(const json_t *o, struct mooncake_descriptor *d,
 
 	if (json_array_size(list) > LISTED_MAX)
 		return bad(reterr, "has too many devices");
-	for (size_t i = 0; i < json_array_size(list) && d->n_devices < MOONCAKE_DEVICES_MAX; i++) {
+	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *device = json_array_get(list, i);
-		struct mooncake_device *x = &d->devices[d->n_devices];
+		struct mooncake_device x;
 		json_int_t lid;
 
-		if (get_text(device, "name", x->name, sizeof(x->name)) < 0 || !*x->name ||
-		    !mooncake_name_is_plain(x->name) ||
+		if (get_text(device, "name", x.name, sizeof(x.name)) < 0 || !*x.name ||
+		    !mooncake_name_is_plain(x.name) ||
 		    get_text(device, "gid", gid, sizeof(gid)) < 0 ||
-		    mooncake_gid_parse(gid, &x->gid) < 0 ||
+		    mooncake_gid_parse(gid, &x.gid) < 0 ||
 		    get_integer(device, "lid", 0, 0, UINT16_MAX, &lid) < 0)
 			return bad(reterr, "has a device with an impossible name, GID or LID");
-		x->lid = (uint16_t)lid;
-		if (memcmp(&x->gid, &none, sizeof(none)) != 0 &&
-		    is_in(json_object_get(o, "priority_matrix"), x->name))
-			ret_columns[d->n_devices++] = (uint32_t)i;
+		x.lid = (uint16_t)lid;
+		if (memcmp(&x.gid, &none, sizeof(none)) == 0 ||
+		    !is_in(json_object_get(o, "priority_matrix"), x.name))
+			continue;
+		if (d->n_devices == MOONCAKE_DEVICES_MAX) {
+			d->partial = true;
+			break;
+		}
+		d->devices[d->n_devices] = x;
+		ret_columns[d->n_devices++] = (uint32_t)i;
 	}
 	return d->n_devices ? 0 : bad(reterr, "has no device that works");
 }

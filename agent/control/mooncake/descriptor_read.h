@@ -37,6 +37,7 @@ struct mooncake_descriptor {
 	bool rdma;
 	char server[MOONCAKE_NAME_BYTES]; /* the name of its devices' host in queue pair requests */
 	unsigned n_devices;
+	bool partial; /* more of them work than are used */
 	struct mooncake_device devices[MOONCAKE_DEVICES_MAX];
 	struct rail_keys *keys; /* one reference; `rail` is the index of a device */
 };

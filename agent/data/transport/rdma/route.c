@@ -10,6 +10,10 @@
 #define NO_ENGINE                                                                             \
 	"no queue pair to Mooncake's engine can be made, or no rail reaches it: see drayctl " \
 	"paths"
+#define NO_USED_DEVICE                                                                           \
+	"no rail reaches the devices of Mooncake's engine that are used, which are not all, "    \
+	"because it has more than 16 or too many buffers: register its memory in larger ranges " \
+	"there, or reach its first devices"
 #define NO_MEMORY                                                                           \
 	"no RDMA device of this agent has registered the memory, and nothing else reaches " \
 	"Mooncake's engine: see drayctl regions"
@@ -91,7 +95,8 @@ static const char *engine_refusal(const struct rdma_peer *peer, const struct xfe
 
 	*ret_code = DRAY_E_PEER_UNREACHABLE;
 	if (!unregistered)
-		return NO_ENGINE;
+		return peer->link->partial && peer->paths && !peer->paths->n ? NO_USED_DEVICE :
+									       NO_ENGINE;
 	if (object_region(x->local)->memory == REGION_HOST)
 		return NO_MEMORY;
 	*ret_code = DRAY_E_UNSUPPORTED;
