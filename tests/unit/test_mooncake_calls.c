@@ -360,7 +360,7 @@ static void test_silent(void **state)
 		r->core.now_ns += 200 * DRAY_NS_PER_MS;
 	}
 	assert_false(r->engine.lost);
-	r->ch->fails = 0;
+	r->ch->refused.n = 0;
 	r->core.now_ns += 5 * DRAY_NS_PER_SEC;
 	mooncake_channel_failed(r->ch, 0);
 	mooncake_channel_failed(r->ch, 0);
@@ -378,7 +378,6 @@ static void test_lack(void **state)
 	struct engine_rig *r = engine_rig_new();
 
 	mooncake_channel_failed(r->ch, 0);
-	mooncake_channel_failed(r->ch, 0);
 	for (unsigned i = 0; !r->engine.lack; i++) {
 		assert_true(i < 100);
 		mooncake_channel_failed(r->ch, -EMFILE);
@@ -391,6 +390,28 @@ static void test_lack(void **state)
 	free(r);
 }
 
+/* When both come in turn, each is counted all the same, so that the engine is given up as early as without the lack. */
+static void test_lack_and_refusal(void **state)
+{
+	struct engine_rig *r = engine_rig_new();
+
+	for (unsigned i = 0; i < 3; i++) {
+		assert_false(r->engine.lost);
+		mooncake_channel_failed(r->ch, -EMFILE);
+		mooncake_channel_failed(r->ch, -ECONNREFUSED);
+	}
+	assert_true(r->engine.lost);
+	free(r);
+	r = engine_rig_new();
+	for (unsigned i = 0; !r->engine.lost; i++) {
+		assert_true(i < 100);
+		mooncake_channel_failed(r->ch, -EMFILE);
+		mooncake_channel_failed(r->ch, 0);
+		r->core.now_ns += 200 * DRAY_NS_PER_MS;
+	}
+	free(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -399,7 +420,7 @@ int main(void)
 		cmocka_unit_test(test_skip),    cmocka_unit_test(test_detach),
 		cmocka_unit_test(test_tear),    cmocka_unit_test(test_ring),
 		cmocka_unit_test(test_refused), cmocka_unit_test(test_silent),
-		cmocka_unit_test(test_lack),
+		cmocka_unit_test(test_lack),    cmocka_unit_test(test_lack_and_refusal),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

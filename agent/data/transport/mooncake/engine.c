@@ -146,19 +146,18 @@ void mooncake_channel_failed(struct mooncake_channel *ch, int error)
 	struct mooncake *m = e->m;
 	struct core *c = m->c;
 	bool lacks = dray_is_own_lack(error);
+	struct mooncake_fails *f = lacks ? &ch->lacking : &ch->refused;
 	int64_t pause;
 
-	if (lacks != ch->lacks)
-		ch->fails = 0;
 	ch->lacks = lacks;
-	if (!ch->fails++)
-		ch->failing_since_ns = c->now_ns;
-	pause = backoff_pause(ch->fails, c->cfg.backoff_min_ns, c->cfg.backoff_max_ns);
+	if (!f->n++)
+		f->since_ns = c->now_ns;
+	pause = backoff_pause(ch->refused.n + ch->lacking.n, c->cfg.backoff_min_ns,
+			      c->cfg.backoff_max_ns);
 	ch->connect_ns = c->now_ns + backoff_spread(dray_max(pause, (int64_t)DRAY_NS_PER_MS));
 	mooncake_timer(m, ch->connect_ns);
-	if (ch->fails < GIVE_UP_ATTEMPTS || e->lost ||
-	    (error != -ECONNREFUSED &&
-	     c->now_ns - ch->failing_since_ns < c->cfg.connect_timeout_ns))
+	if (f->n < GIVE_UP_ATTEMPTS || e->lost ||
+	    (error != -ECONNREFUSED && c->now_ns - f->since_ns < c->cfg.connect_timeout_ns))
 		return;
 	/* its transfers cannot end here, which may be inside of a walk over streams */
 	if (lacks)
@@ -174,8 +173,7 @@ static void end_lack(struct mooncake_engine *e)
 	xfers_each(e->m->c, stop_lacking, e);
 	e->lack = 0;
 	for (unsigned k = 0; k < 2; k++)
-		if (e->channels[k].lacks)
-			e->channels[k].fails = 0;
+		e->channels[k].lacking.n = 0;
 }
 
 static void lose(struct mooncake_engine *e)

@@ -41,15 +41,21 @@ extern const struct transport_ops transport_mooncake;
 struct mooncake;
 struct mooncake_engine;
 
+/* Streams that broke before an answer, or could not be made, since the last answer. */
+struct mooncake_fails {
+	uint32_t n;
+	int64_t since_ns;
+};
+
 struct mooncake_channel {
 	struct stage_channel ch; /* first */
 	struct mooncake_engine *engine;
 	struct dray_list pull_link; /* on m->pulling[class] while streams may take slices */
 	struct dray_list streams;
 	uint32_t n_streams, n_open;
-	uint32_t fails; /* streams in a row that broke before an answer, or could not be made for the same kind of reason */
-	bool lacks; /* the reason is a lack of this agent */
-	int64_t failing_since_ns;
+	struct mooncake_fails refused,
+		lacking; /* by the engine; by a lack of this agent, which says nothing about the engine */
+	bool lacks;         /* the last one was of this kind */
 	int64_t connect_ns; /* earliest next attempt */
 };
 

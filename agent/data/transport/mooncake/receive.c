@@ -40,7 +40,7 @@ static void answered(struct mooncake_stream *s)
 	struct slice *slice = mooncake_calls_answered(&s->calls);
 
 	s->useful = true;
-	s->ch->fails = 0;
+	s->ch->refused.n = s->ch->lacking.n = 0;
 	core_count(mooncake_stream_core(s)->counters, DRAY_METRIC_MOONCAKE_CALLS_TOTAL, 1);
 	mooncake_stream_settle(s);
 	if (slice)
