@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The disk tier: what is written is there after a restart, wrong bytes are never returned, and a disk that fails is survived. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <semaphore.h>
@@ -394,10 +395,46 @@ static void test_blocks_ahead_of_the_last_object(void **state)
 	assert_int_equal(put(0, 1, 5000), DISK_OK);
 	begin_drop(0);
 	assert_int_equal(finish(0), DISK_OK);
-	while (disk_info(rig.disk).segments)
+	while (blocks_used())
 		turn();
-	assert_int_equal(blocks_used(), 0);
 	assert_int_equal(put(0, 2, 5000), DISK_OK);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, 1);
+	check_all();
+}
+
+static unsigned files(void)
+{
+	struct dirent **names;
+	unsigned found = 0;
+	int n = scandir(cm_dir, &names, NULL, NULL);
+
+	assert_true(n >= 0);
+	for (int i = 0; i < n; i++) {
+		found += !strncmp(names[i]->d_name, "segment-", 8);
+		free(names[i]);
+	}
+	free(names);
+	return found;
+}
+
+/* A tier that has one object at a time: all of them are in one file until that is full, and what is there at the end survives. */
+static void test_one_object_at_a_time(void **state)
+{
+	unsigned fit = SEGMENT_BYTES / disk_blocks(5000);
+
+	for (unsigned version = 1; version < 2 * fit; version++) {
+		assert_int_equal(put(version % 2, version, 5000), DISK_OK);
+		assert_true(file_bytes(1 + (version - 1) / fit) > 0);
+		assert_in_range(files(), 1, 2);
+		begin_drop(version % 2);
+		assert_int_equal(finish(version % 2), DISK_OK);
+	}
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, 1);
 	check_all();
 }
 
@@ -1111,6 +1148,7 @@ int main(void)
 		TEST(test_remove),
 		TEST(test_blocks_ahead),
 		TEST(test_blocks_ahead_of_the_last_object),
+		TEST(test_one_object_at_a_time),
 		TEST(test_blocks_ahead_when_killed),
 		TEST(test_file_system_without_blocks_ahead),
 		TEST(test_no_room_for_blocks_ahead),

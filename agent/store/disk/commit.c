@@ -72,9 +72,8 @@ static void let_go(struct disk *d, struct disk_request *r)
 		return;
 	d->info.bytes -= disk_blocks(r->at.bytes);
 	r->at.segment->objects--;
-	/* a tier without objects has no blocks */
 	if (r->at.segment == d->tail && !d->tail->objects)
-		segment_seal(d);
+		segment_rest(d->tail);
 	else
 		segment_drop_if_empty(r->at.segment);
 }

@@ -13,16 +13,18 @@ struct disk_segment {
 	struct dray_list link;
 	struct disk *disk;
 	uint32_t id;
-	uint64_t end;         /* where the next object begins */
-	uint64_t objects;     /* also those that are being written or removed */
-	uint64_t reads;       /* in flight */
-	pthread_mutex_t lock; /* of the next four, while the file is opened or extended */
-	int fd;               /* -1: not opened yet */
-	uint64_t allocated;   /* the file has blocks up to here */
-	bool extended;        /* it may have blocks beyond its objects */
-	bool sealed;          /* it is not extended any more */
-	bool synced;          /* its name is on disk; of the committing thread */
-	struct dray_job sealing, removal;
+	uint64_t end;             /* where the next object begins */
+	uint64_t objects;         /* also those that are being written or removed */
+	uint64_t reads;           /* in flight */
+	pthread_mutex_t lock;     /* of the next five, while the file is opened or extended */
+	int fd;                   /* -1: not opened yet */
+	uint64_t begun;           /* where the last write ends that has begun */
+	uint64_t allocated;       /* the file has blocks up to here */
+	bool extended;            /* it may have blocks beyond its objects */
+	bool sealed;              /* it is not extended any more */
+	bool synced;              /* its name is on disk; of the committing thread */
+	bool resting, rest_again; /* a job gives back blocks, and does so once more */
+	struct dray_job sealing, removal, rest;
 };
 
 struct disk_batch {
@@ -99,7 +101,9 @@ int segment_open(struct disk_segment *s);
 void segment_extend(struct disk_segment *s, uint64_t end);
 /* Nothing more is appended to the last segment; its blocks beyond its objects are given back. */
 void segment_seal(struct disk *d);
-/* Gives them back. Blocks. */
+/* The last segment has no objects: its blocks are given back, and the next object is appended to it. */
+void segment_rest(struct disk_segment *s);
+/* Gives the blocks beyond its objects back. Blocks. */
 void segment_trim(struct disk_segment *s);
 
 /* --- io.c: on a thread --- */

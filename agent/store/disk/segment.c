@@ -142,6 +142,7 @@ static void extend_locked(struct disk_segment *s, uint64_t end)
 void segment_extend(struct disk_segment *s, uint64_t end)
 {
 	pthread_mutex_lock(&s->lock);
+	s->begun = dray_max(s->begun, end);
 	if (!s->sealed && end > s->allocated)
 		extend_locked(s, end);
 	pthread_mutex_unlock(&s->lock);
@@ -160,6 +161,39 @@ void segment_trim(struct disk_segment *s)
 static void run_sealing(struct dray_job *j)
 {
 	segment_trim(dray_container_of(j, struct disk_segment, sealing));
+}
+
+/* Writes that have begun need their blocks; later ones extend the file again. */
+static void run_rest(struct dray_job *j)
+{
+	struct disk_segment *s = dray_container_of(j, struct disk_segment, rest);
+
+	pthread_mutex_lock(&s->lock);
+	if (s->extended && ftruncate(s->fd, (off_t)s->begun) == 0) {
+		s->allocated = dray_min(s->allocated, s->begun);
+		s->extended = false;
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void rest_done(struct dray_job *j)
+{
+	struct disk_segment *s = dray_container_of(j, struct disk_segment, rest);
+
+	bool again = dray_take(s->rest_again);
+
+	s->resting = false;
+	if (again && s == s->disk->tail && !s->objects)
+		segment_rest(s);
+}
+
+void segment_rest(struct disk_segment *s)
+{
+	s->rest_again = s->resting;
+	if (s->resting)
+		return;
+	s->resting = true;
+	dray_jobs_add(s->disk->committer, &s->rest, run_rest, rest_done);
 }
 
 void segment_seal(struct disk *d)
