@@ -417,6 +417,22 @@ static void short_transfers_overtake_a_long_one(void **state)
 		assert_int_equal(t->rig.ended[i].request_id, ids[i]);
 }
 
+/* A slice of a long transfer, as large as two of these, does not go before them. */
+static void transfers_of_half_a_slice_end_within_equal_shares(void **state)
+{
+	enum { TINY = 6 };
+	struct two *t = *state;
+
+	t->rig.on_end = note_end;
+	t->rig.core.cfg.slice_size = UNIT;
+	submit_long(t, 1, 16 * BYTES);
+	for (uint64_t id = 2; id < 2 + TINY; id++)
+		submit_long(t, id, UNIT / 2);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 1 + TINY);
+	assert_true(moved_at_end[1 + TINY] <= (1 + TINY) * UNIT / 2);
+}
+
 /* Beside short ones without end, each of the others moves: also one that is neither the oldest nor the shortest. */
 static void short_transfers_do_not_starve_others(void **state)
 {
@@ -883,6 +899,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(tiny_operations_starve_no_session, setup, teardown),
 		cmocka_unit_test_setup_teardown(short_transfers_overtake_a_long_one, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(transfers_of_half_a_slice_end_within_equal_shares,
+						setup, teardown),
 		cmocka_unit_test_setup_teardown(short_transfers_do_not_starve_others, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(transfers_together_end_within_their_share, setup,

@@ -37,7 +37,7 @@ struct flow {
 	struct xfer_session *session;
 	struct channel *channel;
 	int64_t deficit;
-	int64_t owed; /* above 0: the shortest transfer has got its part, and another one gets a turn */
+	int64_t owed; /* bytes of the shortest transfer, for which the others have not got theirs */
 	uint64_t arrivals; /* transfers so far */
 };
 
@@ -90,13 +90,24 @@ static int join(struct flow *f, struct xfer *x, uint64_t slice_size)
 	return 0;
 }
 
-/* The transfer whose turn it is, if the shortest one has got its part of the flow. */
-static struct xfer *flow_next(struct flow *f)
+/* Another transfer than this one is waiting for a turn. */
+static bool others_wait(const struct flow *f, const struct xfer *x)
+{
+	const struct dray_list *first = f->turns.next;
+
+	return first != &f->turns && (first != &x->flow_link || first->next != &f->turns);
+}
+
+/*
+ * The transfer whose turn it is. The shortest one gets its part first: a slice of another one may be larger than several transfers
+ * that need only one.
+ */
+static struct xfer *flow_next(struct flow *f, uint64_t slice_size)
 {
 	struct xfer *shortest = flow_shortest(f);
 	struct dray_list *first = f->turns.next;
 
-	if (f->owed <= 0 || dray_list_empty(&f->turns))
+	if (f->owed < (int64_t)(BYTES_OF_SHORTEST * slice_size) || dray_list_empty(&f->turns))
 		return shortest;
 	if (first == &shortest->flow_link)
 		dray_list_move(&f->turns, first);
@@ -110,8 +121,10 @@ static void flow_charge(struct flow *f, struct xfer *x, int64_t cost, uint64_t s
 	if (x != flow_shortest(f)) {
 		f->owed -= BYTES_OF_SHORTEST * cost;
 		dray_list_move(&f->turns, &x->flow_link);
-	} else if (f->owed <= 0) {
+	} else if (others_wait(f, x)) {
 		f->owed += cost;
+	} else {
+		f->owed = dray_min(f->owed, (int64_t)0);
 	}
 	if (x->left <= slice_size)
 		dray_list_del(&x->flow_link);
@@ -350,7 +363,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		s = slice_new(c);
 		if (!s)
 			return NULL;
-		x = flow_next(f);
+		x = flow_next(f, c->cfg.slice_size);
 		if (ch->ops->walks_ops)
 			slice_span(s, x, ch->ops->walks_ops, max_bytes);
 		else
