@@ -439,13 +439,24 @@ static void test_in_use(void **state)
 	assert_false(exchange_in_use(NULL, PEER));
 }
 
+static _Atomic bool may_go_on;
+
+static void block(struct dray_job *j)
+{
+	while (!may_go_on)
+		sched_yield();
+}
+
 /* Lookups count that have leases, and those that are not answered yet. */
 static void test_many_lookups(void **state)
 {
+	struct dray_job job;
 	unsigned n = 0;
 
 	put(0, 64);
 	put(2, SUM_HERE + 64);
+	may_go_on = false;
+	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
 	for (; n < 32; n++)
 		look_up(PEER, 0, 1, 0);
 	for (; n < 64; n++)
@@ -454,6 +465,7 @@ static void test_many_lookups(void **state)
 	ask(PEER, "kv", "t", 1, 0, 1, 0);
 	assert_int_equal(rig.answers, 33);
 	assert_int_equal(rig.code, DRAY_E_BUSY);
+	may_go_on = true;
 	wait_answers(33 + 32);
 	assert_int_equal(rig.code, 0);
 	/* another peer has its own */
@@ -464,14 +476,6 @@ static void test_many_lookups(void **state)
 	fake_answer_all();
 	for (n = 0; n < 100; n++)
 		look_up(OTHER, 1, 2, 0);
-}
-
-static _Atomic bool may_go_on;
-
-static void block(struct dray_job *j)
-{
-	while (!may_go_on)
-		sched_yield();
 }
 
 /*
