@@ -21,13 +21,15 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 5
+#define GPU_PLUGIN_ABI 6
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
 /* The longest piece for the copy kernel; the planner cuts longer ones. */
 #define GPU_PIECE_MAX (256u << 10)
 #define GPU_NOTIFY_MAX 16 /* pending calls of notify() in a queue */
+/* Pieces from host memory up to this length are small: copy engines move them in lists only as part of a series (struct gpu_copy). */
+#define GPU_SMALL_FROM_HOST (24u << 10)
 
 struct gpu_plugin;
 struct gpu_import;
@@ -88,6 +90,11 @@ struct gpu_copy {
 	bool swapped;
 	/* true: by copy engines, pieces of any length; false: by the kernel, pieces of at most GPU_PIECE_MAX */
 	bool engine;
+	/*
+	 * engine: one of many copies that are submitted without a pause. Small pieces from host memory then go as lists: fast as long as
+	 * one follows the other, but the first one waits for a time slice beside an engine.
+	 */
+	bool lists;
 	enum gpu_route route;
 	uint64_t to_base, from_base;
 	uint64_t bytes; /* of all pieces */

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import select
 import statistics
 import subprocess
@@ -23,21 +24,24 @@ import harness
 from suite import GIB, KIB, MIB, Side, in_a_row, scattered
 
 ROUNDS = int(os.environ.get("DRAY_BENCH_BUSY_ROUNDS", "7"))
-SHAPE = os.environ.get("DRAY_BENCH_BUSY_SHAPE", "")  # only labels that contain it
-LOAD = os.environ.get("DRAY_BENCH_BUSY_LOAD", "")  # likewise, of the load
+SHAPE = os.environ.get("DRAY_BENCH_BUSY_SHAPE", "")  # only labels in which this regular expression is found
+LOAD = os.environ.get("DRAY_BENCH_BUSY_LOAD", "")  # likewise, with the load's name
 BEFORE, NIXL = " (before)", " (NIXL)"
 HERE = pathlib.Path(__file__).resolve().parent
 TURNS = 3  # of each agent in a round, when two versions are compared
 # Label, memory of destination and source of a read, size of a piece, pieces of a transfer, transfers in flight.
 SHAPES = (("between GPUs, 32 KiB pieces", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 1),
+          ("between GPUs, 32 KiB pieces, two in flight", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 2),
           ("between GPUs, 32 KiB pieces, cuda_ipc", ("cuda_ipc", 1), ("cuda_ipc", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 32 KiB pieces into a row", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 64 pieces of 32 KiB", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 64, 1),
           ("to host, 16 KiB pieces", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),
+          ("to host, 16 KiB pieces, half of them", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 16384, 2),
           ("to host, 16 KiB pieces into a row", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),
           ("to host, 256 KiB pieces", ("memfd", 0), ("cuda_vmm", 0), 256 * KIB, 2048, 2),
           ("to host, 64 pieces of 32 KiB", ("memfd", 0), ("cuda_vmm", 0), 32 * KIB, 64, 1),
           ("from host, 16 KiB pieces", ("cuda_vmm", 0), ("memfd", 0), 16 * KIB, 32768, 2),
+          ("from host, 16 KiB pieces, half of them", ("cuda_vmm", 0), ("memfd", 0), 16 * KIB, 16384, 2),
           ("from host, 16 KiB pieces from a row", ("cuda_vmm", 0), ("memfd", 0), 16 * KIB, 32768, 2),
           ("from host, 256 KiB pieces", ("cuda_vmm", 0), ("memfd", 0), 256 * KIB, 2048, 2),
           ("from host, 64 pieces of 32 KiB", ("cuda_vmm", 0), ("memfd", 0), 32 * KIB, 64, 1),
@@ -72,7 +76,9 @@ class Mover:
             self.agents = [t.agent(f"agent-{build.name}-{i}") for i in range(2 if label.startswith("over TCP") else 1)]
         self.connect()
         self.wait_for_rates()
-        ops = scattered(piece, size)[:self.batch] if self.batch == 64 else scattered(piece, size)
+        ops = scattered(piece, size)
+        if self.batch == 64 or label.endswith("half of them"):
+            ops = ops[:self.batch]
         self.ops = t.ops(in_a_row(ops, "memfd" in self.far) if label.endswith("a row") else ops)
 
     def connect(self):
@@ -273,7 +279,7 @@ def one_shape(b, records, shape, loads, how):
     if loads.decode or how:
         names = names[2 if pair else 1:]
     for name in names:
-        if LOAD not in name + how:
+        if not re.search(LOAD, name + how):
             continue
         measure(records, label, name + (", decode steps" if loads.decode else "") + how, movers, [loads.on(d) for d in LOADS[name]])
     if NIXL in movers:
@@ -289,7 +295,7 @@ def busy(b, records, new_load, decode=False, how=""):
     loads = Loads(new_load, decode)
     try:
         for shape in SHAPES:
-            if SHAPE in shape[0]:
+            if re.search(SHAPE, shape[0]):
                 one_shape(b, records, shape, loads, how)
     finally:
         loads.close()

@@ -285,19 +285,26 @@ static void copies_lists_from_host(void **state)
 		enum gpu_route route;
 		uint32_t small, large, bytes; /* of a small piece */
 		int rows, plain, calls, joined;
+		bool lists;
 	} rows[] = {
-		{ GPU_TO_HOST, 31, 0, 16384, 0, 0, 1, 0 },
-		{ GPU_TO_HOST, 32, 0, 16384, 0, 0, 4, 3 },
-		{ GPU_TO_HOST, 64, 64, 16384, 0, 0, 4, 3 },
-		{ GPU_FROM_HOST, 0, 31, 0, 0, 0, 1, 0 },
-		{ GPU_FROM_HOST, 0, 64, 0, 0, 0, 4, 3 },
-		{ GPU_FROM_HOST, 1, 0, 24576, 24576, 0, 0, 0 },
-		{ GPU_FROM_HOST, 1, 0, 24577, 0, 1, 0, 0 },
-		{ GPU_FROM_HOST, 3, 0, 7, 0, 3, 0, 0 },
-		{ GPU_FROM_HOST, 600, 0, 16384, 600 * 16384, 0, 0, 0 },
-		{ GPU_FROM_HOST, 5, 1, 4096, 5 * 4096, 1, 0, 0 },
-		{ GPU_FROM_HOST, 64, 64, 4096, 64 * 4096, 0, 4, 3 },
-		{ GPU_FROM_HOST, 600, 700, 4096, 600 * 4096, 0, 4, 3 },
+		{ GPU_TO_HOST, 31, 0, 16384, 0, 0, 1, 0, false },
+		{ GPU_TO_HOST, 32, 0, 16384, 0, 0, 4, 3, false },
+		{ GPU_TO_HOST, 64, 64, 16384, 0, 0, 4, 3, false },
+		{ GPU_FROM_HOST, 0, 31, 0, 0, 0, 1, 0, false },
+		{ GPU_FROM_HOST, 0, 64, 0, 0, 0, 4, 3, false },
+		{ GPU_FROM_HOST, 1, 0, 24576, 24576, 0, 0, 0, false },
+		{ GPU_FROM_HOST, 1, 0, 24577, 0, 1, 0, 0, false },
+		{ GPU_FROM_HOST, 3, 0, 7, 0, 3, 0, 0, false },
+		{ GPU_FROM_HOST, 600, 0, 16384, 600 * 16384, 0, 0, 0, false },
+		{ GPU_FROM_HOST, 5, 1, 4096, 5 * 4096, 1, 0, 0, false },
+		{ GPU_FROM_HOST, 64, 64, 4096, 64 * 4096, 0, 4, 3, false },
+		{ GPU_FROM_HOST, 600, 700, 4096, 600 * 4096, 0, 4, 3, false },
+		/* many copies in a series: small ones in lists, all on one stream */
+		{ GPU_FROM_HOST, 1, 0, 16384, 0, 0, 1, 0, true },
+		{ GPU_FROM_HOST, 600, 0, 16384, 0, 0, 2, 0, true },
+		{ GPU_FROM_HOST, 600, 600, 16384, 0, 0, 3, 0, true },
+		{ GPU_FROM_HOST, 0, 600, 0, 0, 0, 4, 3, true },
+		{ GPU_TO_HOST, 600, 0, 16384, 0, 0, 4, 3, true },
 	};
 	static const char *const counts[] = { "rows", "plain", "calls", "joined" };
 	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
@@ -309,7 +316,10 @@ static void copies_lists_from_host(void **state)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
 		const int expected[] = { rows[i].rows, rows[i].plain, rows[i].calls,
 					 rows[i].joined };
-		struct gpu_copy copy = { .pieces = pieces, .engine = true, .route = rows[i].route };
+		struct gpu_copy copy = { .pieces = pieces,
+					 .engine = true,
+					 .lists = rows[i].lists,
+					 .route = rows[i].route };
 		int before[DRAY_ARRAY_SIZE(counts)];
 
 		/* by turns as long as there are both */

@@ -336,17 +336,25 @@ static void paths(void **state)
 #define FROM_HOST GPU_FROM_HOST
 #define AUTO DRAY_CONFIG_GPU_COPY_AUTO
 #define WAIT_NS 2000000
-#define KERNEL(d)                 \
-	{                         \
-		(d), false, false \
+#define KERNEL(d)                        \
+	{                                \
+		(d), false, false, false \
 	}
-#define ENGINES(d)               \
-	{                        \
-		(d), true, false \
+#define ENGINES(d)                      \
+	{                               \
+		(d), true, false, false \
 	}
-#define STAGED(d)                \
-	{                        \
-		(d), false, true \
+#define LISTS(d)                       \
+	{                              \
+		(d), true, false, true \
+	}
+#define STAGED(d)                       \
+	{                               \
+		(d), false, true, false \
+	}
+#define STAGED_LISTS(d)                \
+	{                              \
+		(d), false, true, true \
 	}
 
 static void ways(void **state)
@@ -383,14 +391,22 @@ static void ways(void **state)
 		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 16, 16, 512, ENGINES(0) },
 		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 2, 2, 512, KERNEL(0) },
 		{ TO_HOST, AUTO, 0, true, -1, false, 2048, 256, 512, 512, ENGINES(0) },
-		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 16, 512, KERNEL(0) },
+		/* of small pieces from the host only many are worth the wait of lists */
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 16, 512, LISTS(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 2048, 16, 16, 512, LISTS(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 256, 16, 16, 512, ENGINES(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 2, 2, 512, KERNEL(0) },
+		{ FROM_HOST, DRAY_CONFIG_GPU_COPY_COPY_ENGINE, 0, false, -1, false, 32768, 16, 16,
+		  512, LISTS(0) },
+		{ FROM_HOST, DRAY_CONFIG_GPU_COPY_STAGED, 0, false, -1, false, 32768, 16, 16, 512,
+		  STAGED_LISTS(0) },
 		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 32, 32, 512, ENGINES(0) },
 		/* many small pieces are staged, where there is memory and the host's side has runs */
 		{ PEER, AUTO, 1, true, 0, true, 65536, 32, 0, 512, STAGED(1) },
 		{ PEER, AUTO, 1, true, 0, true, 65536, 32, 0, 0, ENGINES(1) },
 		{ TO_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 512, STAGED(0) },
 		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 512, STAGED(0) },
-		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 0, KERNEL(0) },
+		{ FROM_HOST, AUTO, 0, true, -1, false, 32768, 16, 1024, 0, LISTS(0) },
 	};
 
 	static const enum gpu_bus buses[] = { [WITHIN] = GPU_BUS_WITHIN,
@@ -421,6 +437,7 @@ static void ways(void **state)
 		assert_int_equal(way.device, rows[i].way.device);
 		assert_int_equal(way.engines, rows[i].way.engines);
 		assert_int_equal(way.staged, rows[i].way.staged);
+		assert_int_equal(way.lists, rows[i].way.lists);
 		q.could_have = q.memory;
 		if (way.staged)
 			assert_true(gpu_way_wants_memory(&q));
@@ -449,9 +466,13 @@ static void ways_by_measured_rates(void **state)
 				      .run = 16 * KIB,
 				      .wait_ns = WAIT_NS };
 
+	/* pieces of 16 KiB: lists from the host are as fast as those to it */
+	assert_true(gpu_way_choose(&q).lists);
+	rates.engines[GPU_BUS_TO_HOST][2] = 1000;
 	assert_false(gpu_way_choose(&q).engines);
-	rates.engines[GPU_BUS_FROM_HOST][2] = 40000; /* pieces of 16 KiB */
+	rates.engines[GPU_BUS_FROM_HOST][2] = 40000;
 	assert_true(gpu_way_choose(&q).engines);
+	assert_false(gpu_way_choose(&q).lists);
 	q = (struct gpu_way_question){ .route = PEER,
 				       .rates = &rates,
 				       .setting = AUTO,

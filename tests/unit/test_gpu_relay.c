@@ -482,6 +482,44 @@ static void bounded_turns(void **state)
 	lab_deinit(&l);
 }
 
+/* Pages that a list names in random order, but that fill the host's memory: copy engines move them in long runs. */
+static void in_order(void **state)
+{
+	enum { PAGES = 2048, EACH = 4096 };
+	static uint64_t ops[PAGES][3];
+	static const int hosts[] = { 0, 1 }; /* of target and source, which one is host memory */
+	struct lab l;
+
+	for (uint64_t i = 0; i < PAGES; i++) {
+		ops[i][0] = i * 401 % PAGES * EACH;
+		ops[i][1] = i * 207 % PAGES * EACH;
+		ops[i][2] = EACH;
+	}
+	for (unsigned i = 0; i < 2 * DRAY_ARRAY_SIZE(hosts); i++) {
+		bool write = i % 2;
+		uint64_t pieces;
+
+		/* the first region is the target of a read and the source of a write */
+		lab_init(&l, hosts[i / 2] ? 0 : -1, hosts[i / 2] ? -1 : 0, SCATTERED);
+		gpu_rig_submit(&l.g, 1, write, 1, 2, (const uint64_t(*)[3])ops, PAGES);
+		gpu_rig_until(&l.g, 1);
+		gpu_rig_memory(&l.g, 0, 64 * MIB);
+		memset(rig_at(write ? l.from : l.to, 0), 0, PAGES * EACH);
+		pieces = fake_gpu_status()->pieces;
+		gpu_rig_submit(&l.g, 2, write, 1, 2, (const uint64_t(*)[3])ops, PAGES);
+		gpu_rig_until(&l.g, 2);
+		assert_int_equal(l.g.rig.ended[1].code, 0);
+		assert_int_equal(staged(&l), PAGES * EACH);
+		pieces = fake_gpu_status()->pieces - pieces;
+		/* the kernel's, and some for copy engines */
+		assert_true(pieces > PAGES && pieces <= PAGES + PAGES / 64);
+		for (unsigned k = 0; k < PAGES; k++)
+			assert_true(
+				!memcmp(rig_at(l.to, ops[k][0]), rig_at(l.from, ops[k][1]), EACH));
+		lab_deinit(&l);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -492,6 +530,7 @@ int main(void)
 		cmocka_unit_test(by_the_load),    cmocka_unit_test(no_memory_to_have),
 		cmocka_unit_test(kept),           cmocka_unit_test(neighbours),
 		cmocka_unit_test(beside_a_crowd), cmocka_unit_test(bounded_turns),
+		cmocka_unit_test(in_order),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,9 +25,9 @@ static uint64_t time_of(uint64_t bytes, uint64_t rate)
 }
 
 /* Time of copy engines for bytes in pieces of an average size; in between two sizes of the table, the smaller one's part is linear. */
-static uint64_t engines_ns(const struct gpu_way_question *q, uint64_t size)
+static uint64_t engines_ns(const struct gpu_way_question *q, enum gpu_bus bus, uint64_t size)
 {
-	const uint32_t *rate = q->rates->engines[q->bus];
+	const uint32_t *rate = q->rates->engines[bus];
 	uint64_t bytes = q->bytes, step = GPU_RATE_SIZE_MIN, small, large;
 	unsigned i = 0;
 
@@ -53,19 +53,32 @@ static uint64_t kernel_cost(const struct gpu_way_question *q)
 	return SLICE_NS + runs + ((uint64_t)q->wait_ns + 2 * runs) / TIME_SHARE;
 }
 
-static uint64_t engines_cost(const struct gpu_way_question *q)
+/* The same where lists of small pieces from the host are a choice: they are as fast as those to it, but wait for a time slice. */
+static uint64_t engines_best_ns(const struct gpu_way_question *q, uint64_t size, bool *ret_lists)
 {
-	uint64_t ns = engines_ns(q, q->bytes / q->pieces);
+	uint64_t ns = engines_ns(q, q->bus, size), lists;
 
-	return ns / ENGINES_SHARE + ns / TIME_SHARE;
+	*ret_lists = false;
+	if (q->route != GPU_FROM_HOST || size > GPU_SMALL_FROM_HOST)
+		return ns;
+	lists = engines_ns(q, GPU_BUS_TO_HOST, size) + (uint64_t)q->wait_ns;
+	*ret_lists = lists < ns;
+	return dray_min(lists, ns);
 }
 
-static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory)
+static uint64_t engines_cost(const struct gpu_way_question *q, bool *ret_lists)
+{
+	uint64_t ns = engines_best_ns(q, q->bytes / q->pieces, ret_lists);
+
+	return (*ret_lists ? SLICE_NS : 0) + ns / ENGINES_SHARE + ns / TIME_SHARE;
+}
+
+static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory, bool *ret_lists)
 {
 	bool peer = q->route == GPU_PEER;
 	uint64_t rounds = (q->bytes + memory - 1) / memory;
 	uint64_t slices = rounds * (uint64_t)q->wait_ns;
-	uint64_t engines = engines_ns(q, peer ? UINT64_MAX : q->run);
+	uint64_t engines = engines_best_ns(q, peer ? UINT64_MAX : q->run, ret_lists);
 
 	return rounds * SLICE_NS + time_of(q->bytes, q->rates->kernel[GPU_BUS_WITHIN]) +
 	       engines / ENGINES_SHARE +
@@ -80,14 +93,18 @@ static bool can_stage(enum gpu_route route)
 static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory)
 {
 	struct gpu_way way = { .device = q->device };
-	uint64_t cost = kernel_cost(q), engines = engines_cost(q);
+	bool lists, staged_lists;
+	uint64_t cost = kernel_cost(q), engines = engines_cost(q, &lists);
 
 	if (engines <= cost) {
 		way.engines = true;
+		way.lists = lists;
 		cost = engines;
 	}
-	if (memory && can_stage(q->route) && staged_cost(q, memory) < cost)
-		way = (struct gpu_way){ .device = q->device, .staged = true };
+	if (memory && can_stage(q->route) && staged_cost(q, memory, &staged_lists) < cost)
+		way = (struct gpu_way){ .device = q->device,
+					.staged = true,
+					.lists = staged_lists };
 	return way;
 }
 
@@ -104,13 +121,17 @@ struct gpu_way gpu_way_choose(const struct gpu_way_question *q)
 
 	if (follows_load(q))
 		return cheapest(q, q->memory);
-	if (q->setting == DRAY_CONFIG_GPU_COPY_COPY_ENGINE)
+	if (q->setting == DRAY_CONFIG_GPU_COPY_COPY_ENGINE) {
 		way.engines = true;
-	else if (q->setting == DRAY_CONFIG_GPU_COPY_STAGED)
+		engines_cost(q, &way.lists);
+	} else if (q->setting == DRAY_CONFIG_GPU_COPY_STAGED) {
 		way.staged = q->memory && can_stage(q->route);
-	else if (q->setting == DRAY_CONFIG_GPU_COPY_AUTO && q->busy)
+		if (way.staged)
+			staged_cost(q, q->memory, &way.lists);
+	} else if (q->setting == DRAY_CONFIG_GPU_COPY_AUTO && q->busy) {
 		/* a busy device that only reads or is written hardly notices */
 		way.device = (uint8_t)q->other;
+	}
 	return way;
 }
 

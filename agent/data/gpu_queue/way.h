@@ -12,6 +12,7 @@ struct gpu_way {
 	uint8_t device;
 	bool engines;
 	bool staged;
+	bool lists; /* of struct gpu_copy, for what copy engines do */
 };
 
 struct gpu_way_question {

@@ -175,6 +175,7 @@ struct xfer {
 	struct xfer_op *ops;                    /* merged */
 	uint32_t n_ops, n_ops_given;
 	bool ops_pinned;  /* GPUs reach `ops` */
+	bool ops_sorted;  /* by transport gpu, which does it once */
 	bool ops_lost;    /* and one that failed may still read them: they are not used again */
 	uint64_t longest; /* bytes of the longest of them */
 	struct xfer_cursor cursor;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/ops_sort.h"
 #include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
@@ -345,6 +346,11 @@ void xfer_gpus_moved(struct core *c, const struct xfer *x, uint64_t bytes)
 		shared_count(&gpus[object_region(from)->gpu].read, bytes);
 	if (to && object_region(to)->memory == REGION_GPU)
 		shared_count(&gpus[object_region(to)->gpu].written, bytes);
+}
+
+bool xfer_sort_ops(struct core *c, struct xfer *x, bool local)
+{
+	return ops_sort(&c->xfers->ops, x->ops, x->n_ops, local);
 }
 
 void xfer_note_gpu_way(struct xfer *x, enum dmsg_gpu_way way)

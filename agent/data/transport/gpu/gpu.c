@@ -22,6 +22,8 @@
  */
 #define BATCHES 16
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
+/* Lists of small pieces from the host must not end before the next one is there: two to three milliseconds. */
+#define LISTS_UNDER_WAY (UINT64_C(64) << 20)
 #define LOST \
 	"a GPU of the transfer failed or was removed: register its memory again when it is back"
 
@@ -282,11 +284,14 @@ static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
 }
 
 /* The choice, where a staged copy is one; asks for the memory that this needs. */
-static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, const struct slice *s,
+static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, struct slice *s,
 				     struct gpu_way_question *q)
 {
-	if (q->route != GPU_PEER)
+	if (q->route != GPU_PEER) {
+		if (p->whole && q->setting != DRAY_CONFIG_GPU_COPY_KERNEL)
+			gpu_order(c, s);
 		q->run = gpu_relay_host_run(s);
+	}
 	if (gpu_way_wants_memory(q)) {
 		q->memory = gpu_relay_memory(p, s->xfer);
 		if (!q->memory)
@@ -300,7 +305,7 @@ static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, const s
 
 /* How the slice is copied, as devices are now. */
 static struct gpu_way way_of(struct core *c, const struct gpu_transport *g, struct gpu_path *p,
-			     const struct slice *s)
+			     struct slice *s)
 {
 	struct gpu_way_question q = {
 		.route = gpu_plan_limits[p->kind].route,
@@ -359,7 +364,8 @@ static bool batch_fill(struct core *c, const struct gpu_transport *g, struct gpu
 
 		if (!slice_open(c, g, p, plan->limits->slice - plan->copy.bytes))
 			return false;
-		if (p->way.device != way.device || p->way.engines != way.engines || p->way.staged)
+		if (p->way.device != way.device || p->way.engines != way.engines ||
+		    p->way.lists != way.lists || p->way.staged)
 			return false;
 		if (p->whole && !way.engines && gpu_plan_add_ops(plan, p->open)) {
 			slice_carried(p, b);
@@ -426,6 +432,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 		return false;
 	gpu_plan_init(&plan, p->kind, gpu_pieces(c, way.device, lane), room);
 	plan.engines = way.engines;
+	plan.copy.lists = way.lists;
 	part = batch_fill(c, g, p, b, &plan);
 	if (!plan.n)
 		return false;
@@ -463,10 +470,15 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 		gpu_slice_over(g, s, DRAY_E_GPU_LOST);
 }
 
+/* Bytes in flight, at most. */
+static uint64_t under_way(const struct gpu_path *p)
+{
+	return p->way.lists ? LISTS_UNDER_WAY : gpu_plan_limits[p->kind].under_way;
+}
+
 /* Does a bounded part of the path's work. True: there is more to do at once. */
 static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
-	uint64_t most = gpu_plan_limits[p->kind].under_way;
 	bool more = false;
 
 	if (!gpu_is_up(c, p->device))
@@ -475,7 +487,7 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 		more = gpu_staged_run(c, p);
 	else {
 		gpu_relay_run(c, p);
-		while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
+		while (p->n_batches < BATCHES && p->bytes < under_way(p) && batch_send(c, g, p))
 			;
 	}
 	if (!p->open && dray_list_empty(&p->jobs) && dray_list_empty(&p->relays) &&

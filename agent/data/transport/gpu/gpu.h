@@ -95,6 +95,12 @@ void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, b
 /* Its device is not up: ends jobs that have no copy in flight. */
 void gpu_staged_fail(struct gpu_path *p);
 
+/*
+ * order.c: between a device and the host, puts the operations of the slice's transfer in the order of their places in host memory. The
+ * slice is its first one, and nothing of it was submitted; otherwise nothing happens.
+ */
+void gpu_order(struct core *c, struct slice *s);
+
 /* relay.c: staged copies */
 void gpu_relay_init(struct gpu_transport *g);
 void gpu_relay_deinit(struct gpu_transport *g);

@@ -53,6 +53,7 @@ struct job {
 	struct step steps[STEPS];
 	struct part parts[2];
 	uint8_t n_steps, step;
+	bool lists;             /* of struct gpu_copy */
 	struct local_walk walk; /* what the current step has not submitted */
 	uint64_t at;            /* position of the walk in the parts */
 	bool busy;              /* a copy is in flight */
@@ -479,7 +480,7 @@ static int copy_submit(struct core *c, struct job *j)
 {
 	const struct step *s = &j->steps[j->step];
 	unsigned lane = j->path->channel.class + (s->engines ? GPU_LANE_ENGINE : GPU_LANE_KERNEL);
-	struct gpu_copy copy = { .route = s->route, .engine = s->engines };
+	struct gpu_copy copy = { .route = s->route, .engine = s->engines, .lists = j->lists };
 	uint32_t room, n;
 	int ret;
 
@@ -593,6 +594,7 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 		return false;
 	j->path = p;
 	j->slice = p->open;
+	j->lists = p->way.lists;
 	j->busy = false;
 	j->code = 0;
 	steps_set(p->owner, j);
