@@ -31,6 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from world import BLOCK, BLOCK_BYTES, BLOCKS, GARBAGE, LAYERS, RANKS, blocks_of, places
 
 AGENT_ID = b"a" * 16
+HEADS = 2  # of a rank; each has a half of the bytes of a block
 
 
 class Pending:
@@ -113,14 +114,14 @@ class Client:
 class Side(world.Side):
     """The engine. Steps, requests and checks of computed tokens are those of world.Side."""
 
-    def __init__(self, played, model, policy, options):
+    def __init__(self, played, model, policy, parts, options):
         self.memory = np.zeros((RANKS, LAYERS, BLOCKS * BLOCK), dtype=np.int64)
         self.world, self.name, self.answers = played, "engine", {}
         config = EngineArgs(
             model=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=BLOCK * 8, max_num_batched_tokens=BLOCK * 3 // 2,
             max_num_seqs=8, block_size=BLOCK, enforce_eager=True, kv_transfer_config={
                 "kv_connector": "DrayStoreConnector", "kv_connector_module_path": "dray.vllm", "kv_role": "kv_both", "engine_id": "engine",
-                "kv_load_failure_policy": policy, "kv_connector_extra_config": {"weights": "w", **options}}).create_engine_config()
+                "kv_load_failure_policy": policy, "kv_connector_extra_config": {"weights": "w", "parts": parts, **options}}).create_engine_config()
         config.cache_config.num_gpu_blocks = BLOCKS
         config.parallel_config.world_size = config.parallel_config.tensor_parallel_size = RANKS
         names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
@@ -134,10 +135,10 @@ class Side(world.Side):
         self.workers = []
         for rank in range(RANKS):
             layout = describe(
-                [Tensor(n, 0, i * BLOCKS * BLOCK_BYTES, (BLOCKS, 1, BLOCK, 64), (2048, 2048, 64, 1), 2, 1, rank, RANKS)
+                [Tensor(n, 0, i * BLOCKS * BLOCK_BYTES, (BLOCKS, HEADS, BLOCK, 32), (2048, 1024, 32, 1), 2, HEADS, HEADS * rank, HEADS * RANKS)
                  for i, n in enumerate(names)], groups, rank=rank, blocks=BLOCKS, length=LAYERS * BLOCKS * BLOCK_BYTES)
             one = connector.DrayStoreConnector(config, KVConnectorRole.WORKER, cache)
-            one._worker = WorkerSide(self.clients[rank], SimpleNamespace(rank=rank), Store(played, rank), Objects(layout, groups, ["cpu"]), rank, 30.0)
+            one._worker = WorkerSide(self.clients[rank], SimpleNamespace(rank=rank), Store(played, rank), Objects(layout, groups, ["cpu"], parts), rank, 30.0)
             self.workers.append(one)
         self.aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, RANKS)
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
@@ -146,7 +147,9 @@ class Side(world.Side):
 
 
 class World:
-    def __init__(self, monkeypatch, model, policy, random, **options):
+    """parts: 1 or HEADS objects of a block at each rank."""
+
+    def __init__(self, monkeypatch, model, policy, random, parts=1, **options):
         self.random, self.now, self.up = random, 1000.0, True
         self.objects, self.pins, self.pending = {}, set(), []
         self.elsewhere, self.leases = {}, set()  # objects that another agent has, and keys that it has leased to this one
@@ -158,7 +161,8 @@ class World:
         for module in (lookup, saves, scheduler, worker):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         init_none_hash(sha256)
-        self.side = Side(self, model, policy, options)
+        self.size = LAYERS * BLOCK_BYTES // parts
+        self.side = Side(self, model, policy, RANKS * parts if parts > 1 else 0, options)
 
     def chance(self):
         return self.random.random()
@@ -194,7 +198,7 @@ class World:
         if self.chance() < 0.05:
             return self.result(Status.BUSY)
         self.pins.add(key)
-        return self.result(Status.OK, LAYERS * BLOCK_BYTES)
+        return self.result(Status.OK, self.size)
 
     def exists(self, pending, key):
         if key not in self.objects and key not in self.elsewhere:
@@ -202,10 +206,10 @@ class World:
         if self.chance() < 0.05:
             return self.result(Status.BUSY)
         if key in self.objects:
-            return self.result(Status.OK, LAYERS * BLOCK_BYTES, Tier.MEMORY)  # and may be evicted
+            return self.result(Status.OK, self.size, Tier.MEMORY)  # and may be evicted
         self.leases.add(key)
         self.seen["leased"] += 1
-        return self.result(Status.OK, LAYERS * BLOCK_BYTES, Tier.AGENT)
+        return self.result(Status.OK, self.size, Tier.AGENT)
 
     def unpin(self, pending, key):
         self.pins.discard(key)
@@ -222,9 +226,9 @@ class World:
         right = self.truth.setdefault(key, value)
         assert all(np.array_equal(a, b) for a, b in zip(right, value, strict=True)), "a key stands for other bytes than before"
         if key in self.objects:
-            return self.result(Status.EXISTS, LAYERS * BLOCK_BYTES)
+            return self.result(Status.EXISTS, self.size)
         self.objects[key] = value
-        return self.result(Status.OK, LAYERS * BLOCK_BYTES)
+        return self.result(Status.OK, self.size)
 
     def get(self, pending, item):
         key, ranges, _ = item
@@ -243,7 +247,7 @@ class World:
         memory = self.side.memory[pending.store.rank]
         for (layer, first, end), value in zip(places(*zip(*ranges)), self.objects[key], strict=True):
             memory[layer, first:end] = value
-        return self.result(Status.OK, LAYERS * BLOCK_BYTES)
+        return self.result(Status.OK, self.size)
 
     def spoil(self, pending):
         """A batch that failed leaves anything behind."""

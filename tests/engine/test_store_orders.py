@@ -13,18 +13,18 @@ import pytest
 from dray.store import Status, StoreResult
 from dray.vllm.store import lookup, scheduler
 from harness import ROOT
-from store_world import World
+from store_world import HEADS, World
 from test_orders import prompts
 from world import BLOCK, BLOCKS, RANKS
 
 ORDERS = int(os.environ.get("DRAY_ORDERS", 2500 if "DRAY_LONG" in os.environ else 12))  # for each policy
 
 
-@pytest.fixture(params=[("recompute", "always"), ("fail", "always"), ("recompute", "second_use"), ("fail", "eviction")], ids="-".join)
+@pytest.fixture(params=["recompute-always", "fail-always", "recompute-second_use", "fail-eviction", "recompute-always-parts"])
 def world(request, monkeypatch):
-    policy, save = request.param
-    monkeypatch.setattr(lookup, "_KEYS_MAX", 3)  # of a batch, so that most questions have several
-    made = World(monkeypatch, str(model.make(ROOT / "build/engine-model")), policy, random.Random(), save=save)
+    policy, save, *parts = request.param.split("-")
+    monkeypatch.setattr(lookup, "_KEYS_MAX", 5 if parts else 3)  # of a batch, so that most questions have several
+    made = World(monkeypatch, str(model.make(ROOT / "build/engine-model")), policy, random.Random(), HEADS if parts else 1, save=save)
     if save == "eviction":
         made.side.side._saves._evictions._ahead = BLOCKS  # so that what is free is saved at once
     return made

@@ -5,6 +5,7 @@ import platform
 import random
 import struct
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from asked import Asked
 from dray import errors
 from dray.store import Status, StoreResult, Tier
 from dray.vllm.layout import Family, Group, RankLayout
-from dray.vllm.store import batches, block_events, connector, kernels, lookup, specs, stats, tiers, weights
+from dray.vllm.store import batches, block_events, connector, kernels, lookup, specs, stats, tiers, weights, worker
 from dray.vllm.store import saves as saving
 from dray.vllm.store.cost import Cost
 from dray.vllm.store.hashing import Hashes
@@ -57,17 +58,17 @@ def layout(order, *, layers=3, blocks=4, heads=2, tokens=32, row=64, group=0, fi
                                      blocks, tokens, heads, first_head, 4, row, stride["B"], stride["H"], stride["N"]),))
 
 
-def content(order, block):
-    """What an object has if each byte of memory holds its layer, head and token."""
-    one = layout(order)
+def content(order, block, parts=0, **sizes):
+    """What the objects of a block have if each byte of memory holds its layer, head of all ranks, and token."""
+    one = layout(order, **sizes)
     family, = one.families
     memory = {}
     for i, base in enumerate(family.bases):
         for b in range(family.blocks):
             for h in range(family.heads):
                 for n in range(family.tokens):
-                    memory[base + b * family.block_stride + h * family.head_stride + n * family.token_stride] = (i, b, h, n)
-    objects = Objects(one, [FULL], CPU)
+                    memory[base + b * family.block_stride + h * family.head_stride + n * family.token_stride] = (i, b, family.first_head + h, n)
+    objects = Objects(one, [FULL], CPU, parts)
     found = []
     for offset, length in struct.iter_unpack("=2Q", objects.ranges(0, [block])):
         assert offset % 64 == length % 64 == 0
@@ -80,7 +81,33 @@ def test_equal_objects_of_layouts_that_differ_in_places():
     other, of_other = content("BLHN", 2)
     assert of_one == of_other == [(i, 2, h, n) for i in range(3) for h in range(2) for n in range(32)]
     assert one.forms == other.forms and one.sizes == other.sizes == (3 * 2 * 32 * 64,)
-    assert one.counts == (3,) and other.counts == (1,), "a block that is contiguous over all layers is one range"
+    assert one.counts == ((3,),) and other.counts == ((1,),), "a block that is contiguous over all layers is one range"
+
+
+@pytest.mark.parametrize("order", ["LBHN", "BLHN", "LBNH", "BHLN"])
+def test_parts_are_equal_at_any_number_of_ranks(order):
+    """Engines with one, two and four ranks have the same objects, if the heads of all ranks are four parts."""
+    one, of_one = content(order, 2, 4, heads=4)
+    assert len(set(one.forms[0])) == 4 and one.sizes == (3 * 32 * 64,)
+    for ranks in (2, 4):
+        made = [content(order, 2, 4, heads=4 // ranks, first_head=first) for first in range(0, 4, 4 // ranks)]
+        assert one.forms[0] == sum((rank.forms[0] for rank, _ in made), ()) and {rank.sizes for rank, _ in made} == {one.sizes}
+        assert of_one == sum((of_rank for _, of_rank in made), [])
+    halves, _ = content(order, 2, 2, heads=4)
+    assert halves.forms[0] == sum((content(order, 2, heads=2, first_head=first)[0].forms[0] for first in (0, 2)), ()), "a rank of two is a part"
+
+
+@pytest.mark.parametrize("parts, sizes", [(3, {"heads": 4}), (8, {"heads": 4}), (2, {"heads": 1}), (1, {"heads": 2}), (2, {"heads": 2, "first_head": 1})])
+def test_ranks_without_whole_parts_are_refused(parts, sizes):
+    with pytest.raises(errors.Unsupported, match=f"parts is {parts}, and this rank has the heads .* of 4 of layer layer 0") as refused:
+        Objects(layout("LBHN", **sizes), [FULL], CPU, parts)
+    assert "divisor of the number of KV heads" in str(refused.value.fix)
+
+
+def test_one_head_of_all_ranks_is_one_object():
+    family, = layout("LBHN", heads=1).families
+    one = RankLayout(0, 1 << 20, (replace(family, total_heads=1),))
+    assert Objects(one, [FULL], CPU, 4).forms == Objects(one, [FULL], CPU).forms
 
 
 def test_other_orders_inside_of_a_block_are_other_objects():
@@ -112,7 +139,7 @@ def test_arrangements(monkeypatch):
 
 def test_blocks_of_several_kernel_blocks():
     whole = Objects(layout("LBHN", blocks=8, tokens=16), [FULL], CPU)
-    assert whole.sizes == (3 * 2 * 32 * 64,) and whole.counts == (3,)
+    assert whole.sizes == (3 * 2 * 32 * 64,) and whole.counts == ((3,),)
     assert whole.forms != Objects(layout("LBHN"), [FULL], CPU).forms
 
 
@@ -173,20 +200,28 @@ def test_blocks_that_depend_on_other_tokens_are_refused():
 
 # --- batches ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("keys, ranges, count", [(1024, 4096, 1), (3, 4096, 3), (1024, 7, 4)])
-def test_blocks_as_batches(monkeypatch, keys, ranges, count):
+@pytest.mark.parametrize("keys, ranges, parts, count", [(1024, 4096, 0, 1), (3, 4096, 0, 3), (1024, 7, 0, 4), (1024, 4096, 4, 1), (5, 4096, 4, 4), (1024, 13, 4, 4)])
+def test_blocks_as_batches(monkeypatch, keys, ranges, parts, count):
     """Batches of any length have the same keys, and the same pieces for each key, as a batch for each block."""
     monkeypatch.setattr(batches, "_KEYS_MAX", keys)
     monkeypatch.setattr(batches, "RANGES_MAX", ranges)
     families = [*layout("LBHN").families, *layout("LBHN", layers=2, group=1).families]
-    objects = Objects(RankLayout(0, 1 << 20, tuple(families)), [FULL, Group("attention, window 48", 32)], CPU * 2)
+    objects = Objects(RankLayout(0, 1 << 20, tuple(families)), [FULL, Group("attention, window 48", 32)], CPU * 2, parts)
     blocks = [Block(group, number, b"%d.%d" % (group, number), cost) for group in (0, 1) for number, cost in ((3, 0.0), (0, 0.5), (2, 0.0), (1, 2.0))]
     cut = batches._cut(objects, b"root", blocks)
     assert all(0 < len(one.items) <= keys and len(one.pieces) <= 16 * ranges for one in cut) and len(cut) == count
-    assert [block for one in cut for block in one.blocks] == blocks
-    assert [item for one in cut for item in one.items] == [(key(b"root", objects.forms[b.group], b.hash), objects.counts[b.group], b.cost) for b in blocks]
+    each = [(b, form, n) for b in blocks for form, n in zip(objects.forms[b.group], objects.counts[b.group], strict=True)]
+    assert len(each) == len(blocks) * (2 if parts else 1) and [block for one in cut for block in one.blocks] == [b for b, _, _ in each]
+    assert [item for one in cut for item in one.items] == [(key(b"root", form, b.hash), n, b.cost * len(blocks) / len(each)) for b, form, n in each]
+    assert all(sum(n for _, n, _ in one.items) * 16 == len(one.pieces) for one in cut)
     assert b"".join(one.pieces for one in cut) == b"".join(objects.ranges(b.group, [b.number]) for b in blocks)
     assert not batches._cut(objects, b"root", [])
+
+
+@pytest.mark.parametrize("statuses, end", [
+    ("OK", "OK"), ("EXISTS", "EXISTS"), ("OK EXISTS", "OK"), ("EXISTS OK", "OK"), ("OK BUSY", "BUSY"), ("TOO_LARGE EXISTS", "TOO_LARGE")])
+def test_a_block_is_saved_when_all_its_objects_are_there(statuses, end):
+    assert worker._end(Status[one] for one in statuses.split()) is Status[end]
 
 
 @pytest.mark.parametrize("tokens", [32, 64, 96])
@@ -981,6 +1016,7 @@ def test_events_of_a_version_that_has_no_keys(monkeypatch):
     ({"sokcet": "x"}, "unknown option 'sokcet'; did you mean 'socket'\\?.*Options of DrayStoreConnector: deadline"),
     ({"save": "sometimes"}, "option 'save' .* is 'sometimes'.*'always', 'second_use'"), ({"save_limit": -1}, "save_limit"),
     ({"save_limit": True}, "save_limit"), ({"space": "x" * 65}, "space.*64 bytes"), ({"space": 1}, "space"), ({"weights": ""}, "weights"),
+    ({"parts": -1}, "parts.*divisor of the number of KV heads"), ({"parts": True}, "parts"), ({"parts": "2"}, "parts"),
     ({"lookup": 0}, "lookup"), ({"log": "yes"}, "log")])
 def test_refused_options(config, message):
     with pytest.raises(errors.Invalid, match=message):

@@ -86,6 +86,28 @@ def test_engines_share_blocks(bare, agent):
     assert served(first, prompt(2 * BLOCK, 4))["hit_tokens"] == 0
 
 
+def test_blocks_in_parts(bare, agent):
+    """Each part is an object, and each block counts once."""
+    first, second, whole = (bare(name, kept(agent.socket, parts=parts)) for name, parts in (("first", HEADS), ("second", HEADS), ("whole", 0)))
+    text = prompt(5 * BLOCK, 5)
+    counts = served(first, text)
+    assert (counts["saved_blocks"], counts["saved_bytes"], counts["existing_blocks"]) == (5, 5 * BLOCK_BYTES, 0)
+    found = served(second, text)
+    assert (found["hit_tokens"], found["loaded_blocks"], found["loaded_bytes"]) == (5 * BLOCK, 5, 5 * BLOCK_BYTES)
+    assert served(whole, text)["hit_tokens"] == 0, "other objects"
+
+    # a part that is gone is saved again with its block, whose other part is there
+    fresh(second)
+    request_id = second.add(text)
+    assert until(lambda: side(second).match(second.scheduler.requests[request_id], 0)[0], "the answer") == 5 * BLOCK
+    with Client(agent.socket) as client:
+        client.store().remove(side(second)._loads[request_id].lookup.keys()[:1])
+    assert second.run(request_id)[0] == "ERROR"
+    ended(second)
+    counts = served(second, text)
+    assert (counts["hit_tokens"], counts["saved_blocks"], counts["saved_bytes"], counts["existing_blocks"]) == (0, 1, BLOCK_BYTES // HEADS, 0)
+
+
 def test_objects_that_are_gone(bare, agent):
     """A load that fails ends its request, or lets it compute, as vLLM's policy says."""
     first, failing = bare("first", kept(agent.socket)), bare("failing", kept(agent.socket))

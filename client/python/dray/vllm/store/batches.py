@@ -20,7 +20,7 @@ _KEYS_MAX = 1024
 
 
 class Batch(NamedTuple):
-    """items: (key, number of its pieces, cost) of each block. pieces: of all items, as the store wants them."""
+    """items: (key, number of its pieces, cost) of each object. pieces: of all items, as the store wants them. blocks: of each item."""
 
     items: list[tuple[bytes, int, float]]
     pieces: Any
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 class Batches:
     """Blocks of one load or save. The store's batches of them are started as far as the agent has room, and end one by one.
 
-    results: of the batches that have ended, with their blocks. error: of a batch that failed, or None.
+    results: of each object of the batches that have ended, with its block. error: of a batch that failed, or None.
     lost: the session was lost, and the agent may go on with a batch until there is proof that it does not.
     """
 
@@ -83,24 +83,26 @@ class Batches:
 
 def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
     """Batches that the store takes."""
-    if 0 < len(blocks) <= min(_KEYS_MAX, RANGES_MAX // max(objects.counts)):
+    if 0 < len(blocks) <= min(_KEYS_MAX // max(map(len, objects.counts)), RANGES_MAX // max(objects.pieces)):
         return [_batch(objects, root, blocks)]
     out: list[Batch] = []
-    first = pieces = 0
+    first = pieces = keys = 0
     for number, block in enumerate(blocks):
-        n = objects.counts[block.group]
-        if number > first and (pieces + n > RANGES_MAX or number - first == _KEYS_MAX):
+        more, n = len(objects.counts[block.group]), objects.pieces[block.group]
+        if number > first and (pieces + n > RANGES_MAX or keys + more > _KEYS_MAX):
             out.append(_batch(objects, root, blocks[first:number]))
-            first, pieces = number, 0
-        pieces += n
+            first, pieces, keys = number, 0, 0
+        pieces, keys = pieces + n, keys + more
     return [*out, _batch(objects, root, blocks[first:])] if blocks else out
 
 
 def _batch(objects: Objects, root: Root, blocks: Sequence[Block]) -> Batch:
     items: list[tuple[bytes, int, float]] = []
+    each: list[Block] = []
     runs = []
     for group, run in groupby(blocks, attrgetter("group")):
-        same, begin, count = list(run), prefix(root, objects.forms[group]), objects.counts[group]
-        items += [(begin + block.hash, count, block.cost) for block in same]
+        same, parts = list(run), [(prefix(root, form), count) for form, count in zip(objects.forms[group], objects.counts[group], strict=True)]
+        items += [(begin + block.hash, count, block.cost / len(parts)) for block in same for begin, count in parts]
+        each += same if len(parts) == 1 else [block for block in same for _ in parts]
         runs.append(objects.ranges(group, [block.number for block in same]))
-    return Batch(items, runs[0] if len(runs) == 1 else bytearray().join(runs), blocks)
+    return Batch(items, runs[0] if len(runs) == 1 else bytearray().join(runs), each)

@@ -191,7 +191,7 @@ class DrayStoreConnector(KVConnectorBase_V1, SupportsHMA):
                                    tp_rank=get_tensor_model_parallel_rank(), length=shared.length)
         client, store = self._connect(f"rank {layout.rank}")
         self._worker = WorkerSide(client, shared.add(client), store,
-                                  Objects(layout, groups, kernels.arrangements(self._config, self._cache_config)), layout.rank,
+                                  Objects(layout, groups, kernels.arrangements(self._config, self._cache_config), self._options.parts), layout.rank,
                                   self._options.deadline, self._options.log)
         _logger.info("dray: rank %d: %d MB of KV cache are shared with the agent at %s, whose store keeps its blocks", layout.rank,
                      shared.length // 10**6, client.path)

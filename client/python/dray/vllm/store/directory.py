@@ -34,7 +34,8 @@ class Directory:
             self._ranks[rank.rank] = rank
         if self.complete:
             all_ranks = list(self._ranks.values())
-            self._forms = [{one.forms[group]: one.sizes[group] for one in all_ranks} for group in range(len(all_ranks[0].forms))]
+            self._forms = [{form: one.sizes[group] for one in all_ranks for form in one.forms[group]}
+                           for group in range(len(all_ranks[0].forms))]
 
     @property
     def sizes(self) -> tuple[int, ...]:

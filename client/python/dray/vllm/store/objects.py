@@ -4,10 +4,14 @@
 The object of a block has the layers of one KV-cache group, one after the other, each as it lies in memory. So engines whose
 layers lie in different places, or in different orders of layers and blocks, have equal objects. What would make their bytes
 differ is in the form, which is a part of the key.
+
+Or the KV heads of all ranks are divided into parts, and each part of a block is an object. A rank has one or several whole parts.
+So engines of different tensor-parallel sizes have equal objects, because a part does not tell which rank has it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -24,36 +28,61 @@ Piece = tuple[int, int, int]  # offset in the region for block 0, bytes to the n
 
 
 class Objects:
-    """Of one rank. forms: a text for each group that tells what its objects hold; sizes: their bytes."""
+    """Of one rank. Of a block of each group: forms: a text for each of its objects that tells what it holds; sizes: bytes of one
+    of them; counts: pieces of each; pieces: of the block."""
 
-    def __init__(self, layout: RankLayout, groups: Sequence[Group], arrangements: Sequence[str]) -> None:
-        """arrangements: of the bytes of each group's blocks; see kernels.py. errors.Unsupported: a block lies in more pieces than a batch can have."""
-        self._pieces: list[list[Piece]] = []
-        forms = []
+    def __init__(self, layout: RankLayout, groups: Sequence[Group], arrangements: Sequence[str], parts: int = 0) -> None:
+        """arrangements: of the bytes of each group's blocks; see kernels.py. parts: of the heads of all ranks; 0: a block is one object.
+
+        errors.Unsupported: a block lies in more pieces than a batch can have, or this rank does not have whole parts.
+        """
+        forms, counts, blocks = [], [], []
         for number, group in enumerate(groups):
-            families = [family for family in layout.families if family.group == number]
-            self._pieces.append(_merged([piece for family in families for piece in _pieces(family, group)]))
-            forms.append(f"{group.kind}, {group.tokens} tokens, {arrangements[number]}: " + "; ".join(_form(family, group) for family in families))
-        self.forms = tuple(forms)
-        self.sizes = tuple(sum(length for _, _, length in pieces) for pieces in self._pieces)
-        self.counts = tuple(map(len, self._pieces))
+            objects = _parted([family for family in layout.families if family.group == number], parts)
+            found = [_merged([piece for family in families for piece in _pieces(family, group)]) for families in objects]
+            forms.append(tuple(f"{group.kind}, {group.tokens} tokens, {arrangements[number]}: " + "; ".join(_form(family, group) for family in families)
+                               for families in objects))
+            counts.append(tuple(map(len, found)))
+            blocks.append([piece for pieces in found for piece in pieces])
+        self.forms, self.counts = tuple(forms), tuple(counts)
+        self.sizes = tuple(sum(length for _, _, length in pieces) // len(one) for pieces, one in zip(blocks, forms, strict=True))
+        self.pieces = tuple(map(len, blocks))
         # Of block 0, and what each further block adds. All words of a block are one number, because no sum passes 64 bits: a load is
         # started in few steps of an engine, each time with cold caches, in which numpy takes ten times as long as it does otherwise.
-        self._first = [_number((offset, length) for offset, _, length in pieces) for pieces in self._pieces]
-        self._step = [_number((step, 0) for _, step, _ in pieces) for pieces in self._pieces]
-        if max(self.counts) > RANGES_MAX:
-            raise errors.Unsupported(f"a block of the KV cache lies in {max(self.counts)} pieces, and the store takes {RANGES_MAX}",
-                                     fix="Use an attention backend that keeps the tokens of a block together.")
+        self._first = [_number((offset, length) for offset, _, length in pieces) for pieces in blocks]
+        self._step = [_number((step, 0) for _, step, _ in pieces) for pieces in blocks]
+        if max(self.pieces) > RANGES_MAX:
+            raise errors.Unsupported(f"a block of the KV cache lies in {max(self.pieces)} pieces, and the store takes {RANGES_MAX}",
+                                     fix="Use an attention backend that keeps the tokens of a block together, or fewer parts.")
 
     def ranges(self, group: int, blocks: Sequence[int]) -> bytearray:
-        """(offset, length) of the pieces of blocks, each in the order of its object, as pairs of words of 64 bits."""
-        first, step, size = self._first[group], self._step[group], self.counts[group] * _PAIR.size
+        """(offset, length) of the pieces of blocks, each in the order of its objects, as pairs of words of 64 bits."""
+        first, step, size = self._first[group], self._step[group], self.pieces[group] * _PAIR.size
         return bytearray().join([(first + number * step).to_bytes(size, "little") for number in blocks])
 
 
 def _number(pairs: Iterable[tuple[int, int]]) -> int:
     """Words of 64 bits as one number, whose bytes they are."""
     return int.from_bytes(b"".join([_PAIR.pack(*pair) for pair in pairs]), "little")
+
+
+def _parted(families: list[Family], parts: int) -> list[list[Family]]:
+    """What each object of a block has. Of a block with one head, which all ranks have, there is one object."""
+    if not parts or all(family.total_heads == 1 for family in families):
+        return [families]
+    objects: list[list[Family]] = []
+    for family in families:
+        heads, rest = divmod(family.total_heads, parts)
+        if rest or not heads or family.first_head % heads or family.heads % heads:
+            raise errors.Unsupported(
+                f"the option parts is {parts}, and this rank has the heads {family.first_head} to {family.first_head + family.heads - 1} of "
+                f"{family.total_heads} of layer {family.names[0]}, which are no whole parts",
+                fix="Set parts to a divisor of the number of KV heads that is a multiple of each engine's tensor-parallel size, or leave it out.")
+        objects = objects or [[] for _ in range(family.heads // heads)]
+        for one, first in zip(objects, range(0, family.heads, heads), strict=True):
+            places = tuple(base + first * family.head_stride for base in family.bases)
+            one.append(dataclasses.replace(family, bases=places, heads=heads, first_head=family.first_head + first))
+    return objects
 
 
 def _dimensions(family: Family, group: Group) -> list[tuple[str, int, int]]:

@@ -42,10 +42,10 @@ class Save:
 
 @dataclass(frozen=True)
 class StoreRank:
-    """A worker rank, for the scheduler side. forms, sizes: of its objects, for each KV-cache group."""
+    """A worker rank, for the scheduler side. forms, sizes: of the objects of a block, for each KV-cache group."""
 
     rank: int
-    forms: tuple[str, ...]
+    forms: tuple[tuple[str, ...], ...]
     sizes: tuple[int, ...]
     agent_id: bytes
 

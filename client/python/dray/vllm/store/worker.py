@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ... import errors
@@ -33,6 +36,11 @@ _MARGIN = 0.25  # seconds that the agent gets to stop a batch before the deadlin
 _LEAST = 0.05
 _AWAY = 1.0  # seconds that a load waits for the session
 _FIX = "The request is computed, or ends with an error, as kv_load_failure_policy says."
+
+
+def _end(statuses: Iterable[Status]) -> Status:
+    """What became of a block that was put as several objects: it is saved when each of them is there."""
+    return max(statuses, key=lambda status: (status not in (Status.OK, Status.EXISTS), status == Status.OK))
 
 
 class _Running:
@@ -160,8 +168,8 @@ class WorkerSide:
             self._metadata.lent[load.request_id] = 1
         self._results.received.add(load.request_id)
         self._results.failed.add(load.request_id)
-        if absent := [(block.group, block.hash) for block, one in running.batches.results if one.status == Status.NOT_FOUND]:
-            self._metadata.absent[load.request_id] = absent
+        if absent := {(block.group, block.hash): None for block, one in running.batches.results if one.status == Status.NOT_FOUND}:
+            self._metadata.absent[load.request_id] = list(absent)
         self.stats.failed(error.name)
         _logger.warning("dray: request %s: its blocks were not loaded from the store: %s", load.request_id, error)
 
@@ -188,24 +196,25 @@ class WorkerSide:
             return
         del self._saves[save.number]
         results = running.batches.results
-        stored = [self._objects.sizes[block.group] for block, one in results if one.status == Status.OK]
-        existing = sum(one.status == Status.EXISTS for _, one in results)
+        nbytes = sum(self._objects.sizes[block.group] for block, one in results if one.status == Status.OK)
+        ends = [_end(one.status for _, one in objects) for _, objects in groupby(results, itemgetter(0))]
+        stored, existing = ends.count(Status.OK), ends.count(Status.EXISTS)
         self._metadata.saved[save.number] = 1
-        self.stats.saved(len(stored), sum(stored), existing, now - running.began)
-        if left := len(save.blocks) - len(stored) - existing:
+        self.stats.saved(stored, nbytes, existing, now - running.began)
+        if len(save.blocks) > stored + existing:
             self._metadata.unsaved.add(save.number)
-            self._count_left(running, left)
+            self._count_left(running, ends)
         if self._log:
-            _logger.info("dray: saved %d of %d blocks, %d bytes in %.1f ms; the store had %d", len(stored), len(save.blocks), sum(stored),
+            _logger.info("dray: saved %d of %d blocks, %d bytes in %.1f ms; the store had %d", stored, len(save.blocks), nbytes,
                          (now - running.began) * 1e3, existing)
 
-    def _count_left(self, running: _Running, left: int) -> None:
-        for _, one in running.batches.results:
-            if one.status not in (Status.OK, Status.EXISTS):
-                self.stats.dropped(one.status.name.lower(), 1)
-                left -= 1
+    def _count_left(self, running: _Running, ends: list[Status]) -> None:
+        """Counts the blocks that are not saved. ends: of those whose batches have ended."""
+        for status in ends:
+            if status not in (Status.OK, Status.EXISTS):
+                self.stats.dropped(status.name.lower(), 1)
         error = running.batches.error
-        self.stats.dropped(error.name if error is not None else "not_tried", left)
+        self.stats.dropped(error.name if error is not None else "not_tried", len(running.what.blocks) - len(ends))
 
     # --- rest ---------------------------------------------------------------------------------------
 
