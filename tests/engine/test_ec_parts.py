@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from asked import Asked
@@ -239,6 +240,30 @@ def test_size_of_a_pool_is_raised_or_refused(caplog, monkeypatch):
             budget.size_of(wrong, 512, 256)
     with pytest.raises(errors.Invalid, match=f"{1 << 42}"):
         budget.size_of(1e9, 1 << 30, 1 << 13)
+
+
+def test_size_of_a_pool_is_compared_with_the_memory_of_the_host(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:      40 kB\nSwapFree: 20 kB\n")
+    budget.check_memory(60 << 10, tmp_path / "meminfo")
+    with pytest.raises(errors.NoMemory, match="takes 61441 bytes of memory, and 61440 are available"):
+        budget.check_memory((60 << 10) + 1, tmp_path / "meminfo")
+    budget.check_memory(4096)
+
+
+def test_budgets_of_a_step_are_raised_or_refused(caplog, monkeypatch):
+    monkeypatch.setattr(budget._logger, "propagate", True)
+
+    def config(step, cache):
+        return SimpleNamespace(scheduler_config=SimpleNamespace(max_num_encoder_input_tokens=step, encoder_cache_size=cache))
+
+    for step, cache, largest in ((100, 100, 100), (100, 200, 50), (0, 0, 0)):
+        budget.check_steps(config(step, cache), largest)
+    assert not caplog.text
+    budget.check_steps(config(90, 100), 256)
+    assert "encodes 90 embeddings" in caplog.text and "holds 100" in caplog.text and "has 256" in caplog.text
+    for step, cache, largest, text in ((300, 100, 50, "may encode 300 embeddings, and .* holds 100"), (300, 100, 256, "300 .* 256")):
+        with pytest.raises(errors.Invalid, match=text):
+            budget.check_steps(config(step, cache), largest)
 
 
 def batch_of(count):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of an engine's pool, and what the largest output of its model needs."""
+"""The size of an engine's pool and what its steps may encode, beside what the largest output of its model needs."""
 
 from __future__ import annotations
 
 import logging
 import math
+import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .header import HEADER
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["Budget", "largest_output", "row_bytes", "size_of", "width_of", "widths"]
+__all__ = ["Budget", "check_memory", "check_steps", "of_engine", "row_bytes", "size_of", "width_of", "widths"]
 
 _logger = logging.getLogger("vllm.dray")
 _SIZE_MAX = 1 << 42
@@ -40,6 +41,15 @@ class Budget:
                 f"model has {self.rows}")
 
 
+def of_engine(config: VllmConfig) -> Budget:
+    """The pool of an engine. errors.Invalid, errors.NoMemory: its budgets do not go together, or the host has no memory for the pool."""
+    rows = _largest_output(config)
+    check_steps(config, rows)
+    made = size_of(config.ec_transfer_config.ec_buffer_size, row_bytes(config), rows)
+    check_memory(made.size)
+    return made
+
+
 def size_of(wanted: Any, row: int, rows: int) -> Budget:
     """The pool for ec_buffer_size bytes: raised with a warning if the largest output does not fit. errors.Invalid: not a size."""
     if isinstance(wanted, bool) or not isinstance(wanted, (int, float)) or not math.isfinite(wanted) or not 0 < wanted <= _SIZE_MAX:
@@ -54,6 +64,33 @@ def size_of(wanted: Any, row: int, rows: int) -> Budget:
                         int(wanted), need)
         size = need
     return Budget(size, row, rows)
+
+
+def check_memory(size: int, meminfo: str = "/proc/meminfo") -> None:
+    """errors.NoMemory: the host has less memory than a pool, all of whose pages are touched at the start."""
+    lines = (line.split() for line in pathlib.Path(meminfo).read_text().splitlines())
+    there = {fields[0]: int(fields[1]) << 10 for fields in lines if fields[0] in ("MemAvailable:", "SwapFree:")}
+    if "MemAvailable:" in there and size > sum(there.values()):
+        raise errors.NoMemory(f"the pool of encoder outputs takes {size} bytes of memory, and {sum(there.values())} are available",
+                              fix="Set ec_buffer_size to less. If it was raised, set a smaller limit for the size of media "
+                                  "(--mm-processor-kwargs), or a smaller --max-model-len.")
+
+
+def check_steps(config: VllmConfig, largest: int) -> None:
+    """Compares what a step may encode, and what the engine's encoder cache holds, with the largest output, all in embeddings.
+
+    vLLM raises budgets that are smaller than that without a word, so that a warning says it here. errors.Invalid: steps may encode
+    more than the cache holds, and would fail.
+    """
+    scheduler: Any = config.scheduler_config
+    step, cache = int(scheduler.max_num_encoder_input_tokens), int(scheduler.encoder_cache_size)
+    if max(step, largest) > max(cache, largest):
+        raise errors.Invalid(f"a step may encode {step} embeddings, and the encoder cache of the engine holds {max(cache, largest)}",
+                             fix="Make the encoder cache as large as what a step may encode (both are max_num_batched_tokens in vLLM 0.32).")
+    if min(step, cache) < largest:
+        _logger.warning("dray: by max_num_batched_tokens a step encodes %d embeddings, and the encoder cache holds %d; the largest output of "
+                        "the model has %d, and vLLM raises both to that size, so that such an output is alone in a step and in the cache",
+                        step, cache, largest)
 
 
 def widths(config: VllmConfig) -> set[int]:
@@ -76,7 +113,7 @@ def row_bytes(config: VllmConfig) -> int:
     return width * int(config.model_config.dtype.itemsize)
 
 
-def largest_output(config: VllmConfig) -> int:
+def _largest_output(config: VllmConfig) -> int:
     """Embeddings of the largest output that one item of any modality can have."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.encoder_budget import MultiModalBudget

@@ -117,7 +117,7 @@ class _Scheduler:
         self._config, self._itemsize = config, int(config.model_config.dtype.itemsize)
         self._can_encode = Media(config).can_encode
         self._row = budget.row_bytes(config)
-        self.size = budget.size_of(config.ec_transfer_config.ec_buffer_size, self._row, budget.largest_output(config))
+        self.size = budget.of_engine(config)
         self._memory = Memory(self.size.size, name="dray-ec-cache")
         _logger.info("dray: the host tier of the encoder cache holds %s", self.size)
         self._tier: HostTier | None = None

@@ -80,7 +80,7 @@ class EncoderConnector(WorkerHooks):
 
     def _start(self, client: Client) -> Reader | Writer[Any]:
         config = self._config
-        size = budget.size_of(config.ec_transfer_config.ec_buffer_size, budget.row_bytes(config), budget.largest_output(config))
+        size = budget.of_engine(config)
         self._memory = Memory(size.size, name=POOL)
         self._pool = f"/proc/{os.getpid()}/fd/{self._memory.fd}", self._memory.size
         region = client.region(self._memory, name="ec")
