@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs that an engine reads in the encoder's pool, because both are on one host."""
 
+import fcntl
+import itertools
 import json
 import os
 import signal
@@ -10,8 +12,9 @@ import sys
 
 import pytest
 from dray.memory import Memory
+from dray.vllm.ec import consumer, worker
 from dray.vllm.ec.door import Door, Doors
-from dray.vllm.ec.inplace import Opened, Vacate, open_named
+from dray.vllm.ec.inplace import Opened, PoolFile, Vacate, open_named
 from dray.vllm.ec.pool import Item, Shape
 from dray.vllm.ec.protocol import PoolName
 from ec_bare import ENCODER, NO_PIXELS, encode, images, making
@@ -30,7 +33,7 @@ for line in sys.stdin:
     name, wanted, params = json.loads(line)
     reason, _ = pd.run(pd.add(name, wanted, params, NO_PIXELS))
     pd.idle()
-    until(lambda: pd.side._doors._pools.get(params["dray"]["offers"][0]["pool"][2], -1) >= 0, "the pool")
+    until(lambda: pd.side._doors.find(params["dray"]["offers"][0]["pool"][2]), "the pool")
     print(json.dumps([reason, os.getpid(), len(pd.side._pool._items)]), file=answers, flush=True)"""
 ANOTHER_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
 ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size
@@ -235,7 +238,38 @@ def test_reader_and_owner_see_each_other():
     assert vacate(item) and memory.view[1024:1032] == bytes(8)
     assert Opened.open(open_named(pool), 1 << 16, 768) is None
     memory.close()
-    assert open_named(pool) == -1
+    assert open_named(pool) is None
+
+
+def test_outputs_in_a_pool_that_is_kept():
+    """They share one open file, so that the lock of one must not end with another one's."""
+    memory = Memory(1 << 16, name="dray-ec")
+    file, vacate = open_named(PoolName(os.getpid(), memory.fd)), Vacate(memory)
+    item, beside = (Item(Shape(bytes(32), 1, 1, 768), at, bytes(16)) for at in (1024, 2048))
+    first, again, other = (Opened.open(file, at, 768) for at in (1024, 1024, 2048))
+    assert all(Opened.open(file, at, size) is None for at, size in ((1024, 100), (1280, 768), (512, 1024)))
+    first.close()
+    assert not vacate(item) and not vacate(beside)
+    again.close()
+    assert vacate(item) and not vacate(beside)
+    file.give_up()
+    assert Opened.open(file, 1024, 768) is None and file.fd >= 0, "an output in it is still read"
+    other.close()
+    assert vacate(beside) and file.fd == -1
+    memory.close()
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file", "a memfd that may shrink", "an empty one"])
+def test_files_that_are_no_pools(tmp_path, what):
+    fd = os.open(tmp_path, os.O_RDONLY) if what == "a folder" else os.memfd_create("dray-ec", os.MFD_ALLOW_SEALING)
+    if what == "a file":
+        fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    elif what == "an empty one":
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(OSError):
+        PoolFile(fd)
+    with pytest.raises(OSError):
+        os.fstat(fd)
 
 
 # --- by a door ------------------------------------------------------------------------------------
@@ -262,7 +296,35 @@ def test_an_engine_in_another_pid_namespace(agents, engine):
 
 def pools(doors):
     """Doors from which an engine has a pool."""
-    return [door for door, fd in doors._pools.items() if fd >= 0]
+    return [door for door, pool in doors._pools.items() if pool is not None]
+
+
+def test_a_pool_is_kept_until_its_encoder_ends(engine, monkeypatch):
+    """By the scheduler's process and by the worker's. What is being read then is read to its end."""
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
+    doors, door = (pd.side._doors, pd.worker._worker._doors), e.side._door.name
+
+    def asks(name):
+        wanted = images(2, "kept " + name)
+        return pd.add(name, wanted, encode(e, name, wanted), NO_PIXELS)
+
+    first = itertools.count()
+    until(lambda: all(pools(each) == [door] for each in doors) or pd.run(asks(f"k1-{next(first)}")) and False, "both have the pool")
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer, "open_named", None)
+        patch.setattr(worker, "read", None)
+        assert pd.run(asks("k2"))[0] == "LENGTH"
+    asks("k3")
+    step, kept = pd._schedule(), doors[0].find(door)
+    e.side._door.close()
+    until(lambda: not any(map(pools, doors)), "both have given it up")
+    assert kept.fd >= 0
+    pd._work(*step)
+    assert pd.answers["k3"][0] == "LENGTH"
+    until(lambda: kept.fd == -1, "it is closed")
+    assert pd.run(asks("k4"))[0] == "LENGTH" and not pd.encoded
+    pd.idle()
+    e.idle()
 
 
 @pytest.mark.parametrize("what", ["no process", "another pool"])
@@ -289,17 +351,19 @@ def test_a_door_opens_to_its_key_alone():
     until(lambda: pools(doors) == [door.name], "the pool")
     for one in ("", wrong, nowhere):
         doors.knock(one)
-    fd = doors.open(door.name)
-    assert os.fstat(fd).st_ino == os.fstat(memory.fd).st_ino
+    pool = doors.find(door.name)
+    assert os.fstat(pool.fd).st_ino == os.fstat(memory.fd).st_ino
     with pytest.raises(OSError):
-        os.write(fd, b"x")
+        os.write(pool.fd, b"x")
     until(lambda: len(doors._connections) == 1, "the other doors have said no")
-    assert doors.open(wrong) == doors.open(nowhere) == doors.open("") == -1
+    assert [doors.find(one) for one in (wrong, nowhere, "")] == [None] * 3
+    opened = Opened.open(pool, 1024, 768)
     doors.close()
     until(lambda: not pools(doors), "the pool is given up")
-    assert os.fstat(fd).st_size == 1 << 16, "what was opened stays"
+    assert os.fstat(pool.fd).st_size == 1 << 16, "what was opened stays"
+    opened.close()
+    until(lambda: pool.fd == -1, "the pool is closed")
     door.close()
-    os.close(fd)
     memory.close()
 
 
@@ -314,4 +378,4 @@ def test_a_door_that_gives_something_else(tmp_path):
             assert connection.recv(32, socket.MSG_WAITALL) == name[32:].encode()
             socket.send_fds(connection, [b"!"], [file.fileno()])
             assert connection.recv(1) == b"", "it has hung up"
-    assert doors.open(name) == -1
+    assert doors.find(name) is None

@@ -105,6 +105,7 @@ class DrayECCacheConnector(WorkerHooks):
         return DrayECCachePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
+        super().shutdown()
         if self._side is not None:
             self._side.close()
             self._side = None

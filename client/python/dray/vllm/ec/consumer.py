@@ -15,7 +15,7 @@ from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
 from .door import Doors
-from .header import FileVerifier, digest
+from .header import digest, verify
 from .inplace import Opened, open_named
 from .load import Load
 from .pool import Item, Pool, Shape
@@ -77,7 +77,7 @@ class ConsumerSide(Reader):
         self._grants = Grants(client)
         self._grants.on_event = self._on_event
         self.in_place = options.transport in ("auto", "local")
-        self._doors, self._verifier = Doors(), FileVerifier()
+        self._doors = Doors()
         self._read: list[_Source] = []  # whose encoders are to be told that nothing is read in place any more
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
@@ -175,20 +175,22 @@ class ConsumerSide(Reader):
 
     def _open(self, wanted: Wanted) -> Item | None:
         """An output in the encoder's pool, if it is there."""
-        pool = wanted.source.offer.pool
-        fd = self._doors.open(pool.door)
-        if fd < 0:
-            fd = open_named(pool)
-        opened = Opened.open(fd, wanted.place, wanted.shape.size) if fd >= 0 else None
+        name = wanted.source.offer.pool
+        kept = self._doors.find(name.door)
+        pool = kept or open_named(name)
+        opened = Opened.open(pool, wanted.place, wanted.shape.size) if pool is not None else None
+        if kept is None:
+            if pool is not None:
+                pool.give_up()  # it is for this output only
+            self._doors.knock(name.door)
         if opened is not None:
             item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
             try:
-                self._verifier.verify(opened.fd, item)
+                verify(opened.pool.view, item)
                 item.ready = True
                 return item
             except errors.Error:
                 opened.close()
-        self._doors.knock(pool.door)
         return None
 
     def _begin_reading(self, source: _Source, item: Item) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an engine gets the descriptor of a pool on its host whose process it does not see in /proc, as in another container.
+"""How an engine gets the descriptor of a pool on its host that it can keep, also of a process that it does not see in /proc, as in
+another container.
 
 An encoder has a door: an abstract Unix socket, which all processes of its network namespace see. It gives a descriptor that can only
 be read to a process of the same user that says the door's key, which is in the encoder's offers. The connection stays open, so
@@ -20,7 +21,7 @@ import threading
 import time
 
 from ...memory import Memory
-from .inplace import is_pool
+from .inplace import PoolFile
 
 __all__ = ["Door", "Doors"]
 
@@ -29,6 +30,7 @@ _NAME = 16  # bytes, and as many of the key; both as hexadecimal digits
 _PATIENCE = 1.0  # seconds that one side waits for the other one
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
 _MOST = 256  # doors that an engine knows
+_TRIES = 4  # at a door that gives nothing, because one side is too busy to answer in time, or because it is not for this engine
 
 
 def _connected() -> socket.socket:
@@ -124,33 +126,30 @@ class Doors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: dict[str, int] = {}  # descriptors by door; -1: it has not come yet, or that encoder is not here, or has ended
+        self._pools: dict[str, PoolFile | None] = {}  # by door; None: it has not come yet, or that encoder is not here, or has ended
+        self._tries: dict[str, int] = {}  # by door, as long as it is to be tried again
         self._connections: set[socket.socket] = set()
 
-    def open(self, door: str) -> int:
-        """A new descriptor of a pool, as if its file was opened; -1 if it is not here."""
+    def find(self, door: str) -> PoolFile | None:
+        """A pool that has come."""
         with self._lock:
-            fd = self._pools.get(door, -1)
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return -1
+            return self._pools.get(door)
 
     def knock(self, door: str) -> None:
-        """Asks for a pool, unless that was done before. It comes later, or never."""
+        """Asks for a pool, unless that was done before, or was in vain too often. It comes later, or never."""
         with self._lock:
             if not door or door in self._pools:
                 return
             if len(self._pools) >= _MOST:
-                for old in [old for old, fd in self._pools.items() if fd < 0]:
+                for old in [old for old, pool in self._pools.items() if pool is None]:
                     del self._pools[old]
             if len(self._pools) < _MOST:
-                self._pools[door] = -1
+                self._pools[door] = None
                 threading.Thread(target=self._fetch, args=(door,), name="dray-ec-pool", daemon=True).start()
 
     def _fetch(self, door: str) -> None:
         connection = _connected()
-        again = False
+        again = True
         try:
             with self._lock:
                 self._connections.add(connection)
@@ -159,35 +158,37 @@ class Doors:
             if _same_user(connection):
                 connection.sendall(door[2 * _NAME:].encode())
                 _, fds, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
-                if fds and self._keep(door, fds[0]):
+                again = not fds
+                if fds and (pool := self._keep(door, fds[0])) is not None:
+                    pool.populate()
                     connection.settimeout(None)
                     connection.recv(1)  # until the encoder ends
         except (TimeoutError, BlockingIOError):
-            again = True  # it is stopped or busy
+            pass  # it is stopped or busy
         except OSError:
-            pass  # there is no such door here
+            again = False  # there is no such door here
         finally:
             with self._lock:
                 self._connections.discard(connection)
-                fd = self._pools.pop(door, -1)
-                if fd >= 0:
-                    os.close(fd)
-                if not again:
-                    self._pools[door] = -1
+                pool = self._pools.pop(door, None)
+                tries = self._tries.pop(door, 0) + 1
+                if again and tries < _TRIES:
+                    self._tries[door] = tries
+                else:
+                    self._pools[door] = None
+            if pool is not None:
+                pool.give_up()
             connection.close()
 
-    def _keep(self, door: str, fd: int) -> bool:
-        """False if the descriptor is not that of a pool."""
+    def _keep(self, door: str, fd: int) -> PoolFile | None:
+        """None if the descriptor is not that of a pool."""
         try:
-            kept = is_pool(fd, 1)
+            pool = PoolFile(fd, door)
         except OSError:
-            kept = False
-        if kept:
-            with self._lock:
-                self._pools[door] = fd
-        else:
-            os.close(fd)
-        return kept
+            return None
+        with self._lock:
+            self._pools[door] = pool
+        return pool
 
     def close(self) -> None:
         """Gives all pools up."""

@@ -156,6 +156,7 @@ class EncoderConnector(WorkerHooks):
         return DrayECPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
+        super().shutdown()
         if self._scheduler is not None:
             self._scheduler.close()
             self._scheduler = None

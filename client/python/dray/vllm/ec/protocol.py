@@ -27,7 +27,8 @@ _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request
 
 
 class Place(NamedTuple):
-    """Where an output lies in an engine's own pool, for its workers; or, with a path, in a file of another engine."""
+    """Where an output lies in an engine's own pool, for its workers; or, with a path, in the pool of another engine, which workers can keep
+    if it has a door (door.py)."""
 
     offset: int
     rows: int
@@ -36,12 +37,14 @@ class Place(NamedTuple):
     nonce: bytes
     digest: bytes
     path: str = ""
+    door: str = ""
 
     @classmethod
     def of(cls, item: Item) -> Place:
-        shape = item.shape
-        return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest,
-                   item.opened.path if item.opened is not None else "")
+        shape, opened = item.shape, item.opened
+        if opened is None:
+            return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest)
+        return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest, opened.path, opened.pool.door)
 
 
 @dataclass

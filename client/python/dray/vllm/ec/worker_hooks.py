@@ -53,3 +53,7 @@ class WorkerHooks(ECConnectorBase):
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         return self._worker.take_metadata() if self._worker is not None else None
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
