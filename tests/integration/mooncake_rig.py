@@ -15,7 +15,7 @@ import threading
 
 import dray
 import pytest
-from harness import LIMIT, MIB, ROOT, parse_segment, until
+from harness import LIMIT, MIB, PORTS, ROOT, parse_segment, until
 
 MAX_FRAME = 1 << 20
 OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
@@ -289,6 +289,36 @@ def mooncake_python():
         pytest.skip("Mooncake is not in this machine's package registry" if not how else
                     "Mooncake is not installed: scripts/mooncake-env installs it")
     return pathlib.Path(made.stdout.strip())
+
+
+class Master:
+    """Mooncake's own master on a host, which listens at `address` for clients and has its pages at `url`. options: further arguments."""
+
+    def __init__(self, host, *options):
+        folder = next(mooncake_python().parents[1].glob("lib/python*/site-packages/mooncake"))
+        rpc, pages = (next(PORTS) for _ in range(2))
+        self.host, self.address, self.url = host, f"{LOOPBACK}:{rpc}", f"http://{LOOPBACK}:{pages}"
+        self.process = subprocess.Popen(
+            host.command("setpriv", "--pdeathsig=KILL", folder / "mooncake_master", f"--rpc_port={rpc}", f"--metrics_port={pages}", *options),
+            env={**os.environ, "LD_LIBRARY_PATH": str(folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: listens(host, self.address, self.process), "the master to listen")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def listens(host, address, process):
+    """Somebody listens at HOST:PORT there; it is this process, which lives."""
+    assert process.poll() is None, f"it has ended with {process.returncode}"
+    with contextlib.suppress(OSError), host.connect(address):
+        return True
 
 
 class Engine:

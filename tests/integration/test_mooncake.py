@@ -5,7 +5,6 @@ import ctypes
 import json
 import mmap
 import os
-import pathlib
 import random
 import signal
 import socket
@@ -27,7 +26,8 @@ from dray.mooncake._workers import Workers
 from dray.mooncake.engine import TransferEngine, TransferNotify, Write
 from dray.mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from dray.pending import Pending
-from harness import LIMIT, MIB, ROOT, Actor, until
+from harness import LIMIT, MIB, ROOT, Actor, Host, until
+from mooncake_rig import Master, mooncake_python
 
 PROGRAMS = ROOT / "tests/mooncake"
 PAGE = 4096
@@ -107,20 +107,10 @@ def test_program(new_agent, name):
 @pytest.mark.parametrize("name", ["engine_calls", "store_calls"])
 def test_mooncake_itself(agent, name, monkeypatch):
     """What the program prints with Mooncake is what the tests of dray expect."""
-    made = subprocess.run([ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    if made.returncode == 3:
-        pytest.skip("Mooncake is not in this machine's package registry")
-    python, program = pathlib.Path(made.stdout.strip()), PROGRAMS / f"{name}.py"
-    folder = next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
-    ports = [port for sock in [socket.create_server(("127.0.0.1", 0)) for _ in range(2)] for port in [sock.getsockname()[1]] if not sock.close()]
-    monkeypatch.setenv("MOONCAKE_MASTER", f"127.0.0.1:{ports[0]}")
-    with subprocess.Popen([folder / "mooncake_master", f"--rpc_port={ports[0]}", f"--metrics_port={ports[1]}"], stderr=subprocess.DEVNULL,
-                          env={**os.environ, "LD_LIBRARY_PATH": str(folder)}) as master:
-        try:
-            until(lambda: not socket.socket().connect_ex(("127.0.0.1", ports[0])), "the master to listen")
-            output = run(program, agent, [python])
-        finally:
-            master.kill()
+    program = PROGRAMS / f"{name}.py"
+    with Master(Host("here")) as master:
+        monkeypatch.setenv("MOONCAKE_MASTER", master.address)
+        output = run(program, agent, [mooncake_python()])
     assert output == program.with_suffix(".expected").read_text()
 
 

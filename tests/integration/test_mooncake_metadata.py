@@ -126,26 +126,20 @@ class Server(Keys):
 
 def real(host, kind):
     """A metadata server of Mooncake 0.3.13: the program in Python, or the one within a master."""
-    python = mooncake_python()
-    port, rpc, pages = (next(PORTS) for _ in range(3))
-    if kind == "python":
-        command = [python.parent / "mooncake_http_metadata_server", f"--port={port}", f"--host={LOOPBACK}"]
+    port = next(PORTS)
+    if kind == "master":
+        master = rig.Master(host, "--enable_http_metadata_server=true", f"--http_metadata_server_port={port}")
+        process, end = master.process, master.kill
     else:
-        command = [python.parent / "mooncake_master", "--enable_http_metadata_server=true", f"--http_metadata_server_port={port}",
-                   f"--rpc_port={rpc}", f"--metrics_port={pages}"]
-    process = subprocess.Popen(host.command("setpriv", "--pdeathsig=KILL", *command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
+        program = mooncake_python().parent / "mooncake_http_metadata_server"
+        process = subprocess.Popen(host.command("setpriv", "--pdeathsig=KILL", program, f"--port={port}", f"--host={LOOPBACK}"),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def end():
-        process.kill()
-        process.wait()
+        def end():
+            process.kill()
+            process.wait()
 
-    def listens():
-        assert process.poll() is None
-        with contextlib.suppress(OSError), host.connect(f"{LOOPBACK}:{port}"):
-            return True
-
-    until(listens, "the metadata server")
+    until(lambda: rig.listens(host, f"{LOOPBACK}:{port}", process), "the metadata server")
     return Keys(host, port, end)
 
 

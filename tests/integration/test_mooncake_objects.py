@@ -4,13 +4,13 @@
 import contextlib
 import http.server
 import json
-import os
 import select
 import subprocess
 import threading
 
 import dray
-from harness import DRAYCTL, LIMIT, PORTS, noise, until
+import mooncake_rig as rig
+from harness import DRAYCTL, LIMIT, noise, until
 from mooncake_rig import mooncake_python
 from test_ctl import conform, schema_of
 
@@ -157,26 +157,13 @@ for line in sys.stdin:
 """
 
 
-def listens(host, port):
-    with host.socket() as sock:
-        return not sock.connect_ex((HOST, port))
-
-
 class Store:
     """Mooncake's master, and a client of its store that owns a segment."""
 
     def __init__(self, host):
-        python, self.host = mooncake_python(), host
-        folder = next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
-        env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-        rpc, pages = (next(PORTS) for _ in range(2))
-        self.url = f"http://{HOST}:{pages}"
-        self.master = subprocess.Popen(
-            host.command("setpriv", "--pdeathsig=KILL", folder / "mooncake_master", f"--rpc_port={rpc}", f"--metrics_port={pages}"), env=env,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(lambda: listens(host, rpc), "the master to listen")
-        self.client = subprocess.Popen(host.command("setpriv", "--pdeathsig=KILL", python, "-c", STORE, f"{HOST}:{rpc}"), env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       stderr=subprocess.DEVNULL)
+        self.master = rig.Master(host)
+        self.client = subprocess.Popen(host.command("setpriv", "--pdeathsig=KILL", mooncake_python(), "-c", STORE, self.master.address), text=True, stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.hear() == "ready"
 
     def hear(self):
@@ -197,9 +184,9 @@ class Store:
         return self
 
     def __exit__(self, *_):
-        for process in (self.client, self.master):
-            process.kill()
-            process.wait()
+        self.client.kill()
+        self.client.wait()
+        self.master.kill()
         self.client.stdin.close()
         self.client.stdout.close()
 
@@ -217,13 +204,12 @@ def test_real_master(lab, new_agent):
     """The bytes are where the master says, and it leases the object for the one that asks."""
     content = noise(3 << 20 | 5)
     with Store(lab.hosts[0]) as store:
-        agent = new_agent(settings={"mooncake.masters": store.url, "mooncake.import": "true", "mooncake.allow": HOST})
+        agent = new_agent(settings={"mooncake.masters": store.master.url, "mooncake.import": "true", "mooncake.allow": HOST})
         assert store("put", "model/layer=0?x#%20+,", content) == 0 and store("put", "other", b"x") == 0
         place, = find(agent, "model/layer=0?x#%20+,")
-        assert place["length"] == len(content) and place["protocol"] == "tcp" and place["master"] == store.url
+        assert place["length"] == len(content) and place["protocol"] == "tcp" and place["master"] == store.master.url
         assert read(agent, place) == content
         assert store("remove", "model/layer=0?x#%20+,") == -706 and store("remove", "other") == 0
         refused(agent, "other", 1, "no such object")
         store.master.kill()
-        store.master.wait()
-        refused(agent, "model/layer=0?x#%20+,", 1, store.url.removeprefix("http://"))
+        refused(agent, "model/layer=0?x#%20+,", 1, store.master.url.removeprefix("http://"))
