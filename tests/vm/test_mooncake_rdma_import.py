@@ -316,7 +316,8 @@ def test_import_wrong_answers(importer):
             (lambda r: given(r, qp_num=["7"]), errors.PeerUnreachable), (lambda r: given(r, local_gid=""), errors.PeerUnreachable),
             (lambda r: given(r, local_gid=GID.replace("0a:5a", "0a:5b")), errors.PeerUnreachable),
             (lambda r: given(r, peer_nic_path="other@x"), errors.PeerUnreachable), (lambda r: rig.frame(CONNECTION, b"[" * 8000), errors.PeerUnreachable),
-            (lambda r: rig.frame(CONNECTION, b"{"), errors.PeerUnreachable), (lambda r: rig.frame(rig.PROBE, b"{}"), errors.PeerLost),
+            (lambda r: rig.frame(CONNECTION, b"null"), errors.PeerUnreachable), (lambda r: rig.frame(CONNECTION, b"{"), errors.PeerUnreachable),
+            (lambda r: rig.frame(rig.PROBE, b"{}"), errors.PeerLost),
             (lambda r: b"\xff" * 9, errors.PeerLost), (lambda r: b"", errors.PeerLost), (lambda r: None, errors.PeerLost)]:
         fake = Fake(t)
         fake.answer = answer
@@ -327,9 +328,10 @@ def test_import_wrong_answers(importer):
             local.region.remove()
         fake.close()
         until(lambda: not counter(t.agent, "engines"), "the end of the engine")
-        if b"room" in (answer(fake.asked[0]) or b""):
-            assert {len(r["qp_num"]) for r in fake.asked} == {1, 2}
-            assert "no?room" in t.agent.text()
+        for refusal, shown in (b"room", "no?room"), (b"null", "does not say why"):
+            if refusal in (answer(fake.asked[0]) or b""):
+                assert {len(r["qp_num"]) for r in fake.asked} == {1, 2}
+                assert shown in t.agent.text()
 
 
 def test_import_dead_queue_pair(importer):

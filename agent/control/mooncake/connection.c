@@ -153,6 +153,11 @@ static const char *reply_of(const json_t *o, const struct connection_ends *ends,
 	int lid = lid_of(o);
 	int64_t qpn = queue_pair_of(json_array_get(list, 0));
 
+	/* what releases before 0.3.12 answer if they refuse */
+	if (json_is_null(o)) {
+		snprintf(ret->refused, sizeof(ret->refused), "%s", "it does not say why");
+		return NULL;
+	}
 	if (!json_is_object(o))
 		return "no object";
 	ret->n = n <= RAILS_GUEST_QUEUE_PAIRS ? (unsigned)n : 0;
