@@ -24,11 +24,17 @@ struct xfer_request {
 	bool ops_ours; /* no client can change `ops` */
 	/* Memory of the agent or of a peer, in place of spec.local and spec.remote: `ended` runs in place of the client's answer. */
 	struct object *local, *remote, *target;
-	/* Both memories stay until `remote` has no users, so the transfer may end before the devices have: each stop is urgent. */
+	/*
+	 * Both memories stay until `remote` has no users, or no device reaches them. So the transfer may end before the devices have:
+	 * each stop is urgent.
+	 */
 	bool outlived;
 	uint32_t *wait; /* a word of the agent that is awaited to be 1; NULL: none */
-	/* NULL, or: the bytes of this slice are in place; in any order. It ends nothing. For slices with lists of their memory. */
-	void (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
+	/*
+	 * NULL, or: the bytes of this slice are in place; in any order. It ends nothing. For slices with lists of their memory. 0, or
+	 * -EFAULT: the client has taken pages from its memory.
+	 */
+	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg; /* of both */
 };

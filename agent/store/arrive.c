@@ -49,6 +49,26 @@ void store_arrivals_drop(struct store_arrivals *a)
 }
 
 /* Under the lock. */
+static void count_arrival(struct store_space *sp, uint64_t bytes)
+{
+	sp->store->totals.copies++;
+	sp->remote_hits++;
+	sp->remote_bytes += bytes;
+}
+
+void store_passed(const struct store_member *m, struct store_key key, uint64_t bytes,
+		  uint32_t cost_us)
+{
+	struct store_space *sp = m->space;
+
+	pthread_mutex_lock(&sp->store->lock);
+	count_arrival(sp, bytes);
+	trace(sp, STORE_GET, key, bytes, (float)cost_us, DMSG_STORE_STATUS_OK,
+	      DMSG_STORE_TIER_AGENT);
+	pthread_mutex_unlock(&sp->store->lock);
+}
+
+/* Under the lock. */
 static void arrive(struct store *s, const struct arrival *v)
 {
 	struct store_object *o = v->object;
@@ -56,9 +76,7 @@ static void arrive(struct store *s, const struct arrival *v)
 	struct store_get *g = v->get;
 
 	if (v->right) {
-		s->totals.copies++;
-		sp->remote_hits++;
-		sp->remote_bytes += o->policy.bytes;
+		count_arrival(sp, o->policy.bytes);
 		trace_object(sp, STORE_GET, (struct store_key){ o->key, o->key_n }, o,
 			     DMSG_STORE_STATUS_OK, DMSG_STORE_TIER_AGENT);
 	}

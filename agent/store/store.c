@@ -138,6 +138,11 @@ uint32_t store_lease_ms(const struct store *s)
 	return s->cfg.lease_ms;
 }
 
+bool store_keeps_copies(const struct store *s)
+{
+	return s->cfg.keep_copies;
+}
+
 int64_t store_peer_timeout_ns(const struct store *s)
 {
 	return s->cfg.peer_timeout_ns;

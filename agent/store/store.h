@@ -192,6 +192,7 @@ uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
 uint32_t store_retry_ms(const struct store *s);
 /* For how long EXISTS leases objects of other agents at most, and how many for a session. */
 uint32_t store_lease_ms(const struct store *s);
+bool store_keeps_copies(const struct store *s);
 int64_t store_peer_timeout_ns(const struct store *s);
 uint32_t store_leases_max(const struct store *s);
 
@@ -204,6 +205,9 @@ struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max);
 /* The bytes of o, of store_copy_begin(), are in place: their CRC-32C is sum, and should be crc. The GET gets it. Consumes o. */
 void store_arrivals_add(struct store_arrivals *a, struct store_object *o, uint32_t crc,
 			uint32_t sum, struct store_get *get);
+/* An object of another agent went to a client, without a place here. */
+void store_passed(const struct store_member *m, struct store_key key, uint64_t bytes,
+		  uint32_t cost_us);
 /*
  * Each GET holds its object from now on. Those that are right appear in the store, or, without copies, end with their GET. The others are
  * corrupt, and their bytes are zeros. Consumes the arrivals.

@@ -102,9 +102,10 @@ def test_name_spaces_are_apart(pair):
             assert here.get(b"key") == b"value"
 
 
-def test_owner_is_lost(pair):
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_owner_is_lost(pair, keep):
     """A copy of another agent would be read; there is none, and each GET has its answer within a second or so."""
-    owner, reader = pair()
+    owner, reader = pair(reader={"store.keep_copies": keep})
     with User(owner, space="kv") as there, User(reader, space="kv", size=32 * MIB) as here:
         keys = [b"%d" % i for i in range(8)]
         for key in keys:

@@ -5,7 +5,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
@@ -15,6 +17,7 @@
 #include "agent/model/peer_link.h"
 #include "agent/model/store_ask.h"
 #include "lib/crc32c.h"
+#include "lib/fault.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/ring_rig.h"
@@ -41,13 +44,16 @@ static struct rig {
 	struct dray_list slices;       /* being read */
 	/* all of the test, and those that the worker still has, or has sent */
 	struct store_ask *asks[ASKS_MAX];
-	unsigned n_asks, n_ended, n_stopped, n_over;
+	unsigned n_asks, n_ended, n_stopped, n_over, n_faults;
 	uint64_t over[ASKS_MAX]; /* sources that are not needed any more */
 	struct snapshot *snapshot;
 	struct region_view *segment; /* the store's first one, once it is added */
 	uint64_t length;             /* of the first object of each answer */
 	bool keep_answer;            /* the test gives it back */
 	bool counts;                 /* each byte of an object has a value of its own */
+	dray_handle region;          /* of GETs */
+	uint32_t step,
+		apart; /* item i has the place step * i % 32 of them, which are so far apart */
 } rig;
 
 /* --- the transport ---------------------------------------------------------------------------------- */
@@ -120,7 +126,7 @@ static void count_nothing(struct owner_account *a)
 {
 }
 
-static void make(int64_t peer_timeout_ns)
+static void make(int64_t peer_timeout_ns, bool keep_copies)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct store_config cfg = {
@@ -129,7 +135,7 @@ static void make(int64_t peer_timeout_ns)
 		.policy = POLICY_LRU,
 		.evict = true,
 		.asks = true,
-		.keep_copies = true,
+		.keep_copies = keep_copies,
 		.retry_ms = 7,
 		.peer_timeout_ns = peer_timeout_ns,
 		.lease_ms = 5000,
@@ -143,6 +149,9 @@ static void make(int64_t peer_timeout_ns)
 
 	memset(&rig, 0, sizeof(rig));
 	rig.length = BYTES;
+	rig.region = RING_RIG_FROM;
+	rig.step = 1;
+	rig.apart = PLACE;
 	dray_list_init(&rig.slices);
 	assert_true(sd_event_new(&rig.event) >= 0);
 	cfg.disk.event = rig.event;
@@ -159,14 +168,21 @@ static void make(int64_t peer_timeout_ns)
 
 static int set_up(void **state)
 {
-	make(3600 * DRAY_NS_PER_SEC);
+	make(3600 * DRAY_NS_PER_SEC, true);
+	return 0;
+}
+
+/* Bytes go to the memory of the client. */
+static int set_up_straight(void **state)
+{
+	make(3600 * DRAY_NS_PER_SEC, false);
 	return 0;
 }
 
 /* Each turn of the worker looks whether agents are silent. */
 static int set_up_looking(void **state)
 {
-	make(0);
+	make(0, true);
 	return 0;
 }
 
@@ -190,6 +206,8 @@ static void turn(void)
 			dray_close(ev.fd);
 		else if (ev.type == EVENT_SNAPSHOT)
 			rig.snapshot = ev.snapshot;
+		else if (ev.type == EVENT_SESSION_FAULT)
+			rig.n_faults++;
 	}
 	assert_true(rig.n_asks < ASKS_MAX);
 }
@@ -228,7 +246,7 @@ static void get(uint64_t id, uint32_t deadline_ms, const char *keys)
 	static uint8_t buf[DMSG_MESSAGE_MAX];
 	uint32_t n = (uint32_t)strlen(keys);
 	uint8_t blob[64], items[32 * DMSG_STORE_ITEM_SIZE], ranges[32 * DMSG_STORE_RANGE_SIZE];
-	struct dmsg_store_get m = { .region = RING_RIG_FROM,
+	struct dmsg_store_get m = { .region = rig.region,
 				    .deadline_ms = deadline_ms,
 				    .space = { "kv", 2 },
 				    .keys = { blob, 2 * n },
@@ -242,7 +260,8 @@ static void get(uint64_t id, uint32_t deadline_ms, const char *keys)
 		dmsg_store_item_put(items + (size_t)i * DMSG_STORE_ITEM_SIZE,
 				    &(struct dmsg_store_item){ .ranges = 1 });
 		dmsg_store_range_put(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE,
-				     &(struct dmsg_store_range){ (uint64_t)i * PLACE, BYTES });
+				     &(struct dmsg_store_range){
+					     (uint64_t)(i * rig.step % 32) * rig.apart, BYTES });
 	}
 	bytes = dmsg_store_get_encode(buf, sizeof(buf), id, &m);
 	assert_true(bytes > 0);
@@ -516,7 +535,14 @@ static void test_found(void **state)
 	assert_int_equal(rig.ring.memory[0][BYTES - 1], 'x');
 	assert_int_equal(rig.ring.memory[0][2 * PLACE], 0);
 	assert_int_equal(rig.n_ended, 1);
-	/* the copy is here */
+}
+
+static void test_copy_stays(void **state)
+{
+	get(1, 0, "a");
+	tell("0", at_both);
+	read_as('x', 0, NULL);
+	answered(1, 0, "K");
 	get(2, 0, "a");
 	answered(2, 0, "K");
 	assert_int_equal(rig.n_asks, 1);
@@ -539,10 +565,116 @@ static void test_slices(void **state)
 	tell("0000", at_peer);
 	read_backwards(3 * 4096 + 99);
 	answered(2, 0, "KKKC");
-	/* what was right stays */
-	get(3, 0, "abdefgh");
-	answered(3, 0, "KKKKKKK");
+}
+
+/* --- straight to the client ------------------------------------------------------------------------------- */
+
+/* The first slice is received to the memory of region i. */
+static bool reads_to(unsigned i)
+{
+	const struct slice *s = dray_list_first(&rig.slices, struct slice, link);
+	const uint8_t *p = s->local[0].iov_base, *memory = rig.ring.memory[i];
+
+	return p >= memory && p < memory + RING_RIG_BYTES;
+}
+
+static void test_straight(void **state)
+{
+	memset(rig.ring.memory[0], 'z', RING_RIG_BYTES);
+	rig.counts = true;
+	rig.step = 25;
+	get(1, 0, "abcd");
+	tell("0N00", at_both);
+	assert_true(reads_to(0));
+	read_backwards(3 * 4096 + 99);
+	answered(1, 0, "KNKC");
+	for (unsigned k = 0; k < PLACE; k++) {
+		assert_int_equal(rig.ring.memory[0][k], k < BYTES ? k : 'z');
+		assert_int_equal(rig.ring.memory[0][25 * PLACE + k], 'z');
+		assert_int_equal(rig.ring.memory[0][18 * PLACE + k], k < BYTES ? k : 'z');
+		assert_int_equal(rig.ring.memory[0][11 * PLACE + k], k < BYTES ? 0 : 'z');
+	}
+	/* nothing has a place here */
+	assert_int_equal(store_totals(rig.store).memory, 0);
+	assert_int_equal(store_totals(rig.store).copies, 2);
+	get(2, 0, "a");
 	assert_int_equal(rig.n_asks, 2);
+	tell("N", NULL);
+	answered(2, 0, "N");
+}
+
+/* Ranges that overlap have the bytes of some object, as after a copy. */
+static void test_ranges_overlap(void **state)
+{
+	rig.apart = BYTES - 1;
+	rig.step = 31;
+	get(1, 0, "abc");
+	tell("000", at_both);
+	assert_false(reads_to(0));
+	read_as('x', 0, NULL);
+	answered(1, 0, "KKK");
+	rig.apart = BYTES;
+	get(2, 0, "abc");
+	tell("000", at_both);
+	assert_true(reads_to(0));
+	read_as('x', 0, NULL);
+	answered(2, 0, "KKK");
+}
+
+/* Processors do not reach the region. */
+static void test_other_memory(void **state)
+{
+	rig.region = RING_RIG_FROM + 1;
+	rig.ring.regions[1]->memory = REGION_GPU;
+	get(1, 0, "a");
+	tell("0", at_both);
+	assert_false(reads_to(1));
+	read_as('x', 0, NULL);
+	answered(1, DRAY_E_UNSUPPORTED, "T");
+}
+
+static void test_region_is_gone(void **state)
+{
+	rig.region = RING_RIG_FROM + 1;
+	get(1, 0, "ab");
+	tell("01", at_both);
+	read_as('x', 0, NULL);
+	assert_true(reads_to(1));
+	post((struct command){ .type = COMMAND_DROP,
+			       .kind = OBJECT_REGION,
+			       .handle = rig.region,
+			       .code = DRAY_E_REVOKED,
+			       .mode = DROP_STOP });
+	answered(1, DRAY_E_REVOKED, "KT");
+	assert_int_equal(rig.n_asks, 1);
+	assert_int_equal(rig.n_ended, 1);
+}
+
+/* The client takes the pages away before the checksum is computed. */
+static void test_pages_are_gone(void **state)
+{
+	struct core *c = &rig.ring.worker->core;
+	struct extent_view *e = &rig.ring.regions[1]->extents[0];
+	uint8_t *before = e->base;
+	int fd = memfd_create("x", MFD_CLOEXEC);
+	struct slice *s;
+
+	assert_int_equal(fault_init(), 0);
+	assert_int_equal(ftruncate(fd, RING_RIG_BYTES), 0);
+	e->base = mmap(NULL, RING_RIG_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(e->base != MAP_FAILED);
+	rig.region = RING_RIG_FROM + 1;
+	get(1, 0, "a");
+	tell("0", at_both);
+	s = dray_list_pop(&rig.slices, struct slice, link);
+	assert_int_equal(ftruncate(fd, 0), 0);
+	xfer_slice_done(c, s, 0, NULL);
+	turn();
+	answered(1, DRAY_E_REGION_FAULT, "T");
+	assert_int_equal(rig.n_faults, 1);
+	munmap(e->base, RING_RIG_BYTES);
+	close(fd);
+	e->base = before;
 }
 
 /* A GET reads what an EXISTS has found, and nobody is asked again. */
@@ -681,13 +813,13 @@ static void test_sources_end(void **state)
 static void test_owner_refuses(void **state)
 {
 	static const uint32_t codes[] = { DRAY_E_DRAINING, DRAY_E_DEADLINE, DRAY_E_CANCELLED };
+	static const char *const keys[] = { "ab", "cd", "ef" };
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(codes); i++) {
-		get(1 + i, 0, "ab");
-		tell(i ? "0" : "01", at_both);
+		get(1 + i, 0, keys[i]);
+		tell("01", at_both);
 		read_as(0, codes[i], XFER_REFUSED_DETAIL);
-		if (!i)
-			read_as('x', 0, NULL);
+		read_as('x', 0, NULL);
 		assert_int_equal(rig.asks[rig.n_asks - 1]->n, 1);
 		tell("N", NULL);
 		answered(1 + i, 0, "LK");
@@ -1289,14 +1421,26 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_found, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_copy_stays, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slices, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slices, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_straight, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_ranges_overlap, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_other_memory, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_region_is_gone, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_pages_are_gone, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_exists_and_get, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_exists_and_get, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_held_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_exists_without_answers, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_refused_is_busy, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_sources_end, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_sources_end, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_owner_refuses, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_source, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_slow_source, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_silent_agent, set_up_looking, tear_down),
 		cmocka_unit_test_setup_teardown(test_looks, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_silence_of_an_agent_that_is_not_asked,
@@ -1304,13 +1448,22 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_session_ends_beside_silence, set_up_looking,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_lease_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_lease_ends, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_agent_is_lost, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_agent_is_lost, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_deadline, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_cancel, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_drain, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_late_with_held, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_late_with_held, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_with_held, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_with_held, set_up_straight,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_devices, set_up, tear_down),

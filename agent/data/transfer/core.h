@@ -194,7 +194,7 @@ struct xfer {
 	bool outlived;                  /* of struct xfer_request */
 	struct dray_heap_node deadline; /* by time in ns */
 	/* of struct xfer_request */
-	void (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
+	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;
 	enum xfer_phase phase;

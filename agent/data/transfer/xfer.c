@@ -366,8 +366,11 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 
 	if (x)
 		x->n_resent += s->retried;
-	if (x && !code && x->arrived)
-		x->arrived(c, x, s);
+	if (x && !code && x->arrived && x->arrived(c, x, s) < 0) {
+		xfer_memory_fault(c, x->local->view->session);
+		code = DRAY_E_REGION_FAULT;
+		detail = XFER_FAULT_DETAIL;
+	}
 	sched_slice_free(c, s);
 	if (!x)
 		return;

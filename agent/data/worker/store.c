@@ -136,20 +136,27 @@ static int item_bytes_check(const uint8_t *ranges, uint32_t n, uint64_t *ret,
 				"a key has no range for its value");
 }
 
-void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges)
+uint32_t item_ops(uint8_t *ops, const uint8_t *ranges, uint64_t at, uint64_t left)
 {
-	uint64_t at = store_object_offset(b->gets[item].object), left = b->results[item].length;
+	uint32_t n = 0;
 
-	for (uint32_t i = 0; left; i++) {
+	for (; left; n++) {
 		struct dmsg_store_range r;
 		struct dmsg_op op;
 
-		dmsg_store_range_get(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE, &r);
+		dmsg_store_range_get(ranges + (size_t)n * DMSG_STORE_RANGE_SIZE, &r);
 		op = (struct dmsg_op){ r.offset, at, dray_min(r.length, left) };
-		dmsg_op_put(b->ops + (size_t)b->n_ops++ * DMSG_OP_SIZE, &op);
+		dmsg_op_put(ops + (size_t)n * DMSG_OP_SIZE, &op);
 		at += op.length;
 		left -= op.length;
 	}
+	return n;
+}
+
+void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges)
+{
+	b->n_ops += item_ops(b->ops + (size_t)b->n_ops * DMSG_OP_SIZE, ranges,
+			     store_object_offset(b->gets[item].object), b->results[item].length);
 }
 
 uint64_t item_bytes(const uint8_t *ranges, uint32_t n)

@@ -42,6 +42,8 @@ void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_m
 		   struct store_key key, uint64_t room);
 /* Adds the operations between the ranges of an item and its object, whose length is in the result. */
 void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges);
+/* Writes the operations between the ranges of an item, which have room for `left` bytes, and so many bytes from `at` on. Their number. */
+uint32_t item_ops(uint8_t *ops, const uint8_t *ranges, uint64_t at, uint64_t left);
 /* The sum of the ranges of an item, which are checked. */
 uint64_t item_bytes(const uint8_t *ranges, uint32_t n);
 

@@ -45,6 +45,7 @@ struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 	}
 	f->region = m->region;
 	f->n_items = m->items.n;
+	f->n_ranges = m->ranges.n;
 	f->items = memcpy(f->data, m->items.p, items);
 	f->ranges = memcpy(f->data + items, m->ranges.p, ranges);
 	return f;
@@ -77,8 +78,11 @@ void fetch_drop_ask(struct wsession *s, struct store_ask *k)
 
 void fetch_place_end(struct fetch *f, uint32_t i)
 {
-	struct store_object *o = dray_take(f->objects[i]);
+	struct store_object *o = dray_take(f->landings[i].object);
 
+	f->landings[i].wanted = false;
+	if (!o)
+		return;
 	if (f->lingering && f->ask->v[i].source == f->source)
 		reading_keep(f->lingering, o);
 	else
@@ -89,16 +93,15 @@ void fetch_free(struct fetch *f)
 {
 	struct worker *w = worker_of_fetch(f);
 
-	for (uint32_t i = 0; f->ask && f->objects && i < f->ask->n; i++)
-		if (f->objects[i])
-			fetch_place_end(f, i);
+	for (uint32_t i = 0; f->ask && f->landings && i < f->ask->n; i++)
+		fetch_place_end(f, i);
 	if (f->ask || f->asked)
 		ask_end_held(f->ask ? f->ask : f->asked);
 	if (f->asked)
 		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
 	ask_end(w, f->ask);
 	store_arrivals_drop(f->arrivals);
-	free(f->objects);
+	free(f->landings);
 	free(f->ops);
 	silence_end(&f->silence);
 	dray_list_del(&f->asking);

@@ -5,6 +5,7 @@
 #include "agent/data/worker/store_batch.h"
 #include "agent/data/worker/store_silence.h"
 
+struct landing;
 struct reading;
 
 struct fetch {
@@ -24,9 +25,10 @@ struct fetch {
 	struct silence silence;    /* of the agent that it reads from */
 	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
 	struct store_arrivals *arrivals;
-	struct store_object **objects; /* by key of the ask, while they are read */
+	bool straight;            /* bytes that come by frames go to the ranges of the client */
+	struct landing *landings; /* by key of the ask, while they are read; and room for as many */
 	uint8_t *ops;
-	uint32_t n_items;
+	uint32_t n_items, n_ranges;
 	const uint8_t *items, *ranges; /* of the request, in wire form */
 	uint32_t at_item;              /* ranges_of() goes on there */
 	const uint8_t *at_ranges;
@@ -53,7 +55,7 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err);
 void fetch_send(struct fetch *f, struct store_ask *k);
 /* Ends an ask that the fetch does not have, with what it has taken over from an EXISTS. */
 void fetch_drop_ask(struct wsession *s, struct store_ask *k);
-/* The object of a key is not wanted any more. */
+/* The bytes of a key are not wanted any more. */
 void fetch_place_end(struct fetch *f, uint32_t i);
 
 /* Milliseconds from now; at least one. */

@@ -2,8 +2,12 @@
 #include "agent/data/worker/store_place.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "agent/data/transfer/object.h"
+#include "agent/data/worker/store_reading.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 /* Goes on from the item of the last call, because the keys of an ask have the order of their items. */
 static const uint8_t *ranges_of(struct fetch *f, uint32_t item, uint32_t *ret_n)
@@ -58,21 +62,29 @@ void place_failed(struct fetch *f, struct store_asked *k)
 }
 
 /* A place for the object of a key. */
-static struct store_object *place(struct fetch *f, struct store_asked *k)
+static void place(struct fetch *f, uint32_t i)
 {
 	struct worker *w = worker_of_fetch(f);
+	struct store_asked *k = &f->ask->v[i];
+	struct landing *l = &f->landings[i];
 	struct store_key key = { k->key, k->n_key };
 	struct dmsg_store_result *r = &f->batch->results[k->item];
-	struct store_object *o = NULL;
 	uint32_t n;
 	const uint8_t *ranges = ranges_of(f, k->item, &n);
 	uint64_t room = item_bytes(ranges, n);
 
-	r->length = k->length;
+	l->bytes = r->length = k->length;
 	r->tier = DMSG_STORE_TIER_AGENT;
-	r->status = k->length > room ? DMSG_STORE_STATUS_TOO_LARGE :
-				       store_copy_begin(f->member, key, k->length, k->cost_us, &o);
-	if (r->status == DMSG_STORE_STATUS_EXISTS) {
+	r->status = DMSG_STORE_STATUS_TOO_LARGE;
+	if (k->length > room)
+		return;
+	l->wanted = f->straight && !f->ask->sources[k->source].keys;
+	if (!l->wanted)
+		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, &l->object);
+	l->wanted |= l->object != NULL;
+	if (l->wanted) {
+		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
+	} else if (r->status == DMSG_STORE_STATUS_EXISTS) {
 		/* it came meanwhile */
 		batch_get_one(w, f->batch, k->item, f->member, key, room);
 		if (f->batch->gets[k->item].object)
@@ -81,9 +93,85 @@ static struct store_object *place(struct fetch *f, struct store_asked *k)
 		r->wait_ms = store_retry_ms(w->store);
 		core_count(w->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
 	}
-	if (o)
-		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
-	return o;
+}
+
+uint32_t place_ops(struct fetch *f, uint32_t i, uint8_t *ops)
+{
+	const struct store_asked *k = &f->ask->v[i];
+	const struct store_object *o = f->landings[i].object;
+	uint32_t n;
+
+	if (!o)
+		return item_ops(ops, ranges_of(f, k->item, &n), k->offset, k->length);
+	dmsg_op_put(ops, &(struct dmsg_op){ store_object_offset(o), k->offset, k->length });
+	return 1;
+}
+
+struct zeros {
+	const struct region_view *region;
+	uint64_t offset, bytes;
+};
+
+static void write_zeros(void *arg)
+{
+	const struct zeros *z = arg;
+	const struct extent_view *e = &z->region->extents[region_view_find(z->region, z->offset)];
+	uint64_t at = z->offset, left = z->bytes;
+
+	for (; left; e++) {
+		uint64_t n = dray_min(left, e->start + e->length - at);
+
+		memset(e->base + (at - e->start), 0, n);
+		at += n;
+		left -= n;
+	}
+}
+
+/* The bytes in the ranges of a key are wrong. */
+static void clear_ranges(struct fetch *f, const struct store_asked *k,
+			 const struct region_view *region)
+{
+	uint32_t n;
+	const uint8_t *ranges = ranges_of(f, k->item, &n);
+
+	for (uint64_t left = k->length; left; ranges += DMSG_STORE_RANGE_SIZE) {
+		struct dmsg_store_range r;
+		struct zeros z;
+
+		dmsg_store_range_get(ranges, &r);
+		z = (struct zeros){ region, r.offset, dray_min(r.length, left) };
+		if (fault_run(write_zeros, &z) < 0) {
+			xfer_memory_fault(&worker_of_fetch(f)->core, region->o.session);
+			return;
+		}
+		left -= z.bytes;
+	}
+}
+
+void place_arrived(struct fetch *f, uint32_t i, uint32_t sum, const struct region_view *region)
+{
+	struct store_asked *k = &f->ask->v[i];
+	struct landing *l = &f->landings[i];
+	struct store_get *g = &f->batch->gets[k->item];
+	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+	bool right = sum == k->crc;
+
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
+	l->wanted = false;
+	if (l->object) {
+		g->arrives = true;
+		store_arrivals_add(f->arrivals, dray_take(l->object), k->crc, sum, g);
+		return;
+	}
+	f->batch->results[k->item].status = right ? DMSG_STORE_STATUS_OK :
+						    DMSG_STORE_STATUS_CORRUPT;
+	if (!right) {
+		clear_ranges(f, k, region);
+		return;
+	}
+	core_count(counters, DRAY_METRIC_STORE_READ_BYTES_TOTAL, k->length);
+	store_passed(f->member, (struct store_key){ k->key, k->n_key }, k->length, k->cost_us);
 }
 
 void place_lost(struct fetch *f, uint32_t i, bool slow)
@@ -99,14 +187,50 @@ void place_lost(struct fetch *f, uint32_t i, bool slow)
 		place_failed(f, k);
 }
 
-/* Room for the objects of the ask, and the operations that read them. */
+static int by_start(const void *a, const void *b)
+{
+	const struct dmsg_store_range *x = a, *y = b;
+
+	return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* Checksums of bytes that others overwrite would be wrong. Also true without memory to find out. */
+static bool may_overlap(const struct fetch *f)
+{
+	dray_auto_free struct dmsg_store_range *r = malloc(f->n_ranges * sizeof(*r));
+	bool sorted = true;
+
+	for (uint32_t i = 0; r && i < f->n_ranges; i++) {
+		dmsg_store_range_get(f->ranges + (size_t)i * DMSG_STORE_RANGE_SIZE, &r[i]);
+		sorted &= !i || r[i].offset >= r[i - 1].offset;
+	}
+	if (r && !sorted)
+		qsort(r, f->n_ranges, sizeof(*r), by_start);
+	for (uint32_t i = 1; r && i < f->n_ranges; i++)
+		if (r[i].offset - r[i - 1].offset < r[i - 1].length)
+			return true;
+	return !r;
+}
+
+static bool may_go_straight(const struct fetch *f)
+{
+	struct worker *w = worker_of_fetch(f);
+	const struct object *region = store_keeps_copies(w->store) ?
+					      NULL :
+					      object_get(&w->core, OBJECT_REGION, f->region);
+
+	return region && object_region(region)->memory == REGION_HOST && !may_overlap(f);
+}
+
+/* Room for what the ask has found, and the operations that read it. */
 static bool make_room(struct fetch *f, uint32_t n)
 {
-	free(f->objects);
+	free(f->landings);
 	free(f->ops);
-	f->objects = calloc(n, sizeof(struct store_object *));
-	f->ops = malloc((size_t)n * DMSG_OP_SIZE);
-	return f->objects && f->ops;
+	f->straight = may_go_straight(f);
+	f->landings = calloc(2 * (size_t)n, sizeof(f->landings[0]));
+	f->ops = malloc((size_t)dray_max(n, f->n_ranges) * DMSG_OP_SIZE);
+	return f->landings && f->ops;
 }
 
 bool places_begin(struct fetch *f)
@@ -117,7 +241,7 @@ bool places_begin(struct fetch *f)
 		return false;
 	for (uint32_t i = 0; i < k->n; i++)
 		if (!k->v[i].status)
-			f->objects[i] = place(f, &k->v[i]);
+			place(f, i);
 		/* else it is looked up again */
 		else if (k->v[i].status != DMSG_STORE_STATUS_NOT_TRIED)
 			place_failed(f, &k->v[i]);

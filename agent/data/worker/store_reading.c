@@ -11,7 +11,7 @@
 #define SEGMENTS_MAX 64
 
 /* Keys of all places, for devices. NULL: they have not registered all of them. */
-static struct rail_keys *keys_of_places(struct worker *w, struct store_object *const *objects,
+static struct rail_keys *keys_of_places(struct worker *w, const struct landing *landings,
 					uint32_t n)
 {
 	dray_handle segments[SEGMENTS_MAX];
@@ -20,7 +20,7 @@ static struct rail_keys *keys_of_places(struct worker *w, struct store_object *c
 	uint32_t n_segments = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
-		dray_handle name = store_object_segment(objects[i]);
+		dray_handle name = store_object_segment(landings[i].object);
 		const struct object *o;
 		uint32_t k = 0;
 
@@ -39,7 +39,7 @@ static struct rail_keys *keys_of_places(struct worker *w, struct store_object *c
 }
 
 struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t source,
-			    struct store_object *const *objects, uint32_t n)
+			    const struct landing *landings, uint32_t n)
 {
 	const struct store_source *s = &ask->sources[source];
 	size_t each = sizeof(struct store_object *) + sizeof(struct arriving);
@@ -51,7 +51,7 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 	r->arriving = (void *)(r->objects + n);
 	r->n_arriving = n;
 	for (uint32_t i = 0; i < n; i++)
-		r->arriving[i].end = end += store_object_bytes(objects[i]);
+		r->arriving[i].end = end += landings[i].bytes;
 	r->view = s->view;
 	r->ask = ask;
 	r->source = source;
@@ -63,7 +63,7 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 	/* devices may be why it is asked again */
 	if (!s->keys || ask->again)
 		return r;
-	r->local.keys = keys_of_places(w, objects, n);
+	r->local.keys = keys_of_places(w, landings, n);
 	r->remote.keys = r->local.keys ? rail_keys_ref(s->keys) : NULL;
 	if (!r->local.keys)
 		core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_UNREGISTERED_TOTAL, n);

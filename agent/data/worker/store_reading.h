@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transfers that read objects of other agents into the store, and the leases of what they read. An RDMA device may go on with a
+ * The transfers that read objects of other agents, and the leases of what they read. An RDMA device may go on with a
  * transfer that was stopped: then the places here, and the lease of the bytes there, last until it has finished.
  */
 #pragma once
@@ -11,9 +11,16 @@
 struct store_ask;
 struct store_source;
 
+/* Where the bytes of an object go. */
+struct landing {
+	bool wanted;
+	struct store_object *object; /* a place in the store; NULL: the ranges of the client */
+	uint64_t bytes;
+};
+
 struct reading {
 	struct dray_list link; /* on worker->readings, after its end */
-	/* The places of its objects and the source, for its transfer. */
+	/* The store and the source, for its transfer. */
 	struct object local, remote;
 	struct remote_view view;
 	/* What it reads from. */
@@ -27,9 +34,12 @@ struct reading {
 	struct store_object *objects[]; /* whose places devices may still write to */
 };
 
-/* NULL: no memory. ask and source: what has the lease. objects: n, that are read from it, in this order. */
+/*
+ * NULL: no memory. ask and source: what has the lease. landings: of the n objects that are read from it, in this order; all of them in the
+ * store, or none.
+ */
 struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t source,
-			    struct store_object *const *objects, uint32_t n);
+			    const struct landing *landings, uint32_t n);
 /* Its transfer ends now. True: devices may go on with it, so it takes the objects that reading_keep() gives it. */
 bool reading_end(struct worker *w, struct reading *r);
 void reading_keep(struct reading *r, struct store_object *o);

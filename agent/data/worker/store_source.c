@@ -30,10 +30,10 @@ static void sources_end(struct fetch *f)
 	for (uint32_t i = 0; i < k->n_sources; i++)
 		k->sources[i].wanted = false;
 	for (uint32_t i = 0; i < k->n; i++)
-		if (f->objects[i] && !k->sources[k->v[i].source].wanted) {
+		if (f->landings[i].wanted && !k->sources[k->v[i].source].wanted) {
 			k->sources[k->v[i].source].wanted = true;
 			n++;
-		} else if (!f->objects[i] && k->v[i].held) {
+		} else if (!f->landings[i].wanted && k->v[i].held) {
 			held_end(dray_take(k->v[i].held));
 		}
 	/* else all end with the ask */
@@ -42,24 +42,23 @@ static void sources_end(struct fetch *f)
 			source_done(worker_of_fetch(f), k, i);
 }
 
-/* The operations of the source, and its objects. Their number. */
-static uint32_t source_ops(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
+/* What is read from a source, and by how many operations. */
+struct source_reads {
+	struct landing *landings;
+	uint32_t n, n_ops;
+	uint64_t bytes;
+};
+
+static void source_ops(struct fetch *f, struct source_reads *r)
 {
-	uint32_t n = 0;
-
-	*ret_bytes = 0;
+	*r = (struct source_reads){ .landings = f->landings + f->ask->n };
 	for (uint32_t i = 0; i < f->ask->n; i++) {
-		const struct store_asked *k = &f->ask->v[i];
-		struct dmsg_op op;
-
-		if (!f->objects[i] || k->source != f->source)
+		if (!f->landings[i].wanted || f->ask->v[i].source != f->source)
 			continue;
-		objects[n] = f->objects[i];
-		op = (struct dmsg_op){ store_object_offset(f->objects[i]), k->offset, k->length };
-		dmsg_op_put(f->ops + (size_t)n++ * DMSG_OP_SIZE, &op);
-		*ret_bytes += k->length;
+		r->landings[r->n++] = f->landings[i];
+		r->n_ops += place_ops(f, i, f->ops + (size_t)r->n_ops * DMSG_OP_SIZE);
+		r->bytes += f->landings[i].bytes;
 	}
-	return n;
 }
 
 /*
@@ -77,7 +76,7 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool
 		const struct store_source *s = &f->ask->sources[k->source];
 		bool lasts;
 
-		if (!f->objects[i] || s->view.peer != peer)
+		if (!f->landings[i].wanted || s->view.peer != peer)
 			continue;
 		/* deadlines are in milliseconds */
 		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
@@ -89,33 +88,24 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool
 	}
 }
 
-/*
- * What was read from the source arrives. r NULL: after the end of the lease, so that nothing was read, or it may be bytes of another
- * object.
- */
-static void source_end(struct fetch *f, const struct reading *r)
+/* The lease of the source has ended: nothing was read, or it may be bytes of another object. */
+static void source_lapsed(struct fetch *f)
 {
-	struct data_counters *counters = worker_of_fetch(f)->core.counters;
-	uint32_t n = 0;
-
-	if (r)
-		f->batch->agents_ns = dray_now().ns;
-	for (uint32_t i = 0; i < f->ask->n; i++) {
-		struct store_asked *k = &f->ask->v[i];
-		struct store_get *g = &f->batch->gets[k->item];
-
-		if (!f->objects[i] || k->source != f->source)
-			continue;
-		if (!r) {
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->landings[i].wanted && f->ask->v[i].source == f->source)
 			place_lost(f, i, true);
-			continue;
-		}
-		core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
-		core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
-		g->arrives = true;
-		store_arrivals_add(f->arrivals, dray_take(f->objects[i]), k->crc,
-				   r->arriving[n++].crc, g);
-	}
+}
+
+/* All its bytes are in place. region: of the client. */
+static void source_arrived(struct fetch *f, const struct reading *r,
+			   const struct region_view *region)
+{
+	const struct arriving *next = r->arriving;
+
+	f->batch->agents_ns = dray_now().ns;
+	for (uint32_t i = 0; i < f->ask->n; i++)
+		if (f->landings[i].wanted && f->ask->v[i].source == f->source)
+			place_arrived(f, i, next++->crc, region);
 }
 
 /* The word of the other agent, whatever it is. */
@@ -131,16 +121,19 @@ static bool ends_all(const struct fetch *f, const struct xfer *x)
 		return true;
 	if (is_refused(x))
 		return false;
+	/* the region of the client is gone, or pages of it */
+	if (x->code == DRAY_E_REGION_FAULT || x->code == x->local->drop_code)
+		return true;
 	if (x->code == DRAY_E_DEADLINE)
 		return fetch_is_late(f) || worker_of_fetch(f)->core.now_ns < x->deadline.key;
 	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED;
 }
 
-static void slice_arrived(struct core *c, struct xfer *x, const struct slice *s)
+static int slice_arrived(struct core *c, struct xfer *x, const struct slice *s)
 {
 	const struct fetch *f = x->ended_arg;
 
-	arriving_add(f->reading->arriving, f->reading->n_arriving, s);
+	return arriving_add(f->reading->arriving, f->reading->n_arriving, s);
 }
 
 static void source_read(struct core *c, struct xfer *x)
@@ -157,11 +150,13 @@ static void source_read(struct core *c, struct xfer *x)
 	}
 	/* the word of this agent: fetch_fenced() */
 	if (x->code == DRAY_E_REVOKED && !is_refused(x))
-		source_end(f, NULL);
+		source_lapsed(f);
 	else if (x->code)
 		agent_lost(f, r, silent || (x->code == DRAY_E_DEADLINE && !is_refused(x)), silent);
+	else if (c->now_ns >= f->ask->sources[f->source].end_ns)
+		source_lapsed(f);
 	else
-		source_end(f, c->now_ns < f->ask->sources[f->source].end_ns ? r : NULL);
+		source_arrived(f, r, object_region(x->local));
 	f->lingering = NULL;
 	f->source++;
 	sources_end(f);
@@ -191,20 +186,20 @@ static struct store_ask *lease_of(const struct fetch *f, uint32_t *ret_source)
 }
 
 /* 0, or -EINVAL with err. */
-static int source_start(struct fetch *f, struct store_object *const *objects, uint32_t n_ops,
-			uint64_t bytes, struct dray_err *err)
+static int source_start(struct fetch *f, const struct source_reads *reads, struct dray_err *err)
 {
 	struct wsession *s = f->session;
 	uint32_t source;
 	struct store_ask *lease = lease_of(f, &source);
-	struct reading *reading = reading_new(s->worker, lease, source, objects, n_ops);
+	struct reading *reading = reading_new(s->worker, lease, source, reads->landings, reads->n);
 	struct xfer_request r = {
 		.spec = { .direction = DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
-			  .deadline_ms = fetch_time_until(f, source_end_ns(f, bytes)) },
+			  .deadline_ms = fetch_time_until(f, source_end_ns(f, reads->bytes)),
+			  .local = f->region },
 		.request_id = f->batch->request_id,
 		.ops = f->ops,
-		.n_ops = n_ops,
+		.n_ops = reads->n_ops,
 		.ops_ours = true,
 		.outlived = true,
 		.arrived = slice_arrived,
@@ -214,7 +209,7 @@ static int source_start(struct fetch *f, struct store_object *const *objects, ui
 
 	if (!reading)
 		return dray_err_set(err, -EINVAL, DRAY_E_NO_MEMORY, "no memory for the request");
-	r.local = &reading->local;
+	r.local = reads->landings[0].object ? &reading->local : NULL;
 	r.remote = &reading->remote;
 	f->reading = reading;
 	idset_del(&s->ids, r.request_id);
@@ -246,38 +241,36 @@ static bool look_again(struct fetch *f)
 	return true;
 }
 
-/* The next source that has something to read, unless its lease has ended. The number of its operations; 0: there is none. */
-static uint32_t find_source(struct fetch *f, struct store_object **objects, uint64_t *ret_bytes)
+/* The next source that has something to read, unless its lease has ended. False: there is none. */
+static bool find_source(struct fetch *f, struct source_reads *ret)
 {
 	for (; f->source < f->ask->n_sources; f->source++) {
-		uint32_t n = source_ops(f, objects, ret_bytes);
-
-		if (n && worker_of_fetch(f)->core.now_ns < f->ask->sources[f->source].end_ns)
-			return n;
-		if (!n)
+		source_ops(f, ret);
+		if (ret->n && worker_of_fetch(f)->core.now_ns < f->ask->sources[f->source].end_ns)
+			return true;
+		if (!ret->n)
 			continue;
-		source_end(f, NULL);
+		source_lapsed(f);
 		sources_end(f);
 	}
-	return 0;
+	return false;
 }
 
 static void next_source(struct fetch *f)
 {
-	struct store_object *objects[DMSG_STORE_KEYS_MAX];
 	struct wsession *s = f->session;
 	struct dray_err err = DRAY_ERR_NULL;
-	uint64_t bytes = 0;
-	uint32_t n = find_source(f, objects, &bytes);
+	struct source_reads reads;
+	bool found = find_source(f, &reads);
 
 	/* the end of the former transfer has given its id back */
-	if (!n && !idset_has(&s->ids, f->batch->request_id) &&
+	if (!found && !idset_has(&s->ids, f->batch->request_id) &&
 	    idset_add(&s->ids, f->batch->request_id) < 0) {
 		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		fetch_fail(f, 0, &err);
-	} else if (n && source_start(f, objects, n, bytes, &err) < 0) {
+	} else if (found && source_start(f, &reads, &err) < 0) {
 		fetch_fail(f, 0, &err);
-	} else if (!n && !look_again(f)) {
+	} else if (!found && !look_again(f)) {
 		places_done(f);
 	}
 }
@@ -310,7 +303,7 @@ void source_fenced(struct fetch *f, uint32_t source)
 		return;
 	}
 	for (uint32_t i = 0; i < f->ask->n; i++)
-		if (f->objects[i] && f->ask->v[i].source == source)
+		if (f->landings[i].wanted && f->ask->v[i].source == source)
 			place_lost(f, i, true);
 	sources_end(f);
 }

@@ -8,6 +8,7 @@
 #include "agent/data/transfer/core.h"
 #include "lib/cleanup.h"
 #include "lib/crc32c.h"
+#include "lib/fault.h"
 
 /* The object that has this byte of the transfer. */
 static struct arriving *find(struct arriving *v, uint32_t n, uint64_t at)
@@ -25,11 +26,18 @@ static struct arriving *find(struct arriving *v, uint32_t n, uint64_t at)
 	return v + from;
 }
 
-void arriving_add(struct arriving *v, uint32_t n, const struct slice *s)
+struct adding {
+	struct arriving *v; /* that has the first byte */
+	const struct slice *s;
+};
+
+static void add(void *arg)
 {
+	const struct adding *a = arg;
+	const struct slice *s = a->s;
+	struct arriving *v = a->v;
 	uint64_t at = s->at;
 
-	v = find(v, n, at);
 	for (uint16_t i = 0; i < s->n_local; i++) {
 		const uint8_t *p = s->local[i].iov_base;
 
@@ -44,4 +52,12 @@ void arriving_add(struct arriving *v, uint32_t n, const struct slice *s)
 			v += at == v->end;
 		}
 	}
+}
+
+int arriving_add(struct arriving *v, uint32_t n, const struct slice *s)
+{
+	struct adding a = { find(v, n, s->at), s };
+
+	/* it may be memory of a client */
+	return fault_run(add, &a);
 }

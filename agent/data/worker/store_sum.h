@@ -11,5 +11,5 @@ struct arriving {
 	uint32_t crc; /* once all its bytes have arrived; 0 before the first */
 };
 
-/* Counts the bytes of a slice of these objects. */
-void arriving_add(struct arriving *v, uint32_t n, const struct slice *s);
+/* Counts the bytes of a slice of these objects. 0, or -EFAULT: they cannot be read. */
+int arriving_add(struct arriving *v, uint32_t n, const struct slice *s);
