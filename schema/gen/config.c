@@ -697,7 +697,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(tcp.slices_in_flight), .def = "8",
 	  .allowed = "1 to 64",
 	  .min = INT64_C(1), .max = INT64_C(64),
-	  .doc = "Slices in flight on one stream." },
+	  .doc = "Whole slices in flight on one stream." },
 	{ .path = "transfer.slice_size", .section = "transfer", .name = "slice_size",
 	  .env = "DRAY_TRANSFER_SLICE_SIZE", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(transfer.slice_size), .def = "1MiB",

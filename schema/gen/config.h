@@ -753,7 +753,7 @@ struct dray_config {
 		int64_t streams; /* Bulk streams for each worker and peer. */
 		int64_t latency_streams; /* Latency streams for each worker and peer. */
 		int64_t buffer; /* Size of socket buffers; 0: the kernel's autotuning. */
-		int64_t slices_in_flight; /* Slices in flight on one stream. */
+		int64_t slices_in_flight; /* Whole slices in flight on one stream. */
 	} tcp;
 	struct {
 		/* Largest slice; also the quantum of the deficit round robin. */

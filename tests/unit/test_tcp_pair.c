@@ -280,16 +280,59 @@ static void test_many_streams(void **state)
 	lab_deinit(&lab);
 }
 
+/* Frames that wait for their answers, on all streams of side a. */
+static uint32_t in_flight(void)
+{
+	const struct tcp *t = a->tcp;
+	uint32_t n = 0;
+
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link)
+		if (s->side == &tcp_requester_side) {
+			const struct tcp_requester *p =
+				dray_container_of(s, struct tcp_requester, s);
+
+			n += p->tail - p->head;
+		}
+	return n;
+}
+
+/* Reads of so many bytes that one turn asks for, with n transfers of them at hand. */
+static uint32_t asked(uint64_t bytes, unsigned n)
+{
+	uint32_t asked_for;
+
+	a->n_ended = 0;
+	for (unsigned i = 0; i < n; i++)
+		lab_transfer1(a, i + 1, DMSG_DIRECTION_READ, 0, 0, bytes);
+	lab_side_turn(a);
+	asked_for = in_flight();
+	lab_until(&lab, a->n_ended == n);
+	return asked_for;
+}
+
+/* tcp.slices_in_flight counts whole slices: of small ones, as many bytes as one has may be in flight. */
+static void test_small_slices_in_flight(void **state)
+{
+	const unsigned streams = 2, whole = 8, n = 48;
+
+	if (lab_staging[0] || lab_staging[1])
+		return; /* buffers limit these */
+	lab_init(&lab, 4 * MIB, 1);
+	asked(64, 1);
+	lab_until(&lab, lab_counter(a, DRAY_METRIC_TCP_STREAMS) == streams);
+	assert_int_equal(asked(4096, n), n);
+	assert_int_equal(asked(MIB, n), streams * whole);
+	assert_int_equal(asked(MIB / 2, n), streams * whole);
+	lab_deinit(&lab);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_operation),
-		cmocka_unit_test(test_scattered_extents),
-		cmocka_unit_test(test_many_small),
-		cmocka_unit_test(test_random),
-		cmocka_unit_test(test_random_tiny_buffers),
-		cmocka_unit_test(test_random_faults),
-		cmocka_unit_test(test_many_streams),
+		cmocka_unit_test(test_one_operation), cmocka_unit_test(test_scattered_extents),
+		cmocka_unit_test(test_many_small),    cmocka_unit_test(test_small_slices_in_flight),
+		cmocka_unit_test(test_random),        cmocka_unit_test(test_random_tiny_buffers),
+		cmocka_unit_test(test_random_faults), cmocka_unit_test(test_many_streams),
 	};
 	static const char *const names[] = { "host memory", "the importing side's is a GPU's",
 					     "the owner's is a GPU's", "both are GPUs'" };

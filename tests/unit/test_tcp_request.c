@@ -77,7 +77,8 @@ static void test_bad_answers(void **state)
 		lab_settle(&hand.lab);
 		if (!lab_is_closed(&hand.lab, fd) || a->lost.n != i + 1)
 			fail_msg("accepted: %s", bad[i].what);
-		assert_int_equal(a->core.awaited, 0);
+		/* another stream asks again for what was to be read, soon or on a busy machine by now */
+		assert_true(a->core.awaited <= !bad[i].write);
 		assert_int_equal(a->lost.id[i], hand.lab.raw_id[2 * i]);
 		hand_dead(i);
 		lab_advance(&hand.lab, 6000);
@@ -102,7 +103,10 @@ static void test_answers_out_of_order(void **state)
 	uint64_t slice[8];
 	int fd;
 
-	hand_own_start();
+	hand_own_prepare();
+	/* two of these transfers have the bytes of a whole slice */
+	a->core.cfg.slice_size = 100;
+	hand_own_go();
 	for (unsigned i = 0; i < 8; i++)
 		lab_transfer1(a, i + 1, DMSG_DIRECTION_WRITE, i * 100, i, 50);
 	fd = hand_stream(1);

@@ -25,12 +25,14 @@ static struct tcp_requester *requester_of(const struct tcp_stream *s)
 	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_requester, s);
 }
 
-static uint32_t frames_left(const struct tcp_requester *p)
+/* For another slice: of small ones, more may be in flight than of whole ones. */
+static bool has_room(const struct tcp_requester *p)
 {
-	uint32_t max = dray_min(p->s.tcp->c->cfg.tcp_slices_in_flight, TCP_FRAMES_MAX);
+	const struct data_config *cfg = &p->s.tcp->c->cfg;
 	uint32_t used = p->tail - p->head;
 
-	return used < max ? max - used : 0;
+	return used < cfg->tcp_slices_in_flight ||
+	       (used < TCP_FRAMES_MAX && p->in_flight < cfg->slice_size);
 }
 
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
@@ -112,7 +114,7 @@ static bool batch_fill(struct tcp_requester *p)
 {
 	uint64_t sent = 0, asked = 0;
 
-	while (frames_left(p) && sent < BATCH_BYTES && asked < BATCH_ASKED &&
+	while (has_room(p) && sent < BATCH_BYTES && asked < BATCH_ASKED &&
 	       p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
 		struct slice *s = next_slice(p->ch);
 
@@ -411,7 +413,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 /* Queues the channel if this stream's send side is idle and there is work. */
 static void pull_if_idle(struct tcp_requester *p)
 {
-	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && frames_left(p))
+	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && has_room(p))
 		tcp_channel_pull_later(p->ch);
 }
 
@@ -463,8 +465,8 @@ static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 	struct tcp_requester *best = NULL;
 
 	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link)
-		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail &&
-		    frames_left(p) && (!best || p->in_flight < best->in_flight))
+		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail && has_room(p) &&
+		    (!best || p->in_flight < best->in_flight))
 			best = p;
 	return best;
 }
