@@ -35,6 +35,7 @@ SHAPES = (("between GPUs, 32 KiB pieces", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 *
           ("between GPUs, 32 KiB pieces, cuda_ipc", ("cuda_ipc", 1), ("cuda_ipc", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 32 KiB pieces into a row", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 65536, 1),
           ("between GPUs, 64 pieces of 32 KiB", ("cuda_vmm", 1), ("cuda_vmm", 0), 32 * KIB, 64, 1),
+          ("within a GPU, 16 KiB pieces", ("cuda_vmm", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),
           ("to host, 16 KiB pieces", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),
           ("to host, 16 KiB pieces, half of them", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 16384, 2),
           ("to host, 16 KiB pieces into a row", ("memfd", 0), ("cuda_vmm", 0), 16 * KIB, 32768, 2),

@@ -333,10 +333,29 @@ def connector(t):
                     t.drop(agent)
 
 
+def encoder_outputs(t):
+    """Sides of DrayECConnector: an output of one GPU is used on another one, by way of the pools."""
+    script = ROOT / "tests/gpu/check_ec.py"
+    for transport, count in (("local", 1), ("tcp", 2)):
+        label = f"encoder outputs: GPU 0 to GPU 1, {transport}"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            if t.fake or not importlib.util.find_spec("torch"):
+                raise Skip("no GPU" if t.fake else f"there is no PyTorch for {sys.executable}")
+            t.device(1)
+            agents = [t.agent(f"encoder-{i}") for i in range(count)]
+            try:
+                run(t, [sys.executable, str(script), agents[0].socket, agents[-1].socket, "cuda:0", "cuda:1", transport, 15], 100)
+            finally:
+                for agent in agents:
+                    t.drop(agent)
+
+
 def run(t, argv, limit):
     done = subprocess.run([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
     t.say("\n".join(done.stdout.splitlines()[-25:]))
     assert done.returncode == 0, f"exit status {done.returncode}"
 
 
-PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, bench_verb, plugin, connector)
+PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, bench_verb, plugin, connector, encoder_outputs)
