@@ -7,8 +7,10 @@
 
 void store_ask_free(struct store_ask *k)
 {
-	for (uint32_t i = 0; k && i < k->n_sources; i++)
+	for (uint32_t i = 0; k && i < k->n_sources; i++) {
 		rail_keys_unref(k->sources[i].keys);
+		free(k->sources[i].bytes);
+	}
 	if (k)
 		free(k->sources);
 	free(k);

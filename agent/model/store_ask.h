@@ -18,8 +18,9 @@ struct question;
 struct lease;
 struct rail_keys;
 
-/* What one lookup found: memory of another agent, leased for this. */
+/* What one lookup found: memory of another agent, leased for this; or the bytes themselves. */
 struct store_source {
+	uint8_t *bytes; /* free() frees it; NULL: they are to be read */
 	struct remote_view view;
 	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
 	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */
@@ -37,7 +38,7 @@ struct store_asked {
 	uint32_t item;                 /* of the batch */
 	enum dmsg_store_status status; /* not_found before the answer. ok: */
 	uint32_t source, crc, cost_us;
-	uint64_t offset, length; /* in the source */
+	uint64_t offset, length; /* in the source, or in its bytes */
 	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
 	dray_handle silent;      /* the same, if nothing at all came from it; 0: something did */
 	bool slow;               /* they did not come in time, so that it may have them still */

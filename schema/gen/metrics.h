@@ -193,6 +193,8 @@ enum dray_metric {
 	DRAY_METRIC_STORE_DISK_HITS_TOTAL,
 	/* Of dray_store_misses_total, keys of GET whose bytes came from another agent. */
 	DRAY_METRIC_STORE_REMOTE_HITS_TOTAL,
+	/* Of dray_store_remote_hits_total, keys whose bytes came with the answer to the lookup. */
+	DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL,
 	/* Keys of GET that no other agent had, of those that were asked for. */
 	DRAY_METRIC_STORE_REMOTE_MISSES_TOTAL,
 	/*

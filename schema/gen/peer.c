@@ -1440,9 +1440,19 @@ int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 			return check_short(reterr, "store_lookup_reply");
 		m.rails.n = dray_le_get32(p + 0);
 		m.rails.p = p + 4;
-		if (m.rails.n > 1024)
-			return check_large(reterr, "store_lookup_reply.rails", m.rails.n, 1024);
+		if (m.rails.n > 1020)
+			return check_large(reterr, "store_lookup_reply.rails", m.rails.n, 1020);
 		if (len - 4 < (size_t)m.rails.n * 32)
+			return check_short(reterr, "store_lookup_reply");
+		p += 4 + (size_t)m.rails.n * 32;
+		len -= 4 + (size_t)m.rails.n * 32;
+		if (len < 4)
+			return check_short(reterr, "store_lookup_reply");
+		m.bytes.n = dray_le_get32(p + 0);
+		m.bytes.p = p + 4;
+		if (m.bytes.n > 16384)
+			return check_large(reterr, "store_lookup_reply.bytes", m.bytes.n, 16384);
+		if (len - 4 < m.bytes.n)
 			return check_short(reterr, "store_lookup_reply");
 	}
 	*ret = m;
@@ -1452,15 +1462,18 @@ int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup_reply *m)
 {
-	size_t length = 24;
+	size_t length = 28;
 	uint8_t *p;
 
 	if (m->found.n > 512)
 		return -EINVAL;
-	if (m->rails.n > 1024)
+	if (m->rails.n > 1020)
+		return -EINVAL;
+	if (m->bytes.n > 16384)
 		return -EINVAL;
 	length += (size_t)m->found.n * 32;
 	length += (size_t)m->rails.n * 32;
+	length += m->bytes.n;
 	if (cap < PMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, PMSG_STORE_LOOKUP_REPLY, length, request_id);
@@ -1470,7 +1483,9 @@ int pmsg_store_lookup_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 16, m->found.n);
 	p = put_bytes(p + 20, m->found.p, (size_t)m->found.n * 32);
 	dray_le_put32(p + 0, m->rails.n);
-	put_bytes(p + 4, m->rails.p, (size_t)m->rails.n * 32);
+	p = put_bytes(p + 4, m->rails.p, (size_t)m->rails.n * 32);
+	dray_le_put32(p + 0, m->bytes.n);
+	put_bytes(p + 4, m->bytes.p, m->bytes.n);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

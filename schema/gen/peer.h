@@ -109,7 +109,9 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
  * can be looked up again. An agent that does not know the flag does neither.
  */
 #define PMSG_STORE_LOOKUP_FLAG_HOLD 1u
-#define PMSG_STORE_LOOKUP_FLAG_ALL 1u
+/* The answer may have the bytes of the objects in place of a lease. */
+#define PMSG_STORE_LOOKUP_FLAG_BYTES 2u
+#define PMSG_STORE_LOOKUP_FLAG_ALL 3u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -1111,13 +1113,13 @@ int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup *m);
 
 #define PMSG_STORE_LOOKUP_REPLY_MIN 20
-#define PMSG_STORE_LOOKUP_REPLY_BODY_MAX 49176
+#define PMSG_STORE_LOOKUP_REPLY_BODY_MAX 65436
 /*
  * The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
  * alone. Since 1.4.
  */
 struct pmsg_store_lookup_reply {
-	uint64_t grant; /* Handle, used in frames; 0: nothing was found. */
+	uint64_t grant; /* Handle, used in frames; 0: nothing was found, or its bytes are here. */
 	uint32_t lease_ms; /* Milliseconds until the lease and the grant end. */
 	struct dray_vec found; /* One for each key. */
 	/*
@@ -1126,6 +1128,12 @@ struct pmsg_store_lookup_reply {
 	 * before.
 	 */
 	struct dray_vec rails;
+	/*
+	 * To a lookup with the flag bytes, if all that was found is no more than this: the bytes of
+	 * the objects that are found, in a row. Then nothing is leased, grant is 0, and their
+	 * offsets are of no use.
+	 */
+	struct dray_blob bytes;
 };
 int pmsg_store_lookup_reply_decode(const void *body, size_t len,
 	struct pmsg_store_lookup_reply *ret, struct dray_err *reterr);

@@ -76,6 +76,30 @@ def test_get_from_another_agent(pair, keep):
         assert kv["remote_hits"] == (2 if keep == "true" else 3)
 
 
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_few_bytes_come_with_the_answer(pair, keep):
+    """Nothing is leased or read; what is larger is."""
+    owner, reader = pair(reader={"store.keep_copies": keep, "store.peer_timeout": "10s"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        few, more = {b"one": 1, b"two": 16_000}, {b"large": 16 * 1024 + 1}
+        for key, size in (few | more).items():
+            assert there.put(key, value_of(key, size)) == Status.OK
+        got = here.store.get(here.region, [(b"one", [(0, 1)]), (b"none", [(1, 10)]), (b"two", [(100, 7_000), (MIB, 9_000)])])
+        assert [r.status for r in got] == [Status.OK, Status.NOT_FOUND, Status.OK]
+        assert [r.length for r in got] == [1, 0, 16_000] and [r.tier for r in got] == [Tier.AGENT, Tier.NONE, Tier.AGENT]
+        assert bytes(here.view[:1]) == value_of(b"one", 1) and here.view[1] == here.view[99] == 0
+        assert bytes(here.view[100:7_100]) + bytes(here.view[MIB:MIB + 9_000]) == value_of(b"two", 16_000)
+        assert counters(owner)["dray_store_lent_objects_total"] == 2 and counters(owner)["dray_store_lent_bytes"] == 0
+        after = counters(reader)
+        assert after["dray_store_remote_answered_total"] == after["dray_store_remote_hits_total"] == 2
+        assert after["dray_store_remote_bytes_total"] == 16_001
+        assert here.has(b"one", b"two") == [keep == "true"] * 2
+        assert here.get(b"large") == value_of(b"large", 16 * 1024 + 1)
+        after = counters(reader)
+        assert after["dray_store_remote_answered_total"] == 2 and after["dray_store_remote_hits_total"] == 3
+        released(owner)
+
+
 def test_each_asks_the_other(new_agent):
     """Agents that list each other keep one connection, and both find over it what the other one has."""
     agents = [new_agent(name, start=False, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]

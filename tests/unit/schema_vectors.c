@@ -3217,7 +3217,7 @@ static const char *check_pmsg_store_lookup(const void *body, size_t len)
 		return "tenant";
 	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
 		return "keys";
-	if (m.flags != UINT32_C(0x1))
+	if (m.flags != UINT32_C(0x3))
 		return "flags";
 	return NULL;
 }
@@ -3230,7 +3230,7 @@ static int encode_pmsg_store_lookup(void *buf, size_t cap)
 		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
 		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
-		.flags = UINT32_C(0x1),
+		.flags = UINT32_C(0x3),
 	};
 
 	return pmsg_store_lookup_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -3257,6 +3257,8 @@ static const char *check_pmsg_store_lookup_reply(const void *body, size_t len)
 		return "found";
 	if (m.rails.n != 3 || memcmp(m.rails.p, "\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\222\231\240\247\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 96))
 		return "rails";
+	if (m.bytes.n != 45 || memcmp(m.bytes.p, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45))
+		return "bytes";
 	return NULL;
 }
 
@@ -3267,6 +3269,7 @@ static int encode_pmsg_store_lookup_reply(void *buf, size_t cap)
 		.lease_ms = UINT32_C(0x332c251e),
 		.found = { (const uint8_t *)"\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000\005\000\000\000\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\005\000\000\000\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000", 3 },
 		.rails = { (const uint8_t *)"\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\222\231\240\247\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 3 },
+		.bytes = { (const uint8_t *)"\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\002\011\020\027\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306", 45 },
 	};
 
 	return pmsg_store_lookup_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4424,7 +4427,7 @@ const struct vector vectors[] = {
 	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_STORE_LOOKUP, "store_lookup", 24, PMSG_STORE_LOOKUP_BODY_MAX,
 	  check_pmsg_store_lookup, encode_pmsg_store_lookup, encode_empty_pmsg_store_lookup, 1, (const size_t[]){ 97 } },
-	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 24, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
+	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 28, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
 	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 1, (const size_t[]){ 116 } },
 	{ VECTOR_PEER, PMSG_STORE_RELEASE, "store_release", 8, PMSG_STORE_RELEASE_BODY_MAX,
 	  check_pmsg_store_release, encode_pmsg_store_release, encode_empty_pmsg_store_release, 0, NULL },
@@ -4761,7 +4764,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x2), 0 },
+	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x4), 0 },
 	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x80000000), 0 },
 	{ &vectors[104], "store_lookup_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0x6), 0 },
@@ -4958,8 +4961,10 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[104], "store_lookup_reply.found", 16, 32, 512,
 	  "\005\000\000\000\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\000\000\000\000" },
-	{ &vectors[104], "store_lookup_reply.rails", 20, 32, 1024,
+	{ &vectors[104], "store_lookup_reply.rails", 20, 32, 1020,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[104], "store_lookup_reply.bytes", 24, 1, 16384,
+	  "\141" },
 	{ &vectors[108], "store_summary.bytes", 24, 1, 32768,
 	  "\141" },
 	{ &vectors[108], "store_summary.digests", 28, 16, 1024,

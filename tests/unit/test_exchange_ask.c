@@ -278,6 +278,33 @@ static void answer_with(unsigned r, uint64_t grant, const char *what, const stru
 	rig.requests[r].fn(rig.requests[r].arg, 0, &m);
 }
 
+/* An answer with so many bytes, which count; F is an object of 100, a, b, c one of 1, 2, 3. */
+static void answer_bytes(unsigned r, uint64_t grant, const char *what, uint32_t n)
+{
+	uint8_t wire[8 * PMSG_STORE_FOUND_SIZE], bytes[1024];
+	union pmsg_body m = { .store_lookup_reply = { .grant = grant,
+						      .lease_ms = 1000,
+						      .found = { wire, (uint32_t)strlen(what) },
+						      .bytes = { bytes, n } } };
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes[i] = (uint8_t)i;
+	for (uint32_t i = 0; what[i]; i++) {
+		struct pmsg_store_found f = { .answer = PMSG_STORE_ANSWER_NOT_FOUND, .crc = i };
+
+		if (what[i] == 'F')
+			f.length = 100;
+		else if (what[i] != 'N')
+			f.length = (uint64_t)(what[i] - 'a') + 1;
+		if (f.length)
+			f.answer = PMSG_STORE_ANSWER_FOUND;
+		if (what[i] == 'N')
+			f.length = 7; /* says nothing */
+		pmsg_store_found_put(wire + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+	}
+	rig.requests[r].fn(rig.requests[r].arg, 0, &m);
+}
+
 static void answer(unsigned r, uint64_t grant, const char *what)
 {
 	answer_with(r, grant, what, NULL, 0);
@@ -433,6 +460,40 @@ static void test_answers_that_are_wrong(void **state)
 	end();
 	/* it ends with questions and answers in flight */
 	ask(1);
+}
+
+/* Bytes that come with the answer: of the objects that were found, in a row. */
+static void test_bytes(void **state)
+{
+	const struct store_source *s;
+
+	ask(5);
+	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_BYTES);
+	answer_bytes(0, 0, "NcNaN", 4);
+	answer_bytes(1, 0, "aFNbN", 103);
+	assert_int_equal(rig.answered->n_sources, 2);
+	s = rig.answered->sources;
+	assert_int_equal(s[0].bytes[3], 3);
+	assert_int_equal(rig.answered->v[1].source, 0);
+	assert_int_equal(rig.answered->v[1].offset, 0);
+	assert_int_equal(rig.answered->v[1].length, 3);
+	assert_int_equal(rig.answered->v[3].source, 0);
+	assert_int_equal(rig.answered->v[3].offset, 3);
+	assert_int_equal(rig.answered->v[0].source, 1);
+	assert_int_equal(rig.answered->v[0].offset, 0);
+	assert_int_equal(s[1].bytes[102], 102);
+	assert_int_equal(rig.answered->v[2].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+	/* they need no lease: neither a release, nor a place among those that the agent allows */
+	assert_int_equal(rig.n_released, 0);
+	assert_int_equal(rig.x->lenders[0].held + rig.x->lenders[1].held, 0);
+	/* others have it, too */
+	ask(1);
+	answer(2, 20, "F");
+	answer_bytes(3, 0, "F", 100);
+	assert_int_equal(rig.answered->n_sources, 1);
+	assert_null(rig.answered->sources[0].bytes);
+	end();
 }
 
 static void test_many_keys(void **state)
@@ -884,6 +945,34 @@ static struct store_ask *look_for(uint32_t lease_ms)
 	return a;
 }
 
+/* Too few, too many, none, of EXISTS, and with a lease. */
+static void test_bytes_that_are_wrong(void **state)
+{
+	ask(2);
+	answer_bytes(0, 0, "Fb", 101);
+	answer_bytes(1, 0, "Fb", 103);
+	assert_int_equal(rig.answered->n_sources, 0);
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(rig.answered->v[i].status, DMSG_STORE_STATUS_NOT_FOUND);
+	end();
+	ask(2);
+	answer_bytes(2, 0, "NN", 1);
+	answer_bytes(3, 30, "Fb", 102);
+	assert_int_equal(rig.answered->n_sources, 1);
+	assert_non_null(rig.answered->sources[0].bytes);
+	assert_int_equal(rig.n_released, 1);
+	assert_int_equal(rig.released[0], 30);
+	end();
+	assert_int_equal(rig.n_released, 1);
+	look_for(1000);
+	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_HOLD);
+	answer_bytes(4, 0, "F", 100);
+	answer_bytes(5, 40, "F", 100);
+	assert_int_equal(rig.answered->n_sources, 0);
+	assert_int_equal(rig.n_released, 2);
+	end();
+}
+
 /* EXISTS of an owner leave lookups for its GETs. Their leases end with their time. */
 static void test_exists(void **state)
 {
@@ -901,7 +990,7 @@ static void test_exists(void **state)
 	ask(1);
 	assert_int_equal(rig.n_requests, 2 * 17);
 	assert_int_equal(rig.lease_ms, 10000);
-	assert_int_equal(rig.flags, 0);
+	assert_int_equal(rig.flags, PMSG_STORE_LOOKUP_FLAG_BYTES);
 	answer(0, 10, "F");
 	assert_ptr_equal(rig.answered, asks[0]);
 	rig.answered = NULL;
@@ -1164,6 +1253,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_fence_before_the_answer, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_leases_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_answers_that_are_wrong, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_bytes_that_are_wrong, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_refusals, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_late_agent, set_up, tear_down),

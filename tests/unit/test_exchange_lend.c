@@ -15,6 +15,7 @@
 
 #define PEER ((dray_handle)7)
 #define OTHER ((dray_handle)8)
+#define BYTES_MOST 16384u /* of one answer */
 
 static const char *const spaces[] = { "kv=t:1", "kv=u:*", "mine=t:2" };
 
@@ -43,7 +44,9 @@ static struct rig {
 	uint64_t request, grant;
 	uint32_t code, lease_ms, n;
 	struct pmsg_store_found found[512];
-	uint32_t flags; /* of lookups */
+	uint32_t flags;   /* of lookups */
+	uint32_t n_bytes; /* of the last answer */
+	uint8_t bytes[BYTES_MOST];
 } rig;
 
 void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
@@ -61,6 +64,9 @@ void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t reque
 	rig.n = m->found.n;
 	for (uint32_t i = 0; i < m->found.n; i++)
 		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &rig.found[i]);
+	rig.n_bytes = m->bytes.n;
+	if (m->bytes.n)
+		memcpy(rig.bytes, m->bytes.p, m->bytes.n);
 	rig.n_rails = m->rails.n;
 	for (uint32_t i = 0; i < m->rails.n; i++)
 		pmsg_rail_get(m->rails.p + (size_t)i * PMSG_RAIL_SIZE, &rig.keys[i]);
@@ -478,6 +484,40 @@ static void test_many_lookups(void **state)
 		look_up(OTHER, 1, 2, 0);
 }
 
+/* Few bytes come with the answer, and nothing is leased. */
+static void test_bytes(void **state)
+{
+	rig.flags = PMSG_STORE_LOOKUP_FLAG_BYTES;
+	put(0, 100);
+	put(2, BYTES_MOST - 100);
+	put(3, 1);
+	look_up(PEER, 0, 3, 0);
+	assert_int_equal(found(), 2);
+	assert_int_equal(rig.found[1].answer, PMSG_STORE_ANSWER_NOT_FOUND);
+	assert_int_equal(rig.grant, 0);
+	assert_int_equal(rig.n_bytes, BYTES_MOST);
+	for (unsigned i = 0; i < BYTES_MOST; i++)
+		assert_int_equal(rig.bytes[i], i < 100 ? 1 : 3);
+	assert_int_equal(rig.found[0].crc, dray_crc32c(0, rig.bytes, 100));
+	assert_int_equal(rig.found[2].crc, dray_crc32c(0, rig.bytes + 100, BYTES_MOST - 100));
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(rig.s.accounts[1].store_lent, 0);
+	assert_int_equal(fake_published[OBJECT_GRANT], 0);
+	for (unsigned i = 0; i < 100; i++)
+		look_up(PEER, 0, 1, 0);
+	/* one byte too many, nothing, and what is held for later */
+	look_up(PEER, 0, 4, 0);
+	assert_int_equal(rig.n_bytes, 0);
+	assert_int_not_equal(rig.grant, 0);
+	look_up(PEER, 4, 5, 0);
+	assert_int_equal(rig.n_bytes, 0);
+	assert_int_equal(rig.grant, 0);
+	rig.flags |= PMSG_STORE_LOOKUP_FLAG_HOLD;
+	look_up(PEER, 0, 1, 0);
+	assert_int_equal(rig.n_bytes, 0);
+	assert_int_not_equal(rig.grant, 0);
+}
+
 /*
  * The thread of the store computes checksums of many bytes alone: what is small, and what was lent before, is answered at once while it
  * is busy.
@@ -707,6 +747,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_answered_at_once, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keys_of_what_is_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fence, set_up, tear_down),

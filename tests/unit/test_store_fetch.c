@@ -567,6 +567,35 @@ static void test_slices(void **state)
 	answered(2, 0, "KKKC");
 }
 
+/* Bytes that came with the answers; those of the last object are wrong. */
+static void test_bytes_of_answers(void **state)
+{
+	struct store_ask *k;
+
+	rig.keep_answer = true;
+	get(1, 0, "abcd");
+	tell("0120", (dray_handle[]){ PEER, PEER, PEER });
+	k = rig.asks[0];
+	for (unsigned i = 0; i < 3; i += 2) {
+		k->sources[i] =
+			(struct store_source){ .bytes = malloc(2 * BYTES), .end_ns = INT64_MAX };
+		assert_non_null(k->sources[i].bytes);
+		memset(k->sources[i].bytes, 'x', 2 * BYTES);
+	}
+	k->v[0].offset = k->v[2].offset = 0;
+	k->v[3].offset = BYTES;
+	k->sources[0].bytes[2 * BYTES - 1]++;
+	give_back(k);
+	/* the agent of the others is lost, which does not matter for what is here */
+	read_as('x', DRAY_E_PEER_LOST, NULL);
+	tell("N", NULL);
+	give_back(rig.asks[1]);
+	answered(1, 0, "KLKC");
+	assert_int_equal(rig.ring.memory[0][0], 'x');
+	assert_int_equal(rig.ring.memory[0][2 * PLACE], 'x');
+	assert_int_equal(rig.ring.memory[0][3 * PLACE], 0);
+}
+
 /* --- straight to the client ------------------------------------------------------------------------------- */
 
 /* The first slice is received to the memory of region i. */
@@ -1425,6 +1454,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_copy_stays, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slices, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_bytes_of_answers, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_bytes_of_answers, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_straight, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_ranges_overlap, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_other_memory, set_up_straight, tear_down),

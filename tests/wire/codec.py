@@ -2885,7 +2885,9 @@ PEER_FEATURE_ALL = 127
 # memory meanwhile; and such lookups together lease half of what others may, so that what they hold
 # can be looked up again. An agent that does not know the flag does neither.
 PEER_STORE_LOOKUP_FLAG_HOLD = 1
-PEER_STORE_LOOKUP_FLAG_ALL = 1
+# The answer may have the bytes of the objects in place of a lease.
+PEER_STORE_LOOKUP_FLAG_BYTES = 2
+PEER_STORE_LOOKUP_FLAG_ALL = 3
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -4021,16 +4023,18 @@ def peer_unpack_store_lookup(body):
 
 # The objects, in the order of the keys. Frames read them under the grant, which covers these bytes
 # alone. Since 1.4.
-PeerStoreLookupReply = namedtuple("PeerStoreLookupReply", "grant lease_ms found rails")
+PeerStoreLookupReply = namedtuple("PeerStoreLookupReply", "grant lease_ms found rails bytes")
 _PEER_STORE_LOOKUP_REPLY_0 = Struct("<QI4xI")
 
 
-def peer_pack_store_lookup_reply(request_id=0, grant=0, lease_ms=0, found=b"", rails=b""):
+def peer_pack_store_lookup_reply(request_id=0, grant=0, lease_ms=0, found=b"", rails=b"",
+                                 bytes=b""):
     found, n_found = _put_vec("store_lookup_reply.found", found, PEER_STORE_FOUND, 512)
-    rails, n_rails = _put_vec("store_lookup_reply.rails", rails, PEER_RAIL, 1024)
+    rails, n_rails = _put_vec("store_lookup_reply.rails", rails, PEER_RAIL, 1020)
+    bytes = _put_blob("store_lookup_reply.bytes", bytes, 16384)
     return peer_build(PEER_MSG_STORE_LOOKUP_REPLY, request_id,
                       _PEER_STORE_LOOKUP_REPLY_0.pack(grant, lease_ms, n_found), found,
-                      _U32.pack(n_rails), rails)
+                      _U32.pack(n_rails), rails, _U32.pack(len(bytes)), bytes)
 
 
 def peer_unpack_store_lookup_reply(body):
@@ -4049,20 +4053,33 @@ def peer_unpack_store_lookup_reply(body):
     at += n * 32
     left -= n * 32
     rails = []
+    bytes = b""
     if left:  # since minor version 4
         if left < 4:
             raise _short("store_lookup_reply")
         n, = _U32.unpack_from(body, at)
         at += 4
         left -= 4
-        if n > 1024:
-            raise _large("store_lookup_reply.rails", n, 1024)
+        if n > 1020:
+            raise _large("store_lookup_reply.rails", n, 1020)
         if left < n * 32:
             raise _short("store_lookup_reply")
         rails = [PeerRail._make(r) for r in PEER_RAIL.iter_unpack(body[at:at + n * 32])]
         at += n * 32
         left -= n * 32
-    return PeerStoreLookupReply(grant, lease_ms, found, rails)
+        if left < 4:
+            raise _short("store_lookup_reply")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 16384:
+            raise _large("store_lookup_reply.bytes", n, 16384)
+        if left < n:
+            raise _short("store_lookup_reply")
+        bytes = _copy(body[at:at + n])
+        at += n
+        left -= n
+    return PeerStoreLookupReply(grant, lease_ms, found, rails, bytes)
 
 
 # The sender does not need the objects of a lookup any more. Since 1.4.

@@ -2,6 +2,7 @@
 #include "agent/control/exchange/answer.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/control/exchange/asker.h"
 #include "agent/control/exchange/source.h"
@@ -73,17 +74,44 @@ static void take_keys(const struct lookup *l, struct store_source *s, const stru
 	s->keys = k && k->rails ? k : rail_keys_unref(k);
 }
 
+bool answer_is_whole(const struct lookup *l, const struct pmsg_store_lookup_reply *m)
+{
+	/* what EXISTS finds must be leased */
+	bool leases = l->question && l->question->ask->lease_ms;
+	uint64_t bytes = 0;
+
+	if (m->found.n != l->n || (leases && m->bytes.n))
+		return false;
+	for (uint32_t i = 0; m->bytes.n && i < l->n; i++) {
+		struct pmsg_store_found f;
+
+		pmsg_store_found_get(m->found.p + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+		if (f.answer == PMSG_STORE_ANSWER_FOUND &&
+		    __builtin_add_overflow(bytes, f.length, &bytes))
+			return false;
+	}
+	return bytes == m->bytes.n;
+}
+
+static uint8_t *copy_of(const struct dray_blob *b)
+{
+	uint8_t *p = malloc(b->n);
+
+	return p ? memcpy(p, b->p, b->n) : NULL;
+}
+
 bool answer_take(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 {
 	struct store_ask *a = l->question->ask;
 	struct store_source *s =
 		realloc(a->sources, (a->n_sources + 1) * sizeof(struct store_source));
 	dray_auto_free struct lease *lease = s ? malloc(sizeof(*lease)) : NULL;
-	uint64_t end = 0;
+	dray_auto_free uint8_t *bytes = m->bytes.n ? copy_of(&m->bytes) : NULL;
+	uint64_t end = 0, at_bytes = 0;
 
 	if (s)
 		a->sources = s;
-	if (!lease)
+	if (!lease || (m->bytes.n && !bytes))
 		return false;
 	for (uint32_t i = l->first, at = 0; i < l->end; i++) {
 		struct store_asked *k = &a->v[i];
@@ -94,6 +122,10 @@ bool answer_take(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 		pmsg_store_found_get(m->found.p + (size_t)at++ * PMSG_STORE_FOUND_SIZE, &f);
 		if (f.answer == PMSG_STORE_ANSWER_NOT_FOUND)
 			correct(l->question, k, l->lender);
+		if (bytes && f.answer == PMSG_STORE_ANSWER_FOUND) {
+			f.offset = at_bytes;
+			at_bytes += f.length;
+		}
 		if (!take(k, &f, l->peer, a->n_sources))
 			continue;
 		l->question->missing--;
@@ -101,9 +133,14 @@ bool answer_take(struct lookup *l, const struct pmsg_store_lookup_reply *m)
 	}
 	if (!end)
 		return false;
+	s += a->n_sources;
+	if (bytes) {
+		*s = (struct store_source){ .bytes = dray_take(bytes), .end_ns = INT64_MAX };
+		a->n_sources++;
+		return false;
+	}
 	*lease = (struct lease){ .lender = l->lender, .asker = l->asker, .uses = 1 };
 	l->asker->uses++;
-	s += a->n_sources;
 	*s = (struct store_source){
 		.view = { .o = { .kind = OBJECT_REMOTE, .length = end, .access = DMSG_ACCESS_READ },
 			  .peer = l->peer,

@@ -4,5 +4,7 @@
 
 #include "agent/control/exchange/question.h"
 
+/* It answers each key of the lookup, and has all bytes of what it has found or none. */
+bool answer_is_whole(const struct lookup *l, const struct pmsg_store_lookup_reply *m);
 /* Takes the answers to all keys of the lookup. False: nothing of what is leased is needed. */
 bool answer_take(struct lookup *l, const struct pmsg_store_lookup_reply *m);

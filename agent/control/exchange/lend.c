@@ -22,8 +22,9 @@
 /* After the peers. */
 #define EXPIRY_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
 
-/* Keys of one answer; the limit of the protocol. */
-#define RAIL_KEYS_MAX 1024
+/* Keys of one answer, and bytes of objects; the limits of the protocol. */
+#define RAIL_KEYS_MAX 1020
+#define BYTES_MAX 16384u
 
 struct borrower {
 	struct dray_map_node by_peer;
@@ -41,6 +42,7 @@ struct loan {
 	struct borrower *borrower;
 	uint64_t request_id;
 	uint32_t n, lease_ms;
+	bool wants_bytes; /* rather than a lease */
 	uint64_t bytes;
 	struct store_loan *objects;
 	struct grant_view grant; /* o.handle 0: the lookup is not answered yet */
@@ -253,17 +255,40 @@ static unsigned expose(struct loan *l, uint8_t *rails)
 	return records;
 }
 
+/* The bytes of what was found, in a row. False: they are too many, or the peer does not want them. */
+static bool gather(const struct loan *l, uint8_t *buf, uint32_t *ret_n)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < l->n && l->wants_bytes; i++) {
+		struct store_loan_key k = store_loan_key(l->objects, i);
+
+		if (k.status)
+			continue;
+		if (k.bytes > BYTES_MAX - n)
+			return false;
+		memcpy(buf + n, l->x->region->extents[0].base + k.offset, k.bytes);
+		n += k.bytes;
+	}
+	*ret_n = (uint32_t)n;
+	return n > 0;
+}
+
 static void answer(struct loan *l)
 {
 	uint8_t found[KEYS_MAX * PMSG_STORE_FOUND_SIZE], ranges[KEYS_MAX * DMSG_RANGE_SIZE];
-	uint8_t rails[RAIL_KEYS_MAX * PMSG_RAIL_SIZE];
+	uint8_t rails[RAIL_KEYS_MAX * PMSG_RAIL_SIZE], bytes[BYTES_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
-	uint32_t n = describe(l, found, ranges);
+	uint32_t n = describe(l, found, ranges), n_bytes = 0;
 	union pmsg_body m = { .store_lookup_reply = { .found = { found, l->n } } };
 	struct peers *peers = l->x->deps.peers;
 	dray_handle peer = l->borrower->peer;
 	uint64_t id = l->request_id;
 
+	if (n && gather(l, bytes, &n_bytes)) {
+		m.store_lookup_reply.bytes = (struct dray_blob){ bytes, n_bytes };
+		n = 0;
+	}
 	if (n && grant(l, ranges, n, &err) < 0) {
 		loan_free(l);
 		peers_refuse(peers, peer, id, (uint32_t)err.code, err.msg);
@@ -316,6 +341,7 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 			    .borrower = b,
 			    .request_id = request_id,
 			    .n = (uint32_t)n,
+			    .wants_bytes = !hold && m->flags & PMSG_STORE_LOOKUP_FLAG_BYTES,
 			    .lease_ms = m->lease_ms ? dray_min(m->lease_ms, LEASE_MAX_MS) :
 						      LEASE_MAX_MS };
 	dray_list_add(&b->loans, &l->link);

@@ -38,7 +38,7 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 	struct lookup *l = arg;
 	struct question *q = l->question;
 	struct exchange *x = l->x;
-	bool answers = !code && m && m->found.n == l->n;
+	bool answers = !code && m && answer_is_whole(l, m);
 
 	lender_judge(l->lender, l->sent_ns, l->test, code);
 	if (q && (code == DRAY_E_BUSY || code == DRAY_E_NO_MEMORY))
@@ -142,7 +142,8 @@ static void ask_peer(struct exchange *x, struct question *q, struct lender *d, d
 				       .space = { a->space, (uint32_t)strlen(a->space) },
 				       .tenant = { tenant, (uint32_t)strlen(tenant) },
 				       .keys = { keys, 0 },
-				       .flags = a->lease_ms ? PMSG_STORE_LOOKUP_FLAG_HOLD : 0 };
+				       .flags = a->lease_ms ? PMSG_STORE_LOOKUP_FLAG_HOLD :
+							      PMSG_STORE_LOOKUP_FLAG_BYTES };
 
 	for (struct lookup part = { .end = 0 }; part.end < a->n_asked;) {
 		struct lookup *l;

@@ -4,7 +4,7 @@
  * take that over, more follows. The control thread looks them up there. What is found gets a place in the store here, as
  * if it were put, and one transfer for each source reads it to there. The worker computes the checksum of each slice that has come, while
  * its bytes are in the cache. So wrong bytes reach no client, targets may be of any memory, and a copy can stay. Without copies the bytes
- * go straight to host memory of the client where that is possible (store_place.h).
+ * go straight to host memory of the client where that is possible (store_place.h), and few bytes come with the answer to the lookup.
  *
  * The keys of a source that is lost meanwhile are looked up once more: another agent may have a copy.
  */

@@ -78,7 +78,8 @@ static void place(struct fetch *f, uint32_t i)
 	r->status = DMSG_STORE_STATUS_TOO_LARGE;
 	if (k->length > room)
 		return;
-	l->wanted = f->straight && !f->ask->sources[k->source].keys;
+	l->wanted = f->straight && !f->ask->sources[k->source].keys &&
+		    !f->ask->sources[k->source].bytes;
 	if (!l->wanted)
 		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, &l->object);
 	l->wanted |= l->object != NULL;

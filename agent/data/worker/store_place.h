@@ -3,7 +3,7 @@
  * Where the objects of a GET land: for each key that an agent has, a place in the store here, or the ranges of the client.
  *
  * It is the ranges if no copy is kept, if their region is host memory, where processors compute the checksum, and if they do not overlap.
- * It is a place for what devices read, because they may go on after the request has ended.
+ * It is a place for what devices read, because they may go on after the request has ended, and for bytes that came with an answer.
  */
 #pragma once
 
