@@ -116,7 +116,8 @@ static int examine(struct ctl *c, const struct ctl_detect *d)
 	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
 		return ctl_no_memory(c);
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
-	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
+	if (!ctl_cuda_check(&cuda, &d->source, &found) ||
+	    (nd_is_live(&d->source) && !ctl_check_directory(c, &found))) {
 		nd_findings_deinit(&found);
 		return ctl_no_memory(c);
 	}

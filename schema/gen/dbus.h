@@ -60,6 +60,12 @@
 /* Name spaces of the store, with what they have in memory and on disk. */
 #define DRAY_DBUS_METHOD_LIST_STORE "ListStore"
 /*
+ * Checks the server in store.directory: whether it is reached, with its certificate and the
+ * password, and takes changes. A command that changes nothing is sent to each server that is
+ * connected.
+ */
+#define DRAY_DBUS_METHOD_CHECK_STORE_DIRECTORY "CheckStoreDirectory"
+/*
  * Evicts the least valuable objects of a name space from memory. Those that are on disk stay there.
  */
 #define DRAY_DBUS_METHOD_EVICT_STORE "EvictStore"
@@ -191,8 +197,8 @@ struct dray_dbus_method {
 	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_METHOD_N 38
-extern const struct dray_dbus_method dray_dbus_methods[38];
+#define DRAY_DBUS_METHOD_N 39
+extern const struct dray_dbus_method dray_dbus_methods[39];
 
 /* Kind of a field's value. */
 enum dray_dbus_kind {

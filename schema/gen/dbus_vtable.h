@@ -55,6 +55,7 @@ int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *ret
 int dbus_method_list_mailboxes(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_quotas(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_check_store_directory(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_evict_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_find_store_objects(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_warm_store(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -131,6 +132,10 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListStore", "", ,
 		"aa{sv}", SD_BUS_PARAM(spaces), dbus_method_list_store,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("CheckStoreDirectory", "b", SD_BUS_PARAM(begin),
+		"ssb", SD_BUS_PARAM(state) SD_BUS_PARAM(reason) SD_BUS_PARAM(pending),
+			dbus_method_check_store_directory,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("EvictStore", "ssut",
 		SD_BUS_PARAM(space) SD_BUS_PARAM(tenant) SD_BUS_PARAM(uid) SD_BUS_PARAM(bytes),

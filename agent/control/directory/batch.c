@@ -67,6 +67,9 @@ static void decide(struct batch *b, const struct key_command *k, const redisRepl
 	case KEY_NODES:
 		servers_answer(b->server, r);
 		break;
+	case KEY_CHECK:
+		directory_check_answer(b->server, r);
+		break;
 	}
 }
 
@@ -234,6 +237,7 @@ static void put(struct batch *b, const struct key_command *k)
 		break;
 	case KEY_REMOVE:
 	case KEY_FORGET:
+	case KEY_CHECK:
 		SEND(b, word("ZREM"), name, word(b->segment));
 		break;
 	case KEY_SINCE:

@@ -17,6 +17,8 @@
  */
 #define INCOMPLETE_MS 10000
 #define SINCE "since"
+/* A key that nobody has. */
+#define NOBODY "check"
 
 const char *directory_state_name(enum directory_state s)
 {
@@ -27,6 +29,13 @@ const char *directory_state_name(enum directory_state s)
 	};
 
 	return names[s];
+}
+
+static void check_failed(struct directory *d, enum directory_state s, struct dray_err why)
+{
+	d->failed.any = true;
+	d->failed.state = s;
+	d->failed.why = why;
 }
 
 void directory_set(struct directory *d, enum directory_state s, const struct dray_err *why)
@@ -41,6 +50,8 @@ void directory_set(struct directory *d, enum directory_state s, const struct dra
 		return;
 	d->state = s;
 	d->why = err;
+	if (s != DIRECTORY_OK)
+		check_failed(d, s, err);
 	d->deps.changed(d->deps.arg, s, &err);
 }
 
@@ -99,6 +110,57 @@ void directory_refused(struct server *s, const redisReply *r, bool enters)
 		/* a matter of this key */
 		break;
 	}
+}
+
+void directory_check(struct directory *d)
+{
+	const struct key_command check = { .kind = KEY_CHECK,
+					   .n_name = sizeof(NOBODY) - 1,
+					   .name = NOBODY };
+
+	if (d->checking)
+		return;
+	d->failed.any = false;
+	for (unsigned i = 0; i < d->servers.n; i++) {
+		struct batch *b = batch_new(d->servers.v[i], NULL, "");
+
+		if (!b)
+			continue;
+		d->checking++;
+		batch_add(b, &check);
+		batch_send(b);
+	}
+}
+
+void directory_check_answer(struct server *s, const redisReply *r)
+{
+	struct directory *d = s->d;
+	char text[100];
+
+	d->checking--;
+	if (!r || r->type != REDIS_REPLY_ERROR)
+		return;
+	/* the state is that of entries and finds, which may be allowed all the same */
+	if (answer_refusal(r) == REFUSAL_DENIED)
+		check_failed(
+			d, DIRECTORY_REFUSING,
+			dray_err_of(DRAY_E_DENIED,
+				    "%.100s: the user in store.directory may not use a command "
+				    "that agents need (%s)",
+				    d->why.msg, answer_text(r, text, sizeof(text))));
+	else
+		directory_refused(s, r, true);
+}
+
+struct directory_check directory_checked(const struct directory *d)
+{
+	/* a connection that has failed is ended, with the reason, in a turn of its own */
+	bool ends = d->state != DIRECTORY_DOWN && !servers_are_up(d);
+
+	if (d->failed.any && !d->checking)
+		return (struct directory_check){ d->failed.state, d->failed.why.msg, false };
+	return (struct directory_check){ d->state, d->why.msg,
+					 d->checking || ends || !*d->why.msg };
 }
 
 bool directory_is_complete(const struct directory *d)

@@ -69,6 +69,15 @@ void directory_find_cancel(struct directory_find *f);
 void directory_forget(struct directory *d, const char *space, struct store_key key,
 		      const char *segment);
 
+/* Finds out by a command that changes nothing whether each server takes changes, unless that is being found out. */
+void directory_check(struct directory *d);
+struct directory_check {
+	enum directory_state state;
+	const char *why; /* begins with the server's host and port; "": not known yet. Borrowed. */
+	bool pending;    /* the check, or the first connection, has not ended */
+};
+struct directory_check directory_checked(const struct directory *d);
+
 struct directory_totals {
 	enum directory_state state;
 	uint64_t asked, named, unknown; /* keys */

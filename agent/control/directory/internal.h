@@ -73,6 +73,13 @@ struct directory {
 	struct entries entries;
 	enum directory_state state;
 	struct dray_err why; /* of the state */
+	unsigned checking;   /* answers to KEY_CHECK to come */
+	/* The last state other than ok since the last check began: the next connection may be up already. */
+	struct {
+		bool any;
+		enum directory_state state;
+		struct dray_err why;
+	} failed;
 	/* Until then what the directory does not name may be there all the same: agents are still entering it. */
 	int64_t complete_ns;
 	struct directory_totals totals;
@@ -87,6 +94,7 @@ enum key_kind {
 	KEY_FORGET, /* another agent does not */
 	KEY_SINCE,  /* since when are there entries? */
 	KEY_NODES,  /* the servers of the cluster */
+	KEY_CHECK,  /* does the server take changes? */
 };
 
 struct key_command {
@@ -134,6 +142,8 @@ void servers_answer(struct server *s, const redisReply *r);
 void directory_set(struct directory *d, enum directory_state s, const struct dray_err *why);
 /* An answer is none that a command should have; enters: that of an entry. */
 void directory_refused(struct server *s, const redisReply *r, bool enters);
+/* The answer to KEY_CHECK; NULL: none. */
+void directory_check_answer(struct server *s, const redisReply *r);
 /* The directory has an entry for whatever other agents have had for a while. */
 bool directory_is_complete(const struct directory *d);
 void directory_up(struct server *s);
