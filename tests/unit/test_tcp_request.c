@@ -543,6 +543,28 @@ static void test_small_reads_together(void **state)
 	hand_own_finish();
 }
 
+/* So do WRITEs, in one system call if the socket takes them. */
+static void test_small_writes_together(void **state)
+{
+	const struct tcp *t;
+	uint32_t most = 0, all = 0;
+
+	two_streams();
+	t = a->tcp;
+	for (unsigned i = 0; i < 4; i++)
+		lab_transfer1(a, 2 + i, DMSG_DIRECTION_WRITE, 0, 0, 65536);
+	lab_side_turn(a);
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
+		const struct tcp_requester *p = dray_container_of(s, struct tcp_requester, s);
+
+		most = dray_max(most, p->tail - p->head);
+		all += p->tail - p->head;
+	}
+	assert_int_equal(all, 4);
+	assert_int_equal(most, 4);
+	hand_own_finish();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -564,6 +586,7 @@ int main(void)
 		cmocka_unit_test(test_session_limit),
 		cmocka_unit_test(test_spread),
 		cmocka_unit_test(test_small_reads_together),
+		cmocka_unit_test(test_small_writes_together),
 	};
 
 	return cmocka_run_group_tests(tests, hand_set_up, NULL);

@@ -2,9 +2,9 @@
 /*
  * The importing side of a stream: slices go out as frames, answers come in.
  *
- * A stream whose send side is idle takes a batch of slices from its channel: many small ones for one system
- * call, or one large one. READs count by the bytes that they ask for, so that large ones spread over the
- * streams, and several of 64 KiB still wake the owner once. Frames are sent straight from the regions. Answers are matched by slice id; the
+ * A stream whose send side is idle takes a batch of slices from its channel: several of up to 64 KiB for one system
+ * call and one wake-up of the owner, or one large one. READs count by the bytes that they ask for, so that large ones
+ * spread over the streams. Frames are sent straight from the regions. Answers are matched by slice id; the
  * payload of READ_DATA is received straight into the regions.
  *
  * When a stream breaks (tcp_requester_lose), the state of a slice decides what follows. A slice that was
@@ -17,8 +17,7 @@
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Payload after which a batch takes no further slice: of WRITEs, which it sends, and of READs, which it only asks for. */
-#define BATCH_BYTES 131072
-#define BATCH_ASKED 262144
+#define BATCH_BYTES 262144
 
 static struct tcp_requester *requester_of(const struct tcp_stream *s)
 {
@@ -112,21 +111,17 @@ static struct slice *next_slice(struct tcp_channel *ch)
 /* Takes a batch from the channel. False: there was none. */
 static bool batch_fill(struct tcp_requester *p)
 {
-	uint64_t sent = 0, asked = 0;
+	uint64_t bytes = 0;
 
-	while (has_room(p) && sent < BATCH_BYTES && asked < BATCH_ASKED &&
-	       p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
+	while (has_room(p) && bytes < BATCH_BYTES && p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
 		struct slice *s = next_slice(p->ch);
 
 		if (!s)
 			break;
+		bytes += s->bytes;
 		enqueue(p, s);
-		if (s->xfer->direction == DMSG_DIRECTION_WRITE)
-			sent += s->bytes;
-		else
-			asked += s->bytes;
 	}
-	return sent || asked;
+	return bytes;
 }
 
 static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
