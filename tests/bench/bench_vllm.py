@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DrayConnector and DrayStoreConnector cost vLLM engines on this machine, with 131,072 bytes of KV cache a token.
 
-    bench_vllm.py [--only PART]...     default: hooks, cost and five; each part takes 2 to 8 minutes on a quiet machine
+    bench_vllm.py [--only PART]...     default: hooks, cost and five; each part takes 2 to 8 minutes on a quiet machine,
+                                       and those of encoder outputs begin no round 120 s after their start ($DRAY_BENCH_SECONDS)
 
 hooks  time that the connector's hooks take of a step, with vLLM's scheduler and without a model
 cost   the cost of moving: time to D's first token with blocks from P, minus the same with all blocks cached at D. With P's engine
@@ -19,7 +20,8 @@ store-serve    `vllm bench serve` as above on one engine, whose requests share p
 store-decode   tokens a second of as many requests as an engine takes, whose blocks are saved, beside an engine without a connector
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
-       ECExampleConnector and ECMooncakeConnector
+       ECExampleConnector
+ec-mooncake  the same beside ECMooncakeConnector
 ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, with vLLM's scheduler and without a
        model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
@@ -551,6 +553,10 @@ def ec(lab, records):
     engine_ec.ec(lab, records, ROUNDS)
 
 
+def ec_mooncake(lab, records):
+    engine_ec.ec_mooncake(lab, records, ROUNDS)
+
+
 def ec_hooks(lab, records):
     engine_ec.ec_hooks(lab, records, ROUNDS)
 
@@ -565,7 +571,7 @@ def ec_text(lab, records):
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
          "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "store-beside": store_beside, "cache": cache, "ec": ec,
-         "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
+         "ec-mooncake": ec_mooncake, "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

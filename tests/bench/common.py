@@ -30,6 +30,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # affects both rounds of a pair.
 PAIRS = max(7, int(os.environ.get("DRAY_BENCH_PAIRS", "21")))
 ROUND = 0.15  # target duration of a round, seconds
+BEGAN, SECONDS = time.monotonic(), float(os.environ.get("DRAY_BENCH_SECONDS", "120"))
 DEATHS = 7  # repetitions of the measurements that kill a process
 TOOLS = harness.BUILD / "tests/bench"
 OUT = ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench")
@@ -166,6 +167,14 @@ def pairs(ceiling, ours, n=None):
             values.append(ours())
     ratios = [v / c for v, c in zip(values, ceilings)]
     return statistics.median(values), statistics.median(ceilings), statistics.median(ratios), ratios
+
+
+def turns(count):
+    """Numbers of rounds, up to `count`; no more than one begins SECONDS after the start of this process."""
+    for turn in range(count):
+        if turn and time.monotonic() > BEGAN + SECONDS:
+            return
+        yield turn
 
 
 def rate(answer):

@@ -40,7 +40,7 @@ def cache(lab, records, rounds):
             engine.ready()
             serve(engine, requests(999, WARM, WARM, SIZES))
         found = {name: {"encoder": [], "first": [], "rate": []} for name, _ in made}
-        for turn in range(rounds):
+        for turn in c.turns(rounds):
             trace = list(requests(turn + 1, COUNT, POPULAR, SIZES))
             for name, engine in made if turn % 2 else reversed(made):
                 before = len(engine.encoded)

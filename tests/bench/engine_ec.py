@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts "ec", "ec-hooks", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine,
+"""The parts "ec", "ec-mooncake", "ec-hooks", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine,
 beside vLLM's own connectors, with engines and of the hooks alone; how fast its bytes move; and what requests of text notice of an encoder that
 is busy or dead."""
 
@@ -92,10 +92,10 @@ def good(answer, engine):
 
 
 class Pair:
-    """An encoder, and an engine that uses its outputs. how: of "dray", "files", "mooncake"."""
+    """An encoder, and an engine that uses its outputs. how: of "local", "tcp", "files", "mooncake"."""
 
     def __init__(self, name, how, e, pd, port=0):
-        self.name, self.how, self.e, self.pd, self.port = name, how, e, pd, port
+        self.name, self.how, self.e, self.pd, self.port, self.ours = name, how, e, pd, port, how in ("local", "tcp")
 
     def encode(self, size):
         """E's part of a request with a new image. Returns the image, and ec_transfer_params for PD."""
@@ -105,7 +105,11 @@ class Pair:
             items = [{"transfer_id": secrets.token_hex(8)}]
             to_e, to_pd = {"consumer_zmq": f"tcp://127.0.0.1:{self.port}", "ec_items": items}, {"ec_items": items}
         first = good(self.e.run(vision.prompt(chance), 1, images=images, ec=to_e), self.e)
-        return images, first["ec"] if self.how == "dray" else to_pd
+        if self.ours:
+            to_pd = first["ec"]
+            for offer in to_pd["dray"]["offers"] if self.how == "tcp" else ():
+                del offer["pool"]  # by which an engine on the same host reads in place
+        return images, to_pd
 
     def first(self, images, ec=None):
         """Seconds from now to PD's first token."""
@@ -136,30 +140,29 @@ def running(*engines):
             engine.stop()
 
 
-def ec(lab, records, rounds):
+def ec(lab, records, rounds, beside=("ECExampleConnector",)):
     agents = c.agents(lab, 2)
     port = serving.free_port()
-    e = dray(lab, "e", "ec_producer", agents[0], lease=10)  # of which every second output is not claimed
-    pairs = [Pair("local", "dray", e, dray(lab, "pd-local", "ec_consumer", agents[0], transport="local")),
-             Pair("tcp", "dray", e, dray(lab, "pd-tcp", "ec_consumer", agents[1], transport="tcp")),
-             Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")),
-             Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
-                  mooncake(lab, "pd-mooncake", "ec_consumer", port), port)]
+    e, pd = dray(lab, "e", "ec_producer", agents[0], lease=10), dray(lab, "pd", "ec_consumer", agents[1])  # every second output is not claimed
+    pairs = [Pair("local", "local", e, pd), Pair("tcp", "tcp", e, pd)]
+    if "ECExampleConnector" in beside:
+        pairs.append(Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")))
+    if "ECMooncakeConnector" in beside:
+        pairs.append(Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
+                          mooncake(lab, "pd-mooncake", "ec_consumer", port), port))
     with running(*dict.fromkeys(engine for pair in pairs for engine in (pair.e, pair.pd))):
-        for pair in list(pairs):
-            try:
-                for size in SIZES:  # the engines' first steps of a size take longer
-                    pair.burst(size)
-            except c.CannotRun as why:
-                if pair.how != "mooncake":
-                    raise
-                print(f"  {pair.name} does not run here: {str(why)[:400]}", file=sys.stderr)
-                pairs.remove(pair)
-        found = {(pair.name, size): [] for pair in pairs for size in SIZES}
-        for turn in range(rounds):
+        for pair in pairs:
+            for size in SIZES:  # the engines' first steps of a size take longer
+                pair.cost(size)
+                pair.cost(size)
+        found, moved, loads = {(pair.name, size): [] for pair in pairs for size in SIZES}, rig.transfers(agents[1]), 0
+        for turn in c.turns(rounds):
             for size in SIZES:
                 for pair in pairs if turn % 2 else pairs[::-1]:
                     found[pair.name, size] += [1e3 * value for value in pair.burst(size)]
+                    loads += (BURST + 1) * (pair.how == "tcp")
+        if (n := rig.transfers(agents[1]) - moved) != loads:
+            raise c.CannotRun(f"the agent has moved {n} outputs, and {loads} are those of tcp")
         for pair in pairs:
             if pair.how != "mooncake" and pair.pd.encoded:
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
@@ -167,12 +170,16 @@ def ec(lab, records, rounds):
         agent.stop()
     middle = {key: statistics.median(values) for key, values in found.items()}
     for size in SIZES:
-        best = min((pair.name for pair in pairs if pair.how != "dray"), key=lambda name: middle[name, size])
+        best = min((pair.name for pair in pairs if not pair.ours), key=lambda name: middle[name, size])
         for pair in pairs:
             ours = middle[pair.name, size]
             beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
-            records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.how == "dray" else {}),
+            records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.ours else {}),
                         spread=statistics.quantiles(found[pair.name, size], n=10))
+
+
+def ec_mooncake(lab, records, rounds):
+    ec(lab, records, rounds, ("ECMooncakeConnector",))
 
 
 # --- hooks ----------------------------------------------------------------------------------------
@@ -338,7 +345,7 @@ class Busy:
 
 
 def compare(records, what, rounds, at_pd, at_one):
-    ours, ceiling, ratio, ratios = c.pairs(at_one, at_pd, 12 * rounds)
+    ours, ceiling, ratio, ratios = c.pairs(at_one, at_pd, 8 * rounds)
     records.add(f"text, {what}", ours * 1e3, "ms", ceiling_name="one engine", ceiling=ceiling * 1e3, ratio=ratio, target=("<=", 1.1),
                 spread=statistics.quantiles(ratios, n=10))
 
@@ -355,7 +362,7 @@ def ec_text(lab, records, rounds):
         compare(records, "E is idle", rounds, *text)
         with Busy(e):
             compare(records, "E is busy", rounds, *text)
-        asked = [(vision.prompt(chance), [[*SIZES[64], next(numbers)]]) for _ in range(12 * rounds)]
+        asked = [(vision.prompt(chance), [[*SIZES[64], next(numbers)]]) for _ in range(8 * rounds)]
         offers = [good(e.run(prompt, 1, images=images), e)["ec"] for prompt, images in asked]
         e.kill()
         until(lambda: not agent.ctl("leases", "--json")["leases"], "the agent sees that E is dead")

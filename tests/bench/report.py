@@ -138,8 +138,9 @@ Requests with an image each, two at a time, of which 70 % have one of 30 images,
     ("vllm_ec", "vLLM: the cost of moving an encoder output", """\
 Time from E's answer to PD's first token of a request with a new image, minus the same for another request with that image, whose output PD's engine then has
 in its own cache, while E has just encoded another one. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
-`DrayECConnector`: with `local`, PD reads in E's pool. The ceiling is the better one of ECExampleConnector, which writes a file and reads it, and
-ECMooncakeConnector over TCP, on the same machine in the same rounds."""),
+`DrayECConnector`: with `local`, PD reads in E's pool. The ceiling is ECExampleConnector, which writes a file and reads it, in the same rounds."""),
+    ("vllm_ec_mooncake", "vLLM: the cost of moving an encoder output beside ECMooncakeConnector", """\
+As above. The ceiling is ECMooncakeConnector over TCP, with a runner that calls the connector in each step."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, with vLLM's scheduler and without a model:
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
