@@ -76,7 +76,7 @@ bool ctl_check_directory(struct ctl *c, struct nd_findings *f)
 		return nd_findings_add(f, ND_OK, CHECK, "", "", "%s takes commands", a.why);
 	return nd_findings_add(
 		f, ND_WARNING, CHECK, "",
-		"until this is mended, all agents of store.peers are asked for objects; "
-		"docs/store.md has what the server needs",
+		"give the server and its user what docs/store.md says; while the directory is down or "
+		"refuses entries, all agents of store.peers are asked for objects",
 		"%s", a.why);
 }

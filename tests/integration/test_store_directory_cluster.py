@@ -7,6 +7,7 @@ from redis_server import Cluster, name_of
 from harness import until
 from test_store import User, counters
 from test_store_directory import agents, entered, finds, state  # noqa: F401
+from test_store_directory_doctor import finding
 
 KEYS = [b"%d" % i for i in range(200)]
 
@@ -106,6 +107,7 @@ def test_lost_server(new_cluster, agents):  # noqa: F811
         finds(here, **{key.decode(): b"value" for key in KEYS})
         assert named(b) > 50 and unknown(b) > 20
         state(b, "ok")
+        until(lambda: finding(b.control)["severity"] == "warning" and "is not connected" in finding(b.control)["text"], "the doctor's warning")
         cluster.nodes[0].kill()
         cluster.nodes[1].kill()
         state(b, "down")

@@ -62,7 +62,7 @@ def test_stopped(new_redis, member):  # noqa: F811
     agent = member(redis.url)
     assert finding(agent.control)["severity"] == "ok"
     redis.signal(signal.SIGSTOP)
-    found = finding(agent.control, "500ms")
+    found = finding(agent.control, "3s")
     assert found["severity"] == "warning" and "does not answer" in found["text"], found
     redis.signal(signal.SIGCONT)
     until(lambda: finding(agent.control)["severity"] == "ok", "an answer")
@@ -87,6 +87,11 @@ def test_rights(new_redis, member, lab):  # noqa: F811
     assert counters(agent)["dray_store_directory_down"] == 0
     redis.command("ACL", "SETUSER", "reader", "+zrem")
     assert finding(agent.control)["severity"] == "ok"
+
+
+def test_without_a_command(new_redis, member, lab):  # noqa: F811
+    redis = new_redis(options=["include", lab.write("renamed", 'rename-command ZREM ""\n')])
+    is_warned(member(redis.url), redis.url.removeprefix("redis://"), "does not take a command", "unknown command")
 
 
 def test_tls(new_redis, member, lab):  # noqa: F811

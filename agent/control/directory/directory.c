@@ -122,8 +122,15 @@ void directory_check(struct directory *d)
 		return;
 	d->failed.any = false;
 	for (unsigned i = 0; i < d->servers.n; i++) {
-		struct batch *b = batch_new(d->servers.v[i], NULL, "");
+		struct server *s = d->servers.v[i];
+		struct batch *b = batch_new(s, NULL, "");
 
+		/* the state says nothing about one server while others of the cluster are connected */
+		if (!link_is_up(s->link) && servers_are_up(d))
+			check_failed(d, DIRECTORY_DOWN,
+				     dray_err_of(DRAY_E_PEER_UNREACHABLE,
+						 "%.100s:%u is not connected", s->at.host,
+						 s->at.port));
 		if (!b)
 			continue;
 		d->checking++;
@@ -150,6 +157,12 @@ void directory_check_answer(struct server *s, const redisReply *r)
 				    d->why.msg, answer_text(r, text, sizeof(text))));
 	else
 		directory_refused(s, r, true);
+	/* a connection that this ends gives a reason that says more */
+	if (!d->failed.any)
+		check_failed(d, DIRECTORY_REFUSING,
+			     dray_err_of(DRAY_E_DENIED, "%.100s:%u does not take a command (%s)",
+					 s->at.host, s->at.port,
+					 answer_text(r, text, sizeof(text))));
 }
 
 struct directory_check directory_checked(const struct directory *d)

@@ -69,7 +69,10 @@ void directory_find_cancel(struct directory_find *f);
 void directory_forget(struct directory *d, const char *space, struct store_key key,
 		      const char *segment);
 
-/* Finds out by a command that changes nothing whether each server takes changes, unless that is being found out. */
+/*
+ * Finds out by a command that changes nothing whether the server takes changes, unless that is being found out. Of a cluster, the one that
+ * has the key.
+ */
 void directory_check(struct directory *d);
 struct directory_check {
 	enum directory_state state;
