@@ -287,7 +287,7 @@ static int other_device(const struct gpu_transport *g, const struct gpu_path *p,
 static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, struct slice *s,
 				     struct gpu_way_question *q)
 {
-	if (q->route != GPU_PEER) {
+	if (q->route == GPU_TO_HOST || q->route == GPU_FROM_HOST) {
 		if (p->whole && q->setting != DRAY_CONFIG_GPU_COPY_KERNEL)
 			gpu_order(c, s);
 		q->run = gpu_relay_host_run(s);
