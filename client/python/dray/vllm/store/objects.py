@@ -77,7 +77,8 @@ def _parted(families: list[Family], parts: int) -> list[list[Family]]:
             raise errors.Unsupported(
                 f"the option parts is {parts}, and this rank has the heads {family.first_head} to {family.first_head + family.heads - 1} of "
                 f"{family.total_heads} of layer {family.names[0]}, which are no whole parts",
-                fix="Set parts to a divisor of the number of KV heads that is a multiple of each engine's tensor-parallel size, or leave it out.")
+                fix="Set parts to a divisor of the number of KV heads that is a multiple of each engine's tensor-parallel size, "
+                    "to the number itself if an engine has more ranks than heads, or leave it out.")
         objects = objects or [[] for _ in range(family.heads // heads)]
         for one, first in zip(objects, range(0, family.heads, heads), strict=True):
             places = tuple(base + first * family.head_stride for base in family.bases)
