@@ -175,8 +175,8 @@ def test_revoked_beside_a_silent_device(new_three):
         try:
             flying = honest.client.write(honest.region, kept, [(0, 0, 65536)])
             until(lambda: work_requests(t.honest) > posted, "the work request")
-            there.region.revoke(token)
             assert not flying.done()
+            there.region.revoke(token)
             assert sum(p["failovers"] for p in listed(t.honest, "paths")) == 1
         finally:
             t.rail.calm(side=0)
