@@ -136,6 +136,10 @@ void worker_event(struct worker *w, const struct event *ev);
 bool worker_has_room(const struct worker *w);
 
 /* session.c */
+/* Without a client, and not known by its handle. NULL: no memory. */
+struct wsession *wsession_new(struct worker *w, struct session_shared *shared);
+/* Its transfers end with the code. */
+void wsession_free(struct wsession *s, uint32_t code);
 void wsession_add(struct worker *w, int fd, struct session_shared *shared);
 /*
  * Its transfers end, and the client is told nothing of that: an RDMA device may go on with their memory. The control thread

@@ -94,18 +94,20 @@ static void handle_io(struct loop_source *source, uint32_t events)
 	wsession_go_on(s);
 }
 
-void wsession_add(struct worker *w, int fd, struct session_shared *shared)
+struct wsession *wsession_new(struct worker *w, struct session_shared *shared)
 {
 	struct wsession *s = calloc(1, sizeof(*s));
 
 	if (!s)
-		goto failed;
-	if (xfer_session_init(&w->core, &s->xs, shared->session, shared) < 0)
-		goto failed;
+		return NULL;
+	if (xfer_session_init(&w->core, &s->xs, shared->session, shared) < 0) {
+		xfer_session_deinit(&s->xs);
+		free(s);
+		return NULL;
+	}
 	s->worker = w;
-	s->fd = fd;
+	s->fd = -1;
 	s->source.fd = -1;
-	s->writable = true;
 	dray_list_init(&s->out);
 	dray_list_init(&s->cancels);
 	dray_list_init(&s->fetches);
@@ -114,19 +116,25 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
 	dray_list_init(&s->unsent_link);
+	return s;
+}
+
+void wsession_add(struct worker *w, int fd, struct session_shared *shared)
+{
+	struct wsession *s = wsession_new(w, shared);
+
+	if (!s) {
+		worker_event(w, &(struct event){ .type = EVENT_SESSION_REFUSED,
+						 .session = shared->session,
+						 .code = DRAY_E_NO_MEMORY,
+						 .fd = fd });
+		return;
+	}
+	s->fd = fd;
+	s->writable = true;
 	dray_slots_set(&w->sessions, s->xs.handle, s);
 	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
 		wsession_die(s, DRAY_E_NO_MEMORY);
-	return;
-
-failed:
-	if (s)
-		xfer_session_deinit(&s->xs);
-	free(s);
-	worker_event(w, &(struct event){ .type = EVENT_SESSION_REFUSED,
-					 .session = shared->session,
-					 .code = DRAY_E_NO_MEMORY,
-					 .fd = fd });
 }
 
 static void stop_all(struct wsession *s, uint32_t code, bool urgent)
@@ -154,32 +162,36 @@ void wsession_die(struct wsession *s, uint32_t code)
 		die(s, code, NULL);
 }
 
+void wsession_free(struct wsession *s, uint32_t code)
+{
+	s->dead = true;
+	stop_all(s, code, true);
+	fetches_close(s);
+	helds_close(s);
+	loop_del(&s->worker->core.loop, &s->source);
+	ring_close(s);
+	dray_list_for_each(&s->out, p, struct packet, link)
+		packet_free(p);
+	idset_deinit(&s->ids);
+	cancels_deinit(s);
+	dray_list_del(&s->ready_link);
+	dray_list_del(&s->unsent_link);
+	store_user_free(s->store);
+	xfer_session_deinit(&s->xs);
+	free(s);
+}
+
 void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 {
 	struct wsession *s = wsession_get(w, session);
-
 	int fd = -1;
 
 	if (s) {
 		if (!s->dead)
 			flush(s);
-		s->dead = true;
-		stop_all(s, code, true);
-		fetches_close(s);
-		helds_close(s);
-		loop_del(&w->core.loop, &s->source);
-		ring_close(s);
 		fd = s->fd;
-		dray_list_for_each(&s->out, p, struct packet, link)
-			packet_free(p);
-		idset_deinit(&s->ids);
-		cancels_deinit(s);
-		dray_list_del(&s->ready_link);
-		dray_list_del(&s->unsent_link);
 		dray_slots_set(&w->sessions, session, NULL);
-		store_user_free(s->store);
-		xfer_session_deinit(&s->xs);
-		free(s);
+		wsession_free(s, code);
 	}
 	worker_event(w,
 		     &(struct event){ .type = EVENT_SESSION_GONE, .session = session, .fd = fd });

@@ -64,7 +64,7 @@ static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const 
 			    dmsg_body_encode(type, t->out, sizeof(t->out), request_id, m));
 }
 
-void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
+static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
 {
 	struct dray_vec results = results_put(s->worker->store_scratch, b->results, b->n);
 	union dmsg_body m = { 0 };
@@ -79,6 +79,15 @@ void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
 	else
 		m.store_exists_reply.results = results;
 	reply(s, b->type | 0x8000, b->request_id, &m);
+}
+
+void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err)
+{
+	if (!s->dead && err)
+		wsession_reply_error(s, b->request_id, err);
+	else if (!s->dead)
+		batch_reply(s, b, code);
+	free(b);
 }
 
 void batch_settle(struct core *c, struct batch *b, bool done)
@@ -108,13 +117,10 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 
 static void batch_ended(struct core *c, struct xfer *x)
 {
-	struct wsession *s = wsession_of(x->session);
 	struct batch *b = x->ended_arg;
 
 	batch_settle(c, b, !x->code);
-	if (!s->dead)
-		batch_reply(s, b, x->code);
-	free(b);
+	b->end(wsession_of(x->session), b, x->code, NULL);
 }
 
 /* 0, or -EINVAL with reterr: it has none, or they are wrong. */
@@ -189,6 +195,7 @@ static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t
 	b->begin_ns = q->worker->core.now_ns;
 	b->type = put ? DMSG_STORE_PUT : DMSG_STORE_GET;
 	b->n = n;
+	b->end = batch_answer;
 	b->results = (void *)(b->ops + ops);
 	b->gets = (void *)(b->results + n);
 	return b;
@@ -309,6 +316,12 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 	return err->code ? -EINVAL : 0;
 }
 
+/* Nothing of it is copied. */
+static void end_now(struct wsession *s, struct batch *b)
+{
+	b->end(s, b, 0, NULL);
+}
+
 static void batch_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
 			  bool put, struct dray_err *err)
 {
@@ -341,7 +354,7 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 	else if (err->code)
 		batch_settle(&w->core, b, false);
 	else if (!b->n_ops)
-		batch_reply(s, b, 0);
+		end_now(s, dray_take(b));
 	else if (batch_start(s, b, q.m->region, q.m->deadline_ms, err) == 0)
 		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
 	else

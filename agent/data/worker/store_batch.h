@@ -17,14 +17,19 @@ struct batch {
 	bool loads; /* some objects are read from disk */
 	struct store_wait wait;
 	int64_t agents_ns; /* when the last object of another agent was here; 0: none was */
+	/*
+	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. Nobody is
+	 * told if the session is dead.
+	 */
+	void (*end)(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err);
 	struct dmsg_store_result *results;
 	struct store_get
 		*gets; /* whose object is NULL if nothing is copied for this key; NULL: of EXISTS */
 	uint8_t ops[]; /* in wire form, then both lists */
 };
 
-/* Answers the request. */
-void batch_reply(struct wsession *s, const struct batch *b, uint32_t code);
+/* `end` of the requests of clients: answers them. */
+void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err);
 /*
  * store_report.c: a line for the log about a batch that has ended. type: of its message. b: of PUT and GET, else NULL. It must not
  * delay the batch: it is dropped if it finds no room.

@@ -43,8 +43,7 @@ static void fetch_looked(struct fetch *f, struct store_ask *k)
 			k->v[i].status = DMSG_STORE_STATUS_BUSY;
 	held_add(s, k, b->results);
 	idset_del(&s->ids, b->request_id);
-	batch_reply(s, b, 0);
-	free(b);
+	b->end(s, b, 0, NULL);
 	fetch_free(f);
 }
 
@@ -60,7 +59,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	f->asked = NULL;
-	if (!s->dead && !f->batch->gets) {
+	if (!s->dead && f->batch->type == DMSG_STORE_EXISTS) {
 		fetch_looked(f, k);
 		return;
 	}
@@ -190,6 +189,7 @@ bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
 	b->begin_ns = s->worker->core.now_ns;
 	b->type = DMSG_STORE_EXISTS;
 	b->n = n;
+	b->end = batch_answer;
 	b->results = memcpy(b->ops, results, bytes);
 	if (!wanted_any(b) || !may_begin(s, request_id, err)) {
 		free(b);

@@ -119,11 +119,7 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 	for (uint32_t i = 0; !b->gets && i < b->n; i++)
 		if (wanted_key(&b->results[i]))
 			b->results[i].status = DMSG_STORE_STATUS_NOT_TRIED;
-	if (!s->dead && err)
-		wsession_reply_error(s, b->request_id, err);
-	else if (!s->dead)
-		batch_reply(s, b, code);
-	free(b);
+	b->end(s, b, code, err);
 	fetch_free(f);
 }
 

@@ -259,12 +259,10 @@ void places_done(struct fetch *f)
 	arrived_ops(f);
 	idset_del(&s->ids, b->request_id);
 	if (!b->n_ops) {
-		batch_reply(s, b, 0);
-		free(b);
+		b->end(s, b, 0, NULL);
 	} else if (batch_start(s, b, f->region, fetch_time_until(f, f->end_ns), &err) < 0) {
 		batch_settle(&s->worker->core, b, false);
-		wsession_reply_error(s, b->request_id, &err);
-		free(b);
+		b->end(s, b, 0, &err);
 	}
 	fetch_free(f);
 }
