@@ -119,6 +119,10 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_STORE_SOURCE_END:
 		exchange_source_end(a->exchange, ev->ask, (uint32_t)ev->id);
 		break;
+	case EVENT_STORE_KEPT:
+		exchange_kept(a->exchange, ev->keep);
+		store_sweep(a->store);
+		break;
 	case EVENT_REPORT:
 		handle_report(a, ev->report);
 		break;

@@ -160,6 +160,7 @@ static const struct peers_upcalls peers_up = {
 	.stage = rails_peer_stage,
 	.store_lookup = exchange_lookup,
 	.store_release = exchange_release,
+	.store_keep = exchange_keep,
 	.store_watch = exchange_watch,
 	.store_summary = exchange_summary,
 	.store_in_use = exchange_in_use,
@@ -398,6 +399,14 @@ static struct owner_account *stored_account(void *arg, const char *tenant, uint3
 	return o ? &o->account : NULL;
 }
 
+static struct owner_account *kept_account(void *arg, const char *tenant, uint32_t uid)
+{
+	struct agent *a = arg;
+	struct owner *o = owner_get_named(a->owners, tenant, uid);
+
+	return o ? &o->account : NULL;
+}
+
 static void on_disk_state(void *arg, enum disk_state state, const struct dray_err *why)
 {
 	struct agent *a = arg;
@@ -512,6 +521,8 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 						     .rails = &a->rails,
 						     .directory = a->directory,
 						     .named = on_directory_named,
+						     .account = kept_account,
+						     .release = release_owner,
 						     .arg = a },
 			    reterr);
 }

@@ -1318,6 +1318,7 @@ struct dray_store_batch {
 	unsigned int lease_ms;    /* EXISTS: of what other agents have; 0: they are not asked */
 	const struct dray_store_item *items; /* the keys */
 	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
+	unsigned int replicas; /* PUT: 2: another agent is to have the objects, too; 0 or 1: none */
 };
 
 /* What became of one key. */
@@ -1328,7 +1329,7 @@ struct dray_store_result {
 	const void *data;     /* READ: its bytes */
 	uint64_t lease;       /* READ: for dray_store_release() */
 	unsigned int tier;    /* enum dray_store_tier, of GET, EXISTS, PIN and READ */
-	unsigned int unused;  /* 0 */
+	unsigned int copies;  /* PUT: agents that have the object, as far as this one knows */
 };
 
 /* What became of the keys of a batch. */
@@ -1344,6 +1345,9 @@ struct dray_store_results {
  * An object appears when all its bytes are in place, and never changes: a second PUT of its key is
  * DRAY_STORE_EXISTED. Other users do not see the objects of a name space, unless the agent's
  * configuration names them (store.spaces).
+ *
+ * A PUT with replicas = 2 ends when one of the agents in store.peers has copies of the objects, or
+ * will not have them: copies in the results says which. The status is that of the object here.
  *
  * The ranges of PUT and GET belong to the agent until the batch has ended. After
  * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed; after

@@ -106,7 +106,18 @@ static struct answer *answer_new(struct request *r, uint32_t n)
 	return a;
 }
 
-static int results_take(struct dray *d, struct request *r, const struct dray_vec *results)
+/* Agents that have the object of a PUT: the agent says it if there may be several. */
+static unsigned int copies_of(const struct dmsg_store_result *m, const struct dray_blob *copies,
+			      uint32_t i)
+{
+	if (i < copies->n)
+		return copies->p[i];
+	return m->status == DMSG_STORE_STATUS_OK || m->status == DMSG_STORE_STATUS_EXISTS;
+}
+
+/* copies: of PUT; else NULL. */
+static int results_take(struct dray *d, struct request *r, const struct dray_vec *results,
+			const struct dray_blob *copies)
 {
 	struct answer *a;
 
@@ -119,7 +130,11 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 
 		dmsg_store_result_get(results->p + (size_t)i * DMSG_STORE_RESULT_SIZE, &m);
 		a->v[i] = (struct dray_store_result){
-			.status = m.status, .wait_ms = m.wait_ms, .length = m.length, .tier = m.tier
+			.status = m.status,
+			.wait_ms = m.wait_ms,
+			.length = m.length,
+			.tier = m.tier,
+			.copies = copies ? copies_of(&m, copies, i) : 0,
 		};
 	}
 	return a ? 0 : -DRAY_E_NO_MEMORY;
@@ -180,7 +195,8 @@ int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *
 	switch (r->type) {
 	case DMSG_STORE_PUT:
 	case DMSG_STORE_GET:
-		error = results_take(d, r, &m->store_put_reply.results);
+		error = results_take(d, r, &m->store_put_reply.results,
+				     r->type == DMSG_STORE_PUT ? &m->store_put_reply.copies : NULL);
 		return error || !code ? error : -(int)dray_min(code, 0xffffu);
 	case DMSG_STORE_READ:
 		return places_take(d, r, &m->store_read_reply.places, fds);
@@ -188,7 +204,7 @@ int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *
 		r->bytes = m->store_release_reply.count;
 		return 0;
 	default:
-		return results_take(d, r, &m->store_exists_reply.results);
+		return results_take(d, r, &m->store_exists_reply.results, NULL);
 	}
 }
 
@@ -251,6 +267,7 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 			.keys = keys,
 			.items = { l->items, (uint32_t)b->items_n },
 			.ranges = { l->ranges, l->ranges_n },
+			.replicas = type == DMSG_STORE_PUT ? b->replicas : 0,
 		};
 	else
 		m.store_exists = (struct dmsg_store_exists){

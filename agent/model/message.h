@@ -55,6 +55,7 @@ struct packet {
 struct peer_link;
 struct rail_keys;
 struct store_ask;
+struct store_keep;
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
 /* ERROR; with request id 0 it means the end of the session. NULL: no memory. */
@@ -159,6 +160,7 @@ enum command_type {
 	COMMAND_STORE_ASKED, /* the ask of session is answered; borrowed until EVENT_STORE_ASK_END */
 	COMMAND_STORE_LAPSED, /* the leases of the ask of session have ended, if the worker still has it */
 	COMMAND_STORE_FENCED, /* the peer `handle` ends the lease `id` that session has of it: nothing more is read there */
+	COMMAND_STORE_KEEP,     /* keep borrowed until EVENT_STORE_KEPT */
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
 };
@@ -190,6 +192,7 @@ struct command {
 		struct data_config *config;
 		struct rail_keys *keys;
 		struct store_ask *ask;
+		struct store_keep *keep;
 		struct transport_message message;
 	};
 };
@@ -216,6 +219,7 @@ enum event_type {
 	EVENT_STORE_ASK_STOP, /* the worker does not need the answer to the ask any more, which may be on its way */
 	EVENT_STORE_ASK_END,    /* the worker needs it no more */
 	EVENT_STORE_SOURCE_END, /* id: of the sources of the ask, from which nothing more is read */
+	EVENT_STORE_KEPT,       /* the worker has done with the keep */
 	EVENT_QUIT,             /* the last event */
 };
 
@@ -232,6 +236,7 @@ struct event {
 		struct report *report;
 		struct store_report *store_report;
 		struct store_ask *ask;
+		struct store_keep *keep;
 		struct transport_message message;
 		int fd;
 	};

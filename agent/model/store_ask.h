@@ -16,6 +16,7 @@ struct borrowed;
 struct held_key;
 struct question;
 struct lease;
+struct placing;
 struct rail_keys;
 
 /* What one lookup found: memory of another agent, leased for this; or the bytes themselves. */
@@ -39,10 +40,10 @@ struct store_asked {
 	enum dmsg_store_status status; /* not_found before the answer. ok: */
 	uint32_t source, crc, cost_us;
 	uint64_t offset, length; /* in the source, or in its bytes */
-	dray_handle avoid;       /* the agent that had it, and whose bytes did not come; 0: none */
-	dray_handle silent;      /* the same, if nothing at all came from it; 0: something did */
-	bool slow;               /* they did not come in time, so that it may have them still */
-	struct held_key *held;   /* the worker's: an EXISTS has found it, and leased its source */
+	dray_handle avoid; /* the agent whose bytes did not come, or that has not kept it; 0: none */
+	dray_handle silent;    /* the same, if nothing at all came from it; 0: something did */
+	bool slow;             /* they did not come in time, so that it may have them still */
+	struct held_key *held; /* the worker's: an EXISTS has found it, and leased its source */
 	/* the control thread's, of an EXISTS that has found it */
 	struct store_ask *of;
 	struct dray_map_node by_key;
@@ -58,9 +59,18 @@ struct store_ask {
 	int64_t end_ns;  /* the deadline of the GET */
 	bool late;       /* it has passed */
 	bool again;      /* other agents had these keys a moment ago */
+	/*
+	 * The keys are those of a PUT, of whose objects another agent is to keep copies: status ok says that it does. Those that are
+	 * not_tried are not to be copied. No sources are found.
+	 */
+	bool replicates;
+	struct placing *placing; /* the control thread's, meanwhile */
+	dray_handle
+		from; /* the only peer that is asked, for which this agent keeps copies; 0: all are */
 	unsigned worker;
 	char space[DMSG_STORE_SPACE_MAX + 1];
-	const char *tenant; /* of the session's owner; only until the lookups are sent */
+	const char *
+		tenant; /* of the session's owner; only until the lookups are sent, or the copies placed */
 	uint32_t uid;
 	struct store_source *sources;
 	uint32_t n_sources;

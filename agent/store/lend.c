@@ -209,7 +209,7 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	struct store_space *sp;
 	struct store_loan *l;
 
-	if (!who->space.n || !space_may_use(s, who->space, who->tenant, who->uid))
+	if (!store_may_use(s, who))
 		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
 				    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
 				    "agent; add it to store.spaces there",

@@ -425,6 +425,31 @@ enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key
 	return status;
 }
 
+enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
+{
+	struct store *s = m->space->store;
+	enum dmsg_store_status status;
+
+	pthread_mutex_lock(&s->lock);
+	status = put_begin(m, key, bytes, cost_us, false, ret);
+	pthread_mutex_unlock(&s->lock);
+	return status;
+}
+
+bool store_keeps(struct store_member *m, struct store_key key)
+{
+	struct store *s = m->space->store;
+	struct store_object *o;
+
+	pthread_mutex_lock(&s->lock);
+	o = item_find(m->space, key);
+	if (o)
+		item_own(o);
+	pthread_mutex_unlock(&s->lock);
+	return o;
+}
+
 static struct store_object *is_there(const struct store_object *o)
 {
 	return find_hashed(o->member->space, (struct store_key){ o->key, o->key_n }, o->policy.tag);
@@ -443,19 +468,19 @@ bool item_appear(struct store_object *o)
 	return true;
 }
 
-static enum dmsg_store_status put_end(struct store_object *o, bool done)
+/* All its bytes are in place. */
+static enum dmsg_store_status put_appear(struct store_object *o)
 {
 	struct store_space *sp = o->member->space;
-	struct store_object *other = done ? is_there(o) : NULL;
+	struct store_object *other = is_there(o);
 
 	/* it may have come meanwhile by another PUT, or from another agent: that one stays */
 	if (other) {
 		item_own(other);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (!done || !item_appear(o))
-		return done ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
-	sp->puts++;
+	if (!item_appear(o))
+		return DMSG_STORE_STATUS_BUSY;
 	tier_key_changed(sp, (struct store_key){ o->key, o->key_n });
 	tier_put(o);
 	return DMSG_STORE_STATUS_OK;
@@ -467,10 +492,27 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done)
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_end(o, done);
+	status = done ? put_appear(o) : DMSG_STORE_STATUS_NOT_TRIED;
+	o->member->space->puts += !status;
 	if (done)
 		trace_object(o->member->space, STORE_PUT, (struct store_key){ o->key, o->key_n }, o,
 			     status, DMSG_STORE_TIER_NONE);
+	if (status)
+		item_free(o);
+	pthread_mutex_unlock(&s->lock);
+	return status;
+}
+
+enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc)
+{
+	struct store *s = store_of(o);
+	enum dmsg_store_status status;
+
+	pthread_mutex_lock(&s->lock);
+	if (s->cfg.lend)
+		*sum_part(o) = (struct sum_part){ crc, true };
+	status = put_appear(o);
+	o->member->space->kept += !status;
 	if (status)
 		item_free(o);
 	pthread_mutex_unlock(&s->lock);

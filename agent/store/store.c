@@ -176,6 +176,11 @@ bool space_may_use(const struct store *s, struct dray_str name, struct dray_str 
 	return false;
 }
 
+bool store_may_use(const struct store *s, const struct store_asker *who)
+{
+	return who->space.n && space_may_use(s, who->space, who->tenant, who->uid);
+}
+
 /* The owner may use the name space of this name. */
 static bool may_use(const struct store *s, const struct owner_account *a, struct dray_str name)
 {
@@ -326,6 +331,7 @@ static struct store_space_info describe(const struct store_space *sp)
 		.disk_evicted_cost_us = sp->disk_evicted_cost_us,
 		.remote_hits = sp->remote_hits,
 		.remote_bytes = sp->remote_bytes,
+		.kept = sp->kept,
 	};
 
 	dray_list_for_each(&sp->segments, g, struct segment, link)

@@ -109,6 +109,14 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
 					uint64_t bytes, uint32_t cost_us,
 					struct store_object **ret);
+/* The same for an object that another agent wants to be kept here; store_keep_end() consumes it, too. */
+enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t cost_us,
+					struct store_object **ret);
+/* Its bytes are in place, and have this CRC-32C: it appears as after a PUT. */
+enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc);
+/* There is an object with this key. If it is a copy for GETs, it stays from now on as if it had been put. */
+bool store_keeps(struct store_member *m, struct store_key key);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 
@@ -230,6 +238,9 @@ struct store_asker {
 	uint32_t uid;
 };
 
+/* The name space has a name, and the owner for whom another agent asks may use it. */
+bool store_may_use(const struct store *s, const struct store_asker *who);
+
 /* Objects that another agent reads: they are held until store_loan_end(). */
 struct store_loan;
 
@@ -283,6 +294,7 @@ struct store_space_info {
 	uint64_t disk_hits; /* of hits: the bytes were not in memory */
 	uint64_t disk_evictions, disk_evicted_cost_us;
 	uint64_t remote_hits, remote_bytes; /* that other agents had */
+	uint64_t kept;                      /* for PUTs of other agents */
 };
 /* name and tenant of each stay until store_sweep(). */
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),

@@ -2188,7 +2188,7 @@ int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *r
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_put m;
+	struct dmsg_store_put m = { 0 };
 
 	if (len < 20)
 		return check_short(reterr, "store_put");
@@ -2235,6 +2235,13 @@ int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *r
 		return check_large(reterr, "store_put.ranges", m.ranges.n, 4096);
 	if (len - 4 < (size_t)m.ranges.n * 16)
 		return check_short(reterr, "store_put");
+	p += 4 + (size_t)m.ranges.n * 16;
+	len -= 4 + (size_t)m.ranges.n * 16;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_put");
+		m.replicas = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -2242,7 +2249,7 @@ int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *r
 int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_put *m)
 {
-	size_t length = 32;
+	size_t length = 36;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -2270,7 +2277,8 @@ int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->items.n);
 	p = put_bytes(p + 4, m->items.p, (size_t)m->items.n * 8);
 	dray_le_put32(p + 0, m->ranges.n);
-	put_bytes(p + 4, m->ranges.p, (size_t)m->ranges.n * 16);
+	p = put_bytes(p + 4, m->ranges.p, (size_t)m->ranges.n * 16);
+	dray_le_put32(p + 0, m->replicas);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
@@ -2278,7 +2286,7 @@ int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_put_reply m;
+	struct dmsg_store_put_reply m = { 0 };
 
 	if (len < 12)
 		return check_short(reterr, "store_put_reply");
@@ -2289,6 +2297,18 @@ int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_
 		return check_large(reterr, "store_put_reply.results", m.results.n, 1024);
 	if (len - 12 < (size_t)m.results.n * 16)
 		return check_short(reterr, "store_put_reply");
+	p += 12 + (size_t)m.results.n * 16;
+	len -= 12 + (size_t)m.results.n * 16;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_put_reply");
+		m.copies.n = dray_le_get32(p + 0);
+		m.copies.p = p + 4;
+		if (m.copies.n > 1024)
+			return check_large(reterr, "store_put_reply.copies", m.copies.n, 1024);
+		if (len - 4 < m.copies.n)
+			return check_short(reterr, "store_put_reply");
+	}
 	*ret = m;
 	return 0;
 }
@@ -2296,19 +2316,24 @@ int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_
 int dmsg_store_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_put_reply *m)
 {
-	size_t length = 12;
+	size_t length = 16;
 	uint8_t *p;
 
 	if (m->results.n > 1024)
 		return -EINVAL;
+	if (m->copies.n > 1024)
+		return -EINVAL;
 	length += (size_t)m->results.n * 16;
+	length += m->copies.n;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_STORE_PUT_REPLY, length, request_id);
 	dray_le_put32(p + 0, m->status);
 	memset(p + 4, 0, 4);
 	dray_le_put32(p + 8, m->results.n);
-	put_bytes(p + 12, m->results.p, (size_t)m->results.n * 16);
+	p = put_bytes(p + 12, m->results.p, (size_t)m->results.n * 16);
+	dray_le_put32(p + 0, m->copies.n);
+	put_bytes(p + 4, m->copies.p, m->copies.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

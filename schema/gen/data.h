@@ -1439,7 +1439,7 @@ int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_post_reply *m);
 
 #define DMSG_STORE_PUT_MIN 32
-#define DMSG_STORE_PUT_BODY_MAX 204896
+#define DMSG_STORE_PUT_BODY_MAX 204900
 /*
  * Request. Stores objects. Each appears when all its bytes are in place, and is never changed.
  * TRANSFER_CANCEL with its request id cancels it. Since 1.4.
@@ -1453,6 +1453,11 @@ struct dmsg_store_put {
 	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
 	struct dray_vec items; /* One for each key, in the same order. */
 	struct dray_vec ranges; /* Ranges of all items. */
+	/*
+	 * Agents that are to have the objects: 2: one of store.peers, too; 0 or 1: this agent
+	 * alone. The answer then comes when the copies are there, or will not be.
+	 */
+	uint32_t replicas;
 };
 int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *ret,
 	struct dray_err *reterr);
@@ -1460,11 +1465,16 @@ int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_put *m);
 
 #define DMSG_STORE_PUT_REPLY_MIN 12
-#define DMSG_STORE_PUT_REPLY_BODY_MAX 16396
+#define DMSG_STORE_PUT_REPLY_BODY_MAX 17424
 /* The batch has ended: the agent does not read the ranges any more. */
 struct dmsg_store_put_reply {
 	uint32_t status; /* 0, or the error that ended the copy of the batch: as of a transfer. */
 	struct dray_vec results; /* One for each key, in the order of the request. */
+	/*
+	 * To a request with replicas 2: a byte for each key, how many agents have the object, as
+	 * far as this one knows: 0 if it is not here. Else empty.
+	 */
+	struct dray_blob copies;
 };
 int dmsg_store_put_reply_decode(const void *body, size_t len, struct dmsg_store_put_reply *ret,
 	struct dray_err *reterr);

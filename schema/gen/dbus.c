@@ -253,6 +253,8 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 		remote_bytes) },
 	/* Objects that were put. */
 	{ "puts", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, puts) },
+	/* Objects that were put at other agents, and are kept here as copies. */
+	{ "kept", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, kept) },
 	/* Objects evicted from memory. */
 	{ "evictions", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
 		evictions) },

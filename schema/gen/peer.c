@@ -136,6 +136,10 @@ const char *pmsg_type_name(unsigned int type)
 		return "store_summary";
 	case PMSG_STORE_SUMMARY_REPLY:
 		return "store_summary_reply";
+	case PMSG_STORE_KEEP:
+		return "store_keep";
+	case PMSG_STORE_KEEP_REPLY:
+		return "store_keep_reply";
 	case PMSG_POST:
 		return "post";
 	case PMSG_POST_REPLY:
@@ -1620,6 +1624,114 @@ int pmsg_store_summary_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_store_keep_decode(const void *body, size_t len, struct pmsg_store_keep *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_keep m;
+
+	if (len < 12)
+		return check_short(reterr, "store_keep");
+	m.uid = dray_le_get32(p + 0);
+	m.deadline_ms = dray_le_get32(p + 4);
+	m.space.n = dray_le_get32(p + 8);
+	m.space.p = (const char *)(p + 12);
+	if (m.space.n > 64)
+		return check_large(reterr, "store_keep.space", m.space.n, 64);
+	if (len - 12 < m.space.n)
+		return check_short(reterr, "store_keep");
+	if (!text_ok(m.space))
+		return check_text(reterr, "store_keep.space");
+	p += 12 + m.space.n;
+	len -= 12 + m.space.n;
+	if (len < 4)
+		return check_short(reterr, "store_keep");
+	m.tenant.n = dray_le_get32(p + 0);
+	m.tenant.p = (const char *)(p + 4);
+	if (m.tenant.n > 31)
+		return check_large(reterr, "store_keep.tenant", m.tenant.n, 31);
+	if (len - 4 < m.tenant.n)
+		return check_short(reterr, "store_keep");
+	if (!text_ok(m.tenant))
+		return check_text(reterr, "store_keep.tenant");
+	p += 4 + m.tenant.n;
+	len -= 4 + m.tenant.n;
+	if (len < 4)
+		return check_short(reterr, "store_keep");
+	m.keys.n = dray_le_get32(p + 0);
+	m.keys.p = p + 4;
+	if (m.keys.n > 60000)
+		return check_large(reterr, "store_keep.keys", m.keys.n, 60000);
+	if (len - 4 < m.keys.n)
+		return check_short(reterr, "store_keep");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_keep_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_keep *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->space.n > 64 || !text_ok(m->space))
+		return -EINVAL;
+	if (m->tenant.n > 31 || !text_ok(m->tenant))
+		return -EINVAL;
+	if (m->keys.n > 60000)
+		return -EINVAL;
+	length += m->space.n;
+	length += m->tenant.n;
+	length += m->keys.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_KEEP, length, request_id);
+	dray_le_put32(p + 0, m->uid);
+	dray_le_put32(p + 4, m->deadline_ms);
+	dray_le_put32(p + 8, m->space.n);
+	p = put_bytes(p + 12, m->space.p, m->space.n);
+	dray_le_put32(p + 0, m->tenant.n);
+	p = put_bytes(p + 4, m->tenant.p, m->tenant.n);
+	dray_le_put32(p + 0, m->keys.n);
+	put_bytes(p + 4, m->keys.p, m->keys.n);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_store_keep_reply_decode(const void *body, size_t len, struct pmsg_store_keep_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_store_keep_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "store_keep_reply");
+	m.answers.n = dray_le_get32(p + 0);
+	m.answers.p = p + 4;
+	if (m.answers.n > 512)
+		return check_large(reterr, "store_keep_reply.answers", m.answers.n, 512);
+	if (len - 4 < (size_t)m.answers.n * 8)
+		return check_short(reterr, "store_keep_reply");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_store_keep_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_keep_reply *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->answers.n > 512)
+		return -EINVAL;
+	length += (size_t)m->answers.n * 8;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STORE_KEEP_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->answers.n);
+	put_bytes(p + 4, m->answers.p, (size_t)m->answers.n * 8);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 int pmsg_post_decode(const void *body, size_t len, struct pmsg_post *ret, struct dray_err *reterr)
 {
 	const uint8_t *p = body;
@@ -1772,6 +1884,10 @@ int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg
 		return pmsg_store_watch_decode(body, len, &ret->store_watch, reterr);
 	case PMSG_STORE_SUMMARY:
 		return pmsg_store_summary_decode(body, len, &ret->store_summary, reterr);
+	case PMSG_STORE_KEEP:
+		return pmsg_store_keep_decode(body, len, &ret->store_keep, reterr);
+	case PMSG_STORE_KEEP_REPLY:
+		return pmsg_store_keep_reply_decode(body, len, &ret->store_keep_reply, reterr);
 	case PMSG_POST:
 		return pmsg_post_decode(body, len, &ret->post, reterr);
 	}
@@ -1868,6 +1984,10 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_store_summary_encode(buf, cap, request_id, &m->store_summary);
 	case PMSG_STORE_SUMMARY_REPLY:
 		return pmsg_store_summary_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_STORE_KEEP:
+		return pmsg_store_keep_encode(buf, cap, request_id, &m->store_keep);
+	case PMSG_STORE_KEEP_REPLY:
+		return pmsg_store_keep_reply_encode(buf, cap, request_id, &m->store_keep_reply);
 	case PMSG_POST:
 		return pmsg_post_encode(buf, cap, request_id, &m->post);
 	case PMSG_POST_REPLY:

@@ -71,6 +71,19 @@ enum pmsg_store_answer {
 	PMSG_STORE_ANSWER_LOST = 5, /* Its bytes on disk cannot be read now. */
 };
 
+/* What became of one key of STORE_KEEP. */
+enum pmsg_store_kept {
+	PMSG_STORE_KEPT_KEPT = 1, /* The sender has the object now. */
+	PMSG_STORE_KEPT_EXISTS = 2, /* It had an object with this key before. */
+	PMSG_STORE_KEPT_NOT_FOUND = 3, /* The receiver does not have the object any more. */
+	PMSG_STORE_KEPT_BUSY = 4, /* There is no room for it now, or it did not come in time. */
+	/* It is larger than the store, or the owner's share of it. */
+	PMSG_STORE_KEPT_TOO_LARGE = 5,
+	/* Its bytes do not have their checksum, or are damaged on the disk of the receiver. */
+	PMSG_STORE_KEPT_CORRUPT = 6,
+	PMSG_STORE_KEPT_LOST = 7, /* Its bytes cannot be read. */
+};
+
 /* Steps in which an agent reaches another one, in their order. */
 enum pmsg_check_step {
 	PMSG_CHECK_STEP_NAME = 1, /* The name has an address. */
@@ -101,7 +114,8 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_CHECK 32u /* CHECK. Since 1.4. */
 /* STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4. */
 #define PMSG_FEATURE_STORE 64u
-#define PMSG_FEATURE_ALL 127u
+#define PMSG_FEATURE_KEEP 128u /* STORE_KEEP, if both sides have store. Since 1.4. */
+#define PMSG_FEATURE_ALL 255u
 
 /*
  * The objects are looked up again before they are read. What is on disk is busy, and is read into
@@ -157,6 +171,8 @@ enum pmsg_type {
 	PMSG_STORE_WATCH_REPLY = 0x801d,
 	PMSG_STORE_SUMMARY = 0x001e,
 	PMSG_STORE_SUMMARY_REPLY = 0x801e,
+	PMSG_STORE_KEEP = 0x001f,
+	PMSG_STORE_KEEP_REPLY = 0x801f,
 	PMSG_POST = 0x0018,
 	PMSG_POST_REPLY = 0x8018,
 };
@@ -499,6 +515,25 @@ static inline void pmsg_store_found_put(void *dst, const struct pmsg_store_found
 	dray_le_put64(p + 16, r->length);
 	dray_le_put32(p + 24, r->cost_us);
 	memset(p + 28, 0, 4);
+}
+
+#define PMSG_STORE_KEEP_ANSWER_SIZE 8
+/* Answer to one key of STORE_KEEP. Since 1.4. */
+struct pmsg_store_keep_answer {
+	uint32_t answer; /* store_kept. */
+};
+static inline void pmsg_store_keep_answer_get(const void *src, struct pmsg_store_keep_answer *ret)
+{
+	const uint8_t *p = src;
+
+	ret->answer = dray_le_get32(p + 0);
+}
+static inline void pmsg_store_keep_answer_put(void *dst, const struct pmsg_store_keep_answer *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put32(p + 0, r->answer);
+	memset(p + 4, 0, 4);
 }
 
 #define PMSG_STORE_DIGEST_SIZE 16
@@ -1213,6 +1248,42 @@ struct pmsg_store_summary_reply {
 int pmsg_store_summary_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_summary_reply *m);
 
+#define PMSG_STORE_KEEP_MIN 20
+#define PMSG_STORE_KEEP_BODY_MAX 60115
+/*
+ * Request. Asks the receiver to keep copies of objects that a client of the sender has put. The
+ * receiver looks them up at the sender, reads and verifies them, and has them from then on as if
+ * its own client had put them. Sent to agents with the feature keep. Refused with denied by an
+ * agent that lends nothing, or has no key and does not allow that. Since 1.4.
+ */
+struct pmsg_store_keep {
+	uint32_t uid; /* User id of the client. */
+	/* Milliseconds after which the sender does not need the answer any more. */
+	uint32_t deadline_ms;
+	/*
+	 * Name space; it has a name, and store.spaces of the receiver lets the client's owner use
+	 * it.
+	 */
+	struct dray_str space;
+	struct dray_str tenant; /* Tenant of the client. */
+	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
+};
+int pmsg_store_keep_decode(const void *body, size_t len, struct pmsg_store_keep *ret,
+	struct dray_err *reterr);
+int pmsg_store_keep_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_keep *m);
+
+#define PMSG_STORE_KEEP_REPLY_MIN 4
+#define PMSG_STORE_KEEP_REPLY_BODY_MAX 4100
+/* All of these objects are there, or will not be. Since 1.4. */
+struct pmsg_store_keep_reply {
+	struct dray_vec answers; /* One for each key, in the order of the request. */
+};
+int pmsg_store_keep_reply_decode(const void *body, size_t len, struct pmsg_store_keep_reply *ret,
+	struct dray_err *reterr);
+int pmsg_store_keep_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_store_keep_reply *m);
+
 #define PMSG_POST_MIN 20
 #define PMSG_POST_BODY_MAX 4275
 /*
@@ -1276,6 +1347,8 @@ union pmsg_body {
 	struct pmsg_store_release store_release;
 	struct pmsg_store_watch store_watch;
 	struct pmsg_store_summary store_summary;
+	struct pmsg_store_keep store_keep;
+	struct pmsg_store_keep_reply store_keep_reply;
 	struct pmsg_post post;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */

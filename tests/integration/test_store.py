@@ -87,7 +87,7 @@ def test_what_is_put_is_got(agent, size):
         assert other.put(b"key", b"other") == Status.EXISTS
         assert user.get(b"key") == value
         assert user.get(b"key", 1) == (value if size == 1 else Status.TOO_LARGE)
-        assert user.store.remove([b"key", b"key"]) == [(Status.OK, size, 0, 0), (Status.NOT_FOUND, 0, 0, 0)]
+        assert user.store.remove([b"key", b"key"]) == [(Status.OK, size, 0, 0, 0), (Status.NOT_FOUND, 0, 0, 0, 0)]
         assert other.get(b"key") == Status.NOT_FOUND
 
 

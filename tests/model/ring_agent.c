@@ -118,6 +118,10 @@ void readings_check(struct worker *w, bool all)
 {
 }
 
+void keeps_check(struct worker *w)
+{
+}
+
 bool worker_run_commands(struct worker *w)
 {
 	return false;

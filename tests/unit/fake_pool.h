@@ -53,6 +53,11 @@ void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handl
 	pool_drop(p, kind, handle, code, false, done, arg);
 }
 
+unsigned pool_pick(struct worker_pool *p)
+{
+	return p->next++ % p->n;
+}
+
 static struct fake_drop *fake_drop_find(enum object_kind kind, dray_handle handle)
 {
 	dray_list_for_each(&fake_drops, d, struct fake_drop, link)

@@ -1446,6 +1446,8 @@ static const char *check_dmsg_store_put(const void *body, size_t len)
 		return "items";
 	if (m.ranges.n != 3 || memcmp(m.ranges.p, "\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 48))
 		return "ranges";
+	if (m.replicas != UINT32_C(0xe1dad3cc))
+		return "replicas";
 	return NULL;
 }
 
@@ -1459,6 +1461,7 @@ static int encode_dmsg_store_put(void *buf, size_t cap)
 		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
 		.items = { (const uint8_t *)"\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 3 },
 		.ranges = { (const uint8_t *)"\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
+		.replicas = UINT32_C(0xe1dad3cc),
 	};
 
 	return dmsg_store_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1481,6 +1484,8 @@ static const char *check_dmsg_store_put_reply(const void *body, size_t len)
 		return "status";
 	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
 		return "results";
+	if (m.copies.n != 43 || memcmp(m.copies.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
+		return "copies";
 	return NULL;
 }
 
@@ -1489,6 +1494,7 @@ static int encode_dmsg_store_put_reply(void *buf, size_t cap)
 	const struct dmsg_store_put_reply m = {
 		.status = UINT32_C(0x160f0801),
 		.results = { (const uint8_t *)"\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+		.copies = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
 	};
 
 	return dmsg_store_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -2149,7 +2155,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x7f))
+	if (m.features != UINT64_C(0xff))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2170,7 +2176,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x7f),
+		.features = UINT64_C(0xff),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -3405,6 +3411,72 @@ static int encode_empty_pmsg_store_summary_reply(void *buf, size_t cap)
 	return pmsg_store_summary_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
 }
 
+static const char *check_pmsg_store_keep(const void *body, size_t len)
+{
+	struct pmsg_store_keep m;
+
+	if (pmsg_store_keep_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.uid != UINT32_C(0x160f0801))
+		return "uid";
+	if (m.deadline_ms != UINT32_C(0x332c251e))
+		return "deadline_ms";
+	if (m.space.n != 16 || memcmp(m.space.p, "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "space";
+	if (m.tenant.n != 17 || memcmp(m.tenant.p, "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "tenant";
+	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
+		return "keys";
+	return NULL;
+}
+
+static int encode_pmsg_store_keep(void *buf, size_t cap)
+{
+	const struct pmsg_store_keep m = {
+		.uid = UINT32_C(0x160f0801),
+		.deadline_ms = UINT32_C(0x332c251e),
+		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
+		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
+	};
+
+	return pmsg_store_keep_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_keep(void *buf, size_t cap)
+{
+	const struct pmsg_store_keep m = {};
+
+	return pmsg_store_keep_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_store_keep_reply(const void *body, size_t len)
+{
+	struct pmsg_store_keep_reply m;
+
+	if (pmsg_store_keep_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.answers.n != 3 || memcmp(m.answers.p, "\007\000\000\000\000\000\000\000\007\000\000\000\000\000\000\000\007\000\000\000\000\000\000\000", 24))
+		return "answers";
+	return NULL;
+}
+
+static int encode_pmsg_store_keep_reply(void *buf, size_t cap)
+{
+	const struct pmsg_store_keep_reply m = {
+		.answers = { (const uint8_t *)"\007\000\000\000\000\000\000\000\007\000\000\000\000\000\000\000\007\000\000\000\000\000\000\000", 3 },
+	};
+
+	return pmsg_store_keep_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_store_keep_reply(void *buf, size_t cap)
+{
+	const struct pmsg_store_keep_reply m = {};
+
+	return pmsg_store_keep_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_pmsg_post(const void *body, size_t len)
 {
 	struct pmsg_post m;
@@ -4122,6 +4194,25 @@ static void put_record_pmsg_store_found(void *wire)
 	pmsg_store_found_put(wire, &r);
 }
 
+static const char *check_record_pmsg_store_keep_answer(const void *wire)
+{
+	struct pmsg_store_keep_answer r;
+
+	pmsg_store_keep_answer_get(wire, &r);
+	if (r.answer != UINT32_C(0x7))
+		return "answer";
+	return NULL;
+}
+
+static void put_record_pmsg_store_keep_answer(void *wire)
+{
+	const struct pmsg_store_keep_answer r = {
+		.answer = UINT32_C(0x7),
+	};
+
+	pmsg_store_keep_answer_put(wire, &r);
+}
+
 static const char *check_record_pmsg_store_digest(const void *wire)
 {
 	struct pmsg_store_digest r;
@@ -4309,10 +4400,10 @@ const struct vector vectors[] = {
 	  check_dmsg_post, encode_dmsg_post, encode_empty_dmsg_post, 0, NULL },
 	{ VECTOR_DATA, DMSG_POST_REPLY, "post_reply", 0, DMSG_POST_REPLY_BODY_MAX,
 	  check_dmsg_post_reply, encode_dmsg_post_reply, encode_empty_dmsg_post_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_PUT, "store_put", 32, DMSG_STORE_PUT_BODY_MAX,
-	  check_dmsg_store_put, encode_dmsg_store_put, encode_empty_dmsg_store_put, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_PUT_REPLY, "store_put_reply", 12, DMSG_STORE_PUT_REPLY_BODY_MAX,
-	  check_dmsg_store_put_reply, encode_dmsg_store_put_reply, encode_empty_dmsg_store_put_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PUT, "store_put", 36, DMSG_STORE_PUT_BODY_MAX,
+	  check_dmsg_store_put, encode_dmsg_store_put, encode_empty_dmsg_store_put, 1, (const size_t[]){ 164 } },
+	{ VECTOR_DATA, DMSG_STORE_PUT_REPLY, "store_put_reply", 16, DMSG_STORE_PUT_REPLY_BODY_MAX,
+	  check_dmsg_store_put_reply, encode_dmsg_store_put_reply, encode_empty_dmsg_store_put_reply, 1, (const size_t[]){ 60 } },
 	{ VECTOR_DATA, DMSG_STORE_GET, "store_get", 32, DMSG_STORE_GET_BODY_MAX,
 	  check_dmsg_store_get, encode_dmsg_store_get, encode_empty_dmsg_store_get, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_GET_REPLY, "store_get_reply", 12, DMSG_STORE_GET_REPLY_BODY_MAX,
@@ -4439,6 +4530,10 @@ const struct vector vectors[] = {
 	  check_pmsg_store_summary, encode_pmsg_store_summary, encode_empty_pmsg_store_summary, 0, NULL },
 	{ VECTOR_PEER, PMSG_STORE_SUMMARY_REPLY, "store_summary_reply", 0, PMSG_STORE_SUMMARY_REPLY_BODY_MAX,
 	  check_pmsg_store_summary_reply, encode_pmsg_store_summary_reply, encode_empty_pmsg_store_summary_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_KEEP, "store_keep", 20, PMSG_STORE_KEEP_BODY_MAX,
+	  check_pmsg_store_keep, encode_pmsg_store_keep, encode_empty_pmsg_store_keep, 0, NULL },
+	{ VECTOR_PEER, PMSG_STORE_KEEP_REPLY, "store_keep_reply", 4, PMSG_STORE_KEEP_REPLY_BODY_MAX,
+	  check_pmsg_store_keep_reply, encode_pmsg_store_keep_reply, encode_empty_pmsg_store_keep_reply, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST, "post", 20, PMSG_POST_BODY_MAX,
 	  check_pmsg_post, encode_pmsg_post, encode_empty_pmsg_post, 0, NULL },
 	{ VECTOR_PEER, PMSG_POST_REPLY, "post_reply", 0, PMSG_POST_REPLY_BODY_MAX,
@@ -4703,7 +4798,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[65], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
 	{ &vectors[67], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x80), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x100), 0 },
 	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4770,16 +4865,28 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0x6), 0 },
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0xffffffff), 0 },
 	{ &vectors[106], "store_watch.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[110], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[110], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[110], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[110], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.space", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.space", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.space", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.space", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.space", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.tenant", 32, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.tenant", 32, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.tenant", 32, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.tenant", 32, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[110], "store_keep.tenant", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[111], "store_keep_reply.answers.answer", 20, 4, UINT64_C(0x8), 0 },
+	{ &vectors[111], "store_keep_reply.answers.answer", 20, 4, UINT64_C(0xffffffff), 0 },
+	{ &vectors[112], "post.name", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[112], "post.name", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[112], "post.name", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[112], "post.name", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[112], "post.name", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[112], "post.tenant", 78, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[112], "post.tenant", 78, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[112], "post.tenant", 78, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[112], "post.tenant", 78, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[112], "post.tenant", 78, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -4863,6 +4970,8 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
 	{ &vectors[46], "store_put_reply.results", 8, 16, 1024,
 	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	{ &vectors[46], "store_put_reply.copies", 12, 1, 1024,
+	  "\141" },
 	{ &vectors[47], "store_get.space", 16, 1, 64,
 	  "\141" },
 	{ &vectors[47], "store_get.keys", 20, 1, 131072,
@@ -4969,11 +5078,19 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[108], "store_summary.digests", 28, 16, 1024,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
-	{ &vectors[110], "post.name", 8, 1, 128,
+	{ &vectors[110], "store_keep.space", 8, 1, 64,
 	  "\141" },
-	{ &vectors[110], "post.payload", 12, 1, 4096,
+	{ &vectors[110], "store_keep.tenant", 12, 1, 31,
 	  "\141" },
-	{ &vectors[110], "post.tenant", 16, 1, 31,
+	{ &vectors[110], "store_keep.keys", 16, 1, 60000,
+	  "\141" },
+	{ &vectors[111], "store_keep_reply.answers", 0, 8, 512,
+	  "\007\000\000\000\000\000\000\000" },
+	{ &vectors[112], "post.name", 8, 1, 128,
+	  "\141" },
+	{ &vectors[112], "post.payload", 12, 1, 4096,
+	  "\141" },
+	{ &vectors[112], "post.tenant", 16, 1, 31,
 	  "\141" },
 };
 
@@ -5041,6 +5158,9 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_store_found", PMSG_STORE_FOUND_SIZE,
 	  "\005\000\000\000\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\000\000\000\000",
 	  check_record_pmsg_store_found, put_record_pmsg_store_found },
+	{ "pmsg_store_keep_answer", PMSG_STORE_KEEP_ANSWER_SIZE,
+	  "\007\000\000\000\000\000\000\000",
+	  check_record_pmsg_store_keep_answer, put_record_pmsg_store_keep_answer },
 	{ "pmsg_store_digest", PMSG_STORE_DIGEST_SIZE,
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",
 	  check_record_pmsg_store_digest, put_record_pmsg_store_digest },

@@ -260,6 +260,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_STORE_ASK_STOP:
 	case EVENT_STORE_ASK_END:
 	case EVENT_STORE_SOURCE_END:
+	case EVENT_STORE_KEPT:
 	case EVENT_QUIT:
 		break;
 	}

@@ -3,6 +3,7 @@
  * GETs of keys that other agents have, at a real worker without a thread. The test is the control thread, which answers lookups, and
  * the transport, which reads from the other agents: each stage ends as the test says.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "agent/model/store_ask.h"
+#include "agent/model/store_keep.h"
 #include "lib/crc32c.h"
 #include "lib/fault.h"
 #include "schema/gen/errors.h"
@@ -45,6 +47,7 @@ static struct rig {
 	/* all of the test, and those that the worker still has, or has sent */
 	struct store_ask *asks[ASKS_MAX];
 	unsigned n_asks, n_ended, n_stopped, n_over, n_faults;
+	struct store_keep *kept; /* the worker has done with it */
 	uint64_t over[ASKS_MAX]; /* sources that are not needed any more */
 	struct snapshot *snapshot;
 	struct region_view *segment; /* the store's first one, once it is added */
@@ -208,6 +211,8 @@ static void turn(void)
 			rig.snapshot = ev.snapshot;
 		else if (ev.type == EVENT_SESSION_FAULT)
 			rig.n_faults++;
+		else if (ev.type == EVENT_STORE_KEPT)
+			rig.kept = ev.keep;
 	}
 	assert_true(rig.n_asks < ASKS_MAX);
 }
@@ -1446,6 +1451,185 @@ static void test_fenced_while_it_asks(void **state)
 	answered(3, 0, "KNK");
 }
 
+/* --- copies that are kept for another agent ------------------------------------------------------------------ */
+
+/* The peer wants keys of one letter each to be kept. */
+static struct store_keep *keep_from(dray_handle peer, const char *keys)
+{
+	uint32_t n = (uint32_t)strlen(keys);
+	struct store_keep *k = calloc(1, sizeof(*k) + n * sizeof(k->v[0]));
+
+	assert_non_null(k);
+	k->shared.session = (dray_handle)STORE_KEEP_HANDLES << 48 | 1 << 24 | 1;
+	k->shared.account = rig.ring.shared[0].account;
+	k->shared.group_quota = &k->group;
+	k->shared.own.transfers_max = k->group.transfers_max = 1;
+	k->shared.ops_max = n;
+	k->peer = peer;
+	k->end_ns = dray_now().ns + 3600 * DRAY_NS_PER_SEC;
+	snprintf(k->space, sizeof(k->space), "kv");
+	k->n = n;
+	for (uint32_t i = 0; i < n; i++)
+		k->v[i] = (struct store_keep_key){ .key = (const uint8_t *)keys + i, .n_key = 1 };
+	rig.kept = NULL;
+	return k;
+}
+
+static void keep(const char *keys)
+{
+	post((struct command){ .type = COMMAND_STORE_KEEP, .keep = keep_from(PEER, keys) });
+}
+
+/* A letter for each key, as in results_are(), and E for one that exists. */
+static void kept(const char *expected)
+{
+	static const char letters[] = "KENBGCLT";
+
+	for (unsigned i = 0; i < 1000 && !rig.kept; i++)
+		turn();
+	assert_non_null(rig.kept);
+	for (uint32_t i = 0; i < rig.kept->n; i++)
+		assert_int_equal(letters[rig.kept->v[i].status], expected[i]);
+	assert_int_equal(rig.kept->shared.own.transfers, 0);
+	assert_null(wsession_get(rig.ring.worker, rig.kept->shared.session));
+	assert_true(dray_list_empty(&rig.ring.worker->keeps));
+	free(dray_take(rig.kept));
+}
+
+/* It is an object of this store like one that was put, and nothing of it counts as a GET. */
+static void test_keep(void **state)
+{
+	keep("abc");
+	assert_int_equal(rig.n_asks, 1);
+	assert_int_equal(rig.asks[0]->from, PEER);
+	tell("0N0", at_peer);
+	assert_null(rig.kept);
+	read_as('x', 0, NULL);
+	kept("KNK");
+	assert_int_equal(rig.n_ended, 1);
+	assert_int_equal(store_totals(rig.store).objects, 2);
+	assert_int_equal(store_totals(rig.store).copies, 0);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 2);
+	get(1, 0, "ac");
+	answered(1, 0, "KK");
+	assert_int_equal(rig.ring.memory[0][BYTES - 1], 'x');
+	/* all are here now */
+	keep("ca");
+	kept("EE");
+	assert_int_equal(rig.n_asks, 1);
+}
+
+/* A copy of a GET stays from then on, as if it had been put. */
+static void test_keep_copy(void **state)
+{
+	get(1, 0, "a");
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	answered(1, 0, "K");
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 0);
+	keep("ab");
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	kept("EK");
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 2);
+}
+
+/* A PUT or GET of the key was faster. */
+static void test_keep_meanwhile(void **state)
+{
+	keep("a");
+	get(1, 0, "a");
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	answered(1, 0, "K");
+	rig.n_asks--;
+	tell("0", at_peer);
+	kept("E");
+	rig.n_asks++;
+	assert_int_equal(store_totals(rig.store).objects, 1);
+}
+
+static void test_keep_wrong_bytes(void **state)
+{
+	keep("abc");
+	tell("000", at_peer);
+	read_as('y', 0, NULL);
+	kept("CCC");
+	assert_int_equal(store_totals(rig.store).objects, 0);
+	keep("a");
+	tell("0", at_peer);
+	read_as('x', 0, NULL);
+	kept("K");
+}
+
+/* The agent is asked once more, and does not answer; then nothing is left. */
+static void test_keep_agent_is_lost(void **state)
+{
+	keep("ab");
+	tell("00", at_peer);
+	read_as('x', DRAY_E_PEER_LOST, NULL);
+	assert_int_equal(rig.n_asks, 2);
+	assert_int_equal(rig.asks[1]->from, PEER);
+	tell("NN", NULL);
+	kept("LL");
+	assert_int_equal(store_totals(rig.store).objects, 0);
+	assert_int_equal(rig.n_ended, 2);
+}
+
+static void test_keep_is_late(void **state)
+{
+	keep("a");
+	rig.asks[0]->late = true;
+	give_back(rig.asks[0]);
+	kept("T");
+}
+
+/* A drain, and the end of the agent, beside those that wait and those that are read. */
+static void test_keep_is_stopped(void **state)
+{
+	keep("a");
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	kept("T");
+	assert_int_equal(rig.n_stopped, 1);
+	give_back(rig.asks[0]);
+	keep("a");
+	tell("0", at_peer);
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	kept("T");
+	post((struct command){ .type = COMMAND_DRAIN });
+	keep("a");
+	kept("B");
+}
+
+static void test_keep_at_the_end(void **state)
+{
+	keep("a");
+	post((struct command){ .type = COMMAND_QUIT });
+	kept("T");
+	give_back(rig.asks[0]);
+	keep("b");
+	tell("0", at_peer);
+	post((struct command){ .type = COMMAND_QUIT });
+	kept("T");
+	assert_int_equal(store_totals(rig.store).objects, 0);
+}
+
+/* The owner may not use the name space, or its share of transfers is in use. */
+static void test_keep_without_share(void **state)
+{
+	struct store_keep *k = keep_from(PEER, "a");
+
+	snprintf(k->space, sizeof(k->space), "no");
+	post((struct command){ .type = COMMAND_STORE_KEEP, .keep = k });
+	kept("B");
+	k = keep_from(PEER, "a");
+	k->group.transfers_max = 0;
+	post((struct command){ .type = COMMAND_STORE_KEEP, .keep = k });
+	tell("0", at_peer);
+	kept("T");
+	assert_int_equal(store_totals(rig.store).objects, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1504,6 +1688,16 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced_beside_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced_while_it_asks, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_copy, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_meanwhile, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_wrong_bytes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_agent_is_lost, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_is_late, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_is_stopped, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_at_the_end, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep_without_share, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

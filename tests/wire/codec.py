@@ -1971,19 +1971,21 @@ def unpack_post_reply(body):
 
 # Stores objects. Each appears when all its bytes are in place, and is never changed.
 # TRANSFER_CANCEL with its request id cancels it. Since 1.4.
-StorePut = namedtuple("StorePut", "region deadline_ms flags space keys items ranges")
+StorePut = namedtuple("StorePut", "region deadline_ms flags space keys items ranges replicas")
 _STORE_PUT_0 = Struct("<QIII")
+_STORE_PUT_4 = Struct("<I")
 
 
 def pack_store_put(request_id=0, region=0, deadline_ms=0, flags=0, space="", keys=b"", items=b"",
-                   ranges=b""):
+                   ranges=b"", replicas=0):
     space = _put_text("store_put.space", space, 64, True)
     keys = _put_blob("store_put.keys", keys, 131072)
     items, n_items = _put_vec("store_put.items", items, STORE_ITEM, 1024)
     ranges, n_ranges = _put_vec("store_put.ranges", ranges, STORE_RANGE, 4096)
     return build(MSG_STORE_PUT, request_id,
                  _STORE_PUT_0.pack(region, deadline_ms, flags, len(space)), space,
-                 _U32.pack(len(keys)), keys, _U32.pack(n_items), items, _U32.pack(n_ranges), ranges)
+                 _U32.pack(len(keys)), keys, _U32.pack(n_items), items, _U32.pack(n_ranges), ranges,
+                 _STORE_PUT_4.pack(replicas))
 
 
 def unpack_store_put(body):
@@ -2039,18 +2041,26 @@ def unpack_store_put(body):
     ranges = [StoreRange._make(r) for r in STORE_RANGE.iter_unpack(body[at:at + n * 16])]
     at += n * 16
     left -= n * 16
-    return StorePut(region, deadline_ms, flags, space, keys, items, ranges)
+    replicas = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_put")
+        replicas, = _STORE_PUT_4.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return StorePut(region, deadline_ms, flags, space, keys, items, ranges, replicas)
 
 
 # The batch has ended: the agent does not read the ranges any more.
-StorePutReply = namedtuple("StorePutReply", "status results")
+StorePutReply = namedtuple("StorePutReply", "status results copies")
 _STORE_PUT_REPLY_0 = Struct("<I4xI")
 
 
-def pack_store_put_reply(request_id=0, status=0, results=b""):
+def pack_store_put_reply(request_id=0, status=0, results=b"", copies=b""):
     results, n_results = _put_vec("store_put_reply.results", results, STORE_RESULT, 1024)
+    copies = _put_blob("store_put_reply.copies", copies, 1024)
     return build(MSG_STORE_PUT_REPLY, request_id, _STORE_PUT_REPLY_0.pack(status, n_results),
-                 results)
+                 results, _U32.pack(len(copies)), copies)
 
 
 def unpack_store_put_reply(body):
@@ -2068,7 +2078,21 @@ def unpack_store_put_reply(body):
     results = [StoreResult._make(r) for r in STORE_RESULT.iter_unpack(body[at:at + n * 16])]
     at += n * 16
     left -= n * 16
-    return StorePutReply(status, results)
+    copies = b""
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_put_reply")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 1024:
+            raise _large("store_put_reply.copies", n, 1024)
+        if left < n:
+            raise _short("store_put_reply")
+        copies = _copy(body[at:at + n])
+        at += n
+        left -= n
+    return StorePutReply(status, results, copies)
 
 
 # Copies objects to ranges of a region. A value fills the ranges of its item from the start.
@@ -2857,6 +2881,16 @@ PEER_STORE_ANSWER_CORRUPT = 4  # Its bytes on disk are damaged; it is removed.
 PEER_STORE_ANSWER_LOST = 5  # Its bytes on disk cannot be read now.
 PEER_STORE_ANSWER_NAMES = {1: "found", 2: "not_found", 3: "busy", 4: "corrupt", 5: "lost"}
 
+PEER_STORE_KEPT_KEPT = 1  # The sender has the object now.
+PEER_STORE_KEPT_EXISTS = 2  # It had an object with this key before.
+PEER_STORE_KEPT_NOT_FOUND = 3  # The receiver does not have the object any more.
+PEER_STORE_KEPT_BUSY = 4  # There is no room for it now, or it did not come in time.
+PEER_STORE_KEPT_TOO_LARGE = 5  # It is larger than the store, or the owner's share of it.
+# Its bytes do not have their checksum, or are damaged on the disk of the receiver.
+PEER_STORE_KEPT_CORRUPT = 6
+PEER_STORE_KEPT_LOST = 7  # Its bytes cannot be read.
+PEER_STORE_KEPT_NAMES = {1: "kept", 2: "exists", 3: "not_found", 4: "busy", 5: "too_large", 6: "corrupt", 7: "lost"}
+
 PEER_CHECK_STEP_NAME = 1  # The name has an address.
 PEER_CHECK_STEP_ROUTE = 2  # Packets to it leave by an interface.
 PEER_CHECK_STEP_MTU = 3  # Size of packets that arrive.
@@ -2879,7 +2913,8 @@ PEER_FEATURE_LEASE = 8  # Leases. Since 1.4.
 PEER_FEATURE_MAILBOX = 16  # Mailboxes. Since 1.4.
 PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
-PEER_FEATURE_ALL = 127
+PEER_FEATURE_KEEP = 128  # STORE_KEEP, if both sides have store. Since 1.4.
+PEER_FEATURE_ALL = 255
 
 # The objects are looked up again before they are read. What is on disk is busy, and is read into
 # memory meanwhile; and such lookups together lease half of what others may, so that what they hold
@@ -2932,6 +2967,8 @@ PEER_MSG_STORE_WATCH = 0x001d
 PEER_MSG_STORE_WATCH_REPLY = 0x801d
 PEER_MSG_STORE_SUMMARY = 0x001e
 PEER_MSG_STORE_SUMMARY_REPLY = 0x801e
+PEER_MSG_STORE_KEEP = 0x001f
+PEER_MSG_STORE_KEEP_REPLY = 0x801f
 PEER_MSG_POST = 0x0018
 PEER_MSG_POST_REPLY = 0x8018
 PEER_TYPE_NAMES = {
@@ -2978,6 +3015,8 @@ PEER_TYPE_NAMES = {
     PEER_MSG_STORE_WATCH_REPLY: "store_watch_reply",
     PEER_MSG_STORE_SUMMARY: "store_summary",
     PEER_MSG_STORE_SUMMARY_REPLY: "store_summary_reply",
+    PEER_MSG_STORE_KEEP: "store_keep",
+    PEER_MSG_STORE_KEEP_REPLY: "store_keep_reply",
     PEER_MSG_POST: "post",
     PEER_MSG_POST_REPLY: "post_reply",
 }
@@ -3032,6 +3071,10 @@ PEER_LEASE_RESULT = Struct("<I4xQ")  # 16 bytes
 # Answer to one key of a lookup. Since 1.4.
 PeerStoreFound = namedtuple("PeerStoreFound", "answer crc offset length cost_us")
 PEER_STORE_FOUND = Struct("<IIQQI4x")  # 32 bytes
+
+# Answer to one key of STORE_KEEP. Since 1.4.
+PeerStoreKeepAnswer = namedtuple("PeerStoreKeepAnswer", "answer")
+PEER_STORE_KEEP_ANSWER = Struct("<I4x")  # 8 bytes
 
 # An object of a summary: the first 16 bytes of the SHA-256 of its name space, a zero byte and its
 # key. Since 1.4.
@@ -4191,6 +4234,92 @@ def peer_unpack_store_summary_reply(body):
     return PeerStoreSummaryReply()
 
 
+# Asks the receiver to keep copies of objects that a client of the sender has put. The receiver
+# looks them up at the sender, reads and verifies them, and has them from then on as if its own
+# client had put them. Sent to agents with the feature keep. Refused with denied by an agent that
+# lends nothing, or has no key and does not allow that. Since 1.4.
+PeerStoreKeep = namedtuple("PeerStoreKeep", "uid deadline_ms space tenant keys")
+_PEER_STORE_KEEP_0 = Struct("<III")
+
+
+def peer_pack_store_keep(request_id=0, uid=0, deadline_ms=0, space="", tenant="", keys=b""):
+    space = _put_text("store_keep.space", space, 64, True)
+    tenant = _put_text("store_keep.tenant", tenant, 31, True)
+    keys = _put_blob("store_keep.keys", keys, 60000)
+    return peer_build(PEER_MSG_STORE_KEEP, request_id,
+                      _PEER_STORE_KEEP_0.pack(uid, deadline_ms, len(space)), space,
+                      _U32.pack(len(tenant)), tenant, _U32.pack(len(keys)), keys)
+
+
+def peer_unpack_store_keep(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("store_keep")
+    (uid, deadline_ms, n) = _PEER_STORE_KEEP_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 64:
+        raise _large("store_keep.space", n, 64)
+    if left < n:
+        raise _short("store_keep")
+    space = _text("store_keep.space", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_keep")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 31:
+        raise _large("store_keep.tenant", n, 31)
+    if left < n:
+        raise _short("store_keep")
+    tenant = _text("store_keep.tenant", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("store_keep")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 60000:
+        raise _large("store_keep.keys", n, 60000)
+    if left < n:
+        raise _short("store_keep")
+    keys = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return PeerStoreKeep(uid, deadline_ms, space, tenant, keys)
+
+
+# All of these objects are there, or will not be. Since 1.4.
+PeerStoreKeepReply = namedtuple("PeerStoreKeepReply", "answers")
+
+
+def peer_pack_store_keep_reply(request_id=0, answers=b""):
+    answers, n_answers = _put_vec("store_keep_reply.answers", answers, PEER_STORE_KEEP_ANSWER, 512)
+    return peer_build(PEER_MSG_STORE_KEEP_REPLY, request_id, _U32.pack(n_answers), answers)
+
+
+def peer_unpack_store_keep_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("store_keep_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 512:
+        raise _large("store_keep_reply.answers", n, 512)
+    if left < n * 8:
+        raise _short("store_keep_reply")
+    answers = [PeerStoreKeepAnswer._make(r) for r in PEER_STORE_KEEP_ANSWER.iter_unpack(body[at:at + n * 8])]
+    at += n * 8
+    left -= n * 8
+    return PeerStoreKeepReply(answers)
+
+
 # A letter for a mailbox of the receiver. Sent to agents with the feature mailbox. Refused with
 # denied by an agent that has no key and does not allow that. Since 1.4.
 PeerPost = namedtuple("PeerPost", "uid gid name payload tenant")
@@ -4303,6 +4432,8 @@ PEER_UNPACK = {
     PEER_MSG_STORE_WATCH_REPLY: peer_unpack_store_watch_reply,
     PEER_MSG_STORE_SUMMARY: peer_unpack_store_summary,
     PEER_MSG_STORE_SUMMARY_REPLY: peer_unpack_store_summary_reply,
+    PEER_MSG_STORE_KEEP: peer_unpack_store_keep,
+    PEER_MSG_STORE_KEEP_REPLY: peer_unpack_store_keep_reply,
     PEER_MSG_POST: peer_unpack_post,
     PEER_MSG_POST_REPLY: peer_unpack_post_reply,
 }

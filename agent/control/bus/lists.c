@@ -101,6 +101,7 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.remote_hits = i->remote_hits,
 		.remote_bytes = i->remote_bytes,
 		.puts = i->puts,
+		.kept = i->kept,
 		.evictions = i->evictions,
 	};
 

@@ -62,7 +62,7 @@ void answered_free(struct exchange *x, struct store_ask *a)
 	for (uint32_t i = 0; i < a->n; i++)
 		dray_map_del(&x->kept, &a->v[i].by_key);
 	if (a->asker) {
-		x->lookups -= a->lookups;
+		*asker_lookups(x, a->asker) -= a->lookups;
 		a->asker->lookups -= a->lookups;
 		a->asker->keeping -= a->keeping;
 		x->keeping -= a->keeping;

@@ -15,7 +15,7 @@
 /* Questions of an owner that wait. */
 #define WAITING_MAX 64
 
-static bool may_start(const struct exchange *x, const struct question *q)
+static bool may_start(struct exchange *x, const struct question *q)
 {
 	return asker_may_ask(x, q->ask->asker, q->messages);
 }
@@ -26,10 +26,10 @@ static void start(struct exchange *x, struct question *q)
 
 	a->lookups = q->messages;
 	a->asker->lookups += a->lookups;
-	x->lookups += a->lookups;
+	*asker_lookups(x, a->asker) += a->lookups;
 	question_leave(q);
 	dray_list_add(&x->questions, &q->link);
-	if (!named_ask(x, q))
+	if (a->from || !named_ask(x, q))
 		lookups_send(x, q);
 }
 
@@ -51,15 +51,19 @@ static bool may_keep(const struct exchange *x, const struct question *q)
 
 void exchange_ask(struct exchange *x, struct store_ask *a)
 {
-	struct question *q = question_new(x, a, lookups_needed(a));
+	struct question *q = a->replicates ? NULL : question_new(x, a, lookups_needed(a));
 	bool starts;
 
 	dray_list_init(&a->link);
+	if (a->replicates) {
+		replicate(x, a);
+		return;
+	}
 	if (!q) {
 		answered_add(x, a);
 		return;
 	}
-	if (answered_share(x, a)) {
+	if (!a->from && answered_share(x, a)) {
 		question_end(x, q);
 		return;
 	}
@@ -91,6 +95,8 @@ void exchange_ask_stop(struct exchange *x, struct store_ask *a)
 {
 	if (a->question)
 		question_end(x, a->question);
+	else if (a->placing)
+		replicate_stop(a);
 }
 
 int ask_init(struct exchange *x)

@@ -21,6 +21,7 @@ struct asker *asker_get(struct exchange *x, const struct store_ask *a)
 		return NULL;
 	snprintf(o->owner.tenant, sizeof(o->owner.tenant), "%s", a->tenant);
 	o->owner.uid = a->uid;
+	o->owner.from = a->from;
 	known = dray_map_find(&x->askers, &o->owner, sizeof(o->owner));
 	if (known) {
 		free(o);
@@ -53,9 +54,14 @@ static bool may_have(uint32_t own, uint32_t all, uint32_t more)
 	return !own || own + more <= budget_share(LOOKUPS_MAX, all - own, 0);
 }
 
-bool asker_may_ask(const struct exchange *x, const struct asker *o, uint32_t messages)
+uint32_t *asker_lookups(struct exchange *x, const struct asker *o)
 {
-	return may_have(o->lookups, x->lookups, messages);
+	return o->owner.from ? &x->keep_lookups : &x->lookups;
+}
+
+bool asker_may_ask(struct exchange *x, const struct asker *o, uint32_t messages)
+{
+	return may_have(o->lookups, *asker_lookups(x, o), messages);
 }
 
 bool asker_may_keep(const struct exchange *x, const struct asker *o, uint32_t messages)

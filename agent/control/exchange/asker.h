@@ -16,6 +16,8 @@ struct asker {
 	struct {
 		char tenant[TENANT_BYTES];
 		uint32_t uid;
+		/* the peer for which copies are kept, apart from what clients ask; 0: clients */
+		dray_handle from;
 	} owner;
 	struct dray_list link;    /* on x->waiting, while questions wait */
 	struct dray_list waiting; /* struct question, the oldest first */
@@ -34,7 +36,9 @@ void asker_put(struct exchange *x, struct asker *o);
 void asker_check(struct exchange *x, struct asker *o);
 
 /* The owner may send so many more lookups to each agent. One ask is always allowed, however large it is. */
-bool asker_may_ask(const struct exchange *x, const struct asker *o, uint32_t messages);
+bool asker_may_ask(struct exchange *x, const struct asker *o, uint32_t messages);
+/* The sum of which the owner has a share: lookups for clients, or those for copies that are kept. */
+uint32_t *asker_lookups(struct exchange *x, const struct asker *o);
 /* An EXISTS with so many would leave the owner enough lookups for its GETs. One is always allowed, however large it is. */
 bool asker_may_keep(const struct exchange *x, const struct asker *o, uint32_t messages);
 /* This agent may be sent so many, although it may not have answered yet what it was asked for questions that have ended. */

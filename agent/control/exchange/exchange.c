@@ -19,10 +19,14 @@ int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct
 
 	if (x) {
 		x->deps = *deps;
-		r = memory_regions_init(x);
+		keeps_init(x);
+		/* both, because exchange_free() ends both */
+		r = ask_init(x);
+		if (replicate_init(x) < 0 && r >= 0)
+			r = -ENOMEM;
 	}
 	if (r >= 0)
-		r = ask_init(x);
+		r = memory_regions_init(x);
 	if (r >= 0)
 		r = lend_init(x);
 	if (r >= 0)
@@ -41,6 +45,8 @@ struct exchange *exchange_free(struct exchange *x)
 	if (!x)
 		return NULL;
 	summaries_deinit(x);
+	keeps_deinit(x);
+	replicate_deinit(x);
 	ask_deinit(x);
 	lend_deinit(x);
 	memory_regions_deinit(x);

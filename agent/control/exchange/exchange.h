@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Objects of stores between agents. This agent lends what its store has to peers that look it up (lend.c), and looks up at them what
- * its own clients ask for in vain (ask.c). Control thread only.
+ * its own clients ask for in vain (ask.c). For PUTs with replicas it asks one of them to keep copies (replicate.c), and keeps copies
+ * for them (keep.c). Control thread only.
  *
  * What a lookup finds is held, and readable by the peer alone, under one grant that covers just these bytes. The loan ends by the
  * peer's release, after its time, or with the peer: first every worker stops serving the grant, then the objects are free. If the
@@ -18,6 +19,7 @@ struct directory;
 struct exchange;
 struct rails;
 struct store_ask;
+struct store_keep;
 
 /* Segments of the store as rails have them (rails/rails.h). */
 struct exchange_upcalls {
@@ -40,6 +42,12 @@ struct exchange_deps {
 	struct directory *directory; /* NULL: there is none */
 	/* exchange_named() has others now: their connections are to be kept. NULL: without a directory. */
 	void (*named)(void *arg);
+	/*
+	 * The account of an owner that another agent names, less than TENANT_BYTES, with a reference for the caller. NULL: no memory, or
+	 * too many owners. release: the end of the reference.
+	 */
+	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
+	void (*release)(struct owner_account *a);
 	void *arg;
 };
 
@@ -56,6 +64,8 @@ struct exchange *exchange_free(struct exchange *x);
 /* For struct peers_upcalls. x is not NULL. */
 void exchange_lookup(struct exchange *x, dray_handle peer, uint64_t request_id,
 		     const struct pmsg_store_lookup *m);
+void exchange_keep(struct exchange *x, dray_handle peer, uint64_t request_id,
+		   const struct pmsg_store_keep *m);
 /* x NULL: this agent has no store. */
 void exchange_release(struct exchange *x, dray_handle peer, uint64_t grant);
 /* The peer wants summaries; it sends the next part of its own. x is not NULL. */
@@ -86,6 +96,9 @@ void exchange_ask_end(struct exchange *x, struct store_ask *a);
 void exchange_ask_stop(struct exchange *x, struct store_ask *a);
 /* It needs nothing more of this source: its lease ends before the ask does. */
 void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t source);
+
+/* A worker has done with a keep: its peer gets the answer. */
+void exchange_kept(struct exchange *x, struct store_keep *k);
 
 /* The segments of agents that the directory has named. Returns how many; x may be NULL. */
 unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX]);

@@ -28,10 +28,13 @@ struct lender {
 	bool is_named;                    /* it is not in store.peers */
 	int64_t named_ns;                 /* when it was named last */
 	bool away;                        /* it was late, and has answered nothing since */
-	int64_t pause_ns; /* of the next time that it is late; 0: the last lookup was in time */
-	int64_t next_ns;  /* away: a question tests that, not before this time */
-	int64_t late_ns;  /* when it was late last */
-	uint32_t held;    /* lookups that it has not answered, and its leases */
+	int64_t pause_ns;   /* of the next time that it is late; 0: the last lookup was in time */
+	int64_t next_ns;    /* away: a question tests that, not before this time */
+	int64_t late_ns;    /* when it was late last */
+	uint32_t held;      /* lookups that it has not answered, and its leases */
+	int64_t keep_ns;    /* it is not asked to keep copies before this time */
+	dray_handle keeper; /* replicate.c: its peer, if that may be asked now; 0: it may not */
+	uint64_t keep_seed; /* of its rank for a key */
 	struct summary summary;
 };
 
@@ -57,6 +60,7 @@ struct exchange {
 	/* asker.c */
 	struct dray_map askers; /* struct asker by its owner */
 	uint32_t keeping;       /* lookups of EXISTS, at each agent, of all owners */
+	uint32_t keep_lookups;  /* those for copies that are kept, as `lookups` */
 	uint32_t lookups;       /* at each agent */
 	/* source.c */
 	struct dray_map borrowed; /* struct borrowed by its grant, of sources with keys */
@@ -77,6 +81,13 @@ struct exchange {
 	struct names names;            /* of objects, with summaries */
 	struct summarizer *summarizer; /* of this agent's own; NULL: there is none */
 	uint64_t n_skipped;            /* keys for which agents were not asked, for each agent */
+	/* replicate.c */
+	struct dray_list placings;    /* that are not answered yet */
+	struct dray_list vain_offers; /* struct offer whose answers nobody needs */
+	struct timers placing_limits; /* of placings */
+	uint32_t n_placings;
+	/* keep.c */
+	struct dray_handles keeps; /* struct store_keep */
 };
 
 /* memory.c. Before lend_init(). 0 or -ENOMEM. */
@@ -94,8 +105,10 @@ unsigned memory_keys(const struct exchange *x, dray_handle peer, const struct me
 /* lenders.c. 0 or -ENOMEM. */
 int lenders_init(struct exchange *x);
 void lenders_deinit(struct exchange *x);
-/* The number of lenders at most. */
+/* The number of lenders at most, with lender_from(). */
 uint32_t lenders_max(const struct exchange *x);
+/* Stands for all peers for which copies are kept, which need not be lenders: nothing else is asked of it. */
+struct lender *lender_from(const struct exchange *x);
 /*
  * The lender that the directory means by this address, which comes from outside: it is only connected to, and asked, if the configuration
  * allows it. NULL: it does not, or there are too many.
@@ -107,6 +120,18 @@ void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code);
 /* lend.c. 0 or -ENOMEM. */
 int lend_init(struct exchange *x);
 void lend_deinit(struct exchange *x);
+
+/* keep.c. Workers have ended. */
+void keeps_init(struct exchange *x);
+void keeps_deinit(struct exchange *x);
+
+/* replicate.c. 0 or -errno. */
+int replicate_init(struct exchange *x);
+void replicate_deinit(struct exchange *x);
+/* Has copies of the objects kept by other agents; answered_add() follows, possibly inside the call. */
+void replicate(struct exchange *x, struct store_ask *a);
+/* Its worker does not wait any longer. */
+void replicate_stop(struct store_ask *a);
 
 /* ask.c. 0 or -errno. */
 int ask_init(struct exchange *x);

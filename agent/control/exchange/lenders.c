@@ -22,7 +22,12 @@
 
 uint32_t lenders_max(const struct exchange *x)
 {
-	return (uint32_t)x->deps.cfg->store.peers.n + EXCHANGE_NAMED_MAX;
+	return (uint32_t)x->deps.cfg->store.peers.n + EXCHANGE_NAMED_MAX + 1;
+}
+
+struct lender *lender_from(const struct exchange *x)
+{
+	return &x->lenders[lenders_max(x) - 1];
 }
 
 static void add(struct exchange *x, struct lender *d, const struct dray_addr *a)
@@ -59,7 +64,7 @@ static struct lender *place_find(struct exchange *x, int64_t now)
 		if (is_idle(d, now - KEEP_NS) && (!oldest || d->named_ns < oldest->named_ns))
 			oldest = d;
 	}
-	if (x->n_lenders < lenders_max(x))
+	if (x->n_lenders < lenders_max(x) - 1)
 		return &x->lenders[x->n_lenders++];
 	if (oldest)
 		forget(x, oldest);

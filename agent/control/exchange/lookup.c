@@ -21,7 +21,8 @@
 static void unanswered(const struct question *q, const struct lender *d, dray_handle peer,
 		       uint32_t first, uint32_t end)
 {
-	if (q->ask->again)
+	/* an agent that wants copies of its objects has them */
+	if (q->ask->again || q->ask->from)
 		question_refuse(q, d, peer, first, end);
 }
 
@@ -182,11 +183,29 @@ static bool is_asked_any(const struct question *q, const struct lender *d)
 	return false;
 }
 
+/* Only the agent that wants its objects to be kept here. */
+static void ask_from(struct exchange *x, struct question *q)
+{
+	struct store_ask *a = q->ask;
+	struct lender *d = lender_from(x);
+
+	if (asker_may_ask_at(x, a->asker, d, q->messages))
+		ask_peer(x, q, d, a->from);
+	else
+		question_refuse(q, d, 0, 0, a->n_asked);
+	if (dray_list_empty(&q->lookups))
+		question_end(x, q);
+}
+
 void lookups_send(struct exchange *x, struct question *q)
 {
 	struct store_ask *a = q->ask;
 	int64_t now = dray_now().ns;
 
+	if (a->from) {
+		ask_from(x, q);
+		return;
+	}
 	/* constant from here on: answers have the keys that were asked for */
 	q->maybe = summaries_maybe(x, a);
 	for (uint32_t i = 0; i < x->n_lenders; i++) {

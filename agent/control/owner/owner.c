@@ -148,6 +148,16 @@ struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
 	return start_threads(o) ? owner_ref(o) : NULL;
 }
 
+struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid)
+{
+	uint32_t n = 0;
+
+	if (!find(all, tenant, uid))
+		dray_list_for_each(&all->list, o, struct owner, link)
+			n++;
+	return n < OWNERS_NAMED_MAX ? owner_get(all, tenant, uid) : NULL;
+}
+
 struct owner *owner_ref(struct owner *o)
 {
 	atomic_fetch_add_explicit(&o->refs, 1, memory_order_relaxed);

@@ -81,6 +81,9 @@ struct owners *owners_free(struct owners *all);
 
 /* The owner, with one reference. NULL: no memory or no thread. tenant: less than TENANT_BYTES. */
 struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid);
+/* The same for an owner that another agent names. NULL, too, if it has nothing here, and OWNERS_NAMED_MAX others have. */
+#define OWNERS_NAMED_MAX 64
+struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid);
 /* Another reference, for a caller that has one. Any thread. */
 struct owner *owner_ref(struct owner *o);
 void owner_unref(struct owner *o);

@@ -98,13 +98,15 @@ static void handle_post(struct peer *peer, uint64_t id, const struct pmsg_post *
 		peer_send(peer, PMSG_POST_REPLY, id, NULL);
 }
 
-static void handle_lookup(struct peer *peer, uint64_t id, const struct pmsg_store_lookup *m)
+/* STORE_LOOKUP and STORE_KEEP may use the store. False: they are refused. */
+static bool store_serves(struct peer *peer, uint64_t id)
 {
 	struct peers *p = peer->p;
 
 	if (p->draining || p->stopping)
 		peer_send_error(peer, id,
-				dray_err_of(DRAY_E_DRAINING, "it is draining and lends nothing"));
+				dray_err_of(DRAY_E_DRAINING,
+					    "it is draining, and neither lends nor keeps objects"));
 	else if (!*p->deps.exchange)
 		peer_send_error(peer, id,
 				dray_err_of(DRAY_E_DENIED,
@@ -121,7 +123,8 @@ static void handle_lookup(struct peer *peer, uint64_t id, const struct pmsg_stor
 					    "it has no key, and lends nothing of its store: set "
 					    "peer.key_file there, or peer.allow_insecure"));
 	else
-		p->deps.up->store_lookup(*p->deps.exchange, peer->handle, id, m);
+		return true;
+	return false;
 }
 
 /* STORE_WATCH and STORE_SUMMARY: summary is NULL or what the latter says. */
@@ -173,7 +176,7 @@ static bool is_request(uint16_t type)
 	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
 	       type == PMSG_REKEY || type == PMSG_STAGE || type == PMSG_ACQUIRE ||
 	       type == PMSG_LEASE_RENEW || type == PMSG_POST || type == PMSG_STORE_LOOKUP ||
-	       type == PMSG_STORE_WATCH || type == PMSG_STORE_SUMMARY;
+	       type == PMSG_STORE_KEEP || type == PMSG_STORE_WATCH || type == PMSG_STORE_SUMMARY;
 }
 
 static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union pmsg_body *m)
@@ -256,7 +259,12 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		d->up->stage(*d->rails, peer->handle, id, &m->stage);
 		break;
 	case PMSG_STORE_LOOKUP:
-		handle_lookup(peer, id, &m->store_lookup);
+		if (store_serves(peer, id))
+			d->up->store_lookup(*d->exchange, peer->handle, id, &m->store_lookup);
+		break;
+	case PMSG_STORE_KEEP:
+		if (store_serves(peer, id))
+			d->up->store_keep(*d->exchange, peer->handle, id, &m->store_keep);
 		break;
 	case PMSG_STORE_WATCH:
 		handle_summary(peer, id, NULL);

@@ -71,6 +71,8 @@ struct peers_upcalls {
 	/* A request of the peer, answered in the same way; there is a store. */
 	void (*store_lookup)(struct exchange *exchange, dray_handle peer, uint64_t request_id,
 			     const struct pmsg_store_lookup *m);
+	void (*store_keep)(struct exchange *exchange, dray_handle peer, uint64_t request_id,
+			   const struct pmsg_store_keep *m);
 	void (*store_watch)(struct exchange *exchange, dray_handle peer, uint64_t request_id);
 	void (*store_summary)(struct exchange *exchange, dray_handle peer, uint64_t request_id,
 			      const struct pmsg_store_summary *m);
@@ -195,7 +197,7 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features);
 typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);
 
 /*
- * Sends QP_CONNECT, QP_CLOSE, REKEY, STAGE, LEASE_RENEW, STORE_LOOKUP, STORE_WATCH, STORE_SUMMARY or NOTIFY. A peer that does not answer a rekey, a close or a stage is lost, because nothing
+ * Sends QP_CONNECT, QP_CLOSE, REKEY, STAGE, LEASE_RENEW, STORE_LOOKUP, STORE_KEEP, STORE_WATCH, STORE_SUMMARY or NOTIFY. A peer that does not answer a rekey, a close or a stage is lost, because nothing
  * else proves that the other end is closed, or that the copy has stopped. 0 or -errno.
  */
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

@@ -159,6 +159,7 @@ static const struct request_kind call_kinds[] = {
 	{ .type = PMSG_NOTIFY, .done = call_done },
 	{ .type = PMSG_LEASE_RENEW, .done = call_done },
 	{ .type = PMSG_STORE_LOOKUP, .done = call_done },
+	{ .type = PMSG_STORE_KEEP, .done = call_done },
 	{ .type = PMSG_STORE_WATCH, .done = call_done },
 	{ .type = PMSG_STORE_SUMMARY, .done = call_done },
 	/* a queue pair that connects after the timeout is closed by its owner, so the peer need not be lost */
@@ -182,17 +183,19 @@ static const struct request_kind call_kinds[] = {
 int peers_request(struct peers *p, dray_handle handle, uint16_t type, const union pmsg_body *body,
 		  peer_reply_fn fn, void *arg)
 {
-	int64_t timeout_ns = type == PMSG_QP_CONNECT   ? p->cfg->peer.connect_timeout :
-			     type == PMSG_REKEY        ? p->cfg->peer.fence_timeout :
-			     type == PMSG_STORE_LOOKUP ? p->cfg->store.peer_timeout :
-							 p->cfg->transfer.slice_timeout;
+	int64_t timeout_ns =
+		type == PMSG_QP_CONNECT   ? p->cfg->peer.connect_timeout :
+		type == PMSG_REKEY        ? p->cfg->peer.fence_timeout :
+		type == PMSG_STORE_LOOKUP ? p->cfg->store.peer_timeout :
+		type == PMSG_STORE_KEEP   ? body->store_keep.deadline_ms * DRAY_NS_PER_MS :
+					    p->cfg->transfer.slice_timeout;
 	struct peer *peer = peer_get_up(p, handle);
 	const struct request_kind *kind = call_kinds;
 
 	if (!peer)
 		return -ENOTCONN;
-	/* a lookup is one of many, and its time passes while it is queued */
-	if (type == PMSG_STORE_LOOKUP && conn_is_clogged(peer->conn))
+	/* they are some of many, and their time passes while they are queued */
+	if ((type == PMSG_STORE_LOOKUP || type == PMSG_STORE_KEEP) && conn_is_clogged(peer->conn))
 		return -EBUSY;
 	while (kind->type != type)
 		kind++;

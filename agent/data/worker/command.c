@@ -238,12 +238,16 @@ static void run_command(struct worker *w, struct command *cmd)
 	case COMMAND_STORE_FENCED:
 		fetch_fenced(w, cmd->session, cmd->handle, cmd->id);
 		break;
+	case COMMAND_STORE_KEEP:
+		keep_begin(w, cmd->keep);
+		break;
 	case COMMAND_STOP_TRANSFERS:
 		xfers_each(c, stop_matching, cmd);
 		if (!cmd->session)
 			fetches_stop(w, cmd->code);
 		break;
 	case COMMAND_QUIT:
+		keeps_close(w);
 		w->quit = true;
 		break;
 	}

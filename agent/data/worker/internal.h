@@ -89,8 +89,10 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
-	struct dray_list asking;   /* requests whose keys other agents are asked for */
-	struct dray_list watched;  /* struct silence: those that read from another agent now */
+	struct dray_list asking;  /* requests whose keys other agents are asked for */
+	struct dray_list watched; /* struct silence: those that read from another agent now */
+	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
+	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
 	uint64_t fetches;
 };
@@ -138,7 +140,9 @@ bool worker_has_room(const struct worker *w);
 /* session.c */
 /* Without a client, and not known by its handle. NULL: no memory. */
 struct wsession *wsession_new(struct worker *w, struct session_shared *shared);
-/* Its transfers end with the code. */
+/* Its transfers and fetches end with the code; nothing is sent any more. */
+void wsession_stop(struct wsession *s, uint32_t code);
+/* The same, and it ends. */
 void wsession_free(struct wsession *s, uint32_t code);
 void wsession_add(struct worker *w, int fd, struct session_shared *shared);
 /*
@@ -207,6 +211,14 @@ uint32_t fetches_asking(const struct worker *w);
 void fetches_stop(struct worker *w, uint32_t code);
 /* The session ends; its transfers have. */
 void fetches_close(struct wsession *s);
+
+/* store_keep.c */
+/* Gets objects of another agent; EVENT_STORE_KEPT follows. */
+void keep_begin(struct worker *w, struct store_keep *k);
+/* Frees the sessions of those that have ended. */
+void keeps_check(struct worker *w);
+/* Ends all of them. */
+void keeps_close(struct worker *w);
 
 /* store_reading.c: ends those that nothing uses any more. all: no transfer and no device is left. */
 void readings_check(struct worker *w, bool all);

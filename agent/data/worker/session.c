@@ -6,6 +6,7 @@
 
 #include "agent/data/transfer/transport.h"
 #include "agent/data/worker/internal.h"
+#include "agent/model/store_keep.h"
 #include "lib/cleanup.h"
 
 /* Packets queued for a client that does not read. At this limit the worker stops reading from it. */
@@ -13,7 +14,9 @@
 
 struct wsession *wsession_get(struct worker *w, dray_handle session)
 {
-	struct wsession *s = dray_slots_get(&w->sessions, session);
+	const struct dray_slots *t =
+		dray_handle_kind(session) == STORE_KEEP_HANDLES ? &w->keep_sessions : &w->sessions;
+	struct wsession *s = dray_slots_get(t, session);
 
 	return s && s->xs.handle == session ? s : NULL;
 }
@@ -162,11 +165,16 @@ void wsession_die(struct wsession *s, uint32_t code)
 		die(s, code, NULL);
 }
 
-void wsession_free(struct wsession *s, uint32_t code)
+void wsession_stop(struct wsession *s, uint32_t code)
 {
 	s->dead = true;
 	stop_all(s, code, true);
 	fetches_close(s);
+}
+
+void wsession_free(struct wsession *s, uint32_t code)
+{
+	wsession_stop(s, code);
 	helds_close(s);
 	loop_del(&s->worker->core.loop, &s->source);
 	ring_close(s);

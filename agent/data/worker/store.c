@@ -22,12 +22,14 @@ struct store_scratch {
 	struct store_files files;
 };
 
-static void cleanup_batch(struct batch *b)
+void batch_free(struct batch *b)
 {
+	if (b)
+		store_ask_free(b->replicas);
 	free(b);
 }
 
-DRAY_DEFINE_CLEANUP(struct batch *, cleanup_batch);
+DRAY_DEFINE_CLEANUP(struct batch *, batch_free);
 
 /* What the session has in this name space. NULL with reterr. */
 static struct store_member *enter(struct wsession *s, struct dray_str space,
@@ -64,7 +66,25 @@ static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const 
 			    dmsg_body_encode(type, t->out, sizeof(t->out), request_id, m));
 }
 
-static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code)
+/* How many agents have the object of each key. */
+static struct dray_blob copies_of(struct core *c, struct batch *b)
+{
+	uint64_t made = 0, failed = 0;
+
+	for (uint32_t i = 0; i < b->n; i++) {
+		bool here = b->results[i].status == DMSG_STORE_STATUS_OK ||
+			    b->results[i].status == DMSG_STORE_STATUS_EXISTS;
+
+		b->copies[i] = !here ? 0 : b->copies[i] > 1 ? 2 : 1;
+		made += b->copies[i] == 2;
+		failed += b->copies[i] == 1;
+	}
+	core_count(c->counters, DRAY_METRIC_STORE_REPLICAS_TOTAL, made);
+	core_count(c->counters, DRAY_METRIC_STORE_REPLICAS_FAILED_TOTAL, failed);
+	return (struct dray_blob){ b->copies, b->n };
+}
+
+static void batch_reply(struct wsession *s, struct batch *b, uint32_t code)
 {
 	struct dray_vec results = results_put(s->worker->store_scratch, b->results, b->n);
 	union dmsg_body m = { 0 };
@@ -78,6 +98,8 @@ static void batch_reply(struct wsession *s, const struct batch *b, uint32_t code
 			(struct dmsg_store_put_reply){ .status = code, .results = results };
 	else
 		m.store_exists_reply.results = results;
+	if (b->copies)
+		m.store_put_reply.copies = copies_of(&s->worker->core, b);
 	reply(s, b->type | 0x8000, b->request_id, &m);
 }
 
@@ -87,7 +109,7 @@ void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const stru
 		wsession_reply_error(s, b->request_id, err);
 	else if (!s->dead)
 		batch_reply(s, b, code);
-	free(b);
+	batch_free(b);
 }
 
 void batch_settle(struct core *c, struct batch *b, bool done)
@@ -117,10 +139,12 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 
 static void batch_ended(struct core *c, struct xfer *x)
 {
+	struct wsession *s = wsession_of(x->session);
 	struct batch *b = x->ended_arg;
 
 	batch_settle(c, b, !x->code);
-	b->end(wsession_of(x->session), b, x->code, NULL);
+	if (x->code || !replicas_begin(s, b))
+		b->end(s, b, x->code, NULL);
 }
 
 /* 0, or -EINVAL with reterr: it has none, or they are wrong. */
@@ -185,7 +209,10 @@ struct batch_request {
 static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t n)
 {
 	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
-	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get);
+	bool copies = put && q->m->replicas > 1;
+	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get) + copies;
+	int64_t time_ns = q->m->deadline_ms ? q->m->deadline_ms * DRAY_NS_PER_MS :
+					      q->worker->core.cfg.deadline_ns;
 	struct batch *b = calloc(1, sizeof(*b) + ops + n * each);
 
 	if (!b)
@@ -198,6 +225,8 @@ static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t
 	b->end = batch_answer;
 	b->results = (void *)(b->ops + ops);
 	b->gets = (void *)(b->results + n);
+	b->copies = copies ? (uint8_t *)(b->gets + n) : NULL;
+	b->end_ns = b->begin_ns + time_ns;
 	return b;
 }
 
@@ -319,7 +348,16 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 /* Nothing of it is copied. */
 static void end_now(struct wsession *s, struct batch *b)
 {
-	b->end(s, b, 0, NULL);
+	if (!replicas_begin(s, b))
+		b->end(s, b, 0, NULL);
+}
+
+/* 0, or -EINVAL with reterr. */
+static int replicas_check(uint32_t replicas, struct dray_err *reterr)
+{
+	return replicas <= 2 ? 0 :
+			       dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "replicas is %u; 1 and 2 are allowed", replicas);
 }
 
 static void batch_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
@@ -327,12 +365,13 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 {
 	struct worker *w = s->worker;
 	struct batch_request q = { h, &m->store_put, enter(s, m->store_put.space, err), w };
-	dray_auto(cleanup_batch) struct batch *b = NULL;
+	dray_auto(batch_free) struct batch *b = NULL;
 	int n = q.member ? store_keys_split(w->store_scratch->keys, DMSG_STORE_KEYS_MAX, q.m->keys,
 					    err) :
 			   -EINVAL;
 
-	if (n < 0 || items_check(q.m, (uint32_t)n, err) < 0)
+	if (n < 0 || items_check(q.m, (uint32_t)n, err) < 0 ||
+	    (put && replicas_check(q.m->replicas, err) < 0))
 		return;
 	if (w->draining) {
 		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
@@ -346,7 +385,9 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 		return;
 	}
 	items_begin(&q, b);
-	if (!put)
+	if (put)
+		b->replicas = replicas_ask(s, b, w->store_scratch->keys);
+	else
 		helds_got(s, store_member_space(q.member), w->store_scratch->keys, b->results,
 			  b->n);
 	if (!put && fetch_begin(s, h, q.m, q.member, w->store_scratch->keys, b, err))

@@ -17,6 +17,11 @@ struct batch {
 	bool loads; /* some objects are read from disk */
 	struct store_wait wait;
 	int64_t agents_ns; /* when the last object of another agent was here; 0: none was */
+	/* of PUT with replicas */
+	struct store_ask *replicas; /* what it asks for when its bytes are here; NULL: nothing */
+	uint8_t *copies;            /* of each key; NULL: without replicas */
+	int64_t copied_ns;          /* when they were here; 0: it has not asked */
+	int64_t end_ns;             /* the deadline */
 	/*
 	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. Nobody is
 	 * told if the session is dead.
@@ -28,6 +33,8 @@ struct batch {
 	uint8_t ops[]; /* in wire form, then both lists */
 };
 
+/* NULL is allowed. */
+void batch_free(struct batch *b);
 /* `end` of the requests of clients: answers them. */
 void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err);
 /*
@@ -69,8 +76,23 @@ bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
 		  struct store_member *member, const struct store_key *keys,
 		  const struct dmsg_store_result *results, uint32_t n, struct dray_err *err);
 
-/* store_held.c: keys that an EXISTS of this session has found at other agents, and leased. */
+/* The same for keys that this agent is to keep copies of (store_keep.c): it takes the batch, or returns false. */
+struct store_keep;
+bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_member *member,
+		const struct store_key *keys, struct batch *b);
+
+/* store_replicas.c: PUTs of which another agent is to keep copies. */
+struct fetch;
 struct store_ask;
+/* Before the bytes of the PUT are copied: what it may ask for then. NULL: nothing. */
+struct store_ask *replicas_ask(struct wsession *s, const struct batch *b,
+			       const struct store_key *keys);
+/* The bytes are here. True: the batch has asked for its copies, and ends when that is answered. */
+bool replicas_begin(struct wsession *s, struct batch *b);
+/* It is answered. Consumes the ask. */
+void replicas_told(struct fetch *f, struct store_ask *k);
+
+/* store_held.c: keys that an EXISTS of this session has found at other agents, and leased. */
 struct held_key;
 /* Keeps what the ask has found, and writes the results of its keys: what there is no room for is busy. Consumes the ask. */
 void held_add(struct wsession *s, struct store_ask *k, struct dmsg_store_result *results);

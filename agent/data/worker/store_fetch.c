@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GET or EXISTS of keys that other agents have. An EXISTS keeps what is found for the session (store_held.c). For a GET, which may
- * take that over, more follows. The control thread looks them up there. What is found gets a place in the store here, as
- * if it were put, and one transfer for each source reads it to there. The worker computes the checksum of each slice that has come, while
- * its bytes are in the cache. So wrong bytes reach no client, targets may be of any memory, and a copy can stay. Without copies the bytes
- * go straight to host memory of the client where that is possible (store_place.h), and few bytes come with the answer to the lookup.
+ * A GET or EXISTS of keys that other agents have, or what this agent is to keep of another one (store_keep.c). An EXISTS keeps what is
+ * found for the session (store_held.c). For a GET, which may take that over, more follows. The control thread looks them up there. What is
+ * found gets a place in the store here, as if it were put, and one transfer for each source reads it to there. The worker computes the
+ * checksum of each slice that has come, while its bytes are in the cache. So wrong bytes reach no client, targets may be of any memory, and
+ * a copy can stay. Without copies the bytes go straight to host memory of the client where that is possible (store_place.h), and few bytes
+ * come with the answer to the lookup.
  *
  * The keys of a source that is lost meanwhile are looked up once more: another agent may have a copy.
  */
@@ -17,6 +18,7 @@
 #include "agent/data/worker/store_source.h"
 #include "agent/data/worker/store_wanted.h"
 #include "agent/model/store_ask.h"
+#include "agent/model/store_keep.h"
 #include "lib/cleanup.h"
 
 /* An EXISTS has its answer by then. */
@@ -61,6 +63,10 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 	f->asked = NULL;
 	if (!s->dead && f->batch->type == DMSG_STORE_EXISTS) {
 		fetch_looked(f, k);
+		return;
+	}
+	if (f->batch->type == DMSG_STORE_PUT) {
+		replicas_told(f, k);
 		return;
 	}
 	if (s->dead || k->late || fetch_is_late(f)) {
@@ -172,6 +178,29 @@ bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct d
 		return false;
 	}
 	return begin(s, fetch_new(s, m, member, b), k, h->request_id, err);
+}
+
+bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_member *member,
+		const struct store_key *keys, struct batch *b)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_ask *a;
+	struct fetch *f;
+
+	/* the session has no other request */
+	b->request_id = 1;
+	if (request_take_id(s, b->request_id, &err) < 0)
+		return false;
+	a = wanted_ask(s, b, keys);
+	if (!a) {
+		idset_del(&s->ids, b->request_id);
+		return false;
+	}
+	a->from = k->peer;
+	f = fetch_alloc(s, b, member, k->end_ns - s->worker->core.now_ns, 0);
+	if (f)
+		f->keeps = true;
+	return begin(s, f, a, b->request_id, &err);
 }
 
 bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,

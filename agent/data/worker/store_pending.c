@@ -114,6 +114,11 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 	struct wsession *s = f->session;
 	struct batch *b = f->batch;
 
+	/* the objects are here, whatever becomes of their copies */
+	if (b->type == DMSG_STORE_PUT) {
+		replicas_told(f, NULL);
+		return;
+	}
 	idset_del(&s->ids, b->request_id);
 	batch_settle(&s->worker->core, b, false);
 	for (uint32_t i = 0; !b->gets && i < b->n; i++)

@@ -25,6 +25,7 @@ struct fetch {
 	struct silence silence;    /* of the agent that it reads from */
 	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
 	struct store_arrivals *arrivals;
+	bool keeps;               /* for another agent (store_keep.c); else for a client */
 	bool straight;            /* bytes that come by frames go to the ranges of the client */
 	struct landing *landings; /* by key of the ask, while they are read; and room for as many */
 	uint8_t *ops;

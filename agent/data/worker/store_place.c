@@ -53,6 +53,8 @@ void place_failed(struct fetch *f, struct store_asked *k)
 	if (f->again && k->status == DMSG_STORE_STATUS_NOT_FOUND)
 		k->status = DMSG_STORE_STATUS_LOST;
 	r->status = k->status;
+	if (f->keeps)
+		return;
 	if (r->status == DMSG_STORE_STATUS_BUSY)
 		r->wait_ms = store_retry_ms(worker_of_fetch(f)->store);
 	core_count(counters, DRAY_METRIC_STORE_REMOTE_MISSES_TOTAL,
@@ -69,9 +71,9 @@ static void place(struct fetch *f, uint32_t i)
 	struct landing *l = &f->landings[i];
 	struct store_key key = { k->key, k->n_key };
 	struct dmsg_store_result *r = &f->batch->results[k->item];
-	uint32_t n;
-	const uint8_t *ranges = ranges_of(f, k->item, &n);
-	uint64_t room = item_bytes(ranges, n);
+	uint32_t n = 0;
+	const uint8_t *ranges = f->keeps ? NULL : ranges_of(f, k->item, &n);
+	uint64_t room = f->keeps ? UINT64_MAX : item_bytes(ranges, n);
 
 	l->bytes = r->length = k->length;
 	r->tier = DMSG_STORE_TIER_AGENT;
@@ -80,11 +82,15 @@ static void place(struct fetch *f, uint32_t i)
 		return;
 	l->wanted = f->straight && !f->ask->sources[k->source].keys &&
 		    !f->ask->sources[k->source].bytes;
-	if (!l->wanted)
+	if (f->keeps)
+		r->status = store_keep_begin(f->member, key, k->length, k->cost_us, &l->object);
+	else if (!l->wanted)
 		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, &l->object);
 	l->wanted |= l->object != NULL;
 	if (l->wanted) {
 		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
+	} else if (f->keeps) {
+		/* the status says it */
 	} else if (r->status == DMSG_STORE_STATUS_EXISTS) {
 		/* it came meanwhile */
 		batch_get_one(w, f->batch, k->item, f->member, key, room);
@@ -149,17 +155,30 @@ static void clear_ranges(struct fetch *f, const struct store_asked *k,
 	}
 }
 
+static enum dmsg_store_status keep_arrived(struct store_object *o, const struct store_asked *k,
+					   uint32_t sum)
+{
+	if (sum == k->crc)
+		return store_keep_end(o, sum);
+	store_put_end(o, false);
+	return DMSG_STORE_STATUS_CORRUPT;
+}
+
 void place_arrived(struct fetch *f, uint32_t i, uint32_t sum, const struct region_view *region)
 {
 	struct store_asked *k = &f->ask->v[i];
 	struct landing *l = &f->landings[i];
-	struct store_get *g = &f->batch->gets[k->item];
+	struct store_get *g = f->keeps ? NULL : &f->batch->gets[k->item];
 	struct data_counters *counters = worker_of_fetch(f)->core.counters;
 	bool right = sum == k->crc;
 
+	l->wanted = false;
+	if (f->keeps) {
+		f->batch->results[k->item].status = keep_arrived(dray_take(l->object), k, sum);
+		return;
+	}
 	core_count(counters, DRAY_METRIC_STORE_REMOTE_HITS_TOTAL, 1);
 	core_count(counters, DRAY_METRIC_STORE_REMOTE_BYTES_TOTAL, k->length);
-	l->wanted = false;
 	if (l->object) {
 		g->arrives = true;
 		store_arrivals_add(f->arrivals, dray_take(l->object), k->crc, sum, g);
@@ -216,7 +235,7 @@ static bool may_overlap(const struct fetch *f)
 static bool may_go_straight(const struct fetch *f)
 {
 	struct worker *w = worker_of_fetch(f);
-	const struct object *region = store_keeps_copies(w->store) ?
+	const struct object *region = f->keeps || store_keeps_copies(w->store) ?
 					      NULL :
 					      object_get(&w->core, OBJECT_REGION, f->region);
 
@@ -255,7 +274,8 @@ void places_done(struct fetch *f)
 	struct batch *b = f->batch;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	store_arrive(dray_take(f->arrivals));
+	if (f->arrivals)
+		store_arrive(dray_take(f->arrivals));
 	arrived_ops(f);
 	idset_del(&s->ids, b->request_id);
 	if (!b->n_ops) {

@@ -37,7 +37,8 @@ static void times_fill(struct store_report *p, const struct batch *b, int64_t no
 
 	there_ns = dray_max(there_ns, b->begin_ns);
 	p->took_ns = now_ns - b->begin_ns;
-	p->tiers[DMSG_STORE_TIER_MEMORY].ns = b->n_ops ? now_ns - there_ns : 0;
+	p->tiers[DMSG_STORE_TIER_MEMORY].ns =
+		b->n_ops ? (b->copied_ns ? b->copied_ns : now_ns) - there_ns : 0;
 	if (b->wait.disk_ns)
 		p->tiers[DMSG_STORE_TIER_DISK].ns = b->wait.disk_ns - b->begin_ns;
 	if (b->agents_ns)

@@ -126,7 +126,7 @@ static void source_copy(struct fetch *f)
 		place_arrived(f, i, dray_crc32c(0, from, k->length), NULL);
 		n++;
 	}
-	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL, n);
+	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL, f->keeps ? 0 : n);
 	if (n)
 		f->batch->agents_ns = dray_now().ns;
 }
@@ -186,13 +186,18 @@ static void source_read(struct core *c, struct xfer *x)
 	next_source(f);
 }
 
-/* When its bytes are of no use any more: an agent that hangs must not delay the other sources by more than about a second. */
+/*
+ * When its bytes are of no use any more: an agent that hangs must not delay the other sources by more than about a second. A copy that is
+ * kept has one source.
+ */
 static int64_t source_end_ns(const struct fetch *f, uint64_t bytes)
 {
 	int64_t slow =
 		SOURCE_WAIT_NS + (int64_t)(bytes / SOURCE_LEAST_RATE * (uint64_t)DRAY_NS_PER_SEC);
-	int64_t end = dray_min(f->end_ns, worker_of_fetch(f)->core.now_ns + slow);
+	int64_t end = f->end_ns;
 
+	if (!f->keeps)
+		end = dray_min(end, worker_of_fetch(f)->core.now_ns + slow);
 	return dray_min(end, f->ask->sources[f->source].end_ns);
 }
 

@@ -132,6 +132,37 @@ struct store_ask *wanted_ask(struct wsession *s, const struct batch *b,
 	return k;
 }
 
+static bool is_stored(const struct dmsg_store_result *r)
+{
+	return r->status == DMSG_STORE_STATUS_OK || r->status == DMSG_STORE_STATUS_EXISTS;
+}
+
+struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *b,
+				  const struct store_key *keys)
+{
+	uint32_t n = 0;
+	size_t bytes = 0;
+	struct store_ask *k;
+	uint8_t *at;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		if (is_stored(&b->results[i])) {
+			n++;
+			bytes += keys[i].n;
+		}
+	k = n ? ask_alloc(s, n, bytes) : NULL;
+	if (!k)
+		return NULL;
+	snprintf(k->space, sizeof(k->space), "%s", store_member_space(b->member));
+	at = (uint8_t *)(k->v + n);
+	for (uint32_t i = 0; i < b->n; i++)
+		if (is_stored(&b->results[i]))
+			ask_add(k, &at, keys[i], i)->length = b->results[i].length;
+	k->n_asked = n;
+	k->replicates = true;
+	return k;
+}
+
 struct store_ask *wanted_again(const struct wsession *s, const struct store_ask *before)
 {
 	uint32_t n = 0;
@@ -162,5 +193,6 @@ struct store_ask *wanted_again(const struct wsession *s, const struct store_ask 
 	}
 	k->n_asked = n;
 	k->again = true;
+	k->from = before->from;
 	return k;
 }

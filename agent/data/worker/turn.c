@@ -179,6 +179,8 @@ void worker_turn(struct worker *w, bool may_sleep)
 	readings_check(w, false);
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
+	/* after all that ends transfers */
+	keeps_check(w);
 	more |= c->resumed;
 	rings_flush(w);
 	dray_spsc_flush(&w->events);

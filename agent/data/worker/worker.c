@@ -42,6 +42,7 @@ void worker_release(struct worker *w)
 	free(w->store_scratch);
 	packet_free(w->unneeded);
 	dray_slots_deinit(&w->sessions);
+	dray_slots_deinit(&w->keep_sessions);
 	free(w);
 }
 
@@ -56,6 +57,8 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	dray_list_init(&w->asking);
 	dray_list_init(&w->watched);
 	dray_list_init(&w->readings);
+	dray_list_init(&w->keeps);
+	dray_list_init(&w->kept);
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
 	w->command_fd = dray_wake_new();
 	w->event_fd = dray_wake_new();

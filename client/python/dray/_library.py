@@ -103,13 +103,13 @@ class StoreBatch(Structure):
     # `items` takes an address
     _fields_ = [
         ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("lease_ms", c_uint),
-        ("items", c_void_p), ("items_n", c_size_t)]
+        ("items", c_void_p), ("items_n", c_size_t), ("replicas", c_uint)]
 
 
 class StoreResult(Structure):
     _fields_ = [
         ("status", c_uint), ("wait_ms", c_uint), ("length", c_uint64), ("data", c_void_p), ("lease", c_uint64),
-        ("tier", c_uint), ("unused", c_uint)]
+        ("tier", c_uint), ("copies", c_uint)]
 
 
 class StoreResults(Structure):

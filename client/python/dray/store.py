@@ -65,12 +65,14 @@ class StoreResult(NamedTuple):
     """What became of one key.
 
     length: bytes of the object, if it is known. wait: seconds, of Status.BUSY. tier: of get, exists and pin, where it was found.
+    copies: of put, how many agents have the object, as far as this one knows.
     """
 
     status: Status
     length: int
     wait: float
     tier: Tier = Tier.NONE
+    copies: int = 0
 
 
 class StoreView:
@@ -118,8 +120,8 @@ class Store:
     def __init__(self, client: Client, space: str = "") -> None:
         self.client, self.space = client, space
 
-    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, deadline: float | None = None,
-            wait: bool = True) -> Any:
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, replicas: int = 1,
+            deadline: float | None = None, wait: bool = True) -> Any:
         """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...]; the cost may be left out.
 
         pieces: (offset, length) of all items, one after the other, as an array of shape (n, 2) of 64-bit integers that is contiguous in
@@ -127,8 +129,10 @@ class Store:
         An object appears when all its bytes are in place. One with the key that is there stays as it is
         (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
         until the event Confirmed, see lent() of the Pending. deadline: seconds.
+        replicas: 2: one of the agents in store.peers is to have the objects, too. Then the batch ends when it has them, or will not:
+        copies of a result says how many agents have the object. The status is that of the object here.
         """
-        return self._copy(lib.STORE_PUT, region, items, pieces, deadline, wait)
+        return self._copy(lib.STORE_PUT, region, items, pieces, deadline, wait, replicas)
 
     def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, deadline: float | None = None,
             wait: bool = True) -> Any:
@@ -164,9 +168,11 @@ class Store:
         return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
                            lambda views: [view.release() for view in views])
 
-    def _copy(self, operation: int, region: Region, items: Iterable[Any], pieces: Any, deadline: float | None, wait: bool) -> Any:
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], pieces: Any, deadline: float | None, wait: bool,
+              replicas: int = 1) -> Any:
         batch = _copied(list(items), pieces)
         batch.region = region.handle
+        batch.replicas = arguments.number("replicas", replicas, 2)
         batch.deadline_ms = arguments.milliseconds("deadline", deadline)
         return self._start(operation, batch, wait, _results)
 
@@ -225,8 +231,8 @@ _LOST, _NOWHERE = Status.LOST, Tier.NONE  # Python 3.11 looks a member up by a f
 
 def _results(results: lib.StoreResults) -> list[StoreResult]:
     """What a newer agent says, and this client does not know, is a loss."""
-    return [_new(StoreResult, (_STATUSES.get(status, _LOST), length, wait / 1000, _TIERS.get(tier, _NOWHERE)))
-            for status, wait, length, _, _, tier, _ in _RESULT.iter_unpack(ctypes.string_at(results.v, results.n * _RESULT.size))]
+    return [_new(StoreResult, (_STATUSES.get(status, _LOST), length, wait / 1000, _TIERS.get(tier, _NOWHERE), copies))
+            for status, wait, length, _, _, tier, copies in _RESULT.iter_unpack(ctypes.string_at(results.v, results.n * _RESULT.size))]
 
 
 def _view(client: Client, r: Any) -> StoreView:

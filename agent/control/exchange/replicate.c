@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies of PUTs with replicas at other agents. One of store.peers is asked to keep a copy of an object: that which has the highest hash
+ * with its key, so that objects spread over all, and a second PUT of a key finds the copy of the first one. If that agent does not keep
+ * it, the next one is asked; then the object has no copy.
+ *
+ * An offer is one message to one agent. It waits for store.peer_timeout, and for its bytes at a least rate. An agent that has not answered
+ * in time is left alone for a while, so that it does not delay every PUT.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/exchange/answered.h"
+#include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
+#include "lib/hash.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+#define ACCURACY_US 1000
+/* Keys of one message, and their bytes. */
+#define KEYS_MAX 512
+#define KEYS_BYTES 60000
+/* Bytes of objects of one offer: a part of what this agent lends. */
+#define OFFER_PART 8
+#define LEAST_RATE (32ull << 20)
+/* How long an agent is not asked that has not answered in time. */
+#define PAUSE_NS (2 * DRAY_NS_PER_SEC)
+
+/* Of a key, while copies are placed; at the end it is ok or lost. */
+#define KEY_OPEN DMSG_STORE_STATUS_NOT_FOUND
+#define KEY_OFFERED DMSG_STORE_STATUS_BUSY
+
+struct placing {
+	struct dray_list link; /* in x->placings */
+	struct exchange *x;
+	struct store_ask *ask;
+	struct dray_list offers;
+	struct dray_heap_node limit;
+};
+
+struct offer {
+	struct dray_list link;   /* in placing->offers, or x->vain_offers */
+	struct placing *placing; /* NULL: nobody needs the answer */
+	struct lender *lender;
+	dray_handle peer;
+	uint32_t n;
+	uint16_t keys[KEYS_MAX]; /* of the ask */
+};
+
+static void placing_end(struct placing *p)
+{
+	struct exchange *x = p->x;
+	struct store_ask *a = p->ask;
+
+	dray_list_for_each(&p->offers, o, struct offer, link) {
+		o->placing = NULL;
+		dray_list_move(&x->vain_offers, &o->link);
+	}
+	timers_set(&x->placing_limits, &p->limit, INT64_MAX);
+	x->n_placings--;
+	dray_list_del(&p->link);
+	free(p);
+	a->placing = NULL;
+	answered_add(x, a);
+}
+
+static void overdue(struct dray_heap_node *node, int64_t now)
+{
+	placing_end(dray_container_of(node, struct placing, limit));
+}
+
+void replicate_stop(struct store_ask *a)
+{
+	placing_end(a->placing);
+}
+
+/* This peer does not keep it. */
+static void key_failed(struct store_asked *k, dray_handle peer)
+{
+	k->status = k->avoid ? DMSG_STORE_STATUS_LOST : KEY_OPEN;
+	k->avoid = peer;
+}
+
+/* Marks the agents that may be asked. Those that the directory alone names come and go, and are not. */
+static void find_keepers(struct exchange *x)
+{
+	const uint64_t features = PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP;
+	int64_t now = dray_now().ns;
+
+	for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++) {
+		struct lender *d = &x->lenders[i];
+
+		d->keeper = d->away || now < d->keep_ns ? 0 :
+							  peers_at(x->deps.peers, d->at, features);
+		d->keep_seed = dray_hash(0, d->at, strlen(d->at));
+	}
+}
+
+/* The agent that is to keep the key, as its `source`; n: none. */
+static void choose(const struct exchange *x, struct store_asked *k)
+{
+	uint32_t n = (uint32_t)x->deps.cfg->store.peers.n;
+	uint64_t highest = 0;
+
+	k->source = n;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct lender *d = &x->lenders[i];
+		uint64_t rank;
+
+		if (!d->keeper || d->keeper == k->avoid)
+			continue;
+		rank = dray_hash(d->keep_seed, k->key, k->n_key);
+		if (k->source < n && rank <= highest)
+			continue;
+		highest = rank;
+		k->source = i;
+	}
+}
+
+static bool is_asked(const struct placing *p, const struct lender *d)
+{
+	dray_list_for_each(&p->offers, o, const struct offer, link)
+		if (o->lender == d)
+			return true;
+	return false;
+}
+
+static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply);
+
+/* What fits into one offer. Returns the bytes of the keys; *ret_bytes: of the objects. */
+static uint32_t offer_fill(struct offer *o, uint8_t *keys, uint64_t *ret_bytes)
+{
+	struct exchange *x = o->placing->x;
+	struct store_ask *a = o->placing->ask;
+	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / OFFER_PART;
+	uint32_t n = 0, lender = (uint32_t)(o->lender - x->lenders);
+
+	*ret_bytes = 0;
+	for (uint32_t i = 0; i < a->n && o->n < KEYS_MAX; i++) {
+		struct store_asked *k = &a->v[i];
+
+		if (k->status != KEY_OPEN || k->source != lender)
+			continue;
+		if (n + 1 + k->n_key > KEYS_BYTES || (o->n && *ret_bytes + k->length > most))
+			break;
+		keys[n++] = (uint8_t)k->n_key;
+		memcpy(keys + n, k->key, k->n_key);
+		n += k->n_key;
+		*ret_bytes += k->length;
+		o->keys[o->n++] = (uint16_t)i;
+	}
+	return n;
+}
+
+/* 0, or -errno: it was not sent. */
+static int offer_send(struct offer *o, const uint8_t *keys, uint32_t n, uint64_t bytes)
+{
+	struct exchange *x = o->placing->x;
+	const struct store_ask *a = o->placing->ask;
+	int64_t time_ns =
+		x->deps.cfg->store.peer_timeout +
+		(int64_t)(bytes * (DRAY_NS_PER_SEC / DRAY_NS_PER_MS) / LEAST_RATE) * DRAY_NS_PER_MS;
+	const char *tenant = a->tenant;
+	struct pmsg_store_keep m = {
+		.uid = a->uid,
+		.deadline_ms = (uint32_t)(time_ns / DRAY_NS_PER_MS) + 1,
+		.space = { a->space, (uint32_t)strlen(a->space) },
+		.tenant = { tenant, (uint32_t)strlen(tenant) },
+		.keys = { keys, n },
+	};
+
+	return peers_request(x->deps.peers, o->peer, PMSG_STORE_KEEP,
+			     &(union pmsg_body){ .store_keep = m }, on_reply, o);
+}
+
+/* Offers the agent what it is to keep. False: nothing. */
+static bool offer(struct placing *p, struct lender *d)
+{
+	uint8_t keys[KEYS_BYTES];
+	struct offer *o = malloc(sizeof(*o));
+	uint64_t bytes;
+	uint32_t n;
+
+	if (!o)
+		return false;
+	o->placing = p;
+	o->lender = d;
+	o->peer = d->keeper;
+	o->n = 0;
+	dray_list_init(&o->link);
+	n = offer_fill(o, keys, &bytes);
+	if (!o->n) {
+		free(o);
+		return false;
+	}
+	if (offer_send(o, keys, n, bytes) < 0) {
+		for (uint32_t i = 0; i < o->n; i++)
+			key_failed(&p->ask->v[o->keys[i]], o->peer);
+		free(o);
+		return true;
+	}
+	for (uint32_t i = 0; i < o->n; i++)
+		p->ask->v[o->keys[i]].status = KEY_OFFERED;
+	dray_list_add(&p->offers, &o->link);
+	return true;
+}
+
+/* Offers what is open. May end it. */
+static void go_on(struct placing *p)
+{
+	struct exchange *x = p->x;
+	bool more = true;
+
+	find_keepers(x);
+	while (more) {
+		more = false;
+		for (uint32_t i = 0; i < p->ask->n; i++)
+			if (p->ask->v[i].status == KEY_OPEN)
+				choose(x, &p->ask->v[i]);
+		for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++) {
+			struct lender *d = &x->lenders[i];
+
+			if (d->keeper && !is_asked(p, d))
+				more |= offer(p, d);
+		}
+	}
+	if (dray_list_empty(&p->offers))
+		placing_end(p);
+}
+
+static void take(struct store_asked *k, dray_handle peer, uint32_t answer)
+{
+	switch (answer) {
+	case PMSG_STORE_KEPT_KEPT:
+	case PMSG_STORE_KEPT_EXISTS:
+		k->status = DMSG_STORE_STATUS_OK;
+		break;
+	case PMSG_STORE_KEPT_NOT_FOUND:
+	case PMSG_STORE_KEPT_LOST:
+		/* the object here is gone */
+		k->status = DMSG_STORE_STATUS_LOST;
+		break;
+	default:
+		key_failed(k, peer);
+	}
+}
+
+static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
+{
+	dray_auto_free struct offer *o = arg;
+	const struct pmsg_store_keep_reply *m = reply ? &reply->store_keep_reply : NULL;
+	struct placing *p = o->placing;
+
+	dray_list_del(&o->link);
+	if (code == DRAY_E_TIMEOUT)
+		o->lender->keep_ns = dray_now().ns + PAUSE_NS;
+	if (!p)
+		return;
+	for (uint32_t i = 0; i < o->n; i++) {
+		struct store_asked *k = &p->ask->v[o->keys[i]];
+		struct pmsg_store_keep_answer answer = { 0 };
+
+		if (!code && m && m->answers.n == o->n)
+			pmsg_store_keep_answer_get(
+				m->answers.p + (size_t)i * PMSG_STORE_KEEP_ANSWER_SIZE, &answer);
+		take(k, o->peer, answer.answer);
+	}
+	go_on(p);
+}
+
+void replicate(struct exchange *x, struct store_ask *a)
+{
+	/* without leases nobody can read what is offered */
+	struct placing *p = x->deps.cfg->store.lend ? malloc(sizeof(*p)) : NULL;
+
+	if (!p || timers_reserve(&x->placing_limits, x->n_placings + 1) < 0) {
+		free(p);
+		answered_add(x, a);
+		return;
+	}
+	*p = (struct placing){ .x = x, .ask = a };
+	a->placing = p;
+	x->n_placings++;
+	dray_list_init(&p->offers);
+	dray_list_add(&x->placings, &p->link);
+	timers_set(&x->placing_limits, &p->limit, a->end_ns);
+	go_on(p);
+}
+
+static void offers_free(struct dray_list *offers)
+{
+	dray_list_for_each(offers, o, struct offer, link) {
+		dray_list_del(&o->link);
+		free(o);
+	}
+}
+
+int replicate_init(struct exchange *x)
+{
+	dray_list_init(&x->placings);
+	dray_list_init(&x->vain_offers);
+	return timers_init(&x->placing_limits, x->deps.event, ACCURACY_US, SD_EVENT_PRIORITY_NORMAL,
+			   overdue);
+}
+
+void replicate_deinit(struct exchange *x)
+{
+	dray_list_for_each(&x->placings, p, struct placing, link) {
+		offers_free(&p->offers);
+		dray_list_del(&p->link);
+		answered_free(x, p->ask);
+		free(p);
+	}
+	offers_free(&x->vain_offers);
+	timers_deinit(&x->placing_limits);
+}
