@@ -43,6 +43,10 @@ loopback and veth io_uring cost as much as plain calls or more. The head of `cei
 Two sessions of one agent with one worker, two memfds of 1 GiB; the ceiling is memcpy between them in one thread, with filled page tables.
 The client library touches every page before it registers memory, and the first transfer fills the agent's page tables: rows
 of their own show both times."""),
+    ("store", "The store", """\
+`bench_store.py`: objects of an agent's memory and disk, and of another agent over TCP on the same host (`store.keep_copies = false`), between
+memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
+bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. The work of the emulated processors for each packet limits both."""),
