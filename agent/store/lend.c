@@ -209,12 +209,10 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	struct store_space *sp;
 	struct store_loan *l;
 
-	if (!store_may_use(s, who))
-		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
-				    "agent; add it to store.spaces there",
-				    who->uid, (int)who->tenant.n, who->tenant.p, (int)who->space.n,
-				    who->space.p);
+	int r = store_may_use(s, who, reterr);
+
+	if (r < 0)
+		return r;
 	l = calloc(1, sizeof(*l) + n * sizeof(l->items[0]));
 	if (!l)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a lookup");

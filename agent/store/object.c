@@ -414,25 +414,14 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 }
 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
+					uint64_t bytes, uint32_t cost_us, bool keep,
+					struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, true, ret);
-	pthread_mutex_unlock(&s->lock);
-	return status;
-}
-
-enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
-{
-	struct store *s = m->space->store;
-	enum dmsg_store_status status;
-
-	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, false, ret);
+	status = put_begin(m, key, bytes, cost_us, !keep, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }

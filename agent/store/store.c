@@ -176,9 +176,15 @@ bool space_may_use(const struct store *s, struct dray_str name, struct dray_str 
 	return false;
 }
 
-bool store_may_use(const struct store *s, const struct store_asker *who)
+int store_may_use(const struct store *s, const struct store_asker *who, struct dray_err *reterr)
 {
-	return who->space.n && space_may_use(s, who->space, who->tenant, who->uid);
+	if (who->space.n && space_may_use(s, who->space, who->tenant, who->uid))
+		return 0;
+	return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+			    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
+			    "agent; add it to store.spaces there",
+			    who->uid, (int)who->tenant.n, who->tenant.p, (int)who->space.n,
+			    who->space.p);
 }
 
 /* The owner may use the name space of this name. */

@@ -105,13 +105,12 @@ struct store_key {
  */
 enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
 				       uint32_t cost_us, struct store_object **ret);
-/* The same for a copy of an object that another agent has; store_arrivals_add() consumes it, too. */
+/*
+ * The same for a copy of an object that another agent has. For a GET, store_arrivals_add() consumes it, too; if that agent wants it to be
+ * kept here, store_keep_end() does.
+ */
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us,
-					struct store_object **ret);
-/* The same for an object that another agent wants to be kept here; store_keep_end() consumes it, too. */
-enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us,
+					uint64_t bytes, uint32_t cost_us, bool keep,
 					struct store_object **ret);
 /* Its bytes are in place, and have this CRC-32C: it appears as after a PUT. */
 enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc);
@@ -238,8 +237,8 @@ struct store_asker {
 	uint32_t uid;
 };
 
-/* The name space has a name, and the owner for whom another agent asks may use it. */
-bool store_may_use(const struct store *s, const struct store_asker *who);
+/* 0: the name space has a name, and the owner for whom another agent asks may use it. Else -errno with reterr. */
+int store_may_use(const struct store *s, const struct store_asker *who, struct dray_err *reterr);
 
 /* Objects that another agent reads: they are held until store_loan_end(). */
 struct store_loan;

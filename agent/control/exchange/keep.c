@@ -105,18 +105,15 @@ static int keep_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 {
 	struct store_asker who = { m->space, m->tenant, m->uid };
 	struct store_key keys[KEYS_MAX];
-	int n = store_keys_split(keys, KEYS_MAX, m->keys, reterr);
+	int n = store_keys_split(keys, KEYS_MAX, m->keys, reterr), r;
 	struct store_keep *k;
 
 	if (n < 0)
 		return n;
 	/* before there is an account: nobody makes accounts of owners that have nothing here */
-	if (!store_may_use(x->deps.store, &who))
-		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
-				    "agent; add it to store.spaces there",
-				    who.uid, (int)who.tenant.n, who.tenant.p, (int)who.space.n,
-				    who.space.p);
+	r = store_may_use(x->deps.store, &who, reterr);
+	if (r < 0)
+		return r;
 	if (!may_begin(x, peer, &who))
 		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
 				    "%u requests to keep copies are in progress", x->keeps.count);
