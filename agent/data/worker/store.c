@@ -72,10 +72,7 @@ static struct dray_blob copies_of(struct core *c, struct batch *b)
 	uint64_t made = 0, failed = 0;
 
 	for (uint32_t i = 0; i < b->n; i++) {
-		bool here = b->results[i].status == DMSG_STORE_STATUS_OK ||
-			    b->results[i].status == DMSG_STORE_STATUS_EXISTS;
-
-		b->copies[i] = !here ? 0 : b->copies[i] > 1 ? 2 : 1;
+		b->copies[i] = !result_is_stored(&b->results[i]) ? 0 : b->copies[i] > 1 ? 2 : 1;
 		made += b->copies[i] == 2;
 		failed += b->copies[i] == 1;
 	}

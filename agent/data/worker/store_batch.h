@@ -33,6 +33,12 @@ struct batch {
 	uint8_t ops[]; /* in wire form, then both lists */
 };
 
+/* Of a PUT: the object is here. */
+static inline bool result_is_stored(const struct dmsg_store_result *r)
+{
+	return r->status == DMSG_STORE_STATUS_OK || r->status == DMSG_STORE_STATUS_EXISTS;
+}
+
 /* NULL is allowed. */
 void batch_free(struct batch *b);
 /* `end` of the requests of clients: answers them. */

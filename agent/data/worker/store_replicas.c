@@ -23,14 +23,11 @@ static bool any_stored(const struct batch *b, struct store_ask *k)
 {
 	bool any = false;
 
-	for (uint32_t i = 0; i < k->n; i++) {
-		uint16_t status = b->results[k->v[i].item].status;
-
-		if (status == DMSG_STORE_STATUS_OK || status == DMSG_STORE_STATUS_EXISTS)
+	for (uint32_t i = 0; i < k->n; i++)
+		if (result_is_stored(&b->results[k->v[i].item]))
 			any = true;
 		else
 			k->v[i].status = DMSG_STORE_STATUS_NOT_TRIED;
-	}
 	return any;
 }
 

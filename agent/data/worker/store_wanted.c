@@ -132,11 +132,6 @@ struct store_ask *wanted_ask(struct wsession *s, const struct batch *b,
 	return k;
 }
 
-static bool is_stored(const struct dmsg_store_result *r)
-{
-	return r->status == DMSG_STORE_STATUS_OK || r->status == DMSG_STORE_STATUS_EXISTS;
-}
-
 struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *b,
 				  const struct store_key *keys)
 {
@@ -146,7 +141,7 @@ struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *
 	uint8_t *at;
 
 	for (uint32_t i = 0; i < b->n; i++)
-		if (is_stored(&b->results[i])) {
+		if (result_is_stored(&b->results[i])) {
 			n++;
 			bytes += keys[i].n;
 		}
@@ -156,7 +151,7 @@ struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *
 	snprintf(k->space, sizeof(k->space), "%s", store_member_space(b->member));
 	at = (uint8_t *)(k->v + n);
 	for (uint32_t i = 0; i < b->n; i++)
-		if (is_stored(&b->results[i]))
+		if (result_is_stored(&b->results[i]))
 			ask_add(k, &at, keys[i], i)->length = b->results[i].length;
 	k->n_asked = n;
 	k->replicates = true;
