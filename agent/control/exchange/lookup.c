@@ -11,10 +11,6 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* Keys of one message, and their bytes. */
-#define KEYS_MAX 512
-#define KEYS_BYTES 60000
-
 /*
  * No answer came, and none will. What nobody is known to have is not found then; what somebody had a moment ago may still be there.
  */
@@ -76,14 +72,6 @@ uint32_t lookups_needed(const struct store_ask *a)
 	for (uint32_t first = 0; first < a->n_asked; first += keys_that_fit(a, first))
 		n++;
 	return n;
-}
-
-/* Returns the bytes behind the key. */
-static uint32_t key_put(const struct store_asked *k, uint8_t *buf, uint32_t at)
-{
-	buf[at++] = (uint8_t)k->n_key;
-	memcpy(buf + at, k->key, k->n_key);
-	return at + k->n_key;
 }
 
 /* NULL: it was not sent. q NULL: nobody waits for the answer. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "agent/control/exchange/answered.h"
+#include "agent/control/exchange/lookup.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 #include "lib/hash.h"
@@ -18,9 +19,6 @@
 #include "schema/gen/errors.h"
 
 #define ACCURACY_US 1000
-/* Keys of one message, and their bytes. */
-#define KEYS_MAX 512
-#define KEYS_BYTES 60000
 /* Bytes of objects of one offer: a part of what this agent lends. */
 #define OFFER_PART 8
 #define LEAST_RATE (32ull << 20)
@@ -144,9 +142,7 @@ static uint32_t offer_fill(struct offer *o, uint8_t *keys, uint64_t *ret_bytes)
 			continue;
 		if (n + 1 + k->n_key > KEYS_BYTES || (o->n && *ret_bytes + k->length > most))
 			break;
-		keys[n++] = (uint8_t)k->n_key;
-		memcpy(keys + n, k->key, k->n_key);
-		n += k->n_key;
+		n = key_put(k, keys, n);
 		*ret_bytes += k->length;
 		o->keys[o->n++] = (uint16_t)i;
 	}
