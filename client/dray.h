@@ -1295,10 +1295,14 @@ enum dray_store_tier {
 	DRAY_STORE_TIER_AGENT = 3   /* at another agent */
 };
 
-/* A piece of a value in the client's region. */
+/*
+ * A piece of a value in the client's region. Of values that are blocks of a cache, all blocks can
+ * have the same ranges: those of block 0, and the steps between a block and the next one.
+ */
 struct dray_store_range {
-	uint64_t offset; /* start in the region, bytes */
+	uint64_t offset; /* start in the region, bytes; block steps are added to it */
 	uint64_t length; /* bytes, at least 1 */
+	uint64_t step;   /* bytes; without a meaning for block 0 */
 };
 
 /* A key of a batch. */
@@ -1308,6 +1312,7 @@ struct dray_store_item {
 	const struct dray_store_range *ranges; /* PUT and GET: of its value, in order */
 	size_t ranges_n;                       /* their number */
 	uint32_t cost_us; /* PUT: microseconds to compute it again; 0: unknown */
+	uint64_t block;   /* PUT and GET: how many steps are added to each offset */
 };
 
 /* A batch: one operation for each of its keys. */

@@ -227,8 +227,16 @@ static int item_pack(struct dray *d, struct lists *l, const struct dray_store_it
 			       DRAY_STORE_RANGES_MAX);
 	dmsg_store_item_put(l->items + (size_t)i * DMSG_STORE_ITEM_SIZE, &m);
 	for (size_t k = 0; k < item->ranges_n; k++) {
-		struct dmsg_store_range range = { item->ranges[k].offset, item->ranges[k].length };
+		const struct dray_store_range *from = &item->ranges[k];
+		struct dmsg_store_range range = { from->offset, from->length };
+		uint64_t steps;
 
+		if (__builtin_mul_overflow(item->block, from->step, &steps) ||
+		    __builtin_add_overflow(range.offset, steps, &range.offset))
+			return dc_fail(d, DRAY_E_RANGE,
+				       "the offset of range %zu of item %u has "
+				       "more than 64 bits",
+				       k, i);
 		dmsg_store_range_put(l->ranges + (size_t)l->ranges_n++ * DMSG_STORE_RANGE_SIZE,
 				     &range);
 	}

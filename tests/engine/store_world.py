@@ -6,8 +6,6 @@ for each token, which stands for the token and all before it; an object has thos
 noticed when a request computes with it. After each step, no block that the agent may read or write is free.
 """
 
-import itertools
-import struct
 from collections import Counter, deque
 from types import SimpleNamespace
 
@@ -62,10 +60,9 @@ class Pending:
         return blocks_of(places([at for at, _ in ranges], [n for _, n in ranges]))
 
 
-def with_pieces(items, pieces):
-    """Items with their own pieces instead of the number of them."""
-    rows = struct.iter_unpack("=2Q", pieces)
-    return [(key, list(itertools.islice(rows, n)), cost) for key, n, cost in items]
+def with_pieces(items):
+    """Items with the pieces of their blocks."""
+    return [(key, layout.block(block), cost) for key, layout, cost, block in items]
 
 
 class Store:
@@ -91,11 +88,11 @@ class Store:
     def unpin(self, keys, *, wait):
         return self._start("unpin", list(keys))
 
-    def get(self, region, items, *, pieces, deadline, wait):
-        return self._start("get", with_pieces(items, pieces))
+    def get(self, region, items, *, deadline, wait):
+        return self._start("get", with_pieces(items))
 
-    def put(self, region, items, *, pieces, deadline, wait):
-        return self._start("put", with_pieces(items, pieces))
+    def put(self, region, items, *, deadline, wait):
+        return self._start("put", with_pieces(items))
 
 
 class Client:

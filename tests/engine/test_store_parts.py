@@ -3,7 +3,6 @@
 
 import platform
 import random
-import struct
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -70,7 +69,7 @@ def content(order, block, parts=0, **sizes):
                     memory[base + b * family.block_stride + h * family.head_stride + n * family.token_stride] = (i, b, family.first_head + h, n)
     objects = Objects(one, [FULL], CPU, parts)
     found = []
-    for offset, length in struct.iter_unpack("=2Q", objects.ranges(0, [block])):
+    for offset, length in (piece for one in objects.layouts[0] for piece in one.block(block)):
         assert offset % 64 == length % 64 == 0
         found += [memory[at] for at in range(offset, offset + length, 64)]
     return objects, found
@@ -81,7 +80,7 @@ def test_equal_objects_of_layouts_that_differ_in_places():
     other, of_other = content("BLHN", 2)
     assert of_one == of_other == [(i, 2, h, n) for i in range(3) for h in range(2) for n in range(32)]
     assert one.forms == other.forms and one.sizes == other.sizes == (3 * 2 * 32 * 64,)
-    assert one.counts == ((3,),) and other.counts == ((1,),), "a block that is contiguous over all layers is one range"
+    assert [list(map(len, each.layouts[0])) for each in (one, other)] == [[3], [1]], "a block that is contiguous over all layers is one range"
 
 
 @pytest.mark.parametrize("order", ["LBHN", "BLHN", "LBNH", "BHLN"])
@@ -139,7 +138,7 @@ def test_arrangements(monkeypatch):
 
 def test_blocks_of_several_kernel_blocks():
     whole = Objects(layout("LBHN", blocks=8, tokens=16), [FULL], CPU)
-    assert whole.sizes == (3 * 2 * 32 * 64,) and whole.counts == ((3,),)
+    assert whole.sizes == (3 * 2 * 32 * 64,) and [len(each) for each in whole.layouts[0]] == [3]
     assert whole.forms != Objects(layout("LBHN"), [FULL], CPU).forms
 
 
@@ -209,12 +208,11 @@ def test_blocks_as_batches(monkeypatch, keys, ranges, parts, count):
     objects = Objects(RankLayout(0, 1 << 20, tuple(families)), [FULL, Group("attention, window 48", 32)], CPU * 2, parts)
     blocks = [Block(group, number, b"%d.%d" % (group, number), cost) for group in (0, 1) for number, cost in ((3, 0.0), (0, 0.5), (2, 0.0), (1, 2.0))]
     cut = batches._cut(objects, b"root", blocks)
-    assert all(0 < len(one.items) <= keys and len(one.pieces) <= 16 * ranges for one in cut) and len(cut) == count
-    each = [(b, form, n) for b in blocks for form, n in zip(objects.forms[b.group], objects.counts[b.group], strict=True)]
+    assert all(0 < len(one.items) <= keys and sum(len(layout) for _, layout, _, _ in one.items) <= ranges for one in cut) and len(cut) == count
+    each = [(b, form, layout) for b in blocks for form, layout in zip(objects.forms[b.group], objects.layouts[b.group], strict=True)]
     assert len(each) == len(blocks) * (2 if parts else 1) and [block for one in cut for block in one.blocks] == [b for b, _, _ in each]
-    assert [item for one in cut for item in one.items] == [(key(b"root", form, b.hash), n, b.cost * len(blocks) / len(each)) for b, form, n in each]
-    assert all(sum(n for _, n, _ in one.items) * 16 == len(one.pieces) for one in cut)
-    assert b"".join(one.pieces for one in cut) == b"".join(objects.ranges(b.group, [b.number]) for b in blocks)
+    assert [item for one in cut for item in one.items] == [
+        (key(b"root", form, b.hash), layout, b.cost * len(blocks) / len(each), b.number) for b, form, layout in each]
     assert not batches._cut(objects, b"root", [])
 
 

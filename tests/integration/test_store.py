@@ -350,36 +350,52 @@ def test_agent_killed_in_mid_put(new_agent):
         assert user.put(b"after", b"y") == Status.OK and user.get(b"after", 10) == b"y"
 
 
-def test_pieces_of_all_items_as_one_array(agent):
-    """Items have the numbers of their pieces, which come in any memory that is an array of pairs."""
-    keys, places = [b"one", b"two", b"three"], [(0, 10), (20, 30), (60, 1), (70, 5), (80, 5), (90, 7)]
+def test_blocks_of_a_layout(agent):
+    """Values are blocks, and the layout tells where the pieces of each block lie."""
+    keys, pieces = [b"one", b"two", b"three"], [(0, 10, 100), (1000, 30, 50), (2000, 1, 0)]
+    words = array.array("Q", [word for piece in pieces for word in piece])
     with User(agent) as user:
-        user.view[:100] = bytes(range(100))
-        value = [bytes(user.view[:10]), bytes(user.view[20:50]) + bytes(user.view[60:61]), bytes(user.view[70:75]) + bytes(user.view[80:85])
-                 + bytes(user.view[90:97])]
-        words = array.array("Q", [word for place in places for word in place])
-        for pieces in (words, memoryview(words), words.tobytes(), places):
-            put = user.store.put(user.region, zip(keys, (1, 2, 3), (0.5, 0.0, 1.0)), pieces=pieces)
+        user.view[:4000] = bytes(i * i // 7 % 256 for i in range(4000))
+        value = [bytes(user.view[100 * n:100 * n + 10]) + bytes(user.view[1000 + 50 * n:1030 + 50 * n]) + bytes(user.view[2000:2001]) for n in (4, 0, 7)]
+        moved = dray.BlockLayout([(10000 + offset, length, step + 1) for offset, length, step in pieces])
+        other = dray.BlockLayout([(20000, 41, 41)])
+        for layout in map(dray.BlockLayout, (pieces, words, memoryview(words), words.tobytes())):
+            assert len(layout) == 3
+            put = user.store.put(user.region, zip(keys, [layout] * 3, (0.5, 0.0, 1.0), (4, 0, 7)))
             assert [r.status for r in put] == [Status.OK] * 3
-            user.view[1000:1100] = bytes(100)
-            moved = array.array("Q", [word for offset, length in places for word in (1000 + offset, length)])
-            got = user.store.get(user.region, list(zip(keys, (1, 2, 3))), pieces=moved)
-            assert [(r.status, r.length) for r in got] == [(Status.OK, len(one)) for one in value]
-            assert user.view[1000:1010] == value[0] and bytes(user.view[1020:1050]) + bytes(user.view[1060:1061]) == value[1]
+            user.view[10000:30000] = bytes(20000)
+            got = user.store.get(user.region, list(zip(keys, (moved, other, moved), (0, 0, 0), (2, 3, 5))))
+            assert [(r.status, r.length) for r in got] == [(Status.OK, 41)] * 3
+            for n, one in ((2, value[0]), (5, value[2])):
+                assert moved.block(n) == [(10000 + offset + n * (step + 1), length) for offset, length, step in pieces]
+                assert b"".join(bytes(user.view[offset:offset + length]) for offset, length in moved.block(n)) == one
+            assert bytes(user.view[20000 + 3 * 41:20000 + 4 * 41]) == value[1]
             assert [r.status for r in user.store.remove(keys)] == [Status.OK] * 3
-        for counts in ((1, 2, 2), (1, 2, 4), (6, 1, -1), (1, 2, "3"), (1, 2, [(0, 1)])):
+        assert user.store.put(user.region, [(b"one", layout)])[0].status == Status.OK and user.get(b"one", 41) == value[1], "block 0 unless it is named"
+        assert user.store.remove([b"one"])[0].status == Status.OK
+        for wrong in ([(0, 1)], [(0, 1, 2, 3)], [("0", 1, 2)], array.array("I", [0, 10, 1]), words[:4], 5):
             with pytest.raises(errors.Invalid):
-                user.store.put(user.region, list(zip(keys, counts)), pieces=words)
-        for pieces in (array.array("I", [0, 10]), words[:3], 5):
-            with pytest.raises(errors.Invalid):
-                user.store.put(user.region, [(b"one", 1)], pieces=pieces)
-        for items in ([b"one"], [(b"one",)], [(b"one", 1)], [("one", [(0, 1)])], [(b"", [(0, 1)])], [(b"one", [(0,)])], [(b"one", [(0, 1)], "x")]):
+                dray.BlockLayout(wrong)
+        for block, error in ((-1, errors.Invalid), ("1", errors.Invalid), (1 << 64, errors.Invalid), (1 << 60, errors.Range), (1 << 30, errors.Range)):
+            with pytest.raises(error):
+                user.store.put(user.region, [(b"one", layout, 0.0, block)])
+        with pytest.raises(errors.Invalid):
+            user.store.put(user.region, [(b"one", layout), (b"two", [(0, 1)])])
+        assert user.has(*keys) == [False] * 3
+
+
+def test_items_that_are_none(agent):
+    with User(agent) as user:
+        for items in ([b"one"], [(b"one",)], [(b"one", 1)], [("one", [(0, 1)])], [(b"", [(0, 1)])], [(b"one", [(0,)])], [(b"one", [(0, 1)], "x")],
+                      [(b"one", [(0, 1)], 0.0, 0, 0)], [(b"one", [(0, 1)], float("nan"))], [(b"one", [(0, 1)], -1.0)], [(b"two", [(0, 1)]), (b"one",)], [1], []):
             with pytest.raises(errors.Invalid):
                 user.store.put(user.region, items)
         for offset in (-1, 1 << 64):
             with pytest.raises(errors.Range):
                 user.store.put(user.region, [(b"one", [(offset, 1)])])
-        assert user.has(*keys) == [False] * 3
+        assert user.has(b"one", b"two") == [False] * 2
+        put = user.store.put(user.region, [(b"one", [(0, 1)]), (b"two", [(1, 2), (5, 1)], 0.5)])
+        assert [r.status for r in put] == [Status.OK] * 2, "some have a cost"
 
 
 def test_outside_of_the_region(agent):

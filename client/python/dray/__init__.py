@@ -26,13 +26,13 @@ from .memory import Memory
 from .pending import Done, Pending, Transfer
 from .placement import Environment, Hint, Segment
 from .session import Info
-from .store import Status, Store, StoreItem, StoreResult, StoreView, Tier
+from .store import BlockLayout, Status, Store, StoreItem, StoreResult, StoreView, Tier
 from .token import to_bytes as token_to_bytes
 from .token import to_text as token_to_text
 
 __version__ = "0.1.0"
 __all__ = [
-    "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Environment", "Error",
+    "BlockLayout", "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Environment", "Error",
     "Hint", "Info", "Lease", "LeaseEnded", "Letter", "Mailbox", "MailboxLost", "Memory", "Notification", "Pending",
     "Reconnected", "Region", "RegionLost",
     "Remote", "RemoteLost", "Segment", "SegmentChanged", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "TRANSPORT_NAMES", "Tier", "Token", "Transfer",

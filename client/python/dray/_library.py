@@ -90,13 +90,13 @@ class Env(Structure):
 
 
 class StoreRange(Structure):
-    _fields_ = [("offset", c_uint64), ("length", c_uint64)]
+    _fields_ = [("offset", c_uint64), ("length", c_uint64), ("step", c_uint64)]
 
 
 class StoreItem(Structure):
     _fields_ = [
         ("key", c_char_p), ("key_length", c_size_t), ("ranges", POINTER(StoreRange)), ("ranges_n", c_size_t),
-        ("cost_us", c_uint32)]
+        ("cost_us", c_uint32), ("block", c_uint64)]
 
 
 class StoreBatch(Structure):

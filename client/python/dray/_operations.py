@@ -43,9 +43,12 @@ RANGES = Form(
     "Pass a list of (offset, length, stride, count), or an array of shape (n, 4) of 64-bit integers, "
     "contiguous in memory.")
 
+# (offset, length, step) as the library has them, of ranges without a step
 PIECES = Form(
-    "pieces", "piece", 2, "pairs", "two", struct.Struct("=2Q").pack,
-    "Pass a list of (offset, length), or an array of shape (n, 2) of 64-bit integers, contiguous in memory.")
+    "pieces", "piece", 2, "pairs", "two", struct.Struct("=2Q8x").pack, "Pass a list of (offset, length).")
+PIECES_OF_BLOCKS = Form(
+    "pieces", "piece", 3, "triples", "three", struct.Struct("=3Q").pack,
+    "Pass a list of (offset, length, step), or an array of shape (n, 3) of 64-bit integers, contiguous in memory.")
 
 
 class _Buffer(ctypes.Structure):
@@ -92,6 +95,11 @@ def _tuples(ops: Any, kind: type, form: Form) -> tuple[bytes, int, None]:
     except struct.error as e:
         raise _refused(ops, kind.__name__, form, e) from None
     return words, n, None
+
+
+def packed(ops: list[Any], form: Form) -> bytes:
+    """The words of a list."""
+    return _tuples(ops, list, form)[0]
 
 
 def _refused(ops: Any, name: str, form: Form, e: struct.error) -> errors.Error:

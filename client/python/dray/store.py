@@ -6,9 +6,11 @@ from __future__ import annotations
 import ctypes
 import enum
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_char, c_uint64
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arguments as arguments
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
     from .client import Client
     from .handles import Region
 
-__all__ = ["Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
+__all__ = ["BlockLayout", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
 
 _KEY_MAX, _KEYS_MAX, _COST_MAX = 255, 1024, (1 << 32) - 1
-_ITEM, _RESULT = struct.Struct("=QQQQI4x"), struct.Struct("=IIQQQII")  # lib.StoreItem, lib.StoreResult
+_KEYS = {bytes}
+_RESULT = struct.Struct("=IIQQQII")  # lib.StoreResult
+_WORDS = ctypes.sizeof(lib.StoreItem) // 8  # of an item: each of its fields begins a word of 64 bits
+_PIECE = struct.Struct("=QQQ")  # lib.StoreRange
 
 
 class Status(enum.IntEnum):
@@ -49,16 +54,46 @@ class Tier(enum.IntEnum):
     AGENT = 3  # at another agent
 
 
+class BlockLayout:
+    """Where the blocks of a cache lie in a region, for values that are blocks: each piece of a block as (offset of that of block 0, length,
+    step from a block's to the next one's), in order, in bytes. Does not change; any thread may use it."""
+
+    __slots__ = ("_address", "_keep", "_n")
+
+    def __init__(self, pieces: Any) -> None:
+        """pieces: a list, or an array of shape (n, 3) of 64-bit integers that is contiguous in memory and then must not change.
+
+        errors.Invalid, errors.Range: they are something else.
+        """
+        words, self._n, self._keep = operations.pointer(pieces, operations.PIECES_OF_BLOCKS)
+        if isinstance(words, bytes):
+            self._keep = ctypes.create_string_buffer(words, len(words))
+            words = ctypes.addressof(self._keep)
+        self._address = words
+
+    def block(self, number: int) -> list[tuple[int, int]]:
+        """(offset, length) of the pieces of a block."""
+        words = ctypes.string_at(self._address, self._n * _PIECE.size)
+        return [(offset + number * step, length) for offset, length, step in _PIECE.iter_unpack(words)]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __repr__(self) -> str:
+        return f"<BlockLayout of {self._n} pieces>"
+
+
 class StoreItem(NamedTuple):
-    """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order; or how many there are, if
-    the pieces of all items are passed as one array.
+    """A key of put or get, and where its value lies in the region: (offset, length) of each piece, in order; or the layout of blocks, of
+    which `block` is one. A batch has one or the other.
 
     cost: seconds that it takes to compute the value again, for the eviction by value; 0: unknown.
     """
 
     key: bytes
-    ranges: Sequence[tuple[int, int]] | int
+    ranges: Sequence[tuple[int, int]] | BlockLayout
     cost: float = 0.0
+    block: int = 0
 
 
 class StoreResult(NamedTuple):
@@ -115,32 +150,29 @@ class Store:
     thread may use it.
     """
 
-    __slots__ = ("client", "space")
+    __slots__ = ("_text", "client", "space")
 
     def __init__(self, client: Client, space: str = "") -> None:
-        self.client, self.space = client, space
+        self.client, self.space, self._text = client, space, arguments.text("the name space", space)
 
-    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, replicas: int = 1,
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, replicas: int = 1,
             deadline: float | None = None, wait: bool = True) -> Any:
-        """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...]; the cost may be left out.
-
-        pieces: (offset, length) of all items, one after the other, as an array of shape (n, 2) of 64-bit integers that is contiguous in
-        memory; then an item has the number of its pieces instead of a list. A batch of many pieces starts several times as fast so.
+        """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...], or [(key, layout, cost, block), ...] with a
+        BlockLayout. The cost, and the block, may be left out. A batch of many pieces starts several times as fast with a layout.
         An object appears when all its bytes are in place. One with the key that is there stays as it is
         (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
         until the event Confirmed, see lent() of the Pending. deadline: seconds.
         replicas: 2: one of the agents in store.peers is to have the objects, too. Then the batch ends when it has them, or will not:
         copies of a result says how many agents have the object. The status is that of the object here.
         """
-        return self._copy(lib.STORE_PUT, region, items, pieces, deadline, wait, replicas)
+        return self._copy(lib.STORE_PUT, region, items, deadline, wait, replicas)
 
-    def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, pieces: Any = None, deadline: float | None = None,
-            wait: bool = True) -> Any:
+    def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None, wait: bool = True) -> Any:
         """Copies each object to the ranges of its item, from their start. length is the object's.
 
-        pieces, and whose the ranges are: as in put().
+        What an item is, and whose the ranges are: as in put().
         """
-        return self._copy(lib.STORE_GET, region, items, pieces, deadline, wait)
+        return self._copy(lib.STORE_GET, region, items, deadline, wait)
 
     def exists(self, keys: Iterable[bytes], *, lease: float = 0.0, wait: bool = True) -> Any:
         """Whether there are objects, and their lengths. It does not count as a use.
@@ -168,11 +200,11 @@ class Store:
         return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
                            lambda views: [view.release() for view in views])
 
-    def _copy(self, operation: int, region: Region, items: Iterable[Any], pieces: Any, deadline: float | None, wait: bool,
-              replicas: int = 1) -> Any:
-        batch = _copied(list(items), pieces)
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 1) -> Any:
+        batch = _copied(list(items))
         batch.region = region.handle
-        batch.replicas = arguments.number("replicas", replicas, 2)
+        if operation == lib.STORE_PUT:
+            batch.replicas = arguments.number("replicas", replicas, 2)
         batch.deadline_ms = arguments.milliseconds("deadline", deadline)
         return self._start(operation, batch, wait, _results)
 
@@ -184,7 +216,7 @@ class Store:
     def _start(self, operation: int, batch: lib.StoreBatch, wait: bool, convert: Callable[[lib.StoreResults], Any],
                undo: Callable[[Any], object] | None = None) -> Any:
         client = self.client
-        batch.space = arguments.text("the name space", self.space)
+        batch.space = self._text
         pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents), undo)
         client._request(pending, lib.held.dray_store_start, operation, byref(batch))
         return client._settle(pending, wait)
@@ -224,6 +256,8 @@ class Stores:
         return Store(client, space)
 
 
+_FIELDS, _KEY_TYPES, _LAYOUTS = {2, 3, 4}, {bytes}, {BlockLayout}
+_address_of, _pieces_of = attrgetter("_address"), attrgetter("_n")
 _new = tuple.__new__  # a NamedTuple's own takes twice as long
 _STATUSES, _TIERS = {int(one): one for one in Status}, {int(one): one for one in Tier}
 _LOST, _NOWHERE = Status.LOST, Tier.NONE  # Python 3.11 looks a member up by a function
@@ -247,41 +281,55 @@ def _release(client: Client, leases: list[int]) -> None:
     client._request(pending, lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
 
 
-def _copied(items: list[Any], pieces: Any) -> lib.StoreBatch:
+def _copied(items: list[Any]) -> lib.StoreBatch:
     """The batch of put or get."""
     try:
-        if pieces is None:
-            counts = [len(item[1]) for item in items]
-            pieces = list(chain.from_iterable(item[1] for item in items))
-        else:
-            counts = [item[1] for item in items]
-        costs = [item[2] if len(item) > 2 else 0 for item in items]
-        costs = [min(int(cost * 1e6), _COST_MAX) for cost in costs] if costs.count(0) < len(costs) else []
-        return _batch([item[0] for item in items], counts, costs, pieces)
-    except (TypeError, IndexError, struct.error) as e:
+        fields = set(map(len, items))
+        if not fields <= _FIELDS:
+            raise TypeError("an item has 2 to 4 fields")
+        if len(fields) > 1:
+            items = [(*item, 0, 0)[:4] for item in items]
+        keys, ranges, *rest = zip(*items, strict=True) if items else ((), ())
+        costs: Sequence[Any] = rest[0] if rest and any(rest[0]) else ()
+        return _batch(keys, ranges, [min(int(cost * 1e6), _COST_MAX) for cost in costs], rest[1] if len(rest) > 1 else ())
+    except (TypeError, ValueError, OverflowError, struct.error) as e:
         raise errors.Invalid(f"the items are not (key, [(offset, length), ...]): {e}",
-                             fix="Pass items such as (b'key', [(0, 4096)]), or (b'key', 1) with an array of all pieces.") from None
+                             fix="Pass items such as (b'key', [(0, 4096)]), or (b'key', layout, 0.0, block).") from None
 
 
-def _batch(keys: list[bytes], counts: Sequence[int] = (), costs: Sequence[int] = (), pieces: Any = ()) -> lib.StoreBatch:
-    """counts: pieces of each key; none: of no key."""
+def _batch(keys: Sequence[bytes], ranges: Sequence[Any] = (), costs: Sequence[int] = (), blocks: Sequence[int] = ()) -> lib.StoreBatch:
+    """ranges, costs, blocks: of each key; none: of no key."""
     n = len(keys)
     if not 0 < n <= _KEYS_MAX:
         raise errors.Invalid(f"{n} keys", fix=f"Pass 1 to {_KEYS_MAX} keys.")
-    wrong = [key for key in keys if not isinstance(key, bytes) or not 0 < len(key) <= _KEY_MAX]
-    if wrong:
+    wrong = [] if set(map(type, keys)) == _KEY_TYPES else [key for key in keys if not isinstance(key, bytes)]
+    lengths = [] if wrong else list(map(len, keys))
+    if wrong or not min(lengths) or max(lengths) > _KEY_MAX:
+        wrong = wrong or [key for key in keys if not 0 < len(key) <= _KEY_MAX]
         raise errors.Invalid(f"the key {wrong[0]!r} is not 1 to {_KEY_MAX} bytes", fix="Pass bytes.")
-    words, there, keep = operations.pointer(pieces, operations.PIECES)
-    if sum(counts) != there or min(counts, default=0) < 0:
-        raise errors.Invalid(f"the items have {sum(counts)} pieces, and the array {there}", fix="Pass as many pieces as the items say.")
-    # the items, their pieces unless these lie in memory of the caller, and the keys
-    own, size = words if isinstance(words, bytes) else b"", n * _ITEM.size
+    # the items, the pieces of those without a layout, and the keys
+    size, own, kinds = n * _WORDS * 8, b"", set(map(type, ranges))
+    if ranges and kinds != _LAYOUTS:
+        own = operations.packed(list(chain.from_iterable(ranges)), operations.PIECES)
     memory = bytearray().join((bytes(size), own, *keys))
     kept = c_char.from_buffer(memory)
-    start, lengths, counts = ctypes.addressof(kept), list(map(len, keys)), counts or [0] * n
-    names = accumulate(lengths, initial=start + size + len(own))
-    places = accumulate([count * operations.PIECES.size for count in counts], initial=start + size if isinstance(words, bytes) else words)
-    memory[:size] = b"".join(map(_ITEM.pack, names, lengths, places, counts, costs or [0] * n))
+    start = ctypes.addressof(kept)
+    words = memoryview(memory)[:size].cast("Q")
+    # a column at a time takes half as long as an item at a time
+    words[0::_WORDS] = array("Q", accumulate(lengths[:-1], initial=start + size + len(own)))
+    words[1::_WORDS] = array("Q", lengths)
+    if kinds == _LAYOUTS:
+        same = len(set(ranges)) == 1
+        words[2::_WORDS] = array("Q", (ranges[0]._address,)) * n if same else array("Q", map(_address_of, ranges))
+        words[3::_WORDS] = array("Q", (ranges[0]._n,)) * n if same else array("Q", map(_pieces_of, ranges))
+    elif ranges:
+        counts = list(map(len, ranges))
+        words[2::_WORDS] = array("Q", accumulate([count * _PIECE.size for count in counts[:-1]], initial=start + size))
+        words[3::_WORDS] = array("Q", counts)
+    if costs:
+        words[4::_WORDS] = array("Q", costs)
+    if blocks:
+        words[5::_WORDS] = array("Q", blocks)
     batch = lib.StoreBatch(items=start, items_n=n)
-    batch._keep = (kept, keep)
+    batch._keep = (kept, ranges)
     return batch

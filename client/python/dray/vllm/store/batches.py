@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ... import errors
 from ...pending import Lending
+from ...store import BlockLayout
 from .keys import Root, prefix
 from .objects import RANGES_MAX, Objects
 from .protocol import Block
@@ -17,13 +18,13 @@ from .protocol import Block
 __all__ = ["Batch", "Batches"]
 
 _KEYS_MAX = 1024
+_group_of = attrgetter("group")
 
 
 class Batch(NamedTuple):
-    """items: (key, number of its pieces, cost) of each object. pieces: of all items, as the store wants them. blocks: of each item."""
+    """items: (key, layout, cost, number of the block) of each object. blocks: of each item."""
 
-    items: list[tuple[bytes, int, float]]
-    pieces: Any
+    items: list[tuple[bytes, BlockLayout, float, int]]
     blocks: Sequence[Block]
 
 
@@ -83,12 +84,12 @@ class Batches:
 
 def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
     """Batches that the store takes."""
-    if 0 < len(blocks) <= min(_KEYS_MAX // max(map(len, objects.counts)), RANGES_MAX // max(objects.pieces)):
+    if 0 < len(blocks) <= min(_KEYS_MAX // objects.most, RANGES_MAX // max(objects.pieces)):
         return [_batch(objects, root, blocks)]
     out: list[Batch] = []
     first = pieces = keys = 0
     for number, block in enumerate(blocks):
-        more, n = len(objects.counts[block.group]), objects.pieces[block.group]
+        more, n = len(objects.layouts[block.group]), objects.pieces[block.group]
         if number > first and (pieces + n > RANGES_MAX or keys + more > _KEYS_MAX):
             out.append(_batch(objects, root, blocks[first:number]))
             first, pieces, keys = number, 0, 0
@@ -97,12 +98,11 @@ def _cut(objects: Objects, root: Root, blocks: Sequence[Block]) -> list[Batch]:
 
 
 def _batch(objects: Objects, root: Root, blocks: Sequence[Block]) -> Batch:
-    items: list[tuple[bytes, int, float]] = []
+    items: list[tuple[bytes, BlockLayout, float, int]] = []
     each: list[Block] = []
-    runs = []
-    for group, run in groupby(blocks, attrgetter("group")):
-        same, parts = list(run), [(prefix(root, form), count) for form, count in zip(objects.forms[group], objects.counts[group], strict=True)]
-        items += [(begin + block.hash, count, block.cost / len(parts)) for block in same for begin, count in parts]
-        each += same if len(parts) == 1 else [block for block in same for _ in parts]
-        runs.append(objects.ranges(group, [block.number for block in same]))
-    return Batch(items, runs[0] if len(runs) == 1 else bytearray().join(runs), each)
+    for group, run in groupby(blocks, _group_of):
+        parts = [(prefix(root, form), layout) for form, layout in zip(objects.forms[group], objects.layouts[group], strict=True)]
+        same, n = list(run), len(parts)
+        items += [(begin + text, layout, cost / n, number) for _, number, text, cost in same for begin, layout in parts]
+        each += same if n == 1 else [block for block in same for _ in parts]
+    return Batch(items, each)

@@ -12,58 +12,42 @@ So engines of different tensor-parallel sizes have equal objects, because a part
 from __future__ import annotations
 
 import dataclasses
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ... import errors
+from ...store import BlockLayout
 from ..layout import Family, Group, RankLayout
 
 __all__ = ["Objects"]
 
 RANGES_MAX = 4096  # of a batch of the store
 
-_PAIR = struct.Struct("<2Q")
-
-Piece = tuple[int, int, int]  # offset in the region for block 0, bytes to the next block's, length
+Piece = tuple[int, int, int]  # offset in the region for block 0, length, bytes to the next block's
 
 
 class Objects:
-    """Of one rank. Of a block of each group: forms: a text for each of its objects that tells what it holds; sizes: bytes of one
-    of them; counts: pieces of each; pieces: of the block."""
+    """Of one rank. Of a block of each group: forms: a text for each of its objects that tells what it holds; layouts: where each of
+    them lies; sizes: bytes of one of them; pieces: of the block. most: objects of a block of any group."""
 
     def __init__(self, layout: RankLayout, groups: Sequence[Group], arrangements: Sequence[str], parts: int = 0) -> None:
         """arrangements: of the bytes of each group's blocks; see kernels.py. parts: of the heads of all ranks; 0: a block is one object.
 
         errors.Unsupported: a block lies in more pieces than a batch can have, or this rank does not have whole parts.
         """
-        forms, counts, blocks = [], [], []
+        forms, layouts, sizes, pieces = [], [], [], []
         for number, group in enumerate(groups):
             objects = _parted([family for family in layout.families if family.group == number], parts)
             found = [_merged([piece for family in families for piece in _pieces(family, group)]) for families in objects]
             forms.append(tuple(f"{group.kind}, {group.tokens} tokens, {arrangements[number]}: " + "; ".join(_form(family, group) for family in families)
                                for families in objects))
-            counts.append(tuple(map(len, found)))
-            blocks.append([piece for pieces in found for piece in pieces])
-        self.forms, self.counts = tuple(forms), tuple(counts)
-        self.sizes = tuple(sum(length for _, _, length in pieces) // len(one) for pieces, one in zip(blocks, forms, strict=True))
-        self.pieces = tuple(map(len, blocks))
-        # Of block 0, and what each further block adds. All words of a block are one number, because no sum passes 64 bits: a load is
-        # started in few steps of an engine, each time with cold caches, in which numpy takes ten times as long as it does otherwise.
-        self._first = [_number((offset, length) for offset, _, length in pieces) for pieces in blocks]
-        self._step = [_number((step, 0) for _, step, _ in pieces) for pieces in blocks]
+            layouts.append(tuple(map(BlockLayout, found)))
+            sizes.append(sum(length for _, length, _ in found[0]))
+            pieces.append(sum(map(len, found)))
+        self.forms, self.layouts, self.sizes, self.pieces = tuple(forms), tuple(layouts), tuple(sizes), tuple(pieces)
+        self.most = max(map(len, layouts))
         if max(self.pieces) > RANGES_MAX:
             raise errors.Unsupported(f"a block of the KV cache lies in {max(self.pieces)} pieces, and the store takes {RANGES_MAX}",
                                      fix="Use an attention backend that keeps the tokens of a block together, or fewer parts.")
-
-    def ranges(self, group: int, blocks: Sequence[int]) -> bytearray:
-        """(offset, length) of the pieces of blocks, each in the order of its objects, as pairs of words of 64 bits."""
-        first, step, size = self._first[group], self._step[group], self.pieces[group] * _PAIR.size
-        return bytearray().join([(first + number * step).to_bytes(size, "little") for number in blocks])
-
-
-def _number(pairs: Iterable[tuple[int, int]]) -> int:
-    """Words of 64 bits as one number, whose bytes they are."""
-    return int.from_bytes(b"".join([_PAIR.pack(*pair) for pair in pairs]), "little")
 
 
 def _parted(families: list[Family], parts: int) -> list[list[Family]]:
@@ -107,15 +91,15 @@ def _pieces(family: Family, group: Group) -> list[Piece]:
         else:
             offsets = [stride * i + inner for i in range(count) for inner in offsets]
     step = group.tokens // family.tokens * family.block_stride
-    return [(base + offset, step, length) for base in family.bases for offset in offsets]
+    return [(base + offset, length, step) for base in family.bases for offset in offsets]
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
     """Joins pieces that follow each other in memory for each block."""
     out: list[Piece] = []
-    for offset, step, length in pieces:
-        if out and out[-1][1] == step and out[-1][0] + out[-1][2] == offset:
-            out[-1] = (out[-1][0], step, out[-1][2] + length)
+    for offset, length, step in pieces:
+        if out and out[-1][2] == step and out[-1][0] + out[-1][1] == offset:
+            out[-1] = (out[-1][0], out[-1][1] + length, step)
         else:
-            out.append((offset, step, length))
+            out.append((offset, length, step))
     return out

@@ -20,8 +20,7 @@ class Block(NamedTuple):
     cost: float = 0.0
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """For a worker: get the objects of blocks. tokens: that they hold. seconds: until the load has to have ended."""
 
     request_id: str

@@ -56,6 +56,7 @@ _OPEN_MAX = 64  # requests that are asked for, or have a hit and wait for blocks
 _BLOCKS_A_STEP = 512  # of questions, after which the next one waits for the next step
 _UNPIN_LEFT_MAX = 8  # steps in a row that start loads and leave pins to the next one
 _LOADING = "WAITING_FOR_REMOTE_KVS"
+_new = tuple.__new__  # a NamedTuple's own takes twice as long
 
 
 class _State(enum.Enum):
@@ -73,11 +74,12 @@ _ASKED, _MATCHED, _ALLOCATED, _STARTED, _DONE = _State.ASKED, _State.MATCHED, _S
 class _Load:
     """What is loaded for a request: tokens [first, end)."""
 
-    __slots__ = ("allocated", "end", "ends", "first", "held_up", "lookup", "over", "preemptions", "request", "root", "state")
+    __slots__ = ("allocated", "end", "ends", "first", "held_up", "lookup", "over", "preemptions", "request", "root", "size", "state")
 
     def __init__(self, request: Request, root: Root, lookup: Lookup) -> None:
         self.request, self.root, self.lookup, self.state = request, root, lookup, _ASKED
         self.first, self.end, self.ends = lookup.first, lookup.first, 0.0
+        self.size = 0  # blocks, at most; of a load that is MATCHED or further
         self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
         self.over = False  # the request has ended
         self.held_up = 0.0  # since when it waits for other loads, or for saves, to end; 0: it does not
@@ -160,7 +162,8 @@ class SchedulerSide:
         if count <= 0:
             return 0, False
         load.first = num_computed_tokens
-        if not self._room.for_load(self._size(load)):
+        load.size = self._size(load)
+        if not self._room.for_load(load.size):
             return self._hold_up(load)
         if self._waits_for_saves(load):
             return None, False
@@ -168,7 +171,7 @@ class SchedulerSide:
 
     def _waits_for_saves(self, load: _Load) -> bool:
         """True while what the engine would lose for the load's blocks is saved. Saves that take longer are not waited for."""
-        size = self._size(load)
+        size = load.size
         if not self._wanted and not self._saves.holds_up(size):
             return False
         now = time.monotonic()
@@ -302,9 +305,11 @@ class SchedulerSide:
             load.lookup.release()
             return
         load.state, load.allocated = _ALLOCATED, blocks
-        load.end = load.first + num_external_tokens
+        if load.end != load.first + num_external_tokens:
+            load.end = load.first + num_external_tokens
+            load.size = self._size(load)
         load.ends = time.monotonic() + self._options.deadline
-        self._room.loading += self._size(load)
+        self._room.loading += load.size
         self._allocated[request.request_id] = load
 
     def _start(self, load: _Load) -> Load:
@@ -319,7 +324,7 @@ class SchedulerSide:
         for number, (group, blocks) in enumerate(zip(self._groups, load.allocated.blocks, strict=True)):
             wanted = self._range(load, group)[max(0, first_needed(group, load.end) - load.first // group.tokens):]
             hashes = self._hashes.among(load.request, number, wanted)
-            chosen += [Block(number, block.block_id, block_hash)
+            chosen += [_new(Block, (number, block.block_id, block_hash, 0.0))
                        for block, block_hash in zip(blocks[wanted.start:wanted.stop], hashes, strict=True) if not block.is_null]
         return tuple(chosen)
 
@@ -379,7 +384,7 @@ class SchedulerSide:
         active = [load for load in self._loads.values() if load.state is not _DONE]
         asked = any(load.state is _ASKED for load in active)
         self._open, self._asked_blocks = sum(load.state in (_ASKED, _MATCHED) for load in active), 0
-        self._room.loading = sum(self._size(load) for load in active if load.allocated is not None) + self._lent.blocks
+        self._room.loading = sum(load.size for load in active if load.allocated is not None) + self._lent.blocks
         moved = len(active) + len(self._lent) + self._saves.count
         self._look(self._rest.seconds(output.total_num_scheduled_tokens, moved, asked), asked or bool(self._orphans))
         if self._orphans:

@@ -97,11 +97,11 @@ class WorkerSide:
         running.batches.start(lambda batch: self._get(batch, deadline))
 
     def _get(self, batch: Batch, deadline: float) -> Lending[Any]:
-        pending: Lending[Any] = self._store.get(self._region, batch.items, pieces=batch.pieces, deadline=deadline, wait=False)
+        pending: Lending[Any] = self._store.get(self._region, batch.items, deadline=deadline, wait=False)
         return pending
 
     def _put(self, batch: Batch, deadline: float) -> Lending[Any]:
-        pending: Lending[Any] = self._store.put(self._region, batch.items, pieces=batch.pieces, deadline=deadline, wait=False)
+        pending: Lending[Any] = self._store.put(self._region, batch.items, deadline=deadline, wait=False)
         return pending
 
     def _start_save(self, running: _Running, now: float) -> None:
