@@ -436,6 +436,15 @@ struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
 	return rest;
 }
 
+void sched_recut(struct slice *s)
+{
+	struct xfer *x = s->xfer;
+
+	dray_assert(s->n_ops && !s->at && s->bytes + x->left == x->bytes);
+	x->cursor = (struct xfer_cursor){ 0 };
+	slice_span(s, x, UINT32_MAX, s->bytes);
+}
+
 /* The session fell below its limit of slices in this class: its flows join their channels again. */
 static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_class class)
 {

@@ -29,6 +29,12 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
  */
 struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes);
 
+/*
+ * The operations of its transfer are in another order now: the slice, which is the first one, and none of which was sent, begins with
+ * the first of them and has as many bytes as before.
+ */
+void sched_recut(struct slice *s);
+
 /* For xfer.c: assigns the transfer to that channel of transport `index`. */
 void sched_assign(struct xfer *x, unsigned index, struct channel *ch);
 

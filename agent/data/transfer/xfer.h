@@ -44,7 +44,7 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
  * transfer.
  */
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail);
-/* Sorts its operations, as ops_sort(). They have the same length, and none of its slices has moved. */
+/* Sorts its operations, as ops_sort(). None of its slices has moved; what they mean is the caller's business (sched_recut()). */
 bool xfer_sort_ops(struct core *c, struct xfer *x, bool local);
 /* A GPU copies bytes of the transfer so. NULL: does nothing. */
 void xfer_note_gpu_way(struct xfer *x, enum dmsg_gpu_way way);

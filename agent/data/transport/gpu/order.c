@@ -4,10 +4,11 @@
  * of that memory. In the order of their places they are such runs; where they are not, they miss fewer translations of
  * addresses. So all operations of a transfer are sorted, before the first of them is copied.
  */
+#include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/gpu/gpu.h"
 
-/* Fewer pieces, or longer ones, are as fast in any order. */
+/* Fewer pieces, or longer ones on average, are as fast in any order. */
 #define PIECES_MIN 64u
 #define PIECE_MAX (256u << 10)
 
@@ -16,10 +17,10 @@ void gpu_order(struct core *c, struct slice *s)
 	struct xfer *x = s->xfer;
 	bool local = object_region(x->local)->memory == REGION_HOST;
 
-	/* operations of the same length, so that the slice, and where the next one begins, mean as many bytes as before */
-	if (x->ops_sorted || x->n_slices != 1 || x->n_ops < PIECES_MIN || x->longest >= PIECE_MAX ||
-	    x->longest * x->n_ops != x->bytes)
+	if (x->ops_sorted || x->n_slices != 1 || x->n_ops < PIECES_MIN ||
+	    x->bytes / x->n_ops >= PIECE_MAX)
 		return;
 	x->ops_sorted = true;
-	xfer_sort_ops(c, x, local);
+	if (xfer_sort_ops(c, x, local))
+		sched_recut(s);
 }
