@@ -394,7 +394,8 @@ static void release_owner(struct owner_account *account)
 static struct owner_account *stored_account(void *arg, const char *tenant, uint32_t uid)
 {
 	struct agent *a = arg;
-	struct owner *o = strlen(tenant) < TENANT_BYTES ? owner_get(a->owners, tenant, uid) : NULL;
+	struct owner *o = strlen(tenant) < TENANT_BYTES ? owner_get_idle(a->owners, tenant, uid) :
+							  NULL;
 
 	return o ? &o->account : NULL;
 }

@@ -128,24 +128,32 @@ static struct owner *find(struct owners *all, const char *tenant, uid_t uid)
 	return found;
 }
 
-struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
+struct owner *owner_get_idle(struct owners *all, const char *tenant, uid_t uid)
 {
 	struct owner *o = find(all, tenant, uid);
 
-	if (o && o->refs)
+	if (o)
 		return owner_ref(o);
-	if (!o) {
-		o = calloc(1, sizeof(*o));
-		if (!o)
-			return NULL;
-		o->all = all;
-		memcpy(o->tenant, tenant, strlen(tenant));
-		o->uid = uid;
-		account_init(&o->account, fds_max(all));
-		budget_account_init(&o->account.budget, &all->budgets, o->tenant, uid);
-		dray_list_add(&all->list, &o->link);
-	}
-	return start_threads(o) ? owner_ref(o) : NULL;
+	o = calloc(1, sizeof(*o));
+	if (!o)
+		return NULL;
+	o->all = all;
+	memcpy(o->tenant, tenant, strlen(tenant));
+	o->uid = uid;
+	account_init(&o->account, fds_max(all));
+	budget_account_init(&o->account.budget, &all->budgets, o->tenant, uid);
+	dray_list_add(&all->list, &o->link);
+	return owner_ref(o);
+}
+
+struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
+{
+	struct owner *o = owner_get_idle(all, tenant, uid);
+
+	if (!o || o->opener || start_threads(o))
+		return o;
+	owner_unref(o);
+	return NULL;
 }
 
 struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid)
@@ -155,7 +163,7 @@ struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid)
 	if (!find(all, tenant, uid))
 		dray_list_for_each(&all->list, o, struct owner, link)
 			n++;
-	return n < OWNERS_NAMED_MAX ? owner_get(all, tenant, uid) : NULL;
+	return n < OWNERS_NAMED_MAX ? owner_get_idle(all, tenant, uid) : NULL;
 }
 
 struct owner *owner_ref(struct owner *o)

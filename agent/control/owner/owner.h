@@ -49,7 +49,7 @@ struct owner {
 	uint32_t jobs;                /* not delivered yet */
 	uint32_t pending_clients;     /* connections before their HELLO */
 	struct owner_account account; /* shared with the workers, and with threads of the owner */
-	struct dray_jobs *opener, *closer;
+	struct dray_jobs *opener, *closer; /* NULL: it had no client since its first reference */
 	struct dray_log_limit log;
 	uint64_t lines_dropped; /* since its first session */
 };
@@ -81,6 +81,8 @@ struct owners *owners_free(struct owners *all);
 
 /* The owner, with one reference. NULL: no memory or no thread. tenant: less than TENANT_BYTES. */
 struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid);
+/* The same without threads, for what has no client: no job is given to it. NULL: no memory. */
+struct owner *owner_get_idle(struct owners *all, const char *tenant, uid_t uid);
 /* The same for an owner that another agent names. NULL, too, if it has nothing here, and OWNERS_NAMED_MAX others have. */
 #define OWNERS_NAMED_MAX 64
 struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid);
