@@ -486,6 +486,7 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 				  .lend = cfg->store.lend,
 				  .asks = exchange_asks(cfg),
 				  .keep_copies = cfg->store.keep_copies,
+				  .replicas = (uint32_t)cfg->store.replicas,
 				  .retry_ms = (uint32_t)(cfg->store.retry_after / DRAY_NS_PER_MS),
 				  .lease_ms = (uint32_t)(cfg->store.lookup_lease / DRAY_NS_PER_MS),
 				  .peer_timeout_ns = cfg->store.peer_timeout,

@@ -1323,7 +1323,8 @@ struct dray_store_batch {
 	unsigned int lease_ms;    /* EXISTS: of what other agents have; 0: they are not asked */
 	const struct dray_store_item *items; /* the keys */
 	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
-	unsigned int replicas; /* PUT: 2: another agent is to have the objects, too; 0 or 1: none */
+	unsigned int
+		replicas; /* PUT: agents that are to have the objects: 1, 2, or 0: store.replicas */
 };
 
 /* What became of one key. */
@@ -1352,7 +1353,8 @@ struct dray_store_results {
  * configuration names them (store.spaces).
  *
  * A PUT with replicas = 2 ends when one of the agents in store.peers has copies of the objects, or
- * will not have them: copies in the results says which. The status is that of the object here.
+ * will not have them: copies in the results says which. The status is that of the object here. So
+ * does a PUT with replicas = 0 where the agent's configuration says so (store.replicas).
  *
  * The ranges of PUT and GET belong to the agent until the batch has ended. After
  * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed; after

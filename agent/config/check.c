@@ -371,6 +371,17 @@ static int directory_key_check(struct config *c, struct dray_err *reterr)
 			     "certificate of that key; set it too");
 }
 
+/* Others read the objects from here, and only agents of the list are asked to. */
+static int replicas_check(struct config *c, struct dray_err *reterr)
+{
+	if (c->v.store.replicas < 2 || (c->v.store.peers.n && c->v.store.lend) ||
+	    c->refused[KEY(STORE_PEERS)] || c->refused[KEY(STORE_LEND)])
+		return 0;
+	return config_refuse(
+		reterr, config_origin(c, KEY(STORE_REPLICAS)),
+		"store.replicas = 2 needs store.peers and store.lend = true; set both");
+}
+
 static int sockets_check(struct config *c, struct dray_err *reterr)
 {
 	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
@@ -425,7 +436,7 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
 		heartbeat_check,    peer_backoff_check, probe_backoff_check, listen_check,
-		accepted_key_check, sockets_check,      directory_key_check,
+		accepted_key_check, sockets_check,      directory_key_check, replicas_check,
 	};
 	int r = 0;
 

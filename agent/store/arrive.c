@@ -23,6 +23,11 @@ bool store_asks(const struct store_member *m)
 	return m->space->store->cfg.asks && m->space->name[0];
 }
 
+bool store_replicates(const struct store_member *m, uint32_t wanted)
+{
+	return wanted ? wanted > 1 : m->space->store->cfg.replicas > 1 && store_asks(m);
+}
+
 struct store_arrivals *store_arrivals_new(struct store *s, uint32_t max)
 {
 	struct store_arrivals *a = calloc(1, sizeof(*a) + max * sizeof(a->v[0]));

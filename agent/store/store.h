@@ -54,7 +54,8 @@ struct store_config {
 	bool evict;       /* else a PUT without room answers busy */
 	bool asks;        /* GETs ask other agents for what is not here */
 	bool keep_copies; /* which stays here then, until it is evicted */
-	bool lend;        /* other agents read objects of name spaces with a name */
+	uint32_t replicas; /* agents that are to have the objects of a PUT that does not say how many */
+	bool lend;         /* other agents read objects of name spaces with a name */
 	uint32_t retry_ms;
 	int64_t peer_timeout_ns; /* silence of an agent that is not waited for any longer */
 	uint32_t lease_ms,
@@ -203,6 +204,8 @@ bool store_keeps_copies(const struct store *s);
 int64_t store_peer_timeout_ns(const struct store *s);
 uint32_t store_leases_max(const struct store *s);
 
+/* Another agent is to have the objects of a PUT, too. wanted: as the request says. */
+bool store_replicates(const struct store_member *m, uint32_t wanted);
 /* GETs ask other agents for keys of this name space that are not here. */
 bool store_asks(const struct store_member *m);
 

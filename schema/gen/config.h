@@ -219,6 +219,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_PEERS,
 	DRAY_CONFIG_KEY_STORE_PEER_TIMEOUT,
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
+	DRAY_CONFIG_KEY_STORE_REPLICAS,
 	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
 	DRAY_CONFIG_KEY_STORE_SUMMARIES,
@@ -807,6 +808,12 @@ struct dray_config {
 		 * until the GETs that asked for it have it.
 		 */
 		bool keep_copies;
+		/*
+		 * Agents that are to have the objects of a PUT that does not say how many. 2: one
+		 * of store.peers, too, for name spaces with a name; the PUT ends when that has its
+		 * copies, or will not have them. It needs store.peers and store.lend.
+		 */
+		int64_t replicas;
 		/*
 		 * Longest time for which EXISTS leases objects of other agents. A client may ask
 		 * for less.

@@ -1454,8 +1454,9 @@ struct dmsg_store_put {
 	struct dray_vec items; /* One for each key, in the same order. */
 	struct dray_vec ranges; /* Ranges of all items. */
 	/*
-	 * Agents that are to have the objects: 2: one of store.peers, too; 0 or 1: this agent
-	 * alone. The answer then comes when the copies are there, or will not be.
+	 * Agents that are to have the objects: 2: one of store.peers, too; 1: this agent alone; 0:
+	 * as many as store.replicas of the agent says. With 2, the answer comes when the copies are
+	 * there, or will not be.
 	 */
 	uint32_t replicas;
 };
@@ -1471,8 +1472,8 @@ struct dmsg_store_put_reply {
 	uint32_t status; /* 0, or the error that ended the copy of the batch: as of a transfer. */
 	struct dray_vec results; /* One for each key, in the order of the request. */
 	/*
-	 * To a request with replicas 2: a byte for each key, how many agents have the object, as
-	 * far as this one knows: 0 if it is not here. Else empty.
+	 * To a request with replicas 2, or 0 where store.replicas is 2: a byte for each key, how
+	 * many agents have the object, as far as this one knows: 0 if it is not here. Else empty.
 	 */
 	struct dray_blob copies;
 };

@@ -208,12 +208,12 @@ enum dray_metric {
 	 * cannot.
 	 */
 	DRAY_METRIC_STORE_REMOTE_UNREGISTERED_TOTAL,
-	/* Keys of PUT of which another agent has a copy, as replicas = 2 asks for. */
-	DRAY_METRIC_STORE_REPLICAS_TOTAL,
 	/*
-	 * Keys of PUT with replicas = 2 that are here, and of which no other agent has taken a
-	 * copy.
+	 * Keys of PUT of which another agent has a copy, as replicas = 2, or store.replicas, asks
+	 * for.
 	 */
+	DRAY_METRIC_STORE_REPLICAS_TOTAL,
+	/* Keys of such a PUT that are here, and of which no other agent has taken a copy. */
 	DRAY_METRIC_STORE_REPLICAS_FAILED_TOTAL,
 	DRAY_METRIC_STORE_KEPT_TOTAL, /* Objects that are kept here for PUTs of other agents. */
 	DRAY_METRIC_STORE_KEPT_BYTES_TOTAL, /* Bytes of these objects. */

@@ -148,6 +148,17 @@ def test_without_others(group):
         assert kept(b) == 0
 
 
+def test_default_of_the_agent(group):
+    """A PUT that does not say how many agents are to have its objects; name spaces without a name have no others."""
+    a, b = group({"store.replicas": 2}, ())
+    with User(a, space="kv") as here, User(a) as own:
+        assert ends(put(here, b"one", replicas=1)) == [(Status.OK, 1)]
+        assert ends(put(own, b"key", replicas=0)) == [(Status.OK, 1)]
+        assert kept(b) == 0 and counters(a)["dray_store_replicas_failed_total"] == 0
+        assert placed(here, b"key", replicas=0) == [(Status.OK, 2)]
+        assert kept(b) == 1
+
+
 def test_results_of_other_requests(group):
     """Without replicas nobody is asked; a wrong number is refused."""
     a, b = group((), ())

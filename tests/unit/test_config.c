@@ -382,6 +382,10 @@ static void keys_are_checked_against_each_other(void **state)
 	config_deinit(&c);
 	good(&c, "peer: { listen = [ \"[::]:1\" ]; allow_insecure = true; };");
 	config_deinit(&c);
+	bad("store: { replicas = 2; peers = [ \"10.0.0.2:7411\" ]; };",
+	    ":1: store.replicas = 2 needs store.peers and store.lend = true; set both");
+	good(&c, "store: { replicas = 2; lend = true; peers = [ \"10.0.0.2:7411\" ]; };");
+	config_deinit(&c);
 	/* the smaller limit is effective; a default above it is no error */
 	good(&c, "limits: { sessions = 10; regions = 5; regions_per_group = 6; };");
 	assert_int_equal(c.warnings.n, 1);

@@ -206,7 +206,7 @@ struct batch_request {
 static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t n)
 {
 	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
-	bool copies = put && q->m->replicas > 1;
+	bool copies = put && store_replicates(q->member, q->m->replicas);
 	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get) + copies;
 	int64_t time_ns = q->m->deadline_ms ? q->m->deadline_ms * DRAY_NS_PER_MS :
 					      q->worker->core.cfg.deadline_ns;
@@ -354,7 +354,7 @@ static int replicas_check(uint32_t replicas, struct dray_err *reterr)
 {
 	return replicas <= 2 ? 0 :
 			       dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "replicas is %u; 1 and 2 are allowed", replicas);
+					    "replicas is %u; 0 to 2 are allowed", replicas);
 }
 
 static void batch_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,

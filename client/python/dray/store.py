@@ -155,7 +155,7 @@ class Store:
     def __init__(self, client: Client, space: str = "") -> None:
         self.client, self.space, self._text = client, space, arguments.text("the name space", space)
 
-    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, replicas: int = 1,
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, replicas: int = 0,
             deadline: float | None = None, wait: bool = True) -> Any:
         """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...], or [(key, layout, cost, block), ...] with a
         BlockLayout. The cost, and the block, may be left out. A batch of many pieces starts several times as fast with a layout.
@@ -163,7 +163,8 @@ class Store:
         (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
         until the event Confirmed, see lent() of the Pending. deadline: seconds.
         replicas: 2: one of the agents in store.peers is to have the objects, too. Then the batch ends when it has them, or will not:
-        copies of a result says how many agents have the object. The status is that of the object here.
+        copies of a result says how many agents have the object. The status is that of the object here. 1: this agent alone; 0: what
+        store.replicas of the agent says.
         """
         return self._copy(lib.STORE_PUT, region, items, deadline, wait, replicas)
 
@@ -200,7 +201,7 @@ class Store:
         return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
                            lambda views: [view.release() for view in views])
 
-    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 1) -> Any:
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0) -> Any:
         batch = _copied(list(items))
         batch.region = region.handle
         if operation == lib.STORE_PUT:
