@@ -336,25 +336,25 @@ static void paths(void **state)
 #define FROM_HOST GPU_FROM_HOST
 #define AUTO DRAY_CONFIG_GPU_COPY_AUTO
 #define WAIT_NS 2000000
-#define KERNEL(d)                        \
-	{                                \
-		(d), false, false, false \
+#define KERNEL(d)                               \
+	{                                       \
+		(d), false, false, false, false \
 	}
-#define ENGINES(d)                      \
-	{                               \
-		(d), true, false, false \
+#define ENGINES(d)                             \
+	{                                      \
+		(d), true, false, false, false \
 	}
-#define LISTS(d)                       \
-	{                              \
-		(d), true, false, true \
+#define LISTS(d)                              \
+	{                                     \
+		(d), true, false, true, false \
 	}
-#define STAGED(d)                       \
-	{                               \
-		(d), false, true, false \
+#define STAGED(d)                              \
+	{                                      \
+		(d), false, true, false, false \
 	}
-#define STAGED_LISTS(d)                \
-	{                              \
-		(d), false, true, true \
+#define STAGED_LISTS(d)                       \
+	{                                     \
+		(d), false, true, true, false \
 	}
 
 static void ways(void **state)
@@ -451,6 +451,40 @@ static void ways(void **state)
 	}
 }
 
+/* Half of the pages of a part of host memory: runs of two pages on average. */
+static void ways_of_pages_with_gaps(void **state)
+{
+	struct gpu_way_question q = { .route = TO_HOST,
+				      .bus = GPU_BUS_TO_HOST,
+				      .rates = &gpu_rates_built_in,
+				      .setting = AUTO,
+				      .busy = true,
+				      .other = -1,
+				      .pieces = 16384,
+				      .bytes = 16384 * 16 * KIB,
+				      .run = 32 * KIB,
+				      .memory = 1024 * MIB,
+				      .wait_ns = WAIT_NS };
+
+	assert_true(gpu_way_choose(&q).staged);
+	assert_false(gpu_way_choose(&q).pads);
+	q.route = FROM_HOST;
+	q.bus = GPU_BUS_FROM_HOST;
+	q.can_pad = true;
+	assert_true(gpu_way_choose(&q).staged);
+	assert_true(gpu_way_choose(&q).pads);
+	assert_false(gpu_way_choose(&q).lists);
+	/* single pages would be twice as many bytes, and a row has no short runs */
+	q.run = 16 * KIB;
+	assert_false(gpu_way_choose(&q).pads);
+	q.run = 1024 * KIB;
+	assert_true(gpu_way_choose(&q).staged);
+	assert_false(gpu_way_choose(&q).pads);
+	q.run = 32 * KIB;
+	q.can_pad = false;
+	assert_false(gpu_way_choose(&q).pads);
+}
+
 /* The same question has another answer on a machine with other rates. */
 static void ways_by_measured_rates(void **state)
 {
@@ -497,6 +531,7 @@ int main(void)
 		cmocka_unit_test(engines),
 		cmocka_unit_test(paths),
 		cmocka_unit_test(ways),
+		cmocka_unit_test(ways_of_pages_with_gaps),
 		cmocka_unit_test(ways_by_measured_rates),
 	};
 

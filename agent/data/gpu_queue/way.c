@@ -13,6 +13,8 @@
 #include "agent/model/gpu_message.h"
 #include "lib/cleanup.h"
 
+_Static_assert(GPU_RUN_LEAST > GPU_SMALL_FROM_HOST, "padded runs are not small");
+
 /* What an engine loses by each time slice that it does not get, besides the work done in it. */
 #define SLICE_NS 200000
 #define ENGINES_SHARE 50
@@ -73,12 +75,48 @@ static uint64_t engines_cost(const struct gpu_way_question *q, bool *ret_lists)
 	return (*ret_lists ? SLICE_NS : 0) + ns / ENGINES_SHARE + ns / TIME_SHARE;
 }
 
-static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory, bool *ret_lists)
+/*
+ * Time of copy engines for runs of host memory in their order, and a row on the device: that of the quickest pieces from this size, or
+ * that of the bytes.
+ */
+static uint64_t runs_ns(const struct gpu_way_question *q, uint64_t least)
+{
+	const uint32_t *rate = q->rates->engines[q->bus];
+	uint64_t piece = UINT64_MAX, size = GPU_RATE_SIZE_MIN, run = dray_max(q->run, UINT64_C(1));
+
+	for (unsigned i = 0; i < GPU_RATE_SIZES; i++, size *= 2)
+		if (size >= least)
+			piece = dray_min(piece, time_of(size, rate[i]));
+	return dray_max(q->bytes / run * piece, time_of(q->bytes, rate[GPU_RATE_SIZES - 1]));
+}
+
+/* The same of a staged copy; sets how they copy. */
+static uint64_t staged_engines_ns(const struct gpu_way_question *q, struct gpu_way *way)
+{
+	uint64_t ns = engines_best_ns(q, q->route == GPU_PEER ? UINT64_MAX : q->run, &way->lists);
+	uint64_t runs;
+
+	way->pads = false;
+	if (q->route == GPU_PEER || q->run >= GPU_ROW_MIN)
+		return ns;
+	if (q->route == GPU_TO_HOST)
+		return dray_min(ns, runs_ns(q, 0));
+	runs = runs_ns(q, GPU_RUN_LEAST);
+	/* where some runs are long, the short ones are what takes the time */
+	if (!q->can_pad || (runs >= ns && q->run <= GPU_SMALL_FROM_HOST))
+		return ns;
+	way->pads = true;
+	way->lists = false;
+	return runs;
+}
+
+/* Sets how copy engines copy in way. */
+static uint64_t staged_cost(const struct gpu_way_question *q, uint64_t memory, struct gpu_way *way)
 {
 	bool peer = q->route == GPU_PEER;
 	uint64_t rounds = (q->bytes + memory - 1) / memory;
 	uint64_t slices = rounds * (uint64_t)q->wait_ns;
-	uint64_t engines = engines_best_ns(q, peer ? UINT64_MAX : q->run, ret_lists);
+	uint64_t engines = staged_engines_ns(q, way);
 
 	return rounds * SLICE_NS + time_of(q->bytes, q->rates->kernel[GPU_BUS_WITHIN]) +
 	       engines / ENGINES_SHARE +
@@ -93,7 +131,8 @@ static bool can_stage(enum gpu_route route)
 static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory)
 {
 	struct gpu_way way = { .device = q->device };
-	bool lists, staged_lists;
+	struct gpu_way staged = { .device = q->device, .staged = true };
+	bool lists;
 	uint64_t cost = kernel_cost(q), engines = engines_cost(q, &lists);
 
 	if (engines <= cost) {
@@ -101,10 +140,8 @@ static struct gpu_way cheapest(const struct gpu_way_question *q, uint64_t memory
 		way.lists = lists;
 		cost = engines;
 	}
-	if (memory && can_stage(q->route) && staged_cost(q, memory, &staged_lists) < cost)
-		way = (struct gpu_way){ .device = q->device,
-					.staged = true,
-					.lists = staged_lists };
+	if (memory && can_stage(q->route) && staged_cost(q, memory, &staged) < cost)
+		way = staged;
 	return way;
 }
 
@@ -127,7 +164,7 @@ struct gpu_way gpu_way_choose(const struct gpu_way_question *q)
 	} else if (q->setting == DRAY_CONFIG_GPU_COPY_STAGED) {
 		way.staged = q->memory && can_stage(q->route);
 		if (way.staged)
-			staged_cost(q, q->memory, &way.lists);
+			staged_cost(q, q->memory, &way);
 	} else if (q->setting == DRAY_CONFIG_GPU_COPY_AUTO && q->busy) {
 		/* a busy device that only reads or is written hardly notices */
 		way.device = (uint8_t)q->other;

@@ -13,7 +13,13 @@ struct gpu_way {
 	bool engines;
 	bool staged;
 	bool lists; /* of struct gpu_copy, for what copy engines do */
+	bool pads; /* staged, from the host: runs shorter than GPU_RUN_LEAST are read with the bytes behind them */
 };
+
+/* Copy engines read runs of this length from the host without a time slice, and as lists. */
+#define GPU_RUN_LEAST (32u << 10)
+/* A side whose bytes follow each other in runs of this length counts as a row. */
+#define GPU_ROW_MIN (256u << 10)
 
 struct gpu_way_question {
 	enum gpu_route route;
@@ -27,6 +33,7 @@ struct gpu_way_question {
 	uint32_t pieces; /* of the transfer */
 	uint64_t bytes;
 	uint64_t run; /* between device and host: bytes that follow each other in host memory, on average */
+	bool can_pad; /* from the host: bytes behind a run may be read */
 	uint64_t memory; /* bytes of copy memory on each device that a staged copy needs; 0: it cannot be made now */
 	uint64_t could_have; /* as memory, once it has been asked for; 0: it is never given */
 	int64_t wait_ns;     /* of a kernel on the busy device */

@@ -291,6 +291,7 @@ static struct gpu_way way_staged_too(struct core *c, struct gpu_path *p, struct 
 		if (p->whole && q->setting != DRAY_CONFIG_GPU_COPY_KERNEL)
 			gpu_order(c, s);
 		q->run = gpu_relay_host_run(s);
+		q->can_pad = gpu_relay_can_pad(p, s);
 	}
 	if (gpu_way_wants_memory(q)) {
 		q->memory = gpu_relay_memory(p, s->xfer);
@@ -402,6 +403,9 @@ static uint64_t slice_most(const struct gpu_path *p)
 
 	if (!part)
 		return most;
+	/* with the bytes behind its runs, too */
+	if (p->way.pads)
+		return part / 8 * 5;
 	return p->way.staged ? part : dray_min(most, part);
 }
 

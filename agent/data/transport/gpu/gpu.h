@@ -113,6 +113,8 @@ uint64_t gpu_relay_could_have(const struct core *c, const struct gpu_path *p);
 void gpu_relay_want(struct core *c, struct gpu_path *p, const struct xfer *x);
 /* Bytes that follow each other in host memory, by the first operations of the slice. */
 uint64_t gpu_relay_host_run(const struct slice *s);
+/* A staged copy may read bytes of host memory behind the slice's own. */
+bool gpu_relay_can_pad(const struct gpu_path *p, const struct slice *s);
 /* The longest slice of a staged copy on the path; 0: its device has no copy memory. */
 uint64_t gpu_relay_slice(const struct gpu_path *p);
 

@@ -20,9 +20,7 @@
 /* Pieces that are merged at a time. */
 #define PIECES 128
 /* Operations that show how a transfer's bytes lie. */
-#define SAMPLE 64
-/* A side whose bytes follow each other in runs of this length needs no kernel. */
-#define RUN_MIN (256u << 10)
+#define SAMPLE 256
 /* Without a staged copy for this time the memory is given back. */
 #define IDLE_NS (10 * (int64_t)DRAY_NS_PER_SEC)
 /* A device that gave memory is taken to have no more for this time. */
@@ -54,10 +52,15 @@ struct job {
 	struct part parts[2];
 	uint8_t n_steps, step;
 	bool lists;             /* of struct gpu_copy */
+	bool pads;              /* of struct gpu_way */
 	struct local_walk walk; /* what the current step has not submitted */
 	uint64_t at;            /* position of the walk in the parts */
-	bool busy;              /* a copy is in flight */
-	uint32_t code;          /* of the last copy */
+	/* pads: end in host memory of what was walked, and where its run begins in the part */
+	const uint8_t *host_end;
+	uint64_t run_at;
+	uint64_t padding; /* bytes that the current copy reads besides the slice's own */
+	bool busy;        /* a copy is in flight */
+	uint32_t code;    /* of the last copy */
 };
 
 struct memory {
@@ -315,6 +318,8 @@ uint64_t gpu_relay_host_run(const struct slice *s)
 static void step_begin(struct job *j)
 {
 	j->at = 0;
+	j->run_at = 0;
+	j->host_end = NULL;
 	local_walk_slice(&j->walk, j->slice);
 }
 
@@ -348,11 +353,22 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 	gpu_path_ready(j->path);
 }
 
+/* The piece's run begins with it: it gets its place behind the room of the last one. Both steps find the same places. */
+static void run_begin(struct job *j)
+{
+	if (j->at)
+		j->at = dray_max(j->at, j->run_at + GPU_RUN_LEAST);
+	j->run_at = j->at;
+}
+
 /* Puts the job's parts in place of the sides that the step does not touch. */
 static struct dray_piece via_parts(struct job *j, const struct step *s, const struct dray_piece *p)
 {
 	struct dray_piece r = *p;
 
+	if (j->pads && p->from != j->host_end)
+		run_begin(j);
+	j->host_end = p->from + p->bytes;
 	if (s->to != NONE)
 		r.to = (uint8_t *)(uintptr_t)(j->parts[s->to].base + j->at);
 	if (s->from != NONE)
@@ -387,6 +403,19 @@ static const struct extent_view *touched_extent(const struct job *j, const struc
 	return (s->from == NONE) == j->walk.write ? j->walk.near : j->walk.far;
 }
 
+/* Reads more behind a piece for copy engines if it is a short run, and as far as its region goes. */
+static void piece_pad(struct job *j, const struct step *s, struct dray_piece *p)
+{
+	const struct extent_view *e = &region_from(j->slice->xfer)->extents[0];
+	uint64_t more = GPU_RUN_LEAST - p->bytes, left = (uint64_t)(e->base + e->length - p->from);
+
+	/* a piece that continues a run of the copy before has no room of its own */
+	if ((uint64_t)(uintptr_t)p->to != j->parts[s->to].base + j->run_at || left < GPU_RUN_LEAST)
+		return;
+	p->bytes += more;
+	j->padding += more;
+}
+
 /*
  * Pieces of a step on one side of which is the transfer's memory. Those for copy engines are merged within an extent: two
  * extents may be two allocations, even if they are neighbours, and no piece may lie in both. `room` limits also the pieces
@@ -398,6 +427,7 @@ static uint32_t pieces_walk(struct job *j, const struct step *s, struct dray_pie
 	/* one by one, the walk tells the extent of each */
 	const uint32_t most = s->engines && touched(j, s)->n_extents > 1 ? 1 : PIECES;
 	const struct extent_view *last = touched_extent(j, s), *extent;
+	const bool pads = j->pads && s->engines;
 	struct dray_piece some[PIECES];
 	uint32_t n = 0, walked = 0;
 	unsigned got;
@@ -406,13 +436,20 @@ static uint32_t pieces_walk(struct job *j, const struct step *s, struct dray_pie
 						  s->engines ? UINT64_MAX : GPU_PIECE_MAX))) {
 		extent = touched_extent(j, s);
 		for (unsigned i = 0; i < got; i++) {
-			struct dray_piece p = via_parts(j, s, &some[i]);
+			bool pad = pads && n && v[n - 1].bytes < GPU_RUN_LEAST &&
+				   some[i].from != j->host_end;
+			struct dray_piece p;
 
+			if (pad)
+				piece_pad(j, s, &v[n - 1]);
+			p = via_parts(j, s, &some[i]);
 			n = add(v, n, &p, s->engines && extent == last);
 		}
 		walked += got;
 		last = extent;
 	}
+	if (pads && n && v[n - 1].bytes < GPU_RUN_LEAST)
+		piece_pad(j, s, &v[n - 1]);
 	return n;
 }
 
@@ -490,8 +527,9 @@ static int copy_submit(struct core *c, struct job *j)
 	if (!room || waits_for_others(j) || !step_room(c, j))
 		return -EAGAIN;
 	copy.bytes = j->walk.left;
+	j->padding = 0;
 	n = pieces_fill(j, s, gpu_pieces(c, s->device, lane), room);
-	copy.bytes -= j->walk.left;
+	copy.bytes += j->padding - j->walk.left;
 	j->task.done = copy_done;
 	ret = gpu_submit(c, s->device, lane, &copy, n, &j->task);
 	j->busy = ret >= 0;
@@ -551,7 +589,7 @@ static void steps_between(const struct gpu_transport *g, struct job *j, uint8_t 
 {
 	const struct slice *s = j->slice;
 	bool read = s->xfer->direction == DMSG_DIRECTION_READ;
-	bool gather = run_of(s, !read) < RUN_MIN, scatter = run_of(s, read) < RUN_MIN;
+	bool gather = run_of(s, !read) < GPU_ROW_MIN, scatter = run_of(s, read) < GPU_ROW_MIN;
 
 	j->parts[0].device = from;
 	j->parts[1].device = to;
@@ -583,12 +621,40 @@ static void steps_set(const struct gpu_transport *g, struct job *j)
 	}
 }
 
+bool gpu_relay_can_pad(const struct gpu_path *p, const struct slice *s)
+{
+	return p->kind == GPU_PATH_FROM_HOST && region_from(s->xfer)->n_extents == 1;
+}
+
+/* Bytes of a part that the slice fills if its short runs are padded, at most. */
+static uint64_t padded_bytes(const struct slice *s)
+{
+	const struct xfer *x = s->xfer;
+	const struct xfer_op *op = &x->ops[s->from.op];
+	bool local = x->direction == DMSG_DIRECTION_WRITE;
+	/* the first and the last operation may be cut */
+	uint64_t bytes = s->bytes + 2 * GPU_RUN_LEAST, run = 0, end = 0;
+
+	for (uint32_t i = 0; i < s->n_ops; i++) {
+		uint64_t at = local ? op[i].local : op[i].remote;
+
+		if (i && at != end) {
+			bytes += run < GPU_RUN_LEAST ? GPU_RUN_LEAST - run : 0;
+			run = 0;
+		}
+		run += op[i].length;
+		end = at + op[i].length;
+	}
+	return bytes;
+}
+
 bool gpu_relay_take(struct core *c, struct gpu_path *p)
 {
 	struct gpu_relay *r = p->owner->relay;
 	struct job *j = dray_list_first(&r->free, struct job, link);
 	bool gathers, more = !dray_list_empty(&p->relays);
 	const struct memory *m;
+	uint64_t bytes;
 
 	if (!j)
 		return false;
@@ -600,12 +666,16 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	steps_set(p->owner, j);
 	gathers = !j->steps[0].engines;
 	m = &r->memories[j->parts[j->steps[0].to].device];
+	bytes = p->way.pads ? padded_bytes(j->slice) : 0;
+	j->pads = p->way.pads && bytes <= m->part;
+	if (!j->pads)
+		bytes = j->slice->bytes;
 	/*
 	 * The first step's part is the room that counts: later steps wait for theirs in the job. A path that has jobs leaves the
 	 * last part to one that has none.
 	 */
 	if ((more && (parts_free(m) < 2 || (gathers && m->full))) ||
-	    !part_take(r, &j->parts[j->steps[0].to], j->slice->bytes, j->n_steps == STEPS))
+	    !part_take(r, &j->parts[j->steps[0].to], bytes, j->n_steps == STEPS))
 		return false;
 	for (unsigned i = 0; i < 2; i++)
 		memory_keep(c, r, j->parts[i].device);
