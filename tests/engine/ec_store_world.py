@@ -105,13 +105,13 @@ class World:
             self.end(pending, errors.Deadline("too late"))
         else:
             self.pending.remove(pending)
-            pending.end([self.one(pending, *item) for item in pending.items])
+            pending.end([self.one(pending, *item[:3]) for item in pending.items])
 
     def end(self, pending, error):
         """A batch fails; its ranges have anything."""
         self.pending.remove(pending)
         if not pending.put:
-            for _, ranges, _ in pending.items:
+            for _, ranges, *_ in pending.items:
                 for at, n in ranges:
                     pending.client.memory[at:at + n] = self.random.randbytes(n)
         self.seen[f"batch {error.name}"] += 1
@@ -174,7 +174,7 @@ class World:
         """No place that the agent may use is free."""
         for pending in self.pending:
             side = (self.e if pending.put else self.pd).side
-            for _, ranges, _ in pending.items:
+            for _, ranges, *_ in pending.items:
                 for at, n in ranges:
                     assert side._pool._places._used.get(at, 0) >= n, "a place is free while the agent may use it"
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from asked import Asked
 from dray import Memory, errors
-from dray.store import Status, StoreResult
+from dray.store import Status, StoreItem, StoreResult
 from dray.vllm.ec import budget
 from dray.vllm.ec.allocator import GRANULE, Allocator
 from dray.vllm.ec.header import HEADER, digest, seal, verify
@@ -21,6 +21,7 @@ from dray.vllm.ec.protocol import Offer, Offered, PoolName, consumers, offer_par
 from dray.vllm.ec.secret import Secret
 from dray.vllm.ecstore.batch import Batch
 from dray.vllm.ecstore.keys import Keys
+from dray.vllm.free_memory import free_memory
 from dray.vllm.store.weights import Weights
 
 SIZES = 1_000_000 if "DRAY_LONG" in os.environ else 5000
@@ -232,12 +233,37 @@ def test_size_of_a_pool_is_raised_or_refused(caplog, monkeypatch):
         budget.size_of(1e9, 1 << 30, 1 << 13)
 
 
-def test_size_of_a_pool_is_compared_with_the_memory_of_the_host(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable:      40 kB\nSwapFree: 20 kB\n")
-    budget.check_memory(60 << 10, tmp_path / "meminfo")
+def files(root, **texts):
+    for path, text in texts.items():
+        path = root / path.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_size_of_a_pool_is_compared_with_free_memory(tmp_path):
+    files(tmp_path, proc__meminfo="MemTotal: 99 kB\nMemAvailable:      40 kB\nSwapFree: 20 kB\nDirectMap4k: no kB\n")
+    budget.check_memory(60 << 10, tmp_path)
     with pytest.raises(errors.NoMemory, match="takes 61441 bytes of memory, and 61440 are available"):
-        budget.check_memory((60 << 10) + 1, tmp_path / "meminfo")
+        budget.check_memory((60 << 10) + 1, tmp_path)
     budget.check_memory(4096)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_control_groups(tmp_path, version):
+    """The limit of each group above a process counts, and its page cache does not."""
+    assert free_memory(tmp_path) is None
+    files(tmp_path, proc__meminfo="MemAvailable: 1000 kB\n", proc__self__cgroup=f"9:name=systemd:/\n{'3:cpu,memory' if version == 1 else '0:'}:/pod/engine\n")
+    assert free_memory(tmp_path) == 1000 << 10, "no group can be read, as where /sys is not mounted"
+    base = tmp_path / ("sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup")
+    limit, use, cache = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_") if version == 1 else ("memory.max", "memory.current", "")
+    files(base, **{f"pod__engine__{limit}": "9223372036854771712" if version == 1 else "max", f"pod__engine__{use}": "70000"})
+    assert free_memory(tmp_path) == 1000 << 10
+    files(base, **{f"pod__{limit}": "200000\n", f"pod__{use}": "150000\n", "pod__memory.stat": f"{cache}inactive_file 3000\n{cache}active_file 400\nanon 9\n"})
+    assert free_memory(tmp_path) == 53400
+    files(base, **{f"pod__engine__{limit}": "80000\n"})
+    assert free_memory(tmp_path) == 10000
+    files(base, **{limit: "60000\n", use: "70000\n"})
+    assert free_memory(tmp_path) == 0, "in a container, the base is its group"
 
 
 def test_budgets_of_a_step_are_raised_or_refused(caplog, monkeypatch):
@@ -274,13 +300,13 @@ def test_batch_asks_again_for_what_there_is_no_room_for():
     batch, asked, items = batch_of(1500)
     batch.advance(0.0)
     batch.advance(1.0)
-    assert len(asked[1].what) == 1024 and asked[1].what[3] == (items[3].shape.digest, [(3072, 1024)], 0.5)
+    assert len(asked[1].what) == 1024 and asked[1].what[3] == StoreItem(items[3].shape.digest, [(3072, 1024)], 0.5)
     asked[1].value = [StoreResult(Status.BUSY if i == 7 else Status.OK, 1024, 0.5) for i in range(1024)]
     batch.advance(2.0)
     batch.advance(2.1)  # too early
     assert len(asked) == 2 and not batch.over and not batch.lent()
     batch.advance(2.6)
-    assert [key for key, _, _ in asked[2].what] == [item.shape.digest for item in (items[7], *items[1024:])]
+    assert [one.key for one in asked[2].what] == [item.shape.digest for item in (items[7], *items[1024:])]
     asked[2].value = [StoreResult(Status.NOT_FOUND, 0, 0.0)] * len(asked[2].what)
     batch.advance(2.7)
     assert batch.over and not batch.errors and len(batch.results) == 1500 and len(asked) == 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import math
-import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import errors
+from ..free_memory import free_memory
 from .allocator import Allocator
 from .header import HEADER
 
@@ -66,13 +66,12 @@ def size_of(wanted: Any, row: int, rows: int) -> Budget:
     return Budget(size, row, rows)
 
 
-def check_memory(size: int, meminfo: str = "/proc/meminfo") -> None:
-    """errors.NoMemory: the host has less memory than a pool, all of whose pages are touched at the start."""
-    lines = (line.split() for line in pathlib.Path(meminfo).read_text().splitlines())
-    there = {fields[0]: int(fields[1]) << 10 for fields in lines if fields[0] in ("MemAvailable:", "SwapFree:")}
-    if "MemAvailable:" in there and size > sum(there.values()):
-        raise errors.NoMemory(f"the pool of encoder outputs takes {size} bytes of memory, and {sum(there.values())} are available",
-                              fix="Set ec_buffer_size to less. If it was raised, set a smaller limit for the size of media "
+def check_memory(size: int, root: str = "/") -> None:
+    """errors.NoMemory: the host, or a control group, has less memory than a pool, all of whose pages are touched at the start."""
+    free = free_memory(root)
+    if free is not None and size > free:
+        raise errors.NoMemory(f"the pool of encoder outputs takes {size} bytes of memory, and {free} are available",
+                              fix="Give the engine's container more memory, or set ec_buffer_size to less. If it was raised, set a smaller limit for the size of media "
                                   "(--mm-processor-kwargs), or a smaller --max-model-len.")
 
 
