@@ -83,6 +83,22 @@ DRAY_API const char *dray_strerrorname(int error);
  */
 DRAY_API const char *dray_strerrorfix(int error);
 
+/* --- checksums --- */
+
+/*
+ * Returns the checksum of bytes. It is the CRC-32C (Castagnoli) of RFC 3720, computed by the fastest
+ * way that the processor has. The checksum of bytes in several parts comes from one call for each,
+ * in their order, with the result of the call before; the first call has 0.
+ *
+ * Returns: the checksum of all bytes so far; for no bytes what it was before.
+ *
+ * Example:
+ *     uint32_t sum = dray_checksum(0, header, header_bytes);
+ *
+ *     sum = dray_checksum(sum, body, body_bytes);
+ */
+DRAY_API uint32_t dray_checksum(uint32_t before, const void *data, size_t length);
+
 /* --- session --- */
 
 struct dray;

@@ -226,14 +226,14 @@ def test_reader_and_owner_see_each_other():
     pool, vacate = PoolName(os.getpid(), memory.fd), Vacate(memory)
     item, beside = (Item(Shape(bytes(32), 1, 1, 768), at, bytes(16)) for at in (1024, 2048))
     for one in (item, beside):
-        memory.view[one.offset:one.offset + 8] = b"DrayEC01"
+        memory.view[one.offset:one.offset + 8] = b"DrayEC02"
     first, second = (Opened.open(open_named(pool), 1024, 768) for _ in range(2))
     assert not vacate(item) and vacate(beside) and memory.view[2048:2056] == bytes(8)
     ended = []
     first.on_close(lambda: ended.append(1))
     first.close()
     first.close()
-    assert ended == [1] and not vacate(item) and memory.view[1024:1032] == b"DrayEC01"
+    assert ended == [1] and not vacate(item) and memory.view[1024:1032] == b"DrayEC02"
     second.close()
     assert vacate(item) and memory.view[1024:1032] == bytes(8)
     assert Opened.open(open_named(pool), 1 << 16, 768) is None

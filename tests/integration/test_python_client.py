@@ -441,6 +441,22 @@ def ended(process):
     return out
 
 
+def test_checksums():
+    """The vectors of RFC 3720, B.4, in all kinds of memory; and of more bytes than are read with the interpreter's lock."""
+    vector = bytes(range(32))
+    assert dray.checksum(vector) == dray.checksum(memoryview(bytearray(vector))) == dray.checksum(array("I", vector)) == 0x46dd794e
+    assert dray.checksum(vector[5:], dray.checksum(vector[:5])) == 0x46dd794e
+    assert dray.checksum(b"") == 0 and dray.checksum(b"", 7) == 7
+    long = bytes(range(256)) * 4096
+    assert dray.checksum(long) == dray.checksum(long[1000:], dray.checksum(long[:1000])) != dray.checksum(long[:-1] + b"?")
+    for wrong in ("text", 5, None, memoryview(vector)[::2]):
+        with pytest.raises(errors.Invalid, match="data is no contiguous memory"):
+            dray.checksum(wrong)
+    for wrong in (-1, 1 << 32, "0", None, 0.5):
+        with pytest.raises(errors.Invalid, match="before is"):
+            dray.checksum(vector, wrong)
+
+
 def test_import_needs_no_other_package():
     out = ended(python("""
         import sys

@@ -487,6 +487,21 @@ static void populating_touches_only_the_extent(void **state)
 	close(fd);
 }
 
+/* RFC 3720, B.4. */
+static void checksums_continue(void **state)
+{
+	uint8_t bytes[32];
+
+	for (unsigned i = 0; i < sizeof(bytes); i++)
+		bytes[i] = (uint8_t)i;
+	assert_int_equal(dray_checksum(0, bytes, sizeof(bytes)), 0x46dd794e);
+	for (unsigned i = 0; i <= sizeof(bytes); i++)
+		assert_int_equal(dray_checksum(dray_checksum(0, bytes, i), bytes + i,
+					       sizeof(bytes) - i),
+				 0x46dd794e);
+	assert_int_equal(dray_checksum(0x46dd794e, NULL, 0), 0x46dd794e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -497,6 +512,7 @@ int main(void)
 		cmocka_unit_test(ring_wraps),
 		cmocka_unit_test(tokens_have_one_text_form),
 		cmocka_unit_test(codes_match_the_schema),
+		cmocka_unit_test(checksums_continue),
 		cmocka_unit_test(memory_is_ready_to_register),
 		cmocka_unit_test(populating_touches_only_the_extent),
 	};

@@ -14,6 +14,7 @@ of PyTorch are taken as they are.
 """
 
 from . import cuda, errors, events
+from ._checksum import checksum
 from ._schema import TRANSPORT_NAMES
 from .client import Client
 from .errors import Error
@@ -36,4 +37,4 @@ __all__ = [
     "Hint", "Info", "Lease", "LeaseEnded", "Letter", "Mailbox", "MailboxLost", "Memory", "Notification", "Pending",
     "Reconnected", "Region", "RegionLost",
     "Remote", "RemoteLost", "Segment", "SegmentChanged", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "TRANSPORT_NAMES", "Tier", "Token", "Transfer",
-    "cuda", "errors", "events", "token_to_bytes", "token_to_text"]
+    "checksum", "cuda", "errors", "events", "token_to_bytes", "token_to_text"]

@@ -215,6 +215,7 @@ _id, _arg = POINTER(c_uint64), c_size_t
 
 # Functions that do not block: result, parameters.
 _HELD: dict[str, tuple[Any, ...]] = {
+    "dray_checksum": (c_uint32, c_uint32, c_void_p, c_size_t),
     "dray_connect_start": (c_int, POINTER(Options), POINTER(c_void_p), c_char_p, c_size_t),
     "dray_disconnect": (None, _d),
     "dray_last_error": (c_char_p, _d),
@@ -266,6 +267,7 @@ _HELD: dict[str, tuple[Any, ...]] = {
 
 # Functions that block or take long.
 _RELEASED: dict[str, tuple[Any, ...]] = {
+    "dray_checksum": (c_uint32, c_uint32, c_void_p, c_size_t),
     "dray_memory_populate": (c_int, c_int, c_uint64, c_uint64, c_char_p, c_size_t),
     "dray_cuda_describe": (c_int, POINTER(CudaRange), c_size_t, POINTER(c_int), c_size_t,
                            POINTER(CudaExtents), c_char_p, c_size_t),

@@ -9,37 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import zlib
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ... import errors
+from ..._checksum import checksum
 
 if TYPE_CHECKING:
     from .pool import Item
     from .protocol import Place
 
-__all__ = ["HEADER", "NONCE", "clear", "digest", "read", "seal", "sealed", "verify"]
+__all__ = ["HEADER", "MAGIC", "NONCE", "clear", "digest", "read", "seal", "sealed", "verify"]
 
 HEADER = 256  # bytes; keeps the embeddings aligned
 NONCE = 16
-_FIELDS = struct.Struct("<8s16s32sQQ")  # magic, nonce, digest of the identifier, bytes, check
-_MAGIC = b"DrayEC01"
-_ROW = 2048  # bytes that are added up before their sum enters the check
+_FIELDS = struct.Struct("<8s16s32sQQ")  # magic, nonce, digest of the identifier, bytes, their checksum
+MAGIC = b"DrayEC02"  # names the form of the header
 
 
 def digest(identifier: str, salt: str | None) -> bytes:
     """What an output is found by. salt: of the request's tenant (cache_salt); outputs of two tenants are never the same."""
     text = f"{len(identifier)} {identifier} {salt or ''}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-
-
-def check(data: memoryview) -> int:
-    """CRC-32 of the sums of each 2 KiB as 64-bit words. So it runs at the speed of memory, and sees bytes that are wrong or misplaced."""
-    whole = len(data) // _ROW * _ROW
-    words: Any = np.frombuffer(data[:whole], dtype="<u8").reshape(-1, _ROW // 8)
-    return zlib.crc32(data[whole:], zlib.crc32(np.add.reduce(words, axis=1, dtype=np.uint64).tobytes()))
 
 
 def read(fd: int, to: memoryview, offset: int) -> None:
@@ -54,18 +44,18 @@ def read(fd: int, to: memoryview, offset: int) -> None:
 def seal(memory: memoryview, offset: int, nonce: bytes, key: bytes, size: int) -> None:
     """Writes the header at `offset`, when the bytes behind it are complete."""
     start = offset + HEADER
-    _FIELDS.pack_into(memory, offset, _MAGIC, nonce, key, size, check(memory[start:start + size]))
+    _FIELDS.pack_into(memory, offset, MAGIC, nonce, key, size, checksum(memory[start:start + size]))
 
 
 def clear(memory: memoryview, offset: int) -> None:
     """Nobody finds the output at `offset` any more."""
-    memory[offset:offset + len(_MAGIC)] = bytes(len(_MAGIC))
+    memory[offset:offset + len(MAGIC)] = bytes(len(MAGIC))
 
 
 def sealed(memory: memoryview, item: Item | Place) -> bool:
     """True if the header of this output has been written."""
     magic, nonce, *_ = _FIELDS.unpack_from(memory, item.offset)
-    return bool(magic == _MAGIC and nonce == item.nonce)
+    return bool(magic == MAGIC and nonce == item.nonce)
 
 
 def verify(memory: memoryview, item: Item) -> None:
@@ -75,10 +65,10 @@ def verify(memory: memoryview, item: Item) -> None:
     """
     magic, nonce, key, size, number = _FIELDS.unpack_from(memory, item.offset)
     shape, start = item.shape, item.offset + HEADER
-    if magic != _MAGIC or item.nonce not in (b"", nonce):
+    if magic != MAGIC or item.nonce not in (b"", nonce):
         raise errors.NotFound("the other engine has not stored this output, or no longer")
     if key != shape.digest:
         raise errors.Denied("the output belongs to another identifier, or to a request with another cache_salt",
                             fix="Send both engines the same image with the same cache_salt.")
-    if size != shape.size or number != check(memory[start:start + size]):
+    if size != shape.size or number != checksum(memory[start:start + size]):
         raise errors.Io("the bytes of the output are not those that the other engine has stored")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ... import errors
+from ..ec.header import MAGIC
 from ..ec.pool import Shape
 from ..store.keys import Root, key, make_root
 from ..store.weights import Weights
@@ -36,5 +37,5 @@ class Keys:
     def of(self, shape: Shape) -> bytes:
         """The key of an output. Without error()."""
         if self._root is None:
-            self._root = make_root({**self._fields, "object": "encoder output", "weights": str(self._weights.text)}, "")
+            self._root = make_root({**self._fields, "object": f"encoder output {MAGIC.decode()}", "weights": str(self._weights.text)}, "")
         return key(self._root, f"{shape.rows} x {shape.width}", shape.digest)
