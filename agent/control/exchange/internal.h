@@ -10,6 +10,10 @@
 #include "lib/addr.h"
 #include "lib/map.h"
 
+/* Keys of one message of the peer protocol about the store, and their bytes. */
+#define KEYS_MAX 512
+#define KEYS_BYTES 60000
+
 struct summarizer;
 
 /* What an agent's store has, as it says. */

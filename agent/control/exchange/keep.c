@@ -19,7 +19,6 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-#define KEYS_MAX 512
 /* Keeps in progress: of one peer, and of all. */
 #define KEEPS_OF_PEER 192
 #define KEEPS_MAX 768

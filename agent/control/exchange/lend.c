@@ -13,7 +13,6 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-#define KEYS_MAX 512
 /* Loans of one peer, also those that are being looked up or end. */
 #define LOANS_MAX 64
 #define LEASE_MAX_MS 10000u

@@ -7,10 +7,6 @@
 #include "agent/control/exchange/question.h"
 #include "agent/model/store_ask.h"
 
-/* Keys of one message, and their bytes. */
-#define KEYS_MAX 512
-#define KEYS_BYTES 60000
-
 /* Adds a key in wire form. Returns where the next one begins. */
 static inline uint32_t key_put(const struct store_asked *k, uint8_t *buf, uint32_t at)
 {
