@@ -33,6 +33,13 @@ struct store_source {
 	uint32_t lingers; /* the worker's: devices may still read from it (store_reading.c) */
 };
 
+/* The agents that are asked for objects, if workers may ask all of them themselves; n 0: they may not. */
+#define STORE_DIRECT_MAX 4
+struct store_direct {
+	uint32_t n;
+	dray_handle peers[STORE_DIRECT_MAX];
+};
+
 struct store_asked {
 	const uint8_t *key;
 	uint32_t n_key;
@@ -76,6 +83,7 @@ struct store_ask {
 	uint32_t n_sources;
 	uint32_t lease_ms;          /* of EXISTS, which keeps the sources; 0: of GET */
 	struct dray_heap_node over; /* the control thread's: when these leases end */
+	struct store_direct direct; /* with the answer: for the next questions */
 	bool sent;                  /* the worker's: the control thread has it, or has had it */
 	bool ended;             /* likewise: it ends with the last of its sources that lingers */
 	uint32_t lingers;       /* likewise: such uses of its sources */

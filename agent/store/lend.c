@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/store/internal.h"
 #include "lib/crc32c.h"
@@ -241,6 +242,65 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	return 1;
 }
 
+static uint32_t cost_of(const struct store_object *o)
+{
+	return o->policy.cost < (float)COST_MAX ? (uint32_t)o->policy.cost : COST_MAX;
+}
+
+bool store_lends(const struct store *s)
+{
+	return s->cfg.lend;
+}
+
+/* Holds it. Under the lock. */
+static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
+					struct store_key key, uint64_t most, struct store_get *g)
+{
+	struct store_space *sp = space_find(s, NULL, space);
+	struct store_object *o = sp ? item_find(sp, key) : NULL;
+	enum dmsg_store_status status;
+
+	if (!o)
+		return DMSG_STORE_STATUS_NOT_FOUND;
+	if (o->policy.bytes > most || item_tier(o) != DMSG_STORE_TIER_MEMORY)
+		return DMSG_STORE_STATUS_BUSY;
+	status = item_get(o, NULL, g);
+	if (status)
+		return status;
+	s->totals.lent_objects++;
+	s->totals.lent_bytes += o->policy.bytes;
+	return status;
+}
+
+enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
+				  uint8_t *to, uint64_t most, struct store_copied *ret)
+{
+	struct store_get g = { .object = NULL };
+	enum dmsg_store_status status;
+	struct store_object *o;
+	struct sum_part sum;
+
+	pthread_mutex_lock(&s->lock);
+	status = find_hold(s, space, key, most, &g);
+	if (!status)
+		sum = *sum_part(g.object);
+	pthread_mutex_unlock(&s->lock);
+	if (status)
+		return status;
+	o = g.object;
+	*ret = (struct store_copied){ .bytes = o->policy.bytes, .cost_us = cost_of(o) };
+	memcpy(to, s->base + store_object_offset(o), ret->bytes);
+	if (!sum.known) {
+		sum = (struct sum_part){ dray_crc32c(0, to, ret->bytes), true };
+		pthread_mutex_lock(&s->lock);
+		*sum_part(o) = sum;
+		pthread_mutex_unlock(&s->lock);
+	}
+	ret->crc = sum.crc;
+	store_get_end(&g);
+	return status;
+}
+
 uint64_t store_lend_most(const struct store *s)
 {
 	return s->cfg.bytes / 4;
@@ -263,7 +323,7 @@ struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i)
 	k.segment = store_object_segment(o);
 	k.bytes = o->policy.bytes;
 	k.crc = item->crc;
-	k.cost_us = o->policy.cost < (float)COST_MAX ? (uint32_t)o->policy.cost : COST_MAX;
+	k.cost_us = cost_of(o);
 	return k;
 }
 

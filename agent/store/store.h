@@ -232,15 +232,28 @@ void store_arrivals_drop(struct store_arrivals *a);
 int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob,
 		     struct dray_err *reterr);
 
-/* --- control thread --- */
-
 /* For whom another agent asks. */
 struct store_asker {
 	struct dray_str space, tenant;
 	uint32_t uid;
 };
 
-/* 0: the name space has a name, and the owner for whom another agent asks may use it. Else -errno with reterr. */
+/* Other agents read objects of name spaces with a name. */
+bool store_lends(const struct store *s);
+/*
+ * Copies an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()). Busy:
+ * there is one that is not in memory, or larger. ret: its bytes, checksum and cost.
+ */
+struct store_copied {
+	uint64_t bytes;
+	uint32_t crc, cost_us;
+};
+enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
+				  uint8_t *to, uint64_t most, struct store_copied *ret);
+
+/* --- control thread --- */
+
+/* 0: the name space has a name, and the owner for whom another agent asks may use it. Else -errno with reterr. Any thread. */
 int store_may_use(const struct store *s, const struct store_asker *who, struct dray_err *reterr);
 
 /* Objects that another agent reads: they are held until store_loan_end(). */

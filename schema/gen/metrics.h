@@ -195,6 +195,11 @@ enum dray_metric {
 	DRAY_METRIC_STORE_REMOTE_HITS_TOTAL,
 	/* Of dray_store_remote_hits_total, keys whose bytes came with the answer to the lookup. */
 	DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL,
+	/*
+	 * Of dray_store_remote_answered_total, keys that a worker has asked for on its own data
+	 * streams.
+	 */
+	DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL,
 	/* Keys of GET that no other agent had, of those that were asked for. */
 	DRAY_METRIC_STORE_REMOTE_MISSES_TOTAL,
 	/*

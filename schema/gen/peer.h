@@ -19,14 +19,17 @@ struct dray_err;
 #define PMSG_MESSAGE_MAX 65536 /* Bytes of one message, header included. */
 #define PMSG_SEGS_MAX 256 /* Segments of one frame. */
 #define PMSG_FRAME_BYTES_MAX 16777216 /* Payload bytes of one frame. */
+#define PMSG_FIND_MAX 4096 /* Payload bytes of one frame find. */
+#define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
+#define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects of one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */
 #define PMSG_TOKEN_SEGMENT_MAX 108 /* Bytes of the segment in a region token. */
 
 /*
- * Kinds of frame on a data stream. The side that connected sends write and read, the other
- * write_ack and read_data.
+ * Kinds of frame on a data stream. The side that connected sends write, read and find, the other
+ * write_ack, read_data and found.
  */
 enum pmsg_frame_kind {
 	/* Segments, then length bytes of payload, in the order of the segments. */
@@ -35,6 +38,18 @@ enum pmsg_frame_kind {
 	/* All bytes of the slice are in place, or status has the error. */
 	PMSG_FRAME_KIND_WRITE_ACK = 3,
 	PMSG_FRAME_KIND_READ_DATA = 4, /* length bytes of payload; 0 when status is not ok. */
+	/*
+	 * Asks for objects of the store, as STORE_LOOKUP with the flag bytes, whose message the
+	 * payload has: up to find_keys_max keys. slice is larger in each frame find of a stream,
+	 * and grant is 0. Sealed. Sent to agents with the feature find. Since 1.4.
+	 */
+	PMSG_FRAME_KIND_FIND = 5,
+	/*
+	 * Answer to find: a store_found for each key, then the bytes of what is found, in a row.
+	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. Since
+	 * 1.4.
+	 */
+	PMSG_FRAME_KIND_FOUND = 6,
 };
 
 /* Whether the probed agent accepts new work. */
@@ -115,7 +130,8 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 /* STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4. */
 #define PMSG_FEATURE_STORE 64u
 #define PMSG_FEATURE_KEEP 128u /* STORE_KEEP, if both sides have store. Since 1.4. */
-#define PMSG_FEATURE_ALL 255u
+#define PMSG_FEATURE_FIND 256u /* Frames find, if both sides have store. Since 1.4. */
+#define PMSG_FEATURE_ALL 511u
 
 /*
  * The objects are looked up again before they are read. What is on disk is busy, and is read into

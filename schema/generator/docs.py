@@ -225,7 +225,11 @@ def write(schema):
     peer = ("Between agents. The control connection is TLS 1.3 over TCP and carries the messages below. Data\n"
             "streams are plain TCP to the same port, bound to the control connection by a key from its TLS exporter: they\n"
             "begin with [stream_hello](#record-stream_hello), answered by [stream_welcome](#record-stream_welcome), and then\n"
-            "carry [frames](#record-frame). The first byte tells the two apart: a TLS record starts with 0x16.")
+            "carry [frames](#record-frame). The first byte tells the two apart: a TLS record starts with 0x16.\n\n"
+            "Payload of frames find and found is sealed by AES-256-GCM, with the tag of 16 bytes behind it. The key is\n"
+            "HMAC-SHA256 under the exporter key over \"dray find\" or \"dray found\", filled with zeros to 16 bytes, the agent id of\n"
+            "the side that has connected the stream, and the stream id. The nonce is the slice id, and four zeros. A frame find whose\n"
+            "slice id is not larger than the last one's ends the stream.")
     pages = {"data-protocol": protocol(schema.data, "Data protocol", data),
              "peer-protocol": protocol(schema.peer, "Peer protocol", peer),
              "errors": errors(schema.errors), "configuration": configuration(schema.config),

@@ -2155,7 +2155,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0xff))
+	if (m.features != UINT64_C(0x1ff))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2176,7 +2176,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0xff),
+		.features = UINT64_C(0x1ff),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -4003,7 +4003,7 @@ static const char *check_record_pmsg_frame(const void *wire)
 	struct pmsg_frame r;
 
 	pmsg_frame_get(wire, &r);
-	if (r.kind != UINT8_C(0x4))
+	if (r.kind != UINT8_C(0x6))
 		return "kind";
 	if (r.segs != UINT16_C(0x9992))
 		return "segs";
@@ -4021,7 +4021,7 @@ static const char *check_record_pmsg_frame(const void *wire)
 static void put_record_pmsg_frame(void *wire)
 {
 	const struct pmsg_frame r = {
-		.kind = UINT8_C(0x4),
+		.kind = UINT8_C(0x6),
 		.segs = UINT16_C(0x9992),
 		.status = UINT32_C(0xc4bdb6af),
 		.slice = UINT64_C(0xfdf6efe8e1dad3cc),
@@ -4798,7 +4798,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[65], "lease_ended.outcome", 8, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[65], "lease_ended.reserved", 10, 1, UINT64_C(0xff), 0 },
 	{ &vectors[67], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x100), 0 },
+	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x200), 0 },
 	{ &vectors[67], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[67], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -5138,7 +5138,7 @@ const struct vector_record vector_records[] = {
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030\037\046\055\064\073\102\111\120\127\136\145\154\163\172\201\210",
 	  check_record_pmsg_stream_welcome, put_record_pmsg_stream_welcome },
 	{ "pmsg_frame", PMSG_FRAME_SIZE,
-	  "\004\000\222\231\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067",
+	  "\006\000\222\231\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067",
 	  check_record_pmsg_frame, put_record_pmsg_frame },
 	{ "pmsg_seg", PMSG_SEG_SIZE,
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",

@@ -52,6 +52,7 @@ void answered_add(struct exchange *x, struct store_ask *a)
 	dray_list_add(&x->asks, &a->link);
 	keep(x, a);
 	lease_watch(x, a);
+	lenders_direct(x, &a->direct);
 	worker_post(
 		x->deps.pool->workers[a->worker],
 		&(struct command){ .type = COMMAND_STORE_ASKED, .session = a->session, .ask = a });

@@ -14,6 +14,7 @@
 #define KEYS_MAX 512
 #define KEYS_BYTES 60000
 
+struct store_direct;
 struct summarizer;
 
 /* What an agent's store has, as it says. */
@@ -118,6 +119,8 @@ struct lender *lender_from(const struct exchange *x);
  * allows it. NULL: it does not, or there are too many.
  */
 struct lender *lender_at(struct exchange *x, const char *segment);
+/* Those that workers may ask themselves. */
+void lenders_direct(const struct exchange *x, struct store_direct *ret);
 /* What the answer to a lookup, or its lack, says of the agent. test: the lookup only was a test whether it is in time again. */
 void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code);
 

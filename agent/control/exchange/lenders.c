@@ -10,6 +10,7 @@
 
 #include "agent/config/network.h"
 #include "agent/control/exchange/internal.h"
+#include "agent/model/store_ask.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -133,6 +134,28 @@ void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code)
 	d->next_ns = now + d->pause_ns;
 	d->pause_ns = dray_max(2 * d->pause_ns, PAUSE_MIN_NS);
 	d->pause_ns = dray_min(d->pause_ns, PAUSE_MAX_NS);
+}
+
+void lenders_direct(const struct exchange *x, struct store_direct *ret)
+{
+	ret->n = 0;
+	if (x->deps.directory || x->summaries)
+		return;
+	for (uint32_t i = 0; i < x->n_lenders; i++) {
+		const struct lender *d = &x->lenders[i];
+		dray_handle peer = d->at ? peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE) : 0;
+
+		/* one that is not connected costs only its hits */
+		if (!peer)
+			continue;
+		if (d->away || ret->n == STORE_DIRECT_MAX ||
+		    peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE | PMSG_FEATURE_FIND) !=
+			    peer) {
+			ret->n = 0;
+			return;
+		}
+		ret->peers[ret->n++] = peer;
+	}
 }
 
 unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX])

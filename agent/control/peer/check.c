@@ -127,7 +127,7 @@ static void features_show(uint64_t features, char *buf, size_t n)
 	} names[] = { { PMSG_FEATURE_TCP, "tcp" },         { PMSG_FEATURE_RDMA, "rdma" },
 		      { PMSG_FEATURE_WINDOW, "window" },   { PMSG_FEATURE_LEASE, "lease" },
 		      { PMSG_FEATURE_MAILBOX, "mailbox" }, { PMSG_FEATURE_CHECK, "check" },
-		      { PMSG_FEATURE_STORE, "store" } };
+		      { PMSG_FEATURE_STORE, "store" },     { PMSG_FEATURE_FIND, "find" } };
 	size_t at = 0;
 
 	*buf = '\0';

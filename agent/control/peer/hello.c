@@ -31,7 +31,7 @@
 uint64_t hello_features(const struct peers *p)
 {
 	return PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE | PMSG_FEATURE_MAILBOX | PMSG_FEATURE_CHECK |
-	       PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP |
+	       PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP | PMSG_FEATURE_FIND |
 	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 

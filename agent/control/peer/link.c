@@ -71,6 +71,7 @@ int link_up(struct peer *peer, struct dray_err *reterr)
 	memcpy(l->agent_id, d->agent_id, sizeof(l->agent_id));
 	memcpy(l->peer_agent_id, peer->agent_id, sizeof(l->peer_agent_id));
 	l->incarnation = d->incarnation;
+	l->may_find = peers_beyond_loopback(peer->p);
 	l->peer_incarnation = peer->incarnation;
 	peer->link = l;
 	pool_peer_up(d->pool, l);

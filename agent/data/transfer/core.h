@@ -19,6 +19,7 @@
 #include "agent/model/counters.h"
 #include "agent/model/message.h"
 #include "agent/model/quota.h"
+#include "agent/model/seal.h"
 #include "agent/model/transfer.h"
 #include "agent/model/view.h"
 #include "lib/heap.h"
@@ -223,6 +224,21 @@ static inline void core_count_down(struct data_counters *c, enum dray_metric m, 
 	core_count(c, m, (uint64_t)0 - n);
 }
 
+/* Bodies of frames find and found at most, without their seals. */
+#define FIND_MAX (PMSG_FIND_MAX - SEAL_BYTES)
+#define FOUND_MAX (PMSG_FIND_KEYS_MAX * PMSG_STORE_FOUND_SIZE + PMSG_FOUND_BYTES_MAX)
+
+/* A question to a peer, from its frame find to its end. */
+struct seek {
+	struct dray_list link; /* the transport's */
+	const uint8_t *find;   /* body of the frame */
+	size_t n_find;
+	uint8_t *found; /* that of its answer; room for FOUND_MAX and a seal */
+	size_t n_found;
+	/* It was answered with this code; peer_lost: it was not, and will not be. */
+	void (*ended)(struct core *c, struct seek *k, uint32_t code);
+};
+
 /* Functions of the worker that transfers and transports call. */
 struct core_upcalls {
 	/* The transfer has ended: tell its session, which stays. The xfer is freed afterwards. */
@@ -244,6 +260,12 @@ struct core_upcalls {
 	 * 0, or -EIO: the device is lost or not up.
 	 */
 	int (*flush_rdma)(struct core *c, unsigned device);
+	/*
+	 * A peer asks for objects of the store: the body of a frame find. Writes that of a frame found, of FOUND_MAX bytes at most. An error
+	 * code, or 0. May be NULL.
+	 */
+	uint32_t (*find)(struct core *c, const struct peer_link *link, const uint8_t *find,
+			 size_t n, uint8_t *found, size_t *ret_n);
 };
 
 #define TRANSPORTS_MAX 5

@@ -102,6 +102,9 @@ struct transport_ops {
 	 */
 	void (*stream)(struct core *c, void *state, const struct command *cmd);
 
+	/* Sends the question to the peer: true, and ended() follows, not inside the call. False: not now. May be NULL. */
+	bool (*seek)(struct core *c, void *state, dray_handle peer, struct seek *k);
+
 	/* From the control thread. May be NULL. */
 	void (*message)(struct core *c, void *state, const struct transport_message *m);
 };

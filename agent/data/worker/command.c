@@ -148,6 +148,7 @@ const struct core_upcalls worker_upcalls = {
 	.peer_gone = up_peer_gone,
 	.release_buffers = slice_release_buffers,
 	.flush_rdma = gpu_flush_rdma,
+	.find = find_answered,
 };
 
 static void run_command(struct worker *w, struct command *cmd)
@@ -189,10 +190,12 @@ static void run_command(struct worker *w, struct command *cmd)
 			object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->mode);
 		break;
 	case COMMAND_PEER_UP:
+		directs_forget(w);
 		transports_each(c, i, peer_up)
 			c->transports[i]->peer_up(c, c->transport_state[i], cmd->link);
 		break;
 	case COMMAND_PEER_DOWN:
+		directs_forget(w);
 		xfers_each(c, stop_matching, cmd);
 		transports_each(c, i, peer_down)
 			c->transports[i]->peer_down(c, c->transport_state[i], cmd->session,

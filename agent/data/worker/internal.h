@@ -10,6 +10,7 @@
 #include "agent/data/transfer/owner.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/message.h"
+#include "agent/model/store_ask.h"
 #include "agent/store/store.h"
 #include "lib/err.h"
 #include "lib/handle.h"
@@ -95,6 +96,8 @@ struct worker {
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
 	uint64_t fetches;
+	struct store_direct direct; /* agents that it may ask itself */
+	struct dray_list directs;   /* struct direct: questions to them, until these are answered */
 };
 
 static inline struct worker *worker_of(struct core *c)
@@ -211,6 +214,16 @@ uint32_t fetches_asking(const struct worker *w);
 void fetches_stop(struct worker *w, uint32_t code);
 /* The session ends; its transfers have. */
 void fetches_close(struct wsession *s);
+
+/* store_direct.c */
+/* An agent has come or gone: the control thread is asked again. */
+void directs_forget(struct worker *w);
+/* Asks the control thread instead where no answer has come in time. When it is to be called again, ns. */
+int64_t directs_tick(struct worker *w);
+
+/* store_found.c: `find` of struct core_upcalls. */
+uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8_t *find, size_t n,
+		       uint8_t *found, size_t *ret_n);
 
 /* store_keep.c */
 /* Gets objects of another agent; EVENT_STORE_KEPT follows. */

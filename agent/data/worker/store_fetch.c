@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/data/worker/store_direct.h"
 #include "agent/data/worker/store_pending.h"
 #include "agent/data/worker/store_reading.h"
 #include "agent/data/worker/store_source.h"
@@ -56,6 +57,8 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 
 	if (s)
 		s->requests--;
+	if (!k->replicates)
+		w->direct = k->direct;
 	if (!f) {
 		ask_end(w, k);
 		return;
@@ -155,9 +158,9 @@ static bool begin(struct wsession *s, struct fetch *f, struct store_ask *k, uint
 		return false;
 	}
 	dray_list_add(&s->fetches, &f->link);
-	if (k->n_asked)
+	if (k->n_asked && !direct_ask(f, k))
 		fetch_send(f, k);
-	else
+	else if (!k->n_asked)
 		sources_read(f, k);
 	return true;
 }

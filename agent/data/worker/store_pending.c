@@ -51,14 +51,20 @@ struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 	return f;
 }
 
-void fetch_send(struct fetch *f, struct store_ask *k)
+void fetch_wait(struct fetch *f, struct store_ask *k)
 {
 	k->number = f->number;
 	k->end_ns = f->end_ns;
+	f->session->requests++;
+	dray_list_del(&f->asking);
+	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
+}
+
+void fetch_send(struct fetch *f, struct store_ask *k)
+{
+	fetch_wait(f, k);
 	k->sent = true;
 	f->asked = k;
-	f->session->requests++;
-	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
 	worker_event(worker_of_fetch(f), &(struct event){ .type = EVENT_STORE_ASK, .ask = k });
 }
 
@@ -99,6 +105,8 @@ void fetch_free(struct fetch *f)
 		ask_end_held(f->ask ? f->ask : f->asked);
 	if (f->asked)
 		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
+	if (f->awaited)
+		f->awaited->stop(f->awaited);
 	ask_end(w, f->ask);
 	store_arrivals_drop(f->arrivals);
 	free(f->landings);

@@ -8,6 +8,12 @@
 struct landing;
 struct reading;
 
+/* What answers an ask in place of the control thread, and has it meanwhile. */
+struct awaited {
+	/* The fetch ends: frees its ask. */
+	void (*stop)(struct awaited *a);
+};
+
 struct fetch {
 	struct dray_list link;   /* on session->fetches */
 	struct dray_list asking; /* on worker->asking, while the control thread has the ask */
@@ -19,6 +25,7 @@ struct fetch {
 	int64_t end_ns;            /* the deadline of the request */
 	struct store_ask *ask;     /* NULL: the control thread has it, */
 	struct store_ask *asked;   /* which is this one */
+	struct awaited *awaited;   /* what has the ask instead; NULL: nothing */
 	bool again;                /* the second lookup */
 	uint32_t source;           /* that is read, or is next */
 	struct reading *reading;   /* its transfer; NULL: none */
@@ -54,6 +61,8 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err);
 
 /* The control thread gets the ask. */
 void fetch_send(struct fetch *f, struct store_ask *k);
+/* It waits for an answer, with one more request of its session. */
+void fetch_wait(struct fetch *f, struct store_ask *k);
 /* Ends an ask that the fetch does not have, with what it has taken over from an EXISTS. */
 void fetch_drop_ask(struct wsession *s, struct store_ask *k);
 /* The bytes of a key are not wanted any more. */

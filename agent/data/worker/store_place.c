@@ -28,6 +28,14 @@ static const uint8_t *ranges_of(struct fetch *f, uint32_t item, uint32_t *ret_n)
 	return f->at_ranges;
 }
 
+uint64_t place_room(struct fetch *f, uint32_t item)
+{
+	uint32_t n;
+	const uint8_t *ranges = ranges_of(f, item, &n);
+
+	return item_bytes(ranges, n);
+}
+
 static void arrived_ops(struct fetch *f)
 {
 	struct batch *b = f->batch;

@@ -10,6 +10,8 @@
 #include "agent/data/worker/store_pending.h"
 #include "agent/model/store_ask.h"
 
+/* The room for a key of an ask of this fetch. */
+uint64_t place_room(struct fetch *f, uint32_t item);
 /* Gets a place for each key that was found, and answers the others. False: no memory. */
 bool places_begin(struct fetch *f);
 /* Writes the operations that read a key from its source. Returns how many. */

@@ -127,6 +127,7 @@ static void source_copy(struct fetch *f)
 		n++;
 	}
 	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL, f->keeps ? 0 : n);
+	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL, f->ask->sent ? 0 : n);
 	if (n)
 		f->batch->agents_ns = dray_now().ns;
 }

@@ -176,6 +176,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	}
 	/* after the transports, which may have received something */
 	next = dray_min(next, silences_tick(w));
+	next = dray_min(next, directs_tick(w));
 	readings_check(w, false);
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));

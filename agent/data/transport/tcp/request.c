@@ -58,6 +58,18 @@ static uint64_t frame_total(const struct tcp_frame *f)
 	return f->head_bytes + (f->kind == PMSG_FRAME_KIND_WRITE ? f->bytes : 0);
 }
 
+/* A frame that will be answered enters the queue. */
+static void await(struct tcp_requester *p)
+{
+	struct tcp *t = p->s.tcp;
+
+	if (p->head != p->tail)
+		return;
+	t->c->awaited++;
+	p->s.moved_ns = t->c->now_ns;
+	tcp_timer(t, t->c->now_ns + t->c->cfg.slice_timeout_ns);
+}
+
 static void enqueue(struct tcp_requester *p, struct slice *s)
 {
 	const struct remote_view *remote = object_remote(s->xfer->remote);
@@ -73,11 +85,7 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 		.length = s->bytes,
 	};
 
-	if (p->head == p->tail) {
-		t->c->awaited++;
-		p->s.moved_ns = t->c->now_ns;
-		tcp_timer(t, t->c->now_ns + t->c->cfg.slice_timeout_ns);
-	}
+	await(p);
 	*f = (struct tcp_frame){
 		.slice = s,
 		.id = s->id,
@@ -284,6 +292,32 @@ static void answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t stat
 				status ? XFER_REFUSED_DETAIL : NULL);
 }
 
+/* Its question has been answered. */
+static void seek_answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t status)
+{
+	struct tcp_stream *s = &p->s;
+	struct seek *k = dray_take(f->seek);
+	uint64_t id = f->id;
+
+	take_answered(p, f);
+	if (!k)
+		return;
+	if (!status && seal_open(s->seals[SEAL_FOUND], id, k->found, k->n_found, k->found) < 0)
+		status = DRAY_E_PROTOCOL;
+	k->n_found -= status ? k->n_found : SEAL_BYTES;
+	link_release(s->peer->link);
+	k->ended(s->tcp->c, k, status);
+}
+
+/* Whether the frame answers this question. */
+static bool may_answer(const struct tcp_frame *f, const struct pmsg_frame *wire)
+{
+	uint64_t least = wire->status ? 0 : SEAL_BYTES + 1;
+	uint64_t most = wire->status ? 0 : FOUND_MAX + SEAL_BYTES;
+
+	return f->kind == PMSG_FRAME_KIND_FIND && wire->length >= least && wire->length <= most;
+}
+
 static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
 	struct tcp_requester *p = requester_of(s);
@@ -296,7 +330,17 @@ static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	f = find(p, wire.slice);
 	if (!f || wire.segs)
 		return -EPROTO;
-	if (wire.kind == PMSG_FRAME_KIND_WRITE_ACK) {
+	if (wire.kind == PMSG_FRAME_KIND_FOUND) {
+		if (!may_answer(f, &wire))
+			return -EPROTO;
+		if (f->seek)
+			f->seek->n_found = wire.length;
+		if (!wire.length) {
+			seek_answered(p, f,
+				      wire.status < DRAY_ERROR_N ? wire.status : DRAY_E_PROTOCOL);
+			return PMSG_FRAME_SIZE;
+		}
+	} else if (wire.kind == PMSG_FRAME_KIND_WRITE_ACK) {
 		if (f->kind != PMSG_FRAME_KIND_WRITE || wire.length)
 			return -EPROTO;
 	} else if (wire.kind == PMSG_FRAME_KIND_READ_DATA) {
@@ -310,7 +354,7 @@ static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		return PMSG_FRAME_SIZE;
 	}
 	s->payload_left = wire.length;
-	s->sink = !f->slice;
+	s->sink = !f->slice && !f->seek;
 	p->rx = f;
 	return PMSG_FRAME_SIZE;
 }
@@ -325,8 +369,15 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 {
 	const struct tcp_frame *f = requester_of(s)->rx;
 	uint64_t skip = f->bytes - s->payload_left;
-	unsigned n = add_memory(f->slice, &skip, iov, 0, max);
+	unsigned n;
 
+	if (f->seek) {
+		iov[0] = (struct iovec){ f->seek->found + (f->seek->n_found - s->payload_left),
+					 s->payload_left };
+		*ret_bytes = s->payload_left;
+		return 1;
+	}
+	n = add_memory(f->slice, &skip, iov, 0, max);
 	*ret_bytes = 0;
 	for (unsigned i = 0; i < n; i++)
 		*ret_bytes += iov[i].iov_len;
@@ -357,7 +408,9 @@ static void answer_complete(struct tcp_stream *s)
 
 	p->rx = NULL;
 	s->sink = false;
-	if (f->slice && f->slice->staged)
+	if (f->kind == PMSG_FRAME_KIND_FIND)
+		seek_answered(p, f, 0);
+	else if (f->slice && f->slice->staged)
 		stage_channel_scatter(s->tcp->c, take_answered(p, f));
 	else
 		answered(p, f, 0);
@@ -372,10 +425,26 @@ void tcp_frames_forget(struct tcp_requester *p)
 	p->rx = NULL;
 }
 
+void tcp_frame_take_seek(struct tcp_frame *f, struct dray_list *over)
+{
+	if (f->seek)
+		dray_list_add(over, &dray_take(f->seek)->link);
+}
+
+void tcp_seeks_end(struct tcp_peer *peer, struct dray_list *over, uint32_t code)
+{
+	struct seek *k;
+
+	while ((k = dray_list_pop(over, struct seek, link))) {
+		link_release(peer->link);
+		k->ended(peer->tcp->c, k, code);
+	}
+}
+
 void tcp_requester_lose(struct tcp_stream *stream)
 {
 	struct tcp_requester *p = requester_of(stream);
-	struct dray_list over = DRAY_LIST_INIT(over);
+	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks);
 	struct tcp_channel *ch = p->ch;
 	struct tcp *t = p->s.tcp;
 	struct core *c = t->c;
@@ -389,6 +458,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 		struct slice *s = tcp_frame_at(p, i)->slice;
 		bool untouched = i - p->sent < p->tail - p->sent && (i != p->sent || !p->sent_of);
 
+		tcp_frame_take_seek(tcp_frame_at(p, i), &seeks);
 		if (!s)
 			continue;
 		s->retried |= !untouched;
@@ -400,6 +470,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 	tcp_frames_forget(p);
 	tcp_channel_pull_later(ch);
 	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
+	tcp_seeks_end(ch->peer, &seeks, DRAY_E_PEER_LOST);
 	xfer_slices_end(c, &over, 0);
 	if (!p->useful)
 		tcp_connect_failed(ch);
@@ -464,6 +535,50 @@ static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 		    (!best || p->in_flight < best->in_flight))
 			best = p;
 	return best;
+}
+
+/* The frame of a question. False: it cannot be sealed. */
+static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
+{
+	struct tcp *t = p->s.tcp;
+	struct tcp_frame *f = tcp_frame_at(p, p->tail);
+	uint8_t *head = p->heads + p->heads_used;
+	struct pmsg_frame wire = { .kind = PMSG_FRAME_KIND_FIND,
+				   .slice = t->c->next_slice_id + 1,
+				   .length = k->n_find + SEAL_BYTES };
+
+	if (seal_close(p->s.seals[SEAL_FIND], wire.slice, k->find, k->n_find,
+		       head + PMSG_FRAME_SIZE) < 0)
+		return false;
+	t->c->next_slice_id++;
+	await(p);
+	*f = (struct tcp_frame){ .seek = k,
+				 .id = wire.slice,
+				 .head_at = p->heads_used,
+				 .head_bytes = (uint16_t)(PMSG_FRAME_SIZE + wire.length),
+				 .kind = wire.kind };
+	pmsg_frame_put(head, &wire);
+	p->heads_used += f->head_bytes;
+	p->tail++;
+	return true;
+}
+
+bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
+{
+	struct tcp_peer *peer = tcp_peer_get(state, handle);
+	struct tcp_requester *p;
+
+	if (!peer || peer->down)
+		return false;
+	tcp_connect(&peer->channels[DMSG_CLASS_LATENCY]);
+	p = idle_stream(&peer->channels[DMSG_CLASS_LATENCY]);
+	if (!p || p->heads_used > TCP_HEADS - TCP_HEAD_MAX ||
+	    !tcp_stream_seals(&p->s, peer->link->agent_id) || !enqueue_seek(p, k))
+		return false;
+	if (link_use(peer->link))
+		tcp_event(state, EVENT_PEER_USED, peer->link->peer, 0);
+	tcp_stream_requeue(&p->s);
+	return true;
 }
 
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)

@@ -10,13 +10,14 @@
  *
  * A frame holds its grant and region until its last access to their memory. When one of them is dropped
  * meanwhile, the remaining payload of a WRITE is discarded, and a READ answer that is sent from host memory
- * has a short time to finish. If an error cannot be reported in a head because the head was sent, the
+ * has a short time to finish. A FIND is answered from a copy at once. If an error cannot be reported in a head because the head was sent, the
  * stream is closed.
  */
 #include "agent/data/transport/tcp/serve.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 
 /* Time for a READ answer to finish when its region is dropped. */
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
@@ -250,6 +251,56 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 	serve_answer(v);
 }
 
+/* What the frame finds, sealed. Sets the frame's status, or its payload. */
+static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
+{
+	struct tcp_stream *s = &f->serve->s;
+	struct core *c = s->tcp->c;
+	size_t bytes = 0;
+
+	f->status = DRAY_E_UNSUPPORTED;
+	f->found = c->up->find ? malloc(FOUND_MAX + SEAL_BYTES) : NULL;
+	if (!f->found)
+		return;
+	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes);
+	if (!f->status &&
+	    seal_close(s->seals[SEAL_FOUND], f->slice, f->found, bytes, f->found) == 0) {
+		f->length = bytes + SEAL_BYTES;
+		return;
+	}
+	if (!f->status)
+		f->status = DRAY_E_INTERNAL;
+	free(dray_take(f->found));
+}
+
+static int find_head(struct serve *v, const uint8_t *bytes, size_t n, const struct pmsg_frame *wire)
+{
+	size_t need = PMSG_FRAME_SIZE + wire->length;
+	struct tcp_stream *s = &v->s;
+	uint8_t find[PMSG_FIND_MAX];
+	struct serve_frame *f;
+
+	if (wire->status || wire->segs || wire->grant || wire->length <= SEAL_BYTES ||
+	    wire->length > PMSG_FIND_MAX)
+		return -EPROTO;
+	if (n < need)
+		return 0;
+	/* a number that was used before would seal another answer with the same key stream */
+	if (wire->slice <= v->find || !tcp_stream_seals(s, s->peer->link->peer_agent_id) ||
+	    seal_open(s->seals[SEAL_FIND], wire->slice, bytes + PMSG_FRAME_SIZE, wire->length,
+		      find) < 0)
+		return -EPROTO;
+	v->find = wire->slice;
+	f = serve_frame_at(v, v->q_tail++);
+	*f = (struct serve_frame){
+		.serve = v, .slice = wire->slice, .kind = PMSG_FRAME_KIND_FOUND, .taken = true
+	};
+	dray_list_init(&f->chunks);
+	find_answer(f, find, wire->length - SEAL_BYTES);
+	serve_answer(v);
+	return (int)need;
+}
+
 static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
 	struct serve *v = serve_of(s);
@@ -262,6 +313,8 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	if (n < PMSG_FRAME_SIZE)
 		return 0;
 	pmsg_frame_get(bytes, &wire);
+	if (wire.kind == PMSG_FRAME_KIND_FIND)
+		return find_head(v, bytes, n, &wire);
 	if ((wire.kind != PMSG_FRAME_KIND_WRITE && wire.kind != PMSG_FRAME_KIND_READ) ||
 	    wire.status || !wire.segs || wire.segs > PMSG_SEGS_MAX || !wire.length ||
 	    wire.length > PMSG_FRAME_BYTES_MAX)
@@ -407,6 +460,14 @@ refuse:
 	tcp_event(t, EVENT_STREAM_CLOSED, handle, id);
 }
 
+void tcp_serve_forget(struct tcp_stream *s)
+{
+	struct serve *v = serve_of(s);
+
+	for (uint32_t i = v->q_head; i != v->q_tail; i++)
+		free(dray_take(serve_frame_at(v, i)->found));
+}
+
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 {
 	struct serve *v = serve_of(s);
@@ -425,6 +486,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 		struct serve_frame *f = serve_frame_at(v, v->q_head);
 
 		f->taken = true;
+		free(dray_take(f->found));
 		chunks_finish(f);
 		serve_chunks_release(f);
 		serve_frame_release(f);

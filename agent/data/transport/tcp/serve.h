@@ -23,6 +23,7 @@ struct serve_frame {
 	bool taken;              /* no further payload will be received, or read from its memory */
 	struct granted held;     /* while their memory may be accessed */
 	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
+	uint8_t *found;          /* payload of a frame found, of `length` bytes; else NULL */
 };
 
 struct serve {
@@ -43,6 +44,7 @@ struct serve {
 	uint64_t sent_of;              /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
+	uint64_t find;   /* number of the last frame find */
 
 	struct pmsg_seg segs[PMSG_SEGS_MAX]; /* from here on not cleared for each stream */
 	struct serve_frame q[SERVE_QUEUE];

@@ -6,6 +6,7 @@
  * not served.
  */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "agent/data/transport/tcp/serve.h"
 #include "lib/fault.h"
@@ -34,6 +35,7 @@ static void sending_end(struct serve *v)
 	if (v->rx == f)
 		v->rx = NULL;
 	f->taken = true;
+	free(dray_take(f->found));
 	serve_frame_release(f);
 }
 
@@ -68,7 +70,7 @@ static bool answer_first(struct serve *v)
 	struct serve_frame *f = serve_frame_at(v, v->q_head);
 	const struct stage_buffer *b = dray_list_first(&f->chunks, struct stage_buffer, link);
 
-	if (f->length && !f->status && (f->host || b)) {
+	if (f->length && !f->status && (f->host || b || f->found)) {
 		if (b && b->busy)
 			return false;
 		put_head(v, f);
@@ -105,6 +107,10 @@ static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 		return 0;
 	if (f->host)
 		return grant_walk_ranges(&v->at, &f->held, iov, max, &bytes);
+	if (f->found) {
+		iov[0] = (struct iovec){ f->found + v->sent_of, v->sending_left };
+		return 1;
+	}
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link) {
 		if (n == max || b->busy || b->code)
 			break;

@@ -84,7 +84,7 @@ bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 
 void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 {
-	struct dray_list over = DRAY_LIST_INIT(over);
+	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks);
 	struct core *c = tcp_of(ch)->c;
 
 	stage_channel_stop(c, &ch->ch, NULL, true, &over);
@@ -94,12 +94,15 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	}
 	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
 		tcp_stream_close(&p->s, true);
-		for (uint32_t i = p->head; i != p->tail; i++)
+		for (uint32_t i = p->head; i != p->tail; i++) {
+			tcp_frame_take_seek(tcp_frame_at(p, i), &seeks);
 			if (tcp_frame_at(p, i)->slice)
 				dray_list_add(&over, &tcp_frame_at(p, i)->slice->link);
+		}
 		tcp_frames_forget(p);
 		tcp_stream_free_later(&p->s);
 	}
 	ch->n_streams = ch->n_open = 0;
+	tcp_seeks_end(ch->peer, &seeks, DRAY_E_PEER_LOST);
 	xfer_slices_end(c, &over, code);
 }

@@ -88,6 +88,14 @@ void tcp_stream_opened(struct tcp_stream *s)
 	atomic_fetch_add_explicit(&s->peer->link->streams, 1, memory_order_relaxed);
 }
 
+bool tcp_stream_seals(struct tcp_stream *s, const uint8_t agent_id[16])
+{
+	for (enum seal_side side = SEAL_FIND; side <= SEAL_FOUND; side++)
+		if (!s->seals[side])
+			s->seals[side] = seal_new(s->peer->link->stream_key, agent_id, s->id, side);
+	return s->seals[SEAL_FIND] && s->seals[SEAL_FOUND];
+}
+
 void tcp_stream_close(struct tcp_stream *s, bool reset)
 {
 	struct linger hard = { .l_onoff = 1 };
@@ -107,6 +115,8 @@ void tcp_stream_close(struct tcp_stream *s, bool reset)
 	s->in = NULL;
 	s->in_rd = s->in_wr = 0;
 	s->payload_left = 0;
+	for (unsigned i = 0; i < 2; i++)
+		s->seals[i] = seal_free(s->seals[i]);
 }
 
 void tcp_stream_free_later(struct tcp_stream *s)

@@ -58,7 +58,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	return 0;
 }
 
-static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
+struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
 {
 	struct tcp_peer *p = dray_slots_get(&t->peers, peer);
 
@@ -99,7 +99,7 @@ static void peer_free(struct tcp_peer *peer)
 static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
 {
 	struct tcp *t = state;
-	struct tcp_peer *peer = peer_get(t, handle);
+	struct tcp_peer *peer = tcp_peer_get(t, handle);
 
 	if (peer) {
 		peer->down = true;
@@ -115,11 +115,22 @@ static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint3
 	c->up->peer_gone(c, handle);
 }
 
+/* Ends what is not a slice. */
+static void tcp_peer_forget(struct tcp_peer *peer)
+{
+	for (unsigned i = 0; i < 2; i++)
+		tcp_channel_close(&peer->channels[i], DRAY_E_PEER_LOST);
+	dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
+		tcp_serve_forget(s);
+}
+
 static void tcp_deinit(struct core *c, void *state)
 {
 	struct tcp *t = state;
 
 	/* The worker has ended all sessions, so no slice is left, and upcalls no longer matter. */
+	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
+		tcp_peer_forget(peer);
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		tcp_stream_close(s, false);
 		tcp_stream_free_later(s);
@@ -136,7 +147,7 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 {
 	const struct remote_view *remote = object_remote(x->remote);
 	const struct region_view *local = object_region(x->local);
-	struct tcp_peer *peer = remote->is_local ? NULL : peer_get(state, remote->peer);
+	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
 	struct stage_channel *ch;
 
 	if (!peer || peer->down)
@@ -265,7 +276,7 @@ static int64_t tcp_tick(struct core *c, void *state)
 
 static void tcp_command(struct core *c, void *state, const struct command *cmd)
 {
-	struct tcp_peer *peer = peer_get(state, cmd->session);
+	struct tcp_peer *peer = tcp_peer_get(state, cmd->session);
 
 	if (cmd->type == COMMAND_STREAM_DEAD) {
 		if (peer && !tcp_channel_dead(&peer->channels[0], cmd->id))
@@ -301,4 +312,5 @@ const struct transport_ops transport_tcp = {
 	.peer_up = tcp_peer_up,
 	.peer_down = tcp_peer_down,
 	.stream = tcp_command,
+	.seek = tcp_seek,
 };

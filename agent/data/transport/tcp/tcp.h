@@ -116,11 +116,13 @@ struct tcp_stream {
 	uint32_t in_rd, in_wr;
 	uint64_t payload_left;
 	int64_t moved_ns; /* last progress in either direction, or when the stream became busy */
+	struct seal *seals[2]; /* by enum seal_side; NULL before the first frame find */
 };
 
 /* A frame of the requester, from its queueing to its answer. */
 struct tcp_frame {
-	struct slice *slice; /* NULL: its slice has ended */
+	struct slice *slice; /* NULL: its slice has ended, or it is a question */
+	struct seek *seek;   /* the question; NULL: it is none, or has ended */
 	uint64_t id;
 	uint64_t bytes; /* payload in either direction */
 	uint32_t head_at;
@@ -194,6 +196,8 @@ struct tcp {
 };
 
 /* tcp.c */
+struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
+
 static inline void tcp_timer(struct tcp *t, int64_t when_ns)
 {
 	t->timer_ns = dray_min(t->timer_ns, when_ns);
@@ -218,6 +222,8 @@ static inline void tcp_channel_pull_later(struct tcp_channel *ch)
 }
 
 /* stream.c */
+/* Makes the seals of frames find and found, unless there are some. agent_id: of the side that has connected. False: no memory. */
+bool tcp_stream_seals(struct tcp_stream *s, const uint8_t agent_id[16]);
 /*
  * Allocates a stream of one side, which is its first member; only the first bytes are zeroed. Reserves its
  * buffers. NULL: no memory.
@@ -271,6 +277,12 @@ static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f);
 /* The stream is closed, and its frames' slices are the caller's. */
 void tcp_frames_forget(struct tcp_requester *p);
+/* The operation seek(). */
+bool tcp_seek(struct core *c, void *state, dray_handle peer, struct seek *k);
+/* The question of the frame ends, after the stream is in order again: takes it to a list. */
+void tcp_frame_take_seek(struct tcp_frame *f, struct dray_list *over);
+/* Ends questions that will not be answered. */
+void tcp_seeks_end(struct tcp_peer *peer, struct dray_list *over, uint32_t code);
 /* Gives slices to streams that have room. True: the budget ended it. */
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
@@ -290,6 +302,8 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code);
 /* serve.c */
 void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 		     enum dmsg_class class);
+/* Frees the answers that are not sent yet. */
+void tcp_serve_forget(struct tcp_stream *s);
 /* Closes an adopted stream. report: to the control thread. */
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report);
 /* The operation drop(). */

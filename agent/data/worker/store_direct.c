@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/worker/store_direct.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/transport.h"
+#include "agent/data/worker/store_place.h"
+#include "agent/data/worker/store_source.h"
+#include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
+
+/* An agent that has not answered within this part of store.peer_timeout is asked by the control thread. */
+#define PATIENCE 4
+
+/* To one agent. */
+struct question_direct {
+	struct seek seek;
+	struct direct *of;
+	uint8_t *found;
+};
+
+struct direct {
+	struct awaited awaited; /* the fetch's, with the ask */
+	struct dray_list link;  /* on worker->directs */
+	struct worker *worker;
+	struct fetch *fetch;   /* NULL: it has ended, or the control thread asks for it */
+	struct store_ask *ask; /* with the fetch */
+	int64_t end_ns;
+	uint32_t pending, n;
+	bool failed; /* an agent did not say all that is to be known */
+	struct question_direct questions[STORE_DIRECT_MAX];
+	size_t n_find;
+	uint8_t find[FIND_MAX];
+};
+
+static void direct_free(struct direct *d)
+{
+	for (uint32_t i = 0; i < d->n; i++)
+		free(d->questions[i].found);
+	dray_list_del(&d->link);
+	free(d);
+}
+
+/* Takes the ask from it. */
+static struct store_ask *leave(struct direct *d)
+{
+	d->fetch->awaited = NULL;
+	d->fetch->session->requests--;
+	dray_list_del(&d->fetch->asking);
+	d->fetch = NULL;
+	return dray_take(d->ask);
+}
+
+static void stop(struct awaited *a)
+{
+	struct direct *d = dray_container_of(a, struct direct, awaited);
+
+	store_ask_free(leave(d));
+	if (!d->pending)
+		direct_free(d);
+}
+
+static void ask_instead(struct direct *d)
+{
+	struct fetch *f = d->fetch;
+
+	fetch_send(f, leave(d));
+}
+
+/* All that its keys have here is known. */
+static void go_on(struct direct *d)
+{
+	struct fetch *f = d->fetch;
+	struct store_ask *k = leave(d);
+
+	if (f->session->dead || fetch_is_late(f)) {
+		store_ask_free(k);
+		fetch_fail(f, DRAY_E_DEADLINE, NULL);
+	} else {
+		sources_read(f, k);
+	}
+}
+
+/* Takes what the agent has. False: the answer is not whole, or the agent may have more. */
+static bool take(struct store_ask *k, struct question_direct *q)
+{
+	const uint8_t *records = q->seek.found;
+	size_t head = (size_t)k->n * PMSG_STORE_FOUND_SIZE;
+	uint64_t at = head;
+	bool any = false, more = false;
+
+	if (q->seek.n_found < head)
+		return false;
+	for (uint32_t i = 0; i < k->n; i++) {
+		struct store_asked *v = &k->v[i];
+		struct pmsg_store_found f;
+
+		pmsg_store_found_get(records + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+		if (f.answer != PMSG_STORE_ANSWER_FOUND) {
+			more |= v->status && f.answer != PMSG_STORE_ANSWER_NOT_FOUND;
+			continue;
+		}
+		if (!f.length || f.length > q->seek.n_found - at) {
+			more = true;
+			break;
+		}
+		if (v->status) {
+			v->status = DMSG_STORE_STATUS_OK;
+			v->source = k->n_sources;
+			v->offset = at;
+			v->length = f.length;
+			v->crc = f.crc;
+			v->cost_us = f.cost_us;
+			any = true;
+		}
+		at += f.length;
+	}
+	if (any)
+		k->sources[k->n_sources++] =
+			(struct store_source){ .bytes = dray_take(q->found), .end_ns = INT64_MAX };
+	return !more;
+}
+
+static bool all_found(const struct store_ask *k)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->v[i].status)
+			return false;
+	return true;
+}
+
+/* The control thread asks for all of it. */
+static void forget_found(struct store_ask *k)
+{
+	for (uint32_t i = 0; i < k->n_sources; i++)
+		free(k->sources[i].bytes);
+	k->n_sources = 0;
+	for (uint32_t i = 0; i < k->n; i++)
+		k->v[i].status = DMSG_STORE_STATUS_NOT_FOUND;
+}
+
+/* The agent lends nothing to this owner, or nothing at all. */
+static bool has_nothing(uint32_t code)
+{
+	return code == DRAY_E_DENIED || code == DRAY_E_DRAINING || code == DRAY_E_UNSUPPORTED;
+}
+
+static void answered(struct core *c, struct seek *seek, uint32_t code)
+{
+	struct question_direct *q = dray_container_of(seek, struct question_direct, seek);
+	struct direct *d = q->of;
+
+	d->pending--;
+	if (code && !has_nothing(code))
+		directs_forget(d->worker);
+	if (d->fetch) {
+		d->failed |= code ? !has_nothing(code) : !take(d->ask, q);
+		if (all_found(d->ask) || (!d->pending && !d->failed)) {
+			go_on(d);
+		} else if (!d->pending) {
+			forget_found(d->ask);
+			ask_instead(d);
+		}
+	}
+	if (!d->pending)
+		direct_free(d);
+}
+
+/* Its keys are few, and their objects small as far as one can tell. */
+static bool is_small(struct fetch *f, const struct store_ask *k)
+{
+	uint64_t room = 0;
+
+	if (k->n != k->n_asked || k->n > PMSG_FIND_KEYS_MAX || k->lease_ms || f->keeps ||
+	    f->batch->type != DMSG_STORE_GET)
+		return false;
+	for (uint32_t i = 0; i < k->n; i++)
+		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_BYTES_MAX + 1);
+	return room <= PMSG_FOUND_BYTES_MAX;
+}
+
+/* The body of the frame. False: it is too long. */
+static bool find_put(struct direct *d, const struct store_ask *k)
+{
+	uint8_t keys[PMSG_FIND_KEYS_MAX * (1 + UINT8_MAX)];
+	union pmsg_body m = { .store_lookup = {
+				      .uid = k->uid,
+				      .space = { k->space, (uint32_t)strlen(k->space) },
+				      .tenant = { k->tenant, (uint32_t)strlen(k->tenant) },
+				      .keys = { keys, 0 },
+				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES } };
+	int n;
+
+	for (uint32_t i = 0; i < k->n; i++) {
+		keys[m.store_lookup.keys.n++] = (uint8_t)k->v[i].n_key;
+		memcpy(keys + m.store_lookup.keys.n, k->v[i].key, k->v[i].n_key);
+		m.store_lookup.keys.n += k->v[i].n_key;
+	}
+	n = pmsg_body_encode(PMSG_STORE_LOOKUP, d->find, sizeof(d->find), 0, &m);
+	d->n_find = n > 0 ? (size_t)n : 0;
+	return n > 0;
+}
+
+static bool question_send(struct direct *d, dray_handle peer)
+{
+	struct question_direct *q = &d->questions[d->n];
+	struct core *c = &d->worker->core;
+	bool sent = false;
+
+	q->of = d;
+	q->found = malloc(FOUND_MAX + SEAL_BYTES);
+	q->seek = (struct seek){
+		.find = d->find, .n_find = d->n_find, .found = q->found, .ended = answered
+	};
+	dray_list_init(&q->seek.link);
+	d->n++;
+	transports_each(c, i, seek)
+		sent = sent || (q->found &&
+				c->transports[i]->seek(c, c->transport_state[i], peer, &q->seek));
+	d->pending += sent;
+	return sent;
+}
+
+bool direct_ask(struct fetch *f, struct store_ask *k)
+{
+	struct worker *w = worker_of_fetch(f);
+	struct direct *d;
+
+	if (!w->direct.n || !is_small(f, k))
+		return false;
+	d = calloc(1, sizeof(*d));
+	k->sources = d ? calloc(w->direct.n, sizeof(k->sources[0])) : NULL;
+	if (!k->sources || !find_put(d, k)) {
+		free(d);
+		return false;
+	}
+	dray_list_init(&d->link);
+	d->awaited.stop = stop;
+	d->worker = w;
+	d->end_ns =
+		dray_min(f->end_ns, w->core.now_ns + store_peer_timeout_ns(w->store) / PATIENCE);
+	dray_list_add(&w->directs, &d->link);
+	for (uint32_t i = 0; i < w->direct.n; i++)
+		if (!question_send(d, w->direct.peers[i])) {
+			if (!d->pending)
+				direct_free(d);
+			return false;
+		}
+	f->awaited = &d->awaited;
+	d->fetch = f;
+	d->ask = k;
+	fetch_wait(f, k);
+	return true;
+}
+
+void directs_forget(struct worker *w)
+{
+	w->direct.n = 0;
+}
+
+int64_t directs_tick(struct worker *w)
+{
+	int64_t next = INT64_MAX;
+
+	dray_list_for_each(&w->directs, d, struct direct, link) {
+		if (!d->fetch)
+			continue;
+		if (d->end_ns <= w->core.now_ns) {
+			directs_forget(w);
+			forget_found(d->ask);
+			ask_instead(d);
+		} else {
+			next = dray_min(next, d->end_ns);
+		}
+	}
+	return next;
+}

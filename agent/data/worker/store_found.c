@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answers frames find of other agents, on the worker that has their stream. */
+#include <string.h>
+
+#include "agent/data/worker/internal.h"
+#include "agent/model/peer_link.h"
+
+/* 0, or an error code. */
+static uint32_t may_answer(const struct worker *w, const struct peer_link *link)
+{
+	if (w->draining)
+		return DRAY_E_DRAINING;
+	return w->store && store_lends(w->store) && link->may_find ? 0 : DRAY_E_DENIED;
+}
+
+static enum pmsg_store_answer answer_of(enum dmsg_store_status s)
+{
+	return s == DMSG_STORE_STATUS_OK        ? PMSG_STORE_ANSWER_FOUND :
+	       s == DMSG_STORE_STATUS_NOT_FOUND ? PMSG_STORE_ANSWER_NOT_FOUND :
+						  PMSG_STORE_ANSWER_BUSY;
+}
+
+/* 0, or an error code: the owner may not use the name space, or the keys are wrong. */
+static uint32_t read_find(const struct store *s, const uint8_t *find, size_t n,
+			  union pmsg_body *ret, struct store_key *keys, uint32_t *ret_n)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct pmsg_header h;
+	int n_keys;
+
+	if (pmsg_header_decode(find, n, &h, &err) < 0 || h.type != PMSG_STORE_LOOKUP ||
+	    h.length != n - PMSG_HEADER_SIZE ||
+	    pmsg_body_decode(h.type, find + PMSG_HEADER_SIZE, h.length, ret, &err) < 0)
+		return DRAY_E_INVALID;
+	n_keys = store_keys_split(keys, PMSG_FIND_KEYS_MAX, ret->store_lookup.keys, &err);
+	if (n_keys <= 0)
+		return DRAY_E_INVALID;
+	*ret_n = (uint32_t)n_keys;
+	return store_may_use(s,
+			     &(struct store_asker){ ret->store_lookup.space,
+						    ret->store_lookup.tenant,
+						    ret->store_lookup.uid },
+			     &err) < 0 ?
+		       DRAY_E_DENIED :
+		       0;
+}
+
+uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8_t *find, size_t n,
+		       uint8_t *found, size_t *ret_n)
+{
+	struct worker *w = worker_of(c);
+	struct store_key keys[PMSG_FIND_KEYS_MAX];
+	union pmsg_body m;
+	uint32_t n_keys = 0, code = may_answer(w, link);
+	uint64_t at = 0;
+	uint8_t *bytes;
+
+	if (!code)
+		code = read_find(w->store, find, n, &m, keys, &n_keys);
+	if (code)
+		return code;
+	bytes = found + (size_t)n_keys * PMSG_STORE_FOUND_SIZE;
+	for (uint32_t i = 0; i < n_keys; i++) {
+		struct store_copied o = { 0 };
+		enum dmsg_store_status s = store_find(w->store, m.store_lookup.space, keys[i],
+						      bytes + at, PMSG_FOUND_BYTES_MAX - at, &o);
+
+		pmsg_store_found_put(found + (size_t)i * PMSG_STORE_FOUND_SIZE,
+				     &(struct pmsg_store_found){ .answer = answer_of(s),
+								 .crc = o.crc,
+								 .length = o.bytes,
+								 .cost_us = o.cost_us });
+		at += o.bytes;
+	}
+	*ret_n = (size_t)(bytes + at - found);
+	return 0;
+}

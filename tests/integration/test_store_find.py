@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small objects of other agents, which workers ask for on their own data streams, and what is left to the connection of the agents."""
+
+import signal
+
+import pytest
+from dray import Status, Tier, errors
+from harness import MIB, until
+from test_store import User, counters
+from test_store_peers import STORE, UID, pair, value_of  # noqa: F401 (a fixture)
+
+ONCE = {"store.keep_copies": "false"}
+SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024)
+
+
+def found(agent):
+    return counters(agent)["dray_store_remote_found_total"]
+
+
+def found_so(reader, here, key, value):
+    """The object comes on a data stream, at the latest when there is one, and neither agent waits for a processor."""
+    before = found(reader)
+    until(lambda: here.get(key, len(value)) == value and found(reader) > before, "the object on a data stream")
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_small_objects(pair, keep):  # noqa: F811
+    owner, reader = pair(reader={"store.keep_copies": keep})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for i in range(200):
+            assert there.put(b"try %d" % i, b"value") == Status.OK
+        for size in SIZES:
+            assert there.put(b"%d" % size, value_of(size, size)) == Status.OK
+        tries = iter(range(200))
+        until(lambda: here.get(b"try %d" % next(tries), 5) == b"value" and found(reader), "an object on a data stream")
+        for size in SIZES:
+            assert here.get(b"%d" % size, size) == value_of(size, size)
+            assert here.has(b"%d" % size) == [keep == "true"]
+        assert counters(owner)["dray_store_lent_objects_total"] >= len(SIZES) + 1
+        until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
+
+
+def test_batch(pair):  # noqa: F811
+    """Keys from here, from there and from nowhere, and room that is too small."""
+    owner, reader = pair(reader=ONCE)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for key in (b"one", b"two", b"wide"):
+            assert there.put(key, value_of(key, 9000)) == Status.OK
+        assert here.put(b"own", value_of(b"own", 100)) == Status.OK
+        found_so(reader, here, b"one", value_of(b"one", 9000))
+        for _ in range(3):
+            got = here.store.get(here.region, [(b"one", [(0, 5000), (MIB, 4000)]), (b"own", [(2 * MIB, 100)]), (b"none", [(3 * MIB, 10)]),
+                                               (b"two", [(4 * MIB, 9000)]), (b"wide", [(5 * MIB, 8999)])])
+            assert [r.status for r in got] == [Status.OK, Status.OK, Status.NOT_FOUND, Status.OK, Status.TOO_LARGE]
+            assert [r.length for r in got] == [9000, 100, 0, 9000, 9000]
+            assert [r.tier for r in got] == [Tier.AGENT, Tier.MEMORY, Tier.NONE, Tier.AGENT, Tier.AGENT]
+            assert bytes(here.view[:5000]) + bytes(here.view[MIB:MIB + 4000]) == value_of(b"one", 9000)
+            assert bytes(here.view[4 * MIB:4 * MIB + 9000]) == value_of(b"two", 9000)
+        keys = [b"%d" % i for i in range(17)]
+        for key in keys:
+            assert there.put(key, value_of(key, 3000)) == Status.OK
+        for n in (16, 17):
+            got = here.store.get(here.region, [(key, [(i * 3000, 3000)]) for i, key in enumerate(keys[:n])])
+            assert [r.status for r in got] == [Status.OK] * n
+            assert all(bytes(here.view[i * 3000:(i + 1) * 3000]) == value_of(key, 3000) for i, key in enumerate(keys[:n]))
+
+
+def test_more_room_asks_for_a_lease(pair):  # noqa: F811
+    """Whether an object is small is not known before: the room for it decides."""
+    owner, reader = pair(reader=ONCE)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
+        found_so(reader, here, b"key", value_of(b"key", 4096))
+        before = found(reader)
+        assert here.get(b"key", 64 * 1024 + 1) == value_of(b"key", 4096)
+        assert found(reader) == before
+
+
+def test_on_disk(pair, lab):  # noqa: F811
+    """What is not in the memory of its owner is read as before."""
+    owner, reader = pair(owner={"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "64MiB",
+                                "limits.store_disk_bytes_per_owner": "64MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
+        found_so(reader, here, b"key", value_of(b"key", 4096))
+        until(lambda: counters(owner)["dray_store_disk_objects"] == 1, "it is on disk")
+        owner.ctl("store", "--evict", "16MiB", "--space", "kv")
+        until(lambda: here.get(b"key", 4096) == value_of(b"key", 4096), "the object from disk")
+
+
+def test_name_spaces_are_apart(pair):  # noqa: F811
+    """The owner decides who may use a name space."""
+    owner, reader = pair(reader=ONCE | {"store.spaces": f"kv=default:{UID},apart=default:{UID},more=default:{UID}"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", b"value") == Status.OK
+        found_so(reader, here, b"key", b"value")
+        for space in ("apart", "more"):
+            with User(reader, space=space) as other:
+                assert [other.get(b"key", 5) for _ in range(3)] == [Status.NOT_FOUND] * 3
+        found_so(reader, here, b"key", b"value")
+
+
+def test_two_owners(new_agent):
+    """Each has a part, and one of them goes."""
+    agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
+    reader = new_agent("reader", settings=STORE | ONCE | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
+    until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
+    with User(agents[0], space="kv") as one, User(agents[1], space="kv") as two, User(reader, space="kv") as here:
+        for user, keys in ((one, (b"1", b"both")), (two, (b"2", b"both"))):
+            for key in keys:
+                assert user.put(key, value_of(key, 500)) == Status.OK
+        for key in (b"1", b"2", b"both"):
+            found_so(reader, here, key, value_of(key, 500))
+        agents[0].kill()
+        assert here.get(b"1", 500) in (Status.NOT_FOUND, Status.LOST)
+        for key in (b"2", b"both"):
+            found_so(reader, here, key, value_of(key, 500))
+    agents[0].restart()
+
+
+def test_owner_hangs(pair):  # noqa: F811
+    """Requests end by their deadlines, with their session, or without the object, and are found again when it goes on."""
+    owner, reader = pair(reader=ONCE)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", b"value") == Status.OK
+        found_so(reader, here, b"key", b"value")
+        owner.process.send_signal(signal.SIGSTOP)
+        try:
+            gone = User(reader, space="kv")
+            gone.store.get(gone.region, [(b"key", [(0, 5)])], wait=False)
+            with pytest.raises(errors.Deadline):
+                here.store.get(here.region, [(b"key", [(0, 5)])], deadline=0.02)
+            cancelled = here.store.get(here.region, [(b"key", [(0, 5)])], wait=False)
+            cancelled.cancel()
+            gone.client.close()
+            assert [here.get(b"key", 5) for _ in range(3)] == [Status.NOT_FOUND] * 3
+        finally:
+            owner.process.send_signal(signal.SIGCONT)
+        found_so(reader, here, b"key", b"value")
+
+
+def test_owner_drains(pair):  # noqa: F811
+    """It lends nothing then, and does again when the drain is undone."""
+    owner, reader = pair(reader=ONCE)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", b"value") == Status.OK
+        found_so(reader, here, b"key", b"value")
+        owner.ctl("drain", "--wait", "--stay", "--timeout", "5s")
+        until(lambda: here.get(b"key", 5) == Status.NOT_FOUND, "a draining owner lends nothing")
+        owner.ctl("resume")
+        until(lambda: here.get(b"key", 5) == b"value", "the object")
