@@ -51,7 +51,8 @@ static void prepare(void)
 {
 	for (unsigned i = 0; i < KEYS_MAX; i++) {
 		snprintf(keys[i], sizeof(keys[i]), "block %u", i);
-		ranges[i] = (struct dray_store_range){ i % OBJECTS * size, size };
+		ranges[i] =
+			(struct dray_store_range){ .offset = i % OBJECTS * size, .length = size };
 		items[i] = (struct dray_store_item){ .key = keys[i],
 						     .key_length = strlen(keys[i]),
 						     .ranges = &ranges[i],

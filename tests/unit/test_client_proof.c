@@ -319,7 +319,7 @@ static void hook_batches(struct fake *f, void *arg)
 
 static uint64_t start_batch(enum dray_store_operation operation)
 {
-	static const struct dray_store_range range = { 64, 8 };
+	static const struct dray_store_range range = { .offset = 64, .length = 8 };
 	static const struct dray_store_item item = {
 		.key = "k", .key_length = 1, .ranges = &range, .ranges_n = 1
 	};
