@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of DrayECConnector that need no engine: places in a pool, headers, the order of those that wait, offers, sizes."""
 
-import dataclasses
 import os
 import random
 from functools import partial
@@ -164,7 +163,7 @@ def test_nobody_waits_for_ever():
 
 def test_offers_survive_a_router_and_refuse_what_is_damaged():
     offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)})
-    here = dataclasses.replace(offer, pool=PoolName(7, 5, "0a" * 32))
+    here = offer._replace(pool=PoolName(7, 5, "0a" * 32))
     params = offer_params([offer, here], "host:1")
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
@@ -187,20 +186,20 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
 
 def test_proof_covers_all_that_an_offer_says():
     offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)}, pool=PoolName(7, 5, "0a" * 32)), Secret(b"k" * 16)
-    offer = dataclasses.replace(offer, proof=secret.sign(offer, "salt"))
+    offer = offer._replace(proof=secret.sign(offer, "salt"))
     (read,) = read_offers(offer_params([offer], "host:1"))
     secret.check(read, "salt")
     one = offer.items["image"]
     for changed, salt in (
             ({"engine_id": "f"}, "salt"), ({"token": "other"}, "salt"), ({"model": {"dtype": "float16"}}, "salt"), ({"proof": "\ud800"}, "salt"),
-            *(({"pool": dataclasses.replace(offer.pool, **field)}, "salt") for field in ({"process": 8}, {"fd": 6}, {"door": "0b" * 32})),
+            *(({"pool": offer.pool._replace(**field)}, "salt") for field in ({"process": 8}, {"fd": 6}, {"door": "0b" * 32})),
             ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
-            *(({"items": {"image": dataclasses.replace(one, **field)}}, "salt")
+            *(({"items": {"image": one._replace(**field)}}, "salt")
               for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}))):
         with pytest.raises(errors.Denied, match="changed on its way"):
-            secret.check(dataclasses.replace(offer, **changed), salt)
+            secret.check(offer._replace(**changed), salt)
     with pytest.raises(errors.Denied, match="no proof"):
-        secret.check(dataclasses.replace(offer, proof=""), "salt")
+        secret.check(offer._replace(proof=""), "salt")
     with pytest.raises(errors.Denied):
         Secret(b"l" * 16).check(offer, "salt")
 

@@ -91,7 +91,7 @@ class PoolFile:
                 known[1] += 1
                 return True
             end = start + length
-            if end > len(self._map) or any(at < end and start < at + n for at, (n, _) in self._held.items()) or \
+            if end > len(self._map) or self._held and any(at < end and start < at + n for at, (n, _) in self._held.items()) or \
                     not _lock(self.fd, fcntl.F_RDLCK, start, length):
                 return False
             self._held[start] = [length, 1]
@@ -107,13 +107,10 @@ class PoolFile:
                 _lock(self.fd, fcntl.F_UNLCK, start, known[0])
                 self._close_unless_used()
 
-    def read(self, start: int, to: memoryview) -> bool:
-        """Copies bytes of a range that another process of this engine holds; False if the pool was given up."""
+    def read(self, start: int, length: int) -> bytearray | None:
+        """A copy of a range that another process of this engine holds; None if the pool was given up."""
         with self._busy:
-            if self.fd < 0:
-                return False
-            to[:] = self.view[start:start + len(to)]
-            return True
+            return bytearray(self.view[start:start + length]) if self.fd >= 0 else None
 
     def give_up(self) -> None:
         """Nothing more will be held."""

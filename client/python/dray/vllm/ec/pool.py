@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import errors
 from .allocator import Allocator
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Item", "Pool", "Shape"]
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What is known of an output before it exists. digest: of its identifier; size: bytes of its embeddings."""
 
     digest: bytes

@@ -14,7 +14,6 @@ evicted when others need the room.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
@@ -140,7 +139,7 @@ class ProducerSide(Writer[_Send]):
                          for name, item in zip(send.shapes, send.items, strict=True)}
                 offer = Offer(self._engine_id, grant.token, self._model, items, pool=PoolName(os.getpid(), self._memory.fd, self._door.name))
                 if self._secret is not None:
-                    offer = dataclasses.replace(offer, proof=self._secret.sign(offer, request.cache_salt))
+                    offer = offer._replace(proof=self._secret.sign(offer, request.cache_salt))
                 return offer_params([offer], self._client.segment)
             if send.shapes:
                 _logger.warning("dray: request %s: its outputs are not offered: %s", send.request_id,

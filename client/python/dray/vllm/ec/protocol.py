@@ -60,6 +60,16 @@ class StepMetadata:
     saves: dict[str, list[Place]] = field(default_factory=dict)
     loads: dict[str, Place] = field(default_factory=dict)
 
+    def __reduce__(self) -> Any:
+        """Each step pickles it, which takes less time for what pickle knows."""
+        saves = {name: [tuple(place) for place in places] for name, places in self.saves.items()}
+        return _step_metadata, (self.number, self.pool, saves, {name: tuple(place) for name, place in self.loads.items()})
+
+
+def _step_metadata(number: int, pool: tuple[str, int], saves: dict[str, list[Any]], loads: dict[str, Any]) -> StepMetadata:
+    return StepMetadata(number, pool, {name: [Place(*place) for place in places] for name, places in saves.items()},
+                        {name: Place(*place) for name, place in loads.items()})
+
 
 @dataclass
 class WorkerMetadata:
@@ -72,8 +82,7 @@ class WorkerMetadata:
         return WorkerMetadata(min(self.step, other.step))
 
 
-@dataclass(frozen=True)
-class Offered:
+class Offered(NamedTuple):
     """One output of an offer. offset: of its header in E's pool."""
 
     offset: int
@@ -82,8 +91,7 @@ class Offered:
     nonce: bytes
 
 
-@dataclass(frozen=True)
-class PoolName:
+class PoolName(NamedTuple):
     """By which other processes of the host find an engine's pool: descriptor `fd` of a process, and a door (door.py); empty: it has none."""
 
     process: int
@@ -91,8 +99,7 @@ class PoolName:
     door: str = ""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """Outputs of one engine. token: the right to read them. model: fields that both engines must have in common.
 
     proof: that the engine has the secret of the reading one (secret.py); empty: it has none. pool: for engines on the same host, which

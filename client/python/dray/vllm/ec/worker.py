@@ -21,11 +21,6 @@ __all__ = ["WorkerSide"]
 _logger = logging.getLogger("vllm.dray")
 
 
-def _bytes(tensor: Any) -> memoryview:
-    """The bytes of a tensor in host memory. PyTorch's own copies use all of its threads, which wait for each other on busy processors."""
-    return memoryview(tensor.view(torch.uint8).numpy()).cast("B")
-
-
 class WorkerSide:
     """One for each rank. dtype: of the outputs. saves: this rank stores outputs, which all ranks have; one is enough."""
 
@@ -84,7 +79,8 @@ class WorkerSide:
         assert self._memory is not None
         start = place.offset + HEADER
         if self._device == "cpu":
-            self._memory.view[start:start + place.size] = _bytes(output.contiguous())
+            # PyTorch's own copies use all of its threads, which wait for each other on busy processors.
+            self._memory.view[start:start + place.size] = memoryview(output.contiguous().view(torch.uint8).numpy()).cast("B")
         else:
             self._view(place).copy_(output)
         seal(self._memory.view, place.offset, place.nonce, place.digest, place.size)
@@ -109,22 +105,26 @@ class WorkerSide:
         """The output in a place, on the device."""
         if not place.path and self._device != "cpu":
             return self._view(place).to(self._device, copy=True)
-        output: Any = torch.empty((place.rows, place.width), dtype=self._dtype)
+        output = torch.frombuffer(self._read(place), dtype=self._dtype).view(place.rows, place.width)
+        return output if self._device == "cpu" else output.to(self._device)
+
+    def _read(self, place: Place) -> bytearray:
+        """A copy of the output in a place, which the scheduler's process keeps until this step is over, and whose bytes it has verified."""
         start = place.offset + HEADER
         if not place.path:
             assert self._memory is not None
-            _bytes(output)[:] = self._memory.view[start:start + place.size]
-            return output
-        # The scheduler's process keeps the place until this step is over, and has verified the bytes.
+            return bytearray(self._memory.view[start:start + place.size])
         pool = self._doors.find(place.door)
-        if pool is None or not pool.read(start, _bytes(output)):
+        output = pool.read(start, place.size) if pool is not None else None
+        if output is None:
             self._doors.knock(place.door)
+            output = bytearray(place.size)
             fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                read(fd, _bytes(output), start)
+                read(fd, memoryview(output), start)
             finally:
                 os.close(fd)
-        return output if self._device == "cpu" else output.to(self._device)
+        return output
 
     def close(self) -> None:
         """Gives up the pools of other engines."""
