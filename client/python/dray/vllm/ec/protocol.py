@@ -22,6 +22,7 @@ VERSION = 1
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _CONSUMERS_MAX = 1024
+_MOST = (1 << 40) - 1
 _DOOR = re.compile("[0-9a-f]{64}")  # as door.py makes them
 _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request unchanged."
 
@@ -136,10 +137,7 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
         forms = dray["offers"]
         if not isinstance(forms, list) or len(forms) > _OFFERS_MAX or sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
             raise ValueError(f"a list of up to {_OFFERS_MAX} offers with {_ITEMS_MAX} outputs together is expected")
-        return [Offer(_text(form["engine_id"]), _text(form["token"]), {_text(k): _text(v) for k, v in form["model"].items()},
-                      {_text(name): _offered(*one) for name, one in form["items"].items()}, _text(form.get("proof", "")),
-                      _pool(*form["pool"]) if "pool" in form else None)
-                for form in forms]
+        return [_offer(form) for form in forms]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise errors.Invalid(f"ec_transfer_params are damaged ({e!r:.200})", fix=_FIX) from None
 
@@ -158,22 +156,26 @@ def consumers(params: Mapping[str, Any] | None) -> int:
     return wanted if type(wanted) is int and 0 < wanted <= _CONSUMERS_MAX else 1
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is not a text")
-    return value
+def _offer(form: Mapping[str, Any]) -> Offer:
+    model, items, proof = dict(form["model"].items()), form["items"], form.get("proof", "")
+    offer = Offer(form["engine_id"], form["token"], model, {name: _offered(*one) for name, one in items.items()}, proof,
+                  _pool(*form["pool"]) if "pool" in form else None)
+    for text in (offer.engine_id, offer.token, proof, *model, *model.values(), *items):
+        if type(text) is not str:
+            raise ValueError(f"{text!r:.40} is not a text")
+    return offer
 
 
 def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
-    if not all(type(number) is int and 0 <= number < 1 << 31 for number in (process, fd)):
+    if not type(process) is type(fd) is int or not (0 <= process < 1 << 31 and 0 <= fd < 1 << 31):
         raise ValueError(f"descriptor {fd!r:.20} of process {process!r:.20}")
-    if _text(door) and not _DOOR.fullmatch(door):
+    if door != "" and not _DOOR.fullmatch(door):
         raise ValueError("a door is not one")
     return PoolName(process, fd, door)
 
 
 def _offered(offset: Any, rows: Any, width: Any, nonce: Any) -> Offered:
-    if not all(type(number) is int and 0 <= number < 1 << 40 for number in (offset, rows, width)) or not rows or not width:
+    if not type(offset) is type(rows) is type(width) is int or not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST):
         raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}")
     raw = bytes.fromhex(nonce)
     if len(raw) != NONCE:

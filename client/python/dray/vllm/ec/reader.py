@@ -241,7 +241,7 @@ class Reader(ABC):
 
     def _fit(self, shape: Shape) -> None:
         """errors.TooLarge: the output does not fit into the pool."""
-        if not self._pool.fits([shape]):
+        if self._pool.room(shape) > self._pool.size:
             raise errors.TooLarge(f"the output takes {self._pool.room(shape)} bytes, and the pool has {self._pool.size}",
                                   fix="Set ec_buffer_size to more.")
 
