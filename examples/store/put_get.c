@@ -23,7 +23,8 @@ static int fail(struct dray *d, const char *what)
 int main(int argc, char **argv)
 {
 	struct dray_options options = { .socket = argc > 1 ? argv[1] : NULL };
-	struct dray_store_range from = { 0, BYTES }, to = { BYTES, BYTES };
+	struct dray_store_range from = { .length = BYTES },
+				to = { .offset = BYTES, .length = BYTES };
 	struct dray_store_item item = {
 		.key = "example/value", .key_length = 13, .ranges = &from, .ranges_n = 1
 	};
