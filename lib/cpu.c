@@ -26,7 +26,7 @@ DRAY_DEFINE_CLEANUP(FILE *, fclose);
 /*
  * Of the main thread, which keeps the mask that the process was given. Other threads may be pinned to some of these CPUs.
  */
-static unsigned affinity_count(void)
+unsigned dray_cpus_allowed(void)
 {
 	for (int cpus = CPU_SETSIZE; cpus <= CPUS_MAX; cpus *= 2) {
 		size_t bytes = CPU_ALLOC_SIZE(cpus);
@@ -205,7 +205,7 @@ unsigned dray_cpu_quota(const char *root)
 
 void dray_cpus_get(struct dray_cpus *ret)
 {
-	ret->allowed = affinity_count();
+	ret->allowed = dray_cpus_allowed();
 	ret->quota_milli = dray_cpu_quota("");
 }
 

@@ -22,6 +22,9 @@ struct dray_cpus {
 /* Reads a few small files of the kernel. Any thread: the result describes the main thread. */
 void dray_cpus_get(struct dray_cpus *ret);
 
+/* The first of these numbers alone, by one system call. */
+unsigned dray_cpus_allowed(void);
+
 /* CPUs that can be kept busy all the time, at least 1. Pure. */
 unsigned dray_cpus_whole(const struct dray_cpus *c);
 

@@ -15,6 +15,8 @@
 
 /* Drivers of devices run on the thread. */
 #define STACK_BYTES (8ul << 20)
+/* Pause between looks at the CPU limit. */
+#define QUOTA_NS (10 * DRAY_NS_PER_SEC)
 /* Longest pause between looks during a storm of events. */
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 
@@ -24,6 +26,7 @@ struct detect {
 	struct dray_cpus cpus_seen; /* passed on last */
 	sd_event_source *changes;   /* the monitor has events; off during a look and a pause */
 	sd_event_source *timer;     /* the end of a pause, or the next look at listening sockets */
+	bool of_events;             /* the look was begun by events */
 	bool pausing;
 	struct dray_jobs *jobs;
 	/* of the job while it runs */
@@ -31,6 +34,7 @@ struct detect {
 	struct nd_monitor *monitor;
 	bool looked;       /* at least once */
 	int64_t listen_ns; /* when it last read the listening sockets */
+	int64_t quota_ns;  /* when it last read the CPU limit */
 	struct nd_scan *found;
 	struct dray_err scan_why; /* the scan failed */
 	bool listened;            /* `listeners` is valid */
@@ -79,7 +83,6 @@ static void scan_listeners(struct detect *d)
 {
 	const struct nd_scan *scan = d->found ? d->found : d->now;
 
-	dray_cpus_get(&d->cpus);
 	d->listen_ns = dray_now().ns;
 	if (!scan || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
@@ -87,6 +90,19 @@ static void scan_listeners(struct detect *d)
 					false, &d->listeners, &d->listen_why) >= 0;
 	/* the interval begins when the read has ended, however long that took */
 	d->listen_ns = dray_now().ns;
+}
+
+/* The CPU limit of the cgroup takes some dozens of system calls, so it is not read each time. */
+static void count_cpus(struct detect *d, bool all)
+{
+	int64_t now = dray_now().ns;
+
+	if (all || now >= d->quota_ns + QUOTA_NS) {
+		d->quota_ns = now;
+		dray_cpus_get(&d->cpus);
+	} else {
+		d->cpus.allowed = dray_cpus_allowed();
+	}
 }
 
 static void look(struct dray_job *j)
@@ -102,8 +118,10 @@ static void look(struct dray_job *j)
 	if (changed)
 		scan_node(d);
 	/* events that need no scan may come more often than the interval */
-	if (changed || start >= d->listen_ns + d->deps.cfg->segment.listen_interval)
+	if (changed || start >= d->listen_ns + d->deps.cfg->segment.listen_interval) {
+		count_cpus(d, changed);
 		scan_listeners(d);
+	}
 	d->took_ns = dray_now().ns - start;
 }
 
@@ -163,13 +181,26 @@ static void arm(struct detect *d, int64_t pause_ns)
 	sd_event_source_set_enabled(d->timer, SD_EVENT_ONESHOT);
 }
 
-/* Pauses as long as the look took, so that a storm of events takes half a CPU at most. */
+static void await(struct detect *d)
+{
+	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
+
+	d->pausing = false;
+	sd_event_source_set_enabled(d->changes, SD_EVENT_ON);
+	if (interval)
+		arm(d, dray_max(d->listen_ns + interval - dray_now().ns, (int64_t)0));
+}
+
+/* Pauses after events as long as the look took, so that a storm of them takes half a CPU at most. */
 static void handle_look(struct dray_job *j)
 {
 	struct detect *d = dray_container_of(j, struct detect, job);
 
-	d->pausing = true;
-	arm(d, dray_min(d->took_ns, (int64_t)PAUSE_MAX_NS));
+	d->pausing = d->of_events;
+	if (d->pausing)
+		arm(d, dray_min(d->took_ns, (int64_t)PAUSE_MAX_NS));
+	else
+		await(d);
 	if (d->scan_why.code)
 		log_limited(DRAY_LOG_WARNING, "detect", "%s, keeping the last scan",
 			    d->scan_why.msg);
@@ -188,8 +219,9 @@ static void handle_look(struct dray_job *j)
 	nd_listeners_deinit(&d->listeners);
 }
 
-static void begin_look(struct detect *d)
+static void begin_look(struct detect *d, bool of_events)
 {
+	d->of_events = of_events;
 	sd_event_source_set_enabled(d->changes, SD_EVENT_OFF);
 	sd_event_source_set_enabled(d->timer, SD_EVENT_OFF);
 	dray_jobs_add(d->jobs, &d->job, look, handle_look);
@@ -197,23 +229,17 @@ static void begin_look(struct detect *d)
 
 static int handle_changes(sd_event_source *source, int fd, uint32_t events, void *arg)
 {
-	begin_look(arg);
+	begin_look(arg, true);
 	return 0;
 }
 
 static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct detect *d = arg;
-	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
-
-	if (!d->pausing) {
-		begin_look(d);
-		return 0;
-	}
-	d->pausing = false;
-	sd_event_source_set_enabled(d->changes, SD_EVENT_ON);
-	if (interval)
-		arm(d, dray_max(d->listen_ns + interval - dray_now().ns, (int64_t)0));
+	if (d->pausing)
+		await(d);
+	else
+		begin_look(d, false);
 	return 0;
 }
 
@@ -249,7 +275,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 				    dray_errno_text(r));
 	}
 	log_debug("detect", "changes come by %s", nd_monitor_describe(d->monitor));
-	begin_look(d);
+	begin_look(d, true);
 	*ret = d;
 	return 0;
 }
