@@ -282,13 +282,15 @@ enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct
 
 	pthread_mutex_lock(&s->lock);
 	status = find_hold(s, space, key, most, &g);
-	if (!status)
+	if (!status) {
 		sum = *sum_part(g.object);
+		ret->cost_us = cost_of(g.object);
+	}
 	pthread_mutex_unlock(&s->lock);
 	if (status)
 		return status;
 	o = g.object;
-	*ret = (struct store_copied){ .bytes = o->policy.bytes, .cost_us = cost_of(o) };
+	ret->bytes = o->policy.bytes;
 	memcpy(to, s->base + store_object_offset(o), ret->bytes);
 	if (!sum.known) {
 		sum = (struct sum_part){ dray_crc32c(0, to, ret->bytes), true };

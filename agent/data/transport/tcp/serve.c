@@ -23,6 +23,8 @@
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
 /* Turns to wait for a grant that is not known yet. */
 #define GRANT_TURNS 8
+/* Answers with objects that a stream may have in memory, so that a peer that does not read them takes little of it. */
+#define FOUNDS_MAX 4
 /* The most that a frame adds to the output buffer. */
 #define OUT_ROOM (PMSG_FRAME_SIZE + SERVE_SMALL_READ)
 
@@ -266,6 +268,7 @@ static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 	if (!f->status &&
 	    seal_close(s->seals[SEAL_FOUND], f->slice, f->found, bytes, f->found) == 0) {
 		f->length = bytes + SEAL_BYTES;
+		f->serve->founds++;
 		return;
 	}
 	if (!f->status)
@@ -350,7 +353,8 @@ static bool serve_blocked(const struct tcp_stream *s)
 
 	if (s->payload_left)
 		return !s->sink && !v->rx->host && !v->chunk;
-	return v->rx || v->q_tail - v->q_head == SERVE_QUEUE || TCP_BUFFER - v->out_wr < OUT_ROOM;
+	return v->rx || v->q_tail - v->q_head == SERVE_QUEUE || v->founds == FOUNDS_MAX ||
+	       TCP_BUFFER - v->out_wr < OUT_ROOM;
 }
 
 static void serve_fault(struct tcp_stream *s)

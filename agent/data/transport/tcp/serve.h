@@ -45,6 +45,7 @@ struct serve {
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
 	uint64_t find;   /* number of the last frame find */
+	uint32_t founds; /* frames found in the queue that have a payload */
 
 	struct pmsg_seg segs[PMSG_SEGS_MAX]; /* from here on not cleared for each stream */
 	struct serve_frame q[SERVE_QUEUE];

@@ -35,6 +35,7 @@ static void sending_end(struct serve *v)
 	if (v->rx == f)
 		v->rx = NULL;
 	f->taken = true;
+	v->founds -= f->found != NULL;
 	free(dray_take(f->found));
 	serve_frame_release(f);
 }
