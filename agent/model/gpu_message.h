@@ -75,6 +75,7 @@ struct gpu_queues {
 	uint32_t n_pieces, n_engine_pieces; /* of each queue of kernels, of engines */
 	struct gpu_load *load;
 	const struct gpu_rates *rates; /* until GPU_RATES */
+	bool shared;                   /* kernels of several processes run at the same time (MPS) */
 	uint32_t nvlink;               /* those of `peers` with NVLink; the others use PCIe */
 	enum dray_config_gpu_copy copy;
 	uint64_t copy_memory; /* bytes that a worker gets if it asks; 0: never */

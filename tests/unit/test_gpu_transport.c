@@ -129,6 +129,34 @@ static void pages(void **state)
 	free(ops);
 }
 
+/* On a device that MPS shares, copies to and from the host are large ones: each waits for a kernel of an engine to end. */
+static void on_a_shared_device(void **state)
+{
+	enum { N = 512, PAGE = 64 * KIB };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = i * PAGE;
+		ops[i][1] = i * 7 % N * PAGE;
+		ops[i][2] = PAGE;
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		bool write = i & 1, shared = i & 2;
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, PIECES);
+		g.queues[0].shared = shared;
+		gpu_rig_lists(&g);
+		gpu_rig_region(&g, 0, N * PAGE, 1);
+		gpu_rig_region(&g, -1, N * PAGE, 1);
+		gpu_rig_pin(&g, &g.regions[1].region);
+		move(&g, write, 1, 2, (const uint64_t(*)[3])ops, N);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), shared ? 1 : 4);
+		gpu_rig_deinit(&g);
+	}
+	free(ops);
+}
+
 /*
  * Lists that devices read in place need no room. They stay allocated while they are read, and are
  * reused afterwards.
@@ -615,6 +643,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_path),
 		cmocka_unit_test(pages),
+		cmocka_unit_test(on_a_shared_device),
 		cmocka_unit_test(little_room),
 		cmocka_unit_test(many_small_ones),
 		cmocka_unit_test(wakes),

@@ -61,6 +61,7 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .n_pieces = QUEUE_PIECES,
 					  .n_engine_pieces = ENGINE_PIECES,
 					  .load = &d->load,
+					  .shared = d->info.shared,
 					  .nvlink = d->info.nvlink,
 					  .copy = (enum dray_config_gpu_copy)g->cfg->gpu.copy,
 					  .copy_memory = copy_memory_most(d) };

@@ -410,6 +410,11 @@ bool gpu_is_busy(const struct core *c, unsigned device)
 	       atomic_load_explicit(&p->given->load->busy, memory_order_relaxed);
 }
 
+bool gpu_is_shared(const struct core *c, unsigned device)
+{
+	return c->gpu->ports[device].given->shared;
+}
+
 int64_t gpu_wait_ns(const struct core *c, unsigned device)
 {
 	const struct port *p = &c->gpu->ports[device];

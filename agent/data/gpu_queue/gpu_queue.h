@@ -42,6 +42,8 @@ uint64_t gpu_copy_memory_setting(const struct core *c, unsigned device);
 const struct gpu_rates *gpu_rates(const struct core *c, unsigned device);
 /* Between the device and another one. */
 enum gpu_bus gpu_bus_between(const struct core *c, unsigned device, unsigned other);
+/* Kernels of several processes run there at the same time (MPS). */
+bool gpu_is_shared(const struct core *c, unsigned device);
 /* Other processes keep the device busy, as far as was seen; kernels of this agent wait there. */
 bool gpu_is_busy(const struct core *c, unsigned device);
 /* How long a kernel of this agent waits there while it is busy. */

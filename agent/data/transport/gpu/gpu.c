@@ -24,6 +24,8 @@
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
 /* Lists of small pieces from the host must not end before the next one is there: two to three milliseconds. */
 #define LISTS_UNDER_WAY (UINT64_C(64) << 20)
+/* At least this number of whole slices is in flight. */
+#define SLICES_UNDER_WAY 3
 #define LOST \
 	"a GPU of the transfer failed or was removed: register its memory again when it is back"
 
@@ -354,16 +356,26 @@ static void slice_carried(struct gpu_path *p, struct gpu_batch *b)
 	p->carrier = NULL;
 }
 
+/* Bytes of a copy, at most. */
+static uint64_t slice_limit(const struct core *c, const struct gpu_path *p)
+{
+	const struct gpu_plan_limits *l = &gpu_plan_limits[p->kind];
+
+	return gpu_is_shared(c, p->device) ? l->shared_slice : l->slice;
+}
+
 /* Puts slices that are copied alike into one copy until it is full. True: it ends with a part of the open slice. */
 static bool batch_fill(struct core *c, const struct gpu_transport *g, struct gpu_path *p,
 		       struct gpu_batch *b, struct gpu_plan *plan)
 {
 	const struct gpu_way way = p->way;
 
-	while (plan->copy.bytes < plan->limits->slice) {
+	const uint64_t most = slice_limit(c, p);
+
+	while (plan->copy.bytes < most) {
 		uint64_t before = plan->copy.bytes;
 
-		if (!slice_open(c, g, p, plan->limits->slice - plan->copy.bytes))
+		if (!slice_open(c, g, p, most - plan->copy.bytes))
 			return false;
 		if (p->way.device != way.device || p->way.engines != way.engines ||
 		    p->way.lists != way.lists || p->way.staged)
@@ -397,9 +409,9 @@ static void batch_note_way(struct gpu_batch *b, const struct gpu_path *p, struct
 }
 
 /* Bytes of the path's next slice, at most: with copy memory it fits into a part of that. Staged copies go on with such slices. */
-static uint64_t slice_most(const struct gpu_path *p)
+static uint64_t slice_most(const struct core *c, const struct gpu_path *p)
 {
-	uint64_t most = gpu_plan_limits[p->kind].slice, part = gpu_relay_slice(p);
+	uint64_t most = slice_limit(c, p), part = gpu_relay_slice(p);
 
 	if (!part)
 		return most;
@@ -419,7 +431,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	uint32_t room;
 	bool part;
 
-	if (!b || !slice_open(c, g, p, slice_most(p)))
+	if (!b || !slice_open(c, g, p, slice_most(c, p)))
 		return false;
 	way = p->way;
 	if (way.staged) {
@@ -475,9 +487,11 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 }
 
 /* Bytes in flight, at most. */
-static uint64_t under_way(const struct gpu_path *p)
+static uint64_t under_way(const struct core *c, const struct gpu_path *p)
 {
-	return p->way.lists ? LISTS_UNDER_WAY : gpu_plan_limits[p->kind].under_way;
+	if (p->way.lists)
+		return LISTS_UNDER_WAY;
+	return dray_max(gpu_plan_limits[p->kind].under_way, SLICES_UNDER_WAY * slice_limit(c, p));
 }
 
 /* Does a bounded part of the path's work. True: there is more to do at once. */
@@ -491,7 +505,7 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 		more = gpu_staged_run(c, p);
 	else {
 		gpu_relay_run(c, p);
-		while (p->n_batches < BATCHES && p->bytes < under_way(p) && batch_send(c, g, p))
+		while (p->n_batches < BATCHES && p->bytes < under_way(c, p) && batch_send(c, g, p))
 			;
 	}
 	if (!p->open && dray_list_empty(&p->jobs) && dray_list_empty(&p->relays) &&
