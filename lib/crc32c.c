@@ -65,8 +65,49 @@ static uint32_t by_table(uint32_t crc, const uint8_t *p, size_t n)
 	return bytes_by_table(crc, p, n);
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
 #ifdef __x86_64__
 #include <immintrin.h>
+
+#define INSTRUCTION __attribute__((target("sse4.2,crc32")))
+
+INSTRUCTION static inline uint64_t crc_of_8(uint64_t crc, uint64_t bytes)
+{
+	return __builtin_ia32_crc32di(crc, bytes);
+}
+
+INSTRUCTION static inline uint32_t crc_of_1(uint32_t crc, uint8_t byte)
+{
+	return __builtin_ia32_crc32qi(crc, byte);
+}
+
+static bool has_instruction(void)
+{
+	return __builtin_cpu_supports("sse4.2");
+}
+#else
+#include <sys/auxv.h>
+
+#define INSTRUCTION
+
+/* Compilers spell the builtins and the target of these instructions differently. */
+static inline uint64_t crc_of_8(uint64_t crc, uint64_t bytes)
+{
+	__asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %1" : "+r"(crc) : "r"(bytes));
+	return crc;
+}
+
+static inline uint32_t crc_of_1(uint32_t crc, uint8_t byte)
+{
+	__asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(byte));
+	return crc;
+}
+
+static bool has_instruction(void)
+{
+	return getauxval(AT_HWCAP) & HWCAP_CRC32;
+}
+#endif
 
 static uint64_t load64(const uint8_t *p)
 {
@@ -82,8 +123,7 @@ static uint32_t advanced(uint64_t crc)
 	       advance[3][crc >> 24 & 0xff];
 }
 
-__attribute__((target("sse4.2,crc32"))) static uint32_t by_instruction(uint32_t crc,
-								       const uint8_t *p, size_t n)
+INSTRUCTION static uint32_t by_instruction(uint32_t crc, const uint8_t *p, size_t n)
 {
 	uint64_t a = crc, b, c;
 
@@ -92,19 +132,29 @@ __attribute__((target("sse4.2,crc32"))) static uint32_t by_instruction(uint32_t 
 		for (unsigned i = 0; i < 3 * LANE; i += 64)
 			__builtin_prefetch(p + 3 * LANE + i);
 		for (unsigned i = 0; i < LANE; i += 8) {
-			a = __builtin_ia32_crc32di(a, load64(p + i));
-			b = __builtin_ia32_crc32di(b, load64(p + LANE + i));
-			c = __builtin_ia32_crc32di(c, load64(p + 2 * LANE + i));
+			a = crc_of_8(a, load64(p + i));
+			b = crc_of_8(b, load64(p + LANE + i));
+			c = crc_of_8(c, load64(p + 2 * LANE + i));
 		}
 		a = c ^ advanced(b ^ advanced(a));
 	}
 	for (; n >= 8; n -= 8, p += 8)
-		a = __builtin_ia32_crc32di(a, load64(p));
+		a = crc_of_8(a, load64(p));
 	for (; n; n--)
-		a = __builtin_ia32_crc32qi((uint32_t)a, *p++);
+		a = crc_of_1((uint32_t)a, *p++);
 	return (uint32_t)a;
 }
 
+#else
+#define by_instruction by_table
+
+static bool has_instruction(void)
+{
+	return false;
+}
+#endif
+
+#ifdef __x86_64__
 #define WIDE __attribute__((target("sse4.2,crc32,avx512f,pclmul,vpclmulqdq")))
 #define REGISTER 64u /* bytes */
 #define IN_FLIGHT (4 * REGISTER)
@@ -186,16 +236,16 @@ static void find_ways(void)
 {
 	make_factors(by_register, REGISTER);
 	make_factors(by_flight, IN_FLIGHT);
-	has[DRAY_CRC32C_INSTRUCTION] = __builtin_cpu_supports("sse4.2");
+	has[DRAY_CRC32C_INSTRUCTION] = has_instruction();
 	has[DRAY_CRC32C_FOLD] = has[DRAY_CRC32C_INSTRUCTION] && __builtin_cpu_supports("avx512f") &&
 				__builtin_cpu_supports("vpclmulqdq");
 }
 #else
-#define by_instruction by_table
 #define by_folding by_table
 
 static void find_ways(void)
 {
+	has[DRAY_CRC32C_INSTRUCTION] = has_instruction();
 }
 #endif
 
