@@ -193,13 +193,15 @@ $(PRELOADED): $(B)/%.so: %.c $(B)/flags
 	@printf '  %-7s %s\n' LD $@
 	$(Q)$(CC) $(LANGUAGE) $(WARN) -fno-builtin -fvisibility=default -fPIC -g -O1 -shared -o $@ $<
 
-# The test engine with GPU memory needs no CUDA toolkit at build time and no GPU to start.
+# The test engine with GPU memory needs no CUDA toolkit at build time and no GPU to start. Its driver is loaded by Python, too.
 GPU_ENGINE := $(B)/tests/gpu/engine
 $(GPU_ENGINE): $(call obj,$(SRC_gpu_engine)) $(B)/libclient.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) -ldl)
 SIMULATED_DRIVER := $(B)/tests/gpu/simulated/libcuda.so.1
-$(SIMULATED_DRIVER): $(O)/tests/gpu/simulated_driver.o
-	$(call link,-shared -Wl$(,)-soname$(,)libcuda.so.1 $^)
+$(SIMULATED_DRIVER): tests/gpu/simulated_driver.c tests/gpu/driver.h $(B)/flags
+	@mkdir -p $(@D)
+	@printf '  %-7s %s\n' LD $@
+	$(Q)$(CC) $(LANGUAGE) $(WARN) -g -O1 -shared -pthread -Wl,-soname,$(@F) -o $@ $<
 
 # A test that gets no memory may crash: it uses what it allocates without a check.
 $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference

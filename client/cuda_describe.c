@@ -77,24 +77,39 @@ static int check(struct walk *k, cu_result error, const char *what)
 	return dc_cuda_check(k->c, error, what, k->err);
 }
 
+static bool is_on_gpu(const struct walk *k, cu_device *ret)
+{
+	unsigned type = 0;
+
+	return !k->c->pointer_attribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, k->f.at) &&
+	       type == CU_MEMORY_DEVICE &&
+	       !k->c->pointer_attribute(ret, CU_ATTRIBUTE_DEVICE_ORDINAL, k->f.at);
+}
+
+static bool is_managed(const struct walk *k)
+{
+	int managed = 0;
+
+	return !k->c->pointer_attribute(&managed, CU_ATTRIBUTE_IS_MANAGED, k->f.at) && managed;
+}
+
+static int refuse_absent(struct walk *k, int code)
+{
+	return refuse(k, code, "there is no memory of a GPU at 0x%" PRIx64, k->f.at);
+}
+
 /* Queries the driver for the allocation at k->f.at. */
 static int find(struct walk *k)
 {
 	const struct cuda_driver *c = k->c;
 	struct found *f = &k->f;
-	unsigned type = 0;
-	int managed = 0, ordinal = 0;
 	void *address;
 
-	if (c->pointer_attribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, f->at) ||
-	    type != CU_MEMORY_DEVICE ||
-	    c->pointer_attribute(&ordinal, CU_ATTRIBUTE_DEVICE_ORDINAL, f->at))
-		return refuse(k, DRAY_E_INVALID, "there is no memory of a GPU at 0x%" PRIx64,
-			      f->at);
-	if (!c->pointer_attribute(&managed, CU_ATTRIBUTE_IS_MANAGED, f->at) && managed)
+	if (!is_on_gpu(k, &f->device))
+		return refuse_absent(k, DRAY_E_INVALID);
+	if (is_managed(k))
 		return refuse_unsupported(k, "is managed memory, which cannot be shared; use "
 					     "cudaMalloc() or cuMemCreate()");
-	f->device = ordinal;
 	if (c->pointer_attribute(&f->context, CU_ATTRIBUTE_CONTEXT, f->at))
 		f->context = NULL;
 	memcpy(&address, &f->at, sizeof(address));
@@ -432,6 +447,63 @@ int dray_cuda_describe(const struct dray_cuda_range *ranges, size_t ranges_n,
 	if (open_and_describe(ranges, ranges_n, kinds, kinds_n, ret, &err) == 0)
 		return 0;
 	return dc_cuda_why(&err, why, why_size);
+}
+
+/* Base and size of the allocation at k->f.at. */
+static int bounds(struct walk *k, struct share *ret)
+{
+	size_t bytes = 0;
+	int error;
+
+	if (k->f.allocation)
+		return find_mapping(k, ret);
+	error = check(k, k->c->address_range(&ret->base, &bytes, k->f.at), "cuMemGetAddressRange");
+	ret->bytes = bytes;
+	return error;
+}
+
+static int allocation_find(struct walk *k, struct dray_cuda_allocation *ret)
+{
+	struct dray_cuda_allocation a = { 0 };
+	struct share s = { .fd = -1 };
+	struct cuda_scope scope;
+	int error;
+
+	if (!is_on_gpu(k, &k->f.device) || is_managed(k))
+		return refuse_absent(k, DRAY_E_NOT_FOUND);
+	if (find(k) < 0)
+		return -1;
+	dc_cuda_enter(k->c, k->f.context, k->f.device, &scope);
+	error = bounds(k, &s);
+	if (k->c->pointer_attribute(&a.id, CU_ATTRIBUTE_BUFFER_ID, k->f.at))
+		a.id = 0;
+	dc_cuda_leave(k->c, &scope);
+	if (k->f.allocation)
+		k->c->allocation_release(k->f.allocation);
+	a.address = s.base;
+	a.length = s.bytes;
+	if (!error)
+		*ret = a;
+	return error;
+}
+
+int dray_cuda_find(uint64_t address, struct dray_cuda_allocation *ret, char *why, size_t why_size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct cuda_driver c;
+	struct walk k = { .c = &c, .f = { .at = address }, .err = &err };
+	int error;
+
+	if (!dc_cuda_is_loaded()) {
+		error = refuse_absent(&k, DRAY_E_NOT_FOUND);
+	} else {
+		error = dc_cuda_open(&c, &err);
+		if (!error) {
+			error = allocation_find(&k, ret);
+			dc_cuda_close(&c);
+		}
+	}
+	return error ? dc_cuda_why(&err, why, why_size) : 0;
 }
 
 void dray_cuda_extents_free(struct dray_cuda_extents *e)

@@ -53,6 +53,16 @@ void dc_cuda_close(struct cuda_driver *c)
 	c->library = NULL;
 }
 
+bool dc_cuda_is_loaded(void)
+{
+	void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+
+	if (!library)
+		return false;
+	dlclose(library);
+	return true;
+}
+
 /* CUresults after which a device, or this process's context on it, is unusable. */
 static bool is_lost(cu_result error)
 {

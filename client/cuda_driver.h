@@ -46,6 +46,7 @@ enum {
 
 	CU_ATTRIBUTE_CONTEXT = 1,
 	CU_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_ATTRIBUTE_BUFFER_ID = 7,
 	CU_ATTRIBUTE_IS_MANAGED = 8,
 	CU_ATTRIBUTE_DEVICE_ORDINAL = 9,
 	CU_ATTRIBUTE_IS_LEGACY_IPC_CAPABLE = 10,
@@ -134,6 +135,8 @@ struct cuda_driver {
 /* 0, or negative with reterr. */
 int dc_cuda_open(struct cuda_driver *ret, struct dray_err *reterr);
 void dc_cuda_close(struct cuda_driver *c);
+/* A driver is loaded in this process, maybe not by the library. */
+bool dc_cuda_is_loaded(void);
 
 /* 0; or for an error of the driver negative, with reterr: "<what>: <name of the error>". */
 int dc_cuda_check(const struct cuda_driver *c, cu_result error, const char *what,

@@ -1424,6 +1424,32 @@ struct dray_cuda_extents {
 	void *own;                         /* private to the library */
 };
 
+/* An allocation on a GPU. */
+struct dray_cuda_allocation {
+	uint64_t address; /* device pointer of its first byte */
+	uint64_t length;  /* bytes */
+	uint64_t id; /* the driver's number, which no other allocation of this process gets; 0: unknown */
+};
+
+/*
+ * Finds the allocation on a GPU that has the byte at an address; of memory of cuMemCreate(), the
+ * mapping of one allocation. Loads no driver: without one in this process there is no such memory.
+ *
+ * Needs no handle.
+ *
+ * Blocks: for some microseconds.
+ *
+ * Ownership: on failure the text is in why (of why_size bytes, may be NULL).
+ *
+ * Errors:
+ * -DRAY_E_NOT_FOUND: the address is not memory of a GPU. Managed memory and pinned memory of the
+ *     host are not, because CPUs reach them.
+ * -DRAY_E_UNSUPPORTED: the driver is too old, or does not report the bounds of the mapping.
+ * -DRAY_E_GPU_LOST, -DRAY_E_IO: an error of the driver; the text has its name.
+ */
+DRAY_API int dray_cuda_find(uint64_t address, struct dray_cuda_allocation *ret, char *why,
+			    size_t why_size);
+
 /*
  * Finds the allocations of ranges on one GPU, and describes each range by extents. Their offsets
  * count from the base of an allocation, because another process can open an allocation only as a

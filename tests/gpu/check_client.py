@@ -86,21 +86,26 @@ class DriverError(Exception):
 
 
 class Gpu:
-    """Device 0 with its primary context, current on this thread."""
+    """A device with its primary context, current on this thread."""
 
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, device=0):
+        self.library, self.device = ctypes.CDLL("libcuda.so.1"), device
         for name, arguments in FUNCTIONS.items():
-            function = getattr(self.library, name)
-            function.argtypes, function.restype = arguments, c_int
+            if hasattr(self.library, name):  # a simulated driver has some of them
+                function = getattr(self.library, name)
+                function.argtypes, function.restype = arguments, c_int
         self.call("cuInit", 0)
-        context = c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
-        self.call("cuCtxSetCurrent", context)
-        self.prop = AllocationProp(type=1, handle_types=POSIX_FD, location_type=1, location=0)
+        self.context = c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", byref(self.context), device)
+        self.use()
+        self.prop = AllocationProp(type=1, handle_types=POSIX_FD, location_type=1, location=device)
         granularity = c_size_t()
         self.call("cuMemGetAllocationGranularity", byref(granularity), byref(self.prop), 0)
         self.granularity = granularity.value
+
+    def use(self):
+        """Makes the context current."""
+        self.call("cuCtxSetCurrent", self.context)
 
     def raw(self, name, *arguments):
         return getattr(self.library, name)(*arguments)
@@ -137,7 +142,7 @@ class Gpu:
 
     def map(self, pointer, size, allocation):
         self.call("cuMemMap", pointer, size, 0, allocation, 0)
-        self.call("cuMemSetAccess", pointer, size, byref(AccessDesc(1, 0, 3)), 1)
+        self.call("cuMemSetAccess", pointer, size, byref(AccessDesc(1, self.device, 3)), 1)
 
     def chunks(self, count, size):
         """Makes `count` allocations with adjacent mappings."""

@@ -30,6 +30,7 @@ struct range {
 
 enum number {
 	MAPPING,
+	IDS,
 	JOINED,
 	DMABUF,
 	PRIMARY,
@@ -57,6 +58,7 @@ enum number {
 
 static const char *const names[NUMBERS] = {
 	[MAPPING] = "mapping",
+	[IDS] = "ids",
 	[JOINED] = "joined",
 	[DMABUF] = "dmabuf",
 	[PRIMARY] = "primary",
@@ -108,7 +110,7 @@ static int current(void)
 void fake_cuda_reset(void)
 {
 	memset(number, 0, sizeof(number));
-	number[MAPPING] = number[DMABUF] = 1;
+	number[MAPPING] = number[DMABUF] = number[IDS] = 1;
 	number[ERROR] = 719;
 	stack[0] = -1;
 	ranges_n = 0;
@@ -200,6 +202,7 @@ static cu_result attribute(void *ret, int which, const struct range *r, const st
 	int flag = which == CU_ATTRIBUTE_IS_MANAGED ? r->kind == FAKE_CUDA_MANAGED :
 						      r->kind == FAKE_CUDA_MALLOC;
 	size_t bytes = mapping->bytes;
+	uint64_t id = (uint64_t)(r - ranges) + 1;
 	cu_context context = context_of(r->kind == FAKE_CUDA_VMM ? -1 : r->device);
 
 	switch (which) {
@@ -209,6 +212,9 @@ static cu_result attribute(void *ret, int which, const struct range *r, const st
 	case CU_ATTRIBUTE_MEMORY_TYPE:
 		memcpy(ret, &type, sizeof(type));
 		return 0;
+	case CU_ATTRIBUTE_BUFFER_ID:
+		memcpy(ret, &id, sizeof(id));
+		return number[IDS] ? 0 : INVALID_VALUE;
 	case CU_ATTRIBUTE_IS_MANAGED:
 	case CU_ATTRIBUTE_IS_LEGACY_IPC_CAPABLE:
 		memcpy(ret, &flag, sizeof(flag));

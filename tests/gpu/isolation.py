@@ -15,7 +15,7 @@ import sys
 import time
 
 import harness
-from suite import FAKE, GIB, KIB, MIB, ROOT, EngineError, Side, Skip, scattered
+from suite import FAKE, GIB, KIB, MIB, ROOT, SIMULATED, EngineError, Side, Skip, scattered
 
 GONE_LIMIT = 0.1  # seconds from an engine's death until its GPU memory is free
 DEATHS = 5
@@ -352,10 +352,29 @@ def encoder_outputs(t):
                     t.drop(agent)
 
 
-def run(t, argv, limit):
-    done = subprocess.run([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+def mooncake(t):
+    """Engines of dray.mooncake with memory of GPUs, and the store."""
+    script = ROOT / "tests/gpu/check_mooncake.py"
+    for devices, count in (((0, 0), 1), ((0, 1), 1), ((0, 1), 2)):
+        label = f"mooncake: GPU {devices[0]} to GPU {devices[1]}, {'one agent' if count == 1 else 'two agents over TCP'}"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            t.device(max(devices))
+            agents = [t.agent(f"mooncake-{i}", **{"limits.store_bytes": "256MiB"}) for i in range(count)]
+            try:
+                rounds = [] if t.fake else [0.3]
+                simulated = {"LD_LIBRARY_PATH": SIMULATED, "FAKE_GPU_FOLDER": t.lab.tmp} if t.fake else {}
+                run(t, [sys.executable, script, agents[0].socket, agents[-1].socket, *devices, *rounds], 100, **simulated)
+            finally:
+                for agent in agents:
+                    t.drop(agent)
+
+
+def run(t, argv, limit, **env):
+    done = subprocess.run([str(word) for word in argv], env={**os.environ, **{k: str(v) for k, v in env.items()}}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
     t.say("\n".join(done.stdout.splitlines()[-25:]))
     assert done.returncode == 0, f"exit status {done.returncode}"
 
 
-PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, bench_verb, plugin, connector, encoder_outputs)
+PARTS = (words, deaths, namespaces, rest, stops, rates, refused, tools, bench_verb, plugin, connector, encoder_outputs, mooncake)

@@ -141,6 +141,28 @@ def test_not_exportable(driver, handles, words):
     assert words[1] in expect("unsupported", cuda.describe, BASE, 10, (cuda.VMM, cuda.DMABUF)).message
 
 
+@pytest.mark.parametrize("settings", [{}, {"joined": 2, "primary": 1}, {"mapping": 0, "primary": 1}, {"ids": 0}])
+def test_find_allocation(driver, settings):
+    """The allocation around an address, without handles for export; memory that CPUs reach is none of a GPU."""
+    driver.chunks()
+    driver.map(MALLOC, BASE + 4 * CHUNK, 5 * MIB, device=1)
+    for i, kind in enumerate((MANAGED, HOST)):
+        driver.map(kind, BASE + (5 + i) * CHUNK, MIB)
+    driver.set(**settings)
+    found = [cuda.find_allocation(BASE + at) for at in (0, CHUNK - 1, CHUNK, 3 * CHUNK - 1, 4 * CHUNK + 77)]
+    assert [(a.address - BASE, a.length) for a in found] == [(0, CHUNK), (0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, CHUNK), (4 * CHUNK, 5 * MIB)]
+    assert len({a.id for a in found}) == (1 if settings.get("ids") == 0 else 4) and all(a.id for a in found) == (settings.get("ids") != 0)
+    assert [cuda.find_allocation(at) for at in (BASE + 3 * CHUNK, BASE + 5 * CHUNK, BASE + 6 * CHUNK, 0, (1 << 64) - 1)] == [None] * 5
+    assert not driver.get("exports")
+    expect("invalid", cuda.find_allocation, -1)
+
+
+def test_find_allocation_without_bounds(driver):
+    driver.chunks()
+    driver.set(joined=1, primary=1)
+    assert "does not report the bounds" in expect("unsupported", cuda.find_allocation, BASE).message
+
+
 def test_other_memory(driver):
     for i, kind in enumerate((POOL, MANAGED, HOST, MALLOC, VMM)):
         driver.map(kind, BASE + 2 * i * MIB, MIB)

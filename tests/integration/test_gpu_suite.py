@@ -13,7 +13,8 @@ RUN = harness.ROOT / "tests/gpu/run"
 HAS_GPU = os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
 # One or two cases of each part.
 SOME = ("pairs: cuda_ipc on GPU 0 and cuda_vmm", "pairs: cuda_vmm on GPU 0 and cuda_vmm on GPU 1", "pages: 16 KiB at random, cuda_vmm and memfd",
-        "extents: 256 of cuda_vmm and of memfd", "words", "deaths", "namespaces", "refused")
+        "extents: 256 of cuda_vmm and of memfd", "words", "deaths", "namespaces", "refused",
+        "mooncake")
 
 
 def run(*argv, **env):

@@ -18,7 +18,7 @@ import dray
 import pytest
 from dray import errors
 from dray.mooncake import _letters as letters
-from dray.mooncake import _handshake, _objects, _peers, _transfer
+from dray.mooncake import _handshake, _local, _objects, _peers, _transfer
 from dray.mooncake._carry import Carrier
 from dray.mooncake._options import Options
 from dray.mooncake._slots import DATA_MAX, HEAD, OPS_MAX, chunks
@@ -378,8 +378,8 @@ class Gate:
 def test_unregistered_while_it_is_used(agent, engine, monkeypatch):
     """Local memory is unregistered when its transfers have ended; those that wait for a thread fail."""
     a, b = engine(), engine()
-    gate = Gate(_transfer.copy_out)
-    monkeypatch.setattr(_transfer, "copy_out", gate)
+    gate = Gate(_local.copy_out)
+    monkeypatch.setattr(_local, "copy_out", gate)
     target, memory = private(PAGE)
     memory[:] = b"x" * PAGE
     here, local = private(8 * PAGE)

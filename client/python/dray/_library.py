@@ -199,6 +199,10 @@ class CudaExtents(Structure):
         ("own", c_void_p)]
 
 
+class CudaAllocation(Structure):
+    _fields_ = [("address", c_uint64), ("length", c_uint64), ("id", c_uint64)]
+
+
 # The structs by their names in dray.h, for a test that compares them with the compiler's layout.
 STRUCTS: dict[str, type[Structure]] = {
     "dray_options": Options, "dray_info": Info, "dray_token": Token, "dray_hint": Hint,
@@ -207,7 +211,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "dray_lease_spec": LeaseSpec, "dray_remote_info": RemoteInfo, "dray_word": Word, "dray_transfer": Transfer,
     "dray_store_range": StoreRange, "dray_store_item": StoreItem, "dray_store_batch": StoreBatch,
     "dray_store_result": StoreResult, "dray_store_results": StoreResults,
-    "dray_cuda_range": CudaRange, "dray_cuda_extents": CudaExtents}
+    "dray_cuda_range": CudaRange, "dray_cuda_allocation": CudaAllocation, "dray_cuda_extents": CudaExtents}
 
 # A number, because ctypes refuses None for it: that is the handle of a closed client.
 _d = c_size_t
@@ -271,6 +275,7 @@ _RELEASED: dict[str, tuple[Any, ...]] = {
     "dray_memory_populate": (c_int, c_int, c_uint64, c_uint64, c_char_p, c_size_t),
     "dray_cuda_describe": (c_int, POINTER(CudaRange), c_size_t, POINTER(c_int), c_size_t,
                            POINTER(CudaExtents), c_char_p, c_size_t),
+    "dray_cuda_find": (c_int, c_uint64, POINTER(CudaAllocation), c_char_p, c_size_t),
     "dray_cuda_alloc": (c_int, c_uint64, c_int, POINTER(c_uint64), c_char_p, c_size_t),
     "dray_cuda_free": (None, c_uint64, c_uint64, c_int),
     "dray_cuda_words_new": (c_int, _d, c_uint, POINTER(c_void_p)),

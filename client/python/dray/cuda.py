@@ -21,7 +21,7 @@ import ctypes
 from collections.abc import Iterable, Iterator
 from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p, create_string_buffer
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _arguments as arguments
 from . import _library as lib
@@ -32,9 +32,9 @@ from .handles import Region
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["DMABUF", "IPC", "KINDS", "VMM", "Extents", "StreamWord", "StreamWords", "allocate",
-           "describe", "describe_ranges", "describe_tensor", "describe_tensors", "free", "tensor_range",
-           "torch_allocator"]
+__all__ = ["DMABUF", "IPC", "KINDS", "VMM", "Allocation", "Extents", "StreamWord", "StreamWords", "allocate",
+           "describe", "describe_ranges", "describe_tensor", "describe_tensors", "find_allocation", "free",
+           "tensor_range", "torch_allocator"]
 
 VMM, IPC, DMABUF = "cuda_vmm", "cuda_ipc", "dmabuf"
 # Tried in this order for each allocation. Only RDMA reaches memory that is shared as dmabuf, so that
@@ -103,6 +103,29 @@ class Extents:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Allocation(NamedTuple):
+    """An allocation on a GPU. id: the driver's number, which no other allocation of this process gets; 0: unknown."""
+
+    address: int
+    length: int
+    id: int
+
+
+def find_allocation(pointer: int) -> Allocation | None:
+    """The allocation on a GPU that has the byte at an address; None: the address is not memory of a GPU.
+
+    Managed memory and pinned memory of the host are not, because CPUs reach them. Loads no driver. Takes
+    some microseconds; any thread. errors.Unsupported: the driver does not report the bounds.
+    """
+    raw, why = lib.CudaAllocation(), create_string_buffer(lib.WHY_SIZE)
+    code = lib.released.dray_cuda_find(arguments.number("the address", pointer), byref(raw), why, len(why))
+    if code == -errors.NotFound.code:
+        return None
+    if code:
+        raise errors.make(code, lib.text(why.value))
+    return Allocation(raw.address, raw.length, raw.id)
 
 
 def describe_ranges(ranges: Iterable[tuple[int, int]], kinds: str | Iterable[str] | None = None) -> Extents:

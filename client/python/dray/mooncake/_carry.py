@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..handles import Remote
 from ..pending import Pending
-from ._copy import copy_in, copy_out
 from ._letters import Carry
 from ._remotes import give_back_later
 from ._slots import DATA_MAX, ENTRY, HEAD, OPS_MAX, Op, Slot
@@ -52,12 +51,12 @@ class Carrier:
     def _move(self, slot: Slot, remote: Remote, ops: list[Op], total: int, write: bool, ends: float) -> None:
         core, pieces = self._core, [(address, length) for address, _, length in ops]
         if not write:
-            copy_in(slot.memory.fd, HEAD, pieces)
+            core.local.copy_in(slot, [(HEAD, pieces)], ends)
         start = core.client.read if write else core.client.write
         start(slot.region, remote, [(HEAD, HEAD, total)], deadline=core.left(ends)).result()
         if write:
             _expect_wanted(core, remote, ends)
-            copy_out(slot.memory.fd, HEAD, pieces)
+            core.local.copy_out(slot, [(HEAD, pieces)], ends)
 
     def _remote(self, token: str, ends: float) -> Remote:
         """The slot of another engine; those that were used last stay imported."""

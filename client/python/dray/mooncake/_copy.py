@@ -44,7 +44,7 @@ def _all(views: list[memoryview], offset: int, copy: Callable[[Any, int], int], 
             done = copy(views, offset)
         except OSError as e:
             raise errors.Range(f"memory of this process cannot be {what}: {e.strerror}",
-                               fix="Pass addresses of host memory that is mapped.") from None
+                               fix="Pass addresses of host memory that is mapped, or register the memory if it is on a GPU.") from None
         if not done:
             raise errors.Internal("a file of this process ended early")
         offset += done

@@ -22,14 +22,17 @@ from ..pending import Pending
 from ._carry import Carrier
 from ._copy import address_of
 from ._exported import Exported
+from ._gpu import GpuRegions
 from ._handshake import Contact, Served, SessionPort, host_of, is_host, segment_of
 from ._letters import FIND_MAX, Carried, Carry, Find, Found, Letter, Notify, read, write
+from ._local import Local
 from ._metadata import Metadata
 from ._options import Options
 from ._peer import Peer
 from ._peers import Peers
 from ._placed import Placed
 from ._registered import Buffer, Registered
+from ._running import left
 from ._slots import Slots
 from ._workers import Workers
 
@@ -60,7 +63,7 @@ class Core:
         host = host_of(name)
         self.options, self.pid = options, os.getpid()
         self._name, self._metadata, self._address = name, metadata, ""
-        self.registered, self.notifies = Registered(), deque[Notify]()
+        self.notifies = deque[Notify]()
         self._waits: dict[int, _Wait] = {}
         self._closed = False
         self._again: threading.Timer | None = None
@@ -68,6 +71,8 @@ class Core:
         self._at: Served | None = segment_of(options.segment, options) if options.segment else None
         self._life = Memory(PAGE, name="dray-mooncake-life")
         self.client = Client(name="mooncake", timeout=options.seconds)
+        self.registered = Registered(GpuRegions(self.client))
+        self.local = Local(self.client, self.registered)
         try:
             self._life_exported = Exported(self.client.region(self._life, access="r", name="mooncake life"))
             self.mailbox = f"mooncake {secrets.token_hex(16)}"
@@ -201,7 +206,7 @@ class Core:
 
     def left(self, ends: float) -> float:
         """Seconds until a deadline; at least a millisecond, because 0 means a default."""
-        return max(0.001, ends - time.monotonic())
+        return left(ends)
 
     # --- requests to other engines ------------------------------------------------------------------
 
@@ -341,5 +346,5 @@ def _token(buffer: Buffer) -> str:
     try:
         return buffer.token()
     except errors.Error as e:
-        _logger.warning("a token of a managed buffer could not be made, so its bytes take a copy more: %s", e)
+        _logger.warning("a token of memory that the agent reaches could not be made, so its bytes take a copy more: %s", e)
         return ""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the agent's store by way of slots, for memory that only this process has."""
+"""Objects of the agent's store: by way of slots for memory that only this process has, and directly for memory of GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import threading
@@ -12,15 +13,19 @@ from typing import Any
 
 from .. import errors
 from ..client import Client
+from ..handles import Region
 from ..store import Status, StoreResult
-from ._copy import Piece, copy_in, copy_out, peek
+from ._copy import Piece, peek
+from ._gpu import GpuRegions
+from ._local import Local
+from ._registered import Registered
 from ._slots import DATA_MAX, Slot, Slots
 
 __all__ = ["Objects", "key_of"]
 
 _SLOTS = 4
 _SMALL = 4096
-_KEYS_MAX = 1024  # of a batch
+_KEYS_MAX, _PLACES_MAX = 1024, 65536  # of a batch
 _EPOCH, _EPOCH_SIZE, _EPOCH_COST = b"mooncake epoch", 8, 3600.0
 _KEY_MAX = 255 - _EPOCH_SIZE
 _TRIES = 20  # of a batch whose answer is "busy": a full store needs a moment to make room
@@ -29,7 +34,7 @@ _BUSY = StoreResult(Status.BUSY, 0, 0.0)
 _ABSENT = StoreResult(Status.NOT_FOUND, 0, 0.0)
 
 Item = tuple[bytes, Sequence[Piece]]  # a key, and the memory of its value
-Place = tuple[int, int]  # offset in a slot, and length
+Place = tuple[int, int]  # offset in a slot or region, and length
 
 
 def key_of(key: str) -> bytes:
@@ -50,6 +55,17 @@ class Objects:
         self._store = client.store(space)
         self._slots, self._small = Slots(client, _SLOTS), Slots(client, _SLOTS, _SMALL)
         self._large = threading.Lock()
+        self._registered = Registered(GpuRegions(client))  # of GPUs
+        self._local = Local(client, self._registered)
+
+    def register(self, address: int, length: int) -> None:
+        """Makes memory usable. Waits for the agent if it is on a GPU; for other memory, nothing is to do. Errors: GpuRegions.take()"""
+        self._registered.register_gpu(address, length)
+
+    def unregister(self, address: int) -> None:
+        """Ends register(), after batches that use the memory."""
+        if self._registered.find_gpu(address, 1) is not None:
+            self._registered.unregister(address)
 
     def _ends(self) -> float:
         return time.monotonic() + self._seconds
@@ -57,7 +73,7 @@ class Objects:
     def _epoch(self, ends: float) -> bytes | None:
         """None: there are no objects."""
         with self._small.take(ends - time.monotonic()) as slot:
-            result, = self._retry([(_EPOCH, ())], [(0, _EPOCH_SIZE)], ends,
+            result, = self._retry([(_EPOCH, ())], [[(0, _EPOCH_SIZE)]], ends,
                                   lambda some, deadline: self._store.get(slot.region, some, deadline=deadline))
             if result.status is Status.OK:
                 return bytes(slot.memory.view[:result.length])
@@ -71,7 +87,7 @@ class Objects:
         if epoch is None:
             with self._small.take(ends - time.monotonic()) as slot:
                 slot.memory.view[:_EPOCH_SIZE] = secrets.token_bytes(_EPOCH_SIZE)
-                self._retry([(_EPOCH, ())], [(0, _EPOCH_SIZE)], ends,
+                self._retry([(_EPOCH, ())], [[(0, _EPOCH_SIZE)]], ends,
                             lambda some, deadline: self._store.put(slot.region, [(*some[0], _EPOCH_COST)], deadline=deadline))
             epoch = self._epoch(ends)
         if epoch is None:
@@ -84,36 +100,93 @@ class Objects:
 
     def put(self, items: Sequence[Item], replace: bool = False) -> list[StoreResult]:
         """Stores the values. Status.EXISTS: there was an object with this key, which stays, unless `replace` removes it."""
-        for _, pieces in items:
-            _expect_mapped(pieces)
-
-        def copy(slot: Slot, part: Sequence[Item], places: list[Place], ends: float) -> list[StoreResult]:
-            for (_, pieces), (at, _) in zip(part, places):
-                copy_in(slot.memory.fd, at, pieces)
+        def store(region: Region, part: Sequence[Item], places: list[list[Place]], ends: float) -> list[StoreResult]:
             if replace:  # what could go wrong with the values has gone well
                 self._store.remove([key for key, _ in part])
-            return self._retry(part, places, ends,
-                               lambda some, deadline: self._store.put(slot.region, some, deadline=deadline))
+            return self._retry(part, places, ends, lambda some, deadline: self._store.put(region, some, deadline=deadline))
+
+        def copy(slot: Slot, part: Sequence[Item], places: list[Place], ends: float) -> list[StoreResult]:
+            self._local.copy_in(slot, [(at, pieces) for (_, pieces), (at, _) in zip(part, places)], ends)
+            return store(slot.region, part, [[place] for place in places], ends)
 
         ends = self._ends()
-        epoch = self._begin(ends)
-        return self._in_parts([(epoch + key, pieces) for key, pieces in items], ends, copy)
+        with self._using(items):
+            for _, pieces in items:
+                self._expect_mapped(pieces)
+            epoch = self._begin(ends)
+            return self._sorted([(epoch + key, pieces) for key, pieces in items], ends, store,
+                                lambda some: self._in_parts(some, ends, copy))
 
     def get(self, items: Sequence[Item]) -> list[StoreResult]:
         """Copies the objects to the memory of their items, from its start. Status.TOO_LARGE: it is too small."""
+        def load(region: Region, part: Sequence[Item], places: list[list[Place]], ends: float) -> list[StoreResult]:
+            return self._retry(part, places, ends, lambda some, deadline: self._store.get(region, some, deadline=deadline))
+
         def copy(slot: Slot, part: Sequence[Item], places: list[Place], ends: float) -> list[StoreResult]:
-            results = self._retry(part, places, ends,
-                                  lambda some, deadline: self._store.get(slot.region, some, deadline=deadline))
-            for (_, pieces), (at, _), result in zip(part, places, results):
-                if result.status is Status.OK:
-                    copy_out(slot.memory.fd, at, list(_first(pieces, result.length)))
+            results = load(slot.region, part, [[place] for place in places], ends)
+            found = [(at, list(_first(pieces, result.length))) for (_, pieces), (at, _), result in zip(part, places, results)
+                     if result.status is Status.OK]
+            self._local.copy_out(slot, found, ends)
             return results
 
         ends = self._ends()
-        epoch = self._epoch(ends)
-        if epoch is None:
-            return [_ABSENT] * len(items)
-        return self._in_parts(self._cut([(epoch + key, pieces) for key, pieces in items]), ends, copy)
+        with self._using(items):
+            epoch = self._epoch(ends)
+            if epoch is None:
+                return [_ABSENT] * len(items)
+            return self._sorted([(epoch + key, pieces) for key, pieces in items], ends, load,
+                                lambda some: self._in_parts(self._cut(some), ends, copy))
+
+    @contextlib.contextmanager
+    def _using(self, items: Sequence[Item]) -> Iterator[None]:
+        """Keeps memory of GPUs registered meanwhile."""
+        taken = self._registered.take([piece for _, pieces in items for piece in pieces]) if self._registered.has_gpu else []
+        try:
+            yield
+        finally:
+            self._registered.give(taken)
+
+    def _expect_mapped(self, pieces: Sequence[Piece]) -> None:
+        """errors.Range: pieces of a large value do not begin or end in mapped memory, so that no slot is made for it."""
+        if _length(pieces) > DATA_MAX:
+            for address, length in pieces:
+                if self._registered.find_gpu(address, length) is None:
+                    peek(address, 1)
+                    peek(address + length - 1, 1)
+
+    def _on_gpu(self, pieces: Sequence[Piece]) -> tuple[Region, list[Place]] | None:
+        """Where pieces lie that are in one region of memory on a GPU; None: elsewhere, or they are too many."""
+        if not self._registered.has_gpu or len(pieces) > _PLACES_MAX:
+            return None
+        region, places = None, list[Place]()
+        for address, length in pieces:
+            buffer = self._registered.find_gpu(address, length)
+            if buffer is None or region not in (None, buffer.region):
+                return None
+            region = buffer.region
+            places.append((address - buffer.start, length))
+        return (region, places) if region is not None else None
+
+    def _sorted(self, items: Sequence[Item], ends: float, direct: Callable[..., list[StoreResult]],
+                by_slots: Callable[[Sequence[Item]], list[StoreResult]]) -> list[StoreResult]:
+        """Items in one region of a GPU go between that and the store, and all others by way of slots."""
+        results = [_ABSENT] * len(items)
+        others: list[int] = []
+        regions: dict[Region, list[tuple[int, list[Place]]]] = {}
+        for i, (_, pieces) in enumerate(items):
+            found = self._on_gpu(pieces)
+            if found is None:
+                others.append(i)
+            else:
+                regions.setdefault(found[0], []).append((i, found[1]))
+        for region, placed in regions.items():
+            for part in _batches(placed):
+                done = direct(region, [items[i] for i, _ in part], [places for _, places in part], ends)
+                for (i, _), result in zip(part, done):
+                    results[i] = result
+        for i, result in zip(others, by_slots([items[i] for i in others])):
+            results[i] = result
+        return results
 
     def _cut(self, items: Sequence[Item]) -> Sequence[Item]:
         """Places that need a large slot are cut to the object, or to a byte if there is none or it is larger."""
@@ -168,12 +241,12 @@ class Objects:
         finally:
             self._large.release()
 
-    def _retry(self, part: Sequence[Item], places: list[Place], ends: float,
+    def _retry(self, part: Sequence[Item], places: list[list[Place]], ends: float,
                start: Callable[[list[Any], float], Any]) -> list[StoreResult]:
         """Results of a batch, in which those that were busy have been tried again."""
         results, waiting = [_BUSY] * len(part), list(range(len(part)))
         for _ in range(_TRIES):
-            some = [(part[i][0], [places[i]] if places[i][1] else []) for i in waiting]
+            some = [(part[i][0], [place for place in places[i] if place[1]]) for i in waiting]
             for i, result in zip(waiting, start(some, max(0.001, ends - time.monotonic()))):
                 results[i] = result
             waiting = [i for i in waiting if results[i].status is Status.BUSY]
@@ -204,16 +277,20 @@ def _fill(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], list[Place], 
         yield items[begin:], places, at
 
 
+def _batches(placed: Sequence[tuple[int, list[Place]]]) -> Iterator[Sequence[tuple[int, list[Place]]]]:
+    """Parts that fit a batch."""
+    begin, n = 0, 0
+    for i, (_, places) in enumerate(placed):
+        if i > begin and (n + len(places) > _PLACES_MAX or i - begin == _KEYS_MAX):
+            yield placed[begin:i]
+            begin, n = i, 0
+        n += len(places)
+    if placed:
+        yield placed[begin:]
+
+
 def _length(pieces: Sequence[Piece]) -> int:
     return sum(n for _, n in pieces)
-
-
-def _expect_mapped(pieces: Sequence[Piece]) -> None:
-    """errors.Range: pieces of a large value do not begin or end in mapped memory, so that no slot is made for it."""
-    if _length(pieces) > DATA_MAX:
-        for address, length in pieces:
-            peek(address, 1)
-            peek(address + length - 1, 1)
 
 
 def _first(pieces: Sequence[Piece], n: int) -> Iterator[Piece]:

@@ -12,20 +12,27 @@ from .. import errors
 from ..handles import Region
 from ..memory import Memory
 from ._exported import Exported
+from ._gpu import GpuRegion, GpuRegions
 from ._placed import Placed
 
 __all__ = ["Buffer", "Registered"]
 
 
 class Buffer:
-    """Registered memory. region: of shared memory; None: private memory, which only this process can move. placed: its mapping here."""
+    """Registered memory. region: of memory that the agent reaches; None: private memory, which only this process can move.
+
+    start: address where the region begins. placed: the mapping of shared memory here. gpu: what has the region of memory on a GPU.
+    """
 
     def __init__(self, address: int, length: int, region: Region | None = None, memory: Memory | None = None,
-                 placed: Placed | None = None) -> None:
-        self.address, self.length = address, length
-        self.region, self.memory, self.placed = region, memory, placed
+                 placed: Placed | None = None, gpu: GpuRegion | None = None) -> None:
+        self.address, self.length, self.start = address, length, address
+        self.region, self.memory, self.placed, self.gpu = region, memory, placed, gpu
         self._exported = Exported(region) if region is not None else None
         self.served = Exported(region, address) if region is not None else None  # for engines that have Mooncake linked in
+        if gpu is not None:
+            self.region, self.start = gpu.region, gpu.address
+            self._exported = Exported(gpu.region, offset=address - gpu.address, length=length)
         self.users = 0  # that copy to or from it
         self.removed = False
 
@@ -33,11 +40,18 @@ class Buffer:
         """For peers; "" of private memory."""
         return self._exported.token() if self._exported is not None else ""
 
+    def revoke(self) -> None:
+        """Nobody else uses the memory by the token any more, nor gets another one."""
+        if self._exported is not None:
+            self._exported.close()
+
 
 class Registered:
     """Buffers that do not overlap. Any thread may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: GpuRegions) -> None:
+        self._gpu = gpu
+        self._gpu_buffers = 0
         self._starts: list[int] = []
         self._buffers: dict[int, Buffer] = {}  # in the order of registration
         self._changed = threading.Condition(threading.RLock())
@@ -53,6 +67,44 @@ class Registered:
                                     fix="Unregister the other memory first.")
             self._starts.insert(at, buffer.address)
             self._buffers[buffer.address] = buffer
+            self._gpu_buffers += buffer.gpu is not None
+
+    def register(self, address: int, length: int) -> None:
+        """Adds memory that stays the caller's. Waits for the agent if it is on a GPU. Errors: add(), GpuRegions.take()"""
+        gpu = self._gpu.take(address, length)
+        if gpu is None:
+            self.add(Buffer(address, length))
+        else:
+            self._add_gpu(address, length, gpu)
+
+    def _add_gpu(self, address: int, length: int, gpu: GpuRegion) -> None:
+        try:
+            self.add(Buffer(address, length, gpu=gpu))
+        except BaseException:
+            self._gpu.give(gpu)
+            raise
+
+    def register_gpu(self, address: int, length: int) -> None:
+        """register() for memory on a GPU alone."""
+        gpu = self._gpu.take(address, length)
+        if gpu is not None:
+            self._add_gpu(address, length, gpu)
+
+    def unregister(self, address: int) -> None:
+        """Ends the registration, as remove() does; then nobody else uses the memory. Memory of the agent's own is freed."""
+        buffer = self.remove(address)
+        try:
+            if buffer.gpu is not None:
+                buffer.revoke()
+        finally:
+            if buffer.gpu is not None:
+                self._gpu.give(buffer.gpu)
+            elif buffer.region is not None:
+                buffer.region.remove()
+            if buffer.placed is not None:
+                buffer.placed.close()
+            if buffer.memory is not None:
+                buffer.memory.close()
 
     def shared(self) -> list[Buffer]:
         """Those that the agent can reach itself."""
@@ -70,6 +122,16 @@ class Registered:
             buffer = self._buffers[self._starts[at - 1]] if at else None
             inside = buffer and address + length <= buffer.address + buffer.length
             return buffer if inside else None
+
+    @property
+    def has_gpu(self) -> bool:
+        """There is memory on a GPU."""
+        return self._gpu_buffers > 0
+
+    def find_gpu(self, address: int, length: int) -> Buffer | None:
+        """As find(), of memory on a GPU."""
+        found = self.find(address, length)
+        return found if found is not None and found.gpu is not None else None
 
     def take(self, ranges: list[tuple[int, int]]) -> list[Buffer]:
         """Keeps the registered ones of these ranges until give(): remove() waits."""
@@ -114,6 +176,7 @@ class Registered:
                 raise errors.NotFound(f"no memory is registered at {address:#x}",
                                       fix="Pass the address that was registered.")
             self._starts.remove(address)
+            self._gpu_buffers -= buffer.gpu is not None
             buffer.removed = True
             while buffer.users:
                 self._changed.wait()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import errors
+from ..handles import Remote
 from ..memory import Memory
 from ._exported import Exported
 
@@ -33,6 +34,13 @@ class Slot:
         self.memory = Memory(size, name="dray-mooncake-slot")
         self.region = client.region(self.memory, name="mooncake slot")
         self.exported = Exported(self.region)
+        self._own: Remote | None = None
+
+    def own(self, seconds: float) -> Remote:
+        """The slot as the other side of a transfer with a region of this process. Waits for the agent the first time."""
+        if self._own is None or self._own.lost is not None:
+            self._own = self.region.client.import_token(self.exported.token(), timeout=seconds)
+        return self._own
 
     def close(self) -> None:
         """Ends every access of others, then the memory."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers of an engine: between shared memory directly, and otherwise by slots."""
+"""Transfers of an engine: between memory that the agents reach directly, and otherwise by slots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .. import errors
 from ..handles import Region, Remote
 from ..pending import Transfer
 from ._batch import Batch
-from ._copy import copy_in, copy_out
 from ._letters import Carried, Carry
 from ._peer import Peer, Target
 from ._registered import Buffer
+from ._running import finish, start
 from ._slots import ENTRY, HEAD, Op, Slot, chunks
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["move"]
 
 _GONE = (errors.Revoked, errors.NotFound, errors.PeerLost, errors.AgentRestarted, errors.PeerUnreachable)
-_SLACK = 5.0  # seconds after its deadline in which the agent ends a transfer
 _LEAD = 0.5  # seconds between the end of a request at a peer, which begins later, and that of the call here
 
 
@@ -54,13 +53,13 @@ def _try(core: Core, session: str, write: bool, batch: Batch, ends: float) -> No
 
 
 def _move_together(core: Core, peer: Peer, write: bool, batch: Batch, ends: float) -> bool:
-    """False: not all pieces lie in one piece of shared memory here, and in one that is known of the peer."""
+    """False: not all pieces lie in one piece of memory here that the agent reaches, and in one that is known of the peer."""
     if not len(batch):
         return False
     buffer, target = core.registered.find(*batch.span), peer.find(*batch.peer_span)
     if buffer is None or buffer.region is None or target is None or target.remote is None:
         return False
-    triples = batch.placed(buffer.address, target.address)
+    triples = batch.placed(buffer.start, target.address)
     _finish(peer, [_start(core, [], write, buffer.region, target.remote, triples, ends)], ends)
     return True
 
@@ -85,8 +84,8 @@ def _move(core: Core, peer: Peer, write: bool, ops: list[Op], ends: float) -> No
 class _Plan:
     """Operations by the way that they take.
 
-    direct: shared memory of both sides. bounced: private memory here, by the peer's remote. carried: private
-    memory of the peer.
+    direct: memory that the agents reach, at both sides. bounced: private memory here, by the peer's remote. carried:
+    private memory of the peer.
     """
 
     def __init__(self, core: Core, ops: list[Op], targets: list[Target]) -> None:
@@ -102,41 +101,22 @@ class _Plan:
             if buffer is None or not buffer.address <= here <= here + n <= buffer.address + buffer.length:
                 buffer = core.registered.find(here, n)
             if buffer is not None and buffer.region is not None:
-                self.direct.setdefault((buffer.region, target.remote), []).append((here - buffer.address, at, n))
+                self.direct.setdefault((buffer.region, target.remote), []).append((here - buffer.start, at, n))
             else:
                 self.bounced.setdefault(target.remote, []).append((here, at, n))
 
 
 def _start(core: Core, own: list[Transfer], write: bool, region: Region, remote: Remote, ops: list[Op] | array[int],
            ends: float) -> Transfer:
-    """Submits a transfer; while the agent takes no more, waits for one of these, or a moment."""
-    start = core.client.write if write else core.client.read
-    while True:
-        try:
-            return start(region, remote, ops, deadline=core.left(ends))
-        except errors.Busy:
-            if time.monotonic() >= ends:
-                raise
-            running = next((t for t in own if not t.done()), None)
-            if running is not None:
-                running.exception(core.left(ends))
-            else:
-                time.sleep(0.001)
+    return start(core.client, own, write, region, remote, ops, ends)
 
 
 def _finish(peer: Peer, transfers: list[Transfer], ends: float) -> None:
-    """Waits for all of them; the agent stops those that pass their deadline. Raises the first error."""
-    failed = None
-    for transfer in transfers:
-        try:
-            error = transfer.exception(max(0.0, ends - time.monotonic()) + _SLACK)
-        except errors.Timeout as e:
-            error = e
+    def failed(transfer: Transfer, error: Exception) -> None:
         if isinstance(error, _GONE):
             peer.drop(transfer._remote)
-        failed = failed or error
-    if failed is not None:
-        raise failed
+
+    finish(transfers, ends, failed)
 
 
 def _bounce(core: Core, peer: Peer, slot: Slot, write: bool, remote: Remote, ops: list[Op], ends: float) -> None:
@@ -147,10 +127,10 @@ def _bounce(core: Core, peer: Peer, slot: Slot, write: bool, remote: Remote, ops
         placed.append((at, there, n))
         at += n
     if write:
-        copy_in(slot.memory.fd, HEAD, pieces)
+        core.local.copy_in(slot, [(HEAD, pieces)], ends)
     _finish(peer, [_start(core, [], write, slot.region, remote, placed, ends)], ends)
     if not write:
-        copy_out(slot.memory.fd, HEAD, pieces)
+        core.local.copy_out(slot, [(HEAD, pieces)], ends)
 
 
 def _lead(left: float) -> float:
@@ -165,10 +145,10 @@ def _carry(core: Core, peer: Peer, slot: Slot, write: bool, ops: list[Op], ends:
         ENTRY.pack_into(slot.memory.view, i * ENTRY.size, there, at, n)
         at += n
     if write:
-        copy_in(slot.memory.fd, HEAD, pieces)
+        core.local.copy_in(slot, [(HEAD, pieces)], ends)
     answer = core.request(peer, lambda number: Carry(number, core.segment, core.mailbox, slot.exported.token(), len(ops),
                                                      write, _lead(core.left(ends))), ends)
     if not isinstance(answer, Carried):
         raise errors.Protocol(f"the engine of {peer.session} answered a request to move with {type(answer).__name__}")
     if not write:
-        copy_out(slot.memory.fd, HEAD, pieces)
+        core.local.copy_out(slot, [(HEAD, pieces)], ends)

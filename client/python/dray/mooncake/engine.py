@@ -35,7 +35,8 @@ from ._workers import Workers
 __all__ = ["Read", "SUPPORT_CUDA", "SUPPORT_EFA", "SUPPORT_HIP", "SUPPORT_INTRA_NVLINK", "SUPPORT_MNNVL", "SUPPORT_MUSA",
            "TransferEngine", "TransferNotify", "TransferOpcode", "Write"]
 
-SUPPORT_CUDA = SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL = SUPPORT_MUSA = False
+SUPPORT_CUDA = os.path.exists("/dev/nvidiactl")
+SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL = SUPPORT_MUSA = False
 
 _logger = logging.getLogger("dray.mooncake")
 
@@ -154,10 +155,11 @@ class TransferEngine:
     # --- memory -------------------------------------------------------------------------------------
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Lets peers read and write host memory of this process. -7: it overlaps with registered memory.
+        """Lets peers read and write memory of this process. -7: it overlaps with registered memory.
 
-        It stays the caller's, and private: its bytes go by way of shared buffers. Memory of
-        allocate_managed_buffer() is faster, and needs no registration.
+        It stays the caller's. Host memory stays private, too: its bytes go by way of shared buffers, so memory of
+        allocate_managed_buffer() is faster, and needs no registration. Memory of a GPU is moved by the agent, which opens
+        the allocation until unregister_memory(). -1: it cannot be shared. Call that before you free it.
         """
         return self.batch_register_memory([buffer_addr], [capacity], location)
 
@@ -175,18 +177,19 @@ class TransferEngine:
                     if not address or not length or address + length > _WORD:
                         raise errors.Invalid(f"{length} bytes at {address:#x} are no memory",
                                              fix="Pass the address of a buffer, and its length.")
-                    registered.add(Buffer(address, length))
+                    registered.register(address, length)
                     done.append(address)
             except errors.Error:
                 for address in done:
-                    registered.remove(address)
+                    with contextlib.suppress(errors.Error):
+                        registered.unregister(address)
                 raise
             return 0
 
         return _code("register_memory()", work)
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Ends a registration, after transfers that use it, here and of peers. Those that still wait for a thread fail. -3: nothing is registered at this address."""
+        """Ends a registration, after transfers that use it, here and of peers; those of peers with memory of a GPU fail. Those that still wait for a thread fail. -3: nothing is registered at this address."""
         return self.batch_unregister_memory([buffer_addr])
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
@@ -202,13 +205,7 @@ class TransferEngine:
         if buffer is not None and (buffer.memory is not None) != managed:
             raise errors.NotFound(f"the memory at {address:#x} was {'registered' if managed else 'allocated'} otherwise",
                                   fix="Call " + ("unregister_memory()." if managed else "free_managed_buffer()."))
-        buffer = registered.remove(address)
-        if buffer.region is not None:
-            buffer.region.remove()
-        if buffer.placed is not None:
-            buffer.placed.close()
-        if buffer.memory is not None:
-            buffer.memory.close()
+        registered.unregister(address)
         return 0
 
     def allocate_managed_buffer(self, size: int) -> int:

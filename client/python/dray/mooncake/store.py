@@ -121,6 +121,8 @@ class MooncakeDistributedStore:
                 client = Client(name="mooncake store", timeout=seconds)
                 objects = Objects(client, "" if tenant == "default" else tenant, seconds)
                 objects.exists([b"mooncake"])  # is there a store, and may this user use the name space?
+                for address, size in self._buffers.items():
+                    objects.register(address, size)
             except BaseException:
                 if client is not None:
                     client.close()
@@ -158,14 +160,27 @@ class MooncakeDistributedStore:
     # --- memory -------------------------------------------------------------------------------------
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Notes memory for put_from() and get_into(), which take other memory, too."""
-        if buffer_ptr <= 0 or size <= 0 or buffer_ptr in self._buffers:
+        """Notes memory for put_from() and get_into(). They take other memory of the host, too, but none of a GPU that is not registered."""
+        def work() -> int:
+            if self._objects is not None:
+                self._objects.register(buffer_ptr, size)
+            self._buffers[buffer_ptr] = size
+            return 0
+
+        if not 0 < buffer_ptr < 1 << 64 or not 0 < size <= (1 << 64) - buffer_ptr or buffer_ptr in self._buffers:
             return _INVALID
-        self._buffers[buffer_ptr] = size
-        return 0
+        return _code("register_buffer()", work, _INVALID)
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        return 0 if self._buffers.pop(buffer_ptr, None) is not None else _INVALID
+        """Ends register_buffer(), after calls that use the memory. Call it before you free memory of a GPU."""
+        def work() -> int:
+            if self._objects is not None:
+                self._objects.unregister(buffer_ptr)
+            return 0
+
+        if self._buffers.pop(buffer_ptr, None) is None:
+            return _INVALID
+        return _code("unregister_buffer()", work)
 
     # --- values -------------------------------------------------------------------------------------
 
