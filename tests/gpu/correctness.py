@@ -131,6 +131,9 @@ def ways(t):
                     move_both(t, here, there, remote, scattered(size, total), batch=65536, depth=2, transport="gpu")
                 for side in (0, 1):
                     move_both(t, here, there, remote, in_a_row(scattered(16 * KIB, total)[::3], side), batch=65536, depth=1)
+                # half of the pages: runs with gaps between them, in host memory
+                for size in (16 * KIB, 8 * KIB):
+                    move_both(t, here, there, remote, scattered(size, total)[::2], batch=65536, depth=1)
                 got = {row["gpu_way"] for row in agent.ctl("transfers", "--recent", "--json")["ended_transfers"][-4:]}
                 assert setting in got, f"copied by {got}"
             t.close_engines()
