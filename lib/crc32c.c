@@ -67,7 +67,14 @@ static uint32_t by_table(uint32_t crc, const uint8_t *p, size_t n)
 
 #if defined(__x86_64__) || defined(__aarch64__)
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
+
+/* Of leaf 7: the names in cpuid.h differ between compilers. */
+#define EBX_AVX512F (1u << 16)
+#define ECX_VPCLMULQDQ (1u << 10)
+/* XCR0: the kernel saves the registers of SSE, AVX and AVX-512. */
+#define XCR0_OF_512_BITS 0xe6u
 
 #define INSTRUCTION __attribute__((target("sse4.2,crc32")))
 
@@ -83,7 +90,10 @@ INSTRUCTION static inline uint32_t crc_of_1(uint32_t crc, uint8_t byte)
 
 static bool has_instruction(void)
 {
-	return __builtin_cpu_supports("sse4.2");
+	unsigned a, b, c, d;
+
+	/* not by __builtin_cpu_supports(), whose data is in a library that not every linker has */
+	return __get_cpuid(1, &a, &b, &c, &d) && c & bit_SSE4_2;
 }
 #else
 #include <sys/auxv.h>
@@ -232,13 +242,23 @@ WIDE static uint32_t by_folding(uint32_t crc, const uint8_t *p, size_t n)
 	return by_instruction(crc, p, n);
 }
 
+static bool can_fold(void)
+{
+	unsigned a, b, c, d, low, high;
+
+	if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+		return false;
+	__asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+	return (low & XCR0_OF_512_BITS) == XCR0_OF_512_BITS &&
+	       __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & EBX_AVX512F && c & ECX_VPCLMULQDQ;
+}
+
 static void find_ways(void)
 {
 	make_factors(by_register, REGISTER);
 	make_factors(by_flight, IN_FLIGHT);
 	has[DRAY_CRC32C_INSTRUCTION] = has_instruction();
-	has[DRAY_CRC32C_FOLD] = has[DRAY_CRC32C_INSTRUCTION] && __builtin_cpu_supports("avx512f") &&
-				__builtin_cpu_supports("vpclmulqdq");
+	has[DRAY_CRC32C_FOLD] = has[DRAY_CRC32C_INSTRUCTION] && can_fold();
 }
 #else
 #define by_folding by_table
