@@ -15,7 +15,7 @@ struct peer_link {
 	dray_handle peer;
 	struct dray_addr addr; /* where data streams connect */
 	bool partial;  /* an engine with Mooncake of whose RDMA devices only some are used */
-	bool may_find; /* the store lends it objects: it has proved the key, or need not */
+	bool may_find; /* its frames find may be answered: there is a key, or peer.allow_insecure */
 	uint8_t agent_id[16], peer_agent_id[16];
 	uint64_t incarnation, peer_incarnation;
 	uint8_t stream_key[STREAM_KEY_SIZE];         /* from the TLS exporter */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Seals payload of a data stream: AES-256-GCM under a key of this stream and direction, which comes from the stream's key. So nobody between
- * two agents can read, make or repeat what is sealed. A number is used once for each key.
+ * two agents can read, make or repeat what is sealed. A number is used once for each key: numbers rise in a stream, and an agent refuses a stream id that was used before.
  */
 #pragma once
 

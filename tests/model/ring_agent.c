@@ -109,6 +109,11 @@ void dray_linger_worked(struct dray_linger *l, int64_t now_ns)
 {
 }
 
+int64_t directs_tick(struct worker *w)
+{
+	return INT64_MAX;
+}
+
 int64_t silences_tick(struct worker *w)
 {
 	return INT64_MAX;

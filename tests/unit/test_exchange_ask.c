@@ -49,6 +49,7 @@ static struct rig {
 	unsigned n_requests, n_released;
 	uint64_t released[8];
 	dray_handle clogged; /* this peer takes no requests */
+	const char *unready; /* this one is connected, and does not read */
 	/* of the directory */
 	const struct directory_found *found; /* of the last question */
 	void *found_arg;
@@ -93,6 +94,11 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	       segment == segments[1]         ? B :
 	       !strcmp(segment, "10.9.9.9:2") ? B :
 						0;
+}
+
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	return segment == rig.unready || peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
@@ -336,6 +342,23 @@ static void test_first_answer_counts(void **state)
 	assert_int_equal(rig.n_released, 0);
 	end();
 	assert_int_equal(rig.n_released, 2);
+}
+
+/* Workers may ask the agents that are connected, unless one of them does not read its messages now: then they would miss what it has. */
+static void test_agents_for_workers(void **state)
+{
+	ask(1);
+	answer(0, 10, "F");
+	answer(1, 20, "N");
+	assert_int_equal(rig.answered->direct.n, 2);
+	end();
+	rig.unready = segments[2];
+	ask(1);
+	answer(2, 11, "F");
+	answer(3, 21, "N");
+	assert_int_equal(rig.answered->direct.n, 0);
+	end();
+	rig.unready = NULL;
 }
 
 /* --- keys: object i lies at 4096 * (i + 1) and has 100 bytes --- */
@@ -1248,6 +1271,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_first_answer_counts, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_agents_for_workers, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fence, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fence_before_the_answer, set_up, tear_down),

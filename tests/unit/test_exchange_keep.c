@@ -19,7 +19,7 @@
 
 #define A ((dray_handle)1)
 #define B ((dray_handle)2)
-#define KEYS_MAX 700
+#define KEYS_OF_TEST 700
 
 static const char *const spaces[] = { "kv=t:1", "wide=t:*" };
 static char first[] = "10.0.0.1:1", second[] = "10.0.0.2:1", third[] = "10.0.0.3:1";
@@ -60,6 +60,11 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	if (peer == rig.lost || (rig.old && features & PMSG_FEATURE_KEEP))
 		return 0;
 	return peer;
+}
+
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	return peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
@@ -305,7 +310,7 @@ static void test_floods(void **state)
 
 static struct store_ask *ask_of(uint32_t n, uint64_t length, int64_t end_ns)
 {
-	static uint8_t keys[KEYS_MAX][100];
+	static uint8_t keys[KEYS_OF_TEST][100];
 	struct store_ask *a = calloc(1, sizeof(*a) + n * sizeof(a->v[0]));
 
 	assert_non_null(a);
@@ -494,12 +499,12 @@ static void test_parts(void **state)
 {
 	uint32_t n = 0;
 
-	ask_for(KEYS_MAX, 64);
+	ask_for(KEYS_OF_TEST, 64);
 	for (unsigned i = 0; i < rig.n_requests; i++) {
 		n += rig.requests[i].n;
 		answer(i, PMSG_STORE_KEPT_KEPT);
 	}
-	assert_int_equal(n, KEYS_MAX);
+	assert_int_equal(n, KEYS_OF_TEST);
 	ended(DMSG_STORE_STATUS_OK);
 	rig.n_requests = n = 0;
 	ask_for(16, MIB);

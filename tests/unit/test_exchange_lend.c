@@ -137,6 +137,11 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	return 0;
 }
 
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	return peers_at(p, segment, PMSG_FEATURE_STORE);
+}
+
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
 		  peer_reply_fn fn, void *arg)
 {

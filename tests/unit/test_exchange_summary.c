@@ -20,7 +20,7 @@
 #define OWNER ((dray_handle)1)
 #define OTHER ((dray_handle)2)
 #define READER ((dray_handle)3)
-#define KEYS_MAX 1200
+#define KEYS_OF_TEST 1200
 #define WIRE_MAX 65536
 
 static const char *const spaces[] = { "kv=t:1" };
@@ -75,6 +75,11 @@ static bool is_reader(const struct peers *p)
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	return segment == segments[0] ? OWNER : OTHER;
+}
+
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	return peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
@@ -302,7 +307,7 @@ static void until_summary(bool whole)
 /* Key number n, with so many bytes. */
 static struct store_key long_key(unsigned n, unsigned bytes)
 {
-	static char text[KEYS_MAX][256];
+	static char text[KEYS_OF_TEST][256];
 
 	snprintf(text[n], sizeof(text[n]), "%0*u", (int)bytes, n);
 	return (struct store_key){ (const uint8_t *)text[n], bytes };
@@ -523,7 +528,7 @@ static void test_lost_changes(void **state)
 	get(0, 1, 1, 1);
 	until_summary(true);
 	get(1, 2, -1, 1);
-	for (unsigned i = 1; i < KEYS_MAX; i++)
+	for (unsigned i = 1; i < KEYS_OF_TEST; i++)
 		put_key(long_key(i, 250));
 	until_summary(false);
 	assert_int_equal(exchange_totals(rig.owner.x).summary_bytes, 0);

@@ -119,7 +119,7 @@ struct lender *lender_from(const struct exchange *x);
  * allows it. NULL: it does not, or there are too many.
  */
 struct lender *lender_at(struct exchange *x, const char *segment);
-/* Those that workers may ask themselves. */
+/* The agents that workers may ask by frames find; none if the control thread has to ask. */
 void lenders_direct(const struct exchange *x, struct store_direct *ret);
 /* What the answer to a lookup, or its lack, says of the agent. test: the lookup only was a test whether it is in time again. */
 void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code);

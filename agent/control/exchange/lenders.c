@@ -145,10 +145,10 @@ void lenders_direct(const struct exchange *x, struct store_direct *ret)
 		const struct lender *d = &x->lenders[i];
 		dray_handle peer = d->at ? peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE) : 0;
 
-		/* one that is not connected costs only its hits */
-		if (!peer)
+		/* when it connects, workers ask for these again */
+		if (!peer && !(d->at && peers_is_up_at(x->deps.peers, d->at)))
 			continue;
-		if (d->away || ret->n == STORE_DIRECT_MAX ||
+		if (!peer || d->away || ret->n == STORE_DIRECT_MAX ||
 		    peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE | PMSG_FEATURE_FIND) !=
 			    peer) {
 			ret->n = 0;

@@ -192,6 +192,8 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 
 /* The peer that is up and known to be reached at this segment, has these features, and reads its messages; 0: there is none. */
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features);
+/* Whether an agent that is known to be reached at this segment is connected, also if it does not read its messages now. */
+bool peers_is_up_at(struct peers *p, const char *segment);
 
 /* Result of a request; code 0: success. reply: NULL on errors. Runs exactly once, not inside the call. */
 typedef void (*peer_reply_fn)(void *arg, uint32_t code, const union pmsg_body *reply);

@@ -166,6 +166,13 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	return peer->handle;
 }
 
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	const struct peer *kept = kept_segment_peer(p, segment);
+
+	return (kept && peer_fsm_is_up(&kept->fsm)) || find_up(p, segment);
+}
+
 /* An attempt to reach whichever agent is at this segment, or NULL. */
 static struct peer *find_attempt(struct peers *p, const char *segment)
 {

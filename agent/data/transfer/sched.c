@@ -442,7 +442,9 @@ void sched_recut(struct slice *s)
 
 	dray_assert(s->n_ops && !s->at && s->bytes + x->left == x->bytes);
 	x->cursor = (struct xfer_cursor){ 0 };
-	slice_span(s, x, UINT32_MAX, s->bytes);
+	x->left += s->bytes;
+	slice_span(s, x, x->channel->ops->walks_ops, s->bytes);
+	x->left -= s->bytes;
 }
 
 /* The session fell below its limit of slices in this class: its flows join their channels again. */

@@ -97,6 +97,7 @@ struct worker {
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
 	uint64_t fetches;
 	struct store_direct direct; /* agents that it may ask itself */
+	int64_t direct_ns;          /* not before this time */
 	struct dray_list directs;   /* struct direct: questions to them, until these are answered */
 };
 

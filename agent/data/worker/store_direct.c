@@ -9,9 +9,12 @@
 #include "agent/data/worker/store_source.h"
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
+#include "lib/time.h"
 
 /* An agent that has not answered within this part of store.peer_timeout is asked by the control thread. */
 #define PATIENCE 4
+/* How long the control thread asks alone when an agent was late, or cannot be asked. */
+#define PAUSE_NS DRAY_NS_PER_SEC
 
 /* To one agent. */
 struct question_direct {
@@ -227,7 +230,7 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	struct worker *w = worker_of_fetch(f);
 	struct direct *d;
 
-	if (!w->direct.n || !is_small(f, k))
+	if (!w->direct.n || w->core.now_ns < w->direct_ns || !is_small(f, k))
 		return false;
 	d = calloc(1, sizeof(*d));
 	k->sources = d ? calloc(w->direct.n, sizeof(k->sources[0])) : NULL;
@@ -243,6 +246,8 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	dray_list_add(&w->directs, &d->link);
 	for (uint32_t i = 0; i < w->direct.n; i++)
 		if (!question_send(d, w->direct.peers[i])) {
+			if (d->pending)
+				w->direct_ns = w->core.now_ns + PAUSE_NS / 10;
 			if (!d->pending)
 				direct_free(d);
 			return false;
@@ -268,6 +273,7 @@ int64_t directs_tick(struct worker *w)
 			continue;
 		if (d->end_ns <= w->core.now_ns) {
 			directs_forget(w);
+			w->direct_ns = w->core.now_ns + PAUSE_NS;
 			forget_found(d->ask);
 			ask_instead(d);
 		} else {

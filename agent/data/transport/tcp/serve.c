@@ -260,7 +260,7 @@ static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 	struct core *c = s->tcp->c;
 	size_t bytes = 0;
 
-	f->status = DRAY_E_UNSUPPORTED;
+	f->status = c->up->find ? DRAY_E_NO_MEMORY : DRAY_E_UNSUPPORTED;
 	f->found = c->up->find ? malloc(FOUND_MAX + SEAL_BYTES) : NULL;
 	if (!f->found)
 		return;

@@ -31,8 +31,10 @@
 
 /* Size of a stream's buffer, which the stream borrows from the worker's pool only while bytes are in it. */
 #define TCP_BUFFER 65536u
-/* The longest frame head: header and segments. */
+/* The longest frame head: header and segments; or a whole frame find. */
 #define TCP_HEAD_MAX (PMSG_FRAME_SIZE + PMSG_SEGS_MAX * PMSG_SEG_SIZE)
+_Static_assert(PMSG_FRAME_SIZE + PMSG_FIND_MAX <= TCP_HEAD_MAX,
+	       "a whole frame find fits where the longest head does");
 /* IOV_MAX: ranges of one system call. */
 #define TCP_IOV 1024
 /* tcp.slices_in_flight is at most this; a power of two. */
