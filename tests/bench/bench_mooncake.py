@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""dray.mooncake with itself, and Mooncake with dray, beside Mooncake with itself: the same program for `mooncake.engine`, the same sizes and
-batches, over TCP. From Mooncake to dray, an engine with Mooncake linked in begins, and an agent serves the other one's managed buffer; from dray to
+"""dray.mooncake with itself, over two agents and at one, and Mooncake with dray, beside Mooncake with itself: the same program for
+`mooncake.engine`, the same sizes and batches, over TCP except at one agent. From Mooncake to dray, an engine with Mooncake linked in begins, and an agent serves the other one's managed buffer; from dray to
 Mooncake, a client of dray reaches such an engine by its agent."""
 
 import contextlib
@@ -132,6 +132,16 @@ def measure(records, pair, theirs, label, what, memory, name, length, count, lim
                 target=(">=", limit) if memory == "managed" else None, spread=spread)
 
 
+def possible(records, theirs, what, name, length, count):
+    """What the bare loop of send and recv makes of the same pieces: no limit above it can be met over TCP."""
+    case, near, far = (what, "managed", length, count), c.dray.Memory(SIZE), c.dray.Memory(SIZE)
+    ops, sides = c.ops_fd(c.scattered(length, SIZE)), ([far], [near]) if what == "read" else ([near], [far])
+    with c.socket_loop(*sides, ops, streams=2, batch=count, source_column="remote" if what == "read" else "local") as loop:
+        n, others = c.sized(loop, count), theirs.calls(*case)
+        rate, other, ratio, spread = c.pairs(lambda: c.rate(theirs.run(*case, others)), lambda: c.rate(loop.ask("run", n)))
+    records.add(f"bare socket loop: {what}, {name}", rate / 1e9, "GB/s", ceiling_name="Mooncake 0.3.13", ceiling=other / 1e9, ratio=ratio, spread=spread)
+
+
 if __name__ == "__main__":
     real = mooncake_python()
     with c.bench("mooncake") as (lab, records), contextlib.ExitStack() as stack:
@@ -144,6 +154,7 @@ if __name__ == "__main__":
         ours, theirs = Pair(stack, *map(engine, agents)), Pair(stack, *(Engine([real]) for _ in range(2)))
         mixed = Pair(stack, Engine([real]), engine(agents[1], DRAY_MOONCAKE_SEGMENT=agents[1].ctl("status", "--json")["mooncake_segment"]))
         back = Pair(stack, Client(agents[0]), theirs.far)
+        one = Pair(stack, *(engine(agents[0]) for _ in range(2)))
         for case in CASES:
             for what in ("write", "read"):
                 theirs.verify(what, "managed", *case[1:3])
@@ -152,5 +163,8 @@ if __name__ == "__main__":
                 for what in ("write", "read"):
                     measure(records, ours, theirs, "", what, memory, *case)
                     if memory == "managed":
+                        measure(records, one, theirs, "at one agent: ", what, memory, *case)
                         measure(records, mixed, theirs, "Mooncake to dray: ", what, memory, *case[:-1], 1)
                         measure(records, back, theirs, "dray to Mooncake: ", what, memory, *case[:-1], 1)
+                        if case is CASES[-1]:
+                            possible(records, theirs, what, *case[:-1])
