@@ -16,7 +16,7 @@ from dray.vllm.ec.header import HEADER, digest, seal, verify
 from dray.vllm.ec.inplace import PoolFile
 from dray.vllm.ec.line import Line
 from dray.vllm.ec.pool import Item, Pool, Shape
-from dray.vllm.ec.protocol import Offer, Offered, PoolName, consumers, offer_params, offered_tokens, read_offers
+from dray.vllm.ec.protocol import VERSION, Offer, Offered, PoolName, consumers, offer_params, offered_tokens, read_offers
 from dray.vllm.ec.secret import Secret
 from dray.vllm.ecstore.batch import Batch
 from dray.vllm.ecstore.keys import Keys
@@ -171,12 +171,12 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
     for damage in ([], None, {"image": [1, 2, 3]}, {"image": [1, 2, 3, "xx"]}, {"image": [1, 2, 3, "00"]}, {"image": [-1, 2, 3, "00" * 16]},
                    {"image": [0, 2, 1 << 41, "00" * 16]}, {"image": [0, True, 1, "00" * 16]}, {1: [0, 1, 1, "00" * 16]}, {"image": 5}):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": 1, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
+            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
     for pool in (5, [], [7], [-1, 5], [7, True], [7, 5, 1], [7, 5, "0a"], [7, 5, "0A" * 32], [7, 5, "0a" * 32, 1]):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": 1, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
-    for other in ({}, {"dray": 1}, {"dray": {"version": 1}}, {"dray": {"version": 1, "offers": [1]}},
-                  {"dray": {"version": 1, "offers": params["dray"]["offers"] * 40}}):
+            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
+    for other in ({}, {"dray": 1}, {"dray": {"version": VERSION}}, {"dray": {"version": VERSION, "offers": [1]}},
+                  {"dray": {"version": VERSION, "offers": params["dray"]["offers"] * 40}}):
         with pytest.raises(errors.Error):
             read_offers(other)
         assert len(offered_tokens(other)) <= 64

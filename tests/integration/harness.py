@@ -252,13 +252,13 @@ class Lab:
 
     def directory(self, name):
         self.counter += 1
-        path = self.tmp / f"{name}{self.counter}"
+        path = self.tmp / f"{name}-{self.counter}"
         path.mkdir()
         return path
 
     def write(self, name, text, mode=0o644):
         self.counter += 1
-        path = self.tmp / f"{name}{self.counter}"
+        path = self.tmp / f"{name}-{self.counter}"
         path.touch(mode)
         path.chmod(mode)
         path.write_text(text)

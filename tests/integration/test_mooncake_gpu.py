@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dray.mooncake with memory of GPUs: a driver and a plug-in without a GPU (tests/gpu), whose memory no CPU can access by its addresses."""
 
+import contextlib
 import functools
 import itertools
 
@@ -187,10 +188,9 @@ def ends(request, lab):
         how = peer_settings(lab, n)
         how["settings"] = {**how["settings"], **fake.settings}
         agents.append(lab.agent(name, env=fake.env, **how).start())
-    here, there = (Node(agent) for agent in agents)
-    yield here, there
-    here.close()
-    there.close()
+    with contextlib.ExitStack() as stack:
+        here, there = (stack.enter_context(Node(agent)) for agent in agents)
+        yield here, there
     for fake in fakes:
         fake.idle()
     _stopped(agents)
@@ -394,6 +394,16 @@ def test_store(gpu_agent, gpus, nodes):
     there = [far + 10, host + 300_000, gpu + 7 * MIB]
     assert store.batch_get_into_multi_buffers(["mixed"], [there], [[2001, 3000, 1999]]) == [7000], store.said()
     assert b"".join(store.bytes(at, n) for at, n in zip(there, (2001, 3000, 1999))) == expected["mixed"]
+    # more pieces than a batch takes: in one object, and in several
+    for keys, n in ((["p"], 5000), (["q", "r", "s"], 2000)):
+        size = 8 * n
+        store.fill(gpu, data)
+        froms = [[gpu + k * size + 8 * i for i in reversed(range(n))] for k in range(len(keys))]
+        intos = [[gpu + 2 * MIB + at - gpu for at in some] for some in froms]
+        lengths = [[8] * n] * len(keys)
+        assert store.batch_put_from_multi_buffers(keys, froms, lengths) == [0] * len(keys), store.said()
+        assert store.batch_get_into_multi_buffers(keys, intos, lengths) == [size] * len(keys), store.said()
+        assert store.bytes(gpu + 2 * MIB, size * len(keys)) == data[:size * len(keys)]
     store.fill(gpu, b"new")
     assert store.upsert_from("small", gpu, 3) == 0 and store.get_into("small", far, 10) == 3 and store.bytes(far, 3) == b"new"
     assert [store.unregister_buffer(at) for at in (gpu, far, host)] == [0, 0, 0] and store.unregister_buffer(gpu) == -600

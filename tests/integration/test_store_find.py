@@ -25,7 +25,7 @@ def found_so(reader, here, key, value):
 
 @pytest.mark.parametrize("keep", ["true", "false"])
 def test_small_objects(pair, keep):  # noqa: F811
-    owner, reader = pair(reader={"store.keep_copies": keep})
+    owner, reader = pair(reader={"store.keep_copies": keep, "store.peer_timeout": "10s"})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for i in range(200):
             assert there.put(b"try %d" % i, b"value") == Status.OK
@@ -34,7 +34,10 @@ def test_small_objects(pair, keep):  # noqa: F811
         tries = iter(range(200))
         until(lambda: here.get(b"try %d" % next(tries), 5) == b"value" and found(reader), "an object on a data stream")
         for size in SIZES:
-            assert here.get(b"%d" % size, size) == value_of(size, size)
+            if keep == "true":
+                assert here.get(b"%d" % size, size) == value_of(size, size)
+            else:
+                found_so(reader, here, b"%d" % size, value_of(size, size))
             assert here.has(b"%d" % size) == [keep == "true"]
         assert counters(owner)["dray_store_lent_objects_total"] >= len(SIZES) + 1
         until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
@@ -42,7 +45,7 @@ def test_small_objects(pair, keep):  # noqa: F811
 
 def test_batch(pair):  # noqa: F811
     """Keys from here, from there and from nowhere, and room that is too small."""
-    owner, reader = pair(reader=ONCE)
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for key in (b"one", b"two", b"wide"):
             assert there.put(key, value_of(key, 9000)) == Status.OK
@@ -60,14 +63,16 @@ def test_batch(pair):  # noqa: F811
         for key in keys:
             assert there.put(key, value_of(key, 3000)) == Status.OK
         for n in (16, 17):
+            before = found(reader)
             got = here.store.get(here.region, [(key, [(i * 3000, 3000)]) for i, key in enumerate(keys[:n])])
             assert [r.status for r in got] == [Status.OK] * n
             assert all(bytes(here.view[i * 3000:(i + 1) * 3000]) == value_of(key, 3000) for i, key in enumerate(keys[:n]))
+        assert found(reader) == before
 
 
 def test_more_room_asks_for_a_lease(pair):  # noqa: F811
     """Whether an object is small is not known before: the room for it decides."""
-    owner, reader = pair(reader=ONCE)
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
         found_so(reader, here, b"key", value_of(b"key", 4096))
@@ -124,7 +129,7 @@ def test_owner_hangs(pair):  # noqa: F811
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", b"value") == Status.OK
         found_so(reader, here, b"key", b"value")
-        owner.process.send_signal(signal.SIGSTOP)
+        owner.signal(signal.SIGSTOP)
         try:
             gone = User(reader, space="kv")
             gone.store.get(gone.region, [(b"key", [(0, 5)])], wait=False)

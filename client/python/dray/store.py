@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["BlockLayout", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
 
 _KEY_MAX, _KEYS_MAX, _COST_MAX = 255, 1024, (1 << 32) - 1
-_KEYS = {bytes}
 _RESULT = struct.Struct("=IIQQQII")  # lib.StoreResult
 _WORDS = ctypes.sizeof(lib.StoreItem) // 8  # of an item: each of its fields begins a word of 64 bits
 _PIECE = struct.Struct("=QQQ")  # lib.StoreRange
@@ -328,6 +327,7 @@ def _batch(keys: Sequence[bytes], ranges: Sequence[Any] = (), costs: Sequence[in
         words[2::_WORDS] = array("Q", accumulate([count * _PIECE.size for count in counts[:-1]], initial=start + size))
         words[3::_WORDS] = array("Q", counts)
     if costs:
+        # cost_us has 32 bits: its half of the word comes first on little-endian processors
         words[4::_WORDS] = array("Q", costs)
     if blocks:
         words[5::_WORDS] = array("Q", blocks)

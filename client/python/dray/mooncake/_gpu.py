@@ -27,6 +27,8 @@ class GpuRegion:
     def has(self, allocations: tuple[cuda.Allocation, ...]) -> bool:
         """It is of these allocations, too. An allocation that was freed is another one than its successor at the address."""
         n = len(allocations)
+        if any(not one.id for one in allocations):  # unknown ones may be others
+            return False
         return any(self.allocations[i:i + n] == allocations for i in range(len(self.allocations) - n + 1))
 
     def is_alive(self) -> bool:
@@ -69,15 +71,14 @@ class GpuRegions:
             return made
 
     def give(self, taken: GpuRegion) -> None:
-        """Ends the region if nobody else has it, and if it has not ended by itself."""
+        """Ends the region if nobody else has it."""
         with self._lock:
             taken.users -= 1
             if taken.users:
                 return
             self._regions.remove(taken)
-        if taken.region.error is None:
-            with contextlib.suppress(errors.NotFound):
-                taken.region.remove()
+        with contextlib.suppress(errors.NotFound):
+            taken.region.remove()
 
 
 def _allocations(address: int, length: int) -> tuple[cuda.Allocation, ...]:

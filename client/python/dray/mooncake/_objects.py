@@ -25,7 +25,7 @@ __all__ = ["Objects", "key_of"]
 
 _SLOTS = 4
 _SMALL = 4096
-_KEYS_MAX, _PLACES_MAX = 1024, 65536  # of a batch
+_KEYS_MAX, _PLACES_MAX = 1024, 4096  # of a batch
 _EPOCH, _EPOCH_SIZE, _EPOCH_COST = b"mooncake epoch", 8, 3600.0
 _KEY_MAX = 255 - _EPOCH_SIZE
 _TRIES = 20  # of a batch whose answer is "busy": a full store needs a moment to make room

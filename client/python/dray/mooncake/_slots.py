@@ -13,6 +13,7 @@ from .. import errors
 from ..handles import Remote
 from ..memory import Memory
 from ._exported import Exported
+from ._remotes import give_back
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -46,6 +47,7 @@ class Slot:
         """Ends every access of others, then the memory."""
         with contextlib.suppress(errors.Error):
             self.region.remove()
+        give_back(self._own)
         self.memory.close()
 
 

@@ -159,7 +159,7 @@ class TransferEngine:
 
         It stays the caller's. Host memory stays private, too: its bytes go by way of shared buffers, so memory of
         allocate_managed_buffer() is faster, and needs no registration. Memory of a GPU is moved by the agent, which opens
-        the allocation until unregister_memory(). -1: it cannot be shared. Call that before you free it.
+        the allocation until unregister_memory(). -1: it cannot be shared. Call unregister_memory() before you free the memory.
         """
         return self.batch_register_memory([buffer_addr], [capacity], location)
 
@@ -189,7 +189,11 @@ class TransferEngine:
         return _code("register_memory()", work)
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Ends a registration, after transfers that use it, here and of peers; those of peers with memory of a GPU fail. Those that still wait for a thread fail. -3: nothing is registered at this address."""
+        """Ends a registration. Waits for transfers that use the memory, of this engine and of peers.
+
+        Transfers of peers with memory of a GPU fail instead, and so do those that still wait for a thread. Call it before you free
+        memory of a GPU. -3: nothing is registered at this address.
+        """
         return self.batch_unregister_memory([buffer_addr])
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:

@@ -121,7 +121,7 @@ class MooncakeDistributedStore:
                 client = Client(name="mooncake store", timeout=seconds)
                 objects = Objects(client, "" if tenant == "default" else tenant, seconds)
                 objects.exists([b"mooncake"])  # is there a store, and may this user use the name space?
-                for address, size in self._buffers.items():
+                for address, size in list(self._buffers.items()):
                     objects.register(address, size)
             except BaseException:
                 if client is not None:

@@ -18,7 +18,7 @@ from .pool import Item
 
 __all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
-VERSION = 1
+VERSION = 2
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _CONSUMERS_MAX = 1024
