@@ -124,7 +124,7 @@ the same with NixlConnector. TTFT: time to the first token; TPOT: time for each 
     ("vllm_store_hooks", "vLLM: the hooks of the store's connector", """\
 What the hooks of `DrayStoreConnector` take of a step, with vLLM's scheduler, without a model, of an engine that saves prompts of 512 tokens
 and of one that loads them. The longest step of a load starts it, and varies between runs: on the machine of these figures its median was
-142, 154, 190 and 510 us in four of them."""),
+102, 122, 131 and 131 us in four of them in a row. Where an agent takes the processor of the engine in that step, it takes milliseconds."""),
     ("vllm_store", "vLLM: the cost of moving from the store", """\
 Time to the first token of a prompt whose blocks the store holds, minus the same with all blocks in the engine's own cache. The ceiling is the
 store's own GET of as many objects in the same round. Until an object was written to each block of an engine, the agent's first touch of

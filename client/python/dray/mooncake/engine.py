@@ -191,8 +191,8 @@ class TransferEngine:
     def unregister_memory(self, buffer_addr: int) -> int:
         """Ends a registration. Waits for transfers that use the memory, of this engine and of peers.
 
-        With memory of a GPU, transfers of peers fail instead, and those of this engine that go by shared buffers may; so do those that still wait for a thread. Call it before you free
-        memory of a GPU. -3: nothing is registered at this address.
+        With memory of a GPU, transfers of peers fail instead, and those of this engine that go by shared buffers may. Transfers that
+        still wait for a thread fail, too. Call it before you free memory of a GPU. -3: nothing is registered at this address.
         """
         return self.batch_unregister_memory([buffer_addr])
 
