@@ -7,7 +7,7 @@ import pytest
 from dray import Status, Tier, errors
 from harness import MIB, until
 from test_store import User, counters
-from test_store_peers import STORE, UID, pair, value_of  # noqa: F401 (a fixture)
+from test_store_peers import UID, agents_that_lend, pair, value_of  # noqa: F401 (a fixture)
 
 ONCE = {"store.keep_copies": "false"}
 SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024)
@@ -107,9 +107,7 @@ def test_name_spaces_are_apart(pair):  # noqa: F811
 
 def test_two_owners(new_agent):
     """Each has a part, and one of them goes."""
-    agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
-    reader = new_agent("reader", settings=STORE | ONCE | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
-    until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
+    agents, reader = agents_that_lend(new_agent, ONCE)
     with User(agents[0], space="kv") as one, User(agents[1], space="kv") as two, User(reader, space="kv") as here:
         for user, keys in ((one, (b"1", b"both")), (two, (b"2", b"both"))):
             for key in keys:

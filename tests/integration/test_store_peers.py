@@ -403,11 +403,17 @@ def test_removed_at_the_owner(pair):
         released(owner)
 
 
+def agents_that_lend(new_agent, settings):
+    """(two agents that lend objects, a third one that asks both)"""
+    agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
+    reader = new_agent("reader", settings=STORE | settings | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
+    until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
+    return agents, reader
+
+
 def test_exists_with_three_agents(new_agent):
     """Each of two owners has a part; one of them is killed between EXISTS and GET, and the other one has a copy of one object."""
-    agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
-    reader = new_agent("reader", settings=STORE | LONG | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
-    until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
+    agents, reader = agents_that_lend(new_agent, LONG)
     with User(agents[0], space="kv") as one, User(agents[1], space="kv") as two, User(reader, space="kv") as here:
         for user, keys in ((one, (b"1", b"both")), (two, (b"2", b"both"))):
             for key in keys:
