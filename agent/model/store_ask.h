@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include <string.h>
+
 #include "agent/model/view.h"
 #include "lib/heap.h"
 #include "lib/list.h"
@@ -55,6 +57,14 @@ struct store_asked {
 	struct store_ask *of;
 	struct dray_map_node by_key;
 };
+
+/* Adds its key to others in wire form. Returns where the next one begins. */
+static inline uint32_t store_asked_put(const struct store_asked *k, uint8_t *buf, uint32_t at)
+{
+	buf[at++] = (uint8_t)k->n_key;
+	memcpy(buf + at, k->key, k->n_key);
+	return at + k->n_key;
+}
 
 struct store_ask {
 	struct dray_list link;     /* the control thread's */

@@ -115,7 +115,7 @@ static void message_fill(const struct question *q, struct lookup *l, const struc
 			continue;
 		if (bytes + 1 + k->n_key > KEYS_BYTES)
 			break;
-		bytes = key_put(k, keys, bytes);
+		bytes = store_asked_put(k, keys, bytes);
 		l->n++;
 	}
 	*ret_bytes = bytes;
@@ -158,7 +158,7 @@ static void test_peer(struct exchange *x, struct question *q, struct lender *d, 
 {
 	uint8_t keys[1 + UINT8_MAX];
 	struct pmsg_store_lookup m = { .uid = q->ask->uid,
-				       .keys = { keys, key_put(q->ask->v, keys, 0) } };
+				       .keys = { keys, store_asked_put(q->ask->v, keys, 0) } };
 
 	lookup_send(x, d, peer, q->ask->asker, NULL, &m);
 }

@@ -2,18 +2,8 @@
 /* The messages of a question to other agents. What an agent has lent in vain is given back at once. */
 #pragma once
 
-#include <string.h>
-
 #include "agent/control/exchange/question.h"
 #include "agent/model/store_ask.h"
-
-/* Adds a key in wire form. Returns where the next one begins. */
-static inline uint32_t key_put(const struct store_asked *k, uint8_t *buf, uint32_t at)
-{
-	buf[at++] = (uint8_t)k->n_key;
-	memcpy(buf + at, k->key, k->n_key);
-	return at + k->n_key;
-}
 
 /* Messages that the keys of the ask need, to one agent. */
 uint32_t lookups_needed(const struct store_ask *a);

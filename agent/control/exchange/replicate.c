@@ -142,7 +142,7 @@ static uint32_t offer_fill(struct offer *o, uint8_t *keys, uint64_t *ret_bytes)
 			continue;
 		if (n + 1 + k->n_key > KEYS_BYTES || (o->n && *ret_bytes + k->length > most))
 			break;
-		n = key_put(k, keys, n);
+		n = store_asked_put(k, keys, n);
 		*ret_bytes += k->length;
 		o->keys[o->n++] = (uint16_t)i;
 	}

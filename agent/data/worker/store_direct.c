@@ -24,8 +24,8 @@ struct question_direct {
 };
 
 struct direct {
-	struct awaited awaited; /* the fetch's, with the ask */
-	struct dray_list link;  /* on worker->directs */
+	struct ask_holder holder; /* the fetch's, with the ask */
+	struct dray_list link;    /* on worker->directs */
 	struct worker *worker;
 	struct fetch *fetch;   /* NULL: it has ended, or the control thread asks for it */
 	struct store_ask *ask; /* with the fetch */
@@ -48,16 +48,16 @@ static void direct_free(struct direct *d)
 /* Takes the ask from it. */
 static struct store_ask *leave(struct direct *d)
 {
-	d->fetch->awaited = NULL;
+	d->fetch->holder = NULL;
 	d->fetch->session->requests--;
 	dray_list_del(&d->fetch->asking);
 	d->fetch = NULL;
 	return dray_take(d->ask);
 }
 
-static void stop(struct awaited *a)
+static void stop(struct ask_holder *h)
 {
-	struct direct *d = dray_container_of(a, struct direct, awaited);
+	struct direct *d = dray_container_of(h, struct direct, holder);
 
 	store_ask_free(leave(d));
 	if (!d->pending)
@@ -195,11 +195,8 @@ static bool find_put(struct direct *d, const struct store_ask *k)
 				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES } };
 	int n;
 
-	for (uint32_t i = 0; i < k->n; i++) {
-		keys[m.store_lookup.keys.n++] = (uint8_t)k->v[i].n_key;
-		memcpy(keys + m.store_lookup.keys.n, k->v[i].key, k->v[i].n_key);
-		m.store_lookup.keys.n += k->v[i].n_key;
-	}
+	for (uint32_t i = 0; i < k->n; i++)
+		m.store_lookup.keys.n = store_asked_put(&k->v[i], keys, m.store_lookup.keys.n);
 	n = pmsg_body_encode(PMSG_STORE_LOOKUP, d->find, sizeof(d->find), 0, &m);
 	d->n_find = n > 0 ? (size_t)n : 0;
 	return n > 0;
@@ -239,7 +236,7 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 		return false;
 	}
 	dray_list_init(&d->link);
-	d->awaited.stop = stop;
+	d->holder.stop = stop;
 	d->worker = w;
 	d->end_ns =
 		dray_min(f->end_ns, w->core.now_ns + store_peer_timeout_ns(w->store) / PATIENCE);
@@ -252,7 +249,7 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 				direct_free(d);
 			return false;
 		}
-	f->awaited = &d->awaited;
+	f->holder = &d->holder;
 	d->fetch = f;
 	d->ask = k;
 	fetch_wait(f, k);

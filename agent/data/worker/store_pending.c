@@ -105,8 +105,8 @@ void fetch_free(struct fetch *f)
 		ask_end_held(f->ask ? f->ask : f->asked);
 	if (f->asked)
 		worker_event(w, &(struct event){ .type = EVENT_STORE_ASK_STOP, .ask = f->asked });
-	if (f->awaited)
-		f->awaited->stop(f->awaited);
+	if (f->holder)
+		f->holder->stop(f->holder);
 	ask_end(w, f->ask);
 	store_arrivals_drop(f->arrivals);
 	free(f->landings);

@@ -8,24 +8,25 @@
 struct landing;
 struct reading;
 
-/* What answers an ask in place of the control thread, and has it meanwhile. */
-struct awaited {
+/* Has the ask of a fetch in place of the control thread, until it has the answers. */
+struct ask_holder {
 	/* The fetch ends: frees its ask. */
-	void (*stop)(struct awaited *a);
+	void (*stop)(struct ask_holder *h);
 };
 
 struct fetch {
-	struct dray_list link;   /* on session->fetches */
-	struct dray_list asking; /* on worker->asking, while the control thread has the ask */
+	struct dray_list link; /* on session->fetches */
+	struct dray_list
+		asking; /* on worker->asking, while the control thread or `holder` has the ask */
 	struct wsession *session;
 	uint64_t number; /* of this worker; the ask's */
 	struct batch *batch;
 	struct store_member *member;
 	dray_handle region;
-	int64_t end_ns;            /* the deadline of the request */
-	struct store_ask *ask;     /* NULL: the control thread has it, */
-	struct store_ask *asked;   /* which is this one */
-	struct awaited *awaited;   /* what has the ask instead; NULL: nothing */
+	int64_t end_ns;        /* the deadline of the request */
+	struct store_ask *ask; /* NULL: the control thread or `holder` has it. The control thread: */
+	struct store_ask *asked;   /* it is this one */
+	struct ask_holder *holder; /* NULL: none */
 	bool again;                /* the second lookup */
 	uint32_t source;           /* that is read, or is next */
 	struct reading *reading;   /* its transfer; NULL: none */
@@ -61,7 +62,7 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err);
 
 /* The control thread gets the ask. */
 void fetch_send(struct fetch *f, struct store_ask *k);
-/* It waits for an answer, with one more request of its session. */
+/* Counts the fetch as a request of its session that waits, until fetch_free() or an answer. */
 void fetch_wait(struct fetch *f, struct store_ask *k);
 /* Ends an ask that the fetch does not have, with what it has taken over from an EXISTS. */
 void fetch_drop_ask(struct wsession *s, struct store_ask *k);
