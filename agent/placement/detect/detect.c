@@ -181,7 +181,8 @@ static void arm(struct detect *d, int64_t pause_ns)
 	sd_event_source_set_enabled(d->timer, SD_EVENT_ONESHOT);
 }
 
-static void await(struct detect *d)
+/* Until an event comes, or the next search for listening sockets is due. */
+static void await_look(struct detect *d)
 {
 	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
 
@@ -200,7 +201,7 @@ static void handle_look(struct dray_job *j)
 	if (d->pausing)
 		arm(d, dray_min(d->took_ns, (int64_t)PAUSE_MAX_NS));
 	else
-		await(d);
+		await_look(d);
 	if (d->scan_why.code)
 		log_limited(DRAY_LOG_WARNING, "detect", "%s, keeping the last scan",
 			    d->scan_why.msg);
@@ -237,7 +238,7 @@ static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct detect *d = arg;
 	if (d->pausing)
-		await(d);
+		await_look(d);
 	else
 		begin_look(d, false);
 	return 0;

@@ -59,7 +59,7 @@ static uint64_t frame_total(const struct tcp_frame *f)
 }
 
 /* A frame that will be answered enters the queue. */
-static void await(struct tcp_requester *p)
+static void count_awaited(struct tcp_requester *p)
 {
 	struct tcp *t = p->s.tcp;
 
@@ -85,7 +85,7 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 		.length = s->bytes,
 	};
 
-	await(p);
+	count_awaited(p);
 	*f = (struct tcp_frame){
 		.slice = s,
 		.id = s->id,
@@ -300,8 +300,6 @@ static void seek_answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t
 	uint64_t id = f->id;
 
 	take_answered(p, f);
-	if (!k)
-		return;
 	if (!status && seal_open(s->seals[SEAL_FOUND], id, k->found, k->n_found, k->found) < 0)
 		status = DRAY_E_PROTOCOL;
 	k->n_found -= status ? k->n_found : SEAL_BYTES;
@@ -333,8 +331,7 @@ static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	if (wire.kind == PMSG_FRAME_KIND_FOUND) {
 		if (!may_answer(f, &wire))
 			return -EPROTO;
-		if (f->seek)
-			f->seek->n_found = wire.length;
+		f->seek->n_found = wire.length;
 		if (!wire.length) {
 			seek_answered(p, f,
 				      wire.status < DRAY_ERROR_N ? wire.status : DRAY_E_PROTOCOL);
@@ -368,7 +365,7 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 			      uint64_t *ret_bytes)
 {
 	const struct tcp_frame *f = requester_of(s)->rx;
-	uint64_t skip = f->bytes - s->payload_left;
+	uint64_t skip;
 	unsigned n;
 
 	if (f->seek) {
@@ -377,6 +374,7 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 		*ret_bytes = s->payload_left;
 		return 1;
 	}
+	skip = f->bytes - s->payload_left;
 	n = add_memory(f->slice, &skip, iov, 0, max);
 	*ret_bytes = 0;
 	for (unsigned i = 0; i < n; i++)
@@ -551,7 +549,7 @@ static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
 		       head + PMSG_FRAME_SIZE) < 0)
 		return false;
 	t->c->next_slice_id++;
-	await(p);
+	count_awaited(p);
 	*f = (struct tcp_frame){ .seek = k,
 				 .id = wire.slice,
 				 .head_at = p->heads_used,

@@ -39,9 +39,9 @@ struct serve {
 	struct stage_buffer *chunk;    /* its payload is received into this */
 	uint64_t chunk_at;             /* bytes of it that were received */
 	uint64_t chunks_left;          /* bytes of the current frame without a buffer */
-	struct serve_frame *sending;   /* READ whose head is in `out` or was sent */
-	uint64_t sending_left;         /* bytes of its payload not yet sent */
-	uint64_t sent_of;              /* bytes sent of its first chunk */
+	struct serve_frame *sending; /* READ or FIND whose answer's head is in `out` or was sent */
+	uint64_t sending_left;       /* bytes of its payload not yet sent */
+	uint64_t sent_of;            /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
 	uint64_t find;   /* number of the last frame find */

@@ -124,7 +124,7 @@ struct tcp_stream {
 /* A frame of the requester, from its queueing to its answer. */
 struct tcp_frame {
 	struct slice *slice; /* NULL: its slice has ended, or it is a question */
-	struct seek *seek;   /* the question; NULL: it is none, or has ended */
+	struct seek *seek;   /* the question; NULL: it is none */
 	uint64_t id;
 	uint64_t bytes; /* payload in either direction */
 	uint32_t head_at;
