@@ -17,7 +17,7 @@ STORE = {"limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "64MiB",
 pytestmark = pytest.mark.skipif(not DRIVER.exists(), reason=f"{DRIVER} does not exist: build it first (make tools)")
 
 NODE = """
-import ctypes, io, logging, mmap, os
+import ctypes, io, logging, mmap, os, threading
 os.environ["DRAY_SOCKET"] = args["socket"]
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 cuda = ctypes.CDLL(args["driver"])
@@ -95,7 +95,23 @@ def said():
     log.truncate()
     return text
 
-functions = dict(host=host, malloc=malloc, reserve=reserve, chunk=chunk, unmap=unmap, free=free, managed=managed, poke=poke, peek=peek, said=said)
+waits = []
+
+def begin(name, *arguments):
+    "Calls NAME in a thread."
+    results = []
+    thread = threading.Thread(target=lambda: results.append(getattr(engine if args["what"] == "engine" else store, name)(*arguments)), daemon=True)
+    thread.start()
+    waits.append((thread, results))
+
+def ended():
+    "The result of the call that began first."
+    thread, results = waits.pop(0)
+    thread.join()
+    return results[0]
+
+functions = dict(host=host, malloc=malloc, reserve=reserve, chunk=chunk, unmap=unmap, free=free, managed=managed, poke=poke, peek=peek, said=said,
+                 begin=begin, ended=ended)
 tell("127.0.0.1:%d" % engine.get_rpc_port())
 while True:
     name, arguments = hear()
@@ -325,6 +341,26 @@ def test_unregistered_gpu_memory(gpu_agent, nodes):
         assert "register the memory if it is on a GPU" in a.said()
 
 
+@pytest.mark.parametrize("write", (True, False), ids=("write", "read"))
+def test_unregistered_while_it_is_used(gpu_agent, gpus, nodes, write):
+    """The call waits for a transfer of its own engine that goes by shared buffers, all parts of which use the memory still."""
+    a, b = nodes(gpu_agent), nodes(gpu_agent)
+    size = 9 * MIB  # three buffers
+    own, there = a.memory("malloc", size), b.memory("private", size)
+    data = noise(size, 1)
+    (a if write else b).fill(own if write else there, data)
+    with gpus.held():
+        a.begin("transfer_sync_write" if write else "transfer_sync_read", b.session, own, there, size)
+        until(lambda: gpus.status.held, "a copy that does not end")
+        a.begin("unregister_memory", own)
+        until(lambda: a.register_memory(own, KIB) == 0, "the end of the registration")
+        assert len(regions(gpu_agent)) == 1
+    assert a.ended() == 0, a.said()
+    assert a.ended() == 0, a.said()
+    assert (b.bytes(there, size) if write else a.bytes(own, size)) == data
+    assert a.unregister_memory(own) == 0
+
+
 def test_lost_gpu(gpu_agent, gpus, nodes):
     """Transfers fail, other memory and registrations go on, and the memory can be registered again when the GPU is back."""
     a, b = nodes(gpu_agent), nodes(gpu_agent)
@@ -409,6 +445,32 @@ def test_store(gpu_agent, gpus, nodes):
     assert [store.unregister_buffer(at) for at in (gpu, far, host)] == [0, 0, 0] and store.unregister_buffer(gpu) == -600
     gpus.idle()
     assert store.get_into("small", gpu, 10) == -600
+
+
+def test_store_unregistered_while_it_is_used(gpu_agent, gpus, nodes):
+    """The call waits for batches, of which some objects go straight to the store and others by shared buffers."""
+    store = nodes(gpu_agent, "store")
+    gpu, host = store.malloc(8 * MIB), store.host(MIB)
+    data, more = noise(8 * MIB, 1), noise(MIB, 2)
+    store.fill(gpu, data)
+    store.fill(host, more)
+    keys, sizes = ["first", "mixed"], [[MIB], [1000, KIB, 5 * MIB]]
+    froms = [[gpu], [host, gpu + MIB, gpu + 2 * MIB]]
+    expected = [data[:MIB], more[:1000] + data[MIB:MIB + KIB] + data[2 * MIB:7 * MIB]]
+    for call in ("batch_put_from_multi_buffers", "batch_get_into_multi_buffers"):
+        assert store.register_buffer(gpu, 8 * MIB) == 0, store.said()
+        with gpus.held():
+            store.begin(call, keys, froms, sizes)
+            until(lambda: gpus.status.held, "a copy that does not end")
+            store.begin("unregister_buffer", gpu)
+            until(lambda: store.register_buffer(gpu + 7 * MIB, KIB) == 0, "the end of the registration")
+        assert store.ended() == ([0, 0] if call.startswith("batch_put") else [MIB, 1000 + KIB + 5 * MIB]), store.said()
+        assert store.ended() == 0, store.said()
+        assert store.unregister_buffer(gpu + 7 * MIB) == 0
+        got = [b"".join(store.bytes(at, n) for at, n in zip(places, some)) for places, some in zip(froms, sizes)]
+        assert got == expected
+        store.fill(gpu, bytes(8 * MIB))
+        store.fill(host, bytes(MIB))
 
 
 def test_store_registered_before_setup(gpu_agent, gpus, nodes):

@@ -12,6 +12,7 @@ from .. import errors
 from ..handles import Remote
 from ..pending import Pending
 from ._letters import Carry
+from ._registered import Taken
 from ._remotes import give_back_later
 from ._slots import DATA_MAX, ENTRY, HEAD, OPS_MAX, Op, Slot
 
@@ -45,18 +46,18 @@ class Carrier:
             core.client.read(slot.region, remote, [(0, 0, size)], deadline=core.left(ends)).result()
             ops: list[Op] = [(a, o, n) for a, o, n in ENTRY.iter_unpack(bytes(slot.memory.view[:size]))]
             total = _check(ops)
-            with core.registered.using([(address, length) for address, _, length in ops]):
-                self._move(slot, remote, ops, total, letter.write, ends)
+            with core.registered.using([(address, length) for address, _, length in ops]) as taken:
+                self._move(slot, remote, ops, taken, total, letter.write, ends)
 
-    def _move(self, slot: Slot, remote: Remote, ops: list[Op], total: int, write: bool, ends: float) -> None:
+    def _move(self, slot: Slot, remote: Remote, ops: list[Op], taken: Taken, total: int, write: bool, ends: float) -> None:
         core, pieces = self._core, [(address, length) for address, _, length in ops]
         if not write:
-            core.local.copy_in(slot, [(HEAD, pieces)], ends)
+            core.local.copy_in(slot, [(HEAD, pieces)], taken, ends)
         start = core.client.read if write else core.client.write
         start(slot.region, remote, [(HEAD, HEAD, total)], deadline=core.left(ends)).result()
         if write:
             _expect_wanted(core, remote, ends)
-            core.local.copy_out(slot, [(HEAD, pieces)], ends)
+            core.local.copy_out(slot, [(HEAD, pieces)], taken, ends)
 
     def _remote(self, token: str, ends: float) -> Remote:
         """The slot of another engine; those that were used last stay imported."""

@@ -72,7 +72,7 @@ class Core:
         self._life = Memory(PAGE, name="dray-mooncake-life")
         self.client = Client(name="mooncake", timeout=options.seconds)
         self.registered = Registered(GpuRegions(self.client))
-        self.local = Local(self.client, self.registered)
+        self.local = Local(self.client)
         try:
             self._life_exported = Exported(self.client.region(self._life, access="r", name="mooncake life"))
             self.mailbox = f"mooncake {secrets.token_hex(16)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..client import Client
 from ..pending import Transfer
 from ._copy import Piece, copy_in, copy_out
-from ._registered import Buffer, Registered
+from ._registered import Buffer, Taken
 from ._running import finish, left, start
 from ._slots import Op, Slot
 
@@ -19,21 +19,22 @@ Part = tuple[int, Sequence[Piece]]  # offset in a slot, and memory that lies the
 
 
 class Local:
-    """Any thread may use it."""
+    """Any thread may use it. taken: of the memory, what is registered."""
 
-    def __init__(self, client: Client, registered: Registered) -> None:
-        self._client, self._registered = client, registered
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
-    def copy_in(self, slot: Slot, parts: Sequence[Part], ends: float) -> None:
+    def copy_in(self, slot: Slot, parts: Sequence[Part], taken: Taken, ends: float) -> None:
         """Copies memory to the slot. errors.Range: memory that is not mapped, or of a GPU and not registered."""
-        self._copy(slot, parts, ends, copy_in, write=True)
+        self._copy(slot, parts, taken, ends, copy_in, write=True)
 
-    def copy_out(self, slot: Slot, parts: Sequence[Part], ends: float) -> None:
+    def copy_out(self, slot: Slot, parts: Sequence[Part], taken: Taken, ends: float) -> None:
         """Copies from the slot to memory. errors.Range: as above."""
-        self._copy(slot, parts, ends, copy_out, write=False)
+        self._copy(slot, parts, taken, ends, copy_out, write=False)
 
-    def _copy(self, slot: Slot, parts: Sequence[Part], ends: float, copy: Callable[[int, int, Sequence[Piece]], None], write: bool) -> None:
-        on_gpus, on_host = self._sort(parts) if self._registered.has_gpu else ({}, parts)
+    def _copy(self, slot: Slot, parts: Sequence[Part], taken: Taken, ends: float, copy: Callable[[int, int, Sequence[Piece]], None],
+              write: bool) -> None:
+        on_gpus, on_host = _sort(parts, taken) if taken.has_gpu else ({}, parts)
         running: list[Transfer] = []
         try:
             for buffer, ops in on_gpus.items():
@@ -44,21 +45,22 @@ class Local:
         finally:
             finish(running, ends)
 
-    def _sort(self, parts: Sequence[Part]) -> tuple[dict[Buffer, list[Op]], list[Part]]:
-        """(operations by the buffer on a GPU, parts of other memory)"""
-        on_gpus: dict[Buffer, list[Op]] = {}
-        on_host: list[Part] = []
-        for offset, pieces in parts:
-            run: list[Piece] = []  # on the host, before `offset`
-            begin = offset
-            for address, n in pieces:
-                buffer = self._registered.find_gpu(address, n)
-                if buffer is None:
-                    run.append((address, n))
-                else:
-                    on_host.append((begin, run))
-                    on_gpus.setdefault(buffer, []).append((address - buffer.start, offset, n))
-                    run, begin = [], offset + n
-                offset += n
-            on_host.append((begin, run))
-        return on_gpus, on_host
+
+def _sort(parts: Sequence[Part], taken: Taken) -> tuple[dict[Buffer, list[Op]], list[Part]]:
+    """(operations by the buffer on a GPU, parts of other memory)"""
+    on_gpus: dict[Buffer, list[Op]] = {}
+    on_host: list[Part] = []
+    for offset, pieces in parts:
+        run: list[Piece] = []  # on the host, before `offset`
+        begin = offset
+        for address, n in pieces:
+            buffer = taken.find_gpu(address, n)
+            if buffer is None:
+                run.append((address, n))
+            else:
+                on_host.append((begin, run))
+                on_gpus.setdefault(buffer, []).append((address - buffer.start, offset, n))
+                run, begin = [], offset + n
+            offset += n
+        on_host.append((begin, run))
+    return on_gpus, on_host

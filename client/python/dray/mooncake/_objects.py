@@ -18,7 +18,7 @@ from ..store import Status, StoreResult
 from ._copy import Piece, peek
 from ._gpu import GpuRegions
 from ._local import Local
-from ._registered import Registered
+from ._registered import Registered, Taken
 from ._slots import DATA_MAX, Slot, Slots
 
 __all__ = ["Objects", "key_of"]
@@ -56,7 +56,7 @@ class Objects:
         self._slots, self._small = Slots(client, _SLOTS), Slots(client, _SLOTS, _SMALL)
         self._large = threading.Lock()
         self._registered = Registered(GpuRegions(client))  # of GPUs
-        self._local = Local(client, self._registered)
+        self._local = Local(client)
 
     def register(self, address: int, length: int) -> None:
         """Makes memory usable. Waits for the agent if it is on a GPU; for other memory, nothing is to do. Errors: GpuRegions.take()"""
@@ -64,7 +64,7 @@ class Objects:
 
     def unregister(self, address: int) -> None:
         """Ends register(), after batches that use the memory."""
-        if self._registered.find_gpu(address, 1) is not None:
+        if self._registered.find(address, 1) is not None:
             self._registered.unregister(address)
 
     def _ends(self) -> float:
@@ -100,25 +100,29 @@ class Objects:
 
     def put(self, items: Sequence[Item], replace: bool = False) -> list[StoreResult]:
         """Stores the values. Status.EXISTS: there was an object with this key, which stays, unless `replace` removes it."""
+        taken: Taken
+
         def store(region: Region, part: Sequence[Item], places: list[list[Place]], ends: float) -> list[StoreResult]:
             if replace:  # what could go wrong with the values has gone well
                 self._store.remove([key for key, _ in part])
             return self._retry(part, places, ends, lambda some, deadline: self._store.put(region, some, deadline=deadline))
 
         def copy(slot: Slot, part: Sequence[Item], places: list[Place], ends: float) -> list[StoreResult]:
-            self._local.copy_in(slot, [(at, pieces) for (_, pieces), (at, _) in zip(part, places)], ends)
+            self._local.copy_in(slot, [(at, pieces) for (_, pieces), (at, _) in zip(part, places)], taken, ends)
             return store(slot.region, part, [[place] for place in places], ends)
 
         ends = self._ends()
-        with self._using(items):
+        with self._using(items) as taken:
             for _, pieces in items:
-                self._expect_mapped(pieces)
+                _expect_mapped(pieces, taken)
             epoch = self._begin(ends)
-            return self._sorted([(epoch + key, pieces) for key, pieces in items], ends, store,
+            return self._sorted([(epoch + key, pieces) for key, pieces in items], taken, ends, store,
                                 lambda some: self._in_parts(some, ends, copy))
 
     def get(self, items: Sequence[Item]) -> list[StoreResult]:
         """Copies the objects to the memory of their items, from its start. Status.TOO_LARGE: it is too small."""
+        taken: Taken
+
         def load(region: Region, part: Sequence[Item], places: list[list[Place]], ends: float) -> list[StoreResult]:
             return self._retry(part, places, ends, lambda some, deadline: self._store.get(region, some, deadline=deadline))
 
@@ -126,55 +130,34 @@ class Objects:
             results = load(slot.region, part, [[place] for place in places], ends)
             found = [(at, list(_first(pieces, result.length))) for (_, pieces), (at, _), result in zip(part, places, results)
                      if result.status is Status.OK]
-            self._local.copy_out(slot, found, ends)
+            self._local.copy_out(slot, found, taken, ends)
             return results
 
         ends = self._ends()
-        with self._using(items):
+        with self._using(items) as taken:
             epoch = self._epoch(ends)
             if epoch is None:
                 return [_ABSENT] * len(items)
-            return self._sorted([(epoch + key, pieces) for key, pieces in items], ends, load,
+            return self._sorted([(epoch + key, pieces) for key, pieces in items], taken, ends, load,
                                 lambda some: self._in_parts(self._cut(some), ends, copy))
 
     @contextlib.contextmanager
-    def _using(self, items: Sequence[Item]) -> Iterator[None]:
+    def _using(self, items: Sequence[Item]) -> Iterator[Taken]:
         """Keeps memory of GPUs registered meanwhile."""
-        taken = self._registered.take([piece for _, pieces in items for piece in pieces]) if self._registered.has_gpu else []
+        taken = self._registered.take([piece for _, pieces in items for piece in pieces] if self._registered.has_gpu else [])
         try:
-            yield
+            yield taken
         finally:
             self._registered.give(taken)
 
-    def _expect_mapped(self, pieces: Sequence[Piece]) -> None:
-        """errors.Range: pieces of a large value do not begin or end in mapped memory, so that no slot is made for it."""
-        if _length(pieces) > DATA_MAX:
-            for address, length in pieces:
-                if self._registered.find_gpu(address, length) is None:
-                    peek(address, 1)
-                    peek(address + length - 1, 1)
-
-    def _on_gpu(self, pieces: Sequence[Piece]) -> tuple[Region, list[Place]] | None:
-        """Where pieces lie that are in one region of memory on a GPU; None: elsewhere, or they are too many."""
-        if not self._registered.has_gpu or len(pieces) > _PLACES_MAX:
-            return None
-        region, places = None, list[Place]()
-        for address, length in pieces:
-            buffer = self._registered.find_gpu(address, length)
-            if buffer is None or region not in (None, buffer.region):
-                return None
-            region = buffer.region
-            places.append((address - buffer.start, length))
-        return (region, places) if region is not None else None
-
-    def _sorted(self, items: Sequence[Item], ends: float, direct: Callable[..., list[StoreResult]],
+    def _sorted(self, items: Sequence[Item], taken: Taken, ends: float, direct: Callable[..., list[StoreResult]],
                 by_slots: Callable[[Sequence[Item]], list[StoreResult]]) -> list[StoreResult]:
         """Items in one region of a GPU go between that and the store, and all others by way of slots."""
         results = [_ABSENT] * len(items)
         others: list[int] = []
         regions: dict[Region, list[tuple[int, list[Place]]]] = {}
         for i, (_, pieces) in enumerate(items):
-            found = self._on_gpu(pieces)
+            found = _on_gpu(pieces, taken)
             if found is None:
                 others.append(i)
             else:
@@ -255,6 +238,29 @@ class Objects:
                 break
             time.sleep(min(pause, 0.1))
         return results
+
+
+def _expect_mapped(pieces: Sequence[Piece], taken: Taken) -> None:
+    """errors.Range: pieces of a large value do not begin or end in mapped memory, so that no slot is made for it."""
+    if _length(pieces) > DATA_MAX:
+        for address, length in pieces:
+            if taken.find_gpu(address, length) is None:
+                peek(address, 1)
+                peek(address + length - 1, 1)
+
+
+def _on_gpu(pieces: Sequence[Piece], taken: Taken) -> tuple[Region, list[Place]] | None:
+    """Where pieces lie that are in one region of memory on a GPU; None: elsewhere, or they are too many."""
+    if not taken.has_gpu or len(pieces) > _PLACES_MAX:
+        return None
+    region, places = None, list[Place]()
+    for address, length in pieces:
+        buffer = taken.find_gpu(address, length)
+        if buffer is None or region not in (None, buffer.region):
+            return None
+        region = buffer.region
+        places.append((address - buffer.start, length))
+    return (region, places) if region is not None else None
 
 
 def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

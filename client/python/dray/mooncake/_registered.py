@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .. import errors
 from ..handles import Region
@@ -15,7 +16,7 @@ from ._exported import Exported
 from ._gpu import GpuRegion, GpuRegions
 from ._placed import Placed
 
-__all__ = ["Buffer", "Registered"]
+__all__ = ["Buffer", "Registered", "Taken"]
 
 
 class Buffer:
@@ -36,6 +37,10 @@ class Buffer:
         self.users = 0  # that copy to or from it
         self.removed = False
 
+    def has(self, address: int, length: int) -> bool:
+        """The whole range."""
+        return self.address <= address and address + length <= self.address + self.length
+
     def token(self) -> str:
         """For peers; "" of private memory."""
         return self._exported.token() if self._exported is not None else ""
@@ -44,6 +49,30 @@ class Buffer:
         """Nobody else uses the memory by the token any more, nor gets another one."""
         if self._exported is not None:
             self._exported.close()
+
+
+class Taken:
+    """The buffers that a call uses: they stay what they are until Registered.give(), also when they are unregistered meanwhile."""
+
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        """They do not overlap."""
+        self.buffers = sorted(buffers, key=_address)
+        self._starts = [buffer.address for buffer in self.buffers]
+        self.has_gpu = any(buffer.gpu is not None for buffer in self.buffers)
+
+    def find(self, address: int, length: int) -> Buffer | None:
+        """The buffer that holds the whole range."""
+        at = bisect.bisect_right(self._starts, address)
+        buffer = self.buffers[at - 1] if at else None
+        return buffer if buffer is not None and buffer.has(address, length) else None
+
+    def find_gpu(self, address: int, length: int) -> Buffer | None:
+        """As find(), of memory on a GPU."""
+        found = self.find(address, length) if self.has_gpu else None
+        return found if found is not None and found.gpu is not None else None
+
+
+_address = operator.attrgetter("address")
 
 
 class Registered:
@@ -120,53 +149,47 @@ class Registered:
         with self._changed:
             at = bisect.bisect_right(self._starts, address)
             buffer = self._buffers[self._starts[at - 1]] if at else None
-            inside = buffer and address + length <= buffer.address + buffer.length
-            return buffer if inside else None
+            return buffer if buffer is not None and buffer.has(address, length) else None
 
     @property
     def has_gpu(self) -> bool:
         """There is memory on a GPU."""
         return self._gpu_buffers > 0
 
-    def find_gpu(self, address: int, length: int) -> Buffer | None:
-        """As find(), of memory on a GPU."""
-        found = self.find(address, length)
-        return found if found is not None and found.gpu is not None else None
-
-    def take(self, ranges: list[tuple[int, int]]) -> list[Buffer]:
+    def take(self, ranges: list[tuple[int, int]]) -> Taken:
         """Keeps the registered ones of these ranges until give(): remove() waits."""
         taken: dict[int, Buffer] = {}
         with self._changed:
             last: Buffer | None = None  # of the range before, which is often that of the next one, too
             for address, length in ranges:
-                if last is None or not last.address <= address <= address + length <= last.address + last.length:
+                if last is None or not last.has(address, length):
                     last = self.find(address, length)
                 if last is not None:
                     taken[last.address] = last
             for buffer in taken.values():
                 buffer.users += 1
-        return list(taken.values())
+        return Taken(taken.values())
 
-    def give(self, buffers: list[Buffer]) -> None:
+    def give(self, taken: Taken) -> None:
         """After take()."""
         with self._changed:
-            for buffer in buffers:
+            for buffer in taken.buffers:
                 buffer.users -= 1
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def using(self, ranges: list[tuple[int, int]]) -> Iterator[None]:
+    def using(self, ranges: list[tuple[int, int]]) -> Iterator[Taken]:
         """Keeps the buffers of these ranges registered meanwhile. errors.Range: one is not registered."""
         with self._changed:
             for address, length in ranges:
                 if self.find(address, length) is None:
                     raise errors.Range(f"{length} bytes at {address:#x} are not in registered memory",
                                        fix="Register the memory at its engine first.")
-            buffers = self.take(ranges)
+            taken = self.take(ranges)
         try:
-            yield
+            yield taken
         finally:
-            self.give(buffers)
+            self.give(taken)
 
     def remove(self, address: int) -> Buffer:
         """Takes a buffer out, and waits until nobody uses it: what uses it has a deadline. errors.NotFound."""

@@ -13,7 +13,7 @@ from ..pending import Transfer
 from ._batch import Batch
 from ._letters import Carried, Carry
 from ._peer import Peer, Target
-from ._registered import Buffer
+from ._registered import Buffer, Taken
 from ._running import finish, start
 from ._slots import ENTRY, HEAD, Op, Slot, chunks
 
@@ -26,37 +26,37 @@ _GONE = (errors.Revoked, errors.NotFound, errors.PeerLost, errors.AgentRestarted
 _LEAD = 0.5  # seconds between the end of a request at a peer, which begins later, and that of the call here
 
 
-def move(core: Core, session: str, write: bool, batch: Batch, ends: float) -> None:
-    """Moves the pieces of a batch until `ends`. Raises the first error, when all has ended.
+def move(core: Core, session: str, write: bool, batch: Batch, taken: Taken, ends: float) -> None:
+    """Moves the pieces of a batch until `ends`. Raises the first error, when all has ended. taken: its registered memory here.
 
     What was known about a peer may be out of date, because it was started again or has registered other
     memory: after such an error the peer is asked once more.
     """
     known = core.peers.knows(session)
     try:
-        _try(core, session, write, batch, ends)
+        _try(core, session, write, batch, taken, ends)
     except _GONE:
         if not known or time.monotonic() >= ends:
             raise
-        _try(core, session, write, batch, ends)
+        _try(core, session, write, batch, taken, ends)
 
 
-def _try(core: Core, session: str, write: bool, batch: Batch, ends: float) -> None:
+def _try(core: Core, session: str, write: bool, batch: Batch, taken: Taken, ends: float) -> None:
     with core.peers.use(session, ends) as peer:
         try:
-            if not _move_together(core, peer, write, batch, ends):
-                _move(core, peer, write, batch.ops(), ends)
+            if not _move_together(core, peer, write, batch, taken, ends):
+                _move(core, peer, write, batch.ops(), taken, ends)
         except _GONE as e:
             if not isinstance(e, errors.Revoked):
                 core.peers.forget(peer)
             raise
 
 
-def _move_together(core: Core, peer: Peer, write: bool, batch: Batch, ends: float) -> bool:
+def _move_together(core: Core, peer: Peer, write: bool, batch: Batch, taken: Taken, ends: float) -> bool:
     """False: not all pieces lie in one piece of memory here that the agent reaches, and in one that is known of the peer."""
     if not len(batch):
         return False
-    buffer, target = core.registered.find(*batch.span), peer.find(*batch.peer_span)
+    buffer, target = taken.find(*batch.span), peer.find(*batch.peer_span)
     if buffer is None or buffer.region is None or target is None or target.remote is None:
         return False
     triples = batch.placed(buffer.start, target.address)
@@ -64,8 +64,8 @@ def _move_together(core: Core, peer: Peer, write: bool, batch: Batch, ends: floa
     return True
 
 
-def _move(core: Core, peer: Peer, write: bool, ops: list[Op], ends: float) -> None:
-    plan = _Plan(core, ops, peer.locate(core, [(there, n) for _, there, n in ops], ends))
+def _move(core: Core, peer: Peer, write: bool, ops: list[Op], taken: Taken, ends: float) -> None:
+    plan = _Plan(taken, ops, peer.locate(core, [(there, n) for _, there, n in ops], ends))
     transfers: list[Transfer] = []
     try:
         for (region, remote), direct in plan.direct.items():
@@ -73,10 +73,10 @@ def _move(core: Core, peer: Peer, write: bool, ops: list[Op], ends: float) -> No
         for to, bounced in plan.bounced.items():
             for part in chunks(bounced):
                 with peer.slot(core.slots, ends) as slot:
-                    _bounce(core, peer, slot, write, to, part, ends)
+                    _bounce(core, peer, slot, write, to, part, taken, ends)
         for part in chunks(plan.carried):
             with peer.slot(core.slots, ends) as slot:
-                _carry(core, peer, slot, write, part, ends)
+                _carry(core, peer, slot, write, part, taken, ends)
     finally:
         _finish(peer, transfers, ends)
 
@@ -88,7 +88,7 @@ class _Plan:
     private memory of the peer.
     """
 
-    def __init__(self, core: Core, ops: list[Op], targets: list[Target]) -> None:
+    def __init__(self, taken: Taken, ops: list[Op], targets: list[Target]) -> None:
         self.direct: dict[tuple[Region, Remote], list[Op]] = {}
         self.bounced: dict[Remote, list[Op]] = {}
         self.carried: list[Op] = []
@@ -98,8 +98,8 @@ class _Plan:
                 self.carried.append((here, there, n))
                 continue
             at = there - target.address
-            if buffer is None or not buffer.address <= here <= here + n <= buffer.address + buffer.length:
-                buffer = core.registered.find(here, n)
+            if buffer is None or not buffer.has(here, n):
+                buffer = taken.find(here, n)
             if buffer is not None and buffer.region is not None:
                 self.direct.setdefault((buffer.region, target.remote), []).append((here - buffer.start, at, n))
             else:
@@ -119,7 +119,8 @@ def _finish(peer: Peer, transfers: list[Transfer], ends: float) -> None:
     finish(transfers, ends, failed)
 
 
-def _bounce(core: Core, peer: Peer, slot: Slot, write: bool, remote: Remote, ops: list[Op], ends: float) -> None:
+def _bounce(core: Core, peer: Peer, slot: Slot, write: bool, remote: Remote, ops: list[Op], taken: Taken,
+            ends: float) -> None:
     """Private memory here, in one slot."""
     pieces = [(here, n) for here, _, n in ops]
     placed, at = [], HEAD
@@ -127,17 +128,17 @@ def _bounce(core: Core, peer: Peer, slot: Slot, write: bool, remote: Remote, ops
         placed.append((at, there, n))
         at += n
     if write:
-        core.local.copy_in(slot, [(HEAD, pieces)], ends)
+        core.local.copy_in(slot, [(HEAD, pieces)], taken, ends)
     _finish(peer, [_start(core, [], write, slot.region, remote, placed, ends)], ends)
     if not write:
-        core.local.copy_out(slot, [(HEAD, pieces)], ends)
+        core.local.copy_out(slot, [(HEAD, pieces)], taken, ends)
 
 
 def _lead(left: float) -> float:
     return max(left - _LEAD, left / 2)
 
 
-def _carry(core: Core, peer: Peer, slot: Slot, write: bool, ops: list[Op], ends: float) -> None:
+def _carry(core: Core, peer: Peer, slot: Slot, write: bool, ops: list[Op], taken: Taken, ends: float) -> None:
     """The peer moves between its private memory and a slot of ours."""
     pieces = [(here, n) for here, _, n in ops]
     at = HEAD
@@ -145,10 +146,10 @@ def _carry(core: Core, peer: Peer, slot: Slot, write: bool, ops: list[Op], ends:
         ENTRY.pack_into(slot.memory.view, i * ENTRY.size, there, at, n)
         at += n
     if write:
-        core.local.copy_in(slot, [(HEAD, pieces)], ends)
+        core.local.copy_in(slot, [(HEAD, pieces)], taken, ends)
     answer = core.request(peer, lambda number: Carry(number, core.segment, core.mailbox, slot.exported.token(), len(ops),
                                                      write, _lead(core.left(ends))), ends)
     if not isinstance(answer, Carried):
         raise errors.Protocol(f"the engine of {peer.session} answered a request to move with {type(answer).__name__}")
     if not write:
-        core.local.copy_out(slot, [(HEAD, pieces)], ends)
+        core.local.copy_out(slot, [(HEAD, pieces)], taken, ends)

@@ -28,7 +28,7 @@ from ._handshake import probe
 from ._letters import LETTER_MAX, Notify, write
 from ._metadata import Metadata, is_url
 from ._options import Options
-from ._registered import Buffer
+from ._registered import Taken
 from ._transfer import move
 from ._workers import Workers
 
@@ -191,8 +191,8 @@ class TransferEngine:
     def unregister_memory(self, buffer_addr: int) -> int:
         """Ends a registration. Waits for transfers that use the memory, of this engine and of peers.
 
-        With memory of a GPU, transfers of peers fail instead, and those of this engine that go by shared buffers may. Transfers that
-        still wait for a thread fail, too. Call it before you free memory of a GPU. -3: nothing is registered at this address.
+        With memory of a GPU, transfers of peers fail instead. Transfers that still wait for a thread fail, too. Call it before you free
+        memory of a GPU. -3: nothing is registered at this address.
         """
         return self.batch_unregister_memory([buffer_addr])
 
@@ -297,17 +297,15 @@ class TransferEngine:
         _expect_opcode(opcode)
         return _code(f"a transfer with {target_hostname}", lambda: self._transfer(target_hostname, Batch(*columns), opcode, notify))
 
-    def _transfer(self, session: str, batch: Batch, opcode: TransferOpcode, notify: TransferNotify | None = None,
-                  ends: float | None = None) -> int:
+    def _transfer(self, session: str, batch: Batch, opcode: TransferOpcode, notify: TransferNotify | None) -> int:
         core = self._use()
-        if ends is None:
-            ends = time.monotonic() + core.options.seconds
+        ends = time.monotonic() + core.options.seconds
         letter = Notify(notify.name, notify.msg) if notify is not None else None
         if letter is not None and len(write(letter)) > LETTER_MAX:
             raise errors.TooLarge("the notification does not fit a letter", fix="Pass less than 4,000 bytes.")
         taken = _take(core, batch)
         try:
-            move(core, session, opcode is Write, batch, ends)
+            move(core, session, opcode is Write, batch, taken, ends)
         finally:
             core.registered.give(taken)
         if letter is not None:
@@ -348,14 +346,18 @@ class TransferEngine:
             with core.peers.use(target_hostname, ends):  # whose absence is an error of this call
                 pass
             what = f"transfer {number} with {target_hostname}"
-            run = weakref.WeakMethod(self._transfer)
+            engine = weakref.ref(self)
             taken = _take(core, batch)  # until the end
 
             def transfer() -> int:
                 try:
-                    if any(buffer.removed for buffer in taken):
+                    alive = engine()  # stays so until the end
+                    if alive is None:
+                        raise errors.Cancelled("the engine was deleted")
+                    if any(buffer.removed for buffer in taken.buffers):
                         raise errors.Range("its local memory was unregistered before it began", fix="Wait for it first.")
-                    return _alive(run)(target_hostname, batch, opcode, ends=ends)
+                    move(core, target_hostname, opcode is Write, batch, taken, ends)
+                    return 0
                 finally:
                     core.registered.give(taken)
 
@@ -431,19 +433,12 @@ def _expect_opcode(opcode: TransferOpcode) -> None:
         raise TypeError(f"the opcode {opcode!r:.100} is neither TransferOpcode.Read nor TransferOpcode.Write")
 
 
-def _take(core: Core, batch: Batch) -> list[Buffer]:
+def _take(core: Core, batch: Batch) -> Taken:
     """Keeps registered memory of a batch until Registered.give()."""
     if not len(batch):
-        return []
+        return core.registered.take([])
     together = core.registered.find(*batch.span) is not None
     return core.registered.take([batch.span] if together else batch.local())
-
-
-def _alive(method: weakref.WeakMethod[Callable[..., int]]) -> Callable[..., int]:
-    found = method()
-    if found is None:
-        raise errors.Cancelled("the engine was deleted")
-    return found
 
 
 def _close(core: Core, workers: Workers) -> None:
