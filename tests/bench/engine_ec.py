@@ -296,7 +296,7 @@ def ec_bytes(lab, records, rounds):
                 def transfer(pd=pd, moved=moved, output=output, rate=rate):
                     """Of bytes that were just written, by a new right, between other places each time, as a load is."""
                     at, to = (chance.randrange(size - moved) // c.KIB * c.KIB for _ in range(2))
-                    e.memory.view[at:at + moved] = output
+                    e.memory.memory.view[at:at + moved] = output
                     lease = e.region.lease([(at, moved, moved, 1)], access="r", expiry=LIMIT)
                     remote = pd.client.acquire(lease.token, timeout=LIMIT)
                     pd.client.read(pd.region, remote, [(to, at, moved)]).result(LIMIT)

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from dray import errors, events
 from dray.vllm import sessions
 from dray.vllm.ec import consumer, producer, reader, writer
+from dray.vllm.ec.header import HEADER
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED, Hold as RealHold
 from ec_bare import Bare
+from ec_gpu import HostBytes, use
 
 
 class Grant:
@@ -155,9 +157,10 @@ class Agent:
 
 
 class World:
-    """e, pd: engines; pools: bytes of each."""
+    """e, pd: bytes of the pools of both engines. devices: on which they lie."""
 
-    def __init__(self, monkeypatch, random, e=256 * 512 + 4096, pd=256 * 512 + 4096):
+    def __init__(self, monkeypatch, random, e=256 * 512 + 4096, pd=256 * 512 + 4096, devices=("cpu", "cpu")):
+        use(monkeypatch, HostBytes)
         self.random, self.actions, self.tokens, self.transfers = random, [], {}, []
         self.now, self.numbers, self.seen = 1000.0, itertools.count(), Counter()
         monkeypatch.setattr(sessions, "Client", lambda *args, **how: Client(self, self.making))
@@ -167,16 +170,16 @@ class World:
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(consumer, "Hold", Hold)
         self.agents = []
-        self.e, self.pd = self._make("e", "ec_producer", e), self._make("pd", "ec_consumer", pd)
+        self.e, self.pd = self._make("e", "ec_producer", e, devices[0]), self._make("pd", "ec_consumer", pd, devices[1])
         self.read = []  # outputs that were opened in place
         vacate, begin = self.e.side._pool.vacate, self.pd.side._begin_reading
         self.e.side._pool.vacate = lambda item: self._vacate(vacate, item)
         self.pd.side._begin_reading = lambda source, item: self._begin(begin, source, item)
 
-    def _make(self, name, role, size):
+    def _make(self, name, role, size, device):
         self.making = Agent()
         self.agents.append(self.making)
-        return Bare(name, "/run/dray.sock", role, size=size, budget=96)
+        return Bare(name, "/run/dray.sock", role, size=size, budget=96, pool_device=device)
 
     def _vacate(self, vacate, item):
         vacated = vacate(item)
@@ -274,9 +277,11 @@ class World:
     def check(self):
         """No place that an agent may write, or that the other engine may read, is free."""
         self.transfers = [t for t in self.transfers if not t.ended or t.is_lent]
+        used = self.pd.side._pool._places._used
         for transfer in self.transfers:
             for local, _, n in transfer.ops:
-                assert self.pd.side._pool._places._used.get(local, 0) >= n, "a place is free while an agent may write it"
+                local, n = (local, n) if local in used else (local - HEADER, n + HEADER)  # the output of a GPU's pool
+                assert used.get(local, 0) >= n, "a place is free while an agent may write it"
         self.read = [item for item in self.read if item.users]
         for item in self.read:
             assert self.e.side._pool._places._used.get(item.offset, 0) >= item.shape.size, "a place is free while it is read in place"

@@ -164,7 +164,7 @@ def test_wrong_bytes(engine):
     wanted = images(1, 31)
     params = encode(e, "k", wanted, params={"consumers": 2})
     at, = params["dray"]["offers"][0]["items"].values()
-    e.scheduler.ec_connector._memory.view[at[0] + 300] ^= 1
+    e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     fails(pd, "k", wanted, params, "io")
     e.idle()
 

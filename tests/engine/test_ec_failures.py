@@ -304,7 +304,7 @@ def test_the_pool_of_e_is_full(rig):
 def test_wrong_bytes(rig):
     wanted, params = rig.offer()
     at, = params["dray"]["offers"][0]["items"].values()
-    rig.e.scheduler.ec_connector._memory.view[at[0] + 300] ^= 1
+    rig.e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     rig.ask(wanted, params)
     rig.ends("wrong bytes in E's pool")
     rig.serves_again()

@@ -196,7 +196,7 @@ def test_bytes_are_checked_in_place_too(engine):
     wanted = images(1, 3)
     params = encode(e, "h", wanted, params={"consumers": 2})
     at, = params["dray"]["offers"][0]["items"].values()
-    e.scheduler.ec_connector._memory.view[at[0] + 300] ^= 1
+    e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     assert pd.run(pd.add("h", wanted, params))[0] == "LENGTH" and pd.encoded == [wanted[0][0]]
     assert pd.run(pd.add("h-without", wanted, params, NO_PIXELS))[0] == "ERROR"
     pd.idle()
@@ -212,7 +212,7 @@ def test_a_pool_that_is_not_here(engine, tmp_path, what):
     pool = params["dray"]["offers"][0]["pool"]
     fd = os.memfd_create("dray-ec") if what == "a file that is short" else os.open(tmp_path, os.O_RDONLY)
     pool[:] = {"no process": [(1 << 22) + 1, pool[1]], "no descriptor": [pool[0], 1 << 20],
-               "another pool": [os.getpid(), pd.side._memory.fd]}.get(what, [os.getpid(), fd])
+               "another pool": [os.getpid(), pd.side._memory.memory.fd]}.get(what, [os.getpid(), fd])
     assert pd.run(pd.add("i", wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
     assert pd.side._pool._items, "it was pulled"
     os.close(fd)
@@ -333,7 +333,7 @@ def test_a_pool_that_proc_does_not_show(engine, what):
     for name in ("o1", "o2"):
         wanted = images(1, what + name)
         params = encode(e, name, wanted)
-        params["dray"]["offers"][0]["pool"][:2] = [(1 << 22) + 1, 5] if what == "no process" else [os.getpid(), pd.side._memory.fd]
+        params["dray"]["offers"][0]["pool"][:2] = [(1 << 22) + 1, 5] if what == "no process" else [os.getpid(), pd.side._memory.memory.fd]
         assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
         until(lambda: pools(pd.side._doors), "the pool has come")
         pd.idle()

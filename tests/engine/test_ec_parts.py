@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of DrayECConnector that need no engine: places in a pool, headers, the order of those that wait, offers, sizes."""
 
+import contextlib
 import os
 import random
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from asked import Asked
-from dray import Memory, errors
+from dray import Memory, checksum, errors
 from dray.store import Status, StoreItem, StoreResult
 from dray.vllm.ec import budget
 from dray.vllm.ec.allocator import GRANULE, Allocator
+from dray.vllm.ec.gpu_pool import GpuPool
 from dray.vllm.ec.header import HEADER, digest, seal, verify
 from dray.vllm.ec.inplace import PoolFile
 from dray.vllm.ec.line import Line
 from dray.vllm.ec.pool import Item, Pool, Shape
-from dray.vllm.ec.protocol import VERSION, Offer, Offered, PoolName, consumers, offer_params, offered_tokens, read_offers
+from dray.vllm.ec.pool_memory import Seal
+from dray.vllm.ec.protocol import VERSION, Offer, Offered, Place, PoolName, consumers, offer_params, offered_tokens, read_offers
 from dray.vllm.ec.secret import Secret
+from dray.vllm.ec.total import total, total_of_bytes
 from dray.vllm.ecstore.batch import Batch
 from dray.vllm.ecstore.keys import Keys
 from dray.vllm.free_memory import free_memory
 from dray.vllm.store.weights import Weights
+from ec_gpu import HostBytes
 
 SIZES = 1_000_000 if "DRAY_LONG" in os.environ else 5000
 
@@ -150,6 +156,53 @@ def test_header_proves_the_bytes_and_whose_they_are(there):
             memory[512] ^= 1
 
 
+def test_total_finds_every_change():
+    """Of any size: a bit, two numbers, rows or columns that change places, and what is behind the last whole row."""
+    chance = torch.Generator().manual_seed(7)
+    for size in (1, 8, 2047, 16383, 16384, 16386, 5 * 16384, 5 * 16384 + 4098):
+        data = torch.randint(0, 256, (size,), generator=chance, dtype=torch.uint8)
+        whole = int(total(data))
+        assert total_of_bytes(memoryview(data.clone().numpy())) == whole
+        for at in {0, size // 2, size - 1}:
+            changed = data.clone()
+            changed[at] ^= 0x80
+            assert int(total(changed)) != whole
+    rows = data[:5 * 16384].view(5, 16384)
+    for swapped in (rows[[1, 0, 2, 3, 4]], rows[:, torch.arange(16384).view(-1, 2, 8)[:, [1, 0]].reshape(-1)], rows.flip(0)):
+        assert int(total(swapped.contiguous().view(-1))) != int(total(rows.reshape(-1)))
+    assert int(total(torch.zeros(100, dtype=torch.uint8))) == 0
+
+
+def test_a_gpu_pool_seals_what_is_complete():
+    """At the end of the step, with the nonce of the place; and no longer than the output has its place."""
+    pool = GpuPool("gpu of this test", budget.Budget(1 << 20, 512, 8), HostBytes(1 << 20))
+    try:
+        assert GpuPool.find("gpu of this test") is pool
+        places = Pool(1 << 20, pool.vacate, before=pool.before)
+        (item,) = places.enter([Shape(digest("a", None), 4, 64, 512)], "u", [b"n" * 16])
+        output, place = torch.randn(4, 64).to(torch.bfloat16), Place.of(item)
+        pool.store(place, output)
+        pool.store(place, output)  # of another request in the same step
+        assert not pool.sealed(item)
+        pool.complete()
+        pool.complete()
+        assert pool.sealed(item) and not pool.sealed(Item(item.shape, item.offset, b"o" * 16))
+        assert torch.equal(pool.load(place, torch.bfloat16), output)
+        for seal, error in ((Seal("cuda", item.shape.digest, pool.number(item)), None), (Seal("cuda", item.shape.digest, 5), errors.Io),
+                            (Seal("cuda", b"d" * 32, pool.number(item)), errors.Denied), (Seal("cpu", item.shape.digest, 5), errors.Io),
+                            (Seal("cpu", item.shape.digest, checksum(output.view(torch.uint8).numpy())), None)):
+            item.seal = seal
+            with pytest.raises(error) if error else contextlib.nullcontext():
+                pool.verify(item)
+        places.forget(item)
+        assert pool.sealed(item), "it has a user"
+        places.leave(item, "u")
+        assert not pool.sealed(item)
+    finally:
+        pool.close()
+    assert GpuPool.find("gpu of this test") is None
+
+
 def test_nobody_waits_for_ever():
     line = Line()
     assert line.may_enter("large", 0)
@@ -162,16 +215,21 @@ def test_nobody_waits_for_ever():
 
 
 def test_offers_survive_a_router_and_refuse_what_is_damaged():
-    offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)})
+    offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)})
     here = offer._replace(pool=PoolName(7, 5, "0a" * 32))
     params = offer_params([offer, here], "host:1")
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
         read_offers({"dray": {**params["dray"], "version": 9}})
-    for damage in ([], None, {"image": [1, 2, 3]}, {"image": [1, 2, 3, "xx"]}, {"image": [1, 2, 3, "00"]}, {"image": [-1, 2, 3, "00" * 16]},
-                   {"image": [0, 2, 1 << 41, "00" * 16]}, {"image": [0, True, 1, "00" * 16]}, {1: [0, 1, 1, "00" * 16]}, {"image": 5}):
+    good = [0, 2, 3, "00" * 16, "00" * 32, 7]
+    read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": {"image": good}}]}})
+    wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None))
+    for damage in ([], None, {"image": [1, 2, 3]}, {1: good}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
+    for device in ("gpu", None, 1, []):
+        with pytest.raises(errors.Invalid):
+            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "device": device}]}})
     for pool in (5, [], [7], [-1, 5], [7, True], [7, 5, 1], [7, 5, "0a"], [7, 5, "0A" * 32], [7, 5, "0a" * 32, 1]):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
@@ -185,7 +243,7 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
 
 
 def test_proof_covers_all_that_an_offer_says():
-    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16)}, pool=PoolName(7, 5, "0a" * 32)), Secret(b"k" * 16)
+    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)}, pool=PoolName(7, 5, "0a" * 32)), Secret(b"k" * 16)
     offer = offer._replace(proof=secret.sign(offer, "salt"))
     (read,) = read_offers(offer_params([offer], "host:1"))
     secret.check(read, "salt")
@@ -195,7 +253,8 @@ def test_proof_covers_all_that_an_offer_says():
             *(({"pool": offer.pool._replace(**field)}, "salt") for field in ({"process": 8}, {"fd": 6}, {"door": "0b" * 32})),
             ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
             *(({"items": {"image": one._replace(**field)}}, "salt")
-              for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}))):
+              for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}, {"digest": b"e" * 32}, {"number": 8})),
+            ({"device": "cuda"}, "salt")):
         with pytest.raises(errors.Denied, match="changed on its way"):
             secret.check(offer._replace(**changed), salt)
     with pytest.raises(errors.Denied, match="no proof"):

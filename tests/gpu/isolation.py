@@ -336,8 +336,9 @@ def connector(t):
 def encoder_outputs(t):
     """Sides of DrayECConnector: an output of one GPU is used on another one, by way of the pools."""
     script = ROOT / "tests/gpu/check_ec.py"
-    for transport, count in (("local", 1), ("tcp", 2)):
-        label = f"encoder outputs: GPU 0 to GPU 1, {transport}"
+    pools = ("cuda", "cuda"), ("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cpu")
+    for (transport, count), (of_e, of_pd) in itertools.product((("local", 1), ("tcp", 2)), pools):
+        label = f"encoder outputs: GPU 0 to GPU 1, {transport}, pools on {of_e} and {of_pd}"
         if not t.wanted(label):
             continue
         with t.case(label):
@@ -346,7 +347,8 @@ def encoder_outputs(t):
             t.device(1)
             agents = [t.agent(f"encoder-{i}") for i in range(count)]
             try:
-                run(t, [sys.executable, str(script), agents[0].socket, agents[-1].socket, "cuda:0", "cuda:1", transport, 15], 100)
+                run(t, [sys.executable, str(script), agents[0].socket, agents[-1].socket, "cuda:0", "cuda:1", transport, of_e, of_pd,
+                        15 if of_e == of_pd else 0], 100)
             finally:
                 for agent in agents:
                     t.drop(agent)

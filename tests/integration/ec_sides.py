@@ -9,6 +9,7 @@ import dray
 from dray.vllm.ec.consumer import ConsumerSide
 from dray.vllm.ec.header import HEADER, seal
 from dray.vllm.ec.pool import Pool
+from dray.vllm.ec.pool_memory import HostPool
 from dray.vllm.ec.producer import ProducerSide
 from dray.vllm.ec.protocol import StepMetadata
 from dray.vllm.options import Options
@@ -33,9 +34,11 @@ def request(name, outputs, params=None):
 
 
 class _Engine:
-    def __init__(self, socket, name, size, options):
-        self.client, self.memory = dray.Client(socket, name=name, timeout=LIMIT), dray.Memory(size, name="dray-ec")
-        self.region, self.pool = self.client.region(self.memory), Pool(size)
+    """pool: its memory; None: host memory of `size` bytes."""
+
+    def __init__(self, socket, name, size, options, pool):
+        self.client, self.memory = dray.Client(socket, name=name, timeout=LIMIT), pool or HostPool(dray.Memory(size, name="dray-ec"))
+        self.region, self.pool = self.memory.region(self.client), Pool(size, before=self.memory.before)
         self.parts = Options.parse(options), self.client, self.region, self.memory, self.pool
 
     def close(self):
@@ -44,8 +47,8 @@ class _Engine:
 
 
 class Encoder(_Engine):
-    def __init__(self, socket, size):
-        super().__init__(socket, "e", size, {"lease": LIMIT})
+    def __init__(self, socket, size, pool=None):
+        super().__init__(socket, "e", size, {"lease": LIMIT}, pool)
         self.side = ProducerSide(*self.parts, "e", MODEL, Rest(False), width=lambda modality: WIDTH, itemsize=ITEMSIZE, secret=None)
 
     def encode(self, name, outputs, fill):
@@ -56,8 +59,9 @@ class Encoder(_Engine):
         for places in metadata.saves.values():
             for place in places:
                 start = place.offset + HEADER
-                self.memory.view[start:start + place.size] = fill(place.size)
-                seal(self.memory.view, place.offset, place.nonce, place.digest, place.size)
+                view = self.memory.memory.view
+                view[start:start + place.size] = fill(place.size)
+                seal(view, place.offset, place.nonce, place.digest, place.size)
         return self.side.finished(asked)
 
     def step(self, scheduled=None):
@@ -70,8 +74,8 @@ class Encoder(_Engine):
 
 
 class Consumer(_Engine):
-    def __init__(self, socket, size, transport):
-        super().__init__(socket, "pd", size, {"transport": transport})
+    def __init__(self, socket, size, transport, pool=None):
+        super().__init__(socket, "pd", size, {"transport": transport}, pool)
         self.side = ConsumerSide(*self.parts, MODEL, Rest(True), widths=[WIDTH], itemsize=ITEMSIZE, can_encode=lambda feature: False, secret=None)
         self.side.stats._report = lambda counts: None  # a sentence of it needs vLLM
         self.steps = 0
@@ -94,7 +98,7 @@ class Consumer(_Engine):
 
     def digest(self, item):
         start = item.offset + HEADER
-        return hashlib.sha256(self.memory.view[start:start + item.shape.size]).hexdigest()
+        return hashlib.sha256(self.memory.memory.view[start:start + item.shape.size]).hexdigest()
 
     def step(self):
         self.side.build(NO_STEP, StepMetadata(self.steps, ("", 0)))

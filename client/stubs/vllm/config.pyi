@@ -3,6 +3,7 @@ from typing import Any
 
 class ParallelConfig:
     rank: int
+    distributed_executor_backend: str | None
     world_size: int
     data_parallel_size: int
     tensor_parallel_size: int

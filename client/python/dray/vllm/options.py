@@ -19,6 +19,7 @@ TRANSPORTS = ("auto", "rdma", "tcp", "local")
 MODES = ("pull", "push")
 LAYOUTS = ("block", "engine")
 AGENTS = ("auto", "private", "external")
+POOL_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Options:
     pool: False if another child of MultiConnector allocates the KV cache. bounce: copy blocks through host
     memory if the KV cache cannot be shared; bounce_size: bytes of that memory, for each rank. layout: "block":
     ask the engine for blocks that are contiguous over all layers; "engine": take its own layout. secret_file: with
-    the secret by which encoders prove their offers to consumers; of DrayECConnector alone.
+    the secret by which encoders prove their offers to consumers; pool_device: where the pool of encoder outputs lies, "auto": on the engine's
+    device; both of DrayECConnector alone.
     """
 
     transport: str = "auto"
@@ -54,6 +56,7 @@ class Options:
     bounce_size: int = 256 << 20
     layout: str = "block"
     secret_file: str | None = None
+    pool_device: str = "auto"
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], where: str = checks.WHERE, connector: str = "DrayConnector",
@@ -105,5 +108,6 @@ def _name(name: str, value: Any) -> str:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "mode": checks.one_of(*MODES), "transport": checks.one_of(*TRANSPORTS), "agent": checks.one_of(*AGENTS), "socket": checks.path,
     "key_file": checks.path, "devices": _devices, "deadline": checks.seconds, "lease": checks.seconds, "name": _name, "pool": checks.flag,
-    "bounce": checks.flag, "bounce_size": checks.size, "layout": checks.one_of(*LAYOUTS), "secret_file": checks.path}
-_OF_ENCODERS = ("secret_file",)
+    "bounce": checks.flag, "bounce_size": checks.size, "layout": checks.one_of(*LAYOUTS), "secret_file": checks.path,
+    "pool_device": checks.one_of(*POOL_DEVICES)}
+_OF_ENCODERS = ("secret_file", "pool_device")

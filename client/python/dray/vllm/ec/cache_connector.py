@@ -119,6 +119,7 @@ class _Scheduler:
         self._can_encode = Media(config).can_encode
         self._row = budget.row_bytes(config)
         self.size = budget.of_engine(config)
+        budget.check_memory(self.size.size)
         self._memory = Memory(self.size.size, name="dray-ec-cache")
         _logger.info("dray: the host tier of the encoder cache holds %s", self.size)
         self._tier: HostTier | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DrayECConnector"]
 
-_OPTIONS = ("agent", "deadline", "devices", "key_file", "lease", "secret_file", "socket", "transport")
+_OPTIONS = ("agent", "deadline", "devices", "key_file", "lease", "pool_device", "secret_file", "socket", "transport")
 
 
 class DrayECConnector(EncoderConnector):
@@ -37,6 +37,9 @@ class DrayECConnector(EncoderConnector):
     def _connect(self) -> Client:
         self._agent = find(self._options, self._engine_id)
         return connect(self._agent.socket, self._engine_id, "encoder outputs", self._options.deadline, family="vllm-ec")
+
+    def _pool_device(self) -> str:
+        return self._options.pool_device
 
     def _end(self) -> None:
         if hasattr(self, "_agent"):

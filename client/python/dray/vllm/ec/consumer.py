@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ... import errors
 from ...client import Client
 from ...handles import Region
-from ...memory import Memory
 from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
@@ -19,6 +18,7 @@ from .header import digest, verify
 from .inplace import Opened, open_named
 from .load import Load
 from .pool import Item, Pool, Shape
+from .pool_memory import PoolMemory, Seal
 from .protocol import Offer, Offered, offered_tokens, read_offers
 from .reader import Reader, Want, Wanted
 from .secret import Secret
@@ -69,7 +69,7 @@ class ConsumerSide(Reader):
     """One for each engine. widths: numbers that an embedding may have. itemsize: bytes of each. secret: that encoders have to prove;
     None: every offer is taken."""
 
-    def __init__(self, options: Options, client: Client, region: Region, memory: Memory, pool: Pool, model: dict[str, str],
+    def __init__(self, options: Options, client: Client, region: Region, memory: PoolMemory, pool: Pool, model: dict[str, str],
                  rest: Rest, *, widths: Collection[int], itemsize: int, can_encode: Callable[[Any], bool],
                  secret: Secret | None) -> None:
         super().__init__(client, region, memory, pool, rest, deadline=options.deadline, can_encode=can_encode)
@@ -135,7 +135,8 @@ class ConsumerSide(Reader):
             except errors.Error as e:
                 self._give_up(want, identifier, e)
                 continue
-            want.missing[identifier] = want.wanted[identifier] = Wanted(shape, source, offered.offset, offered.nonce)
+            want.missing[identifier] = want.wanted[identifier] = Wanted(
+                shape, source, offered.offset, offered.nonce, Seal(offer.device, offered.digest, offered.number))
 
     # --- in place -----------------------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class ConsumerSide(Reader):
         for identifier, item in items.items():
             wanted = want.missing[identifier]
             load = loads.setdefault(id(wanted.source), Load(wanted.source.hold, want.request.request_id, want.ends))
-            load.add(item, wanted.place)
+            load.add(item, self._memory.operation(item, wanted.source.offer.device, wanted.place))
         return list(loads.values())
 
     def _poll(self, rest: float, awaited: bool) -> None:

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from .pool import Item
     from .protocol import Place
 
-__all__ = ["HEADER", "MAGIC", "NONCE", "clear", "digest", "read", "seal", "sealed", "verify"]
+__all__ = ["DIGEST", "HEADER", "MAGIC", "NONCE", "OTHER_BYTES", "clear", "digest", "number", "of_another", "read", "seal", "sealed", "verify"]
 
 HEADER = 256  # bytes; keeps the embeddings aligned
-NONCE = 16
+NONCE, DIGEST = 16, 32
 _FIELDS = struct.Struct("<8s16s32sQQ")  # magic, nonce, digest of the identifier, bytes, their checksum
 MAGIC = b"DrayEC02"  # names the form of the header
+OTHER_BYTES = "the bytes of the output are not those that the other engine has stored"
 
 
 def digest(identifier: str, salt: str | None) -> bytes:
@@ -58,17 +59,27 @@ def sealed(memory: memoryview, item: Item | Place) -> bool:
     return bool(magic == MAGIC and nonce == item.nonce)
 
 
+def number(memory: memoryview, item: Item) -> int:
+    """The checksum in the header of an output that is complete."""
+    return int(_FIELDS.unpack_from(memory, item.offset)[-1])
+
+
+def of_another() -> errors.Denied:
+    """An output has another digest than the one that was asked for."""
+    return errors.Denied("the output belongs to another identifier, or to a request with another cache_salt",
+                         fix="Send both engines the same image with the same cache_salt.")
+
+
 def verify(memory: memoryview, item: Item) -> None:
     """errors.NotFound, errors.Denied, errors.Io: the bytes of an output are not what its header says, or it is another one.
 
     An item without a nonce is one of which it is not known.
     """
-    magic, nonce, key, size, number = _FIELDS.unpack_from(memory, item.offset)
+    magic, nonce, key, size, stored = _FIELDS.unpack_from(memory, item.offset)
     shape, start = item.shape, item.offset + HEADER
     if magic != MAGIC or item.nonce not in (b"", nonce):
         raise errors.NotFound("the other engine has not stored this output, or no longer")
     if key != shape.digest:
-        raise errors.Denied("the output belongs to another identifier, or to a request with another cache_salt",
-                            fix="Send both engines the same image with the same cache_salt.")
-    if size != shape.size or number != checksum(memory[start:start + size]):
-        raise errors.Io("the bytes of the output are not those that the other engine has stored")
+        raise of_another()
+    if size != shape.size or stored != checksum(memory[start:start + size]):
+        raise errors.Io(OTHER_BYTES)

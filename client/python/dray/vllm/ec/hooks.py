@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ from ...memory import Memory
 from .. import compat
 from ..rest import Rest
 from . import budget
+from .budget import Budget
+from .gpu_pool import GpuPool, TorchBytes
 from .inplace import POOL
 from .pool import Pool
+from .pool_memory import HostPool, PoolMemory
 from .protocol import StepMetadata, WorkerMetadata
 from .reader import Reader
 from .worker_hooks import WorkerHooks
@@ -41,7 +44,7 @@ _MODEL_FIELDS = ("model architecture", "model configuration", "dtype")
 class Parts:
     """What the scheduler side of either role is made of."""
 
-    def __init__(self, client: Client, region: Region, memory: Memory, pool: Pool, rest: Rest, itemsize: int) -> None:
+    def __init__(self, client: Client, region: Region, memory: PoolMemory, pool: Pool, rest: Rest, itemsize: int) -> None:
         self.client, self.region, self.memory, self.pool, self.rest, self.itemsize = client, region, memory, pool, rest, itemsize
 
 
@@ -80,14 +83,56 @@ class EncoderConnector(WorkerHooks):
 
     def _start(self, client: Client) -> Reader | Writer[Any]:
         config = self._config
-        size = budget.of_engine(config)
-        self._memory = Memory(size.size, name=POOL)
-        self._pool = f"/proc/{os.getpid()}/fd/{self._memory.fd}", self._memory.size
-        region = client.region(self._memory, name="ec")
-        _logger.info("dray: %s: the pool holds %s; it is shared with the agent at %s (%s)",
-                     "encoder" if self.is_producer else "consumer of encoder outputs", size, client.path, client.segment)
-        return self._make(Parts(client, region, self._memory, Pool(size.size), Rest(compat.waits_for_each_step(config)),
-                                int(config.model_config.dtype.itemsize)))
+        self._memory, region, size = self._share(client)
+        _logger.info("dray: %s: the pool holds %s, %s; it is shared with the agent at %s (%s)",
+                     "encoder" if self.is_producer else "consumer of encoder outputs", size,
+                     "in the memory of the GPU" if self._memory.device == "cuda" else "in host memory", client.path, client.segment)
+        return self._make(Parts(client, region, self._memory, Pool(size.size, before=self._memory.before),
+                                Rest(compat.waits_for_each_step(config)), int(config.model_config.dtype.itemsize)))
+
+    # --- the pool's memory --------------------------------------------------------------------------
+
+    def _pool_device(self) -> str:
+        """Where the user wants the pool: "auto", "cpu" or "cuda"."""
+        return "cpu"
+
+    def _share(self, client: Client) -> tuple[PoolMemory, Region, Budget]:
+        """Makes the pool, and registers it with the agent."""
+        wanted, why = self._pool_device(), _no_gpu_pool(self._config)
+        if wanted == "cuda" and why is not None:
+            raise errors.Unsupported(f"option 'pool_device' is 'cuda', and {why}", fix="Set it to 'cpu' or 'auto'.")
+        if wanted == "auto" and why is not None and self._config.device_config.device_type == "cuda":
+            _logger.info("dray: the pool of encoder outputs lies in host memory, because %s", why)
+        if wanted != "cpu" and why is None:
+            memory = None
+            try:
+                memory = self._gpu_pool()
+                return memory, memory.region(client), memory.budget
+            except errors.Error as e:
+                if memory is not None:
+                    memory.close()
+                if wanted == "cuda":
+                    raise
+                _logger.warning("dray: the pool of encoder outputs lies in host memory, because the GPU's cannot be shared with the agent: %s", e)
+        size = budget.of_engine(self._config)
+        budget.check_memory(size.size)
+        host = HostPool(Memory(size.size, name=POOL))
+        return host, host.region(client), size
+
+    def _gpu_pool(self) -> GpuPool:
+        """The pool in the memory of this process' GPU. A consumer has made it before vLLM divided the rest of the memory."""
+        name = f"gpu {self._engine_id}"
+        pool = GpuPool.find(name)
+        if pool is None:
+            size = budget.of_engine(self._config)
+            pool = GpuPool(name, size, TorchBytes(size.size))
+        return pool
+
+    def start_worker_services(self) -> None:
+        """The model is on the GPU, and the KV cache is not yet."""
+        if self._worker is not None and self.is_consumer and self._pool_device() != "cpu" and _no_gpu_pool(self._config) is None:
+            with contextlib.suppress(errors.Error):  # the scheduler side, which comes later, says why
+                self._gpu_pool()
 
     def _width(self, modality: str) -> int:
         """Numbers in an output of a producer's encoder. ValueError: vLLM has not measured that modality."""
@@ -119,7 +164,7 @@ class EncoderConnector(WorkerHooks):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         assert self._scheduler is not None
-        metadata = StepMetadata(self._step, self._pool)
+        metadata = StepMetadata(self._step, self._memory.name)
         self._step += 1
         self._scheduler.build(scheduler_output, metadata)
         return metadata
@@ -168,6 +213,18 @@ def model_fields(config: VllmConfig) -> dict[str, str]:
     """The fields that the model of an encoder and of a consumer must have in common."""
     fields = compat.model_fields(config)
     return {name: fields[name] for name in _MODEL_FIELDS}
+
+
+def _no_gpu_pool(config: VllmConfig) -> str | None:
+    """Why the pool cannot lie in the memory of a GPU; None: it can."""
+    parallel = config.parallel_config
+    if config.device_config.device_type != "cuda":
+        return f"the engine runs on {config.device_config.device_type!r}"
+    if parallel.world_size > 1:
+        return f"the engine has {parallel.world_size} ranks, whose GPUs have no memory in common"
+    if parallel.distributed_executor_backend not in (None, "uni"):
+        return f"the engine's worker is a process of its own (--distributed-executor-backend {parallel.distributed_executor_backend})"
+    return None
 
 
 def _refuse(config: VllmConfig, connector: str) -> None:

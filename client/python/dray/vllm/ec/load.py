@@ -8,7 +8,6 @@ from ...client import Client
 from ...handles import Region
 from ...pending import Transfer
 from ..grants import Hold
-from .header import HEADER
 from .pool import Item
 
 __all__ = ["Load"]
@@ -30,10 +29,10 @@ class Load:
         self.error: errors.Error | None = None
         self.over = False
 
-    def add(self, item: Item, offset: int) -> None:
-        """Another output. offset: in the other engine's pool."""
+    def add(self, item: Item, operation: tuple[int, int, int]) -> None:
+        """Another output. operation: offsets in the own pool and in the other engine's, and bytes."""
         self.items.append(item)
-        self._operations.append((item.offset, offset, HEADER + item.shape.size))
+        self._operations.append(operation)
 
     def start(self, client: Client, region: Region, now: float) -> None:
         """Starts the transfer, unless the agent has no room for it now."""

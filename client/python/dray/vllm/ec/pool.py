@@ -13,6 +13,7 @@ from .header import HEADER
 
 if TYPE_CHECKING:
     from .inplace import Opened
+    from .pool_memory import Seal
 
 __all__ = ["Item", "Pool", "Shape"]
 
@@ -30,27 +31,29 @@ class Item:
     """An output in the pool. offset: of its header. ready: its bytes are complete. error: why they never will be.
 
     It stays where it is while it has users. Without users it is a cache, which is evicted when others need its room.
-    opened: it lies in another engine's pool instead, at that offset, as long as it has users.
+    opened: it lies in another engine's pool instead, at that offset, as long as it has users. seal: what its encoder says of it;
+    None: its header does.
     """
 
-    __slots__ = ("error", "nonce", "offset", "opened", "ready", "shape", "users")
+    __slots__ = ("error", "nonce", "offset", "opened", "ready", "seal", "shape", "users")
 
     def __init__(self, shape: Shape, offset: int, nonce: bytes, opened: Opened | None = None) -> None:
         self.shape, self.offset, self.nonce, self.opened = shape, offset, nonce, opened
         self.users: set[Hashable] = set()
         self.ready = False
+        self.seal: Seal | None = None
         self.error: errors.Error | None = None
 
 
 class Pool:
     """The places of one pool of `size` bytes.
 
-    vacate: says whether the place of an output may be used again, which nobody finds here any more. As long as it may not, the place
+    before: bytes between the start of a place and its output. vacate: says whether the place of an output may be used again, which nobody finds here any more. As long as it may not, the place
     counts as used.
     """
 
-    def __init__(self, size: int, vacate: Callable[[Item], bool] = lambda item: True) -> None:
-        self.vacate = vacate
+    def __init__(self, size: int, vacate: Callable[[Item], bool] = lambda item: True, before: int = HEADER) -> None:
+        self.vacate, self._before = vacate, before
         self._places = Allocator(size)
         self._read: list[Item] = []  # whose places wait to be vacated
         self._items: dict[bytes, Item] = {}  # by digest
@@ -67,9 +70,9 @@ class Pool:
         """Bytes of outputs that somebody uses."""
         return self.size - self._places.free - self._idle_bytes
 
-    @staticmethod
-    def room(shape: Shape) -> int:
-        return Allocator.room(HEADER + shape.size)
+    def room(self, shape: Shape) -> int:
+        """Bytes that the place of an output takes."""
+        return Allocator.room(self._before + shape.size)
 
     def fits(self, shapes: Iterable[Shape]) -> bool:
         """True if the pool can hold all of these outputs at once when it holds nothing else."""

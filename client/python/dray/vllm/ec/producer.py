@@ -22,15 +22,13 @@ from typing import TYPE_CHECKING, Any
 from ... import errors
 from ...client import Client
 from ...handles import Region
-from ...memory import Memory
 from ..grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants
 from ..options import Options
 from ..protocol import DELIVERED
 from ..rest import Rest
 from .door import Door
-from .header import HEADER
-from .inplace import Vacate
 from .pool import Pool, Shape
+from .pool_memory import PoolMemory
 from .protocol import Offer, Offered, PoolName, consumers, offer_params
 from .secret import Secret
 from .writer import Send, State, Writer
@@ -67,15 +65,15 @@ class _Send(Send):
 class ProducerSide(Writer[_Send]):
     """secret: by which offers are proved to consumers; None: they are not."""
 
-    def __init__(self, options: Options, client: Client, region: Region, memory: Memory, pool: Pool, engine_id: str,
+    def __init__(self, options: Options, client: Client, region: Region, memory: PoolMemory, pool: Pool, engine_id: str,
                  model: dict[str, str], rest: Rest, *, width: Callable[[str], int], itemsize: int, secret: Secret | None) -> None:
         super().__init__(client, region, memory, pool, rest, width=width, itemsize=itemsize)
         self._options, self._engine_id, self._model, self._secret = options, engine_id, model, secret
         self._silent = 0  # rights about which the agent has not answered in time
         self._grants = Grants(client)
         self._by_grant: dict[Grant, _Send] = {}
-        pool.vacate = Vacate(memory)
-        self._door = Door(memory)
+        pool.vacate = memory.vacate
+        self._door = Door(memory.memory) if memory.memory is not None else None
 
     def _begin(self, request: Request, shapes: dict[str, Shape], now: float) -> _Send:
         return _Send(request.request_id, shapes, consumers(request.ec_transfer_params), now)
@@ -107,7 +105,8 @@ class ProducerSide(Writer[_Send]):
 
     def _give(self, send: _Send, now: float) -> None:
         """Asks the agent for the right. Without an agent the request is encoded, and nothing is offered."""
-        ranges = [(item.offset, HEADER + item.shape.size, HEADER + item.shape.size, 1) for item in send.items]
+        sizes = [self._memory.before + item.shape.size for item in send.items]
+        ranges = [(item.offset, size, size, 1) for item, size in zip(send.items, sizes, strict=True)]
         try:
             send.grant = self._grants.give(send.request_id, self._region, ranges, self._options.lease, "r", holders=send.consumers)
             self._by_grant[send.grant] = send
@@ -135,9 +134,9 @@ class ProducerSide(Writer[_Send]):
             grant = send.grant
             if grant is not None and grant.token is not None and grant.how is None and not send.silent and stored:
                 send.state = State.HELD
-                items = {name: Offered(item.offset, item.shape.rows, item.shape.width, item.nonce)
+                items = {name: Offered(item.offset, item.shape.rows, item.shape.width, item.nonce, item.shape.digest, self._memory.number(item))
                          for name, item in zip(send.shapes, send.items, strict=True)}
-                offer = Offer(self._engine_id, grant.token, self._model, items, pool=PoolName(os.getpid(), self._memory.fd, self._door.name))
+                offer = Offer(self._engine_id, grant.token, self._model, items, device=self._memory.device, pool=self._pool_name())
                 if self._secret is not None:
                     offer = offer._replace(proof=self._secret.sign(offer, request.cache_salt))
                 return offer_params([offer], self._client.segment)
@@ -150,6 +149,12 @@ class ProducerSide(Writer[_Send]):
         else:
             self._leave(send)
         return None
+
+    def _pool_name(self) -> PoolName | None:
+        """None: nobody reads in place what lies in the memory of a GPU."""
+        if self._memory.memory is None or self._door is None:
+            return None
+        return PoolName(os.getpid(), self._memory.memory.fd, self._door.name)
 
     def _poll(self, output: SchedulerOutput) -> None:
         self._pool.look()
@@ -171,7 +176,8 @@ class ProducerSide(Writer[_Send]):
 
     def close(self) -> None:
         super().close()
-        self._door.close()
+        if self._door is not None:
+            self._door.close()
 
     @property
     def busy(self) -> bool:

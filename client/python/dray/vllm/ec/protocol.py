@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ... import errors
-from .header import NONCE
+from .header import DIGEST, NONCE
 from .pool import Item
+from .pool_memory import DEVICES
 
 __all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
-VERSION = 2
+VERSION = 3
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _CONSUMERS_MAX = 1024
@@ -52,7 +53,7 @@ class Place(NamedTuple):
 class StepMetadata:
     """From the scheduler side to the workers, for one step.
 
-    number: of the step. pool: path of the memfd, and its size. saves: outputs of this step that are to be stored, by identifier;
+    number: of the step. pool: by which the workers find the pool (PoolMemory.name). saves: outputs of this step that are to be stored, by identifier;
     more than one if tenants have the same image. loads: outputs that this step uses, by identifier.
     """
 
@@ -84,12 +85,14 @@ class WorkerMetadata:
 
 
 class Offered(NamedTuple):
-    """One output of an offer. offset: of its header in E's pool."""
+    """One output of an offer. offset: of its place in E's pool. digest, number: of its identifier, and of its bytes."""
 
     offset: int
     rows: int
     width: int
     nonce: bytes
+    digest: bytes
+    number: int
 
 
 class PoolName(NamedTuple):
@@ -103,8 +106,8 @@ class PoolName(NamedTuple):
 class Offer(NamedTuple):
     """Outputs of one engine. token: the right to read them. model: fields that both engines must have in common.
 
-    proof: that the engine has the secret of the reading one (secret.py); empty: it has none. pool: for engines on the same host, which
-    may read in place; None: they may not.
+    proof: that the engine has the secret of the reading one (secret.py); empty: it has none. device: of its pool, which says whether
+    headers are in the pool, and how checksums are computed. pool: for engines on the same host, which may read in place; None: they may not.
     """
 
     engine_id: str
@@ -112,6 +115,7 @@ class Offer(NamedTuple):
     model: dict[str, str]
     items: dict[str, Offered]  # by identifier
     proof: str = ""
+    device: str = "cpu"
     pool: PoolName | None = None
 
 
@@ -119,8 +123,9 @@ def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
     """ec_transfer_params of E's answer."""
     return {"dray": {"version": VERSION, "offers": [
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
+         "device": offer.device,
          **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
-         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex()] for name, one in offer.items.items()}}
+         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number] for name, one in offer.items.items()}}
         for offer in offers]}}
 
 
@@ -159,7 +164,9 @@ def consumers(params: Mapping[str, Any] | None) -> int:
 def _offer(form: Mapping[str, Any]) -> Offer:
     model, items, proof = dict(form["model"].items()), form["items"], form.get("proof", "")
     offer = Offer(form["engine_id"], form["token"], model, {name: _offered(*one) for name, one in items.items()}, proof,
-                  _pool(*form["pool"]) if "pool" in form else None)
+                  form["device"], _pool(*form["pool"]) if "pool" in form else None)
+    if offer.device not in DEVICES:
+        raise ValueError(f"a pool on the device {offer.device!r:.40}")
     for text in (offer.engine_id, offer.token, proof, *model, *model.values(), *items):
         if type(text) is not str:
             raise ValueError(f"{text!r:.40} is not a text")
@@ -174,10 +181,11 @@ def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
     return PoolName(process, fd, door)
 
 
-def _offered(offset: Any, rows: Any, width: Any, nonce: Any) -> Offered:
-    if not type(offset) is type(rows) is type(width) is int or not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST):
-        raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}")
-    raw = bytes.fromhex(nonce)
-    if len(raw) != NONCE:
-        raise ValueError(f"a nonce of {len(raw)} bytes")
-    return Offered(offset, rows, width, raw)
+def _offered(offset: Any, rows: Any, width: Any, nonce: Any, digest: Any, number: Any) -> Offered:
+    if not type(offset) is type(rows) is type(width) is type(number) is int or \
+            not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST and -1 << 63 <= number < 1 << 63):
+        raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}, checksum {number!r:.20}")
+    raw, key = bytes.fromhex(nonce), bytes.fromhex(digest)
+    if len(raw) != NONCE or len(key) != DIGEST:
+        raise ValueError(f"a nonce of {len(raw)} bytes, a digest of {len(key)}")
+    return Offered(offset, rows, width, raw, key, number)

@@ -19,12 +19,11 @@ from ... import errors
 from ...client import Client
 from ...events import Disconnected, Reconnected
 from ...handles import Region
-from ...memory import Memory
 from ..rest import Rest
 from ..stats import Stats
-from .header import verify
 from .line import Line
 from .pool import Item, Pool, Shape
+from .pool_memory import PoolMemory, Seal
 from .protocol import Place, StepMetadata
 
 if TYPE_CHECKING:
@@ -77,12 +76,15 @@ class Loading(Protocol):
 
 
 class Wanted:
-    """An output that is neither here nor on its way. place: where it is at its source, in the terms of that."""
+    """An output that is neither here nor on its way. place: where it is at its source, in the terms of that.
 
-    __slots__ = ("nonce", "place", "shape", "source")
+    seal: what its encoder says of it.
+    """
 
-    def __init__(self, shape: Shape, source: Any, place: Any, nonce: bytes = b"") -> None:
-        self.shape, self.source, self.place, self.nonce = shape, source, place, nonce
+    __slots__ = ("nonce", "place", "seal", "shape", "source")
+
+    def __init__(self, shape: Shape, source: Any, place: Any, nonce: bytes = b"", seal: Seal | None = None) -> None:
+        self.shape, self.source, self.place, self.nonce, self.seal = shape, source, place, nonce, seal
 
 
 class Want:
@@ -107,7 +109,7 @@ class Reader(ABC):
     """One for each engine. deadline: seconds that a request waits. can_encode: whether this engine has what it needs to encode an
     item of a request itself."""
 
-    def __init__(self, client: Client, region: Region, memory: Memory, pool: Pool, rest: Rest, *, deadline: float,
+    def __init__(self, client: Client, region: Region, memory: PoolMemory, pool: Pool, rest: Rest, *, deadline: float,
                  can_encode: Callable[[Any], bool]) -> None:
         self._client, self._region, self._memory, self._pool = client, region, memory, pool
         self._rest, self._deadline, self._can_encode = rest, deadline, can_encode
@@ -357,6 +359,8 @@ class Reader(ABC):
             return
         self._line.leave(want)
         items = dict(zip(want.missing, made, strict=True))
+        for identifier, item in items.items():
+            item.seal = want.missing[identifier].seal
         for load in self._loads_of(want, items):
             for item in load.items:
                 self._pool.use(item, load)
@@ -445,7 +449,7 @@ class Reader(ABC):
             error = load.error_of(item)
             if error is None:
                 try:
-                    verify(self._memory.view, item)
+                    self._memory.verify(item)
                 except errors.Error as e:
                     error = e
             item.error = error

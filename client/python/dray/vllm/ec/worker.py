@@ -13,6 +13,7 @@ import torch
 from ... import errors
 from ...memory import Memory
 from .door import Doors
+from .gpu_pool import GpuPool
 from .header import HEADER, read, seal, sealed
 from .protocol import Place, StepMetadata, WorkerMetadata
 
@@ -28,6 +29,7 @@ class WorkerSide:
         self._dtype, self._device, self._saves = dtype, device, saves
         self._memory: Memory | None = None
         self._tensor: Any = None  # tensor over the pool
+        self._gpu: GpuPool | None = None  # the pool, if it lies in the memory of the GPU
         self._metadata: StepMetadata | None = None
         self._copied: int | None = None  # the step whose loads are complete
         self._doors = Doors()
@@ -35,10 +37,14 @@ class WorkerSide:
     def step(self, metadata: StepMetadata) -> None:
         """What the scheduler side has decided for this step."""
         self._metadata = metadata
-        if self._memory is None and (metadata.saves or not all(place.path for place in metadata.loads.values())):
-            self._map(*metadata.pool)
+        if self._memory is None and self._gpu is None and (metadata.saves or not all(place.path for place in metadata.loads.values())):
+            self._gpu = GpuPool.find(metadata.pool[0])
+            if self._gpu is None:
+                self._map(*metadata.pool)
 
     def end(self) -> None:
+        if self._gpu is not None:
+            self._gpu.complete()
         self._metadata = None
 
     def _map(self, path: str, size: int) -> None:
@@ -67,14 +73,22 @@ class WorkerSide:
         if self._metadata is None or not self._saves:
             return
         for place in self._metadata.saves.get(identifier, ()):
-            assert self._memory is not None
-            if not sealed(self._memory.view, place):
+            if not self._sealed(place):
                 self._store(cache[identifier], place)
+
+    def _sealed(self, place: Place) -> bool:
+        if self._gpu is not None:
+            return self._gpu.sealed(place)
+        assert self._memory is not None
+        return sealed(self._memory.view, place)
 
     def _store(self, output: Any, place: Place) -> None:
         if output.dtype != self._dtype or tuple(output.shape) != (place.rows, place.width):
             _logger.error("dray: an output of %s in %s was computed, and room was made for %s in %s; it is not stored",
                           tuple(output.shape), output.dtype, (place.rows, place.width), self._dtype)
+            return
+        if self._gpu is not None:
+            self._gpu.store(place, output)
             return
         assert self._memory is not None
         start = place.offset + HEADER
@@ -103,6 +117,8 @@ class WorkerSide:
 
     def _copy(self, place: Place) -> Any:
         """The output in a place, on the device."""
+        if not place.path and self._gpu is not None:
+            return self._gpu.load(place, self._dtype)
         if not place.path and self._device != "cpu":
             return self._view(place).to(self._device, copy=True)
         output = torch.frombuffer(self._read(place), dtype=self._dtype).view(place.rows, place.width)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ... import errors
 from ...client import Client
 from ...handles import Region
-from ...memory import Memory
 from ..rest import Rest
-from .header import NONCE, digest, sealed
+from .header import NONCE, digest
 from .line import Line
 from .pool import Item, Pool, Shape
+from .pool_memory import PoolMemory
 from .protocol import Place, StepMetadata
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ Sent = TypeVar("Sent", bound=Send)
 class Writer(ABC, Generic[Sent]):
     """width: of the outputs of a modality. itemsize: bytes of a number in them."""
 
-    def __init__(self, client: Client, region: Region, memory: Memory, pool: Pool, rest: Rest, *, width: Callable[[str], int],
+    def __init__(self, client: Client, region: Region, memory: PoolMemory, pool: Pool, rest: Rest, *, width: Callable[[str], int],
                  itemsize: int) -> None:
         self._client, self._region, self._memory, self._pool = client, region, memory, pool
         self._rest, self._width, self._itemsize = rest, width, itemsize
@@ -168,7 +168,7 @@ class Writer(ABC, Generic[Sent]):
     def _stored(self, send: Sent) -> bool:
         """True if the worker has stored all outputs that have places, which are ready then."""
         for item in send.items:
-            item.ready = item.ready or sealed(self._memory.view, item)
+            item.ready = item.ready or self._memory.sealed(item)
         return all(item.ready for item in send.items)
 
     def _leave(self, send: Sent) -> None:

@@ -17,7 +17,7 @@ from ...events import Disconnected, Reconnected
 from ...pending import Pending
 from ...store import Status, Store, StoreItem
 from ..ec.cost import EncoderCost
-from ..ec.header import HEADER, sealed
+from ..ec.header import HEADER
 from ..ec.hooks import Parts
 from ..ec.pool import Item, Shape
 from ..ec.writer import Send, State, Writer
@@ -140,7 +140,7 @@ class StoreProducer(Writer[_Send]):
         sends = [finished, *(send for send in self._sends.values() if send.items)]
         for send in sends:
             for item in send.items:
-                item.ready = item.ready or sealed(self._memory.view, item)
+                item.ready = item.ready or self._memory.sealed(item)
                 if item in running:
                     send.puts.setdefault(item, running[item])
                 elif item.ready and item not in send.puts:
