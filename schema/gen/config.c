@@ -288,7 +288,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(segment.listen_interval), .def = "1s",
 	  .allowed = "\"0s\" to \"1h\"",
 	  .min = INT64_C(0), .max = INT64_C(3600000000000),
-	  .doc = "Interval of the search for listening sockets; 0: never." },
+	  .doc = "Interval at which the agent looks whether a listening socket has opened or closed; up to four times as long where the number of TCP sockets does not change. 0: never." },
 	{ .path = "segment.expiry", .section = "segment", .name = "expiry",
 	  .env = "DRAY_SEGMENT_EXPIRY", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(segment.expiry), .def = "10min",

@@ -485,7 +485,11 @@ struct dray_config {
 		 * listening sockets are not used.
 		 */
 		struct dray_strv ports;
-		/* Interval of the search for listening sockets; 0: never. */
+		/*
+		 * Interval at which the agent looks whether a listening socket has opened or
+		 * closed; up to four times as long where the number of TCP sockets does not change.
+		 * 0: never.
+		 */
 		int64_t listen_interval;
 		/* Time after which a segment is forgotten if no source reports it any more. */
 		int64_t expiry;

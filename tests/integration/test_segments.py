@@ -209,6 +209,23 @@ def test_listeners_by_address(lab, new_agent, family, address):
         assert preferred(agent).segment == name
 
 
+def test_listener_in_place_of_another(lab, new_agent):
+    """As many sockets listen as before, so their number says nothing."""
+    lab.need_namespaces()
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as first, contextlib.closing(host.socket(socket.AF_INET)) as second:
+        second.bind(("", 0))
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(first)},{port_of(second)}"}, listen=[host.v4], key=lab.key)
+        former = f"{host.v4}:{port_of(first)}"
+        state(agent, former, "ready")
+        os.kill(agent.pid, signal.SIGSTOP)
+        first.close()
+        second.listen(64)
+        os.kill(agent.pid, signal.SIGCONT)
+        state(agent, f"{host.v4}:{port_of(second)}", "ready")
+        state(agent, former, "lost")
+
+
 def test_segment_port_differs_from_the_listener(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:

@@ -9,11 +9,14 @@
 #include <linux/inet_diag.h>
 #include <linux/rtnetlink.h>
 #include <linux/sock_diag.h>
+#include <sched.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "lib/cleanup.h"
 #include "netdetect/choose/address.h"
 #include "netdetect/net/listener.h"
+#include "netdetect/net/socket_count.h"
 #include "netdetect/source/netlink.h"
 #include "tests/unit/cm.h"
 
@@ -214,6 +217,39 @@ static void listeners(void **state)
 	nd_listeners_deinit(&l);
 }
 
+/* Each family's sockets count from listen() to close(). In a network namespace without other sockets. */
+static void sockets_are_counted(void **state)
+{
+	static const int families[] = { AF_INET, AF_INET6 };
+	struct nd_socket_counter c;
+
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNET) < 0)
+		skip();
+	nd_socket_counter_init(&c);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(families); i++) {
+		int fd = socket(families[i], SOCK_STREAM | SOCK_CLOEXEC, 0);
+		struct nd_socket_count before = nd_socket_count_read(&c), during, after;
+
+		if (fd < 0)
+			continue;
+		assert_true(nd_socket_count_equal(&before, &before));
+		assert_int_equal(listen(fd, 1), 0);
+		during = nd_socket_count_read(&c);
+		assert_int_equal(during.v4 - before.v4, families[i] == AF_INET);
+		assert_int_equal(during.v6 - before.v6, families[i] == AF_INET6);
+		assert_false(nd_socket_count_equal(&before, &during));
+		close(fd);
+		after = nd_socket_count_read(&c);
+		assert_true(nd_socket_count_equal(&before, &after));
+	}
+	nd_socket_counter_deinit(&c);
+	/* without the files nothing is known, so nothing is equal */
+	c = (struct nd_socket_counter){ -1, -1 };
+	assert_false(nd_socket_count_read(&c).known);
+	assert_false(nd_socket_count_equal(&(struct nd_socket_count){ .known = false },
+					   &(struct nd_socket_count){ .known = false }));
+}
+
 /* --- which address to advertise --------------------------------------------------------------------------- */
 
 static void expect_first(const struct nd_links *l, bool v4, bool v6, const char *want)
@@ -301,6 +337,7 @@ int main(void)
 		cmocka_unit_test(wrong_lengths),
 		cmocka_unit_test(streams_of_messages),
 		cmocka_unit_test(listeners),
+		cmocka_unit_test(sockets_are_counted),
 		cmocka_unit_test(addresses_are_ranked),
 		cmocka_unit_test(a_bridge_can_be_the_uplink),
 	};

@@ -11,12 +11,20 @@
 #include "lib/log.h"
 #include "lib/time.h"
 #include "netdetect/monitor.h"
+#include "netdetect/net/socket_count.h"
 #include "schema/gen/errors.h"
 
 /* Drivers of devices run on the thread. */
 #define STACK_BYTES (8ul << 20)
 /* Pause between looks at the CPU limit. */
 #define QUOTA_NS (10 * DRAY_NS_PER_SEC)
+/*
+ * While the number of TCP sockets stays, so many searches in a row are left out: as many sockets may have opened as closed. The
+ * pause grows by an interval after each STEADY of them, up to PAUSE_INTERVALS_MAX.
+ */
+#define SKIPPED_MAX 29
+#define STEADY 8
+#define PAUSE_INTERVALS_MAX 4u
 /* Longest pause between looks during a storm of events. */
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 
@@ -28,13 +36,17 @@ struct detect {
 	sd_event_source *timer;     /* the end of a pause, or the next look at listening sockets */
 	bool of_events;             /* the look was begun by events */
 	bool pausing;
+	struct nd_socket_counter counter;
 	struct dray_jobs *jobs;
+	bool search; /* the look reads the listening sockets in any case */
 	/* of the job while it runs */
 	struct dray_job job;
 	struct nd_monitor *monitor;
-	bool looked;       /* at least once */
-	int64_t listen_ns; /* when it last read the listening sockets */
-	int64_t quota_ns;  /* when it last read the CPU limit */
+	bool looked; /* at least once */
+	int64_t listen_ns; /* when it last read the listening sockets; the control thread sets it if there is no need to */
+	int64_t quota_ns;             /* when it last read the CPU limit */
+	struct nd_socket_count count; /* just before it last read the listening sockets */
+	unsigned skipped;             /* searches that the control thread has left out since then */
 	struct nd_scan *found;
 	struct dray_err scan_why; /* the scan failed */
 	bool listened;            /* `listeners` is valid */
@@ -86,8 +98,12 @@ static void scan_listeners(struct detect *d)
 	d->listen_ns = dray_now().ns;
 	if (!scan || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
+	d->skipped = 0;
+	/* before the sockets, so that one that opens meanwhile makes it differ */
+	d->count = nd_socket_count_read(&d->counter);
 	d->listened = nd_listeners_scan(&ND_SOURCE_LIVE, &scan->links, &d->deps.cfg->node.addresses,
 					false, &d->listeners, &d->listen_why) >= 0;
+	d->count.known &= d->listened;
 	/* the interval begins when the read has ended, however long that took */
 	d->listen_ns = dray_now().ns;
 }
@@ -105,6 +121,14 @@ static void count_cpus(struct detect *d, bool all)
 	}
 }
 
+/* When the listening sockets are looked at next. */
+static int64_t due_ns(const struct detect *d)
+{
+	unsigned intervals = dray_min(1 + d->skipped / STEADY, PAUSE_INTERVALS_MAX);
+
+	return d->listen_ns + intervals * d->deps.cfg->segment.listen_interval;
+}
+
 static void look(struct dray_job *j)
 {
 	struct detect *d = dray_container_of(j, struct detect, job);
@@ -117,11 +141,11 @@ static void look(struct dray_job *j)
 	d->listened = false;
 	if (changed)
 		scan_node(d);
-	/* events that need no scan may come more often than the interval */
-	if (changed || start >= d->listen_ns + d->deps.cfg->segment.listen_interval) {
+	if (changed || !d->of_events)
 		count_cpus(d, changed);
+	/* events that need no scan may come more often than the interval */
+	if (changed || d->search || (d->of_events && start >= due_ns(d)))
 		scan_listeners(d);
-	}
 	d->took_ns = dray_now().ns - start;
 }
 
@@ -184,12 +208,19 @@ static void arm(struct detect *d, int64_t pause_ns)
 /* Until an event comes, or the next search for listening sockets is due. */
 static void await_look(struct detect *d)
 {
-	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
-
 	d->pausing = false;
 	sd_event_source_set_enabled(d->changes, SD_EVENT_ON);
-	if (interval)
-		arm(d, dray_max(d->listen_ns + interval - dray_now().ns, (int64_t)0));
+	if (d->deps.listeners && d->deps.cfg->segment.listen_interval)
+		arm(d, dray_max(due_ns(d) - dray_now().ns, (int64_t)0));
+}
+
+static void report_cpus(struct detect *d)
+{
+	if (d->cpus.allowed == d->cpus_seen.allowed &&
+	    d->cpus.quota_milli == d->cpus_seen.quota_milli)
+		return;
+	d->cpus_seen = d->cpus;
+	d->deps.cpus(d->deps.arg, &d->cpus);
 }
 
 /* Pauses after events as long as the look took, so that a storm of them takes half a CPU at most. */
@@ -207,11 +238,7 @@ static void handle_look(struct dray_job *j)
 			    d->scan_why.msg);
 	if (d->found)
 		take_scan(d, dray_take(d->found));
-	if (d->cpus.allowed != d->cpus_seen.allowed ||
-	    d->cpus.quota_milli != d->cpus_seen.quota_milli) {
-		d->cpus_seen = d->cpus;
-		d->deps.cpus(d->deps.arg, &d->cpus);
-	}
+	report_cpus(d);
 	if (d->listen_why.code)
 		log_limited(DRAY_LOG_WARNING, "detect",
 			    "listening sockets: %s, keeping the last list", d->listen_why.msg);
@@ -230,23 +257,54 @@ static void begin_look(struct detect *d, bool of_events)
 
 static int handle_changes(sd_event_source *source, int fd, uint32_t events, void *arg)
 {
-	begin_look(arg, true);
+	struct detect *d = arg;
+
+	d->search = false;
+	begin_look(d, true);
 	return 0;
+}
+
+static bool search_is_due(const struct detect *d)
+{
+	struct nd_socket_count count = nd_socket_count_read(&d->counter);
+
+	return !nd_socket_count_equal(&count, &d->count) || d->skipped == SKIPPED_MAX;
+}
+
+/* The listening sockets are those of the last search. */
+static void skip_search(struct detect *d)
+{
+	d->skipped++;
+	d->listen_ns = dray_now().ns;
+	if (d->listen_ns >= d->quota_ns + QUOTA_NS) {
+		begin_look(d, false);
+		return;
+	}
+	d->cpus.allowed = dray_cpus_allowed();
+	report_cpus(d);
+	await_look(d);
 }
 
 static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct detect *d = arg;
-	if (d->pausing)
+
+	if (d->pausing) {
 		await_look(d);
-	else
+		return 0;
+	}
+	d->search = search_is_due(d);
+	if (d->search)
 		begin_look(d, false);
+	else
+		skip_search(d);
 	return 0;
 }
 
 static void release(struct detect *d)
 {
 	nd_monitor_free(d->monitor);
+	nd_socket_counter_deinit(&d->counter);
 	nd_scan_free(d->now);
 	nd_scan_free(d->found);
 	nd_listeners_deinit(&d->listeners);
@@ -261,6 +319,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 	if (!d)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	d->deps = *deps;
+	nd_socket_counter_init(&d->counter);
 	r = nd_monitor_new(&d->monitor, reterr);
 	if (r >= 0)
 		r = sd_event_add_io(deps->event, &d->changes, nd_monitor_fd(d->monitor), EPOLLIN,

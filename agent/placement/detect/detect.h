@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Keeps the scan of netdetect current. A thread scans, because opening a device can take long, and scans again when the
- * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so the thread
- * reads them every segment.listen_interval.
+ * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so every
+ * segment.listen_interval the control thread compares the number of TCP sockets with that of the last read. The thread reads the
+ * listening sockets if it differs, and after thirty comparisons in any case. While it stays, the pause grows to four intervals.
  */
 #pragma once
 
@@ -23,7 +24,7 @@ struct detect_deps {
 	void (*changed)(void *arg, struct nd_scan *now);
 	/*
 	 * The CPUs that this process may use have changed. The kernel does not report that, so they are read with each
-	 * scan and each read of listening sockets.
+	 * scan and each of these comparisons; the limit of the cgroup every ten seconds.
 	 */
 	void (*cpus)(void *arg, const struct dray_cpus *now);
 	/*
