@@ -635,7 +635,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .doc = "What copies the bytes of GPU memory. kernel: a kernel of the agent, copy engines for large pieces only; copy_engine: copy engines; staged: copy engines, and a kernel that gathers or scatters in gpu.copy_memory, for copies that leave the GPU; auto: as kernel, but what costs the engine less time while another process keeps the GPU busy." },
 	{ .path = "gpu.copy_memory", .section = "gpu", .name = "copy_memory",
 	  .env = "DRAY_GPU_COPY_MEMORY", .type = DRAY_CONFIG_SIZE,
-	  CONFIG_MEMBER(gpu.copy_memory), .def = "1GiB",
+	  CONFIG_MEMBER(gpu.copy_memory), .def = "2GiB",
 	  .allowed = "\"0\" to \"4GiB\"",
 	  .min = INT64_C(0), .max = INT64_C(4294967296),
 	  .doc = "Copy memory on each GPU, which staged copies (gpu.copy) pass through, at least 8MiB, and never more than a thirty-second of the GPU's memory; allocated when the first one needs it, with half as much and so on down to 64MiB if the GPU has less free, and freed after ten seconds without one. 0: no staged copies." },
