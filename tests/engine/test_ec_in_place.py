@@ -14,6 +14,7 @@ import pytest
 from dray.memory import Memory
 from dray.vllm.ec import consumer, worker
 from dray.vllm.ec.door import Door, Doors
+from dray.vllm.ec.header import MAGIC
 from dray.vllm.ec.inplace import Opened, PoolFile, Vacate, open_named
 from dray.vllm.ec.pool import Item, Shape
 from dray.vllm.ec.protocol import PoolName
@@ -226,14 +227,14 @@ def test_reader_and_owner_see_each_other():
     pool, vacate = PoolName(os.getpid(), memory.fd), Vacate(memory)
     item, beside = (Item(Shape(bytes(32), 1, 1, 768), at, bytes(16)) for at in (1024, 2048))
     for one in (item, beside):
-        memory.view[one.offset:one.offset + 8] = b"DrayEC02"
+        memory.view[one.offset:one.offset + 8] = MAGIC
     first, second = (Opened.open(open_named(pool), 1024, 768) for _ in range(2))
     assert not vacate(item) and vacate(beside) and memory.view[2048:2056] == bytes(8)
     ended = []
     first.on_close(lambda: ended.append(1))
     first.close()
     first.close()
-    assert ended == [1] and not vacate(item) and memory.view[1024:1032] == b"DrayEC02"
+    assert ended == [1] and not vacate(item) and memory.view[1024:1032] == MAGIC
     second.close()
     assert vacate(item) and memory.view[1024:1032] == bytes(8)
     assert Opened.open(open_named(pool), 1 << 16, 768) is None

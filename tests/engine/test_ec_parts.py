@@ -11,6 +11,7 @@ import pytest
 import torch
 from asked import Asked
 from dray import Memory, checksum, errors
+from dray._checksums import Checksums
 from dray.store import Status, StoreItem, StoreResult
 from dray.vllm.ec import budget
 from dray.vllm.ec.allocator import GRANULE, Allocator
@@ -134,7 +135,8 @@ def test_header_proves_the_bytes_and_whose_they_are(there):
     with Memory(1 << 20) as pool:
         memory = pool.view
         memory[:] = bytes(range(256)) * 4096
-        prove = partial(verify, memory if there == "own" else PoolFile(os.dup(pool.fd)).view)
+        view = memory if there == "own" else PoolFile(os.dup(pool.fd)).view
+        prove = partial(verify, view, checksums=Checksums(view))
         for size in (1, 2047, 2048, 9000, 262144, 262145, 600000):
             one = Item(Shape(digest("a", None), 1, size, size), 512, b"n" * 16)
             with pytest.raises(errors.NotFound):

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from . import _arguments, errors
-from ._library import held, released
+from ._checksums import checksum_at
 from ._operations import View
 
 __all__ = ["checksum"]
-
-_SHORT = 256 << 10  # bytes whose checksum takes less time than another thread may keep the interpreter lock for
 
 
 def checksum(data: object, before: int = 0) -> int:
@@ -26,5 +24,4 @@ def checksum(data: object, before: int = 0) -> int:
     except (TypeError, BufferError) as e:
         raise errors.Invalid(f"data is no contiguous memory with the buffer protocol ({e})",
                              fix="Pass bytes, a contiguous memoryview, or a contiguous array.") from None
-    length = view.buffer.len
-    return int((held if length <= _SHORT else released).dray_checksum(before, view.buffer.buf, length))
+    return checksum_at(view.buffer.buf, view.buffer.len, before)

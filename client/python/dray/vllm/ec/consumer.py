@@ -35,13 +35,15 @@ _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a req
 
 class _Source:
     """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
-    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place. counts: of all of them."""
+    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place. shapes: of all of them, which
+    were opened in `seconds`."""
 
-    __slots__ = ("counts", "hold", "offer", "reading", "request_id", "used")
+    __slots__ = ("hold", "offer", "reading", "request_id", "seconds", "shapes", "used")
 
     def __init__(self, offer: Offer, request_id: str, hold: Hold | None = None) -> None:
         self.offer, self.request_id, self.hold, self.used, self.reading = offer, request_id, hold, hold is None, 0
-        self.counts: tuple[int, int, int, int, float] | None = None
+        self.shapes: list[Shape] = []
+        self.seconds = 0.0
 
     @property
     def spent(self) -> bool:
@@ -165,9 +167,8 @@ class ConsumerSide(Reader):
                 want.wanted[identifier], want.items[identifier] = wanted, item
             if items:
                 want.sources.append(source)
-                sizes = [item.shape.size for _, item in items.values()]
-                source.counts = (sum(sizes), len(sizes), len(sizes), sum(item.shape.rows for _, item in items.values()),
-                                 time.monotonic() - began)
+                source.shapes = [wanted.shape for wanted, _ in items.values()]
+                source.seconds = time.monotonic() - began
             return bool(items)
         for _, item in items.values():
             assert item.opened is not None
@@ -187,7 +188,7 @@ class ConsumerSide(Reader):
         if opened is not None:
             item = Item(wanted.shape, wanted.place, wanted.nonce, opened)
             try:
-                verify(opened.pool.view, item)
+                verify(opened.pool.view, item, opened.pool.checksums)
                 item.ready = True
                 return item
             except errors.Error:
@@ -209,9 +210,10 @@ class ConsumerSide(Reader):
         """Tells encoders by their rights that nothing is read in place any more, and counts what was read: no first token waits for that."""
         told, self._read = self._read, []
         for source in told:
-            if source.counts is not None:
-                self.stats.loaded(*source.counts)
-                source.counts = None
+            if source.shapes:
+                n = len(source.shapes)
+                self.stats.loaded(sum(shape.size for shape in source.shapes), n, n, sum(shape.rows for shape in source.shapes), source.seconds)
+                source.shapes = []
             if source.hold is not None or source.reading:
                 continue
             try:

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ..._checksums import Checksums
 from ...memory import Memory
 from .header import HEADER, clear
 
@@ -65,6 +66,7 @@ class PoolFile:
             os.close(fd)
             raise OSError(str(e)) from None
         self.view = memoryview(self._map)
+        self.checksums = Checksums(self.view)
         self._held: dict[int, list[int]] = {}  # [length, how often], by start
         self._given_up = False
         self._busy = threading.Lock()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ... import errors
+from ..._checksums import Checksums
 from . import header
 from .header import HEADER
 from .inplace import Vacate
@@ -90,6 +91,7 @@ class HostPool(PoolMemory):
         self.memory: Memory = memory
         self.name = f"/proc/{os.getpid()}/fd/{memory.fd}", memory.size
         self._vacate = Vacate(memory)
+        self._checksums = Checksums(memory.view)
 
     def region(self, client: Client) -> Region:
         return client.region(self.memory, name="ec")
@@ -102,7 +104,7 @@ class HostPool(PoolMemory):
 
     def verify(self, item: Item) -> None:
         if item.seal is None or item.seal.device == "cpu":
-            header.verify(self.memory.view, item)
+            header.verify(self.memory.view, item, self._checksums)
             return
         from .total import total_of_bytes
 
@@ -113,6 +115,7 @@ class HostPool(PoolMemory):
         return self._vacate(item)
 
     def close(self) -> None:
+        del self._checksums
         self.memory.close()
 
 

@@ -79,6 +79,10 @@ class WorkerMetadata:
 
     step: int
 
+    def __reduce__(self) -> Any:
+        """As of StepMetadata."""
+        return WorkerMetadata, (self.step,)
+
     def aggregate(self, other: WorkerMetadata) -> WorkerMetadata:
         """All ranks report the same step."""
         return WorkerMetadata(min(self.step, other.step))
@@ -132,7 +136,7 @@ def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
 def read_offers(params: Mapping[str, Any]) -> list[Offer]:
     """The offers of a request at PD. errors.Invalid, errors.Version: what is wrong with them."""
     dray = params.get("dray")
-    if not isinstance(dray, Mapping):
+    if not isinstance(dray, dict):
         raise errors.Invalid(f"ec_transfer_params have no key 'dray', but {sorted(map(str, params))[:8]}",
                              fix="Run DrayECConnector at both engines. " + _FIX)
     if dray.get("version") != VERSION:
