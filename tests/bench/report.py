@@ -57,8 +57,8 @@ With Soft-RoCE the agent posts reads one list at a time, and a further read conf
 The same over two rails, beside a perftest on each rail at the same time. Perftest has a process for each rail, so the agents have a
 worker and a session for each rail, and the same number of queue pairs in all."""),
     ("rdma_latency", "Transport rdma, latency", """\
-One transfer at a time from request to completion; client and both agents sleep between transfers. The ceiling is `ib_write_lat`, whose
-ends never sleep, and which reports half a round trip."""),
+One transfer at a time from request to completion; client and both agents sleep between transfers, so the worker and the client wake up for each.
+Both ceilings report half a round trip: `ib_send_lat -e`, whose ends sleep, so one process wakes up in it, and `ib_write_lat`, whose ends never sleep."""),
     ("rdma_idle", "Transport rdma, idle", """\
 Share of one emulated processor, over two heartbeats at rest."""),
     ("rdma_peers", "Transport rdma, memory for each peer", """\
