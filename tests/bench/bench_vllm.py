@@ -20,8 +20,7 @@ store-serve    `vllm bench serve` as above on one engine, whose requests share p
 store-decode   tokens a second of as many requests as an engine takes, whose blocks are saved, beside an engine without a connector
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
-       ECExampleConnector
-ec-mooncake  the same beside ECMooncakeConnector
+       ECExampleConnector and ECMooncakeConnector
 ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, with vLLM's scheduler and without a
        model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
@@ -553,10 +552,6 @@ def ec(lab, records):
     engine_ec.ec(lab, records, ROUNDS)
 
 
-def ec_mooncake(lab, records):
-    engine_ec.ec_mooncake(lab, records, ROUNDS)
-
-
 def ec_hooks(lab, records):
     engine_ec.ec_hooks(lab, records, ROUNDS)
 
@@ -571,7 +566,7 @@ def ec_text(lab, records):
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
          "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "store-beside": store_beside, "cache": cache, "ec": ec,
-         "ec-mooncake": ec_mooncake, "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
+         "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts "ec", "ec-mooncake", "ec-hooks", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine,
+"""The parts "ec", "ec-hooks", "ec-bytes" and "ec-text" of bench_vllm.py: what it costs to have an output of the encoder from another engine,
 beside vLLM's own connectors, with engines and of the hooks alone; how fast its bytes move; and what requests of text notice of an encoder that
 is busy or dead."""
 
 import contextlib
 import itertools
+import math
 import pathlib
 import pickle
+import queue
 import random
 import secrets
 import statistics
@@ -30,6 +32,7 @@ REST = 1.2  # seconds, after which the workers of engines that have answered do 
 POOL = 64 << 20
 MOVED = 512 << 10, 4 << 20, 64 << 20  # bytes of an output
 TEXT = 40  # tokens
+CACHES = 48  # MiB, which are read to empty the caches of a processor
 SCHEDULER = ("has_cache_item", "ensure_cache_available", "update_state_after_alloc", "update_state_after_free", "take_unavailable_requests",
              "build_connector_meta", "update_connector_output", "request_finished", "get_ec_connector_stats")
 WORKER = ("bind_connector_metadata", "start_load_caches", "get_finished", "build_connector_worker_meta", "clear_connector_metadata")
@@ -140,26 +143,45 @@ def running(*engines):
             engine.stop()
 
 
-def ec(lab, records, rounds, beside=("ECExampleConnector",)):
+def interval(values):
+    """In which the median lies with a probability of 95 %, whatever the distribution is."""
+    values = sorted(values)
+    first = max(0, int(len(values) / 2 - 0.98 * math.sqrt(len(values))))
+    return values[first], values[-1 - first]
+
+
+def as_far(pair, values, records):
+    """values(), or None when ECMooncakeConnector does not serve a request, which is recorded."""
+    began = time.monotonic()
+    try:
+        return values()
+    except (c.CannotRun, queue.Empty) as e:
+        if pair.how != "mooncake":
+            raise
+        records.add(f"{pair.name} fails: {' '.join(str(e).split())[:200] or 'no answer'}", time.monotonic() - began, "s")
+        return None
+
+
+def ec(lab, records, rounds):
     agents = c.agents(lab, 2)
     port = serving.free_port()
     e, pd = dray(lab, "e", "ec_producer", agents[0], lease=10), dray(lab, "pd", "ec_consumer", agents[1])  # every second output is not claimed
-    pairs = [Pair("local", "local", e, pd), Pair("tcp", "tcp", e, pd)]
-    if "ECExampleConnector" in beside:
-        pairs.append(Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")))
-    if "ECMooncakeConnector" in beside:
-        pairs.append(Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
-                          mooncake(lab, "pd-mooncake", "ec_consumer", port), port))
+    pairs = [Pair("local", "local", e, pd), Pair("tcp", "tcp", e, pd),
+             Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")),
+             Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
+                  mooncake(lab, "pd-mooncake", "ec_consumer", port), port)]
     with running(*dict.fromkeys(engine for pair in pairs for engine in (pair.e, pair.pd))):
-        for pair in pairs:
-            for size in SIZES:  # the engines' first steps of a size take longer
-                pair.cost(size)
-                pair.cost(size)
+        # The engines' first steps of a size take longer.
+        pairs = [pair for pair in pairs if as_far(pair, lambda pair=pair: [pair.cost(size) for size in SIZES for _ in range(2)], records)]
         found, moved, loads = {(pair.name, size): [] for pair in pairs for size in SIZES}, rig.transfers(agents[1]), 0
         for turn in c.turns(rounds):
             for size in SIZES:
-                for pair in pairs if turn % 2 else pairs[::-1]:
-                    found[pair.name, size] += [1e3 * value for value in pair.burst(size)]
+                for pair in list(pairs if turn % 2 else pairs[::-1]):
+                    values = as_far(pair, lambda pair=pair, size=size: pair.burst(size), records)
+                    if values is None:
+                        pairs.remove(pair)
+                        continue
+                    found[pair.name, size] += [1e3 * value for value in values]
                     loads += (BURST + 1) * (pair.how == "tcp")
         if (n := rig.transfers(agents[1]) - moved) != loads:
             raise c.CannotRun(f"the agent has moved {n} outputs, and {loads} are those of tcp")
@@ -168,18 +190,16 @@ def ec(lab, records, rounds, beside=("ECExampleConnector",)):
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
     for agent in agents:
         agent.stop()
-    middle = {key: statistics.median(values) for key, values in found.items()}
+    middle = {key: statistics.median(values) for key, values in found.items() if values}
     for size in SIZES:
-        best = min((pair.name for pair in pairs if not pair.ours), key=lambda name: middle[name, size])
         for pair in pairs:
-            ours = middle[pair.name, size]
-            beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
-            records.add(f"{size} embeddings, {pair.name}", ours, "ms", **(beside if pair.ours else {}),
-                        spread=statistics.quantiles(found[pair.name, size], n=10))
-
-
-def ec_mooncake(lab, records, rounds):
-    ec(lab, records, rounds, ("ECMooncakeConnector",))
+            ours, beside = middle[pair.name, size], {}
+            # ECExampleConnector moves nothing between hosts.
+            others = [other.name for other in pairs if not other.ours and (pair.how == "local" or other.how == "mooncake")]
+            if pair.ours and others:
+                best = min(others, key=lambda name: middle[name, size])
+                beside = {"ceiling_name": best, "ceiling": middle[best, size], "ratio": ours / middle[best, size], "target": ("<=", 0.5)}
+            records.add(f"{size} embeddings, {pair.name}", ours, "ms", **beside, spread=interval(found[pair.name, size]))
 
 
 # --- hooks ----------------------------------------------------------------------------------------
@@ -188,6 +208,17 @@ def sent(connector, name):
     """What a hook returns goes through pickle, as between the processes of an engine."""
     hook = getattr(connector, name)
     setattr(connector, name, lambda *args: pickle.loads(pickle.dumps(hook(*args), pickle.HIGHEST_PROTOCOL)))
+
+
+class Emptied:
+    """Reads memory, so that the caches of the processor have nothing else, as after a step of a model."""
+
+    def __init__(self):
+        self.parts = [random.Random(at).randbytes(c.MIB) for at in range(CACHES)]
+
+    def __call__(self):
+        for part in self.parts:
+            part.translate(None)
 
 
 class Consumer:
@@ -199,10 +230,11 @@ class Consumer:
             sent(connector, hook)
         self.timed = Timed(pd, (pd.scheduler.ec_connector, SCHEDULER), (pd.worker, WORKER))
 
-    def first_token(self, rows):
+    def first_token(self, rows, before=lambda: None):
         """Microseconds that hooks take until a request with a new image of so many embeddings has its first token."""
         name, taken = f"image {next(numbers)}", 0.0
         self.pd.add(name, [(name, rows)], self.offers(name, rows))
+        before()
         while name not in self.pd.answers:
             taken += self.timed.step()
         if self.pd.answers[name][0] != "LENGTH" or self.pd.encoded:
@@ -243,19 +275,21 @@ def ec_hooks(lab, records, rounds):
         sides = {"local": consumer(Quick, "pd-local", agents[0], offers, transport="local"),
                  "tcp": consumer(Quick, "pd-tcp", agents[1], offers, transport="tcp"),
                  "files": consumer(Files, "pd-files", None, files)}
-        found = {(name, rows): [] for rows in SIZES for name in sides}
+        ways = {"": lambda: None, ", caches emptied before": Emptied()}
+        found = {(name, rows, way): [] for way in ways for rows in SIZES for name in sides}
         for turn in range(20 * rounds):
+            way = list(ways)[turn % 4 > 1]
             for rows in SIZES:
                 for name in list(sides)[::1 if turn % 2 else -1]:
-                    found[name, rows].append(sides[name].first_token(rows))
+                    found[name, rows, way].append(sides[name].first_token(rows, ways[way]))
     for agent in agents:
         agent.stop()
-    for rows in SIZES:
-        ceiling = statistics.median(found["files", rows])
+    for way, rows in itertools.product(ways, SIZES):
+        ceiling = statistics.median(found["files", rows, way])
         for name in ("local", "tcp"):
-            ours = statistics.median(found[name, rows])
-            records.add(f"hooks until the first token, {rows} embeddings, {name}", ours, "us", ceiling_name="ECExampleConnector", ceiling=ceiling,
-                        ratio=ours / ceiling, target=("<=", 0.5), spread=statistics.quantiles(found[name, rows], n=10))
+            ours = statistics.median(found[name, rows, way])
+            records.add(f"hooks until the first token, {rows} embeddings, {name}{way}", ours, "us", ceiling_name="ECExampleConnector",
+                        ceiling=ceiling, ratio=ours / ceiling, target=("<=", 0.5), spread=interval(found[name, rows, way]))
 
 
 # --- bytes ----------------------------------------------------------------------------------------

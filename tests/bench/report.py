@@ -143,13 +143,14 @@ Requests with an image each, two at a time, of which 70 % have one of 30 images,
     ("vllm_ec", "vLLM: the cost of moving an encoder output", """\
 Time from E's answer to PD's first token of a request with a new image, minus the same for another request with that image, whose output PD's engine then has
 in its own cache, while E has just encoded another one. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
-`DrayECConnector`: with `local`, PD reads in E's pool. The ceiling is ECExampleConnector, which writes a file and reads it, in the same rounds."""),
-    ("vllm_ec_mooncake", "vLLM: the cost of moving an encoder output beside ECMooncakeConnector", """\
-As above. The ceiling is ECMooncakeConnector over TCP, with a runner that calls the connector in each step."""),
+`DrayECConnector`: with `local`, PD reads in E's pool. In the same rounds are ECExampleConnector, which writes a file and reads it on the same host, and
+ECMooncakeConnector over TCP, with a runner that calls it in each step. The ceiling of `local` is the better one of the two, that of `tcp` is
+ECMooncakeConnector. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, with vLLM's scheduler and without a model:
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
-checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later."""),
+checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later.
+In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
 PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools, all of whose pages
 both agents have touched before. `local` pulls here instead of reading in place."""),
