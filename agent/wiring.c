@@ -499,6 +499,8 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 					    .dir = cfg->store.disk_dir,
 					    .bytes = (uint64_t)cfg->limits.store_disk_bytes,
 					    .threads = (unsigned)cfg->store.disk_threads,
+					    .read_rate = (uint64_t)cfg->store.disk_read_rate,
+					    .write_rate = (uint64_t)cfg->store.disk_write_rate,
 					    .write_back = cfg->store.disk_write ==
 							  DRAY_CONFIG_STORE_DISK_WRITE_BACK,
 					    .account = stored_account,

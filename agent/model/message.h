@@ -117,6 +117,7 @@ struct store_report {
 		struct store_keys keys; /* of those that are ok */
 		int64_t ns; /* memory: of the copy; the others: until all were in memory */
 	} tiers[DMSG_STORE_TIER_AGENT + 1];
+	uint32_t turns; /* of the disk */
 	int64_t took_ns;
 };
 

@@ -100,7 +100,7 @@ static struct hold *pin_find(struct store_user *u, struct store_member *m, struc
 }
 
 static struct dmsg_store_result pin(struct store_user *u, struct store_member *m,
-				    struct store_key key)
+				    struct store_key key, struct turns_share *share)
 {
 	struct store_object *o = item_find(m->space, key);
 	struct hold *h = pin_find(u, m, key);
@@ -111,7 +111,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	r.length = o->policy.bytes;
 	r.tier = (uint16_t)item_tier(o);
 	/* without memory the object may be gone afterwards */
-	r.status = item_fetch(o);
+	r.status = item_fetch(o, share);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
 	if (r.status)
@@ -134,9 +134,11 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 void store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 	       uint32_t n, struct dmsg_store_result *ret)
 {
+	struct turns_share share = { .n = 0 };
+
 	pthread_mutex_lock(&u->store->lock);
 	for (uint32_t i = 0; i < n; i++) {
-		ret[i] = pin(u, m, keys[i]);
+		ret[i] = pin(u, m, keys[i], &share);
 		trace(m->space, STORE_PIN, keys[i], ret[i].length, 0,
 		      (enum dmsg_store_status)ret[i].status, (enum dmsg_store_tier)ret[i].tier);
 	}
@@ -183,7 +185,8 @@ static int file_give(struct store_user *u, struct segment *g, struct store_files
 }
 
 static struct dmsg_store_place read_one(struct store_user *u, struct store_member *m,
-					struct store_key key, struct store_files *files)
+					struct store_key key, struct store_files *files,
+					struct turns_share *share)
 {
 	struct store_object *o = item_find(m->space, key);
 	struct dmsg_store_place p = { .status = DMSG_STORE_STATUS_NOT_FOUND,
@@ -198,7 +201,7 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	p.wait_ms = u->store->cfg.retry_ms;
 	/* the answer does not wait for the disk, and without memory the object may be gone */
 	if (!o->resident || o->loading || o->unread) {
-		item_fetch(o);
+		item_fetch(o, share);
 		return p;
 	}
 	policy_use(m->space->policy, &o->policy);
@@ -232,10 +235,12 @@ static void trace_read(struct store_space *sp, struct store_key key,
 void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
 {
+	struct turns_share share = { .n = 0 };
+
 	files->n = 0;
 	pthread_mutex_lock(&u->store->lock);
 	for (uint32_t i = 0; i < n; i++) {
-		ret[i] = read_one(u, m, keys[i], files);
+		ret[i] = read_one(u, m, keys[i], files, &share);
 		trace_read(m->space, keys[i], &ret[i]);
 	}
 	pthread_mutex_unlock(&u->store->lock);

@@ -255,15 +255,16 @@ bool item_evict(struct store_space *sp);
 /* The same for this one, which is not held. */
 void item_leave_memory(struct store_object *o, bool evicted);
 /*
- * A live object is in memory, or gets a place there, where it is held until tier.c has read it; also if that has failed before.
+ * A live object is in memory, or gets a place there, where it is held until tier.c has read it; also if that has failed before. share: of
+ * the batch it is read for.
  * not_found: there was no memory, and the object is freed unless it is held.
  */
-enum dmsg_store_status item_fetch(struct store_object *o);
+enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share);
 /*
  * A live object that is only on disk gets a place in memory and is read, if there is room without an eviction. not_tried: there is
  * none; busy: too much is being read; too_large: its owner has none; not_found: there was no memory, and the object is freed.
  */
-enum dmsg_store_status item_load_spare(struct store_object *o);
+enum dmsg_store_status item_load_spare(struct store_object *o, struct turns_share *share);
 /* A client here has stored or pinned it: it is no mere copy of another agent's any more. */
 void item_own(struct store_object *o);
 /* Where its bytes are. NULL: nowhere. */
@@ -297,8 +298,8 @@ bool tier_write(struct store_object *o);
 bool tier_is_dirty(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */
 void tier_clean(struct store_space *sp);
-/* An object whose `loading` is set, and that is held. */
-void tier_read(struct store_object *o);
+/* An object whose `loading` is set, and that is held: for the batch that has this share. */
+void tier_read(struct store_object *o, struct turns_share *share);
 /* An object that is in no index and not held; it is freed when it is not on disk any more. */
 void tier_remove(struct store_object *o);
 /* Gives the next piece of an object that is on disk to the disk, with its name there. Control thread, without the lock. */

@@ -520,16 +520,17 @@ static bool may_load(const struct store_member *m, uint64_t bytes)
 	       loading + bytes <= budget_limit(&m->account->budget, RESOURCE_STORE_BYTES) / 4;
 }
 
-static void read_begin(struct store_object *o)
+static void read_begin(struct store_object *o, struct turns_share *share)
 {
 	o->member->account->store_loading += room(o->policy.bytes);
 	o->loading = true;
 	o->unread = false;
 	item_hold(o);
-	tier_read(o);
+	tier_read(o, share);
 }
 
-static enum dmsg_store_status load(struct store_object *o, bool may_evict)
+static enum dmsg_store_status load(struct store_object *o, bool may_evict,
+				   struct turns_share *share)
 {
 	struct store_member *m = o->member;
 	struct store_space *sp = m->space;
@@ -556,24 +557,24 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict)
 		unlist(o);
 		return DMSG_STORE_STATUS_NOT_FOUND;
 	}
-	read_begin(o);
+	read_begin(o, share);
 	tier_clean(sp);
 	return DMSG_STORE_STATUS_OK;
 }
 
-enum dmsg_store_status item_fetch(struct store_object *o)
+enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share)
 {
 	if (!o->resident)
-		return load(o, true);
+		return load(o, true, share);
 	/* somebody holds its place */
 	if (o->unread)
-		read_begin(o);
+		read_begin(o, share);
 	return DMSG_STORE_STATUS_OK;
 }
 
-enum dmsg_store_status item_load_spare(struct store_object *o)
+enum dmsg_store_status item_load_spare(struct store_object *o, struct turns_share *share)
 {
-	return load(o, false);
+	return load(o, false, share);
 }
 
 enum dmsg_store_tier item_tier(const struct store_object *o)
@@ -605,10 +606,11 @@ void wait_less(struct store_wait *w)
 enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, struct store_get *g)
 {
 	struct store_space *sp = o->member->space;
+	struct turns_share alone = { .n = 0 };
 	enum dmsg_store_status status;
 
 	g->tier = item_tier(o);
-	status = item_fetch(o);
+	status = item_fetch(o, w ? &w->share : &alone);
 	if (status == DMSG_STORE_STATUS_NOT_FOUND)
 		g->tier = DMSG_STORE_TIER_NONE;
 	if (status)

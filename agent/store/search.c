@@ -168,6 +168,7 @@ const struct store_found *store_search_found(const struct store_search *q, uint3
 struct store_loaded store_search_load(const struct store_search *q, uint64_t bytes)
 {
 	struct store_loaded ret = { .objects = 0 };
+	struct turns_share share = { .n = 0 };
 	struct store_space *sp;
 
 	pthread_mutex_lock(&q->store->lock);
@@ -175,7 +176,7 @@ struct store_loaded store_search_load(const struct store_search *q, uint64_t byt
 	for (uint32_t i = 0; sp && i < q->n && ret.bytes < bytes; i++) {
 		struct store_object *o =
 			item_find(sp, (struct store_key){ q->v[i].key, q->v[i].key_n });
-		enum dmsg_store_status status = o && !o->resident ? item_load_spare(o) :
+		enum dmsg_store_status status = o && !o->resident ? item_load_spare(o, &share) :
 								    DMSG_STORE_STATUS_NOT_FOUND;
 
 		if (status == DMSG_STORE_STATUS_OK) {

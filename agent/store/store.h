@@ -24,6 +24,7 @@
 #include "agent/model/view.h"
 #include "agent/store/disk/disk.h"
 #include "agent/store/policy/policy.h"
+#include "agent/store/turns.h"
 #include "lib/err.h"
 #include "lib/list.h"
 #include "lib/wire.h"
@@ -39,7 +40,9 @@ struct store_disk_config {
 	const char *dir; /* NULL or empty: there is no disk tier */
 	uint64_t bytes;
 	unsigned threads;
-	bool write_back; /* else objects are written soon after their PUT */
+	uint64_t read_rate,
+		write_rate; /* bytes a second that it may use; 0: what it can do, as learned */
+	bool write_back;    /* else objects are written soon after their PUT */
 	/* The account of an owner whose objects are on disk, with a reference for the caller. NULL: no memory. */
 	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
@@ -124,7 +127,8 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 struct store_wait {
 	uint32_t ready; /* 1: they are; written by another thread */
 	uint32_t pending;
-	int64_t disk_ns; /* when the last object was read from disk; 0: none was */
+	struct turns_share share; /* of the turns of the disk */
+	int64_t disk_ns;          /* when the last object was read from disk; 0: none was */
 	void (*then)(
 		struct store_wait *w); /* runs when they are, under the store's lock; may be NULL */
 };
@@ -292,6 +296,7 @@ struct store_totals {
 	uint64_t evictions, evicted_bytes, evicted_cost_us;
 	uint64_t disk_objects, disk_bytes, disk_pending_bytes;
 	uint64_t disk_evictions, disk_skipped;
+	uint64_t disk_batches, disk_turns;       /* that read from disk, and the turns they took */
 	uint64_t lent_objects, lent_bytes;       /* to other agents, since the start */
 	uint64_t copies;                         /* that came from other agents */
 	uint64_t unsaved_objects, unsaved_bytes; /* that are only in memory */

@@ -18,7 +18,7 @@
 #include "lib/wire.h"
 #include "schema/gen/errors.h"
 
-/* Of reads, and of the others, that disk/ has at a time. */
+/* Of reads, and of the others, that disk/ has at a time, beside a turn's worth of bytes (turns.h). */
 #define IN_FLIGHT_MAX 64
 /* The same of removals while the disk cannot be written: they wait for its return. */
 #define REMOVALS_MAX 1024
@@ -34,6 +34,8 @@
  * others, who would lose all they have there for an owner whose own share is in use.
  */
 #define VAIN_MAX 256
+/* Bytes a second of a disk whose rates are not known yet. */
+#define RATE_UNKNOWN (1ull << 30)
 #define SEGMENT_MIN (16ull << 20)
 #define SEGMENT_MAX (256ull << 20)
 
@@ -42,12 +44,17 @@ struct op {
 	struct dray_list link; /* alone: it is not used */
 	struct disk_request request;
 	struct store_object *object;
+	uint64_t bytes; /* that it moves */
 	uint8_t key[DISK_KEY_MAX];
 };
 
 struct queue {
-	struct dray_list parts; /* struct disk_part */
 	unsigned in_flight;
+	uint64_t bytes;         /* of these, that are read or written */
+	uint64_t budget;        /* of a turn */
+	uint64_t rate;          /* bytes a second that are never exceeded; 0: no limit */
+	int64_t due_ns;         /* with a limit, when the next one may begin */
+	sd_event_source *timer; /* the same; NULL: without a limit */
 	struct op spare; /* without memory the works of the queue go on, one after the other */
 };
 
@@ -55,7 +62,9 @@ struct tier {
 	struct store *store;
 	struct disk *disk;
 	struct queue reads, others;
-	struct dray_list ops; /* in flight */
+	struct turns turns;     /* struct disk_part, that are to be read */
+	struct dray_list parts; /* the others */
+	struct dray_list ops;   /* in flight */
 	struct dray_job kick;
 	bool kicked;
 	bool down;   /* disk/ cannot write */
@@ -237,20 +246,42 @@ static void kick(struct tier *t)
 	t->kicked = true;
 }
 
+/* That a work moves; a removal moves none. */
+static uint64_t work_bytes(struct disk_part *p)
+{
+	return p->work == WORK_READ || p->work == WORK_WRITE ?
+		       disk_blocks(object_of_part(p)->policy.bytes) :
+		       0;
+}
+
 static void enqueue(struct store_object *o, enum disk_work work)
 {
 	struct tier *t = store_of(o)->tier;
 
 	disk_part(o)->work = (uint8_t)work;
-	dray_list_add(&queue_of(t, work)->parts, &disk_part(o)->link);
+	dray_list_add(&t->parts, &disk_part(o)->link);
 	t->writes += work == WORK_WRITE;
 	kick(t);
 }
 
 static void dequeue(struct tier *t, struct disk_part *p)
 {
-	dray_list_del(&p->link);
+	if (p->work == WORK_READ)
+		turns_take(&t->turns, &p->link, work_bytes(p));
+	else
+		dray_list_del(&p->link);
 	t->writes -= p->work == WORK_WRITE;
+}
+
+/* NULL: there is none. */
+static struct disk_part *first_of(struct tier *t, const struct queue *q)
+{
+	struct dray_list *read;
+
+	if (q == &t->others)
+		return dray_list_first(&t->parts, struct disk_part, link);
+	read = turns_first(&t->turns);
+	return read ? dray_container_of(read, struct disk_part, link) : NULL;
 }
 
 bool tier_write(struct store_object *o)
@@ -328,9 +359,18 @@ void tier_put(struct store_object *o)
 	tier_clean(o->member->space);
 }
 
-void tier_read(struct store_object *o)
+void tier_read(struct store_object *o, struct turns_share *share)
 {
-	enqueue(o, WORK_READ);
+	struct store *s = store_of(o);
+	struct tier *t = s->tier;
+
+	disk_part(o)->work = WORK_READ;
+	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(o->policy.bytes),
+		      t->reads.budget)) {
+		s->totals.disk_turns++;
+		s->totals.disk_batches += share->n == 1;
+	}
+	kick(t);
 }
 
 static void leave_disk(struct store_object *o, enum disk_work work)
@@ -429,6 +469,22 @@ static void op_free(struct queue *q, struct op *op)
 		free(op);
 }
 
+static uint64_t turn_bytes(uint64_t rate)
+{
+	return dray_max((rate ? rate : RATE_UNKNOWN) / 1000 * DISK_TURN_MS, (uint64_t)DISK_BLOCK);
+}
+
+/* By the rates that disk/ has learned so far. */
+static void budgets_set(struct tier *t)
+{
+	struct disk_info i = { .read_rate = t->reads.rate, .write_rate = t->others.rate };
+
+	if (t->disk)
+		i = disk_info(t->disk);
+	t->reads.budget = turn_bytes(i.read_rate);
+	t->others.budget = turn_bytes(i.write_rate);
+}
+
 static void op_done(struct disk_request *r)
 {
 	struct op *op = dray_container_of(r, struct op, request);
@@ -439,6 +495,8 @@ static void op_done(struct disk_request *r)
 
 	pthread_mutex_lock(&s->lock);
 	q->in_flight--;
+	q->bytes -= op->bytes;
+	budgets_set(s->tier);
 	if (work == WORK_WRITE) {
 		if (r->result != DISK_OK)
 			budget_return(o);
@@ -470,7 +528,7 @@ static struct op *op_new(struct store *s, struct queue *q, struct store_object *
 
 	if (!op)
 		return NULL;
-	*op = (struct op){ .object = o };
+	*op = (struct op){ .object = o, .bytes = work_bytes(disk_part(o)) };
 	op->request = (struct disk_request){
 		.object = &disk_part(o)->at,
 		.key = op->key,
@@ -492,17 +550,48 @@ static int work_check(struct store_object *o, unsigned *turn)
 								     -ECANCELED;
 }
 
+/*
+ * The disk gets so much at a time as it does in a turn, so that what comes next does not wait for longer behind it; but each thread has
+ * something to do.
+ */
+static bool has_room(const struct tier *t, const struct queue *q, uint64_t bytes)
+{
+	return q->in_flight < t->store->cfg.disk.threads || !bytes || q->bytes + bytes <= q->budget;
+}
+
+/* A rate that is configured allows the work now; else the timer looks at it again. */
+static bool is_due(const struct queue *q, uint64_t bytes)
+{
+	if (!q->rate || !bytes || q->due_ns <= dray_now().ns)
+		return true;
+	sd_event_source_set_time(q->timer, (uint64_t)q->due_ns / 1000 + 1);
+	sd_event_source_set_enabled(q->timer, SD_EVENT_ONESHOT);
+	return false;
+}
+
+static void start(struct queue *q, uint64_t bytes)
+{
+	q->in_flight++;
+	q->bytes += bytes;
+	if (q->rate)
+		q->due_ns = dray_max(q->due_ns, dray_now().ns) +
+			    (int64_t)((double)bytes / (double)q->rate * DRAY_NS_PER_SEC);
+}
+
 /* The next work of the queue; under the lock. NULL: none, the turn is over, or no memory now. */
 static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 {
 	unsigned most = s->tier->down && q == &s->tier->others ? REMOVALS_MAX : IN_FLIGHT_MAX;
+	struct disk_part *p;
 
-	while (*turn && q->in_flight < most && !dray_list_empty(&q->parts)) {
-		struct disk_part *p = dray_list_first(&q->parts, struct disk_part, link);
+	while (*turn && q->in_flight < most && (p = first_of(s->tier, q))) {
 		struct store_object *o = object_of_part(p);
+		uint64_t bytes = work_bytes(p);
 		struct op *op = NULL;
 		int r;
 
+		if (!has_room(s->tier, q, bytes) || !is_due(q, bytes))
+			return NULL;
 		--*turn;
 		r = work_check(o, turn);
 		if (r == -EAGAIN)
@@ -516,7 +605,7 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 		}
 		dequeue(s->tier, p);
 		if (op) {
-			q->in_flight++;
+			start(q, bytes);
 			return op;
 		}
 		write_end(o, false);
@@ -532,13 +621,13 @@ static void end_writes(struct store *s, unsigned *turn)
 
 	pthread_mutex_lock(&s->lock);
 	while (t->down && t->writes && *turn &&
-	       (p = dray_list_first(&t->others.parts, struct disk_part, link))) {
+	       (p = dray_list_first(&t->parts, struct disk_part, link))) {
 		--*turn;
 		dequeue(t, p);
 		if (p->work == WORK_WRITE)
 			write_end(object_of_part(p), false);
 		else
-			dray_list_add(&t->others.parts, &p->link);
+			dray_list_add(&t->parts, &p->link);
 	}
 	if (t->down && t->writes)
 		kick(t);
@@ -634,7 +723,7 @@ static void crowded(void *arg, uint64_t bytes)
 
 	pthread_mutex_lock(&s->lock);
 	/* The removals of what was evicted before, or by clients, may make room enough. */
-	if (!s->tier->give && dray_list_empty(&s->tier->others.parts)) {
+	if (!s->tier->give && dray_list_empty(&s->tier->parts)) {
 		s->tier->give = dray_max(bytes / GIVEN_PART, GIVEN_MIN);
 		kick(s->tier);
 	}
@@ -725,11 +814,30 @@ static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_
 	return o ? &disk_part(o)->at : NULL;
 }
 
+static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
+{
+	pump(arg);
+	return 0;
+}
+
+/* 0 or -errno. */
+static int set_rate(struct tier *t, struct queue *q, uint64_t rate)
+{
+	int r = 0;
+
+	if (rate)
+		r = sd_event_add_time(t->store->cfg.disk.event, &q->timer, CLOCK_MONOTONIC, 0, 1,
+				      on_timer, t->store);
+	q->rate = rate;
+	return r < 0 || !rate ? r : sd_event_source_set_enabled(q->timer, SD_EVENT_OFF);
+}
+
 int tier_new(struct store *s, struct dray_err *reterr)
 {
 	const struct store_disk_config *cfg = &s->cfg.disk;
 	uint64_t segment = dray_max(cfg->bytes / 16, SEGMENT_MIN);
 	struct tier *t;
+	int r;
 
 	if (!cfg->dir || !*cfg->dir)
 		return 0;
@@ -742,25 +850,34 @@ int tier_new(struct store *s, struct dray_err *reterr)
 	if (!t)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the disk tier");
-	dray_list_init(&t->reads.parts);
+	turns_init(&t->turns);
+	dray_list_init(&t->parts);
 	dray_list_init(&t->reads.spare.link);
-	dray_list_init(&t->others.parts);
 	dray_list_init(&t->others.spare.link);
 	dray_list_init(&t->ops);
 	t->store = s;
 	s->tier = t;
-	return disk_open(&t->disk,
-			 &(struct disk_config){
-				 .event = cfg->event,
-				 .dir = cfg->dir,
-				 .segment_bytes = dray_min(segment, SEGMENT_MAX),
-				 .threads = cfg->threads,
-				 .state_changed = state_changed,
-				 .crowded = crowded,
-				 .arg = s,
-				 .fault = cfg->fault,
-			 },
-			 found, s, reterr);
+	if (set_rate(t, &t->reads, cfg->read_rate) < 0 ||
+	    set_rate(t, &t->others, cfg->write_rate) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no timer for the rates of the disk tier");
+	budgets_set(t);
+	r = disk_open(&t->disk,
+		      &(struct disk_config){
+			      .event = cfg->event,
+			      .dir = cfg->dir,
+			      .segment_bytes = dray_min(segment, SEGMENT_MAX),
+			      .threads = cfg->threads,
+			      .read_rate = cfg->read_rate,
+			      .write_rate = cfg->write_rate,
+			      .state_changed = state_changed,
+			      .crowded = crowded,
+			      .arg = s,
+			      .fault = cfg->fault,
+		      },
+		      found, s, reterr);
+	budgets_set(t);
+	return r;
 }
 
 /* The work will not be done. */
@@ -789,10 +906,12 @@ bool tier_free(struct store *s)
 		drop(disk_part(op->object));
 		op_free(q, op);
 	}
-	while ((p = dray_list_pop(&t->reads.parts, struct disk_part, link)))
+	while ((p = first_of(t, &t->reads)) || (p = first_of(t, &t->others))) {
+		dequeue(t, p);
 		drop(p);
-	while ((p = dray_list_pop(&t->others.parts, struct disk_part, link)))
-		drop(p);
+	}
+	sd_event_source_disable_unref(t->reads.timer);
+	sd_event_source_disable_unref(t->others.timer);
 	changed_forget(&t->changed);
 	verify_free(s->verify);
 	return true;

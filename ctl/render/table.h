@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define CTL_TABLE_COLUMNS_MAX 16
+#define CTL_TABLE_COLUMNS_MAX 18
 
 /* The colour of a text: good, in progress or bad. */
 enum ctl_mood { CTL_MOOD_NONE, CTL_MOOD_GOOD, CTL_MOOD_BUSY, CTL_MOOD_BAD, CTL_MOOD_HEAD };

@@ -236,6 +236,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_DISK_WRITE,
 	DRAY_CONFIG_KEY_STORE_LOG,
 	DRAY_CONFIG_KEY_STORE_DISK_THREADS,
+	DRAY_CONFIG_KEY_STORE_DISK_READ_RATE,
+	DRAY_CONFIG_KEY_STORE_DISK_WRITE_RATE,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
@@ -905,6 +907,16 @@ struct dray_config {
 		 */
 		int log;
 		int64_t disk_threads; /* Threads that read and write the disk tier. */
+		/*
+		 * Bytes a second that objects are read from the disk tier at most; 0: no limit, and
+		 * the rate of the disk is learned from what is read.
+		 */
+		int64_t disk_read_rate;
+		/*
+		 * Bytes a second that objects are written to the disk tier at most; 0: no limit,
+		 * and the rate of the disk is learned from what is written.
+		 */
+		int64_t disk_write_rate;
 	} store;
 	struct {
 		int64_t sessions; /* Sessions of the agent. */

@@ -238,6 +238,12 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 	 */
 	{ "disk_state", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_space,
 		disk_state) },
+	/* Bytes a second that the disk tier reads, as configured or learned; 0: not known yet. */
+	{ "disk_read_rate", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
+		disk_read_rate) },
+	/* The same of writes. */
+	{ "disk_write_rate", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
+		disk_write_rate) },
 	/* State of store.directory: none, ok, down, or refusing (it takes no entries). */
 	{ "directory_state", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_store_space,
 		directory_state) },

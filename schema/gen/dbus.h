@@ -451,6 +451,8 @@ enum dray_dbus_store_space_field {
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_OBJECTS,
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_BYTES,
 	DRAY_DBUS_STORE_SPACE_FIELD_DISK_STATE,
+	DRAY_DBUS_STORE_SPACE_FIELD_DISK_READ_RATE,
+	DRAY_DBUS_STORE_SPACE_FIELD_DISK_WRITE_RATE,
 	DRAY_DBUS_STORE_SPACE_FIELD_DIRECTORY_STATE,
 	DRAY_DBUS_STORE_SPACE_FIELD_HITS,
 	DRAY_DBUS_STORE_SPACE_FIELD_MISSES,
@@ -478,6 +480,9 @@ struct dray_dbus_store_space {
 	 * be used).
 	 */
 	const char *disk_state;
+	/* Bytes a second that the disk tier reads, as configured or learned; 0: not known yet. */
+	uint64_t disk_read_rate;
+	uint64_t disk_write_rate; /* The same of writes. */
 	/* State of store.directory: none, ok, down, or refusing (it takes no entries). */
 	const char *directory_state;
 	uint64_t hits; /* Keys that were found by GET and READ. */

@@ -268,6 +268,16 @@ enum dray_metric {
 	DRAY_METRIC_STORE_DISK_ERRORS_TOTAL, /* Errors of the disk tier's file system. */
 	/* Objects evicted from the disk tier for want of room. */
 	DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL,
+	/* Bytes a second that the disk tier reads, as configured or learned; 0: not known yet. */
+	DRAY_METRIC_STORE_DISK_READ_RATE_BYTES,
+	/* Bytes a second that the disk tier writes, as configured or learned; 0: not known yet. */
+	DRAY_METRIC_STORE_DISK_WRITE_RATE_BYTES,
+	/* Requests of clients and other agents that read objects from the disk tier. */
+	DRAY_METRIC_STORE_DISK_BATCHES_TOTAL,
+	/*
+	 * Parts that these were split into, each of at most the bytes that the disk reads in 50 ms.
+	 */
+	DRAY_METRIC_STORE_DISK_TURNS_TOTAL,
 	/*
 	 * Agents whose summaries are here, so that they are asked only for keys that they may have.
 	 */

@@ -114,7 +114,13 @@ def memory(records, lab):
 # --- disk -----------------------------------------------------------------------------------------
 
 def fio(folder, what, n):
-    """Bytes a second of n x SIZE, by as many threads as the tier has."""
+    """
+    Bytes a second of n x SIZE, by as many threads as the tier has, until they are durable. Writes go to new files, as those of the tier: blocks
+    that were written before need no change of the file system.
+    """
+    if what == "write":
+        for file in pathlib.Path(folder).glob("x.*"):
+            file.unlink()
     done = subprocess.run(["fio", "--name=x", f"--directory={folder}", f"--rw={what}", f"--bs={SIZE}", f"--size={n * SIZE // 4}", "--ioengine=psync",
                            "--direct=1", "--end_fsync=1", "--numjobs=4", "--group_reporting", "--output-format=json"], stdout=subprocess.PIPE, check=True)
     job, = json.loads(done.stdout)["jobs"]
@@ -334,10 +340,29 @@ def lone(records, ours, stack):
     records.add("the same, beside redis", us, "us", ceiling_name="redis over TCP", ceiling=other, ratio=ratio, target=("<=", 1), spread=spread)
 
 
+def preference(records, ours, name, size, count):
+    """What it saves to keep objects at the agent of the node: GETs of the same bytes there, and at another agent."""
+    ours.put(size, count)
+    far = ours.items
+    near = [(b"near-" + key, ranges) for key, ranges in far]
+    if {r.status for r in ours.store.put(ours.region, near)} - {c.dray.Status.OK, c.dray.Status.EXISTS}:
+        raise c.CannotRun("the agent did not take the objects")
+
+    def rate(items):
+        ours.items = items
+        n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
+        return n * size * count / seconds(ours.get, n)
+
+    here, there, ratio, spread = c.pairs(lambda: rate(far), lambda: rate(near))
+    records.add(f"GET with the node's own store preferred, {name}", here / 1e9, "GB/s", ceiling_name="from another agent", ceiling=there / 1e9, ratio=ratio, spread=spread)
+
+
 def remote(records, lab):
     with contextlib.ExitStack() as stack:
         ours = Remote(lab, stack)
         lone(records, ours, stack)
+        for shape in (("4 KiB", SMALL, 1), *REMOTE):
+            preference(records, ours, *shape)
         for shape in REMOTE:
             against_transfer(records, ours, *shape)
         try:

@@ -79,6 +79,7 @@ LIST(list_quotas)
 struct store_list {
 	struct dictionaries *d;
 	const char *disk_state, *directory_state;
+	uint64_t read_rate, write_rate;
 };
 
 static void store_space_append(void *arg, const struct store_space_info *i)
@@ -95,6 +96,8 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.disk_objects = i->disk_objects,
 		.disk_bytes = i->disk_bytes,
 		.disk_state = l->disk_state,
+		.disk_read_rate = l->read_rate,
+		.disk_write_rate = l->write_rate,
 		.directory_state = l->directory_state,
 		.hits = i->hits,
 		.misses = i->misses,
@@ -115,7 +118,8 @@ LIST(list_store)
 	struct store_list l = { d, t.has_disk ? disk_state_name(t.disk.state) : "none",
 				directory ?
 					directory_state_name(directory_totals(directory).state) :
-					"none" };
+					"none",
+				t.disk.read_rate, t.disk.write_rate };
 
 	store_each(d->agent->store, store_space_append, &l);
 }

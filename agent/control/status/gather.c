@@ -75,6 +75,10 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_DISK_CORRUPT_TOTAL] = store.disk.corrupt;
 	v[DRAY_METRIC_STORE_DISK_ERRORS_TOTAL] = store.disk.errors;
 	v[DRAY_METRIC_STORE_DISK_EVICTIONS_TOTAL] = store.disk_evictions;
+	v[DRAY_METRIC_STORE_DISK_READ_RATE_BYTES] = store.disk.read_rate;
+	v[DRAY_METRIC_STORE_DISK_WRITE_RATE_BYTES] = store.disk.write_rate;
+	v[DRAY_METRIC_STORE_DISK_BATCHES_TOTAL] = store.disk_batches;
+	v[DRAY_METRIC_STORE_DISK_TURNS_TOTAL] = store.disk_turns;
 	v[DRAY_METRIC_LEASES] = leases.leases;
 	v[DRAY_METRIC_LEASE_HOLDERS] = leases.holders;
 	v[DRAY_METRIC_LEASES_MADE_TOTAL] = leases.made;

@@ -43,9 +43,9 @@ void store_report_log(const struct store_report *r)
 		 "%s of %u keys took %.3f ms: %u ok with %" PRIu64
 		 " bytes, %u existed, %u unknown, "
 		 "%u failed with %" PRIu64 " bytes; %s session=%" PRIu64 " request=%" PRIu64
-		 " space=%s%s",
+		 " space=%s%s disk_turns=%u",
 		 operation(r->type), keys, dray_ms(r->took_ns), r->ok.n, r->ok.bytes, r->existed.n,
 		 r->unknown.n, r->failed.n, r->failed.bytes, dray_error_name(r->code), r->session,
 		 r->request, *r->space ? dray_log_word(r->space, space, sizeof(space)) : "-",
-		 tiers_text(r, tiers, sizeof(tiers)));
+		 tiers_text(r, tiers, sizeof(tiers)), r->turns);
 }

@@ -41,6 +41,7 @@ static void times_fill(struct store_report *p, const struct batch *b, int64_t no
 		b->n_ops ? (b->copied_ns ? b->copied_ns : now_ns) - there_ns : 0;
 	if (b->wait.disk_ns)
 		p->tiers[DMSG_STORE_TIER_DISK].ns = b->wait.disk_ns - b->begin_ns;
+	p->turns = b->wait.share.n;
 	if (b->agents_ns)
 		p->tiers[DMSG_STORE_TIER_AGENT].ns = b->agents_ns - b->begin_ns;
 }

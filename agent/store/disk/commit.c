@@ -60,7 +60,7 @@ static void run_batch(struct dray_job *j)
 	b->why = DRAY_ERR_NULL;
 	b->result = sync_batch(b);
 	if (!b->result)
-		b->result = index_commit(d, &b->requests, &b->why);
+		b->result = index_commit(d, &b->requests, b->rates, &b->why);
 	if (!b->result)
 		commit_punch(&b->requests);
 }
@@ -88,6 +88,7 @@ void commit_removed(struct disk *d, struct disk_request *r)
 static void finish_write(struct disk *d, struct disk_request *r)
 {
 	*r->object = r->at;
+	rates_write_end(d, disk_blocks(r->at.bytes));
 	d->info.writes++;
 	d->info.objects++;
 	d->refused = 0;
@@ -97,6 +98,8 @@ static void finish_write(struct disk *d, struct disk_request *r)
 /* Its blocks are given back when the disk can be written; without memory, with those of its segment. */
 void commit_fail(struct disk *d, struct disk_request *r)
 {
+	if (r->measured)
+		rates_write_end(d, 0);
 	if (d->info.state == DISK_STATE_FULL)
 		d->refused = dray_max(d->refused, disk_blocks(r->at.bytes));
 	if (!orphan_add(d, r->key, r->key_bytes, r->segment, &r->at))
@@ -124,6 +127,8 @@ static void batch_done(struct dray_job *j)
 	int result = b->result;
 
 	d->committing = false;
+	if (!result && b->rates)
+		d->saved = *b->rates;
 	if (result)
 		disk_failed(d, result, &b->why);
 	dray_list_splice(&requests, &b->requests);
@@ -160,6 +165,7 @@ void commit_kick(struct disk *d)
 	if (left == BATCH_MAX)
 		return;
 	d->committing = true;
+	d->batch.rates = rates_changed(d) ? &d->to_save : NULL;
 	dray_jobs_add(d->committer, &d->batch.job, run_batch, batch_done);
 }
 

@@ -8,10 +8,13 @@
 #include "agent/process/jobs.h"
 #include "agent/store/disk/internal.h"
 #include "lib/assert.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 /* sqlite needs more than the default of jobs_new(). */
 #define COMMITTER_STACK (512ul << 10)
+/* A rate that differs by at most this part from the one that is remembered is not written. */
+#define RATE_NEAR 8
 
 void disk_count_corrupt(struct disk *d)
 {
@@ -24,6 +27,71 @@ void disk_complete(struct disk_request *r, enum disk_result result)
 	if (result == DISK_CORRUPT && !r->verifies)
 		disk_count_corrupt(r->disk);
 	r->done(r);
+}
+
+/* --- rates ----------------------------------------------------------------------------------------- */
+
+static void rates_tell(struct disk *d)
+{
+	d->info.read_rate = d->cfg.read_rate ? d->cfg.read_rate : d->reading.value;
+	d->info.write_rate = d->cfg.write_rate ? d->cfg.write_rate : d->writing.value;
+}
+
+/* Whatever its kind, what is in flight of the other one is counted up to now. */
+static void measure_begin(struct disk *d, struct disk_request *r)
+{
+	struct rate *own = r->writes ? &d->writing : &d->reading,
+		    *other = r->writes ? &d->reading : &d->writing;
+	int64_t now_ns = dray_now().ns;
+
+	rate_pass(other, own, now_ns);
+	rate_begin(own, other, now_ns);
+	r->measured = true;
+}
+
+/* What came from the page cache does not measure the disk. */
+static void measure_read(struct disk *d, struct disk_request *r)
+{
+	int64_t now_ns = dray_now().ns;
+	uint64_t bytes = r->verifies ? (uint64_t)DISK_PIECE : disk_blocks(r->at.bytes);
+
+	rate_pass(&d->writing, &d->reading, now_ns);
+	rate_end(&d->reading, &d->writing, now_ns, r->error || r->at.segment->cached ? 0 : bytes);
+	rates_tell(d);
+}
+
+void rates_write_end(struct disk *d, uint64_t bytes)
+{
+	int64_t now_ns = dray_now().ns;
+
+	rate_pass(&d->reading, &d->writing, now_ns);
+	rate_end(&d->writing, &d->reading, now_ns, bytes);
+	rates_tell(d);
+}
+
+static bool is_near(uint64_t a, uint64_t b)
+{
+	return dray_max(a, b) - dray_min(a, b) <= dray_max(a, b) / RATE_NEAR;
+}
+
+bool rates_changed(struct disk *d)
+{
+	if (!*d->saved.device ||
+	    (is_near(d->reading.value, d->saved.read) && is_near(d->writing.value, d->saved.write)))
+		return false;
+	d->to_save = d->saved;
+	d->to_save.read = d->reading.value;
+	d->to_save.write = d->writing.value;
+	return true;
+}
+
+void rates_restore(struct disk *d, const struct disk_rates *saved)
+{
+	d->saved = *saved;
+	d->reading.n = d->writing.n = 0;
+	d->reading.value = saved->read;
+	d->writing.value = saved->write;
+	rates_tell(d);
 }
 
 /* --- requests of the threads --------------------------------------------------------------------- */
@@ -78,6 +146,7 @@ static void read_done(struct dray_job *j)
 	struct disk *d = r->disk;
 	enum disk_result result = DISK_OK;
 
+	measure_read(d, r);
 	r->at.segment->reads--;
 	/* the object of a piece may be gone */
 	segment_drop_if_empty(r->at.segment);
@@ -121,6 +190,7 @@ static void dispatch(struct disk *d)
 		}
 		r->thread = thread;
 		d->in_flight[thread]++;
+		measure_begin(d, r);
 		dray_jobs_add(d->threads[thread], &r->job,
 			      r->writes   ? run_write :
 			      r->verifies ? run_verify :
@@ -140,7 +210,7 @@ static void prepare(struct disk *d, struct disk_request *r)
 	dray_assert(r->key_bytes <= DISK_KEY_MAX);
 	r->disk = d;
 	r->error = 0;
-	r->removes = r->writes = r->verifies = false;
+	r->removes = r->writes = r->verifies = r->measured = false;
 }
 
 /* --- where an object goes -------------------------------------------------------------------------- */
@@ -261,6 +331,8 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 				    "no memory for the disk tier");
 	dray_assert(cfg->threads && cfg->threads <= DISK_THREADS_MAX);
 	d->cfg = *cfg;
+	d->reading.threads = d->writing.threads = cfg->threads;
+	rates_tell(d);
 	d->dir_fd = -1;
 	d->next_id = 1;
 	dray_list_init(&d->segments);
@@ -307,6 +379,8 @@ bool disk_close(struct disk *d)
 	dray_list_splice(&d->removals, &d->probe_removals);
 	dray_list_splice(&d->removals, &d->probe_committed);
 	orphan_free_all(d);
+	if (rates_changed(d))
+		index_keep_rates(d, &d->to_save);
 	index_close(d);
 	if (d->tail)
 		segment_trim(d->tail);

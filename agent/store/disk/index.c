@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <inttypes.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
 
 #include "agent/store/disk/internal.h"
 #include "schema/gen/errors.h"
 
-enum { SAVE, DROP, ALL, STATEMENTS };
+enum { SAVE, DROP, ALL, RATES, KEEP_RATES, STATEMENTS };
 
 static const struct dray_state_migration migrations[] = {
 	{ "Objects.",
 	  "CREATE TABLE object (key BLOB PRIMARY KEY, segment INTEGER NOT NULL, offset INTEGER NOT NULL,"
 	  " bytes INTEGER NOT NULL, crc INTEGER NOT NULL, cost REAL NOT NULL) STRICT, WITHOUT ROWID;" },
+	{ "Rates of the disk, in one row.",
+	  "CREATE TABLE rate (id INTEGER PRIMARY KEY CHECK (id = 1), device TEXT NOT NULL,"
+	  " read INTEGER NOT NULL, write INTEGER NOT NULL) STRICT;" },
 };
 
 /*
@@ -27,6 +33,8 @@ static const char *const statements[STATEMENTS] = {
 		" WHERE (excluded.segment, excluded.offset) > (object.segment, object.offset)",
 	[DROP] = "DELETE FROM object WHERE key = ? AND segment = ? AND offset = ?",
 	[ALL] = "SELECT key, segment, offset, bytes, crc, cost FROM object",
+	[RATES] = "SELECT device, read, write FROM rate",
+	[KEEP_RATES] = "INSERT OR REPLACE INTO rate (id, device, read, write) VALUES (1, ?, ?, ?)",
 };
 
 static const struct database_schema schema = {
@@ -120,7 +128,55 @@ static int apply(struct disk *d, const struct disk_request *r, struct dray_err *
 	return run(d->index, q, reterr);
 }
 
-int index_commit(struct disk *d, const struct dray_list *requests, struct dray_err *reterr)
+/* Identifies the file system: where the folder is moved to another disk, other rates hold. */
+static void device_text(const struct disk *d, char ret[DEVICE_TEXT])
+{
+	struct statvfs fs;
+
+	*ret = '\0';
+	if (fstatvfs(d->dir_fd, &fs) == 0)
+		snprintf(ret, DEVICE_TEXT, "%lx-%" PRIu64, fs.f_fsid,
+			 (uint64_t)fs.f_blocks * fs.f_frsize);
+}
+
+int index_rates(struct disk *d, struct disk_rates *ret, struct dray_err *reterr)
+{
+	sqlite3_stmt *q = d->index->statements[RATES];
+	int code = sqlite3_step(q);
+
+	*ret = (struct disk_rates){ .read = 0 };
+	device_text(d, ret->device);
+	if (code == SQLITE_ROW && *ret->device &&
+	    !strcmp((const char *)sqlite3_column_text(q, 0), ret->device)) {
+		ret->read = (uint64_t)dray_max(sqlite3_column_int64(q, 1), (sqlite3_int64)0);
+		ret->write = (uint64_t)dray_max(sqlite3_column_int64(q, 2), (sqlite3_int64)0);
+	}
+	sqlite3_reset(q);
+	return code == SQLITE_ROW || code == SQLITE_DONE ?
+		       0 :
+		       database_failed(d->index, code, "reading", reterr);
+}
+
+static int keep_rates(struct disk *d, const struct disk_rates *rates, struct dray_err *reterr)
+{
+	sqlite3_stmt *q = d->index->statements[KEEP_RATES];
+
+	sqlite3_bind_text(q, 1, rates->device, -1, SQLITE_STATIC);
+	sqlite3_bind_int64(q, 2, (int64_t)rates->read);
+	sqlite3_bind_int64(q, 3, (int64_t)rates->write);
+	return run(d->index, q, reterr);
+}
+
+void index_keep_rates(struct disk *d, const struct disk_rates *rates)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (d->index)
+		keep_rates(d, rates, &err);
+}
+
+int index_commit(struct disk *d, const struct dray_list *requests, const struct disk_rates *rates,
+		 struct dray_err *reterr)
 {
 	int r = disk_fault(d, DISK_CALL_COMMIT);
 
@@ -133,6 +189,8 @@ int index_commit(struct disk *d, const struct dray_list *requests, struct dray_e
 	dray_list_for_each(requests, it, struct disk_request, link)
 		if (!r)
 			r = apply(d, it, reterr);
+	if (!r && rates)
+		r = keep_rates(d, rates, reterr);
 	if (!r)
 		r = database_run(d->index, "COMMIT", "writing", reterr);
 	/* Closing ends a transaction that is open. The next batch opens the file again. */

@@ -3,11 +3,13 @@
 
 #include "agent/state/database.h"
 #include "agent/store/disk/disk.h"
+#include "agent/store/disk/rate.h"
 
 #include <pthread.h>
 
 /* Requests that a thread may have at a time: one runs, and one waits so that the thread need not wait for the control thread. */
 #define THREAD_DEPTH 2
+#define DEVICE_TEXT 48
 
 struct disk_segment {
 	struct dray_list link;
@@ -16,8 +18,9 @@ struct disk_segment {
 	uint64_t end;             /* where the next object begins */
 	uint64_t objects;         /* also those that are being written or removed */
 	uint64_t reads;           /* in flight */
-	pthread_mutex_t lock;     /* of the next five, while the file is opened or extended */
+	pthread_mutex_t lock;     /* of the next six, while the file is opened or extended */
 	int fd;                   /* -1: not opened yet */
+	bool cached;              /* its bytes pass through the page cache */
 	uint64_t begun;           /* where the last write ends that has begun */
 	uint64_t allocated;       /* the file has blocks up to here */
 	bool extended;            /* it may have blocks beyond its objects */
@@ -27,9 +30,16 @@ struct disk_segment {
 	struct dray_job sealing, removal, rest;
 };
 
+/* What index.db remembers of the disk; bytes a second, 0: not known. */
+struct disk_rates {
+	char device[DEVICE_TEXT]; /* whose rates they are */
+	uint64_t read, write;
+};
+
 struct disk_batch {
 	struct dray_job job;
-	struct dray_list requests; /* in order */
+	struct dray_list requests;      /* in order */
+	const struct disk_rates *rates; /* NULL: the index has them */
 	int result;
 	struct dray_err why;
 };
@@ -39,6 +49,8 @@ struct disk {
 	char *dir;
 	int dir_fd;
 	struct disk_info info;
+	struct rate reading, writing;     /* writing: until the row is on disk */
+	struct disk_rates saved, to_save; /* in index.db; on its way there */
 	struct dray_list segments;
 	struct disk_segment *tail; /* objects are appended to it; NULL: to a new one */
 	uint32_t next_id;
@@ -84,8 +96,13 @@ struct index_row {
 };
 typedef void (*index_row_fn)(struct disk *d, const struct index_row *row, void *arg);
 int index_load(struct disk *d, index_row_fn fn, void *arg, struct dray_err *reterr);
-/* Writes and removes rows as one transaction, which is on disk afterwards. 0 or as database.h. */
-int index_commit(struct disk *d, const struct dray_list *requests, struct dray_err *reterr);
+/* Writes and removes rows as one transaction, which is on disk afterwards. rates: too, unless NULL. 0 or as database.h. */
+int index_commit(struct disk *d, const struct dray_list *requests, const struct disk_rates *rates,
+		 struct dray_err *reterr);
+/* Those of this device, or else without rates. 0 or as database.h. */
+int index_rates(struct disk *d, struct disk_rates *ret, struct dray_err *reterr);
+/* Writes the rates alone, if the index is open; that they are not on disk is no error. */
+void index_keep_rates(struct disk *d, const struct disk_rates *rates);
 
 /* --- segment.c: files --- */
 struct disk_segment *segment_new(struct disk *d, uint32_t id);
@@ -154,5 +171,11 @@ void heal_probe(struct disk *d);
 void heal_again(struct disk *d);
 /* The disk cannot be written: marks the tier, and tests until it can. */
 void disk_failed(struct disk *d, int error, const struct dray_err *why);
+
+/* The rates are worth remembering: they are not near those that the index has. True: d->to_save has them. */
+bool rates_changed(struct disk *d);
+/* What the index remembers holds until something else is measured. */
+void rates_restore(struct disk *d, const struct disk_rates *saved);
+void rates_write_end(struct disk *d, uint64_t bytes);
 
 void disk_complete(struct disk_request *r, enum disk_result result);

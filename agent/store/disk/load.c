@@ -38,6 +38,7 @@ struct load {
 	struct load_file *files; /* in the order of their ids */
 	size_t n_files;
 	struct load_row *rows;
+	struct disk_rates rates;
 	bool no_memory;
 };
 
@@ -209,6 +210,8 @@ static int read_folder(struct disk *d, struct load *l, struct dray_err *reterr)
 		return dray_err_set(reterr, r, DRAY_E_IO, "reading store.disk_dir %.100s: %s",
 				    d->dir, dray_errno_text(r));
 	r = index_load(d, keep_row, l, reterr);
+	if (!r)
+		r = index_rates(d, &l->rates, reterr);
 	if (!r && l->no_memory)
 		r = no_memory(reterr);
 	return r > 0 ? -EIO : r;
@@ -303,6 +306,7 @@ static int take_files(struct disk *d)
 		s->end = l->files[i].bytes;
 		s->synced = true;
 	}
+	rates_restore(d, &l->rates);
 	return 0;
 }
 

@@ -96,7 +96,7 @@ static int commit_slice(struct disk *d)
 
 	while (n++ < SLICE && (it = dray_list_pop(&d->probe_removals, struct disk_request, link)))
 		dray_list_add(&slice, &it->link);
-	r = index_commit(d, &slice, &d->probe_why);
+	r = index_commit(d, &slice, NULL, &d->probe_why);
 	if (!r)
 		commit_punch(&slice);
 	dray_list_splice(r ? &d->probe_removals : &d->probe_committed, &slice);

@@ -94,7 +94,8 @@ static int open_locked(struct disk_segment *s)
 	if (r < 0)
 		return r;
 	r = open_file(s, O_DIRECT);
-	if (r == -EINVAL)
+	s->cached = r == -EINVAL;
+	if (s->cached)
 		r = open_file(s, 0);
 	if (r < 0)
 		return r;
