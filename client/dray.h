@@ -169,8 +169,8 @@ struct dray_options {
 	 */
 	unsigned int ring_entries;
 	/*
-	 * Memory for the operation lists and payloads of transfers in flight, up to 16 MiB; default
-	 * 4 MiB. An operation takes 24 bytes.
+	 * Memory for the operation lists and payloads of transfers in flight, and for requests to the
+	 * store and their answers, up to 16 MiB; default 4 MiB. An operation takes 24 bytes.
 	 */
 	uint64_t arena_bytes;
 	/*

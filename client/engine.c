@@ -33,6 +33,13 @@
 /* In a trial, spins for that many times as long: within 100 us an agent that sleeps wakes up and makes a small transfer. */
 #define SPINS_OF_TRIAL 5
 
+/*
+ * A wait for copies of the store that take longer than NEAR_SPINS spins sleeps until so short a time before their end. One that takes
+ * longer than FAR_SPINS sleeps until it is told: the wake-up is a small part of it.
+ */
+#define NEAR_SPINS 8
+#define FAR_SPINS 64
+
 /* Loads of the ring's index between two reads of the clock, and while an answer on the socket is awaited. */
 #define LOADS_PER_CLOCK 32
 #define LOADS_PER_EPOLL 4
@@ -184,16 +191,28 @@ void dc_engine_limit(struct dray *d)
 	dray_linger_limit(&d->linger, spin_ns, SPINS_OF_TRIAL * spin_ns);
 }
 
+/* A wait for an answer. */
+struct wait {
+	int64_t since_ns,
+		copy_ns; /* when it began, and how long the copies will still take that it is for */
+};
+
+/* The time without that of the copies: a wait that ends while they last has taken none. */
+static int64_t time_of(const struct wait *w)
+{
+	return dray_max(w->since_ns, dray_now().ns - w->copy_ns);
+}
+
 /* Spins until the ring has a completion, or the socket an answer of the store (true), or spinning no longer pays. */
-static bool spin(struct dray *d, int64_t until)
+static bool spin(struct dray *d, const struct wait *w, int64_t until)
 {
 	bool socket = d->requests.store_n;
 	int loads = socket ? LOADS_PER_EPOLL : LOADS_PER_CLOCK;
-	int64_t now = dray_now().ns;
+	int64_t now = w->since_ns;
 
 	dray_linger_begin(&d->linger);
 	/* a thread that wants the lock gets it */
-	while (dray_linger_idle(&d->linger, now) && now < until &&
+	while (dray_linger_idle(&d->linger, now) && now + w->copy_ns < until &&
 	       !dc_threads_contend(&d->threads)) {
 		for (int i = 0; i < loads; i++) {
 			if (dc_ring_pending(&d->ring)) {
@@ -206,14 +225,41 @@ static bool spin(struct dray *d, int64_t until)
 			dray_linger_worked(&d->linger, now);
 			return true;
 		}
-		now = dray_now().ns;
+		now = time_of(w);
 	}
 	return false;
 }
 
+static struct wait wait_begin(const struct dray *d)
+{
+	int64_t now = dray_now().ns;
+	int64_t left = d->requests.copies_n ? d->requests.copies_end_ns - now : 0;
+
+	return (struct wait){ now, dray_max(left, (int64_t)0) };
+}
+
+/* Spinning may pay, if lib/linger.h says so: the answer comes from a worker, and soon. */
+static bool may_spin(const struct dray *d, const struct wait *w)
+{
+	return d->linger.max_ns && w->copy_ns <= FAR_SPINS * d->linger.max_ns &&
+	       (d->ring.in_flight || d->requests.store_n);
+}
+
+/* The wait first sleeps: the timer wakes it shortly before the copies end. */
+static bool is_far(struct dray *d, const struct wait *w)
+{
+	int64_t near = NEAR_SPINS * d->linger.max_ns;
+
+	if (w->copy_ns <= near || !d->linger.budget_ns)
+		return false;
+	set_timer(d, w->since_ns + w->copy_ns - near);
+	return true;
+}
+
 static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 {
-	bool spins = d->linger.max_ns && (d->ring.in_flight || d->requests.store_n);
+	struct wait w = wait_begin(d);
+	bool spins = may_spin(d, &w);
 	uint32_t waited = d->requests.store_n;
 	struct epoll_event ev[EVENTS];
 	int n;
@@ -223,7 +269,7 @@ static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 		return;
 	}
 
-	if (spins && spin(d, until)) {
+	if (spins && !is_far(d, &w) && spin(d, &w, until)) {
 		d->spun++;
 		/* a busy ring must not starve the socket and the timers */
 		if (++d->turns % WAITS_PER_EPOLL == 0)
@@ -239,7 +285,7 @@ static void sleep_until(struct dray *d, struct waiter *self, int64_t until)
 		handle_all(d, ev, n);
 	}
 	if (spins && (d->doorbell_rang || d->requests.store_n < waited))
-		dray_linger_worked(&d->linger, dray_now().ns);
+		dray_linger_worked(&d->linger, time_of(&w));
 	/* another thread may have armed the handle meanwhile, and rely on the doorbell */
 	if (!d->armed)
 		dc_ring_set_sleeping(&d->ring, false);

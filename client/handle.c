@@ -155,8 +155,9 @@ static int make_buffers(struct dray *d)
 {
 	d->out = malloc(DMSG_MESSAGE_MAX);
 	d->in = malloc(DMSG_MESSAGE_MAX);
+	d->in_ring = malloc(DMSG_MESSAGE_MAX);
 	d->ops = malloc((size_t)DMSG_OPS_INLINE_MAX * DMSG_OP_SIZE);
-	return d->out && d->in && d->ops ? 0 : -ENOMEM;
+	return d->out && d->in && d->in_ring && d->ops ? 0 : -ENOMEM;
 }
 
 static void handle_free(struct dray *d)
@@ -182,6 +183,7 @@ static void handle_free(struct dray *d)
 	dray_close(d->epoll_fd);
 	free(d->out);
 	free(d->in);
+	free(d->in_ring);
 	free(d->ops);
 	if (d->owner)
 		munmap((void *)(uintptr_t)d->owner, sizeof(*d->owner));

@@ -180,7 +180,8 @@ struct dray {
 	/* from the replies to HELLO and RING_OPEN */
 	uint64_t session, incarnation;
 	uint8_t minor;
-	bool segments; /* changes of segments are delivered */
+	bool segments;   /* changes of segments are delivered */
+	bool store_ring; /* requests to the store go by the ring, if it has room */
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
@@ -214,8 +215,8 @@ struct dray {
 	uint32_t must_read; /* callers wait for replies: a full event queue does not stop reading */
 	uint32_t called_back; /* callbacks that were run */
 
-	uint8_t *out, *in; /* DMSG_MESSAGE_MAX each */
-	uint8_t *ops;      /* DMSG_OPS_INLINE_MAX records, before they are encoded */
+	uint8_t *out, *in, *in_ring; /* DMSG_MESSAGE_MAX each; in_ring: copies from the arena */
+	uint8_t *ops;                /* DMSG_OPS_INLINE_MAX records, before they are encoded */
 };
 
 /* error.c */
@@ -269,6 +270,10 @@ static inline bool dc_session_is_up(const struct dray *d)
 
 /* receive.c: takes messages off the socket until it is empty. */
 void dc_receive_all(struct dray *d);
+/* The message in d->in_ring answers r, whose entry is completed. */
+void dc_receive_answer(struct dray *d, struct request *r, size_t n);
+/* The agent refuses r without a message. */
+void dc_receive_refusal(struct dray *d, struct request *r, uint32_t code);
 
 /* engine.c */
 /* Runs the loop until ready() or `until` (0: one poll; INT64_MAX: no limit). True if ready. */
@@ -374,6 +379,14 @@ void dc_mailboxes_free(struct dray *d);
 /* store.c */
 /* The message of a request to the store, in d->out. Its bytes, or a negated code. */
 int dc_store_encode(struct dray *d, const struct request *r);
+/* Puts n bytes of d->out, the message of r, into the ring. False: by the socket. */
+bool dc_store_submit(struct dray *d, struct request *r, size_t n);
+/* A PUT or GET of so many bytes is sent. */
+void dc_store_sent(struct requests *q, uint64_t bytes);
+/* The agent takes no entry any more, and the ring is still there: requests that it has not taken wait for the next session. */
+void dc_store_take_back(struct dray *d);
+/* The entry of r is completed. */
+void dc_store_completed(struct dray *d, struct request *r, const struct dmsg_cqe *e);
 int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *m,
 		      const struct dray_fds *fds);
 /* Numbers of the agent's memfds are void. What is mapped stays until dc_store_free(). */

@@ -32,7 +32,8 @@ static void hello_again(struct dray *d, uint8_t minor)
 	d->hello_again = true;
 }
 
-static void handle_error(struct dray *d, struct request *r, const struct dmsg_header *h,
+/* minor: the agent's. */
+static void handle_error(struct dray *d, struct request *r, uint8_t minor,
 			 const struct dmsg_error *m)
 {
 	int status = status_of(m->code);
@@ -40,7 +41,7 @@ static void handle_error(struct dray *d, struct request *r, const struct dmsg_he
 	switch (r->type) {
 	case DMSG_HELLO:
 		if (status == -DRAY_E_UNSUPPORTED)
-			hello_again(d, h->minor);
+			hello_again(d, minor);
 		break_with(d, -status, m->message);
 		return;
 	case DMSG_RING_OPEN:
@@ -164,33 +165,75 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 	}
 }
 
-static void handle(struct dray *d, size_t n, struct dray_fds *fds)
+/* Decodes a message. False, and the session is broken: it is malformed. */
+static bool decode(struct dray *d, const uint8_t *p, size_t n, struct dmsg_header *h,
+		   union dmsg_body *m)
 {
 	struct dray_err err = DRAY_ERR_NULL;
+
+	if (dmsg_header_decode(p, n, h, &err) == 0 && dmsg_packet_check(h, n, &err) == 0 &&
+	    dmsg_body_decode(h->type, p + DMSG_HEADER_SIZE, h->length, m, &err) == 0)
+		return true;
+	dc_session_defect(d, "%s", err.code ? err.msg : MALFORMED);
+	return false;
+}
+
+/* r is open. */
+static void handle_answer(struct dray *d, struct request *r, const struct dmsg_header *h,
+			  const union dmsg_body *m, struct dray_fds *fds)
+{
+	if (h->type == DMSG_ERROR)
+		handle_error(d, r, h->minor, &m->error);
+	else if (h->type != (r->type | 0x8000))
+		dc_session_defect(d, "the agent answered %s with %s", dmsg_type_name(r->type),
+				  dmsg_type_name(h->type));
+	else
+		handle_reply(d, r, m, fds);
+}
+
+static void handle(struct dray *d, size_t n, struct dray_fds *fds)
+{
 	struct dmsg_header h;
 	union dmsg_body m;
 	struct request *r;
 
-	if (dmsg_header_decode(d->in, n, &h, &err) < 0 || dmsg_packet_check(&h, n, &err) < 0 ||
-	    dmsg_body_decode(h.type, d->in + DMSG_HEADER_SIZE, h.length, &m, &err) < 0) {
-		dc_session_defect(d, "%s", err.code ? err.msg : MALFORMED);
+	if (!decode(d, d->in, n, &h, &m))
 		return;
-	}
 	if (!h.request_id) {
 		handle_event(d, h.type, &m);
 		return;
 	}
 	r = dray_handles_get(&d->requests.table, h.request_id);
+	/* the completion that announces this answer is in the ring already */
+	if (r && r->on_ring && r->type != DMSG_TRANSFER) {
+		dc_transfer_take_ring(d);
+		r = dray_handles_get(&d->requests.table, h.request_id);
+	}
 	if (!dc_request_is_open(d, r) || r->on_ring)
 		dc_session_defect(d, "the agent sent %s for a request that is not pending",
 				  dmsg_type_name(h.type));
-	else if (h.type == DMSG_ERROR)
-		handle_error(d, r, &h, &m.error);
-	else if (h.type != (r->type | 0x8000))
-		dc_session_defect(d, "the agent answered %s with %s", dmsg_type_name(r->type),
-				  dmsg_type_name(h.type));
 	else
-		handle_reply(d, r, &m, fds);
+		handle_answer(d, r, &h, &m, fds);
+}
+
+void dc_receive_answer(struct dray *d, struct request *r, size_t n)
+{
+	struct dray_fds none = { 0 };
+	struct dmsg_header h;
+	union dmsg_body m;
+
+	if (!decode(d, d->in_ring, n, &h, &m))
+		return;
+	if (h.request_id != r->id)
+		dc_session_defect(d, "the ring's answer to %s has the id of another request",
+				  dmsg_type_name(r->type));
+	else
+		handle_answer(d, r, &h, &m, &none);
+}
+
+void dc_receive_refusal(struct dray *d, struct request *r, uint32_t code)
+{
+	handle_error(d, r, 0, &(struct dmsg_error){ .code = code });
 }
 
 /* False at the end of the stream, or when the socket is empty. */

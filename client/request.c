@@ -11,7 +11,8 @@
 
 void dc_requests_init(struct requests *q)
 {
-	*q = (struct requests){ .control_max = REQUESTS_CONTROL_MAX };
+	*q = (struct requests){ .control_max = REQUESTS_CONTROL_MAX,
+				.copy_ns_a_mib = COPY_NS_A_MIB };
 	dray_handles_init(&q->table, REQUESTS_MAX, DMSG_HANDLE_KIND_REQUEST);
 	dray_list_init(&q->queued);
 	dray_list_init(&q->sent);
@@ -69,9 +70,10 @@ static void count_done(struct requests *q, int change)
 	__atomic_store_n(&q->done_n, q->done_n + (uint32_t)change, __ATOMIC_RELAXED);
 }
 
-static bool is_of_store(const struct request *r)
+/* A request to the store whose answer comes by the socket. */
+static bool is_awaited_there(const struct request *r)
 {
-	return r->type >= DMSG_STORE_PUT && r->type <= DMSG_STORE_RELEASE;
+	return r->type >= DMSG_STORE_PUT && r->type <= DMSG_STORE_RELEASE && !r->on_ring;
 }
 
 /* Takes r off its list and out of the counters. */
@@ -82,8 +84,10 @@ static void unlist(struct dray *d, struct request *r)
 
 	if (r->state == REQUEST_SENT && r->type != DMSG_TRANSFER)
 		q->control_n--;
-	if (r->state == REQUEST_SENT && is_of_store(r))
+	if (r->state == REQUEST_SENT && is_awaited_there(r))
 		q->store_n--;
+	if (r->state == REQUEST_SENT && r->copy_bytes)
+		q->copies_n--;
 	if (r->state == REQUEST_SENT || r->state == REQUEST_HELD)
 		q->in_flight_n--;
 	else if (r->state == REQUEST_QUEUED && listed)
@@ -176,7 +180,9 @@ void dc_request_sent(struct dray *d, struct request *r)
 	r->state = REQUEST_SENT;
 	d->requests.in_flight_n++;
 	d->requests.control_n += r->type != DMSG_TRANSFER;
-	d->requests.store_n += is_of_store(r);
+	d->requests.store_n += is_awaited_there(r);
+	if (r->copy_bytes)
+		dc_store_sent(&d->requests, r->copy_bytes);
 	dray_list_add(&d->requests.sent, &r->link);
 }
 
@@ -187,17 +193,23 @@ bool dc_request_is_open(const struct dray *d, const struct request *r)
 	return r->state == REQUEST_SENT || (r->unconfirmed && r->epoch == d->epoch);
 }
 
+void dc_request_take_back(struct dray *d, struct request *r)
+{
+	unlist(d, r);
+	r->on_ring = false;
+	r->state = REQUEST_QUEUED;
+	dray_list_add_front(&d->requests.queued, &r->link);
+	d->requests.queued_n++;
+}
+
 bool dc_request_again(struct dray *d, struct request *r)
 {
 	struct requests *q = &d->requests;
 
 	if (r->type == DMSG_TRANSFER || q->control_n <= 1)
 		return false;
-	unlist(d, r);
+	dc_request_take_back(d, r);
 	q->control_max = q->control_n;
-	r->state = REQUEST_QUEUED;
-	dray_list_add_front(&q->queued, &r->link);
-	q->queued_n++;
 	return true;
 }
 

@@ -34,6 +34,9 @@
  */
 #define REQUESTS_CONTROL_MAX 64
 
+/* The rate of copies of the store before the first one. */
+#define COPY_NS_A_MIB 100000
+
 enum request_state { REQUEST_QUEUED, REQUEST_SENT, REQUEST_HELD, REQUEST_ENDED, REQUEST_LENT };
 
 struct request {
@@ -42,7 +45,7 @@ struct request {
 	uint16_t type; /* DMSG_* of the request */
 	enum request_state state;
 	bool internal;
-	bool on_ring;     /* a transfer whose completion comes by the ring */
+	bool on_ring;     /* its completion comes by the ring */
 	bool abandoned;   /* its caller timed out: its result is undone when it ends */
 	bool waited;      /* a blocking function of the library takes it */
 	bool unconfirmed; /* it ended without an answer, and waits for proof */
@@ -64,10 +67,11 @@ struct request {
 	struct split *split;   /* of the whole; owned */
 	struct request *whole; /* of a part */
 
-	/* transfers */
+	/* transfers, and requests to the store on the ring */
 	uint64_t epoch; /* session whose arena and ring it uses */
 	uint64_t arena_offset;
 	uint32_t arena_bytes; /* 0: none */
+	uint32_t ring_index;  /* of the entry of a request to the store */
 
 	/* others */
 	dray_region region;
@@ -79,6 +83,7 @@ struct request {
 	void *data;         /* notify: payload; import, post and placement: the encoded message */
 	uint32_t length;
 	struct dmsg_region_export what;
+	uint64_t copy_bytes, copy_took_ns; /* of PUT and GET */
 	void *answer; /* of placement.c and store.c; of an export: struct dray_token */
 };
 
@@ -87,7 +92,10 @@ struct requests {
 	struct dray_list queued, sent, held, callbacks, done, free;
 	uint32_t queued_n, done_n, in_flight_n, free_n;
 	uint32_t control_n, control_max; /* requests in flight other than transfers */
-	uint32_t store_n; /* of these, to the store: a worker answers them at once, so that spinning pays */
+	uint32_t store_n; /* of these, to the store and not on the ring: a worker answers them at once, so that spinning pays */
+	uint32_t copies_n;     /* PUTs and GETs in flight */
+	int64_t copies_end_ns; /* when they will probably have ended, at the rate of the last ones */
+	uint64_t copy_ns_a_mib; /* which is this */
 };
 
 void dc_requests_init(struct requests *q);
@@ -144,6 +152,9 @@ bool dc_request_is_open(const struct dray *d, const struct request *r);
 
 /* The agent answered busy: r is sent again first. False if no other such request is in flight. */
 bool dc_request_again(struct dray *d, struct request *r);
+
+/* The agent has never seen r, which was sent: it is sent again in the next session. */
+void dc_request_take_back(struct dray *d, struct request *r);
 
 /* Moves r to the list of held requests. For proof.c. */
 void dc_request_hold(struct dray *d, struct request *r);

@@ -139,11 +139,27 @@ int dc_ring_room(struct ring *r, struct dray_err *reterr)
 	return r->sq_tail - r->sq_head < r->sq_entries && r->in_flight < r->cq_entries;
 }
 
+uint32_t dc_ring_taken(const struct ring *r)
+{
+	/* relaxed: the agent has ended */
+	return DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_HEAD), __ATOMIC_RELAXED));
+}
+
+/* The next entry to fill. */
+static uint8_t *next_entry(struct ring *r)
+{
+	r->in_flight++;
+	return r->sqes + (uint64_t)(r->sq_tail++ & (r->sq_entries - 1)) * DMSG_SQE_SIZE;
+}
+
 void dc_ring_put(struct ring *r, const struct dmsg_sqe *e)
 {
-	dmsg_sqe_put(r->sqes + (uint64_t)(r->sq_tail & (r->sq_entries - 1)) * DMSG_SQE_SIZE, e);
-	r->sq_tail++;
-	r->in_flight++;
+	dmsg_sqe_put(next_entry(r), e);
+}
+
+void dc_ring_put_message(struct ring *r, const struct dmsg_sqe_message *e)
+{
+	dmsg_sqe_message_put(next_entry(r), e);
 }
 
 void dc_ring_submit(struct ring *r)

@@ -52,8 +52,14 @@ void dc_ring_close(struct ring *r);
 /* 1 if there is room for a submission and for its completion, 0, or -EPROTO (a bad index). */
 int dc_ring_room(struct ring *r, struct dray_err *reterr);
 
+/* The index behind the last entry that the agent has taken. */
+uint32_t dc_ring_taken(const struct ring *r);
+
 /* Writes an entry, after dc_ring_room() returned 1. The agent sees it after dc_ring_submit(). */
 void dc_ring_put(struct ring *r, const struct dmsg_sqe *e);
+
+/* The same with a request to the store. */
+void dc_ring_put_message(struct ring *r, const struct dmsg_sqe_message *e);
 
 /* Publishes the new entries, and wakes the agent if it sleeps. */
 void dc_ring_submit(struct ring *r);

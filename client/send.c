@@ -30,6 +30,7 @@ static int encode_hello(struct dray *d, const struct request *r, struct message 
 	union dmsg_body m = { .hello = {
 				      .major_min = DMSG_MAJOR,
 				      .major_max = DMSG_MAJOR,
+				      .features = DMSG_FEATURE_ALL,
 				      .group = dc_text(d->group),
 				      .name = dc_text(d->name),
 				      .device = dc_text(d->gpu),
@@ -253,7 +254,8 @@ static bool request_send(struct dray *d, struct request *r)
 {
 	struct message msg = { .own_fd = -1 };
 	int n = message_make(d, r, &msg);
-	int error = n > 0 ? dc_session_send(d, (size_t)n, msg.fds, msg.fds_n) : 0;
+	bool in_ring = n > 0 && dc_store_submit(d, r, (size_t)n);
+	int error = n > 0 && !in_ring ? dc_session_send(d, (size_t)n, msg.fds, msg.fds_n) : 0;
 
 	dray_close(msg.own_fd);
 	if (error == -EAGAIN || error == -EPIPE)
@@ -273,8 +275,10 @@ void dc_requests_flush(struct dray *d)
 		return;
 	dray_list_for_each(&d->requests.queued, r, struct request, link) {
 		if (d->requests.control_n >= d->requests.control_max)
-			return;
+			break;
 		if (may_be_sent(d, r) && !request_send(d, r))
-			return;
+			break;
 	}
+	if (d->ring.base)
+		dc_ring_submit(&d->ring);
 }

@@ -7,7 +7,8 @@
  * An agent refuses a HELLO with flags of a later minor version of the data protocol. A second HELLO
  * without them follows at once, on a new connection. The next session asks again.
  *
- * After a loss, requests that were sent end with the code of the loss. Transfers, PUTs and GETs of the
+ * After a loss, requests that were sent end with the code of the loss. Requests to the store that the
+ * agent has not taken from the ring wait for the next session. Transfers, other PUTs and GETs of the
  * store, REGION_REMOVE and REGION_REVOKE wait for proof that nothing accesses the memory any more
  * (see proof.h).
  */
@@ -116,6 +117,7 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, st
 	d->incarnation = m->incarnation;
 	d->minor = m->minor;
 	d->segments = (d->flags & DRAY_OPTION_SEGMENTS) && d->hello_minor >= SEGMENTS_MINOR;
+	d->store_ring = m->features & DMSG_FEATURE_STORE_RING;
 	d->ops_inline_max = dray_min(m->ops_inline_max, (uint32_t)DMSG_OPS_INLINE_MAX);
 	memcpy(d->agent_id, m->agent_id, sizeof(d->agent_id));
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);
@@ -334,6 +336,8 @@ bool dc_session_settle(struct dray *d)
 	d->hello_again = false;
 	if (!hello_again)
 		d->hello_minor = DMSG_MINOR;
+	if (d->closed_by_agent)
+		dc_store_take_back(d);
 	close_sockets(d);
 	d->threads.changed = true;
 	d->epoch++;

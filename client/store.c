@@ -21,12 +21,19 @@ struct answer {
 	struct dray_store_result v[];
 };
 
+/* Copies of fewer bytes say nothing about the rate. */
+#define COPY_LEAST (64U << 10)
+
+/* Bytes in the arena for the answer of the ring, and for each of its keys or leases. */
+#define ANSWER_ROOM 64
+
 /* The lists of a batch in wire form. */
 struct lists {
 	uint8_t keys[DMSG_STORE_KEYS_MAX * (DRAY_STORE_KEY_MAX + 1)];
 	uint8_t items[DMSG_STORE_KEYS_MAX * DMSG_STORE_ITEM_SIZE];
 	uint8_t ranges[DRAY_STORE_RANGES_MAX * DMSG_STORE_RANGE_SIZE];
 	uint32_t keys_n, ranges_n;
+	uint64_t bytes; /* of the ranges */
 };
 
 static const uint16_t types[] = {
@@ -66,6 +73,80 @@ int dc_store_encode(struct dray *d, const struct request *r)
 		dray_le_put64(d->out + DMSG_HEADER_SIZE, g->agent);
 	}
 	return (int)r->length;
+}
+
+bool dc_store_submit(struct dray *d, struct request *r, size_t n)
+{
+	uint32_t room = (uint32_t)(r->number + 1) * ANSWER_ROOM;
+	uint32_t bytes = dray_max((uint32_t)n, room);
+	uint64_t offset;
+
+	if (r->type < DMSG_STORE_PUT || r->type > DMSG_STORE_RELEASE || !d->store_ring ||
+	    !d->ring.base || dc_ring_room(&d->ring, &d->loss) <= 0 ||
+	    !dc_arena_alloc(&d->arena, bytes, &offset))
+		return false;
+	r->epoch = d->epoch;
+	r->arena_offset = offset;
+	r->arena_bytes = bytes;
+	r->on_ring = true;
+	r->ring_index = d->ring.sq_tail;
+	memcpy(d->arena_base + offset, d->out, n);
+	dc_ring_put_message(&d->ring, &(struct dmsg_sqe_message){ .user_data = r->id,
+								  .flags = DMSG_ENTRY_FLAG_MESSAGE,
+								  .length = (uint32_t)n,
+								  .room = room,
+								  .offset = offset });
+	return true;
+}
+
+void dc_store_take_back(struct dray *d)
+{
+	uint32_t head = d->ring.base ? dc_ring_taken(&d->ring) : 0;
+
+	dray_list_for_each(&d->requests.sent, r, struct request, link)
+		if (r->on_ring && r->type != DMSG_TRANSFER && !r->abandoned &&
+		    (int32_t)(r->ring_index - head) >= 0)
+			dc_request_take_back(d, r);
+}
+
+void dc_store_sent(struct requests *q, uint64_t bytes)
+{
+	int64_t now = dray_now().ns;
+	int64_t begin = q->copies_n++ ? dray_max(q->copies_end_ns, now) : now;
+
+	/* somewhat later than it took the last time: a wait that begins too late is worth nothing */
+	q->copies_end_ns = begin + (int64_t)(bytes / 1024 * q->copy_ns_a_mib / 1024 * 9 / 8);
+}
+
+/* A PUT or GET has ended in this time. */
+static void learn_rate(struct requests *q, uint64_t bytes, uint64_t took_ns)
+{
+	if (bytes >= COPY_LEAST && took_ns)
+		q->copy_ns_a_mib = (3 * q->copy_ns_a_mib + took_ns * 1024 / (bytes / 1024)) / 4;
+}
+
+void dc_store_completed(struct dray *d, struct request *r, const struct dmsg_cqe *e)
+{
+	uint64_t bytes = e->bytes;
+
+	if (bytes > r->arena_bytes || (!bytes && !e->status && r->type != DMSG_STORE_READ)) {
+		dc_session_defect(d, "the ring's answer to %s has %llu bytes",
+				  dmsg_type_name(r->type), (unsigned long long)bytes);
+		return;
+	}
+	/* the agent could change it meanwhile */
+	memcpy(d->in_ring, d->arena_base + r->arena_offset, bytes);
+	dc_transfer_ended(d, r);
+	r->copy_took_ns = e->duration_ns;
+	if (bytes) {
+		dc_receive_answer(d, r, bytes);
+	} else if (e->status) {
+		dc_receive_refusal(d, r, e->status);
+	} else {
+		/* with descriptors: by the socket */
+		r->on_ring = false;
+		d->requests.store_n++;
+	}
 }
 
 static const struct file *file_find(struct dray *d, uint64_t number)
@@ -120,6 +201,7 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 			const struct dray_blob *copies)
 {
 	struct answer *a;
+	uint64_t bytes = 0;
 
 	if (results->n != r->number)
 		return dc_session_defect(d, "the agent's answer has %u results for %llu keys",
@@ -136,7 +218,10 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 			.tier = m.tier,
 			.copies = copies ? copies_of(&m, copies, i) : 0,
 		};
+		bytes += m.status ? 0 : m.length;
 	}
+	if (r->copy_bytes)
+		learn_rate(&d->requests, bytes, r->copy_took_ns);
 	return a ? 0 : -DRAY_E_NO_MEMORY;
 }
 
@@ -237,6 +322,7 @@ static int item_pack(struct dray *d, struct lists *l, const struct dray_store_it
 				       "the offset of range %zu of item %u has "
 				       "more than 64 bits",
 				       k, i);
+		l->bytes += range.length;
 		dmsg_store_range_put(l->ranges + (size_t)l->ranges_n++ * DMSG_STORE_RANGE_SIZE,
 				     &range);
 	}
@@ -260,6 +346,7 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 		return dc_fail(d, DRAY_E_TOO_LARGE, "the name space has %zu bytes, the limit is %d",
 			       space_n, DMSG_STORE_SPACE_MAX);
 	l->keys_n = l->ranges_n = 0;
+	l->bytes = 0;
 	for (uint32_t i = 0; i < b->items_n; i++) {
 		int error = item_pack(d, l, &b->items[i], i, has_ranges(type));
 
@@ -294,6 +381,7 @@ int dray_store_start(struct dray *d, enum dray_store_operation operation,
 		     const struct dray_store_batch *batch, void *arg, uint64_t *ret_id)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+	struct lists *lists;
 	uint16_t type;
 	struct request *r;
 	int n;
@@ -312,13 +400,15 @@ int dray_store_start(struct dray *d, enum dray_store_operation operation,
 	r = dc_request_start(d, type, arg);
 	if (!r)
 		return dc_failed();
-	n = batch_encode(d, d->store_lists, type, r->id, batch);
+	lists = d->store_lists;
+	n = batch_encode(d, lists, type, r->id, batch);
 	if (n < 0) {
 		dc_request_free(d, r);
 		return n;
 	}
 	r->region = has_ranges(type) ? batch->region : NO_REGION;
 	r->number = batch->items_n;
+	r->copy_bytes = lists->bytes;
 	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
 }
 
@@ -358,6 +448,7 @@ int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, v
 	r = dc_request_start(d, DMSG_STORE_RELEASE, arg);
 	if (!r)
 		return dc_failed();
+	r->number = n;
 	for (size_t i = 0; i < n; i++)
 		dray_le_put64(records + i * DMSG_STORE_LEASE_SIZE, leases[i]);
 	m.store_release.leases = (struct dray_vec){ records, (uint32_t)n };

@@ -324,6 +324,10 @@ void dc_transfer_take_ring(struct dray *d)
 			dc_session_defect(d, "the ring completed a transfer that is not in flight");
 			return;
 		}
+		if (r->type != DMSG_TRANSFER) {
+			dc_store_completed(d, r, &e);
+			continue;
+		}
 		r->transport = e.transport;
 		r->bytes = e.bytes;
 		r->duration_ns = e.duration_ns;

@@ -205,6 +205,9 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_HELLO_FLAG_AGENT_PIDFD 8u /* Send a pidfd of the agent with HELLO_REPLY. Since 1.3. */
 #define DMSG_HELLO_FLAG_ALL 15u
 
+#define DMSG_FEATURE_STORE_RING 1u /* Requests to the store go through the ring. */
+#define DMSG_FEATURE_ALL 1u
+
 #define DMSG_HELLO_REPLY_FLAG_PIDFD 1u /* A pidfd of the agent comes with HELLO_REPLY. */
 #define DMSG_HELLO_REPLY_FLAG_ALL 1u
 
@@ -234,6 +237,10 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_TRANSFER_FLAG_SET 4u /* Store the set word when done, before the completion. */
 #define DMSG_TRANSFER_FLAG_ARENA 8u /* The operations lie in the arena at arena_offset. */
 #define DMSG_TRANSFER_FLAG_ALL 15u
+
+/* The entry is an sqe_message. An agent without feature store_ring refuses it. */
+#define DMSG_ENTRY_FLAG_MESSAGE 32768u
+#define DMSG_ENTRY_FLAG_ALL 32768u
 
 /*
  * Ask the agents of store.peers for what is not here, and lease what they have. Of a name space
@@ -543,13 +550,57 @@ static inline void dmsg_sqe_put(void *dst, const struct dmsg_sqe *r)
 	dray_le_put64(p + 120, r->op_length);
 }
 
+#define DMSG_SQE_MESSAGE_SIZE 32
+/*
+ * Submission entry with the entry_flag message, for a request to the store; the rest of the entry
+ * is not read. Since 1.4.
+ */
+struct dmsg_sqe_message {
+	uint64_t user_data; /* Request id of the message, not 0; repeated in the completion. */
+	uint16_t flags; /* message. */
+	/* Bytes of the message in the arena, header included: STORE_PUT to STORE_RELEASE. */
+	uint32_t length;
+	/*
+	 * Bytes for the answer, which is written over the message: at least 64, and 64 for each key
+	 * or lease.
+	 */
+	uint32_t room;
+	uint64_t offset; /* Offset of the message in the arena. */
+};
+static inline void dmsg_sqe_message_get(const void *src, struct dmsg_sqe_message *ret)
+{
+	const uint8_t *p = src;
+
+	ret->user_data = dray_le_get64(p + 0);
+	ret->flags = dray_le_get16(p + 8);
+	ret->length = dray_le_get32(p + 12);
+	ret->room = dray_le_get32(p + 16);
+	ret->offset = dray_le_get64(p + 24);
+}
+static inline void dmsg_sqe_message_put(void *dst, const struct dmsg_sqe_message *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->user_data);
+	dray_le_put16(p + 8, r->flags);
+	memset(p + 10, 0, 2);
+	dray_le_put32(p + 12, r->length);
+	dray_le_put32(p + 16, r->room);
+	memset(p + 20, 0, 4);
+	dray_le_put64(p + 24, r->offset);
+}
+
 #define DMSG_CQE_SIZE 32
 /* Completion entry of a ring. */
 struct dmsg_cqe {
 	uint64_t user_data; /* From the submission. */
 	uint32_t status; /* Error code, 0 is ok. */
 	uint16_t transport; /* Path used. */
-	uint64_t bytes; /* Bytes moved; all of them when ok. */
+	/*
+	 * Bytes moved; all of them when ok. Of an sqe_message: bytes of its answer in the arena,
+	 * the reply or ERROR; 0 with status 0: the answer has descriptors, and comes by the socket.
+	 */
+	uint64_t bytes;
 	uint64_t duration_ns; /* Nanoseconds from acceptance to the end. */
 };
 static inline void dmsg_cqe_get(const void *src, struct dmsg_cqe *ret)
@@ -780,7 +831,7 @@ struct dmsg_hello_reply {
 	uint8_t major; /* Version agreed. */
 	uint8_t minor; /* The agent's minor version. */
 	uint32_t ops_inline_max; /* Operations allowed in a TRANSFER message here. */
-	uint64_t features; /* Feature bits in force. */
+	uint64_t features; /* Feature bits in force: those of HELLO that the agent knows. */
 	uint64_t session; /* Session handle, for display and logs. */
 	uint64_t incarnation; /* The agent's incarnation. */
 	uint8_t agent_id[16]; /* The agent's id. */

@@ -150,11 +150,8 @@ static void rig_deinit(struct rig *r)
 }
 
 /* A valid submission, changed by the input. */
-static void submit(const uint8_t *patch, size_t n)
+static uint8_t *transfer(uint8_t *at, uint32_t tail)
 {
-	uint32_t tail = dray_le_get32(ring_bytes + DMSG_RING_SQ_TAIL);
-	uint8_t *at = ring_bytes + DMSG_RING_SIZE + (tail % ENTRIES) * DMSG_SQE_SIZE;
-
 	dmsg_sqe_put(at, &(struct dmsg_sqe){ .user_data = tail,
 					     .direction = DMSG_DIRECTION_WRITE,
 					     .op_count = 1,
@@ -163,6 +160,28 @@ static void submit(const uint8_t *patch, size_t n)
 					     .wait_region = 1ull << 32 | 1,
 					     .set_region = 1ull << 32 | 2,
 					     .op_length = 64 });
+	return at;
+}
+
+/* The agent has no store: what it refuses is answered in the arena. */
+static uint8_t *message(uint8_t *at, uint32_t tail)
+{
+	static const uint8_t key[] = { 1, 'k' };
+	int n = dmsg_store_exists_encode(
+		arena, ARENA, tail, &(struct dmsg_store_exists){ .keys = { key, sizeof(key) } });
+
+	dmsg_sqe_message_put(at, &(struct dmsg_sqe_message){ .user_data = tail,
+							     .flags = DMSG_ENTRY_FLAG_MESSAGE,
+							     .length = (uint32_t)n,
+							     .room = 512 });
+	return at;
+}
+
+static void submit(uint8_t *(*fill)(uint8_t *at, uint32_t tail), const uint8_t *patch, size_t n)
+{
+	uint32_t tail = dray_le_get32(ring_bytes + DMSG_RING_SQ_TAIL);
+	uint8_t *at = fill(ring_bytes + DMSG_RING_SIZE + (tail % ENTRIES) * DMSG_SQE_SIZE, tail);
+
 	for (size_t i = 0; i + 1 < n; i += 2)
 		at[patch[i] % DMSG_SQE_SIZE] ^= patch[i + 1];
 	dray_le_put32(ring_bytes + DMSG_RING_SQ_TAIL, tail + 1);
@@ -178,9 +197,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		size_t n = data[3] < size - 4 ? data[3] : size - 4;
 		const uint8_t *bytes = data + 4;
 
-		switch (data[0] % 5) {
+		switch (data[0] % 6) {
 		case 0:
-			submit(bytes, n);
+			submit(transfer, bytes, n);
 			break;
 		case 1:
 			at %= sizeof(ring_bytes);
@@ -198,6 +217,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		case 4:
 			worker_turn(r.w, false);
 			events(&r);
+			break;
+		case 5:
+			submit(message, bytes, n);
 			break;
 		}
 		data += 4 + n;

@@ -210,6 +210,23 @@ class Session:
         for fd in fds:
             os.close(fd)
 
+    def ask_store(self, number, at):
+        """A request to the store in the entry at this place, sometimes with changes."""
+        rng, key = self.rng, b"\x01" + rng.choice((b"a", b"b", b"c"))
+        copy = {"region": self.handle("region"), "keys": key, "items": [(1, 0)], "ranges": [(rng.randrange(SIZE // 2), rng.choice((1, 64, 4096)))]}
+        name = rng.choice([n for n in REQUESTS if n.startswith("pack_store_")])
+        fields = copy if name in ("pack_store_put", "pack_store_get") else {"leases": [(1,)]} if name == "pack_store_release" else {"keys": key}
+        with contextlib.suppress(Exception):
+            packet = bytearray(PACKS[name](number, **fields))
+            if rng.random() < 0.1:
+                packet[rng.randrange(len(packet))] ^= 1 << rng.randrange(8)
+            offset = rng.randrange(len(self.arena) - len(packet))
+            self.arena[offset:offset + len(packet)] = bytes(packet)
+            entry = [number, s.ENTRY_FLAG_MESSAGE, len(packet), rng.choice((64, 128, 512)), offset]
+            if rng.random() < 0.1:
+                entry[rng.randrange(len(entry))] = self.number() & 0xffff
+            self.ring[at:at + s.SQE_MESSAGE.size] = s.SQE_MESSAGE.pack(*entry)
+
     def scribble(self):
         """Submissions, some of them changed after they were published, and random words anywhere."""
         rng = self.rng
@@ -226,6 +243,8 @@ class Session:
                         if at + s.SQE.size <= len(self.ring):
                             self.ring[at:at + s.SQE.size] = s.SQE.pack(*(fields[n] & mask for n in s.Sqe._fields))
                         break
+                if rng.random() < 0.3:
+                    self.ask_store(tail, at)
                 words[s.RING_SQ_TAIL // 4] = tail + 1 & 0xffffffff
             words[s.RING_CQ_HEAD // 4] = words[s.RING_CQ_TAIL // 4]
             if rng.random() < 0.3:

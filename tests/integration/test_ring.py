@@ -100,7 +100,7 @@ def test_agents_words_overwritten(agent, word, value=0x40000001):
 
 BAD_ENTRIES = [
     ({"direction": 0}, "invalid"), ({"direction": 255}, "invalid"), ({"class_": 7}, "invalid"),
-    ({"flags": 0x8000}, "unsupported"), ({"flags": 0x10}, "unsupported"),
+    ({"flags": 0x4000}, "unsupported"), ({"flags": 0x10}, "unsupported"),
     ({"op_count": 0}, "invalid"), ({"op_count": 2}, "invalid"), ({"op_count": 0xffffffff}, "invalid"),
     ({"flags": 8, "op_count": 0}, "invalid"), ({"flags": 8, "op_count": 65537}, "too_large"),
     ({"flags": 8, "op_count": 0xffffffff}, "too_large"),

@@ -108,7 +108,7 @@ def test_refusals_by_message_and_by_ring(client):
     cases = [
         (dict(direction=WRITE, remote=read_only), "denied"), (dict(local=client.remote), "invalid"),
         ({**word, "wait_offset": 2}, "invalid"), ({**word, "wait_offset": MIB}, "range"), ({**word, "wait_region": client.region + 99}, "not_found"),
-        (dict(direction=9), "invalid"), (dict(flags=0x8000), "unsupported"), (dict(local=client.region + 99), "not_found"),
+        (dict(direction=9), "invalid"), (dict(flags=0x4000), "unsupported"), (dict(local=client.region + 99), "not_found"),
         (dict(flags=s.TRANSFER_FLAG_ARENA, op_count=s.OPS_MAX + 1), "too_large"),
         (dict(flags=s.TRANSFER_FLAG_ARENA, op_count=0xffffffff), "too_large"),
         (dict(flags=s.TRANSFER_FLAG_ARENA, op_count=0), "invalid"),

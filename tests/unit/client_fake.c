@@ -72,34 +72,66 @@ void fake_ring(struct fake *f)
 	dray_assert(write(f->completion_fd, &one, sizeof(one)) == sizeof(one));
 }
 
-void fake_complete(struct fake *f, uint64_t user_data, uint32_t status)
+static void complete(struct fake *f, const struct dmsg_cqe *e)
 {
-	struct dmsg_cqe e = { .user_data = user_data,
-			      .status = status,
-			      .transport = DMSG_TRANSPORT_LOCAL,
-			      .bytes = 1,
-			      .duration_ns = 1000 };
 	uint32_t slot = f->cq_tail & (2 * f->sq_entries - 1);
 
 	dmsg_cqe_put(f->ring + SQES + (uint64_t)f->sq_entries * DMSG_SQE_SIZE +
 			     (uint64_t)slot * DMSG_CQE_SIZE,
-		     &e);
+		     e);
 	__atomic_store_n(word(f, DMSG_RING_CQ_TAIL), ++f->cq_tail, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(word(f, DMSG_RING_CLIENT_SLEEPING), __ATOMIC_SEQ_CST))
 		fake_ring(f);
 }
 
+void fake_complete(struct fake *f, uint64_t user_data, uint32_t status)
+{
+	complete(f, &(struct dmsg_cqe){ .user_data = user_data,
+					.status = status,
+					.transport = DMSG_TRANSPORT_LOCAL,
+					.bytes = 1,
+					.duration_ns = 1000 });
+}
+
+void fake_complete_message(struct fake *f, uint32_t status, uint64_t n)
+{
+	complete(f, &(struct dmsg_cqe){ .user_data = f->last_message.user_data,
+					.status = status,
+					.bytes = n,
+					.duration_ns = 1000 });
+}
+
+/* An entry with a request to the store. */
+static void message(struct fake *f, const uint8_t *sqe)
+{
+	struct dmsg_sqe_message *m = &f->last_message;
+
+	dmsg_sqe_message_get(sqe, m);
+	dray_assert(m->flags == DMSG_ENTRY_FLAG_MESSAGE);
+	dray_assert(m->offset + dray_max(m->length, m->room) <= f->arena_bytes);
+	dray_assert(dmsg_header_decode(f->arena + m->offset, m->length, &f->last_message_header,
+				       NULL) == 0);
+	dray_assert(dmsg_packet_check(&f->last_message_header, m->length, NULL) == 0);
+	dray_assert(f->last_message_header.request_id == m->user_data);
+}
+
 static bool entry(struct fake *f)
 {
+	uint8_t sqe[DMSG_SQE_SIZE];
 	struct dmsg_sqe e;
 	const uint8_t *ops;
 
 	if (!f->ring || f->ignore_ring ||
 	    f->sq_head == __atomic_load_n(word(f, DMSG_RING_SQ_TAIL), __ATOMIC_SEQ_CST))
 		return false;
-	dmsg_sqe_get(f->ring + SQES + (uint64_t)(f->sq_head & (f->sq_entries - 1)) * DMSG_SQE_SIZE,
-		     &e);
+	memcpy(sqe, f->ring + SQES + (uint64_t)(f->sq_head & (f->sq_entries - 1)) * DMSG_SQE_SIZE,
+	       sizeof(sqe));
+	dmsg_sqe_get(sqe, &e);
 	__atomic_store_n(word(f, DMSG_RING_SQ_HEAD), ++f->sq_head, __ATOMIC_RELEASE);
+	if (e.flags & DMSG_ENTRY_FLAG_MESSAGE) {
+		message(f, sqe);
+		return true;
+	}
 	f->last_transfer = e.user_data;
 	f->last_transfer_on_ring = true;
 	f->last_transfer_in_arena = e.flags & DMSG_TRANSFER_FLAG_ARENA;
@@ -186,6 +218,7 @@ static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_hea
 	struct dmsg_hello_reply reply = { .major = DMSG_MAJOR,
 					  .minor = version(f),
 					  .ops_inline_max = f->ops_inline_max,
+					  .features = f->features,
 					  .session = 7,
 					  .incarnation = f->incarnation,
 					  .segment = { "127.0.0.1:7411", 14 },

@@ -34,6 +34,7 @@ struct fake {
 	uint32_t ops_inline_max;
 	bool hold_transfers; /* do not answer TRANSFERs and ring entries */
 	bool ignore_ring;    /* do not take ring entries */
+	uint64_t features; /* in HELLO_REPLY; entries with messages are kept in last_message, and not answered */
 	uint32_t transfer_status;
 	bool is_old;   /* speaks data protocol 1.0 */
 	bool no_gpu;   /* speaks data protocol 1.1 */
@@ -63,6 +64,8 @@ struct fake {
 	uint8_t last_payload[4096];
 	uint32_t last_payload_n;
 	uint16_t last_hello_flags;
+	struct dmsg_sqe_message last_message;
+	struct dmsg_header last_message_header;
 
 	/* state of fake_do() */
 	pthread_mutex_t lock;
@@ -84,6 +87,8 @@ void fake_send_error(struct fake *f, uint64_t id, uint32_t code, const char *tex
 /* Rings the completion doorbell. */
 void fake_ring(struct fake *f);
 void fake_complete(struct fake *f, uint64_t user_data, uint32_t status);
+/* The completion of last_message: n bytes of answer are in the arena. */
+void fake_complete_message(struct fake *f, uint32_t status, uint64_t n);
 void fake_hang_up(struct fake *f);
 
 /* Returns how many messages of this type were received. */

@@ -22,7 +22,7 @@ static const char *check_dmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.flags != UINT16_C(0xf))
 		return "flags";
-	if (m.features != UINT64_C(0x89827b746d665f58))
+	if (m.features != UINT64_C(0x1))
 		return "features";
 	if (m.schema_hash != UINT64_C(0xa69f98918a837c75))
 		return "schema_hash";
@@ -41,7 +41,7 @@ static int encode_dmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.flags = UINT16_C(0xf),
-		.features = UINT64_C(0x89827b746d665f58),
+		.features = UINT64_C(0x1),
 		.schema_hash = UINT64_C(0xa69f98918a837c75),
 		.group = { "\147\162\157\165\160\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
@@ -70,7 +70,7 @@ static const char *check_dmsg_hello_reply(const void *body, size_t len)
 		return "minor";
 	if (m.ops_inline_max != UINT32_C(0x6d665f58))
 		return "ops_inline_max";
-	if (m.features != UINT64_C(0xa69f98918a837c75))
+	if (m.features != UINT64_C(0x1))
 		return "features";
 	if (m.session != UINT64_C(0xc3bcb5aea7a09992))
 		return "session";
@@ -93,7 +93,7 @@ static int encode_dmsg_hello_reply(void *buf, size_t cap)
 		.major = UINT8_C(0x1),
 		.minor = UINT8_C(0x1e),
 		.ops_inline_max = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0xa69f98918a837c75),
+		.features = UINT64_C(0x1),
 		.session = UINT64_C(0xc3bcb5aea7a09992),
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.agent_id = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -3713,6 +3713,37 @@ static void put_record_dmsg_sqe(void *wire)
 	dmsg_sqe_put(wire, &r);
 }
 
+static const char *check_record_dmsg_sqe_message(const void *wire)
+{
+	struct dmsg_sqe_message r;
+
+	dmsg_sqe_message_get(wire, &r);
+	if (r.user_data != UINT64_C(0x89827b746d665f58))
+		return "user_data";
+	if (r.flags != UINT16_C(0x8000))
+		return "flags";
+	if (r.length != UINT32_C(0xc4bdb6af))
+		return "length";
+	if (r.room != UINT32_C(0xe1dad3cc))
+		return "room";
+	if (r.offset != UINT64_C(0x373029221b140d06))
+		return "offset";
+	return NULL;
+}
+
+static void put_record_dmsg_sqe_message(void *wire)
+{
+	const struct dmsg_sqe_message r = {
+		.user_data = UINT64_C(0x89827b746d665f58),
+		.flags = UINT16_C(0x8000),
+		.length = UINT32_C(0xc4bdb6af),
+		.room = UINT32_C(0xe1dad3cc),
+		.offset = UINT64_C(0x373029221b140d06),
+	};
+
+	dmsg_sqe_message_put(wire, &r);
+}
+
 static const char *check_record_dmsg_cqe(const void *wire)
 {
 	struct dmsg_cqe r;
@@ -4543,6 +4574,8 @@ const struct vector vectors[] = {
 const struct vector_poke vector_pokes[] = {
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x10), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
+	{ &vectors[0], "hello.features", 4, 8, UINT64_C(0x2), 0 },
+	{ &vectors[0], "hello.features", 4, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -4559,6 +4592,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[1], "hello_reply.features", 8, 8, UINT64_C(0x2), 0 },
+	{ &vectors[1], "hello_reply.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0x7f), DRAY_E_INVALID },
@@ -5110,6 +5145,9 @@ const struct vector_record vector_records[] = {
 	{ "dmsg_sqe", DMSG_SQE_SIZE,
 	  "\130\137\146\155\164\173\202\211\017\000\002\001\314\323\332\341\351\360\367\376\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345\321\330\337\346\355\364\373\002\356\365\374\003\013\022\031\040\050\057\066\075\104\113\122\131\105\114\123\132\141\150\157\166\142\151\160\167\176\205\214\223\177\206\215\224\233\242\251\260\234\243\252\261\270\277\306\315",
 	  check_record_dmsg_sqe, put_record_dmsg_sqe },
+	{ "dmsg_sqe_message", DMSG_SQE_MESSAGE_SIZE,
+	  "\130\137\146\155\164\173\202\211\000\200\000\000\257\266\275\304\314\323\332\341\000\000\000\000\006\015\024\033\042\051\060\067",
+	  check_record_dmsg_sqe_message, put_record_dmsg_sqe_message },
 	{ "dmsg_cqe", DMSG_CQE_SIZE,
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\005\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
 	  check_record_dmsg_cqe, put_record_dmsg_cqe },

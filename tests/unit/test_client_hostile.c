@@ -12,6 +12,7 @@
 
 #include "client/dray.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "lib/memfd.h"
 #include "tests/unit/client_fake.h"
 #include "tests/unit/cm.h"
@@ -143,6 +144,140 @@ static void transfer_completed_twice(void **state)
 	assert_int_equal(c.status, -DRAY_E_UNCONFIRMED);
 	assert_int_equal(dray_lent(d, a), 0);
 	assert_int_equal(dray_lent(d, b), 1);
+	dray_disconnect(d);
+}
+
+/* --- answers of the store in the arena ------------------------------------------------------------ */
+
+static uint64_t ask_store(struct dray *d)
+{
+	static const struct dray_store_item item = { .key = "k", .key_length = 1 };
+	uint64_t id;
+
+	assert_int_equal(
+		dray_store_start(d, DRAY_STORE_EXISTS,
+				 &(struct dray_store_batch){ .items = &item, .items_n = 1 }, NULL,
+				 &id),
+		0);
+	return id;
+}
+
+/* What the agent answers. */
+struct store_lie {
+	uint64_t id;     /* 0: the right one */
+	uint32_t status; /* of the completion */
+	uint64_t bytes;  /* 0: those of the answer */
+	uint32_t results;
+	bool is_other, is_bare, by_socket, twice;
+};
+
+static void lie_store(struct fake *f, void *arg)
+{
+	uint8_t results[2 * DMSG_STORE_RESULT_SIZE] = { 0 };
+	const struct store_lie *lie = arg;
+	uint64_t id = lie->id ? lie->id : f->last_message.user_data;
+	uint8_t *at = f->arena + f->last_message.offset;
+	struct dmsg_store_exists_reply m = { { results, lie->results } };
+	uint8_t buf[256];
+	int n;
+
+	dray_assert(f->last_message_header.type == DMSG_STORE_EXISTS);
+	n = lie->is_other ? dmsg_notify_reply_encode(at, 256, id, &(struct dmsg_notify_reply){}) :
+			    dmsg_store_exists_reply_encode(at, 256, id, &m);
+	if (lie->by_socket)
+		fake_send(f, dmsg_store_exists_reply_encode(buf, sizeof(buf), id, &m), buf);
+	else
+		fake_complete_message(f, lie->status,
+				      lie->is_bare ? 0 :
+				      lie->bytes   ? lie->bytes :
+						     (uint64_t)n);
+	if (lie->twice)
+		fake_complete_message(f, lie->status, (uint64_t)n);
+}
+
+static void wrong_answers_of_the_store(void **state)
+{
+	static const struct store_lie lies[] = {
+		{ .results = 2 },
+		{ .results = 1, .id = 99 },
+		{ .results = 1, .bytes = 1 << 20 },
+		{ .results = 1, .bytes = UINT64_MAX },
+		{ .results = 1, .bytes = 5 },
+		{ .is_other = true },
+		{ .is_bare = true },
+		{ .results = 1, .by_socket = true },
+		{ .results = 1, .twice = true },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lies); i++) {
+		struct store_lie lie = lies[i];
+		struct dray_completion c;
+		struct dray *d;
+		uint64_t id;
+
+		fake.features = DMSG_FEATURE_STORE_RING;
+		d = connected();
+		if (lie.twice)
+			ask_store(d);
+		id = ask_store(d);
+		fake_do(&fake, lie_store, &lie);
+		ends_with(d, -DRAY_E_PROTOCOL);
+		assert_int_equal(dray_wait(d, id, -1, &c), 0);
+		assert_int_equal(c.status, lie.twice ? 0 : -DRAY_E_PROTOCOL);
+		dray_disconnect(d);
+	}
+}
+
+static void refusals_of_the_store_without_a_text(void **state)
+{
+	struct store_lie lie = { .status = DRAY_E_DENIED, .is_bare = true };
+	struct dray_completion c;
+	struct dray *d;
+	uint64_t id;
+
+	fake.features = DMSG_FEATURE_STORE_RING;
+	d = connected();
+	id = ask_store(d);
+	fake_do(&fake, lie_store, &lie);
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_DENIED);
+	assert_string_equal(c.message, dray_strerror(-DRAY_E_DENIED));
+	/* the ring goes on */
+	id = ask_store(d);
+	fake_do(&fake, lie_store, &(struct store_lie){ .results = 1 });
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(c.store->n, 1);
+	assert_int_equal(fake_count(&fake, DMSG_STORE_EXISTS), 0);
+	dray_disconnect(d);
+}
+
+/* An agent from before the feature gets messages. */
+static bool answer_store(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			 struct dray_fds *fds)
+{
+	uint8_t results[DMSG_STORE_RESULT_SIZE] = { 0 }, buf[256];
+
+	if (h->type != DMSG_STORE_EXISTS)
+		return false;
+	fake_send(
+		f,
+		dmsg_store_exists_reply_encode(buf, sizeof(buf), h->request_id,
+					       &(struct dmsg_store_exists_reply){ { results, 1 } }),
+		buf);
+	return true;
+}
+
+static void an_agent_without_the_feature(void **state)
+{
+	struct dray_completion c;
+	struct dray *d;
+
+	fake.hook = answer_store;
+	d = connected();
+	assert_int_equal(dray_wait(d, ask_store(d), -1, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(fake_count(&fake, DMSG_STORE_EXISTS), 1);
 	dray_disconnect(d);
 }
 
@@ -486,6 +621,9 @@ int main(void)
 		TEST(completion_tail_is_invalid),
 		TEST(completion_of_an_unknown_transfer),
 		TEST(transfer_completed_twice),
+		TEST(wrong_answers_of_the_store),
+		TEST(refusals_of_the_store_without_a_text),
+		TEST(an_agent_without_the_feature),
 		TEST(submission_head_is_invalid),
 		TEST(invalid_answers),
 		TEST(answers_of_later_versions),

@@ -121,16 +121,18 @@ static int watch_pidfd(struct session *s, int *fd, struct dray_err *reterr)
  * included, so a client could exhaust the limit of a file that it shared with others.
  */
 static int reply_hello(struct pending_client *c, struct session *s, uint64_t request_id,
-		       bool wants_pidfd, struct dray_err *reterr)
+		       const struct dmsg_hello *hello, struct dray_err *reterr)
 {
 	struct sessions *ss = c->owner;
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_HELLO_REPLY_BODY_MAX];
 	const char *segment = peers_segment(ss->deps.peers);
+	bool wants_pidfd = hello->flags & DMSG_HELLO_FLAG_AGENT_PIDFD;
 	int pidfd dray_auto_close = wants_pidfd ? ss->deps.open_pidfd() : -1;
 	struct dmsg_hello_reply m = {
 		.major = DMSG_MAJOR,
 		.minor = DMSG_MINOR,
 		.ops_inline_max = DMSG_OPS_INLINE_MAX,
+		.features = hello->features & DMSG_FEATURE_ALL,
 		.session = s->handle,
 		.incarnation = ss->deps.incarnation,
 		.segment = { segment, (uint32_t)strlen(segment) },
@@ -200,7 +202,7 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 	if (fds->n)
 		r = watch_pidfd(s, &fds->fd[0], reterr);
 	if (r >= 0)
-		r = reply_hello(c, s, h->request_id, m.flags & DMSG_HELLO_FLAG_AGENT_PIDFD, reterr);
+		r = reply_hello(c, s, h->request_id, &m, reterr);
 	if (r < 0) {
 		session_discard(s);
 		return r;

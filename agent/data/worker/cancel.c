@@ -113,12 +113,16 @@ void cancels_taken(struct wsession *s, uint64_t request)
 {
 	struct cancel *c = find(s, request);
 	struct xfer *x = c ? xfer_find(&s->xs, request) : NULL;
+	uint64_t id = c ? c->id : 0;
 
 	if (x && !x->cancel_request) {
-		uint64_t id = c->id;
-
 		cancel_free(s, c);
 		mark(s, x, id);
+	} else if (c && !x && fetch_asks(s, request)) {
+		cancel_free(s, c);
+		fetch_cancel(s, request);
+		if (!s->dead)
+			wsession_cancelled(s, id);
 	}
 	while ((c = dray_list_first(&s->cancels, struct cancel, link)) &&
 	       (int32_t)(s->ring->sq_head - c->tail) >= 0)

@@ -164,6 +164,8 @@ void wsession_die(struct wsession *s, uint32_t code);
 void wsession_break(struct wsession *s, const struct dray_err *err);
 /* The client may be read again, or the operations of its transfer. */
 void wsession_go_on(struct wsession *s);
+/* Its client does not read what it is sent: nothing more is taken from it. */
+bool wsession_is_clogged(const struct wsession *s);
 /* Reads available messages while its owner may work. True if there are more. */
 bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
@@ -194,9 +196,31 @@ int request_take_id(struct wsession *s, uint64_t id, struct dray_err *reterr);
 /* Starts a transfer; the agent is not draining. */
 void request_start(struct wsession *s, const struct xfer_request *r, struct dray_err *err);
 
+/* A request to the store, and where its answer goes. */
+struct store_call {
+	uint64_t request_id;
+	uint16_t type; /* DMSG_STORE_* */
+	bool from_ring;
+	uint32_t room; /* from_ring: bytes of the arena for the answer, which lie inside of it */
+	uint64_t offset;
+	int64_t begin_ns; /* from_ring: when its entry was taken */
+};
+
 /* store.c: STORE_PUT to STORE_RELEASE. It is answered now or later, unless err is set. */
-void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
-		   struct dray_err *err);
+void store_request(struct wsession *s, const struct store_call *q, const uint8_t *body,
+		   uint32_t length, struct dray_err *err);
+
+/* store_ring.c */
+/* An entry of the ring with the flag message, which is a copy. */
+void store_entry(struct wsession *s, const uint8_t *entry);
+/* The room of a request with so many keys or leases. 0, or -EINVAL with reterr. */
+int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr);
+/* Answers with a message of n bytes; status: its code, if it is an ERROR. Nobody is told if the session is dead. */
+void store_answer(struct wsession *s, const struct store_call *q, uint32_t status, const uint8_t *p,
+		  int n);
+void store_answer_error(struct wsession *s, const struct store_call *q, const struct dray_err *err);
+/* The same with descriptors, which go by the socket. */
+void store_answer_packet(struct wsession *s, const struct store_call *q, struct packet *p);
 
 /* store_fetch.c */
 /* The control thread has the answer to an ask of the session. */
@@ -264,7 +288,7 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
 bool ring_announce(struct ring *r);
 /* Ends the announcement. */
 void ring_awake(struct ring *r);
-/* Takes submissions from the owner's rings while it may work. True if there are more. */
+/* Takes submissions from the owner's rings while it may work. True if there were any. */
 bool rings_poll(struct xfer_owner *o);
 /* Some rings are polled in every turn. */
 bool rings_polled(const struct worker *w);

@@ -150,7 +150,10 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 			dray_err_set(&err, -EINVAL, DRAY_E_FD_COUNT,
 				     "a request to the store takes no descriptors");
 		else
-			store_request(s, &h, p + DMSG_HEADER_SIZE, &err);
+			store_request(s,
+				      &(struct store_call){ .request_id = h.request_id,
+							    .type = h.type },
+				      p + DMSG_HEADER_SIZE, h.length, &err);
 	} else {
 		forward(s, &h, p, n, fds_lost, &err);
 	}

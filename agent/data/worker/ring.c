@@ -198,12 +198,13 @@ static bool cq_head_invalid(const struct ring *r)
 	return r->cq_tail - r->cq_head > r->m->cq_entries - r->outstanding;
 }
 
-/* Takes submissions while the owner may work. True if there are more. */
+/* Takes submissions while the owner may work. True if there were any, and room for their completions. */
 static bool ring_poll(struct wsession *s)
 {
 	struct ring *r = s->ring;
 	const struct ring_memory *m = r->m;
 	uint32_t tail, room;
+	bool took;
 
 	if (s->dead)
 		return false;
@@ -219,6 +220,7 @@ static bool ring_poll(struct wsession *s)
 		break_invalid(s, tail);
 		return false;
 	}
+	took = room;
 	/* no free completion entry: the submission stays until the client has reaped some */
 	/* a long list is read on with the session's socket */
 	while (r->sq_head != tail && room && !s->xs.read && owner_may_work(s->xs.owner)) {
@@ -239,13 +241,16 @@ static bool ring_poll(struct wsession *s)
 		 * a client that sees the completion expects a free entry.
 		 */
 		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
-		submit(s, &e);
+		if (e.spec.flags & DMSG_ENTRY_FLAG_MESSAGE)
+			store_entry(s, copy);
+		else
+			submit(s, &e);
 		if (s->n_cancels)
 			cancels_taken(s, e.user_data);
 		if (s->dead)
 			return false;
 	}
-	return r->sq_head != tail && room;
+	return took;
 }
 
 bool ring_unread(struct wsession *s, uint32_t *ret_tail)

@@ -281,13 +281,18 @@ static void discard_fds(struct wsession *s)
 	worker_event(w, &(struct event){ .type = EVENT_FDS, .session = s->xs.handle, .packet = p });
 }
 
+bool wsession_is_clogged(const struct wsession *s)
+{
+	return s->n_out > OUT_MAX;
+}
+
 /* Room for descriptors is there before they are received: without it they could not be handed on. */
 static bool may_read(struct wsession *s)
 {
 	struct worker *w = s->worker;
 
 	/* the client does not read its answers: take no new requests */
-	if (s->n_out > OUT_MAX)
+	if (wsession_is_clogged(s))
 		return false;
 	/* COMMAND_SESSION_READ follows */
 	if (account_stops(s->xs.shared->account))
@@ -338,7 +343,7 @@ bool wsession_read(struct wsession *s)
 			end_of_input(s, n, fds_lost);
 		discard_fds(s);
 	}
-	return !s->dead && (s->xs.read || (s->readable && s->n_out <= OUT_MAX));
+	return !s->dead && (s->xs.read || (s->readable && !wsession_is_clogged(s)));
 }
 
 void wsession_cancelled(struct wsession *s, uint64_t request_id)

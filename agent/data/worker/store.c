@@ -58,12 +58,12 @@ static struct dray_vec results_put(struct store_scratch *t, const struct dmsg_st
 	return (struct dray_vec){ t->wire, n };
 }
 
-static void reply(struct wsession *s, uint16_t type, uint64_t request_id, const union dmsg_body *m)
+static void reply(struct wsession *s, const struct store_call *q, const union dmsg_body *m)
 {
 	struct store_scratch *t = s->worker->store_scratch;
 
-	wsession_send_bytes(s, t->out,
-			    dmsg_body_encode(type, t->out, sizeof(t->out), request_id, m));
+	store_answer(s, q, 0, t->out,
+		     dmsg_body_encode(q->type | 0x8000, t->out, sizeof(t->out), q->request_id, m));
 }
 
 /* How many agents have the object of each key. */
@@ -87,8 +87,7 @@ static void batch_reply(struct wsession *s, struct batch *b, uint32_t code)
 	union dmsg_body m = { 0 };
 
 	if (s->worker->core.cfg.report_batches)
-		batch_report(s, b->type, b->request_id, b->member, b->results, b->n,
-			     b->gets ? b : NULL, code);
+		batch_report(s, &b->call, b->member, b->results, b->n, b->gets ? b : NULL, code);
 	/* the replies of PUT and GET have the same fields */
 	if (b->gets)
 		m.store_put_reply =
@@ -97,13 +96,13 @@ static void batch_reply(struct wsession *s, struct batch *b, uint32_t code)
 		m.store_exists_reply.results = results;
 	if (b->copies)
 		m.store_put_reply.copies = copies_of(&s->worker->core, b);
-	reply(s, b->type | 0x8000, b->request_id, &m);
+	reply(s, &b->call, &m);
 }
 
 void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err)
 {
 	if (!s->dead && err)
-		wsession_reply_error(s, b->request_id, err);
+		store_answer_error(s, &b->call, err);
 	else if (!s->dead)
 		batch_reply(s, b, code);
 	batch_free(b);
@@ -197,16 +196,17 @@ uint64_t item_bytes(const uint8_t *ranges, uint32_t n)
 
 /* Both requests have the same fields. */
 struct batch_request {
-	const struct dmsg_header *h;
+	const struct store_call *call;
 	const struct dmsg_store_put *m;
 	struct store_member *member;
 	struct worker *worker;
 };
 
-static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t n)
+static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 {
 	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
-	bool copies = put && store_replicates(q->member, q->m->replicas);
+	bool copies = q->call->type == DMSG_STORE_PUT &&
+		      store_replicates(q->member, q->m->replicas);
 	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get) + copies;
 	int64_t time_ns = q->m->deadline_ms ? q->m->deadline_ms * DRAY_NS_PER_MS :
 					      q->worker->core.cfg.deadline_ns;
@@ -214,10 +214,9 @@ static struct batch *batch_new(const struct batch_request *q, bool put, uint32_t
 
 	if (!b)
 		return NULL;
-	b->request_id = q->h->request_id;
+	b->call = *q->call;
 	b->member = q->member;
 	b->begin_ns = q->worker->core.now_ns;
-	b->type = put ? DMSG_STORE_PUT : DMSG_STORE_GET;
 	b->n = n;
 	b->end = batch_answer;
 	b->results = (void *)(b->ops + ops);
@@ -326,7 +325,7 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 			  .class = DMSG_CLASS_BULK,
 			  .deadline_ms = deadline_ms,
 			  .local = region },
-		.request_id = b->request_id,
+		.request_id = b->call.request_id,
 		.ops = b->ops,
 		.n_ops = b->n_ops,
 		.ops_ours = true,
@@ -357,17 +356,19 @@ static int replicas_check(uint32_t replicas, struct dray_err *reterr)
 					    "replicas is %u; 0 to 2 are allowed", replicas);
 }
 
-static void batch_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
-			  bool put, struct dray_err *err)
+static void batch_request(struct wsession *s, const struct store_call *call,
+			  const union dmsg_body *m, struct dray_err *err)
 {
 	struct worker *w = s->worker;
-	struct batch_request q = { h, &m->store_put, enter(s, m->store_put.space, err), w };
+	struct batch_request q = { call, &m->store_put, enter(s, m->store_put.space, err), w };
+	bool put = call->type == DMSG_STORE_PUT;
 	dray_auto(batch_free) struct batch *b = NULL;
 	int n = q.member ? store_keys_split(w->store_scratch->keys, DMSG_STORE_KEYS_MAX, q.m->keys,
 					    err) :
 			   -EINVAL;
 
-	if (n < 0 || items_check(q.m, (uint32_t)n, err) < 0 ||
+	if (n < 0 || store_room_check(call, (uint32_t)n, err) < 0 ||
+	    items_check(q.m, (uint32_t)n, err) < 0 ||
 	    (put && replicas_check(q.m->replicas, err) < 0))
 		return;
 	if (w->draining) {
@@ -376,7 +377,7 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 		return;
 	}
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
-	b = batch_new(&q, put, (uint32_t)n);
+	b = batch_new(&q, (uint32_t)n);
 	if (!b) {
 		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		return;
@@ -387,7 +388,7 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
 	else
 		helds_got(s, store_member_space(q.member), w->store_scratch->keys, b->results,
 			  b->n);
-	if (!put && fetch_begin(s, h, q.m, q.member, w->store_scratch->keys, b, err))
+	if (!put && fetch_begin(s, call, q.m, q.member, w->store_scratch->keys, b, err))
 		(void)dray_take(b); /* it has taken it */
 	else if (err->code)
 		batch_settle(&w->core, b, false);
@@ -403,7 +404,7 @@ static void batch_request(struct wsession *s, const struct dmsg_header *h, const
  * What this agent does not have, the session may hold at others already, or they are asked for it. True: the answer follows, or err is
  * set.
  */
-static bool exists_elsewhere(struct wsession *s, const struct dmsg_header *h,
+static bool exists_elsewhere(struct wsession *s, const struct store_call *q,
 			     const struct dmsg_store_exists *m, struct store_member *member,
 			     uint32_t n, struct dray_err *err)
 {
@@ -425,12 +426,11 @@ static bool exists_elsewhere(struct wsession *s, const struct dmsg_header *h,
 			*r = (struct dmsg_store_result){ .length = held_asked(k)->length,
 							 .tier = DMSG_STORE_TIER_AGENT };
 	}
-	return fetch_exists(s, h->request_id, lease_ms, member, t->keys, t->results, n, err) ||
-	       err->code;
+	return fetch_exists(s, q, lease_ms, member, t->keys, t->results, n, err) || err->code;
 }
 
 /* EXISTS, REMOVE, PIN and UNPIN: their requests and replies begin with the same fields. */
-static void keys_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
+static void keys_request(struct wsession *s, const struct store_call *q, const union dmsg_body *m,
 			 struct dray_err *err)
 {
 	struct store_member *member = enter(s, m->store_exists.space, err);
@@ -439,13 +439,13 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 			 -EINVAL;
 	union dmsg_body answer = { 0 };
 
-	if (n < 0)
+	if (n < 0 || store_room_check(q, (uint32_t)n, err) < 0)
 		return;
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
-	switch (h->type) {
+	switch (q->type) {
 	case DMSG_STORE_EXISTS:
 		store_exists(member, t->keys, (uint32_t)n, t->results);
-		if (exists_elsewhere(s, h, &m->store_exists, member, (uint32_t)n, err))
+		if (exists_elsewhere(s, q, &m->store_exists, member, (uint32_t)n, err))
 			return;
 		break;
 	case DMSG_STORE_REMOVE:
@@ -458,10 +458,10 @@ static void keys_request(struct wsession *s, const struct dmsg_header *h, const 
 		store_unpin(s->store, member, t->keys, (uint32_t)n, t->results);
 		helds_unpin(s, store_member_space(member), t->keys, t->results, (uint32_t)n);
 	}
-	if (h->type == DMSG_STORE_EXISTS && s->worker->core.cfg.report_batches)
-		batch_report(s, h->type, h->request_id, member, t->results, (uint32_t)n, NULL, 0);
+	if (q->type == DMSG_STORE_EXISTS && s->worker->core.cfg.report_batches)
+		batch_report(s, q, member, t->results, (uint32_t)n, NULL, 0);
 	answer.store_exists_reply.results = results_put(t, t->results, (uint32_t)n);
-	reply(s, h->type | 0x8000, h->request_id, &answer);
+	reply(s, q, &answer);
 }
 
 static void places_count(struct core *c, const struct dmsg_store_place *places, uint32_t n)
@@ -480,7 +480,7 @@ static void places_count(struct core *c, const struct dmsg_store_place *places, 
 }
 
 /* What is read in place is in memory. */
-static void places_report(struct wsession *s, const struct dmsg_header *h,
+static void places_report(struct wsession *s, const struct store_call *q,
 			  const struct store_member *member, uint32_t n)
 {
 	struct store_scratch *t = s->worker->store_scratch;
@@ -491,14 +491,14 @@ static void places_report(struct wsession *s, const struct dmsg_header *h,
 			.tier = t->places[i].status ? DMSG_STORE_TIER_NONE : DMSG_STORE_TIER_MEMORY,
 			.length = t->places[i].length,
 		};
-	batch_report(s, h->type, h->request_id, member, t->results, n, NULL, 0);
+	batch_report(s, q, member, t->results, n, NULL, 0);
 }
 
 /* With descriptors. The session ends if there is no memory for them: it counts as having got them. */
-static void files_reply(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m)
+static void files_reply(struct wsession *s, const struct store_call *q, const union dmsg_body *m)
 {
 	struct store_scratch *t = s->worker->store_scratch;
-	int n = dmsg_body_encode(DMSG_STORE_READ_REPLY, t->out, sizeof(t->out), h->request_id, m);
+	int n = dmsg_body_encode(DMSG_STORE_READ_REPLY, t->out, sizeof(t->out), q->request_id, m);
 	struct packet *p = packet_new((uint32_t)n, t->files.n);
 
 	if (!p) {
@@ -510,10 +510,10 @@ static void files_reply(struct wsession *s, const struct dmsg_header *h, const u
 	memcpy(p->data, t->out, (size_t)n);
 	for (unsigned i = 0; i < t->files.n; i++)
 		p->fds[i] = t->files.fd[i];
-	wsession_send(s, p);
+	store_answer_packet(s, q, p);
 }
 
-static void read_request(struct wsession *s, const struct dmsg_header *h, const union dmsg_body *m,
+static void read_request(struct wsession *s, const struct store_call *q, const union dmsg_body *m,
 			 struct dray_err *err)
 {
 	struct store_member *member = enter(s, m->store_read.space, err);
@@ -522,60 +522,62 @@ static void read_request(struct wsession *s, const struct dmsg_header *h, const 
 			 -EINVAL;
 	union dmsg_body answer = { 0 };
 
-	if (n < 0)
+	if (n < 0 || store_room_check(q, (uint32_t)n, err) < 0)
 		return;
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
 	store_read(s->store, member, t->keys, (uint32_t)n, t->places, &t->files);
 	places_count(&s->worker->core, t->places, (uint32_t)n);
 	if (s->worker->core.cfg.report_batches)
-		places_report(s, h, member, (uint32_t)n);
+		places_report(s, q, member, (uint32_t)n);
 	for (int i = 0; i < n; i++)
 		dmsg_store_place_put(t->wire + (size_t)i * DMSG_STORE_PLACE_SIZE, &t->places[i]);
 	answer.store_read_reply.places = (struct dray_vec){ t->wire, (uint32_t)n };
 	if (t->files.n)
-		files_reply(s, h, &answer);
+		files_reply(s, q, &answer);
 	else
-		reply(s, DMSG_STORE_READ_REPLY, h->request_id, &answer);
+		reply(s, q, &answer);
 }
 
-static void release_request(struct wsession *s, const struct dmsg_header *h,
-			    const union dmsg_body *m)
+static void release_request(struct wsession *s, const struct store_call *q,
+			    const union dmsg_body *m, struct dray_err *err)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_STORE_RELEASE_REPLY_BODY_MAX];
 	struct dmsg_store_release_reply answer = { 0 };
 
+	if (store_room_check(q, m->store_release.leases.n, err) < 0)
+		return;
 	owner_charge(s->xs.owner, (uint64_t)m->store_release.leases.n * KEY_WORK);
 	if (s->store)
 		answer.count = store_release(s->store, &m->store_release.leases);
-	wsession_send_bytes(
-		s, buf, dmsg_store_release_reply_encode(buf, sizeof(buf), h->request_id, &answer));
+	store_answer(s, q, 0, buf,
+		     dmsg_store_release_reply_encode(buf, sizeof(buf), q->request_id, &answer));
 }
 
-void store_request(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
-		   struct dray_err *err)
+void store_request(struct wsession *s, const struct store_call *q, const uint8_t *body,
+		   uint32_t length, struct dray_err *err)
 {
 	union dmsg_body m;
 
-	if (dmsg_body_decode(h->type, body, h->length, &m, err) < 0)
+	if (dmsg_body_decode(q->type, body, length, &m, err) < 0)
 		return;
-	if (idset_has(&s->ids, h->request_id)) {
+	if (idset_has(&s->ids, q->request_id)) {
 		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
-			     (unsigned long long)h->request_id);
+			     (unsigned long long)q->request_id);
 		return;
 	}
 	core_count(s->worker->core.counters, DRAY_METRIC_STORE_REQUESTS_TOTAL, 1);
-	switch (h->type) {
+	switch (q->type) {
 	case DMSG_STORE_PUT:
 	case DMSG_STORE_GET:
-		batch_request(s, h, &m, h->type == DMSG_STORE_PUT, err);
+		batch_request(s, q, &m, err);
 		break;
 	case DMSG_STORE_READ:
-		read_request(s, h, &m, err);
+		read_request(s, q, &m, err);
 		break;
 	case DMSG_STORE_RELEASE:
-		release_request(s, h, &m);
+		release_request(s, q, &m, err);
 		break;
 	default:
-		keys_request(s, h, &m, err);
+		keys_request(s, q, &m, err);
 	}
 }

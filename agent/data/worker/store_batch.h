@@ -9,10 +9,9 @@
 
 /* Its objects are being written, or held, until it has ended. */
 struct batch {
-	uint64_t request_id;
+	struct store_call call; /* STORE_PUT, _GET or _EXISTS */
 	const struct store_member *member;
 	int64_t begin_ns;
-	uint16_t type; /* DMSG_STORE_PUT, _GET or _EXISTS */
 	uint32_t n, n_ops;
 	bool loads; /* some objects are read from disk */
 	struct store_wait wait;
@@ -44,12 +43,12 @@ void batch_free(struct batch *b);
 /* `end` of the requests of clients: answers them. */
 void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err);
 /*
- * store_report.c: a line for the log about a batch that has ended. type: of its message. b: of PUT and GET, else NULL. It must not
+ * store_report.c: a line for the log about a batch that has ended. b: of PUT and GET, else NULL. It must not
  * delay the batch: it is dropped if it finds no room.
  */
-void batch_report(struct wsession *s, uint16_t type, uint64_t request_id,
-		  const struct store_member *member, const struct dmsg_store_result *results,
-		  uint32_t n, const struct batch *b, uint32_t code);
+void batch_report(struct wsession *s, const struct store_call *q, const struct store_member *member,
+		  const struct dmsg_store_result *results, uint32_t n, const struct batch *b,
+		  uint32_t code);
 /* Gives up what the batch holds. done: all its bytes are in place. */
 void batch_settle(struct core *c, struct batch *b, bool done);
 /* The transfer that answers the request and frees the batch. 0, or -EINVAL with err. */
@@ -67,18 +66,18 @@ uint64_t item_bytes(const uint8_t *ranges, uint32_t n);
 
 static inline bool batch_puts(const struct batch *b)
 {
-	return b->type == DMSG_STORE_PUT;
+	return b->call.type == DMSG_STORE_PUT;
 }
 
 /*
  * store_fetch.c: asks other agents for the keys that a GET did not find here. True: it has taken the batch, and the answer follows.
  * False: there is nothing to ask, or err is set.
  */
-bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct dmsg_store_put *m,
+bool fetch_begin(struct wsession *s, const struct store_call *q, const struct dmsg_store_put *m,
 		 struct store_member *member, const struct store_key *keys, struct batch *b,
 		 struct dray_err *err);
 /* The same for an EXISTS with its results so far. What is found is leased so long, and held for the session. */
-bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
+bool fetch_exists(struct wsession *s, const struct store_call *q, uint32_t lease_ms,
 		  struct store_member *member, const struct store_key *keys,
 		  const struct dmsg_store_result *results, uint32_t n, struct dray_err *err);
 

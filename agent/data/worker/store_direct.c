@@ -176,7 +176,7 @@ static bool is_small(struct fetch *f, const struct store_ask *k)
 	uint64_t room = 0;
 
 	if (k->n != k->n_asked || k->n > PMSG_FIND_KEYS_MAX || k->lease_ms || f->keeps ||
-	    f->batch->type != DMSG_STORE_GET)
+	    f->batch->call.type != DMSG_STORE_GET)
 		return false;
 	for (uint32_t i = 0; i < k->n; i++)
 		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_BYTES_MAX + 1);

@@ -45,7 +45,7 @@ static void fetch_looked(struct fetch *f, struct store_ask *k)
 		if (k->v[i].status == DMSG_STORE_STATUS_NOT_FOUND)
 			k->v[i].status = DMSG_STORE_STATUS_BUSY;
 	held_add(s, k, b->results);
-	idset_del(&s->ids, b->request_id);
+	idset_del(&s->ids, b->call.request_id);
 	b->end(s, b, 0, NULL);
 	fetch_free(f);
 }
@@ -64,11 +64,11 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	f->asked = NULL;
-	if (!s->dead && f->batch->type == DMSG_STORE_EXISTS) {
+	if (!s->dead && f->batch->call.type == DMSG_STORE_EXISTS) {
 		fetch_looked(f, k);
 		return;
 	}
-	if (f->batch->type == DMSG_STORE_PUT) {
+	if (f->batch->call.type == DMSG_STORE_PUT) {
 		replicas_told(f, k);
 		return;
 	}
@@ -165,22 +165,22 @@ static bool begin(struct wsession *s, struct fetch *f, struct store_ask *k, uint
 	return true;
 }
 
-bool fetch_begin(struct wsession *s, const struct dmsg_header *h, const struct dmsg_store_put *m,
+bool fetch_begin(struct wsession *s, const struct store_call *q, const struct dmsg_store_put *m,
 		 struct store_member *member, const struct store_key *keys, struct batch *b,
 		 struct dray_err *err)
 {
 	struct store_ask *k;
 
 	/* a refused request must leave what the session holds: the ask takes that over */
-	if (!store_asks(member) || !wanted_any(b) || !may_begin(s, h->request_id, err))
+	if (!store_asks(member) || !wanted_any(b) || !may_begin(s, q->request_id, err))
 		return false;
 	k = wanted_ask(s, b, keys);
 	/* without memory it is not asked for */
 	if (!k) {
-		idset_del(&s->ids, h->request_id);
+		idset_del(&s->ids, q->request_id);
 		return false;
 	}
-	return begin(s, fetch_new(s, m, member, b), k, h->request_id, err);
+	return begin(s, fetch_new(s, m, member, b), k, q->request_id, err);
 }
 
 bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_member *member,
@@ -191,22 +191,22 @@ bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_mem
 	struct fetch *f;
 
 	/* the session has no other request */
-	b->request_id = 1;
-	if (request_take_id(s, b->request_id, &err) < 0)
+	b->call.request_id = 1;
+	if (request_take_id(s, b->call.request_id, &err) < 0)
 		return false;
 	a = wanted_ask(s, b, keys);
 	if (!a) {
-		idset_del(&s->ids, b->request_id);
+		idset_del(&s->ids, b->call.request_id);
 		return false;
 	}
 	a->from = k->peer;
 	f = fetch_alloc(s, b, member, k->end_ns - s->worker->core.now_ns, 0);
 	if (f)
 		f->keeps = true;
-	return begin(s, f, a, b->request_id, &err);
+	return begin(s, f, a, b->call.request_id, &err);
 }
 
-bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
+bool fetch_exists(struct wsession *s, const struct store_call *q, uint32_t lease_ms,
 		  struct store_member *member, const struct store_key *keys,
 		  const struct dmsg_store_result *results, uint32_t n, struct dray_err *err)
 {
@@ -216,14 +216,13 @@ bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
 
 	if (!b)
 		return false;
-	b->request_id = request_id;
+	b->call = *q;
 	b->member = member;
 	b->begin_ns = s->worker->core.now_ns;
-	b->type = DMSG_STORE_EXISTS;
 	b->n = n;
 	b->end = batch_answer;
 	b->results = memcpy(b->ops, results, bytes);
-	if (!wanted_any(b) || !may_begin(s, request_id, err)) {
+	if (!wanted_any(b) || !may_begin(s, q->request_id, err)) {
 		free(b);
 		return false;
 	}
@@ -231,8 +230,8 @@ bool fetch_exists(struct wsession *s, uint64_t request_id, uint32_t lease_ms,
 	if (k)
 		k->lease_ms = lease_ms;
 	else
-		idset_del(&s->ids, request_id);
-	if (k && begin(s, fetch_alloc(s, b, member, EXISTS_NS, 0), k, request_id, err))
+		idset_del(&s->ids, q->request_id);
+	if (k && begin(s, fetch_alloc(s, b, member, EXISTS_NS, 0), k, q->request_id, err))
 		return true;
 	free(b);
 	return false;

@@ -123,11 +123,11 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 	struct batch *b = f->batch;
 
 	/* the objects are here, whatever becomes of their copies */
-	if (b->type == DMSG_STORE_PUT) {
+	if (b->call.type == DMSG_STORE_PUT) {
 		replicas_told(f, NULL);
 		return;
 	}
-	idset_del(&s->ids, b->request_id);
+	idset_del(&s->ids, b->call.request_id);
 	batch_settle(&s->worker->core, b, false);
 	for (uint32_t i = 0; !b->gets && i < b->n; i++)
 		if (wanted_key(&b->results[i]))
@@ -152,7 +152,7 @@ bool fetch_is_late(const struct fetch *f)
 static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
 {
 	dray_list_for_each(&s->fetches, f, struct fetch, link)
-		if (f->batch->request_id == request && !f->ask)
+		if (f->batch->call.request_id == request && !f->ask)
 			return f;
 	return NULL;
 }

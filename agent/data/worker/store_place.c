@@ -284,7 +284,7 @@ void places_done(struct fetch *f)
 	if (f->arrivals)
 		store_arrive(dray_take(f->arrivals));
 	arrived_ops(f);
-	idset_del(&s->ids, b->request_id);
+	idset_del(&s->ids, b->call.request_id);
 	if (!b->n_ops) {
 		b->end(s, b, 0, NULL);
 	} else if (batch_start(s, b, f->region, fetch_time_until(f, f->end_ns), &err) < 0) {

@@ -39,11 +39,11 @@ bool replicas_begin(struct wsession *s, struct batch *b)
 	if (!b->replicas || s->dead || s->worker->draining || now >= b->end_ns ||
 	    s->requests >= s->xs.shared->requests_max || !any_stored(b, b->replicas))
 		return false;
-	if (idset_add(&s->ids, b->request_id) < 0)
+	if (idset_add(&s->ids, b->call.request_id) < 0)
 		return false;
 	f = fetch_alloc(s, b, NULL, 0, 0);
 	if (!f) {
-		idset_del(&s->ids, b->request_id);
+		idset_del(&s->ids, b->call.request_id);
 		return false;
 	}
 	f->end_ns = b->end_ns;
@@ -63,7 +63,7 @@ void replicas_told(struct fetch *f, struct store_ask *k)
 	if (k)
 		owner_charge(s->xs.owner, (uint64_t)k->n * KEY_WORK);
 	ask_end(s->worker, k);
-	idset_del(&s->ids, b->request_id);
+	idset_del(&s->ids, b->call.request_id);
 	b->end(s, b, 0, NULL);
 	fetch_free(f);
 }

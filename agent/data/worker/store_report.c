@@ -46,9 +46,9 @@ static void times_fill(struct store_report *p, const struct batch *b, int64_t no
 		p->tiers[DMSG_STORE_TIER_AGENT].ns = b->agents_ns - b->begin_ns;
 }
 
-void batch_report(struct wsession *s, uint16_t type, uint64_t request_id,
-		  const struct store_member *member, const struct dmsg_store_result *results,
-		  uint32_t n, const struct batch *b, uint32_t code)
+void batch_report(struct wsession *s, const struct store_call *q, const struct store_member *member,
+		  const struct dmsg_store_result *results, uint32_t n, const struct batch *b,
+		  uint32_t code)
 {
 	struct worker *w = s->worker;
 	struct store_report *p = worker_has_room(w) ? calloc(1, sizeof(*p)) : NULL;
@@ -58,8 +58,8 @@ void batch_report(struct wsession *s, uint16_t type, uint64_t request_id,
 		return;
 	}
 	p->session = s->xs.handle;
-	p->request = request_id;
-	p->type = type;
+	p->request = q->request_id;
+	p->type = q->type;
 	p->code = code;
 	snprintf(p->space, sizeof(p->space), "%s", store_member_space(member));
 	for (uint32_t i = 0; i < n; i++)

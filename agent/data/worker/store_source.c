@@ -226,7 +226,7 @@ static int source_start(struct fetch *f, const struct source_reads *reads, struc
 			  .class = DMSG_CLASS_BULK,
 			  .deadline_ms = fetch_time_until(f, source_end_ns(f, reads->bytes)),
 			  .local = f->region },
-		.request_id = f->batch->request_id,
+		.request_id = f->batch->call.request_id,
 		.ops = f->ops,
 		.n_ops = reads->n_ops,
 		.ops_ours = true,
@@ -297,8 +297,8 @@ static void next_source(struct fetch *f)
 	bool found = find_source(f, &reads);
 
 	/* the end of the former transfer has given its id back */
-	if (!found && !idset_has(&s->ids, f->batch->request_id) &&
-	    idset_add(&s->ids, f->batch->request_id) < 0) {
+	if (!found && !idset_has(&s->ids, f->batch->call.request_id) &&
+	    idset_add(&s->ids, f->batch->call.request_id) < 0) {
 		dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		fetch_fail(f, 0, &err);
 	} else if (found && source_start(f, &reads, &err) < 0) {
@@ -331,8 +331,8 @@ void source_fenced(struct fetch *f, uint32_t source)
 
 	f->ask->sources[source].end_ns = 0;
 	if (f->reading && f->source == source) {
-		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->request_id), DRAY_E_REVOKED,
-			  NULL, true);
+		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->call.request_id),
+			  DRAY_E_REVOKED, NULL, true);
 		return;
 	}
 	for (uint32_t i = 0; i < f->ask->n; i++)

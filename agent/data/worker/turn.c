@@ -154,8 +154,6 @@ static bool looked_lately(const struct worker *w)
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
-	uint64_t accepted = atomic_load_explicit(
-		&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL], memory_order_relaxed);
 	int64_t next, timeout = 0;
 	bool did, more = false;
 
@@ -189,10 +187,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		w->event_pending = false;
 		dray_wake(w->event_fd);
 	}
-	w->busy = did || more ||
-		  accepted !=
-			  atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
-					       memory_order_relaxed);
+	w->busy = did || more;
 	if (w->busy)
 		dray_linger_worked(&w->linger, c->now_ns);
 	else if (may_sleep)

@@ -296,6 +296,9 @@ HELLO_FLAG_SEGMENTS = 4  # Deliver SEGMENT_CHANGED to this session. Since 1.1.
 HELLO_FLAG_AGENT_PIDFD = 8  # Send a pidfd of the agent with HELLO_REPLY. Since 1.3.
 HELLO_FLAG_ALL = 15
 
+FEATURE_STORE_RING = 1  # Requests to the store go through the ring.
+FEATURE_ALL = 1
+
 HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
 HELLO_REPLY_FLAG_ALL = 1
 
@@ -322,6 +325,10 @@ TRANSFER_FLAG_WAIT = 2  # Start when the wait word holds its value.
 TRANSFER_FLAG_SET = 4  # Store the set word when done, before the completion.
 TRANSFER_FLAG_ARENA = 8  # The operations lie in the arena at arena_offset.
 TRANSFER_FLAG_ALL = 15
+
+# The entry is an sqe_message. An agent without feature store_ring refuses it.
+ENTRY_FLAG_MESSAGE = 32768
+ENTRY_FLAG_ALL = 32768
 
 # Ask the agents of store.peers for what is not here, and lease what they have. Of a name space with
 # a name.
