@@ -40,6 +40,18 @@ class HostBytes:
     def crc(self, offset, size):
         return checksum(self.load(offset, size).numpy())
 
+    def peek(self, offset, length):
+        return self.load(offset, length).numpy().tobytes()
+
+    def poke(self, offset, data):
+        self.view[offset:offset + len(data)] = data
+
+    def empty(self, size):
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy(self, to, offset):
+        to.copy_(self.load(offset, to.numel()))
+
     def close(self):
         pass
 

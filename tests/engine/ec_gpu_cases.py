@@ -78,6 +78,22 @@ def test_outputs_move_between_pools(engine, device_e, device_pd, at, transport):
     e.idle()
 
 
+@pytest.mark.parametrize(("device_e", "device_pd", "at", "transport"), PAIRS)
+def test_outputs_larger_than_a_pool(engine, device_e, device_pd, at, transport):
+    """They move in pieces, whichever of both pools is too small."""
+    for n, (of_e, of_pd) in enumerate(((64 << 10, 64 << 10), (64 << 10, 4 << 20), (4 << 20, 64 << 10))):
+        e = engine(f"e{n}", "ec_producer", device=device_e, size=of_e)
+        pd = engine(f"pd{n}", "ec_consumer", at, device_pd, transport=transport, size=of_pd)
+        pd.side.in_place = False
+        wanted = [("big", 900), ("small", 9)]
+        pd.add("a", wanted, encode(e, "a", wanted), NO_PIXELS)
+        until(lambda: [e.step(), pd.step()] and "a" in pd.answers, "the request")
+        assert pd.answers["a"][0] == "LENGTH" and not pd.encoded
+        pd.idle()
+        e.idle()
+        assert not e.worker._worker._kept and not getattr(pd.side._memory, "_assembled", ())
+
+
 def test_an_encoder_on_the_host_is_read_in_place(engine):
     e, pd = engine("e", "ec_producer", device=None), engine("pd", "ec_consumer")
     wanted = images(2, 5)

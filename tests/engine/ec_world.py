@@ -45,8 +45,8 @@ class Hold(RealHold):
 
 
 class Transfer:
-    def __init__(self, world, side, hold, ops):
-        self.world, self.side, self.hold, self.ops = world, side, hold, ops
+    def __init__(self, world, side, hold, ops, notify):
+        self.world, self.side, self.hold, self.ops, self.notify = world, side, hold, ops, notify
         self.ended, self.failure, self.is_lent = False, None, True
         world.transfers.append(self)
         world.act(world.transferred, self)
@@ -67,6 +67,8 @@ class Transfer:
         if not self.ended:
             self.ended, self.failure, self.is_lent = True, error, lent
             self.world.seen[f"transfer {error.name if error else 'done'}"] += 1
+            if error is None and self.notify is not None:
+                self.world.act(self.world.notified, self.hold.grant.owner, *self.notify)
             if not lent:
                 self.land()
 
@@ -134,7 +136,7 @@ class Client:
         self.side.memory = memory
         return SimpleNamespace(memory=memory)
 
-    def read(self, region, remote, ops, *, deadline):
+    def read(self, region, remote, ops, *, notify, deadline):
         if not self.side.up:
             raise errors.SessionClosed("not connected")
         if self.world.random.random() < 0.1:
@@ -143,7 +145,7 @@ class Client:
             raise remote.lost
         for _, at, n in ops:
             assert any(a <= at and at + n <= b for a, b in remote.hold.grant.ranges), "outside of the right"
-        return Transfer(self.world, self.side, remote.hold, list(ops))
+        return Transfer(self.world, self.side, remote.hold, list(ops), notify)
 
     def close(self):
         pass
@@ -171,7 +173,10 @@ class World:
         monkeypatch.setattr(consumer, "Hold", Hold)
         self.agents = []
         self.e, self.pd = self._make("e", "ec_producer", e, devices[0]), self._make("pd", "ec_consumer", pd, devices[1])
-        self.read = []  # outputs that were opened in place
+        self.trouble = 0.1 if min(e, pd) > 64 << 10 else 0.01  # the chance that a transfer fails; a load in pieces has some 20 of them
+        self.read, self.in_pieces = [], 0  # outputs that were opened in place, or loaded in pieces
+        end = self.pd.side._end
+        self.pd.side._end = lambda load, now: self._end(end, load, now)
         vacate, begin = self.e.side._pool.vacate, self.pd.side._begin_reading
         self.e.side._pool.vacate = lambda item: self._vacate(vacate, item)
         self.pd.side._begin_reading = lambda source, item: self._begin(begin, source, item)
@@ -185,6 +190,10 @@ class World:
         vacated = vacate(item)
         self.seen["kept while it is read"] += not vacated
         return vacated
+
+    def _end(self, end, load, now):
+        end(load, now)
+        self.in_pieces += sum(item.ready and bool(item.shape.window) for item in load.items)
 
     def _begin(self, begin, source, item):
         begin(source, item)
@@ -232,14 +241,18 @@ class World:
                 if transfer.hold is hold:
                     transfer.end(error)
 
+    def notified(self, agent, tag, payload):
+        if agent.up:
+            agent.events.append(events.Notification(tag, payload, None, 0, b"", 0, 0))
+
     def transferred(self, transfer):
         if transfer.ended:
             return
         assert transfer.hold.grant.how is None, "outputs were moved without a right"
         chance = self.random.random()
-        if chance < 0.1:
+        if chance < self.trouble:
             transfer.end(errors.PeerLost("the other agent does not answer"))
-        elif chance < 0.2:
+        elif chance < 2 * self.trouble:
             transfer.end(errors.Unconfirmed("the agent does not answer"), lent=True)
             self.act(self.confirmed, transfer)
         else:
@@ -280,7 +293,7 @@ class World:
         used = self.pd.side._pool._places._used
         for transfer in self.transfers:
             for local, _, n in transfer.ops:
-                local, n = (local, n) if local in used else (local - HEADER, n + HEADER)  # the output of a GPU's pool
+                local, n = (local, n) if local in used else (local - HEADER, n + HEADER)  # no header comes with it
                 assert used.get(local, 0) >= n, "a place is free while an agent may write it"
         self.read = [item for item in self.read if item.users]
         for item in self.read:

@@ -17,12 +17,16 @@ EVERYTHING = {
 
 
 IN_PLACE = {"read in place", "kept while it is read"}
+LARGE, SMALL = 256 * 512 + 4096, 64 << 10  # bytes of a pool: all outputs fit, or some move in pieces
+WORLDS = [("cpu", LARGE, "cpu", LARGE), ("cuda", LARGE, "cuda", LARGE), ("cpu", LARGE, "cuda", LARGE), ("cuda", LARGE, "cpu", LARGE),
+          ("cpu", SMALL, "cpu", SMALL), ("cpu", LARGE, "cpu", SMALL), ("cpu", SMALL, "cpu", LARGE), ("cuda", SMALL, "cuda", SMALL)]
 
 
-@pytest.fixture(params=[("cpu", "cpu"), ("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")], ids="-".join)
+@pytest.fixture(params=WORLDS, ids=lambda which: "-".join(map(str, which)))
 def world(monkeypatch, request):
-    """By the devices of E's pool and of PD's."""
-    made = World(monkeypatch, random.Random(), devices=request.param)
+    """By the pools of E and PD: device and size."""
+    device_e, e, device_pd, pd = request.param
+    made = World(monkeypatch, random.Random(), e, pd, (device_e, device_pd))
     yield made
     made.e.close()
     made.pd.close()
@@ -100,12 +104,15 @@ def one_order(world, seed):
                         pd.add(name + "-again", wanted[name], params, PIXELS)
         world.check()
     world.settle()
+    assert not e.worker._worker._kept and not getattr(pd.side._memory, "_assembled", ()), "an output is kept that nobody needs"
     for name, (reason, _) in pd.answers.items():
         world.seen[f"pd {reason}"] += 1
         assert reason == "LENGTH" or sent[name] is NO_PIXELS or name in aborted, (name, reason)
     world.seen["encoded at pd"] += len(pd.encoded)
     world.seen["evicted at e"] += e.side._pool.evicted - evicted[0]
     world.seen["evicted at pd"] += pd.side._pool.evicted - evicted[1]
+    world.seen["loaded in pieces"] += world.in_pieces
+    world.in_pieces = 0
     world.seen["loaded"] += sum(pd.side.stats._minute["blocks"])
     pd.side.stats._minute["blocks"].clear()
 
@@ -119,4 +126,6 @@ def test_orders(world):
     print(dict(world.seen))
     if ORDERS >= 2000:
         expected = EVERYTHING if world.e.side._memory.device == "cpu" else EVERYTHING - IN_PLACE
+        if SMALL in (world.e.side._pool.size, world.pd.side._pool.size):
+            expected = expected | {"loaded in pieces"}
         assert not (missing := [what for what in expected if not world.seen[what]]), f"never seen: {missing}; seen: {world.seen}"

@@ -223,9 +223,9 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
         read_offers({"dray": {**params["dray"], "version": 9}})
-    good = [0, 2, 3, "00" * 16, "00" * 32, 7]
+    good = [0, 2, 3, "00" * 16, "00" * 32, 7, 0]
     read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": {"image": good}}]}})
-    wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None))
+    wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None), (6, -1), (6, True))
     for damage in ([], None, {"image": [1, 2, 3]}, {1: good}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
@@ -255,7 +255,7 @@ def test_proof_covers_all_that_an_offer_says():
             *(({"pool": offer.pool._replace(**field)}, "salt") for field in ({"process": 8}, {"fd": 6}, {"door": "0b" * 32})),
             ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
             *(({"items": {"image": one._replace(**field)}}, "salt")
-              for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}, {"digest": b"e" * 32}, {"number": 8})),
+              for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}, {"digest": b"e" * 32}, {"number": 8}, {"piece": 512})),
             ({"device": "cuda"}, "salt")):
         with pytest.raises(errors.Denied, match="changed on its way"):
             secret.check(offer._replace(**changed), salt)

@@ -21,6 +21,7 @@ __all__ = ["Budget", "check_memory", "check_steps", "of_engine", "row_bytes", "s
 _logger = logging.getLogger("vllm.dray")
 _SIZE_MAX = 1 << 42
 _PAGE = 4096
+_SMALLEST = 64 << 10  # of a pool through which outputs move in pieces
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,26 @@ class Budget:
                 f"model has {self.rows}")
 
 
-def of_engine(config: VllmConfig) -> Budget:
-    """The pool of an engine. errors.Invalid: its budgets do not go together."""
+def of_engine(config: VllmConfig, in_pieces: bool = False) -> Budget:
+    """The pool of an engine. in_pieces: it need not hold the largest output of the model. errors.Invalid: its budgets do not go together."""
     rows = _largest_output(config)
     check_steps(config, rows)
-    return size_of(config.ec_transfer_config.ec_buffer_size, row_bytes(config), rows)
+    return size_of(config.ec_transfer_config.ec_buffer_size, row_bytes(config), rows, in_pieces)
 
 
-def size_of(wanted: Any, row: int, rows: int) -> Budget:
-    """The pool for ec_buffer_size bytes: raised with a warning if the largest output does not fit. errors.Invalid: not a size."""
+def size_of(wanted: Any, row: int, rows: int, in_pieces: bool = False) -> Budget:
+    """The pool for ec_buffer_size bytes: raised with a warning if the largest output does not fit, unless it moves in pieces then.
+
+    errors.Invalid: not a size.
+    """
     if isinstance(wanted, bool) or not isinstance(wanted, (int, float)) or not math.isfinite(wanted) or not 0 < wanted <= _SIZE_MAX:
         raise errors.Invalid(f"ec_buffer_size is {wanted!r}", fix=f"Set it to a number of bytes above 0, at most {_SIZE_MAX}.")
     size = -(-int(wanted) // _PAGE) * _PAGE
     need = -(-Allocator.room(HEADER + row * rows) // _PAGE) * _PAGE
+    if in_pieces and size < need:
+        _logger.warning("dray: ec_buffer_size is %d bytes, and the largest output of the model takes %d; outputs that are larger than the pool move in "
+                        "pieces, one at a time", int(wanted), need)
+        need = min(need, _SMALLEST)
     if need > _SIZE_MAX:
         raise errors.Invalid(f"the largest output of the model takes {need} bytes, and a pool has at most {_SIZE_MAX}",
                              fix="Set a smaller limit for the size of media (--mm-processor-kwargs), or a smaller --max-model-len.")

@@ -28,6 +28,8 @@ _OPTIONS = ("agent", "deadline", "devices", "key_file", "lease", "pool_device", 
 class DrayECConnector(EncoderConnector):
     """Moves outputs of encoders between engines through dray's agents."""
 
+    _in_pieces = True
+
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         self._options = Options.parse(vllm_config.ec_transfer_config.ec_connector_extra_config, "ec_connector_extra_config",
                                       "DrayECConnector", _OPTIONS)
@@ -36,7 +38,7 @@ class DrayECConnector(EncoderConnector):
 
     def _connect(self) -> Client:
         self._agent = find(self._options, self._engine_id)
-        return connect(self._agent.socket, self._engine_id, "encoder outputs", self._options.deadline, family="vllm-ec")
+        return connect(self._agent.socket, self._engine_id, "encoder outputs", self._options.deadline, notifications=self.is_producer, family="vllm-ec")
 
     def _pool_device(self) -> str:
         return self._options.pool_device

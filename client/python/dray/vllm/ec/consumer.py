@@ -17,6 +17,7 @@ from .door import Doors
 from .header import digest, verify
 from .inplace import Opened, open_named
 from .load import Load
+from .pieces import Pieces, consumer_window
 from .pool import Item, Pool, Shape
 from .pool_memory import PoolMemory, Seal
 from .protocol import Offer, Offered, offered_tokens, read_offers
@@ -155,6 +156,9 @@ class ConsumerSide(Reader):
                 shape = self._shape(identifier, needed[identifier], offer, offered, want.request.cache_salt)
             except errors.Error:
                 break
+            if offered.piece:
+                break
+            shape = shape._replace(window=0)  # the own pool is not needed
             wanted = Wanted(shape, source, offered.offset, offered.nonce)
             item = self._open(wanted) if self._pool.find(shape) is None else None
             if item is None:
@@ -233,7 +237,7 @@ class ConsumerSide(Reader):
     # --- offers -------------------------------------------------------------------------------------
 
     def _shape(self, identifier: str, rows: int, offer: Offer, offered: Offered, salt: str | None) -> Shape:
-        """What an offered output has to be. errors.Unsupported, errors.TooLarge: this engine cannot use it."""
+        """What an offered output has to be. errors.Unsupported: this engine cannot use it."""
         for name, value in self._model.items():
             if offer.model.get(name) != value:
                 raise errors.Unsupported(f"the engines differ: {name} is {value!r} here, {offer.model.get(name)!r:.80} at the encoder",
@@ -245,8 +249,8 @@ class ConsumerSide(Reader):
             raise errors.Unsupported(f"an embedding has {' or '.join(map(str, sorted(self._widths)))} numbers here, and the encoder's "
                                      f"output has rows of {offered.width}", fix="Start both engines with the same model.")
         shape = Shape(digest(identifier, salt), rows, offered.width, rows * offered.width * self._itemsize)
-        self._fit(shape)
-        return shape
+        in_pieces = offered.piece or self._pool.room(shape) > self._pool.size
+        return shape._replace(window=consumer_window(self._pool.size)) if in_pieces else shape
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         if request.mm_features and request.request_id not in self._wants and request.ec_transfer_params:
@@ -262,7 +266,11 @@ class ConsumerSide(Reader):
         for identifier, item in items.items():
             wanted = want.missing[identifier]
             load = loads.setdefault(id(wanted.source), Load(wanted.source.hold, want.request.request_id, want.ends))
-            load.add(item, self._memory.operation(item, wanted.source.offer.device, wanted.place))
+            offer = wanted.source.offer
+            if item.shape.window:
+                load.add_pieces(item, Pieces(item, offer.items[identifier], offer.device, self._memory))
+            else:
+                load.add(item, self._memory.operation(item, offer.device, wanted.place))
         return list(loads.values())
 
     def _poll(self, rest: float, awaited: bool) -> None:

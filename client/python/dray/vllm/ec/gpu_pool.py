@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,10 +19,14 @@ import torch
 from ... import cuda, errors
 from ..._checksum import checksum
 from ..gpu import Pool as TorchPool
+from . import header
+from .header import HEADER
 from .pool_memory import PoolMemory, check_seal
 from .total import total
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...client import Client
     from ...handles import Region
     from .budget import Budget
@@ -53,6 +58,13 @@ class GpuBytes(Protocol):
         """A copy, as bytes. Waits for the copy, and not for kernels of the model."""
     def total(self, offset: int, size: int) -> int: ...
     def crc(self, offset: int, size: int) -> int: ...
+    def peek(self, offset: int, length: int) -> bytes: ...
+    def poke(self, offset: int, data: bytes) -> None:
+        """Writes some bytes, behind what the GPU has to do before. Waits until they are there."""
+    def empty(self, size: int) -> Any:
+        """Other memory of the GPU, as bytes. errors.NoMemory."""
+    def copy(self, to: Any, offset: int) -> None:
+        """Copies bytes to other memory. Waits for the copy."""
     def close(self) -> None: ...
 
 
@@ -114,8 +126,40 @@ class TorchBytes:
         with torch.cuda.stream(self._stream):
             return checksum(self._tensor[offset:offset + size].cpu().numpy())
 
+    def peek(self, offset: int, length: int) -> bytes:
+        with torch.cuda.stream(self._stream):
+            return bytes(self._tensor[offset:offset + length].cpu().numpy())
+
+    def poke(self, offset: int, data: bytes) -> None:
+        with torch.cuda.stream(self._stream):
+            self._tensor[offset:offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._stream.synchronize()
+
+    def empty(self, size: int) -> Any:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device=self._tensor.device)
+        except torch.OutOfMemoryError as e:
+            raise errors.NoMemory(f"the GPU has no memory for an output of {size} bytes: {e}") from None
+
+    def copy(self, to: Any, offset: int) -> None:
+        with torch.cuda.stream(self._stream):
+            to.copy_(self._tensor[offset:offset + to.numel()])
+        self._stream.synchronize()
+
     def close(self) -> None:
         del self._tensor
+
+
+class _OwnTensor:
+    """An output in memory of the GPU of its own. Workers give it to the model as it is."""
+
+    path = ""
+
+    def __init__(self, data: Any, gone: Callable[[], object]) -> None:
+        self.data, self._gone = data, gone
+
+    def close(self) -> None:
+        self._gone()
 
 
 class GpuPool(PoolMemory):
@@ -128,6 +172,8 @@ class GpuPool(PoolMemory):
         self.name = name, budget.size
         self._seals: dict[int, tuple[bytes, int]] = {}  # nonce and total, by offset
         self._stored: list[tuple[Place, Any]] = []  # in the step that is computed
+        self._pieces: list[tuple[Place, int, int, Any]] = []  # the same, with number and place of each
+        self._assembled: dict[bytes, _OwnTensor] = {}  # by nonce
         _pools[name] = self
 
     @staticmethod
@@ -152,9 +198,21 @@ class GpuPool(PoolMemory):
             stored, self._stored = self._stored, []
             for (place, _), number in zip(stored, self._data.totals([one for _, one in stored]), strict=True):
                 self._seals[place.offset] = place.nonce, number
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            for (place, index, at, _), number in zip(pieces, self._data.totals([one for *_, one in pieces]), strict=True):
+                self._data.poke(at, header.pack(place.nonce, place.digest, index, number))
+                self._seals[place.offset] = place.nonce, 0
+
+    def store_piece(self, place: Place, index: int, at: int, part: Any) -> None:
+        """Copies a piece behind its header at `at`, which complete() writes."""
+        self._pieces.append((place, index, at, self._data.store(at + HEADER, part)))
 
     def load(self, place: Place, dtype: Any) -> Any:
         """(rows, width), a copy of an output."""
+        assembled = self._assembled.get(place.nonce)
+        if assembled is not None:
+            return assembled.data.view(dtype).view(place.rows, place.width)
         return self._data.load(place.offset, place.size).view(dtype).view(place.rows, place.width)
 
     # --- scheduler side -----------------------------------------------------------------------------
@@ -173,6 +231,20 @@ class GpuPool(PoolMemory):
     def vacate(self, item: Item) -> bool:
         self._seals.pop(item.offset, None)
         return True
+
+    def peek(self, offset: int, length: int) -> bytes:
+        return self._data.peek(offset, length)
+
+    def assemble(self, item: Item) -> _OwnTensor:
+        made = self._assembled[item.nonce] = _OwnTensor(self._data.empty(item.shape.size), partial(self._assembled.pop, item.nonce, None))
+        return made
+
+    def append(self, item: Item, at: int, length: int) -> None:
+        self._data.copy(self._assembled[item.nonce].data[at:at + length], item.offset + HEADER)
+
+    def number_of(self, item: Item, start: int, length: int, device: str) -> int:
+        data = self._assembled[item.nonce].data[start:start + length]
+        return int(total(data)) if device == "cuda" else checksum(data.cpu().numpy())
 
     def close(self) -> None:
         _pools.pop(self.name[0], None)

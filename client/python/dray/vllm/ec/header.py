@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from hashlib import blake2s
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import errors
 from ..._checksum import checksum
@@ -19,13 +19,34 @@ if TYPE_CHECKING:
     from .pool import Item
     from .protocol import Place
 
-__all__ = ["DIGEST", "HEADER", "MAGIC", "NONCE", "OTHER_BYTES", "clear", "digest", "number", "of_another", "read", "seal", "sealed", "verify"]
+__all__ = ["DIGEST", "HEADER", "HEADER_BYTES", "MAGIC", "NONCE", "OTHER_BYTES", "clear", "digest", "number", "of_another", "pack", "read", "seal", "sealed", "unpack", "verify"]
 
 HEADER = 256  # bytes; keeps the embeddings aligned
 NONCE, DIGEST = 16, 32
 _FIELDS = struct.Struct("<8s16s32sQQ")  # magic, nonce, digest of the identifier, bytes, their checksum
+HEADER_BYTES = _FIELDS.size  # that are used
 MAGIC = b"DrayEC03"  # names the form of the header
 OTHER_BYTES = "the bytes of the output are not those that the other engine has stored"
+
+
+class Header(NamedTuple):
+    """size: bytes of the output; or the number of a piece (pieces.py). number: checksum of the bytes."""
+
+    magic: bytes
+    nonce: bytes
+    digest: bytes
+    size: int
+    number: int
+
+
+def pack(nonce: bytes, key: bytes, size: int, number: int) -> bytes:
+    """A header."""
+    return _FIELDS.pack(MAGIC, nonce, key, size, number & (1 << 64) - 1)
+
+
+def unpack(data: bytes | memoryview) -> Header:
+    """What starts with a header."""
+    return Header(*_FIELDS.unpack_from(data))
 
 
 def digest(identifier: str, salt: str | None) -> bytes:

@@ -51,6 +51,8 @@ class Parts:
 class EncoderConnector(WorkerHooks):
     """Hooks of vLLM that are not here do what the base class does. A subclass has parsed its options before it calls __init__()."""
 
+    _in_pieces = False  # outputs that are larger than the pool move in pieces
+
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         _refuse(vllm_config, type(self).__name__)
@@ -114,7 +116,7 @@ class EncoderConnector(WorkerHooks):
                 if wanted == "cuda":
                     raise
                 _logger.warning("dray: the pool of encoder outputs lies in host memory, because the GPU's cannot be shared with the agent: %s", e)
-        size = budget.of_engine(self._config)
+        size = budget.of_engine(self._config, self._in_pieces)
         budget.check_memory(size.size)
         host = HostPool(Memory(size.size, name=POOL))
         return host, host.region(client), size
@@ -124,7 +126,7 @@ class EncoderConnector(WorkerHooks):
         name = f"gpu {self._engine_id}"
         pool = GpuPool.find(name)
         if pool is None:
-            size = budget.of_engine(self._config)
+            size = budget.of_engine(self._config, self._in_pieces)
             pool = GpuPool(name, size, TorchBytes(size.size))
         return pool
 

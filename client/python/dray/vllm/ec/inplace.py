@@ -189,7 +189,7 @@ class Vacate:
 
     def __call__(self, item: Item) -> bool:
         """False while somebody reads the output."""
-        length = HEADER + item.shape.size
+        length = item.shape.window or HEADER + item.shape.size
         if not _lock(self._memory.fd, fcntl.F_WRLCK, item.offset, length):
             return False
         clear(self._memory.view, item.offset)

@@ -13,18 +13,22 @@ from .header import HEADER
 
 if TYPE_CHECKING:
     from .inplace import Opened
-    from .pool_memory import Seal
+    from .pool_memory import Assembled, Seal
 
 __all__ = ["Item", "Pool", "Shape"]
 
 
 class Shape(NamedTuple):
-    """What is known of an output before it exists. digest: of its identifier; size: bytes of its embeddings."""
+    """What is known of an output before it exists. digest: of its identifier; size: bytes of its embeddings.
+
+    window: bytes of the pool for an output that moves in pieces (pieces.py); 0: it lies in the pool.
+    """
 
     digest: bytes
     rows: int
     width: int
     size: int
+    window: int = 0
 
 
 class Item:
@@ -32,16 +36,17 @@ class Item:
 
     It stays where it is while it has users. Without users it is a cache, which is evicted when others need its room.
     opened: it lies in another engine's pool instead, at that offset, as long as it has users. seal: what its encoder says of it;
-    None: its header does.
+    None: its header does. assembled: where it lies outside the pool, if it moves in pieces and is used here.
     """
 
-    __slots__ = ("error", "nonce", "offset", "opened", "ready", "seal", "shape", "users")
+    __slots__ = ("assembled", "error", "nonce", "offset", "opened", "ready", "seal", "shape", "users")
 
     def __init__(self, shape: Shape, offset: int, nonce: bytes, opened: Opened | None = None) -> None:
         self.shape, self.offset, self.nonce, self.opened = shape, offset, nonce, opened
         self.users: set[Hashable] = set()
         self.ready = False
         self.seal: Seal | None = None
+        self.assembled: Assembled | None = None
         self.error: errors.Error | None = None
 
 
@@ -59,6 +64,7 @@ class Pool:
         self._items: dict[bytes, Item] = {}  # by digest
         self._idle: OrderedDict[Item, None] = OrderedDict()  # without users, the least recently used first
         self._idle_bytes = 0
+        self._in_pieces: Item | None = None
         self.evicted = 0
 
     @property
@@ -72,11 +78,16 @@ class Pool:
 
     def room(self, shape: Shape) -> int:
         """Bytes that the place of an output takes."""
-        return Allocator.room(self._before + shape.size)
+        return shape.window or Allocator.room(self._before + shape.size)
 
     def fits(self, shapes: Iterable[Shape]) -> bool:
-        """True if the pool can hold all of these outputs at once when it holds nothing else."""
-        return sum(map(self.room, shapes)) <= self.size
+        """True if the pool can hold all of these outputs at once when it holds nothing else: one of them in pieces."""
+        shapes = list(shapes)
+        return sum(map(self.room, shapes)) <= self.size and sum(bool(shape.window) for shape in shapes) <= 1
+
+    def taken(self, shapes: Iterable[Shape]) -> bool:
+        """True if one of these outputs moves in pieces, and another one does already."""
+        return self._in_pieces is not None and any(shape.window for shape in shapes)
 
     def find(self, shape: Shape) -> Item | None:
         """The output, if it is here, or on its way. One with another shape is not the same output."""
@@ -87,7 +98,7 @@ class Pool:
         """Places for outputs that are not here, with their first user: for all of them, or None. nonces: one for each."""
         self.look()
         need = sum(map(self.room, shapes))
-        if need > self._places.free + self._idle_bytes:
+        if need > self._places.free + self._idle_bytes or self.taken(shapes):
             return None
         made: list[Item] = []
         for shape, nonce in zip(shapes, nonces, strict=True):
@@ -99,11 +110,14 @@ class Pool:
                 return None
             item = Item(shape, offset, nonce)
             item.users.add(user)
+            made.append(item)
+            if shape.window:  # nobody else finds it, because its bytes pass
+                self._in_pieces = item
+                continue
             old = self._items.get(shape.digest)
             if old is not None:
                 self.forget(old)
             self._items[shape.digest] = item
-            made.append(item)
         return made
 
     def _take(self, room: int) -> int | None:
@@ -134,6 +148,8 @@ class Pool:
         item.users.remove(user)
         if item.users:
             return
+        if item.assembled is not None:
+            item.assembled.close()
         if item.opened is not None:
             item.opened.close()
         elif self._items.get(item.shape.digest) is item:
@@ -155,6 +171,8 @@ class Pool:
     def _free(self, item: Item) -> None:
         if self.vacate(item):
             self._places.give(item.offset)
+            if item is self._in_pieces:
+                self._in_pieces = None
         else:
             self._read.append(item)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ... import errors
+from ..._checksum import checksum
 from ..._checksums import Checksums
+from ...memory import Memory
+from ..free_memory import free_memory
 from . import header
 from .header import HEADER
 from .inplace import Vacate
@@ -18,11 +21,10 @@ if TYPE_CHECKING:
 
     from ...client import Client
     from ...handles import Region
-    from ...memory import Memory
     from .pool import Item
     from .protocol import Place
 
-__all__ = ["DEVICES", "HostPool", "PoolMemory", "Seal", "check_seal"]
+__all__ = ["DEVICES", "Assembled", "HostPool", "PoolMemory", "Seal", "check_seal", "same_number"]
 
 # of pools. Bytes in host memory are proved by their CRC-32C, those in a GPU's memory by their total (total.py).
 DEVICES = ("cpu", "cuda")
@@ -37,6 +39,15 @@ class Seal(NamedTuple):
     device: str
     digest: bytes
     number: int
+
+
+class Assembled(Protocol):
+    """An output outside the pool, that a consumer puts together of pieces. path: by which the engine's workers open it, HEADER bytes before it; empty:
+    they find it by its nonce."""
+
+    @property
+    def path(self) -> str: ...
+    def close(self) -> None: ...
 
 
 class PoolMemory(ABC):
@@ -73,6 +84,24 @@ class PoolMemory(ABC):
     @abstractmethod
     def close(self) -> None:
         """Gives the memory up. After the session has ended."""
+
+    # of outputs that move in pieces (pieces.py), to a window in the pool at the item's offset
+
+    @abstractmethod
+    def peek(self, offset: int, length: int) -> bytes | memoryview:
+        """Some bytes of the pool."""
+
+    @abstractmethod
+    def assemble(self, item: Item) -> Assembled:
+        """Memory outside the pool for an output. errors.NoMemory."""
+
+    @abstractmethod
+    def append(self, item: Item, at: int, length: int) -> None:
+        """Copies what lies behind the header in the window to the output, at `at`."""
+
+    @abstractmethod
+    def number_of(self, item: Item, start: int, length: int, device: str) -> int:
+        """The checksum of a part of the output, as an encoder with a pool on `device` computes it."""
 
     def operation(self, item: Item, source: str, offset: int) -> tuple[int, int, int]:
         """(own offset, other offset, bytes) of what is read of an output that lies at `offset` of a pool on another engine's device."""
@@ -114,9 +143,56 @@ class HostPool(PoolMemory):
     def vacate(self, item: Item) -> bool:
         return self._vacate(item)
 
+    def peek(self, offset: int, length: int) -> memoryview:
+        return self.memory.view[offset:offset + length]
+
+    def assemble(self, item: Item) -> Assembled:
+        free = free_memory()
+        if free is not None and item.shape.size > free:
+            raise errors.NoMemory(f"the output takes {item.shape.size} bytes outside the pool, and {free} are available")
+        return _OwnFile(item.shape.size)
+
+    def append(self, item: Item, at: int, length: int) -> None:
+        start = item.offset + HEADER
+        _file(item).view[at:at + length] = self.memory.view[start:start + length]
+
+    def number_of(self, item: Item, start: int, length: int, device: str) -> int:
+        data = _file(item).view[start:start + length]
+        if device == "cpu":
+            return checksum(data)
+        from .total import total_of_bytes
+
+        return total_of_bytes(data)
+
     def close(self) -> None:
         del self._checksums
         self.memory.close()
+
+
+class _OwnFile:
+    """An output in a memfd of its own."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = Memory(HEADER + size, name="dray-ec-output")
+        self.view = self._memory.view[HEADER:]
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._memory.fd}"
+
+    def close(self) -> None:
+        self.view.release()
+        self._memory.close()
+
+
+def _file(item: Item) -> _OwnFile:
+    assert isinstance(item.assembled, _OwnFile)
+    return item.assembled
+
+
+def same_number(a: int, b: int) -> bool:
+    """Checksums of 64 bits, with a sign or without one, are the same."""
+    return (a - b) % (1 << 64) == 0
 
 
 def check_seal(item: Item, number: Callable[[], int]) -> None:

@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...client import Client
+from ...events import Notification
 from ...handles import Region
 from ..grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants
 from ..options import Options
 from ..protocol import DELIVERED
 from ..rest import Rest
 from .door import Door
-from .pool import Pool, Shape
+from .pieces import TAG, Handout, Progress, encoder_window, piece_of
+from .pool import Item, Pool, Shape
 from .pool_memory import PoolMemory
-from .protocol import Offer, Offered, PoolName, consumers, offer_params
+from .protocol import Offer, Offered, Place, PoolName, StepMetadata, consumers, offer_params
 from .secret import Secret
 from .writer import Send, State, Writer
 
@@ -71,7 +73,10 @@ class ProducerSide(Writer[_Send]):
         self._options, self._engine_id, self._model, self._secret = options, engine_id, model, secret
         self._silent = 0  # rights about which the agent has not answered in time
         self._grants = Grants(client)
+        self._grants.on_event = self._on_event
         self._by_grant: dict[Grant, _Send] = {}
+        self._handouts: dict[bytes, Handout] = {}  # of outputs that move in pieces, by nonce
+        self._done: list[bytes] = []  # of these that the worker is to give up
         pool.vacate = memory.vacate
         self._door = Door(memory.memory) if memory.memory is not None else None
 
@@ -105,7 +110,7 @@ class ProducerSide(Writer[_Send]):
 
     def _give(self, send: _Send, now: float) -> None:
         """Asks the agent for the right. Without an agent the request is encoded, and nothing is offered."""
-        sizes = [self._memory.before + item.shape.size for item in send.items]
+        sizes = [item.shape.window or self._memory.before + item.shape.size for item in send.items]
         ranges = [(item.offset, size, size, 1) for item, size in zip(send.items, sizes, strict=True)]
         try:
             send.grant = self._grants.give(send.request_id, self._region, ranges, self._options.lease, "r", holders=send.consumers)
@@ -134,7 +139,7 @@ class ProducerSide(Writer[_Send]):
             grant = send.grant
             if grant is not None and grant.token is not None and grant.how is None and not send.silent and stored:
                 send.state = State.HELD
-                items = {name: Offered(item.offset, item.shape.rows, item.shape.width, item.nonce, item.shape.digest, self._memory.number(item))
+                items = {name: self._offered(item, send)
                          for name, item in zip(send.shapes, send.items, strict=True)}
                 offer = Offer(self._engine_id, grant.token, self._model, items, device=self._memory.device, pool=self._pool_name())
                 if self._secret is not None:
@@ -150,6 +155,36 @@ class ProducerSide(Writer[_Send]):
             self._leave(send)
         return None
 
+    def _offered(self, item: Item, send: _Send) -> Offered:
+        shape = item.shape
+        if not shape.window:
+            return Offered(item.offset, shape.rows, shape.width, item.nonce, shape.digest, self._memory.number(item))
+        self._handouts[item.nonce] = Handout(item, send.consumers)
+        return Offered(item.offset, shape.rows, shape.width, item.nonce, shape.digest, 0, piece_of(shape.window))
+
+    def _on_event(self, event: Any) -> None:
+        progress = Progress.read(event.payload) if isinstance(event, Notification) and event.tag == TAG else None
+        handout = self._handouts.get(progress.nonce) if progress is not None else None
+        if handout is not None and progress is not None:
+            handout.take(progress)
+
+    def _leave(self, send: _Send) -> None:
+        for item in send.items:
+            if item.shape.window:
+                self._handouts.pop(item.nonce, None)
+                self._done.append(item.nonce)
+        super()._leave(send)
+
+    def build(self, output: SchedulerOutput, metadata: StepMetadata) -> None:
+        super().build(output, metadata)
+        metadata.done, self._done = self._done, []
+        for handout in self._handouts.values():
+            metadata.pieces += [(Place.of(handout.item), index) for index in handout.next()]
+
+    @property
+    def _window(self) -> int:
+        return encoder_window(self._pool.size)
+
     def _pool_name(self) -> PoolName | None:
         """None: nobody reads in place what lies in the memory of a GPU."""
         if self._memory.memory is None or self._door is None:
@@ -159,7 +194,8 @@ class ProducerSide(Writer[_Send]):
     def _poll(self, output: SchedulerOutput) -> None:
         self._pool.look()
         waiting = sum(send.state is State.ROOM for send in self._sends.values())
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, bool(waiting and not len(self._line)))
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting + len(self._handouts), bool(waiting and not len(self._line)),
+                                  heard=not waiting)
         for grant in self._grants.poll(rest, bool(self._by_grant)):
             send = self._by_grant.pop(grant, None)
             if send is None:
@@ -182,9 +218,9 @@ class ProducerSide(Writer[_Send]):
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return self._grants.busy
+        return self._grants.busy or bool(self._handouts or self._done)
 
     @property
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
-        return not (self._sends or self._by_grant or len(self._line) or self._pool.used or len(self._grants))
+        return not (self._sends or self._by_grant or self._handouts or self._done or len(self._line) or self._pool.used or len(self._grants))

@@ -30,7 +30,7 @@ _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request
 
 class Place(NamedTuple):
     """Where an output lies in an engine's own pool, for its workers; or, with a path, in the pool of another engine, which workers can keep
-    if it has a door (door.py)."""
+    if it has a door (door.py), or in a file of its own. window: of an output that moves in pieces (pieces.py)."""
 
     offset: int
     rows: int
@@ -40,12 +40,15 @@ class Place(NamedTuple):
     digest: bytes
     path: str = ""
     door: str = ""
+    window: int = 0
 
     @classmethod
     def of(cls, item: Item) -> Place:
         shape, opened = item.shape, item.opened
+        if item.assembled is not None and item.assembled.path:
+            return cls(0, shape.rows, shape.width, shape.size, item.nonce, shape.digest, item.assembled.path)
         if opened is None:
-            return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest)
+            return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest, window=shape.window)
         return cls(item.offset, shape.rows, shape.width, shape.size, item.nonce, shape.digest, opened.path, opened.pool.door)
 
 
@@ -54,16 +57,21 @@ class StepMetadata:
     """From the scheduler side to the workers, for one step.
 
     number: of the step. pool: by which the workers find the pool (PoolMemory.name). saves: outputs of this step that are to be stored, by identifier;
-    more than one if tenants have the same image. loads: outputs that this step uses, by identifier.
+    more than one if tenants have the same image. loads: outputs that this step uses, by identifier. pieces: of outputs that the worker keeps, to be
+    copied into their windows, with the number of each. done: nonces of such outputs that are not needed any more.
     """
 
     number: int
     pool: tuple[str, int]
     saves: dict[str, list[Place]] = field(default_factory=dict)
     loads: dict[str, Place] = field(default_factory=dict)
+    pieces: list[tuple[Place, int]] = field(default_factory=list)
+    done: list[bytes] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
         """Each step pickles it, which takes less time for what pickle knows."""
+        if self.pieces or self.done:
+            return StepMetadata, (self.number, self.pool, self.saves, self.loads, self.pieces, self.done)
         saves = {name: [tuple(place) for place in places] for name, places in self.saves.items()}
         return _step_metadata, (self.number, self.pool, saves, {name: tuple(place) for name, place in self.loads.items()})
 
@@ -89,7 +97,8 @@ class WorkerMetadata:
 
 
 class Offered(NamedTuple):
-    """One output of an offer. offset: of its place in E's pool. digest, number: of its identifier, and of its bytes."""
+    """One output of an offer. offset: of its place in E's pool. digest, number: of its identifier, and of its bytes. piece: bytes in each piece
+    of an output that moves in pieces (pieces.py)."""
 
     offset: int
     rows: int
@@ -97,6 +106,7 @@ class Offered(NamedTuple):
     nonce: bytes
     digest: bytes
     number: int
+    piece: int = 0
 
 
 class PoolName(NamedTuple):
@@ -129,7 +139,7 @@ def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
          "device": offer.device,
          **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
-         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number] for name, one in offer.items.items()}}
+         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}}
         for offer in offers]}}
 
 
@@ -185,11 +195,11 @@ def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
     return PoolName(process, fd, door)
 
 
-def _offered(offset: Any, rows: Any, width: Any, nonce: Any, digest: Any, number: Any) -> Offered:
-    if not type(offset) is type(rows) is type(width) is type(number) is int or \
-            not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST and -1 << 63 <= number < 1 << 63):
-        raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}, checksum {number!r:.20}")
+def _offered(offset: Any, rows: Any, width: Any, nonce: Any, digest: Any, number: Any, piece: Any) -> Offered:
+    if not type(offset) is type(rows) is type(width) is type(number) is type(piece) is int or \
+            not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST and -1 << 63 <= number < 1 << 63 and 0 <= piece <= _MOST):
+        raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}, checksum {number!r:.20}, pieces of {piece!r:.20}")
     raw, key = bytes.fromhex(nonce), bytes.fromhex(digest)
     if len(raw) != NONCE or len(key) != DIGEST:
         raise ValueError(f"a nonce of {len(raw)} bytes, a digest of {len(key)}")
-    return Offered(offset, rows, width, raw, key, number)
+    return Offered(offset, rows, width, raw, key, number, piece)

@@ -346,6 +346,8 @@ class Reader(ABC):
                 f"the outputs of the request take {sum(map(self._pool.room, kept + shapes))} bytes, and the pool has {self._pool.size}",
                 fix="Set ec_buffer_size to more."))
             return
+        if self._pool.taken(shapes):
+            return  # until the other one has moved, and those that come later pass this request
         made = self._pool.enter(shapes, want, [wanted.nonce for wanted in want.missing.values()])
         if made is None:
             # What is here is not kept while the request waits for the rest, because two requests might wait for each other.
@@ -449,7 +451,8 @@ class Reader(ABC):
             error = load.error_of(item)
             if error is None:
                 try:
-                    self._memory.verify(item)
+                    if not item.shape.window:  # otherwise each piece was verified
+                        self._memory.verify(item)
                 except errors.Error as e:
                     error = e
             item.error = error

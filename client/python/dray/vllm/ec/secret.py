@@ -54,7 +54,7 @@ class Secret:
     def sign(self, offer: Offer, salt: str | None) -> str:
         """The proof of an offer. salt: cache_salt of the request that it is for."""
         said = [_PURPOSE, VERSION, offer.engine_id, offer.token, sorted(offer.model.items()),
-                offer.device, sorted([digest(name, salt).hex(), one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number]
+                offer.device, sorted([digest(name, salt).hex(), one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece]
                                       for name, one in offer.items.items())]
         if offer.pool is not None:
             said.append([offer.pool.process, offer.pool.fd, offer.pool.door])

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from ... import errors
+from ..._checksum import checksum
 from ...memory import Memory
 from .door import Doors
 from .gpu_pool import GpuPool
-from .header import HEADER, read, seal, sealed
+from .header import HEADER, HEADER_BYTES, pack, read, seal, sealed
+from .pieces import SLOTS, piece_of, slot
 from .protocol import Place, StepMetadata, WorkerMetadata
 
 __all__ = ["WorkerSide"]
@@ -31,16 +33,22 @@ class WorkerSide:
         self._tensor: Any = None  # tensor over the pool
         self._gpu: GpuPool | None = None  # the pool, if it lies in the memory of the GPU
         self._metadata: StepMetadata | None = None
+        self._kept: dict[bytes, Any] = {}  # bytes of outputs that move in pieces, by nonce
         self._copied: int | None = None  # the step whose loads are complete
         self._doors = Doors()
 
     def step(self, metadata: StepMetadata) -> None:
         """What the scheduler side has decided for this step."""
         self._metadata = metadata
-        if self._memory is None and self._gpu is None and (metadata.saves or not all(place.path for place in metadata.loads.values())):
+        if self._memory is None and self._gpu is None and (metadata.saves or metadata.pieces or not all(place.path for place in metadata.loads.values())):
             self._gpu = GpuPool.find(metadata.pool[0])
             if self._gpu is None:
                 self._map(*metadata.pool)
+        for nonce in metadata.done:
+            self._kept.pop(nonce, None)
+        for place, index in metadata.pieces:
+            if place.nonce in self._kept:
+                self._store_piece(place, index)
 
     def end(self) -> None:
         if self._gpu is not None:
@@ -73,7 +81,7 @@ class WorkerSide:
         if self._metadata is None or not self._saves:
             return
         for place in self._metadata.saves.get(identifier, ()):
-            if not self._sealed(place):
+            if place.nonce not in self._kept and not self._sealed(place):
                 self._store(cache[identifier], place)
 
     def _sealed(self, place: Place) -> bool:
@@ -87,6 +95,9 @@ class WorkerSide:
             _logger.error("dray: an output of %s in %s was computed, and room was made for %s in %s; it is not stored",
                           tuple(output.shape), output.dtype, (place.rows, place.width), self._dtype)
             return
+        if place.window:
+            self._keep(output, place)
+            return
         if self._gpu is not None:
             self._gpu.store(place, output)
             return
@@ -98,6 +109,28 @@ class WorkerSide:
         else:
             self._view(place).copy_(output)
         seal(self._memory.view, place.offset, place.nonce, place.digest, place.size)
+
+    def _keep(self, output: Any, place: Place) -> None:
+        """Keeps an output that is larger than the pool, until the scheduler side says that it is not needed any more."""
+        if output.untyped_storage().nbytes() > place.size:
+            output = output.clone()  # the rest of its batch is not kept
+        self._kept[place.nonce] = output.contiguous().view(-1).view(torch.uint8)
+        for index in range(min(SLOTS, -(-place.size // piece_of(place.window)))):
+            self._store_piece(place, index)
+
+    def _store_piece(self, place: Place, index: int) -> None:
+        """Copies a piece of an output to its slot."""
+        piece = piece_of(place.window)
+        part = self._kept[place.nonce][index * piece:(index + 1) * piece]
+        at = slot(place.offset, piece, index)
+        if self._gpu is not None:
+            self._gpu.store_piece(place, index, at, part)
+            return
+        assert self._memory is not None
+        start = at + HEADER
+        data = self._memory.view[start:start + part.numel()]
+        self._tensor[start:start + part.numel()].copy_(part)
+        self._memory.view[at:at + HEADER_BYTES] = pack(place.nonce, place.digest, index, checksum(data))
 
     def _view(self, place: Place) -> Any:
         """(rows, width) of a place in the pool."""

@@ -73,6 +73,11 @@ class Writer(ABC, Generic[Sent]):
 
     # --- requests -----------------------------------------------------------------------------------
 
+    @property
+    def _window(self) -> int:
+        """Bytes of the pool for an output that is larger than it; 0: such outputs are not moved."""
+        return 0
+
     def available(self, request: Request, num_computed_tokens: int) -> bool:
         """True if the request may be scheduled."""
         send = self._sends.get(request.request_id)
@@ -126,6 +131,8 @@ class Writer(ABC, Generic[Sent]):
             shape = Shape(digest(feature.identifier, request.cache_salt), rows, width, rows * width * self._itemsize)
             if feature.identifier in shapes or not rows:
                 continue
+            if self._pool.room(shape) > self._pool.size:
+                shape = shape._replace(window=self._window)
             if not self._pool.fits([*shapes.values(), shape]):
                 _logger.warning("dray: request %s: its output %d is not offered: the pool has %d bytes, and it would need %d with the "
                                 "outputs before it", request.request_id, index, self._pool.size,
@@ -136,6 +143,9 @@ class Writer(ABC, Generic[Sent]):
 
     def _enter(self, send: Sent, now: float) -> bool:
         """Gets places for all outputs, or none."""
+        if self._pool.taken(send.shapes.values()):
+            self._line.leave(send)  # until the other one has moved, and those that come later pass this request
+            return False
         if not self._line.may_enter(send, now):
             self._line.wait(send, now)
             return False
