@@ -212,7 +212,7 @@ class Session:
 
     def ask_store(self, number, at):
         """A request to the store in the entry at this place, sometimes with changes."""
-        rng, key = self.rng, b"\x01" + rng.choice((b"a", b"b", b"c"))
+        rng, key = self.rng, b"\x01" + self.rng.choice((b"a", b"b", b"c"))
         copy = {"region": self.handle("region"), "keys": key, "items": [(1, 0)], "ranges": [(rng.randrange(SIZE // 2), rng.choice((1, 64, 4096)))]}
         name = rng.choice([n for n in REQUESTS if n.startswith("pack_store_")])
         fields = copy if name in ("pack_store_put", "pack_store_get") else {"leases": [(1,)]} if name == "pack_store_release" else {"keys": key}

@@ -259,7 +259,7 @@ def test_bit_rot(rig, table):
 
 
 def test_agent_is_killed(rig, table):
-    """While it works on the requests. What was on disk is there again."""
+    """Before it has taken the requests. What was on disk is there again."""
     rig.signal(signal.SIGSTOP)
     three = Three(rig.user, b"near", b"far", b"new")
     rig.kill()
