@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "netdetect/net/socket_count.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +16,7 @@ void nd_socket_counter_init(struct nd_socket_counter *c)
 {
 	c->fd4 = open("/proc/net/sockstat", O_RDONLY | O_CLOEXEC);
 	c->fd6 = open("/proc/net/sockstat6", O_RDONLY | O_CLOEXEC);
+	c->v6_absent = c->fd6 < 0 && errno == ENOENT;
 }
 
 void nd_socket_counter_deinit(struct nd_socket_counter *c)
@@ -39,7 +41,7 @@ struct nd_socket_count nd_socket_count_read(const struct nd_socket_counter *c)
 	struct nd_socket_count now = { .known = true };
 
 	if (!read_count(c->fd4, "TCP:", &now.v4) ||
-	    (c->fd6 >= 0 && !read_count(c->fd6, "TCP6:", &now.v6)))
+	    (!c->v6_absent && !read_count(c->fd6, "TCP6:", &now.v6)))
 		return (struct nd_socket_count){ .known = false };
 	return now;
 }

@@ -14,14 +14,15 @@ struct nd_socket_count {
 };
 
 struct nd_socket_counter {
-	int fd4, fd6; /* -1: not there */
+	int fd4, fd6;   /* -1: it could not be opened */
+	bool v6_absent; /* the kernel has no IPv6 */
 };
 
-/* Opens the kernel's files for the namespace of this process. A file that cannot be opened only makes the numbers unknown. */
+/* Opens the kernel's files for the namespace of this process. Without one of them the numbers are unknown. */
 void nd_socket_counter_init(struct nd_socket_counter *c);
 void nd_socket_counter_deinit(struct nd_socket_counter *c);
 
-/* Any thread; does not block. Unknown if /proc does not show them. A kernel without IPv6 has no sockets of it. */
+/* Any thread; does not block. Unknown if /proc does not show them; a kernel without IPv6 has 0 of it. */
 struct nd_socket_count nd_socket_count_read(const struct nd_socket_counter *c);
 
 /* False if one of them is unknown. */

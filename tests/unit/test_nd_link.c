@@ -244,7 +244,7 @@ static void sockets_are_counted(void **state)
 	}
 	nd_socket_counter_deinit(&c);
 	/* without the files nothing is known, so nothing is equal */
-	c = (struct nd_socket_counter){ -1, -1 };
+	c = (struct nd_socket_counter){ .fd4 = -1, .fd6 = -1 };
 	assert_false(nd_socket_count_read(&c).known);
 	assert_false(nd_socket_count_equal(&(struct nd_socket_count){ .known = false },
 					   &(struct nd_socket_count){ .known = false }));

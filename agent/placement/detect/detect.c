@@ -134,6 +134,8 @@ static void look(struct dray_job *j)
 	struct detect *d = dray_container_of(j, struct detect, job);
 	int64_t start = dray_now().ns;
 	bool changed = nd_monitor_read(d->monitor) || !d->looked;
+	/* events that need no scan may come more often than the interval, and then no timer ends */
+	bool due = d->of_events && start >= due_ns(d);
 
 	if (!d->looked)
 		privilege_drop();
@@ -141,10 +143,9 @@ static void look(struct dray_job *j)
 	d->listened = false;
 	if (changed)
 		scan_node(d);
-	if (changed || !d->of_events)
+	if (changed || due || !d->of_events)
 		count_cpus(d, changed);
-	/* events that need no scan may come more often than the interval */
-	if (changed || d->search || (d->of_events && start >= due_ns(d)))
+	if (changed || due || d->search)
 		scan_listeners(d);
 	d->took_ns = dray_now().ns - start;
 }
