@@ -471,8 +471,9 @@ enum dray_event_type {
 	 * The session is lost. code is -DRAY_E_AGENT_RESTARTED (the agent died),
 	 * -DRAY_E_SESSION_CLOSED (the agent closed it; message has the reason) or
 	 * -DRAY_E_PROTOCOL. All requests in flight end with that code, or with
-	 * -DRAY_E_UNCONFIRMED, and remotes and tokens are void. The library reconnects, unless
-	 * DRAY_OPTION_NO_RECONNECT is set.
+	 * -DRAY_E_UNCONFIRMED, and remotes and tokens are void. Requests to the store that the
+	 * agent has not taken are sent again in the next session, and releases of leases of the
+	 * store end with 0. The library reconnects, unless DRAY_OPTION_NO_RECONNECT is set.
 	 */
 	DRAY_EVENT_LOST = 4,
 	/*

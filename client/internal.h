@@ -383,7 +383,7 @@ int dc_store_encode(struct dray *d, const struct request *r);
 bool dc_store_submit(struct dray *d, struct request *r, size_t n);
 /* A PUT or GET of so many bytes is sent. */
 void dc_store_sent(struct requests *q, uint64_t bytes);
-/* The agent takes no entry any more, and the ring is still there: requests that it has not taken wait for the next session. */
+/* The agent takes no entry any more, and the ring is still there: requests that it has not taken wait for the next session, in their order and before those that are queued. */
 void dc_store_take_back(struct dray *d);
 /* The entry of r is completed. */
 void dc_store_completed(struct dray *d, struct request *r, const struct dmsg_cqe *e);

@@ -154,6 +154,9 @@ int dc_request_go(struct dray *d, struct request *r, uint64_t *ret_id)
 {
 	if (d->state == SESSION_CLOSED) {
 		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->loss.msg));
+	} else if (r->type == DMSG_STORE_RELEASE && d->state != SESSION_READY) {
+		/* its leases ended with their session, and the next one may give their numbers again */
+		dc_request_end(d, r, 0, NO_TEXT);
 	} else {
 		enqueue(d, r);
 		dc_requests_flush(d);
@@ -193,12 +196,12 @@ bool dc_request_is_open(const struct dray *d, const struct request *r)
 	return r->state == REQUEST_SENT || (r->unconfirmed && r->epoch == d->epoch);
 }
 
-void dc_request_take_back(struct dray *d, struct request *r)
+void dc_request_take_back(struct dray *d, struct request *r, struct dray_list *after)
 {
 	unlist(d, r);
 	r->on_ring = false;
 	r->state = REQUEST_QUEUED;
-	dray_list_add_front(&d->requests.queued, &r->link);
+	dray_list_add_after(after, &r->link);
 	d->requests.queued_n++;
 }
 
@@ -208,7 +211,7 @@ bool dc_request_again(struct dray *d, struct request *r)
 
 	if (r->type == DMSG_TRANSFER || q->control_n <= 1)
 		return false;
-	dc_request_take_back(d, r);
+	dc_request_take_back(d, r, &q->queued);
 	q->control_max = q->control_n;
 	return true;
 }

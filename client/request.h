@@ -153,8 +153,8 @@ bool dc_request_is_open(const struct dray *d, const struct request *r);
 /* The agent answered busy: r is sent again first. False if no other such request is in flight. */
 bool dc_request_again(struct dray *d, struct request *r);
 
-/* The agent has never seen r, which was sent: it is sent again in the next session. */
-void dc_request_take_back(struct dray *d, struct request *r);
+/* The agent has never seen r, which was sent: it is queued again, behind this node of the queue. */
+void dc_request_take_back(struct dray *d, struct request *r, struct dray_list *after);
 
 /* Moves r to the list of held requests. For proof.c. */
 void dc_request_hold(struct dray *d, struct request *r);

@@ -243,7 +243,8 @@ static bool asks_for_proof(const struct request *r)
 /* The end of the session carries the request out. */
 static bool ends_with_session(const struct request *r)
 {
-	return r->type == DMSG_REMOTE_RELEASE || r->type == DMSG_MAILBOX_CLOSE;
+	return r->type == DMSG_REMOTE_RELEASE || r->type == DMSG_MAILBOX_CLOSE ||
+	       r->type == DMSG_STORE_RELEASE;
 }
 
 /* Requests that were sent end or are held; queued ones wait, apart from those of this session. */
@@ -261,6 +262,8 @@ static void end_requests(struct dray *d, int code)
 	dray_list_for_each(&q->queued, r, struct request, link) {
 		if (asks_for_proof(r))
 			dc_proof_hold(d, r);
+		else if (r->type == DMSG_STORE_RELEASE)
+			dc_request_end(d, r, 0, NO_TEXT);
 		else if (r->internal)
 			dc_request_end(d, r, code, NO_TEXT);
 	}

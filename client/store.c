@@ -102,11 +102,15 @@ bool dc_store_submit(struct dray *d, struct request *r, size_t n)
 void dc_store_take_back(struct dray *d)
 {
 	uint32_t head = d->ring.base ? dc_ring_taken(&d->ring) : 0;
+	struct dray_list *last = &d->requests.queued;
 
+	/* leases end with the session, and the next one may give their numbers again */
 	dray_list_for_each(&d->requests.sent, r, struct request, link)
-		if (r->on_ring && r->type != DMSG_TRANSFER && !r->abandoned &&
-		    (int32_t)(r->ring_index - head) >= 0)
-			dc_request_take_back(d, r);
+		if (r->on_ring && r->type != DMSG_TRANSFER && r->type != DMSG_STORE_RELEASE &&
+		    !r->abandoned && (int32_t)(r->ring_index - head) >= 0) {
+			dc_request_take_back(d, r, last);
+			last = &r->link;
+		}
 }
 
 void dc_store_sent(struct requests *q, uint64_t bytes)

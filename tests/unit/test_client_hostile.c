@@ -32,15 +32,18 @@ static int teardown(void **state)
 	return 0;
 }
 
-static struct dray *connected(void)
+static struct dray *connected_with(uint32_t flags)
 {
-	struct dray_options o = { .socket = fake.path,
-				  .request_ms = 2000,
-				  .flags = DRAY_OPTION_NO_RECONNECT };
+	struct dray_options o = { .socket = fake.path, .request_ms = 2000, .flags = flags };
 	struct dray *d = NULL;
 
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
 	return d;
+}
+
+static struct dray *connected(void)
+{
+	return connected_with(DRAY_OPTION_NO_RECONNECT);
 }
 
 static void ends_with(struct dray *d, int code)
@@ -149,9 +152,9 @@ static void transfer_completed_twice(void **state)
 
 /* --- answers of the store in the arena ------------------------------------------------------------ */
 
-static uint64_t ask_store(struct dray *d)
+static uint64_t ask_store_for(struct dray *d, const char *key)
 {
-	static const struct dray_store_item item = { .key = "k", .key_length = 1 };
+	const struct dray_store_item item = { .key = key, .key_length = 1 };
 	uint64_t id;
 
 	assert_int_equal(
@@ -160,6 +163,11 @@ static uint64_t ask_store(struct dray *d)
 				 &id),
 		0);
 	return id;
+}
+
+static uint64_t ask_store(struct dray *d)
+{
+	return ask_store_for(d, "k");
 }
 
 /* What the agent answers. */
@@ -278,6 +286,78 @@ static void an_agent_without_the_feature(void **state)
 	assert_int_equal(dray_wait(d, ask_store(d), -1, &c), 0);
 	assert_int_equal(c.status, 0);
 	assert_int_equal(fake_count(&fake, DMSG_STORE_EXISTS), 1);
+	dray_disconnect(d);
+}
+
+/* What the second session gets: of EXISTS the first byte of the key, of RELEASE 'r'. */
+static char again[8];
+static unsigned int again_n;
+
+static bool keep_store(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+		       struct dray_fds *fds)
+{
+	struct dmsg_store_exists m;
+
+	if (h->type != DMSG_STORE_EXISTS && h->type != DMSG_STORE_RELEASE)
+		return false;
+	dray_assert(again_n < sizeof(again) - 1);
+	if (h->type == DMSG_STORE_RELEASE) {
+		again[again_n++] = 'r';
+		return false;
+	}
+	dray_assert(dmsg_store_exists_decode(body, h->length, &m, NULL) == 0);
+	again[again_n++] = (char)m.keys.p[1];
+	return answer_store(f, h, body, fds);
+}
+
+static void hang_up(struct fake *f, void *arg)
+{
+	f->features = 0;
+	fake_hang_up(f);
+}
+
+static void the_next_session_gets_what_was_not_taken(void **state)
+{
+	static const uint64_t lease = 5;
+	struct dray_completion c;
+	uint64_t ids[6];
+	struct dray *d;
+
+	memset(again, 0, sizeof(again));
+	again_n = 0;
+	fake.features = DMSG_FEATURE_STORE_RING;
+	fake.hook = keep_store;
+	d = connected_with(0);
+	fake.ignore_ring = true;
+	ids[0] = ask_store_for(d, "a");
+	ids[1] = ask_store_for(d, "b");
+	assert_int_equal(dray_store_release_start(d, &lease, 1, NULL, &ids[2]), 0);
+	ids[3] = ask_store_for(d, "c");
+	fake_do(&fake, hang_up, NULL);
+	/* before and after the client notices */
+	assert_int_equal(dray_store_release_start(d, &lease, 1, NULL, &ids[4]), 0);
+	ids[5] = ask_store_for(d, "d");
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(ids); i++) {
+		assert_int_equal(dray_wait(d, ids[i], 5000, &c), 0);
+		assert_int_equal(c.status, 0);
+	}
+	assert_string_equal(again, "abcd");
+	dray_disconnect(d);
+}
+
+static void releases_between_sessions(void **state)
+{
+	static const uint64_t lease = 5;
+	struct dray_options o = { .socket = fake.path,
+				  .request_ms = 2000,
+				  .reconnect_min_ms = 3600 * 1000,
+				  .reconnect_max_ms = 3600 * 1000 };
+	struct dray *d = NULL;
+
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	fake_do(&fake, hang_up, NULL);
+	ends_with(d, -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_store_release(d, &lease, 1), 0);
 	dray_disconnect(d);
 }
 
@@ -624,6 +704,8 @@ int main(void)
 		TEST(wrong_answers_of_the_store),
 		TEST(refusals_of_the_store_without_a_text),
 		TEST(an_agent_without_the_feature),
+		TEST(the_next_session_gets_what_was_not_taken),
+		TEST(releases_between_sessions),
 		TEST(submission_head_is_invalid),
 		TEST(invalid_answers),
 		TEST(answers_of_later_versions),
