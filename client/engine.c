@@ -193,8 +193,8 @@ void dc_engine_limit(struct dray *d)
 
 /* A wait for an answer. */
 struct wait {
-	int64_t since_ns,
-		copy_ns; /* when it began, and how long the copies will still take that it is for */
+	int64_t since_ns; /* when it began */
+	int64_t copy_ns;  /* how long the copies that it is for will still take */
 };
 
 /* The time without that of the copies: a wait that ends while they last has taken none. */
@@ -233,9 +233,8 @@ static bool spin(struct dray *d, const struct wait *w, int64_t until)
 static struct wait wait_begin(const struct dray *d)
 {
 	int64_t now = dray_now().ns;
-	int64_t left = d->requests.copies_n ? d->requests.copies_end_ns - now : 0;
 
-	return (struct wait){ now, dray_max(left, (int64_t)0) };
+	return (struct wait){ now, dc_copies_left(&d->requests, now) };
 }
 
 /* Spinning may pay, if lib/linger.h says so: the answer comes from a worker, and soon. */

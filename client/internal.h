@@ -381,8 +381,11 @@ void dc_mailboxes_free(struct dray *d);
 int dc_store_encode(struct dray *d, const struct request *r);
 /* Puts n bytes of d->out, the message of r, into the ring. False: by the socket. */
 bool dc_store_submit(struct dray *d, struct request *r, size_t n);
-/* A PUT or GET of so many bytes is sent. */
-void dc_store_sent(struct requests *q, uint64_t bytes);
+/* A PUT or GET of so many bytes is sent, or no longer in flight. */
+void dc_copy_sent(struct requests *q, uint64_t bytes, int64_t now);
+void dc_copy_ended(struct requests *q, uint64_t bytes, int64_t now);
+/* The time in ns until all requests in flight have probably ended, if all are PUTs and GETs; else 0. */
+int64_t dc_copies_left(const struct requests *q, int64_t now);
 /* The agent takes no entry any more, and the ring is still there: requests that it has not taken wait for the next session, in their order and before those that are queued. */
 void dc_store_take_back(struct dray *d);
 /* The entry of r is completed. */

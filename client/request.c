@@ -87,7 +87,7 @@ static void unlist(struct dray *d, struct request *r)
 	if (r->state == REQUEST_SENT && is_awaited_there(r))
 		q->store_n--;
 	if (r->state == REQUEST_SENT && r->copy_bytes)
-		q->copies_n--;
+		dc_copy_ended(q, r->copy_bytes, dray_now().ns);
 	if (r->state == REQUEST_SENT || r->state == REQUEST_HELD)
 		q->in_flight_n--;
 	else if (r->state == REQUEST_QUEUED && listed)
@@ -185,7 +185,7 @@ void dc_request_sent(struct dray *d, struct request *r)
 	d->requests.control_n += r->type != DMSG_TRANSFER;
 	d->requests.store_n += is_awaited_there(r);
 	if (r->copy_bytes)
-		dc_store_sent(&d->requests, r->copy_bytes);
+		dc_copy_sent(&d->requests, r->copy_bytes, dray_now().ns);
 	dray_list_add(&d->requests.sent, &r->link);
 }
 

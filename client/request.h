@@ -93,9 +93,10 @@ struct requests {
 	uint32_t queued_n, done_n, in_flight_n, free_n;
 	uint32_t control_n, control_max; /* requests in flight other than transfers */
 	uint32_t store_n; /* of these, to the store and not on the ring: a worker answers them at once, so that spinning pays */
-	uint32_t copies_n;     /* PUTs and GETs in flight */
-	int64_t copies_end_ns; /* when they will probably have ended, at the rate of the last ones */
-	uint64_t copy_ns_a_mib; /* which is this */
+	uint32_t copies_n;       /* PUTs and GETs in flight */
+	uint64_t copies_bytes;   /* of these */
+	int64_t copies_since_ns; /* when the last one ended, or the first one of these was sent */
+	uint64_t copy_ns_a_mib;  /* the rate of the last ones */
 };
 
 void dc_requests_init(struct requests *q);

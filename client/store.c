@@ -113,13 +113,30 @@ void dc_store_take_back(struct dray *d)
 		}
 }
 
-void dc_store_sent(struct requests *q, uint64_t bytes)
+void dc_copy_sent(struct requests *q, uint64_t bytes, int64_t now)
 {
-	int64_t now = dray_now().ns;
-	int64_t begin = q->copies_n++ ? dray_max(q->copies_end_ns, now) : now;
+	if (!q->copies_n++)
+		q->copies_since_ns = now;
+	q->copies_bytes += bytes;
+}
 
+void dc_copy_ended(struct requests *q, uint64_t bytes, int64_t now)
+{
+	q->copies_n--;
+	q->copies_bytes -= bytes;
+	q->copies_since_ns = now;
+}
+
+int64_t dc_copies_left(const struct requests *q, int64_t now)
+{
+	int64_t took = now - q->copies_since_ns;
+
+	/* a wait may be for one of the others */
+	if (!q->copies_n || q->copies_n != q->in_flight_n)
+		return 0;
 	/* somewhat later than it took the last time: a wait that begins too late is worth nothing */
-	q->copies_end_ns = begin + (int64_t)(bytes / 1024 * q->copy_ns_a_mib / 1024 * 9 / 8);
+	return dray_max((int64_t)(q->copies_bytes / 1024 * q->copy_ns_a_mib / 1024 * 9 / 8) - took,
+			(int64_t)0);
 }
 
 /* A PUT or GET has ended in this time. */

@@ -488,6 +488,39 @@ static void populating_touches_only_the_extent(void **state)
 }
 
 /* RFC 3720, B.4. */
+static void copies_are_estimated(void **state)
+{
+	struct requests q = { .copy_ns_a_mib = 800 };
+	const uint64_t mib = 1 << 20;
+
+	assert_int_equal(dc_copies_left(&q, 1000), 0);
+	q.in_flight_n = 1;
+	dc_copy_sent(&q, mib, 1000);
+	assert_int_equal(dc_copies_left(&q, 1000), 900);
+	assert_int_equal(dc_copies_left(&q, 1400), 500);
+	/* the second one comes behind the first */
+	q.in_flight_n = 2;
+	dc_copy_sent(&q, mib, 1400);
+	assert_int_equal(dc_copies_left(&q, 1400), 1400);
+	/* a wait may be for a request that copies nothing */
+	q.in_flight_n = 3;
+	assert_int_equal(dc_copies_left(&q, 1400), 0);
+	q.in_flight_n = 2;
+	/* copies that take less than estimated do not add up in a pipeline */
+	for (int64_t now = 1500; now < 100 * 1000; now += 100) {
+		dc_copy_ended(&q, mib, now);
+		dc_copy_sent(&q, mib, now);
+		assert_int_equal(dc_copies_left(&q, now), 1800);
+	}
+	/* nor is one that takes longer a time in the past */
+	assert_int_equal(dc_copies_left(&q, 200 * 1000), 0);
+	dc_copy_ended(&q, mib, 200 * 1000);
+	dc_copy_ended(&q, mib, 200 * 1000);
+	q.in_flight_n = 0;
+	assert_int_equal(q.copies_bytes, 0);
+	assert_int_equal(dc_copies_left(&q, 200 * 1000), 0);
+}
+
 static void checksums_continue(void **state)
 {
 	uint8_t bytes[32];
@@ -512,6 +545,7 @@ int main(void)
 		cmocka_unit_test(ring_wraps),
 		cmocka_unit_test(tokens_have_one_text_form),
 		cmocka_unit_test(codes_match_the_schema),
+		cmocka_unit_test(copies_are_estimated),
 		cmocka_unit_test(checksums_continue),
 		cmocka_unit_test(memory_is_ready_to_register),
 		cmocka_unit_test(populating_touches_only_the_extent),
