@@ -321,7 +321,7 @@ void dc_transfer_take_ring(struct dray *d)
 	while (d->ring.base && dc_ring_take(&d->ring, &e, &d->loss) > 0) {
 		r = dray_handles_get(&d->requests.table, e.user_data);
 		if (!dc_request_is_open(d, r) || !r->on_ring) {
-			dc_session_defect(d, "the ring completed a transfer that is not in flight");
+			dc_session_defect(d, "the ring completed a request that is not in flight");
 			return;
 		}
 		if (r->type != DMSG_TRANSFER) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TRANSFER_CANCEL. The transfer may still lie in its session's ring. Then the cancellation
- * waits there as a mark: it takes effect when the entry is taken, and ends with not_found when all entries that were submitted before it
- * are taken.
+ * TRANSFER_CANCEL: of a transfer, and of a PUT, GET or EXISTS that asks other agents (store_pending.c). It may still lie in its
+ * session's ring. Then the cancellation waits there as a mark: it takes effect when the entry is taken, and ends with not_found when
+ * all entries that were submitted before it are taken.
  */
 #include <errno.h>
 #include <stdlib.h>

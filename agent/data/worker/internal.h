@@ -215,7 +215,7 @@ void store_request(struct wsession *s, const struct store_call *q, const uint8_t
 void store_entry(struct wsession *s, const uint8_t *entry);
 /* The room of a request with so many keys or leases. 0, or -EINVAL with reterr. */
 int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr);
-/* Answers with a message of n bytes; status: its code, if it is an ERROR. Nobody is told if the session is dead. */
+/* Answers with a message of n bytes; status: its code, if it is an ERROR. A dead session gets no answer. */
 void store_answer(struct wsession *s, const struct store_call *q, uint32_t status, const uint8_t *p,
 		  int n);
 void store_answer_error(struct wsession *s, const struct store_call *q, const struct dray_err *err);

@@ -22,8 +22,8 @@ struct batch {
 	int64_t copied_ns;          /* when they were here; 0: it has not asked */
 	int64_t end_ns;             /* the deadline */
 	/*
-	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. Nobody is
-	 * told if the session is dead.
+	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. A dead
+	 * session gets no answer.
 	 */
 	void (*end)(struct wsession *s, struct batch *b, uint32_t code, const struct dray_err *err);
 	struct dmsg_store_result *results;

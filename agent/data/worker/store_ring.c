@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/data/worker/internal.h"
+#include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 
@@ -40,7 +41,8 @@ void store_answer(struct wsession *s, const struct store_call *q, uint32_t statu
 		wsession_send_bytes(s, p, n);
 		return;
 	}
-	/* only the text of an ERROR may be longer */
+	/* only an ERROR may be longer, or not be encoded: its status is enough */
+	dray_assert(status || (n > 0 && (uint32_t)n <= q->room));
 	if (n < 0 || (uint32_t)n > q->room)
 		n = 0;
 	if (n && fault_copy(s->memory->arena + q->offset, p, (size_t)n) < 0) {
