@@ -40,9 +40,9 @@ struct store_disk_config {
 	const char *dir; /* NULL or empty: there is no disk tier */
 	uint64_t bytes;
 	unsigned threads;
-	uint64_t read_rate,
-		write_rate; /* bytes a second that it may use; 0: what it can do, as learned */
-	bool write_back;    /* else objects are written soon after their PUT */
+	uint64_t read_rate;  /* bytes a second that it may use; 0: what it can do, as learned */
+	uint64_t write_rate; /* the same; 0: no limit */
+	bool write_back;     /* else objects are written soon after their PUT */
 	/* The account of an owner whose objects are on disk, with a reference for the caller. NULL: no memory. */
 	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);

@@ -18,7 +18,7 @@
 #include "lib/wire.h"
 #include "schema/gen/errors.h"
 
-/* Of reads, and of the others, that disk/ has at a time, beside a turn's worth of bytes (turns.h). */
+/* Of reads, which have a turn's worth of bytes beside (turns.h), and of the others, that disk/ has at a time. */
 #define IN_FLIGHT_MAX 64
 /* The same of removals while the disk cannot be written: they wait for its return. */
 #define REMOVALS_MAX 1024
@@ -51,7 +51,7 @@ struct op {
 struct queue {
 	unsigned in_flight;
 	uint64_t bytes;         /* of these, that are read or written */
-	uint64_t budget;        /* of a turn */
+	uint64_t budget;        /* of a turn; UINT64_MAX: no limit */
 	uint64_t rate;          /* bytes a second that are never exceeded; 0: no limit */
 	int64_t due_ns;         /* with a limit, when the next one may begin */
 	sd_event_source *timer; /* the same; NULL: without a limit */
@@ -71,7 +71,7 @@ struct tier {
 	bool full;   /* because its file system is */
 	bool absent; /* what is on disk is not known yet */
 	struct changed_keys changed;
-	unsigned writes;  /* on others.parts */
+	unsigned writes;  /* on parts */
 	uint64_t give;    /* bytes to evict from disk, because its file system is full of objects */
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
@@ -474,15 +474,14 @@ static uint64_t turn_bytes(uint64_t rate)
 	return dray_max((rate ? rate : RATE_UNKNOWN) / 1000 * DISK_TURN_MS, (uint64_t)DISK_BLOCK);
 }
 
-/* By the rates that disk/ has learned so far. */
+/*
+ * By the rate that disk/ has learned so far. Writes have none: they are in flight until they are durable, so that the rate of a disk
+ * whose commits take longer than a turn would be that of the budget itself, which would sink with each measurement.
+ */
 static void budgets_set(struct tier *t)
 {
-	struct disk_info i = { .read_rate = t->reads.rate, .write_rate = t->others.rate };
-
-	if (t->disk)
-		i = disk_info(t->disk);
-	t->reads.budget = turn_bytes(i.read_rate);
-	t->others.budget = turn_bytes(i.write_rate);
+	t->reads.budget = turn_bytes(t->disk ? disk_info(t->disk).read_rate : t->reads.rate);
+	t->others.budget = UINT64_MAX;
 }
 
 static void op_done(struct disk_request *r)
@@ -578,13 +577,13 @@ static void start(struct queue *q, uint64_t bytes)
 			    (int64_t)((double)bytes / (double)q->rate * DRAY_NS_PER_SEC);
 }
 
-/* The next work of the queue; under the lock. NULL: none, the turn is over, or no memory now. */
-static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
+/* The next work of the queue; under the lock. left: of the turn of the control thread. NULL: none, nothing is left, or no memory now. */
+static struct op *next_of(struct store *s, struct queue *q, unsigned *left)
 {
 	unsigned most = s->tier->down && q == &s->tier->others ? REMOVALS_MAX : IN_FLIGHT_MAX;
 	struct disk_part *p;
 
-	while (*turn && q->in_flight < most && (p = first_of(s->tier, q))) {
+	while (*left && q->in_flight < most && (p = first_of(s->tier, q))) {
 		struct store_object *o = object_of_part(p);
 		uint64_t bytes = work_bytes(p);
 		struct op *op = NULL;
@@ -592,8 +591,8 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *turn)
 
 		if (!has_room(s->tier, q, bytes) || !is_due(q, bytes))
 			return NULL;
-		--*turn;
-		r = work_check(o, turn);
+		--*left;
+		r = work_check(o, left);
 		if (r == -EAGAIN)
 			return NULL;
 		if (r == 0) {

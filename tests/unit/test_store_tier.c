@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sqlite3.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -709,17 +710,27 @@ static void test_objects_that_are_only_in_memory(void **state)
 
 #define NO_LIMIT (1ull << 50)
 
-/* Until a read has come to its gate. */
-static void run_to_gate(unsigned before)
+/* Until so many calls have come to their gate. */
+static void run_to_gate_n(enum disk_call call, unsigned n)
 {
-	unsigned now = before;
+	struct timespec began, now;
+	unsigned calls = 0;
 
-	while (now == before) {
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	while (calls < n) {
 		sd_event_run(rig.event, 1000);
 		pthread_mutex_lock(&gate_lock);
-		now = at_gate[DISK_CALL_READ];
+		calls = at_gate[call];
 		pthread_mutex_unlock(&gate_lock);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (now.tv_sec - began.tv_sec > LIMIT_US / 1000000)
+			fail_msg("%u calls of %u", calls, n);
 	}
+}
+
+static void run_to_gate(unsigned before)
+{
+	run_to_gate_n(DISK_CALL_READ, before + 1);
 }
 
 static struct store_verify *verify_at(uint64_t rate)
@@ -999,6 +1010,45 @@ static void test_verify_at_a_rate(void **state)
 	store_verify_free(v);
 }
 
+/* What was learned on the file system of fstatvfs(). */
+static void remember_write_rate(unsigned rate)
+{
+	char path[128], sql[200];
+	sqlite3 *db;
+
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	snprintf(
+		sql, sizeof(sql),
+		"INSERT OR REPLACE INTO rate (id, device, read, write) VALUES (1, '0-%llu', 0, %u)",
+		(unsigned long long)UINT32_MAX * DISK_BLOCK, rate);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+	sqlite3_close(db);
+}
+
+/* Were they limited by a rate that is measured until they are durable, slow commits would lower the limit again and again. */
+static void test_writes_do_not_wait_for_commits(void **state)
+{
+	unsigned before;
+
+	put(0, DISK_BLOCK);
+	settle();
+	stop();
+	remember_write_rate(1000);
+	start();
+	put(1, DISK_BLOCK);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk.write_rate, 1000);
+	gate(DISK_CALL_COMMIT, true);
+	before = at_gate[DISK_CALL_WRITE];
+	for (unsigned k = 2; k < 18; k++)
+		put(k, DISK_BLOCK);
+	run_to_gate_n(DISK_CALL_WRITE, before + 16);
+	gate(DISK_CALL_COMMIT, false);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk.objects, 18);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -1018,6 +1068,7 @@ int main(void)
 		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),
 		TEST(test_no_memory_for_works),
+		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
 		TEST(test_flush_to_a_full_disk),

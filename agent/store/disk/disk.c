@@ -53,7 +53,8 @@ static void measure_begin(struct disk *d, struct disk_request *r)
 static void measure_read(struct disk *d, struct disk_request *r)
 {
 	int64_t now_ns = dray_now().ns;
-	uint64_t bytes = r->verifies ? (uint64_t)DISK_PIECE : disk_blocks(r->at.bytes);
+	uint64_t bytes =
+		disk_blocks(r->verifies ? (r->verified - 1) % DISK_PIECE + 1 : r->at.bytes);
 
 	rate_pass(&d->writing, &d->reading, now_ns);
 	rate_end(&d->reading, &d->writing, now_ns, r->error || r->at.segment->cached ? 0 : bytes);

@@ -102,9 +102,9 @@ struct disk_config {
 	sd_event *event;
 	const char *dir;
 	uint64_t segment_bytes;
-	unsigned threads; /* that read and write: 1 to DISK_THREADS_MAX */
-	uint64_t read_rate,
-		write_rate; /* bytes a second; 0: they are learned, and kept in index.db */
+	unsigned threads;    /* that read and write: 1 to DISK_THREADS_MAX */
+	uint64_t read_rate;  /* bytes a second; 0: it is learned, and kept in index.db */
+	uint64_t write_rate; /* the same */
 	int64_t retry_min_ns,
 		retry_max_ns; /* of tests whether the disk can be written; 0: 1 s and 30 s */
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
@@ -159,7 +159,7 @@ struct disk_info {
 	char why[DRAY_ERR_MSG_MAX]; /* unless the state is ok */
 	uint64_t objects, bytes;    /* bytes: in blocks */
 	uint64_t segments, reads, writes, removals, corrupt, errors;
-	uint64_t read_rate,
-		write_rate; /* bytes a second, as configured or learned; 0: not known yet */
+	uint64_t read_rate;  /* bytes a second, as configured or learned; 0: not known yet */
+	uint64_t write_rate; /* the same */
 };
 struct disk_info disk_info(const struct disk *d);

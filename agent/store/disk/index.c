@@ -143,11 +143,12 @@ int index_rates(struct disk *d, struct disk_rates *ret, struct dray_err *reterr)
 {
 	sqlite3_stmt *q = d->index->statements[RATES];
 	int code = sqlite3_step(q);
+	/* NULL: no row, or no memory */
+	const char *device = code == SQLITE_ROW ? (const char *)sqlite3_column_text(q, 0) : NULL;
 
 	*ret = (struct disk_rates){ .read = 0 };
 	device_text(d, ret->device);
-	if (code == SQLITE_ROW && *ret->device &&
-	    !strcmp((const char *)sqlite3_column_text(q, 0), ret->device)) {
+	if (device && *ret->device && !strcmp(device, ret->device)) {
 		ret->read = (uint64_t)dray_max(sqlite3_column_int64(q, 1), (sqlite3_int64)0);
 		ret->write = (uint64_t)dray_max(sqlite3_column_int64(q, 2), (sqlite3_int64)0);
 	}
