@@ -225,7 +225,7 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
         read_offers({"dray": {**params["dray"], "version": 9}})
     good = [0, 2, 3, "00" * 16, "00" * 32, 7, 0]
     read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": {"image": good}}]}})
-    wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None), (6, -1), (6, True))
+    wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None), (6, -1), (6, True), (6, 1001), (0, 8))
     for damage in ([], None, {"image": [1, 2, 3]}, {1: good}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})

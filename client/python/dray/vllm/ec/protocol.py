@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ... import errors
+from .allocator import GRANULE
 from .header import DIGEST, NONCE
 from .pool import Item
 from .pool_memory import DEVICES
@@ -197,7 +198,8 @@ def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
 
 def _offered(offset: Any, rows: Any, width: Any, nonce: Any, digest: Any, number: Any, piece: Any) -> Offered:
     if not type(offset) is type(rows) is type(width) is type(number) is type(piece) is int or \
-            not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST and -1 << 63 <= number < 1 << 63 and 0 <= piece <= _MOST):
+            not (0 <= offset <= _MOST and 0 < rows <= _MOST and 0 < width <= _MOST and -1 << 63 <= number < 1 << 63 and 0 <= piece <= _MOST) or \
+            offset % GRANULE or piece % GRANULE:
         raise ValueError(f"{offset!r:.20}, {rows!r:.20} rows of {width!r:.20}, checksum {number!r:.20}, pieces of {piece!r:.20}")
     raw, key = bytes.fromhex(nonce), bytes.fromhex(digest)
     if len(raw) != NONCE or len(key) != DIGEST:
