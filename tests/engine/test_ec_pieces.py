@@ -8,7 +8,7 @@ import pytest
 from dray.vllm.ec.header import HEADER, digest
 from dray.vllm.ec.pieces import SLOTS, Handout, Progress, consumer_window, encoder_window, piece_of, slot
 from dray.vllm.ec.pool import Item, Pool, Shape
-from ec_bare import NO_PIXELS, encode, images, making
+from ec_bare import NO_PIXELS, PIXELS, encode, images, making
 from harness import until
 
 SMALL, LARGE = 64 << 10, 4 << 20
@@ -203,6 +203,22 @@ def test_a_window_beside_an_output_that_is_read_in_place(engine):
     until(lambda: pd.step() or e.step() or not e.side._handouts, "the end of the right")
     assert not e.side._pool._read
     pd.abort("n")
+    nothing_left(e, pd)
+
+
+@pytest.mark.parametrize("data", [NO_PIXELS, PIXELS], ids=["no image", "image"])
+def test_a_preempted_request(engine, data):
+    """It needs an output again that has moved, and whose right has been used. With its image it encodes, and keeps nothing meanwhile."""
+    e, pd = engine("e", "ec_producer", size=SMALL), engine("pd", "ec_consumer", 1, size=SMALL, transport="tcp")
+    wanted = [("small", 20), ("big", BIG)]
+    pd.add("o", wanted, encode(e, "o", wanted), data, tokens=40)
+    until(lambda: pd.step() or e.step() or pd.scheduler.requests["o"].num_output_tokens > 3, "some tokens")
+    until(lambda: pd.step() or e.step() or e.side.idle, "the end of the right")
+    assert bool(files()) == (data is NO_PIXELS) and not pd.side._pool.used, "the window is free"
+    params = encode(e, "o2", [("big 2", BIG)])
+    assert ends(pd.add("o2", [("big 2", BIG)], params, NO_PIXELS), e, pd) == "LENGTH"
+    pd.preempt()
+    assert ends("o", e, pd) == "LENGTH" and pd.encoded == ([] if data is NO_PIXELS else ["big"])
     nothing_left(e, pd)
 
 

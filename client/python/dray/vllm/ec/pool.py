@@ -36,15 +36,16 @@ class Item:
 
     It stays where it is while it has users. Without users it is a cache, which is evicted when others need its room.
     opened: it lies in another engine's pool instead, at that offset, as long as it has users. seal: what its encoder says of it;
-    None: its header does. assembled: where it lies outside the pool, if it moves in pieces and is used here.
+    None: its header does. assembled: where it lies outside the pool, if it moves in pieces and is used here. moved: it needs its
+    window no longer.
     """
 
-    __slots__ = ("assembled", "error", "nonce", "offset", "opened", "ready", "seal", "shape", "users")
+    __slots__ = ("assembled", "error", "moved", "nonce", "offset", "opened", "ready", "seal", "shape", "users")
 
     def __init__(self, shape: Shape, offset: int, nonce: bytes, opened: Opened | None = None) -> None:
         self.shape, self.offset, self.nonce, self.opened = shape, offset, nonce, opened
         self.users: set[Hashable] = set()
-        self.ready = False
+        self.ready = self.moved = False
         self.seal: Seal | None = None
         self.assembled: Assembled | None = None
         self.error: errors.Error | None = None
@@ -155,7 +156,13 @@ class Pool:
         elif self._items.get(item.shape.digest) is item:
             self._idle[item] = None
             self._idle_bytes += self.room(item.shape)
-        else:
+        elif not item.moved:
+            self._free(item)
+
+    def give_window(self, item: Item) -> None:
+        """An output in pieces that has users has moved: its window is free, and the next such output may move."""
+        if item.users and not item.moved:
+            item.moved = True
             self._free(item)
 
     def forget(self, item: Item) -> None:

@@ -168,6 +168,8 @@ class Reader(ABC):
         if want is None or feature.identifier not in want.items or \
                 any(later.identifier == feature.identifier for later in request.mm_features[index + 1:]):
             return
+        if want.items[feature.identifier].assembled is not None and not self._encodes(want, feature.identifier):
+            return  # the request may be preempted, and there is no other way to the output then
         self._pool.leave(want.items.pop(feature.identifier), want)
         want.passed = max(want.passed, feature.mm_position.offset + feature.mm_position.length)
 
@@ -339,7 +341,7 @@ class Reader(ABC):
                     self._give_up(want, identifier, error)
                 return
         shapes = [wanted.shape for wanted in want.missing.values()]
-        kept = [item.shape for item in want.items.values()]
+        kept = [item.shape for item in want.items.values() if not item.moved]
         if not self._pool.fits(kept + shapes):
             identifier = next(reversed(want.missing))
             self._give_up(want, identifier, errors.TooLarge(
@@ -351,10 +353,10 @@ class Reader(ABC):
         made = self._pool.enter(shapes, want, [wanted.nonce for wanted in want.missing.values()])
         if made is None:
             # What is here is not kept while the request waits for the rest, because two requests might wait for each other.
-            for identifier, item in want.items.items():
-                self._pool.leave(item, want)
-                want.missing[identifier] = want.wanted[identifier]
-            want.items.clear()
+            for identifier, item in list(want.items.items()):
+                if not item.moved:
+                    self._pool.leave(want.items.pop(identifier), want)
+                    want.missing[identifier] = want.wanted[identifier]
             self._line.wait(want, now)
             if not self._pool.used:
                 self._pool.clear()  # an output of this request that is here divides the room for the others
@@ -380,8 +382,7 @@ class Reader(ABC):
         want.missing.pop(identifier, None)
         self.stats.failed(error.name)
         request = want.request
-        features = [feature for feature in request.mm_features if feature.identifier == identifier]
-        if all(map(self._can_encode, features)):
+        if self._encodes(want, identifier):
             _logger.warning("dray: request %s: an output was not loaded, and is encoded here: %s", request.request_id, error)
             return
         if not want.refused:
@@ -390,6 +391,10 @@ class Reader(ABC):
             _logger.error("dray: request %s fails, because an output was not loaded, and the request has no image to encode here: %s",
                           request.request_id, error)
             self._drop(want)
+
+    def _encodes(self, want: Want, identifier: str) -> bool:
+        """True if this engine can encode an output of a request."""
+        return all(self._can_encode(feature) for feature in want.request.mm_features if feature.identifier == identifier)
 
     # --- steps --------------------------------------------------------------------------------------
 
@@ -444,6 +449,8 @@ class Reader(ABC):
             self._loads.remove(load)
             for item in load.items:
                 self._pool.leave(item, load)
+                if item.shape.window:
+                    self._pool.give_window(item)
 
     def _end(self, load: Loading, now: float) -> None:
         """A load is over, in either way."""
