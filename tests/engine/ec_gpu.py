@@ -52,6 +52,12 @@ class HostBytes:
     def copy(self, to, offset):
         to.copy_(self.load(offset, to.numel()))
 
+    def number_of(self, data, device):
+        return int(total(data)) if device == "cuda" else checksum(data.numpy())
+
+    def lend(self, data):
+        pass
+
     def close(self):
         pass
 

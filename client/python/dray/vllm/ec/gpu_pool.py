@@ -64,7 +64,11 @@ class GpuBytes(Protocol):
     def empty(self, size: int) -> Any:
         """Other memory of the GPU, as bytes. errors.NoMemory."""
     def copy(self, to: Any, offset: int) -> None:
-        """Copies bytes to other memory. Waits for the copy."""
+        """Copies bytes to such memory. Waits for the copy."""
+    def number_of(self, data: Any, device: str) -> int:
+        """The checksum of such memory, as an encoder with a pool on `device` computes it."""
+    def lend(self, data: Any) -> None:
+        """The model uses such memory: when it is given up, it is not used anew before the model's kernels have ended."""
     def close(self) -> None: ...
 
 
@@ -137,7 +141,9 @@ class TorchBytes:
 
     def empty(self, size: int) -> Any:
         try:
-            return torch.empty(size, dtype=torch.uint8, device=self._tensor.device)
+            # Of that stream, which does not wait for kernels that may still use memory of other ones.
+            with torch.cuda.stream(self._stream):
+                return torch.empty(size, dtype=torch.uint8, device=self._tensor.device)
         except torch.OutOfMemoryError as e:
             raise errors.NoMemory(f"the GPU has no memory for an output of {size} bytes: {e}") from None
 
@@ -145,6 +151,13 @@ class TorchBytes:
         with torch.cuda.stream(self._stream):
             to.copy_(self._tensor[offset:offset + to.numel()])
         self._stream.synchronize()
+
+    def number_of(self, data: Any, device: str) -> int:
+        with torch.cuda.stream(self._stream):
+            return int(total(data)) if device == "cuda" else checksum(data.cpu().numpy())
+
+    def lend(self, data: Any) -> None:
+        data.record_stream(torch.cuda.current_stream())
 
     def close(self) -> None:
         del self._tensor
@@ -209,11 +222,13 @@ class GpuPool(PoolMemory):
         self._pieces.append((place, index, at, self._data.store(at + HEADER, part)))
 
     def load(self, place: Place, dtype: Any) -> Any:
-        """(rows, width), a copy of an output."""
-        assembled = self._assembled.get(place.nonce)
-        if assembled is not None:
-            return assembled.data.view(dtype).view(place.rows, place.width)
-        return self._data.load(place.offset, place.size).view(dtype).view(place.rows, place.width)
+        """(rows, width): a copy of an output; or, if it was put together of pieces, the output itself."""
+        if place.window:
+            data = self._assembled[place.nonce].data
+            self._data.lend(data)
+        else:
+            data = self._data.load(place.offset, place.size)
+        return data.view(dtype).view(place.rows, place.width)
 
     # --- scheduler side -----------------------------------------------------------------------------
 
@@ -243,8 +258,7 @@ class GpuPool(PoolMemory):
         self._data.copy(self._assembled[item.nonce].data[at:at + length], item.offset + HEADER)
 
     def number_of(self, item: Item, start: int, length: int, device: str) -> int:
-        data = self._assembled[item.nonce].data[start:start + length]
-        return int(total(data)) if device == "cuda" else checksum(data.cpu().numpy())
+        return self._data.number_of(self._assembled[item.nonce].data[start:start + length], device)
 
     def close(self) -> None:
         _pools.pop(self.name[0], None)
