@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs of encoders that are larger than a pool, with vLLM's real schedulers and agents."""
 
+import contextlib
 import os
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
-from dray.vllm.ec.header import HEADER, digest
-from dray.vllm.ec.pieces import SLOTS, Handout, Progress, consumer_window, encoder_window, piece_of, slot
+from dray import errors
+from dray.vllm.ec.header import HEADER, digest, pack
+from dray.vllm.ec.pieces import SLOTS, Handout, Pieces, Progress, consumer_window, encoder_window, piece_of, slot
 from dray.vllm.ec.pool import Item, Pool, Shape
+from dray.vllm.ec.pool_memory import Seal
+from dray.vllm.ec.protocol import Offered
 from ec_bare import NO_PIXELS, PIXELS, encode, images, making
 from harness import until
 
@@ -249,6 +254,26 @@ def test_slots_are_filled_anew_when_all_have_the_piece():
     assert said(b"1" * 8, 3) == [4] and said(b"2" * 8, 4) == [] and said(b"1" * 8, 5) == []
     payload = Progress(b"n" * 16, b"r" * 8, 7).pack()
     assert Progress.read(payload) == (b"n" * 16, b"r" * 8, 7) and Progress.read(payload[:-1]) is None
+
+
+@pytest.mark.parametrize("of", [1, 2])
+def test_a_header_that_is_being_written(of):
+    """It is read again. The header of a later piece ends the load, because the right one does not come back."""
+    old, new = (pack(b"n" * 16, b"d" * 32, index, number) for index, number in ((0, 5), (of, 1 << 40)))
+    told = Offered(0, 1, 3000, b"n" * 16, b"d" * 32, 0, 1024)
+    item = Item(Shape(b"d" * 32, 1, 3000, 3000, 2048), 0, b"n" * 16)
+    item.seal = Seal("cpu", b"d" * 32, 0)
+    there = bytearray(HEADER)
+    memory = SimpleNamespace(assemble=lambda item: object(), peek=lambda offset, length: there[offset:offset + length])
+    pieces = Pieces(item, told, "cpu", memory)
+    pieces._at = 1024
+    for written in (new[:n] + old[n:] for n in range(len(new))):
+        pieces.operation()
+        there[:len(new)] = written
+        assert written == new or not pieces.take(), written
+    there[:len(new)] = new
+    with pytest.raises(errors.NotFound, match="later pieces") if of > 1 else contextlib.nullcontext():
+        assert pieces.take()
 
 
 def test_a_pool_has_one_output_in_pieces_at_a_time():

@@ -24,29 +24,37 @@ __all__ = ["DIGEST", "HEADER", "HEADER_BYTES", "MAGIC", "NONCE", "OTHER_BYTES", 
 HEADER = 256  # bytes; keeps the embeddings aligned
 NONCE, DIGEST = 16, 32
 _FIELDS = struct.Struct("<8s16s32sQQ")  # magic, nonce, digest of the identifier, bytes, their checksum
-HEADER_BYTES = _FIELDS.size  # that are used
+_CHECK = struct.Struct("<Q")  # behind the fields in the header of a piece: their checksum, because it is read while it is written
+HEADER_BYTES = _FIELDS.size + _CHECK.size  # of the header of a piece
 MAGIC = b"DrayEC03"  # names the form of the header
 OTHER_BYTES = "the bytes of the output are not those that the other engine has stored"
 
 
 class Header(NamedTuple):
-    """size: bytes of the output; or the number of a piece (pieces.py). number: checksum of the bytes."""
+    """Of a piece (pieces.py). piece: which one, in the place of an output's size. number: checksum of its bytes.
+
+    whole: all of it was written when it was read.
+    """
 
     magic: bytes
     nonce: bytes
     digest: bytes
-    size: int
+    piece: int
     number: int
+    whole: bool
 
 
-def pack(nonce: bytes, key: bytes, size: int, number: int) -> bytes:
-    """A header."""
-    return _FIELDS.pack(MAGIC, nonce, key, size, number & (1 << 64) - 1)
+def pack(nonce: bytes, key: bytes, piece: int, number: int) -> bytes:
+    """The header of a piece."""
+    fields = _FIELDS.pack(MAGIC, nonce, key, piece, number & (1 << 64) - 1)
+    return fields + _CHECK.pack(checksum(fields))
 
 
 def unpack(data: bytes | memoryview) -> Header:
-    """What starts with a header."""
-    return Header(*_FIELDS.unpack_from(data))
+    """What starts with the header of a piece."""
+    magic, nonce, key, piece, number = _FIELDS.unpack_from(data)
+    (check,) = _CHECK.unpack_from(data, _FIELDS.size)
+    return Header(magic, nonce, key, piece, number, check == checksum(data[:_FIELDS.size]))
 
 
 def digest(identifier: str, salt: str | None) -> bytes:
@@ -95,7 +103,7 @@ def of_another() -> errors.Denied:
 def verify(memory: memoryview, item: Item, checksums: Checksums) -> None:
     """errors.NotFound, errors.Denied, errors.Io: the bytes of an output are not what its header says, or it is another one.
 
-    An item without a nonce is one of which it is not known. checksums: of that memory.
+    Any nonce is right for an item without one. checksums: of that memory.
     """
     magic, nonce, key, size, stored = _FIELDS.unpack_from(memory, item.offset)
     shape = item.shape

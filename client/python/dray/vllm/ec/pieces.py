@@ -89,7 +89,7 @@ class Handout:
         self._read: dict[bytes, int] = {}  # pieces, by reader
 
     def take(self, progress: Progress) -> None:
-        """A consumer has got on."""
+        """A consumer says how many pieces it has."""
         if progress.reader in self._read or len(self._read) < self._consumers:
             self._read[progress.reader] = min(progress.pieces, self._filled)
 
@@ -139,7 +139,7 @@ class Pieces:
         return (self._item.offset + HEADER, at + inside, self._length), None
 
     def take(self) -> bool:
-        """What was read last has arrived. False: the encoder has not copied the next piece yet.
+        """What was read last has arrived. False: the encoder has not copied the next piece yet, or not all of its header.
 
         errors.NotFound, errors.Denied, errors.Io: it is something else.
         """
@@ -161,7 +161,10 @@ class Pieces:
             raise errors.NotFound("the other engine does not hand out this output, or no longer")
         if found.digest != self._item.shape.digest:
             raise header.of_another()
-        if found.size != self._at // self._piece:
+        index = self._at // self._piece
+        if not found.whole or found.piece < index:
             return False
+        if found.piece > index:
+            raise errors.NotFound("the other engine has handed out later pieces already")
         self._number = found.number
         return True
