@@ -256,7 +256,7 @@ def test_outputs_in_a_pool_that_is_kept():
     file.give_up()
     assert Opened.open(file, 1024, 768) is None and file.fd >= 0, "an output in it is still read"
     other.close()
-    assert vacate(beside) and file.fd == -1
+    assert vacate(beside) and file.fd == -1 and file._map.closed
     memory.close()
 
 

@@ -124,6 +124,7 @@ class PoolFile:
         if self._given_up and not self._held and self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            del self.checksums  # which has the view
             with contextlib.suppress(BufferError):  # unmapped with the last view
                 self.view.release()
                 self._map.close()
