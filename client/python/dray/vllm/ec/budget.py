@@ -58,16 +58,16 @@ def size_of(wanted: Any, row: int, rows: int, in_pieces: bool = False) -> Budget
         raise errors.Invalid(f"ec_buffer_size is {wanted!r}", fix=f"Set it to a number of bytes above 0, at most {_SIZE_MAX}.")
     size = -(-int(wanted) // _PAGE) * _PAGE
     need = -(-Allocator.room(HEADER + row * rows) // _PAGE) * _PAGE
+    what = "the largest output of the model takes"
     if in_pieces and size < need:
         _logger.warning("dray: ec_buffer_size is %d bytes, and the largest output of the model takes %d; outputs that are larger than the pool move in "
                         "pieces, one at a time", int(wanted), need)
-        need = min(need, _SMALLEST)
+        need, what = min(need, _SMALLEST), "a pool through which outputs move in pieces has at least"
     if need > _SIZE_MAX:
         raise errors.Invalid(f"the largest output of the model takes {need} bytes, and a pool has at most {_SIZE_MAX}",
                              fix="Set a smaller limit for the size of media (--mm-processor-kwargs), or a smaller --max-model-len.")
     if size < need:
-        _logger.warning("dray: ec_buffer_size is %d bytes, and the largest output of the model takes %d; the pool has that size",
-                        int(wanted), need)
+        _logger.warning("dray: ec_buffer_size is %d bytes, and %s %d; the pool has that size", int(wanted), what, need)
         size = need
     return Budget(size, row, rows)
 

@@ -54,8 +54,8 @@ class Item:
 class Pool:
     """The places of one pool of `size` bytes.
 
-    before: bytes between the start of a place and its output. vacate: says whether the place of an output may be used again, which nobody finds here any more. As long as it may not, the place
-    counts as used.
+    before: bytes between the start of a place and its output. vacate: says whether the place of an output may be used again, which
+    nobody finds here any more. As long as it may not, the place counts as used.
     """
 
     def __init__(self, size: int, vacate: Callable[[Item], bool] = lambda item: True, before: int = HEADER) -> None:
@@ -112,7 +112,7 @@ class Pool:
             item = Item(shape, offset, nonce)
             item.users.add(user)
             made.append(item)
-            if shape.window:  # nobody else finds it, because its bytes pass
+            if shape.window:  # find() does not return it, because its window never holds all of it
                 self._in_pieces = item
                 continue
             old = self._items.get(shape.digest)

@@ -89,7 +89,7 @@ class WorkerMetadata:
     step: int
 
     def __reduce__(self) -> Any:
-        """As of StepMetadata."""
+        """As StepMetadata.__reduce__()."""
         return WorkerMetadata, (self.step,)
 
     def aggregate(self, other: WorkerMetadata) -> WorkerMetadata:
