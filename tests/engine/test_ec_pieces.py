@@ -216,12 +216,13 @@ def test_a_preempted_request(engine, data):
     """It needs an output again that has moved, and whose right has been used. With its image it encodes, and keeps nothing meanwhile."""
     e, pd = engine("e", "ec_producer", size=SMALL), engine("pd", "ec_consumer", 1, size=SMALL, transport="tcp")
     wanted = [("small", 20), ("big", BIG)]
-    pd.add("o", wanted, encode(e, "o", wanted), data, tokens=40)
+    pd.add("o", wanted, encode(e, "o", wanted), data, tokens=800)
     until(lambda: pd.step() or e.step() or pd.scheduler.requests["o"].num_output_tokens > 3, "some tokens")
     until(lambda: pd.step() or e.step() or e.side.idle, "the end of the right")
     assert bool(files()) == (data is NO_PIXELS) and not pd.side._pool.used, "the window is free"
     params = encode(e, "o2", [("big 2", BIG)])
     assert ends(pd.add("o2", [("big 2", BIG)], params, NO_PIXELS), e, pd) == "LENGTH"
+    assert "o" not in pd.answers
     pd.preempt()
     assert ends("o", e, pd) == "LENGTH" and pd.encoded == ([] if data is NO_PIXELS else ["big"])
     nothing_left(e, pd)
