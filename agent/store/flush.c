@@ -9,7 +9,7 @@
 static bool flush_bucket(struct store_object *o)
 {
 	for (; o; o = o->next)
-		if (o->resident && tier_is_dirty(o) && !tier_write(o))
+		if (o->resident && tier_is_dirty(o) && !work_write(o))
 			return false;
 	return true;
 }

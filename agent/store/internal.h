@@ -255,7 +255,7 @@ bool item_evict(struct store_space *sp);
 /* The same for this one, which is not held. */
 void item_leave_memory(struct store_object *o, bool evicted);
 /*
- * A live object is in memory, or gets a place there, where it is held until tier.c has read it; also if that has failed before. share: of
+ * A live object is in memory, or gets a place there, where it is held until work.c has read it; also if that has failed before. share: of
  * the batch it is read for.
  * not_found: there was no memory, and the object is freed unless it is held.
  */
@@ -282,6 +282,8 @@ void item_hold(struct store_object *o);
 void item_put(struct store_object *o);
 /* The same for one that was the next victim when it was held: it is it again. */
 void item_return(struct store_object *o);
+/* Appears in the index, in memory, unless there is one with its key. False: there is, or no memory. */
+bool item_appear(struct store_object *o);
 
 /* tier.c */
 /* 0 or -errno with reterr. */
@@ -292,14 +294,10 @@ bool tier_free(struct store *s);
 void tier_key_changed(const struct store_space *sp, struct store_key key);
 /* An object was put. */
 void tier_put(struct store_object *o);
-/* A live object is written soon. False: too much waits for the disk, or it cannot be written. */
-bool tier_write(struct store_object *o);
 /* It is not on disk but should be, and nobody is about to change that. */
 bool tier_is_dirty(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */
 void tier_clean(struct store_space *sp);
-/* An object whose `loading` is set, and that is held: for the batch that has this share. */
-void tier_read(struct store_object *o, struct turns_share *share);
 /* An object that is in no index and not held; it is freed when it is not on disk any more. */
 void tier_remove(struct store_object *o);
 /* Gives the next piece of an object that is on disk to the disk, with its name there. Control thread, without the lock. */
@@ -317,8 +315,11 @@ uint64_t tier_pending(const struct store *s);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
 
-/* Appears in the index, in memory, unless there is one with its key. False: there is, or no memory. */
-bool item_appear(struct store_object *o);
+/* work.c */
+/* A live object is written soon. False: too much waits for the disk, or it cannot be written. */
+bool work_write(struct store_object *o);
+/* An object whose `loading` is set, and that is held, is read soon: for the batch that has this share. */
+void work_read(struct store_object *o, struct turns_share *share);
 
 /* trace.c */
 void trace_add(struct store_space *sp, enum store_operation operation, struct store_key key,

@@ -526,7 +526,7 @@ static void read_begin(struct store_object *o, struct turns_share *share)
 	o->loading = true;
 	o->unread = false;
 	item_hold(o);
-	tier_read(o, share);
+	work_read(o, share);
 }
 
 static enum dmsg_store_status load(struct store_object *o, bool may_evict,

@@ -13,7 +13,7 @@
  * Any thread may call; one lock guards everything, for well under a microsecond a key. The bytes are copied by the workers,
  * without the lock. Segments are populated and given back by a thread of the store's own; in between the control thread tells a
  * follower of them, who registers them with RDMA devices. The control thread gives what is to be written and read to the threads of
- * the disk tier (tier.c).
+ * the disk tier (work.c).
  */
 #pragma once
 

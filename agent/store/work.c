@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Works of the disk tier. Workers queue objects under the store's lock, and wake the control thread, which gives them to disk/ and
+ * settles them when disk/ is done. An object has one work at a time, and is held meanwhile, apart from a removal: that of an object
+ * which is in no index any more.
+ *
+ * What is written and not taken by the disk in time is bounded, so that a slow disk neither fills the memory nor delays a PUT:
+ * an object beyond the bound is not written now. It gets another chance before it is evicted.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/store/tier.h"
+#include "lib/time.h"
+
+/* Of reads, which have a turn's worth of bytes beside (turns.h), and of the others, that disk/ has at a time. */
+#define IN_FLIGHT_MAX 64
+/* The same of removals while the disk cannot be written: they wait for its return. */
+#define REMOVALS_MAX 1024
+/* Works that a turn of the control thread gives to disk/ or ends, and objects that it evicts from disk. */
+#define TURN_MAX 256
+/* Bytes a second of a disk whose rates are not known yet. */
+#define RATE_UNKNOWN (1ull << 30)
+
+static struct queue *queue_of(struct tier *t, uint8_t work)
+{
+	return work == WORK_READ ? &t->reads : &t->others;
+}
+
+/* --- queues ----------------------------------------------------------------------------------------------- */
+
+static void on_kick(struct dray_job *j);
+
+void works_kick(struct tier *t)
+{
+	if (!t->kicked)
+		dray_jobs_finish(t->store->jobs, &t->kick, on_kick);
+	t->kicked = true;
+}
+
+/* That a work moves; a removal moves none. */
+static uint64_t work_bytes(struct disk_part *p)
+{
+	return p->work == WORK_READ || p->work == WORK_WRITE ?
+		       disk_blocks(object_of_part(p)->policy.bytes) :
+		       0;
+}
+
+void work_add(struct store_object *o, enum disk_work work)
+{
+	struct tier *t = store_of(o)->tier;
+
+	disk_part(o)->work = (uint8_t)work;
+	dray_list_add(&t->parts, &disk_part(o)->link);
+	t->writes += work == WORK_WRITE;
+	works_kick(t);
+}
+
+static void dequeue(struct tier *t, struct disk_part *p)
+{
+	if (p->work == WORK_READ)
+		turns_take(&t->turns, &p->link, work_bytes(p));
+	else
+		dray_list_del(&p->link);
+	t->writes -= p->work == WORK_WRITE;
+}
+
+/* NULL: there is none. */
+static struct disk_part *first_of(struct tier *t, const struct queue *q)
+{
+	struct dray_list *read;
+
+	if (q == &t->others)
+		return dray_list_first(&t->parts, struct disk_part, link);
+	read = turns_first(&t->turns);
+	return read ? dray_container_of(read, struct disk_part, link) : NULL;
+}
+
+bool work_write(struct store_object *o)
+{
+	struct store *s = store_of(o);
+	struct tier *t = s->tier;
+	uint64_t bytes = disk_blocks(o->policy.bytes), limit = s->cfg.bytes / 4;
+
+	if (t->down || (t->pending && t->pending + bytes > limit))
+		return false;
+	t->pending += bytes;
+	disk_part(o)->vain = 0;
+	item_hold(o);
+	work_add(o, WORK_WRITE);
+	return true;
+}
+
+void work_read(struct store_object *o, struct turns_share *share)
+{
+	struct store *s = store_of(o);
+	struct tier *t = s->tier;
+
+	disk_part(o)->work = WORK_READ;
+	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(o->policy.bytes),
+		      t->reads.budget)) {
+		s->totals.disk_turns++;
+		s->totals.disk_batches += share->n == 1;
+	}
+	works_kick(t);
+}
+
+/* --- the ends of works: under the lock ------------------------------------------------------------------------ */
+
+static void write_end(struct store_object *o, bool written)
+{
+	struct store *s = store_of(o);
+
+	s->tier->pending -= disk_blocks(o->policy.bytes);
+	disk_part(o)->work = WORK_NONE;
+	if (written)
+		tier_count(o, true);
+	else if (o->state == OBJECT_LIVE)
+		s->totals.disk_skipped++;
+	if (dray_take(disk_part(o)->cleaned))
+		item_return(o);
+	else
+		item_put(o);
+}
+
+static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
+{
+	int64_t now_ns = dray_now().ns;
+	struct store_get *g;
+
+	while ((g = dray_list_pop(&disk_part(o)->waiters, struct store_get, link))) {
+		g->status = status;
+		g->wait->disk_ns = now_ns;
+		wait_less(g->wait);
+	}
+}
+
+static void read_end(struct store_object *o, enum disk_result result)
+{
+	o->loading = false;
+	o->member->account->store_loading -= room(o->policy.bytes);
+	disk_part(o)->work = WORK_NONE;
+	tell_waiters(o, result == DISK_OK      ? DMSG_STORE_STATUS_OK :
+			result == DISK_CORRUPT ? DMSG_STORE_STATUS_CORRUPT :
+						 DMSG_STORE_STATUS_LOST);
+	o->unread = result != DISK_OK;
+	/* it may have been removed meanwhile */
+	if (result == DISK_CORRUPT && o->state == OBJECT_LIVE)
+		item_remove(o, false);
+	item_put(o);
+}
+
+static void replace_end(struct store_object *o)
+{
+	disk_part(o)->work = WORK_NONE;
+	if (o->state == OBJECT_LIVE)
+		tier_put(o);
+	item_put(o);
+}
+
+/* --- control thread ----------------------------------------------------------------------------------------------- */
+
+static void op_free(struct queue *q, struct op *op)
+{
+	dray_list_del(&op->link);
+	if (op != &q->spare)
+		free(op);
+}
+
+static uint64_t turn_bytes(uint64_t rate)
+{
+	return dray_max((rate ? rate : RATE_UNKNOWN) / 1000 * DISK_TURN_MS, (uint64_t)DISK_BLOCK);
+}
+
+/*
+ * By the rate that disk/ has learned so far. Writes have none: they are in flight until they are durable, so that the rate of a disk
+ * whose commits take longer than a turn would be that of the budget itself, which would sink with each measurement.
+ */
+void works_set_budgets(struct tier *t)
+{
+	t->reads.budget = turn_bytes(t->disk ? disk_info(t->disk).read_rate : t->reads.rate);
+	t->others.budget = UINT64_MAX;
+}
+
+static void op_done(struct disk_request *r)
+{
+	struct op *op = dray_container_of(r, struct op, request);
+	struct store_object *o = op->object;
+	struct store *s = store_of(o);
+	uint8_t work = disk_part(o)->work;
+	struct queue *q = queue_of(s->tier, work);
+
+	pthread_mutex_lock(&s->lock);
+	q->in_flight--;
+	q->bytes -= op->bytes;
+	works_set_budgets(s->tier);
+	if (work == WORK_WRITE) {
+		if (r->result != DISK_OK)
+			tier_return_room(o);
+		write_end(o, r->result == DISK_OK);
+	} else if (work == WORK_READ) {
+		read_end(o, r->result);
+	} else if (work == WORK_REPLACE) {
+		replace_end(o);
+	} else {
+		item_forget(o);
+	}
+	op_free(q, op);
+	works_kick(s->tier);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static struct op *op_alloc(const struct store *s, struct queue *q)
+{
+	int r = s->cfg.disk.fault ? s->cfg.disk.fault(DISK_CALL_ALLOC) : 0;
+	struct op *op = r < 0 ? NULL : malloc(sizeof(*op));
+
+	return op || !dray_list_empty(&q->spare.link) ? op : &q->spare;
+}
+
+/* NULL: no memory, and the end of another op of the queue makes the next try. */
+static struct op *op_new(struct store *s, struct queue *q, struct store_object *o)
+{
+	struct op *op = op_alloc(s, q);
+
+	if (!op)
+		return NULL;
+	*op = (struct op){ .object = o, .bytes = work_bytes(disk_part(o)) };
+	op->request = (struct disk_request){
+		.object = &disk_part(o)->at,
+		.key = op->key,
+		.key_bytes = tier_name(op->key, o),
+		.cost = o->policy.cost,
+		.buffer = o->resident ? s->base + store_object_offset(o) : NULL,
+		.done = op_done,
+	};
+	dray_list_add(&s->tier->ops, &op->link);
+	return op;
+}
+
+/* The object of a work that is to be done now; else the work has ended, or (-EAGAIN) waits for the next turn. */
+static int work_check(struct store_object *o, unsigned *turn)
+{
+	if (disk_part(o)->work != WORK_WRITE)
+		return 0;
+	return o->state == OBJECT_LIVE && !store_of(o)->tier->down ? tier_take_room(o, turn) :
+								     -ECANCELED;
+}
+
+/*
+ * The disk gets so much at a time as it does in a turn, so that what comes next does not wait for longer behind it; but each thread has
+ * something to do.
+ */
+static bool has_room(const struct tier *t, const struct queue *q, uint64_t bytes)
+{
+	return q->in_flight < t->store->cfg.disk.threads || !bytes || q->bytes + bytes <= q->budget;
+}
+
+/* A rate that is configured allows the work now; else the timer looks at it again. */
+static bool is_due(const struct queue *q, uint64_t bytes)
+{
+	if (!q->rate || !bytes || q->due_ns <= dray_now().ns)
+		return true;
+	sd_event_source_set_time(q->timer, (uint64_t)q->due_ns / 1000 + 1);
+	sd_event_source_set_enabled(q->timer, SD_EVENT_ONESHOT);
+	return false;
+}
+
+static void start(struct queue *q, uint64_t bytes)
+{
+	q->in_flight++;
+	q->bytes += bytes;
+	if (q->rate)
+		q->due_ns = dray_max(q->due_ns, dray_now().ns) +
+			    (int64_t)((double)bytes / (double)q->rate * DRAY_NS_PER_SEC);
+}
+
+/* The next work of the queue; under the lock. left: of the turn of the control thread. NULL: none, nothing is left, or no memory now. */
+static struct op *next_of(struct store *s, struct queue *q, unsigned *left)
+{
+	unsigned most = s->tier->down && q == &s->tier->others ? REMOVALS_MAX : IN_FLIGHT_MAX;
+	struct disk_part *p;
+
+	while (*left && q->in_flight < most && (p = first_of(s->tier, q))) {
+		struct store_object *o = object_of_part(p);
+		uint64_t bytes = work_bytes(p);
+		struct op *op = NULL;
+		int r;
+
+		if (!has_room(s->tier, q, bytes) || !is_due(q, bytes))
+			return NULL;
+		--*left;
+		r = work_check(o, left);
+		if (r == -EAGAIN)
+			return NULL;
+		if (r == 0) {
+			op = op_new(s, q, o);
+			if (!op && p->work == WORK_WRITE)
+				tier_return_room(o);
+			if (!op)
+				return NULL;
+		}
+		dequeue(s->tier, p);
+		if (op) {
+			start(q, bytes);
+			return op;
+		}
+		write_end(o, false);
+	}
+	return NULL;
+}
+
+/* Writes that wait end when the disk cannot be written: not behind removals, which wait for its return. */
+static void end_writes(struct store *s, unsigned *turn)
+{
+	struct tier *t = s->tier;
+	struct disk_part *p;
+
+	pthread_mutex_lock(&s->lock);
+	while (t->down && t->writes && *turn &&
+	       (p = dray_list_first(&t->parts, struct disk_part, link))) {
+		--*turn;
+		dequeue(t, p);
+		if (p->work == WORK_WRITE)
+			write_end(object_of_part(p), false);
+		else
+			dray_list_add(&t->parts, &p->link);
+	}
+	if (t->down && t->writes)
+		works_kick(t);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static struct op *next(struct store *s, unsigned *turn)
+{
+	struct op *op;
+
+	pthread_mutex_lock(&s->lock);
+	op = next_of(s, &s->tier->reads, turn);
+	if (!op)
+		op = next_of(s, &s->tier->others, turn);
+	if (!*turn)
+		works_kick(s->tier);
+	pthread_mutex_unlock(&s->lock);
+	return op;
+}
+
+/* A work may end within its start. */
+static void pump(struct store *s)
+{
+	struct tier *t = s->tier;
+	/* Works go on beside what is ended and evicted. */
+	unsigned part = TURN_MAX / 2, turn = TURN_MAX - part;
+	struct op *op;
+
+	end_writes(s, &part);
+	tier_give(s, &part);
+	turn += part;
+	while (t->disk && (op = next(s, &turn))) {
+		uint8_t work = disk_part(op->object)->work;
+
+		if (work == WORK_WRITE)
+			disk_write(t->disk, &op->request, op->object->policy.bytes);
+		else if (work == WORK_READ)
+			disk_read(t->disk, &op->request);
+		else
+			disk_remove(t->disk, &op->request);
+	}
+}
+
+static void on_kick(struct dray_job *j)
+{
+	struct tier *t = dray_container_of(j, struct tier, kick);
+	struct store *s = t->store;
+
+	pthread_mutex_lock(&s->lock);
+	t->kicked = false;
+	pthread_mutex_unlock(&s->lock);
+	pump(s);
+}
+
+/* --- start and end ------------------------------------------------------------------------------------------------ */
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
+{
+	pump(arg);
+	return 0;
+}
+
+/* 0 or -errno. */
+static int set_rate(struct tier *t, struct queue *q, uint64_t rate)
+{
+	int r = 0;
+
+	if (rate)
+		r = sd_event_add_time(t->store->cfg.disk.event, &q->timer, CLOCK_MONOTONIC, 0, 1,
+				      on_timer, t->store);
+	q->rate = rate;
+	return r < 0 || !rate ? r : sd_event_source_set_enabled(q->timer, SD_EVENT_OFF);
+}
+
+int works_init(struct tier *t)
+{
+	const struct store_disk_config *cfg = &t->store->cfg.disk;
+	int r;
+
+	turns_init(&t->turns);
+	dray_list_init(&t->parts);
+	dray_list_init(&t->reads.spare.link);
+	dray_list_init(&t->others.spare.link);
+	dray_list_init(&t->ops);
+	r = set_rate(t, &t->reads, cfg->read_rate);
+	if (r == 0)
+		r = set_rate(t, &t->others, cfg->write_rate);
+	works_set_budgets(t);
+	return r;
+}
+
+/* The work will not be done. */
+static void drop(struct disk_part *p)
+{
+	struct store_object *o = object_of_part(p);
+
+	if (p->work == WORK_REMOVE)
+		item_forget(o);
+	else
+		item_put(o);
+}
+
+void works_deinit(struct tier *t)
+{
+	struct disk_part *p;
+
+	dray_list_for_each(&t->ops, op, struct op, link) {
+		struct queue *q = queue_of(t, disk_part(op->object)->work);
+
+		drop(disk_part(op->object));
+		op_free(q, op);
+	}
+	while ((p = first_of(t, &t->reads)) || (p = first_of(t, &t->others))) {
+		dequeue(t, p);
+		drop(p);
+	}
+	sd_event_source_disable_unref(t->reads.timer);
+	sd_event_source_disable_unref(t->others.timer);
+}
