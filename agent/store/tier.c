@@ -439,7 +439,7 @@ int tier_new(struct store *s, struct dray_err *reterr)
 			      .fault = cfg->fault,
 		      },
 		      found, s, reterr);
-	works_set_budgets(t);
+	works_set_turn(t);
 	return r;
 }
 

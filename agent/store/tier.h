@@ -22,7 +22,6 @@ struct op {
 struct queue {
 	unsigned in_flight;
 	uint64_t bytes;         /* of these, that are read or written */
-	uint64_t budget;        /* of a turn; UINT64_MAX: no limit */
 	uint64_t rate;          /* bytes a second that are never exceeded; 0: no limit */
 	int64_t due_ns;         /* with a limit, when the next one may begin */
 	sd_event_source *timer; /* the same; NULL: without a limit */
@@ -39,7 +38,8 @@ struct tier {
 	uint64_t give; /* bytes to evict from disk, because its file system is full of objects */
 	/* of work.c */
 	struct queue reads, others;
-	struct turns turns;     /* struct disk_part, that are to be read */
+	struct turns turns; /* struct disk_part, that are to be read */
+	uint64_t turn_bytes; /* that the disk reads in a turn, by the rate that it has learned so far */
 	struct dray_list parts; /* the others */
 	struct dray_list ops;   /* in flight */
 	struct dray_job kick;
@@ -67,8 +67,8 @@ void tier_give(struct store *s, unsigned *turn);
 int works_init(struct tier *t);
 /* The disk has been closed: no work will be done, and none has an object any more. */
 void works_deinit(struct tier *t);
-/* The rates of the disk are known, or may have changed. */
-void works_set_budgets(struct tier *t);
+/* The rate at which the disk reads is known, or may have changed. */
+void works_set_turn(struct tier *t);
 /* The control thread looks at the queues in its next turn. */
 void works_kick(struct tier *t);
 /* The object is held, or in no index. */

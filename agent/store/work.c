@@ -98,7 +98,7 @@ void work_read(struct store_object *o, struct turns_share *share)
 
 	disk_part(o)->work = WORK_READ;
 	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(o->policy.bytes),
-		      t->reads.budget)) {
+		      t->turn_bytes)) {
 		s->totals.disk_turns++;
 		s->totals.disk_batches += share->n == 1;
 	}
@@ -167,19 +167,12 @@ static void op_free(struct queue *q, struct op *op)
 		free(op);
 }
 
-static uint64_t turn_bytes(uint64_t rate)
+void works_set_turn(struct tier *t)
 {
-	return dray_max((rate ? rate : RATE_UNKNOWN) / 1000 * DISK_TURN_MS, (uint64_t)DISK_BLOCK);
-}
+	uint64_t rate = t->disk ? disk_info(t->disk).read_rate : t->reads.rate;
 
-/*
- * By the rate that disk/ has learned so far. Writes have none: they are in flight until they are durable, so that the rate of a disk
- * whose commits take longer than a turn would be that of the budget itself, which would sink with each measurement.
- */
-void works_set_budgets(struct tier *t)
-{
-	t->reads.budget = turn_bytes(t->disk ? disk_info(t->disk).read_rate : t->reads.rate);
-	t->others.budget = UINT64_MAX;
+	t->turn_bytes =
+		dray_max((rate ? rate : RATE_UNKNOWN) / 1000 * DISK_TURN_MS, (uint64_t)DISK_BLOCK);
 }
 
 static void op_done(struct disk_request *r)
@@ -193,7 +186,7 @@ static void op_done(struct disk_request *r)
 	pthread_mutex_lock(&s->lock);
 	q->in_flight--;
 	q->bytes -= op->bytes;
-	works_set_budgets(s->tier);
+	works_set_turn(s->tier);
 	if (work == WORK_WRITE) {
 		if (r->result != DISK_OK)
 			tier_return_room(o);
@@ -248,12 +241,14 @@ static int work_check(struct store_object *o, unsigned *turn)
 }
 
 /*
- * The disk gets so much at a time as it does in a turn, so that what comes next does not wait for longer behind it; but each thread has
- * something to do.
+ * The disk gets so many reads at a time as it does in a turn, so that what comes next does not wait for longer behind them; but each
+ * thread has something to do. Writes have no such bound: they are in flight until they are durable, so that the rate of a disk whose
+ * commits take longer than a turn would be that of the bound itself, which would sink with each measurement.
  */
 static bool has_room(const struct tier *t, const struct queue *q, uint64_t bytes)
 {
-	return q->in_flight < t->store->cfg.disk.threads || !bytes || q->bytes + bytes <= q->budget;
+	return q == &t->others || q->in_flight < t->store->cfg.disk.threads ||
+	       q->bytes + bytes <= t->turn_bytes;
 }
 
 /* A rate that is configured allows the work now; else the timer looks at it again. */
@@ -412,7 +407,7 @@ int works_init(struct tier *t)
 	r = set_rate(t, &t->reads, cfg->read_rate);
 	if (r == 0)
 		r = set_rate(t, &t->others, cfg->write_rate);
-	works_set_budgets(t);
+	works_set_turn(t);
 	return r;
 }
 
