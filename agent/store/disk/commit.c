@@ -88,7 +88,7 @@ void commit_removed(struct disk *d, struct disk_request *r)
 static void finish_write(struct disk *d, struct disk_request *r)
 {
 	*r->object = r->at;
-	rates_write_end(d, disk_blocks(r->at.bytes));
+	measure_end(d, r, disk_blocks(r->at.bytes));
 	d->info.writes++;
 	d->info.objects++;
 	d->refused = 0;
@@ -99,7 +99,7 @@ static void finish_write(struct disk *d, struct disk_request *r)
 void commit_fail(struct disk *d, struct disk_request *r)
 {
 	if (r->measured)
-		rates_write_end(d, 0);
+		measure_end(d, r, 0);
 	if (d->info.state == DISK_STATE_FULL)
 		d->refused = dray_max(d->refused, disk_blocks(r->at.bytes));
 	if (!orphan_add(d, r->key, r->key_bytes, r->segment, &r->at))

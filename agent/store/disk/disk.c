@@ -37,11 +37,15 @@ static void rates_tell(struct disk *d)
 	d->info.write_rate = d->cfg.write_rate ? d->cfg.write_rate : d->writing.value;
 }
 
+static struct rate *rate_of(struct disk *d, bool writes)
+{
+	return writes ? &d->writing : &d->reading;
+}
+
 /* Whatever its kind, what is in flight of the other one is counted up to now. */
 static void measure_begin(struct disk *d, struct disk_request *r)
 {
-	struct rate *own = r->writes ? &d->writing : &d->reading,
-		    *other = r->writes ? &d->reading : &d->writing;
+	struct rate *own = rate_of(d, r->writes), *other = rate_of(d, !r->writes);
 	int64_t now_ns = dray_now().ns;
 
 	rate_pass(other, own, now_ns);
@@ -49,25 +53,22 @@ static void measure_begin(struct disk *d, struct disk_request *r)
 	r->measured = true;
 }
 
-/* What came from the page cache does not measure the disk. */
-static void measure_read(struct disk *d, struct disk_request *r)
+void measure_end(struct disk *d, const struct disk_request *r, uint64_t bytes)
 {
+	struct rate *own = rate_of(d, r->writes), *other = rate_of(d, !r->writes);
 	int64_t now_ns = dray_now().ns;
-	uint64_t bytes =
-		disk_blocks(r->verifies ? (r->verified - 1) % DISK_PIECE + 1 : r->at.bytes);
 
-	rate_pass(&d->writing, &d->reading, now_ns);
-	rate_end(&d->reading, &d->writing, now_ns, r->error || r->at.segment->cached ? 0 : bytes);
+	rate_pass(other, own, now_ns);
+	rate_end(own, other, now_ns, bytes);
 	rates_tell(d);
 }
 
-void rates_write_end(struct disk *d, uint64_t bytes)
+/* Bytes that the device has read. What came from the page cache does not measure it. */
+static uint64_t bytes_read(const struct disk_request *r)
 {
-	int64_t now_ns = dray_now().ns;
-
-	rate_pass(&d->reading, &d->writing, now_ns);
-	rate_end(&d->writing, &d->reading, now_ns, bytes);
-	rates_tell(d);
+	if (r->error || r->at.segment->cached)
+		return 0;
+	return disk_blocks(r->verifies ? (r->verified - 1) % DISK_PIECE + 1 : r->at.bytes);
 }
 
 static bool is_near(uint64_t a, uint64_t b)
@@ -147,7 +148,7 @@ static void read_done(struct dray_job *j)
 	struct disk *d = r->disk;
 	enum disk_result result = DISK_OK;
 
-	measure_read(d, r);
+	measure_end(d, r, bytes_read(r));
 	r->at.segment->reads--;
 	/* the object of a piece may be gone */
 	segment_drop_if_empty(r->at.segment);

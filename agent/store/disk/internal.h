@@ -176,6 +176,7 @@ void disk_failed(struct disk *d, int error, const struct dray_err *why);
 bool rates_changed(struct disk *d);
 /* What the index remembers holds until something else is measured. */
 void rates_restore(struct disk *d, const struct disk_rates *saved);
-void rates_write_end(struct disk *d, uint64_t bytes);
+/* A request has ended whose begin was measured. bytes: that the disk has moved for it; 0: it does not count. */
+void measure_end(struct disk *d, const struct disk_request *r, uint64_t bytes);
 
 void disk_complete(struct disk_request *r, enum disk_result result);
