@@ -31,6 +31,7 @@ def until_ended(engine, number):
 a, b = TransferEngine(), TransferEngine()
 show("initialize", a.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), b.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", ""))
 show("ports", 15000 <= a.get_rpc_port() <= 17000, a.get_rpc_port() != b.get_rpc_port())
+show("opcodes", TransferEngine.TransferOpcode is TransferOpcode, str(TransferEngine.TransferOpcode.Read))
 peer = f"127.0.0.1:{b.get_rpc_port()}"
 show("probe", a.send_probe(peer), a.send_probe("127.0.0.1:1"))
 

@@ -68,5 +68,25 @@ show("many", set(store.batch_put_from(keys, [at + 64 * i for i in range(1500)], 
 show("replicas", len(store.get_replica_desc("k")), store.get_replica_desc("none"), {k: len(v) for k, v in store.batch_get_replica_desc(["k", "none"]).items()})
 show("remove", store.remove("k", True), store.get("k"), store.remove("k"), store.batch_remove(["b1", "none"], force=True))
 show("upsert", store.upsert("u", b"1"), store.upsert("u", b"22"), store.get("u"), store.upsert_from("u", at, 3), store.get_size("u"))
+show("batch upsert", store.batch_upsert_from(["u", "u2"], [at, at + 10], [7, 20]), store.get("u") == memory[:7], store.get("u2") == memory[10:30],
+     store.batch_upsert_from(["u", "u2", "", "u3"], [at + 5, at, at, at + 9], [9, 0, 4, 3], config), store.get("u") == memory[5:14], store.get_size("u2"), store.get_size("u3"))
+show("lengths", store.batch_upsert_from(["u", "u2"], [at], [7]), store.batch_upsert_from(["u"], [at], [7, 8]), store.batch_upsert_from([], [], []))
+show("upsert parts", store.upsert_parts("up", b"ab", b"", b"cd"), store.get("up"), store.upsert_parts("up", bytearray(b"12"), memoryview(b"34"), config=config), store.get("up"))
+show("no parts", store.upsert_parts("up"), store.upsert_parts("up", b""), store.get("up"), store.upsert_parts("", b"x"), store.upsert_parts("", b""),
+     store.put_parts("p0", b"", b""), store.is_exist("p0"), store.put_parts("", b"x"), store.put_parts("", b""))
+try:
+    show("accepted", store.upsert_parts("up", "text"))
+except TypeError:
+    show("TypeError", store.get("up"))
+show("with metadata", store.put_from_with_metadata("w", at + 100, at, 20, 10), store.get("w") == memory[:10] + memory[100:120],
+     store.put_from_with_metadata(key="w", buffer_ptr=at, metadata_buffer_ptr=at, size=5, metadata_size=5, config=config), store.get_size("w"))
+show("without", store.put_from_with_metadata("w1", at + 100, 0, 20, 0), store.get("w1") == memory[100:120], store.put_from_with_metadata("w2", at, at, 0, 10), store.is_exist("w2"),
+     store.put_from_with_metadata("", at, at, 0, 0))
+show("cleared", store.put_batch(["c1", "c2", "c3", "c4"], [b"1"] * 4), store.batch_replica_clear(["c1", "none", "c2", "", "c1"]), store.batch_replica_clear([]),
+     store.batch_replica_clear(["c3"], "10.0.0.1:1"), store.batch_replica_clear(keys=["c3"], segment_name=store.get_hostname()), store.batch_is_exist(["c1", "c2", "c3", "c4"]))
+show("pool", store.alloc_from_mem_pool(4096), store.alloc_from_mem_pool(0))
+show("init_all", store.init_all("tcp", "", 1 << 20), store.health_check(), store.get("c4"))
+show("status", [str(replica.status) for replica in store.get_replica_desc("c4")])
 show("unregister", store.unregister_buffer(at), store.unregister_buffer(at))
 show("close", store.close(), store.close(), store.get("u"), store.health_check())
+show("closed", store.batch_upsert_from(["k"], [at], [4]) != [0], store.upsert_parts("k", b"x") != 0, store.put_from_with_metadata("k", at, at, 4, 4) != 0, store.batch_replica_clear(["k"]))

@@ -20,7 +20,8 @@ from ._copy import Piece, address_of_bytes
 from ._objects import Item, Objects, key_of
 from ._options import Options
 
-__all__ = ["BufferHandle", "MooncakeDistributedStore", "ObjectDataType", "ReplicaDescriptor", "ReplicateConfig", "SoftPinAction"]
+__all__ = ["BufferHandle", "MooncakeDistributedStore", "ObjectDataType", "ReplicaDescriptor", "ReplicaStatus", "ReplicateConfig",
+           "SoftPinAction"]
 
 _logger = logging.getLogger("dray.mooncake")
 
@@ -68,8 +69,21 @@ class ReplicateConfig:
         self.group_ids: list[str] | None = None
 
 
+class ReplicaStatus(enum.Enum):
+    """Of a ReplicaDescriptor: COMPLETE."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
 class ReplicaDescriptor:
     """That the agent has an object; in which of its tiers is not known."""
+
+    status = ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
         return False
@@ -135,6 +149,10 @@ class MooncakeDistributedStore:
 
         return _code("setup()", work, -1)
 
+    def init_all(self, protocol: str, device_name: str, mount_segment_size: int) -> int:
+        """-600, as with Mooncake after setup(), which is the call to use."""
+        return _INVALID
+
     def close(self) -> int:
         """Ends the session with the agent. The objects stay."""
         self._objects = None
@@ -198,8 +216,12 @@ class MooncakeDistributedStore:
         return next((code for code in codes if code), 0)
 
     def put_parts(self, key: str, *values: Any, config: ReplicateConfig | None = None) -> int:
-        """Stores bytes-like objects, one behind the other, as one object."""
-        return self.put(key, b"".join(_bytes(value) for value in values), config) if values else 0
+        """Stores bytes-like objects, one behind the other, as one object. 0 also if they are all empty, and nothing is stored."""
+        return self._put_parts("put_parts()", key, values, config)
+
+    def _put_parts(self, what: str, key: str, parts: Sequence[Any], config: ReplicateConfig | None, replace: bool = False) -> int:
+        value = b"".join(_bytes(part) for part in parts)
+        return self._put(what, [key], [[(address_of_bytes(value), len(value))]], config, replace=replace)[0] if value else 0
 
     def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """put() in place of an object with this key. A reader may find none in between."""
@@ -208,6 +230,10 @@ class MooncakeDistributedStore:
     def upsert_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
         """upsert() for each; returns the first error."""
         return self._put_values(keys, values, config, replace=True)
+
+    def upsert_parts(self, key: str, *values: Any, config: ReplicateConfig | None = None) -> int:
+        """put_parts() in place of an object with this key. A reader may find none in between."""
+        return self._put_parts("upsert_parts()", key, values, config, replace=True)
 
     def get(self, key: str) -> bytes:
         """The bytes of an object; b"" if there is none."""
@@ -239,6 +265,12 @@ class MooncakeDistributedStore:
         """put_from() in place of an object with this key. A reader may find none in between."""
         return self._put("upsert_from()", [key], [[(buffer_ptr, size)]], config, empty=0, replace=True)[0]
 
+    def put_from_with_metadata(self, key: str, buffer_ptr: int, metadata_buffer_ptr: int, size: int, metadata_size: int,
+                               config: ReplicateConfig | None = None) -> int:
+        """Stores metadata, and behind it data, as one object. 0 also if size is 0, and nothing is stored."""
+        pieces = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
+        return self._put("put_from_with_metadata()", [key], [pieces if size else []], config, empty=_INVALID if size else 0)[0]
+
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Copies an object to memory of this process; returns its length. -704: there is none. -600: it is larger."""
         return self.batch_get_into([key], [buffer_ptr], [size])[0]
@@ -249,6 +281,13 @@ class MooncakeDistributedStore:
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [_INVALID] * len(keys)
         return self._put("batch_put_from()", keys, [[piece] for piece in zip(buffer_ptrs, sizes)], config, empty=0)
+
+    def batch_upsert_from(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int],
+                          config: ReplicateConfig | None = None) -> list[int]:
+        """upsert_from() for each; -600 for an object without bytes."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [_INVALID] * len(keys)
+        return self._put("batch_upsert_from()", keys, [[piece] for piece in zip(buffer_ptrs, sizes)], config, replace=True)
 
     def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """get_into() for each."""
@@ -271,6 +310,12 @@ class MooncakeDistributedStore:
         if pieces is None:
             return [_INVALID] * len(keys)
         return self._get("batch_get_into_multi_buffers()", keys, pieces)
+
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """0: there is no pool, as with Mooncake after setup()."""
+        if size < 0:
+            raise TypeError("the size is negative")
+        return 0
 
     # --- keys ---------------------------------------------------------------------------------------
 
@@ -303,6 +348,15 @@ class MooncakeDistributedStore:
             return 0
 
         return _code("remove_all()", work)
+
+    def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
+        """Removes objects; returns the keys of those that were there. segment_name: that of get_hostname(), or "" for all.
+
+        Other segments have no objects.
+        """
+        if segment_name not in ("", self._hostname):
+            return []
+        return [key for key, code in zip(keys, self.batch_remove(keys)) if code == 0]
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Is refused: the agent's store has no list of keys."""
