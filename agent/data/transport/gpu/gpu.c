@@ -361,7 +361,9 @@ static uint64_t slice_limit(const struct core *c, const struct gpu_path *p)
 {
 	const struct gpu_plan_limits *l = &gpu_plan_limits[p->kind];
 
-	return gpu_is_shared(c, p->device) ? l->shared_slice : l->slice;
+	if (gpu_is_shared(c, p->device))
+		return l->shared_slice;
+	return p->way.engines ? l->engines_slice : l->slice;
 }
 
 /* Puts slices that are copied alike into one copy until it is full. True: it ends with a part of the open slice. */

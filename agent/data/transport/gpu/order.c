@@ -10,7 +10,7 @@
 
 /* Fewer pieces, or longer ones on average, are as fast in any order. */
 #define PIECES_MIN 64u
-#define PIECE_MAX (256u << 10)
+#define PIECE_MAX (1u << 20)
 
 void gpu_order(struct core *c, struct slice *s)
 {

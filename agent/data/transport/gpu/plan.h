@@ -42,6 +42,7 @@ struct gpu_plan_limits {
 	enum gpu_route route;
 	enum dmsg_gpu_path path; /* as clients and metrics see it */
 	uint64_t slice; /* bytes of a copy, which delay the copies behind it by some hundred microseconds */
+	uint64_t engines_slice; /* the same if the load leaves it to copy engines, whose calls take longer */
 	uint64_t shared_slice; /* the same on a device that MPS shares */
 	uint64_t under_way; /* bytes in flight that keep the device busy; staged paths: limited by buffers */
 	uint64_t engine_min; /* pieces of this size and larger use copy engines */
