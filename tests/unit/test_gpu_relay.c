@@ -325,6 +325,35 @@ static void both_ways(void **state)
 	lab_deinit(&l);
 }
 
+/* A transfer that is alone gathers at once as many slices as there are parts, so that they take one time slice of the device. */
+static void all_parts(void **state)
+{
+	enum { PARTS = 8, EACH = MEMORY / PARTS, PER_PART = 4, ALL = 2 * PARTS * PER_PART };
+	uint64_t ops[ALL][3];
+	_Atomic uint64_t *launches;
+	uint64_t before, gathers;
+	struct lab l;
+
+	for (uint64_t i = 0; i < ALL; i++) {
+		ops[i][0] = (ALL - 1 - i) * 2 * EACH / PER_PART;
+		ops[i][1] = i * 2 * EACH / PER_PART;
+		ops[i][2] = EACH / PER_PART;
+	}
+	lab_init(&l, 1, 0, SCATTERED);
+	memory_give(&l);
+	launches = &l.g.rig.counters.v[DRAY_METRIC_GPU_LAUNCHES_TOTAL];
+	before = atomic_load(launches);
+	fake_gpu_hold(true);
+	gpu_rig_submit(&l.g, 1, false, 1, 2, (const uint64_t(*)[3])ops, ALL);
+	gpu_rig_turn(&l.g);
+	gathers = atomic_load(launches) - before;
+	fake_gpu_hold(false);
+	gpu_rig_until(&l.g, 2);
+	assert_int_equal(gathers, PARTS);
+	assert_int_equal(l.g.rig.ended[1].code, 0);
+	lab_deinit(&l);
+}
+
 /* Beside two busy devices a list of many small pieces is staged, a short one is not. */
 static void by_the_load(void **state)
 {
@@ -614,14 +643,23 @@ static void gaps(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_byte),     cmocka_unit_test(within),
-		cmocka_unit_test(refused),        cmocka_unit_test(stopped),
-		cmocka_unit_test(lost),           cmocka_unit_test(idle),
-		cmocka_unit_test(memory_goes),    cmocka_unit_test(both_ways),
-		cmocka_unit_test(by_the_load),    cmocka_unit_test(no_memory_to_have),
-		cmocka_unit_test(kept),           cmocka_unit_test(neighbours),
-		cmocka_unit_test(beside_a_crowd), cmocka_unit_test(bounded_turns),
-		cmocka_unit_test(in_order),       cmocka_unit_test(gaps),
+		cmocka_unit_test(every_byte),
+		cmocka_unit_test(within),
+		cmocka_unit_test(refused),
+		cmocka_unit_test(stopped),
+		cmocka_unit_test(lost),
+		cmocka_unit_test(idle),
+		cmocka_unit_test(memory_goes),
+		cmocka_unit_test(both_ways),
+		cmocka_unit_test(all_parts),
+		cmocka_unit_test(by_the_load),
+		cmocka_unit_test(no_memory_to_have),
+		cmocka_unit_test(kept),
+		cmocka_unit_test(neighbours),
+		cmocka_unit_test(beside_a_crowd),
+		cmocka_unit_test(bounded_turns),
+		cmocka_unit_test(in_order),
+		cmocka_unit_test(gaps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

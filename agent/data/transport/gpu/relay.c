@@ -53,6 +53,7 @@ struct job {
 	uint8_t n_steps, step;
 	bool lists;             /* of struct gpu_copy */
 	bool pads;              /* of struct gpu_way */
+	bool grouped;           /* the kernel that empties its part does not wait for others */
 	struct local_walk walk; /* what the current step has not submitted */
 	uint64_t at;            /* position of the walk in the parts */
 	/* pads: end in host memory of what was walked, and where its run begins in the part */
@@ -68,7 +69,7 @@ struct memory {
 	uint32_t used;       /* a bit for each part of a job */
 	uint32_t sources;    /* those of them whose bytes go on to another device's memory */
 	bool asked;
-	bool full; /* at most one part was free: kernels that fill parts wait until half of them are */
+	bool full; /* no part was free, or only the last one: kernels that fill parts wait until half of them are */
 	bool leaving; /* given back when no job uses it: its device goes, or a lost one may still write it */
 	uint64_t got;     /* bytes that the device gave last, perhaps fewer than the setting */
 	int64_t known_ns; /* until then no copy asks it for more */
@@ -214,7 +215,7 @@ static bool part_take(struct gpu_relay *r, struct part *p, uint64_t bytes, bool 
 	i = (unsigned)__builtin_ctz(~m->used);
 	m->used |= 1u << i;
 	m->sources |= (uint32_t)source << i;
-	m->full |= parts_free(m) <= 1;
+	m->full |= !parts_free(m);
 	p->base = m->base + i * m->part;
 	return true;
 }
@@ -317,6 +318,7 @@ uint64_t gpu_relay_host_run(const struct slice *s)
 
 static void step_begin(struct job *j)
 {
+	j->grouped = false;
 	j->at = 0;
 	j->run_at = 0;
 	j->host_end = NULL;
@@ -463,10 +465,21 @@ static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_pie
 	return 1;
 }
 
+/* Parts of each device that a path with jobs leaves to others: the last one, while another path has slices and no job. */
+static unsigned parts_left(const struct gpu_path *p)
+{
+	for (unsigned i = 0; i < 2; i++)
+		dray_list_for_each(&p->owner->ready[i], other, struct gpu_path, link)
+			if (other != p && dray_list_empty(&other->relays) &&
+			    (other->open || channel_pending(&other->channel)))
+				return 1;
+	return 0;
+}
+
 /*
- * Takes the part that the step writes. False: none is free now, or the last one is, and others are returned without it, so that it
- * is left to a path that has none. Copy engines write the transfer's own memory instead if the part's memory is being given
- * back, or came again with smaller parts; and if all its parts are sources, which may wait for parts of this device.
+ * Takes the part that the step writes. False: none is free now, or the last one is left to another path. Copy engines write the
+ * transfer's own memory instead if the part's memory is being given back, or came again with smaller parts; and if all its parts are
+ * sources, which may wait for parts of this device.
  */
 static bool step_room(struct core *c, struct job *j)
 {
@@ -476,7 +489,7 @@ static bool step_room(struct core *c, struct job *j)
 
 	if (s->to == NONE || j->parts[s->to].base)
 		return true;
-	if (is_there(m) && m->used != m->sources && parts_free(m) < 2)
+	if (is_there(m) && m->used != m->sources && parts_free(m) <= parts_left(j->path))
 		return false;
 	if (part_take(r, &j->parts[s->to], j->slice->bytes, false))
 		return true;
@@ -490,26 +503,42 @@ static bool is_scatter(const struct job *j)
 	return !j->steps[j->step].engines && j->steps[j->step].from != NONE;
 }
 
-/*
- * A kernel that empties a part waits until there are several, as long as copy engines bring more: each time slice costs the
- * engine something besides the work done in it.
- */
-static bool waits_for_others(const struct job *j)
+/* Its copy, which is in flight or has just ended, brings bytes to a part that a kernel will empty, or is the one before that. */
+static bool is_coming(const struct job *j)
 {
-	unsigned ready = 0, coming = 0;
+	const struct step *s = &j->steps[j->step];
 
-	if (!is_scatter(j) || j->at)
+	if (!j->busy && !local_walk_ended(&j->walk))
 		return false;
-	dray_list_for_each(&j->path->relays, other, struct job, link) {
-		bool engines = other->steps[other->step].engines;
+	return s->engines ? s->to != NONE : j->step == 0 && j->n_steps == STEPS;
+}
 
-		ready += is_scatter(other) && !other->busy;
-		coming += engines && other->busy && other->steps[other->step].to != NONE;
-		/* the first of a group takes the rest along */
-		if (is_scatter(other) && other->busy)
-			return false;
+static bool waits_for_kernel(const struct job *j)
+{
+	return is_scatter(j) && !j->busy && !j->grouped;
+}
+
+/*
+ * Kernels that empty parts go in groups, as long as more bytes are coming: each time slice costs the engine something besides the
+ * work done in it. What comes while a group waits for its time slice may miss that, so it waits for the next group. Only copies in
+ * flight count as coming: they end, whatever other jobs wait for.
+ */
+static bool waits_for_group(const struct job *j)
+{
+	struct dray_list *jobs = &j->path->relays;
+	unsigned waiting = 0, coming = 0;
+
+	if (!waits_for_kernel(j))
+		return false;
+	dray_list_for_each(jobs, other, struct job, link) {
+		waiting += waits_for_kernel(other);
+		coming += is_coming(other);
 	}
-	return coming && ready < PARTS / 2;
+	if (coming && waiting < PARTS / 2)
+		return true;
+	dray_list_for_each(jobs, other, struct job, link)
+		other->grouped |= waits_for_kernel(other);
+	return false;
 }
 
 /* Submits the step as far as there is room. 0; -EAGAIN: no room; -EIO. */
@@ -524,7 +553,7 @@ static int copy_submit(struct core *c, struct job *j)
 	if (!gpu_is_up(c, s->device))
 		return -EIO;
 	room = gpu_room(c, s->device, lane);
-	if (!room || waits_for_others(j) || !step_room(c, j))
+	if (!room || waits_for_group(j) || !step_room(c, j))
 		return -EAGAIN;
 	copy.bytes = j->walk.left;
 	j->padding = 0;
@@ -552,26 +581,32 @@ static bool step_next(struct core *c, struct job *j)
 	return true;
 }
 
-/* Runs the job as far as possible. */
-static void job_run(struct core *c, struct job *j)
+/* Runs the job as far as possible. True: it ended, began a step or submitted a copy. */
+static bool job_run(struct core *c, struct job *j)
 {
+	bool any = false;
 	int ret;
 
-	while (!j->busy) {
+	for (; !j->busy; any = true) {
 		if (j->code || !slice_wanted(j->slice)) {
 			job_end(c, j, j->code ? j->code : DRAY_E_CANCELLED);
-			return;
+			return true;
 		}
-		if (local_walk_ended(&j->walk) && !step_next(c, j))
-			return;
+		if (local_walk_ended(&j->walk)) {
+			any = true;
+			if (!step_next(c, j))
+				return true;
+		}
 		ret = copy_submit(c, j);
-		if (ret < 0 && ret != -EAGAIN) {
+		if (ret == -EAGAIN)
+			return any;
+		if (ret < 0) {
 			parts_lose(c, j);
 			job_end(c, j, DRAY_E_GPU_LOST);
+			return true;
 		}
-		if (ret < 0)
-			return;
 	}
+	return any;
 }
 
 static void step_add(struct job *j, struct step s)
@@ -653,7 +688,7 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	struct gpu_relay *r = p->owner->relay;
 	struct job *j = dray_list_first(&r->free, struct job, link);
 	bool gathers, more = !dray_list_empty(&p->relays);
-	const struct memory *m;
+	struct memory *m;
 	uint64_t bytes;
 
 	if (!j)
@@ -670,11 +705,12 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 	j->pads = p->way.pads && bytes <= m->part;
 	if (!j->pads)
 		bytes = j->slice->bytes;
-	/*
-	 * The first step's part is the room that counts: later steps wait for theirs in the job. A path that has jobs leaves the
-	 * last part to one that has none.
-	 */
-	if ((more && (parts_free(m) < 2 || (gathers && m->full))) ||
+	/* the first step's part is the room that counts: later steps wait for theirs in the job */
+	if (more && parts_free(m) <= parts_left(p)) {
+		m->full = true;
+		return false;
+	}
+	if ((more && gathers && m->full) ||
 	    !part_take(r, &j->parts[j->steps[0].to], bytes, j->n_steps == STEPS))
 		return false;
 	for (unsigned i = 0; i < 2; i++)
@@ -688,8 +724,14 @@ bool gpu_relay_take(struct core *c, struct gpu_path *p)
 
 void gpu_relay_run(struct core *c, struct gpu_path *p)
 {
-	dray_list_for_each(&p->relays, j, struct job, link)
-		job_run(c, j);
+	bool any;
+
+	/* again, because a job may take others along, or return the part that one before it waits for */
+	do {
+		any = false;
+		dray_list_for_each(&p->relays, j, struct job, link)
+			any |= job_run(c, j);
+	} while (any);
 }
 
 void gpu_relay_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent)
