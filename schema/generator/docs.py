@@ -228,8 +228,8 @@ def write(schema):
             "carry [frames](#record-frame). The first byte tells the two apart: a TLS record starts with 0x16.\n\n"
             "Payload of frames find and found is sealed by AES-256-GCM, with the tag of 16 bytes behind it. The key is\n"
             "HMAC-SHA256 under the exporter key over \"dray find\" or \"dray found\", filled with zeros to 16 bytes, the agent id of\n"
-            "the side that has connected the stream, and the stream id. The nonce is the slice id, and four zeros. A frame find whose\n"
-            "slice id is not larger than the last one's ends the stream.")
+            "the side that has connected the stream, and the stream id. The nonce is the slice id, and four zeros. A frame whose\n"
+            "tag is wrong ends the stream, and so does a frame find whose slice id is not larger than the last one's.")
     pages = {"data-protocol": protocol(schema.data, "Data protocol", data),
              "peer-protocol": protocol(schema.peer, "Peer protocol", peer),
              "errors": errors(schema.errors), "configuration": configuration(schema.config),

@@ -198,7 +198,7 @@ static void test_hostile_owner(void **state)
 		{ PMSG_FRAME_KIND_WRITE_ACK, 0, 0, DRAY_E_PEER_LOST },
 		{ PMSG_FRAME_KIND_FOUND, UINT32_MAX, 0, DRAY_E_PROTOCOL },
 		{ PMSG_FRAME_KIND_FOUND, DRAY_E_BUSY, 0, DRAY_E_BUSY },
-		{ PMSG_FRAME_KIND_FOUND, 0, 5000, DRAY_E_PROTOCOL }, /* not sealed */
+		{ PMSG_FRAME_KIND_FOUND, 0, 5000, DRAY_E_PEER_LOST }, /* not sealed */
 	};
 	struct question *q = questions_new(1);
 
@@ -213,10 +213,11 @@ static void test_hostile_owner(void **state)
 		s = seal_new(a->link.stream_key, a->link.agent_id, hand.lab.raw_id[0], SEAL_FIND);
 		f = receive_find(fd, q, s);
 		hand_answer(fd, bad[i].kind, f.slice, bad[i].status, bad[i].length);
-		if (bad[i].code == DRAY_E_PROTOCOL && bad[i].length)
+		if (bad[i].length == 5000)
 			lab_send(&hand.lab, fd, hand.payload, bad[i].length);
 		lab_until(&hand.lab, q->code != NONE);
 		assert_int_equal(q->code, bad[i].code);
+		assert_true(q->code != DRAY_E_PEER_LOST || lab_is_closed(&hand.lab, fd));
 		close(fd);
 		seal_free(s);
 		hand_own_finish();

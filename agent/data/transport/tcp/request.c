@@ -295,16 +295,24 @@ static void answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t stat
 /* Its question has been answered. */
 static void seek_answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t status)
 {
-	struct tcp_stream *s = &p->s;
 	struct seek *k = dray_take(f->seek);
-	uint64_t id = f->id;
 
 	take_answered(p, f);
-	if (!status && seal_open(s->seals[SEAL_FOUND], id, k->found, k->n_found, k->found) < 0)
-		status = DRAY_E_PROTOCOL;
-	k->n_found -= status ? k->n_found : SEAL_BYTES;
-	link_release(s->peer->link);
-	k->ended(s->tcp->c, k, status);
+	link_release(p->s.peer->link);
+	k->ended(p->s.tcp->c, k, status);
+}
+
+/* What its question has found is complete. If the seal is wrong, nothing else on the stream is to be trusted either. */
+static void seek_found(struct tcp_requester *p, struct tcp_frame *f)
+{
+	struct seek *k = f->seek;
+
+	if (seal_open(p->s.seals[SEAL_FOUND], f->id, k->found, k->n_found, k->found) < 0) {
+		p->s.side->broken(&p->s);
+		return;
+	}
+	k->n_found -= SEAL_BYTES;
+	seek_answered(p, f, 0);
 }
 
 /* Whether the frame answers this question. */
@@ -407,7 +415,7 @@ static void answer_complete(struct tcp_stream *s)
 	p->rx = NULL;
 	s->sink = false;
 	if (f->kind == PMSG_FRAME_KIND_FIND)
-		seek_answered(p, f, 0);
+		seek_found(p, f);
 	else if (f->slice && f->slice->staged)
 		stage_channel_scatter(s->tcp->c, take_answered(p, f));
 	else
