@@ -24,9 +24,6 @@ struct answer {
 /* Copies of fewer bytes say nothing about the rate. */
 #define COPY_LEAST (64U << 10)
 
-/* Bytes in the arena for the answer of the ring, and for each of its keys or leases. */
-#define ANSWER_ROOM 64
-
 /* The lists of a batch in wire form. */
 struct lists {
 	uint8_t keys[DMSG_STORE_KEYS_MAX * (DRAY_STORE_KEY_MAX + 1)];
@@ -77,7 +74,7 @@ int dc_store_encode(struct dray *d, const struct request *r)
 
 bool dc_store_submit(struct dray *d, struct request *r, size_t n)
 {
-	uint32_t room = (uint32_t)(r->number + 1) * ANSWER_ROOM;
+	uint32_t room = (uint32_t)(r->number + 1) * DMSG_STORE_ANSWER_ROOM;
 	uint32_t bytes = dray_max((uint32_t)n, room);
 	uint64_t offset;
 

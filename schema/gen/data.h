@@ -34,6 +34,11 @@ struct dray_err;
 #define DMSG_STORE_KEY_MAX 255 /* Bytes of a key of the store. */
 #define DMSG_STORE_SPACE_MAX 64 /* Bytes of the name of a name space of the store. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
+/*
+ * Bytes of room that the answer to a request to the store needs in the arena, and again for each of
+ * its keys or leases.
+ */
+#define DMSG_STORE_ANSWER_ROOM 64
 
 /* Kind of a handle, in its bits from 48 on. */
 enum dmsg_handle_kind {
@@ -561,8 +566,8 @@ struct dmsg_sqe_message {
 	/* Bytes of the message in the arena, header included: STORE_PUT to STORE_RELEASE. */
 	uint32_t length;
 	/*
-	 * Bytes for the answer, which is written over the message: at least 64, and 64 for each key
-	 * or lease.
+	 * Bytes for the answer, which is written over the message: at least store_answer_room, and
+	 * again for each key or lease.
 	 */
 	uint32_t room;
 	uint64_t offset; /* Offset of the message in the arena. */

@@ -11,14 +11,12 @@
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 
-/* Of the answer: its head, or the text of an ERROR; and what each key or lease adds. */
-#define ROOM_HEAD 64
-#define ROOM_KEY 64
-
-_Static_assert(DMSG_STORE_PLACE_SIZE <= ROOM_KEY && DMSG_STORE_RESULT_SIZE + 1 <= ROOM_KEY &&
+/* What each key or lease adds, and the head. */
+_Static_assert(DMSG_STORE_PLACE_SIZE <= DMSG_STORE_ANSWER_ROOM &&
+		       DMSG_STORE_RESULT_SIZE + 1 <= DMSG_STORE_ANSWER_ROOM &&
 		       DMSG_HEADER_SIZE + DMSG_STORE_PUT_REPLY_BODY_MAX -
 				       DMSG_STORE_KEYS_MAX * (DMSG_STORE_RESULT_SIZE + 1) <=
-			       ROOM_HEAD,
+			       DMSG_STORE_ANSWER_ROOM,
 	       "an answer fits into the room that its request must have");
 
 static void complete(struct wsession *s, const struct store_call *q, uint32_t status,
@@ -71,7 +69,7 @@ void store_answer_packet(struct wsession *s, const struct store_call *q, struct 
 
 int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr)
 {
-	uint32_t least = ROOM_HEAD + n * ROOM_KEY;
+	uint32_t least = (1 + n) * DMSG_STORE_ANSWER_ROOM;
 
 	return !q->from_ring || q->room >= least ?
 		       0 :

@@ -185,6 +185,9 @@ STORE_KEYS_MAX = 1024  # Keys of one request to the store.
 STORE_KEY_MAX = 255  # Bytes of a key of the store.
 STORE_SPACE_MAX = 64  # Bytes of the name of a name space of the store.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
+# Bytes of room that the answer to a request to the store needs in the arena, and again for each of
+# its keys or leases.
+STORE_ANSWER_ROOM = 64
 
 HANDLE_KIND_NONE = 0  # Not a handle.
 HANDLE_KIND_REGION = 1  # Region.
