@@ -15,6 +15,7 @@
 #include "agent/model/store_ask.h"
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/exchange_peers.h"
 #include "tests/unit/fake_pool.h"
 #include "tests/unit/store_rig.h"
 
@@ -49,7 +50,6 @@ static struct rig {
 	unsigned n_requests, n_released;
 	uint64_t released[8];
 	dray_handle clogged; /* this peer takes no requests */
-	const char *unready; /* this one is connected, and does not read */
 	/* of the directory */
 	const struct directory_found *found; /* of the last question */
 	void *found_arg;
@@ -94,11 +94,6 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	       segment == segments[1]         ? B :
 	       !strcmp(segment, "10.9.9.9:2") ? B :
 						0;
-}
-
-bool peers_is_up_at(struct peers *p, const char *segment)
-{
-	return segment == rig.unready || peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,
@@ -352,13 +347,13 @@ static void test_agents_for_workers(void **state)
 	answer(1, 20, "N");
 	assert_int_equal(rig.answered->direct.n, 2);
 	end();
-	rig.unready = segments[2];
+	unready = segments[2];
 	ask(1);
 	answer(2, 11, "F");
 	answer(3, 21, "N");
 	assert_int_equal(rig.answered->direct.n, 0);
 	end();
-	rig.unready = NULL;
+	unready = NULL;
 }
 
 /* --- keys: object i lies at 4096 * (i + 1) and has 100 bytes --- */

@@ -14,6 +14,7 @@
 #include "agent/model/store_keep.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/exchange_peers.h"
 #include "tests/unit/fake_pool.h"
 #include "tests/unit/store_rig.h"
 
@@ -60,11 +61,6 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 	if (peer == rig.lost || (rig.old && features & PMSG_FEATURE_KEEP))
 		return 0;
 	return peer;
-}
-
-bool peers_is_up_at(struct peers *p, const char *segment)
-{
-	return peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

@@ -10,6 +10,7 @@
 #include "agent/store/internal.h"
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/exchange_peers.h"
 #include "tests/unit/fake_pool.h"
 #include "tests/unit/store_rig.h"
 
@@ -135,11 +136,6 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	return 0;
-}
-
-bool peers_is_up_at(struct peers *p, const char *segment)
-{
-	return peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

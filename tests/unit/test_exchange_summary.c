@@ -13,6 +13,7 @@
 #include "agent/model/store_ask.h"
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
+#include "tests/unit/exchange_peers.h"
 #include "tests/unit/fake_pool.h"
 
 #define MIB (1ull << 20)
@@ -75,11 +76,6 @@ static bool is_reader(const struct peers *p)
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	return segment == segments[0] ? OWNER : OTHER;
-}
-
-bool peers_is_up_at(struct peers *p, const char *segment)
-{
-	return peers_at(p, segment, PMSG_FEATURE_STORE);
 }
 
 int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union pmsg_body *body,

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which peers an exchange finds: those of the program's peers_at(). */
+#pragma once
+
+#include "agent/control/peer/peer.h"
+#include "schema/gen/peer.h"
+
+/* A peer at this segment is connected, and does not read; NULL: there is none. */
+static const char *unready;
+
+bool peers_is_up_at(struct peers *p, const char *segment)
+{
+	return segment == unready || peers_at(p, segment, PMSG_FEATURE_STORE);
+}
