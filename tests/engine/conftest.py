@@ -28,6 +28,22 @@ def lab():
     made.close("DRAY_KEEP" in os.environ)
 
 
+@pytest.fixture(scope="module")
+def agents(lab, request):
+    """One for each host: two, or as many as the module's AGENTS says, with its AGENT_SETTINGS."""
+    number, settings = (getattr(request.module, name, default) for name, default in (("AGENTS", 2), ("AGENT_SETTINGS", {})))
+    started = [lab.agent(f"agent-{i}", key=lab.key, settings=settings).start() for i in range(number)]
+    yield started
+    for agent in started:
+        if agent.process.poll() is None:
+            agent.stop()
+
+
+@pytest.fixture(scope="module")
+def sockets(agents):
+    return [agent.socket for agent in agents]
+
+
 @pytest.fixture
 def bare(monkeypatch):
     """Makes engines without their models, and ends them; see bare.py."""

@@ -11,14 +11,6 @@ from ec_bare import NO_PIXELS, Bare, encode, images, making
 from harness import until
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(f"agent-ec-{name}", key=lab.key).start() for name in ("e", "pd")]
-    yield started
-    for agent in started:
-        agent.stop()
-
-
 @pytest.fixture(scope="module", params=["in-place", "local", "tcp"])
 def pair(request, agents):
     """Each loads over this transport only, or in place."""

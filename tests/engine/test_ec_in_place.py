@@ -56,16 +56,6 @@ print("done", file=answers, flush=True)
 sys.stdin.readline()"""
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    """Those of two engines on this host. No byte of an output goes through them."""
-    started = [lab.agent(f"agent-ec-place-{name}", key=lab.key).start() for name in ("e", "pd")]
-    yield started
-    for agent in started:
-        if agent.process.poll() is None:
-            agent.stop()
-
-
 @pytest.fixture
 def engine(agents):
     """Makes an engine of a test's own."""

@@ -20,14 +20,6 @@ SMALL, LARGE = 64 << 10, 4 << 20
 BIG = 900  # embeddings of 512 bytes: 7 times as much as a small pool
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(f"agent-ec-pieces-{name}", key=lab.key).start() for name in ("e", "pd")]
-    yield started
-    for agent in started:
-        agent.stop()
-
-
 @pytest.fixture
 def engine(agents):
     with making(agents) as make:

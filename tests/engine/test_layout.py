@@ -12,14 +12,6 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
-    yield [agent.socket for agent in started]
-    for agent in started:
-        agent.stop()
-
-
 def moved(p, d, length, seed=1):
     params = p.offer(prompt(length, seed))
     assert d.run(d.add(prompt(length, seed), tokens=2, params=params))[0] == "LENGTH"
@@ -30,17 +22,17 @@ def moved(p, d, length, seed=1):
 
 @pytest.mark.parametrize(("at_p", "at_d", "operations"), [
     ("BLHNC", "BLHNC", 1), ("LBHNC", "LBHNC", LAYERS), ("BLHNC", "LBHNC", LAYERS), ("BLNHC", "BLHNC", LAYERS * HEADS * BLOCK)])
-def test_operations_for_each_block(bare, agents, at_p, at_d, operations):
+def test_operations_for_each_block(bare, sockets, at_p, at_d, operations):
     """One operation a block instead of one for each layer, if a block is contiguous over all layers at both engines."""
-    p, d = bare("p", dray(agents[0]), order=at_p), bare("d", dray(agents[1]), order=at_d)
+    p, d = bare("p", dray(sockets[0]), order=at_p), bare("d", dray(sockets[1]), order=at_d)
     counts = moved(p, d, BLOCK)
     assert counts["blocks"] == [1] and counts["operations"] == [operations]
 
 
 @pytest.mark.parametrize(("device", "options", "layout"), [
     ("cuda", {}, "BLHNC"), ("cuda", {"layout": "engine"}, None), ("cpu", {}, None)])
-def test_layout_is_requested(bare, agents, device, options, layout):
-    engine = bare("p", dray(agents[0], **options))
+def test_layout_is_requested(bare, sockets, device, options, layout):
+    engine = bare("p", dray(sockets[0], **options))
     config = copy.copy(engine.config)
     config.device_config = type("Device", (), {"device_type": device})
     assert DrayConnector.get_required_kvcache_layout(config) == layout
@@ -55,9 +47,9 @@ def test_groups_that_are_refused():
         compat.group_kind(cross)
 
 
-def test_another_window_at_first_contact(bare, agents, caplog):
+def test_another_window_at_first_contact(bare, sockets, caplog):
     """Groups of a hybrid model that differ: both values are in the log, and P's blocks are free at once."""
-    p, d = bare("p", dray(agents[0], lease=60)), bare("d", dray(agents[1]), policy="recompute")
+    p, d = bare("p", dray(sockets[0], lease=60)), bare("d", dray(sockets[1]), policy="recompute")
     params = p.offer(prompt(100, 1))
     spec = {"block_size": BLOCK, "num_kv_heads": HEADS, "head_size": 16, "dtype": torch.bfloat16}
     window, full = compat.group_kind(SlidingWindowSpec(**spec, sliding_window=512)), compat.group_kind(FullAttentionSpec(**spec))
@@ -69,11 +61,11 @@ def test_another_window_at_first_contact(bare, agents, caplog):
     p.idle()
 
 
-def test_engine_at_sleep_mode_is_refused(bare, agents):
+def test_engine_at_sleep_mode_is_refused(bare, sockets):
     from dray.vllm.connector import _refuse_devices
     from dray.vllm.options import Options
 
-    config = copy.copy(bare("p", dray(agents[0])).config)
+    config = copy.copy(bare("p", dray(sockets[0])).config)
     config.model_config = type("Model", (), {"enable_sleep_mode": True})
     with pytest.raises(errors.Unsupported, match="enable_sleep_mode replaces the memory"):
         _refuse_devices(config, Options())
@@ -96,13 +88,13 @@ def metrics_of(config, data):
 
 
 @pytest.mark.parametrize("in_multi", [False, True])
-def test_metrics(bare, agents, monkeypatch, in_multi):
+def test_metrics(bare, sockets, monkeypatch, in_multi):
     """Bytes, blocks, seconds, waiting loads and failures by name, also as a child of MultiConnector."""
     for collector in list(REGISTRY._collector_to_names):
         if any(name.startswith("vllm:dray") for name in REGISTRY._collector_to_names[collector]):
             REGISTRY.unregister(collector)
     monkeypatch.setattr("prometheus_client.Gauge.__init__", without_mode(Gauge.__init__))
-    engine = bare("p", multi(dray(agents[0])) if in_multi else dray(agents[0]))
+    engine = bare("p", multi(dray(sockets[0])) if in_multi else dray(sockets[0]))
     data = {"seconds": [0.5, 0.25], "bytes": [100, 50], "blocks": [4, 2], "operations": [8, 4], "tokens": [96, 32],
             "failures": {"deadline": 2, "peer_lost": 1}, "waiting": 3}
     values = metrics_of(engine.config, {"DrayConnector": data} if in_multi else data)

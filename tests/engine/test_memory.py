@@ -12,14 +12,6 @@ from dray import errors
 PAGE = BLOCK * BYTES_A_TOKEN
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(name, key=lab.key).start() for name in ("agent-p", "agent-d")]
-    yield started
-    for agent in started:
-        agent.stop()
-
-
 def copying(agent, slots=40, **more):
     """A connector that does not get shared memory, and has a buffer of so many slots."""
     return dray(agent.socket, pool=False, bounce=True, bounce_size=slots * PAGE, **more)

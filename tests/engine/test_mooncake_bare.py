@@ -25,7 +25,7 @@ from vllm.v1.outputs import ECConnectorOutput, ModelRunnerOutput
 from vllm.v1.structured_output import StructuredOutputManager
 
 pytestmark = pytest.mark.long
-STORE = {"limits.store_bytes": "256MiB", "limits.store_bytes_per_owner": "256MiB"}
+AGENT_SETTINGS = {"limits.store_bytes": "256MiB", "limits.store_bytes_per_owner": "256MiB"}
 
 
 class Event:
@@ -50,14 +50,6 @@ def alone():
         parallel_state.initialize_model_parallel()
         yield
         parallel_state.cleanup_dist_env_and_memory()
-
-
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(f"agent-mooncake-{name}", key=lab.key, settings=STORE).start() for name in "pd"]
-    yield started
-    for agent in started:
-        agent.stop()
 
 
 @pytest.fixture
