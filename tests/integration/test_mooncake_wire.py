@@ -401,6 +401,19 @@ def test_stalls(target):
         assert owner.view[:100] == b"w" * 99 + b"q"
 
 
+def test_slow_writer(target):
+    """Bytes that come too slowly for an event of the socket are progress all the same."""
+    agent = target(mooncake__stall_timeout="1s")
+    content = noise(192 << 10)
+    with Owner(agent, MIB) as owner, data(agent) as sock:
+        sock.sendall(head(rig.WRITE | rig.V2, owner.address, len(content)))
+        for at in range(0, len(content), 64 << 10):
+            until(lambda: counter(agent, "received_bytes_total") == at, "the bytes so far")
+            sock.sendall(content[at:at + (64 << 10)])
+        assert rig.status(sock) == rig.OK and bytes(owner.view[:len(content)]) == content
+        assert read(sock, owner.address, 100) == content[:100]
+
+
 def test_answers_that_nobody_reads(target):
     """What is left of an answer when its connection ends is not kept by the kernel for a peer that does not read."""
     agent = target(mooncake__stall_timeout="500ms")

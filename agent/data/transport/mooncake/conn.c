@@ -36,6 +36,7 @@ static void ready(struct loop_source *source, uint32_t events)
 
 	c->readable |= loop_can_read(events);
 	c->writable |= loop_can_write(events);
+	c->hup |= loop_hung_up(events);
 	if (dray_list_empty(&c->ready_link))
 		dray_list_add(&c->m->ready, &c->ready_link);
 }
@@ -90,6 +91,7 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd)
 	c->m = m;
 	c->id = id;
 	c->fd = fd;
+	c->wake = 1;
 	mooncake_conn_configure(c);
 	c->since_ns = m->c->now_ns;
 	dray_list_init(&c->ready_link);
@@ -300,19 +302,48 @@ static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 	return true;
 }
 
+/*
+ * The socket's next event comes with this many bytes, or with the end of the stream. The kernel enlarges the receive buffer for
+ * them. A failure is ignored: then it comes earlier.
+ */
+static void wake_at(struct mooncake_conn *c, uint64_t bytes)
+{
+	int value = (int)dray_min(bytes, (uint64_t)MOONCAKE_WAKE_BYTES);
+
+	if (value != c->wake &&
+	    setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value)) == 0)
+		c->wake = value;
+}
+
+static uint64_t asked_of(const struct msghdr *msg)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < msg->msg_iovlen; i++)
+		n += msg->msg_iov[i].iov_len;
+	return n;
+}
+
 static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 {
 	struct iovec *iov = c->m->iov;
 	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = places(c, iov, 0, *budget) };
 	ssize_t n = recvmsg(c->fd, &msg, MSG_DONTWAIT);
+	bool more = true;
 
 	*budget -= MOONCAKE_CALL_COST;
-	if (n <= 0)
-		return failed(c, n, errno, &c->readable);
-	*budget -= n;
-	c->since_ns = c->m->c->now_ns;
-	moved(c, (uint64_t)n);
-	return true;
+	if (n <= 0) {
+		more = failed(c, n, errno, &c->readable);
+	} else {
+		*budget -= n;
+		c->since_ns = c->m->c->now_ns;
+		/* a call that got less than it asked for has emptied the socket, unless its end is there as well */
+		c->readable = c->hup || (uint64_t)n == asked_of(&msg);
+		moved(c, (uint64_t)n);
+	}
+	if (c->fd >= 0 && (!c->readable || !c->left))
+		wake_at(c, dray_max(c->left, (uint64_t)1));
+	return more;
 }
 
 static bool is_sending(const struct mooncake_conn *c)
@@ -341,4 +372,17 @@ void mooncake_conn_step(struct mooncake_conn *c, int64_t *budget)
 		else
 			more = receive_payload(c, budget);
 	}
+}
+
+bool mooncake_conn_look(struct mooncake_conn *c)
+{
+	int64_t budget = MOONCAKE_STEP_BYTES, since_ns = c->since_ns;
+
+	if (c->wake == 1)
+		return false;
+	c->readable = true;
+	mooncake_conn_step(c, &budget);
+	if (c->fd >= 0 && mooncake_conn_wants(c) && dray_list_empty(&c->ready_link))
+		dray_list_add(&c->m->ready, &c->ready_link);
+	return c->since_ns != since_ns;
 }

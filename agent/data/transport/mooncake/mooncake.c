@@ -128,7 +128,7 @@ static int64_t mooncake_tick(struct core *c, void *state)
 	if (c->now_ns >= m->timer_ns) {
 		m->timer_ns = INT64_MAX;
 		dray_list_for_each(&m->conns, conn, struct mooncake_conn, link) {
-			if (c->now_ns >= deadline_of(conn))
+			if (c->now_ns >= deadline_of(conn) && !mooncake_conn_look(conn))
 				mooncake_conn_close(conn, true);
 			else
 				mooncake_timer(m, deadline_of(conn));

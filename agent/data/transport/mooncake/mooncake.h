@@ -35,6 +35,11 @@
 #define MOONCAKE_STEP_BYTES (512 << 10)
 /* What a system call counts for in the budget of a turn. */
 #define MOONCAKE_CALL_COST 4096
+/*
+ * A connection that receives wakes the worker when so many bytes of its request are there. Where the peer and the worker share a
+ * processor, each wake-up takes it from the peer, so that bytes would come in small pieces.
+ */
+#define MOONCAKE_WAKE_BYTES (512 << 10)
 
 extern const struct transport_ops transport_mooncake;
 
@@ -120,9 +125,10 @@ struct mooncake_conn {
 	struct dray_list ready_link; /* on m->ready or m->parked */
 	struct dray_list busy_link;  /* on m->busy */
 	uint64_t id;
-	int fd; /* -1: closed */
+	int fd;   /* -1: closed */
+	int wake; /* its SO_RCVLOWAT */
 	enum mooncake_conn_state state;
-	bool readable, writable;
+	bool readable, writable, hup;
 	bool parked;      /* until the next turn */
 	bool closing;     /* it closes when its status is sent */
 	uint8_t waits;    /* turns in which the buffer of the request was unknown */
@@ -145,6 +151,8 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd);
 void mooncake_conn_step(struct mooncake_conn *c, int64_t *budget);
 /* step() has something to do without a further event. */
 bool mooncake_conn_wants(const struct mooncake_conn *c);
+/* Moves bytes that are too few for an event of the socket. True: there were some. May close it. */
+bool mooncake_conn_look(struct mooncake_conn *c);
 /* reset: at once, without sending what is queued. */
 void mooncake_conn_close(struct mooncake_conn *c, bool reset);
 /* mooncake.stall_timeout has changed. */
