@@ -3,7 +3,7 @@
 """What DrayConnector and DrayStoreConnector cost vLLM engines on this machine, with 131,072 bytes of KV cache a token.
 
     bench_vllm.py [--only PART]...     default: hooks, cost and five; each part takes 2 to 8 minutes on a quiet machine,
-                                       and those of encoder outputs begin no round 120 s after their start ($DRAY_BENCH_SECONDS)
+                                       and those of encoder outputs begin no round 120 s after their start ($DRAY_BENCH_SECONDS), that of ec when its engines have started
 
 hooks  time that the connector's hooks take of a step, with vLLM's scheduler and without a model
 cost   the cost of moving: time to D's first token with blocks from P, minus the same with all blocks cached at D. With P's engine
@@ -21,8 +21,8 @@ store-decode   tokens a second of as many requests as an engine takes, whose blo
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
        ECExampleConnector and ECMooncakeConnector
-ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, with vLLM's scheduler and without a
-       model, beside ECExampleConnector
+ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, minus the same with the output cached
+       there, with vLLM's scheduler and without a model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
 ec-text   time to the first token of text beside an encoder that is idle, busy or dead, beside an engine without a connector
 

@@ -169,10 +169,10 @@ def pairs(ceiling, ours, n=None):
     return statistics.median(values), statistics.median(ceilings), statistics.median(ratios), ratios
 
 
-def turns(count):
-    """Numbers of rounds, up to `count`; no more than one begins SECONDS after the start of this process."""
+def turns(count, began=BEGAN):
+    """Numbers of rounds, up to `count`; no more than one begins SECONDS after `began`."""
     for turn in range(count):
-        if turn and time.monotonic() > BEGAN + SECONDS:
+        if turn and time.monotonic() > began + SECONDS:
             return
         yield turn
 

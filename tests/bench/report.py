@@ -145,9 +145,12 @@ Time from E's answer to PD's first token of a request with a new image, minus th
 in its own cache, while E has just encoded another one. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
 `DrayECConnector`: with `local`, PD reads in E's pool. In the same rounds are ECExampleConnector, which writes a file and reads it on the same host, and
 ECMooncakeConnector over TCP, with a runner that calls it in each step. The ceiling of `local` is the better one of the two, that of `tcp` is
-ECMooncakeConnector. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model."""),
+ECMooncakeConnector. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model.
+The rows "from PD's scheduler to its model" are the same difference of the part between, in which connectors work: from the time at which PD's scheduler has
+the request until the inputs of its model are there."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
-What the hooks of a consumer's connector take until a request with a new image has its first token, with vLLM's scheduler and without a model:
+What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
+cache, with vLLM's scheduler and without a model:
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
 checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later.
 In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that."""),

@@ -19,14 +19,20 @@ def tiny():
 class VisionEngine(Engine):
     """model: a folder with weights; None: the tiny model."""
 
-    def __init__(self, folder, name, model=None, **more):
-        self._runs = pathlib.Path(folder) / f"{name}.encoder"
+    def __init__(self, folder, name, model=None, variables=(), **more):
+        self._runs, self._inputs = (pathlib.Path(folder) / f"{name}.{what}" for what in ("encoder", "inputs"))
         self._runs.touch()
         super().__init__(folder, name, model=str(model or tiny()), variables={
-            "TIME_ENCODER": str(self._runs), "PYTHONPATH": f"{ROOT}/client/python:{pathlib.Path(__file__).with_name('counting')}"},
+            "TIME_ENCODER": str(self._runs), "TIME_INPUTS": str(self._inputs),
+            "PYTHONPATH": f"{ROOT}/client/python:{pathlib.Path(__file__).with_name('counting')}", **dict(variables)},
             **{**ARGUMENTS, **more})
 
     @property
     def encoded(self):
         """Seconds of each run of the encoder."""
         return [float(line) for line in self._runs.read_text().split()]
+
+    @property
+    def inputs(self):
+        """When the model's inputs were there in the last step, by the clock of this machine."""
+        return float(self._inputs.read_text().split()[-1])

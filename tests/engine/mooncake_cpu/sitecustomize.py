@@ -8,6 +8,7 @@ and a consumer of encoder outputs is called in steps without tokens, too, as in 
 import copy
 import importlib.abc
 import importlib.util
+import pathlib
 import sys
 
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake"
@@ -69,3 +70,6 @@ class _Patching(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path[:0] = [_Patching(_CONNECTORS, _patch_torch), _Patching(_RUNNER, _patch_runner)]
+# Python runs one such module only.
+_counting = importlib.util.spec_from_file_location("counting", pathlib.Path(__file__).parent.with_name("counting") / "sitecustomize.py")
+_counting.loader.exec_module(importlib.util.module_from_spec(_counting))
