@@ -44,9 +44,47 @@ class Hold(RealHold):
             self.world.act(self.world.released, self)
 
 
+class Pending:
+    """As dray.pending.Pending, of an export or an import."""
+
+    def __init__(self):
+        self.ended, self.value, self.failure, self.callbacks = False, None, None, []
+
+    def done(self):
+        return self.ended
+
+    def error(self):
+        return self.failure
+
+    def result(self, timeout):
+        return self.value
+
+    def add_done_callback(self, callback):
+        if self.ended:
+            callback(self)
+        else:
+            self.callbacks.append(callback)
+
+    def end(self, value, failure=None):
+        if not self.ended:
+            self.ended, self.value, self.failure = True, value, failure
+            for callback in self.callbacks:
+                callback(self)
+
+
+class Exported:
+    """The pool of an engine, as another agent has imported it. hold: none is behind it."""
+
+    hold, transport = None, "tcp"
+
+    def __init__(self, owner, reader):
+        self.owner, self.reader, self.lost = owner, reader, None
+
+
 class Transfer:
-    def __init__(self, world, side, hold, ops, notify):
-        self.world, self.side, self.hold, self.ops, self.notify = world, side, hold, ops, notify
+    def __init__(self, world, side, remote, ops, notify):
+        self.world, self.side, self.remote, self.hold, self.ops, self.notify = world, side, remote, remote.hold, ops, notify
+        self.owner = self.hold.grant.owner if self.hold is not None else remote.owner
         self.ended, self.failure, self.is_lent = False, None, True
         world.transfers.append(self)
         world.act(world.transferred, self)
@@ -68,13 +106,13 @@ class Transfer:
             self.ended, self.failure, self.is_lent = True, error, lent
             self.world.seen[f"transfer {error.name if error else 'done'}"] += 1
             if error is None and self.notify is not None:
-                self.world.act(self.world.notified, self.hold.grant.owner, *self.notify)
+                self.world.act(self.world.notified, self.owner, self.side, *self.notify)
             if not lent:
                 self.land()
 
     def land(self):
         """The bytes arrive; of a transfer that failed, anything."""
-        source, target = self.hold.grant.owner.memory.view, self.side.memory.view
+        source, target = self.owner.memory.view, self.side.memory.view
         for local, remote, n in self.ops:
             target[local:local + n] = source[remote:remote + n] if self.failure is None else self.world.random.randbytes(n)
 
@@ -132,9 +170,31 @@ class Client:
     def __init__(self, world, side):
         self.world, self.side, self.path, self.segment = world, side, "/run/dray.sock", "host:1"
 
+    @property
+    def agent_id(self):
+        if not self.side.up:
+            raise errors.SessionClosed("not connected")
+        return self.side.name
+
     def region(self, memory, name):
         self.side.memory = memory
-        return SimpleNamespace(memory=memory)
+        return SimpleNamespace(memory=memory, export=self._export)
+
+    def _export(self, *, access, audience, wait):
+        assert access == "r" and not wait
+        return self._start(self.world.exported, audience)
+
+    def import_token(self, token, *, wait):
+        assert not wait
+        return self._start(self.world.imported, token)
+
+    def _start(self, function, what):
+        if not self.side.up:
+            raise errors.SessionClosed("not connected")
+        pending = Pending()
+        self.side.asked.append(pending)
+        self.world.act(function, self.side, what, pending)
+        return pending
 
     def read(self, region, remote, ops, *, notify, deadline):
         if not self.side.up:
@@ -144,18 +204,20 @@ class Client:
         if remote.lost:
             raise remote.lost
         for _, at, n in ops:
-            assert any(a <= at and at + n <= b for a, b in remote.hold.grant.ranges), "outside of the right"
-        return Transfer(self.world, self.side, remote.hold, list(ops), notify)
+            assert remote.hold is None or any(a <= at and at + n <= b for a, b in remote.hold.grant.ranges), "outside of the right"
+        self.world.seen["read early"] += remote.hold is None
+        return Transfer(self.world, self.side, remote, list(ops), notify)
 
     def close(self):
         pass
 
 
 class Agent:
-    """The agent's part of one engine."""
+    """The agent's part of one engine. asked: exports and imports. pools: that it has imported."""
 
-    def __init__(self):
-        self.up, self.memory, self.grants, self.events = True, None, None, deque()
+    def __init__(self, name):
+        self.name, self.up, self.memory, self.grants, self.events = name.encode().ljust(16), True, None, None, deque()
+        self.asked, self.pools = [], []
 
 
 class World:
@@ -182,7 +244,7 @@ class World:
         self.pd.side._begin_reading = lambda source, item: self._begin(begin, source, item)
 
     def _make(self, name, role, size, device):
-        self.making = Agent()
+        self.making = Agent(name)
         self.agents.append(self.making)
         return Bare(name, "/run/dray.sock", role, size=size, budget=96, pool_device=device)
 
@@ -223,7 +285,8 @@ class World:
             hold.error = errors.TokenInvalid("there is no such right")
         else:
             grant.left -= 1
-            hold.remote = SimpleNamespace(hold=hold, lost=None, transport="tcp")
+            hold.remote = SimpleNamespace(hold=hold, lost=None, transport="tcp", notify=lambda tag, wait: self.act(
+                self.notified, grant.owner, self.agents[1], tag, b""))
             grant.holds.append(hold)
 
     def released(self, hold):
@@ -241,14 +304,36 @@ class World:
                 if transfer.hold is hold:
                     transfer.end(error)
 
-    def notified(self, agent, tag, payload):
+    def notified(self, agent, sender, tag, payload):
         if agent.up:
-            agent.events.append(events.Notification(tag, payload, None, 0, b"", 0, 0))
+            agent.events.append(events.Notification(tag, payload, None, 0, sender.name, 0, 0))
+
+    def forget_rights(self):
+        """Rights of former orders. Exports of pools stay."""
+        self.tokens = {token: what for token, what in self.tokens.items() if isinstance(what, tuple)}
+
+    def exported(self, agent, audience, pending):
+        if not pending.ended:
+            token = f"pool-{next(self.numbers)}"
+            self.tokens[token] = agent, audience
+            pending.end(token)
+
+    def imported(self, agent, token, pending):
+        owner, audience = self.tokens.get(token, (None, None))
+        if pending.ended:
+            return
+        if owner is None or not owner.up:
+            pending.end(None, errors.TokenInvalid("there is no such export"))
+            return
+        assert audience == agent.name
+        pool = Exported(owner, agent)
+        agent.pools.append(pool)
+        pending.end(pool)
 
     def transferred(self, transfer):
         if transfer.ended:
             return
-        assert transfer.hold.grant.how is None, "outputs were moved without a right"
+        assert transfer.hold is None or transfer.hold.grant.how is None, "outputs were moved without a right"
         chance = self.random.random()
         if chance < self.trouble:
             transfer.end(errors.PeerLost("the other agent does not answer"))
@@ -279,6 +364,13 @@ class World:
                 for hold in grant.holds:
                     self.lose(hold, error)
                 self.agents[0].grants.over(grant, PEER_LOST)
+        for token in [token for token, what in self.tokens.items() if isinstance(what, tuple) and what[0] is agent]:
+            del self.tokens[token]
+        for pool in [pool for one in self.agents for pool in one.pools]:
+            pool.lost = pool.lost or error
+        for pending in agent.asked:
+            pending.end(None, error)
+        agent.asked.clear()
         for transfer in self.transfers:
             transfer.end(error)
             self.confirmed(transfer)

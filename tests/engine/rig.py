@@ -196,12 +196,12 @@ def same_tokens(reference, answer, clear=CLEAR):
     assert answer["tokens"][:n] == reference["tokens"][:n], (reference, answer)
 
 
-def nothing_left(*agents):
-    """Waits until nothing of any request is left at the agents."""
+def nothing_left(*agents, pools=0):
+    """Waits until nothing of any request is left at the agents. pools: of encoders, each of which stays exported to another agent."""
     for agent in agents:
         def left(agent=agent):
             sessions = agent.ctl("sessions", "--json")["sessions"]
-            return not any(s["remotes"] or s["tokens"] for s in sessions) and not agent.ctl("leases", "--json")["leases"] and \
+            return not any(s["remotes"] > pools or s["tokens"] > pools for s in sessions) and not agent.ctl("leases", "--json")["leases"] and \
                 not agent.ctl("status", "--json")["counters"]["dray_transfers_in_flight"]
         until(left, f"nothing left at {agent.name}")
 

@@ -81,7 +81,7 @@ def test_tokens_of_a_single_engine(engines, name, sizes):
         checked += sure(reference) > 0
     assert checked and pd.encoded == before
     assert not pd.metrics().get("vllm:dray_ec_failures_total", pd.metrics().get("vllm:dray_ec_failures"))
-    nothing_left(*agents)
+    nothing_left(*agents, pools=1)
 
 
 def test_tokens_depend_on_the_image(engines):
@@ -107,7 +107,7 @@ def test_eight_at_once(engines):
     for reference, wait in zip(references, waits):
         same_tokens(reference, wait.get(timeout=4 * LIMIT))
     assert pd.encoded == before
-    nothing_left(*agents)
+    nothing_left(*agents, pools=1)
 
 
 def test_a_dead_encoder(engines):
@@ -122,4 +122,4 @@ def test_a_dead_encoder(engines):
     same_tokens(reference, pd.run(prompt, TOKENS, ec=offer, images=images, logprobs=2))
     assert len(pd.encoded) == len(before) + e.offers
     until(lambda: pd.run([5, 6, 7], 1).get("reason") == "length", "text at PD")
-    nothing_left(*agents)
+    nothing_left(*agents, pools=1)

@@ -137,6 +137,13 @@ class Rig:
         self.pd.idle()
         self.e.idle()
 
+    def meets(self):
+        """E's pool is exported to PD's agent, so that PD does not wait for rights."""
+        def met():
+            self.serves_again()
+            return any(pool.done() for pool in self.pd.side._pools._known.values())
+        until(met, "E's pool at PD")
+
     def close(self):
         for engine in self.made:
             engine.close()
@@ -152,7 +159,14 @@ def rig(lab, table, request):
     made.close()
 
 
-def test_nothing_fails(rig):
+@pytest.fixture(params=[False, True], ids=["stranger", "known"])
+def known(request, rig):
+    """E exports its pool to PD's agent, or does not."""
+    if request.param:
+        rig.meets()
+
+
+def test_nothing_fails(rig, known):
     rig.ask(*rig.offer())
     rig.ends("nothing")
     rig.serves_again()
@@ -174,7 +188,7 @@ def test_e_is_killed(rig):
     rig.serves_again()
 
 
-def test_the_agent_of_e_is_killed(rig):
+def test_the_agent_of_e_is_killed(rig, known):
     asked = rig.offer()
     rig.agents[0].signal(signal.SIGKILL)
     rig.ask(*asked)
@@ -183,7 +197,7 @@ def test_the_agent_of_e_is_killed(rig):
     rig.serves_again()
 
 
-def test_the_agent_of_e_is_killed_while_a_request_waits(rig):
+def test_the_agent_of_e_is_killed_while_a_request_waits(rig, known):
     asked = rig.offer()
     rig.agents[0].signal(signal.SIGSTOP)
     rig.ask(*asked)
@@ -195,9 +209,11 @@ def test_the_agent_of_e_is_killed_while_a_request_waits(rig):
     rig.serves_again()
 
 
-@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not-connected"])
+@pytest.mark.parametrize("connected", ["known", "connected", ""], ids=["known", "connected", "not-connected"])
 def test_the_agent_of_e_is_stopped(rig, connected):
-    if connected:
+    if connected == "known":
+        rig.meets()
+    elif connected:
         rig.serves_again()
     asked = rig.offer()
     rig.agents[0].signal(signal.SIGSTOP)
@@ -210,7 +226,7 @@ def test_the_agent_of_e_is_stopped(rig, connected):
 
 
 @pytest.mark.parametrize("rig", [{"pd": {"deadline": 1.0}}], indirect=True)
-def test_the_agent_of_e_is_stopped_and_the_deadline_is_short(rig):
+def test_the_agent_of_e_is_stopped_and_the_deadline_is_short(rig, known):
     asked = rig.offer()
     rig.agents[0].signal(signal.SIGSTOP)
     try:
@@ -221,7 +237,7 @@ def test_the_agent_of_e_is_stopped_and_the_deadline_is_short(rig):
     rig.serves_again()
 
 
-def test_the_network_is_cut(lab, rig):
+def test_the_network_is_cut(lab, rig, known):
     lab.need_namespaces()
     rig.serves_again()  # the agents are connected
     asked = rig.offer()
@@ -234,7 +250,7 @@ def test_the_network_is_cut(lab, rig):
     rig.serves_again()
 
 
-def test_the_agent_of_pd_is_killed(rig):
+def test_the_agent_of_pd_is_killed(rig, known):
     asked = rig.offer()
     rig.agents[1].signal(signal.SIGKILL)
     rig.ask(*asked)
@@ -244,7 +260,7 @@ def test_the_agent_of_pd_is_killed(rig):
 
 
 @pytest.mark.parametrize("rig", [{"pd": {"deadline": SHORT}}], indirect=True)
-def test_the_agent_of_pd_is_stopped(rig):
+def test_the_agent_of_pd_is_stopped(rig, known):
     asked = rig.offer()
     rig.agents[1].signal(signal.SIGSTOP)
     try:
@@ -301,7 +317,7 @@ def test_the_pool_of_e_is_full(rig):
     rig.serves_again()
 
 
-def test_wrong_bytes(rig):
+def test_wrong_bytes(rig, known):
     wanted, params = rig.offer()
     at, = params["dray"]["offers"][0]["items"].values()
     rig.e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1

@@ -13,7 +13,7 @@ EVERYTHING = {
     "right used", "right expired", "right ended", "right peer_lost", "right agent_lost", "transfer done", "transfer revoked",
     "transfer peer_lost", "transfer unconfirmed", "transfer agent_restarted", "transfer cancelled", "e aborted", "pd aborted",
     "preempted", "pd ERROR", "pd LENGTH", "not offered", "evicted at e", "evicted at pd", "encoded at pd", "loaded",
-    "read in place", "kept while it is read"}
+    "read in place", "kept while it is read", "read early"}
 
 
 IN_PLACE = {"read in place", "kept while it is read"}
@@ -51,7 +51,7 @@ def one_order(world, seed):
     for engine in (e, pd):
         engine.answers.clear()
         engine.encoded.clear()
-    world.tokens.clear()
+    world.forget_rights()
     pd.side.in_place = chance.random() < 0.5
     starts = [f"{seed}-{i}" for i in range(chance.randrange(1, 7))]
     rough = chance.random() < 0.5  # otherwise no agent dies, and no time passes

@@ -218,7 +218,7 @@ def test_nobody_waits_for_ever():
 
 def test_offers_survive_a_router_and_refuse_what_is_damaged():
     offer = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)})
-    here = offer._replace(pool=PoolName(7, 5, "0a" * 32))
+    here = offer._replace(pool=PoolName(7, 5, "0a" * 32), exports={"0a": "pool"})
     params = offer_params([offer, here], "host:1")
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
@@ -235,6 +235,9 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
     for pool in (5, [], [7], [-1, 5], [7, True], [7, 5, 1], [7, 5, "0a"], [7, 5, "0A" * 32], [7, 5, "0a" * 32, 1]):
         with pytest.raises(errors.Invalid):
             read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
+    for exports in (5, [1], {"0a": 5}, {5: "pool"}, {f"{n}": "pool" for n in range(65)}):
+        with pytest.raises(errors.Invalid):
+            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "exports": exports}]}})
     for other in ({}, {"dray": 1}, {"dray": {"version": VERSION}}, {"dray": {"version": VERSION, "offers": [1]}},
                   {"dray": {"version": VERSION, "offers": params["dray"]["offers"] * 40}}):
         with pytest.raises(errors.Error):
@@ -245,7 +248,8 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
 
 
 def test_proof_covers_all_that_an_offer_says():
-    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)}, pool=PoolName(7, 5, "0a" * 32)), Secret(b"k" * 16)
+    offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)}, pool=PoolName(7, 5, "0a" * 32),
+                          exports={"0a": "pool"}), Secret(b"k" * 16)
     offer = offer._replace(proof=secret.sign(offer, "salt"))
     (read,) = read_offers(offer_params([offer], "host:1"))
     secret.check(read, "salt")
@@ -256,7 +260,7 @@ def test_proof_covers_all_that_an_offer_says():
             ({"items": {"other": one}}, "salt"), ({"items": {**offer.items, "other": one}}, "salt"), ({}, None), ({}, "other"),
             *(({"items": {"image": one._replace(**field)}}, "salt")
               for field in ({"offset": 0}, {"rows": 4}, {"width": 65}, {"nonce": b"y" * 16}, {"digest": b"e" * 32}, {"number": 8}, {"piece": 512})),
-            ({"device": "cuda"}, "salt")):
+            ({"device": "cuda"}, "salt"), ({"exports": {}}, "salt"), ({"exports": {"0a": "other"}}, "salt")):
         with pytest.raises(errors.Denied, match="changed on its way"):
             secret.check(offer._replace(**changed), salt)
     with pytest.raises(errors.Denied, match="no proof"):

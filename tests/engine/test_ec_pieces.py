@@ -113,8 +113,10 @@ def test_small_outputs_pass_a_large_one(engine):
     e, pd, go_on = under_way(engine, "d")
     e.add("d2", [("big 2", BIG)])
     for n in range(8):
-        wanted = [(f"small-{n}", 30)]
-        assert pd.run(pd.add(f"d-small-{n}", wanted, encode(e, f"d-small-{n}", wanted), NO_PIXELS))[0] == "LENGTH"
+        name, wanted = f"d-small-{n}", [(f"small-{n}", 30)]
+        e.add(name, wanted)
+        until(lambda name=name: pd.step() or e.step() or name in e.answers, name)  # PD says what it has read
+        assert pd.run(pd.add(name, wanted, e.answers[name][1], NO_PIXELS))[0] == "LENGTH"
     assert "d" not in pd.answers and "d2" not in e.answers and not pd.encoded
     go_on()
     assert ends("d", e, pd) == "LENGTH"

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...client import Client
-from ...handles import Region
+from ...events import Disconnected
+from ...handles import Region, Remote
 from ..grants import Grants, Hold
 from ..options import Options
 from ..rest import Rest
@@ -20,31 +22,45 @@ from .load import Load
 from .pieces import Pieces, consumer_window
 from .pool import Item, Pool, Shape
 from .pool_memory import PoolMemory, Seal
-from .protocol import Offer, Offered, offered_tokens, read_offers
-from .reader import Reader, Want, Wanted
+from .pool_rights import Early, PoolRemotes, introduce
+from .protocol import Offer, Offered, StepMetadata, offered_tokens, read_offers
+from .reader import Loading, Reader, Want, Wanted
 from .secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 __all__ = ["ConsumerSide"]
 
+_NO_EXPORT = errors.Revoked, errors.NotFound, errors.Cancelled  # of a transfer, when an export has ended
 _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a request, before its encoder is told that its outputs were read
 
 
 class _Source:
     """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
-    read in place. hold: the right; None: it was not asked for. reading: outputs that are read in place. shapes: of all of them, which
-    were opened in `seconds`."""
+    read in place. hold: the right; None: it was not asked for. pool: of the encoder, from which outputs can be loaded without the right;
+    early: they are. error: why the right cannot be asked for. reading: outputs that are read in place. shapes: of all of them, which were opened in `seconds`."""
 
-    __slots__ = ("hold", "offer", "reading", "request_id", "seconds", "shapes", "used")
+    __slots__ = ("_side", "early", "error", "hold", "offer", "pool", "reading", "request_id", "seconds", "shapes", "used")
 
-    def __init__(self, offer: Offer, request_id: str, hold: Hold | None = None) -> None:
-        self.offer, self.request_id, self.hold, self.used, self.reading = offer, request_id, hold, hold is None, 0
+    def __init__(self, side: ConsumerSide, offer: Offer, request_id: str, pool: Remote | None = None) -> None:
+        self._side, self.offer, self.request_id, self.pool = side, offer, request_id, pool
+        self.hold: Hold | None = None
+        self.error: errors.Error | None = None
+        self.used, self.early, self.reading = False, False, 0
         self.shapes: list[Shape] = []
         self.seconds = 0.0
+
+    def acquire(self) -> None:
+        """Asks for the right, by which outputs are loaded then."""
+        self.pool = None
+        try:
+            self.hold = self._side.acquire(self)
+        except errors.Error as e:
+            self.error = e
 
     @property
     def spent(self) -> bool:
@@ -52,20 +68,39 @@ class _Source:
 
     @property
     def lost(self) -> errors.Error | None:
-        return self.hold.lost if self.hold is not None else None
+        if self.hold is not None:
+            return self.hold.lost
+        lost = self.pool.lost if self.pool is not None else None
+        return self.error if isinstance(lost, _NO_EXPORT) else self.error or lost
+
+    @property
+    def remote(self) -> Remote | None:
+        """By which a load can be started now."""
+        if self.hold is not None:
+            return self.hold.remote
+        return self.pool if self.pool is not None and self.pool.lost is None else None
 
     @property
     def ready(self) -> bool:
-        return self.hold is not None and self.hold.remote is not None
+        return self.remote is not None
 
     def keep(self, now: float) -> None:
         if self.hold is not None:
             self.hold.keep(now)
+        elif self.remote is None and self.lost is None and not self.early:
+            self.acquire()
+
+    def use(self) -> None:
+        """A load was started. After an early one that fails, another one may be."""
+        self.used, self.early = self.hold is not None, self.hold is None
 
     def release(self) -> None:
-        if not self.used and self.hold is not None:
+        if not self.used:
             self.used = True
-            self.hold.release()
+            if self.hold is not None:
+                self.hold.release()
+            elif self.lost is None:
+                self._side.has_loaded(self)
 
 
 class ConsumerSide(Reader):
@@ -81,7 +116,10 @@ class ConsumerSide(Reader):
         self._grants.on_event = self._on_event
         self.in_place = options.transport in ("auto", "local")
         self._doors = Doors()
-        self._read: list[_Source] = []  # whose encoders are to be told that nothing is read in place any more
+        self._pools = PoolRemotes(client)
+        self._sources: dict[Loading, _Source] = {}
+        self._loaded: list[_Source] = []  # without their rights, for the step that is being scheduled or computed
+        self._read: list[_Source] = []  # whose encoders are to be told that nothing is read any more
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
         for offer in self._read_offers(want, needed):
@@ -96,18 +134,15 @@ class ConsumerSide(Reader):
         except errors.Error as e:
             # A right that is not used is released, so that E gets the room back at once, unless it may be nobody's.
             for token in offered_tokens(params) if self._secret is None else ():
-                hold = self._acquire(token, want)
-                if isinstance(hold, Hold):
-                    hold.release()
+                with contextlib.suppress(errors.Error):
+                    self._grants.acquire(token, want.request.request_id).release()
             for identifier in needed:
                 self._give_up(want, identifier, e)
             return []
 
-    def _acquire(self, token: str, want: Want) -> Hold | errors.Error:
-        try:
-            return self._grants.acquire(token, want.request.request_id)
-        except errors.Error as e:
-            return e
+    def acquire(self, source: _Source) -> Hold:
+        """Asks for the right of an offer. errors.TokenInvalid, errors.SessionClosed."""
+        return self._grants.acquire(source.offer.token, source.request_id)
 
     def _trust(self, offer: Offer, want: Want) -> errors.Error | None:
         """Why the offer is not to be trusted. An address that it names is not even asked then."""
@@ -119,27 +154,35 @@ class ConsumerSide(Reader):
         return None
 
     def _take_offer(self, want: Want, offer: Offer, needed: Mapping[str, int]) -> None:
-        hold: Hold | errors.Error | None = self._trust(offer, want)
-        if hold is None and self._read_in_place(want, offer, needed):
+        error, source = self._trust(offer, want), None
+        if error is None and self._read_in_place(want, offer, needed):
             return
-        hold = hold or self._acquire(offer.token, want)
-        source = None
-        if isinstance(hold, Hold):
-            source = _Source(offer, want.request.request_id, hold)
+        if error is None:
+            source = _Source(self, offer, want.request.request_id, self._pool_of(offer))
+            source.keep(0.0)
+            error = source.error
+        if source is not None and error is None:
             want.sources.append(source)
         for identifier, offered in offer.items.items():
             if identifier not in needed or identifier in want.missing or want.refused:
                 continue
             try:
-                if source is None:
-                    assert isinstance(hold, errors.Error)
-                    raise hold
+                if error is not None:
+                    raise error
                 shape = self._shape(identifier, needed[identifier], offer, offered, want.request.cache_salt)
             except errors.Error as e:
                 self._give_up(want, identifier, e)
                 continue
+            assert source is not None
+            if shape.window and source.hold is None:
+                source.acquire()  # a window is filled anew as long as somebody has the right
             want.missing[identifier] = want.wanted[identifier] = Wanted(
                 shape, source, offered.offset, offered.nonce, Seal(offer.device, offered.digest, offered.number))
+
+    def _pool_of(self, offer: Offer) -> Remote | None:
+        """All of the encoder's pool, if it can be read by a path that is wanted."""
+        pool = self._pools.find(offer.exports)
+        return pool if pool is not None and self._options.path_error(pool.transport, "the encoder") is None else None
 
     # --- in place -----------------------------------------------------------------------------------
 
@@ -148,7 +191,8 @@ class ConsumerSide(Reader):
         if offer.pool is None or not self.in_place or want.refused:
             return False
         began = time.monotonic()
-        source, items = _Source(offer, want.request.request_id), {}
+        source, items = _Source(self, offer, want.request.request_id), {}
+        source.used = True
         for identifier, offered in offer.items.items():
             if identifier not in needed or identifier in want.missing or identifier in want.items:
                 continue
@@ -211,7 +255,7 @@ class ConsumerSide(Reader):
             self._read.append(source)
 
     def _tell(self) -> None:
-        """Tells encoders by their rights that nothing is read in place any more, and counts what was read: no first token waits for that."""
+        """Tells encoders by their rights that nothing is read any more, and counts what was read in place: no first token waits for that."""
         told, self._read = self._read, []
         for source in told:
             if source.shapes:
@@ -220,11 +264,9 @@ class ConsumerSide(Reader):
                 source.shapes = []
             if source.hold is not None or source.reading:
                 continue
-            try:
-                source.hold = self._grants.acquire(source.offer.token, source.request_id)
+            with contextlib.suppress(errors.Error):  # otherwise the right will expire
+                source.hold = self.acquire(source)
                 source.hold.release()
-            except errors.Error:
-                pass  # the right will expire
 
     def _again(self, wanted: Wanted) -> Item | None:
         found = super()._again(wanted)
@@ -258,20 +300,52 @@ class ConsumerSide(Reader):
         return super().finished(request)
 
     def _path_error(self, source: Any) -> errors.Error | None:
-        return self._options.path_error(source.hold.remote.transport, "the encoder")
+        return self._options.path_error(source.remote.transport, "the encoder")
 
     def _loads_of(self, want: Want, items: Mapping[str, Item]) -> list[Load]:
         """One for each right."""
         loads: dict[int, Load] = {}
         for identifier, item in items.items():
             wanted = want.missing[identifier]
-            load = loads.setdefault(id(wanted.source), Load(wanted.source.hold, want.request.request_id, want.ends))
-            offer = wanted.source.offer
+            source, offer = wanted.source, wanted.source.offer
+            load = loads.get(id(source))
+            if load is None:
+                load = loads[id(source)] = Load(source.hold or Early(source.pool), want.request.request_id, want.ends)
+                self._sources[load] = source
             if item.shape.window:
                 load.add_pieces(item, Pieces(item, offer.items[identifier], offer.device, self._memory))
             else:
                 load.add(item, self._memory.operation(item, offer.device, wanted.place))
         return list(loads.values())
+
+    def _end(self, load: Loading, now: float) -> None:
+        source, error = self._sources.pop(load), load.error_of(load.items[0])
+        hold = source.hold
+        if hold is not None and hold.remote is not None and self._pools.is_stranger(source.offer.exports):
+            introduce(hold.remote)
+        super()._end(load, now)
+        source.early = False
+        if hold is None and error is not None and not isinstance(error, _NO_EXPORT):
+            source.used = True  # the right is of no more use
+        elif hold is None and not all(item.ready for item in load.items):
+            source.pool = None  # the right may be good
+
+    def has_loaded(self, source: _Source) -> None:
+        """A request has the outputs of an offer without its right, which is used up when the step that uses them is over."""
+        self._loaded.append(source)
+
+    def take_output(self, step: int) -> None:
+        super().take_output(step)
+        self._step_is_over()
+
+    def build(self, output: SchedulerOutput, metadata: StepMetadata) -> None:
+        if not output.num_scheduled_tokens:
+            self._step_is_over()
+        super().build(output, metadata)
+
+    def _step_is_over(self) -> None:
+        self._read += self._loaded
+        self._loaded = []
 
     def _poll(self, rest: float, awaited: bool) -> None:
         tells = bool(self._read) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
@@ -281,9 +355,14 @@ class ConsumerSide(Reader):
         if tells:
             self._tell()
 
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, Disconnected):
+            self._pools.lost()
+        super()._on_event(event)
+
     def close(self) -> None:
         super().close()
         self._doors.close()
 
     def _asks(self) -> bool:
-        return self._grants.busy or bool(self._read)
+        return self._grants.busy or bool(self._read or self._loaded)

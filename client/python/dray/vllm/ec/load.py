@@ -10,6 +10,7 @@ from ...pending import Transfer
 from ..grants import Hold
 from .pieces import Pieces
 from .pool import Item
+from .pool_rights import Early
 
 __all__ = ["Load"]
 
@@ -20,7 +21,7 @@ class Load:
     """Outputs that are read by one right, those that move in pieces behind the others. The right belongs to the load. over: nothing more will
     happen, apart from lent()."""
 
-    def __init__(self, hold: Hold, request_id: str, ends: float) -> None:
+    def __init__(self, hold: Hold | Early, request_id: str, ends: float) -> None:
         self._hold, self._ends = hold, ends
         self._operations: list[tuple[int, int, int]] = []
         self._pieces: list[Pieces] = []

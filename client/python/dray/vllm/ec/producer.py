@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...client import Client
-from ...events import Notification
+from ...events import Disconnected, Notification
 from ...handles import Region
 from ..grants import AGENT_LOST, EXPIRED, PEER_LOST, Grant, Grants
 from ..options import Options
@@ -31,6 +31,7 @@ from .door import Door
 from .pieces import TAG, Handout, Progress, encoder_window, piece_of
 from .pool import Item, Pool, Shape
 from .pool_memory import PoolMemory
+from .pool_rights import TAG as INTRODUCTION, PoolExports
 from .protocol import Offer, Offered, Place, PoolName, StepMetadata, consumers, offer_params
 from .secret import Secret
 from .writer import Send, State, Writer
@@ -79,6 +80,7 @@ class ProducerSide(Writer[_Send]):
         self._done: list[bytes] = []  # of these that the worker is to give up
         pool.vacate = memory.vacate
         self._door = Door(memory.memory) if memory.memory is not None else None
+        self._exports = PoolExports(region)
 
     def _begin(self, request: Request, shapes: dict[str, Shape], now: float) -> _Send:
         return _Send(request.request_id, shapes, consumers(request.ec_transfer_params), now)
@@ -141,7 +143,8 @@ class ProducerSide(Writer[_Send]):
                 send.state = State.HELD
                 items = {name: self._offered(item, send)
                          for name, item in zip(send.shapes, send.items, strict=True)}
-                offer = Offer(self._engine_id, grant.token, self._model, items, device=self._memory.device, pool=self._pool_name())
+                offer = Offer(self._engine_id, grant.token, self._model, items, device=self._memory.device, pool=self._pool_name(),
+                              exports=self._exports.offered)
                 if self._secret is not None:
                     offer = offer._replace(proof=self._secret.sign(offer, request.cache_salt))
                 return offer_params([offer], self._client.segment)
@@ -163,6 +166,10 @@ class ProducerSide(Writer[_Send]):
         return Offered(item.offset, shape.rows, shape.width, item.nonce, shape.digest, 0, piece_of(shape.window))
 
     def _on_event(self, event: Any) -> None:
+        if isinstance(event, Disconnected):
+            self._exports.lost()
+        elif isinstance(event, Notification) and event.tag == INTRODUCTION:
+            self._exports.introduced(event.agent_id)
         progress = Progress.read(event.payload) if isinstance(event, Notification) and event.tag == TAG else None
         handout = self._handouts.get(progress.nonce) if progress is not None else None
         if handout is not None and progress is not None:

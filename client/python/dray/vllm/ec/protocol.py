@@ -20,9 +20,10 @@ from .pool_memory import DEVICES
 
 __all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
-VERSION = 3
+VERSION = 4
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
+_EXPORTS_MAX = 64
 _CONSUMERS_MAX = 1024
 _MOST = (1 << 40) - 1
 _DOOR = re.compile("[0-9a-f]{64}")  # as door.py makes them
@@ -123,6 +124,7 @@ class Offer(NamedTuple):
 
     proof: that the engine has the secret of the reading one (secret.py); empty: it has none. device: of its pool, which says whether
     headers are in the pool, and how checksums are computed. pool: for engines on the same host, which may read in place; None: they may not.
+    exports: tokens of the pool, by the agent that may import each (pool_rights.py).
     """
 
     engine_id: str
@@ -132,6 +134,7 @@ class Offer(NamedTuple):
     proof: str = ""
     device: str = "cpu"
     pool: PoolName | None = None
+    exports: Mapping[str, str] = {}
 
 
 def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
@@ -140,6 +143,7 @@ def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
          "device": offer.device,
          **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
+         **({"exports": dict(offer.exports)} if offer.exports else {}),
          "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}}
         for offer in offers]}}
 
@@ -177,12 +181,14 @@ def consumers(params: Mapping[str, Any] | None) -> int:
 
 
 def _offer(form: Mapping[str, Any]) -> Offer:
-    model, items, proof = dict(form["model"].items()), form["items"], form.get("proof", "")
+    model, items, proof, exports = dict(form["model"].items()), form["items"], form.get("proof", ""), dict(form.get("exports", ()))
     offer = Offer(form["engine_id"], form["token"], model, {name: _offered(*one) for name, one in items.items()}, proof,
-                  form["device"], _pool(*form["pool"]) if "pool" in form else None)
+                  form["device"], _pool(*form["pool"]) if "pool" in form else None, exports)
     if offer.device not in DEVICES:
         raise ValueError(f"a pool on the device {offer.device!r:.40}")
-    for text in (offer.engine_id, offer.token, proof, *model, *model.values(), *items):
+    if len(exports) > _EXPORTS_MAX:
+        raise ValueError(f"exports to {len(exports)} agents")
+    for text in (offer.engine_id, offer.token, proof, *model, *model.values(), *items, *exports, *exports.values()):
         if type(text) is not str:
             raise ValueError(f"{text!r:.40} is not a text")
     return offer

@@ -42,7 +42,7 @@ _AGENT_SECONDS = 2.0  # for which a request waits for its own agent after the se
 
 
 class Source(Protocol):
-    """Where a request may have outputs from. used: a load of the request from there was started, or never will be.
+    """Where a request may have outputs from. used: no other load of the request from there is started.
 
     spent: none can be started any more. lost: why there is nothing to be had from there. ready: a load can be started.
     """
@@ -56,6 +56,7 @@ class Source(Protocol):
     @property
     def ready(self) -> bool: ...
     def keep(self, now: float) -> None: ...
+    def use(self) -> None: ...
     def release(self) -> None: ...
 
 
@@ -365,15 +366,16 @@ class Reader(ABC):
         items = dict(zip(want.missing, made, strict=True))
         for identifier, item in items.items():
             item.seal = want.missing[identifier].seal
-        for load in self._loads_of(want, items):
+        loads = self._loads_of(want, items)
+        for source in sources.values():
+            source.use()
+        for load in loads:
             for item in load.items:
                 self._pool.use(item, load)
             self._loads.append(load)
             load.start(self._client, self._region, now)
             if load.over:  # it cannot even be started
                 self._end(load, now)
-        for source in sources.values():
-            source.used = True
         want.items.update(items)
         want.missing.clear()
 

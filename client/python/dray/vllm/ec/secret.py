@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof that an offer comes from an encoder with the same secret: a keyed digest (HMAC) of all that it says.
 
-It covers the right, the places, and of each output the digest of its identifier and its tenant. So whoever can set the parameters
+It covers the right, the exports, the places, and of each output the digest of its identifier and its tenant. So whoever can set the parameters
 of a request, or lease memory to this engine's agent, but does not know the secret, cannot place an output of his own.
 """
 
@@ -58,6 +58,7 @@ class Secret:
                                       for name, one in offer.items.items())]
         if offer.pool is not None:
             said.append([offer.pool.process, offer.pool.fd, offer.pool.door])
+        said.append(sorted(offer.exports.items()))
         return hmac.new(self._key, json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
     def check(self, offer: Offer, salt: str | None) -> None:

@@ -48,6 +48,10 @@ class _Source:
     def keep(self, now: float) -> None:
         """Nothing expires."""
 
+    def use(self) -> None:
+        """A load from there was started."""
+        self.used = True
+
     def release(self) -> None:
         self.used = True
 

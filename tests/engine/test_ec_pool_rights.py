@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs that are read by the export of an encoder's pool, without waiting for the right of the offer."""
+
+from types import SimpleNamespace
+
+import pytest
+from dray import errors
+from dray.vllm.ec import pool_rights
+from dray.vllm.ec.pool_rights import PoolExports, PoolRemotes
+from ec_bare import NO_PIXELS, encode, images, making
+from ec_world import Pending
+from harness import until
+
+
+@pytest.fixture(scope="module")
+def agents(lab):
+    started = [lab.agent(f"agent-rights-{name}", key=lab.key).start() for name in ("e", "pd")]
+    yield started
+    for agent in started:
+        agent.stop()
+
+
+@pytest.fixture
+def engine(agents):
+    with making(agents) as make:
+        yield make
+
+
+def consumer(engine, name, transport="tcp"):
+    """A consumer that reads nothing in place, and what its reads are by: True for the export of a pool."""
+    pd, early = engine(name, "ec_consumer", transport == "tcp", transport=transport), []
+    pd.side.in_place = False
+    read = pd.side._client.read
+
+    def recorded(region, remote, operations, **how):
+        early.append(remote.expiry is None)
+        return read(region, remote, operations, **how)
+
+    pd.side._client.read = recorded
+    return pd, early
+
+
+def load(e, pd, name, wanted):
+    params = encode(e, name, wanted)
+    assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH"
+    return params
+
+
+def meet(e, pd, early, name):
+    """Requests until the consumer reads the encoder's pool by its export."""
+    numbers = iter(range(100))
+
+    def knows():
+        n = next(numbers)
+        load(e, pd, f"{name}-{n}", images(1, f"{name}-{n}"))
+        return early[-1]
+    until(knows, "a read by the export of the pool")
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_consumer_that_is_known_reads_early(engine, agents, transport):
+    e = engine("e", "ec_producer")
+    pd, early = consumer(engine, "pd", transport)
+    params = load(e, pd, "a", images(3, 1))
+    assert early == [False] and "exports" not in params["dray"]["offers"][0]
+    meet(e, pd, early, "b")
+    params = load(e, pd, "c", images(3, 2))
+    assert early[-1] and list(params["dray"]["offers"][0]["exports"]) == [pd.side._client.agent_id.hex()]
+    e.idle()
+    pd.idle()
+    assert not pd.encoded and len(agents[0].ctl("leases", "--json")["leases"]) == 0
+
+
+def two_consumers(engine, name):
+    """An encoder with room for two outputs of 120 embeddings, and consumers that it knows. The first one loads such an output."""
+    e = engine("e", "ec_producer", size=256 * 512 + 4096)
+    (pd, early), (other, other_early) = consumer(engine, "pd"), consumer(engine, "other")
+    meet(e, pd, early, f"{name}-pd")
+    meet(e, other, other_early, f"{name}-other")
+    params = load(e, pd, name, [(name, 120)])
+    pd.idle()
+    e.idle()
+    return e, pd, other, other_early, params
+
+
+def test_outputs_that_are_still_there(engine):
+    """The right has been used up, and the bytes are those of the offer."""
+    e, pd, other, early, params = two_consumers(engine, "f")
+    assert other.run(other.add("f", [("f", 120)], params, NO_PIXELS))[0] == "LENGTH"
+    assert early[-1] and not other.encoded
+    other.idle()
+
+
+def test_places_that_are_used_anew(engine):
+    """What was read is another output. The right is asked for, and is not there any more."""
+    e, pd, other, early, params = two_consumers(engine, "g")
+    for n in range(3):
+        load(e, pd, f"g{n}", [(f"g{n}", 120)])
+        pd.idle()
+        e.idle()
+    reads = len(early)
+    assert other.run(other.add("g", [("g", 120)], params))[0] == "LENGTH"
+    assert early[reads:] == [True] and other.encoded == ["g"]
+    other.idle()
+    load(e, other, "h", images(1, 4))
+    assert early[-1] and len(other.encoded) == 1
+
+
+def test_a_request_that_ends_before_it_is_scheduled(engine):
+    """Its offer's right is used up all the same."""
+    e, pd, other, early, _ = two_consumers(engine, "m")
+    params = encode(e, "n", [("n", 120)])
+    pd.add("n", [("n", 120)], params, NO_PIXELS)
+    pd.abort("n")
+    pd.idle()
+    e.idle()
+
+
+def test_a_pool_that_is_lost_is_not_needed(engine):
+    """The early read fails, and the outputs come by the right."""
+    e = engine("e", "ec_producer")
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "h")
+    for token in [token for _, token in e.side._exports._tokens.values()]:
+        e.side._region.revoke(token)
+    wanted = images(2, 5)
+    params = encode(e, "i", wanted)
+    assert pd.run(pd.add("i", wanted, params, NO_PIXELS))[0] == "LENGTH"
+    assert not early[-1] and not pd.encoded
+    pd.idle()
+    e.idle()
+
+
+def test_an_encoder_with_another_session_is_met_again(engine, agents):
+    e = engine("e", "ec_producer")
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "j")
+    e.idle()
+    agents[0].restart()
+    until(lambda: e.side._client.connected, "the encoder's session")
+    e.step()
+    assert "exports" not in load(e, pd, "k", images(1, 6))["dray"]["offers"][0]
+    meet(e, pd, early, "l")
+    assert not pd.encoded
+
+
+class Region:
+    def __init__(self):
+        self.exported, self.revoked = [], []
+
+    def export(self, *, access, audience, wait):
+        if self.exported is None:
+            raise errors.SessionClosed("lost")
+        self.exported.append((audience, Pending()))
+        return self.exported[-1][1]
+
+    def revoke(self, token, *, wait):
+        self.revoked.append(token)
+
+
+def test_exports_are_bounded(monkeypatch):
+    now, region = [0.0], Region()
+    monkeypatch.setattr(pool_rights, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    exports = PoolExports(region)
+    names = [b"%15d" % n for n in range(20)]
+    for name in names:
+        exports.introduced(name)
+        exports.introduced(name)
+    assert [name for name, _ in region.exported] == names[:16] and not exports.offered
+    for name, pending in region.exported:
+        pending.end(f"token of {name.decode().strip()}")
+    assert list(exports.offered) == [name.hex() for name in names[:16]]
+    now[0] = 61.0
+    exports.introduced(names[16])
+    assert region.revoked == ["token of 0"] and names[0].hex() not in exports.offered
+    region.exported[-1][1].end(None, errors.Quota("no room"))
+    assert len(exports.offered) == 15
+    exports.introduced(names[17])
+    exports.lost()
+    region.exported[-1][1].end("late")
+    assert not exports.offered
+    region.exported = None
+    exports.introduced(names[18])
+    assert not exports.offered
+
+
+def test_pools_of_a_consumer_are_bounded(monkeypatch):
+    monkeypatch.setattr(pool_rights, "_REMOTES", 2)
+    pending, released = {}, []
+
+    def begin(token, *, wait):
+        pending[token] = Pending()
+        return pending[token]
+
+    def remote(name):
+        return SimpleNamespace(lost=None, release=lambda wait: released.append(name))
+
+    pools = PoolRemotes(SimpleNamespace(agent_id=b"me", import_token=begin))
+    me = b"me".hex()
+    assert pools.find({}) is None and pools.find({"other": "x"}) is None and not pending and pools.is_stranger({"other": "x"})
+    assert not pools.is_stranger({me: "x"})
+    for token in ("x", "y", "z"):
+        assert pools.find({me: token}) is None
+        pending[token].end(remote(token))
+    assert released == ["x"] and pools.find({me: "z"}) is pending["z"].value
+    pending["y"].value.lost = errors.Revoked("gone")
+    assert pools.find({me: "y"}) is None and pools.find({me: "y"}) is None
+    pending["y"].end(None, errors.TokenInvalid("no such token"))
+    assert pools.find({me: "y"}) is None
+    pools.lost()
+    pools.find({me: "y"})
+    assert not pending["y"].ended
