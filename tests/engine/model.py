@@ -9,6 +9,7 @@ import os
 import pathlib
 
 import torch
+from once import alone
 from safetensors.torch import save_file
 
 LAYERS, HIDDEN, HEADS, HEAD_DIM, VOCABULARY = 32, 256, 8, 128, 1024
@@ -38,9 +39,14 @@ def with_words(folder):
 def make(folder):
     """Writes the model into a folder, unless it is there; returns the folder."""
     folder = pathlib.Path(folder)
-    if (folder / "config.json").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        if not (folder / "config.json").exists():
+            folder.mkdir(exist_ok=True)
+            _write(folder)
+    return folder
+
+
+def _write(folder):
     generator = torch.Generator().manual_seed(22)
 
     def weight(out, into, gain=1.0):
@@ -61,4 +67,3 @@ def make(folder):
     new = folder / "config.json.new"
     new.write_text(json.dumps(CONFIG))
     os.replace(new, folder / "config.json")
-    return folder

@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 
+from once import alone
+
 HIDDEN, VOCABULARY = 256, 512
 START, END, PAD, VIDEO = 500, 501, 502, 503
 SPECIAL = {START: "<|vision_start|>", END: "<|vision_end|>", PAD: "<|image_pad|>", VIDEO: "<|video_pad|>", 504: "<|endoftext|>"}
@@ -51,12 +53,13 @@ def _tokenizer(folder):
 def make(folder):
     """Writes the model without weights into a folder, unless it is there; returns the folder."""
     folder = pathlib.Path(folder)
-    if not (folder / "complete").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-        _tokenizer(folder)
-        (folder / "complete").touch()
+    with alone(folder):
+        if not (folder / "complete").exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(CONFIG))
+            (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+            _tokenizer(folder)
+            (folder / "complete").touch()
     return folder
 
 
