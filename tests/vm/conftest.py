@@ -209,7 +209,8 @@ LAB = []
 REPEATED = ("test_operations[65536-ring]", "test_operations[65536-arena]", "test_operations[4097-arena]", "test_sixteen_sessions_on_four_rails",
             "test_peer_stopped[read]", "test_client_killed[read]", "test_peer_killed[read]", "test_former_holder_writes[two regions]",
             "test_four_rails", "test_reconnects_leak_nothing", "test_bad_wire[reordering]", "test_device_deleted_under_load",
-            "test_one_side_without_rails[reader]", "test_drain[reader]", "test_memory_goes_back", "test_the_other_agent_is_killed", "test_import_metadata", "test_import_wrong_answers",
+            "test_one_side_without_rails[reader]", "test_drain[reader]", "test_memory_goes_back", "test_the_other_agent_is_killed", "test_mooncake_owner_gone[remove]",
+            "test_an_output_arrives[67108864]", "test_import_metadata", "test_import_wrong_answers",
             "test_import_killed[read]", "test_import_cut_off[write]", *(f"test_import_ends[{k}]" for k in ("read-release", "read-remove", "read-close", "write-cancel", "write-release",
                                                                               "write-close")))
 
