@@ -38,22 +38,24 @@ for line in sys.stdin:
     print(json.dumps([reason, os.getpid(), len(pd.side._pool._items)]), file=answers, flush=True)"""
 ANOTHER_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
 ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size
-# An engine that has opened the outputs of a request and has not copied them yet, as a process of its own.
+# An engine as a process of its own. For each request it opens the outputs, and copies them when it is told to go on.
 READER = """import json, os, sys
 from ec_bare import NO_PIXELS, Bare
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 pd = Bare("pd-process", sys.argv[1], "ec_consumer")
-pd.add("request", json.loads(sys.argv[2]), json.loads(sys.argv[3]), NO_PIXELS)
-step = pd._schedule()
-assert step[0].num_scheduled_tokens, "the outputs are there at once"
-print("read", file=answers, flush=True)
-sys.stdin.readline()
-pd._work(*step)
-assert pd.run("request")[0] == "LENGTH"
-pd.idle()
-print("done", file=answers, flush=True)
-sys.stdin.readline()"""
+print("ready", file=answers, flush=True)
+for line in sys.stdin:
+    name, wanted, params = json.loads(line)
+    pd.add(name, wanted, params, NO_PIXELS)
+    step = pd._schedule()
+    assert step[0].num_scheduled_tokens, "the outputs are there at once"
+    print("read", file=answers, flush=True)
+    sys.stdin.readline()
+    pd._work(*step)
+    assert pd.run(name)[0] == "LENGTH"
+    pd.idle()
+    print("done", file=answers, flush=True)"""
 
 
 @pytest.fixture
@@ -133,32 +135,36 @@ def test_a_place_is_kept_as_long_as_it_is_read(engine):
     pd.idle()
 
 
-@pytest.mark.parametrize("how", ["ends", "killed"])
-def test_a_reader_that_stands_still(agents, engine, how):
-    """Its place is kept while it is stopped, whatever becomes of the right, and is free when its process has ended."""
+def test_a_reader_that_stands_still(agents, engine):
+    """Its place is kept while it is stopped, whatever becomes of the right, and is free when its request or its process has ended."""
     e = engine("e", "ec_producer", size=ONE, lease=0.5)
-    wanted = [(f"g-{how}", 240)]
-    params = encode(e, "g1", wanted)
-    process = subprocess.Popen([sys.executable, "-c", READER, str(agents[1].socket), json.dumps(wanted), json.dumps(params)],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    process = subprocess.Popen([sys.executable, "-c", READER, str(agents[1].socket)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    def tell(line):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+
     try:
-        assert process.stdout.readline() == "read\n"
-        process.send_signal(signal.SIGSTOP)
-        until(lambda: e.step() or not e.side._by_grant, "the right has expired")
-        e.add("g2", [("g2", 240)])
-        for _ in range(5):
-            e.step()
-        assert not e.side._sends["g2"].items
-        if how == "killed":
-            process.kill()
-            process.wait()
-        else:
-            process.send_signal(signal.SIGCONT)
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "done\n", "it has computed with its own embeddings"
-        assert e.run("g2")[0] == "STOP"
+        assert process.stdout.readline() == "ready\n"
+        for how in ("ends", "killed"):
+            wanted, following = [(f"g-{how}", 240)], [(f"g2-{how}", 240)]
+            tell(json.dumps([how, wanted, encode(e, how, wanted)]))
+            assert process.stdout.readline() == "read\n"
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: e.step() or not e.side._by_grant, "the right has expired")
+            e.add(f"after-{how}", following)
+            for _ in range(5):
+                e.step()
+            assert not e.side._sends[f"after-{how}"].items
+            if how == "killed":
+                process.kill()
+                process.wait()
+            else:
+                process.send_signal(signal.SIGCONT)
+                tell("")
+                assert process.stdout.readline() == "done\n", "it has computed with its own embeddings"
+            assert e.run(f"after-{how}")[0] == "STOP"
     finally:
         process.kill()
         process.communicate()
