@@ -1301,10 +1301,14 @@ enum dray_store_status {
 	DRAY_STORE_TOO_LARGE = 4, /* larger than the store, the client's share, or GET's ranges */
 	DRAY_STORE_CORRUPT = 5,   /* the stored bytes are damaged */
 	DRAY_STORE_LOST = 6,      /* the only holder of the object is gone */
-	DRAY_STORE_NOT_TRIED = 7  /* the batch ended before; its status says why */
+	DRAY_STORE_NOT_TRIED = 7, /* the batch ended before; its status says why */
+	/* PUT at another agent: */
+	DRAY_STORE_UNREACHABLE = 8, /* it is not connected, or silent; it may have the object */
+	DRAY_STORE_DENIED = 9,      /* it may not be asked, has no store, or refuses this user */
+	DRAY_STORE_UNSUPPORTED = 10 /* it is too old */
 };
 
-/* Where an object was found. */
+/* Where an object was found, or, if it is at another agent, put. */
 enum dray_store_tier {
 	DRAY_STORE_TIER_NONE = 0,   /* nowhere, or it is not known */
 	DRAY_STORE_TIER_MEMORY = 1, /* in the memory of the agent */
@@ -1342,6 +1346,7 @@ struct dray_store_batch {
 	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
 	unsigned int
 		replicas; /* PUT: agents that are to have the objects: 1, 2, or 0: store.replicas */
+	const char *at;   /* PUT: the agent that is to have them, see below; NULL or "": this one */
 };
 
 /* What became of one key. */
@@ -1351,7 +1356,7 @@ struct dray_store_result {
 	uint64_t length;      /* bytes of the object, if it is known */
 	const void *data;     /* READ: its bytes */
 	uint64_t lease;       /* READ: for dray_store_release() */
-	unsigned int tier;    /* enum dray_store_tier, of GET, EXISTS, PIN and READ */
+	unsigned int tier;    /* enum dray_store_tier, of GET, EXISTS, PIN, READ, and PUT with at */
 	unsigned int copies;  /* PUT: agents that have the object, as far as this one knows */
 };
 
@@ -1373,6 +1378,11 @@ struct dray_store_results {
  * will not have them: copies in the results says which. The status is that of the object here. So
  * does a PUT with replicas = 0 where the agent's configuration says so (store.replicas).
  *
+ * A PUT with at = "HOST:PORT" puts the objects at that agent, one of those in store.peers, and not
+ * here: it ends when they are there (tier is DRAY_STORE_TIER_AGENT), or will not be, and then no
+ * agent keeps them. "local" is this agent. A key that is here already is DRAY_STORE_EXISTED, and
+ * stays here.
+ *
  * The ranges of PUT and GET belong to the agent until the batch has ended. After
  * -DRAY_E_TIMEOUT the agent may still use them, until the region is removed; after
  * -DRAY_E_UNCONFIRMED (the agent was lost, and is not proven dead) until DRAY_EVENT_CONFIRMED, see
@@ -1386,7 +1396,8 @@ struct dray_store_results {
  * Blocks: for up to deadline_ms plus request_ms.
  *
  * Errors: requests, STORE_PUT, STORE_READ
- * -DRAY_E_UNSUPPORTED: the agent has no store, or is too old (data protocol before 1.4).
+ * -DRAY_E_UNSUPPORTED: the agent has no store, is too old, or puts no objects at others.
+ * -DRAY_E_INVALID: at is not an agent, or comes with replicas = 2.
  * -DRAY_E_DENIED: the user may not use the name space, or the region does not allow the access.
  * -DRAY_E_NOT_FOUND: there is no such region.
  * -DRAY_E_TOO_LARGE: too many keys or ranges, or the name space is too long.

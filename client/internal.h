@@ -182,6 +182,7 @@ struct dray {
 	uint8_t minor;
 	bool segments;   /* changes of segments are delivered */
 	bool store_ring; /* requests to the store go by the ring, if it has room */
+	bool store_at;   /* the agent puts objects at others */
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
@@ -378,7 +379,7 @@ void dc_mailboxes_free(struct dray *d);
 
 /* store.c */
 /* The message of a request to the store, in d->out. Its bytes, or a negated code. */
-int dc_store_encode(struct dray *d, const struct request *r);
+int dc_store_encode(struct dray *d, const struct request *r, const char **ret_why);
 /* Puts n bytes of d->out, the message of r, into the ring. False: by the socket. */
 bool dc_store_submit(struct dray *d, struct request *r, size_t n);
 /* A PUT or GET of so many bytes is sent, or no longer in flight. */

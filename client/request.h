@@ -45,10 +45,11 @@ struct request {
 	uint16_t type; /* DMSG_* of the request */
 	enum request_state state;
 	bool internal;
-	bool on_ring;     /* its completion comes by the ring */
-	bool abandoned;   /* its caller timed out: its result is undone when it ends */
-	bool waited;      /* a blocking function of the library takes it */
-	bool unconfirmed; /* it ended without an answer, and waits for proof */
+	bool on_ring;        /* its completion comes by the ring */
+	bool needs_store_at; /* a PUT at another agent: not sent to agents without that feature */
+	bool abandoned;      /* its caller timed out: its result is undone when it ends */
+	bool waited;         /* a blocking function of the library takes it */
+	bool unconfirmed;    /* it ended without an answer, and waits for proof */
 	void *arg;
 	void (*done)(struct dray *d, const struct dray_completion *c);
 

@@ -213,7 +213,7 @@ static int message_make(struct dray *d, const struct request *r, struct message 
 	case DMSG_STORE_READ:
 	case DMSG_STORE_RELEASE:
 		if (d->minor >= STORE_MINOR)
-			return dc_store_encode(d, r);
+			return dc_store_encode(d, r, &msg->why);
 		msg->why =
 			"the agent is too old for a store (data protocol before 1.4); upgrade it";
 		return -DRAY_E_UNSUPPORTED;

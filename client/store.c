@@ -59,8 +59,12 @@ void dc_store_free(struct dray *d)
 	}
 }
 
-int dc_store_encode(struct dray *d, const struct request *r)
+int dc_store_encode(struct dray *d, const struct request *r, const char **ret_why)
 {
+	if (r->needs_store_at && !d->store_at) {
+		*ret_why = "the agent is too old to put objects at other agents; upgrade it";
+		return -DRAY_E_UNSUPPORTED;
+	}
 	memcpy(d->out, r->data, r->length);
 	if (has_ranges(r->type)) {
 		const struct region *g = dc_region_find(d, r->region);
@@ -351,7 +355,7 @@ static int item_pack(struct dray *d, struct lists *l, const struct dray_store_it
 static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t id,
 			const struct dray_store_batch *b)
 {
-	size_t space_n = b->space ? strlen(b->space) : 0;
+	size_t space_n = b->space ? strlen(b->space) : 0, at_n = b->at ? strlen(b->at) : 0;
 	union dmsg_body m = { 0 };
 	struct dray_str space;
 	struct dray_blob keys;
@@ -363,6 +367,10 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 	if (space_n > DMSG_STORE_SPACE_MAX)
 		return dc_fail(d, DRAY_E_TOO_LARGE, "the name space has %zu bytes, the limit is %d",
 			       space_n, DMSG_STORE_SPACE_MAX);
+	if (at_n > DMSG_STORE_AT_MAX)
+		return dc_fail(d, DRAY_E_TOO_LARGE,
+			       "the name of the agent has %zu bytes, the limit is %d", at_n,
+			       DMSG_STORE_AT_MAX);
 	l->keys_n = l->ranges_n = 0;
 	l->bytes = 0;
 	for (uint32_t i = 0; i < b->items_n; i++) {
@@ -381,6 +389,7 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 			.items = { l->items, (uint32_t)b->items_n },
 			.ranges = { l->ranges, l->ranges_n },
 			.replicas = type == DMSG_STORE_PUT ? b->replicas : 0,
+			.agent = { b->at, type == DMSG_STORE_PUT ? (uint32_t)at_n : 0 },
 		};
 	else
 		m.store_exists = (struct dmsg_store_exists){
@@ -392,7 +401,8 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 	n = dmsg_body_encode(type, d->out, DMSG_MESSAGE_MAX, id, &m);
 	return n >= 0 ? n :
 			dc_fail(d, DRAY_E_INVALID,
-				"the name space is not UTF-8, or the keys have more than 128 KiB");
+				"the name space or agent is not UTF-8, or the keys have more than "
+				"128 KiB");
 }
 
 int dray_store_start(struct dray *d, enum dray_store_operation operation,
@@ -427,6 +437,7 @@ int dray_store_start(struct dray *d, enum dray_store_operation operation,
 	r->region = has_ranges(type) ? batch->region : NO_REGION;
 	r->number = batch->items_n;
 	r->copy_bytes = lists->bytes;
+	r->needs_store_at = type == DMSG_STORE_PUT && batch->at && *batch->at;
 	return dc_request_go_with(d, r, d->out, (size_t)n, ret_id);
 }
 

@@ -81,6 +81,12 @@ struct store_ask {
 	 * not_tried are not to be copied. No sources are found.
 	 */
 	bool replicates;
+	/*
+	 * They go to this agent alone, behind the keys; "": the control thread has not said so. The status of a key is that of
+	 * store_status then; not_found and not_tried: its agent has not answered in time. NULL: they are copies.
+	 */
+	const char *at;
+	bool here;               /* with the answer: that is this agent */
 	struct placing *placing; /* the control thread's, meanwhile */
 	dray_handle
 		from; /* the only peer that is asked, for which this agent keeps copies; 0: all are */

@@ -126,6 +126,7 @@ struct store_space {
 	uint64_t disk_hits, disk_evictions, disk_evicted_cost_us;
 	uint64_t remote_hits, remote_bytes;  /* that other agents had */
 	uint64_t kept;                       /* for PUTs of other agents */
+	uint64_t forwarded;                  /* PUTs that went to other agents */
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
 };

@@ -338,6 +338,7 @@ static struct store_space_info describe(const struct store_space *sp)
 		.remote_hits = sp->remote_hits,
 		.remote_bytes = sp->remote_bytes,
 		.kept = sp->kept,
+		.forwarded = sp->forwarded,
 	};
 
 	dray_list_for_each(&sp->segments, g, struct segment, link)

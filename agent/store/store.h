@@ -123,6 +123,13 @@ bool store_keeps(struct store_member *m, struct store_key key);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 
+/*
+ * Instead, of a PUT that goes to another agent: the bytes are in place, and it may be read there. Its place, and *g, are for the caller
+ * until store_forward_end().
+ */
+struct store_get;
+enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_get *g);
+
 /* GETs of one batch wait until all their objects are in memory. Zeroed before the first one. */
 struct store_wait {
 	uint32_t ready; /* 1: they are; written by another thread */
@@ -173,6 +180,14 @@ struct store_follower {
 /* Before there are segments. */
 void store_follow(struct store *s, const struct store_follower *f);
 void store_segment_left(struct store_segment *g);
+
+enum store_forwarded {
+	STORE_FORWARD_HERE,    /* it stays, as after a PUT */
+	STORE_FORWARD_THERE,   /* the other agent has it */
+	STORE_FORWARD_DROPPED, /* nobody has */
+};
+/* Of a PUT that went to another agent. Unless it stays, the object is gone, or whoever has put or pinned it meanwhile has it. */
+void store_forward_end(struct store_get *g, enum store_forwarded how);
 
 uint64_t store_object_bytes(const struct store_object *o);
 /* The name of its segment; 0: it has none yet. The object is held, or not in place yet. */
@@ -315,6 +330,7 @@ struct store_space_info {
 	uint64_t disk_evictions, disk_evicted_cost_us;
 	uint64_t remote_hits, remote_bytes; /* that other agents had */
 	uint64_t kept;                      /* for PUTs of other agents */
+	uint64_t forwarded;                 /* that were put, and went to other agents */
 };
 /* name and tenant of each stay until store_sweep(). */
 void store_each(struct store *s, void (*fn)(void *arg, const struct store_space_info *i),

@@ -225,6 +225,12 @@ const char *dmsg_store_status_name(unsigned int v)
 		return "lost";
 	case DMSG_STORE_STATUS_NOT_TRIED:
 		return "not_tried";
+	case DMSG_STORE_STATUS_UNREACHABLE:
+		return "unreachable";
+	case DMSG_STORE_STATUS_DENIED:
+		return "denied";
+	case DMSG_STORE_STATUS_UNSUPPORTED:
+		return "unsupported";
 	}
 	return "?";
 }
@@ -2238,9 +2244,17 @@ int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *r
 	p += 4 + (size_t)m.ranges.n * 16;
 	len -= 4 + (size_t)m.ranges.n * 16;
 	if (len) { /* since minor version 4 */
-		if (len < 4)
+		if (len < 8)
 			return check_short(reterr, "store_put");
 		m.replicas = dray_le_get32(p + 0);
+		m.agent.n = dray_le_get32(p + 4);
+		m.agent.p = (const char *)(p + 8);
+		if (m.agent.n > 256)
+			return check_large(reterr, "store_put.agent", m.agent.n, 256);
+		if (len - 8 < m.agent.n)
+			return check_short(reterr, "store_put");
+		if (!text_ok(m.agent))
+			return check_text(reterr, "store_put.agent");
 	}
 	*ret = m;
 	return 0;
@@ -2249,7 +2263,7 @@ int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *r
 int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_put *m)
 {
-	size_t length = 36;
+	size_t length = 40;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -2260,10 +2274,13 @@ int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 		return -EINVAL;
 	if (m->ranges.n > 4096)
 		return -EINVAL;
+	if (m->agent.n > 256 || !text_ok(m->agent))
+		return -EINVAL;
 	length += m->space.n;
 	length += m->keys.n;
 	length += (size_t)m->items.n * 8;
 	length += (size_t)m->ranges.n * 16;
+	length += m->agent.n;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_STORE_PUT, length, request_id);
@@ -2279,6 +2296,8 @@ int dmsg_store_put_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->ranges.n);
 	p = put_bytes(p + 4, m->ranges.p, (size_t)m->ranges.n * 16);
 	dray_le_put32(p + 0, m->replicas);
+	dray_le_put32(p + 4, m->agent.n);
+	put_bytes(p + 8, m->agent.p, m->agent.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -33,6 +33,7 @@ struct dray_err;
 #define DMSG_STORE_KEYS_MAX 1024 /* Keys of one request to the store. */
 #define DMSG_STORE_KEY_MAX 255 /* Bytes of a key of the store. */
 #define DMSG_STORE_SPACE_MAX 64 /* Bytes of the name of a name space of the store. */
+#define DMSG_STORE_AT_MAX 256 /* Bytes of the agent that a PUT names. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
 /*
  * Bytes of room that the answer to a request to the store needs in the arena, and again for each of
@@ -188,6 +189,18 @@ enum dmsg_store_status {
 	 */
 	DMSG_STORE_STATUS_LOST = 6,
 	DMSG_STORE_STATUS_NOT_TRIED = 7, /* The batch ended before this key; its status says why. */
+	/*
+	 * PUT at another agent: that agent is not connected, or does not answer in time. It may
+	 * have the object nevertheless.
+	 */
+	DMSG_STORE_STATUS_UNREACHABLE = 8,
+	/*
+	 * PUT at another agent: that agent may not be asked (it is none of store.peers), or lends
+	 * nothing, has no store, or its store.spaces do not have the client's owner.
+	 */
+	DMSG_STORE_STATUS_DENIED = 9,
+	/* PUT at another agent: that agent is too old to keep objects for others. */
+	DMSG_STORE_STATUS_UNSUPPORTED = 10,
 };
 const char *dmsg_store_status_name(unsigned int v); /* "?" if unknown */
 
@@ -211,7 +224,12 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_HELLO_FLAG_ALL 15u
 
 #define DMSG_FEATURE_STORE_RING 1u /* Requests to the store go through the ring. */
-#define DMSG_FEATURE_ALL 1u
+/*
+ * STORE_PUT has the field agent. An agent without the feature would ignore it, and store the
+ * objects itself.
+ */
+#define DMSG_FEATURE_STORE_AT 2u
+#define DMSG_FEATURE_ALL 3u
 
 #define DMSG_HELLO_REPLY_FLAG_PIDFD 1u /* A pidfd of the agent comes with HELLO_REPLY. */
 #define DMSG_HELLO_REPLY_FLAG_ALL 1u
@@ -680,7 +698,10 @@ static inline void dmsg_store_range_put(void *dst, const struct dmsg_store_range
 /* What became of one key. Since 1.4. */
 struct dmsg_store_result {
 	uint16_t status; /* store_status. */
-	/* GET, EXISTS and PIN: where the object was found. Agents from before the field say 0. */
+	/*
+	 * GET, EXISTS and PIN: where the object was found. PUT: agent, if it went to another one,
+	 * or is there. Agents from before the field say 0.
+	 */
 	uint16_t tier;
 	uint32_t wait_ms; /* busy: milliseconds after which to try again. */
 	uint64_t length; /* Bytes of the object, if it is known. */
@@ -1495,7 +1516,7 @@ int dmsg_post_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_post_reply *m);
 
 #define DMSG_STORE_PUT_MIN 32
-#define DMSG_STORE_PUT_BODY_MAX 204900
+#define DMSG_STORE_PUT_BODY_MAX 205160
 /*
  * Request. Stores objects. Each appears when all its bytes are in place, and is never changed.
  * TRANSFER_CANCEL with its request id cancels it. Since 1.4.
@@ -1515,6 +1536,13 @@ struct dmsg_store_put {
 	 * there, or will not be.
 	 */
 	uint32_t replicas;
+	/*
+	 * The agent that is to have the objects: the segment HOST:PORT of one of store.peers, or
+	 * local for this one. Empty: this one. With another agent the name space has a name,
+	 * replicas is not 2, the answer comes when the objects are there or will not be, and this
+	 * agent keeps none that are not. Sent to agents with the feature store_at.
+	 */
+	struct dray_str agent;
 };
 int dmsg_store_put_decode(const void *body, size_t len, struct dmsg_store_put *ret,
 	struct dray_err *reterr);

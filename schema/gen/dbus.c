@@ -259,8 +259,11 @@ const struct dray_dbus_field dray_dbus_store_space_fields[DRAY_DBUS_STORE_SPACE_
 		remote_bytes) },
 	/* Objects that were put. */
 	{ "puts", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, puts) },
-	/* Objects that were put at other agents, and are kept here as copies. */
+	/* Objects that were put at other agents, and are kept here. */
 	{ "kept", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space, kept) },
+	/* Objects that were put here, and went to other agents. */
+	{ "forwarded", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
+		forwarded) },
 	/* Objects evicted from memory. */
 	{ "evictions", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_store_space,
 		evictions) },

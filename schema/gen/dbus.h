@@ -460,6 +460,7 @@ enum dray_dbus_store_space_field {
 	DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_BYTES,
 	DRAY_DBUS_STORE_SPACE_FIELD_PUTS,
 	DRAY_DBUS_STORE_SPACE_FIELD_KEPT,
+	DRAY_DBUS_STORE_SPACE_FIELD_FORWARDED,
 	DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS,
 	DRAY_DBUS_STORE_SPACE_FIELD_N,
 };
@@ -490,7 +491,8 @@ struct dray_dbus_store_space {
 	uint64_t remote_hits; /* Keys that were not found here, and that another agent had. */
 	uint64_t remote_bytes; /* Bytes of these objects. */
 	uint64_t puts; /* Objects that were put. */
-	uint64_t kept; /* Objects that were put at other agents, and are kept here as copies. */
+	uint64_t kept; /* Objects that were put at other agents, and are kept here. */
+	uint64_t forwarded; /* Objects that were put here, and went to other agents. */
 	uint64_t evictions; /* Objects evicted from memory. */
 };
 

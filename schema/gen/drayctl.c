@@ -453,7 +453,7 @@ const struct ctl_list ctl_list_quotas = {
 
 const struct ctl_list ctl_list_store = {
 	DRAY_DBUS_METHOD_LIST_STORE, "store_spaces", dray_dbus_store_space_fields,
-	DRAY_DBUS_STORE_SPACE_FIELD_N, 18,
+	DRAY_DBUS_STORE_SPACE_FIELD_N, 19,
 	{
 		{ "SPACE", DRAY_DBUS_STORE_SPACE_FIELD_SPACE },
 		{ "TENANT", DRAY_DBUS_STORE_SPACE_FIELD_TENANT },
@@ -472,6 +472,7 @@ const struct ctl_list ctl_list_store = {
 		{ "REMOTE", DRAY_DBUS_STORE_SPACE_FIELD_REMOTE_HITS },
 		{ "PUTS", DRAY_DBUS_STORE_SPACE_FIELD_PUTS },
 		{ "KEPT", DRAY_DBUS_STORE_SPACE_FIELD_KEPT },
+		{ "FORWARDED", DRAY_DBUS_STORE_SPACE_FIELD_FORWARDED },
 		{ "EVICTIONS", DRAY_DBUS_STORE_SPACE_FIELD_EVICTIONS },
 	},
 };

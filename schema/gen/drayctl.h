@@ -8,7 +8,7 @@
 #include "schema/gen/dbus.h"
 
 #define CTL_ARGS_MAX 2
-#define CTL_COLUMNS_MAX 18
+#define CTL_COLUMNS_MAX 19
 #define CTL_VERB_OPTIONS_MAX 21
 #define CTL_OPTION_RULES_N 52
 

@@ -220,6 +220,13 @@ enum dray_metric {
 	DRAY_METRIC_STORE_REPLICAS_TOTAL,
 	/* Keys of such a PUT that are here, and of which no other agent has taken a copy. */
 	DRAY_METRIC_STORE_REPLICAS_FAILED_TOTAL,
+	/* Keys of PUT that went to another agent, or that it had. */
+	DRAY_METRIC_STORE_FORWARDED_TOTAL,
+	/*
+	 * Keys of PUT that were to go to another agent, which has not taken them, so that the PUT
+	 * failed.
+	 */
+	DRAY_METRIC_STORE_FORWARD_FAILED_TOTAL,
 	DRAY_METRIC_STORE_KEPT_TOTAL, /* Objects that are kept here for PUTs of other agents. */
 	DRAY_METRIC_STORE_KEPT_BYTES_TOTAL, /* Bytes of these objects. */
 	/* Bytes of objects that were copied to clients or read in place. */

@@ -14,7 +14,7 @@ WORDS = re.compile(r"^[a-z0-9][a-z0-9_-]*(\|[a-z0-9][a-z0-9_-]*)*$")
 EVERY = "."
 COLUMNS = 80
 ARGUMENTS_MAX = 2
-COLUMNS_MAX = 18
+COLUMNS_MAX = 19
 
 
 class Value:

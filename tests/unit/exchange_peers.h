@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which peers an exchange finds: those of the program's peers_at(). */
+/* Which peers an exchange finds: those of the program's peers_at(), and what it is called itself. */
 #pragma once
 
 #include "agent/control/peer/peer.h"
@@ -11,4 +11,9 @@ static const char *unready;
 bool peers_is_up_at(struct peers *p, const char *segment)
 {
 	return segment == unready || peers_at(p, segment, PMSG_FEATURE_STORE);
+}
+
+const char *peers_segment(struct peers *p)
+{
+	return "10.0.0.9:1";
 }

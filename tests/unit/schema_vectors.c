@@ -22,7 +22,7 @@ static const char *check_dmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.flags != UINT16_C(0xf))
 		return "flags";
-	if (m.features != UINT64_C(0x1))
+	if (m.features != UINT64_C(0x3))
 		return "features";
 	if (m.schema_hash != UINT64_C(0xa69f98918a837c75))
 		return "schema_hash";
@@ -41,7 +41,7 @@ static int encode_dmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.flags = UINT16_C(0xf),
-		.features = UINT64_C(0x1),
+		.features = UINT64_C(0x3),
 		.schema_hash = UINT64_C(0xa69f98918a837c75),
 		.group = { "\147\162\157\165\160\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
@@ -70,7 +70,7 @@ static const char *check_dmsg_hello_reply(const void *body, size_t len)
 		return "minor";
 	if (m.ops_inline_max != UINT32_C(0x6d665f58))
 		return "ops_inline_max";
-	if (m.features != UINT64_C(0x1))
+	if (m.features != UINT64_C(0x3))
 		return "features";
 	if (m.session != UINT64_C(0xc3bcb5aea7a09992))
 		return "session";
@@ -93,7 +93,7 @@ static int encode_dmsg_hello_reply(void *buf, size_t cap)
 		.major = UINT8_C(0x1),
 		.minor = UINT8_C(0x1e),
 		.ops_inline_max = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x1),
+		.features = UINT64_C(0x3),
 		.session = UINT64_C(0xc3bcb5aea7a09992),
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.agent_id = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -1448,6 +1448,8 @@ static const char *check_dmsg_store_put(const void *body, size_t len)
 		return "ranges";
 	if (m.replicas != UINT32_C(0xe1dad3cc))
 		return "replicas";
+	if (m.agent.n != 16 || memcmp(m.agent.p, "\141\147\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "agent";
 	return NULL;
 }
 
@@ -1462,6 +1464,7 @@ static int encode_dmsg_store_put(void *buf, size_t cap)
 		.items = { (const uint8_t *)"\222\231\240\247\257\266\275\304\257\266\275\304\314\323\332\341\314\323\332\341\351\360\367\376", 3 },
 		.ranges = { (const uint8_t *)"\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
 		.replicas = UINT32_C(0xe1dad3cc),
+		.agent = { "\141\147\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 16 },
 	};
 
 	return dmsg_store_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1482,7 +1485,7 @@ static const char *check_dmsg_store_put_reply(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\012\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\012\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
 		return "results";
 	if (m.copies.n != 43 || memcmp(m.copies.p, "\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43))
 		return "copies";
@@ -1493,7 +1496,7 @@ static int encode_dmsg_store_put_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_put_reply m = {
 		.status = UINT32_C(0x160f0801),
-		.results = { (const uint8_t *)"\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\012\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\012\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
 		.copies = { (const uint8_t *)"\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\007\016\025\034\043\052\061\070\077\106\115\124\133\142\151\160\167\176", 43 },
 	};
 
@@ -1560,7 +1563,7 @@ static const char *check_dmsg_store_get_reply(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\012\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\012\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 48))
 		return "results";
 	return NULL;
 }
@@ -1569,7 +1572,7 @@ static int encode_dmsg_store_get_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_get_reply m = {
 		.status = UINT32_C(0x160f0801),
-		.results = { (const uint8_t *)"\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\007\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303\012\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340\012\000\003\000\257\266\275\304\314\323\332\341\350\357\366\375", 3 },
 	};
 
 	return dmsg_store_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1624,7 +1627,7 @@ static const char *check_dmsg_store_exists_reply(const void *body, size_t len)
 
 	if (dmsg_store_exists_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1632,7 +1635,7 @@ static const char *check_dmsg_store_exists_reply(const void *body, size_t len)
 static int encode_dmsg_store_exists_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_exists_reply m = {
-		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_exists_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1681,7 +1684,7 @@ static const char *check_dmsg_store_remove_reply(const void *body, size_t len)
 
 	if (dmsg_store_remove_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1689,7 +1692,7 @@ static const char *check_dmsg_store_remove_reply(const void *body, size_t len)
 static int encode_dmsg_store_remove_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_remove_reply m = {
-		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_remove_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1738,7 +1741,7 @@ static const char *check_dmsg_store_pin_reply(const void *body, size_t len)
 
 	if (dmsg_store_pin_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1746,7 +1749,7 @@ static const char *check_dmsg_store_pin_reply(const void *body, size_t len)
 static int encode_dmsg_store_pin_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_pin_reply m = {
-		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_pin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1795,7 +1798,7 @@ static const char *check_dmsg_store_unpin_reply(const void *body, size_t len)
 
 	if (dmsg_store_unpin_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.results.n != 3 || memcmp(m.results.p, "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
+	if (m.results.n != 3 || memcmp(m.results.p, "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 48))
 		return "results";
 	return NULL;
 }
@@ -1803,7 +1806,7 @@ static const char *check_dmsg_store_unpin_reply(const void *body, size_t len)
 static int encode_dmsg_store_unpin_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_unpin_reply m = {
-		.results = { (const uint8_t *)"\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\007\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\007\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
+		.results = { (const uint8_t *)"\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211\012\000\003\000\130\137\146\155\165\174\203\212\221\230\237\246\012\000\003\000\165\174\203\212\222\231\240\247\256\265\274\303", 3 },
 	};
 
 	return dmsg_store_unpin_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1852,7 +1855,7 @@ static const char *check_dmsg_store_read_reply(const void *body, size_t len)
 
 	if (dmsg_store_read_reply_decode(body, len, &m, NULL) < 0)
 		return "(refused)";
-	if (m.places.n != 3 || memcmp(m.places.p, "\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\007\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\007\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 144))
+	if (m.places.n != 3 || memcmp(m.places.p, "\012\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\012\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\012\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 144))
 		return "places";
 	return NULL;
 }
@@ -1860,7 +1863,7 @@ static const char *check_dmsg_store_read_reply(const void *body, size_t len)
 static int encode_dmsg_store_read_reply(void *buf, size_t cap)
 {
 	const struct dmsg_store_read_reply m = {
-		.places = { (const uint8_t *)"\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\007\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\007\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
+		.places = { (const uint8_t *)"\012\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\012\000\073\102\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\012\000\130\137\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
 	};
 
 	return dmsg_store_read_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -3824,7 +3827,7 @@ static const char *check_record_dmsg_store_result(const void *wire)
 	struct dmsg_store_result r;
 
 	dmsg_store_result_get(wire, &r);
-	if (r.status != UINT16_C(0x7))
+	if (r.status != UINT16_C(0xa))
 		return "status";
 	if (r.tier != UINT16_C(0x3))
 		return "tier";
@@ -3838,7 +3841,7 @@ static const char *check_record_dmsg_store_result(const void *wire)
 static void put_record_dmsg_store_result(void *wire)
 {
 	const struct dmsg_store_result r = {
-		.status = UINT16_C(0x7),
+		.status = UINT16_C(0xa),
 		.tier = UINT16_C(0x3),
 		.wait_ms = UINT32_C(0xa7a09992),
 		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
@@ -3852,7 +3855,7 @@ static const char *check_record_dmsg_store_place(const void *wire)
 	struct dmsg_store_place r;
 
 	dmsg_store_place_get(wire, &r);
-	if (r.status != UINT16_C(0x7))
+	if (r.status != UINT16_C(0xa))
 		return "status";
 	if (r.fd_index != UINT16_C(0x7c75))
 		return "fd_index";
@@ -3874,7 +3877,7 @@ static const char *check_record_dmsg_store_place(const void *wire)
 static void put_record_dmsg_store_place(void *wire)
 {
 	const struct dmsg_store_place r = {
-		.status = UINT16_C(0x7),
+		.status = UINT16_C(0xa),
 		.fd_index = UINT16_C(0x7c75),
 		.wait_ms = UINT32_C(0xa7a09992),
 		.length = UINT64_C(0xe0d9d2cbc4bdb6af),
@@ -4431,7 +4434,7 @@ const struct vector vectors[] = {
 	  check_dmsg_post, encode_dmsg_post, encode_empty_dmsg_post, 0, NULL },
 	{ VECTOR_DATA, DMSG_POST_REPLY, "post_reply", 0, DMSG_POST_REPLY_BODY_MAX,
 	  check_dmsg_post_reply, encode_dmsg_post_reply, encode_empty_dmsg_post_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_PUT, "store_put", 36, DMSG_STORE_PUT_BODY_MAX,
+	{ VECTOR_DATA, DMSG_STORE_PUT, "store_put", 40, DMSG_STORE_PUT_BODY_MAX,
 	  check_dmsg_store_put, encode_dmsg_store_put, encode_empty_dmsg_store_put, 1, (const size_t[]){ 164 } },
 	{ VECTOR_DATA, DMSG_STORE_PUT_REPLY, "store_put_reply", 16, DMSG_STORE_PUT_REPLY_BODY_MAX,
 	  check_dmsg_store_put_reply, encode_dmsg_store_put_reply, encode_empty_dmsg_store_put_reply, 1, (const size_t[]){ 60 } },
@@ -4574,7 +4577,7 @@ const struct vector vectors[] = {
 const struct vector_poke vector_pokes[] = {
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x10), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
-	{ &vectors[0], "hello.features", 4, 8, UINT64_C(0x2), 0 },
+	{ &vectors[0], "hello.features", 4, 8, UINT64_C(0x4), 0 },
 	{ &vectors[0], "hello.features", 4, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4592,7 +4595,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[0], "hello.device", 63, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[1], "hello_reply.features", 8, 8, UINT64_C(0x2), 0 },
+	{ &vectors[1], "hello_reply.features", 8, 8, UINT64_C(0x4), 0 },
 	{ &vectors[1], "hello_reply.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[1], "hello_reply.segment", 52, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -4747,8 +4750,13 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[45], "store_put.space", 20, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.agent", 172, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.agent", 172, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.agent", 172, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.agent", 172, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[45], "store_put.agent", 172, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[46], "store_put_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
+	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0xb), 0 },
 	{ &vectors[46], "store_put_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[46], "store_put_reply.results.tier", 46, 2, UINT64_C(0x4), 0 },
 	{ &vectors[46], "store_put_reply.results.tier", 46, 2, UINT64_C(0xffff), 0 },
@@ -4759,7 +4767,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[47], "store_get.space", 20, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[48], "store_get_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0x8), 0 },
+	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0xb), 0 },
 	{ &vectors[48], "store_get_reply.results.status", 44, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[48], "store_get_reply.results.tier", 46, 2, UINT64_C(0x4), 0 },
 	{ &vectors[48], "store_get_reply.results.tier", 46, 2, UINT64_C(0xffff), 0 },
@@ -4770,7 +4778,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[49], "store_exists.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[49], "store_exists.flags", 65, 4, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
 	{ &vectors[49], "store_exists.flags", 65, 4, UINT64_C(0x80000000), DRAY_E_UNSUPPORTED },
-	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0xb), 0 },
 	{ &vectors[50], "store_exists_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[50], "store_exists_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
 	{ &vectors[50], "store_exists_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
@@ -4779,7 +4787,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[51], "store_remove.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0xb), 0 },
 	{ &vectors[52], "store_remove_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[52], "store_remove_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
 	{ &vectors[52], "store_remove_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
@@ -4788,7 +4796,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[53], "store_pin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0xb), 0 },
 	{ &vectors[54], "store_pin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[54], "store_pin_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
 	{ &vectors[54], "store_pin_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
@@ -4797,7 +4805,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[55], "store_unpin.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0x8), 0 },
+	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0xb), 0 },
 	{ &vectors[56], "store_unpin_reply.results.status", 36, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[56], "store_unpin_reply.results.tier", 38, 2, UINT64_C(0x4), 0 },
 	{ &vectors[56], "store_unpin_reply.results.tier", 38, 2, UINT64_C(0xffff), 0 },
@@ -4806,7 +4814,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0x8), 0 },
+	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0xb), 0 },
 	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -5003,8 +5011,10 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\036\045\054\063" },
 	{ &vectors[45], "store_put.ranges", 28, 16, 4096,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
+	{ &vectors[45], "store_put.agent", 36, 1, 256,
+	  "\141" },
 	{ &vectors[46], "store_put_reply.results", 8, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[46], "store_put_reply.copies", 12, 1, 1024,
 	  "\141" },
 	{ &vectors[47], "store_get.space", 16, 1, 64,
@@ -5016,37 +5026,37 @@ const struct vector_limit vector_limits[] = {
 	{ &vectors[47], "store_get.ranges", 28, 16, 4096,
 	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
 	{ &vectors[48], "store_get_reply.results", 8, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[49], "store_exists.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[49], "store_exists.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[50], "store_exists_reply.results", 0, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[51], "store_remove.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[51], "store_remove.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[52], "store_remove_reply.results", 0, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[53], "store_pin.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[53], "store_pin.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[54], "store_pin_reply.results", 0, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[55], "store_unpin.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[55], "store_unpin.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[56], "store_unpin_reply.results", 0, 16, 1024,
-	  "\007\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
+	  "\012\000\003\000\073\102\111\120\130\137\146\155\164\173\202\211" },
 	{ &vectors[57], "store_read.space", 0, 1, 64,
 	  "\141" },
 	{ &vectors[57], "store_read.keys", 4, 1, 131072,
 	  "\141" },
 	{ &vectors[58], "store_read_reply.places", 0, 48, 1024,
-	  "\007\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375" },
+	  "\012\000\036\045\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375" },
 	{ &vectors[59], "store_release.leases", 0, 8, 1024,
 	  "\001\010\017\026\035\044\053\062" },
 	{ &vectors[61], "notification.payload", 48, 1, 4096,
@@ -5158,10 +5168,10 @@ const struct vector_record vector_records[] = {
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246",
 	  check_record_dmsg_store_range, put_record_dmsg_store_range },
 	{ "dmsg_store_result", DMSG_STORE_RESULT_SIZE,
-	  "\007\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340",
+	  "\012\000\003\000\222\231\240\247\257\266\275\304\313\322\331\340",
 	  check_record_dmsg_store_result, put_record_dmsg_store_result },
 	{ "dmsg_store_place", DMSG_STORE_PLACE_SIZE,
-	  "\007\000\165\174\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124",
+	  "\012\000\165\174\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124",
 	  check_record_dmsg_store_place, put_record_dmsg_store_place },
 	{ "dmsg_store_lease", DMSG_STORE_LEASE_SIZE,
 	  "\130\137\146\155\164\173\202\211",

@@ -572,6 +572,26 @@ static void requests_wait_for_the_session(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, client_setup, client_teardown)
 
+/* An agent of an earlier version would store the objects itself. */
+static void puts_at_other_agents_need_an_agent_that_knows_them(void **state)
+{
+	const struct dray_store_range range = { .length = 1 };
+	const struct dray_store_item item = {
+		.key = "k", .key_length = 1, .ranges = &range, .ranges_n = 1
+	};
+	struct dray_store_batch b = { .items = &item, .items_n = 1, .at = "10.0.0.1:1" };
+	struct dray *d = client_connect(0);
+	struct dray_store_result result;
+	struct dray_memory m;
+
+	client_region(d, &b.region, &m);
+	assert_int_equal(dray_store(d, DRAY_STORE_PUT, &b, &result), -DRAY_E_UNSUPPORTED);
+	assert_non_null(strstr(dray_last_error(d), "too old to put objects at other agents"));
+	assert_int_equal(result.status, DRAY_STORE_NOT_TRIED);
+	dray_disconnect(d);
+	dray_memory_free(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -587,6 +607,7 @@ int main(void)
 		TEST(no_reconnect_means_closed),
 		TEST(gives_up_in_time),
 		TEST(requests_end_without_an_agent),
+		TEST(puts_at_other_agents_need_an_agent_that_knows_them),
 		TEST(a_dead_agent_proves_a_removal),
 		TEST(only_a_dead_agent_is_a_proof),
 		TEST(a_region_that_cannot_be_restored),

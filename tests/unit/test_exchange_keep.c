@@ -57,8 +57,7 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	dray_handle peer = segment == segments[0] ? A : segment == segments[1] ? B : 0;
 
-	assert_true(features & PMSG_FEATURE_STORE);
-	if (peer == rig.lost || (rig.old && features & PMSG_FEATURE_KEEP))
+	if (segment == unready || peer == rig.lost || (rig.old && features & PMSG_FEATURE_KEEP))
 		return 0;
 	return peer;
 }
@@ -553,6 +552,144 @@ static void test_stop(void **state)
 	ended(DMSG_STORE_STATUS_OK);
 }
 
+/* Objects that go to one agent alone. */
+static struct store_ask *ask_at(const char *at, uint32_t n, uint64_t length)
+{
+	struct store_ask *a = ask_of(n, length, INT64_MAX);
+
+	a->at = at;
+	exchange_ask(rig.x, a);
+	return a;
+}
+
+/* All keys have this status, and the worker is done with it. */
+static void ended_at(enum dmsg_store_status status)
+{
+	assert_non_null(rig.answered);
+	for (uint32_t i = 0; i < rig.answered->n; i++)
+		assert_int_equal(rig.answered->v[i].status, status);
+	exchange_ask_end(rig.x, rig.answered);
+	rig.answered = NULL;
+}
+
+static void test_at_answers(void **state)
+{
+	static const struct {
+		uint32_t answer;
+		enum dmsg_store_status status;
+	} cases[] = {
+		{ PMSG_STORE_KEPT_KEPT, DMSG_STORE_STATUS_OK },
+		{ PMSG_STORE_KEPT_EXISTS, DMSG_STORE_STATUS_EXISTS },
+		{ PMSG_STORE_KEPT_NOT_FOUND, DMSG_STORE_STATUS_BUSY },
+		{ PMSG_STORE_KEPT_BUSY, DMSG_STORE_STATUS_BUSY },
+		{ PMSG_STORE_KEPT_TOO_LARGE, DMSG_STORE_STATUS_TOO_LARGE },
+		{ PMSG_STORE_KEPT_CORRUPT, DMSG_STORE_STATUS_CORRUPT },
+		{ PMSG_STORE_KEPT_LOST, DMSG_STORE_STATUS_BUSY },
+		{ 0, DMSG_STORE_STATUS_LOST },
+		{ 1000, DMSG_STORE_STATUS_LOST },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		ask_at(second, 3, 100);
+		assert_int_equal(rig.n_requests, i + 1);
+		assert_int_equal(rig.requests[i].peer, B);
+		answer(i, cases[i].answer);
+		ended_at(cases[i].status);
+	}
+	/* answers for other keys */
+	ask_at(second, 3, 100);
+	answer_n(rig.n_requests - 1, PMSG_STORE_KEPT_KEPT, 2);
+	ended_at(DMSG_STORE_STATUS_LOST);
+}
+
+/* Nobody else is asked, and it is asked again by the next PUT, whatever it has said. */
+static void test_at_refuses(void **state)
+{
+	static const struct {
+		uint32_t code;
+		enum dmsg_store_status status;
+	} cases[] = {
+		{ DRAY_E_DENIED, DMSG_STORE_STATUS_DENIED },
+		{ DRAY_E_TIMEOUT, DMSG_STORE_STATUS_UNREACHABLE },
+		{ DRAY_E_PEER_LOST, DMSG_STORE_STATUS_UNREACHABLE },
+		{ DRAY_E_UNSUPPORTED, DMSG_STORE_STATUS_UNSUPPORTED },
+		{ DRAY_E_BUSY, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_DRAINING, DMSG_STORE_STATUS_BUSY },
+		{ DRAY_E_NO_MEMORY, DMSG_STORE_STATUS_BUSY },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		ask_at("10.0.0.1:1", 2, 100);
+		assert_int_equal(rig.n_requests, i + 1);
+		assert_int_equal(rig.requests[i].peer, A);
+		refuse(i, cases[i].code);
+		ended_at(cases[i].status);
+	}
+}
+
+static void test_at_nobody(void **state)
+{
+	/* not connected */
+	ask_at(third, 2, 100);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	/* not one that may be asked */
+	ask_at("10.0.0.4:1", 2, 100);
+	ended_at(DMSG_STORE_STATUS_DENIED);
+	rig.old = true;
+	ask_at(first, 2, 100);
+	ended_at(DMSG_STORE_STATUS_UNSUPPORTED);
+	rig.old = false;
+	/* it does not read its messages */
+	unready = first;
+	ask_at(first, 2, 100);
+	ended_at(DMSG_STORE_STATUS_BUSY);
+	unready = NULL;
+	rig.clogged = A;
+	ask_at(first, 2, 100);
+	ended_at(DMSG_STORE_STATUS_BUSY);
+	rig.cfg.store.lend = false;
+	ask_at(first, 2, 100);
+	ended_at(DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(rig.n_requests, 0);
+}
+
+/* This agent itself. */
+static void test_at_here(void **state)
+{
+	ask_at("10.0.0.9:1", 2, 100);
+	assert_true(rig.answered->here);
+	exchange_ask_end(rig.x, rig.answered);
+	rig.answered = NULL;
+	assert_int_equal(rig.n_requests, 0);
+}
+
+/* One part after the other. What is not answered at the end has no answer. */
+static void test_at_parts(void **state)
+{
+	unsigned n = 0, i;
+	struct store_ask *a = ask_at(first, 16, MIB);
+
+	for (i = 0; n < 8; i++) {
+		assert_int_equal(rig.n_requests, i + 1);
+		assert_int_equal(rig.requests[i].peer, A);
+		n += rig.requests[i].n;
+		answer(i, PMSG_STORE_KEPT_KEPT);
+	}
+	exchange_ask_stop(rig.x, a);
+	assert_ptr_equal(rig.answered, a);
+	for (i = 0; i < 16; i++)
+		if (i < n)
+			assert_int_equal(a->v[i].status, DMSG_STORE_STATUS_OK);
+		else
+			assert_true(a->v[i].status == DMSG_STORE_STATUS_NOT_FOUND ||
+				    a->v[i].status == DMSG_STORE_STATUS_NOT_TRIED);
+	exchange_ask_end(rig.x, a);
+	rig.answered = NULL;
+	/* nobody waits for the last one */
+	answer(rig.n_requests - 1, PMSG_STORE_KEPT_KEPT);
+	assert_null(rig.answered);
+}
+
 /* The agent ends meanwhile. */
 static void test_end(void **state)
 {
@@ -580,6 +717,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_stop, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_answers, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_refuses, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_nobody, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_here, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};
 

@@ -310,6 +310,70 @@ static void test_search_keeps_the_best(void **state)
 	store_rig_end(&rig);
 }
 
+/* Begins a PUT that goes to another agent, with its bytes. */
+static struct store_get forward(struct store_member *m, const char *key)
+{
+	struct store_key k = { (const uint8_t *)key, (uint32_t)strlen(key) };
+	struct store_get g = { .object = NULL };
+	struct store_object *o;
+
+	assert_int_equal(store_put_begin(m, k, 5000, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
+	assert_non_null(g.object);
+	return g;
+}
+
+static bool has(struct store_member *m, const char *key)
+{
+	struct dmsg_store_result r;
+
+	store_exists(m, &(struct store_key){ (const uint8_t *)key, (uint32_t)strlen(key) }, 1, &r);
+	return r.status == DMSG_STORE_STATUS_OK;
+}
+
+/* What goes to another agent is not evicted meanwhile, and leaves nothing, unless somebody here wants it. */
+static void test_forward(void **state)
+{
+	struct store *s = store_make(POLICY_LRU, true);
+	struct store_key put = { (const uint8_t *)"put", 3 }, gone = { (const uint8_t *)"gone", 4 };
+	struct dmsg_store_result r;
+	struct store_get g[5], none = { .object = NULL };
+	struct store_object *o, *late;
+	struct store_member *m;
+
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	assert_int_equal(store_put_begin(m, put, 1, 1, &late), DMSG_STORE_STATUS_OK);
+	g[0] = forward(m, "there");
+	g[1] = forward(m, "here");
+	g[2] = forward(m, "dropped");
+	g[3] = forward(m, "put");
+	g[4] = forward(m, "gone");
+	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 0);
+	assert_int_equal(store_totals(s).unsaved_objects, 0);
+	/* another client puts one, and removes another one */
+	assert_int_equal(store_put_begin(m, put, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	store_remove(m, &gone, 1, &r);
+	/* one whose key came meanwhile */
+	assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_EXISTS);
+	assert_null(none.object);
+	store_forward_end(&g[0], STORE_FORWARD_THERE);
+	store_forward_end(&g[1], STORE_FORWARD_HERE);
+	store_forward_end(&g[2], STORE_FORWARD_DROPPED);
+	store_forward_end(&g[3], STORE_FORWARD_THERE);
+	store_forward_end(&g[4], STORE_FORWARD_HERE);
+	assert_false(has(m, "there"));
+	assert_true(has(m, "here"));
+	assert_false(has(m, "dropped"));
+	assert_true(has(m, "put"));
+	assert_false(has(m, "gone"));
+	assert_int_equal(store_totals(s).objects, 2);
+	assert_int_equal(store_totals(s).unsaved_objects, 2);
+	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 2);
+	assert_int_equal(rig.accounts[1].budget.of[RESOURCE_STORE_BYTES].used, 0);
+	store_rig_end(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -318,6 +382,7 @@ int main(void)
 		cmocka_unit_test(test_search_keeps_the_best),
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),
+		cmocka_unit_test(test_forward),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

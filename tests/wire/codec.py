@@ -274,6 +274,7 @@ LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 STORE_KEYS_MAX = 1024  # Keys of one request to the store.
 STORE_KEY_MAX = 255  # Bytes of a key of the store.
 STORE_SPACE_MAX = 64  # Bytes of the name of a name space of the store.
+STORE_AT_MAX = 256  # Bytes of the agent that a PUT names.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 # Bytes of room that the answer to a request to the store needs in the arena, and again for each of
 # its keys or leases.
@@ -371,7 +372,15 @@ STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
 # if the disk may return.
 STORE_STATUS_LOST = 6
 STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
-STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
+# PUT at another agent: that agent is not connected, or does not answer in time. It may have the
+# object nevertheless.
+STORE_STATUS_UNREACHABLE = 8
+# PUT at another agent: that agent may not be asked (it is none of store.peers), or lends nothing,
+# has no store, or its store.spaces do not have the client's owner.
+STORE_STATUS_DENIED = 9
+# PUT at another agent: that agent is too old to keep objects for others.
+STORE_STATUS_UNSUPPORTED = 10
+STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried", 8: "unreachable", 9: "denied", 10: "unsupported"}
 
 STORE_TIER_NONE = 0  # Nowhere, or it is not known.
 STORE_TIER_MEMORY = 1  # In the memory of this agent.
@@ -390,7 +399,10 @@ HELLO_FLAG_AGENT_PIDFD = 8  # Send a pidfd of the agent with HELLO_REPLY. Since 
 HELLO_FLAG_ALL = 15
 
 FEATURE_STORE_RING = 1  # Requests to the store go through the ring.
-FEATURE_ALL = 1
+# STORE_PUT has the field agent. An agent without the feature would ignore it, and store the objects
+# itself.
+FEATURE_STORE_AT = 2
+FEATURE_ALL = 3
 
 HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
 HELLO_REPLY_FLAG_ALL = 1
@@ -1994,21 +2006,23 @@ def unpack_post_reply(body):
 
 # Stores objects. Each appears when all its bytes are in place, and is never changed.
 # TRANSFER_CANCEL with its request id cancels it. Since 1.4.
-StorePut = namedtuple("StorePut", "region deadline_ms flags space keys items ranges replicas")
+StorePut = namedtuple("StorePut", """
+    region deadline_ms flags space keys items ranges replicas agent""")
 _STORE_PUT_0 = Struct("<QIII")
-_STORE_PUT_4 = Struct("<I")
+_STORE_PUT_4 = Struct("<II")
 
 
 def pack_store_put(request_id=0, region=0, deadline_ms=0, flags=0, space="", keys=b"", items=b"",
-                   ranges=b"", replicas=0):
+                   ranges=b"", replicas=0, agent=""):
     space = _put_text("store_put.space", space, 64, True)
     keys = _put_blob("store_put.keys", keys, 131072)
     items, n_items = _put_vec("store_put.items", items, STORE_ITEM, 1024)
     ranges, n_ranges = _put_vec("store_put.ranges", ranges, STORE_RANGE, 4096)
+    agent = _put_text("store_put.agent", agent, 256, True)
     return build(MSG_STORE_PUT, request_id,
                  _STORE_PUT_0.pack(region, deadline_ms, flags, len(space)), space,
                  _U32.pack(len(keys)), keys, _U32.pack(n_items), items, _U32.pack(n_ranges), ranges,
-                 _STORE_PUT_4.pack(replicas))
+                 _STORE_PUT_4.pack(replicas, len(agent)), agent)
 
 
 def unpack_store_put(body):
@@ -2065,13 +2079,21 @@ def unpack_store_put(body):
     at += n * 16
     left -= n * 16
     replicas = 0
+    agent = ""
     if left:  # since minor version 4
-        if left < 4:
+        if left < 8:
             raise _short("store_put")
-        replicas, = _STORE_PUT_4.unpack_from(body, at)
-        at += 4
-        left -= 4
-    return StorePut(region, deadline_ms, flags, space, keys, items, ranges, replicas)
+        (replicas, n) = _STORE_PUT_4.unpack_from(body, at)
+        at += 8
+        left -= 8
+        if n > 256:
+            raise _large("store_put.agent", n, 256)
+        if left < n:
+            raise _short("store_put")
+        agent = _text("store_put.agent", body[at:at + n])
+        at += n
+        left -= n
+    return StorePut(region, deadline_ms, flags, space, keys, items, ranges, replicas, agent)
 
 
 # The batch has ended: the agent does not read the ranges any more.

@@ -105,6 +105,7 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.remote_bytes = i->remote_bytes,
 		.puts = i->puts,
 		.kept = i->kept,
+		.forwarded = i->forwarded,
 		.evictions = i->evictions,
 	};
 

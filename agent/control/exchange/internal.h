@@ -119,6 +119,8 @@ struct lender *lender_from(const struct exchange *x);
  * allows it. NULL: it does not, or there are too many.
  */
 struct lender *lender_at(struct exchange *x, const char *segment);
+/* The same for an address that a client or the configuration names. It may be one of store.peers as it stands there. */
+struct lender *lender_called(struct exchange *x, const char *segment);
 /* The agents that workers may ask by frames find; none if the control thread has to ask. */
 void lenders_direct(const struct exchange *x, struct store_direct *ret);
 /* What the answer to a lookup, or its lack, says of the agent. test: the lookup only was a test whether it is in time again. */
@@ -135,7 +137,7 @@ void keeps_deinit(struct exchange *x);
 /* replicate.c. 0 or -errno. */
 int replicate_init(struct exchange *x);
 void replicate_deinit(struct exchange *x);
-/* Has copies of the objects kept by other agents; answered_add() follows, possibly inside the call. */
+/* Has copies of the objects, or the objects alone, kept by other agents; answered_add() follows, possibly inside the call. */
 void replicate(struct exchange *x, struct store_ask *a);
 /* Its worker does not wait any longer. */
 void replicate_stop(struct store_ask *a);

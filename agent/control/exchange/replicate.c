@@ -4,6 +4,8 @@
  * with its key, so that objects spread over all, and a second PUT of a key finds the copy of the first one. If that agent does not keep
  * it, the next one is asked; then the object has no copy.
  *
+ * Objects of a PUT at another agent are offered to that one alone.
+ *
  * An offer is one message to one agent. It waits for store.peer_timeout, and for its bytes at a least rate. An agent that has not answered
  * in time is left alone for a while, so that it does not delay every PUT.
  */
@@ -25,14 +27,16 @@
 /* How long an agent is not asked that has not answered in time. */
 #define PAUSE_NS (2 * DRAY_NS_PER_SEC)
 
-/* Of a key, while copies are placed; at the end it is ok or lost. */
+/* Of a key, while copies are placed. At the end those with an agent of their own have its answer, and others are ok or lost. */
 #define KEY_OPEN DMSG_STORE_STATUS_NOT_FOUND
-#define KEY_OFFERED DMSG_STORE_STATUS_BUSY
+#define KEY_OFFERED DMSG_STORE_STATUS_NOT_TRIED
 
 struct placing {
 	struct dray_list link; /* in x->placings */
 	struct exchange *x;
 	struct store_ask *ask;
+	/* the agents that may be asked; one for objects that go to that alone */
+	uint32_t first, end;
 	struct dray_list offers;
 	struct dray_heap_node limit;
 };
@@ -73,43 +77,54 @@ void replicate_stop(struct store_ask *a)
 	placing_end(a->placing);
 }
 
-/* This peer does not keep it. */
-static void key_failed(struct store_asked *k, dray_handle peer)
+/* This peer does not keep it. why: what an object has that goes to it alone. */
+static void key_failed(const struct placing *p, struct store_asked *k, dray_handle peer,
+		       enum dmsg_store_status why)
 {
-	k->status = k->avoid ? DMSG_STORE_STATUS_LOST : KEY_OPEN;
+	k->status = p->ask->at ? why : k->avoid ? DMSG_STORE_STATUS_LOST : KEY_OPEN;
 	k->avoid = peer;
 }
 
-/* Marks the agents that may be asked. Those that the directory alone names come and go, and are not. */
-static void find_keepers(struct exchange *x)
+/* Why an agent cannot be asked now. */
+static enum dmsg_store_status why_not(const struct exchange *x, const struct lender *d)
+{
+	if (!peers_is_up_at(x->deps.peers, d->at))
+		return DMSG_STORE_STATUS_UNREACHABLE;
+	return peers_at(x->deps.peers, d->at, 0) ? DMSG_STORE_STATUS_UNSUPPORTED :
+						   DMSG_STORE_STATUS_BUSY;
+}
+
+/* Marks the agents that may be asked. For copies, those that the directory alone names come and go, and are not. */
+static void find_keepers(const struct placing *p)
 {
 	const uint64_t features = PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP;
+	struct exchange *x = p->x;
 	int64_t now = dray_now().ns;
 
-	for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++) {
+	for (uint32_t i = p->first; i < p->end; i++) {
 		struct lender *d = &x->lenders[i];
+		bool late = !p->ask->at && (d->away || now < d->keep_ns);
 
-		d->keeper = d->away || now < d->keep_ns ? 0 :
-							  peers_at(x->deps.peers, d->at, features);
+		d->keeper = late ? 0 : peers_at(x->deps.peers, d->at, features);
 		d->keep_seed = dray_hash(0, d->at, strlen(d->at));
 	}
 }
 
-/* The agent that is to keep the key, as its `source`; n: none. */
-static void choose(const struct exchange *x, struct store_asked *k)
+/* The agent that is to keep the key, as its `source`; the end of the agents: none. */
+static void choose(const struct placing *p, struct store_asked *k)
 {
-	uint32_t n = (uint32_t)x->deps.cfg->store.peers.n;
+	const struct exchange *x = p->x;
 	uint64_t highest = 0;
 
-	k->source = n;
-	for (uint32_t i = 0; i < n; i++) {
+	k->source = p->end;
+	for (uint32_t i = p->first; i < p->end; i++) {
 		const struct lender *d = &x->lenders[i];
 		uint64_t rank;
 
 		if (!d->keeper || d->keeper == k->avoid)
 			continue;
 		rank = dray_hash(d->keep_seed, k->key, k->n_key);
-		if (k->source < n && rank <= highest)
+		if (k->source < p->end && rank <= highest)
 			continue;
 		highest = rank;
 		k->source = i;
@@ -192,7 +207,7 @@ static bool offer(struct placing *p, struct lender *d)
 	}
 	if (offer_send(o, keys, n, bytes) < 0) {
 		for (uint32_t i = 0; i < o->n; i++)
-			key_failed(&p->ask->v[o->keys[i]], o->peer);
+			key_failed(p, &p->ask->v[o->keys[i]], o->peer, DMSG_STORE_STATUS_BUSY);
 		free(o);
 		return true;
 	}
@@ -202,19 +217,31 @@ static bool offer(struct placing *p, struct lender *d)
 	return true;
 }
 
+/* Those that nobody can be asked to keep. */
+static void open_failed(struct placing *p)
+{
+	struct store_ask *a = p->ask;
+
+	for (uint32_t i = 0; i < a->n; i++)
+		if (a->v[i].status == KEY_OPEN)
+			key_failed(p, &a->v[i], 0, why_not(p->x, &p->x->lenders[p->first]));
+}
+
 /* Offers what is open. May end it. */
 static void go_on(struct placing *p)
 {
 	struct exchange *x = p->x;
 	bool more = true;
 
-	find_keepers(x);
+	find_keepers(p);
+	if (p->ask->at && !x->lenders[p->first].keeper)
+		open_failed(p);
 	while (more) {
 		more = false;
 		for (uint32_t i = 0; i < p->ask->n; i++)
 			if (p->ask->v[i].status == KEY_OPEN)
-				choose(x, &p->ask->v[i]);
-		for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++) {
+				choose(p, &p->ask->v[i]);
+		for (uint32_t i = p->first; i < p->end; i++) {
 			struct lender *d = &x->lenders[i];
 
 			if (d->keeper && !is_asked(p, d))
@@ -225,8 +252,42 @@ static void go_on(struct placing *p)
 		placing_end(p);
 }
 
-static void take(struct store_asked *k, dray_handle peer, uint32_t answer)
+/* Of an object that goes to this agent alone. */
+static enum dmsg_store_status status_of(uint32_t answer, uint32_t code)
 {
+	static const enum dmsg_store_status statuses[] = {
+		[PMSG_STORE_KEPT_KEPT] = DMSG_STORE_STATUS_OK,
+		[PMSG_STORE_KEPT_EXISTS] = DMSG_STORE_STATUS_EXISTS,
+		[PMSG_STORE_KEPT_NOT_FOUND] = DMSG_STORE_STATUS_BUSY,
+		[PMSG_STORE_KEPT_BUSY] = DMSG_STORE_STATUS_BUSY,
+		[PMSG_STORE_KEPT_TOO_LARGE] = DMSG_STORE_STATUS_TOO_LARGE,
+		[PMSG_STORE_KEPT_CORRUPT] = DMSG_STORE_STATUS_CORRUPT,
+		[PMSG_STORE_KEPT_LOST] = DMSG_STORE_STATUS_BUSY,
+	};
+
+	if (!code)
+		return answer && answer < DRAY_ARRAY_SIZE(statuses) ? statuses[answer] :
+								      DMSG_STORE_STATUS_LOST;
+	switch (code) {
+	case DRAY_E_TIMEOUT:
+	case DRAY_E_PEER_LOST:
+		return DMSG_STORE_STATUS_UNREACHABLE;
+	case DRAY_E_DENIED:
+		return DMSG_STORE_STATUS_DENIED;
+	case DRAY_E_UNSUPPORTED:
+		return DMSG_STORE_STATUS_UNSUPPORTED;
+	default:
+		return DMSG_STORE_STATUS_BUSY;
+	}
+}
+
+static void take(const struct placing *p, struct store_asked *k, dray_handle peer, uint32_t answer,
+		 uint32_t code)
+{
+	if (p->ask->at) {
+		k->status = status_of(answer, code);
+		return;
+	}
 	switch (answer) {
 	case PMSG_STORE_KEPT_KEPT:
 	case PMSG_STORE_KEPT_EXISTS:
@@ -238,7 +299,7 @@ static void take(struct store_asked *k, dray_handle peer, uint32_t answer)
 		k->status = DMSG_STORE_STATUS_LOST;
 		break;
 	default:
-		key_failed(k, peer);
+		key_failed(p, k, peer, DMSG_STORE_STATUS_LOST);
 	}
 }
 
@@ -260,28 +321,70 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 		if (!code && m && m->answers.n == o->n)
 			pmsg_store_keep_answer_get(
 				m->answers.p + (size_t)i * PMSG_STORE_KEEP_ANSWER_SIZE, &answer);
-		take(k, o->peer, answer.answer);
+		take(p, k, o->peer, answer.answer, code);
 	}
 	go_on(p);
 }
 
-void replicate(struct exchange *x, struct store_ask *a)
+/* All its keys have this. */
+static void answer_all(struct exchange *x, struct store_ask *a, enum dmsg_store_status status)
+{
+	for (uint32_t i = 0; i < a->n; i++)
+		if (a->v[i].status == KEY_OPEN)
+			a->v[i].status = status;
+	answered_add(x, a);
+}
+
+/* The agents that may have them. False: there are none. */
+static bool find_agents(struct placing *p)
+{
+	struct exchange *x = p->x;
+	const struct lender *d;
+
+	p->end = (uint32_t)x->deps.cfg->store.peers.n;
+	if (!p->ask->at)
+		return true;
+	d = lender_called(x, p->ask->at);
+	if (!d)
+		return false;
+	p->first = (uint32_t)(d - x->lenders);
+	p->end = p->first + 1;
+	return true;
+}
+
+static void replicate_begin(struct exchange *x, struct store_ask *a)
 {
 	/* without leases nobody can read what is offered */
-	struct placing *p = x->deps.cfg->store.lend ? malloc(sizeof(*p)) : NULL;
+	struct placing *p = x->deps.cfg->store.lend ? calloc(1, sizeof(*p)) : NULL;
 
 	if (!p || timers_reserve(&x->placing_limits, x->n_placings + 1) < 0) {
 		free(p);
-		answered_add(x, a);
+		answer_all(x, a, DMSG_STORE_STATUS_BUSY);
 		return;
 	}
-	*p = (struct placing){ .x = x, .ask = a };
+	p->x = x;
+	p->ask = a;
+	if (!find_agents(p)) {
+		free(p);
+		answer_all(x, a, DMSG_STORE_STATUS_DENIED);
+		return;
+	}
 	a->placing = p;
 	x->n_placings++;
 	dray_list_init(&p->offers);
 	dray_list_add(&x->placings, &p->link);
 	timers_set(&x->placing_limits, &p->limit, a->end_ns);
 	go_on(p);
+}
+
+void replicate(struct exchange *x, struct store_ask *a)
+{
+	if (a->at && !strcmp(a->at, peers_segment(x->deps.peers))) {
+		a->here = true;
+		answered_add(x, a);
+		return;
+	}
+	replicate_begin(x, a);
 }
 
 static void offers_free(struct dray_list *offers)

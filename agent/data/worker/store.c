@@ -118,19 +118,32 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 		if (!o)
 			continue;
 		bytes = b->results[i].length;
-		status = batch_puts(b) ? store_put_end(o, done) : store_get_end(&b->gets[i]);
+		if (b->forwards)
+			b->gets[i].object = NULL;
+		status = !batch_puts(b)      ? store_get_end(&b->gets[i]) :
+			 b->forwards && done ? store_forward_begin(o, &b->gets[i]) :
+					       store_put_end(o, done);
 		b->results[i].status = done || batch_puts(b) ? status : DMSG_STORE_STATUS_NOT_TRIED;
-		if (b->results[i].status)
+		if (b->results[i].status || b->forwards)
 			continue;
-		core_count(c->counters,
-			   batch_puts(b) ? DRAY_METRIC_STORE_PUT_BYTES_TOTAL :
-					   DRAY_METRIC_STORE_READ_BYTES_TOTAL,
-			   bytes);
-		if (batch_puts(b))
-			core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
-		else if (b->gets[i].tier == DMSG_STORE_TIER_DISK)
+		if (batch_puts(b)) {
+			batch_count_put(c, bytes);
+			continue;
+		}
+		core_count(c->counters, DRAY_METRIC_STORE_READ_BYTES_TOTAL, bytes);
+		if (b->gets[i].tier == DMSG_STORE_TIER_DISK)
 			core_count(c->counters, DRAY_METRIC_STORE_DISK_READ_BYTES_TOTAL, bytes);
 	}
+}
+
+/* Its bytes are here, or none are copied. */
+static void batch_done(struct wsession *s, struct batch *b, uint32_t code)
+{
+	if (!code && replicas_begin(s, b))
+		return;
+	if (!code && b->forwards)
+		code = forward_end(&s->worker->core, b, NULL, forward_unasked(s, b));
+	b->end(s, b, code, NULL);
 }
 
 static void batch_ended(struct core *c, struct xfer *x)
@@ -139,8 +152,7 @@ static void batch_ended(struct core *c, struct xfer *x)
 	struct batch *b = x->ended_arg;
 
 	batch_settle(c, b, !x->code);
-	if (x->code || !replicas_begin(s, b))
-		b->end(s, b, x->code, NULL);
+	batch_done(s, b, x->code);
 }
 
 /* 0, or -EINVAL with reterr: it has none, or they are wrong. */
@@ -205,8 +217,8 @@ struct batch_request {
 static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 {
 	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
-	bool copies = q->call->type == DMSG_STORE_PUT &&
-		      store_replicates(q->member, q->m->replicas);
+	bool put = q->call->type == DMSG_STORE_PUT, forwards = put && forward_wanted(q->m);
+	bool copies = put && !forwards && store_replicates(q->member, q->m->replicas);
 	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get) + copies;
 	int64_t time_ns = q->m->deadline_ms ? q->m->deadline_ms * DRAY_NS_PER_MS :
 					      q->worker->core.cfg.deadline_ns;
@@ -221,6 +233,7 @@ static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 	b->end = batch_answer;
 	b->results = (void *)(b->ops + ops);
 	b->gets = (void *)(b->results + n);
+	b->forwards = forwards;
 	b->copies = copies ? (uint8_t *)(b->gets + n) : NULL;
 	b->end_ns = b->begin_ns + time_ns;
 	return b;
@@ -341,13 +354,6 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 	return err->code ? -EINVAL : 0;
 }
 
-/* Nothing of it is copied. */
-static void end_now(struct wsession *s, struct batch *b)
-{
-	if (!replicas_begin(s, b))
-		b->end(s, b, 0, NULL);
-}
-
 /* 0, or -EINVAL with reterr. */
 static int replicas_check(uint32_t replicas, struct dray_err *reterr)
 {
@@ -369,7 +375,8 @@ static void batch_request(struct wsession *s, const struct store_call *call,
 
 	if (n < 0 || store_room_check(call, (uint32_t)n, err) < 0 ||
 	    items_check(q.m, (uint32_t)n, err) < 0 ||
-	    (put && replicas_check(q.m->replicas, err) < 0))
+	    (put && (replicas_check(q.m->replicas, err) < 0 ||
+		     forward_check(q.member, store_lends(w->store), q.m, err) < 0)))
 		return;
 	if (w->draining) {
 		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
@@ -384,7 +391,7 @@ static void batch_request(struct wsession *s, const struct store_call *call,
 	}
 	items_begin(&q, b);
 	if (put)
-		b->replicas = replicas_ask(s, b, w->store_scratch->keys);
+		b->replicas = replicas_ask(s, b, w->store_scratch->keys, q.m->agent);
 	else
 		helds_got(s, store_member_space(q.member), w->store_scratch->keys, b->results,
 			  b->n);
@@ -393,7 +400,7 @@ static void batch_request(struct wsession *s, const struct store_call *call,
 	else if (err->code)
 		batch_settle(&w->core, b, false);
 	else if (!b->n_ops)
-		end_now(s, dray_take(b));
+		batch_done(s, dray_take(b), 0);
 	else if (batch_start(s, b, q.m->region, q.m->deadline_ms, err) == 0)
 		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
 	else

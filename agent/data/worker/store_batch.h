@@ -21,6 +21,8 @@ struct batch {
 	uint8_t *copies;            /* of each key; NULL: without replicas */
 	int64_t copied_ns;          /* when they were here; 0: it has not asked */
 	int64_t end_ns;             /* the deadline */
+	/* of PUT: its objects go to another agent (store_forward.c), and the gets hold them meanwhile */
+	bool forwards;
 	/*
 	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. A dead
 	 * session gets no answer.
@@ -36,6 +38,19 @@ struct batch {
 static inline bool result_is_stored(const struct dmsg_store_result *r)
 {
 	return r->status == DMSG_STORE_STATUS_OK || r->status == DMSG_STORE_STATUS_EXISTS;
+}
+
+/* Of a PUT: another agent is to have this item, too, or in place of this one. */
+static inline bool batch_asks_for(const struct batch *b, uint32_t i)
+{
+	return b->forwards ? !b->results[i].status : result_is_stored(&b->results[i]);
+}
+
+/* An object has been put, and stays here. */
+static inline void batch_count_put(struct core *c, uint64_t bytes)
+{
+	core_count(c->counters, DRAY_METRIC_STORE_PUT_BYTES_TOTAL, bytes);
+	core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
 }
 
 /* NULL is allowed. */
@@ -91,11 +106,23 @@ struct fetch;
 struct store_ask;
 /* Before the bytes of the PUT are copied: what it may ask for then. NULL: nothing. */
 struct store_ask *replicas_ask(struct wsession *s, const struct batch *b,
-			       const struct store_key *keys);
+			       const struct store_key *keys, struct dray_str at);
 /* The bytes are here. True: the batch has asked for its copies, and ends when that is answered. */
 bool replicas_begin(struct wsession *s, struct batch *b);
-/* It is answered. Consumes the ask. */
-void replicas_told(struct fetch *f, struct store_ask *k);
+/* It is answered; k NULL, and code: it has ended before. Consumes the ask. */
+void replicas_told(struct fetch *f, struct store_ask *k, uint32_t code);
+
+/* store_forward.c: PUTs whose objects go to another agent. 0: the request may, or does not want to; -errno with reterr. */
+int forward_check(const struct store_member *member, bool lends, const struct dmsg_store_put *m,
+		  struct dray_err *reterr);
+bool forward_wanted(const struct dmsg_store_put *m);
+/* Nobody was asked: the code that ends the batch. */
+uint32_t forward_unasked(const struct wsession *s, const struct batch *b);
+/*
+ * Its objects have gone where the answers say, or nowhere. k NULL: there are no answers. Returns the code that ends the batch, which is
+ * code if some are not known.
+ */
+uint32_t forward_end(struct core *c, struct batch *b, const struct store_ask *k, uint32_t code);
 
 /* store_held.c: keys that an EXISTS of this session has found at other agents, and leased. */
 struct held_key;

@@ -69,7 +69,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 		return;
 	}
 	if (f->batch->call.type == DMSG_STORE_PUT) {
-		replicas_told(f, k);
+		replicas_told(f, k, 0);
 		return;
 	}
 	if (s->dead || k->late || fetch_is_late(f)) {

@@ -122,9 +122,8 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 	struct wsession *s = f->session;
 	struct batch *b = f->batch;
 
-	/* the objects are here, whatever becomes of their copies */
 	if (b->call.type == DMSG_STORE_PUT) {
-		replicas_told(f, NULL);
+		replicas_told(f, NULL, code);
 		return;
 	}
 	idset_del(&s->ids, b->call.request_id);

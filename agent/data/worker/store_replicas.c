@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PUTs with replicas = 2: when the objects are here, the control thread asks another agent to keep copies of them, and the answer to the
- * client waits for that. Meanwhile the batch is a fetch, so that its deadline, TRANSFER_CANCEL, and the end of its session end
- * the wait as they end that of a GET. Whatever becomes of the copies, the PUT itself has succeeded.
+ * PUTs with replicas = 2, and those whose objects go to another agent: when the objects are here, the control thread asks another agent to
+ * keep them, and the answer to the client waits for that. Meanwhile the batch is a fetch, so that its deadline, TRANSFER_CANCEL, and the end
+ * of its session end the wait as they end that of a GET. Whatever becomes of copies, the PUT itself has succeeded.
  */
 #include <stdlib.h>
 
@@ -13,9 +13,11 @@
 #include "lib/cleanup.h"
 
 struct store_ask *replicas_ask(struct wsession *s, const struct batch *b,
-			       const struct store_key *keys)
+			       const struct store_key *keys, struct dray_str at)
 {
-	return b->copies && store_asks(b->member) ? wanted_replicas(s, b, keys) : NULL;
+	return b->forwards || (b->copies && store_asks(b->member)) ?
+		       wanted_replicas(s, b, keys, at) :
+		       NULL;
 }
 
 /* Leaves out what was not stored after all. False: nothing is left. */
@@ -24,7 +26,7 @@ static bool any_stored(const struct batch *b, struct store_ask *k)
 	bool any = false;
 
 	for (uint32_t i = 0; i < k->n; i++)
-		if (result_is_stored(&b->results[k->v[i].item]))
+		if (batch_asks_for(b, k->v[i].item))
 			any = true;
 		else
 			k->v[i].status = DMSG_STORE_STATUS_NOT_TRIED;
@@ -53,17 +55,22 @@ bool replicas_begin(struct wsession *s, struct batch *b)
 	return true;
 }
 
-void replicas_told(struct fetch *f, struct store_ask *k)
+void replicas_told(struct fetch *f, struct store_ask *k, uint32_t code)
 {
 	struct wsession *s = f->session;
 	struct batch *b = f->batch;
 
-	for (uint32_t i = 0; k && i < k->n; i++)
+	if (b->forwards)
+		code = forward_end(&s->worker->core, b, k, code ? code : DRAY_E_DEADLINE);
+	else
+		/* the objects are here, whatever becomes of their copies */
+		code = 0;
+	for (uint32_t i = 0; b->copies && k && i < k->n; i++)
 		b->copies[k->v[i].item] = 1 + (k->v[i].status == DMSG_STORE_STATUS_OK);
 	if (k)
 		owner_charge(s->xs.owner, (uint64_t)k->n * KEY_WORK);
 	ask_end(s->worker, k);
 	idset_del(&s->ids, b->call.request_id);
-	b->end(s, b, 0, NULL);
+	b->end(s, b, code, NULL);
 	fetch_free(f);
 }

@@ -33,7 +33,8 @@ static void result_count(struct store_report *p, const struct dmsg_store_result 
 /* All bytes are copied from memory, when the last of them has come there. */
 static void times_fill(struct store_report *p, const struct batch *b, int64_t now_ns)
 {
-	int64_t there_ns = dray_max(b->wait.disk_ns, b->agents_ns);
+	/* of a PUT they come from its client */
+	int64_t there_ns = batch_puts(b) ? 0 : dray_max(b->wait.disk_ns, b->agents_ns);
 
 	there_ns = dray_max(there_ns, b->begin_ns);
 	p->took_ns = now_ns - b->begin_ns;

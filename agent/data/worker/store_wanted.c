@@ -133,26 +133,28 @@ struct store_ask *wanted_ask(struct wsession *s, const struct batch *b,
 }
 
 struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *b,
-				  const struct store_key *keys)
+				  const struct store_key *keys, struct dray_str at)
 {
 	uint32_t n = 0;
 	size_t bytes = 0;
 	struct store_ask *k;
-	uint8_t *at;
+	uint8_t *p;
 
 	for (uint32_t i = 0; i < b->n; i++)
-		if (result_is_stored(&b->results[i])) {
+		if (batch_asks_for(b, i)) {
 			n++;
 			bytes += keys[i].n;
 		}
-	k = n ? ask_alloc(s, n, bytes) : NULL;
+	k = n ? ask_alloc(s, n, bytes + at.n + 1) : NULL;
 	if (!k)
 		return NULL;
 	snprintf(k->space, sizeof(k->space), "%s", store_member_space(b->member));
-	at = (uint8_t *)(k->v + n);
+	p = (uint8_t *)(k->v + n);
 	for (uint32_t i = 0; i < b->n; i++)
-		if (result_is_stored(&b->results[i]))
-			ask_add(k, &at, keys[i], i)->length = b->results[i].length;
+		if (batch_asks_for(b, i))
+			ask_add(k, &p, keys[i], i)->length = b->results[i].length;
+	if (b->forwards)
+		k->at = memcpy(p, at.p, at.n);
 	k->n_asked = n;
 	k->replicates = true;
 	return k;

@@ -17,8 +17,11 @@ bool wanted_any(const struct batch *b);
  */
 struct store_ask *wanted_ask(struct wsession *s, const struct batch *b,
 			     const struct store_key *keys);
-/* The keys of a PUT that is to have copies at another agent, without those that it does not store. NULL: likewise. */
+/*
+ * The keys of a PUT that is to have copies at another agent, without those that it does not store; or of one whose objects go to the agent
+ * `at`. NULL: likewise.
+ */
 struct store_ask *wanted_replicas(const struct wsession *s, const struct batch *b,
-				  const struct store_key *keys);
+				  const struct store_key *keys, struct dray_str at);
 /* The keys of this ask whose source was lost. NULL: likewise. */
 struct store_ask *wanted_again(const struct wsession *s, const struct store_ask *before);

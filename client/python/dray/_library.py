@@ -103,7 +103,7 @@ class StoreBatch(Structure):
     # `items` takes an address
     _fields_ = [
         ("space", c_char_p), ("region", c_uint64), ("deadline_ms", c_uint), ("lease_ms", c_uint),
-        ("items", c_void_p), ("items_n", c_size_t), ("replicas", c_uint)]
+        ("items", c_void_p), ("items_n", c_size_t), ("replicas", c_uint), ("at", c_char_p)]
 
 
 class StoreResult(Structure):

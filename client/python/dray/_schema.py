@@ -184,6 +184,7 @@ LEASE_HOLDERS_MAX = 1024  # Holders of one lease.
 STORE_KEYS_MAX = 1024  # Keys of one request to the store.
 STORE_KEY_MAX = 255  # Bytes of a key of the store.
 STORE_SPACE_MAX = 64  # Bytes of the name of a name space of the store.
+STORE_AT_MAX = 256  # Bytes of the agent that a PUT names.
 MAGIC_RING = 1380012612  # First word of a ring memfd, DRAR in ASCII.
 # Bytes of room that the answer to a request to the store needs in the arena, and again for each of
 # its keys or leases.
@@ -281,7 +282,15 @@ STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
 # if the disk may return.
 STORE_STATUS_LOST = 6
 STORE_STATUS_NOT_TRIED = 7  # The batch ended before this key; its status says why.
-STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried"}
+# PUT at another agent: that agent is not connected, or does not answer in time. It may have the
+# object nevertheless.
+STORE_STATUS_UNREACHABLE = 8
+# PUT at another agent: that agent may not be asked (it is none of store.peers), or lends nothing,
+# has no store, or its store.spaces do not have the client's owner.
+STORE_STATUS_DENIED = 9
+# PUT at another agent: that agent is too old to keep objects for others.
+STORE_STATUS_UNSUPPORTED = 10
+STORE_STATUS_NAMES = {0: "ok", 1: "exists", 2: "not_found", 3: "busy", 4: "too_large", 5: "corrupt", 6: "lost", 7: "not_tried", 8: "unreachable", 9: "denied", 10: "unsupported"}
 
 STORE_TIER_NONE = 0  # Nowhere, or it is not known.
 STORE_TIER_MEMORY = 1  # In the memory of this agent.
@@ -300,7 +309,10 @@ HELLO_FLAG_AGENT_PIDFD = 8  # Send a pidfd of the agent with HELLO_REPLY. Since 
 HELLO_FLAG_ALL = 15
 
 FEATURE_STORE_RING = 1  # Requests to the store go through the ring.
-FEATURE_ALL = 1
+# STORE_PUT has the field agent. An agent without the feature would ignore it, and store the objects
+# itself.
+FEATURE_STORE_AT = 2
+FEATURE_ALL = 3
 
 HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
 HELLO_REPLY_FLAG_ALL = 1

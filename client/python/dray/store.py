@@ -42,6 +42,10 @@ class Status(enum.IntEnum):
     CORRUPT = 5
     LOST = 6
     NOT_TRIED = 7  # the batch ended before this key
+    # put at another agent:
+    UNREACHABLE = 8  # it is not connected, or silent; it may have the object
+    DENIED = 9  # it may not be asked, has no store, or refuses this user
+    UNSUPPORTED = 10  # it is too old
 
 
 class Tier(enum.IntEnum):
@@ -98,7 +102,8 @@ class StoreItem(NamedTuple):
 class StoreResult(NamedTuple):
     """What became of one key.
 
-    length: bytes of the object, if it is known. wait: seconds, of Status.BUSY. tier: of get, exists and pin, where it was found.
+    length: bytes of the object, if it is known. wait: seconds, of Status.BUSY. tier: of get, exists and pin, where it was found; of put,
+    Tier.AGENT if it is at another agent.
     copies: of put, how many agents have the object, as far as this one knows.
     """
 
@@ -149,12 +154,13 @@ class Store:
     thread may use it.
     """
 
-    __slots__ = ("_text", "client", "space")
+    __slots__ = ("_at", "_text", "at", "client", "space")
 
-    def __init__(self, client: Client, space: str = "") -> None:
+    def __init__(self, client: Client, space: str = "", at: str = "") -> None:
         self.client, self.space, self._text = client, space, arguments.text("the name space", space)
+        self.at, self._at = at, arguments.text("the agent", at)
 
-    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, replicas: int = 0,
+    def put(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, replicas: int = 0, at: str | None = None,
             deadline: float | None = None, wait: bool = True) -> Any:
         """Stores the bytes of each item: [(key, [(offset, length), ...], cost), ...], or [(key, layout, cost, block), ...] with a
         BlockLayout. The cost, and the block, may be left out. A batch of many pieces starts several times as fast with a layout.
@@ -164,8 +170,12 @@ class Store:
         replicas: 2: one of the agents in store.peers is to have the objects, too. Then the batch ends when it has them, or will not:
         copies of a result says how many agents have the object. The status is that of the object here. 1: this agent alone; 0: what
         store.replicas of the agent says.
+        at: "HOST:PORT" of one of the agents in store.peers: the objects go there, and not to this node's agent. The batch ends when they are
+        there (Tier.AGENT), or will not be; then no agent keeps them. A key that is here already is Status.EXISTS, and stays here. "local":
+        this node's agent. None: what client.store() was told. Not with replicas = 2.
         """
-        return self._copy(lib.STORE_PUT, region, items, deadline, wait, replicas)
+        where = self._at if at is None else arguments.text("the agent", at)
+        return self._copy(lib.STORE_PUT, region, items, deadline, wait, replicas, where)
 
     def get(self, region: Region, items: Iterable[StoreItem | tuple[Any, ...]], *, deadline: float | None = None, wait: bool = True) -> Any:
         """Copies each object to the ranges of its item, from their start. length is the object's.
@@ -200,11 +210,13 @@ class Store:
         return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
                            lambda views: [view.release() for view in views])
 
-    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0) -> Any:
+    def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0,
+              at: bytes = b"") -> Any:
         batch = _copied(list(items))
         batch.region = region.handle
         if operation == lib.STORE_PUT:
             batch.replicas = arguments.number("replicas", replicas, 2)
+            batch.at = at
         batch.deadline_ms = arguments.milliseconds("deadline", deadline)
         return self._start(operation, batch, wait, _results)
 
@@ -250,10 +262,10 @@ class _Release(Pending[None]):
 class Stores:
     """What a client can do with the store."""
 
-    def store(self, space: str = "") -> Store:
-        """The name space of this name; empty: the one of the client's own user."""
+    def store(self, space: str = "", at: str = "") -> Store:
+        """The name space of this name; empty: the one of the client's own user. at: where put() puts objects that it is not told for."""
         client: Any = self
-        return Store(client, space)
+        return Store(client, space, at)
 
 
 _FIELDS, _KEY_TYPES, _LAYOUTS = {2, 3, 4}, {bytes}, {BlockLayout}
