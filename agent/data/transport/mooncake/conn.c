@@ -303,12 +303,14 @@ static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 }
 
 /*
- * The socket's next event comes with this many bytes, or with the end of the stream. The kernel enlarges the receive buffer for
- * them. A failure is ignored: then it comes earlier.
+ * The socket's next event comes with this many bytes, if they are many, or with the end of the stream. The kernel enlarges the
+ * receive buffer for them. A failure is ignored: then it comes earlier.
  */
 static void wake_at(struct mooncake_conn *c, uint64_t bytes)
 {
-	int value = (int)dray_min(bytes, (uint64_t)MOONCAKE_WAKE_BYTES);
+	int value = bytes < MOONCAKE_WAKE_LEAST ?
+			    1 :
+			    (int)dray_min(bytes, (uint64_t)MOONCAKE_WAKE_BYTES);
 
 	if (value != c->wake &&
 	    setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value)) == 0)
@@ -342,7 +344,7 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 		moved(c, (uint64_t)n);
 	}
 	if (c->fd >= 0 && (!c->readable || !c->left))
-		wake_at(c, dray_max(c->left, (uint64_t)1));
+		wake_at(c, c->left);
 	return more;
 }
 

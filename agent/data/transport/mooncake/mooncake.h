@@ -40,6 +40,8 @@
  * processor, each wake-up takes it from the peer, so that bytes would come in small pieces.
  */
 #define MOONCAKE_WAKE_BYTES (512 << 10)
+/* For fewer bytes than this, such as a small request, the option costs more than it saves. */
+#define MOONCAKE_WAKE_LEAST (64 << 10)
 
 extern const struct transport_ops transport_mooncake;
 
