@@ -12,14 +12,6 @@ from ec_world import Pending
 from harness import until
 
 
-@pytest.fixture(scope="module")
-def agents(lab):
-    started = [lab.agent(f"agent-rights-{name}", key=lab.key).start() for name in ("e", "pd")]
-    yield started
-    for agent in started:
-        agent.stop()
-
-
 @pytest.fixture
 def engine(agents):
     with making(agents) as make:
