@@ -71,6 +71,16 @@ def test_batch(pair):  # noqa: F811
         assert found(reader) == before
 
 
+def test_without_polling(pair):  # noqa: F811
+    """The reader's worker sleeps after each turn, but not while the copy of what it has found waits for one."""
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s", "agent.poll_time": "0us", "transfer.slice_timeout": "5min"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value_of(b"key", 16 * 1024)) == Status.OK
+        found_so(reader, here, b"key", value_of(b"key", 16 * 1024))
+        for _ in range(50):
+            assert here.get(b"key", 16 * 1024) == value_of(b"key", 16 * 1024)
+
+
 def test_more_room_asks_for_a_lease(pair):  # noqa: F811
     """Whether an object is small is not known before: the room for it decides."""
     owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})

@@ -223,31 +223,31 @@ static void a_turn_that_sleeps_sets_agent_sleeping(void **state)
 	}
 }
 
-static unsigned resuming, announced;
+static unsigned kicks, announced;
 
-/* The end of a slice gives a session work back that is of another transport, whose part of the turn is over. */
-static bool resume_progress(struct core *c, void *state)
+/* One transport gives work to another, whose part of the turn is over. */
+static bool kick_progress(struct core *c, void *state)
 {
-	c->resumed = resuming-- > 0;
+	c->kicked = kicks-- > 0;
 	return false;
 }
 
-static bool resume_announce(struct core *c, void *state)
+static bool kick_announce(struct core *c, void *state)
 {
 	announced++;
 	return false;
 }
 
-static void a_worker_does_not_sleep_beside_resumed_work(void **state)
+static void a_worker_does_not_sleep_beside_work(void **state)
 {
-	static const struct transport_ops ops = { .progress = resume_progress,
-						  .announce = resume_announce };
+	static const struct transport_ops ops = { .progress = kick_progress,
+						  .announce = kick_announce };
 	struct core *c = &rig.worker->core;
 	const struct transport_ops **last = &c->transports[c->n_transports - 1], *former = *last;
 
 	poll_time(0);
 	*last = &ops;
-	resuming = 1;
+	kicks = 1;
 	announced = 0;
 	/* an event that waits ends the sleep */
 	dray_wake(rig.worker->command_fd);
@@ -294,7 +294,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_sets_agent_sleeping, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_resumed_work, setup,
+		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_work, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(an_event_while_polling_is_work, setup, teardown),
 	};

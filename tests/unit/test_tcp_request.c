@@ -483,10 +483,10 @@ static void test_session_limit(void **state)
 	/* the second bulk transfer was not sent meanwhile */
 	lab_settle(&hand.lab);
 	assert_int_equal(recv(fd[0], hand.payload, 1, MSG_DONTWAIT | MSG_PEEK), -1);
-	a->core.resumed = false;
+	a->core.kicked = false;
 	hand_ack(fd[0], first, 0);
 	hand_expect_end(1, 0);
-	assert_true(a->core.resumed);
+	assert_true(a->core.kicked);
 	hand_ack(fd[0], hand_receive_write(fd[0], 0, 0, 100).slice, 0);
 	hand_expect_end(2, 0);
 	hand_own_finish();

@@ -304,8 +304,8 @@ struct core {
 	uint32_t slices_free;
 	uint64_t next_slice_id;
 	uint32_t awaited; /* descriptors on which a transport waits for an answer to its slices */
-	/* a session fell below its limit of slices, so that a transport whose part of the turn is over has work again */
-	bool resumed;
+	/* a channel got work, perhaps of a transport whose part of the turn is over */
+	bool kicked;
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;

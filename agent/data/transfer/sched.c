@@ -198,6 +198,7 @@ void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
 
 static void kick(struct core *c, const struct xfer *x, struct channel *ch)
 {
+	c->kicked = true;
 	if (ch->ops->kick)
 		ch->ops->kick(c, c->transport_state[x->transport_index], ch);
 }
@@ -471,7 +472,6 @@ static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_cla
 			continue;
 		dray_list_add(&f->channel->flows, &f->link);
 		kick(c, x, f->channel);
-		c->resumed = true;
 	}
 }
 

@@ -164,7 +164,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	wsessions_send_again(w);
 	/* before the transports: a transfer whose wait word is set has slices for them */
 	next = xfers_tick(c);
-	c->resumed = false;
+	c->kicked = false;
 	transports_each(c, i, progress)
 		more |= c->transports[i]->progress(c, c->transport_state[i]);
 	if (!did && !more) {
@@ -180,7 +180,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
 	/* after all that ends transfers */
 	keeps_check(w);
-	more |= c->resumed;
+	more |= c->kicked;
 	rings_flush(w);
 	dray_spsc_flush(&w->events);
 	if (w->event_pending) {
