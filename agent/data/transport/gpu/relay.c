@@ -465,13 +465,18 @@ static uint32_t pieces_fill(struct job *j, const struct step *s, struct dray_pie
 	return 1;
 }
 
+/* Slices that no job has. */
+static bool path_has_more(const struct gpu_path *p)
+{
+	return p->open || channel_pending(&p->channel);
+}
+
 /* Parts of each device that a path with jobs leaves to others: the last one, while another path has slices and no job. */
 static unsigned parts_left(const struct gpu_path *p)
 {
 	for (unsigned i = 0; i < 2; i++)
 		dray_list_for_each(&p->owner->ready[i], other, struct gpu_path, link)
-			if (other != p && dray_list_empty(&other->relays) &&
-			    (other->open || channel_pending(&other->channel)))
+			if (other != p && dray_list_empty(&other->relays) && path_has_more(other))
 				return 1;
 	return 0;
 }
@@ -520,8 +525,9 @@ static bool waits_for_kernel(const struct job *j)
 
 /*
  * Kernels that empty parts go in groups, as long as more bytes are coming: each time slice costs the engine something besides the
- * work done in it. What comes while a group waits for its time slice may miss that, so it waits for the next group. Only copies in
- * flight count as coming: they end, whatever other jobs wait for.
+ * work done in it. Groups are a half of the parts, so that copy engines fill the others meanwhile, and at last all that is left. What
+ * comes while a group waits for its time slice may miss that, so it waits for the next group. Only copies in flight count as coming:
+ * they end, whatever other jobs wait for.
  */
 static bool waits_for_group(const struct job *j)
 {
@@ -534,7 +540,7 @@ static bool waits_for_group(const struct job *j)
 		waiting += waits_for_kernel(other);
 		coming += is_coming(other);
 	}
-	if (coming && waiting < PARTS / 2)
+	if (coming && (waiting < PARTS / 2 || !path_has_more(j->path)))
 		return true;
 	dray_list_for_each(jobs, other, struct job, link)
 		other->grouped |= waits_for_kernel(other);
