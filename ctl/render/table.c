@@ -51,7 +51,7 @@ void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)
 
 static void cells_print(const struct ctl_table *t, FILE *f, bool color)
 {
-	size_t width[CTL_TABLE_COLUMNS_MAX] = { 0 };
+	size_t width[CTL_COLUMNS_MAX] = { 0 };
 
 	for (size_t i = 0; i < t->n; i++)
 		width[i % t->columns] =

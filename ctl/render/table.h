@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define CTL_TABLE_COLUMNS_MAX 18
+#include "schema/gen/drayctl.h"
 
 /* The colour of a text: good, in progress or bad. */
 enum ctl_mood { CTL_MOOD_NONE, CTL_MOOD_GOOD, CTL_MOOD_BUSY, CTL_MOOD_BAD, CTL_MOOD_HEAD };
@@ -17,7 +17,7 @@ struct ctl_cell {
 
 struct ctl_table {
 	unsigned columns;
-	bool right[CTL_TABLE_COLUMNS_MAX]; /* aligned to the right, as numbers are */
+	bool right[CTL_COLUMNS_MAX]; /* aligned to the right, as numbers are */
 	struct ctl_cell *cells;
 	size_t n;
 	bool failed; /* out of memory */
