@@ -98,7 +98,6 @@ struct requests {
 	uint64_t copies_bytes;   /* of these */
 	int64_t copies_since_ns; /* when the last one ended, or the first one of these was sent */
 	uint64_t copy_ns_a_mib;  /* the rate of the last ones */
-	bool copies_far; /* the last one read from another agent: two agents need the processors until its end */
 };
 
 void dc_requests_init(struct requests *q);

@@ -133,7 +133,7 @@ int64_t dc_copies_left(const struct requests *q, int64_t now)
 	int64_t took = now - q->copies_since_ns;
 
 	/* a wait may be for one of the others */
-	if (!q->copies_n || q->copies_n != q->in_flight_n || q->copies_far)
+	if (!q->copies_n || q->copies_n != q->in_flight_n)
 		return 0;
 	/* somewhat later than it took the last time: a wait that begins too late is worth nothing */
 	return dray_max((int64_t)(q->copies_bytes / 1024 * q->copy_ns_a_mib / 1024 * 9 / 8) - took,
@@ -224,7 +224,6 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 {
 	struct answer *a;
 	uint64_t bytes = 0;
-	bool far = false;
 
 	if (results->n != r->number)
 		return dc_session_defect(d, "the agent's answer has %u results for %llu keys",
@@ -242,11 +241,8 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 			.copies = copies ? copies_of(&m, copies, i) : 0,
 		};
 		bytes += m.status ? 0 : m.length;
-		far |= m.tier == DMSG_STORE_TIER_AGENT;
 	}
 	if (r->copy_bytes)
-		d->requests.copies_far = far;
-	if (r->copy_bytes && !far)
 		learn_rate(&d->requests, bytes, r->copy_took_ns);
 	return a ? 0 : -DRAY_E_NO_MEMORY;
 }

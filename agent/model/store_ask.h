@@ -15,7 +15,6 @@
 
 struct asker;
 struct borrowed;
-struct channel;
 struct held_key;
 struct question;
 struct lease;
@@ -25,8 +24,6 @@ struct rail_keys;
 /* What one lookup found: memory of another agent, leased for this; or the bytes themselves. */
 struct store_source {
 	uint8_t *bytes; /* free() frees it; NULL: they are to be read */
-	struct channel *
-		pushed; /* the worker's: they come by it now, in the order of their keys; NULL: they do not */
 	struct remote_view view;
 	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
 	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */

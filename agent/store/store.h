@@ -260,19 +260,15 @@ struct store_asker {
 /* Other agents read objects of name spaces with a name. */
 bool store_lends(const struct store *s);
 /*
- * Holds an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()), until
- * store_lent_end(). Busy: there is one that is not in memory, is larger, may not be lent now, or whose checksum takes longer than that of
- * *sums bytes, from which those are taken whose checksum is computed.
+ * Copies an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()). Busy:
+ * there is one that is not in memory, or larger. ret: its bytes, checksum and cost.
  */
-struct store_lent {
-	struct store_object *object;
-	uint8_t *p;
+struct store_copied {
 	uint64_t bytes;
 	uint32_t crc, cost_us;
 };
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
-				  uint64_t most, uint64_t *sums, struct store_lent *ret);
-void store_lent_end(struct store_lent *f);
+				  uint8_t *to, uint64_t most, struct store_copied *ret);
 
 /* --- control thread --- */
 

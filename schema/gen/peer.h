@@ -20,10 +20,8 @@ struct dray_err;
 #define PMSG_SEGS_MAX 256 /* Segments of one frame. */
 #define PMSG_FRAME_BYTES_MAX 16777216 /* Payload bytes of one frame. */
 #define PMSG_FIND_MAX 4096 /* Payload bytes of one frame find. */
-#define PMSG_FIND_KEYS_MAX 64 /* Keys of one frame find. */
-#define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects in one frame found. */
-#define PMSG_FOUND_SEALED_MAX 16384 /* The same, if the find has the flag push. */
-#define PMSG_FOUND_PUSHED_MAX 16777216 /* Bytes of all objects that follow one frame found. */
+#define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
+#define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects of one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */
@@ -48,9 +46,8 @@ enum pmsg_frame_kind {
 	PMSG_FRAME_KIND_FIND = 5,
 	/*
 	 * Answer to find: a store_found for each key, then the bytes of what is found, in a row.
-	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the
-	 * find has the flag push, and what is found is more than found_sealed_max, these bytes are
-	 * not in the payload, but follow the frame, not sealed. Since 1.4.
+	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. Since
+	 * 1.4.
 	 */
 	PMSG_FRAME_KIND_FOUND = 6,
 };
@@ -144,12 +141,7 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_STORE_LOOKUP_FLAG_HOLD 1u
 /* The answer may have the bytes of the objects in place of a lease. */
 #define PMSG_STORE_LOOKUP_FLAG_BYTES 2u
-/*
- * Of a frame find: bytes of the objects may follow the answer. An agent that does not know the flag
- * has no such bytes.
- */
-#define PMSG_STORE_LOOKUP_FLAG_PUSH 4u
-#define PMSG_STORE_LOOKUP_FLAG_ALL 7u
+#define PMSG_STORE_LOOKUP_FLAG_ALL 3u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,

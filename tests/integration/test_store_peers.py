@@ -267,10 +267,9 @@ def test_exists_leases_what_get_reads(pair):
 
 
 def test_another_session_reads_what_is_leased(pair):
-    """As an engine's worker process does with what its scheduler holds: the control thread asks nobody again, and the lease stays."""
+    """As an engine's worker process does with what its scheduler holds: nobody is asked again, and the lease stays."""
     owner, reader = pair(reader=LONG | {"store.keep_copies": "false"})
-    # with so much room the other agent's worker is not asked
-    with User(owner, space="kv") as there, User(reader, space="kv") as scheduler, User(reader, 17 * MIB, space="kv") as worker:
+    with User(owner, space="kv") as there, User(reader, space="kv") as scheduler, User(reader, space="kv") as worker:
         for key in (b"1", b"2"):
             assert there.put(key, value_of(key)) == Status.OK
         ends = leased(scheduler, b"1", b"2")

@@ -3226,7 +3226,7 @@ static const char *check_pmsg_store_lookup(const void *body, size_t len)
 		return "tenant";
 	if (m.keys.n != 44 || memcmp(m.keys.p, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44))
 		return "keys";
-	if (m.flags != UINT32_C(0x7))
+	if (m.flags != UINT32_C(0x3))
 		return "flags";
 	return NULL;
 }
@@ -3239,7 +3239,7 @@ static int encode_pmsg_store_lookup(void *buf, size_t cap)
 		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
 		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
-		.flags = UINT32_C(0x7),
+		.flags = UINT32_C(0x3),
 	};
 
 	return pmsg_store_lookup_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4902,7 +4902,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[103], "store_lookup.tenant", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x8), 0 },
+	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x4), 0 },
 	{ &vectors[103], "store_lookup.flags", 97, 4, UINT64_C(0x80000000), 0 },
 	{ &vectors[104], "store_lookup_reply.reserved", 12, 1, UINT64_C(0xff), 0 },
 	{ &vectors[104], "store_lookup_reply.found.answer", 84, 4, UINT64_C(0x6), 0 },

@@ -519,12 +519,6 @@ static void copies_are_estimated(void **state)
 	q.in_flight_n = 0;
 	assert_int_equal(q.copies_bytes, 0);
 	assert_int_equal(dc_copies_left(&q, 200 * 1000), 0);
-	/* two agents need the processors for as long as they take */
-	dc_copy_sent(&q, mib, 200 * 1000);
-	q.in_flight_n = 1;
-	assert_int_equal(dc_copies_left(&q, 200 * 1000), 900);
-	q.copies_far = true;
-	assert_int_equal(dc_copies_left(&q, 200 * 1000), 0);
 }
 
 static void checksums_continue(void **state)

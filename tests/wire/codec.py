@@ -2894,10 +2894,8 @@ PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
 PEER_FIND_MAX = 4096  # Payload bytes of one frame find.
-PEER_FIND_KEYS_MAX = 64  # Keys of one frame find.
-PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects in one frame found.
-PEER_FOUND_SEALED_MAX = 16384  # The same, if the find has the flag push.
-PEER_FOUND_PUSHED_MAX = 16777216  # Bytes of all objects that follow one frame found.
+PEER_FIND_KEYS_MAX = 16  # Keys of one frame find.
+PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects of one frame found.
 PEER_MAGIC_STREAM = 1396789828  # First word of stream_hello and stream_welcome, DRAS in ASCII.
 PEER_TOKEN_VERSION = 1  # Version of region tokens.
 PEER_TOKEN_SEGMENT_MAX = 108  # Bytes of the segment in a region token.
@@ -2911,9 +2909,7 @@ PEER_FRAME_KIND_READ_DATA = 4  # length bytes of payload; 0 when status is not o
 # Sent to agents with the feature find. Since 1.4.
 PEER_FRAME_KIND_FIND = 5
 # Answer to find: a store_found for each key, then the bytes of what is found, in a row. busy: to be
-# asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the find has the flag
-# push, and what is found is more than found_sealed_max, these bytes are not in the payload, but
-# follow the frame, not sealed. Since 1.4.
+# asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. Since 1.4.
 PEER_FRAME_KIND_FOUND = 6
 PEER_FRAME_KIND_NAMES = {1: "write", 2: "read", 3: "write_ack", 4: "read_data", 5: "find", 6: "found"}
 
@@ -2982,10 +2978,7 @@ PEER_FEATURE_ALL = 511
 PEER_STORE_LOOKUP_FLAG_HOLD = 1
 # The answer may have the bytes of the objects in place of a lease.
 PEER_STORE_LOOKUP_FLAG_BYTES = 2
-# Of a frame find: bytes of the objects may follow the answer. An agent that does not know the flag
-# has no such bytes.
-PEER_STORE_LOOKUP_FLAG_PUSH = 4
-PEER_STORE_LOOKUP_FLAG_ALL = 7
+PEER_STORE_LOOKUP_FLAG_ALL = 3
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000

@@ -20,7 +20,6 @@
 struct question_direct {
 	struct seek seek;
 	struct direct *of;
-	dray_handle peer;
 	uint8_t *found;
 };
 
@@ -32,7 +31,6 @@ struct direct {
 	struct store_ask *ask; /* with the fetch */
 	int64_t end_ns;
 	uint32_t pending, n;
-	uint32_t n_keys;
 	bool failed; /* an agent did not say all that is to be known */
 	struct question_direct questions[STORE_DIRECT_MAX];
 	size_t n_find;
@@ -87,48 +85,12 @@ static void go_on(struct direct *d)
 	}
 }
 
-/* The bytes that follow the answer: those of all that is found, if they are not in it. SEEK_BROKEN: nobody can tell. */
-static uint64_t bytes_behind(const struct question_direct *q)
-{
-	size_t head = (size_t)q->of->n_keys * PMSG_STORE_FOUND_SIZE;
-	uint64_t bytes = 0;
-
-	if (!q->seek.pushes || q->seek.n_found != head)
-		return 0;
-	for (uint32_t i = 0; i < q->of->n_keys; i++) {
-		struct pmsg_store_found f;
-
-		pmsg_store_found_get(q->seek.found + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
-		if (f.answer != PMSG_STORE_ANSWER_FOUND)
-			continue;
-		if (!f.length || f.length > PMSG_FOUND_PUSHED_MAX - bytes)
-			return SEEK_BROKEN;
-		bytes += f.length;
-	}
-	return bytes;
-}
-
-/* behind: the bytes that follow the answer; 0: they are in it. */
-static struct store_source source_of(struct question_direct *q, uint64_t behind)
-{
-	if (!behind)
-		return (struct store_source){ .bytes = dray_take(q->found), .end_ns = INT64_MAX };
-	return (struct store_source){
-		.view = { .o = { .kind = OBJECT_REMOTE,
-				 .length = behind,
-				 .access = DMSG_ACCESS_READ },
-			  .peer = q->peer },
-		.pushed = q->seek.pushed,
-		.end_ns = INT64_MAX,
-	};
-}
-
 /* Takes what the agent has. False: the answer is not whole, or the agent may have more. */
-static bool take(struct store_ask *k, struct question_direct *q, uint64_t behind)
+static bool take(struct store_ask *k, struct question_direct *q)
 {
 	const uint8_t *records = q->seek.found;
 	size_t head = (size_t)k->n * PMSG_STORE_FOUND_SIZE;
-	uint64_t at = behind ? 0 : head, end = behind ? behind : q->seek.n_found;
+	uint64_t at = head;
 	bool any = false, more = false;
 
 	if (q->seek.n_found < head)
@@ -142,7 +104,7 @@ static bool take(struct store_ask *k, struct question_direct *q, uint64_t behind
 			more |= v->status && f.answer != PMSG_STORE_ANSWER_NOT_FOUND;
 			continue;
 		}
-		if (!f.length || f.length > end - at) {
+		if (!f.length || f.length > q->seek.n_found - at) {
 			more = true;
 			break;
 		}
@@ -158,7 +120,8 @@ static bool take(struct store_ask *k, struct question_direct *q, uint64_t behind
 		at += f.length;
 	}
 	if (any)
-		k->sources[k->n_sources++] = source_of(q, behind);
+		k->sources[k->n_sources++] =
+			(struct store_source){ .bytes = dray_take(q->found), .end_ns = INT64_MAX };
 	return !more;
 }
 
@@ -186,19 +149,16 @@ static bool has_nothing(uint32_t code)
 	return code == DRAY_E_DENIED || code == DRAY_E_DRAINING || code == DRAY_E_UNSUPPORTED;
 }
 
-static uint64_t answered(struct core *c, struct seek *seek, uint32_t code)
+static void answered(struct core *c, struct seek *seek, uint32_t code)
 {
 	struct question_direct *q = dray_container_of(seek, struct question_direct, seek);
 	struct direct *d = q->of;
-	uint64_t behind = code ? 0 : bytes_behind(q);
 
-	if (behind == SEEK_BROKEN)
-		code = DRAY_E_PROTOCOL;
 	d->pending--;
 	if (code && !has_nothing(code))
 		directs_forget(d->worker);
 	if (d->fetch) {
-		d->failed |= code ? !has_nothing(code) : !take(d->ask, q, behind);
+		d->failed |= code ? !has_nothing(code) : !take(d->ask, q);
 		if (all_found(d->ask) || (!d->pending && !d->failed)) {
 			go_on(d);
 		} else if (!d->pending) {
@@ -208,30 +168,23 @@ static uint64_t answered(struct core *c, struct seek *seek, uint32_t code)
 	}
 	if (!d->pending)
 		direct_free(d);
-	return behind;
 }
 
-/* The room for its keys, if they are few. */
-static uint64_t room_of(struct fetch *f, const struct store_ask *k)
+/* Its keys are few, and their objects small as far as one can tell. */
+static bool is_small(struct fetch *f, const struct store_ask *k)
 {
 	uint64_t room = 0;
 
 	if (k->n != k->n_asked || k->n > PMSG_FIND_KEYS_MAX || k->lease_ms || f->keeps ||
 	    f->batch->call.type != DMSG_STORE_GET)
-		return UINT64_MAX;
+		return false;
 	for (uint32_t i = 0; i < k->n; i++)
-		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_PUSHED_MAX + 1);
-	return room;
-}
-
-/* What this agent finds may be more than fits into an answer. Several agents would each send all of it. */
-static bool may_push(const struct worker *w)
-{
-	return w->direct.n == 1;
+		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_BYTES_MAX + 1);
+	return room <= PMSG_FOUND_BYTES_MAX;
 }
 
 /* The body of the frame. False: it is too long. */
-static bool find_put(struct direct *d, const struct store_ask *k, bool pushes)
+static bool find_put(struct direct *d, const struct store_ask *k)
 {
 	uint8_t keys[PMSG_FIND_KEYS_MAX * (1 + UINT8_MAX)];
 	union pmsg_body m = { .store_lookup = {
@@ -239,8 +192,7 @@ static bool find_put(struct direct *d, const struct store_ask *k, bool pushes)
 				      .space = { k->space, (uint32_t)strlen(k->space) },
 				      .tenant = { k->tenant, (uint32_t)strlen(k->tenant) },
 				      .keys = { keys, 0 },
-				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES |
-					       (pushes ? PMSG_STORE_LOOKUP_FLAG_PUSH : 0) } };
+				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES } };
 	int n;
 
 	for (uint32_t i = 0; i < k->n; i++)
@@ -250,22 +202,16 @@ static bool find_put(struct direct *d, const struct store_ask *k, bool pushes)
 	return n > 0;
 }
 
-static bool question_send(struct direct *d, dray_handle peer, uint64_t room)
+static bool question_send(struct direct *d, dray_handle peer)
 {
 	struct question_direct *q = &d->questions[d->n];
 	struct core *c = &d->worker->core;
 	bool sent = false;
 
 	q->of = d;
-	q->peer = peer;
 	q->found = malloc(FOUND_MAX + SEAL_BYTES);
 	q->seek = (struct seek){
-		.find = d->find,
-		.n_find = d->n_find,
-		.found = q->found,
-		.class = room > PMSG_FOUND_BYTES_MAX ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY,
-		.pushes = room > PMSG_FOUND_SEALED_MAX && may_push(d->worker),
-		.ended = answered,
+		.find = d->find, .n_find = d->n_find, .found = q->found, .ended = answered
 	};
 	dray_list_init(&q->seek.link);
 	d->n++;
@@ -279,29 +225,24 @@ static bool question_send(struct direct *d, dray_handle peer, uint64_t room)
 bool direct_ask(struct fetch *f, struct store_ask *k)
 {
 	struct worker *w = worker_of_fetch(f);
-	uint64_t room;
 	struct direct *d;
 
-	if (!w->direct.n || w->core.now_ns < w->direct_ns)
-		return false;
-	room = room_of(f, k);
-	if (room > (may_push(w) ? PMSG_FOUND_PUSHED_MAX : PMSG_FOUND_BYTES_MAX))
+	if (!w->direct.n || w->core.now_ns < w->direct_ns || !is_small(f, k))
 		return false;
 	d = calloc(1, sizeof(*d));
 	k->sources = d ? calloc(w->direct.n, sizeof(k->sources[0])) : NULL;
-	if (!k->sources || !find_put(d, k, room > PMSG_FOUND_SEALED_MAX && may_push(w))) {
+	if (!k->sources || !find_put(d, k)) {
 		free(d);
 		return false;
 	}
 	dray_list_init(&d->link);
 	d->holder.stop = stop;
 	d->worker = w;
-	d->n_keys = k->n;
 	d->end_ns =
 		dray_min(f->end_ns, w->core.now_ns + store_peer_timeout_ns(w->store) / PATIENCE);
 	dray_list_add(&w->directs, &d->link);
 	for (uint32_t i = 0; i < w->direct.n; i++)
-		if (!question_send(d, w->direct.peers[i], room)) {
+		if (!question_send(d, w->direct.peers[i])) {
 			if (d->pending)
 				w->direct_ns = w->core.now_ns + PAUSE_NS / 10;
 			if (!d->pending)

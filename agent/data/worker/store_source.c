@@ -64,12 +64,12 @@ static void source_ops(struct fetch *f, struct source_reads *r)
 
 /*
  * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
- * objects again, unless its lease has ended: that may be because others were read before; devices were too slow: then frames may
- * be in time; or only the stream was lost that they came by unasked. slow: only its time has passed. silent: nothing came meanwhile.
+ * objects again, unless its lease has ended: that may be because others were read before; or devices were too slow: then frames may
+ * be in time. slow: only its time has passed. silent: nothing came meanwhile.
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
-	bool otherwise = (slow && r->local.keys) || r->remote.pushed;
+	bool by_devices = slow && r->local.keys;
 	dray_handle peer = r->view.peer;
 
 	for (uint32_t i = 0; i < f->ask->n; i++) {
@@ -81,7 +81,7 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool
 			continue;
 		/* deadlines are in milliseconds */
 		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
-		if (lasts && !otherwise)
+		if (lasts && !by_devices)
 			k->avoid = peer;
 		if (silent)
 			k->silent = peer;
@@ -103,9 +103,6 @@ static void source_arrived(struct fetch *f, const struct reading *r,
 {
 	const struct arriving *next = r->arriving;
 
-	if (r->remote.pushed)
-		core_count(worker_of_fetch(f)->core.counters, DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL,
-			   r->n_arriving);
 	f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++)
 		if (f->landings[i].wanted && f->ask->v[i].source == f->source)

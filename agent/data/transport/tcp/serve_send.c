@@ -36,7 +36,7 @@ static void sending_end(struct serve *v)
 		v->rx = NULL;
 	f->taken = true;
 	v->founds -= f->found != NULL;
-	serve_found_free(f);
+	free(dray_take(f->found));
 	serve_frame_release(f);
 }
 
@@ -76,7 +76,7 @@ static bool answer_first(struct serve *v)
 			return false;
 		put_head(v, f);
 		v->sending = f;
-		v->sending_left = f->length + serve_pushed_bytes(f);
+		v->sending_left = f->length;
 		v->sent_of = 0;
 		if (f->host && f->length <= SERVE_SMALL_READ && f->length <= TCP_BUFFER - v->out_wr)
 			read_small(f);
@@ -97,25 +97,6 @@ void serve_answer(struct serve *v)
 			return;
 }
 
-/* What the frame has found, and what follows that, behind the first `skip` bytes. */
-static unsigned found_payload(const struct serve_frame *f, uint64_t skip, struct iovec *iov,
-			      unsigned max)
-{
-	const struct iovec own = { f->found, f->length };
-	unsigned n_pushed = f->pushed ? f->pushed->n : 0, n = 0;
-
-	for (unsigned i = 0; i <= n_pushed && n < max; i++) {
-		const struct iovec *v = i ? &f->pushed->v[i - 1] : &own;
-		uint64_t skipped = dray_min(skip, (uint64_t)v->iov_len);
-
-		skip -= skipped;
-		if (skipped < v->iov_len)
-			iov[n++] = (struct iovec){ (uint8_t *)v->iov_base + skipped,
-						   v->iov_len - skipped };
-	}
-	return n;
-}
-
 /* The places of the next payload bytes to send, in `sending`. */
 static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 {
@@ -127,8 +108,10 @@ static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 		return 0;
 	if (f->host)
 		return grant_walk_ranges(&v->at, &f->held, iov, max, &bytes);
-	if (f->found)
-		return found_payload(f, skip, iov, max);
+	if (f->found) {
+		iov[0] = (struct iovec){ f->found + v->sent_of, v->sending_left };
+		return 1;
+	}
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link) {
 		if (n == max || b->busy || b->code)
 			break;
