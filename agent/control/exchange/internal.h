@@ -119,7 +119,7 @@ struct lender *lender_from(const struct exchange *x);
  * allows it. NULL: it does not, or there are too many.
  */
 struct lender *lender_at(struct exchange *x, const char *segment);
-/* The same for an address that a client or the configuration names. It may be one of store.peers as it stands there. */
+/* The agent of store.peers that a client names, as it stands there or by another of its addresses. NULL: there is none. */
 struct lender *lender_called(struct exchange *x, const char *segment);
 /* The agents that workers may ask by frames find; none if the control thread has to ask. */
 void lenders_direct(const struct exchange *x, struct store_direct *ret);

@@ -117,7 +117,7 @@ struct lender *lender_called(struct exchange *x, const char *segment)
 	for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++)
 		if (!strcmp(x->lenders[i].at, segment))
 			return &x->lenders[i];
-	return lender_at(x, segment);
+	return peer_at(x, segment);
 }
 
 void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code)
