@@ -94,7 +94,7 @@ static enum dmsg_store_status why_not(const struct exchange *x, const struct len
 						   DMSG_STORE_STATUS_BUSY;
 }
 
-/* Marks the agents that may be asked. For copies, those that the directory alone names come and go, and are not. */
+/* Marks the agents that may be asked. For copies, not those that were late. Agents that the directory alone names come and go, and are not. */
 static void find_keepers(const struct placing *p)
 {
 	const uint64_t features = PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP;
