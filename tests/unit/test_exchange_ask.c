@@ -191,6 +191,7 @@ static void make(bool keep)
 	struct store_config cfg = store_rig_config(spaces, 1);
 
 	memset(&rig, 0, sizeof(rig));
+	exchange_peers_reset();
 	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
 	rig.pool.n = 1;
 	cfg.asks = exchange_asks(&rig.cfg);
@@ -347,13 +348,13 @@ static void test_agents_for_workers(void **state)
 	answer(1, 20, "N");
 	assert_int_equal(rig.answered->direct.n, 2);
 	end();
-	unready = segments[2];
+	exchange_unready = segments[2];
 	ask(1);
 	answer(2, 11, "F");
 	answer(3, 21, "N");
 	assert_int_equal(rig.answered->direct.n, 0);
 	end();
-	unready = NULL;
+	exchange_unready = NULL;
 }
 
 /* --- keys: object i lies at 4096 * (i + 1) and has 100 bytes --- */

@@ -57,7 +57,8 @@ dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
 {
 	dray_handle peer = segment == segments[0] ? A : segment == segments[1] ? B : 0;
 
-	if (segment == unready || peer == rig.lost || (rig.old && features & PMSG_FEATURE_KEEP))
+	if (segment == exchange_unready || peer == rig.lost ||
+	    (rig.old && features & PMSG_FEATURE_KEEP))
 		return 0;
 	return peer;
 }
@@ -161,6 +162,7 @@ static int set_up(void **state)
 	struct dray_err err = DRAY_ERR_NULL;
 
 	memset(&rig, 0, sizeof(rig));
+	exchange_peers_reset();
 	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
 	rig.cfg.store.lend = true;
 	rig.cfg.store.peer_timeout = 300 * DRAY_NS_PER_MS;
@@ -640,10 +642,10 @@ static void test_at_nobody(void **state)
 	ended_at(DMSG_STORE_STATUS_UNSUPPORTED);
 	rig.old = false;
 	/* it does not read its messages */
-	unready = first;
+	exchange_unready = first;
 	ask_at(first, 2, 100);
 	ended_at(DMSG_STORE_STATUS_BUSY);
-	unready = NULL;
+	exchange_unready = NULL;
 	rig.clogged = A;
 	ask_at(first, 2, 100);
 	ended_at(DMSG_STORE_STATUS_BUSY);

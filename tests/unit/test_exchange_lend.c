@@ -154,6 +154,7 @@ static int set_up(void **state)
 	struct store_config cfg = store_rig_config(spaces, DRAY_ARRAY_SIZE(spaces));
 
 	memset(&rig, 0, sizeof(rig));
+	exchange_peers_reset();
 	memset(fake_published, 0, sizeof(fake_published));
 	cfg.lend = true;
 	store_rig_make(&rig.s, cfg);

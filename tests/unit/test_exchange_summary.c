@@ -207,6 +207,7 @@ static void side_make(struct side *s)
 static int set_up(void **state)
 {
 	memset(&rig, 0, sizeof(rig));
+	exchange_peers_reset();
 	dray_list_init(&rig.requests);
 	assert_true(sd_event_new(&rig.event) >= 0);
 	for (unsigned i = 0; i < RESOURCE_N; i++)

@@ -142,6 +142,10 @@ void replicate(struct exchange *x, struct store_ask *a);
 /* Its worker does not wait any longer. */
 void replicate_stop(struct store_ask *a);
 
+/* put_at.c. Of objects that go to this agent alone: why it cannot be asked now, and what its answer means. code: it has refused, or has not answered. */
+enum dmsg_store_status put_at_why_not(const struct exchange *x, const struct lender *d);
+enum dmsg_store_status put_at_status(uint32_t answer, uint32_t code);
+
 /* ask.c. 0 or -errno. */
 int ask_init(struct exchange *x);
 void ask_deinit(struct exchange *x);

@@ -85,15 +85,6 @@ static void key_failed(const struct placing *p, struct store_asked *k, dray_hand
 	k->avoid = peer;
 }
 
-/* Why an agent cannot be asked now. */
-static enum dmsg_store_status why_not(const struct exchange *x, const struct lender *d)
-{
-	if (!peers_is_up_at(x->deps.peers, d->at))
-		return DMSG_STORE_STATUS_UNREACHABLE;
-	return peers_at(x->deps.peers, d->at, 0) ? DMSG_STORE_STATUS_UNSUPPORTED :
-						   DMSG_STORE_STATUS_BUSY;
-}
-
 /* Marks the agents that may be asked. For copies, not those that were late. Agents that the directory alone names come and go, and are not. */
 static void find_keepers(const struct placing *p)
 {
@@ -224,7 +215,7 @@ static void open_failed(struct placing *p)
 
 	for (uint32_t i = 0; i < a->n; i++)
 		if (a->v[i].status == KEY_OPEN)
-			key_failed(p, &a->v[i], 0, why_not(p->x, &p->x->lenders[p->first]));
+			key_failed(p, &a->v[i], 0, put_at_why_not(p->x, &p->x->lenders[p->first]));
 }
 
 /* Offers what is open. May end it. */
@@ -252,40 +243,11 @@ static void go_on(struct placing *p)
 		placing_end(p);
 }
 
-/* Of an object that goes to this agent alone. */
-static enum dmsg_store_status status_of(uint32_t answer, uint32_t code)
-{
-	static const enum dmsg_store_status statuses[] = {
-		[PMSG_STORE_KEPT_KEPT] = DMSG_STORE_STATUS_OK,
-		[PMSG_STORE_KEPT_EXISTS] = DMSG_STORE_STATUS_EXISTS,
-		[PMSG_STORE_KEPT_NOT_FOUND] = DMSG_STORE_STATUS_BUSY,
-		[PMSG_STORE_KEPT_BUSY] = DMSG_STORE_STATUS_BUSY,
-		[PMSG_STORE_KEPT_TOO_LARGE] = DMSG_STORE_STATUS_TOO_LARGE,
-		[PMSG_STORE_KEPT_CORRUPT] = DMSG_STORE_STATUS_CORRUPT,
-		[PMSG_STORE_KEPT_LOST] = DMSG_STORE_STATUS_BUSY,
-	};
-
-	if (!code)
-		return answer && answer < DRAY_ARRAY_SIZE(statuses) ? statuses[answer] :
-								      DMSG_STORE_STATUS_LOST;
-	switch (code) {
-	case DRAY_E_TIMEOUT:
-	case DRAY_E_PEER_LOST:
-		return DMSG_STORE_STATUS_UNREACHABLE;
-	case DRAY_E_DENIED:
-		return DMSG_STORE_STATUS_DENIED;
-	case DRAY_E_UNSUPPORTED:
-		return DMSG_STORE_STATUS_UNSUPPORTED;
-	default:
-		return DMSG_STORE_STATUS_BUSY;
-	}
-}
-
 static void take(const struct placing *p, struct store_asked *k, dray_handle peer, uint32_t answer,
 		 uint32_t code)
 {
 	if (p->ask->at) {
-		k->status = status_of(answer, code);
+		k->status = put_at_status(answer, code);
 		return;
 	}
 	switch (answer) {
