@@ -10,6 +10,8 @@ import harness
 import pytest
 from conftest import serves
 from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, nothing_leaked, sanitized, until
+from test_store import User
+from test_store_replicas import STORE, connected
 
 # A sanitizer has its own allocator.
 PLAIN = ROOT / "build/gcc" if DRAYD.exists() and sanitized(DRAYD) else BUILD
@@ -84,3 +86,27 @@ def test_each_allocation_of_a_session(lab, new_agent, monkeypatch, row):
         assert n > 100
         until(lambda: not agent.ctl("sessions", "--json")["sessions"], "the end of the sessions")
         serves(agent)
+
+
+def test_each_allocation_of_a_put_at_another_agent(lab, new_agent, monkeypatch):
+    """It ends at once with a status or an error that says so, and not with the deadline."""
+    monkeypatch.setattr(harness, "DRAYD", PLAIN / "drayd")
+    failure = Failure(lab.directory("fault") / "control")
+    other = new_agent("other", settings=STORE, args=["--allow-insecure"])
+    agent = new_agent("agent", settings=STORE | {"store.peers": other.listen[0]}, env=failure.environment, args=["--allow-insecure"])
+    connected(agent, 1)
+    with User(agent, space="kv") as user:
+        n, left = 0, 0
+        while left <= 0:
+            n += 1
+            failure.arm(n, 1)
+            try:
+                user.store.put(user.region, [(b"%d" % n, [(0, 100)])], at=other.listen[0])
+            except dray.errors.Deadline as e:
+                pytest.fail(f"allocation {n}: {e}")
+            except dray.Error:
+                pass
+            left = failure.disarm()
+        assert n > 5
+        connected(agent, 1)
+        until(lambda: user.store.put(user.region, [(b"last", [(0, 100)])], at=other.listen[0])[0].status == dray.Status.OK, "an agent that goes on")

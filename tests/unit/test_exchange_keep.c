@@ -692,6 +692,30 @@ static void test_at_parts(void **state)
 	assert_null(rig.answered);
 }
 
+/* An agent that has not answered in time for one part is not asked for the others, but for the next PUT. */
+static void test_at_late(void **state)
+{
+	ask_at(first, 16, MIB);
+	refuse(0, DRAY_E_TIMEOUT);
+	assert_int_equal(rig.n_requests, 1);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	ask_at(first, 1, MIB);
+	answer(1, PMSG_STORE_KEPT_KEPT);
+	ended_at(DMSG_STORE_STATUS_OK);
+	/* what was answered before stays as it is */
+	ask_at(first, 16, MIB);
+	answer(2, PMSG_STORE_KEPT_KEPT);
+	refuse(3, DRAY_E_TIMEOUT);
+	assert_int_equal(rig.n_requests, 4);
+	assert_non_null(rig.answered);
+	for (unsigned i = 0; i < 16; i++)
+		assert_int_equal(rig.answered->v[i].status, i < rig.requests[2].n ?
+								    DMSG_STORE_STATUS_OK :
+								    DMSG_STORE_STATUS_UNREACHABLE);
+	exchange_ask_end(rig.x, rig.answered);
+	rig.answered = NULL;
+}
+
 /* The agent ends meanwhile. */
 static void test_end(void **state)
 {
@@ -724,6 +748,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_at_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_here, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_parts, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_at_late, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};
 

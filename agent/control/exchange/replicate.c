@@ -38,6 +38,7 @@ struct placing {
 	/* the agents that may be asked; one for objects that go to that alone */
 	uint32_t first, end;
 	struct dray_list offers;
+	bool late; /* of one agent alone: it has not answered in time, and is not asked for the rest */
 	struct dray_heap_node limit;
 };
 
@@ -176,6 +177,22 @@ static int offer_send(struct offer *o, const uint8_t *keys, uint32_t n, uint64_t
 			     &(union pmsg_body){ .store_keep = m }, on_reply, o);
 }
 
+/* The agent cannot be asked for what it was chosen for. False: there was nothing. */
+static bool chosen_failed(const struct placing *p, const struct lender *d)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < p->ask->n; i++) {
+		struct store_asked *k = &p->ask->v[i];
+
+		if (k->status != KEY_OPEN || &p->x->lenders[k->source] != d)
+			continue;
+		key_failed(p, k, d->keeper, DMSG_STORE_STATUS_BUSY);
+		any = true;
+	}
+	return any;
+}
+
 /* Offers the agent what it is to keep. False: nothing. */
 static bool offer(struct placing *p, struct lender *d)
 {
@@ -185,7 +202,7 @@ static bool offer(struct placing *p, struct lender *d)
 	uint32_t n;
 
 	if (!o)
-		return false;
+		return chosen_failed(p, d);
 	o->placing = p;
 	o->lender = d;
 	o->peer = d->keeper;
@@ -208,14 +225,23 @@ static bool offer(struct placing *p, struct lender *d)
 	return true;
 }
 
-/* Those that nobody can be asked to keep. */
-static void open_failed(struct placing *p)
+/* All its keys that are open have this. */
+static void open_end(struct store_ask *a, enum dmsg_store_status status)
 {
-	struct store_ask *a = p->ask;
-
 	for (uint32_t i = 0; i < a->n; i++)
 		if (a->v[i].status == KEY_OPEN)
-			key_failed(p, &a->v[i], 0, put_at_why_not(p->x, &p->x->lenders[p->first]));
+			a->v[i].status = status;
+}
+
+/* The only agent cannot be asked for what is open. */
+static void open_failed(const struct placing *p)
+{
+	const struct lender *d = &p->x->lenders[p->first];
+
+	if (p->late)
+		open_end(p->ask, DMSG_STORE_STATUS_UNREACHABLE);
+	else if (!d->keeper)
+		open_end(p->ask, put_at_why_not(p->x, d));
 }
 
 /* Offers what is open. May end it. */
@@ -225,7 +251,7 @@ static void go_on(struct placing *p)
 	bool more = true;
 
 	find_keepers(p);
-	if (p->ask->at && !x->lenders[p->first].keeper)
+	if (p->ask->at)
 		open_failed(p);
 	while (more) {
 		more = false;
@@ -276,6 +302,7 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 		o->lender->keep_ns = dray_now().ns + PAUSE_NS;
 	if (!p)
 		return;
+	p->late |= code == DRAY_E_TIMEOUT;
 	for (uint32_t i = 0; i < o->n; i++) {
 		struct store_asked *k = &p->ask->v[o->keys[i]];
 		struct pmsg_store_keep_answer answer = { 0 };
@@ -286,15 +313,6 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 		take(p, k, o->peer, answer.answer, code);
 	}
 	go_on(p);
-}
-
-/* All its keys have this. */
-static void answer_all(struct exchange *x, struct store_ask *a, enum dmsg_store_status status)
-{
-	for (uint32_t i = 0; i < a->n; i++)
-		if (a->v[i].status == KEY_OPEN)
-			a->v[i].status = status;
-	answered_add(x, a);
 }
 
 /* The agents that may have them. False: there are none. */
@@ -321,14 +339,16 @@ static void replicate_begin(struct exchange *x, struct store_ask *a)
 
 	if (!p || timers_reserve(&x->placing_limits, x->n_placings + 1) < 0) {
 		free(p);
-		answer_all(x, a, DMSG_STORE_STATUS_BUSY);
+		open_end(a, DMSG_STORE_STATUS_BUSY);
+		answered_add(x, a);
 		return;
 	}
 	p->x = x;
 	p->ask = a;
 	if (!find_agents(p)) {
 		free(p);
-		answer_all(x, a, DMSG_STORE_STATUS_DENIED);
+		open_end(a, DMSG_STORE_STATUS_DENIED);
+		answered_add(x, a);
 		return;
 	}
 	a->placing = p;
