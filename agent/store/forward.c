@@ -5,6 +5,15 @@
  */
 #include "agent/store/internal.h"
 
+enum dmsg_store_status item_meets_forward(struct store_object *o)
+{
+	/* nobody knows yet whether the other agent takes it */
+	if (o->copy && o->forwards)
+		return DMSG_STORE_STATUS_BUSY;
+	item_own(o);
+	return DMSG_STORE_STATUS_EXISTS;
+}
+
 enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_get *g)
 {
 	struct store_space *sp = o->member->space;
@@ -14,14 +23,12 @@ enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_
 
 	pthread_mutex_lock(&sp->store->lock);
 	other = item_find(sp, key);
-	o->copy = 1;
+	o->copy = o->forwards = 1;
 	if (other) {
-		item_own(other);
-		status = DMSG_STORE_STATUS_EXISTS;
+		status = item_meets_forward(other);
 	} else if (!item_appear(o)) {
 		status = DMSG_STORE_STATUS_BUSY;
 	} else {
-		tier_key_changed(sp, key);
 		item_hold(o);
 		*g = (struct store_get){ .object = o };
 		dray_list_init(&g->link);
@@ -37,15 +44,19 @@ void store_forward_end(struct store_get *g, enum store_forwarded how)
 	struct store_object *o = dray_take(g->object);
 	struct store_space *sp = o->member->space;
 	struct store *s = sp->store;
+	struct store_key key = { o->key, o->key_n };
 	bool here = how == STORE_FORWARD_HERE, there = how == STORE_FORWARD_THERE;
 
 	pthread_mutex_lock(&s->lock);
 	sp->puts += here;
 	sp->forwarded += there;
-	trace_object(sp, STORE_PUT, (struct store_key){ o->key, o->key_n }, o,
+	trace_object(sp, STORE_PUT, key, o,
 		     here || there ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_TRIED,
 		     there ? DMSG_STORE_TIER_AGENT : DMSG_STORE_TIER_NONE);
+	o->forwards = 0;
 	/* a client here may have removed it, or put or pinned it */
+	if (here || there || !o->copy)
+		tier_key_changed(sp, key);
 	if (o->state == OBJECT_LIVE && here)
 		item_own(o);
 	else if (o->state == OBJECT_LIVE && o->copy)

@@ -78,7 +78,8 @@ struct store_object {
 	struct extent at;
 	struct store_member *member; /* who has put it */
 	uint32_t holds;
-	uint8_t state : 4;    /* enum object_state */
+	uint8_t state : 3;    /* enum object_state */
+	uint8_t forwards : 1; /* it is on its way to another agent, for a PUT (forward.c) */
 	uint8_t resident : 1; /* it has a place in memory */
 	uint8_t loading : 1;  /* and its bytes are being read from disk */
 	uint8_t unread : 1;   /* which has failed; it leaves memory with the last holder */
@@ -315,6 +316,10 @@ bool tier_is_full(const struct store *s);
 uint64_t tier_pending(const struct store *s);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
+
+/* forward.c */
+/* The status of a PUT that is to go to another agent, and finds this object here. */
+enum dmsg_store_status item_meets_forward(struct store_object *o);
 
 /* work.c */
 /* A live object is written soon. False: too much waits for the disk, or it cannot be written. */

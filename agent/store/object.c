@@ -363,16 +363,24 @@ void item_own(struct store_object *o)
 	tier_put(o);
 }
 
+enum put_kind {
+	PUT_OWN,
+	PUT_COPY,    /* of an object of another agent */
+	PUT_FORWARD, /* it goes to another agent */
+};
+
 static enum dmsg_store_status put_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, bool copy,
+					uint64_t bytes, uint32_t cost_us, enum put_kind kind,
 					struct store_object **ret)
 {
 	struct store_space *sp = m->space;
 	uint32_t h = item_hash(sp, key);
 	struct store_object *o = find_hashed(sp, key, h);
 
+	if (o && kind == PUT_FORWARD)
+		return item_meets_forward(o);
 	if (o) {
-		if (!copy)
+		if (kind == PUT_OWN)
 			item_own(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
@@ -398,19 +406,33 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	return DMSG_STORE_STATUS_OK;
 }
 
-enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
-				       uint32_t cost_us, struct store_object **ret)
+static enum dmsg_store_status put_of_client(struct store_member *m, struct store_key key,
+					    uint64_t bytes, uint32_t cost_us, enum put_kind kind,
+					    struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, false, ret);
+	status = put_begin(m, key, bytes, cost_us, kind, ret);
 	if (status)
 		trace(m->space, STORE_PUT, key, bytes, (float)cost_us, status,
 		      DMSG_STORE_TIER_NONE);
 	pthread_mutex_unlock(&s->lock);
 	return status;
+}
+
+enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
+				       uint32_t cost_us, struct store_object **ret)
+{
+	return put_of_client(m, key, bytes, cost_us, PUT_OWN, ret);
+}
+
+enum dmsg_store_status store_forward_put(struct store_member *m, struct store_key key,
+					 uint64_t bytes, uint32_t cost_us,
+					 struct store_object **ret)
+{
+	return put_of_client(m, key, bytes, cost_us, PUT_FORWARD, ret);
 }
 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
@@ -421,7 +443,7 @@ enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, !keep, ret);
+	status = put_begin(m, key, bytes, cost_us, keep ? PUT_OWN : PUT_COPY, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }

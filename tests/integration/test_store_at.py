@@ -189,6 +189,23 @@ def test_stopped_agent(group):
         until(lambda: put(here, b"key", at=b.listen[0])[0].status in (Status.OK, Status.EXISTS), "the agent that goes on")
 
 
+def test_second_put_meanwhile(group):
+    """A PUT of a key that is on its way to the other agent is busy, so that the object does not stay here."""
+    a, b = group((), ())
+    with User(a, space=SPACE) as here, User(a, space=SPACE) as second:
+        with stopped(b):
+            pending = put(here, b"key", at=b.listen[0], wait=False)
+            until(lambda: counters(a)["dray_store_objects"] == 1, "the object")
+            result, = put(second, b"key", at=b.listen[0])
+            assert result.status == Status.BUSY and result.wait > 0
+        assert pending.result(LIMIT)[0].status == Status.OK
+        nothing_is_here(a)
+        assert ends(put(second, b"key", at=b.listen[0])) == [(Status.EXISTS, Tier.AGENT)]
+        twice = put(here, b"twice", b"twice", at=b.listen[0])
+        assert sorted(r.status for r in twice) == sorted([Status.OK, Status.BUSY])
+        nothing_is_here(a)
+
+
 def test_deadline_and_cancel(group):
     """A PUT that waits for the other agent ends with its deadline, or is cancelled."""
     a, b = group((), ())

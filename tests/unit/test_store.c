@@ -317,7 +317,7 @@ static struct store_get forward(struct store_member *m, const char *key)
 	struct store_get g = { .object = NULL };
 	struct store_object *o;
 
-	assert_int_equal(store_put_begin(m, k, 5000, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_forward_put(m, k, 5000, 1, &o), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
 	assert_non_null(g.object);
 	return g;
@@ -374,6 +374,40 @@ static void test_forward(void **state)
 	store_rig_end(&rig);
 }
 
+/* A second PUT of a key that is on its way to another agent does not keep it here. */
+static void test_forward_twice(void **state)
+{
+	static const enum store_forwarded ends[] = { STORE_FORWARD_THERE, STORE_FORWARD_DROPPED };
+	struct store *s = store_make(POLICY_LRU, true);
+	struct store_key key = { (const uint8_t *)"key", 3 };
+	struct store_get g, none = { .object = NULL };
+	struct store_object *o, *late, *own;
+	struct store_member *m;
+
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ends); i++) {
+		assert_int_equal(store_forward_put(m, key, 1, 1, &late), DMSG_STORE_STATUS_OK);
+		g = forward(m, "key");
+		assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_BUSY);
+		/* the key came on its way meanwhile */
+		assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_BUSY);
+		assert_null(none.object);
+		store_forward_end(&g, ends[i]);
+		assert_false(has(m, "key"));
+	}
+	/* another client has put it here meanwhile */
+	g = forward(m, "key");
+	assert_int_equal(store_put_begin(m, key, 1, 1, &own), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	store_forward_end(&g, STORE_FORWARD_THERE);
+	assert_true(has(m, "key"));
+	assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 1);
+	assert_int_equal(store_totals(s).objects, 0);
+	store_rig_end(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -383,6 +417,7 @@ int main(void)
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),
 		cmocka_unit_test(test_forward),
+		cmocka_unit_test(test_forward_twice),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

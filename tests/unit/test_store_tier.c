@@ -583,6 +583,36 @@ static void folder_comes(void)
 		turn();
 }
 
+/* A PUT that goes to another agent, and ends so. */
+static void forward(unsigned k, enum store_forwarded how)
+{
+	struct store_object *o;
+	struct store_get g;
+	char text[16];
+
+	assert_int_equal(store_forward_put(rig.member, key_of(text, k), 100, 1, &o),
+			 DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
+	store_forward_end(&g, how);
+}
+
+/* An object on disk whose key was put elsewhere meanwhile is older than that, unless nobody has taken it. */
+static void test_puts_elsewhere_before_the_folder_is_read(void **state)
+{
+	for (unsigned k = 0; k < 3; k++)
+		put(k, 5000);
+	settle();
+	start_without_folder();
+	forward(0, STORE_FORWARD_DROPPED);
+	forward(1, STORE_FORWARD_THERE);
+	forward(2, STORE_FORWARD_HERE);
+	drop(2);
+	folder_comes();
+	assert_true(exists(0));
+	assert_false(exists(1));
+	assert_false(exists(2));
+}
+
 /* What was put or removed while the folder could not be read is newer than what is there. */
 static void test_keys_that_change_before_the_folder_is_read(void **state)
 {
@@ -1068,6 +1098,7 @@ int main(void)
 		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),
 		TEST(test_no_memory_for_works),
+		TEST(test_puts_elsewhere_before_the_folder_is_read),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),

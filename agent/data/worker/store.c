@@ -108,6 +108,13 @@ void batch_answer(struct wsession *s, struct batch *b, uint32_t code, const stru
 	batch_free(b);
 }
 
+void batch_busy(struct core *c, struct dmsg_store_result *r)
+{
+	r->status = DMSG_STORE_STATUS_BUSY;
+	r->wait_ms = store_retry_ms(worker_of(c)->store);
+	core_count(c->counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+}
+
 void batch_settle(struct core *c, struct batch *b, bool done)
 {
 	for (uint32_t i = 0; b->gets && i < b->n; i++) {
@@ -124,6 +131,8 @@ void batch_settle(struct core *c, struct batch *b, bool done)
 			 b->forwards && done ? store_forward_begin(o, &b->gets[i]) :
 					       store_put_end(o, done);
 		b->results[i].status = done || batch_puts(b) ? status : DMSG_STORE_STATUS_NOT_TRIED;
+		if (batch_puts(b) && status == DMSG_STORE_STATUS_BUSY)
+			batch_busy(c, &b->results[i]);
 		if (b->results[i].status || b->forwards)
 			continue;
 		if (batch_puts(b)) {
@@ -245,12 +254,10 @@ static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, 
 	struct dmsg_store_result *r = &b->results[i];
 
 	r->length = bytes;
-	r->status = store_put_begin(q->member, q->worker->store_scratch->keys[i], bytes, cost_us,
-				    &b->gets[i].object);
-	if (r->status != DMSG_STORE_STATUS_BUSY)
-		return;
-	r->wait_ms = store_retry_ms(q->worker->store);
-	core_count(q->worker->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+	r->status = (b->forwards ? store_forward_put : store_put_begin)(
+		q->member, q->worker->store_scratch->keys[i], bytes, cost_us, &b->gets[i].object);
+	if (r->status == DMSG_STORE_STATUS_BUSY)
+		batch_busy(&q->worker->core, r);
 }
 
 void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_member *member,
@@ -266,10 +273,8 @@ void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_m
 		   r->status == DMSG_STORE_STATUS_NOT_FOUND ? DRAY_METRIC_STORE_MISSES_TOTAL :
 							      DRAY_METRIC_STORE_HITS_TOTAL,
 		   1);
-	if (r->status == DMSG_STORE_STATUS_BUSY) {
-		r->wait_ms = store_retry_ms(w->store);
-		core_count(counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
-	}
+	if (r->status == DMSG_STORE_STATUS_BUSY)
+		batch_busy(&w->core, r);
 	if (r->status)
 		return;
 	b->loads |= g->loads;

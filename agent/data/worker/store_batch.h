@@ -53,6 +53,8 @@ static inline void batch_count_put(struct core *c, uint64_t bytes)
 	core_count(c->counters, DRAY_METRIC_STORE_PUTS_TOTAL, 1);
 }
 
+/* The key can be tried again after the time that its result names. */
+void batch_busy(struct core *c, struct dmsg_store_result *r);
 /* NULL is allowed. */
 void batch_free(struct batch *b);
 /* `end` of the requests of clients: answers them. */

@@ -66,10 +66,8 @@ static void key_end(struct core *c, struct batch *b, uint32_t i, uint16_t status
 	r->status = status;
 	if (there)
 		r->tier = DMSG_STORE_TIER_AGENT;
-	if (status == DMSG_STORE_STATUS_BUSY) {
-		r->wait_ms = store_retry_ms(worker_of(c)->store);
-		core_count(c->counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
-	}
+	if (status == DMSG_STORE_STATUS_BUSY)
+		batch_busy(c, r);
 	core_count(c->counters,
 		   there ? DRAY_METRIC_STORE_FORWARDED_TOTAL :
 			   DRAY_METRIC_STORE_FORWARD_FAILED_TOTAL,
