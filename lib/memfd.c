@@ -128,3 +128,9 @@ int dray_populate(void *p, uint64_t bytes, bool write)
 	}
 	return 0;
 }
+
+int dray_map_pages(void *p, uint64_t bytes)
+{
+	/* by reading, although pages may be written later: a fault that reads fills the entries of its neighbours as well */
+	return madvise(p, bytes, MADV_POPULATE_READ) < 0 ? -errno : 0;
+}

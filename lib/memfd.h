@@ -30,3 +30,9 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
  * hole of a memfd as well. write: the mapping is writable. 0 or -errno.
  */
 int dray_populate(void *p, uint64_t bytes, bool write);
+
+/*
+ * Fills page tables of a mapping, in one system call, for the pages that the file has. A hole ends it with -EFAULT if the mapping is guarded
+ * (lib/fault.h), and is filled otherwise. -EINVAL: before Linux 5.14. 0 or -errno.
+ */
+int dray_map_pages(void *p, uint64_t bytes);

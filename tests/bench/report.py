@@ -41,8 +41,8 @@ notifications. Packets that leave the virtual machine, whose processors are emul
 loopback and veth io_uring cost as much as plain calls or more. The head of `ceiling_tcp.c` says how to measure over a real network."""),
     ("local", "Transport local", """\
 Two sessions of one agent with one worker, two memfds of 1 GiB; the ceiling is memcpy between them in one thread, with filled page tables.
-The client library touches every page before it registers memory, and the first transfer fills the agent's page tables: rows
-of their own show both times."""),
+The client library touches every page before it registers memory, and the agent fills its page tables in the background: a row shows
+the time of the former, another one that of a transfer at once after it."""),
     ("store", "The store", """\
 `bench_store.py`: objects of an agent's memory and disk, and of another agent over TCP on the same host (`store.keep_copies = false`), between
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same

@@ -342,6 +342,75 @@ static void test_shared_mappings(void **state)
 	}
 }
 
+/* Pages from p on that the page tables of this process have. */
+static uint64_t pages_mapped(const uint8_t *p, uint64_t pages)
+{
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	uint64_t n = 0, entry;
+
+	assert_true(fd >= 0);
+	for (; n < pages; n++) {
+		off_t at = (off_t)(((uintptr_t)p / PAGE + n) * sizeof(entry));
+
+		assert_int_equal(pread(fd, &entry, sizeof(entry), at), sizeof(entry));
+		if (!(entry >> 63))
+			break;
+	}
+	close(fd);
+	return n;
+}
+
+static uint64_t blocks(int fd)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks;
+}
+
+static void test_page_tables(void **state)
+{
+	/* more than one step */
+	const uint64_t pages = (80 << 20) / PAGE, hole = 3 * pages / 4;
+	struct fixture *f = *state;
+	int fd = make_memfd(pages * PAGE, WHOLE);
+	const uint8_t *base;
+	dray_handle h[3];
+	uint64_t before;
+
+	assert_int_equal(add_one(f, fd, 0, PAGE, RW, &h[0]), 0);
+	if (!last_region()->fault_guarded) {
+		end(f, h[0]);
+		close(fd);
+		skip();
+	}
+	base = last_region()->extents[0].base;
+	/* a second region of the mapping meanwhile */
+	assert_int_equal(add_one(f, fd, PAGE, PAGE, RW, &h[1]), 0);
+	while (pages_mapped(base, pages) < pages)
+		assert_true(sd_event_run(f->event, 1000000) >= 0);
+	end(f, h[0]);
+	assert_int_equal(pages_mapped(base, pages), pages);
+	end(f, h[1]);
+
+	/* a hole ends it, and stays one */
+	punch(fd, hole * PAGE, PAGE);
+	before = blocks(fd);
+	assert_int_equal(add_one(f, fd, 0, PAGE, RW, &h[0]), 0);
+	base = last_region()->extents[0].base;
+	while (pages_mapped(base, hole) < hole)
+		assert_true(sd_event_run(f->event, 1000000) >= 0);
+	/* nothing waits for it: it begins, and its region ends at once */
+	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h[1]), 0);
+	end(f, h[1]);
+	end(f, h[0]);
+	/* after the jobs of the mappings before */
+	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h[2]), 0);
+	assert_int_equal(blocks(fd), before);
+	end(f, h[2]);
+	close(fd);
+}
+
 static int add_pool(struct fixture *f, uint64_t bytes, uint16_t flags, int *ret_fd,
 		    dray_handle *ret)
 {
@@ -511,10 +580,12 @@ int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_plain),           T(test_extents),  T(test_descriptors), T(test_sizes),
-		T(test_read_only),       T(test_resident), T(test_overlap),     T(test_requests),
-		T(test_shared_mappings), T(test_pool),     T(test_huge),        T(test_pool_alone),
-		T(test_remove),          T(test_hurry),    T(test_close_fds),
+		T(test_plain),       T(test_extents),   T(test_descriptors),
+		T(test_sizes),       T(test_read_only), T(test_resident),
+		T(test_overlap),     T(test_requests),  T(test_shared_mappings),
+		T(test_page_tables), T(test_pool),      T(test_huge),
+		T(test_pool_alone),  T(test_remove),    T(test_hurry),
+		T(test_close_fds),
 	};
 
 	return cmocka_run_group_tests_name("region", tests, NULL, NULL);

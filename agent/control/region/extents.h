@@ -43,19 +43,22 @@ struct mapping_key {
 
 /*
  * Shared by the extents and regions of one owner in the same file with the same access. A mapping covers the whole file. The agent never
- * populates it.
+ * allocates its pages, but fills its page tables.
  */
 struct mapping {
 	struct dray_list link; /* a reservation is in no list */
 	struct mappings *mappings;
 	struct mapping_key key;
 	struct owner *owner; /* which pays for it, and whose thread unmaps it */
-	struct owner_job unmap;
+	struct owner_job unmap, fill;
 	uint32_t refs;
 	uint8_t *base;
 	uint64_t bytes;
 	bool guarded; /* by fault_guard_memory() */
 	int fd;       /* a duplicate */
+	/* of the control thread: bytes whose page tables are filled, whether `fill` is queued, and whether the last reference is gone */
+	uint64_t filled;
+	bool filling, unused;
 };
 
 void mappings_init(struct mappings *ms);
@@ -71,6 +74,12 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
  */
 int mapping_reserve(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
 		    struct mapping **ret, struct dray_err *reterr);
+
+/*
+ * Control thread. Fills the page tables of a guarded mapping on a thread of its owner, in steps between which other jobs run: else the first
+ * transfer to each page takes a fault, which costs more than to receive the page. Nothing waits for it, and a hole ends it.
+ */
+void mapping_fill(struct mapping *m);
 
 /* Control thread. A thread of its owner unmaps it after the last reference: the last close of a large memfd frees its pages. */
 void mapping_unref(struct mapping *m);
