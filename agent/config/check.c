@@ -217,6 +217,23 @@ static int directory_check(const char *url, struct dray_err *reterr)
 	return *url ? directory_url_parse(url, &(struct directory_url){ .n_hosts = 0 }, reterr) : 0;
 }
 
+/* "": a hint may name one. */
+static bool names_agent(const char *put_at)
+{
+	return *put_at && strcmp(put_at, STORE_PUT_AT_LOCAL) != 0;
+}
+
+static int put_at_check(const char *text, struct dray_err *reterr)
+{
+	if (!names_agent(text) || dray_endpoint_valid(text))
+		return 0;
+	return config_invalid(
+		reterr,
+		"\"%.100s\" is not an agent: write HOST:PORT as in store.peers, or %s, "
+		"or leave it out",
+		text, STORE_PUT_AT_LOCAL);
+}
+
 int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id key,
 		       struct dray_err *reterr)
 {
@@ -242,6 +259,8 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		return directory_check(cfg->store.directory, reterr);
 	if (key == KEY(STORE_DIRECTORY_PREFIX))
 		return directory_prefix_check(cfg->store.directory_prefix, reterr);
+	if (key == KEY(STORE_PUT_AT))
+		return put_at_check(cfg->store.put_at, reterr);
 	if (key == KEY(SEGMENT_PREFERRED))
 		return preferred ? preferred_check(preferred, reterr) : 0;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
@@ -382,6 +401,24 @@ static int replicas_check(struct config *c, struct dray_err *reterr)
 		"store.replicas = 2 needs store.peers and store.lend = true; set both");
 }
 
+static int put_at_use_check(struct config *c, struct dray_err *reterr)
+{
+	const char *origin = config_origin(c, KEY(STORE_PUT_AT));
+
+	if (!names_agent(c->v.store.put_at) || c->refused[KEY(STORE_PEERS)] ||
+	    c->refused[KEY(STORE_LEND)] || c->refused[KEY(STORE_REPLICAS)])
+		return 0;
+	if (!c->v.store.peers.n || !c->v.store.lend)
+		return config_refuse(
+			reterr, origin,
+			"store.put_at needs store.peers and store.lend = true; set both");
+	if (c->v.store.replicas > 1)
+		return config_refuse(reterr, origin,
+				     "store.put_at and store.replicas = 2 exclude each other: "
+				     "leave one out");
+	return 0;
+}
+
 static int sockets_check(struct config *c, struct dray_err *reterr)
 {
 	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
@@ -435,8 +472,9 @@ static int metadata_use_check(struct config *c)
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
-		heartbeat_check,    peer_backoff_check, probe_backoff_check, listen_check,
-		accepted_key_check, sockets_check,      directory_key_check, replicas_check,
+		heartbeat_check,     peer_backoff_check, probe_backoff_check,
+		listen_check,        accepted_key_check, sockets_check,
+		directory_key_check, replicas_check,     put_at_use_check,
 	};
 	int r = 0;
 

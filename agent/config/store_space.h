@@ -8,6 +8,9 @@
 #include "lib/err.h"
 #include "lib/wire.h"
 
+/* Of store.put_at, and of a PUT: this agent. */
+#define STORE_PUT_AT_LOCAL "local"
+
 /* Its texts lie in the word. */
 struct store_space_word {
 	struct dray_str name, tenant;

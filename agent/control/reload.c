@@ -111,6 +111,8 @@ static void apply(struct agent *a, const struct config_changes *c)
 	mooncake_server_reload(a->mooncake);
 	mooncake_client_reload(a->mooncake_client);
 	agent_placement_reload(a);
+	if (a->exchange)
+		exchange_prefer(a->exchange);
 	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)
 		log_error("config",

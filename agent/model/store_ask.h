@@ -82,8 +82,8 @@ struct store_ask {
 	 */
 	bool replicates;
 	/*
-	 * They go to this agent alone, behind the keys; "": the control thread has not said so. The status of a key is that of
-	 * store_status then; not_found and not_tried: its agent has not answered in time. NULL: they are copies.
+	 * They go to this agent alone, behind the keys; "": to that which is preferred. The status of a key is that of store_status
+	 * then; not_found and not_tried: its agent has not answered in time. NULL: they are copies.
 	 */
 	const char *at;
 	bool here;               /* with the answer: that is this agent */

@@ -23,6 +23,19 @@ bool store_asks(const struct store_member *m)
 	return m->space->store->cfg.asks && m->space->name[0];
 }
 
+bool store_prefers(const struct store_member *m)
+{
+	struct store *s = m->space->store;
+
+	return store_asks(m) && s->cfg.lend &&
+	       atomic_load_explicit(&s->prefers, memory_order_relaxed);
+}
+
+void store_prefer(struct store *s, bool on)
+{
+	atomic_store_explicit(&s->prefers, on, memory_order_relaxed);
+}
+
 bool store_replicates(const struct store_member *m, uint32_t wanted)
 {
 	return wanted ? wanted > 1 : m->space->store->cfg.replicas > 1 && store_asks(m);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "agent/store/store.h"
 #include "lib/cleanup.h"
@@ -173,6 +174,7 @@ struct store {
 	struct tier *tier;       /* NULL: there is no disk tier */
 	struct changes *changes; /* NULL: nobody watches */
 	bool closing;
+	_Atomic bool prefers; /* other agents for PUTs */
 	pthread_mutex_t lock;
 	struct dray_jobs *jobs;
 	struct dray_list spaces;

@@ -228,6 +228,13 @@ uint32_t store_leases_max(const struct store *s);
 
 /* Another agent is to have the objects of a PUT, too. wanted: as the request says. */
 bool store_replicates(const struct store_member *m, uint32_t wanted);
+/*
+ * Another agent may be preferred for PUTs to this name space that do not say where they go, and that have no copies: the control thread
+ * knows.
+ */
+bool store_prefers(const struct store_member *m);
+/* From now on. Any thread. */
+void store_prefer(struct store *s, bool on);
 /* GETs ask other agents for keys of this name space that are not here. */
 bool store_asks(const struct store_member *m);
 

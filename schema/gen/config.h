@@ -220,6 +220,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_PEER_TIMEOUT,
 	DRAY_CONFIG_KEY_STORE_KEEP_COPIES,
 	DRAY_CONFIG_KEY_STORE_REPLICAS,
+	DRAY_CONFIG_KEY_STORE_PUT_AT,
 	DRAY_CONFIG_KEY_STORE_LOOKUP_LEASE,
 	DRAY_CONFIG_KEY_STORE_LEND,
 	DRAY_CONFIG_KEY_STORE_SUMMARIES,
@@ -820,6 +821,13 @@ struct dray_config {
 		 * copies, or will not have them. It needs store.peers and store.lend.
 		 */
 		int64_t replicas;
+		/*
+		 * Agent of store.peers that PUTs to name spaces with a name go to, HOST:PORT,
+		 * unless the client says where; what it does not take stays here. local: they stay
+		 * here, whatever hints say. Empty: a hint for the name space decides. It needs
+		 * store.peers and store.lend, and excludes store.replicas = 2.
+		 */
+		char *put_at;
 		/*
 		 * Longest time for which EXISTS leases objects of other agents. A client may ask
 		 * for less.

@@ -227,6 +227,11 @@ enum dray_metric {
 	 * failed.
 	 */
 	DRAY_METRIC_STORE_FORWARD_FAILED_TOTAL,
+	/*
+	 * Keys of PUT that were to go to the agent that is preferred for them, which has not taken
+	 * them, so that they are here.
+	 */
+	DRAY_METRIC_STORE_FORWARD_FALLBACKS_TOTAL,
 	DRAY_METRIC_STORE_KEPT_TOTAL, /* Objects that are kept here for PUTs of other agents. */
 	DRAY_METRIC_STORE_KEPT_BYTES_TOTAL, /* Bytes of these objects. */
 	/* Bytes of objects that were copied to clients or read in place. */

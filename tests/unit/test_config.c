@@ -386,6 +386,19 @@ static void keys_are_checked_against_each_other(void **state)
 	    ":1: store.replicas = 2 needs store.peers and store.lend = true; set both");
 	good(&c, "store: { replicas = 2; lend = true; peers = [ \"10.0.0.2:7411\" ]; };");
 	config_deinit(&c);
+	bad("store: { put_at = \"10.0.0.2:7411\"; peers = [ \"10.0.0.2:7411\" ]; };",
+	    ":1: store.put_at needs store.peers and store.lend = true; set both");
+	bad("store: { put_at = \"host\"; lend = true; peers = [ \"10.0.0.2:7411\" ]; };",
+	    ":1: store.put_at: \"host\" is not an agent: write HOST:PORT as in store.peers, or "
+	    "local, or leave it out");
+	bad("store: { put_at = \"10.0.0.2:7411\"; replicas = 2; lend = true; "
+	    "peers = [ \"10.0.0.2:7411\" ]; };",
+	    ":1: store.put_at and store.replicas = 2 exclude each other: leave one out");
+	good(&c,
+	     "store: { put_at = \"10.0.0.2:7411\"; lend = true; peers = [ \"10.0.0.2:7411\" ]; };");
+	config_deinit(&c);
+	good(&c, "store: { put_at = \"local\"; };");
+	config_deinit(&c);
 	/* the smaller limit is effective; a default above it is no error */
 	good(&c, "limits: { sessions = 10; regions = 5; regions_per_group = 6; };");
 	assert_int_equal(c.warnings.n, 1);

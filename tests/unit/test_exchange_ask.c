@@ -27,6 +27,8 @@ static const char *const spaces[] = { "kv=t:1" };
 static char first[] = "10.0.0.1:1", second[] = "10.0.0.2:1", third[] = "10.0.0.3:1";
 static char *segments[] = { first, second, third };
 
+static char no_agent[] = "";
+
 static struct rig {
 	struct store_rig s;
 	struct dray_config cfg;
@@ -192,6 +194,7 @@ static void make(bool keep)
 
 	memset(&rig, 0, sizeof(rig));
 	exchange_peers_reset();
+	rig.cfg.store.put_at = no_agent;
 	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
 	rig.pool.n = 1;
 	cfg.asks = exchange_asks(&rig.cfg);

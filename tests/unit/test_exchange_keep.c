@@ -26,6 +26,8 @@ static const char *const spaces[] = { "kv=t:1", "wide=t:*" };
 static char first[] = "10.0.0.1:1", second[] = "10.0.0.2:1", third[] = "10.0.0.3:1";
 static char *segments[] = { first, second, third };
 
+static char no_agent[] = "";
+
 static struct rig {
 	struct store_rig s;
 	struct dray_config cfg;
@@ -163,6 +165,7 @@ static int set_up(void **state)
 
 	memset(&rig, 0, sizeof(rig));
 	exchange_peers_reset();
+	rig.cfg.store.put_at = no_agent;
 	rig.cfg.store.peers = (struct dray_strv){ segments, 3 };
 	rig.cfg.store.lend = true;
 	rig.cfg.store.peer_timeout = 300 * DRAY_NS_PER_MS;
@@ -716,6 +719,46 @@ static void test_at_late(void **state)
 	rig.answered = NULL;
 }
 
+static void test_preferred(void **state)
+{
+	static char local[] = "local", self[] = "10.0.0.9:1", unknown[] = "10.0.0.7:1";
+
+	/* none is */
+	ask_at("", 2, 100);
+	assert_true(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	rig.cfg.store.put_at = local;
+	ask_at("", 2, 100);
+	assert_true(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	/* this agent itself */
+	rig.cfg.store.put_at = self;
+	ask_at("", 2, 100);
+	assert_true(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	rig.cfg.store.put_at = unknown;
+	ask_at("", 2, 100);
+	assert_false(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_DENIED);
+	assert_int_equal(rig.n_requests, 0);
+	rig.cfg.store.put_at = second;
+	ask_at("", 2, 100);
+	assert_int_equal(rig.requests[0].peer, B);
+	answer(0, PMSG_STORE_KEPT_KEPT);
+	assert_false(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_OK);
+	/* one that was late is not asked for a while, unless a client names it */
+	ask_at("", 2, 100);
+	refuse(1, DRAY_E_TIMEOUT);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	ask_at("", 2, 100);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	assert_int_equal(rig.n_requests, 2);
+	ask_at("10.0.0.2:1", 2, 100);
+	answer(2, PMSG_STORE_KEPT_KEPT);
+	ended_at(DMSG_STORE_STATUS_OK);
+}
+
 /* The agent ends meanwhile. */
 static void test_end(void **state)
 {
@@ -749,6 +792,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_at_here, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_late, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_preferred, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};
 

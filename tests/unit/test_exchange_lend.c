@@ -20,6 +20,8 @@
 
 static const char *const spaces[] = { "kv=t:1", "kv=u:*", "mine=t:2" };
 
+static char no_agent[] = "";
+
 static struct rig {
 	struct store_rig s;
 	struct dray_config cfg;
@@ -155,6 +157,7 @@ static int set_up(void **state)
 
 	memset(&rig, 0, sizeof(rig));
 	exchange_peers_reset();
+	rig.cfg.store.put_at = no_agent;
 	memset(fake_published, 0, sizeof(fake_published));
 	cfg.lend = true;
 	store_rig_make(&rig.s, cfg);

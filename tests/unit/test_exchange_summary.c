@@ -49,6 +49,8 @@ struct request {
 	uint8_t wire[WIRE_MAX];
 };
 
+static char no_agent[] = "";
+
 static struct rig {
 	sd_event *event;
 	struct budgets budgets;
@@ -208,6 +210,7 @@ static int set_up(void **state)
 {
 	memset(&rig, 0, sizeof(rig));
 	exchange_peers_reset();
+	rig.cfg.store.put_at = no_agent;
 	dray_list_init(&rig.requests);
 	assert_true(sd_event_new(&rig.event) >= 0);
 	for (unsigned i = 0; i < RESOURCE_N; i++)

@@ -36,6 +36,7 @@ int exchange_new(struct exchange **ret, const struct exchange_deps *deps, struct
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
 				    "no memory for the stores of other agents");
 	}
+	exchange_prefer(x);
 	*ret = x;
 	return 0;
 }

@@ -97,6 +97,9 @@ void exchange_ask_stop(struct exchange *x, struct store_ask *a);
 /* It needs nothing more of this source: its lease ends before the ask does. */
 void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t source);
 
+/* store.put_at has changed. */
+void exchange_prefer(struct exchange *x);
+
 /* A worker has done with a keep: its peer gets the answer. */
 void exchange_kept(struct exchange *x, struct store_keep *k);
 

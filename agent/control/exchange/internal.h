@@ -91,6 +91,9 @@ struct exchange {
 	struct dray_list vain_offers; /* struct offer whose answers nobody needs */
 	struct timers placing_limits; /* of placings */
 	uint32_t n_placings;
+	/* put_at.c */
+	uint64_t n_fell_back; /* objects that a preferred agent has not taken, since the last line of the log */
+	int64_t fell_back_ns; /* its time; 0: there was none */
 	/* keep.c */
 	struct dray_handles keeps; /* struct store_keep */
 };
@@ -142,7 +145,13 @@ void replicate(struct exchange *x, struct store_ask *a);
 /* Its worker does not wait any longer. */
 void replicate_stop(struct store_ask *a);
 
-/* put_at.c. Of objects that go to this agent alone: why it cannot be asked now, and what its answer means. code: it has refused, or has not answered. */
+/*
+ * put_at.c. Where the objects of an ask with `at` go. True: they stay here. False: to the agent; NULL: it is none of store.peers.
+ */
+bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **ret);
+/* It has its answers, from that agent: those that a preferred agent has not taken are logged. */
+void put_at_ended(struct exchange *x, const struct store_ask *a, const struct lender *d);
+/* Of objects that go to this agent alone: why it cannot be asked now, and what its answer means. code: it has refused, or has not answered. */
 enum dmsg_store_status put_at_why_not(const struct exchange *x, const struct lender *d);
 enum dmsg_store_status put_at_status(uint32_t answer, uint32_t code);
 

@@ -1,7 +1,99 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PUTs whose objects go to one agent alone (replicate.c offers them to it): what its answers mean for the client. */
+/* PUTs whose objects go to one agent alone (replicate.c offers them to it): which agent that is, and what its answers mean for the client. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/config/store_space.h"
 #include "agent/control/exchange/internal.h"
+#include "agent/model/store_ask.h"
+#include "lib/log.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
+
+/* Between two lines of the log about objects that a preferred agent has not taken. */
+#define LOG_PAUSE_NS (60 * DRAY_NS_PER_SEC)
+
+/* Of objects that were to go to the agent `at`. */
+static void fell_back(struct exchange *x, const char *at, uint64_t n, const char *why)
+{
+	int64_t now = dray_now().ns;
+
+	x->n_fell_back += n;
+	if (x->fell_back_ns && now - x->fell_back_ns < LOG_PAUSE_NS)
+		return;
+	log_warning(
+		"store",
+		"objects that were to go to %s stayed here: %s; the next line about such objects "
+		"follows in a minute at the earliest keys=%" PRIu64,
+		at, why, x->n_fell_back);
+	x->fell_back_ns = now;
+	x->n_fell_back = 0;
+}
+
+bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **ret)
+{
+	const char *at = *a->at ? a->at : x->deps.cfg->store.put_at;
+
+	*ret = NULL;
+	if (!*at || !strcmp(at, STORE_PUT_AT_LOCAL) || !strcmp(at, peers_segment(x->deps.peers)))
+		return true;
+	*ret = lender_called(x, at);
+	if (!*ret && !*a->at)
+		fell_back(x, at, a->n, "it is none of store.peers");
+	return false;
+}
+
+static const char *reason(enum dmsg_store_status status)
+{
+	switch (status) {
+	case DMSG_STORE_STATUS_UNREACHABLE:
+		return "it is not connected, or has not answered in time";
+	case DMSG_STORE_STATUS_DENIED:
+		return "it lends nothing, or its store.spaces do not have the owner";
+	case DMSG_STORE_STATUS_UNSUPPORTED:
+		return "its version takes no objects";
+	case DMSG_STORE_STATUS_TOO_LARGE:
+		return "it has less room for the owner than an object needs";
+	case DMSG_STORE_STATUS_CORRUPT:
+		return "it has received wrong bytes";
+	case DMSG_STORE_STATUS_BUSY:
+		return "it is full, or one of the agents drains";
+	case DMSG_STORE_STATUS_LOST:
+		return "its answer makes no sense";
+	case DMSG_STORE_STATUS_OK:
+	case DMSG_STORE_STATUS_EXISTS:
+	case DMSG_STORE_STATUS_NOT_FOUND:
+	case DMSG_STORE_STATUS_NOT_TRIED:
+		break;
+	}
+	return "the PUT has not waited for its answer";
+}
+
+void put_at_ended(struct exchange *x, const struct store_ask *a, const struct lender *d)
+{
+	enum dmsg_store_status why = DMSG_STORE_STATUS_OK;
+	uint64_t n = 0;
+
+	if (!a->at || *a->at)
+		return;
+	for (uint32_t i = 0; i < a->n; i++) {
+		if (a->v[i].status == DMSG_STORE_STATUS_OK ||
+		    a->v[i].status == DMSG_STORE_STATUS_EXISTS)
+			continue;
+		why = a->v[i].status;
+		n++;
+	}
+	if (n)
+		fell_back(x, d->at, n, reason(why));
+}
+
+void exchange_prefer(struct exchange *x)
+{
+	const char *at = x->deps.cfg->store.put_at;
+
+	store_prefer(x->deps.store, *at && strcmp(at, STORE_PUT_AT_LOCAL));
+}
 
 enum dmsg_store_status put_at_why_not(const struct exchange *x, const struct lender *d)
 {

@@ -55,6 +55,7 @@ static void placing_end(struct placing *p)
 {
 	struct exchange *x = p->x;
 	struct store_ask *a = p->ask;
+	const struct lender *first = &x->lenders[p->first];
 
 	dray_list_for_each(&p->offers, o, struct offer, link) {
 		o->placing = NULL;
@@ -65,6 +66,7 @@ static void placing_end(struct placing *p)
 	dray_list_del(&p->link);
 	free(p);
 	a->placing = NULL;
+	put_at_ended(x, a, first);
 	answered_add(x, a);
 }
 
@@ -86,18 +88,22 @@ static void key_failed(const struct placing *p, struct store_asked *k, dray_hand
 	k->avoid = peer;
 }
 
-/* Marks the agents that may be asked. For copies, not those that were late. Agents that the directory alone names come and go, and are not. */
+/* An agent that was late delays copies, and objects that may stay here, no second time. One that a client names is asked nevertheless. */
+static bool is_late(const struct placing *p, const struct lender *d)
+{
+	return (!p->ask->at || !*p->ask->at) && (d->away || dray_now().ns < d->keep_ns);
+}
+
+/* Marks the agents that may be asked. Agents that the directory alone names come and go, and are not. */
 static void find_keepers(const struct placing *p)
 {
 	const uint64_t features = PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP;
 	struct exchange *x = p->x;
-	int64_t now = dray_now().ns;
 
 	for (uint32_t i = p->first; i < p->end; i++) {
 		struct lender *d = &x->lenders[i];
-		bool late = !p->ask->at && (d->away || now < d->keep_ns);
 
-		d->keeper = late ? 0 : peers_at(x->deps.peers, d->at, features);
+		d->keeper = is_late(p, d) ? 0 : peers_at(x->deps.peers, d->at, features);
 		d->keep_seed = dray_hash(0, d->at, strlen(d->at));
 	}
 }
@@ -238,7 +244,7 @@ static void open_failed(const struct placing *p)
 {
 	const struct lender *d = &p->x->lenders[p->first];
 
-	if (p->late)
+	if (p->late || is_late(p, d))
 		open_end(p->ask, DMSG_STORE_STATUS_UNREACHABLE);
 	else if (!d->keeper)
 		open_end(p->ask, put_at_why_not(p->x, d));
@@ -315,24 +321,8 @@ static void on_reply(void *arg, uint32_t code, const union pmsg_body *reply)
 	go_on(p);
 }
 
-/* The agents that may have them. False: there are none. */
-static bool find_agents(struct placing *p)
-{
-	struct exchange *x = p->x;
-	const struct lender *d;
-
-	p->end = (uint32_t)x->deps.cfg->store.peers.n;
-	if (!p->ask->at)
-		return true;
-	d = lender_called(x, p->ask->at);
-	if (!d)
-		return false;
-	p->first = (uint32_t)(d - x->lenders);
-	p->end = p->first + 1;
-	return true;
-}
-
-static void replicate_begin(struct exchange *x, struct store_ask *a)
+/* only: the agent that they go to alone; NULL: copies at any of store.peers. */
+static void replicate_begin(struct exchange *x, struct store_ask *a, const struct lender *only)
 {
 	/* without leases nobody can read what is offered */
 	struct placing *p = x->deps.cfg->store.lend ? calloc(1, sizeof(*p)) : NULL;
@@ -345,12 +335,8 @@ static void replicate_begin(struct exchange *x, struct store_ask *a)
 	}
 	p->x = x;
 	p->ask = a;
-	if (!find_agents(p)) {
-		free(p);
-		open_end(a, DMSG_STORE_STATUS_DENIED);
-		answered_add(x, a);
-		return;
-	}
+	p->first = only ? (uint32_t)(only - x->lenders) : 0;
+	p->end = only ? p->first + 1 : (uint32_t)x->deps.cfg->store.peers.n;
 	a->placing = p;
 	x->n_placings++;
 	dray_list_init(&p->offers);
@@ -361,12 +347,17 @@ static void replicate_begin(struct exchange *x, struct store_ask *a)
 
 void replicate(struct exchange *x, struct store_ask *a)
 {
-	if (a->at && !strcmp(a->at, peers_segment(x->deps.peers))) {
-		a->here = true;
-		answered_add(x, a);
-		return;
+	struct lender *only = NULL;
+
+	if (a->at) {
+		a->here = put_at_find(x, a, &only);
+		if (!a->here && !only)
+			open_end(a, DMSG_STORE_STATUS_DENIED);
 	}
-	replicate_begin(x, a);
+	if (a->at && !only)
+		answered_add(x, a);
+	else
+		replicate_begin(x, a, only);
 }
 
 static void offers_free(struct dray_list *offers)

@@ -226,8 +226,9 @@ struct batch_request {
 static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 {
 	size_t ops = (size_t)q->m->ranges.n * DMSG_OP_SIZE;
-	bool put = q->call->type == DMSG_STORE_PUT, forwards = put && forward_wanted(q->m);
-	bool copies = put && !forwards && store_replicates(q->member, q->m->replicas);
+	bool put = q->call->type == DMSG_STORE_PUT, wanted = put && forward_wanted(q->m);
+	bool copies = put && !wanted && store_replicates(q->member, q->m->replicas);
+	bool prefers = put && !q->m->agent.n && !copies && store_prefers(q->member);
 	size_t each = sizeof(struct dmsg_store_result) + sizeof(struct store_get) + copies;
 	int64_t time_ns = q->m->deadline_ms ? q->m->deadline_ms * DRAY_NS_PER_MS :
 					      q->worker->core.cfg.deadline_ns;
@@ -242,7 +243,8 @@ static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 	b->end = batch_answer;
 	b->results = (void *)(b->ops + ops);
 	b->gets = (void *)(b->results + n);
-	b->forwards = forwards;
+	b->forwards = wanted || prefers;
+	b->prefers = prefers;
 	b->copies = copies ? (uint8_t *)(b->gets + n) : NULL;
 	b->end_ns = b->begin_ns + time_ns;
 	return b;

@@ -21,8 +21,11 @@ struct batch {
 	uint8_t *copies;            /* of each key; NULL: without replicas */
 	int64_t copied_ns;          /* when they were here; 0: it has not asked */
 	int64_t end_ns;             /* the deadline */
-	/* of PUT: its objects go to another agent (store_forward.c), and the gets hold them meanwhile */
-	bool forwards;
+	/*
+	 * of PUT: its objects go to another agent (store_forward.c), and the gets hold them meanwhile. prefers: to that which is
+	 * preferred, if one is; what it does not take stays here
+	 */
+	bool forwards, prefers;
 	/*
 	 * Tells whoever has made the batch its results, and frees it. err: it is refused; NULL: the code says how the copy ended. A dead
 	 * session gets no answer.
