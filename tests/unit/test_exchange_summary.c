@@ -185,6 +185,7 @@ static void side_make(struct side *s)
 	};
 
 	budget_account_init(&s->account.budget, &rig.budgets, "t", 1);
+	s->cfg.store.put_at = no_agent;
 	s->cfg.store.summaries = true;
 	s->cfg.store.lend = s == &rig.owner;
 	if (s == &rig.reader)
@@ -210,7 +211,6 @@ static int set_up(void **state)
 {
 	memset(&rig, 0, sizeof(rig));
 	exchange_peers_reset();
-	rig.cfg.store.put_at = no_agent;
 	dray_list_init(&rig.requests);
 	assert_true(sd_event_new(&rig.event) >= 0);
 	for (unsigned i = 0; i < RESOURCE_N; i++)
