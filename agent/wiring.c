@@ -515,20 +515,24 @@ static int start_store(struct agent *a, const struct dray_config *cfg, struct dr
 	ret = start_directory(a, cfg, reterr);
 	if (ret < 0)
 		return ret;
-	return exchange_new(&a->exchange,
-			    &(struct exchange_deps){ .event = a->event,
-						     .cfg = cfg,
-						     .pool = &a->pool,
-						     .peers = a->peers,
-						     .store = a->store,
-						     .up = &exchange_up,
-						     .rails = &a->rails,
-						     .directory = a->directory,
-						     .named = on_directory_named,
-						     .account = kept_account,
-						     .release = release_owner,
-						     .arg = a },
-			    reterr);
+	ret = exchange_new(&a->exchange,
+			   &(struct exchange_deps){ .event = a->event,
+						    .cfg = cfg,
+						    .pool = &a->pool,
+						    .peers = a->peers,
+						    .store = a->store,
+						    .up = &exchange_up,
+						    .rails = &a->rails,
+						    .directory = a->directory,
+						    .named = on_directory_named,
+						    .account = kept_account,
+						    .release = release_owner,
+						    .preferred = agent_store_preferred,
+						    .arg = a },
+			   reterr);
+	if (ret >= 0)
+		agent_store_hints(a);
+	return ret;
 }
 
 /*

@@ -34,6 +34,24 @@ bool store_space_word_parse(const char *word, struct store_space_word *ret)
 	return !*end && uid < UINT32_MAX;
 }
 
+static bool same(struct dray_str a, struct dray_str b)
+{
+	return a.n == b.n && !memcmp(a.p, b.p, a.n);
+}
+
+bool store_space_allows(const char *const *words, size_t n, struct dray_str name,
+			struct dray_str tenant, uint32_t uid)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct store_space_word w;
+
+		if (store_space_word_parse(words[i], &w) && same(w.name, name) &&
+		    same(w.tenant, tenant) && (w.any_uid || w.uid == uid))
+			return true;
+	}
+	return false;
+}
+
 int store_space_word_check(const char *word, struct dray_err *reterr)
 {
 	struct store_space_word w;

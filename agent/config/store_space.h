@@ -21,5 +21,9 @@ struct store_space_word {
 /* False: it has another form. */
 bool store_space_word_parse(const char *word, struct store_space_word *ret);
 
+/* One of these n words of store.spaces lets the owner use the name space. */
+bool store_space_allows(const char *const *words, size_t n, struct dray_str name,
+			struct dray_str tenant, uint32_t uid);
+
 /* 0, or -EINVAL with reterr. */
 int store_space_word_check(const char *word, struct dray_err *reterr);

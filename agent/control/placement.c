@@ -9,6 +9,7 @@
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
 #include "agent/control/agent.h"
+#include "agent/control/exchange/exchange.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
@@ -75,7 +76,8 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 			.preferred = { .name = p.name,
 				       .preference = dmsg_preference_name(p.preference),
 				       .state = dmsg_segment_state_name(p.state),
-				       .reason = p.reason },
+				       .reason = p.reason,
+				       .agent = p.agent },
 			.host = host_of(a, scan, host, sizeof(host), host_reason,
 					sizeof(host_reason)),
 			.host_reason = host_reason,
@@ -156,16 +158,75 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 	environment_changed(a);
 }
 
+static unsigned stores_of(void *arg, struct segment_store ret[SEGMENT_STORES_MAX])
+{
+	struct exchange_store stores[EXCHANGE_STORES_MAX];
+	const struct agent *a = arg;
+	unsigned n = a->exchange ? exchange_stores(a->exchange, stores) : 0;
+
+	_Static_assert(EXCHANGE_STORES_MAX <= SEGMENT_STORES_MAX, "all of them");
+	for (unsigned i = 0; i < n; i++)
+		ret[i] =
+			(struct segment_store){ stores[i].segment, stores[i].fault, stores[i].own };
+	return n;
+}
+
 static const struct segments_upcalls segment_handlers = {
 	.changed = on_segment_changed,
 	.preferred = on_preferred_changed,
+	.stores = stores_of,
 };
+
+/* --- the store --- */
+
+void agent_store_preferred(void *arg, const char *space, const char *tenant, uint32_t uid,
+			   char *ret, size_t n)
+{
+	char scope[sizeof(STORE_SCOPE) + DMSG_STORE_SPACE_MAX];
+	struct agent *a = arg;
+	struct preferred p;
+
+	*ret = '\0';
+	if (!a->segments)
+		return;
+	snprintf(scope, sizeof(scope), STORE_SCOPE "%s", space);
+	segments_preferred(a->segments, scope, &(struct hint_owner){ tenant, uid }, &p);
+	snprintf(ret, n, "%s", p.name);
+}
+
+static void note_given(void *arg, const struct hint *h)
+{
+	bool *given = arg;
+
+	*given |= hint_is_given(h->source);
+}
+
+static void store_hint_changed(struct agent *a, const char *scope)
+{
+	bool given = false;
+
+	if (!a->exchange || strncmp(scope, STORE_SCOPE, strlen(STORE_SCOPE)) != 0)
+		return;
+	hints_each_of(a->hints, scope, note_given, &given);
+	exchange_hinted(a->exchange, scope + strlen(STORE_SCOPE), given);
+}
+
+static void note_scope(void *arg, const struct hint *h)
+{
+	store_hint_changed(arg, h->scope);
+}
+
+void agent_store_hints(struct agent *a)
+{
+	hints_each(a->hints, note_scope, a);
+}
 
 static void on_hint_changed(void *arg, const char *scope)
 {
 	struct agent *a = arg;
 
-	/* only the hint of the whole node affects the preferred segment; hints of scopes are looked up on request */
+	store_hint_changed(a, scope);
+	/* only the hint of the whole node affects the preferred segment; hints of other scopes are looked up on request */
 	if (!*scope && a->segments)
 		segments_decide_soon(a->segments);
 }

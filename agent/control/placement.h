@@ -20,6 +20,12 @@ void agent_placement_detected(struct agent *a, const struct nd_scan *scan);
 void agent_placement_listeners(void *arg, struct nd_listeners *now);
 void agent_placement_reload(struct agent *a);
 
+/* Where PUTs of this owner to the name space go, unless the client says it: a segment; "": here. For struct exchange_deps. */
+void agent_store_preferred(void *arg, const char *space, const char *tenant, uint32_t uid,
+			   char *ret, size_t n);
+/* Tells a new store which name spaces have hints. */
+void agent_store_hints(struct agent *a);
+
 /* No profiles: those of env.profiles. The caller ends *ret with env_deinit(). 0, -EINVAL (unknown profile), -ENOMEM. */
 int agent_environment(struct agent *a, const struct dray_strv *profiles, struct env *ret,
 		      struct dray_err *reterr);

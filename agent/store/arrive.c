@@ -25,15 +25,25 @@ bool store_asks(const struct store_member *m)
 
 bool store_prefers(const struct store_member *m)
 {
-	struct store *s = m->space->store;
+	struct store_space *sp = m->space;
+	struct store *s = sp->store;
 
-	return store_asks(m) && s->cfg.lend &&
-	       atomic_load_explicit(&s->prefers, memory_order_relaxed);
+	if (!store_asks(m) || !s->cfg.lend)
+		return false;
+	switch (atomic_load_explicit(&s->prefers, memory_order_relaxed)) {
+	case STORE_PREFERS_AGENT:
+		return true;
+	case STORE_PREFERS_HINTS:
+		return atomic_load_explicit(&sp->hinted, memory_order_relaxed);
+	case STORE_PREFERS_ITSELF:
+		break;
+	}
+	return false;
 }
 
-void store_prefer(struct store *s, bool on)
+void store_prefer(struct store *s, enum store_preference how)
 {
-	atomic_store_explicit(&s->prefers, on, memory_order_relaxed);
+	atomic_store_explicit(&s->prefers, how, memory_order_relaxed);
 }
 
 bool store_replicates(const struct store_member *m, uint32_t wanted)

@@ -129,6 +129,7 @@ struct store_space {
 	uint64_t remote_hits, remote_bytes;  /* that other agents had */
 	uint64_t kept;                       /* for PUTs of other agents */
 	uint64_t forwarded;                  /* PUTs that went to other agents */
+	_Atomic bool hinted;                 /* it has hints for PUTs */
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */
 	uint64_t free_map[2];                /* the lists that are not empty */
 };
@@ -174,7 +175,8 @@ struct store {
 	struct tier *tier;       /* NULL: there is no disk tier */
 	struct changes *changes; /* NULL: nobody watches */
 	bool closing;
-	_Atomic bool prefers; /* other agents for PUTs */
+	_Atomic enum store_preference prefers;
+	bool *hinted; /* for each word of cfg.spaces: its name space has hints for PUTs */
 	pthread_mutex_t lock;
 	struct dray_jobs *jobs;
 	struct dray_list spaces;

@@ -41,7 +41,8 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	dray_list_init(&s->spaces);
 	dray_list_init(&s->loans);
 	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
-	r = s->region ? memory_init(s) : -ENOMEM;
+	s->hinted = calloc(dray_max(cfg->n_spaces, (size_t)1), sizeof(*s->hinted));
+	r = s->region && s->hinted ? memory_init(s) : -ENOMEM;
 	if (r >= 0)
 		r = cfg->disk.event ? jobs_new(&s->jobs, cfg->disk.event, "dray-store", 0) :
 				      dray_jobs_new(&s->jobs, "dray-store", 0, NULL);
@@ -103,6 +104,7 @@ static bool end(struct store *s)
 	memory_deinit(s);
 	free(s->tier);
 	free(s->region);
+	free(s->hinted);
 	pthread_mutex_destroy(&s->lock);
 	free(s);
 	return true;
@@ -158,22 +160,42 @@ static bool same(struct dray_str a, const char *b)
 	return a.n == strlen(b) && !memcmp(a.p, b, a.n);
 }
 
-static bool same_text(struct dray_str a, struct dray_str b)
-{
-	return a.n == b.n && !memcmp(a.p, b.p, a.n);
-}
-
 bool space_may_use(const struct store *s, struct dray_str name, struct dray_str tenant,
 		   uint32_t uid)
 {
-	for (size_t i = 0; i < s->cfg.n_spaces; i++) {
-		struct store_space_word w;
+	return store_space_allows(s->cfg.spaces, s->cfg.n_spaces, name, tenant, uid);
+}
 
-		if (store_space_word_parse(s->cfg.spaces[i], &w) && same_text(w.name, name) &&
-		    same_text(w.tenant, tenant) && (w.any_uid || w.uid == uid))
+/* A word of store.spaces is about the name space of this name. */
+static bool is_about(const struct store *s, size_t i, struct dray_str name)
+{
+	struct store_space_word w;
+
+	return store_space_word_parse(s->cfg.spaces[i], &w) && w.name.n == name.n &&
+	       !memcmp(w.name.p, name.p, name.n);
+}
+
+/* It need not be there yet. Under the lock. */
+static bool is_hinted(const struct store *s, struct dray_str name)
+{
+	for (size_t i = 0; i < s->cfg.n_spaces; i++)
+		if (s->hinted[i] && is_about(s, i, name))
 			return true;
-	}
 	return false;
+}
+
+void store_hinted(struct store *s, const char *space, bool on)
+{
+	struct dray_str name = { space, (uint32_t)strlen(space) };
+
+	pthread_mutex_lock(&s->lock);
+	for (size_t i = 0; i < s->cfg.n_spaces; i++)
+		if (is_about(s, i, name))
+			s->hinted[i] = on;
+	dray_list_for_each(&s->spaces, sp, struct store_space, link)
+		if (name.n && same(name, sp->name))
+			atomic_store_explicit(&sp->hinted, on, memory_order_relaxed);
+	pthread_mutex_unlock(&s->lock);
 }
 
 int store_may_use(const struct store *s, const struct store_asker *who, struct dray_err *reterr)
@@ -217,6 +239,7 @@ static struct store_space *space_new(struct store *s, struct owner_account *a, s
 	}
 	sp->store = s;
 	memcpy(sp->name, name.p, name.n);
+	atomic_init(&sp->hinted, is_hinted(s, name));
 	sp->account = name.n ? NULL : a;
 	sp->seed = dray_random();
 	sp->number = ++s->last_space;

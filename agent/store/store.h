@@ -233,8 +233,15 @@ bool store_replicates(const struct store_member *m, uint32_t wanted);
  * knows.
  */
 bool store_prefers(const struct store_member *m);
+enum store_preference {
+	STORE_PREFERS_HINTS,  /* for name spaces with hints */
+	STORE_PREFERS_AGENT,  /* for all */
+	STORE_PREFERS_ITSELF, /* for none */
+};
 /* From now on. Any thread. */
-void store_prefer(struct store *s, bool on);
+void store_prefer(struct store *s, enum store_preference how);
+/* The name space of this name has hints, or has none any more. Any thread. */
+void store_hinted(struct store *s, const char *space, bool on);
 /* GETs ask other agents for keys of this name space that are not here. */
 bool store_asks(const struct store_member *m);
 

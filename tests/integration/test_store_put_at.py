@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUTs that do not say where they go, while an agent is preferred for them: by store.put_at, its variable, or a reload. What it does not take stays here."""
+"""PUTs that do not say where they go, while an agent is preferred for them: by store.put_at, its variable, or a hint. What it does not take stays here."""
 
 import pytest
 from dray import Status, Tier, errors
@@ -217,3 +217,102 @@ def test_large_batch_falls_back(pair):
         assert [r.tier == Tier.AGENT for r in results] == at_other
         assert 0 < fallbacks(a) == at_other.count(False)
         until(lambda: counters(a)["dray_store_objects"] == at_other.count(False), "the end of the others")
+
+
+# --- hints
+
+SCOPE = f"store:{SPACE}"
+
+
+def candidates(agent):
+    return agent.ctl("segments", "--explain", "--scope", SCOPE, "--json")["candidates"]
+
+
+def chosen(agent):
+    return [(c["segment"], c["preference"]) for c in candidates(agent) if c["chosen"]]
+
+
+def test_hint_of_a_client(pair):
+    p = pair()
+    a, b = p.start()
+    with User(a, space=SPACE) as here, User(b, space=SPACE) as other:
+        assert chosen(a) == [(a.listen[0], "detected")]
+        here.client.put_hint(SCOPE, b.listen[0])
+        assert chosen(a) == [(b.listen[0], "hint")]
+        assert here.client.preferred_segment(SCOPE).segment == b.listen[0]
+        assert there(here, b"key", at=None) == AT
+        assert other.has(b"key") == [True]
+        # the client's word and the configuration count first
+        assert ends(put(here, b"own", at="local")) == HERE
+        p.prefer("local")
+        assert chosen(a) == [(a.listen[0], "explicit")]
+        assert ends(put(here, b"configured", at=None)) == HERE
+        p.prefer("")
+        here.client.forget_hint(SCOPE)
+        assert ends(put(here, b"forgotten", at=None)) == HERE
+        assert fallbacks(a) == 0
+
+
+def test_hint_that_expires(pair):
+    p = pair()
+    a, b = p.start()
+    with User(a, space=SPACE) as here:
+        a.ctl("hints", "--set", f"{SCOPE}={b.listen[0]}", "--ttl", "1s")
+        until(lambda: not [h for h in a.ctl("hints", "--json")["hints"] if h["scope"] == SCOPE], "its end")
+        assert ends(put(here, b"key", at=None)) == HERE
+
+
+def test_hint_after_a_restart(pair):
+    """The database has it, before the name space is used."""
+    p = pair()
+    a, b = p.start()
+    a.ctl("hints", "--set", f"{SCOPE}={b.listen[0]}")
+    a.stop()
+    a.start()
+    connected(a, 1)
+    with User(a, space=SPACE) as here:
+        assert there(here, b"key", at=None) == AT
+
+
+def test_hint_for_others(pair):
+    """Hints for the whole node, another name space, or an agent without a store, change nothing; an agent that is gone is no candidate."""
+    p = pair()
+    a, b = p.start()
+    with User(a, space=SPACE) as here:
+        for scope, segment in (("", b.listen[0]), ("store:other", b.listen[0]), (SPACE, b.listen[0]), (SCOPE, "10.0.0.9:50053")):
+            a.ctl("hints", "--set", f"{scope}={segment}")
+        assert ends(put(here, b"first", at=None)) == HERE
+        assert chosen(a) == [(a.listen[0], "detected")]
+        assert "none of store.peers" in next(c["reason"] for c in candidates(a) if c["segment"] == "10.0.0.9:50053")
+        a.ctl("hints", "--set", f"{SCOPE}={b.listen[0]}", "--score", "5")
+        assert there(here, b"second", at=None) == AT
+        b.kill()
+        until(lambda: chosen(a) == [(a.listen[0], "detected")], "the loss of the agent")
+        assert ends(put(here, b"third", at=None)) == HERE
+        assert fallbacks(a) == 0
+        b.start()
+        until(lambda: chosen(a) == [(b.listen[0], "hint")], "the next agent")
+
+
+def test_who_may_give_hints(pair):
+    """A hint of an owner that may not use the name space would cost its owners time."""
+    p = pair()
+    a, b = p.start()
+    with User(a, space=SPACE) as here:
+        with pytest.raises(errors.Denied):
+            here.client.put_hint("store:nobodys", b.listen[0])
+        with pytest.raises(errors.Denied):
+            here.client.put_hint("store:", b.listen[0])
+
+
+def test_profile_of_mooncake(pair):
+    """An agent is a candidate for PUTs, and never for Mooncake, whoever names it."""
+    p = pair()
+    a, b = p.start()
+    a.ctl("hints", "--set", f"{SCOPE}={b.listen[0]}")
+    assert {c["segment"] for c in candidates(a)} == {a.listen[0], b.listen[0]}
+    assert not [c for c in a.ctl("segments", "--explain", "--json")["candidates"] if c["chosen"]]
+    assert b.listen[0] not in a.ctl("env", "--profile", "vllm-mooncake")
+    a.ctl("hints", "--set", f"={b.listen[0]}")
+    assert [c["segment"] for c in a.ctl("segments", "--explain", "--json")["candidates"] if c["chosen"]] == [b.listen[0]]
+    assert b.listen[0] not in a.ctl("env", "--profile", "vllm-mooncake", "--format", "dotenv").replace(f"{b.listen[0]} is a dray agent", "")

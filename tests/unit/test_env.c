@@ -46,7 +46,7 @@ static void machine(const char *name, unsigned k)
 		.scan = scan,
 		.data_socket = "/run/dray/dray.sock",
 		.segment = "10.20.0.11:7411",
-		.preferred = { "10.20.0.11:50053", "detected", "ready", "on this node" },
+		.preferred = { "10.20.0.11:50053", "detected", "ready", "on this node", false },
 		.host = "10.20.0.11",
 		.host_reason = "eno1, the default route uses it",
 		.owner_segment = 50053,
@@ -349,6 +349,11 @@ static void unknown_values_are_left_out(void **state)
 	facts.preferred.name = "10.0.0.1:5";
 	facts.preferred.reason = NULL;
 	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", "10.0.0.1:5", "preferred, unknown");
+	/* whoever has named it */
+	facts.preferred.agent = true;
+	check("vllm-mooncake", "MOONCAKE_PREFERRED_SEGMENT", NULL,
+	      "10.0.0.1:5 is a dray agent, and no segment of Mooncake's");
+	facts.preferred.agent = false;
 	/* values that do not fit on a line */
 	facts.data_socket = "/run/a\nb=c";
 	check("dray", "DRAY_SOCKET", NULL, "newline");

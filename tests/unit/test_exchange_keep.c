@@ -158,6 +158,17 @@ static void release(struct owner_account *a)
 	rig.released++;
 }
 
+static const char *hinted = "";
+
+static void preferred(void *arg, const char *space, const char *tenant, uint32_t uid, char *ret,
+		      size_t n)
+{
+	assert_string_equal(space, "kv");
+	assert_string_equal(tenant, "t");
+	assert_int_equal(uid, 1);
+	snprintf(ret, n, "%s", hinted);
+}
+
 static int set_up(void **state)
 {
 	struct store_config cfg = store_rig_config(spaces, 2);
@@ -181,7 +192,8 @@ static int set_up(void **state)
 						     .up = &upcalls,
 						     .rails = &rig.rails,
 						     .account = account,
-						     .release = release },
+						     .release = release,
+						     .preferred = preferred },
 			    &err);
 }
 
@@ -727,6 +739,15 @@ static void test_preferred(void **state)
 	ask_at("", 2, 100);
 	assert_true(rig.answered->here);
 	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	hinted = "10.0.0.9:1";
+	ask_at("", 2, 100);
+	assert_true(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	hinted = third;
+	ask_at("", 2, 100);
+	assert_false(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	/* the configuration counts before it */
 	rig.cfg.store.put_at = local;
 	ask_at("", 2, 100);
 	assert_true(rig.answered->here);
@@ -757,6 +778,32 @@ static void test_preferred(void **state)
 	ask_at("10.0.0.2:1", 2, 100);
 	answer(2, PMSG_STORE_KEPT_KEPT);
 	ended_at(DMSG_STORE_STATUS_OK);
+}
+
+/* The agents that PUTs can go to, with what speaks against them. */
+static void test_stores(void **state)
+{
+	struct exchange_store v[EXCHANGE_STORES_MAX];
+
+	assert_int_equal(exchange_stores(rig.x, v), 4);
+	assert_true(v[0].own && !v[0].fault);
+	assert_string_equal(v[0].segment, "10.0.0.9:1");
+	assert_string_equal(v[1].segment, first);
+	assert_null(v[1].fault);
+	assert_null(v[2].fault);
+	assert_string_equal(v[3].fault, "it is not connected, or has not answered in time");
+	ask_at(first, 1, 100);
+	refuse(0, DRAY_E_TIMEOUT);
+	ended_at(DMSG_STORE_STATUS_UNREACHABLE);
+	exchange_stores(rig.x, v);
+	assert_non_null(v[1].fault);
+	assert_null(v[2].fault);
+	rig.old = true;
+	exchange_stores(rig.x, v);
+	assert_string_equal(v[2].fault, "its version takes no objects");
+	rig.cfg.store.lend = false;
+	exchange_stores(rig.x, v);
+	assert_non_null(strstr(v[2].fault, "store.lend"));
 }
 
 /* The agent ends meanwhile. */
@@ -793,6 +840,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_at_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_late, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_preferred, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_stores, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};
 

@@ -35,7 +35,8 @@ static int setup(void **state)
 	segments[2].local = false;
 	segments[3].loopback = true;
 	segments[4].agent = true;
-	facts = (struct preferred_facts){ .segments = segments,
+	facts = (struct preferred_facts){ .explicit_by = "segment.preferred",
+					  .segments = segments,
 					  .n_segments = DRAY_ARRAY_SIZE(segments),
 					  .last = "",
 					  .remembered = "" };
@@ -214,6 +215,50 @@ static void no_segment_is_known(void **state)
 	assert_string_equal(chosen(), "-");
 }
 
+/* Agents with stores: this one, one that takes objects, and one that does not. */
+static void puts_to_a_name_space(void **state)
+{
+	struct preferred_segment stores[] = {
+		{ .name = "10.0.0.1:7411", .local = true, .where = "this agent" },
+		{ .name = "10.0.0.2:7411", .where = "another agent" },
+		{ .name = "10.0.0.3:7411", .where = "another agent" },
+	};
+	struct preferred_hint hints[] = { { "10.0.0.3:7411", "about" },
+					  { "10.0.0.9:50053", "about" },
+					  { "10.0.0.2:7411", "about" } };
+	struct candidate *v;
+	size_t n;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(stores); i++) {
+		stores[i].reason = "because";
+		stores[i].state = i == 2 ? LOST : READY;
+		stores[i].answers = i != 2;
+		stores[i].verified = stores[i].located = stores[i].mentioned = true;
+	}
+	facts = (struct preferred_facts){ .stores = true,
+					  .explicit_by = "store.put_at",
+					  .segments = stores,
+					  .n_segments = DRAY_ARRAY_SIZE(stores),
+					  .last = "",
+					  .remembered = "" };
+	assert_string_equal(chosen(), "10.0.0.1:7411 detected");
+	/* one that is down, and one that is no agent with a store, are no candidates */
+	facts.hints = hints;
+	facts.n_hints = 2;
+	assert_string_equal(chosen(), "10.0.0.1:7411 detected");
+	facts.n_hints = 3;
+	assert_string_equal(chosen(), "10.0.0.2:7411 hint");
+	/* what the configuration names counts whatever its state */
+	facts.explicit_name = "local";
+	assert_string_equal(chosen(), "10.0.0.1:7411 explicit");
+	facts.explicit_name = "10.0.0.3:7411";
+	assert_string_equal(chosen(), "10.0.0.3:7411 explicit");
+	assert_int_equal(preferred_rank(&facts, &v, &n), 0);
+	assert_int_equal(n, 7);
+	assert_string_equal(v[0].reason, "store.put_at is 10.0.0.3:7411; because");
+	free(v);
+}
+
 #define TEST(f) cmocka_unit_test_setup(f, setup)
 
 int main(void)
@@ -227,6 +272,7 @@ int main(void)
 		TEST(the_segment_found_before_a_restart),
 		TEST(every_candidate_is_listed),
 		TEST(no_segment_is_known),
+		TEST(puts_to_a_name_space),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -408,6 +408,36 @@ static void test_forward_twice(void **state)
 	store_rig_end(&rig);
 }
 
+/* Whether the control thread has to be asked where a PUT goes, for name spaces that are there, and that come later. */
+static void test_preferences(void **state)
+{
+	static const char *const spaces[] = { "kv=t:1", "other=t:1" };
+	struct store_config cfg = store_rig_config(spaces, 2);
+	struct store_member *own, *kv, *other;
+
+	cfg.asks = cfg.lend = true;
+	store_rig_make(&rig, cfg);
+	store_rig_user(&rig);
+	own = store_rig_join(&rig, "");
+	kv = store_rig_join(&rig, "kv");
+	assert_false(store_prefers(kv) || store_prefers(own));
+	store_hinted(rig.store, "kv", true);
+	store_hinted(rig.store, "other", true);
+	store_hinted(rig.store, "unknown", true);
+	store_hinted(rig.store, "", true);
+	other = store_rig_join(&rig, "other");
+	assert_true(store_prefers(kv) && store_prefers(other));
+	assert_false(store_prefers(own));
+	store_hinted(rig.store, "kv", false);
+	assert_false(store_prefers(kv));
+	store_prefer(rig.store, STORE_PREFERS_AGENT);
+	assert_true(store_prefers(kv) && store_prefers(other));
+	assert_false(store_prefers(own));
+	store_prefer(rig.store, STORE_PREFERS_ITSELF);
+	assert_false(store_prefers(kv) || store_prefers(other));
+	store_rig_end(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -418,6 +448,7 @@ int main(void)
 		cmocka_unit_test(test_bytes_of_an_object),
 		cmocka_unit_test(test_forward),
 		cmocka_unit_test(test_forward_twice),
+		cmocka_unit_test(test_preferences),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

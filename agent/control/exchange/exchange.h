@@ -48,6 +48,9 @@ struct exchange_deps {
 	 */
 	struct owner_account *(*account)(void *arg, const char *tenant, uint32_t uid);
 	void (*release)(struct owner_account *a);
+	/* The agent that is preferred for PUTs of this owner to a name space that has hints; "": this one. */
+	void (*preferred)(void *arg, const char *space, const char *tenant, uint32_t uid, char *ret,
+			  size_t n);
 	void *arg;
 };
 
@@ -99,6 +102,17 @@ void exchange_source_end(struct exchange *x, struct store_ask *a, uint32_t sourc
 
 /* store.put_at has changed. */
 void exchange_prefer(struct exchange *x);
+/* There are hints for PUTs to the name space, or none any more. */
+void exchange_hinted(struct exchange *x, const char *space, bool on);
+/* An agent that PUTs can go to. */
+struct exchange_store {
+	const char *segment; /* valid until the next turn of the loop */
+	const char *fault;   /* why it takes no objects now; NULL: it does */
+	bool own;            /* this agent */
+};
+#define EXCHANGE_STORES_MAX 65
+/* Those of store.peers, and this agent. Their number. */
+unsigned exchange_stores(const struct exchange *x, struct exchange_store ret[EXCHANGE_STORES_MAX]);
 
 /* A worker has done with a keep: its peer gets the answer. */
 void exchange_kept(struct exchange *x, struct store_keep *k);

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/config/segment_rules.h"
 #include "agent/config/store_space.h"
+#include "agent/config/words.h"
 #include "agent/control/exchange/internal.h"
 #include "agent/model/store_ask.h"
 #include "lib/log.h"
@@ -33,9 +35,17 @@ static void fell_back(struct exchange *x, const char *at, uint64_t n, const char
 
 bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **ret)
 {
-	const char *at = *a->at ? a->at : x->deps.cfg->store.put_at;
+	const char *put_at = x->deps.cfg->store.put_at, *at = a->at;
+	char preferred[SEGMENT_NAME_BYTES];
 
 	*ret = NULL;
+	if (!*at && *put_at) {
+		at = put_at;
+	} else if (!*at) {
+		x->deps.preferred(x->deps.arg, a->space, a->tenant, a->uid, preferred,
+				  sizeof(preferred));
+		at = preferred;
+	}
 	if (!*at || !strcmp(at, STORE_PUT_AT_LOCAL) || !strcmp(at, peers_segment(x->deps.peers)))
 		return true;
 	*ret = lender_called(x, at);
@@ -92,7 +102,40 @@ void exchange_prefer(struct exchange *x)
 {
 	const char *at = x->deps.cfg->store.put_at;
 
-	store_prefer(x->deps.store, *at && strcmp(at, STORE_PUT_AT_LOCAL));
+	store_prefer(x->deps.store, !*at                           ? STORE_PREFERS_HINTS :
+				    strcmp(at, STORE_PUT_AT_LOCAL) ? STORE_PREFERS_AGENT :
+								     STORE_PREFERS_ITSELF);
+}
+
+void exchange_hinted(struct exchange *x, const char *space, bool on)
+{
+	store_hinted(x->deps.store, space, on);
+}
+
+static const char *fault_of(const struct exchange *x, const struct lender *d)
+{
+	if (!x->deps.cfg->store.lend)
+		return "this agent lends nothing: set store.lend";
+	if (d->away || dray_now().ns < d->keep_ns)
+		return reason(DMSG_STORE_STATUS_UNREACHABLE);
+	return peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP) ?
+		       NULL :
+		       reason(put_at_why_not(x, d));
+}
+
+unsigned exchange_stores(const struct exchange *x, struct exchange_store ret[EXCHANGE_STORES_MAX])
+{
+	const char *own = peers_segment(x->deps.peers);
+	unsigned n = 0;
+
+	_Static_assert(STORE_PEERS_MAX < EXCHANGE_STORES_MAX, "and this agent");
+	if (*own)
+		ret[n++] = (struct exchange_store){ .segment = own, .own = true };
+	for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++)
+		if (strcmp(x->lenders[i].at, own) != 0)
+			ret[n++] = (struct exchange_store){ .segment = x->lenders[i].at,
+							    .fault = fault_of(x, &x->lenders[i]) };
+	return n;
 }
 
 enum dmsg_store_status put_at_why_not(const struct exchange *x, const struct lender *d)

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "agent/config/store_space.h"
 #include "agent/control/session/internal.h"
 #include "agent/placement/hint/hints.h"
 #include "agent/placement/segment/segments.h"
@@ -68,6 +69,28 @@ int request_hint_get(struct session *s, struct request *rq, struct dray_err *ret
 	return r;
 }
 
+static struct dray_str text_str(const char *s)
+{
+	return (struct dray_str){ s, (uint32_t)strlen(s) };
+}
+
+/* PUTs of others ask for such hints: only owners of the name space may give them. 0 or -EACCES with reterr. */
+static int check_store_scope(const struct dray_config *cfg, const struct hint_owner *owner,
+			     const char *scope, struct dray_err *reterr)
+{
+	const struct dray_strv *spaces = &cfg->store.spaces;
+	const char *name = scope + strlen(STORE_SCOPE);
+
+	if (strncmp(scope, STORE_SCOPE, strlen(STORE_SCOPE)) != 0 ||
+	    store_space_allows((const char *const *)spaces->v, spaces->n, text_str(name),
+			       text_str(owner->tenant), owner->uid))
+		return 0;
+	return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+			    "uid %u of tenant %s may not use name space \"%.100s\"; add it to "
+			    "store.spaces",
+			    owner->uid, owner->tenant, name);
+}
+
 int request_hint_put(struct session *s, struct request *rq, struct dray_err *reterr)
 {
 	const struct sessions_deps *d = &s->owner->deps;
@@ -86,12 +109,15 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 
 	text_copy(scope, sizeof(scope), m->scope);
 	text_copy(segment, sizeof(segment), m->segment);
-	if (*segment)
-		r = hints_put(d->hints, &put, reterr);
-	else if (!hints_forget_client(d->hints, scope, &owner))
+	if (*segment) {
+		r = check_store_scope(d->cfg, &owner, scope, reterr);
+		if (r >= 0)
+			r = hints_put(d->hints, &put, reterr);
+	} else if (!hints_forget_client(d->hints, scope, &owner)) {
 		r = dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 				 "clients of uid %u have set no hint for %s", s->who.uid,
 				 show_scope(scope));
+	}
 	if (r >= 0)
 		session_send(s, rq->id, DMSG_HINT_PUT_REPLY, NULL);
 	return r;

@@ -20,6 +20,7 @@ struct env_facts {
 	/* the preferred segment of the empty scope, and the words of the interface for it; name "": none */
 	struct {
 		const char *name, *preference, *state, *reason;
+		bool agent; /* a dray agent, which is no segment of Mooncake's */
 	} preferred;
 	/* the address or name that others should use, without port and brackets; and why this one */
 	const char *host, *host_reason;

@@ -16,6 +16,9 @@ static int preferred_segment(const struct env_input *in, struct env_answer *a)
 		return env_omit(a, "no segment is preferred%s%s",
 				env_has(f->preferred.reason) ? ": " : "",
 				env_has(f->preferred.reason) ? f->preferred.reason : "");
+	if (f->preferred.agent)
+		return env_omit(a, "%.100s is a dray agent, and no segment of Mooncake's",
+				f->preferred.name);
 	if (!dray_endpoint_valid(f->preferred.name))
 		return env_omit(a, "\"%.100s\" is not HOST:PORT", f->preferred.name);
 	return env_set(a, strdup(f->preferred.name), "%s, %s%s%s",

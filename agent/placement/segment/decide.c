@@ -116,11 +116,50 @@ static void add_hint(void *arg, const struct hint *h)
 	g->failed = DRAY_APPEND(g->hints, g->facts.n_hints, hint) < 0;
 }
 
+/* Agents that PUTs can go to, in place of segments. */
+static int gather_stores(struct segments *ss, struct gathered *g)
+{
+	struct segment_store stores[SEGMENT_STORES_MAX];
+	unsigned n = ss->deps.up->stores ? ss->deps.up->stores(ss->deps.arg, stores) : 0;
+	const char *put_at = ss->deps.cfg->store.put_at;
+
+	g->segments = calloc(dray_max(n, 1u), sizeof(*g->segments));
+	if (!g->segments)
+		return -ENOMEM;
+	for (unsigned i = 0; i < n; i++) {
+		const struct segment_store *s = &stores[i];
+
+		g->segments[i] = (struct preferred_segment){
+			.name = s->name,
+			.reason = s->fault ? s->fault : "it takes objects",
+			.where = s->own ? "this agent" : "another agent, of store.peers",
+			.state = s->fault ? DMSG_SEGMENT_STATE_LOST : DMSG_SEGMENT_STATE_READY,
+			.verified = true,
+			.answers = !s->fault,
+			.local = s->own,
+			.located = true,
+			.mentioned = true,
+		};
+	}
+	if (n)
+		qsort(g->segments, n, sizeof(*g->segments), by_name);
+	g->facts = (struct preferred_facts){ .stores = true,
+					     .explicit_by = "store.put_at",
+					     .explicit_name = *put_at ? put_at : NULL,
+					     .segments = g->segments,
+					     .n_segments = n,
+					     .last = "",
+					     .remembered = "" };
+	return 0;
+}
+
+/* A hint for the whole node names a segment for engines, and says nothing of PUTs. */
 static int gather_hints(struct segments *ss, const char *scope, struct gathered *g)
 {
 	if (*scope)
 		hints_each_of(ss->deps.hints, scope, add_hint, g);
-	hints_each_of(ss->deps.hints, "", add_hint, g);
+	if (!g->facts.stores)
+		hints_each_of(ss->deps.hints, "", add_hint, g);
 	g->facts.hints = g->hints;
 	return g->failed ? -ENOMEM : 0;
 }
@@ -132,11 +171,13 @@ static int gather(struct segments *ss, const char *scope, const struct hint_owne
 
 	*g = (struct gathered){ .viewer = viewer,
 				.tenant = ss->deps.cfg->data.tenant,
-				.facts = { .explicit_name = preferred_of_config(ss->deps.cfg),
+				.facts = { .explicit_by = "segment.preferred",
+					   .explicit_name = preferred_of_config(ss->deps.cfg),
 					   .environment = ss->deps.environment,
 					   .last = ss->preferred,
 					   .remembered = ss->remembered } };
-	r = gather_segments(ss, g);
+	r = strncmp(scope, STORE_SCOPE, strlen(STORE_SCOPE)) ? gather_segments(ss, g) :
+							       gather_stores(ss, g);
 	return r < 0 ? r : gather_hints(ss, scope, g);
 }
 
@@ -144,7 +185,9 @@ static void preferred_of(struct segments *ss, const struct candidate *c, struct 
 {
 	const struct segment *s = segment_find(ss, c->name);
 
-	*ret = (struct preferred){ .name = c->name, .preference = c->preference };
+	*ret = (struct preferred){ .name = c->name,
+				   .preference = c->preference,
+				   .agent = s && is_agent(s) };
 	snprintf(ret->reason, sizeof(ret->reason), "%s", c->reason);
 	ret->flags = DMSG_SEGMENT_FLAG_PREFERRED;
 	if (!s) {

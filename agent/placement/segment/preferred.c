@@ -128,7 +128,7 @@ static void add_word(struct ranking *r, const char *word, enum dmsg_preference p
 	s = is_own ? own(r->f) : find(r->f, word);
 	c = add(r, is_own ? (s ? s->name : "") : word, s, preference);
 	if (!free_to_choose(r)) {
-		set_reason(c, "%s names it, but segment.preferred takes precedence", origin);
+		set_reason(c, "%s names it, but %s takes precedence", origin, r->f->explicit_by);
 	} else if (is_own && !s) {
 		set_reason(c, "%s is %s, and no segment of this node is known yet", origin, word);
 		r->barred = true;
@@ -148,8 +148,11 @@ static void add_hints(struct ranking *r)
 		if (!free_to_choose(r))
 			set_reason(c, "hint (%s), but a candidate above takes precedence",
 				   h->about);
+		else if (!s && r->f->stores)
+			set_reason(c, "hint (%s), but it is none of store.peers", h->about);
 		else if (s && !s->answers)
-			set_reason(c, "hint (%s), but it does not answer: %s", h->about,
+			set_reason(c, "hint (%s), but it %s: %s", h->about,
+				   r->f->stores ? "takes no objects" : "does not answer",
 				   state_text(s));
 		else {
 			set_reason(c, "hint (%s); %s", h->about, state_text(s));
@@ -242,7 +245,7 @@ int preferred_rank(const struct preferred_facts *f, struct candidate **ret, size
 	r.v = calloc(2 + f->n_hints + f->n_segments, sizeof(*r.v));
 	if (!r.v)
 		return -ENOMEM;
-	add_word(&r, f->explicit_name, DMSG_PREFERENCE_EXPLICIT, "segment.preferred");
+	add_word(&r, f->explicit_name, DMSG_PREFERENCE_EXPLICIT, f->explicit_by);
 	add_word(&r, f->environment, DMSG_PREFERENCE_ENVIRONMENT, "MOONCAKE_PREFERRED_SEGMENT");
 	add_hints(&r);
 	add_detected(&r);

@@ -4,6 +4,9 @@
  * MOONCAKE_PREFERRED_SEGMENT, a hint whose segment is not known to be dead, a ready segment on this node, none. The first
  * two count whatever the state of the segment. The segment that was detected before a restart counts, unverified, until
  * another one is ready or it turns out to be dead. Pure.
+ *
+ * For PUTs of a name space the segments are agents with stores: store.put_at, a hint for the name space whose agent takes objects, this
+ * agent.
  */
 #pragma once
 
@@ -39,6 +42,8 @@ struct preferred_hint {
 };
 
 struct preferred_facts {
+	bool stores;             /* for PUTs; the segments are all agents that may be chosen */
+	const char *explicit_by; /* the key of the configuration that has explicit_name */
 	const char *explicit_name, *environment; /* NULL: unset; may be local, self, own */
 	const struct preferred_hint *hints;      /* strongest first */
 	size_t n_hints;

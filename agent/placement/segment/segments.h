@@ -30,11 +30,24 @@ struct segment_info {
 	char sources[64], target[PROBE_TARGET_TEXT_MAX];
 };
 
+/* The scope of hints for PUTs to the name space NAME of the store is store:NAME. */
+#define STORE_SCOPE "store:"
+
+/* An agent that PUTs can go to. Strings are borrowed until the next turn of the loop. */
+struct segment_store {
+	const char *name;
+	const char *fault; /* why it takes no objects now; NULL: it does */
+	bool own;          /* this agent */
+};
+#define SEGMENT_STORES_MAX 65 /* those of store.peers, and this agent */
+
 struct segments_upcalls {
 	void (*changed)(void *arg, const struct segment_info *s, enum dmsg_segment_state old);
 	/* The preferred segment of the empty scope changed; "": none. s NULL: the segment is not known. */
 	void (*preferred)(void *arg, const char *old, const char *now, const struct segment_info *s,
 			  const char *reason);
+	/* The agents that PUTs can go to; their number. NULL: there are none. */
+	unsigned (*stores)(void *arg, struct segment_store ret[SEGMENT_STORES_MAX]);
 };
 
 struct segments_deps {
@@ -75,13 +88,17 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 void segments_decide_soon(struct segments *ss);
 void segments_reload(struct segments *ss);
 
-/* The preferred segment for a scope. Strings are borrowed until the next turn of the loop. */
+/*
+ * The preferred segment for a scope. Dray agents are left out, unless a hint or the configuration names them; for scopes of name spaces
+ * (STORE_SCOPE), agents with stores are all that counts. Strings are borrowed until the next turn of the loop.
+ */
 struct preferred {
 	const char *name; /* "": none */
 	enum dmsg_preference preference;
 	enum dmsg_segment_state state;
 	uint32_t flags; /* enum dmsg_segment_flag */
 	uint64_t capacity, allocated;
+	bool agent; /* it is known to be a dray agent */
 	char reason[PREFERRED_REASON_BYTES];
 };
 /* viewer: the owner whose hints count beside those of other sources. NULL: as for the node; of clients, those of data.socket's tenant. */
