@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of one agent against memcpy of the same bytes, and beside redis where redis-server is installed: PUT, GET, reads in place and
 EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own transfers of the same bytes, beside
-redis and Mooncake Store. `bench_store.py [PART...]` runs some parts: memory, disk, remote."""
+redis and Mooncake Store; and what it saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts:
+memory, disk, preference, remote."""
 
 import contextlib
 import http.client
@@ -201,12 +202,12 @@ SMALL = 4 * c.KIB
 class Remote:
     """GETs of what the other agent has, which stays there alone, and reads of the same bytes from a region of a client there."""
 
-    def __init__(self, lab, stack):
+    def __init__(self, lab, stack, lend="false"):
         settings = {"agent.workers": 0, "log.level": "warning", "limits.store_bytes": "1280MiB", "limits.store_bytes_per_owner": "1280MiB",
                     "store.spaces": f"bench=default:{os.getuid()}", "store.keep_copies": "false"}
         host = harness.Host("store")
         owner = lab.agent("owner", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.lend": "true"}).start()
-        reader = lab.agent("reader", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.peers": owner.listen[0]}).start()
+        reader = lab.agent("reader", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.peers": owner.listen[0], "store.lend": lend}).start()
         harness.until(lambda: any(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]), "the connection of the agents")
         there, here = (stack.enter_context(a.client()) for a in (owner, reader))
         memories = [stack.enter_context(c.dray.Memory(OBJECTS * SIZE)) for _ in range(2)]
@@ -214,6 +215,7 @@ class Remote:
         self.puts, self.store, self.client = there.store("bench"), here.store("bench"), here
         self.remote = here.import_token(self.far.export())
         self.pids = [owner.process.pid, reader.process.pid, os.getpid()]
+        self.segments = {"there": owner.listen[0], "here": reader.listen[0]}
 
     def put(self, size, count):
         self.items = [(b"%d-%d" % (size, i), [(i * size, size)]) for i in range(count)]
@@ -340,8 +342,8 @@ def lone(records, ours, stack):
     records.add("the same, beside redis", us, "us", ceiling_name="redis over TCP", ceiling=other, ratio=ratio, target=("<=", 1), spread=spread)
 
 
-def preference(records, ours, name, size, count):
-    """What it saves to keep objects at the agent of the node: GETs of the same bytes there, and at another agent."""
+def get_preferred(records, ours, name, size, count):
+    """GETs of the same bytes at the agent of the node, and at another agent."""
     ours.put(size, count)
     far = ours.items
     near = [(b"near-" + key, ranges) for key, ranges in far]
@@ -357,12 +359,49 @@ def preference(records, ours, name, size, count):
     records.add(f"GET with the node's own store preferred, {name}", here / 1e9, "GB/s", ceiling_name="from another agent", ceiling=there / 1e9, ratio=ratio, spread=spread)
 
 
+def put_new(ours, size, count, n, preferred):
+    """Seconds of n PUTs of new objects. preferred: who is, by a hint; None: there is no hint. Nothing stays at either agent."""
+    if preferred:
+        ours.client.put_hint("store:bench", ours.segments[preferred])
+    batches = [[(b"put-%d-%d" % (i, k), [(k * size, size)]) for k in range(count)] for i in range(n)]
+    began = c.now()
+    results = [ours.store.put(ours.region, batch) for batch in batches]
+    took = c.now() - began
+    tier = c.dray.Tier.AGENT if preferred == "there" else c.dray.Tier.NONE
+    if any(r.status != c.dray.Status.OK or r.tier != tier for batch in results for r in batch):
+        raise c.CannotRun("objects have not gone where they were to go")
+    for batch in batches:
+        (ours.puts if preferred == "there" else ours.store).remove([key for key, _ in batch])
+    if preferred:
+        ours.client.forget_hint("store:bench")
+    return took
+
+
+def put_preferred(records, ours, name, size, count):
+    """The same of PUTs; and what it takes to find out that the agent of the node is preferred."""
+    n = max(1, min(256 * c.MIB // (size * count), int(0.2 / (put_new(ours, size, count, 3, "there") / 3))))
+    total = n * size * count
+    near, far, ratio, spread = c.pairs(lambda: total / put_new(ours, size, count, n, "there"), lambda: total / put_new(ours, size, count, n, None))
+    records.add(f"PUT with the node's own store preferred, {name}", near / 1e9, "GB/s", ceiling_name="at another agent", ceiling=far / 1e9,
+                ratio=ratio, spread=spread)
+    if size > SMALL:
+        return
+    asked, bare, ratio, spread = c.pairs(lambda: put_new(ours, size, count, n, None) / n * 1e6, lambda: put_new(ours, size, count, n, "here") / n * 1e6)
+    records.add(f"PUT with a hint that names the node's own store, {name}", asked, "us", ceiling_name="without a hint", ceiling=bare, ratio=ratio, spread=spread)
+
+
+def preference(records, lab):
+    with contextlib.ExitStack() as stack:
+        ours = Remote(lab, stack, lend="true")
+        for shape in (("4 KiB", SMALL, 1), *REMOTE):
+            get_preferred(records, ours, *shape)
+            put_preferred(records, ours, *shape)
+
+
 def remote(records, lab):
     with contextlib.ExitStack() as stack:
         ours = Remote(lab, stack)
         lone(records, ours, stack)
-        for shape in (("4 KiB", SMALL, 1), *REMOTE):
-            preference(records, ours, *shape)
         for shape in REMOTE:
             against_transfer(records, ours, *shape)
         try:
@@ -374,7 +413,7 @@ def remote(records, lab):
             beside_mooncake(records, ours, theirs, *shape)
 
 
-PARTS = {"memory": memory, "disk": disk, "remote": remote}
+PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote}
 
 with c.bench("store") as (lab, records):
     c.need_memory(3 * c.GIB)
